@@ -1,0 +1,30 @@
+# Every dependency, found once. Order matters: Debian's faiss config names OpenMP::OpenMP_CXX without
+# finding it, so OpenMP comes first.
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)          # header only
+find_path(SQZ_XXHASH_INCLUDE xxhash.h REQUIRED)    # header only (XXH_INLINE_ALL)
+find_path(SQZ_HIGHWAY_INCLUDE hwy/highway.h REQUIRED)  # header only (no libhwy at run time)
+
+if(NOT SQZ_RUNTIME_ONLY)
+  find_package(OpenMP REQUIRED)
+  find_package(faiss REQUIRED)
+  find_package(HDF5 REQUIRED COMPONENTS C)
+  find_package(CLI11 REQUIRED)
+  find_package(spdlog REQUIRED)
+  find_package(PkgConfig REQUIRED)
+  pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+  pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
+  if(SQZ_TRAINING)
+    find_package(Torch REQUIRED)
+  endif()
+endif()
+if(SQZ_TESTS)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()
+if(SQZ_CUDA)
+  enable_language(CUDA)
+  find_package(CUDAToolkit 12.4 REQUIRED)
+endif()

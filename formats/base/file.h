@@ -1,0 +1,98 @@
+// Every byte that the project reads from or writes to disk goes through Env, so that a test can
+// fail any call (tests/formats/fault_env.h) and so that error messages are worded once.
+//
+// Publishing: a file that others may read is written by AtomicFile: to a temporary name in the same
+// directory, synced, renamed over the final name, and the directory synced. Under the final name
+// there is the old file, the new file or none; never a part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/base/status.h"
+
+namespace sqz {
+
+// A read-only mapping of a whole file. Unmapped on destruction. Reading a page that the file no
+// longer has (truncated, or a failing disk) raises SIGBUS: see OpenMode in formats/sqz_file.h.
+class Mapping {
+ public:
+  virtual ~Mapping() = default;
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ protected:
+  std::span<const std::byte> bytes_;
+};
+
+// Reads at offsets; safe from several threads.
+class ReadFile {
+ public:
+  virtual ~ReadFile() = default;
+  virtual const std::string& path() const = 0;
+  virtual uint64_t size() const = 0;  // at the time of opening
+  // Fills `out` from `offset`. A file that ends before is kCorrupt ("file ends at ...").
+  virtual Status read(uint64_t offset, std::span<std::byte> out) const = 0;
+  // An empty file maps to an empty span.
+  virtual Result<std::unique_ptr<Mapping>> map() const = 0;
+};
+
+// Writes at offsets. Not thread-safe. close() is called by the destructor if it was not before;
+// only an explicit close() reports its error.
+class WriteFile {
+ public:
+  virtual ~WriteFile() = default;
+  virtual const std::string& path() const = 0;
+  virtual Status write(uint64_t offset, std::span<const std::byte> data) = 0;
+  virtual Status sync() = 0;
+  virtual Status close() = 0;
+};
+
+class Env {
+ public:
+  virtual ~Env() = default;
+  static Env& posix();  // the operating system; a process-wide object
+
+  virtual Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) = 0;
+  // Creates `path`; kExists if it is there.
+  virtual Result<std::unique_ptr<WriteFile>> create(const std::string& path) = 0;
+  virtual Status rename(const std::string& from, const std::string& to) = 0;
+  virtual Status remove(const std::string& path) = 0;
+  virtual Status sync_directory(const std::string& directory) = 0;
+  virtual bool exists(const std::string& path) = 0;
+};
+
+// The whole of a small file (JSON, text). Larger than `limit` bytes is kUnsupported.
+Result<std::string> read_text_file(Env& env, const std::string& path,
+                                   uint64_t limit = uint64_t{1} << 32);
+
+// One file on its way to being published. Destroyed without commit(), it removes its temporary.
+class AtomicFile {
+ public:
+  // Creates "PATH.tmp.<pid>.<n>". If PATH exists and `replace` is false: kExists, nothing created.
+  static Result<AtomicFile> create(Env& env, std::string path, bool replace);
+  AtomicFile(AtomicFile&&) noexcept;
+  AtomicFile& operator=(AtomicFile&&) = delete;
+  ~AtomicFile();
+
+  WriteFile& file() { return *file_; }
+  const std::string& temporary_path() const { return temporary_; }
+  // sync, close, rename, sync the directory. After an error the final name is as it was before
+  // (after an error of the last step it may already be the new, whole file).
+  Status commit();
+
+ private:
+  AtomicFile(Env& env, std::string path, std::string temporary, bool replace,
+             std::unique_ptr<WriteFile> file);
+
+  Env* env_;
+  std::string path_;
+  std::string temporary_;
+  bool replace_;
+  std::unique_ptr<WriteFile> file_;
+};
+
+}  // namespace sqz

@@ -1,0 +1,103 @@
+// Status and Result<T>: how every function of the project reports failure. No exceptions cross a
+// library boundary; dependencies that throw are caught where they are called.
+//
+// A message is one sentence that an operator can act on. For bad input it names the file, the
+// field, what was found and what was expected: see bad_field().
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+namespace sqz {
+
+enum class Code : int32_t {
+  kOk = 0,
+  kInvalidArgument = 1,  // the caller's argument is out of range, null or inconsistent
+  kNotFound = 2,         // a file or a tensor that should be there is not
+  kIo = 3,               // the operating system refused: the message has the call and errno's text
+  kCorrupt = 4,          // a file's bytes break its format or its checksum
+  kUnsupported = 5,      // well-formed, but this build does not do it
+  kMismatch = 6,         // two inputs that must belong together do not (model, tokenizer, index)
+  kOutOfMemory = 7,
+  kNumeric = 8,     // NaN or infinity where a finite number is required
+  kExists = 9,      // an output that would be overwritten exists
+  kCancelled = 10,  // the caller asked to stop
+  kInternal = 11,   // a bug in sqz
+};
+
+// "ok", "invalid argument", ...: never null.
+const char* code_name(Code code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;  // success
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == Code::kOk; }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+// A value, or the Status that says why there is none.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}         // NOLINT: implicit
+  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {}  // NOLINT: implicit
+
+  bool ok() const { return state_.index() == 0; }
+  Status status() const { return ok() ? Status() : std::get<1>(state_); }
+  T& value() & { return std::get<0>(state_); }
+  const T& value() const& { return std::get<0>(state_); }
+  T&& value() && { return std::get<0>(std::move(state_)); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+
+ private:
+  std::variant<T, Status> state_;
+};
+
+// concat("a", 1, 'c'): the arguments as the stream operator prints them, in one string.
+template <class... Args>
+std::string concat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return std::move(out).str();
+}
+
+// The project's one shape for a complaint about an input file:
+// "FILE: FIELD: found FOUND, expected EXPECTED".
+inline std::string bad_field(std::string_view file, std::string_view field, std::string_view found,
+                             std::string_view expected) {
+  return concat(file, ": ", field, ": found ", found, ", expected ", expected);
+}
+
+}  // namespace sqz
+
+#define SQZ_CONCAT_INNER(a, b) a##b
+#define SQZ_CONCAT(a, b) SQZ_CONCAT_INNER(a, b)
+
+// Returns from the enclosing function if `expr` (a Status) failed.
+#define SQZ_RETURN_IF_ERROR(expr)                                                  \
+  do {                                                                             \
+    if (::sqz::Status sqz_status_ = (expr); !sqz_status_.ok()) return sqz_status_; \
+  } while (false)
+
+// SQZ_ASSIGN_OR_RETURN(auto x, f()): x = the value of f(), or return its Status.
+#define SQZ_ASSIGN_OR_RETURN(lhs, expr) \
+  SQZ_ASSIGN_OR_RETURN_IMPL(SQZ_CONCAT(sqz_result_, __LINE__), lhs, expr)
+#define SQZ_ASSIGN_OR_RETURN_IMPL(result, lhs, expr) \
+  auto result = (expr);                              \
+  if (!result.ok()) return result.status();          \
+  lhs = std::move(result).value()

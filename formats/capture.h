@@ -1,0 +1,55 @@
+// Capture files (HDF5): the keys, values and queries of one dense pass over a fixed context, as any
+// engine can dump them and `sqz-index build --capture` reads them. docs/capture.md has the layout.
+//
+// The only file of the project that includes HDF5. Errors of the library are turned into Status
+// with file, dataset, found and expected. Reading and writing go layer by layer; never all in
+// memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/model_description.h"
+
+namespace sqz {
+
+// One layer in float32. Queries are those of `query_positions`, after RoPE like `keys`.
+struct CapturedLayer {
+  std::vector<float> keys;               // [Hkv, N, d]
+  std::vector<float> values;             // [Hkv, N, d]
+  std::vector<float> queries;            // [Hq, n, d]
+  std::vector<int64_t> query_positions;  // [n], token positions, ascending
+  std::vector<float> cosine;  // [N] or empty: see DESIGN of layer budgets (SqueezeAttention)
+};
+
+struct CaptureInfo {
+  ModelDescription model;
+  std::string tokenizer_hash;   // empty if unknown
+  std::vector<int32_t> tokens;  // [N]
+  bool keys_post_rope = true;   // attribute `rope` of every keys dataset
+};
+
+class CaptureReader {
+ public:
+  static Result<std::unique_ptr<CaptureReader>> open(const std::string& path);
+  virtual ~CaptureReader() = default;
+  virtual const CaptureInfo& info() const = 0;
+  // Keys are float32, float16 or bfloat16 (uint16 with attribute `dtype` = "bfloat16") in the file.
+  virtual Result<CapturedLayer> read_layer(int64_t layer) const = 0;
+};
+
+class CaptureWriter {
+ public:
+  // Published like every other output: temporary name, rename at commit().
+  static Result<std::unique_ptr<CaptureWriter>> create(const std::string& path, bool replace,
+                                                       const CaptureInfo& info);
+  virtual ~CaptureWriter() = default;
+  virtual Status write_layer(int64_t layer, const CapturedLayer& data) = 0;
+  virtual Result<uint64_t> commit() = 0;  // bytes
+};
+
+}  // namespace sqz

@@ -1,0 +1,71 @@
+// A Hugging Face checkpoint directory: config.json, and weights in one model.safetensors or in
+// shards named by model.safetensors.index.json. This file decodes the directory; training/ turns
+// tensors into a running model.
+//
+// Architectures: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM.
+// Every tensor that the architecture needs is looked for when the checkpoint is opened, with dtype
+// (BF16, F16, F32) and shape, so that a run never fails halfway for a missing weight.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/base/file.h"
+#include "formats/model_description.h"
+#include "formats/safetensors.h"
+
+namespace sqz {
+
+// config.json, decoded. What makes the model "the same" for an index is in `description`.
+struct ModelConfig {
+  ModelDescription description;
+  int64_t intermediate_size = 0;
+  double rms_norm_eps = 1e-5;
+  std::string hidden_act = "silu";
+  bool tie_embeddings = false;
+  bool qkv_bias = false;  // Qwen2; attention_bias of Llama also gives o_bias
+  bool o_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;        // Qwen3: RMS norm of each head's q and k before RoPE
+  DType dtype = DType::kBF16;  // torch_dtype / dtype: what the weights were saved in
+  std::optional<int32_t> bos_token;
+  std::vector<int32_t> eos_tokens;  // config.json or generation_config.json; may be several
+};
+
+// `text` is config.json's; `path` names it in messages. description.weights_hash is left empty.
+Result<ModelConfig> parse_model_config(const std::string& text, const std::string& path);
+
+class Checkpoint {
+ public:
+  static Result<std::unique_ptr<Checkpoint>> open(const std::string& directory,
+                                                  Env& env = Env::posix());
+
+  const std::string& directory() const { return directory_; }
+  // description.weights_hash is the XXH3-64 of all shards' safetensors headers, in order of file
+  // name: names, dtypes, shapes and offsets, plus 64 KiB of each shard's data spread evenly.
+  const ModelConfig& config() const { return config_; }
+
+  struct Tensor {
+    DType dtype;
+    std::vector<int64_t> shape;
+    std::span<const std::byte> data;  // mapped; valid while the Checkpoint lives
+  };
+  // kNotFound names the tensor and the directory.
+  Result<Tensor> tensor(const std::string& name) const;
+  bool has(const std::string& name) const;
+
+ private:
+  struct Shard {
+    std::unique_ptr<ReadFile> file;
+    std::unique_ptr<Mapping> mapping;
+    SafetensorsHeader header;
+  };
+  std::string directory_;
+  ModelConfig config_;
+  std::vector<Shard> shards_;
+};
+
+}  // namespace sqz

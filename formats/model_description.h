@@ -1,0 +1,61 @@
+// What the project must know of a model, and what makes two models "the same": the architecture's
+// numbers, the RoPE parameters and a hash of the weights' index. It is written into every index and
+// capture as JSON text, and compared field by field before an index is used with a model.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "formats/base/json.h"
+#include "formats/base/status.h"
+
+namespace sqz {
+
+// Rotary position embedding, after scaling is applied to theta. Kinds as in Hugging Face configs.
+struct RopeDescription {
+  enum class Kind { kDefault, kLinear, kLlama3, kYarn };
+  Kind kind = Kind::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;                 // linear, llama3, yarn
+  double low_freq_factor = 1.0;        // llama3
+  double high_freq_factor = 4.0;       // llama3
+  int64_t original_max_positions = 0;  // llama3, yarn
+  double beta_fast = 32.0;             // yarn
+  double beta_slow = 1.0;              // yarn
+  double attention_factor = 1.0;       // yarn: cos and sin are multiplied by it
+  bool truncate = true;                // yarn: the correction range is rounded to whole dimensions
+
+  bool operator==(const RopeDescription&) const = default;
+};
+
+struct ModelDescription {
+  std::string architecture;  // "LlamaForCausalLM", ...
+  int64_t layers = 0;
+  int64_t query_heads = 0;  // Hq
+  int64_t kv_heads = 0;     // Hkv; divides Hq
+  int64_t head_dim = 0;     // d
+  int64_t hidden_size = 0;
+  int64_t vocab_size = 0;
+  int64_t max_positions = 0;
+  RopeDescription rope;
+  std::vector<int64_t> sliding_window;  // per layer: window in tokens, 0 = full attention
+  std::string weights_hash;             // XXH3-64 hex, see formats/checkpoint.h
+  double attention_scale = 0.0;         // logits are q.k * attention_scale; 1/sqrt(d) normally
+
+  int64_t group_size() const { return query_heads / kv_heads; }
+  bool operator==(const ModelDescription&) const = default;
+};
+
+Json to_json(const ModelDescription& model);
+// `label` names the source of the JSON in messages. Every number is range-checked.
+Result<ModelDescription> model_from_json(const Json& json, const std::string& label);
+
+// XXH3-64 hex of the canonical JSON: one string that identifies a model.
+std::string fingerprint(const ModelDescription& model);
+
+// kMismatch naming the first field that differs, with both values; `index_path` opens the message.
+Status check_same_model(const ModelDescription& index_model, const ModelDescription& model,
+                        const std::string& index_path);
+
+}  // namespace sqz

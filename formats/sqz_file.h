@@ -1,0 +1,142 @@
+// Reading a .sqz file: the index of a fixed context (docs/format.md has the layout, byte by byte).
+//
+// A .sqz file is a legal safetensors file with page alignment and a hash of its own header. open()
+// reads and checks the header alone: its cost does not grow with the tensors. After open()
+// succeeds, every tensor that the metadata promises is there with the right dtype, shape and
+// alignment, so LayerView's pointers may be used unchecked; the *contents* (offsets that increase,
+// positions that are a permutation) are checked by verify() and, where a wrong one would read out
+// of bounds, by whoever follows them: libruntime checks all offsets when a session is created.
+//
+// An object is immutable after open() and may be used from several threads.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/base/file.h"
+#include "formats/model_description.h"
+#include "formats/safetensors.h"
+
+namespace sqz {
+
+inline constexpr int kMaxLevels = 4;
+inline constexpr int64_t kFormatVersion = 1;
+
+enum class Partition { kKmeans };
+
+// How a level-k threshold and the rule `budget` get their numbers from any asked sparsity. Filled
+// by libindex/calibrate, used by libruntime. Everything is in the log domain (natural log).
+//
+// `thresholds[scope][path][group][i]`: log T such that, over all (sparse layer, KV head,
+// calibration query), the mean fraction of clustered keys in clusters with score >= T is i / (kGrid
+// - 1).
+//   scope 0: one query at a time (generation); scope 1: the calibration queries as one block
+//   (prompt) path  0: finest level alone; path 1: the whole tree, coarser levels filtered by
+//   `coarse` group 0: mean over the GQA group, 1: max, 2: any
+// `coarse[scope][group][k]`: log T of level k+1 (k < levels - 1), each keeping `coarse_keep[k]`.
+// `shares[scope][layer][kv_head][i]`: the fraction of its clustered keys that this head keeps at
+//   thresholds[scope][0][0][i]. Dense layers hold 1.
+struct Calibration {
+  static constexpr int64_t kGrid = 1025;
+  static constexpr int kScopes = 2, kPaths = 2, kGroups = 3;
+
+  int64_t queries = 0;              // calibration queries per (layer, query head)
+  std::string source;               // "tail", or what else the queries came from
+  std::vector<double> coarse_keep;  // [levels - 1]
+  std::vector<float> thresholds;    // [kScopes, kPaths, kGroups, kGrid]
+  std::vector<float> coarse;        // [kScopes, kGroups, max(levels - 1, 1)]
+  std::vector<float> shares;        // [kScopes, layers, kv_heads, kGrid]
+};
+
+struct LayerPolicy {
+  bool dense = false;  // all keys in `exact`, none clustered
+  int64_t window = 0;  // sliding window in tokens, 0 = none; such a layer is dense and holds the
+                       // last min(window, N) tokens only
+};
+
+// Everything in "__metadata__" but the checksums, decoded and range-checked.
+struct IndexMetadata {
+  std::string producer;  // "sqz 0.1.0"
+  ModelDescription model;
+  std::string tokenizer_hash;  // XXH3-64 hex of the tokenizer file; empty if ids were given
+  std::string tokens_hash;     // XXH3-64 hex of the token ids as little-endian i32
+  int64_t tokens = 0;          // N
+  int64_t sink = 0;
+  int64_t tail = 0;
+  Partition partition = Partition::kKmeans;
+  int levels = 0;              // 1 .. kMaxLevels; 0 if every layer is dense
+  DType dtype = DType::kBF16;  // of keys, values, centroids, value means: BF16 or F16
+  bool has_kv = true;          // false after --no-kv
+  bool has_value_means = true;
+  std::vector<LayerPolicy> layers;
+  Json build;  // parameters and seed as given, for people and for `info`
+};
+
+struct LevelView {
+  int64_t clusters = 0;               // n_k
+  const void* centroids = nullptr;    // [Hkv, n_k, d] dtype: mean of the raw keys below
+  const uint32_t* offsets = nullptr;  // [Hkv, n_k + 1]: first child at level k+1, or first slot
+  const void* value_means = nullptr;  // [Hkv, n_k, d] dtype, or null
+};
+
+// Pointers into the file; valid while the SqzFile lives. Level k of the papers is level[k - 1].
+struct LayerView {
+  DType dtype = DType::kBF16;
+  int64_t kv_heads = 0;  // Hkv
+  int64_t head_dim = 0;  // d
+  int levels = 0;        // 0: dense layer
+  std::array<LevelView, kMaxLevels> level;
+  int64_t slots = 0;                    // M, clustered keys a head; 0 for a dense layer
+  const uint32_t* positions = nullptr;  // [Hkv, M] token position of each slot
+  const void* keys = nullptr;           // [Hkv, M, d] slot order; null after --no-kv
+  const void* values = nullptr;         // [Hkv, M, d]
+  int64_t exact = 0;                    // E
+  const void* exact_keys = nullptr;     // [Hkv, E, d]: sink then tail; dense: all tokens in order
+  const void* exact_values = nullptr;   // [Hkv, E, d]
+};
+
+enum class OpenMode {
+  kMmap,  // map the file. A file that is truncated, or a disk that fails, while mapped raises
+          // SIGBUS
+  kRead,  // read it all into memory at open: for hosts that must not meet SIGBUS, and remote disks
+};
+
+struct VerifyReport {
+  int64_t checked = 0;                // tensors whose checksum and invariants were checked
+  std::vector<std::string> problems;  // empty: the file is whole
+};
+
+class SqzFile {
+ public:
+  static Result<std::shared_ptr<const SqzFile>> open(const std::string& path,
+                                                     OpenMode mode = OpenMode::kMmap,
+                                                     Env& env = Env::posix());
+  ~SqzFile();
+
+  const std::string& path() const;
+  uint64_t file_bytes() const;
+  const IndexMetadata& metadata() const;
+  // Raw "__metadata__" strings as stored, for `info`.
+  const std::map<std::string, std::string>& raw_metadata() const;
+  const SafetensorsHeader& header() const;
+  LayerView layer(int64_t index) const;  // 0 <= index < metadata().model.layers
+  // Copies the calibration tensors out of the file; kCorrupt if a value is NaN or out of order.
+  Result<Calibration> calibration() const;
+
+  // Checks every tensor's checksum and every invariant of docs/format.md. `progress` (may be empty)
+  // is called with bytes done and total. Problems of the file are in the report; the Status is for
+  // failures to read.
+  Result<VerifyReport> verify(const std::function<void(uint64_t, uint64_t)>& progress = {}) const;
+
+ private:
+  struct State;
+  explicit SqzFile(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sqz

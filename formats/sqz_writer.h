@@ -1,0 +1,59 @@
+// Writing a .sqz file, streamed layer by layer (docs/format.md).
+//
+// All shapes are known before the first key: create() lays out the whole file, write_layer() puts
+// one layer's tensors at their offsets, commit() adds calibration, checksums and header, and
+// publishes by AtomicFile. Nothing under the final name until commit() has succeeded.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/sqz_file.h"
+
+namespace sqz {
+
+// What create() must know of one layer to lay it out.
+struct LayerShape {
+  std::vector<int64_t> clusters;  // n_k for k = 1 .. levels; empty for a dense layer
+  int64_t slots = 0;              // M
+  int64_t exact = 0;              // E
+};
+
+// One layer's data, in the file's dtypes; shapes as in LayerView. Spans are borrowed for the call.
+struct LayerData {
+  struct Level {
+    std::span<const std::byte> centroids, value_means;
+    std::span<const uint32_t> offsets;
+  };
+  std::vector<Level> levels;
+  std::span<const uint32_t> positions;
+  std::span<const std::byte> keys, values, exact_keys, exact_values;
+};
+
+class SqzWriter {
+ public:
+  // `metadata.layers` and `shapes` have one entry a layer. Fails before creating a file if
+  // something is inconsistent or PATH exists and `replace` is false.
+  static Result<std::unique_ptr<SqzWriter>> create(Env& env, const std::string& path, bool replace,
+                                                   IndexMetadata metadata,
+                                                   std::vector<LayerShape> shapes);
+  // The size that the file will have, without creating it (for --dry-run).
+  static Result<uint64_t> planned_bytes(const IndexMetadata& metadata,
+                                        const std::vector<LayerShape>& shapes);
+  ~SqzWriter();
+
+  // Each layer once, in any order. A span of the wrong size is kInternal.
+  Status write_layer(int64_t layer, const LayerData& data);
+
+  // Calibrate, then publish. Fails if a layer is missing. Returns the file's size.
+  Result<uint64_t> commit(const Calibration& calibration);
+
+ private:
+  struct State;
+  explicit SqzWriter(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sqz

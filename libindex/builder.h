@@ -1,0 +1,86 @@
+// From the keys and values of a fixed context, layer by layer, to an index file.
+//
+//   IndexBuilder::create -> add_layer (0, 1, ... L-1) -> finish
+//
+// Per layer and KV head: k-means of the L2-normalised keys (libindex/kmeans.h), the centroid tree
+// (tree.h), depth-first slot order (order.h), then the tensors go to the file; after the last
+// layer, calibration (calibrate.h) with the runtime's own scorer, and publication. Memory: one
+// layer's keys and values, plus the calibration queries of all layers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/sqz_writer.h"
+
+namespace sqz {
+
+struct BuildOptions {
+  int64_t sink = 16;   // first tokens, always attended exactly
+  int64_t tail = 100;  // last tokens, likewise; their queries calibrate
+  std::vector<double> level_fractions = {0.01, 0.05};  // clusters per fixed-context token, coarse
+                                                       // to fine: paper section 6.1
+  double coarse_keep = 0.5;  // fraction of keys that T_1 keeps; T_k keeps its k-th power
+  int iterations = 10;
+  uint64_t seed = 0;
+  int threads = 0;             // 0: all cores
+  DType dtype = DType::kBF16;  // of stored keys, values, centroids: BF16 or F16
+  bool keep_kv = true;
+  std::string engine = "auto";  // "auto" or "faiss"
+};
+
+// One layer of a dense pass, float32, borrowed for the call.
+struct LayerInput {
+  std::span<const float> keys;    // [Hkv, N, d], after RoPE
+  std::span<const float> values;  // [Hkv, N, d]
+  std::span<const float>
+      queries;  // [Hq, n, d], after RoPE: the queries of the last n = tail tokens
+};
+
+struct BuildSeconds {
+  double cluster = 0, calibrate = 0, write = 0;
+};
+
+struct BuildReport {
+  uint64_t bytes = 0;
+  int64_t tokens = 0, clustered = 0;  // N, and M of a sparse layer
+  std::vector<int64_t> clusters;      // per level, coarse to fine
+  std::string engine;                 // what clustered: "faiss"
+  BuildSeconds seconds;
+};
+
+// What a build would take, without running it (--dry-run).
+struct BuildPlan {
+  uint64_t bytes = 0;        // of the file
+  uint64_t peak_memory = 0;  // bytes, libindex's own
+  double kmeans_flop = 0;    // for a time estimate
+  std::vector<int64_t> clusters;
+};
+
+class IndexBuilder {
+ public:
+  // Fails (before any file is made) if the text is too short: N must exceed sink + tail by enough
+  // keys for the finest level to have one cluster of two keys; the message says how many are
+  // needed. Layers with a sliding window are stored dense.
+  static Result<std::unique_ptr<IndexBuilder>> create(Env& env, const std::string& path,
+                                                      bool replace, const ModelDescription& model,
+                                                      std::span<const int32_t> tokens,
+                                                      const std::string& tokenizer_hash,
+                                                      const BuildOptions& options);
+  static Result<BuildPlan> plan(const ModelDescription& model, int64_t tokens,
+                                const BuildOptions& options);
+  virtual ~IndexBuilder() = default;
+
+  // Layers in order. NaN or infinity in a key or value is kNumeric and names layer, head, token.
+  // `progress(done, total)` counts KV heads of this layer.
+  virtual Status add_layer(int64_t layer, const LayerInput& input,
+                           const std::function<void(int64_t, int64_t)>& progress = {}) = 0;
+  // Calibrates and publishes.
+  virtual Result<BuildReport> finish() = 0;
+};
+
+}  // namespace sqz

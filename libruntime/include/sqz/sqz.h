@@ -1,0 +1,238 @@
+/* sqz.h - serve attention over a fixed context from an index (.sqz) built offline.
+ *
+ * The contract
+ * ------------
+ * What it does.  sqz_attend() computes the attention of queries over the fixed context, reading
+ * only the key clusters that matter to them, and returns (out, lse) per query and head. Merge it
+ * with your own causal attention over what follows the fixed context (sqz_merge_states): softmax
+ * attention over disjoint sets of keys merges exactly. Nothing else of an engine changes.
+ * Ownership.  Handles are opaque; whoever creates one destroys it. Strings and structs that are
+ *   returned by pointer belong to the handle and live as long as it does. An index is reference
+ * counted by its sessions: it may be closed before them. Errors.  Every function that can fail
+ * returns a sqz_status. sqz_last_error() gives the sentence that belongs to the last failure on the
+ * calling thread. Nothing is thrown, nothing is printed, nothing aborts, no signal handler is
+ * installed. After an error, outputs are unspecified and handles valid. Threads.  An index may be
+ * used from any number of threads. A session serves one call at a time; use one session per thread
+ * (they share the index). Memory.  Everything is allocated when a session is created; sqz_attend()
+ * allocates nothing. Versions.  Structs that you fill start with struct_size = sizeof(the struct):
+ * a library that is newer or older than your header then knows which fields you have. New fields
+ * are only added at the end; zero is always a valid default. Null.  A null pointer where one is
+ * required is SQZ_INVALID_ARGUMENT, never a crash. Destroying null does nothing. lse is the natural
+ * logarithm of the sum of exponentials, everywhere.
+ */
+#ifndef SQZ_SQZ_H_
+#define SQZ_SQZ_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(SQZ_STATIC)
+#define SQZ_API
+#elif defined(__GNUC__)
+#define SQZ_API __attribute__((visibility("default")))
+#else
+#define SQZ_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum sqz_status {
+  SQZ_OK = 0,
+  SQZ_INVALID_ARGUMENT = 1, /* an argument is null, out of range or inconsistent */
+  SQZ_NOT_FOUND = 2,        /* no such file */
+  SQZ_IO = 3,               /* the operating system refused; the message has the call */
+  SQZ_CORRUPT = 4,          /* the file breaks its format */
+  SQZ_UNSUPPORTED = 5,      /* well-formed, but this build or machine does not do it */
+  SQZ_MISMATCH = 6,         /* index and model, tokenizer or tokens do not belong together */
+  SQZ_OUT_OF_MEMORY = 7,
+  SQZ_NUMERIC = 8,    /* a query or a logit is NaN or infinite */
+  SQZ_EXISTS = 9,     /* not returned by this library */
+  SQZ_CANCELLED = 10, /* not returned by this library */
+  SQZ_INTERNAL = 11   /* a bug in sqz: please report it */
+} sqz_status;
+
+/* "ok", "invalid argument", ...: never null, static. */
+SQZ_API const char* sqz_status_string(sqz_status status);
+/* The sentence of the last failure on this thread; "" if there was none. Valid until the next
+ * failure on this thread. */
+SQZ_API const char* sqz_last_error(void);
+/* "0.1.0", static. */
+SQZ_API const char* sqz_version(void);
+
+/* ---- Tensors -----------------------------------------------------------------------------------
+ */
+
+/* A borrowed view of memory, laid out like DLPack's DLTensor, so that a pointer to one may be cast
+ * to the other. Contiguous in row-major order: strides is null or says so. */
+typedef struct sqz_tensor {
+  void* data;
+  int32_t device_type; /* 1 = CPU, 2 = CUDA, as in DLPack */
+  int32_t device_id;
+  int32_t ndim;
+  uint8_t dtype_code;   /* 0 int, 1 uint, 2 float, 4 bfloat, as in DLPack */
+  uint8_t dtype_bits;   /* 16 or 32 for floats */
+  uint16_t dtype_lanes; /* 1 */
+  int64_t* shape;
+  int64_t* strides; /* in elements; null = contiguous */
+  uint64_t byte_offset;
+} sqz_tensor;
+
+/* ---- Index -------------------------------------------------------------------------------------
+ */
+
+typedef struct sqz_index sqz_index;
+
+typedef enum sqz_open_mode {
+  SQZ_OPEN_MMAP = 0, /* map the file: opening costs nothing that grows with it. A file that is cut,
+                        or a disk that fails, while mapped raises SIGBUS in the host */
+  SQZ_OPEN_READ = 1  /* read it all into memory: for hosts that must not meet SIGBUS */
+} sqz_open_mode;
+
+/* Opens and checks the header. Any sequence of bytes gives a handle or an error. */
+SQZ_API sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** index);
+SQZ_API void sqz_index_close(sqz_index* index);
+
+typedef struct sqz_index_info {
+  uint32_t struct_size; /* in: sizeof(sqz_index_info) */
+  int32_t format_version;
+  int64_t tokens;     /* N, length of the fixed context: the next token's position is N */
+  int64_t sink, tail; /* first and last tokens, always attended exactly */
+  int64_t layers;
+  int64_t query_heads;    /* Hq */
+  int64_t kv_heads;       /* Hkv */
+  int64_t head_dim;       /* d */
+  int64_t levels;         /* of the centroid tree; 0 = nothing is clustered */
+  double attention_scale; /* logits are scale * q.k */
+  uint64_t file_bytes;
+  int32_t has_kv; /* 0 after `sqz-index build --no-kv` */
+  int32_t reserved;
+  const char* producer;          /* "sqz 0.1.0" */
+  const char* architecture;      /* "LlamaForCausalLM" */
+  const char* model_fingerprint; /* hexadecimal; equal for equal models */
+  const char* tokenizer_hash;    /* "" if the index was built from token ids */
+  const char* tokens_hash;       /* XXH3-64 of the token ids as little-endian int32, hexadecimal */
+} sqz_index_info;
+
+SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
+
+/* Checks every checksum and invariant; reads the whole file. SQZ_CORRUPT and the first problem in
+ * sqz_last_error() if there is one. */
+SQZ_API sqz_status sqz_index_verify(const sqz_index* index);
+
+/* ---- Sessions ----------------------------------------------------------------------------------
+ */
+
+typedef struct sqz_session sqz_session;
+
+typedef enum sqz_selector {
+  SQZ_SELECTOR_SQUEEZED = 0, /* clusters scored by equations 1 to 3 of Squeezed Attention */
+  SQZ_SELECTOR_DENSE = 1     /* every key: the reference */
+} sqz_selector;
+
+typedef enum sqz_rule {
+  SQZ_RULE_THRESHOLD = 0, /* score >= T, one T for all layers and heads (the paper's) */
+  SQZ_RULE_BUDGET = 1     /* per (layer, KV head) the calibrated share, filled best first: holds the
+                             asked budget exactly, to one cluster a head */
+} sqz_rule;
+
+typedef enum sqz_group {
+  SQZ_GROUP_MEAN = 0, /* mean of S over the block's tokens and the heads of a GQA group */
+  SQZ_GROUP_MAX = 1,  /* max over heads of the mean over tokens */
+  SQZ_GROUP_ANY = 2   /* max over heads and tokens */
+} sqz_group;
+
+typedef enum sqz_residual {
+  SQZ_RESIDUAL_DROP = 0,    /* clusters that are not read count nothing */
+  SQZ_RESIDUAL_ESTIMATE = 1 /* they count as N_i keys equal to the centroid with the mean value */
+} sqz_residual;
+
+typedef struct sqz_session_options {
+  uint32_t struct_size; /* sizeof(sqz_session_options) */
+  int32_t device_type;  /* 0 or 1 = CPU */
+  int32_t device_id;
+  int32_t selector; /* sqz_selector */
+  int32_t rule;     /* sqz_rule */
+  int32_t group;    /* sqz_group */
+  int32_t residual; /* sqz_residual */
+  int32_t levels;   /* levels to use, finest last: 0 = all that the index has, 1 = flat lookup */
+  /* How much to read: exactly one of the next three, unless dense. All in (0, 1]; 0 = not given. */
+  double budget; /* fraction of the fixed context's KV bytes, centroids, sink and tail included */
+  double keep;   /* fraction of the clustered keys to keep: 1 - sparsity */
+  const double* thresholds; /* [levels used], coarse to fine: T itself, as in the paper */
+  int64_t block;            /* query tokens that share one selection in a call with several tokens;
+                               0 = all of the call's. A call with one token selects for that token */
+  int64_t max_tokens;       /* most query tokens in one call; 0 = 4096 */
+  int32_t threads;          /* CPU threads; 0 = all cores */
+  int32_t reserved;
+} sqz_session_options;
+
+/* Checks the index's offsets, resolves thresholds for the asked budget, allocates everything.
+ * SQZ_INVALID_ARGUMENT if the budget cannot even pay for the centroids: the message has the least
+ * budget that can be met. */
+SQZ_API sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* options,
+                                      sqz_session** session);
+SQZ_API void sqz_session_destroy(sqz_session* session);
+
+typedef struct sqz_attend_args {
+  uint32_t struct_size; /* sizeof(sqz_attend_args) */
+  int32_t reserved;
+  int64_t layer;       /* 0 .. layers - 1 */
+  const sqz_tensor* q; /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
+  sqz_tensor* out;     /* [T, Hq, d] dtype of q */
+  sqz_tensor* lse;     /* [T, Hq] f32, of scale * q.k over the keys that were read (or estimated);
+                          -infinity and out = 0 where none was */
+  const int64_t* positions; /* [T] token positions of the queries: needed by layers with a sliding
+                               window, else null is fine */
+  const int64_t* indptr; /* [requests + 1], requests' first tokens in q, first 0, last T; null = one
+                            request. Tokens of different requests never share a selection */
+  int64_t requests;
+  void* stream; /* cudaStream_t on CUDA; null on the CPU */
+} sqz_attend_args;
+
+/* The state (out, lse) of each query over the fixed context. */
+SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args);
+
+/* Merges two states of the same queries over disjoint keys, in place into a:
+ * out = (e^(lse_a) out_a + e^(lse_b) out_b) / (e^(lse_a) + e^(lse_b)), lse = log of the
+ * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32. */
+SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
+                                    const sqz_tensor* lse_b);
+
+/* One contiguous run of slots, in cluster order, of one KV head. */
+typedef struct sqz_run {
+  uint32_t first;  /* slot */
+  uint32_t length; /* slots */
+} sqz_run;
+
+/* The selection that sqz_attend() would read for the first block of `args` (out and lse are not
+ * touched): for KV head h, runs[indptr[h]] .. runs[indptr[h + 1] - 1], ascending, neighbours
+ * merged. `capacity` is the room in runs; SQZ_INVALID_ARGUMENT and the need in *count if it is too
+ * small. indptr: [Hkv + 1]. For tests, and for engines that bring their own kernel. */
+SQZ_API sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run* runs,
+                              int64_t capacity, int64_t* indptr, int64_t* count);
+
+typedef struct sqz_stats {
+  uint32_t struct_size; /* in: sizeof(sqz_stats) */
+  int32_t
+      dense_fallback;  /* 1: the context is too short to gain from selection, everything is read */
+  double asked_budget; /* as resolved from the options; 1 if dense */
+  double delivered_budget; /* bytes_read / bytes_dense, over all calls since the last reset */
+  double asked_keep;       /* fraction of the clustered keys */
+  double delivered_keep;   /* keys_read / keys_possible among clustered keys */
+  uint64_t selections;     /* (layer, block) pairs served */
+  uint64_t keys_read;      /* clustered keys, summed over KV heads and selections */
+  uint64_t keys_possible;
+  uint64_t bytes_read;  /* keys, values, centroids, value means, sink and tail */
+  uint64_t bytes_dense; /* what dense attention would have read */
+} sqz_stats;
+
+/* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. */
+SQZ_API sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats);
+SQZ_API sqz_status sqz_session_reset_stats(sqz_session* session);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+#endif /* SQZ_SQZ_H_ */

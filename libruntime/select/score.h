@@ -1,0 +1,47 @@
+// Squeezed Attention's cluster score (paper equations 1 to 3), in the log domain:
+//
+//   S_i = exp(s q.C_i) / sum_j N_j exp(s q.C_j)      s = attention scale, j over the alive clusters
+//
+// for every query of a block and every query head of one GQA group, combined into one score a
+// cluster by the group policy. libindex calibrates with this very function.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "formats/base/dtype.h"
+#include "formats/base/status.h"
+
+namespace sqz {
+
+enum class Group : int32_t {
+  kMean = 0,  // mean of S over the block's tokens and the group's heads (paper 4.1)
+  kMax = 1,   // max over the heads of the mean over the tokens
+  kAny = 2,   // max over heads and tokens: a cluster that any query wants
+};
+
+struct ScoreProblem {
+  DType dtype = DType::kBF16;       // of the centroids: BF16, F16 or F32
+  int64_t dim = 0;                  // d
+  int64_t clusters = 0;             // n
+  const void* centroids = nullptr;  // [n, d]
+  const uint32_t* sizes = nullptr;  // [n]: N_j, keys below each cluster; 0 = empty, scores -inf
+  const uint8_t* alive = nullptr;   // [n], non-zero = scored; null = all. Dead clusters score -inf
+                                    // and are left out of the denominator (equation 3)
+  const float* queries = nullptr;   // [tokens, group, d], after RoPE
+  int64_t tokens = 0;
+  int64_t group = 0;  // query heads per KV head
+  float scale = 0;    // usually 1/sqrt(d)
+  Group policy = Group::kMean;
+};
+
+// Floats of workspace that score_clusters() needs for a problem of this shape.
+int64_t score_workspace(const ScoreProblem& problem);
+
+// scores[i] = log of the combined S_i, [n]; -infinity for dead and empty clusters. kNumeric if any
+// logit is NaN or +infinity (never a silent "select nothing"). Single-threaded, allocation-free;
+// the result does not depend on the instruction set beyond float rounding.
+Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
+                      std::span<float> workspace);
+
+}  // namespace sqz

@@ -1,0 +1,97 @@
+// Runs a Hugging Face checkpoint with LibTorch: the dense pass that feeds an index build or a
+// capture file, and generation on top of a fixed context whose attention comes from elsewhere.
+//
+// The dense pass goes layer by layer over the whole text: hidden states [N, hidden] of all tokens
+// and the keys and values of one layer are in memory, never those of all layers, never an N x N
+// matrix.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/checkpoint.h"
+
+namespace sqz {
+
+struct RunnerOptions {
+  std::string device = "cpu";  // "cpu", "cuda", "cuda:1"
+  DType dtype = DType::kF32;   // F32 or BF16: weights, activations, keys. Softmax is always f32
+  int threads = 0;             // CPU threads; 0 = all cores
+};
+
+// One layer of a dense pass, float32 on the host, borrowed for the call of the consumer.
+struct LayerCapture {
+  int64_t layer = 0;
+  std::span<const float> keys;              // [Hkv, N, d], after RoPE
+  std::span<const float> keys_pre_rope;     // [Hkv, N, d], empty unless asked for
+  std::span<const float> values;            // [Hkv, N, d]
+  std::span<const float> queries;           // [Hq, n, d], after RoPE, of the positions asked for
+  std::span<const float> queries_pre_rope;  // [Hq, n, d], empty unless asked for
+  std::span<const float> hidden;  // [N, hidden] input of the layer's first norm, unless not asked
+  std::span<const float> cosine;  // [N] cosine of `hidden` with the state after the attention
+                                  // residual (SqueezeAttention, section 3); empty unless asked
+};
+
+struct PrefillOptions {
+  std::vector<int64_t> query_positions;  // ascending; queries of these tokens are captured
+  bool pre_rope = false, hidden = false, cosine = false;
+  std::vector<int64_t> logit_positions;  // ascending; logits of these tokens are returned
+  int64_t chunk = 0;  // query tokens a step of attention; 0 = chosen for the caches
+  std::function<Status(const LayerCapture&)> consumer;  // may be empty; an error stops the pass
+  std::function<void(double done)> progress;  // fraction of the work, 0 .. 1; may be empty
+};
+
+// Attention over a fixed context, from an index or from anything else.
+class FixedContext {
+ public:
+  virtual ~FixedContext() = default;
+  virtual int64_t tokens() const = 0;  // N: the first prompt token's position
+  // q: [T, Hq, d] float32 after RoPE, of tokens at positions first .. first + T - 1. Writes the
+  // state over the fixed context: out [T, Hq, d], lse [T, Hq] (natural log).
+  virtual Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
+                        float* lse) = 0;
+};
+
+struct GenerateOptions {
+  int64_t max_tokens = 64;
+  double temperature = 0.0;  // 0: greedy
+  double top_p = 1.0;
+  uint64_t seed = 0;
+  std::vector<int32_t> stop;  // token ids that end the answer (not part of it); model's EOS too
+  std::function<bool(int32_t)> on_token;  // called for each id; returning false stops; may be empty
+};
+
+struct Generation {
+  std::vector<int32_t> tokens;  // generated ids, without the stop token
+  double prefill_seconds = 0, decode_seconds = 0;
+  std::string stop_reason;  // "stop", "length", "callback"
+};
+
+class Runner {
+ public:
+  static Result<std::unique_ptr<Runner>> load(const std::string& directory,
+                                              const RunnerOptions& options);
+  virtual ~Runner() = default;
+  virtual const ModelConfig& config() const = 0;
+
+  // Dense causal pass over `tokens` (positions 0 ..). Returns logits [logit_positions, vocab]
+  // row-major, float32. Fails if the text is longer than the model's positions or an id is out of
+  // range.
+  virtual Result<std::vector<float>> prefill(std::span<const int32_t> tokens,
+                                             const PrefillOptions& options) = 0;
+
+  // Prompt, then one token at a time. With `context`, prompt tokens stand at positions N, N+1, ...
+  // and each attends to the context (through it) and causally to the tokens since. Without, the
+  // prompt starts at position 0. `logits`, if given, receives the rows [prompt + generated - 1,
+  // vocab].
+  virtual Result<Generation> generate(std::span<const int32_t> prompt,
+                                      const GenerateOptions& options,
+                                      FixedContext* context = nullptr,
+                                      std::vector<float>* logits = nullptr) = 0;
+};
+
+}  // namespace sqz
