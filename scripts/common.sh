@@ -1,0 +1,37 @@
+# Shared by scripts/demo and scripts/test: install what is missing, configure, build.
+# Sourced, with the checkout as working directory.
+
+jobs=$(nproc)
+
+say() { printf '\n== %s\n' "$*"; }
+
+# Installs those packages of scripts/packages.txt that are missing; asks nothing, needs no network if
+# none is.
+install_packages() {
+  local wanted missing sudo=
+  wanted=$(grep -v '^#' scripts/packages.txt)
+  missing=$(for p in $wanted; do
+    dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q '^install ok installed' || echo "$p"
+  done)
+  [ -z "$missing" ] && return 0
+  if ! command -v apt-get >/dev/null; then
+    echo "This script installs Debian packages, and there is no apt-get here. Please install:" >&2
+    echo "$missing" >&2
+    return 1
+  fi
+  [ "$(id -u)" = 0 ] || sudo=sudo
+  say "Installing" $missing
+  $sudo apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing \
+    >build/apt.log 2>&1 || { tail -20 build/apt.log >&2; return 1; }
+}
+
+# build PRESET [TARGET...]: configures once, builds what changed.
+build() {
+  local preset=$1; shift
+  say "Building (preset $preset)"
+  [ -f "build/$preset/build.ninja" ] ||
+    cmake --preset "$preset" >"build/$preset.configure.log" 2>&1 ||
+    { tail -30 "build/$preset.configure.log" >&2; return 1; }
+  cmake --build "build/$preset" -j "$jobs" ${1:+--target "$@"}
+}
