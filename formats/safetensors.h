@@ -10,7 +10,7 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,7 +47,14 @@ struct SafetensorsHeader {
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> header,
                                                    uint64_t file_size, std::string_view path);
 
-// Reads and parses the header of an open file; allocates no more than the file is long.
+// Reads and parses the header of an open file; allocates no more than a few times its length, which
+// the file must really have.
 Result<SafetensorsHeader> read_safetensors_header(const ReadFile& file);
+
+// A string from a file as a message may print it: in double quotes, cut after 80 bytes, control and
+// non-ASCII bytes as \xNN.
+std::string in_quotes(std::string_view text);
+// "[8, 1024, 128]"
+std::string shape_text(std::span<const int64_t> shape);
 
 }  // namespace sqz

@@ -1,0 +1,157 @@
+#include "formats/model_description.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "formats/base/hash.h"
+#include "formats/json_fields.h"
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kMaxLayers = 1 << 16;
+constexpr int64_t kMaxWidth = 1 << 24;           // heads, dimensions
+constexpr int64_t kMaxCount = int64_t{1} << 40;  // vocabulary, positions
+constexpr double kTiny = 1e-30, kHuge = 1e30;
+
+using Kind = RopeDescription::Kind;
+constexpr std::array<std::pair<Kind, const char*>, 4> kKinds = {{{Kind::kDefault, "default"},
+                                                                 {Kind::kLinear, "linear"},
+                                                                 {Kind::kLlama3, "llama3"},
+                                                                 {Kind::kYarn, "yarn"}}};
+
+Json rope_to_json(const RopeDescription& rope) {
+  const auto kind = std::find_if(kKinds.begin(), kKinds.end(),
+                                 [&](const auto& entry) { return entry.first == rope.kind; });
+  return {{"kind", kind->second},
+          {"theta", rope.theta},
+          {"factor", rope.factor},
+          {"low_freq_factor", rope.low_freq_factor},
+          {"high_freq_factor", rope.high_freq_factor},
+          {"original_max_positions", rope.original_max_positions},
+          {"beta_fast", rope.beta_fast},
+          {"beta_slow", rope.beta_slow},
+          {"attention_factor", rope.attention_factor},
+          {"truncate", rope.truncate}};
+}
+
+Result<RopeDescription> rope_from_json(const Json& json, const std::string& label) {
+  JsonFields fields(json, label);
+  RopeDescription rope;
+  const std::string kind = fields.text("kind");
+  const auto known = std::find_if(kKinds.begin(), kKinds.end(),
+                                  [&](const auto& entry) { return entry.second == kind; });
+  if (known == kKinds.end()) {
+    fields.complain("kind", "\"" + kind + "\"", "default, linear, llama3 or yarn");
+  } else {
+    rope.kind = known->first;
+  }
+  rope.theta = fields.number("theta", kTiny, kHuge);
+  rope.factor = fields.number("factor", kTiny, kHuge);
+  rope.low_freq_factor = fields.number("low_freq_factor", 0, kHuge);
+  rope.high_freq_factor = fields.number("high_freq_factor", 0, kHuge);
+  rope.original_max_positions = fields.integer("original_max_positions", 0, kMaxCount);
+  rope.beta_fast = fields.number("beta_fast", 0, kHuge);
+  rope.beta_slow = fields.number("beta_slow", 0, kHuge);
+  rope.attention_factor = fields.number("attention_factor", 0, kHuge);
+  rope.truncate = fields.boolean("truncate");
+  if (!fields.status().ok()) return fields.status();
+  return rope;
+}
+
+// One entry a layer; an empty vector means no window anywhere.
+std::vector<int64_t> windows(const ModelDescription& model) {
+  std::vector<int64_t> all = model.sliding_window;
+  all.resize(static_cast<size_t>(std::max<int64_t>(model.layers, 0)), 0);
+  return all;
+}
+
+std::string text(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// Says which leaf is the first that differs, with both values; empty if none does.
+std::string first_difference(const Json& index, const Json& model, const std::string& name) {
+  if (index == model) return {};
+  if (index.is_object()) {
+    for (const auto& [key, value] : index.items()) {
+      const std::string found =
+          first_difference(value, model.at(key), name.empty() ? key : name + "." + key);
+      if (!found.empty()) return found;
+    }
+  }
+  if (index.is_array() && index.size() == model.size()) {
+    for (size_t i = 0; i < index.size(); ++i) {
+      const std::string found = first_difference(index[i], model[i], concat(name, "[", i, "]"));
+      if (!found.empty()) return found;
+    }
+  }
+  return concat(name, ": the index was built for ", text(index), ", this model has ", text(model));
+}
+
+}  // namespace
+
+Json to_json(const ModelDescription& model) {
+  return {{"architecture", model.architecture}, {"layers", model.layers},
+          {"query_heads", model.query_heads},   {"kv_heads", model.kv_heads},
+          {"head_dim", model.head_dim},         {"hidden_size", model.hidden_size},
+          {"vocab_size", model.vocab_size},     {"max_positions", model.max_positions},
+          {"rope", rope_to_json(model.rope)},   {"sliding_window", windows(model)},
+          {"weights_hash", model.weights_hash}, {"attention_scale", model.attention_scale}};
+}
+
+Result<ModelDescription> model_from_json(const Json& json, const std::string& label) {
+  JsonFields fields(json, label);
+  ModelDescription model;
+  model.architecture = fields.text("architecture");
+  model.layers = fields.integer("layers", 1, kMaxLayers);
+  model.query_heads = fields.integer("query_heads", 1, kMaxWidth);
+  model.kv_heads = fields.integer("kv_heads", 1, model.query_heads);
+  if (model.query_heads % model.kv_heads != 0) {
+    fields.complain("kv_heads", concat(model.kv_heads),
+                    concat("a divisor of query_heads, ", model.query_heads));
+  }
+  model.head_dim = fields.integer("head_dim", 1, kMaxWidth);
+  // 0: not known, as in a capture of an engine that does not say.
+  model.hidden_size = fields.integer("hidden_size", 0, kMaxWidth);
+  model.vocab_size = fields.integer("vocab_size", 0, kMaxCount);
+  model.max_positions = fields.integer("max_positions", 0, kMaxCount);
+  model.weights_hash = fields.text("weights_hash");
+  model.attention_scale = fields.number("attention_scale", kTiny, kHuge);
+  const Json* rope = fields.value("rope");
+  const Json* window = fields.value("sliding_window");
+  if (!fields.status().ok()) return fields.status();
+
+  SQZ_ASSIGN_OR_RETURN(model.rope, rope_from_json(*rope, label + ": rope"));
+  if (!window->is_array() || window->size() != static_cast<size_t>(model.layers)) {
+    fields.complain("sliding_window", found_text(*window),
+                    concat("an array of ", model.layers, ", one window a layer"));
+    return fields.status();
+  }
+  for (const Json& tokens : *window) {
+    if (!tokens.is_number_unsigned() || tokens.get<uint64_t>() > uint64_t{kMaxCount}) {
+      fields.complain("sliding_window", found_text(tokens),
+                      concat("an integer in [0, ", kMaxCount, "]"));
+      return fields.status();
+    }
+    model.sliding_window.push_back(tokens.get<int64_t>());
+  }
+  return model;
+}
+
+std::string fingerprint(const ModelDescription& model) {
+  // nlohmann's objects are sorted by key and its numbers print as the shortest text that reads
+  // back, so equal models give equal text.
+  const std::string canonical = text(to_json(model));
+  return hex(xxh3_64(std::as_bytes(std::span(canonical))));
+}
+
+Status check_same_model(const ModelDescription& index_model, const ModelDescription& model,
+                        const std::string& index_path) {
+  const std::string difference = first_difference(to_json(index_model), to_json(model), "");
+  if (difference.empty()) return {};
+  return {Code::kMismatch, concat(index_path, ": not an index of this model: ", difference)};
+}
+
+}  // namespace sqz

@@ -1,0 +1,340 @@
+#include "formats/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "formats/base/checked.h"
+#include "formats/base/json.h"
+
+namespace sqz {
+namespace {
+
+constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the reference implementation
+
+// Decodes the header while nlohmann's SAX parser reads it: no document is built, so that opening
+// stays cheap, and duplicate keys and wrapped integers are seen.
+class HeaderHandler : public nlohmann::json_sax<Json> {
+ public:
+  HeaderHandler(SafetensorsHeader& header, std::string_view path) : header_(header), path_(path) {}
+
+  bool null() override { return unexpected("null"); }
+  bool boolean(bool value) override { return unexpected(value ? "true" : "false"); }
+  bool number_integer(number_integer_t value) override { return unexpected(concat(value)); }
+  bool number_float(number_float_t, const string_t& text) override { return unexpected(text); }
+  bool binary(binary_t&) override { return unexpected("binary data"); }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (place_ == Place::kShape && value <= INT64_MAX) {
+      tensor_.shape.push_back(static_cast<int64_t>(value));
+      return true;
+    }
+    if (place_ == Place::kOffsets && offsets_ < 2) {
+      range_[offsets_++] = value;
+      return true;
+    }
+    return unexpected(concat(value));
+  }
+
+  bool string(string_t& value) override {
+    if (place_ == Place::kMetadata) {
+      if (!header_.metadata.emplace(key_, std::move(value)).second) return duplicate();
+      return true;
+    }
+    if (place_ == Place::kTensor && key_ == "dtype") {
+      const auto dtype = dtype_from_name(value);
+      if (!dtype) return unexpected(in_quotes(value));
+      tensor_.dtype = *dtype;
+      return true;
+    }
+    return unexpected(in_quotes(value));
+  }
+
+  bool key(string_t& name) override {
+    key_ = std::move(name);
+    if (place_ != Place::kTensor) return true;
+    const unsigned field = key_ == "dtype"          ? kDType
+                           : key_ == "shape"        ? kShape
+                           : key_ == "data_offsets" ? kOffsets
+                                                    : 0;
+    if (field == 0) return fail(in_quotes(key_), "dtype, shape and data_offsets only");
+    if (fields_ & field) return duplicate();
+    fields_ |= field;
+    return true;
+  }
+
+  bool start_object(std::size_t) override {
+    if (place_ == Place::kStart) {
+      place_ = Place::kTop;
+      return true;
+    }
+    if (place_ != Place::kTop) return unexpected("an object");
+    if (key_ == "__metadata__") {
+      if (seen_metadata_) return duplicate();
+      seen_metadata_ = true;
+      place_ = Place::kMetadata;
+      return true;
+    }
+    place_ = Place::kTensor;
+    tensor_ = {};
+    tensor_.name = std::move(key_);
+    key_.clear();
+    fields_ = 0;
+    return true;
+  }
+
+  bool end_object() override {
+    if (place_ == Place::kTop) {
+      place_ = Place::kEnd;
+    } else {
+      if (place_ == Place::kTensor && !finish_tensor()) return false;
+      place_ = Place::kTop;
+    }
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    if (place_ == Place::kTensor && key_ == "shape") {
+      place_ = Place::kShape;
+    } else if (place_ == Place::kTensor && key_ == "data_offsets") {
+      place_ = Place::kOffsets;
+      offsets_ = 0;
+    } else {
+      return unexpected("an array");
+    }
+    return true;
+  }
+
+  bool end_array() override {
+    if (place_ == Place::kOffsets && offsets_ != 2) return unexpected("one number or none");
+    place_ = Place::kTensor;
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    std::string what = error.what();
+    if (const size_t end = what.find("] "); end != std::string::npos) what = what.substr(end + 2);
+    error_ = concat(path_, ": header: not valid JSON at byte ", position, ": ", what);
+    return false;
+  }
+
+  const std::string& error() const { return error_; }
+
+ private:
+  enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets, kEnd };
+  static constexpr unsigned kDType = 1, kShape = 2, kOffsets = 4;
+
+  // What the value at hand belongs to, as messages name it.
+  std::string field() const {
+    switch (place_) {
+      case Place::kStart:
+      case Place::kEnd:
+        return "header";
+      case Place::kTop:
+        return concat("header: ", in_quotes(key_));
+      case Place::kMetadata:
+        return concat("header: __metadata__: ", in_quotes(key_));
+      default:
+        return concat("tensor ", in_quotes(tensor_.name), key_.empty() ? "" : ": ", key_);
+    }
+  }
+
+  std::string expected() const {
+    switch (place_) {
+      case Place::kStart:
+      case Place::kTop:
+      case Place::kEnd:
+        return "an object";
+      case Place::kMetadata:
+        return "a string";
+      case Place::kShape:
+        return "integers in [0, 2^63)";
+      case Place::kOffsets:
+        return "two integers in [0, 2^64)";
+      case Place::kTensor:
+        return key_ == "dtype"   ? "a dtype: BOOL, U8, I8, U16, I16, F16, BF16, U32, I32, F32, "
+                                   "U64, I64 or F64"
+               : key_ == "shape" ? "an array of integers"
+                                 : "an array of two integers";
+    }
+    return "";
+  }
+
+  bool fail(const std::string& found, const std::string& wanted) {
+    error_ = bad_field(path_, field(), found, wanted);
+    return false;
+  }
+  bool unexpected(const std::string& found) { return fail(found, expected()); }
+  bool duplicate() { return fail("the key twice", "it once"); }
+
+  bool finish_tensor() {
+    key_.clear();
+    if (fields_ != (kDType | kShape | kOffsets)) {
+      return fail(concat("no ", !(fields_ & kDType)   ? "dtype"
+                                : !(fields_ & kShape) ? "shape"
+                                                      : "data_offsets"),
+                  "dtype, shape and data_offsets");
+    }
+    key_ = "data_offsets";
+    const auto [begin, end] = std::pair(range_[0], range_[1]);
+    if (begin > end) return fail(concat("[", begin, ", ", end, "]"), "begin <= end");
+    const auto count = checked_elements(tensor_.shape);
+    const auto bytes = count ? checked_mul(*count, dtype_size(tensor_.dtype)) : std::nullopt;
+    if (!bytes) {
+      key_ = "shape";
+      return fail(shape_text(tensor_.shape), "a size below 2^63 bytes");
+    }
+    if (end - begin != static_cast<uint64_t>(*bytes)) {
+      return fail(concat(end - begin, " bytes"),
+                  concat(*bytes, " for ", dtype_name(tensor_.dtype), shape_text(tensor_.shape)));
+    }
+    tensor_.offset = begin;  // made absolute once all are known
+    tensor_.bytes = end - begin;
+    header_.tensors.push_back(std::move(tensor_));
+    return true;
+  }
+
+  SafetensorsHeader& header_;
+  std::string_view path_;
+  Place place_ = Place::kStart;
+  std::string key_;
+  TensorInfo tensor_;
+  unsigned fields_ = 0;  // of tensor_, seen so far
+  uint64_t range_[2] = {};
+  int offsets_ = 0;
+  bool seen_metadata_ = false;
+  std::string error_;
+};
+
+Status corrupt(std::string message) {
+  return {Code::kCorrupt, std::move(message)};
+}
+
+// Sorts by offset and makes sure that the tensors tile [0, data_bytes) without hole or overlap.
+Status check_tiling(std::vector<TensorInfo>& tensors, uint64_t data_offset, uint64_t data_bytes,
+                    std::string_view path) {
+  const auto before = [](const TensorInfo& a, const TensorInfo& b) {
+    return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
+  };
+  if (!std::is_sorted(tensors.begin(), tensors.end(), before)) {
+    std::stable_sort(tensors.begin(), tensors.end(), before);
+  }
+  uint64_t end = 0;
+  for (TensorInfo& tensor : tensors) {
+    if (tensor.offset != end) {
+      const char* what = tensor.offset < end ? " (an overlap)" : " (a hole)";
+      return corrupt(bad_field(path, concat("tensor ", in_quotes(tensor.name), ": data_offsets"),
+                               concat("begin ", tensor.offset, what), concat(end)));
+    }
+    end += tensor.bytes;  // no overflow: offset + bytes was read from the file as one number
+    tensor.offset += data_offset;
+  }
+  if (end != data_bytes) {
+    return corrupt(bad_field(path, "file length", concat(data_offset + data_bytes, " bytes"),
+                             concat(data_offset, " for the header and ", end, " for the tensors")));
+  }
+  return {};
+}
+
+// The header's length as its first 8 bytes say, once it is plausible.
+Result<uint64_t> header_length(std::span<const std::byte> first8, uint64_t file_size,
+                               std::string_view path) {
+  uint64_t length = 0;
+  for (size_t i = 0; i < 8; ++i) length |= std::to_integer<uint64_t>(first8[i]) << (8 * i);
+  if (length > kMaxHeader) {
+    return corrupt(
+        bad_field(path, "header length", concat(length), concat("at most ", kMaxHeader)));
+  }
+  if (length > file_size - 8) {
+    return corrupt(bad_field(path, "header length", concat(length),
+                             concat("at most ", file_size - 8, ", what is left of the file")));
+  }
+  return length;
+}
+
+Status too_short(uint64_t size, std::string_view path) {
+  return corrupt(bad_field(path, "file length", concat(size, " bytes"),
+                           "8 at least: the length of a safetensors header"));
+}
+
+}  // namespace
+
+const TensorInfo* SafetensorsHeader::find(std::string_view name) const {
+  const auto at =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [&](uint32_t i, std::string_view n) { return tensors[i].name < n; });
+  return at != by_name_.end() && tensors[*at].name == name ? &tensors[*at] : nullptr;
+}
+
+Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> bytes,
+                                                   uint64_t file_size, std::string_view path) {
+  if (bytes.size() < 8 || file_size < 8) return too_short(file_size, path);
+  SQZ_ASSIGN_OR_RETURN(const uint64_t length, header_length(bytes.first(8), file_size, path));
+  if (length > bytes.size() - 8) {
+    return Status(Code::kInternal, concat(path, ": the header was not read whole"));
+  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + 8,
+                              static_cast<size_t>(length));
+  if (text.empty() || text[0] != '{') {
+    return corrupt(bad_field(path, "header",
+                             text.empty() ? "nothing" : in_quotes(text.substr(0, 8)),
+                             "a JSON object, from its \"{\" on"));
+  }
+
+  SafetensorsHeader header;
+  header.data_offset = 8 + length;
+  HeaderHandler handler(header, path);
+  if (!Json::sax_parse(text, &handler)) return corrupt(handler.error());
+  SQZ_RETURN_IF_ERROR(
+      check_tiling(header.tensors, header.data_offset, file_size - header.data_offset, path));
+
+  header.by_name_.resize(header.tensors.size());
+  std::iota(header.by_name_.begin(), header.by_name_.end(), 0u);
+  const auto name = [&](uint32_t i) -> const std::string& { return header.tensors[i].name; };
+  std::sort(header.by_name_.begin(), header.by_name_.end(),
+            [&](uint32_t a, uint32_t b) { return name(a) < name(b); });
+  const auto twice = std::adjacent_find(header.by_name_.begin(), header.by_name_.end(),
+                                        [&](uint32_t a, uint32_t b) { return name(a) == name(b); });
+  if (twice != header.by_name_.end()) {
+    return corrupt(
+        bad_field(path, concat("tensor ", in_quotes(name(*twice))), "the name twice", "it once"));
+  }
+  return header;
+}
+
+Result<SafetensorsHeader> read_safetensors_header(const ReadFile& file) {
+  if (file.size() < 8) return too_short(file.size(), file.path());
+  std::vector<std::byte> bytes(8);
+  SQZ_RETURN_IF_ERROR(file.read(0, bytes));
+  SQZ_ASSIGN_OR_RETURN(const uint64_t length, header_length(bytes, file.size(), file.path()));
+  bytes.resize(static_cast<size_t>(8 + length));
+  SQZ_RETURN_IF_ERROR(file.read(8, std::span(bytes).subspan(8)));
+  return parse_safetensors_header(bytes, file.size(), file.path());
+}
+
+std::string in_quotes(std::string_view text) {
+  constexpr size_t kMost = 80;
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text.substr(0, kMost)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      out += c;
+    } else {
+      out += "\\x";
+      out += kDigits[byte >> 4];
+      out += kDigits[byte & 15];
+    }
+  }
+  out += text.size() > kMost ? "\"..." : "\"";
+  return out;
+}
+
+std::string shape_text(std::span<const int64_t> shape) {
+  std::string out = "[";
+  for (const int64_t dim : shape) out += concat(out.size() > 1 ? ", " : "", dim);
+  return out + "]";
+}
+
+}  // namespace sqz
