@@ -1,0 +1,204 @@
+#include "formats/capture.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "formats/hdf5.h"
+
+namespace sqz {
+namespace {
+
+std::string layer_path(int64_t layer, const char* dataset) {
+  return concat("/layers/", layer, "/", dataset);
+}
+
+// Fails unless `dataset` has exactly this shape; -1 stands for any size.
+Status check_shape(const Hdf5Dataset& dataset, const std::vector<int64_t>& expected,
+                   const std::string& meaning) {
+  bool same = dataset.shape.size() == expected.size();
+  for (size_t i = 0; same && i < expected.size(); ++i) same = dataset.shape[i] == expected[i];
+  if (same) return {};
+  const auto text = [](const std::vector<int64_t>& shape) {
+    std::string out;
+    for (const int64_t dim : shape) out += concat(out.empty() ? "[" : ", ", dim);
+    return shape.empty() ? "no dimensions" : out + "]";
+  };
+  return dataset.bad(text(dataset.shape), concat(text(expected), ", which is ", meaning));
+}
+
+class Reader : public CaptureReader {
+ public:
+  explicit Reader(std::string path) : path_(std::move(path)) {}
+
+  Status init() {
+    const Hdf5Quiet quiet;
+    struct stat info {};
+    if (::stat(path_.c_str(), &info) != 0) {
+      return {errno == ENOENT ? Code::kNotFound : Code::kIo,
+              concat(path_, ": open: ", std::strerror(errno))};
+    }
+    file_ = Hdf5Id(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
+    if (!file_.ok()) return hdf5_error(path_, "not a readable HDF5 file");
+    SQZ_RETURN_IF_ERROR(read_attributes());
+    SQZ_RETURN_IF_ERROR(read_tokens());
+    SQZ_RETURN_IF_ERROR(read_query_positions());
+    for (int64_t layer = 0; layer < info_.model.layers; ++layer) {
+      SQZ_RETURN_IF_ERROR(check_layer(layer));
+    }
+    return {};
+  }
+
+  const CaptureInfo& info() const override { return info_; }
+
+  Result<CapturedLayer> read_layer(int64_t layer) const override {
+    if (layer < 0 || layer >= info_.model.layers) {
+      return Status(Code::kInvalidArgument, bad_field(path_, "layer", concat(layer),
+                                                      concat("0 to ", info_.model.layers - 1)));
+    }
+    try {
+      const Hdf5Quiet quiet;
+      CapturedLayer out;
+      out.query_positions = query_positions_;
+      const ModelDescription& model = info_.model;
+      SQZ_ASSIGN_OR_RETURN(out.keys, read(layer, "keys", kv_shape()));
+      SQZ_ASSIGN_OR_RETURN(out.values, read(layer, "values", kv_shape()));
+      SQZ_ASSIGN_OR_RETURN(out.queries,
+                           read(layer, "queries", {model.query_heads, queries(), model.head_dim}));
+      if (has_cosine_) {
+        SQZ_ASSIGN_OR_RETURN(out.cosine, read(layer, "cosine", {tokens()}));
+      }
+      return out;
+    } catch (const std::bad_alloc&) {
+      return Status(Code::kOutOfMemory, concat(path_, ": no memory for layer ", layer));
+    }
+  }
+
+ private:
+  int64_t tokens() const { return static_cast<int64_t>(info_.tokens.size()); }
+  int64_t queries() const { return static_cast<int64_t>(query_positions_.size()); }
+  std::vector<int64_t> kv_shape() const {
+    return {info_.model.kv_heads, tokens(), info_.model.head_dim};
+  }
+
+  Status read_attributes() {
+    const Hdf5Id root(H5Gopen2(file_.get(), "/", H5P_DEFAULT));
+    if (!root.ok()) return hdf5_error(path_, "root group");
+    SQZ_ASSIGN_OR_RETURN(const auto model, read_text_attribute(root.get(), path_, "model"));
+    if (!model) {
+      return {Code::kCorrupt, bad_field(path_, "attribute model", "none",
+                                        "the model's description as JSON (docs/capture.md)")};
+    }
+    const std::string label = concat(path_, ": attribute model");
+    SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(*model, label));
+    SQZ_ASSIGN_OR_RETURN(info_.model, model_from_json(json, label));
+    SQZ_ASSIGN_OR_RETURN(const auto hash, read_text_attribute(root.get(), path_, "tokenizer_hash"));
+    info_.tokenizer_hash = hash.value_or("");
+    return {};
+  }
+
+  Status read_tokens() {
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open_dataset(file_.get(), path_, "/tokens"));
+    SQZ_ASSIGN_OR_RETURN(const auto values, read_integers(dataset));
+    constexpr int64_t kIdLimit = int64_t{1} << 31;
+    const int64_t known = info_.model.vocab_size;  // 0: the engine did not say
+    const int64_t limit = known == 0 ? kIdLimit : std::min(known, kIdLimit);
+    info_.tokens.reserve(values.size());
+    for (const int64_t id : values) {
+      if (id < 0 || id >= limit) {
+        return dataset.bad(concat("id ", id, " at index ", info_.tokens.size()),
+                           concat("ids in [0, ", limit, "), the model's vocabulary"));
+      }
+      info_.tokens.push_back(static_cast<int32_t>(id));
+    }
+    if (values.empty()) return dataset.bad("no tokens", "at least one");
+    return {};
+  }
+
+  Status read_query_positions() {
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset,
+                         open_dataset(file_.get(), path_, "/query_positions"));
+    SQZ_ASSIGN_OR_RETURN(query_positions_, read_integers(dataset));
+    for (size_t i = 0; i < query_positions_.size(); ++i) {
+      const int64_t position = query_positions_[i];
+      if (position < 0 || position >= tokens()) {
+        return dataset.bad(concat(position, " at index ", i), concat("0 to ", tokens() - 1));
+      }
+      if (i > 0 && position <= query_positions_[i - 1]) {
+        return dataset.bad(concat(position, " after ", query_positions_[i - 1], " at index ", i),
+                           "ascending positions");
+      }
+    }
+    return {};
+  }
+
+  // Everything that can be known of a layer without reading its data.
+  Status check_layer(int64_t layer) {
+    const ModelDescription& model = info_.model;
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset keys, open(layer, "keys"));
+    SQZ_RETURN_IF_ERROR(check_shape(keys, kv_shape(), "[KV heads, tokens, head_dim]"));
+    SQZ_RETURN_IF_ERROR(check_rope(layer, keys));
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset values, open(layer, "values"));
+    SQZ_RETURN_IF_ERROR(check_shape(values, kv_shape(), "[KV heads, tokens, head_dim]"));
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset queries_set, open(layer, "queries"));
+    SQZ_RETURN_IF_ERROR(check_shape(queries_set, {model.query_heads, queries(), model.head_dim},
+                                    "[query heads, length of /query_positions, head_dim]"));
+    for (const Hdf5Dataset* dataset : {&keys, &values, &queries_set}) {
+      SQZ_RETURN_IF_ERROR(float_type(*dataset).status());
+    }
+    const bool cosine =
+        H5Lexists(file_.get(), layer_path(layer, "cosine").c_str(), H5P_DEFAULT) > 0;
+    if (layer == 0) has_cosine_ = cosine;
+    if (!has_cosine_) return {};
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset cosines, open(layer, "cosine"));
+    SQZ_RETURN_IF_ERROR(check_shape(cosines, {tokens()}, "[tokens]"));
+    return float_type(cosines).status();
+  }
+
+  Status check_rope(int64_t layer, const Hdf5Dataset& keys) {
+    SQZ_ASSIGN_OR_RETURN(const auto rope, read_text_attribute(keys.id.get(), path_, "rope"));
+    if (rope != "pre" && rope != "post") {
+      return keys.bad(concat("attribute rope = ", rope ? *rope : "(none)"),
+                      "rope = pre or rope = post");
+    }
+    const bool post = rope == "post";
+    if (layer == 0) info_.keys_post_rope = post;
+    if (post == info_.keys_post_rope) return {};
+    return keys.bad(concat("attribute rope = ", *rope), "the same as in layer 0");
+  }
+
+  Result<Hdf5Dataset> open(int64_t layer, const char* name) const {
+    return open_dataset(file_.get(), path_, layer_path(layer, name));
+  }
+
+  Result<std::vector<float>> read(int64_t layer, const char* name,
+                                  const std::vector<int64_t>& shape) const {
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, name));
+    SQZ_RETURN_IF_ERROR(check_shape(dataset, shape, "what the file said when it was opened"));
+    SQZ_ASSIGN_OR_RETURN(const DType type, float_type(dataset));
+    return read_floats(dataset, type);
+  }
+
+  std::string path_;
+  Hdf5Id file_;
+  CaptureInfo info_;
+  std::vector<int64_t> query_positions_;
+  bool has_cosine_ = false;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CaptureReader>> CaptureReader::open(const std::string& path) {
+  try {
+    auto reader = std::make_unique<Reader>(path);
+    SQZ_RETURN_IF_ERROR(reader->init());
+    return std::unique_ptr<CaptureReader>(std::move(reader));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, concat(path, ": no memory to open the capture"));
+  }
+}
+
+}  // namespace sqz

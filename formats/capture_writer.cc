@@ -1,0 +1,165 @@
+#include <algorithm>
+
+#include "formats/base/file.h"
+#include "formats/capture.h"
+#include "formats/hdf5.h"
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kChunkRows = 4096;  // 1 MiB of float32 at head_dim 64: HDF5's default chunk cache
+
+hid_t memory_type(const std::vector<float>&) {
+  return H5T_NATIVE_FLOAT;
+}
+hid_t memory_type(const std::vector<int32_t>&) {
+  return H5T_NATIVE_INT32;
+}
+hid_t memory_type(const std::vector<int64_t>&) {
+  return H5T_NATIVE_INT64;
+}
+hid_t file_type(const std::vector<float>&) {
+  return H5T_IEEE_F32LE;
+}
+hid_t file_type(const std::vector<int32_t>&) {
+  return H5T_STD_I32LE;
+}
+hid_t file_type(const std::vector<int64_t>&) {
+  return H5T_STD_I64LE;
+}
+
+class Writer : public CaptureWriter {
+ public:
+  Writer(std::string path, AtomicFile output, CaptureInfo info)
+      : path_(std::move(path)), output_(std::move(output)), info_(std::move(info)) {}
+
+  Status init() {
+    const Hdf5Quiet quiet;
+    // The temporary file is there already: HDF5 truncates it and keeps its inode.
+    file_ = Hdf5Id(
+        H5Fcreate(output_.temporary_path().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
+    if (!file_.ok()) return write_error("create");
+    const Hdf5Id root(H5Gopen2(file_.get(), "/", H5P_DEFAULT));
+    const std::string model = to_json(info_.model).dump();
+    for (const auto& [name, text] :
+         {std::pair{"format", std::string("sqz-capture")}, std::pair{"version", std::string("1")},
+          std::pair{"model", model}, std::pair{"tokenizer_hash", info_.tokenizer_hash}}) {
+      SQZ_RETURN_IF_ERROR(write_text_attribute(root.get(), path_, name, text));
+    }
+    const auto count = static_cast<int64_t>(info_.tokens.size());
+    return write_dataset("/tokens", {count}, info_.tokens).status();
+  }
+
+  Status write_layer(int64_t layer, const CapturedLayer& data) override {
+    const Hdf5Quiet quiet;
+    SQZ_RETURN_IF_ERROR(check(layer, data));
+    if (written_.empty()) {
+      query_positions_ = data.query_positions;
+      const auto count = static_cast<int64_t>(query_positions_.size());
+      SQZ_RETURN_IF_ERROR(write_dataset("/query_positions", {count}, query_positions_).status());
+    }
+    const ModelDescription& model = info_.model;
+    const auto tokens = static_cast<int64_t>(info_.tokens.size());
+    const auto queries = static_cast<int64_t>(query_positions_.size());
+    const std::string prefix = concat("/layers/", layer, "/");
+    const std::vector<int64_t> kv_shape = {model.kv_heads, tokens, model.head_dim};
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Id keys, write_dataset(prefix + "keys", kv_shape, data.keys));
+    SQZ_RETURN_IF_ERROR(
+        write_text_attribute(keys.get(), path_, "rope", info_.keys_post_rope ? "post" : "pre"));
+    SQZ_RETURN_IF_ERROR(write_dataset(prefix + "values", kv_shape, data.values).status());
+    SQZ_RETURN_IF_ERROR(write_dataset(prefix + "queries",
+                                      {model.query_heads, queries, model.head_dim}, data.queries)
+                            .status());
+    if (!data.cosine.empty()) {
+      SQZ_RETURN_IF_ERROR(write_dataset(prefix + "cosine", {tokens}, data.cosine).status());
+    }
+    written_.push_back(layer);
+    return {};
+  }
+
+  Result<uint64_t> commit() override {
+    const Hdf5Quiet quiet;
+    if (written_.size() != static_cast<size_t>(info_.model.layers)) {
+      return Status(Code::kInternal, bad_field(path_, "layers", concat(written_.size()),
+                                               concat(info_.model.layers)));
+    }
+    hsize_t bytes = 0;
+    if (H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) < 0) return write_error("flush");
+    if (H5Fget_filesize(file_.get(), &bytes) < 0) return write_error("file size");
+    file_.reset();
+    SQZ_RETURN_IF_ERROR(output_.commit());
+    return bytes;
+  }
+
+ private:
+  // HDF5 failing to write is the operating system's doing, not the file's.
+  Status write_error(const std::string& what) const {
+    return {Code::kIo, hdf5_error(path_, what).message()};
+  }
+
+  Status check(int64_t layer, const CapturedLayer& data) const {
+    const ModelDescription& model = info_.model;
+    const size_t tokens = info_.tokens.size();
+    const auto kv = static_cast<size_t>(model.kv_heads * model.head_dim) * tokens;
+    const auto queries =
+        static_cast<size_t>(model.query_heads * model.head_dim) * data.query_positions.size();
+    const bool sizes = data.keys.size() == kv && data.values.size() == kv &&
+                       data.queries.size() == queries &&
+                       (data.cosine.empty() || data.cosine.size() == tokens);
+    const bool known = layer >= 0 && layer < model.layers &&
+                       std::find(written_.begin(), written_.end(), layer) == written_.end();
+    const bool positions = written_.empty() || data.query_positions == query_positions_;
+    if (sizes && known && positions) return {};
+    return {Code::kInternal, concat(path_, ": layer ", layer, " of the capture: ",
+                                    !known      ? "out of range or written twice"
+                                    : positions ? "data of the wrong size"
+                                                : "query positions differ from the first layer's")};
+  }
+
+  template <class T>
+  Result<Hdf5Id> write_dataset(const std::string& name, const std::vector<int64_t>& shape,
+                               const std::vector<T>& data) {
+    const Hdf5Id links(H5Pcreate(H5P_LINK_CREATE));
+    H5Pset_create_intermediate_group(links.get(), 1);
+    const Hdf5Id properties(H5Pcreate(H5P_DATASET_CREATE));
+    H5Pset_obj_track_times(properties.get(), false);  // equal input, equal file
+    std::vector<hsize_t> dims(shape.begin(), shape.end());
+    if (!data.empty()) {
+      // One head a chunk, so that a reader may take heads one by one.
+      std::vector<hsize_t> chunk = dims;
+      if (chunk.size() > 1) chunk.front() = 1;
+      hsize_t& rows = chunk.size() > 1 ? chunk[1] : chunk[0];
+      rows = std::min<hsize_t>(rows, kChunkRows);
+      H5Pset_chunk(properties.get(), static_cast<int>(chunk.size()), chunk.data());
+    }
+    const Hdf5Id space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr));
+    Hdf5Id dataset(H5Dcreate2(file_.get(), name.c_str(), file_type(data), space.get(), links.get(),
+                              properties.get(), H5P_DEFAULT));
+    if (!dataset.ok()) return write_error(name);
+    if (data.empty()) return dataset;
+    if (H5Dwrite(dataset.get(), memory_type(data), H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) <
+        0) {
+      return write_error(name);
+    }
+    return dataset;
+  }
+
+  std::string path_;
+  AtomicFile output_;
+  Hdf5Id file_;  // closed before output_ removes or publishes the file
+  CaptureInfo info_;
+  std::vector<int64_t> query_positions_;
+  std::vector<int64_t> written_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CaptureWriter>> CaptureWriter::create(const std::string& path, bool replace,
+                                                             const CaptureInfo& info) {
+  SQZ_ASSIGN_OR_RETURN(AtomicFile output, AtomicFile::create(Env::posix(), path, replace));
+  auto writer = std::make_unique<Writer>(path, std::move(output), info);
+  SQZ_RETURN_IF_ERROR(writer->init());
+  return std::unique_ptr<CaptureWriter>(std::move(writer));
+}
+
+}  // namespace sqz

@@ -1,0 +1,454 @@
+#include "formats/capture.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <hdf5.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+
+#include "formats/base/dtype.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr int64_t kTokens = 12, kQueries = 3;
+
+ModelDescription tiny_model() {
+  ModelDescription model;
+  model.architecture = "LlamaForCausalLM";
+  model.layers = 2;
+  model.query_heads = 4;
+  model.kv_heads = 2;
+  model.head_dim = 8;
+  model.hidden_size = 32;
+  model.vocab_size = 100;
+  model.max_positions = 64;
+  model.sliding_window = {0, 0};
+  model.weights_hash = "0123456789abcdef";
+  model.attention_scale = 1 / std::sqrt(8.0);
+  return model;
+}
+
+CaptureInfo tiny_info() {
+  CaptureInfo info;
+  info.model = tiny_model();
+  info.tokenizer_hash = "fedcba9876543210";
+  for (int32_t i = 0; i < kTokens; ++i) info.tokens.push_back(i * 7 % 100);
+  return info;
+}
+
+std::vector<float> ramp(int64_t count, float start) {
+  std::vector<float> out(static_cast<size_t>(count));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = start + 0.125f * static_cast<float>(i);
+  return out;
+}
+
+CapturedLayer tiny_layer(int64_t layer) {
+  const ModelDescription model = tiny_model();
+  const auto start = static_cast<float>(layer);
+  CapturedLayer out;
+  out.keys = ramp(model.kv_heads * kTokens * model.head_dim, start);
+  out.values = ramp(model.kv_heads * kTokens * model.head_dim, start - 50);
+  out.queries = ramp(model.query_heads * kQueries * model.head_dim, start + 50);
+  out.query_positions = {9, 10, 11};
+  return out;
+}
+
+class CaptureTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(::testing::TempDir()) / concat("capture_", info->name(), "_", ::getpid());
+    fs::create_directories(folder_);
+    path_ = (folder_ / "capture.h5").string();
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  void write_tiny(const CaptureInfo& info = tiny_info(), bool cosine = false) {
+    auto writer = CaptureWriter::create(path_, true, info).value();
+    for (int64_t layer = 0; layer < info.model.layers; ++layer) {
+      CapturedLayer data = tiny_layer(layer);
+      if (cosine) data.cosine = ramp(kTokens, 0.5f);
+      ASSERT_TRUE(writer->write_layer(layer, data).ok());
+    }
+    const auto bytes = writer->commit();
+    ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+    EXPECT_EQ(bytes.value(), fs::file_size(path_));
+  }
+
+  // Changes the file through HDF5 itself, as another program would.
+  void change(const std::function<void(hid_t)>& edit) {
+    const hid_t file = H5Fopen(path_.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+    ASSERT_GE(file, 0);
+    edit(file);
+    H5Fclose(file);
+  }
+
+  // Replaces (or adds) a dataset. `properties` is the creation list, closed here.
+  static hid_t put(hid_t file, const char* name, hid_t type, std::vector<hsize_t> dims,
+                   const void* data, hid_t properties = H5P_DEFAULT) {
+    if (H5Lexists(file, name, H5P_DEFAULT) > 0) H5Ldelete(file, name, H5P_DEFAULT);
+    const hid_t space = H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr);
+    const hid_t dataset = H5Dcreate2(file, name, type, space, H5P_DEFAULT, properties, H5P_DEFAULT);
+    EXPECT_GE(dataset, 0) << name;
+    if (data != nullptr) H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data);
+    H5Sclose(space);
+    if (properties != H5P_DEFAULT) H5Pclose(properties);
+    return dataset;
+  }
+
+  static void put_text(hid_t object, const char* name, const std::string& text) {
+    if (H5Aexists(object, name) > 0) H5Adelete(object, name);
+    const hid_t type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, H5T_VARIABLE);  // as h5py writes text
+    const hid_t space = H5Screate(H5S_SCALAR);
+    const hid_t attribute = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+    const char* pointer = text.c_str();
+    H5Awrite(attribute, type, &pointer);
+    H5Aclose(attribute);
+    H5Sclose(space);
+    H5Tclose(type);
+  }
+
+  void expect_refused(Code code, std::initializer_list<const char*> parts) {
+    const auto reader = CaptureReader::open(path_);
+    ASSERT_FALSE(reader.ok()) << *parts.begin();
+    EXPECT_EQ(reader.status().code(), code) << reader.status().message();
+    EXPECT_THAT(reader.status().message(), HasSubstr(path_));
+    for (const char* part : parts) EXPECT_THAT(reader.status().message(), HasSubstr(part));
+  }
+
+  // A fresh file, changed by `edit`, is refused.
+  void expect_refused_after(const std::function<void(hid_t)>& edit, Code code,
+                            std::initializer_list<const char*> parts) {
+    write_tiny();
+    change(edit);
+    expect_refused(code, parts);
+  }
+
+  fs::path folder_;
+  std::string path_;
+};
+
+TEST_F(CaptureTest, ReadsWhatItWrote) {
+  write_tiny(tiny_info(), true);
+  const auto reader = CaptureReader::open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status().message();
+  const CaptureInfo& info = (*reader)->info();
+  EXPECT_EQ(info.model, tiny_model());
+  EXPECT_EQ(info.tokens, tiny_info().tokens);
+  EXPECT_EQ(info.tokenizer_hash, tiny_info().tokenizer_hash);
+  EXPECT_TRUE(info.keys_post_rope);
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    const auto data = (*reader)->read_layer(layer);
+    ASSERT_TRUE(data.ok()) << data.status().message();
+    const CapturedLayer expected = tiny_layer(layer);
+    EXPECT_EQ(data->keys, expected.keys);
+    EXPECT_EQ(data->values, expected.values);
+    EXPECT_EQ(data->queries, expected.queries);
+    EXPECT_EQ(data->query_positions, expected.query_positions);
+    EXPECT_EQ(data->cosine, ramp(kTokens, 0.5f));
+  }
+  EXPECT_EQ((*reader)->read_layer(2).status().code(), Code::kInvalidArgument);
+}
+
+TEST_F(CaptureTest, KeepsPreRopeNaNAndUnknownTokenizer) {
+  CaptureInfo info = tiny_info();
+  info.keys_post_rope = false;
+  info.tokenizer_hash.clear();
+  auto writer = CaptureWriter::create(path_, false, info).value();
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    CapturedLayer data = tiny_layer(layer);
+    data.keys[5] = std::numeric_limits<float>::quiet_NaN();
+    ASSERT_TRUE(writer->write_layer(layer, data).ok());
+  }
+  ASSERT_TRUE(writer->commit().ok());
+  const auto reader = CaptureReader::open(path_).value();
+  EXPECT_FALSE(reader->info().keys_post_rope);
+  EXPECT_EQ(reader->info().tokenizer_hash, "");
+  const CapturedLayer data = reader->read_layer(1).value();
+  EXPECT_TRUE(std::isnan(data.keys[5]));
+  EXPECT_TRUE(data.cosine.empty());
+}
+
+TEST_F(CaptureTest, ReadsHalfPrecision) {
+  write_tiny();
+  const CapturedLayer layer = tiny_layer(0);
+  std::vector<uint16_t> half, brain;
+  for (const float x : layer.keys) half.push_back(to_float16(x).bits);
+  for (const float x : layer.values) brain.push_back(to_bfloat16(x).bits);
+  change([&](hid_t file) {
+    // The 16-bit float of IEEE 754, as numpy's float16 arrives through h5py.
+    const hid_t type = H5Tcopy(H5T_IEEE_F32LE);
+    H5Tset_fields(type, 15, 10, 5, 0, 10);
+    H5Tset_size(type, 2);
+    H5Tset_ebias(type, 15);
+    const hid_t keys = put(file, "/layers/0/keys", type, {2, kTokens, 8}, half.data());
+    put_text(keys, "rope", "post");
+    H5Dclose(keys);
+    const hid_t values =
+        put(file, "/layers/0/values", H5T_STD_U16LE, {2, kTokens, 8}, brain.data());
+    put_text(values, "dtype", "bfloat16");
+    H5Dclose(values);
+  });
+  const auto reader = CaptureReader::open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status().message();
+  const CapturedLayer read = (*reader)->read_layer(0).value();
+  EXPECT_EQ(read.keys, layer.keys);  // multiples of 1/8 below 16: exact in binary16
+  for (size_t i = 0; i < read.values.size(); ++i) {
+    EXPECT_EQ(read.values[i], to_float(to_bfloat16(layer.values[i])));
+  }
+}
+
+TEST_F(CaptureTest, ReadsCompressedAndWideIntegers) {
+  write_tiny();
+  const std::vector<float> zeros(2 * kTokens * 8, 0.0f);
+  std::vector<int64_t> tokens(kTokens, 99);
+  change([&](hid_t file) {
+    const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
+    const hsize_t chunk[] = {1, kTokens, 8};
+    H5Pset_chunk(properties, 3, chunk);
+    H5Pset_deflate(properties, 6);
+    H5Dclose(
+        put(file, "/layers/1/values", H5T_IEEE_F32LE, {2, kTokens, 8}, zeros.data(), properties));
+    H5Dclose(put(file, "/tokens", H5T_STD_I64LE, {kTokens}, tokens.data()));
+  });
+  const auto reader = CaptureReader::open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status().message();
+  EXPECT_EQ((*reader)->read_layer(1).value().values, zeros);
+  EXPECT_EQ((*reader)->info().tokens, std::vector<int32_t>(kTokens, 99));
+}
+
+TEST_F(CaptureTest, RefusesWhatIsNotHdf5) {
+  EXPECT_EQ(CaptureReader::open(path_).status().code(), Code::kNotFound);
+  std::ofstream(path_) << "";
+  expect_refused(Code::kCorrupt, {"not a readable HDF5 file"});
+  std::ofstream(path_) << std::string(5000, 'x');
+  expect_refused(Code::kCorrupt, {"not a readable HDF5 file"});
+}
+
+// Cut anywhere, the file is refused or fails to read; it never crashes and never reads as whole.
+TEST_F(CaptureTest, RefusesEveryTruncation) {
+  write_tiny();
+  const auto size = fs::file_size(path_);
+  for (uintmax_t keep = 0; keep < size; keep += 97) {
+    write_tiny();
+    fs::resize_file(path_, keep);
+    EXPECT_FALSE(CaptureReader::open(path_).ok()) << "cut at " << keep << " of " << size;
+  }
+}
+
+TEST_F(CaptureTest, RefusesMissingParts) {
+  for (const char* name :
+       {"/tokens", "/query_positions", "/layers/0/keys", "/layers/1/values", "/layers/1/queries"}) {
+    expect_refused_after([&](hid_t file) { H5Ldelete(file, name, H5P_DEFAULT); }, Code::kCorrupt,
+                         {name, "no such dataset"});
+  }
+  expect_refused_after([](hid_t file) { H5Adelete(file, "model"); }, Code::kCorrupt,
+                       {"attribute model", "found none"});
+}
+
+TEST_F(CaptureTest, RefusesABadModelDescription) {
+  expect_refused_after([](hid_t file) { put_text(file, "model", "{ not json"); }, Code::kCorrupt,
+                       {"attribute model", "not valid JSON"});
+  Json model = to_json(tiny_model());
+  model["layers"] = 3;
+  model["sliding_window"] = {0, 0, 0};
+  expect_refused_after([&](hid_t file) { put_text(file, "model", model.dump()); }, Code::kCorrupt,
+                       {"/layers/2/keys", "no such dataset"});
+  model["kv_heads"] = 0;
+  expect_refused_after([&](hid_t file) { put_text(file, "model", model.dump()); }, Code::kCorrupt,
+                       {"kv_heads"});
+  expect_refused_after(
+      [](hid_t file) {
+        H5Adelete(file, "model");
+        const hid_t space = H5Screate(H5S_SCALAR);
+        const hid_t type = H5T_NATIVE_INT;
+        H5Aclose(H5Acreate2(file, "model", type, space, H5P_DEFAULT, H5P_DEFAULT));
+        H5Sclose(space);
+      },
+      Code::kCorrupt, {"attribute model", "another type"});
+}
+
+TEST_F(CaptureTest, RefusesWrongShapes) {
+  const std::vector<float> data(4096, 1.0f);
+  const auto edit = [&](const char* name, std::vector<hsize_t> dims) {
+    return [&data, name, dims](hid_t file) {
+      const hid_t dataset = put(file, name, H5T_IEEE_F32LE, dims, data.data());
+      put_text(dataset, "rope", "post");
+      H5Dclose(dataset);
+    };
+  };
+  expect_refused_after(edit("/layers/0/keys", {kTokens, 8}), Code::kCorrupt,
+                       {"/layers/0/keys", "found [12, 8]", "[2, 12, 8]"});
+  expect_refused_after(edit("/layers/0/keys", {2, kTokens - 1, 8}), Code::kCorrupt,
+                       {"found [2, 11, 8]"});
+  expect_refused_after(edit("/layers/1/values", {2, kTokens, 16}), Code::kCorrupt,
+                       {"/layers/1/values", "found [2, 12, 16]"});
+  expect_refused_after(edit("/layers/1/queries", {4, kQueries + 1, 8}), Code::kCorrupt,
+                       {"/layers/1/queries", "found [4, 4, 8]", "query_positions"});
+  expect_refused_after(
+      [&](hid_t file) {
+        H5Dclose(put(file, "/layers/0/cosine", H5T_IEEE_F32LE, {kTokens + 1}, data.data()));
+      },
+      Code::kCorrupt, {"/layers/0/cosine", "found [13]"});
+  const std::vector<int32_t> ids(kTokens, 1);
+  expect_refused_after(
+      [&](hid_t file) {
+        H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {3, 4}, ids.data()));
+      },
+      Code::kCorrupt, {"/tokens", "[3, 4]"});
+}
+
+TEST_F(CaptureTest, RefusesWrongTypes) {
+  const std::vector<double> data(2 * kTokens * 8, 1.0);
+  const auto edit = [&](hid_t type) {
+    return [&data, type](hid_t file) {
+      H5Dclose(put(file, "/layers/0/values", type, {2, kTokens, 8}, data.data()));
+    };
+  };
+  expect_refused_after(edit(H5T_IEEE_F64LE), Code::kCorrupt, {"another element type of 8 bytes"});
+  expect_refused_after(edit(H5T_IEEE_F32BE), Code::kCorrupt, {"little-endian float32"});
+  expect_refused_after(edit(H5T_STD_U16LE), Code::kCorrupt, {"dtype = (none)", "bfloat16"});
+  expect_refused_after(
+      [&](hid_t file) { H5Dclose(put(file, "/tokens", H5T_IEEE_F64LE, {kTokens}, data.data())); },
+      Code::kCorrupt, {"/tokens", "integers"});
+}
+
+TEST_F(CaptureTest, RefusesBadRope) {
+  const auto set = [](const char* name, const char* rope) {
+    return [name, rope](hid_t file) {
+      const hid_t keys = H5Dopen2(file, name, H5P_DEFAULT);
+      put_text(keys, "rope", rope);
+      H5Dclose(keys);
+    };
+  };
+  expect_refused_after(set("/layers/0/keys", "rotated"), Code::kCorrupt,
+                       {"/layers/0/keys", "rope = rotated", "rope = post"});
+  expect_refused_after(set("/layers/1/keys", "pre"), Code::kCorrupt,
+                       {"/layers/1/keys", "rope = pre", "the same as in layer 0"});
+  expect_refused_after(
+      [](hid_t file) {
+        const hid_t keys = H5Dopen2(file, "/layers/0/keys", H5P_DEFAULT);
+        H5Adelete(keys, "rope");
+        H5Dclose(keys);
+      },
+      Code::kCorrupt, {"rope = (none)"});
+}
+
+TEST_F(CaptureTest, RefusesBadNumbers) {
+  const auto tokens = [](int64_t id) {
+    return [id](hid_t file) {
+      std::vector<int64_t> ids(kTokens, 1);
+      ids[4] = id;
+      H5Dclose(put(file, "/tokens", H5T_STD_I64LE, {kTokens}, ids.data()));
+    };
+  };
+  expect_refused_after(tokens(100), Code::kCorrupt, {"id 100 at index 4", "[0, 100)"});
+  expect_refused_after(tokens(-1), Code::kCorrupt, {"id -1 at index 4"});
+  const auto positions = [](std::vector<int64_t> values) {
+    return [values](hid_t file) {
+      H5Dclose(put(file, "/query_positions", H5T_STD_I64LE, {values.size()}, values.data()));
+    };
+  };
+  expect_refused_after(positions({9, 11, 10}), Code::kCorrupt, {"10 after 11", "ascending"});
+  expect_refused_after(positions({9, 9, 10}), Code::kCorrupt, {"9 after 9"});
+  expect_refused_after(positions({9, 10, kTokens}), Code::kCorrupt, {"12 at index 2", "0 to 11"});
+  expect_refused_after(positions({9, 10}), Code::kCorrupt, {"/layers/0/queries"});
+}
+
+// A shape is a claim: without the bytes behind it nothing is allocated.
+TEST_F(CaptureTest, RefusesShapesWithoutData) {
+  const hsize_t huge = hsize_t{1} << 40;
+  const auto chunked = [](hsize_t rows, bool deflate) {
+    const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
+    H5Pset_chunk(properties, 1, &rows);
+    if (deflate) H5Pset_deflate(properties, 1);
+    return properties;
+  };
+  expect_refused_after(
+      [&](hid_t file) {
+        H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, chunked(1024, false)));
+      },
+      Code::kCorrupt, {"/tokens", "shape [1099511627776] with 0 bytes stored"});
+  expect_refused_after(
+      [&](hid_t file) {
+        H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, chunked(1024, true)));
+      },
+      Code::kCorrupt, {"/tokens", "bytes stored"});
+  expect_refused_after(
+      [&](hid_t file) {
+        H5Dclose(
+            put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, chunked(hsize_t{1} << 29, false)));
+      },
+      Code::kUnsupported, {"/tokens", "chunk above 1 GiB"});
+  expect_refused_after(
+      [&](hid_t file) { H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr)); },
+      Code::kCorrupt, {"/tokens", "with 0 bytes stored"});
+}
+
+TEST_F(CaptureTest, NeverLeavesTheFile) {
+  write_tiny();
+  const std::string other = (folder_ / "other.h5").string();
+  fs::copy_file(path_, other);
+  expect_refused_after(
+      [&](hid_t file) {
+        H5Ldelete(file, "/tokens", H5P_DEFAULT);
+        H5Lcreate_external(other.c_str(), "/tokens", file, "/tokens", H5P_DEFAULT, H5P_DEFAULT);
+      },
+      Code::kCorrupt, {"/tokens", "no such dataset"});
+  std::ofstream(folder_ / "raw") << std::string(kTokens * 4, '\0');
+  expect_refused_after(
+      [&](hid_t file) {
+        const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
+        H5Pset_external(properties, (folder_ / "raw").c_str(), 0, kTokens * 4);
+        H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {kTokens}, nullptr, properties));
+      },
+      Code::kUnsupported, {"/tokens", "data in other files"});
+}
+
+TEST_F(CaptureTest, PublishesAllOrNothing) {
+  {
+    auto writer = CaptureWriter::create(path_, false, tiny_info()).value();
+    ASSERT_TRUE(writer->write_layer(0, tiny_layer(0)).ok());
+    EXPECT_FALSE(fs::exists(path_));
+    EXPECT_EQ(writer->commit().status().code(), Code::kInternal);  // layer 1 is missing
+  }
+  EXPECT_TRUE(fs::is_empty(folder_));
+  write_tiny();
+  EXPECT_EQ(CaptureWriter::create(path_, false, tiny_info()).status().code(), Code::kExists);
+  EXPECT_TRUE(CaptureReader::open(path_).ok());
+}
+
+TEST_F(CaptureTest, WriterRefusesWhatDoesNotFit) {
+  auto writer = CaptureWriter::create(path_, false, tiny_info()).value();
+  CapturedLayer data = tiny_layer(0);
+  data.values.pop_back();
+  EXPECT_EQ(writer->write_layer(0, data).code(), Code::kInternal);
+  ASSERT_TRUE(writer->write_layer(0, tiny_layer(0)).ok());
+  EXPECT_EQ(writer->write_layer(0, tiny_layer(0)).code(), Code::kInternal);
+  data = tiny_layer(1);
+  data.query_positions = {8, 10, 11};
+  EXPECT_EQ(writer->write_layer(1, data).code(), Code::kInternal);
+  EXPECT_EQ(writer->write_layer(2, tiny_layer(1)).code(), Code::kInternal);
+}
+
+TEST_F(CaptureTest, EqualInputGivesEqualFiles) {
+  const auto bytes = [&] {
+    write_tiny();
+    std::ifstream in(path_, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(bytes(), bytes());
+}
+
+}  // namespace
+}  // namespace sqz

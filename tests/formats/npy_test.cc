@@ -1,0 +1,169 @@
+#include "formats/npy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace sqz {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class NpyTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(::testing::TempDir()) / concat("npy_", info->name(), "_", ::getpid());
+    fs::create_directories(folder_);
+    path_ = (folder_ / "tokens.npy").string();
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  void write(const std::string& bytes) {
+    std::ofstream(path_, std::ios::binary).write(bytes.data(), static_cast<long>(bytes.size()));
+  }
+
+  template <class T>
+  static std::string data(std::initializer_list<T> values) {
+    std::string out;
+    for (const T value : values) {
+      out.append(reinterpret_cast<const char*>(&value), sizeof(T));
+    }
+    return out;
+  }
+
+  static std::string file(int version, const std::string& header, const std::string& payload) {
+    std::string out = "\x93NUMPY";
+    out += static_cast<char>(version);
+    out += '\0';
+    for (int i = 0; i < (version == 1 ? 2 : 4); ++i) {
+      out += static_cast<char>(header.size() >> (8 * i) & 0xff);
+    }
+    return out + header + payload;
+  }
+
+  static std::string header(const std::string& descr, const std::string& shape) {
+    return concat("{'descr': '", descr, "', 'fortran_order': False, 'shape': ", shape, ", }   \n");
+  }
+
+  Result<std::vector<int32_t>> read() { return read_npy_tokens(Env::posix(), path_); }
+
+  // The file is refused with `code` and a message that names the file and has `part`.
+  void expect_refused(const std::string& bytes, Code code, const std::string& part) {
+    write(bytes);
+    const auto result = read();
+    ASSERT_FALSE(result.ok()) << part;
+    EXPECT_EQ(result.status().code(), code) << result.status().message();
+    EXPECT_THAT(result.status().message(), HasSubstr(path_));
+    EXPECT_THAT(result.status().message(), HasSubstr(part));
+  }
+
+  fs::path folder_;
+  std::string path_;
+};
+
+TEST_F(NpyTest, ReadsEveryIntegerTypeAndVersion) {
+  write(file(1, header("<i4", "(3,)"), data<int32_t>({0, 7, 2147483647})));
+  EXPECT_THAT(read().value(), ElementsAre(0, 7, 2147483647));
+  write(file(2, header("<i8", "(2,)"), data<int64_t>({1, 8191})));
+  EXPECT_THAT(read().value(), ElementsAre(1, 8191));
+  write(file(3, header("<u2", "(2,)"), data<uint16_t>({65535, 3})));
+  EXPECT_THAT(read().value(), ElementsAre(65535, 3));
+  write(file(1, header("<u4", "(1,)"), data<uint32_t>({2147483647})));
+  EXPECT_THAT(read().value(), ElementsAre(2147483647));
+}
+
+TEST_F(NpyTest, ReadsAnEmptyArrayAndKeysInAnyOrder) {
+  write(file(1, "{'shape': (0,), \"descr\": \"<i4\", 'fortran_order': False}", ""));
+  EXPECT_THAT(read().value(), ElementsAre());
+}
+
+TEST_F(NpyTest, ReadsMoreThanOneBlock) {
+  std::string payload;
+  for (int32_t i = 0; i < 50000; ++i) payload += data<int32_t>({i});
+  write(file(1, header("<i4", "(50000,)"), payload));
+  const auto ids = read().value();
+  ASSERT_EQ(ids.size(), 50000u);
+  for (int32_t i = 0; i < 50000; ++i) ASSERT_EQ(ids[static_cast<size_t>(i)], i);
+}
+
+TEST_F(NpyTest, WritesWhatItReads) {
+  const std::vector<int32_t> ids = {5, 0, 2147483647};
+  ASSERT_TRUE(write_npy_tokens(Env::posix(), path_, ids, false).ok());
+  EXPECT_EQ(read().value(), ids);
+  // numpy's rule for the header: magic to newline is a multiple of 64.
+  EXPECT_EQ((fs::file_size(path_) - ids.size() * 4) % 64, 0u);
+}
+
+TEST_F(NpyTest, KeepsAnExistingFileUnlessTold) {
+  ASSERT_TRUE(write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{1}, false).ok());
+  const Status status = write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{2}, false);
+  EXPECT_EQ(status.code(), Code::kExists);
+  EXPECT_THAT(read().value(), ElementsAre(1));
+  ASSERT_TRUE(write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{2}, true).ok());
+  EXPECT_THAT(read().value(), ElementsAre(2));
+}
+
+TEST_F(NpyTest, RefusesWhatIsNotNpy) {
+  expect_refused("", Code::kCorrupt, "first bytes");
+  expect_refused("PK\3\4 a zip archive", Code::kCorrupt, "first bytes");
+  expect_refused("\x93NUMPY\1", Code::kCorrupt, "first bytes");
+  expect_refused(file(4, header("<i4", "(0,)"), ""), Code::kUnsupported,
+                 "found 4, expected 1 to 3");
+}
+
+TEST_F(NpyTest, RefusesBrokenHeaders) {
+  const std::string good = file(1, header("<i4", "(1,)"), data<int32_t>({1}));
+  expect_refused(good.substr(0, 40), Code::kCorrupt, "header length");
+  std::string huge = good;
+  huge[6] = 2;  // version 2: the length is 32 bits wide
+  huge[10] = huge[11] = '\x7f';
+  expect_refused(huge, Code::kCorrupt, "header length");
+  expect_refused(file(1, "[1, 2]", ""), Code::kCorrupt, "no '{'");
+  expect_refused(file(1, "{'descr': '<i4', 'shape': (0,)}", ""), Code::kCorrupt, "fortran_order");
+  expect_refused(file(1, "{'descr': '<i4', 'descr': '<i8'}", ""), Code::kCorrupt, "twice");
+  expect_refused(file(1, "{'descr': '<i4', 'order': True}", ""), Code::kCorrupt, "unknown key");
+  expect_refused(file(1, "{'descr': '<i4", ""), Code::kCorrupt, "not understood");
+  expect_refused(file(1, header("<i4", "(1,)") + "x", data<int32_t>({1})), Code::kCorrupt,
+                 "text after '}'");
+  expect_refused(file(1, header("<i4", "(99999999999999999999,)"), ""), Code::kCorrupt,
+                 "not understood");
+}
+
+TEST_F(NpyTest, RefusesOtherArrays) {
+  expect_refused(file(1, header(">i4", "(1,)"), "1234"), Code::kUnsupported, "'>i4'");
+  expect_refused(file(1, header("<f4", "(1,)"), "1234"), Code::kUnsupported, "'<f4'");
+  expect_refused(file(1, header("<i4", "(1, 1)"), "1234"), Code::kUnsupported, "2 dimensions");
+  expect_refused(file(1, header("<i4", "()"), "1234"), Code::kUnsupported, "0 dimensions");
+  expect_refused(file(1, "{'descr': '<i4', 'fortran_order': True, 'shape': (1,)}", "1234"),
+                 Code::kUnsupported, "fortran_order");
+}
+
+TEST_F(NpyTest, RefusesAShapeThatTheFileDoesNotHold) {
+  expect_refused(file(1, header("<i4", "(2,)"), "1234"), Code::kCorrupt, "2 items of 4 bytes");
+  expect_refused(file(1, header("<i4", "(1,)"), "12345"), Code::kCorrupt, "5 bytes");
+  expect_refused(file(1, header("<i4", "(-1,)"), "1234"), Code::kCorrupt, "-1 items");
+  // 2^62 items of 4 bytes wrap to 0 bytes.
+  expect_refused(file(1, header("<i4", "(4611686018427387904,)"), ""), Code::kCorrupt,
+                 "4611686018427387904");
+}
+
+TEST_F(NpyTest, RefusesIdsOutOfRange) {
+  expect_refused(file(1, header("<i4", "(2,)"), data<int32_t>({1, -1})), Code::kCorrupt, "item 1");
+  expect_refused(file(1, header("<i8", "(1,)"), data<int64_t>({int64_t{1} << 31})), Code::kCorrupt,
+                 "2147483648");
+  expect_refused(file(1, header("<u4", "(1,)"), data<uint32_t>({4294967295u})), Code::kCorrupt,
+                 "4294967295");
+}
+
+TEST_F(NpyTest, MissingFileIsNotFound) {
+  EXPECT_EQ(read().status().code(), Code::kNotFound);
+}
+
+}  // namespace
+}  // namespace sqz
