@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,14 +39,25 @@ struct ModelConfig {
 // `text` is config.json's; `path` names it in messages. description.weights_hash is left empty.
 Result<ModelConfig> parse_model_config(const std::string& text, const std::string& path);
 
+// The names and shapes of all weights that a model of this configuration has.
+struct RequiredTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+std::vector<RequiredTensor> required_tensors(const ModelConfig& config);
+
 class Checkpoint {
  public:
+  // Reads config.json, generation_config.json (its eos_token_id wins, if there is one) and the
+  // headers of the shards; weights are mapped, not read. model.safetensors is preferred to an
+  // index.
   static Result<std::unique_ptr<Checkpoint>> open(const std::string& directory,
                                                   Env& env = Env::posix());
 
   const std::string& directory() const { return directory_; }
-  // description.weights_hash is the XXH3-64 of all shards' safetensors headers, in order of file
-  // name: names, dtypes, shapes and offsets, plus 64 KiB of each shard's data spread evenly.
+  // description.weights_hash is the XXH3-64 of all shards in order of file name: the safetensors
+  // header (names, dtypes, shapes, offsets), then 64 KiB of the data as 16 blocks spread evenly
+  // (all of it if there is less). It tells models apart; it is no checksum.
   const ModelConfig& config() const { return config_; }
 
   struct Tensor {
@@ -59,13 +71,27 @@ class Checkpoint {
 
  private:
   struct Shard {
+    std::string name;  // within the directory
     std::unique_ptr<ReadFile> file;
     std::unique_ptr<Mapping> mapping;
     SafetensorsHeader header;
   };
+  struct Place {
+    size_t shard;
+    const TensorInfo* info;  // in that shard's header
+  };
+
+  Status open_config(Env& env);
+  Status open_shards(Env& env);
+  Status open_shard(Env& env, const std::string& name);
+  Status open_sharded(Env& env, const std::string& index_path);
+  Status check_tensors() const;
+  std::string hash_weights() const;
+
   std::string directory_;
   ModelConfig config_;
-  std::vector<Shard> shards_;
+  std::vector<Shard> shards_;  // by name
+  std::map<std::string, Place, std::less<>> tensors_;
 };
 
 }  // namespace sqz

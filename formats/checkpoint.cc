@@ -1,0 +1,202 @@
+#include "formats/checkpoint.h"
+
+#include <algorithm>
+#include <set>
+
+#include "formats/base/hash.h"
+#include "formats/config_reader.h"
+
+namespace sqz {
+
+// model_config.cc
+Result<std::vector<int32_t>> parse_eos_tokens(const ConfigReader& config);
+
+namespace {
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr uint64_t kMaxJson = uint64_t{64} << 20;
+constexpr uint64_t kSampleBlocks = 16;
+constexpr uint64_t kSampleBlock = 4096;
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += concat(i == 0 ? "" : ", ", shape[i]);
+  return text + "]";
+}
+
+// A shard's name is used to open a file: it must stay within the directory.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+}
+
+// What generation_config.json, if it is there, says of the tokens that end an answer.
+Status merge_generation_config(Env& env, const std::string& path, ModelConfig& config) {
+  if (!env.exists(path)) return {};
+  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path, kMaxJson));
+  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
+  if (!json.is_object()) {
+    return {Code::kCorrupt, bad_field(path, "top level", found_text(json), "an object")};
+  }
+  SQZ_ASSIGN_OR_RETURN(std::vector<int32_t> eos, parse_eos_tokens(ConfigReader(json, path)));
+  if (!eos.empty()) config.eos_tokens = std::move(eos);
+  return {};
+}
+
+// "weight_map" of an index: tensor name -> shard name.
+Result<std::map<std::string, std::string>> read_weight_map(Env& env, const std::string& path) {
+  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path, kMaxJson));
+  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
+  const auto bad = [&](std::string_view field, std::string_view found, std::string_view expected) {
+    return Status(Code::kCorrupt, bad_field(path, field, found, expected));
+  };
+  if (!json.is_object()) return bad("top level", found_text(json), "an object");
+  const auto map = json.find("weight_map");
+  if (map == json.end()) return bad("weight_map", "nothing", "an object of file names");
+  if (!map->is_object() || map->empty()) {
+    return bad("weight_map", found_text(*map), "an object of file names");
+  }
+  std::map<std::string, std::string> out;
+  for (const auto& [tensor, shard] : map->items()) {
+    if (!shard.is_string() || !is_plain_name(shard.get<std::string>())) {
+      return bad(concat("weight_map.", tensor), found_text(shard), "the name of a file beside it");
+    }
+    out.emplace(tensor, shard.get<std::string>());
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& directory, Env& env) {
+  auto checkpoint = std::make_unique<Checkpoint>();
+  checkpoint->directory_ = directory;
+  SQZ_RETURN_IF_ERROR(checkpoint->open_config(env));
+  SQZ_RETURN_IF_ERROR(checkpoint->open_shards(env));
+  SQZ_RETURN_IF_ERROR(checkpoint->check_tensors());
+  checkpoint->config_.description.weights_hash = checkpoint->hash_weights();
+  return checkpoint;
+}
+
+Status Checkpoint::open_config(Env& env) {
+  const std::string path = directory_ + "/config.json";
+  if (!env.exists(path)) {
+    return {Code::kNotFound, concat(path, ": no such file; expected a Hugging Face model folder")};
+  }
+  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path, kMaxJson));
+  SQZ_ASSIGN_OR_RETURN(config_, parse_model_config(text, path));
+  return merge_generation_config(env, directory_ + "/generation_config.json", config_);
+}
+
+Status Checkpoint::open_shards(Env& env) {
+  if (env.exists(directory_ + "/" + kSingleFile)) {
+    SQZ_RETURN_IF_ERROR(open_shard(env, kSingleFile));
+    for (const TensorInfo& info : shards_[0].header.tensors) tensors_[info.name] = {0, &info};
+    return {};
+  }
+  const std::string index_path = directory_ + "/" + kIndexFile;
+  if (env.exists(index_path)) return open_sharded(env, index_path);
+  const bool pickled = env.exists(directory_ + "/pytorch_model.bin") ||
+                       env.exists(directory_ + "/pytorch_model.bin.index.json");
+  return {Code::kNotFound,
+          concat(directory_, ": neither ", kSingleFile, " nor ", kIndexFile,
+                 pickled ? "; pytorch_model.bin must be saved as safetensors first" : "")};
+}
+
+Status Checkpoint::open_sharded(Env& env, const std::string& index_path) {
+  SQZ_ASSIGN_OR_RETURN(const auto weight_map, read_weight_map(env, index_path));
+  std::set<std::string> names;
+  for (const auto& [tensor, shard] : weight_map) names.insert(shard);
+  for (const std::string& name : names) {
+    if (!env.exists(directory_ + "/" + name)) {
+      return {Code::kNotFound,
+              concat(directory_, "/", name, ": no such file; ", index_path, " names it")};
+    }
+    SQZ_RETURN_IF_ERROR(open_shard(env, name));
+  }
+  for (const auto& [tensor, name] : weight_map) {
+    const auto shard =
+        std::lower_bound(shards_.begin(), shards_.end(), name,
+                         [](const Shard& s, const std::string& wanted) { return s.name < wanted; });
+    const TensorInfo* info = shard->header.find(tensor);
+    if (info == nullptr) {
+      return {Code::kMismatch, bad_field(shard->file->path(), tensor, "no such tensor",
+                                         concat("the tensor that ", index_path, " places there"))};
+    }
+    tensors_[tensor] = {static_cast<size_t>(shard - shards_.begin()), info};
+  }
+  return {};
+}
+
+Status Checkpoint::open_shard(Env& env, const std::string& name) {
+  Shard shard;
+  shard.name = name;
+  SQZ_ASSIGN_OR_RETURN(shard.file, env.open_read(directory_ + "/" + name));
+  SQZ_ASSIGN_OR_RETURN(shard.header, read_safetensors_header(*shard.file));
+  SQZ_ASSIGN_OR_RETURN(shard.mapping, shard.file->map());
+  if (shard.mapping->bytes().size() < shard.file->size()) {
+    return {Code::kCorrupt, bad_field(shard.file->path(), "size",
+                                      concat(shard.mapping->bytes().size(), " bytes mapped"),
+                                      concat(shard.file->size(), " bytes"))};
+  }
+  shards_.push_back(std::move(shard));
+  return {};
+}
+
+Status Checkpoint::check_tensors() const {
+  for (const RequiredTensor& required : required_tensors(config_)) {
+    const auto place = tensors_.find(required.name);
+    if (place == tensors_.end()) {
+      return {Code::kNotFound,
+              concat(directory_, ": tensor ", required.name, ": found nothing, expected shape ",
+                     shape_text(required.shape))};
+    }
+    const TensorInfo& info = *place->second.info;
+    const std::string& path = shards_[place->second.shard].file->path();
+    if (info.dtype != DType::kBF16 && info.dtype != DType::kF16 && info.dtype != DType::kF32) {
+      return {Code::kUnsupported, bad_field(path, required.name + ": dtype", dtype_name(info.dtype),
+                                            "BF16, F16 or F32")};
+    }
+    if (info.shape != required.shape) {
+      return {Code::kMismatch, bad_field(path, required.name + ": shape", shape_text(info.shape),
+                                         shape_text(required.shape) + " by config.json")};
+    }
+  }
+  return {};
+}
+
+std::string Checkpoint::hash_weights() const {
+  Xxh3Stream hash;
+  for (const Shard& shard : shards_) {
+    const std::span<const std::byte> file = shard.mapping->bytes();
+    const std::span<const std::byte> data = file.subspan(shard.header.data_offset);
+    hash.update(file.first(shard.header.data_offset));
+    if (data.size() <= kSampleBlocks * kSampleBlock) {
+      hash.update(data);
+      continue;
+    }
+    const uint64_t room = data.size() - kSampleBlock;  // the last block ends at the end
+    for (uint64_t i = 0; i < kSampleBlocks; ++i) {
+      const uint64_t start = room / (kSampleBlocks - 1) * i;
+      hash.update(data.subspan(start, kSampleBlock));
+    }
+  }
+  return hex(hash.digest());
+}
+
+Result<Checkpoint::Tensor> Checkpoint::tensor(const std::string& name) const {
+  const auto place = tensors_.find(name);
+  if (place == tensors_.end()) {
+    return Status(Code::kNotFound, concat(directory_, ": no tensor ", name));
+  }
+  const TensorInfo& info = *place->second.info;
+  const Shard& shard = shards_[place->second.shard];
+  return Tensor{info.dtype, info.shape, shard.mapping->bytes().subspan(info.offset, info.bytes)};
+}
+
+bool Checkpoint::has(const std::string& name) const {
+  return tensors_.contains(name);
+}
+
+}  // namespace sqz
