@@ -1,0 +1,62 @@
+// Calibration: thresholds and shares for every budget, from the queries of the calibration tokens
+// against the centroids as stored, scored by the runtime's own score_clusters().
+//
+// What is measured: a cluster's score counts with its number of keys, over all (sparse layer, KV
+// head, query); thresholds are quantiles of that one distribution, so they are global, as in the
+// paper (3.2). Scope 0 (generation) scores each query on its own: the heads of its GQA group are
+// combined by the policy. Scope 1 (prompt) scores all calibration queries as one block.
+//
+// The tree (path 1) is measured as it is served. T_1 is set so that the clusters of level 1 with
+// S >= T_1 hold coarse_keep of all keys; level 2 is scored for their children alone, with the
+// denominator of equation 3 over these; T_2 is set so that coarse_keep^2 of all keys remain; and so
+// on. Keys that a coarser level dropped count as not kept. A fraction beyond what the coarser
+// levels let through cannot be reached: its threshold is kBelowAllScores (libindex/quantile.h),
+// which keeps all that came through, less than was asked. The runtime uses the flat path for such
+// budgets.
+//
+// With one level the paths are the same. thresholds[..][0] is above and thresholds[..][kGrid - 1]
+// below every finite score. In scope 0 the policies max and any are the same.
+//
+// Deterministic: the same bits for any number of threads.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "formats/sqz_file.h"
+
+namespace sqz {
+
+// One sparse layer, as it is in the file.
+struct CalibrationLayer {
+  struct Level {
+    std::vector<std::byte> centroids;  // [Hkv, n_k, d] in `dtype`
+    std::vector<uint32_t> children;    // [Hkv, n_k + 1]: the file's offsets
+  };
+  int64_t layer = 0;
+  std::vector<Level> levels;   // coarse to fine
+  std::vector<float> queries;  // [Hkv, n, group, d] after RoPE: see group_queries()
+};
+
+struct CalibrationInput {
+  int64_t layers = 0;  // of the model; those that are not in `sparse` are dense
+  int64_t kv_heads = 0, group = 0, dim = 0;
+  int64_t queries = 0;  // n, per layer and query head
+  float scale = 0;      // attention scale
+  DType dtype = DType::kBF16;
+  double coarse_keep = 0.5;
+  std::string source;  // "tail"
+  std::vector<CalibrationLayer> sparse;
+};
+
+// [Hq, n, d], as a model gives them, to [Hkv, n, group, d], as they are scored.
+std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t group, int64_t n,
+                                 int64_t dim);
+
+// kNumeric, naming layer and KV head, where a logit is NaN or infinite. Memory: a sketch per scope,
+// sparse layer and KV head (94 KB each) besides the input.
+Result<Calibration> calibrate(const CalibrationInput& input, int threads);
+
+}  // namespace sqz

@@ -1,0 +1,62 @@
+// Spherical k-means: what partitions the keys of one KV head, and what an engine for it must do.
+//
+// Points are compared by cosine: every engine L2-normalises them first, and its centroids are unit
+// vectors (paper 3.1). An engine returns assignments alone; the centroids that an index stores are
+// means of the raw keys and are computed elsewhere (libindex/tree.h), the same for every engine.
+//
+// Deterministic: the same problem gives the same assignment whatever the number of threads and
+// whatever else is in the batch.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "formats/base/status.h"
+
+namespace sqz {
+
+// All pointers are borrowed for the call.
+struct KmeansProblem {
+  const float* points = nullptr;   // [count, dim] finite; of any length, not normalised
+  const float* weights = nullptr;  // [count] positive, or null = all 1
+  int64_t count = 0;
+  int64_t dim = 0;
+  int64_t clusters = 0;  // C, 1 <= C <= count
+  int iterations = 10;   // updates of the centroids; one more assignment follows the last
+  uint64_t seed = 0;
+  int32_t* assignment = nullptr;  // out: [count] in [0, C), every cluster at least once
+};
+
+class KmeansEngine {
+ public:
+  virtual ~KmeansEngine() = default;
+  virtual std::string name() const = 0;
+  // Solves a batch, normally the KV heads of one layer. `done` (may be empty) is called after each
+  // problem, one call at a time.
+  virtual Status run(std::span<const KmeansProblem> problems, int threads,
+                     const std::function<void()>& done) = 0;
+};
+
+// "faiss", or "auto" for the best engine that this machine has. Another name is kInvalidArgument.
+Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const std::string& name);
+
+// Lloyd's iterations by faiss::Clustering, without subsampling, on the CPU. While run() is active,
+// an OpenBLAS in the process is held to one thread (its thread count is process-wide).
+std::unique_ptr<KmeansEngine> make_faiss_kmeans();
+
+// A seed for each (layer, head, level) of a build, so that no head depends on the order of work.
+uint64_t kmeans_seed(uint64_t seed, int64_t layer, int64_t head, int64_t level);
+
+// out[i] = points[i] / |points[i]|; a zero row stays zero. May not alias.
+void normalise_rows(const float* points, int64_t count, int64_t dim, float* out);
+
+// Gives every empty cluster half of the largest one (most points, lowest number among equals), cut
+// along its two most distant points, or in the middle where all are alike. `unit`: [count, dim]
+// normalised points. Needs count >= clusters; afterwards no cluster is empty.
+void refill_empty_clusters(const float* unit, int64_t count, int64_t dim, int64_t clusters,
+                           int32_t* assignment);
+
+}  // namespace sqz
