@@ -8,6 +8,10 @@ std::string found_text(const Json& value) {
   if (value.is_string()) return in_quotes(value.get_ref<const std::string&>());
   if (value.is_object()) return "an object";
   if (value.is_array()) return concat("an array of ", value.size());
+  return json_text(value);
+}
+
+std::string json_text(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -37,5 +37,7 @@ class JsonFields {
 
 // A JSON value as a message may print it.
 std::string found_text(const Json& value);
+// The shortest text of a value; invalid UTF-8 becomes U+FFFD (nlohmann's dump() would throw).
+std::string json_text(const Json& value);
 
 }  // namespace sqz

@@ -67,10 +67,6 @@ std::vector<int64_t> windows(const ModelDescription& model) {
   return all;
 }
 
-std::string text(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 // Says which leaf is the first that differs, with both values; empty if none does.
 std::string first_difference(const Json& index, const Json& model, const std::string& name) {
   if (index == model) return {};
@@ -87,7 +83,8 @@ std::string first_difference(const Json& index, const Json& model, const std::st
       if (!found.empty()) return found;
     }
   }
-  return concat(name, ": the index was built for ", text(index), ", this model has ", text(model));
+  return concat(name, ": the index was built for ", json_text(index), ", this model has ",
+                json_text(model));
 }
 
 }  // namespace
@@ -143,7 +140,7 @@ Result<ModelDescription> model_from_json(const Json& json, const std::string& la
 std::string fingerprint(const ModelDescription& model) {
   // nlohmann's objects are sorted by key and its numbers print as the shortest text that reads
   // back, so equal models give equal text.
-  const std::string canonical = text(to_json(model));
+  const std::string canonical = json_text(to_json(model));
   return hex(xxh3_64(std::as_bytes(std::span(canonical))));
 }
 

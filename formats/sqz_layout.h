@@ -1,0 +1,68 @@
+// Which tensors a .sqz index has, in which order and where: the one place that knows. The writer
+// fills the places, the reader demands them, verify() walks them. docs/format.md says it in words.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/sqz_writer.h"
+
+namespace sqz {
+
+inline constexpr uint64_t kPage = 4096;     // the data, and the first tensor of every layer
+inline constexpr uint64_t kCacheLine = 64;  // every other tensor
+inline constexpr const char* kHeaderHashName = "header.xxh3_128";
+inline constexpr const char* kPaddingPrefix = "padding.";
+
+enum class Part {
+  kCentroids,
+  kOffsets,
+  kValueMeans,
+  kPositions,
+  kKeys,
+  kValues,
+  kExactKeys,
+  kExactValues,
+  kThresholds,
+  kCoarse,
+  kShares,
+  kPadding,
+  kHeaderHash,
+};
+
+struct PlannedTensor {
+  std::string name;
+  Part part = Part::kPadding;
+  int64_t layer = -1;  // -1: not of a layer
+  int level = 0;       // 1 .. levels, 0: not of a level
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape;
+  uint64_t alignment = kCacheLine;
+  uint64_t offset = 0;  // from the start of the data, once placed
+  uint64_t bytes = 0;
+};
+
+// Every tensor but the paddings, in file order, with bytes; not placed yet. kInvalidArgument if
+// metadata and shapes do not fit each other or a size overflows: `label` opens the message.
+Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
+                                                std::span<const LayerShape> shapes,
+                                                const std::string& label);
+
+// The same with offsets, and with the paddings that the alignments ask for.
+Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tensors);
+
+// The header's JSON text: metadata first, then the tensors in order.
+std::string header_text(const std::map<std::string, std::string>& metadata,
+                        std::span<const PlannedTensor> tensors);
+
+// JSON text of {name: hash}, of the tensors that have a checksum. `hashes`: one a tensor, those of
+// others are ignored; empty stands for zeros (the text has the same length).
+std::string checksum_text(std::span<const PlannedTensor> tensors, std::span<const uint64_t> hashes);
+inline bool has_checksum(Part part) {
+  return part != Part::kPadding && part != Part::kHeaderHash;
+}
+
+}  // namespace sqz
