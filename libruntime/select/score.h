@@ -14,6 +14,8 @@
 
 namespace sqz {
 
+struct CpuKernels;
+
 enum class Group : int32_t {
   kMean = 0,  // mean of S over the block's tokens and the group's heads (paper 4.1)
   kMax = 1,   // max over the heads of the mean over the tokens
@@ -26,16 +28,19 @@ struct ScoreProblem {
   int64_t clusters = 0;             // n
   const void* centroids = nullptr;  // [n, d]
   const uint32_t* sizes = nullptr;  // [n]: N_j, keys below each cluster; 0 = empty, scores -inf
-  const uint8_t* alive = nullptr;   // [n], non-zero = scored; null = all. Dead clusters score -inf
-                                    // and are left out of the denominator (equation 3)
+  const uint8_t* alive = nullptr;   // [n], non-zero = scored; null = all. Dead clusters score -inf,
+                                    // are left out of the denominator (equation 3) and not read
   const float* queries = nullptr;   // [tokens, group, d], after RoPE
   int64_t tokens = 0;
   int64_t group = 0;  // query heads per KV head
   float scale = 0;    // usually 1/sqrt(d)
   Group policy = Group::kMean;
+  int64_t token_stride = 0;             // floats between tokens of `queries`; 0 = group * d
+  const CpuKernels* kernels = nullptr;  // instruction set; null = the machine's best
 };
 
-// Floats of workspace that score_clusters() needs for a problem of this shape.
+// Floats of workspace that score_clusters() needs for a problem of this shape. Grows with n and d,
+// not with the tokens beyond a few.
 int64_t score_workspace(const ScoreProblem& problem);
 
 // scores[i] = log of the combined S_i, [n]; -infinity for dead and empty clusters. kNumeric if any

@@ -1,0 +1,110 @@
+// Compiles the -inl.h files once per instruction set (this file includes itself through
+// foreach_target.h) and chooses among them. Highway's own choice, and its checks in debug builds,
+// would need libhwy; libsqz depends on nothing.
+#define HWY_IS_DEBUG_BUILD 0
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "libruntime/kernels/cpu/kernels.cc"
+
+#include "libruntime/kernels/cpu/kernels.h"
+
+#ifndef HWY_DISABLED_TARGETS
+// Left on x86: EMU128 (what every x86-64 runs), SSE4, AVX2, AVX3.
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
+// clang-format off: foreach_target.h must come first
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+// clang-format on
+#include "libruntime/kernels/cpu/load-inl.h"
+#include "libruntime/kernels/cpu/softmax-inl.h"
+#include "libruntime/kernels/cpu/stream-inl.h"
+#include "libruntime/kernels/cpu/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sqz {
+namespace HWY_NAMESPACE {
+
+const CpuKernels& table(const char* name) {
+  static_assert(kLanePad % kLanes == 0 && kTileRows % kLanePad == 0);
+  static const CpuKernels kTable = {name,        pack,        unpack,   dots,       accumulate,
+                                    softmax_row, scale,       to_float, multiply,   softmax_lanes,
+                                    scale_lanes, log_sum_exp, add_rows, finish_mean};
+  return kTable;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sqz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
+
+#include <array>
+
+namespace sqz {
+namespace {
+
+struct Tables {
+  std::array<const CpuKernels*, 4> all{};
+  size_t count = 0;
+  void add(const CpuKernels& kernels) { all[count++] = &kernels; }
+};
+
+#if HWY_ARCH_X86
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+Tables find_tables() {
+  Tables tables;
+  tables.add(HWY_STATIC_DISPATCH(table)("baseline"));
+#if HWY_TARGETS & HWY_SSE4 & ~HWY_STATIC_TARGET
+  const bool sse4 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") &&
+                    __builtin_cpu_supports("aes");
+  if (!sse4) return tables;
+  tables.add(N_SSE4::table("sse4"));
+#endif
+#if HWY_TARGETS & HWY_AVX2 & ~HWY_STATIC_TARGET
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
+  if (!avx2) return tables;
+  tables.add(N_AVX2::table("avx2"));
+#endif
+#if HWY_TARGETS & HWY_AVX3 & ~HWY_STATIC_TARGET
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+  if (!avx512) return tables;
+  tables.add(N_AVX3::table("avx512"));
+#endif
+  return tables;
+}
+#else
+Tables find_tables() {
+  Tables tables;
+  tables.add(HWY_STATIC_DISPATCH(table)("baseline"));
+  return tables;
+}
+#endif
+
+const Tables& tables() {
+  static const Tables kTables = find_tables();
+  return kTables;
+}
+
+}  // namespace
+
+const CpuKernels& cpu_kernels() {
+  return *tables().all[tables().count - 1];
+}
+
+std::span<const CpuKernels* const> available_cpu_kernels() {
+  return {tables().all.data(), tables().count};
+}
+
+}  // namespace sqz
+#endif  // HWY_ONCE

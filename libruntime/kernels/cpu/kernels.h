@@ -1,0 +1,87 @@
+// The CPU's inner loops, compiled once per instruction set and chosen at run time.
+//
+// Two shapes of work, two data layouts:
+//   stream  a few query rows (decode) against keys read once from memory: lanes run along d.
+//   tile    many query rows (prefill) against a tile of keys held in cache: lanes run along rows.
+// Keys, values and centroids are read as stored (BF16, F16 or F32); all arithmetic is float32.
+//
+// Every buffer that is not "as stored" has its row length padded: dims to padded_dim(), keys and
+// rows to kLanePad. Padding of inputs must be finite unless said otherwise; results there are
+// unspecified. Nothing allocates, nothing fails.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "formats/base/dtype.h"
+
+namespace sqz {
+
+inline constexpr int64_t kLanePad = 16;   // floats: a multiple of every target's vector
+inline constexpr int64_t kFewRows = 8;    // up to here the stream kernels are the faster ones
+inline constexpr int64_t kTileRows = 64;  // most rows of a tile
+
+constexpr int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+constexpr int64_t padded_dim(int64_t dim) {
+  return round_up(dim, 2 * kLanePad);
+}
+
+// A finite stand-in for minus infinity as the start of a running maximum: differences stay finite.
+inline constexpr float kLowest = -3.0e38f;
+
+struct CpuKernels {
+  const char* name;  // "baseline", "sse4", "avx2", "avx512"
+
+  // ---- stream: "packed" rows have the order of dimensions that suits the target and dtype.
+  // out[r] = packed rows[r]; rows [r][dim] float32, `stride` floats apart; out [r][padded_dim].
+  void (*pack)(DType dtype, const float* rows, int64_t stride, int64_t count, int64_t dim,
+               float* out);
+  void (*unpack)(DType dtype, const float* packed, int64_t count, int64_t dim, float* rows,
+                 int64_t stride);
+  // out[r * ld + j] = packed[r] . keys[j]; keys [n][dim] as stored. out needs no padding.
+  void (*dots)(DType dtype, const float* packed, int64_t rows, const void* keys, int64_t n,
+               int64_t dim, float* out, int64_t ld);
+  // acc[r] += sum_j p[r * ld + j] values[j]; acc packed [rows][padded_dim].
+  void (*accumulate)(DType dtype, const float* p, int64_t ld, int64_t rows, const void* values,
+                     int64_t n, int64_t dim, float* acc);
+  // One online-softmax step of one row: x[j] = scale * x[j] + bias[j] (bias may be null), the
+  // running maximum and sum are updated, x becomes exp(x - maximum). Returns the factor by which
+  // what was accumulated before must be scaled. x has room for n rounded up to kLanePad.
+  float (*softmax_row)(float* x, const float* bias, int64_t n, float scale, float* maximum,
+                       float* sum);
+  // x[0 .. n) *= factor; x padded to kLanePad.
+  void (*scale)(float* x, int64_t n, float factor);
+
+  // ---- tile: `rows` is a multiple of kLanePad, at most kTileRows.
+  // out [n][padded_dim] float32 = in [n][dim] as stored; padding is zeroed.
+  void (*to_float)(DType dtype, const void* in, int64_t n, int64_t dim, float* out);
+  // c[i][r] (+)= sum_k a[i * a_row + k * a_col] b[k][r]; b [depth][rows], c [m][rows].
+  void (*multiply)(const float* a, int64_t a_row, int64_t a_col, const float* b, float* c,
+                   int64_t m, int64_t depth, int64_t rows, bool add);
+  // softmax_row() for `rows` lanes at once: x [n][rows], maximum, sum, factor [rows].
+  void (*softmax_lanes)(float* x, const float* bias, int64_t n, int64_t rows, float scale,
+                        float* maximum, float* sum, float* factor);
+  // x[i][r] *= factor[r]; x [n][rows].
+  void (*scale_lanes)(float* x, int64_t n, int64_t rows, const float* factor);
+
+  // ---- scores (select/score.cc); n is a multiple of kLanePad, padding of x is -infinity.
+  // x *= scale; returns log sum_j weights[j] exp(x[j]): -infinity if all x are, NaN if one is NaN
+  // or +infinity.
+  float (*log_sum_exp)(float* x, const float* weights, int64_t n, float scale);
+  // Adds rows to running log-domain sums: with y = x[r * ld + j] - lse[r], maximum[j] = max(.., y)
+  // and sum[j] = the sum of exp(y - maximum[j]) over all rows so far. Start: kLowest, 0.
+  void (*add_rows)(const float* x, int64_t ld, const float* lse, int64_t rows, int64_t n,
+                   float* maximum, float* sum);
+  // scores[j] = max(scores[j], maximum[j] + log(sum[j]) - log_count); n need not be a multiple.
+  void (*finish_mean)(const float* maximum, const float* sum, int64_t n, float log_count,
+                      float* scores);
+};
+
+// The best table for this machine.
+const CpuKernels& cpu_kernels();
+// All tables that this machine can run, slowest first. For tests.
+std::span<const CpuKernels* const> available_cpu_kernels();
+
+}  // namespace sqz

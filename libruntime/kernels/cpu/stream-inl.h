@@ -1,0 +1,213 @@
+// A few query rows against keys and values read once: lanes run along the head dimension.
+#if defined(SQZ_CPU_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SQZ_CPU_STREAM_INL_H_
+#undef SQZ_CPU_STREAM_INL_H_
+#else
+#define SQZ_CPU_STREAM_INL_H_
+#endif
+
+#include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/kernels/cpu/load-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sqz {
+namespace HWY_NAMESPACE {
+
+template <class S>
+void pack_as(const float* rows, int64_t stride, int64_t count, int64_t dim, float* out) {
+  const int64_t padded = padded_dim(dim);
+  for (int64_t r = 0; r < count; ++r) {
+    float* to = out + r * padded;
+    std::memset(to, 0, static_cast<size_t>(padded) * sizeof(float));
+    for (int64_t c = 0; c < dim; ++c) {
+      to[c / kChunk * kChunk + packed_place<S>(c % kChunk)] = rows[r * stride + c];
+    }
+  }
+}
+
+void pack(DType dtype, const float* rows, int64_t stride, int64_t count, int64_t dim, float* out) {
+  with_stored(dtype, [&](auto s) HWY_ATTR { pack_as<decltype(s)>(rows, stride, count, dim, out); });
+}
+
+template <class S>
+void unpack_as(const float* packed, int64_t count, int64_t dim, float* rows, int64_t stride) {
+  const int64_t padded = padded_dim(dim);
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t c = 0; c < dim; ++c) {
+      rows[r * stride + c] = packed[r * padded + c / kChunk * kChunk + packed_place<S>(c % kChunk)];
+    }
+  }
+}
+
+void unpack(DType dtype, const float* packed, int64_t count, int64_t dim, float* rows,
+            int64_t stride) {
+  with_stored(dtype,
+              [&](auto s) HWY_ATTR { unpack_as<decltype(s)>(packed, count, dim, rows, stride); });
+}
+
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void store_sums(VF a, VF b, VF c, VF e, float* out) {
+  const VF sums[4] = {a, b, c, e};
+  for (int j = 0; j < 4; ++j) out[j] = hn::GetLane(sums[j]);
+}
+#else
+// Sums over 128-bit blocks, so that the lowest block holds the total of each of its four lanes.
+template <class D>
+HWY_INLINE hn::Vec<hn::Full128<float>> fold_blocks(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> half;
+    return fold_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  } else {
+    (void)d;
+    return v;
+  }
+}
+
+// The four horizontal sums of four vectors.
+HWY_INLINE void store_sums(VF a, VF b, VF c, VF e, float* out) {
+  const F f;
+  const hn::Repartition<double, F> f64;
+  const VF ab = hn::Add(hn::InterleaveLower(f, a, b), hn::InterleaveUpper(f, a, b));
+  const VF ce = hn::Add(hn::InterleaveLower(f, c, e), hn::InterleaveUpper(f, c, e));
+  const auto ab64 = hn::BitCast(f64, ab);
+  const auto ce64 = hn::BitCast(f64, ce);
+  const VF all = hn::Add(hn::BitCast(f, hn::InterleaveLower(f64, ab64, ce64)),
+                         hn::BitCast(f, hn::InterleaveUpper(f64, ab64, ce64)));
+  hn::StoreU(fold_blocks(f, all), hn::Full128<float>(), out);
+}
+#endif
+
+// kRows rows x 4 keys (`n` of them real: the others repeat the last).
+template <class S, int kRows>
+HWY_INLINE void dots4(const float* packed, int64_t padded, const typename S::Element* keys,
+                      int64_t n, int64_t dim, float* out, int64_t ld) {
+  const F f;
+  const typename S::Element* key[4];
+  for (int64_t j = 0; j < 4; ++j) key[j] = keys + (j < n ? j : n - 1) * dim;
+  VF sum[kRows][4];
+  for (int r = 0; r < kRows; ++r) {
+    for (int j = 0; j < 4; ++j) sum[r][j] = hn::Zero(f);
+  }
+  const auto add = [&](int64_t c, const auto& load) HWY_ATTR {
+    for (int j = 0; j < 4; ++j) {
+      const Pair k = load(key[j] + c);
+      for (int r = 0; r < kRows; ++r) {
+        const float* q = packed + r * padded + c;
+        sum[r][j] = hn::MulAdd(hn::LoadU(f, q), k.a, sum[r][j]);
+        sum[r][j] = hn::MulAdd(hn::LoadU(f, q + kLanes), k.b, sum[r][j]);
+      }
+    }
+  };
+  int64_t c = 0;
+  for (; c + kChunk <= dim; c += kChunk) {
+    add(c, [](const typename S::Element* p) HWY_ATTR { return load_pair<S>(p); });
+  }
+  if (c < dim) {
+    add(c, [&](const typename S::Element* p) HWY_ATTR { return load_pair_tail<S>(p, dim - c); });
+  }
+  for (int r = 0; r < kRows; ++r) {
+    float four[4];
+    float* to = n >= 4 ? out + r * ld : four;
+    store_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3], to);
+    if (n < 4) std::memcpy(out + r * ld, four, static_cast<size_t>(n) * sizeof(float));
+  }
+}
+
+template <class S>
+void dots_as(const float* packed, int64_t rows, const void* keys, int64_t n, int64_t dim,
+             float* out, int64_t ld) {
+  const auto* key = static_cast<const typename S::Element*>(keys);
+  const int64_t padded = padded_dim(dim);
+  for (int64_t j = 0; j < n; j += 4) {
+    int64_t r = 0;
+    const auto* at = key + j * dim;
+    for (; r + 4 <= rows; r += 4) {
+      dots4<S, 4>(packed + r * padded, padded, at, n - j, dim, out + r * ld + j, ld);
+    }
+    for (; r + 2 <= rows; r += 2) {
+      dots4<S, 2>(packed + r * padded, padded, at, n - j, dim, out + r * ld + j, ld);
+    }
+    if (r < rows) dots4<S, 1>(packed + r * padded, padded, at, n - j, dim, out + r * ld + j, ld);
+  }
+}
+
+void dots(DType dtype, const float* packed, int64_t rows, const void* keys, int64_t n, int64_t dim,
+          float* out, int64_t ld) {
+  with_stored(dtype,
+              [&](auto s) HWY_ATTR { dots_as<decltype(s)>(packed, rows, keys, n, dim, out, ld); });
+}
+
+// kRows rows x kPairs chunks of dimensions, all values of the tile.
+template <class S, int kRows, int kPairs>
+HWY_INLINE void accumulate_block(const float* p, int64_t ld, const typename S::Element* values,
+                                 int64_t n, int64_t dim, int64_t present, float* acc,
+                                 int64_t padded) {
+  const F f;
+  Pair sum[kRows][kPairs];
+  for (int r = 0; r < kRows; ++r) {
+    for (int k = 0; k < kPairs; ++k) {
+      sum[r][k] = {hn::LoadU(f, acc + r * padded + k * kChunk),
+                   hn::LoadU(f, acc + r * padded + k * kChunk + kLanes)};
+    }
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    const auto* value = values + j * dim;
+    for (int k = 0; k < kPairs; ++k) {
+      const Pair v = present == kChunk ? load_pair<S>(value + k * kChunk)
+                                       : load_pair_tail<S>(value + k * kChunk, present);
+      for (int r = 0; r < kRows; ++r) {
+        const VF weight = hn::Set(f, p[r * ld + j]);
+        sum[r][k] = {hn::MulAdd(weight, v.a, sum[r][k].a), hn::MulAdd(weight, v.b, sum[r][k].b)};
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int k = 0; k < kPairs; ++k) {
+      hn::StoreU(sum[r][k].a, f, acc + r * padded + k * kChunk);
+      hn::StoreU(sum[r][k].b, f, acc + r * padded + k * kChunk + kLanes);
+    }
+  }
+}
+
+template <class S, int kRows>
+void accumulate_rows(const float* p, int64_t ld, const typename S::Element* values, int64_t n,
+                     int64_t dim, float* acc) {
+  // Two chunks of four rows fill half of AVX-512's 32 registers, one fills half of AVX2's 16.
+  constexpr int kPairs = kLanes >= 16 ? 2 : 1;
+  const int64_t padded = padded_dim(dim);
+  int64_t c = 0;
+  for (; c + kPairs * kChunk <= dim; c += kPairs * kChunk) {
+    accumulate_block<S, kRows, kPairs>(p, ld, values + c, n, dim, kChunk, acc + c, padded);
+  }
+  for (; c < dim; c += kChunk) {
+    const int64_t present = dim - c < kChunk ? dim - c : kChunk;
+    accumulate_block<S, kRows, 1>(p, ld, values + c, n, dim, present, acc + c, padded);
+  }
+}
+
+template <class S>
+void accumulate_as(const float* p, int64_t ld, int64_t rows, const void* values, int64_t n,
+                   int64_t dim, float* acc) {
+  const auto* value = static_cast<const typename S::Element*>(values);
+  const int64_t padded = padded_dim(dim);
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    accumulate_rows<S, 4>(p + r * ld, ld, value, n, dim, acc + r * padded);
+  }
+  for (; r + 2 <= rows; r += 2) {
+    accumulate_rows<S, 2>(p + r * ld, ld, value, n, dim, acc + r * padded);
+  }
+  if (r < rows) accumulate_rows<S, 1>(p + r * ld, ld, value, n, dim, acc + r * padded);
+}
+
+void accumulate(DType dtype, const float* p, int64_t ld, int64_t rows, const void* values,
+                int64_t n, int64_t dim, float* acc) {
+  with_stored(dtype, [&](auto s) HWY_ATTR {
+    accumulate_as<decltype(s)>(p, ld, rows, values, n, dim, acc);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sqz
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,107 @@
+// Many query rows against a tile of keys in cache: lanes run along the rows, so that neither keys
+// nor values are ever transposed and the softmax needs no sums across lanes.
+#if defined(SQZ_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SQZ_CPU_TILE_INL_H_
+#undef SQZ_CPU_TILE_INL_H_
+#else
+#define SQZ_CPU_TILE_INL_H_
+#endif
+
+#include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/kernels/cpu/load-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sqz {
+namespace HWY_NAMESPACE {
+
+template <class S>
+void to_float_as(const void* in, int64_t n, int64_t dim, float* out) {
+  const F f;
+  const auto* from = static_cast<const typename S::Element*>(in);
+  const int64_t padded = padded_dim(dim);
+  for (int64_t j = 0; j < n; ++j) {
+    const auto* row = from + j * dim;
+    float* to = out + j * padded;
+    int64_t c = 0;
+    for (; c + kLanes <= dim; c += kLanes) hn::StoreU(load_natural<S>(row + c), f, to + c);
+    if (c < padded) {
+      std::memset(to + c, 0, static_cast<size_t>(padded - c) * sizeof(float));
+    }
+    if (c < dim) {
+      HWY_ALIGN typename S::Element buffer[kLanes];
+      std::memset(buffer, 0, sizeof(buffer));
+      std::memcpy(buffer, row + c, static_cast<size_t>(dim - c) * sizeof(buffer[0]));
+      hn::StoreU(load_natural<S>(buffer), f, to + c);
+    }
+  }
+}
+
+void to_float(DType dtype, const void* in, int64_t n, int64_t dim, float* out) {
+  with_stored(dtype, [&](auto s) HWY_ATTR { to_float_as<decltype(s)>(in, n, dim, out); });
+}
+
+// kM x kV vectors of c stay in registers over the whole depth.
+template <int kM, int kV>
+HWY_INLINE void multiply_block(const float* a, int64_t a_row, int64_t a_col, const float* b,
+                               float* c, int64_t depth, int64_t rows, bool add) {
+  const F f;
+  VF sum[kM][kV];
+  for (int i = 0; i < kM; ++i) {
+    for (int v = 0; v < kV; ++v) {
+      sum[i][v] = add ? hn::LoadU(f, c + i * rows + v * kLanes) : hn::Zero(f);
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    VF right[kV];
+    for (int v = 0; v < kV; ++v) right[v] = hn::LoadU(f, b + k * rows + v * kLanes);
+    for (int i = 0; i < kM; ++i) {
+      const VF left = hn::Set(f, a[i * a_row + k * a_col]);
+      for (int v = 0; v < kV; ++v) sum[i][v] = hn::MulAdd(left, right[v], sum[i][v]);
+    }
+  }
+  for (int i = 0; i < kM; ++i) {
+    for (int v = 0; v < kV; ++v) hn::StoreU(sum[i][v], f, c + i * rows + v * kLanes);
+  }
+}
+
+template <int kV>
+HWY_INLINE void multiply_columns(const float* a, int64_t a_row, int64_t a_col, const float* b,
+                                 float* c, int64_t m, int64_t depth, int64_t rows, bool add) {
+  int64_t i = 0;
+  for (; i + 6 <= m; i += 6) {
+    multiply_block<6, kV>(a + i * a_row, a_row, a_col, b, c + i * rows, depth, rows, add);
+  }
+  for (; i + 2 <= m; i += 2) {
+    multiply_block<2, kV>(a + i * a_row, a_row, a_col, b, c + i * rows, depth, rows, add);
+  }
+  for (; i < m; ++i) {
+    multiply_block<1, kV>(a + i * a_row, a_row, a_col, b, c + i * rows, depth, rows, add);
+  }
+}
+
+void multiply(const float* a, int64_t a_row, int64_t a_col, const float* b, float* c, int64_t m,
+              int64_t depth, int64_t rows, bool add) {
+  constexpr int kWide = kLanes >= 16 ? 4 : 2;  // 6 x 4 of 32 registers, 6 x 2 of 16
+  int64_t r = 0;
+  for (; r + kWide * kLanes <= rows; r += kWide * kLanes) {
+    multiply_columns<kWide>(a, a_row, a_col, b + r, c + r, m, depth, rows, add);
+  }
+  for (; r < rows; r += kLanes) {
+    multiply_columns<1>(a, a_row, a_col, b + r, c + r, m, depth, rows, add);
+  }
+}
+
+void scale_lanes(float* x, int64_t n, int64_t rows, const float* factor) {
+  const F f;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t r = 0; r < rows; r += kLanes) {
+      float* at = x + i * rows + r;
+      hn::StoreU(hn::Mul(hn::LoadU(f, at), hn::LoadU(f, factor + r)), f, at);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sqz
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,212 @@
+#include "libruntime/select/score.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "libruntime/kernels/cpu/kernels.h"
+
+namespace sqz {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kRowTile = 2 * kLanePad;  // query rows whose logits are held at once
+constexpr int64_t kKeyTile = 64;            // centroids converted to float32 at once
+
+int64_t row_tile(const ScoreProblem& p) {
+  const int64_t rows = p.policy == Group::kMax ? p.tokens : p.tokens * p.group;
+  return rows <= kFewRows ? rows : kRowTile;
+}
+
+// The workspace, cut up. Lengths in floats.
+struct Buffers {
+  float* weights;  // [n16]        N_j, 0 for what is not scored
+  float* maximum;  // [n16]
+  float* sum;      // [n16]
+  float* logits;   // [tile, n16]
+  float* queries;  // few rows: packed [rows, d32]; many: transposed [d, kRowTile]
+  float* rows;     // [kRowTile, d] gathered queries
+  float* keys;     // [kKeyTile, d32], many rows only
+  float* tile;     // [kKeyTile, kRowTile], many rows only
+};
+
+int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
+  const int64_t n16 = round_up(p.clusters, kLanePad);
+  const int64_t d32 = padded_dim(p.dim);
+  const int64_t rows = row_tile(p);
+  const bool few = rows <= kFewRows;
+  int64_t used = 0;
+  const auto take = [&](int64_t count) {
+    float* at = base == nullptr ? nullptr : base + used;
+    used += round_up(count, kLanePad);
+    return at;
+  };
+  Buffers b{};
+  b.weights = take(n16);
+  b.maximum = take(n16);
+  b.sum = take(n16);
+  b.logits = take(rows * n16);
+  b.queries = take(d32 * kRowTile);
+  b.rows = take(d32 * kRowTile);
+  b.keys = take(few ? 0 : kKeyTile * d32);
+  b.tile = take(few ? 0 : kKeyTile * kRowTile);
+  if (buffers != nullptr) *buffers = b;
+  return used;
+}
+
+class Scorer {
+ public:
+  Scorer(const ScoreProblem& problem, std::span<float> workspace)
+      : p_(problem),
+        k_(problem.kernels != nullptr ? *problem.kernels : cpu_kernels()),
+        n16_(round_up(problem.clusters, kLanePad)) {
+    cut(p_, workspace.data(), &b_);
+    for (int64_t j = 0; j < n16_; ++j) {
+      b_.weights[j] = scored(j) ? static_cast<float>(p_.sizes[j]) : 0.0f;
+    }
+  }
+
+  Status run(std::span<float> scores) {
+    const bool per_head = p_.policy == Group::kMax;
+    const int64_t passes = per_head ? p_.group : 1;
+    const int64_t rows = per_head ? p_.tokens : p_.tokens * p_.group;
+    std::fill(scores.begin(), scores.end(), -kInfinity);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      std::fill(b_.maximum, b_.maximum + n16_, kLowest);
+      std::fill(b_.sum, b_.sum + n16_, 0.0f);
+      for (int64_t first = 0; first < rows; first += kRowTile) {
+        const int64_t count = std::min(kRowTile, rows - first);
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t row = first + i;
+          gather(i, per_head ? row : row / p_.group, per_head ? pass : row % p_.group);
+        }
+        SQZ_RETURN_IF_ERROR(add_rows(count));
+      }
+      finish(scores, rows);
+    }
+    return {};
+  }
+
+ private:
+  bool scored(int64_t j) const {
+    return j < p_.clusters && p_.sizes[j] != 0 && (p_.alive == nullptr || p_.alive[j] != 0);
+  }
+
+  void gather(int64_t i, int64_t token, int64_t head) {
+    const int64_t stride = p_.token_stride != 0 ? p_.token_stride : p_.group * p_.dim;
+    const float* from = p_.queries + token * stride + head * p_.dim;
+    std::copy(from, from + p_.dim, b_.rows + i * p_.dim);
+  }
+
+  // f(first, count) for each run of clusters that are scored.
+  template <class Function>
+  void for_each_run(const Function& f) const {
+    int64_t j = 0;
+    while (j < p_.clusters) {
+      while (j < p_.clusters && !scored(j)) ++j;
+      const int64_t first = j;
+      while (j < p_.clusters && scored(j)) ++j;
+      if (j > first) f(first, j - first);
+    }
+  }
+
+  const void* centroid(int64_t j) const {
+    return static_cast<const char*>(p_.centroids) + j * p_.dim * dtype_size(p_.dtype);
+  }
+
+  void few_logits(int64_t rows) {
+    k_.pack(p_.dtype, b_.rows, p_.dim, rows, p_.dim, b_.queries);
+    for_each_run([&](int64_t first, int64_t count) {
+      k_.dots(p_.dtype, b_.queries, rows, centroid(first), count, p_.dim, b_.logits + first, n16_);
+    });
+  }
+
+  void many_logits(int64_t rows) {
+    for (int64_t c = 0; c < p_.dim; ++c) {
+      for (int64_t r = 0; r < kRowTile; ++r) {
+        b_.queries[c * kRowTile + r] = r < rows ? b_.rows[r * p_.dim + c] : 0.0f;
+      }
+    }
+    for_each_run([&](int64_t first, int64_t total) {
+      for (int64_t done = 0; done < total; done += kKeyTile) {
+        const int64_t count = std::min(kKeyTile, total - done);
+        k_.to_float(p_.dtype, centroid(first + done), count, p_.dim, b_.keys);
+        k_.multiply(b_.keys, padded_dim(p_.dim), 1, b_.queries, b_.tile, count, p_.dim, kRowTile,
+                    false);
+        for (int64_t r = 0; r < rows; ++r) {
+          float* out = b_.logits + r * n16_ + first + done;
+          for (int64_t j = 0; j < count; ++j) out[j] = b_.tile[j * kRowTile + r];
+        }
+      }
+    });
+  }
+
+  Status add_rows(int64_t rows) {
+    if (row_tile(p_) <= kFewRows) {
+      few_logits(rows);
+    } else {
+      many_logits(rows);
+    }
+    float lse[kRowTile];
+    for (int64_t r = 0; r < rows; ++r) {
+      float* logits = b_.logits + r * n16_;
+      for (int64_t j = 0; j < n16_; ++j) {
+        if (b_.weights[j] == 0.0f) logits[j] = -kInfinity;
+      }
+      lse[r] = k_.log_sum_exp(logits, b_.weights, n16_, p_.scale);
+      if (std::isnan(lse[r]) || lse[r] == kInfinity) {
+        return {Code::kNumeric, "the product of a query and a centroid is NaN or infinite"};
+      }
+      // Nothing alive: every score stays -infinity, and must not become -inf - -inf.
+      if (lse[r] == -kInfinity) lse[r] = 0.0f;
+    }
+    k_.add_rows(b_.logits, n16_, lse, rows, n16_, b_.maximum, b_.sum);
+    return {};
+  }
+
+  void finish(std::span<float> scores, int64_t rows) {
+    if (p_.policy == Group::kAny) {
+      for (int64_t j = 0; j < p_.clusters; ++j) {
+        if (b_.sum[j] > 0) scores[j] = b_.maximum[j];
+      }
+      return;
+    }
+    k_.finish_mean(b_.maximum, b_.sum, p_.clusters, std::log(static_cast<float>(rows)),
+                   scores.data());
+  }
+
+  const ScoreProblem& p_;
+  const CpuKernels& k_;
+  int64_t n16_;
+  Buffers b_{};
+};
+
+Status check(const ScoreProblem& p, size_t scores, size_t workspace) {
+  const bool known = p.dtype == DType::kBF16 || p.dtype == DType::kF16 || p.dtype == DType::kF32;
+  if (!known) return {Code::kUnsupported, "centroids are neither BF16, F16 nor F32"};
+  if (p.dim <= 0 || p.clusters < 0 || p.tokens <= 0 || p.group <= 0) {
+    return {Code::kInvalidArgument, "a score problem needs dim, tokens and group above zero"};
+  }
+  if (p.queries == nullptr || (p.clusters > 0 && (p.centroids == nullptr || p.sizes == nullptr))) {
+    return {Code::kInvalidArgument, "a score problem needs queries, centroids and sizes"};
+  }
+  if (scores < static_cast<size_t>(p.clusters) ||
+      workspace < static_cast<size_t>(score_workspace(p))) {
+    return {Code::kInvalidArgument, "scores or workspace are too small for the score problem"};
+  }
+  return {};
+}
+
+}  // namespace
+
+int64_t score_workspace(const ScoreProblem& problem) {
+  return cut(problem, nullptr, nullptr);
+}
+
+Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
+                      std::span<float> workspace) {
+  SQZ_RETURN_IF_ERROR(check(problem, scores.size(), workspace.size()));
+  return Scorer(problem, workspace).run(scores.first(static_cast<size_t>(problem.clusters)));
+}
+
+}  // namespace sqz

@@ -1,0 +1,185 @@
+#include "libruntime/select/score.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "libruntime/kernels/cpu/kernels.h"
+#include "tests/libruntime/random_data.h"
+#include "tests/libruntime/reference.h"
+
+namespace sqz {
+namespace {
+
+struct Case {
+  ScoreProblem problem;
+  std::vector<std::byte> centroids;
+  std::vector<uint32_t> sizes;
+  std::vector<uint8_t> alive;
+  std::vector<float> queries;
+};
+
+// Sizes include empty clusters; `alive_share` of 10 clusters live.
+Case make_case(DType dtype, int64_t dim, int64_t clusters, int64_t tokens, int64_t group,
+               Group policy, int64_t alive_share, float query_scale = 1.5f) {
+  testing::Random random(static_cast<uint64_t>(dim * 1000003 + clusters * 101 + tokens));
+  Case c;
+  c.centroids = testing::stored(dtype, random.normals(clusters * dim));
+  c.queries = random.normals(tokens * group * dim, query_scale);
+  for (int64_t j = 0; j < clusters; ++j) {
+    c.sizes.push_back(static_cast<uint32_t>(random.below(40)));
+    c.alive.push_back(random.below(10) < alive_share ? 1 : 0);
+  }
+  c.problem = {.dtype = dtype,
+               .dim = dim,
+               .clusters = clusters,
+               .centroids = c.centroids.data(),
+               .sizes = c.sizes.data(),
+               .alive = alive_share == 10 ? nullptr : c.alive.data(),
+               .queries = c.queries.data(),
+               .tokens = tokens,
+               .group = group,
+               .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+               .policy = policy};
+  return c;
+}
+
+std::vector<float> run(const ScoreProblem& problem, Code expected = Code::kOk) {
+  std::vector<float> scores(problem.clusters, -7.0f);
+  // NaN everywhere: nothing may depend on what the workspace held before.
+  std::vector<float> workspace(score_workspace(problem), std::nanf(""));
+  const Status status = score_clusters(problem, scores, workspace);
+  EXPECT_EQ(status.code(), expected) << status.message();
+  return scores;
+}
+
+void expect_near(const std::vector<float>& scores, const std::vector<double>& expected,
+                 double tolerance) {
+  ASSERT_EQ(scores.size(), expected.size());
+  for (size_t j = 0; j < scores.size(); ++j) {
+    if (std::isinf(expected[j])) {
+      ASSERT_EQ(scores[j], expected[j]) << "cluster " << j;
+    } else {
+      ASSERT_NEAR(scores[j], expected[j], tolerance) << "cluster " << j;
+    }
+  }
+}
+
+TEST(Score, EqualsReferenceOnEveryInstructionSet) {
+  for (const CpuKernels* kernels : available_cpu_kernels()) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      for (const int64_t dim : {64, 80, 96, 128, 3, 256}) {
+        for (const int64_t tokens : {1, 3, 37}) {
+          Case c = make_case(dtype, dim, 71, tokens, 4, Group::kMean, 10);
+          c.problem.kernels = kernels;
+          SCOPED_TRACE(
+              concat(kernels->name, " ", dtype_name(dtype), " dim ", dim, " tokens ", tokens));
+          expect_near(run(c.problem), reference::scores(c.problem), 2e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(Score, GroupPoliciesAndDeadClusters) {
+  for (const Group policy : {Group::kMean, Group::kMax, Group::kAny}) {
+    for (const int64_t group : {1, 2, 4, 7, 8}) {
+      for (const int64_t tokens : {1, 2, 9, 65}) {
+        for (const int64_t alive : {10, 6, 1}) {
+          const Case c = make_case(DType::kBF16, 64, 133, tokens, group, policy, alive);
+          SCOPED_TRACE(concat("policy ", static_cast<int>(policy), " group ", group, " tokens ",
+                              tokens, " alive ", alive));
+          expect_near(run(c.problem), reference::scores(c.problem), 2e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(Score, MeanOfExpOverKeysIsOne) {
+  // sum_i N_i S_i = 1 by construction of equation 1, whatever the queries.
+  const Case c = make_case(DType::kBF16, 128, 300, 5, 4, Group::kMean, 10);
+  const std::vector<float> scores = run(c.problem);
+  double total = 0;
+  for (size_t j = 0; j < scores.size(); ++j) total += c.sizes[j] * std::exp(double{scores[j]});
+  EXPECT_NEAR(total, 1.0, 1e-5);
+}
+
+TEST(Score, HugeLogitsStayOrderedAndFinite) {
+  for (const int64_t tokens : {1, 20}) {
+    // Logits near 1e4: exp() of them overflows, exp() of their differences underflows.
+    Case c = make_case(DType::kF32, 64, 50, tokens, 2, Group::kMean, 10, 2000.0f);
+    const std::vector<double> expected = reference::scores(c.problem);
+    const std::vector<float> scores = run(c.problem);
+    int alive = 0;
+    for (size_t j = 0; j < scores.size(); ++j) {
+      ASSERT_FALSE(std::isnan(scores[j]));
+      if (c.sizes[j] == 0) continue;
+      ++alive;
+      ASSERT_TRUE(std::isfinite(scores[j])) << "an underflow became minus infinity";
+      if (expected[j] > -600) {
+        ASSERT_NEAR(scores[j], expected[j], 0.02);
+      }
+    }
+    ASSERT_GT(alive, 10);
+    EXPECT_GT(*std::max_element(scores.begin(), scores.end()), -5.0f);
+  }
+}
+
+TEST(Score, NanAndInfinityAreErrorsNotEmptySelections) {
+  for (const int64_t tokens : {1, 30}) {
+    for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+      Case c = make_case(DType::kF32, 64, 50, tokens, 2, Group::kMean, 10);
+      c.queries[c.queries.size() - 3] = bad;
+      SCOPED_TRACE(concat("tokens ", tokens, " value ", bad));
+      run(c.problem, Code::kNumeric);
+    }
+    // Finite numbers whose product is not.
+    Case c = make_case(DType::kF32, 64, 50, tokens, 2, Group::kMean, 10, 1e30f);
+    std::vector<float> centroids(50 * 64, 1e30f);
+    std::fill(c.queries.begin(), c.queries.end(), 1e30f);
+    c.problem.centroids = centroids.data();
+    run(c.problem, Code::kNumeric);
+  }
+}
+
+TEST(Score, NothingAliveScoresMinusInfinity) {
+  for (const Group policy : {Group::kMean, Group::kMax, Group::kAny}) {
+    Case c = make_case(DType::kBF16, 64, 20, 2, 2, policy, 5);
+    std::fill(c.alive.begin(), c.alive.end(), 0);
+    for (const float score : run(c.problem)) EXPECT_EQ(score, -INFINITY);
+  }
+}
+
+TEST(Score, TokenStrideSkipsOtherHeads) {
+  const Case c = make_case(DType::kBF16, 64, 40, 3, 2, Group::kMean, 10);
+  // The same queries as heads 2 and 3 of 6.
+  std::vector<float> wide(3 * 6 * 64, 1e9f);
+  for (int64_t t = 0; t < 3; ++t) {
+    std::copy_n(c.queries.begin() + t * 2 * 64, 2 * 64, wide.begin() + (t * 6 + 2) * 64);
+  }
+  ScoreProblem strided = c.problem;
+  strided.queries = wide.data() + 2 * 64;
+  strided.token_stride = 6 * 64;
+  EXPECT_EQ(run(strided), run(c.problem));
+}
+
+TEST(Score, RefusesBadProblems) {
+  const Case c = make_case(DType::kBF16, 64, 40, 1, 2, Group::kMean, 10);
+  std::vector<float> scores(40), workspace(score_workspace(c.problem));
+  const auto code = [&](const ScoreProblem& p, std::span<float> s, std::span<float> w) {
+    return score_clusters(p, s, w).code();
+  };
+  EXPECT_EQ(code(c.problem, std::span(scores).first(39), workspace), Code::kInvalidArgument);
+  EXPECT_EQ(code(c.problem, scores, std::span(workspace).first(workspace.size() - 1)),
+            Code::kInvalidArgument);
+  ScoreProblem bad = c.problem;
+  bad.dtype = DType::kI32;
+  EXPECT_EQ(code(bad, scores, workspace), Code::kUnsupported);
+  bad = c.problem;
+  bad.queries = nullptr;
+  EXPECT_EQ(code(bad, scores, workspace), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace sqz
