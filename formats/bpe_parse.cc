@@ -1,0 +1,117 @@
+#include <unordered_set>
+
+#include "formats/bpe.h"
+#include "formats/utf8.h"
+
+namespace sqz {
+
+Status Bpe::parse_options(const JsonObject& model) {
+  // Files older than the field have no type; they are BPE if they have merges.
+  SQZ_ASSIGN_OR_RETURN(const std::string type, model.string_or("type", "BPE"));
+  if (type != "BPE") return model.unsupported("type", concat("model ", in_quotes(type)));
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    SQZ_ASSIGN_OR_RETURN(const std::string affix, model.string_or(key, ""));
+    if (!affix.empty()) return model.unsupported(key, in_quotes(affix));
+  }
+  if (model.has("dropout")) {
+    const Json& dropout = *model.value.find("dropout");
+    if (!dropout.is_number()) return model.bad("dropout", describe_json(dropout), "a number");
+    if (dropout.get<double>() != 0) return model.unsupported("dropout", dropout.dump());
+  }
+  SQZ_ASSIGN_OR_RETURN(fuse_unk_, model.boolean("fuse_unk", false));
+  SQZ_ASSIGN_OR_RETURN(byte_fallback_, model.boolean("byte_fallback", false));
+  SQZ_ASSIGN_OR_RETURN(ignore_merges_, model.boolean("ignore_merges", false));
+  return {};
+}
+
+Status Bpe::parse_vocab(const JsonObject& model) {
+  SQZ_ASSIGN_OR_RETURN(const JsonObject vocab, model.object("vocab"));
+  if (vocab.value.empty()) return model.bad("vocab", "an empty object", "at least one token");
+  vocab_.reserve(vocab.value.size());
+  std::unordered_map<int32_t, std::string_view> seen;
+  seen.reserve(vocab.value.size());
+  for (const auto& [token, value] : vocab.value.items()) {
+    const std::string field = concat("model.vocab[", in_quotes(token), ']');
+    SQZ_ASSIGN_OR_RETURN(const int32_t id, json_token_id(value, model.file, field));
+    const auto stored = vocab_.emplace(token, id).first;
+    const auto [other, fresh] = seen.emplace(id, stored->first);
+    if (!fresh) {
+      return {Code::kCorrupt,
+              bad_field(model.file, field, concat("id ", id),
+                        concat("an id of its own, but ", in_quotes(other->second), " has it too"))};
+    }
+  }
+  SQZ_ASSIGN_OR_RETURN(const std::string unk, model.string_or("unk_token", ""));
+  if (!unk.empty()) {
+    const auto it = vocab_.find(unk);
+    if (it == vocab_.end())
+      return model.bad("unk_token", in_quotes(unk), "a token of the vocabulary");
+    unk_ = it->second;
+  }
+  return {};
+}
+
+Status Bpe::add_merge(const JsonObject& model, size_t i, std::string_view left,
+                      std::string_view right) {
+  const auto bad = [&](std::string_view token) {
+    return model.bad(concat("merges[", i, ']'), in_quotes(token), "a token of the vocabulary");
+  };
+  const auto a = vocab_.find(left);
+  if (a == vocab_.end()) return bad(left);
+  const auto b = vocab_.find(right);
+  if (b == vocab_.end()) return bad(right);
+  const std::string joined = concat(left, right);
+  const auto both = vocab_.find(joined);
+  if (both == vocab_.end()) return bad(joined);
+  merges_.insert(a->second, b->second, {static_cast<uint32_t>(i), both->second});
+  return {};
+}
+
+Status Bpe::parse_merges(const JsonObject& model) {
+  SQZ_ASSIGN_OR_RETURN(const Json* merges, model.array("merges"));
+  merges_.reserve(merges->size());
+  for (size_t i = 0; i < merges->size(); ++i) {
+    const Json& merge = (*merges)[i];
+    if (merge.is_string()) {
+      const std::string_view text = merge.get_ref<const std::string&>();
+      const size_t space = text.find(' ');
+      if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos) {
+        return model.bad(concat("merges[", i, ']'), in_quotes(text), "two tokens and one space");
+      }
+      SQZ_RETURN_IF_ERROR(add_merge(model, i, text.substr(0, space), text.substr(space + 1)));
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
+               merge[1].is_string()) {
+      SQZ_RETURN_IF_ERROR(add_merge(model, i, merge[0].get_ref<const std::string&>(),
+                                    merge[1].get_ref<const std::string&>()));
+    } else {
+      return model.bad(concat("merges[", i, ']'), describe_json(merge),
+                       "\"a b\" or [\"a\", \"b\"]");
+    }
+  }
+  return {};
+}
+
+void Bpe::index_characters() {
+  for (uint32_t code = 0; code < common_characters_.size(); ++code) {
+    std::string character;
+    append_utf8(code, character);
+    const auto it = vocab_.find(character);
+    common_characters_[code] = it == vocab_.end() ? -1 : it->second;
+  }
+  constexpr char kDigits[] = "0123456789ABCDEF";
+  for (size_t byte = 0; byte < byte_tokens_.size(); ++byte) {
+    const auto it = vocab_.find(concat("<0x", kDigits[byte >> 4], kDigits[byte & 15], '>'));
+    byte_tokens_[byte] = it == vocab_.end() ? -1 : it->second;
+  }
+}
+
+Result<Bpe> Bpe::parse(const JsonObject& model) {
+  Bpe bpe;
+  SQZ_RETURN_IF_ERROR(bpe.parse_options(model));
+  SQZ_RETURN_IF_ERROR(bpe.parse_vocab(model));
+  SQZ_RETURN_IF_ERROR(bpe.parse_merges(model));
+  bpe.index_characters();
+  return bpe;
+}
+
+}  // namespace sqz

@@ -1,0 +1,77 @@
+// The "pre_tokenizer" of tokenizer.json: how normalised text is cut into the words that the model
+// then cuts into tokens.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/tokenizer_fields.h"
+#include "formats/tokenizer_regex.h"
+
+namespace sqz {
+
+// A part of the text on its way to the model.
+struct Piece {
+  std::string_view text;
+  int32_t token = -1;     // the id of an added token; such a piece is not cut further
+  bool at_start = false;  // begins where the caller's text begins
+};
+
+// Owns text that steps make; what it holds stays where it is.
+using TextStore = std::deque<std::string>;
+
+enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
+
+// Cuts the matches of `pattern` (or, inverted, what lies between them) out of each text.
+struct SplitRule {
+  Regex pattern;
+  SplitBehavior behavior = SplitBehavior::kIsolated;
+  bool invert = false;
+};
+
+// Immutable after parsing.
+class PreTokenizer {
+ public:
+  // The pre-tokenizer in `owner`'s field `key`; null or absent gives an empty pointer. Done here:
+  // Sequence, Split, ByteLevel, Digits, Metaspace; others are kUnsupported.
+  static Result<std::unique_ptr<PreTokenizer>> parse(const JsonObject& owner, std::string_view key);
+  virtual ~PreTokenizer() = default;
+
+  // Cuts every piece that is not an added token. Texts are valid UTF-8 and outlive `pieces`, as
+  // `store` does. No piece of the result is empty.
+  virtual Status apply(std::vector<Piece>& pieces, TextStore& store) const = 0;
+};
+
+// Applies one rule to many pieces; keeps working memory between them. `rule` outlives it.
+class Splitter {
+ public:
+  explicit Splitter(const SplitRule& rule) : rule_(rule), matcher_(rule.pattern) {}
+  // Appends the parts of `piece` that are not empty to `out`.
+  Status split(const Piece& piece, std::vector<Piece>& out);
+
+ private:
+  struct Part {
+    size_t begin;
+    size_t end;
+    bool match;
+  };
+  Status find_parts(std::string_view text);
+  template <class Join>
+  void merge_parts(Join join);
+  void merge_with_next();
+
+  const SplitRule& rule_;
+  RegexMatcher matcher_;
+  std::vector<Part> parts_;
+};
+
+// Byte-level text: each byte is written as one printable character, as GPT-2 does it.
+void append_byte_level(std::string_view bytes, std::string& out);
+// Appends the bytes that `text` stands for; false, and nothing appended, if it has a character that
+// stands for none.
+bool append_byte_level_decoded(std::string_view text, std::string& out);
+
+}  // namespace sqz

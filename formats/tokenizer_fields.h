@@ -1,0 +1,51 @@
+// Typed access to the fields of tokenizer.json, with the project's message for what is wrong.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "formats/base/json.h"
+#include "formats/base/status.h"
+
+namespace sqz {
+
+// A JSON object with the name under which messages speak of it ("DIR/tokenizer.json", "model").
+struct JsonObject {
+  const Json& value;
+  std::string file;
+  std::string field;  // empty for the root
+
+  std::string name_of(std::string_view key) const;
+  Status bad(std::string_view key, std::string_view found, std::string_view expected) const;
+  Status unsupported(std::string_view key, std::string_view found) const;
+
+  // Null and absent are the same thing in this format.
+  bool has(std::string_view key) const;
+  Result<bool> boolean(std::string_view key, bool fallback) const;
+  Result<std::string> string(std::string_view key) const;  // required
+  Result<std::string> string_or(std::string_view key, std::string fallback) const;
+  Result<int32_t> token_id(std::string_view key) const;   // required
+  Result<const Json*> array(std::string_view key) const;  // required
+  Result<JsonObject> object(std::string_view key) const;  // required
+  // The i-th element of the array `key`, which must be an object.
+  Result<JsonObject> element(std::string_view key, size_t i) const;
+};
+
+// `value` as a token id: an integer of [0, 2^31).
+Result<int32_t> json_token_id(const Json& value, std::string_view file, std::string_view field);
+
+// "string \"x\"", "number 3", "array", ...: what a message calls a value; long strings are cut.
+std::string describe_json(const Json& value);
+std::string in_quotes(std::string_view text);
+
+struct StringHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+};
+// A map from tokens that can be asked with a string_view.
+template <class T>
+using TokenMap = std::unordered_map<std::string, T, StringHash, std::equal_to<>>;
+
+}  // namespace sqz

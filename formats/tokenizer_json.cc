@@ -1,0 +1,202 @@
+#include "formats/tokenizer_json.h"
+
+#include <algorithm>
+#include <new>
+#include <unordered_map>
+
+#include "formats/base/hash.h"
+#include "formats/bpe.h"
+#include "formats/pretokenizer.h"
+#include "formats/tokenizer_added.h"
+#include "formats/tokenizer_decoder.h"
+#include "formats/tokenizer_normalizer.h"
+#include "formats/tokenizer_post_processor.h"
+#include "formats/utf8.h"
+
+namespace sqz {
+namespace {
+
+// Symbols of one word are counted with 32 bits, and byte-level text is at most twice as long.
+constexpr size_t kLongestText = size_t{1} << 30;
+
+struct TokenText {
+  std::string text;
+  bool special = false;
+};
+
+class JsonTokenizer : public Tokenizer {
+ public:
+  static Result<std::unique_ptr<Tokenizer>> parse(std::string_view text, const std::string& path);
+
+  Status encode(std::string_view text, bool add_special, std::vector<int32_t>& ids) const override;
+  Result<std::string> decode(std::span<const int32_t> ids, bool keep_special) const override;
+  int64_t vocab_size() const override { return vocab_size_; }
+  std::optional<int32_t> token_to_id(std::string_view token) const override;
+  std::optional<int32_t> bos_token() const override {
+    if (affixes_.before.empty()) return std::nullopt;
+    return affixes_.before.front();
+  }
+  const std::string& hash() const override { return hash_; }
+
+ private:
+  explicit JsonTokenizer(Bpe bpe) : bpe_(std::move(bpe)) {}
+
+  Status index_tokens(const JsonObject& root);
+  Status check_affixes(const JsonObject& root) const;
+  Status encode_pieces(std::string_view text, std::vector<int32_t>& ids) const;
+
+  Bpe bpe_;
+  std::unique_ptr<Normalizer> normalizer_;  // may be null, as the two below
+  std::unique_ptr<PreTokenizer> pre_tokenizer_;
+  std::unique_ptr<Decoder> decoder_;
+  AddedTokens added_;
+  SpecialAffixes affixes_;
+  TokenMap<int32_t> added_ids_;
+  // Not a vector: ids come from the file and may be far apart.
+  std::unordered_map<int32_t, TokenText> tokens_;
+  int64_t vocab_size_ = 0;
+  std::string hash_;
+};
+
+Status JsonTokenizer::index_tokens(const JsonObject& root) {
+  for (const auto& [token, id] : bpe_.vocab()) tokens_.emplace(id, TokenText{token, false});
+  for (size_t i = 0; i < added_.tokens().size(); ++i) {
+    const AddedToken& token = added_.tokens()[i];
+    const std::string field = concat("added_tokens[", i, "].id");
+    if (const auto known = token_to_id(token.content); known && *known != token.id) {
+      return root.bad(field, concat(token.id),
+                      concat(*known, ", the id of ", in_quotes(token.content), " elsewhere"));
+    }
+    const auto [it, fresh] = tokens_.try_emplace(token.id);
+    if (!fresh && token_to_id(token.content) != token.id) {
+      return root.bad(field, concat(token.id),
+                      concat("an id of its own, but ", in_quotes(it->second.text), " has it too"));
+    }
+    it->second = {token.pattern, token.special};
+    added_ids_[token.content] = token.id;
+  }
+  for (const auto& [id, token] : tokens_) {
+    vocab_size_ = std::max(vocab_size_, int64_t{id} + 1);
+  }
+  return {};
+}
+
+Status JsonTokenizer::check_affixes(const JsonObject& root) const {
+  for (const auto* ids : {&affixes_.before, &affixes_.after}) {
+    for (int32_t id : *ids) {
+      if (!tokens_.contains(id)) {
+        return root.bad("post_processor.special_tokens", concat("id ", id),
+                        "the id of a token of this file");
+      }
+    }
+  }
+  return {};
+}
+
+Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(std::string_view text,
+                                                        const std::string& path) {
+  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
+  if (!json.is_object()) {
+    return Status(Code::kCorrupt,
+                  bad_field(path, "the document", describe_json(json), "an object"));
+  }
+  const JsonObject root{json, path, ""};
+  SQZ_ASSIGN_OR_RETURN(const std::string version, root.string_or("version", "1.0"));
+  if (version != "1.0") return root.unsupported("version", in_quotes(version));
+  SQZ_ASSIGN_OR_RETURN(const JsonObject model, root.object("model"));
+  SQZ_ASSIGN_OR_RETURN(Bpe bpe, Bpe::parse(model));
+  std::unique_ptr<JsonTokenizer> self(new JsonTokenizer(std::move(bpe)));
+  SQZ_ASSIGN_OR_RETURN(self->normalizer_, Normalizer::parse(root, "normalizer"));
+  SQZ_ASSIGN_OR_RETURN(self->pre_tokenizer_, PreTokenizer::parse(root, "pre_tokenizer"));
+  SQZ_ASSIGN_OR_RETURN(self->decoder_, Decoder::parse(root, "decoder"));
+  SQZ_ASSIGN_OR_RETURN(self->affixes_, parse_post_processor(root, "post_processor"));
+  SQZ_ASSIGN_OR_RETURN(self->added_, AddedTokens::parse(root, self->normalizer_.get()));
+  SQZ_RETURN_IF_ERROR(self->index_tokens(root));
+  SQZ_RETURN_IF_ERROR(self->check_affixes(root));
+  self->hash_ = hex(xxh3_64(std::as_bytes(std::span(text))));
+  return Result<std::unique_ptr<Tokenizer>>(std::move(self));
+}
+
+std::optional<int32_t> JsonTokenizer::token_to_id(std::string_view token) const {
+  if (const auto it = added_ids_.find(token); it != added_ids_.end()) return it->second;
+  if (const auto it = bpe_.vocab().find(token); it != bpe_.vocab().end()) return it->second;
+  return std::nullopt;
+}
+
+Status JsonTokenizer::encode_pieces(std::string_view text, std::vector<int32_t>& ids) const {
+  TextStore store;
+  std::vector<Piece> pieces;
+  SQZ_RETURN_IF_ERROR(added_.extract(text, normalizer_.get(), pieces, store));
+  if (pre_tokenizer_) SQZ_RETURN_IF_ERROR(pre_tokenizer_->apply(pieces, store));
+  BpeEncoder encoder(bpe_);
+  for (const Piece& piece : pieces) {
+    if (piece.token >= 0) {
+      ids.push_back(piece.token);
+    } else {
+      encoder.encode(piece.text, ids);
+    }
+  }
+  return {};
+}
+
+Status JsonTokenizer::encode(std::string_view text, bool add_special,
+                             std::vector<int32_t>& ids) const {
+  if (const auto offset = find_invalid_utf8(text)) {
+    return {Code::kInvalidArgument, concat("text: not valid UTF-8 at byte ", *offset)};
+  }
+  if (text.size() > kLongestText) {
+    return {Code::kInvalidArgument,
+            bad_field("text", "length", concat(text.size(), " bytes"), "at most 1 GiB")};
+  }
+  const size_t before = ids.size();
+  const auto add = [&](const std::vector<int32_t>& special) {
+    if (add_special) ids.insert(ids.end(), special.begin(), special.end());
+  };
+  try {
+    add(affixes_.before);
+    Status status = encode_pieces(text, ids);
+    if (!status.ok()) {
+      ids.resize(before);
+      return status;
+    }
+    add(affixes_.after);
+  } catch (const std::bad_alloc&) {
+    ids.resize(before);
+    return {Code::kOutOfMemory, concat("out of memory while encoding ", text.size(), " bytes")};
+  }
+  return {};
+}
+
+Result<std::string> JsonTokenizer::decode(std::span<const int32_t> ids, bool keep_special) const {
+  try {
+    std::vector<std::string> tokens;
+    tokens.reserve(ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const auto it = tokens_.find(ids[i]);
+      if (it == tokens_.end()) {
+        return Status(Code::kInvalidArgument, bad_field("ids", concat('[', i, ']'), concat(ids[i]),
+                                                        "the id of a token of the vocabulary"));
+      }
+      if (keep_special || !it->second.special) tokens.push_back(it->second.text);
+    }
+    if (decoder_) SQZ_RETURN_IF_ERROR(decoder_->apply(tokens));
+    std::string text;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      // Without a decoder `tokenizers` puts spaces between tokens.
+      if (i > 0 && !decoder_) text += ' ';
+      text += tokens[i];
+    }
+    return text;
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, concat("out of memory while decoding ", ids.size(), " ids"));
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Tokenizer>> load_json_tokenizer(std::string_view text,
+                                                       const std::string& path) {
+  return JsonTokenizer::parse(text, path);
+}
+
+}  // namespace sqz

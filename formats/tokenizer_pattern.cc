@@ -1,0 +1,205 @@
+// Oniguruma (Ruby dialect) to PCRE2, for the constructs that tokenizer.json files use.
+#include <cctype>
+
+#include "formats/tokenizer_regex.h"
+
+namespace sqz {
+namespace {
+
+// Unicode White_Space. PCRE2's own \s adds U+180E, which left that property in Unicode 6.3.
+constexpr char kSpaces[] =
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
+    "\\x{205f}\\x{3000}";
+constexpr char kNotSpaces[] =
+    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
+    "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}"
+    "\\x{3001}-\\x{10ffff}";
+// Oniguruma's word characters; PCRE2's are L, N and underscore.
+constexpr char kWord[] = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+
+class Translator {
+ public:
+  Translator(std::string_view pattern, std::string_view label) : in_(pattern), label_(label) {}
+
+  Result<std::string> run() {
+    while (at_ < in_.size()) {
+      SQZ_RETURN_IF_ERROR(in_class_ ? class_item() : item());
+    }
+    return std::move(out_);
+  }
+
+ private:
+  bool starts(std::string_view text) const { return in_.substr(at_).starts_with(text); }
+
+  Status refuse(std::string_view construct) const {
+    return {Code::kUnsupported, concat(label_, ": regular expression construct ", construct,
+                                       " at offset ", at_, " of \"", in_, "\" is not supported")};
+  }
+
+  void copy(size_t count) {
+    out_.append(in_.substr(at_, count));
+    at_ += count;
+  }
+
+  void replace(size_t count, std::string_view text) {
+    out_.append(text);
+    at_ += count;
+  }
+
+  Status item() {
+    switch (in_[at_]) {
+      case '\\':
+        return escape();
+      case '[':
+        in_class_ = true;
+        copy(1);
+        if (starts("^")) copy(1);
+        if (starts("]")) return refuse("[]");
+        return {};
+      case '(':
+        return group();
+      case '{':
+        return interval();
+      default:
+        copy(1);
+        return {};
+    }
+  }
+
+  Status class_item() {
+    if (starts("[") || starts("&&")) return refuse("nested or intersected set");
+    if (starts("\\")) return escape();
+    if (starts("]")) in_class_ = false;
+    copy(1);
+    return {};
+  }
+
+  Status group() {
+    for (std::string_view plain : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"}) {
+      if (starts(plain)) {
+        copy(plain.size());
+        return {};
+      }
+    }
+    if (!starts("(?")) {
+      copy(1);
+      return {};
+    }
+    // Ruby's (?i) in mid-pattern opens a group up to the enclosing one's end; only the forms that
+    // both engines read alike are let through.
+    const size_t end = in_.find_first_not_of("im-", at_ + 2);
+    const bool whole = end != std::string_view::npos && in_[end] == ')' && at_ == 0;
+    if (end == std::string_view::npos || end == at_ + 2 || !(in_[end] == ':' || whole)) {
+      return refuse("(?...)");
+    }
+    for (char flag : in_.substr(at_, end + 1 - at_)) out_.push_back(flag == 'm' ? 's' : flag);
+    at_ = end + 1;
+    return {};
+  }
+
+  Status interval() {
+    const size_t end = in_.find('}', at_);
+    const bool numeric = end != std::string_view::npos &&
+                         in_.substr(at_ + 1, end - at_ - 1).find_first_not_of("0123456789,") ==
+                             std::string_view::npos;
+    if (!numeric) return refuse("{");
+    const std::string_view body = in_.substr(at_ + 1, end - at_ - 1);
+    const char after = end + 1 < in_.size() ? in_[end + 1] : '\0';
+    if (after == '+' || (after == '?' && body.find(',') == std::string_view::npos)) {
+      return refuse("{n,m} with a suffix");
+    }
+    out_ += body.starts_with(',') ? "{0" : "{";
+    replace(end + 1 - at_, body);
+    out_ += '}';
+    return {};
+  }
+
+  Status escape() {
+    if (at_ + 1 >= in_.size()) return refuse("\\ at the end");
+    const char c = in_[at_ + 1];
+    if (!std::isalpha(static_cast<unsigned char>(c))) {
+      copy(2);
+      return {};
+    }
+    switch (c) {
+      case 's':
+        replace(2, in_class_ ? std::string(kSpaces) : concat('[', kSpaces, ']'));
+        return {};
+      case 'S':
+        replace(2, in_class_ ? std::string(kNotSpaces) : concat("[^", kSpaces, ']'));
+        return {};
+      case 'w':
+        replace(2, in_class_ ? std::string(kWord) : concat('[', kWord, ']'));
+        return {};
+      case 'W':
+        if (in_class_) return refuse("\\W in a set");
+        replace(2, concat("[^", kWord, ']'));
+        return {};
+      case 'v':
+        replace(2, "\\x{b}");
+        return {};
+      case 'u':
+        return code_point();
+      case 'p':
+      case 'P': {
+        const size_t end = in_.find('}', at_);
+        if (end == std::string_view::npos || in_[at_ + 2] != '{') return refuse("\\p");
+        copy(end + 1 - at_);
+        return {};
+      }
+      case 'A':
+      case 'z':
+        if (in_class_) return refuse(in_.substr(at_, 2));
+        copy(2);
+        return {};
+      case 'd':
+      case 'D':
+      case 'n':
+      case 'r':
+      case 't':
+      case 'f':
+      case 'a':
+      case 'e':
+      case 'x':
+        copy(2);
+        return {};
+      default:
+        return refuse(in_.substr(at_, 2));
+    }
+  }
+
+  Status code_point() {
+    const std::string_view digits = in_.substr(at_ + 2, 4);
+    if (digits.size() != 4 ||
+        digits.find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos) {
+      return refuse("\\u");
+    }
+    replace(6, concat("\\x{", digits, '}'));
+    return {};
+  }
+
+  std::string_view in_;
+  std::string_view label_;
+  size_t at_ = 0;
+  bool in_class_ = false;
+  std::string out_;
+};
+
+}  // namespace
+
+Result<std::string> translate_pattern(std::string_view pattern, std::string_view label) {
+  return Translator(pattern, label).run();
+}
+
+std::string escape_pattern(std::string_view literal) {
+  std::string out;
+  for (char c : literal) {
+    if (std::ispunct(static_cast<unsigned char>(c)) && static_cast<unsigned char>(c) < 0x80) {
+      out.push_back('\\');
+    }
+    out.push_back(c);
+  }
+  return out;
+}
+
+}  // namespace sqz

@@ -1,0 +1,129 @@
+#include "formats/tokenizer_regex.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <cstdint>
+#include <new>
+
+#include "formats/utf8.h"
+
+namespace sqz {
+namespace {
+
+constexpr size_t kJitStackStart = 32 * 1024;
+constexpr size_t kJitStackLimit = 16 * 1024 * 1024;
+constexpr uint32_t kHeapLimitKib = 1024 * 1024;  // of the interpreter, when the JIT's stack is full
+
+std::string pcre2_message(int error) {
+  PCRE2_UCHAR text[256];
+  pcre2_get_error_message(error, text, sizeof(text));
+  return reinterpret_cast<const char*>(text);
+}
+
+}  // namespace
+
+Result<Regex> Regex::compile(std::string_view pattern, std::string_view label) {
+  SQZ_ASSIGN_OR_RETURN(const std::string translated, translate_pattern(pattern, label));
+  const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
+      pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
+  if (context == nullptr) return Status(Code::kOutOfMemory, concat(label, ": out of memory"));
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  pcre2_code* code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
+                    &offset, context.get());
+  if (code == nullptr) {
+    return Status(Code::kCorrupt,
+                  concat(label, ": not a valid regular expression: ", pcre2_message(error),
+                         " at offset ", offset, " of \"", translated, "\""));
+  }
+  Regex regex;
+  regex.code_ = std::shared_ptr<pcre2_code>(code, pcre2_code_free);
+  // Where the machine has no JIT the interpreter gives the same matches, slower.
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+  return regex;
+}
+
+RegexMatcher::RegexMatcher(const Regex& regex)
+    : code_(regex.code_),
+      data_(pcre2_match_data_create_from_pattern(code_.get(), nullptr)),
+      context_(pcre2_match_context_create(nullptr)),
+      stack_(pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr)) {
+  if (data_ == nullptr || context_ == nullptr) {
+    pcre2_match_data_free(data_);
+    pcre2_match_context_free(context_);
+    pcre2_jit_stack_free(stack_);
+    throw std::bad_alloc();
+  }
+  pcre2_set_match_limit(context_, UINT32_MAX);
+  pcre2_set_depth_limit(context_, UINT32_MAX);
+  pcre2_set_heap_limit(context_, kHeapLimitKib);
+  if (stack_ != nullptr) pcre2_jit_stack_assign(context_, nullptr, stack_);
+}
+
+RegexMatcher::~RegexMatcher() {
+  pcre2_match_data_free(data_);
+  pcre2_match_context_free(context_);
+  pcre2_jit_stack_free(stack_);
+}
+
+void RegexMatcher::reset(std::string_view text) {
+  text_ = text;
+  offset_ = 0;
+  last_end_.reset();
+}
+
+int RegexMatcher::match_at(size_t offset) {
+  const auto subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
+  int result =
+      pcre2_match(code_.get(), subject, text_.size(), offset, PCRE2_NO_UTF_CHECK, data_, context_);
+  if (result == PCRE2_ERROR_JIT_STACKLIMIT) {
+    result = pcre2_match(code_.get(), subject, text_.size(), offset,
+                         PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data_, context_);
+  }
+  return result;
+}
+
+Result<std::optional<Span>> RegexMatcher::next() {
+  while (offset_ <= text_.size()) {
+    const int result = match_at(offset_);
+    if (result == PCRE2_ERROR_NOMATCH) break;
+    if (result < 0) {
+      return Status(Code::kUnsupported, concat("matching the split pattern from byte ", offset_,
+                                               " failed: ", pcre2_message(result)));
+    }
+    const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(data_);
+    const Span span{ends[0], ends[1]};
+    if (span.begin == span.end) {
+      offset_ = span.end < text_.size() ? span.end + utf8_length(text_[span.end]) : span.end + 1;
+      if (last_end_ == span.end) continue;
+    } else {
+      offset_ = span.end;
+    }
+    last_end_ = span.end;
+    return std::optional<Span>(span);
+  }
+  offset_ = text_.size() + 1;
+  return std::optional<Span>();
+}
+
+Status replace_matches(RegexMatcher& matcher, std::string_view content, std::string& text) {
+  matcher.reset(text);
+  std::string out;
+  size_t copied = 0;
+  while (true) {
+    SQZ_ASSIGN_OR_RETURN(const std::optional<Span> match, matcher.next());
+    if (!match) break;
+    out.append(text, copied, match->begin - copied).append(content);
+    copied = match->end;
+  }
+  if (copied == 0 && out.empty()) return {};
+  out.append(text, copied);
+  text = std::move(out);
+  return {};
+}
+
+}  // namespace sqz
