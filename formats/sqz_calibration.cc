@@ -55,23 +55,22 @@ Status check_calibration(const Calibration& calibration, const IndexMetadata& me
     return Status(code, bad_field(label, concat("calibration.", field, "[", index, "]"),
                                   concat(found), expected));
   };
-  const bool sparse = metadata.levels > 0;
+  if (metadata.levels == 0) return {};  // every layer is dense: no tables
   const int64_t coarse_levels = std::max(metadata.levels - 1, 1);
   const struct {
     const char* name;
     size_t found;
     int64_t expected;
   } sizes[] = {
-      {"coarse_keep", calibration.coarse_keep.size(), std::max(metadata.levels - 1, 0)},
+      {"coarse_keep", calibration.coarse_keep.size(), metadata.levels - 1},
       {"thresholds", calibration.thresholds.size(), C::kScopes * C::kPaths * C::kGroups * C::kGrid},
       {"coarse", calibration.coarse.size(), C::kScopes * C::kGroups * coarse_levels},
       {"shares", calibration.shares.size(),
        C::kScopes * metadata.model.layers * metadata.model.kv_heads * C::kGrid}};
   for (const auto& size : sizes) {
-    const int64_t expected = sparse ? size.expected : 0;
-    if (std::cmp_not_equal(size.found, expected)) {
+    if (std::cmp_not_equal(size.found, size.expected)) {
       return {code, bad_field(label, concat("calibration.", size.name),
-                              concat(size.found, " values"), concat(expected))};
+                              concat(size.found, " values"), concat(size.expected))};
     }
   }
 

@@ -30,7 +30,7 @@ std::string calibration_text(const Calibration& calibration);
 Status parse_calibration_text(const std::string& text, int levels, const std::string& path,
                               Calibration& calibration);
 
-// Sizes and values of a whole calibration. Empty vectors are right if `levels` is 0.
+// Sizes and values of a whole calibration. Nothing is asked of it if every layer is dense.
 Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
                          const std::string& label, Code code);
 

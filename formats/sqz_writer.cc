@@ -85,6 +85,7 @@ Result<uint64_t> SqzWriter::planned_bytes(const IndexMetadata& metadata,
                                           const std::vector<LayerShape>& shapes) {
   IndexMetadata named = metadata;
   if (named.producer.empty()) named.producer = producer_name();
+  if (named.tokens_hash.empty()) named.tokens_hash = hex(uint64_t{0});
   SQZ_ASSIGN_OR_RETURN(const Layout layout, lay_out(named, shapes, "index"));
   return layout.bytes;
 }

@@ -22,6 +22,8 @@ struct LayerShape {
 };
 
 // One layer's data, in the file's dtypes; shapes as in LayerView. Spans are borrowed for the call.
+// What the file does not store (value means, keys and values of the clusters after --no-kv, all of
+// the clusters in a dense layer) is ignored and may be empty. Contents are not looked at.
 struct LayerData {
   struct Level {
     std::span<const std::byte> centroids, value_means;
@@ -34,12 +36,14 @@ struct LayerData {
 
 class SqzWriter {
  public:
-  // `metadata.layers` and `shapes` have one entry a layer. Fails before creating a file if
-  // something is inconsistent or PATH exists and `replace` is false.
+  // `metadata.layers` and `shapes` have one entry a layer; an empty `metadata.producer` becomes
+  // this build's. Fails before creating a file if something is inconsistent (kInvalidArgument) or
+  // PATH exists and `replace` is false (kExists).
   static Result<std::unique_ptr<SqzWriter>> create(Env& env, const std::string& path, bool replace,
                                                    IndexMetadata metadata,
                                                    std::vector<LayerShape> shapes);
-  // The size that the file will have, without creating it (for --dry-run).
+  // The size that the file will have, without creating it (for --dry-run). Hashes and the producer
+  // may be empty still.
   static Result<uint64_t> planned_bytes(const IndexMetadata& metadata,
                                         const std::vector<LayerShape>& shapes);
   ~SqzWriter();
@@ -47,7 +51,9 @@ class SqzWriter {
   // Each layer once, in any order. A span of the wrong size is kInternal.
   Status write_layer(int64_t layer, const LayerData& data);
 
-  // Calibrate, then publish. Fails if a layer is missing. Returns the file's size.
+  // Writes calibration, checksums and header, then publishes. Fails if a layer is missing or the
+  // calibration's sizes are wrong; its tables are ignored if every layer is dense. Returns the
+  // file's size. After it, or after a failure of any call, only destruction is left to do.
   Result<uint64_t> commit(const Calibration& calibration);
 
  private:
