@@ -1,0 +1,42 @@
+// The keys and values of one layer, and causal attention over them. Never an N x N matrix: the CPU
+// cache runs the blocked kernel of cpu_kernel.h; the one for other devices takes as many query rows
+// at a time as fit 256 MiB of scores.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "formats/model_description.h"
+
+namespace sqz::training {
+
+// A partial result over some of the keys; states over disjoint keys merge exactly.
+struct AttentionState {
+  at::Tensor out;  // [T, Hq, d] float32
+  at::Tensor lse;  // [T, Hq] float32, natural log
+};
+
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+  virtual int64_t size() const = 0;  // tokens held
+  // k, v: [T, Hkv, d], keys after RoPE.
+  virtual void append(const at::Tensor& k, const at::Tensor& v) = 0;
+  // q: [T, Hq, d] of the last T tokens appended. Each sees itself and the tokens before it, of
+  // those the last `window` only if window > 0.
+  virtual AttentionState attend(const at::Tensor& q, int64_t window) const = 0;
+  // Forgets all tokens and keeps the memory.
+  virtual void clear() = 0;
+};
+
+// float32, in the layout of cpu_kernel.h.
+std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model, int widest = 512);
+// LibTorch operations only: any device and dtype.
+std::unique_ptr<KvCache> make_torch_cache(const ModelDescription& model);
+
+// `b` merged into `a`.
+void merge_states(AttentionState& a, const AttentionState& b);
+
+}  // namespace sqz::training

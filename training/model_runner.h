@@ -1,0 +1,50 @@
+// The Runner that runner.h promises, on top of Transformer.
+#pragma once
+
+#include "training/runner.h"
+#include "training/transformer.h"
+
+namespace sqz::training {
+
+class ModelRunner final : public Runner {
+ public:
+  explicit ModelRunner(Transformer transformer) : transformer_(std::move(transformer)) {}
+
+  const ModelConfig& config() const override { return transformer_.config(); }
+  Result<std::vector<float>> prefill(std::span<const int32_t> tokens,
+                                     const PrefillOptions& options) override;
+  Result<Generation> generate(std::span<const int32_t> prompt, const GenerateOptions& options,
+                              FixedContext* context, std::vector<float>* logits) override;
+
+ private:
+  Transformer transformer_;
+};
+
+// `count` tokens from position `first` on fit the model, and every id its vocabulary.
+Status check_tokens(const ModelDescription& model, std::span<const int32_t> tokens, int64_t first);
+// kNumeric if a logit is NaN or infinite.
+Status check_finite(const at::Tensor& logits, int64_t first_position);
+
+// Query tokens that go through a layer together, unless the caller says otherwise: activations of
+// this many tokens stay in a CPU's outer cache. Never a function of the number of threads.
+inline constexpr int64_t kDefaultChunk = 512;
+
+// Runs `body`, and turns what LibTorch and the allocator throw into a Status.
+template <class Body>
+auto guarded(Body&& body) -> decltype(body()) {
+  const c10::InferenceMode inference;
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "not enough memory to run the model");
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    const bool memory = what.find("out of memory") != std::string::npos ||
+                        what.find("allocate memory") != std::string::npos;
+    return Status(memory ? Code::kOutOfMemory : Code::kInternal, concat("LibTorch: ", what));
+  } catch (const std::exception& error) {
+    return Status(Code::kInternal, concat("running the model: ", error.what()));
+  }
+}
+
+}  // namespace sqz::training

@@ -1,0 +1,30 @@
+// Rotary position embedding in its four kinds. Angles are computed in float32, step by step as
+// Hugging Face does: at position 30000 a float32 angle is off by 1e-3, and weights were trained
+// with that.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "formats/model_description.h"
+
+namespace sqz::training {
+
+// [d / 2] radians a token, scaling included.
+std::vector<float> rope_frequencies(const RopeDescription& rope, int64_t head_dim);
+
+// cos and sin of positions first .. first + count - 1, attention_factor multiplied in:
+// [count, 1, d / 2] float32 on the CPU.
+struct RopeTable {
+  at::Tensor cos, sin;
+  RopeTable narrow(int64_t start, int64_t count) const {
+    return {cos.narrow(0, start, count), sin.narrow(0, start, count)};
+  }
+};
+RopeTable rope_table(const RopeDescription& rope, int64_t head_dim, int64_t first, int64_t count);
+
+// x: [T, heads, d] rotated, in x's dtype; pairs are (i, i + d / 2).
+at::Tensor apply_rope(const at::Tensor& x, const RopeTable& table);
+
+}  // namespace sqz::training

@@ -1,0 +1,31 @@
+// The tensors of a model, copied out of a checkpoint to a device and dtype.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "formats/checkpoint.h"
+#include "training/linear.h"
+
+namespace sqz::training {
+
+struct LayerWeights {
+  at::Tensor input_norm, attention_norm;  // [hidden]; before attention, before the MLP
+  at::Tensor q_norm, k_norm;              // [d], Qwen3 only
+  Linear qkv;                             // [(Hq + 2 Hkv) d, hidden]: q, k, v stacked
+  Linear o, gate_up, down;                // gate_up: gate, up stacked
+};
+
+struct ModelWeights {
+  at::Tensor embedding;  // [vocab, hidden]
+  std::vector<LayerWeights> layers;
+  at::Tensor norm;     // [hidden]
+  at::Tensor lm_head;  // [vocab, hidden]; the embedding if tied
+};
+
+// Throws what LibTorch throws.
+Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device device,
+                                  at::ScalarType dtype);
+
+}  // namespace sqz::training
