@@ -62,7 +62,6 @@ class Reader : public CaptureReader {
     try {
       const Hdf5Quiet quiet;
       CapturedLayer out;
-      out.query_positions = query_positions_;
       const ModelDescription& model = info_.model;
       SQZ_ASSIGN_OR_RETURN(out.keys, read(layer, "keys", kv_shape()));
       SQZ_ASSIGN_OR_RETURN(out.values, read(layer, "values", kv_shape()));
@@ -79,7 +78,7 @@ class Reader : public CaptureReader {
 
  private:
   int64_t tokens() const { return static_cast<int64_t>(info_.tokens.size()); }
-  int64_t queries() const { return static_cast<int64_t>(query_positions_.size()); }
+  int64_t queries() const { return static_cast<int64_t>(info_.query_positions.size()); }
   std::vector<int64_t> kv_shape() const {
     return {info_.model.kv_heads, tokens(), info_.model.head_dim};
   }
@@ -121,15 +120,16 @@ class Reader : public CaptureReader {
   Status read_query_positions() {
     SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset,
                          open_dataset(file_.get(), path_, "/query_positions"));
-    SQZ_ASSIGN_OR_RETURN(query_positions_, read_integers(dataset));
-    for (size_t i = 0; i < query_positions_.size(); ++i) {
-      const int64_t position = query_positions_[i];
+    SQZ_ASSIGN_OR_RETURN(info_.query_positions, read_integers(dataset));
+    for (size_t i = 0; i < info_.query_positions.size(); ++i) {
+      const int64_t position = info_.query_positions[i];
       if (position < 0 || position >= tokens()) {
         return dataset.bad(concat(position, " at index ", i), concat("0 to ", tokens() - 1));
       }
-      if (i > 0 && position <= query_positions_[i - 1]) {
-        return dataset.bad(concat(position, " after ", query_positions_[i - 1], " at index ", i),
-                           "ascending positions");
+      if (i > 0 && position <= info_.query_positions[i - 1]) {
+        return dataset.bad(
+            concat(position, " after ", info_.query_positions[i - 1], " at index ", i),
+            "ascending positions");
       }
     }
     return {};
@@ -185,7 +185,6 @@ class Reader : public CaptureReader {
   std::string path_;
   Hdf5Id file_;
   CaptureInfo info_;
-  std::vector<int64_t> query_positions_;
   bool has_cosine_ = false;
 };
 

@@ -17,20 +17,20 @@
 
 namespace sqz {
 
-// One layer in float32. Queries are those of `query_positions`, after RoPE like `keys`.
+// One layer in float32. Queries are those of CaptureInfo::query_positions, after RoPE like `keys`.
 struct CapturedLayer {
-  std::vector<float> keys;               // [Hkv, N, d]
-  std::vector<float> values;             // [Hkv, N, d]
-  std::vector<float> queries;            // [Hq, n, d]
-  std::vector<int64_t> query_positions;  // [n], token positions, ascending
-  std::vector<float> cosine;  // [N] or empty: see DESIGN of layer budgets (SqueezeAttention)
+  std::vector<float> keys;     // [Hkv, N, d]
+  std::vector<float> values;   // [Hkv, N, d]
+  std::vector<float> queries;  // [Hq, n, d]
+  std::vector<float> cosine;   // [N] or empty: see DESIGN of layer budgets (SqueezeAttention)
 };
 
 struct CaptureInfo {
   ModelDescription model;
-  std::string tokenizer_hash;   // empty if unknown
-  std::vector<int32_t> tokens;  // [N]
-  bool keys_post_rope = true;   // attribute `rope` of every keys dataset
+  std::string tokenizer_hash;            // empty if unknown
+  std::vector<int32_t> tokens;           // [N]
+  std::vector<int64_t> query_positions;  // [n], token positions whose queries are stored, ascending
+  bool keys_post_rope = true;            // attribute `rope` of every keys dataset
 };
 
 class CaptureReader {

@@ -47,20 +47,15 @@ class Writer : public CaptureWriter {
       SQZ_RETURN_IF_ERROR(write_text_attribute(root.get(), path_, name, text));
     }
     const auto count = static_cast<int64_t>(info_.tokens.size());
-    return write_dataset("/tokens", {count}, info_.tokens).status();
+    SQZ_RETURN_IF_ERROR(write_dataset("/tokens", {count}, info_.tokens).status());
+    return write_dataset("/query_positions", {queries()}, info_.query_positions).status();
   }
 
   Status write_layer(int64_t layer, const CapturedLayer& data) override {
     const Hdf5Quiet quiet;
     SQZ_RETURN_IF_ERROR(check(layer, data));
-    if (written_.empty()) {
-      query_positions_ = data.query_positions;
-      const auto count = static_cast<int64_t>(query_positions_.size());
-      SQZ_RETURN_IF_ERROR(write_dataset("/query_positions", {count}, query_positions_).status());
-    }
     const ModelDescription& model = info_.model;
     const auto tokens = static_cast<int64_t>(info_.tokens.size());
-    const auto queries = static_cast<int64_t>(query_positions_.size());
     const std::string prefix = concat("/layers/", layer, "/");
     const std::vector<int64_t> kv_shape = {model.kv_heads, tokens, model.head_dim};
     SQZ_ASSIGN_OR_RETURN(const Hdf5Id keys, write_dataset(prefix + "keys", kv_shape, data.keys));
@@ -68,7 +63,7 @@ class Writer : public CaptureWriter {
         write_text_attribute(keys.get(), path_, "rope", info_.keys_post_rope ? "post" : "pre"));
     SQZ_RETURN_IF_ERROR(write_dataset(prefix + "values", kv_shape, data.values).status());
     SQZ_RETURN_IF_ERROR(write_dataset(prefix + "queries",
-                                      {model.query_heads, queries, model.head_dim}, data.queries)
+                                      {model.query_heads, queries(), model.head_dim}, data.queries)
                             .status());
     if (!data.cosine.empty()) {
       SQZ_RETURN_IF_ERROR(write_dataset(prefix + "cosine", {tokens}, data.cosine).status());
@@ -92,6 +87,8 @@ class Writer : public CaptureWriter {
   }
 
  private:
+  int64_t queries() const { return static_cast<int64_t>(info_.query_positions.size()); }
+
   // HDF5 failing to write is the operating system's doing, not the file's.
   Status write_error(const std::string& what) const {
     return {Code::kIo, hdf5_error(path_, what).message()};
@@ -101,19 +98,16 @@ class Writer : public CaptureWriter {
     const ModelDescription& model = info_.model;
     const size_t tokens = info_.tokens.size();
     const auto kv = static_cast<size_t>(model.kv_heads * model.head_dim) * tokens;
-    const auto queries =
-        static_cast<size_t>(model.query_heads * model.head_dim) * data.query_positions.size();
+    const auto query_floats = static_cast<size_t>(model.query_heads * model.head_dim * queries());
     const bool sizes = data.keys.size() == kv && data.values.size() == kv &&
-                       data.queries.size() == queries &&
+                       data.queries.size() == query_floats &&
                        (data.cosine.empty() || data.cosine.size() == tokens);
     const bool known = layer >= 0 && layer < model.layers &&
                        std::find(written_.begin(), written_.end(), layer) == written_.end();
-    const bool positions = written_.empty() || data.query_positions == query_positions_;
-    if (sizes && known && positions) return {};
-    return {Code::kInternal, concat(path_, ": layer ", layer, " of the capture: ",
-                                    !known      ? "out of range or written twice"
-                                    : positions ? "data of the wrong size"
-                                                : "query positions differ from the first layer's")};
+    if (sizes && known) return {};
+    return {Code::kInternal,
+            concat(path_, ": layer ", layer, " of the capture: ",
+                   known ? "data of the wrong size" : "out of range or written twice")};
   }
 
   template <class T>
@@ -148,7 +142,6 @@ class Writer : public CaptureWriter {
   AtomicFile output_;
   Hdf5Id file_;  // closed before output_ removes or publishes the file
   CaptureInfo info_;
-  std::vector<int64_t> query_positions_;
   std::vector<int64_t> written_;
 };
 
