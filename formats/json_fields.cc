@@ -15,6 +15,15 @@ std::string json_text(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+std::optional<int64_t> integer_in(const Json& value, int64_t low, int64_t high) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX}) {
+    return std::nullopt;
+  }
+  const auto number = value.get<int64_t>();
+  return low <= number && number <= high ? std::optional(number) : std::nullopt;
+}
+
 JsonFields::JsonFields(const Json& object, std::string_view label)
     : object_(object), label_(label) {
   if (!object.is_object()) {
@@ -38,10 +47,7 @@ const Json* JsonFields::value(const char* key) {
 int64_t JsonFields::integer(const char* key, int64_t low, int64_t high) {
   const Json* field = value(key);
   if (!field) return low;
-  const bool fits = field->is_number_integer() &&
-                    !(field->is_number_unsigned() && field->get<uint64_t>() > INT64_MAX);
-  const int64_t number = fits ? field->get<int64_t>() : 0;
-  if (fits && low <= number && number <= high) return number;
+  if (const auto number = integer_in(*field, low, high)) return *number;
   complain(key, found_text(*field), concat("an integer in [", low, ", ", high, "]"));
   return low;
 }

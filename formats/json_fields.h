@@ -3,6 +3,8 @@
 // one go and status() is asked once.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -34,6 +36,9 @@ class JsonFields {
   std::string_view label_;
   Status status_;
 };
+
+// An integer in [low, high], or empty.
+std::optional<int64_t> integer_in(const Json& value, int64_t low, int64_t high);
 
 // A JSON value as a message may print it.
 std::string found_text(const Json& value);

@@ -127,12 +127,13 @@ Result<ModelDescription> model_from_json(const Json& json, const std::string& la
     return fields.status();
   }
   for (const Json& tokens : *window) {
-    if (!tokens.is_number_unsigned() || tokens.get<uint64_t>() > uint64_t{kMaxCount}) {
+    const auto value = integer_in(tokens, 0, kMaxCount);
+    if (!value) {
       fields.complain("sliding_window", found_text(tokens),
                       concat("an integer in [0, ", kMaxCount, "]"));
       return fields.status();
     }
-    model.sliding_window.push_back(tokens.get<int64_t>());
+    model.sliding_window.push_back(*value);
   }
   return model;
 }

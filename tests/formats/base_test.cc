@@ -1,0 +1,336 @@
+// formats/base: status, checked arithmetic, JSON, element types, files, hashes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "formats/base/checked.h"
+#include "formats/base/dtype.h"
+#include "formats/base/file.h"
+#include "formats/base/hash.h"
+#include "formats/base/json.h"
+#include "tests/common/temporary_directory.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::TemporaryDirectory;
+
+TEST(Status, CarriesCodeAndSentence) {
+  const Status ok;
+  EXPECT_TRUE(ok.ok());
+  const Status bad(Code::kCorrupt, bad_field("f.bin", "size", "3", "4"));
+  EXPECT_FALSE(bad.ok());
+  EXPECT_EQ(bad.code(), Code::kCorrupt);
+  EXPECT_EQ(bad.message(), "f.bin: size: found 3, expected 4");
+}
+
+TEST(Status, EveryCodeHasItsOwnName) {
+  std::vector<std::string> names;
+  for (int code = 0; code <= static_cast<int>(Code::kInternal); ++code) {
+    names.emplace_back(code_name(static_cast<Code>(code)));
+  }
+  EXPECT_THAT(names, ::testing::Each(::testing::Ne("unknown")));
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+}
+
+Result<int> half(int x) {
+  if (x % 2) return Status(Code::kInvalidArgument, "odd");
+  return x / 2;
+}
+Result<int> quarter(int x) {
+  SQZ_ASSIGN_OR_RETURN(const int once, half(x));
+  SQZ_ASSIGN_OR_RETURN(const int twice, half(once));
+  return twice;
+}
+
+TEST(Result, PassesValuesAndErrorsThrough) {
+  EXPECT_EQ(*quarter(12), 3);
+  EXPECT_EQ(quarter(6).status().message(), "odd");
+  EXPECT_EQ(quarter(5).status().code(), Code::kInvalidArgument);
+}
+
+TEST(Checked, SeesOverflow) {
+  EXPECT_EQ(checked_add<uint64_t>(UINT64_MAX - 1, 1), UINT64_MAX);
+  EXPECT_FALSE(checked_add<uint64_t>(UINT64_MAX, 1));
+  EXPECT_FALSE(checked_add<int64_t>(INT64_MIN, -1));
+  EXPECT_EQ(checked_mul<int64_t>(1 << 20, 1 << 20), int64_t{1} << 40);
+  EXPECT_FALSE(checked_mul<int64_t>(int64_t{1} << 32, int64_t{1} << 31));
+  EXPECT_EQ(checked_cast<uint32_t>(int64_t{UINT32_MAX}), UINT32_MAX);
+  EXPECT_FALSE(checked_cast<uint32_t>(int64_t{-1}));
+  EXPECT_FALSE(checked_cast<int8_t>(128));
+}
+
+TEST(Checked, CountsElements) {
+  EXPECT_EQ(checked_elements({}), 1);
+  EXPECT_EQ(checked_elements(std::vector<int64_t>{2, 0, 5}), 0);
+  EXPECT_EQ(checked_elements(std::vector<int64_t>{3, 4}), 12);
+  EXPECT_FALSE(checked_elements(std::vector<int64_t>{3, -1}));
+  EXPECT_FALSE(checked_elements(std::vector<int64_t>{INT64_MAX, 2}));
+}
+
+std::string json_error(std::string_view text) {
+  const auto result = parse_json(text, "x.json");
+  return result.ok() ? "" : result.status().message();
+}
+
+TEST(Json, ReadsWhatIsLegal) {
+  const auto json =
+      parse_json(R"({"a":[1,-2,3.5,true,null,"é"],"b":{"a":18446744073709551615}})", "x.json");
+  ASSERT_TRUE(json.ok()) << json.status().message();
+  EXPECT_EQ((*json)["a"].size(), 6u);
+  EXPECT_EQ((*json)["b"]["a"].get<uint64_t>(), UINT64_MAX);
+}
+
+TEST(Json, RefusesWhatIsSilentlyWrongElsewhere) {
+  EXPECT_THAT(json_error(R"({"a":1,"b":2,"a":3})"), HasSubstr("duplicate key \"a\""));
+  EXPECT_EQ(json_error(R"({"a":{"x":1},"b":{"x":2}})"), "") << "same key, other object";
+  EXPECT_THAT(json_error("[18446744073709551616]"), HasSubstr("does not fit in 64 bits"));
+  EXPECT_THAT(json_error("[-9223372036854775809]"), HasSubstr("does not fit in 64 bits"));
+  EXPECT_THAT(json_error("[1e999]"), HasSubstr("number overflow"));
+  EXPECT_THAT(json_error(std::string(65, '[') + std::string(65, ']')), HasSubstr("64 levels"));
+  EXPECT_EQ(json_error(std::string(64, '[') + std::string(64, ']')), "");
+  EXPECT_THAT(json_error("{} x"), HasSubstr("x.json: not valid JSON: byte 4"));
+  EXPECT_THAT(json_error("[\"\xff\"]"), HasSubstr("UTF-8"));
+  EXPECT_NE(json_error(""), "");
+  EXPECT_NE(json_error("{\"a\":NaN}"), "");
+}
+
+TEST(DType, NamesAndSizesGoBothWays) {
+  for (int i = 0; i <= static_cast<int>(DType::kF64); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    EXPECT_EQ(dtype_from_name(dtype_name(dtype)), dtype);
+  }
+  EXPECT_EQ(dtype_size(DType::kBF16), 2);
+  EXPECT_EQ(dtype_size(DType::kI64), 8);
+  EXPECT_FALSE(dtype_from_name("bf16"));
+  EXPECT_FALSE(dtype_from_name(""));
+}
+
+// IEEE binary16 and bfloat16 are a sign, `exponent_bits` of exponent and the rest of mantissa: the
+// value of every bit pattern by that definition, in double.
+double by_definition(uint16_t bits, int exponent_bits) {
+  const int mantissa_bits = 15 - exponent_bits;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+  const double fraction = (bits & ((1 << mantissa_bits) - 1)) / std::exp2(mantissa_bits);
+  const double sign = bits & 0x8000 ? -1.0 : 1.0;
+  if (exponent == (1 << exponent_bits) - 1) {
+    return fraction == 0 ? sign * INFINITY : std::numeric_limits<double>::quiet_NaN();
+  }
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias);
+  return sign * std::ldexp(1 + fraction, exponent - bias);
+}
+
+template <class Half>
+void check_all_values(int exponent_bits, Half (*from_float)(float)) {
+  for (int i = 0; i < 0x10000; ++i) {
+    const auto bits = static_cast<uint16_t>(i);
+    const double expected = by_definition(bits, exponent_bits);
+    const float found = to_float(Half{bits});
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(found)) << "bits " << i;
+      ASSERT_TRUE(std::isnan(to_float(from_float(found)))) << "bits " << i;
+      continue;
+    }
+    ASSERT_EQ(static_cast<double>(found), expected) << "bits " << i;
+    ASSERT_EQ(std::signbit(found), (bits & 0x8000) != 0) << "bits " << i;
+    ASSERT_EQ(from_float(found).bits, bits) << "a value that fits must come back unchanged";
+  }
+}
+
+TEST(Float16, EveryValueIsExactAndComesBack) {
+  check_all_values<Float16>(5, to_float16);
+}
+TEST(BFloat16, EveryValueIsExactAndComesBack) {
+  check_all_values<BFloat16>(8, to_bfloat16);
+}
+
+// Between two neighbours: everything below the middle goes down, above goes up, the middle to even.
+template <class Half>
+void check_rounding(uint16_t largest, Half (*from_float)(float)) {
+  for (uint16_t bits = 0; bits < largest; ++bits) {
+    const double low = to_float(Half{bits}), high = to_float(Half{uint16_t(bits + 1)});
+    const auto middle = static_cast<float>((low + high) / 2);
+    ASSERT_EQ(static_cast<double>(middle), (low + high) / 2) << "the test itself must not round";
+    const uint16_t even = bits & 1 ? static_cast<uint16_t>(bits + 1) : bits;
+    ASSERT_EQ(from_float(middle).bits, even) << "bits " << bits;
+    ASSERT_EQ(from_float(-middle).bits, even | 0x8000) << "bits " << bits;
+    ASSERT_EQ(from_float(std::nextafter(middle, 0.0f)).bits, bits) << "bits " << bits;
+    ASSERT_EQ(from_float(std::nextafter(middle, INFINITY)).bits, bits + 1) << "bits " << bits;
+  }
+}
+
+TEST(Float16, RoundsToNearestEven) {
+  check_rounding<Float16>(0x7bff, to_float16);
+}
+TEST(BFloat16, RoundsToNearestEven) {
+  check_rounding<BFloat16>(0x7f7f, to_bfloat16);
+}
+
+TEST(Float16, OverflowsToInfinity) {
+  EXPECT_EQ(to_float16(65504.0f).bits, 0x7bff);
+  EXPECT_EQ(to_float16(65519.996f).bits, 0x7bff) << "below the middle to 2^16";
+  EXPECT_EQ(to_float16(65520.0f).bits, 0x7c00);
+  EXPECT_EQ(to_float16(-1e30f).bits, 0xfc00);
+  EXPECT_EQ(to_float16(1e-30f).bits, 0);
+}
+
+TEST(BFloat16, OverflowsToInfinity) {
+  EXPECT_EQ(to_bfloat16(std::numeric_limits<float>::max()).bits, 0x7f80);
+  EXPECT_EQ(to_bfloat16(-INFINITY).bits, 0xff80);
+}
+
+TEST(Hash, KnowsXxh3) {
+  // Values of `xxhsum -H3` and `xxhsum -H2` for no input, as xxHash documents them.
+  EXPECT_EQ(hex(xxh3_64({})), "2d06800538d394c2");
+  EXPECT_EQ(hex(xxh3_128({})), "99aa06d3014798d86001c324468d497f");
+}
+
+TEST(Hash, StreamEqualsOneShotHoweverItIsCut) {
+  std::vector<std::byte> data(5000);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 31 >> 3);
+  const std::span all(data);
+  for (size_t cut : {size_t{0}, size_t{1}, size_t{240}, size_t{241}, size_t{1024}, data.size()}) {
+    Xxh3Stream stream;
+    stream.update(all.first(cut));
+    stream.update(all.subspan(cut));
+    EXPECT_EQ(stream.digest(), xxh3_64(all)) << "cut at " << cut;
+  }
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void put(const std::string& path, std::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+TEST(File, ReadsAndMaps) {
+  TemporaryDirectory dir;
+  put(dir.file("a"), "hello");
+  const auto file = Env::posix().open_read(dir.file("a"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ((*file)->size(), 5u);
+  std::string out(3, '?');
+  ASSERT_TRUE((*file)->read(2, std::as_writable_bytes(std::span(out))).ok());
+  EXPECT_EQ(out, "llo");
+  const Status past = (*file)->read(3, std::as_writable_bytes(std::span(out)));
+  EXPECT_EQ(past.code(), Code::kCorrupt);
+  EXPECT_THAT(past.message(), HasSubstr("end at byte 5"));
+  const auto map = (*file)->map();
+  ASSERT_TRUE(map.ok());
+  EXPECT_EQ(static_cast<char>((*map)->bytes()[4]), 'o');
+}
+
+TEST(File, AnEmptyFileMapsToNothing) {
+  TemporaryDirectory dir;
+  put(dir.file("a"), "");
+  const auto file = Env::posix().open_read(dir.file("a"));
+  ASSERT_TRUE(file.ok());
+  const auto map = (*file)->map();
+  ASSERT_TRUE(map.ok());
+  EXPECT_TRUE((*map)->bytes().empty());
+}
+
+TEST(File, ErrorsNamePathAndCall) {
+  TemporaryDirectory dir;
+  Env& env = Env::posix();
+  const Status missing = env.open_read(dir.file("none")).status();
+  EXPECT_EQ(missing.code(), Code::kNotFound);
+  EXPECT_EQ(missing.message(), dir.file("none") + ": open: No such file or directory");
+  EXPECT_THAT(env.open_read(dir.path()).status().message(), HasSubstr("not a regular file"));
+  const Status nowhere = env.create(dir.file("no/such/dir")).status();
+  EXPECT_EQ(nowhere.code(), Code::kNotFound);
+  EXPECT_THAT(nowhere.message(), HasSubstr("create"));
+  put(dir.file("a"), "x");
+  EXPECT_EQ(env.create(dir.file("a")).status().code(), Code::kExists);
+  EXPECT_THAT(env.remove(dir.file("none")).message(), HasSubstr("unlink"));
+  EXPECT_THAT(env.rename(dir.file("none"), dir.file("b")).message(), HasSubstr("rename"));
+  EXPECT_FALSE(env.sync_directory(dir.file("none")).ok());
+}
+
+// What a full disk looks like to a program, from the kernel itself: a write beyond RLIMIT_FSIZE.
+TEST(File, AFailedWriteIsReported) {
+  TemporaryDirectory dir;
+  const auto file = Env::posix().create(dir.file("a"));
+  ASSERT_TRUE(file.ok());
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const rlimit small{1000, old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = (*file)->write(0, std::vector<std::byte>(4000));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_EQ(status.message(), dir.file("a") + ": write: File too large");
+}
+
+TEST(File, ReadTextFileHasALimit) {
+  TemporaryDirectory dir;
+  put(dir.file("a"), "hello");
+  EXPECT_EQ(*read_text_file(Env::posix(), dir.file("a")), "hello");
+  EXPECT_EQ(read_text_file(Env::posix(), dir.file("a"), 4).status().code(), Code::kUnsupported);
+}
+
+TEST(AtomicFile, PublishesWholeFilesOnly) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("out");
+  {
+    auto file = AtomicFile::create(Env::posix(), path, false);
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
+    EXPECT_FALSE(std::filesystem::exists(path));
+    ASSERT_TRUE(file->commit().ok());
+  }
+  EXPECT_EQ(contents(path), "new");
+  {
+    auto file = AtomicFile::create(Env::posix(), path, true);
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("x", 1))).ok());
+  }  // dropped without commit
+  EXPECT_EQ(contents(path), "new");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
+}
+
+TEST(AtomicFile, RefusesToReplaceUnlessAsked) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("out");
+  put(path, "old");
+  const Status refused = AtomicFile::create(Env::posix(), path, false).status();
+  EXPECT_EQ(refused.code(), Code::kExists);
+  EXPECT_THAT(refused.message(), HasSubstr("--force"));
+  EXPECT_EQ(contents(path), "old");
+}
+
+TEST(AtomicFile, AFileThatAppearedMeanwhileIsKept) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("out");
+  {
+    auto file = AtomicFile::create(Env::posix(), path, false);
+    ASSERT_TRUE(file.ok());
+    put(path, "somebody else's");
+    EXPECT_EQ(file->commit().code(), Code::kExists);
+  }
+  EXPECT_EQ(contents(path), "somebody else's");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
+}
+
+TEST(AtomicFile, AnUnwritableFolderIsAnError) {
+  const Status status = AtomicFile::create(Env::posix(), "/proc/sqz_test_out", false).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(status.message(), HasSubstr("create"));
+}
+
+}  // namespace
+}  // namespace sqz
