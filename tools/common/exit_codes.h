@@ -1,0 +1,19 @@
+// Exit codes of every tool; `--help` and docs/cli.md list them.
+#pragma once
+
+#include "formats/base/status.h"
+
+namespace sqz {
+
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitError = 1,          // the operating system refused, an output exists, or a bug
+  kExitUsage = 2,          // an option, or a combination of options, that cannot be used
+  kExitBadInput = 3,       // an input file is missing, broken, unsupported or of another model
+  kExitInterrupted = 130,  // SIGINT; SIGTERM gives 143. Nothing half-written is left
+  kExitTerminated = 143,
+};
+
+int exit_code(const Status& status);
+
+}  // namespace sqz

@@ -1,0 +1,10 @@
+#include "tools/common/load_runner.h"
+
+namespace sqz {
+
+Result<std::unique_ptr<Runner>> load_runner(const std::string& directory,
+                                            const RunnerOptions& options) {
+  return Runner::load(directory, options);
+}
+
+}  // namespace sqz

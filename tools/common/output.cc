@@ -1,0 +1,66 @@
+#include "tools/common/output.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "tools/common/progress.h"
+
+namespace sqz {
+namespace {
+
+void write_stdout(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+std::string fixed(double value, int digits) {
+  std::array<char, 64> buffer{};
+  const int length = std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
+  return {buffer.data(), static_cast<size_t>(length)};
+}
+
+}  // namespace
+
+void Output::event(const std::string& kind, const Json& fields) const {
+  if (!json_) return;
+  Json line = fields;
+  line["event"] = kind;
+  // Paths and texts may hold bytes that are not UTF-8: replaced, never a failure.
+  write_stdout(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+void Output::result(const Json& fields, const Rows& rows) const {
+  has_result_ = true;
+  if (json_) return event("result", fields);
+  size_t width = 0;
+  for (const auto& [name, value] : rows) width = std::max(width, name.size());
+  for (const auto& [name, value] : rows) {
+    write_stdout(concat(name, std::string(width - name.size() + 2, ' '), value, "\n"));
+  }
+}
+
+void Output::text(const std::string& text) const {
+  if (!json_) write_stdout(text);
+}
+
+std::string bytes_text(double bytes) {
+  if (bytes < 1024) return concat(std::llround(bytes), " bytes");
+  constexpr std::array<const char*, 5> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB"};
+  size_t unit = 0;
+  for (bytes /= 1024; bytes >= 1024 && unit + 1 < kUnits.size(); bytes /= 1024) ++unit;
+  return concat(fixed(bytes, bytes < 100 ? 1 : 0), " ", kUnits[unit]);
+}
+
+std::string seconds_text(double seconds) {
+  return seconds < 100 ? concat(fixed(seconds, 2), " s") : duration_text(seconds);
+}
+
+std::string list_text(const std::vector<int64_t>& values) {
+  std::string out;
+  for (const int64_t value : values) out += concat(out.empty() ? "" : ", ", value);
+  return out;
+}
+
+}  // namespace sqz

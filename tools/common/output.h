@@ -1,0 +1,41 @@
+// What a tool writes to stdout: results and nothing else. With --json one JSON object a line, the
+// last of which is {"event": "result", ...} or {"event": "error", ...}; without, text for people.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/base/json.h"
+#include "formats/base/status.h"
+
+namespace sqz {
+
+using Rows = std::vector<std::pair<std::string, std::string>>;  // name, value
+
+class Output {
+ public:
+  explicit Output(bool json) : json_(json) {}
+
+  bool json() const { return json_; }
+  bool has_result() const { return has_result_; }
+  // One line {"event": KIND, ...fields}; nothing without --json.
+  void event(const std::string& kind, const Json& fields) const;
+  // The result: `fields` with --json, else `rows` as an aligned table.
+  void result(const Json& fields, const Rows& rows) const;
+  // Text as it is; nothing with --json.
+  void text(const std::string& text) const;
+
+ private:
+  bool json_;
+  mutable bool has_result_ = false;
+};
+
+// "1.5 MiB", "12 bytes".
+std::string bytes_text(double bytes);
+// "1.23 s" or "4:05".
+std::string seconds_text(double seconds);
+// [1, 2, 3] as "1, 2, 3".
+std::string list_text(const std::vector<int64_t>& values);
+
+}  // namespace sqz

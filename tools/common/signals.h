@@ -1,0 +1,28 @@
+// SIGINT and SIGTERM: a tool stops within two seconds and leaves no temporary file.
+//
+// A thread of its own waits for the signals. The first one raises the flag that stop_requested()
+// returns: work that looks at it unwinds, and destructors remove what was half-written. Work that
+// cannot look (one long matrix product) is given 1.5 seconds; then the thread removes the
+// temporaries of every protected output itself and ends the process. A second signal ends the wait.
+#pragma once
+
+#include <string>
+
+#include "formats/base/status.h"
+
+namespace sqz {
+
+// To be called once, first thing in main(), before any other thread is started. `tool` names the
+// tool in messages.
+void watch_signals(const std::string& tool);
+
+bool stop_requested();
+// kCancelled if stop_requested(), else ok.
+Status check_stop();
+// What the process should exit with after a stop: 130 or 143.
+int stop_exit_code();
+
+// Temporaries of AtomicFile for `path` ("PATH.tmp.<pid>.<n>") are removed if the process is ended.
+void protect_output(const std::string& path);
+
+}  // namespace sqz

@@ -1,0 +1,121 @@
+#include "tools/common/texts.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+
+#include "formats/base/file.h"
+
+namespace sqz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kProbe = 64 << 10;
+
+// The offset of the first zero byte near the start, or npos: text has none.
+Result<size_t> find_zero_byte(const std::string& path) {
+  SQZ_ASSIGN_OR_RETURN(const auto file, Env::posix().open_read(path));
+  std::string start(std::min<uint64_t>(kProbe, file->size()), '\0');
+  SQZ_RETURN_IF_ERROR(file->read(0, std::as_writable_bytes(std::span(start))));
+  return start.find('\0');
+}
+
+Result<std::vector<Document>> find_in_folder(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  fs::recursive_directory_iterator it(folder, error), end;
+  for (; !error && it != end; it.increment(error)) {
+    if (it->path().filename().string().starts_with('.')) {
+      if (it->is_directory(error)) it.disable_recursion_pending();
+    } else if (it->is_regular_file(error)) {
+      files.push_back(it->path());
+    }
+  }
+  if (error) return Status(Code::kIo, concat(folder.string(), ": ", error.message()));
+  std::sort(files.begin(), files.end());
+
+  std::vector<Document> out;
+  for (const fs::path& file : files) {
+    SQZ_ASSIGN_OR_RETURN(const size_t zero, find_zero_byte(file.string()));
+    if (zero == std::string::npos) {
+      out.push_back({file.string(), file.lexically_relative(folder).string()});
+    } else {
+      spdlog::warn("{}: not a text file (a zero byte at byte {}), left out", file.string(), zero);
+    }
+  }
+  if (!out.empty()) return out;
+  return Status(Code::kCorrupt, bad_field(folder.string(), "folder", "no text file",
+                                          "at least one file of UTF-8 text"));
+}
+
+Result<std::string> read_document(const std::string& path) {
+  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  return read_text_file(Env::posix(), path);
+}
+
+}  // namespace
+
+Result<std::vector<Document>> find_documents(const std::vector<std::string>& arguments) {
+  std::vector<Document> out;
+  for (const std::string& argument : arguments) {
+    std::error_code error;
+    if (argument == "-") {
+      out.push_back({"-", "stdin"});
+    } else if (fs::is_directory(argument, error)) {
+      SQZ_ASSIGN_OR_RETURN(const auto found, find_in_folder(argument));
+      out.insert(out.end(), found.begin(), found.end());
+    } else {
+      SQZ_ASSIGN_OR_RETURN(const size_t zero, find_zero_byte(argument));
+      if (zero != std::string::npos) {
+        return Status(Code::kCorrupt,
+                      bad_field(argument, concat("byte ", zero), "a zero byte", "UTF-8 text"));
+      }
+      out.push_back({argument, fs::path(argument).filename().string()});
+    }
+  }
+  return out;
+}
+
+Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
+                                              std::span<const Document> documents,
+                                              int64_t max_tokens) {
+  std::vector<int32_t> ids;
+  size_t text_bytes = 0;
+  for (const Document& document : documents) {
+    SQZ_ASSIGN_OR_RETURN(const std::string text, read_document(document.path));
+    const Status status = tokenizer.encode(text, ids.empty(), ids);
+    if (!status.ok()) return Status(Code::kCorrupt, concat(document.path, ": ", status.message()));
+    text_bytes += text.size();
+    if (max_tokens > 0 && static_cast<int64_t>(ids.size()) >= max_tokens) {
+      ids.resize(static_cast<size_t>(max_tokens));
+      break;
+    }
+  }
+  if (text_bytes > 0 && !ids.empty()) return ids;
+  return Status(Code::kCorrupt, bad_field(documents.front().path, "text", "nothing", "some text"));
+}
+
+Status check_tokens(std::span<const int32_t> ids, const ModelDescription& model,
+                    const std::string& source, const std::string& model_path) {
+  const auto count = static_cast<int64_t>(ids.size());
+  if (count == 0) return {Code::kCorrupt, bad_field(source, "tokens", "none", "at least one")};
+  const auto highest = std::max_element(ids.begin(), ids.end());
+  if (*highest >= model.vocab_size) {
+    return {Code::kMismatch,
+            concat(source, " gives token id ", *highest, " (token ", highest - ids.begin(),
+                   "), but the vocabulary of ", model_path, " has ", model.vocab_size,
+                   " entries: they do not belong together")};
+  }
+  if (count <= model.max_positions) return {};
+  return {Code::kUnsupported,
+          concat("the fixed context has ", count, " tokens, but ", model_path, " has ",
+                 model.max_positions, " positions; give less text, or pass --max-tokens ",
+                 model.max_positions, " or less")};
+}
+
+}  // namespace sqz

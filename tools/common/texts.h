@@ -1,0 +1,35 @@
+// From the TEXT... arguments of a tool to the token ids of a fixed context.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/model_description.h"
+#include "formats/tokenizer.h"
+
+namespace sqz {
+
+struct Document {
+  std::string path;  // "-" for standard input
+  std::string name;  // relative to the argument that it came from: names an output of --separate
+};
+
+// Files as given; folders recursively, sorted by path, without hidden files and without those that
+// are not text (a zero byte in the first 64 KiB), of which a warning is logged. Fails for what does
+// not exist, for a folder without text files, and for a file given by name that is not text.
+Result<std::vector<Document>> find_documents(const std::vector<std::string>& arguments);
+
+// The documents one after the other, with the tokenizer's special tokens (BOS) once, at the start.
+// `max_tokens` > 0: the first so many only. Text that is not UTF-8 is named with file and byte.
+Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
+                                              std::span<const Document> documents,
+                                              int64_t max_tokens);
+
+// Ids inside the model's vocabulary, no more of them than positions. `source` names where the ids
+// come from ("DIR/tokenizer.json", "F.npy"), `model_path` the model.
+Status check_tokens(std::span<const int32_t> ids, const ModelDescription& model,
+                    const std::string& source, const std::string& model_path);
+
+}  // namespace sqz

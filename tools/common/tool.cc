@@ -1,0 +1,157 @@
+#include "tools/common/tool.h"
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "tools/common/exit_codes.h"
+#include "tools/common/signals.h"
+
+namespace sqz {
+namespace {
+
+constexpr const char* kExitCodes =
+    "Exit codes: 0 ok, 1 error, 2 usage, 3 bad input file, 130 interrupted.\n";
+
+std::string footer(const std::string& examples) {
+  return examples + "\n" + kExitCodes;
+}
+
+// --some-name -> SQZ_SOME_NAME, for every option but --help and --version.
+void set_environment_names(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const auto& names = option->get_lnames();
+    if (names.empty() || option->get_positional()) continue;
+    std::string name = names.front();
+    if (name == "help" || name == "version") continue;
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
+      return static_cast<char>(c == '-' ? '_' : std::toupper(c));
+    });
+    option->envname("SQZ_" + name);
+  }
+}
+
+void set_up_log(const std::string& name, const CommonOptions& options) {
+  auto logger = spdlog::stderr_color_mt(name);
+  logger->set_pattern("%n: %^%l%$: %v");
+  logger->set_level(options.quiet > 1     ? spdlog::level::off
+                    : options.quiet == 1  ? spdlog::level::err
+                    : options.verbose > 1 ? spdlog::level::trace
+                    : options.verbose > 0 ? spdlog::level::debug
+                                          : spdlog::level::info);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+}  // namespace
+
+ProgressStyle ToolContext::progress_style() const {
+  return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1, options.quiet > 0);
+}
+
+Tool::Tool(const std::string& name, const std::string& description, const std::string& examples)
+    : name_(name), app_(description, name) {
+  app_.set_version_flag("--version", name + " " + SQZ_VERSION);
+  app_.footer(footer(examples));
+}
+
+CLI::App* Tool::command(const std::string& name, const std::string& description,
+                        const std::string& examples, Run run) {
+  app_.require_subcommand(1);
+  CLI::App* sub = app_.add_subcommand(name, description);
+  sub->footer(footer(examples));
+  add_common_options(*sub);
+  // A callback on completion also keeps CLI11 from reading the environment for other subcommands.
+  sub->parse_complete_callback([this, run = std::move(run)] { run_ = run; });
+  return sub;
+}
+
+CLI::App* Tool::only_command(Run run) {
+  add_common_options(app_);
+  run_ = std::move(run);
+  return &app_;
+}
+
+void Tool::add_common_options(CLI::App& app) {
+  constexpr const char* kGroup = "Common options";
+  app.add_flag("--json", options_.json, "Print JSON, one object a line; the last is the result")
+      ->group(kGroup);
+  app.add_flag("-q,--quiet", options_.quiet, "Print errors only; twice: nothing")->group(kGroup);
+  app.add_flag("-v,--verbose", options_.verbose, "Say more; twice: everything")->group(kGroup);
+  app.add_flag_function(
+         "--progress,!--no-progress", [this](int64_t count) { options_.progress = count > 0; },
+         "Force or forbid the progress bar (default: on a terminal)")
+      ->group(kGroup);
+  app.add_option("--threads", options_.threads, "CPU threads; 0 = all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--seed", options_.seed, "Seed of everything random")
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--device", options_.device, "Where the model runs: cpu, cuda or cuda:N")
+      ->check([](const std::string& device) {
+        const bool known = device == "cpu" || device == "cuda" || device.starts_with("cuda:");
+        return known ? std::string() : "expected cpu, cuda or cuda:N, found " + device;
+      })
+      ->capture_default_str()
+      ->group(kGroup);
+}
+
+int Tool::parse(int argc, char** argv, bool& done) {
+  set_environment_names(app_);
+  for (CLI::App* sub : app_.get_subcommands({})) set_environment_names(*sub);
+  try {
+    app_.parse(argc, argv);
+    done = false;
+    return kExitOk;
+  } catch (const CLI::Success& help) {  // --help, --version
+    done = true;
+    return app_.exit(help);
+  } catch (const CLI::ParseError& error) {
+    done = true;
+    const auto chosen = app_.get_subcommands();
+    const std::string help = chosen.empty() ? name_ : name_ + " " + chosen.front()->get_name();
+    std::cerr << name_ << ": " << error.what() << "\nRun '" << help
+              << " --help' for what can be given.\n";
+    return kExitUsage;
+  }
+}
+
+int Tool::main(int argc, char** argv) {
+  watch_signals(name_);
+  bool done = false;
+  const int code = parse(argc, argv, done);
+  if (done) return code;
+  set_up_log(name_, options_);
+  const ToolContext context{options_, Output(options_.json)};
+  const auto run = [&]() -> Status {
+    try {
+      return run_(context);
+    } catch (const std::bad_alloc&) {
+      return {Code::kOutOfMemory,
+              "not enough memory; use fewer tokens (--max-tokens) or a larger machine"};
+    } catch (const std::exception& error) {
+      return {Code::kInternal, concat("unexpected failure: ", error.what())};
+    }
+  };
+  return finish(run(), context.output);
+}
+
+int Tool::finish(const Status& status, const Output& output) const {
+  if (status.ok()) return kExitOk;
+  // A command that has said its result and fails (verify, of a damaged file) has said why.
+  if (!output.has_result()) {
+    output.event("error", {{"code", code_name(status.code())}, {"message", status.message()}});
+  }
+  if (stop_requested()) return stop_exit_code();
+  spdlog::error("{}", status.message());
+  return exit_code(status);
+}
+
+}  // namespace sqz

@@ -1,0 +1,69 @@
+// What all tools share: the common options, environment variables, --help with examples and exit
+// codes, logging, signals, and the way from a Status to an exit code.
+//
+//   int main(int argc, char** argv) {
+//     sqz::Tool tool("sqz-index", "Builds ...", "Examples: ...");
+//     CLI::App* build = tool.command("build", "...", "...", [&](const ToolContext&) { ... });
+//     build->add_option(...);
+//     return tool.main(argc, argv);
+//   }
+//
+// Every long option --some-name may also be given as SQZ_SOME_NAME; the command line wins.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "formats/base/status.h"
+#include "tools/common/output.h"
+#include "tools/common/progress.h"
+
+namespace sqz {
+
+struct CommonOptions {
+  bool json = false;
+  int quiet = 0;    // -q: errors only; -qq: nothing on stderr
+  int verbose = 0;  // -v: debug messages; -vv: all
+  int threads = 0;  // 0: all cores
+  uint64_t seed = 0;
+  std::string device = "cpu";
+  std::optional<bool> progress;
+};
+
+struct ToolContext {
+  CommonOptions options;
+  Output output;
+
+  ProgressStyle progress_style() const;
+};
+
+class Tool {
+ public:
+  using Run = std::function<Status(const ToolContext&)>;
+
+  Tool(const std::string& name, const std::string& description, const std::string& examples);
+
+  // A subcommand; the caller adds its own options to what is returned.
+  CLI::App* command(const std::string& name, const std::string& description,
+                    const std::string& examples, Run run);
+  // For a tool without subcommands.
+  CLI::App* only_command(Run run);
+
+  // Parses, runs, and returns the exit code. Catches whatever is thrown.
+  int main(int argc, char** argv);
+
+ private:
+  void add_common_options(CLI::App& app);
+  int parse(int argc, char** argv, bool& done);
+  int finish(const Status& status, const Output& output) const;
+
+  std::string name_;
+  CLI::App app_;
+  CommonOptions options_;
+  Run run_;  // of the command that was named
+};
+
+}  // namespace sqz

@@ -1,0 +1,217 @@
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <numeric>
+#include <set>
+
+#include "formats/capture.h"
+#include "tools/common/load_runner.h"
+#include "tools/sqz_index/build_index.h"
+#include "tools/sqz_index/build_options.h"
+#include "tools/sqz_index/commands.h"
+#include "tools/sqz_index/plan.h"
+
+namespace sqz {
+namespace {
+
+namespace fs = std::filesystem;
+
+// One index to build. `documents` is a span of Source::documents(), or empty for token ids.
+struct Job {
+  std::string output;
+  std::string label;  // for progress and messages
+  FixedTokens tokens;
+};
+
+Result<std::vector<Job>> make_jobs(const Source& source, const BuildArguments& arguments) {
+  std::vector<Job> jobs;
+  const std::span<const Document> all = source.documents();
+  if (!arguments.separate) {
+    SQZ_ASSIGN_OR_RETURN(FixedTokens tokens, source.tokens(all));
+    jobs.push_back({arguments.output, "build", std::move(tokens)});
+    return jobs;
+  }
+  std::set<std::string> names;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::string output = (fs::path(arguments.output) / (all[i].name + ".sqz")).string();
+    if (!names.insert(output).second) {
+      return Status(Code::kInvalidArgument,
+                    concat(all[i].path, ": two documents would be written to ", output,
+                           "; build them into different folders"));
+    }
+    SQZ_ASSIGN_OR_RETURN(FixedTokens tokens, source.tokens(all.subspan(i, 1)));
+    jobs.push_back({output, all[i].name, std::move(tokens)});
+  }
+  return jobs;
+}
+
+// Everything that can be refused is refused before the model is loaded.
+Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
+                  const BuildArguments& arguments, const BuildOptions& options) {
+  for (const Job& job : jobs) {
+    const auto tokens = static_cast<int64_t>(job.tokens.ids.size());
+    const Status status = IndexBuilder::plan(model, tokens, options).status();
+    if (!status.ok()) return {status.code(), concat(job.label, ": ", status.message())};
+    if (arguments.dry_run) continue;
+    if (arguments.separate) {
+      std::error_code error;
+      fs::create_directories(fs::path(job.output).parent_path(), error);
+      if (error) return {Code::kIo, concat(job.output, ": create folder: ", error.message())};
+    }
+    SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force));
+  }
+  return {};
+}
+
+Json index_json(const std::string& path, const BuiltIndex& index) {
+  const BuildReport& report = index.report;
+  return {{"path", path},
+          {"tokens", report.tokens},
+          {"clustered", report.clustered},
+          {"clusters", report.clusters},
+          {"bytes", report.bytes},
+          {"seconds",
+           {{"capture", index.capture_seconds},
+            {"cluster", report.seconds.cluster},
+            {"calibrate", report.seconds.calibrate},
+            {"write", report.seconds.write}}},
+          {"engine", report.engine},
+          {"fingerprint", index.fingerprint}};
+}
+
+Rows index_rows(const std::string& path, const BuiltIndex& index) {
+  const BuildReport& report = index.report;
+  const BuildSeconds& seconds = report.seconds;
+  return {
+      {"index", path},
+      {"tokens", concat(report.tokens, ", of which ", report.clustered, " clustered")},
+      {"clusters", list_text(report.clusters) + " a KV head, coarse to fine"},
+      {"size", bytes_text(static_cast<double>(report.bytes))},
+      {"time", concat("capture ", seconds_text(index.capture_seconds), ", cluster ",
+                      seconds_text(seconds.cluster), ", calibrate ",
+                      seconds_text(seconds.calibrate), ", write ", seconds_text(seconds.write))},
+      {"engine", report.engine},
+      {"model", index.fingerprint}};
+}
+
+Status print_plan(const BuildPlan& plan, const PassPlan& pass, int64_t tokens, size_t indexes,
+                  const ToolContext& context) {
+  const double seconds = estimate_seconds(pass.flop, plan.kmeans_flop, context.options.threads);
+  const uint64_t memory = plan.peak_memory + pass.memory;
+  context.output.result(
+      {{"dry_run", true},
+       {"indexes", indexes},
+       {"tokens", tokens},
+       {"clusters", plan.clusters},
+       {"bytes", plan.bytes},
+       {"peak_memory", memory},
+       {"seconds_estimate", seconds}},
+      {{"tokens", concat(tokens)},
+       {"clusters", list_text(plan.clusters) + " a KV head, coarse to fine"},
+       {"size", concat(bytes_text(static_cast<double>(plan.bytes)), " (", plan.bytes, " bytes)")},
+       {"peak memory", "about " + bytes_text(static_cast<double>(memory))},
+       {"time", "about " + seconds_text(seconds)}});
+  return {};
+}
+
+Status dry_run(const std::vector<Job>& jobs, const ModelConfig& model,
+               const BuildArguments& arguments, const BuildOptions& options,
+               const ToolContext& context) {
+  BuildPlan total;
+  PassPlan pass_total;
+  int64_t tokens_total = 0;
+  for (const Job& job : jobs) {
+    const auto tokens = static_cast<int64_t>(job.tokens.ids.size());
+    SQZ_ASSIGN_OR_RETURN(const BuildPlan plan,
+                         IndexBuilder::plan(model.description, tokens, options));
+    const PassPlan pass =
+        plan_pass(model, tokens, runner_options(arguments.source, context.options));
+    total.bytes += plan.bytes;
+    total.kmeans_flop += plan.kmeans_flop;
+    total.peak_memory = std::max(total.peak_memory, plan.peak_memory);
+    if (jobs.size() == 1) total.clusters = plan.clusters;
+    pass_total.flop += pass.flop;
+    pass_total.memory = std::max(pass_total.memory, pass.memory);
+    tokens_total += tokens;
+  }
+  return print_plan(total, pass_total, tokens_total, jobs.size(), context);
+}
+
+// The totals of several indexes, under the same names as the fields of one.
+void print_total(const std::vector<Json>& built, const ToolContext& context) {
+  int64_t tokens = 0;
+  uint64_t bytes = 0;
+  for (const Json& index : built) {
+    tokens += index["tokens"].get<int64_t>();
+    bytes += index["bytes"].get<uint64_t>();
+  }
+  context.output.result({{"indexes", built}, {"tokens", tokens}, {"bytes", bytes}},
+                        {{"indexes", concat(built.size())},
+                         {"tokens", concat(tokens)},
+                         {"size", bytes_text(static_cast<double>(bytes))}});
+}
+
+Status build_from_texts(const BuildArguments& arguments, const ToolContext& context) {
+  const BuildOptions options = build_options(arguments, context.options);
+  SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
+  SQZ_ASSIGN_OR_RETURN(const std::vector<Job> jobs, make_jobs(source, arguments));
+  SQZ_RETURN_IF_ERROR(check_jobs(jobs, source.model().description, arguments, options));
+  if (arguments.dry_run) return dry_run(jobs, source.model(), arguments, options, context);
+
+  SQZ_ASSIGN_OR_RETURN(
+      const auto runner,
+      load_runner(arguments.source.model, runner_options(arguments.source, context.options)));
+  std::vector<Json> built;
+  for (const Job& job : jobs) {
+    spdlog::debug("{}: {} tokens", job.label, job.tokens.ids.size());
+    Progress progress(context.progress_style(), job.label);
+    const IndexTarget target{job.output, arguments.force, options};
+    SQZ_ASSIGN_OR_RETURN(const BuiltIndex index,
+                         build_from_model(*runner, job.tokens, target, progress));
+    built.push_back(index_json(job.output, index));
+    if (!arguments.separate) {
+      context.output.result(built.back(), index_rows(job.output, index));
+      return {};
+    }
+    context.output.event("index", built.back());
+  }
+  print_total(built, context);
+  return {};
+}
+
+Status build_from_file(const BuildArguments& arguments, const ToolContext& context) {
+  const BuildOptions options = build_options(arguments, context.options);
+  SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(arguments.capture));
+  const CaptureInfo& info = capture->info();
+  const auto tokens = static_cast<int64_t>(info.tokens.size());
+  SQZ_ASSIGN_OR_RETURN(const BuildPlan plan, IndexBuilder::plan(info.model, tokens, options));
+  SQZ_RETURN_IF_ERROR(check_capture(info, arguments.capture, options.tail));
+  if (arguments.dry_run) return print_plan(plan, {}, tokens, 1, context);
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  Progress progress(context.progress_style(), "build");
+  const IndexTarget target{arguments.output, arguments.force, options};
+  SQZ_ASSIGN_OR_RETURN(const BuiltIndex index, build_from_capture(*capture, target, progress));
+  context.output.result(index_json(arguments.output, index), index_rows(arguments.output, index));
+  return {};
+}
+
+}  // namespace
+
+void add_build_command(Tool& tool) {
+  const auto arguments = std::make_shared<BuildArguments>();
+  CLI::App* app =
+      tool.command("build", "Build the index of a fixed context: texts, token ids or a capture.",
+                   "Examples:\n"
+                   "  sqz-index build --model MODEL book.txt -o book.sqz\n"
+                   "  sqz-index build --model MODEL docs/ --separate -o indexes/\n"
+                   "  sqz-index build --model MODEL book.txt -o book.sqz --dry-run\n"
+                   "  sqz-index build --capture book.h5 -o book.sqz --level-fractions 0.05\n",
+                   [arguments](const ToolContext& context) -> Status {
+                     SQZ_RETURN_IF_ERROR(check_arguments(*arguments));
+                     return arguments->capture.empty() ? build_from_texts(*arguments, context)
+                                                       : build_from_file(*arguments, context);
+                   });
+  add_build_options(*app, *arguments);
+}
+
+}  // namespace sqz

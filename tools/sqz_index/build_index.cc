@@ -1,0 +1,150 @@
+#include "tools/sqz_index/build_index.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "tools/common/signals.h"
+
+namespace sqz {
+namespace {
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// One bar over two kinds of work that take turns: the dense pass and the clustering of its layers.
+class BuildProgress {
+ public:
+  BuildProgress(Progress& progress, int64_t layers)
+      : progress_(progress), layers_(static_cast<double>(layers)) {}
+
+  void pass(double done) {
+    pass_ = done;
+    show();
+  }
+  void heads(int64_t layer, int64_t done, int64_t total) {
+    clustered_ = (static_cast<double>(layer) +
+                  static_cast<double>(done) / static_cast<double>(std::max<int64_t>(total, 1))) /
+                 layers_;
+    show();
+  }
+
+ private:
+  void show() { progress_.update(0.5 * pass_ + 0.5 * clustered_); }
+
+  Progress& progress_;
+  double layers_, pass_ = 0, clustered_ = 0;
+};
+
+// Queries of the last `count` positions of each head, out of [heads, positions, dim].
+std::vector<float> last_queries(const CapturedLayer& layer, const CaptureInfo& info,
+                                int64_t count) {
+  const ModelDescription& model = info.model;
+  const auto positions = static_cast<int64_t>(info.query_positions.size());
+  if (positions == count) return layer.queries;
+  std::vector<float> out;
+  out.reserve(static_cast<size_t>(model.query_heads * count * model.head_dim));
+  for (int64_t head = 0; head < model.query_heads; ++head) {
+    const auto end = layer.queries.begin() + (head + 1) * positions * model.head_dim;
+    out.insert(out.end(), end - count * model.head_dim, end);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<int64_t> last_positions(int64_t tokens, int64_t count) {
+  std::vector<int64_t> out(static_cast<size_t>(std::min(tokens, count)));
+  std::iota(out.begin(), out.end(), tokens - static_cast<int64_t>(out.size()));
+  return out;
+}
+
+Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
+                                    const IndexTarget& target, Progress& progress) {
+  const ModelDescription& model = runner.config().description;
+  protect_output(target.path);
+  SQZ_ASSIGN_OR_RETURN(const auto builder,
+                       IndexBuilder::create(Env::posix(), target.path, target.force, model,
+                                            tokens.ids, tokens.tokenizer_hash, target.options));
+  BuildProgress shown(progress, model.layers);
+  const Stopwatch watch;
+  double adding = 0;
+  PrefillOptions pass;
+  pass.query_positions =
+      last_positions(static_cast<int64_t>(tokens.ids.size()), target.options.tail);
+  pass.progress = [&](double done) { shown.pass(done); };
+  pass.consumer = [&](const LayerCapture& layer) -> Status {
+    SQZ_RETURN_IF_ERROR(check_stop());
+    const Stopwatch add;
+    const Status status = builder->add_layer(
+        layer.layer, {layer.keys, layer.values, layer.queries},
+        [&](int64_t done, int64_t total) { shown.heads(layer.layer, done, total); });
+    adding += add.seconds();
+    return status;
+  };
+  SQZ_RETURN_IF_ERROR(runner.prefill(tokens.ids, pass).status());
+  BuiltIndex out;
+  out.capture_seconds = watch.seconds() - adding;
+  out.fingerprint = fingerprint(model);
+  SQZ_RETURN_IF_ERROR(check_stop());
+  SQZ_ASSIGN_OR_RETURN(out.report, builder->finish());
+  progress.finish();
+  return out;
+}
+
+Status check_capture(const CaptureInfo& info, const std::string& path, int64_t tail) {
+  if (!info.keys_post_rope) {
+    return {Code::kUnsupported,
+            concat(path,
+                   ": keys are from before RoPE, but a k-means index needs keys after it; "
+                   "capture again after RoPE (attribute rope = post)")};
+  }
+  const auto tokens = static_cast<int64_t>(info.tokens.size());
+  const auto count = static_cast<int64_t>(info.query_positions.size());
+  // Positions ascend and end below `tokens`: if this one is right, all after it are.
+  if (count >= tail && info.query_positions[static_cast<size_t>(count - tail)] == tokens - tail) {
+    return {};
+  }
+  return {Code::kMismatch,
+          bad_field(path, "/query_positions",
+                    concat(count, " positions that do not end with the last ", tail, " tokens"),
+                    concat("the positions ", tokens - tail, " to ", tokens - 1,
+                           "; capture again with --queries ", tail, " or pass a smaller --tail"))};
+}
+
+Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexTarget& target,
+                                      Progress& progress) {
+  const CaptureInfo& info = capture.info();
+  const int64_t tail = target.options.tail;
+  protect_output(target.path);
+  SQZ_ASSIGN_OR_RETURN(const auto builder,
+                       IndexBuilder::create(Env::posix(), target.path, target.force, info.model,
+                                            info.tokens, info.tokenizer_hash, target.options));
+  BuildProgress shown(progress, info.model.layers);
+  BuiltIndex out;
+  for (int64_t layer = 0; layer < info.model.layers; ++layer) {
+    SQZ_RETURN_IF_ERROR(check_stop());
+    const Stopwatch watch;
+    SQZ_ASSIGN_OR_RETURN(const CapturedLayer data, capture.read_layer(layer));
+    const std::vector<float> queries = last_queries(data, info, tail);
+    out.capture_seconds += watch.seconds();
+    shown.pass(static_cast<double>(layer + 1) / static_cast<double>(info.model.layers));
+    SQZ_RETURN_IF_ERROR(
+        builder->add_layer(layer, {data.keys, data.values, queries},
+                           [&](int64_t done, int64_t total) { shown.heads(layer, done, total); }));
+  }
+  SQZ_RETURN_IF_ERROR(check_stop());
+  SQZ_ASSIGN_OR_RETURN(out.report, builder->finish());
+  out.fingerprint = fingerprint(info.model);
+  progress.finish();
+  return out;
+}
+
+}  // namespace sqz

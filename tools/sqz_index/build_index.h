@@ -1,0 +1,37 @@
+// One index, from a dense pass of a model or from a capture file.
+#pragma once
+
+#include <string>
+
+#include "formats/capture.h"
+#include "libindex/builder.h"
+#include "tools/common/progress.h"
+#include "tools/sqz_index/source.h"
+
+namespace sqz {
+
+struct IndexTarget {
+  std::string path;
+  bool force = false;
+  BuildOptions options;
+};
+
+struct BuiltIndex {
+  BuildReport report;
+  double capture_seconds = 0;  // dense pass, or reading the capture
+  std::string fingerprint;     // of the model
+};
+
+Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
+                                    const IndexTarget& target, Progress& progress);
+
+Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexTarget& target,
+                                      Progress& progress);
+
+// The capture has what a build needs: keys after RoPE, and the queries of the last `tail` tokens.
+Status check_capture(const CaptureInfo& info, const std::string& path, int64_t tail);
+
+// The positions of the last `count` of `tokens` tokens (all of them if there are fewer).
+std::vector<int64_t> last_positions(int64_t tokens, int64_t count);
+
+}  // namespace sqz

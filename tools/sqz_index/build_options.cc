@@ -1,0 +1,104 @@
+#include "tools/sqz_index/build_options.h"
+
+#include <algorithm>
+
+namespace sqz {
+namespace {
+
+// One cluster for every 20 tokens at the finest level, five times fewer at each coarser one
+// (Squeezed Attention, section 6.1: 5 % and 1 %).
+std::vector<double> default_fractions(int levels) {
+  std::vector<double> out;
+  double fraction = 0.05;
+  for (int level = 0; level < levels; ++level, fraction /= 5) out.insert(out.begin(), fraction);
+  return out;
+}
+
+}  // namespace
+
+void add_build_options(CLI::App& app, BuildArguments& arguments) {
+  BuildOptions& build = arguments.build;
+  add_source_options(app, arguments.source);
+  app.add_option("--capture", arguments.capture, "Keys and values (.h5) instead of a model");
+  app.add_option("-o,--output", arguments.output, "The index to write; a folder with --separate")
+      ->required();
+  app.add_flag("--separate", arguments.separate, "One index a document, into the folder -o");
+  app.add_flag("--force", arguments.force, "Replace an existing output");
+  app.add_flag("--dry-run", arguments.dry_run, "Say what a build would take; write nothing");
+
+  constexpr const char* kGroup = "Index";
+  app.add_option("--sink", build.sink, "First tokens that are always attended")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--tail", build.tail, "Last tokens that are always attended; they calibrate")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--levels", arguments.levels, "Levels of the centroid tree")
+      ->check(CLI::Range(1, kMaxLevels))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--level-fractions", arguments.level_fractions,
+                 "Clusters a token, coarse to fine (default for 2 levels: 0.01,0.05)")
+      ->delimiter(',')
+      ->check(CLI::Range(1e-9, 1.0))
+      ->group(kGroup);
+  app.add_option("--coarse-keep", build.coarse_keep, "Fraction of the keys that level 1 keeps")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--iterations", build.iterations, "Iterations of k-means")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--engine", build.engine, "What clusters")
+      ->check(CLI::IsMember({"auto", "faiss"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--dtype", arguments.dtype, "Type of stored keys, values and centroids")
+      ->check(CLI::IsMember({"bf16", "f16"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_flag("--no-kv", arguments.no_kv,
+               "Store no clustered keys and values: the engine brings its own cache")
+      ->group(kGroup);
+}
+
+Status check_arguments(const BuildArguments& arguments) {
+  const SourceOptions& source = arguments.source;
+  const bool from_capture = !arguments.capture.empty();
+  const bool from_model = !source.texts.empty() || !source.tokens.empty();
+  if (from_capture && (from_model || !source.model.empty() || source.max_tokens > 0)) {
+    return {Code::kInvalidArgument,
+            "--capture brings model, tokens and keys with it: pass no --model, --tokens, "
+            "--max-tokens or text beside it"};
+  }
+  if (arguments.separate && source.texts.empty()) {
+    return {Code::kInvalidArgument, "--separate makes one index a document: name text files"};
+  }
+  const auto& fractions = arguments.level_fractions;
+  if (fractions.size() > static_cast<size_t>(kMaxLevels)) {
+    return {Code::kInvalidArgument, concat("--level-fractions: found ", fractions.size(),
+                                           " levels, expected at most ", kMaxLevels)};
+  }
+  if (std::adjacent_find(fractions.begin(), fractions.end(), std::greater_equal<>()) ==
+      fractions.end()) {
+    return {};
+  }
+  return {Code::kInvalidArgument,
+          "--level-fractions: every level must have more clusters than the coarser one before it"};
+}
+
+BuildOptions build_options(const BuildArguments& arguments, const CommonOptions& common) {
+  BuildOptions out = arguments.build;
+  out.level_fractions = arguments.level_fractions.empty() ? default_fractions(arguments.levels)
+                                                          : arguments.level_fractions;
+  out.seed = common.seed;
+  out.threads = common.threads;
+  out.dtype = arguments.dtype == "f16" ? DType::kF16 : DType::kBF16;
+  out.keep_kv = !arguments.no_kv;
+  return out;
+}
+
+}  // namespace sqz

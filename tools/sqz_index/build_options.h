@@ -1,0 +1,32 @@
+// The options of `sqz-index build`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "libindex/builder.h"
+#include "tools/sqz_index/source.h"
+
+namespace sqz {
+
+struct BuildArguments {
+  SourceOptions source;
+  std::string capture;  // F.h5 instead of a model and texts
+  std::string output;   // file; folder with `separate`
+  bool separate = false, force = false, dry_run = false;
+  int levels = 2;
+  std::vector<double> level_fractions;  // empty: the defaults of `levels`
+  bool no_kv = false;
+  std::string dtype = "bf16";
+  BuildOptions build;
+};
+
+void add_build_options(CLI::App& app, BuildArguments& arguments);
+
+// Combinations that CLI11 cannot check.
+Status check_arguments(const BuildArguments& arguments);
+
+// `arguments.build` with everything else that was given put into it.
+BuildOptions build_options(const BuildArguments& arguments, const CommonOptions& common);
+
+}  // namespace sqz

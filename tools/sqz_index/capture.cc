@@ -1,0 +1,96 @@
+#include <spdlog/spdlog.h>
+
+#include "formats/capture.h"
+#include "tools/common/load_runner.h"
+#include "tools/common/signals.h"
+#include "tools/sqz_index/build_index.h"
+#include "tools/sqz_index/commands.h"
+
+namespace sqz {
+namespace {
+
+struct CaptureArguments {
+  SourceOptions source;
+  std::string output;
+  bool force = false, pre_rope = false, cosine = false;
+  int64_t queries = 100;  // as many as a build's default tail
+};
+
+template <class T>
+std::vector<T> copy(std::span<const T> data) {
+  return {data.begin(), data.end()};
+}
+
+Status run_capture(const CaptureArguments& arguments, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
+  SQZ_ASSIGN_OR_RETURN(FixedTokens tokens, source.tokens(source.documents()));
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  SQZ_ASSIGN_OR_RETURN(
+      const auto runner,
+      load_runner(arguments.source.model, runner_options(arguments.source, context.options)));
+
+  CaptureInfo info;
+  info.model = runner->config().description;
+  info.tokenizer_hash = tokens.tokenizer_hash;
+  info.tokens = std::move(tokens.ids);
+  info.query_positions =
+      last_positions(static_cast<int64_t>(info.tokens.size()), arguments.queries);
+  info.keys_post_rope = !arguments.pre_rope;
+  protect_output(arguments.output);
+  SQZ_ASSIGN_OR_RETURN(const auto writer,
+                       CaptureWriter::create(arguments.output, arguments.force, info));
+
+  Progress progress(context.progress_style(), "capture");
+  PrefillOptions pass;
+  pass.query_positions = info.query_positions;
+  pass.pre_rope = arguments.pre_rope;
+  pass.cosine = arguments.cosine;
+  pass.progress = [&](double done) { progress.update(done); };
+  pass.consumer = [&](const LayerCapture& layer) -> Status {
+    SQZ_RETURN_IF_ERROR(check_stop());
+    CapturedLayer data;
+    data.keys = copy(arguments.pre_rope ? layer.keys_pre_rope : layer.keys);
+    data.values = copy(layer.values);
+    data.queries = copy(arguments.pre_rope ? layer.queries_pre_rope : layer.queries);
+    data.cosine = copy(layer.cosine);
+    return writer->write_layer(layer.layer, data);
+  };
+  SQZ_RETURN_IF_ERROR(runner->prefill(info.tokens, pass).status());
+  SQZ_RETURN_IF_ERROR(check_stop());
+  SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, writer->commit());
+  progress.finish();
+  context.output.result({{"path", arguments.output},
+                         {"tokens", info.tokens.size()},
+                         {"layers", info.model.layers},
+                         {"queries", info.query_positions.size()},
+                         {"bytes", bytes}},
+                        {{"capture", arguments.output},
+                         {"tokens", concat(info.tokens.size())},
+                         {"layers", concat(info.model.layers)},
+                         {"queries", concat(info.query_positions.size())},
+                         {"size", bytes_text(static_cast<double>(bytes))}});
+  return {};
+}
+
+}  // namespace
+
+void add_capture_command(Tool& tool) {
+  const auto arguments = std::make_shared<CaptureArguments>();
+  CLI::App* app = tool.command(
+      "capture", "Write keys, values and queries of a fixed context as HDF5.",
+      "Examples:\n"
+      "  sqz-index capture --model MODEL book.txt -o book.h5\n"
+      "  sqz-index build --capture book.h5 -o book.sqz\n",
+      [arguments](const ToolContext& context) { return run_capture(*arguments, context); });
+  add_source_options(*app, arguments->source);
+  app->add_option("-o,--output", arguments->output, "The capture (.h5) to write")->required();
+  app->add_flag("--force", arguments->force, "Replace an existing output");
+  app->add_option("--queries", arguments->queries, "Store the queries of the last N tokens")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N")
+      ->capture_default_str();
+  app->add_flag("--pre-rope", arguments->pre_rope, "Keys and queries from before RoPE");
+  app->add_flag("--cosine", arguments->cosine, "Also store cosines of hidden states a layer");
+}
+
+}  // namespace sqz

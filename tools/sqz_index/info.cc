@@ -1,0 +1,116 @@
+#include "formats/sqz_file.h"
+#include "tools/sqz_index/commands.h"
+
+namespace sqz {
+namespace {
+
+struct Shape {
+  std::vector<int64_t> clusters;  // a level, coarse to fine, of the first sparse layer
+  int64_t clustered = 0, exact = 0;
+  int64_t dense_layers = 0;
+};
+
+Shape index_shape(const SqzFile& file) {
+  Shape out;
+  const IndexMetadata& metadata = file.metadata();
+  for (int64_t i = 0; i < metadata.model.layers; ++i) {
+    const LayerView layer = file.layer(i);
+    if (metadata.layers[static_cast<size_t>(i)].dense) {
+      ++out.dense_layers;
+    } else if (out.clusters.empty()) {
+      for (int k = 0; k < layer.levels; ++k) out.clusters.push_back(layer.level[k].clusters);
+      out.clustered = layer.slots;
+      out.exact = layer.exact;
+    }
+  }
+  return out;
+}
+
+Json layers_json(const IndexMetadata& metadata) {
+  Json out = Json::array();
+  for (const LayerPolicy& layer : metadata.layers) {
+    out.push_back({{"dense", layer.dense}, {"window", layer.window}});
+  }
+  return out;
+}
+
+Json info_json(const SqzFile& file, const Calibration& calibration, const Shape& shape) {
+  const IndexMetadata& metadata = file.metadata();
+  return {{"path", file.path()},
+          {"bytes", file.file_bytes()},
+          {"producer", metadata.producer},
+          {"fingerprint", fingerprint(metadata.model)},
+          {"model", to_json(metadata.model)},
+          {"tokenizer_hash", metadata.tokenizer_hash},
+          {"tokens_hash", metadata.tokens_hash},
+          {"tokens", metadata.tokens},
+          {"sink", metadata.sink},
+          {"tail", metadata.tail},
+          {"partition", "kmeans"},
+          {"levels", metadata.levels},
+          {"clustered", shape.clustered},
+          {"clusters", shape.clusters},
+          {"dtype", dtype_name(metadata.dtype)},
+          {"kv", metadata.has_kv},
+          {"value_means", metadata.has_value_means},
+          {"layers", layers_json(metadata)},
+          {"calibration",
+           {{"queries", calibration.queries},
+            {"source", calibration.source},
+            {"coarse_keep", calibration.coarse_keep}}},
+          {"build", metadata.build},
+          {"tensors", file.header().tensors.size()},
+          {"metadata", file.raw_metadata()}};
+}
+
+Rows info_rows(const SqzFile& file, const Calibration& calibration, const Shape& shape) {
+  const IndexMetadata& metadata = file.metadata();
+  const ModelDescription& model = metadata.model;
+  Rows rows = {
+      {"index", file.path()},
+      {"size", bytes_text(static_cast<double>(file.file_bytes()))},
+      {"producer", metadata.producer},
+      {"model", concat(model.architecture, ", ", model.layers, " layers, ", model.query_heads,
+                       " query heads, ", model.kv_heads, " KV heads, head_dim ", model.head_dim)},
+      {"fingerprint", fingerprint(model)},
+      {"tokenizer",
+       metadata.tokenizer_hash.empty() ? "none: built from token ids" : metadata.tokenizer_hash},
+      {"tokens", concat(metadata.tokens, " (hash ", metadata.tokens_hash, ")")},
+      {"exact", concat("first ", metadata.sink, " and last ", metadata.tail)},
+      {"clustered", concat(shape.clustered, " a KV head")},
+      {"clusters", shape.clusters.empty()
+                       ? "none: every layer is dense"
+                       : list_text(shape.clusters) + " a KV head, coarse to fine"},
+      {"dense layers", concat(shape.dense_layers, " of ", model.layers)},
+      {"type", std::string(dtype_name(metadata.dtype))},
+      {"keys, values", metadata.has_kv ? "stored" : "not stored: the engine brings them"},
+      {"calibration", concat(calibration.queries, " queries a head, from: ", calibration.source)}};
+  if (!metadata.build.is_object()) return rows;
+  for (const auto& [name, value] : metadata.build.items()) {
+    rows.emplace_back("build." + name, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return rows;
+}
+
+Status run_info(const std::string& path, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
+  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
+  const Shape shape = index_shape(*file);
+  context.output.result(info_json(*file, calibration, shape), info_rows(*file, calibration, shape));
+  return {};
+}
+
+}  // namespace
+
+void add_info_command(Tool& tool) {
+  const auto path = std::make_shared<std::string>();
+  CLI::App* app =
+      tool.command("info", "Say what an index is: model, context, clusters, build parameters.",
+                   "Examples:\n"
+                   "  sqz-index info book.sqz\n"
+                   "  sqz-index info book.sqz --json | jq .tokens\n",
+                   [path](const ToolContext& context) { return run_info(*path, context); });
+  app->add_option("INDEX", *path, "The index (.sqz)")->required();
+}
+
+}  // namespace sqz

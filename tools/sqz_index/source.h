@@ -1,0 +1,55 @@
+// Where the token ids of a fixed context come from: texts through the model's tokenizer, or a NumPy
+// file. Shared by `build` and `capture`.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/checkpoint.h"
+#include "formats/tokenizer.h"
+#include "tools/common/texts.h"
+#include "tools/common/tool.h"
+#include "training/runner.h"
+
+namespace sqz {
+
+struct SourceOptions {
+  std::string model;               // checkpoint directory
+  std::vector<std::string> texts;  // files, folders, "-"
+  std::string tokens;              // F.npy
+  int64_t max_tokens = 0;          // 0: all
+  std::string run_dtype = "f32";
+};
+
+void add_source_options(CLI::App& app, SourceOptions& options);
+RunnerOptions runner_options(const SourceOptions& source, const CommonOptions& common);
+
+struct FixedTokens {
+  std::vector<int32_t> ids;
+  std::string tokenizer_hash;  // empty if ids were given
+};
+
+class Source {
+ public:
+  // Checks the combination of options and opens the checkpoint (not its weights).
+  static Result<Source> open(const SourceOptions& options);
+
+  const ModelConfig& model() const { return model_; }
+  // Every file found under the arguments; empty if ids were given.
+  const std::vector<Document>& documents() const { return documents_; }
+  // The ids of `documents`, or of the NumPy file, checked against the model.
+  Result<FixedTokens> tokens(std::span<const Document> documents) const;
+
+ private:
+  SourceOptions options_;
+  ModelConfig model_;
+  std::shared_ptr<const Tokenizer> tokenizer_;  // null if ids were given
+  std::vector<Document> documents_;
+};
+
+// Fails before the long work if `path` exists (without `force`) or could not be written.
+Status check_output(const std::string& path, bool force);
+
+}  // namespace sqz

@@ -1,0 +1,39 @@
+#include <spdlog/spdlog.h>
+
+#include "formats/sqz_file.h"
+#include "tools/sqz_index/commands.h"
+
+namespace sqz {
+namespace {
+
+Status run_verify(const std::string& path, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
+  Progress progress(context.progress_style(), "verify");
+  SQZ_ASSIGN_OR_RETURN(const VerifyReport report, file->verify([&](uint64_t done, uint64_t total) {
+    progress.update(total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total));
+  }));
+  progress.finish();
+  const bool whole = report.problems.empty();
+  Rows rows = {{"index", path}, {"checked", concat(report.checked, " tensors")}};
+  for (const std::string& problem : report.problems) rows.emplace_back("problem", problem);
+  rows.emplace_back("result", whole ? "the file is whole" : "the file is damaged");
+  context.output.result(
+      {{"path", path}, {"ok", whole}, {"checked", report.checked}, {"problems", report.problems}},
+      rows);
+  if (whole) return {};
+  return {Code::kCorrupt, concat(path, ": ", report.problems.size(),
+                                 " problems; build the index again or restore the file")};
+}
+
+}  // namespace
+
+void add_verify_command(Tool& tool) {
+  const auto path = std::make_shared<std::string>();
+  CLI::App* app =
+      tool.command("verify", "Check every checksum and invariant of an index.",
+                   "Example:\n  sqz-index verify book.sqz && echo whole\n",
+                   [path](const ToolContext& context) { return run_verify(*path, context); });
+  app->add_option("INDEX", *path, "The index (.sqz)")->required();
+}
+
+}  // namespace sqz
