@@ -21,24 +21,25 @@ namespace sqz {
 
 struct BuildOptions {
   int64_t sink = 16;   // first tokens, always attended exactly
-  int64_t tail = 100;  // last tokens, likewise; their queries calibrate
+  int64_t tail = 100;  // last tokens, likewise; their queries calibrate. 1 or more
   std::vector<double> level_fractions = {0.01, 0.05};  // clusters per fixed-context token, coarse
-                                                       // to fine: paper section 6.1
+                                                       // to fine, increasing: paper section 6.1
   double coarse_keep = 0.5;  // fraction of keys that T_1 keeps; T_k keeps its k-th power
-  int iterations = 10;
+  int iterations = 10;       // of k-means, at every level
   uint64_t seed = 0;
-  int threads = 0;             // 0: all cores
+  int threads = 0;             // 0: all cores. The file does not depend on it
   DType dtype = DType::kBF16;  // of stored keys, values, centroids: BF16 or F16
-  bool keep_kv = true;
-  std::string engine = "auto";  // "auto" or "faiss"
+  bool keep_kv = true;  // false: no clustered keys and values in the file (sink and tail stay)
+  std::string engine = "auto";  // of k-means: "auto" or "faiss"
 };
 
 // One layer of a dense pass, float32, borrowed for the call.
 struct LayerInput {
-  std::span<const float> keys;    // [Hkv, N, d], after RoPE
-  std::span<const float> values;  // [Hkv, N, d]
-  std::span<const float>
-      queries;  // [Hq, n, d], after RoPE: the queries of the last n = tail tokens
+  std::span<const float> keys;     // [Hkv, N, d], after RoPE
+  std::span<const float> values;   // [Hkv, N, d]
+  std::span<const float> queries;  // [Hq, n, d], after RoPE: those that calibrate, normally of the
+                                   // last n = tail tokens. n >= 1, the same for all layers; unused
+                                   // (may be empty) for layers that are stored dense
 };
 
 struct BuildSeconds {
@@ -63,9 +64,10 @@ struct BuildPlan {
 
 class IndexBuilder {
  public:
-  // Fails (before any file is made) if the text is too short: N must exceed sink + tail by enough
-  // keys for the finest level to have one cluster of two keys; the message says how many are
-  // needed. Layers with a sliding window are stored dense.
+  // Fails, before any file is made, with kInvalidArgument if an option is out of range or the text
+  // too short: N must be at least sink + tail + 2, two keys to cluster; the message says how many
+  // are needed. Layers with a sliding window are stored dense, with their last min(window, N)
+  // tokens. A build that is destroyed before finish() leaves no file.
   static Result<std::unique_ptr<IndexBuilder>> create(Env& env, const std::string& path,
                                                       bool replace, const ModelDescription& model,
                                                       std::span<const int32_t> tokens,
@@ -75,11 +77,12 @@ class IndexBuilder {
                                 const BuildOptions& options);
   virtual ~IndexBuilder() = default;
 
-  // Layers in order. NaN or infinity in a key or value is kNumeric and names layer, head, token.
-  // `progress(done, total)` counts KV heads of this layer.
+  // Layers in order. A key or value that is NaN, infinite or beyond the stored dtype is kNumeric
+  // and names layer, KV head, token. `progress(done, total)` counts the KV heads of this layer.
+  // After a failure the build is over: destroy it.
   virtual Status add_layer(int64_t layer, const LayerInput& input,
                            const std::function<void(int64_t, int64_t)>& progress = {}) = 0;
-  // Calibrates and publishes.
+  // Calibrates and publishes; once, after the last layer.
   virtual Result<BuildReport> finish() = 0;
 };
 

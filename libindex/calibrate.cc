@@ -108,7 +108,7 @@ class Calibrator {
   Calibrator(const CalibrationInput& input, int threads)
       : input_(input),
         threads_(threads),
-        levels_(input.sparse.empty() ? 0 : static_cast<int>(input.sparse[0].levels.size())),
+        levels_(static_cast<int>(input.sparse[0].levels.size())),
         head_count_(static_cast<int64_t>(input.sparse.size()) * input.kv_heads) {
     const size_t coarse = static_cast<size_t>(std::max(levels_ - 1, 1));
     result_.queries = input.queries;
@@ -278,6 +278,7 @@ std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t
 }
 
 Result<Calibration> calibrate(const CalibrationInput& input, int threads) {
+  if (input.sparse.empty()) return Calibration();
   return Calibrator(input, threads).run();
 }
 

@@ -55,8 +55,9 @@ struct CalibrationInput {
 std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t group, int64_t n,
                                  int64_t dim);
 
-// kNumeric, naming layer and KV head, where a logit is NaN or infinite. Memory: a sketch per scope,
-// sparse layer and KV head (94 KB each) besides the input.
+// Without a sparse layer there is nothing to calibrate and all tables are empty. kNumeric, naming
+// layer and KV head, where a logit is NaN or infinite. Memory: a sketch per scope, sparse layer and
+// KV head (94 KB each) besides the input.
 Result<Calibration> calibrate(const CalibrationInput& input, int threads);
 
 }  // namespace sqz

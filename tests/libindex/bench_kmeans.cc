@@ -77,9 +77,11 @@ int main(int argc, char** argv) {
 
   double our_objective = 0, their_objective = 0;
   for (int64_t h = 0; h < heads; ++h) {
-    our_objective += objective(unit[h].data(), ours[h].data(), n, d, k) / heads;
-    their_objective += objective(unit[h].data(), theirs[h].data(), n, d, k) / heads;
+    our_objective += objective(unit[h].data(), ours[h].data(), n, d, k);
+    their_objective += objective(unit[h].data(), theirs[h].data(), n, d, k);
   }
+  our_objective /= static_cast<double>(heads);
+  their_objective /= static_cast<double>(heads);
   const double flop = 22.0 * static_cast<double>(n) * static_cast<double>(d) *
                       static_cast<double>(k) * static_cast<double>(heads);
   std::printf("keys %lld dim %lld clusters %lld heads %lld threads %d\n", (long long)n,

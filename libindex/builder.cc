@@ -1,0 +1,244 @@
+#include "libindex/builder.h"
+
+#include <chrono>
+#include <new>
+#include <utility>
+
+#include "formats/base/hash.h"
+#include "libindex/calibrate.h"
+#include "libindex/layer_store.h"
+#include "libindex/layout.h"
+#include "libindex/order.h"
+#include "libindex/parallel.h"
+#include "libindex/tree.h"
+
+namespace sqz {
+namespace {
+
+// Adds the time of a scope to a total.
+class Timer {
+ public:
+  explicit Timer(double& total) : total_(total), start_(Clock::now()) {}
+  ~Timer() { total_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& total_;
+  Clock::time_point start_;
+};
+
+// Runs the body of a public function; allocations may fail anywhere below.
+template <class Body>
+auto without_exceptions(const Body& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "not enough memory to build the index");
+  }
+}
+
+class Builder final : public IndexBuilder {
+ public:
+  Builder(BuildLayout layout, const BuildOptions& options, std::unique_ptr<KmeansEngine> engine,
+          std::unique_ptr<SqzWriter> writer)
+      : layout_(std::move(layout)),
+        model_(layout_.metadata.model),
+        options_(options),
+        threads_(resolve_threads(options.threads)),
+        engine_(std::move(engine)),
+        writer_(std::move(writer)),
+        store_(model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype) {
+    calibration_.layers = model_.layers;
+    calibration_.kv_heads = model_.kv_heads;
+    calibration_.group = model_.group_size();
+    calibration_.dim = model_.head_dim;
+    calibration_.scale = static_cast<float>(model_.attention_scale);
+    calibration_.dtype = options.dtype;
+    calibration_.coarse_keep = options.coarse_keep;
+    calibration_.source = "tail";
+    report_.tokens = layout_.metadata.tokens;
+    report_.clustered = layout_.clustered;
+    report_.clusters = layout_.clusters;
+    report_.engine = engine_->name();
+  }
+
+  Status add_layer(int64_t layer, const LayerInput& input,
+                   const std::function<void(int64_t, int64_t)>& progress) override {
+    if (!usable_) return ended();
+    usable_ = false;
+    SQZ_RETURN_IF_ERROR(without_exceptions([&] { return add(layer, input, progress); }));
+    usable_ = true;
+    return Status();
+  }
+
+  Result<BuildReport> finish() override {
+    if (!usable_) return ended();
+    usable_ = false;
+    return without_exceptions([&] { return calibrate_and_publish(); });
+  }
+
+ private:
+  static Status ended() {
+    return Status(Code::kInvalidArgument, "the build has failed or was finished before");
+  }
+
+  Status check_input(int64_t layer, const LayerInput& input) {
+    if (layer != next_layer_ || layer >= model_.layers) {
+      return Status(Code::kInvalidArgument,
+                    bad_field("build", "layer", concat(layer),
+                              concat(next_layer_, " of ", model_.layers, ", in order")));
+    }
+    const auto wanted =
+        static_cast<size_t>(model_.kv_heads * layout_.metadata.tokens * model_.head_dim);
+    if (input.keys.size() != wanted || input.values.size() != wanted) {
+      return Status(
+          Code::kInvalidArgument,
+          bad_field(concat("layer ", layer), "elements of keys and values",
+                    concat(input.keys.size(), " and ", input.values.size()), concat(wanted)));
+    }
+    const int64_t dim = model_.head_dim;
+    SQZ_RETURN_IF_ERROR(check_storable(input.keys, model_.kv_heads, dim, options_.dtype, layer,
+                                       "KV head", "key", threads_));
+    return check_storable(input.values, model_.kv_heads, dim, options_.dtype, layer, "KV head",
+                          "value", threads_);
+  }
+
+  Status add(int64_t layer, const LayerInput& input,
+             const std::function<void(int64_t, int64_t)>& progress) {
+    SQZ_RETURN_IF_ERROR(check_input(layer, input));
+    if (layout_.shapes[layer].clusters.empty()) {
+      const Timer timer(report_.seconds.write);
+      SQZ_RETURN_IF_ERROR(store_.fill_dense(input.keys.data(), input.values.data(),
+                                            layout_.dense_first(layer), threads_));
+      if (progress) progress(model_.kv_heads, model_.kv_heads);
+    } else {
+      SQZ_RETURN_IF_ERROR(take_queries(layer, input));
+      SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
+    }
+    const Timer timer(report_.seconds.write);
+    SQZ_RETURN_IF_ERROR(writer_->write_layer(layer, store_.data()));
+    ++next_layer_;
+    return Status();
+  }
+
+  Status take_queries(int64_t layer, const LayerInput& input) {
+    const int64_t row = model_.query_heads * model_.head_dim;
+    const auto floats = static_cast<int64_t>(input.queries.size());
+    const int64_t n = calibration_.sparse.empty() ? floats / row : calibration_.queries;
+    if (n < 1 || floats != n * row) {
+      return Status(Code::kInvalidArgument,
+                    bad_field(concat("layer ", layer), "elements of queries", concat(floats),
+                              concat("a multiple of ", row, ", the same for all layers")));
+    }
+    SQZ_RETURN_IF_ERROR(check_storable(input.queries, model_.query_heads, model_.head_dim,
+                                       DType::kF32, layer, "query head", "query", 1));
+    calibration_.queries = n;
+    CalibrationLayer& kept = calibration_.sparse.emplace_back();
+    kept.layer = layer;
+    kept.queries = group_queries(input.queries.data(), model_.kv_heads, model_.group_size(), n,
+                                 model_.head_dim);
+    return Status();
+  }
+
+  Status cluster(int64_t layer, const LayerInput& input,
+                 const std::function<void(int64_t, int64_t)>& progress) {
+    const Timer timer(report_.seconds.cluster);
+    const int64_t heads = model_.kv_heads, dim = model_.head_dim, tokens = layout_.metadata.tokens;
+    std::vector<const float*> keys;
+    for (int64_t h = 0; h < heads; ++h) {
+      keys.push_back(input.keys.data() + (h * tokens + options_.sink) * dim);
+    }
+    const TreeOptions tree{layout_.clusters, options_.iterations, options_.seed, layer, threads_};
+    std::vector<SlotOrder> orders(static_cast<size_t>(heads));
+    {
+      SQZ_ASSIGN_OR_RETURN(const std::vector<HeadTree> trees,
+                           build_trees(*engine_, keys, layout_.clustered, dim, tree, progress));
+      SQZ_RETURN_IF_ERROR(parallel_for(heads, threads_, [&](int64_t h) {
+        orders[h] = depth_first_order(trees[h], dim);
+        return Status();
+      }));
+    }
+    SQZ_RETURN_IF_ERROR(store_.fill_sparse(input.keys.data(), input.values.data(), orders,
+                                           options_.sink, options_.keep_kv, threads_));
+    for (const LayerStore::Level& level : store_.levels()) {
+      calibration_.sparse.back().levels.push_back({level.centroids, level.offsets});
+    }
+    return Status();
+  }
+
+  Result<BuildReport> calibrate_and_publish() {
+    if (next_layer_ != model_.layers) {
+      return Status(Code::kInvalidArgument,
+                    bad_field("build", "layers added", concat(next_layer_), concat(model_.layers)));
+    }
+    Calibration calibration;
+    {
+      const Timer timer(report_.seconds.calibrate);
+      SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, threads_));
+    }
+    {
+      const Timer timer(report_.seconds.write);
+      SQZ_ASSIGN_OR_RETURN(report_.bytes, writer_->commit(calibration));
+    }
+    return report_;
+  }
+
+  const BuildLayout layout_;
+  const ModelDescription& model_;
+  const BuildOptions options_;
+  const int threads_;
+  std::unique_ptr<KmeansEngine> engine_;
+  std::unique_ptr<SqzWriter> writer_;
+  LayerStore store_;
+  CalibrationInput calibration_;
+  BuildReport report_;
+  int64_t next_layer_ = 0;
+  bool usable_ = true;
+};
+
+Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string& path,
+                                                     bool replace, const ModelDescription& model,
+                                                     std::span<const int32_t> tokens,
+                                                     const std::string& tokenizer_hash,
+                                                     const BuildOptions& options) {
+  SQZ_ASSIGN_OR_RETURN(BuildLayout layout,
+                       plan_layout(model, static_cast<int64_t>(tokens.size()), options));
+  layout.metadata.tokenizer_hash = tokenizer_hash;
+  layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
+  SQZ_ASSIGN_OR_RETURN(auto engine, make_kmeans_engine(options.engine));
+  SQZ_ASSIGN_OR_RETURN(auto writer,
+                       SqzWriter::create(env, path, replace, layout.metadata, layout.shapes));
+  return std::unique_ptr<IndexBuilder>(
+      new Builder(std::move(layout), options, std::move(engine), std::move(writer)));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<IndexBuilder>> IndexBuilder::create(Env& env, const std::string& path,
+                                                           bool replace,
+                                                           const ModelDescription& model,
+                                                           std::span<const int32_t> tokens,
+                                                           const std::string& tokenizer_hash,
+                                                           const BuildOptions& options) {
+  return without_exceptions(
+      [&] { return create_builder(env, path, replace, model, tokens, tokenizer_hash, options); });
+}
+
+Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t tokens,
+                                     const BuildOptions& options) {
+  return without_exceptions([&]() -> Result<BuildPlan> {
+    SQZ_ASSIGN_OR_RETURN(BuildLayout layout, plan_layout(model, tokens, options));
+    // As long as the real ones: they are in the file.
+    layout.metadata.tokens_hash = layout.metadata.tokenizer_hash = hex(uint64_t{0});
+    BuildPlan plan;
+    SQZ_ASSIGN_OR_RETURN(plan.bytes, SqzWriter::planned_bytes(layout.metadata, layout.shapes));
+    plan.peak_memory = peak_memory(layout, options);
+    plan.kmeans_flop = kmeans_flop(layout, options);
+    plan.clusters = layout.clusters;
+    return plan;
+  });
+}
+
+}  // namespace sqz

@@ -1,0 +1,24 @@
+// cp.async: 16 bytes from global to shared memory past the registers.
+#pragma once
+
+#include <cstdint>
+
+namespace sqz::cuda::ptx {
+
+// Copies `bytes` (0 to 16) and fills the rest of the 16 with zeros.
+__device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace sqz::cuda::ptx

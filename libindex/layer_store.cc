@@ -1,0 +1,147 @@
+#include "libindex/layer_store.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "libindex/parallel.h"
+
+namespace sqz {
+namespace {
+
+float largest(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return 65504.0f;
+    case DType::kBF16:
+      return 0x1.fep127f;
+    default:
+      return std::numeric_limits<float>::max();
+  }
+}
+
+void store_row(const float* row, int64_t dim, DType dtype, std::byte* out) {
+  for (int64_t c = 0; c < dim; ++c) {
+    const uint16_t bits = dtype == DType::kF16 ? to_float16(row[c]).bits : to_bfloat16(row[c]).bits;
+    std::memcpy(out + 2 * c, &bits, 2);
+  }
+}
+
+}  // namespace
+
+Status check_storable(std::span<const float> data, int64_t heads, int64_t dim, DType dtype,
+                      int64_t layer, const char* head_name, const char* what, int threads) {
+  const int64_t per_head = static_cast<int64_t>(data.size()) / heads;
+  const float limit = largest(dtype);
+  return parallel_for(heads, threads, [&](int64_t head) {
+    const float* x = data.data() + head * per_head;
+    for (int64_t i = 0; i < per_head; ++i) {
+      if (std::abs(x[i]) <= limit) continue;
+      return Status(Code::kNumeric, concat("layer ", layer, ", ", head_name, " ", head, ", token ",
+                                           i / dim, ": ", what, " element ", i % dim, " is ", x[i],
+                                           ", expected a finite ", dtype_name(dtype), " number"));
+    }
+    return Status();
+  });
+}
+
+void LayerStore::resize(int64_t slots, int64_t exact, bool keep_kv,
+                        std::span<const SlotOrder> orders) {
+  const auto rows = [&](int64_t count) {
+    return static_cast<size_t>(kv_heads_ * count * dim_ * 2);
+  };
+  levels_.resize(orders.empty() ? 0 : orders[0].offsets.size());
+  for (size_t k = 0; k < levels_.size(); ++k) {
+    const auto clusters = static_cast<int64_t>(orders[0].offsets[k].size()) - 1;
+    levels_[k].centroids.resize(rows(clusters));
+    levels_[k].value_means.resize(rows(clusters));
+    levels_[k].offsets.resize(static_cast<size_t>(kv_heads_ * (clusters + 1)));
+  }
+  positions_.resize(static_cast<size_t>(kv_heads_ * slots));
+  keys_.resize(keep_kv ? rows(slots) : 0);
+  values_.resize(keep_kv ? rows(slots) : 0);
+  exact_keys_.resize(rows(exact));
+  exact_values_.resize(rows(exact));
+}
+
+// keys, values: [M, d], the clustered tokens of this head. Sums in double, in slot order, rounded
+// once.
+void LayerStore::store_means(const float* keys, const float* values, const SlotOrder& order,
+                             int64_t head) {
+  const std::vector<std::vector<uint32_t>> slots = first_slots(order.offsets);
+  std::vector<double> sum(static_cast<size_t>(2 * dim_));
+  std::vector<float> mean(sum.size());
+  for (size_t k = 0; k < levels_.size(); ++k) {
+    const auto clusters = static_cast<int64_t>(slots[k].size()) - 1;
+    for (int64_t i = 0; i < clusters; ++i) {
+      std::fill(sum.begin(), sum.end(), 0.0);
+      for (uint32_t s = slots[k][i]; s < slots[k][i + 1]; ++s) {
+        const int64_t row = int64_t{order.keys[s]} * dim_;
+        for (int64_t c = 0; c < dim_; ++c) sum[c] += keys[row + c];
+        for (int64_t c = 0; c < dim_; ++c) sum[dim_ + c] += values[row + c];
+      }
+      const double size = slots[k][i + 1] - slots[k][i];
+      for (size_t c = 0; c < sum.size(); ++c) mean[c] = static_cast<float>(sum[c] / size);
+      const int64_t out = (head * clusters + i) * dim_ * 2;
+      store_row(mean.data(), dim_, dtype_, levels_[k].centroids.data() + out);
+      store_row(mean.data() + dim_, dim_, dtype_, levels_[k].value_means.data() + out);
+    }
+    std::copy(order.offsets[k].begin(), order.offsets[k].end(),
+              levels_[k].offsets.begin() + head * (clusters + 1));
+  }
+}
+
+Status LayerStore::fill_sparse(const float* keys, const float* values,
+                               std::span<const SlotOrder> orders, int64_t sink, bool keep_kv,
+                               int threads) {
+  const auto slots = static_cast<int64_t>(orders[0].keys.size());
+  const int64_t exact = tokens_ - slots;
+  resize(slots, exact, keep_kv, orders);
+  return parallel_for(kv_heads_, threads, [&](int64_t head) {
+    const float* head_keys = keys + head * tokens_ * dim_;
+    const float* head_values = values + head * tokens_ * dim_;
+    const SlotOrder& order = orders[head];
+    store_means(head_keys + sink * dim_, head_values + sink * dim_, order, head);
+    for (int64_t s = 0; s < slots; ++s) {
+      const int64_t token = sink + order.keys[s], out = (head * slots + s) * dim_ * 2;
+      positions_[head * slots + s] = static_cast<uint32_t>(token);
+      if (!keep_kv) continue;
+      store_row(head_keys + token * dim_, dim_, dtype_, keys_.data() + out);
+      store_row(head_values + token * dim_, dim_, dtype_, values_.data() + out);
+    }
+    for (int64_t e = 0; e < exact; ++e) {
+      const int64_t token = e < sink ? e : e + slots, out = (head * exact + e) * dim_ * 2;
+      store_row(head_keys + token * dim_, dim_, dtype_, exact_keys_.data() + out);
+      store_row(head_values + token * dim_, dim_, dtype_, exact_values_.data() + out);
+    }
+    return Status();
+  });
+}
+
+Status LayerStore::fill_dense(const float* keys, const float* values, int64_t first, int threads) {
+  const int64_t exact = tokens_ - first;
+  resize(0, exact, false, {});
+  return parallel_for(kv_heads_, threads, [&](int64_t head) {
+    for (int64_t e = 0; e < exact; ++e) {
+      const int64_t row = (head * tokens_ + first + e) * dim_, out = (head * exact + e) * dim_ * 2;
+      store_row(keys + row, dim_, dtype_, exact_keys_.data() + out);
+      store_row(values + row, dim_, dtype_, exact_values_.data() + out);
+    }
+    return Status();
+  });
+}
+
+LayerData LayerStore::data() const {
+  LayerData data;
+  for (const Level& level : levels_) {
+    data.levels.push_back({level.centroids, level.value_means, level.offsets});
+  }
+  data.positions = positions_;
+  data.keys = keys_;
+  data.values = values_;
+  data.exact_keys = exact_keys_;
+  data.exact_values = exact_values_;
+  return data;
+}
+
+}  // namespace sqz

@@ -1,0 +1,167 @@
+#include "libindex/layout.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+
+#include "libindex/parallel.h"
+#include "libindex/tree.h"
+
+namespace sqz {
+namespace {
+
+Status bad_option(std::string_view name, const auto& found, std::string_view expected) {
+  return Status(Code::kInvalidArgument, bad_field("build options", name, concat(found), expected));
+}
+
+Status check_options(const BuildOptions& options) {
+  if (options.sink < 0) return bad_option("sink", options.sink, "0 or more");
+  if (options.tail < 1) {
+    return bad_option("tail", options.tail, "1 or more: the tail's queries calibrate");
+  }
+  const size_t levels = options.level_fractions.size();
+  if (levels < 1 || levels > kMaxLevels) {
+    return bad_option("levels", levels, concat("1 to ", kMaxLevels));
+  }
+  double above = 0;
+  for (double fraction : options.level_fractions) {
+    if (!(fraction > above && fraction <= 1)) {
+      return bad_option("clusters per token", fraction,
+                        concat("more than ", above, " (levels go from coarse to fine), at most 1"));
+    }
+    above = fraction;
+  }
+  if (!(options.coarse_keep > 0 && options.coarse_keep <= 1)) {
+    return bad_option("coarse keep", options.coarse_keep, "more than 0, at most 1");
+  }
+  if (options.iterations < 1) return bad_option("iterations", options.iterations, "1 or more");
+  if (options.threads < 0) return bad_option("threads", options.threads, "0 (all cores) or more");
+  if (options.dtype != DType::kBF16 && options.dtype != DType::kF16) {
+    return bad_option("dtype", dtype_name(options.dtype), "BF16 or F16");
+  }
+  return make_kmeans_engine(options.engine).status();
+}
+
+Status check_model(const ModelDescription& model) {
+  const auto bad = [](std::string_view field, int64_t found, std::string_view expected) {
+    return Status(Code::kInvalidArgument, bad_field("model", field, concat(found), expected));
+  };
+  if (model.layers < 1) return bad("layers", model.layers, "1 or more");
+  if (model.head_dim < 1) return bad("head_dim", model.head_dim, "1 or more");
+  if (model.kv_heads < 1) return bad("kv_heads", model.kv_heads, "1 or more");
+  if (model.query_heads < 1 || model.query_heads % model.kv_heads != 0) {
+    return bad("query_heads", model.query_heads, concat("a multiple of ", model.kv_heads));
+  }
+  const auto windows = static_cast<int64_t>(model.sliding_window.size());
+  if (windows != 0 && windows != model.layers) {
+    return bad("sliding_window", windows, concat(model.layers, " entries, one a layer, or none"));
+  }
+  return Status();
+}
+
+Json build_parameters(const BuildOptions& options) {
+  // Nothing that may differ between two runs with the same result, such as threads.
+  return Json{{"level_fractions", options.level_fractions},
+              {"coarse_keep", options.coarse_keep},
+              {"iterations", options.iterations},
+              {"seed", options.seed}};
+}
+
+}  // namespace
+
+int64_t BuildLayout::sparse_layers() const {
+  return std::count_if(shapes.begin(), shapes.end(),
+                       [](const LayerShape& shape) { return !shape.clusters.empty(); });
+}
+
+Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
+                                const BuildOptions& options) {
+  SQZ_RETURN_IF_ERROR(check_options(options));
+  SQZ_RETURN_IF_ERROR(check_model(model));
+  if (tokens < 1 || tokens > std::numeric_limits<int32_t>::max()) {
+    return Status(Code::kInvalidArgument,
+                  bad_field("text", "tokens", concat(tokens), "1 to 2147483647"));
+  }
+
+  BuildLayout layout;
+  bool any_sparse = false;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    LayerPolicy policy;
+    policy.window = model.sliding_window.empty() ? 0 : model.sliding_window[l];
+    policy.dense = policy.window > 0;
+    any_sparse |= !policy.dense;
+    layout.metadata.layers.push_back(policy);
+  }
+  const int64_t needed = options.sink + options.tail + 2;
+  if (any_sparse && tokens < needed) {
+    return Status(
+        Code::kInvalidArgument,
+        concat("the text has ", tokens, " tokens; an index needs at least ", needed, ": sink ",
+               options.sink, ", tail ", options.tail, " and 2 tokens to cluster between them"));
+  }
+  if (any_sparse) {
+    layout.clustered = tokens - options.sink - options.tail;
+    layout.clusters = cluster_counts(options.level_fractions, tokens, layout.clustered);
+  }
+
+  for (const LayerPolicy& policy : layout.metadata.layers) {
+    LayerShape shape;
+    if (policy.dense) {
+      shape.exact = std::min(policy.window, tokens);
+    } else {
+      shape.clusters = layout.clusters;
+      shape.slots = layout.clustered;
+      shape.exact = options.sink + options.tail;
+    }
+    layout.shapes.push_back(std::move(shape));
+  }
+  IndexMetadata& metadata = layout.metadata;
+  metadata.model = model;
+  metadata.tokens = tokens;
+  metadata.sink = any_sparse ? options.sink : 0;
+  metadata.tail = any_sparse ? options.tail : 0;
+  metadata.levels = static_cast<int>(layout.clusters.size());
+  metadata.dtype = options.dtype;
+  metadata.has_kv = options.keep_kv;
+  metadata.build = build_parameters(options);
+  return layout;
+}
+
+uint64_t peak_memory(const BuildLayout& layout, const BuildOptions& options) {
+  const ModelDescription& model = layout.metadata.model;
+  const auto heads = static_cast<double>(model.kv_heads);
+  const auto dim = static_cast<double>(model.head_dim);
+  const auto tokens = static_cast<double>(layout.metadata.tokens);
+  const auto clustered = static_cast<double>(layout.clustered);
+  const auto sparse = static_cast<double>(layout.sparse_layers());
+  const auto threads = static_cast<double>(resolve_threads(options.threads));
+  double clusters = 0;
+  for (int64_t n : layout.clusters) clusters += static_cast<double>(n);
+
+  // Stored tensors of one layer: keys and values in 16 bits, positions; means of each cluster.
+  const double stored = heads * (4 * dim * tokens + 4 * clustered + 4 * dim * clusters);
+  // Trees: sums in double, means in float, an assignment and an order a key.
+  const double trees = heads * (12 * dim * clusters + 8 * clustered);
+  // k-means, a head a thread: unit keys, labels, products, centroids twice, a block of products.
+  const double working =
+      std::min(threads, heads) * ((4 * dim + 24) * clustered + 8 * dim * clusters + 1048576);
+  // Calibration keeps centroids and queries of all layers, and two sketches of 94 KB a head.
+  const double kept = sparse * heads * (2 * dim * clusters + 4 * clusters);
+  const double queries = sparse * 4 * dim * static_cast<double>(model.query_heads * options.tail);
+  const double sketches = sparse * heads * 2 * 94208;
+  return static_cast<uint64_t>(stored + kept + queries + std::max(trees + working, sketches));
+}
+
+double kmeans_flop(const BuildLayout& layout, const BuildOptions& options) {
+  const ModelDescription& model = layout.metadata.model;
+  double pairs = 0;
+  for (size_t k = 0; k < layout.clusters.size(); ++k) {
+    const bool finest = k + 1 == layout.clusters.size();
+    const int64_t points = finest ? layout.clustered : layout.clusters[k + 1];
+    pairs += static_cast<double>(points) * static_cast<double>(layout.clusters[k]);
+  }
+  return 2 * pairs * static_cast<double>(model.head_dim) * (options.iterations + 1) *
+         static_cast<double>(model.kv_heads * layout.sparse_layers());
+}
+
+}  // namespace sqz

@@ -1,0 +1,30 @@
+// What a build will make, decided before the first key: options checked, layers sorted into
+// clustered and dense ones, every tensor's shape.
+#pragma once
+
+#include "libindex/builder.h"
+
+namespace sqz {
+
+struct BuildLayout {
+  int64_t clustered = 0;           // M: keys a head of a sparse layer; 0 if all layers are dense
+  std::vector<int64_t> clusters;   // per level, coarse to fine; empty if all layers are dense
+  IndexMetadata metadata;          // hashes of tokens and tokenizer left empty
+  std::vector<LayerShape> shapes;  // one a layer
+
+  int64_t sparse_layers() const;
+  // First token that a dense layer stores: 0, or N - window.
+  int64_t dense_first(int64_t layer) const { return metadata.tokens - shapes[layer].exact; }
+};
+
+// kInvalidArgument where an option is out of range, or the text too short to cluster two keys.
+Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
+                                const BuildOptions& options);
+
+// Bytes that libindex holds at its peak, the writer's and the caller's own buffers not included.
+uint64_t peak_memory(const BuildLayout& layout, const BuildOptions& options);
+
+// Multiplications and additions of the k-means assignments of the whole build.
+double kmeans_flop(const BuildLayout& layout, const BuildOptions& options);
+
+}  // namespace sqz

@@ -1,0 +1,329 @@
+// Calibration against a float64 evaluation of equations 1 to 3, written out.
+#include "libindex/calibrate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "tests/libindex/clustered_data.h"
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kHeads = 2, kGroup = 3, kDim = 16, kQueries = 25, kLayers = 4;
+constexpr int64_t kSparse[] = {0, 2, 3};  // layer 1 is dense
+constexpr int64_t kLast = Calibration::kGrid - 1;
+
+// Layers with `clusters` per level, random children and centroids spread enough for S to vary over
+// many orders of magnitude.
+CalibrationInput make_input(const std::vector<int64_t>& clusters, int64_t keys) {
+  CalibrationInput input;
+  input.layers = kLayers;
+  input.kv_heads = kHeads;
+  input.group = kGroup;
+  input.dim = kDim;
+  input.queries = kQueries;
+  input.scale = 0.25f;
+  input.coarse_keep = 0.5;
+  input.source = "tail";
+  test::Rng rng(11);
+  for (int64_t l : kSparse) {
+    CalibrationLayer& layer = input.sparse.emplace_back();
+    layer.layer = l;
+    for (size_t k = 0; k < clusters.size(); ++k) {
+      CalibrationLayer::Level& level = layer.levels.emplace_back();
+      const int64_t below = k + 1 < clusters.size() ? clusters[k + 1] : keys;
+      for (int64_t h = 0; h < kHeads; ++h) {
+        // Distinct cuts of the children below, so that no cluster is empty.
+        std::vector<uint32_t> cuts(static_cast<size_t>(below - 1));
+        for (size_t i = 0; i < cuts.size(); ++i) cuts[i] = static_cast<uint32_t>(i + 1);
+        for (size_t i = cuts.size(); i > 1; --i) {
+          std::swap(cuts[i - 1], cuts[rng.below(static_cast<int64_t>(i))]);
+        }
+        cuts.resize(static_cast<size_t>(clusters[k] - 1));
+        cuts.push_back(0);
+        cuts.push_back(static_cast<uint32_t>(below));
+        std::sort(cuts.begin(), cuts.end());
+        level.children.insert(level.children.end(), cuts.begin(), cuts.end());
+      }
+      level.centroids.resize(static_cast<size_t>(kHeads * clusters[k] * kDim * 2));
+      for (size_t i = 0; i < level.centroids.size(); i += 2) {
+        const uint16_t bits = to_bfloat16(1.5f * rng.normal()).bits;
+        std::memcpy(&level.centroids[i], &bits, 2);
+      }
+    }
+    layer.queries.resize(static_cast<size_t>(kHeads * kQueries * kGroup * kDim));
+    for (float& x : layer.queries) x = rng.normal();
+  }
+  return input;
+}
+
+// One KV head, in plain double.
+struct PlainHead {
+  const CalibrationInput& input;
+  const CalibrationLayer& layer;
+  int64_t head;
+
+  int64_t clusters(size_t k) const {
+    return static_cast<int64_t>(layer.levels[k].children.size()) / kHeads - 1;
+  }
+  int64_t child(size_t k, int64_t i) const {
+    return layer.levels[k].children[head * (clusters(k) + 1) + i];
+  }
+  int64_t keys_below(size_t k, int64_t i) const {
+    int64_t first = child(k, i), last = child(k, i + 1);
+    for (size_t below = k + 1; below < layer.levels.size(); ++below) {
+      first = child(below, first);
+      last = child(below, last);
+    }
+    return last - first;
+  }
+  double logit(size_t k, int64_t i, int64_t token, int64_t member) const {
+    double sum = 0;
+    for (int64_t c = 0; c < kDim; ++c) {
+      BFloat16 x;
+      std::memcpy(&x.bits, &layer.levels[k].centroids[((head * clusters(k) + i) * kDim + c) * 2],
+                  2);
+      sum += double{to_float(x)} *
+             layer.queries[((head * kQueries + token) * kGroup + member) * kDim + c];
+    }
+    return sum * input.scale;
+  }
+
+  // log of the combined S of tokens first .. first + count - 1; -infinity where not alive.
+  std::vector<double> scores(size_t k, const std::vector<bool>& alive, int64_t first, int64_t count,
+                             int policy) const {
+    const auto n = static_cast<size_t>(clusters(k));
+    std::vector<double> mean(n, 0.0), best(n, 0.0), any(n, 0.0);
+    for (int64_t member = 0; member < kGroup; ++member) {
+      std::vector<double> of_member(n, 0.0);
+      for (int64_t token = first; token < first + count; ++token) {
+        std::vector<double> s(n, 0.0);
+        double denominator = 0;
+        for (size_t i = 0; i < n; ++i) {
+          const auto cluster = static_cast<int64_t>(i);
+          if (!alive[i]) continue;
+          s[i] = std::exp(logit(k, cluster, token, member));
+          denominator += s[i] * static_cast<double>(keys_below(k, cluster));
+        }
+        for (size_t i = 0; i < n; ++i) {
+          s[i] /= denominator;
+          any[i] = std::max(any[i], s[i]);
+          of_member[i] += s[i] / static_cast<double>(count);
+        }
+      }
+      for (size_t i = 0; i < n; ++i) {
+        mean[i] += of_member[i] / kGroup;
+        best[i] = std::max(best[i], of_member[i]);
+      }
+    }
+    std::vector<double>& chosen = policy == 0 ? mean : policy == 1 ? best : any;
+    for (double& s : chosen) s = s > 0 ? std::log(s) : -std::numeric_limits<double>::infinity();
+    return chosen;
+  }
+
+  // The fraction of keys of the clusters of level `last` that survive all thresholds down to it.
+  double kept(size_t first_level, size_t last, const std::vector<double>& thresholds, int64_t token,
+              int64_t count, int policy) const {
+    std::vector<bool> alive(static_cast<size_t>(clusters(first_level)), true);
+    int64_t keys = 0;
+    for (size_t k = first_level; k <= last; ++k) {
+      const std::vector<double> s = scores(k, alive, token, count, policy);
+      std::vector<bool> next(k < last ? static_cast<size_t>(clusters(k + 1)) : 0, false);
+      for (int64_t i = 0; i < clusters(k); ++i) {
+        if (!alive[i] || s[i] < thresholds[k - first_level]) continue;
+        if (k == last) keys += keys_below(k, i);
+        for (int64_t c = child(k, i); k < last && c < child(k, i + 1); ++c) next[c] = true;
+      }
+      alive = next;
+    }
+    int64_t all = 0;
+    for (int64_t i = 0; i < clusters(last); ++i) all += keys_below(last, i);
+    return static_cast<double>(keys) / static_cast<double>(all);
+  }
+
+  // Mean over the selections of a scope.
+  double mean_kept(int scope, size_t first_level, size_t last,
+                   const std::vector<double>& thresholds, int policy) const {
+    if (scope == 1) return kept(first_level, last, thresholds, 0, kQueries, policy);
+    double sum = 0;
+    for (int64_t t = 0; t < kQueries; ++t) {
+      sum += kept(first_level, last, thresholds, t, 1, policy) / kQueries;
+    }
+    return sum;
+  }
+};
+
+double mean_over_heads(const CalibrationInput& input, int scope, size_t first_level, size_t last,
+                       const std::vector<double>& thresholds, int policy) {
+  double sum = 0;
+  for (const CalibrationLayer& layer : input.sparse) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      sum += PlainHead{input, layer, h}.mean_kept(scope, first_level, last, thresholds, policy);
+    }
+  }
+  return sum / static_cast<double>(input.sparse.size() * kHeads);
+}
+
+Calibration calibrated(const CalibrationInput& input, int threads = 2) {
+  auto result = calibrate(input, threads);
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return result.ok() ? std::move(result).value() : Calibration();
+}
+
+const float* curve(const Calibration& c, int scope, int path, int group) {
+  return c.thresholds.data() +
+         ((scope * Calibration::kPaths + path) * Calibration::kGroups + group) * Calibration::kGrid;
+}
+
+// scope, group policy
+class Calibrated : public testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  const int scope_ = std::get<0>(GetParam()), group_ = std::get<1>(GetParam());
+  // A threshold can only fall between clusters. Scope 1 has 6 selections, scope 0 has 150.
+  const double tolerance_ = scope_ == 0 ? 0.004 : 0.012;
+};
+
+TEST_P(Calibrated, FlatThresholdsKeepTheirFraction) {
+  const CalibrationInput input = make_input({12, 150}, 1500);
+  const Calibration c = calibrated(input);
+  for (int64_t i : {10, 64, 128, 300, 512, 900, 1015}) {
+    const double threshold = curve(c, scope_, 0, group_)[i];
+    EXPECT_NEAR(mean_over_heads(input, scope_, 1, 1, {threshold}, group_),
+                static_cast<double>(i) / kLast, tolerance_);
+  }
+}
+
+TEST_P(Calibrated, TwoLevelThresholdsKeepTheirFraction) {
+  const CalibrationInput input = make_input({60, 300}, 1500);
+  const Calibration c = calibrated(input);
+  const double first = c.coarse[scope_ * Calibration::kGroups + group_];
+  EXPECT_EQ(c.coarse_keep, std::vector<double>{0.5});
+  // Level 1 has few clusters, so that one is a larger part of the keys.
+  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}, group_), 0.5, 2 * tolerance_);
+  for (int64_t i : {10, 64, 128, 300}) {
+    EXPECT_NEAR(
+        mean_over_heads(input, scope_, 0, 1, {first, curve(c, scope_, 1, group_)[i]}, group_),
+        static_cast<double>(i) / kLast, tolerance_);
+  }
+}
+
+TEST_P(Calibrated, ThreeLevelThresholdsKeepTheirFraction) {
+  CalibrationInput input = make_input({60, 150, 400}, 1500);
+  input.coarse_keep = 0.7;
+  const Calibration c = calibrated(input);
+  const double first = c.coarse[(scope_ * Calibration::kGroups + group_) * 2];
+  const double second = c.coarse[(scope_ * Calibration::kGroups + group_) * 2 + 1];
+  ASSERT_EQ(c.coarse_keep.size(), 2u);
+  EXPECT_DOUBLE_EQ(c.coarse_keep[1], 0.49);
+  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}, group_), 0.7, 2 * tolerance_);
+  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 1, {first, second}, group_), 0.49, 2 * tolerance_);
+  for (int64_t i : {64, 128, 300}) {
+    EXPECT_NEAR(mean_over_heads(input, scope_, 0, 2,
+                                {first, second, curve(c, scope_, 1, group_)[i]}, group_),
+                static_cast<double>(i) / kLast, tolerance_);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ScopesAndGroups, Calibrated,
+                         testing::Combine(testing::Values(0, 1), testing::Values(0, 1, 2)));
+
+TEST(Calibrate, SharesAreWhatEachHeadKeeps) {
+  CalibrationInput input = make_input({12, 150}, 1500);
+  for (float& x : input.sparse[0].queries) x *= 0.2f;  // layer 0 is flat, the others are peaked
+  const Calibration c = calibrated(input);
+  for (int scope : {0, 1}) {
+    for (int64_t i : {int64_t{0}, int64_t{128}, int64_t{512}, kLast}) {
+      const double threshold = curve(c, scope, 0, 0)[i];
+      double sum = 0;
+      for (const CalibrationLayer& layer : input.sparse) {
+        for (int64_t h = 0; h < kHeads; ++h) {
+          const float share =
+              c.shares[((scope * kLayers + layer.layer) * kHeads + h) * Calibration::kGrid + i];
+          EXPECT_NEAR(share, (PlainHead{input, layer, h}.mean_kept(scope, 1, 1, {threshold}, 0)),
+                      scope == 0 ? 0.01 : 0.05);  // one selection in scope 1: a cluster is 1 to 4 %
+          sum += share;
+        }
+      }
+      EXPECT_NEAR(sum / 6, static_cast<double>(i) / kLast, 1e-3);
+    }
+    for (int64_t h = 0; h < kHeads; ++h) {  // the dense layer
+      EXPECT_EQ(c.shares[((scope * kLayers + 1) * kHeads + h) * Calibration::kGrid], 1.0f);
+    }
+  }
+  const float flat = c.shares[128], peaked = c.shares[2 * kHeads * Calibration::kGrid + 128];
+  EXPECT_GT(std::abs(flat - peaked), 0.05) << "the heads were meant to differ";
+}
+
+TEST(Calibrate, CurvesFallAndEndBeyondEveryScore) {
+  const Calibration c = calibrated(make_input({12, 150}, 1500));
+  for (int scope : {0, 1}) {
+    for (int path : {0, 1}) {
+      for (int group : {0, 1, 2}) {
+        const float* t = curve(c, scope, path, group);
+        EXPECT_GT(t[0], 0.0f);
+        EXPECT_LT(t[kLast], -1e30f);
+        EXPECT_TRUE(std::isfinite(t[kLast]));
+        for (int64_t i = 1; i <= kLast; ++i) EXPECT_LE(t[i], t[i - 1]);
+      }
+    }
+  }
+}
+
+TEST(Calibrate, WhatTheTreeCannotKeepGetsTheLowestThreshold) {
+  const CalibrationInput input = make_input({60, 300}, 1500);
+  const Calibration c = calibrated(input);
+  EXPECT_GT(curve(c, 0, 1, 0)[kLast * 45 / 100], -1000.0f);
+  EXPECT_LT(curve(c, 0, 1, 0)[kLast * 55 / 100], -1e30f);
+  EXPECT_GT(curve(c, 0, 0, 0)[kLast * 55 / 100], -1000.0f);
+}
+
+TEST(Calibrate, OneLevelHasOnePath) {
+  const Calibration c = calibrated(make_input({150}, 1500));
+  EXPECT_TRUE(c.coarse_keep.empty());
+  EXPECT_EQ(c.coarse.size(), 6u);
+  for (int64_t i = 0; i <= kLast; ++i) EXPECT_EQ(curve(c, 0, 0, 1)[i], curve(c, 0, 1, 1)[i]);
+}
+
+TEST(Calibrate, KeepingEverythingInTheCoarseLevelsIsTheFlatLookup) {
+  CalibrationInput input = make_input({12, 150}, 1500);
+  input.coarse_keep = 1.0;
+  const Calibration c = calibrated(input);
+  for (int64_t i = 0; i <= kLast; ++i) EXPECT_EQ(curve(c, 1, 0, 0)[i], curve(c, 1, 1, 0)[i]);
+}
+
+TEST(Calibrate, SameBitsForAnyThreads) {
+  const CalibrationInput input = make_input({12, 150}, 1500);
+  const Calibration one = calibrated(input, 1), many = calibrated(input, 5);
+  EXPECT_EQ(one.thresholds, many.thresholds);
+  EXPECT_EQ(one.coarse, many.coarse);
+  EXPECT_EQ(one.shares, many.shares);
+}
+
+TEST(Calibrate, HugeLogitsAreAnErrorThatNamesTheHead) {
+  CalibrationInput input = make_input({12, 150}, 1500);
+  const int64_t per_head = kQueries * kGroup * kDim;
+  input.sparse[1].queries[per_head + 5] = std::numeric_limits<float>::infinity();
+  const Status status = calibrate(input, 2).status();
+  EXPECT_EQ(status.code(), Code::kNumeric);
+  EXPECT_NE(status.message().find("layer 2, KV head 1"), std::string::npos) << status.message();
+}
+
+TEST(Calibrate, NothingToDoWithoutSparseLayers) {
+  CalibrationInput input = make_input({150}, 1500);
+  input.sparse.clear();
+  EXPECT_TRUE(calibrated(input).thresholds.empty());
+}
+
+TEST(Calibrate, QueriesAreGroupedByKvHead) {
+  // [Hq = 4, n = 2, d = 1] to [Hkv = 2, n = 2, group = 2, d = 1]
+  const std::vector<float> queries = {0, 1, 10, 11, 20, 21, 30, 31};
+  EXPECT_EQ(group_queries(queries.data(), 2, 2, 2, 1),
+            (std::vector<float>{0, 10, 1, 11, 20, 30, 21, 31}));
+}
+
+}  // namespace
+}  // namespace sqz
