@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Do sparse answers agree with dense ones? Needles in real text, one index a context.
+
+Plants needles ("One of the special magic numbers for WORD is: NUMBER.") in a text, builds an index
+with sqz-index, asks for each needle with and without selection, and counts: how many dense attention
+finds, on how many of those the sparse answer is the same, and what was read. Standard library only.
+
+  tests/bench/needle_agreement.py --bin build/cpu/tools --model DIR --text BOOK --tokens 8000 \\
+      --needles 4 --want 48 --work build/needles [-- --selector squeezed --budget 0.125]
+
+Contexts are made, with needles and places drawn from --seed, until dense has found --want needles.
+Options after -- go to sqz-generate for the sparse run.
+"""
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+WORDS = ("harbour lantern orchard violin compass meadow saddle kettle glacier ribbon thunder anchor "
+         "walnut mirror canyon feather pepper copper marble tunnel garden falcon candle bridge").split()
+QUESTION = ("\nWhat is the special magic number for {0} mentioned in the provided text? The special "
+            "magic number for {0} mentioned in the provided text is")
+
+
+def run(command, prompts=None):
+    """Runs a tool with --json; returns its JSON objects."""
+    done = subprocess.run(command, input=prompts, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def make_context(book, chars, needles, rng):
+    """A slice of the book with the needles at even distances, moved by up to a third of one."""
+    start = rng.randrange(0, max(1, len(book) - chars))
+    start = book.find("\n", start) + 1
+    text = book[start:start + chars]
+    pieces, last = [], 0
+    for i, (word, number) in enumerate(needles):
+        at = int(len(text) * (i + 0.5 + rng.uniform(-1 / 3, 1 / 3)) / len(needles))
+        at = text.find("\n", at) if text.find("\n", at) >= 0 else at
+        pieces += [text[last:at], f"\nOne of the special magic numbers for {word} is: {number}.\n"]
+        last = at
+    return "".join(pieces + [text[last:]])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder of the built tools")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--text", type=pathlib.Path, required=True)
+    parser.add_argument("--tokens", type=int, required=True, help="length of a context")
+    parser.add_argument("--needles", type=int, default=4, help="needles a context")
+    parser.add_argument("--want", type=int, default=48, help="needles that dense must find in all")
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("sparse", nargs="*", help="options of sqz-generate for the sparse run")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    book = args.text.read_text(encoding="utf-8")
+    rng = random.Random(args.seed)
+    sparse_options = args.sparse or ["--budget", "0.125"]
+
+    asked = found = agreed = sparse_right = contexts = 0
+    budgets, seconds, chars = [], {}, args.tokens * 3
+    while found < args.want:
+        needles = [(word, "".join(str(rng.randrange(1 if i == 0 else 0, 10)) for i in range(7)))
+                   for word in rng.sample(WORDS, args.needles)]
+        source, index = args.work / "context.txt", args.work / "context.sqz"
+        state = rng.getstate()
+        for _ in range(4):  # fit the slice to the asked number of tokens
+            rng.setstate(state)
+            source.write_text(make_context(book, chars, needles, rng), encoding="utf-8")
+            plan = run([args.bin / "sqz-index", "build", "--json", "--dry-run", "--force", "--model",
+                        args.model, source, "-o", index])[-1]
+            if 0.98 * args.tokens <= plan["tokens"] <= args.tokens:
+                break
+            chars = int(chars * 0.99 * args.tokens / plan["tokens"])
+        built = run([args.bin / "sqz-index", "build", "--json", "--force", "--model", args.model, source,
+                     "-o", index])[-1]
+        for part, value in built["seconds"].items():
+            seconds.setdefault(part, []).append(value)
+        contexts += 1
+        for word, number in needles:
+            common = [args.bin / "sqz-generate", "--json", "--model", args.model, "--index", index,
+                      "--prompt", QUESTION.format(word), "--max-tokens", "12"]
+            dense = run(common + ["--dense"])[-1]
+            sparse = run(common + sparse_options)[-1]
+            answers = [r["text"].strip().split(".")[0].split("\n")[0] for r in (dense, sparse)]
+            asked += 1
+            budgets.append(sparse["budget"]["delivered"])
+            sparse_right += answers[1] == number
+            if answers[0] == number:
+                found += 1
+                agreed += answers[1] == answers[0]
+            print(f"{contexts:3} {plan['tokens']} tokens  {word:8} {number}  dense {answers[0]!r}  "
+                  f"sparse {answers[1]!r}  read {budgets[-1]:.3f}", flush=True)
+    print(json.dumps({
+        "model": str(args.model), "text": args.text.name, "tokens": args.tokens, "options": sparse_options,
+        "asked": asked, "dense_found": found, "sparse_found": sparse_right, "agreed": agreed,
+        "delivered_budget_mean": round(sum(budgets) / len(budgets), 4),
+        "delivered_budget_max": round(max(budgets), 4), "contexts": contexts,
+        "build_seconds_mean": {k: round(sum(v) / len(v), 2) for k, v in seconds.items()}}))
+
+
+if __name__ == "__main__":
+    main()
