@@ -1,10 +1,11 @@
 #include "tools/common/signals.h"
 
-#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <ctime>
 #include <filesystem>
 #include <mutex>
@@ -16,9 +17,13 @@
 namespace sqz {
 namespace {
 
-constexpr timespec kGrace = {1, 500000000};
+constexpr time_t kGraceSeconds = 1;
 
+// A handler rather than blocked signals and sigwait: OpenBLAS starts threads before main(), and a
+// signal goes to whichever thread does not block it.
 std::atomic<int> stop_signal{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+sem_t signalled;
 
 struct Outputs {
   std::mutex mutex;
@@ -41,13 +46,26 @@ void remove_temporaries(const std::string& path) {
   }
 }
 
-void watch(sigset_t signals, std::string tool) {
-  int signal = 0;
-  if (sigwait(&signals, &signal) != 0) return;
+// The handler only counts: everything else is the watching thread's.
+void on_signal(int signal) {
   stop_signal = signal;
+  sem_post(&signalled);
+}
+
+void wait_for_signal() {
+  while (sem_wait(&signalled) != 0) {
+  }
+}
+
+void watch(std::string tool) {
+  wait_for_signal();
   const std::string message = tool + ": stopping\n";
   (void)!::write(STDERR_FILENO, message.data(), message.size());
-  (void)sigtimedwait(&signals, nullptr, &kGrace);
+  timespec until = {};
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += kGraceSeconds;
+  while (sem_timedwait(&signalled, &until) != 0 && errno == EINTR) {
+  }
   Outputs& protected_outputs = outputs();
   const std::lock_guard lock(protected_outputs.mutex);
   for (const std::string& path : protected_outputs.paths) remove_temporaries(path);
@@ -57,13 +75,17 @@ void watch(sigset_t signals, std::string tool) {
 }  // namespace
 
 void watch_signals(const std::string& tool) {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  // Threads inherit the mask, so that only the watching thread ever takes these signals.
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::thread(watch, signals, tool).detach();
+  sem_init(&signalled, 0, 0);
+  std::thread(watch, tool).detach();
+  for (const int signal : {SIGINT, SIGTERM}) {
+    struct sigaction action = {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler == SIG_IGN) continue;  // as nohup and shells ask for background jobs
+    action = {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    sigaction(signal, &action, nullptr);
+  }
 }
 
 bool stop_requested() {

@@ -2,7 +2,7 @@
 //
 // A thread of its own waits for the signals. The first one raises the flag that stop_requested()
 // returns: work that looks at it unwinds, and destructors remove what was half-written. Work that
-// cannot look (one long matrix product) is given 1.5 seconds; then the thread removes the
+// cannot look (one long matrix product) is given a second; then the thread removes the
 // temporaries of every protected output itself and ends the process. A second signal ends the wait.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace sqz {
 
-// To be called once, first thing in main(), before any other thread is started. `tool` names the
-// tool in messages.
+// To be called once, first thing in main(). `tool` names the tool in messages. A signal that is
+// ignored when the tool starts stays ignored.
 void watch_signals(const std::string& tool);
 
 bool stop_requested();

@@ -1,0 +1,322 @@
+// sqz-index without a model: everything that a capture file is enough for, and what it refuses.
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include <cmath>
+#include <random>
+
+#include "formats/capture.h"
+#include "tests/tools/run_tool.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+namespace fs = std::filesystem;
+
+const std::string kTool = SQZ_INDEX_TOOL;
+
+ModelDescription small_model() {
+  ModelDescription model;
+  model.architecture = "LlamaForCausalLM";
+  model.layers = 2;
+  model.query_heads = 4;
+  model.kv_heads = 2;
+  model.head_dim = 16;
+  model.hidden_size = 64;
+  model.vocab_size = 1000;
+  model.max_positions = 4096;
+  model.sliding_window = {0, 0};
+  model.weights_hash = "0123456789abcdef";
+  model.attention_scale = 0.25;
+  return model;
+}
+
+std::vector<float> noise(int64_t count, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> out(static_cast<size_t>(count));
+  for (float& x : out) x = normal(random);
+  return out;
+}
+
+class IndexToolTest : public ToolTest {
+ protected:
+  // A capture of `tokens` random keys with the queries of the last `queries` tokens.
+  std::string capture(int64_t tokens = 600, int64_t queries = 120,
+                      const std::function<void(CaptureInfo&, CapturedLayer&)>& change = {}) {
+    const std::string file = path("capture.h5");
+    CaptureInfo info;
+    info.model = small_model();
+    for (int64_t i = 0; i < tokens; ++i) info.tokens.push_back(static_cast<int32_t>(i % 1000));
+    for (int64_t i = tokens - queries; i < tokens; ++i) info.query_positions.push_back(i);
+    CapturedLayer unused;
+    if (change) change(info, unused);
+    auto writer = CaptureWriter::create(file, true, info).value();
+    std::mt19937 random(1);
+    const ModelDescription& model = info.model;
+    for (int64_t layer = 0; layer < model.layers; ++layer) {
+      CapturedLayer data;
+      data.keys = noise(model.kv_heads * tokens * model.head_dim, random);
+      data.values = noise(model.kv_heads * tokens * model.head_dim, random);
+      data.queries = noise(model.query_heads * queries * model.head_dim, random);
+      if (change) change(info, data);
+      EXPECT_TRUE(writer->write_layer(layer, data).ok());
+    }
+    EXPECT_TRUE(writer->commit().ok());
+    return file;
+  }
+
+  // `arguments` are refused with this code and a message with `part`; the folder is as it was.
+  void expect_refused(const std::vector<std::string>& arguments, int code,
+                      const std::string& part) {
+    const std::string before = files();
+    const ToolRun refused = run(kTool, arguments);
+    EXPECT_EQ(refused.code, code) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr(part));
+    EXPECT_EQ(refused.out, "");
+    EXPECT_EQ(files(), before);
+  }
+};
+
+TEST_F(IndexToolTest, HelpAndVersion) {
+  const ToolRun version = run(kTool, {"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_EQ(version.out, "sqz-index " SQZ_VERSION "\n");
+  const ToolRun help = run(kTool, {"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* part : {"build", "capture", "info", "verify", "Examples:", "Exit codes: 0 ok"}) {
+    EXPECT_THAT(help.out, HasSubstr(part));
+  }
+  for (const char* command : {"build", "capture", "info", "verify"}) {
+    const ToolRun sub = run(kTool, {command, "--help"});
+    EXPECT_EQ(sub.code, 0) << command;
+    for (const char* part : {"Example", "Exit codes:", "--json", "SQZ_THREADS", "--no-progress"}) {
+      EXPECT_THAT(sub.out, HasSubstr(part)) << command;
+    }
+  }
+}
+
+TEST_F(IndexToolTest, UsageErrorsExitWithTwo) {
+  expect_refused({}, 2, "subcommand is required");
+  expect_refused({"bilud"}, 2, "--help");
+  expect_refused({"build", "--nonsense", "-o", path("x.sqz")}, 2, "--nonsense");
+  expect_refused({"build", "-o", path("x.sqz")}, 2, "no fixed context was given");
+  expect_refused({"build", "--capture", capture()}, 2, "--output");
+  expect_refused({"build", "a.txt", "-o", path("x.sqz")}, 2, "no model was given");
+  expect_refused({"build", "a.txt", "--tokens", "b.npy", "--model", "m", "-o", path("x.sqz")}, 2,
+                 "pass one of them");
+  expect_refused({"build", "--capture", "c.h5", "--model", "m", "-o", path("x.sqz")}, 2,
+                 "--capture brings");
+  expect_refused({"build", "--capture", "c.h5", "--separate", "-o", path("x")}, 2, "--separate");
+  expect_refused(
+      {"build", "--capture", capture(), "--level-fractions", "0.05,0.01", "-o", path("x.sqz")}, 2,
+      "--level-fractions");
+  expect_refused({"build", "--capture", capture(), "--threads", "-1", "-o", path("x.sqz")}, 2,
+                 "--threads");
+}
+
+TEST_F(IndexToolTest, BuildsFromACapture) {
+  const std::string file = capture(), index = path("x.sqz");
+  const ToolRun built = run(kTool, {"build", "--capture", file, "-o", index, "--json"});
+  ASSERT_EQ(built.code, 0) << built.err;
+  EXPECT_EQ(built.err, "");  // no terminal and a short run: no progress
+  const Json result = built.last();
+  EXPECT_EQ(result["tokens"], 600);
+  EXPECT_EQ(result["clustered"], 600 - 16 - 100);
+  EXPECT_EQ(result["clusters"].size(), 2u);
+  EXPECT_EQ(result["bytes"], fs::file_size(index));
+  EXPECT_EQ(result["engine"], "faiss");
+  EXPECT_EQ(result["fingerprint"], fingerprint(small_model()));
+  for (const char* part : {"capture", "cluster", "calibrate", "write"}) {
+    EXPECT_TRUE(result["seconds"][part].is_number()) << part;
+  }
+  EXPECT_EQ(files(), "capture.h5\nx.sqz\n");
+}
+
+TEST_F(IndexToolTest, OptionsComeFromTheEnvironmentToo) {
+  const std::string index = path("x.sqz");
+  const ToolRun built = run(kTool, {"build", "--sink", "8"}, "",
+                            {"SQZ_CAPTURE=" + capture(), "SQZ_OUTPUT=" + index, "SQZ_JSON=1",
+                             "SQZ_TAIL=50", "SQZ_SINK=9", "SQZ_LEVEL_FRACTIONS=0.02,0.1"});
+  ASSERT_EQ(built.code, 0) << built.err;
+  EXPECT_EQ(built.last()["clustered"], 600 - 8 - 50);  // the command line wins
+  EXPECT_EQ(built.last()["clusters"], Json({12, 60}));
+}
+
+TEST_F(IndexToolTest, DryRunTellsTheSizeAndWritesNothing) {
+  const std::string file = capture(), index = path("x.sqz");
+  for (const std::vector<std::string>& options : std::vector<std::vector<std::string>>{
+           {}, {"--no-kv"}, {"--levels", "1"}, {"--dtype", "f16", "--tail", "40"}}) {
+    std::vector<std::string> arguments = {"build", "--capture", file,     "-o",
+                                          index,   "--json",    "--force"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    fs::remove(index);
+    std::vector<std::string> dry = arguments;
+    dry.push_back("--dry-run");
+    const Json plan = run(kTool, dry).last();
+    EXPECT_FALSE(fs::exists(index));
+    EXPECT_GT(plan["peak_memory"], 0);
+    EXPECT_GT(plan["seconds_estimate"], 0);
+    const Json result = run(kTool, arguments).last();
+    EXPECT_EQ(plan["bytes"], fs::file_size(index));
+    EXPECT_EQ(plan["clusters"], result["clusters"]);
+  }
+}
+
+TEST_F(IndexToolTest, InfoAndVerify) {
+  const std::string index = path("x.sqz");
+  ASSERT_EQ(run(kTool, {"build", "--capture", capture(), "-o", index, "--seed", "7"}).code, 0);
+  const Json info = run(kTool, {"info", index, "--json"}).last();
+  EXPECT_EQ(info["tokens"], 600);
+  EXPECT_EQ(info["sink"], 16);
+  EXPECT_EQ(info["tail"], 100);
+  EXPECT_EQ(info["levels"], 2);
+  EXPECT_EQ(info["dtype"], "BF16");
+  EXPECT_EQ(info["model"]["weights_hash"], "0123456789abcdef");
+  EXPECT_EQ(info["fingerprint"], fingerprint(small_model()));
+  EXPECT_EQ(info["calibration"]["queries"], 100);
+  EXPECT_EQ(info["build"]["seed"], 7);
+  EXPECT_EQ(info["bytes"], fs::file_size(index));
+  const ToolRun table = run(kTool, {"info", index});
+  EXPECT_EQ(table.code, 0);
+  EXPECT_THAT(table.out, HasSubstr("first 16 and last 100"));
+
+  const Json verified = run(kTool, {"verify", index, "--json"}).last();
+  EXPECT_EQ(verified["ok"], true);
+  EXPECT_GT(verified["checked"], 10);
+  EXPECT_EQ(verified["problems"], Json::array());
+}
+
+TEST_F(IndexToolTest, VerifyFindsDamage) {
+  const std::string index = path("x.sqz");
+  ASSERT_EQ(run(kTool, {"build", "--capture", capture(), "-o", index}).code, 0);
+  std::string bytes = read_all(index);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
+  write_all(index, bytes);
+  const ToolRun damaged = run(kTool, {"verify", index, "--json"});
+  EXPECT_EQ(damaged.code, 3);
+  const Json result = damaged.last();
+  EXPECT_EQ(result["ok"], false);
+  EXPECT_EQ(result["problems"].size(), 1u);
+  EXPECT_THAT(run(kTool, {"verify", index}).out, HasSubstr("damaged"));
+
+  write_all(index, bytes.substr(0, bytes.size() - 1));
+  EXPECT_EQ(run(kTool, {"verify", index}).code, 3);
+  const ToolRun cut = run(kTool, {"info", index, "--json"});
+  EXPECT_EQ(cut.code, 3);
+  EXPECT_EQ(cut.last("error")["code"], "corrupt file");
+  expect_refused({"info", path("none.sqz")}, 3, "none.sqz");
+  expect_refused({"verify", capture()}, 3, "capture.h5");
+}
+
+TEST_F(IndexToolTest, AnExistingOutputNeedsForce) {
+  const std::string file = capture(), index = path("x.sqz");
+  write_all(index, "precious");
+  expect_refused({"build", "--capture", file, "-o", index}, 1, "--force");
+  EXPECT_EQ(read_all(index), "precious");
+  EXPECT_EQ(run(kTool, {"build", "--capture", file, "-o", index, "--force"}).code, 0);
+  EXPECT_EQ(run(kTool, {"verify", index}).code, 0);
+}
+
+TEST_F(IndexToolTest, OutputsThatCannotBeWritten) {
+  const std::string file = capture();
+  expect_refused({"build", "--capture", file, "-o", path("no/such/x.sqz")}, 2, "does not exist");
+  expect_refused({"build", "--capture", file, "-o", folder_.string()}, 2, "is a folder");
+  expect_refused({"build", "--capture", file, "-o", "/proc/x.sqz"}, 3, "/proc/x.sqz");
+}
+
+TEST_F(IndexToolTest, CapturesThatCannotBeBuilt) {
+  const std::string out = path("x.sqz");
+  expect_refused({"build", "--capture", path("none.h5"), "-o", out}, 3, "none.h5");
+  write_all(path("text.h5"), "not HDF5");
+  expect_refused({"build", "--capture", path("text.h5"), "-o", out}, 3, "not a readable HDF5 file");
+  const auto pre = [](CaptureInfo& info, CapturedLayer&) { info.keys_post_rope = false; };
+  expect_refused({"build", "--capture", capture(600, 120, pre), "-o", out}, 3, "before RoPE");
+  expect_refused({"build", "--capture", capture(600, 60), "-o", out}, 3, "--queries 100");
+  expect_refused({"build", "--capture", capture(110, 105), "-o", out}, 2, "110");
+  const auto nan = [](CaptureInfo&, CapturedLayer& layer) {
+    if (!layer.keys.empty()) layer.keys[1234] = std::nanf("");
+  };
+  expect_refused({"build", "--capture", capture(600, 120, nan), "-o", out}, 3, "layer 0");
+}
+
+TEST_F(IndexToolTest, MoreQueriesThanTheTailBuildTheSameIndex) {
+  const auto build = [&](const std::string& file, const std::string& name) {
+    const ToolRun built = run(kTool, {"build", "--capture", file, "-o", path(name)});
+    EXPECT_EQ(built.code, 0) << built.err;
+    return read_all(path(name));
+  };
+  const std::string more = build(capture(600, 120), "more.sqz");
+  // The same capture, cut to the queries of the tail.
+  auto reader = CaptureReader::open(path("capture.h5")).value();
+  CaptureInfo info = reader->info();
+  info.query_positions.erase(info.query_positions.begin(), info.query_positions.begin() + 20);
+  auto writer = CaptureWriter::create(path("tail.h5"), false, info).value();
+  for (int64_t layer = 0; layer < info.model.layers; ++layer) {
+    CapturedLayer data = reader->read_layer(layer).value();
+    std::vector<float> queries;
+    const auto d = info.model.head_dim;
+    for (int64_t head = 0; head < info.model.query_heads; ++head) {
+      const auto begin = data.queries.begin() + head * 120 * d;
+      queries.insert(queries.end(), begin + 20 * d, begin + 120 * d);
+    }
+    data.queries = queries;
+    ASSERT_TRUE(writer->write_layer(layer, data).ok());
+  }
+  ASSERT_TRUE(writer->commit().ok());
+  EXPECT_TRUE(build(path("tail.h5"), "tail.sqz") == more);
+}
+
+TEST_F(IndexToolTest, ThreadsDoNotChangeTheFile) {
+  const std::string file = capture();
+  for (const char* threads : {"1", "2"}) {
+    ASSERT_EQ(run(kTool, {"build", "--capture", file, "--threads", threads, "-o",
+                          path(concat("x", threads))})
+                  .code,
+              0);
+  }
+  EXPECT_TRUE(read_all(path("x1")) == read_all(path("x2")));
+}
+
+TEST_F(IndexToolTest, ProgressCanBeForced) {
+  const ToolRun built =
+      run(kTool, {"build", "--capture", capture(), "-o", path("x.sqz"), "--progress"});
+  EXPECT_EQ(built.code, 0);
+  EXPECT_THAT(built.err, HasSubstr("100 %"));
+  const ToolRun silent =
+      run(kTool, {"build", "--capture", capture(), "-o", path("y.sqz"), "--no-progress"});
+  EXPECT_THAT(silent.err, Not(HasSubstr("%")));
+}
+
+// A long clustering is interrupted: it ends soon, with the right code and without a trace.
+TEST_F(IndexToolTest, SignalsStopABuildAndLeaveNothing) {
+  const std::string file = capture(4000);
+  for (const auto& [signal, code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}}) {
+    const ToolRun stopped = run(kTool,
+                                {"build", "--capture", file, "-o", path("x.sqz"), "--iterations",
+                                 "10000", "--level-fractions", "0.3"},
+                                "", {}, [&, number = signal](pid_t child) {
+                                  signal_when(child, number, [&] {
+                                    return files().find("x.sqz.tmp") != std::string::npos;
+                                  });
+                                });
+    EXPECT_EQ(stopped.code, code) << stopped.err;
+    EXPECT_THAT(stopped.err, HasSubstr("stopping"));
+    EXPECT_EQ(files(), "capture.h5\n");
+  }
+}
+
+#ifndef SQZ_WITH_TRAINING
+TEST_F(IndexToolTest, WithoutLibTorchAModelIsRefusedWithTheWayOut) {
+  const std::string model = SQZ_SOURCE_DIR "/examples/models/nano";
+  write_all(path("a.txt"), std::string(4000, 'a'));
+  expect_refused({"build", "--model", model, path("a.txt"), "-o", path("x.sqz")}, 3,
+                 "-DSQZ_TRAINING=ON");
+  expect_refused({"capture", "--model", model, path("a.txt"), "-o", path("x.h5")}, 3,
+                 "-DSQZ_TRAINING=ON");
+}
+#endif
+
+}  // namespace
+}  // namespace sqz

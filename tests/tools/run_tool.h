@@ -1,0 +1,130 @@
+// Runs a tool as a user would: arguments, environment and standard input in; exit code, standard
+// output and standard error out (files, so neither is a terminal).
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "formats/base/json.h"
+
+namespace sqz {
+
+struct ToolRun {
+  int code = -1;  // exit code, or 1000 + the signal that ended it
+  std::string out, err;
+
+  // stdout, one JSON object a line; the test fails where a line is something else.
+  std::vector<Json> events() const {
+    std::vector<Json> all;
+    std::istringstream lines(out);
+    for (std::string line; std::getline(lines, line);) {
+      auto json = parse_json(line, "stdout");
+      EXPECT_TRUE(json.ok() && json->is_object()) << line;
+      if (json.ok()) all.push_back(*json);
+    }
+    return all;
+  }
+  // The last event, which must be of this kind.
+  Json last(const std::string& kind = "result") const {
+    const auto all = events();
+    if (all.empty() || all.back().value("event", "") != kind) {
+      ADD_FAILURE() << "no " << kind << " at the end\nstdout: " << out << "\nstderr: " << err;
+      return Json::object();
+    }
+    return all.back();
+  }
+};
+
+inline std::string read_all(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+inline void write_all(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary).write(text.data(), static_cast<long>(text.size()));
+}
+
+// A folder for a test's files, removed at the end.
+class ToolTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::path(::testing::TempDir()) /
+              concat("sqz_tool_", info->name(), "_", ::getpid());
+    std::filesystem::create_directories(folder_ / "work");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  // A path in the test's own folder, where a tool works; scratch files of run() lie elsewhere.
+  std::string path(const std::string& name) const { return (folder_ / "work" / name).string(); }
+
+  // Names in the folder, sorted, one a line: what a tool left behind.
+  std::string files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_ / "work")) {
+      names.push_back(entry.path().lexically_relative(folder_ / "work").string());
+    }
+    std::sort(names.begin(), names.end());
+    std::string out;
+    for (const auto& name : names) out += name + "\n";
+    return out;
+  }
+
+  // `while_running` is called with the process once it has been started.
+  ToolRun run(const std::string& tool, std::vector<std::string> arguments,
+              const std::string& input = "", std::vector<std::string> environment = {},
+              const std::function<void(pid_t)>& while_running = {}) const {
+    const std::string in = (folder_ / "stdin").string(), out = (folder_ / "stdout").string(),
+                      err = (folder_ / "stderr").string();
+    write_all(in, input);
+    std::vector<char*> argv = {const_cast<char*>(tool.c_str())};
+    for (auto& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    std::fflush(nullptr);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (auto& variable : environment) ::putenv(variable.data());
+      const bool ready = std::freopen(in.c_str(), "r", stdin) &&
+                         std::freopen(out.c_str(), "w", stdout) &&
+                         std::freopen(err.c_str(), "w", stderr);
+      ::signal(SIGINT, SIG_DFL);
+      if (ready) ::execv(tool.c_str(), argv.data());
+      ::_exit(127);
+    }
+    if (while_running) while_running(child);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ToolRun result;
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    result.out = read_all(out);
+    result.err = read_all(err);
+    return result;
+  }
+
+  std::filesystem::path folder_;
+};
+
+// Sends `signal` as soon as `ready()` is true. Gives up, without sending, when the process ends.
+inline void signal_when(pid_t child, int signal, const std::function<bool()>& ready) {
+  while (!ready()) {
+    siginfo_t info = {};
+    if (::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid == child) {
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  ::kill(child, signal);
+}
+
+}  // namespace sqz

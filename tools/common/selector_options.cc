@@ -1,0 +1,92 @@
+#include "tools/common/selector_options.h"
+
+namespace sqz {
+namespace {
+
+constexpr const char* kGroupName = "Selection";
+
+std::string in_unit_interval(const std::string& text) {
+  double value = 0;
+  const bool number = CLI::detail::lexical_cast(text, value);
+  return number && value > 0 && value <= 1 ? ""
+                                           : "expected more than 0 and at most 1, found " + text;
+}
+
+}  // namespace
+
+void add_selector_options(CLI::App& app, SelectorOptions& options) {
+  app.add_option("--selector", options.selector, "What decides which keys are read")
+      ->check(CLI::IsMember({"squeezed", "dense"}))
+      ->capture_default_str()
+      ->group(kGroupName);
+  auto* budget = app.add_option("--budget", options.budget,
+                                "Fraction of the fixed context's bytes to read (default 0.125)")
+                     ->check(in_unit_interval)
+                     ->group(kGroupName);
+  auto* sparsity = app.add_option("--sparsity", options.sparsity,
+                                  "Fraction of the clustered keys not to read, instead of a budget")
+                       ->check(CLI::Range(0.0, 0.999999))
+                       ->group(kGroupName);
+  auto* threshold = app.add_option("--threshold", options.thresholds,
+                                   "The thresholds themselves, coarse to fine, instead of a budget")
+                        ->delimiter(',')
+                        ->check(in_unit_interval)
+                        ->group(kGroupName);
+  budget->excludes(sparsity)->excludes(threshold);
+  sparsity->excludes(threshold);
+  app.add_option("--levels", options.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
+      ->check(CLI::Range(0, 16))
+      ->capture_default_str()
+      ->group(kGroupName);
+  app.add_option("--rule", options.rule, "One threshold for all heads, or the budget held by each")
+      ->check(CLI::IsMember({"threshold", "budget"}))
+      ->capture_default_str()
+      ->group(kGroupName);
+  app.add_option("--group", options.group, "How scores of a GQA group are combined")
+      ->check(CLI::IsMember({"mean", "max", "any"}))
+      ->capture_default_str()
+      ->group(kGroupName);
+  app.add_option("--residual", options.residual, "Clusters that are not read: dropped or estimated")
+      ->check(CLI::IsMember({"drop", "estimate"}))
+      ->capture_default_str()
+      ->group(kGroupName);
+  app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(kGroupName);
+}
+
+Result<sqz_session_options> session_options(const SelectorOptions& options, int threads) {
+  sqz_session_options out = {};
+  out.struct_size = sizeof(out);
+  out.threads = threads;
+  out.block = options.block;
+  out.levels = options.levels;
+  out.selector = options.selector == "dense" ? SQZ_SELECTOR_DENSE : SQZ_SELECTOR_SQUEEZED;
+  out.rule = options.rule == "budget" ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
+  out.group = options.group == "mean"  ? SQZ_GROUP_MEAN
+              : options.group == "max" ? SQZ_GROUP_MAX
+                                       : SQZ_GROUP_ANY;
+  out.residual = options.residual == "estimate" ? SQZ_RESIDUAL_ESTIMATE : SQZ_RESIDUAL_DROP;
+  if (out.selector == SQZ_SELECTOR_DENSE) return out;
+  if (!options.thresholds.empty()) {
+    if (out.rule == SQZ_RULE_BUDGET) {
+      return Status(Code::kInvalidArgument,
+                    "--threshold sets thresholds, but --rule budget has none: pass --budget");
+    }
+    out.thresholds = options.thresholds.data();
+    if (options.levels == 0) out.levels = static_cast<int32_t>(options.thresholds.size());
+    if (static_cast<size_t>(out.levels) == options.thresholds.size()) return out;
+    return Status(Code::kInvalidArgument,
+                  concat("--threshold: found ", options.thresholds.size(),
+                         " values, expected one for each of ", out.levels, " levels"));
+  }
+  if (options.sparsity) {
+    out.keep = 1 - *options.sparsity;
+  } else {
+    out.budget = options.budget.value_or(kDefaultBudget);
+  }
+  return out;
+}
+
+}  // namespace sqz

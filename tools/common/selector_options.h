@@ -1,0 +1,34 @@
+// What is read of the fixed context: the selector options that every tool has, and what libruntime
+// makes of them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/base/status.h"
+#include "sqz/sqz.h"
+
+namespace sqz {
+
+struct SelectorOptions {
+  std::string selector = "squeezed";
+  std::optional<double> budget;  // at most one of the next three; none: kDefaultBudget
+  std::optional<double> sparsity;
+  std::vector<double> thresholds;  // coarse to fine
+  int levels = 0;
+  std::string rule = "threshold";
+  std::string group = "mean";
+  std::string residual = "drop";
+  int64_t block = 0;
+};
+
+inline constexpr double kDefaultBudget = 0.125;
+
+void add_selector_options(CLI::App& app, SelectorOptions& options);
+
+// The result borrows options.thresholds.
+Result<sqz_session_options> session_options(const SelectorOptions& options, int threads);
+
+}  // namespace sqz

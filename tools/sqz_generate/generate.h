@@ -1,0 +1,28 @@
+// The work of sqz-generate: prompts answered over one opened index.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/common/selector_options.h"
+#include "tools/common/tool.h"
+#include "training/runner.h"
+
+namespace sqz {
+
+struct GenerateArguments {
+  std::string model, index;
+  std::string prompt;  // empty or "-": one prompt a line of standard input
+  bool dense = false, escapes = false;
+  std::string run_dtype = "f32";
+  std::vector<std::string> stop;
+  GenerateOptions generate;
+  SelectorOptions selector;
+};
+
+void add_generate_options(CLI::App& app, GenerateArguments& arguments);
+
+Status run_generate(const GenerateArguments& arguments, const ToolContext& context);
+
+}  // namespace sqz

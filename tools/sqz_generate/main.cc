@@ -1,0 +1,17 @@
+// sqz-generate: answers prompts over a fixed context, reading it through its index.
+#include "tools/sqz_generate/generate.h"
+
+int main(int argc, char** argv) {
+  sqz::Tool tool(
+      "sqz-generate",
+      "Answers prompts over the fixed context of an index, reading the part that matters.",
+      "Examples:\n"
+      "  sqz-generate --model MODEL --index book.sqz --prompt 'Who is Mina?'\n"
+      "  sqz-generate --model MODEL --index book.sqz --dense --prompt 'Who is Mina?'\n"
+      "  sqz-generate --model MODEL --index book.sqz --budget 0.1 < prompts.txt\n");
+  sqz::GenerateArguments arguments;
+  CLI::App* app = tool.only_command(
+      [&](const sqz::ToolContext& context) { return sqz::run_generate(arguments, context); });
+  sqz::add_generate_options(*app, arguments);
+  return tool.main(argc, argv);
+}
