@@ -1,0 +1,44 @@
+// Attention of up to kTileRows query rows over a part of a KeyList: one pass with an online
+// softmax. A row is one query head of one token; all rows of a call share one KV head.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "libruntime/attention/key_list.h"
+#include "libruntime/kernels/cpu/kernels.h"
+
+namespace sqz {
+
+// A state before normalisation: out = values / sum, lse = maximum + log(sum).
+// Of no keys: maximum kLowest, sum and values 0.
+struct PartialRows {
+  float* maximum = nullptr;  // [rows]
+  float* sum = nullptr;      // [rows]
+  float* values = nullptr;   // [rows, d]
+};
+
+struct AttendRows {
+  const KeyList* list = nullptr;
+  int64_t begin = 0, end = 0;  // of the list
+  float scale = 0;
+  int64_t rows = 0;
+  const float* const* queries = nullptr;   // [rows] pointers to [d]
+  const int64_t* first_visible = nullptr;  // [rows] sliding window: the first exact key that the
+                                           // row may see; null = all
+};
+
+class AttendWorkspace {
+ public:
+  explicit AttendWorkspace(int64_t dim);
+
+ private:
+  friend class RowAttention;
+  std::vector<float> floats_;
+};
+
+// Allocation-free. NaN shows as NaN in the state.
+void attend_rows(const CpuKernels& kernels, const AttendRows& work, AttendWorkspace& workspace,
+                 const PartialRows& out);
+
+}  // namespace sqz

@@ -1,0 +1,28 @@
+// Partial states into one, and into what the caller sees.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/base/dtype.h"
+#include "libruntime/attention/attend.h"
+
+namespace sqz {
+
+// Adds `part`, over other keys, to `into`. Row by row; the caller fixes the order.
+void add_partial(const PartialRows& into, const PartialRows& part, int64_t rows, int64_t dim);
+
+// out[c] = values[c] / sum as dtype, *lse = maximum + log(sum); no keys: 0 and -infinity. False if
+// the state is NaN or infinite.
+bool finish_row(const PartialRows& state, int64_t row, int64_t dim, DType dtype, void* out,
+                float* lse);
+
+// `count` numbers of F32, F16 or BF16 to float32 (`out` may be null); false if one is NaN or
+// infinite.
+bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out);
+
+// Merges finished state b into a, [rows, dim] with lse [rows]; -infinity means "no keys". False if
+// a lse is NaN or +infinity; a row is untouched then.
+bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, float* lse_a,
+                const void* out_b, const float* lse_b);
+
+}  // namespace sqz

@@ -1,0 +1,71 @@
+// Between the C ABI and C++: nothing is thrown across, every failure leaves a code and a sentence.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "formats/base/status.h"
+#include "sqz/sqz.h"
+
+namespace sqz::capi {
+
+// Remembers the message for sqz_last_error() on this thread and returns the code. Never allocates.
+sqz_status fail(Code code, const char* message) noexcept;
+inline sqz_status report(const Status& status) noexcept {
+  return status.ok() ? SQZ_OK : fail(status.code(), status.message().c_str());
+}
+
+// Size of the struct that a caller passed, checked: it holds at least `least` bytes.
+template <class T>
+Status check_struct_size(const T* in, const char* name) {
+  if (in == nullptr) return {Code::kInvalidArgument, concat(name, ": found null")};
+  if (in->struct_size < sizeof(uint64_t)) {
+    return {Code::kInvalidArgument, concat(name, ".struct_size: found ", in->struct_size,
+                                           ", expected sizeof(the struct), ", sizeof(T))};
+  }
+  return {};
+}
+
+// Copies a struct that the caller filled. An older caller's is shorter: what it lacks is zero. A
+// newer caller's is longer: fine as long as the part that this library does not know is zero.
+template <class T>
+Status read_struct(const T* in, const char* name, T& out) {
+  SQZ_RETURN_IF_ERROR(check_struct_size(in, name));
+  const size_t size = in->struct_size;
+  std::memset(&out, 0, sizeof(T));
+  std::memcpy(&out, in, size < sizeof(T) ? size : sizeof(T));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(in);
+  for (size_t i = sizeof(T); i < size; ++i) {
+    if (bytes[i] == 0) continue;
+    return {Code::kUnsupported, concat(name, ": found a value at byte ", i, ", expected at most ",
+                                       sizeof(T), " bytes: it needs a newer libsqz")};
+  }
+  return {};
+}
+
+// Copies a result to a struct whose size the caller told; what this library does not know is zero.
+template <class T>
+Status write_struct(const T& result, const char* name, T* out) {
+  SQZ_RETURN_IF_ERROR(check_struct_size(out, name));
+  const uint32_t size = out->struct_size;
+  std::memset(out, 0, size);
+  std::memcpy(out, &result, size < sizeof(T) ? size : sizeof(T));
+  out->struct_size = size;
+  return {};
+}
+
+}  // namespace sqz::capi
+
+// Around the body of every function of the ABI that can fail: SQZ_FENCE({ ...; return status; })
+#define SQZ_FENCE(...)                                                     \
+  try {                                                                    \
+    return ::sqz::capi::report([&]() -> ::sqz::Status __VA_ARGS__());      \
+  } catch (const std::bad_alloc&) {                                        \
+    return ::sqz::capi::fail(::sqz::Code::kOutOfMemory, "out of memory");  \
+  } catch (const std::exception& error) {                                  \
+    return ::sqz::capi::fail(::sqz::Code::kInternal, error.what());        \
+  } catch (...) {                                                          \
+    return ::sqz::capi::fail(::sqz::Code::kInternal, "unknown exception"); \
+  }

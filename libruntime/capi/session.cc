@@ -1,0 +1,243 @@
+#include <algorithm>
+
+#include "libruntime/attention/state.h"
+#include "libruntime/capi/fence.h"
+#include "libruntime/capi/handles.h"
+#include "libruntime/capi/tensor.h"
+
+namespace {
+
+using sqz::Code;
+using sqz::concat;
+using sqz::Result;
+using sqz::Status;
+using sqz::capi::TensorView;
+
+Status invalid(std::string message) {
+  return {Code::kInvalidArgument, std::move(message)};
+}
+
+Status check_choice(const char* field, int32_t found, int32_t last) {
+  if (found >= 0 && found <= last) return {};
+  return invalid(concat("options.", field, ": found ", found, ", expected 0 to ", last));
+}
+
+Result<sqz::SessionOptions> read_options(const sqz_session_options* in) {
+  sqz_session_options o;
+  SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(in, "options", o));
+  if (o.device_type != 0 && o.device_type != 1) {
+    return Status(o.device_type == 2 ? Code::kUnsupported : Code::kInvalidArgument,
+                  concat("options.device_type: found ", o.device_type,
+                         ", expected 0 or 1 (CPU): this build serves on the CPU"));
+  }
+  if (o.device_id != 0) {
+    return invalid(concat("options.device_id: found ", o.device_id, ", expected 0"));
+  }
+  SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, SQZ_SELECTOR_DENSE));
+  SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_BUDGET));
+  SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
+  SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_ESTIMATE));
+  sqz::SessionOptions options;
+  options.selection.selector = static_cast<sqz::SelectorKind>(o.selector);
+  options.selection.rule = static_cast<sqz::RuleKind>(o.rule);
+  options.selection.group = o.group;
+  options.selection.estimate = o.residual == SQZ_RESIDUAL_ESTIMATE;
+  options.selection.levels = o.levels;
+  options.selection.budget = o.budget;
+  options.selection.keep = o.keep;
+  options.selection.thresholds = o.thresholds;
+  options.block = o.block;
+  options.max_tokens = o.max_tokens;
+  options.threads = o.threads;
+  return options;
+}
+
+Result<std::shared_ptr<const sqz::ServedIndex>> serve(sqz_index* index) {
+  const std::lock_guard lock(index->mutex);
+  if (index->served == nullptr) {
+    SQZ_ASSIGN_OR_RETURN(index->served, sqz::make_served_index(index->file));
+  }
+  return index->served;
+}
+
+Status check_requests(const sqz_attend_args& args, int64_t tokens) {
+  if (args.indptr == nullptr) {
+    if (args.requests >= 0 && args.requests <= 1) return {};
+    return invalid(concat("indptr: found null, expected ", args.requests, " + 1 offsets"));
+  }
+  if (args.requests < 1) {
+    return invalid(concat("requests: found ", args.requests, ", expected at least 1 with indptr"));
+  }
+  if (args.indptr[0] != 0) {
+    return invalid(concat("indptr[0]: found ", args.indptr[0], ", expected 0"));
+  }
+  for (int64_t i = 1; i <= args.requests; ++i) {
+    if (args.indptr[i] < args.indptr[i - 1] || args.indptr[i] > tokens) {
+      return invalid(concat("indptr[", i, "]: found ", args.indptr[i], ", expected ",
+                            args.indptr[i - 1], " to ", tokens));
+    }
+  }
+  if (args.indptr[args.requests] != tokens) {
+    return invalid(concat("indptr[", args.requests, "]: found ", args.indptr[args.requests],
+                          ", expected ", tokens, ", the tokens of q"));
+  }
+  return {};
+}
+
+// With `outputs`, out and lse are checked, too.
+Result<sqz::AttendCall> read_call(const sqz::Session& session, const sqz_attend_args* in,
+                                  bool outputs) {
+  sqz_attend_args args;
+  SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(in, "args", args));
+  const sqz::ModelDescription& model = session.index().metadata().model;
+  if (args.layer < 0 || args.layer >= model.layers) {
+    return invalid(concat("args.layer: found ", args.layer, ", expected 0 to ", model.layers - 1));
+  }
+  if (args.stream != nullptr)
+    return invalid("args.stream: found a stream, expected null on the CPU");
+  SQZ_ASSIGN_OR_RETURN(
+      const TensorView q,
+      sqz::capi::check_tensor(args.q, "q", {-1, model.query_heads, model.head_dim}));
+  if (q.first_dim > session.max_tokens()) {
+    return invalid(concat("q: found ", q.first_dim, " tokens, expected at most ",
+                          session.max_tokens(), ", the session's max_tokens"));
+  }
+  sqz::AttendCall call;
+  call.layer = args.layer;
+  call.tokens = q.first_dim;
+  call.dtype = q.dtype;
+  call.q = q.data;
+  call.positions = args.positions;
+  call.indptr = args.indptr;
+  call.requests = args.requests;
+  SQZ_RETURN_IF_ERROR(check_requests(args, call.tokens));
+  if (!outputs) return call;
+  SQZ_ASSIGN_OR_RETURN(
+      const TensorView out,
+      sqz::capi::check_tensor(args.out, "out", {q.first_dim, model.query_heads, model.head_dim}));
+  SQZ_ASSIGN_OR_RETURN(const TensorView lse,
+                       sqz::capi::check_tensor(args.lse, "lse", {q.first_dim, model.query_heads}));
+  if (out.dtype != q.dtype) return invalid("out: found another dtype, expected that of q");
+  if (lse.dtype != sqz::DType::kF32) return invalid("lse: found another dtype, expected f32");
+  SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(q, "q", out, "out"));
+  SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(q, "q", lse, "lse"));
+  SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(out, "out", lse, "lse"));
+  call.out = out.data;
+  call.lse = static_cast<float*>(lse.data);
+  return call;
+}
+
+double ratio(uint64_t part, uint64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+extern "C" {
+
+sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* options,
+                              sqz_session** session) {
+  SQZ_FENCE({
+    if (session == nullptr) return invalid("session: found null, expected where to put the handle");
+    *session = nullptr;
+    if (index == nullptr) return invalid("index: found null");
+    SQZ_ASSIGN_OR_RETURN(const sqz::SessionOptions wanted, read_options(options));
+    SQZ_ASSIGN_OR_RETURN(auto served, serve(index));
+    auto handle = std::make_unique<sqz_session>();
+    SQZ_ASSIGN_OR_RETURN(handle->session, sqz::Session::create(std::move(served), wanted));
+    *session = handle.release();
+    return {};
+  })
+}
+
+void sqz_session_destroy(sqz_session* session) {
+  delete session;
+}
+
+sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args){SQZ_FENCE({
+  if (session == nullptr) return invalid("session: found null");
+  SQZ_ASSIGN_OR_RETURN(const sqz::AttendCall call, read_call(*session->session, args, true));
+  return session->session->attend(call);
+})}
+
+sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run* runs,
+                      int64_t capacity, int64_t* indptr, int64_t* count){SQZ_FENCE({
+  if (session == nullptr) return invalid("session: found null");
+  if (indptr == nullptr || count == nullptr) return invalid("indptr or count: found null");
+  if (capacity < 0 || (capacity > 0 && runs == nullptr)) {
+    return invalid(concat("runs: found null or capacity ", capacity, ", expected room for runs"));
+  }
+  SQZ_ASSIGN_OR_RETURN(const sqz::AttendCall call, read_call(*session->session, args, false));
+  SQZ_ASSIGN_OR_RETURN(const auto heads, session->session->select(call));
+  int64_t need = 0;
+  for (const sqz::HeadSelection& head : heads) need += head.run_count;
+  *count = need;
+  if (need > capacity) {
+    return invalid(concat("capacity: found ", capacity, ", expected at least ", need));
+  }
+  indptr[0] = 0;
+  for (size_t h = 0; h < heads.size(); ++h) {
+    indptr[h + 1] = indptr[h] + heads[h].run_count;
+    std::transform(heads[h].runs.begin(), heads[h].runs.begin() + heads[h].run_count,
+                   runs + indptr[h], [](const sqz::KeyRun& run) {
+                     return sqz_run{run.first, run.length};
+                   });
+  }
+  return {};
+})}
+
+sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
+                            const sqz_tensor* lse_b){SQZ_FENCE({
+  using sqz::capi::check_tensor;
+  SQZ_ASSIGN_OR_RETURN(const TensorView a, check_tensor(out_a, "out_a", {-1, -1, -1}));
+  const int64_t* shape = out_a->shape;
+  SQZ_ASSIGN_OR_RETURN(const TensorView b,
+                       check_tensor(out_b, "out_b", {shape[0], shape[1], shape[2]}));
+  SQZ_ASSIGN_OR_RETURN(const TensorView la, check_tensor(lse_a, "lse_a", {shape[0], shape[1]}));
+  SQZ_ASSIGN_OR_RETURN(const TensorView lb, check_tensor(lse_b, "lse_b", {shape[0], shape[1]}));
+  if (a.dtype != b.dtype) return invalid("out_b: found another dtype, expected that of out_a");
+  if (la.dtype != sqz::DType::kF32 || lb.dtype != sqz::DType::kF32) {
+    return invalid("lse_a or lse_b: found another dtype, expected f32");
+  }
+  const bool finite =
+      sqz::merge_rows(a.dtype, shape[0] * shape[1], shape[2], a.data, static_cast<float*>(la.data),
+                      b.data, static_cast<const float*>(lb.data));
+  if (finite) return {};
+  return Status(Code::kNumeric, "lse_a or lse_b: found NaN or +infinity, expected less");
+})}
+
+sqz_status
+    sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats){SQZ_FENCE({
+      if (session == nullptr) return invalid("session: found null");
+      const sqz::Session& s = *session->session;
+      const int64_t layers = s.index().metadata().model.layers;
+      if (layer < -1 || layer >= layers) {
+        return invalid(concat("layer: found ", layer, ", expected -1 to ", layers - 1));
+      }
+      sqz::Counters sum;
+      for (int64_t l = std::max<int64_t>(layer, 0); l < (layer < 0 ? layers : layer + 1); ++l) {
+        sum.add(s.counters(l));
+      }
+      sqz_stats out = {};
+      out.dense_fallback = s.plan().fallback ? 1 : 0;
+      out.asked_budget = s.plan().asked_budget;
+      out.delivered_budget = ratio(sum.bytes_read, sum.bytes_dense);
+      out.asked_keep = s.plan().asked_keep;
+      out.delivered_keep = ratio(sum.keys_read, sum.keys_possible);
+      out.selections = sum.selections;
+      out.keys_read = sum.keys_read;
+      out.keys_possible = sum.keys_possible;
+      out.bytes_read = sum.bytes_read;
+      out.bytes_dense = sum.bytes_dense;
+      return sqz::capi::write_struct(out, "stats", stats);
+    })}
+
+sqz_status sqz_session_reset_stats(sqz_session* session) {
+  SQZ_FENCE({
+    if (session == nullptr) return invalid("session: found null");
+    session->session->reset_counters();
+    return {};
+  })
+}
+
+}  // extern "C"

@@ -1,0 +1,101 @@
+#include "libruntime/capi/tensor.h"
+
+#include <string>
+
+#include "formats/base/checked.h"
+
+namespace sqz::capi {
+namespace {
+
+constexpr int32_t kCpu = 1, kCuda = 2;      // DLDeviceType
+constexpr uint8_t kFloat = 2, kBfloat = 4;  // DLDataTypeCode
+
+Status invalid(const char* name, const std::string& field, const std::string& found,
+               const std::string& expected) {
+  return {Code::kInvalidArgument, bad_field(name, field, found, expected)};
+}
+
+template <class Range>
+std::string shape_text(const Range& shape) {
+  std::string text = "[";
+  for (const int64_t dim : shape) {
+    if (text.size() > 1) text += ", ";
+    text += dim < 0 ? "any" : std::to_string(dim);
+  }
+  return text + "]";
+}
+
+Result<DType> dtype_of(const sqz_tensor& t, const char* name) {
+  if (t.dtype_lanes == 1) {
+    if (t.dtype_code == kFloat && t.dtype_bits == 32) return DType::kF32;
+    if (t.dtype_code == kFloat && t.dtype_bits == 16) return DType::kF16;
+    if (t.dtype_code == kBfloat && t.dtype_bits == 16) return DType::kBF16;
+  }
+  return invalid(name, "dtype",
+                 concat("code ", int{t.dtype_code}, ", ", int{t.dtype_bits}, " bits, ",
+                        t.dtype_lanes, " lanes"),
+                 "f32, f16 or bf16 with 1 lane");
+}
+
+Status check_shape(const sqz_tensor& t, const char* name, std::initializer_list<int64_t> shape) {
+  if (t.ndim != static_cast<int32_t>(shape.size())) {
+    return invalid(name, "ndim", concat(t.ndim), concat(shape.size()));
+  }
+  if (t.shape == nullptr) return invalid(name, "shape", "null", shape_text(shape));
+  const std::span<const int64_t> found(t.shape, shape.size());
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const int64_t want = shape.begin()[i];
+    if (found[i] < 0 || (want >= 0 && found[i] != want)) {
+      return invalid(name, "shape", shape_text(found), shape_text(shape));
+    }
+  }
+  int64_t stride = 1;
+  for (size_t i = shape.size(); t.strides != nullptr && i-- > 0;) {
+    if (found[i] > 1 && t.strides[i] != stride) {
+      return invalid(name, concat("strides[", i, "]"), concat(t.strides[i]),
+                     concat(stride, " (contiguous)"));
+    }
+    stride *= found[i];
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
+                                std::initializer_list<int64_t> shape) {
+  if (tensor == nullptr) return invalid(name, "tensor", "null", "a tensor");
+  if (tensor->device_type != kCpu) {
+    return Status(tensor->device_type == kCuda ? Code::kUnsupported : Code::kInvalidArgument,
+                  bad_field(name, "device_type", concat(tensor->device_type), "1 (CPU)"));
+  }
+  TensorView view;
+  SQZ_ASSIGN_OR_RETURN(view.dtype, dtype_of(*tensor, name));
+  SQZ_RETURN_IF_ERROR(check_shape(*tensor, name, shape));
+  const int64_t size = dtype_size(view.dtype);
+  const auto elements = checked_elements({tensor->shape, shape.size()});
+  const auto bytes = elements ? checked_mul(*elements, size) : std::nullopt;
+  if (!bytes) return invalid(name, "shape", "more than 2^63 bytes", shape_text(shape));
+  view.first_dim = tensor->shape[0];
+  view.bytes = *bytes;
+  if (tensor->data == nullptr && view.bytes > 0) return invalid(name, "data", "null", "memory");
+  view.data = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
+  if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size) != 0) {
+    return invalid(name, "data", "an unaligned address", concat("a multiple of ", size));
+  }
+  return view;
+}
+
+Status check_disjoint(const TensorView& a, const char* name_a, const TensorView& b,
+                      const char* name_b) {
+  const auto begin_a = reinterpret_cast<uintptr_t>(a.data);
+  const auto begin_b = reinterpret_cast<uintptr_t>(b.data);
+  const bool apart = begin_a + static_cast<uintptr_t>(a.bytes) <= begin_b ||
+                     begin_b + static_cast<uintptr_t>(b.bytes) <= begin_a;
+  if (apart) return {};
+  return {Code::kInvalidArgument, concat(name_a, " and ", name_b,
+                                         ": found in the same memory, "
+                                         "expected apart")};
+}
+
+}  // namespace sqz::capi

@@ -1,0 +1,211 @@
+#include "libruntime/select/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace sqz {
+namespace {
+
+using C = Calibration;
+
+Status invalid(std::string message) {
+  return {Code::kInvalidArgument, std::move(message)};
+}
+
+struct GridPoint {
+  int64_t low = 0;
+  double fraction = 0;  // of the way to low + 1
+};
+
+GridPoint grid_point(double keep) {
+  const double at = std::clamp(keep, 0.0, 1.0) * static_cast<double>(C::kGrid - 1);
+  const int64_t low = std::min(static_cast<int64_t>(at), C::kGrid - 2);
+  return {low, at - static_cast<double>(low)};
+}
+
+const float* thresholds_of(const Calibration& c, int scope, int path, int group) {
+  return c.thresholds.data() + ((scope * C::kPaths + path) * C::kGroups + group) * C::kGrid;
+}
+
+float coarse_of(const Calibration& c, int scope, int group, int level, int index_levels) {
+  return c.coarse[static_cast<size_t>((scope * C::kGroups + group) * (index_levels - 1) + level)];
+}
+
+BudgetModel model_of(const IndexMetadata& metadata, const std::vector<LayerView>& layers,
+                     const Calibration& calibration, int levels, bool estimate) {
+  BudgetModel model;
+  model.estimate = estimate;
+  model.clusters.assign(static_cast<size_t>(levels), 0.0);
+  double sparse = 0;
+  for (const LayerView& view : layers) {
+    if (view.levels == 0) continue;
+    ++sparse;
+    model.tokens = view.slots + view.exact;
+    model.clustered = view.slots;
+    for (int k = 0; k < levels; ++k) {
+      model.clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
+    }
+  }
+  for (double& clusters : model.clusters) clusters /= sparse;
+  for (int k = 0; k < levels; ++k) {
+    const int above = metadata.levels - levels + k - 1;  // index of the coarser level
+    model.survive.push_back(k == 0 ? 1.0 : calibration.coarse_keep[above]);
+  }
+  return model;
+}
+
+// keep for an asked budget; may be outside [0, 1].
+double keep_for(const BudgetModel& model, double budget) {
+  return (budget * static_cast<double>(model.tokens) - model.fixed_cost()) / model.per_keep();
+}
+
+double budget_for(const BudgetModel& model, double keep) {
+  return (model.fixed_cost() + keep * model.per_keep()) / static_cast<double>(model.tokens);
+}
+
+Status check_request(const SelectionRequest& r, int index_levels) {
+  const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr);
+  if (r.selector == SelectorKind::kDense) {
+    return given == 0 ? Status()
+                      : invalid(
+                            "selector dense reads everything: found a budget, keep or "
+                            "thresholds, expected none");
+  }
+  if (given != 1) {
+    return invalid(concat("found ", given, " of budget, keep and thresholds, expected one"));
+  }
+  const auto in_range = [](double x) { return x > 0 && x <= 1; };
+  if (r.budget != 0 && !in_range(r.budget)) {
+    return invalid(concat("budget: found ", r.budget, ", expected above 0 and at most 1"));
+  }
+  if (r.keep != 0 && !in_range(r.keep)) {
+    return invalid(concat("keep: found ", r.keep, ", expected above 0 and at most 1"));
+  }
+  if (r.levels < 0 || r.levels > index_levels) {
+    return invalid(concat("levels: found ", r.levels, ", expected 0 to ", index_levels,
+                          ", what the index has"));
+  }
+  if (r.thresholds != nullptr && r.rule == RuleKind::kBudget) {
+    return invalid("the rule budget takes a budget or keep, found thresholds");
+  }
+  return {};
+}
+
+void fill_shares(const IndexMetadata& metadata, const Calibration& calibration, double keep,
+                 SelectionPlan& plan) {
+  const GridPoint at = grid_point(keep);
+  const int64_t heads = metadata.model.layers * metadata.model.kv_heads;
+  for (int scope = 0; scope < C::kScopes; ++scope) {
+    std::vector<float> shares;
+    for (int64_t i = 0; i < heads; ++i) {
+      const float* grid = calibration.shares.data() + (scope * heads + i) * C::kGrid + at.low;
+      shares.push_back(static_cast<float>(grid[0] + at.fraction * (grid[1] - grid[0])));
+    }
+    plan.shares.push_back(std::move(shares));
+  }
+}
+
+Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
+  std::vector<float> logs;
+  for (int k = 0; k < plan.levels; ++k) {
+    if (!(thresholds[k] >= 0) || thresholds[k] > 1) {
+      return invalid(concat("thresholds[", k, "]: found ", thresholds[k], ", expected 0 to 1"));
+    }
+    logs.push_back(static_cast<float>(std::log(thresholds[k])));
+  }
+  plan.log_thresholds.assign(C::kScopes, logs);
+  plan.asked_budget = plan.asked_keep = 0;
+  return {};
+}
+
+SelectionPlan dense_plan(SelectionPlan plan, bool fallback) {
+  plan.dense = true;
+  plan.fallback = fallback;
+  return plan;
+}
+
+}  // namespace
+
+double BudgetModel::fixed_cost() const {
+  double cost = static_cast<double>(tokens - clustered);
+  for (size_t k = 0; k < clusters.size(); ++k) {
+    cost += 0.5 * survive[k] * clusters[k];
+    // Estimated: what is alive at this level and not at the next. At the finest: see per_keep().
+    const double next = k + 1 < clusters.size() ? survive[k + 1] : 0.0;
+    if (estimate) cost += 0.5 * (survive[k] - next) * clusters[k];
+  }
+  return cost;
+}
+
+double BudgetModel::per_keep() const {
+  return static_cast<double>(clustered) - (estimate ? 0.5 * clusters.back() : 0.0);
+}
+
+float calibrated_threshold(const float* grid, double keep) {
+  const GridPoint at = grid_point(keep);
+  const float low = grid[at.low], high = grid[at.low + 1];
+  if (at.fraction == 0) return low;
+  if (at.fraction == 1) return high;
+  if (low > 0 || !std::isfinite(low)) return high;  // log S is never above 0
+  if (high < -1e30f) return low;
+  return static_cast<float>(low + at.fraction * (high - low));
+}
+
+Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
+                                     const std::vector<LayerView>& layers,
+                                     const Calibration& calibration,
+                                     const SelectionRequest& request, const std::string& path) {
+  SQZ_RETURN_IF_ERROR(check_request(request, metadata.levels));
+  SelectionPlan plan;
+  if (request.selector == SelectorKind::kDense) return dense_plan(plan, false);
+  if (metadata.levels == 0) return dense_plan(plan, true);
+  if (request.estimate && !metadata.has_value_means) {
+    return Status(Code::kUnsupported,
+                  concat(path,
+                         ": residual estimate needs value means: found none, expected an "
+                         "index built with them"));
+  }
+  plan.levels = request.levels == 0 ? metadata.levels : request.levels;
+  if (request.thresholds != nullptr) {
+    SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
+    return plan;
+  }
+
+  // The tree serves budgets below what its coarse levels let through; above, the finest level
+  // alone.
+  BudgetModel model = model_of(metadata, layers, calibration, plan.levels, request.estimate);
+  const auto resolve = [&] {
+    plan.asked_keep = request.keep != 0 ? request.keep : keep_for(model, request.budget);
+    plan.asked_budget = request.keep != 0 ? budget_for(model, request.keep) : request.budget;
+  };
+  resolve();
+  if (plan.levels > 1 && plan.asked_keep > model.survive.back()) {
+    plan.levels = 1;
+    model = model_of(metadata, layers, calibration, 1, request.estimate);
+    resolve();
+  }
+  if (plan.asked_keep >= 1 || plan.asked_budget >= 1) return dense_plan(plan, true);
+  if (plan.asked_keep <= 0) {
+    if (model.tokens < kShortContext) return dense_plan(plan, true);
+    return invalid(concat(path, ": budget: found ", request.budget, ", expected more than ",
+                          budget_for(model, 0), ", the cost of centroids, sink and tail"));
+  }
+
+  const int path_kind = plan.levels > 1 ? 1 : 0;
+  for (int scope = 0; scope < C::kScopes; ++scope) {
+    std::vector<float> logs;
+    for (int k = 0; k + 1 < plan.levels; ++k) {
+      const int level = metadata.levels - plan.levels + k;
+      logs.push_back(coarse_of(calibration, scope, request.group, level, metadata.levels));
+    }
+    logs.push_back(calibrated_threshold(thresholds_of(calibration, scope, path_kind, request.group),
+                                        plan.asked_keep));
+    plan.log_thresholds.push_back(std::move(logs));
+  }
+  if (request.rule == RuleKind::kBudget) {
+    fill_shares(metadata, calibration, plan.asked_keep, plan);
+  }
+  return plan;
+}
+
+}  // namespace sqz

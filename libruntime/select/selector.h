@@ -1,0 +1,83 @@
+// Selectors: what decides, per block of query tokens and KV head, which keys are read. A selector
+// is a scorer and a rule (select/rule.h). A new one is one class in one file and one line in the
+// session that makes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "formats/sqz_file.h"
+#include "libruntime/index_tables.h"
+
+namespace sqz {
+
+struct CpuKernels;
+
+// Contiguous slots, in cluster order.
+struct KeyRun {
+  uint32_t first = 0;
+  uint32_t length = 0;
+};
+
+// Contiguous clusters of one level that are not read but estimated.
+struct ClusterRun {
+  uint32_t level = 0;  // index into LayerView::level
+  uint32_t first = 0;
+  uint32_t length = 0;
+};
+
+// One block of query tokens against one KV head.
+struct SelectQuery {
+  int64_t layer = 0;
+  int64_t kv_head = 0;
+  const float* queries = nullptr;  // [tokens][group, d], token_stride floats apart
+  int64_t tokens = 0;
+  int64_t token_stride = 0;
+};
+
+// The answer, in buffers whose capacity the selector told (SelectorLimits).
+struct HeadSelection {
+  std::span<KeyRun> runs;           // capacity
+  std::span<ClusterRun> estimated;  // capacity
+  int64_t run_count = 0;            // ascending, disjoint, neighbours merged
+  int64_t estimated_count = 0;
+  int64_t keys = 0;                // in runs
+  int64_t estimated_clusters = 0;  // in estimated
+  int64_t centroids = 0;           // read to decide
+};
+
+// Workspace of one thread.
+struct SelectWorkspace {
+  std::vector<float> floats;
+  std::vector<float> scores;
+  std::vector<uint32_t> order;
+  std::vector<uint8_t> bytes;
+};
+
+struct SelectorLimits {
+  int64_t runs = 0;           // most runs of one HeadSelection
+  int64_t estimated = 0;      // most ClusterRuns
+  SelectWorkspace workspace;  // sized; each thread copies it once
+};
+
+class Selector {
+ public:
+  virtual ~Selector() = default;
+  virtual SelectorLimits limits() const = 0;
+  // Allocation-free; kNumeric if a score is NaN or infinite.
+  virtual Status select(const SelectQuery& query, SelectWorkspace& workspace,
+                        HeadSelection& out) const = 0;
+};
+
+// The layers of an index as a selector sees them; owned by the session's index.
+struct SelectableIndex {
+  std::span<const LayerView> layers;
+  std::span<const LayerTable> tables;
+  int64_t group = 0;  // query heads per KV head
+  float scale = 0;
+  const CpuKernels* kernels = nullptr;
+};
+
+}  // namespace sqz

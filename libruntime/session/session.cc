@@ -1,0 +1,140 @@
+#include "libruntime/session/session.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "libruntime/select/dense.h"
+#include "libruntime/select/squeezed.h"
+#include "libruntime/session/limits.h"
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kWaveBytes = int64_t{32} << 20;
+constexpr int kMostThreads = 1024;
+constexpr int64_t kMostTokens = int64_t{1} << 24;
+
+Status out_of_range(const char* field, int64_t found, int64_t low, int64_t high) {
+  return {Code::kInvalidArgument,
+          concat(field, ": found ", found, ", expected ", low, " to ", high)};
+}
+
+std::unique_ptr<Rule> make_rule(const SelectionPlan& plan, RuleKind kind, int64_t kv_heads) {
+  if (kind == RuleKind::kBudget) {
+    return make_budget_rule(plan.log_thresholds, plan.shares, kv_heads);
+  }
+  return make_threshold_rule(plan.log_thresholds);
+}
+
+}  // namespace
+
+void Counters::add(const Counters& other) {
+  selections += other.selections;
+  keys_read += other.keys_read;
+  keys_possible += other.keys_possible;
+  bytes_read += other.bytes_read;
+  bytes_dense += other.bytes_dense;
+}
+
+Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const ServedIndex> index,
+                                                 const SessionOptions& options) {
+  if (options.block < 0) return out_of_range("block", options.block, 0, kMostTokens);
+  if (options.max_tokens < 0 || options.max_tokens > kMostTokens) {
+    return out_of_range("max_tokens", options.max_tokens, 0, kMostTokens);
+  }
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    return out_of_range("threads", options.threads, 0, kMostThreads);
+  }
+  SQZ_ASSIGN_OR_RETURN(SelectionPlan plan,
+                       plan_selection(index->metadata(), index->layers, index->calibration,
+                                      options.selection, index->file->path()));
+  const int threads =
+      options.threads > 0
+          ? options.threads
+          : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
+  return std::unique_ptr<Session>(new Session(std::move(index), std::move(plan), options, threads));
+}
+
+Session::Session(std::shared_ptr<const ServedIndex> index, SelectionPlan plan,
+                 const SessionOptions& options, int threads)
+    : index_(std::move(index)),
+      plan_(std::move(plan)),
+      kernels_(options.kernels != nullptr ? *options.kernels : cpu_kernels()),
+      block_(options.block),
+      max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096) {
+  const ModelDescription& model = index_->metadata().model;
+  query_heads_ = model.query_heads;
+  kv_heads_ = model.kv_heads;
+  group_ = model.group_size();
+  dim_ = model.head_dim;
+  scale_ = static_cast<float>(model.attention_scale);
+  counters_.resize(static_cast<size_t>(model.layers));
+
+  const SelectableIndex selectable = {.layers = index_->layers,
+                                      .tables = index_->tables,
+                                      .group = group_,
+                                      .scale = scale_,
+                                      .kernels = &kernels_};
+  dense_ = make_dense_selector(selectable);
+  if (!plan_.dense) {
+    const SelectionRequest& request = options.selection;
+    selector_ = make_squeezed_selector(selectable,
+                                       {.levels = plan_.levels,
+                                        .group = static_cast<Group>(request.group),
+                                        .estimate = request.estimate},
+                                       make_rule(plan_, request.rule, kv_heads_));
+  }
+  allocate(threads);
+}
+
+void Session::allocate(int threads) {
+  SelectorLimits limits = dense_->limits();
+  if (selector_ != nullptr) {
+    limits = selector_->limits();
+    limits.runs = std::max<int64_t>(limits.runs, 1);
+  }
+  const int64_t block_bytes =
+      kv_heads_ *
+      static_cast<int64_t>(limits.runs * sizeof(KeyRun) + limits.estimated * sizeof(ClusterRun) +
+                           sizeof(HeadSelection) + sizeof(KeyList));
+  wave_blocks_ =
+      selector_ == nullptr ? 1 : std::clamp<int64_t>(kWaveBytes / block_bytes, 1, max_tokens_);
+  const auto entries = static_cast<size_t>(wave_blocks_ * kv_heads_);
+  blocks_.reserve(static_cast<size_t>(wave_blocks_));
+  runs_.reset(new KeyRun[entries * static_cast<size_t>(limits.runs)]);
+  estimated_.reset(new ClusterRun[entries * static_cast<size_t>(limits.estimated)]);
+  selections_.resize(entries);
+  lists_.resize(entries);
+  for (size_t i = 0; i < entries; ++i) {
+    selections_[i].runs = {runs_.get() + i * limits.runs, static_cast<size_t>(limits.runs)};
+    selections_[i].estimated = {estimated_.get() + i * limits.estimated,
+                                static_cast<size_t>(limits.estimated)};
+  }
+
+  // A block of t tokens has ceil(t * group / kTileRows) items a head.
+  const int64_t items = kv_heads_ * (max_tokens_ * group_ / kTileRows + wave_blocks_ + 1);
+  items_.reserve(static_cast<size_t>(items));
+  parts_.reserve(static_cast<size_t>(items + kTargetParts));
+  // Not touched until used, so that what a short call does not need costs no memory.
+  converted_.reset(new float[static_cast<size_t>(max_tokens_ * query_heads_ * dim_)]);
+  partial_values_.reset(new float[static_cast<size_t>(kMostSlots * kTileRows * dim_)]);
+  partial_maximum_.resize(static_cast<size_t>(kMostSlots * kTileRows));
+  partial_sum_.resize(partial_maximum_.size());
+
+  for (int i = 0; i < threads; ++i) {
+    Worker worker;
+    worker.select = limits.workspace;
+    worker.attend = std::make_unique<AttendWorkspace>(dim_);
+    worker.maximum.resize(kTileRows);
+    worker.sum.resize(kTileRows);
+    worker.values.resize(static_cast<size_t>(kTileRows * dim_));
+    workers_.push_back(std::move(worker));
+  }
+  pool_ = std::make_unique<ThreadPool>(threads);
+}
+
+void Session::reset_counters() {
+  std::fill(counters_.begin(), counters_.end(), Counters());
+}
+
+}  // namespace sqz

@@ -1,0 +1,135 @@
+// One session: a selection plan, a thread pool and all the memory that serving needs. One call at a
+// time; see sqz.h, which this implements.
+//
+// A call is cut into blocks (tokens that share a selection), blocks into waves (as many as the
+// selection buffers hold), a wave's attention into items (a block, a KV head, up to kTileRows query
+// rows, a range of the key list). Every cut depends on the call and the index alone, and partial
+// states are merged in the order of their keys, so that results are the same bits for any number of
+// threads.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "libruntime/attention/attend.h"
+#include "libruntime/select/plan.h"
+#include "libruntime/select/selector.h"
+#include "libruntime/session/served_index.h"
+#include "libruntime/session/thread_pool.h"
+
+namespace sqz {
+
+struct SessionOptions {
+  SelectionRequest selection;
+  int64_t block = 0;
+  int64_t max_tokens = 0;               // 0 = 4096
+  int threads = 0;                      // 0 = all cores
+  const CpuKernels* kernels = nullptr;  // null = the machine's best
+};
+
+// Validated by the C interface: shapes fit the index, tokens <= max_tokens, indptr in order.
+struct AttendCall {
+  int64_t layer = 0;
+  int64_t tokens = 0;                  // T
+  DType dtype = DType::kF32;           // of q and out: F32, F16, BF16
+  const void* q = nullptr;             // [T, Hq, d]
+  void* out = nullptr;                 // [T, Hq, d]
+  float* lse = nullptr;                // [T, Hq]
+  const int64_t* positions = nullptr;  // [T] or null
+  const int64_t* indptr = nullptr;     // [requests + 1] or null
+  int64_t requests = 0;
+};
+
+// Sums over selections; see sqz_stats.
+struct Counters {
+  uint64_t selections = 0, keys_read = 0, keys_possible = 0, bytes_read = 0, bytes_dense = 0;
+  void add(const Counters& other);
+};
+
+class Session {
+ public:
+  static Result<std::unique_ptr<Session>> create(std::shared_ptr<const ServedIndex> index,
+                                                 const SessionOptions& options);
+
+  Status attend(const AttendCall& call);
+  // The selection of the first block: one entry a KV head, valid until the next call.
+  Result<std::span<const HeadSelection>> select(const AttendCall& call);
+
+  const ServedIndex& index() const { return *index_; }
+  const SelectionPlan& plan() const { return plan_; }
+  int64_t max_tokens() const { return max_tokens_; }
+  const Counters& counters(int64_t layer) const { return counters_[layer]; }
+  void reset_counters();
+
+ private:
+  struct Block {
+    int64_t first = 0, tokens = 0;
+  };
+  // Where the next block of a call begins.
+  struct BlockCursor {
+    int64_t request = 0, token = 0;
+  };
+  // Rows [row, row + rows) of a block in one KV head; row = token * group + head in group.
+  struct Item {
+    int64_t block = 0, head = 0, row = 0, rows = 0;
+    int64_t first_part = 0, parts = 1;
+    int64_t slot = -1;  // of its first partial state; -1: one part, finished at once
+  };
+  struct Part {
+    int64_t item = 0, begin = 0, end = 0, slot = -1;
+  };
+  struct Worker {
+    SelectWorkspace select;
+    std::unique_ptr<AttendWorkspace> attend;
+    std::vector<float> maximum, sum, values;  // one PartialRows
+  };
+
+  Session(std::shared_ptr<const ServedIndex> index, SelectionPlan plan,
+          const SessionOptions& options, int threads);
+  void allocate(int threads);
+
+  Status load_queries(const AttendCall& call, int64_t tokens);
+  Status check_window(const AttendCall& call) const;
+  bool next_block(const AttendCall& call, BlockCursor& cursor, Block& block) const;
+  int64_t count_blocks(const AttendCall& call) const;
+  Status select_wave(const AttendCall& call);
+  Status attend_wave(const AttendCall& call);
+  void make_lists(const AttendCall& call);
+  void make_items();
+  void run_part(const AttendCall& call, const Part& part, Worker& worker);
+  void finish_item(const AttendCall& call, const Item& item, const PartialRows& state);
+  void count_wave(const AttendCall& call);
+  PartialRows slot(int64_t index);
+  const float* query(int64_t token, int64_t head) const;
+  Status numeric_error(const AttendCall& call, const char* what);
+  void note_bad(int64_t index);
+
+  std::shared_ptr<const ServedIndex> index_;
+  SelectionPlan plan_;
+  const CpuKernels& kernels_;
+  std::unique_ptr<Selector> selector_, dense_;
+  int64_t block_, max_tokens_;
+  int64_t query_heads_, kv_heads_, group_, dim_;
+  float scale_;
+  std::vector<Counters> counters_;
+
+  // Memory of the calls, all sized at creation.
+  const float* queries_ = nullptr;         // [T, Hq, d]: the caller's, or converted_
+  std::unique_ptr<float[]> converted_;     // [max_tokens, Hq, d]
+  int64_t wave_blocks_ = 1;                // most blocks of a wave
+  std::vector<Block> blocks_;              // of the wave
+  std::vector<HeadSelection> selections_;  // [wave_blocks, Hkv]
+  std::unique_ptr<KeyRun[]> runs_;
+  std::unique_ptr<ClusterRun[]> estimated_;
+  std::vector<KeyList> lists_;  // [wave_blocks, Hkv]
+  std::vector<Item> items_;
+  std::vector<Part> parts_;
+  std::unique_ptr<float[]> partial_values_;           // [slots, kTileRows, d]
+  std::vector<float> partial_maximum_, partial_sum_;  // [slots, kTileRows]
+  std::vector<Worker> workers_;
+  std::atomic<int64_t> first_bad_{0};  // lowest offending index of a parallel loop
+  std::unique_ptr<ThreadPool> pool_;
+};
+
+}  // namespace sqz
