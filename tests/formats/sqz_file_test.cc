@@ -1,0 +1,311 @@
+// What is written to a .sqz file comes back, and the file is what docs/format.md promises.
+#include "formats/sqz_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/common/temporary_directory.h"
+#include "tests/common/tiny_index.h"
+#include "tests/formats/fault_env.h"
+#include "tests/formats/raw_safetensors.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+using testing::RawIndex;
+using testing::TemporaryDirectory;
+using testing::TinyIndex;
+using testing::TinyIndexOptions;
+
+struct Case {
+  const char* name;
+  TinyIndexOptions options;
+};
+
+std::vector<Case> cases() {
+  const auto with = [](auto change) {
+    TinyIndexOptions options;
+    change(options);
+    return options;
+  };
+  using O = TinyIndexOptions;
+  return {{"TwoLevels", O{}},
+          {"OneLevelF16", with([](O& o) { o.clusters = {5}, o.dtype = DType::kF16; })},
+          {"FourLevels", with([](O& o) {
+             o.clusters = {1, 4, 4, 20};
+           })},
+          {"NoKv", with([](O& o) { o.has_kv = false; })},
+          {"NoValueMeans", with([](O& o) { o.has_value_means = false; })},
+          {"DenseAndWindows", with([](O& o) {
+             o.layers = 4, o.dense_layers = {0}, o.windows = {{2, 10}, {3, 1000}};
+           })},
+          {"AllDense", with([](O& o) {
+             o.dense_layers = {0, 1};
+           })},
+          {"NoSinkNoTail", with([](O& o) { o.sink = 0, o.tail = 0; })},
+          {"OneKeyAHeadAndCluster", with([](O& o) {
+             o.tokens = 3, o.sink = 1, o.tail = 1, o.clusters = {1}, o.kv_heads = 1, o.head_dim = 1;
+             o.query_heads = 1;
+           })},
+          {"OddShapes", with([](O& o) {
+             o.tokens = 77, o.head_dim = 3, o.kv_heads = 3, o.query_heads = 9, o.clusters = {7, 13};
+           })}};
+}
+
+class SqzFileRoundTrip : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    auto written = testing::write_tiny_index(path_, GetParam().options);
+    ASSERT_TRUE(written.ok()) << written.status().message();
+    index_ = *std::move(written);
+  }
+
+  TemporaryDirectory dir_;
+  std::string path_ = dir_.file("x.sqz");
+  TinyIndex index_;
+};
+
+TEST_P(SqzFileRoundTrip, MetadataComesBack) {
+  const auto file = SqzFile::open(path_);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  const IndexMetadata &found = (*file)->metadata(), &want = index_.metadata;
+  EXPECT_EQ(found.producer, "sqz 0.1.0");
+  EXPECT_EQ(found.model, want.model);
+  EXPECT_EQ(found.tokenizer_hash, want.tokenizer_hash);
+  EXPECT_EQ(found.tokens_hash, want.tokens_hash);
+  EXPECT_EQ(found.tokens, want.tokens);
+  EXPECT_EQ(found.sink, want.sink);
+  EXPECT_EQ(found.tail, want.tail);
+  EXPECT_EQ(found.levels, want.levels);
+  EXPECT_EQ(found.dtype, want.dtype);
+  EXPECT_EQ(found.has_kv, want.has_kv);
+  EXPECT_EQ(found.has_value_means, want.has_value_means);
+  EXPECT_EQ(found.build, want.build);
+  ASSERT_EQ(found.layers.size(), want.layers.size());
+  for (size_t l = 0; l < want.layers.size(); ++l) {
+    EXPECT_EQ(found.layers[l].dense, want.layers[l].dense);
+    EXPECT_EQ(found.layers[l].window, want.layers[l].window);
+  }
+  EXPECT_EQ((*file)->file_bytes(), index_.bytes);
+  EXPECT_EQ((*file)->path(), path_);
+  EXPECT_EQ((*file)->raw_metadata().at("format"), "sqz");
+}
+
+template <class T>
+std::vector<T> copy(const void* data, int64_t n) {
+  const T* p = static_cast<const T*>(data);
+  return {p, p + n};
+}
+
+std::vector<float> floats(const void* data, int64_t n, DType dtype) {
+  std::vector<float> out;
+  for (const uint16_t bits : copy<uint16_t>(data, n)) {
+    out.push_back(dtype == DType::kBF16 ? to_float(BFloat16{bits}) : to_float(Float16{bits}));
+  }
+  return out;
+}
+
+// tokens' rows of one head, from [Hkv, N, d].
+std::vector<float> rows(const std::vector<float>& all, int64_t head, int64_t tokens, int64_t d,
+                        const std::vector<int64_t>& wanted) {
+  std::vector<float> out;
+  for (const int64_t t : wanted) {
+    const auto first = all.begin() + (head * tokens + t) * d;
+    out.insert(out.end(), first, first + d);
+  }
+  return out;
+}
+
+TEST_P(SqzFileRoundTrip, EveryTensorComesBackInEitherMode) {
+  for (const OpenMode mode : {OpenMode::kMmap, OpenMode::kRead}) {
+    const auto file = SqzFile::open(path_, mode);
+    ASSERT_TRUE(file.ok()) << file.status().message();
+    const TinyIndexOptions& o = index_.options;
+    const int64_t d = o.head_dim;
+    for (int64_t l = 0; l < o.layers; ++l) {
+      const LayerView view = (*file)->layer(l);
+      const TinyIndex::Layer& want = index_.layers[static_cast<size_t>(l)];
+      EXPECT_EQ(view.dtype, o.dtype);
+      EXPECT_EQ(view.kv_heads, o.kv_heads);
+      EXPECT_EQ(view.head_dim, d);
+      EXPECT_EQ(view.slots, want.shape.slots);
+      EXPECT_EQ(view.exact, want.shape.exact);
+      ASSERT_EQ(view.levels, static_cast<int>(want.shape.clusters.size()));
+      EXPECT_EQ(view.positions != nullptr, view.levels > 0);
+      EXPECT_EQ(view.keys != nullptr, view.levels > 0 && o.has_kv);
+      EXPECT_EQ(view.values != nullptr, view.levels > 0 && o.has_kv);
+      for (size_t k = 0; k < want.shape.clusters.size(); ++k) {
+        const LevelView& level = view.level[k];
+        ASSERT_EQ(level.clusters, want.shape.clusters[k]);
+        EXPECT_THAT(copy<uint32_t>(level.offsets, o.kv_heads * (level.clusters + 1)),
+                    ElementsAreArray(want.offsets[k]));
+        EXPECT_EQ(level.value_means != nullptr, o.has_value_means);
+        EXPECT_NE(level.centroids, nullptr);
+      }
+      for (int64_t h = 0; h < o.kv_heads; ++h) {
+        std::vector<int64_t> slots, exact;
+        for (int64_t s = 0; s < view.slots; ++s) {
+          slots.push_back(view.positions[h * view.slots + s]);
+          EXPECT_EQ(view.positions[h * view.slots + s],
+                    want.positions[static_cast<size_t>(h * view.slots + s)]);
+        }
+        const int64_t sink = view.levels > 0 ? o.sink : 0;
+        for (int64_t t = 0; t < sink; ++t) exact.push_back(t);
+        for (int64_t t = o.tokens - view.exact + sink; t < o.tokens; ++t) exact.push_back(t);
+        const auto part = [&](const void* data, int64_t n) {
+          return floats(static_cast<const uint16_t*>(data) + h * n * d, n * d, o.dtype);
+        };
+        if (view.keys) {
+          EXPECT_EQ(part(view.keys, view.slots), rows(want.keys, h, o.tokens, d, slots));
+          EXPECT_EQ(part(view.values, view.slots), rows(want.values, h, o.tokens, d, slots));
+        }
+        if (view.exact > 0) {
+          EXPECT_EQ(part(view.exact_keys, view.exact), rows(want.keys, h, o.tokens, d, exact));
+          EXPECT_EQ(part(view.exact_values, view.exact), rows(want.values, h, o.tokens, d, exact));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SqzFileRoundTrip, CalibrationComesBack) {
+  const auto file = SqzFile::open(path_);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  const auto found = (*file)->calibration();
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_EQ(found->queries, index_.calibration.queries);
+  EXPECT_EQ(found->source, index_.calibration.source);
+  EXPECT_EQ(found->coarse_keep, index_.calibration.coarse_keep);
+  EXPECT_EQ(found->thresholds, index_.calibration.thresholds);
+  EXPECT_EQ(found->coarse, index_.calibration.coarse);
+  EXPECT_EQ(found->shares, index_.calibration.shares);
+}
+
+TEST_P(SqzFileRoundTrip, VerifyFindsNothingAndReportsProgress) {
+  const auto file = SqzFile::open(path_);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  uint64_t last = 0;
+  const auto report = (*file)->verify([&](uint64_t done, uint64_t total) {
+    EXPECT_GE(done, last);
+    EXPECT_EQ(total, index_.bytes);
+    last = done;
+  });
+  ASSERT_TRUE(report.ok());
+  EXPECT_THAT(report->problems, ::testing::IsEmpty());
+  EXPECT_EQ(static_cast<size_t>(report->checked), (*file)->header().tensors.size());
+  EXPECT_GT(last, 0u);
+}
+
+TEST_P(SqzFileRoundTrip, IsALegalAlignedSafetensorsFile) {
+  const auto raw = Env::posix().open_read(path_);
+  ASSERT_TRUE(raw.ok());
+  const auto header = read_safetensors_header(**raw);
+  ASSERT_TRUE(header.ok()) << header.status().message();
+  EXPECT_EQ(header->data_offset % 4096, 0u);
+  std::string layer;
+  for (const TensorInfo& tensor : header->tensors) {
+    if (tensor.name.starts_with("padding.")) continue;
+    EXPECT_EQ(tensor.offset % 64, 0u) << tensor.name;
+    const std::string prefix = tensor.name.substr(0, tensor.name.find('.', 7));
+    if (tensor.name.starts_with("layers.") && prefix != layer) {
+      EXPECT_EQ(tensor.offset % 4096, 0u) << tensor.name;
+      layer = prefix;
+    }
+  }
+  EXPECT_EQ(header->tensors.back().name, "header.xxh3_128");
+}
+
+TEST_P(SqzFileRoundTrip, SizeIsKnownBeforehand) {
+  std::vector<LayerShape> shapes;
+  for (const TinyIndex::Layer& layer : index_.layers) shapes.push_back(layer.shape);
+  const auto planned = SqzWriter::planned_bytes(index_.metadata, shapes);
+  ASSERT_TRUE(planned.ok()) << planned.status().message();
+  EXPECT_EQ(*planned, index_.bytes);
+}
+
+TEST_P(SqzFileRoundTrip, SameContentsSameBytes) {
+  const std::string again = dir_.file("again.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(again, GetParam().options).ok());
+  EXPECT_EQ(testing::read_file(path_), testing::read_file(again));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SqzFileRoundTrip, ::testing::ValuesIn(cases()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(SqzFile, LayersMayComeInAnyOrder) {
+  TemporaryDirectory dir;
+  const TinyIndexOptions options;
+  const auto index = testing::write_tiny_index(dir.file("a.sqz"), options);
+  ASSERT_TRUE(index.ok());
+  auto writer = SqzWriter::create(Env::posix(), dir.file("b.sqz"), false, index->metadata,
+                                  {index->layers[0].shape, index->layers[1].shape});
+  ASSERT_TRUE(writer.ok());
+  for (const int64_t l : {1, 0}) {
+    ASSERT_TRUE(
+        testing::tiny::write_layer(**writer, options, l, index->layers[static_cast<size_t>(l)])
+            .ok());
+  }
+  ASSERT_TRUE((*writer)->commit(index->calibration).ok());
+  EXPECT_EQ(testing::read_file(dir.file("a.sqz")), testing::read_file(dir.file("b.sqz")));
+}
+
+TEST(SqzFile, TextsFromTheUserSurvive) {
+  TemporaryDirectory dir;
+  testing::TinyIndex index = *testing::write_tiny_index(dir.file("a.sqz"));
+  index.metadata.build = {{"input", "a \"quoted\"\n\\ name \xc3\xa9"}};
+  index.metadata.model.architecture = "é\"\\";
+  index.calibration.source = "questions \"q.txt\"\t";
+  auto writer = SqzWriter::create(Env::posix(), dir.file("b.sqz"), false, index.metadata,
+                                  {index.layers[0].shape, index.layers[1].shape});
+  ASSERT_TRUE(writer.ok()) << writer.status().message();
+  for (const int64_t l : {0, 1}) {
+    ASSERT_TRUE(
+        testing::tiny::write_layer(**writer, index.options, l, index.layers[static_cast<size_t>(l)])
+            .ok());
+  }
+  ASSERT_TRUE((*writer)->commit(index.calibration).ok());
+  const auto file = SqzFile::open(dir.file("b.sqz"));
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ((*file)->metadata().build, index.metadata.build);
+  EXPECT_EQ((*file)->metadata().model.architecture, "é\"\\");
+  EXPECT_EQ((*file)->calibration()->source, index.calibration.source);
+}
+
+TEST(SqzFile, MissingFileAndFailedCallsAreErrors) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("x.sqz");
+  EXPECT_EQ(SqzFile::open(path).status().code(), Code::kNotFound);
+  ASSERT_TRUE(testing::write_tiny_index(path).ok());
+  for (const OpenMode mode : {OpenMode::kMmap, OpenMode::kRead}) {
+    testing::FailNth count;
+    testing::FaultEnv counting(count.hook());
+    ASSERT_TRUE(SqzFile::open(path, mode, counting).ok());
+    EXPECT_THAT(count.calls,
+                ::testing::ElementsAre("open", mode == OpenMode::kMmap ? "map" : "read"));
+    for (int nth = 0; nth < static_cast<int>(count.calls.size()); ++nth) {
+      testing::FailNth fail;
+      fail.fail_at = nth;
+      testing::FaultEnv env(fail.hook());
+      EXPECT_EQ(SqzFile::open(path, mode, env).status().code(), Code::kIo) << nth;
+    }
+  }
+}
+
+TEST(SqzFile, StaysReadableAfterItWasReplaced) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("x.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(path).ok());
+  const auto old = SqzFile::open(path);
+  ASSERT_TRUE(old.ok());
+  TinyIndexOptions other;
+  other.seed = 2;
+  ASSERT_TRUE(testing::write_tiny_index(path, other).ok());
+  const auto report = (*old)->verify();
+  ASSERT_TRUE(report.ok());
+  EXPECT_THAT(report->problems, ::testing::IsEmpty());
+}
+
+}  // namespace
+}  // namespace sqz
