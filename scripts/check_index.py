@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Checks a .sqz index independently of the C++ code: python3 scripts/check_index.py FILE [--capture F.h5]
+
+Needs numpy only. Reads the file as docs/format.md describes it and checks the header, alignments,
+paddings, offsets, cluster sizes, slot order, that stored centroids and value means are the means of
+the keys and values below them, and the calibration. With the `safetensors` package installed, the
+file is opened with it, too. With --capture (needs h5py), stored keys and values are compared with
+the dense pass that they came from, through the stored positions.
+
+Prints one line a problem; exit code 0 if there is none, 1 otherwise, 2 if the file cannot be read.
+"""
+
+import argparse
+import json
+import struct
+import sys
+
+import numpy as np
+
+WIDTH = {"U8": 1, "F16": 2, "BF16": 2, "U32": 4, "F32": 4}
+problems = []
+
+
+def check(condition, message):
+    if not condition:
+        problems.append(message)
+    return bool(condition)
+
+
+def no_duplicates(pairs):
+    keys = [k for k, _ in pairs]
+    check(len(keys) == len(set(keys)), f"duplicate keys in the header: {keys}")
+    return dict(pairs)
+
+
+class Index:
+    """The container: header, metadata, tensors as numpy arrays."""
+
+    def __init__(self, path):
+        self.data = np.memmap(path, dtype=np.uint8, mode="r")
+        (length,) = struct.unpack("<Q", self.data[:8].tobytes())
+        self.start = 8 + length
+        header = json.loads(self.data[8:self.start].tobytes(), object_pairs_hook=no_duplicates)
+        self.metadata = header.pop("__metadata__")
+        self.tensors = dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
+
+    def check_container(self):
+        check(self.start % 4096 == 0, f"data starts at byte {self.start}, not on a page")
+        end, layer = 0, None
+        for name, tensor in self.tensors.items():
+            begin, stop = tensor["data_offsets"]
+            check(begin == end, f"{name}: begins at {begin}, the tensor before ends at {end}")
+            count = int(np.prod(tensor["shape"], dtype=object)) * WIDTH[tensor["dtype"]]
+            check(stop - begin == count, f"{name}: {stop - begin} bytes for {count}")
+            end = stop
+            if name.startswith("padding."):
+                check(not self.data[self.start + begin:self.start + stop].any(), f"{name}: not zero")
+                continue
+            check((self.start + begin) % 64 == 0, f"{name}: not on a 64-byte boundary")
+            if name.startswith("layers.") and name.split(".")[1] != layer:
+                layer = name.split(".")[1]
+                check((self.start + begin) % 4096 == 0, f"{name}: layer does not begin on a page")
+        check(self.start + end == len(self.data), f"tensors end at {end}, the file does not")
+        check(list(self.tensors)[-1] == "header.xxh3_128", "last tensor is not header.xxh3_128")
+        hashed = {n for n in self.tensors if not n.startswith(("padding.", "header."))}
+        check(set(json.loads(self.metadata["checksums"])) == hashed, "checksums: other names than tensors")
+
+    def raw(self, name):
+        tensor = self.tensors[name]
+        begin, stop = (self.start + x for x in tensor["data_offsets"])
+        kind = {"U32": "<u4", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}[tensor["dtype"]]
+        return self.data[begin:stop].view(kind).reshape(tensor["shape"])
+
+    def floats(self, name, head):
+        """One KV head of a BF16, F16 tensor as float32."""
+        raw = np.asarray(self.raw(name)[head])
+        if self.tensors[name]["dtype"] == "BF16":
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw.astype(np.float32)
+
+
+def check_means(index, name, head, vectors, first):
+    """Stored means against the means of vectors[first[i]:first[i + 1]], with room for rounding."""
+    stored = index.floats(name, head).astype(np.float64)
+    sizes = np.diff(first)[:, None].astype(np.float64)
+    wide = vectors.astype(np.float64)
+    mean = np.add.reduceat(wide, first[:-1], axis=0) / sizes
+    scale = np.add.reduceat(np.abs(wide), first[:-1], axis=0) / sizes + np.abs(mean)
+    unit = 2.0**-8 if index.tensors[name]["dtype"] == "BF16" else 2.0**-10
+    off = np.abs(stored - mean) - (unit + sizes * 2.0**-24) * scale - 2.0**-23
+    worst = np.unravel_index(np.argmax(off), off.shape)
+    check(off[worst] <= 0, f"{name}: head {head}, cluster {worst[0]}, dimension {worst[1]}: "
+                           f"found {stored[worst]}, mean {mean[worst]}")
+
+
+def check_head(index, layer, head, clusters):
+    meta = index.metadata
+    n, sink, tail = (int(meta[k]) for k in ("tokens", "sink", "tail"))
+    prefix = f"layers.{layer}."
+    positions = np.asarray(index.raw(prefix + "positions")[head])
+    check(np.array_equal(np.sort(positions), np.arange(sink, n - tail)),
+          f"{prefix}positions: head {head}: not each of the tokens {sink} to {n - tail - 1} once")
+    first = np.arange(len(positions) + 1)  # first slot of each child, from the finest level up
+    for level in range(len(clusters), 0, -1):
+        name = f"{prefix}level.{level}.offsets"
+        offsets = np.asarray(index.raw(name)[head]).astype(np.int64)
+        end = len(first) - 1
+        good = offsets[0] == 0 and offsets[-1] == end and (np.diff(offsets) > 0).all()
+        if not check(good, f"{name}: head {head}: does not rise from 0 to {end}, each cluster with something"):
+            return
+        first = first[offsets]
+        for what, means in (("keys", "centroids"), ("values", "value_means")):
+            mean_name = f"{prefix}level.{level}.{means}"
+            if prefix + what in index.tensors and mean_name in index.tensors:
+                check_means(index, mean_name, head, index.floats(prefix + what, head), first)
+
+
+def check_layer(index, layer, policy):
+    meta, prefix = index.metadata, f"layers.{layer}."
+    heads, dim = (json.loads(meta["model"])[k] for k in ("kv_heads", "head_dim"))
+    n, sink, tail, levels = (int(meta[k]) for k in ("tokens", "sink", "tail", "levels"))
+    slots = 0 if policy["dense"] else n - sink - tail
+    exact = sink + tail if slots else min(policy["window"] or n, n)
+    clusters = [index.tensors[f"{prefix}level.{k}.centroids"]["shape"][1]
+                for k in range(1, levels + 1)] if slots else []
+    want = {}
+    for k, count in enumerate(clusters, 1):
+        want[f"level.{k}.centroids"] = [heads, count, dim]
+        want[f"level.{k}.offsets"] = [heads, count + 1]
+        if meta["value_means"] == "true":
+            want[f"level.{k}.value_means"] = [heads, count, dim]
+    if slots:
+        want["positions"] = [heads, slots]
+        if meta["kv"] == "true":
+            want["keys"] = want["values"] = [heads, slots, dim]
+    if exact:
+        want["exact.keys"] = want["exact.values"] = [heads, exact, dim]
+    found = {name[len(prefix):]: t["shape"] for name, t in index.tensors.items() if name.startswith(prefix)}
+    if not check(found == want, f"{prefix[:-1]}: tensors {found}, expected {want}"):
+        return
+    for name in want:
+        if index.tensors[prefix + name]["dtype"] != "U32":
+            for head in range(heads):
+                check(np.isfinite(index.floats(prefix + name, head)).all(), f"{prefix}{name}: NaN or infinity")
+    for head in range(heads if slots else 0):
+        check_head(index, layer, head, clusters)
+
+
+def check_calibration(index):
+    if int(index.metadata["levels"]) == 0:
+        return
+    thresholds = index.raw("calibration.thresholds").astype(np.float64)
+    check(not np.isnan(thresholds).any() and (thresholds < np.inf).all(), "calibration.thresholds: NaN or infinity")
+    check((thresholds[..., 1:] <= thresholds[..., :-1]).all(), "calibration.thresholds: they rise")
+    check((index.raw("calibration.coarse") < np.inf).all(), "calibration.coarse: NaN or infinity")
+    shares = index.raw("calibration.shares")
+    check(((shares >= 0) & (shares <= 1)).all(), "calibration.shares: outside [0, 1]")
+
+
+def check_capture(index, path):
+    """Keys and values of the file are those of the capture, rounded to the file's dtype."""
+    import h5py
+
+    meta = index.metadata
+    n, sink, tail = (int(meta[k]) for k in ("tokens", "sink", "tail"))
+    unit = 2.0**-8 if meta["dtype"] == "BF16" else 2.0**-11
+    with h5py.File(path, "r") as capture:
+        for layer, policy in enumerate(json.loads(meta["layers"])):
+            for what in ("keys", "values"):
+                source = capture[f"layers/{layer}/{what}"]
+                for head in range(source.shape[0]):
+                    dense = np.asarray(source[head], dtype=np.float32)
+                    exact = np.r_[0:sink, n - tail:n]
+                    if policy["dense"]:
+                        exact = np.arange(n - min(policy["window"] or n, n), n)
+                    parts = [(f"layers.{layer}.exact.{what}", exact)]
+                    if not policy["dense"]:
+                        parts.append((f"layers.{layer}.{what}", index.raw(f"layers.{layer}.positions")[head]))
+                    for name, tokens in parts:
+                        if name in index.tensors:
+                            want = dense[tokens]
+                            error = np.abs(index.floats(name, head) - want) - unit * np.abs(want) - 2.0**-24
+                            check((error <= 0).all(), f"{name}: head {head}: differs from the capture at slot "
+                                                      f"{np.argmax(error.max(axis=1))}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("file")
+    parser.add_argument("--capture", help="HDF5 capture that the index was built from")
+    arguments = parser.parse_args()
+    try:
+        index = Index(arguments.file)
+        index.check_container()
+        if not problems:  # otherwise the names and shapes below cannot be relied on
+            for layer, policy in enumerate(json.loads(index.metadata["layers"])):
+                check_layer(index, layer, policy)
+            check_calibration(index)
+            if arguments.capture:
+                check_capture(index, arguments.capture)
+    except (OSError, KeyError, ValueError, struct.error) as error:
+        print(f"{arguments.file}: cannot be read: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    try:
+        from safetensors import safe_open
+        with safe_open(arguments.file, framework="numpy") as opened:
+            check(set(opened.keys()) == set(index.tensors), "the safetensors package sees other tensors")
+    except ImportError:
+        pass
+    except Exception as error:  # whatever the package raises is a finding
+        problems.append(f"the safetensors package refuses the file: {error}")
+    for problem in problems:
+        print(f"{arguments.file}: {problem}")
+    if not problems:
+        print(f"{arguments.file}: {len(index.tensors)} tensors, no problem found")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
