@@ -13,49 +13,48 @@ class TorchCache final : public KvCache {
       : group_(model.group_size()), scale_(model.attention_scale) {}
 
   int64_t size() const override { return size_; }
-  void clear() override { size_ = 0; }
+  void resize(int64_t tokens) override { size_ = tokens; }
 
-  void append(const at::Tensor& k, const at::Tensor& v) override {
-    const int64_t count = k.size(0);
-    reserve(size_ + count, k);
-    keys_.narrow(1, size_, count).copy_(k.transpose(0, 1));
-    values_.narrow(1, size_, count).copy_(v.transpose(0, 1));
-    size_ += count;
+  void write(int64_t first, const at::Tensor& k, const at::Tensor& v) override {
+    reserve(k);
+    keys_.narrow(1, first, k.size(0)).copy_(k.transpose(0, 1));
+    values_.narrow(1, first, k.size(0)).copy_(v.transpose(0, 1));
   }
 
-  AttentionState attend(const at::Tensor& q, int64_t window) const override {
+  AttentionState attend(const at::Tensor& q, int64_t first, int64_t window) const override {
     const int64_t count = q.size(0), heads = q.size(1);
     const auto f32 = q.options().dtype(at::kFloat);
     AttentionState state{at::empty(q.sizes(), f32), at::empty({count, heads}, f32)};
-    const int64_t row_bytes = heads * size_ * int64_t{sizeof(float)};
+    const int64_t row_bytes = heads * (first + count) * int64_t{sizeof(float)};
     const int64_t step = std::max<int64_t>(1, kScoreBytes / row_bytes);
     for (int64_t t = 0; t < count; t += step) {
-      attend_rows(q, t, std::min(step, count - t), window, state);
+      const int64_t rows = std::min(step, count - t);
+      attend_rows(q.narrow(0, t, rows), first + t, window,
+                  {state.out.narrow(0, t, rows), state.lse.narrow(0, t, rows)});
     }
     return state;
   }
 
  private:
-  void reserve(int64_t tokens, const at::Tensor& like) {
+  // Memory for size_ tokens, on the device and in the dtype of what is written.
+  void reserve(const at::Tensor& like) {
     const int64_t capacity = keys_.defined() ? keys_.size(1) : 0;
-    if (tokens <= capacity) return;
-    const int64_t grown = std::max(tokens, 2 * capacity);
+    if (size_ <= capacity) return;
+    const int64_t grown = std::max(size_, 2 * capacity);
     for (at::Tensor* tensor : {&keys_, &values_}) {
       at::Tensor wider = at::empty({like.size(1), grown, like.size(2)}, like.options());
-      if (size_ > 0) wider.narrow(1, 0, size_).copy_(tensor->narrow(1, 0, size_));
+      if (capacity > 0) wider.narrow(1, 0, capacity).copy_(*tensor);
       *tensor = wider;
     }
   }
 
-  void attend_rows(const at::Tensor& q, int64_t t, int64_t count, int64_t window,
-                   AttentionState& state) const {
-    const int64_t first = size_ - q.size(0) + t;  // the cache's index of the first query's token
+  void attend_rows(const at::Tensor& q, int64_t first, int64_t window,
+                   const AttentionState& state) const {
+    const int64_t count = q.size(0), dim = q.size(2), kv_heads = keys_.size(0);
     const int64_t low = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
     const int64_t keys = first + count - low;
-    const int64_t kv_heads = keys_.size(0), dim = q.size(2);
     // [Hkv, group * count, d]: the rows of one KV head are the group's heads, then tokens.
-    const at::Tensor rows = q.narrow(0, t, count)
-                                .view({count, kv_heads, group_, dim})
+    const at::Tensor rows = q.reshape({count, kv_heads, group_, dim})
                                 .permute({1, 2, 0, 3})
                                 .reshape({kv_heads, group_ * count, dim});
     at::Tensor scores =
@@ -66,14 +65,14 @@ class TorchCache final : public KvCache {
     at::Tensor hidden = ahead > 0;
     if (window > 0) hidden = hidden.logical_or(ahead <= -window);
     scores = scores.view({kv_heads, group_, count, keys})
-                 .masked_fill_(hidden, -std::numeric_limits<float>::infinity());
+                 .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
     const at::Tensor lse = scores.logsumexp(3);  // [Hkv, group, count]
     const at::Tensor weights = scores.sub_(lse.unsqueeze(3)).exp_().to(values_.scalar_type());
     const at::Tensor out =
         at::bmm(weights.view({kv_heads, group_ * count, keys}), values_.narrow(1, low, keys))
             .view({kv_heads, group_, count, dim});
-    state.out.narrow(0, t, count).copy_(out.permute({2, 0, 1, 3}).reshape({count, -1, dim}));
-    state.lse.narrow(0, t, count).copy_(lse.permute({2, 0, 1}).reshape({count, -1}));
+    state.out.copy_(out.permute({2, 0, 1, 3}).reshape({count, -1, dim}));
+    state.lse.copy_(lse.permute({2, 0, 1}).reshape({count, -1}));
   }
 
   int64_t group_;

@@ -22,16 +22,18 @@ class KvCache {
  public:
   virtual ~KvCache() = default;
   virtual int64_t size() const = 0;  // tokens held
-  // k, v: [T, Hkv, d], keys after RoPE.
-  virtual void append(const at::Tensor& k, const at::Tensor& v) = 0;
-  // q: [T, Hq, d] of the last T tokens appended. Each sees itself and the tokens before it, of
-  // those the last `window` only if window > 0.
-  virtual AttentionState attend(const at::Tensor& q, int64_t window) const = 0;
-  // Forgets all tokens and keeps the memory.
-  virtual void clear() = 0;
+  // Grows or shrinks; memory is kept, tokens added are undefined until written. Like std::vector,
+  // growth moves what is there: not while others read or write.
+  virtual void resize(int64_t tokens) = 0;
+  // k, v: [T, Hkv, d] of tokens first .. first + T - 1, keys after RoPE. Several threads may write
+  // different tokens at once.
+  virtual void write(int64_t first, const at::Tensor& k, const at::Tensor& v) = 0;
+  // q: [T, Hq, d] of tokens first .. first + T - 1. Each sees itself and the tokens before it, of
+  // those the last `window` only (itself counted) if window > 0. Thread-safe.
+  virtual AttentionState attend(const at::Tensor& q, int64_t first, int64_t window) const = 0;
 };
 
-// float32, in the layout of cpu_kernel.h.
+// float32, in the layout of cpu_kernel.h. `widest`: see cpu_kernel().
 std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model, int widest = 512);
 // LibTorch operations only: any device and dtype.
 std::unique_ptr<KvCache> make_torch_cache(const ModelDescription& model);

@@ -1,7 +1,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <new>
 #include <vector>
@@ -41,47 +40,40 @@ class CpuCache final : public KvCache {
 
   int64_t size() const override { return size_; }
 
-  void clear() override {
-    size_ = 0;
+  void resize(int64_t tokens) override {
+    size_ = tokens;
     for (Head& head : heads_) {
-      head.panels.clear();
-      head.values.clear();
+      head.panels.resize(static_cast<size_t>((tokens + kPanel - 1) / kPanel * kPanel * dim_));
+      head.values.resize(static_cast<size_t>(tokens * padded_dim(dim_)));
     }
   }
 
-  void append(const at::Tensor& k, const at::Tensor& v) override {
+  void write(int64_t first, const at::Tensor& k, const at::Tensor& v) override {
     const at::Tensor keys = k.to(at::kFloat).contiguous(), values = v.to(at::kFloat).contiguous();
     const int64_t count = keys.size(0), kv_heads = keys.size(1);
-    at::parallel_for(0, kv_heads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t h = begin; h < end; ++h) {
-        append_head(heads_[static_cast<size_t>(h)], keys.data_ptr<float>() + h * dim_,
-                    values.data_ptr<float>() + h * dim_, count, kv_heads * dim_);
-      }
-    });
-    size_ += count;
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      write_head(heads_[static_cast<size_t>(h)], first, keys.data_ptr<float>() + h * dim_,
+                 values.data_ptr<float>() + h * dim_, count, kv_heads * dim_);
+    }
   }
 
-  AttentionState attend(const at::Tensor& q, int64_t window) const override {
+  AttentionState attend(const at::Tensor& q, int64_t first, int64_t window) const override {
     const at::Tensor queries = q.to(at::kFloat).contiguous();
     const int64_t count = queries.size(0), heads = queries.size(1);
     AttentionState state{at::empty_like(queries), at::empty({count, heads}, queries.options())};
     const int64_t kv_heads = static_cast<int64_t>(heads_.size());
-    const int64_t block = std::max<int64_t>(1, kMaxRows / group_);  // tokens of one task
-    const int64_t blocks = (count + block - 1) / block;
-    const int64_t tasks = blocks * kv_heads;
-    // Later blocks see more keys: tasks are handed out one by one, the longest first.
-    std::atomic<int64_t> next{0};
-    at::parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1,
-                     [&](int64_t begin, int64_t end) {
-                       Scratch scratch(dim_);
-                       for (; begin < end; ++begin) {
-                         for (int64_t task; (task = next.fetch_add(1)) < tasks;) {
-                           const int64_t b = blocks - 1 - task / kv_heads;
-                           attend_block(queries, task % kv_heads, b * block,
-                                        std::min(count, (b + 1) * block), window, scratch, state);
-                         }
-                       }
-                     });
+    const int64_t step = std::max<int64_t>(1, kMaxRows / group_);  // tokens of one task
+    const int64_t tasks = (count + step - 1) / step * kv_heads;
+    at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+      Scratch scratch(dim_);
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t t = task / kv_heads * step, last = std::min(count, t + step);
+        for (int64_t g = 0; g < group_; g += kMaxRows) {  // in one go, unless the group is huge
+          const Rows rows{task % kv_heads * group_ + g, std::min(kMaxRows, group_ - g), t, last};
+          attend_rows(queries, first, window, rows, scratch, state);
+        }
+      }
+    });
     return state;
   }
 
@@ -96,41 +88,35 @@ class CpuCache final : public KvCache {
     float lse[kMaxRows];
   };
 
-  void append_head(Head& head, const float* k, const float* v, int64_t count, int64_t stride) {
-    const int64_t total = size_ + count, width = padded_dim(dim_);
-    head.panels.resize(static_cast<size_t>((total + kPanel - 1) / kPanel * kPanel * dim_));
-    head.values.resize(static_cast<size_t>(total * width));
+  // Query heads [head, head + heads), tokens [first, last) of the queries.
+  struct Rows {
+    int64_t head, heads, first, last;
+  };
+
+  void write_head(Head& head, int64_t first, const float* k, const float* v, int64_t count,
+                  int64_t stride) const {
     for (int64_t t = 0; t < count; ++t) {
-      const int64_t token = size_ + t;
+      const int64_t token = first + t;
       float* panel = head.panels.data() + token / kPanel * kPanel * dim_ + token % kPanel;
       for (int64_t j = 0; j < dim_; ++j) panel[j * kPanel] = k[t * stride + j];
-      std::copy_n(v + t * stride, dim_, head.values.data() + token * width);
+      std::copy_n(v + t * stride, dim_, head.values.data() + token * padded_dim(dim_));
     }
   }
 
-  // Tokens [first, last) of the queries. A group larger than kMaxRows goes in several calls.
-  void attend_block(const at::Tensor& queries, int64_t h, int64_t first, int64_t last,
-                    int64_t window, Scratch& scratch, AttentionState& state) const {
-    for (int64_t g = 0; g < group_; g += kMaxRows) {
-      attend_rows(queries, h * group_ + g, std::min(kMaxRows, group_ - g), first, last, window,
-                  scratch, state);
-    }
-  }
-
-  void attend_rows(const at::Tensor& queries, int64_t head, int64_t heads, int64_t first,
-                   int64_t last, int64_t window, Scratch& scratch, AttentionState& state) const {
-    const int64_t all_heads = queries.size(1), base = size_ - queries.size(0);
-    const Head& kv = heads_[static_cast<size_t>(head / group_)];
+  void attend_rows(const at::Tensor& queries, int64_t base, int64_t window, const Rows& rows,
+                   Scratch& scratch, AttentionState& state) const {
+    const int64_t all_heads = queries.size(1);
+    const Head& kv = heads_[static_cast<size_t>(rows.head / group_)];
     const float* q = queries.data_ptr<float>();
-    for (int64_t t = first, r = 0; t < last; ++t) {
-      for (int64_t i = 0; i < heads; ++i, ++r) {
-        std::copy_n(q + (t * all_heads + head + i) * dim_, dim_, scratch.q.get() + r * dim_);
+    for (int64_t t = rows.first, r = 0; t < rows.last; ++t) {
+      for (int64_t i = 0; i < rows.heads; ++i, ++r) {
+        std::copy_n(q + (t * all_heads + rows.head + i) * dim_, dim_, scratch.q.get() + r * dim_);
         scratch.end[r] = base + t + 1;
         scratch.begin[r] = window > 0 ? std::max<int64_t>(0, base + t + 1 - window) : 0;
       }
     }
     RowsTask task;
-    task.rows = (last - first) * heads;
+    task.rows = (rows.last - rows.first) * rows.heads;
     task.dim = dim_;
     task.q = scratch.q.get();
     task.scale = scale_;
@@ -145,9 +131,9 @@ class CpuCache final : public KvCache {
 
     float* out = state.out.data_ptr<float>();
     float* lse = state.lse.data_ptr<float>();
-    for (int64_t t = first, r = 0; t < last; ++t) {
-      for (int64_t i = 0; i < heads; ++i, ++r) {
-        const int64_t row = t * all_heads + head + i;
+    for (int64_t t = rows.first, r = 0; t < rows.last; ++t) {
+      for (int64_t i = 0; i < rows.heads; ++i, ++r) {
+        const int64_t row = t * all_heads + rows.head + i;
         std::copy_n(scratch.out.get() + r * dim_, dim_, out + row * dim_);
         lse[row] = scratch.lse[r];
       }

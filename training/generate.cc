@@ -43,23 +43,21 @@ class TokenLoop {
 
   int64_t position() const { return position_; }
 
-  // Runs `tokens` through the model and returns the state after the last layer, [T, hidden].
-  // With a context, all tokens go as one call: they share one selection of what to read.
+  // Runs `tokens` through the model and returns the state after the last layer, [T, hidden]. The
+  // context sees them in one call: a prompt shares one selection of what to read.
   Result<at::Tensor> run(std::span<const int32_t> tokens) {
     const auto count = static_cast<int64_t>(tokens.size());
-    const int64_t chunk = context_ == nullptr ? kDefaultChunk : count;
-    at::Tensor x = transformer_.embed(tokens);
-    const RopeTable rope = transformer_.rope(position_, count);
+    Step step;
+    step.x = transformer_.embed(tokens);
+    step.rope = transformer_.rope(position_, count);
+    step.block = kDefaultChunk;
+    step.context = context_;
+    step.position = position_;
     for (size_t l = 0; l < caches_.size(); ++l) {
-      for (int64_t first = 0; first < count; first += chunk) {
-        const int64_t length = std::min(chunk, count - first);
-        SQZ_RETURN_IF_ERROR(transformer_.step(static_cast<int64_t>(l), x.narrow(0, first, length),
-                                              rope.narrow(first, length), *caches_[l],
-                                              {context_, position_ + first}, nullptr));
-      }
+      SQZ_RETURN_IF_ERROR(transformer_.run_layer(static_cast<int64_t>(l), step, *caches_[l]));
     }
     position_ += count;
-    return x;
+    return step.x;
   }
 
  private:

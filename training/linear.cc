@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 namespace sqz::training {
@@ -17,35 +18,48 @@ SetBlasThreads openblas_set_threads() {
   return reinterpret_cast<SetBlasThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
 }
 
-bool splits_rows(const at::Tensor& x) {
+// Whether at::linear() would leave the other threads idle.
+bool must_split(const Linear& linear, const at::Tensor& x) {
   static const bool openblas = openblas_set_threads() != nullptr;
-  return openblas && x.device().is_cpu() && x.scalar_type() == at::kFloat;
+  constexpr int64_t kWorthIt = int64_t{1} << 20;  // multiplications
+  return openblas && x.device().is_cpu() && x.scalar_type() == at::kFloat &&
+         at::get_num_threads() > 1 && !at::in_parallel_region() &&
+         x.size(0) * linear.weight.numel() >= kWorthIt;
 }
 
 }  // namespace
 
 at::Tensor apply(const Linear& linear, const at::Tensor& x) {
-  const int64_t rows = x.size(0), threads = at::get_num_threads();
-  if (threads == 1 || rows < 2 * threads || !splits_rows(x)) {
-    return at::linear(x, linear.weight, linear.bias);
-  }
-  at::Tensor out = at::empty({rows, linear.weight.size(0)}, x.options());
-  const at::Tensor weight = linear.weight.t();
-  const int64_t step = (rows + threads - 1) / threads;
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+  if (!must_split(linear, x)) return at::linear(x, linear.weight, linear.bias);
+  const int64_t features = linear.weight.size(0), threads = at::get_num_threads();
+  at::Tensor out = at::empty({x.size(0), features}, x.options());
+  at::parallel_for(0, features, (features + threads - 1) / threads,
+                   [&](int64_t begin, int64_t end) {
+                     const c10::InferenceMode inference;  // thread-local
+                     at::Tensor part = out.narrow(1, begin, end - begin);
+                     const at::Tensor weight = linear.weight.narrow(0, begin, end - begin).t();
+                     if (linear.bias.defined()) {
+                       at::addmm_out(part, linear.bias.narrow(0, begin, end - begin), x, weight);
+                     } else {
+                       at::mm_out(part, x, weight);
+                     }
+                   });
+  return out;
+}
+
+void for_blocks(int64_t total, int64_t block, const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t blocks = (total + block - 1) / block;
+  if (blocks <= 1) return body(0, total);
+  std::atomic<int64_t> left{blocks};
+  const int64_t workers = std::min<int64_t>(blocks, at::get_num_threads());
+  at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
     const c10::InferenceMode inference;  // thread-local
     for (; begin < end; ++begin) {
-      const int64_t first = begin * step, count = std::min(step, rows - first);
-      if (count <= 0) continue;
-      at::Tensor part = out.narrow(0, first, count);
-      if (linear.bias.defined()) {
-        at::addmm_out(part, linear.bias, x.narrow(0, first, count), weight);
-      } else {
-        at::mm_out(part, x.narrow(0, first, count), weight);
+      for (int64_t b; (b = left.fetch_sub(1) - 1) >= 0;) {
+        body(b * block, std::min(block, total - b * block));
       }
     }
   });
-  return out;
 }
 
 void set_threads(int threads) {

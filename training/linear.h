@@ -3,6 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
+#include <functional>
+
 namespace sqz::training {
 
 struct Linear {
@@ -14,8 +17,13 @@ struct Linear {
 at::Tensor apply(const Linear& linear, const at::Tensor& x);
 
 // Sets the number of CPU threads for the whole process; 0 = all cores. LibTorch on OpenBLAS
-// (Debian's) has a second pool of threads, which spins against the first; it is reduced to one
-// thread, and apply() splits the rows instead.
+// (Debian's) has a second pool of threads, which spins against the first: it is reduced to one
+// thread, and apply() splits the work instead.
 void set_threads(int threads);
+
+// body(first, count) for every block of [0, total), on all threads, the last block first (in causal
+// attention it is the longest). LibTorch's operations run single-threaded within. A single block
+// runs on the calling thread, and then they may use all threads.
+void for_blocks(int64_t total, int64_t block, const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace sqz::training

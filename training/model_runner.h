@@ -25,9 +25,9 @@ Status check_tokens(const ModelDescription& model, std::span<const int32_t> toke
 // kNumeric if a logit is NaN or infinite.
 Status check_finite(const at::Tensor& logits, int64_t first_position);
 
-// Query tokens that go through a layer together, unless the caller says otherwise: activations of
-// this many tokens stay in a CPU's outer cache. Never a function of the number of threads.
-inline constexpr int64_t kDefaultChunk = 512;
+// Tokens that one thread takes through a layer at a time, unless the caller says otherwise: their
+// activations stay in a core's cache. Never a function of the number of threads.
+inline constexpr int64_t kDefaultChunk = 256;
 
 // Runs `body`, and turns what LibTorch and the allocator throw into a Status.
 template <class Body>

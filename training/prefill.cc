@@ -31,8 +31,8 @@ Hits hits(const std::vector<int64_t>& positions, int64_t first, int64_t last, at
   return {begin - positions.begin(), offsets.to(device)};
 }
 
-// Collects what the consumer sees of one layer, chunk by chunk, on the host.
-class Collector {
+// Collects what the consumer sees of one layer, block by block, on the host.
+class Collector final : public LayerObserver {
  public:
   Collector(const ModelDescription& model, const PrefillOptions& options, int64_t tokens)
       : model_(model), options_(options) {
@@ -53,22 +53,29 @@ class Collector {
     cosine_ = at::empty({options.cosine ? tokens : 0});
   }
 
-  void add_hidden(const at::Tensor& x, int64_t first) {
-    if (hidden_.defined() && options_.hidden) hidden_.narrow(0, first, x.size(0)).copy_(x);
+  void projected(int64_t first, const at::Tensor& x, const Projection& projection) override {
+    if (!options_.consumer) return;
+    if (options_.hidden) hidden_.narrow(0, first, x.size(0)).copy_(x);
+    copy_heads(keys_, first, projection.k);
+    copy_heads(values_, first, projection.v);
+    const Hits wanted = hits(options_.query_positions, first, first + x.size(0), x.device());
+    copy_heads(queries_, wanted.start, projection.q.index_select(0, wanted.offsets));
+    if (!options_.pre_rope) return;
+    copy_heads(keys_pre_rope_, first, projection.k_pre_rope);
+    copy_heads(queries_pre_rope_, wanted.start,
+               projection.q_pre_rope.index_select(0, wanted.offsets));
   }
 
-  void add(const LayerTaps& taps, int64_t first, int64_t count) {
-    if (!options_.consumer) return;
-    copy_heads(keys_, first, taps.keys);
-    copy_heads(values_, first, taps.values);
-    const Hits wanted = hits(options_.query_positions, first, first + count, taps.queries.device());
-    copy_heads(queries_, wanted.start, taps.queries.index_select(0, wanted.offsets));
-    if (options_.pre_rope) {
-      copy_heads(keys_pre_rope_, first, taps.keys_pre_rope);
-      copy_heads(queries_pre_rope_, wanted.start,
-                 taps.queries_pre_rope.index_select(0, wanted.offsets));
-    }
-    if (options_.cosine) cosine_.narrow(0, first, count).copy_(taps.cosine);
+  void attended(int64_t first, const at::Tensor& before, const at::Tensor& delta) override {
+    if (!wants_cosine()) return;
+    const at::Tensor x = before.to(at::kFloat);
+    cosine_.narrow(0, first, x.size(0)).copy_(at::cosine_similarity(x, x + delta, 1));
+  }
+
+  bool needs_output(int64_t, int64_t first, int64_t count) const override {
+    const auto& wanted = options_.logit_positions;
+    const auto next = std::lower_bound(wanted.begin(), wanted.end(), first);
+    return wants_cosine() || (next != wanted.end() && *next < first + count);
   }
 
   Status hand_over(int64_t layer) const {
@@ -86,8 +93,9 @@ class Collector {
   }
 
  private:
+  bool wants_cosine() const { return options_.consumer && options_.cosine; }
   // rows: [T, heads, d] -> to[:, first .. first + T].
-  static void copy_heads(at::Tensor& to, int64_t first, const at::Tensor& rows) {
+  static void copy_heads(const at::Tensor& to, int64_t first, const at::Tensor& rows) {
     to.narrow(1, first, rows.size(0)).copy_(rows.transpose(0, 1));
   }
   static std::span<const float> view(const at::Tensor& tensor) {
@@ -99,76 +107,33 @@ class Collector {
   at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, hidden_, cosine_;
 };
 
-// The pass itself; see training/runner.h.
-class DensePass {
- public:
-  DensePass(const Transformer& transformer, const PrefillOptions& options,
-            std::span<const int32_t> tokens)
-      : transformer_(transformer),
-        model_(transformer.config().description),
-        options_(options),
-        tokens_(static_cast<int64_t>(tokens.size())),
-        chunk_(options.chunk > 0 ? options.chunk : kDefaultChunk),
-        x_(transformer.embed(tokens)),
-        rope_(transformer.rope(0, tokens_)),
-        cache_(transformer.make_cache()),
-        collector_(model_, options, tokens_) {}
-
-  Status run() {
-    for (int64_t l = 0; l < model_.layers; ++l) {
-      cache_->clear();
-      for (int64_t first = 0; first < tokens_; first += chunk_) {
-        SQZ_RETURN_IF_ERROR(run_chunk(l, first, std::min(chunk_, tokens_ - first)));
-      }
-      SQZ_RETURN_IF_ERROR(collector_.hand_over(l));
+Result<std::vector<float>> dense_pass(const Transformer& transformer,
+                                      std::span<const int32_t> tokens,
+                                      const PrefillOptions& options) {
+  const ModelDescription& model = transformer.config().description;
+  const auto count = static_cast<int64_t>(tokens.size());
+  Collector collector(model, options, count);
+  const auto cache = transformer.make_cache();
+  Step step;
+  step.x = transformer.embed(tokens);
+  step.rope = transformer.rope(0, count);
+  step.block = options.chunk > 0 ? options.chunk : kDefaultChunk;
+  step.observer = &collector;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    cache->resize(0);
+    SQZ_RETURN_IF_ERROR(transformer.run_layer(l, step, *cache));
+    SQZ_RETURN_IF_ERROR(collector.hand_over(l));
+    if (options.progress) {
+      options.progress(static_cast<double>(l + 1) / static_cast<double>(model.layers));
     }
-    return {};
   }
-
-  Result<std::vector<float>> logits() const {
-    if (options_.logit_positions.empty()) return std::vector<float>();
-    const at::Tensor rows =
-        x_.index_select(0, hits(options_.logit_positions, 0, tokens_, x_.device()).offsets);
-    const at::Tensor out = transformer_.logits(rows).contiguous();
-    SQZ_RETURN_IF_ERROR(check_finite(out, 0));
-    const float* data = out.data_ptr<float>();
-    return std::vector<float>(data, data + out.numel());
-  }
-
- private:
-  Status run_chunk(int64_t l, int64_t first, int64_t count) {
-    at::Tensor x = x_.narrow(0, first, count);
-    collector_.add_hidden(x, first);
-    LayerTaps taps;
-    taps.want_pre_rope = options_.consumer && options_.pre_rope;
-    taps.want_cosine = options_.consumer && options_.cosine;
-    const auto& wanted = options_.logit_positions;
-    const auto next = std::lower_bound(wanted.begin(), wanted.end(), first);
-    const bool logits_here = next != wanted.end() && *next < first + count;
-    const bool keys_only = l + 1 == model_.layers && !logits_here && !taps.want_cosine;
-    SQZ_RETURN_IF_ERROR(
-        transformer_.step(l, x, rope_.narrow(first, count), *cache_, {}, &taps, keys_only));
-    collector_.add(taps, first, count);
-    if (options_.progress) report_progress(l, first + count);
-    return {};
-  }
-
-  // Attention over `done` tokens costs about their square, everything else is linear.
-  void report_progress(int64_t l, int64_t done) const {
-    const double part = static_cast<double>(done) / static_cast<double>(tokens_);
-    const double layer = 0.5 * (part + part * part);
-    options_.progress((static_cast<double>(l) + layer) / static_cast<double>(model_.layers));
-  }
-
-  const Transformer& transformer_;
-  const ModelDescription& model_;
-  const PrefillOptions& options_;
-  int64_t tokens_, chunk_;
-  at::Tensor x_;  // [N, hidden]: updated in place, layer after layer
-  RopeTable rope_;
-  std::unique_ptr<KvCache> cache_;  // of the layer at hand
-  Collector collector_;
-};
+  if (options.logit_positions.empty()) return std::vector<float>();
+  const Hits rows = hits(options.logit_positions, 0, count, step.x.device());
+  const at::Tensor out = transformer.logits(step.x.index_select(0, rows.offsets)).contiguous();
+  SQZ_RETURN_IF_ERROR(check_finite(out, 0));
+  const float* data = out.data_ptr<float>();
+  return std::vector<float>(data, data + out.numel());
+}
 
 }  // namespace
 
@@ -183,9 +148,7 @@ Result<std::vector<float>> ModelRunner::prefill(std::span<const int32_t> tokens,
       return Status(Code::kInvalidArgument,
                     concat("chunk ", options.chunk, ": expected 0 or more"));
     }
-    DensePass pass(transformer_, options, tokens);
-    SQZ_RETURN_IF_ERROR(pass.run());
-    return pass.logits();
+    return dense_pass(transformer_, tokens, options);
   });
 }
 

@@ -27,64 +27,77 @@ at::Tensor Transformer::norm(const at::Tensor& x, const at::Tensor& weight) cons
   return (x32 * scale).to(x.scalar_type()).mul_(weight);
 }
 
-Status Transformer::step(int64_t l, at::Tensor x, const RopeTable& rope, KvCache& cache,
-                         const ContextStep& context, LayerTaps* taps, bool keys_only) const {
-  const LayerWeights& layer = weights_.layers[static_cast<size_t>(l)];
+Projection Transformer::project(const LayerWeights& layer, const at::Tensor& x,
+                                const RopeTable& rope) const {
   const ModelDescription& model = config_.description;
-  const int64_t count = x.size(0), dim = model.head_dim;
-  const at::Tensor qkv = apply(layer.qkv, norm(x, layer.input_norm))
-                             .view({count, model.query_heads + 2 * model.kv_heads, dim});
-  at::Tensor q = qkv.narrow(1, 0, model.query_heads);
-  at::Tensor k = qkv.narrow(1, model.query_heads, model.kv_heads);
-  const at::Tensor v = qkv.narrow(1, model.query_heads + model.kv_heads, model.kv_heads);
+  const at::Tensor qkv =
+      apply(layer.qkv, norm(x, layer.input_norm))
+          .view({x.size(0), model.query_heads + 2 * model.kv_heads, model.head_dim});
+  Projection out;
+  out.q_pre_rope = qkv.narrow(1, 0, model.query_heads);
+  out.k_pre_rope = qkv.narrow(1, model.query_heads, model.kv_heads);
+  out.v = qkv.narrow(1, model.query_heads + model.kv_heads, model.kv_heads);
   if (config_.qk_norm) {
-    q = norm(q, layer.q_norm);
-    k = norm(k, layer.k_norm);
+    out.q_pre_rope = norm(out.q_pre_rope, layer.q_norm);
+    out.k_pre_rope = norm(out.k_pre_rope, layer.k_norm);
   }
-  if (taps != nullptr && taps->want_pre_rope) {
-    taps->queries_pre_rope = q;
-    taps->keys_pre_rope = k;
-  }
-  q = apply_rope(q, rope);
-  k = apply_rope(k, rope);
-  if (taps != nullptr) {
-    taps->queries = q;
-    taps->keys = k;
-    taps->values = v;
-  }
-  cache.append(k, v);
-  if (keys_only) return {};
-
-  at::Tensor attended;
-  SQZ_RETURN_IF_ERROR(attend(l, q, cache, context, attended));
-  const at::Tensor delta = apply(layer.o, attended);
-  if (taps != nullptr && taps->want_cosine) {
-    const at::Tensor before = x.to(at::kFloat);
-    taps->cosine = at::cosine_similarity(before, before + delta, 1);
-  }
-  x.add_(delta);
-
-  at::Tensor gate_up = apply(layer.gate_up, norm(x, layer.attention_norm));
-  const int64_t width = config_.intermediate_size;
-  at::Tensor gate = gate_up.narrow(1, 0, width).contiguous();
-  at::silu_(gate).mul_(gate_up.narrow(1, width, width));
-  x.add_(apply(layer.down, gate));
-  return {};
+  out.q = apply_rope(out.q_pre_rope, rope);
+  out.k = apply_rope(out.k_pre_rope, rope);
+  return out;
 }
 
-Status Transformer::attend(int64_t l, const at::Tensor& q, KvCache& cache,
-                           const ContextStep& context, at::Tensor& out) const {
-  AttentionState own = cache.attend(q, config_.description.sliding_window[static_cast<size_t>(l)]);
-  if (context.context != nullptr) {
-    const at::Tensor queries = q.to(at::kCPU, at::kFloat).contiguous();
-    AttentionState fixed{at::empty_like(queries),
-                         at::empty({q.size(0), q.size(1)}, queries.options())};
-    SQZ_RETURN_IF_ERROR(
-        context.context->attend(l, context.first, q.size(0), queries.data_ptr<float>(),
-                                fixed.out.data_ptr<float>(), fixed.lse.data_ptr<float>()));
-    merge_states(own, {fixed.out.to(q.device()), fixed.lse.to(q.device())});
+void Transformer::mlp(const LayerWeights& layer, at::Tensor& x) const {
+  const at::Tensor gate_up = apply(layer.gate_up, norm(x, layer.attention_norm));
+  const int64_t width = config_.intermediate_size;
+  at::Tensor gate = at::silu(gate_up.narrow(1, 0, width));
+  x.add_(apply(layer.down, gate.mul_(gate_up.narrow(1, width, width))));
+}
+
+Result<AttentionState> Transformer::attend_context(int64_t l, const Step& step,
+                                                   const at::Tensor& q) {
+  const at::Tensor queries = q.to(at::kCPU, at::kFloat).contiguous();
+  AttentionState fixed{at::empty_like(queries),
+                       at::empty({q.size(0), q.size(1)}, queries.options())};
+  SQZ_RETURN_IF_ERROR(step.context->attend(l, step.position, q.size(0), queries.data_ptr<float>(),
+                                           fixed.out.data_ptr<float>(),
+                                           fixed.lse.data_ptr<float>()));
+  return AttentionState{fixed.out.to(q.device()), fixed.lse.to(q.device())};
+}
+
+Status Transformer::run_layer(int64_t l, const Step& step, KvCache& cache) const {
+  const LayerWeights& layer = weights_.layers[static_cast<size_t>(l)];
+  const ModelDescription& model = config_.description;
+  const int64_t count = step.x.size(0), base = cache.size();
+  cache.resize(base + count);
+  const at::Tensor queries =
+      at::empty({count, model.query_heads, model.head_dim}, step.x.options());
+  for_blocks(count, step.block, [&](int64_t first, int64_t length) {
+    const at::Tensor x = step.x.narrow(0, first, length);
+    const Projection projection = project(layer, x, step.rope.narrow(first, length));
+    cache.write(base + first, projection.k, projection.v);
+    queries.narrow(0, first, length).copy_(projection.q);
+    if (step.observer != nullptr) step.observer->projected(first, x, projection);
+  });
+
+  AttentionState fixed;
+  if (step.context != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(fixed, attend_context(l, step, queries));
   }
-  out = own.out.view({q.size(0), -1}).to(q.scalar_type());
+  const bool last = l + 1 == model.layers;
+  const int64_t window = model.sliding_window[static_cast<size_t>(l)];
+  for_blocks(count, step.block, [&](int64_t first, int64_t length) {
+    const LayerObserver* observer = step.observer;
+    if (last && observer != nullptr && !observer->needs_output(l, first, length)) return;
+    at::Tensor x = step.x.narrow(0, first, length);
+    AttentionState state = cache.attend(queries.narrow(0, first, length), base + first, window);
+    if (step.context != nullptr) {
+      merge_states(state, {fixed.out.narrow(0, first, length), fixed.lse.narrow(0, first, length)});
+    }
+    const at::Tensor delta = apply(layer.o, state.out.view({length, -1}).to(x.scalar_type()));
+    if (step.observer != nullptr) step.observer->attended(first, x, delta);
+    x.add_(delta);
+    mlp(layer, x);
+  });
   return {};
 }
 

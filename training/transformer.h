@@ -13,19 +13,32 @@
 
 namespace sqz::training {
 
-// What a caller wants to see of a layer; tensors are filled in the model's dtype. [T, heads, d].
-struct LayerTaps {
-  bool want_pre_rope = false, want_cosine = false;
-  at::Tensor queries, keys, values;
-  at::Tensor queries_pre_rope, keys_pre_rope;
-  at::Tensor cosine;  // [T] float32
+// What one block of tokens looks like on its way through a layer. [T, heads, d], model's dtype.
+struct Projection {
+  at::Tensor q, k, v;
+  at::Tensor q_pre_rope, k_pre_rope;
 };
 
-// A fixed context in front of the caches' tokens: `first` is the position of the step's first
-// token.
-struct ContextStep {
-  FixedContext* context = nullptr;
-  int64_t first = 0;
+// Sees a layer's insides, block by block. Called from several threads, each with other tokens.
+class LayerObserver {
+ public:
+  virtual ~LayerObserver() = default;
+  // `x` [T, hidden]: the layer's input.
+  virtual void projected(int64_t first, const at::Tensor& x, const Projection& projection) = 0;
+  // The state before attention and what attention adds to it, [T, hidden].
+  virtual void attended(int64_t first, const at::Tensor& before, const at::Tensor& delta) = 0;
+  // Whether anybody needs this block beyond its keys and values (asked in the last layer).
+  virtual bool needs_output(int64_t layer, int64_t first, int64_t count) const = 0;
+};
+
+// Tokens that go through the layers together.
+struct Step {
+  at::Tensor x;                     // [T, hidden], updated in place
+  RopeTable rope;                   // of these T tokens
+  int64_t block = 0;                // tokens that one thread takes at a time
+  FixedContext* context = nullptr;  // in front of all tokens of the caches; may be null
+  int64_t position = 0;             // of the first token; needed with a context
+  LayerObserver* observer = nullptr;
 };
 
 class Transformer {
@@ -40,18 +53,18 @@ class Transformer {
   at::Tensor embed(std::span<const int32_t> tokens) const;  // [T, hidden]
   RopeTable rope(int64_t first, int64_t count) const;       // on the model's device
 
-  // x [T, hidden] -> the layer's output, in place; keys and values are appended to `cache`.
-  // `keys_only` stops after that and leaves x as it is: enough for a last layer whose output
-  // nobody asked for.
-  Status step(int64_t layer, at::Tensor x, const RopeTable& rope, KvCache& cache,
-              const ContextStep& context, LayerTaps* taps, bool keys_only = false) const;
+  // One layer for all tokens of `step`. `cache` holds the layer's earlier tokens; these are added.
+  Status run_layer(int64_t layer, const Step& step, KvCache& cache) const;
 
   at::Tensor logits(const at::Tensor& x) const;  // [T, hidden] -> [T, vocab] float32, on the CPU
 
  private:
   at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
-  Status attend(int64_t layer, const at::Tensor& q, KvCache& cache, const ContextStep& context,
-                at::Tensor& out) const;
+  Projection project(const LayerWeights& layer, const at::Tensor& x, const RopeTable& rope) const;
+  void mlp(const LayerWeights& layer, at::Tensor& x) const;
+  // The state of `q` [T, Hq, d] over the fixed context.
+  static Result<AttentionState> attend_context(int64_t layer, const Step& step,
+                                               const at::Tensor& q);
 
   ModelConfig config_;
   ModelWeights weights_;
