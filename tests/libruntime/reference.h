@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include "formats/base/dtype.h"
@@ -74,6 +72,192 @@ inline std::vector<double> scores(const ScoreProblem& p) {
     combined[j] = scored(j) ? std::log(combined[j]) : -kInfinity;
   }
   return combined;
+}
+
+// ---- Selection of one block of query tokens in one KV head.
+
+struct SelectParameters {
+  int levels = 1;  // in use, the finest ones
+  Group group = Group::kMean;
+  bool budget_rule = false;
+  std::vector<double> log_thresholds;  // [levels]
+  double share = 0;                    // budget rule: fraction of the head's keys
+};
+
+struct Cluster {
+  int level = 0;  // index into LayerView::level
+  int64_t index = 0;
+};
+
+struct Selected {
+  std::vector<bool> slots;         // [M]
+  std::vector<Cluster> estimated;  // scored but not kept, with at least one key
+  int64_t centroids = 0;           // scored
+  double margin = kInfinity;       // how close the nearest decision was, in log S
+};
+
+// The first slot below cluster `index` of `level`; of index n_k: M.
+inline int64_t first_slot(const LayerView& view, int64_t head, int level, int64_t index) {
+  for (; level < view.levels; ++level) {
+    index = view.level[level].offsets[head * (view.level[level].clusters + 1) + index];
+  }
+  return index;
+}
+
+inline int64_t keys_below(const LayerView& view, int64_t head, const Cluster& c) {
+  return first_slot(view, head, c.level, c.index + 1) - first_slot(view, head, c.level, c.index);
+}
+
+// queries: [tokens, group, d].
+inline Selected select(const LayerView& view, int64_t head, const std::vector<float>& queries,
+                       int64_t tokens, int64_t group, double scale, const SelectParameters& p) {
+  Selected out;
+  out.slots.assign(view.slots, false);
+  const int first = view.levels - p.levels;
+  std::vector<uint8_t> alive(view.level[first].clusters, 1);
+  for (int level = first; level < view.levels; ++level) {
+    const LevelView& v = view.level[level];
+    const bool finest = level + 1 == view.levels;
+    std::vector<uint32_t> sizes;
+    for (int64_t i = 0; i < v.clusters; ++i) {
+      sizes.push_back(static_cast<uint32_t>(keys_below(view, head, {level, i})));
+    }
+    ScoreProblem problem;
+    problem.dtype = view.dtype;
+    problem.dim = view.head_dim;
+    problem.clusters = v.clusters;
+    problem.centroids = static_cast<const std::byte*>(v.centroids) +
+                        head * v.clusters * view.head_dim * dtype_size(view.dtype);
+    problem.sizes = sizes.data();
+    problem.alive = alive.data();
+    problem.queries = queries.data();
+    problem.tokens = tokens;
+    problem.group = group;
+    problem.scale = static_cast<float>(scale);
+    problem.policy = p.group;
+    const std::vector<double> score = scores(problem);
+    out.centroids += std::count(alive.begin(), alive.end(), 1);
+
+    std::vector<int64_t> ranked;
+    for (int64_t i = 0; i < v.clusters; ++i) {
+      if (std::isfinite(score[i])) ranked.push_back(i);
+    }
+    std::stable_sort(ranked.begin(), ranked.end(),
+                     [&](int64_t a, int64_t b) { return score[a] > score[b]; });
+    std::vector<bool> kept(v.clusters, false);
+    const double log_threshold = p.log_thresholds[level - first];
+    int64_t keys = 0;
+    if (!p.budget_rule || !finest) {
+      for (const int64_t i : ranked) {
+        kept[i] = score[i] >= log_threshold;
+        if (kept[i]) keys += sizes[i];
+        out.margin = std::min(out.margin, std::abs(score[i] - log_threshold));
+      }
+    }
+    if (p.budget_rule) {
+      const int64_t wanted = std::llround(p.share * static_cast<double>(view.slots));
+      if (finest || keys < wanted) {
+        // Best first; the finest level stops nearest to the share, a coarser one beyond it.
+        kept.assign(v.clusters, false);
+        keys = 0;
+        for (size_t r = 0; r < ranked.size(); ++r) {
+          const int64_t with = keys + sizes[ranked[r]];
+          const bool take = finest ? with - wanted < wanted - keys : keys < wanted;
+          if (!take) {
+            if (r > 0) {
+              out.margin = std::min(out.margin, score[ranked[r - 1]] - score[ranked[r]]);
+            }
+            break;
+          }
+          kept[ranked[r]] = true;
+          keys = with;
+        }
+      }
+    }
+
+    std::vector<uint8_t> next(finest ? 0 : view.level[level + 1].clusters, 0);
+    const uint32_t* offsets = v.offsets + head * (v.clusters + 1);
+    for (int64_t i = 0; i < v.clusters; ++i) {
+      if (alive[i] == 0) continue;
+      if (!kept[i]) {
+        if (sizes[i] > 0) out.estimated.push_back({level, i});
+        continue;
+      }
+      for (uint32_t child = offsets[i]; child < offsets[i + 1]; ++child) {
+        if (finest) {
+          out.slots[child] = true;
+        } else {
+          next[child] = 1;
+        }
+      }
+    }
+    alive = next;
+  }
+  return out;
+}
+
+// ---- Attention of one query row.
+
+struct State {
+  std::vector<double> out;  // [d]
+  double lse = -kInfinity;
+};
+
+// One key after the other: logit, weight.
+class Attention {
+ public:
+  Attention(const float* q, const LayerView& view, double scale)
+      : q_(q), view_(view), scale_(scale) {}
+
+  // Key and value are rows of arrays like LayerView's; bias is added to the logit.
+  void add(const void* keys, const void* values, int64_t row, double bias = 0) {
+    const int64_t d = view_.head_dim;
+    logits_.push_back(scale_ * dot(q_, view_.dtype, keys, row, d) + bias);
+    std::vector<double> value;
+    for (int64_t c = 0; c < d; ++c) value.push_back(element(view_.dtype, values, row * d + c));
+    values_.push_back(std::move(value));
+  }
+
+  State state() const {
+    State state{std::vector<double>(view_.head_dim, 0.0), -kInfinity};
+    if (logits_.empty()) return state;
+    const double top = *std::max_element(logits_.begin(), logits_.end());
+    double denominator = 0;
+    for (size_t j = 0; j < logits_.size(); ++j) {
+      const double weight = std::exp(logits_[j] - top);
+      denominator += weight;
+      for (size_t c = 0; c < state.out.size(); ++c) state.out[c] += weight * values_[j][c];
+    }
+    for (double& x : state.out) x /= denominator;
+    state.lse = top + std::log(denominator);
+    return state;
+  }
+
+ private:
+  const float* q_;
+  const LayerView& view_;
+  double scale_;
+  std::vector<double> logits_;
+  std::vector<std::vector<double>> values_;
+};
+
+// Exact keys from `first_exact` on, the selected slots, and the estimates if asked for.
+inline State attend(const float* q, const LayerView& view, int64_t head, double scale,
+                    const Selected& selected, bool estimate, int64_t first_exact = 0) {
+  Attention attention(q, view, scale);
+  for (int64_t i = first_exact; i < view.exact; ++i) {
+    attention.add(view.exact_keys, view.exact_values, head * view.exact + i);
+  }
+  for (int64_t i = 0; i < view.slots; ++i) {
+    if (selected.slots[i]) attention.add(view.keys, view.values, head * view.slots + i);
+  }
+  for (const Cluster& c : selected.estimated) {
+    if (!estimate) break;
+    const LevelView& level = view.level[c.level];
+    attention.add(level.centroids, level.value_means, head * level.clusters + c.index,
+                  std::log(static_cast<double>(keys_below(view, head, c))));
+  }
+  return attention.state();
 }
 
 }  // namespace sqz::reference

@@ -1,24 +1,36 @@
 /* sqz.h - serve attention over a fixed context from an index (.sqz) built offline.
  *
  * The contract
- * ------------
- * What it does.  sqz_attend() computes the attention of queries over the fixed context, reading
- * only the key clusters that matter to them, and returns (out, lse) per query and head. Merge it
- * with your own causal attention over what follows the fixed context (sqz_merge_states): softmax
+ *
+ * What it does. sqz_attend() computes the attention of queries over the fixed context, reading only
+ * the key clusters that matter to them, and returns (out, lse) per query and head. Merge it with
+ * your own causal attention over what follows the fixed context (sqz_merge_states): softmax
  * attention over disjoint sets of keys merges exactly. Nothing else of an engine changes.
- * Ownership.  Handles are opaque; whoever creates one destroys it. Strings and structs that are
- *   returned by pointer belong to the handle and live as long as it does. An index is reference
- * counted by its sessions: it may be closed before them. Errors.  Every function that can fail
- * returns a sqz_status. sqz_last_error() gives the sentence that belongs to the last failure on the
- * calling thread. Nothing is thrown, nothing is printed, nothing aborts, no signal handler is
- * installed. After an error, outputs are unspecified and handles valid. Threads.  An index may be
- * used from any number of threads. A session serves one call at a time; use one session per thread
- * (they share the index). Memory.  Everything is allocated when a session is created; sqz_attend()
- * allocates nothing. Versions.  Structs that you fill start with struct_size = sizeof(the struct):
- * a library that is newer or older than your header then knows which fields you have. New fields
- * are only added at the end; zero is always a valid default. Null.  A null pointer where one is
- * required is SQZ_INVALID_ARGUMENT, never a crash. Destroying null does nothing. lse is the natural
- * logarithm of the sum of exponentials, everywhere.
+ *
+ * Ownership. Handles are opaque; whoever creates one destroys it. Strings and structs that are
+ * returned by pointer belong to the handle and live as long as it does. An index is reference
+ * counted by its sessions: it may be closed before them.
+ *
+ * Errors. Every function that can fail returns a sqz_status. sqz_last_error() gives the sentence
+ * that belongs to the last failure on the calling thread. Nothing is thrown, nothing is printed,
+ * nothing aborts, no signal handler is installed. After an error, outputs are unspecified and
+ * handles valid.
+ *
+ * Threads. An index may be used from any number of threads. A session serves one call at a time;
+ * use one session per thread (they share the index).
+ *
+ * Memory. Everything is allocated when a session is created; a sqz_attend() that succeeds allocates
+ * nothing.
+ *
+ * Versions. Structs that you fill start with struct_size = sizeof(the struct): a library that is
+ * newer or older than your header then knows which fields you have. New fields are only added at
+ * the end; zero is always a valid default. A field that this library does not know must be zero.
+ *
+ * Null. A null pointer where one is required is SQZ_INVALID_ARGUMENT, never a crash. Closing or
+ * destroying null does nothing.
+ *
+ * Results. The same call gives the same bits for any number of threads; another processor may
+ * differ by float32 rounding. lse is the natural logarithm of the sum of exponentials, everywhere.
  */
 #ifndef SQZ_SQZ_H_
 #define SQZ_SQZ_H_
@@ -61,8 +73,7 @@ SQZ_API const char* sqz_last_error(void);
 /* "0.1.0", static. */
 SQZ_API const char* sqz_version(void);
 
-/* ---- Tensors -----------------------------------------------------------------------------------
- */
+/* ---- Tensors -------------------------------------------------------------------------------- */
 
 /* A borrowed view of memory, laid out like DLPack's DLTensor, so that a pointer to one may be cast
  * to the other. Contiguous in row-major order: strides is null or says so. */
@@ -79,8 +90,7 @@ typedef struct sqz_tensor {
   uint64_t byte_offset;
 } sqz_tensor;
 
-/* ---- Index -------------------------------------------------------------------------------------
- */
+/* ---- Index ---------------------------------------------------------------------------------- */
 
 typedef struct sqz_index sqz_index;
 
@@ -121,8 +131,7 @@ SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* in
  * sqz_last_error() if there is one. */
 SQZ_API sqz_status sqz_index_verify(const sqz_index* index);
 
-/* ---- Sessions ----------------------------------------------------------------------------------
- */
+/* ---- Sessions ------------------------------------------------------------------------------- */
 
 typedef struct sqz_session sqz_session;
 
@@ -133,8 +142,8 @@ typedef enum sqz_selector {
 
 typedef enum sqz_rule {
   SQZ_RULE_THRESHOLD = 0, /* score >= T, one T for all layers and heads (the paper's) */
-  SQZ_RULE_BUDGET = 1     /* per (layer, KV head) the calibrated share, filled best first: holds the
-                             asked budget exactly, to one cluster a head */
+  SQZ_RULE_BUDGET = 1     /* per (layer, KV head) the calibrated share, filled best first: holds
+                             the asked number of keys, to half a cluster a head */
 } sqz_rule;
 
 typedef enum sqz_group {
@@ -158,7 +167,8 @@ typedef struct sqz_session_options {
   int32_t residual; /* sqz_residual */
   int32_t levels;   /* levels to use, finest last: 0 = all that the index has, 1 = flat lookup */
   /* How much to read: exactly one of the next three, unless dense. All in (0, 1]; 0 = not given. */
-  double budget; /* fraction of the fixed context's KV bytes, centroids, sink and tail included */
+  double budget; /* fraction of a sparse layer's KV bytes, centroids, value means (if they are
+                    estimated), sink and tail included */
   double keep;   /* fraction of the clustered keys to keep: 1 - sparsity */
   const double* thresholds; /* [levels used], coarse to fine: T itself, as in the paper */
   int64_t block;            /* query tokens that share one selection in a call with several tokens;
@@ -168,9 +178,11 @@ typedef struct sqz_session_options {
   int32_t reserved;
 } sqz_session_options;
 
-/* Checks the index's offsets, resolves thresholds for the asked budget, allocates everything.
- * SQZ_INVALID_ARGUMENT if the budget cannot even pay for the centroids: the message has the least
- * budget that can be met. */
+/* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates
+ * everything, starts the threads. SQZ_INVALID_ARGUMENT if the budget cannot even pay for the
+ * centroids, sink and tail: the message has the least budget that can be met. A budget or keep that
+ * selection could not undercut, or that a context of less than 4096 tokens cannot meet, is served
+ * densely: see dense_fallback in sqz_stats. */
 SQZ_API sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* options,
                                       sqz_session** session);
 SQZ_API void sqz_session_destroy(sqz_session* session);
@@ -184,14 +196,16 @@ typedef struct sqz_attend_args {
   sqz_tensor* lse;     /* [T, Hq] f32, of scale * q.k over the keys that were read (or estimated);
                           -infinity and out = 0 where none was */
   const int64_t* positions; /* [T] token positions of the queries: needed by layers with a sliding
-                               window, else null is fine */
+                               window (each >= N), else null is fine */
   const int64_t* indptr; /* [requests + 1], requests' first tokens in q, first 0, last T; null = one
                             request. Tokens of different requests never share a selection */
   int64_t requests;
   void* stream; /* cudaStream_t on CUDA; null on the CPU */
 } sqz_attend_args;
 
-/* The state (out, lse) of each query over the fixed context. */
+/* The state (out, lse) of each query over the fixed context. q, out and lse must not share memory.
+ * SQZ_NUMERIC, naming token and head, if a query or a logit is NaN or infinite. SQZ_UNSUPPORTED for
+ * an index without keys and values. */
 SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args);
 
 /* Merges two states of the same queries over disjoint keys, in place into a:
@@ -214,12 +228,12 @@ SQZ_API sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args,
                               int64_t capacity, int64_t* indptr, int64_t* count);
 
 typedef struct sqz_stats {
-  uint32_t struct_size; /* in: sizeof(sqz_stats) */
-  int32_t
-      dense_fallback;  /* 1: the context is too short to gain from selection, everything is read */
-  double asked_budget; /* as resolved from the options; 1 if dense */
+  uint32_t struct_size;    /* in: sizeof(sqz_stats) */
+  int32_t dense_fallback;  /* 1: selection was asked for, but reading everything costs no more, or
+                              the context is too short for the budget: everything is read */
+  double asked_budget;     /* as given, or resolved from keep; 1 if dense; 0 with thresholds */
   double delivered_budget; /* bytes_read / bytes_dense, over all calls since the last reset */
-  double asked_keep;       /* fraction of the clustered keys */
+  double asked_keep;       /* fraction of the clustered keys; 1 if dense; 0 with thresholds */
   double delivered_keep;   /* keys_read / keys_possible among clustered keys */
   uint64_t selections;     /* (layer, block) pairs served */
   uint64_t keys_read;      /* clustered keys, summed over KV heads and selections */
