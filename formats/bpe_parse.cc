@@ -8,10 +8,10 @@ namespace sqz {
 Status Bpe::parse_options(const JsonObject& model) {
   // Files older than the field have no type; they are BPE if they have merges.
   SQZ_ASSIGN_OR_RETURN(const std::string type, model.string_or("type", "BPE"));
-  if (type != "BPE") return model.unsupported("type", concat("model ", in_quotes(type)));
+  if (type != "BPE") return model.unsupported("type", concat("model ", quote_text(type)));
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     SQZ_ASSIGN_OR_RETURN(const std::string affix, model.string_or(key, ""));
-    if (!affix.empty()) return model.unsupported(key, in_quotes(affix));
+    if (!affix.empty()) return model.unsupported(key, quote_text(affix));
   }
   if (model.has("dropout")) {
     const Json& dropout = *model.value.find("dropout");
@@ -31,21 +31,21 @@ Status Bpe::parse_vocab(const JsonObject& model) {
   std::unordered_map<int32_t, std::string_view> seen;
   seen.reserve(vocab.value.size());
   for (const auto& [token, value] : vocab.value.items()) {
-    const std::string field = concat("model.vocab[", in_quotes(token), ']');
+    const std::string field = concat("model.vocab[", quote_text(token), ']');
     SQZ_ASSIGN_OR_RETURN(const int32_t id, json_token_id(value, model.file, field));
     const auto stored = vocab_.emplace(token, id).first;
     const auto [other, fresh] = seen.emplace(id, stored->first);
     if (!fresh) {
       return {Code::kCorrupt,
               bad_field(model.file, field, concat("id ", id),
-                        concat("an id of its own, but ", in_quotes(other->second), " has it too"))};
+                        concat("an id of its own, but ", quote_text(other->second), " has it too"))};
     }
   }
   SQZ_ASSIGN_OR_RETURN(const std::string unk, model.string_or("unk_token", ""));
   if (!unk.empty()) {
     const auto it = vocab_.find(unk);
     if (it == vocab_.end())
-      return model.bad("unk_token", in_quotes(unk), "a token of the vocabulary");
+      return model.bad("unk_token", quote_text(unk), "a token of the vocabulary");
     unk_ = it->second;
   }
   return {};
@@ -54,7 +54,7 @@ Status Bpe::parse_vocab(const JsonObject& model) {
 Status Bpe::add_merge(const JsonObject& model, size_t i, std::string_view left,
                       std::string_view right) {
   const auto bad = [&](std::string_view token) {
-    return model.bad(concat("merges[", i, ']'), in_quotes(token), "a token of the vocabulary");
+    return model.bad(concat("merges[", i, ']'), quote_text(token), "a token of the vocabulary");
   };
   const auto a = vocab_.find(left);
   if (a == vocab_.end()) return bad(left);
@@ -76,7 +76,7 @@ Status Bpe::parse_merges(const JsonObject& model) {
       const std::string_view text = merge.get_ref<const std::string&>();
       const size_t space = text.find(' ');
       if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos) {
-        return model.bad(concat("merges[", i, ']'), in_quotes(text), "two tokens and one space");
+        return model.bad(concat("merges[", i, ']'), quote_text(text), "two tokens and one space");
       }
       SQZ_RETURN_IF_ERROR(add_merge(model, i, text.substr(0, space), text.substr(space + 1)));
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&

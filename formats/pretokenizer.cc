@@ -117,7 +117,7 @@ Result<SplitBehavior> parse_behavior(const JsonObject& object) {
   if (name == "MergedWithPrevious") return SplitBehavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return SplitBehavior::kMergedWithNext;
   if (name == "Contiguous") return SplitBehavior::kContiguous;
-  return object.unsupported("behavior", in_quotes(name));
+  return object.unsupported("behavior", quote_text(name));
 }
 
 Parsed parse_split(const JsonObject& object) {
@@ -152,7 +152,7 @@ Parsed parse_digits(const JsonObject& object) {
 Parsed parse_metaspace(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string replacement, object.string("replacement"));
   if (replacement.empty() || utf8_length(replacement[0]) != replacement.size()) {
-    return object.bad("replacement", in_quotes(replacement), "one character");
+    return object.bad("replacement", quote_text(replacement), "one character");
   }
   // Files written before "prepend_scheme" existed have "add_prefix_space".
   SQZ_ASSIGN_OR_RETURN(const bool add_prefix_space, object.boolean("add_prefix_space", true));
@@ -164,7 +164,7 @@ Parsed parse_metaspace(const JsonObject& object) {
   } else if (name == "never") {
     scheme = PrependScheme::kNever;
   } else if (name != "always") {
-    return object.bad("prepend_scheme", in_quotes(name), "\"always\", \"first\" or \"never\"");
+    return object.bad("prepend_scheme", quote_text(name), "\"always\", \"first\" or \"never\"");
   }
   SQZ_ASSIGN_OR_RETURN(const bool split, object.boolean("split", true));
   std::optional<SplitRule> rule;
@@ -183,7 +183,7 @@ Parsed parse_object(const JsonObject& object) {
   if (type == "Digits") return parse_digits(object);
   if (type == "Metaspace") return parse_metaspace(object);
   if (type != "Sequence") {
-    return object.unsupported("type", concat("pre-tokenizer ", in_quotes(type)));
+    return object.unsupported("type", concat("pre-tokenizer ", quote_text(type)));
   }
   SQZ_ASSIGN_OR_RETURN(const Json* items, object.array("pretokenizers"));
   std::vector<std::unique_ptr<PreTokenizer>> steps;

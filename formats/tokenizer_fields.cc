@@ -9,13 +9,13 @@ constexpr size_t kLongestQuote = 60;
 
 }  // namespace
 
-std::string in_quotes(std::string_view text) {
+std::string quote_text(std::string_view text) {
   if (text.size() <= kLongestQuote) return concat('"', text, '"');
   return concat('"', text.substr(0, kLongestQuote), "...\"");
 }
 
 std::string describe_json(const Json& value) {
-  if (value.is_string()) return concat("string ", in_quotes(value.get_ref<const std::string&>()));
+  if (value.is_string()) return concat("string ", quote_text(value.get_ref<const std::string&>()));
   if (value.is_primitive() && !value.is_null()) {
     return concat(value.type_name(), ' ', value.dump());
   }

@@ -38,7 +38,7 @@ Result<int32_t> json_token_id(const Json& value, std::string_view file, std::str
 
 // "string \"x\"", "number 3", "array", ...: what a message calls a value; long strings are cut.
 std::string describe_json(const Json& value);
-std::string in_quotes(std::string_view text);
+std::string quote_text(std::string_view text);
 
 struct StringHash {
   using is_transparent = void;

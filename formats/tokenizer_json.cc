@@ -65,12 +65,12 @@ Status JsonTokenizer::index_tokens(const JsonObject& root) {
     const std::string field = concat("added_tokens[", i, "].id");
     if (const auto known = token_to_id(token.content); known && *known != token.id) {
       return root.bad(field, concat(token.id),
-                      concat(*known, ", the id of ", in_quotes(token.content), " elsewhere"));
+                      concat(*known, ", the id of ", quote_text(token.content), " elsewhere"));
     }
     const auto [it, fresh] = tokens_.try_emplace(token.id);
     if (!fresh && token_to_id(token.content) != token.id) {
       return root.bad(field, concat(token.id),
-                      concat("an id of its own, but ", in_quotes(it->second.text), " has it too"));
+                      concat("an id of its own, but ", quote_text(it->second.text), " has it too"));
     }
     it->second = {token.pattern, token.special};
     added_ids_[token.content] = token.id;
@@ -102,7 +102,7 @@ Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(std::string_view text,
   }
   const JsonObject root{json, path, ""};
   SQZ_ASSIGN_OR_RETURN(const std::string version, root.string_or("version", "1.0"));
-  if (version != "1.0") return root.unsupported("version", in_quotes(version));
+  if (version != "1.0") return root.unsupported("version", quote_text(version));
   SQZ_ASSIGN_OR_RETURN(const JsonObject model, root.object("model"));
   SQZ_ASSIGN_OR_RETURN(Bpe bpe, Bpe::parse(model));
   std::unique_ptr<JsonTokenizer> self(new JsonTokenizer(std::move(bpe)));

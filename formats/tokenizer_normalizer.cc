@@ -87,7 +87,7 @@ Parsed parse_object(const JsonObject& object) {
     }
     return Parsed(std::make_unique<SequenceNormalizer>(std::move(steps)));
   }
-  return object.unsupported("type", concat("normalizer ", in_quotes(type)));
+  return object.unsupported("type", concat("normalizer ", quote_text(type)));
 }
 
 }  // namespace

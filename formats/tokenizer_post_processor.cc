@@ -38,7 +38,7 @@ Result<SpecialAffixes> parse_object(const JsonObject& object) {
   if (type == "ByteLevel") return SpecialAffixes{};
   if (type == "TemplateProcessing") return parse_template(object);
   if (type != "Sequence") {
-    return object.unsupported("type", concat("post-processor ", in_quotes(type)));
+    return object.unsupported("type", concat("post-processor ", quote_text(type)));
   }
   SQZ_ASSIGN_OR_RETURN(const Json* items, object.array("processors"));
   SpecialAffixes all;
