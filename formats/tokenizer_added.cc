@@ -7,6 +7,9 @@
 namespace sqz {
 namespace {
 
+// What the `regex` crate calls \w, which is what `tokenizers` asks here.
+constexpr char kWordCharacter[] = "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}]";
+
 // Unicode White_Space.
 bool is_space(uint32_t code) {
   return (code >= 0x9 && code <= 0xd) || code == 0x20 || code == 0x85 || code == 0xa0 ||
@@ -102,13 +105,12 @@ Result<AddedTokens> AddedTokens::parse(const JsonObject& root, const Normalizer*
     if (token.normalized && normalizer != nullptr) {
       SQZ_ASSIGN_OR_RETURN(token.pattern, normalizer->apply(std::move(token.pattern)));
       if (token.pattern.empty()) {
-        return item.bad("content", in_quotes(token.content), "a token that is not normalized away");
+        return item.bad("content", quote_text(token.content), "a token that is not normalized away");
       }
     }
     (token.normalized ? added.normalized_ : added.raw_).insert(token.pattern, i);
     if (token.single_word && !added.word_) {
-      SQZ_ASSIGN_OR_RETURN(added.word_,
-                           Regex::compile("[\\w\\x{200c}\\x{200d}]", "word character"));
+      SQZ_ASSIGN_OR_RETURN(added.word_, Regex::compile(kWordCharacter, "word character"));
     }
     added.tokens_.push_back(std::move(token));
   }

@@ -14,8 +14,24 @@ constexpr char kNotSpaces[] =
     "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
     "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}"
     "\\x{3001}-\\x{10ffff}";
-// Oniguruma's word characters; PCRE2's are L, N and underscore.
-constexpr char kWord[] = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+// Oniguruma's word characters, which for Latin-1 have superscripts and fractions; PCRE2's are L, N
+// and underscore.
+constexpr char kWord[] = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
+// Letters and numbers of Unicode 15 and 16: `tokenizers` knows them, Debian 12's PCRE2 (Unicode 14)
+// does not. Where PCRE2 is newer they are in \p{L} and \p{N} already.
+constexpr char kNewLetters[] =
+    "\\x{1c89}-\\x{1c8a}\\x{a7cb}-\\x{a7cd}\\x{a7da}-\\x{a7dc}\\x{105c0}-\\x{105f3}"
+    "\\x{10d4a}-\\x{10d65}\\x{10d6f}-\\x{10d85}\\x{10ec2}-\\x{10ec4}\\x{1123f}-\\x{11240}"
+    "\\x{11380}-\\x{11389}\\x{1138b}\\x{1138e}\\x{11390}-\\x{113b5}\\x{113b7}\\x{113d1}"
+    "\\x{113d3}\\x{11bc0}-\\x{11be0}\\x{11f02}\\x{11f04}-\\x{11f10}\\x{11f12}-\\x{11f33}"
+    "\\x{1342f}\\x{13441}-\\x{13446}\\x{13460}-\\x{143fa}\\x{16100}-\\x{1611d}"
+    "\\x{16d40}-\\x{16d6c}\\x{18cff}\\x{1b132}\\x{1b155}\\x{1df25}-\\x{1df2a}"
+    "\\x{1e030}-\\x{1e06d}\\x{1e4d0}-\\x{1e4eb}\\x{1e5d0}-\\x{1e5ed}\\x{1e5f0}\\x{2b739}"
+    "\\x{2ebf0}-\\x{2ee5d}\\x{31350}-\\x{323af}";
+constexpr char kNewNumbers[] =
+    "\\x{10d40}-\\x{10d49}\\x{116d0}-\\x{116e3}\\x{11bf0}-\\x{11bf9}\\x{11f50}-\\x{11f59}"
+    "\\x{16130}-\\x{16139}\\x{16d70}-\\x{16d79}\\x{1ccf0}-\\x{1ccf9}\\x{1d2c0}-\\x{1d2d3}"
+    "\\x{1e4f0}-\\x{1e4f9}\\x{1e5f1}-\\x{1e5fa}";
 
 class Translator {
  public:
@@ -129,11 +145,11 @@ class Translator {
         replace(2, in_class_ ? std::string(kNotSpaces) : concat("[^", kSpaces, ']'));
         return {};
       case 'w':
-        replace(2, in_class_ ? std::string(kWord) : concat('[', kWord, ']'));
+        replace(2, in_class_ ? concat(kWord, kNewLetters) : concat('[', kWord, kNewLetters, ']'));
         return {};
       case 'W':
         if (in_class_) return refuse("\\W in a set");
-        replace(2, concat("[^", kWord, ']'));
+        replace(2, concat("[^", kWord, kNewLetters, ']'));
         return {};
       case 'v':
         replace(2, "\\x{b}");
@@ -144,7 +160,7 @@ class Translator {
       case 'P': {
         const size_t end = in_.find('}', at_);
         if (end == std::string_view::npos || in_[at_ + 2] != '{') return refuse("\\p");
-        copy(end + 1 - at_);
+        property(end + 1 - at_);
         return {};
       }
       case 'A':
@@ -166,6 +182,15 @@ class Translator {
       default:
         return refuse(in_.substr(at_, 2));
     }
+  }
+
+  void property(size_t length) {
+    const std::string_view name = in_.substr(at_, length);
+    const std::string_view fresh = name == "\\p{L}"   ? kNewLetters
+                                   : name == "\\p{N}" ? kNewNumbers
+                                                      : std::string_view();
+    const bool set = !in_class_ && !fresh.empty();
+    replace(length, concat(set ? "[" : "", name, fresh, set ? "]" : ""));
   }
 
   Status code_point() {

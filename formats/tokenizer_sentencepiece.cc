@@ -11,19 +11,21 @@
 namespace sqz {
 namespace {
 
+std::string not_a_model(const std::string& path, const std::string& found) {
+  return bad_field(path, "content", found, "a SentencePiece model");
+}
+
 class SentencePieceTokenizer : public Tokenizer {
  public:
   static Result<std::unique_ptr<Tokenizer>> parse(std::string_view bytes, const std::string& path) {
     std::unique_ptr<SentencePieceTokenizer> self(new SentencePieceTokenizer);
-    // An empty message is a legal protobuf, so the library takes an empty file for a model.
-    const auto status = bytes.empty() ? sentencepiece::util::Status()
-                                      : self->processor_.LoadFromSerializedProto(bytes);
-    if (!status.ok() || self->processor_.GetPieceSize() <= 0) {
-      return Status(Code::kCorrupt,
-                    bad_field(path, "content",
-                              status.ok() ? concat(bytes.size(), " bytes without a vocabulary")
-                                          : concat("\"", status.message(), "\""),
-                              "a SentencePiece model"));
+    // An empty message is a legal protobuf, so the library would take an empty file for a model.
+    if (bytes.empty()) return Status(Code::kCorrupt, not_a_model(path, "an empty file"));
+    const auto status = self->processor_.LoadFromSerializedProto(bytes);
+    if (!status.ok())
+      return Status(Code::kCorrupt, not_a_model(path, concat('"', status.message(), '"')));
+    if (self->processor_.GetPieceSize() <= 0) {
+      return Status(Code::kCorrupt, not_a_model(path, "no vocabulary"));
     }
     self->hash_ = hex(xxh3_64(std::as_bytes(std::span(bytes))));
     return Result<std::unique_ptr<Tokenizer>>(std::move(self));

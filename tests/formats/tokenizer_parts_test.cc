@@ -1,0 +1,151 @@
+// The parts under the tokenizer that goldens alone would not pin down.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "formats/pretokenizer.h"
+#include "formats/tokenizer_normalizer.h"
+#include "formats/tokenizer_regex.h"
+#include "formats/utf8.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<std::string> matches(std::string_view pattern, std::string_view text) {
+  auto regex = Regex::compile(pattern, "test");
+  EXPECT_TRUE(regex.ok()) << regex.status().message();
+  RegexMatcher matcher(*regex);
+  matcher.reset(text);
+  std::vector<std::string> found;
+  while (const auto match = *matcher.next()) {
+    found.emplace_back(text.substr(match->begin, match->end - match->begin));
+  }
+  return found;
+}
+
+TEST(Utf8, EveryCodePointSurvives) {
+  for (uint32_t code = 0; code <= 0x10ffff; ++code) {
+    if (code >= 0xd800 && code < 0xe000) continue;
+    std::string text;
+    append_utf8(code, text);
+    ASSERT_FALSE(find_invalid_utf8(text)) << code;
+    size_t offset = 0;
+    ASSERT_EQ(next_char(text, offset), code);
+    ASSERT_EQ(offset, text.size());
+  }
+}
+
+TEST(Utf8, SurrogatesAndWhatLiesBeyondAreInvalid) {
+  for (uint32_t code = 0xd800; code < 0xe000; ++code) {
+    std::string text;
+    append_utf8(code, text);
+    ASSERT_EQ(find_invalid_utf8("ok" + text), 2u);
+  }
+  std::string beyond;
+  append_utf8(0x110000, beyond);
+  EXPECT_EQ(find_invalid_utf8(beyond), 0u);
+}
+
+// Every cut of a character is invalid where the character begins, wherever it lies relative to the
+// eight bytes that are looked at together.
+TEST(Utf8, OffsetOfACutCharacter) {
+  for (const std::string character : {"\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80"}) {
+    for (size_t before = 0; before < 20; ++before) {
+      for (size_t keep = 1; keep < character.size(); ++keep) {
+        const std::string head = std::string(before, 'x') + character.substr(0, keep);
+        EXPECT_EQ(find_invalid_utf8(head), before);
+        EXPECT_EQ(find_invalid_utf8(head + "yyyyyyyyyyyy"), before);
+      }
+    }
+  }
+}
+
+// The examples of the Unicode standard, section 3.9, tables 3-8 to 3-11.
+TEST(Utf8, LossyReplacesMaximalSubparts) {
+  const std::string r = "\xef\xbf\xbd";
+  EXPECT_EQ(utf8_lossy("\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41"),
+            r + r + r + r + r + r + r + r + "A");
+  EXPECT_EQ(utf8_lossy("\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41"),
+            r + r + r + r + r + r + r + r + "A");
+  EXPECT_EQ(utf8_lossy("\xf4\x91\x92\x93\xff\x41\x80\xbf\x42"),
+            r + r + r + r + r + "A" + r + r + "B");
+  EXPECT_EQ(utf8_lossy("\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41"), r + r + r + r + "A");
+}
+
+TEST(Regex, MongolianVowelSeparatorIsNoSpaceAndNextLineIs) {
+  EXPECT_THAT(matches("\\s", "a\u180eb\u0085c\u2028"), ElementsAre("\u0085", "\u2028"));
+  EXPECT_THAT(matches("\\S+", "a\u180eb\u0085c"), ElementsAre("a\u180eb", "c"));
+  EXPECT_THAT(matches("[\\S]+", "a\u180eb\u0085c"), ElementsAre("a\u180eb", "c"));
+}
+
+TEST(Regex, CaseFoldingReachesLongSAndKelvin) {
+  EXPECT_THAT(matches("(?i:'s|'k)", "'S'\u017f'\u212a'K"),
+              ElementsAre("'S", "'\u017f", "'\u212a", "'K"));
+}
+
+TEST(Regex, EmptyMatchesAdvanceByCharacters) {
+  EXPECT_THAT(matches("b*", "\u00e9b"), ElementsAre("", "b"));
+  EXPECT_THAT(matches("x*", ""), ElementsAre(""));
+}
+
+TEST(Regex, LeavesOutWhatDiffers) {
+  EXPECT_EQ(*translate_pattern("\\v{,3}", "test"), "\\x{b}{0,3}");
+  EXPECT_EQ(*translate_pattern("(?mi:.)\\u00e9", "test"), "(?si:.)\\x{00e9}");
+  for (const char* pattern : {"a(?i)b", "\\h", "\\R", "\\K", "[[:alpha:]]", "[a&&b]", "(?<n>a)",
+                              "(?~a)", "a{2}?", "\\", "\\p", "[\\W]", "(?", "{", "\\u12"}) {
+    EXPECT_EQ(translate_pattern(pattern, "test").status().code(), Code::kUnsupported) << pattern;
+  }
+}
+
+TEST(Regex, EscapedLiteralMatchesItself) {
+  std::string all;
+  for (char c = 1; c > 0; ++c) all.push_back(c);
+  all += "\u2581\u00e9";
+  EXPECT_THAT(matches(escape_pattern(all), "x" + all + "x"), ElementsAre(all));
+}
+
+// Deep enough to fill the JIT's stack; the interpreter takes over.
+TEST(Regex, LongMatchOfAGroup) {
+  const std::string text(4'000'000, 'a');
+  EXPECT_THAT(matches("(?:a|b)+?(?!.)", text), ElementsAre(text));
+}
+
+TEST(Normalizer, SortsLongRunsOfMarks) {
+  std::string text = "a";
+  std::string sorted = "a";
+  for (int i = 0; i < 200000; ++i) text += i % 2 ? "\u0316" : "\u0308";
+  for (int i = 0; i < 100000; ++i) sorted += "\u0316";
+  for (int i = 0; i < 100000; ++i) sorted += "\u0308";
+  EXPECT_EQ(unicode_normalize(text, UnicodeForm::kNfd), sorted);
+}
+
+TEST(Normalizer, ComposesOverAsciiOnly) {
+  EXPECT_EQ(unicode_normalize("xe\u0301y e\u0301", UnicodeForm::kNfc), "x\u00e9y \u00e9");
+  EXPECT_EQ(unicode_normalize("\u00e9\ufb01", UnicodeForm::kNfkd), "e\u0301fi");
+  EXPECT_EQ(unicode_normalize("plain", UnicodeForm::kNfc), "plain");
+  EXPECT_EQ(unicode_normalize("", UnicodeForm::kNfc), "");
+  EXPECT_EQ(unicode_normalize(std::string("\0\u0301", 3), UnicodeForm::kNfc),
+            std::string("\0\u0301", 3));
+}
+
+TEST(ByteLevel, EveryByteComesBack) {
+  for (int byte = 0; byte < 256; ++byte) {
+    const std::string one(1, static_cast<char>(byte));
+    std::string coded;
+    append_byte_level(one, coded);
+    EXPECT_FALSE(find_invalid_utf8(coded));
+    std::string back;
+    EXPECT_TRUE(append_byte_level_decoded(coded, back));
+    EXPECT_EQ(back, one);
+  }
+  std::string space;
+  append_byte_level(" ", space);
+  EXPECT_EQ(space, "\u0120");
+  std::string untouched = "x";
+  EXPECT_FALSE(append_byte_level_decoded("a\u2581", untouched));
+  EXPECT_EQ(untouched, "x");
+}
+
+}  // namespace
+}  // namespace sqz
