@@ -67,8 +67,8 @@ struct KmeansParams {
   size_t workspace_bytes = 0;
 };
 
-// Bytes of workspace that a run of this shape needs: about 16 a point. kInvalidArgument if the
-// shape cannot be run.
+// Bytes of workspace that a run of this shape needs: 12 a point and 20 a cluster. kInvalidArgument
+// if the shape cannot be run.
 Result<size_t> kmeans_workspace(const KmeansShape& shape);
 
 // Enqueues the whole loop. kInvalidArgument names a wrong parameter, kUnsupported a device that is

@@ -1,0 +1,37 @@
+# sqz_index_cuda: k-means on the GPU (libindex/cuda/kmeans.h). The Hopper kernels use instructions
+# of that chip alone and are compiled for it alone; everything else runs from compute capability
+# 8.0.
+set(SQZ_INDEX_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR}/cuda)
+
+function(sqz_cuda_target name architectures)
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}"
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>)
+  target_link_libraries(${name} PUBLIC sqz_base CUDA::cudart_static)
+endfunction()
+
+add_library(sqz_index_cuda_sm90 OBJECT
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm90/instantiations/d64.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm90/instantiations/d96.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm90/instantiations/d128.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm90/instantiations/d256.cu)
+sqz_cuda_target(sqz_index_cuda_sm90 90a-real)
+
+add_library(sqz_index_cuda STATIC
+  ${SQZ_INDEX_CUDA_DIR}/tensor_map.cc
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/kmeans.cc
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/means.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/resolve/kernel.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/update/centroids.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/update/group.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/update/points.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/update/sort.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d32.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d64.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d96.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d128.cu
+  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d256.cu
+  $<TARGET_OBJECTS:sqz_index_cuda_sm90>)
+sqz_cuda_target(sqz_index_cuda "80;90")

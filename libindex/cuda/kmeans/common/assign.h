@@ -1,0 +1,31 @@
+// What every assign kernel takes and leaves.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace sqz::cuda {
+
+// A kernel writes the label of every point. Where its own arithmetic cannot decide, it also leaves
+// the point on the list of doubtful ones for the resolve kernels: with the one other candidate, at
+// the front, or, if there may be more candidates, at the back.
+struct AssignParams {
+  const __nv_bfloat16* points;     // [B, N, d]
+  const __nv_bfloat16* centroids;  // [B, C, d]
+  const float* inverse_norms;      // [B, N]: 1 / |point|, 0 for a zero point
+  uint32_t* labels;                // [B, N]
+  float* cosines;                  // [B, N] or null
+  uint2* doubtful;                 // [B N]: {b N + i, other candidate}
+  uint32_t* doubtful_counts;       // [2]: entries at the front, entries at the back
+  int32_t heads, points_per_head, clusters, dim;
+};
+
+// Bound of the difference between two tensor-core dot products and the exact ones, as a part of
+// |point| |centroid| and per dimension: each of d additions may truncate by 2^-23 of the largest
+// partial sum, for both products; a centroid's norm is at most 1 + 2^-7.
+inline constexpr float kMarginPerDim = 1.01f / (1 << 22);
+
+inline constexpr int32_t kMaxClusters = 131072;
+
+}  // namespace sqz::cuda

@@ -1,0 +1,153 @@
+// The running arg-max of an assign kernel over the columns of its accumulator tiles.
+//
+// Tiles have the register layout of mma and wgmma: the four lanes of a quad share rows r and r + 8
+// of a 16-row fragment and hold two adjacent columns of every eight. The state of a row lives in
+// one lane of its quad: lane 2 s + h owns row r + 8 h of slot s (a warp works on up to two
+// fragments, the slots).
+//
+// A tile costs one maximum a score, and no index: only if the tile's maximum comes within the
+// margin of the row's best is the tile read again, to find the column and whether it is alone
+// within the margin. So labels are known with the error of the products and nothing more.
+#pragma once
+
+#include "libindex/cuda/kmeans/common/assign.h"
+
+namespace sqz::cuda {
+
+struct RowSearch {
+  float best, second, third;  // products, descending; third is a bound for all others
+  uint32_t best_column, second_column;
+  float margin;  // two products further apart than this are in the right order
+};
+
+__device__ __forceinline__ RowSearch start_row(float inverse_norm, int dim) {
+  RowSearch row;
+  const bool zero = inverse_norm == 0;
+  row.best = zero ? INFINITY : -INFINITY;  // nothing is ever found for a zero point
+  row.second = row.third = -INFINITY;
+  row.best_column = row.second_column = 0;
+  row.margin = zero ? 0.0f : kMarginPerDim * static_cast<float>(dim) / inverse_norm;
+  return row;
+}
+
+// Columns from `valid` on can win no more.
+template <int N>
+__device__ __forceinline__ void mask_columns(float (&tile)[N / 2], int valid) {
+  const int first = 2 * (threadIdx.x & 3);
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (8 * j + first + e >= valid) tile[4 * j + e] = tile[4 * j + 2 + e] = -INFINITY;
+    }
+  }
+}
+
+namespace search {
+
+inline constexpr float kHitWeight = 1024;  // more than any column number within a tile
+
+// Maximum over this lane's columns of row r + 8 h. As integers floats order like themselves as long
+// as one is positive, and three of them are compared at once; if all are negative some negative one
+// comes out, and finish_row() sends rows without a positive product to the exact search.
+template <int N>
+__device__ __forceinline__ float lane_maximum(const float (&tile)[N / 2], int h) {
+  int even = __float_as_int(tile[2 * h]), odd = __float_as_int(tile[4 + 2 * h]);
+  even = max(even, __float_as_int(tile[2 * h + 1]));
+  odd = max(odd, __float_as_int(tile[4 + 2 * h + 1]));
+#pragma unroll
+  for (int j = 2; j < N / 8; j += 2) {
+    even = __vimax3_s32(even, __float_as_int(tile[4 * j + 2 * h]),
+                        __float_as_int(tile[4 * j + 2 * h + 1]));
+    odd = __vimax3_s32(odd, __float_as_int(tile[4 * j + 4 + 2 * h]),
+                       __float_as_int(tile[4 * j + 4 + 2 * h + 1]));
+  }
+  return __int_as_float(max(even, odd));
+}
+
+// Sum over this lane's columns above `threshold` in row r + 8 h of kHitWeight + column. The test is
+// a saturated multiply-add, by a power of two so large that nothing lands between 0 and 1.
+template <int N>
+__device__ __forceinline__ float lane_hits(const float (&tile)[N / 2], int h, float threshold,
+                                           float margin) {
+  const uint32_t exponent = __float_as_uint(margin) & 0x7F800000u;
+  const float scale = __uint_as_float(((127u + 40u + 127u) << 23) - exponent);
+  const float shift = -threshold * scale;
+  float sums[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float hit = __saturatef(fmaf(tile[4 * j + 2 * h + e], scale, shift));
+      sums[e] = fmaf(hit, kHitWeight + static_cast<float>(8 * j + e), sums[e]);
+    }
+  }
+  const float sum = sums[0] + sums[1];
+  return sum > 0 ? sum + static_cast<float>(2 * (threadIdx.x & 3)) : 0.0f;
+}
+
+__device__ __forceinline__ void insert(RowSearch& row, float product, uint32_t column, bool alone) {
+  const bool first = product > row.best, second = product > row.second;
+  row.third = second ? row.second : fmaxf(row.third, product);
+  row.second = first ? row.best : (second ? product : row.second);
+  row.second_column = first ? row.best_column : (second ? column : row.second_column);
+  row.best = first ? product : row.best;
+  row.best_column = first ? column : row.best_column;
+  if (!alone) row.third = fmaxf(row.third, product);
+}
+
+}  // namespace search
+
+// Takes the tile of fragment kSlot whose first column is `column` into account. All 32 lanes.
+template <int N, int kSlot>
+__device__ __forceinline__ void search_tile(const float (&tile)[N / 2], uint32_t column,
+                                            RowSearch& row) {
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  const int lane = threadIdx.x & 31;
+  const bool upper = lane & 1;  // owns row r + 8
+  const float maximum0 = search::lane_maximum<N>(tile, 0);
+  const float maximum1 = search::lane_maximum<N>(tile, 1);
+  float maximum = upper ? maximum1 : maximum0;
+  maximum = fmaxf(maximum, __shfl_xor_sync(kAll, upper ? maximum0 : maximum1, 1));
+  maximum = fmaxf(maximum, __shfl_xor_sync(kAll, maximum, 2));
+  const bool owner = ((lane >> 1) & 1) == kSlot;
+  const bool found = owner && maximum >= row.best - row.margin;
+  if (!__any_sync(kAll, found)) return;
+
+  const float margin = __shfl_sync(kAll, row.margin, (lane & ~3) + 2 * kSlot + (lane & 1));
+  const float margin_other = __shfl_xor_sync(kAll, margin, 1);
+  const float maximum_other = __shfl_xor_sync(kAll, maximum, 1);
+  const float mine = maximum - margin, others = maximum_other - margin_other;
+  const float hits0 = search::lane_hits<N>(tile, 0, upper ? others : mine,
+                                           upper ? margin_other : margin);
+  const float hits1 = search::lane_hits<N>(tile, 1, upper ? mine : others,
+                                           upper ? margin : margin_other);
+  float hits = upper ? hits1 : hits0;
+  hits += __shfl_xor_sync(kAll, upper ? hits0 : hits1, 1);
+  hits += __shfl_xor_sync(kAll, hits, 2);
+  if (found) {
+    search::insert(row, maximum, column + static_cast<uint32_t>(hits - search::kHitWeight),
+                   hits < 2 * search::kHitWeight);
+  }
+}
+
+// Writes the result of point `point` of head `head`: one thread a row.
+__device__ __forceinline__ void finish_row(const AssignParams& params, const RowSearch& row,
+                                           int head, int point, float inverse_norm) {
+  const uint32_t index =
+      static_cast<uint32_t>(head) * params.points_per_head + static_cast<uint32_t>(point);
+  params.labels[index] = min(row.best_column, static_cast<uint32_t>(params.clusters - 1));
+  if (params.cosines) params.cosines[index] = inverse_norm == 0 ? 0.0f : row.best * inverse_norm;
+  if (inverse_norm == 0) return;
+  const float limit = row.best - row.margin;
+  if (row.third >= limit || !(row.best > row.margin)) {
+    const uint32_t last =
+        static_cast<uint32_t>(params.heads) * static_cast<uint32_t>(params.points_per_head) - 1;
+    params.doubtful[last - atomicAdd(&params.doubtful_counts[1], 1u)] = make_uint2(index, 0);
+  } else if (row.second >= limit) {
+    params.doubtful[atomicAdd(&params.doubtful_counts[0], 1u)] =
+        make_uint2(index, row.second_column);
+  }
+}
+
+}  // namespace sqz::cuda

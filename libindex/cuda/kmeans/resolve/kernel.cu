@@ -1,0 +1,104 @@
+#include "libindex/cuda/cuda_status.h"
+#include "libindex/cuda/kmeans/common/reduce.cuh"
+#include "libindex/cuda/kmeans/resolve/kernel.h"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr int kMaxDim = 256;
+constexpr int kPairThreads = 256;
+constexpr int kSearchThreads = 256;
+
+__device__ double dot(const __nv_bfloat16* a, const __nv_bfloat16* b, int dim) {
+  double sum = 0;
+  for (int k = threadIdx.x & 31; k < dim; k += 32) {
+    sum = fma(static_cast<double>(__bfloat162float(a[k])),
+              static_cast<double>(__bfloat162float(b[k])), sum);
+  }
+  return warp_sum(sum);
+}
+
+// A warp for each point with two candidates.
+__global__ void __launch_bounds__(kPairThreads) pairs_kernel(const AssignParams params) {
+  const uint32_t count = params.doubtful_counts[0];
+  const uint32_t warps = gridDim.x * (kPairThreads / 32);
+  for (uint32_t i = blockIdx.x * (kPairThreads / 32) + threadIdx.x / 32; i < count; i += warps) {
+    const uint2 entry = params.doubtful[i];
+    const uint32_t label = params.labels[entry.x];
+    const int64_t head = entry.x / params.points_per_head;
+    const __nv_bfloat16* point = params.points + static_cast<int64_t>(entry.x) * params.dim;
+    const __nv_bfloat16* centroids = params.centroids + head * params.clusters * params.dim;
+    const double found = dot(point, centroids + static_cast<int64_t>(label) * params.dim, params.dim);
+    const double other =
+        dot(point, centroids + static_cast<int64_t>(entry.y) * params.dim, params.dim);
+    if ((threadIdx.x & 31) == 0 && (other > found || (other == found && entry.y < label))) {
+      params.labels[entry.x] = entry.y;
+    }
+  }
+}
+
+struct Candidate {
+  double product;
+  uint32_t column;
+};
+
+__device__ Candidate better(Candidate a, Candidate b) {
+  return b.product > a.product || (b.product == a.product && b.column < a.column) ? b : a;
+}
+
+// A block for each point with more, against all centroids.
+__global__ void __launch_bounds__(kSearchThreads) search_kernel(const AssignParams params) {
+  __shared__ double point[kMaxDim];
+  __shared__ Candidate warp_best[kSearchThreads / 32];
+  const uint32_t count = params.doubtful_counts[1];
+  const uint32_t last =
+      static_cast<uint32_t>(params.heads) * static_cast<uint32_t>(params.points_per_head) - 1;
+  for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
+    const uint32_t index = params.doubtful[last - i].x;
+    const int64_t head = index / params.points_per_head;
+    for (int k = threadIdx.x; k < params.dim; k += kSearchThreads) {
+      point[k] = __bfloat162float(params.points[static_cast<int64_t>(index) * params.dim + k]);
+    }
+    __syncthreads();
+    Candidate best = {-INFINITY, 0xFFFFFFFFu};
+    for (int c = threadIdx.x; c < params.clusters; c += kSearchThreads) {
+      const auto* centroid = reinterpret_cast<const uint4*>(
+          params.centroids + (head * params.clusters + c) * params.dim);
+      double sum = 0;
+      for (int piece = 0; piece < params.dim / 8; ++piece) {
+        const uint4 raw = centroid[piece];
+        const auto* values = reinterpret_cast<const __nv_bfloat16*>(&raw);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          sum = fma(point[8 * piece + e], static_cast<double>(__bfloat162float(values[e])), sum);
+        }
+      }
+      best = better(best, {sum, static_cast<uint32_t>(c)});
+    }
+    for (int offset = 16; offset > 0; offset /= 2) {
+      best = better(best, {__shfl_xor_sync(~0u, best.product, offset),
+                           __shfl_xor_sync(~0u, best.column, offset)});
+    }
+    if (threadIdx.x % 32 == 0) warp_best[threadIdx.x / 32] = best;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int w = 1; w < kSearchThreads / 32; ++w) best = better(best, warp_best[w]);
+      params.labels[index] = min(best.column, static_cast<uint32_t>(params.clusters - 1));
+      if (params.cosines) {
+        params.cosines[index] = static_cast<float>(best.product) * params.inverse_norms[index];
+      }
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+Status launch_resolve(const AssignParams& params, int multiprocessors, cudaStream_t stream) {
+  pairs_kernel<<<4 * multiprocessors, kPairThreads, 0, stream>>>(params);
+  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
+  search_kernel<<<4 * multiprocessors, kSearchThreads, 0, stream>>>(params);
+  return cuda_status(cudaGetLastError(), "resolve kernels");
+}
+
+}  // namespace sqz::cuda

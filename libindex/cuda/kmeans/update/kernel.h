@@ -1,0 +1,47 @@
+// Everything of the loop but the assignment: norms, first centroids, grouping points by cluster,
+// new centroids, refills. All of it is bound by memory traffic and runs on any GPU from 8.0.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "formats/base/status.h"
+
+namespace sqz::cuda {
+
+struct UpdateParams {
+  int32_t heads, points_per_head, clusters, dim;
+  uint64_t seed;
+  const __nv_bfloat16* points;  // [B, N, d]
+  const uint32_t* weights;      // [B, N] or null
+  __nv_bfloat16* centroids;     // [B, C, d]
+  uint32_t* labels;             // [B, N]
+  uint32_t* order;              // [B, N]
+  uint32_t* offsets;            // [B, C + 1]
+  float* inverse_norms;         // [B, N]
+  uint32_t* ranks;              // [B, N]: place of a point among its cluster's, in any order
+  uint32_t* sizes;              // [B, C]: zero before launch_group
+  uint2* seats;                 // [B, C]: scratch of the refill
+  uint2* donors;                // [B, C]: of an empty cluster: the cluster to split, which split
+  uint32_t* large;              // [B N / 32]: clusters left to whole blocks
+  uint32_t* large_counts;       // [2]: zero before the first launch_centroids and launch_sort
+  uint32_t* fault;              // [1]
+  int32_t multiprocessors;
+};
+
+// inverse_norms, and fault bits.
+Status launch_norms(const UpdateParams& params, cudaStream_t stream);
+// First centroids: one point from each of C equal runs of points, chosen by the seed.
+Status launch_seed(const UpdateParams& params, cudaStream_t stream);
+// labels -> offsets, order (not sorted within a cluster), donors of empty clusters.
+Status launch_group(const UpdateParams& params, cudaStream_t stream);
+// offsets, order, donors -> centroids. The order within a cluster does not matter.
+Status launch_centroids(const UpdateParams& params, cudaStream_t stream);
+// Sorts `order` within each cluster.
+Status launch_sort(const UpdateParams& params, cudaStream_t stream);
+// Sorted order, donors -> labels in which no cluster is empty; the rest must be grouped again.
+Status launch_move(const UpdateParams& params, cudaStream_t stream);
+
+}  // namespace sqz::cuda

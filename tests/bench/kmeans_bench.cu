@@ -1,0 +1,161 @@
+// k-means on the GPU it runs on: kmeans_bench [heads points dim clusters iterations]...
+// Without arguments the shapes of docs/kmeans-gpu.md. Random points; a graph of the whole run is
+// replayed and the median time taken. TFLOP/s count the assignments alone, 2 N C d each, over the
+// whole time.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "libindex/cuda/kmeans.h"
+
+namespace {
+
+using namespace sqz::cuda;
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "kmeans_bench: %s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+void check(const sqz::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "kmeans_bench: %s\n", status.message().c_str());
+  std::exit(1);
+}
+
+__device__ float gaussian(uint64_t i) {
+  auto uniform = [&](uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    x ^= x >> 31;
+    return (static_cast<float>(x >> 40) + 0.5f) / (1 << 24);
+  };
+  return sqrtf(-2 * logf(uniform(2 * i))) * cospif(2 * uniform(2 * i + 1));
+}
+
+__global__ void fill_kernel(__nv_bfloat16* values, int64_t count) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    values[i] = __float2bfloat16_rn(gaussian(static_cast<uint64_t>(i)));
+  }
+}
+
+template <class T>
+T* allocate(size_t count) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, count * sizeof(T)), "cudaMalloc");
+  return static_cast<T*>(data);
+}
+
+// Median milliseconds of replays of what `enqueue` puts on the stream.
+template <class Enqueue>
+double milliseconds(cudaStream_t stream, const Enqueue& enqueue) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  enqueue();
+  check(cudaStreamEndCapture(stream, &graph), "end of capture");
+  check(cudaGraphInstantiate(&executable, graph, 0), "graph");
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  std::vector<float> times;
+  float total = 0;
+  for (int i = 0; i < 21 && (i < 4 || total < 2500); ++i) {
+    check(cudaEventRecord(begin, stream), "record");
+    check(cudaGraphLaunch(executable, stream), "launch");
+    check(cudaEventRecord(end, stream), "record");
+    check(cudaStreamSynchronize(stream), "run");
+    float time = 0;
+    check(cudaEventElapsedTime(&time, begin, end), "elapsed time");
+    if (i > 0) times.push_back(time);  // the first one warms up
+    total += time;
+  }
+  check(cudaGraphExecDestroy(executable), "graph");
+  check(cudaGraphDestroy(graph), "graph");
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+void bench(const KmeansShape& shape, int iterations, AssignKernel kernel) {
+  const size_t rows = static_cast<size_t>(shape.heads) * shape.points;
+  const size_t clusters = static_cast<size_t>(shape.heads) * shape.clusters;
+  KmeansParams params;
+  params.shape = shape;
+  params.iterations = iterations;
+  params.kernel = kernel;
+  auto* points = allocate<__nv_bfloat16>(rows * shape.dim);
+  fill_kernel<<<4096, 256>>>(points, static_cast<int64_t>(rows) * shape.dim);
+  check(cudaDeviceSynchronize(), "fill");
+  params.points = points;
+  params.centroids = allocate<__nv_bfloat16>(clusters * shape.dim);
+  params.labels = allocate<uint32_t>(rows);
+  params.order = allocate<uint32_t>(rows);
+  params.offsets = allocate<uint32_t>(clusters + shape.heads);
+  params.cosines = allocate<float>(rows);
+  params.fault = allocate<uint32_t>(1);
+  auto bytes = kmeans_workspace(shape);
+  check(bytes.status());
+  params.workspace_bytes = bytes.value();
+  params.workspace = allocate<char>(params.workspace_bytes);
+
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream), "stream");
+  const double flop = 2.0 * static_cast<double>(rows) * shape.clusters * shape.dim;
+  const double run = milliseconds(stream, [&] { check(kmeans_run(params, stream)); });
+  const double assign = milliseconds(stream, [&] { check(kmeans_assign(params, stream)); });
+  uint32_t counters[2] = {};
+  const size_t counters_at = (rows * 4 + 255) / 256 * 256 + (rows * 8 + 255) / 256 * 256;
+  check(cudaMemcpy(counters, static_cast<char*>(params.workspace) + counters_at, 8,
+                   cudaMemcpyDeviceToHost),
+        "counters");
+  std::printf("%5d heads x %7d x d%-3d C %6d  %2d it %s  run %9.3f ms (%5.1f TFLOP/s)  assign "
+              "%8.3f ms (%5.1f TFLOP/s)  doubtful %.2e + %.2e\n",
+              shape.heads, shape.points, shape.dim, shape.clusters, iterations,
+              kernel == AssignKernel::kPlain ? "plain" : "auto ", run,
+              flop * (iterations + 1) / run / 1e9, assign, flop / assign / 1e9,
+              counters[0] / static_cast<double>(rows), counters[1] / static_cast<double>(rows));
+  std::fflush(stdout);
+  check(cudaStreamDestroy(stream), "stream");
+  for (const void* data : {params.points, static_cast<const void*>(params.centroids),
+                           static_cast<const void*>(params.labels),
+                           static_cast<const void*>(params.order),
+                           static_cast<const void*>(params.offsets),
+                           static_cast<const void*>(params.cosines),
+                           static_cast<const void*>(params.fault),
+                           static_cast<const void*>(params.workspace)}) {
+    check(cudaFree(const_cast<void*>(data)), "cudaFree");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cudaDeviceProp device;
+  check(cudaGetDeviceProperties(&device, 0), "device");
+  int driver = 0, runtime = 0, clock = 0;
+  check(cudaDriverGetVersion(&driver), "driver");
+  check(cudaRuntimeGetVersion(&runtime), "runtime");
+  check(cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, 0), "clock");
+  std::printf("%s, %d SMs, highest clock %d MHz, CUDA driver %d, runtime %d\n", device.name,
+              device.multiProcessorCount, clock / 1000, driver, runtime);
+  if (argc > 1) {
+    const bool plain = argc > 6;
+    bench({std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4])},
+          argc > 5 ? std::atoi(argv[5]) : 10, plain ? AssignKernel::kPlain : AssignKernel::kAuto);
+    return 0;
+  }
+  const KmeansShape shapes[] = {{64, 32768, 128, 1638},   {256, 131072, 128, 1311},
+                                {256, 131072, 128, 6554}, {8, 524288, 128, 26214},
+                                {256, 131072, 64, 6554},  {64, 131072, 96, 6554},
+                                {64, 131072, 256, 6554}};
+  for (const KmeansShape& shape : shapes) bench(shape, 10, AssignKernel::kAuto);
+  bench({16, 131072, 128, 6554}, 2, AssignKernel::kPlain);
+  return 0;
+}
