@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks a .sqz index independently of the C++ code: python3 scripts/check_index.py FILE [--capture F.h5]
+"""Checks a .sqz index independently of the C++ code: python3 scripts/check_index.py FILE...
 
 Needs numpy only. Reads the file as docs/format.md describes it and checks the header, alignments,
 paddings, offsets, cluster sizes, slot order, that stored centroids and value means are the means of
-the keys and values below them, and the calibration. With the `safetensors` package installed, the
-file is opened with it, too. With --capture (needs h5py), stored keys and values are compared with
+the keys and values below them, and the calibration. With the packages `xxhash` and `safetensors`
+installed, hashes are compared and the file is opened by them, too. With --capture (needs h5py), stored keys and values are compared with
 the dense pass that they came from, through the stored positions.
 
-Prints one line a problem; exit code 0 if there is none, 1 otherwise, 2 if the file cannot be read.
+Prints one line a problem; exit code 0 if there is none, 1 otherwise, 2 if a file cannot be read.
 """
 
 import argparse
@@ -77,6 +77,18 @@ class Index:
         if self.tensors[name]["dtype"] == "BF16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32)
+
+
+def check_hashes(index):
+    try:
+        import xxhash
+    except ImportError:
+        return
+    stored = index.raw("header.xxh3_128").tobytes()
+    check(xxhash.xxh3_128_digest(index.data[:index.start].tobytes()) == stored, "hash of the header differs")
+    for name, digest in json.loads(index.metadata["checksums"]).items():
+        begin, stop = (index.start + x for x in index.tensors[name]["data_offsets"])
+        check(xxhash.xxh3_64_hexdigest(index.data[begin:stop]) == digest, f"{name}: checksum differs")
 
 
 def check_means(index, name, head, vectors, first):
@@ -168,6 +180,8 @@ def check_capture(index, path):
         for layer, policy in enumerate(json.loads(meta["layers"])):
             for what in ("keys", "values"):
                 source = capture[f"layers/{layer}/{what}"]
+                if source.attrs.get("rope") in ("pre", b"pre"):
+                    continue  # the index has keys after RoPE
                 for head in range(source.shape[0]):
                     dense = np.asarray(source[head], dtype=np.float32)
                     exact = np.r_[0:sink, n - tail:n]
@@ -184,36 +198,51 @@ def check_capture(index, path):
                                                       f"{np.argmax(error.max(axis=1))}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("file")
-    parser.add_argument("--capture", help="HDF5 capture that the index was built from")
-    arguments = parser.parse_args()
-    try:
-        index = Index(arguments.file)
-        index.check_container()
-        if not problems:  # otherwise the names and shapes below cannot be relied on
-            for layer, policy in enumerate(json.loads(index.metadata["layers"])):
-                check_layer(index, layer, policy)
-            check_calibration(index)
-            if arguments.capture:
-                check_capture(index, arguments.capture)
-    except (OSError, KeyError, ValueError, struct.error) as error:
-        print(f"{arguments.file}: cannot be read: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+def check_file(path, capture):
+    """Fills `problems`; returns the number of tensors."""
+    index = Index(path)
+    index.check_container()
+    if problems:  # the names and shapes below cannot be relied on
+        return len(index.tensors)
+    for layer, policy in enumerate(json.loads(index.metadata["layers"])):
+        check_layer(index, layer, policy)
+    check_calibration(index)
+    check_hashes(index)
+    if capture:
+        check_capture(index, capture)
     try:
         from safetensors import safe_open
-        with safe_open(arguments.file, framework="numpy") as opened:
+        with safe_open(path, framework="numpy") as opened:
             check(set(opened.keys()) == set(index.tensors), "the safetensors package sees other tensors")
     except ImportError:
         pass
     except Exception as error:  # whatever the package raises is a finding
         problems.append(f"the safetensors package refuses the file: {error}")
-    for problem in problems:
-        print(f"{arguments.file}: {problem}")
-    if not problems:
-        print(f"{arguments.file}: {len(index.tensors)} tensors, no problem found")
-    return 1 if problems else 0
+    return len(index.tensors)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("file", nargs="+")
+    parser.add_argument("--capture", help="HDF5 capture that the index was built from")
+    arguments = parser.parse_args()
+    code = 0
+    for path in arguments.file:
+        problems.clear()
+        try:
+            with np.errstate(invalid="ignore"):
+                count = check_file(path, arguments.capture)
+        except (OSError, KeyError, IndexError, TypeError, ValueError, struct.error) as error:
+            print(f"{path}: cannot be read: {type(error).__name__}: {error}")
+            code = 2
+            continue
+        for problem in problems:
+            print(f"{path}: {problem}")
+        if problems:
+            code = max(code, 1)
+        else:
+            print(f"{path}: {count} tensors, no problem found")
+    return code
 
 
 if __name__ == "__main__":

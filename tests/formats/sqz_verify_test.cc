@@ -2,10 +2,13 @@
 // verify(), and so are contents that were wrong from the start.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <random>
+#include <sstream>
 
 #include "formats/sqz_file.h"
 #include "tests/common/temporary_directory.h"
@@ -239,6 +242,52 @@ TEST_P(SqzVerify, NamesWhatIsWrong) {
 
 INSTANTIATE_TEST_SUITE_P(All, SqzVerify, ::testing::ValuesIn(wrong_contents()),
                          [](const auto& test) { return test.param.name; });
+
+// scripts/check_index.py reads the file by the format page alone. It must like what we like, and
+// see what we see.
+TEST(SqzVerify, TheIndependentCheckerAgrees) {
+  const char* named = std::getenv("SQZ_PYTHON");
+  const std::string python = named ? named : "python3";
+  if (std::system((python + " -c 'import numpy' 2>/dev/null").c_str()) != 0) {
+    GTEST_SKIP() << "no numpy for " << python << "; SQZ_PYTHON names another Python";
+  }
+  TemporaryDirectory dir;
+  const auto check = [&](const std::string& files) {
+    const std::string command = "cd " + dir.path() + " && " + python +
+                                " " SQZ_SOURCE_DIR "/scripts/check_index.py " + files + " > out";
+    const int code = WEXITSTATUS(std::system(command.c_str()));
+    return std::pair(code, testing::read_file(dir.file("out")));
+  };
+  TinyIndexOptions other;
+  other.layers = 3;
+  other.dtype = DType::kF16;
+  other.dense_layers = {0};
+  other.windows = {{1, 10}};
+  ASSERT_TRUE(testing::write_tiny_index(dir.file("good.sqz")).ok());
+  ASSERT_TRUE(testing::write_tiny_index(dir.file("other.sqz"), other).ok());
+  const auto [good, said] = check("good.sqz other.sqz");
+  EXPECT_EQ(good, 0) << said;
+
+  std::string files;
+  for (const Wrong& wrong : wrong_contents()) {
+    const std::string name = wrong.name;  // the checker leaves some of the metadata to the reader
+    if (name.starts_with("Check") || name.ends_with("NotJson") || name.starts_with("CoarseKeep")) {
+      continue;
+    }
+    RawIndex index = RawIndex::read(dir.file("good.sqz"));
+    wrong.change(index);
+    index.fix_checksums();
+    testing::write_file(dir.file(name), index.bytes());
+    files += name + " ";
+  }
+  const auto [bad, found] = check(files);
+  EXPECT_EQ(bad, 1) << found;
+  std::istringstream names(files);
+  for (std::string name; names >> name;) {
+    EXPECT_THAT(found, HasSubstr(name + ": "));
+    EXPECT_THAT(found, ::testing::Not(::testing::ContainsRegex(name + ": .*no problem found")));
+  }
+}
 
 TEST(SqzVerify, CalibrationRefusesWhatVerifyWouldReport) {
   TemporaryDirectory dir;
