@@ -143,6 +143,34 @@ TEST(Kmeans, WeightsMoveTheCut) {
   }
 }
 
+// Converged, every point is nearest to the mean of its own cluster, if all points take part: more
+// than 256 a cluster are not sampled down.
+TEST(Kmeans, UsesAllPoints) {
+  std::vector<float> points;
+  std::vector<int32_t> assignment(4000);
+  for (int i = 0; i < 4000; ++i) {
+    const double angle = i * 3.14159265358979 / 8000;
+    points.push_back(static_cast<float>(std::cos(angle)));
+    points.push_back(static_cast<float>(std::sin(angle)));
+  }
+  const KmeansProblem problem{points.data(), nullptr, 4000, 2, 2, 40, 1, assignment.data()};
+  ASSERT_TRUE(make_faiss_kmeans()->run({&problem, 1}, 1, {}).ok());
+  double sum[2][2] = {};
+  for (int i = 0; i < 4000; ++i) {
+    for (int c : {0, 1}) sum[assignment[i]][c] += points[2 * i + c];
+  }
+  int misplaced = 0;
+  for (int i = 0; i < 4000; ++i) {
+    double cosine[2];
+    for (int k : {0, 1}) {
+      cosine[k] = (points[2 * i] * sum[k][0] + points[2 * i + 1] * sum[k][1]) /
+                  std::hypot(sum[k][0], sum[k][1]);
+    }
+    misplaced += cosine[assignment[i]] < cosine[1 - assignment[i]];
+  }
+  EXPECT_LE(misplaced, 2);
+}
+
 TEST(Kmeans, IgnoresLength) {
   std::vector<float> points = clustered_points(600, 8, 20, 0.5f, 6);
   const std::vector<int32_t> before = run(points, 8, 20, 1);
