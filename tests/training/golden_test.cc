@@ -1,0 +1,86 @@
+// Logits against Hugging Face transformers.
+#include "tests/training/golden.h"
+
+#include <cstdlib>
+#include <filesystem>
+
+namespace sqz {
+namespace {
+
+constexpr double kTolerance = 2e-3;
+
+void expect_golden(const std::string& model, const std::string& golden_file) {
+  const Golden golden = read_golden(golden_file);
+  const auto runner = load_runner(model);
+  ASSERT_NE(runner, nullptr);
+  PrefillOptions options;
+  options.logit_positions = golden.positions;
+  for (int64_t chunk : {0, 64}) {
+    options.chunk = chunk;
+    const auto logits = prefill_logits(*runner, golden.tokens, options);
+    EXPECT_LT(largest_difference(logits, golden.logits), kTolerance) << "chunk " << chunk;
+  }
+
+  GenerateOptions generate;
+  generate.max_tokens = static_cast<int64_t>(golden.generated.size());
+  std::vector<float> rows;
+  const auto answer = runner->generate(golden.prompt, generate, nullptr, &rows);
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  EXPECT_EQ(answer->tokens, golden.generated);
+  const auto vocab = static_cast<size_t>(runner->config().description.vocab_size);
+  ASSERT_EQ(rows.size(), (golden.prompt.size() + golden.generated.size() - 1) * vocab);
+  const auto last = std::span(rows).last(golden.generated_logits.size());
+  EXPECT_LT(largest_difference(last, golden.generated_logits), kTolerance) << "generate";
+}
+
+class TinyModel : public testing::TestWithParam<std::string> {};
+
+TEST_P(TinyModel, EqualsTransformers) {
+  const std::string folder = golden_folder() + GetParam();
+  expect_golden(folder, folder + "/golden.safetensors");
+}
+
+std::vector<std::string> tiny_models() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(golden_folder())) {
+    if (entry.is_directory()) names.push_back(entry.path().filename());
+  }
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, TinyModel, testing::ValuesIn(tiny_models()), [](const auto& test) {
+  std::string name = test.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+TEST(Golden, CoversEveryArchitectureAndRopeKind) { EXPECT_GE(tiny_models().size(), 8u); }
+
+TEST(Golden, NanoEqualsTransformers) {
+  expect_golden(nano_folder(), golden_folder() + "nano.safetensors");
+}
+
+TEST(Golden, EvalEqualsTransformers) {
+  const char* folder = std::getenv("SQZ_EVAL_MODEL");
+  if (folder == nullptr) GTEST_SKIP() << "SQZ_EVAL_MODEL names no model folder";
+  expect_golden(folder, golden_folder() + "eval.safetensors");
+}
+
+// bfloat16 has 8 bits of mantissa: logits (deviation 3.8) may be off by a few times 2^-8 of that.
+TEST(Golden, NanoInBfloat16IsClose) {
+  const Golden golden = read_golden(golden_folder() + "nano.safetensors");
+  RunnerOptions options;
+  options.dtype = DType::kBF16;
+  const auto runner = load_runner(nano_folder(), options);
+  ASSERT_NE(runner, nullptr);
+  PrefillOptions prefill;
+  prefill.logit_positions = {golden.positions[0], golden.positions[1]};
+  const std::span<const int32_t> tokens(golden.tokens.data(), 701);
+  const auto logits = prefill_logits(*runner, tokens, prefill);
+  const auto expected = std::span(golden.logits).first(logits.size());
+  EXPECT_LT(largest_difference(logits, expected), 0.5);
+  EXPECT_GT(largest_difference(logits, expected), 1e-4) << "this ran in float32";
+}
+
+}  // namespace
+}  // namespace sqz
