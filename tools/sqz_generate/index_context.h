@@ -1,0 +1,37 @@
+// Attention over the fixed context of an index, for Runner::generate: libruntime behind
+// FixedContext.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "sqz/sqz.h"
+#include "training/runner.h"
+
+namespace sqz {
+
+class IndexContext : public FixedContext {
+ public:
+  // `options` is borrowed for the call.
+  static Result<std::unique_ptr<IndexContext>> open(const std::string& path,
+                                                    const sqz_session_options& options);
+  ~IndexContext() override;
+
+  int64_t tokens() const override { return info_.tokens; }
+  Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
+                float* lse) override;
+
+  // Totals since open() or reset_stats(), over all layers.
+  Result<sqz_stats> stats() const;
+  Status reset_stats();
+
+ private:
+  IndexContext() = default;
+
+  sqz_index* index_ = nullptr;
+  sqz_session* session_ = nullptr;
+  sqz_index_info info_ = {};
+  std::vector<int64_t> positions_;
+};
+
+}  // namespace sqz
