@@ -23,8 +23,12 @@ struct Golden {
   std::vector<float> generated_logits;  // of the last rows that chose a token
 };
 
-inline std::string golden_folder() { return SQZ_SOURCE_DIR "/tests/golden/logits/"; }
-inline std::string nano_folder() { return SQZ_SOURCE_DIR "/examples/models/nano"; }
+inline std::string golden_folder() {
+  return SQZ_SOURCE_DIR "/tests/golden/logits/";
+}
+inline std::string nano_folder() {
+  return SQZ_SOURCE_DIR "/examples/models/nano";
+}
 
 template <class T>
 std::vector<T> golden_tensor(const ReadFile& file, const SafetensorsHeader& header,

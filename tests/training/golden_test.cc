@@ -54,7 +54,9 @@ INSTANTIATE_TEST_SUITE_P(Golden, TinyModel, testing::ValuesIn(tiny_models()), []
   return name;
 });
 
-TEST(Golden, CoversEveryArchitectureAndRopeKind) { EXPECT_GE(tiny_models().size(), 8u); }
+TEST(Golden, CoversEveryArchitectureAndRopeKind) {
+  EXPECT_GE(tiny_models().size(), 8u);
+}
 
 TEST(Golden, NanoEqualsTransformers) {
   expect_golden(nano_folder(), golden_folder() + "nano.safetensors");

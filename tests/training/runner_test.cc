@@ -1,0 +1,383 @@
+// Captures, a fixed context split off a dense pass, generation and bad input.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/training/golden.h"
+
+namespace sqz {
+namespace {
+
+const char* const kModels[] = {"llama-tied", "llama-llama3-bias", "mistral-window", "qwen3"};
+
+// All that a dense pass hands out, kept.
+struct Kept {
+  std::vector<float> keys, keys_pre_rope, values, queries, queries_pre_rope, hidden, cosine;
+};
+
+Result<std::vector<float>> capture(Runner& runner, std::span<const int32_t> tokens,
+                                   PrefillOptions options, std::vector<Kept>& kept) {
+  const auto copy = [](std::span<const float> x) { return std::vector<float>(x.begin(), x.end()); };
+  options.consumer = [&](const LayerCapture& layer) {
+    EXPECT_EQ(layer.layer, static_cast<int64_t>(kept.size()));
+    kept.push_back({copy(layer.keys), copy(layer.keys_pre_rope), copy(layer.values),
+                    copy(layer.queries), copy(layer.queries_pre_rope), copy(layer.hidden),
+                    copy(layer.cosine)});
+    return Status();
+  };
+  return runner.prefill(tokens, options);
+}
+
+// Exact attention in float64 over captured keys: what an index with nothing left out would say.
+class ExactContext final : public FixedContext {
+ public:
+  ExactContext(const ModelDescription& model, std::vector<Kept> layers, int64_t tokens)
+      : model_(model), layers_(std::move(layers)), tokens_(tokens) {}
+
+  int64_t tokens() const override { return tokens_; }
+
+  Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
+                float* lse) override {
+    calls += 1;
+    longest = std::max(longest, count);
+    for (int64_t t = 0; t < count; ++t) {
+      for (int64_t h = 0; h < model_.query_heads; ++h) {
+        const int64_t row = t * model_.query_heads + h;
+        attend_row(layer, first + t, h, q + row * model_.head_dim, out + row * model_.head_dim,
+                   lse + row);
+      }
+    }
+    return fail_at == calls ? Status(Code::kCorrupt, "the context is broken") : Status();
+  }
+
+  int64_t calls = 0, longest = 0, fail_at = -1;
+
+ private:
+  void attend_row(int64_t layer, int64_t position, int64_t head, const float* q, float* out,
+                  float* lse) const {
+    const int64_t d = model_.head_dim, window = model_.sliding_window[static_cast<size_t>(layer)];
+    const Kept& kept = layers_[static_cast<size_t>(layer)];
+    const size_t start = static_cast<size_t>(head / model_.group_size() * tokens_ * d);
+    const float *k = kept.keys.data() + start, *v = kept.values.data() + start;
+    double sum = 0, top = -INFINITY;
+    std::vector<double> logits(static_cast<size_t>(tokens_), -INFINITY);
+    for (int64_t i = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; i < tokens_;
+         ++i) {
+      double dot = 0;
+      for (int64_t j = 0; j < d; ++j) dot += double{q[j]} * double{k[i * d + j]};
+      logits[static_cast<size_t>(i)] = dot * model_.attention_scale;
+      top = std::max(top, logits[static_cast<size_t>(i)]);
+    }
+    std::fill_n(out, d, 0.0f);
+    *lse = -INFINITY;
+    if (top == -INFINITY) return;  // the window has left the context behind
+    std::vector<double> total(static_cast<size_t>(d));
+    for (int64_t i = 0; i < tokens_; ++i) {
+      const double weight = std::exp(logits[static_cast<size_t>(i)] - top);
+      sum += weight;
+      for (int64_t j = 0; j < d; ++j)
+        total[static_cast<size_t>(j)] += weight * double{v[i * d + j]};
+    }
+    for (int64_t j = 0; j < d; ++j)
+      out[j] = static_cast<float>(total[static_cast<size_t>(j)] / sum);
+    *lse = static_cast<float>(top + std::log(sum));
+  }
+
+  ModelDescription model_;
+  std::vector<Kept> layers_;
+  int64_t tokens_;
+};
+
+// q, k, v of [heads, n, d] gathered at positions from [heads, N, d].
+std::vector<float> gather(const std::vector<float>& all, int64_t heads, int64_t tokens, int64_t d,
+                          const std::vector<int64_t>& positions) {
+  std::vector<float> out;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t p : positions) {
+      const auto row = all.begin() + (h * tokens + p) * d;
+      out.insert(out.end(), row, row + d);
+    }
+  }
+  return out;
+}
+
+class Model : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const std::string folder = golden_folder() + GetParam();
+    golden_ = read_golden(folder + "/golden.safetensors");
+    runner_ = load_runner(folder);
+    ASSERT_NE(runner_, nullptr);
+  }
+  const ModelDescription& model() const { return runner_->config().description; }
+  int64_t count() const { return static_cast<int64_t>(golden_.tokens.size()); }
+
+  Golden golden_;
+  std::unique_ptr<Runner> runner_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Tiny, Model, testing::ValuesIn(kModels), [](const auto& test) {
+  std::string name = test.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+// The layer's output is a function of what was captured, so each layer can be checked from the
+// captures alone: q at all positions equals q at some; one token at a time equals all at once.
+TEST_P(Model, CapturesDoNotDependOnTheChunk) {
+  PrefillOptions options;
+  options.pre_rope = options.hidden = options.cosine = true;
+  for (int64_t p = 0; p < count(); ++p) options.query_positions.push_back(p);
+  std::vector<Kept> whole, single, some;
+  options.chunk = count();
+  ASSERT_TRUE(capture(*runner_, golden_.tokens, options, whole).ok());
+  options.chunk = 1;
+  ASSERT_TRUE(capture(*runner_, golden_.tokens, options, single).ok());
+  options.chunk = 70;
+  options.query_positions = {0, 69, 70, 71, 200, count() - 1};
+  ASSERT_TRUE(capture(*runner_, golden_.tokens, options, some).ok());
+  ASSERT_EQ(whole.size(), static_cast<size_t>(model().layers));
+  ASSERT_EQ(single.size(), whole.size());
+  ASSERT_EQ(some.size(), whole.size());
+
+  const int64_t d = model().head_dim, kv = model().kv_heads * count() * d;
+  for (size_t l = 0; l < whole.size(); ++l) {
+    ASSERT_EQ(whole[l].keys.size(), static_cast<size_t>(kv));
+    ASSERT_EQ(whole[l].queries.size(), static_cast<size_t>(model().query_heads * count() * d));
+    ASSERT_EQ(whole[l].hidden.size(), static_cast<size_t>(count() * model().hidden_size));
+    ASSERT_EQ(whole[l].cosine.size(), static_cast<size_t>(count()));
+    for (auto field : {&Kept::keys, &Kept::keys_pre_rope, &Kept::values, &Kept::queries,
+                       &Kept::queries_pre_rope, &Kept::hidden, &Kept::cosine}) {
+      EXPECT_LT(largest_difference(whole[l].*field, single[l].*field), 2e-4) << "layer " << l;
+    }
+    for (auto field : {&Kept::queries, &Kept::queries_pre_rope}) {
+      const auto expected =
+          gather(whole[l].*field, model().query_heads, count(), d, options.query_positions);
+      EXPECT_LT(largest_difference(expected, some[l].*field), 2e-4) << "layer " << l;
+    }
+  }
+}
+
+// Keys after RoPE at position 0 are the keys before it; later they are rotated, not stretched.
+TEST_P(Model, RopeRotates) {
+  PrefillOptions options;
+  options.pre_rope = true;
+  std::vector<Kept> kept;
+  ASSERT_TRUE(capture(*runner_, golden_.tokens, options, kept).ok());
+  const int64_t d = model().head_dim;
+  const auto head = [&](const std::vector<float>& keys, int64_t token) {
+    return std::span(keys).subspan(static_cast<size_t>(token * d), static_cast<size_t>(d));
+  };
+  const auto norm = [](std::span<const float> x) {
+    double sum = 0;
+    for (float value : x) sum += double{value} * double{value};
+    return std::sqrt(sum);
+  };
+  EXPECT_LT(largest_difference(head(kept[0].keys, 0), head(kept[0].keys_pre_rope, 0)), 1e-6);
+  for (int64_t t : {1, 100, 299}) {
+    EXPECT_GT(largest_difference(head(kept[0].keys, t), head(kept[0].keys_pre_rope, t)), 0.01);
+    EXPECT_NEAR(norm(head(kept[0].keys, t)), norm(head(kept[0].keys_pre_rope, t)), 1e-4);
+  }
+}
+
+TEST_P(Model, CosineIsThatOfHiddenWithAttentionAdded) {
+  PrefillOptions options;
+  options.hidden = options.cosine = true;
+  std::vector<Kept> kept;
+  ASSERT_TRUE(capture(*runner_, golden_.tokens, options, kept).ok());
+  for (const Kept& layer : kept) {
+    for (float c : layer.cosine) {
+      EXPECT_LE(c, 1.0f + 1e-5f);
+      EXPECT_GT(c, -1.0f);
+    }
+    // Attention adds something, so no token's cosine is exactly 1.
+    EXPECT_LT(*std::max_element(layer.cosine.begin(), layer.cosine.end()), 1.0f - 1e-5f);
+  }
+}
+
+TEST_P(Model, ContextPlusPromptEqualsDense) {
+  for (int64_t split : {1, 150, 297}) {
+    std::vector<Kept> kept;
+    const std::span<const int32_t> all(golden_.tokens);
+    ASSERT_TRUE(capture(*runner_, all.first(static_cast<size_t>(split)), {}, kept).ok());
+    ExactContext context(model(), std::move(kept), split);
+    PrefillOptions dense;
+    for (int64_t p = split; p < count(); ++p) dense.logit_positions.push_back(p);
+    const auto expected = prefill_logits(*runner_, all, dense);
+
+    GenerateOptions options;
+    options.max_tokens = 0;
+    std::vector<float> rows;
+    const auto answer =
+        runner_->generate(all.subspan(static_cast<size_t>(split)), options, &context, &rows);
+    ASSERT_TRUE(answer.ok()) << answer.status().message();
+    EXPECT_TRUE(answer->tokens.empty());
+    EXPECT_LT(largest_difference(rows, expected), 1e-3) << "split at " << split;
+    EXPECT_EQ(context.calls, model().layers) << "a prompt is one call a layer";
+    EXPECT_EQ(context.longest, count() - split);
+  }
+}
+
+TEST_P(Model, AnswersOverAContextEqualDenseAnswers) {
+  const std::span<const int32_t> prompt(golden_.prompt);
+  std::vector<Kept> kept;
+  ASSERT_TRUE(capture(*runner_, prompt.first(120), {}, kept).ok());
+  ExactContext context(model(), std::move(kept), 120);
+  GenerateOptions options;
+  options.max_tokens = static_cast<int64_t>(golden_.generated.size());
+  const auto answer = runner_->generate(prompt.subspan(120), options, &context);
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  EXPECT_EQ(answer->tokens, golden_.generated);
+  EXPECT_EQ(answer->stop_reason, "length");
+}
+
+TEST_P(Model, ContextErrorsStopGeneration) {
+  std::vector<Kept> kept;
+  const std::span<const int32_t> prompt(golden_.prompt);
+  ASSERT_TRUE(capture(*runner_, prompt.first(120), {}, kept).ok());
+  ExactContext context(model(), std::move(kept), 120);
+  context.fail_at = 3;
+  const auto answer = runner_->generate(prompt.subspan(120), {}, &context);
+  ASSERT_FALSE(answer.ok());
+  EXPECT_EQ(answer.status().code(), Code::kCorrupt);
+  EXPECT_EQ(context.calls, 3);
+}
+
+class Llama : public Model {};
+INSTANTIATE_TEST_SUITE_P(Tiny, Llama, testing::Values("llama-tied"));
+
+TEST_P(Llama, TheSameOnOneAndTwoThreads) {
+  std::vector<Kept> kept[2];
+  for (int threads : {1, 2}) {
+    RunnerOptions options;
+    options.threads = threads;
+    const auto runner = load_runner(golden_folder() + GetParam(), options);
+    PrefillOptions prefill;
+    prefill.query_positions = {299};
+    prefill.chunk = 64;
+    ASSERT_TRUE(capture(*runner, golden_.tokens, prefill, kept[threads - 1]).ok());
+  }
+  for (size_t l = 0; l < kept[0].size(); ++l) {
+    EXPECT_EQ(kept[0][l].keys, kept[1][l].keys);
+    EXPECT_EQ(kept[0][l].queries, kept[1][l].queries);
+  }
+}
+
+TEST_P(Llama, StopsWhereToldTo) {
+  GenerateOptions options;
+  options.max_tokens = 24;
+  options.stop = {golden_.generated[5]};
+  const auto first = std::find(golden_.generated.begin(), golden_.generated.end(), options.stop[0]);
+  auto answer = runner_->generate(golden_.prompt, options);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->stop_reason, "stop");
+  EXPECT_EQ(answer->tokens, std::vector<int32_t>(golden_.generated.begin(), first));
+
+  options.stop.clear();
+  int64_t seen = 0;
+  options.on_token = [&](int32_t) { return ++seen < 3; };
+  answer = runner_->generate(golden_.prompt, options);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->stop_reason, "callback");
+  EXPECT_EQ(answer->tokens.size(), 3u);
+}
+
+TEST_P(Llama, EndsAtTheLastPosition) {
+  std::vector<int32_t> prompt(510, 5);
+  GenerateOptions options;
+  options.max_tokens = 1000;
+  const auto answer = runner_->generate(prompt, options);
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  EXPECT_EQ(answer->stop_reason, "length");
+  EXPECT_EQ(answer->tokens.size(), 3u);  // the last is chosen by position 511 and never run
+}
+
+TEST_P(Llama, SamplingIsSeeded) {
+  GenerateOptions options;
+  options.max_tokens = 20;
+  options.temperature = 1.5;
+  std::vector<std::vector<int32_t>> answers;
+  for (uint64_t seed : {1, 1, 2}) {
+    options.seed = seed;
+    answers.push_back(runner_->generate(golden_.prompt, options)->tokens);
+  }
+  EXPECT_EQ(answers[0], answers[1]);
+  EXPECT_NE(answers[0], answers[2]);
+  options.top_p = 1e-6;  // only the most likely token is left
+  EXPECT_EQ(runner_->generate(golden_.prompt, options)->tokens,
+            std::vector<int32_t>(golden_.generated.begin(), golden_.generated.begin() + 20));
+}
+
+TEST_P(Llama, ConsumerErrorStopsThePass) {
+  PrefillOptions options;
+  int calls = 0;
+  options.consumer = [&](const LayerCapture&) {
+    ++calls;
+    return Status(Code::kIo, "disk full");
+  };
+  const auto result = runner_->prefill(golden_.tokens, options);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.status().code(), Code::kIo);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_P(Llama, ProgressGrowsToOne) {
+  PrefillOptions options;
+  std::vector<double> seen;
+  options.progress = [&](double done) { seen.push_back(done); };
+  ASSERT_TRUE(runner_->prefill(golden_.tokens, options).ok());
+  ASSERT_FALSE(seen.empty());
+  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+  EXPECT_EQ(seen.back(), 1.0);
+}
+
+TEST_P(Llama, BadInputIsNamed) {
+  const auto message = [&](std::vector<int32_t> tokens, PrefillOptions options) {
+    const auto result = runner_->prefill(tokens, options);
+    EXPECT_FALSE(result.ok());
+    EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
+    return result.status().message();
+  };
+  const std::vector<int32_t> three = {1, 2, 3};
+  EXPECT_EQ(message({}, {}), "no tokens to run the model on");
+  EXPECT_EQ(message({1, 96}, {}), "token 1: found id 96, expected 0 to 95");
+  EXPECT_EQ(message({-1}, {}), "token 0: found id -1, expected 0 to 95");
+  EXPECT_EQ(message(std::vector<int32_t>(513, 1), {}), "513 tokens: the model has 512 positions");
+  PrefillOptions options;
+  options.logit_positions = {3};
+  EXPECT_NE(message(three, options).find("logit_positions: found 3"), std::string::npos);
+  options.logit_positions = {};
+  options.query_positions = {1, 1};
+  EXPECT_NE(message(three, options).find("query_positions: found 1 after 1"), std::string::npos);
+  options.query_positions = {};
+  options.chunk = -1;
+  EXPECT_NE(message(three, options).find("chunk -1"), std::string::npos);
+
+  for (const auto& change :
+       {+[](GenerateOptions& o) { o.max_tokens = -1; },
+        +[](GenerateOptions& o) { o.temperature = -0.5; },
+        +[](GenerateOptions& o) { o.temperature = NAN; }, +[](GenerateOptions& o) { o.top_p = 0; },
+        +[](GenerateOptions& o) { o.top_p = 1.5; }}) {
+    GenerateOptions generate;
+    change(generate);
+    const auto result = runner_->generate(three, generate);
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
+  }
+}
+
+TEST(Load, RefusesWhatItCannotRun) {
+  RunnerOptions options;
+  options.device = "tpu";
+  EXPECT_EQ(Runner::load(nano_folder(), options).status().message(),
+            "device \"tpu\": expected cpu, cuda or cuda:N");
+  options.device = "cuda:x";
+  EXPECT_EQ(Runner::load(nano_folder(), options).status().code(), Code::kInvalidArgument);
+  options = {};
+  options.dtype = DType::kF16;
+  EXPECT_EQ(Runner::load(nano_folder(), options).status().message(),
+            "dtype F16: expected F32 or BF16");
+  EXPECT_EQ(Runner::load("/nowhere", {}).status().code(), Code::kNotFound);
+}
+
+}  // namespace
+}  // namespace sqz
