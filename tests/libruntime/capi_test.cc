@@ -1,0 +1,393 @@
+// The C ABI as a host meets it: through libsqz.so, used rightly and wrongly.
+#include <cstddef>
+#include <cstring>
+#include <thread>
+
+#include "tests/libruntime/c_index.h"
+
+extern "C" int sqz_header_is_c99(void);
+
+namespace sqz {
+namespace {
+
+using runtime::make;
+using testing::Call;
+
+class CApi : public testing::CIndexTest {
+ protected:
+  void SetUp() override { index_ = std::make_unique<runtime::Index>(path()); }
+
+  sqz_status create(const sqz_session_options& options) {
+    sqz_session* session = nullptr;
+    const sqz_status status = sqz_session_create(index_->handle(), &options, &session);
+    EXPECT_EQ(session != nullptr, status == SQZ_OK);
+    sqz_session_destroy(session);
+    return status;
+  }
+
+  std::unique_ptr<runtime::Index> index_;
+};
+
+TEST_F(CApi, HeaderIsC99) {
+  EXPECT_EQ(sqz_header_is_c99(), 1);
+}
+
+TEST_F(CApi, OpenAndDescribe) {
+  for (const sqz_open_mode mode : {SQZ_OPEN_MMAP, SQZ_OPEN_READ}) {
+    const runtime::Index index(path(), mode);
+    const sqz_index_info info = index.describe();
+    EXPECT_EQ(info.tokens, 5000);
+    EXPECT_EQ(info.sink, 16);
+    EXPECT_EQ(info.tail, 100);
+    EXPECT_EQ(info.layers, 2);
+    EXPECT_EQ(info.query_heads, 4);
+    EXPECT_EQ(info.kv_heads, 2);
+    EXPECT_EQ(info.head_dim, 16);
+    EXPECT_EQ(info.levels, 2);
+    EXPECT_EQ(info.has_kv, 1);
+    EXPECT_DOUBLE_EQ(info.attention_scale, 0.25);
+    EXPECT_STREQ(info.architecture, "LlamaForCausalLM");
+    EXPECT_STREQ(info.tokens_hash, "00000000000000bb");
+    EXPECT_EQ(std::strlen(info.model_fingerprint), 16u);
+    EXPECT_EQ(std::strncmp(info.producer, "sqz ", 4), 0);
+    index.verify();
+  }
+}
+
+TEST_F(CApi, OpenErrors) {
+  const volatile int three = 3;  // C callers can pass anything
+  sqz_index* index = reinterpret_cast<sqz_index*>(8);
+  EXPECT_EQ(sqz_index_open("/nowhere/x.sqz", SQZ_OPEN_MMAP, &index), SQZ_NOT_FOUND);
+  EXPECT_EQ(index, nullptr) << "a failed open must not leave a wild handle";
+  EXPECT_NE(std::strstr(sqz_last_error(), "/nowhere/x.sqz"), nullptr);
+  EXPECT_EQ(sqz_index_open(nullptr, SQZ_OPEN_MMAP, &index), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_index_open(path().c_str(), SQZ_OPEN_MMAP, nullptr), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_index_open(path().c_str(), static_cast<sqz_open_mode>(three), &index),
+            SQZ_INVALID_ARGUMENT);
+  const std::string text = directory_->file("text");
+  FILE* file = std::fopen(text.c_str(), "w");
+  std::fputs("this is not an index, whatever its name", file);
+  std::fclose(file);
+  EXPECT_EQ(sqz_index_open(text.c_str(), SQZ_OPEN_READ, &index), SQZ_CORRUPT);
+  EXPECT_EQ(sqz_index_describe(nullptr, nullptr), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_index_describe(index_->handle(), nullptr), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_index_verify(nullptr), SQZ_INVALID_ARGUMENT);
+  sqz_index_close(nullptr);
+  sqz_session_destroy(nullptr);
+}
+
+TEST_F(CApi, LastErrorBelongsToTheThread) {
+  EXPECT_EQ(sqz_index_verify(nullptr), SQZ_INVALID_ARGUMENT);
+  const std::string mine = sqz_last_error();
+  EXPECT_FALSE(mine.empty());
+  std::thread([] {
+    EXPECT_STREQ(sqz_last_error(), "");
+    EXPECT_EQ(sqz_index_open("/other", SQZ_OPEN_MMAP, nullptr), SQZ_INVALID_ARGUMENT);
+  }).join();
+  EXPECT_EQ(sqz_last_error(), mine);
+  EXPECT_STREQ(sqz_status_string(SQZ_OK), "ok");
+  EXPECT_NE(sqz_status_string(static_cast<sqz_status>(15)), nullptr);
+}
+
+TEST_F(CApi, SessionOptionsOutOfRange) {
+  const double thresholds[] = {1e-4, 1e-4};
+  using Change = void (*)(sqz_session_options&);
+  const std::pair<Change, sqz_status> bad[] = {
+      {[](auto& o) { o.budget = 0; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.budget = -0.1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.budget = 1.5; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.budget = 0.01; }, SQZ_INVALID_ARGUMENT},  // below the centroids
+      {[](auto& o) { o.keep = 0.1; }, SQZ_INVALID_ARGUMENT},     // both
+      {[](auto& o) { o.device_type = 2; }, SQZ_UNSUPPORTED},
+      {[](auto& o) { o.device_type = 7; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.device_id = 1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = SQZ_SELECTOR_DENSE; }, SQZ_INVALID_ARGUMENT},  // with a budget
+      {[](auto& o) { o.rule = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.group = 3; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.group = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.residual = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.levels = 3; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.levels = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.block = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.max_tokens = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.threads = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.threads = 1 << 20; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.struct_size = 0; }, SQZ_INVALID_ARGUMENT}};
+  auto good = runtime::options_for_budget(0.125);
+  good.threads = 1;
+  good.max_tokens = 16;
+  EXPECT_EQ(create(good), SQZ_OK) << sqz_last_error();
+  for (const auto& [change, status] : bad) {
+    sqz_session_options options = good;
+    change(options);
+    EXPECT_EQ(create(options), status) << "case " << &change - &bad[0].first;
+  }
+  good.budget = 0;
+  good.thresholds = thresholds;
+  EXPECT_EQ(create(good), SQZ_OK) << sqz_last_error();
+  good.rule = SQZ_RULE_BUDGET;
+  EXPECT_EQ(create(good), SQZ_INVALID_ARGUMENT);
+  sqz_session* session = nullptr;
+  EXPECT_EQ(sqz_session_create(index_->handle(), nullptr, &session), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_create(nullptr, &good, &session), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_create(index_->handle(), &good, nullptr), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(CApi, OlderAndNewerStructs) {
+  auto options = runtime::options_for_budget(0.125);
+  options.threads = 1 << 20;  // refused if it is read
+  EXPECT_EQ(create(options), SQZ_INVALID_ARGUMENT);
+  options.struct_size = offsetof(sqz_session_options, threads);
+  EXPECT_EQ(create(options), SQZ_OK) << sqz_last_error();
+
+  struct Newer {
+    sqz_session_options known;
+    uint64_t unknown;
+  } newer = {runtime::options_for_budget(0.125), 0};
+  newer.known.struct_size = sizeof(newer);
+  EXPECT_EQ(create(newer.known), SQZ_OK) << sqz_last_error();
+  newer.unknown = 1;
+  EXPECT_EQ(create(newer.known), SQZ_UNSUPPORTED);
+
+  // Results fill what the caller has, and no more.
+  unsigned char room[sizeof(sqz_index_info) + 16];
+  std::memset(room, 0xee, sizeof(room));
+  auto* info = reinterpret_cast<sqz_index_info*>(room);
+  info->struct_size = offsetof(sqz_index_info, sink);
+  EXPECT_EQ(sqz_index_describe(index_->handle(), info), SQZ_OK);
+  EXPECT_EQ(info->tokens, 5000);
+  EXPECT_EQ(room[offsetof(sqz_index_info, sink)], 0xee);
+  info->struct_size = sizeof(room);
+  EXPECT_EQ(sqz_index_describe(index_->handle(), info), SQZ_OK);
+  EXPECT_EQ(info->sink, 16);
+  EXPECT_EQ(info->struct_size, sizeof(room));
+  EXPECT_EQ(room[sizeof(room) - 1], 0);
+}
+
+TEST_F(CApi, AttendRefusesWrongCalls) {
+  auto options = runtime::options_for_budget(0.125);
+  options.max_tokens = 8;
+  options.threads = 1;
+  runtime::Session session(*index_, options);
+  using Change = void (*)(Call&);
+  static int64_t strides[3] = {64, 16, 2};
+  static int64_t decreasing[] = {0, 3, 2, 5}, late[] = {1, 5}, short_of[] = {0, 4};
+  static int64_t beyond[] = {0, 6, 5};
+  const std::pair<Change, sqz_status> bad[] = {
+      {[](Call& c) { c.args.layer = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.layer = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.layer = 1; }, SQZ_INVALID_ARGUMENT},  // window without positions
+      {[](Call& c) { c.args.q = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.out = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.lse = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.struct_size = 4; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.stream = &c; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.data = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.shape = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.ndim = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.device_type = 2; }, SQZ_UNSUPPORTED},
+      {[](Call& c) { c.q_tensor.device_type = 0; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.dtype_bits = 64; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.dtype_code = 0; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.dtype_lanes = 4; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.dtype_bits = 16; }, SQZ_INVALID_ARGUMENT},  // unlike out
+      {[](Call& c) { c.q_tensor.strides = strides; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.byte_offset = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.out_shape[2] = 8; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.out_shape[1] = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.out_shape[0] = 9; }, SQZ_INVALID_ARGUMENT},  // max_tokens
+      {[](Call& c) { c.out_shape[0] = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.lse_shape[0] = 4; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.lse_tensor.dtype_bits = 16; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.out_tensor.data = c.q.data(); }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.lse_tensor.data = c.out.data() + 5 * 64 - 1; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.requests = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = decreasing;
+         c.args.requests = 3;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = late;
+         c.args.requests = 1;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = short_of;
+         c.args.requests = 1;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = beyond;
+         c.args.requests = 2;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = late;
+         c.args.requests = 0;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q[3 * 64 + 2 * 16 + 5] = NAN; }, SQZ_NUMERIC}};
+  for (const auto& [change, status] : bad) {
+    Call call(5);
+    change(call);
+    EXPECT_EQ(sqz_attend(session.handle(), &call.args), status)
+        << "case " << &change - &bad[0].first;
+  }
+  Call call(5);
+  EXPECT_EQ(sqz_attend(nullptr, &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_attend(session.handle(), nullptr), SQZ_INVALID_ARGUMENT);
+  // After all these errors the session still serves, and nothing was counted.
+  EXPECT_EQ(session.stats().selections, 0u);
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(session.stats().selections, 1u);
+}
+
+TEST_F(CApi, NoTokensIsNoWork) {
+  runtime::Session session(*index_, runtime::options_for_budget(0.125));
+  Call call(0);
+  session.attend(call.args);
+  EXPECT_EQ(session.stats().selections, 0u);
+}
+
+TEST_F(CApi, StatsReportAskedAndDelivered) {
+  auto options = testing::held_budget(0.2);
+  options.levels = 1;
+  runtime::Session session(*index_, options);
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    Call call(1, seed);
+    session.attend(call.args);
+    int64_t position = 5000;
+    Call windowed(1, seed, 1);
+    windowed.args.positions = &position;
+    session.attend(windowed.args);
+  }
+  const sqz_stats sparse = session.stats(0);
+  EXPECT_EQ(sparse.dense_fallback, 0);
+  EXPECT_EQ(sparse.asked_budget, 0.2);
+  // 10 selections of 2 heads, each within half a cluster: what was asked comes out.
+  EXPECT_NEAR(sparse.delivered_keep, sparse.asked_keep, 0.002);
+  EXPECT_NEAR(sparse.delivered_budget, 0.2, 0.002);
+  EXPECT_EQ(sparse.selections, 10u);
+  EXPECT_EQ(sparse.keys_possible, 10u * 2 * (5000 - 116));
+  EXPECT_EQ(sparse.bytes_dense, 10u * 2 * 5000 * 16 * 2 * 2);
+  EXPECT_EQ(sparse.bytes_read, (2 * sparse.keys_read + 20 * 2 * 116 + 20 * 250) * 16 * 2);
+  const sqz_stats window = session.stats(1);
+  EXPECT_EQ(window.bytes_read, 10u * 2 * 300 * 16 * 2 * 2);
+  EXPECT_EQ(window.delivered_budget, 1.0);
+  EXPECT_EQ(session.stats(-1).bytes_read, sparse.bytes_read + window.bytes_read);
+  session.reset_stats();
+  EXPECT_EQ(session.stats().bytes_read, 0u);
+  auto stats = make<sqz_stats>();
+  EXPECT_EQ(sqz_session_stats(session.handle(), 2, &stats), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_stats(session.handle(), -2, &stats), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_stats(session.handle(), 0, nullptr), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_stats(nullptr, 0, &stats), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_reset_stats(nullptr), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(CApi, SelectTellsTheRuns) {
+  runtime::Session session(*index_, testing::held_budget(0.2));
+  Call call(3);
+  call.args.out = nullptr;
+  call.args.lse = nullptr;
+  const auto heads = session.select(call.args, 2);
+  ASSERT_EQ(heads.size(), 2u);
+  EXPECT_EQ(session.stats().selections, 0u);
+  Call attended(3);
+  session.attend(attended.args);
+  uint64_t keys = 0;
+  for (const auto& runs : heads) {
+    for (const sqz_run& run : runs) keys += run.length;
+  }
+  EXPECT_EQ(keys, session.stats(0).keys_read);
+  EXPECT_GT(keys, 0u);
+
+  int64_t indptr[3] = {}, count = 0;
+  sqz_run one;
+  EXPECT_EQ(sqz_select(session.handle(), &call.args, &one, 1, indptr, &count),
+            SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(count, static_cast<int64_t>(heads[0].size() + heads[1].size()));
+  EXPECT_EQ(sqz_select(session.handle(), &call.args, nullptr, 1, indptr, &count),
+            SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_select(session.handle(), &call.args, &one, 1, nullptr, &count),
+            SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_select(session.handle(), &call.args, &one, 1, indptr, nullptr),
+            SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_select(session.handle(), nullptr, &one, 1, indptr, &count), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(CApi, ThreeKindsOfQueriesAgree) {
+  runtime::Session session(*index_, runtime::dense_options());
+  Call call(5);
+  session.attend(call.args);
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    Call half(5);
+    std::vector<std::byte> q = testing::stored(dtype, half.q), out(q.size());
+    half.q_tensor.data = q.data();
+    half.out_tensor.data = out.data();
+    half.q_tensor.dtype_bits = half.out_tensor.dtype_bits = 16;
+    half.q_tensor.dtype_code = half.out_tensor.dtype_code = dtype == DType::kBF16 ? 4 : 2;
+    session.attend(half.args);
+    for (size_t i = 0; i < half.lse.size(); ++i) EXPECT_NEAR(half.lse[i], call.lse[i], 0.02);
+  }
+}
+
+TEST_F(CApi, IndexMayBeClosedBeforeItsSessions) {
+  runtime::Session session(*index_, testing::held_budget(0.2));
+  index_.reset();
+  Call call(2);
+  session.attend(call.args);
+}
+
+TEST_F(CApi, SessionsOfOneIndexInManyThreads) {
+  Call expected(4);
+  runtime::Session(*index_, testing::held_budget(0.2)).attend(expected.args);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      auto options = testing::held_budget(0.2);
+      runtime::Session session(*index_, options);
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        Call call(4);
+        session.attend(call.args);
+        EXPECT_EQ(call.out, expected.out);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Damaged offsets are not found at open (that reads the header alone) but before they are used.
+TEST_F(CApi, DamagedOffsetsAreRefusedAtSessionCreation) {
+  const auto file = SqzFile::open(path());
+  ASSERT_TRUE(file.ok());
+  for (const char* level : {"1", "2"}) {
+    const TensorInfo* offsets =
+        (*file)->header().find(std::string("layers.0.level.") + level + ".offsets");
+    ASSERT_NE(offsets, nullptr);
+    const int64_t entries = offsets->shape[0] * offsets->shape[1];
+    for (const int64_t entry : {int64_t{0}, int64_t{7}, offsets->shape[1] - 1, entries - 1}) {
+      for (const uint32_t value : {uint32_t{0xffffffff}, uint32_t{4885}, uint32_t{1}}) {
+        const std::string damaged = directory_->file("damaged.sqz");
+        std::filesystem::copy_file(path(), damaged,
+                                   std::filesystem::copy_options::overwrite_existing);
+        FILE* stream = std::fopen(damaged.c_str(), "r+b");
+        std::fseek(stream, static_cast<long>(offsets->offset) + 4 * entry, SEEK_SET);
+        std::fwrite(&value, 4, 1, stream);
+        std::fclose(stream);
+        const runtime::Index index(damaged);
+        const auto options = runtime::options_for_budget(0.2);
+        sqz_session* session = nullptr;
+        EXPECT_EQ(sqz_session_create(index.handle(), &options, &session), SQZ_CORRUPT)
+            << "level " << level << " entry " << entry << " value " << value;
+        EXPECT_NE(std::strstr(sqz_last_error(), "offsets"), nullptr) << sqz_last_error();
+        EXPECT_EQ(sqz_index_verify(index.handle()), SQZ_CORRUPT);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sqz

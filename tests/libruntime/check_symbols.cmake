@@ -1,0 +1,28 @@
+# cmake -DLIBRARY=libsqz.so -DNM=nm -DREADELF=readelf -DSANITIZE= -P check_symbols.cmake
+execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols
+  COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL " [A-Za-z] [^\n]+" symbols "${symbols}")
+set(count 0)
+foreach(symbol ${symbols})
+  if(symbol MATCHES "^ T sqz_[a-z_]+@@SQZ_0$")
+    math(EXPR count "${count} + 1")
+  elseif(NOT symbol MATCHES "^ A SQZ_0$" AND NOT SANITIZE)
+    message(SEND_ERROR "exported besides the C ABI:${symbol}")
+  endif()
+endforeach()
+if(NOT count EQUAL 14)
+  message(SEND_ERROR "found ${count} functions of the C ABI, expected 14")
+endif()
+
+execute_process(COMMAND ${READELF} -d ${LIBRARY} OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)
+if(NOT dynamic MATCHES "\\(SONAME\\)[^\n]*\\[libsqz\\.so\\.0\\]")
+  message(SEND_ERROR "soname is not libsqz.so.0")
+endif()
+string(REGEX MATCHALL "\\(NEEDED\\)[^\n]*" needed "${dynamic}")
+foreach(line ${needed})
+  string(REGEX MATCH "\\[(.*)\\]" _ "${line}")
+  if(NOT CMAKE_MATCH_1 MATCHES "^(libstdc\\+\\+|libm|libgcc_s|libc|ld-linux.*)\\.so" AND
+     NOT SANITIZE)
+    message(SEND_ERROR "libsqz.so needs ${CMAKE_MATCH_1}")
+  endif()
+endforeach()
