@@ -86,6 +86,11 @@ void multiply(const float* a, int64_t a_row, int64_t a_col, const float* b, floa
   for (; r + kWide * kLanes <= rows; r += kWide * kLanes) {
     multiply_columns<kWide>(a, a_row, a_col, b + r, c + r, m, depth, rows, add);
   }
+  if constexpr (kWide == 4) {
+    for (; r + 2 * kLanes <= rows; r += 2 * kLanes) {
+      multiply_columns<2>(a, a_row, a_col, b + r, c + r, m, depth, rows, add);
+    }
+  }
   for (; r < rows; r += kLanes) {
     multiply_columns<1>(a, a_row, a_col, b + r, c + r, m, depth, rows, add);
   }
