@@ -78,18 +78,25 @@ Row reference(const Case& c, const Input& in, int64_t t, int64_t head) {
   return out;
 }
 
-double worst_error(const Case& c, const Input& in, const AttentionState& state, int64_t first) {
+// [tokens * query heads]
+std::vector<Row> reference(const Case& c, const Input& in) {
+  std::vector<Row> rows;
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    for (int64_t h = 0; h < c.query_heads; ++h) rows.push_back(reference(c, in, t, h));
+  }
+  return rows;
+}
+
+double worst_error(const Case& c, const std::vector<Row>& rows, const AttentionState& state,
+                   int64_t first) {
   double worst = 0;
   const auto note = [&](double error) { worst = error <= worst ? worst : error; };
-  for (int64_t t = 0; t < state.out.size(0); ++t) {
-    for (int64_t h = 0; h < c.query_heads; ++h) {
-      const Row expected = reference(c, in, first + t, h);
-      const int64_t row = t * c.query_heads + h;
-      note(std::abs(double{state.lse.data_ptr<float>()[row]} - expected.lse));
-      for (int64_t j = 0; j < c.dim; ++j) {
-        note(std::abs(double{state.out.data_ptr<float>()[row * c.dim + j]} -
-                      expected.out[static_cast<size_t>(j)]));
-      }
+  for (int64_t r = 0; r < state.lse.numel(); ++r) {
+    const Row& expected = rows[static_cast<size_t>(first * c.query_heads + r)];
+    note(std::abs(double{state.lse.data_ptr<float>()[r]} - expected.lse));
+    for (int64_t j = 0; j < c.dim; ++j) {
+      note(std::abs(double{state.out.data_ptr<float>()[r * c.dim + j]} -
+                    expected.out[static_cast<size_t>(j)]));
     }
   }
   return worst;
@@ -97,19 +104,26 @@ double worst_error(const Case& c, const Input& in, const AttentionState& state, 
 
 class Attention : public testing::TestWithParam<Case> {
  protected:
+  void SetUp() override {
+    in_ = random_input(GetParam());
+    rows_ = reference(GetParam(), in_);
+  }
+
   // Writes and attends in steps of `step` tokens, as a chunked pass does.
   void expect_exact(KvCache& cache, int64_t step, const char* label) {
     const Case& c = GetParam();
-    const Input in = random_input(c);
     for (int64_t first = 0; first < c.tokens; first += step) {
       const int64_t count = std::min(step, c.tokens - first);
       cache.resize(first + count);
-      cache.write(first, in.k.narrow(0, first, count), in.v.narrow(0, first, count));
-      const auto state = cache.attend(in.q.narrow(0, first, count), first, c.window);
-      EXPECT_LT(worst_error(c, in, state, first), 2e-5 * std::max(1.0, c.spread * c.spread))
+      cache.write(first, in_.k.narrow(0, first, count), in_.v.narrow(0, first, count));
+      const auto state = cache.attend(in_.q.narrow(0, first, count), first, c.window);
+      EXPECT_LT(worst_error(c, rows_, state, first), 2e-5 * std::max(1.0, c.spread * c.spread))
           << label << " from token " << first;
     }
   }
+
+  Input in_;
+  std::vector<Row> rows_;
 };
 
 TEST_P(Attention, CpuKernelsEqualFloat64) {
