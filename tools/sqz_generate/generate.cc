@@ -12,6 +12,7 @@
 #include "formats/tokenizer.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/signals.h"
+#include "tools/common/texts.h"
 #include "tools/sqz_generate/answer.h"
 #include "tools/sqz_generate/index_context.h"
 
@@ -60,7 +61,7 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
                        session_options(selector, context.options.threads));
   Opened out;
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
-  SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
+  SQZ_ASSIGN_OR_RETURN(out.tokenizer, load_tokenizer(arguments.model));
   RunnerOptions options;
   options.device = context.options.device;
   options.dtype = arguments.run_dtype == "bf16" ? DType::kBF16 : DType::kF32;

@@ -1,0 +1,101 @@
+#include "tools/sqz_eval/facts.h"
+
+#include <algorithm>
+#include <array>
+
+namespace sqz::eval {
+namespace {
+
+constexpr std::array kWords = {
+    "harbour", "lantern", "meadow",  "copper", "violin", "glacier", "saddle",  "orchard",
+    "compass", "velvet",  "thunder", "marble", "pepper", "falcon",  "candle",  "bridge",
+    "cellar",  "feather", "garden",  "hammer", "island", "jacket",  "kettle",  "ladder",
+    "mirror",  "needle",  "ocean",   "pillow", "quarry", "ribbon",  "shadow",  "timber",
+    "umbrella", "valley", "window",  "anchor", "basket", "castle",  "dragon",  "engine",
+    "forest",  "guitar",  "helmet",  "insect", "jungle", "kitchen", "lemon",   "monkey",
+    "nickel",  "oyster",  "pencil",  "rabbit", "silver", "temple",  "unicorn", "vessel",
+    "walnut",  "yellow",  "zebra",   "barrel", "canyon", "desert",  "ember",   "fountain"};
+constexpr std::array<int, 3> kNeedleDigits = {4, 5, 7};  // what the texts of README's models have
+constexpr int kPasskeyDigits = 5;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+std::string random_digits(Random& random, int digits) {
+  std::string out(1, static_cast<char>('1' + random.below(9)));
+  while (out.size() < static_cast<size_t>(digits)) {
+    out += static_cast<char>('0' + random.below(10));
+  }
+  return out;
+}
+
+// Digits that are nowhere in `text` and share nothing with the answers so far.
+std::string fresh_digits(Random& random, int digits, std::string_view text,
+                         const std::vector<Fact>& facts) {
+  for (;;) {
+    const std::string out = random_digits(random, digits);
+    const bool used = std::any_of(facts.begin(), facts.end(), [&](const Fact& fact) {
+      return fact.answer.find(out) != std::string::npos ||
+             out.find(fact.answer) != std::string::npos;
+    });
+    if (!used && text.find(out) == std::string_view::npos) return out;
+  }
+}
+
+Fact needle(const std::string& word, const std::string& digits) {
+  const std::string asked =
+      "special magic number for " + word + " mentioned in the provided text";
+  return {FactKind::kNeedle,
+          "\nOne of the special magic numbers for " + word + " is: " + digits + ".\n",
+          "\nWhat is the " + asked + "? The " + asked + " is", digits};
+}
+
+Fact passkey(const std::string& digits) {
+  return {FactKind::kPasskey,
+          "\nThe pass key is " + digits + ". Remember it. " + digits + " is the pass key.\n",
+          "\nWhat is the pass key? The pass key is", digits};
+}
+
+}  // namespace
+
+uint64_t Random::next() {
+  uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+uint64_t Random::below(uint64_t bound) { return next() % bound; }
+
+double Random::unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
+int64_t most_facts() { return 8; }
+
+std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys,
+                               std::string_view text) {
+  std::vector<size_t> words(kWords.size());
+  for (size_t i = 0; i < words.size(); ++i) words[i] = i;
+  for (size_t i = words.size() - 1; i > 0; --i) std::swap(words[i], words[random.below(i + 1)]);
+  std::vector<Fact> out;
+  for (int64_t i = 0; i < count; ++i) {
+    const int digits = kNeedleDigits[random.below(kNeedleDigits.size())];
+    out.push_back(needle(kWords[words[static_cast<size_t>(i)]],
+                         fresh_digits(random, digits, text, out)));
+  }
+  for (int64_t i = 0; passkeys && i < count; ++i) {
+    out.push_back(passkey(fresh_digits(random, kPasskeyDigits, text, out)));
+  }
+  return out;
+}
+
+bool answers(const Fact& fact, std::string_view generated) {
+  const std::string expected = " " + fact.answer;
+  if (!generated.starts_with(expected)) return false;
+  return generated.size() == expected.size() || !is_digit(generated[expected.size()]);
+}
+
+bool decided(const Fact& fact, std::string_view generated) {
+  const std::string expected = " " + fact.answer;
+  return generated.size() > expected.size() || !expected.starts_with(generated);
+}
+
+}  // namespace sqz::eval

@@ -1,0 +1,50 @@
+// The facts that are planted in a text, and the questions that ask for them.
+//
+//   needle   "\nOne of the special magic numbers for harbour is: 1234567.\n"
+//     asked  "\nWhat is the special magic number for harbour mentioned in the provided text? The
+//             special magic number for harbour mentioned in the provided text is"    " 1234567"
+//   passkey  "\nThe pass key is 48213. Remember it. 48213 is the pass key.\n"
+//     asked  "\nWhat is the pass key? The pass key is"                               " 48213"
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sqz::eval {
+
+enum class FactKind { kNeedle, kPasskey };
+
+struct Fact {
+  FactKind kind = FactKind::kNeedle;
+  std::string text;    // what is planted, with a newline at both ends
+  std::string prompt;  // what is asked
+  std::string answer;  // digits: 4, 5 or 7 of a needle, 5 of a passkey; never a leading zero
+};
+
+// Random numbers that are the same everywhere: the distributions of the standard library are not.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next();                  // splitmix64
+  uint64_t below(uint64_t bound);   // 0 .. bound - 1; bound >= 1
+  double unit();                    // [0, 1)
+
+ private:
+  uint64_t state_;
+};
+
+// Most needles of one text: there are that many words for them.
+int64_t most_facts();
+
+// `count` needles for different words, then `count` passkeys if asked for. No answer is part of
+// another answer or of `text`.
+std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys, std::string_view text);
+
+// The generated text is the answer, whole: a space, the digits, and no digit after them.
+bool answers(const Fact& fact, std::string_view generated);
+// The generated text can no longer become the answer, or is it already: generating may stop.
+bool decided(const Fact& fact, std::string_view generated);
+
+}  // namespace sqz::eval
