@@ -43,8 +43,7 @@ class TokenLoop {
 
   int64_t position() const { return position_; }
 
-  // Runs `tokens` through the model and returns the state after the last layer, [T, hidden]. The
-  // context sees them in one call: a prompt shares one selection of what to read.
+  // Runs `tokens` through the model and returns the state after the last layer, [T, hidden].
   Result<at::Tensor> run(std::span<const int32_t> tokens) {
     const auto count = static_cast<int64_t>(tokens.size());
     Step step;

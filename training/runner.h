@@ -20,7 +20,7 @@ namespace sqz {
 struct RunnerOptions {
   std::string device = "cpu";  // "cpu", "cuda", "cuda:1"
   DType dtype = DType::kF32;   // F32 or BF16: weights, activations, keys. Softmax is always f32
-  int threads = 0;             // CPU threads; 0 = all cores
+  int threads = 0;             // CPU threads of the whole process; 0 = all cores
 };
 
 // One layer of a dense pass, float32 on the host, borrowed for the call of the consumer.
@@ -40,10 +40,15 @@ struct PrefillOptions {
   std::vector<int64_t> query_positions;  // ascending; queries of these tokens are captured
   bool pre_rope = false, hidden = false, cosine = false;
   std::vector<int64_t> logit_positions;  // ascending; logits of these tokens are returned
-  int64_t chunk = 0;  // query tokens a step of attention; 0 = chosen for the caches
+  int64_t chunk = 0;  // tokens that a thread takes at a time; 0 = chosen for the caches
   std::function<Status(const LayerCapture&)> consumer;  // may be empty; an error stops the pass
-  std::function<void(double done)> progress;  // fraction of the work, 0 .. 1; may be empty
+  std::function<void(double done)> progress;  // fraction of the work, 0 .. 1; may be empty; called
+                                              // after each layer, on the caller's thread
 };
+
+// The most tokens that a FixedContext is asked about in one call. A prompt up to this length shares
+// one selection of what to read; a longer one is cut.
+inline constexpr int64_t kMaxContextTokens = 4096;
 
 // Attention over a fixed context, from an index or from anything else.
 class FixedContext {
@@ -86,8 +91,9 @@ class Runner {
 
   // Prompt, then one token at a time. With `context`, prompt tokens stand at positions N, N+1, ...
   // and each attends to the context (through it) and causally to the tokens since. Without, the
-  // prompt starts at position 0. `logits`, if given, receives the rows [prompt + generated - 1,
-  // vocab].
+  // prompt starts at position 0. `logits`, if given, receives a row [vocab] of every token that was
+  // run: the prompt's, and the generated ones' but the last (all of them after a stop token).
+  // Generation ends with "length" also where the model's positions do.
   virtual Result<Generation> generate(std::span<const int32_t> prompt,
                                       const GenerateOptions& options,
                                       FixedContext* context = nullptr,

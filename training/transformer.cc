@@ -1,5 +1,7 @@
 #include "training/transformer.h"
 
+#include <algorithm>
+
 namespace sqz::training {
 
 std::unique_ptr<KvCache> Transformer::make_cache() const {
@@ -58,9 +60,14 @@ Result<AttentionState> Transformer::attend_context(int64_t l, const Step& step,
   const at::Tensor queries = q.to(at::kCPU, at::kFloat).contiguous();
   AttentionState fixed{at::empty_like(queries),
                        at::empty({q.size(0), q.size(1)}, queries.options())};
-  SQZ_RETURN_IF_ERROR(step.context->attend(l, step.position, q.size(0), queries.data_ptr<float>(),
-                                           fixed.out.data_ptr<float>(),
-                                           fixed.lse.data_ptr<float>()));
+  const int64_t heads = q.size(1), dim = q.size(2);
+  for (int64_t first = 0; first < q.size(0); first += kMaxContextTokens) {
+    const int64_t count = std::min(kMaxContextTokens, q.size(0) - first);
+    SQZ_RETURN_IF_ERROR(step.context->attend(l, step.position + first, count,
+                                             queries.data_ptr<float>() + first * heads * dim,
+                                             fixed.out.data_ptr<float>() + first * heads * dim,
+                                             fixed.lse.data_ptr<float>() + first * heads));
+  }
   return AttentionState{fixed.out.to(q.device()), fixed.lse.to(q.device())};
 }
 
