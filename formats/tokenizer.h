@@ -28,7 +28,12 @@ class Tokenizer {
 
   // Appends the ids of `text` to `ids`. Special tokens written out in the text are recognised.
   // With `add_special`, what the file's post-processor adds (usually BOS) is added.
-  // Text that is not valid UTF-8 is kInvalidArgument and says at which byte.
+  // Text that is not valid UTF-8 is kInvalidArgument and says at which byte; so is text of more than
+  // 1 GiB. After an error `ids` is as it was.
+  //
+  // SentencePiece models: as in Hugging Face's LlamaTokenizer, `add_special` puts the model's BOS
+  // first. Control pieces written out in the text ("<s>") are plain text, as libsentencepiece has
+  // it; user-defined pieces are recognised. A tokenizer.json's truncation and padding are ignored.
   virtual Status encode(std::string_view text, bool add_special,
                         std::vector<int32_t>& ids) const = 0;
 
@@ -40,6 +45,8 @@ class Tokenizer {
 
   virtual int64_t vocab_size() const = 0;  // highest id + 1
   virtual std::optional<int32_t> token_to_id(std::string_view token) const = 0;
+  // What `add_special` puts first: the first token of the post-processor's template, or the model's
+  // BOS; empty if the tokenizer adds none (Qwen 2, GPT-2).
   virtual std::optional<int32_t> bos_token() const = 0;
   // XXH3-64 hex of the file's bytes.
   virtual const std::string& hash() const = 0;

@@ -2,7 +2,8 @@
 """Makes tests/golden/tokenizer: small tokenizers, adversarial texts, and the ids that Hugging Face
 `tokenizers` and `sentencepiece` give for them.
 
-Needs: pip install tokenizers transformers sentencepiece xxhash
+Needs: pip install tokenizers sentencepiece==0.1.97 xxhash
+(that is Debian 12's libsentencepiece: later ones break ties of unigram models the other way)
 
     scripts/make_tokenizer_goldens.py                 ids of the stored tokenizers again
     scripts/make_tokenizer_goldens.py --train FILE... train the stored tokenizers anew first
