@@ -39,6 +39,9 @@ enum class Partition { kKmeans };
 //   (prompt) path  0: finest level alone; path 1: the whole tree, coarser levels filtered by
 //   `coarse` group 0: mean over the GQA group, 1: max, 2: any
 // `coarse[scope][group][k]`: log T of level k+1 (k < levels - 1), each keeping `coarse_keep[k]`.
+// Ends: thresholds[..][0] is above every score, thresholds[..][kGrid - 1] below every finite score
+//   (at most -1e30). A fraction that the coarser levels do not let through has that lowest
+//   threshold too: it can be met by path 0 alone.
 // `shares[scope][layer][kv_head][i]`: the fraction of its clustered keys that this head keeps at
 //   thresholds[scope][0][0][i]. Dense layers hold 1.
 struct Calibration {
