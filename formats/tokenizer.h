@@ -28,8 +28,8 @@ class Tokenizer {
 
   // Appends the ids of `text` to `ids`. Special tokens written out in the text are recognised.
   // With `add_special`, what the file's post-processor adds (usually BOS) is added.
-  // Text that is not valid UTF-8 is kInvalidArgument and says at which byte; so is text of more than
-  // 1 GiB. After an error `ids` is as it was.
+  // Text that is not valid UTF-8 is kInvalidArgument and says at which byte; so is text of more
+  // than 1 GiB. After an error `ids` is as it was.
   //
   // SentencePiece models: as in Hugging Face's LlamaTokenizer, `add_special` puts the model's BOS
   // first. Control pieces written out in the text ("<s>") are plain text, as libsentencepiece has
