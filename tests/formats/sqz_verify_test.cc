@@ -52,6 +52,11 @@ class MemoryEnv : public Env {
  private:
   static Status refuse() { return {Code::kUnsupported, "read only"}; }
 
+  // Not on a page, as a real mapping is: fit for open(), which follows no pointer.
+  struct Borrowed : Mapping {
+    explicit Borrowed(std::span<const std::byte> bytes) { bytes_ = bytes; }
+  };
+
   class File : public ReadFile {
    public:
     File(std::string path, const std::string& bytes) : path_(std::move(path)), bytes_(bytes) {}
@@ -61,7 +66,9 @@ class MemoryEnv : public Env {
       std::memcpy(out.data(), bytes_.data() + offset, out.size());
       return {};
     }
-    Result<std::unique_ptr<Mapping>> map() const override { return refuse(); }
+    Result<std::unique_ptr<Mapping>> map() const override {
+      return std::unique_ptr<Mapping>(new Borrowed(std::as_bytes(std::span(bytes_))));
+    }
 
    private:
     std::string path_;
@@ -77,8 +84,8 @@ std::string tiny_bytes(const TinyIndexOptions& options) {
   return testing::read_file(dir.file("x"));
 }
 
-Result<std::shared_ptr<const SqzFile>> open(MemoryEnv& env) {
-  return SqzFile::open("x.sqz", OpenMode::kRead, env);
+Result<std::shared_ptr<const SqzFile>> open(MemoryEnv& env, OpenMode mode = OpenMode::kMmap) {
+  return SqzFile::open("x.sqz", mode, env);
 }
 
 TEST(SqzDamage, EveryFlippedHeaderBitIsRefusedAtOpen) {
@@ -101,11 +108,24 @@ TEST(SqzDamage, EveryFlippedHeaderBitIsRefusedAtOpen) {
 }
 
 TEST(SqzDamage, EveryTruncationIsRefusedAtOpen) {
-  const std::string whole = tiny_bytes(smallest());
+  TinyIndexOptions dense = smallest();
+  dense.dense_layers = {0};  // no calibration: 8 KiB
+  const std::string whole = tiny_bytes(dense);
   MemoryEnv env(whole);
   for (size_t length = 0; length < whole.size(); ++length) {
     env.bytes() = whole.substr(0, length);
     ASSERT_FALSE(open(env).ok()) << length;
+  }
+}
+
+TEST(SqzDamage, TruncationAtEveryTensorsEdgeIsRefusedAtOpen) {
+  const std::string whole = tiny_bytes(TinyIndexOptions{});
+  MemoryEnv env(whole);
+  for (const TensorInfo& tensor : SafetensorsHeader((*open(env))->header()).tensors) {
+    for (const size_t length : {tensor.offset - 1, tensor.offset, tensor.offset + 1}) {
+      env.bytes() = whole.substr(0, length);
+      ASSERT_FALSE(open(env).ok()) << tensor.name << " " << length;
+    }
   }
 }
 
@@ -117,7 +137,7 @@ TEST(SqzDamage, EveryPayloadFlipIsFoundByVerify) {
     const size_t at = first + rng() % (env.bytes().size() - 16 - first);
     const char flip = static_cast<char>(1 << rng() % 8);
     env.bytes()[at] ^= flip;
-    const auto file = open(env);
+    const auto file = open(env, OpenMode::kRead);
     ASSERT_TRUE(file.ok()) << "the header is whole: " << file.status().message();
     const auto report = (*file)->verify();
     ASSERT_TRUE(report.ok());
