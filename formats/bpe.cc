@@ -117,26 +117,57 @@ void BpeEncoder::merge_symbols() {
   }
 }
 
+// The first place behind `from` where no merge can ever reach across, or the word's end: both
+// characters are tokens and no merge joins a token that ends in the one to a token that begins with
+// the other. Tokens on either side do not depend on each other. A tokenizer without pre-tokenizer
+// gives whole books as one word; this cuts them into words that the cache knows.
+size_t BpeEncoder::find_cut(std::string_view word, size_t from) const {
+  size_t offset = from;
+  uint32_t left = next_char(word, offset);
+  bool left_known = bpe_.character_id(word.substr(from, offset - from), left) >= 0;
+  while (offset < word.size()) {
+    const size_t begin = offset;
+    const uint32_t right = next_char(word, offset);
+    const bool right_known = bpe_.character_id(word.substr(begin, offset - begin), right) >= 0;
+    if (left_known && right_known && !bpe_.joints_.contains(uint64_t{left} << 32 | right)) {
+      return begin;
+    }
+    left = right;
+    left_known = right_known;
+  }
+  return word.size();
+}
+
 void BpeEncoder::encode(std::string_view word, std::vector<int32_t>& ids) {
-  if (word.empty()) return;
-  if (const auto hit = cache_.find(word); hit != cache_.end()) {
+  const auto whole = bpe_.ignore_merges_ ? bpe_.vocab_.find(word) : bpe_.vocab_.end();
+  if (whole != bpe_.vocab_.end()) {
+    ids.push_back(whole->second);
+  } else if (word.size() <= kLongestCachedWord) {
+    encode_part(word, ids);
+  } else {
+    for (size_t begin = 0; begin < word.size();) {
+      const size_t end = find_cut(word, begin);
+      encode_part(word.substr(begin, end - begin), ids);
+      begin = end;
+    }
+  }
+}
+
+void BpeEncoder::encode_part(std::string_view part, std::vector<int32_t>& ids) {
+  if (part.empty()) return;
+  if (const auto hit = cache_.find(part); hit != cache_.end()) {
     const auto begin = cached_ids_.begin() + static_cast<std::ptrdiff_t>(hit->second.begin);
     ids.insert(ids.end(), begin, begin + static_cast<std::ptrdiff_t>(hit->second.count));
     return;
   }
   const size_t before = ids.size();
-  const auto whole = bpe_.ignore_merges_ ? bpe_.vocab_.find(word) : bpe_.vocab_.end();
-  if (whole != bpe_.vocab_.end()) {
-    ids.push_back(whole->second);
-  } else {
-    make_symbols(word);
-    merge_symbols();
-    for (const Symbol& symbol : symbols_) {
-      if (symbol.alive) ids.push_back(symbol.id);
-    }
+  make_symbols(part);
+  merge_symbols();
+  for (const Symbol& symbol : symbols_) {
+    if (symbol.alive) ids.push_back(symbol.id);
   }
-  if (word.size() <= kLongestCachedWord && cache_.size() < kMostCachedWords) {
-    cache_.emplace(word, CachedWord{cached_ids_.size(), ids.size() - before});
+  if (part.size() <= kLongestCachedWord && cache_.size() < kMostCachedWords) {
+    cache_.emplace(part, CachedWord{cached_ids_.size(), ids.size() - before});
     cached_ids_.insert(cached_ids_.end(), ids.begin() + static_cast<std::ptrdiff_t>(before),
                        ids.end());
   }

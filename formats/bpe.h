@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "formats/tokenizer_fields.h"
@@ -58,6 +59,8 @@ class Bpe {
 
   TokenMap<int32_t> vocab_;
   MergeTable merges_;
+  std::unordered_set<uint64_t>
+      joints_;  // last character, first character of each merge's two tokens
   std::array<int32_t, 512> common_characters_;  // ids of one-character tokens below U+0200; or -1
   std::array<int32_t, 256> byte_tokens_;        // ids of <0x00> to <0xFF>; -1 if missing
   std::optional<int32_t> unk_;
@@ -94,6 +97,8 @@ class BpeEncoder {
     size_t count;
   };
 
+  size_t find_cut(std::string_view word, size_t from) const;
+  void encode_part(std::string_view part, std::vector<int32_t>& ids);
   void make_symbols(std::string_view word);
   void add_symbol(int32_t id);
   void push_candidate(int32_t left);

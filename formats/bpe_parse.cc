@@ -36,9 +36,9 @@ Status Bpe::parse_vocab(const JsonObject& model) {
     const auto stored = vocab_.emplace(token, id).first;
     const auto [other, fresh] = seen.emplace(id, stored->first);
     if (!fresh) {
-      return {Code::kCorrupt,
-              bad_field(model.file, field, concat("id ", id),
-                        concat("an id of its own, but ", quote_text(other->second), " has it too"))};
+      return {Code::kCorrupt, bad_field(model.file, field, concat("id ", id),
+                                        concat("an id of its own, but ", quote_text(other->second),
+                                               " has it too"))};
     }
   }
   SQZ_ASSIGN_OR_RETURN(const std::string unk, model.string_or("unk_token", ""));
@@ -63,6 +63,13 @@ Status Bpe::add_merge(const JsonObject& model, size_t i, std::string_view left,
   const std::string joined = concat(left, right);
   const auto both = vocab_.find(joined);
   if (both == vocab_.end()) return bad(joined);
+  if (!left.empty() && !right.empty()) {
+    size_t last = left.size() - 1;
+    while ((static_cast<unsigned char>(left[last]) & 0xc0u) == 0x80) --last;
+    size_t first = 0;
+    const uint64_t end = next_char(left, last);
+    joints_.insert(end << 32 | next_char(right, first));
+  }
   merges_.insert(a->second, b->second, {static_cast<uint32_t>(i), both->second});
   return {};
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "formats/pretokenizer.h"
+#include "formats/tokenizer_decoder.h"
 #include "formats/tokenizer_normalizer.h"
 #include "formats/tokenizer_regex.h"
 #include "formats/utf8.h"
@@ -127,6 +128,16 @@ TEST(Normalizer, ComposesOverAsciiOnly) {
   EXPECT_EQ(unicode_normalize("", UnicodeForm::kNfc), "");
   EXPECT_EQ(unicode_normalize(std::string("\0\u0301", 3), UnicodeForm::kNfc),
             std::string("\0\u0301", 3));
+}
+
+TEST(ByteFallback, BytesThatFormNoTextBecomeOneReplacementEach) {
+  const Json json = {{"decoder", {{"type", "ByteFallback"}}}};
+  const auto decoder = Decoder::parse(JsonObject{json, "test", ""}, "decoder");
+  ASSERT_TRUE(decoder.ok());
+  std::vector<std::string> tokens{"<0xE2>", "<0x82>", "<0xAC>", "a",     "<0xE2>",
+                                  "<0x82>", "b",      "<0xZZ>", "<0x41>"};
+  ASSERT_TRUE((*decoder)->apply(tokens).ok());
+  EXPECT_THAT(tokens, ElementsAre("\u20ac", "a", "\ufffd", "\ufffd", "b", "<0xZZ>", "A"));
 }
 
 TEST(ByteLevel, EveryByteComesBack) {
