@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 namespace sqz {
@@ -21,12 +23,19 @@ TEST(Parallel, EachIndexOnce) {
 }
 
 TEST(Parallel, ReportsTheLowestFailure) {
-  for (int threads : {1, 2, 7}) {
-    const Status status = parallel_for(500, threads, [](int64_t i) {
-      return i == 3 || i > 5 ? Status(Code::kNumeric, std::to_string(i)) : Status();
+  for (int round = 0; round < 200; ++round) {
+    // Pieces 3 and 4 both fail, at the same time, now one and now the other a little earlier.
+    std::atomic<int> waiting{0};
+    const int threads = 2 + round % 3;
+    const Status status = parallel_for(50, threads, [&](int64_t i) {
+      if (i < 3) return Status();
+      ++waiting;
+      while (waiting.load() < 2) std::this_thread::yield();
+      if ((round % 2 == 0) == (i == 3)) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      return Status(Code::kNumeric, std::to_string(i));
     });
     EXPECT_EQ(status.code(), Code::kNumeric);
-    EXPECT_EQ(status.message(), "3");
+    EXPECT_EQ(status.message(), "3") << "round " << round;
   }
 }
 
