@@ -7,18 +7,20 @@ namespace sqz::eval {
 namespace {
 
 constexpr std::array kWords = {
-    "harbour", "lantern", "meadow",  "copper", "violin", "glacier", "saddle",  "orchard",
-    "compass", "velvet",  "thunder", "marble", "pepper", "falcon",  "candle",  "bridge",
-    "cellar",  "feather", "garden",  "hammer", "island", "jacket",  "kettle",  "ladder",
-    "mirror",  "needle",  "ocean",   "pillow", "quarry", "ribbon",  "shadow",  "timber",
-    "umbrella", "valley", "window",  "anchor", "basket", "castle",  "dragon",  "engine",
-    "forest",  "guitar",  "helmet",  "insect", "jungle", "kitchen", "lemon",   "monkey",
-    "nickel",  "oyster",  "pencil",  "rabbit", "silver", "temple",  "unicorn", "vessel",
-    "walnut",  "yellow",  "zebra",   "barrel", "canyon", "desert",  "ember",   "fountain"};
+    "harbour",  "lantern", "meadow",  "copper", "violin", "glacier", "saddle",  "orchard",
+    "compass",  "velvet",  "thunder", "marble", "pepper", "falcon",  "candle",  "bridge",
+    "cellar",   "feather", "garden",  "hammer", "island", "jacket",  "kettle",  "ladder",
+    "mirror",   "needle",  "ocean",   "pillow", "quarry", "ribbon",  "shadow",  "timber",
+    "umbrella", "valley",  "window",  "anchor", "basket", "castle",  "dragon",  "engine",
+    "forest",   "guitar",  "helmet",  "insect", "jungle", "kitchen", "lemon",   "monkey",
+    "nickel",   "oyster",  "pencil",  "rabbit", "silver", "temple",  "unicorn", "vessel",
+    "walnut",   "yellow",  "zebra",   "barrel", "canyon", "desert",  "ember",   "fountain"};
 constexpr std::array<int, 3> kNeedleDigits = {4, 5, 7};  // what the texts of README's models have
 constexpr int kPasskeyDigits = 5;
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 std::string random_digits(Random& random, int digits) {
   std::string out(1, static_cast<char>('1' + random.below(9)));
@@ -42,8 +44,7 @@ std::string fresh_digits(Random& random, int digits, std::string_view text,
 }
 
 Fact needle(const std::string& word, const std::string& digits) {
-  const std::string asked =
-      "special magic number for " + word + " mentioned in the provided text";
+  const std::string asked = "special magic number for " + word + " mentioned in the provided text";
   return {FactKind::kNeedle,
           "\nOne of the special magic numbers for " + word + " is: " + digits + ".\n",
           "\nWhat is the " + asked + "? The " + asked + " is", digits};
@@ -64,11 +65,17 @@ uint64_t Random::next() {
   return z ^ (z >> 31);
 }
 
-uint64_t Random::below(uint64_t bound) { return next() % bound; }
+uint64_t Random::below(uint64_t bound) {
+  return next() % bound;
+}
 
-double Random::unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+double Random::unit() {
+  return static_cast<double>(next() >> 11) * 0x1p-53;
+}
 
-int64_t most_facts() { return 8; }
+int64_t most_facts() {
+  return 8;
+}
 
 std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys,
                                std::string_view text) {
@@ -78,8 +85,8 @@ std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys,
   std::vector<Fact> out;
   for (int64_t i = 0; i < count; ++i) {
     const int digits = kNeedleDigits[random.below(kNeedleDigits.size())];
-    out.push_back(needle(kWords[words[static_cast<size_t>(i)]],
-                         fresh_digits(random, digits, text, out)));
+    out.push_back(
+        needle(kWords[words[static_cast<size_t>(i)]], fresh_digits(random, digits, text, out)));
   }
   for (int64_t i = 0; passkeys && i < count; ++i) {
     out.push_back(passkey(fresh_digits(random, kPasskeyDigits, text, out)));

@@ -27,9 +27,9 @@ struct Fact {
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next();                  // splitmix64
-  uint64_t below(uint64_t bound);   // 0 .. bound - 1; bound >= 1
-  double unit();                    // [0, 1)
+  uint64_t next();                 // splitmix64
+  uint64_t below(uint64_t bound);  // 0 .. bound - 1; bound >= 1
+  double unit();                   // [0, 1)
 
  private:
   uint64_t state_;

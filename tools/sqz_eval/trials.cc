@@ -10,14 +10,16 @@ namespace {
 constexpr std::array<const char*, 6> kTaskNames = {"needle1", "needle4", "passkey",
                                                    "loss",    "error",   "recall"};
 constexpr int64_t kNeedlesOfFour = 4;
-constexpr int64_t kFactTokens = 50;     // a needle and a passkey, roughly
-constexpr int64_t kLineSearch = 64;     // tokens: how far a fact moves to stand at a line's end
+constexpr int64_t kFactTokens = 50;  // a needle and a passkey, roughly
+constexpr int64_t kLineSearch = 64;  // tokens: how far a fact moves to stand at a line's end
 
 bool wants(const TrialOptions& options, Task task) {
   return std::find(options.tasks.begin(), options.tasks.end(), task) != options.tasks.end();
 }
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 // Single views that one pass may carry without leaving out more than kMostLeftOut of each.
 int64_t most_singles(const TrialOptions& options) {
@@ -131,7 +133,9 @@ void add_views(const PassShape& shape, const TrialOptions& options, Pass& pass) 
 
 }  // namespace
 
-const char* task_name(Task task) { return kTaskNames[static_cast<size_t>(task)]; }
+const char* task_name(Task task) {
+  return kTaskNames[static_cast<size_t>(task)];
+}
 
 Result<Task> parse_task(const std::string& name) {
   for (size_t i = 0; i < kTaskNames.size(); ++i) {
@@ -181,8 +185,8 @@ std::vector<PassShape> plan_passes(const TrialOptions& options) {
   return out;
 }
 
-Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack,
-                       const PassShape& shape, const TrialOptions& options, int64_t number) {
+Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, const PassShape& shape,
+                       const TrialOptions& options, int64_t number) {
   Pass pass;
   pass.source = haystack.path;
   SQZ_RETURN_IF_ERROR(tokenizer.encode("", true, pass.ids));
@@ -200,7 +204,8 @@ Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack,
   for (const int64_t part : {options.tokens, number}) {
     random = Random(random.next() ^ static_cast<uint64_t>(part));
   }
-  const int64_t any = static_cast<int64_t>(random.below(static_cast<uint64_t>(available - needed + 1)));
+  const int64_t any =
+      static_cast<int64_t>(random.below(static_cast<uint64_t>(available - needed + 1)));
   const int64_t start = after_line_end(tokenizer, haystack.ids, any, available);
   const auto all = std::span(haystack.ids).subspan(static_cast<size_t>(start));
 
@@ -221,8 +226,7 @@ Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack,
   }
   std::vector<int64_t> places;
   for (const double depth : fact_depths(random, pass.facts)) {
-    const auto place =
-        lowest + static_cast<int64_t>(depth * static_cast<double>(highest - lowest));
+    const auto place = lowest + static_cast<int64_t>(depth * static_cast<double>(highest - lowest));
     places.push_back(after_line_end(tokenizer, all, place, highest));
   }
   plant(all.first(static_cast<size_t>(length)), fact_ids, places, pass);

@@ -52,8 +52,8 @@ struct Pass {
 struct PassShape {
   int64_t needles = 1;
   bool passkeys = false;
-  int64_t singles = 0;  // single views; at most `needles`
-  int64_t fours = 0;    // views of four needles; needles >= 4 * fours
+  int64_t singles = 0;    // single views; at most `needles`
+  int64_t fours = 0;      // views of four needles; needles >= 4 * fours
   bool questions = true;  // false: single views are for the text alone
   bool text = false;
 };
@@ -61,9 +61,10 @@ struct PassShape {
 struct TrialOptions {
   int64_t tokens = 0;  // of a pass
   std::vector<Task> tasks;
-  int64_t trials = 48;        // of each task
-  int64_t share = 8;          // most trials of a kind that share a pass
-  int64_t continuation = 1024;  // tokens whose loss is measured; one more is taken as the last target
+  int64_t trials = 48;  // of each task
+  int64_t share = 8;    // most trials of a kind that share a pass
+  int64_t continuation =
+      1024;  // tokens whose loss is measured; one more is taken as the last target
   int64_t sink = 16, tail = 100;  // no fact is planted there
   uint64_t seed = 0;
 };
@@ -82,8 +83,8 @@ struct Haystack {
 
 // Pass `number` of a plan. The slice of text begins at a line's start; facts are planted at ends of
 // lines, at depths spread over the clustered part. Fails if the text is too short.
-Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack,
-                       const PassShape& shape, const TrialOptions& options, int64_t number);
+Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, const PassShape& shape,
+                       const TrialOptions& options, int64_t number);
 
 // The token ids of a view: what its index is built of.
 std::vector<int32_t> view_ids(const Pass& pass, const View& view);

@@ -1,0 +1,155 @@
+// The numbers of sqz-eval against values computed by hand, its settings and its table.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tools/sqz_eval/metrics.h"
+#include "tools/sqz_eval/settings.h"
+#include "tools/sqz_eval/table.h"
+
+namespace sqz::eval {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+Samples samples(std::initializer_list<double> values) {
+  Samples out;
+  for (const double value : values) out.add(value);
+  return out;
+}
+
+TEST(EvalMetrics, MeanAndStandardError) {
+  const Samples four = samples({1, 2, 3, 6});
+  EXPECT_DOUBLE_EQ(four.mean(), 3);
+  // Squares 4 + 1 + 0 + 9 = 14, / 3, / 4.
+  EXPECT_DOUBLE_EQ(four.standard_error(), std::sqrt(14.0 / 12));
+  EXPECT_EQ(samples({5}).standard_error(), 0);
+  EXPECT_EQ(Samples().mean(), 0);
+  EXPECT_DOUBLE_EQ(binomial_error(0.75, 48), 0.0625);
+  EXPECT_THAT(difference(four, samples({1, 1, 1, 1})).values(), ElementsAre(0, 1, 2, 5));
+}
+
+TEST(EvalMetrics, BlockMeans) {
+  const std::vector<double> values = {1, 3, 5, 9, 100};
+  EXPECT_THAT(block_means(values, 2), ElementsAre(2, 7));
+  EXPECT_THAT(block_means(values, 5), ElementsAre(23.6));
+  EXPECT_THAT(block_means(values, 6), ElementsAre(23.6));
+  EXPECT_TRUE(block_means({}, 2).empty());
+}
+
+TEST(EvalMetrics, TokenLoss) {
+  // Probabilities 1/4 and 3/4, far from zero so that exp() alone would overflow.
+  const std::vector<float> logits = {1000.0f, 1000.0f + std::log(3.0f)};
+  EXPECT_NEAR(token_loss(logits, 0), std::log(4.0), 1e-4);
+  EXPECT_NEAR(token_loss(logits, 1), std::log(4.0 / 3), 1e-4);
+}
+
+TEST(EvalMetrics, RelativeError) {
+  const std::vector<float> dense = {3, 4}, sparse = {3, 3}, zero = {0, 0};
+  EXPECT_DOUBLE_EQ(relative_error(sparse, dense), 0.2);
+  EXPECT_EQ(relative_error(dense, dense), 0);
+  EXPECT_EQ(relative_error(zero, zero), 0);
+  EXPECT_TRUE(std::isinf(relative_error(dense, zero)));
+}
+
+TEST(EvalMetrics, MergedStatesAreOneSoftmax) {
+  // Keys with logits log 1 and log 3 and values 4 and 8: 1/4 * 4 + 3/4 * 8 = 7.
+  const std::vector<float> a = {4}, b = {8};
+  std::vector<float> out(1);
+  merge_out(a, 0, b, std::log(3.0f), out);
+  EXPECT_NEAR(out[0], 7, 1e-6);
+  merge_out(a, kNothing, b, 500, out);
+  EXPECT_EQ(out[0], 8);
+  merge_out(a, kNothing, b, kNothing, out);
+  EXPECT_EQ(out[0], 0);
+}
+
+TEST(EvalMetrics, RecalledMass) {
+  EXPECT_NEAR(recalled_mass(std::log(3.0f), std::log(4.0f)), 0.75, 1e-6);
+  EXPECT_EQ(recalled_mass(kNothing, 1), 0);
+  EXPECT_EQ(recalled_mass(kNothing, kNothing), 1);
+}
+
+TEST(EvalMetrics, ReadsAddUp) {
+  Reads reads;
+  EXPECT_EQ(reads.delivered_budget(), 0);
+  sqz_stats stats = {};
+  stats.asked_budget = 0.125;
+  stats.bytes_read = 10;
+  stats.bytes_dense = 40;
+  stats.keys_read = 1;
+  stats.keys_possible = 10;
+  reads.add(stats);
+  stats.bytes_read = 30;
+  stats.dense_fallback = 1;
+  reads.add(stats);
+  EXPECT_DOUBLE_EQ(reads.delivered_budget(), 0.5);
+  EXPECT_DOUBLE_EQ(reads.delivered_keep(), 0.1);
+  EXPECT_EQ(reads.asked_budget, 0.125);
+  EXPECT_TRUE(reads.dense_fallback);
+}
+
+TEST(EvalSettings, CrossProductWithDenseFirstAndOnce) {
+  SettingOptions options;
+  options.selectors = {"squeezed", "dense", "squeezed"};
+  options.budgets = {0.1, 0.2};
+  options.levels = {1, 2};
+  options.rules = {"threshold", "budget"};
+  const auto settings = make_settings(options);
+  ASSERT_TRUE(settings.ok());
+  ASSERT_EQ(settings->size(), 9u);
+  EXPECT_TRUE(settings->front().dense());
+  for (size_t i = 1; i < 9; ++i) EXPECT_EQ(settings->at(i).options.selector, "squeezed");
+  EXPECT_EQ(settings->at(8).options.levels, 2);
+  EXPECT_EQ(settings->at(8).options.rule, "budget");
+  EXPECT_EQ(settings->at(8).options.budget, 0.2);
+  EXPECT_EQ(index_kinds(*settings).size(), 1u);
+}
+
+TEST(EvalSettings, UnknownSelectorIsRefused) {
+  SettingOptions options;
+  options.selectors = {"psychic"};
+  const auto settings = make_settings(options);
+  ASSERT_FALSE(settings.ok());
+  EXPECT_THAT(settings.status().message(), HasSubstr("found psychic, expected one of dense"));
+}
+
+TEST(EvalTable, RowsAsJsonAndAsText) {
+  SettingOptions options;
+  options.selectors = {"squeezed"};
+  Row row;
+  row.tokens = 8000;
+  row.task = "error";
+  row.on = "text";
+  row.setting = make_settings(options)->at(1);
+  row.trials = 48;
+  row.value = {0.25, 0.0625};
+  row.difference = Estimate{-0.5, 0.125};
+  row.reads.bytes_read = 1;
+  row.reads.bytes_dense = 8;
+  const Json json = row_json(row);
+  EXPECT_EQ(json["task"], "error");
+  EXPECT_EQ(json["on"], "text");
+  EXPECT_EQ(json["selector"], "squeezed");
+  EXPECT_EQ(json["value"], 0.25);
+  EXPECT_EQ(json["stderr"], 0.0625);
+  EXPECT_EQ(json["difference"]["value"], -0.5);
+  EXPECT_EQ(json["budget"]["delivered"], 0.125);
+  const std::string table = table_text({row});
+  EXPECT_THAT(table, HasSubstr("0.2500 +- 0.0625"));
+  EXPECT_THAT(table, HasSubstr("error text"));
+  EXPECT_EQ(table.find('\n'), table.size() / 2 - 1) << "columns are not aligned\n" << table;
+
+  row.skipped = "the budget cannot be met";
+  EXPECT_EQ(row_json(row)["skipped"], "the budget cannot be met");
+  EXPECT_FALSE(row_json(row).contains("value"));
+  EXPECT_THAT(table_text({row}), HasSubstr("skipped"));
+}
+
+}  // namespace
+}  // namespace sqz::eval

@@ -1,0 +1,198 @@
+#include "tools/sqz_eval/eval.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+#include "tools/common/signals.h"
+#include "tools/common/texts.h"
+#include "tools/sqz_eval/judge.h"
+
+namespace sqz::eval {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kQuestionTokens = 128;  // more than any question and its answer have
+constexpr double kPassShare = 0.6;        // of a pass's time before its questions, roughly
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct Work {
+  std::unique_ptr<EvalModel> model;
+  std::vector<Haystack> haystacks;
+  std::vector<Setting> settings;
+  std::vector<Task> tasks;
+  IndexStore store;
+  BuildOptions build;
+};
+
+// Passes of one context length.
+struct Plan {
+  TrialOptions options;
+  std::vector<PassShape> shapes;
+};
+
+Result<std::vector<Haystack>> read_haystacks(const std::vector<std::string>& texts,
+                                             const Tokenizer& tokenizer) {
+  SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(texts));
+  std::vector<Haystack> out;
+  for (const Document& document : documents) {
+    Haystack haystack{document.path, {}};
+    SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(Env::posix(), document.path));
+    const Status status = tokenizer.encode(text, false, haystack.ids);
+    if (!status.ok()) return Status(Code::kCorrupt, concat(document.path, ": ", status.message()));
+    out.push_back(std::move(haystack));
+  }
+  return out;
+}
+
+std::string work_folder(const EvalArguments& arguments) {
+  if (!arguments.save.empty()) return arguments.save;
+  if (!arguments.work.empty()) return arguments.work;
+  std::error_code error;
+  return std::filesystem::temp_directory_path(error).string();
+}
+
+Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common) {
+  Work out;
+  for (const std::string& name : arguments.tasks) {
+    SQZ_ASSIGN_OR_RETURN(const Task task, parse_task(name));
+    out.tasks.push_back(task);
+  }
+  SQZ_ASSIGN_OR_RETURN(out.settings, make_settings(arguments.settings));
+  if (common.device != "cpu") {
+    return Status(Code::kUnsupported, "--device: sqz-eval measures on the CPU only; pass cpu");
+  }
+  RunnerOptions runner;
+  runner.dtype = arguments.run_dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  runner.threads = common.threads;
+  SQZ_ASSIGN_OR_RETURN(out.model, EvalModel::load(arguments.model, runner));
+  SQZ_ASSIGN_OR_RETURN(out.haystacks, read_haystacks(arguments.texts, out.model->tokenizer()));
+  out.store = {work_folder(arguments), !arguments.save.empty(), arguments.reuse, arguments.force};
+  out.build.seed = common.seed;
+  out.build.threads = common.threads;
+  return out;
+}
+
+Result<std::vector<Plan>> make_plans(const EvalArguments& arguments, const Work& work,
+                                     uint64_t seed) {
+  const ModelDescription& model = work.model->description();
+  const bool windows = std::any_of(model.sliding_window.begin(), model.sliding_window.end(),
+                                   [](int64_t window) { return window > 0; });
+  std::vector<Plan> out;
+  for (const int64_t tokens : arguments.tokens) {
+    Plan plan{arguments.trials, {}};
+    plan.options.tokens = tokens;
+    plan.options.tasks = work.tasks;
+    plan.options.sink = work.build.sink;
+    plan.options.tail = work.build.tail;
+    plan.options.seed = seed;
+    // A window counts tokens: none may be left out in front of it.
+    if (windows) plan.options.share = 1;
+    const int64_t after = std::max(plan.options.continuation, kQuestionTokens);
+    if (tokens + after > model.max_positions) {
+      return Status(Code::kInvalidArgument,
+                    concat("--tokens ", tokens, ": with the ", after, " tokens that follow, ",
+                           arguments.model, " would need ", tokens + after, " positions, but has ",
+                           model.max_positions, "; pass fewer --tokens or --continuation"));
+    }
+    plan.shapes = plan_passes(plan.options);
+    out.push_back(std::move(plan));
+  }
+  return out;
+}
+
+// Every slice is cut before the first dense pass: a text that is too short is refused at once.
+Result<std::vector<Pass>> make_passes(const Plan& plan, const Work& work) {
+  std::vector<Pass> out;
+  for (size_t i = 0; i < plan.shapes.size(); ++i) {
+    SQZ_ASSIGN_OR_RETURN(
+        Pass pass, make_pass(work.model->tokenizer(), work.haystacks[i % work.haystacks.size()],
+                             plan.shapes[i], plan.options, static_cast<int64_t>(i)));
+    SQZ_RETURN_IF_ERROR(
+        check_tokens(pass.ids, work.model->description(), pass.source, "the model"));
+    out.push_back(std::move(pass));
+  }
+  return out;
+}
+
+// One pass: its indexes, then its views. `progress` gets 0 .. 1.
+Status run_pass(const Pass& pass, Work& work, Judge& judge,
+                const std::function<void(double)>& progress) {
+  const auto start = Clock::now();
+  SQZ_ASSIGN_OR_RETURN(
+      const PassIndexes indexes,
+      PassIndexes::make(*work.model, pass, index_kinds(work.settings), work.store, work.build,
+                        [&](double done) { progress(done * kPassShare); }));
+  const double building = seconds_since(start);
+  const auto views = static_cast<double>(pass.views.size());
+  for (size_t view = 0; view < pass.views.size(); ++view) {
+    SQZ_RETURN_IF_ERROR(judge.judge(pass, view, indexes, [&](double done) {
+      const double part = (static_cast<double>(view) + done) / views;
+      progress(kPassShare + (1 - kPassShare) * part);
+    }));
+  }
+  spdlog::debug("{}: {} tokens, {} contexts: {} in {:.1f} s, measured in {:.1f} s", pass.source,
+                pass.ids.size(), pass.views.size(), indexes.built() ? "built" : "opened", building,
+                seconds_since(start) - building);
+  return {};
+}
+
+double total_tokens(const std::vector<Plan>& plans) {
+  double out = 0;
+  for (const Plan& plan : plans) {
+    out += static_cast<double>(plan.options.tokens) * static_cast<double>(plan.shapes.size());
+  }
+  return out;
+}
+
+}  // namespace
+
+Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
+  const auto start = Clock::now();
+  SQZ_ASSIGN_OR_RETURN(Work work, prepare(arguments, context.options));
+  SQZ_ASSIGN_OR_RETURN(const auto plans, make_plans(arguments, work, context.options.seed));
+  std::vector<std::vector<Pass>> passes;
+  for (const Plan& plan : plans) {
+    SQZ_ASSIGN_OR_RETURN(auto made, make_passes(plan, work));
+    passes.push_back(std::move(made));
+  }
+  Progress progress(context.progress_style(), "eval");
+  const double total = total_tokens(plans);
+  double done = 0;
+  std::vector<Row> rows;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    Judge judge(*work.model, plans[i].options, work.settings, context.options.threads);
+    for (const Pass& pass : passes[i]) {
+      SQZ_RETURN_IF_ERROR(check_stop());
+      const auto length = static_cast<double>(pass.ids.size());
+      SQZ_RETURN_IF_ERROR(run_pass(pass, work, judge, [&](double part) {
+        progress.update((done + part * length) / total);
+      }));
+      done += length;
+    }
+    for (const Row& row : judge.rows()) {
+      context.output.event("row", row_json(row));
+      rows.push_back(row);
+    }
+  }
+  progress.finish();
+  std::vector<Json> all;
+  for (const Row& row : rows) all.push_back(row_json(row));
+  context.output.text(table_text(rows));
+  if (!context.output.json()) return {};
+  context.output.result({{"rows", all},
+                         {"model", arguments.model},
+                         {"fingerprint", fingerprint(work.model->description())},
+                         {"seed", context.options.seed},
+                         {"seconds", seconds_since(start)}},
+                        {});
+  return {};
+}
+
+}  // namespace sqz::eval

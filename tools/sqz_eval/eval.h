@@ -1,0 +1,31 @@
+// The work of sqz-eval: options, passes, views, rows.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/common/tool.h"
+#include "tools/sqz_eval/settings.h"
+#include "tools/sqz_eval/trials.h"
+
+namespace sqz::eval {
+
+struct EvalArguments {
+  std::string model;
+  std::vector<std::string> texts;
+  std::vector<int64_t> tokens;
+  std::vector<std::string> tasks = {"needle1", "passkey", "loss", "error", "recall"};
+  TrialOptions trials;  // tokens, tasks and seed are filled in by run_eval()
+  SettingOptions settings;
+  std::string run_dtype = "f32";
+  std::string work, save;  // folders; empty: the system's temporary one, none
+  bool reuse = false, force = false;
+};
+
+extern const char* const kDescription;
+extern const char* const kHelp;  // examples and how trials are made
+
+void add_eval_options(CLI::App& app, EvalArguments& arguments);
+Status run_eval(const EvalArguments& arguments, const ToolContext& context);
+
+}  // namespace sqz::eval

@@ -1,0 +1,161 @@
+#include "tools/sqz_eval/indexes.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "formats/base/hash.h"
+#include "formats/sqz_file.h"
+#include "tools/common/signals.h"
+#include "tools/sqz_eval/settings.h"
+
+namespace sqz::eval {
+namespace {
+
+// Temporaries carry the name that protect_output() looks for: a tool that is killed by a signal
+// leaves none.
+constexpr const char* kTemporary = "/sqz-eval";
+
+std::string hash_of(std::span<const int32_t> ids) {
+  return hex(xxh3_64(std::as_bytes(ids)));
+}
+
+std::string file_path(const IndexStore& store, const Pass& pass, const View& view,
+                      const std::string& kind) {
+  const std::string name =
+      concat(pass.ids.size(), "-", hash_of(pass.ids), "-", view.name, "-", kind, ".sqz");
+  if (store.keep) return store.folder + "/" + name;
+  return concat(store.folder, kTemporary, ".tmp.", ::getpid(), ".", name);
+}
+
+// An index that is to be reused is of this model, tokenizer and context.
+Status check_reused(const std::string& path, const EvalModel& model, const Pass& pass,
+                    const View& view) {
+  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
+  const IndexMetadata& metadata = file->metadata();
+  SQZ_RETURN_IF_ERROR(check_same_model(metadata.model, model.description(), path));
+  const std::string hash = hash_of(view_ids(pass, view));
+  if (metadata.tokens_hash != hash) {
+    return {Code::kMismatch, bad_field(path, "tokens_hash", metadata.tokens_hash, hash)};
+  }
+  const std::string& tokenizer = model.tokenizer().hash();
+  if (metadata.tokenizer_hash != tokenizer) {
+    return {Code::kMismatch, bad_field(path, "tokenizer_hash", metadata.tokenizer_hash, tokenizer)};
+  }
+  return {};
+}
+
+Result<bool> find_reusable(const std::string& path, const IndexStore& store, const EvalModel& model,
+                           const Pass& pass, const View& view) {
+  if (!Env::posix().exists(path)) return false;
+  if (store.reuse) {
+    SQZ_RETURN_IF_ERROR(check_reused(path, model, pass, view));
+    return true;
+  }
+  if (!store.keep || store.force) return false;
+  return Status(Code::kExists, path +
+                                   ": the index is there already; pass --reuse to take it as it "
+                                   "is, or --force to replace it");
+}
+
+// One index on its way.
+struct Build {
+  const View* view;
+  std::unique_ptr<IndexBuilder> builder;
+};
+
+Status add_layer(const LayerCapture& layer, const ModelDescription& model, int64_t tokens,
+                 std::vector<Build>& builds) {
+  const View* gathered = nullptr;
+  std::vector<float> keys, values;
+  for (const Build& build : builds) {
+    SQZ_RETURN_IF_ERROR(check_stop());
+    if (build.view != gathered) {
+      keys = visible_rows(layer.keys, *build.view, model.kv_heads, tokens, model.head_dim);
+      values = visible_rows(layer.values, *build.view, model.kv_heads, tokens, model.head_dim);
+      gathered = build.view;
+    }
+    SQZ_RETURN_IF_ERROR(build.builder->add_layer(layer.layer, {keys, values, layer.queries}));
+  }
+  return {};
+}
+
+Status dense_pass(EvalModel& model, const Pass& pass, int64_t tail, std::vector<Build>& builds,
+                  const std::function<void(double)>& progress) {
+  const auto tokens = static_cast<int64_t>(pass.ids.size());
+  PrefillOptions options;
+  options.query_positions.resize(static_cast<size_t>(tail));
+  std::iota(options.query_positions.begin(), options.query_positions.end(), tokens - tail);
+  options.progress = progress;
+  options.consumer = [&](const LayerCapture& layer) {
+    return add_layer(layer, model.description(), tokens, builds);
+  };
+  return model.runner().prefill(pass.ids, options).status();
+}
+
+}  // namespace
+
+std::vector<float> visible_rows(std::span<const float> all, const View& view, int64_t heads,
+                                int64_t tokens, int64_t dim) {
+  std::vector<float> out;
+  out.reserve(all.size());
+  for (int64_t head = 0; head < heads; ++head) {
+    for (const Range& range : view.visible) {
+      const auto begin = all.begin() + (head * tokens + range.first) * dim;
+      out.insert(out.end(), begin, begin + range.count * dim);
+    }
+  }
+  return out;
+}
+
+Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
+                                      const std::vector<std::string>& kinds,
+                                      const IndexStore& store, const BuildOptions& build,
+                                      const std::function<void(double)>& progress) {
+  PassIndexes out;
+  out.temporary_ = !store.keep;
+  if (out.temporary_) protect_output(store.folder + kTemporary);
+  std::vector<Build> builds;
+  for (size_t v = 0; v < pass.views.size(); ++v) {
+    const View& view = pass.views[v];
+    for (const std::string& kind : kinds) {
+      const std::string path = file_path(store, pass, view, kind);
+      SQZ_ASSIGN_OR_RETURN(const bool present, find_reusable(path, store, model, pass, view));
+      out.files_.push_back({v, kind, path, present});
+      if (present) continue;
+      if (store.keep) protect_output(path);
+      SQZ_ASSIGN_OR_RETURN(
+          auto builder, IndexBuilder::create(Env::posix(), path, store.force || out.temporary_,
+                                             model.description(), view_ids(pass, view),
+                                             model.tokenizer().hash(), index_options(kind, build)));
+      builds.push_back({&view, std::move(builder)});
+    }
+  }
+  if (builds.empty()) return out;
+  out.built_ = true;
+  SQZ_RETURN_IF_ERROR(dense_pass(model, pass, build.tail, builds, progress));
+  for (Build& one : builds) {
+    SQZ_RETURN_IF_ERROR(check_stop());
+    SQZ_RETURN_IF_ERROR(one.builder->finish().status());
+    one.builder.reset();
+  }
+  return out;
+}
+
+PassIndexes::~PassIndexes() {
+  if (!temporary_) return;
+  for (const File& file : files_) {
+    // One that was never finished is not there.
+    const Status ignored = Env::posix().remove(file.path);
+    (void)ignored;
+  }
+}
+
+const std::string& PassIndexes::path(size_t view, const std::string& kind) const {
+  return std::find_if(files_.begin(), files_.end(),
+                      [&](const File& file) { return file.view == view && file.kind == kind; })
+      ->path;
+}
+
+}  // namespace sqz::eval

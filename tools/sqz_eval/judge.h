@@ -1,0 +1,69 @@
+// Measures one context length: every task and setting over the views of all passes.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/sqz_eval/indexes.h"
+#include "tools/sqz_eval/table.h"
+
+namespace sqz::eval {
+
+class Judge {
+ public:
+  Judge(EvalModel& model, const TrialOptions& options, std::vector<Setting> settings, int threads)
+      : model_(model),
+        options_(options),
+        settings_(std::move(settings)),
+        threads_(threads),
+        skipped_(settings_.size()) {}
+
+  // All that a view is for. `progress(done)`, 0 .. 1.
+  Status judge(const Pass& pass, size_t view, const PassIndexes& indexes,
+               const std::function<void(double)>& progress);
+
+  std::vector<Row> rows() const;
+
+ private:
+  // What a row is about: a task and, of error and recall, what was attended from.
+  struct Measure {
+    Task task;
+    std::string on;
+    auto operator<=>(const Measure&) const = default;
+  };
+  struct Cell {
+    Samples value, context_error;
+    Reads reads;
+  };
+  // One opened session of a setting.
+  struct Served {
+    size_t setting;
+    std::unique_ptr<IndexContext> index;
+    std::unique_ptr<PlacedContext> context;
+  };
+
+  bool wants(Task task) const;
+  Result<std::vector<Served>> open(const Pass& pass, size_t view, const PassIndexes& indexes);
+  Status ask(const Pass& pass, const Question& question, std::vector<Served>& served);
+  Result<bool> answered(const Fact& fact, const std::vector<int32_t>& prompt, Served& served);
+  Status probe_question(const Pass& pass, const Question& question, std::vector<Served>& served);
+  Status measure_text(const Pass& pass, std::vector<Served>& served);
+  Status measure_losses(const Pass& pass, std::vector<Served>& served);
+  // Error and recall of the tokens' attention, averaged over `block` tokens; the dense losses.
+  Result<std::vector<double>> probe(std::span<const int32_t> tokens, int64_t first, bool losses,
+                                    int64_t block, const std::string& on,
+                                    std::vector<Served>& served);
+  Status add(const Measure& measure, const Served& served, const std::vector<double>& values);
+  Row row(const Measure& measure, size_t setting) const;
+
+  EvalModel& model_;
+  const TrialOptions& options_;
+  std::vector<Setting> settings_;
+  int threads_;
+  std::vector<std::string> skipped_;  // of each setting: why it cannot be served, or ""
+  std::map<Measure, std::map<size_t, Cell>> cells_;
+};
+
+}  // namespace sqz::eval

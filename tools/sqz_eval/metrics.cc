@@ -1,0 +1,105 @@
+#include "tools/sqz_eval/metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace sqz::eval {
+namespace {
+
+double mean_of(std::span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double ratio(uint64_t part, uint64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+double Samples::mean() const {
+  return values_.empty() ? 0 : mean_of(values_);
+}
+
+double Samples::standard_error() const {
+  if (values_.size() < 2) return 0;
+  const double center = mean();
+  double squares = 0;
+  for (const double value : values_) squares += (value - center) * (value - center);
+  const auto n = static_cast<double>(values_.size());
+  return std::sqrt(squares / (n - 1) / n);
+}
+
+double binomial_error(double fraction, int64_t trials) {
+  return trials == 0 ? 0 : std::sqrt(fraction * (1 - fraction) / static_cast<double>(trials));
+}
+
+Samples difference(const Samples& a, const Samples& b) {
+  Samples out;
+  for (size_t i = 0; i < a.values().size(); ++i) out.add(a.values()[i] - b.values()[i]);
+  return out;
+}
+
+std::vector<double> block_means(std::span<const double> values, int64_t block) {
+  const auto size = static_cast<size_t>(block);
+  if (!values.empty() && values.size() < size) return {mean_of(values)};
+  std::vector<double> out;
+  for (; values.size() >= size; values = values.subspan(size)) {
+    out.push_back(mean_of(values.first(size)));
+  }
+  return out;
+}
+
+double token_loss(std::span<const float> logits, int32_t target) {
+  const double highest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - highest);
+  return highest + std::log(sum) - logits[static_cast<size_t>(target)];
+}
+
+double relative_error(std::span<const float> a, std::span<const float> b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    const double delta = static_cast<double>(a[i]) - b[i];
+    difference += delta * delta;
+    norm += static_cast<double>(b[i]) * b[i];
+  }
+  if (difference == 0) return 0;
+  return norm == 0 ? std::numeric_limits<double>::infinity() : std::sqrt(difference / norm);
+}
+
+void merge_out(std::span<const float> a, float lse_a, std::span<const float> b, float lse_b,
+               std::span<float> out) {
+  const float highest = std::max(lse_a, lse_b);
+  const bool none = std::isinf(highest) && highest < 0;
+  const float weight_a = none ? 0 : std::exp(lse_a - highest);
+  const float weight_b = none ? 0 : std::exp(lse_b - highest);
+  const float sum = none ? 1 : weight_a + weight_b;
+  for (size_t i = 0; i < out.size(); ++i) out[i] = (weight_a * a[i] + weight_b * b[i]) / sum;
+}
+
+double recalled_mass(float lse, float dense_lse) {
+  if (std::isinf(dense_lse)) return 1;  // a window that sees none of the context
+  return std::exp(static_cast<double>(lse) - dense_lse);
+}
+
+void Reads::add(const sqz_stats& stats) {
+  asked_budget = stats.asked_budget;
+  asked_keep = stats.asked_keep;
+  dense_fallback = dense_fallback || stats.dense_fallback != 0;
+  keys_read += stats.keys_read;
+  keys_possible += stats.keys_possible;
+  bytes_read += stats.bytes_read;
+  bytes_dense += stats.bytes_dense;
+}
+
+double Reads::delivered_budget() const {
+  return ratio(bytes_read, bytes_dense);
+}
+
+double Reads::delivered_keep() const {
+  return ratio(keys_read, keys_possible);
+}
+
+}  // namespace sqz::eval

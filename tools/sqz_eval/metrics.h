@@ -1,0 +1,62 @@
+// The numbers of a row: means with standard errors, losses, relative errors, what was read.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sqz/sqz.h"
+
+namespace sqz::eval {
+
+// Values of independent trials.
+class Samples {
+ public:
+  void add(double value) { values_.push_back(value); }
+  int64_t count() const { return static_cast<int64_t>(values_.size()); }
+  double mean() const;  // 0 of nothing
+  // Of the mean: sample standard deviation / sqrt(n); 0 of fewer than two.
+  double standard_error() const;
+  const std::vector<double>& values() const { return values_; }
+
+ private:
+  std::vector<double> values_;
+};
+
+// Of a fraction p of n trials: sqrt(p (1 - p) / n).
+double binomial_error(double fraction, int64_t trials);
+
+// a - b, pair by pair. Both have the same count.
+Samples difference(const Samples& a, const Samples& b);
+
+// The means of whole runs of `block` values; a shorter run at the end is left out unless it is all
+// that there is.
+std::vector<double> block_means(std::span<const double> values, int64_t block);
+
+// -log softmax(logits)[target], in nats.
+double token_loss(std::span<const float> logits, int32_t target);
+
+// ||a - b|| / ||b||; 0 if both are 0, infinity if only b is.
+double relative_error(std::span<const float> a, std::span<const float> b);
+
+// One state over all keys from two over disjoint keys: out [d], with their lse. -infinity: no key.
+void merge_out(std::span<const float> a, float lse_a, std::span<const float> b, float lse_b,
+               std::span<float> out);
+
+// exp(lse - dense_lse): the part of the dense softmax's mass on the keys that were read; 1 if there
+// is none.
+double recalled_mass(float lse, float dense_lse);
+
+// Sums of sqz_stats over sessions.
+struct Reads {
+  double asked_budget = 0, asked_keep = 0;  // of the last session: the same for all, but for
+                                            // rounding by the context's length
+  bool dense_fallback = false;              // of any session
+  uint64_t keys_read = 0, keys_possible = 0, bytes_read = 0, bytes_dense = 0;
+
+  void add(const sqz_stats& stats);
+  double delivered_budget() const;  // 0 if nothing was served
+  double delivered_keep() const;
+};
+
+}  // namespace sqz::eval

@@ -1,0 +1,156 @@
+#include "tools/sqz_eval/eval.h"
+
+namespace sqz::eval {
+
+const char* const kDescription =
+    "Measures what a selector costs: answers, loss, attention outputs and bytes read, against "
+    "dense "
+    "attention.";
+
+const char* const kHelp =
+    "Trials\n"
+    "  A context is a slice of a text, from a random line on (--seed), of exactly --tokens "
+    "tokens,\n"
+    "  with facts planted at line ends, at depths spread over all but sink and tail:\n"
+    "    needle   \"One of the special magic numbers for harbour is: 1234567.\"\n"
+    "    passkey  \"The pass key is 48213. Remember it. 48213 is the pass key.\"\n"
+    "  The question follows the context; the answer is generated greedily and counts only if it "
+    "is\n"
+    "  the whole number.\n"
+    "    needle1  one needle in the context, a trial a context\n"
+    "    needle4  four needles in the context, all asked for: four trials a context\n"
+    "    passkey  one passkey in the context; beside it may stand the needle of a needle1 trial\n"
+    "    loss     mean loss (nats) of the --continuation tokens that follow the context; a trial "
+    "is\n"
+    "             128 of them\n"
+    "    error    ||sparse - dense|| / ||dense|| of the attention output (the fixed context "
+    "merged\n"
+    "             with the exact attention to the tokens since), mean over layers, query heads "
+    "and\n"
+    "             tokens, all other layers dense; of the text that follows and of the questions\n"
+    "    recall   part of the dense attention to the fixed context that is on keys that were "
+    "read;\n"
+    "             not of --residual estimate\n"
+    "  Contexts that differ only in their facts share a dense pass of the model: up to --share "
+    "needles\n"
+    "  and passkeys are planted in one text, and each trial's index leaves out the tokens of the "
+    "facts\n"
+    "  that belong to others (at most 2 % of the context). --share 1 gives each trial a pass of "
+    "its\n"
+    "  own. All selectors and budgets are served from the same indexes.\n"
+    "\n"
+    "Rows\n"
+    "  One a (context length, task, setting). asked, delivered: fraction of the context's bytes,\n"
+    "  metadata included; keys: fraction of the clustered keys that was read; +- standard error\n"
+    "  (binomial, or over trials); to dense: the difference, trial by trial.\n"
+    "\n"
+    "Examples:\n"
+    "  sqz-eval --model MODEL --text book.txt --tokens 8000 --trials 24\n"
+    "  sqz-eval --model MODEL --text a.txt --text b.txt --tokens 16000,31000 \\\n"
+    "    --task needle1,needle4,passkey,loss,error,recall --selector squeezed --levels 1,2 \\\n"
+    "    --rule threshold,budget --budget 0.125,0.25 --json\n";
+
+namespace {
+
+void add_trial_options(CLI::App& app, EvalArguments& arguments) {
+  constexpr const char* kGroup = "Trials";
+  app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
+      ->required()
+      ->group(kGroup);
+  app.add_option("--text", arguments.texts,
+                 "Texts to take slices of: files or folders; passes take turns")
+      ->required()
+      ->group(kGroup);
+  app.add_option("--tokens", arguments.tokens, "Lengths of the fixed context")
+      ->required()
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->group(kGroup);
+  app.add_option("--task", arguments.tasks, "What to measure")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"needle1", "needle4", "passkey", "loss", "error", "recall"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--trials", arguments.trials.trials, "Trials of each task")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--share", arguments.trials.share, "Most trials of a kind that share a dense pass")
+      ->check(CLI::Range(int64_t{1}, most_facts()))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--continuation", arguments.trials.continuation,
+                 "Tokens after the context whose loss is measured")
+      ->check(CLI::Range(int64_t{kBlockTokens}, int64_t{65536}))
+      ->capture_default_str()
+      ->group(kGroup);
+}
+
+void add_setting_options(CLI::App& app, SettingOptions& settings) {
+  constexpr const char* kGroup = "Selection (all combinations are measured)";
+  app.add_option("--selector", settings.selectors,
+                 "Selectors: " + selector_names() + "; dense is always among them")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--budget", settings.budgets, "Fractions of the fixed context's bytes to read")
+      ->delimiter(',')
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--levels", settings.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 16))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--rule", settings.rules, "threshold, budget")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"threshold", "budget"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--group", settings.groups,
+                 "How a GQA group's scores are combined: mean, max, any")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"mean", "max", "any"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--residual", settings.residuals, "Clusters that are not read: drop, estimate")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"drop", "estimate"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--block", settings.block, "Prompt tokens that share a selection; 0 = all of them")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(kGroup);
+}
+
+}  // namespace
+
+void add_eval_options(CLI::App& app, EvalArguments& arguments) {
+  add_trial_options(app, arguments);
+  add_setting_options(app, arguments.settings);
+  constexpr const char* kGroup = "Work";
+  app.add_option("--run-dtype", arguments.run_dtype, "What the model computes in")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  auto* work = app.add_option("--work", arguments.work,
+                              "Folder for temporary indexes (default: the system's)")
+                   ->check(CLI::ExistingDirectory)
+                   ->group(kGroup);
+  auto* save = app.add_option("--save", arguments.save, "Folder to keep the indexes in")
+                   ->check(CLI::ExistingDirectory)
+                   ->excludes(work)
+                   ->group(kGroup);
+  auto* reuse = app.add_flag("--reuse", arguments.reuse,
+                             "Take indexes that --save has kept; the dense pass is skipped")
+                    ->needs(save)
+                    ->group(kGroup);
+  app.add_flag("--force", arguments.force, "Replace indexes that --save has kept")
+      ->needs(save)
+      ->excludes(reuse)
+      ->group(kGroup);
+}
+
+}  // namespace sqz::eval

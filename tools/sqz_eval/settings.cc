@@ -1,0 +1,104 @@
+#include "tools/sqz_eval/settings.h"
+
+#include <algorithm>
+#include <array>
+
+namespace sqz::eval {
+namespace {
+
+constexpr const char* kKmeans = "kmeans";
+
+constexpr std::array kSelectors = {
+    // name, index, takes: budget, levels, rule, group, residual
+    SelectorTraits{"dense", kKmeans, false, false, false, false, false},
+    SelectorTraits{"squeezed", kKmeans, true, true, true, true, true},
+};
+
+// The values given, or the default alone where a selector does not take the option.
+template <class T>
+std::vector<T> taken(bool takes, const std::vector<T>& values, const T& standard) {
+  return takes ? values : std::vector<T>{standard};
+}
+
+void add_settings(const SelectorTraits& traits, const SettingOptions& options,
+                  std::vector<Setting>& out) {
+  const SelectorOptions standard;
+  Setting setting{&traits, standard};
+  setting.options.selector = traits.name;
+  setting.options.block = options.block;
+  for (const int levels : taken(traits.levels, options.levels, standard.levels)) {
+    setting.options.levels = levels;
+    for (const auto& rule : taken(traits.rule, options.rules, standard.rule)) {
+      setting.options.rule = rule;
+      for (const auto& group : taken(traits.group, options.groups, standard.group)) {
+        setting.options.group = group;
+        for (const auto& residual : taken(traits.residual, options.residuals, standard.residual)) {
+          setting.options.residual = residual;
+          for (const double budget : taken(traits.budget, options.budgets, 1.0)) {
+            if (traits.budget) setting.options.budget = budget;
+            out.push_back(setting);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const SelectorTraits* find_selector(const std::string& name) {
+  const auto* found =
+      std::find_if(kSelectors.begin(), kSelectors.end(),
+                   [&](const SelectorTraits& traits) { return name == traits.name; });
+  return found == kSelectors.end() ? nullptr : found;
+}
+
+std::string selector_names() {
+  std::string out;
+  for (const SelectorTraits& traits : kSelectors) {
+    out += concat(out.empty() ? "" : ", ", traits.name);
+  }
+  return out;
+}
+
+BuildOptions index_options(const std::string&, const BuildOptions& base) {
+  return base;
+}
+
+std::string Setting::text() const {
+  std::string out = options.selector;
+  if (traits->budget) out += concat(", budget ", *options.budget);
+  if (traits->levels) out += concat(", levels ", options.levels);
+  if (traits->rule) out += ", rule " + options.rule;
+  if (traits->group) out += ", group " + options.group;
+  if (traits->residual) out += ", residual " + options.residual;
+  return out;
+}
+
+Result<std::vector<Setting>> make_settings(const SettingOptions& options) {
+  std::vector<Setting> out;
+  add_settings(*find_selector("dense"), options, out);
+  for (size_t i = 0; i < options.selectors.size(); ++i) {
+    const std::string& name = options.selectors[i];
+    const SelectorTraits* traits = find_selector(name);
+    if (traits == nullptr) {
+      return Status(Code::kInvalidArgument,
+                    concat("--selector: found ", name, ", expected one of ", selector_names()));
+    }
+    const auto end = options.selectors.begin() + static_cast<int64_t>(i);
+    const bool again = std::find(options.selectors.begin(), end, name) != end;
+    if (name != "dense" && !again) add_settings(*traits, options, out);
+  }
+  return out;
+}
+
+std::vector<std::string> index_kinds(const std::vector<Setting>& settings) {
+  std::vector<std::string> out;
+  for (const Setting& setting : settings) {
+    const std::string kind = setting.traits->index;
+    if (std::find(out.begin(), out.end(), kind) == out.end()) out.push_back(kind);
+  }
+  return out;
+}
+
+}  // namespace sqz::eval

@@ -1,0 +1,48 @@
+// The selector settings that one run compares: the cross product of the options, without what a
+// selector does not have (dense has no budget, stream no levels).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "libindex/builder.h"
+#include "tools/common/selector_options.h"
+
+namespace sqz::eval {
+
+// What a selector takes and what index serves it. A new selector is one line of kSelectors.
+struct SelectorTraits {
+  const char* name;   // as session_options() knows it
+  const char* index;  // kind of index: one is built of each view for every kind in use
+  bool budget, levels, rule, group, residual;
+};
+
+const SelectorTraits* find_selector(const std::string& name);
+std::string selector_names();  // "squeezed, dense"
+
+// How the index of a kind is built, on top of `base`.
+BuildOptions index_options(const std::string& kind, const BuildOptions& base);
+
+struct SettingOptions {
+  std::vector<std::string> selectors = {"dense", "squeezed"};
+  std::vector<double> budgets = {kDefaultBudget};
+  std::vector<int> levels = {0};
+  std::vector<std::string> rules = {"threshold"}, groups = {"mean"}, residuals = {"drop"};
+  int64_t block = 0;
+};
+
+struct Setting {
+  const SelectorTraits* traits = nullptr;
+  SelectorOptions options;
+
+  bool dense() const { return options.selector == "dense"; }
+  std::string text() const;  // "squeezed, budget 0.125, 2 levels, rule threshold, ..."
+};
+
+// Always begins with dense, the reference, once. kInvalidArgument for an unknown selector.
+Result<std::vector<Setting>> make_settings(const SettingOptions& options);
+
+// The kinds of index that the settings need, without repetition.
+std::vector<std::string> index_kinds(const std::vector<Setting>& settings);
+
+}  // namespace sqz::eval

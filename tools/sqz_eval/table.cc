@@ -1,0 +1,105 @@
+#include "tools/sqz_eval/table.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace sqz::eval {
+namespace {
+
+using Line = std::vector<std::string>;
+
+constexpr const char* kNone = "-";
+constexpr size_t kTextColumns = 7;  // the first ones are text, to the left; the rest are numbers
+
+std::string number(double value, int digits) {
+  std::array<char, 64> buffer{};
+  const int length = std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
+  return {buffer.data(), static_cast<size_t>(length)};
+}
+
+std::string estimate_text(const Estimate& estimate) {
+  return number(estimate.value, 4) + " +- " + number(estimate.error, 4);
+}
+
+Json estimate_json(const Estimate& estimate) {
+  return {{"value", estimate.value}, {"stderr", estimate.error}};
+}
+
+Line header() {
+  return {"task",  "selector",  "levels", "rule",  "group",    "residual", "tokens",
+          "asked", "delivered", "keys",   "value", "to dense", "n"};
+}
+
+Line line_of(const Row& row) {
+  const SelectorTraits& traits = *row.setting.traits;
+  const SelectorOptions& options = row.setting.options;
+  Line out = {row.on.empty() ? row.task : row.task + " " + row.on,
+              options.selector,
+              !traits.levels        ? kNone
+              : options.levels == 0 ? "all"
+                                    : concat(options.levels),
+              traits.rule ? options.rule : kNone,
+              traits.group ? options.group : kNone,
+              traits.residual ? options.residual : kNone,
+              concat(row.tokens)};
+  if (!row.skipped.empty()) {
+    out.insert(out.end(), {number(options.budget.value_or(1), 4), "skipped"});
+    out.resize(header().size(), kNone);
+    return out;
+  }
+  out.insert(out.end(),
+             {number(row.reads.asked_budget, 4), number(row.reads.delivered_budget(), 4),
+              number(row.reads.delivered_keep(), 4), estimate_text(row.value),
+              row.difference ? estimate_text(*row.difference) : kNone, concat(row.trials)});
+  return out;
+}
+
+}  // namespace
+
+Json row_json(const Row& row) {
+  const SelectorTraits& traits = *row.setting.traits;
+  const SelectorOptions& options = row.setting.options;
+  Json out = {{"task", row.task}, {"tokens", row.tokens}, {"selector", options.selector}};
+  if (!row.on.empty()) out["on"] = row.on;
+  if (traits.levels) out["levels"] = options.levels;
+  if (traits.rule) out["rule"] = options.rule;
+  if (traits.group) out["group"] = options.group;
+  if (traits.residual) out["residual"] = options.residual;
+  out["block"] = options.block;
+  if (!row.skipped.empty()) {
+    out["skipped"] = row.skipped;
+    out["budget"] = {{"asked", options.budget.value_or(1)}};
+    return out;
+  }
+  out["trials"] = row.trials;
+  out["value"] = row.value.value;
+  out["stderr"] = row.value.error;
+  if (row.difference) out["difference"] = estimate_json(*row.difference);
+  if (row.context_error) out["context_error"] = estimate_json(*row.context_error);
+  out["budget"] = {{"asked", row.reads.asked_budget}, {"delivered", row.reads.delivered_budget()}};
+  out["keep"] = {{"asked", row.reads.asked_keep}, {"delivered", row.reads.delivered_keep()}};
+  out["dense_fallback"] = row.reads.dense_fallback;
+  return out;
+}
+
+std::string table_text(const std::vector<Row>& rows) {
+  std::vector<Line> lines = {header()};
+  for (const Row& row : rows) lines.push_back(line_of(row));
+  std::vector<size_t> widths(lines[0].size());
+  for (const Line& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  }
+  std::string out;
+  for (const Line& line : lines) {
+    std::string text;
+    for (size_t i = 0; i < line.size(); ++i) {
+      const std::string fill(widths[i] - line[i].size(), ' ');
+      text += (i == 0 ? "" : "  ") + (i < kTextColumns - 1 ? line[i] + fill : fill + line[i]);
+    }
+    out += text + "\n";
+  }
+  return out;
+}
+
+}  // namespace sqz::eval

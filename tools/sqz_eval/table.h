@@ -1,0 +1,35 @@
+// The result rows: one a (context length, task, selector setting).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/base/json.h"
+#include "tools/sqz_eval/metrics.h"
+#include "tools/sqz_eval/settings.h"
+
+namespace sqz::eval {
+
+struct Estimate {
+  double value = 0, error = 0;  // standard error
+};
+
+struct Row {
+  int64_t tokens = 0;
+  std::string task;  // "needle1", ...
+  std::string on;    // "text" or "questions" of error and recall; else ""
+  Setting setting;
+  int64_t trials = 0;
+  Estimate value;
+  std::optional<Estimate> difference;     // to dense, pair by pair
+  std::optional<Estimate> context_error;  // of error: see probe.h
+  Reads reads;
+  std::string skipped;  // why nothing was measured, or ""
+};
+
+Json row_json(const Row& row);
+// Aligned columns, a line a row, a header first.
+std::string table_text(const std::vector<Row>& rows);
+
+}  // namespace sqz::eval
