@@ -6,8 +6,8 @@
 namespace sqz {
 namespace {
 
-// Measured with the nano model on one core of an x86-64 server with AVX-512: matrix products of
-// the dense pass and of k-means, the work around them included.
+// Round figures for one core of a current x86-64 server, the work around the matrix products
+// included; not measured on the machine at hand.
 constexpr double kPassFlopPerSecond = 40e9;
 constexpr double kKmeansFlopPerSecond = 40e9;
 
