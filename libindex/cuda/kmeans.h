@@ -65,9 +65,14 @@ struct KmeansParams {
 
   void* workspace = nullptr;  // 256-byte aligned
   size_t workspace_bytes = 0;
+
+  // Another stream, or null. With one, half of the heads take turns with the other half: the
+  // centroids of one are updated, which memory traffic bounds, while the points of the other are
+  // assigned, which arithmetic bounds. The stream given to kmeans_run waits for this one.
+  cudaStream_t second_stream = nullptr;
 };
 
-// Bytes of workspace that a run of this shape needs: 12 a point and 20 a cluster. kInvalidArgument
+// Bytes of workspace that a run of this shape needs: 16 a point and 20 a cluster. kInvalidArgument
 // if the shape cannot be run.
 Result<size_t> kmeans_workspace(const KmeansShape& shape);
 

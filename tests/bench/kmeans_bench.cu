@@ -108,20 +108,29 @@ void bench(const KmeansShape& shape, int iterations, AssignKernel kernel) {
   cudaStream_t stream;
   check(cudaStreamCreate(&stream), "stream");
   const double flop = 2.0 * static_cast<double>(rows) * shape.clusters * shape.dim;
+  const double one_stream = milliseconds(stream, [&] { check(kmeans_run(params, stream)); });
+  check(cudaStreamCreate(&params.second_stream), "stream");
   const double run = milliseconds(stream, [&] { check(kmeans_run(params, stream)); });
   const double assign = milliseconds(stream, [&] { check(kmeans_assign(params, stream)); });
   uint32_t counters[2] = {};
-  const size_t counters_at = (rows * 4 + 255) / 256 * 256 + (rows * 8 + 255) / 256 * 256;
+  const size_t counters_at = 2 * ((rows * 4 + 255) / 256 * 256) + (rows * 8 + 255) / 256 * 256;
   check(cudaMemcpy(counters, static_cast<char*>(params.workspace) + counters_at, 8,
                    cudaMemcpyDeviceToHost),
         "counters");
-  std::printf("%5d heads x %7d x d%-3d C %6d  %2d it %s  run %9.3f ms (%5.1f TFLOP/s)  assign "
-              "%8.3f ms (%5.1f TFLOP/s)  doubtful %.2e + %.2e\n",
+  std::vector<float> cosines(rows);
+  check(cudaMemcpy(cosines.data(), params.cosines, rows * sizeof(float), cudaMemcpyDeviceToHost),
+        "cosines");
+  double objective = 0;
+  for (const float cosine : cosines) objective += cosine;
+  std::printf("%5d heads x %7d x d%-3d C %6d  %2d it %s  run %9.3f ms (%5.1f TFLOP/s, one stream %9.3f ms)  assign "
+              "%8.3f ms (%5.1f TFLOP/s)  doubtful %.2e + %.2e  "
+              "objective %.6f\n",
               shape.heads, shape.points, shape.dim, shape.clusters, iterations,
               kernel == AssignKernel::kPlain ? "plain" : "auto ", run,
-              flop * (iterations + 1) / run / 1e9, assign, flop / assign / 1e9,
-              counters[0] / static_cast<double>(rows), counters[1] / static_cast<double>(rows));
+              flop * (iterations + 1) / run / 1e9, one_stream, assign, flop / assign / 1e9,
+              counters[0] / static_cast<double>(rows), counters[1] / static_cast<double>(rows), objective / static_cast<double>(rows));
   std::fflush(stdout);
+  check(cudaStreamDestroy(params.second_stream), "stream");
   check(cudaStreamDestroy(stream), "stream");
   for (const void* data : {params.points, static_cast<const void*>(params.centroids),
                            static_cast<const void*>(params.labels),

@@ -1,5 +1,8 @@
 #include "libindex/cuda/kmeans.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "libindex/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/assign.h"
 #include "libindex/cuda/kmeans/resolve/kernel.h"
@@ -72,6 +75,7 @@ Status check_shape(const KmeansShape& shape) {
 
 struct Workspace {
   float* inverse_norms;
+  uint32_t* ranks;
   uint2* doubtful;
   uint32_t* counters;  // kCounters, then the sizes
   uint2* seats;
@@ -91,6 +95,7 @@ Workspace lay_out(const KmeansShape& shape, void* base) {
   };
   Workspace workspace;
   workspace.inverse_norms = static_cast<float*>(take(rows * sizeof(float)));
+  workspace.ranks = static_cast<uint32_t*>(take(rows * sizeof(uint32_t)));
   workspace.doubtful = static_cast<uint2*>(take(rows * sizeof(uint2)));
   workspace.counters = static_cast<uint32_t*>(take((kCounters + clusters) * sizeof(uint32_t)));
   workspace.seats = static_cast<uint2*>(take(clusters * sizeof(uint2)));
@@ -102,23 +107,26 @@ Workspace lay_out(const KmeansShape& shape, void* base) {
 // One run's kernels with their parameters filled in.
 class Run {
  public:
-  Run(const KmeansParams& params, AssignKernel kernel, const Device& device, cudaStream_t stream)
+  // params.shape's heads start with number first_head. `spare` multiprocessors are left to other
+  // work by the assign kernel, if it is the Hopper one.
+  Run(const KmeansParams& params, int first_head, AssignKernel kernel, const Device& device,
+      int spare, cudaStream_t stream)
       : shape_(params.shape),
         workspace_(lay_out(params.shape, params.workspace)),
         kernel_(kernel),
         multiprocessors_(device.multiprocessors),
+        assign_blocks_(device.multiprocessors - spare),
         stream_(stream) {
     const auto* points = static_cast<const __nv_bfloat16*>(params.points);
     auto* centroids = static_cast<__nv_bfloat16*>(params.centroids);
-    const size_t rows = static_cast<size_t>(shape_.heads) * static_cast<size_t>(shape_.points);
-    // ranks and large lie where the doubtful points were: they are used after each other.
-    auto* scratch = reinterpret_cast<uint32_t*>(workspace_.doubtful);
+    // The large clusters are listed where the doubtful points were: they are used after each other.
+    auto* large = reinterpret_cast<uint32_t*>(workspace_.doubtful);
     update_ = {shape_.heads,      shape_.points,      shape_.clusters,
-               shape_.dim,        params.seed,        points,
+               shape_.dim,        first_head,         params.seed,        points,
                params.weights,    centroids,          params.labels,
                params.order,      params.offsets,     workspace_.inverse_norms,
-               scratch,           workspace_.counters + kCounters,
-               workspace_.seats,  workspace_.donors,  scratch + rows,
+               workspace_.ranks,  workspace_.counters + kCounters,
+               workspace_.seats,  workspace_.donors,  large,
                workspace_.counters + kLargeCounts,    params.fault,
                multiprocessors_};
     assign_ = {points,
@@ -126,6 +134,8 @@ class Run {
                workspace_.inverse_norms,
                params.labels,
                params.cosines,
+               workspace_.counters + kCounters,
+               workspace_.ranks,
                workspace_.doubtful,
                workspace_.counters + kDoubtfulCounts,
                shape_.heads,
@@ -134,10 +144,7 @@ class Run {
                shape_.dim};
   }
 
-  Status norms() {
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(update_.fault, 0, sizeof(uint32_t), stream_));
-    return launch_norms(update_, stream_);
-  }
+  Status norms() { return launch_norms(update_, stream_); }
 
   Status seed() { return launch_seed(update_, stream_); }
 
@@ -158,6 +165,7 @@ class Run {
     SQZ_RETURN_IF_ERROR(launch_sort(update_, stream_));
     SQZ_RETURN_IF_ERROR(launch_move(update_, stream_));
     SQZ_RETURN_IF_ERROR(clear_counters());
+    SQZ_RETURN_IF_ERROR(launch_count(update_, stream_));
     SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
     return launch_sort(update_, stream_);
   }
@@ -173,10 +181,10 @@ class Run {
 
   Status assign_hopper() {
     switch (shape_.dim) {
-      case 64: return sm90::launch_assign<64>(assign_, multiprocessors_, stream_);
-      case 96: return sm90::launch_assign<96>(assign_, multiprocessors_, stream_);
-      case 128: return sm90::launch_assign<128>(assign_, multiprocessors_, stream_);
-      default: return sm90::launch_assign<256>(assign_, multiprocessors_, stream_);
+      case 64: return sm90::launch_assign<64>(assign_, assign_blocks_, stream_);
+      case 96: return sm90::launch_assign<96>(assign_, assign_blocks_, stream_);
+      case 128: return sm90::launch_assign<128>(assign_, assign_blocks_, stream_);
+      default: return sm90::launch_assign<256>(assign_, assign_blocks_, stream_);
     }
   }
 
@@ -194,6 +202,7 @@ class Run {
   Workspace workspace_;
   AssignKernel kernel_;
   int multiprocessors_;
+  int assign_blocks_;
   cudaStream_t stream_;
   UpdateParams update_;
   AssignParams assign_;
@@ -213,7 +222,12 @@ Status check_pointers(const KmeansParams& params, bool whole_run) {
   return {};
 }
 
-Result<Run> prepare(const KmeansParams& params, bool whole_run, cudaStream_t stream) {
+struct Plan {
+  AssignKernel kernel;
+  Device device;
+};
+
+Result<Plan> prepare(const KmeansParams& params, bool whole_run) {
   SQZ_ASSIGN_OR_RETURN(const size_t needed, kmeans_workspace(params.shape));
   SQZ_RETURN_IF_ERROR(check_pointers(params, whole_run));
   if (params.workspace == nullptr || params.workspace_bytes < needed) {
@@ -225,32 +239,121 @@ Result<Run> prepare(const KmeansParams& params, bool whole_run, cudaStream_t str
     return Status(Code::kInvalidArgument,
                   bad_field("k-means", "iterations", concat(params.iterations), "0 or more"));
   }
-  SQZ_ASSIGN_OR_RETURN(const Device device, current_device());
-  SQZ_ASSIGN_OR_RETURN(const AssignKernel kernel, choose_kernel(params, device));
-  return Run(params, kernel, device, stream);
+  Plan plan;
+  SQZ_ASSIGN_OR_RETURN(plan.device, current_device());
+  SQZ_ASSIGN_OR_RETURN(plan.kernel, choose_kernel(params, plan.device));
+  return plan;
+}
+
+Status run_loop(const std::vector<Run*>& runs, int iterations) {
+  // Step by step for all runs, so that both streams are fed from the start.
+  for (Run* run : runs) SQZ_RETURN_IF_ERROR(run->norms());
+  for (Run* run : runs) SQZ_RETURN_IF_ERROR(run->seed());
+  for (int i = 0; i < iterations; ++i) {
+    for (Run* run : runs) {
+      SQZ_RETURN_IF_ERROR(run->assign());
+      SQZ_RETURN_IF_ERROR(run->update());
+    }
+  }
+  for (Run* run : runs) {
+    SQZ_RETURN_IF_ERROR(run->assign());
+    SQZ_RETURN_IF_ERROR(run->finish());
+  }
+  return {};
+}
+
+// Heads [first, first + count) of params as parameters of their own.
+KmeansParams slice(const KmeansParams& params, int first, int count, size_t workspace_at) {
+  const auto skip = static_cast<size_t>(first);
+  const size_t rows = skip * static_cast<size_t>(params.shape.points);
+  const size_t clusters = skip * static_cast<size_t>(params.shape.clusters);
+  const size_t row_bytes = static_cast<size_t>(params.shape.dim) * 2;
+  KmeansParams part = params;
+  part.shape.heads = count;
+  part.points = static_cast<const char*>(params.points) + rows * row_bytes;
+  part.centroids = static_cast<char*>(params.centroids) + clusters * row_bytes;
+  part.labels = params.labels + rows;
+  part.order = params.order + rows;
+  part.offsets = params.offsets + clusters + skip;
+  if (params.weights) part.weights = params.weights + rows;
+  if (params.cosines) part.cosines = params.cosines + rows;
+  part.workspace = static_cast<char*>(params.workspace) + workspace_at;
+  return part;
+}
+
+// Multiprocessors to leave to one half's update so that it takes about as long as the other half's
+// assignment on the rest: bytes of a point's update at 60 GB/s a multiprocessor, against 2 C d
+// operations at 5.3 TFLOP/s (both measured on an H200).
+int spare_multiprocessors(const KmeansShape& shape, int multiprocessors) {
+  const double update = (2.0 * shape.dim + 16) / 60e9;
+  const double assign = 2.0 * shape.clusters * shape.dim / 5.3e12;
+  const double spare = multiprocessors * update / (update + assign);
+  return std::clamp(static_cast<int>(spare + 0.5), 1, multiprocessors / 4);
+}
+
+class Event {
+ public:
+  Status create() {
+    return cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event");
+  }
+  // Work that `waiting` gets from here on starts after what `leading` has got.
+  Status order(cudaStream_t leading, cudaStream_t waiting) {
+    SQZ_RETURN_IF_CUDA_ERROR(cudaEventRecord(event_, leading));
+    return cuda_status(cudaStreamWaitEvent(waiting, event_, 0), "waiting for an event");
+  }
+  Event() = default;
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() {
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+Status run_halves(const KmeansParams& params, const Plan& plan, cudaStream_t stream) {
+  const int half = (params.shape.heads + 1) / 2;
+  const int spare = spare_multiprocessors(params.shape, plan.device.multiprocessors);
+  const KmeansParams first = slice(params, 0, half, 0);
+  const KmeansParams second =
+      slice(params, half, params.shape.heads - half, lay_out(first.shape, nullptr).bytes);
+  Event begin, end;
+  SQZ_RETURN_IF_ERROR(begin.create());
+  SQZ_RETURN_IF_ERROR(end.create());
+  SQZ_RETURN_IF_ERROR(begin.order(stream, params.second_stream));
+  Run run(first, 0, plan.kernel, plan.device, spare, stream);
+  Run other(second, half, plan.kernel, plan.device, spare, params.second_stream);
+  const Status status = run_loop({&run, &other}, params.iterations);
+  SQZ_RETURN_IF_ERROR(end.order(params.second_stream, stream));
+  return status;
 }
 
 }  // namespace
 
 Result<size_t> kmeans_workspace(const KmeansShape& shape) {
   SQZ_RETURN_IF_ERROR(check_shape(shape));
-  return lay_out(shape, nullptr).bytes;
+  KmeansShape half = shape, rest = shape;
+  half.heads = (shape.heads + 1) / 2;
+  rest.heads = shape.heads - half.heads;
+  return std::max(lay_out(shape, nullptr).bytes,
+                  lay_out(half, nullptr).bytes + lay_out(rest, nullptr).bytes);
 }
 
 Status kmeans_run(const KmeansParams& params, cudaStream_t stream) {
-  SQZ_ASSIGN_OR_RETURN(Run run, prepare(params, true, stream));
-  SQZ_RETURN_IF_ERROR(run.norms());
-  SQZ_RETURN_IF_ERROR(run.seed());
-  for (int32_t i = 0; i < params.iterations; ++i) {
-    SQZ_RETURN_IF_ERROR(run.assign());
-    SQZ_RETURN_IF_ERROR(run.update());
+  SQZ_ASSIGN_OR_RETURN(const Plan plan, prepare(params, true));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.fault, 0, sizeof(uint32_t), stream));
+  if (params.second_stream != nullptr && params.shape.heads > 1) {
+    return run_halves(params, plan, stream);
   }
-  SQZ_RETURN_IF_ERROR(run.assign());
-  return run.finish();
+  Run run(params, 0, plan.kernel, plan.device, 0, stream);
+  return run_loop({&run}, params.iterations);
 }
 
 Status kmeans_assign(const KmeansParams& params, cudaStream_t stream) {
-  SQZ_ASSIGN_OR_RETURN(Run run, prepare(params, false, stream));
+  SQZ_ASSIGN_OR_RETURN(const Plan plan, prepare(params, false));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.fault, 0, sizeof(uint32_t), stream));
+  Run run(params, 0, plan.kernel, plan.device, 0, stream);
   SQZ_RETURN_IF_ERROR(run.norms());
   return run.assign();
 }

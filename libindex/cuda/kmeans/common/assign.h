@@ -7,15 +7,18 @@
 
 namespace sqz::cuda {
 
-// A kernel writes the label of every point. Where its own arithmetic cannot decide, it also leaves
-// the point on the list of doubtful ones for the resolve kernels: with the one other candidate, at
-// the front, or, if there may be more candidates, at the back.
+// A kernel writes the label of every point, counts it in its cluster's size and notes its rank
+// there. Where its own arithmetic cannot decide, it does not count the point but leaves it on the
+// list of doubtful ones for the resolve kernels: with the one other candidate, at the front, or, if
+// there may be more candidates, at the back.
 struct AssignParams {
   const __nv_bfloat16* points;     // [B, N, d]
   const __nv_bfloat16* centroids;  // [B, C, d]
   const float* inverse_norms;      // [B, N]: 1 / |point|, 0 for a zero point
   uint32_t* labels;                // [B, N]
   float* cosines;                  // [B, N] or null
+  uint32_t* sizes;                 // [B, C]: zero before
+  uint32_t* ranks;                 // [B, N]: place of a point among its cluster's, in any order
   uint2* doubtful;                 // [B N]: {b N + i, other candidate}
   uint32_t* doubtful_counts;       // [2]: entries at the front, entries at the back
   int32_t heads, points_per_head, clusters, dim;

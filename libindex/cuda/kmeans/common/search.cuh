@@ -56,11 +56,10 @@ __device__ __forceinline__ float lane_maximum(const float (&tile)[N / 2], int h)
   even = max(even, __float_as_int(tile[2 * h + 1]));
   odd = max(odd, __float_as_int(tile[4 + 2 * h + 1]));
 #pragma unroll
-  for (int j = 2; j < N / 8; j += 2) {
-    even = __vimax3_s32(even, __float_as_int(tile[4 * j + 2 * h]),
-                        __float_as_int(tile[4 * j + 2 * h + 1]));
-    odd = __vimax3_s32(odd, __float_as_int(tile[4 * j + 4 + 2 * h]),
-                       __float_as_int(tile[4 * j + 4 + 2 * h + 1]));
+  for (int j = 2; j < N / 8; ++j) {
+    int& chain = j % 2 == 0 ? even : odd;
+    chain = __vimax3_s32(chain, __float_as_int(tile[4 * j + 2 * h]),
+                         __float_as_int(tile[4 * j + 2 * h + 1]));
   }
   return __int_as_float(max(even, odd));
 }
@@ -93,7 +92,10 @@ __device__ __forceinline__ void insert(RowSearch& row, float product, uint32_t c
   row.second_column = first ? row.best_column : (second ? column : row.second_column);
   row.best = first ? product : row.best;
   row.best_column = first ? column : row.best_column;
-  if (!alone) row.third = fmaxf(row.third, product);
+  if (!alone) {  // others as good as this one, of unknown column
+    row.second = fmaxf(row.second, product);
+    row.third = fmaxf(row.third, product);
+  }
 }
 
 }  // namespace search
@@ -112,16 +114,20 @@ __device__ __forceinline__ void search_tile(const float (&tile)[N / 2], uint32_t
   maximum = fmaxf(maximum, __shfl_xor_sync(kAll, maximum, 2));
   const bool owner = ((lane >> 1) & 1) == kSlot;
   const bool found = owner && maximum >= row.best - row.margin;
-  if (!__any_sync(kAll, found)) return;
+  const unsigned founds = __ballot_sync(kAll, found);
+  if (founds == 0) return;
 
   const float margin = __shfl_sync(kAll, row.margin, (lane & ~3) + 2 * kSlot + (lane & 1));
   const float margin_other = __shfl_xor_sync(kAll, margin, 1);
   const float maximum_other = __shfl_xor_sync(kAll, maximum, 1);
   const float mine = maximum - margin, others = maximum_other - margin_other;
-  const float hits0 = search::lane_hits<N>(tile, 0, upper ? others : mine,
-                                           upper ? margin_other : margin);
-  const float hits1 = search::lane_hits<N>(tile, 1, upper ? mine : others,
-                                           upper ? margin : margin_other);
+  float hits0 = 0, hits1 = 0;
+  if (founds & 0x55555555u) {
+    hits0 = search::lane_hits<N>(tile, 0, upper ? others : mine, upper ? margin_other : margin);
+  }
+  if (founds & 0xAAAAAAAAu) {
+    hits1 = search::lane_hits<N>(tile, 1, upper ? mine : others, upper ? margin : margin_other);
+  }
   float hits = upper ? hits1 : hits0;
   hits += __shfl_xor_sync(kAll, upper ? hits0 : hits1, 1);
   hits += __shfl_xor_sync(kAll, hits, 2);
@@ -131,23 +137,39 @@ __device__ __forceinline__ void search_tile(const float (&tile)[N / 2], uint32_t
   }
 }
 
+// A rank that is on its way, and whose it is. Counting takes a while to answer: a kernel that goes
+// on to other points notes the rank later.
+struct PendingRank {
+  uint32_t index = 0xFFFFFFFFu, rank = 0;
+
+  __device__ __forceinline__ void note(const AssignParams& params) const {
+    if (index != 0xFFFFFFFFu) params.ranks[index] = rank;
+  }
+};
+
 // Writes the result of point `point` of head `head`: one thread a row.
-__device__ __forceinline__ void finish_row(const AssignParams& params, const RowSearch& row,
-                                           int head, int point, float inverse_norm) {
+__device__ __forceinline__ PendingRank finish_row(const AssignParams& params, const RowSearch& row,
+                                                  int head, int point, float inverse_norm) {
   const uint32_t index =
       static_cast<uint32_t>(head) * params.points_per_head + static_cast<uint32_t>(point);
-  params.labels[index] = min(row.best_column, static_cast<uint32_t>(params.clusters - 1));
-  if (params.cosines) params.cosines[index] = inverse_norm == 0 ? 0.0f : row.best * inverse_norm;
-  if (inverse_norm == 0) return;
+  const uint32_t last_cluster = static_cast<uint32_t>(params.clusters - 1);
+  const uint32_t label = min(row.best_column, last_cluster);
   const float limit = row.best - row.margin;
-  if (row.third >= limit || !(row.best > row.margin)) {
+  params.labels[index] = label;
+  if (params.cosines) params.cosines[index] = inverse_norm == 0 ? 0.0f : row.best * inverse_norm;
+  if (inverse_norm != 0 && (row.third >= limit || !(row.best > row.margin))) {
     const uint32_t last =
         static_cast<uint32_t>(params.heads) * static_cast<uint32_t>(params.points_per_head) - 1;
     params.doubtful[last - atomicAdd(&params.doubtful_counts[1], 1u)] = make_uint2(index, 0);
-  } else if (row.second >= limit) {
-    params.doubtful[atomicAdd(&params.doubtful_counts[0], 1u)] =
-        make_uint2(index, row.second_column);
+    return {};
   }
+  if (inverse_norm != 0 && row.second >= limit) {
+    params.doubtful[atomicAdd(&params.doubtful_counts[0], 1u)] =
+        make_uint2(index, min(row.second_column, last_cluster));
+    return {};
+  }
+  const int64_t cluster = static_cast<int64_t>(head) * params.clusters + label;
+  return {index, atomicAdd(&params.sizes[cluster], 1u)};
 }
 
 }  // namespace sqz::cuda

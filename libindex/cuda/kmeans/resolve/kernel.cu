@@ -1,13 +1,14 @@
 #include "libindex/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/reduce.cuh"
+#include "libindex/cuda/kmeans/common/rows.cuh"
 #include "libindex/cuda/kmeans/resolve/kernel.h"
 
 namespace sqz::cuda {
 namespace {
 
-constexpr int kMaxDim = 256;
 constexpr int kPairThreads = 256;
 constexpr int kSearchThreads = 256;
+constexpr int kUnroll = 4;  // centroids in flight, times those that a warp reads at once
 
 __device__ double dot(const __nv_bfloat16* a, const __nv_bfloat16* b, int dim) {
   double sum = 0;
@@ -16,6 +17,12 @@ __device__ double dot(const __nv_bfloat16* a, const __nv_bfloat16* b, int dim) {
               static_cast<double>(__bfloat162float(b[k])), sum);
   }
   return warp_sum(sum);
+}
+
+__device__ void write_label(const AssignParams& params, int64_t head, uint32_t index,
+                            uint32_t label) {
+  params.labels[index] = label;
+  params.ranks[index] = atomicAdd(&params.sizes[head * params.clusters + label], 1u);
 }
 
 // A warp for each point with two candidates.
@@ -31,8 +38,9 @@ __global__ void __launch_bounds__(kPairThreads) pairs_kernel(const AssignParams 
     const double found = dot(point, centroids + static_cast<int64_t>(label) * params.dim, params.dim);
     const double other =
         dot(point, centroids + static_cast<int64_t>(entry.y) * params.dim, params.dim);
-    if ((threadIdx.x & 31) == 0 && (other > found || (other == found && entry.y < label))) {
-      params.labels[entry.x] = entry.y;
+    if ((threadIdx.x & 31) == 0) {
+      const bool take_other = other > found || (other == found && entry.y < label);
+      write_label(params, head, entry.x, take_other ? entry.y : label);
     }
   }
 }
@@ -46,44 +54,62 @@ __device__ Candidate better(Candidate a, Candidate b) {
   return b.product > a.product || (b.product == a.product && b.column < a.column) ? b : a;
 }
 
-// A block for each point with more, against all centroids.
+// A block for each point with more, against all centroids. The lanes of a warp share a centroid's
+// row, 16 bytes each, as many rows at once as fit.
 __global__ void __launch_bounds__(kSearchThreads) search_kernel(const AssignParams params) {
-  __shared__ double point[kMaxDim];
   __shared__ Candidate warp_best[kSearchThreads / 32];
+  const RowLanes lanes(params.dim);
+  const int warp = threadIdx.x / 32;
   const uint32_t count = params.doubtful_counts[1];
   const uint32_t last =
       static_cast<uint32_t>(params.heads) * static_cast<uint32_t>(params.points_per_head) - 1;
   for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
     const uint32_t index = params.doubtful[last - i].x;
     const int64_t head = index / params.points_per_head;
-    for (int k = threadIdx.x; k < params.dim; k += kSearchThreads) {
-      point[k] = __bfloat162float(params.points[static_cast<int64_t>(index) * params.dim + k]);
-    }
-    __syncthreads();
+    const auto* rows = reinterpret_cast<const uint4*>(params.centroids) +
+                       head * params.clusters * lanes.lanes + lanes.column;
+    float point[8];
+    unpack(reinterpret_cast<const uint4*>(
+               params.points)[static_cast<int64_t>(index) * lanes.lanes + lanes.column],
+           point);
     Candidate best = {-INFINITY, 0xFFFFFFFFu};
-    for (int c = threadIdx.x; c < params.clusters; c += kSearchThreads) {
-      const auto* centroid = reinterpret_cast<const uint4*>(
-          params.centroids + (head * params.clusters + c) * params.dim);
-      double sum = 0;
-      for (int piece = 0; piece < params.dim / 8; ++piece) {
-        const uint4 raw = centroid[piece];
-        const auto* values = reinterpret_cast<const __nv_bfloat16*>(&raw);
+    const int step = lanes.rows * (kSearchThreads / 32);
+    for (int first = warp * lanes.rows; first < params.clusters; first += kUnroll * step) {
+      uint4 raw[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int c = min(first + u * step + lanes.row, params.clusters - 1);
+        raw[u] = __ldg(rows + static_cast<int64_t>(c) * lanes.lanes);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int c = first + u * step + lanes.row;
+        float values[8];
+        unpack(raw[u], values);
+        double sum = 0;
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          sum = fma(point[8 * piece + e], static_cast<double>(__bfloat162float(values[e])), sum);
+          sum = fma(static_cast<double>(point[e]), static_cast<double>(values[e]), sum);
+        }
+        for (int offset = 16; offset > 0; offset /= 2) {
+          const double other = __shfl_down_sync(~0u, sum, offset);
+          if (lanes.column + offset < lanes.lanes) sum += other;
+        }
+        if (lanes.column == 0 && lanes.row < lanes.rows && c < params.clusters) {
+          best = better(best, {sum, static_cast<uint32_t>(c)});
         }
       }
-      best = better(best, {sum, static_cast<uint32_t>(c)});
     }
     for (int offset = 16; offset > 0; offset /= 2) {
       best = better(best, {__shfl_xor_sync(~0u, best.product, offset),
                            __shfl_xor_sync(~0u, best.column, offset)});
     }
-    if (threadIdx.x % 32 == 0) warp_best[threadIdx.x / 32] = best;
+    if (threadIdx.x % 32 == 0) warp_best[warp] = best;
     __syncthreads();
     if (threadIdx.x == 0) {
       for (int w = 1; w < kSearchThreads / 32; ++w) best = better(best, warp_best[w]);
-      params.labels[index] = min(best.column, static_cast<uint32_t>(params.clusters - 1));
+      write_label(params, head, index,
+                  min(best.column, static_cast<uint32_t>(params.clusters - 1)));
       if (params.cosines) {
         params.cosines[index] = static_cast<float>(best.product) * params.inverse_norms[index];
       }

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) assign_kernel(const AssignParams par
     search_tile<kTile, 0>(tile, t * kTile, row);
     __syncthreads();
   }
-  if (real) finish_row(params, row, head, own_row, inverse_norm);
+  if (real) finish_row(params, row, head, own_row, inverse_norm).note(params);
 }
 
 template <int kDim>

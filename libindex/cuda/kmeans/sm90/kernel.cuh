@@ -6,10 +6,13 @@
 #include "libindex/cuda/kmeans/common/search.cuh"
 #include "libindex/cuda/kmeans/sm90/config.h"
 #include "libindex/cuda/kmeans/sm90/kernel.h"
+#include "libindex/cuda/ptx/barrier.cuh"
 #include "libindex/cuda/ptx/cp_async_bulk_tensor.cuh"
 #include "libindex/cuda/ptx/ldmatrix.cuh"
 #include "libindex/cuda/ptx/mbarrier.cuh"
 #include "libindex/cuda/ptx/setmaxnreg.cuh"
+#include "libindex/cuda/ptx/wgmma_m64n112k16.cuh"
+#include "libindex/cuda/ptx/wgmma_m64n120k16.cuh"
 #include "libindex/cuda/ptx/wgmma_m64n128k16.cuh"
 #include "libindex/cuda/ptx/wgmma_m64n96k16.cuh"
 #include "libindex/cuda/tensor_map.h"
@@ -151,6 +154,16 @@ __device__ __forceinline__ void start_products(float (&tile)[Config::kTile / 2],
   ptx::wgmma_commit_group();
 }
 
+// Takes finished products with tile `tile` of the centroids into account.
+template <int kSlot, class Config>
+__device__ __forceinline__ void search_products(float (&products)[Config::kTile / 2], int tile,
+                                                int clusters, RowSearch& row) {
+  const int first = tile * Config::kTile;
+  ptx::fence_registers(products);
+  if (first + Config::kTile > clusters) mask_columns<Config::kTile>(products, clusters - first);
+  search_tile<Config::kTile, kSlot>(products, static_cast<uint32_t>(first), row);
+}
+
 template <class Config>
 __device__ void consume(SharedStorage<Config>& shared, const AssignParams& params, int warpgroup) {
   constexpr int kTile = Config::kTile;
@@ -159,7 +172,6 @@ __device__ void consume(SharedStorage<Config>& shared, const AssignParams& param
   // The row of the block whose search this lane keeps: see search.cuh.
   const int own_row = ((lane >> 1) & 1) * kSlotRows + 64 * warpgroup + 16 * warp + 8 * (lane & 1) +
                       (lane >> 2);
-  const int last_valid = params.clusters - (blocks.tiles - 1) * kTile;
   const uint64_t first_stage =
       ptx::matrix_descriptor<Config::kRowBytes>(ptx::shared_address(shared.centroids[0][0]));
   auto centroids = [&](int stage) {
@@ -170,9 +182,16 @@ __device__ void consume(SharedStorage<Config>& shared, const AssignParams& param
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   };
 
+  RowSearch row;
+  PendingRank pending;  // of the block before
   RingPosition<Config::kStages> ring;
   uint32_t points_parity = 0;
   float tile0[kTile / 2], tile1[kTile / 2];
+#if SQZ_PP > 0
+  if (warpgroup == 1 && static_cast<int>(blockIdx.x) < blocks.total) {
+    ptx::barrier_arrive<kConsumerThreads>(kTurn);
+  }
+#endif
   for (int block = blockIdx.x; block < blocks.total; block += gridDim.x) {
     const int head = block / blocks.per_head;
     const int point = block % blocks.per_head * kBlockRows + own_row;
@@ -180,7 +199,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AssignParams& param
     const float inverse_norm =
         real ? params.inverse_norms[static_cast<int64_t>(head) * params.points_per_head + point]
              : 0.0f;
-    RowSearch row = start_row(inverse_norm, Config::kDim);
+    row = start_row(inverse_norm, Config::kDim);
 
     Points<Config> points;
     ptx::mbarrier_wait_parity(&shared.points_full, points_parity);
@@ -189,23 +208,38 @@ __device__ void consume(SharedStorage<Config>& shared, const AssignParams& param
     if constexpr (Config::kPointsInRegisters) release(&shared.points_empty);
 
 
-    for (int tile = 0; tile < blocks.tiles; ++tile) {
+    // The warpgroups take turns at starting products, so that one searches while the other's run.
+    // (Keeping products in flight from one round of the loop to the next would save no more, and
+    // makes the compiler serialise all of them.)
+    const bool last_block = block + static_cast<int>(gridDim.x) >= blocks.total;
+    for (int tile = 0; tile < blocks.tiles; ++tile, ring.advance()) {
       ptx::mbarrier_wait_parity(&shared.full[ring.stage], ring.parity);
+#if SQZ_PP > 0
+      ptx::barrier_sync<kConsumerThreads>(kTurn + warpgroup);
+#endif
       start_products<0>(tile0, points, centroids(ring.stage));
       start_products<1>(tile1, points, centroids(ring.stage));
+#if SQZ_PP == 1
+      if (warpgroup == 0 || !last_block || tile + 1 < blocks.tiles) {
+        ptx::barrier_arrive<kConsumerThreads>(kTurn + 1 - warpgroup);
+      }
+#endif
       ptx::wgmma_wait_group<1>();
-      ptx::fence_registers(tile0);
-      if (tile + 1 == blocks.tiles) mask_columns<kTile>(tile0, last_valid);
-      search_tile<kTile, 0>(tile0, tile * kTile, row);
+#if SQZ_PP == 2
+      if (warpgroup == 0 || !last_block || tile + 1 < blocks.tiles) {
+        ptx::barrier_arrive<kConsumerThreads>(kTurn + 1 - warpgroup);
+      }
+#endif
+      search_products<0, Config>(tile0, tile, params.clusters, row);
       ptx::wgmma_wait_group<0>();
-      ptx::fence_registers(tile1);
       release(&shared.empty[ring.stage]);
-      ring.advance();
-      if (tile + 1 == blocks.tiles) mask_columns<kTile>(tile1, last_valid);
-      search_tile<kTile, 1>(tile1, tile * kTile, row);
+      search_products<1, Config>(tile1, tile, params.clusters, row);
     }
-    if (real) finish_row(params, row, head, point, inverse_norm);
+    if constexpr (!Config::kPointsInRegisters) release(&shared.points_empty);
+    pending.note(params);
+    pending = real ? finish_row(params, row, head, point, inverse_norm) : PendingRank();
   }
+  pending.note(params);
 }
 
 template <class Config>
@@ -237,16 +271,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <int kDim>
-Status launch_assign(const AssignParams& params, int multiprocessors, cudaStream_t stream) {
-  using Config = Config<kDim>;
+template <class Config>
+Status launch(const AssignParams& params, int multiprocessors, cudaStream_t stream) {
   constexpr size_t kShared = sizeof(SharedStorage<Config>);
   static_assert(kShared <= kSharedLimit);
   CUtensorMap points_map, centroids_map;
   SQZ_RETURN_IF_ERROR(encode_rows(points_map, params.points, params.heads, params.points_per_head,
-                                  kDim, kSlotRows, Config::kRowBytes));
+                                  Config::kDim, kSlotRows, Config::kRowBytes));
   SQZ_RETURN_IF_ERROR(encode_rows(centroids_map, params.centroids, params.heads, params.clusters,
-                                  kDim, Config::kTile, Config::kRowBytes));
+                                  Config::kDim, Config::kTile, Config::kRowBytes));
   auto* kernel = assign_kernel<Config>;
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
@@ -255,6 +288,23 @@ Status launch_assign(const AssignParams& params, int multiprocessors, cudaStream
   const int grid = static_cast<int>(blocks < multiprocessors ? blocks : multiprocessors);
   kernel<<<grid, kThreads, kShared, stream>>>(params, points_map, centroids_map);
   return cuda_status(cudaGetLastError(), "assign kernel, compute capability 9.0");
+}
+
+template <int kDim>
+Status launch_assign(const AssignParams& params, int multiprocessors, cudaStream_t stream) {
+  if constexpr (kDim == 256) {
+    return launch<Config<256, 96>>(params, multiprocessors, stream);
+  } else {
+    // The tile that leaves the fewest columns of the last one unused; among equals the largest.
+    auto columns = [&](int tile) { return (params.clusters + tile - 1) / tile * tile; };
+    if (columns(120) < columns(128) && columns(120) <= columns(112)) {
+      return launch<Config<kDim, 120>>(params, multiprocessors, stream);
+    }
+    if (columns(112) < columns(128)) {
+      return launch<Config<kDim, 112>>(params, multiprocessors, stream);
+    }
+    return launch<Config<kDim, 128>>(params, multiprocessors, stream);
+  }
 }
 
 }  // namespace sqz::cuda::sm90

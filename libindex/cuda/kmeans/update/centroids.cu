@@ -9,30 +9,42 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kLargeThreads = 512;
 constexpr uint32_t kLarge = 512;  // points from which on a whole block sums a cluster
-constexpr int kUnroll = 4;        // rows in flight a lane
+constexpr int kUnroll = 4;        // rows in flight, times those that a warp reads at once
 
-// Adds the points order[begin + first], [begin + first + step], ... below end.
+// Adds the points order[begin .. end) that are this warp's: groups of 32 from the first_group-th on,
+// every groups-th. A lane fetches one point's number and norm, all lanes its row.
 template <class Sum, bool kWeighted>
 __device__ __forceinline__ void add_points(VectorSum<Sum>& sum, const UpdateParams& params,
                                            int64_t head, uint32_t begin, uint32_t end,
-                                           uint32_t step, int lanes_per_row, int column) {
+                                           uint32_t first_group, uint32_t groups,
+                                           const RowLanes& lanes) {
   const int64_t head_points = head * params.points_per_head;
-  const uint32_t* order = params.order + head_points;
-  for (uint32_t i = begin; i < end; i += kUnroll * step) {
-    uint4 raw[kUnroll];
-    float inverse_norm[kUnroll];
-    uint32_t weight[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const uint32_t place = i + u * step;
-      const bool real = place < end;
-      const int64_t point = head_points + order[real ? place : begin];
-      raw[u] = __ldg(reinterpret_cast<const uint4*>(params.points) + point * lanes_per_row + column);
-      inverse_norm[u] = real ? params.inverse_norms[point] : 0.0f;
-      weight[u] = kWeighted ? params.weights[point] : 1;
+  const auto* rows = reinterpret_cast<const uint4*>(params.points) + head_points * lanes.lanes;
+  for (uint32_t i = begin + 32 * first_group; i < end; i += 32 * groups) {
+    const uint32_t count = min(32u, end - i);
+    uint32_t point = 0, weight = 1;
+    float inverse_norm = 0;
+    if ((threadIdx.x & 31) < count) {
+      point = params.order[head_points + i + (threadIdx.x & 31)];
+      inverse_norm = params.inverse_norms[head_points + point];
+      if (kWeighted) weight = params.weights[head_points + point];
     }
+    for (uint32_t j = 0; j < count; j += kUnroll * lanes.rows) {
+      uint4 raw[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) sum.add(raw[u], inverse_norm[u], weight[u]);
+      for (int u = 0; u < kUnroll; ++u) {  // rows past the last repeat point 0 with norm 0
+        const uint32_t from = (j + u * lanes.rows + lanes.row) & 31;
+        raw[u] = __ldg(rows + static_cast<int64_t>(__shfl_sync(~0u, point, from)) * lanes.lanes +
+                       lanes.column);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const uint32_t from = j + u * lanes.rows + lanes.row;
+        const float norm = __shfl_sync(~0u, inverse_norm, from & 31);
+        const uint32_t factor = kWeighted ? __shfl_sync(~0u, weight, from & 31) : 1;
+        sum.add(raw[u], lanes.row < lanes.rows && from < 32 ? norm : 0.0f, factor);
+      }
+    }
   }
 }
 
@@ -70,10 +82,7 @@ __global__ void __launch_bounds__(kThreads) centroids_kernel(const UpdateParams 
     return;
   }
   VectorSum<Sum> sum;
-  if (lanes.row < lanes.rows) {
-    add_points<Sum, kWeighted>(sum, params, head, begin + lanes.row, end, lanes.rows, lanes.lanes,
-                               lanes.column);
-  }
+  add_points<Sum, kWeighted>(sum, params, head, begin, end, 0, 1, lanes);
   sum.fold(lanes);
   store_direction(params.centroids + cluster * params.dim, lanes, sum);
 }
@@ -90,11 +99,8 @@ __global__ void __launch_bounds__(kLargeThreads) large_centroids_kernel(const Up
     const uint32_t* offsets =
         params.offsets + head * (params.clusters + 1) + cluster % params.clusters;
     VectorSum<int64_t> sum;
-    if (lanes.row < lanes.rows) {
-      add_points<int64_t, kWeighted>(sum, params, head, offsets[0] + warp * lanes.rows + lanes.row,
-                                     offsets[1], (kLargeThreads / 32) * lanes.rows, lanes.lanes,
-                                     lanes.column);
-    }
+    add_points<int64_t, kWeighted>(sum, params, head, offsets[0], offsets[1], warp,
+                                   kLargeThreads / 32, lanes);
     sum.fold(lanes);
     for (int e = 0; e < 8; ++e) parts[warp][e][lane] = sum.part[e];
     __syncthreads();

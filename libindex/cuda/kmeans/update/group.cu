@@ -8,23 +8,50 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kScanThreads = 1024;
+constexpr int kPerThread = 4;
 
+// Each thread takes kPerThread points at once, so that as many atomics or gathers are in flight.
 __global__ void __launch_bounds__(kThreads) count_kernel(const UpdateParams params) {
   const int64_t head_points = static_cast<int64_t>(blockIdx.y) * params.points_per_head;
   uint32_t* sizes = params.sizes + static_cast<int64_t>(blockIdx.y) * params.clusters;
-  for (int i = blockIdx.x * kThreads + threadIdx.x; i < params.points_per_head;
-       i += gridDim.x * kThreads) {
-    params.ranks[head_points + i] = atomicAdd(&sizes[params.labels[head_points + i]], 1u);
+  const int first = blockIdx.x * kPerThread * kThreads + threadIdx.x;
+  uint32_t labels[kPerThread], ranks[kPerThread];
+#pragma unroll
+  for (int u = 0; u < kPerThread; ++u) {
+    const int i = first + u * kThreads;
+    if (i < params.points_per_head) labels[u] = params.labels[head_points + i];
+  }
+#pragma unroll
+  for (int u = 0; u < kPerThread; ++u) {
+    const int i = first + u * kThreads;
+    if (i < params.points_per_head) ranks[u] = atomicAdd(&sizes[labels[u]], 1u);
+  }
+#pragma unroll
+  for (int u = 0; u < kPerThread; ++u) {
+    const int i = first + u * kThreads;
+    if (i < params.points_per_head) params.ranks[head_points + i] = ranks[u];
   }
 }
 
 __global__ void __launch_bounds__(kThreads) scatter_kernel(const UpdateParams params) {
   const int64_t head_points = static_cast<int64_t>(blockIdx.y) * params.points_per_head;
-  const uint32_t* offsets = params.offsets + static_cast<int64_t>(blockIdx.y) * (params.clusters + 1);
-  for (int i = blockIdx.x * kThreads + threadIdx.x; i < params.points_per_head;
-       i += gridDim.x * kThreads) {
-    const uint32_t place = offsets[params.labels[head_points + i]] + params.ranks[head_points + i];
-    params.order[head_points + place] = static_cast<uint32_t>(i);
+  const uint32_t* offsets =
+      params.offsets + static_cast<int64_t>(blockIdx.y) * (params.clusters + 1);
+  const int first = blockIdx.x * kPerThread * kThreads + threadIdx.x;
+  uint32_t places[kPerThread];
+#pragma unroll
+  for (int u = 0; u < kPerThread; ++u) {
+    const int i = first + u * kThreads;
+    if (i < params.points_per_head) {
+      places[u] = offsets[params.labels[head_points + i]] + params.ranks[head_points + i];
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kPerThread; ++u) {
+    const int i = first + u * kThreads;
+    if (i < params.points_per_head) {
+      params.order[head_points + places[u]] = static_cast<uint32_t>(i);
+    }
   }
 }
 
@@ -112,15 +139,18 @@ __global__ void __launch_bounds__(kThreads) move_kernel(const UpdateParams param
 }
 
 dim3 points_grid(const UpdateParams& params) {
-  const int blocks = (params.points_per_head + 4 * kThreads - 1) / (4 * kThreads);
+  const int blocks = (params.points_per_head + kPerThread * kThreads - 1) / (kPerThread * kThreads);
   return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.heads));
 }
 
 }  // namespace
 
-Status launch_group(const UpdateParams& params, cudaStream_t stream) {
+Status launch_count(const UpdateParams& params, cudaStream_t stream) {
   count_kernel<<<points_grid(params), kThreads, 0, stream>>>(params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
+  return cuda_status(cudaGetLastError(), "count kernel");
+}
+
+Status launch_group(const UpdateParams& params, cudaStream_t stream) {
   offsets_kernel<<<params.heads, kScanThreads, 0, stream>>>(params);
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
   scatter_kernel<<<points_grid(params), kThreads, 0, stream>>>(params);

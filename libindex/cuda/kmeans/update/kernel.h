@@ -13,6 +13,7 @@ namespace sqz::cuda {
 
 struct UpdateParams {
   int32_t heads, points_per_head, clusters, dim;
+  int32_t first_head;  // number of head 0 among all heads of the run: seeds depend on it
   uint64_t seed;
   const __nv_bfloat16* points;  // [B, N, d]
   const uint32_t* weights;      // [B, N] or null
@@ -22,7 +23,7 @@ struct UpdateParams {
   uint32_t* offsets;            // [B, C + 1]
   float* inverse_norms;         // [B, N]
   uint32_t* ranks;              // [B, N]: place of a point among its cluster's, in any order
-  uint32_t* sizes;              // [B, C]: zero before launch_group
+  uint32_t* sizes;              // [B, C]
   uint2* seats;                 // [B, C]: scratch of the refill
   uint2* donors;                // [B, C]: of an empty cluster: the cluster to split, which split
   uint32_t* large;              // [B N / 32]: clusters left to whole blocks
@@ -35,13 +36,16 @@ struct UpdateParams {
 Status launch_norms(const UpdateParams& params, cudaStream_t stream);
 // First centroids: one point from each of C equal runs of points, chosen by the seed.
 Status launch_seed(const UpdateParams& params, cudaStream_t stream);
-// labels -> offsets, order (not sorted within a cluster), donors of empty clusters.
+// labels -> sizes (zero before), ranks: what an assign kernel does by itself.
+Status launch_count(const UpdateParams& params, cudaStream_t stream);
+// labels, sizes, ranks -> offsets, order (not sorted within a cluster), donors of empty clusters.
 Status launch_group(const UpdateParams& params, cudaStream_t stream);
 // offsets, order, donors -> centroids. The order within a cluster does not matter.
 Status launch_centroids(const UpdateParams& params, cudaStream_t stream);
 // Sorts `order` within each cluster.
 Status launch_sort(const UpdateParams& params, cudaStream_t stream);
-// Sorted order, donors -> labels in which no cluster is empty; the rest must be grouped again.
+// Sorted order, donors -> labels in which no cluster is empty; they must be counted and
+// grouped again.
 Status launch_move(const UpdateParams& params, cudaStream_t stream);
 
 }  // namespace sqz::cuda

@@ -10,23 +10,32 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+constexpr int kUnroll = 4;  // rows in flight, times those that a warp reads at once
 constexpr float kSmallest = 1e-36f;  // squares of the norms that count as zero, as too large
 constexpr float kLargest = 1e36f;
 
 __global__ void __launch_bounds__(kThreads) norms_kernel(const UpdateParams params) {
   const RowLanes lanes(params.dim);
   const int64_t rows = static_cast<int64_t>(params.heads) * params.points_per_head;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps * lanes.rows;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  uint4 raw[kUnroll];
+  bool real[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const int64_t row = (warp * kUnroll + u) * lanes.rows + lanes.row;
+    real[u] = lanes.row < lanes.rows && row < rows;
+    if (real[u]) {
+      raw[u] = __ldg(reinterpret_cast<const uint4*>(params.points) + row * lanes.lanes +
+                     lanes.column);
+    }
+  }
   bool fault = false;
-  for (int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * lanes.rows;
-       first < rows; first += step) {
-    const int64_t row = first + lanes.row;
-    const bool real = lanes.row < lanes.rows && row < rows;
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
     float square = 0;
-    if (real) {
+    if (real[u]) {
       float values[8];
-      unpack(reinterpret_cast<const uint4*>(params.points)[row * lanes.lanes + lanes.column],
-             values);
+      unpack(raw[u], values);
 #pragma unroll
       for (int e = 0; e < 8; ++e) square = fmaf(values[e], values[e], square);
     }
@@ -35,10 +44,11 @@ __global__ void __launch_bounds__(kThreads) norms_kernel(const UpdateParams para
       const float other = __shfl_down_sync(~0u, square, offset);
       if (lanes.column + offset < lanes.lanes) square += other;
     }
-    if (real && lanes.column == 0) {
+    if (real[u] && lanes.column == 0) {
       const bool good = square <= kLargest;  // false for NaN
       fault |= !good;
-      params.inverse_norms[row] = good && square >= kSmallest ? 1 / sqrtf(square) : 0.0f;
+      params.inverse_norms[(warp * kUnroll + u) * lanes.rows + lanes.row] =
+          good && square >= kSmallest ? 1 / sqrtf(square) : 0.0f;
     }
   }
   if (fault) atomicOr(params.fault, kKmeansFaultNotFinite);
@@ -51,7 +61,9 @@ __global__ void __launch_bounds__(kThreads) seed_kernel(const UpdateParams param
   const int64_t head = cluster / params.clusters, c = cluster % params.clusters;
   const int64_t first = c * params.points_per_head / params.clusters;
   const int64_t last = (c + 1) * params.points_per_head / params.clusters;
-  const uint64_t random = mix(mix(params.seed) + static_cast<uint64_t>(cluster));
+  const uint64_t random =
+      mix(mix(mix(params.seed) + static_cast<uint64_t>(params.first_head + head)) +
+          static_cast<uint64_t>(c));
   const int64_t point = first + static_cast<int64_t>(random % static_cast<uint64_t>(last - first));
   store_unit_point(params, cluster, head * params.points_per_head + point, lanes);
 }
@@ -59,7 +71,10 @@ __global__ void __launch_bounds__(kThreads) seed_kernel(const UpdateParams param
 }  // namespace
 
 Status launch_norms(const UpdateParams& params, cudaStream_t stream) {
-  norms_kernel<<<8 * params.multiprocessors, kThreads, 0, stream>>>(params);
+  const int64_t rows = int64_t{params.heads} * params.points_per_head;
+  const int64_t rows_per_block = int64_t{kWarps} * kUnroll * (32 / (params.dim / 8));
+  norms_kernel<<<static_cast<unsigned>((rows + rows_per_block - 1) / rows_per_block), kThreads, 0,
+                 stream>>>(params);
   return cuda_status(cudaGetLastError(), "norms kernel");
 }
 

@@ -9,7 +9,44 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kLargeThreads = 1024;
+constexpr uint32_t kWarpSort = 256;     // points that a warp sorts
 constexpr uint32_t kSharedSort = 4096;  // points that a block sorts in shared memory
+
+// Bitonic sort of up to 32 kLaneValues numbers by a warp; lane l holds those at l kLaneValues on.
+template <uint32_t kLaneValues>
+__device__ void sort_in_warp(uint32_t* run, uint32_t size) {
+  const uint32_t first = (threadIdx.x & 31) * kLaneValues;
+  uint32_t values[kLaneValues];
+#pragma unroll
+  for (uint32_t i = 0; i < kLaneValues; ++i) {
+    // In which order the numbers are read does not matter: adjacent lanes read adjacent ones.
+    const uint32_t place = i * 32 + (threadIdx.x & 31);
+    values[i] = place < size ? run[place] : 0xFFFFFFFFu;
+  }
+#pragma unroll
+  for (uint32_t length = 2; length <= 32 * kLaneValues; length *= 2) {
+#pragma unroll
+    for (uint32_t distance = length / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (uint32_t i = 0; i < kLaneValues; ++i) {
+        const bool ascending = ((first + i) & length) == 0;
+        if (distance >= kLaneValues) {
+          const uint32_t other = __shfl_xor_sync(~0u, values[i], distance / kLaneValues);
+          const bool smaller = (((first + i) & distance) == 0) == ascending;
+          values[i] = smaller ? min(values[i], other) : max(values[i], other);
+        } else if ((i & distance) == 0) {
+          const uint32_t a = values[i], b = values[i + distance];
+          values[i] = ascending ? min(a, b) : max(a, b);
+          values[i + distance] = ascending ? max(a, b) : min(a, b);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kLaneValues; ++i) {
+    if (first + i < size) run[first + i] = values[i];
+  }
+}
 
 __global__ void __launch_bounds__(kThreads) sort_kernel(const UpdateParams params) {
   const int64_t cluster = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -18,25 +55,18 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(const UpdateParams param
   const uint32_t* offsets =
       params.offsets + head * (params.clusters + 1) + cluster % params.clusters;
   const uint32_t begin = offsets[0], size = offsets[1] - begin;
-  const uint32_t lane = threadIdx.x & 31;
-  if (size > 32) {
-    if (lane == 0) {
-      params.large[atomicAdd(&params.large_counts[1], 1u)] = static_cast<uint32_t>(cluster);
-    }
-    return;
-  }
   uint32_t* run = params.order + head * params.points_per_head + begin;
-  uint32_t value = lane < size ? run[lane] : 0xFFFFFFFFu;
-#pragma unroll
-  for (uint32_t length = 2; length <= 32; length *= 2) {
-#pragma unroll
-    for (uint32_t distance = length / 2; distance > 0; distance /= 2) {
-      const uint32_t other = __shfl_xor_sync(~0u, value, distance);
-      const bool smaller = ((lane & distance) == 0) == ((lane & length) == 0);
-      value = smaller ? min(value, other) : max(value, other);
-    }
+  if (size <= 32) {
+    sort_in_warp<1>(run, size);
+  } else if (size <= 64) {
+    sort_in_warp<2>(run, size);
+  } else if (size <= 128) {
+    sort_in_warp<4>(run, size);
+  } else if (size <= kWarpSort) {
+    sort_in_warp<8>(run, size);
+  } else if ((threadIdx.x & 31) == 0) {
+    params.large[atomicAdd(&params.large_counts[1], 1u)] = static_cast<uint32_t>(cluster);
   }
-  if (lane < size) run[lane] = value;
 }
 
 __device__ void sort_in_shared(uint32_t* run, uint32_t size, uint32_t* values) {
@@ -62,7 +92,7 @@ __device__ void sort_in_shared(uint32_t* run, uint32_t size, uint32_t* values) {
   for (uint32_t i = threadIdx.x; i < size; i += kLargeThreads) run[i] = values[i];
 }
 
-// Clusters of more than 32 points, a block each. One too large for shared memory is read off the
+// Clusters of more than kWarpSort points, a block each. One too large for shared memory is read off the
 // labels, which are in order already; there are few of those.
 __global__ void __launch_bounds__(kLargeThreads) large_sort_kernel(const UpdateParams params) {
   __shared__ uint32_t values[kSharedSort];
