@@ -134,8 +134,8 @@ TEST_F(EvalTrials, DepthsCoverTheContext) {
 
 TEST_F(EvalTrials, PlanHasTheTrialsAsked) {
   for (const int64_t tokens : {2000, 8000, 31000}) {
-    const auto wanted = options({Task::kNeedle1, Task::kNeedle4, Task::kPasskey, Task::kLoss,
-                                 Task::kError}, tokens, 30);
+    const auto wanted = options(
+        {Task::kNeedle1, Task::kNeedle4, Task::kPasskey, Task::kLoss, Task::kError}, tokens, 30);
     int64_t singles = 0, fours = 0, texts = 0;
     for (const PassShape& shape : plan_passes(wanted)) {
       EXPECT_GE(shape.needles, std::max(shape.singles, 4 * shape.fours));
@@ -145,7 +145,7 @@ TEST_F(EvalTrials, PlanHasTheTrialsAsked) {
       texts += shape.text ? 1 : 0;
     }
     EXPECT_EQ(singles, 30) << tokens;
-    EXPECT_EQ(fours, 8) << tokens;    // 4 questions each
+    EXPECT_EQ(fours, 8) << tokens;   // 4 questions each
     EXPECT_EQ(texts, 15) << tokens;  // 2 blocks of 128 each
   }
 }

@@ -1,0 +1,92 @@
+// sqz-eval from end to end, with the example model and a context of 2000 tokens.
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "tests/tools/run_tool.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kModel = SQZ_SOURCE_DIR "/examples/models/nano";
+
+class EvalTool : public ToolTest {
+ protected:
+  void SetUp() override {
+    ToolTest::SetUp();
+    std::string text;
+    for (int line = 0; line < 400; ++line) {
+      text += concat("On day ", line % 97, " the carrier walked to the mill and back.\n");
+    }
+    write_all(path("lines.txt"), text);
+    std::filesystem::create_directories(path("work"));
+  }
+
+  ToolRun eval(std::vector<std::string> more) const {
+    std::vector<std::string> arguments = {
+        "--model",        kModel, "--text", path("lines.txt"), "--tokens",  "2000",
+        "--continuation", "128",  "--work", path("work"),      "--threads", "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(SQZ_EVAL_TOOL, arguments);
+  }
+};
+
+TEST_F(EvalTool, ReadingEverythingIsDense) {
+  const ToolRun result = eval({"--task", "needle1,needle4,passkey,loss,error,recall", "--trials",
+                               "2", "--budget", "1", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  std::map<std::string, int> tasks;
+  for (const Json& row : result.last()["rows"]) {
+    const std::string task = row["task"].get<std::string>() + row.value("on", "");
+    ++tasks[task];
+    EXPECT_EQ(row["tokens"], 2000);
+    EXPECT_EQ(row["budget"]["delivered"], 1.0) << row;
+    EXPECT_EQ(row["keep"]["delivered"], 1.0) << row;
+    if (row["selector"] == "dense") continue;
+    if (row["task"] == "error") {
+      EXPECT_EQ(row["value"], 0.0);
+      EXPECT_EQ(row["context_error"]["value"], 0.0);
+    } else if (row["task"] == "recall") {
+      EXPECT_EQ(row["value"], 1.0);
+    } else {
+      EXPECT_EQ(row["difference"]["value"], 0.0) << row;
+    }
+  }
+  const std::map<std::string, int> expected = {
+      {"needle1", 2},   {"needle4", 2},        {"passkey", 2},    {"loss", 2},
+      {"errortext", 1}, {"errorquestions", 1}, {"recalltext", 1}, {"recallquestions", 1}};
+  EXPECT_EQ(tasks, expected);
+  EXPECT_EQ(result.events().size(), 13u);  // a line a row, and the result
+  EXPECT_TRUE(std::filesystem::is_empty(path("work")));
+}
+
+TEST_F(EvalTool, TableAndRepetition) {
+  const std::vector<std::string> wanted = {"--task",   "loss,error", "--trials", "1",
+                                           "--budget", "0.4,0.6",    "--rule",   "budget"};
+  const ToolRun first = eval(wanted), again = eval(wanted);
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(first.out, again.out);
+  EXPECT_THAT(first.out, HasSubstr("delivered"));
+  EXPECT_THAT(first.out, HasSubstr("error questions  squeezed  all     budget"));
+}
+
+TEST_F(EvalTool, BadInput) {
+  const auto expect = [&](std::vector<std::string> more, int code, const std::string& message) {
+    const ToolRun result = eval(std::move(more));
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+    EXPECT_EQ(result.out, "");
+  };
+  expect({"--selector", "psychic"}, 2, "found psychic, expected one of dense");
+  expect({"--task", "juggling"}, 2, "--task");
+  expect({"--tokens", "40000"}, 2, "positions");
+  expect({"--tokens", "20000"}, 2, "lines.txt: the text has");
+  expect({"--text", path("none.txt")}, 3, "none.txt");
+  expect({"--reuse"}, 2, "--save");
+  expect({"--device", "cuda"}, 3, "--device");
+}
+
+}  // namespace
+}  // namespace sqz
