@@ -37,7 +37,7 @@ const char* sqz_last_error(void) {
 }
 
 const char* sqz_status_string(sqz_status status) {
-  return sqz::code_name(static_cast<sqz::Code>(status));
+  return sqz::code_name(static_cast<sqz::Code>(sqz::capi::enum_number(status)));
 }
 
 const char* sqz_version(void) {

@@ -17,7 +17,17 @@ inline sqz_status report(const Status& status) noexcept {
   return status.ok() ? SQZ_OK : fail(status.code(), status.message().c_str());
 }
 
-// Size of the struct that a caller passed, checked: it holds at least `least` bytes.
+// The number in an enum argument. A C caller can pass any, and loading one that the enum does not
+// have is undefined in C++.
+template <class E>
+int enum_number(const E& value) {
+  static_assert(sizeof(E) == sizeof(int));
+  int number = 0;
+  std::memcpy(&number, &value, sizeof(number));
+  return number;
+}
+
+// The struct that a caller passed is there and says how large it is.
 template <class T>
 Status check_struct_size(const T* in, const char* name) {
   if (in == nullptr) return {Code::kInvalidArgument, concat(name, ": found null")};

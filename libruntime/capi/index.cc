@@ -20,7 +20,7 @@ sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** inde
     if (index == nullptr) return invalid("index: found null, expected where to put the handle");
     *index = nullptr;
     if (path == nullptr) return invalid("path: found null, expected a file name");
-    const int number = static_cast<int>(mode);
+    const int number = sqz::capi::enum_number(mode);
     if (number != SQZ_OPEN_MMAP && number != SQZ_OPEN_READ) {
       return invalid(concat("mode: found ", number, ", expected 0 (mmap) or 1 (read)"));
     }
