@@ -38,7 +38,8 @@ TEST_F(EvalTool, ReadingEverythingIsDense) {
                                "2", "--budget", "1", "--json"});
   ASSERT_EQ(result.code, 0) << result.err;
   std::map<std::string, int> tasks;
-  for (const Json& row : result.last()["rows"]) {
+  const Json last = result.last();
+  for (const Json& row : last["rows"]) {
     const std::string task = row["task"].get<std::string>() + row.value("on", "");
     ++tasks[task];
     EXPECT_EQ(row["tokens"], 2000);
