@@ -28,6 +28,20 @@ class Bpe {
   // Reads the object "model". Vocabulary ids must be distinct and merges must name known tokens.
   static Result<Bpe> parse(const JsonObject& model);
 
+  // SentencePiece's BPE: two adjacent tokens are joined if the result is one of `pieces` (distinct,
+  // valid UTF-8), those of the highest score first, whatever they are made of. A character of a
+  // piece that is no piece itself can still be joined: such characters are appended to `strays` and
+  // get ids from `first_stray` on, which encode() gives where they stay alone. Other characters
+  // give their bytes' tokens, or `unk` once for a run of them if `byte_tokens` is null.
+  struct ScoredPiece {
+    std::string_view text;
+    int32_t id;
+    float score;
+  };
+  static Bpe from_scores(std::vector<ScoredPiece> pieces, int32_t unk,
+                         const std::array<int32_t, 256>* byte_tokens, int32_t first_stray,
+                         std::vector<std::string>& strays);
+
   const TokenMap<int32_t>& vocab() const { return vocab_; }
 
  private:
@@ -36,7 +50,7 @@ class Bpe {
   // Open addressing over (left, right); a third of the time of std::unordered_map.
   class MergeTable {
    public:
-    void reserve(size_t count);
+    void reserve(size_t count);                             // at most so many pairs are inserted
     void insert(int32_t left, int32_t right, Merge merge);  // a later one replaces
     const Merge* find(int32_t left, int32_t right) const;
 
@@ -54,7 +68,12 @@ class Bpe {
   Status parse_merges(const JsonObject& model);
   Status add_merge(const JsonObject& model, size_t i, std::string_view left,
                    std::string_view right);
-  void index_characters();
+  void add_joint(std::string_view left, std::string_view right);
+  // Calls `visit(left, right)` for each way to make `text` of two tokens.
+  template <class Visit>
+  void each_split(std::string_view text, Visit visit) const;
+  void index_common_characters();
+  void index_byte_tokens();
   int32_t character_id(std::string_view character, uint32_t code) const;
 
   TokenMap<int32_t> vocab_;

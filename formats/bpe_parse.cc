@@ -51,6 +51,15 @@ Status Bpe::parse_vocab(const JsonObject& model) {
   return {};
 }
 
+void Bpe::add_joint(std::string_view left, std::string_view right) {
+  if (left.empty() || right.empty()) return;
+  size_t last = left.size() - 1;
+  while ((static_cast<unsigned char>(left[last]) & 0xc0u) == 0x80) --last;
+  size_t first = 0;
+  const uint64_t end = next_char(left, last);
+  joints_.insert(end << 32 | next_char(right, first));
+}
+
 Status Bpe::add_merge(const JsonObject& model, size_t i, std::string_view left,
                       std::string_view right) {
   const auto bad = [&](std::string_view token) {
@@ -63,13 +72,7 @@ Status Bpe::add_merge(const JsonObject& model, size_t i, std::string_view left,
   const std::string joined = concat(left, right);
   const auto both = vocab_.find(joined);
   if (both == vocab_.end()) return bad(joined);
-  if (!left.empty() && !right.empty()) {
-    size_t last = left.size() - 1;
-    while ((static_cast<unsigned char>(left[last]) & 0xc0u) == 0x80) --last;
-    size_t first = 0;
-    const uint64_t end = next_char(left, last);
-    joints_.insert(end << 32 | next_char(right, first));
-  }
+  add_joint(left, right);
   merges_.insert(a->second, b->second, {static_cast<uint32_t>(i), both->second});
   return {};
 }
@@ -98,13 +101,16 @@ Status Bpe::parse_merges(const JsonObject& model) {
   return {};
 }
 
-void Bpe::index_characters() {
+void Bpe::index_common_characters() {
   for (uint32_t code = 0; code < common_characters_.size(); ++code) {
     std::string character;
     append_utf8(code, character);
     const auto it = vocab_.find(character);
     common_characters_[code] = it == vocab_.end() ? -1 : it->second;
   }
+}
+
+void Bpe::index_byte_tokens() {
   constexpr char kDigits[] = "0123456789ABCDEF";
   for (size_t byte = 0; byte < byte_tokens_.size(); ++byte) {
     const auto it = vocab_.find(concat("<0x", kDigits[byte >> 4], kDigits[byte & 15], '>'));
@@ -117,7 +123,8 @@ Result<Bpe> Bpe::parse(const JsonObject& model) {
   SQZ_RETURN_IF_ERROR(bpe.parse_options(model));
   SQZ_RETURN_IF_ERROR(bpe.parse_vocab(model));
   SQZ_RETURN_IF_ERROR(bpe.parse_merges(model));
-  bpe.index_characters();
+  bpe.index_common_characters();
+  bpe.index_byte_tokens();
   return bpe;
 }
 

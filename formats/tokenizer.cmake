@@ -1,9 +1,9 @@
 # sqz_tokenizer: tokenizer.json and SentencePiece models. PCRE2 runs the split patterns, utf8proc
 # normalises.
-pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 sqz_library(sqz_tokenizer
-  bpe.cc bpe_parse.cc pretokenizer.cc tokenizer.cc tokenizer_added.cc tokenizer_byte_level.cc
-  tokenizer_decoder.cc tokenizer_fields.cc tokenizer_json.cc tokenizer_normalizer.cc
-  tokenizer_pattern.cc tokenizer_post_processor.cc tokenizer_regex.cc tokenizer_sentencepiece.cc
-  tokenizer_split.cc tokenizer_unicode.cc utf8.cc
-  LINK sqz_base PkgConfig::PCRE2 PkgConfig::SENTENCEPIECE PkgConfig::UTF8PROC)
+  bpe.cc bpe_parse.cc bpe_scores.cc byte_trie.cc pretokenizer.cc protobuf_reader.cc
+  sentencepiece_model.cc sentencepiece_normalizer.cc sentencepiece_unigram.cc tokenizer.cc
+  tokenizer_added.cc tokenizer_byte_level.cc tokenizer_decoder.cc tokenizer_fields.cc
+  tokenizer_json.cc tokenizer_normalizer.cc tokenizer_pattern.cc tokenizer_post_processor.cc
+  tokenizer_regex.cc tokenizer_sentencepiece.cc tokenizer_split.cc tokenizer_unicode.cc utf8.cc
+  LINK sqz_base PkgConfig::PCRE2 PkgConfig::UTF8PROC)

@@ -1,4 +1,4 @@
-// SentencePiece tokenizer.model, through libsentencepiece.
+// SentencePiece tokenizer.model: BPE and unigram models, with the ids of libsentencepiece 0.1.97.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,8 @@
 
 namespace sqz {
 
-// `bytes` is the file's content and `path` its name in messages.
+// `bytes` is the file's content and `path` its name in messages. What is not done is named in
+// sentencepiece_model.h.
 Result<std::unique_ptr<Tokenizer>> load_sentencepiece(std::string_view bytes,
                                                       const std::string& path);
 

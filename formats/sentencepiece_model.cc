@@ -1,0 +1,314 @@
+#include "formats/sentencepiece_model.h"
+
+#include <bit>
+#include <cmath>
+
+#include "formats/protobuf_reader.h"
+#include "formats/utf8.h"
+
+namespace sqz {
+namespace {
+
+using Field = ProtobufField;
+
+constexpr char kExpected[] = "a SentencePiece model";
+constexpr size_t kLargestFile = size_t{64} << 20;  // the largest that is known has 5 MB
+// Every way to cut a piece in two is tried: quadratic in its length.
+constexpr size_t kLongestPiece = 1024;
+constexpr char kRemedy[] = "a tokenizer.json of the same tokenizer would work";
+
+class ModelParser {
+ public:
+  explicit ModelParser(const std::string& path) : path_(path) {}
+
+  Result<SentencePieceModel> parse(std::string_view bytes);
+
+ private:
+  Status corrupt(std::string_view field, std::string_view found, std::string_view expected) const {
+    return {Code::kCorrupt, bad_field(path_, field, found, expected)};
+  }
+  Status unsupported(std::string_view field, std::string_view what) const {
+    return {Code::kUnsupported, concat(path_, ": ", field, ": ", what, "; ", kRemedy)};
+  }
+
+  // Calls `read(field)` for each field of `message`.
+  template <class Read>
+  Status each_field(std::string_view message, Read read) const {
+    ProtobufReader reader(message, path_, kExpected);
+    Field field;
+    while (true) {
+      SQZ_ASSIGN_OR_RETURN(const bool more, reader.next(field));
+      if (!more) return {};
+      SQZ_RETURN_IF_ERROR(read(field));
+    }
+  }
+
+  Status expect(const Field& field, Field::Type type, std::string_view name) const;
+  Status read(const Field& field, std::string_view name, bool& out) const;
+  Status read(const Field& field, std::string_view name, int32_t& out) const;
+  Status read(const Field& field, std::string_view name, float& out) const;
+  Status read(const Field& field, std::string_view name, std::string& out) const;
+
+  Status read_model(const Field& field);
+  Status read_piece(std::string_view message);
+  Status read_trainer(const Field& field);
+  Status read_normalizer(const Field& field);
+  Status read_denormalizer(const Field& field);
+  Status check_piece(size_t id);
+  Status check_byte_piece(size_t id);
+  Status check_pieces();
+  Status check_trainer();
+
+  const std::string& path_;
+  SentencePieceModel model_;
+  int32_t kind_ = static_cast<int32_t>(SentencePieceModel::Kind::kUnigram);
+  int32_t unk_id_ = 0;
+  int32_t bos_id_ = 1;
+  int32_t eos_id_ = 2;
+  bool suffix_ = false;
+  std::string bos_piece_;
+  bool has_trainer_ = false;
+  bool has_normalizer_ = false;
+};
+
+Status ModelParser::expect(const Field& field, Field::Type type, std::string_view name) const {
+  if (field.type == type) return {};
+  return corrupt(name, concat("wire type ", static_cast<int>(field.type)),
+                 concat("wire type ", static_cast<int>(type)));
+}
+
+Status ModelParser::read(const Field& field, std::string_view name, bool& out) const {
+  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kVarint, name));
+  out = field.value != 0;
+  return {};
+}
+
+Status ModelParser::read(const Field& field, std::string_view name, int32_t& out) const {
+  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kVarint, name));
+  const auto value = static_cast<int64_t>(field.value);
+  if (value < INT32_MIN || value > INT32_MAX) {
+    return corrupt(name, concat(value), "a number of 32 bits");
+  }
+  out = static_cast<int32_t>(value);
+  return {};
+}
+
+Status ModelParser::read(const Field& field, std::string_view name, float& out) const {
+  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kFixed32, name));
+  out = std::bit_cast<float>(static_cast<uint32_t>(field.value));
+  return {};
+}
+
+Status ModelParser::read(const Field& field, std::string_view name, std::string& out) const {
+  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, name));
+  out = field.bytes;
+  return {};
+}
+
+Status ModelParser::read_piece(std::string_view message) {
+  const std::string name = concat("pieces[", model_.pieces.size(), ']');
+  SentencePiece piece;
+  auto type = static_cast<int32_t>(SentencePiece::Type::kNormal);
+  SQZ_RETURN_IF_ERROR(each_field(message, [&](const Field& field) -> Status {
+    if (field.number == 1) return read(field, name + ".piece", piece.text);
+    if (field.number == 2) return read(field, name + ".score", piece.score);
+    if (field.number == 3) return read(field, name + ".type", type);
+    return {};
+  }));
+  if (type < 1 || type > 6) return corrupt(name + ".type", concat(type), "1 to 6");
+  piece.type = static_cast<SentencePiece::Type>(type);
+  model_.pieces.push_back(std::move(piece));
+  return {};
+}
+
+Status ModelParser::read_trainer(const Field& field) {
+  switch (field.number) {
+    case 3:
+      return read(field, "trainer_spec.model_type", kind_);
+    case 24:
+      return read(field, "trainer_spec.treat_whitespace_as_suffix", suffix_);
+    case 35:
+      return read(field, "trainer_spec.byte_fallback", model_.byte_fallback);
+    case 40:
+      return read(field, "trainer_spec.unk_id", unk_id_);
+    case 41:
+      return read(field, "trainer_spec.bos_id", bos_id_);
+    case 42:
+      return read(field, "trainer_spec.eos_id", eos_id_);
+    case 44:
+      return read(field, "trainer_spec.unk_surface", model_.unk_surface);
+    case 46:
+      return read(field, "trainer_spec.bos_piece", bos_piece_);
+    default:
+      return {};
+  }
+}
+
+Status ModelParser::read_normalizer(const Field& field) {
+  switch (field.number) {
+    case 2:
+      return read(field, "normalizer_spec.precompiled_charsmap", model_.charsmap);
+    case 3:
+      return read(field, "normalizer_spec.add_dummy_prefix", model_.add_dummy_prefix);
+    case 4:
+      return read(field, "normalizer_spec.remove_extra_whitespaces",
+                  model_.remove_extra_whitespaces);
+    case 5:
+      return read(field, "normalizer_spec.escape_whitespaces", model_.escape_whitespaces);
+    default:
+      return {};
+  }
+}
+
+Status ModelParser::read_denormalizer(const Field& field) {
+  if (field.number != 2 || field.bytes.empty()) return {};
+  return unsupported("denormalizer_spec", "rules for decoded text are not supported");
+}
+
+Status ModelParser::read_model(const Field& field) {
+  const auto message = [&](std::string_view name, auto read_field) -> Status {
+    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, name));
+    return each_field(field.bytes, [&](const Field& inner) { return (this->*read_field)(inner); });
+  };
+  switch (field.number) {
+    case 1:
+      SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, "pieces"));
+      return read_piece(field.bytes);
+    case 2:
+      has_trainer_ = true;
+      return message("trainer_spec", &ModelParser::read_trainer);
+    case 3:
+      has_normalizer_ = true;
+      return message("normalizer_spec", &ModelParser::read_normalizer);
+    case 5:
+      return message("denormalizer_spec", &ModelParser::read_denormalizer);
+    default:
+      return {};
+  }
+}
+
+Status ModelParser::check_byte_piece(size_t id) {
+  const std::string& text = model_.pieces[id].text;
+  const std::string name = concat("pieces[", id, "].piece");
+  if (!model_.byte_fallback) {
+    return corrupt(name, concat("the byte piece ", quote_text(text)),
+                   "none, because trainer_spec.byte_fallback is false");
+  }
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  const auto digit = [&](size_t i) { return kDigits.find(text[i]); };
+  if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>' || digit(3) > 15 ||
+      digit(4) > 15) {
+    return corrupt(name, quote_text(text), "a byte as \"<0x0A>\"");
+  }
+  model_.byte_ids[digit(3) << 4 | digit(4)] = static_cast<int32_t>(id);
+  return {};
+}
+
+Status ModelParser::check_piece(size_t id) {
+  const SentencePiece& piece = model_.pieces[id];
+  const std::string name = concat("pieces[", id, ']');
+  if (piece.text.empty()) return corrupt(name + ".piece", "nothing", "at least one character");
+  if (piece.text.size() > kLongestPiece) {
+    return unsupported(name + ".piece", concat(piece.text.size(), " bytes, of which ",
+                                               kLongestPiece, " are supported"));
+  }
+  if (const auto offset = find_invalid_utf8(piece.text)) {
+    return corrupt(name + ".piece", concat("invalid UTF-8 at byte ", *offset), "valid UTF-8");
+  }
+  if (!std::isfinite(piece.score)) {
+    return corrupt(name + ".score", concat(piece.score), "a finite number");
+  }
+  const auto [other, fresh] = model_.ids.emplace(piece.text, static_cast<int32_t>(id));
+  if (!fresh) {
+    return corrupt(name + ".piece", quote_text(piece.text),
+                   concat("a piece of its own, but pieces[", other->second, "] is the same"));
+  }
+  if (piece.type == SentencePiece::Type::kByte) return check_byte_piece(id);
+  if (piece.type == SentencePiece::Type::kUnknown) {
+    if (model_.unk >= 0) {
+      return corrupt(name + ".type", "a second unknown piece",
+                     concat("pieces[", model_.unk, "] alone"));
+    }
+    model_.unk = static_cast<int32_t>(id);
+  }
+  if (piece.type == SentencePiece::Type::kUnused && kind_ == 2) {
+    return unsupported(name + ".type", "unused pieces of a BPE model are not supported");
+  }
+  return {};
+}
+
+Status ModelParser::check_pieces() {
+  if (model_.pieces.empty()) return corrupt("content", "no vocabulary", kExpected);
+  model_.byte_ids.fill(-1);
+  model_.ids.reserve(model_.pieces.size());
+  for (size_t id = 0; id < model_.pieces.size(); ++id) SQZ_RETURN_IF_ERROR(check_piece(id));
+  if (model_.unk < 0) return corrupt("pieces", "no unknown piece", "one");
+  for (size_t byte = 0; model_.byte_fallback && byte < model_.byte_ids.size(); ++byte) {
+    if (model_.byte_ids[byte] < 0) {
+      return corrupt("pieces", concat("no piece for byte ", byte),
+                     "256 of them, because trainer_spec.byte_fallback is true");
+    }
+  }
+  return {};
+}
+
+Status ModelParser::check_trainer() {
+  if (kind_ != 1 && kind_ != 2) {
+    return unsupported(
+        "trainer_spec.model_type",
+        concat("model type ", kind_, " is not supported, 1 (unigram) and 2 (BPE) are"));
+  }
+  if (suffix_) {
+    return unsupported("trainer_spec.treat_whitespace_as_suffix",
+                       "white space as a suffix is not supported");
+  }
+  const auto count = static_cast<int64_t>(model_.pieces.size());
+  const std::pair<const char*, int32_t> ids[] = {
+      {"unk_id", unk_id_}, {"bos_id", bos_id_}, {"eos_id", eos_id_}};
+  for (const auto& [name, id] : ids) {
+    if (id < -1 || id >= count) {
+      return corrupt(concat("trainer_spec.", name), concat(id),
+                     concat("-1 or an id below ", count));
+    }
+  }
+  return {};
+}
+
+Result<SentencePieceModel> ModelParser::parse(std::string_view bytes) {
+  // An empty message is a legal protobuf.
+  if (bytes.empty()) return corrupt("content", "an empty file", kExpected);
+  if (bytes.size() > kLargestFile) {
+    return unsupported("content",
+                       concat(bytes.size(), " bytes, of which ", kLargestFile, " are supported"));
+  }
+  SQZ_RETURN_IF_ERROR(each_field(bytes, [&](const Field& field) { return read_model(field); }));
+  // The format calls both optional, but every model has them, and a file that was cut off has not.
+  if (!has_trainer_) return corrupt("content", "no trainer_spec", kExpected);
+  if (!has_normalizer_) return corrupt("content", "no normalizer_spec", kExpected);
+  SQZ_RETURN_IF_ERROR(check_pieces());
+  SQZ_RETURN_IF_ERROR(check_trainer());
+  model_.kind = static_cast<SentencePieceModel::Kind>(kind_);
+  const auto bos = model_.ids.find(bos_piece_.empty() ? std::string("<s>") : bos_piece_);
+  if (bos != model_.ids.end() &&
+      model_.pieces[static_cast<size_t>(bos->second)].type == SentencePiece::Type::kControl) {
+    model_.bos = bos->second;
+  }
+  return std::move(model_);
+}
+
+}  // namespace
+
+void SentencePieceModel::append_unknown(std::string_view text, std::vector<int32_t>& out) const {
+  if (byte_fallback) {
+    for (char byte : text) out.push_back(byte_ids[static_cast<unsigned char>(byte)]);
+  } else if (out.empty() || out.back() != unk) {
+    out.push_back(unk);
+  }
+}
+
+Result<SentencePieceModel> parse_sentencepiece_model(std::string_view bytes,
+                                                     const std::string& path) {
+  return ModelParser(path).parse(bytes);
+}
+
+}  // namespace sqz
