@@ -121,7 +121,7 @@ def encoders():
     yield "nano", *hugging_face(tokenizers.Tokenizer.from_file(str(NANO)))
     for name in ("qwen2", "gpt2", "ignore_merges", "llama2", "llama2_metaspace"):
         yield name, *hugging_face(tokenizers.Tokenizer.from_file(str(GOLDEN / f"{name}.json")))
-    for name in ("spm_bpe", "spm_unigram"):
+    for name in ("spm_bpe", "spm_unigram", "spm_symbols"):
         yield name, *sentence_piece(GOLDEN / f"{name}.model")
 
 
@@ -187,6 +187,17 @@ def train(texts):
                 character_coverage=0.9995, max_sentence_length=100000, minloglevel=2)
             model = pathlib.Path(f"{directory}/{kind}.model")
             (GOLDEN / f"spm_{kind}.model").write_bytes(model.read_bytes())
+        # Rules of its own, no bytes, symbols that merges must not touch, and many unknown characters.
+        rules = pathlib.Path(directory) / "rules.tsv"
+        rules.write_text("FF21\tA\n41\t61\nFB01\t66 69\n2160 2160\t32\n09\t20\nA0\t20\n"
+                         "65 301\tE9\nAD\t\n")
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(corpus), model_prefix=f"{directory}/symbols", model_type="bpe",
+            vocab_size=600, normalization_rule_tsv=str(rules), character_coverage=0.99,
+            user_defined_symbols=["<|im_start|>", "<|im_", "the", "he", "''", "\u2581\u2581", "7"],
+            max_sentence_length=100000, minloglevel=2)
+        (GOLDEN / "spm_symbols.model").write_bytes(
+            pathlib.Path(f"{directory}/symbols.model").read_bytes())
     convert_llama2()
 
 

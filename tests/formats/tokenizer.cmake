@@ -1,4 +1,5 @@
 sqz_test(tokenizer_test tokenizer_test.cc tokenizer_malformed_test.cc tokenizer_parts_test.cc
+  tokenizer_sentencepiece_test.cc
   LINK sqz_tokenizer)
 # Compares with Hugging Face's ids on every file of a folder of texts; see the file's head.
 sqz_test(tokenizer_corpus_test tokenizer_corpus_test.cc LINK sqz_tokenizer WHOLE)

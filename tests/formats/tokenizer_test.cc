@@ -65,7 +65,8 @@ TEST_P(GoldenIds, EqualOnAdversarialTexts) {
 
 INSTANTIATE_TEST_SUITE_P(Tokenizers, GoldenIds,
                          ::testing::Values("nano", "qwen2", "gpt2", "ignore_merges", "llama2",
-                                           "llama2_metaspace", "spm_bpe", "spm_unigram"),
+                                           "llama2_metaspace", "spm_bpe", "spm_unigram",
+                                           "spm_symbols"),
                          [](const auto& param_info) { return std::string(param_info.param); });
 
 // Each variant is a patch of one tiny tokenizer.json that shows one feature.
