@@ -58,27 +58,7 @@ Result<std::string> read_document(const std::string& path) {
   return read_text_file(Env::posix(), path);
 }
 
-#ifdef SQZ_TWO_PROTOBUFS
-constexpr bool kSentencePieceCrashes = true;
-#else
-constexpr bool kSentencePieceCrashes = false;
-#endif
-
 }  // namespace
-
-Result<std::unique_ptr<Tokenizer>> load_tokenizer(const std::string& directory) {
-  std::error_code error;
-  const fs::path folder = directory;
-  if (kSentencePieceCrashes && !fs::exists(folder / "tokenizer.json", error) &&
-      fs::exists(folder / "tokenizer.model", error)) {
-    return Status(Code::kUnsupported,
-                  concat((folder / "tokenizer.model").string(),
-                         ": this build cannot read SentencePiece models, because Debian's LibTorch "
-                         "and SentencePiece do not work in one program; save the tokenizer as "
-                         "tokenizer.json, or pass token ids (--tokens)"));
-  }
-  return Tokenizer::load(directory);
-}
 
 Result<std::vector<Document>> find_documents(const std::vector<std::string>& arguments) {
   std::vector<Document> out;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,10 +15,6 @@ struct Document {
   std::string path;  // "-" for standard input
   std::string name;  // relative to the argument that it came from: names an output of --separate
 };
-
-// The tokenizer of a checkpoint directory. Refuses what would crash: Debian's SentencePiece beside
-// Debian's LibTorch (tools/CMakeLists.txt).
-Result<std::unique_ptr<Tokenizer>> load_tokenizer(const std::string& directory);
 
 // Files as given; folders recursively, sorted by path, without hidden files and without those that
 // are not text (a zero byte in the first 64 KiB), of which a warning is logged. Fails for what does

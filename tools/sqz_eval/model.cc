@@ -28,7 +28,7 @@ std::vector<double> token_losses(const training::Transformer& transformer, const
 
 Result<std::unique_ptr<EvalModel>> EvalModel::load(const std::string& directory,
                                                    const RunnerOptions& options) {
-  SQZ_ASSIGN_OR_RETURN(auto tokenizer, load_tokenizer(directory));
+  SQZ_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::load(directory));
   return training::guarded([&]() -> Result<std::unique_ptr<EvalModel>> {
     SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(directory));
     training::set_threads(options.threads);

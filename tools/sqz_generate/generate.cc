@@ -61,7 +61,7 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
                        session_options(selector, context.options.threads));
   Opened out;
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
-  SQZ_ASSIGN_OR_RETURN(out.tokenizer, load_tokenizer(arguments.model));
+  SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
   RunnerOptions options;
   options.device = context.options.device;
   options.dtype = arguments.run_dtype == "bf16" ? DType::kBF16 : DType::kF32;

@@ -45,7 +45,7 @@ Result<Source> Source::open(const SourceOptions& options) {
   out.model_ = checkpoint->config();
   if (options.tokens.empty()) {
     SQZ_ASSIGN_OR_RETURN(out.documents_, find_documents(options.texts));
-    SQZ_ASSIGN_OR_RETURN(out.tokenizer_, load_tokenizer(options.model));
+    SQZ_ASSIGN_OR_RETURN(out.tokenizer_, Tokenizer::load(options.model));
   }
   return out;
 }
