@@ -1,6 +1,5 @@
 #include "tools/sqz_eval/model.h"
 
-#include "tools/common/texts.h"
 #include "tools/sqz_eval/metrics.h"
 
 namespace sqz::eval {
