@@ -20,6 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::ModelFile;
 using testing::ProtobufWriter;
+using std::string_literals::operator""s;
 
 class Model {
  public:
@@ -138,6 +139,43 @@ TEST(SentencePieceNormalizer, WhiteSpace) {
   EXPECT_THAT(Model(file).ids("a b"), ElementsAre(1, 0, 2));
 }
 
+// A table with one rule: the byte `key` becomes the replacement at `offset`, "a b" or "c".
+ModelFile with_rule(uint32_t offset, char key = 'A', uint32_t root = 256u << 10) {
+  std::vector<uint32_t> units(512, 0);
+  const auto byte = static_cast<unsigned char>(key);
+  const uint32_t at = 256u ^ byte;
+  units[0] = root;
+  units[at] = byte | 1u << 8 | (at ^ 2u) << 10;  // the leaf is unit 2
+  units[2] = 0x80000000u | offset;
+  std::string table{"\0\x08\0\0"s};  // 2048 bytes
+  for (uint32_t unit : units) {
+    for (int shift = 0; shift < 32; shift += 8) table.push_back(static_cast<char>(unit >> shift));
+  }
+  ModelFile file = letters();
+  file.normalizer.bytes(2, table + "a b\0c\0"s);
+  return file;
+}
+
+TEST(SentencePieceNormalizer, RulesOfTheTable) {
+  EXPECT_THAT(Model(with_rule(0)).ids("cAb"), ElementsAre(3, 1, 4, 2, 2));
+  EXPECT_THAT(Model(with_rule(4)).ids("AcA"), ElementsAre(3, 3, 3));
+  EXPECT_THAT(Model(with_rule(3)).ids("AcA"), ElementsAre(3));  // to nothing
+}
+
+TEST(SentencePieceNormalizer, RulesThatLeadOutOfTheTable) {
+  EXPECT_THAT(Model(with_rule(0x7fffffff)).ids("Ab"), ElementsAre(0, 2));
+  EXPECT_THAT(Model(with_rule(0, 'A', 0xffffffff)).ids("Ab"), ElementsAre(0, 2));
+}
+
+TEST(SentencePieceNormalizer, RulesThatCutCharacters) {
+  const Model model(with_rule(0, '\xc3'));
+  std::vector<int32_t> ids{7};
+  const Status status = model.tokenizer().encode("a\u00e9", true, ids);
+  EXPECT_EQ(status.code(), Code::kCorrupt);
+  EXPECT_THAT(status.message(), HasSubstr("tokenizer.model: normalizer_spec.precompiled_charsmap"));
+  EXPECT_THAT(ids, ElementsAre(7));
+}
+
 TEST(SentencePieceDecode, SurfacesOfPieces) {
   ModelFile file = letters().add("<s>", 0, testing::kControl).add_bytes();
   const Model model(file);
@@ -178,8 +216,6 @@ std::string with_kind(uint64_t kind) {
 std::string with_trainer(uint32_t field, uint64_t value) {
   return with([&](ModelFile& file) { file.trainer.varint(field, value); });
 }
-
-using std::string_literals::operator""s;
 
 const Malformed kMalformed[] = {
     {"no_pieces", [] { return ProtobufWriter().bytes(2, "").bytes(3, "").str(); }, Code::kCorrupt,
@@ -277,6 +313,10 @@ const Malformed kMalformed[] = {
     {"charsmap_no_end", [] { return with_charsmap("\4\0\0\0abcdx"s); }, Code::kCorrupt,
      "no zero byte"},
 };
+
+void PrintTo(const Malformed& malformed, std::ostream* out) {
+  *out << malformed.name;
+}
 
 class MalformedSentencePiece : public ::testing::TestWithParam<Malformed> {};
 
