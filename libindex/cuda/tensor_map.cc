@@ -39,11 +39,11 @@ Status encode_rows(CUtensorMap& map, const void* data, int64_t heads, int64_t ro
   const cuuint64_t strides[2] = {sizes[0] * 2, sizes[0] * sizes[1] * 2};
   const cuuint32_t box[3] = {row_bytes / 2, box_rows, 1};
   const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), sizes, strides, box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {Code::kInternal, concat("cuTensorMapEncodeTiled of ", heads, " x ", rows, " x ", dim,
                                   ": CUDA driver error ", static_cast<int>(result))};

@@ -9,8 +9,8 @@
 
 namespace sqz::cuda {
 
-// Of `data` [heads, rows, dim] bf16: boxes of box_rows rows and row_bytes (64 or 128) bytes of each,
-// swizzled over row_bytes in shared memory.
+// Of `data` [heads, rows, dim] bf16: boxes of box_rows rows and row_bytes (64 or 128) bytes of
+// each, swizzled over row_bytes in shared memory.
 Status encode_rows(CUtensorMap& map, const void* data, int64_t heads, int64_t rows, int64_t dim,
                    uint32_t box_rows, uint32_t row_bytes);
 

@@ -1,4 +1,4 @@
-// k-means on the GPU it runs on: kmeans_bench [heads points dim clusters iterations]...
+// k-means on the GPU it runs on: kmeans_bench [heads points dim clusters iterations [spare]]
 // Without arguments the shapes of docs/kmeans-gpu.md. Random points; a graph of the whole run is
 // replayed and the median time taken. TFLOP/s count the assignments alone, 2 N C d each, over the
 // whole time.
@@ -83,13 +83,14 @@ double milliseconds(cudaStream_t stream, const Enqueue& enqueue) {
   return times[times.size() / 2];
 }
 
-void bench(const KmeansShape& shape, int iterations, AssignKernel kernel) {
+void bench(const KmeansShape& shape, int iterations, AssignKernel kernel, int spare = 0) {
   const size_t rows = static_cast<size_t>(shape.heads) * shape.points;
   const size_t clusters = static_cast<size_t>(shape.heads) * shape.clusters;
   KmeansParams params;
   params.shape = shape;
   params.iterations = iterations;
   params.kernel = kernel;
+  params.spare_multiprocessors = spare;
   auto* points = allocate<__nv_bfloat16>(rows * shape.dim);
   fill_kernel<<<4096, 256>>>(points, static_cast<int64_t>(rows) * shape.dim);
   check(cudaDeviceSynchronize(), "fill");
@@ -122,23 +123,23 @@ void bench(const KmeansShape& shape, int iterations, AssignKernel kernel) {
         "cosines");
   double objective = 0;
   for (const float cosine : cosines) objective += cosine;
-  std::printf("%5d heads x %7d x d%-3d C %6d  %2d it %s  run %9.3f ms (%5.1f TFLOP/s, one stream %9.3f ms)  assign "
-              "%8.3f ms (%5.1f TFLOP/s)  doubtful %.2e + %.2e  "
-              "objective %.6f\n",
-              shape.heads, shape.points, shape.dim, shape.clusters, iterations,
-              kernel == AssignKernel::kPlain ? "plain" : "auto ", run,
-              flop * (iterations + 1) / run / 1e9, one_stream, assign, flop / assign / 1e9,
-              counters[0] / static_cast<double>(rows), counters[1] / static_cast<double>(rows), objective / static_cast<double>(rows));
+  std::printf(
+      "%5d heads x %7d x d%-3d C %6d  %2d it %s  run %9.3f ms (%5.1f TFLOP/s, one stream %9.3f ms) "
+      " assign "
+      "%8.3f ms (%5.1f TFLOP/s)  doubtful %.2e + %.2e  "
+      "objective %.6f\n",
+      shape.heads, shape.points, shape.dim, shape.clusters, iterations,
+      kernel == AssignKernel::kPlain ? "plain" : "auto ", run, flop * (iterations + 1) / run / 1e9,
+      one_stream, assign, flop / assign / 1e9, counters[0] / static_cast<double>(rows),
+      counters[1] / static_cast<double>(rows), objective / static_cast<double>(rows));
   std::fflush(stdout);
   check(cudaStreamDestroy(params.second_stream), "stream");
   check(cudaStreamDestroy(stream), "stream");
-  for (const void* data : {params.points, static_cast<const void*>(params.centroids),
-                           static_cast<const void*>(params.labels),
-                           static_cast<const void*>(params.order),
-                           static_cast<const void*>(params.offsets),
-                           static_cast<const void*>(params.cosines),
-                           static_cast<const void*>(params.fault),
-                           static_cast<const void*>(params.workspace)}) {
+  for (const void* data :
+       {params.points, static_cast<const void*>(params.centroids),
+        static_cast<const void*>(params.labels), static_cast<const void*>(params.order),
+        static_cast<const void*>(params.offsets), static_cast<const void*>(params.cosines),
+        static_cast<const void*>(params.fault), static_cast<const void*>(params.workspace)}) {
     check(cudaFree(const_cast<void*>(data)), "cudaFree");
   }
 }
@@ -154,10 +155,10 @@ int main(int argc, char** argv) {
   check(cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, 0), "clock");
   std::printf("%s, %d SMs, highest clock %d MHz, CUDA driver %d, runtime %d\n", device.name,
               device.multiProcessorCount, clock / 1000, driver, runtime);
-  if (argc > 1) {
-    const bool plain = argc > 6;
+  if (argc > 4) {
     bench({std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4])},
-          argc > 5 ? std::atoi(argv[5]) : 10, plain ? AssignKernel::kPlain : AssignKernel::kAuto);
+          argc > 5 ? std::atoi(argv[5]) : 10, AssignKernel::kAuto,
+          argc > 6 ? std::atoi(argv[6]) : 0);
     return 0;
   }
   const KmeansShape shapes[] = {{64, 32768, 128, 1638},   {256, 131072, 128, 1311},

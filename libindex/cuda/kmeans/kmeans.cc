@@ -33,7 +33,9 @@ Result<Device> current_device() {
   return device;
 }
 
-bool hopper_dim(int dim) { return dim == 64 || dim == 96 || dim == 128 || dim == 256; }
+bool hopper_dim(int dim) {
+  return dim == 64 || dim == 96 || dim == 128 || dim == 256;
+}
 
 // The one place where a kernel is chosen: what is required, and what is missing.
 Result<AssignKernel> choose_kernel(const KmeansParams& params, const Device& device) {
@@ -56,8 +58,7 @@ Result<AssignKernel> choose_kernel(const KmeansParams& params, const Device& dev
 Status check_shape(const KmeansShape& shape) {
   const int d = shape.dim;
   auto wrong = [](const char* field, int64_t found, const char* expected) {
-    return Status(Code::kInvalidArgument,
-                  bad_field("k-means", field, concat(found), expected));
+    return Status(Code::kInvalidArgument, bad_field("k-means", field, concat(found), expected));
   };
   if (shape.heads < 1 || shape.heads > 65535) return wrong("heads", shape.heads, "1 to 65535");
   if (shape.points < 1) return wrong("points", shape.points, "at least 1");
@@ -121,16 +122,30 @@ class Run {
     auto* centroids = static_cast<__nv_bfloat16*>(params.centroids);
     // The large clusters are listed where the doubtful points were: they are used after each other.
     auto* large = reinterpret_cast<uint32_t*>(workspace_.doubtful);
-    update_ = {shape_.heads,      shape_.points,      shape_.clusters,
-               shape_.dim,        first_head,         params.seed,        points,
-               params.weights,    centroids,          params.labels,
-               params.order,      params.offsets,     workspace_.inverse_norms,
-               workspace_.ranks,  workspace_.counters + kCounters,
-               workspace_.seats,  workspace_.donors,  large,
-               workspace_.counters + kLargeCounts,    params.fault,
+    update_ = {shape_.heads,
+               shape_.points,
+               shape_.clusters,
+               shape_.dim,
+               first_head,
+               params.seed,
+               points,
+               params.weights,
+               centroids,
+               params.labels,
+               params.order,
+               params.offsets,
+               workspace_.inverse_norms,
+               workspace_.ranks,
+               workspace_.counters + kCounters,
+               workspace_.seats,
+               workspace_.donors,
+               large,
+               workspace_.counters + kLargeCounts,
+               params.fault,
                multiprocessors_};
     assign_ = {points,
                centroids,
+               nullptr,
                workspace_.inverse_norms,
                params.labels,
                params.cosines,
@@ -156,6 +171,7 @@ class Run {
 
   Status update() {
     SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
+    assign_.order = update_.order;  // from here on there is one
     return launch_centroids(update_, stream_);
   }
 
@@ -174,27 +190,36 @@ class Run {
   Status clear_counters() {
     const size_t clusters =
         static_cast<size_t>(shape_.heads) * static_cast<size_t>(shape_.clusters);
-    return cuda_status(cudaMemsetAsync(workspace_.counters, 0,
-                                       (kCounters + clusters) * sizeof(uint32_t), stream_),
-                       "clearing counters");
+    return cuda_status(
+        cudaMemsetAsync(workspace_.counters, 0, (kCounters + clusters) * sizeof(uint32_t), stream_),
+        "clearing counters");
   }
 
   Status assign_hopper() {
     switch (shape_.dim) {
-      case 64: return sm90::launch_assign<64>(assign_, assign_blocks_, stream_);
-      case 96: return sm90::launch_assign<96>(assign_, assign_blocks_, stream_);
-      case 128: return sm90::launch_assign<128>(assign_, assign_blocks_, stream_);
-      default: return sm90::launch_assign<256>(assign_, assign_blocks_, stream_);
+      case 64:
+        return sm90::launch_assign<64>(assign_, assign_blocks_, stream_);
+      case 96:
+        return sm90::launch_assign<96>(assign_, assign_blocks_, stream_);
+      case 128:
+        return sm90::launch_assign<128>(assign_, assign_blocks_, stream_);
+      default:
+        return sm90::launch_assign<256>(assign_, assign_blocks_, stream_);
     }
   }
 
   Status assign_plain() {
     switch (shape_.dim) {
-      case 32: return sm80::launch_assign<32>(assign_, stream_);
-      case 64: return sm80::launch_assign<64>(assign_, stream_);
-      case 96: return sm80::launch_assign<96>(assign_, stream_);
-      case 128: return sm80::launch_assign<128>(assign_, stream_);
-      default: return sm80::launch_assign<256>(assign_, stream_);
+      case 32:
+        return sm80::launch_assign<32>(assign_, stream_);
+      case 64:
+        return sm80::launch_assign<64>(assign_, stream_);
+      case 96:
+        return sm80::launch_assign<96>(assign_, stream_);
+      case 128:
+        return sm80::launch_assign<128>(assign_, stream_);
+      default:
+        return sm80::launch_assign<256>(assign_, stream_);
     }
   }
 
@@ -314,7 +339,10 @@ class Event {
 
 Status run_halves(const KmeansParams& params, const Plan& plan, cudaStream_t stream) {
   const int half = (params.shape.heads + 1) / 2;
-  const int spare = spare_multiprocessors(params.shape, plan.device.multiprocessors);
+  const int multiprocessors = plan.device.multiprocessors;
+  const int spare = params.spare_multiprocessors > 0
+                        ? std::min(params.spare_multiprocessors, multiprocessors - 1)
+                        : spare_multiprocessors(params.shape, multiprocessors);
   const KmeansParams first = slice(params, 0, half, 0);
   const KmeansParams second =
       slice(params, half, params.shape.heads - half, lay_out(first.shape, nullptr).bytes);

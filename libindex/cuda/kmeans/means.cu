@@ -110,7 +110,9 @@ __global__ void __launch_bounds__(kThreads) new_order_kernel(const DepthFirstPar
   for (uint32_t i = threadIdx.x & 31; i < size; i += 32) out[i] = from[i];
 }
 
-unsigned warps_grid(int64_t warps) { return static_cast<unsigned>((warps + kWarps - 1) / kWarps); }
+unsigned warps_grid(int64_t warps) {
+  return static_cast<unsigned>((warps + kWarps - 1) / kWarps);
+}
 
 }  // namespace
 
@@ -136,9 +138,9 @@ Status gather_rows(const GatherParams& params, cudaStream_t stream) {
 
 Status depth_first_order(const DepthFirstParams& params, cudaStream_t stream) {
   if (params.heads < 1 || params.clusters < 1 || params.points < params.clusters) {
-    return {Code::kInvalidArgument, concat("depth_first_order: ", params.heads, " heads of ",
-                                           params.points, " points in ", params.clusters,
-                                           " clusters is not a partition")};
+    return {Code::kInvalidArgument,
+            concat("depth_first_order: ", params.heads, " heads of ", params.points, " points in ",
+                   params.clusters, " clusters is not a partition")};
   }
   new_offsets_kernel<<<static_cast<unsigned>(params.heads), kScanThreads, 0, stream>>>(params);
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());

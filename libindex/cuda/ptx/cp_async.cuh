@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "libindex/cuda/ptx/mbarrier.cuh"
+
 namespace sqz::cuda::ptx {
 
 // Copies `bytes` (0 to 16) and fills the rest of the 16 with zeros.
@@ -19,6 +21,13 @@ __device__ __forceinline__ void cp_async_commit_group() {
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Arrives at the barrier, as one of the arrivals it was made for, when this thread's copies are
+// done.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 
 }  // namespace sqz::cuda::ptx

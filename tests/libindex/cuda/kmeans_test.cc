@@ -198,9 +198,9 @@ std::vector<uint16_t> unit_rows(size_t rows, int dim, uint64_t seed) {
 }
 
 TEST_P(AssignTest, ShapesThatNoTileDivides) {
-  const std::tuple<int, int, int> shapes[] = {{1, 1, 1},    {2, 5, 3},      {1, 255, 127},
-                                              {3, 257, 129}, {1, 1000, 97}, {2, 700, 385},
-                                              {5, 64, 64},  {1, 3000, 1000}};
+  const std::tuple<int, int, int> shapes[] = {{1, 1, 1},     {2, 5, 3},      {1, 255, 127},
+                                              {3, 257, 129}, {1, 1000, 97},  {2, 700, 385},
+                                              {5, 64, 64},   {1, 3000, 1000}};
   uint64_t seed = 1;
   for (const auto& [heads, points, clusters] : shapes) {
     const KmeansShape shape{heads, points, dim(), clusters};
@@ -267,7 +267,8 @@ TEST_P(AssignTest, NormsFarFromOne) {
   const KmeansShape shape{1, 500, dim(), 130};
   auto points = random_rows(500, dim(), 51);
   for (size_t i = 0; i < points.size(); ++i) {
-    const double scale = std::pow(10.0, static_cast<double>(i / static_cast<size_t>(dim()) % 25) - 12);
+    const double scale =
+        std::pow(10.0, static_cast<double>(i / static_cast<size_t>(dim()) % 25) - 12);
     points[i] = to_bf16(from_bf16(points[i]) * scale);
   }
   check(shape, points, unit_rows(130, dim(), 52));
@@ -320,7 +321,8 @@ std::vector<double> reference_centroid(const std::vector<uint16_t>& points, cons
 // After one iteration the centroids must be the means of the clusters that the first centroids
 // give, and the labels exact for the new ones.
 void check_one_iteration(const KmeansShape& shape, const std::vector<uint32_t>& weights) {
-  const auto points = grouped_rows(static_cast<size_t>(shape.heads * shape.points), shape.dim, 40, 5);
+  const auto points =
+      grouped_rows(static_cast<size_t>(shape.heads * shape.points), shape.dim, 40, 5);
   Problem problem(shape, points, weights);
   problem.params.seed = 9;
   problem.params.iterations = 0;
@@ -333,8 +335,8 @@ void check_one_iteration(const KmeansShape& shape, const std::vector<uint32_t>& 
   for (size_t head = 0; head < static_cast<size_t>(shape.heads); ++head) {
     for (uint32_t c = 0; c < static_cast<uint32_t>(shape.clusters); ++c) {
       const auto expected = reference_centroid(points, before, shape, head, c, weights);
-      const uint16_t* centroid = row(
-          after.centroids, head * static_cast<size_t>(shape.clusters) + c, shape.dim);
+      const uint16_t* centroid =
+          row(after.centroids, head * static_cast<size_t>(shape.clusters) + c, shape.dim);
       for (size_t k = 0; k < expected.size(); ++k) {
         ASSERT_NEAR(from_bf16(centroid[k]), expected[k], std::abs(expected[k]) / 256 + 2e-6)
             << "head " << head << " cluster " << c << " component " << k;
@@ -371,8 +373,7 @@ TEST(KmeansTest, ObjectiveRises) {
     problem.params.iterations = iterations;
     const Outcome out = problem.run();
     expect_partition(out, shape);
-    const double mean =
-        std::accumulate(out.cosines.begin(), out.cosines.end(), 0.0) / 16000;
+    const double mean = std::accumulate(out.cosines.begin(), out.cosines.end(), 0.0) / 16000;
     EXPECT_GT(mean, last - 1e-3) << iterations;
     last = mean;
   }
@@ -381,20 +382,22 @@ TEST(KmeansTest, ObjectiveRises) {
 
 TEST(KmeansTest, SameBytesFromRunToRunAndKernelToKernel) {
   SQZ_SKIP_WITHOUT_GPU();
-  const KmeansShape shape{4, 6000, 128, 300};
-  const auto points = grouped_rows(24000, 128, 500, 7);
-  Problem problem(shape, points);
-  const Outcome first = problem.run();
-  const Outcome second = problem.run();
-  EXPECT_TRUE(first == second);
-  Problem plain(shape, points);
-  plain.params.kernel = AssignKernel::kPlain;
-  const Outcome other = plain.run();
-  EXPECT_EQ(first.labels, other.labels);
-  EXPECT_EQ(first.centroids, other.centroids);
-  EXPECT_EQ(first.order, other.order);
-  problem.params.seed = 1;
-  EXPECT_NE(problem.run().labels, first.labels);
+  for (const int dim : {32, 64, 96, 128, 256}) {
+    const KmeansShape shape{4, 6000, dim, 300};
+    const auto points = grouped_rows(24000, dim, 500, 7);
+    Problem problem(shape, points);
+    const Outcome first = problem.run();
+    const Outcome second = problem.run();
+    EXPECT_TRUE(first == second);
+    Problem plain(shape, points);
+    plain.params.kernel = AssignKernel::kPlain;
+    const Outcome other = plain.run();
+    EXPECT_EQ(first.labels, other.labels);
+    EXPECT_EQ(first.centroids, other.centroids);
+    EXPECT_EQ(first.order, other.order);
+    problem.params.seed = 1;
+    EXPECT_NE(problem.run().labels, first.labels);
+  }
 }
 
 TEST(KmeansTest, RunsInAGraphOnTwoStreams) {
@@ -427,7 +430,8 @@ TEST(KmeansTest, OneClusterAndAsManyAsPoints) {
   SQZ_SKIP_WITHOUT_GPU();
   for (const KmeansShape& shape : {KmeansShape{2, 700, 64, 1}, KmeansShape{2, 700, 64, 700},
                                    KmeansShape{1, 1, 128, 1}, KmeansShape{1, 2, 32, 2}}) {
-    Problem problem(shape, random_rows(static_cast<size_t>(shape.heads * shape.points), shape.dim, 9));
+    Problem problem(shape,
+                    random_rows(static_cast<size_t>(shape.heads * shape.points), shape.dim, 9));
     expect_partition(problem.run(), shape);
   }
 }
@@ -458,7 +462,8 @@ TEST(KmeansTest, HalfOfThePointsInOneCluster) {
   auto points = random_rows(40000, 64, 13);
   for (size_t i = 0; i < 40000; i += 2) {  // all within a narrow cone
     for (size_t k = 0; k < 64; ++k) {
-      points[i * 64 + k] = to_bf16(10.0 * static_cast<double>(k % 3) + 0.01 * from_bf16(points[i * 64 + k]));
+      points[i * 64 + k] =
+          to_bf16(10.0 * static_cast<double>(k % 3) + 0.01 * from_bf16(points[i * 64 + k]));
     }
   }
   Problem problem(shape, points);

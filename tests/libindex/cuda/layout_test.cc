@@ -52,8 +52,9 @@ TEST(ClusterMeansTest, MatchFloat64) {
       DeviceArray<uint16_t> rows_d(rows), means_d(heads * clusters * d);
       DeviceArray<uint32_t> weights_d(weights), order_d(partition.order),
           offsets_d(partition.offsets);
-      const MeansParams params{{2, 5000, dim, 7}, rows_d.get(),    weighted ? weights_d.get() : nullptr,
-                               order_d.get(),     offsets_d.get(), means_d.get()};
+      const MeansParams params{
+          {2, 5000, dim, 7}, rows_d.get(),    weighted ? weights_d.get() : nullptr,
+          order_d.get(),     offsets_d.get(), means_d.get()};
       ASSERT_TRUE(cluster_means(params, nullptr).ok());
       const auto means = means_d.host();
       for (size_t head = 0; head < heads; ++head) {
@@ -89,7 +90,8 @@ TEST(GatherRowsTest, PutsRowsInSlotOrder) {
     }
     DeviceArray<uint16_t> rows_d(rows), out_d(rows.size());
     DeviceArray<uint32_t> order_d(order);
-    ASSERT_TRUE(gather_rows({3, 1111, dim, rows_d.get(), order_d.get(), out_d.get()}, nullptr).ok());
+    ASSERT_TRUE(
+        gather_rows({3, 1111, dim, rows_d.get(), order_d.get(), out_d.get()}, nullptr).ok());
     const auto out = out_d.host();
     const auto d = static_cast<size_t>(dim);
     for (size_t i = 0; i < heads * points; ++i) {
@@ -129,9 +131,9 @@ TEST(DepthFirstOrderTest, ClustersFollowTheirParents) {
 TEST(LayoutArgumentsTest, WrongShapes) {
   EXPECT_EQ(gather_rows({1, 10, 12, nullptr, nullptr, nullptr}, nullptr).code(),
             Code::kInvalidArgument);
-  EXPECT_EQ(depth_first_order({1, 3, 4, nullptr, nullptr, nullptr, nullptr, nullptr}, nullptr)
-                .code(),
-            Code::kInvalidArgument);
+  EXPECT_EQ(
+      depth_first_order({1, 3, 4, nullptr, nullptr, nullptr, nullptr, nullptr}, nullptr).code(),
+      Code::kInvalidArgument);
 }
 
 }  // namespace

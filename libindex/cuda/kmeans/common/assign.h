@@ -14,6 +14,7 @@ namespace sqz::cuda {
 struct AssignParams {
   const __nv_bfloat16* points;     // [B, N, d]
   const __nv_bfloat16* centroids;  // [B, C, d]
+  const uint32_t* order;           // [B, N] or null: points by their present label, see sm90/
   const float* inverse_norms;      // [B, N]: 1 / |point|, 0 for a zero point
   uint32_t* labels;                // [B, N]
   float* cosines;                  // [B, N] or null

@@ -35,8 +35,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 __device__ __forceinline__ void store_row_part(__nv_bfloat16* row, int column,
                                                const float (&values)[8]) {
   reinterpret_cast<uint4*>(row)[column] =
-      make_uint4(pack(values[0], values[1]), pack(values[2], values[3]),
-                 pack(values[4], values[5]), pack(values[6], values[7]));
+      make_uint4(pack(values[0], values[1]), pack(values[2], values[3]), pack(values[4], values[5]),
+                 pack(values[6], values[7]));
 }
 
 }  // namespace sqz::cuda

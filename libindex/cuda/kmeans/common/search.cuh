@@ -64,20 +64,26 @@ __device__ __forceinline__ float lane_maximum(const float (&tile)[N / 2], int h)
   return __int_as_float(max(even, odd));
 }
 
-// Sum over this lane's columns above `threshold` in row r + 8 h of kHitWeight + column. The test is
-// a saturated multiply-add, by a power of two so large that nothing lands between 0 and 1.
-template <int N>
-__device__ __forceinline__ float lane_hits(const float (&tile)[N / 2], int h, float threshold,
-                                           float margin) {
+// 1 for products above a threshold, 0 for others, by a saturated multiply-add: by a power of two so
+// large that nothing lands in between.
+struct Step {
+  float scale, shift;
+};
+
+__device__ __forceinline__ float step_scale(float margin) {
   const uint32_t exponent = __float_as_uint(margin) & 0x7F800000u;
-  const float scale = __uint_as_float(((127u + 40u + 127u) << 23) - exponent);
-  const float shift = -threshold * scale;
+  return __uint_as_float(((127u + 40u + 127u) << 23) - exponent);
+}
+
+// Sum over this lane's columns above the threshold in row r + 8 h of kHitWeight + column.
+template <int N>
+__device__ __forceinline__ float lane_hits(const float (&tile)[N / 2], int h, Step step) {
   float sums[2] = {0, 0};
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float hit = __saturatef(fmaf(tile[4 * j + 2 * h + e], scale, shift));
+      const float hit = __saturatef(fmaf(tile[4 * j + 2 * h + e], step.scale, step.shift));
       sums[e] = fmaf(hit, kHitWeight + static_cast<float>(8 * j + e), sums[e]);
     }
   }
@@ -100,40 +106,62 @@ __device__ __forceinline__ void insert(RowSearch& row, float product, uint32_t c
 
 }  // namespace search
 
-// Takes the tile of fragment kSlot whose first column is `column` into account. All 32 lanes.
-template <int N, int kSlot>
-__device__ __forceinline__ void search_tile(const float (&tile)[N / 2], uint32_t column,
-                                            RowSearch& row) {
+// Reduces values[slot][h] of a quad's lanes, each to the lane that owns the row; with one slot, to
+// both lanes of that h.
+template <int kSlots, class Combine>
+__device__ __forceinline__ float reduce_to_owners(const float (&values)[kSlots][2],
+                                                  const Combine& combine) {
   constexpr unsigned kAll = 0xFFFFFFFFu;
-  const int lane = threadIdx.x & 31;
-  const bool upper = lane & 1;  // owns row r + 8
-  const float maximum0 = search::lane_maximum<N>(tile, 0);
-  const float maximum1 = search::lane_maximum<N>(tile, 1);
-  float maximum = upper ? maximum1 : maximum0;
-  maximum = fmaxf(maximum, __shfl_xor_sync(kAll, upper ? maximum0 : maximum1, 1));
-  maximum = fmaxf(maximum, __shfl_xor_sync(kAll, maximum, 2));
-  const bool owner = ((lane >> 1) & 1) == kSlot;
+  const bool second_slot = threadIdx.x & 2, upper = threadIdx.x & 1;
+  float halves[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float mine = values[kSlots - 1][h], first = values[0][h];
+    const float keep = second_slot ? mine : first, send = second_slot ? first : mine;
+    halves[h] = combine(keep, __shfl_xor_sync(kAll, send, 2));
+  }
+  const float keep = upper ? halves[1] : halves[0], send = upper ? halves[0] : halves[1];
+  return combine(keep, __shfl_xor_sync(kAll, send, 1));
+}
+
+// Takes tiles of a warp's fragments, those of slots kFirst to kFirst + kSlots - 1, whose first
+// column is `column`, into account. All 32 lanes.
+template <int N, int kFirst, int kSlots>
+__device__ __forceinline__ void search_tiles(const float (&tiles)[kSlots][N / 2], uint32_t column,
+                                             RowSearch& row) {
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  constexpr unsigned kQuads = 0x11111111u;  // the first lane of each
+  float maxima[kSlots][2];
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) maxima[slot][h] = search::lane_maximum<N>(tiles[slot], h);
+  }
+  const float maximum = reduce_to_owners(maxima, [](float a, float b) { return fmaxf(a, b); });
+  const bool owner = kSlots == 2 || ((threadIdx.x >> 1) & 1) == kFirst;
   const bool found = owner && maximum >= row.best - row.margin;
   const unsigned founds = __ballot_sync(kAll, found);
   if (founds == 0) return;
 
-  const float margin = __shfl_sync(kAll, row.margin, (lane & ~3) + 2 * kSlot + (lane & 1));
-  const float margin_other = __shfl_xor_sync(kAll, margin, 1);
-  const float maximum_other = __shfl_xor_sync(kAll, maximum, 1);
-  const float mine = maximum - margin, others = maximum_other - margin_other;
-  float hits0 = 0, hits1 = 0;
-  if (founds & 0x55555555u) {
-    hits0 = search::lane_hits<N>(tile, 0, upper ? others : mine, upper ? margin_other : margin);
+  const float scale = search::step_scale(row.margin);
+  const float shift = -(maximum - row.margin) * scale;
+  float hits[kSlots][2];
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int lane = (threadIdx.x & 28) + 2 * (kFirst + slot) + h;
+      const search::Step step = {__shfl_sync(kAll, scale, lane), __shfl_sync(kAll, shift, lane)};
+      hits[slot][h] = 0;
+      if (founds & (kQuads << (2 * (kFirst + slot) + h))) {
+        hits[slot][h] = search::lane_hits<N>(tiles[slot], h, step);
+      }
+    }
   }
-  if (founds & 0xAAAAAAAAu) {
-    hits1 = search::lane_hits<N>(tile, 1, upper ? mine : others, upper ? margin : margin_other);
-  }
-  float hits = upper ? hits1 : hits0;
-  hits += __shfl_xor_sync(kAll, upper ? hits0 : hits1, 1);
-  hits += __shfl_xor_sync(kAll, hits, 2);
+  const float sum = reduce_to_owners(hits, [](float a, float b) { return a + b; });
   if (found) {
-    search::insert(row, maximum, column + static_cast<uint32_t>(hits - search::kHitWeight),
-                   hits < 2 * search::kHitWeight);
+    search::insert(row, maximum, column + static_cast<uint32_t>(sum - search::kHitWeight),
+                   sum < 2 * search::kHitWeight);
   }
 }
 

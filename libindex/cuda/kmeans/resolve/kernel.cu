@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kPairThreads) pairs_kernel(const AssignParams 
     const int64_t head = entry.x / params.points_per_head;
     const __nv_bfloat16* point = params.points + static_cast<int64_t>(entry.x) * params.dim;
     const __nv_bfloat16* centroids = params.centroids + head * params.clusters * params.dim;
-    const double found = dot(point, centroids + static_cast<int64_t>(label) * params.dim, params.dim);
+    const double found =
+        dot(point, centroids + static_cast<int64_t>(label) * params.dim, params.dim);
     const double other =
         dot(point, centroids + static_cast<int64_t>(entry.y) * params.dim, params.dim);
     if ((threadIdx.x & 31) == 0) {

@@ -69,10 +69,11 @@ __global__ void __launch_bounds__(kThreads) assign_kernel(const AssignParams par
     __syncthreads();
     // Lane 8 i + r of an ldmatrix gives row r of matrix i: two groups of eight centroids, two
     // halves of the 16 dimensions.
-    const uint32_t base =
-        ptx::shared_address(shared.centroids[t % kStages]) +
-        ((lane & 7) + ((lane >> 4) << 3)) * Config::kRowBytes + ((lane >> 3) & 1) * 16;
-    float tile[kTile / 2] = {};
+    const uint32_t base = ptx::shared_address(shared.centroids[t % kStages]) +
+                          ((lane & 7) + ((lane >> 4) << 3)) * Config::kRowBytes +
+                          ((lane >> 3) & 1) * 16;
+    float products[1][kTile / 2] = {};
+    auto& tile = products[0];
 #pragma unroll
     for (int k = 0; k < Config::kSteps; ++k) {
 #pragma unroll
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) assign_kernel(const AssignParams par
       }
     }
     if (t + 1 == tiles) mask_columns<kTile>(tile, params.clusters - t * kTile);
-    search_tile<kTile, 0>(tile, t * kTile, row);
+    search_tiles<kTile, 0, 1>(products, t * kTile, row);
     __syncthreads();
   }
   if (real) finish_row(params, row, head, own_row, inverse_norm).note(params);

@@ -7,19 +7,20 @@
 
 namespace sqz::cuda::sm90 {
 
-inline constexpr int kSlots = 2;              // 128-row halves of a block of points
-inline constexpr int kSlotRows = 128;         // 64 for each of the two consumer warpgroups
+inline constexpr int kSlots = 2;       // 128-row halves of a block of points
+inline constexpr int kSlotRows = 128;  // 64 for each of the two consumer warpgroups
 inline constexpr int kBlockRows = kSlots * kSlotRows;
 inline constexpr int kConsumerWarps = 8;
-inline constexpr int kConsumerThreads = 32 * kConsumerWarps;
-inline constexpr int kTurn = 1;  // named barrier of the first consumer warpgroup, then the second's
-inline constexpr int kThreads = 128 + kConsumerThreads;  // a producer warpgroup in front
-inline constexpr int kProducerRegisters = 24;
-inline constexpr int kConsumerRegisters = 240;
+inline constexpr int kLoaderThreads = 96;  // warps 1 to 3 of the producer warpgroup
+inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
+inline constexpr int kProducerRegisters = 40;
+inline constexpr int kConsumerRegisters = 232;
 inline constexpr int kSharedLimit = 232448;  // of a block, compute capability 9.0
 
 // The points of a block stay in registers as the A operand, loaded once, where two slots fit beside
-// the accumulators; at d = 256 they stay in shared memory.
+// the accumulators. They can then come in any order: three loader warps bring them row by row to
+// shared memory, where padding keeps ldmatrix free of bank conflicts. At d = 256 they stay in
+// shared memory, as wgmma wants them, and the copy engine brings them as they lie.
 template <int kDimArg, int kTileArg>
 struct Config {
   static constexpr int kDim = kDimArg;
@@ -29,20 +30,22 @@ struct Config {
   static constexpr int kChunk = kRowBytes / 2;            // elements of it
   static constexpr int kChunks = kDim / kChunk;
   static constexpr int kSteps = kDim / 16;  // wgmma's K
-  static constexpr int kPointBytes = kBlockRows * kDim * 2;
+  static constexpr int kPointRowBytes = 2 * kDim + (kPointsInRegisters ? 16 : 0);
+  static constexpr int kPointBytes = kBlockRows * kPointRowBytes;
   static constexpr int kTileBytes = kTile * kDim * 2;
-  static constexpr int kStages =
-      (kSharedLimit - 1024 - kPointBytes) / kTileBytes < 8
-          ? (kSharedLimit - 1024 - kPointBytes) / kTileBytes
-          : 8;
+  static constexpr int kStages = (kSharedLimit - 1024 - kPointBytes) / kTileBytes < 8
+                                     ? (kSharedLimit - 1024 - kPointBytes) / kTileBytes
+                                     : 8;
   static_assert(kDim % kChunk == 0 && kTile % 8 == 0 && kStages >= 2);
 };
 
 template <class Config>
 struct SharedStorage {
-  alignas(1024) uint8_t points[kSlots][Config::kChunks][kSlotRows * Config::kRowBytes];
-  alignas(1024) uint8_t centroids[Config::kStages][Config::kChunks]
-                                 [Config::kTile * Config::kRowBytes];
+  // [slot][row][kPointRowBytes], or [slot][chunk][row][kRowBytes] swizzled.
+  alignas(1024) uint8_t points[kSlots][kSlotRows * Config::kPointRowBytes];
+  alignas(
+      1024) uint8_t centroids[Config::kStages][Config::kChunks][Config::kTile * Config::kRowBytes];
+  int tile[Config::kStages];  // number of the tile of centroids in each stage
   uint64_t points_full, points_empty;
   uint64_t full[Config::kStages], empty[Config::kStages];
 };

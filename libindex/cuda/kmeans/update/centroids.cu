@@ -9,10 +9,10 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kLargeThreads = 512;
 constexpr uint32_t kLarge = 512;  // points from which on a whole block sums a cluster
-constexpr int kUnroll = 4;        // rows in flight, times those that a warp reads at once
+constexpr int kUnroll = 8;        // rows in flight, times those that a warp reads at once
 
-// Adds the points order[begin .. end) that are this warp's: groups of 32 from the first_group-th on,
-// every groups-th. A lane fetches one point's number and norm, all lanes its row.
+// Adds the points order[begin .. end) that are this warp's: groups of 32 from the first_group-th
+// on, every groups-th. A lane fetches one point's number and norm, all lanes its row.
 template <class Sum, bool kWeighted>
 __device__ __forceinline__ void add_points(VectorSum<Sum>& sum, const UpdateParams& params,
                                            int64_t head, uint32_t begin, uint32_t end,
@@ -120,8 +120,7 @@ Status launch(const UpdateParams& params, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((clusters + kWarps - 1) / kWarps);
   centroids_kernel<Sum, kWeighted><<<blocks, kThreads, 0, stream>>>(params);
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
-  large_centroids_kernel<kWeighted>
-      <<<params.multiprocessors, kLargeThreads, 0, stream>>>(params);
+  large_centroids_kernel<kWeighted><<<params.multiprocessors, kLargeThreads, 0, stream>>>(params);
   return cuda_status(cudaGetLastError(), "centroid kernels");
 }
 

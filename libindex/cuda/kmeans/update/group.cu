@@ -131,8 +131,7 @@ __global__ void __launch_bounds__(kThreads) move_kernel(const UpdateParams param
   if (params.sizes[cluster] != 0) return;
   const int64_t head = cluster / params.clusters;
   const uint2 donor = params.donors[cluster];
-  const uint32_t place =
-      params.offsets[head * (params.clusters + 1) + donor.x + 1] - 1 - donor.y;
+  const uint32_t place = params.offsets[head * (params.clusters + 1) + donor.x + 1] - 1 - donor.y;
   const int64_t head_points = head * params.points_per_head;
   params.labels[head_points + params.order[head_points + place]] =
       static_cast<uint32_t>(cluster % params.clusters);
@@ -159,8 +158,8 @@ Status launch_group(const UpdateParams& params, cudaStream_t stream) {
 
 Status launch_move(const UpdateParams& params, cudaStream_t stream) {
   const int64_t clusters = int64_t{params.heads} * params.clusters;
-  move_kernel<<<static_cast<unsigned>((clusters + kThreads - 1) / kThreads), kThreads, 0,
-                stream>>>(params);
+  move_kernel<<<static_cast<unsigned>((clusters + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      params);
   return cuda_status(cudaGetLastError(), "move kernel");
 }
 

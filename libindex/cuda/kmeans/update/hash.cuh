@@ -20,12 +20,11 @@ __device__ __forceinline__ void store_unit_point(const UpdateParams& params, int
   if (lanes.row != 0) return;
   const float inverse_norm = params.inverse_norms[point];
   float values[8];
-  unpack(reinterpret_cast<const uint4*>(params.points)[point * lanes.lanes + lanes.column],
-         values);
+  unpack(reinterpret_cast<const uint4*>(params.points)[point * lanes.lanes + lanes.column], values);
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
-    values[e] = inverse_norm > 0 ? values[e] * inverse_norm
-                                 : (lanes.column == 0 && e == 0 ? 1.0f : 0.0f);
+    values[e] =
+        inverse_norm > 0 ? values[e] * inverse_norm : (lanes.column == 0 && e == 0 ? 1.0f : 0.0f);
   }
   store_row_part(params.centroids + cluster * params.dim, lanes.column, values);
 }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kUnroll = 4;  // rows in flight, times those that a warp reads at once
+constexpr int kUnroll = 4;           // rows in flight, times those that a warp reads at once
 constexpr float kSmallest = 1e-36f;  // squares of the norms that count as zero, as too large
 constexpr float kLargest = 1e36f;
 
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kThreads) norms_kernel(const UpdateParams para
     const int64_t row = (warp * kUnroll + u) * lanes.rows + lanes.row;
     real[u] = lanes.row < lanes.rows && row < rows;
     if (real[u]) {
-      raw[u] = __ldg(reinterpret_cast<const uint4*>(params.points) + row * lanes.lanes +
-                     lanes.column);
+      raw[u] =
+          __ldg(reinterpret_cast<const uint4*>(params.points) + row * lanes.lanes + lanes.column);
     }
   }
   bool fault = false;

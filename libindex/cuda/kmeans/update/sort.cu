@@ -92,8 +92,8 @@ __device__ void sort_in_shared(uint32_t* run, uint32_t size, uint32_t* values) {
   for (uint32_t i = threadIdx.x; i < size; i += kLargeThreads) run[i] = values[i];
 }
 
-// Clusters of more than kWarpSort points, a block each. One too large for shared memory is read off the
-// labels, which are in order already; there are few of those.
+// Clusters of more than kWarpSort points, a block each. One too large for shared memory is read off
+// the labels, which are in order already; there are few of those.
 __global__ void __launch_bounds__(kLargeThreads) large_sort_kernel(const UpdateParams params) {
   __shared__ uint32_t values[kSharedSort];
   const uint32_t count = params.large_counts[1];
