@@ -3,12 +3,11 @@
 // at a time as fit 256 MiB of scores.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cstdint>
 #include <memory>
 
 #include "formats/model_description.h"
+#include "training/aten.h"
 
 namespace sqz::training {
 

@@ -1,10 +1,10 @@
 // Matrix products of a transformer, and the threads that they may use.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cstdint>
 #include <functional>
+
+#include "training/aten.h"
 
 namespace sqz::training {
 

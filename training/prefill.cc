@@ -35,7 +35,7 @@ Hits hits(const std::vector<int64_t>& positions, int64_t first, int64_t last, at
 class Collector final : public LayerObserver {
  public:
   Collector(const ModelDescription& model, const PrefillOptions& options, int64_t tokens)
-      : model_(model), options_(options) {
+      : options_(options) {
     if (!options.consumer) return;
     const auto kv = [&](bool wanted) {
       return at::empty({wanted ? model.kv_heads : 0, tokens, model.head_dim});
@@ -102,7 +102,6 @@ class Collector final : public LayerObserver {
     return {tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel())};
   }
 
-  const ModelDescription& model_;
   const PrefillOptions& options_;
   at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, hidden_, cosine_;
 };

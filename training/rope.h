@@ -3,11 +3,10 @@
 // with that.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <vector>
 
 #include "formats/model_description.h"
+#include "training/aten.h"
 
 namespace sqz::training {
 

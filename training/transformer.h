@@ -2,10 +2,9 @@
 // and generation are both loops over this: they differ in who keeps the caches.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <span>
 
+#include "training/aten.h"
 #include "training/attention.h"
 #include "training/rope.h"
 #include "training/runner.h"

@@ -1,11 +1,10 @@
 // The tensors of a model, copied out of a checkpoint to a device and dtype.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <vector>
 
 #include "formats/checkpoint.h"
+#include "training/aten.h"
 #include "training/linear.h"
 
 namespace sqz::training {
