@@ -3,7 +3,7 @@
 `tokenizers` and `sentencepiece` give for them.
 
 Needs: pip install tokenizers sentencepiece==0.1.97 xxhash
-(that is Debian 12's libsentencepiece: later ones break ties of unigram models the other way)
+(the version whose ids formats/ gives: later ones break ties of unigram models the other way)
 
     scripts/make_tokenizer_goldens.py                 ids of the stored tokenizers again
     scripts/make_tokenizer_goldens.py --train FILE... train the stored tokenizers anew first
@@ -107,7 +107,7 @@ def hugging_face(tokenizer):
 
 def sentence_piece(path):
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    # Debian's library and the package differ in how they give control pieces back; only the text
+    # Versions of the library differ in how they give control pieces back; only the text
     # without them is compared.
     return (lambda text: [model.bos_id()] + model.encode(text),
             lambda ids, keep: model.decode([i for i in ids if not model.is_control(i)]))
