@@ -114,7 +114,7 @@ void bench(const KmeansShape& shape, int iterations, AssignKernel kernel, int sp
   const double run = milliseconds(stream, [&] { check(kmeans_run(params, stream)); });
   const double assign = milliseconds(stream, [&] { check(kmeans_assign(params, stream)); });
   uint32_t counters[2] = {};
-  const size_t counters_at = 2 * ((rows * 4 + 255) / 256 * 256) + (rows * 8 + 255) / 256 * 256;
+  const size_t counters_at = 2 * ((rows * 4 + 255) / 256 * 256) + (rows * 8 + 255) / 256 * 256 + 8;
   check(cudaMemcpy(counters, static_cast<char*>(params.workspace) + counters_at, 8,
                    cudaMemcpyDeviceToHost),
         "counters");

@@ -14,7 +14,7 @@ namespace sqz::cuda {
 namespace {
 
 // Counters that are zeroed together with the cluster sizes, once an iteration.
-constexpr int64_t kDoubtfulCounts = 0, kLargeCounts = 2, kCounters = 64;
+constexpr int64_t kEmptyHeads = 0, kDoubtfulCounts = 2, kLargeCounts = 4, kCounters = 64;
 
 struct Device {
   int multiprocessors = 0, major = 0, minor = 0;
@@ -141,6 +141,8 @@ class Run {
                workspace_.donors,
                large,
                workspace_.counters + kLargeCounts,
+               workspace_.counters + kEmptyHeads,
+               false,
                params.fault,
                multiprocessors_};
     assign_ = {points,
@@ -164,7 +166,7 @@ class Run {
   Status seed() { return launch_seed(update_, stream_); }
 
   Status assign() {
-    SQZ_RETURN_IF_ERROR(clear_counters());
+    SQZ_RETURN_IF_ERROR(clear_counters(0));
     SQZ_RETURN_IF_ERROR(kernel_ == AssignKernel::kHopper ? assign_hopper() : assign_plain());
     return launch_resolve(assign_, multiprocessors_, stream_);
   }
@@ -180,18 +182,21 @@ class Run {
     SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
     SQZ_RETURN_IF_ERROR(launch_sort(update_, stream_));
     SQZ_RETURN_IF_ERROR(launch_move(update_, stream_));
-    SQZ_RETURN_IF_ERROR(clear_counters());
+    update_.after_move = true;
+    SQZ_RETURN_IF_ERROR(clear_counters(kEmptyHeads + 1));
     SQZ_RETURN_IF_ERROR(launch_count(update_, stream_));
     SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
     return launch_sort(update_, stream_);
   }
 
  private:
-  Status clear_counters() {
+  // From this counter on, sizes included.
+  Status clear_counters(int64_t first) {
     const size_t clusters =
         static_cast<size_t>(shape_.heads) * static_cast<size_t>(shape_.clusters);
+    const size_t count = static_cast<size_t>(kCounters - first) + clusters;
     return cuda_status(
-        cudaMemsetAsync(workspace_.counters, 0, (kCounters + clusters) * sizeof(uint32_t), stream_),
+        cudaMemsetAsync(workspace_.counters + first, 0, count * sizeof(uint32_t), stream_),
         "clearing counters");
   }
 

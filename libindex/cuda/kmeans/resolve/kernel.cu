@@ -7,7 +7,7 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int kPairThreads = 256;
-constexpr int kSearchThreads = 256;
+constexpr int kSearchThreads = 512;
 constexpr int kUnroll = 4;  // centroids in flight, times those that a warp reads at once
 
 __device__ double dot(const __nv_bfloat16* a, const __nv_bfloat16* b, int dim) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kSearchThreads) search_kernel(const AssignPara
 Status launch_resolve(const AssignParams& params, int multiprocessors, cudaStream_t stream) {
   pairs_kernel<<<4 * multiprocessors, kPairThreads, 0, stream>>>(params);
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
-  search_kernel<<<4 * multiprocessors, kSearchThreads, 0, stream>>>(params);
+  search_kernel<<<2 * multiprocessors, kSearchThreads, 0, stream>>>(params);
   return cuda_status(cudaGetLastError(), "resolve kernels");
 }
 

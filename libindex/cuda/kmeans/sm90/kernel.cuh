@@ -286,7 +286,8 @@ __device__ void consume(SharedStorage<Config>& shared, const AssignParams& param
     // While one slot's products are searched the other's run, and the other warpgroup's.
     for (int i = 0; i < blocks.tiles; ++i, ring.advance()) {
       ptx::mbarrier_wait_parity(&shared.full[ring.stage], ring.parity);
-      const int tile = shared.tile[ring.stage];
+      // Read by the lane that releases the stage.
+      const int tile = __shfl_sync(~0u, lane == 0 ? shared.tile[ring.stage] : 0, 0);
       start_products<0>(first[0], points, centroids(ring.stage));
       start_products<1>(second[0], points, centroids(ring.stage));
       ptx::wgmma_wait_group<1>();

@@ -12,6 +12,7 @@ constexpr int kPerThread = 4;
 
 // Each thread takes kPerThread points at once, so that as many atomics or gathers are in flight.
 __global__ void __launch_bounds__(kThreads) count_kernel(const UpdateParams params) {
+  if (nothing_moved(params)) return;
   const int64_t head_points = static_cast<int64_t>(blockIdx.y) * params.points_per_head;
   uint32_t* sizes = params.sizes + static_cast<int64_t>(blockIdx.y) * params.clusters;
   const int first = blockIdx.x * kPerThread * kThreads + threadIdx.x;
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const UpdateParams para
 }
 
 __global__ void __launch_bounds__(kThreads) scatter_kernel(const UpdateParams params) {
+  if (nothing_moved(params)) return;
   const int64_t head_points = static_cast<int64_t>(blockIdx.y) * params.points_per_head;
   const uint32_t* offsets =
       params.offsets + static_cast<int64_t>(blockIdx.y) * (params.clusters + 1);
@@ -62,6 +64,7 @@ __device__ __forceinline__ uint32_t splits(uint32_t size, uint32_t largest) {
 
 // One block a head, a run of clusters a thread.
 __global__ void __launch_bounds__(kScanThreads) offsets_kernel(const UpdateParams params) {
+  if (nothing_moved(params)) return;
   const int64_t head = blockIdx.x;
   const int clusters = params.clusters;
   const int per_thread = (clusters + kScanThreads - 1) / kScanThreads;
@@ -86,6 +89,7 @@ __global__ void __launch_bounds__(kScanThreads) offsets_kernel(const UpdateParam
 
   const Scan empty = block_scan_1024(empties);
   if (empty.total == 0) return;
+  if (threadIdx.x == 0 && !params.after_move) atomicAdd(params.empty_heads, 1u);
   // D'Hondt: the largest bound of a part at which all clusters together give enough splits. With
   // parts of one point there are always enough, as there are no fewer points than clusters.
   auto total_splits = [&](uint32_t largest) {

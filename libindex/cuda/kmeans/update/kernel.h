@@ -28,9 +28,17 @@ struct UpdateParams {
   uint2* donors;                // [B, C]: of an empty cluster: the cluster to split, which split
   uint32_t* large;              // [B N / 32]: clusters left to whole blocks
   uint32_t* large_counts;       // [2]: zero before the first launch_centroids and launch_sort
+  uint32_t* empty_heads;        // [1]: heads with an empty cluster; zero before launch_group
+  bool after_move;              // then there is nothing to do if no head had one
   uint32_t* fault;              // [1]
   int32_t multiprocessors;
 };
+
+#ifdef __CUDACC__
+__device__ __forceinline__ bool nothing_moved(const UpdateParams& params) {
+  return params.after_move && *params.empty_heads == 0;
+}
+#endif
 
 // inverse_norms, and fault bits.
 Status launch_norms(const UpdateParams& params, cudaStream_t stream);

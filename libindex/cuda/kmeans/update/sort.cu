@@ -49,6 +49,7 @@ __device__ void sort_in_warp(uint32_t* run, uint32_t size) {
 }
 
 __global__ void __launch_bounds__(kThreads) sort_kernel(const UpdateParams params) {
+  if (nothing_moved(params)) return;
   const int64_t cluster = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (cluster >= static_cast<int64_t>(params.heads) * params.clusters) return;
   const int64_t head = cluster / params.clusters;
