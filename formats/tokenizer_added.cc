@@ -105,7 +105,8 @@ Result<AddedTokens> AddedTokens::parse(const JsonObject& root, const Normalizer*
     if (token.normalized && normalizer != nullptr) {
       SQZ_ASSIGN_OR_RETURN(token.pattern, normalizer->apply(std::move(token.pattern)));
       if (token.pattern.empty()) {
-        return item.bad("content", quote_text(token.content), "a token that is not normalized away");
+        return item.bad("content", quote_text(token.content),
+                        "a token that is not normalized away");
       }
     }
     (token.normalized ? added.normalized_ : added.raw_).insert(token.pattern, i);

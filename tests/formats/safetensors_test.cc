@@ -107,7 +107,9 @@ std::vector<Malformed> malformed_files() {
   return {
       {"Empty", "", {"file length", "0 bytes", "8 at least"}},
       {"SevenBytes", std::string(7, '\0'), {"file length", "7 bytes"}},
-      {"LengthBeyondLimit", little_endian(100'000'001) + "{}", {"header length", "100000001", "at most 100000000"}},
+      {"LengthBeyondLimit",
+       little_endian(100'000'001) + "{}",
+       {"header length", "100000001", "at most 100000000"}},
       {"LengthWraps", little_endian(UINT64_MAX) + "{}", {"header length", "18446744073709551615"}},
       {"LengthBeyondFile", little_endian(3) + "{}", {"header length", "found 3", "at most 2"}},
       {"NoHeader", little_endian(0), {"header", "nothing", "JSON object"}},

@@ -1,0 +1,55 @@
+// An Env with one read-only file in memory, whatever the path: what a fuzz target parses.
+#pragma once
+
+#include <cstring>
+
+#include "formats/base/file.h"
+
+namespace sqz {
+
+class MemoryEnv : public Env {
+ public:
+  explicit MemoryEnv(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) override {
+    return std::unique_ptr<ReadFile>(new File(path, bytes_));
+  }
+  bool exists(const std::string&) override { return true; }
+  Result<std::unique_ptr<WriteFile>> create(const std::string&) override { return read_only(); }
+  Status rename(const std::string&, const std::string&) override { return read_only(); }
+  Status remove(const std::string&) override { return read_only(); }
+  Status sync_directory(const std::string&) override { return read_only(); }
+
+ private:
+  static Status read_only() { return {Code::kIo, "memory file: read-only"}; }
+
+  struct View : Mapping {
+    explicit View(std::span<const std::byte> bytes) { bytes_ = bytes; }
+  };
+
+  class File : public ReadFile {
+   public:
+    File(std::string path, std::span<const std::byte> bytes)
+        : path_(std::move(path)), bytes_(bytes) {}
+    const std::string& path() const override { return path_; }
+    uint64_t size() const override { return bytes_.size(); }
+    Status read(uint64_t offset, std::span<std::byte> out) const override {
+      if (offset > bytes_.size() || out.size() > bytes_.size() - offset) {
+        return {Code::kCorrupt, concat(path_, ": file length: found ", bytes_.size(), " bytes")};
+      }
+      if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
+      return {};
+    }
+    Result<std::unique_ptr<Mapping>> map() const override {
+      return std::unique_ptr<Mapping>(new View(bytes_));
+    }
+
+   private:
+    std::string path_;
+    std::span<const std::byte> bytes_;
+  };
+
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace sqz
