@@ -6,15 +6,18 @@ with sqz-index, asks for each needle with and without selection, and counts: how
 finds, on how many of those the sparse answer is the same, and what was read. Standard library only.
 
   tests/bench/needle_agreement.py --bin build/cpu/tools --model DIR --text BOOK --tokens 8000 \\
-      --needles 4 --want 48 --work build/needles [-- --selector squeezed --budget 0.125]
+      --needles 4 --want 48 --work build/needles --sparse="--budget 0.125" --sparse="--budget 0.1"
 
 Contexts are made, with needles and places drawn from --seed, until dense has found --want needles.
-Options after -- go to sqz-generate for the sparse run.
+Each --sparse is one setting: options of sqz-generate, asked of the same indexes.
 """
 import argparse
+import concurrent.futures
 import json
+import os
 import pathlib
 import random
+import shlex
 import subprocess
 import sys
 
@@ -56,53 +59,67 @@ def main():
     parser.add_argument("--want", type=int, default=48, help="needles that dense must find in all")
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("sparse", nargs="*", help="options of sqz-generate for the sparse run")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2),
+                        help="questions asked at a time, two threads each")
+    parser.add_argument("--sparse", action="append", help="one sparse setting (default --budget 0.125)")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     book = args.text.read_text(encoding="utf-8")
     rng = random.Random(args.seed)
-    sparse_options = args.sparse or ["--budget", "0.125"]
+    settings = args.sparse or ["--budget 0.125"]
+    tally = {setting: {"found": 0, "agreed": 0, "budgets": []} for setting in settings}
+    asked = found = contexts = 0
+    seconds, chars = {}, args.tokens * 3
+    source, index = args.work / "context.txt", args.work / "context.sqz"
+    build = [args.bin / "sqz-index", "build", "--json", "--force", "--model", args.model, source, "-o",
+             index]
 
-    asked = found = agreed = sparse_right = contexts = 0
-    budgets, seconds, chars = [], {}, args.tokens * 3
+    def ask(question):
+        word, options = question
+        result = run([args.bin / "sqz-generate", "--json", "--model", args.model, "--index", index,
+                      "--threads", "2", "--prompt", QUESTION.format(word), "--max-tokens", "12",
+                      *shlex.split(options)])[-1]
+        return result["text"].strip().split(".")[0].split("\n")[0], result["budget"]["delivered"]
+
     while found < args.want:
         needles = [(word, "".join(str(rng.randrange(1 if i == 0 else 0, 10)) for i in range(7)))
                    for word in rng.sample(WORDS, args.needles)]
-        source, index = args.work / "context.txt", args.work / "context.sqz"
         state = rng.getstate()
         for _ in range(4):  # fit the slice to the asked number of tokens
             rng.setstate(state)
             source.write_text(make_context(book, chars, needles, rng), encoding="utf-8")
-            plan = run([args.bin / "sqz-index", "build", "--json", "--dry-run", "--force", "--model",
-                        args.model, source, "-o", index])[-1]
+            plan = run(build + ["--dry-run"])[-1]
             if 0.98 * args.tokens <= plan["tokens"] <= args.tokens:
                 break
             chars = int(chars * 0.99 * args.tokens / plan["tokens"])
-        built = run([args.bin / "sqz-index", "build", "--json", "--force", "--model", args.model, source,
-                     "-o", index])[-1]
-        for part, value in built["seconds"].items():
+        for part, value in run(build)[-1]["seconds"].items():
             seconds.setdefault(part, []).append(value)
         contexts += 1
+        questions = [(word, options) for word, _ in needles for options in ["--dense", *settings]]
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            answers = dict(zip(questions, pool.map(ask, questions)))
         for word, number in needles:
-            common = [args.bin / "sqz-generate", "--json", "--model", args.model, "--index", index,
-                      "--prompt", QUESTION.format(word), "--max-tokens", "12"]
-            dense = run(common + ["--dense"])[-1]
-            sparse = run(common + sparse_options)[-1]
-            answers = [r["text"].strip().split(".")[0].split("\n")[0] for r in (dense, sparse)]
+            dense = answers[word, "--dense"][0]
             asked += 1
-            budgets.append(sparse["budget"]["delivered"])
-            sparse_right += answers[1] == number
-            if answers[0] == number:
-                found += 1
-                agreed += answers[1] == answers[0]
-            print(f"{contexts:3} {plan['tokens']} tokens  {word:8} {number}  dense {answers[0]!r}  "
-                  f"sparse {answers[1]!r}  read {budgets[-1]:.3f}", flush=True)
-    print(json.dumps({
-        "model": str(args.model), "text": args.text.name, "tokens": args.tokens, "options": sparse_options,
-        "asked": asked, "dense_found": found, "sparse_found": sparse_right, "agreed": agreed,
-        "delivered_budget_mean": round(sum(budgets) / len(budgets), 4),
-        "delivered_budget_max": round(max(budgets), 4), "contexts": contexts,
-        "build_seconds_mean": {k: round(sum(v) / len(v), 2) for k, v in seconds.items()}}))
+            found += dense == number
+            sparse = []
+            for options in settings:
+                answer, budget = answers[word, options]
+                tally[options]["found"] += answer == number
+                tally[options]["agreed"] += dense == number == answer
+                tally[options]["budgets"].append(budget)
+                sparse.append(f"{answer!r} ({budget:.3f})")
+            print(f"{contexts:3} {plan['tokens']} tokens  {word:8} {number}  dense {dense!r}  sparse "
+                  f"{'  '.join(sparse)}", flush=True)
+    for options, counts in tally.items():
+        budgets = counts["budgets"]
+        print(json.dumps({
+            "sparse": options, "model": str(args.model), "text": args.text.name, "tokens": args.tokens,
+            "needles": args.needles, "contexts": contexts, "asked": asked, "dense_found": found,
+            "sparse_found": counts["found"], "agreed": counts["agreed"],
+            "delivered_budget_mean": round(sum(budgets) / len(budgets), 4),
+            "delivered_budget_max": round(max(budgets), 4),
+            "build_seconds_mean": {k: round(sum(v) / len(v), 2) for k, v in seconds.items()}}))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ trap 'rm -rf "$scratch"' EXIT
 cmake --install "$build" --prefix "$scratch/usr" --component runtime >/dev/null
 cmake --install "$build" --prefix "$scratch/usr" --component dev >/dev/null
 
-cmake -S "$source/tests/install/consumer" -B "$scratch/consumer" -DCMAKE_BUILD_TYPE=Release \
+cmake -G Ninja -S "$source/tests/install/consumer" -B "$scratch/consumer" -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$scratch/usr" -DEXAMPLES="$source/examples" >/dev/null
 cmake --build "$scratch/consumer" >/dev/null
 "$scratch/consumer/consumer_c" "$index"
