@@ -23,7 +23,7 @@ install(FILES ${PROJECT_BINARY_DIR}/sqzConfig.cmake ${PROJECT_BINARY_DIR}/sqzCon
 configure_file(cmake/sqz.pc.in ${PROJECT_BINARY_DIR}/sqz.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/sqz.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 
-foreach(tool sqz-index sqz-generate sqz-eval)
+foreach(tool sqz-index sqz-generate sqz-eval sqz-bench)
   if(TARGET ${tool})
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   endif()

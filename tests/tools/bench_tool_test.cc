@@ -1,0 +1,103 @@
+// sqz-bench from end to end, on shapes that take a moment. What is slow or fast is not tested.
+#include <gmock/gmock.h>
+
+#include "tests/tools/run_tool.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+
+class BenchTool : public ToolTest {
+ protected:
+  ToolRun bench(std::vector<std::string> arguments) const {
+    for (const char* more :
+         {"--tokens", "4000", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--repeat",
+          "2", "--threads", "2", "--file-gib", "0.01", "--file-layers", "2"}) {
+      arguments.emplace_back(more);
+    }
+    arguments.insert(arguments.end(), {"--directory", path("")});
+    return run(SQZ_BENCH_TOOL, arguments);
+  }
+};
+
+TEST_F(BenchTool, EveryCaseHasRows) {
+  const ToolRun result = bench({"attend", "prefill", "bandwidth", "open", "verify", "kmeans",
+                                "--queries", "20", "--block", "8", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json last = result.last();
+  EXPECT_EQ(last["machine"]["threads"], 2);
+  EXPECT_NE(last["machine"]["isa"], "");
+  ASSERT_EQ(last["cases"].size(), 6u);
+  size_t rows = 0;
+  for (const Json& one : last["cases"]) {
+    EXPECT_EQ(one["rounds"], 2);
+    for (const Json& row : one["rows"]) {
+      ++rows;
+      const Json& seconds = row["seconds"];
+      EXPECT_GT(seconds["min"], 0.0) << row;
+      EXPECT_LE(seconds["min"], seconds["median"]) << row;
+      EXPECT_LE(seconds["median"], seconds["p90"]) << row;
+      for (const auto& baseline : one["baselines"]) {
+        const double times = row["times_faster"][baseline.get<std::string>()];
+        EXPECT_GT(times, 0.0) << row;
+        if (row["name"] == baseline) {
+          EXPECT_EQ(times, 1.0);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(result.events().size(), rows + 1);
+  EXPECT_EQ(files(), "");  // nothing is left
+}
+
+TEST_F(BenchTool, SparseRowsSayWhatWasRead) {
+  const ToolRun result = bench({"attend", "--sparsity", "0.75", "--no-torch", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json rows = result.last()["cases"][0]["rows"];
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[1]["name"], "dense");
+  for (const size_t sparse : {2, 3}) {
+    EXPECT_NEAR(rows[sparse]["keep"], 0.25, 0.1) << rows[sparse];
+    EXPECT_GT(rows[sparse]["keys_per_run"], 1.0);
+  }
+  // The tree scores fewer centroids.
+  EXPECT_LT(rows[3]["budget"].get<double>() - rows[3]["keep"].get<double>(),
+            rows[2]["budget"].get<double>() - rows[2]["keep"].get<double>());
+}
+
+TEST_F(BenchTool, TableAndList) {
+  const ToolRun table = bench({"open"});
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("median ms"));
+  EXPECT_THAT(table.out, HasSubstr("processor"));
+  const ToolRun list = bench({"--list"});
+  EXPECT_EQ(list.code, 0);
+  for (const char* name : {"attend", "prefill", "bandwidth", "open", "verify", "kmeans"}) {
+    EXPECT_THAT(list.out, HasSubstr(name));
+  }
+}
+
+TEST_F(BenchTool, BadInput) {
+  const auto expect = [&](std::vector<std::string> more, int code, const std::string& message) {
+    const ToolRun result = bench(std::move(more));
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+    EXPECT_EQ(result.out, "");
+  };
+  expect({}, 2, "CASE: found none, expected attend");
+  expect({"juggle"}, 2, "CASE: found juggle, expected attend");
+  expect({"attend", "--sparsity", "1.5"}, 2, "--sparsity");
+  expect({"attend", "--levels", "3"}, 2, "--levels");
+  expect({"attend", "--isa", "mmx"}, 2, "--isa");
+  expect({"attend", "--device", "cuda"}, 2, "--device");
+  const ToolRun heads = run(SQZ_BENCH_TOOL, {"attend", "--heads", "7", "--kv-heads", "2"});
+  EXPECT_EQ(heads.code, 2);
+  EXPECT_THAT(heads.err, HasSubstr("--heads: found 7, expected a multiple of --kv-heads 2"));
+  const ToolRun folder = run(SQZ_BENCH_TOOL, {"open", "--directory", path("none")});
+  EXPECT_EQ(folder.code, 3);
+  EXPECT_THAT(folder.err, HasSubstr("--directory"));
+}
+
+}  // namespace
+}  // namespace sqz

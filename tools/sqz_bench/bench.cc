@@ -1,0 +1,165 @@
+#include "tools/sqz_bench/bench.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "libindex/parallel.h"
+#include "libruntime/kernels/cpu/kernels.h"
+#include "tools/sqz_bench/cases.h"
+#include "tools/sqz_bench/machine.h"
+
+namespace sqz::bench {
+namespace {
+
+struct CaseInfo {
+  const char* name;
+  const char* what;
+  Result<CaseSetup> (*set_up)(const Options&);
+};
+constexpr CaseInfo kCases[] = {
+    {"attend", "one query token over the fixed context: dense, sparse, LibTorch, plain reads",
+     attend_case},
+    {"prefill", "a prompt's tokens over the fixed context: dense, sparse, LibTorch", prefill_case},
+    {"bandwidth", "plain vector reads of memory, by number of threads", bandwidth_case},
+    {"open", "opening a sparse file of 100 GiB, and smaller ones", open_case},
+    {"verify", "all checksums and invariants of an index, beside plain reads of it", verify_case},
+    {"kmeans", "clustering of one layer's keys, as in a build", kmeans_case},
+};
+
+const CaseInfo* find_case(const std::string& name) {
+  const auto* at = std::find_if(std::begin(kCases), std::end(kCases),
+                                [&](const auto& c) { return c.name == name; });
+  return at == std::end(kCases) ? nullptr : at;
+}
+
+Status check_options(const Options& options, const CommonOptions& common) {
+  const auto refuse = [](const std::string& field, const std::string& found,
+                         const std::string& expected) {
+    return Status(Code::kInvalidArgument, bad_field("options", field, found, expected));
+  };
+  if (common.device != "cpu") return refuse("--device", common.device, "cpu");
+  if (options.query_heads % options.kv_heads != 0) {
+    return refuse("--heads", concat(options.query_heads),
+                  concat("a multiple of --kv-heads ", options.kv_heads));
+  }
+  if (options.tokens != 0 && options.tokens < 1000) {
+    return refuse("--tokens", concat(options.tokens), "0 or at least 1000");
+  }
+  std::string names;
+  for (const CaseInfo& info : kCases) names += concat(names.empty() ? "" : ", ", info.name);
+  if (options.cases.empty()) return refuse("CASE", "none", names);
+  for (const std::string& name : options.cases) {
+    if (find_case(name) == nullptr) return refuse("CASE", name, names);
+  }
+  return {};
+}
+
+Json row_of(const CaseSetup& setup, const Measured& measured, size_t i) {
+  const Contender& contender = setup.contenders[i];
+  const Spread spread = spread_of(measured.seconds[i]);
+  Json row = {{"name", contender.name},
+              {"seconds", {{"min", spread.least}, {"median", spread.median}, {"p90", spread.p90}}}};
+  if (contender.bytes > 0) row["gb_per_s"] = contender.bytes / spread.median * 1e-9;
+  if (contender.flop > 0) row["gflop_per_s"] = contender.flop / spread.median * 1e-9;
+  for (size_t b = 0; b < setup.contenders.size(); ++b) {
+    const std::string& name = setup.contenders[b].name;
+    if (std::count(setup.baselines.begin(), setup.baselines.end(), name) == 0) continue;
+    row["times_faster"][name] = times_faster(measured, i, b);
+  }
+  if (contender.details) row.update(contender.details());
+  return row;
+}
+
+// A figure with three significant digits; "" where the row has none.
+std::string figure(const Json& row, const char* name, double scale = 1) {
+  if (!row.contains(name)) return "";
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g", row[name].get<double>() * scale);
+  return text;
+}
+
+std::string table(const Json& result) {
+  const std::vector<std::string> baselines = result["baselines"];
+  std::vector<std::vector<std::string>> lines = {
+      {result["case"].get<std::string>(), "median ms", "min", "p90", "GB/s", "GFLOP/s"}};
+  for (const auto& baseline : baselines) lines[0].push_back("x " + baseline);
+  lines[0].insert(lines[0].end(), {"keys", "bytes"});
+  for (const Json& row : result["rows"]) {
+    const Json& seconds = row["seconds"];
+    lines.push_back({row["name"], figure(seconds, "median", 1e3), figure(seconds, "min", 1e3),
+                     figure(seconds, "p90", 1e3), figure(row, "gb_per_s"),
+                     figure(row, "gflop_per_s")});
+    for (const auto& baseline : baselines) {
+      lines.back().push_back(figure(row["times_faster"], baseline.c_str()));
+    }
+    lines.back().push_back(figure(row, "keep"));
+    lines.back().push_back(figure(row, "budget"));
+  }
+  std::string out;
+  for (const auto& line : lines) {
+    for (size_t c = 0; c < line.size(); ++c) {
+      size_t width = 0;
+      for (const auto& other : lines) width = std::max(width, other[c].size());
+      if (width == 0) continue;
+      const std::string space(width - line[c].size(), ' ');
+      out += c == 0 ? line[c] + space : "  " + space + line[c];
+    }
+    out.erase(out.find_last_not_of(' ') + 1);
+    out += '\n';
+  }
+  return out + "\n";
+}
+
+Result<Json> run_case(const CaseInfo& info, const Options& options, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const CaseSetup setup, info.set_up(options));
+  Progress progress(context.progress_style(), info.name);
+  const auto runs = static_cast<double>(setup.contenders.size()) * double(setup.rounds + 1);
+  double done = 0;
+  SQZ_ASSIGN_OR_RETURN(const Measured measured, measure(setup.contenders, setup.rounds,
+                                                        [&] { progress.update(++done / runs); }));
+  progress.finish();
+  Json rows = Json::array();
+  for (size_t i = 0; i < setup.contenders.size(); ++i) {
+    rows.push_back(row_of(setup, measured, i));
+    Json event = rows.back();
+    event["case"] = info.name;
+    context.output.event("row", event);
+  }
+  Json result = {{"case", info.name},
+                 {"shape", setup.shape},
+                 {"rounds", setup.rounds},
+                 {"baselines", setup.baselines},
+                 {"rows", std::move(rows)}};
+  context.output.text(concat(info.name, " ", setup.shape.dump(), "\n", table(result)));
+  return result;
+}
+
+}  // namespace
+
+Status run_bench(Options options, const ToolContext& context) {
+  if (options.list) {
+    Rows rows;
+    Json names = Json::array();
+    for (const CaseInfo& info : kCases) {
+      rows.emplace_back(info.name, info.what);
+      names.push_back(info.name);
+    }
+    context.output.result({{"cases", names}}, rows);
+    return {};
+  }
+  SQZ_RETURN_IF_ERROR(check_options(options, context.options));
+  options.threads = resolve_threads(context.options.threads);
+  options.seed = context.options.seed;
+  const std::string isa = options.isa.empty() ? cpu_kernels().name : options.isa;
+  const Json machine = describe_machine(isa, options.threads);
+  Json results = Json::array();
+  for (const std::string& name : options.cases) {
+    SQZ_ASSIGN_OR_RETURN(Json result, run_case(*find_case(name), options, context));
+    results.push_back(std::move(result));
+  }
+  context.output.result({{"machine", machine}, {"cases", results}}, machine_rows(machine));
+  return {};
+}
+
+}  // namespace sqz::bench

@@ -1,0 +1,111 @@
+#include "libruntime/kernels/cpu/kernels.h"
+#include "tools/sqz_bench/bench.h"
+
+namespace sqz::bench {
+
+const char* const kDescription =
+    "Times kernels and whole steps on this machine, beside dense attention and plain memory reads.";
+
+const char* const kHelp =
+    "Cases: 'sqz-bench --list'. Contenders of a case take turns, round by round; a figure is the\n"
+    "median over rounds (least and 90th percentile beside it), 'times faster' the median of the\n"
+    "ratios within a round, so that other work on the machine hits both sides alike. Indexes are "
+    "made\n"
+    "up: keys in clusters as k-means would find them, queries that want some of them "
+    "(docs/performance.md).\n"
+    "\n"
+    "Examples:\n"
+    "  sqz-bench attend\n"
+    "  sqz-bench attend prefill --tokens 32768 --sparsity 0.9 --levels 1,2 --json\n"
+    "  sqz-bench bandwidth --threads 1\n"
+    "  sqz-bench open --file-gib 100\n";
+
+void add_bench_options(CLI::App& app, Options& options) {
+  app.add_option("CASE", options.cases, "What to measure");
+  app.add_flag("--list", options.list, "Name the cases and exit");
+  app.add_option("--repeat", options.repeat, "Rounds; 0 = the case's own number")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  app.add_option("--directory", options.directory, "For temporary files (default: the system's)");
+
+  constexpr const char* kShape = "Shape";
+  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 31);
+  app.add_option(
+         "--tokens", options.tokens,
+         "Length of the fixed context; 0 = 131072 for attend, bandwidth and verify, 32768 for "
+         "prefill, 16384 for kmeans")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+      ->capture_default_str()
+      ->group(kShape);
+  app.add_option("--heads", options.query_heads, "Query heads")
+      ->check(positive)
+      ->capture_default_str()
+      ->group(kShape);
+  app.add_option("--kv-heads", options.kv_heads, "KV heads")
+      ->check(positive)
+      ->capture_default_str()
+      ->group(kShape);
+  app.add_option("--head-dim", options.head_dim, "Dimensions of a head")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group(kShape);
+  app.add_option("--query-dtype", options.query_dtype, "Type of queries and outputs")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->capture_default_str()
+      ->group(kShape);
+  app.add_option("--queries", options.queries, "prefill: prompt tokens")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group(kShape);
+  app.add_option("--block", options.block, "prefill: prompt tokens that share a selection")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group(kShape);
+
+  constexpr const char* kPaths = "What is compared";
+  app.add_option("--sparsity", options.sparsity, "Fraction of the clustered keys not to read")
+      ->check(CLI::Range(0.0, 0.999999))
+      ->capture_default_str()
+      ->group(kPaths);
+  app.add_option("--levels", options.levels, "Levels of the tree that selection uses, one row each")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 2))
+      ->capture_default_str()
+      ->group(kPaths);
+  std::vector<std::string> sets = {""};
+  for (const CpuKernels* kernels : available_cpu_kernels()) sets.emplace_back(kernels->name);
+  app.add_option("--isa", options.isa, "Instruction set of the kernels (default: the best)")
+      ->check(CLI::IsMember(sets))
+      ->group(kPaths);
+  app.add_flag("--torch,!--no-torch", options.torch,
+               "LibTorch's attention too, where it was built in (default: yes)")
+      ->group(kPaths);
+  app.add_option("--torch-dtype", options.torch_dtype, "Types that LibTorch computes in")
+      ->check(CLI::IsMember({"f32", "bf16", "bf16,f32"}))
+      ->capture_default_str()
+      ->group(kPaths);
+  app.add_option("--open-mode", options.open_mode, "How the index is opened")
+      ->check(CLI::IsMember({"mmap", "read"}))
+      ->capture_default_str()
+      ->group(kPaths);
+
+  constexpr const char* kOther = "open and kmeans";
+  app.add_option("--file-gib", options.file_gib, "open: size of the sparse file")
+      ->check(CLI::Range(0.001, 100000.0))
+      ->capture_default_str()
+      ->group(kOther);
+  app.add_option("--file-layers", options.file_layers, "open: layers in it")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str()
+      ->group(kOther);
+  app.add_option("--kmeans-heads", options.kmeans_heads, "kmeans: KV heads clustered at once")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group(kOther);
+  app.add_option("--kmeans-fraction", options.kmeans_fraction, "kmeans: clusters per point")
+      ->check(CLI::Range(0.0001, 1.0))
+      ->capture_default_str()
+      ->group(kOther);
+}
+
+}  // namespace sqz::bench

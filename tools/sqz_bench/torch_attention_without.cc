@@ -1,0 +1,15 @@
+#include "tools/sqz_bench/torch_attention.h"
+
+namespace sqz::bench {
+
+std::string torch_version() {
+  return "";
+}
+
+std::vector<Contender> torch_contenders(const Options&, const LayerView&,
+                                        const std::vector<std::vector<float>>&, int64_t, double,
+                                        double) {
+  return {};
+}
+
+}  // namespace sqz::bench
