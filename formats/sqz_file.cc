@@ -255,6 +255,10 @@ const std::map<std::string, std::string>& SqzFile::raw_metadata() const {
 const SafetensorsHeader& SqzFile::header() const {
   return state_->header;
 }
+std::span<const std::byte> SqzFile::tensor(std::string_view name) const {
+  const TensorInfo* info = state_->header.find(name);
+  return info ? state_->bytes.subspan(info->offset, info->bytes) : std::span<const std::byte>();
+}
 LayerView SqzFile::layer(int64_t index) const {
   return state_->layers[static_cast<size_t>(index)];
 }
@@ -264,10 +268,10 @@ Result<Calibration> SqzFile::calibration() const {
   SQZ_RETURN_IF_ERROR(parse_calibration_text(raw_metadata().at(kCalibrationKey), metadata().levels,
                                              path(), calibration));
   const auto copy = [&](const char* name, std::vector<float>& out) {
-    const TensorInfo* tensor = header().find(name);
-    if (!tensor) return;  // every layer is dense
-    out.resize(static_cast<size_t>(tensor->bytes) / sizeof(float));
-    std::memcpy(out.data(), state_->bytes.data() + tensor->offset, out.size() * sizeof(float));
+    const std::span<const std::byte> bytes = tensor(name);
+    if (bytes.empty()) return;  // every layer is dense
+    out.resize(bytes.size() / sizeof(float));
+    std::memcpy(out.data(), bytes.data(), out.size() * sizeof(float));
   };
   copy("calibration.thresholds", calibration.thresholds);
   copy("calibration.coarse", calibration.coarse);

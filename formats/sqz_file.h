@@ -15,7 +15,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/base/file.h"
@@ -127,6 +129,8 @@ class SqzFile {
   // Raw "__metadata__" strings as stored, for `info`.
   const std::map<std::string, std::string>& raw_metadata() const;
   const SafetensorsHeader& header() const;
+  // The bytes of a tensor; empty if there is none of this name. They live as long as the SqzFile.
+  std::span<const std::byte> tensor(std::string_view name) const;
   LayerView layer(int64_t index) const;  // 0 <= index < metadata().model.layers
   // Copies the calibration tensors out of the file; kCorrupt if a value is NaN or out of order.
   Result<Calibration> calibration() const;

@@ -67,6 +67,16 @@ struct SqzWriter::State {
   std::vector<uint64_t> hashes;  // of layout.tensors
   std::vector<bool> written;     // layers
 
+  // `layer` is one of the index's, and not written yet.
+  Status check_next(int64_t layer) const {
+    if (layer < 0 || std::cmp_greater_equal(layer, written.size())) {
+      return {Code::kInternal,
+              bad_field(path, "layer", concat(layer), concat("below ", written.size()))};
+    }
+    if (!written[static_cast<size_t>(layer)]) return {};
+    return {Code::kInternal, concat(path, ": layer ", layer, " was written before")};
+  }
+
   Status put(size_t tensor, std::span<const std::byte> data) {
     const PlannedTensor& planned = layout.tensors[tensor];
     if (data.size() != planned.bytes) {
@@ -105,14 +115,8 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
 
 Status SqzWriter::write_layer(int64_t layer, const LayerData& data) {
   State& s = *state_;
-  if (layer < 0 || std::cmp_greater_equal(layer, s.written.size())) {
-    return {Code::kInternal,
-            bad_field(s.path, "layer", concat(layer), concat("below ", s.written.size()))};
-  }
+  SQZ_RETURN_IF_ERROR(s.check_next(layer));
   const auto index = static_cast<size_t>(layer);
-  if (s.written[index]) {
-    return {Code::kInternal, concat(s.path, ": layer ", layer, " was written before")};
-  }
   const size_t levels = s.metadata.layers[index].dense ? 0 : static_cast<size_t>(s.metadata.levels);
   if (data.levels.size() != levels) {
     return {Code::kInternal, bad_field(s.path, concat("layers.", layer),
@@ -123,6 +127,17 @@ Status SqzWriter::write_layer(int64_t layer, const LayerData& data) {
     SQZ_RETURN_IF_ERROR(s.put(i, part_of(data, s.layout.tensors[i])));
   }
   s.written[index] = true;
+  return {};
+}
+
+Status SqzWriter::copy_layer(int64_t layer, const SqzFile& from) {
+  State& s = *state_;
+  SQZ_RETURN_IF_ERROR(s.check_next(layer));
+  for (size_t i = 0; i < s.layout.tensors.size(); ++i) {
+    const PlannedTensor& planned = s.layout.tensors[i];
+    if (planned.layer == layer) SQZ_RETURN_IF_ERROR(s.put(i, from.tensor(planned.name)));
+  }
+  s.written[static_cast<size_t>(layer)] = true;
   return {};
 }
 

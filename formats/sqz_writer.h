@@ -51,6 +51,11 @@ class SqzWriter {
   // Each layer once, in any order. A span of the wrong size is kInternal.
   Status write_layer(int64_t layer, const LayerData& data);
 
+  // The same from another index, tensor by tensor as they are. kInternal if a tensor that this file
+  // will have is missing there or of another size. Nothing is checked: verify() `from` before, or
+  // its damage gets fresh checksums.
+  Status copy_layer(int64_t layer, const SqzFile& from);
+
   // Writes calibration, checksums and header, then publishes. Fails if a layer is missing or the
   // calibration's sizes are wrong; its tables are ignored if every layer is dense. Returns the
   // file's size. After it, or after a failure of any call, only destruction is left to do.

@@ -3,8 +3,11 @@
 //
 // What is measured: a cluster's score counts with its number of keys, over all (sparse layer, KV
 // head, query); thresholds are quantiles of that one distribution, so they are global, as in the
-// paper (3.2). Scope 0 (generation) scores each query on its own: the heads of its GQA group are
-// combined by the policy. Scope 1 (prompt) scores all calibration queries as one block.
+// paper (3.2). Scope 0 (generation) scores a query on its own: the heads of its GQA group are
+// combined by the policy. Scope 1 (prompt) scores a block of queries together. Queries of the tail
+// count in both scopes: each on its own, and all as one block. Of recorded calls of an engine those
+// with one query count in scope 0 and those with several, each as one block, in scope 1, as they
+// are served; calls weigh the same, whatever their length.
 //
 // The tree (path 1) is measured as it is served. T_1 is set so that the clusters of level 1 with
 // S >= T_1 hold coarse_keep of all keys; level 2 is scored for their children alone, with the
@@ -43,11 +46,12 @@ struct CalibrationLayer {
 struct CalibrationInput {
   int64_t layers = 0;  // of the model; those that are not in `sparse` are dense
   int64_t kv_heads = 0, group = 0, dim = 0;
-  int64_t queries = 0;  // n, per layer and query head
-  float scale = 0;      // attention scale
+  int64_t queries = 0;         // n, per layer and query head
+  std::vector<int64_t> calls;  // queries of each recorded call, in order, sum n; empty: the tail's
+  float scale = 0;             // attention scale
   DType dtype = DType::kBF16;
   double coarse_keep = 0.5;
-  std::string source;  // "tail"
+  std::string source;  // for people: "tail"
   std::vector<CalibrationLayer> sparse;
 };
 

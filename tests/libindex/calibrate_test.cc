@@ -148,12 +148,21 @@ struct PlainHead {
   // Mean over the selections of a scope.
   double mean_kept(int scope, size_t first_level, size_t last,
                    const std::vector<double>& thresholds, int policy) const {
-    if (scope == 1) return kept(first_level, last, thresholds, 0, kQueries, policy);
-    double sum = 0;
-    for (int64_t t = 0; t < kQueries; ++t) {
-      sum += kept(first_level, last, thresholds, t, 1, policy) / kQueries;
+    std::vector<std::pair<int64_t, int64_t>> selections;  // first token, count
+    int64_t first = 0;
+    for (const int64_t count : input.calls) {
+      if ((count > 1) == (scope == 1)) selections.emplace_back(first, count);
+      first += count;
     }
-    return sum;
+    if (input.calls.empty() && scope == 1) selections.emplace_back(0, kQueries);
+    if (input.calls.empty() && scope == 0) {
+      for (int64_t t = 0; t < kQueries; ++t) selections.emplace_back(t, 1);
+    }
+    double sum = 0;
+    for (const auto& [token, count] : selections) {
+      sum += kept(first_level, last, thresholds, token, count, policy);
+    }
+    return sum / static_cast<double>(selections.size());
   }
 };
 
@@ -225,6 +234,23 @@ TEST_P(Calibrated, ThreeLevelThresholdsKeepTheirFraction) {
     EXPECT_NEAR(mean_over_heads(input, scope_, 0, 2,
                                 {first, second, curve(c, scope_, 1, group_)[i]}, group_),
                 static_cast<double>(i) / kLast, tolerance_);
+  }
+}
+
+// Of recorded calls, those with one query are one scope and those with several the other.
+TEST_P(Calibrated, CallsCountInTheScopeThatServesThem) {
+  CalibrationInput input = make_input({60, 300}, 1500);
+  input.calls = {7, 1, 1, 1, 3, 1, 5, 1, 1, 4};
+  const Calibration c = calibrated(input);
+  const double first = c.coarse[scope_ * Calibration::kGroups + group_];
+  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}, group_), 0.5, 0.02);
+  for (int64_t i : {64, 128, 300}) {
+    const double asked = static_cast<double>(i) / kLast;
+    EXPECT_NEAR(mean_over_heads(input, scope_, 1, 1, {curve(c, scope_, 0, group_)[i]}, group_),
+                asked, 0.01);
+    EXPECT_NEAR(
+        mean_over_heads(input, scope_, 0, 1, {first, curve(c, scope_, 1, group_)[i]}, group_),
+        asked, 0.01);
   }
 }
 
@@ -301,6 +327,19 @@ TEST(Calibrate, SameBitsForAnyThreads) {
   EXPECT_EQ(one.thresholds, many.thresholds);
   EXPECT_EQ(one.coarse, many.coarse);
   EXPECT_EQ(one.shares, many.shares);
+}
+
+TEST(Calibrate, AScopeWithoutCallsTakesWhatThereIs) {
+  CalibrationInput input = make_input({12, 150}, 1500);
+  const Calibration tail = calibrated(input);
+  input.calls = {kQueries};  // a prompt without an answer: its tokens one by one
+  EXPECT_EQ(calibrated(input).thresholds, tail.thresholds);
+  input.calls.assign(kQueries, 1);  // answers alone
+  const Calibration answers = calibrated(input);
+  for (int64_t i = 0; i <= kLast; ++i) {
+    EXPECT_EQ(curve(answers, 0, 0, 0)[i], curve(tail, 0, 0, 0)[i]);
+    EXPECT_EQ(curve(answers, 1, 0, 0)[i], curve(tail, 0, 0, 0)[i]);
+  }
 }
 
 TEST(Calibrate, HugeLogitsAreAnErrorThatNamesTheHead) {

@@ -73,6 +73,19 @@ TEST_F(EvalTool, TableAndRepetition) {
   EXPECT_THAT(first.out, HasSubstr("error questions  squeezed  all     budget"));
 }
 
+TEST_F(EvalTool, CalibratesWithQuestionsOfItsOwn) {
+  const auto delivered = [&](const char* prompts) {
+    const ToolRun result = eval({"--task", "needle1", "--trials", "2", "--budget", "0.3",
+                                 "--calibrate-prompts", prompts, "--json"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_TRUE(std::filesystem::is_empty(path("work")));
+    return result.last()["rows"][1]["budget"]["delivered"].get<double>();
+  };
+  const double tail = delivered("0"), prompts = delivered("6");
+  EXPECT_NEAR(prompts, 0.3, 0.045);  // 15 %
+  EXPECT_LT(std::abs(prompts - 0.3), std::abs(tail - 0.3));
+}
+
 TEST_F(EvalTool, BadInput) {
   const auto expect = [&](std::vector<std::string> more, int code, const std::string& message) {
     const ToolRun result = eval(std::move(more));
@@ -86,6 +99,7 @@ TEST_F(EvalTool, BadInput) {
   expect({"--tokens", "20000"}, 2, "lines.txt: the text has");
   expect({"--text", path("none.txt")}, 3, "none.txt");
   expect({"--reuse"}, 2, "--save");
+  expect({"--calibrate-prompts", "100"}, 2, "--calibrate-prompts");
   expect({"--device", "cuda"}, 3, "--device");
 }
 

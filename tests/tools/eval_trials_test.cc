@@ -113,6 +113,26 @@ TEST_F(EvalTrials, ViewShowsTheFactsOfItsTrialOnly) {
   }
 }
 
+TEST_F(EvalTrials, FactsThatCalibrateAreInEveryViewAndNeverAsked) {
+  auto wanted = options({Task::kNeedle1, Task::kNeedle4, Task::kPasskey}, 16000, 6);
+  wanted.calibration = 5;
+  const Pass pass = pass_of(plan_passes(wanted).at(0), wanted);
+  ASSERT_EQ(pass.facts.size(), pass.calibration + 5);
+  std::set<std::string> prompts;
+  for (const Fact& fact : pass.facts) {
+    if (fact.kind == FactKind::kNeedle) EXPECT_TRUE(prompts.insert(fact.prompt).second);
+  }
+  for (const View& view : pass.views) {
+    const std::string text = decode(view_ids(pass, view));
+    for (const Question& question : view.questions) EXPECT_LT(question.fact, pass.calibration);
+    for (size_t i = pass.calibration; i < pass.facts.size(); ++i) {
+      EXPECT_EQ(count_of(text, pass.facts[i].text), 1u) << view.name;
+    }
+  }
+  wanted.calibration = 0;
+  EXPECT_EQ(pass_of(plan_passes(wanted).at(0), wanted).calibration, pass.calibration);
+}
+
 TEST_F(EvalTrials, SeedDecidesEverything) {
   auto wanted = options({Task::kNeedle1, Task::kPasskey}, 4000, 2);
   const PassShape shape = plan_passes(wanted).at(0);
@@ -192,7 +212,7 @@ TEST(EvalFacts, AnswersDifferAndAreNotInTheText) {
   Random random(3);
   std::string text;
   for (int i = 1000; i < 10000; i += 2) text += concat(i, " ");  // every even number of 4 digits
-  const auto facts = random_facts(random, 8, true, text);
+  const auto facts = random_facts(random, 8, true, 0, text);
   ASSERT_EQ(facts.size(), 16u);
   std::set<std::string> texts;
   for (const Fact& fact : facts) {

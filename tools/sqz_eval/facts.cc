@@ -77,20 +77,26 @@ int64_t most_facts() {
   return 8;
 }
 
-std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys,
+int64_t most_more_facts() {
+  return static_cast<int64_t>(kWords.size()) - most_facts();
+}
+
+std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys, int64_t more,
                                std::string_view text) {
   std::vector<size_t> words(kWords.size());
   for (size_t i = 0; i < words.size(); ++i) words[i] = i;
   for (size_t i = words.size() - 1; i > 0; --i) std::swap(words[i], words[random.below(i + 1)]);
   std::vector<Fact> out;
-  for (int64_t i = 0; i < count; ++i) {
+  const auto add_needle = [&](int64_t word) {
     const int digits = kNeedleDigits[random.below(kNeedleDigits.size())];
     out.push_back(
-        needle(kWords[words[static_cast<size_t>(i)]], fresh_digits(random, digits, text, out)));
-  }
+        needle(kWords[words[static_cast<size_t>(word)]], fresh_digits(random, digits, text, out)));
+  };
+  for (int64_t i = 0; i < count; ++i) add_needle(i);
   for (int64_t i = 0; passkeys && i < count; ++i) {
     out.push_back(passkey(fresh_digits(random, kPasskeyDigits, text, out)));
   }
+  for (int64_t i = 0; i < more; ++i) add_needle(count + i);
   return out;
 }
 

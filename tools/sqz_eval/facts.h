@@ -37,10 +37,13 @@ class Random {
 
 // Most needles of one text: there are that many words for them.
 int64_t most_facts();
+// Most of the other needles that random_facts() is asked for.
+int64_t most_more_facts();
 
-// `count` needles for different words, then `count` passkeys if asked for. No answer is part of
-// another answer or of `text`.
-std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys, std::string_view text);
+// `count` needles for different words, then `count` passkeys if asked for, then `more` needles for
+// words that are not among the first. No answer is part of another answer or of `text`.
+std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys, int64_t more,
+                               std::string_view text);
 
 // The generated text is the answer, whole: a space, the digits, and no digit after them.
 bool answers(const Fact& fact, std::string_view generated);

@@ -7,6 +7,7 @@
 
 #include "formats/base/hash.h"
 #include "formats/sqz_file.h"
+#include "tools/common/calibration.h"
 #include "tools/common/signals.h"
 #include "tools/sqz_eval/settings.h"
 
@@ -62,6 +63,7 @@ Result<bool> find_reusable(const std::string& path, const IndexStore& store, con
 // One index on its way.
 struct Build {
   const View* view;
+  std::string path;
   std::unique_ptr<IndexBuilder> builder;
 };
 
@@ -92,6 +94,22 @@ Status dense_pass(EvalModel& model, const Pass& pass, int64_t tail, std::vector<
     return add_layer(layer, model.description(), tokens, builds);
   };
   return model.runner().prefill(pass.ids, options).status();
+}
+
+// With the questions of the facts that were planted for it; they stand where all questions do.
+Status calibrate(EvalModel& model, const Pass& pass, const std::string& path, int threads) {
+  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path));
+  if (!check_calibratable(*index).ok()) return {};  // a kind that has no thresholds
+  CalibrationPrompts prompts;
+  prompts.position = static_cast<int64_t>(pass.ids.size());
+  for (size_t i = pass.calibration; i < pass.facts.size(); ++i) {
+    prompts.prompts.emplace_back();
+    SQZ_RETURN_IF_ERROR(
+        model.tokenizer().encode(pass.facts[i].prompt, false, prompts.prompts.back()));
+  }
+  const RecalibrateOptions in_place{true, true, threads};
+  return calibrate_with_prompts(model.runner(), path, prompts, path, in_place, [](double) {})
+      .status();
 }
 
 }  // namespace
@@ -129,7 +147,7 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
           auto builder, IndexBuilder::create(Env::posix(), path, store.force || out.temporary_,
                                              model.description(), view_ids(pass, view),
                                              model.tokenizer().hash(), index_options(kind, build)));
-      builds.push_back({&view, std::move(builder)});
+      builds.push_back({&view, path, std::move(builder)});
     }
   }
   if (builds.empty()) return out;
@@ -139,6 +157,8 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
     SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_RETURN_IF_ERROR(one.builder->finish().status());
     one.builder.reset();
+    if (pass.calibration == pass.facts.size()) continue;
+    SQZ_RETURN_IF_ERROR(calibrate(model, pass, one.path, build.threads));
   }
   return out;
 }

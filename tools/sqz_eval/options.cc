@@ -84,6 +84,13 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
       ->check(CLI::Range(int64_t{kBlockTokens}, int64_t{65536}))
       ->capture_default_str()
       ->group(kGroup);
+  app.add_option("--calibrate-prompts", arguments.trials.calibration,
+                 "Calibrate with the questions of N needles more, planted for that in every "
+                 "context; 0: with its tail")
+      ->check(CLI::Range(int64_t{0}, most_more_facts()))
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(kGroup);
 }
 
 void add_setting_options(CLI::App& app, SettingOptions& settings) {

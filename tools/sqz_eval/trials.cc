@@ -51,15 +51,22 @@ std::vector<double> random_depths(Random& random, size_t count) {
   return out;
 }
 
-// Needles and passkeys are spread separately.
-std::vector<double> fact_depths(Random& random, const std::vector<Fact>& facts) {
+// Needles, passkeys and facts that calibrate are spread separately.
+std::vector<double> fact_depths(Random& random, const Pass& pass, const PassShape& shape) {
   std::vector<double> out;
-  for (const FactKind kind : {FactKind::kNeedle, FactKind::kPasskey}) {
-    const auto count = std::count_if(facts.begin(), facts.end(),
-                                     [&](const Fact& fact) { return fact.kind == kind; });
-    const auto depths = random_depths(random, static_cast<size_t>(count));
+  const auto needles = static_cast<size_t>(shape.needles);
+  for (const size_t count :
+       {needles, pass.calibration - needles, pass.facts.size() - pass.calibration}) {
+    const auto depths = random_depths(random, count);
     out.insert(out.end(), depths.begin(), depths.end());
   }
+  return out;
+}
+
+// Facts that a view shows: those that calibrate, to which it adds its own.
+std::vector<bool> shown_to_all(const Pass& pass) {
+  std::vector<bool> out(pass.facts.size());
+  std::fill(out.begin() + static_cast<int64_t>(pass.calibration), out.end(), true);
   return out;
 }
 
@@ -108,7 +115,7 @@ void add_views(const PassShape& shape, const TrialOptions& options, Pass& pass) 
   const auto needles = static_cast<size_t>(shape.needles);
   for (size_t i = 0; i < static_cast<size_t>(shape.singles); ++i) {
     View view{concat("single-", i), {}, {}, shape.text && i == 0};
-    std::vector<bool> shown(pass.facts.size());
+    std::vector<bool> shown = shown_to_all(pass);
     shown[i] = true;
     if (shape.questions) view.questions.push_back({Task::kNeedle1, i});
     if (shape.passkeys) {
@@ -120,7 +127,7 @@ void add_views(const PassShape& shape, const TrialOptions& options, Pass& pass) 
   }
   for (size_t i = 0; i < static_cast<size_t>(shape.fours); ++i) {
     View view{concat("four-", i), {}, {}, false};
-    std::vector<bool> shown(pass.facts.size());
+    std::vector<bool> shown = shown_to_all(pass);
     for (size_t k = 0; k < static_cast<size_t>(kNeedlesOfFour); ++k) {
       const size_t fact = i + k * static_cast<size_t>(shape.fours);
       shown[fact] = true;
@@ -211,7 +218,8 @@ Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, con
 
   SQZ_ASSIGN_OR_RETURN(const std::string text,
                        tokenizer.decode(all.first(static_cast<size_t>(options.tokens + after))));
-  pass.facts = random_facts(random, shape.needles, shape.passkeys, text);
+  pass.facts = random_facts(random, shape.needles, shape.passkeys, options.calibration, text);
+  pass.calibration = pass.facts.size() - static_cast<size_t>(options.calibration);
   std::vector<std::vector<int32_t>> fact_ids(pass.facts.size());
   int64_t length = options.tokens - specials;  // of the text that is not planted
   for (size_t i = 0; i < pass.facts.size(); ++i) {
@@ -225,7 +233,7 @@ Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, con
                          " facts, sink and tail leave no room for text; pass more tokens"));
   }
   std::vector<int64_t> places;
-  for (const double depth : fact_depths(random, pass.facts)) {
+  for (const double depth : fact_depths(random, pass, shape)) {
     const auto place = lowest + static_cast<int64_t>(depth * static_cast<double>(highest - lowest));
     places.push_back(after_line_end(tokenizer, all, place, highest));
   }

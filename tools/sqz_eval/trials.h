@@ -44,6 +44,7 @@ struct Pass {
   std::vector<int32_t> ids;           // [tokens], special tokens first
   std::vector<int32_t> continuation;  // the text that follows, without facts
   std::vector<Fact> facts;
+  size_t calibration = 0;      // facts from here on are in every view: their questions calibrate
   std::vector<Range> planted;  // where each fact stands in `ids`
   std::vector<View> views;
 };
@@ -66,6 +67,7 @@ struct TrialOptions {
   int64_t continuation =
       1024;  // tokens whose loss is measured; one more is taken as the last target
   int64_t sink = 16, tail = 100;  // no fact is planted there
+  int64_t calibration = 0;        // needles more a pass whose questions calibrate; 0: the tail does
   uint64_t seed = 0;
 };
 

@@ -6,6 +6,7 @@
 
 #include "formats/capture.h"
 #include "tools/common/load_runner.h"
+#include "tools/common/prompts.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/build_options.h"
 #include "tools/sqz_index/commands.h"
@@ -50,8 +51,15 @@ Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
                   const BuildArguments& arguments, const BuildOptions& options) {
   for (const Job& job : jobs) {
     const auto tokens = static_cast<int64_t>(job.tokens.ids.size());
-    const Status status = IndexBuilder::plan(model, tokens, options).status();
-    if (!status.ok()) return {status.code(), concat(job.label, ": ", status.message())};
+    const auto plan = IndexBuilder::plan(model, tokens, options);
+    if (!plan.ok()) {
+      return {plan.status().code(), concat(job.label, ": ", plan.status().message())};
+    }
+    if (!arguments.calibrate_with.empty() && plan->clusters.empty()) {
+      return {Code::kUnsupported, concat(job.label,
+                                         ": every layer of the model has a sliding window and is "
+                                         "stored dense: there is nothing to calibrate")};
+    }
     if (arguments.dry_run) continue;
     if (arguments.separate) {
       std::error_code error;
@@ -76,6 +84,7 @@ Json index_json(const std::string& path, const BuiltIndex& index) {
             {"calibrate", report.seconds.calibrate},
             {"write", report.seconds.write}}},
           {"engine", report.engine},
+          {"calibration", index.calibration},
           {"fingerprint", index.fingerprint}};
 }
 
@@ -91,6 +100,7 @@ Rows index_rows(const std::string& path, const BuiltIndex& index) {
                       seconds_text(seconds.cluster), ", calibrate ",
                       seconds_text(seconds.calibrate), ", write ", seconds_text(seconds.write))},
       {"engine", report.engine},
+      {"calibration", index.calibration},
       {"model", index.fingerprint}};
 }
 
@@ -151,11 +161,24 @@ void print_total(const std::vector<Json>& built, const ToolContext& context) {
                          {"size", bytes_text(static_cast<double>(bytes))}});
 }
 
+Result<CalibrationPrompts> calibration_prompts(const BuildArguments& arguments,
+                                               const ModelDescription& model) {
+  CalibrationPrompts out;
+  out.answer_tokens = arguments.answer_tokens;
+  if (arguments.calibrate_with.empty()) return out;
+  SQZ_ASSIGN_OR_RETURN(const auto prompts, read_prompts(Env::posix(), arguments.calibrate_with));
+  SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.source.model));
+  SQZ_ASSIGN_OR_RETURN(out.prompts, encode_prompts(*tokenizer, prompts, model.vocab_size));
+  return out;
+}
+
 Status build_from_texts(const BuildArguments& arguments, const ToolContext& context) {
   const BuildOptions options = build_options(arguments, context.options);
   SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
   SQZ_ASSIGN_OR_RETURN(const std::vector<Job> jobs, make_jobs(source, arguments));
   SQZ_RETURN_IF_ERROR(check_jobs(jobs, source.model().description, arguments, options));
+  SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts,
+                       calibration_prompts(arguments, source.model().description));
   if (arguments.dry_run) return dry_run(jobs, source.model(), arguments, options, context);
 
   SQZ_ASSIGN_OR_RETURN(
@@ -167,7 +190,9 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
     Progress progress(context.progress_style(), job.label);
     const IndexTarget target{job.output, arguments.force, options};
     SQZ_ASSIGN_OR_RETURN(const BuiltIndex index,
-                         build_from_model(*runner, job.tokens, target, progress));
+                         prompts.prompts.empty()
+                             ? build_from_model(*runner, job.tokens, target, progress)
+                             : build_with_prompts(*runner, job.tokens, target, prompts, progress));
     built.push_back(index_json(job.output, index));
     if (!arguments.separate) {
       context.output.result(built.back(), index_rows(job.output, index));
@@ -205,6 +230,8 @@ void add_build_command(Tool& tool) {
                    "  sqz-index build --model MODEL book.txt -o book.sqz\n"
                    "  sqz-index build --model MODEL docs/ --separate -o indexes/\n"
                    "  sqz-index build --model MODEL book.txt -o book.sqz --dry-run\n"
+                   "  sqz-index build --model MODEL book.txt -o book.sqz --calibrate-with "
+                   "questions.txt\n"
                    "  sqz-index build --capture book.h5 -o book.sqz --level-fractions 0.05\n",
                    [arguments](const ToolContext& context) -> Status {
                      SQZ_RETURN_IF_ERROR(check_arguments(*arguments));

@@ -1,5 +1,7 @@
 #include "tools/sqz_index/build_index.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -8,6 +10,8 @@
 
 namespace sqz {
 namespace {
+
+constexpr double kBuildShare = 0.8;  // of a build's time before its prompts, roughly
 
 class Stopwatch {
  public:
@@ -20,10 +24,11 @@ class Stopwatch {
 };
 
 // One bar over two kinds of work that take turns: the dense pass and the clustering of its layers.
+// They are the first `part` of what the bar shows.
 class BuildProgress {
  public:
-  BuildProgress(Progress& progress, int64_t layers)
-      : progress_(progress), layers_(static_cast<double>(layers)) {}
+  BuildProgress(Progress& progress, int64_t layers, double part)
+      : progress_(progress), layers_(static_cast<double>(layers)), part_(part) {}
 
   void pass(double done) {
     pass_ = done;
@@ -37,10 +42,10 @@ class BuildProgress {
   }
 
  private:
-  void show() { progress_.update(0.5 * pass_ + 0.5 * clustered_); }
+  void show() { progress_.update(part_ * (0.5 * pass_ + 0.5 * clustered_)); }
 
   Progress& progress_;
-  double layers_, pass_ = 0, clustered_ = 0;
+  double layers_, part_, pass_ = 0, clustered_ = 0;
 };
 
 // Queries of the last `count` positions of each head, out of [heads, positions, dim].
@@ -58,22 +63,30 @@ std::vector<float> last_queries(const CapturedLayer& layer, const CaptureInfo& i
   return out;
 }
 
-}  // namespace
+// Removes a file at the end of a scope, if it is there.
+class Scratch {
+ public:
+  explicit Scratch(std::string path) : path_(std::move(path)) {}
+  ~Scratch() {
+    const Status ignored = Env::posix().remove(path_);
+    (void)ignored;
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  const std::string& path() const { return path_; }
 
-std::vector<int64_t> last_positions(int64_t tokens, int64_t count) {
-  std::vector<int64_t> out(static_cast<size_t>(std::min(tokens, count)));
-  std::iota(out.begin(), out.end(), tokens - static_cast<int64_t>(out.size()));
-  return out;
-}
+ private:
+  std::string path_;
+};
 
-Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
-                                    const IndexTarget& target, Progress& progress) {
+Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const IndexTarget& target,
+                              Progress& progress, double part) {
   const ModelDescription& model = runner.config().description;
   protect_output(target.path);
   SQZ_ASSIGN_OR_RETURN(const auto builder,
                        IndexBuilder::create(Env::posix(), target.path, target.force, model,
                                             tokens.ids, tokens.tokenizer_hash, target.options));
-  BuildProgress shown(progress, model.layers);
+  BuildProgress shown(progress, model.layers, part);
   const Stopwatch watch;
   double adding = 0;
   PrefillOptions pass;
@@ -95,6 +108,45 @@ Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
   out.fingerprint = fingerprint(model);
   SQZ_RETURN_IF_ERROR(check_stop());
   SQZ_ASSIGN_OR_RETURN(out.report, builder->finish());
+  return out;
+}
+
+}  // namespace
+
+std::vector<int64_t> last_positions(int64_t tokens, int64_t count) {
+  std::vector<int64_t> out(static_cast<size_t>(std::min(tokens, count)));
+  std::iota(out.begin(), out.end(), tokens - static_cast<int64_t>(out.size()));
+  return out;
+}
+
+Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
+                                    const IndexTarget& target, Progress& progress) {
+  SQZ_ASSIGN_OR_RETURN(BuiltIndex out, build_pass(runner, tokens, target, progress, 1));
+  progress.finish();
+  return out;
+}
+
+Result<BuiltIndex> build_with_prompts(Runner& runner, const FixedTokens& tokens,
+                                      const IndexTarget& target, const CalibrationPrompts& prompts,
+                                      Progress& progress) {
+  protect_output(target.path);
+  // A name that protect_output() looks for.
+  const Scratch scratch(concat(target.path, ".tmp.", ::getpid(), ".uncalibrated"));
+  IndexTarget uncalibrated{scratch.path(), true, target.options};
+  uncalibrated.options.keep_kv = true;
+  SQZ_ASSIGN_OR_RETURN(BuiltIndex out,
+                       build_pass(runner, tokens, uncalibrated, progress, kBuildShare));
+  const Stopwatch watch;
+  const RecalibrateOptions options{target.force, target.options.keep_kv, target.options.threads};
+  SQZ_ASSIGN_OR_RETURN(out.report.bytes,
+                       calibrate_with_prompts(
+                           runner, scratch.path(), prompts, target.path, options, [&](double done) {
+                             progress.update(kBuildShare + (1 - kBuildShare) * done);
+                           }));
+  out.report.seconds.calibrate += watch.seconds();
+  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(target.path));
+  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index->calibration());
+  out.calibration = calibration.source;
   progress.finish();
   return out;
 }
@@ -127,7 +179,7 @@ Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexT
   SQZ_ASSIGN_OR_RETURN(const auto builder,
                        IndexBuilder::create(Env::posix(), target.path, target.force, info.model,
                                             info.tokens, info.tokenizer_hash, target.options));
-  BuildProgress shown(progress, info.model.layers);
+  BuildProgress shown(progress, info.model.layers, 1);
   BuiltIndex out;
   for (int64_t layer = 0; layer < info.model.layers; ++layer) {
     SQZ_RETURN_IF_ERROR(check_stop());

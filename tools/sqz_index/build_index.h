@@ -5,6 +5,7 @@
 
 #include "formats/capture.h"
 #include "libindex/builder.h"
+#include "tools/common/calibration.h"
 #include "tools/common/progress.h"
 #include "tools/sqz_index/source.h"
 
@@ -18,12 +19,19 @@ struct IndexTarget {
 
 struct BuiltIndex {
   BuildReport report;
-  double capture_seconds = 0;  // dense pass, or reading the capture
-  std::string fingerprint;     // of the model
+  double capture_seconds = 0;        // dense pass, or reading the capture
+  std::string fingerprint;           // of the model
+  std::string calibration = "tail";  // what calibrated: the file's calibration.source
 };
 
 Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
                                     const IndexTarget& target, Progress& progress);
+
+// The same, calibrated with prompts. They are answered from an index under a temporary name, which
+// takes as much room on the disk as the result and is removed at the end.
+Result<BuiltIndex> build_with_prompts(Runner& runner, const FixedTokens& tokens,
+                                      const IndexTarget& target, const CalibrationPrompts& prompts,
+                                      Progress& progress);
 
 Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexTarget& target,
                                       Progress& progress);

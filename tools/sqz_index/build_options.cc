@@ -63,6 +63,16 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_flag("--no-kv", arguments.no_kv,
                "Store no clustered keys and values: the engine brings its own cache")
       ->group(kGroup);
+  app.add_option("--calibrate-with", arguments.calibrate_with,
+                 "Prompts that calibrate instead of the tail: one a line; in F.jsonl objects with "
+                 "\"prompt\". May be repeated")
+      ->take_all()
+      ->group(kGroup);
+  app.add_option("--answer-tokens", arguments.answer_tokens,
+                 "Tokens of each greedy answer that count beside a prompt of --calibrate-with")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str()
+      ->group(kGroup);
 }
 
 Status check_arguments(const BuildArguments& arguments) {
@@ -73,6 +83,11 @@ Status check_arguments(const BuildArguments& arguments) {
     return {Code::kInvalidArgument,
             "--capture brings model, tokens and keys with it: pass no --model, --tokens, "
             "--max-tokens or text beside it"};
+  }
+  if (from_capture && !arguments.calibrate_with.empty()) {
+    return {Code::kInvalidArgument,
+            "--calibrate-with runs the model, which a build from --capture does not have: build "
+            "without it, then use sqz-index calibrate"};
   }
   if (arguments.separate && source.texts.empty()) {
     return {Code::kInvalidArgument, "--separate makes one index a document: name text files"};

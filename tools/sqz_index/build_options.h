@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "libindex/builder.h"
+#include "tools/common/calibration.h"
 #include "tools/sqz_index/source.h"
 
 namespace sqz {
@@ -18,6 +19,8 @@ struct BuildArguments {
   std::vector<double> level_fractions;  // empty: the defaults of `levels`
   bool no_kv = false;
   std::string dtype = "bf16";
+  std::vector<std::string> calibrate_with;  // files of prompts; empty: the tail calibrates
+  int64_t answer_tokens = kAnswerTokens;
   BuildOptions build;
 };
 

@@ -1,0 +1,164 @@
+#include "libindex/recalibrate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <numeric>
+
+#include "formats/sqz_writer.h"
+#include "libindex/calibrate.h"
+#include "libindex/parallel.h"
+
+namespace sqz {
+namespace {
+
+constexpr double kVerifyShare = 0.3;  // of the work, roughly
+constexpr double kCalibrateShare = 0.4;
+
+int64_t total(const std::vector<int64_t>& calls) {
+  return std::accumulate(calls.begin(), calls.end(), int64_t{0});
+}
+
+Status check_queries(const RecordedQueries& queries, const SqzFile& index) {
+  const ModelDescription& model = index.metadata().model;
+  const bool positive = std::all_of(queries.calls.begin(), queries.calls.end(),
+                                    [](int64_t count) { return count > 0; });
+  const int64_t n = positive ? total(queries.calls) : 0;
+  if (n < 1 || std::cmp_not_equal(queries.layers.size(), model.layers)) {
+    return {Code::kInvalidArgument,
+            bad_field("calibration queries", "calls and layers",
+                      concat(queries.calls.size(), " calls, ", queries.layers.size(), " layers"),
+                      concat("1 call or more, ", model.layers, " layers"))};
+  }
+  const int64_t row = model.query_heads * model.head_dim;
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    if (index.metadata().layers[static_cast<size_t>(layer)].dense) continue;
+    const std::vector<float>& given = queries.layers[static_cast<size_t>(layer)];
+    if (std::cmp_not_equal(given.size(), n * row)) {
+      return {Code::kInvalidArgument, bad_field("calibration queries", concat("layer ", layer),
+                                                concat(given.size(), " floats"), concat(n * row))};
+    }
+    const auto bad =
+        std::find_if_not(given.begin(), given.end(), [](float x) { return std::isfinite(x); });
+    if (bad == given.end()) continue;
+    const int64_t at = bad - given.begin();
+    return {Code::kNumeric, concat("calibration queries: layer ", layer, ", query ", at / row,
+                                   ", head ", at % row / model.head_dim, ": NaN or infinity")};
+  }
+  return {};
+}
+
+template <class T>
+std::vector<T> copy_of(const T* data, int64_t count) {
+  return {data, data + count};
+}
+
+CalibrationLayer calibration_layer(const SqzFile& index, int64_t layer,
+                                   const std::vector<float>& queries, int64_t n) {
+  const ModelDescription& model = index.metadata().model;
+  const LayerView view = index.layer(layer);
+  CalibrationLayer out;
+  out.layer = layer;
+  for (int k = 0; k < view.levels; ++k) {
+    const LevelView& level = view.level[static_cast<size_t>(k)];
+    const int64_t bytes = view.kv_heads * level.clusters * view.head_dim * dtype_size(view.dtype);
+    out.levels.push_back({copy_of(static_cast<const std::byte*>(level.centroids), bytes),
+                          copy_of(level.offsets, view.kv_heads * (level.clusters + 1))});
+  }
+  // [n, Hq, d] to [Hkv, n, group, d].
+  const int64_t width = model.group_size() * model.head_dim;
+  out.queries.resize(queries.size());
+  for (int64_t t = 0; t < n; ++t) {
+    for (int64_t h = 0; h < model.kv_heads; ++h) {
+      std::copy_n(queries.begin() + (t * model.kv_heads + h) * width, width,
+                  out.queries.begin() + (h * n + t) * width);
+    }
+  }
+  return out;
+}
+
+Result<Calibration> calibrate_index(const SqzFile& index, const RecordedQueries& queries,
+                                    int threads) {
+  const IndexMetadata& metadata = index.metadata();
+  SQZ_ASSIGN_OR_RETURN(const Calibration before, index.calibration());
+  CalibrationInput input;
+  input.layers = metadata.model.layers;
+  input.kv_heads = metadata.model.kv_heads;
+  input.group = metadata.model.group_size();
+  input.dim = metadata.model.head_dim;
+  input.queries = total(queries.calls);
+  input.calls = queries.calls;
+  input.scale = static_cast<float>(metadata.model.attention_scale);
+  input.dtype = metadata.dtype;
+  if (!before.coarse_keep.empty()) input.coarse_keep = before.coarse_keep.front();
+  input.source = queries.source;
+  for (int64_t layer = 0; layer < input.layers; ++layer) {
+    if (metadata.layers[static_cast<size_t>(layer)].dense) continue;
+    input.sparse.push_back(
+        calibration_layer(index, layer, queries.layers[static_cast<size_t>(layer)], input.queries));
+  }
+  return calibrate(input, threads);
+}
+
+LayerShape shape_of(const LayerView& view) {
+  LayerShape shape;
+  for (int k = 0; k < view.levels; ++k) {
+    shape.clusters.push_back(view.level[static_cast<size_t>(k)].clusters);
+  }
+  shape.slots = view.slots;
+  shape.exact = view.exact;
+  return shape;
+}
+
+Result<uint64_t> copy_index(Env& env, const SqzFile& index, const Calibration& calibration,
+                            const std::string& output, const RecalibrateOptions& options,
+                            const std::function<void(double)>& progress) {
+  IndexMetadata metadata = index.metadata();
+  metadata.producer.clear();  // this build's
+  metadata.has_kv = metadata.has_kv && options.keep_kv;
+  const int64_t layers = metadata.model.layers;
+  std::vector<LayerShape> shapes;
+  for (int64_t layer = 0; layer < layers; ++layer) shapes.push_back(shape_of(index.layer(layer)));
+  SQZ_ASSIGN_OR_RETURN(const auto writer, SqzWriter::create(env, output, options.replace,
+                                                            std::move(metadata), shapes));
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    SQZ_RETURN_IF_ERROR(writer->copy_layer(layer, index));
+    progress(static_cast<double>(layer + 1) / static_cast<double>(layers));
+  }
+  return writer->commit(calibration);
+}
+
+}  // namespace
+
+Status check_calibratable(const SqzFile& index) {
+  if (index.metadata().levels > 0) return {};
+  return {Code::kUnsupported,
+          index.path() + ": no layer of the index has clusters; there is nothing to calibrate"};
+}
+
+Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueries& queries,
+                             const std::string& output, const RecalibrateOptions& options,
+                             const std::function<void(double)>& progress) {
+  const auto show = [&](double done) {
+    if (progress) progress(done);
+  };
+  try {
+    SQZ_RETURN_IF_ERROR(check_calibratable(index));
+    SQZ_RETURN_IF_ERROR(check_queries(queries, index));
+    SQZ_ASSIGN_OR_RETURN(const VerifyReport report, index.verify([&](uint64_t done, uint64_t all) {
+      show(kVerifyShare * static_cast<double>(done) /
+           static_cast<double>(std::max<uint64_t>(all, 1)));
+    }));
+    if (!report.problems.empty()) return Status(Code::kCorrupt, report.problems.front());
+    SQZ_ASSIGN_OR_RETURN(const Calibration calibration,
+                         calibrate_index(index, queries, resolve_threads(options.threads)));
+    return copy_index(env, index, calibration, output, options, [&](double done) {
+      const double before = kVerifyShare + kCalibrateShare;
+      show(before + (1 - before) * done);
+    });
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "not enough memory to calibrate the index");
+  }
+}
+
+}  // namespace sqz

@@ -1,0 +1,237 @@
+// An index calibrated anew: what changes in the file, what must not, and what is refused.
+#include "libindex/recalibrate.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <set>
+
+#include "libindex/calibrate.h"
+#include "tests/common/temporary_directory.h"
+#include "tests/common/tiny_index.h"
+#include "tests/formats/fault_env.h"
+
+namespace sqz {
+namespace {
+
+using testing::TinyIndexOptions;
+
+const std::vector<int64_t> kCalls = {3, 1, 2, 1, 1};
+
+// Queries [n, Hq, d] of every layer but the dense ones.
+RecordedQueries make_queries(const TinyIndexOptions& o, uint64_t seed = 5) {
+  RecordedQueries out;
+  out.calls = kCalls;
+  out.source = "prompts: 2 prompts";
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal;
+  for (int64_t l = 0; l < o.layers; ++l) {
+    std::vector<float>& layer = out.layers.emplace_back();
+    if (o.dense_layers.contains(l)) continue;
+    layer.resize(static_cast<size_t>(8 * o.query_heads * o.head_dim));
+    for (float& x : layer) x = normal(rng);
+  }
+  return out;
+}
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+class Recalibrate : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_.layers = 3;
+    options_.dense_layers = {1};
+    const auto written = testing::write_tiny_index(path_, options_);
+    ASSERT_TRUE(written.ok()) << written.status().message();
+  }
+
+  std::shared_ptr<const SqzFile> open(const std::string& path) const {
+    auto file = SqzFile::open(path);
+    EXPECT_TRUE(file.ok()) << file.status().message();
+    return file.ok() ? *file : nullptr;
+  }
+  Result<uint64_t> run(const RecordedQueries& queries, const RecalibrateOptions& options,
+                       const std::string& output, Env& env = Env::posix()) const {
+    return recalibrate(env, *open(path_), queries, output, options);
+  }
+  std::set<std::string> files() const {
+    std::set<std::string> out;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
+      out.insert(entry.path().filename().string());
+    }
+    return out;
+  }
+
+  testing::TemporaryDirectory directory_;
+  const std::string path_ = directory_.file("tiny.sqz");
+  TinyIndexOptions options_;
+};
+
+TEST_F(Recalibrate, OnlyTheCalibrationChanges) {
+  const std::string output = directory_.file("out.sqz");
+  const auto bytes = run(make_queries(options_), {}, output);
+  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+  EXPECT_EQ(*bytes, std::filesystem::file_size(output));
+  const auto before = open(path_), after = open(output);
+  const auto report = after->verify();
+  ASSERT_TRUE(report.ok());
+  EXPECT_TRUE(report->problems.empty()) << report->problems.front();
+  ASSERT_EQ(before->header().tensors.size(), after->header().tensors.size());
+  for (const TensorInfo& info : before->header().tensors) {
+    const auto was = before->tensor(info.name), is = after->tensor(info.name);
+    const bool same = was.size() == is.size() && std::memcmp(was.data(), is.data(), is.size()) == 0;
+    const bool changes = info.name.starts_with("calibration.") || info.name.starts_with("header.");
+    EXPECT_EQ(same, !changes) << info.name;
+  }
+  for (const char* key : {"model", "tokens_hash", "tokenizer_hash", "build", "layers"}) {
+    EXPECT_EQ(before->raw_metadata().at(key), after->raw_metadata().at(key));
+  }
+  const auto calibration = after->calibration();
+  ASSERT_TRUE(calibration.ok());
+  EXPECT_EQ(calibration->source, "prompts: 2 prompts");
+  EXPECT_EQ(calibration->queries, 8);
+}
+
+// What is in the file is what calibrate() says of the same queries in its own layout.
+TEST_F(Recalibrate, TheCalibrationIsOfTheGivenQueries) {
+  const RecordedQueries queries = make_queries(options_);
+  const std::string output = directory_.file("out.sqz");
+  ASSERT_TRUE(run(queries, {}, output).ok());
+  const auto file = open(output);
+  CalibrationInput input;
+  input.layers = options_.layers;
+  input.kv_heads = options_.kv_heads;
+  input.group = options_.query_heads / options_.kv_heads;
+  input.dim = options_.head_dim;
+  input.queries = 8;
+  input.calls = kCalls;
+  input.scale = static_cast<float>(file->metadata().model.attention_scale);
+  for (const int64_t l : {int64_t{0}, int64_t{2}}) {
+    CalibrationLayer& layer = input.sparse.emplace_back();
+    layer.layer = l;
+    for (int k = 1; k <= 2; ++k) {
+      const std::string name = concat("layers.", l, ".level.", k, ".");
+      const auto centroids = file->tensor(name + "centroids"),
+                 offsets = file->tensor(name + "offsets");
+      auto& level = layer.levels.emplace_back();
+      level.centroids.assign(centroids.begin(), centroids.end());
+      level.children.resize(offsets.size() / 4);
+      std::memcpy(level.children.data(), offsets.data(), offsets.size());
+    }
+    const auto& q = queries.layers[static_cast<size_t>(l)];
+    for (int64_t kv = 0; kv < input.kv_heads; ++kv) {
+      for (int64_t t = 0; t < 8; ++t) {
+        for (int64_t head = kv * input.group; head < (kv + 1) * input.group; ++head) {
+          for (int64_t c = 0; c < input.dim; ++c) {
+            layer.queries.push_back(q[(t * options_.query_heads + head) * input.dim + c]);
+          }
+        }
+      }
+    }
+  }
+  const auto expected = calibrate(input, 1);
+  ASSERT_TRUE(expected.ok()) << expected.status().message();
+  const auto found = file->calibration();
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(found->thresholds, expected->thresholds);
+  EXPECT_EQ(found->coarse, expected->coarse);
+  EXPECT_EQ(found->shares, expected->shares);
+  EXPECT_EQ(found->coarse_keep, expected->coarse_keep);
+}
+
+TEST_F(Recalibrate, InPlaceAndForAnyThreads) {
+  const std::string output = directory_.file("out.sqz");
+  ASSERT_TRUE(run(make_queries(options_), {.threads = 1}, output).ok());
+  ASSERT_TRUE(run(make_queries(options_), {.replace = true, .threads = 3}, path_).ok());
+  EXPECT_EQ(bytes_of(path_), bytes_of(output));
+}
+
+TEST_F(Recalibrate, KeysAndValuesMayBeLeftOut) {
+  const std::string output = directory_.file("out.sqz");
+  ASSERT_TRUE(run(make_queries(options_), {.keep_kv = false}, output).ok());
+  const auto after = open(output);
+  EXPECT_FALSE(after->metadata().has_kv);
+  EXPECT_EQ(after->layer(0).keys, nullptr);
+  EXPECT_NE(after->layer(0).positions, nullptr);
+  EXPECT_NE(after->layer(1).exact_keys, nullptr);
+  const auto report = after->verify();
+  ASSERT_TRUE(report.ok());
+  EXPECT_TRUE(report->problems.empty());
+}
+
+TEST_F(Recalibrate, WhateverCallFailsTheOldFileStays) {
+  const std::string before = bytes_of(path_);
+  const RecordedQueries queries = make_queries(options_);
+  testing::FailNth count;
+  testing::FaultEnv counting(count.hook());
+  ASSERT_TRUE(run(queries, {.replace = true}, path_, counting).ok());
+  const std::string after = bytes_of(path_);
+  ASSERT_GT(count.calls.size(), 30u);
+  for (size_t n = 0; n < count.calls.size(); ++n) {
+    ASSERT_TRUE(testing::write_tiny_index(path_, options_).ok());
+    testing::FailNth fail;
+    fail.fail_at = static_cast<int>(n);
+    testing::FaultEnv env(fail.hook());
+    EXPECT_EQ(run(queries, {.replace = true}, path_, env).status().code(), Code::kIo);
+    // The directory is synced after the rename: then the new file is there, whole.
+    EXPECT_EQ(bytes_of(path_), count.calls[n] == "sync_directory" ? after : before);
+    EXPECT_EQ(files(), std::set<std::string>{"tiny.sqz"}) << count.calls[n];
+  }
+}
+
+TEST_F(Recalibrate, DamageIsNotGivenNewChecksums) {
+  std::string bytes = bytes_of(path_);
+  const auto keys = open(path_)->header().find("layers.2.keys")->offset;
+  bytes[keys + 5] = static_cast<char>(bytes[keys + 5] ^ 4);
+  std::ofstream(path_, std::ios::binary).write(bytes.data(), static_cast<long>(bytes.size()));
+  const Status status = run(make_queries(options_), {.replace = true}, path_).status();
+  EXPECT_EQ(status.code(), Code::kCorrupt);
+  EXPECT_NE(status.message().find("layers.2.keys"), std::string::npos) << status.message();
+  EXPECT_EQ(bytes_of(path_), bytes);
+}
+
+TEST_F(Recalibrate, BadQueriesAreRefused) {
+  const std::string output = directory_.file("out.sqz");
+  const auto expect = [&](const RecordedQueries& queries, Code code, const std::string& part) {
+    const Status status = run(queries, {}, output).status();
+    EXPECT_EQ(status.code(), code);
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    EXPECT_FALSE(std::filesystem::exists(output));
+  };
+  RecordedQueries none = make_queries(options_);
+  none.calls.clear();
+  expect(none, Code::kInvalidArgument, "0 calls");
+  RecordedQueries empty_call = make_queries(options_);
+  empty_call.calls[1] = 0;
+  expect(empty_call, Code::kInvalidArgument, "calls");
+  RecordedQueries few = make_queries(options_);
+  few.layers[2].pop_back();
+  expect(few, Code::kInvalidArgument, "layer 2");
+  RecordedQueries layers = make_queries(options_);
+  layers.layers.pop_back();
+  expect(layers, Code::kInvalidArgument, "2 layers");
+  RecordedQueries nan = make_queries(options_);
+  nan.layers[2][2 * options_.query_heads * options_.head_dim + options_.head_dim + 1] =
+      std::numeric_limits<float>::quiet_NaN();
+  expect(nan, Code::kNumeric, "layer 2, query 2, head 1");
+  std::ofstream(output) << "mine";
+  EXPECT_EQ(run(make_queries(options_), {}, output).status().code(), Code::kExists);
+}
+
+TEST_F(Recalibrate, NothingToCalibrateWithoutClusters) {
+  options_.dense_layers = {0, 1, 2};
+  ASSERT_TRUE(testing::write_tiny_index(path_, options_).ok());
+  EXPECT_EQ(check_calibratable(*open(path_)).code(), Code::kUnsupported);
+  EXPECT_EQ(run(make_queries(options_), {}, directory_.file("out.sqz")).status().code(),
+            Code::kUnsupported);
+}
+
+}  // namespace
+}  // namespace sqz

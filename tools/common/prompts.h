@@ -1,0 +1,24 @@
+// Prompts as users write them, from files: what an index is calibrated with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "formats/base/file.h"
+#include "formats/tokenizer.h"
+
+namespace sqz {
+
+// The prompts of all files, in order. A text file has one a line; empty lines are left out. In a
+// file named *.jsonl every line is a JSON object whose string `prompt` is one: it may hold line
+// breaks. Errors name file and line; a file without a prompt is kCorrupt.
+Result<std::vector<std::string>> read_prompts(Env& env, const std::vector<std::string>& paths);
+
+// The token ids of each, without the tokenizer's special tokens: prompts follow a fixed context
+// that has them. Ids are checked against `vocab_size`.
+Result<std::vector<std::vector<int32_t>>> encode_prompts(const Tokenizer& tokenizer,
+                                                         const std::vector<std::string>& prompts,
+                                                         int64_t vocab_size);
+
+}  // namespace sqz

@@ -1,0 +1,97 @@
+#include "formats/tokenizer.h"
+#include "tools/common/calibration.h"
+#include "tools/common/load_runner.h"
+#include "tools/common/prompts.h"
+#include "tools/common/signals.h"
+#include "tools/sqz_index/commands.h"
+#include "tools/sqz_index/source.h"
+
+namespace sqz {
+namespace {
+
+struct CalibrateArguments {
+  std::string index, output;
+  SourceOptions source;  // model and run_dtype of it
+  std::vector<std::string> prompts;
+  int64_t answer_tokens = kAnswerTokens;
+  bool force = false;
+};
+
+// An index of another tokenizer would be asked in another language.
+Status check_tokenizer(const SqzFile& index, const Tokenizer& tokenizer, const std::string& model) {
+  const std::string& built = index.metadata().tokenizer_hash;
+  if (built.empty() || built == tokenizer.hash()) return {};
+  return {Code::kMismatch, bad_field(index.path(), "tokenizer_hash", built,
+                                     concat(tokenizer.hash(), ", that of ", model,
+                                            "; use the model that the index was built with"))};
+}
+
+Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& context) {
+  const std::string& output = arguments.output.empty() ? arguments.index : arguments.output;
+  const bool in_place = output == arguments.index;
+  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
+  SQZ_RETURN_IF_ERROR(check_prompts_possible(*index));
+  SQZ_ASSIGN_OR_RETURN(const auto prompts, read_prompts(Env::posix(), arguments.prompts));
+  SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.source.model));
+  SQZ_RETURN_IF_ERROR(check_tokenizer(*index, *tokenizer, arguments.source.model));
+  CalibrationPrompts calibration;
+  calibration.answer_tokens = arguments.answer_tokens;
+  SQZ_ASSIGN_OR_RETURN(calibration.prompts,
+                       encode_prompts(*tokenizer, prompts, index->metadata().model.vocab_size));
+  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place));
+  SQZ_ASSIGN_OR_RETURN(
+      const auto runner,
+      load_runner(arguments.source.model, runner_options(arguments.source, context.options)));
+
+  protect_output(output);
+  Progress progress(context.progress_style(), "calibrate");
+  const RecalibrateOptions options{arguments.force || in_place, true, context.options.threads};
+  SQZ_ASSIGN_OR_RETURN(
+      const uint64_t bytes,
+      calibrate_with_prompts(*runner, arguments.index, calibration, output, options,
+                             [&](double done) { progress.update(done); }));
+  progress.finish();
+  SQZ_ASSIGN_OR_RETURN(const auto calibrated, SqzFile::open(output));
+  SQZ_ASSIGN_OR_RETURN(const Calibration result, calibrated->calibration());
+  context.output.result({{"path", output},
+                         {"bytes", bytes},
+                         {"prompts", prompts.size()},
+                         {"queries", result.queries},
+                         {"source", result.source}},
+                        {{"index", output},
+                         {"size", bytes_text(static_cast<double>(bytes))},
+                         {"calibration", result.source}});
+  return {};
+}
+
+}  // namespace
+
+void add_calibrate_command(Tool& tool) {
+  const auto arguments = std::make_shared<CalibrateArguments>();
+  CLI::App* app = tool.command(
+      "calibrate", "Calibrate an index anew with prompts like those it will be asked.",
+      "The index is replaced when the new one is whole; -o writes another file instead.\n\n"
+      "Examples:\n"
+      "  sqz-index calibrate book.sqz --model MODEL --prompts questions.txt\n"
+      "  sqz-index calibrate book.sqz --model MODEL --prompts chats.jsonl -o calibrated.sqz\n",
+      [arguments](const ToolContext& context) { return run_calibrate(*arguments, context); });
+  app->add_option("INDEX", arguments->index, "The index (.sqz)")->required();
+  app->add_option("-m,--model", arguments->source.model,
+                  "Model: a Hugging Face checkpoint directory")
+      ->required();
+  app->add_option("--prompts", arguments->prompts,
+                  "Prompts, one a line; in F.jsonl objects with \"prompt\". May be repeated")
+      ->required()
+      ->take_all();
+  app->add_option("-o,--output", arguments->output, "Where to write (default: in place)");
+  app->add_flag("--force", arguments->force, "Replace an existing output of -o");
+  app->add_option("--answer-tokens", arguments->answer_tokens,
+                  "Tokens of each greedy answer that count beside the prompt")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  app->add_option("--run-dtype", arguments->source.run_dtype, "What the model computes in")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+}
+
+}  // namespace sqz
