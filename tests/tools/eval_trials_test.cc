@@ -120,7 +120,8 @@ TEST_F(EvalTrials, FactsThatCalibrateAreInEveryViewAndNeverAsked) {
   ASSERT_EQ(pass.facts.size(), pass.calibration + 5);
   std::set<std::string> prompts;
   for (const Fact& fact : pass.facts) {
-    if (fact.kind == FactKind::kNeedle) EXPECT_TRUE(prompts.insert(fact.prompt).second);
+    if (fact.kind != FactKind::kNeedle) continue;
+    EXPECT_TRUE(prompts.insert(fact.prompt).second);
   }
   for (const View& view : pass.views) {
     const std::string text = decode(view_ids(pass, view));
