@@ -15,6 +15,8 @@ class ModelRunner final : public Runner {
                                      const PrefillOptions& options) override;
   Result<Generation> generate(std::span<const int32_t> prompt, const GenerateOptions& options,
                               FixedContext* context, std::vector<float>* logits) override;
+  Result<std::vector<double>> score(std::span<const int32_t> tokens, FixedContext& context,
+                                    const ScoreOptions& options) override;
 
  private:
   Transformer transformer_;

@@ -76,6 +76,25 @@ struct Generation {
   std::string stop_reason;  // "stop", "length", "callback"
 };
 
+// The attention of given tokens in one layer, in its two parts: over the fixed context, and
+// causally over the tokens themselves. float32, borrowed for the call.
+struct ObservedAttention {
+  int64_t layer = 0;
+  int64_t first = 0, count = 0;  // T = count tokens, at positions first, first + 1, ...
+  const float* queries;          // [T, Hq, d], after RoPE
+  const float* context_out;      // [T, Hq, d]: what the context answered
+  const float* context_lse;      // [T, Hq]
+  const float* own_out;          // [T, Hq, d]
+  const float* own_lse;          // [T, Hq]
+};
+
+struct ScoreOptions {
+  bool losses = true;  // false: for the observer alone; the last token is run, too
+  // Called for each layer, and each run of up to kMaxContextTokens tokens; may be empty; an error
+  // stops the pass.
+  std::function<Status(const ObservedAttention&)> observer;
+};
+
 class Runner {
  public:
   static Result<std::unique_ptr<Runner>> load(const std::string& directory,
@@ -98,6 +117,11 @@ class Runner {
                                       const GenerateOptions& options,
                                       FixedContext* context = nullptr,
                                       std::vector<float>* logits = nullptr) = 0;
+
+  // Runs given tokens behind the context, as generate() does with a prompt, and returns the loss of
+  // each but the first, in nats: -log p(tokens[i + 1] | context, tokens[0 .. i]).
+  virtual Result<std::vector<double>> score(std::span<const int32_t> tokens, FixedContext& context,
+                                            const ScoreOptions& options) = 0;
 };
 
 }  // namespace sqz

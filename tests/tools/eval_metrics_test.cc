@@ -32,6 +32,7 @@ TEST(EvalMetrics, MeanAndStandardError) {
   EXPECT_EQ(Samples().mean(), 0);
   EXPECT_DOUBLE_EQ(binomial_error(0.75, 48), 0.0625);
   EXPECT_THAT(difference(four, samples({1, 1, 1, 1})).values(), ElementsAre(0, 1, 2, 5));
+  EXPECT_EQ(count_both(samples({1, 0, 1, 0}), samples({1, 1, 0, 0})), 1);
 }
 
 TEST(EvalMetrics, BlockMeans) {
@@ -40,13 +41,6 @@ TEST(EvalMetrics, BlockMeans) {
   EXPECT_THAT(block_means(values, 5), ElementsAre(23.6));
   EXPECT_THAT(block_means(values, 6), ElementsAre(23.6));
   EXPECT_TRUE(block_means({}, 2).empty());
-}
-
-TEST(EvalMetrics, TokenLoss) {
-  // Probabilities 1/4 and 3/4, far from zero so that exp() alone would overflow.
-  const std::vector<float> logits = {1000.0f, 1000.0f + std::log(3.0f)};
-  EXPECT_NEAR(token_loss(logits, 0), std::log(4.0), 1e-4);
-  EXPECT_NEAR(token_loss(logits, 1), std::log(4.0 / 3), 1e-4);
 }
 
 TEST(EvalMetrics, RelativeError) {
@@ -130,6 +124,7 @@ TEST(EvalTable, RowsAsJsonAndAsText) {
   row.trials = 48;
   row.value = {0.25, 0.0625};
   row.difference = Estimate{-0.5, 0.125};
+  row.agreement = Agreement{40, 39};
   row.reads.bytes_read = 1;
   row.reads.bytes_dense = 8;
   const Json json = row_json(row);
@@ -139,10 +134,12 @@ TEST(EvalTable, RowsAsJsonAndAsText) {
   EXPECT_EQ(json["value"], 0.25);
   EXPECT_EQ(json["stderr"], 0.0625);
   EXPECT_EQ(json["difference"]["value"], -0.5);
+  EXPECT_EQ(json["agreement"], (Json{{"dense", 40}, {"both", 39}}));
   EXPECT_EQ(json["budget"]["delivered"], 0.125);
   const std::string table = table_text({row});
   EXPECT_THAT(table, HasSubstr("0.2500 +- 0.0625"));
   EXPECT_THAT(table, HasSubstr("error text"));
+  EXPECT_THAT(table, HasSubstr(" 39/40 "));
   EXPECT_EQ(table.find('\n'), table.size() / 2 - 1) << "columns are not aligned\n" << table;
 
   row.skipped = "the budget cannot be met";

@@ -101,8 +101,11 @@ TEST_F(EvalProbe, KnownChangesGiveKnownErrors) {
   ChangedContext longer(*same, model_->description(), 1.25f, 0);
   ChangedContext half(*same, model_->description(), 1, -std::log(2.0f));
   ChangedContext nothing(*same, model_->description(), 0, -INFINITY);
-  Probe probe(*model_, *dense, {same.get(), &longer, &half, &nothing, squeezed.get()}, 128);
-  const auto losses = model_->run(pass_->continuation, kTokens, probe, &probe, true);
+  Probe probe(model_->description(), {same.get(), &longer, &half, &nothing, squeezed.get()}, 128);
+  ScoreOptions options;
+  options.observer = [&](const ObservedAttention& attention) { return probe.observe(attention); };
+  PlacedContext placed(*dense, kTokens);
+  const auto losses = model_->runner().score(pass_->continuation, placed, options);
   ASSERT_TRUE(losses.ok()) << losses.status().message();
   const auto results = probe.results();
   for (size_t t = 0; t < 128; ++t) {
@@ -121,7 +124,7 @@ TEST_F(EvalProbe, KnownChangesGiveKnownErrors) {
     EXPECT_LE(results[4].recall[t], 1 + 1e-5);
   }
   // The probe answers densely: so does a run without it.
-  const auto plain = model_->run(pass_->continuation, kTokens, *dense, nullptr, true);
+  const auto plain = model_->runner().score(pass_->continuation, placed, {});
   ASSERT_TRUE(plain.ok());
   EXPECT_EQ(*losses, *plain);
 }
@@ -137,7 +140,7 @@ TEST_F(EvalProbe, LossesAreThoseOfAPlainPass) {
                                       {folder_.path(), false, false, false}, build, {});
   ASSERT_TRUE(made.ok()) << made.status().message();
   const auto dense = open(made->path(0, "kmeans"), "dense");
-  const auto losses = model_->run(whole.continuation, kTokens, *dense, nullptr, true);
+  const auto losses = model_->runner().score(whole.continuation, *dense, {});
   ASSERT_TRUE(losses.ok()) << losses.status().message();
 
   std::vector<int32_t> all = whole.ids;

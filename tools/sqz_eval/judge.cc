@@ -100,13 +100,11 @@ Status Judge::probe_question(const Pass& pass, const Question& question,
                              std::vector<Served>& served) {
   std::vector<int32_t> prompt;
   SQZ_RETURN_IF_ERROR(model_.tokenizer().encode(pass.facts[question.fact].prompt, false, prompt));
-  return probe(prompt, static_cast<int64_t>(pass.ids.size()), false,
-               static_cast<int64_t>(prompt.size()), kQuestions, served)
-      .status();
+  return probe(prompt, false, static_cast<int64_t>(prompt.size()), kQuestions, served).status();
 }
 
-Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, int64_t first,
-                                         bool losses, int64_t block, const std::string& on,
+Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool losses,
+                                         int64_t block, const std::string& on,
                                          std::vector<Served>& served) {
   // Dense is always the first setting, and can always be served.
   std::vector<FixedContext*> sparse;
@@ -114,9 +112,12 @@ Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, int64_
     SQZ_RETURN_IF_ERROR(served[i].index->reset_stats());
     sparse.push_back(served[i].context.get());
   }
-  Probe probe(model_, *served[0].context, sparse,
-              static_cast<int64_t>(tokens.size()) - (losses ? 1 : 0));
-  SQZ_ASSIGN_OR_RETURN(auto dense_losses, model_.run(tokens, first, probe, &probe, losses));
+  Probe probe(model_.description(), sparse, static_cast<int64_t>(tokens.size()) - (losses ? 1 : 0));
+  ScoreOptions options;
+  options.losses = losses;
+  options.observer = [&](const ObservedAttention& dense) { return probe.observe(dense); };
+  SQZ_ASSIGN_OR_RETURN(auto dense_losses,
+                       model_.runner().score(tokens, *served[0].context, options));
   const auto results = probe.results();
   for (size_t i = 0; i < results.size(); ++i) {
     const Served& one = served[i + 1];
@@ -136,14 +137,12 @@ Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, int64_
 }
 
 Status Judge::measure_text(const Pass& pass, std::vector<Served>& served) {
-  const auto first = static_cast<int64_t>(pass.ids.size());
   SQZ_RETURN_IF_ERROR(served[0].index->reset_stats());
   std::vector<double> dense;
   if (wants(Task::kError) || wants(Task::kRecall)) {
-    SQZ_ASSIGN_OR_RETURN(dense, probe(pass.continuation, first, true, kBlockTokens, kText, served));
+    SQZ_ASSIGN_OR_RETURN(dense, probe(pass.continuation, true, kBlockTokens, kText, served));
   } else {
-    SQZ_ASSIGN_OR_RETURN(dense,
-                         model_.run(pass.continuation, first, *served[0].context, nullptr, true));
+    SQZ_ASSIGN_OR_RETURN(dense, model_.runner().score(pass.continuation, *served[0].context, {}));
   }
   if (!wants(Task::kLoss)) return {};
   SQZ_RETURN_IF_ERROR(add({Task::kLoss, ""}, served[0], block_means(dense, kBlockTokens)));
@@ -151,7 +150,7 @@ Status Judge::measure_text(const Pass& pass, std::vector<Served>& served) {
     SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_RETURN_IF_ERROR(served[i].index->reset_stats());
     SQZ_ASSIGN_OR_RETURN(const auto losses,
-                         model_.run(pass.continuation, first, *served[i].context, nullptr, true));
+                         model_.runner().score(pass.continuation, *served[i].context, {}));
     SQZ_RETURN_IF_ERROR(add({Task::kLoss, ""}, served[i], block_means(losses, kBlockTokens)));
   }
   return {};
@@ -181,8 +180,10 @@ Row Judge::row(const Measure& measure, size_t setting) const {
   out.value = {value.mean(),
                accuracy ? binomial_error(value.mean(), value.count()) : value.standard_error()};
   if (setting > 0 && cells.contains(0)) {
-    const Samples change = difference(value, cells.at(0).value);
+    const Samples& dense = cells.at(0).value;
+    const Samples change = difference(value, dense);
     out.difference = {change.mean(), change.standard_error()};
+    if (accuracy) out.agreement = {count_both(dense, dense), count_both(value, dense)};
   }
   if (cell.context_error.count() > 0) {
     out.context_error = {cell.context_error.mean(), cell.context_error.standard_error()};

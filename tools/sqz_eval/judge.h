@@ -52,9 +52,8 @@ class Judge {
   Status measure_text(const Pass& pass, std::vector<Served>& served);
   Status measure_losses(const Pass& pass, std::vector<Served>& served);
   // Error and recall of the tokens' attention, averaged over `block` tokens; the dense losses.
-  Result<std::vector<double>> probe(std::span<const int32_t> tokens, int64_t first, bool losses,
-                                    int64_t block, const std::string& on,
-                                    std::vector<Served>& served);
+  Result<std::vector<double>> probe(std::span<const int32_t> tokens, bool losses, int64_t block,
+                                    const std::string& on, std::vector<Served>& served);
   Status add(const Measure& measure, const Served& served, const std::vector<double>& values);
   Row row(const Measure& measure, size_t setting) const;
 

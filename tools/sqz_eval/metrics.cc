@@ -41,6 +41,14 @@ Samples difference(const Samples& a, const Samples& b) {
   return out;
 }
 
+int64_t count_both(const Samples& a, const Samples& b) {
+  int64_t out = 0;
+  for (size_t i = 0; i < a.values().size(); ++i) {
+    if (a.values()[i] != 0 && b.values()[i] != 0) ++out;
+  }
+  return out;
+}
+
 std::vector<double> block_means(std::span<const double> values, int64_t block) {
   const auto size = static_cast<size_t>(block);
   if (!values.empty() && values.size() < size) return {mean_of(values)};
@@ -49,13 +57,6 @@ std::vector<double> block_means(std::span<const double> values, int64_t block) {
     out.push_back(mean_of(values.first(size)));
   }
   return out;
-}
-
-double token_loss(std::span<const float> logits, int32_t target) {
-  const double highest = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(logit - highest);
-  return highest + std::log(sum) - logits[static_cast<size_t>(target)];
 }
 
 double relative_error(std::span<const float> a, std::span<const float> b) {

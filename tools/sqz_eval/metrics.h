@@ -29,12 +29,12 @@ double binomial_error(double fraction, int64_t trials);
 // a - b, pair by pair. Both have the same count.
 Samples difference(const Samples& a, const Samples& b);
 
+// Of the trials where b is not 0, those where a is not either. Both have the same count.
+int64_t count_both(const Samples& a, const Samples& b);
+
 // The means of whole runs of `block` values; a shorter run at the end is left out unless it is all
 // that there is.
 std::vector<double> block_means(std::span<const double> values, int64_t block);
-
-// -log softmax(logits)[target], in nats.
-double token_loss(std::span<const float> logits, int32_t target);
 
 // ||a - b|| / ||b||; 0 if both are 0, infinity if only b is.
 double relative_error(std::span<const float> a, std::span<const float> b);

@@ -1,15 +1,12 @@
-// The model under evaluation: one copy of the weights behind the runner (dense pass, answers) and
-// behind runs that look inside (losses, attention outputs).
+// The model under evaluation and its tokenizer, and a context that stands where a trial needs it.
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "formats/tokenizer.h"
 #include "tools/sqz_generate/index_context.h"
-#include "training/model_runner.h"
+#include "training/runner.h"
 
 namespace sqz::eval {
 
@@ -18,26 +15,15 @@ class EvalModel {
   static Result<std::unique_ptr<EvalModel>> load(const std::string& directory,
                                                  const RunnerOptions& options);
 
-  const ModelDescription& description() const { return transformer_.config().description; }
+  const ModelDescription& description() const { return runner_->config().description; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
-  Runner& runner() { return runner_; }
-  const training::Transformer& transformer() const { return transformer_; }
-
-  // Runs `tokens` at positions first, first + 1, ... behind `context`. `observer` may be null.
-  // With `losses`, tokens[i + 1] is the target of tokens[i]: all but the last token are run, and
-  // the losses of the others, in nats, are returned.
-  Result<std::vector<double>> run(std::span<const int32_t> tokens, int64_t first,
-                                  FixedContext& context, training::LayerObserver* observer,
-                                  bool losses) const;
+  Runner& runner() { return *runner_; }
 
  private:
-  EvalModel(training::Transformer transformer, std::unique_ptr<Tokenizer> tokenizer)
-      : transformer_(transformer),
-        runner_(std::move(transformer)),
-        tokenizer_(std::move(tokenizer)) {}
+  EvalModel(std::unique_ptr<Runner> runner, std::unique_ptr<Tokenizer> tokenizer)
+      : runner_(std::move(runner)), tokenizer_(std::move(tokenizer)) {}
 
-  training::Transformer transformer_;  // shares its weights with runner_'s
-  training::ModelRunner runner_;
+  std::unique_ptr<Runner> runner_;
   std::unique_ptr<Tokenizer> tokenizer_;
 };
 

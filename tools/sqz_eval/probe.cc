@@ -4,36 +4,23 @@
 
 namespace sqz::eval {
 
-Probe::Probe(const EvalModel& model, FixedContext& dense, std::vector<FixedContext*> sparse,
-             int64_t count)
-    : model_(model.description()),
-      dense_(dense),
+Probe::Probe(const ModelDescription& model, std::vector<FixedContext*> sparse, int64_t count)
+    : model_(model),
       sparse_(std::move(sparse)),
       count_(count),
-      own_(model.transformer().make_cache()),
       sums_(sparse_.size()),
       out_(static_cast<size_t>(count * model_.query_heads * model_.head_dim)),
       lse_(static_cast<size_t>(count * model_.query_heads)) {
-  own_->resize(count);
   const std::vector<double> zeros(static_cast<size_t>(count));
   for (ProbeResult& sums : sums_) sums = {zeros, zeros, zeros};
 }
 
-void Probe::projected(int64_t first, const at::Tensor&, const training::Projection& projection) {
-  own_->write(first, projection.k, projection.v);
-}
-
-Status Probe::attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
-                     float* lse) {
-  SQZ_RETURN_IF_ERROR(dense_.attend(layer, first, count, q, out, lse));
-  const at::Tensor queries = at::from_blob(
-      const_cast<float*>(q), {count, model_.query_heads, model_.head_dim}, at::kFloat);
-  const training::AttentionState own =
-      own_->attend(queries, 0, model_.sliding_window[static_cast<size_t>(layer)]);
-  const State own_state{own.out.data_ptr<float>(), own.lse.data_ptr<float>()};
+Status Probe::observe(const ObservedAttention& dense) {
   for (size_t i = 0; i < sparse_.size(); ++i) {
-    SQZ_RETURN_IF_ERROR(sparse_[i]->attend(layer, first, count, q, out_.data(), lse_.data()));
-    compare({out_.data(), lse_.data()}, {out, lse}, own_state, sums_[i]);
+    SQZ_RETURN_IF_ERROR(sparse_[i]->attend(dense.layer, dense.first, dense.count, dense.queries,
+                                           out_.data(), lse_.data()));
+    compare({out_.data(), lse_.data()}, {dense.context_out, dense.context_lse},
+            {dense.own_out, dense.own_lse}, sums_[i]);
   }
   return {};
 }

@@ -10,10 +10,9 @@
 //                were read
 #pragma once
 
-#include <memory>
 #include <vector>
 
-#include "tools/sqz_eval/model.h"
+#include "training/runner.h"
 
 namespace sqz::eval {
 
@@ -22,21 +21,13 @@ struct ProbeResult {
   std::vector<double> error, context_error, recall;
 };
 
-class Probe final : public FixedContext, public training::LayerObserver {
+class Probe {
  public:
   // Borrows the contexts. `count` tokens will be run.
-  Probe(const EvalModel& model, FixedContext& dense, std::vector<FixedContext*> sparse,
-        int64_t count);
+  Probe(const ModelDescription& model, std::vector<FixedContext*> sparse, int64_t count);
 
-  int64_t tokens() const override { return dense_.tokens(); }
-  // Answers with the dense state.
-  Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
-                float* lse) override;
-
-  void projected(int64_t first, const at::Tensor& x,
-                 const training::Projection& projection) override;
-  void attended(int64_t, const at::Tensor&, const at::Tensor&) override {}
-  bool needs_output(int64_t, int64_t, int64_t) const override { return true; }
+  // The observer of a run whose context is dense.
+  Status observe(const ObservedAttention& dense);
 
   // One for each sparse context, after the run.
   std::vector<ProbeResult> results() const;
@@ -49,12 +40,10 @@ class Probe final : public FixedContext, public training::LayerObserver {
   void compare(const State& sparse, const State& dense, const State& own, ProbeResult& sums) const;
 
   const ModelDescription& model_;
-  FixedContext& dense_;
   std::vector<FixedContext*> sparse_;
   int64_t count_;
-  std::unique_ptr<training::KvCache> own_;  // of the layer at hand
-  std::vector<ProbeResult> sums_;           // over layers and heads
-  std::vector<float> out_, lse_;            // of one sparse context
+  std::vector<ProbeResult> sums_;  // over layers and heads
+  std::vector<float> out_, lse_;   // of one sparse context
 };
 
 }  // namespace sqz::eval

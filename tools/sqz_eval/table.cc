@@ -28,7 +28,7 @@ Json estimate_json(const Estimate& estimate) {
 
 Line header() {
   return {"task",  "selector",  "levels", "rule",  "group",    "residual", "tokens",
-          "asked", "delivered", "keys",   "value", "to dense", "n"};
+          "asked", "delivered", "keys",   "value", "to dense", "agree",    "n"};
 }
 
 Line line_of(const Row& row) {
@@ -51,7 +51,9 @@ Line line_of(const Row& row) {
   out.insert(out.end(),
              {number(row.reads.asked_budget, 4), number(row.reads.delivered_budget(), 4),
               number(row.reads.delivered_keep(), 4), estimate_text(row.value),
-              row.difference ? estimate_text(*row.difference) : kNone, concat(row.trials)});
+              row.difference ? estimate_text(*row.difference) : kNone,
+              row.agreement ? concat(row.agreement->both, "/", row.agreement->dense) : kNone,
+              concat(row.trials)});
   return out;
 }
 
@@ -76,6 +78,9 @@ Json row_json(const Row& row) {
   out["value"] = row.value.value;
   out["stderr"] = row.value.error;
   if (row.difference) out["difference"] = estimate_json(*row.difference);
+  if (row.agreement) {
+    out["agreement"] = {{"dense", row.agreement->dense}, {"both", row.agreement->both}};
+  }
   if (row.context_error) out["context_error"] = estimate_json(*row.context_error);
   out["budget"] = {{"asked", row.reads.asked_budget}, {"delivered", row.reads.delivered_budget()}};
   out["keep"] = {{"asked", row.reads.asked_keep}, {"delivered", row.reads.delivered_keep()}};

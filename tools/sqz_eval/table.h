@@ -15,6 +15,11 @@ struct Estimate {
   double value = 0, error = 0;  // standard error
 };
 
+// Of the trials that dense attention answers, those that the setting answers too.
+struct Agreement {
+  int64_t dense = 0, both = 0;
+};
+
 struct Row {
   int64_t tokens = 0;
   std::string task;  // "needle1", ...
@@ -23,6 +28,7 @@ struct Row {
   int64_t trials = 0;
   Estimate value;
   std::optional<Estimate> difference;     // to dense, pair by pair
+  std::optional<Agreement> agreement;     // of needles and passkeys
   std::optional<Estimate> context_error;  // of error: see probe.h
   Reads reads;
   std::string skipped;  // why nothing was measured, or ""
