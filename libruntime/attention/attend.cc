@@ -68,35 +68,50 @@ class RowAttention {
     return used;
   }
 
-  // Collects the next keys, at most `most`, into spans_. Short runs share one softmax step.
-  int64_t collect(KeyCursor& cursor, int64_t most) {
-    span_count_ = 0;
-    has_bias_ = has_exact_ = false;
+  using Rows = std::array<const void*, kMostKeys>;
+
+  // The keys of one softmax step: short runs share one.
+  struct Step {
+    std::array<KeySpan, kMostKeys> spans;
+    int span_count = 0;
     int64_t keys = 0;
-    while (keys < most) {
-      const KeySpan span = cursor.next(most - keys);
+    bool has_bias = false;
+    bool has_exact = false;
+  };
+
+  // The next keys, at most `most`; false if there are none.
+  static bool collect(KeyCursor& cursor, int64_t most, Step& step) {
+    step.span_count = 0;
+    step.has_bias = step.has_exact = false;
+    step.keys = 0;
+    while (step.keys < most) {
+      const KeySpan span = cursor.next(most - step.keys);
       if (span.count == 0) break;
-      has_bias_ |= span.bias != nullptr;
-      has_exact_ |= span.exact_first >= 0;
-      spans_[span_count_++] = span;
-      keys += span.count;
+      step.has_bias |= span.bias != nullptr;
+      step.has_exact |= span.exact_first >= 0;
+      step.spans[step.span_count++] = span;
+      step.keys += span.count;
     }
-    if (!has_bias_) return keys;
-    float* bias = b_.bias;
-    for (int s = 0; s < span_count_; ++s) {
-      for (int64_t i = 0; i < spans_[s].count; ++i) {
-        *bias++ = spans_[s].bias != nullptr ? spans_[s].bias[i] : 0.0f;
-      }
+    return step.keys > 0;
+  }
+
+  // [step.keys] what is added to the logits; null = nothing.
+  const float* bias(const Step& step) {
+    if (!step.has_bias) return nullptr;
+    float* out = b_.bias;
+    for (int s = 0; s < step.span_count; ++s) {
+      const KeySpan& span = step.spans[s];
+      for (int64_t i = 0; i < span.count; ++i) *out++ = span.bias != nullptr ? span.bias[i] : 0.0f;
     }
-    return keys;
+    return b_.bias;
   }
 
   // Keys that the sliding window hides from a row get logit -infinity.
-  void hide(int64_t row_stride, int64_t key_stride) {
-    if (work_.first_visible == nullptr || !has_exact_) return;
+  void hide(const Step& step, int64_t row_stride, int64_t key_stride) {
+    if (work_.first_visible == nullptr || !step.has_exact) return;
     int64_t column = 0;
-    for (int s = 0; s < span_count_; ++s) {
-      const KeySpan& span = spans_[s];
+    for (int s = 0; s < step.span_count; ++s) {
+      const KeySpan& span = step.spans[s];
       for (int64_t r = 0; r < work_.rows && span.exact_first >= 0; ++r) {
         const int64_t hidden =
             std::clamp<int64_t>(work_.first_visible[r] - span.exact_first, 0, span.count);
@@ -108,45 +123,78 @@ class RowAttention {
     }
   }
 
+  // Pointers to the step's rows. `room` of them at least are set: beyond the step, to its last row.
+  const void* const* point(const Step& step, bool values, int64_t room, Rows& rows) const {
+    const int64_t row_bytes = dim_ * dtype_size(list_.dtype);
+    const void** out = rows.data();
+    for (int s = 0; s < step.span_count; ++s) {
+      const KeySpan& span = step.spans[s];
+      const std::byte* from = values ? span.rows.values : span.rows.keys;
+      for (int64_t i = 0; i < span.count; ++i) *out++ = from + i * row_bytes;
+    }
+    for (const void* last = out[-1]; out < rows.data() + room;) *out++ = last;
+    return rows.data();
+  }
+
+  // What is read next is asked for while the arithmetic of what was read before runs: values during
+  // the keys of the same step, then the keys of the next step. Memory and arithmetic then take
+  // their time together, not one after the other.
   void stream() {
     const int64_t rows = work_.rows;
-    for (int64_t r = 0; r < rows; ++r) {
-      k_.pack(list_.dtype, work_.queries[r], dim_, 1, dim_, b_.queries + r * d32_);
-      out_.maximum[r] = kLowest;
-      out_.sum[r] = 0;
-    }
+    pack_queries();
+    std::fill(out_.maximum, out_.maximum + rows, kLowest);
+    std::fill(out_.sum, out_.sum + rows, 0.0f);
     std::fill(b_.accumulator, b_.accumulator + rows * d32_, 0.0f);
     KeyCursor cursor(list_, work_.begin, work_.end);
-    while (const int64_t keys = collect(cursor, kStreamKeys)) {
-      float* logits = b_.logits;
-      for (int s = 0; s < span_count_; ++s) {
-        const KeySpan& span = spans_[s];
-        k_.dots(list_.dtype, b_.queries, rows, span.rows.keys, span.count, dim_, logits,
-                kStreamKeys);
-        logits += span.count;
-      }
-      hide(kStreamKeys, 1);
-      for (int64_t r = 0; r < rows; ++r) {
-        const float factor =
-            k_.softmax_row(b_.logits + r * kStreamKeys, has_bias_ ? b_.bias : nullptr, keys,
-                           work_.scale, &out_.maximum[r], &out_.sum[r]);
-        if (factor != 1.0f) k_.scale(b_.accumulator + r * d32_, d32_, factor);
-      }
-      const float* weights = b_.logits;
-      for (int s = 0; s < span_count_; ++s) {
-        const KeySpan& span = spans_[s];
-        k_.accumulate(list_.dtype, weights, kStreamKeys, rows, span.rows.values, span.count, dim_,
-                      b_.accumulator);
-        weights += span.count;
-      }
+    Step* step = &steps_[0];
+    Step* next = &steps_[1];
+    if (collect(cursor, kStreamKeys, *step)) point(*step, false, step->keys, keys_);
+    while (step->keys > 0) {
+      const void* const* values = point(*step, true, step->keys, values_);
+      stream_logits(*step, values);
+      const void* const* ahead = nullptr;
+      if (collect(cursor, kStreamKeys, *next)) ahead = point(*next, false, step->keys, keys_);
+      k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, values, step->keys, dim_,
+                    b_.accumulator, ahead);
+      std::swap(step, next);
     }
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
   }
 
-  void load(bool values) {
+  void pack_queries() {
+    const int64_t rows = work_.rows;
+    bf16_ = k_.pack_bf16 != nullptr && list_.dtype == DType::kBF16;
+    for (int64_t r = 0; r < rows && bf16_; ++r) {
+      // Half the length of a row of floats.
+      bf16_ = k_.pack_bf16(work_.queries[r], dim_, 1, dim_, b_.queries + r * d32_ / 2);
+    }
+    if (bf16_) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      k_.pack(list_.dtype, work_.queries[r], dim_, 1, dim_, b_.queries + r * d32_);
+    }
+  }
+
+  void stream_logits(const Step& step, const void* const* ahead) {
+    const int64_t rows = work_.rows, n = step.keys;
+    const void* const* keys = keys_.data();
+    if (bf16_) {
+      k_.dots_bf16(b_.queries, rows, keys, n, dim_, b_.logits, kStreamKeys, ahead);
+    } else {
+      k_.dots(list_.dtype, b_.queries, rows, keys, n, dim_, b_.logits, kStreamKeys, ahead);
+    }
+    hide(step, kStreamKeys, 1);
+    const float* added = bias(step);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, work_.scale,
+                                          &out_.maximum[r], &out_.sum[r]);
+      if (factor != 1.0f) k_.scale(b_.accumulator + r * d32_, d32_, factor);
+    }
+  }
+
+  void load(const Step& step, bool values) {
     float* to = b_.keys;
-    for (int s = 0; s < span_count_; ++s) {
-      const KeySpan& span = spans_[s];
+    for (int s = 0; s < step.span_count; ++s) {
+      const KeySpan& span = step.spans[s];
       k_.to_float(list_.dtype, values ? span.rows.values : span.rows.keys, span.count, dim_, to);
       to += span.count * d32_;
     }
@@ -164,16 +212,18 @@ class RowAttention {
     std::fill(b_.sum, b_.sum + lanes, 0.0f);
     std::fill(b_.accumulator, b_.accumulator + dim_ * lanes, 0.0f);
     KeyCursor cursor(list_, work_.begin, work_.end);
-    while (const int64_t keys = collect(cursor, kTileKeys)) {
-      load(false);
+    Step& step = steps_[0];
+    while (collect(cursor, kTileKeys, step)) {
+      const int64_t keys = step.keys;
+      load(step, false);
       k_.multiply(b_.keys, d32_, 1, b_.queries, b_.logits, keys, dim_, lanes, false);
-      hide(1, lanes);
-      k_.softmax_lanes(b_.logits, has_bias_ ? b_.bias : nullptr, keys, lanes, work_.scale,
-                       b_.maximum, b_.sum, b_.factor);
+      hide(step, 1, lanes);
+      k_.softmax_lanes(b_.logits, bias(step), keys, lanes, work_.scale, b_.maximum, b_.sum,
+                       b_.factor);
       const bool same =
           std::all_of(b_.factor, b_.factor + lanes, [](float f) { return f == 1.0f; });
       if (!same) k_.scale_lanes(b_.accumulator, dim_, lanes, b_.factor);
-      load(true);
+      load(step, true);
       k_.multiply(b_.keys, 1, d32_, b_.logits, b_.accumulator, dim_, keys, lanes, true);
     }
     for (int64_t r = 0; r < rows; ++r) {
@@ -192,10 +242,9 @@ class RowAttention {
   int64_t dim_;
   int64_t d32_;
   Buffers b_{};
-  std::array<KeySpan, kMostKeys> spans_;
-  int span_count_ = 0;
-  bool has_bias_ = false;
-  bool has_exact_ = false;
+  std::array<Step, 2> steps_;
+  Rows keys_, values_;  // of a stream step
+  bool bf16_ = false;   // queries are packed by pack_bf16()
 };
 
 AttendWorkspace::AttendWorkspace(int64_t dim)

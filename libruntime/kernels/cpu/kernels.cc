@@ -28,9 +28,22 @@ namespace HWY_NAMESPACE {
 
 const CpuKernels& table(const char* name) {
   static_assert(kLanePad % kLanes == 0 && kTileRows % kLanePad == 0);
-  static const CpuKernels kTable = {name,        pack,        unpack,   dots,       accumulate,
-                                    softmax_row, scale,       to_float, multiply,   softmax_lanes,
-                                    scale_lanes, log_sum_exp, add_rows, finish_mean};
+  static const CpuKernels kTable = {.name = name,
+                                    .pack = pack,
+                                    .unpack = unpack,
+                                    .dots = dots,
+                                    .accumulate = accumulate,
+                                    .pack_bf16 = nullptr,
+                                    .dots_bf16 = nullptr,
+                                    .softmax_row = softmax_row,
+                                    .scale = scale,
+                                    .to_float = to_float,
+                                    .multiply = multiply,
+                                    .softmax_lanes = softmax_lanes,
+                                    .scale_lanes = scale_lanes,
+                                    .log_sum_exp = log_sum_exp,
+                                    .add_rows = add_rows,
+                                    .finish_mean = finish_mean};
   return kTable;
 }
 
@@ -45,11 +58,13 @@ HWY_AFTER_NAMESPACE();
 
 #include <array>
 
+#include "libruntime/kernels/cpu/dots_bf16.h"
+
 namespace sqz {
 namespace {
 
 struct Tables {
-  std::array<const CpuKernels*, 4> all{};
+  std::array<const CpuKernels*, 5> all{};
   size_t count = 0;
   void add(const CpuKernels& kernels) { all[count++] = &kernels; }
 };
@@ -80,6 +95,14 @@ Tables find_tables() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
   if (!avx512) return tables;
   tables.add(N_AVX3::table("avx512"));
+  static const CpuKernels kWithBf16 = [] {
+    CpuKernels kernels = N_AVX3::table("avx512");
+    kernels.name = "avx512_bf16";
+    kernels.pack_bf16 = pack_bf16;
+    kernels.dots_bf16 = dots_bf16;
+    return kernels;
+  }();
+  if (has_avx512_bf16()) tables.add(kWithBf16);
 #endif
   return tables;
 }

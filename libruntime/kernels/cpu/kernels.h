@@ -31,8 +31,14 @@ constexpr int64_t padded_dim(int64_t dim) {
 // A finite stand-in for minus infinity as the start of a running maximum: differences stay finite.
 inline constexpr float kLowest = -3.0e38f;
 
+// Asks for a row that will be read soon; into L2, whose queue of misses is longer than L1's.
+inline void prefetch_row(const void* row, int64_t bytes) {
+  const char* from = static_cast<const char*>(row);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
 struct CpuKernels {
-  const char* name;  // "baseline", "sse4", "avx2", "avx512"
+  const char* name;  // "baseline", "sse4", "avx2", "avx512", "avx512_bf16"
 
   // ---- stream: "packed" rows have the order of dimensions that suits the target and dtype.
   // out[r] = packed rows[r]; rows [r][dim] float32, `stride` floats apart; out [r][padded_dim].
@@ -40,12 +46,19 @@ struct CpuKernels {
                float* out);
   void (*unpack)(DType dtype, const float* packed, int64_t count, int64_t dim, float* rows,
                  int64_t stride);
-  // out[r * ld + j] = packed[r] . keys[j]; keys [n][dim] as stored. out needs no padding.
-  void (*dots)(DType dtype, const float* packed, int64_t rows, const void* keys, int64_t n,
-               int64_t dim, float* out, int64_t ld);
-  // acc[r] += sum_j p[r * ld + j] values[j]; acc packed [rows][padded_dim].
-  void (*accumulate)(DType dtype, const float* p, int64_t ld, int64_t rows, const void* values,
-                     int64_t n, int64_t dim, float* acc);
+  // out[r * ld + j] = packed[r] . keys[j]; keys[j] points to a row [dim] as stored. out needs no
+  // padding. While at key j, row ahead[j] (anywhere) is asked into the cache; ahead may be null.
+  void (*dots)(DType dtype, const float* packed, int64_t rows, const void* const* keys, int64_t n,
+               int64_t dim, float* out, int64_t ld, const void* const* ahead);
+  // acc[r] += sum_j p[r * ld + j] values[j]; acc packed [rows][padded_dim]; the rest as for dots.
+  void (*accumulate)(DType dtype, const float* p, int64_t ld, int64_t rows,
+                     const void* const* values, int64_t n, int64_t dim, float* acc,
+                     const void* const* ahead);
+  // pack() and dots() for BF16 keys and queries that are BF16 numbers; false if one is not: use the
+  // others. Null where the processor has no such instruction.
+  bool (*pack_bf16)(const float* rows, int64_t stride, int64_t count, int64_t dim, float* out);
+  void (*dots_bf16)(const float* packed, int64_t rows, const void* const* keys, int64_t n,
+                    int64_t dim, float* out, int64_t ld, const void* const* ahead);
   // One online-softmax step of one row: x[j] = scale * x[j] + bias[j] (bias may be null), the
   // running maximum and sum are updated, x becomes exp(x - maximum). Returns the factor by which
   // what was accumulated before must be scaled. x has room for n rounded up to kLanePad.

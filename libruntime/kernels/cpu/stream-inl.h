@@ -80,11 +80,13 @@ HWY_INLINE void store_sums(VF a, VF b, VF c, VF e, float* out) {
 
 // kRows rows x 4 keys (`n` of them real: the others repeat the last).
 template <class S, int kRows>
-HWY_INLINE void dots4(const float* packed, int64_t padded, const typename S::Element* keys,
-                      int64_t n, int64_t dim, float* out, int64_t ld) {
+HWY_INLINE void dots4(const float* packed, int64_t padded, const void* const* keys, int64_t n,
+                      int64_t dim, float* out, int64_t ld) {
   const F f;
   const typename S::Element* key[4];
-  for (int64_t j = 0; j < 4; ++j) key[j] = keys + (j < n ? j : n - 1) * dim;
+  for (int64_t j = 0; j < 4; ++j) {
+    key[j] = static_cast<const typename S::Element*>(keys[j < n ? j : n - 1]);
+  }
   VF sum[kRows][4];
   for (int r = 0; r < kRows; ++r) {
     for (int j = 0; j < 4; ++j) sum[r][j] = hn::Zero(f);
@@ -114,56 +116,55 @@ HWY_INLINE void dots4(const float* packed, int64_t padded, const typename S::Ele
   }
 }
 
-// Asks for the memory kPrefetchBytes ahead of [p, p + bytes), as far as it lies before `end`. The
-// processor's own prefetchers stop at every page, which is only 16 keys of 128 dimensions.
-HWY_INLINE void prefetch_ahead(const void* p, int64_t bytes, const void* end) {
-  constexpr int64_t kPrefetchBytes = 4096;
-  const char* from = static_cast<const char*>(p);
-  if (static_cast<const char*>(end) - from < kPrefetchBytes + bytes) return;
-  for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(from + kPrefetchBytes + i);
-}
-
 template <class S>
-void dots_as(const float* packed, int64_t rows, const void* keys, int64_t n, int64_t dim,
-             float* out, int64_t ld) {
-  const auto* key = static_cast<const typename S::Element*>(keys);
+void dots_as(const float* packed, int64_t rows, const void* const* keys, int64_t n, int64_t dim,
+             float* out, int64_t ld, const void* const* ahead) {
   const int64_t padded = padded_dim(dim);
+  const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(typename S::Element));
   for (int64_t j = 0; j < n; j += 4) {
-    prefetch_ahead(key + j * dim, 4 * dim * static_cast<int64_t>(sizeof(*key)), key + n * dim);
+    for (int64_t i = j; ahead != nullptr && i < j + 4 && i < n; ++i) {
+      prefetch_row(ahead[i], row_bytes);
+    }
     int64_t r = 0;
-    const auto* at = key + j * dim;
     for (; r + 4 <= rows; r += 4) {
-      dots4<S, 4>(packed + r * padded, padded, at, n - j, dim, out + r * ld + j, ld);
+      dots4<S, 4>(packed + r * padded, padded, keys + j, n - j, dim, out + r * ld + j, ld);
     }
     for (; r + 2 <= rows; r += 2) {
-      dots4<S, 2>(packed + r * padded, padded, at, n - j, dim, out + r * ld + j, ld);
+      dots4<S, 2>(packed + r * padded, padded, keys + j, n - j, dim, out + r * ld + j, ld);
     }
-    if (r < rows) dots4<S, 1>(packed + r * padded, padded, at, n - j, dim, out + r * ld + j, ld);
+    if (r < rows) {
+      dots4<S, 1>(packed + r * padded, padded, keys + j, n - j, dim, out + r * ld + j, ld);
+    }
   }
 }
 
-void dots(DType dtype, const float* packed, int64_t rows, const void* keys, int64_t n, int64_t dim,
-          float* out, int64_t ld) {
-  with_stored(dtype,
-              [&](auto s) HWY_ATTR { dots_as<decltype(s)>(packed, rows, keys, n, dim, out, ld); });
+void dots(DType dtype, const float* packed, int64_t rows, const void* const* keys, int64_t n,
+          int64_t dim, float* out, int64_t ld, const void* const* ahead) {
+  with_stored(dtype, [&](auto s) HWY_ATTR {
+    dots_as<decltype(s)>(packed, rows, keys, n, dim, out, ld, ahead);
+  });
 }
 
-// kRows rows x kPairs chunks of dimensions, all values of the tile.
+// kRows rows x kPairs chunks of dimensions from dimension c on, all values of the tile.
 template <class S, int kRows, int kPairs>
-HWY_INLINE void accumulate_block(const float* p, int64_t ld, const typename S::Element* values,
-                                 int64_t n, int64_t dim, int64_t present, float* acc,
-                                 int64_t padded) {
+HWY_INLINE void accumulate_block(const float* p, int64_t ld, const void* const* values, int64_t n,
+                                 int64_t c, int64_t present, float* acc, int64_t padded,
+                                 const void* const* ahead) {
+  using Element = typename S::Element;
   const F f;
   Pair sum[kRows][kPairs];
   for (int r = 0; r < kRows; ++r) {
     for (int k = 0; k < kPairs; ++k) {
-      sum[r][k] = {hn::LoadU(f, acc + r * padded + k * kChunk),
-                   hn::LoadU(f, acc + r * padded + k * kChunk + kLanes)};
+      sum[r][k] = {hn::LoadU(f, acc + r * padded + c + k * kChunk),
+                   hn::LoadU(f, acc + r * padded + c + k * kChunk + kLanes)};
     }
   }
   for (int64_t j = 0; j < n; ++j) {
-    const auto* value = values + j * dim;
-    prefetch_ahead(value, kPairs * kChunk * static_cast<int64_t>(sizeof(*value)), values + n * dim);
+    const Element* value = static_cast<const Element*>(values[j]) + c;
+    if (ahead != nullptr) {
+      prefetch_row(static_cast<const Element*>(ahead[j]) + c,
+                   kPairs * kChunk * static_cast<int64_t>(sizeof(Element)));
+    }
     for (int k = 0; k < kPairs; ++k) {
       const Pair v = present == kChunk ? load_pair<S>(value + k * kChunk)
                                        : load_pair_tail<S>(value + k * kChunk, present);
@@ -175,47 +176,46 @@ HWY_INLINE void accumulate_block(const float* p, int64_t ld, const typename S::E
   }
   for (int r = 0; r < kRows; ++r) {
     for (int k = 0; k < kPairs; ++k) {
-      hn::StoreU(sum[r][k].a, f, acc + r * padded + k * kChunk);
-      hn::StoreU(sum[r][k].b, f, acc + r * padded + k * kChunk + kLanes);
+      hn::StoreU(sum[r][k].a, f, acc + r * padded + c + k * kChunk);
+      hn::StoreU(sum[r][k].b, f, acc + r * padded + c + k * kChunk + kLanes);
     }
   }
 }
 
 template <class S, int kRows>
-void accumulate_rows(const float* p, int64_t ld, const typename S::Element* values, int64_t n,
-                     int64_t dim, float* acc) {
+void accumulate_rows(const float* p, int64_t ld, const void* const* values, int64_t n, int64_t dim,
+                     float* acc, const void* const* ahead) {
   // Two chunks of four rows fill half of AVX-512's 32 registers, one fills half of AVX2's 16.
   constexpr int kPairs = kLanes >= 16 ? 2 : 1;
   const int64_t padded = padded_dim(dim);
   int64_t c = 0;
   for (; c + kPairs * kChunk <= dim; c += kPairs * kChunk) {
-    accumulate_block<S, kRows, kPairs>(p, ld, values + c, n, dim, kChunk, acc + c, padded);
+    accumulate_block<S, kRows, kPairs>(p, ld, values, n, c, kChunk, acc, padded, ahead);
   }
   for (; c < dim; c += kChunk) {
     const int64_t present = dim - c < kChunk ? dim - c : kChunk;
-    accumulate_block<S, kRows, 1>(p, ld, values + c, n, dim, present, acc + c, padded);
+    accumulate_block<S, kRows, 1>(p, ld, values, n, c, present, acc, padded, ahead);
   }
 }
 
 template <class S>
-void accumulate_as(const float* p, int64_t ld, int64_t rows, const void* values, int64_t n,
-                   int64_t dim, float* acc) {
-  const auto* value = static_cast<const typename S::Element*>(values);
+void accumulate_as(const float* p, int64_t ld, int64_t rows, const void* const* values, int64_t n,
+                   int64_t dim, float* acc, const void* const* ahead) {
   const int64_t padded = padded_dim(dim);
   int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    accumulate_rows<S, 4>(p + r * ld, ld, value, n, dim, acc + r * padded);
+  for (; r + 4 <= rows; r += 4, ahead = nullptr) {
+    accumulate_rows<S, 4>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
   }
-  for (; r + 2 <= rows; r += 2) {
-    accumulate_rows<S, 2>(p + r * ld, ld, value, n, dim, acc + r * padded);
+  for (; r + 2 <= rows; r += 2, ahead = nullptr) {
+    accumulate_rows<S, 2>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
   }
-  if (r < rows) accumulate_rows<S, 1>(p + r * ld, ld, value, n, dim, acc + r * padded);
+  if (r < rows) accumulate_rows<S, 1>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
 }
 
-void accumulate(DType dtype, const float* p, int64_t ld, int64_t rows, const void* values,
-                int64_t n, int64_t dim, float* acc) {
+void accumulate(DType dtype, const float* p, int64_t ld, int64_t rows, const void* const* values,
+                int64_t n, int64_t dim, float* acc, const void* const* ahead) {
   with_stored(dtype, [&](auto s) HWY_ATTR {
-    accumulate_as<decltype(s)>(p, ld, rows, values, n, dim, acc);
+    accumulate_as<decltype(s)>(p, ld, rows, values, n, dim, acc, ahead);
   });
 }
 
