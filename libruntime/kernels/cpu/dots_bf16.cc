@@ -2,10 +2,11 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-// gcc 12 takes its own _mm512_undefined_ps() for a mistake.
 #pragma GCC diagnostic push
+#if !defined(__clang__)  // gcc 12 takes its own _mm512_undefined_ps() for a mistake
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
