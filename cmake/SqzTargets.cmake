@@ -29,6 +29,9 @@ function(sqz_configure_target target)
       -fno-sanitize-recover=all)
     target_link_options(${target} PUBLIC -fsanitize=${SQZ_SANITIZE})
   endif()
+  if(SQZ_FUZZ)  # the libraries' branches are what libFuzzer steers by
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
 endfunction()
 
 # sqz_library(NAME source... [LINK library...]) - a static library, private to the tree.
