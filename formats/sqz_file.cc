@@ -281,8 +281,8 @@ Result<Calibration> SqzFile::calibration() const {
 }
 
 Result<VerifyReport> SqzFile::verify(
-    const std::function<void(uint64_t, uint64_t)>& progress) const {
-  return verify_index(*this, state_->bytes, progress);
+    const std::function<void(uint64_t, uint64_t)>& progress, int threads) const {
+  return verify_index(*this, state_->bytes, progress, threads);
 }
 
 }  // namespace sqz

@@ -136,9 +136,11 @@ class SqzFile {
   Result<Calibration> calibration() const;
 
   // Checks every tensor's checksum and every invariant of docs/format.md. `progress` (may be empty)
-  // is called with bytes done and total. Problems of the file are in the report; the Status is for
+  // is called with bytes done and total, from any of the threads but one at a time. Problems of the
+  // file are in the report, the same for any number of threads (0 = all cores); the Status is for
   // failures to read.
-  Result<VerifyReport> verify(const std::function<void(uint64_t, uint64_t)>& progress = {}) const;
+  Result<VerifyReport> verify(const std::function<void(uint64_t, uint64_t)>& progress = {},
+                              int threads = 0) const;
 
  private:
   struct State;

@@ -1,7 +1,11 @@
 #include "formats/sqz_verify.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <exception>
+#include <mutex>
+#include <thread>
 
 #include "formats/base/hash.h"
 #include "formats/json_fields.h"
@@ -14,20 +18,20 @@ namespace {
 constexpr size_t kChunk = size_t{4} << 20;  // hashed and looked through while it is in the cache
 constexpr size_t kMaxProblems = 1000;
 
-template <class T>
-bool all_finite(std::span<const std::byte> bytes) {
-  const auto* x = reinterpret_cast<const T*>(bytes.data());
-  bool finite = true;
-  for (size_t i = 0; i < bytes.size() / sizeof(T); ++i) {
-    finite &= std::abs(to_float(x[i])) < INFINITY;  // false for NaN
+// Of 16-bit floats whose exponent is `mask`: neither NaN nor infinite.
+bool all_finite(std::span<const std::byte> bytes, uint16_t mask) {
+  const auto* x = reinterpret_cast<const uint16_t*>(bytes.data());
+  uint16_t special = 0;
+  for (size_t i = 0; i < bytes.size() / sizeof(uint16_t); ++i) {
+    special |= static_cast<uint16_t>((x[i] & mask) == mask);
   }
-  return finite;
+  return special == 0;
 }
 
 // Integers are always finite. Calibration tables may hold -infinity: check_calibration() sees them.
 bool finite_floats(const TensorInfo& tensor, std::span<const std::byte> bytes) {
-  if (tensor.dtype == DType::kBF16) return all_finite<BFloat16>(bytes);
-  if (tensor.dtype == DType::kF16) return all_finite<Float16>(bytes);
+  if (tensor.dtype == DType::kBF16) return all_finite(bytes, 0x7f80);
+  if (tensor.dtype == DType::kF16) return all_finite(bytes, 0x7c00);
   return true;
 }
 
@@ -51,16 +55,33 @@ struct Sums {
 };
 
 template <class T>
+void add_vector(const T* __restrict x, int64_t d, float* __restrict sum,
+                float* __restrict absolute) {
+  for (int64_t i = 0; i < d; ++i) {
+    const float value = to_float(x[i]);
+    sum[i] += value;
+    absolute[i] += std::abs(value);
+  }
+}
+
+// In float32 over kBlock vectors at a time, which is exact enough by far (kBlock * 2^-24, relative)
+// and four times as fast as double precision.
+template <class T>
 Sums sum_slots(const uint32_t* offsets, int64_t n, const T* vectors, int64_t d) {
+  constexpr int64_t kBlock = 32;
   Sums out(n, d);
+  std::vector<float> sum(static_cast<size_t>(d)), absolute(static_cast<size_t>(d));
   for (int64_t c = 0; c < n; ++c) {
-    double* sum = &out.sum[static_cast<size_t>(c * d)];
-    double* absolute = &out.absolute[static_cast<size_t>(c * d)];
-    for (int64_t slot = offsets[c]; slot < int64_t{offsets[c + 1]}; ++slot) {
+    const int64_t end = offsets[c + 1];
+    for (int64_t first = offsets[c]; first < end; first += kBlock) {
+      std::fill(sum.begin(), sum.end(), 0.0f);
+      std::fill(absolute.begin(), absolute.end(), 0.0f);
+      for (int64_t slot = first; slot < std::min(first + kBlock, end); ++slot) {
+        add_vector(vectors + slot * d, d, sum.data(), absolute.data());
+      }
       for (int64_t i = 0; i < d; ++i) {
-        const double x = to_float(vectors[slot * d + i]);
-        sum[i] += x;
-        absolute[i] += std::abs(x);
+        out.sum[static_cast<size_t>(c * d + i)] += double{sum[static_cast<size_t>(i)]};
+        out.absolute[static_cast<size_t>(c * d + i)] += double{absolute[static_cast<size_t>(i)]};
       }
     }
     out.count[static_cast<size_t>(c)] = double(offsets[c + 1] - offsets[c]);
@@ -84,62 +105,110 @@ Sums sum_children(const uint32_t* offsets, int64_t n, const Sums& children, int6
   return out;
 }
 
+using Problems = std::vector<std::string>;
+
+void note(Problems& problems, std::string text) {
+  if (problems.size() < kMaxProblems) problems.push_back(std::move(text));
+}
+
+// item(0) .. item(count - 1), each once, on `threads` threads, the caller's among them.
+void for_each_item(size_t count, int threads, const std::function<void(size_t)>& item) {
+  std::atomic<size_t> next{0};
+  std::exception_ptr failure;
+  std::mutex mutex;
+  const auto work = [&] {
+    try {
+      for (size_t i = next++; i < count; i = next++) item(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+      next = count;
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (int t = 1; t < threads; ++t) others.emplace_back(work);
+    work();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
 class Verifier {
  public:
   Verifier(const SqzFile& file, std::span<const std::byte> bytes,
            const std::function<void(uint64_t, uint64_t)>& progress)
       : file_(file), bytes_(bytes), progress_(progress) {}
 
-  VerifyReport run() {
-    check_tensors();
+  // Items are independent; what they find is reported in their order, whatever the threads.
+  VerifyReport run(int threads) {
+    VerifyReport report;
+    report.checked = static_cast<int64_t>(file_.header().tensors.size());
+    const Json checksums = read_checksums(report.problems);
+    const auto& tensors = file_.header().tensors;
     const IndexMetadata& metadata = file_.metadata();
-    for (int64_t l = 0; l < metadata.model.layers; ++l) {
-      if (file_.layer(l).levels > 0) check_layer(l);
+    const auto heads = static_cast<size_t>(metadata.model.kv_heads);
+    std::vector<Problems> found(tensors.size() + heads * metadata.layers.size());
+    for_each_item(found.size(), threads, [&](size_t i) {
+      if (i < tensors.size()) {
+        check_tensor(tensors[i], checksums, found[i]);
+      } else {
+        const size_t head = i - tensors.size();
+        check_head(static_cast<int64_t>(head / heads), static_cast<int64_t>(head % heads),
+                   found[i]);
+      }
+    });
+    for (Problems& problems : found) {
+      for (std::string& text : problems) note(report.problems, std::move(text));
     }
     if (const auto calibration = file_.calibration(); !calibration.ok()) {
-      problem(calibration.status().message());
+      note(report.problems, calibration.status().message());
     }
-    return std::move(report_);
+    return report;
   }
 
  private:
-  void problem(std::string text) {
-    if (report_.problems.size() < kMaxProblems) report_.problems.push_back(std::move(text));
-  }
-
-  void check_tensors() {
+  // {name: hash}; empty where the file's are not that.
+  Json read_checksums(Problems& problems) const {
     const std::string label = file_.path() + ": __metadata__: checksums";
     Result<Json> parsed = parse_json(file_.raw_metadata().at(kChecksumsKey), label);
-    if (!parsed.ok()) problem(parsed.status().message());
-    const Json checksums = parsed.ok() && parsed->is_object() ? *parsed : Json::object();
-    if (parsed.ok() && !parsed->is_object()) {
-      problem(concat(label, ": found ", found_text(*parsed), ", expected an object"));
+    if (!parsed.ok()) {
+      note(problems, parsed.status().message());
+      return Json::object();
     }
-    size_t used = 0;
-    for (const TensorInfo& tensor : file_.header().tensors) {
-      if (tensor.name == kHeaderHashName) {
-        ++report_.checked;  // open() compared it
-        continue;
-      }
-      const bool padding = tensor.name.starts_with(kPaddingPrefix);
-      const auto stored = checksums.find(tensor.name);
-      if (stored != checksums.end()) ++used;
-      check_tensor(tensor, padding, stored == checksums.end() ? Json() : *stored);
-      ++report_.checked;
+    if (!parsed->is_object()) {
+      note(problems, concat(label, ": found ", found_text(*parsed), ", expected an object"));
+      return Json::object();
     }
-    if (used != checksums.size()) {
-      problem(concat(label, ": found ", checksums.size(), " names, expected ", used,
-                     ": those of the tensors"));
+    const auto& tensors = file_.header().tensors;
+    const auto used = static_cast<size_t>(
+        std::count_if(tensors.begin(), tensors.end(), [&](const TensorInfo& tensor) {
+          return tensor.name != kHeaderHashName && parsed->contains(tensor.name);
+        }));
+    if (used != parsed->size()) {
+      note(problems, concat(label, ": found ", parsed->size(), " names, expected ", used,
+                            ": those of the tensors"));
     }
+    return *std::move(parsed);
   }
 
-  void check_tensor(const TensorInfo& tensor, bool padding, const Json& stored) {
+  void advance(size_t bytes) {
+    if (!progress_) return;
+    const std::lock_guard lock(progress_mutex_);
+    done_ += bytes;
+    progress_(done_, bytes_.size());
+  }
+
+  void check_tensor(const TensorInfo& tensor, const Json& checksums, Problems& problems) {
+    if (tensor.name == kHeaderHashName) return;  // open() compared it
+    const bool padding = tensor.name.starts_with(kPaddingPrefix);
+    const auto at = checksums.find(tensor.name);
+    const Json stored = at == checksums.end() ? Json() : *at;
     const auto data =
         bytes_.subspan(static_cast<size_t>(tensor.offset), static_cast<size_t>(tensor.bytes));
     Xxh3Stream hash;
     bool finite = true, zero = true;
-    for (size_t at = 0; at < data.size(); at += kChunk) {
-      const auto chunk = data.subspan(at, std::min(kChunk, data.size() - at));
+    for (size_t from = 0; from < data.size(); from += kChunk) {
+      const auto chunk = data.subspan(from, std::min(kChunk, data.size() - from));
       if (padding) {
         zero &=
             std::all_of(chunk.begin(), chunk.end(), [](std::byte b) { return b == std::byte{}; });
@@ -147,37 +216,40 @@ class Verifier {
         hash.update(chunk);
         finite &= finite_floats(tensor, chunk);
       }
-      if (progress_) progress_(tensor.offset + at + chunk.size(), bytes_.size());
+      advance(chunk.size());
     }
     const std::string name = in_quotes(tensor.name);
     if (padding) {
-      if (!zero) problem(concat("tensor ", name, ": found other bytes, expected zeros"));
+      if (!zero) {
+        note(problems, concat("tensor ", name, ": found other bytes, expected zeros"));
+      }
       return;
     }
     const std::string found = hex(hash.digest());
     if (!stored.is_string() || stored.get_ref<const std::string&>() != found) {
-      problem(
-          bad_field("tensor " + name, "XXH3-64", found,
-                    stored.is_null() ? "none: it is not in the checksums" : found_text(stored)));
+      note(problems,
+           bad_field("tensor " + name, "XXH3-64", found,
+                     stored.is_null() ? "none: it is not in the checksums" : found_text(stored)));
     }
-    if (!finite)
-      problem(concat("tensor ", name, ": found NaN or infinity, expected finite numbers"));
+    if (!finite) {
+      note(problems, concat("tensor ", name, ": found NaN or infinity, expected finite numbers"));
+    }
   }
 
-  void check_layer(int64_t index) {
+  void check_head(int64_t index, int64_t head, Problems& problems) const {
     const LayerView layer = file_.layer(index);
-    for (int64_t head = 0; head < layer.kv_heads; ++head) {
-      check_positions(layer, index, head);
-      if (!check_offsets(layer, index, head)) continue;  // nothing below can be walked
-      if (layer.dtype == DType::kBF16) {
-        check_means<BFloat16>(layer, index, head);
-      } else {
-        check_means<Float16>(layer, index, head);
-      }
+    if (layer.levels == 0) return;
+    check_positions(layer, index, head, problems);
+    if (!check_offsets(layer, index, head, problems)) return;  // nothing below can be walked
+    if (layer.dtype == DType::kBF16) {
+      check_means<BFloat16>(layer, index, head, problems);
+    } else {
+      check_means<Float16>(layer, index, head, problems);
     }
   }
 
-  void check_positions(const LayerView& layer, int64_t index, int64_t head) {
+  void check_positions(const LayerView& layer, int64_t index, int64_t head,
+                       Problems& problems) const {
     const int64_t sink = file_.metadata().sink;
     std::vector<bool> seen(static_cast<size_t>(layer.slots));
     for (int64_t slot = 0; slot < layer.slots; ++slot) {
@@ -185,17 +257,19 @@ class Verifier {
       const int64_t rank = int64_t{position} - sink;
       const bool inside = rank >= 0 && rank < layer.slots;
       if (!inside || seen[static_cast<size_t>(rank)]) {
-        problem(bad_field(
-            concat("layers.", index, ".positions"), concat("head ", head, ", slot ", slot),
-            concat(position, inside ? " again" : ""),
-            concat("each token from ", sink, " to ", sink + layer.slots - 1, " once")));
+        note(problems,
+             bad_field(concat("layers.", index, ".positions"),
+                       concat("head ", head, ", slot ", slot),
+                       concat(position, inside ? " again" : ""),
+                       concat("each token from ", sink, " to ", sink + layer.slots - 1, " once")));
         return;
       }
       seen[static_cast<size_t>(rank)] = true;
     }
   }
 
-  bool check_offsets(const LayerView& layer, int64_t index, int64_t head) {
+  bool check_offsets(const LayerView& layer, int64_t index, int64_t head,
+                     Problems& problems) const {
     for (int k = 0; k < layer.levels; ++k) {
       const LevelView& level = layer.level[static_cast<size_t>(k)];
       const int64_t end =
@@ -206,11 +280,12 @@ class Verifier {
                            : c == level.clusters ? offsets[c] == end && offsets[c] > offsets[c - 1]
                                                  : offsets[c] > offsets[c - 1];
         if (right) continue;
-        problem(bad_field(concat("layers.", index, ".level.", k + 1, ".offsets"),
-                          concat("head ", head, ", entry ", c), concat(offsets[c]),
-                          c == 0                ? "0"
-                          : c == level.clusters ? concat(end, ", the end, above the one before")
-                                                : "more than the one before"));
+        note(problems,
+             bad_field(concat("layers.", index, ".level.", k + 1, ".offsets"),
+                       concat("head ", head, ", entry ", c), concat(offsets[c]),
+                       c == 0                ? "0"
+                       : c == level.clusters ? concat(end, ", the end, above the one before")
+                                             : "more than the one before"));
         return false;
       }
     }
@@ -218,21 +293,21 @@ class Verifier {
   }
 
   template <class T>
-  void check_means(const LayerView& layer, int64_t index, int64_t head) {
+  void check_means(const LayerView& layer, int64_t index, int64_t head, Problems& problems) const {
     if (layer.keys) {
       const auto of = [](const LevelView& level) { return level.centroids; };
-      check_tree<T>(layer, index, head, layer.keys, of, "centroids");
+      check_tree<T>(layer, index, head, layer.keys, of, "centroids", problems);
     }
     if (layer.values && layer.level[0].value_means) {
       const auto of = [](const LevelView& level) { return level.value_means; };
-      check_tree<T>(layer, index, head, layer.values, of, "value_means");
+      check_tree<T>(layer, index, head, layer.values, of, "value_means", problems);
     }
   }
 
   // The means of every level, finest first, against the vectors of the slots below.
   template <class T, class Of>
   void check_tree(const LayerView& layer, int64_t index, int64_t head, const void* vectors, Of of,
-                  const char* name) {
+                  const char* name, Problems& problems) const {
     const int64_t d = layer.head_dim;
     const auto at = [&](int k) { return layer.level[static_cast<size_t>(k)]; };
     const auto offsets = [&](int k) { return at(k).offsets + head * (at(k).clusters + 1); };
@@ -243,7 +318,8 @@ class Verifier {
       if (k < layer.levels - 1) sums = sum_children(offsets(k), n, sums, d);
       const T* stored = static_cast<const T*>(of(at(k))) + head * n * d;
       if (!compare(stored, sums, n, d, layer.dtype,
-                   concat("layers.", index, ".level.", k + 1, ".", name, ": head ", head))) {
+                   concat("layers.", index, ".level.", k + 1, ".", name, ": head ", head),
+                   problems)) {
         return;
       }
     }
@@ -251,7 +327,7 @@ class Verifier {
 
   template <class T>
   bool compare(const T* stored, const Sums& sums, int64_t n, int64_t d, DType dtype,
-               const std::string& label) {
+               const std::string& label, Problems& problems) const {
     for (int64_t c = 0; c < n; ++c) {
       const double count = sums.count[static_cast<size_t>(c)];
       const double relative = relative_tolerance(dtype, count);
@@ -260,8 +336,8 @@ class Verifier {
         const double mean = sums.sum[static_cast<size_t>(c * d + i)] / count;
         const double size = sums.absolute[static_cast<size_t>(c * d + i)] / count + std::abs(mean);
         if (std::abs(found - mean) <= relative * size + kAbsoluteTolerance) continue;
-        problem(bad_field(label, concat("cluster ", c, ", dimension ", i), concat(found),
-                          concat(mean, ", the mean of its ", count, " vectors")));
+        note(problems, bad_field(label, concat("cluster ", c, ", dimension ", i), concat(found),
+                                 concat(mean, ", the mean of its ", count, " vectors")));
         return false;
       }
     }
@@ -271,14 +347,18 @@ class Verifier {
   const SqzFile& file_;
   std::span<const std::byte> bytes_;
   const std::function<void(uint64_t, uint64_t)>& progress_;
-  VerifyReport report_;
+  std::mutex progress_mutex_;
+  uint64_t done_ = 0;
 };
 
 }  // namespace
 
 VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
-                          const std::function<void(uint64_t, uint64_t)>& progress) {
-  return Verifier(file, bytes, progress).run();
+                          const std::function<void(uint64_t, uint64_t)>& progress, int threads) {
+  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
+  // A thread costs more than it gains where there are a few MiB to check.
+  const auto useful = static_cast<int>(std::min<size_t>(1 + bytes.size() / kChunk, 1024));
+  return Verifier(file, bytes, progress).run(std::clamp(threads, 1, useful));
 }
 
 }  // namespace sqz

@@ -9,8 +9,8 @@
 
 namespace sqz {
 
-// `bytes`: the whole file.
+// `bytes`: the whole file. `threads`: 0 = all cores; the report does not depend on it.
 VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
-                          const std::function<void(uint64_t, uint64_t)>& progress);
+                          const std::function<void(uint64_t, uint64_t)>& progress, int threads);
 
 }  // namespace sqz

@@ -145,10 +145,11 @@ Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueri
   try {
     SQZ_RETURN_IF_ERROR(check_calibratable(index));
     SQZ_RETURN_IF_ERROR(check_queries(queries, index));
-    SQZ_ASSIGN_OR_RETURN(const VerifyReport report, index.verify([&](uint64_t done, uint64_t all) {
+    const auto show_verify = [&](uint64_t done, uint64_t all) {
       show(kVerifyShare * static_cast<double>(done) /
            static_cast<double>(std::max<uint64_t>(all, 1)));
-    }));
+    };
+    SQZ_ASSIGN_OR_RETURN(const VerifyReport report, index.verify(show_verify, options.threads));
     if (!report.problems.empty()) return Status(Code::kCorrupt, report.problems.front());
     SQZ_ASSIGN_OR_RETURN(const Calibration calibration,
                          calibrate_index(index, queries, resolve_threads(options.threads)));

@@ -336,5 +336,49 @@ TEST(SqzVerify, RoundedMeansOfManyKeysPass) {
   }
 }
 
+// Large enough to be worth several threads; what they find comes in the order of the file.
+TEST(SqzVerify, SameReportForAnyNumberOfThreads) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("x.sqz");
+  TinyIndexOptions options;
+  options.layers = 2;
+  options.head_dim = 64;
+  options.tokens = 12000;
+  options.clusters = {3, 60};
+  const auto made = testing::write_tiny_index(path, options);
+  ASSERT_TRUE(made.ok());
+  ASSERT_GT(made->bytes, uint64_t{8} << 20);
+  std::string bytes = testing::read_file(path);
+  size_t damaged = 0;
+  {
+    const auto file = SqzFile::open(path);
+    ASSERT_TRUE(file.ok());
+    for (const TensorInfo& tensor : (*file)->header().tensors) {
+      if (tensor.name.ends_with(".keys") || tensor.name.ends_with(".values")) {
+        bytes[tensor.offset + tensor.bytes / 2] ^= 1;
+        ++damaged;
+      }
+    }
+  }
+  testing::write_file(path, bytes);
+  const auto file = SqzFile::open(path);
+  ASSERT_TRUE(file.ok());
+  uint64_t last = 0;
+  const auto grows = [&](uint64_t done, uint64_t) {
+    EXPECT_GT(done, last);
+    last = done;
+  };
+  const auto alone = (*file)->verify(grows, 1);
+  ASSERT_TRUE(alone.ok());
+  EXPECT_EQ(alone->problems.size(), damaged);
+  for (const int threads : {2, 5}) {
+    last = 0;
+    const auto report = (*file)->verify(grows, threads);
+    ASSERT_TRUE(report.ok());
+    EXPECT_EQ(report->problems, alone->problems);
+    EXPECT_EQ(report->checked, alone->checked);
+  }
+}
+
 }  // namespace
 }  // namespace sqz

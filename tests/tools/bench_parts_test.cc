@@ -1,5 +1,6 @@
 // The parts of sqz-bench that decide its figures: medians and ratios, made-up indexes, reads.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <filesystem>
 #include <numeric>
@@ -99,6 +100,69 @@ TEST(SyntheticIndex, IsAWholeIndex) {
     EXPECT_NE(index->queries[0], index->queries[1]);
   }
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+// Passes open_read() on, and reads of whoever has the file; a mapping keeps its first and last
+// pages and loses all others, so that touching one of them ends the test.
+class HoleEnv : public Env {
+ public:
+  Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) override {
+    SQZ_ASSIGN_OR_RETURN(auto file, Env::posix().open_read(path));
+    return std::unique_ptr<ReadFile>(new File(std::move(file)));
+  }
+  Result<std::unique_ptr<WriteFile>> create(const std::string&) override { return refuse(); }
+  Status rename(const std::string&, const std::string&) override { return refuse(); }
+  Status remove(const std::string&) override { return refuse(); }
+  Status sync_directory(const std::string&) override { return refuse(); }
+  bool exists(const std::string&) override { return false; }
+
+ private:
+  static constexpr size_t kHead = size_t{4} << 20, kPage = 4096;
+
+  static Status refuse() { return {Code::kUnsupported, "reads only"}; }
+
+  struct File : ReadFile {
+    explicit File(std::unique_ptr<ReadFile> file) : file_(std::move(file)) {}
+    const std::string& path() const override { return file_->path(); }
+    uint64_t size() const override { return file_->size(); }
+    Status read(uint64_t offset, std::span<std::byte> out) const override {
+      return file_->read(offset, out);
+    }
+    Result<std::unique_ptr<Mapping>> map() const override {
+      SQZ_ASSIGN_OR_RETURN(auto mapping, file_->map());
+      const auto bytes = mapping->bytes();
+      const size_t last = (bytes.size() - 1) / kPage * kPage;
+      if (::mprotect(const_cast<std::byte*>(bytes.data()) + kHead, last - kHead, PROT_NONE) != 0) {
+        return Status(Code::kIo, "mprotect");
+      }
+      return mapping;
+    }
+    std::unique_ptr<ReadFile> file_;
+  };
+};
+
+// Opening looks at the header and the last 16 bytes, whatever lies between: 100 GiB here, of which
+// every page is out of reach.
+TEST(SparseIndex, OpeningTouchesNoPayload) {
+  testing::TemporaryDirectory folder;
+  const std::string path = folder.file("sparse.sqz");
+  Options options;
+  const int64_t tokens = 819200, layers = 32;
+  const IndexMetadata metadata = synthetic_metadata(options, tokens, layers);
+  const int64_t slots = tokens - metadata.sink - metadata.tail;
+  const std::vector<LayerShape> shapes(
+      static_cast<size_t>(layers),
+      {synthetic_clusters(tokens, slots), slots, metadata.sink + metadata.tail});
+  const auto bytes = write_sparse_index(Env::posix(), path, metadata, shapes);
+  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+  EXPECT_GT(*bytes, uint64_t{100} << 30);
+  EXPECT_EQ(std::filesystem::file_size(path), *bytes);
+  HoleEnv env;
+  const auto file = SqzFile::open(path, OpenMode::kMmap, env);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_LT((*file)->header().data_offset, uint64_t{4} << 20);
+  EXPECT_EQ((*file)->layer(31).slots, slots);
+  EXPECT_EQ((*file)->layer(31).level[1].clusters, 40960);
 }
 
 }  // namespace

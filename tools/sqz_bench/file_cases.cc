@@ -114,8 +114,8 @@ Result<CaseSetup> verify_case(const Options& options) {
                                   },
                               .bytes = bytes});
   setup.contenders.push_back({.name = "verify",
-                              .run = [index, file](int64_t) -> Status {
-                                SQZ_ASSIGN_OR_RETURN(const auto report, file->verify());
+                              .run = [index, file, threads = options.threads](int64_t) -> Status {
+                                SQZ_ASSIGN_OR_RETURN(const auto report, file->verify({}, threads));
                                 if (report.problems.empty()) return {};
                                 return {Code::kInternal, report.problems.front()};
                               },

@@ -9,9 +9,10 @@ namespace {
 Status run_verify(const std::string& path, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   Progress progress(context.progress_style(), "verify");
-  SQZ_ASSIGN_OR_RETURN(const VerifyReport report, file->verify([&](uint64_t done, uint64_t total) {
+  const auto show = [&](uint64_t done, uint64_t total) {
     progress.update(total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total));
-  }));
+  };
+  SQZ_ASSIGN_OR_RETURN(const VerifyReport report, file->verify(show, context.options.threads));
   progress.finish();
   const bool whole = report.problems.empty();
   Rows rows = {{"index", path}, {"checked", concat(report.checked, " tensors")}};
