@@ -1,6 +1,6 @@
 # What `cmake --install` and `cpack` deliver, in three components:
 #   runtime  libsqz.so.0          for machines that serve
-#   dev      headers, CMake package, pkg-config file
+#   dev      headers, CMake package, pkg-config file, examples
 #   tools    the sqz-* programs and their manual pages
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -11,6 +11,8 @@ install(TARGETS sqz EXPORT sqzTargets
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY libruntime/include/sqz DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev
   FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+install(DIRECTORY examples/embed examples/embed_c
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libsqz-dev/examples COMPONENT dev)
 
 set(SQZ_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/sqz)
 install(EXPORT sqzTargets NAMESPACE sqz:: DESTINATION ${SQZ_CMAKE_DIR} COMPONENT dev)
@@ -20,11 +22,38 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/sqzConfigVersion.cmake
   COMPATIBILITY SameMajorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/sqzConfig.cmake ${PROJECT_BINARY_DIR}/sqzConfigVersion.cmake
   DESTINATION ${SQZ_CMAKE_DIR} COMPONENT dev)
+# The file finds the prefix from its own place, so that it is right wherever it is unpacked.
+file(RELATIVE_PATH SQZ_PC_TO_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 configure_file(cmake/sqz.pc.in ${PROJECT_BINARY_DIR}/sqz.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/sqz.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 
-foreach(tool sqz-index sqz-generate sqz-eval sqz-bench)
-  if(TARGET ${tool})
-    install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+# Every program of tools/, and a manual page of each from its --help.
+set(SQZ_INSTALLED_TOOLS)
+if(SQZ_TOOLS AND NOT SQZ_RUNTIME_ONLY)
+  get_property(targets DIRECTORY tools PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(target ${targets})
+    get_target_property(type ${target} TYPE)
+    if(type STREQUAL EXECUTABLE)
+      list(APPEND SQZ_INSTALLED_TOOLS ${target})
+    endif()
+  endforeach()
+endif()
+foreach(tool ${SQZ_INSTALLED_TOOLS})
+  install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+  if(CMAKE_CROSSCOMPILING)  # the program cannot be asked
+    continue()
   endif()
+  set(page ${PROJECT_BINARY_DIR}/man/${tool}.1)
+  add_custom_command(OUTPUT ${page}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/man
+    COMMAND ${PROJECT_SOURCE_DIR}/scripts/make_man $<TARGET_FILE:${tool}> ${page}
+    DEPENDS ${tool} ${PROJECT_SOURCE_DIR}/scripts/make_man
+    COMMENT "Manual page of ${tool}" VERBATIM)
+  list(APPEND SQZ_MAN_PAGES ${page})
 endforeach()
+if(SQZ_MAN_PAGES)
+  add_custom_target(sqz_man ALL DEPENDS ${SQZ_MAN_PAGES})
+  install(FILES ${SQZ_MAN_PAGES} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
+endif()
+
+include(SqzPackage)

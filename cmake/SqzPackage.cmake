@@ -1,0 +1,48 @@
+# `cpack` in the build folder makes Debian packages of the three components:
+#   libsqz0  libsqz-dev  sqz-tools
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME sqz)
+set(CPACK_PACKAGE_VENDOR sqz)
+set(CPACK_PACKAGE_CONTACT "sqz developers <sqz@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY ${PROJECT_DESCRIPTION})
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_COMPONENTS_ALL runtime dev)
+if(SQZ_INSTALLED_TOOLS)
+  list(APPEND CPACK_COMPONENTS_ALL tools)
+endif()
+
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libsqz0)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library that an inference engine loads.")
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
+
+set(CPACK_DEBIAN_DEV_PACKAGE_NAME libsqz-dev)
+set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+set(CPACK_COMPONENT_DEV_DESCRIPTION "Headers, CMake package, pkg-config file and examples.")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libsqz0 (= ${PROJECT_VERSION})")
+
+set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME sqz-tools)
+set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION science)
+set(CPACK_COMPONENT_TOOLS_DESCRIPTION "The programs that build, check, serve and measure indexes.")
+set(CPACK_DEBIAN_TOOLS_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "libsqz0 (= ${PROJECT_VERSION})")
+# Where dpkg-shlibdeps finds the library that is not installed yet.
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/libruntime)
+
+# shlibs: what a program built against the library will depend on. triggers: ldconfig, without a
+# script. Both by hand, because CPack would write a script for it.
+file(WRITE ${PROJECT_BINARY_DIR}/debian/shlibs "libsqz 0 libsqz0 (>= ${PROJECT_VERSION})\n")
+file(WRITE ${PROJECT_BINARY_DIR}/debian/triggers "activate-noawait ldconfig\n")
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA
+  ${PROJECT_BINARY_DIR}/debian/shlibs ${PROJECT_BINARY_DIR}/debian/triggers)
+foreach(package runtime:libsqz0 dev:libsqz-dev tools:sqz-tools)
+  string(REPLACE ":" ";" parts ${package})
+  list(POP_FRONT parts component name)
+  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${name} RENAME copyright
+    COMPONENT ${component})
+endforeach()
+include(CPack)

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Makes the Debian packages of a build tree, looks into them, installs them into a root folder of
+# their own, uses what was installed, and removes it again. Exit code 77: cannot be done here.
+# usage: packages.sh BUILD_DIR SOURCE_DIR INDEX.sqz
+set -euo pipefail
+build=$1 source=$2 index=$3
+for needed in cpack dpkg dpkg-deb dpkg-shlibdeps; do
+  command -v "$needed" >/dev/null || { echo "skipped: no $needed here"; exit 77; }
+done
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+fail() { echo "FAILED: $*" >&2; exit 1; }
+
+(cd "$build" && cpack -G DEB -B "$scratch/packages") >"$scratch/cpack.log" 2>&1 ||
+  { tail -20 "$scratch/cpack.log" >&2; fail "cpack"; }
+cd "$scratch/packages"
+shopt -s nullglob
+file_of() { echo "$scratch/packages/$1"_*.deb; }
+field() { dpkg-deb -f "$(file_of "$1")" "$2"; }
+files_of() { dpkg-deb --fsys-tarfile "$(file_of "$1")" | tar -t | sed 's|^\./|/|' | grep -v '/$'; }
+
+version=$(field libsqz0 Version)
+runtime=$(field libsqz0 Depends) tools=$(field sqz-tools Depends || true)
+[[ $runtime =~ libc6 && $runtime =~ libstdc\+\+6 ]] || fail "libsqz0 depends on: $runtime"
+[[ ! $runtime =~ torch|hdf5|blas|gomp|spdlog ]] || fail "libsqz0 depends on: $runtime"
+[ "$(field libsqz-dev Depends)" = "libsqz0 (= $version)" ] || fail "libsqz-dev: $(field libsqz-dev Depends)"
+files_of libsqz0 | grep -vE '/libsqz\.so\.0(\.[0-9]+)*$|/doc/libsqz0/copyright$' && fail "in libsqz0"
+for wanted in include/sqz/sqz.h libsqz.so sqz.pc sqzConfig.cmake examples/embed/embed.cc; do
+  files_of libsqz-dev | grep -q "/$wanted$" || fail "libsqz-dev has no $wanted"
+done
+[ "$(dpkg-deb -I "$(file_of libsqz0)" triggers)" = "activate-noawait ldconfig" ] || fail "triggers"
+dpkg-deb -I "$(file_of libsqz0)" shlibs | grep -q '^libsqz 0 libsqz0' || fail "shlibs"
+packages=(libsqz0 libsqz-dev)
+if [ -e "$(file_of sqz-tools)" ]; then
+  packages+=(sqz-tools)
+  [[ $tools =~ libsqz0\ \(=\ $version\) && $tools =~ hdf5 ]] || fail "sqz-tools depends on: $tools"
+  for tool in $(files_of sqz-tools | sed -n 's|.*/bin/||p'); do
+    files_of sqz-tools | grep -q "/man/man1/$tool.1$" || fail "$tool has no manual page"
+  done
+fi
+
+[ "$(id -u)" = 0 ] || { echo "packages are right; not installed: only root can"; exit 0; }
+root=$scratch/root
+mkdir -p "$root"/var/lib/dpkg/{info,updates,triggers}
+touch "$root/var/lib/dpkg/status"
+# What they depend on is on the machine, not in the root folder.
+run_dpkg() { dpkg --root="$root" --force-depends --force-unsafe-io "$@" >"$scratch/dpkg.log" 2>&1 ||
+  { cat "$scratch/dpkg.log" >&2; fail "dpkg $*"; }; }
+for package in "${packages[@]}"; do run_dpkg -i "$(file_of "$package")"; done
+
+export LD_LIBRARY_PATH=$root/usr/lib
+if [ -x "$root/usr/bin/sqz-index" ]; then
+  "$root/usr/bin/sqz-index" verify -q "$index" >/dev/null || fail "sqz-index verify"
+fi
+flags=$(PKG_CONFIG_PATH=$root/usr/lib/pkgconfig pkg-config --cflags --libs sqz)
+cc -std=c99 "$root/usr/share/doc/libsqz-dev/examples/embed_c/embed_c.c" $flags -lm -o "$scratch/embed_c"
+"$scratch/embed_c" "$index" >/dev/null || fail "embed_c"
+
+run_dpkg -P "${packages[@]}"
+left=$(find "$root/usr" -not -type d)
+[ -z "$left" ] || fail "left behind: $left"
+echo "packages of $version: made, installed, used and removed"
