@@ -18,13 +18,13 @@ cmake --build "$scratch/consumer" >/dev/null
 pc=$(dirname "$(find "$scratch/usr" -name sqz.pc)")
 flags=$(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs sqz)
 cc -std=c99 -Wall -Wextra -Werror -pedantic "$source/examples/embed_c/embed_c.c" $flags -lm -o "$scratch/embed_c"
-LD_LIBRARY_PATH=$(dirname "$(find "$scratch/usr" -name 'libsqz.so')") "$scratch/embed_c" "$index"
+export LD_LIBRARY_PATH=$(dirname "$(find "$scratch/usr" -name 'libsqz.so')")
+"$scratch/embed_c" "$index" | tee "$scratch/embed_c.out"
 
 # examples/embed as a project of its own.
 [ -e /usr/include/boost/program_options.hpp ] || { echo "examples/embed: no Boost here"; exit 0; }
 cmake -G Ninja -S "$source/examples/embed" -B "$scratch/embed" -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$scratch/usr" >/dev/null
 cmake --build "$scratch/embed" >/dev/null
-heads=$("$scratch/embed_c" "$index" | sed -n 's/.*, \([0-9]*\) query heads, .* d = \([0-9]*\).*/\1 \2/p')
-read -r heads dim <<<"$heads"
+read -r heads dim < <(sed -n 's/.*, \([0-9]*\) query heads, .* d = \([0-9]*\).*/\1 \2/p' "$scratch/embed_c.out")
 seq $((heads * dim)) | "$scratch/embed/embed" "$index" --selector dense
