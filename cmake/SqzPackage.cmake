@@ -33,12 +33,9 @@ set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "libsqz0 (= ${PROJECT_VERSION})")
 # Where dpkg-shlibdeps finds the library that is not installed yet.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/libruntime)
 
-# shlibs: what a program built against the library will depend on. triggers: ldconfig, without a
-# script. Both by hand, because CPack would write a script for it.
+# What a program that is built against the library will depend on.
 file(WRITE ${PROJECT_BINARY_DIR}/debian/shlibs "libsqz 0 libsqz0 (>= ${PROJECT_VERSION})\n")
-file(WRITE ${PROJECT_BINARY_DIR}/debian/triggers "activate-noawait ldconfig\n")
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA
-  ${PROJECT_BINARY_DIR}/debian/shlibs ${PROJECT_BINARY_DIR}/debian/triggers)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/debian/shlibs)
 foreach(package runtime:libsqz0 dev:libsqz-dev tools:sqz-tools)
   string(REPLACE ":" ";" parts ${package})
   list(POP_FRONT parts component name)
