@@ -6,6 +6,7 @@
 
 #include "formats/base/hash.h"
 #include "libindex/calibrate.h"
+#include "libindex/layer_engine.h"
 #include "libindex/layer_store.h"
 #include "libindex/layout.h"
 #include "libindex/order.h"
@@ -64,6 +65,8 @@ class Builder final : public IndexBuilder {
     report_.engine = engine_->name();
   }
 
+  bool takes_device_rows() const override { return engine_->layer_engine() != nullptr; }
+
   Status add_layer(int64_t layer, const LayerInput& input,
                    const std::function<void(int64_t, int64_t)>& progress) override {
     if (!usable_) return ended();
@@ -90,6 +93,12 @@ class Builder final : public IndexBuilder {
                     bad_field("build", "layer", concat(layer),
                               concat(next_layer_, " of ", model_.layers, ", in order")));
     }
+    if (input.device != nullptr) {
+      if (takes_device_rows() && input.device->device == options_.gpu) return Status();
+      return Status(Code::kInvalidArgument,
+                    concat("layer ", layer, ": keys on CUDA device ", input.device->device,
+                           " were given to engine ", engine_->name(), " on device ", options_.gpu));
+    }
     const auto wanted =
         static_cast<size_t>(model_.kv_heads * layout_.metadata.tokens * model_.head_dim);
     if (input.keys.size() != wanted || input.values.size() != wanted) {
@@ -98,6 +107,10 @@ class Builder final : public IndexBuilder {
           bad_field(concat("layer ", layer), "elements of keys and values",
                     concat(input.keys.size(), " and ", input.values.size()), concat(wanted)));
     }
+    return Status();
+  }
+
+  Status check_values(int64_t layer, const LayerInput& input) {
     const int64_t dim = model_.head_dim;
     SQZ_RETURN_IF_ERROR(check_storable(input.keys, model_.kv_heads, dim, options_.dtype, layer,
                                        "KV head", "key", threads_));
@@ -110,8 +123,7 @@ class Builder final : public IndexBuilder {
     SQZ_RETURN_IF_ERROR(check_input(layer, input));
     if (layout_.shapes[layer].clusters.empty()) {
       const Timer timer(report_.seconds.write);
-      SQZ_RETURN_IF_ERROR(store_.fill_dense(input.keys.data(), input.values.data(),
-                                            layout_.dense_first(layer), threads_));
+      SQZ_RETURN_IF_ERROR(store_dense(layer, input));
       if (progress) progress(model_.kv_heads, model_.kv_heads);
     } else {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
@@ -145,27 +157,67 @@ class Builder final : public IndexBuilder {
   Status cluster(int64_t layer, const LayerInput& input,
                  const std::function<void(int64_t, int64_t)>& progress) {
     const Timer timer(report_.seconds.cluster);
+    if (LayerEngine* engine = engine_->layer_engine()) {
+      SQZ_RETURN_IF_ERROR(engine->fill(layer_problem(layer, input), progress, store_.buffers()));
+    } else {
+      SQZ_RETURN_IF_ERROR(cluster_on_host(layer, input, progress));
+    }
+    for (const LayerBuffers::Level& level : store_.buffers().levels) {
+      calibration_.sparse.back().levels.push_back({level.centroids, level.offsets});
+    }
+    return Status();
+  }
+
+  TreeOptions tree_options(int64_t layer) const {
+    return {layout_.clusters, options_.iterations, options_.seed, layer, threads_};
+  }
+
+  LayerProblem layer_problem(int64_t layer, const LayerInput& input) const {
+    const bool dense = layout_.shapes[layer].clusters.empty();
+    LayerProblem problem;
+    problem.heads = model_.kv_heads;
+    problem.tokens = layout_.metadata.tokens;
+    problem.dim = model_.head_dim;
+    problem.sink = dense ? layout_.dense_first(layer) : options_.sink;
+    problem.clustered = dense ? 0 : layout_.clustered;
+    problem.tree = tree_options(layer);
+    problem.dtype = options_.dtype;
+    problem.keep_kv = options_.keep_kv;
+    problem.keys = input.keys;
+    problem.values = input.values;
+    problem.device = input.device;
+    return problem;
+  }
+
+  Status store_dense(int64_t layer, const LayerInput& input) {
+    if (input.device != nullptr) {
+      return engine_->layer_engine()->fill_dense(layer_problem(layer, input), store_.buffers());
+    }
+    SQZ_RETURN_IF_ERROR(check_values(layer, input));
+    return store_.fill_dense(input.keys.data(), input.values.data(), layout_.dense_first(layer),
+                             threads_);
+  }
+
+  Status cluster_on_host(int64_t layer, const LayerInput& input,
+                         const std::function<void(int64_t, int64_t)>& progress) {
+    SQZ_RETURN_IF_ERROR(check_values(layer, input));
     const int64_t heads = model_.kv_heads, dim = model_.head_dim, tokens = layout_.metadata.tokens;
     std::vector<const float*> keys;
     for (int64_t h = 0; h < heads; ++h) {
       keys.push_back(input.keys.data() + (h * tokens + options_.sink) * dim);
     }
-    const TreeOptions tree{layout_.clusters, options_.iterations, options_.seed, layer, threads_};
     std::vector<SlotOrder> orders(static_cast<size_t>(heads));
     {
-      SQZ_ASSIGN_OR_RETURN(const std::vector<HeadTree> trees,
-                           build_trees(*engine_, keys, layout_.clustered, dim, tree, progress));
+      SQZ_ASSIGN_OR_RETURN(
+          const std::vector<HeadTree> trees,
+          build_trees(*engine_, keys, layout_.clustered, dim, tree_options(layer), progress));
       SQZ_RETURN_IF_ERROR(parallel_for(heads, threads_, [&](int64_t h) {
         orders[h] = depth_first_order(trees[h], dim);
         return Status();
       }));
     }
-    SQZ_RETURN_IF_ERROR(store_.fill_sparse(input.keys.data(), input.values.data(), orders,
-                                           options_.sink, options_.keep_kv, threads_));
-    for (const LayerStore::Level& level : store_.levels()) {
-      calibration_.sparse.back().levels.push_back({level.centroids, level.offsets});
-    }
-    return Status();
+    return store_.fill_sparse(input.keys.data(), input.values.data(), orders, options_.sink,
+                              options_.keep_kv, threads_);
   }
 
   Result<BuildReport> calibrate_and_publish() {
@@ -207,7 +259,8 @@ Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string
                        plan_layout(model, static_cast<int64_t>(tokens.size()), options));
   layout.metadata.tokenizer_hash = tokenizer_hash;
   layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
-  SQZ_ASSIGN_OR_RETURN(auto engine, make_kmeans_engine(options.engine));
+  SQZ_ASSIGN_OR_RETURN(auto engine,
+                       make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
   SQZ_ASSIGN_OR_RETURN(auto writer,
                        SqzWriter::create(env, path, replace, layout.metadata, layout.shapes));
   return std::unique_ptr<IndexBuilder>(

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/base/device_rows.h"
 #include "formats/sqz_writer.h"
 
 namespace sqz {
@@ -30,7 +31,8 @@ struct BuildOptions {
   int threads = 0;             // 0: all cores. The file does not depend on it
   DType dtype = DType::kBF16;  // of stored keys, values, centroids: BF16 or F16
   bool keep_kv = true;  // false: no clustered keys and values in the file (sink and tail stay)
-  std::string engine = "auto";  // of k-means: "auto" or "faiss"
+  std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)
+  int gpu = 0;                  // number of the CUDA device, for engines that use one
 };
 
 // One layer of a dense pass, float32, borrowed for the call.
@@ -40,6 +42,8 @@ struct LayerInput {
   std::span<const float> queries;  // [Hq, n, d], after RoPE: those that calibrate, normally of the
                                    // last n = tail tokens. n >= 1, the same for all layers; unused
                                    // (may be empty) for layers that are stored dense
+  const DeviceRows* device = nullptr;  // keys and values, instead of the two spans, if
+                                       // takes_device_rows() and on the device `gpu`
 };
 
 struct BuildSeconds {
@@ -50,7 +54,7 @@ struct BuildReport {
   uint64_t bytes = 0;
   int64_t tokens = 0, clustered = 0;  // N, and M of a sparse layer
   std::vector<int64_t> clusters;      // per level, coarse to fine
-  std::string engine;                 // what clustered: "faiss"
+  std::string engine;                 // what clustered: "faiss", "cuda (NVIDIA H200)"
   BuildSeconds seconds;
 };
 
@@ -76,6 +80,9 @@ class IndexBuilder {
   static Result<BuildPlan> plan(const ModelDescription& model, int64_t tokens,
                                 const BuildOptions& options);
   virtual ~IndexBuilder() = default;
+
+  // Whether layers may be given as LayerInput::device.
+  virtual bool takes_device_rows() const = 0;
 
   // Layers in order. A key or value that is NaN, infinite or beyond the stored dtype is kNumeric
   // and names layer, KV head, token. `progress(done, total)` counts the KV heads of this layer.

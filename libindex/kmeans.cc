@@ -62,10 +62,19 @@ uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64
 
 }  // namespace
 
-Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const std::string& name) {
-  if (name == "auto" || name == "faiss") return make_faiss_kmeans();
-  return Status(Code::kInvalidArgument,
-                bad_field("options", "engine", concat('"', name, '"'), "\"auto\" or \"faiss\""));
+Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice) {
+  if (choice.name == "faiss") return make_faiss_kmeans();
+  if (choice.name == "faiss-gpu") return make_faiss_gpu_kmeans(choice.gpu);
+  if (choice.name == "cuda") return make_cuda_kmeans(choice.dim, choice.gpu);
+  if (choice.name != "auto") {
+    return Status(Code::kInvalidArgument,
+                  bad_field("options", "engine", concat('"', choice.name, '"'),
+                            "\"auto\", \"faiss\", \"faiss-gpu\" or \"cuda\""));
+  }
+  auto engine = make_cuda_kmeans(choice.dim, choice.gpu);
+  if (!engine.ok()) engine = make_faiss_gpu_kmeans(choice.gpu);
+  if (!engine.ok()) return make_faiss_kmeans();
+  return engine;
 }
 
 uint64_t kmeans_seed(uint64_t seed, int64_t layer, int64_t head, int64_t level) {

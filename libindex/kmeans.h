@@ -18,10 +18,12 @@
 
 namespace sqz {
 
+class LayerEngine;
+
 // All pointers are borrowed for the call.
 struct KmeansProblem {
   const float* points = nullptr;   // [count, dim] finite; of any length, not normalised
-  const float* weights = nullptr;  // [count] positive, or null = all 1
+  const float* weights = nullptr;  // [count] positive whole numbers (keys below), or null = all 1
   int64_t count = 0;
   int64_t dim = 0;
   int64_t clusters = 0;  // C, 1 <= C <= count
@@ -38,14 +40,34 @@ class KmeansEngine {
   // problem, one call at a time.
   virtual Status run(std::span<const KmeansProblem> problems, int threads,
                      const std::function<void()>& done) = 0;
+  // The part of the engine that takes a whole layer from keys to stored tensors on its device
+  // (libindex/layer_engine.h), owned by the engine; null for an engine that only clusters.
+  virtual LayerEngine* layer_engine() { return nullptr; }
 };
 
-// "faiss", or "auto" for the best engine that this machine has. Another name is kInvalidArgument.
-Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const std::string& name);
+struct EngineChoice {
+  std::string name = "auto";
+  int64_t dim = 0;  // of the points
+  int gpu = 0;      // number of the CUDA device, for the engines that use one
+};
+
+// By name:
+//   "faiss"      on the CPU, always there
+//   "faiss-gpu"  where the FAISS that sqz was built against has GPU support
+//   "cuda"       this project's kernels, where sqz was built with SQZ_CUDA
+//   "auto"       the fastest of these that can run here: cuda, faiss-gpu, faiss
+// Another name is kInvalidArgument. An engine that cannot run here is kUnsupported, and the message
+// says why: not compiled in, no GPU, driver or GPU too old, or a `dim` that it cannot do.
+Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice);
 
 // Lloyd's iterations by faiss::Clustering, without subsampling, on the CPU. While run() is active,
 // an OpenBLAS in the process is held to one thread (its thread count is process-wide).
 std::unique_ptr<KmeansEngine> make_faiss_kmeans();
+// The same by FAISS's own flat index on a GPU. FAISS does not promise the same bytes from run to
+// run there.
+Result<std::unique_ptr<KmeansEngine>> make_faiss_gpu_kmeans(int gpu);
+// libindex/cuda/kmeans.h. Same bytes from run to run on GPUs of one kind.
+Result<std::unique_ptr<KmeansEngine>> make_cuda_kmeans(int64_t dim, int gpu);
 
 // A seed for each (layer, head, level) of a build, so that no head depends on the order of work.
 uint64_t kmeans_seed(uint64_t seed, int64_t layer, int64_t head, int64_t level);

@@ -45,23 +45,20 @@ Status check_storable(std::span<const float> data, int64_t heads, int64_t dim, D
   });
 }
 
-void LayerStore::resize(int64_t slots, int64_t exact, bool keep_kv,
-                        std::span<const SlotOrder> orders) {
-  const auto rows = [&](int64_t count) {
-    return static_cast<size_t>(kv_heads_ * count * dim_ * 2);
-  };
-  levels_.resize(orders.empty() ? 0 : orders[0].offsets.size());
-  for (size_t k = 0; k < levels_.size(); ++k) {
-    const auto clusters = static_cast<int64_t>(orders[0].offsets[k].size()) - 1;
-    levels_[k].centroids.resize(rows(clusters));
-    levels_[k].value_means.resize(rows(clusters));
-    levels_[k].offsets.resize(static_cast<size_t>(kv_heads_ * (clusters + 1)));
+void LayerBuffers::resize(int64_t heads, int64_t dim, std::span<const int64_t> clusters,
+                          int64_t slots, int64_t exact, bool keep_kv) {
+  const auto rows = [&](int64_t count) { return static_cast<size_t>(heads * count * dim * 2); };
+  levels.resize(clusters.size());
+  for (size_t k = 0; k < levels.size(); ++k) {
+    levels[k].centroids.resize(rows(clusters[k]));
+    levels[k].value_means.resize(rows(clusters[k]));
+    levels[k].offsets.resize(static_cast<size_t>(heads * (clusters[k] + 1)));
   }
-  positions_.resize(static_cast<size_t>(kv_heads_ * slots));
-  keys_.resize(keep_kv ? rows(slots) : 0);
-  values_.resize(keep_kv ? rows(slots) : 0);
-  exact_keys_.resize(rows(exact));
-  exact_values_.resize(rows(exact));
+  positions.resize(static_cast<size_t>(heads * slots));
+  keys.resize(keep_kv ? rows(slots) : 0);
+  values.resize(keep_kv ? rows(slots) : 0);
+  exact_keys.resize(rows(exact));
+  exact_values.resize(rows(exact));
 }
 
 // keys, values: [M, d], the clustered tokens of this head. Sums in double, in slot order, rounded
@@ -71,7 +68,7 @@ void LayerStore::store_means(const float* keys, const float* values, const SlotO
   const std::vector<std::vector<uint32_t>> slots = first_slots(order.offsets);
   std::vector<double> sum(static_cast<size_t>(2 * dim_));
   std::vector<float> mean(sum.size());
-  for (size_t k = 0; k < levels_.size(); ++k) {
+  for (size_t k = 0; k < buffers_.levels.size(); ++k) {
     const auto clusters = static_cast<int64_t>(slots[k].size()) - 1;
     for (int64_t i = 0; i < clusters; ++i) {
       std::fill(sum.begin(), sum.end(), 0.0);
@@ -83,11 +80,11 @@ void LayerStore::store_means(const float* keys, const float* values, const SlotO
       const double size = slots[k][i + 1] - slots[k][i];
       for (size_t c = 0; c < sum.size(); ++c) mean[c] = static_cast<float>(sum[c] / size);
       const int64_t out = (head * clusters + i) * dim_ * 2;
-      store_row(mean.data(), dim_, dtype_, levels_[k].centroids.data() + out);
-      store_row(mean.data() + dim_, dim_, dtype_, levels_[k].value_means.data() + out);
+      store_row(mean.data(), dim_, dtype_, buffers_.levels[k].centroids.data() + out);
+      store_row(mean.data() + dim_, dim_, dtype_, buffers_.levels[k].value_means.data() + out);
     }
     std::copy(order.offsets[k].begin(), order.offsets[k].end(),
-              levels_[k].offsets.begin() + head * (clusters + 1));
+              buffers_.levels[k].offsets.begin() + head * (clusters + 1));
   }
 }
 
@@ -96,7 +93,11 @@ Status LayerStore::fill_sparse(const float* keys, const float* values,
                                int threads) {
   const auto slots = static_cast<int64_t>(orders[0].keys.size());
   const int64_t exact = tokens_ - slots;
-  resize(slots, exact, keep_kv, orders);
+  std::vector<int64_t> clusters;
+  for (const auto& offsets : orders[0].offsets) {
+    clusters.push_back(static_cast<int64_t>(offsets.size()) - 1);
+  }
+  buffers_.resize(kv_heads_, dim_, clusters, slots, exact, keep_kv);
   return parallel_for(kv_heads_, threads, [&](int64_t head) {
     const float* head_keys = keys + head * tokens_ * dim_;
     const float* head_values = values + head * tokens_ * dim_;
@@ -104,15 +105,15 @@ Status LayerStore::fill_sparse(const float* keys, const float* values,
     store_means(head_keys + sink * dim_, head_values + sink * dim_, order, head);
     for (int64_t s = 0; s < slots; ++s) {
       const int64_t token = sink + order.keys[s], out = (head * slots + s) * dim_ * 2;
-      positions_[head * slots + s] = static_cast<uint32_t>(token);
+      buffers_.positions[head * slots + s] = static_cast<uint32_t>(token);
       if (!keep_kv) continue;
-      store_row(head_keys + token * dim_, dim_, dtype_, keys_.data() + out);
-      store_row(head_values + token * dim_, dim_, dtype_, values_.data() + out);
+      store_row(head_keys + token * dim_, dim_, dtype_, buffers_.keys.data() + out);
+      store_row(head_values + token * dim_, dim_, dtype_, buffers_.values.data() + out);
     }
     for (int64_t e = 0; e < exact; ++e) {
       const int64_t token = e < sink ? e : e + slots, out = (head * exact + e) * dim_ * 2;
-      store_row(head_keys + token * dim_, dim_, dtype_, exact_keys_.data() + out);
-      store_row(head_values + token * dim_, dim_, dtype_, exact_values_.data() + out);
+      store_row(head_keys + token * dim_, dim_, dtype_, buffers_.exact_keys.data() + out);
+      store_row(head_values + token * dim_, dim_, dtype_, buffers_.exact_values.data() + out);
     }
     return Status();
   });
@@ -120,12 +121,12 @@ Status LayerStore::fill_sparse(const float* keys, const float* values,
 
 Status LayerStore::fill_dense(const float* keys, const float* values, int64_t first, int threads) {
   const int64_t exact = tokens_ - first;
-  resize(0, exact, false, {});
+  buffers_.resize(kv_heads_, dim_, {}, 0, exact, false);
   return parallel_for(kv_heads_, threads, [&](int64_t head) {
     for (int64_t e = 0; e < exact; ++e) {
       const int64_t row = (head * tokens_ + first + e) * dim_, out = (head * exact + e) * dim_ * 2;
-      store_row(keys + row, dim_, dtype_, exact_keys_.data() + out);
-      store_row(values + row, dim_, dtype_, exact_values_.data() + out);
+      store_row(keys + row, dim_, dtype_, buffers_.exact_keys.data() + out);
+      store_row(values + row, dim_, dtype_, buffers_.exact_values.data() + out);
     }
     return Status();
   });
@@ -133,14 +134,14 @@ Status LayerStore::fill_dense(const float* keys, const float* values, int64_t fi
 
 LayerData LayerStore::data() const {
   LayerData data;
-  for (const Level& level : levels_) {
+  for (const LayerBuffers::Level& level : buffers_.levels) {
     data.levels.push_back({level.centroids, level.value_means, level.offsets});
   }
-  data.positions = positions_;
-  data.keys = keys_;
-  data.values = values_;
-  data.exact_keys = exact_keys_;
-  data.exact_values = exact_values_;
+  data.positions = buffers_.positions;
+  data.keys = buffers_.keys;
+  data.values = buffers_.values;
+  data.exact_keys = buffers_.exact_keys;
+  data.exact_values = buffers_.exact_values;
   return data;
 }
 

@@ -16,13 +16,24 @@ namespace sqz {
 Status check_storable(std::span<const float> data, int64_t heads, int64_t dim, DType dtype,
                       int64_t layer, const char* head_name, const char* what, int threads);
 
-class LayerStore {
- public:
+// The tensors of one layer as the file has them, in its dtype.
+struct LayerBuffers {
   struct Level {
     std::vector<std::byte> centroids, value_means;  // [Hkv, n_k, d]
     std::vector<uint32_t> offsets;                  // [Hkv, n_k + 1]
   };
+  std::vector<Level> levels;                        // coarse to fine
+  std::vector<uint32_t> positions;                  // [Hkv, M]
+  std::vector<std::byte> keys, values;              // [Hkv, M, d]; empty if not kept
+  std::vector<std::byte> exact_keys, exact_values;  // [Hkv, E, d]
 
+  // clusters: n_k; none for a layer without clusters. Memory is kept, contents are undefined.
+  void resize(int64_t heads, int64_t dim, std::span<const int64_t> clusters, int64_t slots,
+              int64_t exact, bool keep_kv);
+};
+
+class LayerStore {
+ public:
   LayerStore(int64_t kv_heads, int64_t tokens, int64_t dim, DType dtype)
       : kv_heads_(kv_heads), tokens_(tokens), dim_(dim), dtype_(dtype) {}
 
@@ -33,18 +44,15 @@ class LayerStore {
   Status fill_dense(const float* keys, const float* values, int64_t first, int threads);
 
   LayerData data() const;  // borrows from this object until the next fill
-  const std::vector<Level>& levels() const { return levels_; }
+  // For who fills them without LayerStore's help, and reads them.
+  LayerBuffers& buffers() { return buffers_; }
 
  private:
-  void resize(int64_t slots, int64_t exact, bool keep_kv, std::span<const SlotOrder> orders);
   void store_means(const float* keys, const float* values, const SlotOrder& order, int64_t head);
 
   int64_t kv_heads_, tokens_, dim_;
   DType dtype_;
-  std::vector<Level> levels_;
-  std::vector<uint32_t> positions_;                   // [Hkv, M]
-  std::vector<std::byte> keys_, values_;              // [Hkv, M, d]
-  std::vector<std::byte> exact_keys_, exact_values_;  // [Hkv, E, d]
+  LayerBuffers buffers_;
 };
 
 }  // namespace sqz

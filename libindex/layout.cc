@@ -39,7 +39,7 @@ Status check_options(const BuildOptions& options) {
   if (options.dtype != DType::kBF16 && options.dtype != DType::kF16) {
     return bad_option("dtype", dtype_name(options.dtype), "BF16 or F16");
   }
-  return make_kmeans_engine(options.engine).status();
+  return Status();
 }
 
 Status check_model(const ModelDescription& model) {
@@ -78,6 +78,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
                                 const BuildOptions& options) {
   SQZ_RETURN_IF_ERROR(check_options(options));
   SQZ_RETURN_IF_ERROR(check_model(model));
+  SQZ_RETURN_IF_ERROR(make_kmeans_engine({options.engine, model.head_dim, options.gpu}).status());
   if (tokens < 1 || tokens > std::numeric_limits<int32_t>::max()) {
     return Status(Code::kInvalidArgument,
                   bad_field("text", "tokens", concat(tokens), "1 to 2147483647"));

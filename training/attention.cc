@@ -1,6 +1,12 @@
 #include "training/attention.h"
 
+#include <torch/version.h>
+
 #include <algorithm>
+#include <tuple>
+
+// LibTorch's flash attention with heads that share keys, and with the log-sum-exp.
+#define SQZ_FLASH_ATTENTION (TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 205)
 
 namespace sqz::training {
 namespace {
@@ -23,6 +29,7 @@ class TorchCache final : public KvCache {
 
   AttentionState attend(const at::Tensor& q, int64_t first, int64_t window) const override {
     const int64_t count = q.size(0), heads = q.size(1);
+    if (flash_can(q, first, window)) return flash(q);
     const auto f32 = q.options().dtype(at::kFloat);
     AttentionState state{at::empty(q.sizes(), f32), at::empty({count, heads}, f32)};
     const int64_t row_bytes = heads * (first + count) * int64_t{sizeof(float)};
@@ -35,7 +42,33 @@ class TorchCache final : public KvCache {
     return state;
   }
 
+  at::Tensor keys() const override { return keys_.defined() ? keys_.narrow(1, 0, size_) : keys_; }
+  at::Tensor values() const override {
+    return values_.defined() ? values_.narrow(1, 0, size_) : values_;
+  }
+
  private:
+#if SQZ_FLASH_ATTENTION
+  bool flash_can(const at::Tensor& q, int64_t first, int64_t window) const {
+    return q.is_cuda() && q.scalar_type() == at::kBFloat16 && first == 0 && q.size(0) == size_ &&
+           (window == 0 || window >= size_) && q.size(2) % 8 == 0 && q.size(2) <= 256;
+  }
+  AttentionState flash(const at::Tensor& q) const {
+    const auto result = at::_scaled_dot_product_flash_attention(
+        q.transpose(0, 1).unsqueeze(0), keys().unsqueeze(0), values().unsqueeze(0),
+        /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale_);
+    return {std::get<0>(result).squeeze(0).transpose(0, 1).to(at::kFloat).contiguous(),
+            std::get<1>(result).squeeze(0).transpose(0, 1).contiguous()};
+  }
+#else
+  static bool flash_can(const at::Tensor&, int64_t, int64_t) {
+    return false;
+  }
+  static AttentionState flash(const at::Tensor&) {
+    return {};
+  }
+#endif
+
   // Memory for size_ tokens, on the device and in the dtype of what is written.
   void reserve(const at::Tensor& like) {
     const int64_t capacity = keys_.defined() ? keys_.size(1) : 0;

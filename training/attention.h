@@ -1,6 +1,7 @@
 // The keys and values of one layer, and causal attention over them. Never an N x N matrix: the CPU
-// cache runs the blocked kernel of cpu_kernel.h; the one for other devices takes as many query rows
-// at a time as fit 256 MiB of scores.
+// cache runs the blocked kernel of cpu_kernel.h; the one for other devices LibTorch's flash
+// attention where it can (LibTorch 2.5, CUDA, bf16, all tokens in one call), and else as many query
+// rows at a time as fit 256 MiB of scores.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,9 @@ class KvCache {
   // q: [T, Hq, d] of tokens first .. first + T - 1. Each sees itself and the tokens before it, of
   // those the last `window` only (itself counted) if window > 0. Thread-safe.
   virtual AttentionState attend(const at::Tensor& q, int64_t first, int64_t window) const = 0;
+  // The tokens held, [Hkv, size, d], or undefined tensors where they have no such form.
+  virtual at::Tensor keys() const { return {}; }
+  virtual at::Tensor values() const { return {}; }
 };
 
 // float32, in the layout of cpu_kernel.h. `widest`: see cpu_kernel().

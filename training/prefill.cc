@@ -34,8 +34,10 @@ Hits hits(const std::vector<int64_t>& positions, int64_t first, int64_t last, at
 // Collects what the consumer sees of one layer, block by block, on the host.
 class Collector final : public LayerObserver {
  public:
-  Collector(const ModelDescription& model, const PrefillOptions& options, int64_t tokens)
-      : options_(options) {
+  // on_device: keys and values stay in the cache.
+  Collector(const ModelDescription& model, const PrefillOptions& options, int64_t tokens,
+            bool on_device)
+      : options_(options), on_device_(on_device) {
     if (!options.consumer) return;
     const auto kv = [&](bool wanted) {
       return at::empty({wanted ? model.kv_heads : 0, tokens, model.head_dim});
@@ -44,8 +46,8 @@ class Collector final : public LayerObserver {
     const auto q = [&](bool wanted) {
       return at::empty({wanted ? model.query_heads : 0, queries, model.head_dim});
     };
-    keys_ = kv(true);
-    values_ = kv(true);
+    keys_ = kv(!on_device);
+    values_ = kv(!on_device);
     keys_pre_rope_ = kv(options.pre_rope);
     queries_ = q(true);
     queries_pre_rope_ = q(options.pre_rope);
@@ -56,8 +58,10 @@ class Collector final : public LayerObserver {
   void projected(int64_t first, const at::Tensor& x, const Projection& projection) override {
     if (!options_.consumer) return;
     if (options_.hidden) hidden_.narrow(0, first, x.size(0)).copy_(x);
-    copy_heads(keys_, first, projection.k);
-    copy_heads(values_, first, projection.v);
+    if (!on_device_) {
+      copy_heads(keys_, first, projection.k);
+      copy_heads(values_, first, projection.v);
+    }
     const Hits wanted = hits(options_.query_positions, first, first + x.size(0), x.device());
     copy_heads(queries_, wanted.start, projection.q.index_select(0, wanted.offsets));
     if (!options_.pre_rope) return;
@@ -78,10 +82,15 @@ class Collector final : public LayerObserver {
     return wants_cosine() || (next != wanted.end() && *next < first + count);
   }
 
-  Status hand_over(int64_t layer) const {
+  Status hand_over(int64_t layer, const KvCache& cache) const {
     if (!options_.consumer) return {};
     LayerCapture capture;
     capture.layer = layer;
+    DeviceRows rows;
+    if (on_device_) {
+      rows = device_rows(cache.keys(), cache.values());
+      capture.device = &rows;
+    }
     capture.keys = view(keys_);
     capture.values = view(values_);
     capture.keys_pre_rope = view(keys_pre_rope_);
@@ -93,6 +102,13 @@ class Collector final : public LayerObserver {
   }
 
  private:
+  static DeviceRows device_rows(const at::Tensor& keys, const at::Tensor& values) {
+    // Reading an element waits for everything that was put on the stream before.
+    values.select(0, 0).select(0, 0).select(0, 0).item();
+    return {keys.data_ptr(), values.data_ptr(),
+            keys.scalar_type() == at::kBFloat16 ? DType::kBF16 : DType::kF32, keys.stride(0),
+            keys.get_device()};
+  }
   bool wants_cosine() const { return options_.consumer && options_.cosine; }
   // rows: [T, heads, d] -> to[:, first .. first + T].
   static void copy_heads(const at::Tensor& to, int64_t first, const at::Tensor& rows) {
@@ -103,6 +119,7 @@ class Collector final : public LayerObserver {
   }
 
   const PrefillOptions& options_;
+  const bool on_device_;
   at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, hidden_, cosine_;
 };
 
@@ -111,17 +128,19 @@ Result<std::vector<float>> dense_pass(const Transformer& transformer,
                                       const PrefillOptions& options) {
   const ModelDescription& model = transformer.config().description;
   const auto count = static_cast<int64_t>(tokens.size());
-  Collector collector(model, options, count);
+  Collector collector(model, options, count, options.on_device && !transformer.device().is_cpu());
   const auto cache = transformer.make_cache();
   Step step;
   step.x = transformer.embed(tokens);
   step.rope = transformer.rope(0, count);
-  step.block = options.chunk > 0 ? options.chunk : kDefaultChunk;
+  step.block = options.chunk > 0               ? options.chunk
+               : transformer.device().is_cpu() ? kDefaultChunk
+                                               : kGpuChunk;
   step.observer = &collector;
   for (int64_t l = 0; l < model.layers; ++l) {
     cache->resize(0);
     SQZ_RETURN_IF_ERROR(transformer.run_layer(l, step, *cache));
-    SQZ_RETURN_IF_ERROR(collector.hand_over(l));
+    SQZ_RETURN_IF_ERROR(collector.hand_over(l, *cache));
     if (options.progress) {
       options.progress(static_cast<double>(l + 1) / static_cast<double>(model.layers));
     }

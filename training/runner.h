@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/base/device_rows.h"
 #include "formats/checkpoint.h"
 
 namespace sqz {
@@ -26,6 +27,8 @@ struct RunnerOptions {
 // One layer of a dense pass, float32 on the host, borrowed for the call of the consumer.
 struct LayerCapture {
   int64_t layer = 0;
+  const DeviceRows* device = nullptr;       // keys and values with PrefillOptions::on_device; then
+                                            // `keys` and `values` are empty
   std::span<const float> keys;              // [Hkv, N, d], after RoPE
   std::span<const float> keys_pre_rope;     // [Hkv, N, d], empty unless asked for
   std::span<const float> values;            // [Hkv, N, d]
@@ -39,6 +42,8 @@ struct LayerCapture {
 struct PrefillOptions {
   std::vector<int64_t> query_positions;  // ascending; queries of these tokens are captured
   bool pre_rope = false, hidden = false, cosine = false;
+  bool on_device = false;  // leave keys and values in GPU memory, in the model's dtype, instead of
+                           // copying them to the host; no effect on a model that runs on the CPU
   std::vector<int64_t> logit_positions;  // ascending; logits of these tokens are returned
   int64_t chunk = 0;  // tokens that a thread takes at a time; 0 = chosen for the caches
   std::function<Status(const LayerCapture&)> consumer;  // may be empty; an error stops the pass

@@ -1,6 +1,7 @@
 #include "training/transformer.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace sqz::training {
 
@@ -78,7 +79,14 @@ Status Transformer::run_layer(int64_t l, const Step& step, KvCache& cache) const
   cache.resize(base + count);
   const at::Tensor queries =
       at::empty({count, model.query_heads, model.head_dim}, step.x.options());
-  for_blocks(count, step.block, [&](int64_t first, int64_t length) {
+  const bool on_cpu = device().is_cpu();
+  const auto each_block = [&](const std::function<void(int64_t, int64_t)>& body) {
+    if (on_cpu) return for_blocks(count, step.block, body);
+    for (int64_t first = 0; first < count; first += step.block) {
+      body(first, std::min(step.block, count - first));
+    }
+  };
+  each_block([&](int64_t first, int64_t length) {
     const at::Tensor x = step.x.narrow(0, first, length);
     const Projection projection = project(layer, x, step.rope.narrow(first, length));
     cache.write(base + first, projection.k, projection.v);
@@ -92,11 +100,17 @@ Status Transformer::run_layer(int64_t l, const Step& step, KvCache& cache) const
   }
   const bool last = l + 1 == model.layers;
   const int64_t window = model.sliding_window[static_cast<size_t>(l)];
-  for_blocks(count, step.block, [&](int64_t first, int64_t length) {
-    const LayerObserver* observer = step.observer;
-    if (last && observer != nullptr && !observer->needs_output(l, first, length)) return;
+  const auto needed = [&](int64_t first, int64_t length) {
+    return !last || step.observer == nullptr || step.observer->needs_output(l, first, length);
+  };
+  AttentionState all;  // of a GPU: one call for all tokens, which its kernels want
+  if (!on_cpu && needed(0, count)) all = cache.attend(queries, base, window);
+  each_block([&](int64_t first, int64_t length) {
+    if (!needed(first, length)) return;
     at::Tensor x = step.x.narrow(0, first, length);
-    AttentionState state = cache.attend(queries.narrow(0, first, length), base + first, window);
+    AttentionState state =
+        on_cpu ? cache.attend(queries.narrow(0, first, length), base + first, window)
+               : AttentionState{all.out.narrow(0, first, length), all.lse.narrow(0, first, length)};
     if (step.context != nullptr) {
       merge_states(state, {fixed.out.narrow(0, first, length), fixed.lse.narrow(0, first, length)});
     }

@@ -47,7 +47,8 @@ inline constexpr uint32_t kKmeansFaultNotFinite = 1;  // a NaN, an infinity or a
 struct KmeansParams {
   KmeansShape shape;
   int32_t iterations = 10;
-  uint64_t seed = 0;  // of the first centroids
+  uint64_t seed = 0;                // of the first centroids: head b's come from `seed` and b
+  const uint64_t* seeds = nullptr;  // [B] device memory, or null: of each head, instead of `seed`
   AssignKernel kernel = AssignKernel::kAuto;
 
   // Inputs, device memory, 16-byte aligned. A point of norm below 1e-18 counts as zero: it belongs
@@ -86,9 +87,11 @@ Status kmeans_run(const KmeansParams& params, cudaStream_t stream);
 Status kmeans_assign(const KmeansParams& params, cudaStream_t stream);
 
 // means[b, c] = the (weighted) mean over i in [offsets[b, c], offsets[b, c + 1]) of
-// rows[b, order[b, i]], rounded to bf16; sums in float32, in that order.
+// rows[b, order[b, i]], rounded to the type of the rows; sums of 64 in float32, of these in
+// float64, always in the same order. dim: a multiple of 8, up to 256.
 struct MeansParams {
   KmeansShape shape;                  // heads, rows, dim, clusters
+  bool float16 = false;               // rows and means are f16
   const void* rows = nullptr;         // [B, N, d] bf16
   const uint32_t* weights = nullptr;  // [B, N] or null
   const uint32_t* order = nullptr;    // [B, N]

@@ -41,6 +41,7 @@ BuildOptions make_options() {
   options.sink = 4;
   options.tail = 20;
   options.threads = 2;
+  options.engine = "faiss";  // also where there is a GPU
   return options;
 }
 
@@ -423,6 +424,17 @@ TEST_F(BuilderTest, LayersComeInOrderAndComplete) {
       << "a failed build goes on";
   builder.reset();
   EXPECT_TRUE(files().empty());
+}
+
+TEST_F(BuilderTest, CpuEngineTakesNoRowsOnADevice) {
+  auto builder = IndexBuilder::create(Env::posix(), path(), false, make_model(), make_tokens(), "",
+                                      make_options())
+                     .value();
+  EXPECT_FALSE(builder->takes_device_rows());
+  const DeviceRows rows;
+  LayerInput input = make_layer(0).input();
+  input.device = &rows;
+  EXPECT_EQ(builder->add_layer(0, input).code(), Code::kInvalidArgument);
 }
 
 TEST_F(BuilderTest, ExistingFileIsKept) {

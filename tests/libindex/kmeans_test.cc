@@ -266,12 +266,25 @@ TEST(Kmeans, RefillCutsTheLargestApart) {
 }
 
 TEST(Kmeans, EngineNames) {
-  for (const char* name : {"auto", "faiss"}) {
-    const auto engine = make_kmeans_engine(name);
-    ASSERT_TRUE(engine.ok());
-    EXPECT_EQ(engine.value()->name(), "faiss");
+  EXPECT_EQ(make_kmeans_engine({"faiss", 64, 0}).value()->name(), "faiss");
+  EXPECT_TRUE(make_kmeans_engine({"auto", 64, 0}).ok());
+  EXPECT_EQ(make_kmeans_engine({"auto", 300, 0}).value()->layer_engine(), nullptr)
+      << "no engine for whole layers does 300 components";
+  EXPECT_EQ(make_kmeans_engine({"abacus", 64, 0}).status().code(), Code::kInvalidArgument);
+}
+
+// An engine that was asked for by name is had, or it is said why not.
+TEST(Kmeans, MissingEnginesSayWhy) {
+  for (const char* name : {"cuda", "faiss-gpu"}) {
+    const auto engine = make_kmeans_engine({name, 64, 0});
+    if (engine.ok()) {
+      EXPECT_EQ(engine.value()->name().rfind(name, 0), 0u);
+      continue;
+    }
+    EXPECT_EQ(engine.status().code(), Code::kUnsupported);
+    EXPECT_NE(engine.status().message().find(concat("engine ", name, ": ")), std::string::npos)
+        << engine.status().message();
   }
-  EXPECT_EQ(make_kmeans_engine("abacus").status().code(), Code::kInvalidArgument);
 }
 
 }  // namespace

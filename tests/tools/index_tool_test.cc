@@ -118,7 +118,8 @@ TEST_F(IndexToolTest, UsageErrorsExitWithTwo) {
 
 TEST_F(IndexToolTest, BuildsFromACapture) {
   const std::string file = capture(), index = path("x.sqz");
-  const ToolRun built = run(kTool, {"build", "--capture", file, "-o", index, "--json"});
+  const ToolRun built =
+      run(kTool, {"build", "--capture", file, "-o", index, "--json", "--engine", "faiss"});
   ASSERT_EQ(built.code, 0) << built.err;
   EXPECT_EQ(built.err, "");  // no terminal and a short run: no progress
   const Json result = built.last();

@@ -102,6 +102,10 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->group(kOther);
+  app.add_option("--kmeans-engine", options.kmeans_engine, "kmeans: what clusters")
+      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
+      ->capture_default_str()
+      ->group(kOther);
   app.add_option("--kmeans-fraction", options.kmeans_fraction, "kmeans: clusters per point")
       ->check(CLI::Range(0.0001, 1.0))
       ->capture_default_str()

@@ -46,7 +46,8 @@ Result<CaseSetup> kmeans_case(const Options& options) {
                               .seed = options.seed + head,
                               .assignment = work->assignments[head].data()});
   }
-  SQZ_ASSIGN_OR_RETURN(std::shared_ptr<KmeansEngine> engine, make_kmeans_engine("auto"));
+  SQZ_ASSIGN_OR_RETURN(std::shared_ptr<KmeansEngine> engine,
+                       make_kmeans_engine({options.kmeans_engine, view.head_dim, 0}));
   CaseSetup setup;
   setup.shape = {{"heads", view.kv_heads},
                  {"points", view.slots},

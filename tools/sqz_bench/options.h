@@ -35,6 +35,7 @@ struct Options {
   int64_t file_layers = 32;       // open
   int64_t kmeans_heads = 2;       // kmeans: KV heads clustered at once
   double kmeans_fraction = 0.05;  // kmeans: clusters per point
+  std::string kmeans_engine = "auto";
 
   int64_t repeat = 0;  // rounds; 0 = the case's own
   int threads = 0;     // resolved: at least 1

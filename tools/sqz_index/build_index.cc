@@ -92,12 +92,13 @@ Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const I
   PrefillOptions pass;
   pass.query_positions =
       last_positions(static_cast<int64_t>(tokens.ids.size()), target.options.tail);
+  pass.on_device = builder->takes_device_rows();
   pass.progress = [&](double done) { shown.pass(done); };
   pass.consumer = [&](const LayerCapture& layer) -> Status {
     SQZ_RETURN_IF_ERROR(check_stop());
     const Stopwatch add;
     const Status status = builder->add_layer(
-        layer.layer, {layer.keys, layer.values, layer.queries},
+        layer.layer, {layer.keys, layer.values, layer.queries, layer.device},
         [&](int64_t done, int64_t total) { shown.heads(layer.layer, done, total); });
     adding += add.seconds();
     return status;
@@ -189,7 +190,7 @@ Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexT
     out.capture_seconds += watch.seconds();
     shown.pass(static_cast<double>(layer + 1) / static_cast<double>(info.model.layers));
     SQZ_RETURN_IF_ERROR(
-        builder->add_layer(layer, {data.keys, data.values, queries},
+        builder->add_layer(layer, {data.keys, data.values, queries, nullptr},
                            [&](int64_t done, int64_t total) { shown.heads(layer, done, total); }));
   }
   SQZ_RETURN_IF_ERROR(check_stop());

@@ -1,6 +1,7 @@
 #include "tools/sqz_index/build_options.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace sqz {
 namespace {
@@ -52,8 +53,9 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
       ->check(CLI::Range(1, 10000))
       ->capture_default_str()
       ->group(kGroup);
-  app.add_option("--engine", build.engine, "What clusters")
-      ->check(CLI::IsMember({"auto", "faiss"}))
+  app.add_option("--engine", build.engine,
+                 "What clusters: faiss (CPU), faiss-gpu, cuda; auto takes the fastest there is")
+      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
       ->capture_default_str()
       ->group(kGroup);
   app.add_option("--dtype", arguments.dtype, "Type of stored keys, values and centroids")
@@ -113,6 +115,8 @@ BuildOptions build_options(const BuildArguments& arguments, const CommonOptions&
   out.threads = common.threads;
   out.dtype = arguments.dtype == "f16" ? DType::kF16 : DType::kBF16;
   out.keep_kv = !arguments.no_kv;
+  // The model's GPU is the engine's, too: its keys need not move.
+  if (common.device.starts_with("cuda:")) out.gpu = std::atoi(common.device.c_str() + 5);
   return out;
 }
 

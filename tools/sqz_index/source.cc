@@ -15,15 +15,17 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
   app.add_option("--max-tokens", options.max_tokens, "Use the first N tokens only")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
-  app.add_option("--run-dtype", options.run_dtype, "What the model computes in")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+  app.add_option("--run-dtype", options.run_dtype,
+                 "What the model computes in (default: f32 on the CPU, bf16 on a GPU)")
+      ->check(CLI::IsMember({"f32", "bf16"}));
 }
 
 RunnerOptions runner_options(const SourceOptions& source, const CommonOptions& common) {
   RunnerOptions out;
   out.device = common.device;
-  out.dtype = source.run_dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  const bool gpu = common.device != "cpu";
+  const bool bf16 = source.run_dtype == "bf16" || (source.run_dtype.empty() && gpu);
+  out.dtype = bf16 ? DType::kBF16 : DType::kF32;
   out.threads = common.threads;
   return out;
 }

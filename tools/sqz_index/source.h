@@ -20,7 +20,7 @@ struct SourceOptions {
   std::vector<std::string> texts;  // files, folders, "-"
   std::string tokens;              // F.npy
   int64_t max_tokens = 0;          // 0: all
-  std::string run_dtype = "f32";
+  std::string run_dtype;           // "f32", "bf16"; empty: f32 on the CPU, bf16 on a GPU
 };
 
 void add_source_options(CLI::App& app, SourceOptions& options);

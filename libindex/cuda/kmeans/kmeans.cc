@@ -128,6 +128,7 @@ class Run {
                shape_.dim,
                first_head,
                params.seed,
+               params.seeds,
                points,
                params.weights,
                centroids,
@@ -305,6 +306,7 @@ KmeansParams slice(const KmeansParams& params, int first, int count, size_t work
   part.labels = params.labels + rows;
   part.order = params.order + rows;
   part.offsets = params.offsets + clusters + skip;
+  if (params.seeds) part.seeds = params.seeds + skip;
   if (params.weights) part.weights = params.weights + rows;
   if (params.cosines) part.cosines = params.cosines + rows;
   part.workspace = static_cast<char*>(params.workspace) + workspace_at;

@@ -53,7 +53,7 @@ TEST(ClusterMeansTest, MatchFloat64) {
       DeviceArray<uint32_t> weights_d(weights), order_d(partition.order),
           offsets_d(partition.offsets);
       const MeansParams params{
-          {2, 5000, dim, 7}, rows_d.get(),    weighted ? weights_d.get() : nullptr,
+          {2, 5000, dim, 7}, false,           rows_d.get(), weighted ? weights_d.get() : nullptr,
           order_d.get(),     offsets_d.get(), means_d.get()};
       ASSERT_TRUE(cluster_means(params, nullptr).ok());
       const auto means = means_d.host();

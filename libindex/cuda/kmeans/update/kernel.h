@@ -15,6 +15,7 @@ struct UpdateParams {
   int32_t heads, points_per_head, clusters, dim;
   int32_t first_head;  // number of head 0 among all heads of the run: seeds depend on it
   uint64_t seed;
+  const uint64_t* seeds;        // [B] or null
   const __nv_bfloat16* points;  // [B, N, d]
   const uint32_t* weights;      // [B, N] or null
   __nv_bfloat16* centroids;     // [B, C, d]

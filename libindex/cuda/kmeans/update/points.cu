@@ -61,9 +61,11 @@ __global__ void __launch_bounds__(kThreads) seed_kernel(const UpdateParams param
   const int64_t head = cluster / params.clusters, c = cluster % params.clusters;
   const int64_t first = c * params.points_per_head / params.clusters;
   const int64_t last = (c + 1) * params.points_per_head / params.clusters;
-  const uint64_t random =
-      mix(mix(mix(params.seed) + static_cast<uint64_t>(params.first_head + head)) +
-          static_cast<uint64_t>(c));
+  const uint64_t head_seed =
+      params.seeds != nullptr
+          ? mix(params.seeds[head])
+          : mix(mix(params.seed) + static_cast<uint64_t>(params.first_head + head));
+  const uint64_t random = mix(head_seed + static_cast<uint64_t>(c));
   const int64_t point = first + static_cast<int64_t>(random % static_cast<uint64_t>(last - first));
   store_unit_point(params, cluster, head * params.points_per_head + point, lanes);
 }

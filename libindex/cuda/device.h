@@ -1,0 +1,98 @@
+// The CUDA device that an engine runs on: whether there is one, its memory, its streams.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "formats/base/status.h"
+
+namespace sqz::cuda {
+
+// What the CUDA runtime says of a machine. Versions as CUDA counts them: 13000 is 13.0; a driver of
+// version 0 is none.
+struct DeviceProbe {
+  cudaError_t error = cudaSuccess;  // of counting the devices
+  int count = 0;
+  int driver_version = 0, runtime_version = 0;
+  int major = 0, minor = 0;  // compute capability of the device asked for
+  std::string name;          // of it
+};
+
+DeviceProbe probe_device(int gpu);
+
+// kUnsupported says why device `gpu` cannot be used: no driver or GPU, driver too old for the CUDA
+// that this program was built with, no such device, compute capability below 8.0.
+Status check_probe(const DeviceProbe& probe, int gpu);
+
+// Makes a device current for a scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int gpu) {
+    cudaGetDevice(&before_);
+    if (before_ != gpu) cudaSetDevice(gpu);
+  }
+  ~CurrentDevice() { cudaSetDevice(before_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+// One block of device memory that grows and is kept between uses.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  ~DeviceMemory() { cudaFree(data_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  void* data() const { return data_; }
+  // Contents are lost where it grows.
+  Status reserve(size_t bytes);
+  // Bytes that reserve() can get now, with a reserve left for the driver and others.
+  Result<size_t> available() const;
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Hands out aligned parts of a block one after another; from null it only counts.
+class Layout {
+ public:
+  explicit Layout(void* base) : base_(reinterpret_cast<uintptr_t>(base)) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    const uintptr_t part = base_ + used_;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return reinterpret_cast<T*>(part);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  uintptr_t base_;
+  size_t used_ = 0;
+};
+
+class Stream {
+ public:
+  Stream() = default;
+  ~Stream() {
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  Status create();
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace sqz::cuda

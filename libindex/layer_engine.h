@@ -1,0 +1,44 @@
+// From the keys and values of one layer to everything that the file stores of it, in one step on an
+// engine's own device: clusters of every level, slot order, means, permuted rows. What comes out
+// has the meaning of build_trees(), depth_first_order() and LayerStore::fill_sparse() together.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "formats/base/device_rows.h"
+#include "libindex/layer_store.h"
+#include "libindex/tree.h"
+
+namespace sqz {
+
+struct LayerProblem {
+  int64_t heads = 0, tokens = 0, dim = 0;  // Hkv, N, d
+  int64_t sink = 0;                        // first tokens that are not clustered
+  int64_t clustered = 0;                   // M: those after them that are; the rest is the tail
+  TreeOptions tree;                        // clusters, iterations, seed, layer
+  DType dtype = DType::kBF16;              // of what is stored
+  bool keep_kv = true;
+
+  // One of the two, borrowed for the call.
+  std::span<const float> keys, values;  // [Hkv, N, d] on the host
+  const DeviceRows* device = nullptr;   // null, or on the engine's device
+};
+
+class LayerEngine {
+ public:
+  virtual ~LayerEngine() = default;
+
+  // kNumeric names layer, KV head and token of a key or value that is NaN, infinite or beyond the
+  // stored dtype. kOutOfMemory says how much device memory one KV head needs. `progress(done,
+  // total)` counts KV heads.
+  virtual Status fill(const LayerProblem& problem,
+                      const std::function<void(int64_t, int64_t)>& progress,
+                      LayerBuffers& buffers) = 0;
+  // A layer that is stored whole (M = 0): tokens problem.sink .. N - 1, from the device.
+  virtual Status fill_dense(const LayerProblem& problem, LayerBuffers& buffers) = 0;
+};
+
+}  // namespace sqz
