@@ -18,6 +18,7 @@ struct EvalArguments {
   TrialOptions trials;  // tokens, tasks and seed are filled in by run_eval()
   SettingOptions settings;
   std::string run_dtype = "f32";
+  std::string engine = "auto";  // what clusters
   std::string work, save;  // folders; empty: the system's temporary one, none
   bool reuse = false, force = false;
 };

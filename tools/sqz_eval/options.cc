@@ -142,6 +142,10 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str()
       ->group(kGroup);
+  app.add_option("--engine", arguments.engine, "What clusters the indexes")
+      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
+      ->capture_default_str()
+      ->group(kGroup);
   auto* work = app.add_option("--work", arguments.work,
                               "Folder for temporary indexes (default: the system's)")
                    ->check(CLI::ExistingDirectory)

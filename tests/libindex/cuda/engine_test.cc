@@ -167,7 +167,8 @@ TEST(CudaEngine, AnyShape) {
     const auto labels = labels_of(*make_cuda_kmeans(shape.dim, 0).value(), heads);
     expect_no_empty_cluster(heads, labels);
     const auto reference = labels_of(*make_faiss_kmeans(), heads);
-    EXPECT_LE(cost(heads, labels), 1.1 * cost(heads, reference) + 0.01 * shape.count);
+    EXPECT_LE(cost(heads, labels),
+              1.1 * cost(heads, reference) + 0.01 * static_cast<double>(shape.count));
   }
 }
 
@@ -177,7 +178,8 @@ TEST(CudaEngine, DuplicatesAndOneLargeCluster) {
   for (int64_t i = 0; i < 2000; ++i) {
     for (int64_t c = 0; c < 64; ++c) {
       heads.points[0].push_back(c == i % 3 ? 2.0f : 0.0f);  // 3 directions
-      heads.points[1].push_back(c == (i % 2 ? i % 64 : 0) ? 1.0f : 0.001f * (i % 7));
+      heads.points[1].push_back(c == (i % 2 ? i % 64 : 0) ? 1.0f
+                                                          : 0.001f * static_cast<float>(i % 7));
     }
   }
   expect_no_empty_cluster(heads, labels_of(*make_cuda_kmeans(64, 0).value(), heads));
