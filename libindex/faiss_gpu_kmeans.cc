@@ -80,7 +80,10 @@ class FaissGpuKmeans final : public KmeansEngine {
 
 Result<std::unique_ptr<KmeansEngine>> make_faiss_gpu_kmeans(int gpu) {
   try {
-    if (gpu < faiss::gpu::getNumDevices()) return std::make_unique<FaissGpuKmeans>(gpu);
+    if (gpu < faiss::gpu::getNumDevices()) {
+      std::unique_ptr<KmeansEngine> engine = std::make_unique<FaissGpuKmeans>(gpu);
+      return engine;
+    }
   } catch (const std::exception& error) {
     return Status(Code::kUnsupported, concat("engine faiss-gpu: ", error.what()));
   }
