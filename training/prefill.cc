@@ -107,7 +107,7 @@ class Collector final : public LayerObserver {
     values.select(0, 0).select(0, 0).select(0, 0).item();
     return {keys.data_ptr(), values.data_ptr(),
             keys.scalar_type() == at::kBFloat16 ? DType::kBF16 : DType::kF32, keys.stride(0),
-            keys.get_device()};
+            static_cast<int>(keys.get_device())};
   }
   bool wants_cosine() const { return options_.consumer && options_.cosine; }
   // rows: [T, heads, d] -> to[:, first .. first + T].

@@ -8,6 +8,7 @@
 
 // After aten.h:
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 
 namespace sqz::bench {
 namespace {
@@ -88,7 +89,7 @@ std::vector<Contender> torch_contenders(const Options& options, const LayerView&
       contenders.push_back({.name = concat("torch ", kind, " ", name),
                             .run =
                                 [inputs, attention](int64_t round) {
-                                  const at::NoGradGuard no_grad;
+                                  const c10::NoGradGuard no_grad;
                                   attention(*inputs, round);
                                   return Status();
                                 },
