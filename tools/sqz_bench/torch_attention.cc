@@ -85,7 +85,7 @@ std::vector<Contender> torch_contenders(const Options& options, const LayerView&
     if (options.torch_dtype.find(name) == std::string::npos) continue;
     const auto inputs = make_inputs(layer, queries, tokens, scale, dtype);
     const double bytes = static_cast<double>(inputs->keys.nbytes() + inputs->values.nbytes());
-    const auto add = [&](const char* kind, auto attention) {
+    const auto add = [&, name = name](const char* kind, auto attention) {
       contenders.push_back({.name = concat("torch ", kind, " ", name),
                             .run =
                                 [inputs, attention](int64_t round) {
