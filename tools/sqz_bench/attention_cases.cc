@@ -96,6 +96,7 @@ Result<std::shared_ptr<Serving>> serve(const std::shared_ptr<const Fixture>& fix
   } else {
     session.selection.levels = levels;
     session.selection.keep = 1 - options.sparsity;
+    session.selection.rule = options.rule == "budget" ? RuleKind::kBudget : RuleKind::kThreshold;
   }
   auto serving = std::make_shared<Serving>();
   serving->fixture = fixture;
@@ -162,6 +163,7 @@ Json shape_of(const Fixture& fixture, const Options& options) {
           {"block", options.block},
           {"clusters", clusters},
           {"sparsity", options.sparsity},
+          {"rule", options.rule},
           {"open", options.open_mode}};
 }
 

@@ -67,6 +67,11 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.0, 0.999999))
       ->capture_default_str()
       ->group(kPaths);
+  app.add_option("--rule", options.rule,
+                 "How clusters are chosen; budget reads exactly what --sparsity asks for")
+      ->check(CLI::IsMember({"threshold", "budget"}))
+      ->capture_default_str()
+      ->group(kPaths);
   app.add_option("--levels", options.levels, "Levels of the tree that selection uses, one row each")
       ->delimiter(',')
       ->check(CLI::Range(1, 2))

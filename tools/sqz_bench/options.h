@@ -20,6 +20,7 @@ struct Options {
   int64_t kv_heads = 8;              // Hkv; divides Hq
   int64_t head_dim = 128;            // d
   double sparsity = 0.9;             // fraction of the clustered keys that is not to be read
+  std::string rule = "budget";       // threshold or budget; the latter reads what was asked for
   std::vector<int> levels = {1, 2};  // levels of the tree that selection uses; each is measured
   int64_t queries = 512;             // prompt tokens of the case `prefill`
   int64_t block = 128;               // of them share one selection
