@@ -123,6 +123,12 @@ class RowAttention {
     }
   }
 
+  // What to ask into the cache before it is read. Of one run nothing: there the processor's own
+  // prefetchers are better.
+  static const void* const* ahead(const Step& step, const void* const* rows) {
+    return step.span_count > 1 ? rows : nullptr;
+  }
+
   // Pointers to the step's rows. `room` of them at least are set: beyond the step, to its last row.
   const void* const* point(const Step& step, bool values, int64_t room, Rows& rows) const {
     const int64_t row_bytes = dim_ * dtype_size(list_.dtype);
@@ -151,11 +157,13 @@ class RowAttention {
     if (collect(cursor, kStreamKeys, *step)) point(*step, false, step->keys, keys_);
     while (step->keys > 0) {
       const void* const* values = point(*step, true, step->keys, values_);
-      stream_logits(*step, values);
-      const void* const* ahead = nullptr;
-      if (collect(cursor, kStreamKeys, *next)) ahead = point(*next, false, step->keys, keys_);
+      stream_logits(*step, ahead(*step, values));
+      const void* const* keys = nullptr;
+      if (collect(cursor, kStreamKeys, *next)) {
+        keys = ahead(*next, point(*next, false, step->keys, keys_));
+      }
       k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, values, step->keys, dim_,
-                    b_.accumulator, ahead);
+                    b_.accumulator, keys);
       std::swap(step, next);
     }
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
@@ -174,13 +182,13 @@ class RowAttention {
     }
   }
 
-  void stream_logits(const Step& step, const void* const* ahead) {
+  void stream_logits(const Step& step, const void* const* values) {
     const int64_t rows = work_.rows, n = step.keys;
     const void* const* keys = keys_.data();
     if (bf16_) {
-      k_.dots_bf16(b_.queries, rows, keys, n, dim_, b_.logits, kStreamKeys, ahead);
+      k_.dots_bf16(b_.queries, rows, keys, n, dim_, b_.logits, kStreamKeys, values);
     } else {
-      k_.dots(list_.dtype, b_.queries, rows, keys, n, dim_, b_.logits, kStreamKeys, ahead);
+      k_.dots(list_.dtype, b_.queries, rows, keys, n, dim_, b_.logits, kStreamKeys, values);
     }
     hide(step, kStreamKeys, 1);
     const float* added = bias(step);

@@ -49,13 +49,11 @@ SQZ_AVX512_BF16_INLINE __m512 sums(const __m512 (&sum)[kRows][kKeys]) {
 }
 
 template <int kRows>
-SQZ_AVX512_BF16_INLINE void add_chunk(const uint16_t* packed, int64_t stride,
-                                      const __m512i (&key)[kKeys], __m512 (&sum)[kRows][kKeys]) {
+SQZ_AVX512_BF16_INLINE void add_chunk(const uint16_t* packed, int64_t stride, __m512i key, int j,
+                                      __m512 (&sum)[kRows][kKeys]) {
   for (int r = 0; r < kRows; ++r) {
     const __m512i q = _mm512_loadu_si512(packed + r * stride);
-    for (int j = 0; j < kKeys; ++j) {
-      sum[r][j] = _mm512_dpbf16_ps(sum[r][j], (__m512bh)q, (__m512bh)key[j]);
-    }
+    sum[r][j] = _mm512_dpbf16_ps(sum[r][j], (__m512bh)q, (__m512bh)key);
   }
 }
 
@@ -71,16 +69,20 @@ SQZ_AVX512_BF16 void dots4(const uint16_t* packed, int64_t stride, const void* c
   for (auto& s : sum) {
     for (__m512& x : s) x = _mm512_setzero_ps();
   }
-  __m512i key[kKeys];
-  int64_t c = 0;
-  for (; c + kChunk <= dim; c += kChunk) {
-    for (int j = 0; j < kKeys; ++j) key[j] = _mm512_loadu_si512(row[j] + c);
-    add_chunk<kRows>(packed + c, stride, key, sum);
-  }
-  if (c < dim) {  // nothing beyond a row is touched: it may be the end of a mapping
-    const auto present = static_cast<__mmask32>((uint32_t{1} << (dim - c)) - 1);
-    for (int j = 0; j < kKeys; ++j) key[j] = _mm512_maskz_loadu_epi16(present, row[j] + c);
-    add_chunk<kRows>(packed + c, stride, key, sum);
+  // Key by key, so that memory is walked in its order: the processor's own prefetchers see a
+  // stream.
+  const int64_t whole = dim / kChunk * kChunk;
+  // Nothing beyond a row is touched: it may be the end of a mapping.
+  const auto present = static_cast<__mmask32>((uint32_t{1} << (dim - whole)) - 1);
+#pragma GCC unroll 4
+  for (int j = 0; j < kKeys; ++j) {
+    for (int64_t c = 0; c < whole; c += kChunk) {
+      add_chunk<kRows>(packed + c, stride, _mm512_loadu_si512(row[j] + c), j, sum);
+    }
+    if (present != 0) {
+      const __m512i key = _mm512_maskz_loadu_epi16(present, row[j] + whole);
+      add_chunk<kRows>(packed + whole, stride, key, j, sum);
+    }
   }
   const __m512 total = sums<kRows>(sum);
   const auto four = static_cast<__mmask8>(n >= kKeys ? 0xf : (1 << n) - 1);

@@ -185,12 +185,17 @@ HWY_INLINE void accumulate_block(const float* p, int64_t ld, const void* const* 
 template <class S, int kRows>
 void accumulate_rows(const float* p, int64_t ld, const void* const* values, int64_t n, int64_t dim,
                      float* acc, const void* const* ahead) {
-  // Two chunks of four rows fill half of AVX-512's 32 registers, one fills half of AVX2's 16.
-  constexpr int kPairs = kLanes >= 16 ? 2 : 1;
+  // Sums in half of the registers: 16 of AVX-512's 32, 8 of the others' 16.
+  constexpr int kPairs = kLanes >= 16 ? 4 : kRows >= 4 ? 1 : 2;
   const int64_t padded = padded_dim(dim);
   int64_t c = 0;
   for (; c + kPairs * kChunk <= dim; c += kPairs * kChunk) {
     accumulate_block<S, kRows, kPairs>(p, ld, values, n, c, kChunk, acc, padded, ahead);
+  }
+  if constexpr (kPairs == 4) {
+    for (; c + 2 * kChunk <= dim; c += 2 * kChunk) {
+      accumulate_block<S, kRows, 2>(p, ld, values, n, c, kChunk, acc, padded, ahead);
+    }
   }
   for (; c < dim; c += kChunk) {
     const int64_t present = dim - c < kChunk ? dim - c : kChunk;
@@ -203,8 +208,11 @@ void accumulate_as(const float* p, int64_t ld, int64_t rows, const void* const* 
                    int64_t dim, float* acc, const void* const* ahead) {
   const int64_t padded = padded_dim(dim);
   int64_t r = 0;
-  for (; r + 4 <= rows; r += 4, ahead = nullptr) {
-    accumulate_rows<S, 4>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
+  // AVX-512 takes two rows over whole values, in the order of memory, not four over half values.
+  if constexpr (kLanes < 16) {
+    for (; r + 4 <= rows; r += 4, ahead = nullptr) {
+      accumulate_rows<S, 4>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
+    }
   }
   for (; r + 2 <= rows; r += 2, ahead = nullptr) {
     accumulate_rows<S, 2>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
