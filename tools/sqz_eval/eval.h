@@ -19,7 +19,7 @@ struct EvalArguments {
   SettingOptions settings;
   std::string run_dtype = "f32";
   std::string engine = "auto";  // what clusters
-  std::string work, save;  // folders; empty: the system's temporary one, none
+  std::string work, save;       // folders; empty: the system's temporary one, none
   bool reuse = false, force = false;
 };
 

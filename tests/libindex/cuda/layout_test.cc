@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "libindex/cuda/kmeans.h"
+#include "libindex/cuda/layer/kernels.h"
 #include "tests/libindex/cuda/device.h"
 
 namespace sqz::cuda {
@@ -125,6 +126,35 @@ TEST(DepthFirstOrderTest, ClustersFollowTheirParents) {
     }
     ASSERT_EQ(slot, points);
     ASSERT_EQ(offsets[head * (clusters + 1) + clusters], points);
+  }
+}
+
+TEST(ClusterWeightsTest, AreTheKeysBelow) {
+  SQZ_SKIP_WITHOUT_GPU();
+  const size_t heads = 2, children = 3000, clusters = 300;
+  const Partition partition = random_partition(heads, children, clusters, 11);
+  std::vector<uint32_t> below(heads * children);
+  std::mt19937_64 random(12);
+  for (auto& weight : below) weight = static_cast<uint32_t>(random() % 50 + 1);
+  DeviceArray<uint32_t> below_d(below), order_d(partition.order), offsets_d(partition.offsets);
+  for (const bool weighted : {false, true}) {
+    DeviceArray<uint32_t> weights_d(heads * clusters);
+    ASSERT_TRUE(cluster_weights({2, 3000, 300, weighted ? below_d.get() : nullptr, order_d.get(),
+                                 offsets_d.get(), weights_d.get()},
+                                nullptr)
+                    .ok());
+    const auto weights = weights_d.host();
+    for (size_t head = 0; head < heads; ++head) {
+      for (size_t c = 0; c < clusters; ++c) {
+        const uint32_t* offsets = partition.offsets.data() + head * (clusters + 1) + c;
+        uint32_t expected = 0;
+        for (uint32_t i = offsets[0]; i < offsets[1]; ++i) {
+          const uint32_t child = partition.order[head * children + i];
+          expected += weighted ? below[head * children + child] : 1;
+        }
+        ASSERT_EQ(weights[head * clusters + c], expected) << "head " << head << " cluster " << c;
+      }
+    }
   }
 }
 
