@@ -12,7 +12,6 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kRowTile = 2 * kLanePad;  // query rows whose logits are held at once
 constexpr int64_t kKeyTile = 64;            // centroids at once
-constexpr int64_t kAhead = 32;              // centroids from the one at work to the one asked for
 
 int64_t row_tile(const ScoreProblem& p) {
   const int64_t rows = p.policy == Group::kMax ? p.tokens : p.tokens * p.group;
@@ -119,19 +118,16 @@ class Scorer {
     const bool bf16 = k_.pack_bf16 != nullptr && p_.dtype == DType::kBF16 &&
                       k_.pack_bf16(b_.rows, p_.dim, rows, p_.dim, b_.queries);
     if (!bf16) k_.pack(p_.dtype, b_.rows, p_.dim, rows, p_.dim, b_.queries);
-    const void* centroids[kKeyTile + kAhead];
+    const void* centroids[kKeyTile];
     for_each_run([&](int64_t first, int64_t total) {
       for (int64_t done = 0; done < total; done += kKeyTile) {
         const int64_t j = first + done, count = std::min(kKeyTile, total - done);
-        for (int64_t i = 0; i < count + kAhead; ++i) {
-          centroids[i] = centroid(std::min(j + i, p_.clusters - 1));
-        }
+        for (int64_t i = 0; i < count; ++i) centroids[i] = centroid(j + i);
         if (bf16) {
-          k_.dots_bf16(b_.queries, rows, centroids, count, p_.dim, b_.logits + j, n16_,
-                       centroids + kAhead);
+          k_.dots_bf16(b_.queries, rows, centroids, count, p_.dim, b_.logits + j, n16_, nullptr);
         } else {
           k_.dots(p_.dtype, b_.queries, rows, centroids, count, p_.dim, b_.logits + j, n16_,
-                  centroids + kAhead);
+                  nullptr);
         }
       }
     });
