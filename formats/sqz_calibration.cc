@@ -15,6 +15,42 @@ int64_t first_bad(const std::vector<float>& values, Rule rule) {
   return at == values.end() ? -1 : at - values.begin();
 }
 
+// A table of the calibration and what it must be.
+struct Table {
+  const char* name;
+  const std::vector<float>& values;
+  int64_t size;
+  enum Kind { kThresholds, kCurves, kShares } kind;  // curves: thresholds that do not rise
+};
+
+Status check_table(const Table& table, const std::string& label, Code code) {
+  const auto refuse = [&](int64_t index, const char* expected) {
+    return Status(code, bad_field(label, concat("calibration.", table.name, "[", index, "]"),
+                                  concat(table.values[static_cast<size_t>(index)]), expected));
+  };
+  if (std::cmp_not_equal(table.values.size(), table.size)) {
+    return {code, bad_field(label, concat("calibration.", table.name),
+                            concat(table.values.size(), " values"), concat(table.size))};
+  }
+  if (table.kind == Table::kShares) {
+    const auto is_share = [](float share) { return share >= 0.0f && share <= 1.0f; };
+    const int64_t bad = first_bad(table.values, is_share);
+    return bad < 0 ? Status() : refuse(bad, "a number in [0, 1]");
+  }
+  // A log threshold of -infinity keeps everything; +infinity or NaN would silently keep nothing.
+  const auto is_threshold = [](float t) { return t < INFINITY; };
+  if (const int64_t bad = first_bad(table.values, is_threshold); bad >= 0) {
+    return refuse(bad, "a finite number or -infinity");
+  }
+  for (size_t i = 1; i < table.values.size() && table.kind == Table::kCurves; ++i) {
+    const bool same_curve = i % static_cast<size_t>(Calibration::kGrid) != 0;
+    if (same_curve && table.values[i] > table.values[i - 1]) {
+      return refuse(static_cast<int64_t>(i), "at most the one before");
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string calibration_text(const Calibration& calibration) {
@@ -51,49 +87,27 @@ Status parse_calibration_text(const std::string& text, int levels, const std::st
 Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
                          const std::string& label, Code code) {
   using C = Calibration;
-  const auto refuse = [&](const char* field, int64_t index, float found, const char* expected) {
-    return Status(code, bad_field(label, concat("calibration.", field, "[", index, "]"),
-                                  concat(found), expected));
-  };
-  if (metadata.levels == 0) return {};  // every layer is dense: no tables
   const int64_t coarse_levels = std::max(metadata.levels - 1, 1);
-  const struct {
-    const char* name;
-    size_t found;
-    int64_t expected;
-  } sizes[] = {
-      {"coarse_keep", calibration.coarse_keep.size(), metadata.levels - 1},
-      {"thresholds", calibration.thresholds.size(), C::kScopes * C::kPaths * C::kGroups * C::kGrid},
-      {"coarse", calibration.coarse.size(), C::kScopes * C::kGroups * coarse_levels},
-      {"shares", calibration.shares.size(),
-       C::kScopes * metadata.model.layers * metadata.model.kv_heads * C::kGrid}};
-  for (const auto& size : sizes) {
-    if (std::cmp_not_equal(size.found, size.expected)) {
-      return {code, bad_field(label, concat("calibration.", size.name),
-                              concat(size.found, " values"), concat(size.expected))};
+  const int64_t shares = C::kScopes * metadata.model.layers * metadata.model.kv_heads * C::kGrid;
+  std::vector<Table> tables;
+  if (metadata.levels > 0) {
+    if (std::cmp_not_equal(calibration.coarse_keep.size(), metadata.levels - 1)) {
+      return {code, bad_field(label, "calibration.coarse_keep",
+                              concat(calibration.coarse_keep.size(), " values"),
+                              concat(metadata.levels - 1))};
     }
+    tables.push_back({"thresholds", calibration.thresholds,
+                      C::kScopes * C::kPaths * C::kGroups * C::kGrid, Table::kCurves});
+    tables.push_back({"coarse", calibration.coarse, C::kScopes * C::kGroups * coarse_levels,
+                      Table::kThresholds});
+    tables.push_back({"shares", calibration.shares, shares, Table::kShares});
   }
-
-  // A log threshold of -infinity keeps everything; +infinity or NaN would silently keep nothing.
-  const auto is_threshold = [](float t) { return t < INFINITY; };
-  const auto is_share = [](float share) { return share >= 0.0f && share <= 1.0f; };
-  constexpr const char* kThreshold = "a finite number or -infinity";
-  if (const int64_t i = first_bad(calibration.thresholds, is_threshold); i >= 0) {
-    return refuse("thresholds", i, calibration.thresholds[static_cast<size_t>(i)], kThreshold);
+  if (metadata.key_calibration) {
+    tables.push_back(
+        {"keys.thresholds", calibration.key_thresholds, C::kScopes * C::kGrid, Table::kCurves});
+    tables.push_back({"keys.shares", calibration.key_shares, shares, Table::kShares});
   }
-  if (const int64_t i = first_bad(calibration.coarse, is_threshold); i >= 0) {
-    return refuse("coarse", i, calibration.coarse[static_cast<size_t>(i)], kThreshold);
-  }
-  if (const int64_t i = first_bad(calibration.shares, is_share); i >= 0) {
-    return refuse("shares", i, calibration.shares[static_cast<size_t>(i)], "a number in [0, 1]");
-  }
-  for (size_t i = 1; i < calibration.thresholds.size(); ++i) {
-    const bool same_curve = i % static_cast<size_t>(C::kGrid) != 0;
-    if (same_curve && calibration.thresholds[i] > calibration.thresholds[i - 1]) {
-      return refuse("thresholds", static_cast<int64_t>(i), calibration.thresholds[i],
-                    "at most the one before");
-    }
-  }
+  for (const Table& table : tables) SQZ_RETURN_IF_ERROR(check_table(table, label, code));
   return {};
 }
 

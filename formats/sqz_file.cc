@@ -83,6 +83,7 @@ Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
     }
     shapes[l].slots = metadata.tokens - metadata.sink - metadata.tail;
     shapes[l].exact = metadata.sink + metadata.tail;
+    // Pages have no levels.
     for (int k = 1; k <= metadata.levels; ++k) {
       const std::string name = concat("layers.", l, ".level.", k, ".centroids");
       const TensorInfo* centroids = header.find(name);
@@ -156,6 +157,13 @@ void set_pointer(LayerView& view, const PlannedTensor& tensor, const std::byte* 
       break;
     case Part::kValueMeans:
       level->value_means = data;
+      break;
+    case Part::kPageMin:
+      view.page_min = data;
+      view.pages = tensor.shape[1];
+      break;
+    case Part::kPageMax:
+      view.page_max = data;
       break;
     case Part::kPositions:
       view.positions = numbers;
@@ -231,6 +239,7 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
     view.head_dim = s.metadata.model.head_dim;
     view.slots = shapes[l].slots;
     view.exact = shapes[l].exact;
+    view.page_size = view.slots > 0 ? s.metadata.page_size : 0;
   }
   for (const PlannedTensor& tensor : *plan) {
     if (tensor.layer < 0) continue;
@@ -269,13 +278,15 @@ Result<Calibration> SqzFile::calibration() const {
                                              path(), calibration));
   const auto copy = [&](const char* name, std::vector<float>& out) {
     const std::span<const std::byte> bytes = tensor(name);
-    if (bytes.empty()) return;  // every layer is dense
+    if (bytes.empty()) return;  // the index has no such curves
     out.resize(bytes.size() / sizeof(float));
     std::memcpy(out.data(), bytes.data(), out.size() * sizeof(float));
   };
   copy("calibration.thresholds", calibration.thresholds);
   copy("calibration.coarse", calibration.coarse);
   copy("calibration.shares", calibration.shares);
+  copy("calibration.keys.thresholds", calibration.key_thresholds);
+  copy("calibration.keys.shares", calibration.key_shares);
   SQZ_RETURN_IF_ERROR(check_calibration(calibration, metadata(), path(), Code::kCorrupt));
   return calibration;
 }

@@ -29,7 +29,12 @@ namespace sqz {
 inline constexpr int kMaxLevels = 4;
 inline constexpr int64_t kFormatVersion = 1;
 
-enum class Partition { kKmeans };
+// How the keys of a KV head are split: into clusters, by k-means, in cluster order; or into pages,
+// runs of consecutive tokens, in token order.
+enum class Partition { kKmeans, kPages };
+const char* partition_name(Partition partition);  // "kmeans", "pages"
+
+inline constexpr int64_t kMaxPageSize = int64_t{1} << 20;  // tokens
 
 // How a level-k threshold and the rule `budget` get their numbers from any asked sparsity. Filled
 // by libindex/calibrate, used by libruntime. Everything is in the log domain (natural log).
@@ -46,16 +51,22 @@ enum class Partition { kKmeans };
 //   threshold too: it can be met by path 0 alone.
 // `shares[scope][layer][kv_head][i]`: the fraction of its clustered keys that this head keeps at
 //   thresholds[scope][0][0][i]. Dense layers hold 1.
+//
+// The curves of clusters are there if the index has levels. `key_thresholds[scope][i]` and
+// `key_shares[scope][layer][kv_head][i]` are the same of single keys in place of clusters, group
+// policy mean, for the selector `ideal`; there if the metadata's `key_calibration` says so.
 struct Calibration {
   static constexpr int64_t kGrid = 1025;
   static constexpr int kScopes = 2, kPaths = 2, kGroups = 3;
 
-  int64_t queries = 0;              // calibration queries per (layer, query head)
-  std::string source;               // "tail", or what else the queries came from
-  std::vector<double> coarse_keep;  // [levels - 1]
-  std::vector<float> thresholds;    // [kScopes, kPaths, kGroups, kGrid]
-  std::vector<float> coarse;        // [kScopes, kGroups, max(levels - 1, 1)]
-  std::vector<float> shares;        // [kScopes, layers, kv_heads, kGrid]
+  int64_t queries = 0;                // calibration queries per (layer, query head)
+  std::string source;                 // "tail", or what else the queries came from
+  std::vector<double> coarse_keep;    // [levels - 1]
+  std::vector<float> thresholds;      // [kScopes, kPaths, kGroups, kGrid]
+  std::vector<float> coarse;          // [kScopes, kGroups, max(levels - 1, 1)]
+  std::vector<float> shares;          // [kScopes, layers, kv_heads, kGrid]
+  std::vector<float> key_thresholds;  // [kScopes, kGrid]
+  std::vector<float> key_shares;      // [kScopes, layers, kv_heads, kGrid]
 };
 
 struct LayerPolicy {
@@ -74,10 +85,12 @@ struct IndexMetadata {
   int64_t sink = 0;
   int64_t tail = 0;
   Partition partition = Partition::kKmeans;
-  int levels = 0;              // 1 .. kMaxLevels; 0 if every layer is dense
+  int64_t page_size = 0;       // tokens of a page, 1 .. kMaxPageSize; 0 if the partition is kKmeans
+  int levels = 0;              // 1 .. kMaxLevels; 0 if every layer is dense, or of pages
   DType dtype = DType::kBF16;  // of keys, values, centroids, value means: BF16 or F16
   bool has_kv = true;          // false after --no-kv
-  bool has_value_means = true;
+  bool has_value_means = true;   // false if the partition is kPages
+  bool key_calibration = false;  // there are curves for the selector `ideal`
   std::vector<LayerPolicy> layers;
   Json build;  // parameters and seed as given, for people and for `info`
 };
@@ -94,10 +107,14 @@ struct LayerView {
   DType dtype = DType::kBF16;
   int64_t kv_heads = 0;  // Hkv
   int64_t head_dim = 0;  // d
-  int levels = 0;        // 0: dense layer
+  int levels = 0;        // 0: dense layer, or a layer of pages
   std::array<LevelView, kMaxLevels> level;
-  int64_t slots = 0;                    // M, clustered keys a head; 0 for a dense layer
+  int64_t slots = 0;                    // M, clustered keys a head; 0 for a dense layer only
   const uint32_t* positions = nullptr;  // [Hkv, M] token position of each slot
+  int64_t page_size = 0;                // slots of a page, the last one's excepted; 0: no pages
+  int64_t pages = 0;                    // P = ceil(M / page_size)
+  const void* page_min = nullptr;       // [Hkv, P, d] dtype: least of the page's keys, by dimension
+  const void* page_max = nullptr;       // [Hkv, P, d] greatest
   const void* keys = nullptr;           // [Hkv, M, d] slot order; null after --no-kv
   const void* values = nullptr;         // [Hkv, M, d]
   int64_t exact = 0;                    // E

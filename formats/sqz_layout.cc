@@ -25,6 +25,7 @@ Status check_shape(const IndexMetadata& metadata, int64_t layer, const LayerShap
   if (levels != want_levels) {
     return refuse(label, name, concat(levels, " levels"), concat(want_levels));
   }
+  // Everything else about pages follows from the metadata.
   const int64_t want_slots = policy.dense ? 0 : metadata.tokens - metadata.sink - metadata.tail;
   if (shape.slots != want_slots) {
     return refuse(label, name, concat(shape.slots, " slots"), concat(want_slots));
@@ -87,6 +88,11 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
       plan.add("value_means", Part::kValueMeans, level, metadata.dtype, {heads, clusters, dim});
     }
   }
+  if (shape.slots > 0 && metadata.partition == Partition::kPages) {
+    const int64_t pages = page_count(shape.slots, metadata.page_size);
+    plan.add("pages.min", Part::kPageMin, 0, metadata.dtype, {heads, pages, dim});
+    plan.add("pages.max", Part::kPageMax, 0, metadata.dtype, {heads, pages, dim});
+  }
   if (shape.slots > 0) {
     plan.add("positions", Part::kPositions, 0, DType::kU32, {heads, shape.slots});
     if (metadata.has_kv) {
@@ -111,14 +117,21 @@ PlannedTensor plain_tensor(std::string name, Part part, DType dtype, std::vector
 
 void plan_calibration(const IndexMetadata& metadata, std::vector<PlannedTensor>& tensors) {
   using C = Calibration;
+  const std::vector<int64_t> heads = {C::kScopes, metadata.model.layers, metadata.model.kv_heads,
+                                      C::kGrid};
+  if (metadata.key_calibration) {
+    tensors.push_back(plain_tensor("calibration.keys.thresholds", Part::kKeyThresholds, DType::kF32,
+                                   {C::kScopes, C::kGrid}));
+    tensors.push_back(
+        plain_tensor("calibration.keys.shares", Part::kKeyShares, DType::kF32, heads));
+  }
+  if (metadata.levels == 0) return;
   const int64_t coarse = std::max(metadata.levels - 1, 1);
   tensors.push_back(plain_tensor("calibration.thresholds", Part::kThresholds, DType::kF32,
                                  {C::kScopes, C::kPaths, C::kGroups, C::kGrid}));
   tensors.push_back(plain_tensor("calibration.coarse", Part::kCoarse, DType::kF32,
                                  {C::kScopes, C::kGroups, coarse}));
-  tensors.push_back(
-      plain_tensor("calibration.shares", Part::kShares, DType::kF32,
-                   {C::kScopes, metadata.model.layers, metadata.model.kv_heads, C::kGrid}));
+  tensors.push_back(plain_tensor("calibration.shares", Part::kShares, DType::kF32, heads));
 }
 
 // A name as JSON; ours are plain ASCII, so nothing needs an escape.
@@ -146,7 +159,7 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
     SQZ_RETURN_IF_ERROR(check_shape(metadata, layer, shapes[i], label));
     plan_layer(metadata, layer, shapes[i], tensors);
   }
-  if (metadata.levels > 0) plan_calibration(metadata, tensors);
+  plan_calibration(metadata, tensors);
   tensors.push_back(plain_tensor(kHeaderHashName, Part::kHeaderHash, DType::kU8, {16}));
 
   for (PlannedTensor& tensor : tensors) {

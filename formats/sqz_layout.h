@@ -21,6 +21,8 @@ enum class Part {
   kCentroids,
   kOffsets,
   kValueMeans,
+  kPageMin,
+  kPageMax,
   kPositions,
   kKeys,
   kValues,
@@ -29,6 +31,8 @@ enum class Part {
   kThresholds,
   kCoarse,
   kShares,
+  kKeyThresholds,
+  kKeyShares,
   kPadding,
   kHeaderHash,
 };
@@ -57,6 +61,10 @@ Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tens
 // The header's JSON text: metadata first, then the tensors in order.
 std::string header_text(const std::map<std::string, std::string>& metadata,
                         std::span<const PlannedTensor> tensors);
+
+constexpr int64_t page_count(int64_t slots, int64_t page_size) {
+  return slots / page_size + (slots % page_size != 0);
+}
 
 // JSON text of {name: hash}, of the tensors that have a checksum. `hashes`: one a tensor, those of
 // others are ignored; empty stands for zeros (the text has the same length).

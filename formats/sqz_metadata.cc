@@ -93,6 +93,10 @@ class MetadataStrings {
 
 }  // namespace
 
+const char* partition_name(Partition partition) {
+  return partition == Partition::kPages ? "pages" : "kmeans";
+}
+
 std::string producer_name() {
   return "sqz " SQZ_VERSION;
 }
@@ -131,9 +135,22 @@ Status check_metadata(const IndexMetadata& metadata, const std::string& label, C
   }
   const auto sparse = std::count_if(m.layers.begin(), m.layers.end(),
                                     [](const LayerPolicy& layer) { return !layer.dense; });
-  if ((m.levels > 0) != (sparse > 0)) {
+  const bool pages = m.partition == Partition::kPages;
+  if (pages ? m.page_size < 1 || m.page_size > kMaxPageSize : m.page_size != 0) {
+    return refuse("page_size", concat(m.page_size),
+                  pages ? concat("an integer in [1, ", kMaxPageSize, "]")
+                        : "none: the partition is not pages");
+  }
+  if (pages && m.levels != 0) {
+    return refuse("levels", concat(m.levels), "0: the partition is pages");
+  }
+  if (pages && m.has_value_means) return refuse("value_means", "true", "false: of pages");
+  if (!pages && (m.levels > 0) != (sparse > 0)) {
     return refuse("levels", concat(m.levels),
                   sparse > 0 ? "at least 1: not every layer is dense" : "0: every layer is dense");
+  }
+  if (m.key_calibration && sparse == 0) {
+    return refuse("key_calibration", "true", "false: every layer is dense");
   }
   if (sparse > 0 && m.tokens - m.sink - m.tail < 1) {
     return refuse("tokens", concat(m.tokens), "more than sink and tail together");
@@ -148,23 +165,29 @@ Status check_metadata(const IndexMetadata& metadata, const std::string& label, C
 }
 
 std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& metadata) {
-  return {{"format", "sqz"},
-          {"format_version", std::to_string(kFormatVersion)},
-          {"kind", "index"},
-          {"producer", metadata.producer},
-          {"model", json_text(to_json(metadata.model))},
-          {"tokenizer_hash", metadata.tokenizer_hash},
-          {"tokens_hash", metadata.tokens_hash},
-          {"tokens", std::to_string(metadata.tokens)},
-          {"sink", std::to_string(metadata.sink)},
-          {"tail", std::to_string(metadata.tail)},
-          {"partition", "kmeans"},
-          {"levels", std::to_string(metadata.levels)},
-          {"dtype", std::string(dtype_name(metadata.dtype))},
-          {"kv", metadata.has_kv ? "true" : "false"},
-          {"value_means", metadata.has_value_means ? "true" : "false"},
-          {"layers", json_text(layers_to_json(metadata.layers))},
-          {"build", json_text(metadata.build)}};
+  std::map<std::string, std::string> out = {
+      {"format", "sqz"},
+      {"format_version", std::to_string(kFormatVersion)},
+      {"kind", "index"},
+      {"producer", metadata.producer},
+      {"model", json_text(to_json(metadata.model))},
+      {"tokenizer_hash", metadata.tokenizer_hash},
+      {"tokens_hash", metadata.tokens_hash},
+      {"tokens", std::to_string(metadata.tokens)},
+      {"sink", std::to_string(metadata.sink)},
+      {"tail", std::to_string(metadata.tail)},
+      {"partition", partition_name(metadata.partition)},
+      {"levels", std::to_string(metadata.levels)},
+      {"dtype", std::string(dtype_name(metadata.dtype))},
+      {"kv", metadata.has_kv ? "true" : "false"},
+      {"value_means", metadata.has_value_means ? "true" : "false"},
+      {"layers", json_text(layers_to_json(metadata.layers))},
+      {"build", json_text(metadata.build)}};
+  if (metadata.partition == Partition::kPages) {
+    out["page_size"] = std::to_string(metadata.page_size);
+  }
+  if (metadata.key_calibration) out["key_calibration"] = "true";
+  return out;
 }
 
 Status check_format(const std::map<std::string, std::string>& strings, const std::string& path) {
@@ -208,9 +231,14 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   metadata.build = in.json("build");
   const std::string partition = in.string("partition"), dtype = in.string("dtype");
   const Json model = in.json("model"), layers = in.json("layers");
-  if (partition != "kmeans") {
-    in.fail(bad_field(path, "__metadata__: partition", in_quotes(partition), "\"kmeans\""));
+  if (partition == partition_name(Partition::kPages)) {
+    metadata.partition = Partition::kPages;
+    metadata.page_size = in.integer("page_size", 1, kMaxPageSize);
+  } else if (partition != partition_name(Partition::kKmeans)) {
+    in.fail(bad_field(path, "__metadata__: partition", in_quotes(partition),
+                      "\"kmeans\" or \"pages\""));
   }
+  if (strings.contains("key_calibration")) metadata.key_calibration = in.boolean("key_calibration");
   const auto known = dtype_from_name(dtype);
   if (known) {
     metadata.dtype = *known;

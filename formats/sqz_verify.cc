@@ -238,13 +238,71 @@ class Verifier {
 
   void check_head(int64_t index, int64_t head, Problems& problems) const {
     const LayerView layer = file_.layer(index);
-    if (layer.levels == 0) return;
+    if (layer.slots == 0) return;
     check_positions(layer, index, head, problems);
+    if (layer.pages > 0) {
+      check_token_order(layer, index, head, problems);
+      if (layer.dtype == DType::kBF16) {
+        check_bounds<BFloat16>(layer, index, head, problems);
+      } else {
+        check_bounds<Float16>(layer, index, head, problems);
+      }
+      return;
+    }
     if (!check_offsets(layer, index, head, problems)) return;  // nothing below can be walked
     if (layer.dtype == DType::kBF16) {
       check_means<BFloat16>(layer, index, head, problems);
     } else {
       check_means<Float16>(layer, index, head, problems);
+    }
+  }
+
+  void check_token_order(const LayerView& layer, int64_t index, int64_t head,
+                         Problems& problems) const {
+    const uint32_t* positions = layer.positions + head * layer.slots;
+    for (int64_t slot = 0; slot < layer.slots; ++slot) {
+      const int64_t token = file_.metadata().sink + slot;
+      if (positions[slot] == token) continue;
+      note(problems,
+           bad_field(concat("layers.", index, ".positions"), concat("head ", head, ", slot ", slot),
+                     concat(positions[slot]), concat(token, ": pages are in token order")));
+      return;
+    }
+  }
+
+  // The least and the greatest numbers of every page are those of its keys, and in order.
+  template <class T>
+  void check_bounds(const LayerView& layer, int64_t index, int64_t head, Problems& problems) const {
+    const int64_t d = layer.head_dim;
+    const auto rows = [&](const void* data, int64_t count) {
+      return data == nullptr ? nullptr : static_cast<const T*>(data) + head * count * d;
+    };
+    const T* least = rows(layer.page_min, layer.pages);
+    const T* greatest = rows(layer.page_max, layer.pages);
+    const T* keys = rows(layer.keys, layer.slots);
+    std::vector<float> min(static_cast<size_t>(d)), max(min.size());
+    for (int64_t page = 0; page < layer.pages; ++page) {
+      const int64_t first = page * layer.page_size;
+      const int64_t end = std::min(first + layer.page_size, layer.slots);
+      for (int64_t i = 0; i < d; ++i) {
+        min[i] = to_float(keys == nullptr ? least[page * d + i] : keys[first * d + i]);
+        max[i] = to_float(keys == nullptr ? greatest[page * d + i] : keys[first * d + i]);
+      }
+      for (int64_t slot = first; slot < end && keys != nullptr; ++slot) {
+        for (int64_t i = 0; i < d; ++i) {
+          min[i] = std::min(min[i], to_float(keys[slot * d + i]));
+          max[i] = std::max(max[i], to_float(keys[slot * d + i]));
+        }
+      }
+      for (int64_t i = 0; i < d; ++i) {
+        const float low = to_float(least[page * d + i]), high = to_float(greatest[page * d + i]);
+        if (low <= high && low == min[i] && high == max[i]) continue;
+        note(problems, bad_field(concat("layers.", index, ".pages"),
+                                 concat("head ", head, ", page ", page, ", dimension ", i),
+                                 concat(low, " to ", high),
+                                 concat(min[i], " to ", max[i], ", the range of its keys")));
+        return;
+      }
     }
   }
 

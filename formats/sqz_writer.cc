@@ -42,6 +42,10 @@ std::span<const std::byte> part_of(const LayerData& data, const PlannedTensor& t
       return std::as_bytes(data.levels[level].offsets);
     case Part::kValueMeans:
       return data.levels[level].value_means;
+    case Part::kPageMin:
+      return data.page_min;
+    case Part::kPageMax:
+      return data.page_max;
     case Part::kPositions:
       return std::as_bytes(data.positions);
     case Part::kKeys:
@@ -151,10 +155,12 @@ Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
   SQZ_RETURN_IF_ERROR(check_calibration(calibration, s.metadata, s.path, Code::kInternal));
   for (size_t i = 0; i < s.layout.tensors.size(); ++i) {
     const Part part = s.layout.tensors[i].part;
-    const std::vector<float>* table = part == Part::kThresholds ? &calibration.thresholds
-                                      : part == Part::kCoarse   ? &calibration.coarse
-                                      : part == Part::kShares   ? &calibration.shares
-                                                                : nullptr;
+    const std::vector<float>* table = part == Part::kThresholds      ? &calibration.thresholds
+                                      : part == Part::kCoarse        ? &calibration.coarse
+                                      : part == Part::kShares        ? &calibration.shares
+                                      : part == Part::kKeyThresholds ? &calibration.key_thresholds
+                                      : part == Part::kKeyShares     ? &calibration.key_shares
+                                                                     : nullptr;
     if (table) SQZ_RETURN_IF_ERROR(s.put(i, std::as_bytes(std::span(*table))));
   }
 

@@ -16,7 +16,7 @@ namespace sqz {
 
 // What create() must know of one layer to lay it out.
 struct LayerShape {
-  std::vector<int64_t> clusters;  // n_k for k = 1 .. levels; empty for a dense layer
+  std::vector<int64_t> clusters;  // n_k for k = 1 .. levels; empty for a dense layer and for pages
   int64_t slots = 0;              // M
   int64_t exact = 0;              // E
 };
@@ -31,6 +31,7 @@ struct LayerData {
   };
   std::vector<Level> levels;
   std::span<const uint32_t> positions;
+  std::span<const std::byte> page_min, page_max;
   std::span<const std::byte> keys, values, exact_keys, exact_values;
 };
 

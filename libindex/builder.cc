@@ -6,6 +6,7 @@
 
 #include "formats/base/hash.h"
 #include "libindex/calibrate.h"
+#include "libindex/calibrate_keys.h"
 #include "libindex/layer_engine.h"
 #include "libindex/layer_store.h"
 #include "libindex/layout.h"
@@ -59,13 +60,19 @@ class Builder final : public IndexBuilder {
     calibration_.dtype = options.dtype;
     calibration_.coarse_keep = options.coarse_keep;
     calibration_.source = "tail";
+    if (layout_.metadata.key_calibration) {
+      keys_ = std::make_unique<KeyCalibrator>(model_, options.dtype, "tail");
+    }
     report_.tokens = layout_.metadata.tokens;
     report_.clustered = layout_.clustered;
     report_.clusters = layout_.clusters;
-    report_.engine = engine_->name();
+    report_.pages = layout_.pages;
+    report_.engine = engine_ == nullptr ? "none" : engine_->name();
   }
 
-  bool takes_device_rows() const override { return engine_->layer_engine() != nullptr; }
+  bool takes_device_rows() const override {
+    return engine_ != nullptr && engine_->layer_engine() != nullptr;
+  }
 
   Status add_layer(int64_t layer, const LayerInput& input,
                    const std::function<void(int64_t, int64_t)>& progress) override {
@@ -97,7 +104,7 @@ class Builder final : public IndexBuilder {
       if (takes_device_rows() && input.device->device == options_.gpu) return Status();
       return Status(Code::kInvalidArgument,
                     concat("layer ", layer, ": keys on CUDA device ", input.device->device,
-                           " were given to engine ", engine_->name(), " on device ", options_.gpu));
+                           " were given to engine ", report_.engine, " on device ", options_.gpu));
     }
     const auto wanted =
         static_cast<size_t>(model_.kv_heads * layout_.metadata.tokens * model_.head_dim);
@@ -121,18 +128,32 @@ class Builder final : public IndexBuilder {
   Status add(int64_t layer, const LayerInput& input,
              const std::function<void(int64_t, int64_t)>& progress) {
     SQZ_RETURN_IF_ERROR(check_input(layer, input));
-    if (layout_.shapes[layer].clusters.empty()) {
+    if (layout_.shapes[layer].slots == 0) {
       const Timer timer(report_.seconds.write);
       SQZ_RETURN_IF_ERROR(store_dense(layer, input));
+      if (progress) progress(model_.kv_heads, model_.kv_heads);
+    } else if (layout_.pages > 0) {
+      SQZ_RETURN_IF_ERROR(store_pages(layer, input));
       if (progress) progress(model_.kv_heads, model_.kv_heads);
     } else {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
       SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
     }
+    if (layout_.shapes[layer].slots > 0 && keys_ != nullptr) {
+      const Timer timer(report_.seconds.calibrate);
+      SQZ_RETURN_IF_ERROR(keys_->add_layer(layer, store_.data().keys, input.queries, threads_));
+    }
     const Timer timer(report_.seconds.write);
     SQZ_RETURN_IF_ERROR(writer_->write_layer(layer, store_.data()));
     ++next_layer_;
     return Status();
+  }
+
+  Status store_pages(int64_t layer, const LayerInput& input) {
+    const Timer timer(report_.seconds.cluster);
+    SQZ_RETURN_IF_ERROR(check_values(layer, input));
+    return store_.fill_pages(input.keys.data(), input.values.data(), options_.sink,
+                             layout_.clustered, options_.page_size, options_.keep_kv, threads_);
   }
 
   Status take_queries(int64_t layer, const LayerInput& input) {
@@ -229,6 +250,7 @@ class Builder final : public IndexBuilder {
     {
       const Timer timer(report_.seconds.calibrate);
       SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, threads_));
+      if (keys_ != nullptr) keys_->finish(calibration);
     }
     {
       const Timer timer(report_.seconds.write);
@@ -245,6 +267,7 @@ class Builder final : public IndexBuilder {
   std::unique_ptr<SqzWriter> writer_;
   LayerStore store_;
   CalibrationInput calibration_;
+  std::unique_ptr<KeyCalibrator> keys_;  // null unless keys are calibrated
   BuildReport report_;
   int64_t next_layer_ = 0;
   bool usable_ = true;
@@ -259,8 +282,10 @@ Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string
                        plan_layout(model, static_cast<int64_t>(tokens.size()), options));
   layout.metadata.tokenizer_hash = tokenizer_hash;
   layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
-  SQZ_ASSIGN_OR_RETURN(auto engine,
-                       make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
+  std::unique_ptr<KmeansEngine> engine;
+  if (options.partition == Partition::kKmeans) {
+    SQZ_ASSIGN_OR_RETURN(engine, make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
+  }
   SQZ_ASSIGN_OR_RETURN(auto writer,
                        SqzWriter::create(env, path, replace, layout.metadata, layout.shapes));
   return std::unique_ptr<IndexBuilder>(
@@ -290,6 +315,7 @@ Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t toke
     plan.peak_memory = peak_memory(layout, options);
     plan.kmeans_flop = kmeans_flop(layout, options);
     plan.clusters = layout.clusters;
+    plan.pages = layout.pages;
     return plan;
   });
 }

@@ -2,6 +2,8 @@
 //
 //   IndexBuilder::create -> add_layer (0, 1, ... L-1) -> finish
 //
+// Pages instead of clusters: keys stay in token order, and each page gets the range of its keys.
+//
 // Per layer and KV head: k-means of the L2-normalised keys (libindex/kmeans.h), the centroid tree
 // (tree.h), depth-first slot order (order.h), then the tensors go to the file; after the last
 // layer, calibration (calibrate.h) with the runtime's own scorer, and publication. Memory: one
@@ -30,6 +32,9 @@ struct BuildOptions {
   uint64_t seed = 0;
   int threads = 0;             // 0: all cores. The file does not depend on it
   DType dtype = DType::kBF16;  // of stored keys, values, centroids: BF16 or F16
+  Partition partition = Partition::kKmeans;
+  int64_t page_size = 16;       // tokens of a page, if the partition is kPages: no k-means then
+  bool calibrate_keys = false;  // calibrate the selector `ideal`, too: scores every key
   bool keep_kv = true;  // false: no clustered keys and values in the file (sink and tail stay)
   std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)
   int gpu = 0;                  // number of the CUDA device, for engines that use one
@@ -41,7 +46,8 @@ struct LayerInput {
   std::span<const float> values;   // [Hkv, N, d]
   std::span<const float> queries;  // [Hq, n, d], after RoPE: those that calibrate, normally of the
                                    // last n = tail tokens. n >= 1, the same for all layers; unused
-                                   // (may be empty) for layers that are stored dense
+                                   // (may be empty) for layers that are stored dense, and for
+                                   // pages unless keys are calibrated
   const DeviceRows* device = nullptr;  // keys and values, instead of the two spans, if
                                        // takes_device_rows() and on the device `gpu`
 };
@@ -53,8 +59,9 @@ struct BuildSeconds {
 struct BuildReport {
   uint64_t bytes = 0;
   int64_t tokens = 0, clustered = 0;  // N, and M of a sparse layer
-  std::vector<int64_t> clusters;      // per level, coarse to fine
-  std::string engine;                 // what clustered: "faiss", "cuda (NVIDIA H200)"
+  std::vector<int64_t> clusters;      // per level, coarse to fine; empty for pages
+  int64_t pages = 0;                  // a KV head; 0 for clusters
+  std::string engine;  // what clustered: "faiss", "cuda (NVIDIA H200)"; "none" for pages
   BuildSeconds seconds;
 };
 
@@ -64,6 +71,7 @@ struct BuildPlan {
   uint64_t peak_memory = 0;  // bytes, libindex's own
   double kmeans_flop = 0;    // for a time estimate
   std::vector<int64_t> clusters;
+  int64_t pages = 0;
 };
 
 class IndexBuilder {

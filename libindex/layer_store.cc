@@ -3,7 +3,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
+#include "formats/sqz_layout.h"
 #include "libindex/parallel.h"
 
 namespace sqz {
@@ -119,6 +121,44 @@ Status LayerStore::fill_sparse(const float* keys, const float* values,
   });
 }
 
+// keys: [slots, d] of this head. Rounding keeps order: the range of rounded keys is the rounded
+// range.
+void LayerStore::store_pages(const float* keys, int64_t slots, int64_t page_size, int64_t head) {
+  const int64_t pages = page_count(slots, page_size);
+  std::vector<float> min(static_cast<size_t>(dim_)), max(min.size());
+  for (int64_t page = 0; page < pages; ++page) {
+    const float* first = keys + page * page_size * dim_;
+    const float* end = keys + std::min((page + 1) * page_size, slots) * dim_;
+    std::copy_n(first, dim_, min.begin());
+    std::copy_n(first, dim_, max.begin());
+    for (const float* key = first + dim_; key != end; key += dim_) {
+      for (int64_t c = 0; c < dim_; ++c) {
+        min[c] = std::min(min[c], key[c]);
+        max[c] = std::max(max[c], key[c]);
+      }
+    }
+    const int64_t out = (head * pages + page) * dim_ * 2;
+    store_row(min.data(), dim_, dtype_, page_min_.data() + out);
+    store_row(max.data(), dim_, dtype_, page_max_.data() + out);
+  }
+}
+
+Status LayerStore::fill_pages(const float* keys, const float* values, int64_t sink, int64_t slots,
+                              int64_t page_size, bool keep_kv, int threads) {
+  SlotOrder in_token_order;
+  in_token_order.keys.resize(static_cast<size_t>(slots));
+  std::iota(in_token_order.keys.begin(), in_token_order.keys.end(), 0u);
+  const std::vector<SlotOrder> orders(static_cast<size_t>(kv_heads_), in_token_order);
+  SQZ_RETURN_IF_ERROR(fill_sparse(keys, values, orders, sink, keep_kv, threads));
+  const auto bytes = static_cast<size_t>(kv_heads_ * page_count(slots, page_size) * dim_ * 2);
+  page_min_.resize(bytes);
+  page_max_.resize(bytes);
+  return parallel_for(kv_heads_, threads, [&](int64_t head) {
+    store_pages(keys + (head * tokens_ + sink) * dim_, slots, page_size, head);
+    return Status();
+  });
+}
+
 Status LayerStore::fill_dense(const float* keys, const float* values, int64_t first, int threads) {
   const int64_t exact = tokens_ - first;
   buffers_.resize(kv_heads_, dim_, {}, 0, exact, false);
@@ -138,6 +178,8 @@ LayerData LayerStore::data() const {
     data.levels.push_back({level.centroids, level.value_means, level.offsets});
   }
   data.positions = buffers_.positions;
+  data.page_min = page_min_;
+  data.page_max = page_max_;
   data.keys = buffers_.keys;
   data.values = buffers_.values;
   data.exact_keys = buffers_.exact_keys;

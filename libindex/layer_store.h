@@ -40,6 +40,10 @@ class LayerStore {
   // A clustered layer. keys, values: [Hkv, N, d]; orders: one a head, over tokens sink .. sink + M.
   Status fill_sparse(const float* keys, const float* values, std::span<const SlotOrder> orders,
                      int64_t sink, bool keep_kv, int threads);
+  // A layer of pages: tokens sink .. sink + slots in token order, and the range of each page's
+  // keys.
+  Status fill_pages(const float* keys, const float* values, int64_t sink, int64_t slots,
+                    int64_t page_size, bool keep_kv, int threads);
   // A dense layer: tokens first .. N - 1.
   Status fill_dense(const float* keys, const float* values, int64_t first, int threads);
 
@@ -48,11 +52,13 @@ class LayerStore {
   LayerBuffers& buffers() { return buffers_; }
 
  private:
+  void store_pages(const float* keys, int64_t slots, int64_t page_size, int64_t head);
   void store_means(const float* keys, const float* values, const SlotOrder& order, int64_t head);
 
   int64_t kv_heads_, tokens_, dim_;
   DType dtype_;
   LayerBuffers buffers_;
+  std::vector<std::byte> page_min_, page_max_;  // [Hkv, P, d]
 };
 
 }  // namespace sqz

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string_view>
 
+#include "formats/sqz_layout.h"
 #include "libindex/parallel.h"
 #include "libindex/tree.h"
 
@@ -36,8 +37,15 @@ Status check_options(const BuildOptions& options) {
   }
   if (options.iterations < 1) return bad_option("iterations", options.iterations, "1 or more");
   if (options.threads < 0) return bad_option("threads", options.threads, "0 (all cores) or more");
+  if (options.calibrate_keys && !options.keep_kv) {
+    return bad_option("calibrate keys", "true", "false: without stored keys nothing could use it");
+  }
   if (options.dtype != DType::kBF16 && options.dtype != DType::kF16) {
     return bad_option("dtype", dtype_name(options.dtype), "BF16 or F16");
+  }
+  if (options.partition == Partition::kPages) {
+    if (options.page_size >= 1 && options.page_size <= kMaxPageSize) return Status();
+    return bad_option("page size", options.page_size, concat("1 to ", kMaxPageSize));
   }
   return Status();
 }
@@ -60,6 +68,7 @@ Status check_model(const ModelDescription& model) {
 }
 
 Json build_parameters(const BuildOptions& options) {
+  if (options.partition == Partition::kPages) return Json{{"page_size", options.page_size}};
   // Nothing that may differ between two runs with the same result, such as threads.
   return Json{{"level_fractions", options.level_fractions},
               {"coarse_keep", options.coarse_keep},
@@ -71,7 +80,7 @@ Json build_parameters(const BuildOptions& options) {
 
 int64_t BuildLayout::sparse_layers() const {
   return std::count_if(shapes.begin(), shapes.end(),
-                       [](const LayerShape& shape) { return !shape.clusters.empty(); });
+                       [](const LayerShape& shape) { return shape.slots > 0; });
 }
 
 Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
@@ -102,7 +111,11 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   }
   if (any_sparse) {
     layout.clustered = tokens - options.sink - options.tail;
-    layout.clusters = cluster_counts(options.level_fractions, tokens, layout.clustered);
+    if (options.partition == Partition::kPages) {
+      layout.pages = page_count(layout.clustered, options.page_size);
+    } else {
+      layout.clusters = cluster_counts(options.level_fractions, tokens, layout.clustered);
+    }
   }
 
   for (const LayerPolicy& policy : layout.metadata.layers) {
@@ -124,6 +137,12 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   metadata.levels = static_cast<int>(layout.clusters.size());
   metadata.dtype = options.dtype;
   metadata.has_kv = options.keep_kv;
+  metadata.partition = options.partition;
+  metadata.key_calibration = options.calibrate_keys && any_sparse;
+  if (options.partition == Partition::kPages) {
+    metadata.page_size = options.page_size;
+    metadata.has_value_means = false;
+  }
   metadata.build = build_parameters(options);
   return layout;
 }
@@ -146,6 +165,10 @@ uint64_t peak_memory(const BuildLayout& layout, const BuildOptions& options) {
   // k-means, a head a thread: unit keys, labels, products, centroids twice, a block of products.
   const double working =
       std::min(threads, heads) * ((4 * dim + 24) * clustered + 8 * dim * clusters + 1048576);
+  if (layout.pages > 0) {
+    const double bounds = heads * 4 * dim * static_cast<double>(layout.pages);
+    return static_cast<uint64_t>(stored + bounds);
+  }
   // Calibration keeps centroids and queries of all layers, and two sketches of 94 KB a head.
   const double kept = sparse * heads * (2 * dim * clusters + 4 * clusters);
   const double queries = sparse * 4 * dim * static_cast<double>(model.query_heads * options.tail);

@@ -9,6 +9,7 @@ namespace sqz {
 struct BuildLayout {
   int64_t clustered = 0;           // M: keys a head of a sparse layer; 0 if all layers are dense
   std::vector<int64_t> clusters;   // per level, coarse to fine; empty if all layers are dense
+  int64_t pages = 0;               // a head of a sparse layer, of page_size tokens but the last
   IndexMetadata metadata;          // hashes of tokens and tokenizer left empty
   std::vector<LayerShape> shapes;  // one a layer
 

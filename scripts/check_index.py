@@ -3,7 +3,8 @@
 
 Needs numpy only. Reads the file as docs/format.md describes it and checks the header, alignments,
 paddings, offsets, cluster sizes, slot order, that stored centroids and value means are the means of
-the keys and values below them, and the calibration. With the packages `xxhash` and `safetensors`
+the keys and values below them, that pages are in token order with the range of their keys, and the
+calibration. With the packages `xxhash` and `safetensors`
 installed, hashes are compared and the file is opened by them, too. With --capture (needs h5py), stored keys and values are compared with
 the dense pass that they came from, through the stored positions.
 
@@ -105,6 +106,20 @@ def check_means(index, name, head, vectors, first):
                            f"found {stored[worst]}, mean {mean[worst]}")
 
 
+def check_pages(index, layer, head, size):
+    prefix, sink = f"layers.{layer}.", int(index.metadata["sink"])
+    positions = np.asarray(index.raw(prefix + "positions")[head])
+    check(np.array_equal(positions, np.arange(sink, sink + len(positions))),
+          f"{prefix}positions: head {head}: not in token order from {sink} on")
+    least, most = (index.floats(f"{prefix}pages.{bound}", head) for bound in ("min", "max"))
+    check((least <= most).all(), f"{prefix}pages: head {head}: a minimum above its maximum")
+    if prefix + "keys" in index.tensors:
+        keys, first = index.floats(prefix + "keys", head), np.arange(0, len(positions), size)
+        check(np.array_equal(np.minimum.reduceat(keys, first), least)
+              and np.array_equal(np.maximum.reduceat(keys, first), most),
+              f"{prefix}pages: head {head}: not the range of the keys")
+
+
 def check_head(index, layer, head, clusters):
     meta = index.metadata
     n, sink, tail = (int(meta[k]) for k in ("tokens", "sink", "tail"))
@@ -135,7 +150,10 @@ def check_layer(index, layer, policy):
     exact = sink + tail if slots else min(policy["window"] or n, n)
     clusters = [index.tensors[f"{prefix}level.{k}.centroids"]["shape"][1]
                 for k in range(1, levels + 1)] if slots else []
+    size = int(meta["page_size"]) if meta["partition"] == "pages" else 0
     want = {}
+    if slots and size:
+        want["pages.min"] = want["pages.max"] = [heads, -(-slots // size), dim]
     for k, count in enumerate(clusters, 1):
         want[f"level.{k}.centroids"] = [heads, count, dim]
         want[f"level.{k}.offsets"] = [heads, count + 1]
@@ -155,18 +173,26 @@ def check_layer(index, layer, policy):
             for head in range(heads):
                 check(np.isfinite(index.floats(prefix + name, head)).all(), f"{prefix}{name}: NaN or infinity")
     for head in range(heads if slots else 0):
-        check_head(index, layer, head, clusters)
+        if size:
+            check_pages(index, layer, head, size)
+        else:
+            check_head(index, layer, head, clusters)
+
+
+def check_curves(index, prefix):
+    thresholds = index.raw(prefix + "thresholds").astype(np.float64)
+    check(not np.isnan(thresholds).any() and (thresholds < np.inf).all(), f"{prefix}thresholds: NaN or infinity")
+    check((thresholds[..., 1:] <= thresholds[..., :-1]).all(), f"{prefix}thresholds: they rise")
+    shares = index.raw(prefix + "shares")
+    check(((shares >= 0) & (shares <= 1)).all(), f"{prefix}shares: outside [0, 1]")
 
 
 def check_calibration(index):
-    if int(index.metadata["levels"]) == 0:
-        return
-    thresholds = index.raw("calibration.thresholds").astype(np.float64)
-    check(not np.isnan(thresholds).any() and (thresholds < np.inf).all(), "calibration.thresholds: NaN or infinity")
-    check((thresholds[..., 1:] <= thresholds[..., :-1]).all(), "calibration.thresholds: they rise")
-    check((index.raw("calibration.coarse") < np.inf).all(), "calibration.coarse: NaN or infinity")
-    shares = index.raw("calibration.shares")
-    check(((shares >= 0) & (shares <= 1)).all(), "calibration.shares: outside [0, 1]")
+    if index.metadata.get("key_calibration") == "true":
+        check_curves(index, "calibration.keys.")
+    if int(index.metadata["levels"]) > 0:
+        check_curves(index, "calibration.")
+        check((index.raw("calibration.coarse") < np.inf).all(), "calibration.coarse: NaN or infinity")
 
 
 def check_capture(index, path):

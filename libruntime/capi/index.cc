@@ -54,6 +54,9 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info){SQZ_
   out.attention_scale = m.model.attention_scale;
   out.file_bytes = index->file->file_bytes();
   out.has_kv = m.has_kv ? 1 : 0;
+  out.partition =
+      m.partition == sqz::Partition::kPages ? SQZ_PARTITION_PAGES : SQZ_PARTITION_KMEANS;
+  out.page_size = m.page_size;
   out.producer = m.producer.c_str();
   out.architecture = m.model.architecture.c_str();
   out.model_fingerprint = index->fingerprint.c_str();

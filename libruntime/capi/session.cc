@@ -33,7 +33,8 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options* in) {
   if (o.device_id != 0) {
     return invalid(concat("options.device_id: found ", o.device_id, ", expected 0"));
   }
-  SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, SQZ_SELECTOR_DENSE));
+  SQZ_RETURN_IF_ERROR(
+      check_choice("selector", o.selector, static_cast<int32_t>(sqz::selector_types().size()) - 1));
   SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_BUDGET));
   SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
   SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_ESTIMATE));
@@ -46,6 +47,7 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options* in) {
   options.selection.budget = o.budget;
   options.selection.keep = o.keep;
   options.selection.thresholds = o.thresholds;
+  options.selection.dense_layers = o.dense_layers;
   options.block = o.block;
   options.max_tokens = o.max_tokens;
   options.threads = o.threads;
@@ -133,7 +135,20 @@ double ratio(uint64_t part, uint64_t whole) {
 
 }  // namespace
 
+// The ABI's numbers are the places in the list of selectors.
+static_assert(static_cast<int>(sqz::SelectorKind::kSqueezed) == SQZ_SELECTOR_SQUEEZED);
+static_assert(static_cast<int>(sqz::SelectorKind::kDense) == SQZ_SELECTOR_DENSE);
+static_assert(static_cast<int>(sqz::SelectorKind::kQuest) == SQZ_SELECTOR_QUEST);
+static_assert(static_cast<int>(sqz::SelectorKind::kIdeal) == SQZ_SELECTOR_IDEAL);
+static_assert(static_cast<int>(sqz::SelectorKind::kStream) == SQZ_SELECTOR_STREAM);
+
 extern "C" {
+
+const char* sqz_selector_name(sqz_selector selector) {
+  const int number = sqz::capi::enum_number(selector);
+  const auto types = sqz::selector_types();
+  return number < 0 || number >= std::ssize(types) ? nullptr : types[number].name;
+}
 
 sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* options,
                               sqz_session** session) {

@@ -1,5 +1,8 @@
 #include "libruntime/select/dense.h"
 
+#include "libruntime/select/registry.h"
+#include "libruntime/select/runs.h"
+
 namespace sqz {
 namespace {
 
@@ -11,11 +14,8 @@ class DenseSelector final : public Selector {
 
   Status select(const SelectQuery& query, SelectWorkspace& /*workspace*/,
                 HeadSelection& out) const override {
-    const int64_t slots = layers_[query.layer].slots;
-    out.run_count = slots > 0 ? 1 : 0;
-    if (slots > 0) out.runs[0] = {0, static_cast<uint32_t>(slots)};
-    out.keys = slots;
-    out.estimated_count = out.estimated_clusters = out.centroids = 0;
+    clear(out);
+    append_run(out, 0, static_cast<uint32_t>(layers_[query.layer].slots));
     return {};
   }
 
@@ -27,6 +27,15 @@ class DenseSelector final : public Selector {
 
 std::unique_ptr<Selector> make_dense_selector(const SelectableIndex& index) {
   return std::make_unique<DenseSelector>(index);
+}
+
+Result<PreparedSelector> prepare_dense(const SelectorInputs&, const SelectionRequest& request) {
+  if (request.budget != 0 || request.keep != 0 || request.thresholds != nullptr) {
+    return Status(Code::kInvalidArgument,
+                  "selector dense reads everything: found a budget, keep or thresholds, "
+                  "expected none");
+  }
+  return PreparedSelector{dense_plan({}, false), nullptr};
 }
 
 }  // namespace sqz

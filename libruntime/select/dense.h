@@ -1,4 +1,5 @@
-// The selector `dense`: every key.
+// The selector `dense`: every key. Sessions have one beside their own selector, for the layers that
+// are read whole.
 #pragma once
 
 #include <memory>

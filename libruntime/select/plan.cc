@@ -31,14 +31,14 @@ float coarse_of(const Calibration& c, int scope, int group, int level, int index
   return c.coarse[static_cast<size_t>((scope * C::kGroups + group) * (index_levels - 1) + level)];
 }
 
-BudgetModel model_of(const IndexMetadata& metadata, const std::vector<LayerView>& layers,
+BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> layers,
                      const Calibration& calibration, int levels, bool estimate) {
   BudgetModel model;
   model.estimate = estimate;
   model.clusters.assign(static_cast<size_t>(levels), 0.0);
   double sparse = 0;
   for (const LayerView& view : layers) {
-    if (view.levels == 0) continue;
+    if (view.slots == 0) continue;
     ++sparse;
     model.tokens = view.slots + view.exact;
     model.clustered = view.slots;
@@ -54,23 +54,14 @@ BudgetModel model_of(const IndexMetadata& metadata, const std::vector<LayerView>
   return model;
 }
 
-// keep for an asked budget; may be outside [0, 1].
-double keep_for(const BudgetModel& model, double budget) {
-  return (budget * static_cast<double>(model.tokens) - model.fixed_cost()) / model.per_keep();
+double budget_for(const ReadingCost& cost, double keep) {
+  return (cost.fixed + keep * cost.per_keep) / cost.tokens;
 }
 
-double budget_for(const BudgetModel& model, double keep) {
-  return (model.fixed_cost() + keep * model.per_keep()) / static_cast<double>(model.tokens);
-}
+}  // namespace
 
-Status check_request(const SelectionRequest& r, int index_levels) {
+Status check_amount(const SelectionRequest& r) {
   const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr);
-  if (r.selector == SelectorKind::kDense) {
-    return given == 0 ? Status()
-                      : invalid(
-                            "selector dense reads everything: found a budget, keep or "
-                            "thresholds, expected none");
-  }
   if (given != 1) {
     return invalid(concat("found ", given, " of budget, keep and thresholds, expected one"));
   }
@@ -81,24 +72,33 @@ Status check_request(const SelectionRequest& r, int index_levels) {
   if (r.keep != 0 && !in_range(r.keep)) {
     return invalid(concat("keep: found ", r.keep, ", expected above 0 and at most 1"));
   }
-  if (r.levels < 0 || r.levels > index_levels) {
-    return invalid(concat("levels: found ", r.levels, ", expected 0 to ", index_levels,
-                          ", what the index has"));
-  }
   if (r.thresholds != nullptr && r.rule == RuleKind::kBudget) {
     return invalid("the rule budget takes a budget or keep, found thresholds");
   }
   return {};
 }
 
-void fill_shares(const IndexMetadata& metadata, const Calibration& calibration, double keep,
+Status check_plain(const SelectionRequest& r, const char* selector, bool thresholds) {
+  const auto refuse = [&](const char* option, const std::string& found, const char* expected) {
+    return invalid(
+        concat("selector ", selector, ": ", option, ": found ", found, ", expected ", expected));
+  };
+  if (r.levels != 0) return refuse("levels", concat(r.levels), "0: it has no centroids");
+  if (r.estimate) return refuse("residual", "estimate", "drop: it has no centroids");
+  if (r.thresholds != nullptr && !thresholds) {
+    return refuse("thresholds", "some", "a budget or keep");
+  }
+  return {};
+}
+
+void fill_shares(const IndexMetadata& metadata, const std::vector<float>& table,
                  SelectionPlan& plan) {
-  const GridPoint at = grid_point(keep);
+  const GridPoint at = grid_point(plan.asked_keep);
   const int64_t heads = metadata.model.layers * metadata.model.kv_heads;
   for (int scope = 0; scope < C::kScopes; ++scope) {
     std::vector<float> shares;
     for (int64_t i = 0; i < heads; ++i) {
-      const float* grid = calibration.shares.data() + (scope * heads + i) * C::kGrid + at.low;
+      const float* grid = table.data() + (scope * heads + i) * C::kGrid + at.low;
       shares.push_back(static_cast<float>(grid[0] + at.fraction * (grid[1] - grid[0])));
     }
     plan.shares.push_back(std::move(shares));
@@ -118,27 +118,59 @@ Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
   return {};
 }
 
+const LayerView* first_sparse(std::span<const LayerView> layers) {
+  const auto at = std::find_if(layers.begin(), layers.end(),
+                               [](const LayerView& view) { return view.slots > 0; });
+  return at == layers.end() ? nullptr : &*at;
+}
+
 SelectionPlan dense_plan(SelectionPlan plan, bool fallback) {
   plan.dense = true;
   plan.fallback = fallback;
   return plan;
 }
 
-}  // namespace
-
-double BudgetModel::fixed_cost() const {
-  double cost = static_cast<double>(tokens - clustered);
-  for (size_t k = 0; k < clusters.size(); ++k) {
-    cost += 0.5 * survive[k] * clusters[k];
-    // Estimated: what is alive at this level and not at the next. At the finest: see per_keep().
-    const double next = k + 1 < clusters.size() ? survive[k + 1] : 0.0;
-    if (estimate) cost += 0.5 * (survive[k] - next) * clusters[k];
-  }
-  return cost;
+void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan) {
+  plan.asked_keep = request.keep != 0 ? request.keep
+                                      : (request.budget * cost.tokens - cost.fixed) / cost.per_keep;
+  plan.asked_budget = request.keep != 0 ? budget_for(cost, request.keep) : request.budget;
 }
 
-double BudgetModel::per_keep() const {
-  return static_cast<double>(clustered) - (estimate ? 0.5 * clusters.back() : 0.0);
+Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
+              SelectionPlan& plan) {
+  const double least_budget = budget_for(cost, cost.least_keep);
+  if (plan.asked_keep >= 1 || plan.asked_budget >= 1 || least_budget >= 1) {
+    plan = dense_plan(std::move(plan), true);
+    return {};
+  }
+  // A budget that was meant to be the least one may miss it by a rounding.
+  if (plan.asked_keep > 0 && plan.asked_keep >= cost.least_keep * (1 - 1e-9)) return {};
+  if (cost.tokens < kShortContext) {
+    plan = dense_plan(std::move(plan), true);
+    return {};
+  }
+  if (request.keep != 0) {
+    return invalid(
+        concat(path, ": keep: found ", request.keep, ", expected at least ", cost.least_keep));
+  }
+  return invalid(concat(path, ": budget: found ", request.budget, ", expected ",
+                        cost.least_keep > 0 ? "at least " : "more than ", least_budget,
+                        ", the cost of ", cost.fixed_names));
+}
+
+ReadingCost BudgetModel::cost() const {
+  ReadingCost cost{.tokens = static_cast<double>(tokens),
+                   .fixed = static_cast<double>(tokens - clustered),
+                   .per_keep = static_cast<double>(clustered),
+                   .fixed_names = "centroids, sink and tail"};
+  for (size_t k = 0; k < clusters.size(); ++k) {
+    cost.fixed += 0.5 * survive[k] * clusters[k];
+    // Estimated: what is alive at this level and not at the next; at the finest, what is not kept.
+    const double next = k + 1 < clusters.size() ? survive[k + 1] : 0.0;
+    if (estimate) cost.fixed += 0.5 * (survive[k] - next) * clusters[k];
+  }
+  if (estimate) cost.per_keep -= 0.5 * clusters.back();
+  return cost;
 }
 
 float calibrated_threshold(const float* grid, double keep) {
@@ -152,12 +184,20 @@ float calibrated_threshold(const float* grid, double keep) {
 }
 
 Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
-                                     const std::vector<LayerView>& layers,
+                                     std::span<const LayerView> layers,
                                      const Calibration& calibration,
                                      const SelectionRequest& request, const std::string& path) {
-  SQZ_RETURN_IF_ERROR(check_request(request, metadata.levels));
+  SQZ_RETURN_IF_ERROR(check_amount(request));
+  if (metadata.partition != Partition::kKmeans) {
+    return Status(Code::kUnsupported,
+                  bad_field(path, "partition", partition_name(metadata.partition),
+                            "kmeans: selector squeezed needs an index with clusters"));
+  }
+  if (request.levels < 0 || request.levels > metadata.levels) {
+    return invalid(concat("levels: found ", request.levels, ", expected 0 to ", metadata.levels,
+                          ", what the index has"));
+  }
   SelectionPlan plan;
-  if (request.selector == SelectorKind::kDense) return dense_plan(plan, false);
   if (metadata.levels == 0) return dense_plan(plan, true);
   if (request.estimate && !metadata.has_value_means) {
     return Status(Code::kUnsupported,
@@ -174,22 +214,14 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
   // The tree serves budgets below what its coarse levels let through; above, the finest level
   // alone.
   BudgetModel model = model_of(metadata, layers, calibration, plan.levels, request.estimate);
-  const auto resolve = [&] {
-    plan.asked_keep = request.keep != 0 ? request.keep : keep_for(model, request.budget);
-    plan.asked_budget = request.keep != 0 ? budget_for(model, request.keep) : request.budget;
-  };
-  resolve();
+  resolve(model.cost(), request, plan);
   if (plan.levels > 1 && plan.asked_keep > model.survive.back()) {
     plan.levels = 1;
     model = model_of(metadata, layers, calibration, 1, request.estimate);
-    resolve();
+    resolve(model.cost(), request, plan);
   }
-  if (plan.asked_keep >= 1 || plan.asked_budget >= 1) return dense_plan(plan, true);
-  if (plan.asked_keep <= 0) {
-    if (model.tokens < kShortContext) return dense_plan(plan, true);
-    return invalid(concat(path, ": budget: found ", request.budget, ", expected more than ",
-                          budget_for(model, 0), ", the cost of centroids, sink and tail"));
-  }
+  SQZ_RETURN_IF_ERROR(settle(model.cost(), request, path, plan));
+  if (plan.dense) return plan;
 
   const int path_kind = plan.levels > 1 ? 1 : 0;
   for (int scope = 0; scope < C::kScopes; ++scope) {
@@ -202,9 +234,7 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
                                         plan.asked_keep));
     plan.log_thresholds.push_back(std::move(logs));
   }
-  if (request.rule == RuleKind::kBudget) {
-    fill_shares(metadata, calibration, plan.asked_keep, plan);
-  }
+  if (request.rule == RuleKind::kBudget) fill_shares(metadata, calibration.shares, plan);
   return plan;
 }
 

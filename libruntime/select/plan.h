@@ -1,8 +1,10 @@
-// From what a host asks for (a budget, a fraction of keys, thresholds) to the numbers that rules
-// work with, through the calibration that the index carries.
+// From what a host asks for (a budget, a fraction of keys, thresholds) to the numbers that
+// selectors and rules work with.
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "formats/sqz_file.h"
@@ -10,7 +12,8 @@
 
 namespace sqz {
 
-enum class SelectorKind { kSqueezed, kDense };
+// As in sqz.h; each is an entry of selector_types() (select/registry.h).
+enum class SelectorKind { kSqueezed, kDense, kQuest, kIdeal, kStream };
 enum class RuleKind { kThreshold, kBudget };
 
 // At most one of budget, keep and thresholds is given; see sqz_session_options for their meaning.
@@ -23,11 +26,13 @@ struct SelectionRequest {
   double budget = 0;
   double keep = 0;
   const double* thresholds = nullptr;  // [levels in use], T
+  int dense_layers = 0;  // first layers that are read whole: 0 = what the selector wants, -1 = none
 };
 
 struct SelectionPlan {
   bool dense = false;     // read everything
   bool fallback = false;  // dense although selection was asked for: there is nothing to gain
+  int dense_layers = 0;   // first layers that are read whole
   int levels = 0;         // in use
   double asked_budget = 1;
   double asked_keep = 1;  // both 0 if thresholds were given: what they read is not known before
@@ -35,8 +40,52 @@ struct SelectionPlan {
   std::vector<std::vector<float>> shares;  // [scope][layer * kv_heads + head]; rule kBudget only
 };
 
-// What a sparse layer costs, in units of one key and its value; the same for all sparse layers.
-// A centroid or a value mean is half a unit. See docs/runtime.md, "Budget".
+// A context below this many tokens for which a budget cannot be met runs dense instead.
+inline constexpr int64_t kShortContext = 4096;
+
+// What a sparse layer costs, in units of one key and its value, as a function of the fraction of
+// its clustered keys that are kept: fixed + keep * per_keep.
+struct ReadingCost {
+  double tokens = 0;  // of the layer: the cost of reading everything
+  double fixed = 0;   // sink, tail, metadata
+  double per_keep = 0;
+  double least_keep = 0;              // less cannot be kept
+  const char* fixed_names = nullptr;  // "pages, sink and tail", for messages
+};
+
+// asked_keep and asked_budget of the plan, from whichever of keep and budget is given.
+void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan);
+// Whether what was resolved pays: the plan becomes dense where reading everything costs no more, or
+// where a short context cannot meet the budget. kInvalidArgument where a longer one cannot; the
+// message, which `path` opens, has the least that can be met.
+Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
+              SelectionPlan& plan);
+
+// Exactly one of budget, keep and thresholds, in range. kInvalidArgument otherwise.
+Status check_amount(const SelectionRequest& request);
+// For selectors without centroids: levels, residual and (unless `thresholds`) thresholds are not
+// theirs. kInvalidArgument names selector and option.
+Status check_plain(const SelectionRequest& request, const char* selector, bool thresholds);
+// Thresholds as given, for every scope: kInvalidArgument if one is outside [0, 1].
+Status fill_explicit(const double* thresholds, SelectionPlan& plan);
+// shares of the plan, at asked_keep; table as Calibration::shares.
+void fill_shares(const IndexMetadata& metadata, const std::vector<float>& table,
+                 SelectionPlan& plan);
+// Whole keys that asked_keep of `slots` pays for; what a rounding took is given back.
+inline int64_t whole_keys(const SelectionPlan& plan, int64_t slots) {
+  return static_cast<int64_t>(plan.asked_keep * static_cast<double>(slots) + 1e-6);
+}
+// Null if every layer is dense; sparse layers have the same shape.
+const LayerView* first_sparse(std::span<const LayerView> layers);
+SelectionPlan dense_plan(SelectionPlan plan, bool fallback);
+
+// The value of a calibrated table at `keep`: linear between grid points, and the neighbour's where
+// one of the two stands for "beyond every score".
+float calibrated_threshold(const float* grid, double keep);
+
+// ---- The centroid tree (selector `squeezed`).
+
+// A centroid or a value mean costs half a unit. See docs/runtime.md, "How much is read".
 struct BudgetModel {
   int64_t tokens = 0;            // M + E
   int64_t clustered = 0;         // M
@@ -44,21 +93,13 @@ struct BudgetModel {
   std::vector<double> survive;   // fraction of the keys alive at each level in use; the first is 1
   bool estimate = false;
 
-  double fixed_cost() const;  // everything but what depends on keep
-  double per_keep() const;    // cost = fixed_cost() + keep * per_keep()
+  ReadingCost cost() const;
 };
 
-// `path` opens messages. kInvalidArgument for a request that makes no sense or a budget that cannot
-// be met; the message has the least one that can. A context below kShortContext tokens for which
-// the budget cannot be met runs dense instead.
-inline constexpr int64_t kShortContext = 4096;
+// `path` opens messages.
 Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
-                                     const std::vector<LayerView>& layers,
+                                     std::span<const LayerView> layers,
                                      const Calibration& calibration,
                                      const SelectionRequest& request, const std::string& path);
-
-// The value of a calibrated table at `keep`: linear between grid points, and the neighbour's where
-// one of the two stands for "beyond every score".
-float calibrated_threshold(const float* grid, double keep);
 
 }  // namespace sqz

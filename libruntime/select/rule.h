@@ -41,4 +41,7 @@ std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds);
 std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
                                        std::vector<std::vector<float>> shares, int64_t kv_heads);
 
+// The `count` best, whatever their sizes.
+std::unique_ptr<Rule> make_top_rule(int64_t count);
+
 }  // namespace sqz

@@ -1,6 +1,6 @@
 // Selectors: what decides, per block of query tokens and KV head, which keys are read. A selector
-// is a scorer and a rule (select/rule.h). A new one is one class in one file and one line in the
-// session that makes it.
+// is a scorer and a rule (select/rule.h). A new one is one class in one file and one line in
+// select/registry.cc: see docs/selectors.md.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace sqz {
 
 struct CpuKernels;
 
-// Contiguous slots, in cluster order.
+// Contiguous slots.
 struct KeyRun {
   uint32_t first = 0;
   uint32_t length = 0;
@@ -45,7 +45,7 @@ struct HeadSelection {
   int64_t estimated_count = 0;
   int64_t keys = 0;                // in runs
   int64_t estimated_clusters = 0;  // in estimated
-  int64_t centroids = 0;           // read to decide
+  int64_t centroids = 0;           // vectors of d that were read to decide: centroids, page bounds
 };
 
 // Workspace of one thread.

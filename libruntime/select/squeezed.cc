@@ -1,11 +1,20 @@
-#include "libruntime/select/squeezed.h"
-
+// The selector `squeezed`: clusters scored by equations 1 to 3 of Squeezed Attention, level by
+// level from coarse to fine; the children of what a level keeps are the next level's clusters.
 #include <algorithm>
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/select/registry.h"
+#include "libruntime/select/runs.h"
+#include "libruntime/select/score.h"
 
 namespace sqz {
 namespace {
+
+struct SqueezedOptions {
+  int levels = 1;  // in use, the finest ones of the index
+  Group group = Group::kMean;
+  bool estimate = false;  // report clusters that are not read, for the residual
+};
 
 class SqueezedSelector final : public Selector {
  public:
@@ -47,8 +56,7 @@ class SqueezedSelector final : public Selector {
     uint8_t* alive = workspace.bytes.data();
     uint8_t* next = alive + most;
     uint8_t* chosen = next + most;
-    out.run_count = out.estimated_count = out.keys = 0;
-    out.estimated_clusters = out.centroids = 0;
+    clear(out);
     for (int k = first_level(view); k < view.levels; ++k) {
       const int64_t n = view.level[k].clusters;
       const bool first = k == first_level(view), finest = k + 1 == view.levels;
@@ -78,7 +86,9 @@ class SqueezedSelector final : public Selector {
       out.centroids += std::count(alive, alive + n, 1);
       if (options_.estimate) add_estimates(k, n, alive, chosen, problem.sizes, out);
       if (finest) {
-        add_runs(n, chosen, offsets, out);
+        for (int64_t i = 0; i < n; ++i) {
+          if (chosen[i] != 0) append_run(out, offsets[i], offsets[i + 1]);
+        }
       } else {
         std::fill(next, next + view.level[k + 1].clusters, uint8_t{0});
         for (int64_t i = 0; i < n; ++i) {
@@ -107,27 +117,6 @@ class SqueezedSelector final : public Selector {
     return problem;
   }
 
-  static void add_runs(int64_t n, const uint8_t* chosen, const uint32_t* offsets,
-                       HeadSelection& out) {
-    for (int64_t i = 0; i < n;) {
-      if (chosen[i] == 0) {
-        ++i;
-        continue;
-      }
-      const uint32_t first = offsets[i];
-      while (i < n && chosen[i] != 0) ++i;
-      const uint32_t length = offsets[i] - first;
-      out.keys += length;
-      // An empty cluster between two chosen ones separates nothing.
-      KeyRun* last = out.run_count > 0 ? &out.runs[out.run_count - 1] : nullptr;
-      if (last != nullptr && last->first + last->length == first) {
-        last->length += length;
-      } else if (length > 0) {
-        out.runs[out.run_count++] = {first, length};
-      }
-    }
-  }
-
   static void add_estimates(int level, int64_t n, const uint8_t* alive, const uint8_t* chosen,
                             const uint32_t* sizes, HeadSelection& out) {
     const auto estimated = [&](int64_t i) {
@@ -154,10 +143,22 @@ class SqueezedSelector final : public Selector {
 
 }  // namespace
 
-std::unique_ptr<Selector> make_squeezed_selector(const SelectableIndex& index,
-                                                 const SqueezedOptions& options,
-                                                 std::unique_ptr<Rule> rule) {
-  return std::make_unique<SqueezedSelector>(index, options, std::move(rule));
+Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
+                                          const SelectionRequest& request) {
+  PreparedSelector out;
+  SQZ_ASSIGN_OR_RETURN(out.plan, plan_selection(inputs.metadata, inputs.index.layers,
+                                                inputs.calibration, request, inputs.path));
+  if (out.plan.dense) return out;
+  const SqueezedOptions options = {.levels = out.plan.levels,
+                                   .group = static_cast<Group>(request.group),
+                                   .estimate = request.estimate};
+  const int64_t kv_heads = inputs.metadata.model.kv_heads;
+  out.selector = std::make_unique<SqueezedSelector>(
+      inputs.index, options,
+      request.rule == RuleKind::kBudget
+          ? make_budget_rule(out.plan.log_thresholds, out.plan.shares, kv_heads)
+          : make_threshold_rule(out.plan.log_thresholds));
+  return out;
 }
 
 }  // namespace sqz

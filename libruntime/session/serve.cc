@@ -98,7 +98,7 @@ Status Session::attend(const AttendCall& call) {
   while (true) {
     blocks_.clear();
     Block block;
-    if (plan_.dense || index_->layers[call.layer].levels == 0) {
+    if (!selects(call.layer)) {
       // Nothing is selected, so that all tokens share one reading of the keys.
       if (cursor.token < call.tokens) blocks_.push_back({0, call.tokens});
       cursor.token = call.tokens;
@@ -129,8 +129,7 @@ Result<std::span<const HeadSelection>> Session::select(const AttendCall& call) {
 }
 
 Status Session::select_wave(const AttendCall& call) {
-  const bool dense = plan_.dense || index_->layers[call.layer].levels == 0;
-  const Selector& selector = dense ? *dense_ : *selector_;
+  const Selector& selector = selects(call.layer) ? *selector_ : *dense_;
   first_bad_ = kNone;
   pool_->for_each(std::ssize(blocks_) * kv_heads_, [&](int64_t i, int worker) {
     const Block& block = blocks_[i / kv_heads_];
@@ -273,7 +272,6 @@ Status Session::attend_wave(const AttendCall& call) {
 void Session::count_wave(const AttendCall& call) {
   const LayerView& view = index_->layers[call.layer];
   const int64_t row_bytes = dim_ * dtype_size(view.dtype);
-  const bool dense = plan_.dense || view.levels == 0;
   Counters sum;
   for (size_t i = 0; i < blocks_.size() * kv_heads_; ++i) {
     const HeadSelection& s = selections_[i];
@@ -285,7 +283,7 @@ void Session::count_wave(const AttendCall& call) {
   sum.selections = blocks_.size();
   // Dense layers are read once for all, but count like the others, so that totals over layers weigh
   // them alike.
-  const int64_t times = dense ? count_blocks(call) : 1;
+  const int64_t times = selects(call.layer) ? 1 : count_blocks(call);
   for (int64_t i = 0; i < times; ++i) counters_[call.layer].add(sum);
 }
 

@@ -14,7 +14,7 @@ struct ServedIndex {
   std::shared_ptr<const SqzFile> file;
   std::vector<LayerView> layers;
   std::vector<LayerTable> tables;
-  Calibration calibration;  // empty tables if every layer is dense
+  Calibration calibration;  // without the tables that the index does not have
 
   const IndexMetadata& metadata() const { return file->metadata(); }
 };

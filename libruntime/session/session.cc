@@ -1,10 +1,8 @@
 #include "libruntime/session/session.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "libruntime/select/dense.h"
-#include "libruntime/select/squeezed.h"
 #include "libruntime/session/limits.h"
 
 namespace sqz {
@@ -17,13 +15,6 @@ constexpr int64_t kMostTokens = int64_t{1} << 24;
 Status out_of_range(const char* field, int64_t found, int64_t low, int64_t high) {
   return {Code::kInvalidArgument,
           concat(field, ": found ", found, ", expected ", low, " to ", high)};
-}
-
-std::unique_ptr<Rule> make_rule(const SelectionPlan& plan, RuleKind kind, int64_t kv_heads) {
-  if (kind == RuleKind::kBudget) {
-    return make_budget_rule(plan.log_thresholds, plan.shares, kv_heads);
-  }
-  return make_threshold_rule(plan.log_thresholds);
 }
 
 }  // namespace
@@ -45,20 +36,18 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const ServedInd
   if (options.threads < 0 || options.threads > kMostThreads) {
     return out_of_range("threads", options.threads, 0, kMostThreads);
   }
-  SQZ_ASSIGN_OR_RETURN(SelectionPlan plan,
-                       plan_selection(index->metadata(), index->layers, index->calibration,
-                                      options.selection, index->file->path()));
   const int threads =
       options.threads > 0
           ? options.threads
           : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
-  return std::unique_ptr<Session>(new Session(std::move(index), std::move(plan), options, threads));
+  std::unique_ptr<Session> session(new Session(std::move(index), options));
+  SQZ_RETURN_IF_ERROR(session->prepare(options.selection));
+  session->allocate(threads);
+  return session;
 }
 
-Session::Session(std::shared_ptr<const ServedIndex> index, SelectionPlan plan,
-                 const SessionOptions& options, int threads)
+Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions& options)
     : index_(std::move(index)),
-      plan_(std::move(plan)),
       kernels_(options.kernels != nullptr ? *options.kernels : cpu_kernels()),
       block_(options.block),
       max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096) {
@@ -69,22 +58,24 @@ Session::Session(std::shared_ptr<const ServedIndex> index, SelectionPlan plan,
   dim_ = model.head_dim;
   scale_ = static_cast<float>(model.attention_scale);
   counters_.resize(static_cast<size_t>(model.layers));
+}
 
+Status Session::prepare(const SelectionRequest& request) {
   const SelectableIndex selectable = {.layers = index_->layers,
                                       .tables = index_->tables,
                                       .group = group_,
                                       .scale = scale_,
                                       .kernels = &kernels_};
   dense_ = make_dense_selector(selectable);
-  if (!plan_.dense) {
-    const SelectionRequest& request = options.selection;
-    selector_ = make_squeezed_selector(selectable,
-                                       {.levels = plan_.levels,
-                                        .group = static_cast<Group>(request.group),
-                                        .estimate = request.estimate},
-                                       make_rule(plan_, request.rule, kv_heads_));
-  }
-  allocate(threads);
+  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared,
+                       prepare_selector({.metadata = index_->metadata(),
+                                         .calibration = index_->calibration,
+                                         .index = selectable,
+                                         .path = index_->file->path()},
+                                        request));
+  plan_ = std::move(prepared.plan);
+  selector_ = std::move(prepared.selector);
+  return {};
 }
 
 void Session::allocate(int threads) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "libruntime/attention/attend.h"
-#include "libruntime/select/plan.h"
+#include "libruntime/select/registry.h"
 #include "libruntime/select/selector.h"
 #include "libruntime/session/served_index.h"
 #include "libruntime/session/thread_pool.h"
@@ -59,6 +59,10 @@ class Session {
   const ServedIndex& index() const { return *index_; }
   const SelectionPlan& plan() const { return plan_; }
   int64_t max_tokens() const { return max_tokens_; }
+  // Whether a layer selects; others are read whole.
+  bool selects(int64_t layer) const {
+    return selector_ != nullptr && layer >= plan_.dense_layers && index_->layers[layer].slots > 0;
+  }
   const Counters& counters(int64_t layer) const { return counters_[layer]; }
   void reset_counters();
 
@@ -85,8 +89,8 @@ class Session {
     std::vector<float> maximum, sum, values;  // one PartialRows
   };
 
-  Session(std::shared_ptr<const ServedIndex> index, SelectionPlan plan,
-          const SessionOptions& options, int threads);
+  Session(std::shared_ptr<const ServedIndex> index, const SessionOptions& options);
+  Status prepare(const SelectionRequest& request);
   void allocate(int threads);
 
   Status load_queries(const AttendCall& call, int64_t tokens);

@@ -25,8 +25,10 @@ struct TinyIndexOptions {
   int64_t sink = 2;
   int64_t tail = 6;
   std::vector<int64_t> clusters = {3, 9};  // n_k, coarse to fine
-  std::set<int64_t> dense_layers;          // stored dense, full attention
-  std::map<int64_t, int64_t> windows;      // layer -> sliding window: dense, too
+  int64_t page_size = 0;                   // > 0: pages of so many tokens, no clusters
+  bool key_calibration = false;
+  std::set<int64_t> dense_layers;      // stored dense, full attention
+  std::map<int64_t, int64_t> windows;  // layer -> sliding window: dense, too
   DType dtype = DType::kBF16;
   bool has_kv = true;
   bool has_value_means = true;
@@ -89,6 +91,21 @@ inline void append_means(std::vector<std::byte>& out, const std::vector<uint32_t
   }
 }
 
+// The least (or greatest) number of each dimension over each page of the slots' keys.
+inline void append_bounds(std::vector<std::byte>& out, bool greatest, const uint32_t* positions,
+                          const float* keys, const TinyIndexOptions& o, int64_t slots) {
+  for (int64_t first = 0; first < slots; first += o.page_size) {
+    for (int64_t c = 0; c < o.head_dim; ++c) {
+      float bound = keys[positions[first] * o.head_dim + c];
+      for (int64_t slot = first; slot < std::min(first + o.page_size, slots); ++slot) {
+        const float x = keys[positions[slot] * o.head_dim + c];
+        bound = greatest ? std::max(bound, x) : std::min(bound, x);
+      }
+      append(out, bound, o.dtype);
+    }
+  }
+}
+
 inline IndexMetadata metadata(const TinyIndexOptions& o) {
   IndexMetadata m;
   m.model.architecture = "LlamaForCausalLM";
@@ -108,7 +125,10 @@ inline IndexMetadata metadata(const TinyIndexOptions& o) {
   m.tail = o.tail;
   m.dtype = o.dtype;
   m.has_kv = o.has_kv;
-  m.has_value_means = o.has_value_means;
+  m.has_value_means = o.has_value_means && o.page_size == 0;
+  m.partition = o.page_size > 0 ? Partition::kPages : Partition::kKmeans;
+  m.page_size = o.page_size;
+  m.key_calibration = o.key_calibration;
   m.build = {{"seed", o.seed}};
   for (int64_t l = 0; l < o.layers; ++l) {
     LayerPolicy policy;
@@ -118,7 +138,7 @@ inline IndexMetadata metadata(const TinyIndexOptions& o) {
     policy.dense = policy.window > 0 || o.dense_layers.contains(l);
     m.model.sliding_window.push_back(policy.window);
     m.layers.push_back(policy);
-    if (!policy.dense) m.levels = static_cast<int>(o.clusters.size());
+    if (!policy.dense && o.page_size == 0) m.levels = static_cast<int>(o.clusters.size());
   }
   return m;
 }
@@ -138,6 +158,13 @@ inline TinyIndex::Layer random_layer(const IndexMetadata& m, const TinyIndexOpti
     return layer;
   }
   layer.shape = {o.clusters, o.tokens - o.sink - o.tail, o.sink + o.tail};
+  if (o.page_size > 0) {
+    layer.shape.clusters.clear();
+    for (int64_t i = 0; i < o.kv_heads * layer.shape.slots; ++i) {
+      layer.positions.push_back(static_cast<uint32_t>(o.sink + i % layer.shape.slots));
+    }
+    return layer;
+  }
   layer.offsets.resize(o.clusters.size());
   for (int64_t h = 0; h < o.kv_heads; ++h) {
     for (size_t k = 0; k < o.clusters.size(); ++k) {
@@ -189,7 +216,7 @@ inline Status write_layer(SqzWriter& writer, const TinyIndexOptions& o, int64_t 
     std::vector<std::byte> centroids, value_means;
   };
   std::vector<Stored> levels(layer.shape.clusters.size());
-  std::vector<std::byte> keys, values, exact_keys, exact_values;
+  std::vector<std::byte> keys, values, exact_keys, exact_values, page_min, page_max;
   for (int64_t h = 0; h < o.kv_heads; ++h) {
     const float* k = &layer.keys[static_cast<size_t>(h * o.tokens * d)];
     const float* v = &layer.values[static_cast<size_t>(h * o.tokens * d)];
@@ -206,6 +233,10 @@ inline Status write_layer(SqzWriter& writer, const TinyIndexOptions& o, int64_t 
     for (int64_t slot = 0; slot < layer.shape.slots; ++slot) {
       add_token(positions[slot], keys, values);
     }
+    if (o.page_size > 0) {
+      append_bounds(page_min, false, positions, k, o, layer.shape.slots);
+      append_bounds(page_max, true, positions, k, o, layer.shape.slots);
+    }
     // Sparse: sink then tail. Dense: the last `exact` tokens, which is all of them but for windows.
     const int64_t head_part = layer.shape.slots > 0 ? o.sink : 0;
     for (int64_t t = 0; t < head_part; ++t) add_token(t, exact_keys, exact_values);
@@ -218,6 +249,8 @@ inline Status write_layer(SqzWriter& writer, const TinyIndexOptions& o, int64_t 
     data.levels.push_back(
         {levels[level].centroids, levels[level].value_means, layer.offsets[level]});
   }
+  data.page_min = page_min;
+  data.page_max = page_max;
   data.positions = layer.positions;
   data.keys = keys;
   data.values = values;
@@ -229,9 +262,17 @@ inline Status write_layer(SqzWriter& writer, const TinyIndexOptions& o, int64_t 
 inline Calibration calibration(const IndexMetadata& m) {
   using C = Calibration;
   Calibration c;
-  if (m.levels == 0) return c;
+  if (m.levels == 0 && !m.key_calibration) return c;
   c.queries = m.tail;
   c.source = "tail";
+  for (int64_t i = 0; i < C::kScopes * C::kGrid && m.key_calibration; ++i) {
+    c.key_thresholds.push_back(-20.0f * static_cast<float>(i % C::kGrid) / (C::kGrid - 1));
+  }
+  for (int64_t i = 0; i < C::kScopes * m.model.layers * m.model.kv_heads * C::kGrid; ++i) {
+    if (m.key_calibration)
+      c.key_shares.push_back(static_cast<float>(i % C::kGrid) / (C::kGrid - 1));
+  }
+  if (m.levels == 0) return c;
   for (int k = 1; k < m.levels; ++k) c.coarse_keep.push_back(std::pow(0.5, k));
   for (int curve = 0; curve < C::kScopes * C::kPaths * C::kGroups; ++curve) {
     for (int64_t i = 0; i < C::kGrid; ++i) {

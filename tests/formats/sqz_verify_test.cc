@@ -285,10 +285,30 @@ TEST(SqzVerify, TheIndependentCheckerAgrees) {
   other.windows = {{1, 10}};
   ASSERT_TRUE(testing::write_tiny_index(dir.file("good.sqz")).ok());
   ASSERT_TRUE(testing::write_tiny_index(dir.file("other.sqz"), other).ok());
-  const auto [good, said] = check("good.sqz other.sqz");
+  TinyIndexOptions paged;
+  paged.page_size = 16;
+  paged.key_calibration = true;
+  ASSERT_TRUE(testing::write_tiny_index(dir.file("paged.sqz"), paged).ok());
+  const auto [good, said] = check("good.sqz other.sqz paged.sqz");
   EXPECT_EQ(good, 0) << said;
 
   std::string files;
+  const auto damage_pages = [&](const std::string& name, const auto& change) {
+    RawIndex index = RawIndex::read(dir.file("paged.sqz"));
+    change(index);
+    index.fix_checksums();
+    testing::write_file(dir.file(name), index.bytes());
+    files += name + " ";
+  };
+  damage_pages("PageMin",
+               [](auto& index) { index.template set<uint16_t>("layers.0.pages.min", 9, 0x4000); });
+  damage_pages("PageMax",
+               [](auto& index) { index.template set<uint16_t>("layers.1.pages.max", 5, 0x4400); });
+  damage_pages("PageOrder", [](auto& index) {
+    index.template set<uint32_t>("layers.0.positions", 0, 3);
+    index.template set<uint32_t>("layers.0.positions", 1, 2);
+  });
+  damage_pages("KeyShares", [](auto& index) { index.set("calibration.keys.shares", 0, -1.0f); });
   for (const Wrong& wrong : wrong_contents()) {
     const std::string name = wrong.name;  // the checker leaves some of the metadata to the reader
     if (name.starts_with("Check") || name.ends_with("NotJson") || name.starts_with("CoarseKeep")) {

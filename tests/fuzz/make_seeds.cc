@@ -22,5 +22,11 @@ int main(int argc, char** argv) {
   small.windows = {{0, 8}};
   small.dense_layers = {1};
   write("nothing_clustered.sqz", small);
+  small.windows.clear();
+  small.dense_layers.clear();
+  small.layers = 1;
+  small.page_size = 8;
+  small.key_calibration = true;
+  write("pages.sqz", small);
   return ok ? 0 : 1;
 }

@@ -36,6 +36,8 @@ void walk(const sqz::LayerView& view) {
     touch(bytes(level.value_means), level.value_means ? view.kv_heads * level.clusters * row : 0);
     touch(level.offsets, view.kv_heads * (level.clusters + 1));
   }
+  touch(bytes(view.page_min), view.kv_heads * view.pages * row);
+  touch(bytes(view.page_max), view.kv_heads * view.pages * row);
   touch(view.positions, view.kv_heads * view.slots);
   touch(bytes(view.keys), view.kv_heads * view.slots * row);
   touch(bytes(view.values), view.kv_heads * view.slots * row);

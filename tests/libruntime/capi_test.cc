@@ -89,6 +89,43 @@ TEST_F(CApi, LastErrorBelongsToTheThread) {
   EXPECT_NE(sqz_status_string(static_cast<sqz_status>(15)), nullptr);
 }
 
+TEST_F(CApi, SelectorsHaveNamesAndNumbers) {
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_SQUEEZED), "squeezed");
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_DENSE), "dense");
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_QUEST), "quest");
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_IDEAL), "ideal");
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_STREAM), "stream");
+  const volatile int none = 5;
+  EXPECT_EQ(sqz_selector_name(static_cast<sqz_selector>(none)), nullptr);
+}
+
+TEST_F(CApi, PagesAreServedWithTheFirstLayersWhole) {
+  testing::TinyIndexOptions o = testing::c_index_options();
+  o.layers = 3;
+  o.windows.clear();
+  o.page_size = 16;
+  const std::string pages = directory_->file("pages.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(pages, o).ok());
+  const runtime::Index index(pages);
+  EXPECT_EQ(index.describe().partition, SQZ_PARTITION_PAGES);
+  EXPECT_EQ(index.describe().page_size, 16);
+  EXPECT_EQ(index.describe().levels, 0);
+  auto options = runtime::options_for_budget(0.25);
+  options.selector = SQZ_SELECTOR_QUEST;
+  runtime::Session session(index, options);
+  for (int64_t layer = 0; layer < 3; ++layer) {
+    const Call call(2, 1, layer);
+    session.attend(call.args);
+    const auto heads = session.select(call.args, 2);
+    ASSERT_EQ(heads.size(), 2u);
+    EXPECT_EQ(heads[0].size() == 1 && heads[0][0].length == 4884, layer < 2);
+    EXPECT_EQ(session.stats(layer).delivered_budget == 1.0, layer < 2);
+  }
+  EXPECT_LE(session.stats(2).delivered_budget, 0.25);
+  EXPECT_GT(session.stats(2).delivered_budget, 0.245);
+  EXPECT_EQ(session.stats().asked_budget, 0.25);
+}
+
 TEST_F(CApi, SessionOptionsOutOfRange) {
   const double thresholds[] = {1e-4, 1e-4};
   using Change = void (*)(sqz_session_options&);
@@ -101,7 +138,12 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.device_type = 2; }, SQZ_UNSUPPORTED},
       {[](auto& o) { o.device_type = 7; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.device_id = 1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.selector = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = 5; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = SQZ_SELECTOR_QUEST; }, SQZ_UNSUPPORTED},  // of pages
+      {[](auto& o) { o.selector = SQZ_SELECTOR_IDEAL; }, SQZ_UNSUPPORTED},  // not calibrated
+      {[](auto& o) { o.dense_layers = 3; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.dense_layers = -2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_DENSE; }, SQZ_INVALID_ARGUMENT},  // with a budget
       {[](auto& o) { o.rule = 2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.group = 3; }, SQZ_INVALID_ARGUMENT},

@@ -10,7 +10,7 @@ EXPECT_SIZE(sqz_run, 8);
 EXPECT_SIZE(sqz_session_options, 80);
 EXPECT_SIZE(sqz_attend_args, 72);
 EXPECT_SIZE(sqz_stats, 80);
-EXPECT_SIZE(sqz_index_info, 136);
+EXPECT_SIZE(sqz_index_info, 144);
 
 int sqz_header_is_c99(void) {
   sqz_session_options options = {sizeof options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};

@@ -146,9 +146,6 @@ TEST(Plan, ReadsEverythingWhenThatCostsNoMore) {
   EXPECT_TRUE(plan(s, {.keep = 1.0}).fallback);
   EXPECT_TRUE(plan(s, {.keep = 0.99}).fallback);  // with the centroids more than everything
   EXPECT_FALSE(plan(s, {.keep = 0.9}).fallback);
-  const SelectionPlan dense = plan(s, {.selector = SelectorKind::kDense});
-  EXPECT_TRUE(dense.dense);
-  EXPECT_FALSE(dense.fallback);
 }
 
 TEST(Plan, BudgetThatCannotBeMet) {
@@ -176,8 +173,7 @@ TEST(Plan, RefusesRequestsThatMakeNoSense) {
                                   {.levels = -1, .keep = 0.1},
                                   {.thresholds = negative},
                                   {.thresholds = nan},
-                                  {.rule = RuleKind::kBudget, .thresholds = thresholds},
-                                  {.selector = SelectorKind::kDense, .budget = 0.1}};
+                                  {.rule = RuleKind::kBudget, .thresholds = thresholds}};
   for (const SelectionRequest& request : bad) {
     EXPECT_EQ(refusal(s, request).code(), Code::kInvalidArgument) << &request - bad;
   }

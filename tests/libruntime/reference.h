@@ -196,6 +196,68 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
   return out;
 }
 
+// ---- Pages (selector `quest`).
+
+// sum over c of max(q_c min_c, q_c max_c) for one query and page, with the range of the page's
+// keys.
+inline double page_bound(const float* q, const LayerView& view, int64_t head, int64_t page) {
+  const int64_t first = page * view.page_size;
+  const int64_t end = std::min(first + view.page_size, view.slots);
+  double sum = 0;
+  for (int64_t c = 0; c < view.head_dim; ++c) {
+    double least = kInfinity, greatest = -kInfinity;
+    for (int64_t slot = head * view.slots + first; slot < head * view.slots + end; ++slot) {
+      const double x = element(view.dtype, view.keys, slot * view.head_dim + c);
+      least = std::min(least, x);
+      greatest = std::max(greatest, x);
+    }
+    sum += std::max(q[c] * least, q[c] * greatest);
+  }
+  return sum;
+}
+
+// Combined over queries [tokens, group, d]: see sqz_group.
+inline std::vector<double> page_bounds(const LayerView& view, int64_t head,
+                                       const std::vector<float>& queries, int64_t tokens,
+                                       int64_t group, Group policy) {
+  std::vector<double> out;
+  for (int64_t page = 0; page < view.pages; ++page) {
+    double mean = 0, max_of_means = -kInfinity, any = -kInfinity;
+    for (int64_t g = 0; g < group; ++g) {
+      double head_mean = 0;
+      for (int64_t t = 0; t < tokens; ++t) {
+        const double bound =
+            page_bound(queries.data() + (t * group + g) * view.head_dim, view, head, page);
+        head_mean += bound / static_cast<double>(tokens);
+        any = std::max(any, bound);
+      }
+      mean += head_mean / static_cast<double>(group);
+      max_of_means = std::max(max_of_means, head_mean);
+    }
+    out.push_back(policy == Group::kMean ? mean : policy == Group::kMax ? max_of_means : any);
+  }
+  return out;
+}
+
+// The slots of the `count` best pages; lower numbers first among equals.
+inline Selected best_pages(const LayerView& view, const std::vector<double>& bounds,
+                           int64_t count) {
+  std::vector<int64_t> ranked(bounds.size());
+  for (size_t i = 0; i < ranked.size(); ++i) ranked[i] = static_cast<int64_t>(i);
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [&](int64_t a, int64_t b) { return bounds[a] > bounds[b]; });
+  Selected out;
+  out.slots.assign(view.slots, false);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t first = ranked[i] * view.page_size;
+    for (int64_t s = first; s < std::min(first + view.page_size, view.slots); ++s) {
+      out.slots[s] = true;
+    }
+  }
+  if (count < std::ssize(ranked)) out.margin = bounds[ranked[count - 1]] - bounds[ranked[count]];
+  return out;
+}
+
 // ---- Attention of one query row.
 
 struct State {

@@ -98,5 +98,16 @@ TEST(BudgetRule, CoarseLevelsLetAtLeastTheShareThrough) {
   EXPECT_EQ(choose(*loose, s, choice), choose(*threshold, s, choice));
 }
 
+TEST(TopRule, KeepsTheBestLowerIndexFirst) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Scored s = random_scores(100, seed);
+    s.sizes.assign(s.sizes.size(), 1);  // filled() then counts clusters
+    for (const int64_t count : {0, 1, 7, 60, 100}) {
+      EXPECT_EQ(choose(*make_top_rule(count), s, {}), filled(s, count, true))
+          << seed << " " << count;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sqz

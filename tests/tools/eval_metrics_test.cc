@@ -113,6 +113,58 @@ TEST(EvalSettings, UnknownSelectorIsRefused) {
   EXPECT_THAT(settings.status().message(), HasSubstr("found psychic, expected one of dense"));
 }
 
+TEST(EvalSettings, SelectorsAreThoseOfLibruntime) {
+  // Every selector of the library can be measured, and every one that is offered is served as
+  // itself: an unknown name is refused, not served as another.
+  for (const std::string& name : selector_names()) {
+    EXPECT_NE(find_selector(name), nullptr) << name;
+    SelectorOptions options;
+    options.selector = name;
+    const auto session = session_options(options, 1);
+    ASSERT_TRUE(session.ok()) << session.status().message();
+    EXPECT_EQ(sqz_selector_name(static_cast<sqz_selector>(session->selector)), name);
+    EXPECT_EQ(session->budget, name == "dense" ? 0 : kDefaultBudget);
+  }
+  SettingOptions all;
+  all.selectors = {"dense", "squeezed", "quest", "ideal", "stream"};
+  const auto settings = make_settings(all);
+  ASSERT_TRUE(settings.ok());
+  EXPECT_EQ(settings->size(), selector_names().size());
+  SelectorOptions unknown;
+  unknown.selector = "psychic";
+  const auto refused = session_options(unknown, 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.status().message(), HasSubstr("found psychic, expected one of squeezed"));
+}
+
+TEST(EvalSettings, EachSelectorHasItsIndexAndItsOptions) {
+  SettingOptions options;
+  options.selectors = {"quest", "ideal", "stream"};
+  options.rules = {"threshold", "budget"};
+  options.groups = {"mean", "max"};
+  options.levels = {1, 2};
+  options.dense_layers = 0;
+  const auto settings = make_settings(options);
+  ASSERT_TRUE(settings.ok());
+  std::vector<std::string> texts;
+  for (const Setting& setting : *settings) texts.push_back(setting.text());
+  EXPECT_THAT(texts, ElementsAre("dense", "quest, budget 0.125, group mean, dense layers 0",
+                                 "quest, budget 0.125, group max, dense layers 0",
+                                 "ideal, budget 0.125, rule threshold, dense layers 0",
+                                 "ideal, budget 0.125, rule budget, dense layers 0",
+                                 "stream, budget 0.125, dense layers 0"));
+  EXPECT_THAT(index_kinds(*settings), ElementsAre("kmeans", "pages"));
+  EXPECT_TRUE(needs_keys(*settings));
+  BuildOptions base;
+  base.calibrate_keys = true;
+  EXPECT_EQ(index_options("pages", base).partition, Partition::kPages);
+  EXPECT_FALSE(index_options("pages", base).calibrate_keys);
+  EXPECT_EQ(index_options("kmeans", base).partition, Partition::kKmeans);
+  EXPECT_TRUE(index_options("kmeans", base).calibrate_keys);
+  const auto plain = session_options(settings->at(1).options, 1);
+  EXPECT_EQ(plain->dense_layers, -1);
+}
+
 TEST(EvalTable, RowsAsJsonAndAsText) {
   SettingOptions options;
   options.selectors = {"squeezed"};

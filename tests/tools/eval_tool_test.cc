@@ -88,6 +88,27 @@ TEST_F(EvalTool, CalibratesWithQuestionsOfItsOwn) {
   EXPECT_LT(std::abs(prompts - 0.3), std::abs(tail - 0.3));
 }
 
+TEST_F(EvalTool, EverySelectorFromOneDensePass) {
+  const ToolRun result = eval({"--task", "error", "--trials", "1", "--budget", "0.5", "--selector",
+                               "squeezed,quest,ideal,stream", "--dense-layers", "1", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  std::map<std::string, int> selectors;
+  const Json last = result.last();
+  for (const Json& row : last["rows"]) {
+    ++selectors[row["selector"].get<std::string>()];
+    EXPECT_FALSE(row.contains("skipped")) << row;
+    EXPECT_EQ(row["dense_fallback"], false) << row;
+    if (row["selector"] == "dense") continue;
+    EXPECT_GT(row["value"], 0.0) << row;
+    // One of the layers is read whole.
+    EXPECT_GT(row["budget"]["delivered"], 0.2) << row;
+    EXPECT_LT(row["budget"]["delivered"], 1.0) << row;
+    EXPECT_EQ(row["dense_layers"], 1) << row;
+  }
+  EXPECT_EQ(selectors, (std::map<std::string, int>{
+                           {"squeezed", 2}, {"quest", 2}, {"ideal", 2}, {"stream", 2}}));
+}
+
 TEST_F(EvalTool, BadInput) {
   const auto expect = [&](std::vector<std::string> more, int code, const std::string& message) {
     const ToolRun result = eval(std::move(more));

@@ -135,6 +135,35 @@ TEST_F(IndexToolTest, BuildsFromACapture) {
   EXPECT_EQ(files(), "capture.h5\nx.sqz\n");
 }
 
+TEST_F(IndexToolTest, BuildsPages) {
+  const std::string file = capture(), index = path("x.sqz");
+  const ToolRun built = run(kTool, {"build", "--capture", file, "-o", index, "--json",
+                                    "--partition", "pages", "--page-size", "32"});
+  ASSERT_EQ(built.code, 0) << built.err;
+  EXPECT_EQ(built.last()["pages"], 16);  // 484 tokens: 15 whole ones and one of 4
+  EXPECT_EQ(built.last()["clusters"], Json::array());
+  const ToolRun info = run(kTool, {"info", index, "--json"});
+  ASSERT_EQ(info.code, 0) << info.err;
+  EXPECT_EQ(info.last()["partition"], "pages");
+  EXPECT_EQ(info.last()["page_size"], 32);
+  EXPECT_EQ(info.last()["pages"], 16);
+  EXPECT_EQ(info.last()["key_calibration"], false);
+  EXPECT_EQ(info.last()["build"]["page_size"], 32);
+  EXPECT_THAT(run(kTool, {"info", index}).out, HasSubstr("16 a KV head, of 32 tokens"));
+  EXPECT_EQ(run(kTool, {"verify", index}).code, 0);
+
+  const ToolRun keys = run(
+      kTool, {"build", "--capture", file, "-o", index, "--json", "--force", "--calibrate-keys"});
+  ASSERT_EQ(keys.code, 0) << keys.err;
+  EXPECT_EQ(run(kTool, {"info", index, "--json"}).last()["key_calibration"], true);
+  expect_refused({"build", "--capture", file, "-o", path("y.sqz"), "--partition", "tiles"}, 2,
+                 "--partition");
+  expect_refused({"build", "--capture", file, "-o", path("y.sqz"), "--page-size", "0"}, 2,
+                 "--page-size");
+  expect_refused({"build", "--capture", file, "-o", path("y.sqz"), "--calibrate-keys", "--no-kv"},
+                 2, "--calibrate-keys is for");
+}
+
 TEST_F(IndexToolTest, OptionsComeFromTheEnvironmentToo) {
   const std::string index = path("x.sqz");
   const ToolRun built = run(kTool, {"build", "--sink", "8"}, "",

@@ -1,5 +1,7 @@
 #include "tools/common/selector_options.h"
 
+#include <algorithm>
+
 namespace sqz {
 namespace {
 
@@ -12,11 +14,19 @@ std::string in_unit_interval(const std::string& text) {
                                            : "expected more than 0 and at most 1, found " + text;
 }
 
+Result<int32_t> selector_number(const std::string& name) {
+  const std::vector<std::string> names = selector_names();
+  const auto at = std::find(names.begin(), names.end(), name);
+  if (at != names.end()) return static_cast<int32_t>(at - names.begin());
+  return Status(Code::kInvalidArgument,
+                concat("--selector: found ", name, ", expected one of ", CLI::detail::join(names)));
+}
+
 }  // namespace
 
 void add_selector_options(CLI::App& app, SelectorOptions& options) {
   app.add_option("--selector", options.selector, "What decides which keys are read")
-      ->check(CLI::IsMember({"squeezed", "dense"}))
+      ->check(CLI::IsMember(selector_names()))
       ->capture_default_str()
       ->group(kGroupName);
   auto* budget = app.add_option("--budget", options.budget,
@@ -54,6 +64,18 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group(kGroupName);
+  app.add_option("--dense-layers", options.dense_layers,
+                 "First layers that are read whole (default: what the selector wants, quest 2)")
+      ->check(CLI::NonNegativeNumber)
+      ->group(kGroupName);
+}
+
+std::vector<std::string> selector_names() {
+  std::vector<std::string> out;
+  while (const char* name = sqz_selector_name(static_cast<sqz_selector>(out.size()))) {
+    out.emplace_back(name);
+  }
+  return out;
 }
 
 Result<sqz_session_options> session_options(const SelectorOptions& options, int threads) {
@@ -62,7 +84,9 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
   out.threads = threads;
   out.block = options.block;
   out.levels = options.levels;
-  out.selector = options.selector == "dense" ? SQZ_SELECTOR_DENSE : SQZ_SELECTOR_SQUEEZED;
+  SQZ_ASSIGN_OR_RETURN(out.selector, selector_number(options.selector));
+  if (options.dense_layers)
+    out.dense_layers = *options.dense_layers > 0 ? *options.dense_layers : -1;
   out.rule = options.rule == "budget" ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
   out.group = options.group == "mean"  ? SQZ_GROUP_MEAN
               : options.group == "max" ? SQZ_GROUP_MAX
@@ -75,6 +99,7 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
                     "--threshold sets thresholds, but --rule budget has none: pass --budget");
     }
     out.thresholds = options.thresholds.data();
+    if (out.selector != SQZ_SELECTOR_SQUEEZED) return out;
     if (options.levels == 0) out.levels = static_cast<int32_t>(options.thresholds.size());
     if (static_cast<size_t>(out.levels) == options.thresholds.size()) return out;
     return Status(Code::kInvalidArgument,

@@ -22,13 +22,18 @@ struct SelectorOptions {
   std::string group = "mean";
   std::string residual = "drop";
   int64_t block = 0;
+  std::optional<int> dense_layers;  // none: what the selector wants
 };
 
 inline constexpr double kDefaultBudget = 0.125;
 
 void add_selector_options(CLI::App& app, SelectorOptions& options);
 
-// The result borrows options.thresholds.
+// The selectors of libruntime, by name, in the order of sqz_selector.
+std::vector<std::string> selector_names();
+
+// The result borrows options.thresholds. kInvalidArgument for a selector that libruntime does not
+// have.
 Result<sqz_session_options> session_options(const SelectorOptions& options, int threads);
 
 }  // namespace sqz

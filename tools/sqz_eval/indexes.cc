@@ -32,13 +32,21 @@ std::string file_path(const IndexStore& store, const Pass& pass, const View& vie
 
 // An index that is to be reused is of this model, tokenizer and context.
 Status check_reused(const std::string& path, const EvalModel& model, const Pass& pass,
-                    const View& view) {
+                    const View& view, const BuildOptions& build) {
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   const IndexMetadata& metadata = file->metadata();
   SQZ_RETURN_IF_ERROR(check_same_model(metadata.model, model.description(), path));
   const std::string hash = hash_of(view_ids(pass, view));
   if (metadata.tokens_hash != hash) {
     return {Code::kMismatch, bad_field(path, "tokens_hash", metadata.tokens_hash, hash)};
+  }
+  if (metadata.partition != build.partition) {
+    return {Code::kMismatch, bad_field(path, "partition", partition_name(metadata.partition),
+                                       partition_name(build.partition))};
+  }
+  if (build.calibrate_keys && !metadata.key_calibration) {
+    return {Code::kMismatch, bad_field(path, "calibration of single keys", "none",
+                                       "one, for the selector ideal: pass --force to build again")};
   }
   const std::string& tokenizer = model.tokenizer().hash();
   if (metadata.tokenizer_hash != tokenizer) {
@@ -48,10 +56,10 @@ Status check_reused(const std::string& path, const EvalModel& model, const Pass&
 }
 
 Result<bool> find_reusable(const std::string& path, const IndexStore& store, const EvalModel& model,
-                           const Pass& pass, const View& view) {
+                           const Pass& pass, const View& view, const BuildOptions& build) {
   if (!Env::posix().exists(path)) return false;
   if (store.reuse) {
-    SQZ_RETURN_IF_ERROR(check_reused(path, model, pass, view));
+    SQZ_RETURN_IF_ERROR(check_reused(path, model, pass, view, build));
     return true;
   }
   if (!store.keep || store.force) return false;
@@ -139,14 +147,16 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
     const View& view = pass.views[v];
     for (const std::string& kind : kinds) {
       const std::string path = file_path(store, pass, view, kind);
-      SQZ_ASSIGN_OR_RETURN(const bool present, find_reusable(path, store, model, pass, view));
+      const BuildOptions options = index_options(kind, build);
+      SQZ_ASSIGN_OR_RETURN(const bool present,
+                           find_reusable(path, store, model, pass, view, options));
       out.files_.push_back({v, kind, path, present});
       if (present) continue;
       if (store.keep) protect_output(path);
-      SQZ_ASSIGN_OR_RETURN(
-          auto builder, IndexBuilder::create(Env::posix(), path, store.force || out.temporary_,
-                                             model.description(), view_ids(pass, view),
-                                             model.tokenizer().hash(), index_options(kind, build)));
+      SQZ_ASSIGN_OR_RETURN(auto builder,
+                           IndexBuilder::create(Env::posix(), path, store.force || out.temporary_,
+                                                model.description(), view_ids(pass, view),
+                                                model.tokenizer().hash(), options));
       builds.push_back({&view, path, std::move(builder)});
     }
   }

@@ -96,7 +96,7 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
 void add_setting_options(CLI::App& app, SettingOptions& settings) {
   constexpr const char* kGroup = "Selection (all combinations are measured)";
   app.add_option("--selector", settings.selectors,
-                 "Selectors: " + selector_names() + "; dense is always among them")
+                 "Selectors: " + known_selectors() + "; dense is always among them")
       ->delimiter(',')
       ->capture_default_str()
       ->group(kGroup);
@@ -125,6 +125,10 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
       ->delimiter(',')
       ->check(CLI::IsMember({"drop", "estimate"}))
       ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--dense-layers", settings.dense_layers,
+                 "First layers that are read whole (default: what each selector wants, quest 2)")
+      ->check(CLI::NonNegativeNumber)
       ->group(kGroup);
   app.add_option("--block", settings.block, "Prompt tokens that share a selection; 0 = all of them")
       ->check(CLI::NonNegativeNumber)

@@ -7,11 +7,15 @@ namespace sqz::eval {
 namespace {
 
 constexpr const char* kKmeans = "kmeans";
+constexpr const char* kPages = "pages";
 
 constexpr std::array kSelectors = {
-    // name, index, takes: budget, levels, rule, group, residual
-    SelectorTraits{"dense", kKmeans, false, false, false, false, false},
-    SelectorTraits{"squeezed", kKmeans, true, true, true, true, true},
+    // name, index, takes: budget, levels, rule, group, residual; needs calibrated keys
+    SelectorTraits{"dense", kKmeans, false, false, false, false, false, false},
+    SelectorTraits{"squeezed", kKmeans, true, true, true, true, true, false},
+    SelectorTraits{"quest", kPages, true, false, false, true, false, false},
+    SelectorTraits{"ideal", kKmeans, true, false, true, false, false, true},
+    SelectorTraits{"stream", kKmeans, true, false, false, false, false, false},
 };
 
 // The values given, or the default alone where a selector does not take the option.
@@ -26,6 +30,7 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options,
   Setting setting{&traits, standard};
   setting.options.selector = traits.name;
   setting.options.block = options.block;
+  setting.options.dense_layers = options.dense_layers;
   for (const int levels : taken(traits.levels, options.levels, standard.levels)) {
     setting.options.levels = levels;
     for (const auto& rule : taken(traits.rule, options.rules, standard.rule)) {
@@ -53,7 +58,7 @@ const SelectorTraits* find_selector(const std::string& name) {
   return found == kSelectors.end() ? nullptr : found;
 }
 
-std::string selector_names() {
+std::string known_selectors() {
   std::string out;
   for (const SelectorTraits& traits : kSelectors) {
     out += concat(out.empty() ? "" : ", ", traits.name);
@@ -61,8 +66,18 @@ std::string selector_names() {
   return out;
 }
 
-BuildOptions index_options(const std::string&, const BuildOptions& base) {
-  return base;
+BuildOptions index_options(const std::string& kind, const BuildOptions& base) {
+  BuildOptions out = base;
+  if (kind == kPages) {
+    out.partition = Partition::kPages;
+    out.calibrate_keys = false;  // its selector needs no calibration
+  }
+  return out;
+}
+
+bool needs_keys(const std::vector<Setting>& settings) {
+  return std::any_of(settings.begin(), settings.end(),
+                     [](const Setting& setting) { return setting.traits->keys; });
 }
 
 std::string Setting::text() const {
@@ -72,6 +87,7 @@ std::string Setting::text() const {
   if (traits->rule) out += ", rule " + options.rule;
   if (traits->group) out += ", group " + options.group;
   if (traits->residual) out += ", residual " + options.residual;
+  if (options.dense_layers && !dense()) out += concat(", dense layers ", *options.dense_layers);
   return out;
 }
 
@@ -83,7 +99,7 @@ Result<std::vector<Setting>> make_settings(const SettingOptions& options) {
     const SelectorTraits* traits = find_selector(name);
     if (traits == nullptr) {
       return Status(Code::kInvalidArgument,
-                    concat("--selector: found ", name, ", expected one of ", selector_names()));
+                    concat("--selector: found ", name, ", expected one of ", known_selectors()));
     }
     const auto end = options.selectors.begin() + static_cast<int64_t>(i);
     const bool again = std::find(options.selectors.begin(), end, name) != end;

@@ -12,13 +12,14 @@ namespace sqz::eval {
 
 // What a selector takes and what index serves it. A new selector is one line of kSelectors.
 struct SelectorTraits {
-  const char* name;   // as session_options() knows it
+  const char* name;   // as libruntime has it
   const char* index;  // kind of index: one is built of each view for every kind in use
   bool budget, levels, rule, group, residual;
+  bool keys;  // needs the calibration of single keys
 };
 
 const SelectorTraits* find_selector(const std::string& name);
-std::string selector_names();  // "squeezed, dense"
+std::string known_selectors();  // "dense, squeezed, ..."
 
 // How the index of a kind is built, on top of `base`.
 BuildOptions index_options(const std::string& kind, const BuildOptions& base);
@@ -29,6 +30,7 @@ struct SettingOptions {
   std::vector<int> levels = {0};
   std::vector<std::string> rules = {"threshold"}, groups = {"mean"}, residuals = {"drop"};
   int64_t block = 0;
+  std::optional<int> dense_layers;
 };
 
 struct Setting {
@@ -41,6 +43,9 @@ struct Setting {
 
 // Always begins with dense, the reference, once. kInvalidArgument for an unknown selector.
 Result<std::vector<Setting>> make_settings(const SettingOptions& options);
+
+// Whether one of the settings needs the calibration of single keys.
+bool needs_keys(const std::vector<Setting>& settings);
 
 // The kinds of index that the settings need, without repetition.
 std::vector<std::string> index_kinds(const std::vector<Setting>& settings);

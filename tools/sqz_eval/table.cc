@@ -69,6 +69,7 @@ Json row_json(const Row& row) {
   if (traits.group) out["group"] = options.group;
   if (traits.residual) out["residual"] = options.residual;
   out["block"] = options.block;
+  if (options.dense_layers && !row.setting.dense()) out["dense_layers"] = *options.dense_layers;
   if (!row.skipped.empty()) {
     out["skipped"] = row.skipped;
     out["budget"] = {{"asked", options.budget.value_or(1)}};

@@ -71,12 +71,19 @@ Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
   return {};
 }
 
+// What the keys of a KV head were split into.
+std::pair<std::string, std::string> parts_row(const std::vector<int64_t>& clusters, int64_t pages) {
+  if (pages > 0) return {"pages", concat(pages, " a KV head")};
+  return {"clusters", list_text(clusters) + " a KV head, coarse to fine"};
+}
+
 Json index_json(const std::string& path, const BuiltIndex& index) {
   const BuildReport& report = index.report;
   return {{"path", path},
           {"tokens", report.tokens},
           {"clustered", report.clustered},
           {"clusters", report.clusters},
+          {"pages", report.pages},
           {"bytes", report.bytes},
           {"seconds",
            {{"capture", index.capture_seconds},
@@ -94,7 +101,7 @@ Rows index_rows(const std::string& path, const BuiltIndex& index) {
   return {
       {"index", path},
       {"tokens", concat(report.tokens, ", of which ", report.clustered, " clustered")},
-      {"clusters", list_text(report.clusters) + " a KV head, coarse to fine"},
+      parts_row(report.clusters, report.pages),
       {"size", bytes_text(static_cast<double>(report.bytes))},
       {"time", concat("capture ", seconds_text(index.capture_seconds), ", cluster ",
                       seconds_text(seconds.cluster), ", calibrate ",
@@ -113,11 +120,12 @@ Status print_plan(const BuildPlan& plan, const PassPlan& pass, int64_t tokens, s
        {"indexes", indexes},
        {"tokens", tokens},
        {"clusters", plan.clusters},
+       {"pages", plan.pages},
        {"bytes", plan.bytes},
        {"peak_memory", memory},
        {"seconds_estimate", seconds}},
       {{"tokens", concat(tokens)},
-       {"clusters", list_text(plan.clusters) + " a KV head, coarse to fine"},
+       parts_row(plan.clusters, plan.pages),
        {"size", concat(bytes_text(static_cast<double>(plan.bytes)), " (", plan.bytes, " bytes)")},
        {"peak memory", "about " + bytes_text(static_cast<double>(memory))},
        {"time", "about " + seconds_text(seconds)}});
@@ -139,7 +147,10 @@ Status dry_run(const std::vector<Job>& jobs, const ModelConfig& model,
     total.bytes += plan.bytes;
     total.kmeans_flop += plan.kmeans_flop;
     total.peak_memory = std::max(total.peak_memory, plan.peak_memory);
-    if (jobs.size() == 1) total.clusters = plan.clusters;
+    if (jobs.size() == 1) {
+      total.clusters = plan.clusters;
+      total.pages = plan.pages;
+    }
     pass_total.flop += pass.flop;
     pass_total.memory = std::max(pass_total.memory, pass.memory);
     tokens_total += tokens;
@@ -232,6 +243,7 @@ void add_build_command(Tool& tool) {
                    "  sqz-index build --model MODEL book.txt -o book.sqz --dry-run\n"
                    "  sqz-index build --model MODEL book.txt -o book.sqz --calibrate-with "
                    "questions.txt\n"
+                   "  sqz-index build --model MODEL book.txt -o book.sqz --partition pages\n"
                    "  sqz-index build --capture book.h5 -o book.sqz --level-fractions 0.05\n",
                    [arguments](const ToolContext& context) -> Status {
                      SQZ_RETURN_IF_ERROR(check_arguments(*arguments));

@@ -36,6 +36,18 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->group(kGroup);
+  app.add_option("--partition", arguments.partition,
+                 "Clusters of similar keys, or pages of consecutive tokens (for --selector quest)")
+      ->check(CLI::IsMember({"kmeans", "pages"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--page-size", build.page_size, "Tokens of a page")
+      ->check(CLI::Range(int64_t{1}, kMaxPageSize))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_flag("--calibrate-keys", build.calibrate_keys,
+               "Calibrate --selector ideal, too: scores every key, and takes its time")
+      ->group(kGroup);
   app.add_option("--levels", arguments.levels, "Levels of the centroid tree")
       ->check(CLI::Range(1, kMaxLevels))
       ->capture_default_str()
@@ -94,6 +106,11 @@ Status check_arguments(const BuildArguments& arguments) {
   if (arguments.separate && source.texts.empty()) {
     return {Code::kInvalidArgument, "--separate makes one index a document: name text files"};
   }
+  if (arguments.build.calibrate_keys && arguments.no_kv) {
+    return {Code::kInvalidArgument,
+            "--calibrate-keys is for --selector ideal, which needs the keys that --no-kv leaves "
+            "out: pass one of the two"};
+  }
   const auto& fractions = arguments.level_fractions;
   if (fractions.size() > static_cast<size_t>(kMaxLevels)) {
     return {Code::kInvalidArgument, concat("--level-fractions: found ", fractions.size(),
@@ -115,6 +132,7 @@ BuildOptions build_options(const BuildArguments& arguments, const CommonOptions&
   out.threads = common.threads;
   out.dtype = arguments.dtype == "f16" ? DType::kF16 : DType::kBF16;
   out.keep_kv = !arguments.no_kv;
+  out.partition = arguments.partition == "pages" ? Partition::kPages : Partition::kKmeans;
   // The model's GPU is the engine's, too: its keys need not move.
   if (common.device.starts_with("cuda:")) out.gpu = std::atoi(common.device.c_str() + 5);
   return out;

@@ -21,6 +21,7 @@ struct BuildArguments {
   std::string dtype = "bf16";
   std::vector<std::string> calibrate_with;  // files of prompts; empty: the tail calibrates
   int64_t answer_tokens = kAnswerTokens;
+  std::string partition = "kmeans";
   BuildOptions build;
 };
 

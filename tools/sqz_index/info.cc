@@ -6,7 +6,7 @@ namespace {
 
 struct Shape {
   std::vector<int64_t> clusters;  // a level, coarse to fine, of the first sparse layer
-  int64_t clustered = 0, exact = 0;
+  int64_t clustered = 0, exact = 0, pages = 0;
   int64_t dense_layers = 0;
 };
 
@@ -17,9 +17,10 @@ Shape index_shape(const SqzFile& file) {
     const LayerView layer = file.layer(i);
     if (metadata.layers[static_cast<size_t>(i)].dense) {
       ++out.dense_layers;
-    } else if (out.clusters.empty()) {
+    } else if (out.clustered == 0) {
       for (int k = 0; k < layer.levels; ++k) out.clusters.push_back(layer.level[k].clusters);
       out.clustered = layer.slots;
+      out.pages = layer.pages;
       out.exact = layer.exact;
     }
   }
@@ -46,7 +47,10 @@ Json info_json(const SqzFile& file, const Calibration& calibration, const Shape&
           {"tokens", metadata.tokens},
           {"sink", metadata.sink},
           {"tail", metadata.tail},
-          {"partition", "kmeans"},
+          {"partition", partition_name(metadata.partition)},
+          {"page_size", metadata.page_size},
+          {"pages", shape.pages},
+          {"key_calibration", metadata.key_calibration},
           {"levels", metadata.levels},
           {"clustered", shape.clustered},
           {"clusters", shape.clusters},
@@ -61,6 +65,15 @@ Json info_json(const SqzFile& file, const Calibration& calibration, const Shape&
           {"build", metadata.build},
           {"tensors", file.header().tensors.size()},
           {"metadata", file.raw_metadata()}};
+}
+
+std::pair<std::string, std::string> parts_row(const Shape& shape, int64_t page_size) {
+  if (shape.pages > 0) {
+    return {"pages", concat(shape.pages, " a KV head, of ", page_size, " tokens")};
+  }
+  return {"clusters", shape.clusters.empty()
+                          ? "none: every layer is dense"
+                          : list_text(shape.clusters) + " a KV head, coarse to fine"};
 }
 
 Rows info_rows(const SqzFile& file, const Calibration& calibration, const Shape& shape) {
@@ -78,13 +91,15 @@ Rows info_rows(const SqzFile& file, const Calibration& calibration, const Shape&
       {"tokens", concat(metadata.tokens, " (hash ", metadata.tokens_hash, ")")},
       {"exact", concat("first ", metadata.sink, " and last ", metadata.tail)},
       {"clustered", concat(shape.clustered, " a KV head")},
-      {"clusters", shape.clusters.empty()
-                       ? "none: every layer is dense"
-                       : list_text(shape.clusters) + " a KV head, coarse to fine"},
+      parts_row(shape, metadata.page_size),
       {"dense layers", concat(shape.dense_layers, " of ", model.layers)},
       {"type", std::string(dtype_name(metadata.dtype))},
       {"keys, values", metadata.has_kv ? "stored" : "not stored: the engine brings them"},
-      {"calibration", concat(calibration.queries, " queries a head, from: ", calibration.source)}};
+      {"calibration",
+       calibration.queries == 0
+           ? "none"
+           : concat(calibration.queries, " queries a head, from: ", calibration.source,
+                    metadata.key_calibration ? "; single keys, too" : "")}};
   if (!metadata.build.is_object()) return rows;
   for (const auto& [name, value] : metadata.build.items()) {
     rows.emplace_back("build." + name, value.is_string() ? value.get<std::string>() : value.dump());

@@ -104,6 +104,11 @@ typedef enum sqz_open_mode {
 SQZ_API sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** index);
 SQZ_API void sqz_index_close(sqz_index* index);
 
+typedef enum sqz_partition {
+  SQZ_PARTITION_KMEANS = 0, /* clusters of similar keys, under a tree of centroids */
+  SQZ_PARTITION_PAGES = 1   /* pages of consecutive tokens, with the range of their keys */
+} sqz_partition;
+
 typedef struct sqz_index_info {
   uint32_t struct_size; /* in: sizeof(sqz_index_info) */
   int32_t format_version;
@@ -113,16 +118,17 @@ typedef struct sqz_index_info {
   int64_t query_heads;    /* Hq */
   int64_t kv_heads;       /* Hkv */
   int64_t head_dim;       /* d */
-  int64_t levels;         /* of the centroid tree; 0 = nothing is clustered */
+  int64_t levels;         /* of the centroid tree; 0 = pages, or every layer is dense */
   double attention_scale; /* logits are scale * q.k */
   uint64_t file_bytes;
-  int32_t has_kv; /* 0 after `sqz-index build --no-kv` */
-  int32_t reserved;
+  int32_t has_kv;                /* 0 after `sqz-index build --no-kv` */
+  int32_t partition;             /* sqz_partition */
   const char* producer;          /* "sqz 0.1.0" */
   const char* architecture;      /* "LlamaForCausalLM" */
   const char* model_fingerprint; /* hexadecimal; equal for equal models */
   const char* tokenizer_hash;    /* "" if the index was built from token ids */
   const char* tokens_hash;       /* XXH3-64 of the token ids as little-endian int32, hexadecimal */
+  int64_t page_size;             /* tokens of a page; 0 = no pages */
 } sqz_index_info;
 
 SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
@@ -137,20 +143,30 @@ typedef struct sqz_session sqz_session;
 
 typedef enum sqz_selector {
   SQZ_SELECTOR_SQUEEZED = 0, /* clusters scored by equations 1 to 3 of Squeezed Attention */
-  SQZ_SELECTOR_DENSE = 1     /* every key: the reference */
+  SQZ_SELECTOR_DENSE = 1,    /* every key: the reference */
+  SQZ_SELECTOR_QUEST = 2,    /* the pages with the greatest upper bound of q.k, as many as the
+                                budget pays; needs an index of pages */
+  SQZ_SELECTOR_IDEAL = 3,    /* single keys by their own attention weight, all of them looked at
+                                without counting it: what no selector can surpass. Needs an index
+                                built with --calibrate-keys, unless thresholds are given */
+  SQZ_SELECTOR_STREAM = 4    /* sink and most recent keys only, whatever is asked */
 } sqz_selector;
+
+/* "squeezed", "dense", ...: static; null for a number that this library has no selector for. Counts
+ * from 0 without gaps. */
+SQZ_API const char* sqz_selector_name(sqz_selector selector);
 
 typedef enum sqz_rule {
   SQZ_RULE_THRESHOLD = 0, /* score >= T, one T for all layers and heads (the paper's) */
   SQZ_RULE_BUDGET = 1     /* per (layer, KV head) the calibrated share, filled best first: holds
                              the asked number of keys, to half a cluster a head */
-} sqz_rule;
+} sqz_rule; /* of squeezed and ideal; quest and stream hold the budget by themselves */
 
 typedef enum sqz_group {
   SQZ_GROUP_MEAN = 0, /* mean of S over the block's tokens and the heads of a GQA group */
   SQZ_GROUP_MAX = 1,  /* max over heads of the mean over tokens */
   SQZ_GROUP_ANY = 2   /* max over heads and tokens */
-} sqz_group;
+} sqz_group; /* of squeezed and quest, where S is the bound of a page; ideal takes the mean */
 
 typedef enum sqz_residual {
   SQZ_RESIDUAL_DROP = 0,    /* clusters that are not read count nothing */
@@ -167,15 +183,17 @@ typedef struct sqz_session_options {
   int32_t residual; /* sqz_residual */
   int32_t levels;   /* levels to use, finest last: 0 = all that the index has, 1 = flat lookup */
   /* How much to read: exactly one of the next three, unless dense. All in (0, 1]; 0 = not given. */
-  double budget; /* fraction of a sparse layer's KV bytes, centroids, value means (if they are
-                    estimated), sink and tail included */
+  double budget; /* fraction of a sparse layer's KV bytes, centroids or page bounds, value means (if
+                    they are estimated), sink and tail included */
   double keep;   /* fraction of the clustered keys to keep: 1 - sparsity */
   const double* thresholds; /* [levels used], coarse to fine: T itself, as in the paper */
   int64_t block;            /* query tokens that share one selection in a call with several tokens;
                                0 = all of the call's. A call with one token selects for that token */
   int64_t max_tokens;       /* most query tokens in one call; 0 = 4096 */
   int32_t threads;          /* CPU threads; 0 = all cores */
-  int32_t reserved;
+  int32_t dense_layers;     /* the model's first layers that are read whole: 0 = what the selector
+                               wants (quest 2, others none), -1 = none. Their bytes are not part of
+                               the budget, but count in the stats */
 } sqz_session_options;
 
 /* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates

@@ -18,6 +18,7 @@
 #include "hwy/highway.h"
 // clang-format on
 #include "libruntime/kernels/cpu/load-inl.h"
+#include "libruntime/kernels/cpu/pages-inl.h"
 #include "libruntime/kernels/cpu/softmax-inl.h"
 #include "libruntime/kernels/cpu/stream-inl.h"
 #include "libruntime/kernels/cpu/tile-inl.h"
@@ -43,7 +44,8 @@ const CpuKernels& table(const char* name) {
                                     .scale_lanes = scale_lanes,
                                     .log_sum_exp = log_sum_exp,
                                     .add_rows = add_rows,
-                                    .finish_mean = finish_mean};
+                                    .finish_mean = finish_mean,
+                                    .page_bounds = page_bounds};
   return kTable;
 }
 

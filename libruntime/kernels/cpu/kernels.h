@@ -90,6 +90,14 @@ struct CpuKernels {
   // scores[j] = max(scores[j], maximum[j] + log(sum[j]) - log_count); n need not be a multiple.
   void (*finish_mean)(const float* maximum, const float* sum, int64_t n, float log_count,
                       float* scores);
+
+  // ---- pages (select/quest.cc).
+  // out[r * ld + j] = upper[r] . max[j] + lower[r] . min[j]; upper, lower: packed rows; min, max
+  // [n][dim] as stored. With upper = max(q, 0) and lower = min(q, 0) that is the sum over c of
+  // max(q[c] min[j][c], q[c] max[j][c]).
+  void (*page_bounds)(DType dtype, const float* upper, const float* lower, int64_t rows,
+                      const void* min, const void* max, int64_t n, int64_t dim, float* out,
+                      int64_t ld);
 };
 
 // The best table for this machine.

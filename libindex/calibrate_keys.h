@@ -1,0 +1,42 @@
+// Calibration of the selector `ideal`: the curves of Calibration with every key in place of a
+// cluster, scored by its own attention weight (Squeezed Attention, appendix E). Layer by layer: it
+// needs a layer's keys only while it is added.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/sqz_file.h"
+#include "libindex/quantile.h"
+
+namespace sqz {
+
+class KeyCalibrator {
+ public:
+  KeyCalibrator(const ModelDescription& model, DType dtype, std::string source);
+
+  // keys: [Hkv, M, d] in `dtype`, any order; queries: [Hq, n, d] float32 after RoPE, n >= 1.
+  // kInvalidArgument if the queries are not whole, kNumeric, naming layer and KV head, where a
+  // logit is NaN or infinite. The result does not depend on the threads or the order of layers.
+  Status add_layer(int64_t layer, std::span<const std::byte> keys, std::span<const float> queries,
+                   int threads);
+
+  // Fills key_thresholds and key_shares, and queries and source if nothing else has. Layers that
+  // were not added are dense: their shares are 1.
+  void finish(Calibration& calibration) const;
+
+ private:
+  struct Head {
+    int64_t layer = 0, kv_head = 0;
+    ScoreSketch sketch;
+  };
+  ModelDescription model_;
+  DType dtype_;
+  std::string source_;
+  int64_t queries_ = 0;
+  std::vector<Head> heads_[Calibration::kScopes];
+};
+
+}  // namespace sqz

@@ -1,0 +1,34 @@
+#include "libruntime/select/registry.h"
+
+namespace sqz {
+namespace {
+
+// Quest, section 3.4: attention of the first two layers is not sparse.
+constexpr SelectorType kSelectors[] = {{"squeezed", prepare_squeezed, 0},
+                                       {"dense", prepare_dense, 0},
+                                       {"quest", prepare_quest, 2},
+                                       {"ideal", prepare_ideal, 0},
+                                       {"stream", prepare_stream, 0}};
+
+}  // namespace
+
+std::span<const SelectorType> selector_types() {
+  return kSelectors;
+}
+
+Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
+                                          const SelectionRequest& request) {
+  const SelectorType& type = kSelectors[static_cast<int>(request.selector)];
+  const auto layers = static_cast<int>(inputs.metadata.model.layers);
+  if (request.dense_layers < -1 || request.dense_layers > layers) {
+    return Status(Code::kInvalidArgument, concat("dense_layers: found ", request.dense_layers,
+                                                 ", expected -1 to ", layers));
+  }
+  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared, type.prepare(inputs, request));
+  prepared.plan.dense_layers = request.dense_layers == 0    ? type.dense_layers
+                               : request.dense_layers == -1 ? 0
+                                                            : request.dense_layers;
+  return prepared;
+}
+
+}  // namespace sqz

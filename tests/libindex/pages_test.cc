@@ -1,0 +1,250 @@
+// Indexes of pages, and the calibration of single keys in either partition.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include "libindex/builder.h"
+#include "tests/common/temporary_directory.h"
+#include "tests/libindex/clustered_data.h"
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kTokens = 500, kDim = 16, kHeads = 2, kQueryHeads = 6, kLayers = 3, kTail = 20;
+constexpr int64_t kWindow = 64;  // of layer 1
+
+ModelDescription make_model() {
+  ModelDescription model;
+  model.architecture = "LlamaForCausalLM";
+  model.layers = kLayers;
+  model.query_heads = kQueryHeads;
+  model.kv_heads = kHeads;
+  model.head_dim = kDim;
+  model.hidden_size = 96;
+  model.vocab_size = 1000;
+  model.max_positions = 4096;
+  model.sliding_window = {0, kWindow, 0};
+  model.weights_hash = "0123456789abcdef";
+  model.attention_scale = 0.25;
+  return model;
+}
+
+BuildOptions page_options(int64_t page_size = 16) {
+  BuildOptions options;
+  options.sink = 4;
+  options.tail = kTail;
+  options.threads = 2;
+  options.partition = Partition::kPages;
+  options.page_size = page_size;
+  return options;
+}
+
+struct Layer {
+  std::vector<float> keys, values, queries;
+};
+
+Layer make_layer(int64_t index) {
+  const auto seed = static_cast<uint64_t>(index) * 10;
+  return {test::clustered_points(kHeads * kTokens, kDim, 30, 0.5f, seed),
+          test::clustered_points(kHeads * kTokens, kDim, 30, 0.5f, seed + 1),
+          test::clustered_points(kQueryHeads * kTail, kDim, 9, 2.0f, seed + 2)};
+}
+
+Result<BuildReport> build(const std::string& path, const BuildOptions& options) {
+  std::vector<int32_t> tokens(kTokens, 7);
+  SQZ_ASSIGN_OR_RETURN(auto builder, IndexBuilder::create(Env::posix(), path, false, make_model(),
+                                                          tokens, "", options));
+  for (int64_t l = 0; l < kLayers; ++l) {
+    const Layer layer = make_layer(l);
+    LayerInput input{layer.keys, layer.values, {}};
+    if (options.calibrate_keys || options.partition == Partition::kKmeans) {
+      input.queries = layer.queries;
+    }
+    SQZ_RETURN_IF_ERROR(builder->add_layer(l, input));
+  }
+  return builder->finish();
+}
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+double element(const LayerView& view, const void* data, int64_t i) {
+  return view.dtype == DType::kF16 ? to_float(static_cast<const Float16*>(data)[i])
+                                   : to_float(static_cast<const BFloat16*>(data)[i]);
+}
+
+TEST(Pages, AreInTokenOrderWithTheRangeOfTheirKeys) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int64_t page_size : {1, 16, 100, 1000}) {
+      const testing::TemporaryDirectory dir;
+      BuildOptions options = page_options(page_size);
+      options.dtype = dtype;
+      const auto report = build(dir.file("x"), options);
+      ASSERT_TRUE(report.ok()) << report.status().message();
+      const int64_t pages = (476 + page_size - 1) / page_size;
+      EXPECT_EQ(report->pages, pages);
+      EXPECT_EQ(report->engine, "none");
+      EXPECT_THAT(report->clusters, ::testing::IsEmpty());
+      const auto plan = IndexBuilder::plan(make_model(), kTokens, options);
+      EXPECT_EQ(report->bytes, plan->bytes);
+      EXPECT_EQ(plan->pages, pages);
+
+      const auto file = SqzFile::open(dir.file("x"));
+      ASSERT_TRUE(file.ok()) << file.status().message();
+      EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
+      EXPECT_EQ((*file)->layer(1).exact, kWindow);
+      EXPECT_EQ((*file)->layer(1).pages, 0);
+      const LayerView view = (*file)->layer(2);
+      ASSERT_EQ(view.slots, 476);
+      ASSERT_EQ(view.pages, pages);
+      const Layer layer = make_layer(2);
+      for (int64_t h = 0; h < kHeads; ++h) {
+        for (int64_t s = 0; s < view.slots; ++s) {
+          ASSERT_EQ(view.positions[h * view.slots + s], 4 + s);
+          for (int64_t c = 0; c < kDim; ++c) {
+            const double key = element(view, view.keys, (h * view.slots + s) * kDim + c);
+            ASSERT_NEAR(key, layer.keys[(h * kTokens + 4 + s) * kDim + c], 0.01 * std::abs(key));
+            const int64_t bound = (h * pages + s / page_size) * kDim + c;
+            ASSERT_LE(element(view, view.page_min, bound), key);
+            ASSERT_GE(element(view, view.page_max, bound), key);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Pages, AreTheSameBytesForAnyNumberOfThreads) {
+  const testing::TemporaryDirectory dir;
+  BuildOptions options = page_options();
+  options.calibrate_keys = true;
+  options.threads = 1;
+  ASSERT_TRUE(build(dir.file("one"), options).ok());
+  options.threads = 3;
+  ASSERT_TRUE(build(dir.file("three"), options).ok());
+  EXPECT_EQ(bytes_of(dir.file("one")), bytes_of(dir.file("three")));
+}
+
+TEST(Pages, NeedNeitherKeysInTheFileNorQueries) {
+  const testing::TemporaryDirectory dir;
+  BuildOptions options = page_options();
+  options.keep_kv = false;
+  ASSERT_TRUE(build(dir.file("x"), options).ok());
+  const auto file = SqzFile::open(dir.file("x"));
+  EXPECT_EQ((*file)->layer(0).keys, nullptr);
+  EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
+  EXPECT_EQ((*file)->calibration()->queries, 0);
+}
+
+TEST(Pages, RefuseOptionsThatMakeNoSense) {
+  const auto refusal = [](const BuildOptions& options) {
+    return IndexBuilder::plan(make_model(), kTokens, options).status();
+  };
+  EXPECT_EQ(refusal(page_options(0)).code(), Code::kInvalidArgument);
+  EXPECT_NE(refusal(page_options(-1)).message().find("page size: found -1, expected 1 to"),
+            std::string::npos);
+  BuildOptions options = page_options();
+  options.calibrate_keys = true;
+  options.keep_kv = false;
+  EXPECT_EQ(refusal(options).code(), Code::kInvalidArgument);
+}
+
+// log of each key's attention weight: mean over the heads of the group and `count` queries.
+std::vector<double> log_weights(const LayerView& view, const Layer& layer, int64_t head,
+                                int64_t first, int64_t count) {
+  std::vector<double> mean(static_cast<size_t>(view.slots), 0.0);
+  for (int64_t g = 0; g < 3; ++g) {
+    for (int64_t t = first; t < first + count; ++t) {
+      const float* q = layer.queries.data() + ((head * 3 + g) * kTail + t) * kDim;
+      std::vector<double> weights;
+      double total = 0;
+      for (int64_t s = 0; s < view.slots; ++s) {
+        double logit = 0;
+        for (int64_t c = 0; c < kDim; ++c) {
+          logit += q[c] * element(view, view.keys, (head * view.slots + s) * kDim + c);
+        }
+        weights.push_back(std::exp(0.25 * logit));
+        total += weights.back();
+      }
+      for (int64_t s = 0; s < view.slots; ++s) {
+        mean[s] += weights[s] / total / static_cast<double>(3 * count);
+      }
+    }
+  }
+  for (double& x : mean) x = std::log(x);
+  return mean;
+}
+
+class KeyCalibration : public ::testing::TestWithParam<Partition> {};
+
+TEST_P(KeyCalibration, ThresholdsKeepTheirFractionOfAllKeys) {
+  const testing::TemporaryDirectory dir;
+  BuildOptions options = page_options();
+  options.partition = GetParam();
+  options.calibrate_keys = true;
+  ASSERT_TRUE(build(dir.file("x"), options).ok());
+  const auto file = SqzFile::open(dir.file("x"));
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
+  const auto calibration = (*file)->calibration();
+  ASSERT_TRUE(calibration.ok()) << calibration.status().message();
+  EXPECT_EQ(calibration->queries, kTail);
+  EXPECT_EQ(calibration->source, "tail");
+  for (int64_t scope = 0; scope < 2; ++scope) {
+    const float* curve = calibration->key_thresholds.data() + scope * Calibration::kGrid;
+    EXPECT_EQ(curve[0], 1.0f);
+    EXPECT_LT(curve[Calibration::kGrid - 1], -1e30f);
+    for (const int64_t i : {16, 128, 512, 900}) {
+      double kept = 0, all = 0;
+      for (const int64_t l : {0, 2}) {
+        const LayerView view = (*file)->layer(l);
+        const Layer layer = make_layer(l);
+        for (int64_t h = 0; h < kHeads; ++h) {
+          double head_kept = 0, head_all = 0;
+          const int64_t step = scope == 0 ? 1 : kTail;
+          for (int64_t t = 0; t < kTail; t += step) {
+            for (const double weight : log_weights(view, layer, h, t, step)) {
+              head_kept += weight >= curve[i] ? 1 : 0;
+              ++head_all;
+            }
+          }
+          const float share =
+              calibration
+                  ->key_shares[((scope * kLayers + l) * kHeads + h) * Calibration::kGrid + i];
+          EXPECT_NEAR(share, head_kept / head_all, 0.005) << "layer " << l << " head " << h;
+          kept += head_kept;
+          all += head_all;
+        }
+      }
+      EXPECT_NEAR(kept / all, static_cast<double>(i) / 1024, 0.003) << "scope " << scope;
+    }
+    // The dense layer holds 1.
+    EXPECT_EQ(calibration->key_shares[(scope * kLayers + 1) * kHeads * Calibration::kGrid + 9], 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Partitions, KeyCalibration,
+                         ::testing::Values(Partition::kKmeans, Partition::kPages));
+
+TEST(Pages, CalibratingKeysNeedsQueries) {
+  BuildOptions options = page_options();
+  options.calibrate_keys = true;
+  const testing::TemporaryDirectory dir;
+  const std::vector<int32_t> tokens(kTokens, 7);
+  auto builder =
+      IndexBuilder::create(Env::posix(), dir.file("x"), false, make_model(), tokens, "", options);
+  ASSERT_TRUE(builder.ok());
+  const Layer layer = make_layer(0);
+  const Status status = (*builder)->add_layer(0, {layer.keys, layer.values, {}});
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("elements of queries: found 0"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sqz

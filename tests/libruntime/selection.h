@@ -1,0 +1,79 @@
+// Sessions and their selections, for tests of single selectors.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "tests/libruntime/served_index.h"
+
+namespace sqz::testing {
+
+inline SessionOptions session_options(const SelectionRequest& selection) {
+  SessionOptions options;
+  options.selection = selection;
+  options.max_tokens = 256;
+  options.threads = 2;
+  return options;
+}
+
+inline std::unique_ptr<Session> open_session(const Served& served, const SessionOptions& options) {
+  auto session = Session::create(served.index, options);
+  EXPECT_TRUE(session.ok()) << session.status().message();
+  return session.ok() ? *std::move(session) : nullptr;
+}
+
+inline Status refusal(const Served& served, const SelectionRequest& selection) {
+  return Session::create(served.index, session_options(selection)).status();
+}
+
+// The selected slots of every KV head, for all tokens of `queries` as one block.
+inline std::vector<std::vector<bool>> selected_slots(Session& session, int64_t layer,
+                                                     const std::vector<float>& queries) {
+  const ModelDescription& model = session.index().metadata().model;
+  const int64_t tokens = std::ssize(queries) / (model.query_heads * model.head_dim);
+  const auto heads = session.select(make_call(layer, tokens, queries.data(), {}));
+  EXPECT_TRUE(heads.ok()) << heads.status().message();
+  std::vector<std::vector<bool>> out;
+  if (!heads.ok()) return out;
+  for (const HeadSelection& head : *heads) {
+    std::vector<bool>& slots = out.emplace_back(session.index().layers[layer].slots, false);
+    int64_t keys = 0, end = -1;  // of the run before: runs ascend and do not touch
+    for (const KeyRun& run : head.runs.first(static_cast<size_t>(head.run_count))) {
+      EXPECT_GT(int64_t{run.first}, end);
+      end = int64_t{run.first} + run.length;
+      keys += run.length;
+      EXPECT_LE(end, std::ssize(slots));
+      for (int64_t s = run.first; s < std::min(end, std::ssize(slots)); ++s) slots[s] = true;
+    }
+    EXPECT_EQ(head.keys, keys);
+  }
+  return out;
+}
+
+// Attention of all tokens as one block against the reference with these slots.
+inline void expect_attention(const Served& served, Session& session, int64_t layer,
+                             const std::vector<float>& queries,
+                             const std::vector<std::vector<bool>>& slots) {
+  const auto output = attend(session, layer, queries);
+  ASSERT_TRUE(output.ok()) << output.status().message();
+  const int64_t dim = served.options.head_dim;
+  for (int64_t row = 0; row < std::ssize(output->lse); ++row) {
+    const int64_t head = row % served.options.query_heads / served.group();
+    reference::Selected selected;
+    selected.slots = slots[head];
+    const auto expected = reference::attend(queries.data() + row * dim, served.index->layers[layer],
+                                            head, served.scale(), selected, false);
+    ASSERT_NEAR(output->lse[row], expected.lse, 2e-5) << "row " << row;
+    for (int64_t c = 0; c < dim; ++c) {
+      ASSERT_NEAR(output->out[row * dim + c], expected.out[c],
+                  2e-5 * (1 + std::abs(expected.out[c])))
+          << "row " << row << " dim " << c;
+    }
+  }
+}
+
+inline double delivered(const Session& session, int64_t layer) {
+  const Counters& counters = session.counters(layer);
+  return static_cast<double>(counters.bytes_read) / static_cast<double>(counters.bytes_dense);
+}
+
+}  // namespace sqz::testing
