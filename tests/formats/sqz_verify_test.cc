@@ -298,7 +298,7 @@ TEST(SqzVerify, TheIndependentCheckerAgrees) {
     change(index);
     index.fix_checksums();
     testing::write_file(dir.file(name), index.bytes());
-    files += name + " ";
+    files.append(name).append(" ");
   };
   damage_pages("PageMin",
                [](auto& index) { index.template set<uint16_t>("layers.0.pages.min", 9, 0x4000); });

@@ -54,7 +54,7 @@ class Ideal : public ::testing::TestWithParam<int64_t> {};  // page size; 0 = cl
 TEST_P(Ideal, AtThresholdTItKeepsExactlyTheKeysAboveT) {
   const Served served = testing::serve(shape(GetParam()));
   int64_t kept = 0, compared = 0, close = 0;
-  for (const double t : {1e-4, 1e-3, 5e-3}) {
+  for (const double t : {1e-3, 3e-3, 1e-2}) {
     const auto session = testing::open_session(
         served, testing::session_options({.selector = kIdeal, .thresholds = &t}));
     ASSERT_NE(session, nullptr);
