@@ -133,6 +133,7 @@ class Builder final : public IndexBuilder {
       SQZ_RETURN_IF_ERROR(store_dense(layer, input));
       if (progress) progress(model_.kv_heads, model_.kv_heads);
     } else if (layout_.pages > 0) {
+      if (keys_ != nullptr) SQZ_RETURN_IF_ERROR(take_queries(layer, input));
       SQZ_RETURN_IF_ERROR(store_pages(layer, input));
       if (progress) progress(model_.kv_heads, model_.kv_heads);
     } else {
@@ -141,7 +142,8 @@ class Builder final : public IndexBuilder {
     }
     if (layout_.shapes[layer].slots > 0 && keys_ != nullptr) {
       const Timer timer(report_.seconds.calibrate);
-      SQZ_RETURN_IF_ERROR(keys_->add_layer(layer, store_.data().keys, input.queries, threads_));
+      SQZ_RETURN_IF_ERROR(keys_->add_layer(layer, store_.data().keys,
+                                           calibration_.sparse.back().queries, {}, threads_));
     }
     const Timer timer(report_.seconds.write);
     SQZ_RETURN_IF_ERROR(writer_->write_layer(layer, store_.data()));
@@ -249,7 +251,9 @@ class Builder final : public IndexBuilder {
     Calibration calibration;
     {
       const Timer timer(report_.seconds.calibrate);
-      SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, threads_));
+      if (layout_.pages == 0) {
+        SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, threads_));
+      }
       if (keys_ != nullptr) keys_->finish(calibration);
     }
     {

@@ -25,27 +25,6 @@ bool is_copy(int scope, int group) {
   return scope == 0 && kPolicies[group] == Group::kAny;
 }
 
-// Queries that are scored together, once: one selection.
-struct Unit {
-  int64_t first, count;
-};
-
-// The units of each scope (calibrate.h). A scope that no call is of gets what there is: all queries
-// one by one in scope 0, the single queries in scope 1.
-std::array<std::vector<Unit>, kScopes> make_units(const CalibrationInput& input) {
-  std::array<std::vector<Unit>, kScopes> units;
-  int64_t first = 0;
-  for (const int64_t count : input.calls) {
-    units[count > 1 ? 1 : 0].push_back({first, count});
-    first += count;
-  }
-  if (input.calls.empty()) units[1].push_back({0, input.queries});
-  if (units[1].empty()) units[1] = units[0];
-  if (!units[0].empty()) return units;
-  for (int64_t i = 0; i < input.queries; ++i) units[0].push_back({i, 1});
-  return units;
-}
-
 // One KV head of one sparse layer, ready to be scored.
 class Head {
  public:
@@ -70,7 +49,7 @@ class Head {
 
   int levels() const { return static_cast<int>(sizes_.size()); }
   // Scores level `k` (0-based), all of it or the alive clusters only.
-  Status score(int k, bool only_alive, const Unit& unit, Group policy) {
+  Status score(int k, bool only_alive, const CalibrationUnit& unit, Group policy) {
     ScoreProblem problem;
     problem.dtype = input_.dtype;
     problem.dim = input_.dim;
@@ -128,7 +107,7 @@ class Calibrator {
         threads_(threads),
         levels_(static_cast<int>(input.sparse[0].levels.size())),
         head_count_(static_cast<int64_t>(input.sparse.size()) * input.kv_heads),
-        units_(make_units(input)) {
+        units_(calibration_units(input.calls, input.queries)) {
     const size_t coarse = static_cast<size_t>(std::max(levels_ - 1, 1));
     result_.queries = input.queries;
     result_.source = input.source;
@@ -188,7 +167,7 @@ class Calibrator {
       for (int scope = 0; scope < kScopes; ++scope) {
         for (int group = 0; group < kGroups; ++group) {
           if (is_copy(scope, group)) continue;
-          for (const Unit& unit : units_[scope]) {
+          for (const CalibrationUnit& unit : units_[scope]) {
             const Status status = measure(head, scope, group, unit, local[scope][group]);
             if (!status.ok()) {
               return Status(status.code(), concat("calibration of layer ", layer.layer,
@@ -212,7 +191,7 @@ class Calibrator {
   Status measure_flat() {
     Sketches total;
     flat_mean_.resize(static_cast<size_t>(head_count_ * kScopes));
-    const auto measure = [&](Head& head, int /*scope*/, int group, const Unit& unit,
+    const auto measure = [&](Head& head, int /*scope*/, int group, const CalibrationUnit& unit,
                              ScoreSketch& sketch) {
       SQZ_RETURN_IF_ERROR(head.score(levels_ - 1, false, unit, kPolicies[group]));
       head.record(levels_ - 1, false, sketch);
@@ -236,7 +215,7 @@ class Calibrator {
   }
 
   // Scores level `k` of what the levels above it let through.
-  Status score_down_to(Head& head, int k, int scope, int group, const Unit& unit) {
+  Status score_down_to(Head& head, int k, int scope, int group, const CalibrationUnit& unit) {
     for (int above = 0; above < k; ++above) {
       SQZ_RETURN_IF_ERROR(head.score(above, above > 0, unit, kPolicies[group]));
       head.descend(above, coarse(scope, group, above));
@@ -245,12 +224,12 @@ class Calibrator {
   }
 
   Status measure_level(int k, Sketches& total) {
-    return for_each_head(
-        total, [&](Head& head, int scope, int group, const Unit& unit, ScoreSketch& sketch) {
-          SQZ_RETURN_IF_ERROR(score_down_to(head, k, scope, group, unit));
-          head.record(k, k > 0, sketch);
-          return Status();
-        });
+    return for_each_head(total, [&](Head& head, int scope, int group, const CalibrationUnit& unit,
+                                    ScoreSketch& sketch) {
+      SQZ_RETURN_IF_ERROR(score_down_to(head, k, scope, group, unit));
+      head.record(k, k > 0, sketch);
+      return Status();
+    });
   }
 
   // T_(k+1), given those above it.
@@ -278,7 +257,7 @@ class Calibrator {
   const int threads_;
   const int levels_;
   const int64_t head_count_;
-  const std::array<std::vector<Unit>, kScopes> units_;
+  const std::array<std::vector<CalibrationUnit>, kScopes> units_;
   Calibration result_;
   bool flat_done_ = false;
   std::vector<ScoreSketch> flat_mean_;  // [sparse layers x Hkv, kScopes], policy mean
@@ -296,6 +275,21 @@ std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t
     }
   }
   return grouped;
+}
+
+std::array<std::vector<CalibrationUnit>, kScopes> calibration_units(
+    const std::vector<int64_t>& calls, int64_t queries) {
+  std::array<std::vector<CalibrationUnit>, kScopes> units;
+  int64_t first = 0;
+  for (const int64_t count : calls) {
+    units[count > 1 ? 1 : 0].push_back({first, count});
+    first += count;
+  }
+  if (calls.empty()) units[1].push_back({0, queries});
+  if (units[1].empty()) units[1] = units[0];
+  if (!units[0].empty()) return units;
+  for (int64_t i = 0; i < queries; ++i) units[0].push_back({i, 1});
+  return units;
 }
 
 Result<Calibration> calibrate(const CalibrationInput& input, int threads) {

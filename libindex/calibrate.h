@@ -23,6 +23,7 @@
 // Deterministic: the same bits for any number of threads.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -58,6 +59,15 @@ struct CalibrationInput {
 // [Hq, n, d], as a model gives them, to [Hkv, n, group, d], as they are scored.
 std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t group, int64_t n,
                                  int64_t dim);
+
+// Queries that are scored together, once: one selection.
+struct CalibrationUnit {
+  int64_t first = 0, count = 0;
+};
+// The units of each scope. A scope that no call is of gets what there is: all queries one by one in
+// scope 0, the single queries in scope 1. `calls` as in CalibrationInput, of `queries` in all.
+std::array<std::vector<CalibrationUnit>, Calibration::kScopes> calibration_units(
+    const std::vector<int64_t>& calls, int64_t queries);
 
 // Without a sparse layer there is nothing to calibrate and all tables are empty. kNumeric, naming
 // layer and KV head, where a logit is NaN or infinite. Memory: a sketch per scope, sparse layer and

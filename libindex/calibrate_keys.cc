@@ -17,17 +17,12 @@ KeyCalibrator::KeyCalibrator(const ModelDescription& model, DType dtype, std::st
     : model_(model), dtype_(dtype), source_(std::move(source)) {}
 
 Status KeyCalibrator::add_layer(int64_t layer, std::span<const std::byte> keys,
-                                std::span<const float> queries, int threads) {
+                                std::span<const float> queries, const std::vector<int64_t>& calls,
+                                int threads) {
   const int64_t heads = model_.kv_heads, group = model_.group_size(), dim = model_.head_dim;
-  const int64_t row = model_.query_heads * dim;
-  const int64_t n = std::ssize(queries) / row;
-  if (n < 1 || std::ssize(queries) != n * row) {
-    return Status(Code::kInvalidArgument,
-                  bad_field(concat("layer ", layer), "elements of queries", concat(queries.size()),
-                            concat("a multiple of ", row)));
-  }
+  const int64_t n = std::ssize(queries) / (model_.query_heads * dim);
   queries_ = std::max(queries_, n);
-  const std::vector<float> grouped = group_queries(queries.data(), heads, group, n, dim);
+  const auto units = calibration_units(calls, n);
   const int64_t head_bytes = std::ssize(keys) / heads;
   ScoreProblem shape;
   shape.dtype = dtype_;
@@ -43,13 +38,11 @@ Status KeyCalibrator::add_layer(int64_t layer, std::span<const std::byte> keys,
     const int64_t head = i / Calibration::kScopes, scope = i % Calibration::kScopes;
     ScoreProblem problem = shape;
     problem.centroids = keys.data() + head * head_bytes;
-    problem.tokens = scope == 0 ? 1 : n;
-    std::vector<float> scores(ones.size());
-    std::vector<float> workspace(static_cast<size_t>(score_workspace(problem)));
-    added[i].layer = layer;
-    added[i].kv_head = head;
-    for (int64_t first = 0; first < n; first += problem.tokens) {
-      problem.queries = grouped.data() + (head * n + first) * group * dim;
+    std::vector<float> scores(ones.size()), workspace;
+    for (const CalibrationUnit& unit : units[scope]) {
+      problem.tokens = unit.count;
+      problem.queries = queries.data() + (head * n + unit.first) * group * dim;
+      workspace.resize(std::max(workspace.size(), static_cast<size_t>(score_workspace(problem))));
       const Status status = score_clusters(problem, scores, workspace);
       if (!status.ok()) {
         return Status(status.code(), concat("calibration of single keys of layer ", layer,

@@ -17,11 +17,11 @@ class KeyCalibrator {
  public:
   KeyCalibrator(const ModelDescription& model, DType dtype, std::string source);
 
-  // keys: [Hkv, M, d] in `dtype`, any order; queries: [Hq, n, d] float32 after RoPE, n >= 1.
-  // kInvalidArgument if the queries are not whole, kNumeric, naming layer and KV head, where a
-  // logit is NaN or infinite. The result does not depend on the threads or the order of layers.
+  // keys: [Hkv, M, d] in `dtype`, any order; queries: [Hkv, n, group, d] (group_queries()) with the
+  // calls that they are of, as in CalibrationInput. kNumeric, naming layer and KV head, where a
+  // logit is NaN or infinite. The result depends neither on the threads nor on the order of layers.
   Status add_layer(int64_t layer, std::span<const std::byte> keys, std::span<const float> queries,
-                   int threads);
+                   const std::vector<int64_t>& calls, int threads);
 
   // Fills key_thresholds and key_shares, and queries and source if nothing else has. Layers that
   // were not added are dense: their shares are 1.

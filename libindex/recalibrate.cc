@@ -7,6 +7,7 @@
 
 #include "formats/sqz_writer.h"
 #include "libindex/calibrate.h"
+#include "libindex/calibrate_keys.h"
 #include "libindex/parallel.h"
 
 namespace sqz {
@@ -92,12 +93,21 @@ Result<Calibration> calibrate_index(const SqzFile& index, const RecordedQueries&
   input.dtype = metadata.dtype;
   if (!before.coarse_keep.empty()) input.coarse_keep = before.coarse_keep.front();
   input.source = queries.source;
+  KeyCalibrator keys(metadata.model, metadata.dtype, queries.source);
   for (int64_t layer = 0; layer < input.layers; ++layer) {
     if (metadata.layers[static_cast<size_t>(layer)].dense) continue;
     input.sparse.push_back(
         calibration_layer(index, layer, queries.layers[static_cast<size_t>(layer)], input.queries));
+    if (!metadata.key_calibration) continue;
+    SQZ_RETURN_IF_ERROR(keys.add_layer(layer, index.tensor(concat("layers.", layer, ".keys")),
+                                       input.sparse.back().queries, queries.calls, threads));
   }
-  return calibrate(input, threads);
+  Calibration out;
+  if (metadata.levels > 0) {
+    SQZ_ASSIGN_OR_RETURN(out, calibrate(input, threads));
+  }
+  if (metadata.key_calibration) keys.finish(out);
+  return out;
 }
 
 LayerShape shape_of(const LayerView& view) {
@@ -116,6 +126,7 @@ Result<uint64_t> copy_index(Env& env, const SqzFile& index, const Calibration& c
   IndexMetadata metadata = index.metadata();
   metadata.producer.clear();  // this build's
   metadata.has_kv = metadata.has_kv && options.keep_kv;
+  metadata.key_calibration = metadata.key_calibration && metadata.has_kv;
   const int64_t layers = metadata.model.layers;
   std::vector<LayerShape> shapes;
   for (int64_t layer = 0; layer < layers; ++layer) shapes.push_back(shape_of(index.layer(layer)));
@@ -131,9 +142,10 @@ Result<uint64_t> copy_index(Env& env, const SqzFile& index, const Calibration& c
 }  // namespace
 
 Status check_calibratable(const SqzFile& index) {
-  if (index.metadata().levels > 0) return {};
-  return {Code::kUnsupported,
-          index.path() + ": no layer of the index has clusters; there is nothing to calibrate"};
+  if (index.metadata().levels > 0 || index.metadata().key_calibration) return {};
+  return {Code::kUnsupported, index.path() +
+                                  ": the index has neither clusters nor a calibration of single "
+                                  "keys; there is nothing to calibrate"};
 }
 
 Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueries& queries,

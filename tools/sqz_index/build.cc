@@ -55,7 +55,7 @@ Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
     if (!plan.ok()) {
       return {plan.status().code(), concat(job.label, ": ", plan.status().message())};
     }
-    if (!arguments.calibrate_with.empty() && plan->clusters.empty()) {
+    if (!arguments.calibrate_with.empty() && plan->clusters.empty() && plan->pages == 0) {
       return {Code::kUnsupported, concat(job.label,
                                          ": every layer of the model has a sliding window and is "
                                          "stored dense: there is nothing to calibrate")};

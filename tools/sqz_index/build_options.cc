@@ -106,6 +106,12 @@ Status check_arguments(const BuildArguments& arguments) {
   if (arguments.separate && source.texts.empty()) {
     return {Code::kInvalidArgument, "--separate makes one index a document: name text files"};
   }
+  if (!arguments.calibrate_with.empty() && arguments.partition == "pages" &&
+      !arguments.build.calibrate_keys) {
+    return {Code::kInvalidArgument,
+            "--calibrate-with: an index of pages has nothing to calibrate without "
+            "--calibrate-keys"};
+  }
   if (arguments.build.calibrate_keys && arguments.no_kv) {
     return {Code::kInvalidArgument,
             "--calibrate-keys is for --selector ideal, which needs the keys that --no-kv leaves "
