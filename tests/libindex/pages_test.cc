@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "libindex/builder.h"
+#include "libindex/calibrate_keys.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/libindex/clustered_data.h"
 
@@ -231,6 +232,35 @@ TEST_P(KeyCalibration, ThresholdsKeepTheirFractionOfAllKeys) {
 
 INSTANTIATE_TEST_SUITE_P(Partitions, KeyCalibration,
                          ::testing::Values(Partition::kKmeans, Partition::kPages));
+
+// Recorded calls: those with one query make scope 0, the others, each as a block, scope 1; a scope
+// without any takes what there is.
+TEST(Pages, KeysAreCalibratedCallByCall) {
+  const Layer layer = make_layer(0);
+  std::vector<std::byte> keys;
+  for (const float x : layer.keys) {
+    const uint16_t bits = to_bfloat16(x).bits;
+    keys.push_back(static_cast<std::byte>(bits & 0xff));
+    keys.push_back(static_cast<std::byte>(bits >> 8));
+  }
+  const auto thresholds = [&](const std::vector<int64_t>& calls) {
+    KeyCalibrator calibrator(make_model(), DType::kBF16, "test");
+    EXPECT_TRUE(calibrator.add_layer(0, keys, layer.queries, calls, 2).ok());
+    Calibration out;
+    calibrator.finish(out);
+    EXPECT_EQ(out.source, "test");
+    return std::pair(
+        std::vector(out.key_thresholds.begin(), out.key_thresholds.begin() + Calibration::kGrid),
+        std::vector(out.key_thresholds.begin() + Calibration::kGrid, out.key_thresholds.end()));
+  };
+  const auto [singles, block] = thresholds({});
+  EXPECT_NE(singles, block);
+  EXPECT_EQ(thresholds({kTail}), std::pair(singles, block));
+  EXPECT_EQ(thresholds(std::vector<int64_t>(kTail, 1)), std::pair(singles, singles));
+  const auto [some, halves] = thresholds({kTail / 2, kTail / 2 - 1, 1});
+  EXPECT_NE(some, singles);
+  EXPECT_NE(halves, block);
+}
 
 TEST(Pages, CalibratingKeysNeedsQueries) {
   BuildOptions options = page_options();
