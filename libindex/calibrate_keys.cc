@@ -36,6 +36,8 @@ Status KeyCalibrator::add_layer(int64_t layer, std::span<const std::byte> keys,
   std::vector<Head> added(static_cast<size_t>(Calibration::kScopes * heads));
   SQZ_RETURN_IF_ERROR(parallel_for(std::ssize(added), threads, [&](int64_t i) {
     const int64_t head = i / Calibration::kScopes, scope = i % Calibration::kScopes;
+    added[i].layer = layer;
+    added[i].kv_head = head;
     ScoreProblem problem = shape;
     problem.centroids = keys.data() + head * head_bytes;
     std::vector<float> scores(ones.size()), workspace;
