@@ -291,8 +291,8 @@ Result<Calibration> SqzFile::calibration() const {
   return calibration;
 }
 
-Result<VerifyReport> SqzFile::verify(
-    const std::function<void(uint64_t, uint64_t)>& progress, int threads) const {
+Result<VerifyReport> SqzFile::verify(const std::function<void(uint64_t, uint64_t)>& progress,
+                                     int threads) const {
   return verify_index(*this, state_->bytes, progress, threads);
 }
 

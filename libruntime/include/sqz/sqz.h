@@ -133,8 +133,8 @@ typedef struct sqz_index_info {
 
 SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
 
-/* Checks every checksum and invariant; reads the whole file, on all cores. SQZ_CORRUPT and the first problem in
- * sqz_last_error() if there is one. */
+/* Checks every checksum and invariant; reads the whole file, on all cores. SQZ_CORRUPT and the
+ * first problem in sqz_last_error() if there is one. */
 SQZ_API sqz_status sqz_index_verify(const sqz_index* index);
 
 /* ---- Sessions ------------------------------------------------------------------------------- */
