@@ -1,4 +1,4 @@
-# cmake -DLIBRARY=libsqz.so -DNM=nm -DREADELF=readelf -DSANITIZE= -P check_symbols.cmake
+# cmake -DLIBRARY=libsqz.so -DHEADER=sqz.h -DNM=nm -DREADELF=readelf -DSANITIZE= -P check_symbols.cmake
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols
   COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL " [A-Za-z] [^\n]+" symbols "${symbols}")
@@ -10,8 +10,10 @@ foreach(symbol ${symbols})
     message(SEND_ERROR "exported besides the C ABI:${symbol}")
   endif()
 endforeach()
-if(NOT count EQUAL 14)
-  message(SEND_ERROR "found ${count} functions of the C ABI, expected 14")
+file(STRINGS ${HEADER} declared REGEX "^SQZ_API ")
+list(LENGTH declared expected)
+if(NOT count EQUAL expected)
+  message(SEND_ERROR "found ${count} functions of the C ABI, ${HEADER} declares ${expected}")
 endif()
 
 execute_process(COMMAND ${READELF} -d ${LIBRARY} OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)
