@@ -1,16 +1,7 @@
 # sqz_index_cuda: k-means on the GPU (libindex/cuda/kmeans.h). The Hopper kernels use instructions
 # of that chip alone and are compiled for it alone; everything else runs from compute capability
-# 8.0. -std=c++20 is given by hand, after CMake's -std=c++17: CMake 3.25
-# does not know that nvcc 13 has it. nvcc says that it takes the last.
+# 8.0.
 set(SQZ_INDEX_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR}/cuda)
-
-function(sqz_cuda_target name architectures)
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 17)
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(${name} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>)
-  target_link_libraries(${name} PUBLIC sqz_base CUDA::cudart_static)
-endfunction()
 
 add_library(sqz_index_cuda_sm90 OBJECT
   ${SQZ_INDEX_CUDA_DIR}/kmeans/sm90/instantiations/d64.cu
@@ -36,3 +27,4 @@ add_library(sqz_index_cuda STATIC
   ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d256.cu
   $<TARGET_OBJECTS:sqz_index_cuda_sm90>)
 sqz_cuda_target(sqz_index_cuda "80;90")
+target_link_libraries(sqz_index_cuda PUBLIC sqz_runtime_cuda)

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans.h"
 #include "libindex/cuda/layer/kernels.h"
 #include "libindex/cuda/layer_engine.h"
@@ -188,7 +188,11 @@ class CudaKmeans final : public KmeansEngine {
 
 Result<std::unique_ptr<KmeansEngine>> make_cuda_kmeans(int64_t dim, int gpu) {
   const cuda::DeviceProbe probe = cuda::probe_device(gpu);
-  SQZ_RETURN_IF_ERROR(cuda::check_probe(probe, gpu));
+  const Status usable = cuda::check_probe(probe, gpu);
+  if (!usable.ok()) {
+    return Status(usable.code(),
+                  concat("engine cuda: ", usable.message(), "; choose --engine faiss"));
+  }
   if (dim < 1 || dim > 256 || dim % 8 != 0) {
     return Status(Code::kUnsupported,
                   concat("engine cuda: head dimension ", dim,

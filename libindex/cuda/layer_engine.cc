@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans.h"
 #include "libindex/cuda/layer/kernels.h"
 

@@ -3,7 +3,7 @@
 // the free device memory.
 #pragma once
 
-#include "libindex/cuda/device.h"
+#include "libruntime/cuda/device.h"
 #include "libindex/layer_engine.h"
 
 namespace sqz::cuda {

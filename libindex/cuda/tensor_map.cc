@@ -1,6 +1,6 @@
 #include "libindex/cuda/tensor_map.h"
 
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {

@@ -13,6 +13,17 @@ Status invalid(std::string message) {
 
 }  // namespace
 
+namespace sqz::capi {
+
+Result<std::shared_ptr<const ServedIndex>> serve(sqz_index& index) {
+  if (index.served == nullptr) {
+    SQZ_ASSIGN_OR_RETURN(index.served, make_served_index(index.file));
+  }
+  return index.served;
+}
+
+}  // namespace sqz::capi
+
 extern "C" {
 
 sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** index) {
@@ -63,6 +74,37 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info){SQZ_
   out.tokenizer_hash = m.tokenizer_hash.c_str();
   out.tokens_hash = m.tokens_hash.c_str();
   return sqz::capi::write_struct(out, "info", info);
+})}
+
+sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options){SQZ_FENCE({
+  if (index == nullptr) return invalid("index: found null");
+  sqz_upload_options o = {};
+  if (options != nullptr) SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(options, "options", o));
+  if (o.threads < 0 || o.threads > 256) {
+    return invalid(concat("options.threads: found ", o.threads, ", expected 0 to 256"));
+  }
+  const std::lock_guard lock(index->mutex);
+  if (index->uploaded.contains(o.device_id)) {
+    return invalid(concat("options.device_id: found ", o.device_id,
+                          ", where the index is already, expected another device"));
+  }
+  SQZ_ASSIGN_OR_RETURN(auto served, sqz::capi::serve(*index));
+  SQZ_ASSIGN_OR_RETURN(auto uploaded, sqz::cuda::upload_index(std::move(served),
+                                                              {.device = o.device_id,
+                                                               .keys_values = o.no_keys_values == 0,
+                                                               .threads = o.threads,
+                                                               .wait = o.background == 0}));
+  index->uploaded.emplace(o.device_id, std::move(uploaded));
+  return {};
+})}
+
+sqz_status sqz_index_unload(sqz_index* index, int32_t device_id){SQZ_FENCE({
+  if (index == nullptr) return invalid("index: found null");
+  const std::lock_guard lock(index->mutex);
+  if (index->uploaded.erase(device_id) == 0) {
+    return invalid(concat("device_id: found ", device_id, ", expected one that has the index"));
+  }
+  return {};
 })}
 
 sqz_status sqz_index_verify(const sqz_index* index) {

@@ -13,6 +13,8 @@ using sqz::Result;
 using sqz::Status;
 using sqz::capi::TensorView;
 
+constexpr int32_t kCuda = 2;  // DLDeviceType
+
 Status invalid(std::string message) {
   return {Code::kInvalidArgument, std::move(message)};
 }
@@ -22,16 +24,10 @@ Status check_choice(const char* field, int32_t found, int32_t last) {
   return invalid(concat("options.", field, ": found ", found, ", expected 0 to ", last));
 }
 
-Result<sqz::SessionOptions> read_options(const sqz_session_options* in) {
-  sqz_session_options o;
-  SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(in, "options", o));
-  if (o.device_type != 0 && o.device_type != 1) {
-    return Status(o.device_type == 2 ? Code::kUnsupported : Code::kInvalidArgument,
-                  concat("options.device_type: found ", o.device_type,
-                         ", expected 0 or 1 (CPU): this build serves on the CPU"));
-  }
-  if (o.device_id != 0) {
-    return invalid(concat("options.device_id: found ", o.device_id, ", expected 0"));
+Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
+  SQZ_RETURN_IF_ERROR(check_choice("device_type", o.device_type, kCuda));
+  if (o.device_type != kCuda && o.device_id != 0) {
+    return invalid(concat("options.device_id: found ", o.device_id, ", expected 0 on the CPU"));
   }
   SQZ_RETURN_IF_ERROR(
       check_choice("selector", o.selector, static_cast<int32_t>(sqz::selector_types().size()) - 1));
@@ -54,12 +50,23 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options* in) {
   return options;
 }
 
-Result<std::shared_ptr<const sqz::ServedIndex>> serve(sqz_index* index) {
-  const std::lock_guard lock(index->mutex);
-  if (index->served == nullptr) {
-    SQZ_ASSIGN_OR_RETURN(index->served, sqz::make_served_index(index->file));
+Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
+                                                            const sqz_session_options& options) {
+  SQZ_ASSIGN_OR_RETURN(const sqz::SessionOptions wanted, read_options(options));
+  std::shared_ptr<const sqz::ServedIndex> served;
+  std::shared_ptr<sqz::cuda::DeviceIndex> uploaded;
+  {
+    const std::lock_guard lock(index.mutex);
+    SQZ_ASSIGN_OR_RETURN(served, sqz::capi::serve(index));
+    const auto at = index.uploaded.find(options.device_id);
+    if (at != index.uploaded.end()) uploaded = at->second;
   }
-  return index->served;
+  if (options.device_type == kCuda) {
+    return sqz::cuda::create_session(std::move(served), std::move(uploaded), wanted);
+  }
+  SQZ_ASSIGN_OR_RETURN(std::unique_ptr<sqz::ServingSession> session,
+                       sqz::Session::create(std::move(served), wanted));
+  return session;
 }
 
 Status check_requests(const sqz_attend_args& args, int64_t tokens) {
@@ -86,26 +93,71 @@ Status check_requests(const sqz_attend_args& args, int64_t tokens) {
   return {};
 }
 
-// With `outputs`, out and lse are checked, too.
-Result<sqz::AttendCall> read_call(const sqz::Session& session, const sqz_attend_args* in,
-                                  bool outputs) {
+Result<sqz::EngineCache> read_cache(const sqz_kv_cache* in, int64_t head_dim) {
+  sqz_kv_cache cache;
+  SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(in, "args.cache", cache));
+  const auto refuse = [](const char* field, int64_t found, const char* expected) {
+    return invalid(concat("args.cache.", field, ": found ", found, ", expected ", expected));
+  };
+  if (cache.keys == nullptr || cache.values == nullptr) {
+    return invalid("args.cache: found null keys or values, expected both");
+  }
+  const bool paged = cache.page_size != 0;
+  if (cache.page_size < 0 || (cache.page_size & (cache.page_size - 1)) != 0) {
+    return refuse("page_size", cache.page_size, "0 or a power of two");
+  }
+  if (paged && (cache.block_table == nullptr || cache.pages < 1)) {
+    return refuse("pages", cache.pages, "at least 1, and a block_table, with a page_size");
+  }
+  if (cache.token_stride < head_dim || cache.token_stride % 8 != 0) {
+    return refuse("token_stride", cache.token_stride, "a multiple of 8 not below head_dim");
+  }
+  if (cache.head_stride < 0 || cache.head_stride % 8 != 0) {
+    return refuse("head_stride", cache.head_stride, "a multiple of 8");
+  }
+  if (paged && (cache.page_stride < 0 || cache.page_stride % 8 != 0)) {
+    return refuse("page_stride", cache.page_stride, "a multiple of 8");
+  }
+  return sqz::EngineCache{.keys = cache.keys,
+                          .values = cache.values,
+                          .token_stride = cache.token_stride,
+                          .head_stride = cache.head_stride,
+                          .page_stride = cache.page_stride,
+                          .page_size = cache.page_size,
+                          .block_table = cache.block_table,
+                          .pages = cache.pages};
+}
+
+// A checked call with what it points to.
+struct Call {
+  sqz::AttendCall call;
+  sqz::EngineCache cache;
+};
+
+// With `outputs`, out and lse are checked, too. `call` is borrowed by what is returned.
+Status read_call(const sqz::ServingSession& session, const sqz_attend_args* in, bool outputs,
+                 Call& checked) {
   sqz_attend_args args;
   SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(in, "args", args));
+  const int device = session.device();
   const sqz::ModelDescription& model = session.index().metadata().model;
   if (args.layer < 0 || args.layer >= model.layers) {
     return invalid(concat("args.layer: found ", args.layer, ", expected 0 to ", model.layers - 1));
   }
-  if (args.stream != nullptr)
+  if (device < 0 && args.stream != nullptr)
     return invalid("args.stream: found a stream, expected null on the CPU");
+  if (device < 0 && args.cache != nullptr)
+    return invalid("args.cache: found a cache, expected null on the CPU");
   SQZ_ASSIGN_OR_RETURN(
       const TensorView q,
-      sqz::capi::check_tensor(args.q, "q", {-1, model.query_heads, model.head_dim}));
+      sqz::capi::check_tensor(args.q, "q", {-1, model.query_heads, model.head_dim}, device));
   if (q.first_dim > session.max_tokens()) {
     return invalid(concat("q: found ", q.first_dim, " tokens, expected at most ",
                           session.max_tokens(), ", the session's max_tokens"));
   }
-  sqz::AttendCall call;
+  sqz::AttendCall& call = checked.call;
   call.layer = args.layer;
+  call.stream = args.stream;
   call.tokens = q.first_dim;
   call.dtype = q.dtype;
   call.q = q.data;
@@ -113,12 +165,18 @@ Result<sqz::AttendCall> read_call(const sqz::Session& session, const sqz_attend_
   call.indptr = args.indptr;
   call.requests = args.requests;
   SQZ_RETURN_IF_ERROR(check_requests(args, call.tokens));
-  if (!outputs) return call;
+  if (args.cache != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(checked.cache, read_cache(args.cache, model.head_dim));
+    call.cache = &checked.cache;
+  }
+  if (!outputs) return {};
   SQZ_ASSIGN_OR_RETURN(
       const TensorView out,
-      sqz::capi::check_tensor(args.out, "out", {q.first_dim, model.query_heads, model.head_dim}));
-  SQZ_ASSIGN_OR_RETURN(const TensorView lse,
-                       sqz::capi::check_tensor(args.lse, "lse", {q.first_dim, model.query_heads}));
+      sqz::capi::check_tensor(args.out, "out", {q.first_dim, model.query_heads, model.head_dim},
+                              device));
+  SQZ_ASSIGN_OR_RETURN(
+      const TensorView lse,
+      sqz::capi::check_tensor(args.lse, "lse", {q.first_dim, model.query_heads}, device));
   if (out.dtype != q.dtype) return invalid("out: found another dtype, expected that of q");
   if (lse.dtype != sqz::DType::kF32) return invalid("lse: found another dtype, expected f32");
   SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(q, "q", out, "out"));
@@ -126,7 +184,7 @@ Result<sqz::AttendCall> read_call(const sqz::Session& session, const sqz_attend_
   SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(out, "out", lse, "lse"));
   call.out = out.data;
   call.lse = static_cast<float*>(lse.data);
-  return call;
+  return {};
 }
 
 double ratio(uint64_t part, uint64_t whole) {
@@ -156,10 +214,10 @@ sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* optio
     if (session == nullptr) return invalid("session: found null, expected where to put the handle");
     *session = nullptr;
     if (index == nullptr) return invalid("index: found null");
-    SQZ_ASSIGN_OR_RETURN(const sqz::SessionOptions wanted, read_options(options));
-    SQZ_ASSIGN_OR_RETURN(auto served, serve(index));
+    sqz_session_options wanted;
+    SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(options, "options", wanted));
     auto handle = std::make_unique<sqz_session>();
-    SQZ_ASSIGN_OR_RETURN(handle->session, sqz::Session::create(std::move(served), wanted));
+    SQZ_ASSIGN_OR_RETURN(handle->session, create_session(*index, wanted));
     *session = handle.release();
     return {};
   })
@@ -171,8 +229,9 @@ void sqz_session_destroy(sqz_session* session) {
 
 sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args){SQZ_FENCE({
   if (session == nullptr) return invalid("session: found null");
-  SQZ_ASSIGN_OR_RETURN(const sqz::AttendCall call, read_call(*session->session, args, true));
-  return session->session->attend(call);
+  Call checked;
+  SQZ_RETURN_IF_ERROR(read_call(*session->session, args, true, checked));
+  return session->session->attend(checked.call);
 })}
 
 sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run* runs,
@@ -182,8 +241,9 @@ sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run
   if (capacity < 0 || (capacity > 0 && runs == nullptr)) {
     return invalid(concat("runs: found null or capacity ", capacity, ", expected room for runs"));
   }
-  SQZ_ASSIGN_OR_RETURN(const sqz::AttendCall call, read_call(*session->session, args, false));
-  SQZ_ASSIGN_OR_RETURN(const auto heads, session->session->select(call));
+  Call checked;
+  SQZ_RETURN_IF_ERROR(read_call(*session->session, args, false, checked));
+  SQZ_ASSIGN_OR_RETURN(const auto heads, session->session->select(checked.call));
   int64_t need = 0;
   for (const sqz::HeadSelection& head : heads) need += head.run_count;
   *count = need;
@@ -224,14 +284,15 @@ sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tens
 sqz_status
     sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats){SQZ_FENCE({
       if (session == nullptr) return invalid("session: found null");
-      const sqz::Session& s = *session->session;
+      sqz::ServingSession& s = *session->session;
       const int64_t layers = s.index().metadata().model.layers;
       if (layer < -1 || layer >= layers) {
         return invalid(concat("layer: found ", layer, ", expected -1 to ", layers - 1));
       }
       sqz::Counters sum;
       for (int64_t l = std::max<int64_t>(layer, 0); l < (layer < 0 ? layers : layer + 1); ++l) {
-        sum.add(s.counters(l));
+        SQZ_ASSIGN_OR_RETURN(const sqz::Counters counters, s.totals(l));
+        sum.add(counters);
       }
       sqz_stats out = {};
       out.dense_fallback = s.plan().fallback ? 1 : 0;
@@ -250,8 +311,7 @@ sqz_status
 sqz_status sqz_session_reset_stats(sqz_session* session) {
   SQZ_FENCE({
     if (session == nullptr) return invalid("session: found null");
-    session->session->reset_counters();
-    return {};
+    return session->session->clear_totals();
   })
 }
 

@@ -63,11 +63,17 @@ Status check_shape(const sqz_tensor& t, const char* name, std::initializer_list<
 }  // namespace
 
 Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
-                                std::initializer_list<int64_t> shape) {
+                                std::initializer_list<int64_t> shape, int device) {
   if (tensor == nullptr) return invalid(name, "tensor", "null", "a tensor");
-  if (tensor->device_type != kCpu) {
-    return Status(tensor->device_type == kCuda ? Code::kUnsupported : Code::kInvalidArgument,
-                  bad_field(name, "device_type", concat(tensor->device_type), "1 (CPU)"));
+  if (tensor->device_type != (device < 0 ? kCpu : kCuda)) {
+    const bool misplaced = device < 0 && tensor->device_type == kCuda;
+    return Status(misplaced ? Code::kUnsupported : Code::kInvalidArgument,
+                  bad_field(name, "device_type", concat(tensor->device_type),
+                            device < 0 ? "1 (CPU)" : "2 (CUDA)"));
+  }
+  if (device >= 0 && tensor->device_id != device) {
+    return invalid(name, "device_id", concat(tensor->device_id),
+                   concat(device, ", the session's device"));
   }
   TensorView view;
   SQZ_ASSIGN_OR_RETURN(view.dtype, dtype_of(*tensor, name));

@@ -16,10 +16,10 @@ struct TensorView {
   int64_t bytes = 0;
 };
 
-// A contiguous CPU tensor of F32, F16 or BF16 with `shape`, where -1 stands for any size. `name`
-// opens messages.
+// A contiguous tensor of F32, F16 or BF16 with `shape`, where -1 stands for any size, on CUDA
+// device `device` or, if that is -1, on the CPU. `name` opens messages.
 Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
-                                std::initializer_list<int64_t> shape);
+                                std::initializer_list<int64_t> shape, int device = -1);
 
 // kInvalidArgument if two tensors share memory.
 Status check_disjoint(const TensorView& a, const char* name_a, const TensorView& b,

@@ -15,50 +15,28 @@
 #include "libruntime/attention/attend.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/selector.h"
-#include "libruntime/session/served_index.h"
+#include "libruntime/session/serving_session.h"
 #include "libruntime/session/thread_pool.h"
 
 namespace sqz {
 
-struct SessionOptions {
-  SelectionRequest selection;
-  int64_t block = 0;
-  int64_t max_tokens = 0;               // 0 = 4096
-  int threads = 0;                      // 0 = all cores
-  const CpuKernels* kernels = nullptr;  // null = the machine's best
-};
-
-// Validated by the C interface: shapes fit the index, tokens <= max_tokens, indptr in order.
-struct AttendCall {
-  int64_t layer = 0;
-  int64_t tokens = 0;                  // T
-  DType dtype = DType::kF32;           // of q and out: F32, F16, BF16
-  const void* q = nullptr;             // [T, Hq, d]
-  void* out = nullptr;                 // [T, Hq, d]
-  float* lse = nullptr;                // [T, Hq]
-  const int64_t* positions = nullptr;  // [T] or null
-  const int64_t* indptr = nullptr;     // [requests + 1] or null
-  int64_t requests = 0;
-};
-
-// Sums over selections; see sqz_stats.
-struct Counters {
-  uint64_t selections = 0, keys_read = 0, keys_possible = 0, bytes_read = 0, bytes_dense = 0;
-  void add(const Counters& other);
-};
-
-class Session {
+class Session final : public ServingSession {
  public:
   static Result<std::unique_ptr<Session>> create(std::shared_ptr<const ServedIndex> index,
                                                  const SessionOptions& options);
 
-  Status attend(const AttendCall& call);
-  // The selection of the first block: one entry a KV head, valid until the next call.
-  Result<std::span<const HeadSelection>> select(const AttendCall& call);
+  Status attend(const AttendCall& call) override;
+  Result<std::span<const HeadSelection>> select(const AttendCall& call) override;
 
-  const ServedIndex& index() const { return *index_; }
-  const SelectionPlan& plan() const { return plan_; }
-  int64_t max_tokens() const { return max_tokens_; }
+  const ServedIndex& index() const override { return *index_; }
+  const SelectionPlan& plan() const override { return plan_; }
+  int64_t max_tokens() const override { return max_tokens_; }
+  int device() const override { return -1; }
+  Result<Counters> totals(int64_t layer) override { return counters_[layer]; }
+  Status clear_totals() override {
+    reset_counters();
+    return {};
+  }
   // Whether a layer selects; others are read whole.
   bool selects(int64_t layer) const {
     return selector_ != nullptr && layer >= plan_.dense_layers && index_->layers[layer].slots > 0;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/assign.h"
 #include "libindex/cuda/kmeans/resolve/kernel.h"
 #include "libindex/cuda/kmeans/sm80/kernel.h"

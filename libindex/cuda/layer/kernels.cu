@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libindex/cuda/kmeans/common/rows.cuh"
 

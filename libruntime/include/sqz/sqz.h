@@ -29,6 +29,11 @@
  * Null. A null pointer where one is required is SQZ_INVALID_ARGUMENT, never a crash. Closing or
  * destroying null does nothing.
  *
+ * CUDA. After sqz_index_upload(), a session with device_type 2 serves from that GPU. Its tensors
+ * are in the GPU's memory, and sqz_attend() only puts work on the caller's stream: it neither waits
+ * nor allocates and can be captured in a CUDA graph. What it cannot tell at once it tells in the
+ * results: a query or logit that is NaN or infinite gives rows of NaN.
+ *
  * Results. The same call gives the same bits for any number of threads; another processor may
  * differ by float32 rounding. lse is the natural logarithm of the sum of exponentials, everywhere.
  */
@@ -137,6 +142,27 @@ SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* in
  * first problem in sqz_last_error() if there is one. */
 SQZ_API sqz_status sqz_index_verify(const sqz_index* index);
 
+/* ---- GPUs ----------------------------------------------------------------------------------- */
+
+typedef struct sqz_upload_options {
+  uint32_t struct_size;   /* sizeof(sqz_upload_options) */
+  int32_t device_id;      /* CUDA device */
+  int32_t no_keys_values; /* 1: keys and values stay out; sessions read the engine's own cache */
+  int32_t background;     /* 1: return as soon as memory is there; the first sqz_attend() of a layer
+                             that is not there yet waits for it. Layers come in order */
+  int32_t threads;        /* that copy; 0 = 8, or as many as the machine has */
+  int32_t reserved;
+} sqz_upload_options;
+
+/* Puts the index in the memory of a GPU, where sessions with device_type 2 find it. null options
+ * are device 0, everything. SQZ_UNSUPPORTED: no GPU that can be used, or a library without CUDA;
+ * SQZ_OUT_OF_MEMORY; SQZ_INVALID_ARGUMENT: it is there already. After an error nothing is
+ * allocated. */
+SQZ_API sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options);
+
+/* Frees it once the sessions that use it are destroyed. */
+SQZ_API sqz_status sqz_index_unload(sqz_index* index, int32_t device_id);
+
 /* ---- Sessions ------------------------------------------------------------------------------- */
 
 typedef struct sqz_session sqz_session;
@@ -175,7 +201,7 @@ typedef enum sqz_residual {
 
 typedef struct sqz_session_options {
   uint32_t struct_size; /* sizeof(sqz_session_options) */
-  int32_t device_type;  /* 0 or 1 = CPU */
+  int32_t device_type;  /* 0 or 1 = CPU, 2 = CUDA: the index must have been uploaded */
   int32_t device_id;
   int32_t selector; /* sqz_selector */
   int32_t rule;     /* sqz_rule */
@@ -205,6 +231,21 @@ SQZ_API sqz_status sqz_session_create(sqz_index* index, const sqz_session_option
                                       sqz_session** session);
 SQZ_API void sqz_session_destroy(sqz_session* session);
 
+/* The fixed context's keys and values in an engine's own memory on the GPU, in token order, of the
+ * index's dtype: row t of head h begins at element h * head_stride + t * token_stride or, with
+ * pages, at block_table[t / page_size] * page_stride + h * head_stride + t % page_size *
+ * token_stride. Rows must be 16-byte aligned. */
+typedef struct sqz_kv_cache {
+  uint32_t struct_size; /* sizeof(sqz_kv_cache) */
+  int32_t page_size;    /* tokens: a power of two; 0 = contiguous */
+  const void* keys;
+  const void* values;                             /* laid out as keys */
+  int64_t token_stride, head_stride, page_stride; /* in elements */
+  const int32_t* block_table; /* [ceil(N / page_size)], on the GPU; an entry outside 0 .. pages - 1
+                                 is read as 0 */
+  int64_t pages;              /* in keys and in values */
+} sqz_kv_cache;
+
 typedef struct sqz_attend_args {
   uint32_t struct_size; /* sizeof(sqz_attend_args) */
   int32_t reserved;
@@ -214,11 +255,12 @@ typedef struct sqz_attend_args {
   sqz_tensor* lse;     /* [T, Hq] f32, of scale * q.k over the keys that were read (or estimated);
                           -infinity and out = 0 where none was */
   const int64_t* positions; /* [T] token positions of the queries: needed by layers with a sliding
-                               window (each >= N), else null is fine */
+                               window (each >= N), else null is fine. Host memory, as indptr */
   const int64_t* indptr; /* [requests + 1], requests' first tokens in q, first 0, last T; null = one
                             request. Tokens of different requests never share a selection */
   int64_t requests;
-  void* stream; /* cudaStream_t on CUDA; null on the CPU */
+  void* stream;              /* cudaStream_t on CUDA (null = the default stream); null on the CPU */
+  const sqz_kv_cache* cache; /* CUDA: read keys and values from here; null = from the index */
 } sqz_attend_args;
 
 /* The state (out, lse) of each query over the fixed context. q, out and lse must not share memory.

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "libindex/cuda/device.h"
+#include "libruntime/cuda/device.h"
 #include "libindex/kmeans.h"
 #include "tests/libindex/clustered_data.h"
 #include "tests/libindex/cuda/device.h"

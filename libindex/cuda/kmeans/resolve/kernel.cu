@@ -1,4 +1,4 @@
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libindex/cuda/kmeans/common/rows.cuh"
 #include "libindex/cuda/kmeans/resolve/kernel.h"

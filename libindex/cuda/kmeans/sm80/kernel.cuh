@@ -1,13 +1,13 @@
 #pragma once
 
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/search.cuh"
 #include "libindex/cuda/kmeans/sm80/config.h"
 #include "libindex/cuda/kmeans/sm80/kernel.h"
-#include "libindex/cuda/ptx/cp_async.cuh"
-#include "libindex/cuda/ptx/ldmatrix.cuh"
-#include "libindex/cuda/ptx/mbarrier.cuh"
-#include "libindex/cuda/ptx/mma.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async.cuh"
+#include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
+#include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
+#include "libruntime/kernels/cuda/ptx/mma.cuh"
 
 namespace sqz::cuda::sm80 {
 

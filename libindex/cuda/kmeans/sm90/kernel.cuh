@@ -2,19 +2,19 @@
 
 #include <cuda.h>
 
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/search.cuh"
 #include "libindex/cuda/kmeans/sm90/config.h"
 #include "libindex/cuda/kmeans/sm90/kernel.h"
-#include "libindex/cuda/ptx/cp_async.cuh"
-#include "libindex/cuda/ptx/cp_async_bulk_tensor.cuh"
-#include "libindex/cuda/ptx/ldmatrix.cuh"
-#include "libindex/cuda/ptx/mbarrier.cuh"
-#include "libindex/cuda/ptx/setmaxnreg.cuh"
-#include "libindex/cuda/ptx/wgmma_m64n112k16.cuh"
-#include "libindex/cuda/ptx/wgmma_m64n120k16.cuh"
-#include "libindex/cuda/ptx/wgmma_m64n128k16.cuh"
-#include "libindex/cuda/ptx/wgmma_m64n96k16.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor.cuh"
+#include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
+#include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
+#include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_m64n112k16.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_m64n120k16.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_m64n128k16.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_m64n96k16.cuh"
 #include "libindex/cuda/tensor_map.h"
 
 namespace sqz::cuda::sm90 {

@@ -1,5 +1,5 @@
 // New centroids: sums over each cluster's points, and refills of empty clusters.
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/update/hash.cuh"
 
 namespace sqz::cuda {

@@ -1,5 +1,5 @@
 // Points by cluster: a counting sort, and the plan of the refill where clusters are empty.
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libindex/cuda/kmeans/update/kernel.h"
 

@@ -1,5 +1,5 @@
 // Norms and first centroids.
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans.h"
 #include "libindex/cuda/kmeans/update/fixed_point.cuh"
 #include "libindex/cuda/kmeans/update/hash.cuh"

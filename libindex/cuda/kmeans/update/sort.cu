@@ -1,5 +1,5 @@
 // Sorts the points of each cluster, so that the final order depends on nothing.
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libindex/cuda/kmeans/update/kernel.h"
 

@@ -1,4 +1,4 @@
-// The CUDA device that an engine runs on: whether there is one, its memory, its streams.
+// A CUDA device: whether there is one that can be used, its memory, its streams.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "libindex/cuda/ptx/mbarrier.cuh"
+#include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
 
 namespace sqz::cuda::ptx {
 

@@ -2,7 +2,7 @@
 // K-major in shared memory. `keep` = 0 overwrites the accumulators, otherwise adds.
 #pragma once
 
-#include "libindex/cuda/ptx/wgmma.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma.cuh"
 
 namespace sqz::cuda::ptx {
 

@@ -1,8 +1,8 @@
-#include "libindex/cuda/device.h"
+#include "libruntime/cuda/device.h"
 
 #include <algorithm>
 
-#include "libindex/cuda/cuda_status.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {
@@ -30,9 +30,7 @@ DeviceProbe probe_device(int gpu) {
 }
 
 Status check_probe(const DeviceProbe& probe, int gpu) {
-  const auto unsupported = [](const std::string& why) {
-    return Status(Code::kUnsupported, "engine cuda: " + why + "; choose --engine faiss");
-  };
+  const auto unsupported = [](const std::string& why) { return Status(Code::kUnsupported, why); };
   if (probe.driver_version == 0) return unsupported("there is no NVIDIA driver on this machine");
   if (probe.error == cudaErrorInsufficientDriver) {
     return unsupported(concat("the NVIDIA driver is too old: it has CUDA ",

@@ -1,0 +1,30 @@
+// The CUDA backend as the C ABI sees it; no CUDA header behind it. A build without CUDA has
+// libruntime/without/cuda_backend.cc in its place.
+#pragma once
+
+#include <memory>
+
+#include "libruntime/session/serving_session.h"
+
+namespace sqz::cuda {
+
+// An index in the memory of one GPU; freed with the last reference.
+class DeviceIndex;
+
+struct UploadOptions {
+  int device = 0;
+  bool keys_values = true;  // false: the engine's own cache holds them
+  int threads = 0;          // that copy; 0 = 8, or as many as the machine has
+  bool wait = true;         // false: return as soon as layer 0 can be used
+};
+
+// kUnsupported: no usable GPU, or this build is without CUDA; kOutOfMemory says what was needed.
+// After an error nothing is allocated.
+Result<std::shared_ptr<DeviceIndex>> upload_index(std::shared_ptr<const ServedIndex> index,
+                                                  const UploadOptions& options);
+
+Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const ServedIndex> index,
+                                                       std::shared_ptr<DeviceIndex> uploaded,
+                                                       const SessionOptions& options);
+
+}  // namespace sqz::cuda

@@ -1,0 +1,70 @@
+// What every backend's session is to the C ABI. One call at a time; see sqz.h, which sessions
+// implement. `session/session.h` is the CPU's, `cuda/session.h` the GPU's.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "libruntime/select/plan.h"
+#include "libruntime/select/selector.h"
+#include "libruntime/session/served_index.h"
+
+namespace sqz {
+
+struct CpuKernels;
+
+struct SessionOptions {
+  SelectionRequest selection;
+  int64_t block = 0;
+  int64_t max_tokens = 0;               // 0 = 4096
+  int threads = 0;                      // 0 = all cores
+  const CpuKernels* kernels = nullptr;  // null = the machine's best
+};
+
+// Keys and values in an engine's own memory; see sqz_kv_cache.
+struct EngineCache {
+  const void* keys = nullptr;                                  // of the index's dtype
+  const void* values = nullptr;                                // the same strides
+  int64_t token_stride = 0, head_stride = 0, page_stride = 0;  // in elements
+  int64_t page_size = 0;                                       // tokens; 0 = one contiguous array
+  const int32_t* block_table = nullptr;                        // [ceil(N / page_size)]
+  int64_t pages = 0;                                           // in the engine's memory
+};
+
+// Validated by the C interface: shapes fit the index, tokens <= max_tokens, indptr in order,
+// tensors on the session's device.
+struct AttendCall {
+  int64_t layer = 0;
+  int64_t tokens = 0;                  // T
+  DType dtype = DType::kF32;           // of q and out: F32, F16, BF16
+  const void* q = nullptr;             // [T, Hq, d]
+  void* out = nullptr;                 // [T, Hq, d]
+  float* lse = nullptr;                // [T, Hq]
+  const int64_t* positions = nullptr;  // [T] or null, on the host
+  const int64_t* indptr = nullptr;     // [requests + 1] or null, on the host
+  int64_t requests = 0;
+  void* stream = nullptr;              // cudaStream_t; CUDA only
+  const EngineCache* cache = nullptr;  // null = the index's own keys and values
+};
+
+// Sums over selections; see sqz_stats.
+struct Counters {
+  uint64_t selections = 0, keys_read = 0, keys_possible = 0, bytes_read = 0, bytes_dense = 0;
+  void add(const Counters& other);
+};
+
+class ServingSession {
+ public:
+  virtual ~ServingSession() = default;
+  virtual Status attend(const AttendCall& call) = 0;
+  // The selection of the first block: one entry a KV head, valid until the next call.
+  virtual Result<std::span<const HeadSelection>> select(const AttendCall& call) = 0;
+  virtual const ServedIndex& index() const = 0;
+  virtual const SelectionPlan& plan() const = 0;
+  virtual int64_t max_tokens() const = 0;
+  virtual int device() const = 0;  // CUDA device; -1 = the CPU
+  virtual Result<Counters> totals(int64_t layer) = 0;
+  virtual Status clear_totals() = 0;
+};
+
+}  // namespace sqz

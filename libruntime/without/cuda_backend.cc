@@ -1,0 +1,28 @@
+// In place of libruntime/cuda/ where sqz is built without it.
+#include "libruntime/cuda/backend.h"
+
+namespace sqz::cuda {
+namespace {
+
+Status missing() {
+  return {Code::kUnsupported,
+          "device_type 2 (CUDA): this libsqz was built without CUDA; build it with -DSQZ_CUDA=ON, "
+          "or serve on the CPU"};
+}
+
+}  // namespace
+
+class DeviceIndex {};
+
+Result<std::shared_ptr<DeviceIndex>> upload_index(std::shared_ptr<const ServedIndex>,
+                                                  const UploadOptions&) {
+  return missing();
+}
+
+Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const ServedIndex>,
+                                                       std::shared_ptr<DeviceIndex>,
+                                                       const SessionOptions&) {
+  return missing();
+}
+
+}  // namespace sqz::cuda
