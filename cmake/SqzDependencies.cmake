@@ -34,5 +34,9 @@ if(SQZ_TESTS)
 endif()
 if(SQZ_CUDA)
   enable_language(CUDA)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # CMake 3.25 does not know that nvcc 13 has it
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  set(SQZ_CUDA_ARCHITECTURES "80;90" CACHE STRING
+    "GPUs for which the kernels that need no special one are compiled")
   find_package(CUDAToolkit 12.4 REQUIRED)
 endif()

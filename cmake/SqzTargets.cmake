@@ -73,12 +73,11 @@ function(sqz_test name)
   endif()
 endfunction()
 
-# Settings of a target with CUDA sources. -std=c++20 is given by hand, after CMake's -std=c++17:
-# CMake 3.25 does not know that nvcc 13 has it. nvcc says that it takes the last.
+# Settings of a target with CUDA sources.
 function(sqz_cuda_target name architectures)
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 17)
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 20)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(${name} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>)
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>)
   target_link_libraries(${name} PUBLIC sqz_base CUDA::cudart_static)
 endfunction()

@@ -189,6 +189,7 @@ void set_pointer(LayerView& view, const PlannedTensor& tensor, const std::byte* 
 
 struct SqzFile::State {
   std::string path;
+  std::unique_ptr<ReadFile> file;    // of the mapping
   std::unique_ptr<Mapping> mapping;  // one of the two holds `bytes`
   PageBuffer buffer;
   std::span<const std::byte> bytes;
@@ -205,10 +206,11 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
   auto state = std::make_unique<State>();
   State& s = *state;
   s.path = path;
-  SQZ_ASSIGN_OR_RETURN(const auto file, env.open_read(path));
+  SQZ_ASSIGN_OR_RETURN(auto file, env.open_read(path));
   if (mode == OpenMode::kMmap) {
     SQZ_ASSIGN_OR_RETURN(s.mapping, file->map());
     s.bytes = s.mapping->bytes();
+    s.file = std::move(file);
   } else {
     SQZ_ASSIGN_OR_RETURN(s.buffer, read_all(*file));
     s.bytes = {s.buffer.get(), static_cast<size_t>(file->size())};
@@ -270,6 +272,15 @@ std::span<const std::byte> SqzFile::tensor(std::string_view name) const {
 }
 LayerView SqzFile::layer(int64_t index) const {
   return state_->layers[static_cast<size_t>(index)];
+}
+
+Status SqzFile::copy(const void* at, std::span<std::byte> out) const {
+  const auto* from = static_cast<const std::byte*>(at);
+  if (state_->file != nullptr) {
+    return state_->file->read(static_cast<uint64_t>(from - state_->bytes.data()), out);
+  }
+  std::memcpy(out.data(), from, out.size());
+  return {};
 }
 
 Result<Calibration> SqzFile::calibration() const {

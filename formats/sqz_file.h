@@ -149,6 +149,9 @@ class SqzFile {
   // The bytes of a tensor; empty if there is none of this name. They live as long as the SqzFile.
   std::span<const std::byte> tensor(std::string_view name) const;
   LayerView layer(int64_t index) const;  // 0 <= index < metadata().model.layers
+  // Copies bytes of a tensor, which begin at `at`. Of a mapped file they are read, not touched:
+  // fast for many bytes, and what the disk or another process does to the file is a Status.
+  Status copy(const void* at, std::span<std::byte> out) const;
   // Copies the calibration tensors out of the file; kCorrupt if a value is NaN or out of order.
   Result<Calibration> calibration() const;
 

@@ -26,5 +26,5 @@ add_library(sqz_index_cuda STATIC
   ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d128.cu
   ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d256.cu
   $<TARGET_OBJECTS:sqz_index_cuda_sm90>)
-sqz_cuda_target(sqz_index_cuda "80;90")
+sqz_cuda_target(sqz_index_cuda "${SQZ_CUDA_ARCHITECTURES}")
 target_link_libraries(sqz_index_cuda PUBLIC sqz_runtime_cuda)

@@ -2,7 +2,17 @@
 # static CUDA runtime: the driver is all that it needs of a machine.
 set(SQZ_RUNTIME_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
 
+set(SQZ_RUNTIME_CUDA_KERNELS)
+foreach(kernel decode_lookup decode_attend)
+  set(folder ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel})
+  list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${folder}/kernel.cc
+    ${folder}/instantiations/d64.cu ${folder}/instantiations/d96.cu
+    ${folder}/instantiations/d128.cu ${folder}/instantiations/d256.cu)
+endforeach()
+
 add_library(sqz_runtime_cuda STATIC
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/device.cc)
-sqz_cuda_target(sqz_runtime_cuda "80;90")
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/device.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/device_index.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
+  ${SQZ_RUNTIME_CUDA_KERNELS})
+sqz_cuda_target(sqz_runtime_cuda "${SQZ_CUDA_ARCHITECTURES}")
 target_link_libraries(sqz_runtime_cuda PUBLIC sqz_runtime_core)

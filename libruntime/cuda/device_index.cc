@@ -1,0 +1,138 @@
+#include "libruntime/cuda/device_index.h"
+
+#include <algorithm>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/device.h"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+// Hands out device memory and notes what belongs there.
+class Placement {
+ public:
+  Placement(std::byte* base, std::vector<Copy>& copies) : base_(base), copies_(copies) {}
+
+  template <class T>
+  const T* take(int64_t layer, const T* from, int64_t bytes, bool of_file = true) {
+    if (from == nullptr || bytes == 0) return nullptr;
+    std::byte* to = base_ + used_;
+    used_ += (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+    copies_.push_back({layer, from, to, static_cast<size_t>(bytes), of_file});
+    return reinterpret_cast<const T*>(to);
+  }
+  template <class T>
+  const T* take(int64_t layer, const std::vector<T>& from) {
+    return take(layer, from.data(), static_cast<int64_t>(from.size() * sizeof(T)), false);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::vector<Copy>& copies_;
+  size_t used_ = 0;
+};
+
+std::vector<uint32_t> page_offsets(const LayerView& view) {
+  std::vector<uint32_t> offsets;
+  for (int64_t head = 0; head < view.kv_heads && view.pages > 0; ++head) {
+    for (int64_t page = 0; page <= view.pages; ++page) {
+      offsets.push_back(static_cast<uint32_t>(std::min(page * view.page_size, view.slots)));
+    }
+  }
+  return offsets;
+}
+
+}  // namespace
+
+size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
+  Placement place(base, copies);
+  for (int64_t l = 0; l < std::ssize(layers_); ++l) {
+    const LayerView& view = index_->layers[static_cast<size_t>(l)];
+    const LayerTable& table = index_->tables[static_cast<size_t>(l)];
+    const int64_t heads = view.kv_heads;
+    const int64_t row = heads * view.head_dim * dtype_size(view.dtype);
+    DeviceLayer& out = layers_[static_cast<size_t>(l)];
+    out.levels = view.levels;
+    for (int k = 0; k < view.levels; ++k) {
+      const LevelView& level = view.level[k];
+      out.level[k] = {.clusters = level.clusters,
+                      .centroids = place.take(l, static_cast<const std::byte*>(level.centroids),
+                                              row * level.clusters),
+                      .offsets = place.take(l, level.offsets, heads * (level.clusters + 1) * 4),
+                      .sizes = place.take(l, table.level[k].sizes),
+                      .log_sizes = place.take(l, table.level[k].log_sizes)};
+    }
+    const auto rows = [&](const void* from, int64_t count) {
+      return place.take(l, static_cast<const std::byte*>(from), row * count);
+    };
+    out.page_size = view.page_size;
+    out.pages = view.pages;
+    out.page_min = rows(view.page_min, view.pages);
+    out.page_max = rows(view.page_max, view.pages);
+    out.page_offsets = place.take(l, page_offsets_[static_cast<size_t>(l)]);
+    out.slots = view.slots;
+    out.exact = view.exact;
+    out.positions = place.take(l, view.positions, heads * view.slots * 4);
+    if (!keys_values_) continue;
+    out.exact_keys = rows(view.exact_keys, view.exact);
+    out.exact_values = rows(view.exact_values, view.exact);
+    out.keys = rows(view.keys, view.slots);
+    out.values = rows(view.values, view.slots);
+  }
+  return place.used();
+}
+
+Result<std::shared_ptr<DeviceIndex>> DeviceIndex::create(std::shared_ptr<const ServedIndex> index,
+                                                         const UploadOptions& options) {
+  const DeviceProbe probe = probe_device(options.device);
+  const Status usable = check_probe(probe, options.device);
+  if (!usable.ok()) {
+    return Status(usable.code(), concat("device_type 2 (CUDA): ", usable.message()));
+  }
+  const CurrentDevice current(options.device);
+  std::shared_ptr<DeviceIndex> out(new DeviceIndex);
+  out->index_ = std::move(index);
+  out->device_ = options.device;
+  out->keys_values_ = options.keys_values && out->index_->metadata().has_kv;
+  out->layers_.resize(out->index_->layers.size());
+  for (const LayerView& view : out->index_->layers) {
+    out->page_offsets_.push_back(page_offsets(view));
+  }
+  std::vector<Copy> copies;
+  out->bytes_ = out->lay_out(nullptr, copies);
+  const cudaError_t error = cudaMalloc(&out->memory_, std::max<size_t>(out->bytes_, 1));
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    return Status(error == cudaErrorMemoryAllocation ? Code::kOutOfMemory : Code::kInternal,
+                  concat(out->index_->file->path(), ": its upload needs ", out->bytes_,
+                         " bytes on CUDA device ", options.device, ", where ", free, " of ", total,
+                         " are free: ", cudaGetErrorString(error)));
+  }
+  copies.clear();
+  out->lay_out(static_cast<std::byte*>(out->memory_), copies);
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = options.threads > 0 ? options.threads : std::clamp(cores, 1, 8);
+  SQZ_ASSIGN_OR_RETURN(out->upload_, Upload::start(out->index_->file, options.device, threads,
+                                                   std::ssize(out->layers_), copies));
+  if (!options.wait) return out;
+  for (int64_t l = 0; l < std::ssize(out->layers_); ++l) SQZ_RETURN_IF_ERROR(out->wait(l));
+  return out;
+}
+
+DeviceIndex::~DeviceIndex() {
+  const CurrentDevice current(device_);
+  upload_.reset();
+  if (memory_ != nullptr) cudaFree(memory_);
+}
+
+Result<std::shared_ptr<DeviceIndex>> upload_index(std::shared_ptr<const ServedIndex> index,
+                                                  const UploadOptions& options) {
+  return DeviceIndex::create(std::move(index), options);
+}
+
+}  // namespace sqz::cuda

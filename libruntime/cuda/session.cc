@@ -1,0 +1,407 @@
+#include "libruntime/cuda/session.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numbers>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/select/registry.h"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of the workspace of lookups
+constexpr int64_t kMostTokens = int64_t{1} << 24;
+constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
+
+static_assert(kMostLevels == kMaxLevels);
+
+Status unsupported(const char* what, const char* expected) {
+  return {Code::kUnsupported, concat("device_type 2 (CUDA): ", what, "; expected ", expected)};
+}
+
+Status check_request(const SelectionRequest& request) {
+  if (request.selector == SelectorKind::kIdeal || request.selector == SelectorKind::kStream) {
+    return unsupported("found a selector that only the CPU serves", "squeezed, quest or dense");
+  }
+  if (request.estimate) return unsupported("found residual estimate", "drop");
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const ServedIndex> index,
+                                                       std::shared_ptr<DeviceIndex> uploaded,
+                                                       const SessionOptions& options) {
+  SQZ_ASSIGN_OR_RETURN(std::unique_ptr<ServingSession> session,
+                       CudaSession::create(std::move(index), std::move(uploaded), options));
+  return session;
+}
+
+Result<std::unique_ptr<CudaSession>> CudaSession::create(std::shared_ptr<const ServedIndex> index,
+                                                         std::shared_ptr<DeviceIndex> uploaded,
+                                                         const SessionOptions& options) {
+  if (uploaded == nullptr) {
+    return Status(Code::kUnsupported,
+                  "options.device_id: found a device without the index, expected one that "
+                  "sqz_index_upload() put it on");
+  }
+  if (options.max_tokens < 0 || options.max_tokens > kMostTokens) {
+    return Status(Code::kInvalidArgument, concat("max_tokens: found ", options.max_tokens,
+                                                 ", expected 0 to ", kMostTokens));
+  }
+  SQZ_RETURN_IF_ERROR(check_request(options.selection));
+  const CurrentDevice current(uploaded->device());
+  std::unique_ptr<CudaSession> session(
+      new CudaSession(std::move(index), std::move(uploaded), options));
+  SQZ_RETURN_IF_ERROR(session->prepare(options.selection));
+  SQZ_RETURN_IF_ERROR(session->allocate(options.selection));
+  return session;
+}
+
+CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
+                         std::shared_ptr<DeviceIndex> uploaded, const SessionOptions& options)
+    : index_(std::move(index)),
+      uploaded_(std::move(uploaded)),
+      block_(options.block),
+      max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096) {}
+
+CudaSession::~CudaSession() {
+  // Work that still uses the memory is on streams of the caller.
+  const CurrentDevice current(uploaded_->device());
+  cudaDeviceSynchronize();
+}
+
+bool CudaSession::selects(int64_t layer) const {
+  return !plan_.dense && layer >= plan_.dense_layers && uploaded_->layer(layer).slots > 0;
+}
+
+Status CudaSession::prepare(const SelectionRequest& request) {
+  const ModelDescription& model = index_->metadata().model;
+  SQZ_ASSIGN_OR_RETURN(
+      PreparedSelector prepared,
+      prepare_selector({.metadata = index_->metadata(),
+                        .calibration = index_->calibration,
+                        .index = {.layers = index_->layers,
+                                  .tables = index_->tables,
+                                  .group = model.group_size(),
+                                  .scale = static_cast<float>(model.attention_scale),
+                                  .kernels = nullptr},
+                        .path = index_->file->path()},
+                       request));
+  plan_ = std::move(prepared.plan);
+  int major = 0;
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device()));
+  hopper_ = major >= 9;
+  LookupParams shape;
+  shape.dtype = index_->metadata().dtype;
+  shape.dim = static_cast<int32_t>(model.head_dim);
+  shape.kv_heads = static_cast<int32_t>(model.kv_heads);
+  shape.group = static_cast<int32_t>(model.group_size());
+  shape.scale = static_cast<float>(model.attention_scale) * kLog2E;
+  shape.mean = request.group == 0;
+  shape.pages = request.selector == SelectorKind::kQuest;
+  shape.hopper = hopper_;
+  shape.rule = shape.pages                         ? LookupRule::kTop
+               : request.rule == RuleKind::kBudget ? LookupRule::kBudget
+                                                   : LookupRule::kThreshold;
+  if (model.kv_heads > kMostPairs || model.group_size() > kMostGroup ||
+      (model.head_dim != 64 && model.head_dim != 96 && model.head_dim != 128 &&
+       model.head_dim != 256)) {
+    return {
+        Code::kUnsupported,
+        concat("device_type 2 (CUDA): found ", model.kv_heads, " KV heads, ", model.group_size(),
+               " query heads each, head dimension ", model.head_dim, "; expected at most ",
+               kMostPairs, ", at most ", kMostGroup, ", and 64, 96, 128 or 256")};
+  }
+  SQZ_ASSIGN_OR_RETURN(most_team_, most_team(shape, device()));
+  lookups_.assign(index_->layers.size(), shape);
+  for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
+    if (selects(l)) set_levels(l, request);
+  }
+  return {};
+}
+
+void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
+  const DeviceLayer& from = uploaded_->layer(layer);
+  LookupParams& to = lookups_[static_cast<size_t>(layer)];
+  to.slots = static_cast<uint32_t>(from.slots);
+  if (request.selector == SelectorKind::kQuest) {
+    to.levels = 1;
+    to.level[0].centroids = from.page_min;
+    to.level[0].greatest = from.page_max;
+    to.level[0].offsets = from.page_offsets;
+    to.level[0].clusters = static_cast<int32_t>(from.pages);
+    return;
+  }
+  to.levels = plan_.levels;
+  for (int k = 0; k < plan_.levels; ++k) {
+    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - plan_.levels + k)];
+    to.level[k] = {.centroids = level.centroids,
+                   .greatest = nullptr,
+                   .offsets = level.offsets,
+                   .sizes = level.sizes,
+                   .log_sizes = level.log_sizes,
+                   .clusters = static_cast<int32_t>(level.clusters),
+                   .threshold = plan_.log_thresholds[0][static_cast<size_t>(k)] * kLog2E};
+  }
+}
+
+std::vector<uint32_t> CudaSession::wanted_keys(const SelectionRequest& request) const {
+  const int64_t heads = index_->metadata().model.kv_heads;
+  std::vector<uint32_t> wanted(static_cast<size_t>(heads) * lookups_.size());
+  for (int64_t i = 0; i < std::ssize(wanted); ++i) {
+    const LayerView& view = index_->layers[static_cast<size_t>(i / heads)];
+    auto& count = wanted[static_cast<size_t>(i)];
+    if (!selects(i / heads)) continue;
+    if (request.selector == SelectorKind::kQuest) {
+      count = static_cast<uint32_t>(whole_keys(plan_, view.slots) / view.page_size);
+    } else if (request.rule == RuleKind::kBudget) {
+      const double share = plan_.shares[0][static_cast<size_t>(i)];
+      count = static_cast<uint32_t>(std::llround(share * static_cast<double>(view.slots)));
+    }
+  }
+  return wanted;
+}
+
+// Everything of one session; from null it only counts.
+size_t CudaSession::lay_out(void* base) {
+  const ModelDescription& model = index_->metadata().model;
+  int64_t width = 0, slots = 0;
+  for (const LookupParams& lookup : lookups_) {
+    for (int k = 0; k < lookup.levels; ++k) {
+      width = std::max<int64_t>(width, lookup.level[k].clusters);
+    }
+    slots = std::max<int64_t>(slots, lookup.slots);
+  }
+  const int64_t pairs = width == 0 ? 0 : wave_ * model.kv_heads;
+  Layout layout(base);
+  counters_ = layout.take<DeviceCounters>(std::ssize(lookups_));
+  attend_workspace_ = layout.take<std::byte>(static_cast<int64_t>(
+      decode_attend_workspace(multiprocessors_, static_cast<int>(model.head_dim))));
+  wanted_ = layout.take<uint32_t>(std::ssize(lookups_) * model.kv_heads);
+  LookupParams shared;
+  shared.width = width;
+  shared.logits = layout.take<float>(pairs * model.group_size() * width);
+  shared.scores = layout.take<float>(pairs * width);
+  shared.alive = layout.take<uint32_t>(pairs * 2 * width);
+  shared.exchange = layout.take<uint32_t>(pairs * 2 * kMostTeam * kExchangeWords);
+  // A run ends where a block's slice of the clusters ends.
+  lists_.capacity = (width + 1) / 2 + kMostTeam;
+  lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
+  lists_.totals = layout.take<RunTotals>(pairs);
+  lists_.first = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
+  lists_.before = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
+  lists_.marks = layout.take<uint32_t>(pairs * lists_.mark_capacity);
+  for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
+    LookupParams& lookup = lookups_[static_cast<size_t>(l)];
+    lookup.width = shared.width;
+    lookup.logits = shared.logits;
+    lookup.scores = shared.scores;
+    lookup.alive = shared.alive;
+    lookup.exchange = shared.exchange;
+    lookup.lists = lists_;
+    lookup.wanted = wanted_ + l * model.kv_heads;
+    lookup.counters = &counters_[l].selections;
+  }
+  return layout.used();
+}
+
+Status CudaSession::allocate(const SelectionRequest& request) {
+  const int64_t fixed = static_cast<int64_t>(lay_out(nullptr));
+  wave_ = 2;
+  const int64_t each = std::max<int64_t>(static_cast<int64_t>(lay_out(nullptr)) - fixed, 1);
+  wave_ = std::clamp<int64_t>(
+      kWaveBytes / each, 1, std::min(max_tokens_, kMostPairs / index_->metadata().model.kv_heads));
+  const size_t bytes = lay_out(nullptr);
+  SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
+  lay_out(memory_.data());
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
+  const std::vector<uint32_t> wanted = wanted_keys(request);
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
+  return {};
+}
+
+Status CudaSession::check_call(const AttendCall& call) const {
+  if (index_->metadata().layers[static_cast<size_t>(call.layer)].window > 0) {
+    return unsupported("found a layer with a sliding window", "layers with full attention");
+  }
+  if (!selects(call.layer)) return {};
+  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t tokens =
+        call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
+    if (tokens > 1) {
+      return unsupported("found a request with several query tokens", "one token a request");
+    }
+  }
+  return {};
+}
+
+LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
+                                        int64_t requests) const {
+  const ModelDescription& model = index_->metadata().model;
+  LookupParams params = lookups_[static_cast<size_t>(call.layer)];
+  params.q = static_cast<const std::byte*>(call.q) +
+             first * model.query_heads * model.head_dim * dtype_size(call.dtype);
+  params.q_dtype = call.dtype;
+  params.requests = static_cast<int32_t>(requests);
+  return params;
+}
+
+Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t requests) {
+  const LookupParams params = lookup_params(call, first, requests);
+  const auto pairs = static_cast<unsigned>(requests * params.kv_heads);
+  const unsigned room = std::max(1u, static_cast<unsigned>(multiprocessors_) / pairs);
+  const int team = std::min(most_team_, static_cast<int>(std::bit_floor(room)));
+  return decode_lookup(params, team, static_cast<cudaStream_t>(call.stream));
+}
+
+AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
+                                        int64_t requests) const {
+  const ModelDescription& model = index_->metadata().model;
+  const DeviceLayer& layer = uploaded_->layer(call.layer);
+  const LookupParams lookup = lookup_params(call, first, requests);
+  AttendParams params;
+  params.q = lookup.q;
+  params.out = static_cast<std::byte*>(call.out) +
+               first * model.query_heads * model.head_dim * dtype_size(call.dtype);
+  params.lse = call.lse + first * model.query_heads;
+  params.q_dtype = call.dtype;
+  params.dtype = lookup.dtype;
+  params.dim = lookup.dim;
+  params.requests = lookup.requests;
+  params.kv_heads = lookup.kv_heads;
+  params.group = lookup.group;
+  params.scale = lookup.scale;
+  params.slots = layer.slots;
+  params.exact = layer.exact;
+  params.keys = layer.keys;
+  params.values = layer.values;
+  params.exact_keys = layer.exact_keys;
+  params.exact_values = layer.exact_values;
+  if (selects(call.layer)) params.lists = lists_;
+  params.counters = &counters_[call.layer].selections;
+  params.workspace = attend_workspace_;
+  params.multiprocessors = multiprocessors_;
+  params.hopper = hopper_;
+  if (call.cache == nullptr) return params;
+  const EngineCache& cache = *call.cache;
+  params.cache = {.keys = cache.keys,
+                  .values = cache.values,
+                  .token_stride = cache.token_stride,
+                  .head_stride = cache.head_stride,
+                  .page_stride = cache.page_stride,
+                  .page_shift = cache.page_size == 0
+                                    ? 31
+                                    : std::countr_zero(static_cast<uint64_t>(cache.page_size)),
+                  .block_table = cache.page_size == 0 ? nullptr : cache.block_table,
+                  .pages = cache.pages,
+                  .positions = layer.positions,
+                  .tokens = index_->metadata().tokens,
+                  .sink = index_->metadata().sink};
+  return params;
+}
+
+Status CudaSession::attend(const AttendCall& call) {
+  SQZ_RETURN_IF_ERROR(check_call(call));
+  if (call.cache == nullptr && !uploaded_->keys_values()) {
+    return unsupported("found no keys and values on the GPU",
+                       "args.cache, or an index uploaded with them");
+  }
+  SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
+  const CurrentDevice current(device());
+  for (int64_t first = 0; first < call.tokens; first += wave_) {
+    const int64_t requests = std::min(wave_, call.tokens - first);
+    if (selects(call.layer)) SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
+    SQZ_RETURN_IF_ERROR(decode_attend(attend_params(call, first, requests),
+                                      static_cast<cudaStream_t>(call.stream)));
+  }
+  return {};
+}
+
+Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& call) {
+  if (call.tokens == 0) {
+    return Status(Code::kInvalidArgument,
+                  "q: found no tokens, expected at least one to select for");
+  }
+  SQZ_RETURN_IF_ERROR(check_call(call));
+  SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
+  const CurrentDevice current(device());
+  const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
+  const int64_t slots = uploaded_->layer(call.layer).slots;
+  runs_.assign(heads, {});
+  if (!selects(call.layer)) {
+    if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
+  } else {
+    SQZ_RETURN_IF_ERROR(look_up(call, 0, 1));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(static_cast<cudaStream_t>(call.stream)));
+    std::vector<uint32_t> first(static_cast<size_t>(lists_.capacity) + 1), before(first.size());
+    for (size_t h = 0; h < heads; ++h) {
+      RunTotals totals;
+      const auto at = static_cast<int64_t>(h) * (lists_.capacity + 1);
+      SQZ_RETURN_IF_CUDA_ERROR(
+          cudaMemcpy(&totals, lists_.totals + h, sizeof(totals), cudaMemcpyDeviceToHost));
+      if (totals.fault != 0) {
+        return Status(Code::kNumeric, concat("product of centroids and the queries of layer ",
+                                             call.layer, ", KV head ", h, " is NaN or infinite"));
+      }
+      const size_t bytes = (totals.runs + 1) * sizeof(uint32_t);
+      SQZ_RETURN_IF_CUDA_ERROR(
+          cudaMemcpy(first.data(), lists_.first + at, bytes, cudaMemcpyDeviceToHost));
+      SQZ_RETURN_IF_CUDA_ERROR(
+          cudaMemcpy(before.data(), lists_.before + at, bytes, cudaMemcpyDeviceToHost));
+      for (uint32_t r = 0; r < totals.runs; ++r) {
+        const uint32_t length = before[r + 1] - before[r];
+        std::vector<KeyRun>& runs = runs_[h];
+        if (!runs.empty() && runs.back().first + runs.back().length == first[r]) {
+          runs.back().length += length;
+        } else {
+          runs.push_back({first[r], length});
+        }
+      }
+    }
+  }
+  selections_.assign(heads, {});
+  for (size_t h = 0; h < heads; ++h) {
+    selections_[h].runs = runs_[h];
+    selections_[h].run_count = std::ssize(runs_[h]);
+    for (const KeyRun& run : runs_[h]) selections_[h].keys += run.length;
+  }
+  return std::span<const HeadSelection>(selections_);
+}
+
+Result<Counters> CudaSession::totals(int64_t layer) {
+  const CurrentDevice current(device());
+  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
+  DeviceCounters found;
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(&found, counters_ + layer, sizeof(found), cudaMemcpyDeviceToHost));
+  const LayerView& view = index_->layers[static_cast<size_t>(layer)];
+  const auto row = static_cast<uint64_t>(view.head_dim * dtype_size(view.dtype));
+  const uint64_t heads = found.selections * static_cast<uint64_t>(view.kv_heads);
+  const auto exact = static_cast<uint64_t>(view.exact);
+  Counters out;
+  out.selections = found.selections;
+  out.keys_possible = heads * static_cast<uint64_t>(view.slots);
+  out.keys_read = selects(layer) ? found.keys : out.keys_possible;
+  out.bytes_read = (2 * (out.keys_read + heads * exact) + found.centroids) * row;
+  out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;
+  return out;
+}
+
+Status CudaSession::clear_totals() {
+  const CurrentDevice current(device());
+  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(counters_, 0, sizeof(DeviceCounters) * lookups_.size()));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
+  return {};
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,74 @@
+// A session that serves from a GPU: plans on the host, everything else on the caller's stream. All
+// memory is taken when it is created; a call puts two kernels a layer on the stream (one, where
+// everything is read) and returns.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "libruntime/cuda/device.h"
+#include "libruntime/cuda/device_index.h"
+#include "libruntime/kernels/cuda/decode_attend/kernel.h"
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+
+namespace sqz::cuda {
+
+class CudaSession final : public ServingSession {
+ public:
+  static Result<std::unique_ptr<CudaSession>> create(std::shared_ptr<const ServedIndex> index,
+                                                     std::shared_ptr<DeviceIndex> uploaded,
+                                                     const SessionOptions& options);
+  ~CudaSession() override;
+
+  Status attend(const AttendCall& call) override;
+  // Waits for the GPU.
+  Result<std::span<const HeadSelection>> select(const AttendCall& call) override;
+  const ServedIndex& index() const override { return *index_; }
+  const SelectionPlan& plan() const override { return plan_; }
+  int64_t max_tokens() const override { return max_tokens_; }
+  int device() const override { return uploaded_->device(); }
+  // Both wait for the GPU.
+  Result<Counters> totals(int64_t layer) override;
+  Status clear_totals() override;
+
+ private:
+  // What the kernels add to, a layer.
+  struct DeviceCounters {
+    unsigned long long selections, keys, centroids;
+  };
+
+  CudaSession(std::shared_ptr<const ServedIndex> index, std::shared_ptr<DeviceIndex> uploaded,
+              const SessionOptions& options);
+  Status prepare(const SelectionRequest& request);
+  Status allocate(const SelectionRequest& request);
+  void set_levels(int64_t layer, const SelectionRequest& request);
+  std::vector<uint32_t> wanted_keys(const SelectionRequest& request) const;
+  size_t lay_out(void* base);
+
+  bool selects(int64_t layer) const;
+  Status check_call(const AttendCall& call) const;
+  LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
+  AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
+  Status look_up(const AttendCall& call, int64_t first, int64_t requests);
+
+  std::shared_ptr<const ServedIndex> index_;
+  std::shared_ptr<DeviceIndex> uploaded_;
+  SelectionPlan plan_;
+  int64_t block_, max_tokens_;
+  int64_t wave_ = 1;  // most requests of one launch
+  int most_team_ = 1;
+  int multiprocessors_ = 0;
+  bool hopper_ = false;
+  std::vector<LookupParams> lookups_;  // by layer, without what a call brings
+  DeviceMemory memory_;
+  RunLists lists_;
+  DeviceCounters* counters_ = nullptr;  // [layers], device
+  void* attend_workspace_ = nullptr;
+  uint32_t* wanted_ = nullptr;  // [layers, Hkv], device
+
+  // The last select().
+  std::vector<HeadSelection> selections_;
+  std::vector<std::vector<KeyRun>> runs_;
+};
+
+}  // namespace sqz::cuda

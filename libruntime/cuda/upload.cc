@@ -1,0 +1,135 @@
+#include "libruntime/cuda/upload.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/device.h"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr size_t kPiece = size_t{4} << 20;  // long enough for the bus, short enough for a cache
+constexpr int kBuffers = 2;                 // of a thread: one is read into, one is copied from
+
+// What one thread owns.
+struct Lane {
+  cudaStream_t stream = nullptr;
+  std::byte* buffer[kBuffers] = {};
+  cudaEvent_t copied[kBuffers] = {};
+  const Copy* pending[kBuffers] = {};
+
+  Status create() {
+    SQZ_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int i = 0; i < kBuffers; ++i) {
+      SQZ_RETURN_IF_CUDA_ERROR(
+          cudaHostAlloc(reinterpret_cast<void**>(&buffer[i]), kPiece, cudaHostAllocDefault));
+      SQZ_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&copied[i], cudaEventDisableTiming));
+    }
+    return {};
+  }
+  ~Lane() {
+    if (stream != nullptr) cudaStreamSynchronize(stream);
+    for (int i = 0; i < kBuffers; ++i) {
+      if (buffer[i] != nullptr) cudaFreeHost(buffer[i]);
+      if (copied[i] != nullptr) cudaEventDestroy(copied[i]);
+    }
+    if (stream != nullptr) cudaStreamDestroy(stream);
+  }
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Upload>> Upload::start(std::shared_ptr<const SqzFile> file, int device,
+                                              int threads, int64_t layers,
+                                              const std::vector<Copy>& copies) {
+  std::unique_ptr<Upload> upload(new Upload);
+  upload->file_ = std::move(file);
+  upload->device_ = device;
+  upload->left_ = std::vector<std::atomic<int64_t>>(static_cast<size_t>(layers));
+  for (const Copy& copy : copies) {
+    for (size_t done = 0; done < copy.bytes; done += kPiece) {
+      Copy piece = copy;
+      piece.from = static_cast<const std::byte*>(copy.from) + done;
+      piece.to = copy.to + done;
+      piece.bytes = std::min(kPiece, copy.bytes - done);
+      upload->pieces_.push_back(piece);
+      ++upload->left_[static_cast<size_t>(copy.layer)];
+    }
+  }
+  const auto most = std::max<size_t>(1, std::min<size_t>(threads, upload->pieces_.size()));
+  for (size_t i = 0; i < most; ++i) {
+    upload->threads_.emplace_back([u = upload.get()] { u->work(); });
+  }
+  return upload;
+}
+
+Upload::~Upload() {
+  stop_ = true;
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Status Upload::wait(int64_t layer) {
+  const std::atomic<int64_t>& left = left_[static_cast<size_t>(layer)];
+  if (left.load(std::memory_order_acquire) == 0) return {};
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return left == 0 || !status_.ok(); });
+  return left == 0 ? Status() : status_;
+}
+
+void Upload::work() {
+  try {
+    const Status status = copy_pieces();
+    if (!status.ok()) fail(status);
+  } catch (...) {
+    fail({Code::kOutOfMemory, "upload: out of memory"});
+  }
+}
+
+Status Upload::copy_pieces() {
+  SQZ_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+  Lane lane;
+  SQZ_RETURN_IF_ERROR(lane.create());
+  const auto drain = [&](int i) -> Status {
+    if (lane.pending[i] == nullptr) return {};
+    SQZ_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(lane.copied[i]));
+    finish(lane.pending[i]->layer);
+    lane.pending[i] = nullptr;
+    return {};
+  };
+  int at = 0;
+  while (!stop_) {
+    const size_t index = next_++;
+    if (index >= pieces_.size()) break;
+    const Copy& piece = pieces_[index];
+    SQZ_RETURN_IF_ERROR(drain(at));
+    if (piece.of_file) {
+      SQZ_RETURN_IF_ERROR(file_->copy(piece.from, {lane.buffer[at], piece.bytes}));
+    } else {
+      std::memcpy(lane.buffer[at], piece.from, piece.bytes);
+    }
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(piece.to, lane.buffer[at], piece.bytes,
+                                             cudaMemcpyHostToDevice, lane.stream));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaEventRecord(lane.copied[at], lane.stream));
+    lane.pending[at] = &piece;
+    at = (at + 1) % kBuffers;
+  }
+  for (int i = 0; i < kBuffers; ++i) SQZ_RETURN_IF_ERROR(drain((at + i) % kBuffers));
+  return {};
+}
+
+void Upload::finish(int64_t layer) {
+  if (--left_[static_cast<size_t>(layer)] > 0) return;
+  // With the mutex, so that a waiter is either before its test or asleep.
+  const std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
+
+void Upload::fail(const Status& status) {
+  stop_ = true;
+  const std::lock_guard lock(mutex_);
+  if (status_.ok()) status_ = status;
+  changed_.notify_all();
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,96 @@
+// 16-bit elements as the tensor cores take them, in pairs.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "formats/base/dtype.h"
+#include "libruntime/kernels/cuda/ptx/mma.cuh"
+
+namespace sqz::cuda {
+
+struct Bf16 {
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+  static __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
+  static __device__ __forceinline__ float high(uint32_t pair) {
+    return __uint_as_float(pair & 0xFFFF0000u);
+  }
+  static __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+    ptx::mma_m16n8k16(d, a, b0, b1);
+  }
+};
+
+struct F16 {
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+  static __device__ __forceinline__ float low(uint32_t pair) {
+    return __low2float(reinterpret_cast<const __half2&>(pair));
+  }
+  static __device__ __forceinline__ float high(uint32_t pair) {
+    return __high2float(reinterpret_cast<const __half2&>(pair));
+  }
+  static __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+    ptx::mma_m16n8k16_f16(d, a, b0, b1);
+  }
+};
+
+// a = high + low, each of 16 bits: twice the bits of one.
+template <class Element>
+__device__ __forceinline__ void split(float a0, float a1, uint32_t& high, uint32_t& low) {
+  high = Element::pack(a0, a1);
+  low = Element::pack(a0 - Element::low(high), a1 - Element::high(high));
+}
+
+// Eight numbers of an array of F32, F16 or BF16, from element `at`, a multiple of 8.
+__device__ __forceinline__ void load_8(DType dtype, const void* from, int64_t at, float (&out)[8]) {
+  if (dtype == DType::kF32) {
+    const auto* data = reinterpret_cast<const float*>(from) + at;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = data[i];
+    return;
+  }
+  const auto* data = reinterpret_cast<const uint32_t*>(static_cast<const char*>(from) + 2 * at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t pair = data[i];
+    const bool bf16 = dtype == DType::kBF16;
+    out[2 * i] = bf16 ? Bf16::low(pair) : F16::low(pair);
+    out[2 * i + 1] = bf16 ? Bf16::high(pair) : F16::high(pair);
+  }
+}
+
+__device__ __forceinline__ void store_8(DType dtype, const float (&values)[8], void* to,
+                                        int64_t at) {
+  if (dtype == DType::kF32) {
+    auto* data = reinterpret_cast<float*>(to) + at;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) data[i] = values[i];
+    return;
+  }
+  auto* data = reinterpret_cast<uint32_t*>(static_cast<char*>(to) + 2 * at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    data[i] = dtype == DType::kBF16 ? Bf16::pack(values[2 * i], values[2 * i + 1])
+                                    : F16::pack(values[2 * i], values[2 * i + 1]);
+  }
+}
+
+// 16 bytes that are read once.
+__device__ __forceinline__ uint4 load_stream(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
+}  // namespace sqz::cuda

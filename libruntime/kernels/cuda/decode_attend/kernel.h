@@ -1,0 +1,58 @@
+// Attention for decoding: one query token a request over the exact keys and the selected runs (or
+// all slots), read once from memory, split evenly over the GPU whatever the heads selected.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "formats/base/dtype.h"
+#include "formats/base/status.h"
+#include "libruntime/kernels/cuda/common/run_lists.h"
+
+namespace sqz::cuda {
+
+inline constexpr int kMostPairs = 1024;  // of one launch
+inline constexpr int kAttendRows = 8;    // most query heads of a KV head
+
+// Keys and values in an engine's memory, read through positions: see sqz_kv_cache.
+struct CacheSource {
+  const void* keys = nullptr;  // null: the index's own are read
+  const void* values = nullptr;
+  int64_t token_stride = 0, head_stride = 0, page_stride = 0;  // in elements
+  int32_t page_shift = 31;                                     // log2(page_size); 31 = no pages
+  const int32_t* block_table = nullptr;
+  int64_t pages = 0;
+  const uint32_t* positions = nullptr;  // [Hkv, M]
+  int64_t tokens = 0;                   // N
+  int64_t sink = 0;                     // of the exact keys; the others are the last tokens
+};
+
+struct AttendParams {
+  const void* q = nullptr;  // [requests, Hq, d] of q_dtype
+  void* out = nullptr;      // [requests, Hq, d] of q_dtype
+  float* lse = nullptr;     // [requests, Hq]
+  DType q_dtype = DType::kBF16;
+  DType dtype = DType::kBF16;  // of keys and values: BF16 or F16
+  int32_t dim = 0;             // 64, 96, 128 or 256
+  int32_t requests = 0, kv_heads = 0, group = 0;
+  float scale = 0;                     // attention scale * log2(e)
+  int64_t slots = 0, exact = 0;        // M, E
+  const void* keys = nullptr;          // [Hkv, M, d]
+  const void* values = nullptr;        // [Hkv, M, d]
+  const void* exact_keys = nullptr;    // [Hkv, E, d]
+  const void* exact_values = nullptr;  // [Hkv, E, d]
+  CacheSource cache;
+  RunLists lists;                          // without totals: every slot
+  unsigned long long* counters = nullptr;  // selections are added to, where there are no lists
+
+  // Workspace, of decode_attend_workspace() bytes; zeroed once.
+  void* workspace = nullptr;
+  int32_t multiprocessors = 0;
+  bool hopper = false;  // the GPU has programmatic launches
+};
+
+size_t decode_attend_workspace(int multiprocessors, int dim);
+
+// kUnsupported for a dim or group that there is no kernel for. requests * kv_heads <= kMostPairs.
+Status decode_attend(const AttendParams& params, cudaStream_t stream);
+
+}  // namespace sqz::cuda

@@ -1,0 +1,8 @@
+#include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
+
+namespace sqz::cuda {
+
+template Status launch_lookup<256>(const LookupParams&, int, bool, cudaStream_t);
+template int lookup_teams_at_once<256>(const LookupParams&, int);
+
+}  // namespace sqz::cuda

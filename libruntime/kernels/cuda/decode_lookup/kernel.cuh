@@ -1,0 +1,668 @@
+// One kernel for all levels. A team of blocks serves a pair: it splits what is alive at a level,
+// tells its members sums through global memory, and goes on together. On Hopper a team is a cluster
+// and waits at its barrier; elsewhere a team is one block.
+#pragma once
+
+#include <cfloat>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/ptx/cluster.cuh"
+
+namespace sqz::cuda {
+
+inline constexpr int kLookupThreads = 512;
+inline constexpr int kLookupWarps = kLookupThreads / 32;
+inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
+
+struct Sums {
+  uint32_t a = 0, b = 0;
+};
+
+// Shared memory of a block.
+template <int kDim>
+struct LookupShared {
+  QueryRows<kDim> queries;
+  QueryRows<kDim> lower;  // pages: the negative parts
+  float maximum[kLookupWarps][kMostGroup], sum[kLookupWarps][kMostGroup];
+  float lse[kMostGroup];
+  Sums warp_sums[kLookupWarps];
+  uint32_t histogram[kExchangeWords];
+  uint32_t found[4];
+  uint32_t fault;
+};
+
+template <class Element, int kDim, bool kPages>
+class Lookup {
+ public:
+  __device__ Lookup(const LookupParams& params, int team, LookupShared<kDim>& shared)
+      : p_(params),
+        s_(shared),
+        team_(team),
+        rank_(static_cast<int>(blockIdx.x) % team),
+        pair_(static_cast<int>(blockIdx.x) / team),
+        head_(pair_ % params.kv_heads),
+        thread_(static_cast<int>(threadIdx.x)),
+        lane_(thread_ % 32),
+        warp_(thread_ / 32) {
+    logits_ = p_.logits + static_cast<int64_t>(pair_) * p_.group * p_.width;
+    scores_ = p_.scores + static_cast<int64_t>(pair_) * p_.width;
+    exchange_ = p_.exchange + static_cast<int64_t>(pair_) * 2 * kMostTeam * kExchangeWords;
+  }
+
+  __device__ void run() {
+    ask_ahead();
+    ptx::griddepcontrol_launch_dependents();
+    ptx::griddepcontrol_wait();
+    load_queries();
+    uint32_t count = p_.level[0].clusters;
+    for (int k = 0; k < p_.levels; ++k) {
+      const LookupLevel& level = p_.level[k];
+      const uint32_t* alive = k == 0 ? nullptr : alive_list(k - 1);
+      take_slice(count);
+      centroids_ += count;
+      bool sound = score(level, alive);
+      if (kPages) {
+        sound = all_sound(combine_pages());
+      } else if (sound) {
+        combine(level, alive);
+      }
+      if (!sound) {
+        if (rank_ == 0 && thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
+        return;
+      }
+      const bool finest = k + 1 == p_.levels;
+      choose(level, alive, finest);
+      if (finest) {
+        emit(level, alive);
+      } else {
+        count = list_children(level, alive, alive_list(k));
+      }
+    }
+  }
+
+ private:
+  // What does not depend on earlier kernels starts its way from memory.
+  __device__ void ask_ahead() const {
+    const LookupLevel& level = p_.level[0];
+    const int64_t bytes = static_cast<int64_t>(level.clusters) * kDim * 2;
+    const auto* from = static_cast<const char*>(level.centroids) + head_ * bytes;
+    for (int64_t at = (rank_ * kLookupThreads + thread_) * int64_t{128}; at < bytes;
+         at += team_ * kLookupThreads * int64_t{128}) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+    }
+  }
+
+  __device__ uint32_t* alive_list(int level) const {
+    return p_.alive + (static_cast<int64_t>(pair_) * 2 + level % 2) * p_.width;
+  }
+
+  __device__ static uint32_t cluster_of(const uint32_t* alive, uint32_t j) {
+    return alive == nullptr ? j : __ldcg(alive + j);
+  }
+
+  __device__ void take_slice(uint32_t count) {
+    begin_ = static_cast<uint32_t>(static_cast<uint64_t>(count) * rank_ / team_);
+    end_ = static_cast<uint32_t>(static_cast<uint64_t>(count) * (rank_ + 1) / team_);
+  }
+
+  // ---- The team.
+
+  __device__ void sync_team() const {
+    __syncthreads();
+    if (team_ > 1) ptx::barrier_cluster();
+  }
+  // Where this block puts what it tells; after sync_team(), where rank r's is.
+  __device__ uint32_t* exchange(int rank) const {
+    return exchange_ + (turn_ * kMostTeam + rank) * kExchangeWords;
+  }
+
+  // Sums of the block, for all its threads.
+  __device__ Sums block_sums(Sums sums) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      sums.a += __shfl_xor_sync(~0u, sums.a, step);
+      sums.b += __shfl_xor_sync(~0u, sums.b, step);
+    }
+    __syncthreads();
+    if (lane_ == 0) s_.warp_sums[warp_] = sums;
+    __syncthreads();
+    Sums all;
+    for (int w = 0; w < kLookupWarps; ++w) {
+      all.a += s_.warp_sums[w].a;
+      all.b += s_.warp_sums[w].b;
+    }
+    return all;
+  }
+
+  // Sums of the threads before this one, and of the block.
+  __device__ Sums sums_before(Sums own, Sums& all) {
+    Sums scan = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t a = __shfl_up_sync(~0u, scan.a, step), b = __shfl_up_sync(~0u, scan.b, step);
+      if (lane_ >= step) {
+        scan.a += a;
+        scan.b += b;
+      }
+    }
+    __syncthreads();
+    if (lane_ == 31) s_.warp_sums[warp_] = scan;
+    __syncthreads();
+    Sums before = {scan.a - own.a, scan.b - own.b};
+    all = {};
+    for (int w = 0; w < kLookupWarps; ++w) {
+      if (w < warp_) {
+        before.a += s_.warp_sums[w].a;
+        before.b += s_.warp_sums[w].b;
+      }
+      all.a += s_.warp_sums[w].a;
+      all.b += s_.warp_sums[w].b;
+    }
+    return before;
+  }
+
+  // Sums of the ranks before, and of the team, from each rank's own.
+  __device__ Sums team_sums(Sums own, Sums& all) {
+    if (thread_ == 0) {
+      uint32_t* to = exchange(rank_);
+      to[0] = own.a;
+      to[1] = own.b;
+    }
+    sync_team();
+    Sums before;
+    all = {};
+    for (int r = 0; r < team_; ++r) {
+      const uint32_t a = __ldcg(exchange(r)), b = __ldcg(exchange(r) + 1);
+      if (r < rank_) {
+        before.a += a;
+        before.b += b;
+      }
+      all.a += a;
+      all.b += b;
+    }
+    turn_ ^= 1;
+    return before;
+  }
+
+  // ---- Scores.
+
+  __device__ void load_queries() {
+    const int64_t first =
+        (static_cast<int64_t>(pair_ / p_.kv_heads) * p_.kv_heads + head_) * p_.group;
+    const auto dims = [&](int row, int chunk, float(&x)[8]) {
+      load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
+    };
+    if (!kPages) {
+      make_query_rows<Element, kDim>(s_.queries, p_.group, thread_, kLookupThreads,
+                                     [&](int row, int chunk, float(&x)[8]) {
+                                       dims(row, chunk, x);
+#pragma unroll
+                                       for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
+                                     });
+      __syncthreads();
+      return;
+    }
+    // The bound of a page is linear in the positive and negative parts of a query, so that the mean
+    // over queries is the bound of their mean parts.
+    const auto part = [&](bool positive) {
+      return [&, positive](int row, int chunk, float(&x)[8]) {
+        const int rows = p_.mean ? p_.group : 1;
+        for (int r = 0; r < rows; ++r) {
+          float y[8];
+          dims(p_.mean ? r : row, chunk, y);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const float z = positive ? fmaxf(y[i], 0.0f) : fminf(y[i], 0.0f);
+            // fmaxf and fminf drop NaN; a bound must not.
+            x[i] += (y[i] == y[i] ? z : y[i]) / static_cast<float>(rows);
+          }
+        }
+      };
+    };
+    const int rows = page_rows();
+    make_query_rows<Element, kDim>(s_.queries, rows, thread_, kLookupThreads, part(true));
+    make_query_rows<Element, kDim>(s_.lower, rows, thread_, kLookupThreads, part(false));
+    __syncthreads();
+  }
+
+  __device__ int page_rows() const {
+    return p_.mean ? 1 : p_.group;
+  }
+
+  // Logits of the slice to memory and, of clusters, their log-sum-exp; false if one is not finite.
+  __device__ bool score(const LookupLevel& level, const uint32_t* alive) {
+    constexpr int kTiles = kDim <= 128 && !kPages ? 2 : 1;
+    constexpr uint32_t kStep = 8 * kTiles;
+    const auto* base = static_cast<const char*>(level.centroids) +
+                       static_cast<int64_t>(head_) * level.clusters * kDim * 2;
+    const auto* greatest = static_cast<const char*>(level.greatest) +
+                           static_cast<int64_t>(head_) * level.clusters * kDim * 2;
+    const float* log_sizes =
+        kPages ? nullptr : level.log_sizes + static_cast<int64_t>(head_) * level.clusters;
+    const int row = lane_ / 4;
+    const int rows = kPages ? page_rows() : p_.group;
+    float maximum = kLowestLogit, sum = 0;
+    for (uint32_t tile = begin_ + warp_ * kStep; tile < end_; tile += kLookupWarps * kStep) {
+      RowPart<kDim> part[kTiles];
+      float d[kTiles][4] = {};
+      uint32_t index[kTiles];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        index[t] = cluster_of(alive, min(tile + 8 * t + lane_ / 4, end_ - 1));
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        part[t].load((kPages ? greatest : base) + static_cast<int64_t>(index[t]) * kDim * 2, lane_);
+      }
+      multiply_rows<Element, kDim, kTiles>(s_.queries, part, lane_, d);
+      if (kPages) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          part[t].load(base + static_cast<int64_t>(index[t]) * kDim * 2, lane_);
+        }
+        multiply_rows<Element, kDim, kTiles>(s_.lower, part, lane_, d);
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int column = 2 * (lane_ % 4) + i;
+          const uint32_t j = tile + 8 * t + column;
+          const float x = d[t][i] + d[t][i + 2];
+          // Lane 4 r holds row r's cluster.
+          const uint32_t cluster = __shfl_sync(~0u, index[t], 4 * column);
+          if (j >= end_ || row >= rows) continue;
+          logits_[row * p_.width + j] = x;
+          if (kPages) continue;
+          const float y = x + log_sizes[cluster] * 1.4426950408889634f;
+          if (!(y <= maximum)) {
+            sum *= exp2f(maximum - y);
+            maximum = y;
+          }
+          sum += exp2f(y - maximum);
+        }
+      }
+    }
+    return kPages || add_up(maximum, sum);
+  }
+
+  __device__ static void add(float& maximum, float& sum, float m, float l) {
+    const float top = fmaxf(maximum, m);
+    sum = sum * exp2f(maximum - top) + l * exp2f(m - top);
+    maximum = top;
+  }
+
+  // s_.lse[row] over the team; false if one is NaN or infinite.
+  __device__ bool add_up(float maximum, float sum) {
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+      const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
+      add(maximum, sum, m, l);
+    }
+    __syncthreads();
+    if (lane_ % 4 == 0) {
+      s_.maximum[warp_][lane_ / 4] = maximum;
+      s_.sum[warp_][lane_ / 4] = sum;
+    }
+    if (thread_ == 0) s_.fault = 0;
+    __syncthreads();
+    if (thread_ < kMostGroup) {
+      float m = kLowestLogit, l = 0;
+      for (int w = 0; w < kLookupWarps; ++w) add(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
+      exchange(rank_)[2 * thread_] = __float_as_uint(m);
+      exchange(rank_)[2 * thread_ + 1] = __float_as_uint(l);
+    }
+    sync_team();
+    if (thread_ < kMostGroup) {
+      float m = kLowestLogit, l = 0;
+      for (int r = 0; r < team_; ++r) {
+        add(m, l, __uint_as_float(__ldcg(exchange(r) + 2 * thread_)),
+            __uint_as_float(__ldcg(exchange(r) + 2 * thread_ + 1)));
+      }
+      // Nothing alive: no logit will be compared with it.
+      const float lse = l == 0 ? 0 : m + log2f(l);
+      s_.lse[thread_] = lse;
+      if (thread_ < p_.group && !(fabsf(lse) <= FLT_MAX)) s_.fault = 1;
+    }
+    turn_ ^= 1;
+    __syncthreads();
+    return s_.fault == 0;
+  }
+
+  // scores_[j] = log2 of the combined S of the slice's clusters; -infinity for empty ones.
+  __device__ void combine(const LookupLevel& level, const uint32_t* alive) {
+    const uint32_t* sizes = level.sizes + static_cast<int64_t>(head_) * level.clusters;
+    const float log_group = log2f(static_cast<float>(p_.group));
+    for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
+      float y[kMostGroup];
+      float top = -INFINITY;
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) {
+        y[r] = r < p_.group ? logits_[r * p_.width + j] - s_.lse[r] : -INFINITY;
+        top = fmaxf(top, y[r]);
+      }
+      float score = top;
+      if (p_.mean && top > -INFINITY) {
+        float sum = 0;
+#pragma unroll
+        for (int r = 0; r < kMostGroup; ++r) sum += exp2f(y[r] - top);
+        score = top + log2f(sum) - log_group;
+      }
+      scores_[j] = sizes[cluster_of(alive, j)] == 0 ? -INFINITY : score;
+    }
+    __syncthreads();
+  }
+
+  // The greatest bound over the rows; true if all are finite.
+  __device__ bool combine_pages() {
+    __syncthreads();
+    bool sound = true;
+    for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
+      float top = -INFINITY;
+      for (int r = 0; r < page_rows(); ++r) {
+        const float x = logits_[r * p_.width + j];
+        sound = sound && fabsf(x) <= FLT_MAX;
+        top = fmaxf(top, x);
+      }
+      scores_[j] = top;
+    }
+    return sound;
+  }
+
+  __device__ bool all_sound(bool sound) {
+    Sums all;
+    team_sums(block_sums({sound ? 0u : 1u, 0}), all);
+    return all.a == 0;
+  }
+
+  // ---- Rules. What is not chosen gets score -infinity.
+
+  __device__ static uint32_t size_of(const LookupLevel& level, int head, uint32_t cluster) {
+    return level.sizes == nullptr
+               ? 1
+               : level.sizes[static_cast<int64_t>(head) * level.clusters + cluster];
+  }
+
+  __device__ void choose(const LookupLevel& level, const uint32_t* alive, bool finest) {
+    const uint32_t wanted = p_.rule == LookupRule::kThreshold ? 0 : p_.wanted[head_];
+    if (p_.rule != LookupRule::kThreshold && finest) {
+      best(level, alive, wanted, p_.rule == LookupRule::kBudget);
+      return;
+    }
+    uint32_t kept = 0;
+    if (p_.rule != LookupRule::kThreshold) {
+      for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
+        if (passes(level, scores_[j])) kept += size_of(level, head_, cluster_of(alive, j));
+      }
+      Sums all;
+      team_sums(block_sums({kept, 0}), all);
+      if (all.a < wanted) {
+        best(level, alive, wanted, false);
+        return;
+      }
+    }
+    for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
+      if (!passes(level, scores_[j])) scores_[j] = -INFINITY;
+    }
+    __syncthreads();
+  }
+
+  __device__ static bool passes(const LookupLevel& level, float score) {
+    return score >= level.threshold && score > -INFINITY;
+  }
+
+  // Greater scores have greater ranks; -infinity has the least.
+  __device__ static uint32_t rank_of(float score) {
+    const uint32_t bits = __float_as_uint(score);
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  }
+
+  // Best first until `wanted` is reached: to the nearest, or until it is passed. Finds the score at
+  // the border digit by digit, from sums of sizes by digit; equal scores go in the order of j.
+  __device__ void best(const LookupLevel& level, const uint32_t* alive, uint32_t wanted,
+                       bool nearest) {
+    uint32_t prefix = 0, mask = 0, left = wanted;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+      __syncthreads();
+      for (int i = thread_; i < 256; i += kLookupThreads) s_.histogram[i] = 0;
+      __syncthreads();
+      for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
+        const uint32_t rank = rank_of(scores_[j]);
+        if (scores_[j] > -INFINITY && (rank & mask) == prefix) {
+          atomicAdd(&s_.histogram[rank >> shift & 255],
+                    size_of(level, head_, cluster_of(alive, j)));
+        }
+      }
+      __syncthreads();
+      for (int i = thread_; i < 256; i += kLookupThreads) exchange(rank_)[i] = s_.histogram[i];
+      sync_team();
+      for (int i = thread_; i < 256; i += kLookupThreads) {
+        uint32_t sum = 0;
+        for (int r = 0; r < team_; ++r) sum += __ldcg(exchange(r) + i);
+        s_.histogram[i] = sum;
+      }
+      turn_ ^= 1;
+      __syncthreads();
+      if (warp_ == 0) find_digit(left);
+      __syncthreads();
+      const uint32_t digit = s_.found[0];
+      left = s_.found[1];
+      prefix |= digit << shift;
+      mask |= 255u << shift;
+    }
+    settle(level, alive, prefix, left, nearest);
+  }
+
+  // The digit at which the sum from above passes `left`, or the least; what is left before it.
+  __device__ void find_digit(uint32_t left) {
+    uint32_t own[8], sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      own[i] = s_.histogram[255 - (lane_ * 8 + i)];
+      sum += own[i];
+    }
+    uint32_t scan = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t up = __shfl_up_sync(~0u, scan, step);
+      if (lane_ >= step) scan += up;
+    }
+    uint32_t before = scan - sum;
+    if (lane_ == 31 && scan <= left) {
+      s_.found[0] = 0;
+      s_.found[1] = left - (scan - own[7]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (before <= left && before + own[i] > left) {
+        s_.found[0] = 255 - (lane_ * 8 + i);
+        s_.found[1] = left - before;
+      }
+      before += own[i];
+    }
+  }
+
+  __device__ void settle(const LookupLevel& level, const uint32_t* alive, uint32_t border,
+                         uint32_t left, bool nearest) {
+    const auto tie = [&](uint32_t j) {
+      return j < end_ && scores_[j] > -INFINITY && rank_of(scores_[j]) == border
+                 ? size_of(level, head_, cluster_of(alive, j))
+                 : 0;
+    };
+    uint32_t own = 0;
+    for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) own += tie(j);
+    Sums all;
+    uint32_t before = team_sums(block_sums({own, 0}), all).a;
+    for (uint32_t tile = begin_; tile < end_; tile += kLookupThreads) {
+      const uint32_t j = tile + thread_;
+      const uint32_t size = tie(j);
+      Sums tile_sums;
+      const uint32_t at = before + sums_before({size, 0}, tile_sums).a;
+      before += tile_sums.a;
+      if (j >= end_) continue;
+      const bool chosen = size == 0 ? rank_of(scores_[j]) > border
+                                    : at < left && (!nearest || 2 * (left - at) > size);
+      if (!chosen) scores_[j] = -INFINITY;
+    }
+    __syncthreads();
+  }
+
+  // ---- What was chosen.
+
+  // The children of what was chosen, for the next level; how many.
+  __device__ uint32_t list_children(const LookupLevel& level, const uint32_t* alive,
+                                    uint32_t* list) {
+    const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
+    const auto children = [&](uint32_t j, uint32_t& first) -> uint32_t {
+      if (j >= end_ || !(scores_[j] > -INFINITY)) return 0;
+      const uint32_t cluster = cluster_of(alive, j);
+      first = offsets[cluster];
+      return offsets[cluster + 1] - first;
+    };
+    uint32_t own = 0, first = 0;
+    for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) own += children(j, first);
+    Sums all;
+    uint32_t before = team_sums(block_sums({own, 0}), all).a;
+    for (uint32_t tile = begin_; tile < end_; tile += kLookupThreads) {
+      const uint32_t count = children(tile + thread_, first);
+      Sums tile_sums;
+      const uint32_t at = before + sums_before({count, 0}, tile_sums).a;
+      before += tile_sums.a;
+      for (uint32_t i = 0; i < count; ++i) list[at + i] = first + i;
+    }
+    sync_team();
+    return all.a;
+  }
+
+  // Runs, from chosen clusters of the finest level that are neighbours.
+  __device__ void emit(const LookupLevel& level, const uint32_t* alive) {
+    const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
+    const RunLists& lists = p_.lists;
+    uint32_t* run_first = lists.first + pair_ * (lists.capacity + 1);
+    uint32_t* run_before = lists.before + pair_ * (lists.capacity + 1);
+    uint32_t* marks = lists.marks + pair_ * lists.mark_capacity;
+    uint32_t cluster = 0;
+    // {1 where a run begins, keys}
+    const auto item = [&](uint32_t j) -> Sums {
+      if (j >= end_ || !(scores_[j] > -INFINITY)) return {};
+      cluster = cluster_of(alive, j);
+      const bool follows =
+          j > begin_ && scores_[j - 1] > -INFINITY && cluster_of(alive, j - 1) + 1 == cluster;
+      return {follows ? 0u : 1u, offsets[cluster + 1] - offsets[cluster]};
+    };
+    Sums own;
+    for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
+      const Sums one = item(j);
+      own.a += one.a;
+      own.b += one.b;
+    }
+    Sums all;
+    Sums before = team_sums(block_sums(own), all);
+    for (uint32_t tile = begin_; tile < end_; tile += kLookupThreads) {
+      const Sums one = item(tile + thread_);
+      Sums tile_sums;
+      Sums at = sums_before(one, tile_sums);
+      at.a += before.a;
+      at.b += before.b;
+      before.a += tile_sums.a;
+      before.b += tile_sums.b;
+      if (one.b == 0) continue;
+      if (one.a != 0) {
+        run_first[at.a] = offsets[cluster];
+        run_before[at.a] = at.b;
+      }
+      const uint32_t run = at.a + one.a - 1;
+      for (uint32_t mark = (at.b + kMarkKeys - 1) / kMarkKeys; mark * kMarkKeys < at.b + one.b;
+           ++mark) {
+        marks[mark] = run;
+      }
+    }
+    if (rank_ != 0 || thread_ != 0) return;
+    run_before[all.a] = all.b;
+    lists.totals[pair_] = {all.a, all.b, 0, 0};
+    if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
+    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(all.b));
+    atomicAdd(&p_.counters[2], static_cast<unsigned long long>(centroids_) * (kPages ? 2 : 1));
+  }
+
+  const LookupParams& p_;
+  LookupShared<kDim>& s_;
+  const int team_, rank_, pair_, head_, thread_, lane_, warp_;
+  float* logits_;
+  float* scores_;
+  uint32_t* exchange_;
+  uint32_t begin_ = 0, end_ = 0;  // of what is alive, this block's
+  uint32_t centroids_ = 0;
+  int turn_ = 0;  // of two exchange areas: a fast block must not overwrite what a slow one reads
+};
+
+template <class Element, int kDim, bool kPages>
+__global__ void __launch_bounds__(kLookupThreads, 1)
+    decode_lookup_kernel(const __grid_constant__ LookupParams params, int team) {
+  __shared__ LookupShared<kDim> shared;
+  Lookup<Element, kDim, kPages>(params, team, shared).run();
+}
+
+template <int kDim>
+auto lookup_kernel(const LookupParams& params) {
+  if (params.dtype == DType::kBF16) {
+    return params.pages ? decode_lookup_kernel<Bf16, kDim, true>
+                        : decode_lookup_kernel<Bf16, kDim, false>;
+  }
+  return params.pages ? decode_lookup_kernel<F16, kDim, true>
+                      : decode_lookup_kernel<F16, kDim, false>;
+}
+
+// What a launch needs beside the parameters.
+struct LookupLaunch {
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute attributes[2] = {};
+
+  LookupLaunch(int blocks, int team, bool hopper, cudaStream_t stream) {
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(kLookupThreads);
+    config.stream = stream;
+    config.attrs = attributes;
+    if (team > 1) {
+      cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim = {static_cast<unsigned>(team), 1, 1};
+    }
+    if (hopper) {
+      cudaLaunchAttribute& early = attributes[config.numAttrs++];
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+};
+
+template <int kDim>
+Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream) {
+  const LookupLaunch launch(params.requests * params.kv_heads * team, team, hopper, stream);
+  const auto kernel = lookup_kernel<kDim>(params);
+  if (team > 8) {
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team));
+  return {};
+}
+
+// Teams of this many blocks that the GPU holds at once; 0 if it cannot gather one.
+template <int kDim>
+int lookup_teams_at_once(const LookupParams& params, int team) {
+  const LookupLaunch launch(team, team, true, nullptr);
+  const auto kernel = lookup_kernel<kDim>(params);
+  int count = 0;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+          cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,33 @@
+// Thread block clusters and programmatic dependent launch; without effect before Hopper, where the
+// launches do not ask for them.
+#pragma once
+
+#include <cstdint>
+
+namespace sqz::cuda::ptx {
+
+// All threads of the cluster; what they wrote before, to global memory too, is seen after it.
+__device__ __forceinline__ void barrier_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+#endif
+}
+
+// Waits for the kernels that this one depends on, and sees what they wrote.
+__device__ __forceinline__ void griddepcontrol_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the kernel that depends on this one start.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace sqz::cuda::ptx

@@ -1,0 +1,217 @@
+// Keys and values in an engine's own memory, and the upload.
+#include "tests/libruntime/cuda/serving.h"
+
+namespace sqz::cuda {
+namespace {
+
+using test::DeviceArray;
+using test::DeviceCall;
+using testing::make_queries;
+using testing::serve;
+using testing::Served;
+using testing::TinyIndexOptions;
+
+TinyIndexOptions shape() {
+  TinyIndexOptions o;
+  o.layers = 2;
+  o.kv_heads = 2;
+  o.query_heads = 8;
+  o.head_dim = 64;
+  o.tokens = 3001;
+  o.sink = 5;
+  o.tail = 60;
+  o.clusters = {30, 150};
+  o.dense_layers = {1};
+  return o;
+}
+
+SelectionRequest selection() {
+  static const double thresholds[] = {1e-4, 1e-4};
+  SelectionRequest request;
+  request.thresholds = thresholds;
+  return request;
+}
+
+// Rows of a layer by token, [Hkv][N] of d elements, from what the index stores by slot.
+std::vector<uint16_t> by_token(const Served& served, int64_t layer, bool values) {
+  const LayerView& view = served.index->layers[static_cast<size_t>(layer)];
+  const int64_t n = served.options.tokens, d = view.head_dim;
+  std::vector<uint16_t> rows(static_cast<size_t>(view.kv_heads * n * d));
+  const auto* slots = static_cast<const uint16_t*>(values ? view.values : view.keys);
+  const auto* exact = static_cast<const uint16_t*>(values ? view.exact_values : view.exact_keys);
+  for (int64_t h = 0; h < view.kv_heads; ++h) {
+    const auto put = [&](int64_t token, const uint16_t* row) {
+      std::copy(row, row + d, rows.begin() + (h * n + token) * d);
+    };
+    for (int64_t s = 0; s < view.slots; ++s) {
+      put(view.positions[h * view.slots + s], slots + (h * view.slots + s) * d);
+    }
+    for (int64_t e = 0; e < view.exact; ++e) {
+      const int64_t sink = view.slots > 0 ? served.options.sink : view.exact;
+      put(e < sink ? e : n - view.exact + e, exact + (h * view.exact + e) * d);
+    }
+  }
+  return rows;
+}
+
+// [pages][page_size][Hkv][d] by a block table, or [N][Hkv][d] without pages.
+struct PagedRows {
+  std::vector<uint16_t> rows;
+  std::vector<int32_t> table;
+  int64_t pages = 0;
+};
+
+PagedRows paged(const std::vector<uint16_t>& rows, int64_t heads, int64_t n, int64_t d,
+                int64_t page_size) {
+  PagedRows out;
+  const int64_t size = page_size == 0 ? n : page_size;
+  const int64_t used = (n + size - 1) / size;
+  out.pages = used + 3;
+  for (int64_t i = 0; i < used; ++i) {
+    // Backwards, with gaps.
+    out.table.push_back(static_cast<int32_t>(page_size == 0 ? 0 : out.pages - 1 - i));
+  }
+  out.rows.assign(static_cast<size_t>(out.pages * size * heads * d), 0x7FC0);
+  for (int64_t t = 0; t < n; ++t) {
+    const int64_t at = out.table[static_cast<size_t>(t / size)] * size + t % size;
+    for (int64_t h = 0; h < heads; ++h) {
+      std::copy(rows.begin() + (h * n + t) * d, rows.begin() + (h * n + t + 1) * d,
+                out.rows.begin() + (at * heads + h) * d);
+    }
+  }
+  return out;
+}
+
+class CacheTest : public ::testing::Test {
+ protected:
+  void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
+};
+
+TEST_F(CacheTest, GivesWhatTheIndexGives) {
+  const Served served = serve(shape());
+  const auto own = test::gpu_session(served, selection());
+  const auto without = test::gpu_session(served, selection(), 0, false);
+  const int64_t heads = served.options.kv_heads, d = served.options.head_dim;
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    const auto queries = make_queries(served, 0, 3, 3);
+    DeviceCall expected(served, layer, 3, DType::kF32);
+    expected.set_queries(queries);
+    ASSERT_TRUE(own->attend(expected.call).ok());
+    for (const int64_t page_size : {0, 16, 64, 256}) {
+      SCOPED_TRACE(concat("layer ", layer, ", pages of ", page_size));
+      const auto keys =
+          paged(by_token(served, layer, false), heads, served.options.tokens, d, page_size);
+      const auto values =
+          paged(by_token(served, layer, true), heads, served.options.tokens, d, page_size);
+      const DeviceArray<uint16_t> device_keys(keys.rows), device_values(values.rows);
+      const DeviceArray<int32_t> table(keys.table);
+      const EngineCache cache = {.keys = device_keys.get(),
+                                 .values = device_values.get(),
+                                 .token_stride = heads * d,
+                                 .head_stride = d,
+                                 .page_stride = page_size * heads * d,
+                                 .page_size = page_size,
+                                 .block_table = table.get(),
+                                 .pages = keys.pages};
+      DeviceCall call(served, layer, 3, DType::kF32);
+      call.set_queries(queries);
+      ASSERT_EQ(without->attend(call.call).code(), Code::kUnsupported);
+      call.call.cache = &cache;
+      ASSERT_TRUE(without->attend(call.call).ok());
+      // The same keys in the same order: the same bits.
+      EXPECT_EQ(call.output(), expected.output());
+    }
+  }
+}
+
+TEST_F(CacheTest, HostileBlockTableIsReadAsPageZero) {
+  const Served served = serve(shape());
+  const auto session = test::gpu_session(served, selection(), 0, false);
+  const int64_t heads = served.options.kv_heads, d = served.options.head_dim;
+  auto keys = paged(by_token(served, 0, false), heads, served.options.tokens, d, 64);
+  const auto values = paged(by_token(served, 0, true), heads, served.options.tokens, d, 64);
+  const DeviceArray<uint16_t> device_keys(keys.rows), device_values(values.rows);
+  std::vector<int32_t> zeros = keys.table, hostile = keys.table;
+  for (size_t i = 0; i < hostile.size(); i += 2) {
+    zeros[i] = 0;
+    hostile[i] = i % 4 == 0 ? -1 : static_cast<int32_t>(keys.pages);
+  }
+  // Page 0 was unused: NaN so far.
+  const DeviceArray<int32_t> zero_table(zeros), hostile_table(hostile);
+  ASSERT_EQ(cudaMemset(device_keys.get(), 0, static_cast<size_t>(64 * heads * d * 2)), cudaSuccess);
+  ASSERT_EQ(cudaMemset(device_values.get(), 0, static_cast<size_t>(64 * heads * d * 2)),
+            cudaSuccess);
+  EngineCache cache = {.keys = device_keys.get(),
+                       .values = device_values.get(),
+                       .token_stride = heads * d,
+                       .head_stride = d,
+                       .page_stride = 64 * heads * d,
+                       .page_size = 64,
+                       .block_table = zero_table.get(),
+                       .pages = keys.pages};
+  DeviceCall expected(served, 0, 1, DType::kF32), found(served, 0, 1, DType::kF32);
+  for (DeviceCall* call : {&expected, &found}) {
+    call->set_queries(make_queries(served, 0, 1, 3));
+    call->call.cache = &cache;
+    ASSERT_TRUE(session->attend(call->call).ok());
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    cache.block_table = hostile_table.get();
+  }
+  EXPECT_EQ(found.output(), expected.output());
+  EXPECT_TRUE(std::isfinite(found.output().lse[0]));
+}
+
+TEST_F(CacheTest, UploadInTheBackground) {
+  const Served served = serve(shape());
+  auto index = upload_index(served.index, {.device = 0, .threads = 3, .wait = false});
+  ASSERT_TRUE(index.ok()) << index.status().message();
+  SessionOptions options;
+  options.selection = selection();
+  const auto session = create_session(served.index, *index, options);
+  ASSERT_TRUE(session.ok());
+  const auto cpu = test::cpu_session(served, selection());
+  const auto queries = make_queries(served, 0, 1, 3);
+  DeviceCall call(served, 1, 1, DType::kF32);
+  call.set_queries(queries);
+  ASSERT_TRUE((*session)->attend(call.call).ok());
+  test::expect_close(call.output(), *testing::attend(*cpu, 1, queries), 64);
+}
+
+TEST_F(CacheTest, NothingIsLeftAllocated) {
+  const Served served = serve(shape());
+  { const auto warm = test::uploaded(served); }
+  size_t before = 0, after = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+  for (int i = 0; i < 20; ++i) {
+    const auto session = test::gpu_session(served, selection());
+    ASSERT_NE(session, nullptr);
+  }
+  ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
+  EXPECT_EQ(after, before);
+}
+
+TEST_F(CacheTest, WhatOnlyTheCpuServesIsSaid) {
+  const Served served = serve(shape());
+  const auto index = test::uploaded(served);
+  const auto refused = [&](const SelectionRequest& request, const char* why) {
+    SessionOptions options;
+    options.selection = request;
+    const auto session = create_session(served.index, index, options);
+    ASSERT_FALSE(session.ok());
+    EXPECT_EQ(session.status().code(), Code::kUnsupported);
+    EXPECT_NE(session.status().message().find(why), std::string::npos)
+        << session.status().message();
+  };
+  SelectionRequest request = selection();
+  request.estimate = true;
+  refused(request, "estimate");
+  request = {.selector = SelectorKind::kStream, .keep = 0.1};
+  refused(request, "only the CPU");
+  SessionOptions options;
+  options.selection = selection();
+  const auto missing = create_session(served.index, nullptr, options);
+  EXPECT_EQ(missing.status().code(), Code::kUnsupported);
+}
+
+}  // namespace
+}  // namespace sqz::cuda

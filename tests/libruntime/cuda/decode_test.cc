@@ -1,0 +1,324 @@
+// Decoding on the GPU against the CPU backend: the same keys, the same attention.
+#include <list>
+#include <string>
+
+#include "tests/libruntime/cuda/serving.h"
+
+namespace sqz::cuda {
+namespace {
+
+using test::cpu_session;
+using test::DeviceCall;
+using test::gpu_session;
+using testing::make_queries;
+using testing::Output;
+using testing::serve;
+using testing::Served;
+using testing::TinyIndexOptions;
+
+TinyIndexOptions shape(int64_t dim, int64_t group, std::vector<int64_t> clusters) {
+  TinyIndexOptions o;
+  o.layers = 2;
+  o.kv_heads = 3;
+  o.query_heads = o.kv_heads * group;
+  o.head_dim = dim;
+  o.tokens = 4321;
+  o.sink = 16;
+  o.tail = 100;
+  o.clusters = std::move(clusters);
+  o.seed = static_cast<uint64_t>(dim * 10 + group);
+  return o;
+}
+
+SelectionRequest with_thresholds(const std::vector<double>& thresholds, int group = 0) {
+  static std::list<std::vector<double>> kept;  // a request only points to them
+  kept.push_back(thresholds);
+  SelectionRequest request;
+  request.thresholds = kept.back().data();
+  request.levels = static_cast<int>(thresholds.size());
+  request.group = group;
+  return request;
+}
+
+SelectionRequest by_budget(double keep, int levels = 0) {
+  SelectionRequest request;
+  request.keep = keep;
+  request.rule = RuleKind::kBudget;
+  request.levels = levels;
+  return request;
+}
+
+struct Tally {
+  double keep = 0;  // of the clustered keys, on the GPU
+};
+
+// Both backends with the same queries: results, what was read, and the runs of the first request.
+Tally compare(const Served& served, const SelectionRequest& selection, int64_t requests,
+              DType dtype = DType::kBF16, float strength = 0.6f) {
+  const auto gpu = gpu_session(served, selection);
+  const auto cpu = cpu_session(served, selection);
+  if (gpu == nullptr || cpu == nullptr) return {};
+  uint64_t read = 0, possible = 0;
+  for (int64_t layer = 0; layer < served.options.layers; ++layer) {
+    const std::vector<float> queries = make_queries(served, layer, requests, 7, strength);
+    DeviceCall call(served, layer, requests, dtype);
+    call.set_queries(queries);
+    const Status status = gpu->attend(call.call);
+    EXPECT_TRUE(status.ok()) << status.message();
+    const auto expected =
+        testing::attend(*cpu, layer, queries,
+                        {.dtype = dtype, .positions = {}, .indptr = test::single_tokens(requests)});
+    EXPECT_TRUE(expected.ok()) << expected.status().message();
+    test::expect_close(call.output(), *expected, served.options.head_dim);
+
+    const auto found = gpu->totals(layer);
+    EXPECT_TRUE(found.ok());
+    const Counters want = cpu->counters(layer);
+    EXPECT_EQ(found->selections, want.selections);
+    EXPECT_EQ(found->keys_read, want.keys_read);
+    EXPECT_EQ(found->keys_possible, want.keys_possible);
+    EXPECT_EQ(found->bytes_read, want.bytes_read);
+    EXPECT_EQ(found->bytes_dense, want.bytes_dense);
+    read += found->keys_read;
+    possible += found->keys_possible;
+
+    const auto q = testing::stored(dtype, queries);
+    testing::CallOptions options{
+        .dtype = dtype, .positions = {}, .indptr = test::single_tokens(requests)};
+    AttendCall host = testing::make_call(layer, requests, q.data(), options);
+    if (cpu->selects(layer)) {
+      EXPECT_TRUE(test::same_runs(test::runs_of(*gpu, call.call), test::runs_of(*cpu, host)));
+    }
+  }
+  return {static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1))};
+}
+
+class Decode : public ::testing::Test {
+ protected:
+  void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
+};
+
+TEST_F(Decode, ShapesAndGroups) {
+  for (const int64_t dim : {64, 96, 128, 256}) {
+    for (const int64_t group : {1, 2, 4, 7, 8}) {
+      SCOPED_TRACE(concat("dim ", dim, ", group ", group));
+      const Served served = serve(shape(dim, group, {40, 211}));
+      const Tally flat = compare(served, with_thresholds({2e-4}), 1);
+      EXPECT_GT(flat.keep, 0.005);
+      EXPECT_LT(flat.keep, 0.9);
+      compare(served, with_thresholds({1e-4, 3e-4}), 2);
+      compare(served, by_budget(0.1), 2);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(Decode, Dtypes) {
+  for (const DType stored : {DType::kBF16, DType::kF16}) {
+    TinyIndexOptions o = shape(128, 4, {40, 211});
+    o.dtype = stored;
+    const Served served = serve(o);
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(concat(dtype_name(stored), " and queries ", dtype_name(dtype)));
+      compare(served, with_thresholds({1e-4, 3e-4}), 3, dtype);
+    }
+  }
+}
+
+TEST_F(Decode, LevelsPoliciesAndRules) {
+  const Served served = serve(shape(64, 4, {9, 70, 500}));
+  for (int group = 0; group < 3; ++group) {
+    SCOPED_TRACE(concat("policy ", group));
+    compare(served, with_thresholds({2e-4, 2e-4, 2e-4}, group), 3);
+    compare(served, with_thresholds({2e-4, 2e-4}, group), 3);
+    SelectionRequest budget = by_budget(0.2);
+    budget.group = group;
+    compare(served, budget, 3);
+  }
+  for (const double keep : {0.02, 0.1, 0.24}) {
+    for (const int levels : {1, 2, 3}) compare(served, by_budget(keep, levels), 3);
+  }
+}
+
+TEST_F(Decode, EverythingNothingAndOneCluster) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  EXPECT_EQ(compare(served, with_thresholds({0, 0}), 2).keep, 1);
+  EXPECT_EQ(compare(served, with_thresholds({1, 1}), 2).keep, 0);
+  EXPECT_EQ(compare(served, with_thresholds({0, 1}), 2).keep, 0);
+  compare(serve(shape(128, 4, {1})), with_thresholds({1e-4}), 2);
+  compare(serve(shape(128, 4, {1, 2})), with_thresholds({1e-4, 1e-4}), 2);
+  TinyIndexOptions bare = shape(128, 4, {40, 211});
+  bare.sink = bare.tail = 0;
+  EXPECT_EQ(compare(serve(bare), with_thresholds({1, 1}), 2).keep, 0);
+}
+
+TEST_F(Decode, DenseLayersAndSessions) {
+  TinyIndexOptions o = shape(128, 4, {40, 211});
+  o.dense_layers = {1};
+  const Served served = serve(o);
+  compare(served, by_budget(0.1), 3);
+  SelectionRequest dense;
+  dense.selector = SelectorKind::kDense;
+  EXPECT_EQ(compare(served, dense, 3).keep, 1);
+  SelectionRequest first = by_budget(0.1);
+  first.dense_layers = 1;
+  compare(serve(shape(128, 4, {40, 211})), first, 2);
+}
+
+TEST_F(Decode, ManyRequests) {
+  // More pairs than one launch takes, and teams of one block.
+  const Served served = serve(shape(64, 2, {40, 211}));
+  for (const int64_t requests : {5, 17, 64, 400}) {
+    SCOPED_TRACE(concat(requests, " requests"));
+    compare(served, with_thresholds({1e-4, 3e-4}), requests);
+    compare(served, by_budget(0.1), requests);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(Decode, Pages) {
+  for (const int64_t page_size : {16, 7}) {
+    for (int group = 0; group < 3; ++group) {
+      SCOPED_TRACE(concat("pages of ", page_size, ", policy ", group));
+      TinyIndexOptions o = shape(128, 4, {});
+      o.page_size = page_size;
+      SelectionRequest quest;
+      quest.selector = SelectorKind::kQuest;
+      quest.dense_layers = -1;
+      quest.keep = 0.1;
+      quest.group = group;
+      const Tally tally = compare(serve(o), quest, 3);
+      EXPECT_NEAR(tally.keep, 0.1, 0.01);
+    }
+  }
+}
+
+TEST_F(Decode, OneHeadTakesMost) {
+  // Head 0 wants nearly everything, the others next to nothing.
+  const Served served = serve(shape(128, 4, {40, 211}));
+  const auto selection = with_thresholds({1.9e-4});
+  const auto gpu = gpu_session(served, selection);
+  const auto cpu = cpu_session(served, selection);
+  std::vector<float> queries = make_queries(served, 0, 1, 3, 1.0f);
+  const auto head = static_cast<size_t>(4 * served.options.head_dim);
+  for (size_t i = 0; i < head; ++i) queries[i] *= 1e-3f;
+  DeviceCall call(served, 0, 1, DType::kF32);
+  call.set_queries(queries);
+  ASSERT_TRUE(gpu->attend(call.call).ok());
+  test::expect_close(call.output(), *testing::attend(*cpu, 0, queries), 128);
+  const auto runs = test::runs_of(*gpu, call.call);
+  std::vector<uint64_t> keys;
+  for (const auto& list : runs) {
+    keys.push_back(0);
+    for (const KeyRun& run : list) keys.back() += run.length;
+  }
+  EXPECT_GT(keys[0], 3 * (keys[1] + keys[2]));
+}
+
+TEST_F(Decode, GraphReplayWithOtherQueries) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  const auto selection = with_thresholds({1e-4, 3e-4});
+  const auto gpu = gpu_session(served, selection);
+  const auto cpu = cpu_session(served, selection);
+  DeviceCall call(served, 0, 3, DType::kBF16);
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  call.call.stream = stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_TRUE(gpu->attend(call.call).ok());
+  ASSERT_TRUE(gpu->attend(call.call).ok());  // twice: the second must not disturb the first
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (const uint64_t seed : {1, 2, 3}) {
+    const std::vector<float> queries = make_queries(served, 0, 3, seed);
+    call.set_queries(queries, stream);
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    const auto expected = testing::attend(
+        *cpu, 0, queries, {.dtype = DType::kBF16, .positions = {}, .indptr = {0, 1, 2, 3}});
+    test::expect_close(call.output(), *expected, 128);
+  }
+  EXPECT_EQ(gpu->totals(0)->selections, 3u * 2 * 3);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(Decode, SameBitsAgain) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  const auto gpu = gpu_session(served, with_thresholds({1e-4, 1e-4}));
+  DeviceCall call(served, 0, 4, DType::kF32);
+  call.set_queries(make_queries(served, 0, 4, 5));
+  ASSERT_TRUE(gpu->attend(call.call).ok());
+  const Output first = call.output();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(gpu->attend(call.call).ok());
+    ASSERT_EQ(call.output(), first);
+  }
+}
+
+TEST_F(Decode, TwoStreams) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  const auto selection = with_thresholds({1e-4, 1e-4});
+  auto index = test::uploaded(served);
+  const auto cpu = cpu_session(served, selection);
+  struct Lane {
+    std::unique_ptr<ServingSession> session;
+    std::unique_ptr<DeviceCall> call;
+    cudaStream_t stream = nullptr;
+  };
+  std::vector<Lane> lanes(2);
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    SessionOptions options;
+    options.selection = selection;
+    lanes[i].session = std::move(*create_session(served.index, index, options));
+    lanes[i].call = std::make_unique<DeviceCall>(served, 0, 2, DType::kF32);
+    ASSERT_EQ(cudaStreamCreateWithFlags(&lanes[i].stream, cudaStreamNonBlocking), cudaSuccess);
+    lanes[i].call->set_queries(make_queries(served, 0, 2, 10 + i));
+    lanes[i].call->call.stream = lanes[i].stream;
+  }
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  for (int round = 0; round < 50; ++round) {
+    for (Lane& lane : lanes) ASSERT_TRUE(lane.session->attend(lane.call->call).ok());
+  }
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    ASSERT_EQ(cudaStreamSynchronize(lanes[i].stream), cudaSuccess);
+    const auto expected =
+        testing::attend(*cpu, 0, make_queries(served, 0, 2, 10 + i),
+                        {.dtype = DType::kF32, .positions = {}, .indptr = {0, 1, 2}});
+    test::expect_close(lanes[i].call->output(), *expected, 128);
+    cudaStreamDestroy(lanes[i].stream);
+  }
+}
+
+TEST_F(Decode, NanStaysInItsGroup) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  for (const bool dense : {false, true}) {
+    SelectionRequest selection = with_thresholds({1e-4, 1e-4});
+    if (dense) selection = {.selector = SelectorKind::kDense};
+    const auto gpu = gpu_session(served, selection);
+    std::vector<float> queries = make_queries(served, 0, 2, 5);
+    DeviceCall call(served, 0, 2, DType::kF32);
+    call.set_queries(queries);
+    ASSERT_TRUE(gpu->attend(call.call).ok());
+    const Output clean = call.output();
+    // Token 1, head 5: KV head 1.
+    const auto dim = static_cast<size_t>(served.options.head_dim);
+    const auto heads = static_cast<size_t>(served.options.query_heads);
+    queries[(heads + 5) * dim + 17] = NAN;
+    call.set_queries(queries);
+    ASSERT_TRUE(gpu->attend(call.call).ok());
+    const Output found = call.output();
+    EXPECT_TRUE(std::isnan(found.lse[heads + 5]));
+    EXPECT_TRUE(std::isnan(found.out[(heads + 5) * dim]));
+    for (size_t row = 0; row < 2 * heads; ++row) {
+      if (row / 4 == (heads + 5) / 4) continue;
+      EXPECT_EQ(found.lse[row], clean.lse[row]) << row;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sqz::cuda
