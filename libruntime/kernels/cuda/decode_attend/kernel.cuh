@@ -5,6 +5,7 @@
 // timing.
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 
 #include "libruntime/cuda/cuda_status.h"
@@ -36,6 +37,7 @@ struct AttendShared {
   int64_t before[kMostPairs + 1];  // keys of the pairs before each
   float maximum[kAttendWarps][kAttendRows], sum[kAttendWarps][kAttendRows];
   float total_maximum[kAttendRows], total_sum[kAttendRows];
+  float weights[kAttendRows][kMostBlocks];  // of the parts of a pair
   uint32_t last;
   union {
     uint32_t list[kListKeys];                       // where the keys of a segment are
@@ -56,6 +58,7 @@ class Attend {
         listed_(params.lists.totals != nullptr) {}
 
   __device__ void run() {
+    ptx::griddepcontrol_launch_dependents();
     ptx::griddepcontrol_wait();
     count_keys();
     const int64_t total = s_.before[pairs_];
@@ -409,29 +412,63 @@ class Attend {
     return sum;
   }
 
+  // Warp r weighs the parts of row r; then threads add up the values, several parts under way.
   __device__ void merge_blocks(int pair, int64_t first, int64_t first_block, int64_t last_block) {
-    if (thread_ < p_.group) {
+    const int parts = static_cast<int>(last_block - first_block) + 1;
+    if (warp_ < p_.group) {
       float top = kLowestMaximum, sum = 0;
-      for (int64_t b = first_block; b <= last_block; ++b) {
-        top = fmaxf(top, __ldcg(&partial(b, first)->maximum[thread_]));
+      for (int i = lane_; i < parts; i += 32) {
+        const AttendPartial<kDim>* part = partial(first_block + i, first);
+        const float m = __ldcg(&part->maximum[warp_]), l = __ldcg(&part->sum[warp_]);
+        s_.weights[warp_][i] = m;
+        const float grown = fmaxf(top, m);
+        sum = sum * exp2f(top - grown) + l * exp2f(m - grown);
+        top = grown;
       }
-      for (int64_t b = first_block; b <= last_block; ++b) {
-        const AttendPartial<kDim>* part = partial(b, first);
-        sum += __ldcg(&part->sum[thread_]) * exp2f(__ldcg(&part->maximum[thread_]) - top);
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const float m = __shfl_xor_sync(~0u, top, step), l = __shfl_xor_sync(~0u, sum, step);
+        const float grown = fmaxf(top, m);
+        sum = sum * exp2f(top - grown) + l * exp2f(m - grown);
+        top = grown;
       }
-      s_.total_maximum[thread_] = top;
-      s_.total_sum[thread_] = sum;
+      for (int i = lane_; i < parts; i += 32) {
+        s_.weights[warp_][i] = exp2f(s_.weights[warp_][i] - top);
+      }
+      if (lane_ == 0) {
+        s_.total_maximum[warp_] = top;
+        s_.total_sum[warp_] = sum;
+      }
     }
     __syncthreads();
-    write_result(pair, [&](int row, int dim) {
-      float sum = 0;
-      for (int64_t b = first_block; b <= last_block; ++b) {
-        const AttendPartial<kDim>* part = partial(b, first);
-        sum += __ldcg(&part->values[row][dim]) *
-               exp2f(__ldcg(&part->maximum[row]) - s_.total_maximum[row]);
+    // kSplit threads share an element.
+    constexpr int kSplit = 4;
+    for (int i = thread_ / kSplit; i < p_.group * kDim / 4; i += kAttendThreads / kSplit) {
+      const int row = i / (kDim / 4), dim = i % (kDim / 4) * 4;
+      float4 sum = {};
+#pragma unroll 5
+      for (int b = thread_ % kSplit; b < parts; b += kSplit) {
+        const float4 v = __ldcg(
+            reinterpret_cast<const float4*>(&partial(first_block + b, first)->values[row][dim]));
+        const float weight = s_.weights[row][b];
+        sum.x += v.x * weight;
+        sum.y += v.y * weight;
+        sum.z += v.z * weight;
+        sum.w += v.w * weight;
       }
-      return sum;
-    });
+#pragma unroll
+      for (int step = 1; step < kSplit; step *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, step);
+        sum.y += __shfl_xor_sync(~0u, sum.y, step);
+        sum.z += __shfl_xor_sync(~0u, sum.z, step);
+        sum.w += __shfl_xor_sync(~0u, sum.w, step);
+      }
+      if (thread_ % kSplit == 0) {
+        *reinterpret_cast<float4*>(&s_.values[0][row][dim]) = sum;
+      }
+    }
+    __syncthreads();
+    write_result(pair, [&](int row, int dim) { return s_.values[0][row][dim]; });
   }
 
   template <class Value>
@@ -489,7 +526,7 @@ Status launch_attend(const AttendParams& params, cudaStream_t stream) {
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(params.multiprocessors));
+  config.gridDim = dim3(static_cast<unsigned>(std::min(params.multiprocessors, kMostBlocks)));
   config.blockDim = dim3(kAttendThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;

@@ -11,6 +11,7 @@
 namespace sqz::cuda {
 
 inline constexpr int kMostPairs = 1024;  // of one launch
+inline constexpr int kMostBlocks = 256;  // of a launch: a block a multiprocessor
 inline constexpr int kAttendRows = 8;    // most query heads of a KV head
 
 // Keys and values in an engine's memory, read through positions: see sqz_kv_cache.

@@ -12,7 +12,7 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kLookupThreads = 512;
+inline constexpr int kLookupThreads = 256;
 inline constexpr int kLookupWarps = kLookupThreads / 32;
 inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
 
@@ -66,7 +66,7 @@ class Lookup {
       if (kPages) {
         sound = all_sound(combine_pages());
       } else if (sound) {
-        combine(level, alive);
+        combine();
       }
       if (!sound) {
         if (rank_ == 0 && thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
@@ -83,11 +83,24 @@ class Lookup {
   }
 
  private:
-  // What does not depend on earlier kernels starts its way from memory.
+  // What does not depend on earlier kernels starts its way from memory: the first level, and what
+  // is small of all.
   __device__ void ask_ahead() const {
-    const LookupLevel& level = p_.level[0];
-    const int64_t bytes = static_cast<int64_t>(level.clusters) * kDim * 2;
-    const auto* from = static_cast<const char*>(level.centroids) + head_ * bytes;
+    const int64_t row = kDim * 2;
+    for (int k = 0; k < p_.levels; ++k) {
+      const LookupLevel& level = p_.level[k];
+      if (k == 0) ask_for(level.centroids, level.clusters * row);
+      if (k == 0 && kPages) ask_for(level.greatest, level.clusters * row);
+      ask_for(level.offsets, (level.clusters + 1) * int64_t{4});
+      if (kPages) continue;
+      ask_for(level.log_sizes, level.clusters * int64_t{4});
+      if (p_.rule != LookupRule::kThreshold) ask_for(level.sizes, level.clusters * int64_t{4});
+    }
+  }
+
+  // The team's head of an array, into the L2.
+  __device__ void ask_for(const void* array, int64_t bytes) const {
+    const auto* from = static_cast<const char*>(array) + head_ * bytes;
     for (int64_t at = (rank_ * kLookupThreads + thread_) * int64_t{128}; at < bytes;
          at += team_ * kLookupThreads * int64_t{128}) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
@@ -231,52 +244,55 @@ class Lookup {
     return p_.mean ? 1 : p_.group;
   }
 
-  // Logits of the slice to memory and, of clusters, their log-sum-exp; false if one is not finite.
+  static constexpr int kTiles = kPages || kDim > 128 ? 1 : 2;  // of 8 rows, that a warp has at once
+
+  // A step of a warp: rows of memory, and what the columns of their products stand for.
+  struct Step {
+    RowPart<kDim> rows[kTiles];
+    float log_sizes[kTiles][2];
+  };
+
+  __device__ __forceinline__ void load_step(const LookupLevel& level, const uint32_t* alive,
+                                            uint32_t tile, const void* from, Step& step) const {
+    const auto* base =
+        static_cast<const char*>(from) + static_cast<int64_t>(head_) * level.clusters * kDim * 2;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const uint32_t row = cluster_of(alive, min(tile + 8 * t + lane_ / 4, end_ - 1));
+      step.rows[t].load(base + static_cast<int64_t>(row) * kDim * 2, lane_);
+      if (kPages) continue;
+      const float* sizes = level.log_sizes + static_cast<int64_t>(head_) * level.clusters;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t j = min(tile + 8 * t + 2 * (lane_ % 4) + i, end_ - 1);
+        step.log_sizes[t][i] = __ldg(sizes + cluster_of(alive, j));
+      }
+    }
+  }
+
+  // Logits of the slice to memory, -infinity for empty clusters, and the log-sum-exp of clusters;
+  // false if one is NaN or infinite.
   __device__ bool score(const LookupLevel& level, const uint32_t* alive) {
-    constexpr int kTiles = kDim <= 128 && !kPages ? 2 : 1;
     constexpr uint32_t kStep = 8 * kTiles;
-    const auto* base = static_cast<const char*>(level.centroids) +
-                       static_cast<int64_t>(head_) * level.clusters * kDim * 2;
-    const auto* greatest = static_cast<const char*>(level.greatest) +
-                           static_cast<int64_t>(head_) * level.clusters * kDim * 2;
-    const float* log_sizes =
-        kPages ? nullptr : level.log_sizes + static_cast<int64_t>(head_) * level.clusters;
     const int row = lane_ / 4;
     const int rows = kPages ? page_rows() : p_.group;
     float maximum = kLowestLogit, sum = 0;
-    for (uint32_t tile = begin_ + warp_ * kStep; tile < end_; tile += kLookupWarps * kStep) {
-      RowPart<kDim> part[kTiles];
-      float d[kTiles][4] = {};
-      uint32_t index[kTiles];
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        index[t] = cluster_of(alive, min(tile + 8 * t + lane_ / 4, end_ - 1));
-      }
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        part[t].load((kPages ? greatest : base) + static_cast<int64_t>(index[t]) * kDim * 2, lane_);
-      }
-      multiply_rows<Element, kDim, kTiles>(s_.queries, part, lane_, d);
-      if (kPages) {
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          part[t].load(base + static_cast<int64_t>(index[t]) * kDim * 2, lane_);
-        }
-        multiply_rows<Element, kDim, kTiles>(s_.lower, part, lane_, d);
-      }
+    const auto finish = [&](uint32_t tile, const Step& step, const float(&d)[kTiles][4]) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int column = 2 * (lane_ % 4) + i;
-          const uint32_t j = tile + 8 * t + column;
+          const uint32_t j = tile + 8 * t + 2 * (lane_ % 4) + i;
           const float x = d[t][i] + d[t][i + 2];
-          // Lane 4 r holds row r's cluster.
-          const uint32_t cluster = __shfl_sync(~0u, index[t], 4 * column);
           if (j >= end_ || row >= rows) continue;
-          logits_[row * p_.width + j] = x;
-          if (kPages) continue;
-          const float y = x + log_sizes[cluster] * 1.4426950408889634f;
+          if (kPages) {
+            logits_[row * p_.width + j] = x;
+            continue;
+          }
+          const float log_size = step.log_sizes[t][i];
+          logits_[row * p_.width + j] = log_size == -INFINITY ? -INFINITY : x;
+          if (log_size == -INFINITY) continue;
+          const float y = x + log_size * 1.4426950408889634f;
           if (!(y <= maximum)) {
             sum *= exp2f(maximum - y);
             maximum = y;
@@ -284,6 +300,27 @@ class Lookup {
           sum += exp2f(y - maximum);
         }
       }
+    };
+    // Two steps under way.
+    constexpr uint32_t kStride = kLookupWarps * kStep;
+    uint32_t tile = begin_ + warp_ * kStep;
+    const void* first = kPages ? level.greatest : level.centroids;
+    Step even, odd;
+    if (tile < end_) load_step(level, alive, tile, first, even);
+    const auto work = [&](Step& now, Step& next) {
+      if (tile + kStride < end_) load_step(level, alive, tile + kStride, first, next);
+      float d[kTiles][4] = {};
+      multiply_rows<Element, kDim, kTiles>(s_.queries, now.rows, lane_, d);
+      if (kPages) {
+        load_step(level, alive, tile, level.centroids, now);
+        multiply_rows<Element, kDim, kTiles>(s_.lower, now.rows, lane_, d);
+      }
+      finish(tile, now, d);
+      tile += kStride;
+    };
+    while (tile < end_) {
+      work(even, odd);
+      if (tile < end_) work(odd, even);
     }
     return kPages || add_up(maximum, sum);
   }
@@ -332,8 +369,7 @@ class Lookup {
   }
 
   // scores_[j] = log2 of the combined S of the slice's clusters; -infinity for empty ones.
-  __device__ void combine(const LookupLevel& level, const uint32_t* alive) {
-    const uint32_t* sizes = level.sizes + static_cast<int64_t>(head_) * level.clusters;
+  __device__ void combine() {
     const float log_group = log2f(static_cast<float>(p_.group));
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
       float y[kMostGroup];
@@ -350,7 +386,7 @@ class Lookup {
         for (int r = 0; r < kMostGroup; ++r) sum += exp2f(y[r] - top);
         score = top + log2f(sum) - log_group;
       }
-      scores_[j] = sizes[cluster_of(alive, j)] == 0 ? -INFINITY : score;
+      scores_[j] = score;
     }
     __syncthreads();
   }
@@ -599,7 +635,7 @@ class Lookup {
 };
 
 template <class Element, int kDim, bool kPages>
-__global__ void __launch_bounds__(kLookupThreads, 1)
+__global__ void __launch_bounds__(kLookupThreads, 2)
     decode_lookup_kernel(const __grid_constant__ LookupParams params, int team) {
   __shared__ LookupShared<kDim> shared;
   Lookup<Element, kDim, kPages>(params, team, shared).run();
