@@ -40,8 +40,8 @@ struct AttendShared {
   float weights[kAttendRows][kMostBlocks];  // of the parts of a pair
   uint32_t last;
   union {
-    uint32_t list[kListKeys];                       // where the keys of a segment are
-    float values[kAttendWarps][kAttendRows][kDim];  // of the warps, at its end
+    alignas(16) uint32_t list[kListKeys];                       // where the keys of a segment are
+    alignas(16) float values[kAttendWarps][kAttendRows][kDim];  // of the warps, at its end
   };
 };
 
