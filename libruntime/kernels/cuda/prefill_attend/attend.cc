@@ -1,0 +1,94 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+
+#include "libruntime/kernels/cuda/prefill_attend/kernel.h"
+#include "libruntime/kernels/cuda/prefill_common/workspace.h"
+
+namespace sqz::cuda {
+namespace {
+
+using namespace prefill;
+
+int32_t tile_keys(int32_t dim) {
+  switch (dim) {
+    case 64: return kTileKeys<64>;
+    case 96: return kTileKeys<96>;
+    case 128: return kTileKeys<128>;
+    default: return kTileKeys<256>;
+  }
+}
+
+// Sets the capacities and, where `base` is not null, the pointers. Returns the bytes used.
+//
+// The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
+// items of split lists are fewer than twice four a multiprocessor.
+int64_t cut_workspace(AttendParams& params, int multiprocessors, uint8_t* base) {
+  const int64_t tiles = int64_t{params.blocks.count} * params.kv_heads * params.tiles.tiles_of_block;
+  params.slot_capacity = 8 * multiprocessors;
+  params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
+  Workspace workspace(base);
+  workspace.take(params.counts, 1);
+  workspace.take(params.items, params.item_capacity);
+  workspace.take(params.splits, params.slot_capacity);
+  workspace.take(params.partial_lse, int64_t{params.slot_capacity} * kRows);
+  workspace.take(params.partial_out, int64_t{params.slot_capacity} * kRows * params.dim);
+  return workspace.used();
+}
+
+AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks) {
+  AttendParams params = {};
+  params.blocks = blocks;
+  params.tiles = query_tiles(blocks, shape.group, kRows);
+  params.dim = shape.dim;
+  params.kv_heads = shape.kv_heads;
+  params.group = shape.group;
+  params.scale = shape.scale * static_cast<float>(M_LOG2E);
+  params.tile_keys = tile_keys(shape.dim);
+  return params;
+}
+
+template <class T>
+Status launch(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
+              cudaStream_t stream) {
+  switch (params.dim) {
+    case 64: return launch_attend<T, 64>(params, call, multiprocessors, stream);
+    case 96: return launch_attend<T, 96>(params, call, multiprocessors, stream);
+    case 128: return launch_attend<T, 128>(params, call, multiprocessors, stream);
+    default: return launch_attend<T, 256>(params, call, multiprocessors, stream);
+  }
+}
+
+}  // namespace
+
+int64_t prefill_attend_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
+                                 int multiprocessors) {
+  AttendParams params = make_params(shape, blocks);
+  return cut_workspace(params, multiprocessors, nullptr);
+}
+
+Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t workspace_bytes,
+                      int multiprocessors, cudaStream_t stream) {
+  SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
+  AttendParams params = make_params(call.shape, call.blocks);
+  params.selected = call.selected;
+  params.slots = call.keys.slots;
+  params.exact = call.keys.exact;
+  params.out = call.out;
+  params.lse = call.lse;
+  const int64_t needed =
+      cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
+  if (workspace_bytes < needed) {
+    return {Code::kInvalidArgument, concat("prefill_attend: workspace of ", workspace_bytes,
+                                           " bytes, ", needed, " needed")};
+  }
+  if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
+  SQZ_RETURN_IF_ERROR(launch_schedule(params, multiprocessors, stream));
+  SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
+                          ? launch<__nv_bfloat16>(params, call, multiprocessors, stream)
+                          : launch<__half>(params, call, multiprocessors, stream));
+  return launch_merge(params, call.shape.dtype, multiprocessors, stream);
+}
+
+}  // namespace sqz::cuda

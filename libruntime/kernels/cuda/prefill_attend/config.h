@@ -1,0 +1,66 @@
+// Tile sizes and the shared-memory plan of the Hopper attend kernel, and the work that it takes.
+#pragma once
+
+#include <cstdint>
+
+namespace sqz::cuda::prefill {
+
+inline constexpr int kRows = 128;            // query rows of a tile, 64 a consumer warpgroup
+inline constexpr int kConsumerWarps = 8;     // two warpgroups
+inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
+inline constexpr int kProducerRegisters = 40;
+inline constexpr int kConsumerRegisters = 232;
+inline constexpr int kSharedLimit = 232448;  // of a block, compute capability 9.0
+// A row's maximum is moved only when a logit exceeds it by this power of two: weights of up to
+// 2^8 cost no precision and rescaling becomes rare.
+inline constexpr float kSlack = 8;
+
+// One tile of query rows over keys [begin, end) of its list.
+struct alignas(16) WorkItem {
+  int32_t block, kv_head, tile;
+  int32_t begin, end;
+  int32_t slot;  // of the partial state; -1: all keys of the list, the result is final
+  int32_t unused[2];
+};
+static_assert(sizeof(WorkItem) == 32);
+
+// A tile of query rows whose keys were split over `parts` consecutive slots.
+struct alignas(16) SplitTile {
+  int32_t block, kv_head, tile;
+  int32_t slot, parts;
+  int32_t unused[3];
+};
+
+struct WorkCounts {
+  uint32_t items, splits;
+  uint32_t next;  // item that the next free block takes
+  uint32_t unused;
+};
+
+template <int kDimArg, int kKeysArg>
+struct Config {
+  static constexpr int kDim = kDimArg;
+  static constexpr int kKeys = kKeysArg;                  // of a tile: wgmma's N of Q K
+  static constexpr int kRowBytes = kDim % 64 ? 64 : 128;  // of a swizzled row
+  static constexpr int kChunk = kRowBytes / 2;            // elements of it
+  static constexpr int kChunks = kDim / kChunk;
+  static constexpr int kQueryBytes = kRows * kDim * 2;
+  static constexpr int kTileBytes = kKeys * kDim * 2;
+  static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / (2 * kTileBytes);
+  static constexpr int kStages = kFit < 4 ? kFit : 4;
+  static_assert(kKeys % 16 == 0 && kStages >= 2);
+};
+
+template <class Config>
+struct SharedStorage {
+  alignas(1024) uint8_t queries[Config::kQueryBytes];                   // [chunk][row][kRowBytes]
+  alignas(1024) uint8_t keys[Config::kStages][Config::kTileBytes];      // [chunk][key][kRowBytes]
+  alignas(1024) uint8_t values[Config::kStages][Config::kTileBytes];
+  WorkItem items[2];
+  uint64_t item_full[2], item_empty[2];
+  uint64_t queries_full, queries_empty;
+  uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];
+  uint64_t values_full[Config::kStages], values_empty[Config::kStages];
+};
+
+}  // namespace sqz::cuda::prefill

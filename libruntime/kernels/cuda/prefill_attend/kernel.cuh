@@ -1,0 +1,352 @@
+// Attention of tiles of query rows over lists of runs, for Hopper.
+//
+// A persistent block an SM: one warp takes items from the list of work, one fetches queries and
+// keys, one values; two consumer warpgroups hold 64 query rows each. While one of them computes
+// its softmax the other multiplies (they take turns by named barriers), and within a warpgroup the
+// product of a tile's queries and keys runs beside that of the weights and values before it.
+#pragma once
+
+#include <cuda.h>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/prefill_attend/config.h"
+#include "libruntime/kernels/cuda/prefill_attend/kernel.h"
+#include "libruntime/kernels/cuda/prefill_attend/softmax.cuh"
+#include "libruntime/kernels/cuda/prefill_common/ring.cuh"
+#include "libruntime/kernels/cuda/prefill_common/rows.cuh"
+#include "libruntime/kernels/cuda/prefill_common/segments.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor_4d.cuh"
+#include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
+#include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
+
+namespace sqz::cuda::prefill {
+
+// Items in the order in which they are taken; every role walks the same ones.
+template <class Config>
+class ItemReader {
+ public:
+  __device__ __forceinline__ explicit ItemReader(SharedStorage<Config>& shared) : shared_(shared) {}
+
+  // False at the end. All lanes of a warp.
+  __device__ __forceinline__ bool next(WorkItem& item) {
+    ptx::mbarrier_wait_parity(&shared_.item_full[ring_.stage], ring_.parity);
+    item = shared_.items[ring_.stage];
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) ptx::mbarrier_arrive(&shared_.item_empty[ring_.stage]);
+    ring_.advance();
+    return item.block >= 0;
+  }
+
+ private:
+  SharedStorage<Config>& shared_;
+  RingPosition<2> ring_;
+};
+
+template <class Config>
+__device__ void take_items(SharedStorage<Config>& shared, const AttendParams& params) {
+  RingPosition<2> ring;
+  const uint32_t count = params.counts->items;
+  while (true) {
+    ptx::mbarrier_wait_parity(&shared.item_empty[ring.stage], ring.parity ^ 1);
+    const uint32_t index = atomicAdd(&params.counts->next, 1u);
+    WorkItem item;
+    item.block = -1;
+    if (index < count) item = params.items[index];
+    shared.items[ring.stage] = item;
+    ptx::mbarrier_arrive(&shared.item_full[ring.stage]);
+    if (item.block < 0) return;
+    ring.advance();
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ KeyListView list_of(const AttendParams& params, const WorkItem& item) {
+  return KeyListView::of(params.selected, item.block * params.kv_heads + item.kv_head,
+                         params.exact, params.slots);
+}
+
+template <class Config>
+__device__ void fetch_keys(SharedStorage<Config>& shared, const AttendParams& params,
+                           const AttendMaps& maps) {
+  const bool leader = (threadIdx.x & 31) == 0;
+  const uint64_t policy = ptx::createpolicy_evict_last();
+  const uint64_t once = ptx::createpolicy_evict_first();
+  const uint32_t query_bytes = params.tiles.heads * params.tiles.tokens * Config::kDim * 2;
+  ItemReader<Config> items(shared);
+  RingPosition<Config::kStages> ring;
+  RingPosition<1> queries;
+  WorkItem item;
+  while (items.next(item)) {
+    ptx::mbarrier_wait_parity(&shared.queries_empty, queries.parity ^ 1);
+    queries.advance();
+    if (leader) {
+      const int2 block = block_of(params.blocks, item.block);
+      ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
+      for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kRows * Config::kRowBytes,
+                                     &maps.queries, chunk * Config::kChunk, 0, item.kv_head,
+                                     block.x + item.tile * params.tiles.tokens,
+                                     &shared.queries_full, once);
+      }
+    }
+    SegmentWindow window(list_of<Config>(params, item), item.begin);
+    for (int32_t key = item.begin; key < item.end; key += Config::kKeys, ring.advance()) {
+      ptx::mbarrier_wait_parity(&shared.keys_empty[ring.stage], ring.parity ^ 1);
+      if (leader) ptx::mbarrier_arrive_expect_tx(&shared.keys_full[ring.stage], Config::kTileBytes);
+      __syncwarp();
+      fetch_tile<Config::kKeys, Config::kRowBytes, Config::kChunks>(
+          window, key, item.kv_head, maps.keys, maps.exact_keys, shared.keys[ring.stage],
+          &shared.keys_full[ring.stage], policy);
+    }
+  }
+}
+
+template <class Config>
+__device__ void fetch_values(SharedStorage<Config>& shared, const AttendParams& params,
+                             const AttendMaps& maps) {
+  const bool leader = (threadIdx.x & 31) == 0;
+  const uint64_t policy = ptx::createpolicy_evict_last();
+  ItemReader<Config> items(shared);
+  RingPosition<Config::kStages> ring;
+  WorkItem item;
+  while (items.next(item)) {
+    SegmentWindow window(list_of<Config>(params, item), item.begin);
+    for (int32_t key = item.begin; key < item.end; key += Config::kKeys, ring.advance()) {
+      ptx::mbarrier_wait_parity(&shared.values_empty[ring.stage], ring.parity ^ 1);
+      if (leader) {
+        ptx::mbarrier_arrive_expect_tx(&shared.values_full[ring.stage], Config::kTileBytes);
+      }
+      __syncwarp();
+      fetch_tile<Config::kKeys, Config::kRowBytes, Config::kChunks>(
+          window, key, item.kv_head, maps.values, maps.exact_values, shared.values[ring.stage],
+          &shared.values_full[ring.stage], policy);
+    }
+  }
+}
+
+// Starts logits = queries of a warpgroup times a tile of keys.
+template <class T, class Config>
+__device__ __forceinline__ void start_logits(float (&logits)[Config::kKeys / 2], uint64_t queries,
+                                             uint64_t keys) {
+  constexpr int kSteps = Config::kChunk / 16;
+  ptx::fence_registers(logits);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      ptx::WgmmaProduct<T, Config::kKeys>::template multiply<0>(
+          logits, queries + ((chunk * kRows * Config::kRowBytes + 32 * k) >> 4),
+          keys + ((chunk * Config::kKeys * Config::kRowBytes + 32 * k) >> 4), chunk + k > 0);
+    }
+  }
+  ptx::wgmma_commit_group();
+}
+
+// Starts out += weights times a tile of values.
+template <class T, class Config>
+__device__ __forceinline__ void start_values(float (&out)[Config::kDim / 2],
+                                             const uint32_t (&weights)[Config::kKeys / 16][4],
+                                             uint64_t values, int keep) {
+  ptx::fence_registers(out);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Config::kKeys / 16; ++k) {
+    ptx::WgmmaProduct<T, Config::kDim>::template multiply<1>(
+        out, weights[k], values + ((16 * k * Config::kRowBytes) >> 4), k > 0 ? 1 : keep);
+  }
+  ptx::wgmma_commit_group();
+}
+
+// The turns of the two warpgroups in issuing products.
+struct Turns {
+  int mine, others;
+
+  explicit __device__ __forceinline__ Turns(int warpgroup)
+      : mine(1 + warpgroup), others(2 - warpgroup) {
+    if (warpgroup == 1) pass();  // the first one begins
+  }
+  __device__ __forceinline__ void wait() const { ptx::bar_sync(mine, 32 * kConsumerWarps); }
+  __device__ __forceinline__ void pass() const { ptx::bar_arrive(others, 32 * kConsumerWarps); }
+};
+
+template <class T, class Config>
+__device__ void consume(SharedStorage<Config>& shared, const AttendParams& params, int warpgroup) {
+  constexpr int kKeys = Config::kKeys;
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  const uint64_t queries = ptx::matrix_descriptor<Config::kRowBytes>(
+      ptx::shared_address(shared.queries) + 64 * warpgroup * Config::kRowBytes);
+  const uint64_t first_keys =
+      ptx::matrix_descriptor<Config::kRowBytes>(ptx::shared_address(shared.keys[0]));
+  const uint64_t first_values = ptx::transposed_descriptor<Config::kRowBytes>(
+      ptx::shared_address(shared.values[0]), kKeys * Config::kRowBytes);
+  auto stage_of = [](int stage) {
+    return static_cast<uint64_t>(stage * (Config::kTileBytes >> 4));
+  };
+  auto release = [&](uint64_t* barrier) {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  };
+
+  const Turns turns(warpgroup);
+  ItemReader<Config> items(shared);
+  RingPosition<Config::kStages> keys, values;
+  RingPosition<1> query_ring;
+  WorkItem item;
+  while (items.next(item)) {
+    const int tiles = (item.end - item.begin + kKeys - 1) / kKeys;
+    float out[Config::kDim / 2];
+    Softmax<T, kKeys> softmax(params.scale);
+    ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
+    query_ring.advance();
+    if (tiles == 0) {
+#pragma unroll
+      for (int i = 0; i < Config::kDim / 2; ++i) out[i] = 0;
+    } else {
+      float logits[kKeys / 2];
+      uint32_t weights[kKeys / 16][4];
+      ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
+      turns.wait();
+      start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
+      turns.pass();
+      ptx::wgmma_wait_group<0>();
+      ptx::fence_registers(logits);
+      release(&shared.keys_empty[keys.stage]);
+      keys.advance();
+      if (tiles == 1) softmax.mask(logits, item.end - item.begin);
+      softmax.weigh(logits);
+      softmax.pack(logits, weights);
+      for (int i = 1; i < tiles; ++i) {
+        ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
+        turns.wait();
+        start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
+        ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
+        start_values<T, Config>(out, weights, first_values + stage_of(values.stage), i > 1);
+        turns.pass();
+        ptx::wgmma_wait_group<1>();
+        ptx::fence_registers(logits);
+        release(&shared.keys_empty[keys.stage]);
+        keys.advance();
+        if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * kKeys);
+        const bool moved = softmax.weigh(logits);
+        ptx::wgmma_wait_group<0>();
+        ptx::fence_registers(out);
+        release(&shared.values_empty[values.stage]);
+        values.advance();
+        softmax.pack(logits, weights);
+        if (moved) softmax.template rescale<Config::kDim>(out);
+      }
+      ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
+      start_values<T, Config>(out, weights, first_values + stage_of(values.stage), tiles > 1);
+      ptx::wgmma_wait_group<0>();
+      ptx::fence_registers(out);
+      release(&shared.values_empty[values.stage]);
+      values.advance();
+    }
+    release(&shared.queries_empty);
+
+    const int2 block = block_of(params.blocks, item.block);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
+      const RowEnd end = softmax.finish(half);
+      if (item.slot >= 0) {
+        const int64_t at = static_cast<int64_t>(item.slot) * kRows + row;
+        if ((lane & 3) == 0) params.partial_lse[at] = end.lse;
+        float* to = params.partial_out + at * Config::kDim + 2 * (lane & 3);
+#pragma unroll
+        for (int j = 0; j < Config::kDim / 8; ++j) {
+          *reinterpret_cast<float2*>(to + 8 * j) = make_float2(
+              out[4 * j + 2 * half] * end.inverse, out[4 * j + 2 * half + 1] * end.inverse);
+        }
+        continue;
+      }
+      const int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads,
+                                        params.group, item.tile, row);
+      if (query < 0) continue;
+      if ((lane & 3) == 0) params.lse[query] = end.lse;
+      uint32_t* to = reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * Config::kDim) +
+                     (lane & 3);
+#pragma unroll
+      for (int j = 0; j < Config::kDim / 8; ++j) {
+        to[4 * j] = pack_pair<T>(out[4 * j + 2 * half] * end.inverse,
+                                 out[4 * j + 2 * half + 1] * end.inverse);
+      }
+    }
+  }
+}
+
+template <class T, class Config>
+__global__ void __launch_bounds__(kThreads, 1)
+    attend_kernel(const __grid_constant__ AttendParams params,
+                  const __grid_constant__ AttendMaps maps) {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(&shared.item_full[i], 1);
+      ptx::mbarrier_init(&shared.item_empty[i], 2 + kConsumerWarps);
+    }
+    ptx::mbarrier_init(&shared.queries_full, 1);
+    ptx::mbarrier_init(&shared.queries_empty, kConsumerWarps);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(&shared.keys_full[stage], 1);
+      ptx::mbarrier_init(&shared.keys_empty[stage], kConsumerWarps);
+      ptx::mbarrier_init(&shared.values_full[stage], 1);
+      ptx::mbarrier_init(&shared.values_empty[stage], kConsumerWarps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) {
+      fetch_keys(shared, params, maps);
+    } else if (warp == 1) {
+      fetch_values(shared, params, maps);
+    } else if (threadIdx.x == 64) {
+      take_items(shared, params);
+    }
+  } else {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    consume<T>(shared, params, warpgroup - 1);
+  }
+}
+
+template <class T, int kDim>
+Status launch_attend(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
+                     cudaStream_t stream) {
+  using Layout = Config<kDim, kTileKeys<kDim>>;
+  constexpr size_t kShared = sizeof(SharedStorage<Layout>);
+  static_assert(kShared <= kSharedLimit);
+  const PrefillKeys& keys = call.keys;
+  // A tensor without rows is never read; another one stands in for its map.
+  const bool slots = keys.slots > 0, exact = keys.exact > 0;
+  const PrefillKeys all = {slots ? keys.keys : keys.exact_keys,
+                           slots ? keys.values : keys.exact_values,
+                           slots ? keys.slots : keys.exact,
+                           exact ? keys.exact_keys : keys.keys,
+                           exact ? keys.exact_values : keys.values,
+                           exact ? keys.exact : keys.slots};
+  AttendMaps maps;
+  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, call.shape, call.queries, call.blocks.tokens,
+                                       params.tiles.heads, params.tiles.tokens, Layout::kRowBytes));
+  const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
+    return encode_row_maps(to, data, call.shape.kv_heads, rows, kDim, Layout::kRowBytes);
+  };
+  SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
+  SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
+  SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
+  SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
+  auto* kernel = attend_kernel<T, Layout>;
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
+  kernel<<<grid, kThreads, kShared, stream>>>(params, maps);
+  return cuda_status(cudaGetLastError(), "prefill attend kernel, compute capability 9.0");
+}
+
+}  // namespace sqz::cuda::prefill

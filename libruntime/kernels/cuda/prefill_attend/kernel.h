@@ -1,0 +1,50 @@
+// The parts of prefill_attend(): schedule, attend, merge.
+#pragma once
+
+#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/prefill_attend/config.h"
+#include "libruntime/kernels/cuda/prefill_common/tiles.h"
+
+namespace sqz::cuda::prefill {
+
+// What every kernel of an attend call takes.
+struct AttendParams {
+  QueryBlocks blocks;
+  QueryTiles tiles;
+  RunLists selected;
+  int32_t slots, exact;        // M, E
+  int32_t dim, kv_heads, group;
+  float scale;                 // of the logits, times log2(e)
+  void* out;                   // [T, Hq, d]
+  float* lse;                  // [T, Hq]
+  WorkItem* items;             // [item_capacity]
+  SplitTile* splits;           // [slot_capacity]
+  WorkCounts* counts;
+  float* partial_out;          // [slot_capacity, kRows, d] normalised
+  float* partial_lse;          // [slot_capacity, kRows] natural log
+  int32_t item_capacity, slot_capacity;
+  int32_t tile_keys;           // keys of a tile of the attend kernel
+};
+
+struct AttendMaps {
+  CUtensorMap queries;
+  RowMaps keys, values, exact_keys, exact_values;
+};
+
+// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares.
+Status launch_schedule(const AttendParams& params, int multiprocessors, cudaStream_t stream);
+
+// T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
+template <class T, int kDim>
+Status launch_attend(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
+                     cudaStream_t stream);
+
+// Keys of a tile of that kernel.
+template <int kDim>
+inline constexpr int kTileKeys = kDim == 64 ? 128 : kDim == 96 ? 128 : kDim == 128 ? 176 : 80;
+
+// Partial states of split tiles into out and lse, in the order of their keys.
+Status launch_merge(const AttendParams& params, DType dtype, int multiprocessors,
+                    cudaStream_t stream);
+
+}  // namespace sqz::cuda::prefill

@@ -1,0 +1,197 @@
+// The list of work of an attend call, made on the device: the lists' lengths are known there only.
+//
+// A list's query tiles all cost the same and take their keys from the same memory, so they stand
+// together. Lists longer than a limit are split into equal parts; the limit is the one of several
+// for which an estimate of the whole time, with what splitting costs, is least. Items are in
+// descending order of length, so that the last ones to be taken are short.
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/prefill_attend/kernel.h"
+#include "libruntime/kernels/cuda/prefill_common/rows.cuh"
+
+namespace sqz::cuda::prefill {
+namespace {
+
+constexpr int kScheduleThreads = 1024;
+constexpr int kCandidates = 8;    // limits that are compared
+constexpr int kBuckets = 256;     // of lengths
+constexpr int kLeastPart = 8;     // tiles of keys: below, the merge costs more than it gains
+constexpr int kItemCost = 1;      // in tiles of keys: beginning and end of an item
+constexpr int kPartCost = 3;      // writing and merging of a partial state
+
+struct Schedule {
+  unsigned long long total;  // of all items, in tiles of keys
+  uint32_t longest;          // list, in tiles of keys
+  uint32_t limits[kCandidates];
+  uint32_t histogram[kCandidates][kBuckets];
+  unsigned long long overhead[kCandidates];
+  uint32_t makespan[kCandidates];
+  uint32_t cursor[kBuckets];
+  uint32_t slots, splits, items;
+};
+
+struct Group {
+  int32_t block, kv_head;
+  int32_t keys, cost;  // cost: tiles of keys
+  int32_t tiles;       // of query rows
+};
+
+// Lists head after head: blocks of one head share keys.
+__device__ Group group_at(const AttendParams& params, int32_t index) {
+  Group group;
+  group.kv_head = index / params.blocks.count;
+  group.block = index % params.blocks.count;
+  const int32_t list = group.block * params.kv_heads + group.kv_head;
+  const int32_t selected = params.selected.runs == nullptr
+                               ? params.slots
+                               : static_cast<int32_t>(params.selected.totals[list]);
+  group.keys = params.exact + selected;
+  group.cost = (group.keys + params.tile_keys - 1) / params.tile_keys;
+  const int32_t tokens = block_of(params.blocks, group.block).y;
+  group.tiles = (tokens + params.tiles.tokens - 1) / params.tiles.tokens;
+  return group;
+}
+
+__device__ __forceinline__ int32_t parts_of(const Group& group, uint32_t limit) {
+  return max(1, (group.cost + static_cast<int32_t>(limit) - 1) / static_cast<int32_t>(limit));
+}
+
+__device__ __forceinline__ int32_t tiles_of_part(const Group& group, int32_t parts) {
+  return (group.cost + parts - 1) / parts;
+}
+
+// 0 for the longest.
+__device__ __forceinline__ int bucket_of(int32_t cost, uint32_t longest) {
+  return kBuckets - 1 - static_cast<int>(static_cast<int64_t>(cost) * (kBuckets - 1) / longest);
+}
+
+// Of parts in descending order on `machines`: machine m + 1 of them and the one after share.
+__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t machines,
+                             unsigned long long total) {
+  uint32_t worst = static_cast<uint32_t>((total + machines - 1) / machines);
+  uint32_t before = 0;
+  for (int bucket = 0; bucket < kBuckets; ++bucket) {
+    const uint32_t count = histogram[bucket];
+    if (count == 0) continue;
+    before += count;
+    const uint32_t rounds = (before - 1) / machines + 1;
+    const uint32_t cost =
+        static_cast<uint32_t>(static_cast<uint64_t>(kBuckets - 1 - bucket) * longest /
+                              (kBuckets - 1)) + kItemCost;
+    worst = max(worst, rounds * cost);
+  }
+  return worst;
+}
+
+__global__ void __launch_bounds__(kScheduleThreads)
+    schedule_kernel(const __grid_constant__ AttendParams params, int32_t machines) {
+  __shared__ Schedule shared;
+  const int thread = threadIdx.x;
+  const int32_t groups = params.blocks.count * params.kv_heads;
+  if (thread == 0) {
+    shared.total = 0;
+    shared.longest = 1;
+    shared.slots = shared.splits = shared.items = 0;
+  }
+  if (thread < kCandidates) shared.overhead[thread] = 0;
+  for (int i = thread; i < kCandidates * kBuckets; i += kScheduleThreads) {
+    shared.histogram[i / kBuckets][i % kBuckets] = 0;
+  }
+  __syncthreads();
+  for (int32_t i = thread; i < groups; i += kScheduleThreads) {
+    const Group group = group_at(params, i);
+    atomicAdd(&shared.total, static_cast<unsigned long long>(group.cost + kItemCost) * group.tiles);
+    atomicMax(&shared.longest, static_cast<uint32_t>(group.cost));
+  }
+  __syncthreads();
+  // No limit, then 1, 3/4, 1/2, 3/8, 1/4 … of a fair share.
+  if (thread < kCandidates) {
+    const uint32_t share = static_cast<uint32_t>(shared.total / machines) + 1;
+    const uint32_t eighths[kCandidates] = {0, 8, 6, 4, 3, 2, 0, 0};
+    uint32_t limit = thread == 0 ? shared.longest : share * eighths[thread] / 8;
+    if (thread >= 6) limit = share * 2 / 8;
+    shared.limits[thread] = max(limit, static_cast<uint32_t>(kLeastPart));
+  }
+  __syncthreads();
+  for (int32_t i = thread; i < groups; i += kScheduleThreads) {
+    const Group group = group_at(params, i);
+    if (group.tiles == 0) continue;
+    for (int c = 0; c < kCandidates; ++c) {
+      const int32_t parts = parts_of(group, shared.limits[c]);
+      atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
+                static_cast<uint32_t>(group.tiles * parts));
+      if (parts > 1) {
+        atomicAdd(&shared.overhead[c],
+                  static_cast<unsigned long long>(group.tiles) * parts * kPartCost);
+      }
+    }
+  }
+  __syncthreads();
+  if (thread < kCandidates) {
+    shared.makespan[thread] =
+        estimate(shared.histogram[thread], shared.longest, machines,
+                 shared.total + shared.overhead[thread]);
+  }
+  __syncthreads();
+  int best = 0;
+  for (int c = 1; c < kCandidates; ++c) {
+    if (shared.makespan[c] < shared.makespan[best]) best = c;
+  }
+  if (thread == 0) {
+    uint32_t at = 0;
+    for (int bucket = 0; bucket < kBuckets; ++bucket) {
+      shared.cursor[bucket] = at;
+      at += shared.histogram[best][bucket];
+    }
+    shared.items = at;
+  }
+  __syncthreads();
+  for (int32_t i = thread; i < groups; i += kScheduleThreads) {
+    const Group group = group_at(params, i);
+    if (group.tiles == 0) continue;
+    const int32_t parts = parts_of(group, shared.limits[best]);
+    const int32_t part_tiles = tiles_of_part(group, parts);
+    const int bucket = bucket_of(part_tiles, shared.longest);
+    uint32_t at = atomicAdd(&shared.cursor[bucket], static_cast<uint32_t>(group.tiles * parts));
+    uint32_t slot = 0;
+    if (parts > 1) {
+      slot = atomicAdd(&shared.slots, static_cast<uint32_t>(group.tiles * parts));
+      uint32_t split = atomicAdd(&shared.splits, static_cast<uint32_t>(group.tiles));
+      for (int32_t tile = 0; tile < group.tiles; ++tile, ++split) {
+        SplitTile& to = params.splits[split];
+        to.block = group.block;
+        to.kv_head = group.kv_head;
+        to.tile = tile;
+        to.slot = static_cast<int32_t>(slot) + tile * parts;
+        to.parts = parts;
+      }
+    }
+    for (int32_t part = 0; part < parts; ++part) {
+      const int32_t begin = min(part * part_tiles * params.tile_keys, group.keys);
+      const int32_t end = min((part + 1) * part_tiles * params.tile_keys, group.keys);
+      for (int32_t tile = 0; tile < group.tiles; ++tile, ++at) {
+        WorkItem& to = params.items[at];
+        to.block = group.block;
+        to.kv_head = group.kv_head;
+        to.tile = tile;
+        to.begin = begin;
+        to.end = end;
+        to.slot = parts > 1 ? static_cast<int32_t>(slot) + tile * parts + part : -1;
+      }
+    }
+  }
+  if (thread == 0) {
+    params.counts->items = shared.items;
+    params.counts->next = 0;
+  }
+  __syncthreads();
+  if (thread == 0) params.counts->splits = shared.splits;
+}
+
+}  // namespace
+
+Status launch_schedule(const AttendParams& params, int multiprocessors, cudaStream_t stream) {
+  schedule_kernel<<<1, kScheduleThreads, 0, stream>>>(params, multiprocessors);
+  return cuda_status(cudaGetLastError(), "prefill schedule kernel");
+}
+
+}  // namespace sqz::cuda::prefill

@@ -1,0 +1,135 @@
+// A list of keys as a tile of shared memory sees it: exact keys, then runs, then zeros without end.
+// A warp keeps 32 consecutive segments of it, one a lane, and each lane fetches its part of a tile
+// in boxes of powers of two rows.
+#pragma once
+
+#include <cuda.h>
+
+#include "libruntime/kernels/cuda/prefill_common/tiles.h"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor.cuh"
+#include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
+
+namespace sqz::cuda {
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+inline constexpr int32_t kOutside = 0x7FFFFF00;  // a row that no tensor has: arrives as zeros
+
+// One list, in registers of every thread.
+struct KeyListView {
+  const uint2* runs;       // null: one run of `total`
+  const uint32_t* prefix;
+  int32_t count;  // runs
+  int32_t exact;  // keys before the runs
+  int32_t total;  // keys in runs
+
+  static __device__ __forceinline__ KeyListView of(const RunLists& lists, int32_t list,
+                                                   int32_t exact, int32_t all) {
+    KeyListView view;
+    view.exact = exact;
+    if (lists.runs == nullptr) {
+      view.runs = nullptr;
+      view.prefix = nullptr;
+      view.count = all > 0 ? 1 : 0;
+      view.total = all;
+    } else {
+      const int64_t first = static_cast<int64_t>(list) * lists.stride;
+      view.runs = lists.runs + first;
+      view.prefix = lists.prefix + first;
+      view.count = static_cast<int32_t>(lists.counts[list]);
+      view.total = static_cast<int32_t>(lists.totals[list]);
+    }
+    return view;
+  }
+};
+
+// Keys [begin, end) of the list are rows from `source` on.
+struct Segment {
+  int32_t begin, end, source;
+  bool exact;
+};
+
+class SegmentWindow {
+ public:
+  // The window that holds position `begin` of the list. All 32 lanes, as for all members.
+  __device__ __forceinline__ SegmentWindow(const KeyListView& list, int32_t begin)
+      : list_(list), base_(first_segment(begin)) {
+    current_ = segment(base_ + lane());
+    next_ = segment(base_ + 32 + lane());
+  }
+
+  // f(segment, lo, hi) in the lane that holds positions [lo, hi) of [begin, end); ascending calls.
+  template <class Function>
+  __device__ __forceinline__ void for_each(int32_t begin, int32_t end, const Function& f) {
+    while (true) {
+      const int32_t lo = max(current_.begin, begin), hi = min(current_.end, end);
+      f(current_, lo, hi);
+      if (__shfl_sync(kAllLanes, current_.end, 31) >= end) return;
+      base_ += 32;
+      current_ = next_;
+      next_ = segment(base_ + 32 + lane());
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int32_t lane() { return threadIdx.x & 31; }
+
+  // Segment 0 is the exact keys, 1 + r run r, then the zeros.
+  __device__ __forceinline__ Segment segment(int32_t index) const {
+    constexpr int32_t kEnd = 0x7FFFFFFF;
+    if (index == 0) return {0, list_.exact, 0, true};
+    const int32_t run = index - 1;
+    if (run < list_.count) {
+      if (list_.runs == nullptr) return {list_.exact, list_.exact + list_.total, 0, false};
+      const uint2 rows = list_.runs[run];
+      const int32_t begin = list_.exact + static_cast<int32_t>(list_.prefix[run]);
+      return {begin, begin + static_cast<int32_t>(rows.y), static_cast<int32_t>(rows.x), false};
+    }
+    if (run == list_.count) return {list_.exact + list_.total, kEnd, kOutside, false};
+    return {kEnd, kEnd, kOutside, false};
+  }
+
+  __device__ __forceinline__ int32_t first_segment(int32_t begin) const {
+    if (begin < list_.exact || list_.runs == nullptr) return 0;
+    int32_t low = 0, high = list_.count;  // the last run that begins at or before `begin`
+    while (high - low > 1) {
+      const int32_t middle = (low + high) / 2;
+      if (list_.exact + static_cast<int32_t>(list_.prefix[middle]) <= begin) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return 1 + low;
+  }
+
+  KeyListView list_;
+  int32_t base_;
+  Segment current_, next_;
+};
+
+// Fetches positions [begin, begin + kRows) of the list into a tile [chunk][kRows][kRowBytes].
+template <int kRows, int kRowBytes, int kChunks>
+__device__ __forceinline__ void fetch_tile(SegmentWindow& window, int32_t begin, int32_t head,
+                                           const RowMaps& slots, const RowMaps& exact,
+                                           uint8_t* tile, uint64_t* barrier, uint64_t policy) {
+  window.for_each(begin, begin + kRows, [&](const Segment& segment, int32_t lo, int32_t hi) {
+    const RowMaps& maps = segment.exact ? exact : slots;
+    int32_t left = hi - lo;
+    const bool outside = segment.source == kOutside;
+    int32_t row = outside ? kOutside : segment.source + (lo - segment.begin);
+    uint8_t* to = tile + (lo - begin) * kRowBytes;
+    while (left > 0) {
+      const int box = min(kBoxes - 1, 31 - __clz(left));
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        ptx::cp_async_bulk_tensor_3d(to + chunk * kRows * kRowBytes, &maps.box[box],
+                                     chunk * (kRowBytes / 2), row, head, barrier, policy);
+      }
+      left -= 1 << box;
+      if (!outside) row += 1 << box;
+      to += kRowBytes << box;
+    }
+  });
+}
+
+}  // namespace sqz::cuda

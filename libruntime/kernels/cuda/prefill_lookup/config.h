@@ -1,0 +1,72 @@
+// Tile sizes and the shared-memory plan of the Hopper lookup kernels, and the work that they take.
+#pragma once
+
+#include <cstdint>
+
+namespace sqz::cuda::prefill {
+
+inline constexpr int kLookupSlots = 2;       // 128-row halves of a tile of query rows
+inline constexpr int kSlotRows = 128;        // 64 for each of the two consumer warpgroups
+inline constexpr int kLookupRows = kLookupSlots * kSlotRows;
+inline constexpr int kLookupConsumerWarps = 8;
+inline constexpr int kLookupThreads = 128 + 32 * kLookupConsumerWarps;
+inline constexpr int kLookupProducerRegisters = 40;
+inline constexpr int kLookupConsumerRegisters = 232;
+inline constexpr int kLookupSharedLimit = 232448;
+inline constexpr int kPieceTiles = 16;  // tiles of centroids of an item, at most
+inline constexpr int kColumnStages = 2;
+inline constexpr float kLookupSlack = 8;  // see prefill_attend/config.h
+
+// What a pass over queries and centroids leaves.
+enum class Pass {
+  kRowSums,     // log of the denominators: a state a row
+  kColumnSums,  // sum of S over the rows of a tile, a number a cluster
+  kColumnMaxima,
+};
+
+// A tile of query rows against positions [begin, end) of a list of clusters.
+struct alignas(16) LookupItem {
+  int32_t list, block, kv_head;
+  int32_t row_tile;    // tile * heads apart + head
+  int32_t tile, head;  // of the block; first head within the group
+  int32_t begin, end;
+  int32_t piece;
+  int32_t pieces;      // of the list
+  int32_t unused[2];
+};
+static_assert(sizeof(LookupItem) == 48);
+
+template <int kDimArg, int kTileArg>
+struct LookupConfig {
+  static constexpr int kDim = kDimArg;
+  static constexpr int kTile = kTileArg;  // centroids of a tile: wgmma's N
+  static constexpr bool kQueriesInRegisters = kDim <= 128;
+  static constexpr int kRowBytes = kDim % 64 ? 64 : 128;
+  static constexpr int kChunk = kRowBytes / 2;
+  static constexpr int kChunks = kDim / kChunk;
+  static constexpr int kSteps = kDim / 16;
+  static constexpr int kQueryBytes = kLookupRows * kDim * 2;
+  static constexpr int kTileBytes = kTile * kDim * 2;
+  static constexpr int kColumnBytes = kColumnStages * kLookupConsumerWarps * kTile * 4;
+  static constexpr int kFit =
+      (kLookupSharedLimit - 4096 - kQueryBytes - kColumnBytes) / (kTileBytes + kTile * 4);
+  static constexpr int kStages = kFit < 6 ? kFit : 6;
+  static_assert(kTile % 16 == 0 && kStages >= 2);
+};
+
+template <class Config>
+struct LookupStorage {
+  alignas(1024) uint8_t queries[Config::kQueryBytes];               // [chunk][row][kRowBytes]
+  alignas(1024) uint8_t centroids[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
+  alignas(16) float sizes[Config::kStages][Config::kTile];
+  alignas(16) float columns[kColumnStages][kLookupConsumerWarps][Config::kTile];
+  float lse[kLookupRows];
+  int32_t empty_clusters[Config::kStages];  // whether a tile has columns that do not count
+  LookupItem items[2];
+  uint64_t item_full[2], item_empty[2];
+  uint64_t queries_full, queries_empty;
+  uint64_t full[Config::kStages], empty[Config::kStages];
+  uint64_t columns_full[kColumnStages], columns_empty[kColumnStages];
+};
+
+}  // namespace sqz::cuda::prefill

@@ -1,0 +1,487 @@
+// The passes of the prefill lookup, for Hopper.
+//
+// A persistent block an SM takes items of 256 query rows and up to kPieceTiles tiles of centroids.
+// One warp takes items, one fetches queries and centroids, one brings what a tile or its rows need
+// besides, one adds up columns; two consumer warpgroups hold 64 + 64 query rows each in registers.
+// While one slot's products are worked on the other's run, and the other warpgroup's.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/prefill_common/ring.cuh"
+#include "libruntime/kernels/cuda/prefill_common/rows.cuh"
+#include "libruntime/kernels/cuda/prefill_common/segments.cuh"
+#include "libruntime/kernels/cuda/prefill_lookup/epilogue.cuh"
+#include "libruntime/kernels/cuda/prefill_lookup/kernel.h"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor_4d.cuh"
+#include "libruntime/kernels/cuda/ptx/fence_proxy_async.cuh"
+#include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
+#include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
+
+namespace sqz::cuda::prefill {
+
+struct LookupMaps {
+  CUtensorMap queries;
+  RowMaps centroids;
+};
+
+template <class Config>
+class LookupItems {
+ public:
+  __device__ __forceinline__ explicit LookupItems(LookupStorage<Config>& shared)
+      : shared_(shared) {}
+
+  // False at the end. All lanes of a warp.
+  __device__ __forceinline__ bool next(LookupItem& item) {
+    ptx::mbarrier_wait_parity(&shared_.item_full[ring_.stage], ring_.parity);
+    item = shared_.items[ring_.stage];
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) ptx::mbarrier_arrive(&shared_.item_empty[ring_.stage]);
+    ring_.advance();
+    return item.block >= 0;
+  }
+
+ private:
+  LookupStorage<Config>& shared_;
+  RingPosition<2> ring_;
+};
+
+__device__ __forceinline__ KeyListView clusters_of(const LookupParams& params, int32_t list) {
+  return KeyListView::of(params.alive, list, 0, params.clusters);
+}
+
+// Item `index` of all; false if there is nothing to do in it.
+template <int kTile>
+__device__ __forceinline__ bool lookup_item(const LookupParams& params, int32_t index,
+                                            LookupItem& item) {
+  item.row_tile = index % params.row_tiles;
+  index /= params.row_tiles;
+  item.piece = index % params.pieces;
+  index /= params.pieces;
+  item.block = index % params.blocks.count;
+  item.kv_head = index / params.blocks.count;
+  item.list = item.block * params.kv_heads + item.kv_head;
+  item.tile = item.row_tile / params.heads_apart;
+  item.head = item.row_tile % params.heads_apart;
+  const int32_t total = params.alive.runs == nullptr
+                            ? params.clusters
+                            : static_cast<int32_t>(params.alive.totals[item.list]);
+  const int32_t tiles = (total + kTile - 1) / kTile;
+  item.pieces = (tiles + kPieceTiles - 1) / kPieceTiles;
+  if (item.piece >= item.pieces) return false;
+  if (item.tile * params.tiles.tokens >= block_of(params.blocks, item.block).y) return false;
+  const int32_t length = (tiles + item.pieces - 1) / item.pieces * kTile;
+  item.begin = item.piece * length;
+  item.end = min(item.begin + length, total);
+  return item.begin < item.end || item.piece == 0;
+}
+
+template <class Config>
+__device__ void take_lookup_items(LookupStorage<Config>& shared, const LookupParams& params,
+                                  uint32_t* taken) {
+  const int32_t count =
+      params.row_tiles * params.pieces * params.blocks.count * params.kv_heads;
+  RingPosition<2> ring;
+  LookupItem item;
+  do {
+    int32_t index;
+    do {
+      index = static_cast<int32_t>(atomicAdd(taken, 1u));
+    } while (index < count && !lookup_item<Config::kTile>(params, index, item));
+    if (index >= count) item.block = -1;
+    ptx::mbarrier_wait_parity(&shared.item_empty[ring.stage], ring.parity ^ 1);
+    shared.items[ring.stage] = item;
+    ptx::mbarrier_arrive(&shared.item_full[ring.stage]);
+    ring.advance();
+  } while (item.block >= 0);
+}
+
+template <class Config>
+__device__ void fetch_centroids(LookupStorage<Config>& shared, const LookupParams& params,
+                                const LookupMaps& maps) {
+  const bool leader = (threadIdx.x & 31) == 0;
+  const uint64_t often = ptx::createpolicy_evict_last();
+  const uint32_t query_bytes = params.tiles.heads * params.tiles.tokens * Config::kDim * 2;
+  LookupItems<Config> items(shared);
+  RingPosition<Config::kStages> ring;
+  RingPosition<1> queries;
+  LookupItem item;
+  while (items.next(item)) {
+    ptx::mbarrier_wait_parity(&shared.queries_empty, queries.parity ^ 1);
+    queries.advance();
+    if (leader) {
+      const int2 block = block_of(params.blocks, item.block);
+      ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
+      for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kLookupRows * Config::kRowBytes,
+                                     &maps.queries, chunk * Config::kChunk, item.head,
+                                     item.kv_head, block.x + item.tile * params.tiles.tokens,
+                                     &shared.queries_full, often);
+      }
+    }
+    SegmentWindow window(clusters_of(params, item.list), item.begin);
+    for (int32_t at = item.begin; at < item.end; at += Config::kTile, ring.advance()) {
+      ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
+      if (leader) ptx::mbarrier_arrive_expect_tx(&shared.full[ring.stage], Config::kTileBytes);
+      __syncwarp();
+      fetch_tile<Config::kTile, Config::kRowBytes, Config::kChunks>(
+          window, at, item.kv_head, maps.centroids, maps.centroids, shared.centroids[ring.stage],
+          &shared.full[ring.stage], often);
+    }
+  }
+}
+
+// The sizes of each tile's clusters, and which clusters they are.
+template <class Config>
+__device__ void fetch_sizes(LookupStorage<Config>& shared, const LookupParams& params) {
+  constexpr int kTile = Config::kTile;
+  const int lane = threadIdx.x & 31;
+  LookupItems<Config> items(shared);
+  RingPosition<Config::kStages> ring;
+  LookupItem item;
+  while (items.next(item)) {
+    const KeyListView list = clusters_of(params, item.list);
+    const float* sizes = params.sizes + static_cast<int64_t>(item.kv_head) * params.clusters;
+    uint32_t* ids = params.alive.runs == nullptr || item.row_tile != 0
+                        ? nullptr
+                        : params.ids + static_cast<int64_t>(item.list) * params.clusters;
+    SegmentWindow window(list, item.begin);
+    for (int32_t at = item.begin; at < item.end; at += kTile, ring.advance()) {
+      ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
+      float* to = shared.sizes[ring.stage];
+      bool zero = false;
+      window.for_each(at, at + kTile, [&](const Segment& segment, int32_t lo, int32_t hi) {
+        for (unsigned left = __ballot_sync(kAllLanes, lo < hi); left != 0; left &= left - 1) {
+          const int owner = __ffs(left) - 1;
+          const int32_t first = __shfl_sync(kAllLanes, lo, owner);
+          const int32_t end = __shfl_sync(kAllLanes, hi, owner);
+          const int32_t source = __shfl_sync(kAllLanes, segment.source, owner);
+          const int32_t begin = __shfl_sync(kAllLanes, segment.begin, owner);
+          for (int32_t i = first + lane; i < end; i += 32) {
+            const int32_t id = source + (i - begin);
+            const float size = source == kOutside ? 0.0f : sizes[id];
+            if (ids != nullptr && source != kOutside) ids[i] = static_cast<uint32_t>(id);
+            to[i - at] = size;
+            zero |= size == 0;
+          }
+        }
+      });
+      zero = __any_sync(kAllLanes, zero);
+      if (lane == 0) {
+        shared.empty_clusters[ring.stage] = zero;
+        ptx::mbarrier_arrive(&shared.full[ring.stage]);
+      }
+      __syncwarp();
+    }
+  }
+}
+
+// log2 of the denominators of each item's rows; +infinity, so that its S are 0, for a row that is
+// no query.
+template <class Config>
+__device__ void fetch_denominators(LookupStorage<Config>& shared, const LookupParams& params) {
+  const int lane = threadIdx.x & 31;
+  const int64_t queries =
+      static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
+  LookupItems<Config> items(shared);
+  RingPosition<1> ring;
+  LookupItem item;
+  while (items.next(item)) {
+    const int2 block = block_of(params.blocks, item.block);
+    ptx::mbarrier_wait_parity(&shared.queries_empty, ring.parity ^ 1);
+    ring.advance();
+    for (int row = lane; row < kLookupRows; row += 32) {
+      int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads, params.group,
+                                  item.tile, row);
+      float lse = INFINITY;
+      if (query >= 0) {
+        query += item.head;
+        float2 state = make_float2(-INFINITY, 0);
+        for (int piece = 0; piece < item.pieces; ++piece) {
+          state = RowSums::add_states(state, params.row_states[piece * queries + query]);
+        }
+        lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
+        if (item.piece == 0 && !(lse < INFINITY)) *params.numeric_error = 1;
+      }
+      shared.lse[row] = lse;
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.queries_full);
+  }
+}
+
+// Adds the warps' columns up, in their order.
+template <class Config, bool kMaxima>
+__device__ void add_columns(LookupStorage<Config>& shared, const LookupParams& params) {
+  constexpr int kTile = Config::kTile;
+  const int lane = threadIdx.x & 31;
+  const int64_t lists = static_cast<int64_t>(params.blocks.count) * params.kv_heads;
+  LookupItems<Config> items(shared);
+  RingPosition<kColumnStages> ring;
+  LookupItem item;
+  while (items.next(item)) {
+    float* to = params.columns + (item.row_tile * lists + item.list) * params.clusters;
+    for (int32_t at = item.begin; at < item.end; at += kTile, ring.advance()) {
+      ptx::mbarrier_wait_parity(&shared.columns_full[ring.stage], ring.parity);
+      for (int i = lane; i < kTile; i += 32) {
+        float sum = shared.columns[ring.stage][0][i];
+#pragma unroll
+        for (int warp = 1; warp < kLookupConsumerWarps; ++warp) {
+          const float value = shared.columns[ring.stage][warp][i];
+          sum = kMaxima ? fmaxf(sum, value) : sum + value;
+        }
+        if (at + i < item.end) to[at + i] = sum;
+      }
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&shared.columns_empty[ring.stage]);
+    }
+  }
+}
+
+// The A operand of one consumer warpgroup: kLookupSlots fragments of 64 query rows.
+template <class T, class Config, bool kInRegisters = Config::kQueriesInRegisters>
+class Queries {
+ public:
+  __device__ __forceinline__ void load(const LookupStorage<Config>& shared, int warpgroup) {
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+#pragma unroll
+    for (int slot = 0; slot < kLookupSlots; ++slot) {
+      const int row = slot * kSlotRows + 64 * warpgroup + 16 * warp + (lane & 15);
+      const uint32_t base = ptx::shared_address(shared.queries) + row * Config::kRowBytes;
+      const int swizzle = Config::kRowBytes == 128 ? row & 7 : (row >> 1) & 3;
+#pragma unroll
+      for (int k = 0; k < Config::kSteps; ++k) {
+        const int chunk = 16 * k / Config::kChunk, within = 16 * k % Config::kChunk;
+        const int piece = within / 8 + (lane >> 4);
+        ptx::ldmatrix_x4(fragments_[slot][k], base + chunk * kLookupRows * Config::kRowBytes +
+                                                  ((piece ^ swizzle) << 4));
+      }
+    }
+  }
+
+  template <int kSlot>
+  __device__ __forceinline__ void multiply(float (&tile)[Config::kTile / 2], int k,
+                                           uint64_t centroids) const {
+    ptx::WgmmaProduct<T, Config::kTile>::template multiply<0>(tile, fragments_[kSlot][k],
+                                                              centroids, k > 0);
+  }
+
+ private:
+  uint32_t fragments_[kLookupSlots][Config::kSteps][4];
+};
+
+template <class T, class Config>
+class Queries<T, Config, false> {
+ public:
+  __device__ __forceinline__ void load(const LookupStorage<Config>& shared, int warpgroup) {
+    for (int slot = 0; slot < kLookupSlots; ++slot) {
+      descriptors_[slot] = ptx::matrix_descriptor<Config::kRowBytes>(
+          ptx::shared_address(shared.queries) +
+          (slot * kSlotRows + 64 * warpgroup) * Config::kRowBytes);
+    }
+  }
+
+  template <int kSlot>
+  __device__ __forceinline__ void multiply(float (&tile)[Config::kTile / 2], int k,
+                                           uint64_t centroids) const {
+    const int chunk = 16 * k / Config::kChunk, within = 16 * k % Config::kChunk;
+    const uint64_t offset = (chunk * kLookupRows * Config::kRowBytes + within * 2) >> 4;
+    ptx::WgmmaProduct<T, Config::kTile>::template multiply<0>(tile, descriptors_[kSlot] + offset,
+                                                              centroids, k > 0);
+  }
+
+ private:
+  uint64_t descriptors_[kLookupSlots];
+};
+
+// Starts tile = queries of kSlot times the centroids of a stage.
+template <int kSlot, class T, class Config>
+__device__ __forceinline__ void start_products(float (&tile)[Config::kTile / 2],
+                                               const Queries<T, Config>& queries,
+                                               uint64_t centroids) {
+  ptx::fence_registers(tile);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Config::kSteps; ++k) {
+    const int chunk = 16 * k / Config::kChunk, within = 16 * k % Config::kChunk;
+    const uint64_t offset = (chunk * Config::kTile * Config::kRowBytes + within * 2) >> 4;
+    queries.template multiply<kSlot>(tile, k, centroids + offset);
+  }
+  ptx::wgmma_commit_group();
+}
+
+template <class T, class Config, Pass kPass>
+__device__ void consume_products(LookupStorage<Config>& shared, const LookupParams& params,
+                                 int warpgroup) {
+  constexpr int kTile = Config::kTile;
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  const uint64_t first_stage =
+      ptx::matrix_descriptor<Config::kRowBytes>(ptx::shared_address(shared.centroids[0]));
+  auto release = [&](uint64_t* barrier) {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  };
+  // Rows of this lane: own_row(slot, half).
+  const int first_row = 64 * warpgroup + 16 * warp + (lane >> 2);
+  auto own_row = [&](int slot, int half) { return slot * kSlotRows + first_row + 8 * half; };
+  const int64_t queries_of_call =
+      static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
+  const float scale = params.scale;
+
+  LookupItems<Config> items(shared);
+  RingPosition<Config::kStages> ring;
+  RingPosition<1> query_ring;
+  RingPosition<kColumnStages> column_ring;
+  LookupItem item;
+  float first[kTile / 2], second[kTile / 2];
+  while (items.next(item)) {
+    Queries<T, Config> queries;
+    ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
+    query_ring.advance();
+    queries.load(shared, warpgroup);
+    float lse[kLookupSlots][2];
+    if constexpr (kPass != Pass::kRowSums) {
+#pragma unroll
+      for (int i = 0; i < 2 * kLookupSlots; ++i) {
+        lse[i / 2][i % 2] = shared.lse[own_row(i / 2, i % 2)];
+      }
+    }
+    if constexpr (Config::kQueriesInRegisters) release(&shared.queries_empty);
+    RowSums sums[kLookupSlots];
+    for (int32_t at = item.begin; at < item.end; at += kTile, ring.advance()) {
+      ptx::mbarrier_wait_parity(&shared.full[ring.stage], ring.parity);
+      const uint64_t centroids =
+          first_stage + static_cast<uint64_t>(ring.stage * (Config::kTileBytes >> 4));
+      start_products<0, T, Config>(first, queries, centroids);
+      start_products<1, T, Config>(second, queries, centroids);
+      if constexpr (kPass == Pass::kRowSums) {
+        const bool some_empty = shared.empty_clusters[ring.stage] != 0;
+        ptx::wgmma_wait_group<1>();
+        ptx::fence_registers(first);
+        sums[0].add<kTile>(first, shared.sizes[ring.stage], some_empty, scale);
+        ptx::wgmma_wait_group<0>();
+        ptx::fence_registers(second);
+        sums[1].add<kTile>(second, shared.sizes[ring.stage], some_empty, scale);
+        release(&shared.empty[ring.stage]);
+      } else {
+        Columns<kTile, kPass == Pass::kColumnMaxima> columns;
+        ptx::wgmma_wait_group<1>();
+        ptx::fence_registers(first);
+        columns.template add<true>(first, lse[0], scale);
+        ptx::wgmma_wait_group<0>();
+        ptx::fence_registers(second);
+        release(&shared.empty[ring.stage]);
+        columns.template add<false>(second, lse[1], scale);
+        ptx::mbarrier_wait_parity(&shared.columns_empty[column_ring.stage],
+                                  column_ring.parity ^ 1);
+        columns.store(shared.columns[column_ring.stage][4 * warpgroup + warp]);
+        release(&shared.columns_full[column_ring.stage]);
+        column_ring.advance();
+      }
+    }
+    if constexpr (!Config::kQueriesInRegisters) release(&shared.queries_empty);
+    if constexpr (kPass == Pass::kRowSums) {
+      const int2 block = block_of(params.blocks, item.block);
+#pragma unroll
+      for (int i = 0; i < 2 * kLookupSlots; ++i) {
+        const float2 state = sums[i / 2].finish(i % 2);
+        const int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads,
+                                          params.group, item.tile, own_row(i / 2, i % 2));
+        if ((lane & 3) == 0 && query >= 0) {
+          params.row_states[item.piece * queries_of_call + query + item.head] = state;
+        }
+      }
+    }
+  }
+}
+
+template <class T, class Config, Pass kPass>
+__global__ void __launch_bounds__(kLookupThreads, 1)
+    lookup_kernel(const __grid_constant__ LookupParams params,
+                  const __grid_constant__ LookupMaps maps) {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  auto& shared = *reinterpret_cast<LookupStorage<Config>*>(bytes);
+  constexpr bool kRowSums = kPass == Pass::kRowSums;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(&shared.item_full[i], 1);
+      ptx::mbarrier_init(&shared.item_empty[i], kLookupConsumerWarps + (kRowSums ? 2 : 3));
+    }
+    ptx::mbarrier_init(&shared.queries_full, kRowSums ? 1 : 2);
+    ptx::mbarrier_init(&shared.queries_empty, kLookupConsumerWarps);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(&shared.full[stage], kRowSums ? 2 : 1);
+      ptx::mbarrier_init(&shared.empty[stage], kLookupConsumerWarps);
+    }
+    for (int stage = 0; stage < kColumnStages; ++stage) {
+      ptx::mbarrier_init(&shared.columns_full[stage], kLookupConsumerWarps);
+      ptx::mbarrier_init(&shared.columns_empty[stage], 1);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  // Rows that no box fills are read by products all the same.
+  for (int i = threadIdx.x; i < Config::kQueryBytes / 16; i += kLookupThreads) {
+    reinterpret_cast<uint4*>(shared.queries)[i] = make_uint4(0, 0, 0, 0);
+  }
+  ptx::fence_proxy_async_shared();
+  __syncthreads();
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<kLookupProducerRegisters>();
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) {
+      fetch_centroids(shared, params, maps);
+    } else if (warp == 1) {
+      if constexpr (kRowSums) {
+        fetch_sizes(shared, params);
+      } else {
+        fetch_denominators(shared, params);
+      }
+    } else if (warp == 2) {
+      if (threadIdx.x == 64) take_lookup_items(shared, params, params.taken + (kRowSums ? 0 : 1));
+    } else if constexpr (!kRowSums) {
+      add_columns<Config, kPass == Pass::kColumnMaxima>(shared, params);
+    }
+  } else {
+    ptx::setmaxnreg_inc<kLookupConsumerRegisters>();
+    consume_products<T, Config, kPass>(shared, params, warpgroup - 1);
+  }
+}
+
+template <class T, class Config, Pass kPass>
+Status launch_lookup(const LookupParams& params, const LookupMaps& maps, int multiprocessors,
+                     cudaStream_t stream) {
+  constexpr size_t kShared = sizeof(LookupStorage<Config>);
+  static_assert(kShared <= kLookupSharedLimit);
+  auto* kernel = lookup_kernel<T, Config, kPass>;
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  const int64_t items = int64_t{params.row_tiles} * params.pieces * params.blocks.count *
+                        params.kv_heads;
+  const int grid = static_cast<int>(items < multiprocessors ? items : multiprocessors);
+  kernel<<<grid, kLookupThreads, kShared, stream>>>(params, maps);
+  return cuda_status(cudaGetLastError(), "prefill lookup kernel, compute capability 9.0");
+}
+
+template <class T, int kDim>
+Status launch_lookup_passes(const LookupParams& params, const PrefillLookup& call,
+                            int multiprocessors, cudaStream_t stream) {
+  using Layout = LookupConfig<kDim, kLookupTile<kDim>>;
+  LookupMaps maps;
+  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, call.shape, call.queries, call.blocks.tokens,
+                                       params.tiles.heads, params.tiles.tokens, Layout::kRowBytes));
+  SQZ_RETURN_IF_ERROR(encode_row_maps(maps.centroids, call.level.centroids, call.shape.kv_heads,
+                                      call.level.clusters, kDim, Layout::kRowBytes));
+  SQZ_RETURN_IF_ERROR(
+      (launch_lookup<T, Layout, Pass::kRowSums>(params, maps, multiprocessors, stream)));
+  if (call.policy == PrefillGroup::kAny) {
+    return launch_lookup<T, Layout, Pass::kColumnMaxima>(params, maps, multiprocessors, stream);
+  }
+  return launch_lookup<T, Layout, Pass::kColumnSums>(params, maps, multiprocessors, stream);
+}
+
+}  // namespace sqz::cuda::prefill

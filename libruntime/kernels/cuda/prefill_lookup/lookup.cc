@@ -1,0 +1,85 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/prefill_common/workspace.h"
+#include "libruntime/kernels/cuda/prefill_lookup/kernel.h"
+
+namespace sqz::cuda {
+namespace {
+
+using namespace prefill;
+
+int32_t tile_clusters(int32_t dim) { return dim == 256 ? kLookupTile<256> : kLookupTile<128>; }
+
+LookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks, int32_t clusters,
+                         PrefillGroup policy) {
+  LookupParams params = {};
+  params.blocks = blocks;
+  const int32_t heads = policy == PrefillGroup::kMax ? 1 : shape.group;
+  params.tiles = query_tiles(blocks, heads, kLookupRows);
+  params.clusters = clusters;
+  params.dim = shape.dim;
+  params.kv_heads = shape.kv_heads;
+  params.group = shape.group;
+  params.heads_apart = shape.group / heads;
+  params.row_tiles = params.tiles.tiles_of_block * params.heads_apart;
+  const int32_t piece = kPieceTiles * tile_clusters(shape.dim);
+  params.pieces = (clusters + piece - 1) / piece;
+  params.scale = shape.scale * static_cast<float>(M_LOG2E);
+  return params;
+}
+
+int64_t cut_workspace(LookupParams& params, uint8_t* base) {
+  const int64_t lists = int64_t{params.blocks.count} * params.kv_heads;
+  const int64_t queries = int64_t{params.blocks.tokens} * params.kv_heads * params.group;
+  Workspace workspace(base);
+  workspace.take(params.taken, 2);
+  workspace.take(params.row_states, params.pieces * queries);
+  workspace.take(params.columns, params.row_tiles * lists * params.clusters);
+  workspace.take(params.ids, lists * params.clusters);
+  return workspace.used();
+}
+
+template <class T>
+Status launch(const LookupParams& params, const PrefillLookup& call, int multiprocessors,
+              cudaStream_t stream) {
+  switch (params.dim) {
+    case 64: return launch_lookup_passes<T, 64>(params, call, multiprocessors, stream);
+    case 96: return launch_lookup_passes<T, 96>(params, call, multiprocessors, stream);
+    case 128: return launch_lookup_passes<T, 128>(params, call, multiprocessors, stream);
+    default: return launch_lookup_passes<T, 256>(params, call, multiprocessors, stream);
+  }
+}
+
+}  // namespace
+
+int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
+                                 int32_t clusters, PrefillGroup policy) {
+  LookupParams params = make_params(shape, blocks, clusters, policy);
+  return cut_workspace(params, nullptr);
+}
+
+Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
+                      int multiprocessors, cudaStream_t stream) {
+  SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
+  LookupParams params = make_params(call.shape, call.blocks, call.level.clusters, call.policy);
+  params.alive = call.alive;
+  params.sizes = call.level.sizes;
+  params.numeric_error = call.numeric_error;
+  const int64_t needed = cut_workspace(params, static_cast<uint8_t*>(workspace));
+  if (workspace_bytes < needed) {
+    return {Code::kInvalidArgument, concat("prefill_lookup: workspace of ", workspace_bytes,
+                                           " bytes, ", needed, " needed")};
+  }
+  if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.taken, 0, 2 * sizeof(uint32_t), stream));
+  SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
+                          ? launch<__nv_bfloat16>(params, call, multiprocessors, stream)
+                          : launch<__half>(params, call, multiprocessors, stream));
+  return launch_select(params, call, stream);
+}
+
+}  // namespace sqz::cuda
