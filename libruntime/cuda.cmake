@@ -16,3 +16,4 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda "${SQZ_CUDA_ARCHITECTURES}")
 target_link_libraries(sqz_runtime_cuda PUBLIC sqz_runtime_core)
+include(${CMAKE_CURRENT_LIST_DIR}/cuda_prefill.cmake)

@@ -37,7 +37,7 @@ struct QueryBlocks {
 };
 
 // Lists of runs; a null `runs` means that every list is one run over everything.
-struct RunLists {
+struct PrefillRuns {
   uint2* runs = nullptr;       // [lists, stride] {first, length}, ascending and disjoint
   uint32_t* prefix = nullptr;  // [lists, stride] lengths of the runs before, added up
   uint32_t* counts = nullptr;  // [lists] runs
@@ -59,7 +59,7 @@ struct PrefillAttend {
   PrefillShape shape;
   QueryBlocks blocks;
   PrefillKeys keys;
-  RunLists selected;              // runs of slots
+  PrefillRuns selected;              // runs of slots
   const void* queries = nullptr;  // [T, Hq, d]
   void* out = nullptr;            // [T, Hq, d]; zeros where there are no keys
   float* lse = nullptr;           // [T, Hq] natural log; -infinity where there are no keys
@@ -80,7 +80,7 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
 struct PrefillLevel {
   const void* centroids = nullptr;     // [Hkv, n, d]
   const uint32_t* offsets = nullptr;   // [Hkv, n + 1] first child or slot of each cluster
-  const float* sizes = nullptr;        // [Hkv, n] keys below each cluster; 0 = empty, never chosen
+  const uint32_t* sizes = nullptr;     // [Hkv, n] keys below each cluster; 0 = empty, never chosen
   int32_t clusters = 0;                // n
   bool finest = true;
   // Threshold on log S where `wanted` is null; else the rule `budget`: [Hkv] keys to keep.
@@ -95,9 +95,9 @@ struct PrefillLookup {
   QueryBlocks blocks;
   PrefillLevel level;
   PrefillGroup policy = PrefillGroup::kMean;
-  RunLists alive;                    // runs of clusters to score; null runs = all
+  PrefillRuns alive;                    // runs of clusters to score; null runs = all
   const void* queries = nullptr;     // [T, Hq, d]
-  RunLists chosen;                   // out: stride at least (n + 1) / 2
+  PrefillRuns chosen;                   // out: stride at least (n + 1) / 2
   uint32_t* numeric_error = nullptr;  // set to 1 where a logit is NaN or +infinity
 };
 

@@ -3,13 +3,15 @@
 
 #include <cstdint>
 
+#include "libruntime/kernels/cuda/prefill_common/tiles.h"
+
 namespace sqz::cuda::prefill {
 
 inline constexpr int kRows = 128;            // query rows of a tile, 64 a consumer warpgroup
 inline constexpr int kConsumerWarps = 8;     // two warpgroups
 inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
-inline constexpr int kProducerRegisters = 40;
-inline constexpr int kConsumerRegisters = 232;
+inline constexpr int kProducerRegisters = 24;
+inline constexpr int kConsumerRegisters = 240;
 inline constexpr int kSharedLimit = 232448;  // of a block, compute capability 9.0
 // A row's maximum is moved only when a logit exceeds it by this power of two: weights of up to
 // 2^8 cost no precision and rescaling becomes rare.
@@ -40,12 +42,10 @@ struct WorkCounts {
 template <int kDimArg, int kKeysArg>
 struct Config {
   static constexpr int kDim = kDimArg;
-  static constexpr int kKeys = kKeysArg;                  // of a tile: wgmma's N of Q K
-  static constexpr int kRowBytes = kDim % 64 ? 64 : 128;  // of a swizzled row
-  static constexpr int kChunk = kRowBytes / 2;            // elements of it
-  static constexpr int kChunks = kDim / kChunk;
-  static constexpr int kQueryBytes = kRows * kDim * 2;
-  static constexpr int kTileBytes = kKeys * kDim * 2;
+  static constexpr int kKeys = kKeysArg;  // of a tile: wgmma's N of Q K
+  static constexpr int kChunks = (kDim + 63) / 64;  // of a row, kRowBytes each
+  static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
+  static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
   static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / (2 * kTileBytes);
   static constexpr int kStages = kFit < 4 ? kFit : 4;
   static_assert(kKeys % 16 == 0 && kStages >= 2);

@@ -72,7 +72,8 @@ __device__ void fetch_keys(SharedStorage<Config>& shared, const AttendParams& pa
   const bool leader = (threadIdx.x & 31) == 0;
   const uint64_t policy = ptx::createpolicy_evict_last();
   const uint64_t once = ptx::createpolicy_evict_first();
-  const uint32_t query_bytes = params.tiles.heads * params.tiles.tokens * Config::kDim * 2;
+  const uint32_t query_bytes =
+      params.tiles.heads * params.tiles.tokens * Config::kChunks * kRowBytes;
   ItemReader<Config> items(shared);
   RingPosition<Config::kStages> ring;
   RingPosition<1> queries;
@@ -84,8 +85,8 @@ __device__ void fetch_keys(SharedStorage<Config>& shared, const AttendParams& pa
       const int2 block = block_of(params.blocks, item.block);
       ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
       for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kRows * Config::kRowBytes,
-                                     &maps.queries, chunk * Config::kChunk, 0, item.kv_head,
+        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kRows * kRowBytes,
+                                     &maps.queries, chunk * (kRowBytes / 2), 0, item.kv_head,
                                      block.x + item.tile * params.tiles.tokens,
                                      &shared.queries_full, once);
       }
@@ -95,7 +96,8 @@ __device__ void fetch_keys(SharedStorage<Config>& shared, const AttendParams& pa
       ptx::mbarrier_wait_parity(&shared.keys_empty[ring.stage], ring.parity ^ 1);
       if (leader) ptx::mbarrier_arrive_expect_tx(&shared.keys_full[ring.stage], Config::kTileBytes);
       __syncwarp();
-      fetch_tile<Config::kKeys, Config::kRowBytes, Config::kChunks>(
+      fetch_tile<Config::kKeys>(
+          0, Config::kChunks,
           window, key, item.kv_head, maps.keys, maps.exact_keys, shared.keys[ring.stage],
           &shared.keys_full[ring.stage], policy);
     }
@@ -118,7 +120,8 @@ __device__ void fetch_values(SharedStorage<Config>& shared, const AttendParams& 
         ptx::mbarrier_arrive_expect_tx(&shared.values_full[ring.stage], Config::kTileBytes);
       }
       __syncwarp();
-      fetch_tile<Config::kKeys, Config::kRowBytes, Config::kChunks>(
+      fetch_tile<Config::kKeys>(
+          0, Config::kChunks,
           window, key, item.kv_head, maps.values, maps.exact_values, shared.values[ring.stage],
           &shared.values_full[ring.stage], policy);
     }
@@ -129,17 +132,14 @@ __device__ void fetch_values(SharedStorage<Config>& shared, const AttendParams& 
 template <class T, class Config>
 __device__ __forceinline__ void start_logits(float (&logits)[Config::kKeys / 2], uint64_t queries,
                                              uint64_t keys) {
-  constexpr int kSteps = Config::kChunk / 16;
   ptx::fence_registers(logits);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      ptx::WgmmaProduct<T, Config::kKeys>::template multiply<0>(
-          logits, queries + ((chunk * kRows * Config::kRowBytes + 32 * k) >> 4),
-          keys + ((chunk * Config::kKeys * Config::kRowBytes + 32 * k) >> 4), chunk + k > 0);
-    }
+  for (int k = 0; k < Config::kDim / 16; ++k) {
+    const int chunk = k / 4, within = k % 4 * 32;
+    ptx::WgmmaProduct<T, Config::kKeys>::template multiply<0>(
+        logits, queries + ((chunk * kRows * kRowBytes + within) >> 4),
+        keys + ((chunk * Config::kKeys * kRowBytes + within) >> 4), k > 0);
   }
   ptx::wgmma_commit_group();
 }
@@ -154,7 +154,7 @@ __device__ __forceinline__ void start_values(float (&out)[Config::kDim / 2],
 #pragma unroll
   for (int k = 0; k < Config::kKeys / 16; ++k) {
     ptx::WgmmaProduct<T, Config::kDim>::template multiply<1>(
-        out, weights[k], values + ((16 * k * Config::kRowBytes) >> 4), k > 0 ? 1 : keep);
+        out, weights[k], values + ((16 * k * kRowBytes) >> 4), k > 0 ? 1 : keep);
   }
   ptx::wgmma_commit_group();
 }
@@ -175,12 +175,12 @@ template <class T, class Config>
 __device__ void consume(SharedStorage<Config>& shared, const AttendParams& params, int warpgroup) {
   constexpr int kKeys = Config::kKeys;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const uint64_t queries = ptx::matrix_descriptor<Config::kRowBytes>(
-      ptx::shared_address(shared.queries) + 64 * warpgroup * Config::kRowBytes);
+  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(
+      ptx::shared_address(shared.queries) + 64 * warpgroup * kRowBytes);
   const uint64_t first_keys =
-      ptx::matrix_descriptor<Config::kRowBytes>(ptx::shared_address(shared.keys[0]));
-  const uint64_t first_values = ptx::transposed_descriptor<Config::kRowBytes>(
-      ptx::shared_address(shared.values[0]), kKeys * Config::kRowBytes);
+      ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.keys[0]));
+  const uint64_t first_values = ptx::transposed_descriptor<kRowBytes>(
+      ptx::shared_address(shared.values[0]), kKeys * kRowBytes);
   auto stage_of = [](int stage) {
     return static_cast<uint64_t>(stage * (Config::kTileBytes >> 4));
   };
@@ -333,9 +333,9 @@ Status launch_attend(const AttendParams& params, const PrefillAttend& call, int 
                            exact ? keys.exact : keys.slots};
   AttendMaps maps;
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, call.shape, call.queries, call.blocks.tokens,
-                                       params.tiles.heads, params.tiles.tokens, Layout::kRowBytes));
+                                       params.tiles.heads, params.tiles.tokens));
   const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
-    return encode_row_maps(to, data, call.shape.kv_heads, rows, kDim, Layout::kRowBytes);
+    return encode_row_maps(to, data, call.shape.kv_heads, rows, kDim);
   };
   SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));

@@ -11,7 +11,7 @@ namespace sqz::cuda::prefill {
 struct AttendParams {
   QueryBlocks blocks;
   QueryTiles tiles;
-  RunLists selected;
+  PrefillRuns selected;
   int32_t slots, exact;        // M, E
   int32_t dim, kv_heads, group;
   float scale;                 // of the logits, times log2(e)

@@ -22,7 +22,7 @@ struct KeyListView {
   int32_t exact;  // keys before the runs
   int32_t total;  // keys in runs
 
-  static __device__ __forceinline__ KeyListView of(const RunLists& lists, int32_t list,
+  static __device__ __forceinline__ KeyListView of(const PrefillRuns& lists, int32_t list,
                                                    int32_t exact, int32_t all) {
     KeyListView view;
     view.exact = exact;
@@ -107,9 +107,10 @@ class SegmentWindow {
   Segment current_, next_;
 };
 
-// Fetches positions [begin, begin + kRows) of the list into a tile [chunk][kRows][kRowBytes].
-template <int kRows, int kRowBytes, int kChunks>
-__device__ __forceinline__ void fetch_tile(SegmentWindow& window, int32_t begin, int32_t head,
+// Fetches chunks [first_chunk, end_chunk) of positions [begin, begin + kRows) of the list into a
+// tile [chunk][kRows][kRowBytes].
+template <int kRows>
+__device__ __forceinline__ void fetch_tile(int first_chunk, int end_chunk, SegmentWindow& window, int32_t begin, int32_t head,
                                            const RowMaps& slots, const RowMaps& exact,
                                            uint8_t* tile, uint64_t* barrier, uint64_t policy) {
   window.for_each(begin, begin + kRows, [&](const Segment& segment, int32_t lo, int32_t hi) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void fetch_tile(SegmentWindow& window, int32_t begin,
     while (left > 0) {
       const int box = min(kBoxes - 1, 31 - __clz(left));
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
+      for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
         ptx::cp_async_bulk_tensor_3d(to + chunk * kRows * kRowBytes, &maps.box[box],
                                      chunk * (kRowBytes / 2), row, head, barrier, policy);
       }

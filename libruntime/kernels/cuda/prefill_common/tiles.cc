@@ -30,13 +30,12 @@ Status find_encode(EncodeFunction& encode) {
 
 // Elements are copied as they are, so that one type stands for bf16 and f16.
 Status encode_map(EncodeFunction encode, CUtensorMap& map, const void* data, cuuint32_t rank,
-                  const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
-                  uint32_t row_bytes) {
+                  const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box) {
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes, strides,
              box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {Code::kInternal,
@@ -68,32 +67,31 @@ Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks) {
   return {};
 }
 
-Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim,
-                       uint32_t row_bytes) {
+Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim) {
   EncodeFunction encode = nullptr;
   SQZ_RETURN_IF_ERROR(find_encode(encode));
   const auto d = static_cast<cuuint64_t>(dim);
   const cuuint64_t sizes[3] = {d, static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(heads)};
   const cuuint64_t strides[2] = {2 * d, 2 * d * sizes[1]};
   for (uint32_t i = 0; i < kBoxes; ++i) {
-    const cuuint32_t box[3] = {row_bytes / 2, 1u << i, 1};
+    const cuuint32_t box[3] = {kRowBytes / 2, 1u << i, 1};
     SQZ_RETURN_IF_ERROR(
-        encode_map(encode, maps.box[i], data, 3, sizes, strides, box, row_bytes));
+        encode_map(encode, maps.box[i], data, 3, sizes, strides, box));
   }
   return {};
 }
 
 Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void* queries,
-                        int32_t total_tokens, int32_t heads, int32_t tokens, uint32_t row_bytes) {
+                        int32_t total_tokens, int32_t heads, int32_t tokens) {
   EncodeFunction encode = nullptr;
   SQZ_RETURN_IF_ERROR(find_encode(encode));
   const auto d = static_cast<cuuint64_t>(shape.dim), group = static_cast<cuuint64_t>(shape.group);
   const auto kv_heads = static_cast<cuuint64_t>(shape.kv_heads);
   const cuuint64_t sizes[4] = {d, group, kv_heads, static_cast<cuuint64_t>(total_tokens)};
   const cuuint64_t strides[3] = {2 * d, 2 * d * group, 2 * d * group * kv_heads};
-  const cuuint32_t box[4] = {row_bytes / 2, static_cast<cuuint32_t>(heads), 1,
+  const cuuint32_t box[4] = {kRowBytes / 2, static_cast<cuuint32_t>(heads), 1,
                              static_cast<cuuint32_t>(tokens)};
-  return encode_map(encode, map, queries, 4, sizes, strides, box, row_bytes);
+  return encode_map(encode, map, queries, 4, sizes, strides, box);
 }
 
 }  // namespace sqz::cuda

@@ -11,6 +11,9 @@
 
 namespace sqz::cuda {
 
+// Rows lie in shared memory in chunks of 64 elements, swizzled over these 128 bytes, so that a box
+// may begin at any row. The last chunk is filled up with zeros.
+inline constexpr int kRowBytes = 128;
 inline constexpr int kBoxes = 8;  // boxes of 1, 2, 4 … 128 rows
 
 // Rows of a tensor [heads, rows, d], in boxes of every power of two, so that a run of any length is
@@ -19,13 +22,12 @@ struct RowMaps {
   CUtensorMap box[kBoxes];
 };
 
-Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim,
-                       uint32_t row_bytes);
+Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim);
 
 // Queries [T, Hq, d] in boxes of `tokens` tokens and `heads` heads of one group; what lies past T
 // arrives as zeros.
 Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void* queries,
-                        int32_t total_tokens, int32_t heads, int32_t tokens, uint32_t row_bytes);
+                        int32_t total_tokens, int32_t heads, int32_t tokens);
 
 // kUnsupported or kInvalidArgument for what the prefill kernels do not take.
 Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks);

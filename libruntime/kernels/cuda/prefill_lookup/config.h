@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "libruntime/kernels/cuda/prefill_common/tiles.h"
+
 namespace sqz::cuda::prefill {
 
 inline constexpr int kLookupSlots = 2;       // 128-row halves of a tile of query rows
@@ -41,12 +43,11 @@ struct LookupConfig {
   static constexpr int kDim = kDimArg;
   static constexpr int kTile = kTileArg;  // centroids of a tile: wgmma's N
   static constexpr bool kQueriesInRegisters = kDim <= 128;
-  static constexpr int kRowBytes = kDim % 64 ? 64 : 128;
-  static constexpr int kChunk = kRowBytes / 2;
-  static constexpr int kChunks = kDim / kChunk;
+  static constexpr int kChunks = (kDim + 63) / 64;
+  static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kSteps = kDim / 16;
-  static constexpr int kQueryBytes = kLookupRows * kDim * 2;
-  static constexpr int kTileBytes = kTile * kDim * 2;
+  static constexpr int kQueryBytes = kLookupRows * kChunks * kRowBytes;
+  static constexpr int kTileBytes = kTile * kChunks * kRowBytes;
   static constexpr int kColumnBytes = kColumnStages * kLookupConsumerWarps * kTile * 4;
   static constexpr int kFit =
       (kLookupSharedLimit - 4096 - kQueryBytes - kColumnBytes) / (kTileBytes + kTile * 4);

@@ -105,7 +105,8 @@ __device__ void fetch_centroids(LookupStorage<Config>& shared, const LookupParam
                                 const LookupMaps& maps) {
   const bool leader = (threadIdx.x & 31) == 0;
   const uint64_t often = ptx::createpolicy_evict_last();
-  const uint32_t query_bytes = params.tiles.heads * params.tiles.tokens * Config::kDim * 2;
+  const uint32_t query_bytes =
+      params.tiles.heads * params.tiles.tokens * Config::kChunks * kRowBytes;
   LookupItems<Config> items(shared);
   RingPosition<Config::kStages> ring;
   RingPosition<1> queries;
@@ -117,8 +118,8 @@ __device__ void fetch_centroids(LookupStorage<Config>& shared, const LookupParam
       const int2 block = block_of(params.blocks, item.block);
       ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
       for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kLookupRows * Config::kRowBytes,
-                                     &maps.queries, chunk * Config::kChunk, item.head,
+        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kLookupRows * kRowBytes,
+                                     &maps.queries, chunk * (kRowBytes / 2), item.head,
                                      item.kv_head, block.x + item.tile * params.tiles.tokens,
                                      &shared.queries_full, often);
       }
@@ -128,48 +129,55 @@ __device__ void fetch_centroids(LookupStorage<Config>& shared, const LookupParam
       ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
       if (leader) ptx::mbarrier_arrive_expect_tx(&shared.full[ring.stage], Config::kTileBytes);
       __syncwarp();
-      fetch_tile<Config::kTile, Config::kRowBytes, Config::kChunks>(
-          window, at, item.kv_head, maps.centroids, maps.centroids, shared.centroids[ring.stage],
+      fetch_tile<Config::kTile>(
+          0, Config::kFirstChunks, window, at, item.kv_head, maps.centroids, maps.centroids, shared.centroids[ring.stage],
           &shared.full[ring.stage], often);
     }
   }
 }
 
-// The sizes of each tile's clusters, and which clusters they are.
+// The other chunks of a tile of centroids.
 template <class Config>
-__device__ void fetch_sizes(LookupStorage<Config>& shared, const LookupParams& params) {
+__device__ __forceinline__ void fetch_rest(LookupStorage<Config>& shared, const LookupMaps& maps,
+                                           SegmentWindow& window, const LookupItem& item,
+                                           int32_t at, int stage) {
+  if constexpr (Config::kFirstChunks < Config::kChunks) {
+    fetch_tile<Config::kTile>(Config::kFirstChunks, Config::kChunks, window, at, item.kv_head,
+                              maps.centroids, maps.centroids, shared.centroids[stage],
+                              &shared.full[stage], ptx::createpolicy_evict_last());
+  }
+}
+
+// The other chunks, and the sizes of each tile's clusters.
+template <class Config>
+__device__ void fetch_sizes(LookupStorage<Config>& shared, const LookupParams& params,
+                            const LookupMaps& maps) {
   constexpr int kTile = Config::kTile;
   const int lane = threadIdx.x & 31;
   LookupItems<Config> items(shared);
   RingPosition<Config::kStages> ring;
   LookupItem item;
   while (items.next(item)) {
-    const KeyListView list = clusters_of(params, item.list);
-    const float* sizes = params.sizes + static_cast<int64_t>(item.kv_head) * params.clusters;
-    uint32_t* ids = params.alive.runs == nullptr || item.row_tile != 0
-                        ? nullptr
-                        : params.ids + static_cast<int64_t>(item.list) * params.clusters;
-    SegmentWindow window(list, item.begin);
+    const bool all = params.alive.runs == nullptr;
+    const uint32_t* sizes =
+        all ? params.sizes + static_cast<int64_t>(item.kv_head) * params.clusters
+            : params.alive_sizes + static_cast<int64_t>(item.list) * params.clusters;
+    SegmentWindow window(clusters_of(params, item.list), item.begin);
     for (int32_t at = item.begin; at < item.end; at += kTile, ring.advance()) {
-      ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
-      float* to = shared.sizes[ring.stage];
+      float mine[kTile / 32];
       bool zero = false;
-      window.for_each(at, at + kTile, [&](const Segment& segment, int32_t lo, int32_t hi) {
-        for (unsigned left = __ballot_sync(kAllLanes, lo < hi); left != 0; left &= left - 1) {
-          const int owner = __ffs(left) - 1;
-          const int32_t first = __shfl_sync(kAllLanes, lo, owner);
-          const int32_t end = __shfl_sync(kAllLanes, hi, owner);
-          const int32_t source = __shfl_sync(kAllLanes, segment.source, owner);
-          const int32_t begin = __shfl_sync(kAllLanes, segment.begin, owner);
-          for (int32_t i = first + lane; i < end; i += 32) {
-            const int32_t id = source + (i - begin);
-            const float size = source == kOutside ? 0.0f : sizes[id];
-            if (ids != nullptr && source != kOutside) ids[i] = static_cast<uint32_t>(id);
-            to[i - at] = size;
-            zero |= size == 0;
-          }
-        }
-      });
+#pragma unroll
+      for (int i = 0; i < kTile / 32; ++i) {
+        const int32_t position = at + lane + 32 * i;
+        mine[i] = position < item.end ? static_cast<float>(sizes[position]) : 0.0f;
+      }
+      ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
+      fetch_rest(shared, maps, window, item, at, ring.stage);
+#pragma unroll
+      for (int i = 0; i < kTile / 32; ++i) {
+        shared.sizes[ring.stage][lane + 32 * i] = mine[i];
+        zero |= mine[i] == 0;
+      }
       zero = __any_sync(kAllLanes, zero);
       if (lane == 0) {
         shared.empty_clusters[ring.stage] = zero;
@@ -180,20 +188,22 @@ __device__ void fetch_sizes(LookupStorage<Config>& shared, const LookupParams& p
   }
 }
 
-// log2 of the denominators of each item's rows; +infinity, so that its S are 0, for a row that is
-// no query.
+// The other chunks, and log2 of the denominators of each item's rows; +infinity, so that its S are
+// 0, for a row that is no query.
 template <class Config>
-__device__ void fetch_denominators(LookupStorage<Config>& shared, const LookupParams& params) {
+__device__ void fetch_denominators(LookupStorage<Config>& shared, const LookupParams& params,
+                                   const LookupMaps& maps) {
   const int lane = threadIdx.x & 31;
   const int64_t queries =
       static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
   LookupItems<Config> items(shared);
-  RingPosition<1> ring;
+  RingPosition<Config::kStages> ring;
+  RingPosition<1> rows;
   LookupItem item;
   while (items.next(item)) {
     const int2 block = block_of(params.blocks, item.block);
-    ptx::mbarrier_wait_parity(&shared.queries_empty, ring.parity ^ 1);
-    ring.advance();
+    ptx::mbarrier_wait_parity(&shared.queries_empty, rows.parity ^ 1);
+    rows.advance();
     for (int row = lane; row < kLookupRows; row += 32) {
       int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads, params.group,
                                   item.tile, row);
@@ -211,6 +221,11 @@ __device__ void fetch_denominators(LookupStorage<Config>& shared, const LookupPa
     }
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&shared.queries_full);
+    SegmentWindow window(clusters_of(params, item.list), item.begin);
+    for (int32_t at = item.begin; at < item.end; at += Config::kTile, ring.advance()) {
+      ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
+      fetch_rest(shared, maps, window, item, at, ring.stage);
+    }
   }
 }
 
@@ -251,13 +266,13 @@ class Queries {
 #pragma unroll
     for (int slot = 0; slot < kLookupSlots; ++slot) {
       const int row = slot * kSlotRows + 64 * warpgroup + 16 * warp + (lane & 15);
-      const uint32_t base = ptx::shared_address(shared.queries) + row * Config::kRowBytes;
-      const int swizzle = Config::kRowBytes == 128 ? row & 7 : (row >> 1) & 3;
+      const uint32_t base = ptx::shared_address(shared.queries) + row * kRowBytes;
+      const int swizzle = row & 7;
 #pragma unroll
       for (int k = 0; k < Config::kSteps; ++k) {
-        const int chunk = 16 * k / Config::kChunk, within = 16 * k % Config::kChunk;
+        const int chunk = k / 4, within = k % 4 * 16;
         const int piece = within / 8 + (lane >> 4);
-        ptx::ldmatrix_x4(fragments_[slot][k], base + chunk * kLookupRows * Config::kRowBytes +
+        ptx::ldmatrix_x4(fragments_[slot][k], base + chunk * kLookupRows * kRowBytes +
                                                   ((piece ^ swizzle) << 4));
       }
     }
@@ -279,17 +294,17 @@ class Queries<T, Config, false> {
  public:
   __device__ __forceinline__ void load(const LookupStorage<Config>& shared, int warpgroup) {
     for (int slot = 0; slot < kLookupSlots; ++slot) {
-      descriptors_[slot] = ptx::matrix_descriptor<Config::kRowBytes>(
+      descriptors_[slot] = ptx::matrix_descriptor<kRowBytes>(
           ptx::shared_address(shared.queries) +
-          (slot * kSlotRows + 64 * warpgroup) * Config::kRowBytes);
+          (slot * kSlotRows + 64 * warpgroup) * kRowBytes);
     }
   }
 
   template <int kSlot>
   __device__ __forceinline__ void multiply(float (&tile)[Config::kTile / 2], int k,
                                            uint64_t centroids) const {
-    const int chunk = 16 * k / Config::kChunk, within = 16 * k % Config::kChunk;
-    const uint64_t offset = (chunk * kLookupRows * Config::kRowBytes + within * 2) >> 4;
+    const int chunk = k / 4, within = k % 4 * 16;
+    const uint64_t offset = (chunk * kLookupRows * kRowBytes + within * 2) >> 4;
     ptx::WgmmaProduct<T, Config::kTile>::template multiply<0>(tile, descriptors_[kSlot] + offset,
                                                               centroids, k > 0);
   }
@@ -307,8 +322,8 @@ __device__ __forceinline__ void start_products(float (&tile)[Config::kTile / 2],
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Config::kSteps; ++k) {
-    const int chunk = 16 * k / Config::kChunk, within = 16 * k % Config::kChunk;
-    const uint64_t offset = (chunk * Config::kTile * Config::kRowBytes + within * 2) >> 4;
+    const int chunk = k / 4, within = k % 4 * 16;
+    const uint64_t offset = (chunk * Config::kTile * kRowBytes + within * 2) >> 4;
     queries.template multiply<kSlot>(tile, k, centroids + offset);
   }
   ptx::wgmma_commit_group();
@@ -320,7 +335,7 @@ __device__ void consume_products(LookupStorage<Config>& shared, const LookupPara
   constexpr int kTile = Config::kTile;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
   const uint64_t first_stage =
-      ptx::matrix_descriptor<Config::kRowBytes>(ptx::shared_address(shared.centroids[0]));
+      ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.centroids[0]));
   auto release = [&](uint64_t* barrier) {
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier);
@@ -437,9 +452,9 @@ __global__ void __launch_bounds__(kLookupThreads, 1)
       fetch_centroids(shared, params, maps);
     } else if (warp == 1) {
       if constexpr (kRowSums) {
-        fetch_sizes(shared, params);
+        fetch_sizes(shared, params, maps);
       } else {
-        fetch_denominators(shared, params);
+        fetch_denominators(shared, params, maps);
       }
     } else if (warp == 2) {
       if (threadIdx.x == 64) take_lookup_items(shared, params, params.taken + (kRowSums ? 0 : 1));
@@ -473,9 +488,9 @@ Status launch_lookup_passes(const LookupParams& params, const PrefillLookup& cal
   using Layout = LookupConfig<kDim, kLookupTile<kDim>>;
   LookupMaps maps;
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, call.shape, call.queries, call.blocks.tokens,
-                                       params.tiles.heads, params.tiles.tokens, Layout::kRowBytes));
+                                       params.tiles.heads, params.tiles.tokens));
   SQZ_RETURN_IF_ERROR(encode_row_maps(maps.centroids, call.level.centroids, call.shape.kv_heads,
-                                      call.level.clusters, kDim, Layout::kRowBytes));
+                                      call.level.clusters, kDim));
   SQZ_RETURN_IF_ERROR(
       (launch_lookup<T, Layout, Pass::kRowSums>(params, maps, multiprocessors, stream)));
   if (call.policy == PrefillGroup::kAny) {

@@ -10,24 +10,28 @@ namespace sqz::cuda::prefill {
 struct LookupParams {
   QueryBlocks blocks;
   QueryTiles tiles;  // of kLookupRows rows; heads = the group, or 1 where heads are kept apart
-  RunLists alive;
+  PrefillRuns alive;
   int32_t clusters;  // n
   int32_t dim, kv_heads, group;
   int32_t heads_apart;    // group / tiles.heads
   int32_t row_tiles;      // tiles.tiles_of_block * heads_apart
   int32_t pieces;         // most pieces of a list
   float scale;            // of the logits, times log2(e)
-  const float* sizes;     // [Hkv, n]
+  const uint32_t* sizes;  // [Hkv, n]
   float2* row_states;     // [pieces, T, Hq] {maximum, sum}, to base 2
   float* columns;         // [row_tiles, lists, n] at positions of the list
-  uint32_t* ids;          // [lists, n] cluster at each position; not written where all are alive
+  uint32_t* ids;          // [lists, n] cluster at each position, and its size; neither is used
+  uint32_t* alive_sizes;  // [lists, n] where all are alive
   uint32_t* taken;        // [2] items taken, by pass; zero before
   uint32_t* numeric_error;
 };
 
 // Centroids of a tile.
 template <int kDim>
-inline constexpr int kLookupTile = kDim == 256 ? 96 : 128;
+inline constexpr int kLookupTile = kDim == 256 ? 64 : 128;
+
+// Runs of alive clusters to ids and sizes of each position.
+Status launch_expand(const LookupParams& params, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>

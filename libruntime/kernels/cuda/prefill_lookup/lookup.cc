@@ -40,6 +40,7 @@ int64_t cut_workspace(LookupParams& params, uint8_t* base) {
   workspace.take(params.row_states, params.pieces * queries);
   workspace.take(params.columns, params.row_tiles * lists * params.clusters);
   workspace.take(params.ids, lists * params.clusters);
+  workspace.take(params.alive_sizes, lists * params.clusters);
   return workspace.used();
 }
 
@@ -76,6 +77,7 @@ Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t worksp
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.taken, 0, 2 * sizeof(uint32_t), stream));
+  if (params.alive.runs != nullptr) SQZ_RETURN_IF_ERROR(launch_expand(params, stream));
   SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
                           ? launch<__nv_bfloat16>(params, call, multiprocessors, stream)
                           : launch<__half>(params, call, multiprocessors, stream));

@@ -19,7 +19,7 @@ struct SelectParams {
   const uint32_t* wanted;   // [Hkv] or null
   float log_threshold;
   bool finest, maxima;
-  RunLists chosen;
+  PrefillRuns chosen;
 };
 
 // Sums of uint2 over the block.
@@ -59,13 +59,13 @@ struct List {
   int32_t count;            // positions
   const uint32_t* ids;      // [count], null: position = cluster
   const uint32_t* offsets;  // [n + 1] of the KV head
-  const float* sizes;       // [n] of the KV head
+  const uint32_t* sizes;    // [n] of the KV head
   float* scores;            // [count] S; of an empty cluster 0
 
   __device__ uint32_t id(int32_t at) const {
     return ids == nullptr ? static_cast<uint32_t>(at) : ids[at];
   }
-  __device__ uint32_t keys(int32_t at) const { return static_cast<uint32_t>(sizes[id(at)]); }
+  __device__ uint32_t keys(int32_t at) const { return sizes[id(at)]; }
 };
 
 // Combined S of every position, over the row tiles of the block, into the first tile's place.
@@ -173,17 +173,26 @@ __device__ void write_runs(const SelectParams& params, const List& list, int32_t
   for (int32_t first = 0; first < list.count; first += kSelectThreads) {
     const int32_t at = first + static_cast<int32_t>(threadIdx.x);
     uint32_t begin = 0, end = 0;
-    const auto range = [&](int32_t position) {
+    const auto read = [&](int32_t position) {
       const uint32_t id = list.id(position);
       begin = list.offsets[id];
       end = list.offsets[id + 1];
-      return list.scores[position] != 0 && end > begin;
     };
-    const bool after = at + 1 < list.count && range(at + 1);
+    // Whether the nearest cluster in this direction that is not empty is chosen; read on return.
+    const auto neighbour_chosen = [&](int32_t step) {
+      int32_t position = at + step;
+      for (; position >= 0 && position < list.count; position += step) {
+        read(position);
+        if (end > begin) return list.scores[position] != 0;
+      }
+      return false;
+    };
+    const bool chosen = at < list.count && list.scores[at] != 0;
+    const bool after = chosen && neighbour_chosen(1);
     const uint32_t next = begin;
-    const bool before = at > 0 && at <= list.count && range(at - 1);
+    const bool before = chosen && neighbour_chosen(-1);
     const uint32_t last = end;
-    const bool chosen = at < list.count && range(at);
+    if (chosen) read(at);
     const bool starts = chosen && !(before && last == begin);
     const bool stops = chosen && !(after && next == end);
     uint2 total;
@@ -237,7 +246,30 @@ __global__ void __launch_bounds__(kSelectThreads)
   write_runs(params, list, number, shared);
 }
 
+// One warp a run.
+__global__ void __launch_bounds__(kSelectThreads)
+    expand_kernel(const __grid_constant__ LookupParams params) {
+  const int64_t list = blockIdx.x;
+  const uint32_t* sizes = params.sizes + list % params.kv_heads * params.clusters;
+  const uint2* runs = params.alive.runs + list * params.alive.stride;
+  const uint32_t* prefix = params.alive.prefix + list * params.alive.stride;
+  const uint32_t count = params.alive.counts[list];
+  for (uint32_t run = threadIdx.x / 32; run < count; run += kWarps) {
+    const uint2 clusters = runs[run];
+    const int64_t to = list * params.clusters + prefix[run];
+    for (uint32_t i = threadIdx.x & 31; i < clusters.y; i += 32) {
+      params.ids[to + i] = clusters.x + i;
+      params.alive_sizes[to + i] = sizes[clusters.x + i];
+    }
+  }
+}
+
 }  // namespace
+
+Status launch_expand(const LookupParams& params, cudaStream_t stream) {
+  expand_kernel<<<params.blocks.count * params.kv_heads, kSelectThreads, 0, stream>>>(params);
+  return cuda_status(cudaGetLastError(), "prefill expand kernel");
+}
 
 Status launch_select(const LookupParams& params, const PrefillLookup& call, cudaStream_t stream) {
   SelectParams select = {};

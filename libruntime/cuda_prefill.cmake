@@ -1,0 +1,22 @@
+# The prefill kernels. Those for Hopper use instructions of that chip alone and are compiled for it
+# alone.
+set(SQZ_PREFILL_DIR ${CMAKE_CURRENT_LIST_DIR}/kernels/cuda)
+
+set(SQZ_PREFILL_KERNELS)
+foreach(kernel prefill_attend prefill_lookup)
+  foreach(type bf16 f16)
+    foreach(dim 64 96 128 256)
+      list(APPEND SQZ_PREFILL_KERNELS
+        ${SQZ_PREFILL_DIR}/${kernel}/instantiations/${type}_d${dim}.cu)
+    endforeach()
+  endforeach()
+endforeach()
+add_library(sqz_runtime_cuda_sm90 OBJECT ${SQZ_PREFILL_KERNELS})
+sqz_cuda_target(sqz_runtime_cuda_sm90 90a-real)
+
+target_sources(sqz_runtime_cuda PRIVATE
+  ${SQZ_PREFILL_DIR}/prefill_common/tiles.cc
+  ${SQZ_PREFILL_DIR}/prefill_attend/attend.cc ${SQZ_PREFILL_DIR}/prefill_attend/merge.cu
+  ${SQZ_PREFILL_DIR}/prefill_attend/schedule.cu
+  ${SQZ_PREFILL_DIR}/prefill_lookup/lookup.cc ${SQZ_PREFILL_DIR}/prefill_lookup/select.cu
+  $<TARGET_OBJECTS:sqz_runtime_cuda_sm90>)

@@ -1,0 +1,265 @@
+// Prefill of a layer on the GPU it runs on: prefill_bench [tokens keys [block [sparsity]]]
+// Without arguments the shapes of docs/performance.md. 32 query heads, 8 KV heads, d = 128, bf16,
+// Gaussian data, clusters of 20 keys; graphs of the calls are replayed and the median time taken.
+// TFLOP/s of attention count 4 d for each (query, key) that is attended, those of a lookup 4 d for
+// each (query, centroid): two passes.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "libruntime/kernels/cuda/prefill.h"
+
+namespace {
+
+using namespace sqz::cuda;
+
+constexpr int kHeads = 8, kGroup = 4, kDim = 128, kClusterKeys = 20, kFanOut = 5, kExact = 116;
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "prefill_bench: %s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+void check(const sqz::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "prefill_bench: %s\n", status.message().c_str());
+  std::exit(1);
+}
+
+__device__ float gaussian(uint64_t i) {
+  auto uniform = [&](uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    x ^= x >> 31;
+    return (static_cast<float>(x >> 40) + 0.5f) / (1 << 24);
+  };
+  return sqrtf(-2 * logf(uniform(2 * i))) * cospif(2 * uniform(2 * i + 1));
+}
+
+__global__ void fill_kernel(__nv_bfloat16* values, int64_t count, uint64_t seed) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    values[i] = __float2bfloat16_rn(gaussian(static_cast<uint64_t>(i) + (seed << 40)));
+  }
+}
+
+template <class T>
+T* allocate(size_t count) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, count * sizeof(T)), "cudaMalloc");
+  return static_cast<T*>(data);
+}
+
+template <class T>
+T* upload(const std::vector<T>& values) {
+  T* data = allocate<T>(values.size());
+  check(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
+  return data;
+}
+
+__nv_bfloat16* random_rows(int64_t rows, uint64_t seed) {
+  auto* data = allocate<__nv_bfloat16>(rows * kDim);
+  fill_kernel<<<1024, 256>>>(data, rows * kDim, seed);
+  check(cudaGetLastError(), "fill");
+  return data;
+}
+
+PrefillRuns make_lists(int64_t lists, int32_t stride) {
+  return {allocate<uint2>(lists * stride), allocate<uint32_t>(lists * stride),
+          allocate<uint32_t>(lists), allocate<uint32_t>(lists), stride};
+}
+
+// Median milliseconds of replays of what `enqueue` puts on the stream.
+double milliseconds(cudaStream_t stream, const std::function<void()>& enqueue) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  enqueue();
+  check(cudaStreamEndCapture(stream, &graph), "end of capture");
+  check(cudaGraphInstantiate(&executable, graph, 0), "graph");
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  std::vector<float> times;
+  float total = 0;
+  for (int i = 0; i < 40 && (i < 6 || total < 400); ++i) {
+    check(cudaEventRecord(begin, stream), "record");
+    check(cudaGraphLaunch(executable, stream), "launch");
+    check(cudaEventRecord(end, stream), "record");
+    check(cudaStreamSynchronize(stream), "run");
+    float time = 0;
+    check(cudaEventElapsedTime(&time, begin, end), "elapsed time");
+    if (i > 1) times.push_back(time);
+    total += time;
+  }
+  check(cudaGraphExecDestroy(executable), "graph");
+  check(cudaGraphDestroy(graph), "graph");
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
+struct Level {
+  __nv_bfloat16* centroids;
+  uint32_t* offsets;
+  uint32_t* sizes;
+  int32_t clusters;
+};
+
+// Clusters of `children` children each, the last one of the rest; `keys` below each child.
+Level make_level(int64_t under, int32_t children, int32_t keys, uint64_t seed) {
+  const int32_t n = static_cast<int32_t>((under + children - 1) / children);
+  std::vector<uint32_t> offsets;
+  std::vector<uint32_t> sizes;
+  for (int h = 0; h < kHeads; ++h) {
+    for (int32_t i = 0; i <= n; ++i) {
+      offsets.push_back(static_cast<uint32_t>(std::min<int64_t>(under, int64_t{i} * children)));
+      if (i > 0) {
+        sizes.push_back((offsets.back() - offsets[offsets.size() - 2]) * keys);
+      }
+    }
+  }
+  return {random_rows(int64_t{kHeads} * n, seed), upload(offsets), upload(sizes), n};
+}
+
+void bench(int tokens, int keys, int block, double sparsity, int multiprocessors) {
+  const int blocks = (tokens + block - 1) / block, lists = blocks * kHeads;
+  const int slots = keys - kExact;
+  const PrefillShape shape = {sqz::DType::kBF16, kDim, kHeads, kGroup, 1 / std::sqrt(128.0f)};
+  const QueryBlocks query_blocks = {tokens, blocks, block, nullptr};
+  const int64_t rows = int64_t{tokens} * kHeads * kGroup;
+  cudaStream_t stream;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+
+  PrefillAttend attend;
+  attend.shape = shape;
+  attend.blocks = query_blocks;
+  attend.keys = {random_rows(int64_t{kHeads} * slots, 1), random_rows(int64_t{kHeads} * slots, 2),
+                 slots, random_rows(kHeads * kExact, 3), random_rows(kHeads * kExact, 4), kExact};
+  attend.queries = random_rows(rows, 5);
+  attend.out = random_rows(rows, 6);
+  attend.lse = allocate<float>(rows);
+  const int64_t bytes = prefill_attend_workspace(shape, query_blocks, multiprocessors);
+  auto* workspace = allocate<uint8_t>(bytes);
+  const auto run_attend = [&] {
+    check(prefill_attend(attend, workspace, bytes, multiprocessors, stream));
+  };
+
+  const Level fine = make_level(slots, kClusterKeys, 1, 7);
+  const Level coarse = make_level(fine.clusters, kFanOut, kClusterKeys, 8);
+  const std::vector<uint32_t> wanted(kHeads, static_cast<uint32_t>((1 - sparsity) * keys));
+  const std::vector<uint32_t> half(kHeads, static_cast<uint32_t>(0.5 * keys));
+  const PrefillRuns chosen = make_lists(lists, fine.clusters / 2 + 1);
+  const PrefillRuns survivors = make_lists(lists, coarse.clusters / 2 + 1);
+  auto* numeric = allocate<uint32_t>(1);
+  const auto lookup_of = [&](const Level& level, uint32_t* keep, const PrefillRuns& alive,
+                             const PrefillRuns& out) {
+    PrefillLookup lookup;
+    lookup.shape = shape;
+    lookup.blocks = query_blocks;
+    lookup.level = {level.centroids, level.offsets, level.sizes, level.clusters, true, 0, keep};
+    lookup.alive = alive;
+    lookup.queries = attend.queries;
+    lookup.chosen = out;
+    lookup.numeric_error = numeric;
+    return lookup;
+  };
+  const PrefillLookup flat = lookup_of(fine, upload(wanted), {}, chosen);
+  const PrefillLookup first = lookup_of(coarse, upload(half), {}, survivors);
+  const PrefillLookup second = lookup_of(fine, upload(wanted), survivors, chosen);
+  const int64_t lookup_bytes =
+      prefill_lookup_workspace(shape, query_blocks, fine.clusters, PrefillGroup::kMean);
+  auto* lookup_workspace = allocate<uint8_t>(lookup_bytes);
+  const auto run_lookup = [&](const PrefillLookup& lookup) {
+    check(prefill_lookup(lookup, lookup_workspace, lookup_bytes, multiprocessors, stream));
+  };
+
+  const auto report = [&](const char* what, double time, double products) {
+    std::printf("%5d x %7d block %4d  %-34s %8.3f ms %7.1f TFLOP/s\n", tokens, keys, block, what,
+                time, products * rows * kDim * 2 / time * 1e-9);
+    std::fflush(stdout);
+  };
+  report("dense", milliseconds(stream, run_attend), 2.0 * keys);
+  report("lookup, one level", milliseconds(stream, [&] { run_lookup(flat); }), 2.0 * fine.clusters);
+  attend.selected = chosen;
+  const double attended = (1 - sparsity) * keys + kExact;
+  report("attend, runs of 20", milliseconds(stream, run_attend), 2 * attended);
+  report("lookup + attend, one level", milliseconds(stream, [&] {
+           run_lookup(flat);
+           run_attend();
+         }), 2 * attended);
+  report("lookup, level 1 of 2", milliseconds(stream, [&] { run_lookup(first); }),
+         2.0 * coarse.clusters);
+  report("lookup, level 2 of 2", milliseconds(stream, [&] { run_lookup(second); }),
+         1.0 * fine.clusters);
+  report("lookup + attend, two levels", milliseconds(stream, [&] {
+           run_lookup(first);
+           run_lookup(second);
+           run_attend();
+         }), 2 * attended);
+  std::vector<uint32_t> totals(lists), counts(lists);
+  check(cudaMemcpy(totals.data(), chosen.totals, lists * 4, cudaMemcpyDeviceToHost), "copy");
+  check(cudaMemcpy(counts.data(), chosen.counts, lists * 4, cudaMemcpyDeviceToHost), "copy");
+  std::printf("  first list: %u keys in %u runs\n", totals[0], counts[0]);
+
+  // Runs as real keys give them: 40 keys on average, no lookup.
+  std::mt19937 random(1);
+  std::vector<uint2> runs(static_cast<size_t>(lists) * chosen.stride);
+  std::vector<uint32_t> prefix(runs.size());
+  double real_keys = 0;
+  for (int list = 0; list < lists; ++list) {
+    uint32_t at = 0, count = 0, total = 0;
+    while (true) {
+      const uint32_t length = 1 + random() % 79;
+      at += random() % static_cast<uint32_t>(79 / (1 - sparsity) * sparsity);
+      if (at + length > static_cast<uint32_t>(slots)) break;
+      runs[static_cast<size_t>(list) * chosen.stride + count] = {at, length};
+      prefix[static_cast<size_t>(list) * chosen.stride + count++] = total;
+      total += length;
+      at += length;
+    }
+    counts[list] = count;
+    totals[list] = total;
+    real_keys += total;
+  }
+  const auto copy = [&](auto* to, const auto& from) {
+    check(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice),
+          "copy");
+  };
+  copy(chosen.runs, runs);
+  copy(chosen.prefix, prefix);
+  copy(chosen.counts, counts);
+  copy(chosen.totals, totals);
+  report("attend, runs of 40", milliseconds(stream, run_attend),
+         2 * (real_keys / lists + kExact));
+  check(cudaDeviceReset(), "reset");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cudaDeviceProp device;
+  check(cudaGetDeviceProperties(&device, 0), "device");
+  const int multiprocessors = device.multiProcessorCount;
+  std::printf("%s, %d multiprocessors\n", device.name, multiprocessors);
+  const auto number = [&](int i, double otherwise) {
+    return argc > i ? std::atof(argv[i]) : otherwise;
+  };
+  if (argc > 1) {
+    bench(static_cast<int>(number(1, 4096)), static_cast<int>(number(2, 131072)),
+          static_cast<int>(number(3, 128)), number(4, 0.9), multiprocessors);
+    return 0;
+  }
+  bench(4096, 131072, 128, 0.9, multiprocessors);
+  bench(1024, 131072, 128, 0.9, multiprocessors);
+  bench(4096, 524288, 128, 0.9, multiprocessors);
+  return 0;
+}

@@ -1,0 +1,277 @@
+// prefill_attend() against attention in float64.
+#include <cmath>
+#include <numeric>
+
+#include "tests/libruntime/cuda/prefill_device.h"
+
+namespace sqz::cuda::test {
+namespace {
+
+struct Case {
+  DType dtype = DType::kBF16;
+  int dim = 128, kv_heads = 2, group = 4;
+  int tokens = 70, block = 32;
+  int slots = 1000, exact = 20;
+  float query_scale = 1;
+  bool dense = false;  // no lists: everything
+  std::vector<int2> table = {};
+};
+
+class Problem {
+ public:
+  // Runs of list l by runs_of(l).
+  template <class RunsOf>
+  Problem(const Case& c, uint64_t seed, const RunsOf& runs_of)
+      : c_(c),
+        random_(seed),
+        queries_(c.dtype, int64_t{c.tokens} * heads() * c.dim, c.query_scale, random_),
+        keys_(c.dtype, int64_t{c.kv_heads} * c.slots * c.dim, 1, random_),
+        values_(c.dtype, int64_t{c.kv_heads} * c.slots * c.dim, 1, random_),
+        exact_keys_(c.dtype, int64_t{c.kv_heads} * c.exact * c.dim, 1, random_),
+        exact_values_(c.dtype, int64_t{c.kv_heads} * c.exact * c.dim, 1, random_) {
+    blocks_ = c.table;
+    for (int first = 0; c.table.empty() && first < c.tokens; first += c.block) {
+      blocks_.push_back({first, std::min(c.block, c.tokens - first)});
+    }
+    for (size_t l = 0; l < blocks_.size() * c.kv_heads; ++l) runs_.push_back(runs_of(l, random_));
+  }
+
+  PrefillShape shape() const {
+    return {c_.dtype, c_.dim, c_.kv_heads, c_.group, 1 / std::sqrt(static_cast<float>(c_.dim))};
+  }
+
+  void run_and_check() {
+    size_t most = 1;
+    for (const auto& list : runs_) most = std::max(most, list.size());
+    DeviceRuns lists(runs_, static_cast<int32_t>(most));
+    DeviceArray<int2> table(blocks_);
+    const int64_t rows = int64_t{c_.tokens} * heads();
+    DeviceArray<uint16_t> out(rows * c_.dim);
+    DeviceArray<float> lse(rows);
+    PrefillAttend call;
+    call.shape = shape();
+    call.blocks = {c_.tokens, static_cast<int32_t>(blocks_.size()), c_.block,
+                   c_.table.empty() ? nullptr : table.get()};
+    call.keys = {keys_.device->get(),       values_.device->get(),       c_.slots,
+                 exact_keys_.device->get(), exact_values_.device->get(), c_.exact};
+    if (!c_.dense) call.selected = lists.lists;
+    call.queries = queries_.device->get();
+    call.out = out.get();
+    call.lse = lse.get();
+    const int64_t bytes = prefill_attend_workspace(call.shape, call.blocks, multiprocessors());
+    DeviceArray<uint8_t> workspace(bytes);
+    const Status status =
+        prefill_attend(call, workspace.get(), bytes, multiprocessors(), nullptr);
+    ASSERT_TRUE(status.ok()) << status.message();
+    check(out.host(), lse.host());
+  }
+
+ private:
+  int heads() const { return c_.kv_heads * c_.group; }
+
+  std::vector<const float*> rows_of(int kv_head, const std::vector<SlotRun>& runs, bool values) const {
+    std::vector<const float*> rows;
+    const auto& exact = values ? exact_values_.values : exact_keys_.values;
+    const auto& slots = values ? values_.values : keys_.values;
+    for (int i = 0; i < c_.exact; ++i) {
+      rows.push_back(&exact[(int64_t{kv_head} * c_.exact + i) * c_.dim]);
+    }
+    const auto add = [&](uint32_t first, uint32_t length) {
+      for (uint32_t i = first; i < first + length; ++i) {
+        rows.push_back(&slots[(int64_t{kv_head} * c_.slots + i) * c_.dim]);
+      }
+    };
+    if (c_.dense) {
+      add(0, c_.slots);
+    } else {
+      for (const SlotRun& run : runs) add(run.first, run.length);
+    }
+    return rows;
+  }
+
+  void check(const std::vector<uint16_t>& out, const std::vector<float>& lse) const {
+    double error = 0, norm = 0, lse_error = 0;
+    for (size_t block = 0; block < blocks_.size(); ++block) {
+      for (int h = 0; h < c_.kv_heads; ++h) {
+        const auto& runs = runs_[block * c_.kv_heads + h];
+        const auto keys = rows_of(h, runs, false), values = rows_of(h, runs, true);
+        for (int token = blocks_[block].x; token < blocks_[block].x + blocks_[block].y; ++token) {
+          for (int g = 0; g < c_.group; ++g) {
+            const int64_t row = int64_t{token} * heads() + h * c_.group + g;
+            check_row(row, keys, values, &out[row * c_.dim], lse[row], error, norm, lse_error);
+          }
+        }
+      }
+    }
+    const double relative = norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+    std::printf("[          ] relative error %.2e, lse %.1e\n", relative, lse_error);
+    EXPECT_LT(relative, c_.dtype == DType::kBF16 ? 2.5e-3 : 5e-4);
+    EXPECT_LT(lse_error, 1e-3);
+  }
+
+  void check_row(int64_t row, const std::vector<const float*>& keys,
+                 const std::vector<const float*>& values, const uint16_t* out, float lse,
+                 double& error, double& norm, double& lse_error) const {
+    const float* query = &queries_.values[row * c_.dim];
+    std::vector<double> logits(keys.size());
+    double maximum = -INFINITY, sum = 0;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      logits[i] = std::inner_product(query, query + c_.dim, keys[i], 0.0) / std::sqrt(c_.dim);
+      maximum = std::max(maximum, logits[i]);
+    }
+    std::vector<double> expected(c_.dim, 0.0);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const double weight = std::exp(logits[i] - maximum);
+      sum += weight;
+      for (int c = 0; c < c_.dim; ++c) expected[c] += weight * values[i][c];
+    }
+    if (keys.empty()) {
+      ASSERT_EQ(lse, -INFINITY) << "row " << row;
+    } else {
+      lse_error = std::max(lse_error, std::abs(lse - maximum - std::log(sum)));
+      ASSERT_FALSE(std::isnan(lse)) << "row " << row;
+    }
+    for (int c = 0; c < c_.dim; ++c) {
+      const double got = c_.dtype == DType::kBF16 ? to_float(BFloat16{out[c]})
+                                                  : to_float(Float16{out[c]});
+      ASSERT_FALSE(std::isnan(got)) << "row " << row << " column " << c;
+      const double want = keys.empty() ? 0 : expected[c] / sum;
+      error += (got - want) * (got - want);
+      norm += want * want;
+    }
+  }
+
+  Case c_;
+  testing::Random random_;
+  Tensor queries_, keys_, values_, exact_keys_, exact_values_;
+  std::vector<int2> blocks_;
+  std::vector<std::vector<SlotRun>> runs_;
+};
+
+// Random runs of 1 to `longest` keys that hold about 1 / `one_in` of the slots.
+auto random_runs(int slots, int longest, int one_in) {
+  return [=](size_t, testing::Random& random) {
+    std::vector<SlotRun> runs;
+    for (int64_t at = random.below(2 * longest);;) {
+      const int64_t length = 1 + random.below(longest);
+      if (at + length > slots) return runs;
+      runs.push_back({static_cast<uint32_t>(at), static_cast<uint32_t>(length)});
+      at += length + 1 + random.below((one_in - 1) * longest);
+    }
+  };
+}
+
+std::vector<SlotRun> no_runs(size_t, testing::Random&) { return {}; }
+
+#define SQZ_SKIP_WITHOUT_HOPPER() \
+  SQZ_SKIP_WITHOUT_GPU();         \
+  if (!have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0"
+
+TEST(PrefillAttend, DimensionsTypesAndGroups) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  uint64_t seed = 1;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int dim : {64, 96, 128, 256}) {
+      for (const int group : {1, 2, 4, 7, 8}) {
+        if (dtype == DType::kF16 && group != 4) continue;
+        SCOPED_TRACE(::testing::Message() << "d " << dim << " group " << group << " "
+                                          << dtype_name(dtype));
+        Case c;
+        c.dtype = dtype;
+        c.dim = dim;
+        c.group = group;
+        Problem(c, seed++, random_runs(c.slots, 40, 4)).run_and_check();
+      }
+    }
+  }
+}
+
+TEST(PrefillAttend, Dense) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.dense = true;
+  c.slots = 3001;
+  c.block = 128;
+  c.tokens = 130;
+  Problem(c, 100, no_runs).run_and_check();
+  c.exact = 0;
+  Problem(c, 101, no_runs).run_and_check();
+}
+
+TEST(PrefillAttend, NothingSelectedAndNothingAtAll) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  Problem(c, 110, no_runs).run_and_check();
+  c.exact = 0;
+  Problem(c, 111, no_runs).run_and_check();
+  // Some lists are empty, some are not.
+  const auto some = random_runs(c.slots, 40, 4);
+  Problem(c, 112, [&](size_t l, testing::Random& random) {
+    return l % 2 == 0 ? some(l, random) : std::vector<SlotRun>();
+  }).run_and_check();
+  c.slots = 0;
+  c.exact = 5;
+  Problem(c, 113, no_runs).run_and_check();
+}
+
+TEST(PrefillAttend, RunsOfOneKeyAndRunsOfMany) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.slots = 4000;
+  Problem(c, 120, random_runs(c.slots, 1, 3)).run_and_check();
+  Problem(c, 121, random_runs(c.slots, 700, 2)).run_and_check();
+  Problem(c, 122, [](size_t l, testing::Random&) {
+    return std::vector<SlotRun>{{static_cast<uint32_t>(l), 176}};
+  }).run_and_check();
+}
+
+// One head with far more keys than the others: its lists are split and merged.
+TEST(PrefillAttend, Skew) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  for (const int dim : {64, 128, 256}) {
+    SCOPED_TRACE(dim);
+    Case c;
+    c.dim = dim;
+    c.tokens = 40;
+    c.block = 40;
+    c.kv_heads = 4;
+    c.slots = 20000;
+    const auto many = random_runs(c.slots, 60, 2), few = random_runs(c.slots, 3, 100);
+    Problem(c, 130, [&](size_t l, testing::Random& random) {
+      return l % 4 == 1 ? many(l, random) : few(l, random);
+    }).run_and_check();
+  }
+}
+
+// Logits of some hundreds: maxima move, and most weights underflow.
+TEST(PrefillAttend, LargeLogits) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.query_scale = 40;
+  Problem(c, 140, random_runs(c.slots, 40, 3)).run_and_check();
+}
+
+TEST(PrefillAttend, BlocksOfATable) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.tokens = 100;
+  c.block = 48;
+  c.table = {{0, 3}, {3, 48}, {51, 1}, {52, 48}};
+  Problem(c, 150, random_runs(c.slots, 40, 4)).run_and_check();
+}
+
+TEST(PrefillAttend, SmallWorkspaceAndShapesAreRefused) {
+  PrefillAttend call;
+  call.shape = {DType::kBF16, 128, 2, 4, 0.1f};
+  call.blocks = {64, 2, 32, nullptr};
+  const int64_t bytes = prefill_attend_workspace(call.shape, call.blocks, 132);
+  EXPECT_EQ(prefill_attend(call, nullptr, bytes - 1, 132, nullptr).code(),
+            Code::kInvalidArgument);
+  call.shape.dim = 80;
+  const Status status = prefill_attend(call, nullptr, bytes, 132, nullptr);
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_NE(status.message().find("80"), std::string::npos) << status.message();
+}
+
+}  // namespace
+}  // namespace sqz::cuda::test

@@ -1,0 +1,308 @@
+// prefill_lookup() against the CPU backend's scores and rules.
+#include <algorithm>
+#include <cmath>
+
+#include "libruntime/select/rule.h"
+#include "libruntime/select/score.h"
+#include "tests/libruntime/cuda/prefill_device.h"
+
+namespace sqz::cuda::test {
+namespace {
+
+struct Case {
+  DType dtype = DType::kBF16;
+  int dim = 128, kv_heads = 2, group = 4;
+  int tokens = 70, block = 32;
+  int clusters = 500;
+  float query_scale = 1.5f;
+  Group policy = Group::kMean;
+  int empty_every = 0;  // every how many-th cluster is empty; 0 = none
+  bool some_alive = false;
+  double keep = 0.2;    // of the keys: as threshold or as budget
+  bool budget = false, finest = true;
+};
+
+// A level on the GPU and on the CPU, one call and its check.
+class Problem {
+ public:
+  Problem(const Case& c, uint64_t seed)
+      : c_(c),
+        random_(seed),
+        queries_(c.dtype, int64_t{c.tokens} * c.kv_heads * c.group * c.dim, c.query_scale, random_),
+        centroids_(c.dtype, int64_t{c.kv_heads} * c.clusters * c.dim, 1, random_) {
+    for (int h = 0; h < c.kv_heads; ++h) {
+      offsets_.push_back(0);
+      for (int i = 0; i < c.clusters; ++i) {
+        const bool empty = c.empty_every > 0 && i % c.empty_every == 1;
+        sizes_.push_back(empty ? 0 : static_cast<uint32_t>(1 + random_.below(40)));
+        offsets_.push_back(offsets_.back() + sizes_.back());
+      }
+    }
+    blocks_ = (c.tokens + c.block - 1) / c.block;
+    for (int l = 0; l < blocks_ * c.kv_heads; ++l) alive_.push_back(alive_runs());
+  }
+
+  int lists() const { return blocks_ * c_.kv_heads; }
+  int64_t keys(int h) const { return offsets_[(h + 1) * (c_.clusters + 1) - 1]; }
+
+  void run_and_check() {
+    std::vector<std::vector<float>> scores;
+    for (int l = 0; l < lists(); ++l) scores.push_back(cpu_scores(l));
+    choose_thresholds(scores);
+    const auto chosen = gpu_runs();
+    ASSERT_EQ(numeric_error_, 0u);
+    int64_t different = 0, total = 0;
+    for (int l = 0; l < lists(); ++l) {
+      const int h = l % c_.kv_heads;
+      std::vector<uint8_t> expected(c_.clusters);
+      choose(h, scores[l], expected);
+      const uint32_t* offsets = &offsets_[h * (c_.clusters + 1)];
+      std::vector<uint8_t> slots(offsets[c_.clusters], 0);
+      for (const SlotRun& run : chosen[l]) {
+        ASSERT_LE(run.first + run.length, slots.size());
+        std::fill_n(slots.begin() + run.first, run.length, 1);
+      }
+      float border = INFINITY;  // the worst score that is chosen
+      for (int i = 0; i < c_.clusters; ++i) {
+        if (expected[i] != 0) border = std::min(border, scores[l][i]);
+      }
+      for (int i = 0; i < c_.clusters; ++i) {
+        total += expected[i];
+        for (uint32_t slot = offsets[i]; slot < offsets[i + 1]; ++slot) {
+          ASSERT_EQ(slots[slot], slots[offsets[i]]) << "list " << l << " cluster " << i;
+        }
+        if (offsets[i] == offsets[i + 1] || slots[offsets[i]] == expected[i]) continue;
+        ++different;
+        // Ties within rounding may fall either way.
+        EXPECT_NEAR(scores[l][i], c_.budget ? border : log_threshold_, 2e-3)
+            << "list " << l << " cluster " << i;
+      }
+    }
+    std::printf("[          ] %ld chosen, %ld ties\n", total, different);
+    EXPECT_LE(different, 2 + total / 50);
+    if (c_.keep > 0) {
+      EXPECT_GT(total, 0);
+    }
+  }
+
+  uint32_t run_with_query(float value) {
+    std::vector<uint16_t> bits(1, c_.dtype == DType::kBF16 ? to_bfloat16(value).bits
+                                                           : to_float16(value).bits);
+    EXPECT_EQ(cudaMemcpy(queries_.device->get() + 5, bits.data(), 2, cudaMemcpyHostToDevice),
+              cudaSuccess);
+    gpu_runs();
+    return numeric_error_;
+  }
+
+ private:
+  std::vector<SlotRun> alive_runs() {
+    if (!c_.some_alive) return {{0, static_cast<uint32_t>(c_.clusters)}};
+    std::vector<SlotRun> runs;
+    for (int64_t at = random_.below(9); at < c_.clusters;) {
+      const int64_t length = std::min<int64_t>(1 + random_.below(12), c_.clusters - at);
+      runs.push_back({static_cast<uint32_t>(at), static_cast<uint32_t>(length)});
+      at += length + 1 + random_.below(15);
+    }
+    return runs;
+  }
+
+  std::vector<float> cpu_scores(int list) {
+    const int block = list / c_.kv_heads, h = list % c_.kv_heads;
+    const int first = block * c_.block, count = std::min(c_.block, c_.tokens - first);
+    const auto bytes = testing::stored(
+        DType::kF32, {centroids_.values.begin() + int64_t{h} * c_.clusters * c_.dim,
+                      centroids_.values.begin() + int64_t{h + 1} * c_.clusters * c_.dim});
+    std::vector<uint8_t> alive(c_.clusters, 0);
+    for (const SlotRun& run : alive_[list]) std::fill_n(alive.begin() + run.first, run.length, 1);
+    ScoreProblem problem;
+    problem.dtype = DType::kF32;
+    problem.dim = c_.dim;
+    problem.clusters = c_.clusters;
+    problem.centroids = bytes.data();
+    problem.sizes = &sizes_[h * c_.clusters];
+    problem.alive = alive.data();
+    problem.queries =
+        &queries_.values[(int64_t{first} * c_.kv_heads + h) * c_.group * c_.dim];
+    problem.tokens = count;
+    problem.token_stride = int64_t{c_.kv_heads} * c_.group * c_.dim;
+    problem.group = c_.group;
+    problem.scale = 1 / std::sqrt(static_cast<float>(c_.dim));
+    problem.policy = c_.policy;
+    std::vector<float> scores(c_.clusters), workspace(score_workspace(problem));
+    const Status status = score_clusters(problem, scores, workspace);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return scores;
+  }
+
+  // The threshold that keeps about c_.keep of the scored clusters of all lists.
+  void choose_thresholds(const std::vector<std::vector<float>>& scores) {
+    std::vector<float> all;
+    for (const auto& list : scores) {
+      for (const float score : list) {
+        if (score > -INFINITY) all.push_back(score);
+      }
+    }
+    std::sort(all.begin(), all.end(), std::greater<>());
+    if (!all.empty()) {
+      log_threshold_ = all[std::min(all.size() - 1, static_cast<size_t>(c_.keep * all.size()))];
+    }
+    for (int h = 0; h < c_.kv_heads; ++h) {
+      wanted_.push_back(static_cast<uint32_t>(std::llround(c_.keep * keys(h))));
+    }
+  }
+
+  void choose(int h, const std::vector<float>& scores, std::vector<uint8_t>& chosen) const {
+    std::vector<uint32_t> order(c_.clusters);
+    Choice choice;
+    choice.kv_head = h;
+    choice.finest = c_.finest;
+    choice.keys = keys(h);
+    choice.scores = scores;
+    choice.sizes = {&sizes_[h * c_.clusters], static_cast<size_t>(c_.clusters)};
+    if (!c_.budget) {
+      make_threshold_rule({{log_threshold_}})->choose(choice, order, chosen);
+      return;
+    }
+    std::vector<float> shares;
+    for (int i = 0; i < c_.kv_heads; ++i) {
+      shares.push_back(static_cast<float>(static_cast<double>(wanted_[i]) / keys(i)));
+    }
+    make_budget_rule({{log_threshold_}}, {shares}, c_.kv_heads)->choose(choice, order, chosen);
+  }
+
+  std::vector<std::vector<SlotRun>> gpu_runs() {
+    DeviceArray<uint32_t> offsets(offsets_), wanted(wanted_.empty() ? std::vector<uint32_t>{0} : wanted_),
+        numeric(std::vector<uint32_t>{0});
+    DeviceArray<uint32_t> sizes(sizes_);
+    DeviceRuns alive(alive_, c_.clusters), chosen(lists(), (c_.clusters + 1) / 2);
+    PrefillLookup call;
+    call.shape = {c_.dtype, c_.dim, c_.kv_heads, c_.group,
+                  1 / std::sqrt(static_cast<float>(c_.dim))};
+    call.blocks = {c_.tokens, blocks_, c_.block, nullptr};
+    call.level = {centroids_.device->get(), offsets.get(), sizes.get(), c_.clusters,
+                  c_.finest, log_threshold_, c_.budget ? wanted.get() : nullptr};
+    call.policy = static_cast<PrefillGroup>(c_.policy);
+    if (c_.some_alive) call.alive = alive.lists;
+    call.queries = queries_.device->get();
+    call.chosen = chosen.lists;
+    call.numeric_error = numeric.get();
+    const int64_t bytes =
+        prefill_lookup_workspace(call.shape, call.blocks, c_.clusters, call.policy);
+    DeviceArray<uint8_t> workspace(bytes);
+    const Status status =
+        prefill_lookup(call, workspace.get(), bytes, multiprocessors(), nullptr);
+    EXPECT_TRUE(status.ok()) << status.message();
+    numeric_error_ = numeric.host()[0];
+    return chosen.host();
+  }
+
+  Case c_;
+  testing::Random random_;
+  Tensor queries_, centroids_;
+  std::vector<uint32_t> sizes_, offsets_, wanted_;
+  std::vector<std::vector<SlotRun>> alive_;
+  int blocks_ = 0;
+  float log_threshold_ = 0;
+  uint32_t numeric_error_ = 0;
+};
+
+#define SQZ_SKIP_WITHOUT_HOPPER() \
+  SQZ_SKIP_WITHOUT_GPU();         \
+  if (!have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0"
+
+TEST(PrefillLookup, DimensionsTypesAndGroups) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  uint64_t seed = 1;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int dim : {64, 96, 128, 256}) {
+      for (const int group : {1, 2, 4, 7, 8}) {
+        if (dtype == DType::kF16 && group != 4) continue;
+        SCOPED_TRACE(::testing::Message() << "d " << dim << " group " << group << " "
+                                          << dtype_name(dtype));
+        Case c;
+        c.dtype = dtype;
+        c.dim = dim;
+        c.group = group;
+        Problem(c, seed++).run_and_check();
+      }
+    }
+  }
+}
+
+TEST(PrefillLookup, PoliciesAndRules) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  uint64_t seed = 100;
+  for (const Group policy : {Group::kMean, Group::kMax, Group::kAny}) {
+    for (const bool budget : {false, true}) {
+      for (const bool finest : {false, true}) {
+        for (const double keep : {0.0, 0.05, 0.5, 2.0}) {
+          SCOPED_TRACE(::testing::Message() << "policy " << static_cast<int>(policy) << " budget "
+                                            << budget << " finest " << finest << " keep " << keep);
+          Case c;
+          c.policy = policy;
+          c.budget = budget;
+          c.finest = finest;
+          c.keep = keep;
+          c.clusters = 777;
+          Problem(c, seed++).run_and_check();
+        }
+      }
+    }
+  }
+}
+
+// The denominators run over the survivors alone, and runs are those of their children.
+TEST(PrefillLookup, Survivors) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  for (const bool budget : {false, true}) {
+    for (const Group policy : {Group::kMean, Group::kMax}) {
+      Case c;
+      c.some_alive = true;
+      c.clusters = 5000;
+      c.budget = budget;
+      c.policy = policy;
+      c.keep = 0.1;
+      Problem(c, 200).run_and_check();
+    }
+  }
+}
+
+TEST(PrefillLookup, ManyTilesOneClusterAndEmptyOnes) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.clusters = 4500;  // several pieces
+  c.tokens = 300;
+  c.block = 300;      // several row tiles
+  Problem(c, 300).run_and_check();
+  c.budget = true;
+  Problem(c, 301).run_and_check();
+  c.policy = Group::kMax;
+  Problem(c, 302).run_and_check();
+  c.budget = false;
+  c.policy = Group::kMean;
+  c.empty_every = 7;
+  Problem(c, 303).run_and_check();
+  c.empty_every = 0;
+  c.clusters = 1;
+  c.tokens = 3;
+  Problem(c, 304).run_and_check();
+}
+
+TEST(PrefillLookup, LargeLogits) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.query_scale = 30;
+  c.keep = 0.02;
+  Problem(c, 400).run_and_check();
+}
+
+TEST(PrefillLookup, NanAndInfinityAreReported) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  EXPECT_EQ(Problem(c, 500).run_with_query(1.0f), 0u);
+  EXPECT_EQ(Problem(c, 500).run_with_query(NAN), 1u);
+  EXPECT_EQ(Problem(c, 500).run_with_query(INFINITY), 1u);
+}
+
+}  // namespace
+}  // namespace sqz::cuda::test
