@@ -156,31 +156,45 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   const Level fine = make_level(slots, kClusterKeys, 1, 7);
   const Level coarse = make_level(fine.clusters, kFanOut, kClusterKeys, 8);
   const std::vector<uint32_t> wanted(kHeads, static_cast<uint32_t>((1 - sparsity) * keys));
-  const std::vector<uint32_t> half(kHeads, static_cast<uint32_t>(0.5 * keys));
   const PrefillRuns chosen = make_lists(lists, fine.clusters / 2 + 1);
   const PrefillRuns survivors = make_lists(lists, coarse.clusters / 2 + 1);
   auto* numeric = allocate<uint32_t>(1);
-  const auto lookup_of = [&](const Level& level, uint32_t* keep, const PrefillRuns& alive,
-                             const PrefillRuns& out) {
+  const auto lookup_of = [&](const Level& level, const PrefillRuns& alive, const PrefillRuns& out) {
     PrefillLookup lookup;
     lookup.shape = shape;
     lookup.blocks = query_blocks;
-    lookup.level = {level.centroids, level.offsets, level.sizes, level.clusters, true, 0, keep};
+    lookup.level = {level.centroids, level.offsets, level.sizes, level.clusters, true, 0, nullptr};
     lookup.alive = alive;
     lookup.queries = attend.queries;
     lookup.chosen = out;
     lookup.numeric_error = numeric;
     return lookup;
   };
-  const PrefillLookup flat = lookup_of(fine, upload(wanted), {}, chosen);
-  const PrefillLookup first = lookup_of(coarse, upload(half), {}, survivors);
-  const PrefillLookup second = lookup_of(fine, upload(wanted), survivors, chosen);
+  PrefillLookup flat = lookup_of(fine, {}, chosen);
+  PrefillLookup first = lookup_of(coarse, {}, survivors);
+  PrefillLookup second = lookup_of(fine, survivors, chosen);
   const int64_t lookup_bytes =
       prefill_lookup_workspace(shape, query_blocks, fine.clusters, PrefillGroup::kMean);
   auto* lookup_workspace = allocate<uint8_t>(lookup_bytes);
   const auto run_lookup = [&](const PrefillLookup& lookup) {
     check(prefill_lookup(lookup, lookup_workspace, lookup_bytes, multiprocessors, stream));
   };
+  std::vector<uint32_t> totals(lists), counts(lists);
+  // The threshold that keeps a fraction of the children of a level's clusters.
+  const auto calibrate = [&](PrefillLookup& lookup, double children, double fraction) {
+    double low = -30, high = 0;
+    for (int i = 0; i < 16; ++i) {
+      lookup.level.log_threshold = static_cast<float>((low + high) / 2);
+      run_lookup(lookup);
+      check(cudaStreamSynchronize(stream), "run");
+      check(cudaMemcpy(totals.data(), lookup.chosen.totals, lists * 4, cudaMemcpyDeviceToHost),
+            "copy");
+      double kept = 0;
+      for (const uint32_t total : totals) kept += total;
+      (kept / lists > fraction * children ? low : high) = lookup.level.log_threshold;
+    }
+  };
+  calibrate(flat, slots, 1 - sparsity);
 
   const auto report = [&](const char* what, double time, double products) {
     std::printf("%5d x %7d block %4d  %-34s %8.3f ms %7.1f TFLOP/s\n", tokens, keys, block, what,
@@ -188,6 +202,10 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
     std::fflush(stdout);
   };
   report("dense", milliseconds(stream, run_attend), 2.0 * keys);
+  PrefillLookup budget = flat;
+  budget.level.wanted = upload(wanted);
+  report("lookup, one level, budget", milliseconds(stream, [&] { run_lookup(budget); }),
+         2.0 * fine.clusters);
   report("lookup, one level", milliseconds(stream, [&] { run_lookup(flat); }), 2.0 * fine.clusters);
   attend.selected = chosen;
   const double attended = (1 - sparsity) * keys + kExact;
@@ -196,6 +214,8 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
            run_lookup(flat);
            run_attend();
          }), 2 * attended);
+  calibrate(first, fine.clusters, 0.5);
+  calibrate(second, slots, 1 - sparsity);
   report("lookup, level 1 of 2", milliseconds(stream, [&] { run_lookup(first); }),
          2.0 * coarse.clusters);
   report("lookup, level 2 of 2", milliseconds(stream, [&] { run_lookup(second); }),
@@ -205,7 +225,6 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
            run_lookup(second);
            run_attend();
          }), 2 * attended);
-  std::vector<uint32_t> totals(lists), counts(lists);
   check(cudaMemcpy(totals.data(), chosen.totals, lists * 4, cudaMemcpyDeviceToHost), "copy");
   check(cudaMemcpy(counts.data(), chosen.counts, lists * 4, cudaMemcpyDeviceToHost), "copy");
   std::printf("  first list: %u keys in %u runs\n", totals[0], counts[0]);

@@ -44,6 +44,7 @@ struct Config {
   static constexpr int kDim = kDimArg;
   static constexpr int kKeys = kKeysArg;  // of a tile: wgmma's N of Q K
   static constexpr int kChunks = (kDim + 63) / 64;  // of a row, kRowBytes each
+  static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
   static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / (2 * kTileBytes);

@@ -1,7 +1,7 @@
 // Attention of tiles of query rows over lists of runs, for Hopper.
 //
-// A persistent block an SM: one warp takes items from the list of work, one fetches queries and
-// keys, one values; two consumer warpgroups hold 64 query rows each. While one of them computes
+// A persistent block an SM: one warp takes items from the list of work and fetches queries, it and
+// three others fetch keys and values, a warp half a row; two consumer warpgroups hold 64 query rows each. While one of them computes
 // its softmax the other multiplies (they take turns by named barriers), and within a warpgroup the
 // product of a tile's queries and keys runs beside that of the weights and values before it.
 #pragma once
@@ -43,88 +43,108 @@ class ItemReader {
   RingPosition<2> ring_;
 };
 
-template <class Config>
-__device__ void take_items(SharedStorage<Config>& shared, const AttendParams& params) {
-  RingPosition<2> ring;
-  const uint32_t count = params.counts->items;
-  while (true) {
-    ptx::mbarrier_wait_parity(&shared.item_empty[ring.stage], ring.parity ^ 1);
-    const uint32_t index = atomicAdd(&params.counts->next, 1u);
-    WorkItem item;
-    item.block = -1;
-    if (index < count) item = params.items[index];
-    shared.items[ring.stage] = item;
-    ptx::mbarrier_arrive(&shared.item_full[ring.stage]);
-    if (item.block < 0) return;
-    ring.advance();
-  }
-}
-
-template <class Config>
 __device__ __forceinline__ KeyListView list_of(const AttendParams& params, const WorkItem& item) {
   return KeyListView::of(params.selected, item.block * params.kv_heads + item.kv_head,
                          params.exact, params.slots);
 }
 
+// Hands an item to the other roles.
 template <class Config>
-__device__ void fetch_keys(SharedStorage<Config>& shared, const AttendParams& params,
-                           const AttendMaps& maps) {
-  const bool leader = (threadIdx.x & 31) == 0;
+__device__ __forceinline__ void publish_item(SharedStorage<Config>& shared, const WorkItem& item,
+                                             RingPosition<2>& ring) {
+  ptx::mbarrier_wait_parity(&shared.item_empty[ring.stage], ring.parity ^ 1);
+  if ((threadIdx.x & 31) == 0) {
+    shared.items[ring.stage] = item;
+    ptx::mbarrier_arrive(&shared.item_full[ring.stage]);
+  }
+  __syncwarp();
+  ring.advance();
+}
+
+// Number of the next item that nobody has taken. All lanes.
+__device__ __forceinline__ uint32_t take_number(const AttendParams& params) {
+  uint32_t number = 0;
+  if ((threadIdx.x & 31) == 0) number = atomicAdd(&params.counts->next, 1u);
+  return __shfl_sync(kAllLanes, number, 0);
+}
+
+__device__ __forceinline__ WorkItem item_of(const AttendParams& params, uint32_t number) {
+  WorkItem item;
+  item.block = -1;
+  if (number < params.counts->items) item = params.items[number];
+  return item;
+}
+
+// Keys or values of one item, chunks [first, end); the leader of chunk 0 counts the tile's bytes.
+template <class Config>
+__device__ __forceinline__ void fetch_rows(const AttendParams& params, const WorkItem& item,
+                                           const RowMaps& slots, const RowMaps& exact, int first,
+                                           int end, uint8_t (*tiles)[Config::kTileBytes],
+                                           uint64_t* full, uint64_t* empty,
+                                           RingPosition<Config::kStages>& ring) {
+  const bool counts = (threadIdx.x & 31) == 0 && first == 0;
   const uint64_t policy = ptx::createpolicy_evict_last();
-  const uint64_t once = ptx::createpolicy_evict_first();
+  SegmentWindow window(list_of(params, item), item.begin);
+  for (int32_t key = item.begin; key < item.end; key += Config::kKeys, ring.advance()) {
+    ptx::mbarrier_wait_parity(&empty[ring.stage], ring.parity ^ 1);
+    if (counts) ptx::mbarrier_arrive_expect_tx(&full[ring.stage], Config::kTileBytes);
+    __syncwarp();
+    fetch_tile<Config::kKeys>(first, end, window, key, item.kv_head, slots, exact,
+                              tiles[ring.stage], &full[ring.stage], policy);
+  }
+}
+
+// Items, queries, and the first chunks of keys.
+template <class Config>
+__device__ void fetch_queries_and_keys(SharedStorage<Config>& shared, const AttendParams& params,
+                                       const AttendMaps& maps) {
   const uint32_t query_bytes =
       params.tiles.heads * params.tiles.tokens * Config::kChunks * kRowBytes;
-  ItemReader<Config> items(shared);
+  RingPosition<2> item_ring;
   RingPosition<Config::kStages> ring;
   RingPosition<1> queries;
-  WorkItem item;
-  while (items.next(item)) {
+  WorkItem item = item_of(params, take_number(params));
+  publish_item(shared, item, item_ring);
+  while (item.block >= 0) {
+    const uint32_t next = take_number(params);
     ptx::mbarrier_wait_parity(&shared.queries_empty, queries.parity ^ 1);
     queries.advance();
-    if (leader) {
+    if ((threadIdx.x & 31) == 0) {
       const int2 block = block_of(params.blocks, item.block);
+      const uint64_t once = ptx::createpolicy_evict_first();
       ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
       for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kRows * kRowBytes,
-                                     &maps.queries, chunk * (kRowBytes / 2), 0, item.kv_head,
+        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kRows * kRowBytes, &maps.queries,
+                                     chunk * (kRowBytes / 2), 0, item.kv_head,
                                      block.x + item.tile * params.tiles.tokens,
                                      &shared.queries_full, once);
       }
     }
-    SegmentWindow window(list_of<Config>(params, item), item.begin);
-    for (int32_t key = item.begin; key < item.end; key += Config::kKeys, ring.advance()) {
-      ptx::mbarrier_wait_parity(&shared.keys_empty[ring.stage], ring.parity ^ 1);
-      if (leader) ptx::mbarrier_arrive_expect_tx(&shared.keys_full[ring.stage], Config::kTileBytes);
-      __syncwarp();
-      fetch_tile<Config::kKeys>(
-          0, Config::kChunks,
-          window, key, item.kv_head, maps.keys, maps.exact_keys, shared.keys[ring.stage],
-          &shared.keys_full[ring.stage], policy);
-    }
+    __syncwarp();
+    fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
+                       shared.keys, shared.keys_full, shared.keys_empty, ring);
+    item = item_of(params, next);
+    publish_item(shared, item, item_ring);
   }
 }
 
+// The other chunks of keys, and values.
 template <class Config>
-__device__ void fetch_values(SharedStorage<Config>& shared, const AttendParams& params,
-                             const AttendMaps& maps) {
-  const bool leader = (threadIdx.x & 31) == 0;
-  const uint64_t policy = ptx::createpolicy_evict_last();
+__device__ void fetch_others(SharedStorage<Config>& shared, const AttendParams& params,
+                             const AttendMaps& maps, int warp) {
+  const bool values = warp != 2;
+  const RowMaps& slots = values ? maps.values : maps.keys;
+  const RowMaps& exact = values ? maps.exact_values : maps.exact_keys;
+  const int first = warp == 1 ? 0 : Config::kFirstChunks;
+  const int end = warp == 1 ? Config::kFirstChunks : Config::kChunks;
   ItemReader<Config> items(shared);
   RingPosition<Config::kStages> ring;
   WorkItem item;
   while (items.next(item)) {
-    SegmentWindow window(list_of<Config>(params, item), item.begin);
-    for (int32_t key = item.begin; key < item.end; key += Config::kKeys, ring.advance()) {
-      ptx::mbarrier_wait_parity(&shared.values_empty[ring.stage], ring.parity ^ 1);
-      if (leader) {
-        ptx::mbarrier_arrive_expect_tx(&shared.values_full[ring.stage], Config::kTileBytes);
-      }
-      __syncwarp();
-      fetch_tile<Config::kKeys>(
-          0, Config::kChunks,
-          window, key, item.kv_head, maps.values, maps.exact_values, shared.values[ring.stage],
-          &shared.values_full[ring.stage], policy);
-    }
+    fetch_rows<Config>(params, item, slots, exact, first, end,
+                       values ? shared.values : shared.keys,
+                       values ? shared.values_full : shared.keys_full,
+                       values ? shared.values_empty : shared.keys_empty, ring);
   }
 }
 
@@ -201,6 +221,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
     ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
     query_ring.advance();
     if (tiles == 0) {
+      release(&shared.queries_empty);
 #pragma unroll
       for (int i = 0; i < Config::kDim / 2; ++i) out[i] = 0;
     } else {
@@ -214,6 +235,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
       ptx::fence_registers(logits);
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
+      if (tiles == 1) release(&shared.queries_empty);
       if (tiles == 1) softmax.mask(logits, item.end - item.begin);
       softmax.weigh(logits);
       softmax.pack(logits, weights);
@@ -228,6 +250,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
         ptx::fence_registers(logits);
         release(&shared.keys_empty[keys.stage]);
         keys.advance();
+        if (i + 1 == tiles) release(&shared.queries_empty);
         if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * kKeys);
         const bool moved = softmax.weigh(logits);
         ptx::wgmma_wait_group<0>();
@@ -244,7 +267,6 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
       release(&shared.values_empty[values.stage]);
       values.advance();
     }
-    release(&shared.queries_empty);
 
     const int2 block = block_of(params.blocks, item.block);
 #pragma unroll
@@ -286,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(&shared.item_full[i], 1);
-      ptx::mbarrier_init(&shared.item_empty[i], 2 + kConsumerWarps);
+      ptx::mbarrier_init(&shared.item_empty[i], 3 + kConsumerWarps);
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     ptx::mbarrier_init(&shared.queries_empty, kConsumerWarps);
@@ -302,13 +324,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    const int warp = threadIdx.x / 32;
-    if (warp == 0) {
-      fetch_keys(shared, params, maps);
-    } else if (warp == 1) {
-      fetch_values(shared, params, maps);
-    } else if (threadIdx.x == 64) {
-      take_items(shared, params);
+    if (threadIdx.x < 32) {
+      fetch_queries_and_keys(shared, params, maps);
+    } else {
+      fetch_others(shared, params, maps, threadIdx.x / 32);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();

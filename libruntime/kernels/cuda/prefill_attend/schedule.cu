@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kScheduleThreads = 1024;
 constexpr int kCandidates = 8;    // limits that are compared
-constexpr int kBuckets = 256;     // of lengths
+constexpr int kBuckets = 64;      // of lengths
 constexpr int kLeastPart = 8;     // tiles of keys: below, the merge costs more than it gains
 constexpr int kItemCost = 1;      // in tiles of keys: beginning and end of an item
 constexpr int kPartCost = 3;      // writing and merging of a partial state
@@ -61,7 +61,7 @@ __device__ __forceinline__ int32_t tiles_of_part(const Group& group, int32_t par
 
 // 0 for the longest.
 __device__ __forceinline__ int bucket_of(int32_t cost, uint32_t longest) {
-  return kBuckets - 1 - static_cast<int>(static_cast<int64_t>(cost) * (kBuckets - 1) / longest);
+  return kBuckets - 1 - static_cast<int>(static_cast<uint32_t>(cost) * (kBuckets - 1) / longest);
 }
 
 // Of parts in descending order on `machines`: machine m + 1 of them and the one after share.
@@ -75,8 +75,7 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
     before += count;
     const uint32_t rounds = (before - 1) / machines + 1;
     const uint32_t cost =
-        static_cast<uint32_t>(static_cast<uint64_t>(kBuckets - 1 - bucket) * longest /
-                              (kBuckets - 1)) + kItemCost;
+        static_cast<uint32_t>(kBuckets - 1 - bucket) * longest / (kBuckets - 1) + kItemCost;
     worst = max(worst, rounds * cost);
   }
   return worst;

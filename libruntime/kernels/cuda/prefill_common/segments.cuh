@@ -54,7 +54,6 @@ class SegmentWindow {
   __device__ __forceinline__ SegmentWindow(const KeyListView& list, int32_t begin)
       : list_(list), base_(first_segment(begin)) {
     current_ = segment(base_ + lane());
-    next_ = segment(base_ + 32 + lane());
   }
 
   // f(segment, lo, hi) in the lane that holds positions [lo, hi) of [begin, end); ascending calls.
@@ -65,8 +64,7 @@ class SegmentWindow {
       f(current_, lo, hi);
       if (__shfl_sync(kAllLanes, current_.end, 31) >= end) return;
       base_ += 32;
-      current_ = next_;
-      next_ = segment(base_ + 32 + lane());
+      current_ = segment(base_ + lane());
     }
   }
 
@@ -104,7 +102,7 @@ class SegmentWindow {
 
   KeyListView list_;
   int32_t base_;
-  Segment current_, next_;
+  Segment current_;
 };
 
 // Fetches chunks [first_chunk, end_chunk) of positions [begin, begin + kRows) of the list into a

@@ -7,15 +7,16 @@
 
 namespace sqz::cuda::prefill {
 
-inline constexpr int kLookupSlots = 2;       // 128-row halves of a tile of query rows
-inline constexpr int kSlotRows = 128;        // 64 for each of the two consumer warpgroups
-inline constexpr int kLookupRows = kLookupSlots * kSlotRows;
-inline constexpr int kLookupConsumerWarps = 8;
+// A row and a column of a product cost about as many cycles of the unit for exponentials as of the
+// tensor cores, so that both must be busy all the time: four consumer warpgroups of 64 rows hide
+// each other's latencies better than two of 128.
+inline constexpr int kLookupRows = 256;  // of a tile of queries, 64 a consumer warpgroup
+inline constexpr int kLookupConsumerWarps = 16;
 inline constexpr int kLookupThreads = 128 + 32 * kLookupConsumerWarps;
-inline constexpr int kLookupProducerRegisters = 40;
-inline constexpr int kLookupConsumerRegisters = 232;
+inline constexpr int kLookupProducerRegisters = 32;
+inline constexpr int kLookupConsumerRegisters = 112;
 inline constexpr int kLookupSharedLimit = 232448;
-inline constexpr int kPieceTiles = 16;  // tiles of centroids of an item, at most
+inline constexpr int kPieceTiles = 20;  // tiles of centroids of an item, at most
 inline constexpr int kColumnStages = 2;
 inline constexpr float kLookupSlack = 8;  // see prefill_attend/config.h
 

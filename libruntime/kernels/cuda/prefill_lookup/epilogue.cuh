@@ -91,7 +91,6 @@ template <int N, bool kMaxima>
 struct Columns {
   float values[N / 4];  // [j][e]: column 8 j + 2 (lane % 4) + e
 
-  template <bool kFirst>
   __device__ __forceinline__ void add(const float (&logits)[N / 2], const float (&lse)[2],
                                       float scale) {
 #pragma unroll
@@ -100,8 +99,7 @@ struct Columns {
       for (int e = 0; e < 2; ++e) {
         const float upper = ptx::ex2_approx(fmaf(logits[4 * j + e], scale, -lse[0]));
         const float lower = ptx::ex2_approx(fmaf(logits[4 * j + 2 + e], scale, -lse[1]));
-        const float both = combine(upper, lower);
-        values[2 * j + e] = kFirst ? both : combine(values[2 * j + e], both);
+        values[2 * j + e] = combine(upper, lower);
       }
     }
   }

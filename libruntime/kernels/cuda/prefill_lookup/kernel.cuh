@@ -2,8 +2,8 @@
 //
 // A persistent block an SM takes items of 256 query rows and up to kPieceTiles tiles of centroids.
 // One warp takes items, one fetches queries and centroids, one brings what a tile or its rows need
-// besides, one adds up columns; two consumer warpgroups hold 64 + 64 query rows each in registers.
-// While one slot's products are worked on the other's run, and the other warpgroup's.
+// besides, one adds up columns; four consumer warpgroups hold 64 query rows each in registers. While
+// one of them works on its products the others' run.
 #pragma once
 
 #include <cuda.h>
@@ -257,76 +257,66 @@ __device__ void add_columns(LookupStorage<Config>& shared, const LookupParams& p
   }
 }
 
-// The A operand of one consumer warpgroup: kLookupSlots fragments of 64 query rows.
+// The A operand of one consumer warpgroup: 64 query rows.
 template <class T, class Config, bool kInRegisters = Config::kQueriesInRegisters>
 class Queries {
  public:
   __device__ __forceinline__ void load(const LookupStorage<Config>& shared, int warpgroup) {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    const int row = 64 * warpgroup + 16 * warp + (lane & 15);
+    const uint32_t base = ptx::shared_address(shared.queries) + row * kRowBytes;
 #pragma unroll
-    for (int slot = 0; slot < kLookupSlots; ++slot) {
-      const int row = slot * kSlotRows + 64 * warpgroup + 16 * warp + (lane & 15);
-      const uint32_t base = ptx::shared_address(shared.queries) + row * kRowBytes;
-      const int swizzle = row & 7;
-#pragma unroll
-      for (int k = 0; k < Config::kSteps; ++k) {
-        const int chunk = k / 4, within = k % 4 * 16;
-        const int piece = within / 8 + (lane >> 4);
-        ptx::ldmatrix_x4(fragments_[slot][k], base + chunk * kLookupRows * kRowBytes +
-                                                  ((piece ^ swizzle) << 4));
-      }
+    for (int k = 0; k < Config::kSteps; ++k) {
+      const int chunk = k / 4, piece = k % 4 * 2 + (lane >> 4);
+      ptx::ldmatrix_x4(fragments_[k],
+                       base + chunk * kLookupRows * kRowBytes + ((piece ^ (row & 7)) << 4));
     }
   }
 
-  template <int kSlot>
   __device__ __forceinline__ void multiply(float (&tile)[Config::kTile / 2], int k,
                                            uint64_t centroids) const {
-    ptx::WgmmaProduct<T, Config::kTile>::template multiply<0>(tile, fragments_[kSlot][k],
-                                                              centroids, k > 0);
+    ptx::WgmmaProduct<T, Config::kTile>::template multiply<0>(tile, fragments_[k], centroids,
+                                                              k > 0);
   }
 
  private:
-  uint32_t fragments_[kLookupSlots][Config::kSteps][4];
+  uint32_t fragments_[Config::kSteps][4];
 };
 
 template <class T, class Config>
 class Queries<T, Config, false> {
  public:
   __device__ __forceinline__ void load(const LookupStorage<Config>& shared, int warpgroup) {
-    for (int slot = 0; slot < kLookupSlots; ++slot) {
-      descriptors_[slot] = ptx::matrix_descriptor<kRowBytes>(
-          ptx::shared_address(shared.queries) +
-          (slot * kSlotRows + 64 * warpgroup) * kRowBytes);
-    }
+    descriptor_ = ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.queries) +
+                                                    64 * warpgroup * kRowBytes);
   }
 
-  template <int kSlot>
   __device__ __forceinline__ void multiply(float (&tile)[Config::kTile / 2], int k,
                                            uint64_t centroids) const {
-    const int chunk = k / 4, within = k % 4 * 16;
-    const uint64_t offset = (chunk * kLookupRows * kRowBytes + within * 2) >> 4;
-    ptx::WgmmaProduct<T, Config::kTile>::template multiply<0>(tile, descriptors_[kSlot] + offset,
-                                                              centroids, k > 0);
+    const uint64_t offset = (k / 4 * kLookupRows * kRowBytes + k % 4 * 32) >> 4;
+    ptx::WgmmaProduct<T, Config::kTile>::template multiply<0>(tile, descriptor_ + offset, centroids,
+                                                              k > 0);
   }
 
  private:
-  uint64_t descriptors_[kLookupSlots];
+  uint64_t descriptor_;
 };
 
-// Starts tile = queries of kSlot times the centroids of a stage.
-template <int kSlot, class T, class Config>
-__device__ __forceinline__ void start_products(float (&tile)[Config::kTile / 2],
-                                               const Queries<T, Config>& queries,
-                                               uint64_t centroids) {
+// tile = queries times the centroids of a stage.
+template <class T, class Config>
+__device__ __forceinline__ void multiply_tile(float (&tile)[Config::kTile / 2],
+                                              const Queries<T, Config>& queries,
+                                              uint64_t centroids) {
   ptx::fence_registers(tile);
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Config::kSteps; ++k) {
-    const int chunk = k / 4, within = k % 4 * 16;
-    const uint64_t offset = (chunk * Config::kTile * kRowBytes + within * 2) >> 4;
-    queries.template multiply<kSlot>(tile, k, centroids + offset);
+    queries.multiply(tile, k,
+                     centroids + ((k / 4 * Config::kTile * kRowBytes + k % 4 * 32) >> 4));
   }
   ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>();
+  ptx::fence_registers(tile);
 }
 
 template <class T, class Config, Pass kPass>
@@ -340,11 +330,7 @@ __device__ void consume_products(LookupStorage<Config>& shared, const LookupPara
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   };
-  // Rows of this lane: own_row(slot, half).
-  const int first_row = 64 * warpgroup + 16 * warp + (lane >> 2);
-  auto own_row = [&](int slot, int half) { return slot * kSlotRows + first_row + 8 * half; };
-  const int64_t queries_of_call =
-      static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
+  const int first_row = 64 * warpgroup + 16 * warp + (lane >> 2);  // of this lane; and + 8
   const float scale = params.scale;
 
   LookupItems<Config> items(shared);
@@ -352,45 +338,32 @@ __device__ void consume_products(LookupStorage<Config>& shared, const LookupPara
   RingPosition<1> query_ring;
   RingPosition<kColumnStages> column_ring;
   LookupItem item;
-  float first[kTile / 2], second[kTile / 2];
+  float tile[kTile / 2];
   while (items.next(item)) {
     Queries<T, Config> queries;
     ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
     query_ring.advance();
     queries.load(shared, warpgroup);
-    float lse[kLookupSlots][2];
+    float lse[2];
     if constexpr (kPass != Pass::kRowSums) {
-#pragma unroll
-      for (int i = 0; i < 2 * kLookupSlots; ++i) {
-        lse[i / 2][i % 2] = shared.lse[own_row(i / 2, i % 2)];
-      }
+      lse[0] = shared.lse[first_row];
+      lse[1] = shared.lse[first_row + 8];
     }
     if constexpr (Config::kQueriesInRegisters) release(&shared.queries_empty);
-    RowSums sums[kLookupSlots];
+    RowSums sums;
     for (int32_t at = item.begin; at < item.end; at += kTile, ring.advance()) {
       ptx::mbarrier_wait_parity(&shared.full[ring.stage], ring.parity);
-      const uint64_t centroids =
-          first_stage + static_cast<uint64_t>(ring.stage * (Config::kTileBytes >> 4));
-      start_products<0, T, Config>(first, queries, centroids);
-      start_products<1, T, Config>(second, queries, centroids);
+      multiply_tile<T, Config>(
+          tile, queries,
+          first_stage + static_cast<uint64_t>(ring.stage * (Config::kTileBytes >> 4)));
       if constexpr (kPass == Pass::kRowSums) {
-        const bool some_empty = shared.empty_clusters[ring.stage] != 0;
-        ptx::wgmma_wait_group<1>();
-        ptx::fence_registers(first);
-        sums[0].add<kTile>(first, shared.sizes[ring.stage], some_empty, scale);
-        ptx::wgmma_wait_group<0>();
-        ptx::fence_registers(second);
-        sums[1].add<kTile>(second, shared.sizes[ring.stage], some_empty, scale);
+        sums.add<kTile>(tile, shared.sizes[ring.stage], shared.empty_clusters[ring.stage] != 0,
+                        scale);
         release(&shared.empty[ring.stage]);
       } else {
-        Columns<kTile, kPass == Pass::kColumnMaxima> columns;
-        ptx::wgmma_wait_group<1>();
-        ptx::fence_registers(first);
-        columns.template add<true>(first, lse[0], scale);
-        ptx::wgmma_wait_group<0>();
-        ptx::fence_registers(second);
         release(&shared.empty[ring.stage]);
-        columns.template add<false>(second, lse[1], scale);
+        Columns<kTile, kPass == Pass::kColumnMaxima> columns;
+        columns.add(tile, lse, scale);
         ptx::mbarrier_wait_parity(&shared.columns_empty[column_ring.stage],
                                   column_ring.parity ^ 1);
         columns.store(shared.columns[column_ring.stage][4 * warpgroup + warp]);
@@ -401,11 +374,13 @@ __device__ void consume_products(LookupStorage<Config>& shared, const LookupPara
     if constexpr (!Config::kQueriesInRegisters) release(&shared.queries_empty);
     if constexpr (kPass == Pass::kRowSums) {
       const int2 block = block_of(params.blocks, item.block);
+      const int64_t queries_of_call =
+          static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
 #pragma unroll
-      for (int i = 0; i < 2 * kLookupSlots; ++i) {
-        const float2 state = sums[i / 2].finish(i % 2);
+      for (int half = 0; half < 2; ++half) {
+        const float2 state = sums.finish(half);
         const int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads,
-                                          params.group, item.tile, own_row(i / 2, i % 2));
+                                          params.group, item.tile, first_row + 8 * half);
         if ((lane & 3) == 0 && query >= 0) {
           params.row_states[item.piece * queries_of_call + query + item.head] = state;
         }

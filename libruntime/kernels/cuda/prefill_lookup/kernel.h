@@ -28,7 +28,7 @@ struct LookupParams {
 
 // Centroids of a tile.
 template <int kDim>
-inline constexpr int kLookupTile = kDim == 256 ? 64 : 128;
+inline constexpr int kLookupTile = kDim == 256 ? 64 : 96;
 
 // Runs of alive clusters to ids and sizes of each position.
 Status launch_expand(const LookupParams& params, cudaStream_t stream);

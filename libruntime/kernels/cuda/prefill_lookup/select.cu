@@ -9,7 +9,9 @@
 namespace sqz::cuda::prefill {
 namespace {
 
-constexpr int kSelectThreads = 512;
+constexpr int kSelectThreads = 1024;
+constexpr int kDigitBits = 11;  // of a score, at a time
+constexpr int kDigits = 1 << kDigitBits;
 constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
@@ -50,7 +52,7 @@ struct BlockScan {
 
 struct Shared {
   BlockScan scan;
-  uint32_t histogram[256];
+  uint32_t histogram[kDigits];
   uint32_t prefix, left, kept;
 };
 
@@ -68,12 +70,18 @@ struct List {
   __device__ uint32_t keys(int32_t at) const { return sizes[id(at)]; }
 };
 
-// Combined S of every position, over the row tiles of the block, into the first tile's place.
+__device__ __forceinline__ bool above_threshold(const SelectParams& params, float score) {
+  return score > 0 && logf(score) >= params.log_threshold;
+}
+
+// Combined S of every position, over the row tiles of the block, into the first tile's place; or,
+// where the threshold decides, 1 (chosen) and 0.
 __device__ void combine_scores(const SelectParams& params, const List& list, int2 block,
                                int64_t tile_stride) {
   const LookupParams& lookup = params.lookup;
   const int32_t tiles = (block.y + lookup.tiles.tokens - 1) / lookup.tiles.tokens;
-  const float share = params.maxima ? 1.0f : 1.0f / static_cast<float>(block.y * lookup.tiles.heads);
+  const float share =
+      params.maxima ? 1.0f : 1.0f / static_cast<float>(block.y * lookup.tiles.heads);
   for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
     float best = 0;
     for (int32_t head = 0; head < lookup.heads_apart; ++head) {
@@ -84,15 +92,19 @@ __device__ void combine_scores(const SelectParams& params, const List& list, int
       }
       best = fmaxf(best, sum * share);
     }
-    list.scores[at] = list.sizes[list.id(at)] > 0 ? best : 0.0f;
+    const float score = list.keys(at) > 0 ? best : 0.0f;
+    if (params.wanted != nullptr) {
+      list.scores[at] = score;
+    } else {
+      list.scores[at] = above_threshold(params, score) ? 1.0f : 0.0f;
+    }
   }
 }
 
 // Replaces scores by 1 (chosen) and 0.
 __device__ void choose_by_threshold(const SelectParams& params, const List& list) {
   for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
-    const float score = list.scores[at];
-    list.scores[at] = score > 0 && logf(score) >= params.log_threshold ? 1.0f : 0.0f;
+    list.scores[at] = above_threshold(params, list.scores[at]) ? 1.0f : 0.0f;
   }
 }
 
@@ -102,39 +114,50 @@ __device__ uint32_t keys_above_threshold(const SelectParams& params, const List&
   __syncthreads();
   uint32_t keys = 0;
   for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
-    const float score = list.scores[at];
-    if (score > 0 && logf(score) >= params.log_threshold) keys += list.keys(at);
+    if (above_threshold(params, list.scores[at])) keys += list.keys(at);
   }
   atomicAdd(&shared.kept, keys);
   __syncthreads();
   return shared.kept;
 }
 
-// The border of the ranking: bits of the score at which `wanted` keys are passed, eight at a time
+// The border of the ranking: bits of the score at which `wanted` keys are passed, some at a time
 // from the top, and how many keys are left for the clusters of just that score.
 __device__ void find_border(const List& list, uint32_t wanted, Shared& shared) {
+  constexpr int kShifts[] = {20, 9, 0};  // of 31 bits: scores have no sign
+  static_assert(kDigits == 2 * kSelectThreads);
   if (threadIdx.x == 0) {
     shared.prefix = 0;
     shared.left = wanted;
   }
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < 256; i += kSelectThreads) shared.histogram[i] = 0;
+  int above = 31;
+  for (const int shift : kShifts) {
+    const uint32_t mask = (1u << (above - shift)) - 1;
+    shared.histogram[2 * threadIdx.x] = shared.histogram[2 * threadIdx.x + 1] = 0;
     __syncthreads();
-    const uint32_t prefix = shared.prefix;
+    const uint32_t prefix = shared.prefix, left = shared.left;
     for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
       const uint32_t bits = __float_as_uint(list.scores[at]);
-      const bool matches = shift == 24 || bits >> (shift + 8) == prefix;
-      if (bits != 0 && matches) atomicAdd(&shared.histogram[bits >> shift & 255], list.keys(at));
+      if (bits != 0 && bits >> above == prefix) {
+        atomicAdd(&shared.histogram[bits >> shift & mask], list.keys(at));
+      }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      uint32_t left = shared.left;
-      int digit = 255;
-      while (digit > 0 && shared.histogram[digit] <= left) left -= shared.histogram[digit--];
-      shared.prefix = prefix << 8 | static_cast<uint32_t>(digit);
-      shared.left = left;
+    // Two digits a thread, the highest first: the one at which the keys no longer fit.
+    const int first = kDigits - 1 - 2 * static_cast<int>(threadIdx.x);
+    const uint32_t keys[2] = {shared.histogram[first], shared.histogram[first - 1]};
+    uint2 total;
+    uint32_t before = shared.scan.scan(make_uint2(keys[0] + keys[1], 0), total).x;
+    for (int i = 0; i < 2; ++i) {
+      const bool last = first - i == 0 && total.x <= left;  // everything fits
+      if (last || (before <= left && before + keys[i] > left)) {
+        shared.prefix = prefix << (above - shift) | static_cast<uint32_t>(first - i);
+        shared.left = left - before;
+      }
+      before += keys[i];
     }
     __syncthreads();
+    above = shift;
   }
 }
 
@@ -232,9 +255,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   list.scores = lookup.columns + number * n;
   combine_scores(params, list, block_of(lookup.blocks, block_number), gridDim.x * n);
   __syncthreads();
-  if (params.wanted == nullptr) {
-    choose_by_threshold(params, list);
-  } else {
+  if (params.wanted != nullptr) {
     const uint32_t wanted = params.wanted[kv_head];
     if (!params.finest && keys_above_threshold(params, list, shared) >= wanted) {
       choose_by_threshold(params, list);
