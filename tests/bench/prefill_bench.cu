@@ -142,8 +142,9 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   PrefillAttend attend;
   attend.shape = shape;
   attend.blocks = query_blocks;
-  attend.keys = {random_rows(int64_t{kHeads} * slots, 1), random_rows(int64_t{kHeads} * slots, 2),
-                 slots, random_rows(kHeads * kExact, 3), random_rows(kHeads * kExact, 4), kExact};
+  attend.keys = {
+      random_rows(int64_t{kHeads} * slots, 1), random_rows(int64_t{kHeads} * slots, 2), slots,
+      random_rows(kHeads * kExact, 3),         random_rows(kHeads * kExact, 4),         kExact};
   attend.queries = random_rows(rows, 5);
   attend.out = random_rows(rows, 6);
   attend.lse = allocate<float>(rows);
@@ -210,21 +211,27 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   attend.selected = chosen;
   const double attended = (1 - sparsity) * keys + kExact;
   report("attend, runs of 20", milliseconds(stream, run_attend), 2 * attended);
-  report("lookup + attend, one level", milliseconds(stream, [&] {
-           run_lookup(flat);
-           run_attend();
-         }), 2 * attended);
+  report("lookup + attend, one level",
+         milliseconds(stream,
+                      [&] {
+                        run_lookup(flat);
+                        run_attend();
+                      }),
+         2 * attended);
   calibrate(first, fine.clusters, 0.5);
   calibrate(second, slots, 1 - sparsity);
   report("lookup, level 1 of 2", milliseconds(stream, [&] { run_lookup(first); }),
          2.0 * coarse.clusters);
   report("lookup, level 2 of 2", milliseconds(stream, [&] { run_lookup(second); }),
          1.0 * fine.clusters);
-  report("lookup + attend, two levels", milliseconds(stream, [&] {
-           run_lookup(first);
-           run_lookup(second);
-           run_attend();
-         }), 2 * attended);
+  report("lookup + attend, two levels",
+         milliseconds(stream,
+                      [&] {
+                        run_lookup(first);
+                        run_lookup(second);
+                        run_attend();
+                      }),
+         2 * attended);
   check(cudaMemcpy(totals.data(), chosen.totals, lists * 4, cudaMemcpyDeviceToHost), "copy");
   check(cudaMemcpy(counts.data(), chosen.counts, lists * 4, cudaMemcpyDeviceToHost), "copy");
   std::printf("  first list: %u keys in %u runs\n", totals[0], counts[0]);
@@ -257,8 +264,7 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   copy(chosen.prefix, prefix);
   copy(chosen.counts, counts);
   copy(chosen.totals, totals);
-  report("attend, runs of 40", milliseconds(stream, run_attend),
-         2 * (real_keys / lists + kExact));
+  report("attend, runs of 40", milliseconds(stream, run_attend), 2 * (real_keys / lists + kExact));
   check(cudaDeviceReset(), "reset");
 }
 

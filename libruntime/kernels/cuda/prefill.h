@@ -30,9 +30,9 @@ struct PrefillShape {
 
 // How T tokens are cut into blocks: every block_tokens, or as the table says.
 struct QueryBlocks {
-  int32_t tokens = 0;        // T
-  int32_t count = 0;         // blocks
-  int32_t block_tokens = 0;  // of every block (the last may be shorter); the most of one
+  int32_t tokens = 0;           // T
+  int32_t count = 0;            // blocks
+  int32_t block_tokens = 0;     // of every block (the last may be shorter); the most of one
   const int2* table = nullptr;  // [count] {first token, tokens}; null = every block_tokens
 };
 
@@ -47,9 +47,9 @@ struct PrefillRuns {
 
 // Keys and values of a layer.
 struct PrefillKeys {
-  const void* keys = nullptr;    // [Hkv, M, d] in slot order
-  const void* values = nullptr;  // [Hkv, M, d]
-  int32_t slots = 0;             // M
+  const void* keys = nullptr;          // [Hkv, M, d] in slot order
+  const void* values = nullptr;        // [Hkv, M, d]
+  int32_t slots = 0;                   // M
   const void* exact_keys = nullptr;    // [Hkv, E, d] sink and tail, always attended
   const void* exact_values = nullptr;  // [Hkv, E, d]
   int32_t exact = 0;                   // E
@@ -59,7 +59,7 @@ struct PrefillAttend {
   PrefillShape shape;
   QueryBlocks blocks;
   PrefillKeys keys;
-  PrefillRuns selected;              // runs of slots
+  PrefillRuns selected;           // runs of slots
   const void* queries = nullptr;  // [T, Hq, d]
   void* out = nullptr;            // [T, Hq, d]; zeros where there are no keys
   float* lse = nullptr;           // [T, Hq] natural log; -infinity where there are no keys
@@ -78,10 +78,10 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
 // One level of centroids, and what becomes of their scores (libruntime/select/score.h and rule.h
 // define both).
 struct PrefillLevel {
-  const void* centroids = nullptr;     // [Hkv, n, d]
-  const uint32_t* offsets = nullptr;   // [Hkv, n + 1] first child or slot of each cluster
-  const uint32_t* sizes = nullptr;     // [Hkv, n] keys below each cluster; 0 = empty, never chosen
-  int32_t clusters = 0;                // n
+  const void* centroids = nullptr;    // [Hkv, n, d]
+  const uint32_t* offsets = nullptr;  // [Hkv, n + 1] first child or slot of each cluster
+  const uint32_t* sizes = nullptr;    // [Hkv, n] keys below each cluster; 0 = empty, never chosen
+  int32_t clusters = 0;               // n
   bool finest = true;
   // Threshold on log S where `wanted` is null; else the rule `budget`: [Hkv] keys to keep.
   float log_threshold = 0;
@@ -95,9 +95,9 @@ struct PrefillLookup {
   QueryBlocks blocks;
   PrefillLevel level;
   PrefillGroup policy = PrefillGroup::kMean;
-  PrefillRuns alive;                    // runs of clusters to score; null runs = all
-  const void* queries = nullptr;     // [T, Hq, d]
-  PrefillRuns chosen;                   // out: stride at least (n + 1) / 2
+  PrefillRuns alive;                  // runs of clusters to score; null runs = all
+  const void* queries = nullptr;      // [T, Hq, d]
+  PrefillRuns chosen;                 // out: stride at least (n + 1) / 2
   uint32_t* numeric_error = nullptr;  // set to 1 where a logit is NaN or +infinity
 };
 

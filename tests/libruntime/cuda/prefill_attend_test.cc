@@ -60,8 +60,7 @@ class Problem {
     call.lse = lse.get();
     const int64_t bytes = prefill_attend_workspace(call.shape, call.blocks, multiprocessors());
     DeviceArray<uint8_t> workspace(bytes);
-    const Status status =
-        prefill_attend(call, workspace.get(), bytes, multiprocessors(), nullptr);
+    const Status status = prefill_attend(call, workspace.get(), bytes, multiprocessors(), nullptr);
     ASSERT_TRUE(status.ok()) << status.message();
     check(out.host(), lse.host());
   }
@@ -69,7 +68,8 @@ class Problem {
  private:
   int heads() const { return c_.kv_heads * c_.group; }
 
-  std::vector<const float*> rows_of(int kv_head, const std::vector<SlotRun>& runs, bool values) const {
+  std::vector<const float*> rows_of(int kv_head, const std::vector<SlotRun>& runs,
+                                    bool values) const {
     std::vector<const float*> rows;
     const auto& exact = values ? exact_values_.values : exact_keys_.values;
     const auto& slots = values ? values_.values : keys_.values;
@@ -132,8 +132,8 @@ class Problem {
       ASSERT_FALSE(std::isnan(lse)) << "row " << row;
     }
     for (int c = 0; c < c_.dim; ++c) {
-      const double got = c_.dtype == DType::kBF16 ? to_float(BFloat16{out[c]})
-                                                  : to_float(Float16{out[c]});
+      const double got =
+          c_.dtype == DType::kBF16 ? to_float(BFloat16{out[c]}) : to_float(Float16{out[c]});
       ASSERT_FALSE(std::isnan(got)) << "row " << row << " column " << c;
       const double want = keys.empty() ? 0 : expected[c] / sum;
       error += (got - want) * (got - want);
@@ -161,7 +161,9 @@ auto random_runs(int slots, int longest, int one_in) {
   };
 }
 
-std::vector<SlotRun> no_runs(size_t, testing::Random&) { return {}; }
+std::vector<SlotRun> no_runs(size_t, testing::Random&) {
+  return {};
+}
 
 #define SQZ_SKIP_WITHOUT_HOPPER() \
   SQZ_SKIP_WITHOUT_GPU();         \
@@ -174,8 +176,8 @@ TEST(PrefillAttend, DimensionsTypesAndGroups) {
     for (const int dim : {64, 96, 128, 256}) {
       for (const int group : {1, 2, 4, 7, 8}) {
         if (dtype == DType::kF16 && group != 4) continue;
-        SCOPED_TRACE(::testing::Message() << "d " << dim << " group " << group << " "
-                                          << dtype_name(dtype));
+        SCOPED_TRACE(::testing::Message()
+                     << "d " << dim << " group " << group << " " << dtype_name(dtype));
         Case c;
         c.dtype = dtype;
         c.dim = dim;
@@ -265,8 +267,7 @@ TEST(PrefillAttend, SmallWorkspaceAndShapesAreRefused) {
   call.shape = {DType::kBF16, 128, 2, 4, 0.1f};
   call.blocks = {64, 2, 32, nullptr};
   const int64_t bytes = prefill_attend_workspace(call.shape, call.blocks, 132);
-  EXPECT_EQ(prefill_attend(call, nullptr, bytes - 1, 132, nullptr).code(),
-            Code::kInvalidArgument);
+  EXPECT_EQ(prefill_attend(call, nullptr, bytes - 1, 132, nullptr).code(), Code::kInvalidArgument);
   call.shape.dim = 80;
   const Status status = prefill_attend(call, nullptr, bytes, 132, nullptr);
   EXPECT_EQ(status.code(), Code::kUnsupported);

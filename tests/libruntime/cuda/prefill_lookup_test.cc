@@ -18,7 +18,7 @@ struct Case {
   Group policy = Group::kMean;
   int empty_every = 0;  // every how many-th cluster is empty; 0 = none
   bool some_alive = false;
-  double keep = 0.2;    // of the keys: as threshold or as budget
+  double keep = 0.2;  // of the keys: as threshold or as budget
   bool budget = false, finest = true;
 };
 
@@ -86,8 +86,8 @@ class Problem {
   }
 
   uint32_t run_with_query(float value) {
-    std::vector<uint16_t> bits(1, c_.dtype == DType::kBF16 ? to_bfloat16(value).bits
-                                                           : to_float16(value).bits);
+    std::vector<uint16_t> bits(
+        1, c_.dtype == DType::kBF16 ? to_bfloat16(value).bits : to_float16(value).bits);
     EXPECT_EQ(cudaMemcpy(queries_.device->get() + 5, bits.data(), 2, cudaMemcpyHostToDevice),
               cudaSuccess);
     gpu_runs();
@@ -121,8 +121,7 @@ class Problem {
     problem.centroids = bytes.data();
     problem.sizes = &sizes_[h * c_.clusters];
     problem.alive = alive.data();
-    problem.queries =
-        &queries_.values[(int64_t{first} * c_.kv_heads + h) * c_.group * c_.dim];
+    problem.queries = &queries_.values[(int64_t{first} * c_.kv_heads + h) * c_.group * c_.dim];
     problem.tokens = count;
     problem.token_stride = int64_t{c_.kv_heads} * c_.group * c_.dim;
     problem.group = c_.group;
@@ -171,7 +170,8 @@ class Problem {
   }
 
   std::vector<std::vector<SlotRun>> gpu_runs() {
-    DeviceArray<uint32_t> offsets(offsets_), wanted(wanted_.empty() ? std::vector<uint32_t>{0} : wanted_),
+    DeviceArray<uint32_t> offsets(offsets_),
+        wanted(wanted_.empty() ? std::vector<uint32_t>{0} : wanted_),
         numeric(std::vector<uint32_t>{0});
     DeviceArray<uint32_t> sizes(sizes_);
     DeviceRuns alive(alive_, c_.clusters), chosen(lists(), (c_.clusters + 1) / 2);
@@ -179,8 +179,13 @@ class Problem {
     call.shape = {c_.dtype, c_.dim, c_.kv_heads, c_.group,
                   1 / std::sqrt(static_cast<float>(c_.dim))};
     call.blocks = {c_.tokens, blocks_, c_.block, nullptr};
-    call.level = {centroids_.device->get(), offsets.get(), sizes.get(), c_.clusters,
-                  c_.finest, log_threshold_, c_.budget ? wanted.get() : nullptr};
+    call.level = {centroids_.device->get(),
+                  offsets.get(),
+                  sizes.get(),
+                  c_.clusters,
+                  c_.finest,
+                  log_threshold_,
+                  c_.budget ? wanted.get() : nullptr};
     call.policy = static_cast<PrefillGroup>(c_.policy);
     if (c_.some_alive) call.alive = alive.lists;
     call.queries = queries_.device->get();
@@ -189,8 +194,7 @@ class Problem {
     const int64_t bytes =
         prefill_lookup_workspace(call.shape, call.blocks, c_.clusters, call.policy);
     DeviceArray<uint8_t> workspace(bytes);
-    const Status status =
-        prefill_lookup(call, workspace.get(), bytes, multiprocessors(), nullptr);
+    const Status status = prefill_lookup(call, workspace.get(), bytes, multiprocessors(), nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
     numeric_error_ = numeric.host()[0];
     return chosen.host();
@@ -217,8 +221,8 @@ TEST(PrefillLookup, DimensionsTypesAndGroups) {
     for (const int dim : {64, 96, 128, 256}) {
       for (const int group : {1, 2, 4, 7, 8}) {
         if (dtype == DType::kF16 && group != 4) continue;
-        SCOPED_TRACE(::testing::Message() << "d " << dim << " group " << group << " "
-                                          << dtype_name(dtype));
+        SCOPED_TRACE(::testing::Message()
+                     << "d " << dim << " group " << group << " " << dtype_name(dtype));
         Case c;
         c.dtype = dtype;
         c.dim = dim;
@@ -272,7 +276,7 @@ TEST(PrefillLookup, ManyTilesOneClusterAndEmptyOnes) {
   Case c;
   c.clusters = 4500;  // several pieces
   c.tokens = 300;
-  c.block = 300;      // several row tiles
+  c.block = 300;  // several row tiles
   Problem(c, 300).run_and_check();
   c.budget = true;
   Problem(c, 301).run_and_check();

@@ -13,10 +13,14 @@ using namespace prefill;
 
 int32_t tile_keys(int32_t dim) {
   switch (dim) {
-    case 64: return kTileKeys<64>;
-    case 96: return kTileKeys<96>;
-    case 128: return kTileKeys<128>;
-    default: return kTileKeys<256>;
+    case 64:
+      return kTileKeys<64>;
+    case 96:
+      return kTileKeys<96>;
+    case 128:
+      return kTileKeys<128>;
+    default:
+      return kTileKeys<256>;
   }
 }
 
@@ -25,7 +29,8 @@ int32_t tile_keys(int32_t dim) {
 // The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
 // items of split lists are fewer than twice four a multiprocessor.
 int64_t cut_workspace(AttendParams& params, int multiprocessors, uint8_t* base) {
-  const int64_t tiles = int64_t{params.blocks.count} * params.kv_heads * params.tiles.tiles_of_block;
+  const int64_t tiles =
+      int64_t{params.blocks.count} * params.kv_heads * params.tiles.tiles_of_block;
   params.slot_capacity = 8 * multiprocessors;
   params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
   Workspace workspace(base);
@@ -53,10 +58,14 @@ template <class T>
 Status launch(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
               cudaStream_t stream) {
   switch (params.dim) {
-    case 64: return launch_attend<T, 64>(params, call, multiprocessors, stream);
-    case 96: return launch_attend<T, 96>(params, call, multiprocessors, stream);
-    case 128: return launch_attend<T, 128>(params, call, multiprocessors, stream);
-    default: return launch_attend<T, 256>(params, call, multiprocessors, stream);
+    case 64:
+      return launch_attend<T, 64>(params, call, multiprocessors, stream);
+    case 96:
+      return launch_attend<T, 96>(params, call, multiprocessors, stream);
+    case 128:
+      return launch_attend<T, 128>(params, call, multiprocessors, stream);
+    default:
+      return launch_attend<T, 256>(params, call, multiprocessors, stream);
   }
 }
 
@@ -77,8 +86,7 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   params.exact = call.keys.exact;
   params.out = call.out;
   params.lse = call.lse;
-  const int64_t needed =
-      cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
+  const int64_t needed = cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
     return {Code::kInvalidArgument, concat("prefill_attend: workspace of ", workspace_bytes,
                                            " bytes, ", needed, " needed")};

@@ -7,8 +7,8 @@
 
 namespace sqz::cuda::prefill {
 
-inline constexpr int kRows = 128;            // query rows of a tile, 64 a consumer warpgroup
-inline constexpr int kConsumerWarps = 8;     // two warpgroups
+inline constexpr int kRows = 128;         // query rows of a tile, 64 a consumer warpgroup
+inline constexpr int kConsumerWarps = 8;  // two warpgroups
 inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
 inline constexpr int kProducerRegisters = 24;
 inline constexpr int kConsumerRegisters = 240;
@@ -42,8 +42,8 @@ struct WorkCounts {
 template <int kDimArg, int kKeysArg>
 struct Config {
   static constexpr int kDim = kDimArg;
-  static constexpr int kKeys = kKeysArg;  // of a tile: wgmma's N of Q K
-  static constexpr int kChunks = (kDim + 63) / 64;  // of a row, kRowBytes each
+  static constexpr int kKeys = kKeysArg;                  // of a tile: wgmma's N of Q K
+  static constexpr int kChunks = (kDim + 63) / 64;        // of a row, kRowBytes each
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
@@ -54,8 +54,8 @@ struct Config {
 
 template <class Config>
 struct SharedStorage {
-  alignas(1024) uint8_t queries[Config::kQueryBytes];                   // [chunk][row][kRowBytes]
-  alignas(1024) uint8_t keys[Config::kStages][Config::kTileBytes];      // [chunk][key][kRowBytes]
+  alignas(1024) uint8_t queries[Config::kQueryBytes];               // [chunk][row][kRowBytes]
+  alignas(1024) uint8_t keys[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
   alignas(1024) uint8_t values[Config::kStages][Config::kTileBytes];
   WorkItem items[2];
   uint64_t item_full[2], item_empty[2];

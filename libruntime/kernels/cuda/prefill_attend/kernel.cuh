@@ -1,9 +1,10 @@
 // Attention of tiles of query rows over lists of runs, for Hopper.
 //
 // A persistent block an SM: one warp takes items from the list of work and fetches queries, it and
-// three others fetch keys and values, a warp half a row; two consumer warpgroups hold 64 query rows each. While one of them computes
-// its softmax the other multiplies (they take turns by named barriers), and within a warpgroup the
-// product of a tile's queries and keys runs beside that of the weights and values before it.
+// three others fetch keys and values, a warp half a row; two consumer warpgroups hold 64 query rows
+// each. While one of them computes its softmax the other multiplies (they take turns by named
+// barriers), and within a warpgroup the product of a tile's queries and keys runs beside that of
+// the weights and values before it.
 #pragma once
 
 #include <cuda.h>
@@ -44,8 +45,8 @@ class ItemReader {
 };
 
 __device__ __forceinline__ KeyListView list_of(const AttendParams& params, const WorkItem& item) {
-  return KeyListView::of(params.selected, item.block * params.kv_heads + item.kv_head,
-                         params.exact, params.slots);
+  return KeyListView::of(params.selected, item.block * params.kv_heads + item.kv_head, params.exact,
+                         params.slots);
 }
 
 // Hands an item to the other roles.
@@ -114,10 +115,9 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared, const Atte
       const uint64_t once = ptx::createpolicy_evict_first();
       ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
       for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * kRows * kRowBytes, &maps.queries,
-                                     chunk * (kRowBytes / 2), 0, item.kv_head,
-                                     block.x + item.tile * params.tiles.tokens,
-                                     &shared.queries_full, once);
+        ptx::cp_async_bulk_tensor_4d(
+            shared.queries + chunk * kRows * kRowBytes, &maps.queries, chunk * (kRowBytes / 2), 0,
+            item.kv_head, block.x + item.tile * params.tiles.tokens, &shared.queries_full, once);
       }
     }
     __syncwarp();
@@ -141,8 +141,7 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const AttendParams& 
   RingPosition<Config::kStages> ring;
   WorkItem item;
   while (items.next(item)) {
-    fetch_rows<Config>(params, item, slots, exact, first, end,
-                       values ? shared.values : shared.keys,
+    fetch_rows<Config>(params, item, slots, exact, first, end, values ? shared.values : shared.keys,
                        values ? shared.values_full : shared.keys_full,
                        values ? shared.values_empty : shared.keys_empty, ring);
   }
@@ -195,8 +194,8 @@ template <class T, class Config>
 __device__ void consume(SharedStorage<Config>& shared, const AttendParams& params, int warpgroup) {
   constexpr int kKeys = Config::kKeys;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(
-      ptx::shared_address(shared.queries) + 64 * warpgroup * kRowBytes);
+  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.queries) +
+                                                             64 * warpgroup * kRowBytes);
   const uint64_t first_keys =
       ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.keys[0]));
   const uint64_t first_values = ptx::transposed_descriptor<kRowBytes>(
@@ -288,8 +287,9 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
                                         params.group, item.tile, row);
       if (query < 0) continue;
       if ((lane & 3) == 0) params.lse[query] = end.lse;
-      uint32_t* to = reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * Config::kDim) +
-                     (lane & 3);
+      uint32_t* to =
+          reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * Config::kDim) +
+          (lane & 3);
 #pragma unroll
       for (int j = 0; j < Config::kDim / 8; ++j) {
         to[4 * j] = pack_pair<T>(out[4 * j + 2 * half] * end.inverse,
@@ -344,12 +344,10 @@ Status launch_attend(const AttendParams& params, const PrefillAttend& call, int 
   const PrefillKeys& keys = call.keys;
   // A tensor without rows is never read; another one stands in for its map.
   const bool slots = keys.slots > 0, exact = keys.exact > 0;
-  const PrefillKeys all = {slots ? keys.keys : keys.exact_keys,
-                           slots ? keys.values : keys.exact_values,
-                           slots ? keys.slots : keys.exact,
-                           exact ? keys.exact_keys : keys.keys,
-                           exact ? keys.exact_values : keys.values,
-                           exact ? keys.exact : keys.slots};
+  const PrefillKeys all = {
+      slots ? keys.keys : keys.exact_keys,     slots ? keys.values : keys.exact_values,
+      slots ? keys.slots : keys.exact,         exact ? keys.exact_keys : keys.keys,
+      exact ? keys.exact_values : keys.values, exact ? keys.exact : keys.slots};
   AttendMaps maps;
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, call.shape, call.queries, call.blocks.tokens,
                                        params.tiles.heads, params.tiles.tokens));

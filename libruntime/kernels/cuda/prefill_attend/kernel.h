@@ -12,18 +12,18 @@ struct AttendParams {
   QueryBlocks blocks;
   QueryTiles tiles;
   PrefillRuns selected;
-  int32_t slots, exact;        // M, E
+  int32_t slots, exact;  // M, E
   int32_t dim, kv_heads, group;
-  float scale;                 // of the logits, times log2(e)
-  void* out;                   // [T, Hq, d]
-  float* lse;                  // [T, Hq]
-  WorkItem* items;             // [item_capacity]
-  SplitTile* splits;           // [slot_capacity]
+  float scale;        // of the logits, times log2(e)
+  void* out;          // [T, Hq, d]
+  float* lse;         // [T, Hq]
+  WorkItem* items;    // [item_capacity]
+  SplitTile* splits;  // [slot_capacity]
   WorkCounts* counts;
-  float* partial_out;          // [slot_capacity, kRows, d] normalised
-  float* partial_lse;          // [slot_capacity, kRows] natural log
+  float* partial_out;  // [slot_capacity, kRows, d] normalised
+  float* partial_lse;  // [slot_capacity, kRows] natural log
   int32_t item_capacity, slot_capacity;
-  int32_t tile_keys;           // keys of a tile of the attend kernel
+  int32_t tile_keys;  // keys of a tile of the attend kernel
 };
 
 struct AttendMaps {
@@ -41,7 +41,10 @@ Status launch_attend(const AttendParams& params, const PrefillAttend& call, int 
 
 // Keys of a tile of that kernel.
 template <int kDim>
-inline constexpr int kTileKeys = kDim == 64 ? 128 : kDim == 96 ? 128 : kDim == 128 ? 176 : 80;
+inline constexpr int kTileKeys = kDim == 64    ? 128
+                                 : kDim == 96  ? 128
+                                 : kDim == 128 ? 176
+                                               : 80;
 
 // Partial states of split tiles into out and lse, in the order of their keys.
 Status launch_merge(const AttendParams& params, DType dtype, int multiprocessors,

@@ -23,8 +23,7 @@ __device__ void merge_row(const AttendParams& params, const SplitTile& tile, int
     const float weight = maximum == -INFINITY ? 0.0f : expf(lse[part * kRows] - maximum);
     sum += weight;
     const float2* from = reinterpret_cast<const float2*>(
-        params.partial_out +
-        (static_cast<int64_t>(tile.slot + part) * kRows + row) * params.dim);
+        params.partial_out + (static_cast<int64_t>(tile.slot + part) * kRows + row) * params.dim);
 #pragma unroll
     for (int i = 0; i < kMaxPairs; ++i) {
       if (lane + 32 * i >= pairs) break;
@@ -34,8 +33,7 @@ __device__ void merge_row(const AttendParams& params, const SplitTile& tile, int
     }
   }
   const float inverse = sum == 0 ? 0.0f : 1 / sum;
-  uint32_t* to =
-      reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * params.dim);
+  uint32_t* to = reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * params.dim);
 #pragma unroll
   for (int i = 0; i < kMaxPairs; ++i) {
     if (lane + 32 * i >= pairs) break;
@@ -52,9 +50,8 @@ __global__ void __launch_bounds__(kMergeThreads)
   for (int64_t i = blockIdx.x * (kMergeThreads / 32) + threadIdx.x / 32; i < rows; i += warps) {
     const SplitTile tile = params.splits[i / kRows];
     const int row = static_cast<int>(i % kRows);
-    const int64_t query =
-        query_index(params.tiles, block_of(params.blocks, tile.block), tile.kv_head,
-                    params.kv_heads, params.group, tile.tile, row);
+    const int64_t query = query_index(params.tiles, block_of(params.blocks, tile.block),
+                                      tile.kv_head, params.kv_heads, params.group, tile.tile, row);
     if (query >= 0) merge_row<T>(params, tile, row, query);
   }
 }

@@ -12,11 +12,11 @@ namespace sqz::cuda::prefill {
 namespace {
 
 constexpr int kScheduleThreads = 1024;
-constexpr int kCandidates = 8;    // limits that are compared
-constexpr int kBuckets = 64;      // of lengths
-constexpr int kLeastPart = 8;     // tiles of keys: below, the merge costs more than it gains
-constexpr int kItemCost = 1;      // in tiles of keys: beginning and end of an item
-constexpr int kPartCost = 3;      // writing and merging of a partial state
+constexpr int kCandidates = 8;  // limits that are compared
+constexpr int kBuckets = 64;    // of lengths
+constexpr int kLeastPart = 8;   // tiles of keys: below, the merge costs more than it gains
+constexpr int kItemCost = 1;    // in tiles of keys: beginning and end of an item
+constexpr int kPartCost = 3;    // writing and merging of a partial state
 
 struct Schedule {
   unsigned long long total;  // of all items, in tiles of keys
@@ -126,9 +126,8 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   __syncthreads();
   if (thread < kCandidates) {
-    shared.makespan[thread] =
-        estimate(shared.histogram[thread], shared.longest, machines,
-                 shared.total + shared.overhead[thread]);
+    shared.makespan[thread] = estimate(shared.histogram[thread], shared.longest, machines,
+                                       shared.total + shared.overhead[thread]);
   }
   __syncthreads();
   int best = 0;

@@ -16,7 +16,7 @@ inline constexpr int32_t kOutside = 0x7FFFFF00;  // a row that no tensor has: ar
 
 // One list, in registers of every thread.
 struct KeyListView {
-  const uint2* runs;       // null: one run of `total`
+  const uint2* runs;  // null: one run of `total`
   const uint32_t* prefix;
   int32_t count;  // runs
   int32_t exact;  // keys before the runs
@@ -108,9 +108,10 @@ class SegmentWindow {
 // Fetches chunks [first_chunk, end_chunk) of positions [begin, begin + kRows) of the list into a
 // tile [chunk][kRows][kRowBytes].
 template <int kRows>
-__device__ __forceinline__ void fetch_tile(int first_chunk, int end_chunk, SegmentWindow& window, int32_t begin, int32_t head,
-                                           const RowMaps& slots, const RowMaps& exact,
-                                           uint8_t* tile, uint64_t* barrier, uint64_t policy) {
+__device__ __forceinline__ void fetch_tile(int first_chunk, int end_chunk, SegmentWindow& window,
+                                           int32_t begin, int32_t head, const RowMaps& slots,
+                                           const RowMaps& exact, uint8_t* tile, uint64_t* barrier,
+                                           uint64_t policy) {
   window.for_each(begin, begin + kRows, [&](const Segment& segment, int32_t lo, int32_t hi) {
     const RowMaps& maps = segment.exact ? exact : slots;
     int32_t left = hi - lo;

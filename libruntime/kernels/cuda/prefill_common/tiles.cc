@@ -34,8 +34,7 @@ Status encode_map(EncodeFunction encode, CUtensorMap& map, const void* data, cuu
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {Code::kInternal,
@@ -60,9 +59,8 @@ Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks) {
                    "; expected at least one of 1 to 128 and a scale above zero")};
   }
   if (blocks.tokens < 0 || blocks.count < 0 || blocks.block_tokens <= 0) {
-    return {Code::kInvalidArgument,
-            concat("prefill on the GPU: ", blocks.tokens, " tokens in ", blocks.count,
-                   " blocks of ", blocks.block_tokens)};
+    return {Code::kInvalidArgument, concat("prefill on the GPU: ", blocks.tokens, " tokens in ",
+                                           blocks.count, " blocks of ", blocks.block_tokens)};
   }
   return {};
 }
@@ -75,8 +73,7 @@ Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t r
   const cuuint64_t strides[2] = {2 * d, 2 * d * sizes[1]};
   for (uint32_t i = 0; i < kBoxes; ++i) {
     const cuuint32_t box[3] = {kRowBytes / 2, 1u << i, 1};
-    SQZ_RETURN_IF_ERROR(
-        encode_map(encode, maps.box[i], data, 3, sizes, strides, box));
+    SQZ_RETURN_IF_ERROR(encode_map(encode, maps.box[i], data, 3, sizes, strides, box));
   }
   return {};
 }

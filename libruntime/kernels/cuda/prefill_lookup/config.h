@@ -34,7 +34,7 @@ struct alignas(16) LookupItem {
   int32_t tile, head;  // of the block; first head within the group
   int32_t begin, end;
   int32_t piece;
-  int32_t pieces;      // of the list
+  int32_t pieces;  // of the list
   int32_t unused[2];
 };
 static_assert(sizeof(LookupItem) == 48);
@@ -58,7 +58,7 @@ struct LookupConfig {
 
 template <class Config>
 struct LookupStorage {
-  alignas(1024) uint8_t queries[Config::kQueryBytes];               // [chunk][row][kRowBytes]
+  alignas(1024) uint8_t queries[Config::kQueryBytes];                    // [chunk][row][kRowBytes]
   alignas(1024) uint8_t centroids[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
   alignas(16) float sizes[Config::kStages][Config::kTile];
   alignas(16) float columns[kColumnStages][kLookupConsumerWarps][Config::kTile];

@@ -52,10 +52,10 @@ class RowSums {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* logit = logits + 4 * j + 2 * half;
-        sums[half][0] = fmaf(ptx::ex2_approx(fmaf(logit[0], scale, -shifts[half])), size.x,
-                             sums[half][0]);
-        sums[half][1] = fmaf(ptx::ex2_approx(fmaf(logit[1], scale, -shifts[half])), size.y,
-                             sums[half][1]);
+        sums[half][0] =
+            fmaf(ptx::ex2_approx(fmaf(logit[0], scale, -shifts[half])), size.x, sums[half][0]);
+        sums[half][1] =
+            fmaf(ptx::ex2_approx(fmaf(logit[1], scale, -shifts[half])), size.y, sums[half][1]);
       }
     }
     sum_[0] += sums[0][0] + sums[0][1];
@@ -77,8 +77,8 @@ class RowSums {
   static __device__ __forceinline__ float2 add_states(float2 a, float2 b) {
     const float shift = fmaxf(a.x, b.x);
     if (shift == -INFINITY) return make_float2(shift, a.y + b.y);
-    return make_float2(shift, a.y * ptx::ex2_approx(a.x - shift) +
-                                  b.y * ptx::ex2_approx(b.x - shift));
+    return make_float2(shift,
+                       a.y * ptx::ex2_approx(a.x - shift) + b.y * ptx::ex2_approx(b.x - shift));
   }
 
  private:

@@ -2,8 +2,8 @@
 //
 // A persistent block an SM takes items of 256 query rows and up to kPieceTiles tiles of centroids.
 // One warp takes items, one fetches queries and centroids, one brings what a tile or its rows need
-// besides, one adds up columns; four consumer warpgroups hold 64 query rows each in registers. While
-// one of them works on its products the others' run.
+// besides, one adds up columns; four consumer warpgroups hold 64 query rows each in registers.
+// While one of them works on its products the others' run.
 #pragma once
 
 #include <cuda.h>
@@ -83,8 +83,7 @@ __device__ __forceinline__ bool lookup_item(const LookupParams& params, int32_t 
 template <class Config>
 __device__ void take_lookup_items(LookupStorage<Config>& shared, const LookupParams& params,
                                   uint32_t* taken) {
-  const int32_t count =
-      params.row_tiles * params.pieces * params.blocks.count * params.kv_heads;
+  const int32_t count = params.row_tiles * params.pieces * params.blocks.count * params.kv_heads;
   RingPosition<2> ring;
   LookupItem item;
   do {
@@ -129,9 +128,9 @@ __device__ void fetch_centroids(LookupStorage<Config>& shared, const LookupParam
       ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
       if (leader) ptx::mbarrier_arrive_expect_tx(&shared.full[ring.stage], Config::kTileBytes);
       __syncwarp();
-      fetch_tile<Config::kTile>(
-          0, Config::kFirstChunks, window, at, item.kv_head, maps.centroids, maps.centroids, shared.centroids[ring.stage],
-          &shared.full[ring.stage], often);
+      fetch_tile<Config::kTile>(0, Config::kFirstChunks, window, at, item.kv_head, maps.centroids,
+                                maps.centroids, shared.centroids[ring.stage],
+                                &shared.full[ring.stage], often);
     }
   }
 }
@@ -311,8 +310,7 @@ __device__ __forceinline__ void multiply_tile(float (&tile)[Config::kTile / 2],
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Config::kSteps; ++k) {
-    queries.multiply(tile, k,
-                     centroids + ((k / 4 * Config::kTile * kRowBytes + k % 4 * 32) >> 4));
+    queries.multiply(tile, k, centroids + ((k / 4 * Config::kTile * kRowBytes + k % 4 * 32) >> 4));
   }
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>();
@@ -364,8 +362,7 @@ __device__ void consume_products(LookupStorage<Config>& shared, const LookupPara
         release(&shared.empty[ring.stage]);
         Columns<kTile, kPass == Pass::kColumnMaxima> columns;
         columns.add(tile, lse, scale);
-        ptx::mbarrier_wait_parity(&shared.columns_empty[column_ring.stage],
-                                  column_ring.parity ^ 1);
+        ptx::mbarrier_wait_parity(&shared.columns_empty[column_ring.stage], column_ring.parity ^ 1);
         columns.store(shared.columns[column_ring.stage][4 * warpgroup + warp]);
         release(&shared.columns_full[column_ring.stage]);
         column_ring.advance();
@@ -450,8 +447,8 @@ Status launch_lookup(const LookupParams& params, const LookupMaps& maps, int mul
   auto* kernel = lookup_kernel<T, Config, kPass>;
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  const int64_t items = int64_t{params.row_tiles} * params.pieces * params.blocks.count *
-                        params.kv_heads;
+  const int64_t items =
+      int64_t{params.row_tiles} * params.pieces * params.blocks.count * params.kv_heads;
   const int grid = static_cast<int>(items < multiprocessors ? items : multiprocessors);
   kernel<<<grid, kLookupThreads, kShared, stream>>>(params, maps);
   return cuda_status(cudaGetLastError(), "prefill lookup kernel, compute capability 9.0");

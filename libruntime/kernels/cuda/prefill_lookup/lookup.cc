@@ -12,7 +12,9 @@ namespace {
 
 using namespace prefill;
 
-int32_t tile_clusters(int32_t dim) { return dim == 256 ? kLookupTile<256> : kLookupTile<128>; }
+int32_t tile_clusters(int32_t dim) {
+  return dim == 256 ? kLookupTile<256> : kLookupTile<128>;
+}
 
 LookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks, int32_t clusters,
                          PrefillGroup policy) {
@@ -48,10 +50,14 @@ template <class T>
 Status launch(const LookupParams& params, const PrefillLookup& call, int multiprocessors,
               cudaStream_t stream) {
   switch (params.dim) {
-    case 64: return launch_lookup_passes<T, 64>(params, call, multiprocessors, stream);
-    case 96: return launch_lookup_passes<T, 96>(params, call, multiprocessors, stream);
-    case 128: return launch_lookup_passes<T, 128>(params, call, multiprocessors, stream);
-    default: return launch_lookup_passes<T, 256>(params, call, multiprocessors, stream);
+    case 64:
+      return launch_lookup_passes<T, 64>(params, call, multiprocessors, stream);
+    case 96:
+      return launch_lookup_passes<T, 96>(params, call, multiprocessors, stream);
+    case 128:
+      return launch_lookup_passes<T, 128>(params, call, multiprocessors, stream);
+    default:
+      return launch_lookup_passes<T, 256>(params, call, multiprocessors, stream);
   }
 }
 
