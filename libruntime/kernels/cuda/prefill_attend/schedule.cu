@@ -4,6 +4,8 @@
 // together. Lists longer than a limit are split into equal parts; the limit is the one of several
 // for which an estimate of the whole time, with what splitting costs, is least. Items are in
 // descending order of length, so that the last ones to be taken are short.
+#include <cuda_runtime.h>
+
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
@@ -64,21 +66,33 @@ __device__ __forceinline__ int bucket_of(int32_t cost, uint32_t longest) {
   return kBuckets - 1 - static_cast<int>(static_cast<uint32_t>(cost) * (kBuckets - 1) / longest);
 }
 
-// Of parts in descending order on `machines`: machine m + 1 of them and the one after share.
+// Inclusive sums over a warp.
+__device__ __forceinline__ uint32_t warp_scan(uint32_t value) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value += other;
+  }
+  return value;
+}
+
+// How long parts in descending order take on `machines`: machine m + 1 of them and the one after
+// share. All lanes of a warp, two buckets each.
 __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t machines,
                              unsigned long long total) {
+  static_assert(kBuckets == 64);
+  const int first = 2 * (threadIdx.x & 31);
+  const uint32_t counts[2] = {histogram[first], histogram[first + 1]};
+  uint32_t before = warp_scan(counts[0] + counts[1]) - counts[0] - counts[1];
   uint32_t worst = static_cast<uint32_t>((total + machines - 1) / machines);
-  uint32_t before = 0;
-  for (int bucket = 0; bucket < kBuckets; ++bucket) {
-    const uint32_t count = histogram[bucket];
-    if (count == 0) continue;
-    before += count;
-    const uint32_t rounds = (before - 1) / machines + 1;
+  for (int i = 0; i < 2; ++i) {
+    before += counts[i];
     const uint32_t cost =
-        static_cast<uint32_t>(kBuckets - 1 - bucket) * longest / (kBuckets - 1) + kItemCost;
-    worst = max(worst, rounds * cost);
+        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + kItemCost;
+    if (counts[i] != 0) worst = max(worst, ((before - 1) / machines + 1) * cost);
   }
-  return worst;
+  return __reduce_max_sync(~0u, worst);
 }
 
 __global__ void __launch_bounds__(kScheduleThreads)
@@ -125,22 +139,23 @@ __global__ void __launch_bounds__(kScheduleThreads)
     }
   }
   __syncthreads();
-  if (thread < kCandidates) {
-    shared.makespan[thread] = estimate(shared.histogram[thread], shared.longest, machines,
-                                       shared.total + shared.overhead[thread]);
+  if (thread < 32 * kCandidates) {
+    const int c = thread / 32;
+    const uint32_t time =
+        estimate(shared.histogram[c], shared.longest, machines, shared.total + shared.overhead[c]);
+    if (thread % 32 == 0) shared.makespan[c] = time;
   }
   __syncthreads();
   int best = 0;
   for (int c = 1; c < kCandidates; ++c) {
     if (shared.makespan[c] < shared.makespan[best]) best = c;
   }
-  if (thread == 0) {
-    uint32_t at = 0;
-    for (int bucket = 0; bucket < kBuckets; ++bucket) {
-      shared.cursor[bucket] = at;
-      at += shared.histogram[best][bucket];
-    }
-    shared.items = at;
+  if (thread < 32) {
+    const uint32_t* counts = shared.histogram[best] + 2 * thread;
+    const uint32_t end = warp_scan(counts[0] + counts[1]);
+    shared.cursor[2 * thread] = end - counts[1] - counts[0];
+    shared.cursor[2 * thread + 1] = end - counts[1];
+    if (thread == 31) shared.items = end;
   }
   __syncthreads();
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {

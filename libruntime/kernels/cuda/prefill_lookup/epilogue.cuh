@@ -17,6 +17,7 @@ class RowSums {
                                       float scale) {
     const float2* pairs = reinterpret_cast<const float2*>(sizes) + (threadIdx.x & 3);
     if (some_empty) {
+      asm volatile("");  // a branch, not selections: it is hardly ever taken
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
         const float2 size = pairs[4 * j];

@@ -12,8 +12,10 @@ namespace {
 constexpr int kSelectThreads = 1024;
 constexpr int kDigitBits = 11;  // of a score, at a time
 constexpr int kDigits = 1 << kDigitBits;
+constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
 constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
+constexpr uint32_t kNone = 0xFFFFFFFFu;
 
 struct SelectParams {
   LookupParams lookup;
@@ -26,7 +28,8 @@ struct SelectParams {
 
 // Sums of uint2 over the block.
 struct BlockScan {
-  uint2 warps[kWarps + 1];
+  static_assert(kWarps == 32);
+  uint2 warps[kWarps];
 
   // Exclusive; `total` of all threads. All threads.
   __device__ uint2 scan(uint2 value, uint2& total) {
@@ -39,12 +42,19 @@ struct BlockScan {
     }
     if (lane == 31) warps[warp] = sum;
     __syncthreads();
-    uint2 before = make_uint2(0, 0);
-    total = make_uint2(0, 0);
-    for (int i = 0; i < kWarps; ++i) {
-      if (i == warp) before = total;
-      total = make_uint2(total.x + warps[i].x, total.y + warps[i].y);
+    if (warp == 0) {
+      uint2 all = warps[lane];
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const uint32_t x = __shfl_up_sync(kAll, all.x, step);
+        const uint32_t y = __shfl_up_sync(kAll, all.y, step);
+        if (lane >= step) all = make_uint2(all.x + x, all.y + y);
+      }
+      warps[lane] = all;
     }
+    __syncthreads();
+    total = warps[kWarps - 1];
+    const uint2 before = warp == 0 ? make_uint2(0, 0) : warps[warp - 1];
     __syncthreads();
     return make_uint2(before.x + sum.x - value.x, before.y + sum.y - value.y);
   }
@@ -53,7 +63,7 @@ struct BlockScan {
 struct Shared {
   BlockScan scan;
   uint32_t histogram[kDigits];
-  uint32_t prefix, left, kept;
+  uint32_t prefix, left;
 };
 
 // One list as this kernel works on it.
@@ -63,62 +73,56 @@ struct List {
   const uint32_t* offsets;  // [n + 1] of the KV head
   const uint32_t* sizes;    // [n] of the KV head
   float* scores;            // [count] S; of an empty cluster 0
+  uint32_t* chosen;         // [ceil(count / 32)] bits, in shared memory
 
+  __device__ int32_t words() const { return (count + 31) / 32; }
+  // A warp's lanes bring the bits of a word.
+  __device__ void set_chosen(int32_t at, bool bit) const {
+    const uint32_t word = __ballot_sync(kAll, bit);
+    if ((threadIdx.x & 31) == 0 && at < count) chosen[at / 32] = word;
+  }
   __device__ uint32_t id(int32_t at) const {
     return ids == nullptr ? static_cast<uint32_t>(at) : ids[at];
   }
   __device__ uint32_t keys(int32_t at) const { return sizes[id(at)]; }
 };
 
-__device__ __forceinline__ bool above_threshold(const SelectParams& params, float score) {
-  return score > 0 && logf(score) >= params.log_threshold;
-}
-
-// Combined S of every position, over the row tiles of the block, into the first tile's place; or,
-// where the threshold decides, 1 (chosen) and 0.
+// Combined S of every position, over the row tiles of the block, into the first tile's place, and
+// which ones the threshold chooses.
 __device__ void combine_scores(const SelectParams& params, const List& list, int2 block,
                                int64_t tile_stride) {
   const LookupParams& lookup = params.lookup;
   const int32_t tiles = (block.y + lookup.tiles.tokens - 1) / lookup.tiles.tokens;
   const float share =
       params.maxima ? 1.0f : 1.0f / static_cast<float>(block.y * lookup.tiles.heads);
-  for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
-    float best = 0;
-    for (int32_t head = 0; head < lookup.heads_apart; ++head) {
-      float sum = 0;
-      for (int32_t tile = 0; tile < tiles; ++tile) {
-        const float value = list.scores[(tile * lookup.heads_apart + head) * tile_stride + at];
-        sum = params.maxima ? fmaxf(sum, value) : sum + value;
+  for (int32_t first = 0; first < list.count; first += kSelectThreads) {
+    const int32_t at = first + static_cast<int32_t>(threadIdx.x);
+    float score = 0;
+    if (at < list.count) {
+      for (int32_t head = 0; head < lookup.heads_apart; ++head) {
+        float sum = 0;
+        for (int32_t tile = 0; tile < tiles; ++tile) {
+          const float value = list.scores[(tile * lookup.heads_apart + head) * tile_stride + at];
+          sum = params.maxima ? fmaxf(sum, value) : sum + value;
+        }
+        score = fmaxf(score, sum * share);
       }
-      best = fmaxf(best, sum * share);
+      if (list.keys(at) == 0) score = 0;
+      if (params.wanted != nullptr) list.scores[at] = score;
     }
-    const float score = list.keys(at) > 0 ? best : 0.0f;
-    if (params.wanted != nullptr) {
-      list.scores[at] = score;
-    } else {
-      list.scores[at] = above_threshold(params, score) ? 1.0f : 0.0f;
-    }
+    list.set_chosen(at, score > 0 && logf(score) >= params.log_threshold);
   }
 }
 
-// Replaces scores by 1 (chosen) and 0.
-__device__ void choose_by_threshold(const SelectParams& params, const List& list) {
-  for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
-    list.scores[at] = above_threshold(params, list.scores[at]) ? 1.0f : 0.0f;
-  }
-}
-
-__device__ uint32_t keys_above_threshold(const SelectParams& params, const List& list,
-                                         Shared& shared) {
-  if (threadIdx.x == 0) shared.kept = 0;
-  __syncthreads();
+// Keys that the threshold chose.
+__device__ uint32_t keys_chosen(const List& list, Shared& shared) {
   uint32_t keys = 0;
   for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
-    if (above_threshold(params, list.scores[at])) keys += list.keys(at);
+    if (list.chosen[at / 32] >> (at % 32) & 1) keys += list.keys(at);
   }
-  atomicAdd(&shared.kept, keys);
-  __syncthreads();
-  return shared.kept;
+  uint2 total;
+  shared.scan.scan(make_uint2(keys, 0), total);
+  return total.x;
 }
 
 // The border of the ranking: bits of the score at which `wanted` keys are passed, some at a time
@@ -162,7 +166,7 @@ __device__ void find_border(const List& list, uint32_t wanted, Shared& shared) {
 }
 
 // The prefix of the ranking whose keys are nearest to `wanted` (at the finest level), or the first
-// one that holds them. Replaces scores by 1 and 0.
+// one that holds them.
 __device__ void choose_by_budget(const SelectParams& params, const List& list, uint32_t wanted,
                                  Shared& shared) {
   find_border(list, wanted, shared);
@@ -183,7 +187,37 @@ __device__ void choose_by_budget(const SelectParams& params, const List& list, u
       }
       left = total.x <= left ? left - total.x : 0;  // past the border nothing is taken
     }
-    if (at < list.count) list.scores[at] = chosen ? 1.0f : 0.0f;
+    list.set_chosen(at, chosen);
+  }
+}
+
+// Walks the chosen clusters of one word: f(first slot or child, end, whether a run starts here,
+// whether it ends here). Chosen clusters are never empty, so that those that touch are one run,
+// also over empty ones between them.
+template <class Function>
+__device__ __forceinline__ void for_each_chosen(const List& list, int32_t word, const Function& f) {
+  uint32_t bits = list.chosen[word];
+  if (bits == 0) return;
+  const auto begin_of = [&](int32_t at) { return list.offsets[list.id(at)]; };
+  const auto end_of = [&](int32_t at) { return list.offsets[list.id(at) + 1]; };
+  int32_t before = word - 1, after = word + 1;
+  while (before >= 0 && list.chosen[before] == 0) --before;
+  while (after < list.words() && list.chosen[after] == 0) ++after;
+  uint32_t last = before < 0 ? kNone : end_of(32 * before + 31 - __clz(list.chosen[before]));
+  uint32_t begin = begin_of(32 * word + __ffs(bits) - 1);
+  while (bits != 0) {
+    const int32_t at = 32 * word + __ffs(bits) - 1;
+    bits &= bits - 1;
+    const uint32_t end = end_of(at);
+    uint32_t next = kNone;
+    if (bits != 0) {
+      next = begin_of(32 * word + __ffs(bits) - 1);
+    } else if (after < list.words()) {
+      next = begin_of(32 * after + __ffs(list.chosen[after]) - 1);
+    }
+    f(begin, end, begin != last, end != next);
+    last = end;
+    begin = next;
   }
 }
 
@@ -193,40 +227,28 @@ __device__ void write_runs(const SelectParams& params, const List& list, int32_t
   uint2* runs = params.chosen.runs + static_cast<int64_t>(number) * params.chosen.stride;
   uint32_t* prefix = params.chosen.prefix + static_cast<int64_t>(number) * params.chosen.stride;
   uint2 written = make_uint2(0, 0);  // runs, keys
-  for (int32_t first = 0; first < list.count; first += kSelectThreads) {
-    const int32_t at = first + static_cast<int32_t>(threadIdx.x);
-    uint32_t begin = 0, end = 0;
-    const auto read = [&](int32_t position) {
-      const uint32_t id = list.id(position);
-      begin = list.offsets[id];
-      end = list.offsets[id + 1];
-    };
-    // Whether the nearest cluster in this direction that is not empty is chosen; read on return.
-    const auto neighbour_chosen = [&](int32_t step) {
-      int32_t position = at + step;
-      for (; position >= 0 && position < list.count; position += step) {
-        read(position);
-        if (end > begin) return list.scores[position] != 0;
-      }
-      return false;
-    };
-    const bool chosen = at < list.count && list.scores[at] != 0;
-    const bool after = chosen && neighbour_chosen(1);
-    const uint32_t next = begin;
-    const bool before = chosen && neighbour_chosen(-1);
-    const uint32_t last = end;
-    if (chosen) read(at);
-    const bool starts = chosen && !(before && last == begin);
-    const bool stops = chosen && !(after && next == end);
-    uint2 total;
-    const uint2 place = shared.scan.scan(make_uint2(starts, chosen ? end - begin : 0), total);
-    // A run's start knows its first slot and its prefix, its end the rest; the run that a cluster
-    // belongs to is the last one that started at or before it.
-    if (starts) {
-      runs[written.x + place.x].x = begin;
-      prefix[written.x + place.x] = written.y + place.y;
+  for (int32_t first = 0; first < list.words(); first += kSelectThreads) {
+    const int32_t word = first + static_cast<int32_t>(threadIdx.x);
+    uint2 mine = make_uint2(0, 0), total;
+    if (word < list.words()) {
+      for_each_chosen(list, word, [&](uint32_t begin, uint32_t end, bool starts, bool) {
+        mine = make_uint2(mine.x + starts, mine.y + end - begin);
+      });
     }
-    if (stops) runs[written.x + place.x + starts - 1].y = end;
+    const uint2 place = shared.scan.scan(mine, total);
+    uint32_t run = written.x + place.x, keys = written.y + place.y;
+    if (word < list.words()) {
+      // The start of a run and its end may be known to different threads.
+      for_each_chosen(list, word, [&](uint32_t begin, uint32_t end, bool starts, bool stops) {
+        if (starts) {
+          runs[run].x = begin;
+          prefix[run] = keys;
+          ++run;
+        }
+        if (stops) runs[run - 1].y = end;
+        keys += end - begin;
+      });
+    }
     written = make_uint2(written.x + total.x, written.y + total.y);
   }
   __syncthreads();
@@ -242,6 +264,7 @@ __device__ void write_runs(const SelectParams& params, const List& list, int32_t
 __global__ void __launch_bounds__(kSelectThreads)
     select_kernel(const __grid_constant__ SelectParams params) {
   __shared__ Shared shared;
+  extern __shared__ uint32_t chosen[];
   const LookupParams& lookup = params.lookup;
   const int32_t number = blockIdx.x;
   const int32_t block_number = number / lookup.kv_heads, kv_head = number % lookup.kv_heads;
@@ -253,17 +276,15 @@ __global__ void __launch_bounds__(kSelectThreads)
   list.offsets = params.offsets + kv_head * (n + 1);
   list.sizes = lookup.sizes + kv_head * n;
   list.scores = lookup.columns + number * n;
+  list.chosen = chosen;
   combine_scores(params, list, block_of(lookup.blocks, block_number), gridDim.x * n);
   __syncthreads();
   if (params.wanted != nullptr) {
     const uint32_t wanted = params.wanted[kv_head];
-    if (!params.finest && keys_above_threshold(params, list, shared) >= wanted) {
-      choose_by_threshold(params, list);
-    } else {
-      choose_by_budget(params, list, wanted, shared);
-    }
+    const bool enough = !params.finest && keys_chosen(list, shared) >= wanted;
+    if (!enough) choose_by_budget(params, list, wanted, shared);
+    __syncthreads();
   }
-  __syncthreads();
   write_runs(params, list, number, shared);
 }
 
@@ -301,7 +322,12 @@ Status launch_select(const LookupParams& params, const PrefillLookup& call, cuda
   select.finest = call.level.finest;
   select.maxima = call.policy == PrefillGroup::kAny;
   select.chosen = call.chosen;
-  select_kernel<<<params.blocks.count * params.kv_heads, kSelectThreads, 0, stream>>>(select);
+  const size_t bits = static_cast<size_t>(params.clusters + 31) / 32 * sizeof(uint32_t);
+  if (bits > kMostBits) {
+    return {Code::kUnsupported, concat("prefill on the GPU: ", params.clusters,
+                                       " clusters, expected at most ", 8 * kMostBits)};
+  }
+  select_kernel<<<params.blocks.count * params.kv_heads, kSelectThreads, bits, stream>>>(select);
   return cuda_status(cudaGetLastError(), "prefill select kernel");
 }
 
