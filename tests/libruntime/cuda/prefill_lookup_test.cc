@@ -143,10 +143,12 @@ class Problem {
     }
     std::sort(all.begin(), all.end(), std::greater<>());
     if (!all.empty()) {
-      log_threshold_ = all[std::min(all.size() - 1, static_cast<size_t>(c_.keep * all.size()))];
+      log_threshold_ = all[std::min(
+          all.size() - 1, static_cast<size_t>(c_.keep * static_cast<double>(all.size())))];
     }
     for (int h = 0; h < c_.kv_heads; ++h) {
-      wanted_.push_back(static_cast<uint32_t>(std::llround(c_.keep * keys(h))));
+      wanted_.push_back(
+          static_cast<uint32_t>(std::llround(c_.keep * static_cast<double>(keys(h)))));
     }
   }
 
@@ -164,7 +166,8 @@ class Problem {
     }
     std::vector<float> shares;
     for (int i = 0; i < c_.kv_heads; ++i) {
-      shares.push_back(static_cast<float>(static_cast<double>(wanted_[i]) / keys(i)));
+      shares.push_back(
+          static_cast<float>(static_cast<double>(wanted_[i]) / static_cast<double>(keys(i))));
     }
     make_budget_rule({{log_threshold_}}, {shares}, c_.kv_heads)->choose(choice, order, chosen);
   }
