@@ -6,8 +6,11 @@
 namespace sqz {
 namespace {
 
-constexpr int64_t kStreamKeys = 128;  // keys between two softmax steps of the stream path
-constexpr int64_t kTileKeys = 64;     // keys of a tile: with 64 rows, all buffers fit in L2
+// Keys between two softmax steps of the stream path: many, because the processor's prefetchers
+// start anew whenever reading changes from keys to values and back.
+constexpr int64_t kStreamKeys = 512;
+constexpr int64_t kAhead = 64;     // rows
+constexpr int64_t kTileKeys = 64;  // keys of a tile: with 64 rows, all buffers fit in L2
 constexpr int64_t kMostKeys = std::max(kStreamKeys, kTileKeys);
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -22,7 +25,9 @@ class RowAttention {
         list_(*work.list),
         out_(out),
         dim_(list_.dim),
-        d32_(padded_dim(dim_)) {
+        d32_(padded_dim(dim_)),
+        spans_(workspace.spans_.data()),
+        pointers_(workspace.pointers_.data()) {
     cut(dim_, workspace.floats_.data(), &b_);
   }
 
@@ -68,11 +73,8 @@ class RowAttention {
     return used;
   }
 
-  using Rows = std::array<const void*, kMostKeys>;
-
-  // The keys of one softmax step: short runs share one.
+  // The keys of one softmax step, in spans_: short runs share one.
   struct Step {
-    std::array<KeySpan, kMostKeys> spans;
     int span_count = 0;
     int64_t keys = 0;
     bool has_bias = false;
@@ -80,16 +82,14 @@ class RowAttention {
   };
 
   // The next keys, at most `most`; false if there are none.
-  static bool collect(KeyCursor& cursor, int64_t most, Step& step) {
-    step.span_count = 0;
-    step.has_bias = step.has_exact = false;
-    step.keys = 0;
+  bool collect(KeyCursor& cursor, int64_t most, Step& step) {
+    step = Step();
     while (step.keys < most) {
       const KeySpan span = cursor.next(most - step.keys);
       if (span.count == 0) break;
       step.has_bias |= span.bias != nullptr;
       step.has_exact |= span.exact_first >= 0;
-      step.spans[step.span_count++] = span;
+      spans_[step.span_count++] = span;
       step.keys += span.count;
     }
     return step.keys > 0;
@@ -100,7 +100,7 @@ class RowAttention {
     if (!step.has_bias) return nullptr;
     float* out = b_.bias;
     for (int s = 0; s < step.span_count; ++s) {
-      const KeySpan& span = step.spans[s];
+      const KeySpan& span = spans_[s];
       for (int64_t i = 0; i < span.count; ++i) *out++ = span.bias != nullptr ? span.bias[i] : 0.0f;
     }
     return b_.bias;
@@ -111,7 +111,7 @@ class RowAttention {
     if (work_.first_visible == nullptr || !step.has_exact) return;
     int64_t column = 0;
     for (int s = 0; s < step.span_count; ++s) {
-      const KeySpan& span = step.spans[s];
+      const KeySpan& span = spans_[s];
       for (int64_t r = 0; r < work_.rows && span.exact_first >= 0; ++r) {
         const int64_t hidden =
             std::clamp<int64_t>(work_.first_visible[r] - span.exact_first, 0, span.count);
@@ -123,28 +123,25 @@ class RowAttention {
     }
   }
 
-  // What to ask into the cache before it is read. Of one run nothing: there the processor's own
-  // prefetchers are better.
-  static const void* const* ahead(const Step& step, const void* const* rows) {
-    return step.span_count > 1 ? rows : nullptr;
-  }
-
-  // Pointers to the step's rows. `room` of them at least are set: beyond the step, to its last row.
-  const void* const* point(const Step& step, bool values, int64_t room, Rows& rows) const {
+  // Pointers to the step's rows: keys [step.keys], then values.
+  void point(const Step& step) {
     const int64_t row_bytes = dim_ * dtype_size(list_.dtype);
-    const void** out = rows.data();
+    const void** key = pointers_;
+    const void** value = pointers_ + step.keys;
     for (int s = 0; s < step.span_count; ++s) {
-      const KeySpan& span = step.spans[s];
-      const std::byte* from = values ? span.rows.values : span.rows.keys;
-      for (int64_t i = 0; i < span.count; ++i) *out++ = from + i * row_bytes;
+      const KeyRows& rows = spans_[s].rows;
+      for (int64_t i = 0; i < spans_[s].count; ++i) {
+        *key++ = rows.keys + i * row_bytes;
+        *value++ = rows.values + i * row_bytes;
+      }
     }
-    for (const void* last = out[-1]; out < rows.data() + room;) *out++ = last;
-    return rows.data();
   }
 
-  // What is read next is asked for while the arithmetic of what was read before runs: values during
-  // the keys of the same step, then the keys of the next step. Memory and arithmetic then take
-  // their time together, not one after the other.
+  // One run is not asked for early: there the processor's own prefetchers are better.
+  static Ahead ahead(const Step& step, int64_t rows) {
+    return {step.span_count > 1 ? kAhead : 0, rows};
+  }
+
   void stream() {
     const int64_t rows = work_.rows;
     pack_queries();
@@ -152,19 +149,12 @@ class RowAttention {
     std::fill(out_.sum, out_.sum + rows, 0.0f);
     std::fill(b_.accumulator, b_.accumulator + rows * d32_, 0.0f);
     KeyCursor cursor(list_, work_.begin, work_.end);
-    Step* step = &steps_[0];
-    Step* next = &steps_[1];
-    if (collect(cursor, kStreamKeys, *step)) point(*step, false, step->keys, keys_);
-    while (step->keys > 0) {
-      const void* const* values = point(*step, true, step->keys, values_);
-      stream_logits(*step, ahead(*step, values));
-      const void* const* keys = nullptr;
-      if (collect(cursor, kStreamKeys, *next)) {
-        keys = ahead(*next, point(*next, false, step->keys, keys_));
-      }
-      k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, values, step->keys, dim_,
-                    b_.accumulator, keys);
-      std::swap(step, next);
+    Step step;
+    while (collect(cursor, kStreamKeys, step)) {
+      point(step);
+      stream_logits(step);
+      k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
+                    dim_, b_.accumulator, ahead(step, step.keys));
     }
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
   }
@@ -182,13 +172,13 @@ class RowAttention {
     }
   }
 
-  void stream_logits(const Step& step, const void* const* values) {
+  void stream_logits(const Step& step) {
     const int64_t rows = work_.rows, n = step.keys;
-    const void* const* keys = keys_.data();
+    const Ahead early = ahead(step, 2 * n);
     if (bf16_) {
-      k_.dots_bf16(b_.queries, rows, keys, n, dim_, b_.logits, kStreamKeys, values);
+      k_.dots_bf16(b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
     } else {
-      k_.dots(list_.dtype, b_.queries, rows, keys, n, dim_, b_.logits, kStreamKeys, values);
+      k_.dots(list_.dtype, b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
     }
     hide(step, kStreamKeys, 1);
     const float* added = bias(step);
@@ -202,29 +192,49 @@ class RowAttention {
   void load(const Step& step, bool values) {
     float* to = b_.keys;
     for (int s = 0; s < step.span_count; ++s) {
-      const KeySpan& span = step.spans[s];
+      const KeySpan& span = spans_[s];
       k_.to_float(list_.dtype, values ? span.rows.values : span.rows.keys, span.count, dim_, to);
       to += span.count * d32_;
+    }
+  }
+
+  void transpose_queries(int64_t lanes) {
+    bf16_ = k_.pair_bf16 != nullptr && list_.dtype == DType::kBF16 &&
+            k_.pair_bf16(work_.queries, work_.rows, lanes, dim_, b_.queries);
+    if (bf16_) return;
+    for (int64_t c = 0; c < dim_; ++c) {
+      for (int64_t r = 0; r < lanes; ++r) {
+        b_.queries[c * lanes + r] = r < work_.rows ? work_.queries[r][c] : 0.0f;
+      }
+    }
+  }
+
+  void tile_logits(const Step& step, int64_t lanes) {
+    if (!bf16_) {
+      load(step, false);
+      k_.multiply(b_.keys, d32_, 1, b_.queries, b_.logits, step.keys, dim_, lanes, false);
+      return;
+    }
+    float* to = b_.logits;
+    for (int s = 0; s < step.span_count; ++s) {
+      const KeySpan& span = spans_[s];
+      k_.tile_bf16(b_.queries, lanes, span.rows.keys, span.count, dim_, to);
+      to += span.count * lanes;
     }
   }
 
   void tile() {
     const int64_t rows = work_.rows;
     const int64_t lanes = round_up(rows, kLanePad);
-    for (int64_t c = 0; c < dim_; ++c) {
-      for (int64_t r = 0; r < lanes; ++r) {
-        b_.queries[c * lanes + r] = r < rows ? work_.queries[r][c] : 0.0f;
-      }
-    }
+    transpose_queries(lanes);
     std::fill(b_.maximum, b_.maximum + lanes, kLowest);
     std::fill(b_.sum, b_.sum + lanes, 0.0f);
     std::fill(b_.accumulator, b_.accumulator + dim_ * lanes, 0.0f);
     KeyCursor cursor(list_, work_.begin, work_.end);
-    Step& step = steps_[0];
+    Step step;
     while (collect(cursor, kTileKeys, step)) {
       const int64_t keys = step.keys;
-      load(step, false);
-      k_.multiply(b_.keys, d32_, 1, b_.queries, b_.logits, keys, dim_, lanes, false);
+      tile_logits(step, lanes);
       hide(step, 1, lanes);
       k_.softmax_lanes(b_.logits, bias(step), keys, lanes, work_.scale, b_.maximum, b_.sum,
                        b_.factor);
@@ -250,13 +260,15 @@ class RowAttention {
   int64_t dim_;
   int64_t d32_;
   Buffers b_{};
-  std::array<Step, 2> steps_;
-  Rows keys_, values_;  // of a stream step
-  bool bf16_ = false;   // queries are packed by pack_bf16()
+  KeySpan* spans_;         // [kMostKeys] of the step
+  const void** pointers_;  // [2 kMostKeys]
+  bool bf16_ = false;      // queries are packed as BF16
 };
 
 AttendWorkspace::AttendWorkspace(int64_t dim)
-    : floats_(static_cast<size_t>(RowAttention::floats(dim))) {}
+    : floats_(static_cast<size_t>(RowAttention::floats(dim))),
+      spans_(kMostKeys),
+      pointers_(2 * kMostKeys) {}
 
 void attend_rows(const CpuKernels& kernels, const AttendRows& work, AttendWorkspace& workspace,
                  const PartialRows& out) {

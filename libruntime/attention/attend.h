@@ -35,6 +35,8 @@ class AttendWorkspace {
  private:
   friend class RowAttention;
   std::vector<float> floats_;
+  std::vector<KeySpan> spans_;
+  std::vector<const void*> pointers_;
 };
 
 // Allocation-free. NaN shows as NaN in the state.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "libruntime/select/rule.h"
@@ -27,27 +28,59 @@ class BudgetRule final : public Rule {
   }
 
  private:
-  // Best first; a selection by halves instead of a sort, since only the border matters.
+  static constexpr uint32_t kBuckets = 1024;
+
+  // buckets[i] = where a score lies between the best (0) and the worst (kBuckets - 1), never lower
+  // for a lower score; kBuckets for -infinity.
+  static void find_buckets(std::span<const float> scores, std::span<uint32_t> buckets) {
+    float top = -INFINITY, bottom = INFINITY;
+    for (const float score : scores) {
+      top = std::max(top, score);
+      bottom = std::min(bottom, score > -INFINITY ? score : INFINITY);
+    }
+    const float range = top - bottom;
+    const float factor = range > 0 && range < INFINITY ? (kBuckets - 1) / range : 0.0f;
+    for (size_t i = 0; i < scores.size(); ++i) {
+      const float bucket = (top - scores[i]) * factor;  // NaN: infinity times 0
+      buckets[i] = scores[i] > -INFINITY ? static_cast<uint32_t>(std::min(bucket, float{kBuckets}))
+                                         : kBuckets;
+    }
+  }
+
+  // Best first. Only the bucket in which the wanted keys run out is looked at closely.
   static void fill(const Choice& choice, int64_t wanted, std::span<uint32_t> order,
                    std::span<uint8_t> chosen) {
-    const auto& scores = choice.scores;
-    const auto& sizes = choice.sizes;
-    int64_t high = 0;
-    for (size_t i = 0; i < scores.size(); ++i) {
-      if (scores[i] > -INFINITY) order[high++] = static_cast<uint32_t>(i);
+    const size_t n = choice.scores.size();
+    find_buckets(choice.scores, order);
+    std::array<uint32_t, kBuckets + 1> keys{};
+    for (size_t i = 0; i < n; ++i) keys[order[i]] += choice.sizes[i];
+    int64_t left = wanted;
+    uint32_t border = 0;
+    while (border < kBuckets && keys[border] <= left) left -= keys[border++];
+    for (size_t i = 0; i < n; ++i) chosen[i] = order[i] < border ? 1 : 0;
+    if (border == kBuckets) return;
+    size_t tied = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (order[i] == border) order[tied++] = static_cast<uint32_t>(i);
     }
-    std::fill(chosen.begin(), chosen.end(), uint8_t{0});
+    fill_border(choice, left, order.first(tied), chosen);
+  }
+
+  // The best of `order`, more than `left` keys in all. A selection by halves instead of a sort,
+  // since only the border matters.
+  static void fill_border(const Choice& choice, int64_t left, std::span<uint32_t> order,
+                          std::span<uint8_t> chosen) {
+    const auto& scores = choice.scores;
     const auto better = [&](uint32_t a, uint32_t b) {
       return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
     };
     const auto begin = order.begin();
-    int64_t low = 0, left = wanted;
-    const int64_t all = high;
+    int64_t low = 0, high = std::ssize(order);
     while (high - low > 1) {
       const int64_t middle = low + (high - low) / 2;
       std::nth_element(begin + low, begin + middle, begin + high, better);
       int64_t keys = 0;
-      for (int64_t i = low; i < middle; ++i) keys += sizes[order[i]];
+      for (int64_t i = low; i < middle; ++i) keys += choice.sizes[order[i]];
       if (keys <= left) {
         left -= keys;
         low = middle;
@@ -55,11 +88,9 @@ class BudgetRule final : public Rule {
         high = middle;
       }
     }
-    // order[0 .. low) fits; order[low] crosses the border (or is the last one).
-    if (low < all) {
-      const int64_t next = sizes[order[low]];
-      if (choice.finest ? 2 * left > next : left > 0) ++low;
-    }
+    // order[0 .. low) fits, order[low] crosses the border.
+    const int64_t next = choice.sizes[order[low]];
+    if (choice.finest ? 2 * left > next : left > 0) ++low;
     for (int64_t i = 0; i < low; ++i) chosen[order[i]] = 1;
   }
 

@@ -11,18 +11,22 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kRowTile = 2 * kLanePad;  // query rows whose logits are held at once
-constexpr int64_t kKeyTile = 64;            // centroids at once
+constexpr int64_t kKeyTile = 64;            // centroids at once, for many rows
+constexpr int64_t kFewTile = 1024;          // and for few
+constexpr int64_t kAhead = 64;              // scattered centroids asked into the cache early
 
 int64_t row_tile(const ScoreProblem& p) {
   const int64_t rows = p.policy == Group::kMax ? p.tokens : p.tokens * p.group;
   return rows <= kFewRows ? rows : kRowTile;
 }
 
-// The workspace, cut up. Lengths in floats.
+// The workspace, cut up. Lengths in floats. Clusters that are not scored have no place in it: the
+// arrays hold the others, packed together.
 struct Buffers {
-  float* weights;  // [n16]        N_j, 0 for what is not scored
+  float* weights;  // [n16]        N_j; 0 in the padding
   float* maximum;  // [n16]
   float* sum;      // [n16]
+  float* scores;   // [n16]
   float* logits;   // [tile, n16]
   float* queries;  // few rows: packed [rows, d32]; many: transposed [d, kRowTile]
   float* rows;     // [kRowTile, d] gathered queries
@@ -45,6 +49,7 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   b.weights = take(n16);
   b.maximum = take(n16);
   b.sum = take(n16);
+  b.scores = take(n16);
   b.logits = take(rows * n16);
   b.queries = take(d32 * kRowTile);
   b.rows = take(d32 * kRowTile);
@@ -61,19 +66,26 @@ class Scorer {
         k_(problem.kernels != nullptr ? *problem.kernels : cpu_kernels()),
         n16_(round_up(problem.clusters, kLanePad)) {
     cut(p_, workspace.data(), &b_);
-    for (int64_t j = 0; j < n16_; ++j) {
-      b_.weights[j] = scored(j) ? static_cast<float>(p_.sizes[j]) : 0.0f;
-    }
+    all_scored_ =
+        p_.alive == nullptr && std::count(p_.sizes, p_.sizes + p_.clusters, uint32_t{0}) == 0;
+    for_each_run([&](int64_t first, int64_t place, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) {
+        b_.weights[place + i] = static_cast<float>(p_.sizes[first + i]);
+      }
+      scored_ = place + count;
+    });
+    padded_ = round_up(scored_, kLanePad);
+    std::fill(b_.weights + scored_, b_.weights + padded_, 0.0f);
   }
 
   Status run(std::span<float> scores) {
     const bool per_head = p_.policy == Group::kMax;
     const int64_t passes = per_head ? p_.group : 1;
     const int64_t rows = per_head ? p_.tokens : p_.tokens * p_.group;
-    std::fill(scores.begin(), scores.end(), -kInfinity);
+    std::fill(b_.scores, b_.scores + scored_, -kInfinity);
     for (int64_t pass = 0; pass < passes; ++pass) {
-      std::fill(b_.maximum, b_.maximum + n16_, kLowest);
-      std::fill(b_.sum, b_.sum + n16_, 0.0f);
+      std::fill(b_.maximum, b_.maximum + padded_, kLowest);
+      std::fill(b_.sum, b_.sum + padded_, 0.0f);
       for (int64_t first = 0; first < rows; first += kRowTile) {
         const int64_t count = std::min(kRowTile, rows - first);
         for (int64_t i = 0; i < count; ++i) {
@@ -82,14 +94,18 @@ class Scorer {
         }
         SQZ_RETURN_IF_ERROR(add_rows(count));
       }
-      finish(scores, rows);
+      finish(rows);
     }
+    std::fill(scores.begin(), scores.end(), -kInfinity);
+    for_each_run([&](int64_t first, int64_t place, int64_t count) {
+      std::copy(b_.scores + place, b_.scores + place + count, scores.begin() + first);
+    });
     return {};
   }
 
  private:
   bool scored(int64_t j) const {
-    return j < p_.clusters && p_.sizes[j] != 0 && (p_.alive == nullptr || p_.alive[j] != 0);
+    return p_.sizes[j] != 0 && (p_.alive == nullptr || p_.alive[j] != 0);
   }
 
   void gather(int64_t i, int64_t token, int64_t head) {
@@ -98,15 +114,18 @@ class Scorer {
     std::copy(from, from + p_.dim, b_.rows + i * p_.dim);
   }
 
-  // f(first, count) for each run of clusters that are scored.
+  // f(first, place, count) for each run of clusters that are scored; place: of the first in
+  // Buffers.
   template <class Function>
   void for_each_run(const Function& f) const {
-    int64_t j = 0;
+    if (all_scored_) return f(0, 0, p_.clusters);
+    int64_t j = 0, place = 0;
     while (j < p_.clusters) {
       while (j < p_.clusters && !scored(j)) ++j;
       const int64_t first = j;
       while (j < p_.clusters && scored(j)) ++j;
-      if (j > first) f(first, j - first);
+      if (j > first) f(first, place, j - first);
+      place += j - first;
     }
   }
 
@@ -118,19 +137,26 @@ class Scorer {
     const bool bf16 = k_.pack_bf16 != nullptr && p_.dtype == DType::kBF16 &&
                       k_.pack_bf16(b_.rows, p_.dim, rows, p_.dim, b_.queries);
     if (!bf16) k_.pack(p_.dtype, b_.rows, p_.dim, rows, p_.dim, b_.queries);
-    const void* centroids[kKeyTile];
-    for_each_run([&](int64_t first, int64_t total) {
-      for (int64_t done = 0; done < total; done += kKeyTile) {
-        const int64_t j = first + done, count = std::min(kKeyTile, total - done);
-        for (int64_t i = 0; i < count; ++i) centroids[i] = centroid(j + i);
-        if (bf16) {
-          k_.dots_bf16(b_.queries, rows, centroids, count, p_.dim, b_.logits + j, n16_, nullptr);
-        } else {
-          k_.dots(p_.dtype, b_.queries, rows, centroids, count, p_.dim, b_.logits + j, n16_,
-                  nullptr);
-        }
+    const void* centroids[kFewTile];
+    int64_t filled = 0, place = 0;
+    const auto flush = [&] {
+      float* out = b_.logits + place;
+      const Ahead early = {p_.alive != nullptr ? kAhead : 0, filled};
+      if (bf16) {
+        k_.dots_bf16(b_.queries, rows, centroids, filled, p_.dim, out, n16_, early);
+      } else {
+        k_.dots(p_.dtype, b_.queries, rows, centroids, filled, p_.dim, out, n16_, early);
+      }
+      place += filled;
+      filled = 0;
+    };
+    for_each_run([&](int64_t first, int64_t, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) {
+        centroids[filled++] = centroid(first + i);
+        if (filled == kFewTile) flush();
       }
     });
+    if (filled > 0) flush();
   }
 
   void many_logits(int64_t rows) {
@@ -139,14 +165,14 @@ class Scorer {
         b_.queries[c * kRowTile + r] = r < rows ? b_.rows[r * p_.dim + c] : 0.0f;
       }
     }
-    for_each_run([&](int64_t first, int64_t total) {
+    for_each_run([&](int64_t first, int64_t place, int64_t total) {
       for (int64_t done = 0; done < total; done += kKeyTile) {
         const int64_t count = std::min(kKeyTile, total - done);
         k_.to_float(p_.dtype, centroid(first + done), count, p_.dim, b_.keys);
         k_.multiply(b_.keys, padded_dim(p_.dim), 1, b_.queries, b_.tile, count, p_.dim, kRowTile,
                     false);
         for (int64_t r = 0; r < rows; ++r) {
-          float* out = b_.logits + r * n16_ + first + done;
+          float* out = b_.logits + r * n16_ + place + done;
           for (int64_t j = 0; j < count; ++j) out[j] = b_.tile[j * kRowTile + r];
         }
       }
@@ -162,34 +188,34 @@ class Scorer {
     float lse[kRowTile];
     for (int64_t r = 0; r < rows; ++r) {
       float* logits = b_.logits + r * n16_;
-      for (int64_t j = 0; j < n16_; ++j) {
-        if (b_.weights[j] == 0.0f) logits[j] = -kInfinity;
-      }
-      lse[r] = k_.log_sum_exp(logits, b_.weights, n16_, p_.scale);
+      std::fill(logits + scored_, logits + padded_, -kInfinity);
+      lse[r] = k_.log_sum_exp(logits, b_.weights, padded_, p_.scale);
       if (std::isnan(lse[r]) || lse[r] == kInfinity) {
         return {Code::kNumeric, "the product of a query and a centroid is NaN or infinite"};
       }
       // Nothing alive: every score stays -infinity, and must not become -inf - -inf.
       if (lse[r] == -kInfinity) lse[r] = 0.0f;
     }
-    k_.add_rows(b_.logits, n16_, lse, rows, n16_, b_.maximum, b_.sum);
+    k_.add_rows(b_.logits, n16_, lse, rows, padded_, b_.maximum, b_.sum);
     return {};
   }
 
-  void finish(std::span<float> scores, int64_t rows) {
+  void finish(int64_t rows) {
     if (p_.policy == Group::kAny) {
-      for (int64_t j = 0; j < p_.clusters; ++j) {
-        if (b_.sum[j] > 0) scores[j] = b_.maximum[j];
+      for (int64_t j = 0; j < scored_; ++j) {
+        if (b_.sum[j] > 0) b_.scores[j] = b_.maximum[j];
       }
       return;
     }
-    k_.finish_mean(b_.maximum, b_.sum, p_.clusters, std::log(static_cast<float>(rows)),
-                   scores.data());
+    k_.finish_mean(b_.maximum, b_.sum, scored_, std::log(static_cast<float>(rows)), b_.scores);
   }
 
   const ScoreProblem& p_;
   const CpuKernels& k_;
   int64_t n16_;
+  bool all_scored_ = false;
+  int64_t scored_ = 0;  // clusters that are scored
+  int64_t padded_ = 0;  // to kLanePad
   Buffers b_{};
 };
 

@@ -3,6 +3,17 @@
 #include <new>
 
 namespace sqz {
+namespace {
+
+constexpr int kSpins = 500;  // 10 to 20 microseconds
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
 
 ThreadPool::ThreadPool(int threads) {
   threads_.reserve(static_cast<size_t>(threads - 1));
@@ -42,6 +53,7 @@ void ThreadPool::run(int64_t count, Call call, const void* context) {
   }
   work(0);
   if (!alone) {
+    for (int spin = 0; spin < kSpins && busy_ != 0; ++spin) pause();
     for (int busy = busy_; busy != 0; busy = busy_) busy_.wait(busy);
   }
   if (failed_) throw std::bad_alloc();
@@ -59,6 +71,8 @@ void ThreadPool::work(int worker) {
 void ThreadPool::serve(int worker) {
   int seen = 0;
   while (true) {
+    // The loops of one call follow each other within microseconds; waking a thread takes longer.
+    for (int spin = 0; spin < kSpins && generation_ == seen; ++spin) pause();
     generation_.wait(seen);
     seen = generation_;
     if (stopping_) return;

@@ -100,12 +100,17 @@ TEST(Attend, DenseEqualsReferenceForAllShapes) {
   }
 }
 
+// The head sizes that kernels are specialised for, and 80, which they are not.
 TEST(Attend, EveryInstructionSetAndQueryType) {
-  for (const DType stored_as : {DType::kBF16, DType::kF16}) {
+  for (const auto& [stored_as, dim] : {std::pair{DType::kBF16, 64},
+                                       {DType::kBF16, 80},
+                                       {DType::kBF16, 96},
+                                       {DType::kBF16, 128},
+                                       {DType::kF16, 80}}) {
     const Served served = testing::serve({.layers = 1,
                                           .query_heads = 8,
                                           .kv_heads = 2,
-                                          .head_dim = 80,
+                                          .head_dim = dim,
                                           .tokens = 700,
                                           .clusters = {60},
                                           .dtype = stored_as});
@@ -115,7 +120,8 @@ TEST(Attend, EveryInstructionSetAndQueryType) {
         options.kernels = kernels;
         const auto session = open(served, options);
         for (const int64_t tokens : {1, 2, 20}) {
-          SCOPED_TRACE(concat(kernels->name, " ", dtype_name(dtype), " tokens ", tokens));
+          SCOPED_TRACE(
+              concat(kernels->name, " ", dtype_name(dtype), " dim ", dim, " tokens ", tokens));
           const auto queries = testing::rounded(dtype, testing::make_queries(served, 0, tokens, 6));
           const auto output = testing::attend(*session, 0, queries, {.dtype = dtype});
           ASSERT_TRUE(output.ok()) << output.status().message();

@@ -7,11 +7,16 @@
 
 namespace sqz {
 
+struct Ahead;
+
 #if defined(__x86_64__)
-// As CpuKernels::pack_bf16 and CpuKernels::dots_bf16. For processors with AVX512_BF16 alone.
+// As in CpuKernels. For processors with AVX512_BF16 alone.
 bool pack_bf16(const float* rows, int64_t stride, int64_t count, int64_t dim, float* out);
 void dots_bf16(const float* packed, int64_t rows, const void* const* keys, int64_t n, int64_t dim,
-               float* out, int64_t ld, const void* const* ahead);
+               float* out, int64_t ld, Ahead ahead);
+bool pair_bf16(const float* const* rows, int64_t count, int64_t lanes, int64_t dim, float* out);
+void tile_bf16(const float* pairs, int64_t lanes, const void* keys, int64_t n, int64_t dim,
+               float* out);
 bool has_avx512_bf16();
 #endif
 

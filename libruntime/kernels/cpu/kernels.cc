@@ -40,6 +40,8 @@ const CpuKernels& table(const char* name) {
                                     .scale = scale,
                                     .to_float = to_float,
                                     .multiply = multiply,
+                                    .pair_bf16 = nullptr,
+                                    .tile_bf16 = nullptr,
                                     .softmax_lanes = softmax_lanes,
                                     .scale_lanes = scale_lanes,
                                     .log_sum_exp = log_sum_exp,
@@ -102,6 +104,8 @@ Tables find_tables() {
     kernels.name = "avx512_bf16";
     kernels.pack_bf16 = pack_bf16;
     kernels.dots_bf16 = dots_bf16;
+    kernels.pair_bf16 = pair_bf16;
+    kernels.tile_bf16 = tile_bf16;
     return kernels;
   }();
   if (has_avx512_bf16()) tables.add(kWithBf16);

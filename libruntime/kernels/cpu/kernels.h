@@ -31,10 +31,19 @@ constexpr int64_t padded_dim(int64_t dim) {
 // A finite stand-in for minus infinity as the start of a running maximum: differences stay finite.
 inline constexpr float kLowest = -3.0e38f;
 
-// Asks for a row that will be read soon; into L2, whose queue of misses is longer than L1's.
-inline void prefetch_row(const void* row, int64_t bytes) {
-  const char* from = static_cast<const char*>(row);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+// Rows asked into the cache early: while at row j, row j + distance, if there are as many pointers.
+struct Ahead {
+  int64_t distance = 0;  // 0 = none
+  int64_t rows = 0;      // pointers in the array, of which a kernel may use the first only
+
+  bool has(int64_t row) const { return distance > 0 && row < rows; }
+};
+
+// Asks bytes [begin, end) of a row into L2, whose queue of misses is longer than L1's.
+inline void prefetch_row(const void* row, int64_t begin, int64_t end) {
+  for (int64_t b = begin; b < end; b += 64) {
+    __builtin_prefetch(static_cast<const char*>(row) + b, 0, 2);
+  }
 }
 
 struct CpuKernels {
@@ -47,18 +56,17 @@ struct CpuKernels {
   void (*unpack)(DType dtype, const float* packed, int64_t count, int64_t dim, float* rows,
                  int64_t stride);
   // out[r * ld + j] = packed[r] . keys[j]; keys[j] points to a row [dim] as stored. out needs no
-  // padding. While at key j, row ahead[j] (anywhere) is asked into the cache; ahead may be null.
+  // padding.
   void (*dots)(DType dtype, const float* packed, int64_t rows, const void* const* keys, int64_t n,
-               int64_t dim, float* out, int64_t ld, const void* const* ahead);
+               int64_t dim, float* out, int64_t ld, Ahead ahead);
   // acc[r] += sum_j p[r * ld + j] values[j]; acc packed [rows][padded_dim]; the rest as for dots.
   void (*accumulate)(DType dtype, const float* p, int64_t ld, int64_t rows,
-                     const void* const* values, int64_t n, int64_t dim, float* acc,
-                     const void* const* ahead);
+                     const void* const* values, int64_t n, int64_t dim, float* acc, Ahead ahead);
   // pack() and dots() for BF16 keys and queries that are BF16 numbers; false if one is not: use the
   // others. Null where the processor has no such instruction.
   bool (*pack_bf16)(const float* rows, int64_t stride, int64_t count, int64_t dim, float* out);
   void (*dots_bf16)(const float* packed, int64_t rows, const void* const* keys, int64_t n,
-                    int64_t dim, float* out, int64_t ld, const void* const* ahead);
+                    int64_t dim, float* out, int64_t ld, Ahead ahead);
   // One online-softmax step of one row: x[j] = scale * x[j] + bias[j] (bias may be null), the
   // running maximum and sum are updated, x becomes exp(x - maximum). Returns the factor by which
   // what was accumulated before must be scaled. x has room for n rounded up to kLanePad.
@@ -73,6 +81,14 @@ struct CpuKernels {
   // c[i][r] (+)= sum_k a[i * a_row + k * a_col] b[k][r]; b [depth][rows], c [m][rows].
   void (*multiply)(const float* a, int64_t a_row, int64_t a_col, const float* b, float* c,
                    int64_t m, int64_t depth, int64_t rows, bool add);
+  // multiply() of BF16 keys [n][dim] as stored with BF16 queries: out [n][lanes]. pair_bf16() packs
+  // `count` rows [dim] for it, the other lanes are zero: [dim / 2][lanes] pairs of numbers. False
+  // if one is not a BF16 number or dim is odd: use multiply(). Null where the processor has no such
+  // instruction.
+  bool (*pair_bf16)(const float* const* rows, int64_t count, int64_t lanes, int64_t dim,
+                    float* out);
+  void (*tile_bf16)(const float* pairs, int64_t lanes, const void* keys, int64_t n, int64_t dim,
+                    float* out);
   // softmax_row() for `rows` lanes at once: x [n][rows], maximum, sum, factor [rows].
   void (*softmax_lanes)(float* x, const float* bias, int64_t n, int64_t rows, float scale,
                         float* maximum, float* sum, float* factor);

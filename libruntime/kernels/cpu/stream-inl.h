@@ -6,7 +6,6 @@
 #define SQZ_CPU_STREAM_INL_H_
 #endif
 
-#include "hwy/cache_control.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/kernels/cpu/load-inl.h"
 
@@ -14,15 +13,44 @@ HWY_BEFORE_NAMESPACE();
 namespace sqz {
 namespace HWY_NAMESPACE {
 
+// A whole chunk into packed order and back.
+template <class S>
+HWY_INLINE void pack_chunk(const float* from, float* to) {
+#if HWY_TARGET != HWY_SCALAR  // HWY_SCALAR lacks the operation
+  if constexpr (S::kInterleaved) {
+    const F f;
+    VF even, odd;
+    hn::LoadInterleaved2(f, from, even, odd);
+    hn::StoreU(even, f, to);
+    hn::StoreU(odd, f, to + kLanes);
+    return;
+  }
+#endif
+  std::memcpy(to, from, kChunk * sizeof(float));
+}
+
+template <class S>
+HWY_INLINE void unpack_chunk(const float* from, float* to) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (S::kInterleaved) {
+    const F f;
+    hn::StoreInterleaved2(hn::LoadU(f, from), hn::LoadU(f, from + kLanes), f, to);
+    return;
+  }
+#endif
+  std::memcpy(to, from, kChunk * sizeof(float));
+}
+
 template <class S>
 void pack_as(const float* rows, int64_t stride, int64_t count, int64_t dim, float* out) {
   const int64_t padded = padded_dim(dim);
   for (int64_t r = 0; r < count; ++r) {
+    const float* from = rows + r * stride;
     float* to = out + r * padded;
-    std::memset(to, 0, static_cast<size_t>(padded) * sizeof(float));
-    for (int64_t c = 0; c < dim; ++c) {
-      to[c / kChunk * kChunk + packed_place<S>(c % kChunk)] = rows[r * stride + c];
-    }
+    int64_t c = 0;
+    for (; c + kChunk <= dim; c += kChunk) pack_chunk<S>(from + c, to + c);
+    std::memset(to + c, 0, static_cast<size_t>(padded - c) * sizeof(float));
+    for (int64_t i = 0; c + i < dim; ++i) to[c + packed_place<S>(i)] = from[c + i];
   }
 }
 
@@ -34,9 +62,11 @@ template <class S>
 void unpack_as(const float* packed, int64_t count, int64_t dim, float* rows, int64_t stride) {
   const int64_t padded = padded_dim(dim);
   for (int64_t r = 0; r < count; ++r) {
-    for (int64_t c = 0; c < dim; ++c) {
-      rows[r * stride + c] = packed[r * padded + c / kChunk * kChunk + packed_place<S>(c % kChunk)];
-    }
+    const float* from = packed + r * padded;
+    float* to = rows + r * stride;
+    int64_t c = 0;
+    for (; c + kChunk <= dim; c += kChunk) unpack_chunk<S>(from + c, to + c);
+    for (int64_t i = 0; c + i < dim; ++i) to[c + i] = from[c + packed_place<S>(i)];
   }
 }
 
@@ -118,12 +148,12 @@ HWY_INLINE void dots4(const float* packed, int64_t padded, const void* const* ke
 
 template <class S>
 void dots_as(const float* packed, int64_t rows, const void* const* keys, int64_t n, int64_t dim,
-             float* out, int64_t ld, const void* const* ahead) {
+             float* out, int64_t ld, Ahead ahead) {
   const int64_t padded = padded_dim(dim);
   const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(typename S::Element));
   for (int64_t j = 0; j < n; j += 4) {
-    for (int64_t i = j; ahead != nullptr && i < j + 4 && i < n; ++i) {
-      prefetch_row(ahead[i], row_bytes);
+    for (int64_t i = j + ahead.distance; i < j + ahead.distance + 4; ++i) {
+      if (ahead.has(i)) prefetch_row(keys[i], 0, row_bytes);
     }
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
@@ -139,7 +169,7 @@ void dots_as(const float* packed, int64_t rows, const void* const* keys, int64_t
 }
 
 void dots(DType dtype, const float* packed, int64_t rows, const void* const* keys, int64_t n,
-          int64_t dim, float* out, int64_t ld, const void* const* ahead) {
+          int64_t dim, float* out, int64_t ld, Ahead ahead) {
   with_stored(dtype, [&](auto s) HWY_ATTR {
     dots_as<decltype(s)>(packed, rows, keys, n, dim, out, ld, ahead);
   });
@@ -149,9 +179,10 @@ void dots(DType dtype, const float* packed, int64_t rows, const void* const* key
 template <class S, int kRows, int kPairs>
 HWY_INLINE void accumulate_block(const float* p, int64_t ld, const void* const* values, int64_t n,
                                  int64_t c, int64_t present, float* acc, int64_t padded,
-                                 const void* const* ahead) {
+                                 Ahead ahead) {
   using Element = typename S::Element;
   const F f;
+  constexpr int64_t size = sizeof(Element);
   Pair sum[kRows][kPairs];
   for (int r = 0; r < kRows; ++r) {
     for (int k = 0; k < kPairs; ++k) {
@@ -161,9 +192,8 @@ HWY_INLINE void accumulate_block(const float* p, int64_t ld, const void* const* 
   }
   for (int64_t j = 0; j < n; ++j) {
     const Element* value = static_cast<const Element*>(values[j]) + c;
-    if (ahead != nullptr) {
-      prefetch_row(static_cast<const Element*>(ahead[j]) + c,
-                   kPairs * kChunk * static_cast<int64_t>(sizeof(Element)));
+    if (const int64_t i = j + ahead.distance; ahead.has(i)) {
+      prefetch_row(values[i], c * size, (c + kPairs * kChunk) * size);
     }
     for (int k = 0; k < kPairs; ++k) {
       const Pair v = present == kChunk ? load_pair<S>(value + k * kChunk)
@@ -184,7 +214,7 @@ HWY_INLINE void accumulate_block(const float* p, int64_t ld, const void* const* 
 
 template <class S, int kRows>
 void accumulate_rows(const float* p, int64_t ld, const void* const* values, int64_t n, int64_t dim,
-                     float* acc, const void* const* ahead) {
+                     float* acc, Ahead ahead) {
   // Sums in half of the registers: 16 of AVX-512's 32, 8 of the others' 16.
   constexpr int kPairs = kLanes >= 16 ? 4 : kRows >= 4 ? 1 : 2;
   const int64_t padded = padded_dim(dim);
@@ -205,23 +235,23 @@ void accumulate_rows(const float* p, int64_t ld, const void* const* values, int6
 
 template <class S>
 void accumulate_as(const float* p, int64_t ld, int64_t rows, const void* const* values, int64_t n,
-                   int64_t dim, float* acc, const void* const* ahead) {
+                   int64_t dim, float* acc, Ahead ahead) {
   const int64_t padded = padded_dim(dim);
   int64_t r = 0;
   // AVX-512 takes two rows over whole values, in the order of memory, not four over half values.
   if constexpr (kLanes < 16) {
-    for (; r + 4 <= rows; r += 4, ahead = nullptr) {
+    for (; r + 4 <= rows; r += 4, ahead = {}) {
       accumulate_rows<S, 4>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
     }
   }
-  for (; r + 2 <= rows; r += 2, ahead = nullptr) {
+  for (; r + 2 <= rows; r += 2, ahead = {}) {
     accumulate_rows<S, 2>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
   }
   if (r < rows) accumulate_rows<S, 1>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
 }
 
 void accumulate(DType dtype, const float* p, int64_t ld, int64_t rows, const void* const* values,
-                int64_t n, int64_t dim, float* acc, const void* const* ahead) {
+                int64_t n, int64_t dim, float* acc, Ahead ahead) {
   with_stored(dtype, [&](auto s) HWY_ATTR {
     accumulate_as<decltype(s)>(p, ld, rows, values, n, dim, acc, ahead);
   });
