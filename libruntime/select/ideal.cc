@@ -1,6 +1,7 @@
 // The selector `ideal` (Squeezed Attention, appendix E): every key is scored by its own attention
-// weight, as if it were a cluster of one, and the rule keeps the best. It reads all keys to find
-// them, which is not counted: it bounds what a selector can reach with the keys that it keeps.
+// weight, as if it were a cluster of one, and the rule keeps the best, for each token by itself. It
+// reads all keys to find them, which is not counted: it bounds what a selector can reach with the
+// keys that it keeps.
 #include <algorithm>
 
 #include "libruntime/kernels/cpu/kernels.h"
@@ -54,7 +55,7 @@ class IdealSelector final : public Selector {
     const std::span<uint8_t> chosen = std::span(workspace.bytes).first(view.slots);
     rule_->choose({.layer = query.layer,
                    .kv_head = query.kv_head,
-                   .scope = query.tokens > 1 ? 1 : 0,
+                   .scope = 0,
                    .keys = view.slots,
                    .scores = scores,
                    .sizes = std::span(ones_).first(view.slots)},
@@ -112,6 +113,7 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
   SQZ_RETURN_IF_ERROR(check_index(inputs, request.thresholds == nullptr));
   SelectionPlan& plan = out.plan;
   plan.levels = 1;
+  plan.block = 1;
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
   } else {

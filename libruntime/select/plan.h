@@ -34,6 +34,7 @@ struct SelectionPlan {
   bool fallback = false;  // dense although selection was asked for: there is nothing to gain
   int dense_layers = 0;   // first layers that are read whole
   int levels = 0;         // in use
+  int64_t block = 0;      // query tokens that share a selection; 0 = as the session says
   double asked_budget = 1;
   double asked_keep = 1;  // both 0 if thresholds were given: what they read is not known before
   LogThresholds log_thresholds;            // [scope][level in use]

@@ -75,6 +75,7 @@ Status Session::prepare(const SelectionRequest& request) {
                                         request));
   plan_ = std::move(prepared.plan);
   selector_ = std::move(prepared.selector);
+  if (plan_.block > 0) block_ = plan_.block;
   return {};
 }
 

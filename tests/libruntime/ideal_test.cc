@@ -59,11 +59,13 @@ TEST_P(Ideal, AtThresholdTItKeepsExactlyTheKeysAboveT) {
         served, testing::session_options({.selector = kIdeal, .thresholds = &t}));
     ASSERT_NE(session, nullptr);
     for (const int64_t tokens : {1, 4, 40}) {
-      const auto queries = testing::make_queries(served, 0, tokens, 9);
-      const auto slots = testing::selected_slots(*session, 0, queries);
+      // However many tokens follow, the first selects for itself.
+      const auto all = testing::make_queries(served, 0, tokens, 9);
+      const std::vector<float> queries(all.begin(), all.begin() + std::ssize(all) / tokens);
+      const auto slots = testing::selected_slots(*session, 0, all);
       for (int64_t head = 0; head < 2; ++head) {
         const auto expected =
-            log_weights(served, head, testing::group_of(served, queries, 0, tokens, head), tokens);
+            log_weights(served, head, testing::group_of(served, queries, 0, 1, head), 1);
         for (size_t slot = 0; slot < expected.size(); ++slot) {
           if (std::abs(expected[slot] - std::log(t)) < 2e-5) {
             ++close;
@@ -81,6 +83,27 @@ TEST_P(Ideal, AtThresholdTItKeepsExactlyTheKeysAboveT) {
   EXPECT_LT(close, 20);
   EXPECT_GT(kept, compared / 50);
   EXPECT_LT(kept, compared / 2);
+}
+
+TEST_P(Ideal, EveryTokenSelectsForItself) {
+  const Served served = testing::serve(shape(GetParam()));
+  const double t = 3e-3;
+  const auto session = testing::open_session(
+      served, testing::session_options({.selector = kIdeal, .thresholds = &t}));
+  ASSERT_NE(session, nullptr);
+  const int64_t tokens = 12;
+  const auto all = testing::make_queries(served, 0, tokens, 9);
+  const auto together = testing::attend(*session, 0, all);
+  ASSERT_TRUE(together.ok()) << together.status().message();
+  const int64_t row = std::ssize(all) / tokens;
+  for (int64_t token = 0; token < tokens; ++token) {
+    const auto alone =
+        testing::attend(*session, 0, {all.begin() + token * row, all.begin() + (token + 1) * row});
+    ASSERT_TRUE(alone.ok()) << alone.status().message();
+    for (int64_t i = 0; i < row; ++i) {
+      ASSERT_NEAR(together->out[token * row + i], alone->out[i], 1e-5) << token << " " << i;
+    }
+  }
 }
 
 TEST_P(Ideal, TheRuleBudgetKeepsTheBestKeys) {

@@ -172,9 +172,10 @@ typedef enum sqz_selector {
   SQZ_SELECTOR_DENSE = 1,    /* every key: the reference */
   SQZ_SELECTOR_QUEST = 2,    /* the pages with the greatest upper bound of q.k, as many as the
                                 budget pays; needs an index of pages */
-  SQZ_SELECTOR_IDEAL = 3,    /* single keys by their own attention weight, all of them looked at
-                                without counting it: what no selector can surpass. Needs an index
-                                built with --calibrate-keys, unless thresholds are given */
+  SQZ_SELECTOR_IDEAL = 3,    /* single keys by their own attention weight, for each token by itself,
+                                all of them looked at without counting it: what no selector can
+                                surpass. Needs an index built with --calibrate-keys, unless
+                                thresholds are given */
   SQZ_SELECTOR_STREAM = 4    /* sink and most recent keys only, whatever is asked */
 } sqz_selector;
 
