@@ -30,7 +30,7 @@ namespace sqz::cuda {
 
 struct KmeansShape {
   int32_t heads = 0;     // B: independent problems
-  int32_t points = 0;    // N: points of each
+  int32_t points = 0;    // N: points of each, up to 2^30
   int32_t dim = 0;       // d: 32, 64, 96, 128 or 256
   int32_t clusters = 0;  // C: 1 .. min(N, 131072)
 };
@@ -74,8 +74,8 @@ struct KmeansParams {
   int32_t spare_multiprocessors = 0;  // then left to updates by assignments; 0: chosen by shape
 };
 
-// Bytes of workspace that a run of this shape needs: 16 a point and 20 a cluster. kInvalidArgument
-// if the shape cannot be run.
+// Bytes of workspace that a run of this shape needs: 16 a point and 20 a cluster; with 40 points a
+// cluster or more 24 and 24 + 4 d. kInvalidArgument if the shape cannot be run.
 Result<size_t> kmeans_workspace(const KmeansShape& shape);
 
 // Enqueues the whole loop. kInvalidArgument names a wrong parameter, kUnsupported a device that is

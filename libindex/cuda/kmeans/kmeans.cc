@@ -16,6 +16,8 @@ namespace {
 // Counters that are zeroed together with the cluster sizes, once an iteration.
 constexpr int64_t kEmptyHeads = 0, kDoubtfulCounts = 2, kLargeCounts = 4, kCounters = 64;
 
+constexpr int32_t kPointsToKeep = 40;  // a cluster, from which on sums are kept
+
 struct Device {
   int multiprocessors = 0, major = 0, minor = 0;
 };
@@ -61,7 +63,9 @@ Status check_shape(const KmeansShape& shape) {
     return Status(Code::kInvalidArgument, bad_field("k-means", field, concat(found), expected));
   };
   if (shape.heads < 1 || shape.heads > 65535) return wrong("heads", shape.heads, "1 to 65535");
-  if (shape.points < 1) return wrong("points", shape.points, "at least 1");
+  if (shape.points < 1 || shape.points > kMaxPoints) {
+    return wrong("points", shape.points, "1 to 1073741824");
+  }
   if (d != 32 && !hopper_dim(d)) return wrong("dim", d, "32, 64, 96, 128 or 256");
   if (shape.clusters < 1 || shape.clusters > kMaxClusters) {
     return wrong("clusters", shape.clusters, "1 to 131072");
@@ -81,8 +85,17 @@ struct Workspace {
   uint32_t* counters;  // kCounters, then the sizes
   uint2* seats;
   uint2* donors;
+  // What is kept from update to update; null where it would not pay.
+  int32_t* sums;
+  uint32_t *places, *order, *offsets;
   size_t bytes;
 };
+
+// Keeping sums costs a read and a write of them, and three numbers a point; it saves reading the
+// points that stay where they are. With few points a cluster that is no gain.
+bool keeps_sums(const KmeansShape& shape) {
+  return shape.points / shape.clusters >= kPointsToKeep;
+}
 
 Workspace lay_out(const KmeansShape& shape, void* base) {
   const size_t rows = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.points);
@@ -101,6 +114,16 @@ Workspace lay_out(const KmeansShape& shape, void* base) {
   workspace.counters = static_cast<uint32_t*>(take((kCounters + clusters) * sizeof(uint32_t)));
   workspace.seats = static_cast<uint2*>(take(clusters * sizeof(uint2)));
   workspace.donors = static_cast<uint2*>(take(clusters * sizeof(uint2)));
+  workspace.sums = nullptr;
+  workspace.places = workspace.order = workspace.offsets = nullptr;
+  if (keeps_sums(shape)) {
+    const auto heads = static_cast<size_t>(shape.heads);
+    workspace.sums =
+        static_cast<int32_t*>(take(clusters * static_cast<size_t>(shape.dim) * sizeof(int32_t)));
+    workspace.places = static_cast<uint32_t*>(take(rows * sizeof(uint32_t)));
+    workspace.order = static_cast<uint32_t*>(take(rows * sizeof(uint32_t)));
+    workspace.offsets = static_cast<uint32_t*>(take((clusters + heads) * sizeof(uint32_t)));
+  }
   workspace.bytes = used;
   return workspace;
 }
@@ -117,7 +140,9 @@ class Run {
         kernel_(kernel),
         multiprocessors_(device.multiprocessors),
         assign_blocks_(device.multiprocessors - spare),
-        stream_(stream) {
+        stream_(stream),
+        order_(params.order),
+        offsets_(params.offsets) {
     const auto* points = static_cast<const __nv_bfloat16*>(params.points);
     auto* centroids = static_cast<__nv_bfloat16*>(params.centroids);
     // The large clusters are listed where the doubtful points were: they are used after each other.
@@ -143,6 +168,10 @@ class Run {
                large,
                workspace_.counters + kLargeCounts,
                workspace_.counters + kEmptyHeads,
+               params.weights == nullptr ? workspace_.sums : nullptr,
+               workspace_.places,
+               nullptr,
+               nullptr,
                false,
                params.fault,
                multiprocessors_};
@@ -175,11 +204,22 @@ class Run {
   Status update() {
     SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
     assign_.order = update_.order;  // from here on there is one
-    return launch_centroids(update_, stream_);
+    SQZ_RETURN_IF_ERROR(launch_centroids(update_, stream_));
+    if (update_.sums != nullptr) {  // the next order goes where this one was not
+      const bool in_workspace = update_.order == workspace_.order;
+      update_.previous_order = update_.order;
+      update_.previous_offsets = update_.offsets;
+      update_.order = in_workspace ? order_ : workspace_.order;
+      update_.offsets = in_workspace ? offsets_ : workspace_.offsets;
+    }
+    return {};
   }
 
   // Sorted order, no empty cluster.
   Status finish() {
+    update_.sums = nullptr;
+    update_.order = order_;
+    update_.offsets = offsets_;
     SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
     SQZ_RETURN_IF_ERROR(launch_sort(update_, stream_));
     SQZ_RETURN_IF_ERROR(launch_move(update_, stream_));
@@ -235,6 +275,7 @@ class Run {
   int multiprocessors_;
   int assign_blocks_;
   cudaStream_t stream_;
+  uint32_t *order_, *offsets_;  // of the result
   UpdateParams update_;
   AssignParams assign_;
 };

@@ -400,6 +400,40 @@ TEST(KmeansTest, SameBytesFromRunToRunAndKernelToKernel) {
   }
 }
 
+// Without weights the sums of clusters of 40 points or more are kept from update to update and only
+// changed; with weights every update adds all points. With weights of 1 both must give the same.
+TEST(KmeansTest, KeptSumsAreWholeSums) {
+  SQZ_SKIP_WITHOUT_GPU();
+  const auto expect_same = [](const KmeansShape& shape, const std::vector<uint16_t>& points,
+                              const char* what) {
+    SCOPED_TRACE(what);
+    const auto rows = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.points);
+    Problem kept(shape, points), whole(shape, points, std::vector<uint32_t>(rows, 1));
+    const Outcome out = kept.run();
+    expect_partition(out, shape);
+    EXPECT_TRUE(out == whole.run());
+  };
+  for (const int dim : {32, 64, 96, 128, 256}) {
+    expect_same({3, 9001, dim, 150}, grouped_rows(27003, dim, 170, 15), "groups");
+  }
+  expect_same({2, 20000, 64, 11}, random_rows(40000, 64, 16), "large clusters, then smaller ones");
+  expect_same({2, 12000, 64, 300}, random_rows(24000, 64, 17), "no structure");
+  auto cone = random_rows(24000, 64, 18);
+  for (size_t i = 0; i < 24000; ++i) {
+    if (i % 3 == 0) continue;  // two thirds within a narrow cone: sizes from 0 to thousands
+    for (size_t k = 0; k < 64; ++k) {
+      cone[i * 64 + k] =
+          to_bf16(10.0 * static_cast<double>(k % 3) + 0.01 * from_bf16(cone[i * 64 + k]));
+    }
+  }
+  expect_same({2, 12000, 64, 250}, cone, "half in one cluster");
+  for (size_t i = 0; i < 24000; ++i) {
+    std::copy_n(cone.begin() + static_cast<int64_t>(i % 90) * 64, 64,
+                cone.begin() + static_cast<int64_t>(i) * 64);
+  }
+  expect_same({2, 12000, 64, 250}, cone, "empty clusters");
+}
+
 TEST(KmeansTest, RunsInAGraphOnTwoStreams) {
   SQZ_SKIP_WITHOUT_GPU();
   const KmeansShape shape{3, 2000, 64, 150};

@@ -32,4 +32,8 @@ inline constexpr float kMarginPerDim = 1.01f / (1 << 22);
 
 inline constexpr int32_t kMaxClusters = 131072;
 
+// Of an entry of `order`, the point's number; the other two bits are the update's. Hence the limit.
+inline constexpr uint32_t kPointBits = 0x3FFFFFFFu;
+inline constexpr int32_t kMaxPoints = 1 << 30;
+
 }  // namespace sqz::cuda

@@ -54,7 +54,7 @@ __device__ __forceinline__ int point_at(const AssignParams& params, int head, in
   if (place >= params.points_per_head) return -1;
   if (!Config::kPointsInRegisters || params.order == nullptr) return place;
   return static_cast<int>(
-      params.order[static_cast<int64_t>(head) * params.points_per_head + place]);
+      params.order[static_cast<int64_t>(head) * params.points_per_head + place] & kPointBits);
 }
 
 // The loader warps: points of a block, row by row, in the order given.

@@ -34,26 +34,36 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const UpdateParams para
   }
 }
 
+template <bool kKept>
 __global__ void __launch_bounds__(kThreads) scatter_kernel(const UpdateParams params) {
   if (nothing_moved(params)) return;
   const int64_t head_points = static_cast<int64_t>(blockIdx.y) * params.points_per_head;
   const uint32_t* offsets =
       params.offsets + static_cast<int64_t>(blockIdx.y) * (params.clusters + 1);
   const int first = blockIdx.x * kPerThread * kThreads + threadIdx.x;
-  uint32_t places[kPerThread];
+  uint32_t places[kPerThread], entries[kPerThread];
 #pragma unroll
   for (int u = 0; u < kPerThread; ++u) {
     const int i = first + u * kThreads;
-    if (i < params.points_per_head) {
-      places[u] = offsets[params.labels[head_points + i]] + params.ranks[head_points + i];
+    if (i >= params.points_per_head) continue;
+    const uint32_t label = params.labels[head_points + i];
+    places[u] = offsets[label] + params.ranks[head_points + i];
+    entries[u] = static_cast<uint32_t>(i);
+    if (kKept && params.previous_order != nullptr) {
+      const uint32_t* previous = params.previous_offsets + (offsets - params.offsets) + label;
+      const uint32_t place = params.places[head_points + i];
+      if (place < previous[0] || place >= previous[1]) {
+        params.previous_order[head_points + place] = entries[u] | kLeft;
+        entries[u] |= kCame;
+      }
     }
   }
 #pragma unroll
   for (int u = 0; u < kPerThread; ++u) {
     const int i = first + u * kThreads;
-    if (i < params.points_per_head) {
-      params.order[head_points + places[u]] = static_cast<uint32_t>(i);
-    }
+    if (i >= params.points_per_head) continue;
+    params.order[head_points + places[u]] = entries[u];
+    if (kKept) params.places[head_points + i] = places[u];
   }
 }
 
@@ -156,7 +166,11 @@ Status launch_count(const UpdateParams& params, cudaStream_t stream) {
 Status launch_group(const UpdateParams& params, cudaStream_t stream) {
   offsets_kernel<<<params.heads, kScanThreads, 0, stream>>>(params);
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
-  scatter_kernel<<<points_grid(params), kThreads, 0, stream>>>(params);
+  if (params.sums != nullptr) {
+    scatter_kernel<true><<<points_grid(params), kThreads, 0, stream>>>(params);
+  } else {
+    scatter_kernel<false><<<points_grid(params), kThreads, 0, stream>>>(params);
+  }
   return cuda_status(cudaGetLastError(), "grouping kernels");
 }
 
