@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 #include "libindex/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
@@ -38,7 +39,14 @@ Status check_options(const Options& options, const CommonOptions& common) {
                          const std::string& expected) {
     return Status(Code::kInvalidArgument, bad_field("options", field, found, expected));
   };
-  if (common.device != "cpu") return refuse("--device", common.device, "cpu");
+  const bool only_kmeans = std::all_of(options.cases.begin(), options.cases.end(),
+                                       [](const std::string& name) { return name == "kmeans"; });
+  if (common.device != "cpu" && !only_kmeans) {
+    return refuse("--device", common.device, "cpu; of the cases, only kmeans runs on a GPU");
+  }
+  if (!options.capture.empty() && !only_kmeans) {
+    return refuse("--capture", options.capture, "nothing; it is for kmeans alone");
+  }
   if (options.query_heads % options.kv_heads != 0) {
     return refuse("--heads", concat(options.query_heads),
                   concat("a multiple of --kv-heads ", options.kv_heads));
@@ -60,12 +68,14 @@ Json row_of(const CaseSetup& setup, const Measured& measured, size_t i) {
   const Spread spread = spread_of(measured.seconds[i]);
   Json row = {{"name", contender.name},
               {"seconds", {{"min", spread.least}, {"median", spread.median}, {"p90", spread.p90}}}};
+  if (contender.part != 1) row["part"] = contender.part;
   if (contender.bytes > 0) row["gb_per_s"] = contender.bytes / spread.median * 1e-9;
   if (contender.flop > 0) row["gflop_per_s"] = contender.flop / spread.median * 1e-9;
   for (size_t b = 0; b < setup.contenders.size(); ++b) {
     const std::string& name = setup.contenders[b].name;
     if (std::count(setup.baselines.begin(), setup.baselines.end(), name) == 0) continue;
-    row["times_faster"][name] = times_faster(measured, i, b);
+    row["times_faster"][name] =
+        times_faster(measured, i, b) * contender.part / setup.contenders[b].part;
   }
   if (contender.details) row.update(contender.details());
   return row;
@@ -149,6 +159,8 @@ Status run_bench(Options options, const ToolContext& context) {
     return {};
   }
   SQZ_RETURN_IF_ERROR(check_options(options, context.options));
+  const std::string& device = context.options.device;
+  if (device != "cpu") options.gpu = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);
   options.threads = resolve_threads(context.options.threads);
   options.seed = context.options.seed;
   const std::string isa = options.isa.empty() ? cpu_kernels().name : options.isa;

@@ -18,7 +18,8 @@ const char* const kHelp =
     "  sqz-bench attend\n"
     "  sqz-bench attend prefill --tokens 32768 --sparsity 0.9 --levels 1,2 --json\n"
     "  sqz-bench bandwidth --threads 1\n"
-    "  sqz-bench open --file-gib 100\n";
+    "  sqz-bench open --file-gib 100\n"
+    "  sqz-bench kmeans --device cuda --kmeans-fraction 0.01\n";
 
 void add_bench_options(CLI::App& app, Options& options) {
   app.add_option("CASE", options.cases, "What to measure");
@@ -33,7 +34,7 @@ void add_bench_options(CLI::App& app, Options& options) {
   app.add_option(
          "--tokens", options.tokens,
          "Length of the fixed context; 0 = 131072 for attend, bandwidth and verify, 32768 for "
-         "prefill, 16384 for kmeans")
+         "prefill, 16384 for kmeans (131072 with --device cuda)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str()
       ->group(kShape);
@@ -103,13 +104,19 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str()
       ->group(kOther);
-  app.add_option("--kmeans-heads", options.kmeans_heads, "kmeans: KV heads clustered at once")
-      ->check(CLI::Range(1, 1024))
+  app.add_option(
+         "--kmeans-heads", options.kmeans_heads,
+         "kmeans: KV heads clustered at once; 0 = 2, with --device cuda 256, with --capture "
+         "as many as it has")
+      ->check(CLI::Range(0, 1024))
       ->capture_default_str()
       ->group(kOther);
   app.add_option("--kmeans-engine", options.kmeans_engine, "kmeans: what clusters")
       ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
       ->capture_default_str()
+      ->group(kOther);
+  app.add_option("--capture", options.capture, "kmeans: keys of a capture (.h5), not made-up ones")
+      ->check(CLI::ExistingFile)
       ->group(kOther);
   app.add_option("--kmeans-fraction", options.kmeans_fraction, "kmeans: clusters per point")
       ->check(CLI::Range(0.0001, 1.0))

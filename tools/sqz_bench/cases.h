@@ -26,7 +26,8 @@ Result<CaseSetup> bandwidth_case(const Options& options);
 Result<CaseSetup> open_case(const Options& options);
 // Every checksum and invariant of an index in the page cache.
 Result<CaseSetup> verify_case(const Options& options);
-// k-means of one layer's keys by the engines that this build has for the CPU.
+// k-means of one layer's keys by an engine, from host memory; with Options::gpu by the kernels of
+// engine `cuda`, in GPU memory.
 Result<CaseSetup> kmeans_case(const Options& options);
 
 }  // namespace sqz::bench

@@ -16,7 +16,8 @@ struct Contender {
   std::function<Status(int64_t round)> run;  // what is timed
   double bytes = 0;                          // that a run reads; 0 = no such figure
   double flop = 0;                           // multiplications and additions; 0 = no such figure
-  std::function<Json()> details = {};        // fields for its row, asked for after the last round
+  double part = 1;  // of the case's work that a run does; comparisons take it into account
+  std::function<Json()> details = {};  // fields for its row, asked for after the last round
 };
 
 struct Spread {

@@ -34,9 +34,11 @@ struct Options {
   // Other cases.
   double file_gib = 100;          // open: size of the sparse file
   int64_t file_layers = 32;       // open
-  int64_t kmeans_heads = 2;       // kmeans: KV heads clustered at once
+  int64_t kmeans_heads = 0;       // kmeans: KV heads clustered at once; 0 = the case's own
   double kmeans_fraction = 0.05;  // kmeans: clusters per point
   std::string kmeans_engine = "auto";
+  std::string capture;  // kmeans: keys to cluster instead of made-up ones
+  int gpu = -1;         // kmeans: CUDA device of its kernels; negative: an engine, from host memory
 
   int64_t repeat = 0;  // rounds; 0 = the case's own
   int threads = 0;     // resolved: at least 1
