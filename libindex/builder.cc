@@ -7,6 +7,7 @@
 #include "formats/base/hash.h"
 #include "libindex/calibrate.h"
 #include "libindex/calibrate_keys.h"
+#include "libindex/calibration_scorer.h"
 #include "libindex/layer_engine.h"
 #include "libindex/layer_store.h"
 #include "libindex/layout.h"
@@ -252,7 +253,10 @@ class Builder final : public IndexBuilder {
     {
       const Timer timer(report_.seconds.calibrate);
       if (layout_.pages == 0) {
-        SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, threads_));
+        LayerEngine* engine = engine_->layer_engine();
+        const auto scorer = engine != nullptr ? engine->calibration_scorer(calibration_)
+                                              : make_cpu_calibration_scorer(calibration_, threads_);
+        SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, *scorer));
       }
       if (keys_ != nullptr) keys_->finish(calibration);
     }

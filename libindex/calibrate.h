@@ -33,6 +33,8 @@
 
 namespace sqz {
 
+class CalibrationScorer;  // libindex/calibration_scorer.h
+
 // One sparse layer, as it is in the file.
 struct CalibrationLayer {
   struct Level {
@@ -73,5 +75,7 @@ std::array<std::vector<CalibrationUnit>, Calibration::kScopes> calibration_units
 // layer and KV head, where a logit is NaN or infinite. Memory: a sketch per scope, sparse layer and
 // KV head (94 KB each) besides the input.
 Result<Calibration> calibrate(const CalibrationInput& input, int threads);
+// The same with another scorer than the CPU's, made for `input`.
+Result<Calibration> calibrate(const CalibrationInput& input, CalibrationScorer& scorer);
 
 }  // namespace sqz

@@ -15,6 +15,7 @@ add_library(sqz_index_cuda STATIC
   ${SQZ_INDEX_CUDA_DIR}/kmeans/kmeans.cc
   ${SQZ_INDEX_CUDA_DIR}/kmeans/means.cu
   ${SQZ_INDEX_CUDA_DIR}/layer/kernels.cu
+  ${SQZ_INDEX_CUDA_DIR}/calibrate/kernels.cu
   ${SQZ_INDEX_CUDA_DIR}/kmeans/resolve/kernel.cu
   ${SQZ_INDEX_CUDA_DIR}/kmeans/update/centroids.cu
   ${SQZ_INDEX_CUDA_DIR}/kmeans/update/group.cu

@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "formats/base/device_rows.h"
+#include "libindex/calibration_scorer.h"
 #include "libindex/layer_store.h"
 #include "libindex/tree.h"
 
@@ -39,6 +41,9 @@ class LayerEngine {
                       LayerBuffers& buffers) = 0;
   // A layer that is stored whole (M = 0): tokens problem.sink .. N - 1, from the device.
   virtual Status fill_dense(const LayerProblem& problem, LayerBuffers& buffers) = 0;
+
+  // Calibration on the engine's device. The engine and `input` must outlive it.
+  virtual std::unique_ptr<CalibrationScorer> calibration_scorer(const CalibrationInput& input) = 0;
 };
 
 }  // namespace sqz

@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "libindex/score_bins.h"
+
 namespace sqz {
 namespace {
 
-constexpr int64_t kFine = 60 * 128, kCoarse = 1024 * 4, kBins = kCoarse + kFine;
-constexpr double kSeam = -60.0, kLowest = kSeam - 1024.0;
-
-int64_t bin_of(double score) {
-  if (!(score >= kLowest)) return 0;
-  const double bin = score < kSeam ? (score - kLowest) * 4.0
-                                   : static_cast<double>(kCoarse) + (score - kSeam) * 128;
-  return std::min(static_cast<int64_t>(bin), kBins - 1);
-}
+constexpr int64_t kCoarse = kCoarseScoreBins, kBins = kScoreBins;
+constexpr double kSeam = kScoreSeam, kLowest = kLowestScore;
 
 double lower_edge(int64_t bin) {
   if (bin <= kCoarse) return kLowest + static_cast<double>(bin) / 4.0;
@@ -26,8 +21,16 @@ double lower_edge(int64_t bin) {
 ScoreSketch::ScoreSketch() : bins_(kBins, 0) {}
 
 void ScoreSketch::add(float log_score, uint64_t keys) {
-  bins_[bin_of(log_score)] += keys;
+  bins_[score_bin(log_score)] += keys;
   total_ += keys;
+}
+
+void ScoreSketch::add_bins(std::span<const uint64_t> keys, uint64_t dropped) {
+  for (size_t i = 0; i < bins_.size(); ++i) {
+    bins_[i] += keys[i];
+    total_ += keys[i];
+  }
+  total_ += dropped;
 }
 
 void ScoreSketch::merge(const ScoreSketch& other) {
@@ -57,7 +60,7 @@ std::vector<float> ScoreSketch::kept(std::span<const float> thresholds) const {
 
   std::vector<float> fractions;
   for (float threshold : thresholds) {
-    const int64_t cut = bin_of(threshold);
+    const int64_t cut = score_bin(threshold);
     double part = 0;
     if (cut > 0) {
       const double upper = lower_edge(cut + 1);

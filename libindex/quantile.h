@@ -23,6 +23,8 @@ class ScoreSketch {
   void add(float log_score, uint64_t keys);
   // `keys` keys have no score: coarser levels dropped them. No threshold keeps them.
   void add_dropped(uint64_t keys) { total_ += keys; }
+  // keys[b] keys have scores of bin b of libindex/score_bins.h, [kScoreBins], and `dropped` none.
+  void add_bins(std::span<const uint64_t> keys, uint64_t dropped);
   void merge(const ScoreSketch& other);
 
   uint64_t total() const { return total_; }  // all keys ever added, dropped ones included

@@ -5,9 +5,10 @@
 #include <limits>
 #include <vector>
 
-#include "libruntime/cuda/cuda_status.h"
+#include "libindex/cuda/calibration_scorer.h"
 #include "libindex/cuda/kmeans.h"
 #include "libindex/cuda/layer/kernels.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {
@@ -444,6 +445,11 @@ Result<int64_t> CudaLayerEngine::group_size(const LayerProblem& problem) {
   }
   SQZ_RETURN_IF_ERROR(memory_.reserve(needed));
   return heads;
+}
+
+std::unique_ptr<CalibrationScorer> CudaLayerEngine::calibration_scorer(
+    const CalibrationInput& input) {
+  return make_calibration_scorer(input, gpu_, memory_);
 }
 
 Status CudaLayerEngine::fill(const LayerProblem& problem,

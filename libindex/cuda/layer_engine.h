@@ -3,8 +3,8 @@
 // the free device memory.
 #pragma once
 
-#include "libruntime/cuda/device.h"
 #include "libindex/layer_engine.h"
+#include "libruntime/cuda/device.h"
 
 namespace sqz::cuda {
 
@@ -19,6 +19,7 @@ class CudaLayerEngine final : public LayerEngine {
   Status fill(const LayerProblem& problem, const std::function<void(int64_t, int64_t)>& progress,
               LayerBuffers& buffers) override;
   Status fill_dense(const LayerProblem& problem, LayerBuffers& buffers) override;
+  std::unique_ptr<CalibrationScorer> calibration_scorer(const CalibrationInput& input) override;
 
   // Pretends that the device has this much free memory; for tests.
   void limit_memory(size_t bytes) { limit_ = bytes; }

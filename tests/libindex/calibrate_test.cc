@@ -8,58 +8,16 @@
 #include <cstring>
 #include <limits>
 
-#include "tests/libindex/clustered_data.h"
+#include "tests/libindex/calibration_data.h"
 
 namespace sqz {
 namespace {
 
-constexpr int64_t kHeads = 2, kGroup = 3, kDim = 16, kQueries = 25, kLayers = 4;
-constexpr int64_t kSparse[] = {0, 2, 3};  // layer 1 is dense
+constexpr int64_t kHeads = test::kCalibrationHeads, kGroup = test::kCalibrationGroup,
+                  kDim = test::kCalibrationDim, kQueries = test::kCalibrationQueries,
+                  kLayers = test::kCalibrationLayers;
 constexpr int64_t kLast = Calibration::kGrid - 1;
-
-// Layers with `clusters` per level, random children and centroids spread enough for S to vary over
-// many orders of magnitude.
-CalibrationInput make_input(const std::vector<int64_t>& clusters, int64_t keys) {
-  CalibrationInput input;
-  input.layers = kLayers;
-  input.kv_heads = kHeads;
-  input.group = kGroup;
-  input.dim = kDim;
-  input.queries = kQueries;
-  input.scale = 0.25f;
-  input.coarse_keep = 0.5;
-  input.source = "tail";
-  test::Rng rng(11);
-  for (int64_t l : kSparse) {
-    CalibrationLayer& layer = input.sparse.emplace_back();
-    layer.layer = l;
-    for (size_t k = 0; k < clusters.size(); ++k) {
-      CalibrationLayer::Level& level = layer.levels.emplace_back();
-      const int64_t below = k + 1 < clusters.size() ? clusters[k + 1] : keys;
-      for (int64_t h = 0; h < kHeads; ++h) {
-        // Distinct cuts of the children below, so that no cluster is empty.
-        std::vector<uint32_t> cuts(static_cast<size_t>(below - 1));
-        for (size_t i = 0; i < cuts.size(); ++i) cuts[i] = static_cast<uint32_t>(i + 1);
-        for (size_t i = cuts.size(); i > 1; --i) {
-          std::swap(cuts[i - 1], cuts[rng.below(static_cast<int64_t>(i))]);
-        }
-        cuts.resize(static_cast<size_t>(clusters[k] - 1));
-        cuts.push_back(0);
-        cuts.push_back(static_cast<uint32_t>(below));
-        std::sort(cuts.begin(), cuts.end());
-        level.children.insert(level.children.end(), cuts.begin(), cuts.end());
-      }
-      level.centroids.resize(static_cast<size_t>(kHeads * clusters[k] * kDim * 2));
-      for (size_t i = 0; i < level.centroids.size(); i += 2) {
-        const uint16_t bits = to_bfloat16(1.5f * rng.normal()).bits;
-        std::memcpy(&level.centroids[i], &bits, 2);
-      }
-    }
-    layer.queries.resize(static_cast<size_t>(kHeads * kQueries * kGroup * kDim));
-    for (float& x : layer.queries) x = rng.normal();
-  }
-  return input;
-}
+using test::make_input;
 
 // One KV head, in plain double.
 struct PlainHead {

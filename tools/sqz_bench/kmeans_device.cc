@@ -4,10 +4,10 @@
 #include <numeric>
 #include <utility>
 
-#include "libindex/cuda/cuda_status.h"
-#include "libindex/cuda/device.h"
 #include "libindex/cuda/kmeans.h"
 #include "libindex/kmeans.h"
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/device.h"
 #include "tools/sqz_bench/gpu_clock.h"
 
 namespace sqz::bench {

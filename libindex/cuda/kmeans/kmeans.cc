@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/assign.h"
 #include "libindex/cuda/kmeans/resolve/kernel.h"
 #include "libindex/cuda/kmeans/sm80/kernel.h"
 #include "libindex/cuda/kmeans/sm90/kernel.h"
 #include "libindex/cuda/kmeans/update/kernel.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {

@@ -2,10 +2,11 @@
 
 #include <cuda.h>
 
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/search.cuh"
 #include "libindex/cuda/kmeans/sm90/config.h"
 #include "libindex/cuda/kmeans/sm90/kernel.h"
+#include "libindex/cuda/tensor_map.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
@@ -15,7 +16,6 @@
 #include "libruntime/kernels/cuda/ptx/wgmma_m64n120k16.cuh"
 #include "libruntime/kernels/cuda/ptx/wgmma_m64n128k16.cuh"
 #include "libruntime/kernels/cuda/ptx/wgmma_m64n96k16.cuh"
-#include "libindex/cuda/tensor_map.h"
 
 namespace sqz::cuda::sm90 {
 
@@ -281,7 +281,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AssignParams& param
     ptx::mbarrier_wait_parity(&shared.points_full, points_parity);
     points_parity ^= 1;
     points.load(shared, warpgroup);
-    if constexpr (Config::kPointsInRegisters) release(&shared.points_empty);
+    if constexpr (Config::kPointsInRegisters) ptx::mbarrier_arrive(&shared.points_empty);
 
     // While one slot's products are searched the other's run, and the other warpgroup's.
     for (int i = 0; i < blocks.tiles; ++i, ring.advance()) {
@@ -315,7 +315,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensormap(&points_map);
     ptx::prefetch_tensormap(&centroids_map);
     ptx::mbarrier_init(&shared.points_full, Config::kPointsInRegisters ? kLoaderThreads : 1);
-    ptx::mbarrier_init(&shared.points_empty, kConsumerWarps);
+    ptx::mbarrier_init(&shared.points_empty,
+                       Config::kPointsInRegisters ? 32 * kConsumerWarps : kConsumerWarps);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(&shared.full[stage], 1);
       ptx::mbarrier_init(&shared.empty[stage], kConsumerWarps);

@@ -1,6 +1,6 @@
 // New centroids: sums over each cluster's points, and refills of empty clusters.
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/update/hash.cuh"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // Points by cluster: a counting sort, and the plan of the refill where clusters are empty.
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libindex/cuda/kmeans/update/kernel.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {

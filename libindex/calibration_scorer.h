@@ -1,0 +1,66 @@
+// What calibration measures with: scores of the clusters of every KV head, as sketches. On the CPU
+// it is the runtime's own score_clusters(); an engine may bring one that runs on its device
+// (LayerEngine::calibration_scorer()), with scores that differ by rounding alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "libindex/calibrate.h"
+#include "libindex/quantile.h"
+#include "libruntime/select/score.h"
+
+namespace sqz {
+
+inline constexpr Group kCalibrationPolicies[Calibration::kGroups] = {Group::kMean, Group::kMax,
+                                                                     Group::kAny};
+
+// With one token, max over heads of a mean over tokens is the max over both: scope 0 has no sketch
+// of its own for the policy `any`.
+inline bool is_copied_sketch(int scope, int group) {
+  return scope == 0 && kCalibrationPolicies[group] == Group::kAny;
+}
+
+// [scope][group policy], of one KV head or of all.
+using CalibrationSketches =
+    std::array<std::array<ScoreSketch, Calibration::kGroups>, Calibration::kScopes>;
+
+// One measurement of every unit of every scope, under every policy.
+struct CalibrationPass {
+  int level = 0;  // whose scores are recorded; 0 is the coarsest
+  // T of each level above it, [scopes, groups, thresholds.size() / 6]: its clusters are those whose
+  // parents reach them. Empty: all of the level is scored, as it is without a tree.
+  std::span<const float> thresholds;
+
+  bool tree() const { return !thresholds.empty(); }
+  float threshold(int scope, int group, int above) const {
+    const size_t levels = thresholds.size() / (Calibration::kScopes * Calibration::kGroups);
+    const auto row = static_cast<size_t>(scope * Calibration::kGroups + group);
+    return thresholds[row * levels + static_cast<size_t>(above)];
+  }
+};
+
+class CalibrationScorer {
+ public:
+  virtual ~CalibrationScorer() = default;
+  // `take(i, sketches)` gets KV head i % Hkv of sparse layer i / Hkv: once each, one call at a
+  // time, in any order. kNumeric, naming layer and KV head, where a logit is NaN or infinite.
+  virtual Status run(const CalibrationPass& pass,
+                     const std::function<void(int64_t, CalibrationSketches&)>& take) = 0;
+};
+
+// `input` must outlive it.
+std::unique_ptr<CalibrationScorer> make_cpu_calibration_scorer(const CalibrationInput& input,
+                                                               int threads);
+
+// Keys of each cluster of one KV head, coarse to fine: [levels][n_k].
+std::vector<std::vector<uint32_t>> calibration_sizes(const CalibrationInput& input,
+                                                     const CalibrationLayer& layer, int64_t head);
+
+// The error of a head that has a logit that is no number.
+Status calibration_error(const CalibrationInput& input, int64_t index, const Status& status);
+
+}  // namespace sqz
