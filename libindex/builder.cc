@@ -300,6 +300,29 @@ Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string
       new Builder(std::move(layout), options, std::move(engine), std::move(writer)));
 }
 
+Status plan_gpu(const BuildLayout& layout, const BuildOptions& options, bool on_device,
+                BuildPlan& plan) {
+  if (layout.clusters.empty()) return Status();
+  const ModelDescription& model = layout.metadata.model;
+  SQZ_ASSIGN_OR_RETURN(const auto engine,
+                       make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
+  if (engine->layer_engine() == nullptr) return Status();
+  const DeviceRows rows;
+  LayerProblem problem;
+  problem.heads = model.kv_heads;
+  problem.tokens = layout.metadata.tokens;
+  problem.dim = model.head_dim;
+  problem.sink = options.sink;
+  problem.clustered = layout.clustered;
+  problem.tree.clusters = layout.clusters;
+  problem.dtype = options.dtype;
+  problem.device = on_device ? &rows : nullptr;
+  SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, engine->layer_engine()->memory(problem));
+  plan.gpu_memory = memory.whole;
+  plan.gpu_memory_least = memory.least;
+  return Status();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<IndexBuilder>> IndexBuilder::create(Env& env, const std::string& path,
@@ -313,7 +336,7 @@ Result<std::unique_ptr<IndexBuilder>> IndexBuilder::create(Env& env, const std::
 }
 
 Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t tokens,
-                                     const BuildOptions& options) {
+                                     const BuildOptions& options, bool on_device) {
   return without_exceptions([&]() -> Result<BuildPlan> {
     SQZ_ASSIGN_OR_RETURN(BuildLayout layout, plan_layout(model, tokens, options));
     // As long as the real ones: they are in the file.
@@ -324,6 +347,7 @@ Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t toke
     plan.kmeans_flop = kmeans_flop(layout, options);
     plan.clusters = layout.clusters;
     plan.pages = layout.pages;
+    SQZ_RETURN_IF_ERROR(plan_gpu(layout, options, on_device, plan));
     return plan;
   });
 }

@@ -69,7 +69,10 @@ struct BuildReport {
 struct BuildPlan {
   uint64_t bytes = 0;        // of the file
   uint64_t peak_memory = 0;  // bytes, libindex's own
-  double kmeans_flop = 0;    // for a time estimate
+  uint64_t gpu_memory = 0;   // bytes that the engine takes on its GPU where there is room; 0 on a
+                             // CPU, and for faiss-gpu, which does not say
+  uint64_t gpu_memory_least = 0;  // and the least that it needs: one KV head at a time
+  double kmeans_flop = 0;         // for a time estimate
   std::vector<int64_t> clusters;
   int64_t pages = 0;
 };
@@ -85,8 +88,9 @@ class IndexBuilder {
                                                       std::span<const int32_t> tokens,
                                                       const std::string& tokenizer_hash,
                                                       const BuildOptions& options);
+  // `on_device`: layers will come as LayerInput::device, if the engine takes such.
   static Result<BuildPlan> plan(const ModelDescription& model, int64_t tokens,
-                                const BuildOptions& options);
+                                const BuildOptions& options, bool on_device = false);
   virtual ~IndexBuilder() = default;
 
   // Whether layers may be given as LayerInput::device.

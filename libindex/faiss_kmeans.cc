@@ -96,6 +96,8 @@ const auto maximum = maximum_baseline;
 // Finds the centroid with the largest inner product; the lowest number among equals.
 class FlatAssigner final : public faiss::Index {
  public:
+  using idx_t = int64_t;  // FAISS's own name for it has moved between releases
+
   FlatAssigner(int64_t dim, int threads)
       : faiss::Index(dim, faiss::METRIC_INNER_PRODUCT), threads_(threads) {}
 

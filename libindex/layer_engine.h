@@ -29,12 +29,23 @@ struct LayerProblem {
   const DeviceRows* device = nullptr;   // null, or on the engine's device
 };
 
+// Bytes on the engine's device: with all KV heads of a layer at once, and with one by one, which is
+// the least that it needs.
+struct LayerMemory {
+  uint64_t whole = 0, least = 0;
+};
+
 class LayerEngine {
  public:
   virtual ~LayerEngine() = default;
 
+  // What fill() would take where there is room. Looks at the shapes alone; problem.device is null
+  // or any rows.
+  virtual Result<LayerMemory> memory(const LayerProblem& problem) const = 0;
+
   // kNumeric names layer, KV head and token of a key or value that is NaN, infinite or beyond the
-  // stored dtype. kOutOfMemory says how much device memory one KV head needs. `progress(done,
+  // stored dtype. Where memory is short, KV heads are processed in groups, with the same result;
+  // kOutOfMemory says how much one KV head needs, and what to lower. `progress(done,
   // total)` counts KV heads.
   virtual Status fill(const LayerProblem& problem,
                       const std::function<void(int64_t, int64_t)>& progress,

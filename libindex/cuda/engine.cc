@@ -5,11 +5,11 @@
 #include <limits>
 #include <vector>
 
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans.h"
 #include "libindex/cuda/layer/kernels.h"
 #include "libindex/cuda/layer_engine.h"
 #include "libindex/kmeans.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz {
 namespace cuda {

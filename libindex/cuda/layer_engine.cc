@@ -102,6 +102,15 @@ RowType row_type(DType dtype) {
   return dtype == DType::kF16 ? RowType::kF16 : RowType::kBF16;
 }
 
+// KV heads that the kernels can number at once.
+int64_t most_heads(const LayerProblem& problem) {
+  int64_t heads = problem.heads;
+  if (problem.clustered > 0) {
+    heads = std::min(heads, std::numeric_limits<int32_t>::max() / problem.clustered);
+  }
+  return std::max<int64_t>(heads, 1);  // one that is too large is lay_out()'s to refuse
+}
+
 std::string gigabytes(size_t bytes) {
   return concat(static_cast<double>(bytes / (size_t{1} << 20)) / 1024, " GiB");
 }
@@ -422,14 +431,16 @@ Status CudaLayerEngine::prepare() {
   return stream_.create();
 }
 
+Result<LayerMemory> CudaLayerEngine::memory(const LayerProblem& problem) const {
+  SQZ_ASSIGN_OR_RETURN(const Memory whole, lay_out(problem, most_heads(problem), nullptr));
+  SQZ_ASSIGN_OR_RETURN(const Memory least, lay_out(problem, 1, nullptr));
+  return LayerMemory{whole.used, least.used};
+}
+
 Result<int64_t> CudaLayerEngine::group_size(const LayerProblem& problem) {
   SQZ_ASSIGN_OR_RETURN(size_t available, memory_.available());
   available = std::min(available, limit_);
-  int64_t heads = problem.heads;
-  if (problem.clustered > 0) {
-    heads = std::min(heads, std::numeric_limits<int32_t>::max() / problem.clustered);
-  }
-  heads = std::max<int64_t>(heads, 1);  // one that is too large is lay_out()'s to refuse
+  int64_t heads = most_heads(problem);
   size_t needed = 0;
   for (; heads > 0; --heads) {
     SQZ_ASSIGN_OR_RETURN(const Memory memory, lay_out(problem, heads, nullptr));

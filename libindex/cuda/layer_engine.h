@@ -16,6 +16,7 @@ class CudaLayerEngine final : public LayerEngine {
  public:
   explicit CudaLayerEngine(int gpu) : gpu_(gpu) {}
 
+  Result<LayerMemory> memory(const LayerProblem& problem) const override;
   Status fill(const LayerProblem& problem, const std::function<void(int64_t, int64_t)>& progress,
               LayerBuffers& buffers) override;
   Status fill_dense(const LayerProblem& problem, LayerBuffers& buffers) override;

@@ -188,6 +188,8 @@ TEST_F(IndexToolTest, DryRunTellsTheSizeAndWritesNothing) {
     EXPECT_FALSE(fs::exists(index));
     EXPECT_GT(plan["peak_memory"], 0);
     EXPECT_GT(plan["seconds_estimate"], 0);
+    EXPECT_GE(plan["gpu_memory"], plan["gpu_memory_least"]);
+    EXPECT_TRUE(plan.contains("gpu_memory_least"));
     const Json result = run(kTool, arguments).last();
     EXPECT_EQ(plan["bytes"], fs::file_size(index));
     EXPECT_EQ(plan["clusters"], result["clusters"]);

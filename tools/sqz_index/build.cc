@@ -114,21 +114,33 @@ Rows index_rows(const std::string& path, const BuiltIndex& index) {
 Status print_plan(const BuildPlan& plan, const PassPlan& pass, int64_t tokens, size_t indexes,
                   const ToolContext& context) {
   const double seconds = estimate_seconds(pass.flop, plan.kmeans_flop, context.options.threads);
-  const uint64_t memory = plan.peak_memory + pass.memory;
-  context.output.result(
-      {{"dry_run", true},
-       {"indexes", indexes},
-       {"tokens", tokens},
-       {"clusters", plan.clusters},
-       {"pages", plan.pages},
-       {"bytes", plan.bytes},
-       {"peak_memory", memory},
-       {"seconds_estimate", seconds}},
-      {{"tokens", concat(tokens)},
-       parts_row(plan.clusters, plan.pages),
-       {"size", concat(bytes_text(static_cast<double>(plan.bytes)), " (", plan.bytes, " bytes)")},
-       {"peak memory", "about " + bytes_text(static_cast<double>(memory))},
-       {"time", "about " + seconds_text(seconds)}});
+  const bool gpu_pass = context.options.device != "cpu";
+  const uint64_t memory = plan.peak_memory + (gpu_pass ? 0 : pass.memory);
+  const uint64_t gpu_pass_memory = gpu_pass ? pass.memory : 0;
+  const uint64_t gpu_memory = plan.gpu_memory + gpu_pass_memory;
+  const uint64_t gpu_least = plan.gpu_memory_least + gpu_pass_memory;
+  Rows rows = {
+      {"tokens", concat(tokens)},
+      parts_row(plan.clusters, plan.pages),
+      {"size", concat(bytes_text(static_cast<double>(plan.bytes)), " (", plan.bytes, " bytes)")},
+      {"peak memory", "about " + bytes_text(static_cast<double>(memory))},
+      {"time", "about " + seconds_text(seconds)}};
+  if (gpu_memory > 0) {
+    rows.emplace_back("GPU memory",
+                      concat("about ", bytes_text(static_cast<double>(gpu_memory)), ", at least ",
+                             bytes_text(static_cast<double>(gpu_least))));
+  }
+  context.output.result({{"dry_run", true},
+                         {"indexes", indexes},
+                         {"tokens", tokens},
+                         {"clusters", plan.clusters},
+                         {"pages", plan.pages},
+                         {"bytes", plan.bytes},
+                         {"peak_memory", memory},
+                         {"gpu_memory", gpu_memory},
+                         {"gpu_memory_least", gpu_least},
+                         {"seconds_estimate", seconds}},
+                        rows);
   return {};
 }
 
@@ -140,13 +152,16 @@ Status dry_run(const std::vector<Job>& jobs, const ModelConfig& model,
   int64_t tokens_total = 0;
   for (const Job& job : jobs) {
     const auto tokens = static_cast<int64_t>(job.tokens.ids.size());
-    SQZ_ASSIGN_OR_RETURN(const BuildPlan plan,
-                         IndexBuilder::plan(model.description, tokens, options));
+    SQZ_ASSIGN_OR_RETURN(
+        const BuildPlan plan,
+        IndexBuilder::plan(model.description, tokens, options, context.options.device != "cpu"));
     const PassPlan pass =
         plan_pass(model, tokens, runner_options(arguments.source, context.options));
     total.bytes += plan.bytes;
     total.kmeans_flop += plan.kmeans_flop;
     total.peak_memory = std::max(total.peak_memory, plan.peak_memory);
+    total.gpu_memory = std::max(total.gpu_memory, plan.gpu_memory);
+    total.gpu_memory_least = std::max(total.gpu_memory_least, plan.gpu_memory_least);
     if (jobs.size() == 1) {
       total.clusters = plan.clusters;
       total.pages = plan.pages;

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "libruntime/cuda/device.h"
 #include "libindex/kmeans.h"
+#include "libruntime/cuda/device.h"
 #include "tests/libindex/clustered_data.h"
 #include "tests/libindex/cuda/device.h"
 
@@ -127,8 +127,11 @@ void expect_no_empty_cluster(const Heads& heads, const std::vector<std::vector<i
 
 TEST(CudaEngine, ObjectiveIsThatOfFaiss) {
   SQZ_SKIP_WITHOUT_GPU();
-  const auto cuda = make_cuda_kmeans(64, 0).value();
   const auto faiss = make_faiss_kmeans();
+  std::vector<std::unique_ptr<KmeansEngine>> engines;
+  engines.push_back(make_cuda_kmeans(64, 0).value());
+  auto faiss_gpu = make_faiss_gpu_kmeans(0);  // where FAISS has it
+  if (faiss_gpu.ok()) engines.push_back(std::move(faiss_gpu.value()));
   for (const bool weighted : {false, true}) {
     Heads heads{{}, {}, 64, 400};
     test::Rng rng(5);
@@ -138,13 +141,16 @@ TEST(CudaEngine, ObjectiveIsThatOfFaiss) {
       heads.weights.emplace_back(8000);
       for (float& w : heads.weights.back()) w = static_cast<float>(1 + rng.below(40));
     }
-    const auto labels = labels_of(*cuda, heads);
-    expect_no_empty_cluster(heads, labels);
-    const double ours = cost(heads, labels), reference = cost(heads, labels_of(*faiss, heads));
-    std::printf("%s objective, cuda / faiss: %.6f\n", weighted ? "weighted" : "plain",
-                ours / reference);
-    EXPECT_LE(ours, 1.001 * reference);
-    EXPECT_GE(ours, 0.97 * reference) << "the two do not measure the same thing";
+    const double reference = cost(heads, labels_of(*faiss, heads));
+    for (const auto& engine : engines) {
+      const auto labels = labels_of(*engine, heads);
+      expect_no_empty_cluster(heads, labels);
+      const double ours = cost(heads, labels);
+      std::printf("%s objective, %s / faiss: %.6f\n", weighted ? "weighted" : "plain",
+                  engine->name().c_str(), ours / reference);
+      EXPECT_LE(ours, 1.001 * reference);
+      EXPECT_GE(ours, 0.97 * reference) << "the two do not measure the same thing";
+    }
   }
 }
 

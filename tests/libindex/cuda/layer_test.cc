@@ -332,6 +332,40 @@ TEST(CudaLayer, GroupsOfHeadsGiveTheSameBytes) {
   }
 }
 
+TEST(CudaLayerMemory, OfOneHeadAndOfAll) {
+  const CudaLayerEngine engine(0);
+  const Layer five = make_layer(5, 2000, 64, {20, 100}), one = make_layer(1, 2000, 64, {20, 100});
+  const LayerMemory memory = engine.memory(five.problem()).value();
+  const LayerMemory alone = engine.memory(one.problem()).value();
+  EXPECT_EQ(alone.whole, alone.least);
+  EXPECT_EQ(memory.least, alone.least);
+  EXPECT_GT(memory.whole, 4 * memory.least);
+  EXPECT_LE(memory.whole, 5 * memory.least);
+  const DeviceRows rows;
+  LayerProblem problem = five.problem();
+  problem.device = &rows;  // no float copy of what came from the host
+  EXPECT_LT(engine.memory(problem)->whole, memory.whole);
+}
+
+TEST(CudaLayer, NeedsTheMemoryThatWasPlanned) {
+  SQZ_SKIP_WITHOUT_GPU();
+  const Layer layer = make_layer(5, 2000, 64, {20, 100});
+  const LayerMemory planned = CudaLayerEngine(0).memory(layer.problem()).value();
+  const auto groups = [&](size_t bytes) {
+    CudaLayerEngine engine(0);
+    engine.limit_memory(bytes);
+    int64_t count = 0;
+    LayerBuffers buffers;
+    const Status status = engine.fill(
+        layer.problem(), [&](int64_t, int64_t) { ++count; }, buffers);
+    return status.ok() ? count : -1;
+  };
+  EXPECT_EQ(groups(planned.whole), 1);
+  EXPECT_EQ(groups(planned.whole - 1), 2);
+  EXPECT_EQ(groups(planned.least), 5);
+  EXPECT_EQ(groups(planned.least - 1), -1);
+}
+
 TEST(CudaLayer, TooLittleMemorySaysHowMuch) {
   SQZ_SKIP_WITHOUT_GPU();
   const Layer layer = make_layer(2, 2000, 64, {20, 100});
