@@ -17,6 +17,7 @@ if(NOT SQZ_RUNTIME_ONLY)
   set(SQZ_FAISS_GPU OFF)
   if(SQZ_FAISS_GPU_INCLUDE)
     set(SQZ_FAISS_GPU ON)
+    find_package(CUDAToolkit REQUIRED)  # its config names CUDA::cudart without finding it, either
   endif()
   find_package(HDF5 REQUIRED COMPONENTS C)
   find_package(CLI11 REQUIRED)
