@@ -57,7 +57,9 @@ TEST(CudaEngine, MissingWithoutAGpu) {
 TEST(CudaEngine, AutoTakesItWhereItCan) {
   SQZ_SKIP_WITHOUT_GPU();
   EXPECT_EQ(make_kmeans_engine({"auto", 64, 0}).value()->name().rfind("cuda (", 0), 0u);
-  EXPECT_EQ(make_kmeans_engine({"auto", 300, 0}).value()->name(), "faiss");
+  const bool with_faiss_gpu = make_faiss_gpu_kmeans(0).ok();
+  EXPECT_EQ(make_kmeans_engine({"auto", 300, 0}).value()->name(),
+            with_faiss_gpu ? "faiss-gpu" : "faiss");
   EXPECT_EQ(make_kmeans_engine({"cuda", 300, 0}).status().code(), Code::kUnsupported);
   EXPECT_EQ(make_kmeans_engine({"cuda", 64, 99}).status().code(), Code::kUnsupported);
 }
