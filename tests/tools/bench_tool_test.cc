@@ -1,6 +1,9 @@
 // sqz-bench from end to end, on shapes that take a moment. What is slow or fast is not tested.
 #include <gmock/gmock.h>
 
+#include <fstream>
+
+#include "formats/capture.h"
 #include "tests/tools/run_tool.h"
 
 namespace sqz {
@@ -78,6 +81,44 @@ TEST_F(BenchTool, TableAndList) {
   }
 }
 
+// 2 layers of 2 KV heads, 5000 tokens: as many problems as heads, of the tokens that were asked
+// for.
+TEST_F(BenchTool, CapturedKeys) {
+  CaptureInfo info;
+  info.model.architecture = "LlamaForCausalLM";
+  info.model.layers = 2;
+  info.model.query_heads = 4;
+  info.model.kv_heads = 2;
+  info.model.head_dim = 16;
+  info.model.sliding_window = {0, 0};
+  info.model.weights_hash = "0123456789abcdef";
+  info.model.attention_scale = 0.25;
+  info.tokens.assign(5000, 1);
+  info.query_positions = {4999};
+  auto writer = CaptureWriter::create(path("a.h5"), true, info).value();
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    CapturedLayer data;
+    for (int64_t i = 0; i < 2 * 5000 * 16; ++i) {
+      data.keys.push_back(static_cast<float>(i * (layer + 3) * 7919 % 1009) - 500.0f);
+    }
+    data.values = data.keys;
+    data.queries.assign(4 * 16, 1.0f);
+    ASSERT_TRUE(writer->write_layer(layer, data).ok());
+  }
+  ASSERT_TRUE(writer->commit().ok());
+  for (const auto& [heads, expected] : {std::pair("0", 4), std::pair("6", 6)}) {
+    const ToolRun result = bench({"kmeans", "--capture", path("a.h5"), "--kmeans-heads", heads,
+                                  "--kmeans-engine", "faiss", "--json"});
+    ASSERT_EQ(result.code, 0) << result.err;
+    const Json shape = result.last()["cases"][0]["shape"];
+    EXPECT_EQ(shape["heads"], expected);
+    EXPECT_EQ(shape["points"], 4000);
+    EXPECT_EQ(shape["head_dim"], 16);
+    EXPECT_EQ(shape["clusters"], 200);
+    EXPECT_EQ(shape["keys"], path("a.h5"));
+  }
+}
+
 TEST_F(BenchTool, BadInput) {
   const auto expect = [&](std::vector<std::string> more, int code, const std::string& message) {
     const ToolRun result = bench(std::move(more));
@@ -90,7 +131,12 @@ TEST_F(BenchTool, BadInput) {
   expect({"attend", "--sparsity", "1.5"}, 2, "--sparsity");
   expect({"attend", "--levels", "3"}, 2, "--levels");
   expect({"attend", "--isa", "mmx"}, 2, "--isa");
-  expect({"attend", "--device", "cuda"}, 2, "--device");
+  expect({"attend", "--device", "cuda"}, 2, "of the cases, only kmeans runs on a GPU");
+  expect({"kmeans", "--device", "cuda:99"}, 3, "--device: ");  // not in this build, or no such GPU
+  expect({"kmeans", "--capture", path("none.h5")}, 2, "--capture");
+  std::ofstream(path("text.h5")) << "no capture";
+  expect({"attend", "--capture", path("text.h5")}, 2, "it is for kmeans alone");
+  expect({"kmeans", "--capture", path("text.h5")}, 3, "text.h5");
   const ToolRun heads = run(SQZ_BENCH_TOOL, {"attend", "--heads", "7", "--kv-heads", "2"});
   EXPECT_EQ(heads.code, 2);
   EXPECT_THAT(heads.err, HasSubstr("--heads: found 7, expected a multiple of --kv-heads 2"));

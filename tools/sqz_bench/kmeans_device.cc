@@ -173,7 +173,8 @@ Contender faiss(const std::shared_ptr<Work>& work, std::shared_ptr<KmeansEngine>
 }  // namespace
 
 Status check_kmeans_device(const Options& options) {
-  return cuda::check_probe(cuda::probe_device(options.gpu), options.gpu);
+  const Status status = cuda::check_probe(cuda::probe_device(options.gpu), options.gpu);
+  return status.ok() ? status : Status(status.code(), "--device: " + status.message());
 }
 
 Result<CaseSetup> kmeans_device_case(const Options& options, KmeansPoints points) {
