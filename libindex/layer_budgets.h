@@ -1,0 +1,38 @@
+// Layer budgets of SqueezeAttention (Algorithm 1): layers that hardly change their input get fewer
+// keys, and what they give up goes to the others.
+//
+// The measure of a layer is the cosine between the hidden state before its input norm and the one
+// after the attention's residual add, averaged over tokens: near 1, attention added little.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "formats/base/status.h"
+
+namespace sqz {
+
+inline constexpr int kLayerGroups = 3;
+
+// Groups by 1-D k-means of the cosines, solved exactly: group 0 has the lowest cosines, group 2
+// (the paper's G3) the highest. Of equally good splits the one whose lower groups are smaller.
+// `cosines`: [layers], in [-1, 1]. kInvalidArgument if fewer than three layers, or fewer than three
+// different cosines, leave a group empty, or a cosine is NaN or out of range; the message names the
+// layer.
+Result<std::vector<int>> group_layers(std::span<const double> cosines);
+
+struct BudgetRequest {
+  int64_t budget = 0;   // keys of each layer if all had the same (b_init), 1 .. context
+  int64_t context = 0;  // keys that a layer has at most: no budget exceeds it
+  double p = 1;         // share of b_init that layers of the last group keep, in (0, 1]
+};
+
+// Keys of each layer, [layers]: round(p b_init) in the last group, the others share the rest alike.
+// What would exceed the context goes back to the last group. The sum is layers * b_init, to the
+// key; keys that do not divide evenly go to the first layers. kInvalidArgument names the number
+// that is out of range.
+Result<std::vector<int64_t>> layer_budgets(std::span<const int> groups,
+                                           const BudgetRequest& request);
+
+}  // namespace sqz
