@@ -18,5 +18,5 @@ target_sources(sqz_runtime_cuda PRIVATE
   ${SQZ_PREFILL_DIR}/prefill_common/tiles.cc
   ${SQZ_PREFILL_DIR}/prefill_attend/attend.cc ${SQZ_PREFILL_DIR}/prefill_attend/merge.cu
   ${SQZ_PREFILL_DIR}/prefill_attend/schedule.cu
-  ${SQZ_PREFILL_DIR}/prefill_lookup/lookup.cc ${SQZ_PREFILL_DIR}/prefill_lookup/select.cu
+  ${SQZ_PREFILL_DIR}/prefill_lookup/denominators.cu ${SQZ_PREFILL_DIR}/prefill_lookup/lookup.cc ${SQZ_PREFILL_DIR}/prefill_lookup/select.cu
   $<TARGET_OBJECTS:sqz_runtime_cuda_sm90>)

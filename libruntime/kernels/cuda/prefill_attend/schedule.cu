@@ -25,7 +25,7 @@ struct Schedule {
   uint32_t longest;          // list, in tiles of keys
   uint32_t limits[kCandidates];
   uint32_t histogram[kCandidates][kBuckets];
-  unsigned long long overhead[kCandidates];
+  uint32_t overhead[kCandidates];
   uint32_t makespan[kCandidates];
   uint32_t cursor[kBuckets];
   uint32_t slots, splits, items;
@@ -110,10 +110,19 @@ __global__ void __launch_bounds__(kScheduleThreads)
     shared.histogram[i / kBuckets][i % kBuckets] = 0;
   }
   __syncthreads();
+  unsigned long long total = 0;
+  uint32_t longest = 1;
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
     const Group group = group_at(params, i);
-    atomicAdd(&shared.total, static_cast<unsigned long long>(group.cost + kItemCost) * group.tiles);
-    atomicMax(&shared.longest, static_cast<uint32_t>(group.cost));
+    total += static_cast<unsigned long long>(group.cost + kItemCost) * group.tiles;
+    longest = max(longest, static_cast<uint32_t>(group.cost));
+  }
+  // One addition a warp: 64 bits wide they are slow where many threads want the same place.
+  for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
+  longest = __reduce_max_sync(~0u, longest);
+  if (thread % 32 == 0 && total != 0) {
+    atomicAdd(&shared.total, total);
+    atomicMax(&shared.longest, longest);
   }
   __syncthreads();
   // No limit, then 1, 3/4, 1/2, 3/8, 1/4 … of a fair share.
@@ -133,8 +142,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
       atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
                 static_cast<uint32_t>(group.tiles * parts));
       if (parts > 1) {
-        atomicAdd(&shared.overhead[c],
-                  static_cast<unsigned long long>(group.tiles) * parts * kPartCost);
+        atomicAdd(&shared.overhead[c], static_cast<uint32_t>(group.tiles * parts * kPartCost));
       }
     }
   }

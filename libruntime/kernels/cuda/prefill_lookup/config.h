@@ -34,8 +34,7 @@ struct alignas(16) LookupItem {
   int32_t tile, head;  // of the block; first head within the group
   int32_t begin, end;
   int32_t piece;
-  int32_t pieces;  // of the list
-  int32_t unused[2];
+  int32_t unused[3];
 };
 static_assert(sizeof(LookupItem) == 48);
 

@@ -19,6 +19,7 @@
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor_4d.cuh"
 #include "libruntime/kernels/cuda/ptx/fence_proxy_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
+#include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
 #include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
 
@@ -71,10 +72,10 @@ __device__ __forceinline__ bool lookup_item(const LookupParams& params, int32_t 
                             ? params.clusters
                             : static_cast<int32_t>(params.alive.totals[item.list]);
   const int32_t tiles = (total + kTile - 1) / kTile;
-  item.pieces = (tiles + kPieceTiles - 1) / kPieceTiles;
-  if (item.piece >= item.pieces) return false;
+  const int32_t pieces = (tiles + kPieceTiles - 1) / kPieceTiles;
+  if (item.piece >= pieces) return false;
   if (item.tile * params.tiles.tokens >= block_of(params.blocks, item.block).y) return false;
-  const int32_t length = (tiles + item.pieces - 1) / item.pieces * kTile;
+  const int32_t length = (tiles + pieces - 1) / pieces * kTile;
   item.begin = item.piece * length;
   item.end = min(item.begin + length, total);
   return item.begin < item.end || item.piece == 0;
@@ -187,14 +188,12 @@ __device__ void fetch_sizes(LookupStorage<Config>& shared, const LookupParams& p
   }
 }
 
-// The other chunks, and log2 of the denominators of each item's rows; +infinity, so that its S are
-// 0, for a row that is no query.
+// The other chunks, and the denominators of each item's rows; +infinity, so that its S are 0, for a
+// row that is no query.
 template <class Config>
 __device__ void fetch_denominators(LookupStorage<Config>& shared, const LookupParams& params,
                                    const LookupMaps& maps) {
   const int lane = threadIdx.x & 31;
-  const int64_t queries =
-      static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
   LookupItems<Config> items(shared);
   RingPosition<Config::kStages> ring;
   RingPosition<1> rows;
@@ -203,21 +202,15 @@ __device__ void fetch_denominators(LookupStorage<Config>& shared, const LookupPa
     const int2 block = block_of(params.blocks, item.block);
     ptx::mbarrier_wait_parity(&shared.queries_empty, rows.parity ^ 1);
     rows.advance();
-    for (int row = lane; row < kLookupRows; row += 32) {
-      int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads, params.group,
-                                  item.tile, row);
-      float lse = INFINITY;
-      if (query >= 0) {
-        query += item.head;
-        float2 state = make_float2(-INFINITY, 0);
-        for (int piece = 0; piece < item.pieces; ++piece) {
-          state = RowSums::add_states(state, params.row_states[piece * queries + query]);
-        }
-        lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
-        if (item.piece == 0 && !(lse < INFINITY)) *params.numeric_error = 1;
-      }
-      shared.lse[row] = lse;
+    float lse[kLookupRows / 32];
+#pragma unroll
+    for (int i = 0; i < kLookupRows / 32; ++i) {
+      const int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads,
+                                        params.group, item.tile, lane + 32 * i);
+      lse[i] = query < 0 ? INFINITY : params.lse[query + item.head];
     }
+#pragma unroll
+    for (int i = 0; i < kLookupRows / 32; ++i) shared.lse[lane + 32 * i] = lse[i];
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&shared.queries_full);
     SegmentWindow window(clusters_of(params, item.list), item.begin);
@@ -301,11 +294,28 @@ class Queries<T, Config, false> {
   uint64_t descriptor_;
 };
 
+// The turns of the warpgroups in issuing products. Without them all multiply at the same time, each
+// at a fraction of the speed, and then all compute exponentials while the tensor cores wait.
+class Turns {
+ public:
+  explicit __device__ __forceinline__ Turns(int warpgroup)
+      : mine_(1 + warpgroup), next_(1 + (warpgroup + 1) % kWarpgroups) {
+    if (warpgroup == kWarpgroups - 1) pass();  // the first one begins
+  }
+  __device__ __forceinline__ void wait() const { ptx::bar_sync(mine_, 256); }
+  __device__ __forceinline__ void pass() const { ptx::bar_arrive(next_, 256); }
+
+ private:
+  static constexpr int kWarpgroups = kLookupConsumerWarps / 4;
+  int mine_, next_;
+};
+
 // tile = queries times the centroids of a stage.
 template <class T, class Config>
 __device__ __forceinline__ void multiply_tile(float (&tile)[Config::kTile / 2],
-                                              const Queries<T, Config>& queries,
-                                              uint64_t centroids) {
+                                              const Queries<T, Config>& queries, uint64_t centroids,
+                                              const Turns& turns) {
+  turns.wait();
   ptx::fence_registers(tile);
   ptx::wgmma_fence();
 #pragma unroll
@@ -313,6 +323,7 @@ __device__ __forceinline__ void multiply_tile(float (&tile)[Config::kTile / 2],
     queries.multiply(tile, k, centroids + ((k / 4 * Config::kTile * kRowBytes + k % 4 * 32) >> 4));
   }
   ptx::wgmma_commit_group();
+  turns.pass();
   ptx::wgmma_wait_group<0>();
   ptx::fence_registers(tile);
 }
@@ -331,6 +342,7 @@ __device__ void consume_products(LookupStorage<Config>& shared, const LookupPara
   const int first_row = 64 * warpgroup + 16 * warp + (lane >> 2);  // of this lane; and + 8
   const float scale = params.scale;
 
+  const Turns turns(warpgroup);
   LookupItems<Config> items(shared);
   RingPosition<Config::kStages> ring;
   RingPosition<1> query_ring;
@@ -353,7 +365,7 @@ __device__ void consume_products(LookupStorage<Config>& shared, const LookupPara
       ptx::mbarrier_wait_parity(&shared.full[ring.stage], ring.parity);
       multiply_tile<T, Config>(
           tile, queries,
-          first_stage + static_cast<uint64_t>(ring.stage * (Config::kTileBytes >> 4)));
+          first_stage + static_cast<uint64_t>(ring.stage * (Config::kTileBytes >> 4)), turns);
       if constexpr (kPass == Pass::kRowSums) {
         sums.add<kTile>(tile, shared.sizes[ring.stage], shared.empty_clusters[ring.stage] != 0,
                         scale);
@@ -465,6 +477,7 @@ Status launch_lookup_passes(const LookupParams& params, const PrefillLookup& cal
                                       call.level.clusters, kDim));
   SQZ_RETURN_IF_ERROR(
       (launch_lookup<T, Layout, Pass::kRowSums>(params, maps, multiprocessors, stream)));
+  SQZ_RETURN_IF_ERROR(launch_denominators(params, stream));
   if (call.policy == PrefillGroup::kAny) {
     return launch_lookup<T, Layout, Pass::kColumnMaxima>(params, maps, multiprocessors, stream);
   }

@@ -15,10 +15,12 @@ struct LookupParams {
   int32_t dim, kv_heads, group;
   int32_t heads_apart;    // group / tiles.heads
   int32_t row_tiles;      // tiles.tiles_of_block * heads_apart
+  int32_t tile;           // clusters of a tile of the passes
   int32_t pieces;         // most pieces of a list
   float scale;            // of the logits, times log2(e)
   const uint32_t* sizes;  // [Hkv, n]
   float2* row_states;     // [pieces, T, Hq] {maximum, sum}, to base 2
+  float* lse;             // [T, Hq] log2 of the denominators
   float* columns;         // [row_tiles, lists, n] at positions of the list
   uint32_t* ids;          // [lists, n] cluster at each position, and its size; neither is used
   uint32_t* alive_sizes;  // [lists, n] where all are alive
@@ -37,6 +39,9 @@ Status launch_expand(const LookupParams& params, cudaStream_t stream);
 template <class T, int kDim>
 Status launch_lookup_passes(const LookupParams& params, const PrefillLookup& call,
                             int multiprocessors, cudaStream_t stream);
+
+// States of rows to log2 of the denominators.
+Status launch_denominators(const LookupParams& params, cudaStream_t stream);
 
 // Column sums to scores, the rule, and runs of what it chose.
 Status launch_select(const LookupParams& params, const PrefillLookup& call, cudaStream_t stream);

@@ -28,7 +28,8 @@ LookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks, i
   params.group = shape.group;
   params.heads_apart = shape.group / heads;
   params.row_tiles = params.tiles.tiles_of_block * params.heads_apart;
-  const int32_t piece = kPieceTiles * tile_clusters(shape.dim);
+  params.tile = tile_clusters(shape.dim);
+  const int32_t piece = kPieceTiles * params.tile;
   params.pieces = (clusters + piece - 1) / piece;
   params.scale = shape.scale * static_cast<float>(M_LOG2E);
   return params;
@@ -40,6 +41,7 @@ int64_t cut_workspace(LookupParams& params, uint8_t* base) {
   Workspace workspace(base);
   workspace.take(params.taken, 2);
   workspace.take(params.row_states, params.pieces * queries);
+  workspace.take(params.lse, queries);
   workspace.take(params.columns, params.row_tiles * lists * params.clusters);
   workspace.take(params.ids, lists * params.clusters);
   workspace.take(params.alive_sizes, lists * params.clusters);
