@@ -159,16 +159,19 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   const std::vector<uint32_t> wanted(kHeads, static_cast<uint32_t>((1 - sparsity) * keys));
   const PrefillRuns chosen = make_lists(lists, fine.clusters / 2 + 1);
   const PrefillRuns survivors = make_lists(lists, coarse.clusters / 2 + 1);
-  auto* numeric = allocate<uint32_t>(1);
+  auto* faults = allocate<uint32_t>(lists);
   const auto lookup_of = [&](const Level& level, const PrefillRuns& alive, const PrefillRuns& out) {
     PrefillLookup lookup;
     lookup.shape = shape;
     lookup.blocks = query_blocks;
-    lookup.level = {level.centroids, level.offsets, level.sizes, level.clusters, true, 0, nullptr};
+    lookup.level.centroids = level.centroids;
+    lookup.level.offsets = level.offsets;
+    lookup.level.sizes = level.sizes;
+    lookup.level.clusters = level.clusters;
     lookup.alive = alive;
     lookup.queries = attend.queries;
     lookup.chosen = out;
-    lookup.numeric_error = numeric;
+    lookup.faults = faults;
     return lookup;
   };
   PrefillLookup flat = lookup_of(fine, {}, chosen);
@@ -185,14 +188,14 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   const auto calibrate = [&](PrefillLookup& lookup, double children, double fraction) {
     double low = -30, high = 0;
     for (int i = 0; i < 16; ++i) {
-      lookup.level.log_threshold = static_cast<float>((low + high) / 2);
+      lookup.level.log_threshold[1] = static_cast<float>((low + high) / 2);
       run_lookup(lookup);
       check(cudaStreamSynchronize(stream), "run");
       check(cudaMemcpy(totals.data(), lookup.chosen.totals, lists * 4, cudaMemcpyDeviceToHost),
             "copy");
       double kept = 0;
       for (const uint32_t total : totals) kept += total;
-      (kept / lists > fraction * children ? low : high) = lookup.level.log_threshold;
+      (kept / lists > fraction * children ? low : high) = lookup.level.log_threshold[1];
     }
   };
   calibrate(flat, slots, 1 - sparsity);
@@ -204,7 +207,7 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   };
   report("dense", milliseconds(stream, run_attend), 2.0 * keys);
   PrefillLookup budget = flat;
-  budget.level.wanted = upload(wanted);
+  budget.level.wanted[1] = upload(wanted);
   report("lookup, one level, budget", milliseconds(stream, [&] { run_lookup(budget); }),
          2.0 * fine.clusters);
   report("lookup, one level", milliseconds(stream, [&] { run_lookup(flat); }), 2.0 * fine.clusters);

@@ -59,10 +59,13 @@ struct PrefillAttend {
   PrefillShape shape;
   QueryBlocks blocks;
   PrefillKeys keys;
-  PrefillRuns selected;           // runs of slots
-  const void* queries = nullptr;  // [T, Hq, d]
-  void* out = nullptr;            // [T, Hq, d]; zeros where there are no keys
-  float* lse = nullptr;           // [T, Hq] natural log; -infinity where there are no keys
+  PrefillRuns selected;              // runs of slots
+  const void* queries = nullptr;     // [T, Hq, d]
+  void* out = nullptr;               // [T, Hq, d]; zeros where there are no keys
+  float* lse = nullptr;              // [T, Hq] natural log; -infinity where there are no keys
+  const uint32_t* faults = nullptr;  // [lists] out and lse are NaN where it is not 0; may be null
+  // {selections, …}: one a block is added where there are no lists; may be null.
+  unsigned long long* counters = nullptr;
 };
 
 // Bytes of workspace of prefill_attend() for calls of at most as many blocks, of block_tokens
@@ -83,9 +86,10 @@ struct PrefillLevel {
   const uint32_t* sizes = nullptr;    // [Hkv, n] keys below each cluster; 0 = empty, never chosen
   int32_t clusters = 0;               // n
   bool finest = true;
-  // Threshold on log S where `wanted` is null; else the rule `budget`: [Hkv] keys to keep.
-  float log_threshold = 0;
-  const uint32_t* wanted = nullptr;
+  // By scope: [0] for blocks of one token, [1] for blocks of several. A threshold on log S where
+  // `wanted` is null; else the rule `budget`: [Hkv] keys to keep.
+  float log_threshold[2] = {0, 0};
+  const uint32_t* wanted[2] = {nullptr, nullptr};
 };
 
 enum class PrefillGroup : int32_t { kMean = 0, kMax = 1, kAny = 2 };  // as sqz::Group
@@ -95,10 +99,12 @@ struct PrefillLookup {
   QueryBlocks blocks;
   PrefillLevel level;
   PrefillGroup policy = PrefillGroup::kMean;
-  PrefillRuns alive;                  // runs of clusters to score; null runs = all
-  const void* queries = nullptr;      // [T, Hq, d]
-  PrefillRuns chosen;                 // out: stride at least (n + 1) / 2
-  uint32_t* numeric_error = nullptr;  // set to 1 where a logit is NaN or +infinity
+  PrefillRuns alive;              // runs of clusters to score; null runs = all
+  const void* queries = nullptr;  // [T, Hq, d]
+  PrefillRuns chosen;             // out: stride at least (n + 1) / 2
+  uint32_t* faults = nullptr;     // [lists] set to 1 where a logit is NaN or +infinity
+  // {selections, keys in the runs of the finest level, centroids read} are added to; may be null.
+  unsigned long long* counters = nullptr;
 };
 
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,

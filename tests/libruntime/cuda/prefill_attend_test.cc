@@ -15,6 +15,7 @@ struct Case {
   float query_scale = 1;
   bool dense = false;  // no lists: everything
   std::vector<int2> table = {};
+  int faulty_list = -1;
 };
 
 class Problem {
@@ -55,6 +56,10 @@ class Problem {
     call.keys = {keys_.device->get(),       values_.device->get(),       c_.slots,
                  exact_keys_.device->get(), exact_values_.device->get(), c_.exact};
     if (!c_.dense) call.selected = lists.lists;
+    std::vector<uint32_t> host_faults(runs_.size(), 0);
+    if (c_.faulty_list >= 0) host_faults[c_.faulty_list] = 1;
+    DeviceArray<uint32_t> faults(host_faults);
+    call.faults = faults.get();
     call.queries = queries_.device->get();
     call.out = out.get();
     call.lse = lse.get();
@@ -98,6 +103,10 @@ class Problem {
         for (int token = blocks_[block].x; token < blocks_[block].x + blocks_[block].y; ++token) {
           for (int g = 0; g < c_.group; ++g) {
             const int64_t row = int64_t{token} * heads() + h * c_.group + g;
+            if (static_cast<int>(block) * c_.kv_heads + h == c_.faulty_list) {
+              ASSERT_TRUE(std::isnan(lse[row])) << "row " << row;
+              continue;
+            }
             check_row(row, keys, values, &out[row * c_.dim], lse[row], error, norm, lse_error);
           }
         }
@@ -251,6 +260,17 @@ TEST(PrefillAttend, LargeLogits) {
   Case c;
   c.query_scale = 40;
   Problem(c, 140, random_runs(c.slots, 40, 3)).run_and_check();
+}
+
+TEST(PrefillAttend, FaultsShow) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.faulty_list = 1;
+  Problem(c, 145, random_runs(c.slots, 40, 3)).run_and_check();
+  c.dim = 64;
+  c.slots = 20000;
+  c.tokens = 32;
+  Problem(c, 146, random_runs(c.slots, 40, 3)).run_and_check();  // split and merged
 }
 
 TEST(PrefillAttend, BlocksOfATable) {

@@ -50,7 +50,7 @@ class Problem {
     for (int l = 0; l < lists(); ++l) scores.push_back(cpu_scores(l));
     choose_thresholds(scores);
     const auto chosen = gpu_runs();
-    ASSERT_EQ(numeric_error_, 0u);
+    ASSERT_EQ(faults_, 0u);
     int64_t different = 0, total = 0;
     for (int l = 0; l < lists(); ++l) {
       const int h = l % c_.kv_heads;
@@ -91,7 +91,7 @@ class Problem {
     EXPECT_EQ(cudaMemcpy(queries_.device->get() + 5, bits.data(), 2, cudaMemcpyHostToDevice),
               cudaSuccess);
     gpu_runs();
-    return numeric_error_;
+    return faults_;
   }
 
  private:
@@ -175,32 +175,53 @@ class Problem {
   std::vector<std::vector<SlotRun>> gpu_runs() {
     DeviceArray<uint32_t> offsets(offsets_),
         wanted(wanted_.empty() ? std::vector<uint32_t>{0} : wanted_),
-        numeric(std::vector<uint32_t>{0});
+        faults(std::vector<uint32_t>(static_cast<size_t>(lists()), 0));
     DeviceArray<uint32_t> sizes(sizes_);
+    DeviceArray<unsigned long long> counters(std::vector<unsigned long long>(3, 0));
     DeviceRuns alive(alive_, c_.clusters), chosen(lists(), (c_.clusters + 1) / 2);
     PrefillLookup call;
     call.shape = {c_.dtype, c_.dim, c_.kv_heads, c_.group,
                   1 / std::sqrt(static_cast<float>(c_.dim))};
     call.blocks = {c_.tokens, blocks_, c_.block, nullptr};
-    call.level = {centroids_.device->get(),
-                  offsets.get(),
-                  sizes.get(),
-                  c_.clusters,
-                  c_.finest,
-                  log_threshold_,
-                  c_.budget ? wanted.get() : nullptr};
+    call.level.centroids = centroids_.device->get();
+    call.level.offsets = offsets.get();
+    call.level.sizes = sizes.get();
+    call.level.clusters = c_.clusters;
+    call.level.finest = c_.finest;
+    // Blocks of one token have a scope of their own.
+    const int scope = c_.block > 1 ? 1 : 0;
+    call.level.log_threshold[scope] = log_threshold_;
+    if (c_.budget) call.level.wanted[scope] = wanted.get();
     call.policy = static_cast<PrefillGroup>(c_.policy);
     if (c_.some_alive) call.alive = alive.lists;
     call.queries = queries_.device->get();
     call.chosen = chosen.lists;
-    call.numeric_error = numeric.get();
+    call.faults = faults.get();
+    call.counters = counters.get();
     const int64_t bytes =
         prefill_lookup_workspace(call.shape, call.blocks, c_.clusters, call.policy);
     DeviceArray<uint8_t> workspace(bytes);
     const Status status = prefill_lookup(call, workspace.get(), bytes, multiprocessors(), nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
-    numeric_error_ = numeric.host()[0];
-    return chosen.host();
+    faults_ = 0;
+    for (const uint32_t fault : faults.host()) faults_ += fault;
+    const auto found = chosen.host();
+    check_counters(counters.host(), found);
+    return found;
+  }
+
+  void check_counters(const std::vector<unsigned long long>& counted,
+                      const std::vector<std::vector<SlotRun>>& found) const {
+    unsigned long long keys = 0, centroids = 0;
+    for (const auto& list : found) {
+      for (const SlotRun& run : list) keys += run.length;
+    }
+    for (const auto& list : alive_) {
+      for (const SlotRun& run : list) centroids += run.length;
+    }
+    EXPECT_EQ(counted[0], c_.finest ? static_cast<unsigned long long>(blocks_) : 0);
+    EXPECT_EQ(counted[1], c_.finest ? keys : 0);
+    EXPECT_EQ(counted[2], centroids);
   }
 
   Case c_;
@@ -210,7 +231,7 @@ class Problem {
   std::vector<std::vector<SlotRun>> alive_;
   int blocks_ = 0;
   float log_threshold_ = 0;
-  uint32_t numeric_error_ = 0;
+  uint32_t faults_ = 0;  // lists with one
 };
 
 #define SQZ_SKIP_WITHOUT_HOPPER() \
@@ -295,6 +316,16 @@ TEST(PrefillLookup, ManyTilesOneClusterAndEmptyOnes) {
   Problem(c, 304).run_and_check();
 }
 
+TEST(PrefillLookup, BlocksOfOneToken) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.tokens = 5;
+  c.block = 1;
+  Problem(c, 350).run_and_check();
+  c.budget = true;
+  Problem(c, 351).run_and_check();
+}
+
 TEST(PrefillLookup, LargeLogits) {
   SQZ_SKIP_WITHOUT_HOPPER();
   Case c;
@@ -307,7 +338,7 @@ TEST(PrefillLookup, NanAndInfinityAreReported) {
   SQZ_SKIP_WITHOUT_HOPPER();
   Case c;
   EXPECT_EQ(Problem(c, 500).run_with_query(1.0f), 0u);
-  EXPECT_EQ(Problem(c, 500).run_with_query(NAN), 1u);
+  EXPECT_EQ(Problem(c, 500).run_with_query(NAN), 1u);  // of the one list with that query
   EXPECT_EQ(Problem(c, 500).run_with_query(INFINITY), 1u);
 }
 

@@ -86,6 +86,8 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   params.exact = call.keys.exact;
   params.out = call.out;
   params.lse = call.lse;
+  params.faults = call.faults;
+  params.counters = call.counters;
   const int64_t needed = cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
     return {Code::kInvalidArgument, concat("prefill_attend: workspace of ", workspace_bytes,

@@ -268,10 +268,12 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
     }
 
     const int2 block = block_of(params.blocks, item.block);
+    const bool fault =
+        params.faults != nullptr && params.faults[item.block * params.kv_heads + item.kv_head] != 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
-      const RowEnd end = softmax.finish(half);
+      const RowEnd end = fault ? RowEnd{NAN, NAN} : softmax.finish(half);
       if (item.slot >= 0) {
         const int64_t at = static_cast<int64_t>(item.slot) * kRows + row;
         if ((lane & 3) == 0) params.partial_lse[at] = end.lse;

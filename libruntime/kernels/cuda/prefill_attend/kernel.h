@@ -14,11 +14,13 @@ struct AttendParams {
   PrefillRuns selected;
   int32_t slots, exact;  // M, E
   int32_t dim, kv_heads, group;
-  float scale;        // of the logits, times log2(e)
-  void* out;          // [T, Hq, d]
-  float* lse;         // [T, Hq]
-  WorkItem* items;    // [item_capacity]
-  SplitTile* splits;  // [slot_capacity]
+  float scale;                   // of the logits, times log2(e)
+  void* out;                     // [T, Hq, d]
+  float* lse;                    // [T, Hq]
+  const uint32_t* faults;        // [lists] or null
+  unsigned long long* counters;  // or null
+  WorkItem* items;               // [item_capacity]
+  SplitTile* splits;             // [slot_capacity]
   WorkCounts* counts;
   float* partial_out;  // [slot_capacity, kRows, d] normalised
   float* partial_lse;  // [slot_capacity, kRows] natural log

@@ -201,6 +201,9 @@ __global__ void __launch_bounds__(kScheduleThreads)
     }
   }
   if (thread == 0) {
+    if (params.counters != nullptr && params.selected.runs == nullptr) {
+      atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
+    }
     params.counts->items = shared.items;
     params.counts->next = 0;
   }

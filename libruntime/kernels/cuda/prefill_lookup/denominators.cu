@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kDenominatorThreads)
     }
     // Of nothing alive: no S is looked at, but none may be NaN.
     const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
-    if (!(lse < INFINITY)) *params.numeric_error = 1;
+    if (!(lse < INFINITY)) params.faults[list] = 1;
     params.lse[query] = lse;
   }
 }

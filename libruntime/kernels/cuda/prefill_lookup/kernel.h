@@ -25,7 +25,7 @@ struct LookupParams {
   uint32_t* ids;          // [lists, n] cluster at each position, and its size; neither is used
   uint32_t* alive_sizes;  // [lists, n] where all are alive
   uint32_t* taken;        // [2] items taken, by pass; zero before
-  uint32_t* numeric_error;
+  uint32_t* faults;       // [lists]
 };
 
 // Centroids of a tile.

@@ -19,10 +19,9 @@ constexpr uint32_t kNone = 0xFFFFFFFFu;
 
 struct SelectParams {
   LookupParams lookup;
-  const uint32_t* offsets;  // [Hkv, n + 1]
-  const uint32_t* wanted;   // [Hkv] or null
-  float log_threshold;
-  bool finest, maxima;
+  PrefillLevel level;
+  bool maxima;
+  unsigned long long* counters;
   PrefillRuns chosen;
 };
 
@@ -73,7 +72,9 @@ struct List {
   const uint32_t* offsets;  // [n + 1] of the KV head
   const uint32_t* sizes;    // [n] of the KV head
   float* scores;            // [count] S; of an empty cluster 0
-  uint32_t* chosen;         // [ceil(count / 32)] bits, in shared memory
+  const uint32_t* wanted;   // [Hkv] or null
+  float log_threshold;
+  uint32_t* chosen;  // [ceil(count / 32)] bits, in shared memory
 
   __device__ int32_t words() const { return (count + 31) / 32; }
   // A warp's lanes bring the bits of a word.
@@ -108,9 +109,9 @@ __device__ void combine_scores(const SelectParams& params, const List& list, int
         score = fmaxf(score, sum * share);
       }
       if (list.keys(at) == 0) score = 0;
-      if (params.wanted != nullptr) list.scores[at] = score;
+      if (list.wanted != nullptr) list.scores[at] = score;
     }
-    list.set_chosen(at, score > 0 && logf(score) >= params.log_threshold);
+    list.set_chosen(at, score > 0 && logf(score) >= list.log_threshold);
   }
 }
 
@@ -183,7 +184,7 @@ __device__ void choose_by_budget(const SelectParams& params, const List& list, u
       const uint32_t before = shared.scan.scan(make_uint2(keys, 0), total).x;
       if (tie && before <= left) {
         const uint32_t rest = left - before;
-        chosen = keys <= rest || (params.finest ? 2 * uint64_t{rest} > keys : rest > 0);
+        chosen = keys <= rest || (params.level.finest ? 2 * uint64_t{rest} > keys : rest > 0);
       }
       left = total.x <= left ? left - total.x : 0;  // past the border nothing is taken
     }
@@ -258,6 +259,12 @@ __device__ void write_runs(const SelectParams& params, const List& list, int32_t
   if (threadIdx.x == 0) {
     params.chosen.counts[number] = written.x;
     params.chosen.totals[number] = written.y;
+    if (params.counters != nullptr) {
+      const bool last = params.level.finest;
+      if (last && number % params.lookup.kv_heads == 0) atomicAdd(&params.counters[0], 1ull);
+      if (last) atomicAdd(&params.counters[1], static_cast<unsigned long long>(written.y));
+      atomicAdd(&params.counters[2], static_cast<unsigned long long>(list.count));
+    }
   }
 }
 
@@ -273,15 +280,19 @@ __global__ void __launch_bounds__(kSelectThreads)
   List list;
   list.count = all ? lookup.clusters : static_cast<int32_t>(lookup.alive.totals[number]);
   list.ids = all ? nullptr : lookup.ids + number * n;
-  list.offsets = params.offsets + kv_head * (n + 1);
+  list.offsets = params.level.offsets + kv_head * (n + 1);
   list.sizes = lookup.sizes + kv_head * n;
   list.scores = lookup.columns + number * n;
   list.chosen = chosen;
-  combine_scores(params, list, block_of(lookup.blocks, block_number), gridDim.x * n);
+  const int2 block = block_of(lookup.blocks, block_number);
+  const int scope = block.y > 1 ? 1 : 0;
+  list.wanted = params.level.wanted[scope];
+  list.log_threshold = params.level.log_threshold[scope];
+  combine_scores(params, list, block, gridDim.x * n);
   __syncthreads();
-  if (params.wanted != nullptr) {
-    const uint32_t wanted = params.wanted[kv_head];
-    const bool enough = !params.finest && keys_chosen(list, shared) >= wanted;
+  if (list.wanted != nullptr) {
+    const uint32_t wanted = list.wanted[kv_head];
+    const bool enough = !params.level.finest && keys_chosen(list, shared) >= wanted;
     if (!enough) choose_by_budget(params, list, wanted, shared);
     __syncthreads();
   }
@@ -316,10 +327,8 @@ Status launch_expand(const LookupParams& params, cudaStream_t stream) {
 Status launch_select(const LookupParams& params, const PrefillLookup& call, cudaStream_t stream) {
   SelectParams select = {};
   select.lookup = params;
-  select.offsets = call.level.offsets;
-  select.wanted = call.level.wanted;
-  select.log_threshold = call.level.log_threshold;
-  select.finest = call.level.finest;
+  select.level = call.level;
+  select.counters = call.counters;
   select.maxima = call.policy == PrefillGroup::kAny;
   select.chosen = call.chosen;
   const size_t bits = static_cast<size_t>(params.clusters + 31) / 32 * sizeof(uint32_t);
