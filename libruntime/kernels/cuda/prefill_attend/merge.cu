@@ -20,7 +20,9 @@ __device__ void merge_row(const AttendParams& params, const SplitTile& tile, int
   float sum = 0;
   float2 out[kMaxPairs] = {};
   for (int part = 0; part < tile.parts; ++part) {
-    const float weight = maximum == -INFINITY ? 0.0f : expf(lse[part * kRows] - maximum);
+    // A fault, NaN, stays one.
+    const float own = lse[part * kRows];
+    const float weight = own == -INFINITY ? 0.0f : expf(own - maximum);
     sum += weight;
     const float2* from = reinterpret_cast<const float2*>(
         params.partial_out + (static_cast<int64_t>(tile.slot + part) * kRows + row) * params.dim);

@@ -1,0 +1,270 @@
+#include "libruntime/cuda/prefill_server.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/prefill_common/block_table.h"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr int64_t kWaveBytes = int64_t{512} << 20;  // of what grows with the blocks of a wave
+constexpr int kScopes = 2;
+
+}  // namespace
+
+Result<std::unique_ptr<PrefillServer>> PrefillServer::create(const PrefillSetup& setup) {
+  std::unique_ptr<PrefillServer> server(new PrefillServer(setup));
+  int major = 0, minor = 0;
+  const int device = setup.uploaded->device();
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  server->hopper_ = major == 9 && minor == 0;
+  if (server->hopper_) SQZ_RETURN_IF_ERROR(server->allocate());
+  return server;
+}
+
+PrefillServer::PrefillServer(const PrefillSetup& setup) : setup_(setup) {}
+
+bool PrefillServer::serves(const AttendCall& call) const {
+  return hopper_ && call.cache == nullptr && call.dtype == setup_.index->metadata().dtype;
+}
+
+PrefillShape PrefillServer::shape() const {
+  const IndexMetadata& metadata = setup_.index->metadata();
+  return {metadata.dtype, static_cast<int32_t>(metadata.model.head_dim),
+          static_cast<int32_t>(metadata.model.kv_heads),
+          static_cast<int32_t>(metadata.model.group_size()),
+          static_cast<float>(metadata.model.attention_scale)};
+}
+
+int64_t PrefillServer::block_tokens(int64_t request_tokens) const {
+  return setup_.block == 0 ? request_tokens : std::min(setup_.block, request_tokens);
+}
+
+// Everything; from null it only counts.
+size_t PrefillServer::lay_out(void* base) {
+  const int64_t layers = std::ssize(setup_.index->layers);
+  const int64_t heads = setup_.index->metadata().model.kv_heads;
+  const int64_t lists = wave_blocks_ * heads;
+  const auto tokens = static_cast<int32_t>(setup_.max_tokens);
+  const QueryBlocks all = {tokens, 1, tokens, nullptr};
+  const QueryBlocks wave = {tokens, static_cast<int32_t>(wave_blocks_),
+                            static_cast<int32_t>(block_tokens(tokens)), nullptr};
+  int64_t most = 0;
+  for (int64_t l = 0; l < layers; ++l) {
+    const DeviceLayer& layer = setup_.uploaded->layer(l);
+    for (int k = layer.levels - setup_.plan->levels; setup_.selects && k < layer.levels; ++k) {
+      if (k >= 0) most = std::max(most, layer.level[static_cast<size_t>(k)].clusters);
+    }
+  }
+  Layout layout(base);
+  attend_bytes_ = std::max(prefill_attend_workspace(shape(), all, setup_.multiprocessors),
+                           prefill_attend_workspace(shape(), wave, setup_.multiprocessors));
+  attend_ = layout.take<std::byte>(attend_bytes_);
+  if (most == 0) return layout.used();
+  lookup_bytes_ =
+      prefill_lookup_workspace(shape(), wave, static_cast<int32_t>(most), setup_.group);
+  lookup_ = layout.take<std::byte>(lookup_bytes_);
+  table_ = layout.take<int2>(wave_blocks_);
+  wanted_ = layout.take<uint32_t>(kScopes * layers * heads);
+  faults_ = layout.take<uint32_t>(lists);
+  for (PrefillRuns& list : lists_) {
+    list.stride = static_cast<int32_t>((most + 1) / 2);
+    list.runs = layout.take<uint2>(lists * list.stride);
+    list.prefix = layout.take<uint32_t>(lists * list.stride);
+    list.counts = layout.take<uint32_t>(lists);
+    list.totals = layout.take<uint32_t>(lists);
+  }
+  return layout.used();
+}
+
+Status PrefillServer::allocate() {
+  wave_blocks_ = 1;
+  const size_t one = lay_out(nullptr);
+  wave_blocks_ = 2;
+  const auto each = static_cast<int64_t>(lay_out(nullptr) - one);
+  // Requests that end within a block leave short ones.
+  const int64_t full = setup_.max_tokens / block_tokens(setup_.max_tokens) + 64;
+  wave_blocks_ = std::clamp<int64_t>(kWaveBytes / std::max<int64_t>(each, 1), 1,
+                                     std::min(full, setup_.max_tokens));
+  SQZ_RETURN_IF_ERROR(memory_.reserve(lay_out(nullptr)));
+  lay_out(memory_.data());
+  blocks_.reserve(static_cast<size_t>(setup_.max_tokens));
+  const SelectionPlan& plan = *setup_.plan;
+  if (wanted_ == nullptr || plan.shares.empty()) return {};
+  std::vector<uint32_t> wanted;
+  const int64_t heads = setup_.index->metadata().model.kv_heads;
+  for (int scope = 0; scope < kScopes; ++scope) {
+    for (int64_t i = 0; i < std::ssize(setup_.index->layers) * heads; ++i) {
+      const LayerView& view = setup_.index->layers[static_cast<size_t>(i / heads)];
+      const double share = plan.shares[static_cast<size_t>(scope)][static_cast<size_t>(i)];
+      wanted.push_back(
+          static_cast<uint32_t>(std::llround(share * static_cast<double>(view.slots))));
+    }
+  }
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  return {};
+}
+
+void PrefillServer::list_blocks(const AttendCall& call) {
+  blocks_.clear();
+  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t end = call.indptr == nullptr ? call.tokens : call.indptr[r + 1];
+    for (int64_t first = call.indptr == nullptr ? 0 : call.indptr[r]; first < end;) {
+      const int64_t tokens = block_tokens(end - first);
+      blocks_.push_back({first, tokens});
+      first += tokens;
+    }
+  }
+}
+
+// Blocks from number `begin` on, which moves.
+Result<PrefillServer::Wave> PrefillServer::next_wave(size_t& begin, cudaStream_t stream) {
+  const size_t end = std::min(blocks_.size(), begin + static_cast<size_t>(wave_blocks_));
+  Wave wave;
+  wave.first = blocks_[begin].first;
+  int64_t most = 0;
+  bool uniform = true;
+  for (size_t i = begin; i < end; ++i) {
+    most = std::max(most, blocks_[i].tokens);
+    uniform = uniform && (i + 1 == end || blocks_[i].tokens == blocks_[begin].tokens);
+  }
+  uniform = uniform && most == blocks_[begin].tokens;
+  wave.blocks.tokens =
+      static_cast<int32_t>(blocks_[end - 1].first + blocks_[end - 1].tokens - wave.first);
+  wave.blocks.count = static_cast<int32_t>(end - begin);
+  wave.blocks.block_tokens = static_cast<int32_t>(most);
+  if (!uniform) {
+    for (size_t i = begin; i < end; i += kTablePart) {
+      TablePart part;
+      part.count = static_cast<int32_t>(std::min(end - i, size_t{kTablePart}));
+      for (int32_t j = 0; j < part.count; ++j) {
+        const Block& block = blocks_[i + static_cast<size_t>(j)];
+        part.blocks[j] = {static_cast<int32_t>(block.first - wave.first),
+                          static_cast<int32_t>(block.tokens)};
+      }
+      SQZ_RETURN_IF_ERROR(write_table(part, table_ + (i - begin), stream));
+    }
+    wave.blocks.table = table_;
+  }
+  begin = end;
+  return wave;
+}
+
+PrefillLevel PrefillServer::level_of(int64_t layer, int level) const {
+  const SelectionPlan& plan = *setup_.plan;
+  const DeviceLayer& from = setup_.uploaded->layer(layer);
+  const DeviceLevel& device = from.level[static_cast<size_t>(from.levels - plan.levels + level)];
+  PrefillLevel to;
+  to.centroids = device.centroids;
+  to.offsets = device.offsets;
+  to.sizes = device.sizes;
+  to.clusters = static_cast<int32_t>(device.clusters);
+  to.finest = level + 1 == plan.levels;
+  const int64_t heads = setup_.index->metadata().model.kv_heads;
+  for (int scope = 0; scope < kScopes; ++scope) {
+    const auto& thresholds = plan.log_thresholds[static_cast<size_t>(scope)];
+    to.log_threshold[scope] = thresholds[static_cast<size_t>(level)];
+    if (plan.shares.empty()) continue;
+    to.wanted[scope] = wanted_ + (scope * std::ssize(setup_.index->layers) + layer) * heads;
+  }
+  return to;
+}
+
+const std::byte* PrefillServer::queries_of(const AttendCall& call, int64_t token) const {
+  const ModelDescription& model = setup_.index->metadata().model;
+  return static_cast<const std::byte*>(call.q) +
+         token * model.query_heads * model.head_dim * dtype_size(call.dtype);
+}
+
+Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const Wave& wave,
+                                           unsigned long long* counters) {
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const int64_t lists = wave.blocks.count * setup_.index->metadata().model.kv_heads;
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
+      faults_, 0, static_cast<size_t>(lists) * sizeof(uint32_t), stream));
+  PrefillLookup lookup;
+  lookup.shape = shape();
+  lookup.blocks = wave.blocks;
+  lookup.policy = setup_.group;
+  lookup.queries = queries_of(call, wave.first);
+  lookup.faults = faults_;
+  lookup.counters = counters;
+  for (int level = 0; level < setup_.plan->levels; ++level) {
+    lookup.level = level_of(call.layer, level);
+    lookup.alive = lookup.chosen;  // of the level before; at the first one all
+    lookup.chosen = lists_[level % 2];
+    SQZ_RETURN_IF_ERROR(
+        prefill_lookup(lookup, lookup_, lookup_bytes_, setup_.multiprocessors, stream));
+  }
+  return lookup.chosen;
+}
+
+Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long long* counters) {
+  const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
+  const ModelDescription& model = setup_.index->metadata().model;
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  PrefillAttend attend;
+  attend.shape = shape();
+  attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
+                 layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
+  attend.counters = counters;
+  if (selects) {
+    list_blocks(call);
+  } else {
+    // Nothing is selected, so that all tokens share one reading of the keys.
+    blocks_.assign(1, {0, call.tokens});
+  }
+  for (size_t begin = 0; begin < blocks_.size();) {
+    SQZ_ASSIGN_OR_RETURN(const Wave wave, next_wave(begin, stream));
+    attend.blocks = wave.blocks;
+    attend.queries = queries_of(call, wave.first);
+    attend.out = static_cast<std::byte*>(call.out) +
+                 (static_cast<const std::byte*>(attend.queries) - queries_of(call, 0));
+    attend.lse = call.lse + wave.first * model.query_heads;
+    if (selects) {
+      SQZ_ASSIGN_OR_RETURN(attend.selected, look_up(call, wave, counters));
+      attend.faults = faults_;
+    }
+    SQZ_RETURN_IF_ERROR(
+        prefill_attend(attend, attend_, attend_bytes_, setup_.multiprocessors, stream));
+  }
+  return {};
+}
+
+Result<std::vector<std::vector<KeyRun>>> PrefillServer::select(const AttendCall& call) {
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  list_blocks(call);
+  blocks_.resize(1);
+  size_t begin = 0;
+  SQZ_ASSIGN_OR_RETURN(const Wave wave, next_wave(begin, stream));
+  SQZ_ASSIGN_OR_RETURN(const PrefillRuns lists, look_up(call, wave, nullptr));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
+  const auto heads = static_cast<size_t>(setup_.index->metadata().model.kv_heads);
+  std::vector<std::vector<KeyRun>> out(heads);
+  std::vector<uint32_t> counts(heads), faults(heads);
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(counts.data(), lists.counts, heads * sizeof(uint32_t),
+                                      cudaMemcpyDeviceToHost));
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(faults.data(), faults_, heads * sizeof(uint32_t), cudaMemcpyDeviceToHost));
+  for (size_t h = 0; h < heads; ++h) {
+    if (faults[h] != 0) {
+      return Status(Code::kNumeric, concat("product of centroids and the queries of layer ",
+                                           call.layer, ", KV head ", h, " is NaN or infinite"));
+    }
+    out[h].resize(counts[h]);
+    static_assert(sizeof(KeyRun) == sizeof(uint2));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(
+        out[h].data(), lists.runs + static_cast<int64_t>(h) * lists.stride,
+        counts[h] * sizeof(uint2), cudaMemcpyDeviceToHost));
+  }
+  return out;
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,78 @@
+// Calls with several query tokens a request, by the prefill kernels: a session's part that cuts
+// calls into blocks and waves of them, as the CPU backend does, and holds the memory for it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "libruntime/cuda/device.h"
+#include "libruntime/cuda/device_index.h"
+#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/select/plan.h"
+#include "libruntime/session/serving_session.h"
+
+namespace sqz::cuda {
+
+// What a session knows when it is created; the pointers live as long as it does.
+struct PrefillSetup {
+  const ServedIndex* index = nullptr;
+  const DeviceIndex* uploaded = nullptr;
+  const SelectionPlan* plan = nullptr;
+  PrefillGroup group = PrefillGroup::kMean;
+  bool selects = true;  // false: every layer is read whole
+  int64_t block = 0;    // tokens that share a selection; 0 = all of a request
+  int64_t max_tokens = 0;
+  int multiprocessors = 0;
+};
+
+class PrefillServer {
+ public:
+  // Takes all memory. The device is current.
+  static Result<std::unique_ptr<PrefillServer>> create(const PrefillSetup& setup);
+
+  // Whether calls of this element type, for a layer that selects or for one that does not, can be
+  // served: by GPUs of compute capability 9.0, from the index's own keys and values.
+  bool serves(const AttendCall& call) const;
+
+  // `selects`: whether the layer does. counters [3]: see PrefillLookup.
+  Status attend(const AttendCall& call, bool selects, unsigned long long* counters);
+  // The runs of the first block, a KV head each. Waits for the GPU.
+  Result<std::vector<std::vector<KeyRun>>> select(const AttendCall& call);
+
+ private:
+  struct Block {
+    int64_t first = 0, tokens = 0;
+  };
+  // Blocks that are served at once, and their tokens.
+  struct Wave {
+    int64_t first = 0;  // token of the call
+    QueryBlocks blocks;
+  };
+
+  explicit PrefillServer(const PrefillSetup& setup);
+  Status allocate();
+  size_t lay_out(void* base);
+  int64_t block_tokens(int64_t request_tokens) const;
+  void list_blocks(const AttendCall& call);
+  Result<Wave> next_wave(size_t& begin, cudaStream_t stream);
+  PrefillShape shape() const;
+  PrefillLevel level_of(int64_t layer, int level) const;
+  Result<PrefillRuns> look_up(const AttendCall& call, const Wave& wave,
+                              unsigned long long* counters);
+  const std::byte* queries_of(const AttendCall& call, int64_t token) const;
+
+  PrefillSetup setup_;
+  bool hopper_ = false;
+  int64_t wave_blocks_ = 1;
+  std::vector<Block> blocks_;  // of the call
+
+  DeviceMemory memory_;
+  int2* table_ = nullptr;      // [wave_blocks_]
+  uint32_t* wanted_ = nullptr;  // [scopes, layers, Hkv]; the rule `budget` only
+  uint32_t* faults_ = nullptr;  // [lists]
+  PrefillRuns lists_[2];        // of the levels in turn
+  std::byte *lookup_ = nullptr, *attend_ = nullptr;
+  int64_t lookup_bytes_ = 0, attend_bytes_ = 0;
+};
+
+}  // namespace sqz::cuda
