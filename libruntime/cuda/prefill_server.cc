@@ -66,8 +66,7 @@ size_t PrefillServer::lay_out(void* base) {
                            prefill_attend_workspace(shape(), wave, setup_.multiprocessors));
   attend_ = layout.take<std::byte>(attend_bytes_);
   if (most == 0) return layout.used();
-  lookup_bytes_ =
-      prefill_lookup_workspace(shape(), wave, static_cast<int32_t>(most), setup_.group);
+  lookup_bytes_ = prefill_lookup_workspace(shape(), wave, static_cast<int32_t>(most), setup_.group);
   lookup_ = layout.take<std::byte>(lookup_bytes_);
   table_ = layout.take<int2>(wave_blocks_);
   wanted_ = layout.take<uint32_t>(kScopes * layers * heads);
@@ -187,8 +186,8 @@ Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const Wave& w
                                            unsigned long long* counters) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const int64_t lists = wave.blocks.count * setup_.index->metadata().model.kv_heads;
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
-      faults_, 0, static_cast<size_t>(lists) * sizeof(uint32_t), stream));
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(faults_, 0, static_cast<size_t>(lists) * sizeof(uint32_t), stream));
   PrefillLookup lookup;
   lookup.shape = shape();
   lookup.blocks = wave.blocks;
@@ -249,8 +248,8 @@ Result<std::vector<std::vector<KeyRun>>> PrefillServer::select(const AttendCall&
   const auto heads = static_cast<size_t>(setup_.index->metadata().model.kv_heads);
   std::vector<std::vector<KeyRun>> out(heads);
   std::vector<uint32_t> counts(heads), faults(heads);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(counts.data(), lists.counts, heads * sizeof(uint32_t),
-                                      cudaMemcpyDeviceToHost));
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(counts.data(), lists.counts, heads * sizeof(uint32_t), cudaMemcpyDeviceToHost));
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(faults.data(), faults_, heads * sizeof(uint32_t), cudaMemcpyDeviceToHost));
   for (size_t h = 0; h < heads; ++h) {
@@ -260,9 +259,9 @@ Result<std::vector<std::vector<KeyRun>>> PrefillServer::select(const AttendCall&
     }
     out[h].resize(counts[h]);
     static_assert(sizeof(KeyRun) == sizeof(uint2));
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(
-        out[h].data(), lists.runs + static_cast<int64_t>(h) * lists.stride,
-        counts[h] * sizeof(uint2), cudaMemcpyDeviceToHost));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(out[h].data(),
+                                        lists.runs + static_cast<int64_t>(h) * lists.stride,
+                                        counts[h] * sizeof(uint2), cudaMemcpyDeviceToHost));
   }
   return out;
 }

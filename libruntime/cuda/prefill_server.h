@@ -67,7 +67,7 @@ class PrefillServer {
   std::vector<Block> blocks_;  // of the call
 
   DeviceMemory memory_;
-  int2* table_ = nullptr;      // [wave_blocks_]
+  int2* table_ = nullptr;       // [wave_blocks_]
   uint32_t* wanted_ = nullptr;  // [scopes, layers, Hkv]; the rule `budget` only
   uint32_t* faults_ = nullptr;  // [lists]
   PrefillRuns lists_[2];        // of the levels in turn

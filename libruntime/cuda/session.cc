@@ -21,6 +21,17 @@ Status unsupported(const char* what, const char* expected) {
   return {Code::kUnsupported, concat("device_type 2 (CUDA): ", what, "; expected ", expected)};
 }
 
+// Of a layer that is read whole: from so many on the prefill kernels share one reading.
+constexpr int64_t kSharedTokens = 4;
+
+bool has_blocks(const AttendCall& call) {
+  if (call.indptr == nullptr) return call.tokens > 1;
+  for (int64_t r = 0; r < call.requests; ++r) {
+    if (call.indptr[r + 1] - call.indptr[r] > 1) return true;
+  }
+  return false;
+}
+
 Status check_request(const SelectionRequest& request) {
   if (request.selector == SelectorKind::kIdeal || request.selector == SelectorKind::kStream) {
     return unsupported("found a selector that only the CPU serves", "squeezed, quest or dense");
@@ -224,15 +235,32 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   const std::vector<uint32_t> wanted = wanted_keys(request);
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  if (uploaded_->keys_values()) {
+    const PrefillSetup setup = {.index = index_.get(),
+                                .uploaded = uploaded_.get(),
+                                .plan = &plan_,
+                                .group = static_cast<PrefillGroup>(request.group),
+                                .selects = !plan_.dense && !lookups_.front().pages,
+                                .block = block_,
+                                .max_tokens = max_tokens_,
+                                .multiprocessors = multiprocessors_};
+    SQZ_ASSIGN_OR_RETURN(prefill_, PrefillServer::create(setup));
+  }
   SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   return {};
+}
+
+bool CudaSession::uses_prefill(const AttendCall& call) const {
+  if (prefill_ == nullptr || !prefill_->serves(call)) return false;
+  if (!selects(call.layer)) return call.tokens >= kSharedTokens;
+  return has_blocks(call) && !lookups_[static_cast<size_t>(call.layer)].pages;
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
   if (index_->metadata().layers[static_cast<size_t>(call.layer)].window > 0) {
     return unsupported("found a layer with a sliding window", "layers with full attention");
   }
-  if (!selects(call.layer)) return {};
+  if (!selects(call.layer) || uses_prefill(call)) return {};
   const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t tokens =
@@ -317,6 +345,9 @@ Status CudaSession::attend(const AttendCall& call) {
   }
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
+  if (uses_prefill(call)) {
+    return prefill_->attend(call, selects(call.layer), &counters_[call.layer].selections);
+  }
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
     if (selects(call.layer)) SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
@@ -339,6 +370,8 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   runs_.assign(heads, {});
   if (!selects(call.layer)) {
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
+  } else if (uses_prefill(call)) {
+    SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));
   } else {
     SQZ_RETURN_IF_ERROR(look_up(call, 0, 1));
     SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(static_cast<cudaStream_t>(call.stream)));

@@ -8,6 +8,7 @@
 
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
+#include "libruntime/cuda/prefill_server.h"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 
@@ -46,6 +47,7 @@ class CudaSession final : public ServingSession {
   size_t lay_out(void* base);
 
   bool selects(int64_t layer) const;
+  bool uses_prefill(const AttendCall& call) const;
   Status check_call(const AttendCall& call) const;
   LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
@@ -59,7 +61,8 @@ class CudaSession final : public ServingSession {
   int most_team_ = 1;
   int multiprocessors_ = 0;
   bool hopper_ = false;
-  std::vector<LookupParams> lookups_;  // by layer, without what a call brings
+  std::unique_ptr<PrefillServer> prefill_;  // null: one token a request only
+  std::vector<LookupParams> lookups_;       // by layer, without what a call brings
   DeviceMemory memory_;
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device

@@ -1,0 +1,200 @@
+// Sessions on the GPU with several query tokens a request, against the CPU backend.
+#include <list>
+#include <string>
+
+#include "tests/libruntime/cuda/serving.h"
+
+namespace sqz::cuda {
+namespace {
+
+using testing::make_queries;
+using testing::serve;
+using testing::Served;
+using testing::TinyIndexOptions;
+
+TinyIndexOptions shape(int64_t dim, int64_t group, std::vector<int64_t> clusters) {
+  TinyIndexOptions o;
+  o.layers = 2;
+  o.kv_heads = 3;
+  o.query_heads = o.kv_heads * group;
+  o.head_dim = dim;
+  o.tokens = 4321;
+  o.sink = 16;
+  o.tail = 100;
+  o.clusters = std::move(clusters);
+  o.seed = static_cast<uint64_t>(dim * 10 + group);
+  return o;
+}
+
+SelectionRequest with_thresholds(const std::vector<double>& thresholds, int group = 0) {
+  static std::list<std::vector<double>> kept;  // a request only points to them
+  kept.push_back(thresholds);
+  SelectionRequest request;
+  request.thresholds = kept.back().data();
+  request.levels = static_cast<int>(thresholds.size());
+  request.group = group;
+  return request;
+}
+
+SelectionRequest by_budget(double keep, int levels = 0) {
+  SelectionRequest request;
+  request.keep = keep;
+  request.rule = RuleKind::kBudget;
+  request.levels = levels;
+  return request;
+}
+
+// Rows in bf16 are weighted by bf16 weights: a row may be a little further away than in decoding.
+void expect_rows_close(const testing::Output& found, const testing::Output& expected, int64_t dim) {
+  ASSERT_EQ(found.out.size(), expected.out.size());
+  for (size_t row = 0; row < found.lse.size(); ++row) {
+    ASSERT_NEAR(found.lse[row], expected.lse[row], 1e-3) << "row " << row;
+    double error = 0, length = 0;
+    for (int64_t c = 0; c < dim; ++c) {
+      const size_t i = row * static_cast<size_t>(dim) + static_cast<size_t>(c);
+      error += std::pow(double{found.out[i]} - expected.out[i], 2);
+      length += std::pow(double{expected.out[i]}, 2);
+    }
+    ASSERT_LE(std::sqrt(error), 4e-3 * std::sqrt(length)) << "row " << row;
+  }
+}
+
+// Both backends with the same queries of requests of these lengths; what was read, too.
+double compare(const Served& served, const SelectionRequest& selection,
+               const std::vector<int64_t>& lengths, int64_t block) {
+  SessionOptions options;
+  options.selection = selection;
+  options.block = block;
+  const auto gpu = create_session(served.index, test::uploaded(served), options);
+  options.threads = 2;
+  const auto cpu = Session::create(served.index, options);
+  EXPECT_TRUE(gpu.ok()) << gpu.status().message();
+  EXPECT_TRUE(cpu.ok()) << cpu.status().message();
+  if (!gpu.ok() || !cpu.ok()) return 0;
+  std::vector<int64_t> indptr = {0};
+  for (const int64_t length : lengths) indptr.push_back(indptr.back() + length);
+  const int64_t tokens = indptr.back();
+  const DType dtype = served.options.dtype;
+  uint64_t read = 0, possible = 0;
+  for (int64_t layer = 0; layer < served.options.layers; ++layer) {
+    const std::vector<float> queries = make_queries(served, layer, tokens, 7, 0.6f);
+    test::DeviceCall call(served, layer, tokens, dtype);
+    call.set_queries(queries);
+    call.call.indptr = indptr.data();
+    call.call.requests = static_cast<int64_t>(lengths.size());
+    const Status status = (*gpu)->attend(call.call);
+    EXPECT_TRUE(status.ok()) << status.message();
+    const auto expected =
+        testing::attend(**cpu, layer, queries, {.dtype = dtype, .positions = {}, .indptr = indptr});
+    EXPECT_TRUE(expected.ok()) << expected.status().message();
+    expect_rows_close(call.output(), *expected, served.options.head_dim);
+
+    const auto found = (*gpu)->totals(layer);
+    EXPECT_TRUE(found.ok());
+    const Counters want = (*cpu)->counters(layer);
+    EXPECT_EQ(found->selections, want.selections);
+    EXPECT_EQ(found->keys_read, want.keys_read);
+    EXPECT_EQ(found->keys_possible, want.keys_possible);
+    EXPECT_EQ(found->bytes_read, want.bytes_read);
+    EXPECT_EQ(found->bytes_dense, want.bytes_dense);
+    read += found->keys_read;
+    possible += found->keys_possible;
+
+    const auto q = testing::stored(dtype, queries);
+    testing::CallOptions host_options{.dtype = dtype, .positions = {}, .indptr = indptr};
+    AttendCall host = testing::make_call(layer, tokens, q.data(), host_options);
+    if ((*cpu)->selects(layer)) {
+      EXPECT_TRUE(test::same_runs(test::runs_of(**gpu, call.call), test::runs_of(**cpu, host)));
+    }
+  }
+  return static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1));
+}
+
+class PrefillServing : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SQZ_SKIP_WITHOUT_GPU();
+    if (!test::have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
+  }
+};
+
+TEST_F(PrefillServing, ShapesAndRules) {
+  for (const int64_t dim : {64, 96, 128, 256}) {
+    for (const int64_t group : {1, 4, 7}) {
+      SCOPED_TRACE(concat("dim ", dim, ", group ", group));
+      const Served served = serve(shape(dim, group, {40, 211}));
+      const double flat = compare(served, with_thresholds({2e-4}), {70}, 32);
+      EXPECT_GT(flat, 0.005);
+      EXPECT_LT(flat, 0.9);
+      compare(served, with_thresholds({1e-4, 3e-4}), {70}, 32);
+      compare(served, by_budget(0.1), {70}, 32);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Requests that end within a block, and single tokens, whose thresholds and shares are others.
+TEST_F(PrefillServing, RaggedRequests) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  compare(served, by_budget(0.1), {1, 40, 33, 0, 1, 64, 5}, 32);
+  compare(served, with_thresholds({1e-4, 3e-4}), {7, 1, 100}, 0);
+  // More blocks than one part of a table holds.
+  compare(served, by_budget(0.05), std::vector<int64_t>(300, 2), 2);
+}
+
+TEST_F(PrefillServing, Groups) {
+  const Served served = serve(shape(64, 4, {40, 211}));
+  for (const int group : {1, 2}) compare(served, with_thresholds({3e-4}, group), {50}, 16);
+}
+
+TEST_F(PrefillServing, Dense) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  SelectionRequest dense;
+  dense.selector = SelectorKind::kDense;
+  EXPECT_EQ(compare(served, dense, {50}, 0), 1.0);
+  EXPECT_EQ(compare(served, dense, {2}, 0), 1.0);
+}
+
+// A graph keeps the table of blocks, and takes the queries that are there when it runs.
+TEST_F(PrefillServing, GraphReplay) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  SessionOptions options;
+  options.selection = by_budget(0.1);
+  options.block = 16;
+  const auto session = create_session(served.index, test::uploaded(served), options);
+  ASSERT_TRUE(session.ok()) << session.status().message();
+  const std::vector<int64_t> indptr = {0, 30, 37, 70};
+  test::DeviceCall call(served, 1, 70, DType::kBF16);
+  call.call.indptr = indptr.data();
+  call.call.requests = 3;
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  call.call.stream = stream;
+  call.set_queries(make_queries(served, 1, 70, 1, 0.6f), stream);
+  ASSERT_TRUE((*session)->attend(call.call).ok());
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  const Status status = (*session)->attend(call.call);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  for (const uint64_t seed : {2, 3}) {
+    const auto queries = make_queries(served, 1, 70, seed, 0.6f);
+    call.set_queries(queries, stream);
+    ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    const auto replayed = call.output();
+    ASSERT_TRUE((*session)->attend(call.call).ok());
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    const auto direct = call.output();
+    EXPECT_EQ(replayed.out, direct.out);
+    EXPECT_EQ(replayed.lse, direct.lse);
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace sqz::cuda
