@@ -21,9 +21,6 @@ Status unsupported(const char* what, const char* expected) {
   return {Code::kUnsupported, concat("device_type 2 (CUDA): ", what, "; expected ", expected)};
 }
 
-// Of a layer that is read whole: from so many on the prefill kernels share one reading.
-constexpr int64_t kSharedTokens = 4;
-
 bool has_blocks(const AttendCall& call) {
   if (call.indptr == nullptr) return call.tokens > 1;
   for (int64_t r = 0; r < call.requests; ++r) {
@@ -251,8 +248,9 @@ Status CudaSession::allocate(const SelectionRequest& request) {
 }
 
 bool CudaSession::uses_prefill(const AttendCall& call) const {
-  if (prefill_ == nullptr || !prefill_->serves(call)) return false;
-  if (!selects(call.layer)) return call.tokens >= kSharedTokens;
+  if (prefill_ == nullptr || call.tokens < 2 || !prefill_->serves(call)) return false;
+  // Where everything is read, all tokens share one reading.
+  if (!selects(call.layer)) return true;
   return has_blocks(call) && !lookups_[static_cast<size_t>(call.layer)].pages;
 }
 

@@ -44,9 +44,11 @@ SelectionRequest by_budget(double keep, int levels = 0) {
   return request;
 }
 
-// Rows in bf16 are weighted by bf16 weights: a row may be a little further away than in decoding.
+// Weights are rounded to the type of the values before they meet them, and so is the result: each
+// by up to 2^-9 in bf16. Rows of a single heavy key see both in full.
 void expect_rows_close(const testing::Output& found, const testing::Output& expected, int64_t dim) {
   ASSERT_EQ(found.out.size(), expected.out.size());
+  double all_errors = 0, all_lengths = 0;
   for (size_t row = 0; row < found.lse.size(); ++row) {
     ASSERT_NEAR(found.lse[row], expected.lse[row], 1e-3) << "row " << row;
     double error = 0, length = 0;
@@ -55,8 +57,11 @@ void expect_rows_close(const testing::Output& found, const testing::Output& expe
       error += std::pow(double{found.out[i]} - expected.out[i], 2);
       length += std::pow(double{expected.out[i]}, 2);
     }
-    ASSERT_LE(std::sqrt(error), 4e-3 * std::sqrt(length)) << "row " << row;
+    ASSERT_LE(std::sqrt(error), 6e-3 * std::sqrt(length)) << "row " << row;
+    all_errors += error;
+    all_lengths += length;
   }
+  EXPECT_LE(std::sqrt(all_errors), 3e-3 * std::sqrt(all_lengths));
 }
 
 // Both backends with the same queries of requests of these lengths; what was read, too.

@@ -321,8 +321,12 @@ __device__ __forceinline__ void multiply_tile(float (&tile)[Config::kTile / 2],
 #pragma unroll
   for (int k = 0; k < Config::kSteps; ++k) {
     queries.multiply(tile, k, centroids + ((k / 4 * Config::kTile * kRowBytes + k % 4 * 32) >> 4));
+    if (k + 1 == Config::kSteps / 2) ptx::wgmma_commit_group();
   }
   ptx::wgmma_commit_group();
+  // Products are issued long before they run: the turn is over when half of them are done, so that
+  // the next ones are there when the others end.
+  ptx::wgmma_wait_group<1>();
   turns.pass();
   ptx::wgmma_wait_group<0>();
   ptx::fence_registers(tile);
