@@ -248,10 +248,8 @@ Status CudaSession::allocate(const SelectionRequest& request) {
 }
 
 bool CudaSession::uses_prefill(const AttendCall& call) const {
-  if (prefill_ == nullptr || call.tokens < 2 || !prefill_->serves(call)) return false;
-  // Where everything is read, all tokens share one reading.
-  if (!selects(call.layer)) return true;
-  return has_blocks(call) && !lookups_[static_cast<size_t>(call.layer)].pages;
+  return prefill_ != nullptr && has_blocks(call) && prefill_->serves(call) &&
+         !(selects(call.layer) && lookups_[static_cast<size_t>(call.layer)].pages);
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
