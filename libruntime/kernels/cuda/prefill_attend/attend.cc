@@ -3,8 +3,8 @@
 
 #include <cmath>
 
+#include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
-#include "libruntime/kernels/cuda/prefill_common/workspace.h"
 
 namespace sqz::cuda {
 namespace {
@@ -33,13 +33,13 @@ int64_t cut_workspace(AttendParams& params, int multiprocessors, uint8_t* base) 
       int64_t{params.blocks.count} * params.kv_heads * params.tiles.tiles_of_block;
   params.slot_capacity = 8 * multiprocessors;
   params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
-  Workspace workspace(base);
-  workspace.take(params.counts, 1);
-  workspace.take(params.items, params.item_capacity);
-  workspace.take(params.splits, params.slot_capacity);
-  workspace.take(params.partial_lse, int64_t{params.slot_capacity} * kRows);
-  workspace.take(params.partial_out, int64_t{params.slot_capacity} * kRows * params.dim);
-  return workspace.used();
+  Layout layout(base);
+  params.counts = layout.take<WorkCounts>(1);
+  params.items = layout.take<WorkItem>(params.item_capacity);
+  params.splits = layout.take<SplitTile>(params.slot_capacity);
+  params.partial_lse = layout.take<float>(int64_t{params.slot_capacity} * kRows);
+  params.partial_out = layout.take<float>(int64_t{params.slot_capacity} * kRows * params.dim);
+  return static_cast<int64_t>(layout.used());
 }
 
 AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks) {

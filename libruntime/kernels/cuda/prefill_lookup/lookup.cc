@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "libruntime/cuda/cuda_status.h"
-#include "libruntime/kernels/cuda/prefill_common/workspace.h"
+#include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/prefill_lookup/kernel.h"
 
 namespace sqz::cuda {
@@ -38,14 +38,14 @@ LookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks, i
 int64_t cut_workspace(LookupParams& params, uint8_t* base) {
   const int64_t lists = int64_t{params.blocks.count} * params.kv_heads;
   const int64_t queries = int64_t{params.blocks.tokens} * params.kv_heads * params.group;
-  Workspace workspace(base);
-  workspace.take(params.taken, 2);
-  workspace.take(params.row_states, params.pieces * queries);
-  workspace.take(params.lse, queries);
-  workspace.take(params.columns, params.row_tiles * lists * params.clusters);
-  workspace.take(params.ids, lists * params.clusters);
-  workspace.take(params.alive_sizes, lists * params.clusters);
-  return workspace.used();
+  Layout layout(base);
+  params.taken = layout.take<uint32_t>(2);
+  params.row_states = layout.take<float2>(params.pieces * queries);
+  params.lse = layout.take<float>(queries);
+  params.columns = layout.take<float>(params.row_tiles * lists * params.clusters);
+  params.ids = layout.take<uint32_t>(lists * params.clusters);
+  params.alive_sizes = layout.take<uint32_t>(lists * params.clusters);
+  return static_cast<int64_t>(layout.used());
 }
 
 template <class T>
