@@ -198,8 +198,8 @@ size_t CudaSession::lay_out(void* base) {
   shared.scores = layout.take<float>(pairs * width);
   shared.alive = layout.take<uint32_t>(pairs * 2 * width);
   shared.exchange = layout.take<uint32_t>(pairs * 2 * kMostTeam * kExchangeWords);
-  // A run ends where a block's slice of the clusters ends.
-  lists_.capacity = (width + 1) / 2 + kMostTeam;
+  // A run ends where what a warp or a block of the lookup looks at ends.
+  lists_.capacity = width / 2 + width / 64 + 2 * kMostTeam;
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
   lists_.totals = layout.take<RunTotals>(pairs);
   lists_.first = layout.take<uint32_t>(pairs * (lists_.capacity + 1));

@@ -299,7 +299,7 @@ class Bench {
     lookup.alive = allocate<uint32_t>(pairs * 2 * width);
     lookup.exchange = allocate<uint32_t>(pairs * 2 * kMostTeam * kExchangeWords);
     RunLists lists;
-    lists.capacity = width / 2 + 1 + kMostTeam;
+    lists.capacity = width / 2 + width / 64 + 2 * kMostTeam;
     lists.mark_capacity = s_.slots() / kMarkKeys + 1;
     lists.totals = allocate<RunTotals>(pairs);
     lists.first = allocate<uint32_t>(pairs * (lists.capacity + 1));

@@ -1,5 +1,6 @@
 // What was selected, in device memory: between lookups, schedules and attention. A pair is a
 // (selection, KV head): pair = selection * Hkv + head. The keys of a pair are its runs, end to end.
+// Runs may touch.
 #pragma once
 
 #include <cstdint>

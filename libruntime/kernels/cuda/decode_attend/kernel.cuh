@@ -39,6 +39,7 @@ struct AttendShared {
   float total_maximum[kAttendRows], total_sum[kAttendRows];
   float weights[kAttendRows][kMostBlocks];  // of the parts of a pair
   uint32_t last;
+  int64_t whole;
   union {
     alignas(16) uint32_t list[kListKeys];                       // where the keys of a segment are
     alignas(16) float values[kAttendWarps][kAttendRows][kDim];  // of the warps, at its end
@@ -62,8 +63,13 @@ class Attend {
     ptx::griddepcontrol_wait();
     count_keys();
     const int64_t total = s_.before[pairs_];
-    const int64_t share = (total + gridDim.x - 1) / gridDim.x;
-    share_ = max(kLeastKeys, (share + kTileKeys - 1) / kTileKeys * kTileKeys);
+    const auto blocks = static_cast<int64_t>(gridDim.x);
+    share_ = max(kLeastKeys, round_up((total + blocks - 1) / blocks));
+    if (pairs_ <= blocks) choose_whole_blocks();
+    if (whole_) {
+      run_whole_block();
+      return;
+    }
     int64_t at = blockIdx.x * share_;
     const int64_t end = min(at + share_, total);
     int pair = 0;
@@ -72,7 +78,16 @@ class Attend {
     }
     while (at < end) {
       const int64_t first = s_.before[pair], last = min(s_.before[pair + 1], end);
-      attend_segment(pair, at - first, last - first);
+      const int64_t keys = s_.before[pair + 1] - first;
+      const int first_block = static_cast<int>(first / share_);
+      const int last_block = static_cast<int>((first + keys - 1) / share_);
+      attend_segment({.pair = pair,
+                      .begin = at - first,
+                      .end = last - first,
+                      .parts = last_block - first_block + 1,
+                      .own = partial(blockIdx.x, first > blockIdx.x * share_ ? 1 : 0),
+                      .first = partial(first_block, first > first_block * share_ ? 1 : 0),
+                      .second = partial(first_block + 1, 0)});
       at = last;
       ++pair;
     }
@@ -82,6 +97,67 @@ class Attend {
   static constexpr int kHalves = (kDim + 63) / 64;  // of a value row: 64 dimensions each
   static constexpr int kTilesOut = kHalves * 8;     // of 8 dimensions
   static constexpr int64_t kRowBytes = kDim * 2;
+
+  // What a block has of a pair, and where the parts of the pair are: the first by itself, the
+  // others from the second on, two partials apart.
+  struct Segment {
+    int pair;
+    int64_t begin, end;
+    int parts;
+    AttendPartial<kDim>*own, *first, *second;
+
+    __device__ const AttendPartial<kDim>* part(int i) const {
+      return i == 0 ? first : second + 2 * (i - 1);
+    }
+  };
+
+  __device__ static int64_t round_up(int64_t keys) {
+    return (keys + kTileKeys - 1) / kTileKeys * kTileKeys;
+  }
+
+  // A block that serves two pairs pays for another start and end. If giving every pair blocks of
+  // its own, as many as it needs at `whole_` keys each, makes no block longer than that costs, do
+  // so.
+  __device__ void choose_whole_blocks() {
+    constexpr int kTries = 32;
+    constexpr int64_t kSwitchKeys = 320;  // that could be read in the time
+    if (warp_ == 0) {
+      // Lane i tries share_ + i / kTries of what it may be longer.
+      const int64_t keys = round_up(share_ + kSwitchKeys * lane_ / (kTries - 1));
+      int64_t blocks = 0;
+      for (int pair = 0; pair < pairs_; ++pair) {
+        blocks += static_cast<uint32_t>(s_.before[pair + 1] - s_.before[pair] + keys - 1) /
+                  static_cast<uint32_t>(keys);
+      }
+      const unsigned fits = __ballot_sync(~0u, blocks <= gridDim.x);
+      const int64_t least = __shfl_sync(~0u, keys, fits == 0 ? 0 : __ffs(fits) - 1);
+      if (lane_ == 0) s_.whole = fits == 0 ? 0 : least;
+    }
+    __syncthreads();
+    whole_ = s_.whole;
+  }
+
+  __device__ void run_whole_block() {
+    int first_block = 0;
+    for (int pair = 0; pair < pairs_; ++pair) {
+      const int64_t keys = s_.before[pair + 1] - s_.before[pair];
+      const int blocks = static_cast<int>((keys + whole_ - 1) / whole_);
+      const int block = static_cast<int>(blockIdx.x) - first_block;
+      if (block < blocks) {
+        // Evenly, not the last one short.
+        const int64_t each = round_up((keys + blocks - 1) / blocks);
+        attend_segment({.pair = pair,
+                        .begin = min(block * each, keys),
+                        .end = min((block + 1) * each, keys),
+                        .parts = blocks,
+                        .own = partial(blockIdx.x, 0),
+                        .first = partial(first_block, 0),
+                        .second = partial(first_block + 1, 0)});
+        return;
+      }
+      first_block += blocks;
+    }
+  }
 
   // A pair without keys counts as one, so that some block writes its result.
   __device__ void count_keys() {
@@ -120,8 +196,8 @@ class Attend {
     return p_.exact + (listed_ ? p_.lists.totals[pair].keys : p_.slots);
   }
 
-  // Keys [begin, end) of a pair.
-  __device__ void attend_segment(int pair, int64_t begin, int64_t end) {
+  __device__ void attend_segment(const Segment& segment) {
+    const int pair = segment.pair;
     head_ = pair % p_.kv_heads;
     load_queries(pair);
     maximum_ = kLowestMaximum;
@@ -131,19 +207,17 @@ class Attend {
 #pragma unroll
       for (int j = 0; j < 4; ++j) out_[i][j] = 0;
     }
-    const int64_t count = min(end, keys_of(pair));  // an empty pair has a segment, but no keys
+    const int64_t count = min(segment.end, keys_of(pair));  // an empty pair has a segment, no keys
     const bool list = listed_ || kCache;
-    const int64_t step = list ? kListKeys : end - begin;
-    for (int64_t at = begin; at < count; at += step) {
+    const int64_t step = list ? kListKeys : segment.end - segment.begin;
+    for (int64_t at = segment.begin; at < count; at += step) {
       const int64_t stop = min(at + step, count);
-      if (list) {
-        __syncthreads();
-        locate(pair, at, stop);
-      }
+      if (at > segment.begin) __syncthreads();
+      if (list) locate(pair, at, stop);
       __syncthreads();
       attend_keys(at, stop, list);
     }
-    finish_segment(pair, begin, end);
+    finish_segment(segment);
   }
 
   __device__ void load_queries(int pair) {
@@ -160,34 +234,44 @@ class Attend {
 
   // s_.list of keys [begin, end): slots, or exact keys with kExactKey; with a cache rows of it.
   __device__ void locate(int pair, int64_t begin, int64_t end) {
+    const int64_t exact_end = min(end, p_.exact);
+    for (int64_t k = begin + thread_; k < exact_end; k += kAttendThreads) {
+      put(begin, k, kExactKey | static_cast<uint32_t>(k));
+    }
+    if (end <= p_.exact) return;
+    const auto first_key = static_cast<uint32_t>(max(begin, p_.exact) - p_.exact);
+    const auto end_key = static_cast<uint32_t>(end - p_.exact);
+    if (!listed_) {
+      for (uint32_t key = first_key + thread_; key < end_key; key += kAttendThreads) {
+        put(begin, p_.exact + key, key);
+      }
+      return;
+    }
     const RunLists& lists = p_.lists;
     const uint32_t* first = lists.first + pair * (lists.capacity + 1);
     const uint32_t* before = lists.before + pair * (lists.capacity + 1);
-    const uint32_t* marks = lists.marks + pair * lists.mark_capacity;
-    const uint32_t runs = listed_ ? p_.lists.totals[pair].runs : 0;
-    for (int64_t k = begin + thread_; k < end; k += kAttendThreads) {
-      uint32_t where = kExactKey | static_cast<uint32_t>(k);
-      if (k >= p_.exact) {
-        const auto key = static_cast<uint32_t>(k - p_.exact);
-        where = key;
-        if (listed_) {
-          uint32_t low = marks[key / kMarkKeys];
-          uint32_t high = before[runs] > (key / kMarkKeys + 1) * kMarkKeys
-                              ? marks[key / kMarkKeys + 1]
-                              : runs - 1;
-          while (low < high) {
-            const uint32_t middle = (low + high + 1) / 2;
-            if (before[middle] <= key) {
-              low = middle;
-            } else {
-              high = middle - 1;
-            }
-          }
-          where = first[low] + (key - before[low]);
+    const uint32_t runs = lists.totals[pair].runs;
+    // Lane i of warp w has run 8 i + w of 256; a warp writes one run after the other.
+    uint32_t run = lists.marks[pair * lists.mark_capacity + first_key / kMarkKeys];
+    for (run += warp_;; run += kAttendThreads) {
+      const uint32_t own = run + lane_ * kAttendWarps;
+      const uint32_t own_first = own < runs ? first[own] : 0;
+      const uint32_t own_begin = own < runs ? before[own] : end_key;
+      const uint32_t own_end = own < runs ? before[own + 1] : end_key;
+      for (int i = 0; i < 32; ++i) {
+        const uint32_t run_begin = __shfl_sync(~0u, own_begin, i);
+        if (run_begin >= end_key) return;
+        const uint32_t run_first = __shfl_sync(~0u, own_first, i);
+        const uint32_t run_end = min(__shfl_sync(~0u, own_end, i), end_key);
+        for (uint32_t key = max(run_begin, first_key) + lane_; key < run_end; key += 32) {
+          put(begin, p_.exact + key, run_first + (key - run_begin));
         }
       }
-      s_.list[k - begin] = kCache ? row_in_cache(where) : where;
     }
+  }
+
+  __device__ void put(int64_t begin, int64_t key, uint32_t where) {
+    s_.list[key - begin] = kCache ? row_in_cache(where) : where;
   }
 
   __device__ uint32_t row_in_cache(uint32_t where) const {
@@ -335,21 +419,20 @@ class Attend {
 
   // ---- The end of a segment.
 
-  __device__ AttendPartial<kDim>* partial(int64_t block, int64_t first) const {
+  __device__ AttendPartial<kDim>* partial(int64_t block, int which) const {
     auto* partials = reinterpret_cast<AttendPartial<kDim>*>(static_cast<char*>(p_.workspace) +
                                                             kMostPairs * sizeof(uint32_t));
-    return partials + 2 * block + (first > block * share_ ? 1 : 0);
+    return partials + 2 * block + which;
   }
 
-  __device__ void finish_segment(int pair, int64_t begin, int64_t end) {
+  __device__ void finish_segment(const Segment& segment) {
     merge_warps();
-    const int64_t first = s_.before[pair], keys = s_.before[pair + 1] - first;
-    if (begin == 0 && end == keys) {
-      write_result(pair, [&](int row, int dim) { return merged(row, dim); });
+    if (segment.parts == 1) {
+      write_result(segment.pair, [&](int row, int dim) { return merged(row, dim); });
       __syncthreads();
       return;
     }
-    AttendPartial<kDim>* own = partial(blockIdx.x, first);
+    AttendPartial<kDim>* own = segment.own;
     for (int i = thread_; i < p_.group * kDim; i += kAttendThreads) {
       own->values[i / kDim][i % kDim] = merged(i / kDim, i % kDim);
     }
@@ -359,16 +442,15 @@ class Attend {
     }
     __threadfence();
     __syncthreads();
-    const int64_t first_block = first / share_, last_block = (first + keys - 1) / share_;
     if (thread_ == 0) {
-      auto* arrived = static_cast<uint32_t*>(p_.workspace) + pair;
-      s_.last = atomicAdd(arrived, 1u) == last_block - first_block ? 1 : 0;
+      auto* arrived = static_cast<uint32_t*>(p_.workspace) + segment.pair;
+      s_.last = atomicAdd(arrived, 1u) == static_cast<uint32_t>(segment.parts) - 1 ? 1 : 0;
       if (s_.last != 0) *arrived = 0;  // for the next launch
     }
     __syncthreads();
     if (s_.last != 0) {
       __threadfence();
-      merge_blocks(pair, first, first_block, last_block);
+      merge_parts(segment);
     }
     __syncthreads();
   }
@@ -412,63 +494,69 @@ class Attend {
     return sum;
   }
 
-  // Warp r weighs the parts of row r; then threads add up the values, several parts under way.
-  __device__ void merge_blocks(int pair, int64_t first, int64_t first_block, int64_t last_block) {
-    const int parts = static_cast<int>(last_block - first_block) + 1;
-    if (warp_ < p_.group) {
-      float top = kLowestMaximum, sum = 0;
-      for (int i = lane_; i < parts; i += 32) {
-        const AttendPartial<kDim>* part = partial(first_block + i, first);
-        const float m = __ldcg(&part->maximum[warp_]), l = __ldcg(&part->sum[warp_]);
-        s_.weights[warp_][i] = m;
-        const float grown = fmaxf(top, m);
-        sum = sum * exp2f(top - grown) + l * exp2f(m - grown);
-        top = grown;
-      }
+  // A thread adds up two neighbouring values over the parts, kBatch of them under way while warp r
+  // weighs the parts of row r.
+  __device__ void merge_parts(const Segment& segment) {
+    constexpr int kBatch = 20;
+    const int item = thread_ * 2;
+    float2 values[kBatch];
+    load_parts(segment, item, 0, values);
+    weigh_parts(segment);
+    __syncthreads();
+    for (int at = item; at < p_.group * kDim; at += 2 * kAttendThreads) {
+      float2 sum = {};
+      for (int first = 0; first < segment.parts; first += kBatch) {
+        if (at > item || first > 0) load_parts(segment, at, first, values);
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const float m = __shfl_xor_sync(~0u, top, step), l = __shfl_xor_sync(~0u, sum, step);
-        const float grown = fmaxf(top, m);
-        sum = sum * exp2f(top - grown) + l * exp2f(m - grown);
-        top = grown;
+        for (int i = 0; i < kBatch; ++i) {
+          if (first + i >= segment.parts) continue;
+          const float weight = s_.weights[at / kDim][first + i];
+          sum.x += values[i].x * weight;
+          sum.y += values[i].y * weight;
+        }
       }
-      for (int i = lane_; i < parts; i += 32) {
-        s_.weights[warp_][i] = exp2f(s_.weights[warp_][i] - top);
-      }
-      if (lane_ == 0) {
-        s_.total_maximum[warp_] = top;
-        s_.total_sum[warp_] = sum;
-      }
+      *reinterpret_cast<float2*>(&s_.values[0][at / kDim][at % kDim]) = sum;
     }
     __syncthreads();
-    // kSplit threads share an element.
-    constexpr int kSplit = 4;
-    for (int i = thread_ / kSplit; i < p_.group * kDim / 4; i += kAttendThreads / kSplit) {
-      const int row = i / (kDim / 4), dim = i % (kDim / 4) * 4;
-      float4 sum = {};
-#pragma unroll 5
-      for (int b = thread_ % kSplit; b < parts; b += kSplit) {
-        const float4 v = __ldcg(
-            reinterpret_cast<const float4*>(&partial(first_block + b, first)->values[row][dim]));
-        const float weight = s_.weights[row][b];
-        sum.x += v.x * weight;
-        sum.y += v.y * weight;
-        sum.z += v.z * weight;
-        sum.w += v.w * weight;
-      }
+    write_result(segment.pair, [&](int row, int dim) { return s_.values[0][row][dim]; });
+  }
+
+  template <int kBatch>
+  __device__ void load_parts(const Segment& segment, int at, int first,
+                             float2 (&values)[kBatch]) const {
 #pragma unroll
-      for (int step = 1; step < kSplit; step *= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, step);
-        sum.y += __shfl_xor_sync(~0u, sum.y, step);
-        sum.z += __shfl_xor_sync(~0u, sum.z, step);
-        sum.w += __shfl_xor_sync(~0u, sum.w, step);
-      }
-      if (thread_ % kSplit == 0) {
-        *reinterpret_cast<float4*>(&s_.values[0][row][dim]) = sum;
-      }
+    for (int i = 0; i < kBatch; ++i) {
+      if (at >= p_.group * kDim || first + i >= segment.parts) continue;
+      values[i] = __ldcg(
+          reinterpret_cast<const float2*>(&segment.part(first + i)->values[at / kDim][at % kDim]));
     }
-    __syncthreads();
-    write_result(pair, [&](int row, int dim) { return s_.values[0][row][dim]; });
+  }
+
+  __device__ void weigh_parts(const Segment& segment) {
+    if (warp_ >= p_.group) return;
+    float top = kLowestMaximum, sum = 0;
+    const auto add = [&](float m, float l) {
+      const float grown = fmaxf(top, m);
+      sum = sum * exp2f(top - grown) + l * exp2f(m - grown);
+      top = grown;
+    };
+    for (int i = lane_; i < segment.parts; i += 32) {
+      const float m = __ldcg(&segment.part(i)->maximum[warp_]);
+      s_.weights[warp_][i] = m;
+      add(m, __ldcg(&segment.part(i)->sum[warp_]));
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float m = __shfl_xor_sync(~0u, top, step), l = __shfl_xor_sync(~0u, sum, step);
+      add(m, l);
+    }
+    for (int i = lane_; i < segment.parts; i += 32) {
+      s_.weights[warp_][i] = exp2f(s_.weights[warp_][i] - top);
+    }
+    if (lane_ == 0) {
+      s_.total_maximum[warp_] = top;
+      s_.total_sum[warp_] = sum;
+    }
   }
 
   template <class Value>
@@ -503,7 +591,8 @@ class Attend {
   const int thread_, lane_, warp_, pairs_;
   const bool listed_;
   int head_ = 0;
-  int64_t share_ = 1;
+  int64_t share_ = 1;  // keys of a block
+  int64_t whole_ = 0;  // at most, where every block serves one pair; 0: blocks may serve several
   float maximum_ = 0, sum_ = 0;  // of query row lane / 4; sum over this lane's keys
   float out_[kTilesOut][4];      // tile 8 h + j, column n: dimension 64 h + 8 n + j
 };

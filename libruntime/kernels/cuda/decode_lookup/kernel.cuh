@@ -176,25 +176,21 @@ class Lookup {
     return before;
   }
 
-  // Sums of the ranks before, and of the team, from each rank's own.
+  // Sums of the ranks before, and of the team, from each rank's own. Lane r reads rank r's.
   __device__ Sums team_sums(Sums own, Sums& all) {
-    if (thread_ == 0) {
-      uint32_t* to = exchange(rank_);
-      to[0] = own.a;
-      to[1] = own.b;
+    if (team_ == 1) {
+      all = own;
+      return {};
     }
+    if (thread_ == 0) *reinterpret_cast<uint2*>(exchange(rank_)) = make_uint2(own.a, own.b);
     sync_team();
+    uint2 told = {};
+    if (lane_ < team_) told = __ldcg(reinterpret_cast<const uint2*>(exchange(lane_)));
     Sums before;
-    all = {};
-    for (int r = 0; r < team_; ++r) {
-      const uint32_t a = __ldcg(exchange(r)), b = __ldcg(exchange(r) + 1);
-      if (r < rank_) {
-        before.a += a;
-        before.b += b;
-      }
-      all.a += a;
-      all.b += b;
-    }
+    before.a = __reduce_add_sync(~0u, lane_ < rank_ ? told.x : 0);
+    before.b = __reduce_add_sync(~0u, lane_ < rank_ ? told.y : 0);
+    all.a = __reduce_add_sync(~0u, told.x);
+    all.b = __reduce_add_sync(~0u, told.y);
     turn_ ^= 1;
     return before;
   }
@@ -347,21 +343,28 @@ class Lookup {
     __syncthreads();
     if (thread_ < kMostGroup) {
       float m = kLowestLogit, l = 0;
+#pragma unroll
       for (int w = 0; w < kLookupWarps; ++w) add(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
-      exchange(rank_)[2 * thread_] = __float_as_uint(m);
-      exchange(rank_)[2 * thread_ + 1] = __float_as_uint(l);
+      reinterpret_cast<float2*>(exchange(rank_))[thread_] = make_float2(m, l);
     }
     sync_team();
-    if (thread_ < kMostGroup) {
-      float m = kLowestLogit, l = 0;
-      for (int r = 0; r < team_; ++r) {
-        add(m, l, __uint_as_float(__ldcg(exchange(r) + 2 * thread_)),
-            __uint_as_float(__ldcg(exchange(r) + 2 * thread_ + 1)));
+    if (thread_ < kMostGroup * kMostTeam) {
+      // Thread 16 row + rank; a butterfly, so that all blocks add in the same order.
+      const int row = thread_ / kMostTeam, rank = thread_ % kMostTeam;
+      float2 told = make_float2(kLowestLogit, 0);
+      if (rank < team_) told = __ldcg(reinterpret_cast<const float2*>(exchange(rank)) + row);
+#pragma unroll
+      for (int step = 1; step < kMostTeam; step *= 2) {
+        const float m = __shfl_xor_sync(~0u, told.x, step);
+        const float l = __shfl_xor_sync(~0u, told.y, step);
+        add(told.x, told.y, m, l);
       }
-      // Nothing alive: no logit will be compared with it.
-      const float lse = l == 0 ? 0 : m + log2f(l);
-      s_.lse[thread_] = lse;
-      if (thread_ < p_.group && !(fabsf(lse) <= FLT_MAX)) s_.fault = 1;
+      if (rank == 0) {
+        // Nothing alive: no logit will be compared with it.
+        const float lse = told.y == 0 ? 0 : told.x + log2f(told.y);
+        s_.lse[row] = lse;
+        if (row < p_.group && !(fabsf(lse) <= FLT_MAX)) s_.fault = 1;
+      }
     }
     turn_ ^= 1;
     __syncthreads();
@@ -371,6 +374,7 @@ class Lookup {
   // scores_[j] = log2 of the combined S of the slice's clusters; -infinity for empty ones.
   __device__ void combine() {
     const float log_group = log2f(static_cast<float>(p_.group));
+#pragma unroll 4
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
       float y[kMostGroup];
       float top = -INFINITY;
@@ -439,6 +443,7 @@ class Lookup {
         return;
       }
     }
+#pragma unroll 4
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
       if (!passes(level, scores_[j])) scores_[j] = -INFINITY;
     }
@@ -464,6 +469,7 @@ class Lookup {
       __syncthreads();
       for (int i = thread_; i < 256; i += kLookupThreads) s_.histogram[i] = 0;
       __syncthreads();
+#pragma unroll 4
       for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
         const uint32_t rank = rank_of(scores_[j]);
         if (scores_[j] > -INFINITY && (rank & mask) == prefix) {
@@ -476,7 +482,8 @@ class Lookup {
       sync_team();
       for (int i = thread_; i < 256; i += kLookupThreads) {
         uint32_t sum = 0;
-        for (int r = 0; r < team_; ++r) sum += __ldcg(exchange(r) + i);
+#pragma unroll
+        for (int r = 0; r < kMostTeam; ++r) sum += r < team_ ? __ldcg(exchange(r) + i) : 0;
         s_.histogram[i] = sum;
       }
       turn_ ^= 1;
@@ -572,47 +579,83 @@ class Lookup {
     return all.a;
   }
 
-  // Runs, from chosen clusters of the finest level that are neighbours.
+  static constexpr int kItems = 4;  // clusters of a thread that are looked at together
+
+  // Chosen clusters of the finest level, kItems neighbours of the slice a thread, as runs. A run
+  // ends at the latest where a warp's clusters end.
+  struct Chosen {
+    uint32_t first[kItems];   // slot
+    uint32_t length[kItems];  // slots; 0: not chosen
+    bool begins[kItems];      // a run
+
+    __device__ Sums sums() const {
+      Sums out;
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        out.a += begins[i] ? 1 : 0;
+        out.b += length[i];
+      }
+      return out;
+    }
+  };
+
+  __device__ Chosen chosen_at(const uint32_t* offsets, const uint32_t* alive, uint32_t j) const {
+    Chosen out;
+    uint32_t cluster[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const bool is = j + i < end_ && scores_[j + i] > -INFINITY;
+      cluster[i] = is ? cluster_of(alive, j + i) : 0;
+      out.first[i] = is ? offsets[cluster[i]] : 0;
+      out.length[i] = is ? offsets[cluster[i] + 1] - out.first[i] : 0;
+    }
+    // The end of the lane before: a run goes on where its last slot is followed by this one's
+    // first.
+    uint32_t end = __shfl_up_sync(
+        ~0u, out.length[kItems - 1] > 0 ? out.first[kItems - 1] + out.length[kItems - 1] : ~0u, 1);
+    if (lane_ == 0) end = ~0u;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      out.begins[i] = out.length[i] > 0 && out.first[i] != end;
+      end = out.length[i] > 0 ? out.first[i] + out.length[i] : ~0u;
+    }
+    return out;
+  }
+
   __device__ void emit(const LookupLevel& level, const uint32_t* alive) {
+    constexpr uint32_t kTile = kLookupThreads * kItems;
     const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
     const RunLists& lists = p_.lists;
     uint32_t* run_first = lists.first + pair_ * (lists.capacity + 1);
     uint32_t* run_before = lists.before + pair_ * (lists.capacity + 1);
     uint32_t* marks = lists.marks + pair_ * lists.mark_capacity;
-    uint32_t cluster = 0;
-    // {1 where a run begins, keys}
-    const auto item = [&](uint32_t j) -> Sums {
-      if (j >= end_ || !(scores_[j] > -INFINITY)) return {};
-      cluster = cluster_of(alive, j);
-      const bool follows =
-          j > begin_ && scores_[j - 1] > -INFINITY && cluster_of(alive, j - 1) + 1 == cluster;
-      return {follows ? 0u : 1u, offsets[cluster + 1] - offsets[cluster]};
-    };
     Sums own;
-    for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
-      const Sums one = item(j);
-      own.a += one.a;
-      own.b += one.b;
+    for (uint32_t tile = begin_; tile < end_; tile += kTile) {
+      const Sums sums = chosen_at(offsets, alive, tile + thread_ * kItems).sums();
+      own.a += sums.a;
+      own.b += sums.b;
     }
     Sums all;
     Sums before = team_sums(block_sums(own), all);
-    for (uint32_t tile = begin_; tile < end_; tile += kLookupThreads) {
-      const Sums one = item(tile + thread_);
+    for (uint32_t tile = begin_; tile < end_; tile += kTile) {
+      const Chosen chosen = chosen_at(offsets, alive, tile + thread_ * kItems);
       Sums tile_sums;
-      Sums at = sums_before(one, tile_sums);
+      Sums at = sums_before(chosen.sums(), tile_sums);
       at.a += before.a;
       at.b += before.b;
       before.a += tile_sums.a;
       before.b += tile_sums.b;
-      if (one.b == 0) continue;
-      if (one.a != 0) {
-        run_first[at.a] = offsets[cluster];
-        run_before[at.a] = at.b;
-      }
-      const uint32_t run = at.a + one.a - 1;
-      for (uint32_t mark = (at.b + kMarkKeys - 1) / kMarkKeys; mark * kMarkKeys < at.b + one.b;
-           ++mark) {
-        marks[mark] = run;
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (chosen.begins[i]) {
+          run_first[at.a] = chosen.first[i];
+          run_before[at.a++] = at.b;
+        }
+        const uint32_t end = at.b + chosen.length[i];
+        for (uint32_t m = (at.b + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < end; ++m) {
+          marks[m] = at.a - 1;
+        }
+        at.b = end;
       }
     }
     if (rank_ != 0 || thread_ != 0) return;
