@@ -195,9 +195,7 @@ size_t CudaSession::lay_out(void* base) {
   LookupParams shared;
   shared.width = width;
   shared.logits = layout.take<float>(pairs * model.group_size() * width);
-  shared.scores = layout.take<float>(pairs * width);
   shared.alive = layout.take<uint32_t>(pairs * 2 * width);
-  shared.exchange = layout.take<uint32_t>(pairs * 2 * kMostTeam * kExchangeWords);
   // A run ends where what a warp or a block of the lookup looks at ends.
   lists_.capacity = width / 2 + width / 64 + 2 * kMostTeam;
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
@@ -209,9 +207,7 @@ size_t CudaSession::lay_out(void* base) {
     LookupParams& lookup = lookups_[static_cast<size_t>(l)];
     lookup.width = shared.width;
     lookup.logits = shared.logits;
-    lookup.scores = shared.scores;
     lookup.alive = shared.alive;
-    lookup.exchange = shared.exchange;
     lookup.lists = lists_;
     lookup.wanted = wanted_ + l * model.kv_heads;
     lookup.counters = &counters_[l].selections;

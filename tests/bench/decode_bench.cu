@@ -295,9 +295,7 @@ class Bench {
     lookup.slots = static_cast<uint32_t>(s_.slots());
     lookup.width = width;
     lookup.logits = allocate<float>(pairs * s_.group * width);
-    lookup.scores = allocate<float>(pairs * width);
     lookup.alive = allocate<uint32_t>(pairs * 2 * width);
-    lookup.exchange = allocate<uint32_t>(pairs * 2 * kMostTeam * kExchangeWords);
     RunLists lists;
     lists.capacity = width / 2 + width / 64 + 2 * kMostTeam;
     lists.mark_capacity = s_.slots() / kMarkKeys + 1;

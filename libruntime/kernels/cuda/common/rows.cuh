@@ -21,6 +21,7 @@ template <class Element, int kDim, class Value>
 __device__ __forceinline__ void make_query_rows(QueryRows<kDim>& to, int rows, int thread,
                                                 int threads, const Value& value) {
   // An item is 8 dimensions of a row: two fragments of one lane.
+#pragma unroll 1
   for (int item = thread; item < kDim / 32 * 32; item += threads) {
     const int lane = item % 32, chunk = item / 32;
     const int row = lane / 4;

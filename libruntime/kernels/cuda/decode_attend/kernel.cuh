@@ -66,30 +66,20 @@ class Attend {
     const auto blocks = static_cast<int64_t>(gridDim.x);
     share_ = max(kLeastKeys, round_up((total + blocks - 1) / blocks));
     if (pairs_ <= blocks) choose_whole_blocks();
-    if (whole_) {
-      run_whole_block();
-      return;
-    }
+    Segment segment;
     int64_t at = blockIdx.x * share_;
     const int64_t end = min(at + share_, total);
     int pair = 0;
-    for (int step = kMostPairs; step > 0; step /= 2) {
+#pragma unroll 1
+    for (int step = kMostPairs; step > 0 && whole_ == 0; step /= 2) {
       if (pair + step < pairs_ && s_.before[pair + step] <= at) pair += step;
     }
-    while (at < end) {
-      const int64_t first = s_.before[pair], last = min(s_.before[pair + 1], end);
-      const int64_t keys = s_.before[pair + 1] - first;
-      const int first_block = static_cast<int>(first / share_);
-      const int last_block = static_cast<int>((first + keys - 1) / share_);
-      attend_segment({.pair = pair,
-                      .begin = at - first,
-                      .end = last - first,
-                      .parts = last_block - first_block + 1,
-                      .own = partial(blockIdx.x, first > blockIdx.x * share_ ? 1 : 0),
-                      .first = partial(first_block, first > first_block * share_ ? 1 : 0),
-                      .second = partial(first_block + 1, 0)});
-      at = last;
-      ++pair;
+    bool more = whole_ > 0 ? own_pair(segment) : at < end;
+#pragma unroll 1
+    while (more) {
+      if (whole_ == 0) at = shared_pair(pair++, at, end, segment);
+      attend_segment(segment);
+      more = whole_ == 0 && at < end;
     }
   }
 
@@ -125,6 +115,7 @@ class Attend {
       // Lane i tries share_ + i / kTries of what it may be longer.
       const int64_t keys = round_up(share_ + kSwitchKeys * lane_ / (kTries - 1));
       int64_t blocks = 0;
+#pragma unroll 1
       for (int pair = 0; pair < pairs_; ++pair) {
         blocks += static_cast<uint32_t>(s_.before[pair + 1] - s_.before[pair] + keys - 1) /
                   static_cast<uint32_t>(keys);
@@ -137,32 +128,51 @@ class Attend {
     whole_ = s_.whole;
   }
 
-  __device__ void run_whole_block() {
+  // The one pair that this block serves; false if there is none.
+  __device__ bool own_pair(Segment& segment) {
     int first_block = 0;
+#pragma unroll 1
     for (int pair = 0; pair < pairs_; ++pair) {
-      const int64_t keys = s_.before[pair + 1] - s_.before[pair];
-      const int blocks = static_cast<int>((keys + whole_ - 1) / whole_);
+      const auto keys = static_cast<uint32_t>(s_.before[pair + 1] - s_.before[pair]);
+      const auto most = static_cast<uint32_t>(whole_);
+      const auto blocks = static_cast<int>((keys + most - 1) / most);
       const int block = static_cast<int>(blockIdx.x) - first_block;
       if (block < blocks) {
         // Evenly, not the last one short.
-        const int64_t each = round_up((keys + blocks - 1) / blocks);
-        attend_segment({.pair = pair,
-                        .begin = min(block * each, keys),
-                        .end = min((block + 1) * each, keys),
-                        .parts = blocks,
-                        .own = partial(blockIdx.x, 0),
-                        .first = partial(first_block, 0),
-                        .second = partial(first_block + 1, 0)});
-        return;
+        const int64_t each = round_up((keys + blocks - 1) / static_cast<uint32_t>(blocks));
+        segment = {.pair = pair,
+                   .begin = min(block * each, int64_t{keys}),
+                   .end = min((block + 1) * each, int64_t{keys}),
+                   .parts = blocks,
+                   .own = partial(blockIdx.x, 0),
+                   .first = partial(first_block, 0),
+                   .second = partial(first_block + 1, 0)};
+        return true;
       }
       first_block += blocks;
     }
+    return false;
+  }
+
+  // This block's keys of a pair, from `at` of all keys on; where they end.
+  __device__ int64_t shared_pair(int pair, int64_t at, int64_t end, Segment& segment) {
+    const int64_t first = s_.before[pair], last = s_.before[pair + 1];
+    const int64_t first_block = first / share_, last_block = (last - 1) / share_;
+    segment = {.pair = pair,
+               .begin = at - first,
+               .end = min(last, end) - first,
+               .parts = static_cast<int>(last_block - first_block) + 1,
+               .own = partial(blockIdx.x, first > blockIdx.x * share_ ? 1 : 0),
+               .first = partial(first_block, first > first_block * share_ ? 1 : 0),
+               .second = partial(first_block + 1, 0)};
+    return min(last, end);
   }
 
   // A pair without keys counts as one, so that some block writes its result.
   __device__ void count_keys() {
     __shared__ int64_t warp_sums[kAttendWarps];
     int64_t before = 0;
+#pragma unroll 1
     for (int tile = 0; tile < pairs_; tile += kAttendThreads) {
       const int pair = tile + thread_;
       const int64_t own = pair < pairs_ ? max(int64_t{1}, keys_of(pair)) : 0;
@@ -235,6 +245,7 @@ class Attend {
   // s_.list of keys [begin, end): slots, or exact keys with kExactKey; with a cache rows of it.
   __device__ void locate(int pair, int64_t begin, int64_t end) {
     const int64_t exact_end = min(end, p_.exact);
+#pragma unroll 1
     for (int64_t k = begin + thread_; k < exact_end; k += kAttendThreads) {
       put(begin, k, kExactKey | static_cast<uint32_t>(k));
     }
@@ -242,6 +253,7 @@ class Attend {
     const auto first_key = static_cast<uint32_t>(max(begin, p_.exact) - p_.exact);
     const auto end_key = static_cast<uint32_t>(end - p_.exact);
     if (!listed_) {
+#pragma unroll 1
       for (uint32_t key = first_key + thread_; key < end_key; key += kAttendThreads) {
         put(begin, p_.exact + key, key);
       }
@@ -253,16 +265,19 @@ class Attend {
     const uint32_t runs = lists.totals[pair].runs;
     // Lane i of warp w has run 8 i + w of 256; a warp writes one run after the other.
     uint32_t run = lists.marks[pair * lists.mark_capacity + first_key / kMarkKeys];
+#pragma unroll 1
     for (run += warp_;; run += kAttendThreads) {
       const uint32_t own = run + lane_ * kAttendWarps;
       const uint32_t own_first = own < runs ? first[own] : 0;
       const uint32_t own_begin = own < runs ? before[own] : end_key;
       const uint32_t own_end = own < runs ? before[own + 1] : end_key;
+#pragma unroll 1
       for (int i = 0; i < 32; ++i) {
         const uint32_t run_begin = __shfl_sync(~0u, own_begin, i);
         if (run_begin >= end_key) return;
         const uint32_t run_first = __shfl_sync(~0u, own_first, i);
         const uint32_t run_end = min(__shfl_sync(~0u, own_end, i), end_key);
+#pragma unroll 1
         for (uint32_t key = max(run_begin, first_key) + lane_; key < run_end; key += 32) {
           put(begin, p_.exact + key, run_first + (key - run_begin));
         }
@@ -357,6 +372,7 @@ class Attend {
     if (tile >= count) return;
     RowPart<kDim> keys[2];
     load_keys(begin, tile, count, list, keys);
+#pragma unroll 1
     for (; tile < count; tile += kStep) {
       Values values;
       load_values(begin, tile, count, list, values);
@@ -427,12 +443,15 @@ class Attend {
 
   __device__ void finish_segment(const Segment& segment) {
     merge_warps();
-    if (segment.parts == 1) {
-      write_result(segment.pair, [&](int row, int dim) { return merged(row, dim); });
-      __syncthreads();
-      return;
-    }
+    if (segment.parts > 1 && !share_part(segment)) return;
+    write_result(segment.pair, segment.parts > 1);
+    __syncthreads();
+  }
+
+  // Leaves this block's part to others; true if they all did before and the pair is merged here.
+  __device__ bool share_part(const Segment& segment) {
     AttendPartial<kDim>* own = segment.own;
+#pragma unroll 1
     for (int i = thread_; i < p_.group * kDim; i += kAttendThreads) {
       own->values[i / kDim][i % kDim] = merged(i / kDim, i % kDim);
     }
@@ -448,11 +467,13 @@ class Attend {
       if (s_.last != 0) *arrived = 0;  // for the next launch
     }
     __syncthreads();
-    if (s_.last != 0) {
+    const bool last = s_.last != 0;
+    if (last) {
       __threadfence();
       merge_parts(segment);
     }
     __syncthreads();
+    return last;
   }
 
   // The warps' states to s_.values, relative to one maximum.
@@ -494,19 +515,19 @@ class Attend {
     return sum;
   }
 
-  // A thread adds up two neighbouring values over the parts, kBatch of them under way while warp r
-  // weighs the parts of row r.
+  // Warp r weighs the parts of row r; then a thread adds up two neighbouring values over the parts,
+  // kBatch of them under way.
   __device__ void merge_parts(const Segment& segment) {
-    constexpr int kBatch = 20;
-    const int item = thread_ * 2;
-    float2 values[kBatch];
-    load_parts(segment, item, 0, values);
+    constexpr int kBatch = 18;
     weigh_parts(segment);
     __syncthreads();
-    for (int at = item; at < p_.group * kDim; at += 2 * kAttendThreads) {
+#pragma unroll 1
+    for (int at = thread_ * 2; at < p_.group * kDim; at += 2 * kAttendThreads) {
       float2 sum = {};
+#pragma unroll 1
       for (int first = 0; first < segment.parts; first += kBatch) {
-        if (at > item || first > 0) load_parts(segment, at, first, values);
+        float2 values[kBatch];
+        load_parts(segment, at, first, values);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           if (first + i >= segment.parts) continue;
@@ -517,8 +538,6 @@ class Attend {
       }
       *reinterpret_cast<float2*>(&s_.values[0][at / kDim][at % kDim]) = sum;
     }
-    __syncthreads();
-    write_result(segment.pair, [&](int row, int dim) { return s_.values[0][row][dim]; });
   }
 
   template <int kBatch>
@@ -540,6 +559,7 @@ class Attend {
       sum = sum * exp2f(top - grown) + l * exp2f(m - grown);
       top = grown;
     };
+#pragma unroll 1
     for (int i = lane_; i < segment.parts; i += 32) {
       const float m = __ldcg(&segment.part(i)->maximum[warp_]);
       s_.weights[warp_][i] = m;
@@ -550,6 +570,7 @@ class Attend {
       const float m = __shfl_xor_sync(~0u, top, step), l = __shfl_xor_sync(~0u, sum, step);
       add(m, l);
     }
+#pragma unroll 1
     for (int i = lane_; i < segment.parts; i += 32) {
       s_.weights[warp_][i] = exp2f(s_.weights[warp_][i] - top);
     }
@@ -559,10 +580,14 @@ class Attend {
     }
   }
 
-  template <class Value>
-  __device__ void write_result(int pair, const Value& value) {
+  // From the values of the warps or, if they are merged already, of the first.
+  __device__ void write_result(int pair, bool is_merged) {
     const int64_t first = static_cast<int64_t>(pair) * p_.group;
     const bool fault = listed_ && p_.lists.totals[pair].fault != 0;
+    const auto value = [&](int row, int dim) {
+      return is_merged ? s_.values[0][row][dim] : merged(row, dim);
+    };
+#pragma unroll 1
     for (int i = thread_; i < p_.group * kDim / 2; i += kAttendThreads) {
       const int row = i / (kDim / 2), dim = i % (kDim / 2) * 2;
       const float sum = s_.total_sum[row];

@@ -14,6 +14,7 @@ namespace sqz::cuda {
 
 inline constexpr int kLookupThreads = 256;
 inline constexpr int kLookupWarps = kLookupThreads / 32;
+inline constexpr int kMostRoom = 32768;          // logits of a slice in shared memory
 inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
 
 struct Sums {
@@ -24,7 +25,8 @@ struct Sums {
 template <int kDim>
 struct LookupShared {
   QueryRows<kDim> queries;
-  QueryRows<kDim> lower;  // pages: the negative parts
+  QueryRows<kDim> lower;                 // pages: the negative parts
+  uint32_t exchange[2][kExchangeWords];  // what the block tells its team, in turn
   float maximum[kLookupWarps][kMostGroup], sum[kLookupWarps][kMostGroup];
   float lse[kMostGroup];
   Sums warp_sums[kLookupWarps];
@@ -36,7 +38,9 @@ struct LookupShared {
 template <class Element, int kDim, bool kPages>
 class Lookup {
  public:
-  __device__ Lookup(const LookupParams& params, int team, LookupShared<kDim>& shared)
+  // `slice_logits`: shared memory for `room` numbers.
+  __device__ Lookup(const LookupParams& params, int team, int room, LookupShared<kDim>& shared,
+                    float* slice_logits)
       : p_(params),
         s_(shared),
         team_(team),
@@ -46,17 +50,31 @@ class Lookup {
         thread_(static_cast<int>(threadIdx.x)),
         lane_(thread_ % 32),
         warp_(thread_ / 32) {
-    logits_ = p_.logits + static_cast<int64_t>(pair_) * p_.group * p_.width;
-    scores_ = p_.scores + static_cast<int64_t>(pair_) * p_.width;
-    exchange_ = p_.exchange + static_cast<int64_t>(pair_) * 2 * kMostTeam * kExchangeWords;
+    // A slice of every level fits in shared memory, or none is there.
+    const int64_t most = (p_.width + team - 1) / team;
+    if (most * p_.group <= room) {
+      logits_ = slice_logits;
+      row_stride_ = most;
+    } else {
+      logits_ = p_.logits + static_cast<int64_t>(pair_) * p_.group * p_.width;
+      row_stride_ = p_.width;
+    }
   }
 
   __device__ void run() {
+    look_up();
+    // No block leaves while another may read its shared memory.
+    if (team_ > 1) ptx::barrier_cluster();
+  }
+
+ private:
+  __device__ void look_up() {
     ask_ahead();
     ptx::griddepcontrol_launch_dependents();
     ptx::griddepcontrol_wait();
     load_queries();
     uint32_t count = p_.level[0].clusters;
+#pragma unroll 1
     for (int k = 0; k < p_.levels; ++k) {
       const LookupLevel& level = p_.level[k];
       const uint32_t* alive = k == 0 ? nullptr : alive_list(k - 1);
@@ -82,11 +100,11 @@ class Lookup {
     }
   }
 
- private:
   // What does not depend on earlier kernels starts its way from memory: the first level, and what
   // is small of all.
   __device__ void ask_ahead() const {
     const int64_t row = kDim * 2;
+#pragma unroll 1
     for (int k = 0; k < p_.levels; ++k) {
       const LookupLevel& level = p_.level[k];
       if (k == 0) ask_for(level.centroids, level.clusters * row);
@@ -101,6 +119,7 @@ class Lookup {
   // The team's head of an array, into the L2.
   __device__ void ask_for(const void* array, int64_t bytes) const {
     const auto* from = static_cast<const char*>(array) + head_ * bytes;
+#pragma unroll 1
     for (int64_t at = (rank_ * kLookupThreads + thread_) * int64_t{128}; at < bytes;
          at += team_ * kLookupThreads * int64_t{128}) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
@@ -115,9 +134,20 @@ class Lookup {
     return alive == nullptr ? j : __ldcg(alive + j);
   }
 
+  // Teams are powers of two.
   __device__ void take_slice(uint32_t count) {
-    begin_ = static_cast<uint32_t>(static_cast<uint64_t>(count) * rank_ / team_);
-    end_ = static_cast<uint32_t>(static_cast<uint64_t>(count) * (rank_ + 1) / team_);
+    const int shift = __ffs(team_) - 1;
+    begin_ = static_cast<uint32_t>((static_cast<uint64_t>(count) * rank_) >> shift);
+    end_ = static_cast<uint32_t>((static_cast<uint64_t>(count) * (rank_ + 1)) >> shift);
+    // A cluster's score takes the place of its first logit; both are found by the cluster's place
+    // among those that are alive.
+    scores_ = logits_ - (logits_in_shared() ? begin_ : 0);
+  }
+  __device__ bool logits_in_shared() const {
+    return row_stride_ != p_.width || team_ == 1;
+  }
+  __device__ float& logit(int row, uint32_t j) const {
+    return scores_[row * row_stride_ + j];
   }
 
   // ---- The team.
@@ -126,9 +156,14 @@ class Lookup {
     __syncthreads();
     if (team_ > 1) ptx::barrier_cluster();
   }
-  // Where this block puts what it tells; after sync_team(), where rank r's is.
-  __device__ uint32_t* exchange(int rank) const {
-    return exchange_ + (turn_ * kMostTeam + rank) * kExchangeWords;
+  // What this block tells; after sync_team(), what rank r told.
+  __device__ uint32_t* own_words() {
+    return s_.exchange[turn_];
+  }
+  __device__ uint32_t told(int rank, int word) {
+    if (team_ == 1) return s_.exchange[turn_][word];
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(&s_.exchange[turn_][word]));
+    return ptx::ld_shared_cluster(ptx::mapa(address, static_cast<uint32_t>(rank)));
   }
 
   // Sums of the block, for all its threads.
@@ -182,15 +217,17 @@ class Lookup {
       all = own;
       return {};
     }
-    if (thread_ == 0) *reinterpret_cast<uint2*>(exchange(rank_)) = make_uint2(own.a, own.b);
+    if (thread_ == 0) {
+      own_words()[0] = own.a;
+      own_words()[1] = own.b;
+    }
     sync_team();
-    uint2 told = {};
-    if (lane_ < team_) told = __ldcg(reinterpret_cast<const uint2*>(exchange(lane_)));
+    const uint32_t a = lane_ < team_ ? told(lane_, 0) : 0, b = lane_ < team_ ? told(lane_, 1) : 0;
     Sums before;
-    before.a = __reduce_add_sync(~0u, lane_ < rank_ ? told.x : 0);
-    before.b = __reduce_add_sync(~0u, lane_ < rank_ ? told.y : 0);
-    all.a = __reduce_add_sync(~0u, told.x);
-    all.b = __reduce_add_sync(~0u, told.y);
+    before.a = __reduce_add_sync(~0u, lane_ < rank_ ? a : 0);
+    before.b = __reduce_add_sync(~0u, lane_ < rank_ ? b : 0);
+    all.a = __reduce_add_sync(~0u, a);
+    all.b = __reduce_add_sync(~0u, b);
     turn_ ^= 1;
     return before;
   }
@@ -282,11 +319,11 @@ class Lookup {
           const float x = d[t][i] + d[t][i + 2];
           if (j >= end_ || row >= rows) continue;
           if (kPages) {
-            logits_[row * p_.width + j] = x;
+            logit(row, j) = x;
             continue;
           }
           const float log_size = step.log_sizes[t][i];
-          logits_[row * p_.width + j] = log_size == -INFINITY ? -INFINITY : x;
+          logit(row, j) = log_size == -INFINITY ? -INFINITY : x;
           if (log_size == -INFINITY) continue;
           const float y = x + log_size * 1.4426950408889634f;
           if (!(y <= maximum)) {
@@ -299,12 +336,13 @@ class Lookup {
     };
     // Two steps under way.
     constexpr uint32_t kStride = kLookupWarps * kStep;
-    uint32_t tile = begin_ + warp_ * kStep;
     const void* first = kPages ? level.greatest : level.centroids;
-    Step even, odd;
-    if (tile < end_) load_step(level, alive, tile, first, even);
-    const auto work = [&](Step& now, Step& next) {
-      if (tile + kStride < end_) load_step(level, alive, tile + kStride, first, next);
+    Step now, next;
+    uint32_t tile = begin_ + warp_ * kStep;
+    if (tile < end_) load_step(level, alive, tile, first, now);
+#pragma unroll 1
+    for (; tile < end_; tile += kStride) {
+      load_step(level, alive, min(tile + kStride, end_ - 1), first, next);
       float d[kTiles][4] = {};
       multiply_rows<Element, kDim, kTiles>(s_.queries, now.rows, lane_, d);
       if (kPages) {
@@ -312,11 +350,7 @@ class Lookup {
         multiply_rows<Element, kDim, kTiles>(s_.lower, now.rows, lane_, d);
       }
       finish(tile, now, d);
-      tile += kStride;
-    };
-    while (tile < end_) {
-      work(even, odd);
-      if (tile < end_) work(odd, even);
+      now = next;
     }
     return kPages || add_up(maximum, sum);
   }
@@ -345,23 +379,27 @@ class Lookup {
       float m = kLowestLogit, l = 0;
 #pragma unroll
       for (int w = 0; w < kLookupWarps; ++w) add(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
-      reinterpret_cast<float2*>(exchange(rank_))[thread_] = make_float2(m, l);
+      own_words()[2 * thread_] = __float_as_uint(m);
+      own_words()[2 * thread_ + 1] = __float_as_uint(l);
     }
     sync_team();
     if (thread_ < kMostGroup * kMostTeam) {
       // Thread 16 row + rank; a butterfly, so that all blocks add in the same order.
       const int row = thread_ / kMostTeam, rank = thread_ % kMostTeam;
-      float2 told = make_float2(kLowestLogit, 0);
-      if (rank < team_) told = __ldcg(reinterpret_cast<const float2*>(exchange(rank)) + row);
+      float2 sums = make_float2(kLowestLogit, 0);
+      if (rank < team_) {
+        sums.x = __uint_as_float(told(rank, 2 * row));
+        sums.y = __uint_as_float(told(rank, 2 * row + 1));
+      }
 #pragma unroll
       for (int step = 1; step < kMostTeam; step *= 2) {
-        const float m = __shfl_xor_sync(~0u, told.x, step);
-        const float l = __shfl_xor_sync(~0u, told.y, step);
-        add(told.x, told.y, m, l);
+        const float m = __shfl_xor_sync(~0u, sums.x, step);
+        const float l = __shfl_xor_sync(~0u, sums.y, step);
+        add(sums.x, sums.y, m, l);
       }
       if (rank == 0) {
         // Nothing alive: no logit will be compared with it.
-        const float lse = told.y == 0 ? 0 : told.x + log2f(told.y);
+        const float lse = sums.y == 0 ? 0 : sums.x + log2f(sums.y);
         s_.lse[row] = lse;
         if (row < p_.group && !(fabsf(lse) <= FLT_MAX)) s_.fault = 1;
       }
@@ -374,13 +412,14 @@ class Lookup {
   // scores_[j] = log2 of the combined S of the slice's clusters; -infinity for empty ones.
   __device__ void combine() {
     const float log_group = log2f(static_cast<float>(p_.group));
-#pragma unroll 4
+#pragma unroll 1
+#pragma unroll 1
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
       float y[kMostGroup];
       float top = -INFINITY;
 #pragma unroll
       for (int r = 0; r < kMostGroup; ++r) {
-        y[r] = r < p_.group ? logits_[r * p_.width + j] - s_.lse[r] : -INFINITY;
+        y[r] = r < p_.group ? logit(r, j) - s_.lse[r] : -INFINITY;
         top = fmaxf(top, y[r]);
       }
       float score = top;
@@ -399,10 +438,11 @@ class Lookup {
   __device__ bool combine_pages() {
     __syncthreads();
     bool sound = true;
+#pragma unroll 1
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
       float top = -INFINITY;
       for (int r = 0; r < page_rows(); ++r) {
-        const float x = logits_[r * p_.width + j];
+        const float x = logit(r, j);
         sound = sound && fabsf(x) <= FLT_MAX;
         top = fmaxf(top, x);
       }
@@ -433,6 +473,7 @@ class Lookup {
     }
     uint32_t kept = 0;
     if (p_.rule != LookupRule::kThreshold) {
+#pragma unroll 1
       for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
         if (passes(level, scores_[j])) kept += size_of(level, head_, cluster_of(alive, j));
       }
@@ -443,7 +484,8 @@ class Lookup {
         return;
       }
     }
-#pragma unroll 4
+#pragma unroll 1
+#pragma unroll 1
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
       if (!passes(level, scores_[j])) scores_[j] = -INFINITY;
     }
@@ -465,11 +507,13 @@ class Lookup {
   __device__ void best(const LookupLevel& level, const uint32_t* alive, uint32_t wanted,
                        bool nearest) {
     uint32_t prefix = 0, mask = 0, left = wanted;
+#pragma unroll 1
     for (int shift = 24; shift >= 0; shift -= 8) {
       __syncthreads();
       for (int i = thread_; i < 256; i += kLookupThreads) s_.histogram[i] = 0;
       __syncthreads();
-#pragma unroll 4
+#pragma unroll 1
+#pragma unroll 1
       for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
         const uint32_t rank = rank_of(scores_[j]);
         if (scores_[j] > -INFINITY && (rank & mask) == prefix) {
@@ -478,12 +522,12 @@ class Lookup {
         }
       }
       __syncthreads();
-      for (int i = thread_; i < 256; i += kLookupThreads) exchange(rank_)[i] = s_.histogram[i];
+      for (int i = thread_; i < 256; i += kLookupThreads) own_words()[i] = s_.histogram[i];
       sync_team();
       for (int i = thread_; i < 256; i += kLookupThreads) {
         uint32_t sum = 0;
 #pragma unroll
-        for (int r = 0; r < kMostTeam; ++r) sum += r < team_ ? __ldcg(exchange(r) + i) : 0;
+        for (int r = 0; r < kMostTeam; ++r) sum += r < team_ ? told(r, i) : 0;
         s_.histogram[i] = sum;
       }
       turn_ ^= 1;
@@ -535,9 +579,11 @@ class Lookup {
                  : 0;
     };
     uint32_t own = 0;
+#pragma unroll 1
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) own += tie(j);
     Sums all;
     uint32_t before = team_sums(block_sums({own, 0}), all).a;
+#pragma unroll 1
     for (uint32_t tile = begin_; tile < end_; tile += kLookupThreads) {
       const uint32_t j = tile + thread_;
       const uint32_t size = tie(j);
@@ -565,14 +611,18 @@ class Lookup {
       return offsets[cluster + 1] - first;
     };
     uint32_t own = 0, first = 0;
+#pragma unroll 1
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) own += children(j, first);
     Sums all;
     uint32_t before = team_sums(block_sums({own, 0}), all).a;
+#pragma unroll 1
     for (uint32_t tile = begin_; tile < end_; tile += kLookupThreads) {
       const uint32_t count = children(tile + thread_, first);
       Sums tile_sums;
       const uint32_t at = before + sums_before({count, 0}, tile_sums).a;
       before += tile_sums.a;
+
+#pragma unroll 1
       for (uint32_t i = 0; i < count; ++i) list[at + i] = first + i;
     }
     sync_team();
@@ -629,34 +679,35 @@ class Lookup {
     uint32_t* run_first = lists.first + pair_ * (lists.capacity + 1);
     uint32_t* run_before = lists.before + pair_ * (lists.capacity + 1);
     uint32_t* marks = lists.marks + pair_ * lists.mark_capacity;
-    Sums own;
-    for (uint32_t tile = begin_; tile < end_; tile += kTile) {
-      const Sums sums = chosen_at(offsets, alive, tile + thread_ * kItems).sums();
-      own.a += sums.a;
-      own.b += sums.b;
-    }
-    Sums all;
-    Sums before = team_sums(block_sums(own), all);
-    for (uint32_t tile = begin_; tile < end_; tile += kTile) {
-      const Chosen chosen = chosen_at(offsets, alive, tile + thread_ * kItems);
-      Sums tile_sums;
-      Sums at = sums_before(chosen.sums(), tile_sums);
-      at.a += before.a;
-      at.b += before.b;
-      before.a += tile_sums.a;
-      before.b += tile_sums.b;
+    // Once to count, once to write: the same instructions, fetched once.
+    Sums all, before;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll 1
+      for (uint32_t tile = begin_; tile < end_; tile += kTile) {
+        const Chosen chosen = chosen_at(offsets, alive, tile + thread_ * kItems);
+        Sums tile_sums;
+        Sums at = sums_before(chosen.sums(), tile_sums);
+        at.a += before.a;
+        at.b += before.b;
+        before.a += tile_sums.a;
+        before.b += tile_sums.b;
+        if (pass == 0) continue;
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (chosen.begins[i]) {
-          run_first[at.a] = chosen.first[i];
-          run_before[at.a++] = at.b;
+        for (int i = 0; i < kItems; ++i) {
+          if (chosen.begins[i]) {
+            run_first[at.a] = chosen.first[i];
+            run_before[at.a++] = at.b;
+          }
+          const uint32_t end = at.b + chosen.length[i];
+#pragma unroll 1
+          for (uint32_t m = (at.b + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < end; ++m) {
+            marks[m] = at.a - 1;
+          }
+          at.b = end;
         }
-        const uint32_t end = at.b + chosen.length[i];
-        for (uint32_t m = (at.b + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < end; ++m) {
-          marks[m] = at.a - 1;
-        }
-        at.b = end;
       }
+      if (pass == 0) before = team_sums(before, all);
     }
     if (rank_ != 0 || thread_ != 0) return;
     run_before[all.a] = all.b;
@@ -669,9 +720,9 @@ class Lookup {
   const LookupParams& p_;
   LookupShared<kDim>& s_;
   const int team_, rank_, pair_, head_, thread_, lane_, warp_;
-  float* logits_;
-  float* scores_;
-  uint32_t* exchange_;
+  float* logits_;       // of the slice in shared memory, or of the pair in global memory
+  int64_t row_stride_;  // of logits_
+  float* scores_ = nullptr;
   uint32_t begin_ = 0, end_ = 0;  // of what is alive, this block's
   uint32_t centroids_ = 0;
   int turn_ = 0;  // of two exchange areas: a fast block must not overwrite what a slow one reads
@@ -679,9 +730,10 @@ class Lookup {
 
 template <class Element, int kDim, bool kPages>
 __global__ void __launch_bounds__(kLookupThreads, 2)
-    decode_lookup_kernel(const __grid_constant__ LookupParams params, int team) {
+    decode_lookup_kernel(const __grid_constant__ LookupParams params, int team, int room) {
   __shared__ LookupShared<kDim> shared;
-  Lookup<Element, kDim, kPages>(params, team, shared).run();
+  extern __shared__ float slice_logits[];
+  Lookup<Element, kDim, kPages>(params, team, room, shared, slice_logits).run();
 }
 
 template <int kDim>
@@ -719,13 +771,18 @@ struct LookupLaunch {
 
 template <int kDim>
 Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream) {
-  const LookupLaunch launch(params.requests * params.kv_heads * team, team, hopper, stream);
+  LookupLaunch launch(params.requests * params.kv_heads * team, team, hopper, stream);
   const auto kernel = lookup_kernel<kDim>(params);
+  const int64_t slice = (params.width + team - 1) / team * params.group;
+  const int room = slice <= kMostRoom ? static_cast<int>(slice) : 0;
+  launch.config.dynamicSmemBytes = static_cast<size_t>(room) * sizeof(float);
+  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                kMostRoom * int{sizeof(float)}));
   if (team > 8) {
     SQZ_RETURN_IF_CUDA_ERROR(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   }
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team, room));
   return {};
 }
 

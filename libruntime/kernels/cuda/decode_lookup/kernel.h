@@ -46,10 +46,8 @@ struct LookupParams {
 
   // Workspace; width: at least every n.
   int64_t width = 0;
-  float* logits = nullptr;       // [pairs, group, width]
-  float* scores = nullptr;       // [pairs, width]
-  uint32_t* alive = nullptr;     // [pairs, 2, width]
-  uint32_t* exchange = nullptr;  // [pairs, 2, kMostTeam, kExchangeWords]
+  float* logits = nullptr;    // [pairs, group, width], used where shared memory is too small
+  uint32_t* alive = nullptr;  // [pairs, 2, width]
   RunLists lists;
   unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
 };

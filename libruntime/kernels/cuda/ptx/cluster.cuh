@@ -16,6 +16,24 @@ __device__ __forceinline__ void barrier_cluster() {
 #endif
 }
 
+// Where a variable of this block's shared memory is in that of the cluster's block `rank`; an
+// address for ld_shared_cluster.
+__device__ __forceinline__ uint32_t mapa(uint32_t shared, uint32_t rank) {
+  uint32_t out = shared;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(shared), "r"(rank));
+#endif
+  return out;
+}
+
+__device__ __forceinline__ uint32_t ld_shared_cluster(uint32_t address) {
+  uint32_t out = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(out) : "r"(address) : "memory");
+#endif
+  return out;
+}
+
 // Waits for the kernels that this one depends on, and sees what they wrote.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
