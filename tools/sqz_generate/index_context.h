@@ -6,13 +6,14 @@
 #include <string>
 
 #include "sqz/sqz.h"
+#include "tools/sqz_generate/device_staging.h"
 #include "training/runner.h"
 
 namespace sqz {
 
 class IndexContext : public FixedContext {
  public:
-  // `options` is borrowed for the call.
+  // `options` is borrowed for the call. With device_type 2 the index is uploaded first.
   static Result<std::unique_ptr<IndexContext>> open(const std::string& path,
                                                     const sqz_session_options& options);
   ~IndexContext() override;
@@ -32,6 +33,8 @@ class IndexContext : public FixedContext {
   sqz_session* session_ = nullptr;
   sqz_index_info info_ = {};
   std::vector<int64_t> positions_;
+  sqz_session_options device_ = {};         // where the session serves
+  std::unique_ptr<DeviceStaging> staging_;  // if that is a GPU
 };
 
 }  // namespace sqz
