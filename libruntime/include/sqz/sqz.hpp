@@ -69,6 +69,13 @@ class Index {
     return info;
   }
   void verify() const { check(sqz_index_verify(handle_.get())); }
+  // To a GPU, for sessions with device_type 2.
+  void upload(int32_t device_id = 0) {
+    auto options = make<sqz_upload_options>();
+    options.device_id = device_id;
+    check(sqz_index_upload(handle_.get(), &options));
+  }
+  void unload(int32_t device_id = 0) { check(sqz_index_unload(handle_.get(), device_id)); }
   sqz_index* handle() const noexcept { return handle_.get(); }
 
  private:

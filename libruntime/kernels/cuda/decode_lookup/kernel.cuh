@@ -337,10 +337,12 @@ class Lookup {
     // Two steps under way.
     constexpr uint32_t kStride = kLookupWarps * kStep;
     const void* first = kPages ? level.greatest : level.centroids;
+    Step now, next;
     uint32_t tile = begin_ + warp_ * kStep;
-    // Twice the same instructions: copying one step to the other would wait for its loads.
-    const auto work = [&](Step& now, Step& next) {
-      if (tile + kStride < end_) load_step(level, alive, tile + kStride, first, next);
+    if (tile < end_) load_step(level, alive, tile, first, now);
+#pragma unroll 1
+    for (; tile < end_; tile += kStride) {
+      load_step(level, alive, min(tile + kStride, end_ - 1), first, next);
       float d[kTiles][4] = {};
       multiply_rows<Element, kDim, kTiles>(s_.queries, now.rows, lane_, d);
       if (kPages) {
@@ -348,15 +350,7 @@ class Lookup {
         multiply_rows<Element, kDim, kTiles>(s_.lower, now.rows, lane_, d);
       }
       finish(tile, now, d);
-      tile += kStride;
-    };
-    Step even, odd;
-    if (tile < end_) load_step(level, alive, tile, first, even);
-#pragma unroll 1
-    while (tile < end_) {
-      work(even, odd);
-      if (tile >= end_) break;
-      work(odd, even);
+      now = next;
     }
     return kPages || add_up(maximum, sum);
   }
