@@ -10,35 +10,33 @@ class CudaStaging final : public DeviceStaging {
  public:
   explicit CudaStaging(int device) : device_(device) {}
 
-  Status load(const float* from, size_t q_floats, size_t lse_floats) override {
+  Status load(const void* from, size_t q_bytes, size_t lse_floats) override {
     const cuda::CurrentDevice current(device_);
-    q_floats_ = q_floats;
-    lse_floats_ = lse_floats;
+    q_bytes_ = q_bytes;
+    lse_bytes_ = lse_floats * sizeof(float);
     const auto lay_out = [&](void* base) {
       cuda::Layout layout(base);
-      q = layout.take<float>(static_cast<int64_t>(q_floats));
-      out = layout.take<float>(static_cast<int64_t>(q_floats));
-      lse = layout.take<float>(static_cast<int64_t>(lse_floats));
+      q = layout.take<std::byte>(static_cast<int64_t>(q_bytes_));
+      out = layout.take<std::byte>(static_cast<int64_t>(q_bytes_));
+      lse = layout.take<std::byte>(static_cast<int64_t>(lse_bytes_));
       return layout.used();
     };
     SQZ_RETURN_IF_ERROR(memory_.reserve(lay_out(nullptr)));
     lay_out(memory_.data());
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(q, from, q_floats * sizeof(float), cudaMemcpyHostToDevice));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(q, from, q_bytes_, cudaMemcpyHostToDevice));
     return {};
   }
 
-  Status store(float* to_out, float* to_lse) override {
+  Status store(void* to_out, float* to_lse) override {
     const cuda::CurrentDevice current(device_);
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(to_out, out, q_floats_ * sizeof(float), cudaMemcpyDeviceToHost));
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(to_lse, lse, lse_floats_ * sizeof(float), cudaMemcpyDeviceToHost));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(to_out, out, q_bytes_, cudaMemcpyDeviceToHost));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(to_lse, lse, lse_bytes_, cudaMemcpyDeviceToHost));
     return {};
   }
 
  private:
   int device_;
-  size_t q_floats_ = 0, lse_floats_ = 0;
+  size_t q_bytes_ = 0, lse_bytes_ = 0;
   cuda::DeviceMemory memory_;
 };
 

@@ -14,14 +14,14 @@ class DeviceStaging {
   static Result<std::unique_ptr<DeviceStaging>> create(int device);
   virtual ~DeviceStaging() = default;
 
-  // Room for a call with this many floats of q and of lse; q is copied there.
-  virtual Status load(const float* q, size_t q_floats, size_t lse_floats) = 0;
+  // Room for a call with this many bytes of q and floats of lse; q is copied there.
+  virtual Status load(const void* q, size_t q_bytes, size_t lse_floats) = 0;
   // Waits for the call, then copies what it left.
-  virtual Status store(float* out, float* lse) = 0;
+  virtual Status store(void* out, float* lse) = 0;
 
-  float* q = nullptr;  // device memory, valid until the next load()
-  float* out = nullptr;
-  float* lse = nullptr;
+  void* q = nullptr;  // device memory, valid until the next load()
+  void* out = nullptr;
+  void* lse = nullptr;
 };
 
 }  // namespace sqz

@@ -1,6 +1,9 @@
 #include "tools/sqz_generate/index_context.h"
 
+#include <cstring>
 #include <numeric>
+
+#include "formats/sqz_file.h"
 
 namespace sqz {
 namespace {
@@ -12,18 +15,35 @@ Status to_status(sqz_status status) {
   return status == SQZ_OK ? Status() : Status(static_cast<Code>(status), sqz_last_error());
 }
 
-sqz_tensor float_tensor(const float* data, int64_t* shape, int32_t ndim,
-                        const sqz_session_options& device) {
+sqz_tensor tensor_of(DType dtype, const void* data, int64_t* shape, int32_t ndim,
+                     int32_t device_type, int32_t device_id) {
   sqz_tensor out = {};
-  out.data = const_cast<float*>(data);
-  out.device_type = device.device_type == kCuda ? kCuda : kCpu;
-  out.device_id = device.device_id;
+  out.data = const_cast<void*>(data);
+  out.device_type = device_type;
+  out.device_id = device_id;
   out.ndim = ndim;
-  out.dtype_code = 2;
-  out.dtype_bits = 32;
+  out.dtype_code = dtype == DType::kBF16 ? 4 : 2;
+  out.dtype_bits = dtype == DType::kF32 ? 32 : 16;
   out.dtype_lanes = 1;
   out.shape = shape;
   return out;
+}
+
+// Float32 as 16 bits and back; `bytes` has room.
+void round_floats(DType dtype, const float* from, size_t count, std::byte* bytes) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint16_t bits =
+        dtype == DType::kBF16 ? to_bfloat16(from[i]).bits : to_float16(from[i]).bits;
+    std::memcpy(bytes + 2 * i, &bits, 2);
+  }
+}
+
+void widen(DType dtype, const std::byte* bytes, size_t count, float* to) {
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, bytes + 2 * i, 2);
+    to[i] = dtype == DType::kBF16 ? to_float(BFloat16{bits}) : to_float(Float16{bits});
+  }
 }
 
 }  // namespace
@@ -34,8 +54,10 @@ Result<std::unique_ptr<IndexContext>> IndexContext::open(const std::string& path
   SQZ_RETURN_IF_ERROR(to_status(sqz_index_open(path.c_str(), SQZ_OPEN_MMAP, &out->index_)));
   out->info_.struct_size = sizeof(out->info_);
   SQZ_RETURN_IF_ERROR(to_status(sqz_index_describe(out->index_, &out->info_)));
-  out->device_ = options;
   if (options.device_type == kCuda) {
+    SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
+    out->dtype_ = file->metadata().dtype;
+    out->device_id_ = options.device_id;
     SQZ_ASSIGN_OR_RETURN(out->staging_, DeviceStaging::create(options.device_id));
     sqz_upload_options upload = {};
     upload.struct_size = sizeof(upload);
@@ -53,26 +75,45 @@ IndexContext::~IndexContext() {
 
 Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                             float* lse) {
-  int64_t shape[] = {count, info_.query_heads, info_.head_dim};
-  const auto rows = static_cast<size_t>(count * info_.query_heads);
-  if (staging_ != nullptr) {
-    SQZ_RETURN_IF_ERROR(staging_->load(q, rows * static_cast<size_t>(info_.head_dim), rows));
-  }
-  const bool staged = staging_ != nullptr;
-  const sqz_tensor q_tensor = float_tensor(staged ? staging_->q : q, shape, 3, device_);
-  sqz_tensor out_tensor = float_tensor(staged ? staging_->out : out, shape, 3, device_);
-  sqz_tensor lse_tensor = float_tensor(staged ? staging_->lse : lse, shape, 2, device_);
   positions_.resize(static_cast<size_t>(count));
   std::iota(positions_.begin(), positions_.end(), first);
   sqz_attend_args args = {};
   args.struct_size = sizeof(args);
   args.layer = layer;
+  args.positions = positions_.data();
+  if (staging_ != nullptr) return attend_staged(args, count, q, out, lse);
+  int64_t shape[] = {count, info_.query_heads, info_.head_dim};
+  const sqz_tensor q_tensor = tensor_of(DType::kF32, q, shape, 3, kCpu, 0);
+  sqz_tensor out_tensor = tensor_of(DType::kF32, out, shape, 3, kCpu, 0);
+  sqz_tensor lse_tensor = tensor_of(DType::kF32, lse, shape, 2, kCpu, 0);
   args.q = &q_tensor;
   args.out = &out_tensor;
   args.lse = &lse_tensor;
-  args.positions = positions_.data();
+  return to_status(sqz_attend(session_, &args));
+}
+
+Status IndexContext::attend_staged(sqz_attend_args& args, int64_t count, const float* q, float* out,
+                                   float* lse) {
+  int64_t shape[] = {count, info_.query_heads, info_.head_dim};
+  const auto rows = static_cast<size_t>(count * info_.query_heads);
+  const size_t floats = rows * static_cast<size_t>(info_.head_dim);
+  const DType dtype = count == 1 ? DType::kF32 : dtype_;
+  const bool narrow = dtype != DType::kF32;
+  rounded_.resize(narrow ? 2 * floats : 0);
+  if (narrow) round_floats(dtype, q, floats, rounded_.data());
+  const void* from = narrow ? static_cast<const void*>(rounded_.data()) : q;
+  SQZ_RETURN_IF_ERROR(staging_->load(from, floats * (narrow ? 2 : 4), rows));
+  const sqz_tensor q_tensor = tensor_of(dtype, staging_->q, shape, 3, kCuda, device_id_);
+  sqz_tensor out_tensor = tensor_of(dtype, staging_->out, shape, 3, kCuda, device_id_);
+  sqz_tensor lse_tensor = tensor_of(DType::kF32, staging_->lse, shape, 2, kCuda, device_id_);
+  args.q = &q_tensor;
+  args.out = &out_tensor;
+  args.lse = &lse_tensor;
   SQZ_RETURN_IF_ERROR(to_status(sqz_attend(session_, &args)));
-  return staged ? staging_->store(out, lse) : Status();
+  void* to = narrow ? static_cast<void*>(rounded_.data()) : out;
+  SQZ_RETURN_IF_ERROR(staging_->store(to, lse));
+  if (narrow) widen(dtype, rounded_.data(), floats, out);
+  return {};
 }
 
 Result<sqz_stats> IndexContext::stats() const {

@@ -28,13 +28,18 @@ class IndexContext : public FixedContext {
 
  private:
   IndexContext() = default;
+  // The same through the GPU's memory. Prompts are rounded to the index's type there.
+  Status attend_staged(sqz_attend_args& args, int64_t count, const float* q, float* out,
+                       float* lse);
 
   sqz_index* index_ = nullptr;
   sqz_session* session_ = nullptr;
   sqz_index_info info_ = {};
   std::vector<int64_t> positions_;
-  sqz_session_options device_ = {};         // where the session serves
-  std::unique_ptr<DeviceStaging> staging_;  // if that is a GPU
+  std::unique_ptr<DeviceStaging> staging_;  // if the session serves from a GPU
+  int32_t device_id_ = 0;
+  DType dtype_ = DType::kBF16;      // of the index
+  std::vector<std::byte> rounded_;  // q, then out
 };
 
 }  // namespace sqz

@@ -180,14 +180,15 @@ TEST_F(CacheTest, UploadInTheBackground) {
 TEST_F(CacheTest, NothingIsLeftAllocated) {
   const Served served = serve(shape());
   size_t before = 0, after = 0, total = 0;
-  // The driver keeps some memory of its own at first.
-  for (int i = 0; i < 30; ++i) {
+  { const auto warm = test::gpu_session(served, selection()); }
+  ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+  for (int i = 0; i < 20; ++i) {
     const auto session = test::gpu_session(served, selection());
     ASSERT_NE(session, nullptr);
-    if (i == 9) ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
   }
   ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
-  EXPECT_GE(after, before);
+  // An index and a session have more than 4 MiB; the driver may keep some of its own.
+  EXPECT_GE(after + (size_t{16} << 20), before);
 }
 
 TEST_F(CacheTest, WhatOnlyTheCpuServesIsSaid) {
