@@ -5,46 +5,12 @@
 // timing.
 #pragma once
 
-#include <algorithm>
-#include <cfloat>
-
-#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/rows.cuh"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
+#include "libruntime/kernels/cuda/decode_attend/shared.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
 
 namespace sqz::cuda {
-
-inline constexpr int kAttendThreads = 256;
-inline constexpr int kAttendWarps = kAttendThreads / 32;
-inline constexpr int kListKeys = 4096;      // of a segment, located at once
-inline constexpr int kTileKeys = 16;        // of a warp, at once
-inline constexpr int64_t kLeastKeys = 128;  // of a block: less is not worth a merge
-inline constexpr uint32_t kExactKey = 0x80000000u;
-inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
-
-// In the workspace, after one counter a pair: what a block leaves of a pair that it shares with
-// others. Its first segment may be the end of a pair, its last the beginning of one.
-template <int kDim>
-struct AttendPartial {
-  float values[kAttendRows][kDim];
-  float maximum[kAttendRows], sum[kAttendRows];
-};
-
-template <int kDim>
-struct AttendShared {
-  QueryRows<kDim> queries;
-  int64_t before[kMostPairs + 1];  // keys of the pairs before each
-  float maximum[kAttendWarps][kAttendRows], sum[kAttendWarps][kAttendRows];
-  float total_maximum[kAttendRows], total_sum[kAttendRows];
-  float weights[kAttendRows][kMostBlocks];  // of the parts of a pair
-  uint32_t last;
-  int64_t whole;
-  union {
-    alignas(16) uint32_t list[kListKeys];                       // where the keys of a segment are
-    alignas(16) float values[kAttendWarps][kAttendRows][kDim];  // of the warps, at its end
-  };
-};
 
 template <class Element, int kDim, bool kCache>
 class Attend {
@@ -621,36 +587,5 @@ class Attend {
   float maximum_ = 0, sum_ = 0;  // of query row lane / 4; sum over this lane's keys
   float out_[kTilesOut][4];      // tile 8 h + j, column n: dimension 64 h + 8 n + j
 };
-
-template <class Element, int kDim, bool kCache>
-__global__ void __launch_bounds__(kAttendThreads, 1)
-    decode_attend_kernel(const __grid_constant__ AttendParams params) {
-  extern __shared__ __align__(16) char memory[];
-  Attend<Element, kDim, kCache>(params, *reinterpret_cast<AttendShared<kDim>*>(memory)).run();
-}
-
-template <int kDim>
-Status launch_attend(const AttendParams& params, cudaStream_t stream) {
-  const bool bf16 = params.dtype == DType::kBF16, cache = params.cache.keys != nullptr;
-  const auto kernel = bf16 ? (cache ? decode_attend_kernel<Bf16, kDim, true>
-                                    : decode_attend_kernel<Bf16, kDim, false>)
-                           : (cache ? decode_attend_kernel<F16, kDim, true>
-                                    : decode_attend_kernel<F16, kDim, false>);
-  constexpr size_t kBytes = sizeof(AttendShared<kDim>);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(params.multiprocessors, kMostBlocks)));
-  config.blockDim = dim3(kAttendThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = params.hopper ? 1 : 0;
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&config, kernel, params));
-  return {};
-}
 
 }  // namespace sqz::cuda

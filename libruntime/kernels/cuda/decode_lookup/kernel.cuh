@@ -1,55 +1,27 @@
 // One kernel for all levels. A team of blocks serves a pair: it splits what is alive at a level,
-// tells its members sums through global memory, and goes on together. On Hopper a team is a cluster
-// and waits at its barrier; elsewhere a team is one block.
+// tells its members sums, and goes on together.
 #pragma once
 
 #include <cfloat>
 
-#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/rows.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
-#include "libruntime/kernels/cuda/ptx/cluster.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/team.cuh"
 
 namespace sqz::cuda {
 
-inline constexpr int kLookupThreads = 256;
-inline constexpr int kLookupWarps = kLookupThreads / 32;
-inline constexpr int kMostRoom = 32768;          // logits of a slice in shared memory
-inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
-
-struct Sums {
-  uint32_t a = 0, b = 0;
-};
-
-// Shared memory of a block.
-template <int kDim>
-struct LookupShared {
-  QueryRows<kDim> queries;
-  QueryRows<kDim> lower;                 // pages: the negative parts
-  uint32_t exchange[2][kExchangeWords];  // what the block tells its team, in turn
-  float maximum[kLookupWarps][kMostGroup], sum[kLookupWarps][kMostGroup];
-  float lse[kMostGroup];
-  Sums warp_sums[kLookupWarps];
-  uint32_t histogram[kExchangeWords];
-  uint32_t found[4];
-  uint32_t fault;
-};
-
 template <class Element, int kDim, bool kPages>
-class Lookup {
+class Lookup : private LookupTeam {
  public:
   // `slice_logits`: shared memory for `room` numbers.
   __device__ Lookup(const LookupParams& params, int team, int room, LookupShared<kDim>& shared,
                     float* slice_logits)
-      : p_(params),
+      : LookupTeam(team, shared.team),
+        p_(params),
         s_(shared),
-        team_(team),
-        rank_(static_cast<int>(blockIdx.x) % team),
         pair_(static_cast<int>(blockIdx.x) / team),
-        head_(pair_ % params.kv_heads),
-        thread_(static_cast<int>(threadIdx.x)),
-        lane_(thread_ % 32),
-        warp_(thread_ / 32) {
+        head_(pair_ % params.kv_heads) {
     // A slice of every level fits in shared memory, or none is there.
     const int64_t most = (p_.width + team - 1) / team;
     if (most * p_.group <= room) {
@@ -148,88 +120,6 @@ class Lookup {
   }
   __device__ float& logit(int row, uint32_t j) const {
     return scores_[row * row_stride_ + j];
-  }
-
-  // ---- The team.
-
-  __device__ void sync_team() const {
-    __syncthreads();
-    if (team_ > 1) ptx::barrier_cluster();
-  }
-  // What this block tells; after sync_team(), what rank r told.
-  __device__ uint32_t* own_words() {
-    return s_.exchange[turn_];
-  }
-  __device__ uint32_t told(int rank, int word) {
-    if (team_ == 1) return s_.exchange[turn_][word];
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(&s_.exchange[turn_][word]));
-    return ptx::ld_shared_cluster(ptx::mapa(address, static_cast<uint32_t>(rank)));
-  }
-
-  // Sums of the block, for all its threads.
-  __device__ Sums block_sums(Sums sums) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      sums.a += __shfl_xor_sync(~0u, sums.a, step);
-      sums.b += __shfl_xor_sync(~0u, sums.b, step);
-    }
-    __syncthreads();
-    if (lane_ == 0) s_.warp_sums[warp_] = sums;
-    __syncthreads();
-    Sums all;
-    for (int w = 0; w < kLookupWarps; ++w) {
-      all.a += s_.warp_sums[w].a;
-      all.b += s_.warp_sums[w].b;
-    }
-    return all;
-  }
-
-  // Sums of the threads before this one, and of the block.
-  __device__ Sums sums_before(Sums own, Sums& all) {
-    Sums scan = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t a = __shfl_up_sync(~0u, scan.a, step), b = __shfl_up_sync(~0u, scan.b, step);
-      if (lane_ >= step) {
-        scan.a += a;
-        scan.b += b;
-      }
-    }
-    __syncthreads();
-    if (lane_ == 31) s_.warp_sums[warp_] = scan;
-    __syncthreads();
-    Sums before = {scan.a - own.a, scan.b - own.b};
-    all = {};
-    for (int w = 0; w < kLookupWarps; ++w) {
-      if (w < warp_) {
-        before.a += s_.warp_sums[w].a;
-        before.b += s_.warp_sums[w].b;
-      }
-      all.a += s_.warp_sums[w].a;
-      all.b += s_.warp_sums[w].b;
-    }
-    return before;
-  }
-
-  // Sums of the ranks before, and of the team, from each rank's own. Lane r reads rank r's.
-  __device__ Sums team_sums(Sums own, Sums& all) {
-    if (team_ == 1) {
-      all = own;
-      return {};
-    }
-    if (thread_ == 0) {
-      own_words()[0] = own.a;
-      own_words()[1] = own.b;
-    }
-    sync_team();
-    const uint32_t a = lane_ < team_ ? told(lane_, 0) : 0, b = lane_ < team_ ? told(lane_, 1) : 0;
-    Sums before;
-    before.a = __reduce_add_sync(~0u, lane_ < rank_ ? a : 0);
-    before.b = __reduce_add_sync(~0u, lane_ < rank_ ? b : 0);
-    all.a = __reduce_add_sync(~0u, a);
-    all.b = __reduce_add_sync(~0u, b);
-    turn_ ^= 1;
-    return before;
   }
 
   // ---- Scores.
@@ -355,18 +245,12 @@ class Lookup {
     return kPages || add_up(maximum, sum);
   }
 
-  __device__ static void add(float& maximum, float& sum, float m, float l) {
-    const float top = fmaxf(maximum, m);
-    sum = sum * exp2f(maximum - top) + l * exp2f(m - top);
-    maximum = top;
-  }
-
   // s_.lse[row] over the team; false if one is NaN or infinite.
   __device__ bool add_up(float maximum, float sum) {
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {
       const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
-      add(maximum, sum, m, l);
+      add_sums(maximum, sum, m, l);
     }
     __syncthreads();
     if (lane_ % 4 == 0) {
@@ -378,7 +262,8 @@ class Lookup {
     if (thread_ < kMostGroup) {
       float m = kLowestLogit, l = 0;
 #pragma unroll
-      for (int w = 0; w < kLookupWarps; ++w) add(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
+      for (int w = 0; w < kLookupWarps; ++w)
+        add_sums(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
       own_words()[2 * thread_] = __float_as_uint(m);
       own_words()[2 * thread_ + 1] = __float_as_uint(l);
     }
@@ -395,7 +280,7 @@ class Lookup {
       for (int step = 1; step < kMostTeam; step *= 2) {
         const float m = __shfl_xor_sync(~0u, sums.x, step);
         const float l = __shfl_xor_sync(~0u, sums.y, step);
-        add(sums.x, sums.y, m, l);
+        add_sums(sums.x, sums.y, m, l);
       }
       if (rank == 0) {
         // Nothing alive: no logit will be compared with it.
@@ -404,7 +289,7 @@ class Lookup {
         if (row < p_.group && !(fabsf(lse) <= FLT_MAX)) s_.fault = 1;
       }
     }
-    turn_ ^= 1;
+    next_turn();
     __syncthreads();
     return s_.fault == 0;
   }
@@ -496,12 +381,6 @@ class Lookup {
     return score >= level.threshold && score > -INFINITY;
   }
 
-  // Greater scores have greater ranks; -infinity has the least.
-  __device__ static uint32_t rank_of(float score) {
-    const uint32_t bits = __float_as_uint(score);
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-  }
-
   // Best first until `wanted` is reached: to the nearest, or until it is passed. Finds the score at
   // the border digit by digit, from sums of sizes by digit; equal scores go in the order of j.
   __device__ void best(const LookupLevel& level, const uint32_t* alive, uint32_t wanted,
@@ -530,7 +409,7 @@ class Lookup {
         for (int r = 0; r < kMostTeam; ++r) sum += r < team_ ? told(r, i) : 0;
         s_.histogram[i] = sum;
       }
-      turn_ ^= 1;
+      next_turn();
       __syncthreads();
       if (warp_ == 0) find_digit(left);
       __syncthreads();
@@ -629,26 +508,6 @@ class Lookup {
     return all.a;
   }
 
-  static constexpr int kItems = 4;  // clusters of a thread that are looked at together
-
-  // Chosen clusters of the finest level, kItems neighbours of the slice a thread, as runs. A run
-  // ends at the latest where a warp's clusters end.
-  struct Chosen {
-    uint32_t first[kItems];   // slot
-    uint32_t length[kItems];  // slots; 0: not chosen
-    bool begins[kItems];      // a run
-
-    __device__ Sums sums() const {
-      Sums out;
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        out.a += begins[i] ? 1 : 0;
-        out.b += length[i];
-      }
-      return out;
-    }
-  };
-
   __device__ Chosen chosen_at(const uint32_t* offsets, const uint32_t* alive, uint32_t j) const {
     Chosen out;
     uint32_t cluster[kItems];
@@ -719,86 +578,12 @@ class Lookup {
 
   const LookupParams& p_;
   LookupShared<kDim>& s_;
-  const int team_, rank_, pair_, head_, thread_, lane_, warp_;
+  const int pair_, head_;
   float* logits_;       // of the slice in shared memory, or of the pair in global memory
   int64_t row_stride_;  // of logits_
   float* scores_ = nullptr;
   uint32_t begin_ = 0, end_ = 0;  // of what is alive, this block's
   uint32_t centroids_ = 0;
-  int turn_ = 0;  // of two exchange areas: a fast block must not overwrite what a slow one reads
 };
-
-template <class Element, int kDim, bool kPages>
-__global__ void __launch_bounds__(kLookupThreads, 2)
-    decode_lookup_kernel(const __grid_constant__ LookupParams params, int team, int room) {
-  __shared__ LookupShared<kDim> shared;
-  extern __shared__ float slice_logits[];
-  Lookup<Element, kDim, kPages>(params, team, room, shared, slice_logits).run();
-}
-
-template <int kDim>
-auto lookup_kernel(const LookupParams& params) {
-  if (params.dtype == DType::kBF16) {
-    return params.pages ? decode_lookup_kernel<Bf16, kDim, true>
-                        : decode_lookup_kernel<Bf16, kDim, false>;
-  }
-  return params.pages ? decode_lookup_kernel<F16, kDim, true>
-                      : decode_lookup_kernel<F16, kDim, false>;
-}
-
-// What a launch needs beside the parameters.
-struct LookupLaunch {
-  cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attributes[2] = {};
-
-  LookupLaunch(int blocks, int team, bool hopper, cudaStream_t stream) {
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(kLookupThreads);
-    config.stream = stream;
-    config.attrs = attributes;
-    if (team > 1) {
-      cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-      cluster.id = cudaLaunchAttributeClusterDimension;
-      cluster.val.clusterDim = {static_cast<unsigned>(team), 1, 1};
-    }
-    if (hopper) {
-      cudaLaunchAttribute& early = attributes[config.numAttrs++];
-      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      early.val.programmaticStreamSerializationAllowed = 1;
-    }
-  }
-};
-
-template <int kDim>
-Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream) {
-  LookupLaunch launch(params.requests * params.kv_heads * team, team, hopper, stream);
-  const auto kernel = lookup_kernel<kDim>(params);
-  const int64_t slice = (params.width + team - 1) / team * params.group;
-  const int room = slice <= kMostRoom ? static_cast<int>(slice) : 0;
-  launch.config.dynamicSmemBytes = static_cast<size_t>(room) * sizeof(float);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                kMostRoom * int{sizeof(float)}));
-  if (team > 8) {
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team, room));
-  return {};
-}
-
-// Teams of this many blocks that the GPU holds at once; 0 if it cannot gather one.
-template <int kDim>
-int lookup_teams_at_once(const LookupParams& params, int team) {
-  const LookupLaunch launch(team, team, true, nullptr);
-  const auto kernel = lookup_kernel<kDim>(params);
-  int count = 0;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
-          cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  return count;
-}
 
 }  // namespace sqz::cuda

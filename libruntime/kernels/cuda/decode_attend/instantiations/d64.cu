@@ -1,4 +1,4 @@
-#include "libruntime/kernels/cuda/decode_attend/kernel.cuh"
+#include "libruntime/kernels/cuda/decode_attend/launch.cuh"
 
 namespace sqz::cuda {
 

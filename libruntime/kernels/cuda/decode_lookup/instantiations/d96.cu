@@ -1,4 +1,4 @@
-#include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/launch.cuh"
 
 namespace sqz::cuda {
 

@@ -1,0 +1,42 @@
+// The kernels of one head dimension and their launch.
+#pragma once
+
+#include <algorithm>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/decode_attend/kernel.cuh"
+
+namespace sqz::cuda {
+
+template <class Element, int kDim, bool kCache>
+__global__ void __launch_bounds__(kAttendThreads, 1)
+    decode_attend_kernel(const __grid_constant__ AttendParams params) {
+  extern __shared__ __align__(16) char memory[];
+  Attend<Element, kDim, kCache>(params, *reinterpret_cast<AttendShared<kDim>*>(memory)).run();
+}
+
+template <int kDim>
+Status launch_attend(const AttendParams& params, cudaStream_t stream) {
+  const bool bf16 = params.dtype == DType::kBF16, cache = params.cache.keys != nullptr;
+  const auto kernel = bf16 ? (cache ? decode_attend_kernel<Bf16, kDim, true>
+                                    : decode_attend_kernel<Bf16, kDim, false>)
+                           : (cache ? decode_attend_kernel<F16, kDim, true>
+                                    : decode_attend_kernel<F16, kDim, false>);
+  constexpr size_t kBytes = sizeof(AttendShared<kDim>);
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(std::min(params.multiprocessors, kMostBlocks)));
+  config.blockDim = dim3(kAttendThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = params.hopper ? 1 : 0;
+  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&config, kernel, params));
+  return {};
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,56 @@
+// What the lookup is put together from: its shared memory, sums of exponentials, the order of
+// scores, chosen clusters.
+#pragma once
+
+#include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/team.cuh"
+
+namespace sqz::cuda {
+
+// Shared memory of a block.
+template <int kDim>
+struct LookupShared {
+  QueryRows<kDim> queries;
+  QueryRows<kDim> lower;  // pages: the negative parts
+  TeamShared team;
+  float maximum[kLookupWarps][kMostGroup], sum[kLookupWarps][kMostGroup];
+  float lse[kMostGroup];
+  uint32_t histogram[kExchangeWords];
+  uint32_t found[4];
+  uint32_t fault;
+};
+
+// Adds l 2^m to sum 2^maximum.
+__device__ inline void add_sums(float& maximum, float& sum, float m, float l) {
+  const float top = fmaxf(maximum, m);
+  sum = sum * exp2f(maximum - top) + l * exp2f(m - top);
+  maximum = top;
+}
+
+// Greater scores have greater ranks; -infinity has the least.
+__device__ inline uint32_t rank_of(float score) {
+  const uint32_t bits = __float_as_uint(score);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+inline constexpr int kItems = 4;  // clusters of a thread that are looked at together
+
+// Chosen clusters of the finest level, kItems neighbours of the slice a thread, as runs. A run
+// ends at the latest where a warp's clusters end.
+struct Chosen {
+  uint32_t first[kItems];   // slot
+  uint32_t length[kItems];  // slots; 0: not chosen
+  bool begins[kItems];      // a run
+
+  __device__ Sums sums() const {
+    Sums out;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      out.a += begins[i] ? 1 : 0;
+      out.b += length[i];
+    }
+    return out;
+  }
+};
+
+}  // namespace sqz::cuda

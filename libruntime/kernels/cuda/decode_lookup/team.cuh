@@ -1,0 +1,125 @@
+// Teams of blocks: sums over a block's threads and over the blocks that share a pair. On Hopper a
+// team is a cluster, whose blocks read each other's shared memory and wait at its barrier;
+// elsewhere it is one block.
+#pragma once
+
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/ptx/cluster.cuh"
+
+namespace sqz::cuda {
+
+inline constexpr int kLookupThreads = 256;
+inline constexpr int kLookupWarps = kLookupThreads / 32;
+inline constexpr int kMostRoom = 32768;          // logits of a slice in shared memory
+inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
+
+struct Sums {
+  uint32_t a = 0, b = 0;
+};
+
+struct TeamShared {
+  uint32_t exchange[2][kExchangeWords];  // what the block tells its team, in turn
+  Sums warp_sums[kLookupWarps];
+};
+
+class LookupTeam {
+ public:
+  __device__ LookupTeam(int team, TeamShared& shared)
+      : shared_(shared),
+        team_(team),
+        rank_(static_cast<int>(blockIdx.x) % team),
+        thread_(static_cast<int>(threadIdx.x)),
+        lane_(thread_ % 32),
+        warp_(thread_ / 32) {}
+
+ protected:
+  __device__ void sync_team() const {
+    __syncthreads();
+    if (team_ > 1) ptx::barrier_cluster();
+  }
+  // What this block tells; after sync_team(), what rank r told.
+  __device__ uint32_t* own_words() { return shared_.exchange[turn_]; }
+  __device__ uint32_t told(int rank, int word) {
+    if (team_ == 1) return shared_.exchange[turn_][word];
+    const auto address =
+        static_cast<uint32_t>(__cvta_generic_to_shared(&shared_.exchange[turn_][word]));
+    return ptx::ld_shared_cluster(ptx::mapa(address, static_cast<uint32_t>(rank)));
+  }
+
+  // Sums of the block, for all its threads.
+  __device__ Sums block_sums(Sums sums) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      sums.a += __shfl_xor_sync(~0u, sums.a, step);
+      sums.b += __shfl_xor_sync(~0u, sums.b, step);
+    }
+    __syncthreads();
+    if (lane_ == 0) shared_.warp_sums[warp_] = sums;
+    __syncthreads();
+    Sums all;
+    for (int w = 0; w < kLookupWarps; ++w) {
+      all.a += shared_.warp_sums[w].a;
+      all.b += shared_.warp_sums[w].b;
+    }
+    return all;
+  }
+
+  // Sums of the threads before this one, and of the block.
+  __device__ Sums sums_before(Sums own, Sums& all) {
+    Sums scan = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t a = __shfl_up_sync(~0u, scan.a, step), b = __shfl_up_sync(~0u, scan.b, step);
+      if (lane_ >= step) {
+        scan.a += a;
+        scan.b += b;
+      }
+    }
+    __syncthreads();
+    if (lane_ == 31) shared_.warp_sums[warp_] = scan;
+    __syncthreads();
+    Sums before = {scan.a - own.a, scan.b - own.b};
+    all = {};
+    for (int w = 0; w < kLookupWarps; ++w) {
+      if (w < warp_) {
+        before.a += shared_.warp_sums[w].a;
+        before.b += shared_.warp_sums[w].b;
+      }
+      all.a += shared_.warp_sums[w].a;
+      all.b += shared_.warp_sums[w].b;
+    }
+    return before;
+  }
+
+  // Sums of the ranks before, and of the team, from each rank's own. Lane r reads rank r's.
+  __device__ Sums team_sums(Sums own, Sums& all) {
+    if (team_ == 1) {
+      all = own;
+      return {};
+    }
+    if (thread_ == 0) {
+      own_words()[0] = own.a;
+      own_words()[1] = own.b;
+    }
+    sync_team();
+    const uint32_t a = lane_ < team_ ? told(lane_, 0) : 0, b = lane_ < team_ ? told(lane_, 1) : 0;
+    Sums before;
+    before.a = __reduce_add_sync(~0u, lane_ < rank_ ? a : 0);
+    before.b = __reduce_add_sync(~0u, lane_ < rank_ ? b : 0);
+    all.a = __reduce_add_sync(~0u, a);
+    all.b = __reduce_add_sync(~0u, b);
+    next_turn();
+    return before;
+  }
+
+  // Of two exchange areas: a fast block must not overwrite what a slow one reads.
+  __device__ void next_turn() {
+    turn_ ^= 1;
+  }
+
+  TeamShared& shared_;
+  const int team_, rank_, thread_, lane_, warp_;
+  int turn_ = 0;
+};
+
+}  // namespace sqz::cuda
