@@ -1,0 +1,61 @@
+"""examples/python/sqz.py on the CPU, against attention in float64. Arguments: the library, the module's folder, an index."""
+
+import os
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    sys.exit(77)  # skipped
+if not hasattr(np.ndarray, "__dlpack__"):
+    sys.exit(77)
+
+os.environ["SQZ_LIBRARY"], folder, path = sys.argv[1:4]
+sys.path.insert(0, folder)
+import sqz  # noqa: E402
+
+
+def stored(name, header, data):
+    """A BF16 or F16 tensor of the safetensors file as float64."""
+    begin, end = header[name]["data_offsets"]
+    raw = np.frombuffer(data[begin:end], dtype=np.uint16)
+    if header[name]["dtype"] == "BF16":
+        values = (raw.astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = raw.view(np.float16)
+    return values.astype(np.float64).reshape(header[name]["shape"])
+
+
+def main():
+    import json
+    index = sqz.Index(path)
+    info = index.describe()
+    with open(path, "rb") as file:
+        data = file.read()
+    size = int.from_bytes(data[:8], "little")
+    header, data = json.loads(data[8:8 + size]), data[8 + size:]
+    keys, values = (np.concatenate([stored(f"layers.0.exact.{what}", header, data)] +
+                                   ([stored(f"layers.0.{what}", header, data)]
+                                    if f"layers.0.{what}" in header else []), axis=1) for what in ("keys", "values"))
+    session = sqz.Session(index, selector=1)  # dense
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((3, info.query_heads, info.head_dim)).astype(np.float32)
+    out, lse = np.full_like(q, np.nan), np.full(q.shape[:2], np.nan, np.float32)
+    session.attend(0, q, out, lse, indptr=[0, 1, 3])
+    group = info.query_heads // info.kv_heads
+    for token in range(q.shape[0]):
+        for head in range(info.query_heads):
+            logits = info.attention_scale * keys[head // group] @ q[token, head].astype(np.float64)
+            expected = np.log(np.sum(np.exp(logits)))
+            assert abs(lse[token, head] - expected) < 1e-4, (token, head, lse[token, head], expected)
+            mean = np.exp(logits - expected) @ values[head // group]
+            assert np.allclose(out[token, head], mean, atol=1e-4), (token, head)
+    assert session.stats().delivered_budget == 1
+    try:
+        session.attend(info.layers, q, out, lse)
+        raise AssertionError("a layer that is not there was served")
+    except sqz.Error as error:
+        assert error.status == 1 and "layer" in str(error), error
+
+
+main()
