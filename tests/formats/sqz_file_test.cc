@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/formats/fault_env.h"
@@ -291,6 +293,27 @@ TEST(SqzFile, MissingFileAndFailedCallsAreErrors) {
       EXPECT_EQ(SqzFile::open(path, mode, env).status().code(), Code::kIo) << nth;
     }
   }
+}
+
+TEST(SqzFile, CopiesBytesOfTensors) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("tiny.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(path).ok());
+  for (const OpenMode mode : {OpenMode::kMmap, OpenMode::kRead}) {
+    const auto file = SqzFile::open(path, mode);
+    ASSERT_TRUE(file.ok()) << file.status().message();
+    const auto tensor = (*file)->tensor("layers.1.keys");
+    ASSERT_GT(tensor.size(), 40u);
+    std::vector<std::byte> part(33);
+    ASSERT_TRUE((*file)->copy(tensor.data() + 7, part).ok());
+    EXPECT_THAT(part, ElementsAreArray(tensor.subspan(7, 33)));
+  }
+  // Of a mapped file that was cut, an error and no SIGBUS.
+  const auto file = SqzFile::open(path);
+  ASSERT_TRUE(file.ok());
+  std::filesystem::resize_file(path, (*file)->header().data_offset);
+  std::vector<std::byte> part(33);
+  EXPECT_EQ((*file)->copy((*file)->tensor("layers.1.keys").data(), part).code(), Code::kCorrupt);
 }
 
 TEST(SqzFile, StaysReadableAfterItWasReplaced) {

@@ -225,6 +225,11 @@ TEST_F(CApi, AttendRefusesWrongCalls) {
       {[](Call& c) { c.args.lse = nullptr; }, SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.args.struct_size = 4; }, SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.args.stream = &c; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         static const sqz_kv_cache cache = make<sqz_kv_cache>();
+         c.args.cache = &cache;
+       },
+       SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.q_tensor.data = nullptr; }, SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.q_tensor.shape = nullptr; }, SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.q_tensor.ndim = 2; }, SQZ_INVALID_ARGUMENT},
@@ -284,6 +289,21 @@ TEST_F(CApi, AttendRefusesWrongCalls) {
   EXPECT_EQ(session.stats().selections, 0u);
   EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_OK) << sqz_last_error();
   EXPECT_EQ(session.stats().selections, 1u);
+}
+
+TEST_F(CApi, UploadSaysWhyItCannot) {
+  auto options = make<sqz_upload_options>();
+  options.device_id = 1000;
+  EXPECT_EQ(sqz_index_upload(nullptr, &options), SQZ_INVALID_ARGUMENT);
+  // No GPU of this number, no GPU at all, or no CUDA in this library.
+  EXPECT_EQ(sqz_index_upload(index_->handle(), &options), SQZ_UNSUPPORTED);
+  EXPECT_NE(std::strstr(sqz_last_error(), "device_type 2 (CUDA): "), nullptr) << sqz_last_error();
+  options.threads = 257;
+  EXPECT_EQ(sqz_index_upload(index_->handle(), &options), SQZ_INVALID_ARGUMENT);
+  options.struct_size = 0;
+  EXPECT_EQ(sqz_index_upload(index_->handle(), &options), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_index_unload(nullptr, 0), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_index_unload(index_->handle(), 0), SQZ_INVALID_ARGUMENT);
 }
 
 TEST_F(CApi, NoTokensIsNoWork) {
