@@ -3,11 +3,15 @@
 
     pip install torch transformers safetensors tokenizers numpy
     scripts/make_goldens.py logits [--eval-model DIR]
+    scripts/make_goldens.py profile
 
 `logits`: tiny models of every architecture, RoPE type and weight layout, randomly initialised, with
 the logits and greedy continuations that transformers computes in float32; and the same for the
 example model. With --eval-model also for a second trained model, which is not part of the tree:
 tests/training uses its logits if SQZ_EVAL_MODEL names the model's folder.
+
+`profile`: how much the attention of each layer of the example model changes the hidden state, over
+windows of two stretches of the example text: mean cosine and its standard error, in float64.
 """
 
 import argparse
@@ -169,6 +173,47 @@ def logits(arguments):
         make_trained(arguments.eval_model, GOLDEN / "eval.safetensors")
 
 
+def token_cosines(model, tokens):
+    """[layers, tokens] cosine of the state before a layer's input norm with that state plus what
+    the attention adds to it, from hooks on the modules of transformers."""
+    before, added, hooks = {}, {}, []
+    for i, layer in enumerate(model.model.layers):
+        hooks.append(layer.register_forward_pre_hook(
+            lambda _, args, kwargs, i=i: before.__setitem__(
+                i, (args[0] if args else kwargs["hidden_states"])[0].double()), with_kwargs=True))
+        hooks.append(layer.self_attn.register_forward_hook(
+            lambda _, args, out, i=i: added.__setitem__(i, out[0][0].double())))
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    rows = [torch.nn.functional.cosine_similarity(before[i], before[i] + added[i], dim=1)
+            for i in range(len(before))]
+    return torch.stack(rows).numpy()
+
+
+def profile(_):
+    torch.set_num_threads(2)
+    window, block = 300, 128
+    folder = ROOT / "examples" / "models" / "nano"
+    text = (ROOT / "examples" / "texts" / "dracula.txt").read_text(encoding="utf-8")
+    tokens = AutoTokenizer.from_pretrained(folder)(text[:40000]).input_ids
+    texts = [tokens[:700], tokens[5000:5350]]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    cosines = [token_cosines(model, part[i:i + window])
+               for part in texts for i in range(0, len(part), window)]
+    blocks = [c[:, i:i + block] for c in cosines for i in range(0, c.shape[1], block)]
+    weight = np.array([b.shape[1] for b in blocks]) / sum(b.shape[1] for b in blocks)
+    means = np.stack([b.mean(axis=1) for b in blocks], axis=1)  # [layers, blocks]
+    mean = np.concatenate(cosines, axis=1).mean(axis=1)
+    spread = (weight ** 2 * (means - mean[:, None]) ** 2).sum(axis=1)
+    error = np.sqrt(spread * len(blocks) / (len(blocks) - 1))
+    path = GOLDEN.parent / "profile.json"
+    path.write_text(json.dumps({"window": window, "texts": texts, "cosine": mean.tolist(),
+                                "cosine_error": error.tolist()}) + "\n")
+    print(f"{path.relative_to(ROOT)}: {mean.round(4).tolist()} +- {error.round(4).tolist()}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
                                      epilog="See the head of this file.")
@@ -176,6 +221,8 @@ def main():
     part = commands.add_parser("logits", help="tests/golden/logits")
     part.add_argument("--eval-model", type=pathlib.Path, help="folder of a second trained model")
     part.set_defaults(run=logits)
+    part = commands.add_parser("profile", help="tests/golden/profile.json")
+    part.set_defaults(run=profile)
     arguments = parser.parse_args()
     arguments.run(arguments)
 
