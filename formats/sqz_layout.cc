@@ -106,15 +106,6 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
   }
 }
 
-PlannedTensor plain_tensor(std::string name, Part part, DType dtype, std::vector<int64_t> shape) {
-  PlannedTensor tensor;
-  tensor.name = std::move(name);
-  tensor.part = part;
-  tensor.dtype = dtype;
-  tensor.shape = std::move(shape);
-  return tensor;
-}
-
 void plan_calibration(const IndexMetadata& metadata, std::vector<PlannedTensor>& tensors) {
   using C = Calibration;
   const std::vector<int64_t> heads = {C::kScopes, metadata.model.layers, metadata.model.kv_heads,
@@ -143,6 +134,31 @@ void append_name(std::string& out, std::string_view name) {
 
 }  // namespace
 
+PlannedTensor plain_tensor(std::string name, Part part, DType dtype, std::vector<int64_t> shape) {
+  PlannedTensor tensor;
+  tensor.name = std::move(name);
+  tensor.part = part;
+  tensor.dtype = dtype;
+  tensor.shape = std::move(shape);
+  return tensor;
+}
+
+PlannedTensor header_hash_tensor() {
+  return plain_tensor(kHeaderHashName, Part::kHeaderHash, DType::kU8, {16});
+}
+
+Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label) {
+  for (PlannedTensor& tensor : tensors) {
+    const auto count = checked_elements(tensor.shape);
+    const auto bytes = count ? checked_mul(*count, dtype_size(tensor.dtype)) : std::nullopt;
+    if (!bytes) {
+      return refuse(label, tensor.name, shape_text(tensor.shape), "a size below 2^63 bytes");
+    }
+    tensor.bytes = static_cast<uint64_t>(*bytes);
+  }
+  return {};
+}
+
 Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
                                                 std::span<const LayerShape> shapes,
                                                 const std::string& label) {
@@ -160,16 +176,8 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
     plan_layer(metadata, layer, shapes[i], tensors);
   }
   plan_calibration(metadata, tensors);
-  tensors.push_back(plain_tensor(kHeaderHashName, Part::kHeaderHash, DType::kU8, {16}));
-
-  for (PlannedTensor& tensor : tensors) {
-    const auto count = checked_elements(tensor.shape);
-    const auto bytes = count ? checked_mul(*count, dtype_size(tensor.dtype)) : std::nullopt;
-    if (!bytes) {
-      return refuse(label, tensor.name, shape_text(tensor.shape), "a size below 2^63 bytes");
-    }
-    tensor.bytes = static_cast<uint64_t>(*bytes);
-  }
+  tensors.push_back(header_hash_tensor());
+  SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
   return tensors;
 }
 

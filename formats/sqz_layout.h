@@ -33,6 +33,7 @@ enum class Part {
   kShares,
   kKeyThresholds,
   kKeyShares,
+  kNamed,  // of a file of another kind: its name says it all
   kPadding,
   kHeaderHash,
 };
@@ -49,8 +50,17 @@ struct PlannedTensor {
   uint64_t bytes = 0;
 };
 
-// Every tensor but the paddings, in file order, with bytes; not placed yet. kInvalidArgument if
-// metadata and shapes do not fit each other or a size overflows: `label` opens the message.
+// A tensor of no layer; neither sized nor placed yet.
+PlannedTensor plain_tensor(std::string name, Part part, DType dtype, std::vector<int64_t> shape);
+// The one that ends every file.
+PlannedTensor header_hash_tensor();
+
+// Sets every tensor's bytes from its shape; kInvalidArgument if one overflows.
+Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label);
+
+// Every tensor but the paddings of an index, in file order, with bytes; not placed yet.
+// kInvalidArgument if metadata and shapes do not fit each other or a size overflows: `label` opens
+// the message.
 Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
                                                 std::span<const LayerShape> shapes,
                                                 const std::string& label);

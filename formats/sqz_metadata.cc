@@ -4,15 +4,13 @@
 #include <cmath>
 
 #include "formats/json_fields.h"
+#include "formats/metadata_strings.h"
+#include "formats/sqz_container.h"
 
 namespace sqz {
 namespace {
 
 constexpr int64_t kMaxTokens = int64_t{UINT32_MAX};  // positions are u32
-
-bool is_hash(const std::string& hash) {
-  return hash.size() == 16 && hash.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
 
 Json layers_to_json(const std::vector<LayerPolicy>& layers) {
   Json json = Json::array();
@@ -40,65 +38,10 @@ Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, const std::s
   return layers;
 }
 
-// The strings of "__metadata__", each decoded from its JSON text when asked for. As JsonFields,
-// it keeps the first complaint.
-class MetadataStrings {
- public:
-  MetadataStrings(const std::map<std::string, std::string>& strings, const std::string& path)
-      : strings_(strings), label_(path + ": __metadata__") {}
-
-  std::string string(const char* key) {
-    const auto at = strings_.find(key);
-    if (at != strings_.end()) return at->second;
-    fail(bad_field(label_, key, "nothing", "a value"));
-    return {};
-  }
-
-  Json json(const char* key) {
-    const std::string value = string(key);
-    if (!status_.ok()) return {};
-    Result<Json> parsed = parse_json(value, concat(label_, ": ", key));
-    if (parsed.ok()) return *std::move(parsed);
-    status_ = parsed.status();
-    return {};
-  }
-
-  int64_t integer(const char* key, int64_t low, int64_t high) {
-    const Json object = {{key, json(key)}};
-    JsonFields fields(object, label_);
-    const int64_t value = fields.integer(key, low, high);
-    if (status_.ok()) status_ = fields.status();
-    return value;
-  }
-
-  bool boolean(const char* key) {
-    const std::string value = string(key);
-    if (status_.ok() && value != "true" && value != "false") {
-      fail(bad_field(label_, key, in_quotes(value), "true or false"));
-    }
-    return value == "true";
-  }
-
-  void fail(std::string message) {
-    if (status_.ok()) status_ = {Code::kCorrupt, std::move(message)};
-  }
-  std::string label(const char* key) const { return concat(label_, ": ", key); }
-  const Status& status() const { return status_; }
-
- private:
-  const std::map<std::string, std::string>& strings_;
-  std::string label_;
-  Status status_;
-};
-
 }  // namespace
 
 const char* partition_name(Partition partition) {
   return partition == Partition::kPages ? "pages" : "kmeans";
-}
-
-std::string producer_name() {
-  return "sqz " SQZ_VERSION;
 }
 
 Status check_metadata(const IndexMetadata& metadata, const std::string& label, Code code) {
@@ -168,7 +111,7 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
   std::map<std::string, std::string> out = {
       {"format", "sqz"},
       {"format_version", std::to_string(kFormatVersion)},
-      {"kind", "index"},
+      {"kind", kind_name(FileKind::kIndex)},
       {"producer", metadata.producer},
       {"model", json_text(to_json(metadata.model))},
       {"tokenizer_hash", metadata.tokenizer_hash},
@@ -188,31 +131,6 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
   }
   if (metadata.key_calibration) out["key_calibration"] = "true";
   return out;
-}
-
-Status check_format(const std::map<std::string, std::string>& strings, const std::string& path) {
-  MetadataStrings in(strings, path);
-  const auto format = strings.find("format");
-  if (format == strings.end() || format->second != "sqz") {
-    return {Code::kCorrupt,
-            concat(path, ": a safetensors file but not an index: __metadata__: format: found ",
-                   format == strings.end() ? "nothing" : in_quotes(format->second),
-                   ", expected \"sqz\"")};
-  }
-  const int64_t version = in.integer("format_version", 1, INT64_MAX);
-  const std::string producer = in.string("producer"), kind = in.string("kind");
-  SQZ_RETURN_IF_ERROR(in.status());
-  if (version > kFormatVersion) {
-    return {Code::kUnsupported,
-            concat(path, ": format_version: found ", version, " (written by ", in_quotes(producer),
-                   "), expected at most ", kFormatVersion, ", which ", producer_name(),
-                   " reads: use a newer sqz, or build the index again with this one")};
-  }
-  if (kind != "index") {
-    return {Code::kUnsupported,
-            bad_field(path + ": __metadata__", "kind", in_quotes(kind), "\"index\"")};
-  }
-  return {};
 }
 
 Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::string>& strings,

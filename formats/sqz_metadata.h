@@ -8,20 +8,14 @@
 
 namespace sqz {
 
-// Keys of "__metadata__" that are not fields of IndexMetadata.
-inline constexpr const char* kChecksumsKey = "checksums";
+// A key of "__metadata__" that is no field of IndexMetadata.
 inline constexpr const char* kCalibrationKey = "calibration";
-
-// "sqz 0.1.0": this build.
-std::string producer_name();
 
 // Ranges, and that the fields fit each other; `label` opens the message, `code` is its code.
 Status check_metadata(const IndexMetadata& metadata, const std::string& label, Code code);
 
 std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& metadata);
 
-// format, kind and format_version: kCorrupt or kUnsupported if this build cannot read the file.
-Status check_format(const std::map<std::string, std::string>& strings, const std::string& path);
 Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::string>& strings,
                                             const std::string& path);
 

@@ -7,33 +7,10 @@
 #include <mutex>
 #include <thread>
 
-#include "formats/base/hash.h"
-#include "formats/json_fields.h"
-#include "formats/sqz_layout.h"
-#include "formats/sqz_metadata.h"
+#include "formats/sqz_checksums.h"
 
 namespace sqz {
 namespace {
-
-constexpr size_t kChunk = size_t{4} << 20;  // hashed and looked through while it is in the cache
-constexpr size_t kMaxProblems = 1000;
-
-// Of 16-bit floats whose exponent is `mask`: neither NaN nor infinite.
-bool all_finite(std::span<const std::byte> bytes, uint16_t mask) {
-  const auto* x = reinterpret_cast<const uint16_t*>(bytes.data());
-  uint16_t special = 0;
-  for (size_t i = 0; i < bytes.size() / sizeof(uint16_t); ++i) {
-    special |= static_cast<uint16_t>((x[i] & mask) == mask);
-  }
-  return special == 0;
-}
-
-// Integers are always finite. Calibration tables may hold -infinity: check_calibration() sees them.
-bool finite_floats(const TensorInfo& tensor, std::span<const std::byte> bytes) {
-  if (tensor.dtype == DType::kBF16) return all_finite(bytes, 0x7f80);
-  if (tensor.dtype == DType::kF16) return all_finite(bytes, 0x7c00);
-  return true;
-}
 
 // How far a stored mean may be from the mean of the stored vectors, relative to the size of the
 // terms: every vector and the mean were rounded to the file's dtype (half a unit in the last place
@@ -105,12 +82,6 @@ Sums sum_children(const uint32_t* offsets, int64_t n, const Sums& children, int6
   return out;
 }
 
-using Problems = std::vector<std::string>;
-
-void note(Problems& problems, std::string text) {
-  if (problems.size() < kMaxProblems) problems.push_back(std::move(text));
-}
-
 // item(0) .. item(count - 1), each once, on `threads` threads, the caller's among them.
 void for_each_item(size_t count, int threads, const std::function<void(size_t)>& item) {
   std::atomic<size_t> next{0};
@@ -143,14 +114,15 @@ class Verifier {
   VerifyReport run(int threads) {
     VerifyReport report;
     report.checked = static_cast<int64_t>(file_.header().tensors.size());
-    const Json checksums = read_checksums(report.problems);
     const auto& tensors = file_.header().tensors;
+    const Json checksums = read_checksums(file_.header(), file_.path(), report.problems);
     const IndexMetadata& metadata = file_.metadata();
     const auto heads = static_cast<size_t>(metadata.model.kv_heads);
     std::vector<Problems> found(tensors.size() + heads * metadata.layers.size());
     for_each_item(found.size(), threads, [&](size_t i) {
       if (i < tensors.size()) {
-        check_tensor(tensors[i], checksums, found[i]);
+        check_bytes(
+            tensors[i], bytes_, checksums, [&](size_t n) { advance(n); }, found[i]);
       } else {
         const size_t head = i - tensors.size();
         check_head(static_cast<int64_t>(head / heads), static_cast<int64_t>(head % heads),
@@ -167,73 +139,11 @@ class Verifier {
   }
 
  private:
-  // {name: hash}; empty where the file's are not that.
-  Json read_checksums(Problems& problems) const {
-    const std::string label = file_.path() + ": __metadata__: checksums";
-    Result<Json> parsed = parse_json(file_.raw_metadata().at(kChecksumsKey), label);
-    if (!parsed.ok()) {
-      note(problems, parsed.status().message());
-      return Json::object();
-    }
-    if (!parsed->is_object()) {
-      note(problems, concat(label, ": found ", found_text(*parsed), ", expected an object"));
-      return Json::object();
-    }
-    const auto& tensors = file_.header().tensors;
-    const auto used = static_cast<size_t>(
-        std::count_if(tensors.begin(), tensors.end(), [&](const TensorInfo& tensor) {
-          return tensor.name != kHeaderHashName && parsed->contains(tensor.name);
-        }));
-    if (used != parsed->size()) {
-      note(problems, concat(label, ": found ", parsed->size(), " names, expected ", used,
-                            ": those of the tensors"));
-    }
-    return *std::move(parsed);
-  }
-
   void advance(size_t bytes) {
     if (!progress_) return;
     const std::lock_guard lock(progress_mutex_);
     done_ += bytes;
     progress_(done_, bytes_.size());
-  }
-
-  void check_tensor(const TensorInfo& tensor, const Json& checksums, Problems& problems) {
-    if (tensor.name == kHeaderHashName) return;  // open() compared it
-    const bool padding = tensor.name.starts_with(kPaddingPrefix);
-    const auto at = checksums.find(tensor.name);
-    const Json stored = at == checksums.end() ? Json() : *at;
-    const auto data =
-        bytes_.subspan(static_cast<size_t>(tensor.offset), static_cast<size_t>(tensor.bytes));
-    Xxh3Stream hash;
-    bool finite = true, zero = true;
-    for (size_t from = 0; from < data.size(); from += kChunk) {
-      const auto chunk = data.subspan(from, std::min(kChunk, data.size() - from));
-      if (padding) {
-        zero &=
-            std::all_of(chunk.begin(), chunk.end(), [](std::byte b) { return b == std::byte{}; });
-      } else {
-        hash.update(chunk);
-        finite &= finite_floats(tensor, chunk);
-      }
-      advance(chunk.size());
-    }
-    const std::string name = in_quotes(tensor.name);
-    if (padding) {
-      if (!zero) {
-        note(problems, concat("tensor ", name, ": found other bytes, expected zeros"));
-      }
-      return;
-    }
-    const std::string found = hex(hash.digest());
-    if (!stored.is_string() || stored.get_ref<const std::string&>() != found) {
-      note(problems,
-           bad_field("tensor " + name, "XXH3-64", found,
-                     stored.is_null() ? "none: it is not in the checksums" : found_text(stored)));
-    }
-    if (!finite) {
-      note(problems, concat("tensor ", name, ": found NaN or infinity, expected finite numbers"));
-    }
   }
 
   void check_head(int64_t index, int64_t head, Problems& problems) const {
@@ -415,7 +325,7 @@ VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
                           const std::function<void(uint64_t, uint64_t)>& progress, int threads) {
   if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   // A thread costs more than it gains where there are a few MiB to check.
-  const auto useful = static_cast<int>(std::min<size_t>(1 + bytes.size() / kChunk, 1024));
+  const auto useful = static_cast<int>(std::min<size_t>(1 + bytes.size() / kChecksumChunk, 1024));
   return Verifier(file, bytes, progress).run(std::clamp(threads, 1, useful));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formats/base/hash.h"
+#include "formats/sqz_container.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
 
@@ -27,8 +28,8 @@ Result<Layout> lay_out(const IndexMetadata& metadata, const std::vector<LayerSha
   SQZ_ASSIGN_OR_RETURN(layout.tensors, place_tensors(std::move(layout.tensors)));
   layout.metadata = metadata_to_strings(metadata);
   layout.metadata[kChecksumsKey] = checksum_text(layout.tensors, {});
-  const uint64_t used = 8 + header_text(layout.metadata, layout.tensors).size() + kCalibrationRoom;
-  layout.data_offset = (used + kPage - 1) / kPage * kPage;
+  layout.data_offset =
+      data_start(header_text(layout.metadata, layout.tensors).size() + kCalibrationRoom);
   layout.bytes = layout.data_offset + layout.tensors.back().offset + layout.tensors.back().bytes;
   return layout;
 }
@@ -168,17 +169,12 @@ Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
   metadata[kCalibrationKey] = calibration_text(calibration);
   metadata[kChecksumsKey] = checksum_text(s.layout.tensors, s.hashes);
   std::string header = header_text(metadata, s.layout.tensors);
-  const uint64_t room = s.layout.data_offset - 8;
-  if (header.size() > room) {
+  if (8 + header.size() > s.layout.data_offset) {
     return Status(Code::kInvalidArgument,
                   bad_field(s.path, "calibration.source",
                             concat(calibration.source.size(), " bytes"), "a short name"));
   }
-  header.resize(static_cast<size_t>(room), ' ');
-  std::string length(8, '\0');
-  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(room >> (8 * i) & 0xff);
-  header = length + header;
-
+  header = sealed_header(std::move(header), s.layout.data_offset);
   const auto bytes = std::as_bytes(std::span(header));
   SQZ_RETURN_IF_ERROR(s.file.file().write(0, bytes));
   SQZ_RETURN_IF_ERROR(s.put(s.layout.tensors.size() - 1, xxh3_128(bytes)));

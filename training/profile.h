@@ -18,6 +18,7 @@ class Runner;
 // Cosines of neighbouring tokens are alike, so the standard error comes from the means of so many
 // consecutive tokens, as if those were independent.
 inline constexpr int64_t kProfileBlock = 128;
+inline constexpr double kProfileStep = 0x1p-20;  // means are multiples of it
 
 struct ProfileText {
   std::string name;  // opens messages: "book.txt"

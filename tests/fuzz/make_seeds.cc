@@ -1,6 +1,7 @@
 // Writes the seeds of sqz_file_fuzz and safetensors_fuzz: make_seeds DIR. Run again when the format
 // changes, and commit what it wrote.
 #include "tests/common/tiny_index.h"
+#include "tests/common/tiny_layers.h"
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
@@ -28,5 +29,8 @@ int main(int argc, char** argv) {
   small.page_size = 8;
   small.key_calibration = true;
   write("pages.sqz", small);
+  ok &= sqz::write_layers_file(sqz::Env::posix(), std::string(argv[1]) + "/layers.sqz", true,
+                               sqz::testing::four_layers())
+            .ok();
   return ok ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "formats/base/hash.h"
+#include "formats/sqz_container.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
 
@@ -24,13 +25,9 @@ Result<uint64_t> write_sparse_index(Env& env, const std::string& path,
   strings[kCalibrationKey] = calibration_text(calibration);
   strings[kChecksumsKey] = checksum_text(tensors, {});
 
-  std::string header = header_text(strings, tensors);
-  const uint64_t data_offset = (8 + header.size() + kPage - 1) / kPage * kPage;
-  header.resize(static_cast<size_t>(data_offset - 8), ' ');
-  std::string length(8, '\0');
-  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
-  header.insert(0, length);
-
+  const std::string text = header_text(strings, tensors);
+  const uint64_t data_offset = data_start(text.size());
+  const std::string header = sealed_header(text, data_offset);
   const auto bytes = std::as_bytes(std::span(header));
   SQZ_ASSIGN_OR_RETURN(const auto file, env.create(path));
   SQZ_RETURN_IF_ERROR(file->write(0, bytes));

@@ -1,4 +1,6 @@
+#include "formats/layers_file.h"
 #include "formats/sqz_file.h"
+#include "tools/common/layers_table.h"
 #include "tools/sqz_index/commands.h"
 
 namespace sqz {
@@ -107,7 +109,21 @@ Rows info_rows(const SqzFile& file, const Calibration& calibration, const Shape&
   return rows;
 }
 
+Status info_of_layers(const std::string& path, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const LayersFile layers, read_layers_file(path));
+  Json fields = layers_json(layers);
+  fields["path"] = path;
+  fields["kind"] = "layers";
+  fields["model"] = to_json(layers.model);
+  Rows rows = {{"layer profile", path}};
+  for (auto& row : layers_rows(layers)) rows.push_back(std::move(row));
+  context.output.text(layers_table(layers) + "\n");
+  context.output.result(fields, rows);
+  return {};
+}
+
 Status run_info(const std::string& path, const ToolContext& context) {
+  if (is_layers_file(path)) return info_of_layers(path, context);
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
   const Shape shape = index_shape(*file);
@@ -120,12 +136,15 @@ Status run_info(const std::string& path, const ToolContext& context) {
 void add_info_command(Tool& tool) {
   const auto path = std::make_shared<std::string>();
   CLI::App* app =
-      tool.command("info", "Say what an index is: model, context, clusters, build parameters.",
+      tool.command("info",
+                   "Say what an index is: model, context, clusters, build parameters; or a layer "
+                   "profile: cosines, groups, budgets.",
                    "Examples:\n"
                    "  sqz-index info book.sqz\n"
-                   "  sqz-index info book.sqz --json | jq .tokens\n",
+                   "  sqz-index info book.sqz --json | jq .tokens\n"
+                   "  sqz-index info layers.sqz\n",
                    [path](const ToolContext& context) { return run_info(*path, context); });
-  app->add_option("INDEX", *path, "The index (.sqz)")->required();
+  app->add_option("INDEX", *path, "The index, or layer profile (.sqz)")->required();
 }
 
 }  // namespace sqz

@@ -1,7 +1,5 @@
 #include "tools/sqz_index/source.h"
 
-#include <filesystem>
-
 #include "formats/base/file.h"
 #include "formats/npy.h"
 
@@ -15,19 +13,11 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
   app.add_option("--max-tokens", options.max_tokens, "Use the first N tokens only")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
-  app.add_option("--run-dtype", options.run_dtype,
-                 "What the model computes in (default: f32 on the CPU, bf16 on a GPU)")
-      ->check(CLI::IsMember({"f32", "bf16"}));
+  add_run_dtype_option(app, options.run_dtype);
 }
 
 RunnerOptions runner_options(const SourceOptions& source, const CommonOptions& common) {
-  RunnerOptions out;
-  out.device = common.device;
-  const bool gpu = common.device != "cpu";
-  const bool bf16 = source.run_dtype == "bf16" || (source.run_dtype.empty() && gpu);
-  out.dtype = bf16 ? DType::kBF16 : DType::kF32;
-  out.threads = common.threads;
-  return out;
+  return runner_options(source.run_dtype, common);
 }
 
 Result<Source> Source::open(const SourceOptions& options) {
@@ -66,22 +56,6 @@ Result<FixedTokens> Source::tokens(std::span<const Document> documents) const {
       tokenizer_ != nullptr ? "the tokenizer of " + options_.model : options_.tokens;
   SQZ_RETURN_IF_ERROR(check_tokens(out.ids, model_.description, source, options_.model));
   return out;
-}
-
-Status check_output(const std::string& path, bool force) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (fs::is_directory(path, error)) {
-    return {Code::kInvalidArgument, concat(path, ": is a folder; give the name of a file with -o")};
-  }
-  const fs::path folder = fs::path(path).parent_path();
-  if (!folder.empty() && !fs::is_directory(folder, error)) {
-    return {Code::kInvalidArgument,
-            concat(path, ": the folder ", folder.string(), " does not exist; create it first")};
-  }
-  // Creating the temporary file is the only check that a read-only file system cannot fool; it is
-  // removed at once.
-  return AtomicFile::create(Env::posix(), path, force).status();
 }
 
 }  // namespace sqz

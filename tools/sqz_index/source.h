@@ -9,9 +9,10 @@
 
 #include "formats/checkpoint.h"
 #include "formats/tokenizer.h"
+#include "tools/common/model_options.h"
+#include "tools/common/output_file.h"
 #include "tools/common/texts.h"
 #include "tools/common/tool.h"
-#include "training/runner.h"
 
 namespace sqz {
 
@@ -48,8 +49,5 @@ class Source {
   std::shared_ptr<const Tokenizer> tokenizer_;  // null if ids were given
   std::vector<Document> documents_;
 };
-
-// Fails before the long work if `path` exists (without `force`) or could not be written.
-Status check_output(const std::string& path, bool force);
 
 }  // namespace sqz

@@ -1,21 +1,28 @@
 #include <spdlog/spdlog.h>
 
+#include "formats/layers_file.h"
 #include "formats/sqz_file.h"
 #include "tools/sqz_index/commands.h"
 
 namespace sqz {
 namespace {
 
-Status run_verify(const std::string& path, const ToolContext& context) {
+Result<VerifyReport> check(const std::string& path, const ToolContext& context) {
+  if (is_layers_file(path)) return verify_layers_file(path);
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   Progress progress(context.progress_style(), "verify");
   const auto show = [&](uint64_t done, uint64_t total) {
     progress.update(total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total));
   };
-  SQZ_ASSIGN_OR_RETURN(const VerifyReport report, file->verify(show, context.options.threads));
+  SQZ_ASSIGN_OR_RETURN(VerifyReport report, file->verify(show, context.options.threads));
   progress.finish();
+  return report;
+}
+
+Status run_verify(const std::string& path, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const VerifyReport report, check(path, context));
   const bool whole = report.problems.empty();
-  Rows rows = {{"index", path}, {"checked", concat(report.checked, " tensors")}};
+  Rows rows = {{"file", path}, {"checked", concat(report.checked, " tensors")}};
   for (const std::string& problem : report.problems) rows.emplace_back("problem", problem);
   rows.emplace_back("result", whole ? "the file is whole" : "the file is damaged");
   context.output.result(
@@ -23,7 +30,7 @@ Status run_verify(const std::string& path, const ToolContext& context) {
       rows);
   if (whole) return {};
   return {Code::kCorrupt, concat(path, ": ", report.problems.size(),
-                                 " problems; build the index again or restore the file")};
+                                 " problems; make the file again or restore it")};
 }
 
 }  // namespace
@@ -31,10 +38,10 @@ Status run_verify(const std::string& path, const ToolContext& context) {
 void add_verify_command(Tool& tool) {
   const auto path = std::make_shared<std::string>();
   CLI::App* app =
-      tool.command("verify", "Check every checksum and invariant of an index.",
+      tool.command("verify", "Check every checksum and invariant of an index or a layer profile.",
                    "Example:\n  sqz-index verify book.sqz && echo whole\n",
                    [path](const ToolContext& context) { return run_verify(*path, context); });
-  app->add_option("INDEX", *path, "The index (.sqz)")->required();
+  app->add_option("INDEX", *path, "The index, or layer profile (.sqz)")->required();
 }
 
 }  // namespace sqz

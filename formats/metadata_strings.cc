@@ -1,0 +1,64 @@
+#include "formats/metadata_strings.h"
+
+#include "formats/json_fields.h"
+#include "formats/safetensors.h"
+
+namespace sqz {
+
+MetadataStrings::MetadataStrings(const std::map<std::string, std::string>& strings,
+                                 const std::string& path)
+    : strings_(strings), label_(path + ": __metadata__") {}
+
+std::string MetadataStrings::string(const char* key) {
+  const auto at = strings_.find(key);
+  if (at != strings_.end()) return at->second;
+  fail(bad_field(label_, key, "nothing", "a value"));
+  return {};
+}
+
+Json MetadataStrings::json(const char* key) {
+  const std::string value = string(key);
+  if (!status_.ok()) return {};
+  Result<Json> parsed = parse_json(value, concat(label_, ": ", key));
+  if (parsed.ok()) return *std::move(parsed);
+  status_ = parsed.status();
+  return {};
+}
+
+int64_t MetadataStrings::integer(const char* key, int64_t low, int64_t high) {
+  const Json object = {{key, json(key)}};
+  JsonFields fields(object, label_);
+  const int64_t value = fields.integer(key, low, high);
+  if (status_.ok()) status_ = fields.status();
+  return value;
+}
+
+double MetadataStrings::number(const char* key, double low, double high) {
+  const Json object = {{key, json(key)}};
+  JsonFields fields(object, label_);
+  const double value = fields.number(key, low, high);
+  if (status_.ok()) status_ = fields.status();
+  return value;
+}
+
+bool MetadataStrings::boolean(const char* key) {
+  const std::string value = string(key);
+  if (status_.ok() && value != "true" && value != "false") {
+    fail(bad_field(label_, key, in_quotes(value), "true or false"));
+  }
+  return value == "true";
+}
+
+void MetadataStrings::fail(std::string message) {
+  if (status_.ok()) status_ = {Code::kCorrupt, std::move(message)};
+}
+
+std::string MetadataStrings::label(const char* key) const {
+  return concat(label_, ": ", key);
+}
+
+bool is_hash(const std::string& text) {
+  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+}  // namespace sqz

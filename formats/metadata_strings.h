@@ -1,0 +1,39 @@
+// The strings of "__metadata__" in a .sqz file, each decoded from its JSON text when it is asked
+// for. As JsonFields, it keeps the first complaint and returns harmless values from then on.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "formats/base/json.h"
+#include "formats/base/status.h"
+
+namespace sqz {
+
+class MetadataStrings {
+ public:
+  // `path` names the file in messages. `strings` is borrowed.
+  MetadataStrings(const std::map<std::string, std::string>& strings, const std::string& path);
+
+  std::string string(const char* key);
+  Json json(const char* key);
+  // In [low, high].
+  int64_t integer(const char* key, int64_t low, int64_t high);
+  double number(const char* key, double low, double high);
+  bool boolean(const char* key);
+
+  void fail(std::string message);            // kCorrupt, if nothing failed before
+  std::string label(const char* key) const;  // "FILE: __metadata__: KEY"
+  const Status& status() const { return status_; }
+
+ private:
+  const std::map<std::string, std::string>& strings_;
+  std::string label_;
+  Status status_;
+};
+
+// 16 lower-case hexadecimal digits, as XXH3-64 is written.
+bool is_hash(const std::string& text);
+
+}  // namespace sqz

@@ -1,0 +1,95 @@
+#include "formats/sqz_checksums.h"
+
+#include <algorithm>
+
+#include "formats/base/hash.h"
+#include "formats/json_fields.h"
+#include "formats/sqz_container.h"
+
+namespace sqz {
+namespace {
+
+constexpr size_t kMaxProblems = 1000;
+
+// Of 16-bit floats whose exponent is `mask`: neither NaN nor infinite.
+bool all_finite(std::span<const std::byte> bytes, uint16_t mask) {
+  const auto* x = reinterpret_cast<const uint16_t*>(bytes.data());
+  uint16_t special = 0;
+  for (size_t i = 0; i < bytes.size() / sizeof(uint16_t); ++i) {
+    special |= static_cast<uint16_t>((x[i] & mask) == mask);
+  }
+  return special == 0;
+}
+
+// Integers are always finite. Calibration tables may hold -infinity: check_calibration() sees them.
+bool finite_floats(const TensorInfo& tensor, std::span<const std::byte> bytes) {
+  if (tensor.dtype == DType::kBF16) return all_finite(bytes, 0x7f80);
+  if (tensor.dtype == DType::kF16) return all_finite(bytes, 0x7c00);
+  return true;
+}
+
+}  // namespace
+
+void note(Problems& problems, std::string text) {
+  if (problems.size() < kMaxProblems) problems.push_back(std::move(text));
+}
+
+Json read_checksums(const SafetensorsHeader& header, const std::string& path, Problems& problems) {
+  const std::string label = path + ": __metadata__: checksums";
+  Result<Json> parsed = parse_json(header.metadata.at(kChecksumsKey), label);
+  if (!parsed.ok()) {
+    note(problems, parsed.status().message());
+    return Json::object();
+  }
+  if (!parsed->is_object()) {
+    note(problems, concat(label, ": found ", found_text(*parsed), ", expected an object"));
+    return Json::object();
+  }
+  const auto used = static_cast<size_t>(
+      std::count_if(header.tensors.begin(), header.tensors.end(), [&](const TensorInfo& tensor) {
+        return tensor.name != kHeaderHashName && parsed->contains(tensor.name);
+      }));
+  if (used != parsed->size()) {
+    note(problems, concat(label, ": found ", parsed->size(), " names, expected ", used,
+                          ": those of the tensors"));
+  }
+  return *std::move(parsed);
+}
+
+void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file, const Json& checksums,
+                 const std::function<void(size_t)>& advance, Problems& problems) {
+  if (tensor.name == kHeaderHashName) return;
+  const bool padding = tensor.name.starts_with(kPaddingPrefix);
+  const auto at = checksums.find(tensor.name);
+  const Json stored = at == checksums.end() ? Json() : *at;
+  const auto data =
+      file.subspan(static_cast<size_t>(tensor.offset), static_cast<size_t>(tensor.bytes));
+  Xxh3Stream hash;
+  bool finite = true, zero = true;
+  for (size_t from = 0; from < data.size(); from += kChecksumChunk) {
+    const auto chunk = data.subspan(from, std::min(kChecksumChunk, data.size() - from));
+    if (padding) {
+      zero &= std::all_of(chunk.begin(), chunk.end(), [](std::byte b) { return b == std::byte{}; });
+    } else {
+      hash.update(chunk);
+      finite &= finite_floats(tensor, chunk);
+    }
+    if (advance) advance(chunk.size());
+  }
+  const std::string name = in_quotes(tensor.name);
+  if (padding) {
+    if (!zero) note(problems, concat("tensor ", name, ": found other bytes, expected zeros"));
+    return;
+  }
+  const std::string found = hex(hash.digest());
+  if (!stored.is_string() || stored.get_ref<const std::string&>() != found) {
+    note(problems,
+         bad_field("tensor " + name, "XXH3-64", found,
+                   stored.is_null() ? "none: it is not in the checksums" : found_text(stored)));
+  }
+  if (!finite) {
+    note(problems, concat("tensor ", name, ": found NaN or infinity, expected finite numbers"));
+  }
+}
+
+}  // namespace sqz

@@ -1,0 +1,30 @@
+// The checksums of a .sqz file of any kind against its tensors.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/base/json.h"
+#include "formats/safetensors.h"
+
+namespace sqz {
+
+using Problems = std::vector<std::string>;        // one sentence each
+void note(Problems& problems, std::string text);  // the first 1000
+
+inline constexpr size_t kChecksumChunk = size_t{4} << 20;  // bytes, hashed while in the cache
+
+// {name: hash} of the metadata; an empty object, and a problem, where it is not that or names what
+// is no tensor.
+Json read_checksums(const SafetensorsHeader& header, const std::string& path, Problems& problems);
+
+// One tensor of `file` (its whole bytes) against its checksum; paddings against zeros; 16-bit
+// floats are finite. The hash of the header is left to open_container(). `advance` (may be empty)
+// is told of the bytes as they are done.
+void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file, const Json& checksums,
+                 const std::function<void(size_t)>& advance, Problems& problems);
+
+}  // namespace sqz

@@ -1,0 +1,190 @@
+#include "formats/sqz_container.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "formats/base/hash.h"
+#include "formats/metadata_strings.h"
+
+namespace sqz {
+namespace {
+
+Status corrupt(std::string message) {
+  return {Code::kCorrupt, std::move(message)};
+}
+
+const char* kind_words(FileKind kind) {
+  return kind == FileKind::kLayers ? "a layer profile" : "an index";
+}
+
+Result<PageBuffer> read_all(const ReadFile& file) {
+  const auto size = static_cast<size_t>(file.size());
+  void* memory = nullptr;
+  if (::posix_memalign(&memory, kPage, std::max<size_t>(size, 1)) != 0) {
+    return Status(Code::kOutOfMemory,
+                  concat(file.path(), ": no memory for its ", size, " bytes; open it mapped"));
+  }
+  PageBuffer buffer(static_cast<std::byte*>(memory));
+  SQZ_RETURN_IF_ERROR(file.read(0, {buffer.get(), size}));
+  return buffer;
+}
+
+// What a user most likely did: named some other file. Says so in words, before the parser complains
+// about the length of a header that is not one.
+Status refuse_foreign(std::span<const std::byte> bytes, FileKind kind, const std::string& path) {
+  if (bytes.empty())
+    return corrupt(concat(path, ": not ", kind_words(kind), ": the file is empty"));
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  // As a length, eight characters of text would be more than 2^56.
+  const std::string_view first = text.substr(0, 8);
+  const bool length_is_text = std::all_of(first.begin(), first.end(), [](char c) {
+    return (c >= ' ' && c <= '~') || (c >= '\t' && c <= '\r');
+  });
+  if (!length_is_text) return {};
+  return corrupt(concat(path, ": not ", kind_words(kind), ": it begins with ",
+                        in_quotes(text.substr(0, 16)), ", expected a safetensors header"));
+}
+
+Status check_header_hash(const SafetensorsHeader& header, std::span<const std::byte> bytes,
+                         const std::string& path) {
+  const auto is_hash = [](const TensorInfo& tensor) { return tensor.name == kHeaderHashName; };
+  if (header.tensors.empty() || !is_hash(header.tensors.back()) ||
+      header.tensors.back().bytes != 16) {
+    return corrupt(
+        bad_field(path, "last tensor",
+                  header.tensors.empty() ? "none" : in_quotes(header.tensors.back().name),
+                  concat(in_quotes(kHeaderHashName), " with 16 bytes")));
+  }
+  const auto stored = bytes.subspan(static_cast<size_t>(header.tensors.back().offset), 16);
+  const auto actual = xxh3_128(bytes.first(static_cast<size_t>(header.data_offset)));
+  if (std::memcmp(stored.data(), actual.data(), 16) != 0) {
+    return corrupt(
+        bad_field(path, "hash of the header", hex(actual),
+                  concat(hex(stored), ", as stored: the header was changed or damaged")));
+  }
+  return {};
+}
+
+// Before the hash, so that a newer or a foreign file is called that, and not damaged.
+Status check_format(const std::map<std::string, std::string>& strings, FileKind want,
+                    const std::string& path) {
+  MetadataStrings in(strings, path);
+  const auto format = strings.find("format");
+  if (format == strings.end() || format->second != "sqz") {
+    return corrupt(concat(
+        path, ": a safetensors file but not ", kind_words(want), ": __metadata__: format: found ",
+        format == strings.end() ? "nothing" : in_quotes(format->second), ", expected \"sqz\""));
+  }
+  const int64_t version = in.integer("format_version", 1, INT64_MAX);
+  const std::string producer = in.string("producer"), kind = in.string("kind");
+  SQZ_RETURN_IF_ERROR(in.status());
+  if (version > kFormatVersion) {
+    return {Code::kUnsupported,
+            concat(path, ": format_version: found ", version, " (written by ", in_quotes(producer),
+                   "), expected at most ", kFormatVersion, ", which ", producer_name(),
+                   " reads: use a newer sqz, or make the file again with this one")};
+  }
+  if (kind != kind_name(want)) {
+    return {Code::kUnsupported, bad_field(path + ": __metadata__", "kind", in_quotes(kind),
+                                          in_quotes(kind_name(want)))};
+  }
+  return {};
+}
+
+}  // namespace
+
+void FreeBytes::operator()(std::byte* bytes) const {
+  std::free(bytes);
+}
+
+const char* kind_name(FileKind kind) {
+  return kind == FileKind::kLayers ? "layers" : "index";
+}
+
+std::string producer_name() {
+  return "sqz " SQZ_VERSION;
+}
+
+std::span<const std::byte> SqzContainer::tensor(std::string_view name) const {
+  const TensorInfo* info = header.find(name);
+  return info ? bytes.subspan(info->offset, info->bytes) : std::span<const std::byte>();
+}
+
+Result<SqzContainer> open_container(const std::string& path, FileKind kind, OpenMode mode,
+                                    Env& env) {
+  SqzContainer c;
+  c.path = path;
+  SQZ_ASSIGN_OR_RETURN(auto file, env.open_read(path));
+  if (mode == OpenMode::kMmap) {
+    SQZ_ASSIGN_OR_RETURN(c.mapping, file->map());
+    c.bytes = c.mapping->bytes();
+    c.file = std::move(file);
+  } else {
+    SQZ_ASSIGN_OR_RETURN(c.buffer, read_all(*file));
+    c.bytes = {c.buffer.get(), static_cast<size_t>(file->size())};
+  }
+  SQZ_RETURN_IF_ERROR(refuse_foreign(c.bytes, kind, path));
+  SQZ_ASSIGN_OR_RETURN(c.header, parse_safetensors_header(c.bytes, c.bytes.size(), path));
+  SQZ_RETURN_IF_ERROR(check_format(c.header.metadata, kind, path));
+  SQZ_RETURN_IF_ERROR(check_header_hash(c.header, c.bytes, path));
+  if (!c.header.metadata.contains(kChecksumsKey)) {
+    return corrupt(bad_field(path + ": __metadata__", kChecksumsKey, "nothing", "a value"));
+  }
+  return c;
+}
+
+Status match_tensors(const SafetensorsHeader& header, std::vector<PlannedTensor>& plan,
+                     const std::string& path) {
+  if (header.data_offset % kPage != 0) {
+    return corrupt(bad_field(path, "start of the data", concat("byte ", header.data_offset),
+                             concat("a multiple of ", kPage)));
+  }
+  size_t next = 0;
+  for (const TensorInfo& found : header.tensors) {
+    const std::string field = "tensor " + in_quotes(found.name);
+    if (found.name.starts_with(kPaddingPrefix)) {
+      if (found.dtype != DType::kU8 || found.shape.size() != 1) {
+        return corrupt(bad_field(path, field,
+                                 concat(dtype_name(found.dtype), shape_text(found.shape)),
+                                 "a padding: U8, one dimension"));
+      }
+      continue;
+    }
+    if (next == plan.size()) {
+      return corrupt(bad_field(path, field, "a tensor too many", "the end of the file"));
+    }
+    PlannedTensor& want = plan[next++];
+    if (found.name != want.name) {
+      return corrupt(bad_field(path, field, "it", "tensor " + in_quotes(want.name) + " here"));
+    }
+    if (found.dtype != want.dtype || found.shape != want.shape) {
+      return corrupt(bad_field(path, field,
+                               concat(dtype_name(found.dtype), shape_text(found.shape)),
+                               concat(dtype_name(want.dtype), shape_text(want.shape))));
+    }
+    if (found.offset % want.alignment != 0) {
+      return corrupt(bad_field(path, field + ": offset", concat("byte ", found.offset),
+                               concat("a multiple of ", want.alignment)));
+    }
+    want.offset = found.offset;
+  }
+  if (next < plan.size()) {
+    return corrupt(bad_field(path, "tensor " + in_quotes(plan[next].name), "nothing", "it"));
+  }
+  return {};
+}
+
+uint64_t data_start(uint64_t text_bytes) {
+  return (8 + text_bytes + kPage - 1) / kPage * kPage;
+}
+
+std::string sealed_header(std::string text, uint64_t data_offset) {
+  const uint64_t room = data_offset - 8;
+  text.resize(static_cast<size_t>(room), ' ');
+  std::string length(8, '\0');
+  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(room >> (8 * i) & 0xff);
+  return length + text;
+}
+
+}  // namespace sqz

@@ -1,0 +1,215 @@
+// sqz-profile-layers from end to end, with the example model.
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "tests/formats/raw_safetensors.h"
+#include "tests/tools/run_tool.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
+
+// More different words than a model could call one thing.
+std::string lines(int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) {
+    out += concat("On day ", i % 97, " the carrier walked ", i * 7 % 31, " miles to the mill.\n");
+  }
+  return out;
+}
+
+class ProfileTool : public ToolTest {
+ protected:
+  void SetUp() override {
+    ToolTest::SetUp();
+    write_all(path("a.txt"), lines(60));
+    write_all(path("b.txt"), lines(30));
+  }
+  ToolRun profile(std::vector<std::string> more, const std::string& model = kModel,
+                  const std::string& threads = "2") const {
+    std::vector<std::string> arguments = {"--model", model, "--threads", threads};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(SQZ_PROFILE_TOOL, arguments);
+  }
+  ToolRun refused(std::vector<std::string> more, int code, const std::string& says,
+                  const std::string& model = kModel) const {
+    const std::string before = files();
+    more.insert(more.end(), {"-o", path("bad.sqz")});
+    const ToolRun result = profile(more, model);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(says));
+    EXPECT_EQ(files(), before) << "nothing half-written";
+    return result;
+  }
+  // The example model with other numbers in its config.json.
+  std::string changed_model(const std::string& from, const std::string& to) const {
+    const std::string model = path("model");
+    fs::copy(kModel, model);
+    std::string config = read_all(model + "/config.json");
+    const size_t at = config.find(from);
+    EXPECT_NE(at, std::string::npos);
+    write_all(model + "/config.json", config.replace(at, from.size(), to));
+    return model;
+  }
+};
+
+TEST_F(ProfileTool, WritesWhatItSaysAndIndexToolsReadIt) {
+  const ToolRun first = profile({path("a.txt"), path("b.txt"), "--tokens", "400", "--windows", "0",
+                                 "--budget", "0.25", "--p", "0.4", "-o", path("l.sqz"), "--json"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Json result = first.last();
+  EXPECT_EQ(result["bytes"], fs::file_size(path("l.sqz")));
+  EXPECT_EQ(result["texts"], 2);
+  EXPECT_EQ(result["context"], 400);
+  EXPECT_EQ(result["uniform_budget"], 100);
+  const auto cosine = result["cosine"].get<std::vector<double>>();
+  const auto error = result["cosine_error"].get<std::vector<double>>();
+  const auto group = result["group"].get<std::vector<int>>();
+  const auto budget = result["budget"].get<std::vector<int64_t>>();
+  ASSERT_EQ(cosine.size(), 6u);
+  ASSERT_EQ(error.size(), 6u);
+  // The model's attention changes the state most in layer 0: tests/golden/profile.json.
+  EXPECT_EQ(std::min_element(cosine.begin(), cosine.end()), cosine.begin());
+  EXPECT_GT(error[0], 0);
+  EXPECT_EQ(group[0], 0);
+  EXPECT_EQ(std::accumulate(budget.begin(), budget.end(), int64_t{0}), 600);
+  for (size_t l = 0; l < 6; ++l) {
+    if (group[l] == 2) {
+      EXPECT_EQ(budget[l], 40) << "p of the budget";
+    } else {
+      EXPECT_GT(budget[l], 100);
+    }
+  }
+
+  const Json info = run(SQZ_INDEX_TOOL, {"info", path("l.sqz"), "--json"}).last();
+  EXPECT_EQ(info["kind"], "layers");
+  for (const char* field : {"cosine", "cosine_error", "group", "budget", "p", "tokens", "windows",
+                            "fingerprint", "tokenizer_hash", "context"}) {
+    EXPECT_EQ(info[field], result[field]) << field;
+  }
+  const Json verified = run(SQZ_INDEX_TOOL, {"verify", path("l.sqz"), "--json"}).last();
+  EXPECT_TRUE(verified["ok"]);
+  EXPECT_EQ(verified["checked"], 9);
+
+  // The same texts, the same file, whatever the threads.
+  const std::string bytes = read_all(path("l.sqz"));
+  const ToolRun again = profile({path("a.txt"), path("b.txt"), "--tokens", "400", "--windows", "0",
+                                 "--budget", "0.25", "--p", "0.4", "-o", path("l.sqz"), "--force"},
+                                kModel, "1");
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_TRUE(read_all(path("l.sqz")) == bytes);
+  EXPECT_EQ(files(), "a.txt\nb.txt\nl.sqz\n");
+}
+
+TEST_F(ProfileTool, PrintsALineAndABarALayer) {
+  const ToolRun result = profile({path("a.txt"), "--tokens", "400", "-o", path("l.sqz")});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("layer   cosine            group    budget  1 - cosine\n"));
+  std::istringstream text(result.out);
+  int bars = 0;
+  size_t longest = 0;
+  for (std::string line; std::getline(text, line);) {
+    if (line.find("+-") == std::string::npos) continue;
+    ++bars;
+    longest = std::max(longest, static_cast<size_t>(std::count(line.begin(), line.end(), '#')));
+    EXPECT_THAT(line, HasSubstr("  50  ")) << "an eighth of 400 tokens: every layer alike";
+  }
+  EXPECT_EQ(bars, 6);
+  EXPECT_EQ(longest, 40u);
+  const ToolRun info = run(SQZ_INDEX_TOOL, {"info", path("l.sqz")});
+  EXPECT_EQ(info.out.substr(0, info.out.find("\n\n")),
+            result.out.substr(0, result.out.find("\n\n")));
+}
+
+TEST_F(ProfileTool, VerifySeesDamage) {
+  ASSERT_EQ(profile({path("a.txt"), "--tokens", "300", "-o", path("l.sqz")}).code, 0);
+  auto raw = testing::RawIndex::read(path("l.sqz"));
+  raw.set("cosine", 1, 0.123);
+  write_all(path("l.sqz"), raw.bytes());
+  const ToolRun verify = run(SQZ_INDEX_TOOL, {"verify", path("l.sqz"), "--json"});
+  EXPECT_EQ(verify.code, 3);
+  EXPECT_FALSE(verify.last()["ok"]);
+  EXPECT_THAT(verify.last()["problems"].dump(), HasSubstr("cosine"));
+  const ToolRun info = run(SQZ_INDEX_TOOL, {"info", path("l.sqz")});
+  EXPECT_EQ(info.code, 3);
+  EXPECT_THAT(info.err, HasSubstr("tensor \"cosine\": XXH3-64"));
+}
+
+TEST_F(ProfileTool, RefusesAnExistingOutputWithoutForce) {
+  write_all(path("l.sqz"), "mine");
+  const ToolRun result = profile({path("a.txt"), "--tokens", "300", "-o", path("l.sqz")});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.err, HasSubstr("--force"));
+  EXPECT_EQ(read_all(path("l.sqz")), "mine");
+}
+
+TEST_F(ProfileTool, RefusesNumbersOutOfRange) {
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), path("a.txt"));
+    return more;
+  };
+  refused(with({"--p", "0"}), 2, "p: found 0, expected a number in (0, 1]");
+  refused(with({"--p", "1.01"}), 2, "p: found 1.01");
+  refused(with({"--p", "nan"}), 2, "p");
+  refused(with({"--p", "0.001", "--context", "800"}), 2, "at least one");
+  refused(with({"--budget", "0"}), 2, "--budget: found 0, expected a number in (0, 1]");
+  refused(with({"--budget", "1.5"}), 2, "--budget: found 1.5");
+  refused(with({"--budget", "0.0001", "--context", "1000"}), 2, "budget: found 0");
+  refused(with({"--tokens", "0"}), 2, "--tokens");
+  refused(with({"--tokens", "32769"}), 2, "--tokens: found 32769, expected at most 32768");
+  refused({}, 2, "TEXT");
+}
+
+TEST_F(ProfileTool, RefusesTextsThatItCannotProfile) {
+  write_all(path("short.txt"), "A few words.\n");
+  refused({path("short.txt")}, 3, "short.txt: text: found ");
+  refused({path("none.txt")}, 3, "none.txt");
+  write_all(path("empty.txt"), "");
+  refused({path("empty.txt")}, 3, "empty.txt");
+  write_all(path("bad.txt"), "good \xff\n");
+  refused({path("bad.txt")}, 3, "bad.txt");
+}
+
+TEST_F(ProfileTool, RefusesModelsThatItCannotProfile) {
+  refused({path("a.txt")}, 3, path("nowhere"), path("nowhere"));
+  const std::string two = changed_model("\"num_hidden_layers\": 6", "\"num_hidden_layers\": 2");
+  refused({path("a.txt")}, 3, "layers: found 2, expected at least 3, one a group", two);
+}
+
+// Attention that adds nothing leaves every cosine at 1: there is nothing to tell layers apart by.
+TEST_F(ProfileTool, RefusesLayersThatAreAlike) {
+  const std::string model = path("model");
+  fs::copy(kModel, model);
+  auto weights = testing::RawIndex::read(model + "/model.safetensors");
+  for (auto& tensor : weights.tensors) {
+    if (tensor.name.find("o_proj") != std::string::npos) {
+      tensor.data.assign(tensor.data.size(), '\0');
+    }
+  }
+  write_all(model + "/model.safetensors", weights.bytes());
+  refused({path("a.txt"), "--tokens", "300"}, 3, "cosines: found 1 different one in 6 layers",
+          model);
+}
+
+TEST_F(ProfileTool, StoppedItLeavesNothing) {
+  write_all(path("long.txt"), lines(40000));
+  const std::string before = files();
+  const auto started = std::chrono::steady_clock::now();
+  const auto later = [&] {
+    return std::chrono::steady_clock::now() - started > std::chrono::seconds(3);
+  };
+  const ToolRun stopped = run(SQZ_PROFILE_TOOL,
+                              {"--model", kModel, path("long.txt"), "--tokens", "4096", "--windows",
+                               "0", "-o", path("l.sqz")},
+                              "", {}, [&](pid_t child) { signal_when(child, SIGINT, later); });
+  EXPECT_EQ(stopped.code, 130) << stopped.err;
+  EXPECT_EQ(files(), before);
+}
+
+}  // namespace
+}  // namespace sqz

@@ -1,0 +1,25 @@
+#include "tools/common/output_file.h"
+
+#include <filesystem>
+
+#include "formats/base/file.h"
+
+namespace sqz {
+
+Status check_output(const std::string& path, bool force) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    return {Code::kInvalidArgument, concat(path, ": is a folder; give the name of a file with -o")};
+  }
+  const fs::path folder = fs::path(path).parent_path();
+  if (!folder.empty() && !fs::is_directory(folder, error)) {
+    return {Code::kInvalidArgument,
+            concat(path, ": the folder ", folder.string(), " does not exist; create it first")};
+  }
+  // Creating the temporary file is the only check that a read-only file system cannot fool; it is
+  // removed at once.
+  return AtomicFile::create(Env::posix(), path, force).status();
+}
+
+}  // namespace sqz
