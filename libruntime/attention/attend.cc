@@ -9,7 +9,7 @@ namespace {
 // Keys between two softmax steps of the stream path: many, because the processor's prefetchers
 // start anew whenever reading changes from keys to values and back.
 constexpr int64_t kStreamKeys = 512;
-constexpr int64_t kAhead = 64;     // rows
+constexpr int64_t kAhead = 48;     // rows
 constexpr int64_t kTileKeys = 64;  // keys of a tile: with 64 rows, all buffers fit in L2
 constexpr int64_t kMostKeys = std::max(kStreamKeys, kTileKeys);
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();

@@ -175,11 +175,34 @@ void dots(DType dtype, const float* packed, int64_t rows, const void* const* key
   });
 }
 
+// What accumulate_block() asks into the cache while at value j: row j + ahead.distance, or `lines`
+// lines of the rows from `next` on, in their order.
+struct Asking {
+  Ahead ahead;
+  int64_t lines = 0;
+  int64_t next = 0;
+
+  // Of the bytes [begin, begin + kBytes) of each row.
+  template <int64_t kBytes>
+  HWY_INLINE void at(int64_t j, const void* const* rows, int64_t begin) const {
+    if (lines == 0) {
+      const int64_t row = j + ahead.distance;
+      if (ahead.has(row)) prefetch_row(rows[row], begin, begin + kBytes);
+      return;
+    }
+    constexpr int64_t kLines = (kBytes + 63) / 64;
+    for (int64_t line = j * lines; line < (j + 1) * lines; ++line) {
+      const int64_t row = next + line / kLines, from = begin + line % kLines * 64;
+      if (row < ahead.rows) prefetch_row(rows[row], from, from + 1);
+    }
+  }
+};
+
 // kRows rows x kPairs chunks of dimensions from dimension c on, all values of the tile.
 template <class S, int kRows, int kPairs>
 HWY_INLINE void accumulate_block(const float* p, int64_t ld, const void* const* values, int64_t n,
                                  int64_t c, int64_t present, float* acc, int64_t padded,
-                                 Ahead ahead) {
+                                 const Asking& asking) {
   using Element = typename S::Element;
   const F f;
   constexpr int64_t size = sizeof(Element);
@@ -192,9 +215,7 @@ HWY_INLINE void accumulate_block(const float* p, int64_t ld, const void* const* 
   }
   for (int64_t j = 0; j < n; ++j) {
     const Element* value = static_cast<const Element*>(values[j]) + c;
-    if (const int64_t i = j + ahead.distance; ahead.has(i)) {
-      prefetch_row(values[i], c * size, (c + kPairs * kChunk) * size);
-    }
+    asking.at<kPairs * kChunk * size>(j, values, c * size);
     for (int k = 0; k < kPairs; ++k) {
       const Pair v = present == kChunk ? load_pair<S>(value + k * kChunk)
                                        : load_pair_tail<S>(value + k * kChunk, present);
@@ -214,40 +235,56 @@ HWY_INLINE void accumulate_block(const float* p, int64_t ld, const void* const* 
 
 template <class S, int kRows>
 void accumulate_rows(const float* p, int64_t ld, const void* const* values, int64_t n, int64_t dim,
-                     float* acc, Ahead ahead) {
+                     float* acc, const Asking& asking) {
   // Sums in half of the registers: 16 of AVX-512's 32, 8 of the others' 16.
   constexpr int kPairs = kLanes >= 16 ? 4 : kRows >= 4 ? 1 : 2;
   const int64_t padded = padded_dim(dim);
   int64_t c = 0;
   for (; c + kPairs * kChunk <= dim; c += kPairs * kChunk) {
-    accumulate_block<S, kRows, kPairs>(p, ld, values, n, c, kChunk, acc, padded, ahead);
+    accumulate_block<S, kRows, kPairs>(p, ld, values, n, c, kChunk, acc, padded, asking);
   }
   if constexpr (kPairs == 4) {
     for (; c + 2 * kChunk <= dim; c += 2 * kChunk) {
-      accumulate_block<S, kRows, 2>(p, ld, values, n, c, kChunk, acc, padded, ahead);
+      accumulate_block<S, kRows, 2>(p, ld, values, n, c, kChunk, acc, padded, asking);
     }
   }
   for (; c < dim; c += kChunk) {
     const int64_t present = dim - c < kChunk ? dim - c : kChunk;
-    accumulate_block<S, kRows, 1>(p, ld, values, n, c, present, acc, padded, ahead);
+    accumulate_block<S, kRows, 1>(p, ld, values, n, c, present, acc, padded, asking);
   }
+}
+
+// The first rows of p bring the values into the cache; the others leave memory idle, and ask for
+// the values that follow, no faster than memory delivers: what its queue has no room for is
+// dropped.
+template <class S>
+void accumulate_stretch(const float* p, int64_t ld, int64_t rows, const void* const* values,
+                        int64_t n, int64_t dim, float* acc, Ahead ahead) {
+  const int64_t padded = padded_dim(dim);
+  const Asking idle = {.ahead = ahead, .lines = ahead.distance > 0 ? 2 : 0, .next = n};
+  Asking asking = {.ahead = ahead};
+  int64_t r = 0;
+  // AVX-512 takes two rows over whole values, in the order of memory, not four over half values.
+  if constexpr (kLanes < 16) {
+    for (; r + 4 <= rows; r += 4, asking = idle) {
+      accumulate_rows<S, 4>(p + r * ld, ld, values, n, dim, acc + r * padded, asking);
+    }
+  }
+  for (; r + 2 <= rows; r += 2, asking = idle) {
+    accumulate_rows<S, 2>(p + r * ld, ld, values, n, dim, acc + r * padded, asking);
+  }
+  if (r < rows) accumulate_rows<S, 1>(p + r * ld, ld, values, n, dim, acc + r * padded, asking);
 }
 
 template <class S>
 void accumulate_as(const float* p, int64_t ld, int64_t rows, const void* const* values, int64_t n,
                    int64_t dim, float* acc, Ahead ahead) {
-  const int64_t padded = padded_dim(dim);
-  int64_t r = 0;
-  // AVX-512 takes two rows over whole values, in the order of memory, not four over half values.
-  if constexpr (kLanes < 16) {
-    for (; r + 4 <= rows; r += 4, ahead = {}) {
-      accumulate_rows<S, 4>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
-    }
+  constexpr int64_t kStretch = 128;
+  const int64_t stretch = ahead.distance > 0 ? kStretch : n;
+  for (int64_t j = 0; j < n; j += stretch, ahead.rows -= stretch) {
+    accumulate_stretch<S>(p + j, ld, rows, values + j, n - j < stretch ? n - j : stretch, dim, acc,
+                          ahead);
   }
-  for (; r + 2 <= rows; r += 2, ahead = {}) {
-    accumulate_rows<S, 2>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
-  }
-  if (r < rows) accumulate_rows<S, 1>(p + r * ld, ld, values, n, dim, acc + r * padded, ahead);
 }
 
 void accumulate(DType dtype, const float* p, int64_t ld, int64_t rows, const void* const* values,
