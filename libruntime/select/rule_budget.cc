@@ -30,19 +30,12 @@ class BudgetRule final : public Rule {
  private:
   static constexpr uint32_t kBuckets = 1024;
 
-  // buckets[i] = where a score lies between the best (0) and the worst (kBuckets - 1), never lower
-  // for a lower score; kBuckets for -infinity.
+  // Buckets of 1/32 nat from a score of 1 down, the best ones first. Never lower for a lower score;
+  // kBuckets for -infinity.
   static void find_buckets(std::span<const float> scores, std::span<uint32_t> buckets) {
-    float top = -INFINITY, bottom = INFINITY;
-    for (const float score : scores) {
-      top = std::max(top, score);
-      bottom = std::min(bottom, score > -INFINITY ? score : INFINITY);
-    }
-    const float range = top - bottom;
-    const float factor = range > 0 && range < INFINITY ? (kBuckets - 1) / range : 0.0f;
     for (size_t i = 0; i < scores.size(); ++i) {
-      const float bucket = (top - scores[i]) * factor;  // NaN: infinity times 0
-      buckets[i] = scores[i] > -INFINITY ? static_cast<uint32_t>(std::min(bucket, float{kBuckets}))
+      const float bucket = std::clamp(scores[i] * -32.0f, 0.0f, float{kBuckets - 1});
+      buckets[i] = scores[i] > -INFINITY ? static_cast<uint32_t>(static_cast<int32_t>(bucket))
                                          : kBuckets;
     }
   }

@@ -138,6 +138,7 @@ class Scorer {
                       k_.pack_bf16(b_.rows, p_.dim, rows, p_.dim, b_.queries);
     if (!bf16) k_.pack(p_.dtype, b_.rows, p_.dim, rows, p_.dim, b_.queries);
     const void* centroids[kFewTile];
+    const int64_t row_bytes = p_.dim * dtype_size(p_.dtype);
     int64_t filled = 0, place = 0;
     const auto flush = [&] {
       float* out = b_.logits + place;
@@ -151,8 +152,9 @@ class Scorer {
       filled = 0;
     };
     for_each_run([&](int64_t first, int64_t, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) {
-        centroids[filled++] = centroid(first + i);
+      const auto* next = static_cast<const char*>(centroid(first));
+      for (int64_t i = 0; i < count; ++i, next += row_bytes) {
+        centroids[filled++] = next;
         if (filled == kFewTile) flush();
       }
     });
