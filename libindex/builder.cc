@@ -1,6 +1,7 @@
 #include "libindex/builder.h"
 
 #include <chrono>
+#include <cmath>
 #include <new>
 #include <utility>
 
@@ -59,7 +60,10 @@ class Builder final : public IndexBuilder {
     calibration_.dim = model_.head_dim;
     calibration_.scale = static_cast<float>(model_.attention_scale);
     calibration_.dtype = options.dtype;
-    calibration_.coarse_keep = options.coarse_keep;
+    const auto coarse_levels = static_cast<double>(std::ssize(options.level_fractions) - 1);
+    if (coarse_levels > 0) {
+      calibration_.coarse_keep = std::pow(options.coarse_keep, 1 / coarse_levels);
+    }
     calibration_.source = "tail";
     if (layout_.metadata.key_calibration) {
       keys_ = std::make_unique<KeyCalibrator>(model_, options.dtype, "tail");

@@ -53,8 +53,8 @@ struct CalibrationInput {
   std::vector<int64_t> calls;  // queries of each recorded call, in order, sum n; empty: the tail's
   float scale = 0;             // attention scale
   DType dtype = DType::kBF16;
-  double coarse_keep = 0.5;
-  std::string source;  // for people: "tail"
+  double coarse_keep = 0.5;  // of level 1; level k keeps its k-th power
+  std::string source;        // for people: "tail"
   std::vector<CalibrationLayer> sparse;
 };
 

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "formats/sqz_writer.h"
+#include "libindex/builder.h"
 #include "libindex/calibrate.h"
 #include "libindex/parallel.h"
 #include "libindex/tree.h"
@@ -227,6 +228,7 @@ class Maker {
     input.group = options_.query_heads / heads_;
     input.dim = dim_;
     input.queries = kCalibrationQueries;
+    input.coarse_keep = BuildOptions().coarse_keep;
     input.scale = static_cast<float>(metadata_.model.attention_scale);
     input.source = "made-up queries";
     CalibrationLayer layer;
