@@ -35,8 +35,8 @@ class BudgetRule final : public Rule {
   static void find_buckets(std::span<const float> scores, std::span<uint32_t> buckets) {
     for (size_t i = 0; i < scores.size(); ++i) {
       const float bucket = std::clamp(scores[i] * -32.0f, 0.0f, float{kBuckets - 1});
-      buckets[i] = scores[i] > -INFINITY ? static_cast<uint32_t>(static_cast<int32_t>(bucket))
-                                         : kBuckets;
+      buckets[i] =
+          scores[i] > -INFINITY ? static_cast<uint32_t>(static_cast<int32_t>(bucket)) : kBuckets;
     }
   }
 

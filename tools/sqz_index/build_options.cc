@@ -57,7 +57,8 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
       ->delimiter(',')
       ->check(CLI::Range(1e-9, 1.0))
       ->group(kGroup);
-  app.add_option("--coarse-keep", build.coarse_keep, "Fraction of the keys that the coarse levels let through")
+  app.add_option("--coarse-keep", build.coarse_keep,
+                 "Fraction of the keys that the coarse levels let through")
       ->check(CLI::Range(1e-6, 1.0))
       ->capture_default_str()
       ->group(kGroup);
