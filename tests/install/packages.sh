@@ -4,7 +4,7 @@
 # usage: packages.sh BUILD_DIR SOURCE_DIR INDEX.sqz
 set -euo pipefail
 build=$(realpath "$1") source=$(realpath "$2") index=$(realpath "$3")
-for needed in cpack dpkg dpkg-deb dpkg-shlibdeps; do
+for needed in cpack dpkg dpkg-deb dpkg-shlibdeps file; do
   command -v "$needed" >/dev/null || { echo "skipped: no $needed here"; exit 77; }
 done
 scratch=$(mktemp -d)
