@@ -1,7 +1,9 @@
 // sqz-profile-layers: how much each layer's attention matters, and what share of a budget it gets.
+#include "tools/common/openmp_wait.h"
 #include "tools/sqz_profile_layers/profile_layers.h"
 
 int main(int argc, char** argv) {
+  sqz::let_openmp_sleep(argv);
   sqz::Tool tool(
       "sqz-profile-layers",
       "Measures how much the attention of each layer changes the hidden state, and shares out a "
