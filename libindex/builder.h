@@ -27,9 +27,9 @@ struct BuildOptions {
   int64_t tail = 100;  // last tokens, likewise; their queries calibrate. 1 or more
   std::vector<double> level_fractions = {0.01, 0.05};  // clusters per fixed-context token, coarse
                                                        // to fine, increasing: paper section 6.1
-  double coarse_keep = 0.25;  // fraction of keys that the coarse levels let through, each the same
-                              // fraction of what is left: T_k of n levels coarse_keep^(k / (n-1))
-  int iterations = 10;        // of k-means, at every level
+  double coarse_keep = 0.5;  // fraction of keys that the coarse levels let through, each the same
+                             // fraction of what is left: T_k of n levels coarse_keep^(k / (n-1))
+  int iterations = 10;       // of k-means, at every level
   uint64_t seed = 0;
   int threads = 0;             // 0: all cores. The file does not depend on it
   DType dtype = DType::kBF16;  // of stored keys, values, centroids: BF16 or F16

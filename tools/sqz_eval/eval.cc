@@ -75,6 +75,7 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   SQZ_ASSIGN_OR_RETURN(out.haystacks, read_haystacks(arguments.texts, out.model->tokenizer()));
   out.store = {work_folder(arguments), !arguments.save.empty(), arguments.reuse, arguments.force};
   out.build.engine = arguments.engine;
+  out.build.coarse_keep = arguments.coarse_keep;
   out.build.calibrate_keys = needs_keys(out.settings);
   out.build.seed = common.seed;
   out.build.threads = common.threads;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "libindex/builder.h"
 #include "tools/common/tool.h"
 #include "tools/sqz_eval/settings.h"
 #include "tools/sqz_eval/trials.h"
@@ -19,6 +20,7 @@ struct EvalArguments {
   SettingOptions settings;
   std::string run_dtype = "f32";
   std::string engine = "auto";  // what clusters
+  double coarse_keep = BuildOptions().coarse_keep;
   std::string work, save;       // folders; empty: the system's temporary one, none
   bool reuse = false, force = false;
 };

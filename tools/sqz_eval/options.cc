@@ -150,6 +150,11 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
       ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
       ->capture_default_str()
       ->group(kGroup);
+  app.add_option("--coarse-keep", arguments.coarse_keep,
+                 "Fraction of the keys that the coarse levels of the indexes let through")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str()
+      ->group(kGroup);
   auto* work = app.add_option("--work", arguments.work,
                               "Folder for temporary indexes (default: the system's)")
                    ->check(CLI::ExistingDirectory)
