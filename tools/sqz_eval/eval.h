@@ -21,7 +21,7 @@ struct EvalArguments {
   std::string run_dtype = "f32";
   std::string engine = "auto";  // what clusters
   double coarse_keep = BuildOptions().coarse_keep;
-  std::string work, save;       // folders; empty: the system's temporary one, none
+  std::string work, save;  // folders; empty: the system's temporary one, none
   bool reuse = false, force = false;
 };
 
