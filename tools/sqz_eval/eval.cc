@@ -146,6 +146,12 @@ Status run_pass(const Pass& pass, Work& work, Judge& judge,
   return {};
 }
 
+Json rows_json(const std::vector<Row>& rows) {
+  Json out = Json::array();
+  for (const Row& row : rows) out.push_back(row_json(row));
+  return out;
+}
+
 double total_tokens(const std::vector<Plan>& plans) {
   double out = 0;
   for (const Plan& plan : plans) {
@@ -178,6 +184,9 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
         progress.update((done + part * length) / total);
       }));
       done += length;
+      context.output.event("pass", {{"source", pass.source},
+                                    {"tokens", pass.ids.size()},
+                                    {"rows", rows_json(judge.rows())}});
     }
     for (const Row& row : judge.rows()) {
       context.output.event("row", row_json(row));
@@ -185,11 +194,9 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
     }
   }
   progress.finish();
-  std::vector<Json> all;
-  for (const Row& row : rows) all.push_back(row_json(row));
   context.output.text(table_text(rows));
   if (!context.output.json()) return {};
-  context.output.result({{"rows", all},
+  context.output.result({{"rows", rows_json(rows)},
                          {"model", arguments.model},
                          {"fingerprint", fingerprint(work.model->description())},
                          {"seed", context.options.seed},
