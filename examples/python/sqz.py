@@ -71,6 +71,10 @@ class _AttendArgs(_Struct):
     ]
 
 
+class _Run(c.Structure):
+    _fields_ = [("first", c.c_uint32), ("length", c.c_uint32)]
+
+
 class Stats(_Struct):
     _fields_ = [
         ("struct_size", c.c_uint32), ("dense_fallback", c.c_int32), ("asked_budget", c.c_double),
@@ -96,6 +100,15 @@ def _numbers(values):
     return None if values is None else (c.c_int64 * len(values))(*values)
 
 
+def _attend_args(layer, q, out, lse, positions, indptr, stream):
+    """The arguments, and what must live as long as they are used."""
+    capsules = [None if t is None else _capsule(t) for t in (q, out, lse)]
+    q_at, out_at, lse_at = (None if one is None else _pointer_of(one, b"dltensor") for one in capsules)
+    args = _AttendArgs(layer=layer, q=q_at, out=out_at, lse=lse_at, positions=_numbers(positions),
+                       indptr=_numbers(indptr), requests=0 if indptr is None else len(indptr) - 1, stream=stream)
+    return args, capsules
+
+
 class Index:
     def __init__(self, path, read=False):
         self.handle = c.c_void_p()
@@ -118,17 +131,32 @@ class Session:
 
     def __init__(self, index, device=None, **options):
         self.handle = c.c_void_p()
+        self._index = index
         if device is not None:
             options.update(device_type=2, device_id=device)
         _check(_lib.sqz_session_create(index.handle, c.byref(SessionOptions(**options)), c.byref(self.handle)))
 
     def attend(self, layer, q, out, lse, positions=None, indptr=None, stream=None):
         """Fills out and lse. positions and indptr are sequences of integers."""
-        capsules = [_capsule(t) for t in (q, out, lse)]
-        q_at, out_at, lse_at = (_pointer_of(capsule, b"dltensor") for capsule in capsules)
-        args = _AttendArgs(layer=layer, q=q_at, out=out_at, lse=lse_at, positions=_numbers(positions),
-                           indptr=_numbers(indptr), requests=0 if indptr is None else len(indptr) - 1, stream=stream)
+        args, _capsules = _attend_args(layer, q, out, lse, positions, indptr, stream)
         _check(_lib.sqz_attend(self.handle, c.byref(args)))
+
+    def select(self, layer, q, indptr=None, stream=None):
+        """What attend() would read for the first block of q: for each KV head a list of (first slot, slots)."""
+        args, _capsules = _attend_args(layer, q, None, None, None, indptr, stream)
+        heads = self._index.describe().kv_heads
+        starts, count = (c.c_int64 * (heads + 1))(), c.c_int64()
+        runs = (_Run * 1)()
+        for _ in range(2):  # the first call may only say how many there are
+            status = _lib.sqz_select(self.handle, c.byref(args), runs, c.c_int64(len(runs)), starts, c.byref(count))
+            if status != 1 or count.value <= len(runs):
+                break
+            runs = (_Run * count.value)()
+        _check(status)
+        return [[(run.first, run.length) for run in runs[starts[h]:starts[h + 1]]] for h in range(heads)]
+
+    def reset_stats(self):
+        _check(_lib.sqz_session_reset_stats(self.handle))
 
     def stats(self, layer=-1):
         stats = Stats()

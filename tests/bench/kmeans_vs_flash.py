@@ -1,20 +1,27 @@
-"""flash-kmeans on the shapes of kmeans_bench, for a run beside it: kmeans_vs_flash.py
+"""flash-kmeans beside sqz-bench kmeans on the four shapes of docs/kmeans-gpu.md, in one run.
 
-Spherical k-means of random bf16 points, 10 iterations, median of several runs. Also gives the mean
-cosine of points and their centroids, the objective. Needs torch with CUDA, triton and flash-kmeans.
+  kmeans_vs_flash.py --sqz-bench build/cuda/tools/sqz-bench
+
+Spherical k-means of random bf16 points, 10 iterations; flash-kmeans and ours take turns, shape by shape. A
+time is the median of several runs. flash-kmeans does 10 assignments, so the ratio is that to ours with 10;
+the time that counts, with the final labelling, stands beside it. Also the mean cosine of points and their
+centroids, the objective. Needs torch with CUDA, triton and flash-kmeans.
 """
+import argparse
+import json
+import subprocess
 import sys
 
 try:
     import torch
     from flash_kmeans.kmeans_triton_impl import batch_kmeans_Cosine
+    import flash_kmeans
 except ImportError as error:
     sys.exit(f"kmeans_vs_flash: {error}")
-if not torch.cuda.is_available():
-    sys.exit("kmeans_vs_flash: no CUDA device")
+from gpu_clock import GpuClock
 
-SHAPES = [(64, 32768, 128, 1638), (64, 131072, 128, 1311), (64, 131072, 128, 6554),
-          (8, 524288, 128, 26214)]
+SHAPES = [(256, 131072, 128, 0.05), (256, 131072, 128, 0.01), (8, 524288, 128, 0.05), (64, 32768, 128, 0.05)]
+ITERATIONS = 10
 
 
 def milliseconds(work, runs):
@@ -37,25 +44,57 @@ def objective(points, labels, centroids):
     return total / points.shape[0]
 
 
+def flash(heads, count, dim, clusters, runs):
+    points = torch.randn(heads, count, dim, device="cuda", dtype=torch.bfloat16)
+    out = []
+
+    def work():
+        out[:] = batch_kmeans_Cosine(points, clusters, max_iters=ITERATIONS, tol=-1.0)
+
+    with GpuClock() as clock:
+        time = milliseconds(work, runs)
+    labels, centroids, done = out
+    assert done == ITERATIONS, done
+    return time, objective(points, labels, centroids), clock.text()
+
+
+def ours(program, heads, count, dim, fraction, runs):
+    command = [program, "kmeans", "--device", "cuda", "--json", "--no-progress", "--repeat", str(runs),
+               "--kmeans-heads", str(heads), "--tokens", str(count), "--head-dim", str(dim),
+               "--kmeans-fraction", str(fraction)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    case = json.loads(done.stdout.splitlines()[-1])["cases"][0]
+    return case["shape"]["clusters"], {row["name"]: row for row in case["rows"]}
+
+
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--sqz-bench", required=True, help="the program, built with SQZ_CUDA")
+    parser.add_argument("--runs", type=int, default=3, help="timed runs of each")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("kmeans_vs_flash: no CUDA device")
     torch.manual_seed(0)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
-    for heads, count, dim, clusters in SHAPES:
-        points = torch.randn(heads, count, dim, device="cuda", dtype=torch.bfloat16)
-        iterations = 10
-        out = []
+    version = getattr(flash_kmeans, "__version__", "of unknown version")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, flash-kmeans {version}", flush=True)
+    for heads, count, dim, fraction in SHAPES:
+        clusters, rows = ours(args.sqz_bench, heads, count, dim, fraction, args.runs)
+        time, cosine, clock = flash(heads, count, dim, clusters, args.runs)
+        torch.cuda.empty_cache()
+        whole, equal = rows["cuda"], rows["cuda, 10 assignments"]
+        flop = 2.0 * heads * count * clusters * dim * ITERATIONS
+        print(f"{heads} heads x {count} x d{dim}, C {clusters}")
+        for name, row in (("sqz", whole), ("sqz, 10 assignments", equal)):
+            median = row["seconds"]["median"] * 1e3
+            print(f"  {name:20} {median:9.2f} ms  {row['gflop_per_s'] * 1e-3:6.1f} TFLOP/s  mean cosine "
+                  f"{row['mean_cosine']:.5f}  {json.dumps(row['clock'])}")
+        print(f"  {'flash-kmeans':20} {time:9.2f} ms  {flop / time * 1e-9:6.1f} TFLOP/s  mean cosine "
+              f"{cosine:.5f}  {clock}")
+        print(f"  flash-kmeans / sqz: {time * 1e-3 / equal['seconds']['median']:.2f} with 10 assignments each, "
+              f"{time * 1e-3 / whole['seconds']['median']:.2f} with our final labelling", flush=True)
 
-        def work():
-            out[:] = batch_kmeans_Cosine(points, clusters, max_iters=iterations, tol=-1.0)
 
-        time = milliseconds(work, 3)
-        labels, centroids, done = out
-        flop = 2.0 * heads * count * clusters * dim * iterations
-        print(f"flash-kmeans {heads:4d} heads x {count:7d} x d{dim:<3d} C {clusters:6d} "
-              f"{done} it  {time:9.3f} ms ({flop / time / 1e9:5.1f} TFLOP/s)  objective "
-              f"{objective(points, labels, centroids):.6f}", flush=True)
-        del points, labels, centroids
-        out.clear()
-
-
-main()
+if __name__ == "__main__":
+    main()

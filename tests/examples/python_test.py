@@ -1,5 +1,6 @@
 """examples/python/sqz.py on the CPU, against attention in float64. Arguments: the library, the module's folder, an index."""
 
+import ctypes
 import os
 import sys
 
@@ -51,6 +52,15 @@ def main():
             mean = np.exp(logits - expected) @ values[head // group]
             assert np.allclose(out[token, head], mean, atol=1e-4), (token, head)
     assert session.stats().delivered_budget == 1
+    session.reset_stats()
+    assert session.stats().selections == 0
+    # Everything is one run a KV head; part of it is fewer keys, in ascending runs.
+    slots = header["layers.0.keys"]["shape"][1] if "layers.0.keys" in header else 0
+    assert session.select(0, q[:1]) == [[(0, slots)]] * info.kv_heads
+    sparse = sqz.Session(index, thresholds=(ctypes.c_double * 1)(0.05), levels=1)
+    for runs in sparse.select(0, q[:1]):
+        assert 0 < sum(length for _, length in runs) < slots, runs
+        assert all(a[0] + a[1] < b[0] for a, b in zip(runs, runs[1:])), runs
     try:
         session.attend(info.layers, q, out, lse)
         raise AssertionError("a layer that is not there was served")

@@ -4,8 +4,12 @@
 
 #include <filesystem>
 #include <numeric>
+#include <random>
 
+#include "formats/capture.h"
 #include "tests/common/temporary_directory.h"
+#include "tools/sqz_bench/captured_index.h"
+#include "tools/sqz_bench/kernel_times.h"
 #include "tools/sqz_bench/measure.h"
 #include "tools/sqz_bench/memory_reads.h"
 #include "tools/sqz_bench/sparse_index.h"
@@ -86,20 +90,142 @@ TEST(SyntheticIndex, IsAWholeIndex) {
   options.directory = folder.path();
   std::string path;
   {
-    const auto index = make_synthetic_index(options, 2000, 2, 3);
+    const auto index = make_synthetic_index(options, 2000);
     ASSERT_TRUE(index.ok()) << index.status().message();
-    path = index->file->path();
+    path = (*index)->path();
     const auto file = SqzFile::open(path);
     ASSERT_TRUE(file.ok()) << file.status().message();
     const auto report = (*file)->verify();
     ASSERT_TRUE(report.ok());
     EXPECT_EQ(report->problems, std::vector<std::string>());
     EXPECT_EQ((*file)->layer(0).level[1].clusters, 100);
-    ASSERT_EQ(index->queries.size(), 2u);
-    EXPECT_EQ(index->queries[1].size(), 3u * 4 * 16);
-    EXPECT_NE(index->queries[0], index->queries[1]);
+    const auto queries = synthetic_queries((*file)->layer(0), 2, 2, 3, 0);
+    ASSERT_EQ(queries.size(), 2u);
+    EXPECT_EQ(queries[1].size(), 3u * 4 * 16);
+    EXPECT_NE(queries[0], queries[1]);
   }
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(SyntheticIndex, StaysWhereItIsAskedTo) {
+  testing::TemporaryDirectory folder;
+  Options options = small_options();
+  options.save_index = folder.file("kept.sqz");
+  ASSERT_TRUE(make_synthetic_index(options, 2000).ok());
+  EXPECT_TRUE(std::filesystem::exists(options.save_index));
+}
+
+TEST(Tiling, CopiesNeverNeedMoreThanWasCaptured) {
+  for (const int64_t captured : {1000, 31000}) {
+    for (const int64_t tokens : {1000, 30999, 31000, 31001, 131072, 524288}) {
+      const Tiling one = tiling(tokens, captured);
+      EXPECT_LE(one.slots + kSink + kTail, captured);
+      EXPECT_LE(one.copies * one.slots + kSink + kTail, tokens);
+      EXPECT_GT(one.copies * (one.slots + 1) + kSink + kTail, tokens);
+      EXPECT_EQ(one.copies > 1, tokens > captured) << tokens << " of " << captured;
+    }
+  }
+}
+
+// A model of 2 layers with 2 KV heads of 8 dimensions, tiled up to 3 KV heads of 16: the heads 0, 1
+// and 2 of its 4. Every copy has the model's clusters, and products are the model's.
+TEST(CapturedIndex, HasTheModelsClustersAndProducts) {
+  testing::TemporaryDirectory folder;
+  constexpr int64_t kTokens = 1200, kDim = 8, kGroup = 2, kQueries = 6;
+  CaptureInfo info;
+  info.model.architecture = "LlamaForCausalLM";
+  info.model.layers = 2;
+  info.model.query_heads = 4;
+  info.model.kv_heads = 2;
+  info.model.head_dim = kDim;
+  info.model.sliding_window = {0, 0};
+  info.model.weights_hash = "0123456789abcdef";
+  info.model.attention_scale = 0.5;
+  info.tokens.assign(kTokens, 1);
+  for (int64_t i = 0; i < kQueries; ++i) info.query_positions.push_back(kTokens - kQueries + i);
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  const auto numbers = [&](int64_t count) {
+    std::vector<float> out(static_cast<size_t>(count));
+    for (float& x : out) x = to_float(to_bfloat16(normal(random)));
+    return out;
+  };
+  std::vector<CapturedLayer> layers;
+  {
+    auto writer = CaptureWriter::create(folder.file("a.h5"), true, info).value();
+    for (int64_t l = 0; l < 2; ++l) {
+      layers.push_back({numbers(2 * kTokens * kDim),
+                        numbers(2 * kTokens * kDim),
+                        numbers(4 * kQueries * kDim),
+                        {}});
+      ASSERT_TRUE(writer->write_layer(l, layers.back()).ok());
+    }
+    ASSERT_TRUE(writer->commit().ok());
+  }
+  Options options;
+  options.query_heads = 6;
+  options.kv_heads = 3;
+  options.head_dim = 2 * kDim;
+  options.threads = 2;
+  options.directory = folder.path();
+  options.capture = folder.file("a.h5");
+  options.kmeans_engine = "faiss";
+  const auto made = make_captured_index(options, 2500, 2, 2);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  const auto file = SqzFile::open(made->file->path()).value();
+  EXPECT_EQ(file->verify()->problems, std::vector<std::string>());
+  const Tiling copies = tiling(2500, kTokens);
+  ASSERT_EQ(copies.copies, 3);
+  const LayerView view = file->layer(0);
+  ASSERT_EQ(view.slots, 3 * copies.slots);
+  // The copies are alike: one period of a level's sizes, three times.
+  for (int k = 0; k < 2; ++k) {
+    const int64_t n = view.level[k].clusters / 3;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto size = [&](int64_t c) {
+        return view.level[k].offsets[c + 1] - view.level[k].offsets[c];
+      };
+      EXPECT_EQ(size(i), size(i + n));
+      EXPECT_EQ(size(i), size(i + 2 * n));
+    }
+  }
+  // Query 3 (the second that is asked) of query head 5, which is head 1 of KV head 2: the model's
+  // layer 1, KV head 0 (of 4 heads the ones at 0, 4/3 and 8/3).
+  const float* q = made->queries[0].data() + (1 * 6 + 5) * 16;
+  const float* model_q = layers[1].queries.data() + (0 * kGroup + 1) * kQueries * kDim + 3 * kDim;
+  const auto* keys = static_cast<const BFloat16*>(view.keys) + 2 * view.slots * 16;
+  const uint32_t* positions = view.positions + 2 * view.slots;
+  for (const int64_t slot : {int64_t{0}, view.slots / 2, view.slots - 1}) {
+    const int64_t token = kSink + (positions[slot] - kSink) % copies.slots;
+    const float* model_key = layers[1].keys.data() + token * kDim;
+    double product = 0, expected = 0;
+    for (int64_t i = 0; i < 16; ++i) product += q[i] * to_float(keys[slot * 16 + i]) / 4;
+    for (int64_t i = 0; i < kDim; ++i) expected += 0.5 * model_q[i] * model_key[i];
+    EXPECT_NEAR(product, expected, 1e-5) << slot;
+  }
+}
+
+TEST(Measure, ATimeOfTheContendersOwn) {
+  const auto measured = measure(
+      {{.name = "a", .run = [](int64_t) { return Status(); }, .seconds = [] { return 42.0; }}}, 2,
+      [] {});
+  ASSERT_TRUE(measured.ok());
+  EXPECT_EQ(measured->seconds[0], (std::vector<double>{42, 42}));
+}
+
+TEST(KernelNames, WithoutNamespacesTemplatesAndArguments) {
+  EXPECT_EQ(short_kernel_name("void a::(anonymous namespace)::attend_kernel<128, (bool)1, "
+                              "b::C<(b::D)2>>(a::Params, int (*)(int))"),
+            "attend_kernel");
+  EXPECT_EQ(short_kernel_name("sqz::cuda::merge(sqz::cuda::Parts)"), "merge");
+  EXPECT_EQ(short_kernel_name("plain"), "plain");
+}
+
+// Two calls: 'a' runs 0-10 and 40-60; 'b' is launched early, 5-30, and waits; nothing runs 30-40.
+TEST(KernelParts, AddUpToTheWhole) {
+  const Json parts = kernel_parts({{"a", 40000, 60000}, {"b", 5000, 30000}, {"a", 0, 10000}}, 2);
+  EXPECT_EQ(parts, (Json{{"a", 15.0}, {"b", 10.0}, {"idle", 5.0}}));
+  EXPECT_EQ(kernel_parts({}, 2), Json::object());
 }
 
 // Passes open_read() on, and reads of whoever has the file; a mapping keeps its first and last
@@ -148,7 +274,7 @@ TEST(SparseIndex, OpeningTouchesNoPayload) {
   const std::string path = folder.file("sparse.sqz");
   Options options;
   const int64_t tokens = 819200, layers = 32;
-  const IndexMetadata metadata = synthetic_metadata(options, tokens, layers);
+  const IndexMetadata metadata = made_metadata(options, tokens, layers);
   const int64_t slots = tokens - metadata.sink - metadata.tail;
   const std::vector<LayerShape> shapes(
       static_cast<size_t>(layers),

@@ -9,6 +9,7 @@
 namespace sqz {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class BenchTool : public ToolTest {
@@ -69,6 +70,44 @@ TEST_F(BenchTool, SparseRowsSayWhatWasRead) {
             rows[2]["budget"].get<double>() - rows[2]["keep"].get<double>());
 }
 
+TEST_F(BenchTool, OneRowForEachCombination) {
+  const ToolRun result = bench({"prefill", "--sparsity", "0.75,0.9", "--block", "8,0", "--queries",
+                                "20", "--no-torch", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const Json rows = result.last()["cases"][0]["rows"];
+  std::vector<std::string> names;
+  for (const Json& row : rows) names.push_back(row["name"]);
+  EXPECT_THAT(names,
+              ElementsAre("dense", "75 % sparse, 1 level, blocks of 8",
+                          "75 % sparse, 2 levels, blocks of 8", "90 % sparse, 1 level, blocks of 8",
+                          "90 % sparse, 2 levels, blocks of 8", "75 % sparse, 1 level, one block",
+                          "75 % sparse, 2 levels, one block", "90 % sparse, 1 level, one block",
+                          "90 % sparse, 2 levels, one block"));
+  EXPECT_NEAR(rows[1]["keep"], 0.25, 0.02);
+  EXPECT_NEAR(rows[7]["keep"], 0.1, 0.02);
+}
+
+// Requests of one token each choose for themselves; an index that was saved serves as it did.
+TEST_F(BenchTool, RequestsAndSavedIndexes) {
+  const auto attend = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"attend", "--no-torch", "--json", "--requests", "3"});
+    const ToolRun result = bench(std::move(more));
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.last()["cases"][0];
+  };
+  const Json made = attend({"--save-index", path("kept.sqz")});
+  EXPECT_EQ(made["shape"]["requests"], 3);
+  EXPECT_EQ(made["shape"]["keys"], "made up");
+  const Json again = attend({"--index", path("kept.sqz")});
+  EXPECT_EQ(again["shape"]["keys"], path("kept.sqz"));
+  ASSERT_EQ(again["rows"].size(), made["rows"].size());
+  for (const size_t row : {2, 3}) {
+    for (const char* field : {"keep", "budget", "keys_per_run"}) {
+      EXPECT_EQ(again["rows"][row][field], made["rows"][row][field]) << row << field;
+    }
+  }
+}
+
 TEST_F(BenchTool, TableAndList) {
   const ToolRun table = bench({"open"});
   EXPECT_EQ(table.code, 0) << table.err;
@@ -76,7 +115,8 @@ TEST_F(BenchTool, TableAndList) {
   EXPECT_THAT(table.out, HasSubstr("processor"));
   const ToolRun list = bench({"--list"});
   EXPECT_EQ(list.code, 0);
-  for (const char* name : {"attend", "prefill", "bandwidth", "open", "verify", "kmeans"}) {
+  for (const char* name :
+       {"attend", "prefill", "bandwidth", "open", "verify", "kmeans", "upload"}) {
     EXPECT_THAT(list.out, HasSubstr(name));
   }
 }
@@ -117,6 +157,10 @@ TEST_F(BenchTool, CapturedKeys) {
     EXPECT_EQ(shape["clusters"], 200);
     EXPECT_EQ(shape["keys"], path("a.h5"));
   }
+  // The query position is one, which is to calibrate and to ask.
+  const ToolRun attend = bench({"attend", "--capture", path("a.h5"), "--no-torch"});
+  EXPECT_EQ(attend.code, 2) << attend.err;
+  EXPECT_THAT(attend.err, HasSubstr("--capture: found 1, expected at least 2 query positions"));
 }
 
 TEST_F(BenchTool, BadInput) {
@@ -131,11 +175,17 @@ TEST_F(BenchTool, BadInput) {
   expect({"attend", "--sparsity", "1.5"}, 2, "--sparsity");
   expect({"attend", "--levels", "3"}, 2, "--levels");
   expect({"attend", "--isa", "mmx"}, 2, "--isa");
-  expect({"attend", "--device", "cuda"}, 2, "of the cases, only kmeans runs on a GPU");
+  expect({"verify", "--device", "cuda"}, 2, "attend, prefill, kmeans and upload run on a GPU");
+  expect({"upload"}, 2, "--device: found cpu, expected cuda");
+  expect({"attend", "--device", "cuda:99"}, 3, "--device: ");
   expect({"kmeans", "--device", "cuda:99"}, 3, "--device: ");  // not in this build, or no such GPU
   expect({"kmeans", "--capture", path("none.h5")}, 2, "--capture");
   std::ofstream(path("text.h5")) << "no capture";
-  expect({"attend", "--capture", path("text.h5")}, 2, "it is for kmeans alone");
+  expect({"open", "--capture", path("text.h5")}, 2, "attend, prefill and kmeans alone");
+  expect({"open", "--index", path("text.h5")}, 2, "it is for attend or prefill alone");
+  expect({"attend", "prefill", "--save-index", path("a.sqz")}, 2, "for attend or prefill alone");
+  expect({"attend", "--index", path("text.h5")}, 3, "text.h5");
+  expect({"attend", "--block", "-1"}, 2, "--block");
   expect({"kmeans", "--capture", path("text.h5")}, 3, "text.h5");
   const ToolRun heads = run(SQZ_BENCH_TOOL, {"attend", "--heads", "7", "--kv-heads", "2"});
   EXPECT_EQ(heads.code, 2);

@@ -8,6 +8,7 @@
 #include "libindex/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "tools/sqz_bench/cases.h"
+#include "tools/sqz_bench/device_cases.h"
 #include "tools/sqz_bench/machine.h"
 
 namespace sqz::bench {
@@ -26,6 +27,8 @@ constexpr CaseInfo kCases[] = {
     {"open", "opening a sparse file of 100 GiB, and smaller ones", open_case},
     {"verify", "all checksums and invariants of an index, beside plain reads of it", verify_case},
     {"kmeans", "clustering of one layer's keys, as in a build", kmeans_case},
+    {"upload", "an index from the page cache to a GPU, beside copies from pinned memory",
+     upload_device_case},
 };
 
 const CaseInfo* find_case(const std::string& name) {
@@ -39,13 +42,30 @@ Status check_options(const Options& options, const CommonOptions& common) {
                          const std::string& expected) {
     return Status(Code::kInvalidArgument, bad_field("options", field, found, expected));
   };
-  const bool only_kmeans = std::all_of(options.cases.begin(), options.cases.end(),
-                                       [](const std::string& name) { return name == "kmeans"; });
-  if (common.device != "cpu" && !only_kmeans) {
-    return refuse("--device", common.device, "cpu; of the cases, only kmeans runs on a GPU");
+  const auto all_of = [&](std::initializer_list<const char*> names) {
+    return std::all_of(options.cases.begin(), options.cases.end(), [&](const std::string& name) {
+      return std::count(names.begin(), names.end(), name) > 0;
+    });
+  };
+  const bool on_cpu = common.device == "cpu";
+  if (!on_cpu && !all_of({"attend", "prefill", "kmeans", "upload"})) {
+    return refuse("--device", common.device,
+                  "cpu; of the cases, attend, prefill, kmeans and upload run on a GPU");
   }
-  if (!options.capture.empty() && !only_kmeans) {
-    return refuse("--capture", options.capture, "nothing; it is for kmeans alone");
+  if (on_cpu && std::count(options.cases.begin(), options.cases.end(), "upload") > 0) {
+    return refuse("--device", common.device, "cuda, which is what upload goes to");
+  }
+  if (!options.capture.empty() && !all_of({"attend", "prefill", "kmeans"})) {
+    return refuse("--capture", options.capture,
+                  "nothing; it is for attend, prefill and kmeans alone");
+  }
+  for (const auto& [name, path] :
+       {std::pair("--index", options.index), std::pair("--save-index", options.save_index)}) {
+    if (path.empty() || (options.cases.size() == 1 && all_of({"attend", "prefill"}))) continue;
+    return refuse(name, path, "nothing; it is for attend or prefill alone");
+  }
+  if (!options.index.empty() && !options.capture.empty()) {
+    return refuse("--index", options.index, "nothing beside --capture");
   }
   if (options.query_heads % options.kv_heads != 0) {
     return refuse("--heads", concat(options.query_heads),
@@ -78,6 +98,12 @@ Json row_of(const CaseSetup& setup, const Measured& measured, size_t i) {
         times_faster(measured, i, b) * contender.part / setup.contenders[b].part;
   }
   if (contender.details) row.update(contender.details());
+  if (row.contains("bytes_read")) {
+    row["gb_per_s"] = row["bytes_read"].get<double>() / spread.median * 1e-9;
+  }
+  if (row.contains("flop")) {
+    row["gflop_per_s"] = row["flop"].get<double>() / spread.median * 1e-9;
+  }
   return row;
 }
 
@@ -89,12 +115,28 @@ std::string figure(const Json& row, const char* name, double scale = 1) {
   return text;
 }
 
+// Microseconds a call, by kernel, of the rows that have them.
+std::string kernel_table(const Json& result) {
+  std::string out;
+  for (const Json& row : result["rows"]) {
+    if (!row.contains("kernels_us")) continue;
+    const Json& kernels = row["kernels_us"];
+    out += concat("  ", row["name"].get<std::string>(), ", us:");
+    if (kernels.is_string()) out += concat(" ", kernels.get<std::string>());
+    for (const auto& [name, microseconds] : kernels.items()) {
+      if (kernels.is_object()) out += concat("  ", name, " ", figure(kernels, name.c_str()));
+    }
+    out += '\n';
+  }
+  return out;
+}
+
 std::string table(const Json& result) {
   const std::vector<std::string> baselines = result["baselines"];
   std::vector<std::vector<std::string>> lines = {
       {result["case"].get<std::string>(), "median ms", "min", "p90", "GB/s", "GFLOP/s"}};
   for (const auto& baseline : baselines) lines[0].push_back("x " + baseline);
-  lines[0].insert(lines[0].end(), {"keys", "bytes"});
+  lines[0].insert(lines[0].end(), {"of read", "keys", "bytes", "run", "SM MHz"});
   for (const Json& row : result["rows"]) {
     const Json& seconds = row["seconds"];
     lines.push_back({row["name"], figure(seconds, "median", 1e3), figure(seconds, "min", 1e3),
@@ -103,8 +145,11 @@ std::string table(const Json& result) {
     for (const auto& baseline : baselines) {
       lines.back().push_back(figure(row["times_faster"], baseline.c_str()));
     }
-    lines.back().push_back(figure(row, "keep"));
-    lines.back().push_back(figure(row, "budget"));
+    for (const char* name : {"of_read", "keep", "budget", "keys_per_run"}) {
+      lines.back().push_back(figure(row, name));
+    }
+    const Json clock = row.value("clock", Json::object()).value("sm_mhz", Json::object());
+    lines.back().push_back(clock.contains("median") ? concat(clock["median"].get<int>()) : "");
   }
   std::string out;
   for (const auto& line : lines) {
@@ -118,7 +163,18 @@ std::string table(const Json& result) {
     out.erase(out.find_last_not_of(' ') + 1);
     out += '\n';
   }
-  return out + "\n";
+  return out + kernel_table(result) + "\n";
+}
+
+// "of_read": a row's bytes a second beside those of the row `read`.
+void share_of_reads(Json& rows) {
+  const auto read =
+      std::find_if(rows.begin(), rows.end(), [](const Json& row) { return row["name"] == "read"; });
+  if (read == rows.end()) return;
+  const auto most = (*read)["gb_per_s"].get<double>();
+  for (Json& row : rows) {
+    if (row.contains("gb_per_s")) row["of_read"] = row["gb_per_s"].get<double>() / most;
+  }
 }
 
 Result<Json> run_case(const CaseInfo& info, const Options& options, const ToolContext& context) {
@@ -132,7 +188,9 @@ Result<Json> run_case(const CaseInfo& info, const Options& options, const ToolCo
   Json rows = Json::array();
   for (size_t i = 0; i < setup.contenders.size(); ++i) {
     rows.push_back(row_of(setup, measured, i));
-    Json event = rows.back();
+  }
+  share_of_reads(rows);
+  for (Json event : rows) {
     event["case"] = info.name;
     context.output.event("row", event);
   }
@@ -160,7 +218,10 @@ Status run_bench(Options options, const ToolContext& context) {
   }
   SQZ_RETURN_IF_ERROR(check_options(options, context.options));
   const std::string& device = context.options.device;
-  if (device != "cpu") options.gpu = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);
+  if (device != "cpu") {
+    options.gpu = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);
+    SQZ_RETURN_IF_ERROR(check_device(options));
+  }
   options.threads = resolve_threads(context.options.threads);
   options.seed = context.options.seed;
   const std::string isa = options.isa.empty() ? cpu_kernels().name : options.isa;

@@ -11,15 +11,20 @@ const char* const kHelp =
     "median over rounds (least and 90th percentile beside it), 'times faster' the median of the\n"
     "ratios within a round, so that other work on the machine hits both sides alike. Indexes are "
     "made\n"
-    "up: keys in clusters as k-means would find them, queries that want some of them "
-    "(docs/performance.md).\n"
+    "up: keys in clusters as k-means would find them, queries that want some of them, unless\n"
+    "--capture or --index gives others (docs/performance.md). On a GPU attend and prefill are "
+    "graphs\n"
+    "of calls that are replayed; times are those of a call.\n"
     "\n"
     "Examples:\n"
     "  sqz-bench attend\n"
     "  sqz-bench attend prefill --tokens 32768 --sparsity 0.9 --levels 1,2 --json\n"
     "  sqz-bench bandwidth --threads 1\n"
     "  sqz-bench open --file-gib 100\n"
-    "  sqz-bench kmeans --device cuda --kmeans-fraction 0.01\n";
+    "  sqz-bench kmeans --device cuda --kmeans-fraction 0.01\n"
+    "  sqz-bench attend --device cuda --sparsity 0.7,0.8,0.9,0.95 --requests 16\n"
+    "  sqz-bench prefill --device cuda --queries 4096 --block 32,128,0\n"
+    "  sqz-bench upload --device cuda --directory /dev/shm\n";
 
 void add_bench_options(CLI::App& app, Options& options) {
   app.add_option("CASE", options.cases, "What to measure");
@@ -34,7 +39,7 @@ void add_bench_options(CLI::App& app, Options& options) {
   app.add_option(
          "--tokens", options.tokens,
          "Length of the fixed context; 0 = 131072 for attend, bandwidth and verify, 32768 for "
-         "prefill, 16384 for kmeans (131072 with --device cuda)")
+         "prefill, 16384 for kmeans (131072 for both with --device cuda)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str()
       ->group(kShape);
@@ -54,17 +59,27 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->check(CLI::IsMember({"f32", "f16", "bf16"}))
       ->capture_default_str()
       ->group(kShape);
-  app.add_option("--queries", options.queries, "prefill: prompt tokens")
-      ->check(CLI::Range(1, 1 << 20))
+  app.add_option("--requests", options.requests,
+                 "attend: requests of one token each that are served at once")
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->group(kShape);
-  app.add_option("--block", options.block, "prefill: prompt tokens that share a selection")
-      ->check(CLI::Range(1, 1 << 20))
+  app.add_option("--queries", options.queries,
+                 "prefill: prompt tokens; 0 = 512, with --device cuda 4096")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str()
+      ->group(kShape);
+  app.add_option("--block", options.block,
+                 "prefill: prompt tokens that share a selection, 0 = all; rows for each number")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str()
       ->group(kShape);
 
   constexpr const char* kPaths = "What is compared";
-  app.add_option("--sparsity", options.sparsity, "Fraction of the clustered keys not to read")
+  app.add_option("--sparsity", options.sparsity,
+                 "Fractions of the clustered keys not to read, rows for each")
+      ->delimiter(',')
       ->check(CLI::Range(0.0, 0.999999))
       ->capture_default_str()
       ->group(kPaths);
@@ -95,12 +110,36 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->capture_default_str()
       ->group(kPaths);
 
-  constexpr const char* kOther = "open and kmeans";
-  app.add_option("--file-gib", options.file_gib, "open: size of the sparse file")
-      ->check(CLI::Range(0.001, 100000.0))
+  app.add_option("--index", options.index,
+                 "attend, prefill: serve layer 0 of this index instead of a made-up one")
+      ->check(CLI::ExistingFile)
+      ->group(kPaths);
+  app.add_option("--save-index", options.save_index,
+                 "attend, prefill: leave the made-up index here")
+      ->group(kPaths);
+  app.add_option("--capture", options.capture,
+                 "attend, prefill, kmeans: a model's keys (.h5), not made-up ones; attend and "
+                 "prefill tile them up to the shape")
+      ->check(CLI::ExistingFile)
+      ->group(kPaths);
+  app.add_option("--copies", options.copies,
+                 "attend with --device cuda: copies of the layer that calls go over in turn")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->group(kPaths);
+
+  constexpr const char* kOther = "open, upload and kmeans";
+  app.add_option("--file-gib", options.file_gib,
+                 "open, upload: size of the file; 0 = 100 for open, where it is sparse, else 16")
+      ->check(CLI::Range(0.0, 100000.0))
       ->capture_default_str()
       ->group(kOther);
-  app.add_option("--file-layers", options.file_layers, "open: layers in it")
+  app.add_option("--upload-threads", options.upload_threads,
+                 "upload: threads that copy; 0 = libsqz's own number")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str()
+      ->group(kOther);
+  app.add_option("--file-layers", options.file_layers, "open, upload: layers in it")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str()
       ->group(kOther);
@@ -114,9 +153,6 @@ void add_bench_options(CLI::App& app, Options& options) {
   app.add_option("--kmeans-engine", options.kmeans_engine, "kmeans: what clusters")
       ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
       ->capture_default_str()
-      ->group(kOther);
-  app.add_option("--capture", options.capture, "kmeans: keys of a capture (.h5), not made-up ones")
-      ->check(CLI::ExistingFile)
       ->group(kOther);
   app.add_option("--kmeans-fraction", options.kmeans_fraction, "kmeans: clusters per point")
       ->check(CLI::Range(0.0001, 1.0))

@@ -34,8 +34,7 @@ Result<Contender> sparse_opener(const Options& options, const std::string& name,
                                 int64_t layers) {
   const auto tokens =
       static_cast<int64_t>(file_bytes / static_cast<double>(layers * token_bytes(options)));
-  const IndexMetadata metadata =
-      synthetic_metadata(options, std::max<int64_t>(tokens, 1000), layers);
+  const IndexMetadata metadata = made_metadata(options, std::max<int64_t>(tokens, 1000), layers);
   SQZ_ASSIGN_OR_RETURN(std::shared_ptr<TemporaryFile> file,
                        TemporaryFile::create(options.directory, "sqz-bench-sparse"));
   const std::vector<LayerShape> shapes(static_cast<size_t>(layers), shape_of(metadata));
@@ -74,11 +73,12 @@ Result<CaseSetup> bandwidth_case(const Options& options) {
 
 Result<CaseSetup> open_case(const Options& options) {
   CaseSetup setup;
-  setup.shape = {{"layers", options.file_layers}, {"file_gib", options.file_gib}};
+  const double gib = options.file_gib_or(100);
+  setup.shape = {{"layers", options.file_layers}, {"file_gib", gib}};
   setup.rounds = options.repeat_or(100);
-  const double bytes = options.file_gib * 0x1p30;
-  SQZ_ASSIGN_OR_RETURN(auto large, sparse_opener(options, concat(options.file_gib, " GiB"), bytes,
-                                                 options.file_layers));
+  const double bytes = gib * 0x1p30;
+  SQZ_ASSIGN_OR_RETURN(auto large,
+                       sparse_opener(options, concat(gib, " GiB"), bytes, options.file_layers));
   SQZ_ASSIGN_OR_RETURN(auto small,
                        sparse_opener(options, "1/100 of it", bytes / 100, options.file_layers));
   SQZ_ASSIGN_OR_RETURN(auto single,
@@ -90,14 +90,12 @@ Result<CaseSetup> open_case(const Options& options) {
 }
 
 Result<CaseSetup> verify_case(const Options& options) {
-  SQZ_ASSIGN_OR_RETURN(SyntheticIndex made,
-                       make_synthetic_index(options, options.tokens_or(131072), 0, 1));
-  const auto index = std::make_shared<SyntheticIndex>(std::move(made));
-  SQZ_ASSIGN_OR_RETURN(const std::shared_ptr<const SqzFile> file,
-                       SqzFile::open(index->file->path()));
+  SQZ_ASSIGN_OR_RETURN(const std::shared_ptr<TemporaryFile> index,
+                       make_synthetic_index(options, options.tokens_or(131072)));
+  SQZ_ASSIGN_OR_RETURN(const std::shared_ptr<const SqzFile> file, SqzFile::open(index->path()));
   SQZ_ASSIGN_OR_RETURN(
       const std::shared_ptr<const Mapping> mapping, [&]() -> Result<std::unique_ptr<Mapping>> {
-        SQZ_ASSIGN_OR_RETURN(const auto opened, Env::posix().open_read(index->file->path()));
+        SQZ_ASSIGN_OR_RETURN(const auto opened, Env::posix().open_read(index->path()));
         return opened->map();
       }());
   CaseSetup setup;

@@ -25,9 +25,8 @@ Result<KmeansPoints> synthetic_points(const Options& options) {
   Options shape = options;
   shape.kv_heads = options.kmeans_heads > 0 ? options.kmeans_heads : 2;
   shape.query_heads = shape.kv_heads;
-  SQZ_ASSIGN_OR_RETURN(const SyntheticIndex index,
-                       make_synthetic_index(shape, options.tokens_or(16384), 0, 1));
-  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(index.file->path()));
+  SQZ_ASSIGN_OR_RETURN(const auto index, make_synthetic_index(shape, options.tokens_or(16384)));
+  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(index->path()));
   const LayerView view = file->layer(0);
   KmeansPoints out;
   out.heads = view.kv_heads;
@@ -81,7 +80,6 @@ Result<CaseSetup> engine_case(const Options& options, const KmeansPoints& points
 
 Result<CaseSetup> kmeans_case(const Options& options) {
   const bool on_device = options.gpu >= 0;
-  if (on_device) SQZ_RETURN_IF_ERROR(check_kmeans_device(options));
   if (!options.capture.empty()) {
     SQZ_ASSIGN_OR_RETURN(KmeansPoints points, captured_points(options));
     return on_device ? kmeans_device_case(options, std::move(points))

@@ -8,6 +8,7 @@
 #include "libindex/kmeans.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
+#include "tools/sqz_bench/device_graph.h"
 #include "tools/sqz_bench/gpu_clock.h"
 
 namespace sqz::bench {
@@ -18,41 +19,12 @@ using cuda::KmeansParams;
 
 constexpr int kIterations = 10;
 
-// A CUDA graph of one run.
-class Graph {
- public:
-  Graph() = default;
-  ~Graph() {
-    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  Status capture(const KmeansParams& params, cudaStream_t stream) {
-    SQZ_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    const Status status = cuda::kmeans_run(params, stream);
-    cudaGraph_t graph = nullptr;
-    SQZ_RETURN_IF_CUDA_ERROR(cudaStreamEndCapture(stream, &graph));
-    const cudaError_t error = cudaGraphInstantiate(&executable_, graph, 0);
-    cudaGraphDestroy(graph);
-    SQZ_RETURN_IF_ERROR(status);
-    return cuda::cuda_status(error, "making a graph");
-  }
-  Status run(cudaStream_t stream) const {
-    SQZ_RETURN_IF_CUDA_ERROR(cudaGraphLaunch(executable_, stream));
-    return cuda::cuda_status(cudaStreamSynchronize(stream), "k-means");
-  }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
-
 struct Work {
   int gpu = 0;
   cuda::DeviceMemory memory;
   cuda::Stream stream, second_stream;
   KmeansParams params;
-  Graph graphs[3];
+  DeviceGraph graphs[3];
   std::unique_ptr<GpuClock> clock;
   std::vector<float> faiss_points;
   std::vector<int32_t> faiss_labels;
@@ -106,7 +78,7 @@ Status prepare(Work& work, const KmeansPoints& points) {
   return {};
 }
 
-Result<double> mean_cosine(const Work& work, const Graph& graph) {
+Result<double> mean_cosine(const Work& work, DeviceGraph& graph) {
   SQZ_RETURN_IF_ERROR(graph.run(work.stream.get()));
   const auto rows =
       static_cast<size_t>(work.params.shape.heads) * static_cast<size_t>(work.params.shape.points);
@@ -122,10 +94,11 @@ Result<Contender> ours(const std::shared_ptr<Work>& work, int place, const char*
   KmeansParams params = work->params;
   params.iterations = iterations;
   params.second_stream = two_streams ? work->second_stream.get() : nullptr;
-  Graph& graph = work->graphs[place];
+  DeviceGraph& graph = work->graphs[place];
   {
     const CurrentDevice current(work->gpu);
-    SQZ_RETURN_IF_ERROR(graph.capture(params, work->stream.get()));
+    SQZ_RETURN_IF_ERROR(graph.capture(
+        work->stream.get(), [&](cudaStream_t stream) { return cuda::kmeans_run(params, stream); }));
   }
   const cuda::KmeansShape& shape = params.shape;
   Contender out;
@@ -171,11 +144,6 @@ Contender faiss(const std::shared_ptr<Work>& work, std::shared_ptr<KmeansEngine>
 }
 
 }  // namespace
-
-Status check_kmeans_device(const Options& options) {
-  const Status status = cuda::check_probe(cuda::probe_device(options.gpu), options.gpu);
-  return status.ok() ? status : Status(status.code(), "--device: " + status.message());
-}
 
 Result<CaseSetup> kmeans_device_case(const Options& options, KmeansPoints points) {
   const auto work = std::make_shared<Work>();

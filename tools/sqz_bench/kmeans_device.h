@@ -12,7 +12,4 @@ namespace sqz::bench {
 // FAISS on the same GPU, one head. kUnsupported without CUDA in this build or without a GPU.
 Result<CaseSetup> kmeans_device_case(const Options& options, KmeansPoints points);
 
-// Whether this build can; asked before points are made.
-Status check_kmeans_device(const Options& options);
-
 }  // namespace sqz::bench

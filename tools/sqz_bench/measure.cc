@@ -31,7 +31,8 @@ Result<Measured> measure(const std::vector<Contender>& contenders, int64_t round
       if (stop_requested()) return Status(Code::kCancelled, "stopped");
       const double start = now();
       SQZ_RETURN_IF_ERROR(contenders[i].run(std::max<int64_t>(round, 0)));
-      const double seconds = now() - start;
+      const double passed = now() - start;
+      const double seconds = contenders[i].seconds ? contenders[i].seconds() : passed;
       if (round >= 0) measured.seconds[i].push_back(seconds);
       step();
     }

@@ -17,7 +17,11 @@ struct Contender {
   double bytes = 0;                          // that a run reads; 0 = no such figure
   double flop = 0;                           // multiplications and additions; 0 = no such figure
   double part = 1;  // of the case's work that a run does; comparisons take it into account
-  std::function<Json()> details = {};  // fields for its row, asked for after the last round
+  // Fields for its row, asked for after the last round. Of "bytes_read" and "flop", those of a run,
+  // rates are made.
+  std::function<Json()> details = {};
+  std::function<double()> seconds =
+      {};  // that the last run took, by a clock of the contender's own
 };
 
 struct Spread {

@@ -11,7 +11,7 @@ namespace sqz::bench {
 
 Result<uint64_t> write_sparse_index(Env& env, const std::string& path,
                                     const IndexMetadata& metadata,
-                                    const std::vector<LayerShape>& shapes) {
+                                    const std::vector<LayerShape>& shapes, const Fill& fill) {
   IndexMetadata named = metadata;
   named.producer = producer_name();
   SQZ_RETURN_IF_ERROR(check_metadata(named, path, Code::kInvalidArgument));
@@ -33,6 +33,7 @@ Result<uint64_t> write_sparse_index(Env& env, const std::string& path,
   SQZ_RETURN_IF_ERROR(file->write(0, bytes));
   // Written at its place far beyond: what lies between is a hole.
   const PlannedTensor& last = tensors.back();
+  if (fill) SQZ_RETURN_IF_ERROR(fill(*file, data_offset, data_offset + last.offset));
   SQZ_RETURN_IF_ERROR(file->write(data_offset + last.offset, xxh3_128(bytes)));
   SQZ_RETURN_IF_ERROR(file->close());
   return data_offset + last.offset + last.bytes;

@@ -3,6 +3,7 @@
 // contents are not an index that could be served or verified.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,9 +11,13 @@
 
 namespace sqz::bench {
 
-// Creates `path` (kExists if it is there); returns the file's size.
+// Writes to a file from offset `begin` to `end`.
+using Fill = std::function<Status(WriteFile& file, uint64_t begin, uint64_t end)>;
+
+// Creates `path` (kExists if it is there); returns the file's size. With `fill`, it writes what
+// would be holes.
 Result<uint64_t> write_sparse_index(Env& env, const std::string& path,
                                     const IndexMetadata& metadata,
-                                    const std::vector<LayerShape>& shapes);
+                                    const std::vector<LayerShape>& shapes, const Fill& fill = {});
 
 }  // namespace sqz::bench

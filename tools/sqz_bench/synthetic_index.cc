@@ -1,24 +1,17 @@
 #include "tools/sqz_bench/synthetic_index.h"
 
-#include <unistd.h>
-
-#include <atomic>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
 
-#include "formats/sqz_writer.h"
-#include "libindex/builder.h"
-#include "libindex/calibrate.h"
 #include "libindex/parallel.h"
 #include "libindex/tree.h"
 
 namespace sqz::bench {
 namespace {
 
-constexpr int64_t kSink = 16, kTail = 100;
 constexpr int64_t kCalibrationQueries = 32;
 constexpr int kMixture = 4;  // coarse centres in a query
+constexpr uint64_t kSeedStep = 1000003;
 
 // Fast and the same everywhere: splitmix64, and a sum of four uniforms for a normal number.
 class Random {
@@ -67,14 +60,42 @@ struct Layer {
   std::vector<BFloat16> keys, values;              // [Hkv, M, d]
   std::vector<BFloat16> exact_keys, exact_values;  // [Hkv, E, d]
   std::vector<uint32_t> positions;                 // [Hkv, M]
-  std::vector<float> coarse;                       // [Hkv, n_1, d] centres, not means
 };
+
+void append_query(const float* const* centres, int64_t dim, Random& random,
+                  std::vector<float>& out) {
+  float weight[kMixture];
+  for (float& w : weight) w = 0.4f + 0.1f * random.normal();
+  for (int64_t i = 0; i < dim; ++i) {
+    float x = 0.3f * random.normal();
+    for (int m = 0; m < kMixture; ++m) x += weight[m] * centres[m][i];
+    out.push_back(x);
+  }
+}
+
+// [tokens, Hkv * group, d] by centres [Hkv, n, d].
+std::vector<float> mixtures(const std::vector<float>& centres, int64_t heads, int64_t group,
+                            int64_t dim, int64_t tokens, uint64_t seed) {
+  std::vector<float> out;
+  Random random(seed);
+  const int64_t clusters = std::ssize(centres) / (heads * dim);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const float* chosen[kMixture];
+      for (const float*& c : chosen) {
+        c = centres.data() + (h * clusters + random.below(clusters)) * dim;
+      }
+      for (int64_t g = 0; g < group; ++g) append_query(chosen, dim, random, out);
+    }
+  }
+  return out;
+}
 
 class Maker {
  public:
   Maker(const Options& options, int64_t tokens)
       : options_(options),
-        metadata_(synthetic_metadata(options, tokens, 1)),
+        metadata_(made_metadata(options, tokens, 1)),
         slots_(tokens - kSink - kTail),
         clusters_(synthetic_clusters(tokens, slots_)),
         dim_(options.head_dim),
@@ -82,10 +103,6 @@ class Maker {
 
   Status write(const std::string& path) {
     fill();
-    SQZ_ASSIGN_OR_RETURN(const Calibration calibration, calibrate_layer());
-    const LayerShape shape{clusters_, slots_, kSink + kTail};
-    SQZ_ASSIGN_OR_RETURN(const auto writer,
-                         SqzWriter::create(Env::posix(), path, false, metadata_, {shape}));
     LayerData data;
     for (const Layer::Level& level : layer_.levels) {
       data.levels.push_back({std::as_bytes(std::span(level.centroids)),
@@ -96,38 +113,16 @@ class Maker {
     data.values = std::as_bytes(std::span(layer_.values));
     data.exact_keys = std::as_bytes(std::span(layer_.exact_keys));
     data.exact_values = std::as_bytes(std::span(layer_.exact_values));
-    SQZ_RETURN_IF_ERROR(writer->write_layer(0, data));
-    return writer->commit(calibration).status();
-  }
-
-  // [tokens, Hq, d]
-  std::vector<float> queries(int64_t tokens, uint64_t seed) const {
-    std::vector<float> out;
-    Random random(options_.seed * 1000003 + seed);
-    const int64_t group = options_.query_heads / heads_;
-    for (int64_t t = 0; t < tokens; ++t) {
-      for (int64_t h = 0; h < heads_; ++h) {
-        int64_t centre[kMixture];
-        for (int64_t& c : centre) c = random.below(clusters_[0]);
-        for (int64_t g = 0; g < group; ++g) append_query(h, centre, random, out);
-      }
-    }
-    return out;
+    std::vector<float> centres;
+    for (const BFloat16 x : layer_.levels[0].centroids) centres.push_back(to_float(x));
+    const std::vector<float> queries =
+        mixtures(centres, heads_, options_.query_heads / heads_, dim_, kCalibrationQueries,
+                 options_.seed * kSeedStep);
+    return write_made_index(path, options_, metadata_, {clusters_, slots_, kSink + kTail}, data,
+                            queries);
   }
 
  private:
-  void append_query(int64_t head, const int64_t* centre, Random& random,
-                    std::vector<float>& out) const {
-    float weight[kMixture];
-    for (float& w : weight) w = 0.4f + 0.1f * random.normal();
-    const float* coarse = layer_.coarse.data() + head * clusters_[0] * dim_;
-    for (int64_t i = 0; i < dim_; ++i) {
-      float x = 0.3f * random.normal();
-      for (int m = 0; m < kMixture; ++m) x += weight[m] * coarse[centre[m] * dim_ + i];
-      out.push_back(x);
-    }
-  }
-
   void fill() {
     layer_.levels.resize(clusters_.size());
     const auto vectors = [&](int64_t count) { return static_cast<size_t>(heads_ * count * dim_); };
@@ -141,7 +136,6 @@ class Maker {
     layer_.exact_keys.resize(vectors(kSink + kTail));
     layer_.exact_values.resize(vectors(kSink + kTail));
     layer_.positions.resize(static_cast<size_t>(heads_ * slots_));
-    layer_.coarse.resize(vectors(clusters_[0]));
     (void)parallel_for(heads_, options_.threads, [&](int64_t head) {
       fill_head(head);
       return Status();
@@ -176,10 +170,9 @@ class Maker {
 
   void fill_keys(int64_t head, const std::vector<uint32_t>& coarse_offsets,
                  const std::vector<uint32_t>& fine_offsets, Random& random) {
-    float* coarse = layer_.coarse.data() + head * clusters_[0] * dim_;
     BFloat16* key = layer_.keys.data() + head * slots_ * dim_;
-    std::vector<float> fine(static_cast<size_t>(dim_));
-    for (int64_t c = 0; c < clusters_[0]; ++c, coarse += dim_) {
+    std::vector<float> coarse(static_cast<size_t>(dim_)), fine(coarse.size());
+    for (int64_t c = 0; c < clusters_[0]; ++c) {
       for (int64_t i = 0; i < dim_; ++i) coarse[i] = random.normal();
       for (uint32_t f = coarse_offsets[c]; f < coarse_offsets[c + 1]; ++f) {
         for (int64_t i = 0; i < dim_; ++i) fine[i] = coarse[i] + 0.6f * random.normal();
@@ -221,34 +214,6 @@ class Maker {
     }
   }
 
-  Result<Calibration> calibrate_layer() const {
-    CalibrationInput input;
-    input.layers = 1;
-    input.kv_heads = heads_;
-    input.group = options_.query_heads / heads_;
-    input.dim = dim_;
-    input.queries = kCalibrationQueries;
-    input.coarse_keep = BuildOptions().coarse_keep;
-    input.scale = static_cast<float>(metadata_.model.attention_scale);
-    input.source = "made-up queries";
-    CalibrationLayer layer;
-    for (const Layer::Level& level : layer_.levels) {
-      const auto bytes = std::as_bytes(std::span(level.centroids));
-      layer.levels.push_back({{bytes.begin(), bytes.end()}, level.offsets});
-    }
-    // [n, Hq, d] to [Hkv, n, group, d].
-    const std::vector<float> made = queries(kCalibrationQueries, 0);
-    const int64_t row = input.group * dim_;
-    for (int64_t head = 0; head < heads_; ++head) {
-      for (int64_t t = 0; t < kCalibrationQueries; ++t) {
-        const float* from = made.data() + (t * heads_ + head) * row;
-        layer.queries.insert(layer.queries.end(), from, from + row);
-      }
-    }
-    input.sparse.push_back(std::move(layer));
-    return calibrate(input, options_.threads);
-  }
-
   const Options& options_;
   IndexMetadata metadata_;
   int64_t slots_;
@@ -259,62 +224,33 @@ class Maker {
 
 }  // namespace
 
-Result<std::unique_ptr<TemporaryFile>> TemporaryFile::create(const std::string& directory,
-                                                             const std::string& stem) {
-  namespace fs = std::filesystem;
-  static std::atomic<int> counter{0};
-  std::error_code error;
-  const fs::path folder = directory.empty() ? fs::temp_directory_path(error) : fs::path(directory);
-  if (error || !fs::is_directory(folder, error)) {
-    return Status(Code::kNotFound, bad_field("--directory", folder.string(), "no such folder",
-                                             "a folder for temporary files"));
-  }
-  const std::string name = concat(stem, ".", ::getpid(), ".", counter.fetch_add(1), ".sqz");
-  return std::unique_ptr<TemporaryFile>(new TemporaryFile((folder / name).string()));
-}
-
-TemporaryFile::~TemporaryFile() {
-  std::error_code ignored;
-  std::filesystem::remove(path_, ignored);
-}
-
 std::vector<int64_t> synthetic_clusters(int64_t tokens, int64_t slots) {
   return cluster_counts(std::vector<double>{0.01, 0.05}, tokens, slots);
 }
 
-IndexMetadata synthetic_metadata(const Options& options, int64_t tokens, int64_t layers) {
-  IndexMetadata m;
-  m.model.architecture = "LlamaForCausalLM";
-  m.model.layers = layers;
-  m.model.query_heads = options.query_heads;
-  m.model.kv_heads = options.kv_heads;
-  m.model.head_dim = options.head_dim;
-  m.model.hidden_size = options.query_heads * options.head_dim;
-  m.model.vocab_size = 128256;
-  m.model.max_positions = std::max<int64_t>(tokens, 131072);
-  m.model.sliding_window.assign(static_cast<size_t>(layers), 0);
-  m.model.weights_hash = "0000000000000000";
-  m.model.attention_scale = 1.0 / std::sqrt(static_cast<double>(options.head_dim));
-  m.tokens_hash = "0000000000000000";
-  m.tokens = tokens;
-  m.sink = kSink;
-  m.tail = kTail;
-  m.levels = 2;
-  m.layers.resize(static_cast<size_t>(layers));
-  m.build = {{"engine", "sqz-bench"}, {"seed", options.seed}};
-  return m;
+Result<std::unique_ptr<TemporaryFile>> make_synthetic_index(const Options& options,
+                                                            int64_t tokens) {
+  SQZ_ASSIGN_OR_RETURN(auto file, index_file(options));
+  Maker maker(options, tokens);
+  SQZ_RETURN_IF_ERROR(maker.write(file->path()));
+  return file;
 }
 
-Result<SyntheticIndex> make_synthetic_index(const Options& options, int64_t tokens, int64_t sets,
-                                            int64_t query_tokens) {
-  SyntheticIndex index;
-  SQZ_ASSIGN_OR_RETURN(index.file, TemporaryFile::create(options.directory, "sqz-bench"));
-  Maker maker(options, tokens);
-  SQZ_RETURN_IF_ERROR(maker.write(index.file->path()));
-  for (int64_t set = 0; set < sets; ++set) {
-    index.queries.push_back(maker.queries(query_tokens, static_cast<uint64_t>(set) + 1));
+std::vector<std::vector<float>> synthetic_queries(const LayerView& layer, int64_t group,
+                                                  int64_t sets, int64_t tokens, uint64_t seed) {
+  const int64_t count = layer.kv_heads * layer.level[0].clusters * layer.head_dim;
+  std::vector<float> centres;
+  for (int64_t i = 0; i < count; ++i) {
+    centres.push_back(layer.dtype == DType::kF16
+                          ? to_float(static_cast<const Float16*>(layer.level[0].centroids)[i])
+                          : to_float(static_cast<const BFloat16*>(layer.level[0].centroids)[i]));
   }
-  return index;
+  std::vector<std::vector<float>> out;
+  for (int64_t set = 0; set < sets; ++set) {
+    out.push_back(mixtures(centres, layer.kv_heads, group, layer.head_dim, tokens,
+                           seed * kSeedStep + static_cast<uint64_t>(set) + 1));
+  }
+  return out;
 }
 
 }  // namespace sqz::bench

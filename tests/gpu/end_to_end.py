@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""From text to answers on a GPU, from end to end. Not part of ctest: it wants a GPU and a trained model.
+
+  tests/gpu/end_to_end.py --bin build/cuda/tools --model DIR --text BOOK --work /tmp/e2e
+
+Plants needles in the text, builds its index with --device cuda twice, timed from the start of the process to the
+published file, and checks that both files are the same bytes and whole (sqz-index verify). Then asks for every needle
+with sqz-generate, on the CPU and on the GPU, densely and with selection, from that one index. Fails unless the GPU gives
+the CPU's answer wherever the CPU finds the needle. Standard library only.
+"""
+import argparse
+import filecmp
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+from needle_agreement import QUESTION, WORDS, make_context, run  # noqa: E402
+
+
+def write_context(args, tool, source, needles):
+    """A context of nearly args.tokens tokens; returns how many it has."""
+    book, chars = args.text.read_text(encoding="utf-8"), args.tokens * 3
+    for _ in range(5):
+        source.write_text(make_context(book, chars, needles, random.Random(args.seed)), encoding="utf-8")
+        tokens = run([tool, "build", "--model", args.model, source, "-o", args.work / "none.sqz", "--dry-run",
+                      "--json"])[-1]["tokens"]
+        if 0.98 * args.tokens <= tokens <= args.tokens:
+            return tokens
+        chars = int(chars * 0.99 * args.tokens / tokens)
+    sys.exit(f"{args.text}: no slice of {args.tokens} tokens was found")
+
+
+def ask(args, index, device, options):
+    """The number that each question is answered with, the tokens and the delivered budget."""
+    prompts = "".join(QUESTION.format(word).replace("\n", "\\n") + "\n" for word in WORDS[:args.needles])
+    begun = time.perf_counter()
+    answers = run([args.bin / "sqz-generate", "--model", args.model, "--index", index, "--device", device, "--json",
+                   "--escapes", "--max-tokens", "12", *options], prompts)[-1]["answers"]
+    seconds = time.perf_counter() - begun
+    budget = sum(answer["budget"]["delivered"] for answer in answers) / len(answers)
+    numbers = [answer["text"].strip().split(".")[0].split("\n")[0] for answer in answers]
+    return numbers, [answer["tokens"] for answer in answers], budget, seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder of the built tools")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--text", type=pathlib.Path, required=True)
+    parser.add_argument("--tokens", type=int, default=31000, help="length of the context")
+    parser.add_argument("--needles", type=int, default=16)
+    parser.add_argument("--builds", type=int, default=3)
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    tool, source = args.bin / "sqz-index", args.work / "context.txt"
+    rng = random.Random(args.seed)
+    needles = [(word, str(rng.randrange(10 ** 6, 10 ** 7))) for word in WORDS[:args.needles]]
+    tokens = write_context(args, tool, source, needles)
+
+    indexes = [args.work / f"{i}.sqz" for i in range(args.builds)]
+    for index in indexes:
+        begun = time.perf_counter()
+        report = run([tool, "build", "--model", args.model, source, "-o", index, "--device", "cuda", "--json", "--force"])[-1]
+        print(f"build of {tokens} tokens: {time.perf_counter() - begun:.2f} s from process start, engine {report['engine']}, "
+              f"{json.dumps(report['seconds'])}", flush=True)
+    failures = [f"{index} differs from {indexes[0]}" for index in indexes[1:]
+                if not filecmp.cmp(indexes[0], index, shallow=False)]
+    print(f"{args.builds} builds: {'the same bytes' if not failures else 'NOT the same bytes'}")
+    report = run([tool, "verify", indexes[0], "--json"])[-1]
+    print(f"verify: {report['checked']} tensors checked, problems {report['problems']}", flush=True)
+    failures += report["problems"]
+
+    for name, options in (("dense", ["--dense"]), ("budget 0.125", ["--budget", "0.125"]),
+                          ("budget 0.125, rule budget", ["--budget", "0.125", "--rule", "budget"])):
+        cpu, cpu_tokens, cpu_budget, cpu_seconds = ask(args, indexes[0], "cpu", options)
+        gpu, gpu_tokens, gpu_budget, gpu_seconds = ask(args, indexes[0], "cuda", options)
+        found = sum(answer == number for answer, (_, number) in zip(cpu, needles))
+        found_gpu = sum(answer == number for answer, (_, number) in zip(gpu, needles))
+        same = sum(a == b for a, b in zip(cpu, gpu))
+        same_tokens = sum(a == b for a, b in zip(cpu_tokens, gpu_tokens))
+        print(f"{name}: of {len(needles)} needles the CPU finds {found}, the GPU {found_gpu}; the same answer to {same}, "
+              f"token by token {same_tokens}; delivered {cpu_budget:.3f} / {gpu_budget:.3f}; "
+              f"{cpu_seconds:.1f} / {gpu_seconds:.1f} s", flush=True)
+        for (word, number), a, b in zip(needles, cpu, gpu):
+            if a != b:
+                print(f"  {word} ({number}): CPU {a!r}, GPU {b!r}")
+            if a == number and b != a:
+                failures.append(f"{name}: {word}: the CPU finds {number}, the GPU says {b!r}")
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+#include "tools/sqz_bench/captured_index.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "formats/capture.h"
+#include "libindex/builder.h"
+#include "libindex/layer_store.h"
+#include "libindex/order.h"
+#include "tools/sqz_bench/synthetic_index.h"
+
+namespace sqz::bench {
+namespace {
+
+// What is taken of a capture: KV heads with the queries of their groups, each vector widened.
+struct Heads {
+  std::vector<std::vector<float>> keys, values;  // [Hkv][tokens, d of the capture]
+  std::vector<std::vector<float>> queries;       // [Hkv][group][n, d of the capture]
+};
+
+Status check_shape(const Options& options, const CaptureInfo& info) {
+  const ModelDescription& model = info.model;
+  const auto refuse = [&](const char* option, int64_t found, const std::string& expected) {
+    return Status(Code::kInvalidArgument,
+                  bad_field("options", option, concat(found), expected + options.capture));
+  };
+  const int64_t heads = model.layers * model.kv_heads;
+  if (options.kv_heads > heads) {
+    return refuse("--kv-heads", options.kv_heads, concat("at most ", heads, ", the KV heads of "));
+  }
+  if (options.query_heads != options.kv_heads * model.group_size()) {
+    return refuse("--heads", options.query_heads,
+                  concat(options.kv_heads * model.group_size(), ", the groups of "));
+  }
+  if (options.head_dim % model.head_dim != 0) {
+    return refuse("--head-dim", options.head_dim,
+                  concat("a multiple of ", model.head_dim, ", the dimensions of "));
+  }
+  if (info.query_positions.size() < 2) {
+    return refuse("--capture", std::ssize(info.query_positions),
+                  "at least 2 query positions, to calibrate and to ask, in ");
+  }
+  if (!info.keys_post_rope) {
+    return Status(Code::kInvalidArgument,
+                  bad_field(options.capture, "rope", "pre", "post: keys as they are attended"));
+  }
+  return {};
+}
+
+Result<Heads> read_heads(const CaptureReader& capture, const Options& options, int64_t tokens) {
+  const ModelDescription& model = capture.info().model;
+  const int64_t all = model.layers * model.kv_heads, dim = model.head_dim;
+  const auto captured = static_cast<int64_t>(capture.info().tokens.size());
+  const int64_t each = std::ssize(capture.info().query_positions) * model.group_size() * dim;
+  Heads out;
+  CapturedLayer data;
+  int64_t read = -1;
+  for (int64_t i = 0; i < options.kv_heads; ++i) {
+    const int64_t from = i * all / options.kv_heads, head = from % model.kv_heads;
+    if (from / model.kv_heads != read) {
+      read = from / model.kv_heads;
+      SQZ_ASSIGN_OR_RETURN(data, capture.read_layer(read));
+    }
+    const auto rows = [&](const std::vector<float>& of) {
+      const auto begin = of.begin() + head * captured * dim;
+      return std::vector<float>(begin, begin + tokens * dim);
+    };
+    out.keys.push_back(rows(data.keys));
+    out.values.push_back(rows(data.values));
+    const auto queries = data.queries.begin() + head * each;
+    out.queries.emplace_back(queries, queries + each);
+  }
+  return out;
+}
+
+// [Hkv, sink + copies * slots + tail, head_dim]: the copies between one sink and one tail.
+std::vector<float> tiled(const std::vector<std::vector<float>>& heads, int64_t dim, int64_t wide,
+                         const Tiling& tiling) {
+  std::vector<float> out;
+  for (const std::vector<float>& rows : heads) {
+    const auto append = [&](int64_t first, int64_t count) {
+      for (int64_t t = first; t < first + count; ++t) {
+        for (int64_t part = 0; part < wide / dim; ++part) {
+          out.insert(out.end(), rows.begin() + t * dim, rows.begin() + (t + 1) * dim);
+        }
+      }
+    };
+    append(0, kSink);
+    for (int64_t copy = 0; copy < tiling.copies; ++copy) append(kSink, tiling.slots);
+    append(kSink + tiling.slots, kTail);
+  }
+  return out;
+}
+
+// The clusters of one copy, one after another.
+SlotOrder repeated(const SlotOrder& order, int64_t copies) {
+  SlotOrder out;
+  const auto slots = static_cast<uint32_t>(order.keys.size());
+  out.offsets.resize(order.offsets.size());
+  for (size_t k = 0; k < order.offsets.size(); ++k) {
+    const std::vector<uint32_t>& from = order.offsets[k];
+    for (uint32_t copy = 0; copy < copies; ++copy) {
+      for (size_t i = 0; i + 1 < from.size(); ++i) {
+        out.offsets[k].push_back(from[i] + copy * from.back());
+      }
+    }
+    out.offsets[k].push_back(from.back() * static_cast<uint32_t>(copies));
+  }
+  for (uint32_t copy = 0; copy < copies; ++copy) {
+    for (const uint32_t key : order.keys) out.keys.push_back(key + copy * slots);
+  }
+  return out;
+}
+
+Result<std::vector<SlotOrder>> ordered(const Options& options, const Heads& heads, int64_t dim,
+                                       const Tiling& tiling) {
+  SQZ_ASSIGN_OR_RETURN(const auto engine,
+                       make_kmeans_engine({options.kmeans_engine, dim, std::max(options.gpu, 0)}));
+  std::vector<const float*> keys;
+  for (const auto& rows : heads.keys) keys.push_back(rows.data() + kSink * dim);
+  TreeOptions tree;
+  tree.clusters = synthetic_clusters(tiling.slots, tiling.slots);
+  tree.seed = options.seed;
+  tree.threads = options.threads;
+  SQZ_ASSIGN_OR_RETURN(const std::vector<HeadTree> trees,
+                       build_trees(*engine, keys, tiling.slots, dim, tree, {}));
+  std::vector<SlotOrder> out;
+  for (const HeadTree& one : trees) {
+    out.push_back(repeated(depth_first_order(one, dim), tiling.copies));
+  }
+  return out;
+}
+
+// Queries first, first + step, ... of each group, `count` of them, over and over: [count, Hq,
+// wide].
+std::vector<float> asked(const Heads& heads, int64_t group, int64_t dim, int64_t wide, float scale,
+                         int64_t first, int64_t step, int64_t count) {
+  std::vector<float> out;
+  const int64_t have = std::ssize(heads.queries[0]) / (group * dim);
+  const int64_t usable = (have - first % step + step - 1) / step;
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t at = first % step + (first / step + t) % usable * step;
+    for (const std::vector<float>& queries : heads.queries) {
+      for (int64_t g = 0; g < group; ++g) {
+        const float* from = queries.data() + (g * have + at) * dim;
+        for (int64_t i = 0; i < wide; ++i) out.push_back(scale * from[i % dim]);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Tiling tiling(int64_t tokens, int64_t captured) {
+  const int64_t exact = kSink + kTail, slots = tokens - exact, most = captured - exact;
+  const int64_t copies = (slots + most - 1) / most;
+  return {copies, slots / copies};
+}
+
+Result<MadeIndex> make_captured_index(const Options& options, int64_t tokens, int64_t sets,
+                                      int64_t query_tokens) {
+  SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(options.capture));
+  const CaptureInfo& info = capture->info();
+  SQZ_RETURN_IF_ERROR(check_shape(options, info));
+  const auto captured = static_cast<int64_t>(info.tokens.size());
+  if (captured < 1000) {
+    return Status(Code::kInvalidArgument,
+                  bad_field(options.capture, "tokens", concat(captured), "at least 1000"));
+  }
+  const int64_t dim = info.model.head_dim, wide = options.head_dim;
+  const int64_t group = info.model.group_size();
+  const Tiling copies = tiling(tokens, captured);
+  const int64_t made = copies.copies * copies.slots + kSink + kTail;
+  SQZ_ASSIGN_OR_RETURN(const Heads heads,
+                       read_heads(*capture, options, copies.slots + kSink + kTail));
+  SQZ_ASSIGN_OR_RETURN(const std::vector<SlotOrder> orders, ordered(options, heads, dim, copies));
+  const IndexMetadata metadata = made_metadata(options, made, 1);
+
+  MadeIndex index;
+  SQZ_ASSIGN_OR_RETURN(index.file, index_file(options));
+  LayerShape shape;
+  for (const auto& offsets : orders[0].offsets) shape.clusters.push_back(std::ssize(offsets) - 1);
+  shape.slots = copies.copies * copies.slots;
+  shape.exact = kSink + kTail;
+  LayerStore store(options.kv_heads, made, wide, DType::kBF16);
+  SQZ_RETURN_IF_ERROR(store.fill_sparse(tiled(heads.keys, dim, wide, copies).data(),
+                                        tiled(heads.values, dim, wide, copies).data(), orders,
+                                        kSink, true, options.threads));
+  // Of a product that has every term wide / dim times.
+  const auto scale =
+      static_cast<float>(info.model.attention_scale * static_cast<double>(dim) /
+                         (static_cast<double>(wide) * metadata.model.attention_scale));
+  const auto have = std::ssize(info.query_positions);
+  SQZ_RETURN_IF_ERROR(
+      write_made_index(index.file->path(), options, metadata, shape, store.data(),
+                       asked(heads, group, dim, wide, scale, 0, 2, (have + 1) / 2)));
+  for (int64_t set = 0; set < sets; ++set) {
+    index.queries.push_back(
+        asked(heads, group, dim, wide, scale, 1 + 2 * set * query_tokens, 2, query_tokens));
+  }
+  return index;
+}
+
+}  // namespace sqz::bench

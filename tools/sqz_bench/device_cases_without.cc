@@ -1,0 +1,25 @@
+// Stands in for the cases on a GPU in builds without CUDA.
+#include "tools/sqz_bench/device_cases.h"
+#include "tools/sqz_bench/kmeans_device.h"
+
+namespace sqz::bench {
+
+Status check_device(const Options& /*options*/) {
+  return {Code::kUnsupported,
+          "--device: this sqz was built without CUDA; build it with -DSQZ_CUDA=ON, or pass cpu"};
+}
+
+Result<CaseSetup> attend_device_case(const Options& options) {
+  return check_device(options);
+}
+Result<CaseSetup> prefill_device_case(const Options& options) {
+  return check_device(options);
+}
+Result<CaseSetup> upload_device_case(const Options& options) {
+  return check_device(options);
+}
+Result<CaseSetup> kmeans_device_case(const Options& options, KmeansPoints /*points*/) {
+  return check_device(options);
+}
+
+}  // namespace sqz::bench
