@@ -96,7 +96,7 @@ class Table:
         with GpuClock() as clock:
             try:
                 self.rows.append((name, work(), dense, note, clock))
-            except (RuntimeError, torch.OutOfMemoryError) as error:
+            except (RuntimeError, OSError) as error:
                 print(f"{self.title}: {name}: {str(error).splitlines()[0]}", flush=True)
 
     def print(self):

@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--text", type=pathlib.Path, required=True)
     parser.add_argument("--tokens", type=int, default=31000, help="length of the context")
-    parser.add_argument("--needles", type=int, default=16)
+    parser.add_argument("--needles", type=int, default=4)
     parser.add_argument("--builds", type=int, default=3)
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
