@@ -84,6 +84,8 @@ TEST_F(BenchTool, OneRowForEachCombination) {
                           "75 % sparse, 2 levels, one block", "90 % sparse, 1 level, one block",
                           "90 % sparse, 2 levels, one block"));
   EXPECT_NEAR(rows[1]["keep"], 0.25, 0.02);
+  EXPECT_EQ(rows[1]["selections"], 3.0);  // of 8, 8 and 4 tokens
+  EXPECT_EQ(rows[5]["selections"], 1.0);
   EXPECT_NEAR(rows[7]["keep"], 0.1, 0.02);
 }
 

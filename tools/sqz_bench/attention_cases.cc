@@ -20,8 +20,10 @@ struct Serving {
   std::unique_ptr<Session> session;
   std::vector<std::byte> out;
   std::vector<float> lse;
+  int64_t calls = 0;
 
   Status run(int64_t round) {
+    ++calls;
     AttendCall call = fixture->call(round);
     call.out = out.data();
     call.lse = lse.data();
@@ -54,7 +56,9 @@ Json delivered(Serving& serving) {
   Json out = {{"keep", static_cast<double>(counters.keys_read) /
                            static_cast<double>(std::max<uint64_t>(counters.keys_possible, 1))},
               {"budget", static_cast<double>(counters.bytes_read) /
-                             static_cast<double>(std::max<uint64_t>(counters.bytes_dense, 1))}};
+                             static_cast<double>(std::max<uint64_t>(counters.bytes_dense, 1))},
+              {"selections", static_cast<double>(counters.selections) /
+                                 static_cast<double>(std::max<int64_t>(serving.calls, 1))}};
   const auto heads = serving.session->select(serving.fixture->call(0));
   if (!heads.ok()) return out;
   int64_t keys = 0, runs = 0;
