@@ -1,8 +1,11 @@
-"""examples/python/sqz.py on the CPU, against attention in float64. Arguments: the library, the module's folder, an index."""
+"""examples/python/sqz.py on the CPU, against attention in float64. Arguments: the library, the module's folder,
+an index, and sqz-bench, which makes one with several heads, where it was built."""
 
 import ctypes
 import os
+import subprocess
 import sys
+import tempfile
 
 try:
     import numpy as np
@@ -25,6 +28,23 @@ def stored(name, header, data):
     else:
         values = raw.view(np.float16)
     return values.astype(np.float64).reshape(header[name]["shape"])
+
+
+def select_is_what_is_read(program):
+    """select() on an index with two KV heads that want different keys, beside what attend() counts."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "made.sqz")
+        subprocess.run([program, "attend", "--tokens", "6000", "--heads", "4", "--kv-heads", "2", "--head-dim", "16",
+                        "--repeat", "1", "--no-torch", "-q", "--save-index", path], check=True, stdout=subprocess.DEVNULL)
+        index = sqz.Index(path)
+        session = sqz.Session(index, keep=0.2, levels=1)
+        q = np.random.default_rng(2).standard_normal((1, 4, 16)).astype(np.float32)
+        heads = session.select(0, q)
+        lengths = [sum(length for _, length in runs) for runs in heads]
+        session.attend(0, q, np.empty_like(q), np.empty(q.shape[:2], np.float32))
+        assert len(heads) == 2 and heads[0] != heads[1], heads
+        assert len(heads[0]) > 1, heads
+        assert sum(lengths) == session.stats().keys_read, (lengths, session.stats().keys_read)
 
 
 def main():
@@ -66,6 +86,8 @@ def main():
         raise AssertionError("a layer that is not there was served")
     except sqz.Error as error:
         assert error.status == 1 and "layer" in str(error), error
+    if len(sys.argv) > 4:
+        select_is_what_is_read(sys.argv[4])
 
 
 main()
