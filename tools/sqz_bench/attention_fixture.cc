@@ -146,6 +146,7 @@ Json shape_of(const Fixture& fixture, const Options& options) {
           {"clusters", clusters},
           {"keys", fixture.keys},
           {"sparsity", options.sparsity},
+          {"coarse_keep", options.coarse_keep},
           {"rule", options.rule},
           {"open", options.open_mode}};
 }

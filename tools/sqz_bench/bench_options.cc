@@ -93,6 +93,11 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 2))
       ->capture_default_str()
       ->group(kPaths);
+  app.add_option("--coarse-keep", options.coarse_keep,
+                 "Fraction of the keys that level 1 of the made-up index lets through")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str()
+      ->group(kPaths);
   std::vector<std::string> sets = {""};
   for (const CpuKernels* kernels : available_cpu_kernels()) sets.emplace_back(kernels->name);
   app.add_option("--isa", options.isa, "Instruction set of the kernels (default: the best)")

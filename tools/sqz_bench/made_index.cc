@@ -6,7 +6,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "libindex/builder.h"
 #include "libindex/calibrate.h"
 
 namespace sqz::bench {
@@ -21,7 +20,7 @@ Result<Calibration> calibration_of(const Options& options, const IndexMetadata& 
   input.dim = metadata.model.head_dim;
   const int64_t row = input.group * input.dim;
   input.queries = std::ssize(queries) / (input.kv_heads * row);
-  input.coarse_keep = BuildOptions().coarse_keep;
+  input.coarse_keep = options.coarse_keep;
   input.scale = static_cast<float>(metadata.model.attention_scale);
   input.source = "made-up queries";
   CalibrationLayer layer;

@@ -22,6 +22,7 @@ struct Options {
   std::vector<double> sparsity = {0.9};  // fractions of the clustered keys that are not to be read
   std::string rule = "budget";           // threshold or budget; the latter reads what was asked for
   std::vector<int> levels = {1, 2};      // levels of the tree that selection uses; each is measured
+  double coarse_keep = 0.5;              // of the made-up index: BuildOptions::coarse_keep
   int64_t requests = 1;                  // of one query token each, in a call of the case `attend`
   int64_t queries = 0;                   // prompt tokens of the case `prefill`; 0 = the case's own
   std::vector<int64_t> block = {128};    // of them share one selection; 0 = all
