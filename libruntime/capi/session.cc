@@ -45,7 +45,12 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
   options.selection.thresholds = o.thresholds;
   options.selection.dense_layers = o.dense_layers;
   options.block = o.block;
+  if (o.max_request_tokens < 0) {
+    return invalid(
+        concat("options.max_request_tokens: found ", o.max_request_tokens, ", expected 0 or more"));
+  }
   options.max_tokens = o.max_tokens;
+  options.max_request_tokens = o.max_request_tokens;
   options.threads = o.threads;
   return options;
 }
@@ -89,6 +94,17 @@ Status check_requests(const sqz_attend_args& args, int64_t tokens) {
   if (args.indptr[args.requests] != tokens) {
     return invalid(concat("indptr[", args.requests, "]: found ", args.indptr[args.requests],
                           ", expected ", tokens, ", the tokens of q"));
+  }
+  return {};
+}
+
+Status check_request_tokens(const sqz::AttendCall& call, int64_t most) {
+  for (int64_t r = 0; r < std::max<int64_t>(call.requests, 1); ++r) {
+    const int64_t tokens =
+        call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
+    if (tokens <= most) continue;
+    return invalid(concat("q: found ", tokens, " tokens of request ", r, ", expected at most ",
+                          most, ", the session's max_request_tokens"));
   }
   return {};
 }
@@ -165,6 +181,7 @@ Status read_call(const sqz::ServingSession& session, const sqz_attend_args* in, 
   call.indptr = args.indptr;
   call.requests = args.requests;
   SQZ_RETURN_IF_ERROR(check_requests(args, call.tokens));
+  SQZ_RETURN_IF_ERROR(check_request_tokens(call, session.max_request_tokens()));
   if (args.cache != nullptr) {
     SQZ_ASSIGN_OR_RETURN(checked.cache, read_cache(args.cache, model.head_dim));
     call.cache = &checked.cache;
@@ -262,17 +279,34 @@ sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run
 })}
 
 sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
-                            const sqz_tensor* lse_b){SQZ_FENCE({
+                            const sqz_tensor* lse_b) {
+  return sqz_merge_states_on(out_a, lse_a, out_b, lse_b, nullptr);
+}
+
+sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
+                               const sqz_tensor* lse_b, void* stream){SQZ_FENCE({
   using sqz::capi::check_tensor;
-  SQZ_ASSIGN_OR_RETURN(const TensorView a, check_tensor(out_a, "out_a", {-1, -1, -1}));
+  const bool cuda = out_a != nullptr && out_a->device_type == kCuda;
+  const int device = cuda ? out_a->device_id : -1;
+  if (!cuda && stream != nullptr) {
+    return invalid("stream: found a stream, expected null on the CPU");
+  }
+  SQZ_ASSIGN_OR_RETURN(const TensorView a, check_tensor(out_a, "out_a", {-1, -1, -1}, device));
   const int64_t* shape = out_a->shape;
   SQZ_ASSIGN_OR_RETURN(const TensorView b,
-                       check_tensor(out_b, "out_b", {shape[0], shape[1], shape[2]}));
-  SQZ_ASSIGN_OR_RETURN(const TensorView la, check_tensor(lse_a, "lse_a", {shape[0], shape[1]}));
-  SQZ_ASSIGN_OR_RETURN(const TensorView lb, check_tensor(lse_b, "lse_b", {shape[0], shape[1]}));
+                       check_tensor(out_b, "out_b", {shape[0], shape[1], shape[2]}, device));
+  SQZ_ASSIGN_OR_RETURN(const TensorView la,
+                       check_tensor(lse_a, "lse_a", {shape[0], shape[1]}, device));
+  SQZ_ASSIGN_OR_RETURN(const TensorView lb,
+                       check_tensor(lse_b, "lse_b", {shape[0], shape[1]}, device));
   if (a.dtype != b.dtype) return invalid("out_b: found another dtype, expected that of out_a");
   if (la.dtype != sqz::DType::kF32 || lb.dtype != sqz::DType::kF32) {
     return invalid("lse_a or lse_b: found another dtype, expected f32");
+  }
+  if (cuda) {
+    return sqz::cuda::merge_states(device, a.dtype, shape[0] * shape[1], shape[2], a.data,
+                                   static_cast<float*>(la.data), b.data,
+                                   static_cast<const float*>(lb.data), stream);
   }
   const bool finite =
       sqz::merge_rows(a.dtype, shape[0] * shape[1], shape[2], a.data, static_cast<float*>(la.data),

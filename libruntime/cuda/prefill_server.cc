@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "libruntime/cuda/cache_source.h"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/gather_cache/kernel.h"
 #include "libruntime/kernels/cuda/prefill_common/block_table.h"
 
 namespace sqz::cuda {
@@ -30,7 +32,9 @@ Result<std::unique_ptr<PrefillServer>> PrefillServer::create(const PrefillSetup&
 PrefillServer::PrefillServer(const PrefillSetup& setup) : setup_(setup) {}
 
 bool PrefillServer::serves(const AttendCall& call) const {
-  return hopper_ && call.cache == nullptr && call.dtype == setup_.index->metadata().dtype;
+  const bool from_cache = call.cache != nullptr;
+  return hopper_ && from_cache != setup_.uploaded->keys_values() &&
+         call.dtype == setup_.index->metadata().dtype;
 }
 
 PrefillShape PrefillServer::shape() const {
@@ -65,6 +69,18 @@ size_t PrefillServer::lay_out(void* base) {
   attend_bytes_ = std::max(prefill_attend_workspace(shape(), all, setup_.multiprocessors),
                            prefill_attend_workspace(shape(), wave, setup_.multiprocessors));
   attend_ = layout.take<std::byte>(attend_bytes_);
+  if (!setup_.uploaded->keys_values()) {
+    int64_t slots = 0, exact = 0;  // of the layer with most
+    for (const LayerView& view : setup_.index->layers) {
+      slots = std::max(slots, view.slots);
+      exact = std::max(exact, view.exact);
+    }
+    const int64_t row = heads * setup_.index->metadata().model.head_dim * 2;
+    keys_ = layout.take<std::byte>(slots * row);
+    values_ = layout.take<std::byte>(slots * row);
+    exact_keys_ = layout.take<std::byte>(exact * row);
+    exact_values_ = layout.take<std::byte>(exact * row);
+  }
   if (most == 0) return layout.used();
   lookup_bytes_ = prefill_lookup_workspace(shape(), wave, static_cast<int32_t>(most), setup_.group);
   lookup_ = layout.take<std::byte>(lookup_bytes_);
@@ -205,6 +221,22 @@ Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const Wave& w
   return lookup.chosen;
 }
 
+// The cache's keys and values in the order of the index.
+Status PrefillServer::gather(const AttendCall& call) {
+  const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
+  const ModelDescription& model = setup_.index->metadata().model;
+  return gather_cache({.cache = cache_source(*call.cache, *setup_.index, layer),
+                       .kv_heads = static_cast<int32_t>(model.kv_heads),
+                       .dim = static_cast<int32_t>(model.head_dim),
+                       .slots = layer.slots,
+                       .exact = layer.exact,
+                       .keys = keys_,
+                       .values = values_,
+                       .exact_keys = exact_keys_,
+                       .exact_values = exact_values_},
+                      setup_.multiprocessors, static_cast<cudaStream_t>(call.stream));
+}
+
 Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long long* counters) {
   const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
   const ModelDescription& model = setup_.index->metadata().model;
@@ -213,12 +245,19 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
   attend.shape = shape();
   attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
                  layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
+  if (call.cache != nullptr) {
+    SQZ_RETURN_IF_ERROR(gather(call));
+    attend.keys = {keys_,       values_,       static_cast<int32_t>(layer.slots),
+                   exact_keys_, exact_values_, static_cast<int32_t>(layer.exact)};
+  }
   attend.counters = counters;
-  if (selects) {
+  const bool looks_up = selects && setup_.stream == nullptr;
+  if (looks_up) {
     list_blocks(call);
   } else {
-    // Nothing is selected, so that all tokens share one reading of the keys.
+    // What is read is the same for all tokens: they share one reading of the keys.
     blocks_.assign(1, {0, call.tokens});
+    if (selects) attend.selected = setup_.stream->prefill_lists(call.layer);
   }
   for (size_t begin = 0; begin < blocks_.size();) {
     SQZ_ASSIGN_OR_RETURN(const Wave wave, next_wave(begin, stream));
@@ -227,7 +266,7 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
     attend.out = static_cast<std::byte*>(call.out) +
                  (static_cast<const std::byte*>(attend.queries) - queries_of(call, 0));
     attend.lse = call.lse + wave.first * model.query_heads;
-    if (selects) {
+    if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(attend.selected, look_up(call, wave, counters));
       attend.faults = faults_;
     }

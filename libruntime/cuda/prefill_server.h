@@ -7,6 +7,7 @@
 
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
+#include "libruntime/cuda/stream_lists.h"
 #include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/select/plan.h"
 #include "libruntime/session/serving_session.h"
@@ -19,8 +20,9 @@ struct PrefillSetup {
   const DeviceIndex* uploaded = nullptr;
   const SelectionPlan* plan = nullptr;
   PrefillGroup group = PrefillGroup::kMean;
-  bool selects = true;  // false: every layer is read whole
-  int64_t block = 0;    // tokens that share a selection; 0 = all of a request
+  const StreamLists* stream = nullptr;  // of the selector `stream`: what its layers read
+  bool selects = true;                  // by lookups; false: no layer does
+  int64_t block = 0;                    // tokens that share a selection; 0 = all of a request
   int64_t max_tokens = 0;
   int multiprocessors = 0;
 };
@@ -30,8 +32,9 @@ class PrefillServer {
   // Takes all memory. The device is current.
   static Result<std::unique_ptr<PrefillServer>> create(const PrefillSetup& setup);
 
-  // Whether calls of this element type, for a layer that selects or for one that does not, can be
-  // served: by GPUs of compute capability 9.0, from the index's own keys and values.
+  // Whether a call can be served: of the index's element type, by GPUs of compute capability 9.0,
+  // from the index's own keys and values or, where those were not uploaded, from an engine's cache,
+  // which is brought into the order of the index first, layer by layer.
   bool serves(const AttendCall& call) const;
 
   // `selects`: whether the layer does. counters [3]: see PrefillLookup.
@@ -57,6 +60,7 @@ class PrefillServer {
   Result<Wave> next_wave(size_t& begin, cudaStream_t stream);
   PrefillShape shape() const;
   PrefillLevel level_of(int64_t layer, int level) const;
+  Status gather(const AttendCall& call);
   Result<PrefillRuns> look_up(const AttendCall& call, const Wave& wave,
                               unsigned long long* counters);
   const std::byte* queries_of(const AttendCall& call, int64_t token) const;
@@ -72,6 +76,9 @@ class PrefillServer {
   uint32_t* faults_ = nullptr;  // [lists]
   PrefillRuns lists_[2];        // of the levels in turn
   std::byte *lookup_ = nullptr, *attend_ = nullptr;
+  // Of the layer that is served, where they come from a cache.
+  std::byte *keys_ = nullptr, *values_ = nullptr;              // [Hkv, M, d]
+  std::byte *exact_keys_ = nullptr, *exact_values_ = nullptr;  // [Hkv, E, d]
   int64_t lookup_bytes_ = 0, attend_bytes_ = 0;
 };
 

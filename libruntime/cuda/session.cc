@@ -5,7 +5,9 @@
 #include <cmath>
 #include <numbers>
 
+#include "libruntime/cuda/cache_source.h"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/add_counters/kernel.h"
 #include "libruntime/select/registry.h"
 
 namespace sqz::cuda {
@@ -21,6 +23,7 @@ Status unsupported(const char* what, const char* expected) {
   return {Code::kUnsupported, concat("device_type 2 (CUDA): ", what, "; expected ", expected)};
 }
 
+// Whether a request has several tokens.
 bool has_blocks(const AttendCall& call) {
   if (call.indptr == nullptr) return call.tokens > 1;
   for (int64_t r = 0; r < call.requests; ++r) {
@@ -30,8 +33,9 @@ bool has_blocks(const AttendCall& call) {
 }
 
 Status check_request(const SelectionRequest& request) {
-  if (request.selector == SelectorKind::kIdeal || request.selector == SelectorKind::kStream) {
-    return unsupported("found a selector that only the CPU serves", "squeezed, quest or dense");
+  if (request.selector == SelectorKind::kIdeal) {
+    return unsupported("found the selector ideal, which only the CPU serves",
+                       "squeezed, quest, stream or dense");
   }
   if (request.estimate) return unsupported("found residual estimate", "drop");
   return {};
@@ -73,7 +77,9 @@ CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
     : index_(std::move(index)),
       uploaded_(std::move(uploaded)),
       block_(options.block),
-      max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096) {}
+      max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
+      max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
+                                                          : max_tokens_) {}
 
 CudaSession::~CudaSession() {
   // Work that still uses the memory is on streams of the caller.
@@ -138,6 +144,10 @@ void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
   const DeviceLayer& from = uploaded_->layer(layer);
   LookupParams& to = lookups_[static_cast<size_t>(layer)];
   to.slots = static_cast<uint32_t>(from.slots);
+  if (request.selector == SelectorKind::kStream) {
+    to.levels = 0;  // nothing is looked up
+    return;
+  }
   if (request.selector == SelectorKind::kQuest) {
     to.levels = 1;
     to.level[0].centroids = from.page_min;
@@ -168,7 +178,7 @@ std::vector<uint32_t> CudaSession::wanted_keys(const SelectionRequest& request) 
     if (!selects(i / heads)) continue;
     if (request.selector == SelectorKind::kQuest) {
       count = static_cast<uint32_t>(whole_keys(plan_, view.slots) / view.page_size);
-    } else if (request.rule == RuleKind::kBudget) {
+    } else if (!plan_.shares.empty()) {
       const double share = plan_.shares[0][static_cast<size_t>(i)];
       count = static_cast<uint32_t>(std::llround(share * static_cast<double>(view.slots)));
     }
@@ -228,12 +238,17 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   const std::vector<uint32_t> wanted = wanted_keys(request);
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
-  if (uploaded_->keys_values()) {
+  if (!plan_.dense && request.selector == SelectorKind::kStream) {
+    recent_ = whole_keys(plan_, first_sparse(index_->layers)->slots);
+    SQZ_ASSIGN_OR_RETURN(stream_, StreamLists::create(*index_, recent_));
+  }
+  if (max_request_tokens_ > 1) {
     const PrefillSetup setup = {.index = index_.get(),
                                 .uploaded = uploaded_.get(),
                                 .plan = &plan_,
                                 .group = static_cast<PrefillGroup>(request.group),
-                                .selects = !plan_.dense && !lookups_.front().pages,
+                                .stream = stream_.get(),
+                                .selects = !plan_.dense && !lookups_.front().pages && !stream_,
                                 .block = block_,
                                 .max_tokens = max_tokens_,
                                 .multiprocessors = multiprocessors_};
@@ -252,13 +267,17 @@ Status CudaSession::check_call(const AttendCall& call) const {
   if (index_->metadata().layers[static_cast<size_t>(call.layer)].window > 0) {
     return unsupported("found a layer with a sliding window", "layers with full attention");
   }
-  if (!selects(call.layer) || uses_prefill(call)) return {};
+  // What is read without a lookup is the same for every token.
+  if (!selects(call.layer) || stream_ != nullptr || uses_prefill(call)) return {};
   const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t tokens =
         call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
     if (tokens > 1) {
-      return unsupported("found a request with several query tokens", "one token a request");
+      return unsupported("found a request with several query tokens",
+                         "one token a request, or, with squeezed or stream on compute capability "
+                         "9.0, queries of the index's dtype and keys and values either uploaded or "
+                         "in args.cache");
     }
   }
   return {};
@@ -306,27 +325,29 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   params.values = layer.values;
   params.exact_keys = layer.exact_keys;
   params.exact_values = layer.exact_values;
-  if (selects(call.layer)) params.lists = lists_;
+  if (selects(call.layer)) {
+    params.lists = stream_ != nullptr ? stream_->decode_lists(call.layer) : lists_;
+  }
   params.counters = &counters_[call.layer].selections;
   params.workspace = attend_workspace_;
   params.multiprocessors = multiprocessors_;
   params.hopper = hopper_;
-  if (call.cache == nullptr) return params;
-  const EngineCache& cache = *call.cache;
-  params.cache = {.keys = cache.keys,
-                  .values = cache.values,
-                  .token_stride = cache.token_stride,
-                  .head_stride = cache.head_stride,
-                  .page_stride = cache.page_stride,
-                  .page_shift = cache.page_size == 0
-                                    ? 31
-                                    : std::countr_zero(static_cast<uint64_t>(cache.page_size)),
-                  .block_table = cache.page_size == 0 ? nullptr : cache.block_table,
-                  .pages = cache.pages,
-                  .positions = layer.positions,
-                  .tokens = index_->metadata().tokens,
-                  .sink = index_->metadata().sink};
+  if (call.cache != nullptr) params.cache = cache_source(*call.cache, *index_, layer);
   return params;
+}
+
+// Selections of the selector `stream`, as many as another selector would make.
+Status CudaSession::count_known(const AttendCall& call) {
+  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
+  int64_t blocks = 0;
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t tokens =
+        call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
+    blocks += block_ == 0 ? std::min<int64_t>(tokens, 1) : (tokens + block_ - 1) / block_;
+  }
+  return add_counters(&counters_[call.layer].selections, static_cast<unsigned long long>(blocks),
+                      static_cast<unsigned long long>(blocks * stream_->keys(call.layer)),
+                      static_cast<cudaStream_t>(call.stream));
 }
 
 Status CudaSession::attend(const AttendCall& call) {
@@ -337,12 +358,15 @@ Status CudaSession::attend(const AttendCall& call) {
   }
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
+  if (selects(call.layer) && stream_ != nullptr) SQZ_RETURN_IF_ERROR(count_known(call));
   if (uses_prefill(call)) {
     return prefill_->attend(call, selects(call.layer), &counters_[call.layer].selections);
   }
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
-    if (selects(call.layer)) SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
+    if (selects(call.layer) && stream_ == nullptr) {
+      SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
+    }
     SQZ_RETURN_IF_ERROR(decode_attend(attend_params(call, first, requests),
                                       static_cast<cudaStream_t>(call.stream)));
   }
@@ -362,6 +386,10 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   runs_.assign(heads, {});
   if (!selects(call.layer)) {
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
+  } else if (stream_ != nullptr) {
+    for (size_t h = 0; h < heads; ++h) {
+      runs_[h] = StreamLists::runs_of(*index_, call.layer, static_cast<int64_t>(h), recent_);
+    }
   } else if (uses_prefill(call)) {
     SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));
   } else {

@@ -9,6 +9,7 @@
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
 #include "libruntime/cuda/prefill_server.h"
+#include "libruntime/cuda/stream_lists.h"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 
@@ -27,6 +28,7 @@ class CudaSession final : public ServingSession {
   const ServedIndex& index() const override { return *index_; }
   const SelectionPlan& plan() const override { return plan_; }
   int64_t max_tokens() const override { return max_tokens_; }
+  int64_t max_request_tokens() const override { return max_request_tokens_; }
   int device() const override { return uploaded_->device(); }
   // Both wait for the GPU.
   Result<Counters> totals(int64_t layer) override;
@@ -51,17 +53,20 @@ class CudaSession final : public ServingSession {
   Status check_call(const AttendCall& call) const;
   LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
+  Status count_known(const AttendCall& call);
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
 
   std::shared_ptr<const ServedIndex> index_;
   std::shared_ptr<DeviceIndex> uploaded_;
   SelectionPlan plan_;
-  int64_t block_, max_tokens_;
+  int64_t block_, max_tokens_, max_request_tokens_;
   int64_t wave_ = 1;  // most requests of one launch
   int most_team_ = 1;
   int multiprocessors_ = 0;
   bool hopper_ = false;
   std::unique_ptr<PrefillServer> prefill_;  // null: one token a request only
+  std::unique_ptr<StreamLists> stream_;     // of the selector `stream`; else null
+  int64_t recent_ = 0;                      // keys of a KV head that it reads
   std::vector<LookupParams> lookups_;       // by layer, without what a call brings
   DeviceMemory memory_;
   RunLists lists_;

@@ -17,6 +17,7 @@ struct SessionOptions {
   SelectionRequest selection;
   int64_t block = 0;
   int64_t max_tokens = 0;               // 0 = 4096
+  int64_t max_request_tokens = 0;       // 0 = max_tokens
   int threads = 0;                      // 0 = all cores
   const CpuKernels* kernels = nullptr;  // null = the machine's best
 };
@@ -61,8 +62,9 @@ class ServingSession {
   virtual Result<std::span<const HeadSelection>> select(const AttendCall& call) = 0;
   virtual const ServedIndex& index() const = 0;
   virtual const SelectionPlan& plan() const = 0;
-  virtual int64_t max_tokens() const = 0;
-  virtual int device() const = 0;  // CUDA device; -1 = the CPU
+  virtual int64_t max_tokens() const = 0;          // of a call
+  virtual int64_t max_request_tokens() const = 0;  // of one request of a call
+  virtual int device() const = 0;                  // CUDA device; -1 = the CPU
   virtual Result<Counters> totals(int64_t layer) = 0;
   virtual Status clear_totals() = 0;
 };

@@ -50,7 +50,9 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
     : index_(std::move(index)),
       kernels_(options.kernels != nullptr ? *options.kernels : cpu_kernels()),
       block_(options.block),
-      max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096) {
+      max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
+      max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
+                                                          : max_tokens_) {
   const ModelDescription& model = index_->metadata().model;
   query_heads_ = model.query_heads;
   kv_heads_ = model.kv_heads;

@@ -31,6 +31,7 @@ class Session final : public ServingSession {
   const ServedIndex& index() const override { return *index_; }
   const SelectionPlan& plan() const override { return plan_; }
   int64_t max_tokens() const override { return max_tokens_; }
+  int64_t max_request_tokens() const override { return max_request_tokens_; }
   int device() const override { return -1; }
   Result<Counters> totals(int64_t layer) override { return counters_[layer]; }
   Status clear_totals() override {
@@ -91,7 +92,7 @@ class Session final : public ServingSession {
   SelectionPlan plan_;
   const CpuKernels& kernels_;
   std::unique_ptr<Selector> selector_, dense_;
-  int64_t block_, max_tokens_;
+  int64_t block_, max_tokens_, max_request_tokens_;
   int64_t query_heads_, kv_heads_, group_, dim_;
   float scale_;
   std::vector<Counters> counters_;

@@ -25,4 +25,8 @@ Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const Ser
   return missing();
 }
 
+Status merge_states(int, DType, int64_t, int64_t, void*, float*, const void*, const float*, void*) {
+  return missing();
+}
+
 }  // namespace sqz::cuda

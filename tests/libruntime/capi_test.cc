@@ -153,6 +153,7 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.levels = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.block = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.max_tokens = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.max_request_tokens = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.threads = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.threads = 1 << 20; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.struct_size = 0; }, SQZ_INVALID_ARGUMENT}};
@@ -289,6 +290,32 @@ TEST_F(CApi, AttendRefusesWrongCalls) {
   EXPECT_EQ(session.stats().selections, 0u);
   EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_OK) << sqz_last_error();
   EXPECT_EQ(session.stats().selections, 1u);
+}
+
+TEST_F(CApi, RequestsLongerThanTheSessionTakes) {
+  auto options = runtime::options_for_budget(0.125);
+  options.max_request_tokens = 2;
+  const runtime::Session session(*index_, options);
+  Call call(5);
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_STREQ(
+      sqz_last_error(),
+      "q: found 5 tokens of request 0, expected at most 2, the session's max_request_tokens");
+  int64_t indptr[] = {0, 2, 5};
+  call.args.indptr = indptr;
+  call.args.requests = 2;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(sqz_last_error(), "3 tokens of request 1"), nullptr) << sqz_last_error();
+  int64_t short_ones[] = {0, 2, 3, 5};
+  call.args.indptr = short_ones;
+  call.args.requests = 3;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_OK) << sqz_last_error();
+  // A caller of the time before the field: what is in its place is not the session's business.
+  options.struct_size = offsetof(sqz_session_options, max_request_tokens);
+  const runtime::Session older(*index_, options);
+  call.args.indptr = nullptr;
+  call.args.requests = 0;
+  EXPECT_EQ(sqz_attend(older.handle(), &call.args), SQZ_OK) << sqz_last_error();
 }
 
 TEST_F(CApi, UploadSaysWhyItCannot) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "sqz/sqz.hpp"
 #include "tests/libruntime/random_data.h"
@@ -131,6 +132,15 @@ TEST(MergeStates, RefusesWhatIsNoState) {
   EXPECT_EQ(merge(&out[0], &lse[0], &half.out_tensor[1], &lse[1]), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(merge(&out[0], &lse[0], &longer.out_tensor[1], &lse[1]), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(merge(&out[0], &lse[0], &out[1], &longer.lse_tensor[1]), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_merge_states_on(&out[0], &lse[0], &out[1], &lse[1], &pair), SQZ_INVALID_ARGUMENT);
+  EXPECT_STREQ(sqz_last_error(), "stream: found a stream, expected null on the CPU");
+  out[1].device_type = 2;
+  EXPECT_EQ(merge(&out[0], &lse[0], &out[1], &lse[1]), SQZ_UNSUPPORTED);
+  // All four on a GPU that is not there.
+  out[0].device_type = lse[0].device_type = lse[1].device_type = 2;
+  for (sqz_tensor* tensor : {&out[0], &out[1], &lse[0], &lse[1]}) tensor->device_id = 1000;
+  EXPECT_EQ(merge(&out[0], &lse[0], &out[1], &lse[1]), SQZ_UNSUPPORTED);
+  EXPECT_EQ(std::strncmp(sqz_last_error(), "device_type 2 (CUDA): ", 22), 0) << sqz_last_error();
 }
 
 }  // namespace

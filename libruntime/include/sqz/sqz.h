@@ -221,6 +221,8 @@ typedef struct sqz_session_options {
   int32_t dense_layers;     /* the model's first layers that are read whole: 0 = what the selector
                                wants (quest 2, others none), -1 = none. Their bytes are not part of
                                the budget, but count in the stats */
+  int64_t max_request_tokens; /* most query tokens of one request; 0 = max_tokens. 1 = only ever one
+                                 token a request: on CUDA that saves hundreds of MB */
 } sqz_session_options;
 
 /* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates
@@ -274,6 +276,12 @@ SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args)
  * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32. */
 SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                                     const sqz_tensor* lse_b);
+/* The same on a stream, a cudaStream_t, with all four tensors on one CUDA device (sqz_merge_states
+ * takes the default stream): it returns at once, and a row whose lse is NaN or +infinity becomes
+ * NaN instead of an error. */
+SQZ_API sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a,
+                                       const sqz_tensor* out_b, const sqz_tensor* lse_b,
+                                       void* stream);
 
 /* One contiguous run of slots, in cluster order, of one KV head. */
 typedef struct sqz_run {

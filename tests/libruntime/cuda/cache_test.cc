@@ -124,6 +124,81 @@ TEST_F(CacheTest, GivesWhatTheIndexGives) {
   }
 }
 
+// Requests of several tokens: the cache's rows are brought into the order of the index first.
+TEST_F(CacheTest, PromptsToo) {
+  if (!test::have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
+  const Served served = serve(shape());
+  const int64_t heads = served.options.kv_heads, d = served.options.head_dim, tokens = 70;
+  SessionOptions options;
+  options.selection = selection();
+  options.block = 32;
+  const auto own = create_session(served.index, test::uploaded(served), options);
+  const auto without = create_session(served.index, test::uploaded(served, false), options);
+  ASSERT_TRUE(own.ok() && without.ok());
+  const std::vector<int64_t> indptr = {0, 30, 31, tokens};
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    const auto queries = make_queries(served, layer, tokens, 3);
+    DeviceCall expected(served, layer, tokens, DType::kBF16);
+    DeviceCall call(served, layer, tokens, DType::kBF16);
+    for (DeviceCall* each : {&expected, &call}) {
+      each->set_queries(queries);
+      each->call.indptr = indptr.data();
+      each->call.requests = 3;
+    }
+    ASSERT_TRUE((*own)->attend(expected.call).ok());
+    for (const int64_t page_size : {0, 64}) {
+      SCOPED_TRACE(concat("layer ", layer, ", pages of ", page_size));
+      const auto keys =
+          paged(by_token(served, layer, false), heads, served.options.tokens, d, page_size);
+      const auto values =
+          paged(by_token(served, layer, true), heads, served.options.tokens, d, page_size);
+      const DeviceArray<uint16_t> device_keys(keys.rows), device_values(values.rows);
+      const DeviceArray<int32_t> table(keys.table);
+      const EngineCache cache = {.keys = device_keys.get(),
+                                 .values = device_values.get(),
+                                 .token_stride = heads * d,
+                                 .head_stride = d,
+                                 .page_stride = page_size * heads * d,
+                                 .page_size = page_size,
+                                 .block_table = table.get(),
+                                 .pages = keys.pages};
+      call.call.cache = &cache;
+      const Status status = (*without)->attend(call.call);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(call.output(), expected.output());
+      // Keys from two places are not served.
+      EXPECT_EQ((*own)->attend(call.call).code(), layer == 0 ? Code::kUnsupported : Code::kOk);
+    }
+  }
+}
+
+// Without prompts a session needs less memory, and says no to them.
+TEST_F(CacheTest, OneTokenARequestTakesLess) {
+  const Served served = serve(shape());
+  const auto index = test::uploaded(served);
+  size_t used[2] = {}, total = 0;
+  for (const int64_t most : {0, 1}) {
+    SessionOptions options;
+    options.selection = selection();
+    options.max_request_tokens = most;
+    size_t before = 0, after = 0;
+    ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+    const auto session = create_session(served.index, index, options);
+    ASSERT_TRUE(session.ok());
+    ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
+    used[most] = before - after;
+    EXPECT_EQ((*session)->max_request_tokens(), most == 0 ? 4096 : 1);
+    DeviceCall call(served, 0, 2, DType::kBF16);
+    call.set_queries(make_queries(served, 0, 2, 3));
+    EXPECT_TRUE((*session)->attend(call.call).ok());  // one token a request
+    call.call.indptr = nullptr;
+    call.call.requests = 0;
+    const Status prompt = (*session)->attend(call.call);
+    EXPECT_EQ(prompt.ok(), most == 0 && test::have_hopper()) << prompt.message();
+  }
+  if (test::have_hopper()) EXPECT_LT(used[1], used[0]);
+}
+
 TEST_F(CacheTest, HostileBlockTableIsReadAsPageZero) {
   const Served served = serve(shape());
   const auto session = test::gpu_session(served, selection(), 0, false);
@@ -206,7 +281,7 @@ TEST_F(CacheTest, WhatOnlyTheCpuServesIsSaid) {
   SelectionRequest request = selection();
   request.estimate = true;
   refused(request, "estimate");
-  request = {.selector = SelectorKind::kStream, .keep = 0.1};
+  request = {.selector = SelectorKind::kIdeal, .keep = 0.1};
   refused(request, "only the CPU");
   SessionOptions options;
   options.selection = selection();

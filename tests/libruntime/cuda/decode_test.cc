@@ -193,6 +193,21 @@ TEST_F(Decode, Pages) {
   }
 }
 
+TEST_F(Decode, Stream) {
+  SelectionRequest stream;
+  stream.selector = SelectorKind::kStream;
+  for (const double keep : {0.001, 0.1, 0.7}) {
+    SCOPED_TRACE(concat("keep ", keep));
+    stream.keep = keep;
+    stream.rule = keep > 0.5 ? RuleKind::kBudget : RuleKind::kThreshold;  // it has none
+    const Tally tally = compare(serve(shape(128, 4, {40, 211})), stream, 3);
+    EXPECT_NEAR(tally.keep, keep, 0.001);
+  }
+  stream.keep = 0.1;
+  stream.dense_layers = 1;
+  compare(serve(shape(64, 7, {40, 211})), stream, 400);
+}
+
 TEST_F(Decode, OneHeadTakesMost) {
   // Head 0 wants nearly everything, the others next to nothing.
   const Served served = serve(shape(128, 4, {40, 211}));

@@ -160,6 +160,17 @@ TEST_F(PrefillServing, Dense) {
   EXPECT_EQ(compare(served, dense, {2}, 0), 1.0);
 }
 
+// What is read is known, so that all tokens of a call share it; counted as on the CPU.
+TEST_F(PrefillServing, Stream) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  SelectionRequest stream;
+  stream.selector = SelectorKind::kStream;
+  stream.keep = 0.1;
+  EXPECT_NEAR(compare(served, stream, {70}, 32), 0.1, 0.001);
+  compare(served, stream, {1, 40, 33, 0, 5}, 32);
+  compare(served, stream, {7, 100}, 0);
+}
+
 // A graph keeps the table of blocks, and takes the queries that are there when it runs.
 TEST_F(PrefillServing, GraphReplay) {
   const Served served = serve(shape(128, 4, {40, 211}));

@@ -23,6 +23,7 @@ struct RunLists {
   uint32_t* marks = nullptr;    // [pairs, marks] the run that holds key kMarkKeys * i
   int64_t capacity = 0;
   int64_t mark_capacity = 0;  // at least ceil(M / kMarkKeys)
+  bool of_heads = false;      // in place of pairs: [Hkv], the same lists for every selection
 };
 
 }  // namespace sqz::cuda

@@ -5,6 +5,7 @@
 // timing.
 #pragma once
 
+#include "libruntime/kernels/cuda/common/cache_row.cuh"
 #include "libruntime/kernels/cuda/common/rows.cuh"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_attend/shared.cuh"
@@ -169,7 +170,10 @@ class Attend {
   }
 
   __device__ int64_t keys_of(int pair) const {
-    return p_.exact + (listed_ ? p_.lists.totals[pair].keys : p_.slots);
+    return p_.exact + (listed_ ? p_.lists.totals[list_of(pair)].keys : p_.slots);
+  }
+  __device__ int list_of(int pair) const {
+    return p_.lists.of_heads ? pair % p_.kv_heads : pair;
   }
 
   __device__ void attend_segment(const Segment& segment) {
@@ -226,11 +230,12 @@ class Attend {
       return;
     }
     const RunLists& lists = p_.lists;
-    const uint32_t* first = lists.first + pair * (lists.capacity + 1);
-    const uint32_t* before = lists.before + pair * (lists.capacity + 1);
-    const uint32_t runs = lists.totals[pair].runs;
+    const int list = list_of(pair);
+    const uint32_t* first = lists.first + list * (lists.capacity + 1);
+    const uint32_t* before = lists.before + list * (lists.capacity + 1);
+    const uint32_t runs = lists.totals[list].runs;
     // Lane i of warp w has run 8 i + w of 256; a warp writes one run after the other.
-    uint32_t run = lists.marks[pair * lists.mark_capacity + first_key / kMarkKeys];
+    uint32_t run = lists.marks[list * lists.mark_capacity + first_key / kMarkKeys];
 #pragma unroll 1
     for (run += warp_;; run += kAttendThreads) {
       const uint32_t own = run + lane_ * kAttendWarps;
@@ -256,31 +261,16 @@ class Attend {
   }
 
   __device__ uint32_t row_in_cache(uint32_t where) const {
-    const CacheSource& cache = p_.cache;
-    int64_t token;
-    if ((where & kExactKey) != 0) {
-      const int64_t exact = where & ~kExactKey;
-      token = exact < cache.sink ? exact : cache.tokens - p_.exact + exact;
-    } else {
-      token = min(int64_t{cache.positions[head_ * p_.slots + where]}, cache.tokens - 1);
-    }
-    if (cache.block_table == nullptr) return static_cast<uint32_t>(token);
-    const int64_t page = cache.block_table[token >> cache.page_shift];
-    const int64_t sound = page >= 0 && page < cache.pages ? page : 0;
-    return static_cast<uint32_t>(sound << cache.page_shift |
-                                 (token & ((int64_t{1} << cache.page_shift) - 1)));
+    return cache_row(p_.cache, (where & kExactKey) != 0
+                                   ? exact_token(p_.cache, p_.exact, where & ~kExactKey)
+                                   : int64_t{p_.cache.positions[head_ * p_.slots + where]});
   }
 
   // Bytes from the start of keys or values; of exact keys from the start of theirs.
   __device__ __forceinline__ const char* row_at(uint32_t where, const void* slots,
                                                 const void* exact) const {
     if (kCache) {
-      const CacheSource& cache = p_.cache;
-      const int64_t page = where >> cache.page_shift;
-      const int64_t within = where & ((1u << cache.page_shift) - 1);
-      return static_cast<const char*>(slots) +
-             2 * (page * cache.page_stride + head_ * cache.head_stride +
-                  within * cache.token_stride);
+      return static_cast<const char*>(slots) + cache_bytes(p_.cache, where, head_);
     }
     const bool is_exact = (where & kExactKey) != 0;
     const char* base = static_cast<const char*>(is_exact ? exact : slots);
@@ -549,7 +539,7 @@ class Attend {
   // From the values of the warps or, if they are merged already, of the first.
   __device__ void write_result(int pair, bool is_merged) {
     const int64_t first = static_cast<int64_t>(pair) * p_.group;
-    const bool fault = listed_ && p_.lists.totals[pair].fault != 0;
+    const bool fault = listed_ && p_.lists.totals[list_of(pair)].fault != 0;
     const auto value = [&](int row, int dim) {
       return is_merged ? s_.values[0][row][dim] : merged(row, dim);
     };

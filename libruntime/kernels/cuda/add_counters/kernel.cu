@@ -1,0 +1,22 @@
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/add_counters/kernel.h"
+
+namespace sqz::cuda {
+namespace {
+
+__global__ void add_counters_kernel(unsigned long long* counters, unsigned long long selections,
+                                    unsigned long long keys) {
+  atomicAdd(&counters[0], selections);
+  atomicAdd(&counters[1], keys);
+}
+
+}  // namespace
+
+Status add_counters(unsigned long long* counters, unsigned long long selections,
+                    unsigned long long keys, cudaStream_t stream) {
+  add_counters_kernel<<<1, 1, 0, stream>>>(counters, selections, keys);
+  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
+  return {};
+}
+
+}  // namespace sqz::cuda
