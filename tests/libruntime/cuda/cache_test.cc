@@ -196,7 +196,8 @@ TEST_F(CacheTest, OneTokenARequestTakesLess) {
     const Status prompt = (*session)->attend(call.call);
     EXPECT_EQ(prompt.ok(), most == 0 && test::have_hopper()) << prompt.message();
   }
-  if (test::have_hopper()) EXPECT_LT(used[1], used[0]);
+  if (!test::have_hopper()) return;
+  EXPECT_LT(used[1], used[0]);
 }
 
 TEST_F(CacheTest, HostileBlockTableIsReadAsPageZero) {
