@@ -60,6 +60,7 @@ class SessionOptions(_Struct):
         ("rule", c.c_int32), ("group", c.c_int32), ("residual", c.c_int32), ("levels", c.c_int32),
         ("budget", c.c_double), ("keep", c.c_double), ("thresholds", c.POINTER(c.c_double)), ("block", c.c_int64),
         ("max_tokens", c.c_int64), ("threads", c.c_int32), ("dense_layers", c.c_int32),
+        ("max_request_tokens", c.c_int64),
     ]
 
 

@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
         to.tile = tile;
         to.slot = static_cast<int32_t>(slot) + tile * parts;
         to.parts = parts;
+        for (int32_t& unused : to.unused) unused = 0;  // items are read whole
       }
     }
     for (int32_t part = 0; part < parts; ++part) {
@@ -197,6 +198,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
         to.begin = begin;
         to.end = end;
         to.slot = parts > 1 ? static_cast<int32_t>(slot) + tile * parts + part : -1;
+        for (int32_t& unused : to.unused) unused = 0;  // items are read whole
       }
     }
   }
