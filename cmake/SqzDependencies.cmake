@@ -27,6 +27,7 @@ if(NOT SQZ_RUNTIME_ONLY)
   pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
   if(SQZ_TRAINING)
     find_package(Torch REQUIRED)
+    unset(CMAKE_CUDA_FLAGS)  # LibTorch's architectures: our kernels would be compiled for them, too
   endif()
 endif()
 if(SQZ_TESTS)
