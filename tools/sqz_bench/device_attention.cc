@@ -201,10 +201,12 @@ Result<Contender> served(const std::shared_ptr<Work>& work, const Options& optio
   serving->work = work;
   serving->place = place;
   serving->one_request = one_request;
+  SessionOptions session_options = session_of(options, *work->fixture, setting);
+  const bool tokens_apart = work->fixture->tokens == 1 || !work->fixture->indptr.empty();
+  session_options.max_request_tokens = tokens_apart && !one_request ? 1 : 0;
   for (const auto& copy : work->copies) {
     SQZ_ASSIGN_OR_RETURN(auto session,
-                         cuda::create_session(work->fixture->served, copy,
-                                              session_of(options, *work->fixture, setting)));
+                         cuda::create_session(work->fixture->served, copy, session_options));
     serving->sessions.push_back(std::move(session));
   }
   SQZ_RETURN_IF_ERROR(serving->graph.capture(
