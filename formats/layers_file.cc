@@ -6,7 +6,6 @@
 #include <map>
 #include <numeric>
 
-#include "formats/base/hash.h"
 #include "formats/json_fields.h"
 #include "formats/metadata_strings.h"
 #include "formats/sqz_checksums.h"
@@ -213,34 +212,11 @@ Result<uint64_t> write_layers_file(Env& env, const std::string& path, bool repla
   if (layers.producer.empty()) layers.producer = producer_name();
   SQZ_RETURN_IF_ERROR(check_to_write(layers, path));
   SQZ_ASSIGN_OR_RETURN(const auto tensors, plan(layers.model.layers, path));
-  const std::map<std::string_view, std::span<const std::byte>> contents = {
-      {"cosine", std::as_bytes(std::span(layers.cosine))},
-      {"cosine_error", std::as_bytes(std::span(layers.cosine_error))},
-      {"group", std::as_bytes(std::span(layers.group))},
-      {"budget", std::as_bytes(std::span(layers.budget))}};
-
-  const PlannedTensor& last = tensors.back();
-  std::vector<std::byte> data(static_cast<size_t>(last.offset + last.bytes));  // paddings are zeros
-  std::vector<uint64_t> hashes(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto at = contents.find(tensors[i].name);
-    if (at == contents.end()) continue;
-    std::memcpy(data.data() + tensors[i].offset, at->second.data(), at->second.size());
-    hashes[i] = xxh3_64(at->second);
-  }
-  auto metadata = to_strings(layers);
-  metadata[kChecksumsKey] = checksum_text(tensors, hashes);
-  const std::string text = header_text(metadata, tensors);
-  const std::string header = sealed_header(text, data_start(text.size()));
-  const auto bytes = std::as_bytes(std::span(header));
-  const auto hash = xxh3_128(bytes);
-  std::memcpy(data.data() + last.offset, hash.data(), hash.size());
-
-  SQZ_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(env, path, replace));
-  SQZ_RETURN_IF_ERROR(file.file().write(0, bytes));
-  SQZ_RETURN_IF_ERROR(file.file().write(bytes.size(), data));
-  SQZ_RETURN_IF_ERROR(file.commit());
-  return bytes.size() + data.size();
+  return write_container(env, path, replace, to_strings(layers), tensors,
+                         {{"cosine", std::as_bytes(std::span(layers.cosine))},
+                          {"cosine_error", std::as_bytes(std::span(layers.cosine_error))},
+                          {"group", std::as_bytes(std::span(layers.group))},
+                          {"budget", std::as_bytes(std::span(layers.budget))}});
 }
 
 Result<LayersFile> read_layers_file(const std::string& path, Env& env) {
@@ -259,12 +235,7 @@ Result<VerifyReport> verify_layers_file(const std::string& path, Env& env) {
 }
 
 bool is_layers_file(const std::string& path, Env& env) {
-  const auto file = env.open_read(path);
-  if (!file.ok()) return false;
-  const auto header = read_safetensors_header(**file);
-  if (!header.ok()) return false;
-  const auto kind = header->metadata.find("kind");
-  return kind != header->metadata.end() && kind->second == kind_name(FileKind::kLayers);
+  return has_kind(path, FileKind::kLayers, env);
 }
 
 }  // namespace sqz

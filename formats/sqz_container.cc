@@ -1,6 +1,7 @@
 #include "formats/sqz_container.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 
@@ -15,7 +16,17 @@ Status corrupt(std::string message) {
 }
 
 const char* kind_words(FileKind kind) {
-  return kind == FileKind::kLayers ? "a layer profile" : "an index";
+  switch (kind) {
+    case FileKind::kLayers:
+      return "a layer profile";
+    case FileKind::kQmodel:
+      return "a query classifier";
+    case FileKind::kQmodelCheckpoint:
+      return "a checkpoint of a query classifier";
+    case FileKind::kIndex:
+      break;
+  }
+  return "an index";
 }
 
 Result<PageBuffer> read_all(const ReadFile& file) {
@@ -99,7 +110,17 @@ void FreeBytes::operator()(std::byte* bytes) const {
 }
 
 const char* kind_name(FileKind kind) {
-  return kind == FileKind::kLayers ? "layers" : "index";
+  switch (kind) {
+    case FileKind::kLayers:
+      return "layers";
+    case FileKind::kQmodel:
+      return "qmodel";
+    case FileKind::kQmodelCheckpoint:
+      return "qmodel-checkpoint";
+    case FileKind::kIndex:
+      break;
+  }
+  return "index";
 }
 
 std::string producer_name() {
@@ -173,6 +194,43 @@ Status match_tensors(const SafetensorsHeader& header, std::vector<PlannedTensor>
     return corrupt(bad_field(path, "tensor " + in_quotes(plan[next].name), "nothing", "it"));
   }
   return {};
+}
+
+bool has_kind(const std::string& path, FileKind kind, Env& env) {
+  const auto file = env.open_read(path);
+  if (!file.ok()) return false;
+  const auto header = read_safetensors_header(**file);
+  if (!header.ok()) return false;
+  const auto found = header->metadata.find("kind");
+  return found != header->metadata.end() && found->second == kind_name(kind);
+}
+
+Result<uint64_t> write_container(Env& env, const std::string& path, bool replace,
+                                 std::map<std::string, std::string> metadata,
+                                 std::span<const PlannedTensor> tensors,
+                                 const TensorContents& contents) {
+  std::vector<uint64_t> hashes(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (has_checksum(tensors[i].part)) hashes[i] = xxh3_64(contents.at(tensors[i].name));
+  }
+  metadata[kChecksumsKey] = checksum_text(tensors, hashes);
+  const std::string text = header_text(metadata, tensors);
+  const std::string header = sealed_header(text, data_start(text.size()));
+  const auto head = std::as_bytes(std::span(header));
+  const auto header_hash = xxh3_128(head);
+
+  SQZ_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(env, path, replace));
+  SQZ_RETURN_IF_ERROR(file.file().write(0, head));
+  const std::array<std::byte, kPage> zeros{};
+  for (const PlannedTensor& tensor : tensors) {
+    const auto bytes = tensor.part == Part::kHeaderHash ? std::span<const std::byte>(header_hash)
+                       : tensor.part == Part::kPadding
+                           ? std::span(zeros).first(static_cast<size_t>(tensor.bytes))
+                           : contents.at(tensor.name);
+    SQZ_RETURN_IF_ERROR(file.file().write(head.size() + tensor.offset, bytes));
+  }
+  SQZ_RETURN_IF_ERROR(file.commit());
+  return head.size() + tensors.back().offset + tensors.back().bytes;
 }
 
 uint64_t data_start(uint64_t text_bytes) {

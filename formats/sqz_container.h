@@ -1,9 +1,10 @@
 // What .sqz files of every kind have in common (docs/format.md): a safetensors header with spaces
 // up to a page, the hash of that header as the last tensor, checksums, aligned tensors in a fixed
 // order. What is in the tensors is the business of the kind: formats/sqz_file.h has indexes,
-// formats/layers_file.h layer profiles.
+// formats/layers_file.h layer profiles, formats/qmodel_file.h query classifiers.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,8 +15,9 @@
 
 namespace sqz {
 
-enum class FileKind { kIndex, kLayers };
-const char* kind_name(FileKind kind);  // "index", "layers": the metadata's `kind`
+enum class FileKind { kIndex, kLayers, kQmodel, kQmodelCheckpoint };
+// "index", "layers", "qmodel", "qmodel-checkpoint": the metadata's `kind`.
+const char* kind_name(FileKind kind);
 
 inline constexpr const char* kChecksumsKey = "checksums";  // of "__metadata__"
 
@@ -49,6 +51,19 @@ Result<SqzContainer> open_container(const std::string& path, FileKind kind, Open
 // with paddings between them as it likes. Sets the plan's offsets, from the start of the file.
 Status match_tensors(const SafetensorsHeader& header, std::vector<PlannedTensor>& plan,
                      const std::string& path);
+
+// Whether a file says that it is of this kind; false also where it cannot be read.
+bool has_kind(const std::string& path, FileKind kind, Env& env);
+
+// What each tensor of a file is to hold, by name.
+using TensorContents = std::map<std::string_view, std::span<const std::byte>>;
+
+// Publishes a whole file by AtomicFile and returns its size. `tensors`: placed, with the header's
+// hash last; all but paddings and hash are in `contents`, with as many bytes as planned.
+Result<uint64_t> write_container(Env& env, const std::string& path, bool replace,
+                                 std::map<std::string, std::string> metadata,
+                                 std::span<const PlannedTensor> tensors,
+                                 const TensorContents& contents);
 
 // Where the data begin after a header of so many bytes of JSON text.
 uint64_t data_start(uint64_t text_bytes);

@@ -2,6 +2,7 @@
 // changes, and commit what it wrote.
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
+#include "tests/common/tiny_qmodel.h"
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
@@ -31,6 +32,9 @@ int main(int argc, char** argv) {
   write("pages.sqz", small);
   ok &= sqz::write_layers_file(sqz::Env::posix(), std::string(argv[1]) + "/layers.sqz", true,
                                sqz::testing::four_layers())
+            .ok();
+  ok &= sqz::write_qmodel_file(sqz::Env::posix(), std::string(argv[1]) + "/qmodel.sqz", true,
+                               sqz::testing::tiny_qmodel())
             .ok();
   return ok ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-// Any bytes as a .sqz file, index or layer profile: opened, every view walked, verified; or
-// refused.
+// Any bytes as a .sqz file, index, layer profile or query classifier: opened, every view walked,
+// verified; or refused.
 //
 // The header's own hash stands in the way of mutations, so the target repairs it first: it is the
 // parser behind the hash that is to be reached.
@@ -8,6 +8,7 @@
 
 #include "formats/base/hash.h"
 #include "formats/layers_file.h"
+#include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
 #include "tests/fuzz/memory_env.h"
 
@@ -56,6 +57,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   sqz::MemoryEnv env(bytes);
   (void)sqz::read_layers_file("fuzz.sqz", env).ok();
   (void)sqz::verify_layers_file("fuzz.sqz", env).ok();
+  (void)sqz::read_qmodel_file("fuzz.sqz", env).ok();
+  (void)sqz::verify_qmodel_file("fuzz.sqz", env).ok();
   auto file = sqz::SqzFile::open("fuzz.sqz", sqz::OpenMode::kMmap, env);
   if (!file.ok()) return 0;
   for (int64_t l = 0; l < (*file)->metadata().model.layers; ++l) walk((*file)->layer(l));

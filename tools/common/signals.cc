@@ -22,6 +22,7 @@ constexpr time_t kGraceSeconds = 1;
 // A handler rather than blocked signals and sigwait: OpenBLAS starts threads before main(), and a
 // signal goes to whichever thread does not block it.
 std::atomic<int> stop_signal{0};
+std::atomic<bool> resumable{false};
 static_assert(std::atomic<int>::is_always_lock_free);
 sem_t signalled;
 
@@ -59,7 +60,8 @@ void wait_for_signal() {
 
 void watch(std::string tool) {
   wait_for_signal();
-  const std::string message = tool + ": stopping\n";
+  const std::string message =
+      tool + (resumable ? ": stopping; the same command with --resume goes on\n" : ": stopping\n");
   (void)!::write(STDERR_FILENO, message.data(), message.size());
   timespec until = {};
   clock_gettime(CLOCK_REALTIME, &until);
@@ -96,7 +98,12 @@ Status check_stop() {
   return stop_requested() ? Status(Code::kCancelled, "stopped by a signal") : Status();
 }
 
+void set_resumable(const std::string& checkpoint) {
+  resumable = !checkpoint.empty();
+}
+
 int stop_exit_code() {
+  if (resumable) return kExitResumable;
   return stop_signal == SIGTERM ? kExitTerminated : kExitInterrupted;
 }
 

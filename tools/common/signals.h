@@ -19,7 +19,9 @@ void watch_signals(const std::string& tool);
 bool stop_requested();
 // kCancelled if stop_requested(), else ok.
 Status check_stop();
-// What the process should exit with after a stop: 130 or 143.
+// From now on a stop can be made good: `checkpoint` is the file to resume from. Empty: no longer.
+void set_resumable(const std::string& checkpoint);
+// What the process should exit with after a stop: 130 or 143, or 4 if it can be resumed.
 int stop_exit_code();
 
 // Temporaries of AtomicFile for `path` ("PATH.tmp.<pid>.<n>") are removed if the process is ended.

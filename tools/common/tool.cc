@@ -17,7 +17,8 @@ namespace sqz {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 ok, 1 error, 2 usage, 3 bad input file, 130 interrupted.\n";
+    "Exit codes: 0 ok, 1 error, 2 usage, 3 bad input file, 4 interrupted and "
+    "resumable, 130 interrupted.\n";
 
 std::string footer(const std::string& examples) {
   return examples + "\n" + kExitCodes;

@@ -1,6 +1,8 @@
 #include "formats/layers_file.h"
+#include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
 #include "tools/common/layers_table.h"
+#include "tools/common/qmodel_table.h"
 #include "tools/sqz_index/commands.h"
 
 namespace sqz {
@@ -122,8 +124,21 @@ Status info_of_layers(const std::string& path, const ToolContext& context) {
   return {};
 }
 
+Status info_of_qmodel(const std::string& path, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const QmodelFile qmodel, read_qmodel_file(path));
+  Json fields = qmodel_json(qmodel);
+  fields["path"] = path;
+  fields["kind"] = "qmodel";
+  fields["model"] = to_json(qmodel.model);
+  Rows rows = {{"query classifier", path}};
+  for (auto& row : qmodel_rows(qmodel)) rows.push_back(std::move(row));
+  context.output.result(fields, rows);
+  return {};
+}
+
 Status run_info(const std::string& path, const ToolContext& context) {
   if (is_layers_file(path)) return info_of_layers(path, context);
+  if (is_qmodel_file(path)) return info_of_qmodel(path, context);
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
   const Shape shape = index_shape(*file);
@@ -138,13 +153,14 @@ void add_info_command(Tool& tool) {
   CLI::App* app =
       tool.command("info",
                    "Say what an index is: model, context, clusters, build parameters; or a layer "
-                   "profile: cosines, groups, budgets.",
+                   "profile: cosines, groups, budgets; or a query classifier.",
                    "Examples:\n"
                    "  sqz-index info book.sqz\n"
                    "  sqz-index info book.sqz --json | jq .tokens\n"
                    "  sqz-index info layers.sqz\n",
                    [path](const ToolContext& context) { return run_info(*path, context); });
-  app->add_option("INDEX", *path, "The index, or layer profile (.sqz)")->required();
+  app->add_option("INDEX", *path, "The index, layer profile or query classifier (.sqz)")
+      ->required();
 }
 
 }  // namespace sqz

@@ -1,6 +1,7 @@
 #include <spdlog/spdlog.h>
 
 #include "formats/layers_file.h"
+#include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
 #include "tools/sqz_index/commands.h"
 
@@ -9,6 +10,7 @@ namespace {
 
 Result<VerifyReport> check(const std::string& path, const ToolContext& context) {
   if (is_layers_file(path)) return verify_layers_file(path);
+  if (is_qmodel_file(path)) return verify_qmodel_file(path);
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   Progress progress(context.progress_style(), "verify");
   const auto show = [&](uint64_t done, uint64_t total) {
@@ -38,10 +40,13 @@ Status run_verify(const std::string& path, const ToolContext& context) {
 void add_verify_command(Tool& tool) {
   const auto path = std::make_shared<std::string>();
   CLI::App* app =
-      tool.command("verify", "Check every checksum and invariant of an index or a layer profile.",
+      tool.command("verify",
+                   "Check every checksum and invariant of an index, a layer profile or a query "
+                   "classifier.",
                    "Example:\n  sqz-index verify book.sqz && echo whole\n",
                    [path](const ToolContext& context) { return run_verify(*path, context); });
-  app->add_option("INDEX", *path, "The index, or layer profile (.sqz)")->required();
+  app->add_option("INDEX", *path, "The index, layer profile or query classifier (.sqz)")
+      ->required();
 }
 
 }  // namespace sqz

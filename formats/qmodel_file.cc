@@ -1,0 +1,342 @@
+#include "formats/qmodel_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "formats/base/checked.h"
+#include "formats/json_fields.h"
+#include "formats/metadata_strings.h"
+#include "formats/sqz_checksums.h"
+#include "formats/sqz_container.h"
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kMaxCount = int64_t{UINT32_MAX};
+constexpr int64_t kMaxWidth = int64_t{1} << 20;  // of buckets and hidden units
+constexpr double kUnitTolerance = 1e-3;  // of a centroid's length: float32 rounding, no more
+
+struct Field {
+  const char* name;
+  std::vector<float> QmodelLayer::*values;
+  bool weight;  // stored in the file's dtype
+};
+constexpr std::array<Field, 5> kFields = {{{"centroids", &QmodelLayer::centroids, false},
+                                           {"hidden.weight", &QmodelLayer::hidden_weight, true},
+                                           {"hidden.bias", &QmodelLayer::hidden_bias, false},
+                                           {"output.weight", &QmodelLayer::output_weight, true},
+                                           {"output.bias", &QmodelLayer::output_bias, false}}};
+
+std::string tensor_name(int64_t layer, const Field& field) {
+  return concat("layers.", layer, ".", field.name);
+}
+
+std::vector<int64_t> shape_of(const QmodelFile& f, size_t field) {
+  const int64_t heads = f.model.kv_heads, d = f.model.head_dim, c = f.buckets, h = f.hidden;
+  const std::array<std::vector<int64_t>, kFields.size()> shapes = {
+      {{heads, c, d}, {heads, h, d}, {heads, h}, {heads, c, h}, {heads, c}}};
+  return shapes[field];
+}
+
+bool is_dense(const QmodelFile& f, int64_t layer) {
+  return std::binary_search(f.dense.begin(), f.dense.end(), layer);
+}
+
+// In file order, placed.
+Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& label) {
+  std::vector<PlannedTensor> tensors;
+  for (int64_t layer = 0; layer < f.model.layers; ++layer) {
+    if (is_dense(f, layer)) continue;
+    for (size_t i = 0; i < kFields.size(); ++i) {
+      tensors.push_back(plain_tensor(tensor_name(layer, kFields[i]), Part::kNamed,
+                                     kFields[i].weight ? f.dtype : DType::kF32, shape_of(f, i)));
+      if (i == 0) tensors.back().alignment = kPage;
+    }
+  }
+  tensors.push_back(header_hash_tensor());
+  SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
+  return place_tensors(std::move(tensors));
+}
+
+Json recall_json(const QmodelFile& f) {
+  Json out = Json::array();
+  for (const QmodelRecall& row : f.recall) {
+    out.push_back({{"selectivity", row.selectivity}, {"recall", row.recall}});
+  }
+  return out;
+}
+
+std::map<std::string, std::string> to_strings(const QmodelFile& f) {
+  return {{"format", "sqz"},
+          {"format_version", std::to_string(kFormatVersion)},
+          {"kind", kind_name(FileKind::kQmodel)},
+          {"producer", f.producer},
+          {"model", json_text(to_json(f.model))},
+          {"tokenizer_hash", f.tokenizer_hash},
+          {"buckets", std::to_string(f.buckets)},
+          {"hidden", std::to_string(f.hidden)},
+          {"recent", std::to_string(f.recent)},
+          {"dtype", std::string(dtype_name(f.dtype))},
+          {"dense", json_text(f.dense)},
+          {"training", json_text(f.training)},
+          {"recall", json_text(recall_json(f))}};
+}
+
+void read_dense(MetadataStrings& in, QmodelFile& out) {
+  const Json dense = in.json("dense");
+  if (!in.status().ok()) return;
+  if (!dense.is_array()) {
+    in.fail(concat(in.label("dense"), ": found ", found_text(dense), ", expected an array"));
+    return;
+  }
+  for (const Json& layer : dense) {
+    const auto number = integer_in(layer, 0, kMaxCount);
+    if (!number) {
+      in.fail(concat(in.label("dense"), ": found ", found_text(layer),
+                     ", expected the number of a layer"));
+      return;
+    }
+    out.dense.push_back(*number);
+  }
+}
+
+void read_recall(MetadataStrings& in, QmodelFile& out) {
+  const Json recall = in.json("recall");
+  if (!in.status().ok()) return;
+  const std::string label = in.label("recall");
+  if (!recall.is_array()) {
+    in.fail(concat(label, ": found ", found_text(recall), ", expected an array"));
+    return;
+  }
+  for (const Json& row : recall) {
+    JsonFields fields(row, label);
+    out.recall.push_back({fields.number("selectivity", 0, 1), fields.number("recall", 0, 1)});
+    if (!fields.status().ok()) in.fail(fields.status().message());
+  }
+}
+
+Result<QmodelFile> from_strings(const std::map<std::string, std::string>& strings,
+                                const std::string& path) {
+  MetadataStrings in(strings, path);
+  QmodelFile out;
+  out.producer = in.string("producer");
+  out.tokenizer_hash = in.string("tokenizer_hash");
+  out.buckets = in.integer("buckets", 2, kMaxWidth);
+  out.hidden = in.integer("hidden", 1, kMaxWidth);
+  out.recent = in.integer("recent", 0, kMaxCount);
+  const std::string dtype = in.string("dtype");
+  const auto known = dtype_from_name(dtype);
+  if (!known)
+    in.fail(concat(in.label("dtype"), ": found ", in_quotes(dtype), ", expected F32 or BF16"));
+  out.dtype = known.value_or(DType::kF32);
+  read_dense(in, out);
+  out.training = in.json("training");
+  read_recall(in, out);
+  const Json model = in.json("model");
+  if (!in.status().ok()) return in.status();
+  SQZ_ASSIGN_OR_RETURN(out.model, model_from_json(model, in.label("model")));
+  return out;
+}
+
+// Ranges, and that the fields fit each other.
+Status check_fields(const QmodelFile& f, const std::string& label, Code code) {
+  const auto refuse = [&](const char* field, const auto& found, const std::string& expected) {
+    return Status(code, bad_field(label, field, concat(found), expected));
+  };
+  const auto in_range = [&](int64_t value, int64_t low, int64_t high) {
+    return low <= value && value <= high;
+  };
+  if (!f.tokenizer_hash.empty() && !is_hash(f.tokenizer_hash)) {
+    return refuse("tokenizer_hash", in_quotes(f.tokenizer_hash), "16 hexadecimal digits or none");
+  }
+  if (!in_range(f.buckets, 2, kMaxWidth)) {
+    return refuse("buckets", f.buckets, concat("an integer in [2, ", kMaxWidth, "]"));
+  }
+  if (!in_range(f.hidden, 1, kMaxWidth)) {
+    return refuse("hidden", f.hidden, concat("an integer in [1, ", kMaxWidth, "]"));
+  }
+  if (!in_range(f.recent, 0, kMaxCount)) {
+    return refuse("recent", f.recent, concat("an integer in [0, ", kMaxCount, "]"));
+  }
+  if (f.dtype != DType::kF32 && f.dtype != DType::kBF16) {
+    return refuse("dtype", dtype_name(f.dtype), "F32 or BF16");
+  }
+  int64_t previous = -1;
+  for (const int64_t layer : f.dense) {
+    if (layer <= previous || layer >= f.model.layers) {
+      return refuse("dense", concat(layer, " after ", previous),
+                    concat("ascending layers below ", f.model.layers));
+    }
+    previous = layer;
+  }
+  if (std::ssize(f.dense) == f.model.layers) {
+    return refuse("dense", "every layer", "at least one layer with buckets");
+  }
+  if (!f.training.is_object()) return refuse("training", found_text(f.training), "an object");
+  double last = 0;
+  for (const QmodelRecall& row : f.recall) {
+    if (!(row.selectivity > last && row.selectivity <= 1)) {
+      return refuse("recall: selectivity", concat(row.selectivity, " after ", last),
+                    "ascending numbers in (0, 1]");
+    }
+    if (!(row.recall >= 0 && row.recall <= 1)) {
+      return refuse("recall: recall", row.recall, "a number in [0, 1]");
+    }
+    last = row.selectivity;
+  }
+  return {};
+}
+
+void check_centroids(const QmodelFile& f, int64_t layer, const std::vector<float>& centroids,
+                     Problems& problems) {
+  const auto d = static_cast<size_t>(f.model.head_dim);
+  for (size_t row = 0; row * d < centroids.size(); ++row) {
+    double square = 0;
+    for (size_t i = 0; i < d; ++i) square += std::pow(double{centroids[row * d + i]}, 2);
+    if (std::abs(std::sqrt(square) - 1) <= kUnitTolerance) continue;
+    const auto c = static_cast<size_t>(f.buckets);
+    note(problems, bad_field(tensor_name(layer, kFields[0]),
+                             concat("KV head ", row / c, ", bucket ", row % c, ": length"),
+                             concat(std::sqrt(square)), "1"));
+    return;
+  }
+}
+
+void check_contents(const QmodelFile& f, Problems& problems) {
+  const auto finite = [](float x) { return std::isfinite(x); };
+  for (int64_t l = 0; l < f.model.layers; ++l) {
+    const QmodelLayer& layer = f.layers[static_cast<size_t>(l)];
+    bool numbers = true;
+    for (const Field& field : kFields) {
+      const std::vector<float>& values = layer.*field.values;
+      const auto bad = std::find_if_not(values.begin(), values.end(), finite);
+      if (bad == values.end()) continue;
+      numbers = false;
+      note(problems, bad_field(tensor_name(l, field), concat("element ", bad - values.begin()),
+                               concat(*bad), "a finite number"));
+    }
+    if (numbers) check_centroids(f, l, layer.centroids, problems);
+  }
+}
+
+void load(std::span<const std::byte> bytes, DType dtype, std::vector<float>& out) {
+  out.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
+  if (dtype == DType::kF32) {
+    std::memcpy(out.data(), bytes.data(), bytes.size());
+    return;
+  }
+  const auto* stored = reinterpret_cast<const BFloat16*>(bytes.data());
+  std::transform(stored, stored + out.size(), out.begin(), [](BFloat16 x) { return to_float(x); });
+}
+
+struct Opened {
+  SqzContainer container;
+  QmodelFile qmodel;
+};
+
+Result<Opened> open(const std::string& path, Env& env) {
+  Opened out;
+  SQZ_ASSIGN_OR_RETURN(out.container,
+                       open_container(path, FileKind::kQmodel, OpenMode::kMmap, env));
+  const SafetensorsHeader& header = out.container.header;
+  QmodelFile& f = out.qmodel;
+  SQZ_ASSIGN_OR_RETURN(f, from_strings(header.metadata, path));
+  SQZ_RETURN_IF_ERROR(check_fields(f, path + ": __metadata__", Code::kCorrupt));
+  auto tensors = plan(f, path);
+  if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
+  std::erase_if(*tensors, [](const PlannedTensor& t) { return t.part == Part::kPadding; });
+  SQZ_RETURN_IF_ERROR(match_tensors(header, *tensors, path));
+  f.layers.resize(static_cast<size_t>(f.model.layers));
+  for (int64_t l = 0; l < f.model.layers; ++l) {
+    if (is_dense(f, l)) continue;
+    for (const Field& field : kFields) {
+      load(out.container.tensor(tensor_name(l, field)), field.weight ? f.dtype : DType::kF32,
+           f.layers[static_cast<size_t>(l)].*field.values);
+    }
+  }
+  return out;
+}
+
+Problems find_problems(const Opened& opened) {
+  Problems problems;
+  const SqzContainer& container = opened.container;
+  const Json checksums = read_checksums(container.header, container.path, problems);
+  for (const TensorInfo& tensor : container.header.tensors) {
+    check_bytes(tensor, container.bytes, checksums, {}, problems);
+  }
+  check_contents(opened.qmodel, problems);
+  return problems;
+}
+
+Status check_to_write(const QmodelFile& f, const std::string& path) {
+  SQZ_RETURN_IF_ERROR(check_fields(f, path, Code::kInvalidArgument));
+  if (std::ssize(f.layers) != f.model.layers) {
+    return {Code::kInvalidArgument,
+            bad_field(path, "layers", concat(f.layers.size()), concat(f.model.layers))};
+  }
+  for (int64_t l = 0; l < f.model.layers; ++l) {
+    for (size_t i = 0; i < kFields.size(); ++i) {
+      const auto found = std::ssize(f.layers[static_cast<size_t>(l)].*kFields[i].values);
+      const auto count = checked_elements(shape_of(f, i));
+      const int64_t expected = is_dense(f, l) ? 0 : count.value_or(-1);
+      if (found == expected) continue;
+      return {Code::kInvalidArgument, bad_field(path, tensor_name(l, kFields[i]),
+                                                concat(found, " values"), concat(expected))};
+    }
+  }
+  Problems problems;
+  check_contents(f, problems);
+  return problems.empty() ? Status()
+                          : Status(Code::kInvalidArgument, concat(path, ": ", problems.front()));
+}
+
+}  // namespace
+
+Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool replace,
+                                   QmodelFile qmodel) {
+  if (qmodel.producer.empty()) qmodel.producer = producer_name();
+  SQZ_RETURN_IF_ERROR(check_to_write(qmodel, path));
+  SQZ_ASSIGN_OR_RETURN(const auto tensors, plan(qmodel, path));
+  std::map<std::string, std::vector<BFloat16>> rounded;
+  std::set<std::string> names;  // what the views of `contents` look at
+  TensorContents contents;
+  for (int64_t l = 0; l < qmodel.model.layers; ++l) {
+    if (is_dense(qmodel, l)) continue;
+    for (const Field& field : kFields) {
+      const std::string& name = *names.insert(tensor_name(l, field)).first;
+      const std::vector<float>& values = qmodel.layers[static_cast<size_t>(l)].*field.values;
+      contents[name] = std::as_bytes(std::span(values));
+      if (!field.weight || qmodel.dtype == DType::kF32) continue;
+      std::vector<BFloat16>& out = rounded[name];
+      out.resize(values.size());
+      std::transform(values.begin(), values.end(), out.begin(), to_bfloat16);
+      contents[name] = std::as_bytes(std::span(out));
+    }
+  }
+  return write_container(env, path, replace, to_strings(qmodel), tensors, contents);
+}
+
+Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env) {
+  SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
+  const Problems problems = find_problems(opened);
+  if (!problems.empty()) return Status(Code::kCorrupt, concat(path, ": ", problems.front()));
+  return std::move(opened.qmodel);
+}
+
+Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env) {
+  SQZ_ASSIGN_OR_RETURN(const Opened opened, open(path, env));
+  VerifyReport report;
+  report.checked = std::ssize(opened.container.header.tensors);
+  report.problems = find_problems(opened);
+  return report;
+}
+
+bool is_qmodel_file(const std::string& path, Env& env) {
+  return has_kind(path, FileKind::kQmodel, env);
+}
+
+}  // namespace sqz

@@ -1,0 +1,222 @@
+// Training from end to end on the example model, in a setting that takes seconds.
+#include "training/qmodel.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "formats/tokenizer.h"
+#include "tests/common/temporary_directory.h"
+#include "tests/formats/raw_safetensors.h"
+#include "tests/training/golden.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::RawIndex;
+using testing::TemporaryDirectory;
+
+class QmodelTraining : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    runner_ = load_runner(nano_folder());
+    ASSERT_NE(runner_, nullptr);
+    const auto tokenizer = Tokenizer::load(nano_folder());
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
+    const std::string book = testing::read_file(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
+    QmodelText text{"dracula.txt", {}};
+    ASSERT_TRUE((*tokenizer)->encode(book.substr(4000, 24000), true, text.tokens).ok());
+    texts_.push_back(text);
+    options_.buckets = 16;
+    options_.hidden = 32;
+    options_.window = 512;
+    options_.recent = 64;
+    options_.first_token = 0;
+    options_.steps = 60;
+    options_.batch = 64;
+    options_.learning_rate = 3e-3;
+    options_.positions = 128;
+    options_.queries = 64;
+    options_.keys_per_bucket = 32;
+    options_.checks = 4;
+    options_.threads = 2;
+    // Room for three windows: the others stream through.
+    options_.memory = 3 * 10 * 64 * (64 + 16) * 4;
+    options_.checkpoint = dir_.file("c.sqz");
+    options_.checkpoint_seconds = 1e9;
+  }
+
+  Result<QmodelTrained> train(const QmodelOptions& options) {
+    return train_qmodel(*runner_, texts_, {}, options);
+  }
+  std::string refused(const QmodelOptions& options, Code code) {
+    const auto trained = train(options);
+    EXPECT_EQ(trained.status().code(), code) << trained.status().message();
+    return trained.status().message();
+  }
+  // Stops the training after so many steps.
+  QmodelOptions stopped_at(int64_t step) const {
+    QmodelOptions options = options_;
+    options.progress = [step](const QmodelProgress& now) {
+      const bool there = std::string(now.phase) == "train" && now.step >= step;
+      return there ? Status(Code::kCancelled, "enough") : Status();
+    };
+    return options;
+  }
+
+  TemporaryDirectory dir_;
+  std::unique_ptr<Runner> runner_;
+  std::vector<QmodelText> texts_;
+  QmodelOptions options_;
+};
+
+void expect_same(const QmodelFile& a, const QmodelFile& b) {
+  ASSERT_EQ(a.layers.size(), b.layers.size());
+  for (size_t l = 0; l < a.layers.size(); ++l) {
+    EXPECT_EQ(a.layers[l].centroids, b.layers[l].centroids) << l;
+    EXPECT_EQ(a.layers[l].hidden_weight, b.layers[l].hidden_weight) << l;
+    EXPECT_EQ(a.layers[l].hidden_bias, b.layers[l].hidden_bias) << l;
+    EXPECT_EQ(a.layers[l].output_weight, b.layers[l].output_weight) << l;
+    EXPECT_EQ(a.layers[l].output_bias, b.layers[l].output_bias) << l;
+  }
+  EXPECT_EQ(a.training, b.training);
+}
+
+TEST_F(QmodelTraining, LearnsAndWritesAFileThatReadsBack) {
+  options_.steps = 150;
+  std::vector<QmodelProgress> checks;
+  double done = 0;
+  options_.progress = [&](const QmodelProgress& now) {
+    if (now.checked) checks.push_back(now);
+    EXPECT_LE(now.done, 1);
+    done = std::max(done, now.done);
+    return Status();
+  };
+  const auto trained = train(options_);
+  ASSERT_TRUE(trained.ok()) << trained.status().message();
+  EXPECT_EQ(done, 1);
+  ASSERT_GE(checks.size(), 4u);
+  EXPECT_LT(checks.back().loss, 0.9 * checks.front().loss);
+  EXPECT_GT(trained->windows, 6);
+  EXPECT_EQ(trained->held_out, 1);
+  ASSERT_EQ(trained->scores.size(), 8u);
+  EXPECT_EQ(trained->scores[0].method, "classifier");
+  const auto& recall = trained->scores[0].recall;
+  ASSERT_EQ(recall.size(), 3u);
+  for (const QmodelRecall& row : recall) {
+    EXPECT_GT(row.recall, 1.5 * row.selectivity) << "better than buckets by chance";
+  }
+
+  const std::string path = dir_.file("q.sqz");
+  ASSERT_TRUE(write_qmodel_file(Env::posix(), path, false, trained->file).ok());
+  const auto back = read_qmodel_file(path);
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  expect_same(*back, trained->file);
+  EXPECT_EQ(back->dense, std::vector<int64_t>{0});
+  EXPECT_TRUE(back->layers[0].centroids.empty());
+  EXPECT_EQ(back->layers[5].centroids.size(), 2u * 16 * 64);
+  EXPECT_EQ(back->recent, 64);
+}
+
+TEST_F(QmodelTraining, ResumedItGivesTheSameResult) {
+  const auto whole = train(options_);
+  ASSERT_TRUE(whole.ok()) << whole.status().message();
+  for (const int64_t step : {1, 37}) {
+    ASSERT_EQ(train(stopped_at(step)).status().code(), Code::kCancelled);
+    QmodelOptions rest = options_;
+    rest.resume = true;
+    const auto resumed = train(rest);
+    ASSERT_TRUE(resumed.ok()) << resumed.status().message();
+    EXPECT_EQ(resumed->steps, whole->steps);
+    EXPECT_EQ(resumed->loss, whole->loss);
+    expect_same(resumed->file, whole->file);
+  }
+  options_.seed = 1;
+  const auto other = train(options_);
+  ASSERT_TRUE(other.ok());
+  EXPECT_NE(other->file.layers[1].output_weight, whole->file.layers[1].output_weight);
+}
+
+TEST_F(QmodelTraining, StopsWhereRecallNoLongerRises) {
+  options_.learning_rate = 1e-12;  // nothing is learned: the first check stays the best
+  options_.decay = false;
+  options_.steps = 1000;
+  options_.checks = 100;
+  options_.patience = 3;
+  const auto trained = train(options_);
+  ASSERT_TRUE(trained.ok()) << trained.status().message();
+  EXPECT_LT(trained->steps, 1000);
+}
+
+TEST_F(QmodelTraining, CheckpointsOfAnotherTrainingAreRefused) {
+  ASSERT_EQ(train(stopped_at(5)).status().code(), Code::kCancelled);
+  options_.resume = true;
+  const auto mismatch = [&](const std::function<void(QmodelOptions&)>& change) {
+    QmodelOptions options = options_;
+    change(options);
+    return refused(options, Code::kMismatch);
+  };
+  EXPECT_THAT(mismatch([](auto& o) { o.buckets = 17; }),
+              HasSubstr("buckets: found 16, expected 17"));
+  EXPECT_THAT(mismatch([](auto& o) { o.hidden = 33; }), HasSubstr("hidden: found 32"));
+  EXPECT_THAT(mismatch([](auto& o) { o.window = 500; }), HasSubstr("texts: found "));
+  EXPECT_THAT(mismatch([](auto& o) { o.recent = 60; }), HasSubstr("recent: found 64"));
+  EXPECT_THAT(mismatch([](auto& o) { o.steps = 61; }), HasSubstr("steps: found 60"));
+  EXPECT_THAT(mismatch([](auto& o) { o.batch = 65; }), HasSubstr("batch: found 64"));
+  EXPECT_THAT(mismatch([](auto& o) { o.learning_rate = 1; }), HasSubstr("lr: found 0.003"));
+  EXPECT_THAT(mismatch([](auto& o) { o.seed = 9; }), HasSubstr("seed: found 0"));
+  EXPECT_THAT(mismatch([](auto& o) { o.dense = {0, 1}; }), HasSubstr("dense: found \"[0]\""));
+  EXPECT_THAT(mismatch([&](auto&) { texts_[0].tokens[100] ^= 1; }), HasSubstr("texts: found"));
+
+  std::string bytes = testing::read_file(options_.checkpoint);
+  bytes[bytes.size() - 100] = static_cast<char>(bytes[bytes.size() - 100] ^ 1);
+  testing::write_file(options_.checkpoint, bytes);
+  texts_[0].tokens[100] ^= 1;
+  EXPECT_THAT(refused(options_, Code::kCorrupt), HasSubstr("XXH3-64"));
+}
+
+TEST_F(QmodelTraining, ALossThatIsNoNumberKeepsTheCheckpoint) {
+  ASSERT_EQ(train(stopped_at(5)).status().code(), Code::kCancelled);
+  RawIndex raw = RawIndex::read(options_.checkpoint);
+  raw.set("network.output.bias", 3, std::nanf(""));
+  raw.fix_checksums();
+  testing::write_file(options_.checkpoint, raw.bytes());
+  const std::string before = testing::read_file(options_.checkpoint);
+  options_.resume = true;
+  options_.checkpoint_seconds = 0;
+  const std::string says = refused(options_, Code::kNumeric);
+  EXPECT_THAT(says, HasSubstr("the loss is not a number at step 6"));
+  EXPECT_THAT(says, HasSubstr("the last good checkpoint is in " + options_.checkpoint));
+  EXPECT_EQ(testing::read_file(options_.checkpoint), before);
+}
+
+TEST_F(QmodelTraining, WhatCannotBeTrainedIsRefused) {
+  QmodelOptions many = options_;
+  many.buckets = 1024;
+  EXPECT_THAT(refused(many, Code::kCorrupt), HasSubstr("expected at least 32768 for 1024 buckets"));
+  QmodelOptions narrow = options_;
+  narrow.recent = 128;
+  EXPECT_THAT(refused(narrow, Code::kInvalidArgument),
+              HasSubstr("window: found 512, expected at least 520"));
+  QmodelOptions dense = options_;
+  dense.dense = {0, 1, 2, 3, 4, 5};
+  EXPECT_THAT(refused(dense, Code::kInvalidArgument), HasSubstr("all are dense"));
+  dense.dense = {6};
+  EXPECT_THAT(refused(dense, Code::kInvalidArgument), HasSubstr("dense: found 6"));
+  QmodelOptions long_window = options_;
+  long_window.window = 40000;
+  EXPECT_THAT(refused(long_window, Code::kInvalidArgument), HasSubstr("at most 32768"));
+  QmodelOptions rate = options_;
+  rate.learning_rate = -1;
+  EXPECT_THAT(refused(rate, Code::kInvalidArgument), HasSubstr("learning rate: found -1"));
+  const std::vector<QmodelText> empty = {{"none.txt", {0, 1, 2}}};
+  EXPECT_THAT(train_qmodel(*runner_, empty, {}, options_).status().message(),
+              HasSubstr("none.txt: tokens to train on: found 0 in 0 windows"));
+  EXPECT_THAT(train_qmodel(*runner_, texts_, empty, options_).status().message(),
+              HasSubstr("none.txt: tokens to measure with: found no window"));
+}
+
+}  // namespace
+}  // namespace sqz

@@ -1,0 +1,57 @@
+#include "tools/common/qmodel_table.h"
+
+#include <array>
+#include <cstdio>
+
+namespace sqz {
+
+Json recall_json(const std::vector<QmodelRecall>& recall) {
+  Json out = Json::object();
+  for (const QmodelRecall& row : recall) out[concat(row.selectivity)] = row.recall;
+  return out;
+}
+
+std::string recall_text(const std::vector<QmodelRecall>& recall) {
+  std::string out;
+  for (const QmodelRecall& row : recall) {
+    std::array<char, 64> text{};
+    std::snprintf(text.data(), text.size(), "%s%.3f at %g %%", out.empty() ? "" : ", ", row.recall,
+                  100 * row.selectivity);
+    out += text.data();
+  }
+  return out;
+}
+
+Json qmodel_json(const QmodelFile& q) {
+  return {{"producer", q.producer},
+          {"fingerprint", fingerprint(q.model)},
+          {"tokenizer_hash", q.tokenizer_hash},
+          {"layers", q.model.layers},
+          {"buckets", q.buckets},
+          {"hidden", q.hidden},
+          {"recent", q.recent},
+          {"dtype", dtype_name(q.dtype)},
+          {"dense", q.dense},
+          {"recall", recall_json(q.recall)},
+          {"training", q.training}};
+}
+
+Rows qmodel_rows(const QmodelFile& q) {
+  Rows rows = {{"model", concat(q.model.architecture, ", ", q.model.layers, " layers, ",
+                                q.model.query_heads, " query heads, ", q.model.kv_heads,
+                                " KV heads, head_dim ", q.model.head_dim)},
+               {"fingerprint", fingerprint(q.model)},
+               {"buckets", concat(q.buckets, " a KV head")},
+               {"classifier", concat(q.model.head_dim, " -> ", q.hidden, " -> ", q.buckets, ", ",
+                                     dtype_name(q.dtype))},
+               {"dense layers", q.dense.empty() ? "none" : list_text(q.dense)},
+               {"exact", concat("the last ", q.recent, " tokens, as trained")},
+               {"recall", q.recall.empty() ? "not measured" : recall_text(q.recall)}};
+  for (const auto& [name, value] : q.training.items()) {
+    rows.emplace_back("training." + name,
+                      value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return rows;
+}
+
+}  // namespace sqz

@@ -1,0 +1,30 @@
+// sqz-train-qmodel: which buckets of keys a model's queries need, learned once a model.
+#include "tools/sqz_train_qmodel/train_qmodel.h"
+
+int main(int argc, char** argv) {
+  sqz::Tool tool(
+      "sqz-train-qmodel",
+      "Trains a query classifier for a model: buckets of keys, and networks that say which buckets "
+      "a query needs.",
+      "Method\n"
+      "  Runs the model over windows of the texts. Keys before RoPE are clustered into buckets, a\n"
+      "  set for each KV head; a network for each KV head learns, from queries before RoPE, which\n"
+      "  share of the attention each bucket holds (SAAP). Recall is the share of the attention "
+      "mass\n"
+      "  beyond the last --recent tokens that is found where a given share of the keys is read.\n"
+      "\n"
+      "  Interrupted, it leaves a checkpoint and exits with 4; the same command with --resume "
+      "goes\n"
+      "  on and gives the same result.\n"
+      "\n"
+      "Examples:\n"
+      "  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda\n"
+      "  sqz-train-qmodel --model MODEL books/ -o q.sqz --buckets 256 --test other.txt --json\n"
+      "  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda --resume\n"
+      "  sqz-index info q.sqz\n");
+  sqz::TrainQmodelArguments arguments;
+  CLI::App* app = tool.only_command(
+      [&](const sqz::ToolContext& context) { return sqz::run_train_qmodel(arguments, context); });
+  sqz::add_train_qmodel_options(*app, arguments);
+  return tool.main(argc, argv);
+}

@@ -1,0 +1,115 @@
+#include "tools/common/model_options.h"
+#include "tools/sqz_train_qmodel/train_qmodel.h"
+
+namespace sqz {
+namespace {
+
+void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
+  constexpr const char* kGroup = "Network";
+  const auto number = [&](const char* name, std::optional<int64_t>& value, const char* text) {
+    app.add_option(name, value, text)
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+        ->type_name("N")
+        ->group(kGroup);
+  };
+  app.add_option("--preset", arguments.preset,
+                 "small: 20000 steps of 1024 queries, rate 1e-3 falling to 0; paper: 40000 steps "
+                 "of 1000, rate 1e-5. Both: 1024 buckets, 1024 hidden units")
+      ->check(CLI::IsMember({"small", "paper"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  number("--buckets", arguments.buckets, "Buckets of each KV head");
+  number("--hidden", arguments.hidden, "Hidden units of each network");
+  number("--steps", arguments.steps, "Updates of the weights at most");
+  number("--batch", arguments.batch, "Queries of a step, of each KV head");
+  app.add_option("--lr", arguments.learning_rate, "Learning rate of Adam")
+      ->type_name("X")
+      ->group(kGroup);
+  app.add_option("--decay", arguments.decay, "How the learning rate falls: cosine, to 0, or none")
+      ->check(CLI::IsMember({"cosine", "none"}))
+      ->group(kGroup);
+  app.add_option("--dense", arguments.options.dense,
+                 "Layers without buckets, which read everything; layers with a sliding window "
+                 "are added")
+      ->delimiter(',')
+      ->type_name("LAYER")
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--dtype", arguments.dtype, "Of the weights in the file")
+      ->check(CLI::IsMember({"F32", "BF16"}))
+      ->capture_default_str()
+      ->group(kGroup);
+}
+
+void add_data_options(CLI::App& app, QmodelOptions& options) {
+  constexpr const char* kGroup = "Samples";
+  const auto number = [&](const char* name, int64_t& value, const char* text) {
+    app.add_option(name, value, text)
+        ->check(CLI::Range(int64_t{0}, int64_t{UINT32_MAX}))
+        ->type_name("N")
+        ->capture_default_str()
+        ->group(kGroup);
+  };
+  number("--window", options.window, "Tokens of a window, which is one dense pass");
+  number("--recent", options.recent,
+         "Last tokens that will be attended exactly: only queries whose best key is further back "
+         "are learned from");
+  number("--sink", options.sink, "First tokens that will be attended exactly");
+  number("--positions", options.positions, "Tokens of a window whose queries are looked at");
+  number("--queries", options.queries, "Of these, kept at most for each KV head");
+  number("--keys", options.keys_per_bucket, "Keys that are clustered, by bucket");
+  app.add_option("--memory", options.memory,
+                 "Bytes of samples that are held to train on (units: K, M, G)")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("SIZE")
+      ->capture_default_str()
+      ->group(kGroup);
+}
+
+void add_stopping_options(CLI::App& app, QmodelOptions& options) {
+  constexpr const char* kGroup = "Checks and checkpoints";
+  app.add_option("--checks", options.checks, "Times that held-out recall is measured")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--patience", options.patience,
+                 "Checks without a better recall that end the training")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--checkpoint", options.checkpoint,
+                 "File that an interrupted training goes on from (default: OUTPUT.checkpoint); "
+                 "removed at the end")
+      ->group(kGroup);
+  app.add_option("--checkpoint-seconds", options.checkpoint_seconds,
+                 "Time between writes of the checkpoint")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("S")
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_flag("--resume", options.resume, "Go on from the checkpoint, with the same options")
+      ->group(kGroup);
+}
+
+}  // namespace
+
+void add_train_qmodel_options(CLI::App& app, TrainQmodelArguments& arguments) {
+  app.add_option("TEXT", arguments.texts, "Text files, or folders of them (recursive, sorted)")
+      ->required();
+  app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
+      ->required();
+  app.add_option("-o,--output", arguments.output, "The query classifier (.sqz) to write")
+      ->required();
+  app.add_option("--test", arguments.test,
+                 "Texts to measure the result with (default: windows of TEXT that are held out)")
+      ->type_name("TEXT");
+  app.add_flag("--force", arguments.force, "Replace an existing output, or checkpoint");
+  add_network_options(app, arguments);
+  add_data_options(app, arguments.options);
+  add_stopping_options(app, arguments.options);
+  add_run_dtype_option(app, arguments.run_dtype);
+}
+
+}  // namespace sqz

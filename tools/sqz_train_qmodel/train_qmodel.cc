@@ -1,0 +1,174 @@
+#include "tools/sqz_train_qmodel/train_qmodel.h"
+
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "formats/checkpoint.h"
+#include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
+#include "tools/common/output_file.h"
+#include "tools/common/qmodel_table.h"
+#include "tools/common/signals.h"
+#include "tools/common/texts.h"
+
+namespace sqz {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The paper's values (appendix A), and what models of a few million parameters learn best with.
+QmodelOptions planned(const TrainQmodelArguments& a, const ToolContext& context) {
+  const bool paper = a.preset == "paper";
+  QmodelOptions out = a.options;
+  out.buckets = a.buckets.value_or(1024);
+  out.hidden = a.hidden.value_or(1024);
+  out.steps = a.steps.value_or(paper ? 40000 : 20000);
+  out.batch = a.batch.value_or(paper ? 1000 : 1024);
+  out.learning_rate = a.learning_rate.value_or(paper ? 1e-5 : 1e-3);
+  out.decay = a.decay.empty() ? !paper : a.decay == "cosine";
+  out.seed = context.options.seed;
+  out.device = context.options.device;
+  out.threads = context.options.threads;
+  if (out.checkpoint.empty()) out.checkpoint = a.output + ".checkpoint";
+  return out;
+}
+
+Status check_checkpoint(const QmodelOptions& options, bool force) {
+  std::error_code error;
+  const bool there = std::filesystem::exists(options.checkpoint, error);
+  if (options.resume && !there) {
+    return {Code::kNotFound, concat(options.checkpoint,
+                                    ": no checkpoint to go on from; begin "
+                                    "without --resume")};
+  }
+  if (there && !options.resume && !force) {
+    return {Code::kExists, concat(options.checkpoint,
+                                  ": a checkpoint is there; go on from it with --resume, or begin "
+                                  "anew with --force")};
+  }
+  return there ? Status() : check_output(options.checkpoint, false);
+}
+
+Result<std::vector<QmodelText>> read_texts(const std::vector<std::string>& arguments,
+                                           const Tokenizer& tokenizer,
+                                           const ModelDescription& model,
+                                           const std::string& model_path) {
+  if (arguments.empty()) return std::vector<QmodelText>();
+  SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments));
+  std::vector<QmodelText> out;
+  for (const Document& document : documents) {
+    SQZ_RETURN_IF_ERROR(check_stop());
+    QmodelText text;
+    text.name = document.path;
+    SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, {&document, 1}, 0));
+    const auto some = static_cast<size_t>(model.max_positions);  // positions are checked later
+    for (size_t first = 0; first < text.tokens.size(); first += some) {
+      const auto rest = std::span<const int32_t>(text.tokens).subspan(first);
+      SQZ_RETURN_IF_ERROR(check_tokens(rest.first(std::min(rest.size(), some)), model,
+                                       "the tokenizer of " + model_path, model_path));
+    }
+    out.push_back(std::move(text));
+  }
+  return out;
+}
+
+Json scores_json(const QmodelTrained& trained) {
+  Json out = Json::array();
+  for (const QmodelScores& row : trained.scores) {
+    out.push_back({{"method", row.method},
+                   {"queries", row.far_only ? "far" : "all"},
+                   {"recall", recall_json(row.recall)}});
+  }
+  return out;
+}
+
+// Tells the user, and the signals, how things stand.
+class Reporter {
+ public:
+  Reporter(const ToolContext& context, const std::string& checkpoint)
+      : context_(context), checkpoint_(checkpoint), bar_(context.progress_style(), "train") {}
+
+  Status operator()(const QmodelProgress& now) {
+    const bool begun = std::string_view(now.phase) != "cluster";
+    if (begun) set_resumable(checkpoint_);
+    bar_.update(now.done);
+    if (now.checked) {
+      context_.output.event(
+          "check", {{"step", now.step}, {"loss", now.loss}, {"recall", recall_json(now.recall)}});
+      spdlog::info("step {}: loss {:.4f}, recall {}", now.step, now.loss, recall_text(now.recall));
+    }
+    return check_stop();
+  }
+  void finish() { bar_.finish(); }
+
+ private:
+  const ToolContext& context_;
+  const std::string checkpoint_;
+  Progress bar_;
+};
+
+}  // namespace
+
+Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
+  const ModelDescription& model = checkpoint->config().description;
+  QmodelOptions options = planned(arguments, context);
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  SQZ_RETURN_IF_ERROR(check_checkpoint(options, arguments.force));
+  SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
+  options.first_token = tokenizer->bos_token().value_or(-1);
+  SQZ_ASSIGN_OR_RETURN(const auto texts,
+                       read_texts(arguments.texts, *tokenizer, model, arguments.model));
+  SQZ_ASSIGN_OR_RETURN(const auto test,
+                       read_texts(arguments.test, *tokenizer, model, arguments.model));
+  const auto start = Clock::now();
+  const RunnerOptions run = runner_options(arguments.run_dtype, context.options);
+  options.run_dtype = std::string(dtype_name(run.dtype));
+  SQZ_ASSIGN_OR_RETURN(const auto runner, load_runner(arguments.model, run));
+  const double load_seconds = seconds_since(start);
+
+  protect_output(options.checkpoint);
+  Reporter reporter(context, options.checkpoint);
+  options.progress = [&](const QmodelProgress& now) { return reporter(now); };
+  SQZ_ASSIGN_OR_RETURN(QmodelTrained trained, train_qmodel(*runner, texts, test, options));
+  reporter.finish();
+  const double train_seconds = seconds_since(start) - load_seconds;
+
+  trained.file.tokenizer_hash = tokenizer->hash();
+  trained.file.dtype = *dtype_from_name(arguments.dtype);
+  trained.file.training["preset"] = arguments.preset;
+  protect_output(arguments.output);
+  SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, write_qmodel_file(Env::posix(), arguments.output,
+                                                               arguments.force, trained.file));
+  set_resumable({});
+  SQZ_RETURN_IF_ERROR(Env::posix().remove(options.checkpoint));
+
+  Json result = qmodel_json(trained.file);
+  result["path"] = arguments.output;
+  result["bytes"] = bytes;
+  result["steps"] = trained.steps;
+  result["loss"] = trained.loss;
+  result["windows"] = trained.windows;
+  result["tokens"] = trained.tokens;
+  result["measured_windows"] = trained.held_out;
+  result["scores"] = scores_json(trained);
+  result["seconds"] = {{"load", load_seconds}, {"train", train_seconds}};
+  Rows rows = {{"query classifier", arguments.output}};
+  for (auto& row : qmodel_rows(trained.file)) rows.push_back(std::move(row));
+  for (const QmodelScores& score : trained.scores) {
+    rows.emplace_back(concat(score.method, score.far_only ? ", far queries" : ", all queries"),
+                      recall_text(score.recall));
+  }
+  rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
+                                      seconds_text(train_seconds), " to train and measure"));
+  context.output.result(result, rows);
+  return {};
+}
+
+}  // namespace sqz

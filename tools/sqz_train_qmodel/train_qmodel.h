@@ -1,0 +1,30 @@
+// sqz-train-qmodel: trains a query classifier for a model and writes it as a .sqz of kind `qmodel`.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/common/tool.h"
+#include "training/qmodel.h"
+
+namespace sqz {
+
+struct TrainQmodelArguments {
+  std::string model, output;
+  std::vector<std::string> texts, test;
+  bool force = false;
+  std::string preset = "small";
+  // Of these the preset has values of its own.
+  std::optional<int64_t> buckets, hidden, steps, batch;
+  std::optional<double> learning_rate;
+  std::string decay;      // "cosine", "none"; empty: the preset's
+  QmodelOptions options;  // everything else
+  std::string dtype = "F32";
+  std::string run_dtype;
+};
+
+void add_train_qmodel_options(CLI::App& app, TrainQmodelArguments& arguments);
+Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext& context);
+
+}  // namespace sqz

@@ -1,0 +1,107 @@
+#include "training/qmodel_centroids.h"
+
+#include <cmath>
+
+#include "libindex/kmeans.h"
+
+namespace sqz::training {
+namespace {
+
+constexpr double kCaptureShare = 0.5;  // of the work; the rest is clustering
+
+// [layers, Hkv, keys, d] on the CPU.
+Result<at::Tensor> draw_keys(Runner& runner, std::span<const QmodelWindow> windows,
+                             const CentroidOptions& o) {
+  const ModelDescription& model = runner.config().description;
+  const auto count = static_cast<int64_t>(windows.size());
+  at::Tensor out = at::empty(
+      {static_cast<int64_t>(o.layers.size()), model.kv_heads, o.keys, model.head_dim}, at::kFloat);
+  int64_t filled = 0;
+  for (int64_t w = 0; w < count; ++w) {
+    const QmodelWindow& window = windows[static_cast<size_t>(w)];
+    const std::vector<int64_t> tokens =
+        draw_positions(o.sink, static_cast<int64_t>(window.tokens.size()),
+                       (o.keys * (w + 1)) / count - filled, kmeans_seed(o.seed, w, 0, 0));
+    const at::Tensor rows = at::tensor(tokens, at::kLong).to(o.device);
+    WindowPass pass;
+    pass.layers = o.layers;
+    pass.device = o.device;
+    if (o.progress) {
+      pass.progress = [&](double done) {
+        return o.progress(kCaptureShare * (static_cast<double>(w) + done) /
+                          static_cast<double>(count));
+      };
+    }
+    SQZ_RETURN_IF_ERROR(run_window(runner, window, pass, [&](int64_t i, const WindowLayer& layer) {
+      const at::Tensor& keys = o.roped ? layer.roped_keys : layer.keys;
+      out.select(0, i).narrow(1, filled, rows.size(0)).copy_(keys.index_select(1, rows));
+      return Status();
+    }));
+    filled += rows.size(0);
+  }
+  // A short window may have had fewer keys than its share.
+  return out.narrow(2, 0, filled).contiguous();
+}
+
+// Mean direction of each cluster's keys: [C, d].
+Status mean_directions(const KmeansProblem& problem, int64_t layer, float* out) {
+  const auto dim = static_cast<size_t>(problem.dim);
+  std::vector<float> unit(static_cast<size_t>(problem.count) * dim);
+  normalise_rows(problem.points, problem.count, problem.dim, unit.data());
+  std::vector<double> sums(static_cast<size_t>(problem.clusters) * dim);
+  for (size_t i = 0; i < static_cast<size_t>(problem.count); ++i) {
+    double* sum = sums.data() + static_cast<size_t>(problem.assignment[i]) * dim;
+    for (size_t c = 0; c < dim; ++c) sum[c] += double{unit[i * dim + c]};
+  }
+  for (size_t k = 0; k < static_cast<size_t>(problem.clusters); ++k) {
+    double square = 0;
+    for (size_t c = 0; c < dim; ++c) square += sums[k * dim + c] * sums[k * dim + c];
+    if (square == 0) {
+      return {Code::kNumeric, concat("layer ", layer, ": bucket ", k,
+                                     " has no direction: its keys are zero or cancel out; use "
+                                     "fewer buckets")};
+    }
+    for (size_t c = 0; c < dim; ++c) {
+      out[k * dim + c] = static_cast<float>(sums[k * dim + c] / std::sqrt(square));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<at::Tensor> find_centroids(Runner& runner, std::span<const QmodelWindow> windows,
+                                  const CentroidOptions& o) {
+  SQZ_ASSIGN_OR_RETURN(const at::Tensor keys, draw_keys(runner, windows, o));
+  const int64_t layers = keys.size(0), heads = keys.size(1), count = keys.size(2),
+                dim = keys.size(3);
+  SQZ_ASSIGN_OR_RETURN(const auto engine,
+                       make_kmeans_engine({.name = "auto", .dim = dim, .gpu = 0}));
+  at::Tensor out = at::empty({layers, heads, o.buckets, dim}, at::kFloat);
+  std::vector<int32_t> assignment(static_cast<size_t>(heads * count));
+  for (int64_t i = 0; i < layers; ++i) {
+    std::vector<KmeansProblem> problems(static_cast<size_t>(heads));
+    for (int64_t head = 0; head < heads; ++head) {
+      KmeansProblem& problem = problems[static_cast<size_t>(head)];
+      problem.points = keys.data_ptr<float>() + (i * heads + head) * count * dim;
+      problem.count = count;
+      problem.dim = dim;
+      problem.clusters = o.buckets;
+      problem.seed = kmeans_seed(o.seed, o.layers[static_cast<size_t>(i)], head, 1);
+      problem.assignment = assignment.data() + head * count;
+    }
+    SQZ_RETURN_IF_ERROR(engine->run(problems, o.threads, {}));
+    for (int64_t head = 0; head < heads; ++head) {
+      SQZ_RETURN_IF_ERROR(
+          mean_directions(problems[static_cast<size_t>(head)], o.layers[static_cast<size_t>(i)],
+                          out.data_ptr<float>() + (i * heads + head) * o.buckets * dim));
+    }
+    if (!o.progress) continue;
+    SQZ_RETURN_IF_ERROR(
+        o.progress(kCaptureShare +
+                   (1 - kCaptureShare) * static_cast<double>(i + 1) / static_cast<double>(layers)));
+  }
+  return out;
+}
+
+}  // namespace sqz::training

@@ -1,0 +1,29 @@
+// The buckets of a query classifier: spherical k-means, by libindex, of keys from many windows.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "training/qmodel_windows.h"
+
+namespace sqz::training {
+
+struct CentroidOptions {
+  int64_t buckets = 0;
+  int64_t keys = 0;    // of each KV head, drawn evenly from the windows
+  bool roped = false;  // keys after RoPE
+  int64_t sink = 1;    // the first tokens of a window are left out
+  uint64_t seed = 0;
+  int threads = 0;
+  std::vector<int64_t> layers;
+  at::Device device = at::kCPU;  // of the windows' tensors
+  std::function<Status(double done)> progress;
+};
+
+// [layers, Hkv, C, d] float32 unit vectors on the CPU. Runs the model over every window.
+Result<at::Tensor> find_centroids(Runner& runner, std::span<const QmodelWindow> windows,
+                                  const CentroidOptions& options);
+
+}  // namespace sqz::training

@@ -1,0 +1,193 @@
+#include "training/qmodel_samples.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "libindex/kmeans.h"
+
+namespace sqz::training {
+namespace {
+
+constexpr int64_t kScoreBytes = int64_t{256} << 20;  // of one block of rows against all keys
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+at::Tensor to_device(std::span<const float> values, at::IntArrayRef shape, at::Device device) {
+  // from_blob() is read only: the tensor is copied at once.
+  return at::from_blob(const_cast<float*>(values.data()), shape, at::kFloat)
+      .to(device, at::kFloat, false, true);
+}
+
+// body(first, count) for blocks of rows whose scores against `keys` keys fit.
+template <class Body>
+void for_row_blocks(int64_t rows, int64_t keys, Body&& body) {
+  const int64_t block =
+      std::max<int64_t>(1, kScoreBytes / (std::max<int64_t>(keys, 1) * int64_t{sizeof(float)}));
+  for (int64_t first = 0; first < rows; first += block) body(first, std::min(block, rows - first));
+}
+
+// [R, N] bool: the key is far from the row's token.
+at::Tensor far_mask(const at::Tensor& positions, int64_t keys, const FarKeys& far) {
+  const at::Tensor key = at::arange(keys, positions.options()).unsqueeze(0);
+  return (key >= far.sink).logical_and_(key < (positions - far.recent).unsqueeze(1));
+}
+
+at::Tensor block_scores(const HeadRows& rows, int64_t first, int64_t count) {
+  return at::mm(rows.queries.narrow(0, first, count), rows.keys.t()).mul_(rows.scale);
+}
+
+at::Tensor one_hot(const at::Tensor& buckets, int64_t count) {
+  at::Tensor out = at::zeros({buckets.size(0), count}, buckets.options().dtype(at::kFloat));
+  return out.scatter_(1, buckets.unsqueeze(1), 1.0);
+}
+
+HeadRows head_rows(const WindowLayer& layer, int64_t head, double scale, const FarKeys& far) {
+  const int64_t n = layer.queries.size(1), group = layer.queries.size(2);
+  HeadRows rows;
+  rows.queries = layer.roped_queries.select(0, head).reshape({n * group, -1});
+  rows.positions = layer.positions.unsqueeze(1).expand({n, group}).reshape({n * group});
+  rows.keys = layer.roped_keys.select(0, head);
+  rows.scale = scale;
+  rows.far = far;
+  return rows;
+}
+
+}  // namespace
+
+WindowLayer window_layer(const LayerCapture& capture, const ModelDescription& model,
+                         const std::vector<int64_t>& positions, const RopeTable& rope,
+                         at::Device device) {
+  const int64_t heads = model.kv_heads, group = model.group_size(), dim = model.head_dim;
+  const auto n = static_cast<int64_t>(positions.size());
+  const at::Tensor keys = to_device(capture.keys_pre_rope, {heads, -1, dim}, device);
+  const at::Tensor queries =
+      to_device(capture.queries_pre_rope, {heads * group, n, dim}, device).transpose(0, 1);
+  WindowLayer out;
+  out.positions = at::tensor(positions, at::kLong).to(device);
+  const RopeTable of_keys = {rope.cos.to(device), rope.sin.to(device)};
+  const RopeTable of_queries = {of_keys.cos.index_select(0, out.positions),
+                                of_keys.sin.index_select(0, out.positions)};
+  const auto grouped = [&](const at::Tensor& q) {  // [n, Hq, d] -> [Hkv, n, G, d]
+    return q.reshape({n, heads, group, dim}).transpose(0, 1).contiguous();
+  };
+  out.keys = keys;
+  out.roped_keys = apply_rope(keys.transpose(0, 1), of_keys).transpose(0, 1).contiguous();
+  out.queries = grouped(queries);
+  out.roped_queries = grouped(apply_rope(queries, of_queries));
+  return out;
+}
+
+at::Tensor nearest_buckets(const at::Tensor& keys, const at::Tensor& centroids) {
+  const int64_t heads = keys.size(0), count = keys.size(1);
+  at::Tensor out = at::empty({heads, count}, keys.options().dtype(at::kLong));
+  for (int64_t head = 0; head < heads; ++head) {
+    const at::Tensor buckets = centroids.select(0, head).t();
+    for_row_blocks(count, buckets.size(1), [&](int64_t first, int64_t rows) {
+      out.select(0, head)
+          .narrow(0, first, rows)
+          .copy_(at::mm(keys.select(0, head).narrow(0, first, rows), buckets).argmax(1));
+    });
+  }
+  return out;
+}
+
+at::Tensor best_is_far(const HeadRows& rows) {
+  const int64_t keys = rows.keys.size(0);
+  at::Tensor out = at::empty({rows.queries.size(0)}, rows.positions.options().dtype(at::kBool));
+  for_row_blocks(rows.queries.size(0), keys, [&](int64_t first, int64_t count) {
+    const at::Tensor positions = rows.positions.narrow(0, first, count);
+    const at::Tensor scores = block_scores(rows, first, count);
+    const at::Tensor key = at::arange(keys, positions.options()).unsqueeze(0);
+    const at::Tensor visible = (key >= rows.far.sink).logical_and_(key <= positions.unsqueeze(1));
+    const at::Tensor best = scores.masked_fill(visible.logical_not(), kNever).argmax(1);
+    const at::Tensor back = positions - best;
+    out.narrow(0, first, count).copy_((back > rows.far.recent).logical_and_(best >= rows.far.sink));
+  });
+  return out;
+}
+
+at::Tensor bucket_masses(const HeadRows& rows, const at::Tensor& buckets, int64_t count) {
+  const at::Tensor hot = one_hot(buckets, count);
+  at::Tensor out = at::empty({rows.queries.size(0), count}, rows.queries.options());
+  for_row_blocks(rows.queries.size(0), rows.keys.size(0), [&](int64_t first, int64_t block) {
+    const at::Tensor far =
+        far_mask(rows.positions.narrow(0, first, block), rows.keys.size(0), rows.far);
+    at::Tensor scores = block_scores(rows, first, block).masked_fill_(far.logical_not(), kNever);
+    const at::Tensor any = far.any(1).unsqueeze(1);
+    scores.masked_fill_(any.logical_not(), 0);  // else NaN
+    out.narrow(0, first, block).copy_(at::mm(scores.softmax(1), hot).mul_(any));
+  });
+  return out;
+}
+
+at::Tensor bucket_sizes(const at::Tensor& positions, const at::Tensor& buckets, int64_t count,
+                        const FarKeys& far) {
+  const at::Tensor hot = one_hot(buckets, count);
+  at::Tensor out = at::empty({positions.size(0), count}, hot.options());
+  for_row_blocks(positions.size(0), buckets.size(0), [&](int64_t first, int64_t block) {
+    const at::Tensor mask = far_mask(positions.narrow(0, first, block), buckets.size(0), far);
+    out.narrow(0, first, block).copy_(at::mm(mask.to(at::kFloat), hot));
+  });
+  return out;
+}
+
+TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
+                           const FarKeys& far, int64_t most, uint64_t seed) {
+  const int64_t heads = layer.keys.size(0), dim = layer.keys.size(2), buckets = centroids.size(1);
+  const at::Tensor assigned = nearest_buckets(layer.keys, centroids);
+  TrainSamples out;
+  out.queries = at::zeros({heads, most, dim}, layer.keys.options());
+  out.masses = at::zeros({heads, most, buckets}, layer.keys.options());
+  out.counts = at::zeros({heads}, at::kLong);
+  for (int64_t head = 0; head < heads; ++head) {
+    HeadRows rows = head_rows(layer, head, scale, far);
+    const at::Tensor found = best_is_far(rows).cpu().nonzero().squeeze(1);
+    at::Generator random = at::make_generator<at::CPUGeneratorImpl>(kmeans_seed(seed, head, 0, 0));
+    const int64_t count = std::min(most, found.size(0));
+    const at::Tensor chosen =
+        found.index_select(0, at::randperm(found.size(0), random, at::kLong).narrow(0, 0, count))
+            .to(layer.keys.device());
+    out.counts[head] = count;
+    if (count == 0) continue;
+    rows.queries = rows.queries.index_select(0, chosen);
+    rows.positions = rows.positions.index_select(0, chosen);
+    out.queries.select(0, head)
+        .narrow(0, 0, count)
+        .copy_(layer.queries.select(0, head).reshape({-1, dim}).index_select(0, chosen));
+    out.masses.select(0, head)
+        .narrow(0, 0, count)
+        .copy_(bucket_masses(rows, assigned.select(0, head), buckets));
+  }
+  return out;
+}
+
+RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
+                             const FarKeys& far, bool roped) {
+  const int64_t heads = layer.keys.size(0), n = layer.queries.size(1),
+                group = layer.queries.size(2), buckets = centroids.size(1);
+  const at::Tensor assigned = nearest_buckets(roped ? layer.roped_keys : layer.keys, centroids);
+  std::vector<at::Tensor> masses, sizes, is_far;
+  for (int64_t head = 0; head < heads; ++head) {
+    const HeadRows rows = head_rows(layer, head, scale, far);
+    const at::Tensor of_head = assigned.select(0, head);
+    masses.push_back(bucket_masses(rows, of_head, buckets).view({n, group, buckets}));
+    sizes.push_back(bucket_sizes(layer.positions, of_head, buckets, far));
+    is_far.push_back(best_is_far(rows).view({n, group}));
+  }
+  const at::Tensor& queries = roped ? layer.roped_queries : layer.queries;
+  return {queries.reshape({heads, n * group, -1}), at::stack(masses), at::stack(sizes),
+          at::stack(is_far)};
+}
+
+at::Tensor recall_at(double selectivity, const at::Tensor& scores, const RecallSamples& samples) {
+  const at::Tensor order = scores.argsort(2, true);
+  const at::Tensor sizes = samples.sizes.gather(2, order);
+  const at::Tensor read_before = sizes.cumsum(2) - sizes;
+  const at::Tensor budget = samples.sizes.sum(2, true) * selectivity;
+  const at::Tensor part = ((budget - read_before) / sizes.clamp_min(1)).clamp_(0, 1);
+  const at::Tensor masses = samples.masses.gather(3, order.unsqueeze(2).expand_as(samples.masses));
+  return (masses * part.unsqueeze(2)).sum(3);
+}
+
+}  // namespace sqz::training

@@ -1,0 +1,79 @@
+// What a query classifier is trained on and measured with, from one window of text: queries before
+// RoPE, and the shares of their attention that the buckets of keys hold.
+//
+// Only keys that are further back than `recent` tokens count, and not the first `sink`: those are
+// attended exactly in any case (SAAP's "1 + 2047").
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "training/aten.h"
+#include "training/rope.h"
+#include "training/runner.h"
+
+namespace sqz::training {
+
+// float32 on one device. Before RoPE unless said otherwise.
+struct WindowLayer {
+  at::Tensor keys;                       // [Hkv, N, d]
+  at::Tensor queries;                    // [Hkv, n, G, d]; G = Hq / Hkv heads share a KV head
+  at::Tensor positions;                  // [n] int64, ascending: tokens of the queries
+  at::Tensor roped_keys, roped_queries;  // the same after RoPE
+};
+
+// From a dense pass over the window with PrefillOptions::pre_rope. `rope`: of the window's tokens.
+WindowLayer window_layer(const LayerCapture& capture, const ModelDescription& model,
+                         const std::vector<int64_t>& positions, const RopeTable& rope,
+                         at::Device device);
+
+struct FarKeys {
+  int64_t sink = 1;
+  int64_t recent = 1024;
+};
+
+// The bucket of each key: keys [Hkv, N, d], centroids [Hkv, C, d] -> [Hkv, N] int64.
+at::Tensor nearest_buckets(const at::Tensor& keys, const at::Tensor& centroids);
+
+// Rows of one KV head's queries and its keys, both after RoPE.
+struct HeadRows {
+  at::Tensor queries;    // [R, d]
+  at::Tensor positions;  // [R] int64
+  at::Tensor keys;       // [N, d]
+  double scale = 1;      // logits are q.k * scale
+  FarKeys far;
+};
+// Whether the key with the largest product, of all but the sink's, is a far one: [R] bool.
+at::Tensor best_is_far(const HeadRows& rows);
+// Share of the far keys' attention in each bucket: [R, C]; rows without a far key are zero.
+// `buckets`: [N] int64 in [0, count).
+at::Tensor bucket_masses(const HeadRows& rows, const at::Tensor& buckets, int64_t count);
+// Far keys in each bucket, as seen from `positions` [n]: [n, C] float32.
+at::Tensor bucket_sizes(const at::Tensor& positions, const at::Tensor& buckets, int64_t count,
+                        const FarKeys& far);
+
+// To train on: queries of a window whose best key is far, drawn at random.
+struct TrainSamples {
+  at::Tensor queries;  // [Hkv, K, d]; rows from counts[h] on are zero
+  at::Tensor masses;   // [Hkv, K, C]
+  at::Tensor counts;   // [Hkv] int64, on the CPU
+};
+TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
+                           const FarKeys& far, int64_t most, uint64_t seed);
+
+// To measure with: every query of the window.
+struct RecallSamples {
+  at::Tensor queries;  // [Hkv, n G, d]
+  at::Tensor masses;   // [Hkv, n, G, C]
+  at::Tensor sizes;    // [Hkv, n, C]
+  at::Tensor far;      // [Hkv, n, G] bool: the best key is far
+};
+// Partitions keys by `centroids`, before RoPE or (`roped`) after; `queries` are of the same side.
+RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
+                             const FarKeys& far, bool roped);
+
+// Mass that is found where buckets are read by descending score until a share of the far keys is
+// read, of the last bucket only the part that fits: scores [Hkv, n, C] -> [Hkv, n, G].
+at::Tensor recall_at(double selectivity, const at::Tensor& scores, const RecallSamples& samples);
+
+}  // namespace sqz::training
