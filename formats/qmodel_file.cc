@@ -210,16 +210,16 @@ void check_contents(const QmodelFile& f, Problems& problems) {
   const auto finite = [](float x) { return std::isfinite(x); };
   for (int64_t l = 0; l < f.model.layers; ++l) {
     const QmodelLayer& layer = f.layers[static_cast<size_t>(l)];
-    bool numbers = true;
+    bool directions = true;
     for (const Field& field : kFields) {
       const std::vector<float>& values = layer.*field.values;
       const auto bad = std::find_if_not(values.begin(), values.end(), finite);
       if (bad == values.end()) continue;
-      numbers = false;
+      directions &= &field != &kFields[0];
       note(problems, bad_field(tensor_name(l, field), concat("element ", bad - values.begin()),
                                concat(*bad), "a finite number"));
     }
-    if (numbers) check_centroids(f, l, layer.centroids, problems);
+    if (directions) check_centroids(f, l, layer.centroids, problems);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "formats/base/hash.h"
+#include "formats/json_fields.h"
 #include "formats/sqz_container.h"
 #include "libindex/kmeans.h"
 #include "training/model_runner.h"

@@ -55,6 +55,7 @@ struct QmodelOptions {
   uint64_t seed = 0;
   uint64_t memory = uint64_t{4} << 30;  // bytes of samples to train on, on the model's device
   std::string device = "cpu";           // where the network trains: the model's
+  std::string run_dtype;                // of the model, to tell checkpoints apart
   int threads = 0;                      // of the clustering
 
   std::string checkpoint;  // file that is rewritten as the training goes on; empty: none

@@ -30,14 +30,14 @@ void for_row_blocks(int64_t rows, int64_t keys, Body&& body) {
 // [R, N] bool: the key is far from the row's token.
 at::Tensor far_mask(const at::Tensor& positions, int64_t keys, const FarKeys& far) {
   const at::Tensor key = at::arange(keys, positions.options()).unsqueeze(0);
-  return (key >= far.sink).logical_and_(key < (positions - far.recent).unsqueeze(1));
+  return (key >= far.sink).logical_and(key < (positions - far.recent).unsqueeze(1));
 }
 
 at::Tensor block_scores(const HeadRows& rows, int64_t first, int64_t count) {
   return at::mm(rows.queries.narrow(0, first, count), rows.keys.t()).mul_(rows.scale);
 }
 
-at::Tensor one_hot(const at::Tensor& buckets, int64_t count) {
+at::Tensor membership(const at::Tensor& buckets, int64_t count) {
   at::Tensor out = at::zeros({buckets.size(0), count}, buckets.options().dtype(at::kFloat));
   return out.scatter_(1, buckets.unsqueeze(1), 1.0);
 }
@@ -60,7 +60,9 @@ WindowLayer window_layer(const LayerCapture& capture, const ModelDescription& mo
                          at::Device device) {
   const int64_t heads = model.kv_heads, group = model.group_size(), dim = model.head_dim;
   const auto n = static_cast<int64_t>(positions.size());
-  const at::Tensor keys = to_device(capture.keys_pre_rope, {heads, -1, dim}, device);
+  const at::Tensor keys =
+      to_device(capture.keys_pre_rope,
+                {heads, std::ssize(capture.keys_pre_rope) / (heads * dim), dim}, device);
   const at::Tensor queries =
       to_device(capture.queries_pre_rope, {heads * group, n, dim}, device).transpose(0, 1);
   WindowLayer out;
@@ -99,16 +101,16 @@ at::Tensor best_is_far(const HeadRows& rows) {
     const at::Tensor positions = rows.positions.narrow(0, first, count);
     const at::Tensor scores = block_scores(rows, first, count);
     const at::Tensor key = at::arange(keys, positions.options()).unsqueeze(0);
-    const at::Tensor visible = (key >= rows.far.sink).logical_and_(key <= positions.unsqueeze(1));
+    const at::Tensor visible = (key >= rows.far.sink).logical_and(key <= positions.unsqueeze(1));
     const at::Tensor best = scores.masked_fill(visible.logical_not(), kNever).argmax(1);
     const at::Tensor back = positions - best;
-    out.narrow(0, first, count).copy_((back > rows.far.recent).logical_and_(best >= rows.far.sink));
+    out.narrow(0, first, count).copy_((back > rows.far.recent).logical_and(best >= rows.far.sink));
   });
   return out;
 }
 
 at::Tensor bucket_masses(const HeadRows& rows, const at::Tensor& buckets, int64_t count) {
-  const at::Tensor hot = one_hot(buckets, count);
+  const at::Tensor hot = membership(buckets, count);
   at::Tensor out = at::empty({rows.queries.size(0), count}, rows.queries.options());
   for_row_blocks(rows.queries.size(0), rows.keys.size(0), [&](int64_t first, int64_t block) {
     const at::Tensor far =
@@ -123,7 +125,7 @@ at::Tensor bucket_masses(const HeadRows& rows, const at::Tensor& buckets, int64_
 
 at::Tensor bucket_sizes(const at::Tensor& positions, const at::Tensor& buckets, int64_t count,
                         const FarKeys& far) {
-  const at::Tensor hot = one_hot(buckets, count);
+  const at::Tensor hot = membership(buckets, count);
   at::Tensor out = at::empty({positions.size(0), count}, hot.options());
   for_row_blocks(positions.size(0), buckets.size(0), [&](int64_t first, int64_t block) {
     const at::Tensor mask = far_mask(positions.narrow(0, first, block), buckets.size(0), far);
