@@ -1,0 +1,120 @@
+// sqz-train-qmodel from end to end, with the example model in a setting that takes seconds.
+#include <gmock/gmock.h>
+
+#include "tests/formats/raw_safetensors.h"
+#include "tests/tools/run_tool.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
+
+class TrainQmodelTool : public ToolTest {
+ protected:
+  void SetUp() override {
+    ToolTest::SetUp();
+    const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
+    write_all(path("train.txt"), book.substr(3000, 24000));
+    write_all(path("other.txt"), book.substr(400000, 6000));
+  }
+  std::vector<std::string> arguments(std::vector<std::string> more) const {
+    std::vector<std::string> out = {"--model",   kModel,        path("train.txt"),
+                                    "--threads", "2",           "--buckets",
+                                    "16",        "--hidden",    "32",
+                                    "--window",  "512",         "--recent",
+                                    "64",        "--positions", "128",
+                                    "--queries", "64",          "--batch",
+                                    "64",        "--keys",      "32",
+                                    "--lr",      "3e-3",        "--checkpoint-seconds",
+                                    "0"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+  ToolRun train(std::vector<std::string> more) const {
+    return run(SQZ_TRAIN_QMODEL_TOOL, arguments(std::move(more)));
+  }
+};
+
+TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
+  const ToolRun run_ = train({"--steps", "40", "--checks", "2", "--test", path("other.txt"), "-o",
+                              path("q.sqz"), "--json"});
+  ASSERT_EQ(run_.code, 0) << run_.err;
+  const Json result = run_.last();
+  EXPECT_EQ(result["bytes"], fs::file_size(path("q.sqz")));
+  EXPECT_EQ(result["steps"], 40);
+  EXPECT_EQ(result["buckets"], 16);
+  EXPECT_EQ(result["hidden"], 32);
+  EXPECT_EQ(result["recent"], 64);
+  EXPECT_EQ(result["dense"], Json::array({0}));
+  ASSERT_EQ(result["scores"].size(), 8u);
+  EXPECT_EQ(result["scores"][0]["method"], "classifier");
+  EXPECT_EQ(result["scores"][0]["recall"], result["recall"]);
+  EXPECT_EQ(result["training"]["preset"], "small");
+  int checks = 0;
+  for (const Json& event : run_.events()) checks += event["event"] == "check";
+  EXPECT_EQ(checks, 2);
+  EXPECT_EQ(files(), "other.txt\nq.sqz\ntrain.txt\n") << "the checkpoint is gone";
+
+  const ToolRun info = run(SQZ_INDEX_TOOL, {"info", path("q.sqz"), "--json"});
+  ASSERT_EQ(info.code, 0) << info.err;
+  EXPECT_EQ(info.last()["kind"], "qmodel");
+  EXPECT_EQ(info.last()["recall"], result["recall"]);
+  EXPECT_EQ(info.last()["fingerprint"], result["fingerprint"]);
+  const ToolRun verify = run(SQZ_INDEX_TOOL, {"verify", path("q.sqz"), "--json"});
+  EXPECT_EQ(verify.code, 0) << verify.err;
+  std::string bytes = read_all(path("q.sqz"));
+  bytes[bytes.size() - 5000] = static_cast<char>(bytes[bytes.size() - 5000] ^ 4);
+  write_all(path("q.sqz"), bytes);
+  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("q.sqz"), "--json"}).code, 3);
+}
+
+TEST_F(TrainQmodelTool, InterruptedItGoesOnToTheSameFile) {
+  ASSERT_EQ(train({"--steps", "120", "-o", path("whole.sqz")}).code, 0);
+  const std::string checkpoint = path("q.sqz.checkpoint");
+  std::string first;
+  const auto begun = [&] {  // rewritten after the first step
+    if (!fs::exists(checkpoint)) return false;
+    const std::string now = read_all(checkpoint);
+    if (first.empty()) first = now;
+    return now != first;
+  };
+  const ToolRun stopped =
+      run(SQZ_TRAIN_QMODEL_TOOL, arguments({"--steps", "120", "-o", path("q.sqz")}), "", {},
+          [&](pid_t child) { signal_when(child, SIGINT, begun); });
+  EXPECT_EQ(stopped.code, 4) << stopped.err;
+  EXPECT_THAT(stopped.err, HasSubstr("the same command with --resume goes on"));
+  EXPECT_TRUE(fs::exists(checkpoint));
+  EXPECT_FALSE(fs::exists(path("q.sqz")));
+
+  const ToolRun again = train({"--steps", "120", "-o", path("q.sqz")});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_THAT(again.err, HasSubstr("a checkpoint is there; go on from it with --resume"));
+  const ToolRun other = train({"--steps", "121", "-o", path("q.sqz"), "--resume"});
+  EXPECT_EQ(other.code, 3);
+  EXPECT_THAT(other.err, HasSubstr("steps: found 120, expected 121"));
+  const ToolRun resumed = train({"--steps", "120", "-o", path("q.sqz"), "--resume"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(read_all(path("q.sqz")), read_all(path("whole.sqz")));
+}
+
+TEST_F(TrainQmodelTool, SaysWhatIsWrong) {
+  const auto refused = [&](std::vector<std::string> more, int code, const std::string& says) {
+    const std::string before = files();
+    more.insert(more.end(), {"-o", path("bad.sqz")});
+    const ToolRun result = train(more);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(says));
+    EXPECT_EQ(files(), before) << "nothing is left";
+  };
+  refused({"--buckets", "1024"}, 3, "expected at least 32768 for 1024 buckets");
+  refused({"--resume"}, 3, "no checkpoint to go on from");
+  refused({"--preset", "other"}, 2, "--preset");
+  refused({"--lr", "2"}, 2, "learning rate: found 2");
+  refused({"--dense", "0,7"}, 2, "dense: found 7");
+}
+
+}  // namespace
+}  // namespace sqz
