@@ -1,7 +1,9 @@
 // sqz-train-qmodel: which buckets of keys a model's queries need, learned once a model.
+#include "tools/common/openmp_wait.h"
 #include "tools/sqz_train_qmodel/train_qmodel.h"
 
 int main(int argc, char** argv) {
+  sqz::let_openmp_sleep(argv);
   sqz::Tool tool(
       "sqz-train-qmodel",
       "Trains a query classifier for a model: buckets of keys, and networks that say which buckets "
