@@ -67,8 +67,10 @@ struct QmodelOptions {
 
 // Means over layers, heads and queries of the texts that were not trained on.
 struct QmodelScores {
-  std::string method;     // "classifier", "kmeans" (before RoPE), "kmeans-rope"
-  bool far_only = false;  // of queries whose best key is far; else of all
+  std::string method;        // "classifier", "kmeans" (before RoPE), "kmeans-rope"
+  bool far_queries = false;  // of queries whose best key is far; else of all
+  bool far_keys = false;     // the selectivity is of the far keys, which are all that an index puts
+                             // into buckets; else of all keys up to the query
   std::vector<QmodelRecall> recall;
 };
 
@@ -81,7 +83,7 @@ struct QmodelTrained {
 };
 
 // `test`: texts to measure with, in windows of their own; empty: some windows of `texts` are held
-// out. `file.recall` is the classifier's, over all queries.
+// out. `file.recall` is the classifier's, over all queries and of the far keys.
 //
 // kCorrupt if the texts are too short for so many buckets, and says how many tokens are needed;
 // kNumeric if the loss is not a number (the last checkpoint stays); kMismatch, naming the field, if

@@ -38,20 +38,25 @@ at::Tensor classifier_scores(const FoldedNetwork& network, const at::Tensor& que
 
 void RecallSum::add(const at::Tensor& scores, const RecallSamples& samples) {
   const at::Tensor far = samples.far.to(at::kDouble);
+  const auto add_to = [&](Sums& sums, double selectivity, const at::Tensor& sizes) {
+    const at::Tensor recall = recall_at(selectivity, scores, sizes, samples.masses).to(at::kDouble);
+    sums.all += recall.sum().item<double>();
+    sums.far += (recall * far).sum().item<double>();
+  };
   for (size_t i = 0; i < std::size(kSelectivities); ++i) {
-    const at::Tensor recall = recall_at(kSelectivities[i], scores, samples).to(at::kDouble);
-    all_[i] += recall.sum().item<double>();
-    far_[i] += (recall * far).sum().item<double>();
+    add_to(of_all_keys_[i], kSelectivities[i], samples.sizes);
+    add_to(of_far_keys_[i], kSelectivities[i], samples.far_sizes);
   }
-  all_rows_ += static_cast<double>(far.numel());
-  far_rows_ += far.sum().item<double>();
+  rows_.all += static_cast<double>(far.numel());
+  rows_.far += far.sum().item<double>();
 }
 
-std::vector<QmodelRecall> RecallSum::mean(bool far_only) const {
+std::vector<QmodelRecall> RecallSum::mean(bool far_queries, bool far_keys) const {
   std::vector<QmodelRecall> out;
-  const double rows = far_only ? far_rows_ : all_rows_;
+  const double rows = far_queries ? rows_.far : rows_.all;
   for (size_t i = 0; i < std::size(kSelectivities); ++i) {
-    const double sum = far_only ? far_[i] : all_[i];
+    const Sums& sums = far_keys ? of_far_keys_[i] : of_all_keys_[i];
+    const double sum = far_queries ? sums.far : sums.all;
     // Masses are float32 and sum to 1 but for rounding.
     out.push_back({kSelectivities[i], rows > 0 ? std::min(sum / rows, 1.0) : 0});
   }
@@ -59,14 +64,15 @@ std::vector<QmodelRecall> RecallSum::mean(bool far_only) const {
 }
 
 RecallSamples concatenated(std::span<const RecallSamples> layers) {
-  std::vector<at::Tensor> queries, masses, sizes, far;
+  std::vector<at::Tensor> queries, masses, far_sizes, sizes, far;
   for (const RecallSamples& layer : layers) {
     queries.push_back(layer.queries);
     masses.push_back(layer.masses);
+    far_sizes.push_back(layer.far_sizes);
     sizes.push_back(layer.sizes);
     far.push_back(layer.far);
   }
-  return {at::cat(queries), at::cat(masses), at::cat(sizes), at::cat(far)};
+  return {at::cat(queries), at::cat(masses), at::cat(far_sizes), at::cat(sizes), at::cat(far)};
 }
 
 std::vector<QmodelRecall> held_out_recall(const FoldedNetwork& network,
@@ -75,7 +81,7 @@ std::vector<QmodelRecall> held_out_recall(const FoldedNetwork& network,
   for (const RecallSamples& window : windows) {
     sum.add(classifier_scores(network, window.queries, window.masses.size(2)), window);
   }
-  return sum.mean(false);
+  return sum.mean(false, true);
 }
 
 Result<RecallSamples> window_recall_samples(Runner& runner, const QmodelWindow& window,
@@ -98,7 +104,7 @@ Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
                                                   const RecallPlan& plan) {
   const ModelDescription& model = runner.config().description;
   const int64_t heads = model.kv_heads, group = model.group_size();
-  RecallSum classifier, by_size, kmeans, roped;
+  RecallSum classifier, kmeans, roped;
   for (size_t w = 0; w < windows.size(); ++w) {
     RecallPlan of_window = plan;
     of_window.seed = kmeans_seed(plan.seed, static_cast<int64_t>(w), 0, 0);
@@ -111,10 +117,8 @@ Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
       const auto mine = [&](const at::Tensor& t) { return t.narrow(0, i * heads, heads); };
       const RecallSamples plain =
           recall_samples(layer, mine(methods.centroids), model.attention_scale, plan.far, false);
-      const at::Tensor scores =
-          classifier_scores(heads_of(methods.network, i * heads, heads), plain.queries, group);
-      classifier.add(scores, plain);
-      by_size.add(scores / plain.sizes.clamp_min(1), plain);
+      const FoldedNetwork networks = heads_of(methods.network, i * heads, heads);
+      classifier.add(classifier_scores(networks, plain.queries, group), plain);
       kmeans.add(centroid_scores(plain.queries, mine(methods.centroids), group), plain);
       const RecallSamples after = recall_samples(layer, mine(methods.roped_centroids),
                                                  model.attention_scale, plan.far, true);
@@ -124,11 +128,15 @@ Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
     SQZ_RETURN_IF_ERROR(run_window(runner, windows[w], pass_of(of_window, windows[w]), measure));
   }
   std::vector<QmodelScores> out;
-  for (const bool far_only : {false, true}) {
-    out.push_back({"classifier", far_only, classifier.mean(far_only)});
-    out.push_back({"classifier-by-size", far_only, by_size.mean(far_only)});
-    out.push_back({"kmeans", far_only, kmeans.mean(far_only)});
-    out.push_back({"kmeans-rope", far_only, roped.mean(far_only)});
+  for (const bool far_keys : {true, false}) {
+    for (const bool far_queries : {false, true}) {
+      const auto add = [&](const char* method, const RecallSum& sum) {
+        out.push_back({method, far_queries, far_keys, sum.mean(far_queries, far_keys)});
+      };
+      add("classifier", classifier);
+      add("kmeans", kmeans);
+      add("kmeans-rope", roped);
+    }
   }
   return out;
 }

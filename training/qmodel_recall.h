@@ -2,6 +2,7 @@
 // compares it with.
 #pragma once
 
+#include <array>
 #include <span>
 #include <vector>
 
@@ -17,15 +18,18 @@ inline constexpr double kSelectivities[] = {0.05, 0.1, 0.2};
 at::Tensor classifier_scores(const FoldedNetwork& network, const at::Tensor& queries,
                              int64_t group);
 
-// Adds up recalls of one method.
+// Adds up recalls of one method, in the four ways of QmodelScores.
 class RecallSum {
  public:
   void add(const at::Tensor& scores, const RecallSamples& samples);
-  std::vector<QmodelRecall> mean(bool far_only) const;
+  std::vector<QmodelRecall> mean(bool far_queries, bool far_keys) const;
 
  private:
-  std::vector<double> all_ = std::vector<double>(std::size(kSelectivities)), far_ = all_;
-  double all_rows_ = 0, far_rows_ = 0;
+  struct Sums {
+    double all = 0, far = 0;  // over queries
+  };
+  std::array<Sums, std::size(kSelectivities)> of_all_keys_, of_far_keys_;
+  Sums rows_;
 };
 
 // The heads of all layers of a window, one after the other.
@@ -52,9 +56,8 @@ struct RecallPlan {
 Result<RecallSamples> window_recall_samples(Runner& runner, const QmodelWindow& window,
                                             const at::Tensor& centroids, const RecallPlan& plan);
 
-// "classifier", "classifier-by-size" (its shares over the sizes of the buckets), "kmeans" and
-// "kmeans-rope" (product of query and centroid, before and after RoPE), each over all queries and
-// over those whose best key is far.
+// "classifier", "kmeans" and "kmeans-rope" (product of query and centroid, before and after RoPE),
+// each in the four ways of QmodelScores; the first is file.recall.
 Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
                                                   std::span<const QmodelWindow> windows,
                                                   const MethodTensors& methods,

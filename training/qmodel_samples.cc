@@ -169,27 +169,30 @@ RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroi
   const int64_t heads = layer.keys.size(0), n = layer.queries.size(1),
                 group = layer.queries.size(2), buckets = centroids.size(1);
   const at::Tensor assigned = nearest_buckets(roped ? layer.roped_keys : layer.keys, centroids);
-  std::vector<at::Tensor> masses, sizes, is_far;
+  const FarKeys all = {far.sink, -1};
+  std::vector<at::Tensor> masses, far_sizes, sizes, is_far;
   for (int64_t head = 0; head < heads; ++head) {
     const HeadRows rows = head_rows(layer, head, scale, far);
     const at::Tensor of_head = assigned.select(0, head);
     masses.push_back(bucket_masses(rows, of_head, buckets).view({n, group, buckets}));
-    sizes.push_back(bucket_sizes(layer.positions, of_head, buckets, far));
+    far_sizes.push_back(bucket_sizes(layer.positions, of_head, buckets, far));
+    sizes.push_back(bucket_sizes(layer.positions, of_head, buckets, all));
     is_far.push_back(best_is_far(rows).view({n, group}));
   }
   const at::Tensor& queries = roped ? layer.roped_queries : layer.queries;
-  return {queries.reshape({heads, n * group, -1}), at::stack(masses), at::stack(sizes),
-          at::stack(is_far)};
+  return {queries.reshape({heads, n * group, -1}), at::stack(masses), at::stack(far_sizes),
+          at::stack(sizes), at::stack(is_far)};
 }
 
-at::Tensor recall_at(double selectivity, const at::Tensor& scores, const RecallSamples& samples) {
+at::Tensor recall_at(double selectivity, const at::Tensor& scores, const at::Tensor& sizes,
+                     const at::Tensor& masses) {
   const at::Tensor order = scores.argsort(2, true);
-  const at::Tensor sizes = samples.sizes.gather(2, order);
-  const at::Tensor read_before = sizes.cumsum(2) - sizes;
-  const at::Tensor budget = samples.sizes.sum(2, true) * selectivity;
-  const at::Tensor part = ((budget - read_before) / sizes.clamp_min(1)).clamp_(0, 1);
-  const at::Tensor masses = samples.masses.gather(3, order.unsqueeze(2).expand_as(samples.masses));
-  return (masses * part.unsqueeze(2)).sum(3);
+  const at::Tensor sorted = sizes.gather(2, order);
+  const at::Tensor read_before = sorted.cumsum(2) - sorted;
+  const at::Tensor budget = sizes.sum(2, true) * selectivity;
+  const at::Tensor part = ((budget - read_before) / sorted.clamp_min(1)).clamp_(0, 1);
+  const at::Tensor found = masses.gather(3, order.unsqueeze(2).expand_as(masses));
+  return (found * part.unsqueeze(2)).sum(3);
 }
 
 }  // namespace sqz::training

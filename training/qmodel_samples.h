@@ -63,17 +63,20 @@ TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids
 
 // To measure with: every query of the window.
 struct RecallSamples {
-  at::Tensor queries;  // [Hkv, n G, d]
-  at::Tensor masses;   // [Hkv, n, G, C]
-  at::Tensor sizes;    // [Hkv, n, C]
-  at::Tensor far;      // [Hkv, n, G] bool: the best key is far
+  at::Tensor queries;    // [Hkv, n G, d]
+  at::Tensor masses;     // [Hkv, n, G, C]
+  at::Tensor far_sizes;  // [Hkv, n, C]: far keys in each bucket,
+  at::Tensor sizes;      // and all up to the query, without the sink's
+  at::Tensor far;        // [Hkv, n, G] bool: the best key is far
 };
 // Partitions keys by `centroids`, before RoPE or (`roped`) after; `queries` are of the same side.
 RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
                              const FarKeys& far, bool roped);
 
-// Mass that is found where buckets are read by descending score until a share of the far keys is
-// read, of the last bucket only the part that fits: scores [Hkv, n, C] -> [Hkv, n, G].
-at::Tensor recall_at(double selectivity, const at::Tensor& scores, const RecallSamples& samples);
+// Mass that is found where buckets are read by descending score until a share of the keys that
+// `sizes` counts is read, of the last bucket only the part that fits: scores, sizes [Hkv, n, C],
+// masses [Hkv, n, G, C] -> [Hkv, n, G].
+at::Tensor recall_at(double selectivity, const at::Tensor& scores, const at::Tensor& sizes,
+                     const at::Tensor& masses);
 
 }  // namespace sqz::training

@@ -49,7 +49,7 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   EXPECT_EQ(result["hidden"], 32);
   EXPECT_EQ(result["recent"], 64);
   EXPECT_EQ(result["dense"], Json::array({0}));
-  ASSERT_EQ(result["scores"].size(), 8u);
+  ASSERT_EQ(result["scores"].size(), 12u);
   EXPECT_EQ(result["scores"][0]["method"], "classifier");
   EXPECT_EQ(result["scores"][0]["recall"], result["recall"]);
   EXPECT_EQ(result["training"]["preset"], "small");

@@ -93,12 +93,11 @@ TEST(QmodelSamples, KeysBelongToTheNearestDirection) {
 }
 
 TEST(QmodelSamples, RecallReadsTheBestBucketsUntilTheShareIsFull) {
-  RecallSamples s;
-  s.masses = at::tensor({0.5, 0.1, 0.4}, at::kFloat).view({1, 1, 1, 3});
-  s.sizes = at::tensor({2.0, 6.0, 2.0}, at::kFloat).view({1, 1, 3});
+  const at::Tensor masses = at::tensor({0.5, 0.1, 0.4}, at::kFloat).view({1, 1, 1, 3});
+  const at::Tensor sizes = at::tensor({2.0, 6.0, 2.0}, at::kFloat).view({1, 1, 3});
   const at::Tensor scores = at::tensor({1.0, 2.0, 3.0}, at::kFloat).view({1, 1, 3});
   const auto at = [&](double selectivity) {
-    return recall_at(selectivity, scores, s).item<float>();
+    return recall_at(selectivity, scores, sizes, masses).item<float>();
   };
   EXPECT_NEAR(at(0.1), 0.2, 1e-6);         // half of the best bucket
   EXPECT_NEAR(at(0.2), 0.4, 1e-6);         // all of it

@@ -82,7 +82,8 @@ Json scores_json(const QmodelTrained& trained) {
   Json out = Json::array();
   for (const QmodelScores& row : trained.scores) {
     out.push_back({{"method", row.method},
-                   {"queries", row.far_only ? "far" : "all"},
+                   {"queries", row.far_queries ? "far" : "all"},
+                   {"keys", row.far_keys ? "far" : "all"},
                    {"recall", recall_json(row.recall)}});
   }
   return out;
@@ -162,7 +163,8 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   Rows rows = {{"query classifier", arguments.output}};
   for (auto& row : qmodel_rows(trained.file)) rows.push_back(std::move(row));
   for (const QmodelScores& score : trained.scores) {
-    rows.emplace_back(concat(score.method, score.far_only ? ", far queries" : ", all queries"),
+    rows.emplace_back(concat(score.method, score.far_queries ? ", far queries" : ", all queries",
+                             score.far_keys ? ", far keys" : ", all keys"),
                       recall_text(score.recall));
   }
   rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
