@@ -21,15 +21,17 @@ class TrainQmodelTool : public ToolTest {
     write_all(path("other.txt"), book.substr(400000, 6000));
   }
   std::vector<std::string> arguments(std::vector<std::string> more) const {
-    std::vector<std::string> out = {"--model",   kModel,        path("train.txt"),
-                                    "--threads", "2",           "--buckets",
-                                    "16",        "--hidden",    "32",
-                                    "--window",  "512",         "--recent",
-                                    "64",        "--positions", "128",
-                                    "--queries", "64",          "--batch",
-                                    "64",        "--keys",      "32",
-                                    "--lr",      "3e-3",        "--checkpoint-seconds",
-                                    "0"};
+    std::vector<std::string> out = {"--model", kModel, path("train.txt"), "--threads", "2"};
+    const std::vector<std::pair<std::string, std::string>> small = {
+        {"--buckets", "16"},    {"--hidden", "32"},
+        {"--window", "512"},    {"--recent", "64"},
+        {"--positions", "128"}, {"--queries", "64"},
+        {"--batch", "64"},      {"--keys", "32"},
+        {"--lr", "3e-3"},       {"--checkpoint-seconds", "0"}};
+    for (const auto& [option, value] : small) {
+      const bool given = std::find(more.begin(), more.end(), option) != more.end();
+      if (!given) out.insert(out.end(), {option, value});
+    }
     out.insert(out.end(), more.begin(), more.end());
     return out;
   }
