@@ -32,20 +32,23 @@ Result<std::vector<PlannedTensor>> plan(int64_t layers, const std::string& label
 }
 
 std::map<std::string, std::string> to_strings(const LayersFile& layers) {
-  return {{"format", "sqz"},
-          {"format_version", std::to_string(kFormatVersion)},
-          {"kind", kind_name(FileKind::kLayers)},
-          {"producer", layers.producer},
-          {"model", json_text(to_json(layers.model))},
-          {"tokenizer_hash", layers.tokenizer_hash},
-          {"texts", std::to_string(layers.texts)},
-          {"windows", std::to_string(layers.windows)},
-          {"window", std::to_string(layers.window)},
-          {"tokens", std::to_string(layers.tokens)},
-          {"allocation", layers.allocation},
-          {"context", std::to_string(layers.context)},
-          {"uniform_budget", std::to_string(layers.uniform_budget)},
-          {"p", json_text(layers.p)}};
+  std::map<std::string, std::string> out = {
+      {"format", "sqz"},
+      {"format_version", std::to_string(kFormatVersion)},
+      {"kind", kind_name(FileKind::kLayers)},
+      {"producer", layers.producer},
+      {"model", json_text(to_json(layers.model))},
+      {"tokenizer_hash", layers.tokenizer_hash},
+      {"texts", std::to_string(layers.texts)},
+      {"windows", std::to_string(layers.windows)},
+      {"window", std::to_string(layers.window)},
+      {"tokens", std::to_string(layers.tokens)},
+      {"allocation", layers.allocation},
+      {"context", std::to_string(layers.context)},
+      {"uniform_budget", std::to_string(layers.uniform_budget)},
+      {"p", json_text(layers.p)}};
+  if (!layers.measured.is_null()) out["measured"] = json_text(layers.measured);
+  return out;
 }
 
 Result<LayersFile> from_strings(const std::map<std::string, std::string>& strings,
@@ -62,6 +65,7 @@ Result<LayersFile> from_strings(const std::map<std::string, std::string>& string
   out.context = in.integer("context", 1, kMaxCount);
   out.uniform_budget = in.integer("uniform_budget", 1, kMaxCount);
   out.p = in.number("p", 0, 1);
+  if (strings.contains("measured")) out.measured = in.json("measured");
   const Json model = in.json("model");
   if (!in.status().ok()) return in.status();
   SQZ_ASSIGN_OR_RETURN(out.model, model_from_json(model, in.label("model")));
@@ -95,8 +99,9 @@ Status check_fields(const LayersFile& f, const std::string& label, Code code) {
                   concat("an integer in [1, ", f.context, "], the context"));
   }
   if (!(f.p > 0 && f.p <= 1)) return refuse("p", f.p, "a number in (0, 1]");
-  if (f.allocation != kAllocationGroups) {
-    return refuse("allocation", in_quotes(f.allocation), in_quotes(kAllocationGroups));
+  if (f.allocation != kAllocationGroups && f.allocation != kAllocationMeasured) {
+    return refuse("allocation", in_quotes(f.allocation),
+                  concat(in_quotes(kAllocationGroups), " or ", in_quotes(kAllocationMeasured)));
   }
   return {};
 }
@@ -232,6 +237,15 @@ Result<VerifyReport> verify_layers_file(const std::string& path, Env& env) {
   report.checked = std::ssize(opened.container.header.tensors);
   report.problems = find_problems(opened);
   return report;
+}
+
+LayerBudgets embedded(const LayersFile& layers) {
+  return {.allocation = layers.allocation,
+          .context = layers.context,
+          .uniform_budget = layers.uniform_budget,
+          .p = layers.p,
+          .budget = layers.budget,
+          .cosine = layers.cosine};
 }
 
 bool is_layers_file(const std::string& path, Env& env) {

@@ -13,7 +13,8 @@
 
 namespace sqz {
 
-inline constexpr const char* kAllocationGroups = "groups";  // SqueezeAttention, Algorithm 1
+inline constexpr const char* kAllocationGroups = "groups";      // SqueezeAttention, Algorithm 1
+inline constexpr const char* kAllocationMeasured = "measured";  // by the layers' own errors
 
 struct LayersFile {
   std::string producer;  // empty when written: this build's
@@ -29,6 +30,8 @@ struct LayersFile {
   int64_t context = 0;                         // tokens of the context that the budgets are for
   int64_t uniform_budget = 0;                  // keys of every layer, were all alike: 1 .. context
   double p = 1;                                // share of it that layers of group 2 keep, in (0, 1]
+
+  Json measured;  // what budgets cost on held-out text, for people; null if nothing was measured
 
   std::vector<double> cosine;        // [layers], mean over tokens, in [-1, 1]
   std::vector<double> cosine_error;  // [layers], standard error, >= 0
@@ -46,6 +49,9 @@ Result<LayersFile> read_layers_file(const std::string& path, Env& env = Env::pos
 
 // All that is wrong with the contents of a file whose header is right.
 Result<VerifyReport> verify_layers_file(const std::string& path, Env& env = Env::posix());
+
+// What an index embeds of it.
+LayerBudgets embedded(const LayersFile& layers);
 
 // Whether a file says that it is a layer profile; false also where it cannot be read.
 bool is_layers_file(const std::string& path, Env& env = Env::posix());

@@ -71,6 +71,9 @@ void set_pointer(LayerView& view, const PlannedTensor& tensor, const std::byte* 
     case Part::kPositions:
       view.positions = numbers;
       break;
+    case Part::kHeavy:
+      view.heavy = numbers;
+      break;
     case Part::kKeys:
       view.keys = data;
       break;

@@ -75,6 +75,17 @@ struct LayerPolicy {
                        // last min(window, N) tokens only
 };
 
+// What each layer gets of a budget, from a layer profile (formats/layers_file.h) that an index
+// embeds: sessions spread their budget in these proportions.
+struct LayerBudgets {
+  std::string allocation;       // how they were found: "groups", "measured"
+  int64_t context = 0;          // tokens that they are for
+  int64_t uniform_budget = 0;   // keys of every layer, were all alike: 1 .. context
+  double p = 1;                 // share of it that layers of the last group keep, in (0, 1]
+  std::vector<int64_t> budget;  // [layers], keys, 1 .. context; sum = layers * uniform_budget
+  std::vector<double> cosine;   // [layers], in [-1, 1]
+};
+
 // Everything in "__metadata__" but the checksums, decoded and range-checked.
 struct IndexMetadata {
   std::string producer;  // "sqz 0.1.0"
@@ -91,7 +102,9 @@ struct IndexMetadata {
   bool has_kv = true;          // false after --no-kv
   bool has_value_means = true;   // false if the partition is kPages
   bool key_calibration = false;  // there are curves for the selector `ideal`
+  bool heavy_hitters = false;    // there is LayerView::heavy, for the selector `h2o`
   std::vector<LayerPolicy> layers;
+  std::optional<LayerBudgets> layer_budgets;  // none: every layer alike
   Json build;  // parameters and seed as given, for people and for `info`
 };
 
@@ -111,6 +124,8 @@ struct LayerView {
   std::array<LevelView, kMaxLevels> level;
   int64_t slots = 0;                    // M, clustered keys a head; 0 for a dense layer only
   const uint32_t* positions = nullptr;  // [Hkv, M] token position of each slot
+  const uint32_t* heavy = nullptr;      // [Hkv, M] slots, those that the context's tokens gave most
+                                        // attention to first; null without this order
   int64_t page_size = 0;                // slots of a page, the last one's excepted; 0: no pages
   int64_t pages = 0;                    // P = ceil(M / page_size)
   const void* page_min = nullptr;       // [Hkv, P, d] dtype: least of the page's keys, by dimension

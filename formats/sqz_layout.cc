@@ -95,6 +95,9 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
   }
   if (shape.slots > 0) {
     plan.add("positions", Part::kPositions, 0, DType::kU32, {heads, shape.slots});
+    if (metadata.heavy_hitters) {
+      plan.add("heavy", Part::kHeavy, 0, DType::kU32, {heads, shape.slots});
+    }
     if (metadata.has_kv) {
       plan.add("keys", Part::kKeys, 0, metadata.dtype, {heads, shape.slots, dim});
       plan.add("values", Part::kValues, 0, metadata.dtype, {heads, shape.slots, dim});

@@ -24,6 +24,7 @@ enum class Part {
   kPageMin,
   kPageMax,
   kPositions,
+  kHeavy,
   kKeys,
   kValues,
   kExactKeys,

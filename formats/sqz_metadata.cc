@@ -38,6 +38,86 @@ Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, const std::s
   return layers;
 }
 
+Json budgets_to_json(const LayerBudgets& budgets) {
+  return {{"allocation", budgets.allocation},
+          {"context", budgets.context},
+          {"uniform_budget", budgets.uniform_budget},
+          {"p", budgets.p},
+          {"budget", budgets.budget},
+          {"cosine", budgets.cosine}};
+}
+
+// The array `key` of `json`, each entry taken by `take(entry)`, which gives an optional.
+template <class T, class Take>
+Result<std::vector<T>> array_of(const Json& json, const char* key, const std::string& label,
+                                const char* expected, Take take) {
+  const auto at = json.find(key);
+  if (at == json.end() || !at->is_array()) {
+    return Status(Code::kCorrupt, bad_field(label, key, at == json.end() ? "none" : found_text(*at),
+                                            "an array of one number a layer"));
+  }
+  std::vector<T> out;
+  for (const Json& entry : *at) {
+    const auto value = take(entry);
+    if (!value) {
+      return Status(Code::kCorrupt, bad_field(label, concat(key, "[", out.size(), "]"),
+                                              found_text(entry), expected));
+    }
+    out.push_back(*value);
+  }
+  return out;
+}
+
+Result<LayerBudgets> budgets_from_json(const Json& json, const std::string& label) {
+  JsonFields fields(json, label);
+  LayerBudgets out;
+  out.allocation = fields.text("allocation");
+  out.context = fields.integer("context", 1, kMaxTokens);
+  out.uniform_budget = fields.integer("uniform_budget", 1, kMaxTokens);
+  out.p = fields.number("p", 0, 1);
+  if (!fields.status().ok()) return fields.status();
+  SQZ_ASSIGN_OR_RETURN(
+      out.budget, array_of<int64_t>(json, "budget", label, "a number of keys",
+                                    [](const Json& x) { return integer_in(x, 1, kMaxTokens); }));
+  SQZ_ASSIGN_OR_RETURN(
+      out.cosine, array_of<double>(json, "cosine", label, "a number", [](const Json& x) {
+        return x.is_number() ? std::optional<double>(x.get<double>()) : std::nullopt;
+      }));
+  return out;
+}
+
+Status check_budgets(const LayerBudgets& b, int64_t layers, const std::string& label, Code code) {
+  const auto refuse = [&](const std::string& field, const std::string& found,
+                          const std::string& expected) {
+    return Status(code, bad_field(label, concat("layer_budgets: ", field), found, expected));
+  };
+  if (b.allocation.empty()) return refuse("allocation", "none", "a name");
+  if (b.uniform_budget < 1 || b.uniform_budget > b.context || b.context > kMaxTokens) {
+    return refuse("uniform_budget", concat(b.uniform_budget),
+                  concat("an integer in [1, ", b.context, "], the context"));
+  }
+  if (!(b.p > 0 && b.p <= 1)) return refuse("p", concat(b.p), "a number in (0, 1]");
+  for (const auto& [field, size] :
+       {std::pair("budget", b.budget.size()), std::pair("cosine", b.cosine.size())}) {
+    if (std::cmp_equal(size, layers)) continue;
+    return refuse(field, concat(size, " values"), concat(layers, ", one a layer"));
+  }
+  int64_t sum = 0;
+  for (size_t l = 0; l < b.budget.size(); ++l) {
+    if (b.budget[l] < 1 || b.budget[l] > b.context) {
+      return refuse(concat("budget[", l, "]"), concat(b.budget[l]),
+                    concat("an integer in [1, ", b.context, "], the context"));
+    }
+    if (!(std::abs(b.cosine[l]) <= 1)) {
+      return refuse(concat("cosine[", l, "]"), concat(b.cosine[l]), "a number in [-1, 1]");
+    }
+    sum += b.budget[l];
+  }
+  if (sum == layers * b.uniform_budget) return {};
+  return refuse("budget", concat("a sum of ", sum),
+                concat(layers * b.uniform_budget, ", uniform_budget of every layer"));
+}
+
 }  // namespace
 
 const char* partition_name(Partition partition) {
@@ -95,6 +175,9 @@ Status check_metadata(const IndexMetadata& metadata, const std::string& label, C
   if (m.key_calibration && sparse == 0) {
     return refuse("key_calibration", "true", "false: every layer is dense");
   }
+  if (m.heavy_hitters && sparse == 0) {
+    return refuse("heavy_hitters", "true", "false: every layer is dense");
+  }
   if (sparse > 0 && m.tokens - m.sink - m.tail < 1) {
     return refuse("tokens", concat(m.tokens), "more than sink and tail together");
   }
@@ -104,6 +187,7 @@ Status check_metadata(const IndexMetadata& metadata, const std::string& label, C
                     "windows in dense layers only");
     }
   }
+  if (m.layer_budgets) return check_budgets(*m.layer_budgets, m.model.layers, label, code);
   return {};
 }
 
@@ -130,6 +214,10 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
     out["page_size"] = std::to_string(metadata.page_size);
   }
   if (metadata.key_calibration) out["key_calibration"] = "true";
+  if (metadata.heavy_hitters) out["heavy_hitters"] = "true";
+  if (metadata.layer_budgets) {
+    out["layer_budgets"] = json_text(budgets_to_json(*metadata.layer_budgets));
+  }
   return out;
 }
 
@@ -166,6 +254,13 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   if (!in.status().ok()) return in.status();
   SQZ_ASSIGN_OR_RETURN(metadata.model, model_from_json(model, in.label("model")));
   SQZ_ASSIGN_OR_RETURN(metadata.layers, layers_from_json(layers, in.label("layers")));
+  if (strings.contains("heavy_hitters")) metadata.heavy_hitters = in.boolean("heavy_hitters");
+  if (strings.contains("layer_budgets")) {
+    const Json budgets = in.json("layer_budgets");
+    if (!in.status().ok()) return in.status();
+    SQZ_ASSIGN_OR_RETURN(metadata.layer_budgets,
+                         budgets_from_json(budgets, in.label("layer_budgets")));
+  }
   SQZ_RETURN_IF_ERROR(check_metadata(metadata, path + ": __metadata__", Code::kCorrupt));
   return metadata;
 }

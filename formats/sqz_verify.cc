@@ -150,6 +150,7 @@ class Verifier {
     const LayerView layer = file_.layer(index);
     if (layer.slots == 0) return;
     check_positions(layer, index, head, problems);
+    if (layer.heavy != nullptr) check_heavy(layer, index, head, problems);
     if (layer.pages > 0) {
       check_token_order(layer, index, head, problems);
       if (layer.dtype == DType::kBF16) {
@@ -233,6 +234,22 @@ class Verifier {
         return;
       }
       seen[static_cast<size_t>(rank)] = true;
+    }
+  }
+
+  static void check_heavy(const LayerView& layer, int64_t index, int64_t head, Problems& problems) {
+    std::vector<bool> seen(static_cast<size_t>(layer.slots));
+    for (int64_t i = 0; i < layer.slots; ++i) {
+      const uint32_t slot = layer.heavy[head * layer.slots + i];
+      const bool inside = slot < layer.slots;
+      if (inside && !seen[slot]) {
+        seen[slot] = true;
+        continue;
+      }
+      note(problems, bad_field(concat("layers.", index, ".heavy"), concat("head ", head, ", ", i),
+                               concat(slot, inside ? " again" : ""),
+                               concat("each slot below ", layer.slots, " once")));
+      return;
     }
   }
 

@@ -49,6 +49,8 @@ std::span<const std::byte> part_of(const LayerData& data, const PlannedTensor& t
       return data.page_max;
     case Part::kPositions:
       return std::as_bytes(data.positions);
+    case Part::kHeavy:
+      return std::as_bytes(data.heavy);
     case Part::kKeys:
       return data.keys;
     case Part::kValues:

@@ -30,7 +30,7 @@ struct LayerData {
     std::span<const uint32_t> offsets;
   };
   std::vector<Level> levels;
-  std::span<const uint32_t> positions;
+  std::span<const uint32_t> positions, heavy;
   std::span<const std::byte> page_min, page_max;
   std::span<const std::byte> keys, values, exact_keys, exact_values;
 };

@@ -1,5 +1,6 @@
 #include "libindex/builder.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <new>
@@ -145,6 +146,10 @@ class Builder final : public IndexBuilder {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
       SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
     }
+    if (layout_.shapes[layer].slots > 0 && layout_.metadata.heavy_hitters) {
+      SQZ_RETURN_IF_ERROR(check_attention(layer, input.attention));
+      store_.order_heavy(input.attention);
+    }
     if (layout_.shapes[layer].slots > 0 && keys_ != nullptr) {
       const Timer timer(report_.seconds.calibrate);
       SQZ_RETURN_IF_ERROR(keys_->add_layer(layer, store_.data().keys,
@@ -161,6 +166,23 @@ class Builder final : public IndexBuilder {
     SQZ_RETURN_IF_ERROR(check_values(layer, input));
     return store_.fill_pages(input.keys.data(), input.values.data(), options_.sink,
                              layout_.clustered, options_.page_size, options_.keep_kv, threads_);
+  }
+
+  Status check_attention(int64_t layer, std::span<const float> attention) const {
+    const std::string label = concat("layer ", layer);
+    const int64_t wanted = model_.kv_heads * layout_.metadata.tokens;
+    if (std::cmp_not_equal(attention.size(), wanted)) {
+      return {Code::kInvalidArgument,
+              bad_field(label, "elements of attention", concat(attention.size()), concat(wanted))};
+    }
+    const auto bad = std::find_if_not(attention.begin(), attention.end(),
+                                      [](float x) { return std::isfinite(x); });
+    if (bad == attention.end()) return {};
+    const int64_t at = bad - attention.begin();
+    return {Code::kNumeric, bad_field(label,
+                                      concat("attention to token ", at % layout_.metadata.tokens,
+                                             ", KV head ", at / layout_.metadata.tokens),
+                                      concat(*bad), "a number")};
   }
 
   Status take_queries(int64_t layer, const LayerInput& input) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,7 +37,9 @@ struct BuildOptions {
   Partition partition = Partition::kKmeans;
   int64_t page_size = 16;       // tokens of a page, if the partition is kPages: no k-means then
   bool calibrate_keys = false;  // calibrate the selector `ideal`, too: scores every key
+  bool heavy_hitters = false;   // store the order that the selector `h2o` needs
   bool keep_kv = true;  // false: no clustered keys and values in the file (sink and tail stay)
+  std::optional<LayerBudgets> layer_budgets;  // to embed: sessions spread their budget by it
   std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)
   int gpu = 0;                  // number of the CUDA device, for engines that use one
 };
@@ -51,6 +54,9 @@ struct LayerInput {
                                    // pages unless keys are calibrated
   const DeviceRows* device = nullptr;  // keys and values, instead of the two spans, if
                                        // takes_device_rows() and on the device `gpu`
+  std::span<const float> attention =
+      {};  // [Hkv, N] attention that each token got from all tokens of
+           // the context; for `heavy_hitters` only, of clustered layers
 };
 
 struct BuildSeconds {

@@ -172,12 +172,28 @@ Status LayerStore::fill_dense(const float* keys, const float* values, int64_t fi
   });
 }
 
+void LayerStore::order_heavy(std::span<const float> attention) {
+  const int64_t slots = std::ssize(buffers_.positions) / kv_heads_;
+  buffers_.heavy.resize(buffers_.positions.size());
+  for (int64_t head = 0; head < kv_heads_; ++head) {
+    const uint32_t* positions = buffers_.positions.data() + head * slots;
+    const float* got = attention.data() + head * tokens_;
+    const auto begin = buffers_.heavy.begin() + head * slots, end = begin + slots;
+    std::iota(begin, end, 0u);
+    std::sort(begin, end, [&](uint32_t a, uint32_t b) {
+      const uint32_t x = positions[a], y = positions[b];
+      return got[x] != got[y] ? got[x] > got[y] : x < y;
+    });
+  }
+}
+
 LayerData LayerStore::data() const {
   LayerData data;
   for (const LayerBuffers::Level& level : buffers_.levels) {
     data.levels.push_back({level.centroids, level.value_means, level.offsets});
   }
   data.positions = buffers_.positions;
+  data.heavy = buffers_.heavy;
   data.page_min = page_min_;
   data.page_max = page_max_;
   data.keys = buffers_.keys;

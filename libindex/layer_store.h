@@ -24,6 +24,7 @@ struct LayerBuffers {
   };
   std::vector<Level> levels;                        // coarse to fine
   std::vector<uint32_t> positions;                  // [Hkv, M]
+  std::vector<uint32_t> heavy;                      // [Hkv, M] slots; empty without an order
   std::vector<std::byte> keys, values;              // [Hkv, M, d]; empty if not kept
   std::vector<std::byte> exact_keys, exact_values;  // [Hkv, E, d]
 
@@ -46,6 +47,10 @@ class LayerStore {
                     int64_t page_size, bool keep_kv, int threads);
   // A dense layer: tokens first .. N - 1.
   Status fill_dense(const float* keys, const float* values, int64_t first, int threads);
+
+  // After a layer's fill: its slots by attention, most first, of equal ones the earlier token
+  // first. attention: [Hkv, N], what each token got.
+  void order_heavy(std::span<const float> attention);
 
   LayerData data() const;  // borrows from this object until the next fill
   // For who fills them without LayerStore's help, and reads them.

@@ -139,6 +139,8 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   metadata.has_kv = options.keep_kv;
   metadata.partition = options.partition;
   metadata.key_calibration = options.calibrate_keys && any_sparse;
+  metadata.heavy_hitters = options.heavy_hitters && any_sparse;
+  metadata.layer_budgets = options.layer_budgets;
   if (options.partition == Partition::kPages) {
     metadata.page_size = options.page_size;
     metadata.has_value_means = false;

@@ -5,9 +5,9 @@
 #include <new>
 #include <numeric>
 
-#include "formats/sqz_writer.h"
 #include "libindex/calibrate.h"
 #include "libindex/calibrate_keys.h"
+#include "libindex/copy_index.h"
 #include "libindex/parallel.h"
 
 namespace sqz {
@@ -110,35 +110,6 @@ Result<Calibration> calibrate_index(const SqzFile& index, const RecordedQueries&
   return out;
 }
 
-LayerShape shape_of(const LayerView& view) {
-  LayerShape shape;
-  for (int k = 0; k < view.levels; ++k) {
-    shape.clusters.push_back(view.level[static_cast<size_t>(k)].clusters);
-  }
-  shape.slots = view.slots;
-  shape.exact = view.exact;
-  return shape;
-}
-
-Result<uint64_t> copy_index(Env& env, const SqzFile& index, const Calibration& calibration,
-                            const std::string& output, const RecalibrateOptions& options,
-                            const std::function<void(double)>& progress) {
-  IndexMetadata metadata = index.metadata();
-  metadata.producer.clear();  // this build's
-  metadata.has_kv = metadata.has_kv && options.keep_kv;
-  metadata.key_calibration = metadata.key_calibration && metadata.has_kv;
-  const int64_t layers = metadata.model.layers;
-  std::vector<LayerShape> shapes;
-  for (int64_t layer = 0; layer < layers; ++layer) shapes.push_back(shape_of(index.layer(layer)));
-  SQZ_ASSIGN_OR_RETURN(const auto writer, SqzWriter::create(env, output, options.replace,
-                                                            std::move(metadata), shapes));
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    SQZ_RETURN_IF_ERROR(writer->copy_layer(layer, index));
-    progress(static_cast<double>(layer + 1) / static_cast<double>(layers));
-  }
-  return writer->commit(calibration);
-}
-
 }  // namespace
 
 Status check_calibratable(const SqzFile& index) {
@@ -165,10 +136,14 @@ Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueri
     if (!report.problems.empty()) return Status(Code::kCorrupt, report.problems.front());
     SQZ_ASSIGN_OR_RETURN(const Calibration calibration,
                          calibrate_index(index, queries, resolve_threads(options.threads)));
-    return copy_index(env, index, calibration, output, options, [&](double done) {
-      const double before = kVerifyShare + kCalibrateShare;
-      show(before + (1 - before) * done);
-    });
+    IndexMetadata metadata = index.metadata();
+    metadata.has_kv = metadata.has_kv && options.keep_kv;
+    metadata.key_calibration = metadata.key_calibration && metadata.has_kv;
+    return copy_index(env, index, std::move(metadata), calibration, output, options.replace,
+                      [&](double done) {
+                        const double before = kVerifyShare + kCalibrateShare;
+                        show(before + (1 - before) * done);
+                      });
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "not enough memory to calibrate the index");
   }

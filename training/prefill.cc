@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "training/attention_mass.h"
 #include "training/model_runner.h"
 
 namespace sqz::training {
@@ -37,7 +38,7 @@ class Collector final : public LayerObserver {
   // on_device: keys and values stay in the cache.
   Collector(const ModelDescription& model, const PrefillOptions& options, int64_t tokens,
             bool on_device)
-      : options_(options), on_device_(on_device) {
+      : model_(model), options_(options), on_device_(on_device) {
     if (!options.consumer) return;
     const auto kv = [&](bool wanted) {
       return at::empty({wanted ? model.kv_heads : 0, tokens, model.head_dim});
@@ -55,8 +56,19 @@ class Collector final : public LayerObserver {
     cosine_ = at::empty({options.cosine ? tokens : 0});
   }
 
+  // Before a layer: `like` is on the model's device.
+  void begin(int64_t tokens, const at::Tensor& like) {
+    if (!options_.consumer || !options_.attention) return;
+    all_queries_ = at::empty({tokens, model_.query_heads, model_.head_dim}, like.options());
+    all_keys_ = at::empty({tokens, model_.kv_heads, model_.head_dim}, like.options());
+  }
+
   void projected(int64_t first, const at::Tensor& x, const Projection& projection) override {
     if (!options_.consumer) return;
+    if (options_.attention) {
+      all_queries_.narrow(0, first, x.size(0)).copy_(projection.q);
+      all_keys_.narrow(0, first, x.size(0)).copy_(projection.k);
+    }
     if (options_.hidden) hidden_.narrow(0, first, x.size(0)).copy_(x);
     if (!on_device_) {
       copy_heads(keys_, first, projection.k);
@@ -98,6 +110,12 @@ class Collector final : public LayerObserver {
     capture.queries_pre_rope = view(queries_pre_rope_);
     capture.hidden = view(hidden_);
     capture.cosine = view(cosine_);
+    at::Tensor attention;
+    if (options_.attention) {
+      attention = attention_mass(all_queries_, all_keys_, model_,
+                                 model_.sliding_window[static_cast<size_t>(layer)]);
+      capture.attention = view(attention);
+    }
     return options_.consumer(capture);
   }
 
@@ -118,8 +136,10 @@ class Collector final : public LayerObserver {
     return {tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel())};
   }
 
+  const ModelDescription& model_;
   const PrefillOptions& options_;
   const bool on_device_;
+  at::Tensor all_queries_, all_keys_;  // [N, heads, d] of the layer at hand, on the model's device
   at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, hidden_, cosine_;
 };
 
@@ -137,6 +157,7 @@ Result<std::vector<float>> dense_pass(const Transformer& transformer,
                : transformer.device().is_cpu() ? kDefaultChunk
                                                : kGpuChunk;
   step.observer = &collector;
+  collector.begin(count, step.x);
   for (int64_t l = 0; l < model.layers; ++l) {
     cache->resize(0);
     SQZ_RETURN_IF_ERROR(transformer.run_layer(l, step, *cache));

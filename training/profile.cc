@@ -88,13 +88,22 @@ Result<LayerProfile> profile_layers(Runner& runner, std::span<const ProfileText>
   const int64_t layers = runner.config().description.layers;
   std::vector<std::vector<Block>> blocks(static_cast<size_t>(layers));
   int64_t before = 0;  // tokens of the windows that are done
-  for (const Window& window : windows) {
+  for (size_t i = 0; i < windows.size(); ++i) {
+    const Window& window = windows[i];
     PrefillOptions pass;
     pass.cosine = true;
-    pass.on_device = true;  // keys and values are of no interest here
+    pass.on_device = !options.consumer;  // keys and values are of no interest here
+    pass.attention = options.consumer && options.attention;
+    const auto count = std::ssize(window.tokens);
+    for (int64_t t = std::max<int64_t>(0, count - options.tail_queries); t < count; ++t) {
+      pass.query_positions.push_back(t);
+    }
     pass.consumer = [&](const LayerCapture& capture) -> Status {
       SQZ_RETURN_IF_ERROR(
           add_blocks(capture, window.text->name, blocks[static_cast<size_t>(capture.layer)]));
+      if (options.consumer) {
+        SQZ_RETURN_IF_ERROR(options.consumer(static_cast<int64_t>(i), capture));
+      }
       if (!options.progress) return {};
       const double part = static_cast<double>(capture.layer + 1) / static_cast<double>(layers);
       return options.progress(

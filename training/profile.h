@@ -14,6 +14,7 @@
 namespace sqz {
 
 class Runner;
+struct LayerCapture;
 
 // Cosines of neighbouring tokens are alike, so the standard error comes from the means of so many
 // consecutive tokens, as if those were independent.
@@ -28,6 +29,12 @@ struct ProfileText {
 struct ProfileOptions {
   int64_t window = 16384;  // tokens of a dense pass, from 1: memory grows with it, not with a text
   int64_t windows = 1;     // passes over each text at most, from its start; 0: as many as it fills
+  // Sees what each pass captures, layer by layer: keys and values, the queries of the pass's last
+  // `tail_queries` tokens, and attention if asked for. `window` counts passes from 0; they take the
+  // texts in order. May be empty; an error stops the profile.
+  std::function<Status(int64_t window, const LayerCapture&)> consumer;
+  int64_t tail_queries = 0;
+  bool attention = false;  // LayerCapture::attention
   // Fraction of the work, 0 .. 1; called after each layer; an error stops the profile. May be
   // empty.
   std::function<Status(double done)> progress;

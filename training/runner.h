@@ -37,11 +37,14 @@ struct LayerCapture {
   std::span<const float> hidden;  // [N, hidden] input of the layer's first norm, unless not asked
   std::span<const float> cosine;  // [N] cosine of `hidden` with the state after the attention
                                   // residual (SqueezeAttention, section 3); empty unless asked
+  std::span<const float> attention;  // [Hkv, N] attention that each token got from all tokens,
+                                     // summed over the heads of the group (H2O); empty unless asked
 };
 
 struct PrefillOptions {
   std::vector<int64_t> query_positions;  // ascending; queries of these tokens are captured
   bool pre_rope = false, hidden = false, cosine = false;
+  bool attention = false;  // costs about as much as the pass's own attention
   bool on_device = false;  // leave keys and values in GPU memory, in the model's dtype, instead of
                            // copying them to the host; no effect on a model that runs on the CPU
   std::vector<int64_t> logit_positions;  // ascending; logits of these tokens are returned

@@ -44,6 +44,14 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
   options.selection.keep = o.keep;
   options.selection.thresholds = o.thresholds;
   options.selection.dense_layers = o.dense_layers;
+  if (o.layer_scale_count < 0 || (o.layer_scales == nullptr) != (o.layer_scale_count == 0)) {
+    return invalid(concat("options.layer_scale_count: found ", o.layer_scale_count, ", expected ",
+                          o.layer_scales == nullptr ? "0 without layer_scales"
+                                                    : "that of the layers, with layer_scales"));
+  }
+  SQZ_RETURN_IF_ERROR(check_choice("uniform_layers", o.uniform_layers, 1));
+  options.selection.layer_scales = {o.layer_scales, static_cast<size_t>(o.layer_scale_count)};
+  options.selection.uniform_layers = o.uniform_layers != 0;
   options.block = o.block;
   if (o.max_request_tokens < 0) {
     return invalid(
@@ -216,6 +224,8 @@ static_assert(static_cast<int>(sqz::SelectorKind::kDense) == SQZ_SELECTOR_DENSE)
 static_assert(static_cast<int>(sqz::SelectorKind::kQuest) == SQZ_SELECTOR_QUEST);
 static_assert(static_cast<int>(sqz::SelectorKind::kIdeal) == SQZ_SELECTOR_IDEAL);
 static_assert(static_cast<int>(sqz::SelectorKind::kStream) == SQZ_SELECTOR_STREAM);
+static_assert(static_cast<int>(sqz::SelectorKind::kWindow) == SQZ_SELECTOR_WINDOW);
+static_assert(static_cast<int>(sqz::SelectorKind::kH2o) == SQZ_SELECTOR_H2O);
 
 extern "C" {
 

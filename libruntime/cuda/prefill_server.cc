@@ -184,8 +184,7 @@ PrefillLevel PrefillServer::level_of(int64_t layer, int level) const {
   to.finest = level + 1 == plan.levels;
   const int64_t heads = setup_.index->metadata().model.kv_heads;
   for (int scope = 0; scope < kScopes; ++scope) {
-    const auto& thresholds = plan.log_thresholds[static_cast<size_t>(scope)];
-    to.log_threshold[scope] = thresholds[static_cast<size_t>(level)];
+    to.log_threshold[scope] = plan.log_threshold(scope, layer, level);
     if (plan.shares.empty()) continue;
     to.wanted[scope] = wanted_ + (scope * std::ssize(setup_.index->layers) + layer) * heads;
   }

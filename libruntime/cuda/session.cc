@@ -8,6 +8,7 @@
 #include "libruntime/cuda/cache_source.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
+#include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
 
 namespace sqz::cuda {
@@ -33,8 +34,8 @@ bool has_blocks(const AttendCall& call) {
 }
 
 Status check_request(const SelectionRequest& request) {
-  if (request.selector == SelectorKind::kIdeal) {
-    return unsupported("found the selector ideal, which only the CPU serves",
+  if (request.selector >= SelectorKind::kIdeal && request.selector != SelectorKind::kStream) {
+    return unsupported("found a selector that only the CPU serves",
                        "squeezed, quest, stream or dense");
   }
   if (request.estimate) return unsupported("found residual estimate", "drop");
@@ -88,7 +89,7 @@ CudaSession::~CudaSession() {
 }
 
 bool CudaSession::selects(int64_t layer) const {
-  return !plan_.dense && layer >= plan_.dense_layers && uploaded_->layer(layer).slots > 0;
+  return plan_.selects(layer);
 }
 
 Status CudaSession::prepare(const SelectionRequest& request) {
@@ -165,19 +166,23 @@ void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
                    .sizes = level.sizes,
                    .log_sizes = level.log_sizes,
                    .clusters = static_cast<int32_t>(level.clusters),
-                   .threshold = plan_.log_thresholds[0][static_cast<size_t>(k)] * kLog2E};
+                   .threshold = plan_.log_threshold(0, layer, k) * kLog2E};
   }
 }
 
 std::vector<uint32_t> CudaSession::wanted_keys(const SelectionRequest& request) const {
   const int64_t heads = index_->metadata().model.kv_heads;
   std::vector<uint32_t> wanted(static_cast<size_t>(heads) * lookups_.size());
+  std::vector<int64_t> keys;  // of each layer
+  if (request.selector == SelectorKind::kQuest && !plan_.dense) {
+    keys = layer_keys(plan_, first_sparse(index_->layers)->slots);
+  }
   for (int64_t i = 0; i < std::ssize(wanted); ++i) {
     const LayerView& view = index_->layers[static_cast<size_t>(i / heads)];
     auto& count = wanted[static_cast<size_t>(i)];
     if (!selects(i / heads)) continue;
     if (request.selector == SelectorKind::kQuest) {
-      count = static_cast<uint32_t>(whole_keys(plan_, view.slots) / view.page_size);
+      count = static_cast<uint32_t>(keys[static_cast<size_t>(i / heads)] / view.page_size);
     } else if (!plan_.shares.empty()) {
       const double share = plan_.shares[0][static_cast<size_t>(i)];
       count = static_cast<uint32_t>(std::llround(share * static_cast<double>(view.slots)));
@@ -239,7 +244,10 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
   if (!plan_.dense && request.selector == SelectorKind::kStream) {
-    recent_ = whole_keys(plan_, first_sparse(index_->layers)->slots);
+    recent_ = layer_keys(plan_, first_sparse(index_->layers)->slots);
+    for (size_t l = 0; index_->metadata().pruned && l < recent_.size(); ++l) {
+      recent_[l] = index_->layers[l].slots;  // all that is left
+    }
     SQZ_ASSIGN_OR_RETURN(stream_, StreamLists::create(*index_, recent_));
   }
   if (max_request_tokens_ > 1) {
@@ -388,7 +396,8 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (stream_ != nullptr) {
     for (size_t h = 0; h < heads; ++h) {
-      runs_[h] = StreamLists::runs_of(*index_, call.layer, static_cast<int64_t>(h), recent_);
+      runs_[h] = StreamLists::runs_of(*index_, call.layer, static_cast<int64_t>(h),
+                                      recent_[static_cast<size_t>(call.layer)]);
     }
   } else if (uses_prefill(call)) {
     SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));

@@ -66,7 +66,7 @@ class CudaSession final : public ServingSession {
   bool hopper_ = false;
   std::unique_ptr<PrefillServer> prefill_;  // null: one token a request only
   std::unique_ptr<StreamLists> stream_;     // of the selector `stream`; else null
-  int64_t recent_ = 0;                      // keys of a KV head that it reads
+  std::vector<int64_t> recent_;             // [layers] keys of a KV head that it reads
   std::vector<LookupParams> lookups_;       // by layer, without what a call brings
   DeviceMemory memory_;
   RunLists lists_;

@@ -26,28 +26,29 @@ std::vector<KeyRun> StreamLists::runs_of(const ServedIndex& index, int64_t layer
   return runs;
 }
 
-Result<std::unique_ptr<StreamLists>> StreamLists::create(const ServedIndex& index, int64_t recent) {
+Result<std::unique_ptr<StreamLists>> StreamLists::create(const ServedIndex& index,
+                                                         std::span<const int64_t> recent) {
   std::unique_ptr<StreamLists> out(new StreamLists);
   out->layers_.resize(index.layers.size());
   const int64_t heads = index.metadata().model.kv_heads;
   std::vector<int64_t> most_runs;
-  for (const LayerView& view : index.layers) {
-    most_runs.push_back(view.slots == 0 ? 0 : std::min(recent, (view.slots + 1) / 2));
-    out->keys_.push_back(view.slots == 0 ? 0 : heads * recent);
+  for (size_t l = 0; l < recent.size(); ++l) {
+    most_runs.push_back(std::min(recent[l], (index.layers[l].slots + 1) / 2));
+    out->keys_.push_back(heads * recent[l]);
   }
   SQZ_RETURN_IF_ERROR(out->memory_.reserve(out->lay_out(nullptr, heads, recent, most_runs)));
   out->lay_out(out->memory_.data(), heads, recent, most_runs);
   for (int64_t l = 0; l < std::ssize(index.layers); ++l) {
-    if (index.layers[at(l)].slots > 0) SQZ_RETURN_IF_ERROR(out->fill(index, l, recent));
+    if (recent[at(l)] > 0) SQZ_RETURN_IF_ERROR(out->fill(index, l, recent[at(l)]));
   }
   return out;
 }
 
-size_t StreamLists::lay_out(void* base, int64_t heads, int64_t recent,
+size_t StreamLists::lay_out(void* base, int64_t heads, std::span<const int64_t> recent,
                             const std::vector<int64_t>& most_runs) {
   Layout layout(base);
-  const int64_t marks = (recent + kMarkKeys - 1) / kMarkKeys;
   for (size_t l = 0; l < layers_.size(); ++l) {
+    const int64_t marks = (recent[l] + kMarkKeys - 1) / kMarkKeys;
     const int64_t stride = most_runs[l];
     RunLists& decode = layers_[l].decode;
     decode.capacity = stride;

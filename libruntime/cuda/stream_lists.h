@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "libruntime/cuda/device.h"
@@ -15,8 +16,9 @@ namespace sqz::cuda {
 
 class StreamLists {
  public:
-  // `recent` keys of every layer with clustered keys. The device is current.
-  static Result<std::unique_ptr<StreamLists>> create(const ServedIndex& index, int64_t recent);
+  // recent[layer] keys a KV head; 0 where a layer is read whole. The device is current.
+  static Result<std::unique_ptr<StreamLists>> create(const ServedIndex& index,
+                                                     std::span<const int64_t> recent);
 
   // Of one layer, in device memory; those for prompts are of one block of tokens.
   const RunLists& decode_lists(int64_t layer) const { return layers_[at(layer)].decode; }
@@ -33,7 +35,8 @@ class StreamLists {
     PrefillRuns prefill;
   };
   static size_t at(int64_t layer) { return static_cast<size_t>(layer); }
-  size_t lay_out(void* base, int64_t heads, int64_t recent, const std::vector<int64_t>& most_runs);
+  size_t lay_out(void* base, int64_t heads, std::span<const int64_t> recent,
+                 const std::vector<int64_t>& most_runs);
   Status fill(const ServedIndex& index, int64_t layer, int64_t recent);
 
   std::vector<Layer> layers_;

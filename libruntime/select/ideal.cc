@@ -3,8 +3,10 @@
 // reads all keys to find them, which is not counted: it bounds what a selector can reach with the
 // keys that it keeps.
 #include <algorithm>
+#include <array>
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/runs.h"
 #include "libruntime/select/score.h"
@@ -129,12 +131,19 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
       plan.log_thresholds.push_back({calibrated_threshold(grid, plan.asked_keep)});
     }
   }
+  plan.scales = inputs.scales;
+  if (request.thresholds == nullptr) {
+    const float* grid = inputs.calibration.key_thresholds.data();
+    const std::array curves = {grid, grid + Calibration::kGrid};
+    spread_thresholds(inputs.metadata, inputs.calibration.key_shares, curves, 1.0, plan);
+  }
   std::unique_ptr<Rule> rule;
   if (request.rule == RuleKind::kBudget) {
     fill_shares(inputs.metadata, inputs.calibration.key_shares, plan);
+    spread_shares(inputs.metadata, plan);
     rule = make_budget_rule(plan.log_thresholds, plan.shares, inputs.metadata.model.kv_heads);
   } else {
-    rule = make_threshold_rule(plan.log_thresholds);
+    rule = make_threshold_rule(plan.log_thresholds, plan.layer_thresholds);
   }
   out.selector = std::make_unique<IdealSelector>(inputs.index, std::move(rule));
   return out;

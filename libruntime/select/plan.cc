@@ -12,21 +12,6 @@ Status invalid(std::string message) {
   return {Code::kInvalidArgument, std::move(message)};
 }
 
-struct GridPoint {
-  int64_t low = 0;
-  double fraction = 0;  // of the way to low + 1
-};
-
-GridPoint grid_point(double keep) {
-  const double at = std::clamp(keep, 0.0, 1.0) * static_cast<double>(C::kGrid - 1);
-  const int64_t low = std::min(static_cast<int64_t>(at), C::kGrid - 2);
-  return {low, at - static_cast<double>(low)};
-}
-
-const float* thresholds_of(const Calibration& c, int scope, int path, int group) {
-  return c.thresholds.data() + ((scope * C::kPaths + path) * C::kGroups + group) * C::kGrid;
-}
-
 float coarse_of(const Calibration& c, int scope, int group, int level, int index_levels) {
   return c.coarse[static_cast<size_t>((scope * C::kGroups + group) * (index_levels - 1) + level)];
 }
@@ -60,6 +45,17 @@ double budget_for(const ReadingCost& cost, double keep) {
 
 }  // namespace
 
+GridPoint grid_point(double keep) {
+  const double at = std::clamp(keep, 0.0, 1.0) * static_cast<double>(C::kGrid - 1);
+  const int64_t low = std::min(static_cast<int64_t>(at), C::kGrid - 2);
+  return {low, at - static_cast<double>(low)};
+}
+
+const float* threshold_curve(const Calibration& c, int scope, int levels, int group) {
+  const int path = levels > 1 ? 1 : 0;
+  return c.thresholds.data() + ((scope * C::kPaths + path) * C::kGroups + group) * C::kGrid;
+}
+
 Status check_amount(const SelectionRequest& r) {
   const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr);
   if (given != 1) {
@@ -71,6 +67,9 @@ Status check_amount(const SelectionRequest& r) {
   }
   if (r.keep != 0 && !in_range(r.keep)) {
     return invalid(concat("keep: found ", r.keep, ", expected above 0 and at most 1"));
+  }
+  if (r.thresholds != nullptr && !r.layer_scales.empty()) {
+    return invalid("layer_scales take a budget or keep, found thresholds");
   }
   if (r.thresholds != nullptr && r.rule == RuleKind::kBudget) {
     return invalid("the rule budget takes a budget or keep, found thresholds");
@@ -223,15 +222,14 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
   SQZ_RETURN_IF_ERROR(settle(model.cost(), request, path, plan));
   if (plan.dense) return plan;
 
-  const int path_kind = plan.levels > 1 ? 1 : 0;
   for (int scope = 0; scope < C::kScopes; ++scope) {
     std::vector<float> logs;
     for (int k = 0; k + 1 < plan.levels; ++k) {
       const int level = metadata.levels - plan.levels + k;
       logs.push_back(coarse_of(calibration, scope, request.group, level, metadata.levels));
     }
-    logs.push_back(calibrated_threshold(thresholds_of(calibration, scope, path_kind, request.group),
-                                        plan.asked_keep));
+    logs.push_back(calibrated_threshold(
+        threshold_curve(calibration, scope, plan.levels, request.group), plan.asked_keep));
     plan.log_thresholds.push_back(std::move(logs));
   }
   if (request.rule == RuleKind::kBudget) fill_shares(metadata, calibration.shares, plan);

@@ -13,7 +13,7 @@
 namespace sqz {
 
 // As in sqz.h; each is an entry of selector_types() (select/registry.h).
-enum class SelectorKind { kSqueezed, kDense, kQuest, kIdeal, kStream };
+enum class SelectorKind { kSqueezed, kDense, kQuest, kIdeal, kStream, kWindow, kH2o };
 enum class RuleKind { kThreshold, kBudget };
 
 // At most one of budget, keep and thresholds is given; see sqz_session_options for their meaning.
@@ -27,18 +27,34 @@ struct SelectionRequest {
   double keep = 0;
   const double* thresholds = nullptr;  // [levels in use], T
   int dense_layers = 0;  // first layers that are read whole: 0 = what the selector wants, -1 = none
+  std::span<const double> layer_scales;  // [layers] as in sqz_session_options; may be empty
+  bool uniform_layers = false;           // what the index embeds about layers is not used
 };
 
 struct SelectionPlan {
   bool dense = false;     // read everything
   bool fallback = false;  // dense although selection was asked for: there is nothing to gain
-  int dense_layers = 0;   // first layers that are read whole
   int levels = 0;         // in use
   int64_t block = 0;      // query tokens that share a selection; 0 = as the session says
   double asked_budget = 1;
   double asked_keep = 1;  // both 0 if thresholds were given: what they read is not known before
   LogThresholds log_thresholds;            // [scope][level in use]
   std::vector<std::vector<float>> shares;  // [scope][layer * kv_heads + head]; rule kBudget only
+  // [layers] the share of its clustered keys that a layer keeps, times the average one; 0: it is
+  // read whole. Empty if the plan is dense. See select/layer_spread.h.
+  std::vector<double> scales;
+  // [scope][layer] log T of the finest level, if layers have different ones; else empty.
+  std::vector<std::vector<float>> layer_thresholds;
+
+  bool selects(int64_t layer) const {
+    return !dense && !scales.empty() && scales[static_cast<size_t>(layer)] > 0;
+  }
+  float log_threshold(int scope, int64_t layer, int level) const {
+    if (!layer_thresholds.empty() && level + 1 == levels) {
+      return layer_thresholds[static_cast<size_t>(scope)][static_cast<size_t>(layer)];
+    }
+    return log_thresholds[static_cast<size_t>(scope)][static_cast<size_t>(level)];
+  }
 };
 
 // A context below this many tokens for which a budget cannot be met runs dense instead.
@@ -80,9 +96,19 @@ inline int64_t whole_keys(const SelectionPlan& plan, int64_t slots) {
 const LayerView* first_sparse(std::span<const LayerView> layers);
 SelectionPlan dense_plan(SelectionPlan plan, bool fallback);
 
+// A place between two points of a calibrated table.
+struct GridPoint {
+  int64_t low = 0;
+  double fraction = 0;  // of the way to low + 1
+};
+GridPoint grid_point(double keep);
+
 // The value of a calibrated table at `keep`: linear between grid points, and the neighbour's where
 // one of the two stands for "beyond every score".
 float calibrated_threshold(const float* grid, double keep);
+
+// The calibrated thresholds of the finest level, [kGrid], with `levels` in use.
+const float* threshold_curve(const Calibration& calibration, int scope, int levels, int group);
 
 // ---- The centroid tree (selector `squeezed`).
 

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/runs.h"
 #include "libruntime/select/score.h"
@@ -153,9 +154,11 @@ Result<PreparedSelector> prepare_quest(const SelectorInputs& inputs,
   resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;
-  const int64_t count = whole_keys(out.plan, view->slots) / view->page_size;
+  out.plan.scales = inputs.scales;
+  std::vector<int64_t> pages = layer_keys(out.plan, view->slots);
+  for (int64_t& count : pages) count /= view->page_size;
   out.selector = std::make_unique<QuestSelector>(inputs.index, static_cast<Group>(request.group),
-                                                 make_top_rule(count));
+                                                 make_top_rule(std::move(pages)));
   return out;
 }
 

@@ -1,5 +1,7 @@
 #include "libruntime/select/registry.h"
 
+#include "libruntime/select/layer_spread.h"
+
 namespace sqz {
 namespace {
 
@@ -8,7 +10,9 @@ constexpr SelectorType kSelectors[] = {{"squeezed", prepare_squeezed, 0},
                                        {"dense", prepare_dense, 0},
                                        {"quest", prepare_quest, 2},
                                        {"ideal", prepare_ideal, 0},
-                                       {"stream", prepare_stream, 0}};
+                                       {"stream", prepare_stream, 0},
+                                       {"window", prepare_window, 0},
+                                       {"h2o", prepare_h2o, 0}};
 
 }  // namespace
 
@@ -24,11 +28,13 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
     return Status(Code::kInvalidArgument, concat("dense_layers: found ", request.dense_layers,
                                                  ", expected -1 to ", layers));
   }
-  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared, type.prepare(inputs, request));
-  prepared.plan.dense_layers = request.dense_layers == 0    ? type.dense_layers
-                               : request.dense_layers == -1 ? 0
-                                                            : request.dense_layers;
-  return prepared;
+  const int dense_layers = request.dense_layers == 0    ? type.dense_layers
+                           : request.dense_layers == -1 ? 0
+                                                        : request.dense_layers;
+  SelectorInputs spread = inputs;
+  SQZ_ASSIGN_OR_RETURN(spread.scales,
+                       layer_scales(inputs.metadata, inputs.index.layers, request, dense_layers));
+  return type.prepare(spread, request);
 }
 
 }  // namespace sqz

@@ -16,7 +16,8 @@ struct SelectorInputs {
   const IndexMetadata& metadata;
   const Calibration& calibration;
   SelectableIndex index;
-  std::string path;  // opens messages
+  std::string path;                 // opens messages
+  std::vector<double> scales = {};  // [layers] as SelectionPlan::scales; set by prepare_selector()
 };
 
 // `selector` is null if the plan is to read everything.
@@ -43,6 +44,7 @@ std::span<const SelectorType> selector_types();
 Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
                                           const SelectionRequest& request);
 
-PrepareSelector prepare_squeezed, prepare_dense, prepare_quest, prepare_ideal, prepare_stream;
+PrepareSelector prepare_squeezed, prepare_dense, prepare_quest, prepare_ideal, prepare_stream,
+    prepare_window, prepare_h2o;
 
 }  // namespace sqz

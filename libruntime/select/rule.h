@@ -32,8 +32,10 @@ class Rule {
 // log T of each scope and level in use: log_thresholds[scope][level].
 using LogThresholds = std::vector<std::vector<float>>;
 
-// score >= T, one T for all layers and heads (the paper's rule).
-std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds);
+// score >= T, one T for all layers and heads (the paper's rule), unless the finest level has one
+// for each layer: layer_thresholds[scope][layer], or empty.
+std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds,
+                                          LogThresholds layer_thresholds = {});
 
 // The finest level is filled best first up to the head's calibrated share of its keys: the prefix
 // of the ranking whose number of keys is nearest to it. Coarser levels filter by threshold, but
@@ -41,7 +43,7 @@ std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds);
 std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
                                        std::vector<std::vector<float>> shares, int64_t kv_heads);
 
-// The `count` best, whatever their sizes.
-std::unique_ptr<Rule> make_top_rule(int64_t count);
+// The best, as many as the layer's count, whatever their sizes. counts[layer].
+std::unique_ptr<Rule> make_top_rule(std::vector<int64_t> counts);
 
 }  // namespace sqz

@@ -8,7 +8,7 @@ namespace {
 
 class TopRule final : public Rule {
  public:
-  explicit TopRule(int64_t count) : count_(count) {}
+  explicit TopRule(std::vector<int64_t> counts) : counts_(std::move(counts)) {}
 
   void choose(const Choice& choice, std::span<uint32_t> order,
               std::span<uint8_t> chosen) const override {
@@ -17,7 +17,7 @@ class TopRule final : public Rule {
     for (size_t i = 0; i < scores.size(); ++i) {
       if (scores[i] > -INFINITY) order[n++] = static_cast<uint32_t>(i);
     }
-    const int64_t count = std::min(count_, n);
+    const int64_t count = std::min(counts_[choice.layer], n);
     if (count < n) {
       std::nth_element(order.begin(), order.begin() + count, order.begin() + n,
                        [&](uint32_t a, uint32_t b) {
@@ -29,13 +29,13 @@ class TopRule final : public Rule {
   }
 
  private:
-  int64_t count_;
+  std::vector<int64_t> counts_;
 };
 
 }  // namespace
 
-std::unique_ptr<Rule> make_top_rule(int64_t count) {
-  return std::make_unique<TopRule>(count);
+std::unique_ptr<Rule> make_top_rule(std::vector<int64_t> counts) {
+  return std::make_unique<TopRule>(std::move(counts));
 }
 
 }  // namespace sqz

@@ -46,6 +46,7 @@ struct HeadSelection {
   int64_t keys = 0;                // in runs
   int64_t estimated_clusters = 0;  // in estimated
   int64_t centroids = 0;           // vectors of d that were read to decide: centroids, page bounds
+  int64_t exact_skipped = 0;       // first exact keys that are not read
 };
 
 // Workspace of one thread.

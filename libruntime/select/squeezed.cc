@@ -1,8 +1,10 @@
 // The selector `squeezed`: clusters scored by equations 1 to 3 of Squeezed Attention, level by
 // level from coarse to fine; the children of what a level keeps are the next level's clusters.
 #include <algorithm>
+#include <array>
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/runs.h"
 #include "libruntime/select/score.h"
@@ -149,6 +151,16 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
   SQZ_ASSIGN_OR_RETURN(out.plan, plan_selection(inputs.metadata, inputs.index.layers,
                                                 inputs.calibration, request, inputs.path));
   if (out.plan.dense) return out;
+  out.plan.scales = inputs.scales;
+  if (request.thresholds == nullptr) {
+    std::array<const float*, Calibration::kScopes> curves;
+    for (int scope = 0; scope < Calibration::kScopes; ++scope) {
+      curves[scope] = threshold_curve(inputs.calibration, scope, out.plan.levels, request.group);
+    }
+    const double most = out.plan.levels > 1 ? inputs.calibration.coarse_keep.back() : 1.0;
+    spread_thresholds(inputs.metadata, inputs.calibration.shares, curves, most, out.plan);
+    spread_shares(inputs.metadata, out.plan);
+  }
   const SqueezedOptions options = {.levels = out.plan.levels,
                                    .group = static_cast<Group>(request.group),
                                    .estimate = request.estimate};
@@ -157,7 +169,7 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
       inputs.index, options,
       request.rule == RuleKind::kBudget
           ? make_budget_rule(out.plan.log_thresholds, out.plan.shares, kv_heads)
-          : make_threshold_rule(out.plan.log_thresholds));
+          : make_threshold_rule(out.plan.log_thresholds, out.plan.layer_thresholds));
   return out;
 }
 

@@ -161,7 +161,9 @@ void Session::make_lists(const AttendCall& call) {
     list.dtype = view.dtype;
     list.dim = dim_;
     list.exact = rows(view.exact_keys, view.exact_values, head, view.exact);
-    list.exact_count = view.exact;
+    list.exact.keys += selection.exact_skipped * row_bytes;
+    list.exact.values += selection.exact_skipped * row_bytes;
+    list.exact_count = view.exact - selection.exact_skipped;
     list.slots = rows(view.keys, view.values, head, view.slots);
     list.runs = selection.runs.first(static_cast<size_t>(selection.run_count));
     list.run_keys = selection.keys;
@@ -277,7 +279,8 @@ void Session::count_wave(const AttendCall& call) {
     const HeadSelection& s = selections_[i];
     sum.keys_read += s.keys;
     sum.keys_possible += view.slots;
-    sum.bytes_read += (2 * (s.keys + view.exact) + s.centroids + s.estimated_clusters) * row_bytes;
+    const int64_t whole = s.keys + view.exact - s.exact_skipped;
+    sum.bytes_read += (2 * whole + s.centroids + s.estimated_clusters) * row_bytes;
     sum.bytes_dense += 2 * (view.slots + view.exact) * row_bytes;
   }
   sum.selections = blocks_.size();

@@ -40,7 +40,7 @@ class Session final : public ServingSession {
   }
   // Whether a layer selects; others are read whole.
   bool selects(int64_t layer) const {
-    return selector_ != nullptr && layer >= plan_.dense_layers && index_->layers[layer].slots > 0;
+    return selector_ != nullptr && plan_.selects(layer);
   }
   const Counters& counters(int64_t layer) const { return counters_[layer]; }
   void reset_counters();

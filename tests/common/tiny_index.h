@@ -27,6 +27,9 @@ struct TinyIndexOptions {
   std::vector<int64_t> clusters = {3, 9};  // n_k, coarse to fine
   int64_t page_size = 0;                   // > 0: pages of so many tokens, no clusters
   bool key_calibration = false;
+  bool heavy_hitters = false;          // a random order
+  std::vector<int64_t> layer_budgets;  // [layers] to embed, of a context of `tokens`; their
+                                       // sum a multiple of `layers`; empty: none
   std::set<int64_t> dense_layers;      // stored dense, full attention
   std::map<int64_t, int64_t> windows;  // layer -> sliding window: dense, too
   DType dtype = DType::kBF16;
@@ -45,6 +48,7 @@ struct TinyIndex {
     LayerShape shape;
     std::vector<std::vector<uint32_t>> offsets;  // per level [Hkv, n_k + 1]
     std::vector<uint32_t> positions;             // [Hkv, M]
+    std::vector<uint32_t> heavy;                 // [Hkv, M], or empty
   };
   TinyIndexOptions options;
   IndexMetadata metadata;
@@ -129,6 +133,17 @@ inline IndexMetadata metadata(const TinyIndexOptions& o) {
   m.partition = o.page_size > 0 ? Partition::kPages : Partition::kKmeans;
   m.page_size = o.page_size;
   m.key_calibration = o.key_calibration;
+  m.heavy_hitters = o.heavy_hitters;
+  if (!o.layer_budgets.empty()) {
+    LayerBudgets budgets;
+    budgets.allocation = "groups";
+    budgets.context = o.tokens;
+    budgets.budget = o.layer_budgets;
+    budgets.uniform_budget =
+        std::accumulate(o.layer_budgets.begin(), o.layer_budgets.end(), int64_t{0}) / o.layers;
+    budgets.cosine.assign(static_cast<size_t>(o.layers), 0.5);
+    m.layer_budgets = budgets;
+  }
   m.build = {{"seed", o.seed}};
   for (int64_t l = 0; l < o.layers; ++l) {
     LayerPolicy policy;
@@ -158,6 +173,13 @@ inline TinyIndex::Layer random_layer(const IndexMetadata& m, const TinyIndexOpti
     return layer;
   }
   layer.shape = {o.clusters, o.tokens - o.sink - o.tail, o.sink + o.tail};
+  std::mt19937_64 heavy_rng(o.seed + 1000 + static_cast<uint64_t>(l));  // rng stays as it was
+  for (int64_t h = 0; o.heavy_hitters && h < o.kv_heads; ++h) {
+    std::vector<uint32_t> order(static_cast<size_t>(layer.shape.slots));
+    std::iota(order.begin(), order.end(), 0u);
+    std::shuffle(order.begin(), order.end(), heavy_rng);
+    layer.heavy.insert(layer.heavy.end(), order.begin(), order.end());
+  }
   if (o.page_size > 0) {
     layer.shape.clusters.clear();
     for (int64_t i = 0; i < o.kv_heads * layer.shape.slots; ++i) {
@@ -252,6 +274,7 @@ inline Status write_layer(SqzWriter& writer, const TinyIndexOptions& o, int64_t 
   data.page_min = page_min;
   data.page_max = page_max;
   data.positions = layer.positions;
+  data.heavy = layer.heavy;
   data.keys = keys;
   data.values = values;
   data.exact_keys = exact_keys;

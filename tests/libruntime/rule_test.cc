@@ -103,7 +103,7 @@ TEST(TopRule, KeepsTheBestLowerIndexFirst) {
     Scored s = random_scores(100, seed);
     s.sizes.assign(s.sizes.size(), 1);  // filled() then counts clusters
     for (const int64_t count : {0, 1, 7, 60, 100}) {
-      EXPECT_EQ(choose(*make_top_rule(count), s, {}), filled(s, count, true))
+      EXPECT_EQ(choose(*make_top_rule({count}), s, {}), filled(s, count, true))
           << seed << " " << count;
     }
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tools/common/layer_policy.h"
+
 namespace sqz {
 namespace {
 
@@ -64,10 +66,22 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group(kGroupName);
+  app.add_option("--layers", options.layers,
+                 "Spread the budget over the layers by a profile (L.sqz) of sqz-profile-layers; "
+                 "uniform = all alike (default: what the index embeds)")
+      ->type_name("L.sqz")
+      ->group(kGroupName);
   app.add_option("--dense-layers", options.dense_layers,
                  "First layers that are read whole (default: what the selector wants, quest 2)")
       ->check(CLI::NonNegativeNumber)
       ->group(kGroupName);
+}
+
+Status load_layers(SelectorOptions& options, const ModelDescription& model) {
+  if (options.layers.empty() || options.layers == kUniformLayers) return {};
+  SQZ_ASSIGN_OR_RETURN(const LayerBudgets budgets, read_layer_budgets(options.layers, model));
+  options.layer_scales.assign(budgets.budget.begin(), budgets.budget.end());
+  return {};
 }
 
 std::vector<std::string> selector_names() {
@@ -93,7 +107,16 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
                                        : SQZ_GROUP_ANY;
   out.residual = options.residual == "estimate" ? SQZ_RESIDUAL_ESTIMATE : SQZ_RESIDUAL_DROP;
   if (out.selector == SQZ_SELECTOR_DENSE) return out;
+  out.uniform_layers = options.layers == kUniformLayers ? 1 : 0;
+  if (!options.layer_scales.empty()) {
+    out.layer_scales = options.layer_scales.data();
+    out.layer_scale_count = std::ssize(options.layer_scales);
+  }
   if (!options.thresholds.empty()) {
+    if (out.layer_scales != nullptr) {
+      return Status(Code::kInvalidArgument,
+                    "--threshold is one for all layers: pass --budget or --sparsity with --layers");
+    }
     if (out.rule == SQZ_RULE_BUDGET) {
       return Status(Code::kInvalidArgument,
                     "--threshold sets thresholds, but --rule budget has none: pass --budget");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/base/status.h"
+#include "formats/model_description.h"
 #include "sqz/sqz.h"
 
 namespace sqz {
@@ -23,6 +24,8 @@ struct SelectorOptions {
   std::string residual = "drop";
   int64_t block = 0;
   std::optional<int> dense_layers;  // none: what the selector wants
+  std::string layers;  // a layer profile, or kUniformLayers; empty: what the index embeds
+  std::vector<double> layer_scales;  // of it, once load_layers() has read it
 };
 
 inline constexpr double kDefaultBudget = 0.125;
@@ -32,8 +35,11 @@ void add_selector_options(CLI::App& app, SelectorOptions& options);
 // The selectors of libruntime, by name, in the order of sqz_selector.
 std::vector<std::string> selector_names();
 
-// The result borrows options.thresholds. kInvalidArgument for a selector that libruntime does not
-// have.
+// Reads the profile that options.layers names, if it does; see read_layer_budgets().
+Status load_layers(SelectorOptions& options, const ModelDescription& model);
+
+// The result borrows options.thresholds and options.layer_scales. kInvalidArgument for a selector
+// that libruntime does not have.
 Result<sqz_session_options> session_options(const SelectorOptions& options, int threads);
 
 }  // namespace sqz

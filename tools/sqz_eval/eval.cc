@@ -72,11 +72,15 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   runner.dtype = arguments.run_dtype == "bf16" ? DType::kBF16 : DType::kF32;
   runner.threads = common.threads;
   SQZ_ASSIGN_OR_RETURN(out.model, EvalModel::load(arguments.model, runner));
+  for (Setting& setting : out.settings) {
+    SQZ_RETURN_IF_ERROR(load_layers(setting.options, out.model->description()));
+  }
   SQZ_ASSIGN_OR_RETURN(out.haystacks, read_haystacks(arguments.texts, out.model->tokenizer()));
   out.store = {work_folder(arguments), !arguments.save.empty(), arguments.reuse, arguments.force};
   out.build.engine = arguments.engine;
   out.build.coarse_keep = arguments.coarse_keep;
   out.build.calibrate_keys = needs_keys(out.settings);
+  out.build.heavy_hitters = needs_heavy(out.settings);
   out.build.seed = common.seed;
   out.build.threads = common.threads;
   return out;

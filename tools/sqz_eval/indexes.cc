@@ -48,6 +48,10 @@ Status check_reused(const std::string& path, const EvalModel& model, const Pass&
     return {Code::kMismatch, bad_field(path, "calibration of single keys", "none",
                                        "one, for the selector ideal: pass --force to build again")};
   }
+  if (build.heavy_hitters && !metadata.heavy_hitters) {
+    return {Code::kMismatch, bad_field(path, "order of heavy hitters", "none",
+                                       "one, for the selector h2o: pass --force to build again")};
+  }
   const std::string& tokenizer = model.tokenizer().hash();
   if (metadata.tokenizer_hash != tokenizer) {
     return {Code::kMismatch, bad_field(path, "tokenizer_hash", metadata.tokenizer_hash, tokenizer)};
@@ -78,23 +82,29 @@ struct Build {
 Status add_layer(const LayerCapture& layer, const ModelDescription& model, int64_t tokens,
                  std::vector<Build>& builds) {
   const View* gathered = nullptr;
-  std::vector<float> keys, values;
+  std::vector<float> keys, values, attention;
   for (const Build& build : builds) {
     SQZ_RETURN_IF_ERROR(check_stop());
     if (build.view != gathered) {
       keys = visible_rows(layer.keys, *build.view, model.kv_heads, tokens, model.head_dim);
       values = visible_rows(layer.values, *build.view, model.kv_heads, tokens, model.head_dim);
+      if (!layer.attention.empty()) {
+        attention = visible_rows(layer.attention, *build.view, model.kv_heads, tokens, 1);
+      }
       gathered = build.view;
     }
-    SQZ_RETURN_IF_ERROR(build.builder->add_layer(layer.layer, {keys, values, layer.queries}));
+    SQZ_RETURN_IF_ERROR(
+        build.builder->add_layer(layer.layer, {keys, values, layer.queries, nullptr, attention}));
   }
   return {};
 }
 
-Status dense_pass(EvalModel& model, const Pass& pass, int64_t tail, std::vector<Build>& builds,
-                  const std::function<void(double)>& progress) {
+Status dense_pass(EvalModel& model, const Pass& pass, const BuildOptions& build,
+                  std::vector<Build>& builds, const std::function<void(double)>& progress) {
   const auto tokens = static_cast<int64_t>(pass.ids.size());
+  const int64_t tail = build.tail;
   PrefillOptions options;
+  options.attention = build.heavy_hitters;
   options.query_positions.resize(static_cast<size_t>(tail));
   std::iota(options.query_positions.begin(), options.query_positions.end(), tokens - tail);
   options.progress = progress;
@@ -162,7 +172,7 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
   }
   if (builds.empty()) return out;
   out.built_ = true;
-  SQZ_RETURN_IF_ERROR(dense_pass(model, pass, build.tail, builds, progress));
+  SQZ_RETURN_IF_ERROR(dense_pass(model, pass, build, builds, progress));
   for (Build& one : builds) {
     SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_RETURN_IF_ERROR(one.builder->finish().status());

@@ -126,6 +126,13 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
       ->check(CLI::IsMember({"drop", "estimate"}))
       ->capture_default_str()
       ->group(kGroup);
+  app.add_option(
+         "--layers", settings.layers,
+         "Profiles (L.sqz) of sqz-profile-layers that spread the budget over the layers, and "
+         "uniform for all alike")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->group(kGroup);
   app.add_option("--dense-layers", settings.dense_layers,
                  "First layers that are read whole (default: what each selector wants, quest 2)")
       ->check(CLI::NonNegativeNumber)

@@ -10,12 +10,15 @@ constexpr const char* kKmeans = "kmeans";
 constexpr const char* kPages = "pages";
 
 constexpr std::array kSelectors = {
-    // name, index, takes: budget, levels, rule, group, residual; needs calibrated keys
-    SelectorTraits{"dense", kKmeans, false, false, false, false, false, false},
-    SelectorTraits{"squeezed", kKmeans, true, true, true, true, true, false},
-    SelectorTraits{"quest", kPages, true, false, false, true, false, false},
-    SelectorTraits{"ideal", kKmeans, true, false, true, false, false, true},
-    SelectorTraits{"stream", kKmeans, true, false, false, false, false, false},
+    // name, index, takes: budget, levels, rule, group, residual; needs calibrated keys, heavy
+    // hitters
+    SelectorTraits{"dense", kKmeans, false, false, false, false, false, false, false},
+    SelectorTraits{"squeezed", kKmeans, true, true, true, true, true, false, false},
+    SelectorTraits{"quest", kPages, true, false, false, true, false, false, false},
+    SelectorTraits{"ideal", kKmeans, true, false, true, false, false, true, false},
+    SelectorTraits{"stream", kKmeans, true, false, false, false, false, false, false},
+    SelectorTraits{"window", kKmeans, true, false, false, false, false, false, false},
+    SelectorTraits{"h2o", kKmeans, true, false, false, false, false, false, true},
 };
 
 // The values given, or the default alone where a selector does not take the option.
@@ -41,7 +44,10 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options,
           setting.options.residual = residual;
           for (const double budget : taken(traits.budget, options.budgets, 1.0)) {
             if (traits.budget) setting.options.budget = budget;
-            out.push_back(setting);
+            for (const auto& layers : taken(traits.budget, options.layers, standard.layers)) {
+              setting.options.layers = layers;
+              out.push_back(setting);
+            }
           }
         }
       }
@@ -70,7 +76,7 @@ BuildOptions index_options(const std::string& kind, const BuildOptions& base) {
   BuildOptions out = base;
   if (kind == kPages) {
     out.partition = Partition::kPages;
-    out.calibrate_keys = false;  // its selector needs no calibration
+    out.calibrate_keys = out.heavy_hitters = false;  // its selector needs neither
   }
   return out;
 }
@@ -80,6 +86,11 @@ bool needs_keys(const std::vector<Setting>& settings) {
                      [](const Setting& setting) { return setting.traits->keys; });
 }
 
+bool needs_heavy(const std::vector<Setting>& settings) {
+  return std::any_of(settings.begin(), settings.end(),
+                     [](const Setting& setting) { return setting.traits->heavy; });
+}
+
 std::string Setting::text() const {
   std::string out = options.selector;
   if (traits->budget) out += concat(", budget ", *options.budget);
@@ -87,6 +98,7 @@ std::string Setting::text() const {
   if (traits->rule) out += ", rule " + options.rule;
   if (traits->group) out += ", group " + options.group;
   if (traits->residual) out += ", residual " + options.residual;
+  if (traits->budget && options.layers != kUniformLayers) out += ", layers " + options.layers;
   if (options.dense_layers && !dense()) out += concat(", dense layers ", *options.dense_layers);
   return out;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "libindex/builder.h"
+#include "tools/common/layer_policy.h"
 #include "tools/common/selector_options.h"
 
 namespace sqz::eval {
@@ -15,7 +16,8 @@ struct SelectorTraits {
   const char* name;   // as libruntime has it
   const char* index;  // kind of index: one is built of each view for every kind in use
   bool budget, levels, rule, group, residual;
-  bool keys;  // needs the calibration of single keys
+  bool keys;   // needs the calibration of single keys
+  bool heavy;  // needs the order of heavy hitters
 };
 
 const SelectorTraits* find_selector(const std::string& name);
@@ -31,6 +33,7 @@ struct SettingOptions {
   std::vector<std::string> rules = {"threshold"}, groups = {"mean"}, residuals = {"drop"};
   int64_t block = 0;
   std::optional<int> dense_layers;
+  std::vector<std::string> layers = {kUniformLayers};  // profiles of layers to compare
 };
 
 struct Setting {
@@ -46,6 +49,8 @@ Result<std::vector<Setting>> make_settings(const SettingOptions& options);
 
 // Whether one of the settings needs the calibration of single keys.
 bool needs_keys(const std::vector<Setting>& settings);
+// ... the order of heavy hitters.
+bool needs_heavy(const std::vector<Setting>& settings);
 
 // The kinds of index that the settings need, without repetition.
 std::vector<std::string> index_kinds(const std::vector<Setting>& settings);

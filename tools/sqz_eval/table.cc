@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 
 namespace sqz::eval {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 using Line = std::vector<std::string>;
 
 constexpr const char* kNone = "-";
-constexpr size_t kTextColumns = 7;  // the first ones are text, to the left; the rest are numbers
+constexpr size_t kTextColumns = 8;  // the first ones are text, to the left; the rest are numbers
 
 std::string number(double value, int digits) {
   std::array<char, 64> buffer{};
@@ -27,7 +28,7 @@ Json estimate_json(const Estimate& estimate) {
 }
 
 Line header() {
-  return {"task",  "selector",  "levels", "rule",  "group",    "residual", "tokens",
+  return {"task",  "selector",  "levels", "rule",  "group",    "residual", "layers", "tokens",
           "asked", "delivered", "keys",   "value", "to dense", "agree",    "n"};
 }
 
@@ -42,6 +43,7 @@ Line line_of(const Row& row) {
               traits.rule ? options.rule : kNone,
               traits.group ? options.group : kNone,
               traits.residual ? options.residual : kNone,
+              traits.budget ? std::filesystem::path(options.layers).filename().string() : kNone,
               concat(row.tokens)};
   if (!row.skipped.empty()) {
     out.insert(out.end(), {number(options.budget.value_or(1), 4), "skipped"});
@@ -68,6 +70,7 @@ Json row_json(const Row& row) {
   if (traits.rule) out["rule"] = options.rule;
   if (traits.group) out["group"] = options.group;
   if (traits.residual) out["residual"] = options.residual;
+  if (traits.budget) out["layers"] = options.layers;
   out["block"] = options.block;
   if (options.dense_layers && !row.setting.dense()) out["dense_layers"] = *options.dense_layers;
   if (!row.skipped.empty()) {

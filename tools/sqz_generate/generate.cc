@@ -57,6 +57,8 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
   const auto start = Clock::now();
   SelectorOptions selector = arguments.selector;
   if (arguments.dense) selector.selector = "dense";
+  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
+  SQZ_RETURN_IF_ERROR(load_layers(selector, index->metadata().model));
   SQZ_ASSIGN_OR_RETURN(sqz_session_options session,
                        session_options(selector, context.options.threads));
   const std::string& device = context.options.device;
@@ -65,7 +67,6 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
     session.device_id = device.starts_with("cuda:") ? std::atoi(device.c_str() + 5) : 0;
   }
   Opened out;
-  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
   SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
   RunnerOptions options;
   options.device = context.options.device;

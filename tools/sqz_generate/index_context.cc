@@ -116,10 +116,10 @@ Status IndexContext::attend_staged(sqz_attend_args& args, int64_t count, const f
   return {};
 }
 
-Result<sqz_stats> IndexContext::stats() const {
+Result<sqz_stats> IndexContext::stats(int64_t layer) const {
   sqz_stats out = {};
   out.struct_size = sizeof(out);
-  SQZ_RETURN_IF_ERROR(to_status(sqz_session_stats(session_, -1, &out)));
+  SQZ_RETURN_IF_ERROR(to_status(sqz_session_stats(session_, layer, &out)));
   return out;
 }
 

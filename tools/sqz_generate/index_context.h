@@ -22,8 +22,8 @@ class IndexContext : public FixedContext {
   Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                 float* lse) override;
 
-  // Totals since open() or reset_stats(), over all layers.
-  Result<sqz_stats> stats() const;
+  // Totals since open() or reset_stats(), of one layer or (-1) of all.
+  Result<sqz_stats> stats(int64_t layer = -1) const;
   Status reset_stats();
 
  private:

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "formats/capture.h"
+#include "tools/common/layer_policy.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/prompts.h"
 #include "tools/sqz_index/build_index.h"
@@ -198,9 +199,19 @@ Result<CalibrationPrompts> calibration_prompts(const BuildArguments& arguments,
   return out;
 }
 
+// The options, with the layer profile that is to be embedded.
+Result<BuildOptions> full_options(const BuildArguments& arguments, const CommonOptions& common,
+                                  const ModelDescription& model) {
+  BuildOptions out = build_options(arguments, common);
+  if (arguments.layers.empty()) return out;
+  SQZ_ASSIGN_OR_RETURN(out.layer_budgets, read_layer_budgets(arguments.layers, model));
+  return out;
+}
+
 Status build_from_texts(const BuildArguments& arguments, const ToolContext& context) {
-  const BuildOptions options = build_options(arguments, context.options);
   SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
+  SQZ_ASSIGN_OR_RETURN(const BuildOptions options,
+                       full_options(arguments, context.options, source.model().description));
   SQZ_ASSIGN_OR_RETURN(const std::vector<Job> jobs, make_jobs(source, arguments));
   SQZ_RETURN_IF_ERROR(check_jobs(jobs, source.model().description, arguments, options));
   SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts,
@@ -231,9 +242,10 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
 }
 
 Status build_from_file(const BuildArguments& arguments, const ToolContext& context) {
-  const BuildOptions options = build_options(arguments, context.options);
   SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(arguments.capture));
   const CaptureInfo& info = capture->info();
+  SQZ_ASSIGN_OR_RETURN(const BuildOptions options,
+                       full_options(arguments, context.options, info.model));
   const auto tokens = static_cast<int64_t>(info.tokens.size());
   SQZ_ASSIGN_OR_RETURN(const BuildPlan plan, IndexBuilder::plan(info.model, tokens, options));
   SQZ_RETURN_IF_ERROR(check_capture(info, arguments.capture, options.tail));

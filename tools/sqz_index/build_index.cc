@@ -92,13 +92,14 @@ Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const I
   PrefillOptions pass;
   pass.query_positions =
       last_positions(static_cast<int64_t>(tokens.ids.size()), target.options.tail);
+  pass.attention = target.options.heavy_hitters;
   pass.on_device = builder->takes_device_rows();
   pass.progress = [&](double done) { shown.pass(done); };
   pass.consumer = [&](const LayerCapture& layer) -> Status {
     SQZ_RETURN_IF_ERROR(check_stop());
     const Stopwatch add;
     const Status status = builder->add_layer(
-        layer.layer, {layer.keys, layer.values, layer.queries, layer.device},
+        layer.layer, {layer.keys, layer.values, layer.queries, layer.device, layer.attention},
         [&](int64_t done, int64_t total) { shown.heads(layer.layer, done, total); });
     adding += add.seconds();
     return status;

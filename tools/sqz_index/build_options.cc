@@ -48,6 +48,15 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_flag("--calibrate-keys", build.calibrate_keys,
                "Calibrate --selector ideal, too: scores every key, and takes its time")
       ->group(kGroup);
+  app.add_flag("--heavy-hitters", build.heavy_hitters,
+               "Store the order that --selector h2o needs: looks at all attention of the context "
+               "once more")
+      ->group(kGroup);
+  app.add_option("--layers", arguments.layers,
+                 "Embed a profile of sqz-profile-layers: sessions spread their budget over the "
+                 "layers by it")
+      ->type_name("L.sqz")
+      ->group(kGroup);
   app.add_option("--levels", arguments.levels, "Levels of the centroid tree")
       ->check(CLI::Range(1, kMaxLevels))
       ->capture_default_str()
@@ -103,6 +112,11 @@ Status check_arguments(const BuildArguments& arguments) {
     return {Code::kInvalidArgument,
             "--calibrate-with runs the model, which a build from --capture does not have: build "
             "without it, then use sqz-index calibrate"};
+  }
+  if (from_capture && arguments.build.heavy_hitters) {
+    return {Code::kInvalidArgument,
+            "--heavy-hitters looks at all queries of the context, which a capture does not hold: "
+            "build from the model"};
   }
   if (arguments.separate && source.texts.empty()) {
     return {Code::kInvalidArgument, "--separate makes one index a document: name text files"};

@@ -22,6 +22,7 @@ struct BuildArguments {
   std::vector<std::string> calibrate_with;  // files of prompts; empty: the tail calibrates
   int64_t answer_tokens = kAnswerTokens;
   std::string partition = "kmeans";
+  std::string layers;  // a layer profile to embed; empty: none
   BuildOptions build;
 };
 

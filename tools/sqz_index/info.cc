@@ -39,6 +39,17 @@ Json layers_json(const IndexMetadata& metadata) {
   return out;
 }
 
+Json budgets_json(const IndexMetadata& metadata) {
+  if (!metadata.layer_budgets) return nullptr;
+  const LayerBudgets& budgets = *metadata.layer_budgets;
+  return {{"allocation", budgets.allocation},
+          {"context", budgets.context},
+          {"uniform_budget", budgets.uniform_budget},
+          {"p", budgets.p},
+          {"budget", budgets.budget},
+          {"cosine", budgets.cosine}};
+}
+
 Json info_json(const SqzFile& file, const Calibration& calibration, const Shape& shape) {
   const IndexMetadata& metadata = file.metadata();
   return {{"path", file.path()},
@@ -55,6 +66,8 @@ Json info_json(const SqzFile& file, const Calibration& calibration, const Shape&
           {"page_size", metadata.page_size},
           {"pages", shape.pages},
           {"key_calibration", metadata.key_calibration},
+          {"heavy_hitters", metadata.heavy_hitters},
+          {"layer_budgets", budgets_json(metadata)},
           {"levels", metadata.levels},
           {"clustered", shape.clustered},
           {"clusters", shape.clusters},
@@ -104,6 +117,13 @@ Rows info_rows(const SqzFile& file, const Calibration& calibration, const Shape&
            ? "none"
            : concat(calibration.queries, " queries a head, from: ", calibration.source,
                     metadata.key_calibration ? "; single keys, too" : "")}};
+  if (metadata.heavy_hitters) rows.emplace_back("heavy hitters", "ordered, for --selector h2o");
+  if (metadata.layer_budgets) {
+    const LayerBudgets& budgets = *metadata.layer_budgets;
+    rows.emplace_back("layer budgets",
+                      concat(budgets.allocation, ", keys of ", budgets.context, ": ",
+                             list_text(budgets.budget), ", ", budgets.uniform_budget, " a layer"));
+  }
   if (!metadata.build.is_object()) return rows;
   for (const auto& [name, value] : metadata.build.items()) {
     rows.emplace_back("build." + name, value.is_string() ? value.get<std::string>() : value.dump());

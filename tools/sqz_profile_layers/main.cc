@@ -15,9 +15,17 @@ int main(int argc, char** argv) {
       "  change their input, keep p of the budget; the others share what that frees. The sum is\n"
       "  that of the same budget for every layer, to the key.\n"
       "\n"
+      "  --allocate measured shares it out by what each layer's own errors cost instead. Whatever\n"
+      "  is asked for, --sweep and --allocate measured run the model on held-out text and print "
+      "what\n"
+      "  each choice costs beside all layers alike.\n"
+      "\n"
       "Examples:\n"
       "  sqz-profile-layers --model MODEL book.txt -o layers.sqz\n"
       "  sqz-profile-layers --model MODEL texts/ --tokens 16000 --budget 0.1 --p 0.7 -o l.sqz\n"
+      "  sqz-profile-layers --model MODEL book.txt --selector stream --p auto -o l.sqz\n"
+      "  sqz-profile-layers --model MODEL book.txt --allocate measured --selector h2o -o l.sqz\n"
+      "  sqz-profile-layers --model MODEL book.txt --index book.sqz --allocate measured\n"
       "  sqz-index info layers.sqz\n");
   sqz::ProfileArguments arguments;
   CLI::App* app = tool.only_command(

@@ -5,15 +5,19 @@
 #include <chrono>
 #include <cmath>
 
+#include "formats/base/hash.h"
 #include "formats/checkpoint.h"
 #include "formats/layers_file.h"
-#include "libindex/layer_budgets.h"
+#include "libindex/copy_index.h"
 #include "tools/common/layers_table.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/signals.h"
 #include "tools/common/texts.h"
+#include "tools/sqz_eval/settings.h"
+#include "tools/sqz_profile_layers/allocation.h"
+#include "tools/sqz_profile_layers/trial_indexes.h"
 #include "training/profile.h"
 
 namespace sqz {
@@ -26,27 +30,40 @@ double seconds_since(Clock::time_point start) {
 }
 
 constexpr int64_t kDefaultWindow = 16384;
+constexpr double kProfileShare = 0.5;  // of the time, roughly, where losses are measured
 
 struct Plan {
-  ProfileOptions options;  // without progress
+  ProfileNumbers numbers;
+  ProfileOptions options;  // without progress and consumer
   BudgetRequest request;
+  int64_t behind = 0;                    // tokens behind each window that are needed
+  std::shared_ptr<const SqzFile> index;  // null: none was given
 };
 
 // Everything that can be refused before the model runs is.
-Result<Plan> plan(const ProfileArguments& arguments, const ModelDescription& model) {
+Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription& model) {
   if (model.layers < kLayerGroups) {
     return Status(Code::kUnsupported,
                   bad_field(arguments.model, "layers", concat(model.layers),
                             concat("at least ", kLayerGroups, ", one a group")));
   }
   Plan out;
-  out.options.window =
-      arguments.tokens > 0 ? arguments.tokens : std::min(kDefaultWindow, model.max_positions);
+  SQZ_ASSIGN_OR_RETURN(out.numbers, profile_numbers(arguments));
+  out.behind = arguments.measures() ? arguments.held_out + 1 : 0;
+  out.options.window = arguments.tokens > 0
+                           ? arguments.tokens
+                           : std::min(kDefaultWindow, model.max_positions - out.behind);
   out.options.windows = arguments.windows;
-  if (out.options.window > model.max_positions) {
+  if (!arguments.index.empty()) {
+    SQZ_ASSIGN_OR_RETURN(out.index, SqzFile::open(arguments.index));
+    SQZ_RETURN_IF_ERROR(check_same_model(out.index->metadata().model, model, arguments.index));
+    out.options.window = out.index->metadata().tokens;
+  }
+  if (out.options.window + out.behind > model.max_positions) {
     return Status(Code::kInvalidArgument,
                   concat("--tokens: found ", out.options.window, ", expected at most ",
-                         model.max_positions, ", the positions of ", arguments.model));
+                         model.max_positions - out.behind, ", the positions of ", arguments.model,
+                         out.behind > 0 ? " less what is held out" : ""));
   }
   out.request.context = arguments.context > 0 ? arguments.context : out.options.window;
   if (!(arguments.budget > 0 && arguments.budget <= 1)) {
@@ -54,122 +71,277 @@ Result<Plan> plan(const ProfileArguments& arguments, const ModelDescription& mod
                   concat("--budget: found ", arguments.budget, ", expected a number in (0, 1]"));
   }
   out.request.budget = std::llround(arguments.budget * static_cast<double>(out.request.context));
-  out.request.p = arguments.p;
+  out.request.p = out.numbers.p;
   constexpr std::array<int, kLayerGroups> kOneOfEach = {0, 1, 2};
   SQZ_RETURN_IF_ERROR(layer_budgets(kOneOfEach, out.request).status());
-  return out;
-}
-
-Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments,
-                                            const ProfileOptions& options,
-                                            const Tokenizer& tokenizer,
-                                            const ModelDescription& model) {
-  SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
-  std::vector<ProfileText> out;
-  for (const Document& document : documents) {
-    ProfileText text;
-    text.name = document.path;
-    SQZ_ASSIGN_OR_RETURN(
-        text.tokens, encode_documents(tokenizer, {&document, 1}, options.windows * options.window));
-    for (size_t first = 0; first < text.tokens.size();
-         first += static_cast<size_t>(options.window)) {
-      const auto rest = std::span<const int32_t>(text.tokens).subspan(first);
-      SQZ_RETURN_IF_ERROR(
-          check_tokens(rest.first(std::min(rest.size(), static_cast<size_t>(options.window))),
-                       model, "the tokenizer of " + arguments.model, arguments.model));
-    }
-    out.push_back(std::move(text));
+  for (const double p : out.numbers.sweep) {
+    BudgetRequest request = out.request;
+    request.p = p;
+    SQZ_RETURN_IF_ERROR(layer_budgets(kOneOfEach, request).status());
   }
   return out;
 }
 
-}  // namespace
+// A text's windows, and what is held out behind the last one.
+struct TextTokens {
+  std::string name;
+  std::vector<int32_t> tokens;
+};
 
-void add_profile_options(CLI::App& app, ProfileArguments& arguments) {
-  app.add_option("TEXT", arguments.texts,
-                 "Text files, or folders of them (recursive, sorted); - reads standard input")
-      ->required();
-  app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
-      ->required();
-  app.add_option("-o,--output", arguments.output, "The layer profile (.sqz) to write")->required();
-  app.add_flag("--force", arguments.force, "Replace an existing output");
-  app.add_option("--tokens", arguments.tokens,
-                 "Tokens of a window, which is one dense pass (default: the model's positions, at "
-                 "most 16384)")
-      ->check(CLI::PositiveNumber)
-      ->type_name("N");
-  app.add_option("--windows", arguments.windows, "Windows of each text; 0 = all of it")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
-      ->type_name("N")
-      ->capture_default_str();
-  app.add_option("--budget", arguments.budget,
-                 "Fraction of the context that a layer reads, if all "
-                 "read the same")
-      ->capture_default_str();
-  app.add_option("--p", arguments.p,
-                 "Share of it that layers of group 2 keep, in (0, 1]; 1 = all layers alike")
-      ->capture_default_str();
-  app.add_option("--context", arguments.context,
-                 "Tokens of the context that budgets are for (default: those of a window)")
-      ->check(CLI::Range(int64_t{1}, int64_t{UINT32_MAX}))
-      ->type_name("N");
-  add_run_dtype_option(app, arguments.run_dtype);
+Result<std::vector<TextTokens>> read_texts(const ProfileArguments& arguments, const Plan& plan,
+                                           const Tokenizer& tokenizer,
+                                           const ModelDescription& model) {
+  SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
+  const int64_t window = plan.options.window, windows = plan.options.windows;
+  std::vector<TextTokens> out;
+  const auto add = [&](const std::string& name, std::span<const Document> part) -> Status {
+    TextTokens text{name, {}};
+    const int64_t most = windows == 0 ? 0 : windows * window + plan.behind;
+    SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, part, most));
+    for (size_t first = 0; first < text.tokens.size(); first += static_cast<size_t>(window)) {
+      const auto rest = std::span<const int32_t>(text.tokens).subspan(first);
+      SQZ_RETURN_IF_ERROR(
+          check_tokens(rest.first(std::min(rest.size(), static_cast<size_t>(window))), model,
+                       "the tokenizer of " + arguments.model, arguments.model));
+    }
+    out.push_back(std::move(text));
+    return {};
+  };
+  if (plan.index == nullptr) {
+    for (const Document& document : documents) {
+      SQZ_RETURN_IF_ERROR(add(document.path, {&document, 1}));
+    }
+  } else {  // as sqz-index build reads them
+    SQZ_RETURN_IF_ERROR(add(documents.front().path, documents));
+    const auto tokens =
+        std::as_bytes(std::span(out.front().tokens)
+                          .first(std::min(out.front().tokens.size(), static_cast<size_t>(window))));
+    const std::string& expected = plan.index->metadata().tokens_hash;
+    if (hex(xxh3_64(tokens)) != expected) {
+      return Status(
+          Code::kMismatch,
+          bad_field(out.front().name, concat("hash of the first ", window, " tokens"),
+                    hex(xxh3_64(tokens)), concat(expected, ", the context of ", arguments.index)));
+    }
+  }
+  for (const TextTokens& text : out) {
+    const auto needed = window + plan.behind;
+    if (plan.behind == 0 || std::ssize(text.tokens) >= needed) continue;
+    return Status(Code::kCorrupt,
+                  bad_field(text.name, "text", concat(text.tokens.size(), " tokens"),
+                            concat("at least ", needed, ": a window of ", window, " and ",
+                                   plan.behind, " that are held out; pass fewer --tokens")));
+  }
+  return out;
 }
+
+// Windows of a text that have held-out tokens behind them: there is one at least.
+int64_t trial_windows(const Plan& plan, const TextTokens& text) {
+  const int64_t windows = (std::ssize(text.tokens) - plan.behind) / plan.options.window;
+  return plan.options.windows == 0 ? windows : std::min(windows, plan.options.windows);
+}
+
+BuildOptions trial_options(const ProfileArguments& arguments, const CommonOptions& common) {
+  const eval::SelectorTraits& traits = *eval::find_selector(arguments.selector);
+  BuildOptions out;
+  out.threads = common.threads;
+  out.seed = common.seed;
+  out.calibrate_keys = traits.keys;
+  out.heavy_hitters = traits.heavy;
+  // What scores no clusters reads the same from pages, which take no k-means.
+  if (!traits.levels && !traits.keys) out.partition = Partition::kPages;
+  return out;
+}
+
+SelectorOptions trial_selector(const ProfileArguments& arguments) {
+  SelectorOptions out;
+  out.selector = arguments.selector;
+  out.rule = arguments.rule;
+  out.budget = arguments.budget;
+  return out;
+}
+
+struct Outcome {
+  LayerProfile profile;
+  std::vector<int> groups;
+  Comparison comparison;  // empty if nothing was measured
+  size_t chosen = 0;
+  double profile_seconds = 0, measure_seconds = 0;
+};
+
+Result<std::vector<int>> groups_of(const LayerProfile& profile, const std::string& model) {
+  auto groups = group_layers(profile.cosine);
+  if (groups.ok()) return groups;  // the numbers are the model's, not the user's
+  return Status(Code::kUnsupported, concat(model, ": ", groups.status().message()));
+}
+
+Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
+                        const std::vector<TextTokens>& texts, const std::string& tokenizer_hash,
+                        Runner& runner, const ToolContext& context) {
+  const std::string& beside = arguments.output.empty() ? arguments.index : arguments.output;
+  const ModelDescription& model = runner.config().description;
+  TrialIndexes indexes(beside, model, tokenizer_hash, trial_options(arguments, context.options));
+  Trials trials(runner, trial_selector(arguments), context.options.threads);
+  std::vector<ProfileText> windows;
+  for (const TextTokens& text : texts) {
+    if (!arguments.measures()) {
+      windows.push_back({text.name, text.tokens});
+      continue;
+    }
+    const int64_t count = trial_windows(plan, text), length = plan.options.window;
+    const std::span<const int32_t> all(text.tokens);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto rest = all.subspan(static_cast<size_t>(i * length));
+      const auto window = rest.first(static_cast<size_t>(length));
+      const auto behind = rest.subspan(window.size(), static_cast<size_t>(plan.behind));
+      const std::string path = plan.index ? arguments.index : indexes.add(window);
+      trials.add({path, {behind.begin(), behind.end()}});
+    }
+    windows.push_back({text.name, {all.begin(), all.begin() + count * length}});
+  }
+  Progress progress(context.progress_style(), "profile");
+  const double share = arguments.measures() ? kProfileShare : 1;
+  plan.options.progress = [&](double done) {
+    progress.update(share * done);
+    return check_stop();
+  };
+  if (arguments.measures() && !plan.index) {
+    protect_output(beside);
+    const BuildOptions build = trial_options(arguments, context.options);
+    plan.options.attention = build.heavy_hitters;
+    plan.options.tail_queries = build.tail;
+    plan.options.consumer = [&](int64_t window, const LayerCapture& layer) {
+      return indexes.consume(window, layer);
+    };
+  }
+  Outcome out;
+  const auto start = Clock::now();
+  SQZ_ASSIGN_OR_RETURN(out.profile, profile_layers(runner, windows, plan.options));
+  out.profile_seconds = seconds_since(start);
+  SQZ_ASSIGN_OR_RETURN(out.groups, groups_of(out.profile, arguments.model));
+  if (arguments.measures()) {
+    const AllocationRequest request = {.budget = plan.request,
+                                       .groups = out.groups,
+                                       .sweep = plan.numbers.sweep,
+                                       .measured = arguments.allocate == "measured"};
+    SQZ_ASSIGN_OR_RETURN(out.comparison, compare_allocations(trials, request, [&](double done) {
+                           progress.update(share + (1 - share) * done);
+                         }));
+    out.measure_seconds = seconds_since(start) - out.profile_seconds;
+  }
+  progress.finish();
+  return out;
+}
+
+Json measured_json(const ProfileArguments& arguments, const Comparison& comparison) {
+  return {{"selector", arguments.selector},
+          {"rule", arguments.rule},
+          {"budget", arguments.budget},
+          {"dense_loss", comparison.dense_loss},
+          {"sweep", comparison_json(comparison)}};
+}
+
+// The budgets that were asked for, or that are best.
+Result<LayersFile> layers_file(const ProfileArguments& arguments, const Plan& plan,
+                               Outcome& outcome) {
+  LayersFile out;
+  out.windows = outcome.profile.windows;
+  out.window = plan.options.window;
+  out.tokens = outcome.profile.tokens;
+  out.context = plan.request.context;
+  out.uniform_budget = plan.request.budget;
+  out.cosine = outcome.profile.cosine;
+  out.cosine_error = outcome.profile.cosine_error;
+  out.group.assign(outcome.groups.begin(), outcome.groups.end());
+  out.allocation = arguments.allocate;
+  out.p = plan.request.p;
+  SQZ_ASSIGN_OR_RETURN(out.budget, layer_budgets(outcome.groups, plan.request));
+  if (!arguments.measures()) return out;
+  out.measured = measured_json(arguments, outcome.comparison);
+  const auto& candidates = outcome.comparison.candidates;
+  if (arguments.p == "auto" || arguments.allocate == "measured") {
+    outcome.chosen = best_of(outcome.comparison, arguments.allocate);
+    out.p = candidates[outcome.chosen].p;
+    out.budget = candidates[outcome.chosen].budget;
+    return out;
+  }
+  outcome.chosen = candidates.size();  // none of the table's, unless --p is one of them
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (candidates[i].p == plan.request.p) outcome.chosen = i;
+  }
+  return out;
+}
+
+// "measured: gains 0.0123 nats a token on uniform", or that nothing does.
+std::string recommendation(const Outcome& outcome) {
+  const auto& candidates = outcome.comparison.candidates;
+  size_t best = best_of(outcome.comparison, kAllocationGroups);
+  const size_t measured = best_of(outcome.comparison, kAllocationMeasured);
+  if (candidates[measured].loss < candidates[best].loss) best = measured;
+  if (best == 0) return "uniform is best: no other gains more than its standard error";
+  return concat(candidates[best].name(), ": ", candidates[best].gain.mean(),
+                " nats a token better than uniform");
+}
+
+}  // namespace
 
 Status run_profile(const ProfileArguments& arguments, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
-  SQZ_ASSIGN_OR_RETURN(Plan planned, plan(arguments, model));
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  SQZ_ASSIGN_OR_RETURN(Plan plan, make_plan(arguments, model));
+  if (!arguments.output.empty()) {
+    SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  }
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
-  SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(arguments, planned.options, *tokenizer, model));
+  SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(arguments, plan, *tokenizer, model));
   const auto start = Clock::now();
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
       load_runner(arguments.model, runner_options(arguments.run_dtype, context.options)));
   const double load_seconds = seconds_since(start);
-
-  Progress progress(context.progress_style(), "profile");
-  planned.options.progress = [&](double done) {
-    progress.update(done);
-    return check_stop();
-  };
-  SQZ_ASSIGN_OR_RETURN(const LayerProfile profile, profile_layers(*runner, texts, planned.options));
-  progress.finish();
-  const double profile_seconds = seconds_since(start) - load_seconds;
-
-  const auto groups = group_layers(profile.cosine);
-  if (!groups.ok()) {  // the numbers are the model's, not the user's
-    return {Code::kUnsupported, concat(arguments.model, ": ", groups.status().message())};
-  }
-  LayersFile layers;
+  SQZ_ASSIGN_OR_RETURN(Outcome outcome,
+                       measure(arguments, plan, texts, tokenizer->hash(), *runner, context));
+  SQZ_ASSIGN_OR_RETURN(LayersFile layers, layers_file(arguments, plan, outcome));
   layers.model = model;
   layers.tokenizer_hash = tokenizer->hash();
   layers.texts = std::ssize(texts);
-  layers.windows = profile.windows;
-  layers.window = planned.options.window;
-  layers.tokens = profile.tokens;
-  layers.context = planned.request.context;
-  layers.uniform_budget = planned.request.budget;
-  layers.p = planned.request.p;
-  layers.cosine = profile.cosine;
-  layers.cosine_error = profile.cosine_error;
-  layers.group.assign(groups->begin(), groups->end());
-  SQZ_ASSIGN_OR_RETURN(layers.budget, layer_budgets(*groups, planned.request));
 
-  protect_output(arguments.output);
-  SQZ_ASSIGN_OR_RETURN(const uint64_t bytes,
-                       write_layers_file(Env::posix(), arguments.output, arguments.force, layers));
-  SQZ_ASSIGN_OR_RETURN(layers, read_layers_file(arguments.output));
-  Json result = layers_json(layers);
-  result["path"] = arguments.output;
-  result["bytes"] = bytes;
-  result["seconds"] = {{"load", load_seconds}, {"profile", profile_seconds}};
-  Rows rows = {{"layers", arguments.output}};
+  Json result;
+  Rows rows;
+  if (!arguments.index.empty()) {
+    protect_output(arguments.index);
+    SQZ_RETURN_IF_ERROR(embed_layer_budgets(Env::posix(), *plan.index, embedded(layers),
+                                            arguments.index, true, context.options.threads)
+                            .status());
+    rows.emplace_back("embedded in", arguments.index);
+  }
+  if (!arguments.output.empty()) {
+    protect_output(arguments.output);
+    SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, write_layers_file(Env::posix(), arguments.output,
+                                                                 arguments.force, layers));
+    SQZ_ASSIGN_OR_RETURN(layers, read_layers_file(arguments.output));
+    rows.emplace_back("layers", arguments.output);
+    result = layers_json(layers);
+    result["path"] = arguments.output;
+    result["bytes"] = bytes;
+  } else {
+    result = layers_json(layers);
+  }
+  if (!arguments.index.empty()) result["index"] = arguments.index;
+  result["sweep"] = comparison_json(outcome.comparison);
+  result["seconds"] = {{"load", load_seconds},
+                       {"profile", outcome.profile_seconds},
+                       {"measure", outcome.measure_seconds}};
   for (auto& row : layers_rows(layers)) rows.push_back(std::move(row));
-  rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
-                                      seconds_text(profile_seconds), " to profile"));
   context.output.text(layers_table(layers) + "\n");
+  if (arguments.measures()) {
+    context.output.text(comparison_table(outcome.comparison, outcome.chosen) + "\n");
+    result["recommendation"] = recommendation(outcome);
+    rows.emplace_back("recommendation", recommendation(outcome));
+  }
+  rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
+                                      seconds_text(outcome.profile_seconds), " to profile, ",
+                                      seconds_text(outcome.measure_seconds), " to measure"));
   context.output.result(result, rows);
   return {};
 }

@@ -176,7 +176,10 @@ typedef enum sqz_selector {
                                 all of them looked at without counting it: what no selector can
                                 surpass. Needs an index built with --calibrate-keys, unless
                                 thresholds are given */
-  SQZ_SELECTOR_STREAM = 4    /* sink and most recent keys only, whatever is asked */
+  SQZ_SELECTOR_STREAM = 4,   /* sink and most recent keys only, whatever is asked */
+  SQZ_SELECTOR_WINDOW = 5,   /* the most recent keys only, without the sink */
+  SQZ_SELECTOR_H2O = 6       /* half the most recent keys, half those that the context's own tokens
+                                attended to most; needs an index built with --heavy-hitters */
 } sqz_selector;
 
 /* "squeezed", "dense", ...: static; null for a number that this library has no selector for. Counts
@@ -187,7 +190,7 @@ typedef enum sqz_rule {
   SQZ_RULE_THRESHOLD = 0, /* score >= T, one T for all layers and heads (the paper's) */
   SQZ_RULE_BUDGET = 1     /* per (layer, KV head) the calibrated share, filled best first: holds
                              the asked number of keys, to half a cluster a head */
-} sqz_rule; /* of squeezed and ideal; quest and stream hold the budget by themselves */
+} sqz_rule;               /* of squeezed and ideal; the others hold the budget by themselves */
 
 typedef enum sqz_group {
   SQZ_GROUP_MEAN = 0, /* mean of S over the block's tokens and the heads of a GQA group */
@@ -223,6 +226,15 @@ typedef struct sqz_session_options {
                                the budget, but count in the stats */
   int64_t max_request_tokens; /* most query tokens of one request; 0 = max_tokens. 1 = only ever one
                                  token a request: on CUDA that saves hundreds of MB */
+  const double* layer_scales; /* [layers of the model] how many times the average share of clustered
+                                 keys each layer keeps, for every selector: only the ratios count,
+                                 the total is that of the budget. Above 0; infinity = read whole, as
+                                 by dense_layers. A layer keeps at most all of its keys, and the
+                                 others get what is left over. null = what the index embeds, if it
+                                 does, else all alike. Not together with thresholds */
+  int64_t layer_scale_count;  /* entries of layer_scales; 0 without them */
+  int32_t uniform_layers;     /* 1: all layers alike, whatever the index embeds */
+  int32_t reserved;
 } sqz_session_options;
 
 /* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates

@@ -1,0 +1,101 @@
+#include "libruntime/select/static_selection.h"
+
+#include <algorithm>
+
+#include "libruntime/select/layer_spread.h"
+#include "libruntime/select/runs.h"
+
+namespace sqz {
+namespace {
+
+struct HeadRuns {
+  std::vector<KeyRun> runs;
+  int64_t keys = 0;
+};
+
+class StaticSelector final : public Selector {
+ public:
+  StaticSelector(std::vector<HeadRuns> heads, int64_t kv_heads, int64_t exact_skipped)
+      : heads_(std::move(heads)), kv_heads_(kv_heads), exact_skipped_(exact_skipped) {}
+
+  SelectorLimits limits() const override {
+    SelectorLimits limits;
+    for (const HeadRuns& head : heads_) limits.runs = std::max(limits.runs, std::ssize(head.runs));
+    return limits;
+  }
+
+  Status select(const SelectQuery& query, SelectWorkspace& /*workspace*/,
+                HeadSelection& out) const override {
+    const HeadRuns& head = heads_[query.layer * kv_heads_ + query.kv_head];
+    clear(out);
+    std::copy(head.runs.begin(), head.runs.end(), out.runs.begin());
+    out.run_count = std::ssize(head.runs);
+    out.keys = head.keys;
+    out.exact_skipped = exact_skipped_;
+    return {};
+  }
+
+ private:
+  std::vector<HeadRuns> heads_;  // [layer * kv_heads + head]
+  int64_t kv_heads_, exact_skipped_;
+};
+
+HeadRuns runs_of(std::span<const uint8_t> chosen) {
+  HeadRuns out;
+  for (uint32_t slot = 0; slot < chosen.size(); ++slot) {
+    if (chosen[slot] == 0) continue;
+    ++out.keys;
+    if (out.runs.empty() || out.runs.back().first + out.runs.back().length != slot) {
+      out.runs.push_back({slot, 0});
+    }
+    ++out.runs.back().length;
+  }
+  return out;
+}
+
+}  // namespace
+
+void choose_recent(const StaticHead& head, int64_t count, std::span<uint8_t> chosen) {
+  const uint32_t* positions = head.positions();
+  const int64_t first = head.sink + head.view.slots - count;
+  for (size_t slot = 0; slot < chosen.size(); ++slot) {
+    if (positions[slot] >= first) chosen[slot] = 1;
+  }
+}
+
+Result<PreparedSelector> prepare_static(const SelectorInputs& inputs,
+                                        const SelectionRequest& request,
+                                        const StaticSelection& selection) {
+  SQZ_RETURN_IF_ERROR(check_amount(request));
+  SQZ_RETURN_IF_ERROR(check_plain(request, selection.name, false));
+  const LayerView* sparse = first_sparse(inputs.index.layers);
+  PreparedSelector out;
+  if (sparse == nullptr) return PreparedSelector{dense_plan(out.plan, true), nullptr};
+  const ReadingCost cost{.tokens = static_cast<double>(sparse->slots + sparse->exact),
+                         .fixed = static_cast<double>(sparse->exact - selection.exact_skipped),
+                         .per_keep = static_cast<double>(sparse->slots),
+                         .fixed_names = selection.exact_skipped > 0 ? "tail" : "sink and tail"};
+  resolve(cost, request, out.plan);
+  SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
+  if (out.plan.dense) return out;
+  out.plan.scales = inputs.scales;
+  const std::vector<int64_t> keys = layer_keys(out.plan, sparse->slots);
+  const int64_t kv_heads = inputs.metadata.model.kv_heads;
+  std::vector<HeadRuns> heads;
+  std::vector<uint8_t> chosen;
+  for (size_t layer = 0; layer < inputs.index.layers.size(); ++layer) {
+    const LayerView& view = inputs.index.layers[layer];
+    for (int64_t head = 0; head < kv_heads; ++head) {
+      chosen.assign(static_cast<size_t>(view.slots), 0);
+      if (out.plan.scales[layer] > 0) {
+        selection.choose({view, head, inputs.metadata.sink, keys[layer]}, chosen);
+      }
+      heads.push_back(runs_of(chosen));
+    }
+  }
+  out.selector =
+      std::make_unique<StaticSelector>(std::move(heads), kv_heads, selection.exact_skipped);
+  return out;
+}
+
+}  // namespace sqz

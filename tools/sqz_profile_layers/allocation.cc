@@ -1,0 +1,153 @@
+#include "tools/sqz_profile_layers/allocation.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include "formats/layers_file.h"
+#include "tools/common/layer_policy.h"
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kStretch = 128;  // tokens of one sample of a gain
+constexpr std::array kStrengths = {1.0, 0.5};
+
+// Layers that keep no key at the least budget measured would never get one.
+constexpr double kLeastScale = 1e-3;
+
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+Result<std::vector<Candidate>> group_candidates(const AllocationRequest& request) {
+  std::vector<Candidate> out;
+  for (const double p : request.sweep) {
+    if (p == 1) continue;  // uniform
+    BudgetRequest budget = request.budget;
+    budget.p = p;
+    Candidate candidate;
+    candidate.allocation = kAllocationGroups;
+    candidate.p = p;
+    SQZ_ASSIGN_OR_RETURN(candidate.budget, layer_budgets(request.groups, budget));
+    out.push_back(std::move(candidate));
+  }
+  return out;
+}
+
+Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
+                                                   const BudgetRequest& budget) {
+  const double total = std::accumulate(losses.kept.begin(), losses.kept.end(), 0.0);
+  SQZ_ASSIGN_OR_RETURN(const auto keys, least_loss_keys(losses.losses, total));
+  std::vector<Candidate> out;
+  for (const double strength : kStrengths) {
+    std::vector<double> scales;
+    for (size_t l = 0; l < keys.size(); ++l) {
+      const bool whole = losses.kept[l] >= 1;
+      const double scale = whole ? 1 : std::max(keys[l] / losses.kept[l], kLeastScale);
+      scales.push_back(std::pow(scale, strength));
+    }
+    Candidate candidate;
+    candidate.allocation = kAllocationMeasured;
+    candidate.strength = strength;
+    SQZ_ASSIGN_OR_RETURN(candidate.budget, scaled_budgets(scales, budget));
+    out.push_back(std::move(candidate));
+  }
+  return out;
+}
+
+std::string number(const char* pattern, double value) {
+  std::array<char, 64> buffer{};
+  const int length = std::snprintf(buffer.data(), buffer.size(), pattern, value);
+  return {buffer.data(), static_cast<size_t>(length)};
+}
+
+}  // namespace
+
+std::string Candidate::name() const {
+  if (allocation == kAllocationGroups) return concat("groups, p = ", p);
+  if (allocation == kAllocationMeasured && strength != 1) {
+    return concat("measured, strength ", strength);
+  }
+  return allocation;
+}
+
+Result<Comparison> compare_allocations(const Trials& trials, const AllocationRequest& request,
+                                       const std::function<void(double)>& progress) {
+  Comparison out;
+  SQZ_ASSIGN_OR_RETURN(const TrialLosses dense, trials.dense_losses());
+  out.dense_loss = mean(dense.nats);
+  Candidate uniform;
+  uniform.allocation = kUniformLayers;
+  uniform.budget.assign(request.groups.size(), request.budget.budget);
+  out.candidates.push_back(std::move(uniform));
+  SQZ_ASSIGN_OR_RETURN(auto groups, group_candidates(request));
+  for (Candidate& candidate : groups) out.candidates.push_back(std::move(candidate));
+  const double part = request.measured ? 0.6 : 0;
+  if (request.measured) {
+    SQZ_ASSIGN_OR_RETURN(const LayerLosses losses,
+                         trials.layer_losses(dense, [&](double done) { progress(part * done); }));
+    SQZ_ASSIGN_OR_RETURN(auto measured, measured_candidates(losses, request.budget));
+    for (Candidate& candidate : measured) out.candidates.push_back(std::move(candidate));
+  }
+  std::vector<double> uniform_nats;
+  for (size_t i = 0; i < out.candidates.size(); ++i) {
+    Candidate& candidate = out.candidates[i];
+    const std::vector<double> scales(candidate.budget.begin(), candidate.budget.end());
+    SQZ_ASSIGN_OR_RETURN(const TrialLosses found,
+                         trials.losses(i == 0 ? std::span<const double>() : scales));
+    candidate.loss = mean(found.nats);
+    candidate.delivered = found.budget;
+    if (i == 0) uniform_nats = found.nats;
+    std::vector<double> gains;
+    for (size_t t = 0; t < uniform_nats.size(); ++t) {
+      gains.push_back(uniform_nats[t] - found.nats[t]);
+    }
+    for (const double gain : eval::block_means(gains, kStretch)) candidate.gain.add(gain);
+    progress(part +
+             (1 - part) * static_cast<double>(i + 1) / static_cast<double>(out.candidates.size()));
+  }
+  return out;
+}
+
+size_t best_of(const Comparison& comparison, const std::string& allocation) {
+  size_t best = 0;
+  for (size_t i = 1; i < comparison.candidates.size(); ++i) {
+    const Candidate& candidate = comparison.candidates[i];
+    if (candidate.allocation != allocation) continue;
+    const bool sure = candidate.gain.mean() > candidate.gain.standard_error();
+    if (sure && candidate.loss < comparison.candidates[best].loss) best = i;
+  }
+  return best;
+}
+
+Json comparison_json(const Comparison& comparison) {
+  Json out = Json::array();
+  for (const Candidate& candidate : comparison.candidates) {
+    out.push_back({{"allocation", candidate.allocation},
+                   {"p", candidate.p},
+                   {"strength", candidate.strength},
+                   {"loss", candidate.loss},
+                   {"gain", candidate.gain.mean()},
+                   {"gain_stderr", candidate.gain.standard_error()},
+                   {"delivered", candidate.delivered},
+                   {"budget", candidate.budget}});
+  }
+  return out;
+}
+
+std::string comparison_table(const Comparison& comparison, size_t chosen) {
+  std::string out = "allocation               loss    gain on uniform       delivered\n";
+  for (size_t i = 0; i < comparison.candidates.size(); ++i) {
+    const Candidate& candidate = comparison.candidates[i];
+    std::string name = candidate.name();
+    name.resize(22, ' ');
+    out += name + number("%7.4f", candidate.loss) + "  " + number("%8.4f", candidate.gain.mean()) +
+           " +- " + number("%.4f", candidate.gain.standard_error()) + "      " +
+           number("%.4f", candidate.delivered) + (i == chosen ? "  <- chosen" : "") + "\n";
+  }
+  return out + "dense                 " + number("%7.4f", comparison.dense_loss) + "\n";
+}
+
+}  // namespace sqz

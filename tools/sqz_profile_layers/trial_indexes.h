@@ -1,0 +1,45 @@
+// Indexes of the windows that a profile runs over, built from the same passes, for trials.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "libindex/builder.h"
+#include "training/profile.h"
+#include "training/runner.h"
+
+namespace sqz {
+
+// Temporaries beside `output`, removed at the end. Use consume() as the profile's consumer.
+class TrialIndexes {
+ public:
+  TrialIndexes(std::string output, const ModelDescription& model, std::string tokenizer_hash,
+               BuildOptions options)
+      : output_(std::move(output)),
+        model_(model),
+        tokenizer_hash_(std::move(tokenizer_hash)),
+        options_(std::move(options)) {}
+  ~TrialIndexes();
+  TrialIndexes(const TrialIndexes&) = delete;
+  TrialIndexes& operator=(const TrialIndexes&) = delete;
+
+  // A window that passes will come for, in their order; its path. `tokens` is borrowed.
+  std::string add(std::span<const int32_t> tokens);
+  Status consume(int64_t window, const LayerCapture& layer);
+
+ private:
+  struct Window {
+    std::string path;
+    std::span<const int32_t> tokens;
+  };
+
+  std::string output_;
+  const ModelDescription& model_;
+  std::string tokenizer_hash_;
+  BuildOptions options_;
+  std::vector<Window> windows_;
+  std::unique_ptr<IndexBuilder> builder_;  // of the window at hand
+};
+
+}  // namespace sqz
