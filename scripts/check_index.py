@@ -161,6 +161,8 @@ def check_layer(index, layer, policy):
             want[f"level.{k}.value_means"] = [heads, count, dim]
     if slots:
         want["positions"] = [heads, slots]
+        if meta.get("heavy_hitters") == "true":
+            want["heavy"] = [heads, slots]
         if meta["kv"] == "true":
             want["keys"] = want["values"] = [heads, slots, dim]
     if exact:
@@ -172,6 +174,10 @@ def check_layer(index, layer, policy):
         if index.tensors[prefix + name]["dtype"] != "U32":
             for head in range(heads):
                 check(np.isfinite(index.floats(prefix + name, head)).all(), f"{prefix}{name}: NaN or infinity")
+    for head in range(heads if "heavy" in want else 0):
+        order = np.asarray(index.raw(prefix + "heavy")[head])
+        check(np.array_equal(np.sort(order), np.arange(slots)),
+              f"{prefix}heavy: head {head}: not each of the slots below {slots} once")
     for head in range(heads if slots else 0):
         if size:
             check_pages(index, layer, head, size)

@@ -61,6 +61,8 @@ class SessionOptions(_Struct):
         ("budget", c.c_double), ("keep", c.c_double), ("thresholds", c.POINTER(c.c_double)), ("block", c.c_int64),
         ("max_tokens", c.c_int64), ("threads", c.c_int32), ("dense_layers", c.c_int32),
         ("max_request_tokens", c.c_int64),
+        ("layer_scales", c.POINTER(c.c_double)), ("layer_scale_count", c.c_int64), ("uniform_layers", c.c_int32),
+        ("reserved", c.c_int32),
     ]
 
 

@@ -288,6 +288,7 @@ TEST(SqzVerify, TheIndependentCheckerAgrees) {
   TinyIndexOptions paged;
   paged.page_size = 16;
   paged.key_calibration = true;
+  paged.heavy_hitters = true;
   ASSERT_TRUE(testing::write_tiny_index(dir.file("paged.sqz"), paged).ok());
   const auto [good, said] = check("good.sqz other.sqz paged.sqz");
   EXPECT_EQ(good, 0) << said;
@@ -308,6 +309,7 @@ TEST(SqzVerify, TheIndependentCheckerAgrees) {
     index.template set<uint32_t>("layers.0.positions", 0, 3);
     index.template set<uint32_t>("layers.0.positions", 1, 2);
   });
+  damage_pages("Heavy", [](auto& index) { index.template set<uint32_t>("layers.1.heavy", 0, 60); });
   damage_pages("KeyShares", [](auto& index) { index.set("calibration.keys.shares", 0, -1.0f); });
   for (const Wrong& wrong : wrong_contents()) {
     const std::string name = wrong.name;  // the checker leaves some of the metadata to the reader

@@ -29,6 +29,8 @@ int main(int argc, char** argv) {
   small.layers = 1;
   small.page_size = 8;
   small.key_calibration = true;
+  small.heavy_hitters = true;
+  small.layer_budgets = {8};
   write("pages.sqz", small);
   ok &= sqz::write_layers_file(sqz::Env::posix(), std::string(argv[1]) + "/layers.sqz", true,
                                sqz::testing::four_layers())

@@ -42,6 +42,7 @@ void walk(const sqz::LayerView& view) {
   touch(bytes(view.page_min), view.kv_heads * view.pages * row);
   touch(bytes(view.page_max), view.kv_heads * view.pages * row);
   touch(view.positions, view.kv_heads * view.slots);
+  touch(view.heavy, view.kv_heads * view.slots);
   touch(bytes(view.keys), view.kv_heads * view.slots * row);
   touch(bytes(view.values), view.kv_heads * view.slots * row);
   touch(bytes(view.exact_keys), view.kv_heads * view.exact * row);

@@ -95,7 +95,9 @@ TEST_F(CApi, SelectorsHaveNamesAndNumbers) {
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_QUEST), "quest");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_IDEAL), "ideal");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_STREAM), "stream");
-  const volatile int none = 5;
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_WINDOW), "window");
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_H2O), "h2o");
+  const volatile int none = 7;
   EXPECT_EQ(sqz_selector_name(static_cast<sqz_selector>(none)), nullptr);
 }
 
@@ -128,6 +130,7 @@ TEST_F(CApi, PagesAreServedWithTheFirstLayersWhole) {
 
 TEST_F(CApi, SessionOptionsOutOfRange) {
   const double thresholds[] = {1e-4, 1e-4};
+  static const double scales[] = {1, 2, 1};
   using Change = void (*)(sqz_session_options&);
   const std::pair<Change, sqz_status> bad[] = {
       {[](auto& o) { o.budget = 0; }, SQZ_INVALID_ARGUMENT},
@@ -138,10 +141,16 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.device_type = 2; }, SQZ_UNSUPPORTED},
       {[](auto& o) { o.device_type = 7; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.device_id = 1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.selector = 5; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = 7; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_QUEST; }, SQZ_UNSUPPORTED},  // of pages
       {[](auto& o) { o.selector = SQZ_SELECTOR_IDEAL; }, SQZ_UNSUPPORTED},  // not calibrated
+      {[](auto& o) { o.selector = SQZ_SELECTOR_H2O; }, SQZ_UNSUPPORTED},    // no order
+      {[](auto& o) { o.layer_scales = scales; }, SQZ_INVALID_ARGUMENT},     // no count
+      {[](auto& o) { o.layer_scale_count = 2; }, SQZ_INVALID_ARGUMENT},     // no scales
+      {[](auto& o) { o.layer_scales = scales, o.layer_scale_count = -2; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.layer_scales = scales, o.layer_scale_count = 3; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.uniform_layers = 2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.dense_layers = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.dense_layers = -2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_DENSE; }, SQZ_INVALID_ARGUMENT},  // with a budget

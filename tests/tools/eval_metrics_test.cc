@@ -126,7 +126,7 @@ TEST(EvalSettings, SelectorsAreThoseOfLibruntime) {
     EXPECT_EQ(session->budget, name == "dense" ? 0 : kDefaultBudget);
   }
   SettingOptions all;
-  all.selectors = {"dense", "squeezed", "quest", "ideal", "stream"};
+  all.selectors = selector_names();
   const auto settings = make_settings(all);
   ASSERT_TRUE(settings.ok());
   EXPECT_EQ(settings->size(), selector_names().size());
@@ -135,6 +135,33 @@ TEST(EvalSettings, SelectorsAreThoseOfLibruntime) {
   const auto refused = session_options(unknown, 1);
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.status().message(), HasSubstr("found psychic, expected one of squeezed"));
+}
+
+TEST(EvalSettings, ProfilesOfLayersAreCompared) {
+  SettingOptions options;
+  options.selectors = {"dense", "stream", "h2o"};
+  options.layers = {"uniform", "a/l.sqz"};
+  const auto settings = make_settings(options);
+  ASSERT_TRUE(settings.ok());
+  std::vector<std::string> texts;
+  for (const Setting& setting : *settings) texts.push_back(setting.text());
+  EXPECT_THAT(texts,
+              ElementsAre("dense", "stream, budget 0.125", "stream, budget 0.125, layers a/l.sqz",
+                          "h2o, budget 0.125", "h2o, budget 0.125, layers a/l.sqz"));
+  EXPECT_TRUE(needs_heavy(*settings));
+  EXPECT_FALSE(needs_heavy({settings->at(1)}));
+  SelectorOptions spread = settings->at(2).options;
+  spread.layer_scales = {1, 2, 3};
+  const auto session = session_options(spread, 1);
+  ASSERT_TRUE(session.ok());
+  EXPECT_EQ(session->layer_scales, spread.layer_scales.data());
+  EXPECT_EQ(session->layer_scale_count, 3);
+  EXPECT_EQ(session->uniform_layers, 0);
+  EXPECT_EQ(session_options(settings->at(1).options, 1)->uniform_layers, 1);
+  EXPECT_EQ(session_options(SelectorOptions(), 1)->uniform_layers, 0);
+  spread.thresholds = {0.1};
+  spread.budget.reset();
+  EXPECT_THAT(session_options(spread, 1).status().message(), HasSubstr("--threshold is one for"));
 }
 
 TEST(EvalSettings, EachSelectorHasItsIndexAndItsOptions) {
@@ -156,9 +183,11 @@ TEST(EvalSettings, EachSelectorHasItsIndexAndItsOptions) {
   EXPECT_THAT(index_kinds(*settings), ElementsAre("kmeans", "pages"));
   EXPECT_TRUE(needs_keys(*settings));
   BuildOptions base;
-  base.calibrate_keys = true;
+  base.calibrate_keys = base.heavy_hitters = true;
   EXPECT_EQ(index_options("pages", base).partition, Partition::kPages);
   EXPECT_FALSE(index_options("pages", base).calibrate_keys);
+  EXPECT_FALSE(index_options("pages", base).heavy_hitters);
+  EXPECT_TRUE(index_options("kmeans", base).heavy_hitters);
   EXPECT_EQ(index_options("kmeans", base).partition, Partition::kKmeans);
   EXPECT_TRUE(index_options("kmeans", base).calibrate_keys);
   const auto plain = session_options(settings->at(1).options, 1);
@@ -183,6 +212,7 @@ TEST(EvalTable, RowsAsJsonAndAsText) {
   EXPECT_EQ(json["task"], "error");
   EXPECT_EQ(json["on"], "text");
   EXPECT_EQ(json["selector"], "squeezed");
+  EXPECT_EQ(json["layers"], "uniform");
   EXPECT_EQ(json["value"], 0.25);
   EXPECT_EQ(json["stderr"], 0.0625);
   EXPECT_EQ(json["difference"]["value"], -0.5);

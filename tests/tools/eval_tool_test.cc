@@ -99,8 +99,9 @@ TEST_F(EvalTool, CalibratesWithQuestionsOfItsOwn) {
 }
 
 TEST_F(EvalTool, EverySelectorFromOneDensePass) {
-  const ToolRun result = eval({"--task", "error", "--trials", "1", "--budget", "0.5", "--selector",
-                               "squeezed,quest,ideal,stream", "--dense-layers", "1", "--json"});
+  const ToolRun result =
+      eval({"--task", "error", "--trials", "1", "--budget", "0.5", "--selector",
+            "squeezed,quest,ideal,stream,window,h2o", "--dense-layers", "1", "--json"});
   ASSERT_EQ(result.code, 0) << result.err;
   std::map<std::string, int> selectors;
   const Json last = result.last();
@@ -115,8 +116,10 @@ TEST_F(EvalTool, EverySelectorFromOneDensePass) {
     EXPECT_LT(row["budget"]["delivered"], 1.0) << row;
     EXPECT_EQ(row["dense_layers"], 1) << row;
   }
-  EXPECT_EQ(selectors, (std::map<std::string, int>{
-                           {"squeezed", 2}, {"quest", 2}, {"ideal", 2}, {"stream", 2}}));
+  EXPECT_EQ(
+      selectors,
+      (std::map<std::string, int>{
+          {"squeezed", 2}, {"quest", 2}, {"ideal", 2}, {"stream", 2}, {"window", 2}, {"h2o", 2}}));
 }
 
 TEST_F(EvalTool, BadInput) {
@@ -127,6 +130,9 @@ TEST_F(EvalTool, BadInput) {
     EXPECT_EQ(result.out, "");
   };
   expect({"--selector", "psychic"}, 2, "found psychic, expected one of dense");
+  expect({"--layers", path("none.sqz")}, 3, "none.sqz");
+  write_all(path("bad.sqz"), "no profile");
+  expect({"--layers", path("bad.sqz")}, 3, "bad.sqz");
   expect({"--task", "juggling"}, 2, "--task");
   expect({"--tokens", "40000"}, 2, "positions");
   expect({"--tokens", "20000"}, 2, "lines.txt: the text has");

@@ -1,6 +1,7 @@
 // sqz-profile-layers from end to end, with the example model.
 #include <gmock/gmock.h>
 
+#include <map>
 #include <numeric>
 
 #include "tests/formats/raw_safetensors.h"
@@ -104,6 +105,138 @@ TEST_F(ProfileTool, WritesWhatItSaysAndIndexToolsReadIt) {
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_TRUE(read_all(path("l.sqz")) == bytes);
   EXPECT_EQ(files(), "a.txt\nb.txt\nl.sqz\n");
+}
+
+// Each line of a table of allocations, by its name.
+std::map<std::string, Json> by_name(const Json& sweep) {
+  std::map<std::string, Json> out;
+  for (const Json& row : sweep) {
+    const std::string allocation = row["allocation"];
+    out[allocation + (allocation == "groups"     ? concat(" ", row["p"].get<double>())
+                      : allocation == "measured" ? concat(" ", row["strength"].get<double>())
+                                                 : "")] = row;
+  }
+  return out;
+}
+
+TEST_F(ProfileTool, MeasuresEveryAllocationAtTheSameTotal) {
+  for (const std::string selector : {"stream", "squeezed"}) {
+    const ToolRun result =
+        profile({path("a.txt"), "--tokens", "800", "--held-out", "256", "--budget", "0.3",
+                 "--selector", selector, "--allocate", "measured", "--sweep", "p=1,0.6,0.3", "-o",
+                 path("l.sqz"), "--force", "--json"});
+    ASSERT_EQ(result.code, 0) << result.err;
+    const Json last = result.last();
+    const auto rows = by_name(last["sweep"]);
+    ASSERT_EQ(rows.size(), 5u) << last["sweep"];
+    double best = rows.at("uniform")["loss"];
+    for (const auto& [name, row] : rows) {
+      const auto budget = row["budget"].get<std::vector<int64_t>>();
+      EXPECT_EQ(std::accumulate(budget.begin(), budget.end(), int64_t{0}), 6 * 240) << name;
+      EXPECT_NEAR(row["gain"], rows.at("uniform")["loss"].get<double>() - row["loss"].get<double>(),
+                  1e-9)
+          << name;
+      if (selector == "stream") EXPECT_NEAR(row["delivered"], 0.3, 2e-3) << name;
+      if (name.starts_with("measured")) best = std::min(best, row["loss"].get<double>());
+    }
+    EXPECT_EQ(rows.at("uniform")["gain"], 0.0);
+    EXPECT_NE(rows.at("measured 1")["budget"], rows.at("uniform")["budget"]);
+    EXPECT_NE(rows.at("groups 0.6")["loss"], rows.at("uniform")["loss"]);
+    // What is written is uniform, or a measured one that was better on the held-out text.
+    EXPECT_EQ(last["allocation"], "measured");
+    bool found = false;
+    for (const auto& [name, row] : rows) {
+      if (row["budget"] != last["budget"]) continue;
+      found = true;
+      EXPECT_LE(row["loss"], rows.at("uniform")["loss"]) << name;
+    }
+    EXPECT_TRUE(found);
+    EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("l.sqz")}).code, 0);
+    EXPECT_EQ(files(), "a.txt\nb.txt\nl.sqz\n") << "no temporary index is left";
+    const ToolRun info = run(SQZ_INDEX_TOOL, {"info", path("l.sqz"), "--json"});
+    EXPECT_EQ(info.last()["measured"]["selector"], selector);
+  }
+}
+
+TEST_F(ProfileTool, TakesTheBestPOrUniform) {
+  const ToolRun result =
+      profile({path("a.txt"), "--tokens", "800", "--held-out", "256", "--budget", "0.2",
+               "--selector", "h2o", "--p", "auto", "--sweep", "p=1,0.5", "-o", path("l.sqz")});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("uniform"));
+  EXPECT_THAT(result.out, HasSubstr("groups, p = 0.5"));
+  EXPECT_THAT(result.out, HasSubstr("<- chosen"));
+  EXPECT_THAT(result.out, HasSubstr("recommendation"));
+}
+
+TEST_F(ProfileTool, BudgetsAreEmbeddedInAnIndexAndServed) {
+  const std::string index = path("x.sqz");
+  const auto indexed = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {
+        "build", "--model", kModel, path("a.txt"), "-o", index, "--force", "--threads", "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(SQZ_INDEX_TOOL, arguments);
+  };
+  ASSERT_EQ(indexed({"--heavy-hitters"}).code, 0);
+  const auto delivered = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {
+        "--model",  kModel,         "--index", index,        "--prompt",
+        "On day 5", "--max-tokens", "2",       "--selector", "h2o",
+        "--budget", "0.3",          "--json",  "--threads",  "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ToolRun result = run(SQZ_GENERATE_TOOL, arguments);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_NEAR(result.last()["budget"]["delivered"], 0.3, 2e-3);
+    return result.last()["text"].get<std::string>();
+  };
+  delivered({});
+  const ToolRun embedded = profile({path("a.txt"), "--index", index, "--budget", "0.3", "--p",
+                                    "0.2", "-o", path("l.sqz"), "--json"});
+  ASSERT_EQ(embedded.code, 0) << embedded.err;
+  EXPECT_EQ(embedded.last()["index"], index);
+  const Json info = run(SQZ_INDEX_TOOL, {"info", index, "--json"}).last();
+  EXPECT_EQ(info["layer_budgets"]["budget"], embedded.last()["budget"]);
+  EXPECT_EQ(info["layer_budgets"]["p"], 0.2);
+  EXPECT_EQ(info["heavy_hitters"], true);
+  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", index}).code, 0);
+  // Embedded or given, the same is served.
+  EXPECT_EQ(delivered({}), delivered({"--layers", path("l.sqz")}));
+  delivered({"--layers", "uniform"});
+  // A build embeds, too.
+  ASSERT_EQ(indexed({"--layers", path("l.sqz")}).code, 0);
+  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"info", index, "--json"}).last()["layer_budgets"]["budget"],
+            info["layer_budgets"]["budget"]);
+  EXPECT_THAT(run(SQZ_INDEX_TOOL, {"info", index}).out, HasSubstr("layer budgets"));
+
+  // Texts that the index is not of, and a profile of another model.
+  const ToolRun other = profile({path("b.txt"), "--index", index});
+  EXPECT_EQ(other.code, 3);
+  EXPECT_THAT(other.err, HasSubstr("the context of " + index));
+  const std::string model = changed_model("\"rope_theta\": 500000.0", "\"rope_theta\": 10000.0");
+  ASSERT_EQ(profile({path("a.txt"), "--tokens", "300", "-o", path("other.sqz")}, model).code, 0);
+  const ToolRun refused = indexed({"--layers", path("other.sqz")});
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_THAT(refused.err, HasSubstr("rope"));
+  EXPECT_THAT(refused.err, HasSubstr("other.sqz"));
+}
+
+TEST_F(ProfileTool, RefusesWhatCannotBeMeasured) {
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), path("a.txt"));
+    return more;
+  };
+  refused(with({"--sweep", "p=1,0"}), 2, "--sweep: p: found 0, expected a number in (0, 1]");
+  refused(with({"--sweep", "p=1,x"}), 2, "--sweep: p: found x");
+  refused(with({"--selector", "dense", "--p", "auto"}), 2, "--selector: found dense");
+  refused(with({"--selector", "psychic"}), 2, "--selector: found psychic");
+  refused(with({"--allocate", "measured", "--p", "0.5"}), 2, "--allocate measured takes no --p");
+  refused(with({"--index", path("x.sqz"), "--tokens", "100"}), 2, "--index brings");
+  refused(with({"--p", "auto", "--tokens", "900"}), 3, "a.txt: text: found ");
+  refused(with({"--p", "auto", "--tokens", "32000", "--held-out", "1024"}), 2,
+          "--tokens: found 32000, expected at most 31743");
+  const ToolRun nowhere = profile({path("a.txt")});
+  EXPECT_EQ(nowhere.code, 2);
+  EXPECT_THAT(nowhere.err, HasSubstr("-o: found none"));
 }
 
 TEST_F(ProfileTool, PrintsALineAndABarALayer) {
