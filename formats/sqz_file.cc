@@ -27,7 +27,8 @@ Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
           policy.window > 0 ? std::min(policy.window, metadata.tokens) : metadata.tokens;
       continue;
     }
-    shapes[l].slots = metadata.tokens - metadata.sink - metadata.tail;
+    shapes[l].slots =
+        metadata.pruned ? policy.kept : metadata.tokens - metadata.sink - metadata.tail;
     shapes[l].exact = metadata.sink + metadata.tail;
     // Pages have no levels.
     for (int k = 1; k <= metadata.levels; ++k) {

@@ -30,9 +30,10 @@ inline constexpr int kMaxLevels = 4;
 inline constexpr int64_t kFormatVersion = 1;
 
 // How the keys of a KV head are split: into clusters, by k-means, in cluster order; or into pages,
-// runs of consecutive tokens, in token order.
-enum class Partition { kKmeans, kPages };
-const char* partition_name(Partition partition);  // "kmeans", "pages"
+// runs of consecutive tokens, in token order; or not at all: what is left of an index once the keys
+// that a policy never reads were left out of it.
+enum class Partition { kKmeans, kPages, kPruned };
+const char* partition_name(Partition partition);  // "kmeans", "pages", "pruned"
 
 inline constexpr int64_t kMaxPageSize = int64_t{1} << 20;  // tokens
 
@@ -73,6 +74,15 @@ struct LayerPolicy {
   bool dense = false;  // all keys in `exact`, none clustered
   int64_t window = 0;  // sliding window in tokens, 0 = none; such a layer is dense and holds the
                        // last min(window, N) tokens only
+  int64_t kept = 0;    // keys a KV head that a pruned layer has left, sink and tail not counted;
+                       // 0 if it is dense or the partition is another
+};
+
+// The policy that an index was pruned for, the only one that it can serve.
+struct PrunedPolicy {
+  std::string selector;  // "window", "stream", "h2o"
+  double budget = 0;     // as SelectionPlan::asked_budget, in (0, 1]
+  double keep = 0;       // and asked_keep
 };
 
 // What each layer gets of a budget, from a layer profile (formats/layers_file.h) that an index
@@ -96,15 +106,16 @@ struct IndexMetadata {
   int64_t sink = 0;
   int64_t tail = 0;
   Partition partition = Partition::kKmeans;
-  int64_t page_size = 0;       // tokens of a page, 1 .. kMaxPageSize; 0 if the partition is kKmeans
-  int levels = 0;              // 1 .. kMaxLevels; 0 if every layer is dense, or of pages
-  DType dtype = DType::kBF16;  // of keys, values, centroids, value means: BF16 or F16
-  bool has_kv = true;          // false after --no-kv
-  bool has_value_means = true;   // false if the partition is kPages
+  int64_t page_size = 0;         // tokens of a page, 1 .. kMaxPageSize; 0 of another partition
+  int levels = 0;                // 1 .. kMaxLevels; 0 if every layer is dense, or of pages
+  DType dtype = DType::kBF16;    // of keys, values, centroids, value means: BF16 or F16
+  bool has_kv = true;            // false after --no-kv
+  bool has_value_means = true;   // false if the partition is not kKmeans
   bool key_calibration = false;  // there are curves for the selector `ideal`
   bool heavy_hitters = false;    // there is LayerView::heavy, for the selector `h2o`
   std::vector<LayerPolicy> layers;
   std::optional<LayerBudgets> layer_budgets;  // none: every layer alike
+  std::optional<PrunedPolicy> pruned;         // if the partition is kPruned
   Json build;  // parameters and seed as given, for people and for `info`
 };
 
@@ -122,7 +133,8 @@ struct LayerView {
   int64_t head_dim = 0;  // d
   int levels = 0;        // 0: dense layer, or a layer of pages
   std::array<LevelView, kMaxLevels> level;
-  int64_t slots = 0;                    // M, clustered keys a head; 0 for a dense layer only
+  int64_t slots = 0;                    // M, clustered keys a head, or those that are left of
+                                        // them; 0 for a dense layer only
   const uint32_t* positions = nullptr;  // [Hkv, M] token position of each slot
   const uint32_t* heavy = nullptr;      // [Hkv, M] slots, those that the context's tokens gave most
                                         // attention to first; null without this order

@@ -26,7 +26,9 @@ Status check_shape(const IndexMetadata& metadata, int64_t layer, const LayerShap
     return refuse(label, name, concat(levels, " levels"), concat(want_levels));
   }
   // Everything else about pages follows from the metadata.
-  const int64_t want_slots = policy.dense ? 0 : metadata.tokens - metadata.sink - metadata.tail;
+  const int64_t want_slots = policy.dense      ? 0
+                             : metadata.pruned ? policy.kept
+                                               : metadata.tokens - metadata.sink - metadata.tail;
   if (shape.slots != want_slots) {
     return refuse(label, name, concat(shape.slots, " slots"), concat(want_slots));
   }

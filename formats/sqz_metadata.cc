@@ -12,15 +12,17 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{UINT32_MAX};  // positions are u32
 
-Json layers_to_json(const std::vector<LayerPolicy>& layers) {
+Json layers_to_json(const IndexMetadata& metadata) {
   Json json = Json::array();
-  for (const LayerPolicy& layer : layers) {
+  for (const LayerPolicy& layer : metadata.layers) {
     json.push_back({{"dense", layer.dense}, {"window", layer.window}});
+    if (metadata.pruned) json.back()["kept"] = layer.kept;
   }
   return json;
 }
 
-Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, const std::string& label) {
+Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, bool pruned,
+                                                  const std::string& label) {
   if (!json.is_array()) {
     return Status(Code::kCorrupt, concat(label, ": found ", found_text(json),
                                          ", expected an array of one object a layer"));
@@ -32,6 +34,7 @@ Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, const std::s
     LayerPolicy layer;
     layer.dense = fields.boolean("dense");
     layer.window = fields.integer("window", 0, int64_t{1} << 40);
+    if (pruned) layer.kept = fields.integer("kept", 0, kMaxTokens);
     if (!fields.status().ok()) return fields.status();
     layers.push_back(layer);
   }
@@ -118,10 +121,53 @@ Status check_budgets(const LayerBudgets& b, int64_t layers, const std::string& l
                 concat(layers * b.uniform_budget, ", uniform_budget of every layer"));
 }
 
+// What holds of a pruned index beyond what holds of all.
+Status check_pruned(const IndexMetadata& m, int64_t sparse, const std::string& label, Code code) {
+  const auto refuse = [&](const char* field, const std::string& found,
+                          const std::string& expected) {
+    return Status(code, bad_field(label, field, found, expected));
+  };
+  const PrunedPolicy& policy = *m.pruned;
+  const bool fits = !policy.selector.empty() && policy.budget > 0 && policy.budget <= 1 &&
+                    policy.keep > 0 && policy.keep <= 1;
+  if (!fits) {
+    return refuse(
+        "pruned",
+        concat(in_quotes(policy.selector), ", budget ", policy.budget, ", keep ", policy.keep),
+        "a selector and two numbers in (0, 1]");
+  }
+  if (sparse == 0) return refuse("partition", "pruned", "another: every layer is dense");
+  if (m.levels != 0) return refuse("levels", concat(m.levels), "0: the index is pruned");
+  if (!m.has_kv) return refuse("kv", "false", "true: the index is pruned");
+  if (m.has_value_means) return refuse("value_means", "true", "false: the index is pruned");
+  if (m.key_calibration) return refuse("key_calibration", "true", "false: the index is pruned");
+  if (m.heavy_hitters) return refuse("heavy_hitters", "true", "false: the index is pruned");
+  if (m.layer_budgets) return refuse("layer_budgets", "some", "none: the index is pruned");
+  const int64_t most = m.tokens - m.sink - m.tail;
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const LayerPolicy& layer = m.layers[l];
+    if (layer.window < 0 || (layer.window > 0 && !layer.dense)) {
+      return refuse("layers", concat("a window of ", layer.window, " in a sparse layer"),
+                    "windows in dense layers only");
+    }
+    if (layer.dense ? layer.kept == 0 : layer.kept >= 1 && layer.kept <= most) continue;
+    return refuse("layers", concat(layer.kept, " keys kept in layer ", l),
+                  layer.dense ? "0: it is dense" : concat("1 to ", most));
+  }
+  return {};
+}
+
 }  // namespace
 
 const char* partition_name(Partition partition) {
-  return partition == Partition::kPages ? "pages" : "kmeans";
+  switch (partition) {
+    case Partition::kPages:
+      return "pages";
+    case Partition::kPruned:
+      return "pruned";
+    default:
+      return "kmeans";
+  }
 }
 
 Status check_metadata(const IndexMetadata& metadata, const std::string& label, Code code) {
@@ -168,6 +214,12 @@ Status check_metadata(const IndexMetadata& metadata, const std::string& label, C
     return refuse("levels", concat(m.levels), "0: the partition is pages");
   }
   if (pages && m.has_value_means) return refuse("value_means", "true", "false: of pages");
+  const bool pruned = m.partition == Partition::kPruned;
+  if (pruned != m.pruned.has_value()) {
+    return refuse("pruned", pruned ? "none" : "a policy",
+                  pruned ? "the policy that the index was pruned for" : "none: it is not pruned");
+  }
+  if (pruned) return check_pruned(m, sparse, label, code);
   if (!pages && (m.levels > 0) != (sparse > 0)) {
     return refuse("levels", concat(m.levels),
                   sparse > 0 ? "at least 1: not every layer is dense" : "0: every layer is dense");
@@ -208,12 +260,17 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
       {"dtype", std::string(dtype_name(metadata.dtype))},
       {"kv", metadata.has_kv ? "true" : "false"},
       {"value_means", metadata.has_value_means ? "true" : "false"},
-      {"layers", json_text(layers_to_json(metadata.layers))},
+      {"layers", json_text(layers_to_json(metadata))},
       {"build", json_text(metadata.build)}};
   if (metadata.partition == Partition::kPages) {
     out["page_size"] = std::to_string(metadata.page_size);
   }
   if (metadata.key_calibration) out["key_calibration"] = "true";
+  if (metadata.pruned) {
+    const PrunedPolicy& pruned = *metadata.pruned;
+    out["pruned"] = json_text(
+        {{"selector", pruned.selector}, {"budget", pruned.budget}, {"keep", pruned.keep}});
+  }
   if (metadata.heavy_hitters) out["heavy_hitters"] = "true";
   if (metadata.layer_budgets) {
     out["layer_budgets"] = json_text(budgets_to_json(*metadata.layer_budgets));
@@ -240,9 +297,11 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   if (partition == partition_name(Partition::kPages)) {
     metadata.partition = Partition::kPages;
     metadata.page_size = in.integer("page_size", 1, kMaxPageSize);
+  } else if (partition == partition_name(Partition::kPruned)) {
+    metadata.partition = Partition::kPruned;
   } else if (partition != partition_name(Partition::kKmeans)) {
     in.fail(bad_field(path, "__metadata__: partition", in_quotes(partition),
-                      "\"kmeans\" or \"pages\""));
+                      "\"kmeans\", \"pages\" or \"pruned\""));
   }
   if (strings.contains("key_calibration")) metadata.key_calibration = in.boolean("key_calibration");
   const auto known = dtype_from_name(dtype);
@@ -253,8 +312,20 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   }
   if (!in.status().ok()) return in.status();
   SQZ_ASSIGN_OR_RETURN(metadata.model, model_from_json(model, in.label("model")));
-  SQZ_ASSIGN_OR_RETURN(metadata.layers, layers_from_json(layers, in.label("layers")));
+  SQZ_ASSIGN_OR_RETURN(
+      metadata.layers,
+      layers_from_json(layers, metadata.partition == Partition::kPruned, in.label("layers")));
   if (strings.contains("heavy_hitters")) metadata.heavy_hitters = in.boolean("heavy_hitters");
+  if (metadata.partition == Partition::kPruned) {
+    const Json pruned = in.json("pruned");
+    if (!in.status().ok()) return in.status();
+    const std::string label = in.label("pruned");
+    JsonFields fields(pruned, label);
+    metadata.pruned = {.selector = fields.text("selector"),
+                       .budget = fields.number("budget", 0, 1),
+                       .keep = fields.number("keep", 0, 1)};
+    if (!fields.status().ok()) return fields.status();
+  }
   if (strings.contains("layer_budgets")) {
     const Json budgets = in.json("layer_budgets");
     if (!in.status().ok()) return in.status();

@@ -150,6 +150,7 @@ class Verifier {
     const LayerView layer = file_.layer(index);
     if (layer.slots == 0) return;
     check_positions(layer, index, head, problems);
+    if (file_.metadata().pruned) return;
     if (layer.heavy != nullptr) check_heavy(layer, index, head, problems);
     if (layer.pages > 0) {
       check_token_order(layer, index, head, problems);
@@ -219,18 +220,19 @@ class Verifier {
 
   void check_positions(const LayerView& layer, int64_t index, int64_t head,
                        Problems& problems) const {
-    const int64_t sink = file_.metadata().sink;
-    std::vector<bool> seen(static_cast<size_t>(layer.slots));
+    // As many as there are slots, unless the index is pruned.
+    const int64_t sink = file_.metadata().sink, clustered = file_.metadata().tokens - layer.exact;
+    std::vector<bool> seen(static_cast<size_t>(clustered));
     for (int64_t slot = 0; slot < layer.slots; ++slot) {
       const uint32_t position = layer.positions[head * layer.slots + slot];
       const int64_t rank = int64_t{position} - sink;
-      const bool inside = rank >= 0 && rank < layer.slots;
+      const bool inside = rank >= 0 && rank < clustered;
       if (!inside || seen[static_cast<size_t>(rank)]) {
         note(problems,
              bad_field(concat("layers.", index, ".positions"),
                        concat("head ", head, ", slot ", slot),
                        concat(position, inside ? " again" : ""),
-                       concat("each token from ", sink, " to ", sink + layer.slots - 1, " once")));
+                       concat("each token from ", sink, " to ", sink + clustered - 1, " once")));
         return;
       }
       seen[static_cast<size_t>(rank)] = true;

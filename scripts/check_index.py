@@ -146,7 +146,7 @@ def check_layer(index, layer, policy):
     meta, prefix = index.metadata, f"layers.{layer}."
     heads, dim = (json.loads(meta["model"])[k] for k in ("kv_heads", "head_dim"))
     n, sink, tail, levels = (int(meta[k]) for k in ("tokens", "sink", "tail", "levels"))
-    slots = 0 if policy["dense"] else n - sink - tail
+    slots = 0 if policy["dense"] else policy.get("kept", n - sink - tail)
     exact = sink + tail if slots else min(policy["window"] or n, n)
     clusters = [index.tensors[f"{prefix}level.{k}.centroids"]["shape"][1]
                 for k in range(1, levels + 1)] if slots else []
@@ -179,7 +179,11 @@ def check_layer(index, layer, policy):
         check(np.array_equal(np.sort(order), np.arange(slots)),
               f"{prefix}heavy: head {head}: not each of the slots below {slots} once")
     for head in range(heads if slots else 0):
-        if size:
+        if meta["partition"] == "pruned":
+            positions = np.asarray(index.raw(prefix + "positions")[head])
+            check(len(np.unique(positions)) == slots and positions.min() >= sink and positions.max() < n - tail,
+                  f"{prefix}positions: head {head}: not each of some tokens from {sink} to {n - tail - 1} once")
+        elif size:
             check_pages(index, layer, head, size)
         else:
             check_head(index, layer, head, clusters)

@@ -65,8 +65,7 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info){SQZ_
   out.attention_scale = m.model.attention_scale;
   out.file_bytes = index->file->file_bytes();
   out.has_kv = m.has_kv ? 1 : 0;
-  out.partition =
-      m.partition == sqz::Partition::kPages ? SQZ_PARTITION_PAGES : SQZ_PARTITION_KMEANS;
+  out.partition = static_cast<int32_t>(m.partition);
   out.page_size = m.page_size;
   out.producer = m.producer.c_str();
   out.architecture = m.model.architecture.c_str();

@@ -39,6 +39,8 @@ Status check_order(const LayerView& view, int64_t layer, const std::string& path
 Result<PreparedSelector> prepare_h2o(const SelectorInputs& inputs,
                                      const SelectionRequest& request) {
   const LayerView* sparse = first_sparse(inputs.index.layers);
+  if (inputs.metadata.pruned)
+    return prepare_static(inputs, request, {.name = "h2o", .choose = choose});
   if (sparse != nullptr && sparse->heavy == nullptr) {
     return Status(Code::kUnsupported,
                   bad_field(inputs.path, "order of heavy hitters", "none",

@@ -28,6 +28,12 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
     return Status(Code::kInvalidArgument, concat("dense_layers: found ", request.dense_layers,
                                                  ", expected -1 to ", layers));
   }
+  if (inputs.metadata.pruned && inputs.metadata.pruned->selector != type.name) {
+    return Status(Code::kUnsupported,
+                  bad_field(inputs.path, "partition", "pruned",
+                            concat("an index with all its keys: this one was pruned for selector ",
+                                   inputs.metadata.pruned->selector, " and serves that alone")));
+  }
   const int dense_layers = request.dense_layers == 0    ? type.dense_layers
                            : request.dense_layers == -1 ? 0
                                                         : request.dense_layers;

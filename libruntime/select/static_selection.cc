@@ -1,6 +1,7 @@
 #include "libruntime/select/static_selection.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/runs.h"
@@ -53,7 +54,52 @@ HeadRuns runs_of(std::span<const uint8_t> chosen) {
   return out;
 }
 
+// All that is left of a pruned index, if that is what is asked for.
+Result<PreparedSelector> prepare_pruned(const SelectorInputs& inputs,
+                                        const SelectionRequest& request,
+                                        const StaticSelection& selection) {
+  SQZ_RETURN_IF_ERROR(check_plain(request, selection.name, false));
+  const IndexMetadata& metadata = inputs.metadata;
+  const auto refuse = [&](const char* option, const std::string& found, const auto&... expected) {
+    return Status(Code::kInvalidArgument,
+                  concat(inputs.path, ": ", option, ": found ", found, ", expected ", expected...,
+                         ", what the index was pruned for"));
+  };
+  const auto differs = [](double asked, double kept) {
+    return asked != 0 && std::abs(asked - kept) > 1e-9;
+  };
+  if (differs(request.budget, metadata.pruned->budget)) {
+    return refuse("budget", concat(request.budget), metadata.pruned->budget, " or none");
+  }
+  if (differs(request.keep, metadata.pruned->keep)) {
+    return refuse("keep", concat(request.keep), metadata.pruned->keep, " or none");
+  }
+  if (!request.layer_scales.empty()) return refuse("layer_scales", "some", "none");
+  if (request.dense_layers > 0) {
+    return refuse("dense_layers", concat(request.dense_layers), "0");
+  }
+  PreparedSelector out;
+  out.plan.asked_budget = metadata.pruned->budget;
+  out.plan.asked_keep = metadata.pruned->keep;
+  std::vector<HeadRuns> heads;
+  for (const LayerView& view : inputs.index.layers) {
+    out.plan.scales.push_back(view.slots > 0 ? 1 : 0);
+    HeadRuns all;
+    all.keys = view.slots;
+    if (view.slots > 0) all.runs.push_back({0, static_cast<uint32_t>(view.slots)});
+    heads.insert(heads.end(), static_cast<size_t>(metadata.model.kv_heads), all);
+  }
+  out.selector = std::make_unique<StaticSelector>(std::move(heads), metadata.model.kv_heads,
+                                                  selection.exact_skipped);
+  return out;
+}
+
 }  // namespace
+
+bool is_static(SelectorKind selector) {
+  return selector == SelectorKind::kStream || selector == SelectorKind::kWindow ||
+         selector == SelectorKind::kH2o;
+}
 
 void choose_recent(const StaticHead& head, int64_t count, std::span<uint8_t> chosen) {
   const uint32_t* positions = head.positions();
@@ -66,6 +112,7 @@ void choose_recent(const StaticHead& head, int64_t count, std::span<uint8_t> cho
 Result<PreparedSelector> prepare_static(const SelectorInputs& inputs,
                                         const SelectionRequest& request,
                                         const StaticSelection& selection) {
+  if (inputs.metadata.pruned) return prepare_pruned(inputs, request, selection);
   SQZ_RETURN_IF_ERROR(check_amount(request));
   SQZ_RETURN_IF_ERROR(check_plain(request, selection.name, false));
   const LayerView* sparse = first_sparse(inputs.index.layers);

@@ -29,6 +29,9 @@ Result<PreparedSelector> prepare_static(const SelectorInputs& inputs,
                                         const SelectionRequest& request,
                                         const StaticSelection& selection);
 
+// Whether a selector is one of these: an index can be pruned for it.
+bool is_static(SelectorKind selector);
+
 // The `count` clustered tokens with the highest positions.
 void choose_recent(const StaticHead& head, int64_t count, std::span<uint8_t> chosen);
 

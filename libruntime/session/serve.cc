@@ -274,14 +274,17 @@ Status Session::attend_wave(const AttendCall& call) {
 void Session::count_wave(const AttendCall& call) {
   const LayerView& view = index_->layers[call.layer];
   const int64_t row_bytes = dim_ * dtype_size(view.dtype);
+  // Of a pruned layer, what was left out was possible, too.
+  const bool pruned = view.slots > 0 && index_->metadata().pruned.has_value();
+  const int64_t possible = pruned ? index_->metadata().tokens - view.exact : view.slots;
   Counters sum;
   for (size_t i = 0; i < blocks_.size() * kv_heads_; ++i) {
     const HeadSelection& s = selections_[i];
     sum.keys_read += s.keys;
-    sum.keys_possible += view.slots;
+    sum.keys_possible += possible;
     const int64_t whole = s.keys + view.exact - s.exact_skipped;
     sum.bytes_read += (2 * whole + s.centroids + s.estimated_clusters) * row_bytes;
-    sum.bytes_dense += 2 * (view.slots + view.exact) * row_bytes;
+    sum.bytes_dense += 2 * (possible + view.exact) * row_bytes;
   }
   sum.selections = blocks_.size();
   // Dense layers are read once for all, but count like the others, so that totals over layers weigh

@@ -45,7 +45,8 @@ TEST(LayerKeys, SumIsExactForEveryTotalAndScale) {
     SelectionPlan plan;
     plan.asked_keep = static_cast<double>(random.below(1000)) / 1000;
     for (int64_t l = 0; l < layers; ++l) {
-      plan.scales.push_back(random.below(5) == 0 ? 0 : 0.05 + 0.01 * random.below(300));
+      plan.scales.push_back(
+          random.below(5) == 0 ? 0 : 0.05 + 0.01 * static_cast<double>(random.below(300)));
     }
     const auto spread =
         std::count_if(plan.scales.begin(), plan.scales.end(), [](double s) { return s > 0; });
@@ -56,7 +57,9 @@ TEST(LayerKeys, SumIsExactForEveryTotalAndScale) {
       ASSERT_GE(keys[a], 0);
       ASSERT_LE(keys[a], plan.scales[a] > 0 ? slots : 0);
       for (size_t b = 0; b < keys.size(); ++b) {  // a larger scale never gets less
-        if (plan.scales[a] > plan.scales[b]) ASSERT_GE(keys[a] + 1, keys[b]);
+        if (plan.scales[a] > plan.scales[b]) {
+          ASSERT_GE(keys[a] + 1, keys[b]);
+        }
         // Below the caps shares are proportional, but for the rounding.
         if (keys[a] < slots && keys[b] < slots && plan.scales[a] > 0 && plan.scales[b] > 0) {
           ASSERT_NEAR(static_cast<double>(keys[a]) / plan.scales[a],
@@ -177,9 +180,13 @@ TEST(Spread, SelectionFollowsTheLayersThreshold) {
   request.layer_scales = {};
   const auto alike = keys_of_layers(served, request, 3);
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (i < 2) EXPECT_LE(keys[i], alike[i]);
-    if (i == 2 || i == 3) EXPECT_GE(keys[i], alike[i]);
-    if (i >= 4) EXPECT_EQ(keys[i], alike[i]);
+    if (i < 2) {
+      EXPECT_LE(keys[i], alike[i]);
+    } else if (i < 4) {
+      EXPECT_GE(keys[i], alike[i]);
+    } else {
+      EXPECT_EQ(keys[i], alike[i]);
+    }
   }
   EXPECT_LT(keys[0] + keys[1], alike[0] + alike[1]);
   EXPECT_GT(keys[2] + keys[3], alike[2] + alike[3]);

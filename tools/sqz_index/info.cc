@@ -50,6 +50,16 @@ Json budgets_json(const IndexMetadata& metadata) {
           {"cosine", budgets.cosine}};
 }
 
+Json pruned_json(const IndexMetadata& metadata) {
+  if (!metadata.pruned) return nullptr;
+  std::vector<int64_t> kept;
+  for (const LayerPolicy& layer : metadata.layers) kept.push_back(layer.kept);
+  return {{"selector", metadata.pruned->selector},
+          {"budget", metadata.pruned->budget},
+          {"keep", metadata.pruned->keep},
+          {"kept", kept}};
+}
+
 Json info_json(const SqzFile& file, const Calibration& calibration, const Shape& shape) {
   const IndexMetadata& metadata = file.metadata();
   return {{"path", file.path()},
@@ -68,6 +78,7 @@ Json info_json(const SqzFile& file, const Calibration& calibration, const Shape&
           {"key_calibration", metadata.key_calibration},
           {"heavy_hitters", metadata.heavy_hitters},
           {"layer_budgets", budgets_json(metadata)},
+          {"pruned", pruned_json(metadata)},
           {"levels", metadata.levels},
           {"clustered", shape.clustered},
           {"clusters", shape.clusters},
@@ -84,7 +95,16 @@ Json info_json(const SqzFile& file, const Calibration& calibration, const Shape&
           {"metadata", file.raw_metadata()}};
 }
 
-std::pair<std::string, std::string> parts_row(const Shape& shape, int64_t page_size) {
+std::pair<std::string, std::string> parts_row(const Shape& shape, const IndexMetadata& metadata) {
+  if (metadata.pruned) {
+    std::vector<int64_t> kept;
+    for (const LayerPolicy& layer : metadata.layers) kept.push_back(layer.kept);
+    return {"pruned", concat("for selector ", metadata.pruned->selector, " at budget ",
+                             metadata.pruned->budget, ": ", list_text(kept), " of ",
+                             metadata.tokens - metadata.sink - metadata.tail,
+                             " keys a KV head are left, by layer")};
+  }
+  const int64_t page_size = metadata.page_size;
   if (shape.pages > 0) {
     return {"pages", concat(shape.pages, " a KV head, of ", page_size, " tokens")};
   }
@@ -107,8 +127,10 @@ Rows info_rows(const SqzFile& file, const Calibration& calibration, const Shape&
        metadata.tokenizer_hash.empty() ? "none: built from token ids" : metadata.tokenizer_hash},
       {"tokens", concat(metadata.tokens, " (hash ", metadata.tokens_hash, ")")},
       {"exact", concat("first ", metadata.sink, " and last ", metadata.tail)},
-      {"clustered", concat(shape.clustered, " a KV head")},
-      parts_row(shape, metadata.page_size),
+      {"clustered",
+       concat(metadata.pruned ? metadata.tokens - metadata.sink - metadata.tail : shape.clustered,
+              " a KV head")},
+      parts_row(shape, metadata),
       {"dense layers", concat(shape.dense_layers, " of ", model.layers)},
       {"type", std::string(dtype_name(metadata.dtype))},
       {"keys, values", metadata.has_kv ? "stored" : "not stored: the engine brings them"},

@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   sqz::add_calibrate_command(tool);
   sqz::add_capture_command(tool);
   sqz::add_info_command(tool);
+  sqz::add_prune_command(tool);
   sqz::add_verify_command(tool);
   return tool.main(argc, argv);
 }

@@ -111,7 +111,9 @@ SQZ_API void sqz_index_close(sqz_index* index);
 
 typedef enum sqz_partition {
   SQZ_PARTITION_KMEANS = 0, /* clusters of similar keys, under a tree of centroids */
-  SQZ_PARTITION_PAGES = 1   /* pages of consecutive tokens, with the range of their keys */
+  SQZ_PARTITION_PAGES = 1,  /* pages of consecutive tokens, with the range of their keys */
+  SQZ_PARTITION_PRUNED = 2  /* what one selector reads at one budget, and nothing else: sessions of
+                               that selector only, budget, keep and layers left as they are */
 } sqz_partition;
 
 typedef struct sqz_index_info {
