@@ -34,6 +34,11 @@ void add_measure_options(CLI::App& app, ProfileArguments& arguments) {
       ->check(CLI::IsMember({"threshold", "budget"}))
       ->capture_default_str()
       ->group(kGroup);
+  app.add_option("--block", arguments.block,
+                 "Held-out tokens that share a selection; 0 = all of them")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(kGroup);
   app.add_option("--held-out", arguments.held_out,
                  "Tokens behind each window whose loss is measured")
       ->check(CLI::Range(int64_t{128}, int64_t{65536}))

@@ -157,6 +157,7 @@ SelectorOptions trial_selector(const ProfileArguments& arguments) {
   SelectorOptions out;
   out.selector = arguments.selector;
   out.rule = arguments.rule;
+  out.block = arguments.block;
   out.budget = arguments.budget;
   return out;
 }
@@ -234,11 +235,9 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
 }
 
 Json measured_json(const ProfileArguments& arguments, const Comparison& comparison) {
-  return {{"selector", arguments.selector},
-          {"rule", arguments.rule},
-          {"budget", arguments.budget},
-          {"dense_loss", comparison.dense_loss},
-          {"sweep", comparison_json(comparison)}};
+  return {{"selector", arguments.selector},      {"rule", arguments.rule},
+          {"budget", arguments.budget},          {"block", arguments.block},
+          {"dense_loss", comparison.dense_loss}, {"sweep", comparison_json(comparison)}};
 }
 
 // The budgets that were asked for, or that are best.
