@@ -25,7 +25,10 @@ Result<std::unique_ptr<IndexContext>> open(const Trial& trial, const SelectorOpt
 
 double squared_distance(std::span<const float> a, std::span<const float> b) {
   double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += std::pow(double{a[i]} - double{b[i]}, 2);
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = double{a[i]} - double{b[i]};
+    sum += difference * difference;
+  }
   return sum;
 }
 
@@ -80,7 +83,7 @@ Status Trials::measure_errors(const Trial& trial, double keep, std::vector<Curve
     selector.sparsity = 1 - std::min(times * keep, 1.0);
     SQZ_ASSIGN_OR_RETURN(sparse.emplace_back(), open(trial, selector, threads_));
   }
-  std::vector<float> out, lse, merged(dim), exact(dim);
+  std::vector<float> out, lse, merged(dim), exact;
   ScoreOptions options;
   options.losses = false;
   options.observer = [&](const ObservedAttention& dense) -> Status {
@@ -88,21 +91,24 @@ Status Trials::measure_errors(const Trial& trial, double keep, std::vector<Curve
     Curve& curve = curves[static_cast<size_t>(dense.layer)];
     const auto rows = static_cast<size_t>(dense.count * model.query_heads);
     out.resize(rows * dim);
+    exact.resize(rows * dim);
     lse.resize(rows);
     const auto row_of = [&](const float* all, size_t row) {
       return std::span(all + row * dim, dim);
     };
+    for (size_t row = 0; row < rows; ++row) {
+      eval::merge_out(row_of(dense.context_out, row), dense.context_lse[row],
+                      row_of(dense.own_out, row), dense.own_lse[row],
+                      std::span(exact).subspan(row * dim, dim));
+    }
+    for (const float x : exact) curve.norm += double{x} * double{x};
     for (size_t i = 0; i < sparse.size(); ++i) {
       SQZ_RETURN_IF_ERROR(sparse[i]->attend(dense.layer, dense.first, dense.count, dense.queries,
                                             out.data(), lse.data()));
       for (size_t row = 0; row < rows; ++row) {
-        const auto own = row_of(dense.own_out, row);
-        eval::merge_out(row_of(dense.context_out, row), dense.context_lse[row], own,
-                        dense.own_lse[row], exact);
-        eval::merge_out(row_of(out.data(), row), lse[row], own, dense.own_lse[row], merged);
-        curve.error[i] += squared_distance(merged, exact);
-        const std::vector<float> zeros(i == kOnce ? dim : 0);
-        if (i == kOnce) curve.norm += squared_distance(exact, zeros);
+        eval::merge_out(row_of(out.data(), row), lse[row], row_of(dense.own_out, row),
+                        dense.own_lse[row], merged);
+        curve.error[i] += squared_distance(merged, row_of(exact.data(), row));
       }
     }
     return {};
