@@ -46,6 +46,7 @@ at::Tensor attention_mass(const at::Tensor& q, const at::Tensor& k, const ModelD
   const int64_t tasks = model.kv_heads * kStripes;
   if (q.device().is_cpu()) {
     at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t last) {
+      const c10::InferenceMode inference;  // each thread has its own
       for (int64_t task = begin; task < last; ++task)
         run_stripe(task % model.kv_heads, task / model.kv_heads);
     });

@@ -223,7 +223,7 @@ std::vector<Wrong> wrong_contents() {
       {"CoarseKeepZero",
        [](RawIndex& index) { index.set_json("calibration", "/coarse_keep/0", 0.0); },
        "coarse_keep: found 0.0"},
-      {"ChecksumsNotJson", [](RawIndex& index) { index.metadata["checksums"] = "x"; },
+      {"ChecksumsNotJson", [](RawIndex& index) { index.metadata["checksums"] = "no checksums"; },
        "checksums: not valid JSON", false},
       {"ChecksumsNotAnObject", [](RawIndex& index) { index.metadata["checksums"] = "[]"; },
        "checksums: found an array", false},

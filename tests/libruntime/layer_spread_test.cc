@@ -164,7 +164,8 @@ TEST(Spread, ThresholdsAreThoseOfTheLayersShare) {
     }
   }
   // On the tree no layer keeps more than the coarse level lets through; the others get the rest.
-  SelectionRequest tree = with(SelectorKind::kSqueezed, Scales{1, 1, 1, 9});
+  const Scales most = {1, 1, 1, 9};
+  SelectionRequest tree = with(SelectorKind::kSqueezed, most);
   tree.budget = 0;
   tree.keep = 0.25;
   const auto session = testing::open_session(served, testing::session_options(tree));
