@@ -118,7 +118,7 @@ std::vector<Case> refused_at_open() {
       meta("ValueMeans", "value_means", "true", {"value_means: found true"}),
       meta("SaidToBeClusters", "partition", "kmeans", {"levels: found 0"}),
       meta("UnknownPartition", "partition", "tiles",
-           {"partition: found \"tiles\", expected \"kmeans\" or \"pages\""}),
+           {"partition: found \"tiles\", expected \"kmeans\", \"pages\" or \"pruned\""}),
       meta("KeyCalibrationDenied", "key_calibration", "false", {"calibration.keys.thresholds"}),
       meta("KeyCalibrationNotBoolean", "key_calibration", "yes",
            {"key_calibration: found \"yes\""}),
