@@ -179,7 +179,7 @@ TEST(Spread, SelectionFollowsTheLayersThreshold) {
   SelectionRequest request = with(SelectorKind::kSqueezed, kScales);
   request.levels = 1;
   request.budget = 0;
-  request.keep = 0.25;
+  request.keep = 0.5;
   const auto keys = keys_of_layers(served, request);
   request.layer_scales = {};
   const auto alike = keys_of_layers(served, request);
