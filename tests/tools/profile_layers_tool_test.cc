@@ -122,7 +122,7 @@ std::map<std::string, Json> by_name(const Json& sweep) {
 TEST_F(ProfileTool, MeasuresEveryAllocationAtTheSameTotal) {
   for (const std::string selector : {"stream", "squeezed"}) {
     const ToolRun result =
-        profile({path("a.txt"), "--tokens", "800", "--held-out", "256", "--budget", "0.3",
+        profile({path("a.txt"), "--tokens", "600", "--held-out", "256", "--budget", "0.3",
                  "--selector", selector, "--allocate", "measured", "--sweep", "p=1,0.6,0.3", "-o",
                  path("l.sqz"), "--force", "--json"});
     ASSERT_EQ(result.code, 0) << result.err;
@@ -132,7 +132,7 @@ TEST_F(ProfileTool, MeasuresEveryAllocationAtTheSameTotal) {
     double best = rows.at("uniform")["loss"];
     for (const auto& [name, row] : rows) {
       const auto budget = row["budget"].get<std::vector<int64_t>>();
-      EXPECT_EQ(std::accumulate(budget.begin(), budget.end(), int64_t{0}), 6 * 240) << name;
+      EXPECT_EQ(std::accumulate(budget.begin(), budget.end(), int64_t{0}), 6 * 180) << name;
       EXPECT_NEAR(row["gain"], rows.at("uniform")["loss"].get<double>() - row["loss"].get<double>(),
                   1e-9)
           << name;
@@ -162,7 +162,7 @@ TEST_F(ProfileTool, MeasuresEveryAllocationAtTheSameTotal) {
 
 TEST_F(ProfileTool, TakesTheBestPOrUniform) {
   const ToolRun result =
-      profile({path("a.txt"), "--tokens", "800", "--held-out", "256", "--budget", "0.2",
+      profile({path("a.txt"), "--tokens", "600", "--held-out", "256", "--budget", "0.2",
                "--selector", "h2o", "--p", "auto", "--sweep", "p=1,0.5", "-o", path("l.sqz")});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("uniform"));
