@@ -39,9 +39,7 @@ class Session final : public ServingSession {
     return {};
   }
   // Whether a layer selects; others are read whole.
-  bool selects(int64_t layer) const {
-    return selector_ != nullptr && plan_.selects(layer);
-  }
+  bool selects(int64_t layer) const { return selector_ != nullptr && plan_.selects(layer); }
   const Counters& counters(int64_t layer) const { return counters_[layer]; }
   void reset_counters();
 

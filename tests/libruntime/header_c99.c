@@ -15,8 +15,8 @@ EXPECT_SIZE(sqz_stats, 80);
 EXPECT_SIZE(sqz_index_info, 144);
 
 int sqz_header_is_c99(void) {
-  sqz_session_options options = {sizeof options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                 0, 0, 0, 0, 0};
+  sqz_session_options options = {
+      sizeof options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   sqz_session* session = 0;
   return sqz_session_create(0, &options, &session) == SQZ_INVALID_ARGUMENT &&
          sqz_last_error()[0] != '\0' && sqz_version()[0] != '\0' &&
