@@ -149,13 +149,10 @@ TEST_F(CalibrateTool, StoppedItLeavesTheOldIndexAndNothingElse) {
   for (int i = 0; i < 5000; ++i) many += "Who was silent on the old road?\n";
   write_all(path("many.txt"), many);
   const std::string left = files();
-  const auto started = std::chrono::steady_clock::now();
-  const auto later = [&] {
-    return std::chrono::steady_clock::now() - started > std::chrono::seconds(2);
-  };
-  const ToolRun stopped =
-      run(kIndex, {"calibrate", path("a.sqz"), "--model", kModel, "--prompts", path("many.txt")},
-          "", {}, [&](pid_t child) { signal_when(child, SIGINT, later); });
+  const ToolRun stopped = run(
+      kIndex,
+      {"calibrate", path("a.sqz"), "--model", kModel, "--prompts", path("many.txt"), "--progress"},
+      "", {}, [&](pid_t child) { signal_when(child, SIGINT, [&] { return has_spoken(); }); });
   EXPECT_EQ(stopped.code, 130) << stopped.err;
   EXPECT_TRUE(read_all(path("a.sqz")) == before);
   EXPECT_EQ(files(), left);

@@ -87,6 +87,7 @@ class ToolTest : public ::testing::Test {
     const std::string in = (folder_ / "stdin").string(), out = (folder_ / "stdout").string(),
                       err = (folder_ / "stderr").string();
     write_all(in, input);
+    write_all(err, "");
     std::vector<char*> argv = {const_cast<char*>(tool.c_str())};
     for (auto& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
@@ -110,6 +111,10 @@ class ToolTest : public ::testing::Test {
     result.err = read_all(err);
     return result;
   }
+
+  // The tool that runs just now has written to its standard error: with --progress, that it works,
+  // and is ready for signals.
+  bool has_spoken() const { return !read_all(folder_ / "stderr").empty(); }
 
   std::filesystem::path folder_;
 };

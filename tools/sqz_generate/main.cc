@@ -1,9 +1,7 @@
 // sqz-generate: answers prompts over a fixed context, reading it through its index.
-#include "tools/common/openmp_wait.h"
 #include "tools/sqz_generate/generate.h"
 
 int main(int argc, char** argv) {
-  sqz::let_openmp_sleep(argv);
   sqz::Tool tool(
       "sqz-generate",
       "Answers prompts over the fixed context of an index, reading the part that matters.",

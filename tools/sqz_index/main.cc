@@ -1,9 +1,7 @@
 // sqz-index: builds, calibrates, describes and checks the index of a fixed context.
-#include "tools/common/openmp_wait.h"
 #include "tools/sqz_index/commands.h"
 
 int main(int argc, char** argv) {
-  sqz::let_openmp_sleep(argv);
   sqz::Tool tool("sqz-index",
                  "Builds, calibrates, describes and checks the index (.sqz) of a fixed context.",
                  "Examples:\n"
