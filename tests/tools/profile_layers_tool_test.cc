@@ -119,6 +119,15 @@ std::map<std::string, Json> by_name(const Json& sweep) {
   return out;
 }
 
+// Sink, tail and centroids are all that this budget pays for: there is nothing to move.
+TEST_F(ProfileTool, LayersThatKeepNothingStayAlike) {
+  const ToolRun result =
+      profile({path("a.txt"), "--tokens", "600", "--held-out", "256", "--budget", "0.213",
+               "--selector", "squeezed", "--allocate", "measured", "-o", path("l.sqz"), "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.last()["budget"], Json(std::vector<int64_t>(6, 128)));
+}
+
 TEST_F(ProfileTool, MeasuresEveryAllocationAtTheSameTotal) {
   for (const std::string selector : {"stream", "squeezed"}) {
     const ToolRun result =

@@ -44,8 +44,9 @@ Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
   for (const double strength : kStrengths) {
     std::vector<double> scales;
     for (size_t l = 0; l < keys.size(); ++l) {
-      const bool whole = losses.kept[l] >= 1;
-      const double scale = whole ? 1 : std::max(keys[l] / losses.kept[l], kLeastScale);
+      // A layer that is read whole, or that keeps nothing at this budget, cannot be scaled.
+      const bool fixed = losses.kept[l] >= 1 || losses.kept[l] <= 0;
+      const double scale = fixed ? 1 : std::max(keys[l] / losses.kept[l], kLeastScale);
       scales.push_back(std::pow(scale, strength));
     }
     Candidate candidate;
