@@ -18,7 +18,7 @@ constexpr int64_t kMaxCount = int64_t{UINT32_MAX};  // of texts, tokens, keys
 constexpr int64_t kMinLayers = 3;                   // one a group
 constexpr int32_t kGroups = 3;
 
-// In file order, placed.
+// In file order.
 Result<std::vector<PlannedTensor>> plan(int64_t layers, const std::string& label) {
   std::vector<PlannedTensor> tensors = {
       plain_tensor("cosine", Part::kNamed, DType::kF64, {layers}),
@@ -28,7 +28,7 @@ Result<std::vector<PlannedTensor>> plan(int64_t layers, const std::string& label
       header_hash_tensor(),
   };
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
-  return place_tensors(std::move(tensors));
+  return tensors;
 }
 
 std::map<std::string, std::string> to_strings(const LayersFile& layers) {
@@ -174,7 +174,6 @@ Result<Opened> open(const std::string& path, Env& env) {
   SQZ_RETURN_IF_ERROR(check_fields(out.layers, path + ": __metadata__", Code::kCorrupt));
   auto tensors = plan(out.layers.model.layers, path);
   if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
-  std::erase_if(*tensors, [](const PlannedTensor& t) { return t.part == Part::kPadding; });
   SQZ_RETURN_IF_ERROR(match_tensors(header, *tensors, path));
   load(out.container, "cosine", out.layers.cosine);
   load(out.container, "cosine_error", out.layers.cosine_error);
@@ -184,12 +183,7 @@ Result<Opened> open(const std::string& path, Env& env) {
 }
 
 Problems find_problems(const Opened& opened) {
-  Problems problems;
-  const SqzContainer& container = opened.container;
-  const Json checksums = read_checksums(container.header, container.path, problems);
-  for (const TensorInfo& tensor : container.header.tensors) {
-    check_bytes(tensor, container.bytes, checksums, {}, problems);
-  }
+  Problems problems = check_tensors(opened.container);
   check_contents(opened.layers, problems);
   return problems;
 }
@@ -206,8 +200,7 @@ Status check_to_write(const LayersFile& f, const std::string& path) {
   }
   Problems problems;
   check_contents(f, problems);
-  return problems.empty() ? Status()
-                          : Status(Code::kInvalidArgument, concat(path, ": ", problems.front()));
+  return first_of(problems, path, Code::kInvalidArgument);
 }
 
 }  // namespace
@@ -227,7 +220,7 @@ Result<uint64_t> write_layers_file(Env& env, const std::string& path, bool repla
 Result<LayersFile> read_layers_file(const std::string& path, Env& env) {
   SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
   const Problems problems = find_problems(opened);
-  if (!problems.empty()) return Status(Code::kCorrupt, concat(path, ": ", problems.front()));
+  SQZ_RETURN_IF_ERROR(first_of(problems, path, Code::kCorrupt));
   return std::move(opened.layers);
 }
 

@@ -59,7 +59,7 @@ Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& 
   }
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
-  return place_tensors(std::move(tensors));
+  return tensors;
 }
 
 Json recall_json(const QmodelFile& f) {
@@ -248,7 +248,6 @@ Result<Opened> open(const std::string& path, Env& env) {
   SQZ_RETURN_IF_ERROR(check_fields(f, path + ": __metadata__", Code::kCorrupt));
   auto tensors = plan(f, path);
   if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
-  std::erase_if(*tensors, [](const PlannedTensor& t) { return t.part == Part::kPadding; });
   SQZ_RETURN_IF_ERROR(match_tensors(header, *tensors, path));
   f.layers.resize(static_cast<size_t>(f.model.layers));
   for (int64_t l = 0; l < f.model.layers; ++l) {
@@ -262,12 +261,7 @@ Result<Opened> open(const std::string& path, Env& env) {
 }
 
 Problems find_problems(const Opened& opened) {
-  Problems problems;
-  const SqzContainer& container = opened.container;
-  const Json checksums = read_checksums(container.header, container.path, problems);
-  for (const TensorInfo& tensor : container.header.tensors) {
-    check_bytes(tensor, container.bytes, checksums, {}, problems);
-  }
+  Problems problems = check_tensors(opened.container);
   check_contents(opened.qmodel, problems);
   return problems;
 }
@@ -290,8 +284,7 @@ Status check_to_write(const QmodelFile& f, const std::string& path) {
   }
   Problems problems;
   check_contents(f, problems);
-  return problems.empty() ? Status()
-                          : Status(Code::kInvalidArgument, concat(path, ": ", problems.front()));
+  return first_of(problems, path, Code::kInvalidArgument);
 }
 
 }  // namespace
@@ -323,7 +316,7 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env) {
   SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
   const Problems problems = find_problems(opened);
-  if (!problems.empty()) return Status(Code::kCorrupt, concat(path, ": ", problems.front()));
+  SQZ_RETURN_IF_ERROR(first_of(problems, path, Code::kCorrupt));
   return std::move(opened.qmodel);
 }
 

@@ -34,6 +34,10 @@ void note(Problems& problems, std::string text) {
   if (problems.size() < kMaxProblems) problems.push_back(std::move(text));
 }
 
+Status first_of(const Problems& problems, const std::string& path, Code code) {
+  return problems.empty() ? Status() : Status(code, concat(path, ": ", problems.front()));
+}
+
 Json read_checksums(const SafetensorsHeader& header, const std::string& path, Problems& problems) {
   const std::string label = path + ": __metadata__: checksums";
   Result<Json> parsed = parse_json(header.metadata.at(kChecksumsKey), label);
@@ -90,6 +94,15 @@ void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file, cons
   if (!finite) {
     note(problems, concat("tensor ", name, ": found NaN or infinity, expected finite numbers"));
   }
+}
+
+Problems check_tensors(const SqzContainer& container) {
+  Problems problems;
+  const Json checksums = read_checksums(container.header, container.path, problems);
+  for (const TensorInfo& tensor : container.header.tensors) {
+    check_bytes(tensor, container.bytes, checksums, {}, problems);
+  }
+  return problems;
 }
 
 }  // namespace sqz

@@ -12,8 +12,12 @@
 
 namespace sqz {
 
+struct SqzContainer;
+
 using Problems = std::vector<std::string>;        // one sentence each
 void note(Problems& problems, std::string text);  // the first 1000
+// ok if there are none, else the first one as a message about `path`.
+Status first_of(const Problems& problems, const std::string& path, Code code);
 
 inline constexpr size_t kChecksumChunk = size_t{4} << 20;  // bytes, hashed while in the cache
 
@@ -26,5 +30,8 @@ Json read_checksums(const SafetensorsHeader& header, const std::string& path, Pr
 // is told of the bytes as they are done.
 void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file, const Json& checksums,
                  const std::function<void(size_t)>& advance, Problems& problems);
+
+// All tensors of a file that is small enough to be looked at in one go.
+Problems check_tensors(const SqzContainer& container);
 
 }  // namespace sqz

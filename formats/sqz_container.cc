@@ -207,8 +207,9 @@ bool has_kind(const std::string& path, FileKind kind, Env& env) {
 
 Result<uint64_t> write_container(Env& env, const std::string& path, bool replace,
                                  std::map<std::string, std::string> metadata,
-                                 std::span<const PlannedTensor> tensors,
+                                 std::vector<PlannedTensor> unplaced,
                                  const TensorContents& contents) {
+  SQZ_ASSIGN_OR_RETURN(const auto tensors, place_tensors(std::move(unplaced)));
   std::vector<uint64_t> hashes(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (has_checksum(tensors[i].part)) hashes[i] = xxh3_64(contents.at(tensors[i].name));

@@ -58,11 +58,11 @@ bool has_kind(const std::string& path, FileKind kind, Env& env);
 // What each tensor of a file is to hold, by name.
 using TensorContents = std::map<std::string_view, std::span<const std::byte>>;
 
-// Publishes a whole file by AtomicFile and returns its size. `tensors`: placed, with the header's
-// hash last; all but paddings and hash are in `contents`, with as many bytes as planned.
+// Publishes a whole file by AtomicFile and returns its size. `tensors`: sized, in file order, with
+// the header's hash last; all but the hash are in `contents`, with as many bytes as planned.
 Result<uint64_t> write_container(Env& env, const std::string& path, bool replace,
                                  std::map<std::string, std::string> metadata,
-                                 std::span<const PlannedTensor> tensors,
+                                 std::vector<PlannedTensor> tensors,
                                  const TensorContents& contents);
 
 // Where the data begin after a header of so many bytes of JSON text.

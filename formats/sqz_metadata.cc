@@ -41,15 +41,6 @@ Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, bool pruned,
   return layers;
 }
 
-Json budgets_to_json(const LayerBudgets& budgets) {
-  return {{"allocation", budgets.allocation},
-          {"context", budgets.context},
-          {"uniform_budget", budgets.uniform_budget},
-          {"p", budgets.p},
-          {"budget", budgets.budget},
-          {"cosine", budgets.cosine}};
-}
-
 // The array `key` of `json`, each entry taken by `take(entry)`, which gives an optional.
 template <class T, class Take>
 Result<std::vector<T>> array_of(const Json& json, const char* key, const std::string& label,
@@ -158,6 +149,15 @@ Status check_pruned(const IndexMetadata& m, int64_t sparse, const std::string& l
 }
 
 }  // namespace
+
+Json to_json(const LayerBudgets& budgets) {
+  return {{"allocation", budgets.allocation},
+          {"context", budgets.context},
+          {"uniform_budget", budgets.uniform_budget},
+          {"p", budgets.p},
+          {"budget", budgets.budget},
+          {"cosine", budgets.cosine}};
+}
 
 const char* partition_name(Partition partition) {
   switch (partition) {
@@ -273,7 +273,7 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
   }
   if (metadata.heavy_hitters) out["heavy_hitters"] = "true";
   if (metadata.layer_budgets) {
-    out["layer_budgets"] = json_text(budgets_to_json(*metadata.layer_budgets));
+    out["layer_budgets"] = json_text(to_json(*metadata.layer_budgets));
   }
   return out;
 }

@@ -44,7 +44,7 @@ Result<std::vector<PlannedTensor>> plan(const Named& named, const std::string& p
   }
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, path));
-  return place_tensors(std::move(tensors));
+  return tensors;
 }
 
 Json progress_json(const TrainingState& s) {
@@ -128,14 +128,8 @@ Result<TrainingState> read_checkpoint(Env& env, const std::string& path, const J
   SQZ_RETURN_IF_ERROR(read_progress(progress, in.label("progress"), state));
   const Named named = tensors_of(state);
   SQZ_ASSIGN_OR_RETURN(auto tensors, plan(named, path));
-  std::erase_if(tensors, [](const PlannedTensor& t) { return t.part == Part::kPadding; });
   SQZ_RETURN_IF_ERROR(match_tensors(container.header, tensors, path));
-  Problems problems;
-  const Json checksums = read_checksums(container.header, path, problems);
-  for (const TensorInfo& tensor : container.header.tensors) {
-    check_bytes(tensor, container.bytes, checksums, {}, problems);
-  }
-  if (!problems.empty()) return Status(Code::kCorrupt, concat(path, ": ", problems.front()));
+  SQZ_RETURN_IF_ERROR(first_of(check_tensors(container), path, Code::kCorrupt));
   for (const auto& [name, tensor] : named) {
     at::Tensor host = at::empty(tensor->sizes(), at::kFloat);
     const auto bytes = container.tensor(name);

@@ -1,6 +1,7 @@
 #include "formats/layers_file.h"
 #include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
+#include "formats/sqz_metadata.h"
 #include "tools/common/layers_table.h"
 #include "tools/common/qmodel_table.h"
 #include "tools/sqz_index/commands.h"
@@ -39,17 +40,6 @@ Json layers_json(const IndexMetadata& metadata) {
   return out;
 }
 
-Json budgets_json(const IndexMetadata& metadata) {
-  if (!metadata.layer_budgets) return nullptr;
-  const LayerBudgets& budgets = *metadata.layer_budgets;
-  return {{"allocation", budgets.allocation},
-          {"context", budgets.context},
-          {"uniform_budget", budgets.uniform_budget},
-          {"p", budgets.p},
-          {"budget", budgets.budget},
-          {"cosine", budgets.cosine}};
-}
-
 Json pruned_json(const IndexMetadata& metadata) {
   if (!metadata.pruned) return nullptr;
   std::vector<int64_t> kept;
@@ -77,7 +67,7 @@ Json info_json(const SqzFile& file, const Calibration& calibration, const Shape&
           {"pages", shape.pages},
           {"key_calibration", metadata.key_calibration},
           {"heavy_hitters", metadata.heavy_hitters},
-          {"layer_budgets", budgets_json(metadata)},
+          {"layer_budgets", metadata.layer_budgets ? to_json(*metadata.layer_budgets) : Json()},
           {"pruned", pruned_json(metadata)},
           {"levels", metadata.levels},
           {"clustered", shape.clustered},
