@@ -10,9 +10,7 @@
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
-#include "tests/formats/fault_env.h"
-#include "tests/formats/raw_safetensors.h"
-#include "tests/fuzz/memory_env.h"
+#include "tests/formats/malformed_file.h"
 
 namespace sqz {
 namespace {
@@ -21,8 +19,12 @@ using ::testing::Contains;
 using testing::four_layers;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::meta;
 using testing::RawIndex;
 using testing::TemporaryDirectory;
+using testing::value;
+using testing::without;
+using testing::Wrong;
 
 std::string write(const std::string& path, const LayersFile& f = four_layers()) {
   const auto bytes = write_layers_file(Env::posix(), path, true, f);
@@ -110,63 +112,17 @@ TEST(LayersFile, IsToldFromAnIndex) {
               HasSubstr("not a layer profile: it begins with \"some text\""));
 }
 
-Status open_bytes(const std::string& bytes) {
-  MemoryEnv env(std::as_bytes(std::span(bytes)));
-  return read_layers_file("l.sqz", env).status();
-}
-
 TEST(LayersFile, EveryFlippedBitAndEveryTruncationIsRefused) {
   TemporaryDirectory dir;
-  std::string bytes = testing::read_file(write(dir.file("l.sqz")));
-  ASSERT_TRUE(open_bytes(bytes).ok());
-  for (size_t at = 0; at < bytes.size(); ++at) {
-    for (int bit = 0; bit < 8; ++bit) {
-      bytes[at] = static_cast<char>(bytes[at] ^ 1 << bit);
-      ASSERT_FALSE(open_bytes(bytes).ok()) << "byte " << at << " bit " << bit;
-      bytes[at] = static_cast<char>(bytes[at] ^ 1 << bit);
-    }
-  }
-  for (size_t length = 0; length < bytes.size(); ++length) {
-    ASSERT_FALSE(open_bytes(bytes.substr(0, length)).ok()) << length;
-  }
+  testing::expect_every_damage_refused(testing::read_file(write(dir.file("l.sqz"))), [](Env& env) {
+    return read_layers_file("l.sqz", env).status();
+  });
 }
 
 TEST(LayersFile, AFailureAtAnyCallLeavesNothing) {
-  TemporaryDirectory count_dir;
-  testing::FailNth count;
-  testing::FaultEnv counted(count.hook());
-  ASSERT_TRUE(write_layers_file(counted, count_dir.file("l.sqz"), false, four_layers()).ok());
-  ASSERT_GE(count.calls.size(), 6u);
-  for (int nth = 0; nth + 1 < static_cast<int>(count.calls.size()); ++nth) {  // the last: renamed
-    TemporaryDirectory dir;
-    testing::FailNth fail;
-    fail.fail_at = nth;
-    testing::FaultEnv env(fail.hook());
-    EXPECT_FALSE(write_layers_file(env, dir.file("l.sqz"), false, four_layers()).ok());
-    EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << count.calls[static_cast<size_t>(nth)];
-  }
-}
-
-struct Wrong {
-  const char* name;
-  std::function<void(RawIndex&)> change;
-  std::string says;
-  Code code = Code::kCorrupt;
-};
-
-Wrong meta(const char* name, const char* key, const char* value, std::string says,
-           Code code = Code::kCorrupt) {
-  return {name, [=](RawIndex& file) { file.metadata[key] = value; }, std::move(says), code};
-}
-
-Wrong without(const char* name, const char* key) {
-  return {name, [=](RawIndex& file) { file.metadata.erase(key); },
-          concat("__metadata__: ", key, ": found nothing, expected a value")};
-}
-
-template <class T>
-Wrong value(const char* name, const char* tensor, size_t layer, T found, std::string says) {
-  return {name, [=](RawIndex& file) { file.set(tensor, layer, found); }, std::move(says)};
+  testing::expect_failures_leave_nothing(6, [](Env& env, const std::string& path) {
+    return write_layers_file(env, path, false, four_layers()).status();
+  });
 }
 
 std::vector<Wrong> wrong_headers() {
@@ -275,14 +231,9 @@ class LayersMalformed : public ::testing::TestWithParam<Wrong> {};
 TEST_P(LayersMalformed, IsRefusedByName) {
   TemporaryDirectory dir;
   const std::string path = write(dir.file("l.sqz"));
-  RawIndex raw = RawIndex::read(path);
-  GetParam().change(raw);
-  if (raw.metadata.contains("checksums")) raw.fix_checksums();
-  testing::write_file(path, raw.bytes());
-  const auto read = read_layers_file(path);
-  EXPECT_EQ(read.status().code(), GetParam().code);
-  EXPECT_THAT(read.status().message(), HasSubstr(path));
-  EXPECT_THAT(read.status().message(), HasSubstr(GetParam().says));
+  testing::expect_refused(GetParam(), path, [](const std::string& changed) {
+    return read_layers_file(changed).status();
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Headers, LayersMalformed, ::testing::ValuesIn(wrong_headers()),

@@ -7,12 +7,11 @@
 #include <cmath>
 #include <functional>
 
+#include "tests/common/same_qmodel.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_qmodel.h"
-#include "tests/formats/fault_env.h"
-#include "tests/formats/raw_safetensors.h"
-#include "tests/fuzz/memory_env.h"
+#include "tests/formats/malformed_file.h"
 
 namespace sqz {
 namespace {
@@ -20,25 +19,18 @@ namespace {
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::meta;
 using testing::RawIndex;
 using testing::TemporaryDirectory;
 using testing::tiny_qmodel;
+using testing::value;
+using testing::without;
+using testing::Wrong;
 
 std::string write(const std::string& path, const QmodelFile& f = tiny_qmodel()) {
   const auto bytes = write_qmodel_file(Env::posix(), path, true, f);
   EXPECT_TRUE(bytes.ok()) << bytes.status().message();
   return path;
-}
-
-void expect_same_layers(const QmodelFile& a, const QmodelFile& b) {
-  ASSERT_EQ(a.layers.size(), b.layers.size());
-  for (size_t l = 0; l < a.layers.size(); ++l) {
-    EXPECT_EQ(a.layers[l].centroids, b.layers[l].centroids) << l;
-    EXPECT_EQ(a.layers[l].hidden_weight, b.layers[l].hidden_weight) << l;
-    EXPECT_EQ(a.layers[l].hidden_bias, b.layers[l].hidden_bias) << l;
-    EXPECT_EQ(a.layers[l].output_weight, b.layers[l].output_weight) << l;
-    EXPECT_EQ(a.layers[l].output_bias, b.layers[l].output_bias) << l;
-  }
 }
 
 TEST(QmodelFile, ComesBackAsItWasWritten) {
@@ -62,7 +54,7 @@ TEST(QmodelFile, ComesBackAsItWasWritten) {
   ASSERT_EQ(back->recall.size(), 2u);
   EXPECT_EQ(back->recall[1].selectivity, 0.2);
   EXPECT_EQ(back->recall[1].recall, 0.5);
-  expect_same_layers(*back, f);
+  testing::expect_same_layers(*back, f);
   const auto report = verify_qmodel_file(path);
   ASSERT_TRUE(report.ok());
   EXPECT_THAT(report->problems, IsEmpty());
@@ -82,7 +74,7 @@ TEST(QmodelFile, Bf16RoundsTheWeightsAlone) {
   for (auto* values : {&f.layers[1].hidden_weight, &f.layers[1].output_weight}) {
     for (float& x : *values) x = to_float(to_bfloat16(x));
   }
-  expect_same_layers(*back, f);
+  testing::expect_same_layers(*back, f);
 }
 
 // docs/format.md, taken at its word.
@@ -133,62 +125,17 @@ TEST(QmodelFile, IsToldFromAnIndex) {
               HasSubstr("not a query classifier: it begins with \"some text\""));
 }
 
-Status open_bytes(const std::string& bytes) {
-  MemoryEnv env(std::as_bytes(std::span(bytes)));
-  return read_qmodel_file("q.sqz", env).status();
-}
-
 TEST(QmodelFile, EveryFlippedBitAndEveryTruncationIsRefused) {
   TemporaryDirectory dir;
-  std::string bytes = testing::read_file(write(dir.file("q.sqz")));
-  ASSERT_TRUE(open_bytes(bytes).ok());
-  for (size_t at = 0; at < bytes.size(); ++at) {
-    for (int bit = 0; bit < 8; ++bit) {
-      bytes[at] = static_cast<char>(bytes[at] ^ 1 << bit);
-      ASSERT_FALSE(open_bytes(bytes).ok()) << "byte " << at << " bit " << bit;
-      bytes[at] = static_cast<char>(bytes[at] ^ 1 << bit);
-    }
-  }
-  for (size_t length = 0; length < bytes.size(); ++length) {
-    ASSERT_FALSE(open_bytes(bytes.substr(0, length)).ok()) << length;
-  }
+  testing::expect_every_damage_refused(testing::read_file(write(dir.file("q.sqz"))), [](Env& env) {
+    return read_qmodel_file("q.sqz", env).status();
+  });
 }
 
 TEST(QmodelFile, AFailureAtAnyCallLeavesNothing) {
-  TemporaryDirectory count_dir;
-  testing::FailNth count;
-  testing::FaultEnv counted(count.hook());
-  ASSERT_TRUE(write_qmodel_file(counted, count_dir.file("q.sqz"), false, tiny_qmodel()).ok());
-  ASSERT_GE(count.calls.size(), 10u);
-  for (int nth = 0; nth + 1 < static_cast<int>(count.calls.size()); ++nth) {  // the last: renamed
-    TemporaryDirectory dir;
-    testing::FailNth fail;
-    fail.fail_at = nth;
-    testing::FaultEnv env(fail.hook());
-    EXPECT_FALSE(write_qmodel_file(env, dir.file("q.sqz"), false, tiny_qmodel()).ok());
-    EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << count.calls[static_cast<size_t>(nth)];
-  }
-}
-
-struct Wrong {
-  const char* name;
-  std::function<void(RawIndex&)> change;
-  std::string says;
-  Code code = Code::kCorrupt;
-};
-
-Wrong meta(const char* name, const char* key, const char* value, std::string says,
-           Code code = Code::kCorrupt) {
-  return {name, [=](RawIndex& file) { file.metadata[key] = value; }, std::move(says), code};
-}
-
-Wrong without(const char* name, const char* key) {
-  return {name, [=](RawIndex& file) { file.metadata.erase(key); },
-          concat("__metadata__: ", key, ": found nothing, expected a value")};
-}
-
-Wrong value(const char* name, const char* tensor, size_t at, float found, std::string says) {
-  return {name, [=](RawIndex& file) { file.set(tensor, at, found); }, std::move(says)};
+  testing::expect_failures_leave_nothing(10, [](Env& env, const std::string& path) {
+    return write_qmodel_file(env, path, false, tiny_qmodel()).status();
+  });
 }
 
 std::vector<Wrong> wrong_headers() {
@@ -293,7 +240,7 @@ std::vector<Wrong> wrong_contents() {
   return {
       value("CentroidNan", "layers.1.centroids", 5, std::nanf(""),
             "layers.1.centroids: element 5: found nan"),
-      value("CentroidLong", "layers.1.centroids", 13, 2,
+      value("CentroidLong", "layers.1.centroids", 13, 2.0f,
             "layers.1.centroids: KV head 1, bucket 0: length: found "),
       {"CentroidZero",
        [](RawIndex& file) {
@@ -317,14 +264,9 @@ class QmodelMalformed : public ::testing::TestWithParam<Wrong> {};
 TEST_P(QmodelMalformed, IsRefusedByName) {
   TemporaryDirectory dir;
   const std::string path = write(dir.file("q.sqz"));
-  RawIndex raw = RawIndex::read(path);
-  GetParam().change(raw);
-  if (raw.metadata.contains("checksums")) raw.fix_checksums();
-  testing::write_file(path, raw.bytes());
-  const auto read = read_qmodel_file(path);
-  EXPECT_EQ(read.status().code(), GetParam().code);
-  EXPECT_THAT(read.status().message(), HasSubstr(path));
-  EXPECT_THAT(read.status().message(), HasSubstr(GetParam().says));
+  testing::expect_refused(GetParam(), path, [](const std::string& changed) {
+    return read_qmodel_file(changed).status();
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Headers, QmodelMalformed, ::testing::ValuesIn(wrong_headers()),

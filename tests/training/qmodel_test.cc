@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "formats/tokenizer.h"
+#include "tests/common/same_qmodel.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/raw_safetensors.h"
 #include "tests/training/golden.h"
@@ -73,14 +74,7 @@ class QmodelTraining : public ::testing::Test {
 };
 
 void expect_same(const QmodelFile& a, const QmodelFile& b) {
-  ASSERT_EQ(a.layers.size(), b.layers.size());
-  for (size_t l = 0; l < a.layers.size(); ++l) {
-    EXPECT_EQ(a.layers[l].centroids, b.layers[l].centroids) << l;
-    EXPECT_EQ(a.layers[l].hidden_weight, b.layers[l].hidden_weight) << l;
-    EXPECT_EQ(a.layers[l].hidden_bias, b.layers[l].hidden_bias) << l;
-    EXPECT_EQ(a.layers[l].output_weight, b.layers[l].output_weight) << l;
-    EXPECT_EQ(a.layers[l].output_bias, b.layers[l].output_bias) << l;
-  }
+  testing::expect_same_layers(a, b);
   EXPECT_EQ(a.training, b.training);
 }
 
