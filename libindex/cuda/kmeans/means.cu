@@ -1,9 +1,9 @@
 // What an index stores of the clusters: means, rows in slot order, clusters in tree order.
 #include <cuda_fp16.h>
 
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans.h"
 #include "libindex/cuda/kmeans/update/fixed_point.cuh"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {

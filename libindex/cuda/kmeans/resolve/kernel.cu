@@ -1,7 +1,7 @@
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libindex/cuda/kmeans/common/rows.cuh"
 #include "libindex/cuda/kmeans/resolve/kernel.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/search.cuh"
 #include "libindex/cuda/kmeans/sm80/config.h"
 #include "libindex/cuda/kmeans/sm80/kernel.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"

@@ -1,9 +1,9 @@
 // Norms and first centroids.
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans.h"
 #include "libindex/cuda/kmeans/update/fixed_point.cuh"
 #include "libindex/cuda/kmeans/update/hash.cuh"
 #include "libindex/cuda/kmeans/update/kernel.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {

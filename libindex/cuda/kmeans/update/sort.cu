@@ -1,7 +1,7 @@
 // Sorts the points of each cluster, so that the final order depends on nothing.
-#include "libruntime/cuda/cuda_status.h"
 #include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libindex/cuda/kmeans/update/kernel.h"
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {
