@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "formats/base/dtype.h"
+#include "libindex/builder.h"
 
 namespace sqz::bench {
 
@@ -22,14 +23,14 @@ struct Options {
   std::vector<double> sparsity = {0.9};  // fractions of the clustered keys that are not to be read
   std::string rule = "budget";           // threshold or budget; the latter reads what was asked for
   std::vector<int> levels = {1, 2};      // levels of the tree that selection uses; each is measured
-  double coarse_keep = 0.5;              // of the made-up index: BuildOptions::coarse_keep
-  int64_t requests = 1;                  // of one query token each, in a call of the case `attend`
-  int64_t queries = 0;                   // prompt tokens of the case `prefill`; 0 = the case's own
-  std::vector<int64_t> block = {128};    // of them share one selection; 0 = all
-  std::string query_dtype = "bf16";      // of q and out: f32, f16, bf16
-  std::string open_mode = "mmap";        // mmap or read
-  std::string isa;    // instruction set of the kernels; empty = the machine's best
-  bool torch = true;  // LibTorch beside ours, where it was built in
+  double coarse_keep = BuildOptions().coarse_keep;  // of the made-up index
+  int64_t requests = 1;                // of one query token each, in a call of the case `attend`
+  int64_t queries = 0;                 // prompt tokens of the case `prefill`; 0 = the case's own
+  std::vector<int64_t> block = {128};  // of them share one selection; 0 = all
+  std::string query_dtype = "bf16";    // of q and out: f32, f16, bf16
+  std::string open_mode = "mmap";      // mmap or read
+  std::string isa;                     // instruction set of the kernels; empty = the machine's best
+  bool torch = true;                   // LibTorch beside ours, where it was built in
   std::string torch_dtype = "bf16,f32";
   std::string directory;   // of temporary files; empty = the system's
   std::string index;       // attend, prefill: serve this one instead of a made-up one
