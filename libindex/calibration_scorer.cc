@@ -6,6 +6,7 @@
 
 #include "libindex/order.h"
 #include "libindex/parallel.h"
+#include "libruntime/select/descend.h"
 
 namespace sqz {
 namespace {
@@ -33,20 +34,25 @@ class Head {
       centroids_.push_back(layer.levels[k].centroids.data() +
                            head * clusters * input.dim * dtype_size(input.dtype));
       scores_.emplace_back(sizes_[k].size());
-      alive_.emplace_back(sizes_[k].size());
+      ranges_.emplace_back(sizes_[k].size());
+      alive_sizes_.emplace_back(sizes_[k].size());
+      whole_.push_back({0, static_cast<uint32_t>(clusters)});
     }
     keys_ = std::accumulate(sizes_[0].begin(), sizes_[0].end(), uint64_t{0});
   }
 
-  // Scores level `k` (0-based), all of it or the alive clusters only.
-  Status score(int k, bool only_alive, const CalibrationUnit& unit, Group policy) {
+  // All clusters of level `k` (0-based) are alive.
+  void start(int k) { alive_ = {{&whole_[k], 1}, sizes_[k]}; }
+
+  // Scores the alive clusters, which are of level `k`.
+  Status score(int k, const CalibrationUnit& unit, Group policy) {
     ScoreProblem problem;
     problem.dtype = input_.dtype;
     problem.dim = input_.dim;
-    problem.clusters = static_cast<int64_t>(sizes_[k].size());
+    problem.clusters = std::ssize(alive_.sizes);
+    problem.ranges = alive_.ranges;
     problem.centroids = centroids_[k];
-    problem.sizes = sizes_[k].data();
-    problem.alive = only_alive ? alive_[k].data() : nullptr;
+    problem.sizes = alive_.sizes.data();
     problem.queries = queries_ + unit.first * query_floats();
     problem.tokens = unit.count;
     problem.group = input_.group;
@@ -56,22 +62,19 @@ class Head {
     return score_clusters(problem, scores_[k], workspace_);
   }
 
-  // Children of the alive clusters of level `k` with score >= threshold become alive.
+  // The children of those with score >= threshold become the alive clusters, of level k + 1.
   void descend(int k, float threshold) {
-    std::fill(alive_[k + 1].begin(), alive_[k + 1].end(), uint8_t{0});
-    for (size_t i = 0; i < sizes_[k].size(); ++i) {
-      if (!(scores_[k][i] >= threshold)) continue;  // dead clusters score -infinity
-      std::fill(alive_[k + 1].begin() + children_[k][i],
-                alive_[k + 1].begin() + children_[k][i + 1], uint8_t{1});
-    }
+    chosen_.resize(alive_.sizes.size());
+    for (size_t i = 0; i < chosen_.size(); ++i) chosen_[i] = scores_[k][i] >= threshold ? 1 : 0;
+    alive_ = children_of_chosen(alive_.ranges, chosen_, children_[k].data(), sizes_[k + 1].data(),
+                                ranges_[k + 1], alive_sizes_[k + 1]);
   }
 
-  void record(int k, bool only_alive, ScoreSketch& sketch) const {
+  void record(int k, ScoreSketch& sketch) const {
     uint64_t scored = 0;
-    for (size_t i = 0; i < sizes_[k].size(); ++i) {
-      if (only_alive && alive_[k][i] == 0) continue;
-      sketch.add(scores_[k][i], sizes_[k][i]);
-      scored += sizes_[k][i];
+    for (size_t i = 0; i < alive_.sizes.size(); ++i) {
+      sketch.add(scores_[k][i], alive_.sizes[i]);
+      scored += alive_.sizes[i];
     }
     sketch.add_dropped(keys_ - scored);
   }
@@ -84,8 +87,13 @@ class Head {
   std::vector<const std::byte*> centroids_;      // per level: [n_k, d]
   std::vector<std::vector<uint32_t>> children_;  // per level: [n_k + 1]
   std::vector<std::vector<uint32_t>> sizes_;     // per level: [n_k] keys
+  std::vector<ClusterRange> whole_;              // per level: all of it
+  // Room, per level, for what is alive there.
+  std::vector<std::vector<ClusterRange>> ranges_;
+  std::vector<std::vector<uint32_t>> alive_sizes_;
   std::vector<std::vector<float>> scores_;
-  std::vector<std::vector<uint8_t>> alive_;
+  AliveClusters alive_;
+  std::vector<uint8_t> chosen_;
   std::vector<float> workspace_;
   uint64_t keys_ = 0;
 };
@@ -122,13 +130,13 @@ class CpuScorer final : public CalibrationScorer {
                         const CalibrationUnit& unit, ScoreSketch& sketch) {
     const Group policy = kCalibrationPolicies[group];
     const int first = pass.tree() ? 0 : pass.level;
+    head.start(first);
     for (int above = first; above < pass.level; ++above) {
-      SQZ_RETURN_IF_ERROR(head.score(above, above > 0, unit, policy));
+      SQZ_RETURN_IF_ERROR(head.score(above, unit, policy));
       head.descend(above, pass.threshold(scope, group, above));
     }
-    const bool only_alive = pass.level > first;
-    SQZ_RETURN_IF_ERROR(head.score(pass.level, only_alive, unit, policy));
-    head.record(pass.level, only_alive, sketch);
+    SQZ_RETURN_IF_ERROR(head.score(pass.level, unit, policy));
+    head.record(pass.level, sketch);
     return Status();
   }
 

@@ -60,8 +60,8 @@ struct EngineChoice {
 // says why: not compiled in, no GPU, driver or GPU too old, or a `dim` that it cannot do.
 Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice);
 
-// Lloyd's iterations by faiss::Clustering, without subsampling, on the CPU. While run() is active,
-// an OpenBLAS in the process is held to one thread (its thread count is process-wide).
+// Lloyd's iterations by faiss::Clustering, without subsampling, on the CPU. Same bytes on every
+// processor with fused multiply-add, whatever the number of threads.
 std::unique_ptr<KmeansEngine> make_faiss_kmeans();
 // The same by FAISS's own flat index on a GPU. FAISS does not promise the same bytes from run to
 // run there.

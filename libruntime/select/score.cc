@@ -20,13 +20,11 @@ int64_t row_tile(const ScoreProblem& p) {
   return rows <= kFewRows ? rows : kRowTile;
 }
 
-// The workspace, cut up. Lengths in floats. Clusters that are not scored have no place in it: the
-// arrays hold the others, packed together.
+// The workspace, cut up. Lengths in floats.
 struct Buffers {
   float* weights;  // [n16]        N_j; 0 in the padding
   float* maximum;  // [n16]
   float* sum;      // [n16]
-  float* scores;   // [n16]
   float* logits;   // [tile, n16]
   float* queries;  // few rows: packed [rows, d32]; many: transposed [d, kRowTile]
   float* rows;     // [kRowTile, d] gathered queries
@@ -49,7 +47,6 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   b.weights = take(n16);
   b.maximum = take(n16);
   b.sum = take(n16);
-  b.scores = take(n16);
   b.logits = take(rows * n16);
   b.queries = take(d32 * kRowTile);
   b.rows = take(d32 * kRowTile);
@@ -66,26 +63,19 @@ class Scorer {
         k_(problem.kernels != nullptr ? *problem.kernels : cpu_kernels()),
         n16_(round_up(problem.clusters, kLanePad)) {
     cut(p_, workspace.data(), &b_);
-    all_scored_ =
-        p_.alive == nullptr && std::count(p_.sizes, p_.sizes + p_.clusters, uint32_t{0}) == 0;
-    for_each_run([&](int64_t first, int64_t place, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) {
-        b_.weights[place + i] = static_cast<float>(p_.sizes[first + i]);
-      }
-      scored_ = place + count;
-    });
-    padded_ = round_up(scored_, kLanePad);
-    std::fill(b_.weights + scored_, b_.weights + padded_, 0.0f);
+    for (int64_t j = 0; j < p_.clusters; ++j) b_.weights[j] = static_cast<float>(p_.sizes[j]);
+    std::fill(b_.weights + p_.clusters, b_.weights + n16_, 0.0f);
+    some_empty_ = std::count(p_.sizes, p_.sizes + p_.clusters, uint32_t{0}) > 0;
   }
 
   Status run(std::span<float> scores) {
     const bool per_head = p_.policy == Group::kMax;
     const int64_t passes = per_head ? p_.group : 1;
     const int64_t rows = per_head ? p_.tokens : p_.tokens * p_.group;
-    std::fill(b_.scores, b_.scores + scored_, -kInfinity);
+    std::fill(scores.begin(), scores.end(), -kInfinity);
     for (int64_t pass = 0; pass < passes; ++pass) {
-      std::fill(b_.maximum, b_.maximum + padded_, kLowest);
-      std::fill(b_.sum, b_.sum + padded_, 0.0f);
+      std::fill(b_.maximum, b_.maximum + n16_, kLowest);
+      std::fill(b_.sum, b_.sum + n16_, 0.0f);
       for (int64_t first = 0; first < rows; first += kRowTile) {
         const int64_t count = std::min(kRowTile, rows - first);
         for (int64_t i = 0; i < count; ++i) {
@@ -94,38 +84,26 @@ class Scorer {
         }
         SQZ_RETURN_IF_ERROR(add_rows(count));
       }
-      finish(rows);
+      finish(rows, scores);
     }
-    std::fill(scores.begin(), scores.end(), -kInfinity);
-    for_each_run([&](int64_t first, int64_t place, int64_t count) {
-      std::copy(b_.scores + place, b_.scores + place + count, scores.begin() + first);
-    });
     return {};
   }
 
  private:
-  bool scored(int64_t j) const {
-    return p_.sizes[j] != 0 && (p_.alive == nullptr || p_.alive[j] != 0);
-  }
-
   void gather(int64_t i, int64_t token, int64_t head) {
     const int64_t stride = p_.token_stride != 0 ? p_.token_stride : p_.group * p_.dim;
     const float* from = p_.queries + token * stride + head * p_.dim;
     std::copy(from, from + p_.dim, b_.rows + i * p_.dim);
   }
 
-  // f(first, place, count) for each run of clusters that are scored; place: of the first in
-  // Buffers.
+  // f(first, place, count) for each range; place: of its first cluster among the alive ones.
   template <class Function>
-  void for_each_run(const Function& f) const {
-    if (all_scored_) return f(0, 0, p_.clusters);
-    int64_t j = 0, place = 0;
-    while (j < p_.clusters) {
-      while (j < p_.clusters && !scored(j)) ++j;
-      const int64_t first = j;
-      while (j < p_.clusters && scored(j)) ++j;
-      if (j > first) f(first, place, j - first);
-      place += j - first;
+  void for_each_range(const Function& f) const {
+    if (p_.ranges.empty()) return f(0, 0, p_.clusters);
+    int64_t place = 0;
+    for (const ClusterRange& range : p_.ranges) {
+      f(range.first, place, range.count);
+      place += range.count;
     }
   }
 
@@ -142,7 +120,7 @@ class Scorer {
     int64_t filled = 0, place = 0;
     const auto flush = [&] {
       float* out = b_.logits + place;
-      const Ahead early = {p_.alive != nullptr ? kAhead : 0, filled};
+      const Ahead early = {p_.ranges.size() > 1 ? kAhead : 0, filled};
       if (bf16) {
         k_.dots_bf16(b_.queries, rows, centroids, filled, p_.dim, out, n16_, early);
       } else {
@@ -151,7 +129,7 @@ class Scorer {
       place += filled;
       filled = 0;
     };
-    for_each_run([&](int64_t first, int64_t, int64_t count) {
+    for_each_range([&](int64_t first, int64_t, int64_t count) {
       const auto* next = static_cast<const char*>(centroid(first));
       for (int64_t i = 0; i < count; ++i, next += row_bytes) {
         centroids[filled++] = next;
@@ -167,7 +145,7 @@ class Scorer {
         b_.queries[c * kRowTile + r] = r < rows ? b_.rows[r * p_.dim + c] : 0.0f;
       }
     }
-    for_each_run([&](int64_t first, int64_t place, int64_t total) {
+    for_each_range([&](int64_t first, int64_t place, int64_t total) {
       for (int64_t done = 0; done < total; done += kKeyTile) {
         const int64_t count = std::min(kKeyTile, total - done);
         k_.to_float(p_.dtype, centroid(first + done), count, p_.dim, b_.keys);
@@ -190,34 +168,41 @@ class Scorer {
     float lse[kRowTile];
     for (int64_t r = 0; r < rows; ++r) {
       float* logits = b_.logits + r * n16_;
-      std::fill(logits + scored_, logits + padded_, -kInfinity);
-      lse[r] = k_.log_sum_exp(logits, b_.weights, padded_, p_.scale);
+      std::fill(logits + p_.clusters, logits + n16_, -kInfinity);
+      if (some_empty_) silence_empty(logits);
+      lse[r] = k_.log_sum_exp(logits, b_.weights, n16_, p_.scale);
       if (std::isnan(lse[r]) || lse[r] == kInfinity) {
         return {Code::kNumeric, "the product of a query and a centroid is NaN or infinite"};
       }
-      // Nothing alive: every score stays -infinity, and must not become -inf - -inf.
+      // No keys at all: every score stays -infinity, and must not become -inf - -inf.
       if (lse[r] == -kInfinity) lse[r] = 0.0f;
     }
-    k_.add_rows(b_.logits, n16_, lse, rows, padded_, b_.maximum, b_.sum);
+    k_.add_rows(b_.logits, n16_, lse, rows, n16_, b_.maximum, b_.sum);
     return {};
   }
 
-  void finish(int64_t rows) {
+  // The centroid of an empty cluster may be anything.
+  void silence_empty(float* logits) const {
+    for (int64_t j = 0; j < p_.clusters; ++j) {
+      if (p_.sizes[j] == 0) logits[j] = -kInfinity;
+    }
+  }
+
+  void finish(int64_t rows, std::span<float> scores) {
     if (p_.policy == Group::kAny) {
-      for (int64_t j = 0; j < scored_; ++j) {
-        if (b_.sum[j] > 0) b_.scores[j] = b_.maximum[j];
+      for (int64_t j = 0; j < p_.clusters; ++j) {
+        if (b_.sum[j] > 0) scores[j] = b_.maximum[j];
       }
       return;
     }
-    k_.finish_mean(b_.maximum, b_.sum, scored_, std::log(static_cast<float>(rows)), b_.scores);
+    k_.finish_mean(b_.maximum, b_.sum, p_.clusters, std::log(static_cast<float>(rows)),
+                   scores.data());
   }
 
   const ScoreProblem& p_;
   const CpuKernels& k_;
   int64_t n16_;
-  bool all_scored_ = false;
-  int64_t scored_ = 0;  // clusters that are scored
-  int64_t padded_ = 0;  // to kLanePad
+  bool some_empty_ = false;
   Buffers b_{};
 };
 
@@ -229,6 +214,11 @@ Status check(const ScoreProblem& p, size_t scores, size_t workspace) {
   }
   if (p.queries == nullptr || (p.clusters > 0 && (p.centroids == nullptr || p.sizes == nullptr))) {
     return {Code::kInvalidArgument, "a score problem needs queries, centroids and sizes"};
+  }
+  int64_t in_ranges = 0;
+  for (const ClusterRange& range : p.ranges) in_ranges += range.count;
+  if (!p.ranges.empty() && in_ranges != p.clusters) {
+    return {Code::kInvalidArgument, "the ranges of a score problem do not hold its clusters"};
   }
   if (scores < static_cast<size_t>(p.clusters) ||
       workspace < static_cast<size_t>(score_workspace(p))) {

@@ -3,7 +3,9 @@
 //   S_i = exp(s q.C_i) / sum_j N_j exp(s q.C_j)      s = attention scale, j over the alive clusters
 //
 // for every query of a block and every query head of one GQA group, combined into one score a
-// cluster by the group policy. libindex calibrates with this very function.
+// cluster by the group policy. libindex calibrates with this very function. Clusters that are not
+// alive (equation 3) are no part of a problem: neither read nor counted, and nothing has a place
+// for them.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +24,21 @@ enum class Group : int32_t {
   kAny = 2,   // max over heads and tokens: a cluster that any query wants
 };
 
+// Clusters [first, first + count) of one level of one KV head.
+struct ClusterRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
 struct ScoreProblem {
-  DType dtype = DType::kBF16;       // of the centroids: BF16, F16 or F32
-  int64_t dim = 0;                  // d
-  int64_t clusters = 0;             // n
-  const void* centroids = nullptr;  // [n, d]
-  const uint32_t* sizes = nullptr;  // [n]: N_j, keys below each cluster; 0 = empty, scores -inf
-  const uint8_t* alive = nullptr;   // [n], non-zero = scored; null = all. Dead clusters score -inf,
-                                    // are left out of the denominator (equation 3) and not read
-  const float* queries = nullptr;   // [tokens, group, d], after RoPE
+  DType dtype = DType::kBF16;            // of the centroids: BF16, F16 or F32
+  int64_t dim = 0;                       // d
+  int64_t clusters = 0;                  // n, the alive ones
+  std::span<const ClusterRange> ranges;  // where they are among the centroids: n in all, ascending,
+                                         // disjoint. Empty = the first n
+  const void* centroids = nullptr;       // [all, d]
+  const uint32_t* sizes = nullptr;       // [n]: N_j, keys below each; 0 = empty, scores -inf
+  const float* queries = nullptr;        // [tokens, group, d], after RoPE
   int64_t tokens = 0;
   int64_t group = 0;  // query heads per KV head
   float scale = 0;    // usually 1/sqrt(d)
@@ -43,9 +51,9 @@ struct ScoreProblem {
 // not with the tokens beyond a few.
 int64_t score_workspace(const ScoreProblem& problem);
 
-// scores[i] = log of the combined S_i, [n]; -infinity for dead and empty clusters. kNumeric if any
-// logit is NaN or +infinity (never a silent "select nothing"). Single-threaded, allocation-free;
-// the result does not depend on the instruction set beyond float rounding.
+// scores[i] = log of the combined S of the i-th alive cluster, [n]; -infinity if it is empty.
+// kNumeric if any logit is NaN or +infinity (never a silent "select nothing"). Single-threaded,
+// allocation-free; the result does not depend on the instruction set beyond float rounding.
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
                       std::span<float> workspace);
 

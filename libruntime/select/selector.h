@@ -10,6 +10,7 @@
 
 #include "formats/sqz_file.h"
 #include "libruntime/index_tables.h"
+#include "libruntime/select/score.h"
 
 namespace sqz {
 
@@ -54,6 +55,8 @@ struct SelectWorkspace {
   std::vector<float> floats;
   std::vector<float> scores;
   std::vector<uint32_t> order;
+  std::vector<uint32_t> sizes;
+  std::vector<ClusterRange> ranges;
   std::vector<uint8_t> bytes;
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/select/descend.h"
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/runs.h"
@@ -47,56 +48,49 @@ class SqueezedSelector final : public Selector {
     limits.workspace.floats.resize(static_cast<size_t>(floats));
     limits.workspace.scores.resize(static_cast<size_t>(most));
     limits.workspace.order.resize(static_cast<size_t>(most));
-    limits.workspace.bytes.resize(static_cast<size_t>(3 * most));
+    limits.workspace.sizes.resize(static_cast<size_t>(2 * most));
+    limits.workspace.ranges.resize(static_cast<size_t>(2 * most));
+    limits.workspace.bytes.resize(static_cast<size_t>(most));
     return limits;
   }
 
   Status select(const SelectQuery& query, SelectWorkspace& workspace,
                 HeadSelection& out) const override {
     const LayerView& view = index_.layers[query.layer];
+    const int first = first_level(view);
     const size_t most = workspace.scores.size();
-    uint8_t* alive = workspace.bytes.data();
-    uint8_t* next = alive + most;
-    uint8_t* chosen = next + most;
+    const auto half = [&](auto& all, int k) { return std::span(all).subspan(k % 2 * most, most); };
+    const ClusterRange all = {0, static_cast<uint32_t>(view.level[first].clusters)};
+    AliveClusters alive = {{&all, 1}, {sizes_of(query, first), all.count}};
     clear(out);
-    for (int k = first_level(view); k < view.levels; ++k) {
-      const int64_t n = view.level[k].clusters;
-      const bool first = k == first_level(view), finest = k + 1 == view.levels;
-      ScoreProblem problem = problem_of(view, k);
-      problem.centroids = static_cast<const std::byte*>(view.level[k].centroids) +
-                          query.kv_head * n * view.head_dim * dtype_size(view.dtype);
-      problem.sizes = index_.tables[query.layer].level[k].sizes.data() + query.kv_head * n;
-      problem.alive = first ? nullptr : alive;
-      problem.queries = query.queries;
-      problem.tokens = query.tokens;
-      problem.token_stride = query.token_stride;
+    for (int k = first; k < view.levels; ++k) {
+      const size_t n = alive.sizes.size();
       const std::span<float> scores = std::span(workspace.scores).first(n);
-      SQZ_RETURN_IF_ERROR(score_clusters(problem, scores, workspace.floats));
-
+      const std::span<uint8_t> chosen = std::span(workspace.bytes).first(n);
+      SQZ_RETURN_IF_ERROR(
+          score_clusters(problem_of(query, k, alive), scores, std::span(workspace.floats)));
+      const bool finest = k + 1 == view.levels;
       const Choice choice = {.layer = query.layer,
                              .kv_head = query.kv_head,
                              .scope = query.tokens > 1 ? 1 : 0,
-                             .level = k - first_level(view),
+                             .level = k - first,
                              .finest = finest,
                              .keys = view.slots,
                              .scores = scores,
-                             .sizes = {problem.sizes, static_cast<size_t>(n)}};
-      rule_->choose(choice, workspace.order, {chosen, static_cast<size_t>(n)});
+                             .sizes = alive.sizes};
+      rule_->choose(choice, workspace.order, chosen);
+      out.centroids += static_cast<int64_t>(n);
+      if (options_.estimate) add_estimates(k, alive, chosen, out);
 
-      const uint32_t* offsets = view.level[k].offsets + query.kv_head * (n + 1);
-      if (first) std::fill(alive, alive + n, uint8_t{1});
-      out.centroids += std::count(alive, alive + n, 1);
-      if (options_.estimate) add_estimates(k, n, alive, chosen, problem.sizes, out);
+      const uint32_t* offsets =
+          view.level[k].offsets + query.kv_head * (view.level[k].clusters + 1);
       if (finest) {
-        for (int64_t i = 0; i < n; ++i) {
-          if (chosen[i] != 0) append_run(out, offsets[i], offsets[i + 1]);
-        }
+        for_each_chosen(alive.ranges, chosen, [&](size_t, uint32_t cluster) {
+          append_run(out, offsets[cluster], offsets[cluster + 1]);
+        });
       } else {
-        std::fill(next, next + view.level[k + 1].clusters, uint8_t{0});
-        for (int64_t i = 0; i < n; ++i) {
-          if (chosen[i] != 0) std::fill(next + offsets[i], next + offsets[i + 1], uint8_t{1});
-        }
-        std::swap(alive, next);
+        alive = children_of_chosen(alive.ranges, chosen, offsets, sizes_of(query, k + 1),
+                                   half(workspace.ranges, k), half(workspace.sizes, k));
       }
     }
     return {};
@@ -107,6 +101,7 @@ class SqueezedSelector final : public Selector {
     return std::max(0, view.levels - options_.levels);
   }
 
+  // Its shape alone.
   ScoreProblem problem_of(const LayerView& view, int level) const {
     ScoreProblem problem;
     problem.dtype = view.dtype;
@@ -119,22 +114,43 @@ class SqueezedSelector final : public Selector {
     return problem;
   }
 
-  static void add_estimates(int level, int64_t n, const uint8_t* alive, const uint8_t* chosen,
-                            const uint32_t* sizes, HeadSelection& out) {
-    const auto estimated = [&](int64_t i) {
-      return alive[i] != 0 && chosen[i] == 0 && sizes[i] != 0;
-    };
-    for (int64_t i = 0; i < n;) {
-      if (!estimated(i)) {
-        ++i;
-        continue;
+  ScoreProblem problem_of(const SelectQuery& query, int level, const AliveClusters& alive) const {
+    const LayerView& view = index_.layers[query.layer];
+    ScoreProblem problem = problem_of(view, level);
+    problem.centroids = static_cast<const std::byte*>(view.level[level].centroids) +
+                        query.kv_head * problem.clusters * view.head_dim * dtype_size(view.dtype);
+    problem.clusters = std::ssize(alive.sizes);
+    problem.ranges = alive.ranges;
+    problem.sizes = alive.sizes.data();
+    problem.queries = query.queries;
+    problem.tokens = query.tokens;
+    problem.token_stride = query.token_stride;
+    return problem;
+  }
+
+  // Keys of every cluster of a level, dead or alive.
+  const uint32_t* sizes_of(const SelectQuery& query, int level) const {
+    return index_.tables[query.layer].level[level].sizes.data() +
+           query.kv_head * index_.layers[query.layer].level[level].clusters;
+  }
+
+  static void add_estimates(int level, const AliveClusters& alive, std::span<const uint8_t> chosen,
+                            HeadSelection& out) {
+    size_t i = 0;
+    for (const ClusterRange& range : alive.ranges) {
+      const uint32_t end = range.first + range.count;
+      for (uint32_t cluster = range.first; cluster < end; ++cluster, ++i) {
+        if (chosen[i] != 0 || alive.sizes[i] == 0) continue;
+        ++out.estimated_clusters;
+        ClusterRun* last =
+            out.estimated_count > 0 ? &out.estimated[out.estimated_count - 1] : nullptr;
+        if (last != nullptr && last->level == static_cast<uint32_t>(level) &&
+            last->first + last->length == cluster) {
+          ++last->length;
+        } else {
+          out.estimated[out.estimated_count++] = {static_cast<uint32_t>(level), cluster, 1};
+        }
       }
-      const int64_t first = i;
-      while (i < n && estimated(i)) ++i;
-      out.estimated[out.estimated_count++] = {static_cast<uint32_t>(level),
-                                              static_cast<uint32_t>(first),
-                                              static_cast<uint32_t>(i - first)};
-      out.estimated_clusters += i - first;
     }
   }
 

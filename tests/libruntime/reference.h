@@ -34,12 +34,11 @@ inline double dot(const float* q, DType dtype, const void* keys, int64_t row, in
   return sum;
 }
 
-// log of the combined S_i (select/score.h), one query head at a time, straight from equation 1.
-inline std::vector<double> scores(const ScoreProblem& p) {
+// log of the combined S_i (select/score.h), one query head at a time, straight from equation 1. p
+// is of all clusters; -infinity for those that are not alive.
+inline std::vector<double> scores(const ScoreProblem& p, const std::vector<uint8_t>& alive) {
   const int64_t n = p.clusters;
-  const auto scored = [&](int64_t j) {
-    return p.sizes[j] != 0 && (p.alive == nullptr || p.alive[j] != 0);
-  };
+  const auto scored = [&](int64_t j) { return p.sizes[j] != 0 && alive[j] != 0; };
   std::vector<double> combined(n, p.policy == Group::kMean ? 0.0 : -kInfinity);
   for (int64_t g = 0; g < p.group; ++g) {
     std::vector<double> head_mean(n, 0.0);
@@ -129,13 +128,12 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
     problem.centroids = static_cast<const std::byte*>(v.centroids) +
                         head * v.clusters * view.head_dim * dtype_size(view.dtype);
     problem.sizes = sizes.data();
-    problem.alive = alive.data();
     problem.queries = queries.data();
     problem.tokens = tokens;
     problem.group = group;
     problem.scale = static_cast<float>(scale);
     problem.policy = p.group;
-    const std::vector<double> score = scores(problem);
+    const std::vector<double> score = scores(problem, alive);
     out.centroids += std::count(alive.begin(), alive.end(), 1);
 
     std::vector<int64_t> ranked;

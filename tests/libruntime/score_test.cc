@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "tests/libruntime/alive_mask.h"
 #include "tests/libruntime/random_data.h"
 #include "tests/libruntime/reference.h"
 
@@ -12,11 +13,19 @@ namespace sqz {
 namespace {
 
 struct Case {
-  ScoreProblem problem;
+  ScoreProblem problem;  // of the alive clusters
   std::vector<std::byte> centroids;
-  std::vector<uint32_t> sizes;
-  std::vector<uint8_t> alive;
+  testing::AliveMask alive;
+  std::vector<uint32_t> sizes, alive_sizes;
+  std::vector<ClusterRange> ranges;
   std::vector<float> queries;
+
+  std::vector<double> expected() const {
+    ScoreProblem all = problem;
+    all.clusters = std::ssize(sizes);
+    all.sizes = sizes.data();
+    return testing::packed(reference::scores(all, alive), alive);
+  }
 };
 
 // Sizes include empty clusters; `alive_share` of 10 clusters live.
@@ -30,12 +39,14 @@ Case make_case(DType dtype, int64_t dim, int64_t clusters, int64_t tokens, int64
     c.sizes.push_back(static_cast<uint32_t>(random.below(40)));
     c.alive.push_back(random.below(10) < alive_share ? 1 : 0);
   }
+  c.alive_sizes = testing::packed(c.sizes, c.alive);
+  c.ranges = testing::ranges_of(c.alive);
   c.problem = {.dtype = dtype,
                .dim = dim,
-               .clusters = clusters,
+               .clusters = std::ssize(c.alive_sizes),
+               .ranges = c.ranges,
                .centroids = c.centroids.data(),
-               .sizes = c.sizes.data(),
-               .alive = alive_share == 10 ? nullptr : c.alive.data(),
+               .sizes = c.alive_sizes.data(),
                .queries = c.queries.data(),
                .tokens = tokens,
                .group = group,
@@ -74,7 +85,7 @@ TEST(Score, EqualsReferenceOnEveryInstructionSet) {
           c.problem.kernels = kernels;
           SCOPED_TRACE(
               concat(kernels->name, " ", dtype_name(dtype), " dim ", dim, " tokens ", tokens));
-          expect_near(run(c.problem), reference::scores(c.problem), 2e-5);
+          expect_near(run(c.problem), c.expected(), 2e-5);
         }
       }
     }
@@ -89,7 +100,7 @@ TEST(Score, GroupPoliciesAndDeadClusters) {
           const Case c = make_case(DType::kBF16, 64, 133, tokens, group, policy, alive);
           SCOPED_TRACE(concat("policy ", static_cast<int>(policy), " group ", group, " tokens ",
                               tokens, " alive ", alive));
-          expect_near(run(c.problem), reference::scores(c.problem), 2e-5);
+          expect_near(run(c.problem), c.expected(), 2e-5);
         }
       }
     }
@@ -109,7 +120,7 @@ TEST(Score, HugeLogitsStayOrderedAndFinite) {
   for (const int64_t tokens : {1, 20}) {
     // Logits near 1e4: exp() of them overflows, exp() of their differences underflows.
     Case c = make_case(DType::kF32, 64, 50, tokens, 2, Group::kMean, 10, 2000.0f);
-    const std::vector<double> expected = reference::scores(c.problem);
+    const std::vector<double> expected = c.expected();
     const std::vector<float> scores = run(c.problem);
     int alive = 0;
     for (size_t j = 0; j < scores.size(); ++j) {
@@ -143,11 +154,28 @@ TEST(Score, NanAndInfinityAreErrorsNotEmptySelections) {
   }
 }
 
-TEST(Score, NothingAliveScoresMinusInfinity) {
+TEST(Score, WithoutRangesTheFirstClustersAreAlive) {
+  Case c = make_case(DType::kBF16, 64, 133, 2, 4, Group::kMean, 10);
+  const std::vector<float> expected = run(c.problem);
+  c.problem.ranges = {};
+  EXPECT_EQ(run(c.problem), expected);
+}
+
+TEST(Score, EmptyClustersScoreMinusInfinityWhateverTheirCentroids) {
   for (const Group policy : {Group::kMean, Group::kMax, Group::kAny}) {
-    Case c = make_case(DType::kBF16, 64, 20, 2, 2, policy, 5);
-    std::fill(c.alive.begin(), c.alive.end(), 0);
-    for (const float score : run(c.problem)) EXPECT_EQ(score, -INFINITY);
+    for (const int64_t tokens : {1, 20}) {
+      Case c = make_case(DType::kF32, 64, 50, tokens, 2, policy, 10);
+      const std::vector<float> expected = run(c.problem);
+      for (size_t j = 0; j < c.sizes.size(); ++j) {
+        if (c.sizes[j] > 0) continue;
+        EXPECT_EQ(expected[j], -INFINITY);
+        std::fill_n(reinterpret_cast<float*>(c.centroids.data()) + j * 64, 64, std::nanf(""));
+      }
+      EXPECT_EQ(run(c.problem), expected);
+
+      std::fill(c.alive_sizes.begin(), c.alive_sizes.end(), 0u);
+      for (const float score : run(c.problem)) EXPECT_EQ(score, -INFINITY);
+    }
   }
 }
 
@@ -176,6 +204,10 @@ TEST(Score, RefusesBadProblems) {
   ScoreProblem bad = c.problem;
   bad.dtype = DType::kI32;
   EXPECT_EQ(code(bad, scores, workspace), Code::kUnsupported);
+  bad = c.problem;
+  const std::vector<ClusterRange> less = {{0, 10}, {12, 28}};
+  bad.ranges = less;
+  EXPECT_EQ(code(bad, scores, workspace), Code::kInvalidArgument);
   bad = c.problem;
   bad.queries = nullptr;
   EXPECT_EQ(code(bad, scores, workspace), Code::kInvalidArgument);

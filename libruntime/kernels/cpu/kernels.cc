@@ -18,6 +18,7 @@
 #include "hwy/highway.h"
 // clang-format on
 #include "libruntime/kernels/cpu/load-inl.h"
+#include "libruntime/kernels/cpu/nearest-inl.h"
 #include "libruntime/kernels/cpu/pages-inl.h"
 #include "libruntime/kernels/cpu/softmax-inl.h"
 #include "libruntime/kernels/cpu/stream-inl.h"
@@ -47,7 +48,8 @@ const CpuKernels& table(const char* name) {
                                     .log_sum_exp = log_sum_exp,
                                     .add_rows = add_rows,
                                     .finish_mean = finish_mean,
-                                    .page_bounds = page_bounds};
+                                    .page_bounds = page_bounds,
+                                    .nearest = nearest};
   return kTable;
 }
 

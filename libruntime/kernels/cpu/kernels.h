@@ -20,6 +20,7 @@ namespace sqz {
 inline constexpr int64_t kLanePad = 16;   // floats: a multiple of every target's vector
 inline constexpr int64_t kFewRows = 8;    // up to here the stream kernels are the faster ones
 inline constexpr int64_t kTileRows = 64;  // most rows of a tile
+inline constexpr int64_t kPanel = 64;     // centroids of a panel, see `nearest`
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -115,6 +116,15 @@ struct CpuKernels {
   void (*page_bounds)(DType dtype, const float* upper, const float* lower, int64_t rows,
                       const void* min, const void* max, int64_t n, int64_t dim, float* out,
                       int64_t ld);
+
+  // ---- assignment of keys (libindex/nearest.h).
+  // The centroid with the largest product x[i] . c, the lowest number among equals: products[i],
+  // labels[i]. x [n][dim]; panels: centroids in panels of kPanel, [ceil(clusters / kPanel)][dim]
+  // [kPanel], the last one filled up with copies of its last centroid, which never win. Each
+  // product is one chain of fused multiply-adds over dim, on all instruction sets that have them:
+  // the same bits. clusters < 2^31.
+  void (*nearest)(const float* x, int64_t n, int64_t dim, const float* panels, int64_t clusters,
+                  float* products, int64_t* labels);
 };
 
 // The best table for this machine.

@@ -6,6 +6,7 @@
 #define SQZ_CPU_SOFTMAX_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -129,16 +130,20 @@ void finish_mean(const float* maximum, const float* sum, int64_t n, float log_co
                  float* scores) {
   const F f;
   const VF minus_infinity = hn::Set(f, -std::numeric_limits<float>::infinity());
-  for (int64_t j = 0; j < n; j += kLanes) {
+  const auto mean = [&](int64_t j) HWY_ATTR {
     const VF total = hn::LoadU(f, sum + j);
-    const VF mean =
+    const VF log_mean =
         hn::Sub(hn::Add(hn::LoadU(f, maximum + j), hn::Log(f, total)), hn::Set(f, log_count));
-    HWY_ALIGN float out[kLanes];
-    hn::Store(hn::IfThenElse(hn::Gt(total, hn::Zero(f)), mean, minus_infinity), f, out);
-    for (int64_t i = 0; i < kLanes && j + i < n; ++i) {
-      if (out[i] > scores[j + i]) scores[j + i] = out[i];
-    }
+    return hn::IfThenElse(hn::Gt(total, hn::Zero(f)), log_mean, minus_infinity);
+  };
+  int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) {
+    hn::StoreU(hn::Max(mean(j), hn::LoadU(f, scores + j)), f, scores + j);
   }
+  if (j == n) return;
+  HWY_ALIGN float rest[kLanes];
+  hn::Store(mean(j), f, rest);
+  for (int64_t i = 0; j + i < n; ++i) scores[j + i] = std::max(scores[j + i], rest[i]);
 }
 
 }  // namespace HWY_NAMESPACE

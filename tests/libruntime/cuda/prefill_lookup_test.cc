@@ -4,6 +4,7 @@
 
 #include "libruntime/select/rule.h"
 #include "libruntime/select/score.h"
+#include "tests/libruntime/alive_mask.h"
 #include "tests/libruntime/cuda/prefill_device.h"
 
 namespace sqz::cuda::test {
@@ -112,25 +113,29 @@ class Problem {
     const auto bytes = testing::stored(
         DType::kF32, {centroids_.values.begin() + int64_t{h} * c_.clusters * c_.dim,
                       centroids_.values.begin() + int64_t{h + 1} * c_.clusters * c_.dim});
-    std::vector<uint8_t> alive(c_.clusters, 0);
+    testing::AliveMask alive(c_.clusters, 0);
     for (const SlotRun& run : alive_[list]) std::fill_n(alive.begin() + run.first, run.length, 1);
+    const std::vector<ClusterRange> ranges = testing::ranges_of(alive);
+    const auto sizes = sizes_.begin() + int64_t{h} * c_.clusters;
+    const std::vector<uint32_t> alive_sizes =
+        testing::packed(std::vector<uint32_t>(sizes, sizes + c_.clusters), alive);
     ScoreProblem problem;
     problem.dtype = DType::kF32;
     problem.dim = c_.dim;
-    problem.clusters = c_.clusters;
+    problem.clusters = std::ssize(alive_sizes);
+    problem.ranges = ranges;
     problem.centroids = bytes.data();
-    problem.sizes = &sizes_[h * c_.clusters];
-    problem.alive = alive.data();
+    problem.sizes = alive_sizes.data();
     problem.queries = &queries_.values[(int64_t{first} * c_.kv_heads + h) * c_.group * c_.dim];
     problem.tokens = count;
     problem.token_stride = int64_t{c_.kv_heads} * c_.group * c_.dim;
     problem.group = c_.group;
     problem.scale = 1 / std::sqrt(static_cast<float>(c_.dim));
     problem.policy = c_.policy;
-    std::vector<float> scores(c_.clusters), workspace(score_workspace(problem));
+    std::vector<float> scores(alive_sizes.size()), workspace(score_workspace(problem));
     const Status status = score_clusters(problem, scores, workspace);
     EXPECT_TRUE(status.ok()) << status.message();
-    return scores;
+    return testing::unpacked(scores, alive);
   }
 
   // The threshold that keeps about c_.keep of the scored clusters of all lists.
