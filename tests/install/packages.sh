@@ -24,6 +24,7 @@ runtime=$(field libsqz0 Depends) tools=$(field sqz-tools Depends || true)
 [[ $runtime =~ libc6 && $runtime =~ libstdc\+\+6 ]] || fail "libsqz0 depends on: $runtime"
 [[ ! $runtime =~ torch|hdf5|blas|gomp|spdlog ]] || fail "libsqz0 depends on: $runtime"
 [ "$(field libsqz-dev Depends)" = "libsqz0 (= $version)" ] || fail "libsqz-dev: $(field libsqz-dev Depends)"
+[[ $(field libsqz0 Maintainer) =~ .+\ \<.+@.+\> ]] || fail "maintainer: $(field libsqz0 Maintainer)"
 files_of libsqz0 | grep -vE '/libsqz\.so\.0(\.[0-9]+)*$|/doc/libsqz0/copyright$' && fail "in libsqz0"
 for wanted in include/sqz/sqz.h libsqz.so sqz.pc sqzConfig.cmake examples/embed/embed.cc; do
   files_of libsqz-dev | grep -q "/$wanted$" || fail "libsqz-dev has no $wanted"

@@ -245,6 +245,11 @@ TEST_F(ProfileTool, RefusesWhatCannotBeMeasured) {
   refused(with({"--p", "auto", "--tokens", "900"}), 3, "a.txt: text: found ");
   refused(with({"--p", "auto", "--tokens", "32000", "--held-out", "1024"}), 2,
           "--tokens: found 32000, expected at most 31743");
+  for (const char* selector : {"squeezed", "stream"}) {
+    refused(with({"--allocate", "measured", "--tokens", "600", "--held-out", "128", "--budget",
+                  "0.05", "--selector", selector}),
+            2, "--budget: found 0.05, expected more than sink, tail and centroids cost");
+  }
   const ToolRun nowhere = profile({path("a.txt")});
   EXPECT_EQ(nowhere.code, 2);
   EXPECT_THAT(nowhere.err, HasSubstr("-o: found none"));

@@ -79,8 +79,9 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
 
 Status load_layers(SelectorOptions& options, const ModelDescription& model) {
   if (options.layers.empty() || options.layers == kUniformLayers) return {};
-  SQZ_ASSIGN_OR_RETURN(const LayerBudgets budgets, read_layer_budgets(options.layers, model));
-  options.layer_scales.assign(budgets.budget.begin(), budgets.budget.end());
+  SQZ_ASSIGN_OR_RETURN(options.layer_budgets, read_layer_budgets(options.layers, model));
+  const std::vector<int64_t>& budget = options.layer_budgets->budget;
+  options.layer_scales.assign(budget.begin(), budget.end());
   return {};
 }
 

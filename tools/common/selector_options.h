@@ -9,6 +9,7 @@
 
 #include "formats/base/status.h"
 #include "formats/model_description.h"
+#include "formats/sqz_file.h"
 #include "sqz/sqz.h"
 
 namespace sqz {
@@ -25,7 +26,9 @@ struct SelectorOptions {
   int64_t block = 0;
   std::optional<int> dense_layers;  // none: what the selector wants
   std::string layers;  // a layer profile, or kUniformLayers; empty: what the index embeds
-  std::vector<double> layer_scales;  // of it, once load_layers() has read it
+  // Of it, once load_layers() has read it.
+  std::vector<double> layer_scales;
+  std::optional<LayerBudgets> layer_budgets;
 };
 
 inline constexpr double kDefaultBudget = 0.125;

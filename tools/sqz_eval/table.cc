@@ -59,6 +59,14 @@ Line line_of(const Row& row) {
   return out;
 }
 
+// What the profile of --layers was made for.
+Json allocation_json(const LayerBudgets& budgets) {
+  return {{"name", budgets.allocation},
+          {"p", budgets.p},
+          {"budget",
+           static_cast<double>(budgets.uniform_budget) / static_cast<double>(budgets.context)}};
+}
+
 }  // namespace
 
 Json row_json(const Row& row) {
@@ -71,6 +79,7 @@ Json row_json(const Row& row) {
   if (traits.group) out["group"] = options.group;
   if (traits.residual) out["residual"] = options.residual;
   if (traits.budget) out["layers"] = options.layers;
+  if (options.layer_budgets) out["allocation"] = allocation_json(*options.layer_budgets);
   out["block"] = options.block;
   if (options.dense_layers && !row.setting.dense()) out["dense_layers"] = *options.dense_layers;
   if (!row.skipped.empty()) {

@@ -10,6 +10,7 @@ void add_calibrate_command(Tool& tool);
 void add_capture_command(Tool& tool);
 void add_info_command(Tool& tool);
 void add_prune_command(Tool& tool);
+void add_report_command(Tool& tool);
 void add_verify_command(Tool& tool);
 
 }  // namespace sqz

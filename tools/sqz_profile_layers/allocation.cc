@@ -77,6 +77,7 @@ std::string Candidate::name() const {
 Result<Comparison> compare_allocations(const Trials& trials, const AllocationRequest& request,
                                        const std::function<void(double)>& progress) {
   Comparison out;
+  SQZ_RETURN_IF_ERROR(trials.check_budget());
   SQZ_ASSIGN_OR_RETURN(const TrialLosses dense, trials.dense_losses());
   out.dense_loss = mean(dense.nats);
   Candidate uniform;

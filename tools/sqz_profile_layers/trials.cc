@@ -59,6 +59,27 @@ Result<TrialLosses> Trials::run(const SelectorOptions& selector) const {
   return out;
 }
 
+Status Trials::check_budget() const {
+  SelectorOptions uniform = selector_;
+  uniform.layers = kUniformLayers;
+  for (const Trial& trial : trials_) {
+    const auto context = open(trial, uniform, threads_);
+    if (!context.ok()) {  // what is wrong is the option, not the temporary index
+      const Status status = context.status();
+      const std::string field = trial.index + ": budget:";
+      if (!status.message().starts_with(field)) return status;
+      return {status.code(), "--budget:" + status.message().substr(field.size())};
+    }
+    SQZ_ASSIGN_OR_RETURN(const sqz_stats stats, (*context)->stats());
+    if (stats.asked_keep > 0) continue;
+    return {Code::kInvalidArgument,
+            concat("--budget: found ", selector_.budget.value_or(kDefaultBudget),
+                   ", expected more than sink, tail and centroids cost in a window; pass a larger "
+                   "one or more --tokens")};
+  }
+  return {};
+}
+
 Result<TrialLosses> Trials::losses(std::span<const double> scales) const {
   SelectorOptions selector = selector_;
   selector.layers = kUniformLayers;

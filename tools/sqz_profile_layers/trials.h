@@ -38,6 +38,9 @@ class Trials {
 
   void add(Trial trial) { trials_.push_back(std::move(trial)); }
 
+  // kInvalidArgument, naming --budget, if it leaves no key beside what is read in any case.
+  Status check_budget() const;
+
   // `scales`: [layers], as layer_scales of sqz.h; empty: all layers alike.
   Result<TrialLosses> losses(std::span<const double> scales) const;
   Result<TrialLosses> dense_losses() const;

@@ -1,0 +1,300 @@
+// sqz-index report: a page of every kind of file.
+#include <gmock/gmock.h>
+
+#include "tests/common/tiny_index.h"
+#include "tests/common/tiny_layers.h"
+#include "tests/common/tiny_qmodel.h"
+#include "tests/formats/raw_safetensors.h"
+#include "tests/tools/run_tool.h"
+#include "tests/tools/xml.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::read_xml;
+using testing::XmlElement;
+
+const std::string kTool = SQZ_INDEX_TOOL;
+
+class ReportTool : public ToolTest {
+ protected:
+  // The page of these files, which must be one.
+  XmlElement report(const std::vector<std::string>& inputs, int64_t figures) {
+    std::vector<std::string> arguments = {"report", "-o", path("r.html"), "--force", "--json"};
+    arguments.insert(arguments.end(), inputs.begin(), inputs.end());
+    const ToolRun made = run(kTool, arguments);
+    EXPECT_EQ(made.code, 0) << made.err;
+    result_ = made.last();
+    const std::string text = read_all(path("r.html"));
+    EXPECT_EQ(result_["bytes"], text.size());
+    EXPECT_EQ(result_["figures"], figures);
+    XmlElement html = read_xml(text);
+    EXPECT_EQ(html.all("svg").size(), static_cast<size_t>(figures));
+    return html;
+  }
+  void refused(std::vector<std::string> inputs, int code, const std::string& says) {
+    const std::string before = files();
+    inputs.insert(inputs.begin(), {"report", "-o", path("bad.html")});
+    const ToolRun result = run(kTool, inputs);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(says));
+    EXPECT_EQ(files(), before) << "nothing half-written";
+  }
+  static std::vector<std::string> texts(const XmlElement& html, const char* tag) {
+    std::vector<std::string> out;
+    for (const XmlElement* element : html.all(tag)) out.push_back(element->text);
+    return out;
+  }
+  // The value beside a name of the first table.
+  static std::string value_of(const XmlElement& html, const std::string& name) {
+    for (const XmlElement* row : html.all("tr")) {
+      if (row->children.at(0).text == name) return row->children.at(1).text;
+    }
+    return "nothing beside " + name;
+  }
+  // The lines of a table whose first column has this title.
+  static std::vector<std::vector<std::string>> table(const XmlElement& html,
+                                                     const std::string& first) {
+    std::vector<std::vector<std::string>> out;
+    for (const XmlElement* element : html.all("table")) {
+      const auto rows = element->all("tr");
+      if (rows.empty() || rows[0]->children[0].text != first) continue;
+      for (size_t i = 1; i < rows.size(); ++i) {
+        out.emplace_back();
+        for (const XmlElement& cell : rows[i]->children) out.back().push_back(cell.text);
+      }
+    }
+    return out;
+  }
+
+  Json result_;
+};
+
+TEST_F(ReportTool, AnIndex) {
+  testing::TinyIndexOptions o;
+  o.layers = 3;
+  o.dense_layers = {0};
+  o.tokens = 200;
+  o.layer_budgets = {30, 10, 20};
+  const auto index = testing::write_tiny_index(path("x.sqz"), o);
+  ASSERT_TRUE(index.ok());
+  // Sizes of clusters, thresholds, shares by head, budgets.
+  const XmlElement html = report({path("x.sqz")}, 4);
+  EXPECT_EQ(result_["inputs"], (Json{{{"path", path("x.sqz")}, {"kind", "index"}}}));
+  EXPECT_THAT(texts(html, "h2"), ElementsAre("Index " + path("x.sqz")));
+  EXPECT_THAT(texts(html, "h3"), ElementsAre("Sizes of clusters", "Calibration", "Layer budgets"));
+  EXPECT_EQ(value_of(html, "clusters"), "3, 9 a KV head, coarse to fine");
+
+  // Counted from what was written, without the offsets' reader.
+  const auto lines = table(html, "layer");
+  ASSERT_EQ(lines.size(), 4u) << "two levels of two layers";
+  for (const auto& line : lines) {
+    const auto layer = static_cast<size_t>(std::stoi(line[0]));
+    const auto level = static_cast<size_t>(std::stoi(line[1])) - 1;
+    std::vector<uint32_t> sizes;
+    for (int64_t head = 0; head < 2; ++head) {
+      const auto first = testing::tiny::first_slots(index->layers[layer], head, level);
+      for (size_t i = 0; i + 1 < first.size(); ++i) sizes.push_back(first[i + 1] - first[i]);
+    }
+    std::sort(sizes.begin(), sizes.end());
+    EXPECT_EQ(line[2], concat(sizes.size()));
+    EXPECT_EQ(line[3], concat(sizes.front()));
+    EXPECT_EQ(line[4], concat(sizes[sizes.size() / 2]));
+    EXPECT_EQ(std::stod(line[5]), std::round(10.0 * 384 / static_cast<double>(sizes.size())) / 10);
+    EXPECT_EQ(line[6], concat(sizes.back()));
+    const size_t tenth = sizes.size() == 6 ? 1 : 2;  // of 18
+    double largest = 0;
+    for (size_t i = 0; i < tenth; ++i) largest += sizes[sizes.size() - 1 - i];
+    EXPECT_NEAR(std::stod(line[7]), 100 * largest / (2 * 192), 0.051);
+  }
+  // A row of the map is a layer: its cells add up to all clusters, the darkest is 1.
+  const auto maps = html.all("svg");
+  double darkest = 0;
+  for (const XmlElement* cell : maps[0]->all("rect")) {
+    darkest = std::max(darkest, cell->number("fill-opacity"));
+    EXPECT_THAT(cell->children.at(0).text, ::testing::StartsWith("layer "));
+  }
+  EXPECT_EQ(darkest, 1);
+
+  // The calibration is made up: curve i is 1 - 20 i / 1024, and heads keep what is asked.
+  const auto shares = table(html, "scope");
+  ASSERT_EQ(shares.size(), 12u);
+  EXPECT_THAT(shares[3], ElementsAre("generation", "0.10", "0.0996", "0.0996", "0.0996", "-0.992"));
+  EXPECT_EQ(shares[6][0], "prompt");
+  EXPECT_EQ(maps[2]->all("circle").size(), 2u * 2 * 2) << "scopes, sparse layers, heads";
+  const auto bars = maps[3]->all("rect");
+  ASSERT_EQ(bars.size(), 4u);
+  EXPECT_EQ(bars[0]->children.at(0).text, "budget: 0, 30");
+  EXPECT_NEAR(bars[0]->number("height"), 3 * bars[1]->number("height"), 0.05);
+}
+
+TEST_F(ReportTool, IndexesOfOtherPartitions) {
+  testing::TinyIndexOptions o;
+  o.page_size = 8;
+  ASSERT_TRUE(testing::write_tiny_index(path("pages.sqz"), o).ok());
+  report({path("pages.sqz")}, 0);
+  o = {};
+  o.tokens = 300;
+  o.heavy_hitters = true;
+  ASSERT_TRUE(testing::write_tiny_index(path("x.sqz"), o).ok());
+  ASSERT_EQ(run(kTool, {"prune", path("x.sqz"), "--selector", "h2o", "--budget", "0.2", "-o",
+                        path("pruned.sqz")})
+                .code,
+            0);
+  const XmlElement html = report({path("pruned.sqz")}, 1);
+  EXPECT_THAT(texts(html, "h3"), ElementsAre("What is left"));
+  EXPECT_EQ(html.all("svg")[0]->all("rect")[0]->children.at(0).text,
+            "clustered keys that are left: 0, 52");
+  testing::TinyIndexOptions dense;
+  dense.dense_layers = {0, 1};
+  ASSERT_TRUE(testing::write_tiny_index(path("dense.sqz"), dense).ok());
+  report({path("dense.sqz")}, 0);
+}
+
+TEST_F(ReportTool, ALayerProfile) {
+  LayersFile layers = testing::four_layers();
+  layers.measured = {{"selector", "stream"},
+                     {"rule", "threshold"},
+                     {"budget", 0.1},
+                     {"dense_loss", 3.0},
+                     {"sweep", Json::array()}};
+  for (const auto& [name, p, loss] :
+       {std::tuple{"uniform", 1.0, 3.5}, {"groups", 0.5, 3.25}, {"measured", 1.0, 3.125}}) {
+    layers.measured["sweep"].push_back({{"allocation", name},
+                                        {"p", p},
+                                        {"strength", 1},
+                                        {"loss", loss},
+                                        {"gain", 3.5 - loss},
+                                        {"gain_stderr", 0.01},
+                                        {"delivered", 0.1}});
+  }
+  ASSERT_TRUE(write_layers_file(Env::posix(), path("l.sqz"), false, layers).ok());
+  const XmlElement html = report({path("l.sqz")}, 4);
+  EXPECT_EQ(result_["inputs"][0]["kind"], "layers");
+  EXPECT_THAT(texts(html, "h2"),
+              ElementsAre("Layer profile " + path("l.sqz"), "What layer budgets cost"));
+  const auto svgs = html.all("svg");
+  // Cosines: a dot a layer, in its group's colour, with its error.
+  EXPECT_EQ(svgs[0]->all("circle").size(), 4u);
+  EXPECT_EQ(svgs[0]->all("circle")[0]->children.at(0).text, "group 0: 0, 0.4 ± 0.01");
+  EXPECT_EQ(svgs[0]->all("circle")[3]->children.at(0).text, "group 2: 3, 0.9625 ± 0.333333");
+  EXPECT_EQ(svgs[1]->all("rect").size(), 5u) << "four bars and the legend's";
+  EXPECT_THAT(table(html, "layer").at(2), ElementsAre("2", "0.8750", "0.0020", "1", "170"));
+  // Loss above dense against budget, a line each; against p: uniform is p = 1.
+  EXPECT_EQ(svgs[2]->all("circle").size(), 3u);
+  EXPECT_EQ(svgs[2]->all("circle")[1]->children.at(0).text, "groups, p = 0.5: 0.1, 0.25");
+  const auto by_p = svgs[3]->all("circle");
+  ASSERT_EQ(by_p.size(), 2u);
+  EXPECT_EQ(by_p[0]->children.at(0).text, "budget 0.1: 0.5, 0.25");
+  EXPECT_EQ(by_p[1]->children.at(0).text, "budget 0.1: 1, 0.5");
+}
+
+TEST_F(ReportTool, AQueryClassifierAndItsTraining) {
+  ASSERT_TRUE(write_qmodel_file(Env::posix(), path("q.sqz"), false, testing::tiny_qmodel()).ok());
+  Json training = {{"event", "result"}, {"scores", Json::array()}};
+  for (const char* method : {"classifier", "kmeans", "kmeans-rope"}) {
+    for (const char* queries : {"all", "far"}) {
+      training["scores"].push_back({{"method", method},
+                                    {"queries", queries},
+                                    {"keys", "far"},
+                                    {"recall", {{"0.05", 0.1}, {"0.1", 0.2}, {"0.2", 0.4}}}});
+    }
+  }
+  write_all(path("t.jsonl"), training.dump() + "\n");
+  const XmlElement html = report({path("q.sqz"), path("t.jsonl")}, 3);
+  EXPECT_EQ(result_["inputs"][0]["kind"], "qmodel");
+  EXPECT_EQ(result_["inputs"][1]["kind"], "results");
+  const auto svgs = html.all("svg");
+  EXPECT_EQ(svgs[0]->all("circle")[1]->children.at(0).text, "classifier: 0.2, 0.5");
+  EXPECT_EQ(svgs[1]->all("polyline").size(), 3u) << "a line a method";
+  EXPECT_EQ(svgs[2]->all("circle").size(), 9u);
+}
+
+TEST_F(ReportTool, RowsOfEvalFromSeveralFiles) {
+  const auto row = [](const char* task, const char* selector, double asked, double delivered,
+                      double value) {
+    return Json{{"task", task},
+                {"tokens", 4000},
+                {"selector", selector},
+                {"trials", 8},
+                {"value", value},
+                {"stderr", 0.25},
+                {"budget", {{"asked", asked}, {"delivered", delivered}}},
+                {"keep", {{"asked", asked}, {"delivered", delivered / 2}}}};
+  };
+  const auto write = [&](const std::string& name, const Json& rows) {
+    write_all(path(name), Json{{"event", "result"}, {"rows", rows}}.dump() + "\n");
+  };
+  Json skipped = row("loss", "stream", 0.001, 0, 0);
+  skipped["skipped"] = "<b>too small</b>";
+  write("a.jsonl", {row("loss", "dense", 1, 1, 3), row("loss", "stream", 0.2, 0.2, 3.5), skipped});
+  write("b.jsonl", {row("loss", "stream", 0.1, 0.1, 4), row("recall", "squeezed", 0.1, 0.2, 0.5)});
+  // Loss, recall, and recall's delivered budgets, which are not those asked for.
+  const XmlElement html = report({path("a.jsonl"), path("b.jsonl")}, 3);
+  const auto svgs = html.all("svg");
+  ASSERT_EQ(svgs[0]->all("polyline").size(), 1u) << "one setting, from both files";
+  const auto points = svgs[0]->all("circle");
+  ASSERT_EQ(points.size(), 2u);
+  EXPECT_EQ(points[0]->children.at(0).text, "stream: 0.1, 4 ± 0.25");
+  EXPECT_EQ(points[1]->children.at(0).text, "stream: 0.2, 3.5 ± 0.25");
+  EXPECT_EQ(svgs[1]->all("circle")[0]->children.at(0).text, "squeezed: 0.1, 0.5 ± 0.25")
+      << "recall is shown by the keys that were read";
+  EXPECT_EQ(svgs[2]->all("circle")[0]->children.at(0).text, "squeezed: 0.1, 0.2");
+  const auto lines = table(html, "setting");
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_EQ(lines[2][0], "stream (skipped: <b>too small</b>)");
+}
+
+TEST_F(ReportTool, HostileNamesStayText) {
+  testing::TinyIndexOptions o;
+  ASSERT_TRUE(testing::write_tiny_index(path("<i>&\".sqz"), o).ok());
+  auto raw = testing::RawIndex::read(path("<i>&\".sqz"));
+  raw.metadata["build"] = R"({"note":"</td><script>x()</script>"})";
+  raw.fix_checksums();
+  write_all(path("<i>&\".sqz"), raw.bytes());
+  const XmlElement html = report({path("<i>&\".sqz")}, 3);
+  EXPECT_EQ(html.all("script").size(), 0u);
+  EXPECT_EQ(html.all("i").size(), 0u);
+  EXPECT_EQ(html.all("h2")[0]->text, "Index " + path("<i>&\".sqz"));
+  EXPECT_EQ(value_of(html, "build.note"), "</td><script>x()</script>");
+}
+
+TEST_F(ReportTool, TheSameFilesGiveTheSamePage) {
+  ASSERT_TRUE(testing::write_tiny_index(path("x.sqz"), {}).ok());
+  report({path("x.sqz")}, 3);
+  const std::string first = read_all(path("r.html"));
+  report({path("x.sqz"), "--threads", "1"}, 3);
+  EXPECT_TRUE(read_all(path("r.html")) == first);
+  EXPECT_EQ(files(), "r.html\nx.sqz\n");
+}
+
+TEST_F(ReportTool, BadInputIsRefused) {
+  ASSERT_TRUE(testing::write_tiny_index(path("x.sqz"), {}).ok());
+  refused({path("none.sqz")}, 3, "none.sqz");
+  refused({path("x.sqz"), path("none.jsonl")}, 3, "none.jsonl");
+  write_all(path("text"), "not a file of sqz");
+  refused({path("text")}, 3, "text");
+  write_all(path("r.jsonl"), "{\"event\": \"result\"}\n");
+  refused({path("r.jsonl")}, 3, "r.jsonl: lines: found 1, and no result in them");
+  write_all(path("r.jsonl"), "{\"event\": \"row\"}\n");
+  refused({path("r.jsonl")}, 3, "r.jsonl: line 1: task: found nothing");
+  refused({folder_.string()}, 3, folder_.string());
+  refused({}, 2, "FILE");
+  // Offsets that are none, behind a header that is right.
+  auto raw = testing::RawIndex::read(path("x.sqz"));
+  raw.set<uint32_t>("layers.1.level.2.offsets", 3, 4000000000u);
+  raw.fix_checksums();
+  write_all(path("bad.sqz"), raw.bytes());
+  refused({path("bad.sqz")}, 3, "layers.1.level.2.offsets[0][3]: found 4000000000");
+
+  write_all(path("there.html"), "mine");
+  const ToolRun kept = run(kTool, {"report", path("x.sqz"), "-o", path("there.html")});
+  EXPECT_EQ(kept.code, 1);
+  EXPECT_THAT(kept.err, HasSubstr("--force"));
+  EXPECT_EQ(read_all(path("there.html")), "mine");
+}
+
+}  // namespace
+}  // namespace sqz

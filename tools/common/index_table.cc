@@ -1,0 +1,146 @@
+#include "tools/common/index_table.h"
+
+#include "formats/sqz_metadata.h"
+
+namespace sqz {
+namespace {
+
+struct Shape {
+  std::vector<int64_t> clusters;  // a level, coarse to fine, of the first sparse layer
+  int64_t clustered = 0, exact = 0, pages = 0;
+  int64_t dense_layers = 0;
+};
+
+Shape index_shape(const SqzFile& file) {
+  Shape out;
+  const IndexMetadata& metadata = file.metadata();
+  for (int64_t i = 0; i < metadata.model.layers; ++i) {
+    const LayerView layer = file.layer(i);
+    if (metadata.layers[static_cast<size_t>(i)].dense) {
+      ++out.dense_layers;
+    } else if (out.clustered == 0) {
+      for (int k = 0; k < layer.levels; ++k) out.clusters.push_back(layer.level[k].clusters);
+      out.clustered = layer.slots;
+      out.pages = layer.pages;
+      out.exact = layer.exact;
+    }
+  }
+  return out;
+}
+
+Json layers_json(const IndexMetadata& metadata) {
+  Json out = Json::array();
+  for (const LayerPolicy& layer : metadata.layers) {
+    out.push_back({{"dense", layer.dense}, {"window", layer.window}});
+  }
+  return out;
+}
+
+Json pruned_json(const IndexMetadata& metadata) {
+  if (!metadata.pruned) return nullptr;
+  std::vector<int64_t> kept;
+  for (const LayerPolicy& layer : metadata.layers) kept.push_back(layer.kept);
+  return {{"selector", metadata.pruned->selector},
+          {"budget", metadata.pruned->budget},
+          {"keep", metadata.pruned->keep},
+          {"kept", kept}};
+}
+
+std::pair<std::string, std::string> parts_row(const Shape& shape, const IndexMetadata& metadata) {
+  if (metadata.pruned) {
+    std::vector<int64_t> kept;
+    for (const LayerPolicy& layer : metadata.layers) kept.push_back(layer.kept);
+    return {"pruned", concat("for selector ", metadata.pruned->selector, " at budget ",
+                             metadata.pruned->budget, ": ", list_text(kept), " of ",
+                             metadata.tokens - metadata.sink - metadata.tail,
+                             " keys a KV head are left, by layer")};
+  }
+  const int64_t page_size = metadata.page_size;
+  if (shape.pages > 0) {
+    return {"pages", concat(shape.pages, " a KV head, of ", page_size, " tokens")};
+  }
+  return {"clusters", shape.clusters.empty()
+                          ? "none: every layer is dense"
+                          : list_text(shape.clusters) + " a KV head, coarse to fine"};
+}
+
+}  // namespace
+
+Json index_json(const SqzFile& file, const Calibration& calibration) {
+  const IndexMetadata& metadata = file.metadata();
+  const Shape shape = index_shape(file);
+  return {{"path", file.path()},
+          {"bytes", file.file_bytes()},
+          {"producer", metadata.producer},
+          {"fingerprint", fingerprint(metadata.model)},
+          {"model", to_json(metadata.model)},
+          {"tokenizer_hash", metadata.tokenizer_hash},
+          {"tokens_hash", metadata.tokens_hash},
+          {"tokens", metadata.tokens},
+          {"sink", metadata.sink},
+          {"tail", metadata.tail},
+          {"partition", partition_name(metadata.partition)},
+          {"page_size", metadata.page_size},
+          {"pages", shape.pages},
+          {"key_calibration", metadata.key_calibration},
+          {"heavy_hitters", metadata.heavy_hitters},
+          {"layer_budgets", metadata.layer_budgets ? to_json(*metadata.layer_budgets) : Json()},
+          {"pruned", pruned_json(metadata)},
+          {"levels", metadata.levels},
+          {"clustered", shape.clustered},
+          {"clusters", shape.clusters},
+          {"dtype", dtype_name(metadata.dtype)},
+          {"kv", metadata.has_kv},
+          {"value_means", metadata.has_value_means},
+          {"layers", layers_json(metadata)},
+          {"calibration",
+           {{"queries", calibration.queries},
+            {"source", calibration.source},
+            {"coarse_keep", calibration.coarse_keep}}},
+          {"build", metadata.build},
+          {"tensors", file.header().tensors.size()},
+          {"metadata", file.raw_metadata()}};
+}
+
+Rows index_rows(const SqzFile& file, const Calibration& calibration) {
+  const IndexMetadata& metadata = file.metadata();
+  const Shape shape = index_shape(file);
+  const ModelDescription& model = metadata.model;
+  Rows rows = {
+      {"index", file.path()},
+      {"size", bytes_text(static_cast<double>(file.file_bytes()))},
+      {"producer", metadata.producer},
+      {"model", concat(model.architecture, ", ", model.layers, " layers, ", model.query_heads,
+                       " query heads, ", model.kv_heads, " KV heads, head_dim ", model.head_dim)},
+      {"fingerprint", fingerprint(model)},
+      {"tokenizer",
+       metadata.tokenizer_hash.empty() ? "none: built from token ids" : metadata.tokenizer_hash},
+      {"tokens", concat(metadata.tokens, " (hash ", metadata.tokens_hash, ")")},
+      {"exact", concat("first ", metadata.sink, " and last ", metadata.tail)},
+      {"clustered",
+       concat(metadata.pruned ? metadata.tokens - metadata.sink - metadata.tail : shape.clustered,
+              " a KV head")},
+      parts_row(shape, metadata),
+      {"dense layers", concat(shape.dense_layers, " of ", model.layers)},
+      {"type", std::string(dtype_name(metadata.dtype))},
+      {"keys, values", metadata.has_kv ? "stored" : "not stored: the engine brings them"},
+      {"calibration",
+       calibration.queries == 0
+           ? "none"
+           : concat(calibration.queries, " queries a head, from: ", calibration.source,
+                    metadata.key_calibration ? "; single keys, too" : "")}};
+  if (metadata.heavy_hitters) rows.emplace_back("heavy hitters", "ordered, for --selector h2o");
+  if (metadata.layer_budgets) {
+    const LayerBudgets& budgets = *metadata.layer_budgets;
+    rows.emplace_back("layer budgets",
+                      concat(budgets.allocation, ", keys of ", budgets.context, ": ",
+                             list_text(budgets.budget), ", ", budgets.uniform_budget, " a layer"));
+  }
+  if (!metadata.build.is_object()) return rows;
+  for (const auto& [name, value] : metadata.build.items()) {
+    rows.emplace_back("build." + name, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return rows;
+}
+
+}  // namespace sqz

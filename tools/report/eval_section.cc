@@ -1,0 +1,122 @@
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "tools/report/sections.h"
+#include "tools/report/svg_plot.h"
+
+namespace sqz {
+namespace {
+
+// What rows are about: one a plot.
+struct Subject {
+  std::string task, on;
+  int64_t tokens = 0;
+  bool operator==(const Subject&) const = default;
+};
+Subject subject_of(const EvalRow& row) {
+  return {row.task, row.on, row.tokens};
+}
+
+struct TaskText {
+  const char* name;
+  const char* title;
+  const char* value;
+  bool from_zero;
+};
+constexpr TaskText kTasks[] = {
+    {"needle1", "One needle", "answered", true},
+    {"needle4", "Four needles", "answered", true},
+    {"passkey", "Passkey", "answered", true},
+    {"loss", "Loss", "loss, nats a token", false},
+    {"error", "Error of the attention output", "error relative to dense", true},
+    {"recall", "Recalled attention mass", "recall", true},
+};
+
+TaskText task_text(const std::string& task) {
+  for (const TaskText& text : kTasks) {
+    if (task == text.name) return text;
+  }
+  return {task.c_str(), task.c_str(), "value", false};
+}
+
+std::string setting_list(const EvalRow& row) {
+  return row.skipped.empty() ? row.setting : row.setting + " (skipped: " + row.skipped + ")";
+}
+
+// Points of one setting, by what was read.
+void add_point(std::vector<PlotSeries>& series, const std::string& name, const PlotPoint& point) {
+  auto at = std::find_if(series.begin(), series.end(),
+                         [&](const PlotSeries& own) { return own.name == name; });
+  if (at == series.end()) at = series.insert(series.end(), {name, Mark::kLine, {}});
+  at->points.push_back(point);
+}
+
+void sort_points(Plot& plot) {
+  for (PlotSeries& series : plot.series) {
+    std::stable_sort(series.points.begin(), series.points.end(),
+                     [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+  }
+}
+
+void add_subject(const Subject& subject, std::span<const EvalRow> rows, HtmlPage& page) {
+  const TaskText task = task_text(subject.task);
+  const bool recall = subject.task == "recall";
+  const std::string title = concat(task.title, subject.on.empty() ? "" : " on " + subject.on, ", ",
+                                   subject.tokens, " tokens");
+  Plot values;
+  values.title = title;
+  values.x_label = recall ? "selectivity: share of the clustered keys that was read"
+                          : "delivered budget: share of the context's bytes that was read";
+  values.y_label = task.value;
+  values.from_zero = task.from_zero;
+  Plot delivered;
+  delivered.title = "Delivered against asked, " + title;
+  delivered.x_label = "asked budget";
+  delivered.y_label = "delivered budget";
+  delivered.diagonal = true;
+  bool off = false;  // whether anything was delivered that was not asked for
+  std::vector<std::vector<std::string>> lines;
+  for (const EvalRow& row : rows) {
+    if (subject_of(row) != subject) continue;
+    if (!row.skipped.empty()) {
+      lines.push_back(
+          {setting_list(row), fixed_text(row.asked_budget, 4), "", "", "", "", "", "", ""});
+      continue;
+    }
+    lines.push_back({setting_list(row), fixed_text(row.asked_budget, 4), fixed_text(row.budget, 4),
+                     fixed_text(row.keep, 4), fixed_text(row.value, 4), fixed_text(row.error, 4),
+                     row.difference ? fixed_text(*row.difference, 4) : "",
+                     row.difference_error ? fixed_text(*row.difference_error, 4) : "",
+                     concat(row.trials)});
+    if (row.dense) {
+      values.levels.push_back({"dense", row.value});
+      continue;
+    }
+    add_point(values.series, row.setting, {recall ? row.keep : row.budget, row.value, row.error});
+    add_point(delivered.series, row.setting, {row.asked_budget, row.budget, 0});
+    off |= std::abs(row.budget - row.asked_budget) > 0.01 * row.asked_budget;
+  }
+  sort_points(values);
+  sort_points(delivered);
+  page.subheading(title);
+  page.figure(plot_svg(values), "With standard errors; a line a setting, a dot a budget.");
+  if (off) page.figure(plot_svg(delivered), "On the faint line what is asked for is delivered.");
+  page.table({"setting", "asked", "delivered", "keys", task.value, "±", "to dense", "±", "n"},
+             lines);
+}
+
+}  // namespace
+
+void add_eval_section(std::span<const EvalRow> rows, HtmlPage& page) {
+  std::vector<Subject> subjects;
+  for (const EvalRow& row : rows) {
+    const Subject subject = subject_of(row);
+    if (std::find(subjects.begin(), subjects.end(), subject) == subjects.end()) {
+      subjects.push_back(subject);
+    }
+  }
+  for (const Subject& subject : subjects) add_subject(subject, rows, page);
+}
+
+}  // namespace sqz

@@ -1,0 +1,215 @@
+#include "tools/report/results.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+#include "formats/json_fields.h"
+#include "tools/report/eval_rows.h"
+
+namespace sqz {
+namespace {
+
+constexpr double kAny = kMostPlotted;
+constexpr uint64_t kMostBytes = uint64_t{1} << 28;
+
+// An array of numbers in [low, high], `count` of them (0: any number, but one).
+template <class T>
+std::vector<T> numbers(JsonFields& fields, const char* key, size_t count, double low, double high) {
+  std::vector<T> out;
+  const Json* list = fields.value(key);
+  if (list == nullptr) return out;
+  const bool sized = list->is_array() && (count == 0 ? !list->empty() : list->size() == count);
+  if (!sized) {
+    fields.complain(key, found_text(*list),
+                    count == 0 ? "an array" : concat("an array of ", count, ", one a layer"));
+    return out;
+  }
+  for (const Json& value : *list) {
+    const double number = value.is_number() ? value.get<double>() : low - 1;
+    if (!(low <= number && number <= high)) {
+      fields.complain(key, found_text(value), concat("numbers in [", low, ", ", high, "]"));
+      return out;
+    }
+    out.push_back(static_cast<T>(number));
+  }
+  return out;
+}
+
+Result<LayersFile> layers_of(const Json& result, const std::string& label) {
+  constexpr int64_t kMost = UINT32_MAX;
+  JsonFields fields(result, label);
+  LayersFile out;
+  out.producer = fields.text("producer");
+  out.tokenizer_hash = fields.text("tokenizer_hash");
+  out.texts = fields.integer("texts", 0, kMost);
+  out.windows = fields.integer("windows", 0, kMost);
+  out.window = fields.integer("window", 0, kMost);
+  out.tokens = fields.integer("tokens", 0, kMost);
+  out.allocation = fields.text("allocation");
+  out.context = fields.integer("context", 1, kMost);
+  out.uniform_budget = fields.integer("uniform_budget", 1, kMost);
+  out.p = fields.number("p", 0, 1);
+  out.cosine = numbers<double>(fields, "cosine", 0, -1, 1);
+  const size_t layers = std::max<size_t>(out.cosine.size(), 1);
+  out.cosine_error = numbers<double>(fields, "cosine_error", layers, 0, kAny);
+  out.group = numbers<int32_t>(fields, "group", layers, 0, 2);
+  out.budget = numbers<int64_t>(fields, "budget", layers, 0, static_cast<double>(kMost));
+  SQZ_RETURN_IF_ERROR(fields.status());
+  return out;
+}
+
+Result<MethodRecall> method_of(const Json& score, const std::string& label) {
+  JsonFields fields(score, label);
+  MethodRecall out;
+  out.method = fields.text("method");
+  out.far_queries = fields.text("queries") == "far";
+  out.far_keys = fields.text("keys") == "far";
+  const Json* recall = fields.value("recall");
+  if (recall != nullptr && !recall->is_object()) {
+    fields.complain("recall", found_text(*recall), "an object");
+  }
+  SQZ_RETURN_IF_ERROR(fields.status());
+  for (const auto& [name, value] : recall->items()) {
+    QmodelRecall row;
+    const auto [end, error] =
+        std::from_chars(name.data(), name.data() + name.size(), row.selectivity);
+    const bool read = error == std::errc() && end == name.data() + name.size() &&
+                      row.selectivity > 0 && row.selectivity <= 1 && value.is_number();
+    if (!read) fields.complain("recall", json_text(name), "numbers by selectivity");
+    if (read) row.recall = value.get<double>();
+    out.recall.push_back(row);
+  }
+  SQZ_RETURN_IF_ERROR(fields.status());
+  std::sort(out.recall.begin(), out.recall.end(), [](const QmodelRecall& a, const QmodelRecall& b) {
+    return a.selectivity < b.selectivity;
+  });
+  return out;
+}
+
+class Reader {
+ public:
+  // One line of a file.
+  Status add(const Json& event, const std::string& label) {
+    JsonFields fields(event, label);
+    const std::string kind = fields.text("event");
+    SQZ_RETURN_IF_ERROR(fields.status());
+    if (kind == "row") return add_row(event, label, out_.rows);
+    if (kind == "pass") return add_pass(event, label);
+    if (kind == "check") return add_check(event, label);
+    if (kind != "result") return {};
+    if (event.contains("rows")) return add_rows(event, label);
+    if (event.contains("cosine")) return add_profile(event, label);
+    if (event.contains("scores")) return add_scores(event, label);
+    return {};
+  }
+
+  // Everything that was read; of the context length that was not finished, the last pass.
+  ToolResults take() {
+    const bool finished = std::any_of(out_.rows.begin(), out_.rows.end(), [&](const EvalRow& row) {
+      return !pass_.empty() && row.tokens == pass_.front().tokens;
+    });
+    if (!finished) out_.rows.insert(out_.rows.end(), pass_.begin(), pass_.end());
+    return std::move(out_);
+  }
+
+ private:
+  static Status add_row(const Json& row, const std::string& label, std::vector<EvalRow>& rows) {
+    SQZ_ASSIGN_OR_RETURN(EvalRow own, eval_row(row, label));
+    rows.push_back(std::move(own));
+    return {};
+  }
+
+  static Status add_list(const Json& event, const std::string& label, std::vector<EvalRow>& rows) {
+    JsonFields fields(event, label);
+    const Json* list = fields.value("rows");
+    if (list != nullptr && !list->is_array()) {
+      fields.complain("rows", found_text(*list), "an array");
+    }
+    SQZ_RETURN_IF_ERROR(fields.status());
+    rows.clear();
+    for (size_t i = 0; i < list->size(); ++i) {
+      SQZ_RETURN_IF_ERROR(add_row((*list)[i], concat(label, ": rows[", i, "]"), rows));
+    }
+    return {};
+  }
+
+  Status add_pass(const Json& event, const std::string& label) {
+    return add_list(event, label, pass_);
+  }
+
+  Status add_rows(const Json& event, const std::string& label) {
+    pass_.clear();
+    return add_list(event, label, out_.rows);
+  }
+
+  Status add_check(const Json& event, const std::string& label) {
+    JsonFields fields(event, label);
+    const PlotPoint point{static_cast<double>(fields.integer("step", 0, INT64_MAX)),
+                          fields.number("loss", -kAny, kAny), 0};
+    SQZ_RETURN_IF_ERROR(fields.status());
+    training().checks.push_back(point);
+    return {};
+  }
+
+  Status add_profile(const Json& event, const std::string& label) {
+    SQZ_ASSIGN_OR_RETURN(out_.layers, layers_of(event, label));
+    if (!event.contains("measured")) return {};
+    SQZ_ASSIGN_OR_RETURN(out_.measured,
+                         measured_allocations(event["measured"], label + ": measured"));
+    return {};
+  }
+
+  Status add_scores(const Json& event, const std::string& label) {
+    const Json& scores = event["scores"];
+    if (!scores.is_array()) {
+      return {Code::kCorrupt, bad_field(label, "scores", found_text(scores), "an array")};
+    }
+    for (size_t i = 0; i < scores.size(); ++i) {
+      SQZ_ASSIGN_OR_RETURN(MethodRecall method,
+                           method_of(scores[i], concat(label, ": scores[", i, "]")));
+      training().scores.push_back(std::move(method));
+    }
+    return {};
+  }
+
+  TrainingResult& training() {
+    if (!out_.training) out_.training.emplace();
+    return *out_.training;
+  }
+
+  ToolResults out_;
+  std::vector<EvalRow> pass_;
+};
+
+}  // namespace
+
+bool is_json_file(const std::string& path) {
+  return std::ifstream(path).peek() == '{';
+}
+
+Result<ToolResults> read_results(const std::string& path) {
+  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(Env::posix(), path, kMostBytes));
+  Reader reader;
+  std::istringstream lines(text);
+  int64_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (line.empty()) continue;
+    const std::string label = concat(path, ": line ", number);
+    SQZ_ASSIGN_OR_RETURN(const Json event, parse_json(line, label));
+    SQZ_RETURN_IF_ERROR(reader.add(event, label));
+  }
+  ToolResults out = reader.take();
+  if (out.rows.empty() && !out.layers && !out.training) {
+    return Status(Code::kCorrupt,
+                  bad_field(path, "lines", concat(number, ", and no result in them"),
+                            "what sqz-eval, sqz-profile-layers or sqz-train-qmodel prints with "
+                            "--json"));
+  }
+  return out;
+}
+
+}  // namespace sqz

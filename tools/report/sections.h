@@ -1,0 +1,40 @@
+// What a report says of each kind of input. All append to a page; what is wrong with an input is
+// refused as its reader refuses it.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "formats/layers_file.h"
+#include "formats/qmodel_file.h"
+#include "tools/report/allocations.h"
+#include "tools/report/html_page.h"
+#include "tools/report/results.h"
+
+namespace sqz {
+
+// An index: what `sqz-index info` prints, the sizes of its clusters, its calibration, the budgets
+// that it embeds, what a pruned one has left. kCorrupt where offsets of clusters are no offsets.
+Status add_index_section(const std::string& path, HtmlPage& page);
+
+// Cosines, groups and budgets by layer; what is there of `layers.measured` is not shown here.
+void add_layers_section(const LayersFile& layers, HtmlPage& page);
+
+// Budgets by layer as bars, with the budget that all would have alike.
+void add_budgets(std::span<const int64_t> budget, int64_t uniform, HtmlPage& page);
+
+// What spreads of a budget cost on held-out text: of each selector loss against budget, and loss
+// against p where values of p were measured.
+void add_allocations_section(std::span<const MeasuredAllocations> measured, HtmlPage& page);
+
+// A query classifier and its recall.
+void add_qmodel_section(const QmodelFile& qmodel, HtmlPage& page);
+
+// Of each context length and task of sqz-eval the value against what was read, what was delivered
+// against what was asked for, and a table.
+void add_eval_section(std::span<const EvalRow> rows, HtmlPage& page);
+
+// Recall of sqz-train-qmodel's methods against selectivity, and its loss as it trained.
+void add_training_section(const TrainingResult& training, HtmlPage& page);
+
+}  // namespace sqz

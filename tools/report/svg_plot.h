@@ -1,0 +1,69 @@
+// Plots as SVG markup, to stand in an HtmlPage, whose style has their colours: points, lines and
+// bars over two linear axes, and maps of shaded cells. Numbers are shown on hovering. The markup is
+// well-formed XML and draws itself alone.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sqz {
+
+// The part of an SVG where points are drawn, in its pixels: x of an axis' low end is `left`, of its
+// high end left + width; y of the low end is top + height, of the high end `top`.
+inline constexpr double kPlotLeft = 72, kPlotTop = 12, kPlotWidth = 620, kPlotHeight = 260;
+
+inline constexpr double kMostPlotted = 1e30;
+
+enum class Mark { kDots, kLine, kBars };  // kLine: dots with a line through them
+
+struct PlotPoint {
+  double x = 0, y = 0;
+  double error = 0;  // standard error of y: a line from y - error to y + error; 0: none
+};
+
+struct PlotSeries {
+  std::string name;
+  Mark mark = Mark::kLine;
+  std::vector<PlotPoint> points;  // of a line: from left to right. All numbers
+                                  // are at most kMostPlotted in size
+};
+
+// A dashed line across the plot.
+struct PlotLevel {
+  std::string name;
+  double y = 0;
+};
+
+struct Plot {
+  std::string title;  // for those who cannot see it
+  std::string x_label, y_label;
+  std::vector<PlotSeries> series;
+  std::vector<PlotLevel> levels;
+  bool whole_x = false;    // x are whole numbers, as those of layers: no ticks between them
+  bool from_zero = false;  // the y axis has 0 on it; it does where there are bars
+  bool diagonal = false;   // a faint line at y = x
+};
+
+// An axis from its first to its last tick. Ticks are multiples of 1, 2 or 5 times a power of ten,
+// at most `most` of them (at least 2), and enclose [low, high].
+struct PlotAxis {
+  std::vector<double> ticks;
+  double low() const { return ticks.front(); }
+  double high() const { return ticks.back(); }
+};
+PlotAxis plot_axis(double low, double high, bool whole = false, int most = 8);
+
+// A plot without a point says so in its middle.
+std::string plot_svg(const Plot& plot);
+
+// Cells with a share of something: the greatest is the darkest, 0 is empty.
+struct ShadeMap {
+  std::string title;
+  std::string column_label, row_label;
+  std::vector<std::string> columns, rows;
+  std::vector<std::vector<double>> shares;  // [rows][columns], finite, >= 0
+};
+std::string shade_map_svg(const ShadeMap& map);
+
+}  // namespace sqz

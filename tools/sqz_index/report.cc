@@ -1,0 +1,131 @@
+#include "formats/base/file.h"
+#include "tools/common/layers_table.h"
+#include "tools/common/output_file.h"
+#include "tools/common/signals.h"
+#include "tools/report/sections.h"
+#include "tools/sqz_index/commands.h"
+
+namespace sqz {
+namespace {
+
+struct ReportArguments {
+  std::vector<std::string> files;
+  std::string output, title = "sqz report";
+  bool force = false;
+};
+
+// What is drawn together, whichever files it comes from.
+struct Together {
+  std::vector<EvalRow> rows;
+  std::vector<MeasuredAllocations> measured;
+};
+
+Status add_layers(const std::string& path, HtmlPage& page, Together& together) {
+  SQZ_ASSIGN_OR_RETURN(const LayersFile layers, read_layers_file(path));
+  page.heading("Layer profile " + path);
+  page.rows(layers_rows(layers));
+  add_layers_section(layers, page);
+  if (layers.measured.is_null()) return {};
+  SQZ_ASSIGN_OR_RETURN(auto measured, measured_allocations(layers.measured, path + ": measured"));
+  together.measured.push_back(std::move(measured));
+  return {};
+}
+
+Status add_qmodel(const std::string& path, HtmlPage& page) {
+  SQZ_ASSIGN_OR_RETURN(const QmodelFile qmodel, read_qmodel_file(path));
+  page.heading("Query classifier " + path);
+  add_qmodel_section(qmodel, page);
+  return {};
+}
+
+Status add_results(const std::string& path, HtmlPage& page, Together& together) {
+  SQZ_ASSIGN_OR_RETURN(ToolResults results, read_results(path));
+  if (results.layers) {
+    page.heading("Result of sqz-profile-layers " + path);
+    add_layers_section(*results.layers, page);
+  }
+  if (results.training) {
+    page.heading("Result of sqz-train-qmodel " + path);
+    add_training_section(*results.training, page);
+  }
+  if (results.measured) together.measured.push_back(std::move(*results.measured));
+  together.rows.insert(together.rows.end(), results.rows.begin(), results.rows.end());
+  return {};
+}
+
+// Appends what a file is; the kind, as the result says it.
+Result<std::string> add_file(const std::string& path, HtmlPage& page, Together& together) {
+  if (is_json_file(path)) {
+    SQZ_RETURN_IF_ERROR(add_results(path, page, together));
+    return std::string("results");
+  }
+  if (is_layers_file(path)) {
+    SQZ_RETURN_IF_ERROR(add_layers(path, page, together));
+    return std::string("layers");
+  }
+  if (is_qmodel_file(path)) {
+    SQZ_RETURN_IF_ERROR(add_qmodel(path, page));
+    return std::string("qmodel");
+  }
+  SQZ_RETURN_IF_ERROR(add_index_section(path, page));
+  return std::string("index");
+}
+
+Status write_page(const ReportArguments& arguments, const std::string& text) {
+  protect_output(arguments.output);
+  SQZ_ASSIGN_OR_RETURN(AtomicFile file,
+                       AtomicFile::create(Env::posix(), arguments.output, arguments.force));
+  SQZ_RETURN_IF_ERROR(file.file().write(0, std::as_bytes(std::span(text))));
+  return file.commit();
+}
+
+Status run_report(const ReportArguments& arguments, const ToolContext& context) {
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  HtmlPage page(arguments.title);
+  Together together;
+  Json inputs = Json::array();
+  for (const std::string& path : arguments.files) {
+    SQZ_RETURN_IF_ERROR(check_stop());
+    SQZ_ASSIGN_OR_RETURN(const std::string kind, add_file(path, page, together));
+    inputs.push_back({{"path", path}, {"kind", kind}});
+  }
+  if (!together.measured.empty()) {
+    page.heading("What layer budgets cost");
+    add_allocations_section(together.measured, page);
+  }
+  if (!together.rows.empty()) {
+    page.heading("Measured by sqz-eval");
+    add_eval_section(together.rows, page);
+  }
+  const std::string text = page.text();
+  SQZ_RETURN_IF_ERROR(write_page(arguments, text));
+  context.output.result({{"path", arguments.output},
+                         {"bytes", text.size()},
+                         {"inputs", inputs},
+                         {"figures", page.figures()}},
+                        {{"report", arguments.output},
+                         {"size", bytes_text(static_cast<double>(text.size()))},
+                         {"figures", concat(page.figures())}});
+  return {};
+}
+
+}  // namespace
+
+void add_report_command(Tool& tool) {
+  const auto arguments = std::make_shared<ReportArguments>();
+  CLI::App* app = tool.command(
+      "report", "Draw what files hold as one HTML page.",
+      "Files are indexes, layer profiles, query classifiers (.sqz), and what sqz-eval,\n"
+      "sqz-profile-layers and sqz-train-qmodel print with --json. The page loads nothing else.\n\n"
+      "Examples:\n"
+      "  sqz-index report book.sqz -o book.html\n"
+      "  sqz-eval --model MODEL --text a.txt --tokens 8000 --budget 0.05,0.1,0.2 --json > e.jsonl\n"
+      "  sqz-index report book.sqz layers.sqz e.jsonl -o report.html\n",
+      [arguments](const ToolContext& context) { return run_report(*arguments, context); });
+  app->add_option("FILE", arguments->files, "Indexes, profiles, classifiers, results")->required();
+  app->add_option("-o,--output", arguments->output, "The page (.html) to write")->required();
+  app->add_option("--title", arguments->title, "Title of the page")->capture_default_str();
+  app->add_flag("--force", arguments->force, "Replace an existing output");
+}
+
+}  // namespace sqz
