@@ -116,6 +116,23 @@ TEST_F(Prune, TakesTheRoomOfTheBudget) {
   EXPECT_LT(report->bytes, std::filesystem::file_size(path) / 10 + 20000);
 }
 
+// What an index embeds decides what is left, and is of no use to what is left.
+TEST_F(Prune, EmbeddedBudgetsAreSpent) {
+  TinyIndexOptions o = shape();
+  o.layer_budgets = {70, 210, 140};
+  const std::string path = index(o);
+  const auto report = prune(path, {.selector = SelectorKind::kStream, .budget = 0.2});
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_THAT(report->kept, ElementsAre(54, 160, 107));  // 107 a layer on average
+  const auto file = SqzFile::open(output());
+  ASSERT_TRUE(file.ok());
+  EXPECT_FALSE((*file)->metadata().layer_budgets.has_value());
+  EXPECT_TRUE(Env::posix().remove(output()).ok());
+  const auto alike =
+      prune(path, {.selector = SelectorKind::kStream, .budget = 0.2, .uniform_layers = true});
+  EXPECT_THAT(alike->kept, ElementsAre(107, 107, 107));
+}
+
 TEST_F(Prune, ServesNothingElse) {
   const TinyIndexOptions o = shape();
   ASSERT_TRUE(prune(index(o), {.selector = SelectorKind::kH2o, .budget = 0.2}).ok());

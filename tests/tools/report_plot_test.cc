@@ -18,16 +18,19 @@ TEST(PlotAxis, TicksAreRoundNumbersAroundTheData) {
   EXPECT_THAT(plot_axis(0.31, 3.99).ticks, ElementsAre(0, 1, 2, 3, 4));
   EXPECT_THAT(plot_axis(-7, 12).ticks, ElementsAre(-10, -5, 0, 5, 10, 15));
   EXPECT_THAT(plot_axis(0, 3, true).ticks, ElementsAre(0, 1, 2, 3)) << "no half a layer";
-  EXPECT_THAT(plot_axis(0, 0.4, true).ticks, ElementsAre(0, 1));
+  EXPECT_EQ(plot_axis(0, 3, true).low, -0.5);
+  EXPECT_EQ(plot_axis(0, 3, true).high, 3.5);
+  EXPECT_THAT(plot_axis(3, 3, true).ticks, ElementsAre(3));
+  EXPECT_THAT(plot_axis(0, 31, true).ticks, ElementsAre(0, 5, 10, 15, 20, 25, 30));
   EXPECT_THAT(plot_axis(100, 100).ticks, ElementsAre(90, 95, 100, 105, 110));
-  EXPECT_EQ(plot_axis(0, 0).low(), -1);
+  EXPECT_EQ(plot_axis(0, 0).low, -1);
   for (const double size : {1e-12, 1e-3, 1.0, 7e5, kMostPlotted}) {
     for (const double low : {-1.0, 0.0, 0.999, 0.9999999}) {
       const PlotAxis axis = plot_axis(low * size, size);
       EXPECT_GE(axis.ticks.size(), 2u);
       EXPECT_LE(axis.ticks.size(), 8u);
-      EXPECT_LE(axis.low(), low * size + 1e-5 * size);
-      EXPECT_GE(axis.high(), size - 1e-5 * size);
+      EXPECT_LE(axis.low, low * size + 1e-5 * size);
+      EXPECT_GE(axis.high, size - 1e-5 * size);
     }
   }
 }

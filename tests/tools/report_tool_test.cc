@@ -280,7 +280,7 @@ TEST_F(ReportTool, BadInputIsRefused) {
   refused({path("r.jsonl")}, 3, "r.jsonl: lines: found 1, and no result in them");
   write_all(path("r.jsonl"), "{\"event\": \"row\"}\n");
   refused({path("r.jsonl")}, 3, "r.jsonl: line 1: task: found nothing");
-  refused({folder_.string()}, 3, folder_.string());
+  refused({folder_.string()}, 2, "not a regular file");
   refused({}, 2, "FILE");
   // Offsets that are none, behind a header that is right.
   auto raw = testing::RawIndex::read(path("x.sqz"));

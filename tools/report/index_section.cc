@@ -31,14 +31,30 @@ std::string bin_name(size_t bin) {
   return concat("≤ ", uint64_t{1} << (bin - 1));
 }
 
-std::vector<std::string> sizes_line(int64_t layer, int level, std::vector<uint32_t> sizes) {
+// One partition of a layer's keys: [Hkv, n] sizes.
+struct Part {
+  std::string level;
+  const std::vector<uint32_t>* sizes;
+};
+
+// Coarse to fine; none of a layer that is dense or of pages.
+std::vector<Part> parts_of(const LayerView& layer, const LayerTable& table) {
+  std::vector<Part> out;
+  for (int k = 0; k < layer.levels; ++k) {
+    out.push_back({concat(k + 1), &table.level[static_cast<size_t>(k)].sizes});
+  }
+  return out;
+}
+
+std::vector<std::string> sizes_line(int64_t layer, const std::string& level,
+                                    std::vector<uint32_t> sizes) {
   std::sort(sizes.begin(), sizes.end());
   const double keys = std::accumulate(sizes.begin(), sizes.end(), 0.0);
   const size_t tenth = (sizes.size() + 9) / 10;
   const double in_largest =
       std::accumulate(sizes.end() - static_cast<std::ptrdiff_t>(tenth), sizes.end(), 0.0);
   return {concat(layer),
-          concat(level + 1),
+          level,
           concat(sizes.size()),
           concat(sizes.front()),
           concat(sizes[sizes.size() / 2]),
@@ -53,27 +69,28 @@ Status add_cluster_sizes(const SqzFile& file, HtmlPage& page) {
   map.column_label = "keys of a cluster of the finest level";
   map.row_label = "layer";
   std::vector<std::vector<std::string>> lines;
-  size_t bins = 0;
+  std::vector<bool> used(34);  // bins
   for (int64_t l = 0; l < file.metadata().model.layers; ++l) {
     const LayerView layer = file.layer(l);
-    if (layer.levels == 0) continue;
     SQZ_ASSIGN_OR_RETURN(const LayerTable table, make_layer_table(layer, l, file.path()));
-    for (int k = 0; k < layer.levels; ++k) {
-      lines.push_back(sizes_line(l, k, table.level[static_cast<size_t>(k)].sizes));
-    }
-    const auto& finest = table.level[static_cast<size_t>(layer.levels - 1)].sizes;
-    std::vector<double> shares(34);
+    const std::vector<Part> parts = parts_of(layer, table);
+    if (parts.empty()) continue;
+    for (const Part& part : parts) lines.push_back(sizes_line(l, part.level, *part.sizes));
+    const std::vector<uint32_t>& finest = *parts.back().sizes;
+    std::vector<double> shares(used.size());
     for (const uint32_t size : finest) shares[bin_of(size)] += 1;
     for (size_t b = 0; b < shares.size(); ++b) {
-      if (shares[b] > 0) bins = std::max(bins, b + 1);
+      used[b] = used[b] || shares[b] > 0;
       shares[b] /= static_cast<double>(finest.size());
     }
     map.rows.push_back(concat(l));
     map.shares.push_back(std::move(shares));
   }
   if (lines.empty()) return {};
-  for (auto& shares : map.shares) shares.resize(bins);
-  for (size_t b = 0; b < bins; ++b) map.columns.push_back(bin_name(b));
+  const auto first = std::find(used.begin(), used.end(), true) - used.begin();
+  const auto end = used.rend() - std::find(used.rbegin(), used.rend(), true);
+  for (auto& shares : map.shares) shares = {shares.begin() + first, shares.begin() + end};
+  for (auto b = first; b < end; ++b) map.columns.push_back(bin_name(static_cast<size_t>(b)));
   page.subheading("Sizes of clusters");
   page.figure(shade_map_svg(map),
               "Share of a layer's clusters of each size, all KV heads together.");

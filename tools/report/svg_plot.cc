@@ -80,10 +80,6 @@ class Drawing {
     if (empty_) x = y = {0, 1};
     for (const PlotLevel& level : plot.levels) y.add(level.y);
     if (plot.from_zero || bars_ > 0) y.add(0);
-    if (bars_ > 0) {  // room for the first and the last bar
-      x.add(x.low - 0.5);
-      x.add(x.high + 0.5);
-    }
     x_ = plot_axis(x.low, x.high, plot.whole_x);
     y_ = plot_axis(y.low, y.high);
   }
@@ -123,11 +119,9 @@ class Drawing {
   }
 
  private:
-  double x_px(double x) const {
-    return kPlotLeft + kPlotWidth * (x - x_.low()) / (x_.high() - x_.low());
-  }
+  double x_px(double x) const { return kPlotLeft + kPlotWidth * (x - x_.low) / (x_.high - x_.low); }
   double y_px(double y) const {
-    return kPlotTop + kPlotHeight * (y_.high() - y) / (y_.high() - y_.low());
+    return kPlotTop + kPlotHeight * (y_.high - y) / (y_.high - y_.low);
   }
 
   void axes() {
@@ -148,7 +142,7 @@ class Drawing {
         concat("<text transform=\"translate(14 ", px(middle),
                ") rotate(-90)\" text-anchor=\"middle\">", xml_escaped(plot_.y_label), "</text>\n");
     if (!plot_.diagonal) return;
-    const double low = std::max(x_.low(), y_.low()), high = std::min(x_.high(), y_.high());
+    const double low = std::max(x_.low, y_.low), high = std::min(x_.high, y_.high);
     if (low < high) out_ += line("class=\"grid\"", x_px(low), y_px(low), x_px(high), y_px(high));
   }
 
@@ -181,7 +175,7 @@ class Drawing {
 
   // Bars of several series stand side by side.
   void bars(const PlotSeries& series, size_t which) {
-    const double unit = x_px(x_.low() + 1) - x_px(x_.low());
+    const double unit = x_px(x_.low + 1) - x_px(x_.low);
     const double width = 0.8 * unit / static_cast<double>(bars_);
     for (const PlotPoint& point : series.points) {
       const double left = x_px(point.x) - 0.4 * unit + width * static_cast<double>(which);
@@ -202,8 +196,11 @@ class Drawing {
 }  // namespace
 
 PlotAxis plot_axis(double low, double high, bool whole, int most) {
-  if (high - low <= 1e-9 * std::max(std::abs(low), std::abs(high))) {  // a point has some room
-    const double room = whole ? 1 : low == 0 ? 1 : std::abs(low) / 10;
+  if (whole) {
+    low -= 0.5;
+    high += 0.5;
+  } else if (high - low <= 1e-9 * std::max(std::abs(low), std::abs(high))) {  // some room
+    const double room = low == 0 ? 1 : std::abs(low) / 10;
     low -= room;
     high += room;
   }
@@ -213,10 +210,13 @@ PlotAxis plot_axis(double low, double high, bool whole, int most) {
     for (const double times : {1.0, 2.0, 5.0}) {
       const double step = times * power;
       // What is a tick but for rounding is that tick.
-      const double first = std::floor(low / step + 1e-6), last = std::ceil(high / step - 1e-6);
+      const double first = whole ? std::ceil(low / step) : std::floor(low / step + 1e-6);
+      const double last = whole ? std::floor(high / step) : std::ceil(high / step - 1e-6);
       if (last - first + 1 > most) continue;
       PlotAxis out;
       for (double i = first; i <= last; ++i) out.ticks.push_back(i * step);
+      out.low = whole ? low : out.ticks.front();
+      out.high = whole ? high : out.ticks.back();
       return out;
     }
   }

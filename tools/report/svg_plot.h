@@ -40,17 +40,17 @@ struct Plot {
   std::string x_label, y_label;
   std::vector<PlotSeries> series;
   std::vector<PlotLevel> levels;
-  bool whole_x = false;    // x are whole numbers, as those of layers: no ticks between them
+  bool whole_x = false;    // x are whole numbers, as those of layers
   bool from_zero = false;  // the y axis has 0 on it; it does where there are bars
   bool diagonal = false;   // a faint line at y = x
 };
 
-// An axis from its first to its last tick. Ticks are multiples of 1, 2 or 5 times a power of ten,
-// at most `most` of them (at least 2), and enclose [low, high].
+// Ticks are multiples of 1, 2 or 5 times a power of ten, at most `most` of them (at least 2). They
+// enclose [low, high] and end the axis; of whole numbers they lie within, and the axis has half a
+// number more on either side.
 struct PlotAxis {
+  double low = 0, high = 1;
   std::vector<double> ticks;
-  double low() const { return ticks.front(); }
-  double high() const { return ticks.back(); }
 };
 PlotAxis plot_axis(double low, double high, bool whole = false, int most = 8);
 
