@@ -13,7 +13,7 @@ endforeach()
 add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/device.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/device_index.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/merge.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/stream_lists.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/union_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/gather_cache/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu

@@ -250,13 +250,16 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
                    exact_keys_, exact_values_, static_cast<int32_t>(layer.exact)};
   }
   attend.counters = counters;
-  const bool looks_up = selects && setup_.stream == nullptr;
+  const bool looks_up = selects && setup_.known == nullptr;
   if (looks_up) {
     list_blocks(call);
   } else {
     // What is read is the same for all tokens: they share one reading of the keys.
     blocks_.assign(1, {0, call.tokens});
-    if (selects) attend.selected = setup_.stream->prefill_lists(call.layer);
+    if (selects) {
+      attend.selected = setup_.known->prefill_lists(call.layer);
+      attend.keys.exact_skipped = static_cast<int32_t>(setup_.exact_skipped);
+    }
   }
   for (size_t begin = 0; begin < blocks_.size();) {
     SQZ_ASSIGN_OR_RETURN(const Wave wave, next_wave(begin, stream));

@@ -7,7 +7,7 @@
 
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
-#include "libruntime/cuda/stream_lists.h"
+#include "libruntime/cuda/static_lists.h"
 #include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/select/plan.h"
 #include "libruntime/session/serving_session.h"
@@ -20,9 +20,10 @@ struct PrefillSetup {
   const DeviceIndex* uploaded = nullptr;
   const SelectionPlan* plan = nullptr;
   PrefillGroup group = PrefillGroup::kMean;
-  const StreamLists* stream = nullptr;  // of the selector `stream`: what its layers read
-  bool selects = true;                  // by lookups; false: no layer does
-  int64_t block = 0;                    // tokens that share a selection; 0 = all of a request
+  const StaticLists* known = nullptr;  // what layers read whose selector looks at no query
+  int64_t exact_skipped = 0;           // first exact keys that those do not read
+  bool selects = true;                 // by lookups; false: no layer does
+  int64_t block = 0;                   // tokens that share a selection; 0 = all of a request
   int64_t max_tokens = 0;
   int multiprocessors = 0;
 };

@@ -10,11 +10,13 @@
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
+#include "libruntime/select/static_selection.h"
 
 namespace sqz::cuda {
 namespace {
 
 constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of the workspace of lookups
+constexpr int64_t kMostUnion = 128;                 // requests that share a reading of the keys
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
@@ -34,10 +36,6 @@ bool has_blocks(const AttendCall& call) {
 }
 
 Status check_request(const SelectionRequest& request) {
-  if (request.selector >= SelectorKind::kIdeal && request.selector != SelectorKind::kStream) {
-    return unsupported("found a selector that only the CPU serves",
-                       "squeezed, quest, stream or dense");
-  }
   if (request.estimate) return unsupported("found residual estimate", "drop");
   return {};
 }
@@ -77,6 +75,7 @@ CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
                          std::shared_ptr<DeviceIndex> uploaded, const SessionOptions& options)
     : index_(std::move(index)),
       uploaded_(std::move(uploaded)),
+      selector_(options.selection.selector),
       block_(options.block),
       max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
       max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
@@ -106,6 +105,12 @@ Status CudaSession::prepare(const SelectionRequest& request) {
                         .path = index_->file->path()},
                        request));
   plan_ = std::move(prepared.plan);
+  if (plan_.block > 0) block_ = plan_.block;
+  if (!plan_.dense && is_static(selector_)) list_static_runs(*prepared.selector);
+  if (!plan_.dense && is_ideal() && !uploaded_->keys_values()) {
+    return unsupported("found no keys on the GPU",
+                       "an index uploaded with them: selector ideal scores every one");
+  }
   int major = 0;
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
@@ -141,12 +146,38 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   return {};
 }
 
+// What a selector reads that looks at no query.
+void CudaSession::list_static_runs(const Selector& selector) {
+  std::vector<KeyRun> runs(static_cast<size_t>(selector.limits().runs));
+  SelectWorkspace workspace;
+  static_runs_.resize(index_->layers.size());
+  for (size_t l = 0; l < static_runs_.size(); ++l) {
+    for (int64_t h = 0; selects(static_cast<int64_t>(l)) && h < index_->layers[l].kv_heads; ++h) {
+      SelectQuery query;
+      query.layer = static_cast<int64_t>(l);
+      query.kv_head = h;
+      HeadSelection found;
+      found.runs = runs;
+      (void)selector.select(query, workspace, found);  // it has nothing that could fail
+      static_runs_[l].emplace_back(runs.begin(), runs.begin() + found.run_count);
+      exact_skipped_ = found.exact_skipped;
+    }
+  }
+}
+
 void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
   const DeviceLayer& from = uploaded_->layer(layer);
   LookupParams& to = lookups_[static_cast<size_t>(layer)];
   to.slots = static_cast<uint32_t>(from.slots);
-  if (request.selector == SelectorKind::kStream) {
+  if (is_static(selector_)) {
     to.levels = 0;  // nothing is looked up
+    return;
+  }
+  if (is_ideal()) {
+    to.levels = 1;
+    to.level[0].centroids = from.keys;
+    to.level[0].clusters = static_cast<int32_t>(from.slots);
+    to.level[0].threshold = plan_.log_threshold(0, layer, 0) * kLog2E;
     return;
   }
   if (request.selector == SelectorKind::kQuest) {
@@ -214,6 +245,10 @@ size_t CudaSession::lay_out(void* base) {
   // A run ends where what a warp or a block of the lookup looks at ends.
   lists_.capacity = width / 2 + width / 64 + 2 * kMostTeam;
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
+  if (is_ideal() && width > 0) {
+    offsets_ = layout.take<uint32_t>(model.kv_heads * (width + 1));
+    log_sizes_ = layout.take<float>(model.kv_heads * width);
+  }
   lists_.totals = layout.take<RunTotals>(pairs);
   lists_.first = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
   lists_.before = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
@@ -226,6 +261,9 @@ size_t CudaSession::lay_out(void* base) {
     lookup.lists = lists_;
     lookup.wanted = wanted_ + l * model.kv_heads;
     lookup.counters = &counters_[l].selections;
+    if (!is_ideal()) continue;
+    lookup.level[0].offsets = offsets_;
+    lookup.level[0].log_sizes = log_sizes_;
   }
   return layout.used();
 }
@@ -243,20 +281,19 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   const std::vector<uint32_t> wanted = wanted_keys(request);
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
-  if (!plan_.dense && request.selector == SelectorKind::kStream) {
-    recent_ = layer_keys(plan_, first_sparse(index_->layers)->slots);
-    for (size_t l = 0; index_->metadata().pruned && l < recent_.size(); ++l) {
-      recent_[l] = index_->layers[l].slots;  // all that is left
-    }
-    SQZ_ASSIGN_OR_RETURN(stream_, StreamLists::create(*index_, recent_));
+  if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
+  if (!static_runs_.empty()) {
+    SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
+  SQZ_RETURN_IF_ERROR(create_union());
   if (max_request_tokens_ > 1) {
     const PrefillSetup setup = {.index = index_.get(),
                                 .uploaded = uploaded_.get(),
                                 .plan = &plan_,
                                 .group = static_cast<PrefillGroup>(request.group),
-                                .stream = stream_.get(),
-                                .selects = !plan_.dense && !lookups_.front().pages && !stream_,
+                                .known = static_.get(),
+                                .exact_skipped = exact_skipped_,
+                                .selects = !plan_.dense && selector_ == SelectorKind::kSqueezed,
                                 .block = block_,
                                 .max_tokens = max_tokens_,
                                 .multiprocessors = multiprocessors_};
@@ -266,9 +303,45 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   return {};
 }
 
+Status CudaSession::create_union() {
+  for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
+    if (!selects(l) || static_ != nullptr) continue;
+    SQZ_ASSIGN_OR_RETURN(together_, plan_together(lookups_[static_cast<size_t>(l)], device(),
+                                                  static_cast<int>(wave_)));
+    break;  // layers that select have the same shape
+  }
+  const int64_t most = std::min({max_tokens_, kMostUnion, wave_});
+  if (most < 2) return {};
+  SQZ_ASSIGN_OR_RETURN(union_, UnionServer::create({.index = index_.get(),
+                                                    .uploaded = uploaded_.get(),
+                                                    .together = together_,
+                                                    .run_capacity = lists_.capacity,
+                                                    .max_requests = most,
+                                                    .multiprocessors = multiprocessors_}));
+  return {};
+}
+
+// Every key a cluster of one.
+Status CudaSession::fill_offsets() {
+  const int64_t heads = index_->metadata().model.kv_heads;
+  for (const LookupParams& lookup : lookups_) {
+    if (lookup.levels == 0 || lookup.slots == 0) continue;
+    const int64_t row = int64_t{lookup.slots} + 1;
+    std::vector<uint32_t> offsets(static_cast<size_t>(heads * row));
+    for (int64_t i = 0; i < heads * row; ++i) {
+      offsets[static_cast<size_t>(i)] = static_cast<uint32_t>(i % row);
+    }
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(offsets_, offsets.data(), offsets.size() * sizeof(uint32_t),
+                                        cudaMemcpyHostToDevice));
+    return {};  // layers that select have the same shape
+  }
+  return {};
+}
+
+// The selector ideal selects for each token by itself, as decoding does.
 bool CudaSession::uses_prefill(const AttendCall& call) const {
   return prefill_ != nullptr && has_blocks(call) && prefill_->serves(call) &&
-         !(selects(call.layer) && lookups_[static_cast<size_t>(call.layer)].pages);
+         !(selects(call.layer) && (lookups_[static_cast<size_t>(call.layer)].pages || is_ideal()));
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
@@ -276,15 +349,15 @@ Status CudaSession::check_call(const AttendCall& call) const {
     return unsupported("found a layer with a sliding window", "layers with full attention");
   }
   // What is read without a lookup is the same for every token.
-  if (!selects(call.layer) || stream_ != nullptr || uses_prefill(call)) return {};
+  if (!selects(call.layer) || static_ != nullptr || is_ideal() || uses_prefill(call)) return {};
   const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t tokens =
         call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
     if (tokens > 1) {
       return unsupported("found a request with several query tokens",
-                         "one token a request, or, with squeezed or stream on compute capability "
-                         "9.0, queries of the index's dtype and keys and values either uploaded or "
+                         "one token a request, or, with squeezed on compute capability 9.0, "
+                         " queries of the index's dtype and keys and values either uploaded or "
                          "in args.cache");
     }
   }
@@ -304,6 +377,9 @@ LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
 
 Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t requests) {
   const LookupParams params = lookup_params(call, first, requests);
+  if (requests > 1 && together_.requests > 0) {
+    return decode_lookup_together(params, together_, static_cast<cudaStream_t>(call.stream));
+  }
   const auto pairs = static_cast<unsigned>(requests * params.kv_heads);
   const unsigned room = std::max(1u, static_cast<unsigned>(multiprocessors_) / pairs);
   const int team = std::min(most_team_, static_cast<int>(std::bit_floor(room)));
@@ -334,7 +410,9 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   params.exact_keys = layer.exact_keys;
   params.exact_values = layer.exact_values;
   if (selects(call.layer)) {
-    params.lists = stream_ != nullptr ? stream_->decode_lists(call.layer) : lists_;
+    params.lists = static_ != nullptr ? static_->decode_lists(call.layer) : lists_;
+    params.exact_skipped = exact_skipped_;
+    params.after_lookup = static_ == nullptr;
   }
   params.counters = &counters_[call.layer].selections;
   params.workspace = attend_workspace_;
@@ -344,7 +422,7 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   return params;
 }
 
-// Selections of the selector `stream`, as many as another selector would make.
+// Selections that were known before, as many as another selector would make.
 Status CudaSession::count_known(const AttendCall& call) {
   const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
   int64_t blocks = 0;
@@ -354,7 +432,7 @@ Status CudaSession::count_known(const AttendCall& call) {
     blocks += block_ == 0 ? std::min<int64_t>(tokens, 1) : (tokens + block_ - 1) / block_;
   }
   return add_counters(&counters_[call.layer].selections, static_cast<unsigned long long>(blocks),
-                      static_cast<unsigned long long>(blocks * stream_->keys(call.layer)),
+                      static_cast<unsigned long long>(blocks * static_->keys(call.layer)),
                       static_cast<cudaStream_t>(call.stream));
 }
 
@@ -366,13 +444,18 @@ Status CudaSession::attend(const AttendCall& call) {
   }
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
-  if (selects(call.layer) && stream_ != nullptr) SQZ_RETURN_IF_ERROR(count_known(call));
+  if (selects(call.layer) && static_ != nullptr) SQZ_RETURN_IF_ERROR(count_known(call));
   if (uses_prefill(call)) {
     return prefill_->attend(call, selects(call.layer), &counters_[call.layer].selections);
   }
+  const bool looks_up = selects(call.layer) && static_ == nullptr;
+  if (union_ != nullptr && selects(call.layer) == looks_up && union_->serves(call, looks_up)) {
+    const LookupParams lookup = lookup_params(call, 0, call.tokens);
+    return union_->attend(call, looks_up ? &lookup : nullptr, &counters_[call.layer].selections);
+  }
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
-    if (selects(call.layer) && stream_ == nullptr) {
+    if (selects(call.layer) && static_ == nullptr) {
       SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
     }
     SQZ_RETURN_IF_ERROR(decode_attend(attend_params(call, first, requests),
@@ -394,11 +477,8 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   runs_.assign(heads, {});
   if (!selects(call.layer)) {
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
-  } else if (stream_ != nullptr) {
-    for (size_t h = 0; h < heads; ++h) {
-      runs_[h] = StreamLists::runs_of(*index_, call.layer, static_cast<int64_t>(h),
-                                      recent_[static_cast<size_t>(call.layer)]);
-    }
+  } else if (static_ != nullptr) {
+    runs_ = static_->runs(call.layer);
   } else if (uses_prefill(call)) {
     SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));
   } else {
@@ -435,6 +515,7 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     selections_[h].runs = runs_[h];
     selections_[h].run_count = std::ssize(runs_[h]);
     for (const KeyRun& run : runs_[h]) selections_[h].keys += run.length;
+    if (selects(call.layer)) selections_[h].exact_skipped = exact_skipped_;
   }
   return std::span<const HeadSelection>(selections_);
 }
@@ -449,11 +530,18 @@ Result<Counters> CudaSession::totals(int64_t layer) {
   const auto row = static_cast<uint64_t>(view.head_dim * dtype_size(view.dtype));
   const uint64_t heads = found.selections * static_cast<uint64_t>(view.kv_heads);
   const auto exact = static_cast<uint64_t>(view.exact);
+  const auto skipped = selects(layer) ? static_cast<uint64_t>(exact_skipped_) : 0;
+  // Keys that are scored to find the best ones are not counted, as on the CPU.
+  const uint64_t centroids = is_ideal() ? 0 : found.centroids;
   Counters out;
   out.selections = found.selections;
   out.keys_possible = heads * static_cast<uint64_t>(view.slots);
   out.keys_read = selects(layer) ? found.keys : out.keys_possible;
-  out.bytes_read = (2 * (out.keys_read + heads * exact) + found.centroids) * row;
+  if (index_->metadata().pruned && view.slots > 0) {
+    // What a pruned layer left out was possible, too.
+    out.keys_possible = heads * static_cast<uint64_t>(index_->metadata().tokens - view.exact);
+  }
+  out.bytes_read = (2 * (out.keys_read + heads * (exact - skipped)) + centroids) * row;
   out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;
   return out;
 }

@@ -9,7 +9,8 @@
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
 #include "libruntime/cuda/prefill_server.h"
-#include "libruntime/cuda/stream_lists.h"
+#include "libruntime/cuda/static_lists.h"
+#include "libruntime/cuda/union_server.h"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 
@@ -43,7 +44,10 @@ class CudaSession final : public ServingSession {
   CudaSession(std::shared_ptr<const ServedIndex> index, std::shared_ptr<DeviceIndex> uploaded,
               const SessionOptions& options);
   Status prepare(const SelectionRequest& request);
+  void list_static_runs(const Selector& selector);
   Status allocate(const SelectionRequest& request);
+  Status fill_offsets();
+  Status create_union();
   void set_levels(int64_t layer, const SelectionRequest& request);
   std::vector<uint32_t> wanted_keys(const SelectionRequest& request) const;
   size_t lay_out(void* base);
@@ -55,24 +59,31 @@ class CudaSession final : public ServingSession {
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
   Status count_known(const AttendCall& call);
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
+  bool is_ideal() const { return selector_ == SelectorKind::kIdeal; }
 
   std::shared_ptr<const ServedIndex> index_;
   std::shared_ptr<DeviceIndex> uploaded_;
   SelectionPlan plan_;
+  SelectorKind selector_;
   int64_t block_, max_tokens_, max_request_tokens_;
   int64_t wave_ = 1;  // most requests of one launch
   int most_team_ = 1;
   int multiprocessors_ = 0;
   bool hopper_ = false;
-  std::unique_ptr<PrefillServer> prefill_;  // null: one token a request only
-  std::unique_ptr<StreamLists> stream_;     // of the selector `stream`; else null
-  std::vector<int64_t> recent_;             // [layers] keys of a KV head that it reads
-  std::vector<LookupParams> lookups_;       // by layer, without what a call brings
+  std::unique_ptr<PrefillServer> prefill_;          // null: one token a request only
+  std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
+  std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
+  int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read
+  std::vector<LookupParams> lookups_;  // by layer, without what a call brings
+  TogetherPlan together_;
+  std::unique_ptr<UnionServer> union_;  // null: every request reads its own
   DeviceMemory memory_;
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device
   void* attend_workspace_ = nullptr;
-  uint32_t* wanted_ = nullptr;  // [layers, Hkv], device
+  uint32_t* wanted_ = nullptr;   // [layers, Hkv], device
+  uint32_t* offsets_ = nullptr;  // ideal: [Hkv, M + 1] every key a cluster of one
+  float* log_sizes_ = nullptr;   // ideal: [Hkv, M]
 
   // The last select().
   std::vector<HeadSelection> selections_;

@@ -53,6 +53,7 @@ struct PrefillKeys {
   const void* exact_keys = nullptr;    // [Hkv, E, d] sink and tail, always attended
   const void* exact_values = nullptr;  // [Hkv, E, d]
   int32_t exact = 0;                   // E
+  int32_t exact_skipped = 0;           // of them, from the first on, that are not attended
 };
 
 struct PrefillAttend {
@@ -64,9 +65,21 @@ struct PrefillAttend {
   void* out = nullptr;               // [T, Hq, d]; zeros where there are no keys
   float* lse = nullptr;              // [T, Hq] natural log; -infinity where there are no keys
   const uint32_t* faults = nullptr;  // [lists] out and lse are NaN where it is not 0; may be null
+  // [lists, mask_stride]: which tokens of a block attend to each key of its list, exact keys
+  // first: bit t for token t. Null: all do. Where they are there, faults has bits of tokens, too.
+  // Only for calls that are prefill_narrow(), of at most 32 tokens a block. mask_stride: a
+  // multiple of 4, at least kMaskSlack more than E and the keys in a list's runs.
+  const uint32_t* masks = nullptr;
+  int64_t mask_stride = 0;
   // {selections, …}: one a block is added where there are no lists; may be null.
   unsigned long long* counters = nullptr;
 };
+
+inline constexpr int64_t kMaskSlack = 256;
+
+// Whether blocks are so short and lists so few that both halves of a multiprocessor take the same
+// query rows and share the keys instead.
+bool prefill_narrow(const PrefillShape& shape, const QueryBlocks& blocks, int multiprocessors);
 
 // Bytes of workspace of prefill_attend() for calls of at most as many blocks, of block_tokens
 // tokens each, and T tokens in all. 256-byte alignment is wanted.

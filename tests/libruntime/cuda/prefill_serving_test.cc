@@ -44,26 +44,6 @@ SelectionRequest by_budget(double keep, int levels = 0) {
   return request;
 }
 
-// Weights are rounded to the type of the values before they meet them, and so is the result: each
-// by up to 2^-9 in bf16. Rows of a single heavy key see both in full.
-void expect_rows_close(const testing::Output& found, const testing::Output& expected, int64_t dim) {
-  ASSERT_EQ(found.out.size(), expected.out.size());
-  double all_errors = 0, all_lengths = 0;
-  for (size_t row = 0; row < found.lse.size(); ++row) {
-    ASSERT_NEAR(found.lse[row], expected.lse[row], 1e-3) << "row " << row;
-    double error = 0, length = 0;
-    for (int64_t c = 0; c < dim; ++c) {
-      const size_t i = row * static_cast<size_t>(dim) + static_cast<size_t>(c);
-      error += std::pow(double{found.out[i]} - expected.out[i], 2);
-      length += std::pow(double{expected.out[i]}, 2);
-    }
-    ASSERT_LE(std::sqrt(error), 6e-3 * std::sqrt(length)) << "row " << row;
-    all_errors += error;
-    all_lengths += length;
-  }
-  EXPECT_LE(std::sqrt(all_errors), 3e-3 * std::sqrt(all_lengths));
-}
-
 // Both backends with the same queries of requests of these lengths; what was read, too.
 double compare(const Served& served, const SelectionRequest& selection,
                const std::vector<int64_t>& lengths, int64_t block) {
@@ -92,7 +72,7 @@ double compare(const Served& served, const SelectionRequest& selection,
     const auto expected =
         testing::attend(**cpu, layer, queries, {.dtype = dtype, .positions = {}, .indptr = indptr});
     EXPECT_TRUE(expected.ok()) << expected.status().message();
-    expect_rows_close(call.output(), *expected, served.options.head_dim);
+    test::expect_rows_close(call.output(), *expected, served.options.head_dim);
 
     const auto found = (*gpu)->totals(layer);
     EXPECT_TRUE(found.ok());
@@ -161,14 +141,32 @@ TEST_F(PrefillServing, Dense) {
 }
 
 // What is read is known, so that all tokens of a call share it; counted as on the CPU.
-TEST_F(PrefillServing, Stream) {
-  const Served served = serve(shape(128, 4, {40, 211}));
-  SelectionRequest stream;
-  stream.selector = SelectorKind::kStream;
-  stream.keep = 0.1;
-  EXPECT_NEAR(compare(served, stream, {70}, 32), 0.1, 0.001);
-  compare(served, stream, {1, 40, 33, 0, 5}, 32);
-  compare(served, stream, {7, 100}, 0);
+TEST_F(PrefillServing, SelectorsThatLookAtNoQuery) {
+  TinyIndexOptions o = shape(128, 4, {40, 211});
+  o.heavy_hitters = true;
+  const Served served = serve(o);
+  for (const SelectorKind kind :
+       {SelectorKind::kStream, SelectorKind::kWindow, SelectorKind::kH2o}) {
+    SCOPED_TRACE(concat("selector ", static_cast<int>(kind)));
+    SelectionRequest request;
+    request.selector = kind;
+    request.keep = 0.1;
+    EXPECT_NEAR(compare(served, request, {70}, 32), 0.1, 0.001);
+    compare(served, request, {1, 40, 33, 0, 5}, 32);
+    compare(served, request, {7, 100}, 0);
+  }
+}
+
+// It selects for each token by itself.
+TEST_F(PrefillServing, Ideal) {
+  TinyIndexOptions o = shape(128, 4, {40, 211});
+  o.key_calibration = true;
+  const Served served = serve(o);
+  const double threshold = 3e-4;
+  SelectionRequest ideal;
+  ideal.selector = SelectorKind::kIdeal;
+  ideal.thresholds = &threshold;
+  compare(served, ideal, {7, 1, 30}, 32);
 }
 
 // A graph keeps the table of blocks, and takes the queries that are there when it runs.

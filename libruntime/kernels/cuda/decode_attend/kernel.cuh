@@ -23,10 +23,13 @@ class Attend {
         lane_(thread_ % 32),
         warp_(thread_ / 32),
         pairs_(params.requests * params.kv_heads),
+        exact_(params.exact - params.exact_skipped),
+        queries_(params.q),
         listed_(params.lists.totals != nullptr) {}
 
   __device__ void run() {
     ptx::griddepcontrol_launch_dependents();
+    fetch_queries();
     ptx::griddepcontrol_wait();
     count_keys();
     const int64_t total = s_.before[pairs_];
@@ -170,7 +173,7 @@ class Attend {
   }
 
   __device__ int64_t keys_of(int pair) const {
-    return p_.exact + (listed_ ? p_.lists.totals[list_of(pair)].keys : p_.slots);
+    return exact_ + (listed_ ? p_.lists.totals[list_of(pair)].keys : p_.slots);
   }
   __device__ int list_of(int pair) const {
     return p_.lists.of_heads ? pair % p_.kv_heads : pair;
@@ -200,32 +203,45 @@ class Attend {
     finish_segment(segment);
   }
 
+  // All queries, while the lookup that this kernel waits for still runs: it began when they were
+  // there, and no block of this kernel begins before.
+  __device__ void fetch_queries() {
+    const int64_t bytes =
+        static_cast<int64_t>(pairs_) * p_.group * kDim * (p_.q_dtype == DType::kF32 ? 4 : 2);
+    if (!p_.after_lookup || bytes > kEarlyBytes) return;
+    if (reinterpret_cast<uintptr_t>(p_.q) % 16 != 0) return;
+    for (int64_t i = thread_; i < bytes / 16; i += kAttendThreads) {
+      s_.early[i] = __ldcg(static_cast<const uint4*>(p_.q) + i);
+    }
+    queries_ = s_.early;
+  }
+
   __device__ void load_queries(int pair) {
     const int64_t first = static_cast<int64_t>(pair) * p_.group;
-    make_query_rows<Element, kDim>(s_.queries, p_.group, thread_, kAttendThreads,
-                                   [&](int row, int chunk, float(&x)[8]) {
-                                     load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
+    make_query_rows<Element, kDim>(
+        s_.queries, p_.group, thread_, kAttendThreads, [&](int row, int chunk, float(&x)[8]) {
+          load_8(p_.q_dtype, queries_, (first + row) * kDim + chunk * 8, x);
 #pragma unroll
-                                     for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
-                                   });
+          for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
+        });
   }
 
   // ---- Where keys are.
 
   // s_.list of keys [begin, end): slots, or exact keys with kExactKey; with a cache rows of it.
   __device__ void locate(int pair, int64_t begin, int64_t end) {
-    const int64_t exact_end = min(end, p_.exact);
+    const int64_t exact_end = min(end, exact_);
 #pragma unroll 1
     for (int64_t k = begin + thread_; k < exact_end; k += kAttendThreads) {
-      put(begin, k, kExactKey | static_cast<uint32_t>(k));
+      put(begin, k, exact_key(k));
     }
-    if (end <= p_.exact) return;
-    const auto first_key = static_cast<uint32_t>(max(begin, p_.exact) - p_.exact);
-    const auto end_key = static_cast<uint32_t>(end - p_.exact);
+    if (end <= exact_) return;
+    const auto first_key = static_cast<uint32_t>(max(begin, exact_) - exact_);
+    const auto end_key = static_cast<uint32_t>(end - exact_);
     if (!listed_) {
 #pragma unroll 1
       for (uint32_t key = first_key + thread_; key < end_key; key += kAttendThreads) {
-        put(begin, p_.exact + key, key);
+        put(begin, exact_ + key, key);
       }
       return;
     }
@@ -250,10 +266,14 @@ class Attend {
         const uint32_t run_end = min(__shfl_sync(~0u, own_end, i), end_key);
 #pragma unroll 1
         for (uint32_t key = max(run_begin, first_key) + lane_; key < run_end; key += 32) {
-          put(begin, p_.exact + key, run_first + (key - run_begin));
+          put(begin, exact_ + key, run_first + (key - run_begin));
         }
       }
     }
+  }
+
+  __device__ uint32_t exact_key(int64_t key) const {
+    return kExactKey | static_cast<uint32_t>(key + p_.exact_skipped);
   }
 
   __device__ void put(int64_t begin, int64_t key, uint32_t where) {
@@ -284,8 +304,7 @@ class Attend {
     index = min(index, count - 1);
     if (list) return s_.list[index];
     const int64_t key = begin + index;
-    return key < p_.exact ? kExactKey | static_cast<uint32_t>(key)
-                          : static_cast<uint32_t>(key - p_.exact);
+    return key < exact_ ? exact_key(key) : static_cast<uint32_t>(key - exact_);
   }
 
   // ---- The keys of a warp.
@@ -475,6 +494,8 @@ class Attend {
   // kBatch of them under way.
   __device__ void merge_parts(const Segment& segment) {
     constexpr int kBatch = 18;
+    float2 values[kBatch];
+    load_parts(segment, thread_ * 2, 0, values);  // they come while the weights are worked out
     weigh_parts(segment);
     __syncthreads();
 #pragma unroll 1
@@ -482,8 +503,7 @@ class Attend {
       float2 sum = {};
 #pragma unroll 1
       for (int first = 0; first < segment.parts; first += kBatch) {
-        float2 values[kBatch];
-        load_parts(segment, at, first, values);
+        if (first > 0 || at != thread_ * 2) load_parts(segment, at, first, values);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           if (first + i >= segment.parts) continue;
@@ -570,6 +590,8 @@ class Attend {
   const AttendParams& p_;
   AttendShared<kDim>& s_;
   const int thread_, lane_, warp_, pairs_;
+  const int64_t exact_;  // exact keys that are attended
+  const void* queries_;
   const bool listed_;
   int head_ = 0;
   int64_t share_ = 1;  // keys of a block

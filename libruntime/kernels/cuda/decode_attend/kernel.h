@@ -37,6 +37,7 @@ struct AttendParams {
   int32_t requests = 0, kv_heads = 0, group = 0;
   float scale = 0;                     // attention scale * log2(e)
   int64_t slots = 0, exact = 0;        // M, E
+  int64_t exact_skipped = 0;           // first exact keys that are not attended
   const void* keys = nullptr;          // [Hkv, M, d]
   const void* values = nullptr;        // [Hkv, M, d]
   const void* exact_keys = nullptr;    // [Hkv, E, d]
@@ -49,6 +50,8 @@ struct AttendParams {
   void* workspace = nullptr;
   int32_t multiprocessors = 0;
   bool hopper = false;  // the GPU has programmatic launches
+  // The launch before this one, on the same stream, is a lookup that reads the same queries.
+  bool after_lookup = false;
 };
 
 size_t decode_attend_workspace(int multiprocessors, int dim);

@@ -12,6 +12,7 @@ inline constexpr int kListKeys = 4096;      // of a segment, located at once
 inline constexpr int kTileKeys = 16;        // of a warp, at once
 inline constexpr int64_t kLeastKeys = 128;  // of a block: less is not worth a merge
 inline constexpr uint32_t kExactKey = 0x80000000u;
+inline constexpr int kEarlyBytes = 8192;           // of queries that are fetched early, at most
 inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
 
 // In the workspace, after one counter a pair: what a block leaves of a pair that it shares with
@@ -25,6 +26,7 @@ struct AttendPartial {
 template <int kDim>
 struct AttendShared {
   QueryRows<kDim> queries;
+  uint4 early[kEarlyBytes / 16];   // queries as they came
   int64_t before[kMostPairs + 1];  // keys of the pairs before each
   float maximum[kAttendWarps][kAttendRows], sum[kAttendWarps][kAttendRows];
   float total_maximum[kAttendRows], total_sum[kAttendRows];

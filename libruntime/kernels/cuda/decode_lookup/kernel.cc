@@ -1,5 +1,7 @@
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 
+#include <type_traits>
+
 #include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
@@ -8,6 +10,13 @@ template <int kDim>
 Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream);
 template <int kDim>
 int lookup_teams_at_once(const LookupParams& params, int team);
+template <int kDim>
+int lookup_together_at_once(const LookupParams& params, int team, int most);
+template <int kDim>
+int lookup_together_teams_at_once(const LookupParams& params, int team, int together);
+template <int kDim>
+Status launch_lookup_together(const LookupParams& params, int team, int together,
+                              cudaStream_t stream);
 
 namespace {
 
@@ -22,19 +31,26 @@ Status no_such_dim(int dim) {
           concat("CUDA: found head dimension ", dim, ", expected 64, 96, 128 or 256")};
 }
 
-int teams_at_once(const LookupParams& params, int team) {
-  switch (params.dim) {
+// f(dim as a constant); `otherwise` for a dim that there is no kernel for.
+template <class T, class Function>
+T for_dim(int dim, T otherwise, const Function& f) {
+  switch (dim) {
     case 64:
-      return lookup_teams_at_once<64>(params, team);
+      return f(std::integral_constant<int, 64>());
     case 96:
-      return lookup_teams_at_once<96>(params, team);
+      return f(std::integral_constant<int, 96>());
     case 128:
-      return lookup_teams_at_once<128>(params, team);
+      return f(std::integral_constant<int, 128>());
     case 256:
-      return lookup_teams_at_once<256>(params, team);
+      return f(std::integral_constant<int, 256>());
     default:
-      return 0;
+      return otherwise;
   }
+}
+
+int teams_at_once(const LookupParams& params, int team) {
+  return for_dim(params.dim, 0,
+                 [&](auto dim) { return lookup_teams_at_once<dim.value>(params, team); });
 }
 
 }  // namespace
@@ -54,19 +70,47 @@ Result<int> most_team(const LookupParams& params, int device) {
 
 Status decode_lookup(const LookupParams& params, int team, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check(params));
-  const bool hopper = params.hopper;
-  switch (params.dim) {
-    case 64:
-      return launch_lookup<64>(params, team, hopper, stream);
-    case 96:
-      return launch_lookup<96>(params, team, hopper, stream);
-    case 128:
-      return launch_lookup<128>(params, team, hopper, stream);
-    case 256:
-      return launch_lookup<256>(params, team, hopper, stream);
-    default:
-      return no_such_dim(params.dim);
+  return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
+    return launch_lookup<dim.value>(params, team, params.hopper, stream);
+  });
+}
+
+Result<TogetherPlan> plan_together(const LookupParams& params, int device, int most) {
+  SQZ_RETURN_IF_ERROR(check(params));
+  if (params.pages || params.rule != LookupRule::kThreshold || params.width == 0) {
+    return TogetherPlan{};
   }
+  int major = 0;
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  for (int team = major < 9 ? 1 : kMostTeam; team >= 1; team /= 2) {
+    TogetherPlan plan = {team, 0};
+    plan.requests = for_dim(params.dim, 0, [&](auto dim) {
+      return lookup_together_at_once<dim.value>(params, team, most);
+    });
+    if (plan.requests == 0) break;
+    if (team == 1) return plan;
+    const int teams = for_dim(params.dim, 0, [&](auto dim) {
+      return lookup_together_teams_at_once<dim.value>(params, team, plan.requests);
+    });
+    // A team must not wait for another's end.
+    if (teams >= params.kv_heads) return plan;
+  }
+  return TogetherPlan{};
+}
+
+int together_requests(const TogetherPlan& plan, int requests) {
+  const int teams = (requests + plan.requests - 1) / plan.requests;
+  return (requests + teams - 1) / teams;
+}
+
+Status decode_lookup_together(const LookupParams& params, const TogetherPlan& plan,
+                              cudaStream_t stream) {
+  SQZ_RETURN_IF_ERROR(check(params));
+  return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
+    return launch_lookup_together<dim.value>(params, plan.team,
+                                             together_requests(plan, params.requests), stream);
+  });
 }
 
 }  // namespace sqz::cuda

@@ -8,15 +8,16 @@
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/team.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 
 namespace sqz::cuda {
 
 template <class Element, int kDim, bool kPages>
 class Lookup : private LookupTeam {
  public:
-  // `slice_logits`: shared memory for `room` numbers.
+  // `slice_memory`: `room` words of shared memory.
   __device__ Lookup(const LookupParams& params, int team, int room, LookupShared<kDim>& shared,
-                    float* slice_logits)
+                    float* slice_memory)
       : LookupTeam(team, shared.team),
         p_(params),
         s_(shared),
@@ -24,8 +25,9 @@ class Lookup : private LookupTeam {
         head_(pair_ % params.kv_heads) {
     // A slice of every level fits in shared memory, or none is there.
     const int64_t most = (p_.width + team - 1) / team;
-    if (most * p_.group <= room) {
-      logits_ = slice_logits;
+    if (most * (p_.group + 2) <= room) {
+      spans_ = reinterpret_cast<uint2*>(slice_memory);
+      logits_ = slice_memory + 2 * most;
       row_stride_ = most;
     } else {
       logits_ = p_.logits + static_cast<int64_t>(pair_) * p_.group * p_.width;
@@ -42,8 +44,9 @@ class Lookup : private LookupTeam {
  private:
   __device__ void look_up() {
     ask_ahead();
-    ptx::griddepcontrol_launch_dependents();
     ptx::griddepcontrol_wait();
+    // Not before the queries are there: attention counts on it.
+    ptx::griddepcontrol_launch_dependents();
     load_queries();
     uint32_t count = p_.level[0].clusters;
 #pragma unroll 1
@@ -230,6 +233,7 @@ class Lookup : private LookupTeam {
     Step now, next;
     uint32_t tile = begin_ + warp_ * kStep;
     if (tile < end_) load_step(level, alive, tile, first, now);
+    fetch_spans(level, alive);
 #pragma unroll 1
     for (; tile < end_; tile += kStride) {
       load_step(level, alive, min(tile + kStride, end_ - 1), first, next);
@@ -242,7 +246,30 @@ class Lookup : private LookupTeam {
       finish(tile, now, d);
       now = next;
     }
+    ptx::cp_async_wait_group<0>();  // whoever waits for the block's scores waits for spans_, too
     return kPages || add_up(maximum, sum);
+  }
+
+  // Where the children, or slots, of the slice's clusters begin and end: under way with their
+  // centroids.
+  __device__ void fetch_spans(const LookupLevel& level, const uint32_t* alive) const {
+    if (spans_ == nullptr) return;
+    const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
+#pragma unroll 1
+    for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
+      const uint32_t* from = offsets + cluster_of(alive, j);
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(spans_ + (j - begin_)));
+      ptx::cp_async_4(to, from);
+      ptx::cp_async_4(to + 4, from + 1);
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  __device__ uint2 span_of(const LookupLevel& level, const uint32_t* alive, uint32_t j) const {
+    if (spans_ != nullptr) return spans_[j - begin_];
+    const uint32_t* at =
+        level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1) + cluster_of(alive, j);
+    return make_uint2(at[0], at[1]);
   }
 
   // s_.lse[row] over the team; false if one is NaN or infinite.
@@ -482,12 +509,11 @@ class Lookup : private LookupTeam {
   // The children of what was chosen, for the next level; how many.
   __device__ uint32_t list_children(const LookupLevel& level, const uint32_t* alive,
                                     uint32_t* list) {
-    const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
     const auto children = [&](uint32_t j, uint32_t& first) -> uint32_t {
       if (j >= end_ || !(scores_[j] > -INFINITY)) return 0;
-      const uint32_t cluster = cluster_of(alive, j);
-      first = offsets[cluster];
-      return offsets[cluster + 1] - first;
+      const uint2 span = span_of(level, alive, j);
+      first = span.x;
+      return span.y - span.x;
     };
     uint32_t own = 0, first = 0;
 #pragma unroll 1
@@ -508,15 +534,14 @@ class Lookup : private LookupTeam {
     return all.a;
   }
 
-  __device__ Chosen chosen_at(const uint32_t* offsets, const uint32_t* alive, uint32_t j) const {
+  __device__ Chosen chosen_at(const LookupLevel& level, const uint32_t* alive, uint32_t j) const {
     Chosen out;
-    uint32_t cluster[kItems];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const bool is = j + i < end_ && scores_[j + i] > -INFINITY;
-      cluster[i] = is ? cluster_of(alive, j + i) : 0;
-      out.first[i] = is ? offsets[cluster[i]] : 0;
-      out.length[i] = is ? offsets[cluster[i] + 1] - out.first[i] : 0;
+      const uint2 span = is ? span_of(level, alive, j + i) : make_uint2(0, 0);
+      out.first[i] = span.x;
+      out.length[i] = span.y - span.x;
     }
     // The end of the lane before: a run goes on where its last slot is followed by this one's
     // first.
@@ -533,54 +558,62 @@ class Lookup : private LookupTeam {
 
   __device__ void emit(const LookupLevel& level, const uint32_t* alive) {
     constexpr uint32_t kTile = kLookupThreads * kItems;
-    const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
-    const RunLists& lists = p_.lists;
-    uint32_t* run_first = lists.first + pair_ * (lists.capacity + 1);
-    uint32_t* run_before = lists.before + pair_ * (lists.capacity + 1);
-    uint32_t* marks = lists.marks + pair_ * lists.mark_capacity;
-    // Once to count, once to write: the same instructions, fetched once.
-    Sums all, before;
+    Sums all, before, tile_sums;
+    if (end_ - begin_ <= kTile) {
+      const Chosen chosen = chosen_at(level, alive, begin_ + thread_ * kItems);
+      Sums at = sums_before(chosen.sums(), tile_sums);
+      before = team_sums(tile_sums, all);
+      write_runs(chosen, {at.a + before.a, at.b + before.b});
+    } else {
+      // Once to count, once to write: the same instructions, fetched once.
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
+      for (int pass = 0; pass < 2; ++pass) {
 #pragma unroll 1
-      for (uint32_t tile = begin_; tile < end_; tile += kTile) {
-        const Chosen chosen = chosen_at(offsets, alive, tile + thread_ * kItems);
-        Sums tile_sums;
-        Sums at = sums_before(chosen.sums(), tile_sums);
-        at.a += before.a;
-        at.b += before.b;
-        before.a += tile_sums.a;
-        before.b += tile_sums.b;
-        if (pass == 0) continue;
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          if (chosen.begins[i]) {
-            run_first[at.a] = chosen.first[i];
-            run_before[at.a++] = at.b;
-          }
-          const uint32_t end = at.b + chosen.length[i];
-#pragma unroll 1
-          for (uint32_t m = (at.b + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < end; ++m) {
-            marks[m] = at.a - 1;
-          }
-          at.b = end;
+        for (uint32_t tile = begin_; tile < end_; tile += kTile) {
+          const Chosen chosen = chosen_at(level, alive, tile + thread_ * kItems);
+          const Sums at = sums_before(chosen.sums(), tile_sums);
+          if (pass != 0) write_runs(chosen, {at.a + before.a, at.b + before.b});
+          before.a += tile_sums.a;
+          before.b += tile_sums.b;
         }
+        if (pass == 0) before = team_sums(before, all);
       }
-      if (pass == 0) before = team_sums(before, all);
     }
     if (rank_ != 0 || thread_ != 0) return;
-    run_before[all.a] = all.b;
-    lists.totals[pair_] = {all.a, all.b, 0, 0};
+    p_.lists.before[pair_ * (p_.lists.capacity + 1) + all.a] = all.b;
+    p_.lists.totals[pair_] = {all.a, all.b, 0, 0};
     if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
     atomicAdd(&p_.counters[1], static_cast<unsigned long long>(all.b));
     atomicAdd(&p_.counters[2], static_cast<unsigned long long>(centroids_) * (kPages ? 2 : 1));
   }
 
+  // `at`: runs and keys before those of this thread.
+  __device__ void write_runs(const Chosen& chosen, Sums at) const {
+    const RunLists& lists = p_.lists;
+    uint32_t* run_first = lists.first + pair_ * (lists.capacity + 1);
+    uint32_t* run_before = lists.before + pair_ * (lists.capacity + 1);
+    uint32_t* marks = lists.marks + pair_ * lists.mark_capacity;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (chosen.begins[i]) {
+        run_first[at.a] = chosen.first[i];
+        run_before[at.a++] = at.b;
+      }
+      const uint32_t end = at.b + chosen.length[i];
+#pragma unroll 1
+      for (uint32_t m = (at.b + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < end; ++m) {
+        marks[m] = at.a - 1;
+      }
+      at.b = end;
+    }
+  }
+
   const LookupParams& p_;
   LookupShared<kDim>& s_;
   const int pair_, head_;
-  float* logits_;       // of the slice in shared memory, or of the pair in global memory
-  int64_t row_stride_;  // of logits_
+  float* logits_;           // of the slice in shared memory, or of the pair in global memory
+  int64_t row_stride_;      // of logits_
+  uint2* spans_ = nullptr;  // [slice] in shared memory, if the logits are there
   float* scores_ = nullptr;
   uint32_t begin_ = 0, end_ = 0;  // of what is alive, this block's
   uint32_t centroids_ = 0;

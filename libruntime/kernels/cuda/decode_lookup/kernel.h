@@ -28,6 +28,21 @@ struct LookupLevel {
   float threshold = 0;                // log2 T
 };
 
+// What the requests of a team selected together, for attention that reads every key once for all of
+// them. A list is a team's: list = team's place among those of a KV head * Hkv + head.
+struct UnionLists {
+  uint2* runs = nullptr;       // [lists, capacity] {first slot, length}; null: none are wanted
+  uint32_t* prefix = nullptr;  // [lists, capacity] lengths of the runs before, added up
+  uint32_t* counts = nullptr;  // [lists] runs
+  uint32_t* totals = nullptr;  // [lists] keys
+  uint32_t* faults = nullptr;  // [lists] a bit for every request with a fault
+  int64_t capacity = 0;        // as RunLists
+  // [lists, mask_stride] a bit for every request that attends to a key: exact keys, then the runs'.
+  uint32_t* masks = nullptr;
+  int64_t mask_stride = 0;
+  int64_t exact = 0;  // E
+};
+
 struct LookupParams {
   const void* q = nullptr;  // [requests, Hq, d] of q_dtype
   DType q_dtype = DType::kBF16;
@@ -49,11 +64,25 @@ struct LookupParams {
   float* logits = nullptr;    // [pairs, group, width], used where shared memory is too small
   uint32_t* alive = nullptr;  // [pairs, 2, width]
   RunLists lists;
+  UnionLists unions;  // of decode_lookup_together(): in place of `lists`, if they are wanted
   unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
 };
 
 // How many blocks a GPU can gather to a team, for this dim, dtype and kind: 1 before Hopper.
 Result<int> most_team(const LookupParams& params, int device);
+
+// Several requests at once, by teams that read the centroids once for all of them: only the rule
+// kThreshold, and no pages.
+struct TogetherPlan {
+  int team = 1;
+  int requests = 0;  // of a team; 0: there is no room for two, decode_lookup() is what serves them
+};
+// For calls of at most `most` requests; the width is set.
+Result<TogetherPlan> plan_together(const LookupParams& params, int device, int most);
+// How many requests a team really takes of a call of `requests`: teams of about the same size.
+int together_requests(const TogetherPlan& plan, int requests);
+Status decode_lookup_together(const LookupParams& params, const TogetherPlan& plan,
+                              cudaStream_t stream);
 
 // Each pair is served by a team of `team` blocks, a power of two up to most_team().
 // kUnsupported for a dim or group that there is no kernel for.

@@ -1,8 +1,11 @@
 // The kernels of one head dimension and their launches.
 #pragma once
 
+#include <algorithm>
+
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/together.cuh"
 
 namespace sqz::cuda {
 
@@ -10,8 +13,16 @@ template <class Element, int kDim, bool kPages>
 __global__ void __launch_bounds__(kLookupThreads, 2)
     decode_lookup_kernel(const __grid_constant__ LookupParams params, int team, int room) {
   __shared__ LookupShared<kDim> shared;
-  extern __shared__ float slice_logits[];
-  Lookup<Element, kDim, kPages>(params, team, room, shared, slice_logits).run();
+  extern __shared__ __align__(16) float slice_memory[];
+  Lookup<Element, kDim, kPages>(params, team, room, shared, slice_memory).run();
+}
+
+template <class Element, int kDim>
+__global__ void __launch_bounds__(kLookupThreads, 1)
+    lookup_together_kernel(const __grid_constant__ LookupParams params, int team, int together,
+                           int slice) {
+  extern __shared__ __align__(16) char memory[];
+  LookupTogether<Element, kDim>(params, team, together, slice, memory).run();
 }
 
 template <int kDim>
@@ -51,11 +62,11 @@ template <int kDim>
 Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream) {
   LookupLaunch launch(params.requests * params.kv_heads * team, team, hopper, stream);
   const auto kernel = lookup_kernel<kDim>(params);
-  const int64_t slice = (params.width + team - 1) / team * params.group;
-  const int room = slice <= kMostRoom ? static_cast<int>(slice) : 0;
+  const int64_t words = (params.width + team - 1) / team * (params.group + 2);
+  const int room = words <= kMostRoom ? static_cast<int>(words) : 0;
   launch.config.dynamicSmemBytes = static_cast<size_t>(room) * sizeof(float);
   SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                kMostRoom * int{sizeof(float)}));
+                                                static_cast<int>(launch.config.dynamicSmemBytes)));
   if (team > 8) {
     SQZ_RETURN_IF_CUDA_ERROR(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
@@ -64,19 +75,67 @@ Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStre
   return {};
 }
 
-// Teams of this many blocks that the GPU holds at once; 0 if it cannot gather one.
-template <int kDim>
-int lookup_teams_at_once(const LookupParams& params, int team) {
-  const LookupLaunch launch(team, team, true, nullptr);
-  const auto kernel = lookup_kernel<kDim>(params);
+// Teams that the GPU holds at once; 0 if it cannot gather one.
+template <class Kernel>
+int teams_of(Kernel kernel, int team, size_t shared_bytes) {
+  LookupLaunch launch(team, team, true, nullptr);
+  launch.config.dynamicSmemBytes = shared_bytes;
   int count = 0;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
           cudaSuccess ||
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(shared_bytes)) != cudaSuccess ||
       cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config) != cudaSuccess) {
     cudaGetLastError();
     return 0;
   }
   return count;
+}
+
+template <int kDim>
+int lookup_teams_at_once(const LookupParams& params, int team) {
+  return teams_of(lookup_kernel<kDim>(params), team, 0);
+}
+
+// Of at most `most` requests, as many as a block has shared memory for: 0 if not even two.
+template <int kDim>
+int lookup_together_at_once(const LookupParams& params, int team, int most) {
+  const int64_t slice = (params.width + team - 1) / team;
+  int together = std::min({most, 32, kTogetherRows / params.group});
+  while (together >= 2 && together_bytes<kDim>(slice, together * params.group) > kTogetherMemory) {
+    --together;
+  }
+  return together >= 2 ? together : 0;
+}
+
+template <int kDim>
+int lookup_together_teams_at_once(const LookupParams& params, int team, int together) {
+  const int64_t slice = (params.width + team - 1) / team;
+  const auto kernel = params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
+                                                   : lookup_together_kernel<F16, kDim>;
+  return teams_of(kernel, team,
+                  static_cast<size_t>(together_bytes<kDim>(slice, together * params.group)));
+}
+
+template <int kDim>
+Status launch_lookup_together(const LookupParams& params, int team, int together,
+                              cudaStream_t stream) {
+  const auto kernel = params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
+                                                   : lookup_together_kernel<F16, kDim>;
+  const int groups = (params.requests + together - 1) / together;
+  LookupLaunch launch(groups * params.kv_heads * team, team, params.hopper, stream);
+  const int64_t slice = (params.width + team - 1) / team;
+  launch.config.dynamicSmemBytes =
+      static_cast<size_t>(together_bytes<kDim>(slice, together * params.group));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                static_cast<int>(launch.config.dynamicSmemBytes)));
+  if (team > 8) {
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaLaunchKernelEx(&launch.config, kernel, params, team, together, static_cast<int>(slice)));
+  return {};
 }
 
 }  // namespace sqz::cuda

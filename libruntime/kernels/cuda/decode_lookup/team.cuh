@@ -10,7 +10,7 @@ namespace sqz::cuda {
 
 inline constexpr int kLookupThreads = 256;
 inline constexpr int kLookupWarps = kLookupThreads / 32;
-inline constexpr int kMostRoom = 32768;          // logits of a slice in shared memory
+inline constexpr int kMostRoom = 49152;          // words of a slice in shared memory
 inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
 
 struct Sums {

@@ -27,11 +27,12 @@ int32_t tile_keys(int32_t dim) {
 // Sets the capacities and, where `base` is not null, the pointers. Returns the bytes used.
 //
 // The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
-// items of split lists are fewer than twice four a multiprocessor.
+// items of split lists are fewer than twice four a multiprocessor. A narrow call's lists, at most
+// one a multiprocessor, all have a slot.
 int64_t cut_workspace(AttendParams& params, int multiprocessors, uint8_t* base) {
   const int64_t tiles =
       int64_t{params.blocks.count} * params.kv_heads * params.tiles.tiles_of_block;
-  params.slot_capacity = 8 * multiprocessors;
+  params.slot_capacity = 9 * multiprocessors;
   params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
   Layout layout(base);
   params.counts = layout.take<WorkCounts>(1);
@@ -42,7 +43,8 @@ int64_t cut_workspace(AttendParams& params, int multiprocessors, uint8_t* base) 
   return static_cast<int64_t>(layout.used());
 }
 
-AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks) {
+AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
+                         int multiprocessors) {
   AttendParams params = {};
   params.blocks = blocks;
   params.tiles = query_tiles(blocks, shape.group, kRows);
@@ -51,6 +53,7 @@ AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks) {
   params.group = shape.group;
   params.scale = shape.scale * static_cast<float>(M_LOG2E);
   params.tile_keys = tile_keys(shape.dim);
+  params.narrow = prefill_narrow(shape, blocks, multiprocessors);
   return params;
 }
 
@@ -71,27 +74,38 @@ Status launch(const AttendParams& params, const PrefillAttend& call, int multipr
 
 }  // namespace
 
+bool prefill_narrow(const PrefillShape& shape, const QueryBlocks& blocks, int multiprocessors) {
+  return blocks.block_tokens * shape.group <= kRows / 2 &&
+         int64_t{blocks.count} * shape.kv_heads <= multiprocessors;
+}
+
 int64_t prefill_attend_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
                                  int multiprocessors) {
-  AttendParams params = make_params(shape, blocks);
+  AttendParams params = make_params(shape, blocks, multiprocessors);
   return cut_workspace(params, multiprocessors, nullptr);
 }
 
 Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t workspace_bytes,
                       int multiprocessors, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
-  AttendParams params = make_params(call.shape, call.blocks);
+  AttendParams params = make_params(call.shape, call.blocks, multiprocessors);
   params.selected = call.selected;
   params.slots = call.keys.slots;
-  params.exact = call.keys.exact;
+  params.exact = call.keys.exact - call.keys.exact_skipped;
+  params.exact_skipped = call.keys.exact_skipped;
   params.out = call.out;
   params.lse = call.lse;
   params.faults = call.faults;
+  params.masks = call.masks;
+  params.mask_stride = call.mask_stride;
   params.counters = call.counters;
   const int64_t needed = cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
     return {Code::kInvalidArgument, concat("prefill_attend: workspace of ", workspace_bytes,
                                            " bytes, ", needed, " needed")};
+  }
+  if (call.masks != nullptr && !params.narrow) {
+    return {Code::kInvalidArgument, "prefill_attend: masks of a call that is not narrow"};
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   SQZ_RETURN_IF_ERROR(launch_schedule(params, multiprocessors, stream));

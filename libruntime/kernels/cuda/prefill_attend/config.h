@@ -57,6 +57,7 @@ struct SharedStorage {
   alignas(1024) uint8_t queries[Config::kQueryBytes];               // [chunk][row][kRowBytes]
   alignas(1024) uint8_t keys[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
   alignas(1024) uint8_t values[Config::kStages][Config::kTileBytes];
+  alignas(16) uint32_t masks[Config::kStages][Config::kKeys];  // of tokens, a bit each
   WorkItem items[2];
   uint64_t item_full[2], item_empty[2];
   uint64_t queries_full, queries_empty;

@@ -5,6 +5,10 @@
 // each. While one of them computes its softmax the other multiplies (they take turns by named
 // barriers), and within a warpgroup the product of a tile's queries and keys runs beside that of
 // the weights and values before it.
+//
+// A narrow call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
+// then, take tiles of keys in turn and leave a state each. Its keys may have masks: which of the
+// block's tokens attend to a key.
 #pragma once
 
 #include <cuda.h>
@@ -16,6 +20,7 @@
 #include "libruntime/kernels/cuda/prefill_common/ring.cuh"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_common/segments.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor_4d.cuh"
 #include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
@@ -46,7 +51,7 @@ class ItemReader {
 
 __device__ __forceinline__ KeyListView list_of(const AttendParams& params, const WorkItem& item) {
   return KeyListView::of(params.selected, item.block * params.kv_heads + item.kv_head, params.exact,
-                         params.slots);
+                         params.exact_skipped, params.slots);
 }
 
 // Hands an item to the other roles.
@@ -77,18 +82,27 @@ __device__ __forceinline__ WorkItem item_of(const AttendParams& params, uint32_t
 }
 
 // Keys or values of one item, chunks [first, end); the leader of chunk 0 counts the tile's bytes.
+// `masks`: of the item's list, for keys; or null.
 template <class Config>
 __device__ __forceinline__ void fetch_rows(const AttendParams& params, const WorkItem& item,
                                            const RowMaps& slots, const RowMaps& exact, int first,
                                            int end, uint8_t (*tiles)[Config::kTileBytes],
                                            uint64_t* full, uint64_t* empty,
-                                           RingPosition<Config::kStages>& ring) {
+                                           RingPosition<Config::kStages>& ring,
+                                           const uint32_t* masks = nullptr,
+                                           uint32_t (*to_masks)[Config::kKeys] = nullptr) {
   const bool counts = (threadIdx.x & 31) == 0 && first == 0;
   const uint64_t policy = ptx::createpolicy_evict_last();
   SegmentWindow window(list_of(params, item), item.begin);
   for (int32_t key = item.begin; key < item.end; key += Config::kKeys, ring.advance()) {
     ptx::mbarrier_wait_parity(&empty[ring.stage], ring.parity ^ 1);
-    if (counts) ptx::mbarrier_arrive_expect_tx(&full[ring.stage], Config::kTileBytes);
+    if (counts && masks != nullptr) {
+      constexpr uint32_t kBytes = Config::kKeys * sizeof(uint32_t);
+      ptx::mbarrier_arrive_expect_tx(&full[ring.stage], Config::kTileBytes + kBytes);
+      ptx::cp_async_bulk(to_masks[ring.stage], masks + key, kBytes, &full[ring.stage]);
+    } else if (counts) {
+      ptx::mbarrier_arrive_expect_tx(&full[ring.stage], Config::kTileBytes);
+    }
     __syncwarp();
     fetch_tile<Config::kKeys>(first, end, window, key, item.kv_head, slots, exact,
                               tiles[ring.stage], &full[ring.stage], policy);
@@ -96,7 +110,7 @@ __device__ __forceinline__ void fetch_rows(const AttendParams& params, const Wor
 }
 
 // Items, queries, and the first chunks of keys.
-template <class Config>
+template <class Config, bool kNarrow>
 __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared, const AttendParams& params,
                                        const AttendMaps& maps) {
   const uint32_t query_bytes =
@@ -121,8 +135,12 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared, const Atte
       }
     }
     __syncwarp();
+    const uint32_t* masks = nullptr;
+    if (kNarrow && params.masks != nullptr) {
+      masks = params.masks + (item.block * params.kv_heads + item.kv_head) * params.mask_stride;
+    }
     fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
-                       shared.keys, shared.keys_full, shared.keys_empty, ring);
+                       shared.keys, shared.keys_full, shared.keys_empty, ring, masks, shared.masks);
     item = item_of(params, next);
     publish_item(shared, item, item_ring);
   }
@@ -178,7 +196,8 @@ __device__ __forceinline__ void start_values(float (&out)[Config::kDim / 2],
   ptx::wgmma_commit_group();
 }
 
-// The turns of the two warpgroups in issuing products.
+// The turns of the two warpgroups in issuing products, if they take turns.
+template <bool kTaken>
 struct Turns {
   int mine, others;
 
@@ -186,16 +205,39 @@ struct Turns {
       : mine(1 + warpgroup), others(2 - warpgroup) {
     if (warpgroup == 1) pass();  // the first one begins
   }
-  __device__ __forceinline__ void wait() const { ptx::bar_sync(mine, 32 * kConsumerWarps); }
-  __device__ __forceinline__ void pass() const { ptx::bar_arrive(others, 32 * kConsumerWarps); }
+  __device__ __forceinline__ void wait() const {
+    if (kTaken) ptx::bar_sync(mine, 32 * kConsumerWarps);
+  }
+  __device__ __forceinline__ void pass() const {
+    if (kTaken) ptx::bar_arrive(others, 32 * kConsumerWarps);
+  }
 };
 
-template <class T, class Config>
+// Logits of keys that a row's token does not attend to become -infinity. `tokens`: of rows r and
+// r + 8.
+template <int kKeys>
+__device__ __forceinline__ void apply_masks(float (&logits)[kKeys / 2], const uint32_t* masks,
+                                            const int (&tokens)[2]) {
+  const uint2* pairs = reinterpret_cast<const uint2*>(masks) + (threadIdx.x & 3);
+#pragma unroll
+  for (int j = 0; j < kKeys / 8; ++j) {
+    const uint2 pair = pairs[4 * j];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if ((pair.x >> tokens[half] & 1) == 0) logits[4 * j + 2 * half] = -INFINITY;
+      if ((pair.y >> tokens[half] & 1) == 0) logits[4 * j + 2 * half + 1] = -INFINITY;
+    }
+  }
+}
+
+template <class T, class Config, bool kNarrow>
 __device__ void consume(SharedStorage<Config>& shared, const AttendParams& params, int warpgroup) {
   constexpr int kKeys = Config::kKeys;
+  constexpr int kStep = kNarrow ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
+  const int first_tile = kNarrow ? warpgroup : 0;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.queries) +
-                                                             64 * warpgroup * kRowBytes);
+  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(
+      ptx::shared_address(shared.queries) + (kNarrow ? 0 : 64 * warpgroup) * kRowBytes);
   const uint64_t first_keys =
       ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.keys[0]));
   const uint64_t first_values = ptx::transposed_descriptor<kRowBytes>(
@@ -208,18 +250,45 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   };
 
-  const Turns turns(warpgroup);
+  // Of this lane's rows.
+  int tokens[2] = {0, 0};
+  if (kNarrow) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Rows past the last token have a result that nobody reads.
+      tokens[half] = min((16 * warp + 8 * half + (lane >> 2)) / params.tiles.heads, 31);
+    }
+  }
+  const Turns<!kNarrow> turns(warpgroup);
   ItemReader<Config> items(shared);
   RingPosition<Config::kStages> keys, values;
   RingPosition<1> query_ring;
   WorkItem item;
   while (items.next(item)) {
     const int tiles = (item.end - item.begin + kKeys - 1) / kKeys;
+    // To this warpgroup's next tile after tile i; to the end of the item after the last one.
+    const auto go_on = [&](RingPosition<Config::kStages>& ring, int i) {
+      ring.advance();
+      if (kNarrow && i + 1 < tiles) ring.advance();
+    };
     float out[Config::kDim / 2];
     Softmax<T, kKeys> softmax(params.scale);
+    const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
+      if (kNarrow && params.masks != nullptr) {
+        apply_masks<kKeys>(logits, shared.masks[keys.stage], tokens);
+      }
+      release(&shared.keys_empty[keys.stage]);
+      go_on(keys, i);
+      if (i + kStep >= tiles) release(&shared.queries_empty);
+      if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * kKeys);
+    };
     ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
     query_ring.advance();
-    if (tiles == 0) {
+    if (kNarrow && first_tile > 0 && tiles > 0) {
+      keys.advance();
+      values.advance();
+    }
+    if (tiles <= first_tile) {
       release(&shared.queries_empty);
 #pragma unroll
       for (int i = 0; i < Config::kDim / 2; ++i) out[i] = 0;
@@ -232,47 +301,46 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
       turns.pass();
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(logits);
-      release(&shared.keys_empty[keys.stage]);
-      keys.advance();
-      if (tiles == 1) release(&shared.queries_empty);
-      if (tiles == 1) softmax.mask(logits, item.end - item.begin);
+      finish_logits(logits, first_tile);
       softmax.weigh(logits);
       softmax.pack(logits, weights);
-      for (int i = 1; i < tiles; ++i) {
+      int last = first_tile;  // whose values are still to be multiplied
+      for (int i = first_tile + kStep; i < tiles; last = i, i += kStep) {
         ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
         turns.wait();
         start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
         ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
-        start_values<T, Config>(out, weights, first_values + stage_of(values.stage), i > 1);
+        start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
+                                last > first_tile);
         turns.pass();
         ptx::wgmma_wait_group<1>();
         ptx::fence_registers(logits);
-        release(&shared.keys_empty[keys.stage]);
-        keys.advance();
-        if (i + 1 == tiles) release(&shared.queries_empty);
-        if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * kKeys);
+        finish_logits(logits, i);
         const bool moved = softmax.weigh(logits);
         ptx::wgmma_wait_group<0>();
         ptx::fence_registers(out);
         release(&shared.values_empty[values.stage]);
-        values.advance();
+        go_on(values, last);
         softmax.pack(logits, weights);
         if (moved) softmax.template rescale<Config::kDim>(out);
       }
       ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
-      start_values<T, Config>(out, weights, first_values + stage_of(values.stage), tiles > 1);
+      start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
+                              last > first_tile);
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(out);
       release(&shared.values_empty[values.stage]);
-      values.advance();
+      go_on(values, last);
     }
 
     const int2 block = block_of(params.blocks, item.block);
-    const bool fault =
-        params.faults != nullptr && params.faults[item.block * params.kv_heads + item.kv_head] != 0;
+    const uint32_t faults =
+        params.faults == nullptr ? 0 : params.faults[item.block * params.kv_heads + item.kv_head];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
+      const bool of_token = kNarrow && params.masks != nullptr;
+      const bool fault = of_token ? (faults >> tokens[half] & 1) != 0 : faults != 0;
       const RowEnd end = fault ? RowEnd{NAN, NAN} : softmax.finish(half);
       if (item.slot >= 0) {
         const int64_t at = static_cast<int64_t>(item.slot) * kRows + row;
@@ -301,12 +369,13 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
   }
 }
 
-template <class T, class Config>
+template <class T, class Config, bool kNarrow>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_kernel(const __grid_constant__ AttendParams params,
                   const __grid_constant__ AttendMaps maps) {
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
+  constexpr int kTakers = kNarrow ? kConsumerWarps / 2 : kConsumerWarps;  // warps, of a tile
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(&shared.item_full[i], 1);
@@ -316,9 +385,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::mbarrier_init(&shared.queries_empty, kConsumerWarps);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(&shared.keys_full[stage], 1);
-      ptx::mbarrier_init(&shared.keys_empty[stage], kConsumerWarps);
+      ptx::mbarrier_init(&shared.keys_empty[stage], kTakers);
       ptx::mbarrier_init(&shared.values_full[stage], 1);
-      ptx::mbarrier_init(&shared.values_empty[stage], kConsumerWarps);
+      ptx::mbarrier_init(&shared.values_empty[stage], kTakers);
     }
     ptx::fence_mbarrier_init();
   }
@@ -327,13 +396,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      fetch_queries_and_keys(shared, params, maps);
+      fetch_queries_and_keys<Config, kNarrow>(shared, params, maps);
     } else {
       fetch_others(shared, params, maps, threadIdx.x / 32);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    consume<T>(shared, params, warpgroup - 1);
+    consume<T, Config, kNarrow>(shared, params, warpgroup - 1);
   }
 }
 
@@ -360,7 +429,7 @@ Status launch_attend(const AttendParams& params, const PrefillAttend& call, int 
   SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
-  auto* kernel = attend_kernel<T, Layout>;
+  auto* kernel = params.narrow ? attend_kernel<T, Layout, true> : attend_kernel<T, Layout, false>;
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;

@@ -12,12 +12,17 @@ struct AttendParams {
   QueryBlocks blocks;
   QueryTiles tiles;
   PrefillRuns selected;
-  int32_t slots, exact;  // M, E
+  int32_t slots;          // M
+  int32_t exact;          // exact keys that are attended
+  int32_t exact_skipped;  // that lie before them
   int32_t dim, kv_heads, group;
-  float scale;                   // of the logits, times log2(e)
-  void* out;                     // [T, Hq, d]
-  float* lse;                    // [T, Hq]
-  const uint32_t* faults;        // [lists] or null
+  float scale;             // of the logits, times log2(e)
+  void* out;               // [T, Hq, d]
+  float* lse;              // [T, Hq]
+  const uint32_t* faults;  // [lists] or null
+  const uint32_t* masks;   // [lists, mask_stride] or null
+  int64_t mask_stride;
+  bool narrow;  // a tile has at most kRows / 2 query rows, for both warpgroups: see kernel.cuh
   unsigned long long* counters;  // or null
   WorkItem* items;               // [item_capacity]
   SplitTile* splits;             // [slot_capacity]

@@ -14,18 +14,21 @@ template <class T>
 __device__ void merge_row(const AttendParams& params, const SplitTile& tile, int row,
                           int64_t query) {
   const int lane = threadIdx.x & 31, pairs = params.dim / 2;
-  const float* lse = params.partial_lse + static_cast<int64_t>(tile.slot) * kRows + row;
+  // A slot of a narrow tile has two states of every row.
+  const int rows = params.narrow ? kRows / 2 : kRows, states = tile.parts * (kRows / rows);
+  const int64_t first = static_cast<int64_t>(tile.slot) * kRows + row;
+  const float* lse = params.partial_lse + first;
   float maximum = -INFINITY;
-  for (int part = 0; part < tile.parts; ++part) maximum = fmaxf(maximum, lse[part * kRows]);
+  for (int i = 0; i < states; ++i) maximum = fmaxf(maximum, lse[i * rows]);
   float sum = 0;
   float2 out[kMaxPairs] = {};
-  for (int part = 0; part < tile.parts; ++part) {
+  for (int state = 0; state < states; ++state) {
     // A fault, NaN, stays one.
-    const float own = lse[part * kRows];
+    const float own = lse[state * rows];
     const float weight = own == -INFINITY ? 0.0f : expf(own - maximum);
     sum += weight;
-    const float2* from = reinterpret_cast<const float2*>(
-        params.partial_out + (static_cast<int64_t>(tile.slot + part) * kRows + row) * params.dim);
+    const float2* from =
+        reinterpret_cast<const float2*>(params.partial_out + (first + state * rows) * params.dim);
 #pragma unroll
     for (int i = 0; i < kMaxPairs; ++i) {
       if (lane + 32 * i >= pairs) break;

@@ -174,7 +174,8 @@ __global__ void __launch_bounds__(kScheduleThreads)
     const int bucket = bucket_of(part_tiles, shared.longest);
     uint32_t at = atomicAdd(&shared.cursor[bucket], static_cast<uint32_t>(group.tiles * parts));
     uint32_t slot = 0;
-    if (parts > 1) {
+    const bool partial = parts > 1 || params.narrow;
+    if (partial) {
       slot = atomicAdd(&shared.slots, static_cast<uint32_t>(group.tiles * parts));
       uint32_t split = atomicAdd(&shared.splits, static_cast<uint32_t>(group.tiles));
       for (int32_t tile = 0; tile < group.tiles; ++tile, ++split) {
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
         to.tile = tile;
         to.begin = begin;
         to.end = end;
-        to.slot = parts > 1 ? static_cast<int32_t>(slot) + tile * parts + part : -1;
+        to.slot = partial ? static_cast<int32_t>(slot) + tile * parts + part : -1;
         for (int32_t& unused : to.unused) unused = 0;  // items are read whole
       }
     }

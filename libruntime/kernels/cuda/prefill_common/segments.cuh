@@ -18,14 +18,17 @@ inline constexpr int32_t kOutside = 0x7FFFFF00;  // a row that no tensor has: ar
 struct KeyListView {
   const uint2* runs;  // null: one run of `total`
   const uint32_t* prefix;
-  int32_t count;  // runs
-  int32_t exact;  // keys before the runs
-  int32_t total;  // keys in runs
+  int32_t count;        // runs
+  int32_t exact;        // keys before the runs
+  int32_t exact_first;  // row of the first of them
+  int32_t total;        // keys in runs
 
   static __device__ __forceinline__ KeyListView of(const PrefillRuns& lists, int32_t list,
-                                                   int32_t exact, int32_t all) {
+                                                   int32_t exact, int32_t exact_first,
+                                                   int32_t all) {
     KeyListView view;
     view.exact = exact;
+    view.exact_first = exact_first;
     if (lists.runs == nullptr) {
       view.runs = nullptr;
       view.prefix = nullptr;
@@ -74,7 +77,7 @@ class SegmentWindow {
   // Segment 0 is the exact keys, 1 + r run r, then the zeros.
   __device__ __forceinline__ Segment segment(int32_t index) const {
     constexpr int32_t kEnd = 0x7FFFFFFF;
-    if (index == 0) return {0, list_.exact, 0, true};
+    if (index == 0) return {0, list_.exact, list_.exact_first, true};
     const int32_t run = index - 1;
     if (run < list_.count) {
       if (list_.runs == nullptr) return {list_.exact, list_.exact + list_.total, 0, false};

@@ -52,7 +52,7 @@ class LookupItems {
 };
 
 __device__ __forceinline__ KeyListView clusters_of(const LookupParams& params, int32_t list) {
-  return KeyListView::of(params.alive, list, 0, params.clusters);
+  return KeyListView::of(params.alive, list, 0, 0, params.clusters);
 }
 
 // Item `index` of all; false if there is nothing to do in it.

@@ -1,4 +1,4 @@
-// cp.async: 16 bytes from global to shared memory past the registers.
+// cp.async: 4 or 16 bytes from global to shared memory past the registers.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,10 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global,
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(bytes)
                : "memory");
+}
+
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit_group() {

@@ -1,0 +1,116 @@
+#include "libruntime/cuda/union_server.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/add_counters/kernel.h"
+
+namespace sqz::cuda {
+namespace {
+
+// Fewer read less when each reads its own.
+const int64_t kLeastRequests = getenv("UNION_FROM") ? atoi(getenv("UNION_FROM")) : 8;
+
+}  // namespace
+
+Result<std::unique_ptr<UnionServer>> UnionServer::create(const UnionSetup& setup) {
+  const int device = setup.uploaded->device();
+  int major = 0, minor = 0;
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  if (major != 9 || minor != 0) return std::unique_ptr<UnionServer>();
+  std::unique_ptr<UnionServer> server(new UnionServer(setup));
+  const size_t bytes = server->lay_out(nullptr);
+  SQZ_RETURN_IF_ERROR(server->memory_.reserve(bytes));
+  server->lay_out(server->memory_.data());
+  // Tiles of masks end past those of the last key.
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(server->memory_.data(), 0, bytes));
+  return server;
+}
+
+PrefillShape UnionServer::shape() const {
+  const IndexMetadata& metadata = setup_.index->metadata();
+  return {metadata.dtype, static_cast<int32_t>(metadata.model.head_dim),
+          static_cast<int32_t>(metadata.model.kv_heads),
+          static_cast<int32_t>(metadata.model.group_size()),
+          static_cast<float>(metadata.model.attention_scale)};
+}
+
+// Everything; from null it only counts.
+size_t UnionServer::lay_out(void* base) {
+  Layout layout(base);
+  const auto requests = static_cast<int32_t>(setup_.max_requests);
+  workspace_bytes_ =
+      prefill_attend_workspace(shape(), {requests, 1, requests, nullptr}, setup_.multiprocessors);
+  if (setup_.together.requests > 0) {
+    const int most = setup_.together.requests, teams = (requests + most - 1) / most;
+    const int64_t lists = teams * setup_.index->metadata().model.kv_heads;
+    workspace_bytes_ = std::max(workspace_bytes_,
+                                prefill_attend_workspace(shape(), {requests, teams, most, nullptr},
+                                                         setup_.multiprocessors));
+    for (const LayerView& view : setup_.index->layers) {
+      lists_.exact = std::max(lists_.exact, view.exact);
+      lists_.mask_stride =
+          std::max(lists_.mask_stride, (view.slots + view.exact + kMaskSlack + 3) / 4 * 4);
+    }
+    lists_.capacity = setup_.run_capacity;
+    lists_.runs = layout.take<uint2>(lists * lists_.capacity);
+    lists_.prefix = layout.take<uint32_t>(lists * lists_.capacity);
+    lists_.counts = layout.take<uint32_t>(lists);
+    lists_.totals = layout.take<uint32_t>(lists);
+    lists_.faults = layout.take<uint32_t>(lists);
+    lists_.masks = layout.take<uint32_t>(lists * lists_.mask_stride);
+  }
+  workspace_ = layout.take<std::byte>(workspace_bytes_);
+  return layout.used();
+}
+
+bool UnionServer::serves(const AttendCall& call, bool selects) const {
+  if (call.tokens < kLeastRequests || call.tokens > setup_.max_requests || call.cache != nullptr ||
+      !setup_.uploaded->keys_values() || call.dtype != setup_.index->metadata().dtype) {
+    return false;
+  }
+  if (!selects) return true;
+  if (setup_.together.requests == 0) return false;
+  const auto requests = static_cast<int32_t>(call.tokens);
+  const int32_t block = together_requests(setup_.together, requests);
+  return prefill_narrow(shape(), {requests, (requests + block - 1) / block, block, nullptr},
+                        setup_.multiprocessors);
+}
+
+Status UnionServer::attend(const AttendCall& call, const LookupParams* lookup,
+                           unsigned long long* counters) {
+  const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const auto requests = static_cast<int32_t>(call.tokens);
+  PrefillAttend attend;
+  attend.shape = shape();
+  attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
+                 layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
+  attend.queries = call.q;
+  attend.out = call.out;
+  attend.lse = call.lse;
+  attend.blocks = {requests, 1, requests, nullptr};
+  if (lookup == nullptr) {
+    SQZ_RETURN_IF_ERROR(
+        add_counters(counters, static_cast<unsigned long long>(requests), 0, stream));
+  } else {
+    LookupParams params = *lookup;
+    params.unions = lists_;
+    params.unions.exact = layer.exact;
+    SQZ_RETURN_IF_ERROR(decode_lookup_together(params, setup_.together, stream));
+    const int32_t block = together_requests(setup_.together, requests);
+    attend.blocks = {requests, (requests + block - 1) / block, block, nullptr};
+    attend.selected = {lists_.runs, lists_.prefix, lists_.counts, lists_.totals,
+                       static_cast<int32_t>(lists_.capacity)};
+    attend.faults = lists_.faults;
+    attend.masks = lists_.masks;
+    attend.mask_stride = lists_.mask_stride;
+  }
+  return prefill_attend(attend, workspace_, workspace_bytes_, setup_.multiprocessors, stream);
+}
+
+}  // namespace sqz::cuda
