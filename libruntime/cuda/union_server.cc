@@ -1,7 +1,6 @@
 #include "libruntime/cuda/union_server.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
@@ -9,8 +8,9 @@
 namespace sqz::cuda {
 namespace {
 
-// Fewer read less when each reads its own.
-const int64_t kLeastRequests = getenv("UNION_FROM") ? atoi(getenv("UNION_FROM")) : 8;
+// Fewer requests that select are served sooner when each reads its own.
+constexpr int64_t kLeastRequests = 8;
+constexpr int64_t kLeastDense = 2;
 
 }  // namespace
 
@@ -69,8 +69,9 @@ size_t UnionServer::lay_out(void* base) {
 }
 
 bool UnionServer::serves(const AttendCall& call, bool selects) const {
-  if (call.tokens < kLeastRequests || call.tokens > setup_.max_requests || call.cache != nullptr ||
-      !setup_.uploaded->keys_values() || call.dtype != setup_.index->metadata().dtype) {
+  if (call.tokens < (selects ? kLeastRequests : kLeastDense) || call.tokens > setup_.max_requests ||
+      call.cache != nullptr || !setup_.uploaded->keys_values() ||
+      call.dtype != setup_.index->metadata().dtype) {
     return false;
   }
   if (!selects) return true;

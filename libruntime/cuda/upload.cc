@@ -1,8 +1,6 @@
 #include "libruntime/cuda/upload.h"
 
-#include <sys/mman.h>
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "libruntime/cuda/cuda_status.h"
@@ -11,20 +9,15 @@
 namespace sqz::cuda {
 namespace {
 
-int env(const char* n, int d) {
-  const char* e = getenv(n);
-  return e ? atoi(e) : d;
-}
-const size_t kPiece = size_t(env("UP_PIECE_KB", 4096)) << 10;
-const int kBuffers = env("UP_BUFFERS", 2);
-const bool kPopulate = env("UP_POPULATE", 0);
+constexpr size_t kPiece = size_t{2} << 20;  // long enough for the bus, short enough for a cache
+constexpr int kBuffers = 4;                 // of a thread: one is read into, others copied from
 
 // What one thread owns.
 struct Lane {
   cudaStream_t stream = nullptr;
-  std::byte* buffer[8] = {};
-  cudaEvent_t copied[8] = {};
-  const Copy* pending[8] = {};
+  std::byte* buffer[kBuffers] = {};
+  cudaEvent_t copied[kBuffers] = {};
+  const Copy* pending[kBuffers] = {};
 
   Status create() {
     SQZ_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -110,11 +103,6 @@ Status Upload::copy_pieces() {
     if (index >= pieces_.size()) break;
     const Copy& piece = pieces_[index];
     SQZ_RETURN_IF_ERROR(drain(at));
-    if (piece.of_file && kPopulate) {
-      const auto a = reinterpret_cast<uintptr_t>(piece.from) & ~uintptr_t{4095};
-      madvise(reinterpret_cast<void*>(a), reinterpret_cast<uintptr_t>(piece.from) + piece.bytes - a,
-              22);
-    }
     if (piece.of_file) {
       SQZ_RETURN_IF_ERROR(file_->copy(piece.from, {lane.buffer[at], piece.bytes}));
     } else {

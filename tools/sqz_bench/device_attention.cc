@@ -46,11 +46,9 @@ struct Serving {
   std::vector<std::unique_ptr<ServingSession>> sessions;
   DeviceGraph graph;
   int place = 0;
-  bool one_request = false;  // although the fixture has several
 
   AttendCall call(int64_t i, cudaStream_t stream) const {
     AttendCall call = work->fixture->call(i);
-    if (one_request) call.indptr = nullptr;
     call.q = work->queries[static_cast<size_t>(i) % work->queries.size()];
     call.out = work->out;
     call.lse = work->lse;
@@ -172,7 +170,7 @@ Json details(Serving& serving, const Setting& setting) {
     out["budget"] = static_cast<double>(counted->bytes_read) /
                     static_cast<double>(std::max<uint64_t>(counted->bytes_dense, 1));
     out["selections"] = static_cast<double>(counted->selections) / calls;
-    if (work.fixture->tokens == 1 || (!work.fixture->indptr.empty() && !serving.one_request)) {
+    if (work.fixture->tokens == 1 || !work.fixture->indptr.empty()) {
       out["bytes_read"] = static_cast<double>(counted->bytes_read) / calls;
     } else if (setting.levels > 0) {
       // Blocks of equal size: each query meets its block's keys and the exact ones.
@@ -195,15 +193,14 @@ Json details(Serving& serving, const Setting& setting) {
 }
 
 Result<Contender> served(const std::shared_ptr<Work>& work, const Options& options,
-                         const Setting& setting, int place, bool one_request) {
+                         const Setting& setting, int place) {
   const CurrentDevice current(work->gpu);
   const auto serving = std::make_shared<Serving>();
   serving->work = work;
   serving->place = place;
-  serving->one_request = one_request;
   SessionOptions session_options = session_of(options, *work->fixture, setting);
   const bool tokens_apart = work->fixture->tokens == 1 || !work->fixture->indptr.empty();
-  session_options.max_request_tokens = tokens_apart && !one_request ? 1 : 0;
+  session_options.max_request_tokens = tokens_apart ? 1 : 0;
   for (const auto& copy : work->copies) {
     SQZ_ASSIGN_OR_RETURN(auto session,
                          cuda::create_session(work->fixture->served, copy, session_options));
@@ -246,15 +243,8 @@ Result<CaseSetup> device_case(const Options& options, int64_t query_tokens, bool
   }
   for (const Setting& setting : settings_of(options, !requests)) {
     const int place = static_cast<int>(setup.contenders.size());
-    SQZ_ASSIGN_OR_RETURN(Contender one, served(work, options, setting, place, false));
+    SQZ_ASSIGN_OR_RETURN(Contender one, served(work, options, setting, place));
     setup.contenders.push_back(std::move(one));
-    if (setting.levels > 0 || work->fixture->indptr.empty()) continue;
-    // Where nothing is selected, tokens of all requests can share one reading of the keys.
-    Setting shared = setting;
-    shared.name = "dense, one request";
-    SQZ_ASSIGN_OR_RETURN(one, served(work, options, shared, place + 1, true));
-    setup.contenders.push_back(std::move(one));
-    setup.baselines.push_back(shared.name);
   }
   return setup;
 }

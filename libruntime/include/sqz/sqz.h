@@ -152,7 +152,7 @@ typedef struct sqz_upload_options {
   int32_t no_keys_values; /* 1: keys and values stay out; sessions read the engine's own cache */
   int32_t background;     /* 1: return as soon as memory is there; the first sqz_attend() of a layer
                              that is not there yet waits for it. Layers come in order */
-  int32_t threads;        /* that copy; 0 = 8, or as many as the machine has */
+  int32_t threads;        /* that copy; 0 = 12, or as many as the machine has */
   int32_t reserved;
 } sqz_upload_options;
 

@@ -87,10 +87,18 @@ class CacheTest : public ::testing::Test {
   void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
 };
 
-TEST_F(CacheTest, GivesWhatTheIndexGives) {
+// Of selectors that look at no query, the one that does not read the sink.
+SelectionRequest window() {
+  SelectionRequest request;
+  request.selector = SelectorKind::kWindow;
+  request.keep = 0.2;
+  return request;
+}
+
+void check_single_tokens(const SelectionRequest& request) {
   const Served served = serve(shape());
-  const auto own = test::gpu_session(served, selection());
-  const auto without = test::gpu_session(served, selection(), 0, false);
+  const auto own = test::gpu_session(served, request);
+  const auto without = test::gpu_session(served, request, 0, false);
   const int64_t heads = served.options.kv_heads, d = served.options.head_dim;
   for (int64_t layer = 0; layer < 2; ++layer) {
     const auto queries = make_queries(served, 0, 3, 3);
@@ -124,13 +132,16 @@ TEST_F(CacheTest, GivesWhatTheIndexGives) {
   }
 }
 
-// Requests of several tokens: the cache's rows are brought into the order of the index first.
-TEST_F(CacheTest, PromptsToo) {
-  if (!test::have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
+TEST_F(CacheTest, GivesWhatTheIndexGives) {
+  check_single_tokens(selection());
+  check_single_tokens(window());
+}
+
+void check_prompts(const SelectionRequest& request) {
   const Served served = serve(shape());
   const int64_t heads = served.options.kv_heads, d = served.options.head_dim, tokens = 70;
   SessionOptions options;
-  options.selection = selection();
+  options.selection = request;
   options.block = 32;
   const auto own = create_session(served.index, test::uploaded(served), options);
   const auto without = create_session(served.index, test::uploaded(served, false), options);
@@ -166,10 +177,19 @@ TEST_F(CacheTest, PromptsToo) {
       const Status status = (*without)->attend(call.call);
       ASSERT_TRUE(status.ok()) << status.message();
       EXPECT_EQ(call.output(), expected.output());
-      // Keys from two places are not served.
-      EXPECT_EQ((*own)->attend(call.call).code(), layer == 0 ? Code::kUnsupported : Code::kOk);
+      // Keys from two places are served only token by token, for which a selection of each is
+      // needed.
+      const bool looks_up = layer == 0 && request.selector == SelectorKind::kSqueezed;
+      EXPECT_EQ((*own)->attend(call.call).code(), looks_up ? Code::kUnsupported : Code::kOk);
     }
   }
+}
+
+// Requests of several tokens: the cache's rows are brought into the order of the index first.
+TEST_F(CacheTest, PromptsToo) {
+  if (!test::have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
+  check_prompts(selection());
+  check_prompts(window());
 }
 
 // Without prompts a session needs less memory, and says no to them.
@@ -282,9 +302,14 @@ TEST_F(CacheTest, WhatOnlyTheCpuServesIsSaid) {
   SelectionRequest request = selection();
   request.estimate = true;
   refused(request, "estimate");
-  request = {.selector = SelectorKind::kIdeal, .keep = 0.1};
-  refused(request, "only the CPU");
+  // Every key is scored, so that they must be there.
+  const double threshold = 1e-3;
   SessionOptions options;
+  options.selection.selector = SelectorKind::kIdeal;
+  options.selection.thresholds = &threshold;
+  const auto ideal = create_session(served.index, test::uploaded(served, false), options);
+  EXPECT_EQ(ideal.status().code(), Code::kUnsupported);
+  EXPECT_NE(ideal.status().message().find("no keys"), std::string::npos);
   options.selection = selection();
   const auto missing = create_session(served.index, nullptr, options);
   EXPECT_EQ(missing.status().code(), Code::kUnsupported);

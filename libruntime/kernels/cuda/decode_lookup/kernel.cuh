@@ -13,12 +13,12 @@
 namespace sqz::cuda {
 
 template <class Element, int kDim, bool kPages>
-class Lookup : private LookupTeam {
+class Lookup : private LookupTeam<kLookupThreads> {
  public:
   // `slice_memory`: `room` words of shared memory.
   __device__ Lookup(const LookupParams& params, int team, int room, LookupShared<kDim>& shared,
                     float* slice_memory)
-      : LookupTeam(team, shared.team),
+      : LookupTeam<kLookupThreads>(team, shared.team),
         p_(params),
         s_(shared),
         pair_(static_cast<int>(blockIdx.x) / team),

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kLookupThreads, 2)
 }
 
 template <class Element, int kDim>
-__global__ void __launch_bounds__(kLookupThreads, 1)
+__global__ void __launch_bounds__(kTogetherThreads, 1)
     lookup_together_kernel(const __grid_constant__ LookupParams params, int team, int together,
                            int slice) {
   extern __shared__ __align__(16) char memory[];
@@ -40,9 +40,9 @@ struct LookupLaunch {
   cudaLaunchConfig_t config = {};
   cudaLaunchAttribute attributes[2] = {};
 
-  LookupLaunch(int blocks, int team, bool hopper, cudaStream_t stream) {
+  LookupLaunch(int blocks, int threads, int team, bool hopper, cudaStream_t stream) {
     config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(kLookupThreads);
+    config.blockDim = dim3(static_cast<unsigned>(threads));
     config.stream = stream;
     config.attrs = attributes;
     if (team > 1) {
@@ -60,7 +60,8 @@ struct LookupLaunch {
 
 template <int kDim>
 Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream) {
-  LookupLaunch launch(params.requests * params.kv_heads * team, team, hopper, stream);
+  LookupLaunch launch(params.requests * params.kv_heads * team, kLookupThreads, team, hopper,
+                      stream);
   const auto kernel = lookup_kernel<kDim>(params);
   const int64_t words = (params.width + team - 1) / team * (params.group + 2);
   const int room = words <= kMostRoom ? static_cast<int>(words) : 0;
@@ -77,8 +78,8 @@ Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStre
 
 // Teams that the GPU holds at once; 0 if it cannot gather one.
 template <class Kernel>
-int teams_of(Kernel kernel, int team, size_t shared_bytes) {
-  LookupLaunch launch(team, team, true, nullptr);
+int teams_of(Kernel kernel, int threads, int team, size_t shared_bytes) {
+  LookupLaunch launch(team, threads, team, true, nullptr);
   launch.config.dynamicSmemBytes = shared_bytes;
   int count = 0;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
@@ -94,7 +95,7 @@ int teams_of(Kernel kernel, int team, size_t shared_bytes) {
 
 template <int kDim>
 int lookup_teams_at_once(const LookupParams& params, int team) {
-  return teams_of(lookup_kernel<kDim>(params), team, 0);
+  return teams_of(lookup_kernel<kDim>(params), kLookupThreads, team, 0);
 }
 
 // Of at most `most` requests, as many as a block has shared memory for: 0 if not even two.
@@ -113,7 +114,7 @@ int lookup_together_teams_at_once(const LookupParams& params, int team, int toge
   const int64_t slice = (params.width + team - 1) / team;
   const auto kernel = params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
                                                    : lookup_together_kernel<F16, kDim>;
-  return teams_of(kernel, team,
+  return teams_of(kernel, kTogetherThreads, team,
                   static_cast<size_t>(together_bytes<kDim>(slice, together * params.group)));
 }
 
@@ -123,7 +124,8 @@ Status launch_lookup_together(const LookupParams& params, int team, int together
   const auto kernel = params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
                                                    : lookup_together_kernel<F16, kDim>;
   const int groups = (params.requests + together - 1) / together;
-  LookupLaunch launch(groups * params.kv_heads * team, team, params.hopper, stream);
+  LookupLaunch launch(groups * params.kv_heads * team, kTogetherThreads, team, params.hopper,
+                      stream);
   const int64_t slice = (params.width + team - 1) / team;
   launch.config.dynamicSmemBytes =
       static_cast<size_t>(together_bytes<kDim>(slice, together * params.group));

@@ -12,7 +12,7 @@ template <int kDim>
 struct LookupShared {
   QueryRows<kDim> queries;
   QueryRows<kDim> lower;  // pages: the negative parts
-  TeamShared team;
+  TeamShared<kLookupThreads> team;
   float maximum[kLookupWarps][kMostGroup], sum[kLookupWarps][kMostGroup];
   float lse[kMostGroup];
   uint32_t histogram[kExchangeWords];

@@ -17,14 +17,17 @@ struct Sums {
   uint32_t a = 0, b = 0;
 };
 
+template <int kThreads>
 struct TeamShared {
   uint32_t exchange[2][kExchangeWords];  // what the block tells its team, in turn
-  Sums warp_sums[kLookupWarps];
+  Sums warp_sums[kThreads / 32];
 };
 
+// Of blocks of kThreads.
+template <int kThreads>
 class LookupTeam {
  public:
-  __device__ LookupTeam(int team, TeamShared& shared)
+  __device__ LookupTeam(int team, TeamShared<kThreads>& shared)
       : shared_(shared),
         team_(team),
         rank_(static_cast<int>(blockIdx.x) % team),
@@ -57,7 +60,7 @@ class LookupTeam {
     if (lane_ == 0) shared_.warp_sums[warp_] = sums;
     __syncthreads();
     Sums all;
-    for (int w = 0; w < kLookupWarps; ++w) {
+    for (int w = 0; w < kThreads / 32; ++w) {
       all.a += shared_.warp_sums[w].a;
       all.b += shared_.warp_sums[w].b;
     }
@@ -80,7 +83,7 @@ class LookupTeam {
     __syncthreads();
     Sums before = {scan.a - own.a, scan.b - own.b};
     all = {};
-    for (int w = 0; w < kLookupWarps; ++w) {
+    for (int w = 0; w < kThreads / 32; ++w) {
       if (w < warp_) {
         before.a += shared_.warp_sums[w].a;
         before.b += shared_.warp_sums[w].b;
@@ -117,7 +120,7 @@ class LookupTeam {
     turn_ ^= 1;
   }
 
-  TeamShared& shared_;
+  TeamShared<kThreads>& shared_;
   const int team_, rank_, thread_, lane_, warp_;
   int turn_ = 0;
 };

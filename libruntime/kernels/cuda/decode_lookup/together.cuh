@@ -10,9 +10,12 @@
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/team.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
 
+inline constexpr int kTogetherThreads = 512;
+inline constexpr int kTogetherWarps = kTogetherThreads / 32;
 inline constexpr int kTogetherRows = 64;  // query rows of a team, at most
 inline constexpr int kTogetherSets = kTogetherRows / 8;
 inline constexpr int64_t kTogetherMemory = 220 << 10;  // of a block
@@ -21,7 +24,7 @@ inline constexpr int64_t kTogetherMemory = 220 << 10;  // of a block
 template <int kDim>
 struct TogetherShared {
   QueryRows<kDim> queries[kTogetherSets];
-  TeamShared team;
+  TeamShared<kTogetherThreads> team;
   float lse[kTogetherRows];
   uint32_t faults;  // a bit a request
 };
@@ -39,12 +42,12 @@ constexpr int64_t together_bytes(int64_t slice, int64_t rows) {
 }
 
 template <class Element, int kDim>
-class LookupTogether : private LookupTeam {
+class LookupTogether : private LookupTeam<kTogetherThreads> {
  public:
   // `together` requests of a team; `slice`: clusters of a block, at most.
   __device__ LookupTogether(const LookupParams& params, int team, int together, int slice,
                             char* memory)
-      : LookupTeam(team, reinterpret_cast<TogetherShared<kDim>*>(memory)->team),
+      : LookupTeam<kTogetherThreads>(team, reinterpret_cast<TogetherShared<kDim>*>(memory)->team),
         p_(params),
         s_(*reinterpret_cast<TogetherShared<kDim>*>(memory)),
         head_(static_cast<int>(blockIdx.x) / team % params.kv_heads),
@@ -71,8 +74,12 @@ class LookupTogether : private LookupTeam {
       const auto count = static_cast<uint64_t>(level.clusters);
       begin_ = static_cast<uint32_t>(count * rank_ / team_);
       size_ = static_cast<uint32_t>(count * (rank_ + 1) / team_) - begin_;
+      const char* centroids = static_cast<const char*>(level.centroids) +
+                              (static_cast<int64_t>(head_) * level.clusters + begin_) * kDim * 2;
+      RowPart<kDim> first[2];  // on their way while the slice's numbers come
+      if (kAhead && own_tile() < size_) load_step(centroids, own_tile(), first);
       load_slice(level, k == 0 ? nullptr : alive_words(k - 1));
-      score(level);
+      score(centroids, first);
       add_up();
       choose(level);
       if (k + 1 == p_.levels) break;
@@ -96,8 +103,8 @@ class LookupTogether : private LookupTeam {
     const int64_t bytes = int64_t{p_.level[0].clusters} * kDim * 2;
     const auto* from = static_cast<const char*>(p_.level[0].centroids) + head_ * bytes;
 #pragma unroll 1
-    for (int64_t at = (rank_ * kLookupThreads + thread_) * int64_t{128}; at < bytes;
-         at += team_ * kLookupThreads * int64_t{128}) {
+    for (int64_t at = (rank_ * kTogetherThreads + thread_) * int64_t{128}; at < bytes;
+         at += team_ * kTogetherThreads * int64_t{128}) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
     }
   }
@@ -118,7 +125,7 @@ class LookupTogether : private LookupTeam {
 #pragma unroll 1
     for (int set = 0; 8 * set < rows_; ++set) {
       make_query_rows<Element, kDim>(
-          s_.queries[set], rows_ - 8 * set, thread_, kLookupThreads,
+          s_.queries[set], rows_ - 8 * set, thread_, kTogetherThreads,
           [&](int row, int chunk, float(&x)[8]) {
             const int at = 8 * set + row;
             const int64_t request = first_ + at / p_.group;
@@ -136,7 +143,7 @@ class LookupTogether : private LookupTeam {
     uint32_t centroids = 0;
     __syncthreads();  // the level before has been read
 #pragma unroll 1
-    for (uint32_t j = thread_; j <= size_; j += kLookupThreads) {
+    for (uint32_t j = thread_; j <= size_; j += kTogetherThreads) {
       offsets_[j] = __ldg(level.offsets + head_ * (clusters + 1) + begin_ + j);
       if (j == size_) break;
       // An empty cluster is alive for none.
@@ -151,6 +158,12 @@ class LookupTogether : private LookupTeam {
     __syncthreads();
   }
 
+  static constexpr uint32_t kStep = 16;        // clusters of a warp at a time
+  static constexpr bool kAhead = kDim <= 128;  // two steps under way: there are registers
+  __device__ uint32_t own_tile() const {
+    return warp_ * kStep;
+  }
+
   __device__ __forceinline__ void load_step(const char* centroids, uint32_t tile,
                                             RowPart<kDim> (&rows)[2]) const {
 #pragma unroll
@@ -161,16 +174,13 @@ class LookupTogether : private LookupTeam {
   }
 
   // Logits of the slice.
-  __device__ void score(const LookupLevel& level) {
-    constexpr uint32_t kStep = 16, kStride = kLookupWarps * kStep;
-    const char* centroids = static_cast<const char*>(level.centroids) +
-                            (static_cast<int64_t>(head_) * level.clusters + begin_) * kDim * 2;
-    RowPart<kDim> now[2], next[2];
-    uint32_t tile = warp_ * kStep;
-    if (tile < size_) load_step(centroids, tile, now);
+  __device__ void score(const char* centroids, RowPart<kDim> (&now)[2]) {
+    constexpr uint32_t kStride = kTogetherWarps * kStep;
+    RowPart<kDim> next[2];
+    uint32_t tile = own_tile();
 #pragma unroll 1
     for (; tile < size_; tile += kStride) {
-      load_step(centroids, min(tile + kStride, size_ - 1), next);
+      load_step(centroids, kAhead ? min(tile + kStride, size_ - 1) : tile, kAhead ? next : now);
 #pragma unroll 1
       for (int set = 0; 8 * set < rows_; ++set) {
         float d[2][4] = {};
@@ -185,7 +195,7 @@ class LookupTogether : private LookupTeam {
         }
       }
 #pragma unroll
-      for (int t = 0; t < 2; ++t) now[t] = next[t];
+      for (int t = 0; kAhead && t < 2; ++t) now[t] = next[t];
     }
     __syncthreads();
   }
@@ -193,24 +203,27 @@ class LookupTogether : private LookupTeam {
   // s_.lse of every row over the team; a bit in s_.faults where it is NaN or infinite.
   __device__ void add_up() {
 #pragma unroll 1
-    for (int row = warp_; row < rows_; row += kLookupWarps) {
+    for (int row = warp_; row < rows_; row += kTogetherWarps) {
       const int request = row / p_.group;
-      float maximum = kLowestLogit, sum = 0;
-#pragma unroll 1
+      float maximum = kLowestLogit;
+#pragma unroll 4
       for (uint32_t j = lane_; j < size_; j += 32) {
-        if ((alive_[j] >> request & 1) == 0) continue;
-        const float y = logit(row, j) + log_sizes_[j];
-        if (!(y <= maximum)) {
-          sum *= exp2f(maximum - y);
-          maximum = y;
-        }
-        sum += exp2f(y - maximum);
+        const bool counts = (alive_[j] >> request & 1) != 0;
+        maximum = counts ? fmaxf(maximum, logit(row, j) + log_sizes_[j]) : maximum;
       }
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
-        const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
-        add_sums(maximum, sum, m, l);
+        maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
       }
+      float sum = 0;
+#pragma unroll 4
+      for (uint32_t j = lane_; j < size_; j += 32) {
+        const bool counts = (alive_[j] >> request & 1) != 0;
+        const float y = logit(row, j) + log_sizes_[j];  // NaN and infinity show in the sum
+        sum += counts ? ptx::ex2_approx(y - maximum) : 0;
+      }
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
       if (lane_ == 0) {
         own_words()[2 * row] = __float_as_uint(maximum);
         own_words()[2 * row + 1] = __float_as_uint(sum);
@@ -218,7 +231,7 @@ class LookupTogether : private LookupTeam {
     }
     sync_team();
 #pragma unroll 1
-    for (int row = warp_; row < rows_; row += kLookupWarps) {
+    for (int row = warp_; row < rows_; row += kTogetherWarps) {
       float maximum = kLowestLogit, sum = 0;
       if (lane_ < team_) {
         maximum = __uint_as_float(told(lane_, 2 * row));
@@ -246,13 +259,13 @@ class LookupTogether : private LookupTeam {
     const float log_group = log2f(static_cast<float>(p_.group));
     const uint32_t sound = ~s_.faults;
 #pragma unroll 1
-    for (uint32_t j = warp_ / kParts * 32 + lane_; j < size_; j += kLookupWarps / kParts * 32) {
+    for (uint32_t j = warp_ / kParts * 32 + lane_; j < size_; j += kTogetherWarps / kParts * 32) {
       const uint32_t alive = alive_[j] & sound;
       uint32_t bits = 0;
 #pragma unroll 1
       for (int request = warp_ % kParts; request < requests_; request += kParts) {
         if ((alive >> request & 1) == 0) continue;
-        const float score = combined(request * p_.group, j, log_group);
+        const float score = combined(request * p_.group, j, level.threshold, log_group);
         if (score >= level.threshold && score > -INFINITY) bits |= 1u << request;
       }
       if (bits != 0) atomicOr(&chosen_[j], bits);
@@ -260,8 +273,8 @@ class LookupTogether : private LookupTeam {
     __syncthreads();
   }
 
-  // log2 of the combined S of a request's cluster.
-  __device__ float combined(int first_row, uint32_t j, float log_group) const {
+  // log2 of the combined S of a request's cluster, or something else below the threshold.
+  __device__ float combined(int first_row, uint32_t j, float threshold, float log_group) const {
     float y[kMostGroup];
     float top = -INFINITY;
 #pragma unroll
@@ -269,17 +282,18 @@ class LookupTogether : private LookupTeam {
       y[g] = g < p_.group ? logit(first_row + g, j) - s_.lse[first_row + g] : -INFINITY;
       top = fmaxf(top, y[g]);
     }
-    if (!p_.mean || top == -INFINITY) return top;
+    // A mean is at most the maximum.
+    if (!p_.mean || top < threshold) return top;
     float sum = 0;
 #pragma unroll
-    for (int g = 0; g < kMostGroup; ++g) sum += exp2f(y[g] - top);
+    for (int g = 0; g < kMostGroup; ++g) sum += ptx::ex2_approx(y[g] - top);
     return top + log2f(sum) - log_group;
   }
 
   // Children are alive where their parents were chosen.
   __device__ void mark_children(uint32_t* alive) const {
 #pragma unroll 1
-    for (uint32_t j = thread_; j < size_; j += kLookupThreads) {
+    for (uint32_t j = thread_; j < size_; j += kTogetherThreads) {
 #pragma unroll 1
       for (uint32_t child = offsets_[j]; child < offsets_[j + 1]; ++child) {
         alive[child] = chosen_[j];
@@ -290,7 +304,7 @@ class LookupTogether : private LookupTeam {
   // A warp's requests: their chosen clusters as runs, that end at the latest with 32 clusters.
   __device__ void emit() {
 #pragma unroll 1
-    for (int request = warp_; request < requests_; request += kLookupWarps) {
+    for (int request = warp_; request < requests_; request += kTogetherWarps) {
       Sums own;
 #pragma unroll 1
       for (uint32_t tile = 0; tile < size_; tile += 32) {
@@ -306,7 +320,7 @@ class LookupTogether : private LookupTeam {
     }
     sync_team();
 #pragma unroll 1
-    for (int request = warp_; request < requests_; request += kLookupWarps) {
+    for (int request = warp_; request < requests_; request += kTogetherWarps) {
       const uint32_t runs = lane_ < team_ ? told(lane_, 2 * request) : 0;
       const uint32_t keys = lane_ < team_ ? told(lane_, 2 * request + 1) : 0;
       const Sums before = {__reduce_add_sync(~0u, lane_ < rank_ ? runs : 0),
@@ -378,7 +392,7 @@ class LookupTogether : private LookupTeam {
     Sums own, tile_sums, all;
     uint32_t keys = 0;  // of all requests
 #pragma unroll 1
-    for (uint32_t tile = 0; tile < size_; tile += kLookupThreads) {
+    for (uint32_t tile = 0; tile < size_; tile += kTogetherThreads) {
       const Part part = union_part_at(tile + thread_);
       own.a += part.begins >> lane_ & 1;
       own.b += part.length;
@@ -386,7 +400,7 @@ class LookupTogether : private LookupTeam {
     }
     Sums before = team_sums(block_sums(own), all);
 #pragma unroll 1
-    for (uint32_t tile = 0; tile < size_; tile += kLookupThreads) {
+    for (uint32_t tile = 0; tile < size_; tile += kTogetherThreads) {
       const Part part = union_part_at(tile + thread_);
       const Sums at = sums_before({part.begins >> lane_ & 1, part.length}, tile_sums);
       write_union(tile + thread_, part, {before.a + at.a, before.b + at.b});
@@ -430,7 +444,7 @@ class LookupTogether : private LookupTeam {
 
   __device__ void finish_union(Sums all) const {
     const UnionLists& to = p_.unions;
-    for (int64_t key = thread_; key < to.exact; key += kLookupThreads) {
+    for (int64_t key = thread_; key < to.exact; key += kTogetherThreads) {
       to.masks[list() * to.mask_stride + key] = all_requests();
     }
     if (thread_ != 0) return;

@@ -38,8 +38,7 @@ class ItemReader {
   __device__ __forceinline__ bool next(WorkItem& item) {
     ptx::mbarrier_wait_parity(&shared_.item_full[ring_.stage], ring_.parity);
     item = shared_.items[ring_.stage];
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) ptx::mbarrier_arrive(&shared_.item_empty[ring_.stage]);
+    ptx::mbarrier_arrive_warp(&shared_.item_empty[ring_.stage]);
     ring_.advance();
     return item.block >= 0;
   }
@@ -245,10 +244,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
   auto stage_of = [](int stage) {
     return static_cast<uint64_t>(stage * (Config::kTileBytes >> 4));
   };
-  auto release = [&](uint64_t* barrier) {
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier);
-  };
+  auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
 
   // Of this lane's rows.
   int tokens[2] = {0, 0};
@@ -266,11 +262,15 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
   WorkItem item;
   while (items.next(item)) {
     const int tiles = (item.end - item.begin + kKeys - 1) / kKeys;
-    // To this warpgroup's next tile after tile i; to the end of the item after the last one.
-    const auto go_on = [&](RingPosition<Config::kStages>& ring, int i) {
+    // The other warpgroup's tile: it is waited for and released here as well, so that the two are
+    // never so far apart that a parity could stand for two rounds.
+    const auto pass = [&](RingPosition<Config::kStages>& ring, uint64_t* full, uint64_t* empty) {
+      ptx::mbarrier_wait_parity(&full[ring.stage], ring.parity);
+      release(&empty[ring.stage]);
       ring.advance();
-      if (kNarrow && i + 1 < tiles) ring.advance();
     };
+    const auto pass_keys = [&] { pass(keys, shared.keys_full, shared.keys_empty); };
+    const auto pass_values = [&] { pass(values, shared.values_full, shared.values_empty); };
     float out[Config::kDim / 2];
     Softmax<T, kKeys> softmax(params.scale);
     const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
@@ -278,23 +278,24 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
         apply_masks<kKeys>(logits, shared.masks[keys.stage], tokens);
       }
       release(&shared.keys_empty[keys.stage]);
-      go_on(keys, i);
+      keys.advance();
       if (i + kStep >= tiles) release(&shared.queries_empty);
       if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * kKeys);
     };
     ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
     query_ring.advance();
-    if (kNarrow && first_tile > 0 && tiles > 0) {
-      keys.advance();
-      values.advance();
-    }
     if (tiles <= first_tile) {
+      if (tiles > 0) {
+        pass_keys();
+        pass_values();
+      }
       release(&shared.queries_empty);
 #pragma unroll
       for (int i = 0; i < Config::kDim / 2; ++i) out[i] = 0;
     } else {
       float logits[kKeys / 2];
       uint32_t weights[kKeys / 16][4];
+      if (kNarrow && first_tile > 0) pass_keys();
       ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
       turns.wait();
       start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
@@ -306,9 +307,11 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
       softmax.pack(logits, weights);
       int last = first_tile;  // whose values are still to be multiplied
       for (int i = first_tile + kStep; i < tiles; last = i, i += kStep) {
+        if (kNarrow) pass_keys();
         ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
         turns.wait();
         start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
+        if (kNarrow && last > 0) pass_values();
         ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
         start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
                                 last > first_tile);
@@ -320,17 +323,22 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
         ptx::wgmma_wait_group<0>();
         ptx::fence_registers(out);
         release(&shared.values_empty[values.stage]);
-        go_on(values, last);
+        values.advance();
         softmax.pack(logits, weights);
         if (moved) softmax.template rescale<Config::kDim>(out);
       }
+      if (kNarrow && last > 0) pass_values();
       ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
       start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
                               last > first_tile);
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(out);
       release(&shared.values_empty[values.stage]);
-      go_on(values, last);
+      values.advance();
+      if (kNarrow && last + 1 < tiles) {
+        pass_keys();
+        pass_values();
+      }
     }
 
     const int2 block = block_of(params.blocks, item.block);
@@ -341,7 +349,8 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
       const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
       const bool of_token = kNarrow && params.masks != nullptr;
       const bool fault = of_token ? (faults >> tokens[half] & 1) != 0 : faults != 0;
-      const RowEnd end = fault ? RowEnd{NAN, NAN} : softmax.finish(half);
+      RowEnd end = softmax.finish(half);
+      if (fault) end = {NAN, NAN};
       if (item.slot >= 0) {
         const int64_t at = static_cast<int64_t>(item.slot) * kRows + row;
         if ((lane & 3) == 0) params.partial_lse[at] = end.lse;
@@ -375,19 +384,19 @@ __global__ void __launch_bounds__(kThreads, 1)
                   const __grid_constant__ AttendMaps maps) {
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
-  constexpr int kTakers = kNarrow ? kConsumerWarps / 2 : kConsumerWarps;  // warps, of a tile
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(&shared.item_full[i], 1);
-      ptx::mbarrier_init(&shared.item_empty[i], 3 + kConsumerWarps);
+      ptx::mbarrier_init(&shared.item_empty[i], ptx::kWarpArrivals * (3 + kConsumerWarps));
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
-    ptx::mbarrier_init(&shared.queries_empty, kConsumerWarps);
+    constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
+    ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(&shared.keys_full[stage], 1);
-      ptx::mbarrier_init(&shared.keys_empty[stage], kTakers);
+      ptx::mbarrier_init(&shared.keys_empty[stage], kConsumers);
       ptx::mbarrier_init(&shared.values_full[stage], 1);
-      ptx::mbarrier_init(&shared.values_empty[stage], kTakers);
+      ptx::mbarrier_init(&shared.values_empty[stage], kConsumers);
     }
     ptx::fence_mbarrier_init();
   }

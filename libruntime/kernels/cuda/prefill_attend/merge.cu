@@ -8,9 +8,10 @@ namespace sqz::cuda::prefill {
 namespace {
 
 constexpr int kMergeThreads = 256;
-constexpr int kMaxPairs = 4;  // of adjacent columns a lane, at d = 256
+constexpr int kBatch = 8;  // states whose rows are under way at once
 
-template <class T>
+// kPairs: of adjacent columns a lane.
+template <class T, int kPairs>
 __device__ void merge_row(const AttendParams& params, const SplitTile& tile, int row,
                           int64_t query) {
   const int lane = threadIdx.x & 31, pairs = params.dim / 2;
@@ -19,29 +20,47 @@ __device__ void merge_row(const AttendParams& params, const SplitTile& tile, int
   const int64_t first = static_cast<int64_t>(tile.slot) * kRows + row;
   const float* lse = params.partial_lse + first;
   float maximum = -INFINITY;
-  for (int i = 0; i < states; ++i) maximum = fmaxf(maximum, lse[i * rows]);
-  float sum = 0;
-  float2 out[kMaxPairs] = {};
-  for (int state = 0; state < states; ++state) {
-    // A fault, NaN, stays one.
-    const float own = lse[state * rows];
-    const float weight = own == -INFINITY ? 0.0f : expf(own - maximum);
-    sum += weight;
-    const float2* from =
-        reinterpret_cast<const float2*>(params.partial_out + (first + state * rows) * params.dim);
+  for (int i = lane; i < states; i += 32) maximum = fmaxf(maximum, lse[i * rows]);
 #pragma unroll
-    for (int i = 0; i < kMaxPairs; ++i) {
-      if (lane + 32 * i >= pairs) break;
-      const float2 values = from[lane + 32 * i];
-      out[i].x += weight * values.x;
-      out[i].y += weight * values.y;
+  for (int step = 16; step > 0; step /= 2) {
+    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
+  }
+  float sum = 0;
+  float2 out[kPairs] = {};
+  const auto* from = reinterpret_cast<const float2*>(params.partial_out + first * params.dim);
+  const int64_t stride = int64_t{rows} * pairs;
+  // A lane has the weight of one of 32 states.
+  for (int begin = 0; begin < states; begin += 32) {
+    const int count = min(32, states - begin);
+    // A fault, NaN, stays one.
+    const float own = lane < count ? lse[(begin + lane) * rows] : -INFINITY;
+    const float own_weight = own == -INFINITY ? 0.0f : expf(own - maximum);
+    for (int batch = 0; batch < count; batch += kBatch) {
+      float2 values[kBatch][kPairs];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        // Past the last one, it once more: its weight is then 0.
+        const float2* row_of = from + (begin + min(batch + i, count - 1)) * stride;
+#pragma unroll
+        for (int p = 0; p < kPairs; ++p) values[i][p] = row_of[min(lane + 32 * p, pairs - 1)];
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float weight = __shfl_sync(~0u, own_weight, batch + i);
+        sum += weight;
+#pragma unroll
+        for (int p = 0; p < kPairs; ++p) {
+          out[p].x += weight * values[i][p].x;
+          out[p].y += weight * values[i][p].y;
+        }
+      }
     }
   }
   const float inverse = sum == 0 ? 0.0f : 1 / sum;
   uint32_t* to = reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * params.dim);
 #pragma unroll
-  for (int i = 0; i < kMaxPairs; ++i) {
-    if (lane + 32 * i >= pairs) break;
+  for (int i = 0; i < kPairs; ++i) {
+    if (lane + 32 * i >= pairs) continue;
     to[lane + 32 * i] = pack_pair<T>(out[i].x * inverse, out[i].y * inverse);
   }
   if (lane == 0) params.lse[query] = sum == 0 ? -INFINITY : maximum + logf(sum);
@@ -57,7 +76,14 @@ __global__ void __launch_bounds__(kMergeThreads)
     const int row = static_cast<int>(i % kRows);
     const int64_t query = query_index(params.tiles, block_of(params.blocks, tile.block),
                                       tile.kv_head, params.kv_heads, params.group, tile.tile, row);
-    if (query >= 0) merge_row<T>(params, tile, row, query);
+    if (query < 0) continue;
+    if (params.dim <= 64) {
+      merge_row<T, 1>(params, tile, row, query);
+    } else if (params.dim <= 128) {
+      merge_row<T, 2>(params, tile, row, query);
+    } else {
+      merge_row<T, 4>(params, tile, row, query);
+    }
   }
 }
 

@@ -125,12 +125,11 @@ __global__ void __launch_bounds__(kScheduleThreads)
     atomicMax(&shared.longest, longest);
   }
   __syncthreads();
-  // No limit, then 1, 3/4, 1/2, 3/8, 1/4 … of a fair share.
+  // No limit; a fair share and some more, for parts that just fit; then 1, 3/4, 1/2, 3/8, 1/4.
   if (thread < kCandidates) {
     const uint32_t share = static_cast<uint32_t>(shared.total / machines) + 1;
-    const uint32_t eighths[kCandidates] = {0, 8, 6, 4, 3, 2, 0, 0};
-    uint32_t limit = thread == 0 ? shared.longest : share * eighths[thread] / 8;
-    if (thread >= 6) limit = share * 2 / 8;
+    const uint32_t parts_of_32[kCandidates] = {0, 36, 33, 32, 24, 16, 12, 8};
+    const uint32_t limit = thread == 0 ? shared.longest : (share * parts_of_32[thread] + 31) / 32;
     shared.limits[thread] = max(limit, static_cast<uint32_t>(kLeastPart));
   }
   __syncthreads();

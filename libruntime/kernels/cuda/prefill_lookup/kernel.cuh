@@ -40,8 +40,7 @@ class LookupItems {
   __device__ __forceinline__ bool next(LookupItem& item) {
     ptx::mbarrier_wait_parity(&shared_.item_full[ring_.stage], ring_.parity);
     item = shared_.items[ring_.stage];
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) ptx::mbarrier_arrive(&shared_.item_empty[ring_.stage]);
+    ptx::mbarrier_arrive_warp(&shared_.item_empty[ring_.stage]);
     ring_.advance();
     return item.block >= 0;
   }
@@ -179,11 +178,8 @@ __device__ void fetch_sizes(LookupStorage<Config>& shared, const LookupParams& p
         zero |= mine[i] == 0;
       }
       zero = __any_sync(kAllLanes, zero);
-      if (lane == 0) {
-        shared.empty_clusters[ring.stage] = zero;
-        ptx::mbarrier_arrive(&shared.full[ring.stage]);
-      }
-      __syncwarp();
+      if (lane == 0) shared.empty_clusters[ring.stage] = zero;
+      ptx::mbarrier_arrive_warp(&shared.full[ring.stage]);
     }
   }
 }
@@ -211,8 +207,7 @@ __device__ void fetch_denominators(LookupStorage<Config>& shared, const LookupPa
     }
 #pragma unroll
     for (int i = 0; i < kLookupRows / 32; ++i) shared.lse[lane + 32 * i] = lse[i];
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&shared.queries_full);
+    ptx::mbarrier_arrive_warp(&shared.queries_full);
     SegmentWindow window(clusters_of(params, item.list), item.begin);
     for (int32_t at = item.begin; at < item.end; at += Config::kTile, ring.advance()) {
       ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
@@ -243,8 +238,7 @@ __device__ void add_columns(LookupStorage<Config>& shared, const LookupParams& p
         }
         if (at + i < item.end) to[at + i] = sum;
       }
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&shared.columns_empty[ring.stage]);
+      ptx::mbarrier_arrive_warp(&shared.columns_empty[ring.stage]);
     }
   }
 }
@@ -339,10 +333,7 @@ __device__ void consume_products(LookupStorage<Config>& shared, const LookupPara
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
   const uint64_t first_stage =
       ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.centroids[0]));
-  auto release = [&](uint64_t* barrier) {
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier);
-  };
+  auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
   const int first_row = 64 * warpgroup + 16 * warp + (lane >> 2);  // of this lane; and + 8
   const float scale = params.scale;
 
@@ -412,17 +403,19 @@ __global__ void __launch_bounds__(kLookupThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(&shared.item_full[i], 1);
-      ptx::mbarrier_init(&shared.item_empty[i], kLookupConsumerWarps + (kRowSums ? 2 : 3));
+      ptx::mbarrier_init(&shared.item_empty[i],
+                         ptx::kWarpArrivals * (kLookupConsumerWarps + (kRowSums ? 2 : 3)));
     }
-    ptx::mbarrier_init(&shared.queries_full, kRowSums ? 1 : 2);
-    ptx::mbarrier_init(&shared.queries_empty, kLookupConsumerWarps);
+    constexpr uint32_t kConsumers = ptx::kWarpArrivals * kLookupConsumerWarps;
+    ptx::mbarrier_init(&shared.queries_full, kRowSums ? 1 : 1 + ptx::kWarpArrivals);
+    ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(&shared.full[stage], kRowSums ? 2 : 1);
-      ptx::mbarrier_init(&shared.empty[stage], kLookupConsumerWarps);
+      ptx::mbarrier_init(&shared.full[stage], kRowSums ? 1 + ptx::kWarpArrivals : 1);
+      ptx::mbarrier_init(&shared.empty[stage], kConsumers);
     }
     for (int stage = 0; stage < kColumnStages; ++stage) {
-      ptx::mbarrier_init(&shared.columns_full[stage], kLookupConsumerWarps);
-      ptx::mbarrier_init(&shared.columns_empty[stage], 1);
+      ptx::mbarrier_init(&shared.columns_full[stage], kConsumers);
+      ptx::mbarrier_init(&shared.columns_empty[stage], ptx::kWarpArrivals);
     }
     ptx::fence_mbarrier_init();
   }

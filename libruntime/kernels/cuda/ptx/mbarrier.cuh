@@ -23,6 +23,20 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
                : "memory");
 }
 
+// A warp's arrivals where it hands over what all of its lanes have read or written: one, after
+// __syncwarp(). compute-sanitizer's racecheck does not follow that order from lane to lane; built
+// with SQZ_EVERY_LANE_ARRIVES it has no need to.
+#ifdef SQZ_EVERY_LANE_ARRIVES
+inline constexpr uint32_t kWarpArrivals = 32;
+#else
+inline constexpr uint32_t kWarpArrivals = 1;
+#endif
+
+__device__ __forceinline__ void mbarrier_arrive_warp(uint64_t* barrier) {
+  __syncwarp();
+  if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
