@@ -36,7 +36,6 @@ class Attend {
     const auto blocks = static_cast<int64_t>(gridDim.x);
     share_ = max(kLeastKeys, round_up((total + blocks - 1) / blocks));
     if (pairs_ <= blocks) choose_whole_blocks();
-    Segment segment;
     int64_t at = blockIdx.x * share_;
     const int64_t end = min(at + share_, total);
     int pair = 0;
@@ -44,6 +43,7 @@ class Attend {
     for (int step = kMostPairs; step > 0 && whole_ == 0; step /= 2) {
       if (pair + step < pairs_ && s_.before[pair + step] <= at) pair += step;
     }
+    Segment segment;
     bool more = whole_ > 0 ? own_pair(segment) : at < end;
 #pragma unroll 1
     while (more) {
@@ -206,10 +206,9 @@ class Attend {
   // All queries, while the lookup that this kernel waits for still runs: it began when they were
   // there, and no block of this kernel begins before.
   __device__ void fetch_queries() {
-    const int64_t bytes =
-        static_cast<int64_t>(pairs_) * p_.group * kDim * (p_.q_dtype == DType::kF32 ? 4 : 2);
-    if (!p_.after_lookup || bytes > kEarlyBytes) return;
-    if (reinterpret_cast<uintptr_t>(p_.q) % 16 != 0) return;
+    const int64_t bytes = int64_t{pairs_} * p_.group * kDim * (p_.q_dtype == DType::kF32 ? 4 : 2);
+    const bool aligned = reinterpret_cast<uintptr_t>(p_.q) % 16 == 0;
+    if (!p_.after_lookup || bytes > kEarlyBytes || !aligned) return;
     for (int64_t i = thread_; i < bytes / 16; i += kAttendThreads) {
       s_.early[i] = __ldcg(static_cast<const uint4*>(p_.q) + i);
     }
@@ -272,10 +271,6 @@ class Attend {
     }
   }
 
-  __device__ uint32_t exact_key(int64_t key) const {
-    return kExactKey | static_cast<uint32_t>(key + p_.exact_skipped);
-  }
-
   __device__ void put(int64_t begin, int64_t key, uint32_t where) {
     s_.list[key - begin] = kCache ? row_in_cache(where) : where;
   }
@@ -286,6 +281,9 @@ class Attend {
                                    : int64_t{p_.cache.positions[head_ * p_.slots + where]});
   }
 
+  __device__ uint32_t exact_key(int64_t key) const {
+    return kExactKey | static_cast<uint32_t>(key + p_.exact_skipped);
+  }
   // Bytes from the start of keys or values; of exact keys from the start of theirs.
   __device__ __forceinline__ const char* row_at(uint32_t where, const void* slots,
                                                 const void* exact) const {
@@ -409,7 +407,6 @@ class Attend {
   }
 
   // ---- The end of a segment.
-
   __device__ AttendPartial<kDim>* partial(int64_t block, int which) const {
     auto* partials = reinterpret_cast<AttendPartial<kDim>*>(static_cast<char*>(p_.workspace) +
                                                             kMostPairs * sizeof(uint32_t));

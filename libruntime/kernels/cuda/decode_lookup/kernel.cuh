@@ -325,7 +325,6 @@ class Lookup : private LookupTeam<kLookupThreads> {
   __device__ void combine() {
     const float log_group = log2f(static_cast<float>(p_.group));
 #pragma unroll 1
-#pragma unroll 1
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
       float y[kMostGroup];
       float top = -INFINITY;
@@ -397,7 +396,6 @@ class Lookup : private LookupTeam<kLookupThreads> {
       }
     }
 #pragma unroll 1
-#pragma unroll 1
     for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
       if (!passes(level, scores_[j])) scores_[j] = -INFINITY;
     }
@@ -419,7 +417,6 @@ class Lookup : private LookupTeam<kLookupThreads> {
       for (int i = thread_; i < 256; i += kLookupThreads) s_.histogram[i] = 0;
       __syncthreads();
 #pragma unroll 1
-#pragma unroll 1
       for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
         const uint32_t rank = rank_of(scores_[j]);
         if (scores_[j] > -INFINITY && (rank & mask) == prefix) {
@@ -438,7 +435,7 @@ class Lookup : private LookupTeam<kLookupThreads> {
       }
       next_turn();
       __syncthreads();
-      if (warp_ == 0) find_digit(left);
+      if (warp_ == 0) find_digit(s_.histogram, lane_, left, s_.found);
       __syncthreads();
       const uint32_t digit = s_.found[0];
       left = s_.found[1];
@@ -446,35 +443,6 @@ class Lookup : private LookupTeam<kLookupThreads> {
       mask |= 255u << shift;
     }
     settle(level, alive, prefix, left, nearest);
-  }
-
-  // The digit at which the sum from above passes `left`, or the least; what is left before it.
-  __device__ void find_digit(uint32_t left) {
-    uint32_t own[8], sum = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      own[i] = s_.histogram[255 - (lane_ * 8 + i)];
-      sum += own[i];
-    }
-    uint32_t scan = sum;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t up = __shfl_up_sync(~0u, scan, step);
-      if (lane_ >= step) scan += up;
-    }
-    uint32_t before = scan - sum;
-    if (lane_ == 31 && scan <= left) {
-      s_.found[0] = 0;
-      s_.found[1] = left - (scan - own[7]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (before <= left && before + own[i] > left) {
-        s_.found[0] = 255 - (lane_ * 8 + i);
-        s_.found[1] = left - before;
-      }
-      before += own[i];
-    }
   }
 
   __device__ void settle(const LookupLevel& level, const uint32_t* alive, uint32_t border,

@@ -33,6 +33,37 @@ __device__ inline uint32_t rank_of(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
+// found[0]: the digit at which the sum from above passes `left`, or the least; found[1]: what is
+// left before it. All lanes of a warp.
+__device__ inline void find_digit(const uint32_t (&histogram)[kExchangeWords], int lane,
+                                  uint32_t left, uint32_t* found) {
+  uint32_t own[8], sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    own[i] = histogram[255 - (lane * 8 + i)];
+    sum += own[i];
+  }
+  uint32_t scan = sum;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t up = __shfl_up_sync(~0u, scan, step);
+    if (lane >= step) scan += up;
+  }
+  uint32_t before = scan - sum;
+  if (lane == 31 && scan <= left) {
+    found[0] = 0;
+    found[1] = left - (scan - own[7]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (before <= left && before + own[i] > left) {
+      found[0] = 255 - (lane * 8 + i);
+      found[1] = left - before;
+    }
+    before += own[i];
+  }
+}
+
 inline constexpr int kItems = 4;  // clusters of a thread that are looked at together
 
 // Chosen clusters of the finest level, kItems neighbours of the slice a thread, as runs. A run

@@ -332,9 +332,9 @@ class LookupTogether : private LookupTeam<kTogetherThreads> {
   }
 
   struct Part {
-    uint32_t length = 0;  // of the lane's cluster; 0: not chosen
-    uint32_t begins = 0;  // bits of the lanes whose clusters begin a run
-    uint32_t members = 0;
+    uint32_t length = 0;   // of the lane's cluster; 0: not chosen
+    uint32_t begins = 0;   // bits of the lanes whose clusters begin a run
+    uint32_t members = 0;  // clusters of the run that the lane's begins
   };
   __device__ Part part_at(uint32_t j, int request) const {
     const bool is = j < size_ && (chosen_[j] >> request & 1) != 0;
@@ -412,7 +412,7 @@ class LookupTogether : private LookupTeam<kTogetherThreads> {
     if (rank_ == 0) finish_union(all);
   }
 
-  // As part_at(), with `members` clusters from the lane's on that are in one run, if one begins.
+  // As part_at(), with `members`.
   __device__ Part union_part_at(uint32_t j) const {
     const bool is = j < size_ && chosen_[j] != 0;
     const uint32_t bits = __ballot_sync(~0u, is);
