@@ -238,10 +238,7 @@ def many(layer, sparsity, requests):
     for name, options in settings(sparsity, max_tokens=requests):
         sessions = layer.sessions(**options)
         work, note, _ = served(layer, sessions, sets, 32, indptr)
-        table.add(name, work, None, note)
-        if "dense" in name:
-            work, note, _ = served(layer, sessions, sets, 32)
-            table.add("sqz dense, one request", work, "ours", note)
+        table.add(name, work, "ours" if "dense" in name else None, note)
     table.print()
 
 
