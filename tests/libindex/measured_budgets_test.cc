@@ -68,6 +68,24 @@ TEST(MeasuredBudgets, NoOtherWayIsBetter) {
   }
 }
 
+TEST(MeasuredBudgets, GainsThatComeLateAreSeenFromTheStart) {
+  // The second layer's first steps gain less than the first layer's, the last makes up for them.
+  const std::vector<LayerLoss> layers = {{{{0.1, 10}, {0.2, 9}, {0.4, 7}}},
+                                         {{{0.1, 20}, {0.2, 19.5}, {0.3, 19}, {0.4, 2}}}};
+  const auto keys = least_loss_keys(layers, 0.6);
+  ASSERT_TRUE(keys.ok()) << keys.status().message();
+  EXPECT_NEAR((*keys)[0], 0.2, 1e-9);
+  EXPECT_NEAR((*keys)[1], 0.4, 1e-9);
+}
+
+TEST(MeasuredBudgets, KeysThatWouldCostAreDealtAlike) {
+  const std::vector<LayerLoss> layers = {{{{0.1, 1}, {0.5, 2}}}, {{{0.1, 1}, {0.5, 0.5}}}};
+  const auto keys = least_loss_keys(layers, 1);
+  ASSERT_TRUE(keys.ok()) << keys.status().message();
+  EXPECT_NEAR((*keys)[0], 0.3, 1e-9);
+  EXPECT_NEAR((*keys)[1], 0.7, 1e-9);
+}
+
 TEST(MeasuredBudgets, PointsAboveTheHullAreNotPaidFor) {
   // The second layer's noise at 0.2 and 0.3 would stop a greedy choice that looks one point ahead.
   const std::vector<LayerLoss> layers = {{{{0.1, 10}, {0.2, 9}, {0.4, 7}}},

@@ -174,6 +174,66 @@ TEST(Spread, ThresholdsAreThoseOfTheLayersShare) {
   EXPECT_NEAR(thresholds[0], 1 - 20 * 0.5 / 3, 2e-3);
 }
 
+// Three layers of two heads, the first read whole. At place x of its curve a head keeps `slope` x
+// of its keys, a layer's first head 0.8 times that, the second 1.2 times.
+class UnlikeLayers : public ::testing::Test {
+ protected:
+  static constexpr int64_t kGrid = Calibration::kGrid;
+  static constexpr double kSlopes[2][3] = {{1.0, 0.8, 1.2}, {1.0, 0.6, 0.6}};  // [scope][layer]
+
+  void SetUp() override {
+    metadata_.model.layers = 3;
+    metadata_.model.kv_heads = 2;
+    plan_.asked_keep = 0.25;
+    plan_.scales = {0, 0.5, 1.5};
+    for (int scope = 0; scope < 2; ++scope) {
+      plan_.shares.emplace_back();
+      for (const double slope : kSlopes[scope]) {
+        for (const double head : {0.8, 1.2}) {
+          plan_.shares.back().push_back(static_cast<float>(slope * head * plan_.asked_keep));
+          for (int64_t i = 0; i < kGrid; ++i) {
+            shares_.push_back(static_cast<float>(std::min(1.0, slope * head * x(i))));
+          }
+        }
+      }
+      for (int64_t i = 0; i < kGrid; ++i) {
+        curves_[scope].push_back(static_cast<float>(-10 * (scope + 1) * x(i)));
+      }
+    }
+  }
+  static double x(int64_t i) { return static_cast<double>(i) / static_cast<double>(kGrid - 1); }
+
+  IndexMetadata metadata_;
+  SelectionPlan plan_;
+  std::vector<float> shares_, curves_[2];
+};
+
+// By hand. First scope: natural shares .2 and .3, weighted .1 and .45: of .5 in all .0909 and
+// .4091, which are at .1136 and .3409 of their curves; second: .15 and .15, .075 and .225, at .125
+// and .375. What the first layer has is neither dealt out nor changed.
+TEST_F(UnlikeLayers, EachScopeIsSpreadByItsOwnCurves) {
+  const float* curves[] = {curves_[0].data(), curves_[1].data()};
+  spread_thresholds(metadata_, shares_, curves, 1, plan_);
+  ASSERT_EQ(plan_.layer_thresholds.size(), 2u);
+  const double expected[2][3] = {{-2.5, -1.13636, -3.40909}, {-5, -2.5, -7.5}};
+  for (size_t scope = 0; scope < 2; ++scope) {
+    for (size_t l = 0; l < 3; ++l) {
+      EXPECT_NEAR(plan_.layer_thresholds[scope][l], expected[scope][l], 1e-4) << scope << ", " << l;
+    }
+  }
+}
+
+TEST_F(UnlikeLayers, HeadsKeepTheirProportionsWithinALayer) {
+  spread_shares(metadata_, plan_);
+  const double expected[2][3] = {{0.25, 0.0909091, 0.409091}, {0.25, 0.075, 0.225}};
+  for (size_t scope = 0; scope < 2; ++scope) {
+    for (size_t l = 0; l < 3; ++l) {
+      EXPECT_NEAR(plan_.shares[scope][2 * l], 0.8 * expected[scope][l], 1e-6) << scope << ", " << l;
+      EXPECT_NEAR(plan_.shares[scope][2 * l + 1], 1.2 * expected[scope][l], 1e-6);
+    }
+  }
+}
+
 TEST(Spread, SelectionFollowsTheLayersThreshold) {
   const Served served = testing::serve(shape());
   SelectionRequest request = with(SelectorKind::kSqueezed, kScales);

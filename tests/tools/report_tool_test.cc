@@ -1,6 +1,8 @@
 // sqz-index report: a page of every kind of file.
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
 #include "tests/common/tiny_qmodel.h"
@@ -80,6 +82,12 @@ TEST_F(ReportTool, AnIndex) {
   o.layer_budgets = {30, 10, 20};
   const auto index = testing::write_tiny_index(path("x.sqz"), o);
   ASSERT_TRUE(index.ok());
+  // One head that keeps more of its keys than the others, of prompts only.
+  auto raw = testing::RawIndex::read(path("x.sqz"));
+  const size_t prompt_layer_1_head_1 = (3 * 2 + 1 * 2 + 1) * 1025;
+  raw.set<float>("calibration.shares", prompt_layer_1_head_1 + 102, 0.1005F);
+  raw.fix_checksums();
+  write_all(path("x.sqz"), raw.bytes());
   // Sizes of clusters, thresholds, shares by head, budgets.
   const XmlElement html = report({path("x.sqz")}, 4);
   EXPECT_EQ(result_["inputs"], (Json{{{"path", path("x.sqz")}, {"kind", "index"}}}));
@@ -109,20 +117,30 @@ TEST_F(ReportTool, AnIndex) {
     for (size_t i = 0; i < tenth; ++i) largest += sizes[sizes.size() - 1 - i];
     EXPECT_NEAR(std::stod(line[7]), 100 * largest / (2 * 192), 0.051);
   }
-  // A row of the map is a layer: its cells add up to all clusters, the darkest is 1.
+  // A row of the map is a layer, a column a range of sizes.
   const auto maps = html.all("svg");
-  double darkest = 0;
-  for (const XmlElement* cell : maps[0]->all("rect")) {
-    darkest = std::max(darkest, cell->number("fill-opacity"));
-    EXPECT_THAT(cell->children.at(0).text, ::testing::StartsWith("layer "));
+  std::map<std::string, int> counted;
+  for (const size_t layer : {1u, 2u}) {
+    for (int64_t head = 0; head < 2; ++head) {
+      const auto first = testing::tiny::first_slots(index->layers[layer], head, 1);
+      for (size_t i = 0; i + 1 < first.size(); ++i) {
+        const uint32_t size = first[i + 1] - first[i];
+        uint32_t most = 1;
+        while (most < size) most *= 2;
+        ++counted[concat("layer ", layer, ", ", most > 2 ? "≤ " : "", most)];
+      }
+    }
   }
-  EXPECT_EQ(darkest, 1);
+  std::vector<std::string> cells, expected;
+  for (const XmlElement* cell : maps[0]->all("rect")) cells.push_back(cell->children.at(0).text);
+  for (const auto& [name, count] : counted) expected.push_back(concat(name, ": ", count / 18.0));
+  EXPECT_THAT(cells, ::testing::UnorderedElementsAreArray(expected));
 
   // The calibration is made up: curve i is 1 - 20 i / 1024, and heads keep what is asked.
   const auto shares = table(html, "scope");
   ASSERT_EQ(shares.size(), 12u);
   EXPECT_THAT(shares[3], ElementsAre("generation", "0.10", "0.0996", "0.0996", "0.0996", "-0.992"));
-  EXPECT_EQ(shares[6][0], "prompt");
+  EXPECT_THAT(shares[9], ElementsAre("prompt", "0.10", "0.0998", "0.0996", "0.1005", "-0.992"));
   EXPECT_EQ(maps[2]->all("circle").size(), 2u * 2 * 2) << "scopes, sparse layers, heads";
   const auto bars = maps[3]->all("rect");
   ASSERT_EQ(bars.size(), 4u);
