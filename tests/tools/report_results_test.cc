@@ -176,6 +176,8 @@ TEST_F(Results, OfAnInterruptedRunTheLastPassCounts) {
   const auto finished = read({list_event("pass", {eval_row_json()}), row_event(eval_row_json()),
                               list_event("result", {eval_row_json()})});
   EXPECT_EQ(finished->rows.size(), 1u);
+  const auto between = read({list_event("pass", {eval_row_json()}), row_event(eval_row_json())});
+  EXPECT_EQ(between->rows.size(), 1u);
 }
 
 TEST_F(Results, Profiles) {
