@@ -265,6 +265,26 @@ TEST_F(ReportTool, RowsOfEvalFromSeveralFiles) {
   EXPECT_EQ(lines[2][0], "stream (skipped: <b>too small</b>)");
 }
 
+TEST_F(ReportTool, LossesAreShownAboveDense) {
+  Json row = {{"task", "loss"},
+              {"tokens", 4000},
+              {"selector", "dense"},
+              {"trials", 8},
+              {"value", 3},
+              {"stderr", 0.25},
+              {"budget", {{"asked", 1}, {"delivered", 1}}},
+              {"keep", {{"asked", 1}, {"delivered", 1}}}};
+  Json rows = Json::array({row});
+  row["selector"] = "stream";
+  row["value"] = 3.5;
+  row["difference"] = {{"value", 0.5}, {"stderr", 0.125}};
+  rows.push_back(row);
+  write_all(path("a.jsonl"), Json{{"event", "result"}, {"rows", rows}}.dump() + "\n");
+  const XmlElement html = report({path("a.jsonl")}, 1);
+  EXPECT_EQ(html.all("circle").at(0)->children.at(0).text, "stream: 1, 0.5 ± 0.125");
+  EXPECT_EQ(table(html, "setting").at(1).at(4), "3.5000");
+}
+
 TEST_F(ReportTool, HostileNamesStayText) {
   testing::TinyIndexOptions o;
   ASSERT_TRUE(testing::write_tiny_index(path("<i>&\".sqz"), o).ok());

@@ -59,16 +59,25 @@ void sort_points(Plot& plot) {
   }
 }
 
+// Losses of texts differ more than those of settings do: they are shown above dense, trial by
+// trial.
+bool shown_above_dense(const Subject& subject, std::span<const EvalRow> rows) {
+  return subject.task == "loss" && std::all_of(rows.begin(), rows.end(), [&](const EvalRow& row) {
+           return subject_of(row) != subject || row.dense || !row.skipped.empty() ||
+                  (row.difference && row.difference_error);
+         });
+}
+
 void add_subject(const Subject& subject, std::span<const EvalRow> rows, HtmlPage& page) {
   const TaskText task = task_text(subject.task);
-  const bool recall = subject.task == "recall";
+  const bool recall = subject.task == "recall", above = shown_above_dense(subject, rows);
   const std::string title = concat(task.title, subject.on.empty() ? "" : " on " + subject.on, ", ",
                                    subject.tokens, " tokens");
   Plot values;
   values.title = title;
   values.x_label = recall ? "selectivity: share of the clustered keys that was read"
                           : "delivered budget: share of the context's bytes that was read";
-  values.y_label = task.value;
+  values.y_label = above ? "loss above dense, nats a token" : task.value;
   values.from_zero = task.from_zero;
   Plot delivered;
   delivered.title = "Delivered against asked, " + title;
@@ -90,10 +99,12 @@ void add_subject(const Subject& subject, std::span<const EvalRow> rows, HtmlPage
                      row.difference_error ? fixed_text(*row.difference_error, 4) : "",
                      concat(row.trials)});
     if (row.dense) {
-      values.levels.push_back({"dense", row.value});
+      values.levels.push_back({"dense", above ? 0 : row.value});
       continue;
     }
-    add_point(values.series, row.setting, {recall ? row.keep : row.budget, row.value, row.error});
+    add_point(values.series, row.setting,
+              {recall ? row.keep : row.budget, above ? *row.difference : row.value,
+               above ? *row.difference_error : row.error});
     add_point(delivered.series, row.setting, {row.asked_budget, row.budget, 0});
     off |= std::abs(row.budget - row.asked_budget) > 0.01 * row.asked_budget;
   }
