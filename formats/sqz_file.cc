@@ -30,7 +30,7 @@ Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
     shapes[l].slots =
         metadata.pruned ? policy.kept : metadata.tokens - metadata.sink - metadata.tail;
     shapes[l].exact = metadata.sink + metadata.tail;
-    // Pages have no levels.
+    // Pages and buckets have no levels.
     for (int k = 1; k <= metadata.levels; ++k) {
       const std::string name = concat("layers.", l, ".level.", k, ".centroids");
       const TensorInfo* centroids = header.find(name);
@@ -50,6 +50,7 @@ void set_pointer(LayerView& view, const PlannedTensor& tensor, const std::byte* 
       tensor.level > 0 ? &view.level[static_cast<size_t>(tensor.level - 1)] : nullptr;
   // Alignment was checked against the file, whose bytes start on a page in memory.
   const auto* numbers = reinterpret_cast<const uint32_t*>(data);
+  const auto* floats = reinterpret_cast<const float*>(data);
   switch (tensor.part) {
     case Part::kCentroids:
       level->centroids = data;
@@ -68,6 +69,26 @@ void set_pointer(LayerView& view, const PlannedTensor& tensor, const std::byte* 
       break;
     case Part::kPageMax:
       view.page_max = data;
+      break;
+    case Part::kBucketOffsets:
+      view.bucket_offsets = numbers;
+      view.buckets = tensor.shape[1] - 1;
+      break;
+    case Part::kBucketCentroids:
+      view.classifier.centroids = floats;
+      break;
+    case Part::kHiddenWeight:
+      view.classifier.hidden_weight = floats;
+      view.classifier.hidden = tensor.shape[1];
+      break;
+    case Part::kHiddenBias:
+      view.classifier.hidden_bias = floats;
+      break;
+    case Part::kOutputWeight:
+      view.classifier.output_weight = floats;
+      break;
+    case Part::kOutputBias:
+      view.classifier.output_bias = floats;
       break;
     case Part::kPositions:
       view.positions = numbers;

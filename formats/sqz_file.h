@@ -29,11 +29,12 @@ namespace sqz {
 inline constexpr int kMaxLevels = 4;
 inline constexpr int64_t kFormatVersion = 1;
 
-// How the keys of a KV head are split: into clusters, by k-means, in cluster order; or into pages,
-// runs of consecutive tokens, in token order; or not at all: what is left of an index once the keys
-// that a policy never reads were left out of it.
-enum class Partition { kKmeans, kPages, kPruned };
-const char* partition_name(Partition partition);  // "kmeans", "pages", "pruned"
+// How the keys of a KV head are split: into clusters, by k-means, in cluster order; into pages,
+// runs of consecutive tokens, in token order; not at all: what is left of an index once the keys
+// that a policy never reads were left out of it; or into the buckets of a query classifier
+// (formats/qmodel_file.h), in bucket order.
+enum class Partition { kKmeans, kPages, kPruned, kBuckets };
+const char* partition_name(Partition partition);  // "kmeans", "pages", "pruned", "buckets"
 
 inline constexpr int64_t kMaxPageSize = int64_t{1} << 20;  // tokens
 
@@ -106,10 +107,11 @@ struct IndexMetadata {
   int64_t sink = 0;
   int64_t tail = 0;
   Partition partition = Partition::kKmeans;
-  int64_t page_size = 0;         // tokens of a page, 1 .. kMaxPageSize; 0 of another partition
-  int levels = 0;                // 1 .. kMaxLevels; 0 if every layer is dense, or of pages
-  DType dtype = DType::kBF16;    // of keys, values, centroids, value means: BF16 or F16
-  bool has_kv = true;            // false after --no-kv
+  int64_t page_size = 0;            // tokens of a page, 1 .. kMaxPageSize; 0 of another partition
+  int64_t buckets = 0, hidden = 0;  // C and H of the query classifier; 0 unless kBuckets
+  int levels = 0;              // 1 .. kMaxLevels; 0 if every layer is dense, or of pages or buckets
+  DType dtype = DType::kBF16;  // of keys, values, centroids, value means: BF16 or F16
+  bool has_kv = true;          // false after --no-kv
   bool has_value_means = true;   // false if the partition is not kKmeans
   bool key_calibration = false;  // there are curves for the selector `ideal`
   bool heavy_hitters = false;    // there is LayerView::heavy, for the selector `h2o`
@@ -126,12 +128,22 @@ struct LevelView {
   const void* value_means = nullptr;  // [Hkv, n_k, d] dtype, or null
 };
 
+// The query classifier of a layer, as in QmodelLayer; all null but in a layer of buckets.
+struct ClassifierView {
+  int64_t hidden = 0;                    // H
+  const float* centroids = nullptr;      // [Hkv, C, d]
+  const float* hidden_weight = nullptr;  // [Hkv, H, d]
+  const float* hidden_bias = nullptr;    // [Hkv, H]
+  const float* output_weight = nullptr;  // [Hkv, C, H]
+  const float* output_bias = nullptr;    // [Hkv, C]
+};
+
 // Pointers into the file; valid while the SqzFile lives. Level k of the papers is level[k - 1].
 struct LayerView {
   DType dtype = DType::kBF16;
   int64_t kv_heads = 0;  // Hkv
   int64_t head_dim = 0;  // d
-  int levels = 0;        // 0: dense layer, or a layer of pages
+  int levels = 0;        // 0: dense layer, or a layer of pages or buckets
   std::array<LevelView, kMaxLevels> level;
   int64_t slots = 0;                    // M, clustered keys a head, or those that are left of
                                         // them; 0 for a dense layer only
@@ -142,11 +154,14 @@ struct LayerView {
   int64_t pages = 0;                    // P = ceil(M / page_size)
   const void* page_min = nullptr;       // [Hkv, P, d] dtype: least of the page's keys, by dimension
   const void* page_max = nullptr;       // [Hkv, P, d] greatest
-  const void* keys = nullptr;           // [Hkv, M, d] slot order; null after --no-kv
-  const void* values = nullptr;         // [Hkv, M, d]
-  int64_t exact = 0;                    // E
-  const void* exact_keys = nullptr;     // [Hkv, E, d]: sink then tail; dense: all tokens in order
-  const void* exact_values = nullptr;   // [Hkv, E, d]
+  int64_t buckets = 0;                  // C; 0: no buckets
+  const uint32_t* bucket_offsets = nullptr;  // [Hkv, C + 1]: first slot of each; may be empty
+  ClassifierView classifier;
+  const void* keys = nullptr;          // [Hkv, M, d] slot order; null after --no-kv
+  const void* values = nullptr;        // [Hkv, M, d]
+  int64_t exact = 0;                   // E
+  const void* exact_keys = nullptr;    // [Hkv, E, d]: sink then tail; dense: all tokens in order
+  const void* exact_values = nullptr;  // [Hkv, E, d]
 };
 
 enum class OpenMode {

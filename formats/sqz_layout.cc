@@ -95,6 +95,16 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
     plan.add("pages.min", Part::kPageMin, 0, metadata.dtype, {heads, pages, dim});
     plan.add("pages.max", Part::kPageMax, 0, metadata.dtype, {heads, pages, dim});
   }
+  if (shape.slots > 0 && metadata.partition == Partition::kBuckets) {
+    const int64_t buckets = metadata.buckets, hidden = metadata.hidden;
+    plan.add("buckets.offsets", Part::kBucketOffsets, 0, DType::kU32, {heads, buckets + 1});
+    plan.add("buckets.centroids", Part::kBucketCentroids, 0, DType::kF32, {heads, buckets, dim});
+    plan.add("buckets.hidden.weight", Part::kHiddenWeight, 0, DType::kF32, {heads, hidden, dim});
+    plan.add("buckets.hidden.bias", Part::kHiddenBias, 0, DType::kF32, {heads, hidden});
+    plan.add("buckets.output.weight", Part::kOutputWeight, 0, DType::kF32,
+             {heads, buckets, hidden});
+    plan.add("buckets.output.bias", Part::kOutputBias, 0, DType::kF32, {heads, buckets});
+  }
   if (shape.slots > 0) {
     plan.add("positions", Part::kPositions, 0, DType::kU32, {heads, shape.slots});
     if (metadata.heavy_hitters) {

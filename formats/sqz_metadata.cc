@@ -11,6 +11,7 @@ namespace sqz {
 namespace {
 
 constexpr int64_t kMaxTokens = int64_t{UINT32_MAX};  // positions are u32
+constexpr int64_t kMaxWidth = int64_t{1} << 20;      // of buckets and hidden units
 
 Json layers_to_json(const IndexMetadata& metadata) {
   Json json = Json::array();
@@ -165,9 +166,12 @@ const char* partition_name(Partition partition) {
       return "pages";
     case Partition::kPruned:
       return "pruned";
-    default:
-      return "kmeans";
+    case Partition::kBuckets:
+      return "buckets";
+    case Partition::kKmeans:
+      break;
   }
+  return "kmeans";
 }
 
 Status check_metadata(const IndexMetadata& metadata, const std::string& label, Code code) {
@@ -210,17 +214,28 @@ Status check_metadata(const IndexMetadata& metadata, const std::string& label, C
                   pages ? concat("an integer in [1, ", kMaxPageSize, "]")
                         : "none: the partition is not pages");
   }
-  if (pages && m.levels != 0) {
-    return refuse("levels", concat(m.levels), "0: the partition is pages");
+  const bool buckets = m.partition == Partition::kBuckets;
+  for (const auto& [field, value, least] :
+       {std::tuple("buckets", m.buckets, int64_t{2}), {"hidden", m.hidden, int64_t{1}}}) {
+    if (buckets ? value >= least && value <= kMaxWidth : value == 0) continue;
+    return refuse(field, concat(value),
+                  buckets ? concat("an integer in [", least, ", ", kMaxWidth, "]")
+                          : "none: the partition is not buckets");
   }
-  if (pages && m.has_value_means) return refuse("value_means", "true", "false: of pages");
+  const std::string partition = partition_name(m.partition);
+  if ((pages || buckets) && m.levels != 0) {
+    return refuse("levels", concat(m.levels), "0: the partition is " + partition);
+  }
+  if ((pages || buckets) && m.has_value_means) {
+    return refuse("value_means", "true", "false: of " + partition);
+  }
   const bool pruned = m.partition == Partition::kPruned;
   if (pruned != m.pruned.has_value()) {
     return refuse("pruned", pruned ? "none" : "a policy",
                   pruned ? "the policy that the index was pruned for" : "none: it is not pruned");
   }
   if (pruned) return check_pruned(m, sparse, label, code);
-  if (!pages && (m.levels > 0) != (sparse > 0)) {
+  if (!pages && !buckets && (m.levels > 0) != (sparse > 0)) {
     return refuse("levels", concat(m.levels),
                   sparse > 0 ? "at least 1: not every layer is dense" : "0: every layer is dense");
   }
@@ -265,6 +280,10 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
   if (metadata.partition == Partition::kPages) {
     out["page_size"] = std::to_string(metadata.page_size);
   }
+  if (metadata.partition == Partition::kBuckets) {
+    out["buckets"] = std::to_string(metadata.buckets);
+    out["hidden"] = std::to_string(metadata.hidden);
+  }
   if (metadata.key_calibration) out["key_calibration"] = "true";
   if (metadata.pruned) {
     const PrunedPolicy& pruned = *metadata.pruned;
@@ -299,9 +318,13 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
     metadata.page_size = in.integer("page_size", 1, kMaxPageSize);
   } else if (partition == partition_name(Partition::kPruned)) {
     metadata.partition = Partition::kPruned;
+  } else if (partition == partition_name(Partition::kBuckets)) {
+    metadata.partition = Partition::kBuckets;
+    metadata.buckets = in.integer("buckets", 2, kMaxWidth);
+    metadata.hidden = in.integer("hidden", 1, kMaxWidth);
   } else if (partition != partition_name(Partition::kKmeans)) {
     in.fail(bad_field(path, "__metadata__: partition", in_quotes(partition),
-                      "\"kmeans\", \"pages\" or \"pruned\""));
+                      "\"kmeans\", \"pages\", \"pruned\" or \"buckets\""));
   }
   if (strings.contains("key_calibration")) metadata.key_calibration = in.boolean("key_calibration");
   const auto known = dtype_from_name(dtype);

@@ -161,6 +161,11 @@ class Verifier {
       }
       return;
     }
+    if (layer.buckets > 0) {
+      check_bucket_offsets(layer, index, head, problems);
+      check_classifier(layer, index, head, problems);
+      return;
+    }
     if (!check_offsets(layer, index, head, problems)) return;  // nothing below can be walked
     if (layer.dtype == DType::kBF16) {
       check_means<BFloat16>(layer, index, head, problems);
@@ -277,6 +282,40 @@ class Verifier {
       }
     }
     return true;
+  }
+
+  void check_bucket_offsets(const LayerView& layer, int64_t index, int64_t head,
+                            Problems& problems) const {
+    const uint32_t* offsets = layer.bucket_offsets + head * (layer.buckets + 1);
+    for (int64_t c = 0; c <= layer.buckets; ++c) {
+      const int64_t least = c == 0 ? 0 : c == layer.buckets ? layer.slots : offsets[c - 1];
+      const int64_t most = c == 0 ? 0 : layer.slots;
+      if (offsets[c] >= least && offsets[c] <= most) continue;
+      note(problems, bad_field(concat("layers.", index, ".buckets.offsets"),
+                               concat("head ", head, ", entry ", c), concat(offsets[c]),
+                               least == most ? concat(least) : concat(least, " to ", most)));
+      return;
+    }
+  }
+
+  void check_classifier(const LayerView& layer, int64_t index, int64_t head,
+                        Problems& problems) const {
+    const ClassifierView& c = layer.classifier;
+    const int64_t buckets = layer.buckets, d = layer.head_dim;
+    const auto finite = [&](const char* name, const float* data, int64_t count) {
+      const float* first = data + head * count;
+      const float* bad =
+          std::find_if_not(first, first + count, [](float x) { return std::isfinite(x); });
+      if (bad == first + count) return;
+      note(problems, bad_field(concat("layers.", index, ".buckets.", name),
+                               concat("head ", head, ", element ", bad - first), concat(*bad),
+                               "a finite number"));
+    };
+    finite("centroids", c.centroids, buckets * d);
+    finite("hidden.weight", c.hidden_weight, c.hidden * d);
+    finite("hidden.bias", c.hidden_bias, c.hidden);
+    finite("output.weight", c.output_weight, buckets * c.hidden);
+    finite("output.bias", c.output_bias, buckets);
   }
 
   template <class T>

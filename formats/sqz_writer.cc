@@ -47,6 +47,18 @@ std::span<const std::byte> part_of(const LayerData& data, const PlannedTensor& t
       return data.page_min;
     case Part::kPageMax:
       return data.page_max;
+    case Part::kBucketOffsets:
+      return std::as_bytes(data.bucket_offsets);
+    case Part::kBucketCentroids:
+      return std::as_bytes(std::span(data.classifier->centroids));
+    case Part::kHiddenWeight:
+      return std::as_bytes(std::span(data.classifier->hidden_weight));
+    case Part::kHiddenBias:
+      return std::as_bytes(std::span(data.classifier->hidden_bias));
+    case Part::kOutputWeight:
+      return std::as_bytes(std::span(data.classifier->output_weight));
+    case Part::kOutputBias:
+      return std::as_bytes(std::span(data.classifier->output_bias));
     case Part::kPositions:
       return std::as_bytes(data.positions);
     case Part::kHeavy:

@@ -10,13 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
 
 namespace sqz {
 
 // What create() must know of one layer to lay it out.
 struct LayerShape {
-  std::vector<int64_t> clusters;  // n_k for k = 1 .. levels; empty for a dense layer and for pages
+  std::vector<int64_t> clusters;  // n_k for k = 1 .. levels; empty for a dense layer, for pages and
+                                  // for buckets
   int64_t slots = 0;              // M
   int64_t exact = 0;              // E
 };
@@ -32,6 +34,8 @@ struct LayerData {
   std::vector<Level> levels;
   std::span<const uint32_t> positions, heavy;
   std::span<const std::byte> page_min, page_max;
+  std::span<const uint32_t> bucket_offsets;  // [Hkv, C + 1]
+  const QmodelLayer* classifier = nullptr;   // of a layer of buckets
   std::span<const std::byte> keys, values, exact_keys, exact_values;
 };
 

@@ -71,7 +71,7 @@ class Builder final : public IndexBuilder {
     }
     report_.tokens = layout_.metadata.tokens;
     report_.clustered = layout_.clustered;
-    report_.clusters = layout_.clusters;
+    report_.clusters = layout_.parts();
     report_.pages = layout_.pages;
     report_.engine = engine_ == nullptr ? "none" : engine_->name();
   }
@@ -138,9 +138,10 @@ class Builder final : public IndexBuilder {
       const Timer timer(report_.seconds.write);
       SQZ_RETURN_IF_ERROR(store_dense(layer, input));
       if (progress) progress(model_.kv_heads, model_.kv_heads);
-    } else if (layout_.pages > 0) {
+    } else if (engine_ == nullptr) {
       if (keys_ != nullptr) SQZ_RETURN_IF_ERROR(take_queries(layer, input));
-      SQZ_RETURN_IF_ERROR(store_pages(layer, input));
+      SQZ_RETURN_IF_ERROR(layout_.pages > 0 ? store_pages(layer, input)
+                                            : store_buckets(layer, input));
       if (progress) progress(model_.kv_heads, model_.kv_heads);
     } else {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
@@ -183,6 +184,18 @@ class Builder final : public IndexBuilder {
                                       concat("attention to token ", at % layout_.metadata.tokens,
                                              ", KV head ", at / layout_.metadata.tokens),
                                       concat(*bad), "a number")};
+  }
+
+  Status store_buckets(int64_t layer, const LayerInput& input) {
+    const Timer timer(report_.seconds.cluster);
+    SQZ_RETURN_IF_ERROR(check_values(layer, input));
+    SQZ_ASSIGN_OR_RETURN(
+        const BucketOrder order,
+        order_by_bucket(*options_.qmodel, layer, input.keys, layout_.metadata.tokens, options_.sink,
+                        layout_.clustered, threads_));
+    return store_.fill_buckets(input.keys.data(), input.values.data(), order,
+                               options_.qmodel->layers[static_cast<size_t>(layer)], options_.sink,
+                               options_.keep_kv, threads_);
   }
 
   Status take_queries(int64_t layer, const LayerInput& input) {
@@ -278,7 +291,7 @@ class Builder final : public IndexBuilder {
     Calibration calibration;
     {
       const Timer timer(report_.seconds.calibrate);
-      if (layout_.pages == 0) {
+      if (engine_ != nullptr) {
         LayerEngine* engine = engine_->layer_engine();
         const auto scorer = engine != nullptr ? engine->calibration_scorer(calibration_)
                                               : make_cpu_calibration_scorer(calibration_, threads_);
@@ -371,7 +384,7 @@ Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t toke
     SQZ_ASSIGN_OR_RETURN(plan.bytes, SqzWriter::planned_bytes(layout.metadata, layout.shapes));
     plan.peak_memory = peak_memory(layout, options);
     plan.kmeans_flop = kmeans_flop(layout, options);
-    plan.clusters = layout.clusters;
+    plan.clusters = layout.parts();
     plan.pages = layout.pages;
     SQZ_RETURN_IF_ERROR(plan_gpu(layout, options, on_device, plan));
     return plan;

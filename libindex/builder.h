@@ -3,6 +3,7 @@
 //   IndexBuilder::create -> add_layer (0, 1, ... L-1) -> finish
 //
 // Pages instead of clusters: keys stay in token order, and each page gets the range of its keys.
+// Buckets: keys go to those of a query classifier (buckets.h), which is stored with them.
 //
 // Per layer and KV head: k-means of the L2-normalised keys (libindex/kmeans.h), the centroid tree
 // (tree.h), depth-first slot order (order.h), then the tensors go to the file; after the last
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "formats/base/device_rows.h"
+#include "formats/qmodel_file.h"
 #include "formats/sqz_writer.h"
 
 namespace sqz {
@@ -38,6 +40,9 @@ struct BuildOptions {
   int64_t page_size = 16;       // tokens of a page, if the partition is kPages: no k-means then
   bool calibrate_keys = false;  // calibrate the selector `ideal`, too: scores every key
   bool heavy_hitters = false;   // store the order that the selector `h2o` needs
+  // The buckets, if the partition is kBuckets: no k-means then. Of the same model; its dense layers
+  // are stored dense. Borrowed until finish(), null otherwise.
+  const QmodelFile* qmodel = nullptr;
   bool keep_kv = true;  // false: no clustered keys and values in the file (sink and tail stay)
   std::optional<LayerBudgets> layer_budgets;  // to embed: sessions spread their budget by it
   std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)
@@ -51,7 +56,7 @@ struct LayerInput {
   std::span<const float> queries;  // [Hq, n, d], after RoPE: those that calibrate, normally of the
                                    // last n = tail tokens. n >= 1, the same for all layers; unused
                                    // (may be empty) for layers that are stored dense, and for
-                                   // pages unless keys are calibrated
+                                   // pages and buckets unless keys are calibrated
   const DeviceRows* device = nullptr;  // keys and values, instead of the two spans, if
                                        // takes_device_rows() and on the device `gpu`
   std::span<const float> attention =
@@ -66,9 +71,11 @@ struct BuildSeconds {
 struct BuildReport {
   uint64_t bytes = 0;
   int64_t tokens = 0, clustered = 0;  // N, and M of a sparse layer
-  std::vector<int64_t> clusters;      // per level, coarse to fine; empty for pages
+  std::vector<int64_t> clusters;      // per level, coarse to fine; of buckets their number; empty
+                                      // for pages
   int64_t pages = 0;                  // a KV head; 0 for clusters
-  std::string engine;  // what clustered: "faiss", "cuda (NVIDIA H200)"; "none" for pages
+  std::string
+      engine;  // what clustered: "faiss", "cuda (NVIDIA H200)"; "none" for pages and buckets
   BuildSeconds seconds;
 };
 

@@ -159,6 +159,13 @@ Status LayerStore::fill_pages(const float* keys, const float* values, int64_t si
   });
 }
 
+Status LayerStore::fill_buckets(const float* keys, const float* values, const BucketOrder& order,
+                                const QmodelLayer& layer, int64_t sink, bool keep_kv, int threads) {
+  bucket_offsets_ = order.offsets;
+  classifier_ = &layer;
+  return fill_sparse(keys, values, order.heads, sink, keep_kv, threads);
+}
+
 Status LayerStore::fill_dense(const float* keys, const float* values, int64_t first, int threads) {
   const int64_t exact = tokens_ - first;
   buffers_.resize(kv_heads_, dim_, {}, 0, exact, false);
@@ -196,6 +203,8 @@ LayerData LayerStore::data() const {
   data.heavy = buffers_.heavy;
   data.page_min = page_min_;
   data.page_max = page_max_;
+  data.bucket_offsets = bucket_offsets_;
+  data.classifier = classifier_;
   data.keys = buffers_.keys;
   data.values = buffers_.values;
   data.exact_keys = buffers_.exact_keys;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "formats/sqz_writer.h"
+#include "libindex/buckets.h"
 #include "libindex/order.h"
 
 namespace sqz {
@@ -45,6 +46,9 @@ class LayerStore {
   // keys.
   Status fill_pages(const float* keys, const float* values, int64_t sink, int64_t slots,
                     int64_t page_size, bool keep_kv, int threads);
+  // A layer of buckets, with the classifier of `layer`, which is borrowed.
+  Status fill_buckets(const float* keys, const float* values, const BucketOrder& order,
+                      const QmodelLayer& layer, int64_t sink, bool keep_kv, int threads);
   // A dense layer: tokens first .. N - 1.
   Status fill_dense(const float* keys, const float* values, int64_t first, int threads);
 
@@ -64,6 +68,8 @@ class LayerStore {
   DType dtype_;
   LayerBuffers buffers_;
   std::vector<std::byte> page_min_, page_max_;  // [Hkv, P, d]
+  std::vector<uint32_t> bucket_offsets_;        // [Hkv, C + 1]
+  const QmodelLayer* classifier_ = nullptr;
 };
 
 }  // namespace sqz

@@ -43,6 +43,11 @@ Status check_options(const BuildOptions& options) {
   if (options.dtype != DType::kBF16 && options.dtype != DType::kF16) {
     return bad_option("dtype", dtype_name(options.dtype), "BF16 or F16");
   }
+  if ((options.partition == Partition::kBuckets) != (options.qmodel != nullptr)) {
+    return bad_option(
+        "query classifier", options.qmodel == nullptr ? "none" : "one",
+        concat("one with the partition buckets alone, found ", partition_name(options.partition)));
+  }
   if (options.partition == Partition::kPages) {
     if (options.page_size >= 1 && options.page_size <= kMaxPageSize) return Status();
     return bad_option("page size", options.page_size, concat("1 to ", kMaxPageSize));
@@ -67,8 +72,16 @@ Status check_model(const ModelDescription& model) {
   return Status();
 }
 
+bool is_dense(const QmodelFile* qmodel, int64_t layer) {
+  return qmodel != nullptr && std::binary_search(qmodel->dense.begin(), qmodel->dense.end(), layer);
+}
+
 Json build_parameters(const BuildOptions& options) {
   if (options.partition == Partition::kPages) return Json{{"page_size", options.page_size}};
+  if (options.partition == Partition::kBuckets) {
+    const QmodelFile& q = *options.qmodel;
+    return Json{{"buckets", q.buckets}, {"hidden", q.hidden}, {"trained_for_recent", q.recent}};
+  }
   // Nothing that may differ between two runs with the same result, such as threads.
   return Json{{"level_fractions", options.level_fractions},
               {"coarse_keep", options.coarse_keep},
@@ -83,10 +96,17 @@ int64_t BuildLayout::sparse_layers() const {
                        [](const LayerShape& shape) { return shape.slots > 0; });
 }
 
+std::vector<int64_t> BuildLayout::parts() const {
+  return metadata.buckets > 0 && clustered > 0 ? std::vector{metadata.buckets} : clusters;
+}
+
 Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
                                 const BuildOptions& options) {
   SQZ_RETURN_IF_ERROR(check_options(options));
   SQZ_RETURN_IF_ERROR(check_model(model));
+  if (options.qmodel != nullptr) {
+    SQZ_RETURN_IF_ERROR(check_same_model(options.qmodel->model, model, "the query classifier"));
+  }
   SQZ_RETURN_IF_ERROR(make_kmeans_engine({options.engine, model.head_dim, options.gpu}).status());
   if (tokens < 1 || tokens > std::numeric_limits<int32_t>::max()) {
     return Status(Code::kInvalidArgument,
@@ -98,7 +118,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   for (int64_t l = 0; l < model.layers; ++l) {
     LayerPolicy policy;
     policy.window = model.sliding_window.empty() ? 0 : model.sliding_window[l];
-    policy.dense = policy.window > 0;
+    policy.dense = policy.window > 0 || is_dense(options.qmodel, l);
     any_sparse |= !policy.dense;
     layout.metadata.layers.push_back(policy);
   }
@@ -113,7 +133,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     layout.clustered = tokens - options.sink - options.tail;
     if (options.partition == Partition::kPages) {
       layout.pages = page_count(layout.clustered, options.page_size);
-    } else {
+    } else if (options.partition == Partition::kKmeans) {
       layout.clusters = cluster_counts(options.level_fractions, tokens, layout.clustered);
     }
   }
@@ -121,7 +141,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   for (const LayerPolicy& policy : layout.metadata.layers) {
     LayerShape shape;
     if (policy.dense) {
-      shape.exact = std::min(policy.window, tokens);
+      shape.exact = policy.window > 0 ? std::min(policy.window, tokens) : tokens;
     } else {
       shape.clusters = layout.clusters;
       shape.slots = layout.clustered;
@@ -143,6 +163,11 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   metadata.layer_budgets = options.layer_budgets;
   if (options.partition == Partition::kPages) {
     metadata.page_size = options.page_size;
+    metadata.has_value_means = false;
+  }
+  if (options.partition == Partition::kBuckets) {
+    metadata.buckets = options.qmodel->buckets;
+    metadata.hidden = options.qmodel->hidden;
     metadata.has_value_means = false;
   }
   metadata.build = build_parameters(options);

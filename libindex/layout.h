@@ -14,6 +14,8 @@ struct BuildLayout {
   std::vector<LayerShape> shapes;  // one a layer
 
   int64_t sparse_layers() const;
+  // Clusters of each level, or the number of buckets, of a KV head; for the report.
+  std::vector<int64_t> parts() const;
   // First token that a dense layer stores: 0, or N - window.
   int64_t dense_first(int64_t layer) const { return metadata.tokens - shapes[layer].exact; }
 };

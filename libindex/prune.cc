@@ -134,7 +134,7 @@ Result<PruneReport> prune(Env& env, std::shared_ptr<const SqzFile> index,
   IndexMetadata metadata = index->metadata();
   metadata.producer.clear();  // this build's
   metadata.partition = Partition::kPruned;
-  metadata.page_size = 0;
+  metadata.page_size = metadata.buckets = metadata.hidden = 0;
   metadata.levels = 0;
   metadata.has_value_means = metadata.key_calibration = metadata.heavy_hitters = false;
   metadata.layer_budgets.reset();

@@ -24,10 +24,30 @@ Status check_offsets(const LayerView& view, int level, int64_t head, int64_t lay
   return {};
 }
 
+Status count_buckets(const LayerView& view, int64_t layer, const std::string& path,
+                     std::vector<uint32_t>& sizes) {
+  sizes.resize(static_cast<size_t>(view.kv_heads * view.buckets));
+  for (int64_t head = 0; head < view.kv_heads && view.buckets > 0; ++head) {
+    const uint32_t* offsets = view.bucket_offsets + head * (view.buckets + 1);
+    for (int64_t i = 0; i <= view.buckets; ++i) {
+      const int64_t low = i == 0 ? 0 : i == view.buckets ? view.slots : offsets[i - 1];
+      const int64_t high = i == 0 ? 0 : view.slots;
+      if (offsets[i] < low || offsets[i] > high) {
+        const std::string field = concat("layers.", layer, ".buckets.offsets[", head, "][", i, "]");
+        return {Code::kCorrupt, bad_field(path, field, concat(offsets[i]),
+                                          low == high ? concat(low) : concat(low, " to ", high))};
+      }
+      if (i > 0) sizes[head * view.buckets + i - 1] = offsets[i] - offsets[i - 1];
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<LayerTable> make_layer_table(const LayerView& view, int64_t layer, const std::string& path) {
   LayerTable table;
+  SQZ_RETURN_IF_ERROR(count_buckets(view, layer, path, table.bucket_sizes));
   for (int level = view.levels - 1; level >= 0; --level) {
     const LevelView& v = view.level[level];
     LevelTable& out = table.level[level];

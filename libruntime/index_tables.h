@@ -18,6 +18,7 @@ struct LevelTable {
 
 struct LayerTable {
   std::array<LevelTable, kMaxLevels> level;
+  std::vector<uint32_t> bucket_sizes;  // [Hkv, C]: keys in each bucket
 };
 
 // Checks all offsets of one layer (they start at 0, never decrease, end at the next level's number

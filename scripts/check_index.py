@@ -142,6 +142,18 @@ def check_head(index, layer, head, clusters):
                 check_means(index, mean_name, head, index.floats(prefix + what, head), first)
 
 
+def check_buckets(index, layer, head, slots):
+    name = f"layers.{layer}.buckets.offsets"
+    offsets = np.asarray(index.raw(name)[head]).astype(np.int64)
+    if not check(offsets[0] == 0 and offsets[-1] == slots and (np.diff(offsets) >= 0).all(),
+                 f"{name}: head {head}: does not go from 0 to {slots} without falling"):
+        return
+    positions = np.asarray(index.raw(f"layers.{layer}.positions")[head]).astype(np.int64)
+    starts = np.isin(np.arange(1, slots), offsets)  # slots whose neighbour before is another bucket's
+    check(((np.diff(positions) > 0) | starts).all(),
+          f"layers.{layer}.positions: head {head}: a bucket that is not in token order")
+
+
 def check_layer(index, layer, policy):
     meta, prefix = index.metadata, f"layers.{layer}."
     heads, dim = (json.loads(meta["model"])[k] for k in ("kv_heads", "head_dim"))
@@ -154,6 +166,11 @@ def check_layer(index, layer, policy):
     want = {}
     if slots and size:
         want["pages.min"] = want["pages.max"] = [heads, -(-slots // size), dim]
+    if slots and meta["partition"] == "buckets":
+        buckets, hidden = int(meta["buckets"]), int(meta["hidden"])
+        want |= {"buckets.offsets": [heads, buckets + 1], "buckets.centroids": [heads, buckets, dim],
+                 "buckets.hidden.weight": [heads, hidden, dim], "buckets.hidden.bias": [heads, hidden],
+                 "buckets.output.weight": [heads, buckets, hidden], "buckets.output.bias": [heads, buckets]}
     for k, count in enumerate(clusters, 1):
         want[f"level.{k}.centroids"] = [heads, count, dim]
         want[f"level.{k}.offsets"] = [heads, count + 1]
@@ -187,6 +204,8 @@ def check_layer(index, layer, policy):
             check_pages(index, layer, head, size)
         else:
             check_head(index, layer, head, clusters)
+            if meta["partition"] == "buckets":
+                check_buckets(index, layer, head, slots)
 
 
 def check_curves(index, prefix):

@@ -1,17 +1,14 @@
-// Rotary position embedding in its four kinds. Angles are computed in float32, step by step as
-// Hugging Face does: at position 30000 a float32 angle is off by 1e-3, and weights were trained
-// with that.
+// Rotary position embedding in its four kinds (libruntime/rope.h). Angles are computed in float32,
+// step by step as Hugging Face does: at position 30000 a float32 angle is off by 1e-3, and weights
+// were trained with that.
 #pragma once
 
-#include <vector>
+#include <cstdint>
 
-#include "formats/model_description.h"
+#include "libruntime/rope.h"
 #include "training/aten.h"
 
 namespace sqz::training {
-
-// [d / 2] radians a token, scaling included.
-std::vector<float> rope_frequencies(const RopeDescription& rope, int64_t head_dim);
 
 // cos and sin of positions first .. first + count - 1, attention_factor multiplied in:
 // [count, 1, d / 2] float32 on the CPU.

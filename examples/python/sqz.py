@@ -71,6 +71,7 @@ class _AttendArgs(_Struct):
         ("struct_size", c.c_uint32), ("reserved", c.c_int32), ("layer", c.c_int64), ("q", c.c_void_p),
         ("out", c.c_void_p), ("lse", c.c_void_p), ("positions", c.POINTER(c.c_int64)), ("indptr", c.POINTER(c.c_int64)),
         ("requests", c.c_int64), ("stream", c.c_void_p), ("cache", c.c_void_p),
+        ("q_before_rope", c.c_void_p),
     ]
 
 

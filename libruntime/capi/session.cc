@@ -190,6 +190,16 @@ Status read_call(const sqz::ServingSession& session, const sqz_attend_args* in, 
   call.requests = args.requests;
   SQZ_RETURN_IF_ERROR(check_requests(args, call.tokens));
   SQZ_RETURN_IF_ERROR(check_request_tokens(call, session.max_request_tokens()));
+  if (args.q_before_rope != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(
+        const TensorView before,
+        sqz::capi::check_tensor(args.q_before_rope, "q_before_rope",
+                                {q.first_dim, model.query_heads, model.head_dim}, device));
+    if (before.dtype != q.dtype) {
+      return invalid("q_before_rope: found another dtype, expected that of q");
+    }
+    call.q_before_rope = before.data;
+  }
   if (args.cache != nullptr) {
     SQZ_ASSIGN_OR_RETURN(checked.cache, read_cache(args.cache, model.head_dim));
     call.cache = &checked.cache;
@@ -226,6 +236,7 @@ static_assert(static_cast<int>(sqz::SelectorKind::kIdeal) == SQZ_SELECTOR_IDEAL)
 static_assert(static_cast<int>(sqz::SelectorKind::kStream) == SQZ_SELECTOR_STREAM);
 static_assert(static_cast<int>(sqz::SelectorKind::kWindow) == SQZ_SELECTOR_WINDOW);
 static_assert(static_cast<int>(sqz::SelectorKind::kH2o) == SQZ_SELECTOR_H2O);
+static_assert(static_cast<int>(sqz::SelectorKind::kSaap) == SQZ_SELECTOR_SAAP);
 
 extern "C" {
 

@@ -70,6 +70,8 @@ class Selector {
  public:
   virtual ~Selector() = default;
   virtual SelectorLimits limits() const = 0;
+  // Whether the queries that select() gets are those before RoPE.
+  virtual bool before_rope() const { return false; }
   // Allocation-free; kNumeric if a score is NaN or infinite.
   virtual Status select(const SelectQuery& query, SelectWorkspace& workspace,
                         HeadSelection& out) const = 0;

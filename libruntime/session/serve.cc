@@ -43,7 +43,30 @@ Status Session::load_queries(const AttendCall& call, int64_t tokens) {
       if (!to_finite_floats(call.dtype, from, dim_, to)) note_bad(row);
     }
   });
-  return first_bad_ == kNone ? Status() : numeric_error(call, "query");
+  if (first_bad_ != kNone) return numeric_error(call, "query");
+  return selects(call.layer) && selector_->before_rope() ? load_unroped(call, tokens) : Status();
+}
+
+// What the selector sees of the queries: as the caller gives it, or turned back from `positions`.
+Status Session::load_unroped(const AttendCall& call, int64_t tokens) {
+  if (call.q_before_rope == nullptr && call.positions == nullptr) {
+    return {Code::kInvalidArgument,
+            "positions: found null, expected the tokens' positions, or q_before_rope: the selector "
+            "looks at queries before RoPE"};
+  }
+  const int64_t row = query_heads_ * dim_;
+  pool_->for_each(tokens, [&](int64_t token, int worker) {
+    float* to = unroped_.get() + token * row;
+    if (call.q_before_rope == nullptr) {
+      rope_.apply(call.positions[token], query(token, 0), query_heads_,
+                  workers_[worker].values.data(), to);
+      return;
+    }
+    const auto* from =
+        static_cast<const std::byte*>(call.q_before_rope) + token * row * dtype_size(call.dtype);
+    if (!to_finite_floats(call.dtype, from, row, to)) note_bad(token * query_heads_);
+  });
+  return first_bad_ == kNone ? Status() : numeric_error(call, "query before RoPE");
 }
 
 Status Session::check_window(const AttendCall& call) const {
@@ -134,11 +157,13 @@ Status Session::select_wave(const AttendCall& call) {
   pool_->for_each(std::ssize(blocks_) * kv_heads_, [&](int64_t i, int worker) {
     const Block& block = blocks_[i / kv_heads_];
     const int64_t head = i % kv_heads_;
-    const SelectQuery select = {.layer = call.layer,
-                                .kv_head = head,
-                                .queries = query(block.first, head * group_),
-                                .tokens = block.tokens,
-                                .token_stride = query_heads_ * dim_};
+    const int64_t row = (block.first * query_heads_ + head * group_) * dim_;
+    const SelectQuery select = {
+        .layer = call.layer,
+        .kv_head = head,
+        .queries = (selector.before_rope() ? unroped_.get() : queries_) + row,
+        .tokens = block.tokens,
+        .token_stride = query_heads_ * dim_};
     const Status status = selector.select(select, workers_[worker].select, selections_[i]);
     if (!status.ok()) note_bad(block.first * query_heads_ + head * group_);
   });

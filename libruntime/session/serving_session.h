@@ -44,8 +44,9 @@ struct AttendCall {
   const int64_t* positions = nullptr;  // [T] or null, on the host
   const int64_t* indptr = nullptr;     // [requests + 1] or null, on the host
   int64_t requests = 0;
-  void* stream = nullptr;              // cudaStream_t; CUDA only
-  const EngineCache* cache = nullptr;  // null = the index's own keys and values
+  void* stream = nullptr;               // cudaStream_t; CUDA only
+  const EngineCache* cache = nullptr;   // null = the index's own keys and values
+  const void* q_before_rope = nullptr;  // [T, Hq, d] of `dtype`, or null
 };
 
 // Sums over selections; see sqz_stats.

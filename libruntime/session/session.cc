@@ -52,7 +52,8 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
       block_(options.block),
       max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
       max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
-                                                          : max_tokens_) {
+                                                          : max_tokens_),
+      rope_(index_->metadata().model.rope, index_->metadata().model.head_dim) {
   const ModelDescription& model = index_->metadata().model;
   query_heads_ = model.query_heads;
   kv_heads_ = model.kv_heads;
@@ -111,6 +112,9 @@ void Session::allocate(int threads) {
   parts_.reserve(static_cast<size_t>(items + kTargetParts));
   // Not touched until used, so that what a short call does not need costs no memory.
   converted_.reset(new float[static_cast<size_t>(max_tokens_ * query_heads_ * dim_)]);
+  if (selector_ != nullptr && selector_->before_rope()) {
+    unroped_.reset(new float[static_cast<size_t>(max_tokens_ * query_heads_ * dim_)]);
+  }
   partial_values_.reset(new float[static_cast<size_t>(kMostSlots * kTileRows * dim_)]);
   partial_maximum_.resize(static_cast<size_t>(kMostSlots * kTileRows));
   partial_sum_.resize(partial_maximum_.size());

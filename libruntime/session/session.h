@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "libruntime/attention/attend.h"
+#include "libruntime/rope.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/selector.h"
 #include "libruntime/session/serving_session.h"
@@ -71,6 +72,7 @@ class Session final : public ServingSession {
   void allocate(int threads);
 
   Status load_queries(const AttendCall& call, int64_t tokens);
+  Status load_unroped(const AttendCall& call, int64_t tokens);
   Status check_window(const AttendCall& call) const;
   bool next_block(const AttendCall& call, BlockCursor& cursor, Block& block) const;
   int64_t count_blocks(const AttendCall& call) const;
@@ -96,8 +98,10 @@ class Session final : public ServingSession {
   std::vector<Counters> counters_;
 
   // Memory of the calls, all sized at creation.
-  const float* queries_ = nullptr;         // [T, Hq, d]: the caller's, or converted_
-  std::unique_ptr<float[]> converted_;     // [max_tokens, Hq, d]
+  const float* queries_ = nullptr;      // [T, Hq, d]: the caller's, or converted_
+  std::unique_ptr<float[]> converted_;  // [max_tokens, Hq, d]
+  RopeUndo rope_;
+  std::unique_ptr<float[]> unroped_;       // [max_tokens, Hq, d], for a selector that wants them
   int64_t wave_blocks_ = 1;                // most blocks of a wave
   std::vector<Block> blocks_;              // of the wave
   std::vector<HeadSelection> selections_;  // [wave_blocks, Hkv]

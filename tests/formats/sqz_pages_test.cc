@@ -118,7 +118,8 @@ std::vector<Case> refused_at_open() {
       meta("ValueMeans", "value_means", "true", {"value_means: found true"}),
       meta("SaidToBeClusters", "partition", "kmeans", {"levels: found 0"}),
       meta("UnknownPartition", "partition", "tiles",
-           {"partition: found \"tiles\", expected \"kmeans\", \"pages\" or \"pruned\""}),
+           {"partition: found \"tiles\", expected \"kmeans\", \"pages\", \"pruned\" or "
+            "\"buckets\""}),
       meta("KeyCalibrationDenied", "key_calibration", "false", {"calibration.keys.thresholds"}),
       meta("KeyCalibrationNotBoolean", "key_calibration", "yes",
            {"key_calibration: found \"yes\""}),

@@ -41,6 +41,13 @@ void walk(const sqz::LayerView& view) {
   }
   touch(bytes(view.page_min), view.kv_heads * view.pages * row);
   touch(bytes(view.page_max), view.kv_heads * view.pages * row);
+  touch(view.bucket_offsets, view.kv_heads * (view.buckets + 1));
+  const sqz::ClassifierView& network = view.classifier;
+  touch(network.centroids, view.kv_heads * view.buckets * view.head_dim);
+  touch(network.hidden_weight, view.kv_heads * network.hidden * view.head_dim);
+  touch(network.hidden_bias, view.kv_heads * network.hidden);
+  touch(network.output_weight, view.kv_heads * view.buckets * network.hidden);
+  touch(network.output_bias, view.kv_heads * view.buckets);
   touch(view.positions, view.kv_heads * view.slots);
   touch(view.heavy, view.kv_heads * view.slots);
   touch(bytes(view.keys), view.kv_heads * view.slots * row);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/common/tiny_buckets.h"
 #include "tests/libruntime/c_index.h"
 
 extern "C" int sqz_header_is_c99(void);
@@ -97,8 +98,53 @@ TEST_F(CApi, SelectorsHaveNamesAndNumbers) {
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_STREAM), "stream");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_WINDOW), "window");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_H2O), "h2o");
-  const volatile int none = 7;
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_SAAP), "saap");
+  const volatile int none = 8;
   EXPECT_EQ(sqz_selector_name(static_cast<sqz_selector>(none)), nullptr);
+}
+
+TEST_F(CApi, SaapTakesQueriesBeforeRopeOrPositions) {
+  testing::TinyQmodelOptions o;
+  o.head_dim = 16;
+  o.buckets = 12;
+  const testing::TemporaryDirectory dir;
+  ASSERT_TRUE(testing::write_tiny_buckets(dir.file("b"), testing::tiny_qmodel(o), 5000).ok());
+  sqz_index* index = nullptr;
+  ASSERT_EQ(sqz_index_open(dir.file("b").c_str(), SQZ_OPEN_MMAP, &index), SQZ_OK);
+  auto info = make<sqz_index_info>();
+  ASSERT_EQ(sqz_index_describe(index, &info), SQZ_OK);
+  EXPECT_EQ(info.partition, SQZ_PARTITION_BUCKETS);
+  EXPECT_EQ(info.levels, 0);
+  auto options = make<sqz_session_options>();
+  options.selector = SQZ_SELECTOR_SAAP;
+  options.keep = 0.2;
+  options.threads = 2;
+  sqz_session* session = nullptr;
+  ASSERT_EQ(sqz_session_create(index, &options, &session), SQZ_OK) << sqz_last_error();
+
+  Call call(3, 7, 1);
+  EXPECT_EQ(sqz_attend(session, &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(sqz_last_error()).find("q_before_rope"), std::string::npos);
+  // At position 0 RoPE turns nothing: q is its own query before RoPE.
+  const int64_t zeros[3] = {0, 0, 0};
+  call.args.positions = zeros;
+  ASSERT_EQ(sqz_attend(session, &call.args), SQZ_OK) << sqz_last_error();
+  const auto turned = call.out;
+  call.args.positions = nullptr;
+  call.args.q_before_rope = &call.q_tensor;
+  ASSERT_EQ(sqz_attend(session, &call.args), SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(call.out, turned);
+  Call other(3, 8, 1);
+  call.args.q_before_rope = &other.q_tensor;
+  ASSERT_EQ(sqz_attend(session, &call.args), SQZ_OK) << sqz_last_error();
+  EXPECT_NE(call.out, turned) << "other buckets are read";
+  int64_t short_shape[3] = {2, 4, 16};
+  sqz_tensor wrong = runtime::f32_tensor(other.q.data(), short_shape, 3);
+  call.args.q_before_rope = &wrong;
+  EXPECT_EQ(sqz_attend(session, &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(sqz_last_error()).find("q_before_rope"), std::string::npos);
+  sqz_session_destroy(session);
+  sqz_index_close(index);
 }
 
 TEST_F(CApi, PagesAreServedWithTheFirstLayersWhole) {
@@ -141,11 +187,12 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.device_type = 2; }, SQZ_UNSUPPORTED},
       {[](auto& o) { o.device_type = 7; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.device_id = 1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.selector = 7; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = 8; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_QUEST; }, SQZ_UNSUPPORTED},  // of pages
       {[](auto& o) { o.selector = SQZ_SELECTOR_IDEAL; }, SQZ_UNSUPPORTED},  // not calibrated
       {[](auto& o) { o.selector = SQZ_SELECTOR_H2O; }, SQZ_UNSUPPORTED},    // no order
+      {[](auto& o) { o.selector = SQZ_SELECTOR_SAAP; }, SQZ_UNSUPPORTED},   // no buckets
       {[](auto& o) { o.layer_scales = scales; }, SQZ_INVALID_ARGUMENT},     // no count
       {[](auto& o) { o.layer_scale_count = 2; }, SQZ_INVALID_ARGUMENT},     // no scales
       {[](auto& o) { o.layer_scales = scales, o.layer_scale_count = -2; }, SQZ_INVALID_ARGUMENT},

@@ -190,6 +190,15 @@ TEST(EvalSettings, EachSelectorHasItsIndexAndItsOptions) {
   EXPECT_TRUE(index_options("kmeans", base).heavy_hitters);
   EXPECT_EQ(index_options("kmeans", base).partition, Partition::kKmeans);
   EXPECT_TRUE(index_options("kmeans", base).calibrate_keys);
+  EXPECT_FALSE(needs_qmodel(*settings));
+  const QmodelFile qmodel;
+  base.qmodel = &qmodel;
+  EXPECT_EQ(index_options("kmeans", base).qmodel, nullptr);
+  EXPECT_EQ(index_options("buckets", base).qmodel, &qmodel);
+  EXPECT_EQ(index_options("buckets", base).partition, Partition::kBuckets);
+  EXPECT_FALSE(index_options("buckets", base).heavy_hitters);
+  options.selectors = {"saap"};
+  EXPECT_TRUE(needs_qmodel(*make_settings(options)));
   const auto plain = session_options(settings->at(1).options, 1);
   EXPECT_EQ(plain->dense_layers, -1);
 }

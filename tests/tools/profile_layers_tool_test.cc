@@ -240,6 +240,7 @@ TEST_F(ProfileTool, RefusesWhatCannotBeMeasured) {
   refused(with({"--sweep", "p=1,x"}), 2, "--sweep: p: found x");
   refused(with({"--selector", "dense", "--p", "auto"}), 2, "--selector: found dense");
   refused(with({"--selector", "psychic"}), 2, "--selector: found psychic");
+  refused(with({"--selector", "saap"}), 2, "--selector: found saap");
   refused(with({"--allocate", "measured", "--p", "0.5"}), 2, "--allocate measured takes no --p");
   refused(with({"--index", path("x.sqz"), "--tokens", "100"}), 2, "--index brings");
   refused(with({"--p", "auto", "--tokens", "900"}), 3, "a.txt: text: found ");

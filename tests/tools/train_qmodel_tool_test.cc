@@ -67,6 +67,24 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   EXPECT_EQ(info.last()["fingerprint"], result["fingerprint"]);
   const ToolRun verify = run(SQZ_INDEX_TOOL, {"verify", path("q.sqz"), "--json"});
   EXPECT_EQ(verify.code, 0) << verify.err;
+
+  const ToolRun built =
+      run(SQZ_INDEX_TOOL, {"build", "--model", kModel, path("other.txt"), "--qmodel", path("q.sqz"),
+                           "--tail", "64", "--threads", "2", "-o", path("x.sqz"), "--json"});
+  ASSERT_EQ(built.code, 0) << built.err;
+  EXPECT_EQ(built.last()["clusters"], Json::array({16}));
+  const Json index = run(SQZ_INDEX_TOOL, {"info", path("x.sqz"), "--json"}).last();
+  EXPECT_EQ(index["partition"], "buckets");
+  EXPECT_EQ(index["sink"], 1);
+  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("x.sqz")}).code, 0);
+  const ToolRun answer =
+      run(SQZ_GENERATE_TOOL,
+          {"--model", kModel, "--index", path("x.sqz"), "--prompt", "The Count", "--selector",
+           "saap", "--sparsity", "0.6", "--max-tokens", "4", "--threads", "2", "--json"});
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  EXPECT_FALSE(answer.last()["dense_fallback"]);
+  EXPECT_NEAR(answer.last()["keep"]["delivered"].get<double>(), 0.4, 0.1);
+
   std::string bytes = read_all(path("q.sqz"));
   bytes[bytes.size() - 5000] = static_cast<char>(bytes[bytes.size() - 5000] ^ 4);
   write_all(path("q.sqz"), bytes);

@@ -20,6 +20,7 @@ Shape index_shape(const SqzFile& file) {
       ++out.dense_layers;
     } else if (out.clustered == 0) {
       for (int k = 0; k < layer.levels; ++k) out.clusters.push_back(layer.level[k].clusters);
+      if (layer.buckets > 0) out.clusters.push_back(layer.buckets);
       out.clustered = layer.slots;
       out.pages = layer.pages;
       out.exact = layer.exact;
@@ -58,6 +59,10 @@ std::pair<std::string, std::string> parts_row(const Shape& shape, const IndexMet
   const int64_t page_size = metadata.page_size;
   if (shape.pages > 0) {
     return {"pages", concat(shape.pages, " a KV head, of ", page_size, " tokens")};
+  }
+  if (metadata.partition == Partition::kBuckets && !shape.clusters.empty()) {
+    return {"buckets",
+            concat(metadata.buckets, " a KV head, named by ", metadata.hidden, " hidden units")};
   }
   return {"clusters", shape.clusters.empty()
                           ? "none: every layer is dense"

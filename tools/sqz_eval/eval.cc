@@ -29,6 +29,7 @@ struct Work {
   std::vector<Task> tasks;
   IndexStore store;
   BuildOptions build;
+  std::unique_ptr<QmodelFile> qmodel;  // what `build` points to
 };
 
 // Passes of one context length.
@@ -65,6 +66,11 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
     out.tasks.push_back(task);
   }
   SQZ_ASSIGN_OR_RETURN(out.settings, make_settings(arguments.settings));
+  if (needs_qmodel(out.settings) == arguments.qmodel.empty()) {
+    return Status(Code::kInvalidArgument, arguments.qmodel.empty()
+                                              ? "--selector saap needs --qmodel F.sqz"
+                                              : "--qmodel is for --selector saap: pass both");
+  }
   if (common.device != "cpu") {
     return Status(Code::kUnsupported, "--device: sqz-eval measures on the CPU only; pass cpu");
   }
@@ -83,6 +89,11 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   out.build.heavy_hitters = needs_heavy(out.settings);
   out.build.seed = common.seed;
   out.build.threads = common.threads;
+  if (!arguments.qmodel.empty()) {
+    SQZ_ASSIGN_OR_RETURN(QmodelFile qmodel, read_qmodel_file(arguments.qmodel));
+    out.qmodel = std::make_unique<QmodelFile>(std::move(qmodel));
+    out.build.qmodel = out.qmodel.get();
+  }
   return out;
 }
 
@@ -99,8 +110,8 @@ Result<std::vector<Plan>> make_plans(const EvalArguments& arguments, const Work&
     plan.options.sink = work.build.sink;
     plan.options.tail = work.build.tail;
     plan.options.seed = seed;
-    // A window counts tokens: none may be left out in front of it.
-    if (windows) plan.options.share = 1;
+    // A window counts tokens, and RoPE is undone by their places: none may be left out.
+    if (windows || work.qmodel != nullptr) plan.options.share = 1;
     const int64_t after = std::max(plan.options.continuation, kQuestionTokens);
     if (tokens + after > model.max_positions) {
       return Status(Code::kInvalidArgument,

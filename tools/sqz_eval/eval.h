@@ -23,6 +23,7 @@ struct EvalArguments {
   double coarse_keep = BuildOptions().coarse_keep;
   std::string work, save;  // folders; empty: the system's temporary one, none
   bool reuse = false, force = false;
+  std::string qmodel;  // F.sqz, for the selector saap
 };
 
 extern const char* const kDescription;

@@ -153,6 +153,9 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str()
       ->group(kGroup);
+  app.add_option("--qmodel", arguments.qmodel,
+                 "Query classifier (.sqz) for --selector saap, of this model")
+      ->group(kGroup);
   app.add_option("--engine", arguments.engine, "What clusters the indexes")
       ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
       ->capture_default_str()

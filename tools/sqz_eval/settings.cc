@@ -8,6 +8,7 @@ namespace {
 
 constexpr const char* kKmeans = "kmeans";
 constexpr const char* kPages = "pages";
+constexpr const char* kBuckets = "buckets";
 
 constexpr std::array kSelectors = {
     // name, index, takes: budget, levels, rule, group, residual; needs calibrated keys, heavy
@@ -19,6 +20,7 @@ constexpr std::array kSelectors = {
     SelectorTraits{"stream", kKmeans, true, false, false, false, false, false, false},
     SelectorTraits{"window", kKmeans, true, false, false, false, false, false, false},
     SelectorTraits{"h2o", kKmeans, true, false, false, false, false, false, true},
+    SelectorTraits{"saap", kBuckets, true, false, false, false, false, false, false},
 };
 
 // The values given, or the default alone where a selector does not take the option.
@@ -74,11 +76,23 @@ std::string known_selectors() {
 
 BuildOptions index_options(const std::string& kind, const BuildOptions& base) {
   BuildOptions out = base;
+  if (kind == kBuckets) {
+    out.partition = Partition::kBuckets;
+    out.calibrate_keys = out.heavy_hitters = false;
+    return out;
+  }
+  out.qmodel = nullptr;  // the others have no use for it
   if (kind == kPages) {
     out.partition = Partition::kPages;
     out.calibrate_keys = out.heavy_hitters = false;  // its selector needs neither
   }
   return out;
+}
+
+bool needs_qmodel(const std::vector<Setting>& settings) {
+  return std::any_of(settings.begin(), settings.end(), [](const Setting& setting) {
+    return setting.traits->index == std::string_view(kBuckets);
+  });
 }
 
 bool needs_keys(const std::vector<Setting>& settings) {

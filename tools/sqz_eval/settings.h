@@ -23,7 +23,8 @@ struct SelectorTraits {
 const SelectorTraits* find_selector(const std::string& name);
 std::string known_selectors();  // "dense, squeezed, ..."
 
-// How the index of a kind is built, on top of `base`.
+// How the index of a kind is built, on top of `base`, whose query classifier is for those that need
+// it.
 BuildOptions index_options(const std::string& kind, const BuildOptions& base);
 
 struct SettingOptions {
@@ -46,6 +47,9 @@ struct Setting {
 
 // Always begins with dense, the reference, once. kInvalidArgument for an unknown selector.
 Result<std::vector<Setting>> make_settings(const SettingOptions& options);
+
+// Whether one of the settings needs a query classifier.
+bool needs_qmodel(const std::vector<Setting>& settings);
 
 // Whether one of the settings needs the calibration of single keys.
 bool needs_keys(const std::vector<Setting>& settings);

@@ -199,19 +199,27 @@ Result<CalibrationPrompts> calibration_prompts(const BuildArguments& arguments,
   return out;
 }
 
-// The options, with the layer profile that is to be embedded.
+// The options, with what their files hold: the layer profile that is to be embedded, and the query
+// classifier, which `qmodel` keeps.
 Result<BuildOptions> full_options(const BuildArguments& arguments, const CommonOptions& common,
-                                  const ModelDescription& model) {
+                                  const ModelDescription& model, QmodelFile& qmodel) {
   BuildOptions out = build_options(arguments, common);
-  if (arguments.layers.empty()) return out;
-  SQZ_ASSIGN_OR_RETURN(out.layer_budgets, read_layer_budgets(arguments.layers, model));
+  if (!arguments.layers.empty()) {
+    SQZ_ASSIGN_OR_RETURN(out.layer_budgets, read_layer_budgets(arguments.layers, model));
+  }
+  if (!arguments.qmodel.empty()) {
+    SQZ_ASSIGN_OR_RETURN(qmodel, read_qmodel_file(arguments.qmodel));
+    out.qmodel = &qmodel;
+  }
   return out;
 }
 
 Status build_from_texts(const BuildArguments& arguments, const ToolContext& context) {
+  QmodelFile qmodel;
   SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
-  SQZ_ASSIGN_OR_RETURN(const BuildOptions options,
-                       full_options(arguments, context.options, source.model().description));
+  SQZ_ASSIGN_OR_RETURN(
+      const BuildOptions options,
+      full_options(arguments, context.options, source.model().description, qmodel));
   SQZ_ASSIGN_OR_RETURN(const std::vector<Job> jobs, make_jobs(source, arguments));
   SQZ_RETURN_IF_ERROR(check_jobs(jobs, source.model().description, arguments, options));
   SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts,
@@ -242,10 +250,11 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
 }
 
 Status build_from_file(const BuildArguments& arguments, const ToolContext& context) {
+  QmodelFile qmodel;
   SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(arguments.capture));
   const CaptureInfo& info = capture->info();
   SQZ_ASSIGN_OR_RETURN(const BuildOptions options,
-                       full_options(arguments, context.options, info.model));
+                       full_options(arguments, context.options, info.model, qmodel));
   const auto tokens = static_cast<int64_t>(info.tokens.size());
   SQZ_ASSIGN_OR_RETURN(const BuildPlan plan, IndexBuilder::plan(info.model, tokens, options));
   SQZ_RETURN_IF_ERROR(check_capture(info, arguments.capture, options.tail));

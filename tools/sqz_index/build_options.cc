@@ -28,13 +28,17 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_flag("--dry-run", arguments.dry_run, "Say what a build would take; write nothing");
 
   constexpr const char* kGroup = "Index";
-  app.add_option("--sink", build.sink, "First tokens that are always attended")
+  app.add_option("--sink", arguments.sink,
+                 "First tokens that are always attended (default: 16; with --qmodel 1)")
       ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
       ->group(kGroup);
-  app.add_option("--tail", build.tail, "Last tokens that are always attended; they calibrate")
+  app.add_option("--tail", arguments.tail,
+                 "Last tokens that are always attended; they calibrate (default: 100; with "
+                 "--qmodel 2047)")
       ->check(CLI::PositiveNumber)
-      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--qmodel", arguments.qmodel,
+                 "Query classifier (.sqz) whose buckets the keys go to (for --selector saap)")
       ->group(kGroup);
   app.add_option("--partition", arguments.partition,
                  "Clusters of similar keys, or pages of consecutive tokens (for --selector quest)")
@@ -127,6 +131,16 @@ Status check_arguments(const BuildArguments& arguments) {
             "--calibrate-with: an index of pages has nothing to calibrate without "
             "--calibrate-keys"};
   }
+  if (!arguments.qmodel.empty() && arguments.partition != "kmeans") {
+    return {Code::kInvalidArgument,
+            "--qmodel brings its own buckets: pass it or --partition pages, not both"};
+  }
+  if (!arguments.calibrate_with.empty() && !arguments.qmodel.empty() &&
+      !arguments.build.calibrate_keys) {
+    return {Code::kInvalidArgument,
+            "--calibrate-with: an index of buckets has nothing to calibrate without "
+            "--calibrate-keys"};
+  }
   if (arguments.build.calibrate_keys && arguments.no_kv) {
     return {Code::kInvalidArgument,
             "--calibrate-keys is for --selector ideal, which needs the keys that --no-kv leaves "
@@ -149,11 +163,17 @@ BuildOptions build_options(const BuildArguments& arguments, const CommonOptions&
   BuildOptions out = arguments.build;
   out.level_fractions = arguments.level_fractions.empty() ? default_fractions(arguments.levels)
                                                           : arguments.level_fractions;
+  // SAAP attends "1 + 2047" tokens exactly.
+  const bool buckets = !arguments.qmodel.empty();
+  out.sink = arguments.sink.value_or(buckets ? 1 : out.sink);
+  out.tail = arguments.tail.value_or(buckets ? 2047 : out.tail);
   out.seed = common.seed;
   out.threads = common.threads;
   out.dtype = arguments.dtype == "f16" ? DType::kF16 : DType::kBF16;
   out.keep_kv = !arguments.no_kv;
-  out.partition = arguments.partition == "pages" ? Partition::kPages : Partition::kKmeans;
+  out.partition = arguments.partition == "pages" ? Partition::kPages
+                  : buckets                      ? Partition::kBuckets
+                                                 : Partition::kKmeans;
   // The model's GPU is the engine's, too: its keys need not move.
   if (common.device.starts_with("cuda:")) out.gpu = std::atoi(common.device.c_str() + 5);
   return out;

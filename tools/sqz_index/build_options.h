@@ -1,6 +1,7 @@
 // The options of `sqz-index build`.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct BuildArguments {
   std::string capture;  // F.h5 instead of a model and texts
   std::string output;   // file; folder with `separate`
   bool separate = false, force = false, dry_run = false;
+  std::optional<int64_t> sink, tail;  // absent: the defaults of the partition
   int levels = 2;
   std::vector<double> level_fractions;  // empty: the defaults of `levels`
   bool no_kv = false;
@@ -23,6 +25,7 @@ struct BuildArguments {
   int64_t answer_tokens = kAnswerTokens;
   std::string partition = "kmeans";
   std::string layers;  // a layer profile to embed; empty: none
+  std::string qmodel;  // F.sqz: the partition is its buckets
   BuildOptions build;
 };
 
@@ -31,7 +34,7 @@ void add_build_options(CLI::App& app, BuildArguments& arguments);
 // Combinations that CLI11 cannot check.
 Status check_arguments(const BuildArguments& arguments);
 
-// `arguments.build` with everything else that was given put into it.
+// `arguments.build` with everything else that was given put into it, but the query classifier.
 BuildOptions build_options(const BuildArguments& arguments, const CommonOptions& common);
 
 }  // namespace sqz

@@ -27,7 +27,7 @@ void add_measure_options(CLI::App& app, ProfileArguments& arguments) {
       ->type_name("p=LIST")
       ->group(kGroup);
   app.add_option("--selector", arguments.selector,
-                 "What reads: " + eval::known_selectors() + " but dense")
+                 "What reads: " + eval::known_selectors() + " but dense and saap")
       ->capture_default_str()
       ->group(kGroup);
   app.add_option("--rule", arguments.rule, "Of squeezed and ideal")
@@ -104,9 +104,9 @@ Result<ProfileNumbers> profile_numbers(const ProfileArguments& arguments) {
     return refuse("--index brings its context with it: pass no --tokens or --windows beside it");
   }
   const eval::SelectorTraits* traits = eval::find_selector(arguments.selector);
-  if (traits == nullptr || !traits->budget) {
+  if (traits == nullptr || !traits->budget || traits->index == std::string_view("buckets")) {
     return refuse(concat("--selector: found ", arguments.selector, ", expected one of ",
-                         eval::known_selectors(), " but dense"));
+                         eval::known_selectors(), " but dense and saap"));
   }
   std::string sweep =
       arguments.sweep.empty() && arguments.p == "auto" ? kStandardSweep : arguments.sweep;

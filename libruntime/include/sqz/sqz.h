@@ -112,8 +112,9 @@ SQZ_API void sqz_index_close(sqz_index* index);
 typedef enum sqz_partition {
   SQZ_PARTITION_KMEANS = 0, /* clusters of similar keys, under a tree of centroids */
   SQZ_PARTITION_PAGES = 1,  /* pages of consecutive tokens, with the range of their keys */
-  SQZ_PARTITION_PRUNED = 2  /* what one selector reads at one budget, and nothing else: sessions of
+  SQZ_PARTITION_PRUNED = 2, /* what one selector reads at one budget, and nothing else: sessions of
                                that selector only, budget, keep and layers left as they are */
+  SQZ_PARTITION_BUCKETS = 3 /* buckets of a query classifier, which is in the index */
 } sqz_partition;
 
 typedef struct sqz_index_info {
@@ -180,8 +181,12 @@ typedef enum sqz_selector {
                                 thresholds are given */
   SQZ_SELECTOR_STREAM = 4,   /* sink and most recent keys only, whatever is asked */
   SQZ_SELECTOR_WINDOW = 5,   /* the most recent keys only, without the sink */
-  SQZ_SELECTOR_H2O = 6       /* half the most recent keys, half those that the context's own tokens
+  SQZ_SELECTOR_H2O = 6,      /* half the most recent keys, half those that the context's own tokens
                                 attended to most; needs an index built with --heavy-hitters */
+  SQZ_SELECTOR_SAAP = 7      /* the buckets that a trained network names from the queries before
+                                RoPE, best first until the keys asked for are read; needs an index
+                                of buckets, and q_before_rope or positions in sqz_attend_args. CPU
+                                only. The networks' bytes are the model's, and not counted */
 } sqz_selector;
 
 /* "squeezed", "dense", ...: static; null for a number that this library has no selector for. Counts
@@ -278,6 +283,9 @@ typedef struct sqz_attend_args {
   int64_t requests;
   void* stream;              /* cudaStream_t on CUDA (null = the default stream); null on the CPU */
   const sqz_kv_cache* cache; /* CUDA: read keys and values from here; null = from the index */
+  const sqz_tensor* q_before_rope; /* [T, Hq, d] dtype of q: the same queries before RoPE, for
+                                      selector saap; null = turn q back by `positions` and the
+                                      model's RoPE, which the index knows */
 } sqz_attend_args;
 
 /* The state (out, lse) of each query over the fixed context. q, out and lse must not share memory.

@@ -1,0 +1,68 @@
+#include "libindex/buckets.h"
+
+#include <array>
+#include <numeric>
+
+#include "libindex/parallel.h"
+#include "libruntime/rope.h"
+
+namespace sqz {
+namespace {
+
+// In lanes that a compiler makes vectors of; the order of the sums is fixed.
+float dot(const float* a, const float* b, int64_t n) {
+  constexpr int64_t kLanes = 8;
+  std::array<float, kLanes> sums{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+  }
+  for (; i < n; ++i) sums[0] += a[i] * b[i];
+  return std::accumulate(sums.begin(), sums.end(), 0.0f);
+}
+
+uint32_t nearest(const float* centroids, int64_t buckets, const float* key, int64_t dim) {
+  uint32_t best = 0;
+  float most = dot(centroids, key, dim);
+  for (int64_t c = 1; c < buckets; ++c) {
+    const float product = dot(centroids + c * dim, key, dim);
+    if (product <= most) continue;
+    most = product;
+    best = static_cast<uint32_t>(c);
+  }
+  return best;
+}
+
+}  // namespace
+
+Result<BucketOrder> order_by_bucket(const QmodelFile& qmodel, int64_t layer,
+                                    std::span<const float> keys, int64_t tokens, int64_t first,
+                                    int64_t count, int threads) {
+  const int64_t heads = qmodel.model.kv_heads, dim = qmodel.model.head_dim,
+                buckets = qmodel.buckets;
+  const std::vector<float>& centroids = qmodel.layers[static_cast<size_t>(layer)].centroids;
+  const RopeUndo rope(qmodel.model.rope, dim);
+  BucketOrder out;
+  out.heads.resize(static_cast<size_t>(heads));
+  out.offsets.assign(static_cast<size_t>(heads * (buckets + 1)), 0);
+  SQZ_RETURN_IF_ERROR(parallel_for(heads, threads, [&](int64_t head) {
+    std::vector<float> angles(static_cast<size_t>(dim)), key(static_cast<size_t>(dim));
+    std::vector<uint32_t> bucket(static_cast<size_t>(count));
+    uint32_t* offsets = out.offsets.data() + head * (buckets + 1);
+    for (int64_t i = 0; i < count; ++i) {
+      const float* row = keys.data() + (head * tokens + first + i) * dim;
+      rope.apply(first + i, row, 1, angles.data(), key.data());
+      bucket[i] = nearest(centroids.data() + head * buckets * dim, buckets, key.data(), dim);
+      ++offsets[bucket[i] + 1];
+    }
+    std::partial_sum(offsets, offsets + buckets + 1, offsets);
+    std::vector<uint32_t> next(offsets, offsets + buckets);
+    std::vector<uint32_t>& slots = out.heads[head].keys;
+    slots.resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) slots[next[bucket[i]]++] = static_cast<uint32_t>(i);
+    return Status();
+  }));
+  return out;
+}
+
+}  // namespace sqz

@@ -1,0 +1,33 @@
+// The network of one KV head, from a query before RoPE to the share of its attention in each bucket
+// (formats/qmodel_file.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "formats/sqz_file.h"
+
+namespace sqz {
+
+struct Classifier {
+  int64_t dim = 0, hidden = 0, buckets = 0;  // d, H, C
+  const float* hidden_weight = nullptr;      // [H, d]
+  const float* hidden_bias = nullptr;        // [H]
+  const float* output_weight = nullptr;      // [C, H]
+  const float* output_bias = nullptr;        // [C]
+};
+
+// Of a layer of buckets.
+Classifier head_classifier(const LayerView& view, int64_t kv_head);
+
+// Queries that go through a network together: each row of the weights is read once for all.
+inline constexpr int64_t kClassifierRows = 8;
+
+// shares[c] += the softmax of each query's logits. rows: [count] pointers to [d] floats, at most
+// kClassifierRows. `floats`: workspace, kClassifierRows * (H + C). A query or a weight that is no
+// number makes a share none. The same bits on every machine with the same compiler flags, whatever
+// else is in the batch.
+void add_bucket_shares(const Classifier& network, const float* const* rows, int64_t count,
+                       float* floats, std::span<float> shares);
+
+}  // namespace sqz
