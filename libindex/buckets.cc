@@ -1,5 +1,6 @@
 #include "libindex/buckets.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 
@@ -33,11 +34,15 @@ uint32_t nearest(const float* centroids, int64_t buckets, const float* key, int6
   return best;
 }
 
+float as_stored(float x, DType dtype) {
+  return dtype == DType::kBF16 ? to_float(to_bfloat16(x)) : to_float(to_float16(x));
+}
+
 }  // namespace
 
-Result<BucketOrder> order_by_bucket(const QmodelFile& qmodel, int64_t layer,
-                                    std::span<const float> keys, int64_t tokens, int64_t first,
-                                    int64_t count, int threads) {
+Result<BucketOrder> order_by_bucket(const QmodelFile& qmodel, int64_t layer, const BucketKeys& from,
+                                    int threads) {
+  const int64_t count = from.count, first = from.first;
   const int64_t heads = qmodel.model.kv_heads, dim = qmodel.model.head_dim,
                 buckets = qmodel.buckets;
   const std::vector<float>& centroids = qmodel.layers[static_cast<size_t>(layer)].centroids;
@@ -46,12 +51,14 @@ Result<BucketOrder> order_by_bucket(const QmodelFile& qmodel, int64_t layer,
   out.heads.resize(static_cast<size_t>(heads));
   out.offsets.assign(static_cast<size_t>(heads * (buckets + 1)), 0);
   SQZ_RETURN_IF_ERROR(parallel_for(heads, threads, [&](int64_t head) {
-    std::vector<float> angles(static_cast<size_t>(dim)), key(static_cast<size_t>(dim));
+    std::vector<float> angles(static_cast<size_t>(dim)), key(angles.size()), stored(angles.size());
     std::vector<uint32_t> bucket(static_cast<size_t>(count));
     uint32_t* offsets = out.offsets.data() + head * (buckets + 1);
     for (int64_t i = 0; i < count; ++i) {
-      const float* row = keys.data() + (head * tokens + first + i) * dim;
-      rope.apply(first + i, row, 1, angles.data(), key.data());
+      const float* row = from.keys.data() + (head * from.tokens + first + i) * dim;
+      std::transform(row, row + dim, stored.data(),
+                     [&](float x) { return as_stored(x, from.dtype); });
+      rope.apply(first + i, stored.data(), 1, angles.data(), key.data());
       bucket[i] = nearest(centroids.data() + head * buckets * dim, buckets, key.data(), dim);
       ++offsets[bucket[i] + 1];
     }
@@ -62,6 +69,37 @@ Result<BucketOrder> order_by_bucket(const QmodelFile& qmodel, int64_t layer,
     for (int64_t i = 0; i < count; ++i) slots[next[bucket[i]]++] = static_cast<uint32_t>(i);
     return Status();
   }));
+  return out;
+}
+
+QmodelFile embedded_qmodel(const SqzFile& index) {
+  const IndexMetadata& metadata = index.metadata();
+  QmodelFile out;
+  out.model = metadata.model;
+  out.tokenizer_hash = metadata.tokenizer_hash;
+  out.buckets = metadata.buckets;
+  out.hidden = metadata.hidden;
+  const auto recent = metadata.build.find("trained_for_recent");
+  if (recent != metadata.build.end() && recent->is_number_integer()) {
+    out.recent = recent->get<int64_t>();
+  }
+  const int64_t heads = metadata.model.kv_heads, dim = metadata.model.head_dim;
+  const int64_t buckets = out.buckets, hidden = out.hidden;
+  out.layers.resize(static_cast<size_t>(metadata.model.layers));
+  for (int64_t l = 0; l < metadata.model.layers; ++l) {
+    const LayerView view = index.layer(l);
+    if (view.buckets == 0) {
+      if (metadata.layers[static_cast<size_t>(l)].window == 0) out.dense.push_back(l);
+      continue;
+    }
+    const ClassifierView& from = view.classifier;
+    QmodelLayer& layer = out.layers[static_cast<size_t>(l)];
+    layer.centroids.assign(from.centroids, from.centroids + heads * buckets * dim);
+    layer.hidden_weight.assign(from.hidden_weight, from.hidden_weight + heads * hidden * dim);
+    layer.hidden_bias.assign(from.hidden_bias, from.hidden_bias + heads * hidden);
+    layer.output_weight.assign(from.output_weight, from.output_weight + heads * buckets * hidden);
+    layer.output_bias.assign(from.output_bias, from.output_bias + heads * buckets);
+  }
   return out;
 }
 

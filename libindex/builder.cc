@@ -189,10 +189,11 @@ class Builder final : public IndexBuilder {
   Status store_buckets(int64_t layer, const LayerInput& input) {
     const Timer timer(report_.seconds.cluster);
     SQZ_RETURN_IF_ERROR(check_values(layer, input));
-    SQZ_ASSIGN_OR_RETURN(
-        const BucketOrder order,
-        order_by_bucket(*options_.qmodel, layer, input.keys, layout_.metadata.tokens, options_.sink,
-                        layout_.clustered, threads_));
+    SQZ_ASSIGN_OR_RETURN(const BucketOrder order,
+                         order_by_bucket(*options_.qmodel, layer,
+                                         {input.keys, layout_.metadata.tokens, options_.sink,
+                                          layout_.clustered, options_.dtype},
+                                         threads_));
     return store_.fill_buckets(input.keys.data(), input.values.data(), order,
                                options_.qmodel->layers[static_cast<size_t>(layer)], options_.sink,
                                options_.keep_kv, threads_);

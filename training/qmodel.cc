@@ -41,6 +41,12 @@ enum Stream : int64_t {
   kWeights
 };
 
+double mean_recall(const std::vector<QmodelRecall>& rows) {
+  double sum = 0;
+  for (const QmodelRecall& row : rows) sum += row.recall;
+  return sum / static_cast<double>(rows.size());
+}
+
 class Training {
  public:
   Training(Runner& runner, const QmodelOptions& options)
@@ -163,6 +169,7 @@ Json Training::settings() const {
           {"decay", o_.decay},
           {"positions", o_.positions},
           {"queries", o_.queries},
+          {"near_queries", o_.near_queries},
           {"keys_per_bucket", o_.keys_per_bucket},
           {"checks", o_.checks},
           {"patience", o_.patience},
@@ -241,9 +248,10 @@ Status Training::capture(int64_t number) {
   const int64_t heads = model_.kv_heads;
   return run_window(runner_, window, pass, [&](int64_t i, const WindowLayer& layer) {
     const at::Tensor centroids = state_.centroids.narrow(0, i * heads, heads);
-    pool_->put(number, i * heads,
-               train_samples(layer, centroids, model_.attention_scale, far_, o_.queries,
-                             kmeans_seed(o_.seed, kSamples, number, i)));
+    pool_->put(
+        number, i * heads,
+        train_samples(layer, centroids, model_.attention_scale, far_,
+                      {o_.queries, o_.near_queries, kmeans_seed(o_.seed, kSamples, number, i)}));
     return Status();
   });
 }
@@ -272,10 +280,12 @@ Status Training::save() {
 Status Training::check() {
   SQZ_RETURN_IF_ERROR(fetch_loss());
   QmodelProgress progress;
-  progress.recall = held_out_recall(fold(state_.network), held_out_samples_);
-  double mean = 0;
-  for (const QmodelRecall& row : progress.recall) mean += row.recall;
-  mean /= static_cast<double>(progress.recall.size());
+  const RecallSum held_out = held_out_recall(fold(state_.network), held_out_samples_);
+  progress.recall = held_out.mean(false, true);
+  progress.far_recall = held_out.mean(true, true);
+  // Of queries as they are learned from.
+  const double mean = (1 - o_.near_queries) * mean_recall(progress.far_recall) +
+                      o_.near_queries * mean_recall(progress.recall);
   state_.loss = state_.loss_sum / static_cast<double>(std::max<int64_t>(state_.loss_steps, 1));
   state_.loss_sum = 0;
   state_.loss_steps = 0;
@@ -424,6 +434,10 @@ Status check_options(const QmodelOptions& o, const ModelDescription& model) {
     if (layer >= 0 && layer < model.layers) continue;
     return {Code::kInvalidArgument,
             concat("dense: found ", layer, ", expected a layer below ", model.layers)};
+  }
+  if (!(o.near_queries >= 0 && o.near_queries <= 1)) {
+    return {Code::kInvalidArgument,
+            concat("near queries: found ", o.near_queries, ", expected a share, 0 to 1")};
   }
   if (o.resume && o.checkpoint.empty()) {
     return {Code::kInvalidArgument, "resume: no checkpoint to go on from"};

@@ -25,12 +25,13 @@ struct QmodelText {
 };
 
 struct QmodelProgress {
-  const char* phase = "";            // "cluster", "capture", "train", "test"
-  double done = 0;                   // 0 .. 1, of everything
-  bool checked = false;              // the fields below are new
-  int64_t step = 0;                  // updates made
-  double loss = 0;                   // mean KL divergence since the last check, nats
-  std::vector<QmodelRecall> recall;  // of held-out windows
+  const char* phase = "";                // "cluster", "capture", "train", "test"
+  double done = 0;                       // 0 .. 1, of everything
+  bool checked = false;                  // the fields below are new
+  int64_t step = 0;                      // updates made
+  double loss = 0;                       // mean KL divergence since the last check, nats
+  std::vector<QmodelRecall> recall;      // of held-out windows, all queries,
+  std::vector<QmodelRecall> far_recall;  // and those whose best key is far
 };
 
 struct QmodelOptions {
@@ -48,7 +49,8 @@ struct QmodelOptions {
   double learning_rate = 1e-3;
   bool decay = true;              // the rate falls to 0 along a cosine; else it is constant
   int64_t positions = 2048;       // tokens of a window whose queries are looked at
-  int64_t queries = 1024;         // of these, kept at most for each KV head
+  int64_t queries = 1024;         // of these, kept at most for each KV head,
+  double near_queries = 0.5;      // this share of them for queries whose best key is recent: 0 .. 1
   int64_t keys_per_bucket = 128;  // keys that are clustered, of each KV head, by bucket
   int64_t checks = 20;            // times that held-out recall is measured
   int64_t patience = 5;           // checks without a better one end the training
@@ -67,7 +69,8 @@ struct QmodelOptions {
 
 // Means over layers, heads and queries of the texts that were not trained on.
 struct QmodelScores {
-  std::string method;        // "classifier", "kmeans" (before RoPE), "kmeans-rope"
+  std::string method;        // "classifier", "classifier-share", "kmeans", "kmeans-rope": what
+                             // orders the buckets (qmodel_recall.h)
   bool far_queries = false;  // of queries whose best key is far; else of all
   bool far_keys = false;     // the selectivity is of the far keys, which are all that an index puts
                              // into buckets; else of all keys up to the query

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "libindex/kmeans.h"
+#include "libindex/parallel.h"
 
 namespace sqz::training {
 namespace {
@@ -90,7 +91,7 @@ Result<at::Tensor> find_centroids(Runner& runner, std::span<const QmodelWindow> 
       problem.seed = kmeans_seed(o.seed, o.layers[static_cast<size_t>(i)], head, 1);
       problem.assignment = assignment.data() + head * count;
     }
-    SQZ_RETURN_IF_ERROR(engine->run(problems, o.threads, {}));
+    SQZ_RETURN_IF_ERROR(engine->run(problems, resolve_threads(o.threads), {}));
     for (int64_t head = 0; head < heads; ++head) {
       SQZ_RETURN_IF_ERROR(
           mean_directions(problems[static_cast<size_t>(head)], o.layers[static_cast<size_t>(i)],

@@ -36,10 +36,11 @@ at::Tensor classifier_scores(const FoldedNetwork& network, const at::Tensor& que
   return shares.view({queries.size(0), -1, group, shares.size(2)}).sum(2);
 }
 
-void RecallSum::add(const at::Tensor& scores, const RecallSamples& samples) {
+void RecallSum::add(const at::Tensor& scores, const RecallSamples& samples, bool shares) {
   const at::Tensor far = samples.far.to(at::kDouble);
   const auto add_to = [&](Sums& sums, double selectivity, const at::Tensor& sizes) {
-    const at::Tensor recall = recall_at(selectivity, scores, sizes, samples.masses).to(at::kDouble);
+    const at::Tensor order = shares ? scores / sizes.clamp_min(1).sqrt() : scores;
+    const at::Tensor recall = recall_at(selectivity, order, sizes, samples.masses).to(at::kDouble);
     sums.all += recall.sum().item<double>();
     sums.far += (recall * far).sum().item<double>();
   };
@@ -49,6 +50,14 @@ void RecallSum::add(const at::Tensor& scores, const RecallSamples& samples) {
   }
   rows_.all += static_cast<double>(far.numel());
   rows_.far += far.sum().item<double>();
+}
+
+void RecallSum::add(const at::Tensor& scores, const RecallSamples& samples) {
+  add(scores, samples, false);
+}
+
+void RecallSum::add_shares(const at::Tensor& shares, const RecallSamples& samples) {
+  add(shares, samples, true);
 }
 
 std::vector<QmodelRecall> RecallSum::mean(bool far_queries, bool far_keys) const {
@@ -75,13 +84,12 @@ RecallSamples concatenated(std::span<const RecallSamples> layers) {
   return {at::cat(queries), at::cat(masses), at::cat(far_sizes), at::cat(sizes), at::cat(far)};
 }
 
-std::vector<QmodelRecall> held_out_recall(const FoldedNetwork& network,
-                                          std::span<const RecallSamples> windows) {
+RecallSum held_out_recall(const FoldedNetwork& network, std::span<const RecallSamples> windows) {
   RecallSum sum;
   for (const RecallSamples& window : windows) {
-    sum.add(classifier_scores(network, window.queries, window.masses.size(2)), window);
+    sum.add_shares(classifier_scores(network, window.queries, window.masses.size(2)), window);
   }
-  return sum.mean(false, true);
+  return sum;
 }
 
 Result<RecallSamples> window_recall_samples(Runner& runner, const QmodelWindow& window,
@@ -104,7 +112,7 @@ Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
                                                   const RecallPlan& plan) {
   const ModelDescription& model = runner.config().description;
   const int64_t heads = model.kv_heads, group = model.group_size();
-  RecallSum classifier, kmeans, roped;
+  RecallSum classifier, by_share, kmeans, roped;
   for (size_t w = 0; w < windows.size(); ++w) {
     RecallPlan of_window = plan;
     of_window.seed = kmeans_seed(plan.seed, static_cast<int64_t>(w), 0, 0);
@@ -118,7 +126,9 @@ Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
       const RecallSamples plain =
           recall_samples(layer, mine(methods.centroids), model.attention_scale, plan.far, false);
       const FoldedNetwork networks = heads_of(methods.network, i * heads, heads);
-      classifier.add(classifier_scores(networks, plain.queries, group), plain);
+      const at::Tensor shares = classifier_scores(networks, plain.queries, group);
+      classifier.add_shares(shares, plain);
+      by_share.add(shares, plain);
       kmeans.add(centroid_scores(plain.queries, mine(methods.centroids), group), plain);
       const RecallSamples after = recall_samples(layer, mine(methods.roped_centroids),
                                                  model.attention_scale, plan.far, true);
@@ -134,6 +144,7 @@ Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
         out.push_back({method, far_queries, far_keys, sum.mean(far_queries, far_keys)});
       };
       add("classifier", classifier);
+      add("classifier-share", by_share);
       add("kmeans", kmeans);
       add("kmeans-rope", roped);
     }

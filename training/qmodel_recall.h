@@ -22,12 +22,17 @@ at::Tensor classifier_scores(const FoldedNetwork& network, const at::Tensor& que
 class RecallSum {
  public:
   void add(const at::Tensor& scores, const RecallSamples& samples);
+  // Of shares of the attention: buckets by share over the square root of their size, as the
+  // selector `saap` reads them (libruntime/select/saap.cc).
+  void add_shares(const at::Tensor& shares, const RecallSamples& samples);
   std::vector<QmodelRecall> mean(bool far_queries, bool far_keys) const;
 
  private:
   struct Sums {
     double all = 0, far = 0;  // over queries
   };
+  void add(const at::Tensor& scores, const RecallSamples& samples, bool shares);
+
   std::array<Sums, std::size(kSelectivities)> of_all_keys_, of_far_keys_;
   Sums rows_;
 };
@@ -35,9 +40,8 @@ class RecallSum {
 // The heads of all layers of a window, one after the other.
 RecallSamples concatenated(std::span<const RecallSamples> layers);
 
-// The classifier's mean recall on windows whose samples are kept.
-std::vector<QmodelRecall> held_out_recall(const FoldedNetwork& network,
-                                          std::span<const RecallSamples> windows);
+// The classifier's recall on windows whose samples are kept.
+RecallSum held_out_recall(const FoldedNetwork& network, std::span<const RecallSamples> windows);
 
 struct MethodTensors {
   at::Tensor centroids;        // [n, C, d], before RoPE
@@ -56,8 +60,9 @@ struct RecallPlan {
 Result<RecallSamples> window_recall_samples(Runner& runner, const QmodelWindow& window,
                                             const at::Tensor& centroids, const RecallPlan& plan);
 
-// "classifier", "kmeans" and "kmeans-rope" (product of query and centroid, before and after RoPE),
-// each in the four ways of QmodelScores; the first is file.recall.
+// "classifier", "classifier-share" (by share alone, whatever the buckets' sizes, as in the paper),
+// "kmeans" and "kmeans-rope" (product of query and centroid, before and after RoPE), each in the
+// four ways of QmodelScores; the first is file.recall.
 Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
                                                   std::span<const QmodelWindow> windows,
                                                   const MethodTensors& methods,

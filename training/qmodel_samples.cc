@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "libindex/kmeans.h"
@@ -51,6 +52,22 @@ HeadRows head_rows(const WindowLayer& layer, int64_t head, double scale, const F
   rows.scale = scale;
   rows.far = far;
   return rows;
+}
+
+// Rows whose best key is far (true in `is_far`) and rows whose best is not, in the shares asked for
+// where there are enough of both: at most choice.most row numbers.
+at::Tensor draw_rows(const at::Tensor& is_far, const SampleChoice& choice, uint64_t seed) {
+  at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const auto draw = [&](const at::Tensor& chosen, int64_t most) {
+    const at::Tensor found = chosen.nonzero().squeeze(1);
+    const int64_t count = std::min(most, found.size(0));
+    return found.index_select(0,
+                              at::randperm(found.size(0), random, at::kLong).narrow(0, 0, count));
+  };
+  const auto near =
+      static_cast<int64_t>(std::llround(choice.near * static_cast<double>(choice.most)));
+  const at::Tensor far_rows = draw(is_far, choice.most - near);
+  return near == 0 ? far_rows : at::cat({far_rows, draw(is_far.logical_not(), near)});
 }
 
 }  // namespace
@@ -135,21 +152,19 @@ at::Tensor bucket_sizes(const at::Tensor& positions, const at::Tensor& buckets, 
 }
 
 TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
-                           const FarKeys& far, int64_t most, uint64_t seed) {
+                           const FarKeys& far, const SampleChoice& choice) {
   const int64_t heads = layer.keys.size(0), dim = layer.keys.size(2), buckets = centroids.size(1);
   const at::Tensor assigned = nearest_buckets(layer.keys, centroids);
   TrainSamples out;
-  out.queries = at::zeros({heads, most, dim}, layer.keys.options());
-  out.masses = at::zeros({heads, most, buckets}, layer.keys.options());
+  out.queries = at::zeros({heads, choice.most, dim}, layer.keys.options());
+  out.masses = at::zeros({heads, choice.most, buckets}, layer.keys.options());
   out.counts = at::zeros({heads}, at::kLong);
   for (int64_t head = 0; head < heads; ++head) {
     HeadRows rows = head_rows(layer, head, scale, far);
-    const at::Tensor found = best_is_far(rows).cpu().nonzero().squeeze(1);
-    at::Generator random = at::make_generator<at::CPUGeneratorImpl>(kmeans_seed(seed, head, 0, 0));
-    const int64_t count = std::min(most, found.size(0));
     const at::Tensor chosen =
-        found.index_select(0, at::randperm(found.size(0), random, at::kLong).narrow(0, 0, count))
+        draw_rows(best_is_far(rows).cpu(), choice, kmeans_seed(choice.seed, head, 0, 0))
             .to(layer.keys.device());
+    const int64_t count = chosen.size(0);
     out.counts[head] = count;
     if (count == 0) continue;
     rows.queries = rows.queries.index_select(0, chosen);

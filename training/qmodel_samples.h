@@ -52,14 +52,19 @@ at::Tensor bucket_masses(const HeadRows& rows, const at::Tensor& buckets, int64_
 at::Tensor bucket_sizes(const at::Tensor& positions, const at::Tensor& buckets, int64_t count,
                         const FarKeys& far);
 
-// To train on: queries of a window whose best key is far, drawn at random.
+// To train on: queries of a window, drawn at random.
+struct SampleChoice {
+  int64_t most = 0;  // of each KV head
+  double near = 0;   // share of these that is for queries whose best key is not far: 0 .. 1
+  uint64_t seed = 0;
+};
 struct TrainSamples {
   at::Tensor queries;  // [Hkv, K, d]; rows from counts[h] on are zero
   at::Tensor masses;   // [Hkv, K, C]
   at::Tensor counts;   // [Hkv] int64, on the CPU
 };
 TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
-                           const FarKeys& far, int64_t most, uint64_t seed);
+                           const FarKeys& far, const SampleChoice& choice);
 
 // To measure with: every query of the window.
 struct RecallSamples {

@@ -37,6 +37,7 @@ bool has_blocks(const AttendCall& call) {
 
 Status check_request(const SelectionRequest& request) {
   if (request.estimate) return unsupported("found residual estimate", "drop");
+  if (request.selector == SelectorKind::kSaap) return unsupported("found selector saap", "another");
   return {};
 }
 

@@ -1,7 +1,9 @@
 // The selector `saap`: buckets of keys, and a network that says from a query before RoPE what share
 // of its attention each bucket holds (SAAP, section 4; formats/qmodel_file.h). Shares are added up
 // over the heads of the group and the tokens of the block; the best buckets are read until the
-// share of the keys that was asked for is full.
+// share of the keys that was asked for is full. Buckets are ordered by share over the square root
+// of their size: by share alone (the paper's order) large buckets spend the keys, and by share over
+// size small ones, whose shares are the least certain, come first.
 //
 // The networks are the model's, not the context's: like its weights they are read once for a step,
 // and do not count in the budget.
@@ -51,7 +53,8 @@ class SaapSelector final : public Selector {
       if (!std::isfinite(scores[i])) {
         return {Code::kNumeric, "the product of a query and the classifier is NaN or infinite"};
       }
-      scores[i] = sizes[i] == 0 ? -INFINITY : std::log(scores[i] / rows);
+      const auto size = static_cast<float>(sizes[i]);
+      scores[i] = sizes[i] == 0 ? -INFINITY : std::log(scores[i] / rows) - 0.5f * std::log(size);
     }
     const std::span<uint8_t> chosen = std::span(workspace.bytes).first(buckets);
     rule_->choose({.layer = query.layer,

@@ -11,8 +11,10 @@
 #include "formats/base/hash.h"
 #include "libindex/builder.h"
 #include "libruntime/rope.h"
+#include "tests/common/same_qmodel.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_qmodel.h"
+#include "tests/formats/raw_safetensors.h"
 #include "tests/libindex/clustered_data.h"
 
 namespace sqz {
@@ -65,14 +67,15 @@ Result<BuildReport> build(const std::string& path, const ModelDescription& model
   return builder->finish();
 }
 
-// The bucket of a key, in float64 and with the angles of the definition.
+// The bucket of a key as it is stored, in float64 and with the angles of the definition.
 int64_t nearest(const QmodelFile& q, int64_t head, const float* key, int64_t position) {
   const auto frequencies = rope_frequencies(q.model.rope, kDim);
   std::vector<double> back(kDim);
   for (int64_t i = 0; i < kDim / 2; ++i) {
     const double angle = static_cast<double>(position) * double{frequencies[i]};
-    back[i] = key[i] * std::cos(angle) + key[i + kDim / 2] * std::sin(angle);
-    back[i + kDim / 2] = key[i + kDim / 2] * std::cos(angle) - key[i] * std::sin(angle);
+    const double a = to_float(to_bfloat16(key[i])), b = to_float(to_bfloat16(key[i + kDim / 2]));
+    back[i] = a * std::cos(angle) + b * std::sin(angle);
+    back[i + kDim / 2] = b * std::cos(angle) - a * std::sin(angle);
   }
   int64_t best = 0;
   double most = -INFINITY;
@@ -86,6 +89,21 @@ int64_t nearest(const QmodelFile& q, int64_t head, const float* key, int64_t pos
     best = b;
   }
   return best;
+}
+
+TEST(Buckets, TheClassifierOfAnIndexBuildsTheSameIndexAgain) {
+  const testing::TemporaryDirectory dir;
+  const QmodelFile q = make_qmodel();
+  ASSERT_TRUE(build(dir.file("x"), q.model, bucket_options(q)).ok());
+  const auto file = SqzFile::open(dir.file("x"));
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  const QmodelFile embedded = embedded_qmodel(**file);
+  testing::expect_same_layers(embedded, q);
+  EXPECT_EQ(embedded.dense, q.dense);
+  EXPECT_EQ(embedded.recent, q.recent);
+  const auto again = build(dir.file("y"), q.model, bucket_options(embedded));
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(testing::read_file(dir.file("x")), testing::read_file(dir.file("y")));
 }
 
 TEST(Buckets, EveryKeyIsInTheNearestBucketOfTheClassifier) {
@@ -147,8 +165,8 @@ TEST(Buckets, DoNotDependOnThreadsOrOnWhatComesAfter) {
   EXPECT_EQ((*a)->raw_metadata(), (*b)->raw_metadata());
 
   const Layer layer = make_layer(1);
-  const auto all = order_by_bucket(q, 1, layer.keys, kTokens, kSink, 200, 1);
-  const auto some = order_by_bucket(q, 1, layer.keys, kTokens, kSink, 150, 1);
+  const auto all = order_by_bucket(q, 1, {layer.keys, kTokens, kSink, 200, DType::kF16}, 1);
+  const auto some = order_by_bucket(q, 1, {layer.keys, kTokens, kSink, 150, DType::kF16}, 1);
   ASSERT_TRUE(all.ok() && some.ok());
   for (int64_t head = 0; head < kHeads; ++head) {
     const auto& slots = all->heads[head].keys;

@@ -63,7 +63,8 @@ class Saap : public ::testing::Test {
     return out;
   }
 
-  // Best buckets first, until their keys are nearest to `wanted`.
+  // Best buckets first, by share over the root of the size, until their keys are nearest to
+  // `wanted`.
   std::vector<bool> expected_slots(int64_t kv_head, const std::vector<float>& before,
                                    int64_t wanted) const {
     const LayerView& view = served_.index->layers[1];
@@ -75,11 +76,14 @@ class Saap : public ::testing::Test {
         for (size_t b = 0; b < scores.size(); ++b) scores[b] += one[b];
       }
     }
+    const uint32_t* offsets = view.bucket_offsets + kv_head * (view.buckets + 1);
+    for (int64_t b = 0; b < view.buckets; ++b) {
+      scores[b] /= std::sqrt(std::max(1.0, static_cast<double>(offsets[b + 1] - offsets[b])));
+    }
     std::vector<int64_t> order(scores.size());
     std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(),
               [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
-    const uint32_t* offsets = view.bucket_offsets + kv_head * (view.buckets + 1);
     std::vector<bool> slots(static_cast<size_t>(view.slots));
     int64_t left = wanted;
     for (const int64_t b : order) {

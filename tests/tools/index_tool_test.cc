@@ -88,7 +88,7 @@ TEST_F(IndexToolTest, HelpAndVersion) {
   for (const char* part : {"build", "capture", "info", "verify", "Examples:", "Exit codes: 0 ok"}) {
     EXPECT_THAT(help.out, HasSubstr(part));
   }
-  for (const char* command : {"build", "capture", "info", "prune", "report", "verify"}) {
+  for (const char* command : {"append", "build", "capture", "info", "prune", "report", "verify"}) {
     const ToolRun sub = run(kTool, {command, "--help"});
     EXPECT_EQ(sub.code, 0) << command;
     for (const char* part : {"Example", "Exit codes:", "--json", "SQZ_THREADS", "--no-progress"}) {

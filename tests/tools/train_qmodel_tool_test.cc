@@ -51,7 +51,7 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   EXPECT_EQ(result["hidden"], 32);
   EXPECT_EQ(result["recent"], 64);
   EXPECT_EQ(result["dense"], Json::array({0}));
-  ASSERT_EQ(result["scores"].size(), 12u);
+  ASSERT_EQ(result["scores"].size(), 16u);
   EXPECT_EQ(result["scores"][0]["method"], "classifier");
   EXPECT_EQ(result["scores"][0]["recall"], result["recall"]);
   EXPECT_EQ(result["training"]["preset"], "small");
@@ -89,6 +89,67 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   bytes[bytes.size() - 5000] = static_cast<char>(bytes[bytes.size() - 5000] ^ 4);
   write_all(path("q.sqz"), bytes);
   EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("q.sqz"), "--json"}).code, 3);
+}
+
+TEST_F(TrainQmodelTool, AppendedIndexesAreThoseOfOneBuild) {
+  const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
+  write_all(path("more.txt"), book.substr(500000, 3000));
+  ASSERT_EQ(train({"--steps", "5", "-o", path("q.sqz")}).code, 0);
+  const auto index_tool = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--threads", "2", "--json"});
+    return run(SQZ_INDEX_TOOL, arguments);
+  };
+  const auto build = [&](std::vector<std::string> texts, const std::string& output) {
+    std::vector<std::string> all = {"build"};
+    all.insert(all.end(), texts.begin(), texts.end());
+    all.insert(all.end(), {"--model", kModel, "--qmodel", path("q.sqz"), "--tail", "64", "--dtype",
+                           "f16", "--heavy-hitters", "-o", output});
+    return index_tool(all);
+  };
+  ASSERT_EQ(build({path("other.txt"), path("more.txt")}, path("whole.sqz")).code, 0);
+  const ToolRun part = build({path("other.txt")}, path("x.sqz"));
+  ASSERT_EQ(part.code, 0) << part.err;
+  const std::string before = read_all(path("x.sqz"));
+  fs::remove(path("q.sqz"));
+
+  const auto append = [&](std::vector<std::string> texts, std::vector<std::string> more) {
+    std::vector<std::string> all = {"append", path("x.sqz")};
+    all.insert(all.end(), texts.begin(), texts.end());
+    all.insert(all.end(), {"--model", kModel});
+    all.insert(all.end(), more.begin(), more.end());
+    return index_tool(all);
+  };
+  const auto refused = [&](const ToolRun& result, int code, const std::string& says) {
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(says));
+    EXPECT_EQ(read_all(path("x.sqz")), before);
+  };
+  refused(append({path("other.txt")}, {}), 3, "all tokens: found ");
+  refused(append({path("more.txt"), path("other.txt")}, {}), 3, "hash of the first ");
+
+  const ToolRun longer = append({path("other.txt"), path("more.txt")}, {"-o", path("longer.sqz")});
+  ASSERT_EQ(longer.code, 0) << longer.err;
+  EXPECT_EQ(longer.last()["appended"],
+            longer.last()["tokens"].get<int64_t>() - part.last()["tokens"].get<int64_t>());
+  EXPECT_TRUE(read_all(path("longer.sqz")) == read_all(path("whole.sqz")));
+  EXPECT_EQ(read_all(path("x.sqz")), before);
+  refused(append({path("other.txt"), path("more.txt")}, {"-o", path("longer.sqz")}), 1,
+          "longer.sqz");
+  ASSERT_EQ(append({path("other.txt"), path("more.txt")}, {}).code, 0);
+  EXPECT_TRUE(read_all(path("x.sqz")) == read_all(path("whole.sqz")));
+
+  std::string damaged = before;
+  damaged[damaged.size() / 2] = static_cast<char>(damaged[damaged.size() / 2] ^ 1);
+  write_all(path("x.sqz"), damaged);
+  EXPECT_EQ(append({path("other.txt"), path("more.txt")}, {}).code, 3);
+  EXPECT_EQ(read_all(path("x.sqz")), damaged);
+  const ToolRun clusters = index_tool(
+      {"build", path("more.txt"), "--model", kModel, "-o", path("k.sqz"), "--tail", "32"});
+  ASSERT_EQ(clusters.code, 0) << clusters.err;
+  const ToolRun other =
+      index_tool({"append", path("k.sqz"), path("more.txt"), path("other.txt"), "--model", kModel});
+  EXPECT_EQ(other.code, 3) << other.err;
+  EXPECT_THAT(other.err, HasSubstr("partition: found kmeans, expected buckets"));
 }
 
 TEST_F(TrainQmodelTool, InterruptedItGoesOnToTheSameFile) {

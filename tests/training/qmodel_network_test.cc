@@ -4,6 +4,7 @@
 #include "training/qmodel_network.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
 #include <cmath>
 
@@ -153,6 +154,32 @@ TEST(QmodelNetwork, LearnsWhichBucketAQueryNeeds) {
   const at::Tensor chosen = bucket_logits(fold(n), batch.queries).argmax(2);
   const at::Tensor right = (chosen == batch.masses.argmax(2)).to(at::kFloat).mean();
   EXPECT_GT(right.item<float>(), 0.95);
+}
+
+TEST(QmodelNetwork, AGpuLearnsToNameTheSameBuckets) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "LibTorch sees no GPU";
+  const c10::InferenceMode inference;
+  const NetworkShape shape = {.heads = 3, .dim = 16, .hidden = 64, .buckets = 32};
+  const auto learned = [&](at::Device device) {
+    const auto normals = [&](at::IntArrayRef sizes, uint64_t seed) {
+      return random(sizes, seed).to(at::kFloat).to(device);
+    };
+    Network n = make_network(shape, 5, device);
+    for (uint64_t step = 0; step < 40; ++step) {
+      const NetworkBatch batch = {normals({3, 128, 16}, 100 + step),
+                                  normals({3, 128, 32}, 200 + step).softmax(2),
+                                  at::ones({3, 128}, at::device(device))};
+      update(n, gradient(n.parameters, batch), 1e-3);
+    }
+    return bucket_logits(fold(n), normals({3, 200, 16}, 7)).cpu();
+  };
+  const auto best = [](const at::Tensor& logits) {
+    return std::get<0>(std::get<1>(logits.topk(4, 2)).sort(2));
+  };
+  const at::Tensor here = learned(at::kCPU), there = learned(at::kCUDA);
+  EXPECT_LT((here - there).abs().max().item<float>(), 1e-2);
+  const at::Tensor same = (best(here) == best(there)).all(2);
+  EXPECT_GE(same.sum().item<int64_t>(), 594) << "of 600 queries";
 }
 
 }  // namespace

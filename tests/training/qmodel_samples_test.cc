@@ -186,7 +186,7 @@ TEST_F(QmodelCapture, RopedVectorsAreTheModels) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST_F(QmodelCapture, TrainingSeesFarQueriesAlone) {
+TEST_F(QmodelCapture, TrainingSeesFarAndNearQueriesAsAsked) {
   const c10::InferenceMode inference;
   WindowPass pass;
   pass.positions = draw_positions(41, 300, 100, 5);
@@ -197,25 +197,30 @@ TEST_F(QmodelCapture, TrainingSeesFarQueriesAlone) {
     at::Tensor centroids = random({2, kBuckets, 64}, 3);
     centroids.div_(centroids.norm(2, 2, true));
     const at::Tensor buckets = nearest_buckets(l.keys, centroids);
-    const TrainSamples samples = train_samples(l, centroids, 0.125, far, 30, 9);
-    for (int64_t head = 0; head < 2; ++head) {
-      const int64_t count = samples.counts[head].item<int64_t>();
-      EXPECT_GT(count, 0);
-      EXPECT_LE(count, 30);
-      HeadRows row;
-      row.keys = l.roped_keys[head];
-      row.scale = 0.125;
-      row.far = far;
-      for (int64_t i = 0; i < count; ++i) {  // where in the window the sample comes from
-        const at::Tensor same = (l.queries[head] == samples.queries[head][i]).all(2).nonzero();
-        EXPECT_EQ(same.size(0), 1);
-        const int64_t token = same[0][0].item<int64_t>(), member = same[0][1].item<int64_t>();
-        row.queries = l.roped_queries[head][token][member].unsqueeze(0);
-        row.positions = l.positions.narrow(0, token, 1);
-        EXPECT_TRUE(best_is_far(row).item<bool>());
-        const at::Tensor masses = bucket_masses(row, buckets[head], kBuckets)[0];
-        EXPECT_LT((masses - samples.masses[head][i]).abs().max().item<float>(), 1e-5);
-        EXPECT_NEAR(masses.sum().item<float>(), 1, 1e-5);
+    for (const double near : {0.0, 0.4, 1.0}) {
+      const SampleChoice choice = {.most = 30, .near = near, .seed = 9};
+      const TrainSamples samples = train_samples(l, centroids, 0.125, far, choice);
+      for (int64_t head = 0; head < 2; ++head) {
+        const int64_t count = samples.counts[head].item<int64_t>();
+        EXPECT_LE(count, 30);
+        HeadRows row;
+        row.keys = l.roped_keys[head];
+        row.scale = 0.125;
+        row.far = far;
+        int64_t near_rows = 0;
+        for (int64_t i = 0; i < count; ++i) {  // where in the window the sample comes from
+          const at::Tensor same = (l.queries[head] == samples.queries[head][i]).all(2).nonzero();
+          EXPECT_EQ(same.size(0), 1);
+          const int64_t token = same[0][0].item<int64_t>(), member = same[0][1].item<int64_t>();
+          row.queries = l.roped_queries[head][token][member].unsqueeze(0);
+          row.positions = l.positions.narrow(0, token, 1);
+          near_rows += !best_is_far(row).item<bool>();
+          const at::Tensor masses = bucket_masses(row, buckets[head], kBuckets)[0];
+          EXPECT_LT((masses - samples.masses[head][i]).abs().max().item<float>(), 1e-5);
+          EXPECT_NEAR(masses.sum().item<float>(), 1, 1e-5);
+        }
+        EXPECT_EQ(near_rows, static_cast<int64_t>(30 * near)) << "there are enough of these";
+        EXPECT_EQ(count > near_rows, near < 1);
       }
     }
     return Status();

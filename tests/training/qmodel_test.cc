@@ -42,7 +42,6 @@ class QmodelTraining : public ::testing::Test {
     options_.queries = 64;
     options_.keys_per_bucket = 32;
     options_.checks = 4;
-    options_.threads = 2;
     // Room for three windows: the others stream through.
     options_.memory = 3 * 10 * 64 * (64 + 16) * 4;
     options_.checkpoint = dir_.file("c.sqz");
@@ -95,7 +94,7 @@ TEST_F(QmodelTraining, LearnsAndWritesAFileThatReadsBack) {
   EXPECT_LT(checks.back().loss, 0.9 * checks.front().loss);
   EXPECT_GT(trained->windows, 6);
   EXPECT_EQ(trained->held_out, 1);
-  ASSERT_EQ(trained->scores.size(), 12u);
+  ASSERT_EQ(trained->scores.size(), 16u);
   EXPECT_EQ(trained->scores[0].method, "classifier");
   const auto& recall = trained->scores[0].recall;
   ASSERT_EQ(recall.size(), 3u);

@@ -5,6 +5,7 @@
 
 namespace sqz {
 
+void add_append_command(Tool& tool);
 void add_build_command(Tool& tool);
 void add_calibrate_command(Tool& tool);
 void add_capture_command(Tool& tool);

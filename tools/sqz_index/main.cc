@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
                  "  sqz-index verify book.sqz\n"
                  "  sqz-index report book.sqz -o book.html\n"
                  "'sqz-index COMMAND --help' has the options of a command.\n");
+  sqz::add_append_command(tool);
   sqz::add_build_command(tool);
   sqz::add_calibrate_command(tool);
   sqz::add_capture_command(tool);

@@ -13,8 +13,9 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
         ->group(kGroup);
   };
   app.add_option("--preset", arguments.preset,
-                 "small: 20000 steps of 1024 queries, rate 1e-3 falling to 0; paper: 40000 steps "
-                 "of 1000, rate 1e-5. Both: 1024 buckets, 1024 hidden units")
+                 "small: 20000 steps of 1024 queries, half of them near, rate 1e-3 falling to 0; "
+                 "paper: 40000 steps of 1000, none near, rate 1e-5. Both: 1024 buckets, 1024 "
+                 "hidden units")
       ->check(CLI::IsMember({"small", "paper"}))
       ->capture_default_str()
       ->group(kGroup);
@@ -22,6 +23,12 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
   number("--hidden", arguments.hidden, "Hidden units of each network");
   number("--steps", arguments.steps, "Updates of the weights at most");
   number("--batch", arguments.batch, "Queries of a step, of each KV head");
+  app.add_option("--near", arguments.near_queries,
+                 "Share of the queries learned from whose best key is among the last --recent "
+                 "tokens; of the others the best is further back")
+      ->check(CLI::Range(0.0, 1.0))
+      ->type_name("X")
+      ->group(kGroup);
   app.add_option("--lr", arguments.learning_rate, "Learning rate of Adam")
       ->type_name("X")
       ->group(kGroup);
@@ -52,8 +59,7 @@ void add_data_options(CLI::App& app, QmodelOptions& options) {
   };
   number("--window", options.window, "Tokens of a window, which is one dense pass");
   number("--recent", options.recent,
-         "Last tokens that will be attended exactly: only queries whose best key is further back "
-         "are learned from");
+         "Last tokens that will be attended exactly: their keys do not count");
   number("--sink", options.sink, "First tokens that will be attended exactly");
   number("--positions", options.positions, "Tokens of a window whose queries are looked at");
   number("--queries", options.queries, "Of these, kept at most for each KV head");

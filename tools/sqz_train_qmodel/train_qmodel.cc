@@ -31,6 +31,7 @@ QmodelOptions planned(const TrainQmodelArguments& a, const ToolContext& context)
   out.steps = a.steps.value_or(paper ? 40000 : 20000);
   out.batch = a.batch.value_or(paper ? 1000 : 1024);
   out.learning_rate = a.learning_rate.value_or(paper ? 1e-5 : 1e-3);
+  out.near_queries = a.near_queries.value_or(paper ? 0 : 0.5);
   out.decay = a.decay.empty() ? !paper : a.decay == "cosine";
   out.seed = context.options.seed;
   out.device = context.options.device;
@@ -100,8 +101,10 @@ class Reporter {
     if (begun) set_resumable(checkpoint_);
     bar_.update(now.done);
     if (now.checked) {
-      context_.output.event(
-          "check", {{"step", now.step}, {"loss", now.loss}, {"recall", recall_json(now.recall)}});
+      context_.output.event("check", {{"step", now.step},
+                                      {"loss", now.loss},
+                                      {"recall", recall_json(now.recall)},
+                                      {"far_recall", recall_json(now.far_recall)}});
       spdlog::info("step {}: loss {:.4f}, recall {}", now.step, now.loss, recall_text(now.recall));
     }
     return check_stop();

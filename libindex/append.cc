@@ -1,0 +1,168 @@
+#include "libindex/append.h"
+
+#include <algorithm>
+#include <new>
+
+#include "formats/base/hash.h"
+#include "libindex/buckets.h"
+
+namespace sqz {
+namespace {
+
+template <class T>
+void to_floats(const void* rows, int64_t first, int64_t count, float* out) {
+  const T* from = static_cast<const T*>(rows) + first;
+  std::transform(from, from + count, out, [](T x) { return to_float(x); });
+}
+
+// Rows [Hkv, rows of a head, d] of an index, as float32 in token order.
+class TokenOrder {
+ public:
+  TokenOrder(const LayerView& view, const IndexMetadata& metadata, int64_t tokens)
+      : view_(view), metadata_(metadata), tokens_(tokens) {}
+
+  // Tokens that a layer with a sliding window has dropped are zero. fresh: [Hkv, n, d].
+  std::vector<float> rows(const void* slots, const void* exact,
+                          std::span<const float> fresh) const {
+    const int64_t d = view_.head_dim, known = metadata_.tokens, added = tokens_ - known;
+    std::vector<float> out(static_cast<size_t>(view_.kv_heads * tokens_ * d));
+    for (int64_t head = 0; head < view_.kv_heads; ++head) {
+      float* to = out.data() + head * tokens_ * d;
+      for (int64_t s = 0; s < view_.slots; ++s) {
+        const int64_t slot = head * view_.slots + s;
+        copy(slots, slot, to + int64_t{view_.positions[slot]} * d);
+      }
+      for (int64_t e = 0; e < view_.exact; ++e) {
+        const bool sink = view_.slots > 0 && e < metadata_.sink;
+        const int64_t token = sink ? e : known - view_.exact + e;
+        copy(exact, head * view_.exact + e, to + token * d);
+      }
+      std::copy_n(fresh.data() + head * added * d, added * d, to + known * d);
+    }
+    return out;
+  }
+
+ private:
+  void copy(const void* from, int64_t row, float* to) const {
+    const int64_t d = view_.head_dim;
+    if (view_.dtype == DType::kBF16) {
+      to_floats<BFloat16>(from, row * d, d, to);
+    } else {
+      to_floats<Float16>(from, row * d, d, to);
+    }
+  }
+
+  const LayerView& view_;
+  const IndexMetadata& metadata_;
+  int64_t tokens_;
+};
+
+class Appender final : public IndexAppender {
+ public:
+  Appender(std::shared_ptr<const SqzFile> index, int64_t tokens)
+      : index_(std::move(index)), qmodel_(embedded_qmodel(*index_)), tokens_(tokens) {}
+
+  Status open(Env& env, const std::string& output, bool replace, std::span<const int32_t> tokens,
+              int threads) {
+    const IndexMetadata& metadata = index_->metadata();
+    BuildOptions options = options_of(*index_, qmodel_);
+    options.threads = threads;
+    SQZ_ASSIGN_OR_RETURN(builder_, IndexBuilder::create(env, output, replace, metadata.model,
+                                                        tokens, metadata.tokenizer_hash, options));
+    return {};
+  }
+
+  Status add_layer(int64_t layer, std::span<const float> keys,
+                   std::span<const float> values) override {
+    const IndexMetadata& metadata = index_->metadata();
+    const ModelDescription& model = metadata.model;
+    if (layer < 0 || layer >= model.layers) {
+      return {Code::kInvalidArgument,
+              bad_field("append", "layer", concat(layer), concat("0 to ", model.layers - 1))};
+    }
+    const int64_t wanted = model.kv_heads * (tokens_ - metadata.tokens) * model.head_dim;
+    for (const auto& [name, given] : {std::pair("keys", keys), std::pair("values", values)}) {
+      if (std::cmp_equal(given.size(), wanted)) continue;
+      return {Code::kInvalidArgument, bad_field(concat("layer ", layer), concat("floats of ", name),
+                                                concat(given.size()), concat(wanted))};
+    }
+    try {
+      const LayerView view = index_->layer(layer);
+      const TokenOrder order(view, metadata, tokens_);
+      const std::vector<float> all_keys = order.rows(view.keys, view.exact_keys, keys);
+      const std::vector<float> all_values = order.rows(view.values, view.exact_values, values);
+      return builder_->add_layer(layer, {all_keys, all_values, {}, nullptr});
+    } catch (const std::bad_alloc&) {
+      return {Code::kOutOfMemory, concat("not enough memory for the keys of layer ", layer)};
+    }
+  }
+
+  Result<BuildReport> finish() override { return builder_->finish(); }
+
+ private:
+  const std::shared_ptr<const SqzFile> index_;
+  const QmodelFile qmodel_;
+  const int64_t tokens_;
+  std::unique_ptr<IndexBuilder> builder_;
+};
+
+}  // namespace
+
+Status check_appendable(const SqzFile& index, std::span<const int32_t> tokens) {
+  const IndexMetadata& metadata = index.metadata();
+  if (metadata.partition != Partition::kBuckets) {
+    return {Code::kUnsupported,
+            bad_field(index.path(), "partition", partition_name(metadata.partition),
+                      "buckets (sqz-index build --qmodel): build others anew")};
+  }
+  const auto known = static_cast<size_t>(metadata.tokens);
+  if (tokens.size() <= known) {
+    return {Code::kCorrupt, bad_field(index.path(), "all tokens", concat(tokens.size()),
+                                      concat("more than the ", known, " that it has"))};
+  }
+  const std::string hash = hex(xxh3_64(std::as_bytes(tokens.first(known))));
+  if (hash == metadata.tokens_hash) return {};
+  return {Code::kMismatch, bad_field(index.path(), concat("hash of the first ", known, " tokens"),
+                                     hash, concat(metadata.tokens_hash, ", the index's context"))};
+}
+
+BuildOptions options_of(const SqzFile& index, const QmodelFile& qmodel) {
+  const IndexMetadata& metadata = index.metadata();
+  BuildOptions out;
+  out.partition = Partition::kBuckets;
+  out.qmodel = &qmodel;
+  out.sink = metadata.sink;
+  out.tail = metadata.tail;
+  out.dtype = metadata.dtype;
+  out.keep_kv = metadata.has_kv;
+  out.calibrate_keys = metadata.key_calibration;
+  out.heavy_hitters = metadata.heavy_hitters;
+  out.layer_budgets = metadata.layer_budgets;
+  return out;
+}
+
+Result<std::unique_ptr<IndexAppender>> IndexAppender::create(
+    Env& env, std::shared_ptr<const SqzFile> index, const std::string& output, bool replace,
+    std::span<const int32_t> tokens, int threads) {
+  try {
+    SQZ_RETURN_IF_ERROR(check_appendable(*index, tokens));
+    const IndexMetadata& metadata = index->metadata();
+    if (!metadata.has_kv || metadata.heavy_hitters || metadata.key_calibration) {
+      return Status(
+          Code::kUnsupported,
+          bad_field(index->path(), "contents",
+                    !metadata.has_kv ? "no keys and values"
+                                     : "heavy hitters or a calibration of single keys",
+                    "keys and values alone, to append to without a pass over all tokens"));
+    }
+    SQZ_ASSIGN_OR_RETURN(const VerifyReport report, index->verify({}, threads));
+    if (!report.problems.empty()) return Status(Code::kCorrupt, report.problems.front());
+    auto out = std::make_unique<Appender>(std::move(index), std::ssize(tokens));
+    SQZ_RETURN_IF_ERROR(out->open(env, output, replace, tokens, threads));
+    return std::unique_ptr<IndexAppender>(std::move(out));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "not enough memory to append to the index");
+  }
+}
+
+}  // namespace sqz
