@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
 #include "tests/common/tiny_qmodel.h"
@@ -169,6 +170,19 @@ TEST_F(ReportTool, IndexesOfOtherPartitions) {
   dense.dense_layers = {0, 1};
   ASSERT_TRUE(testing::write_tiny_index(path("dense.sqz"), dense).ok());
   report({path("dense.sqz")}, 0);
+}
+
+TEST_F(ReportTool, AnIndexOfBuckets) {
+  const QmodelFile qmodel = testing::tiny_qmodel();  // layer 0 dense, two heads of three buckets
+  ASSERT_TRUE(testing::write_tiny_buckets(path("b.sqz"), qmodel, 300).ok());
+  const XmlElement html = report({path("b.sqz")}, 1);
+  const auto lines = table(html, "layer");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(std::vector(lines[0].begin(), lines[0].begin() + 4),
+              ElementsAre("1", "buckets", "6", "0"));
+  EXPECT_EQ(lines[0][5], "66.7") << "of 200 keys a head, mean";
+  EXPECT_EQ(html.all("svg")[0]->all("rect")[0]->children.at(0).text, "layer 1, 0: 0.333333")
+      << "one of three is empty";
 }
 
 TEST_F(ReportTool, ALayerProfile) {

@@ -43,6 +43,7 @@ std::vector<Part> parts_of(const LayerView& layer, const LayerTable& table) {
   for (int k = 0; k < layer.levels; ++k) {
     out.push_back({concat(k + 1), &table.level[static_cast<size_t>(k)].sizes});
   }
+  if (layer.buckets > 0) out.push_back({"buckets", &table.bucket_sizes});
   return out;
 }
 
@@ -66,7 +67,7 @@ std::vector<std::string> sizes_line(int64_t layer, const std::string& level,
 Status add_cluster_sizes(const SqzFile& file, HtmlPage& page) {
   ShadeMap map;
   map.title = "Share of the clusters of each size, by layer";
-  map.column_label = "keys of a cluster of the finest level";
+  map.column_label = "keys of a bucket, or of a cluster of the finest level";
   map.row_label = "layer";
   std::vector<std::vector<std::string>> lines;
   std::vector<bool> used(34);  // bins
