@@ -1,38 +1,16 @@
 #include "libindex/buckets.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
+#include "libindex/nearest.h"
 #include "libindex/parallel.h"
 #include "libruntime/rope.h"
 
 namespace sqz {
 namespace {
 
-// In lanes that a compiler makes vectors of; the order of the sums is fixed.
-float dot(const float* a, const float* b, int64_t n) {
-  constexpr int64_t kLanes = 8;
-  std::array<float, kLanes> sums{};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-  }
-  for (; i < n; ++i) sums[0] += a[i] * b[i];
-  return std::accumulate(sums.begin(), sums.end(), 0.0f);
-}
-
-uint32_t nearest(const float* centroids, int64_t buckets, const float* key, int64_t dim) {
-  uint32_t best = 0;
-  float most = dot(centroids, key, dim);
-  for (int64_t c = 1; c < buckets; ++c) {
-    const float product = dot(centroids + c * dim, key, dim);
-    if (product <= most) continue;
-    most = product;
-    best = static_cast<uint32_t>(c);
-  }
-  return best;
-}
+constexpr int64_t kBlock = 240;  // keys that are sought at once
 
 float as_stored(float x, DType dtype) {
   return dtype == DType::kBF16 ? to_float(to_bfloat16(x)) : to_float(to_float16(x));
@@ -51,17 +29,22 @@ Result<BucketOrder> order_by_bucket(const QmodelFile& qmodel, int64_t layer, con
   out.heads.resize(static_cast<size_t>(heads));
   out.offsets.assign(static_cast<size_t>(heads * (buckets + 1)), 0);
   SQZ_RETURN_IF_ERROR(parallel_for(heads, threads, [&](int64_t head) {
-    std::vector<float> angles(static_cast<size_t>(dim)), key(angles.size()), stored(angles.size());
-    std::vector<uint32_t> bucket(static_cast<size_t>(count));
-    uint32_t* offsets = out.offsets.data() + head * (buckets + 1);
-    for (int64_t i = 0; i < count; ++i) {
-      const float* row = from.keys.data() + (head * from.tokens + first + i) * dim;
-      std::transform(row, row + dim, stored.data(),
-                     [&](float x) { return as_stored(x, from.dtype); });
-      rope.apply(first + i, stored.data(), 1, angles.data(), key.data());
-      bucket[i] = nearest(centroids.data() + head * buckets * dim, buckets, key.data(), dim);
-      ++offsets[bucket[i] + 1];
+    const NearestCentroids nearest(centroids.data() + head * buckets * dim, buckets, dim);
+    std::vector<float> angles(static_cast<size_t>(dim)), stored(angles.size());
+    std::vector<float> keys(static_cast<size_t>(kBlock * dim)), products(kBlock);
+    std::vector<int64_t> bucket(static_cast<size_t>(count));
+    for (int64_t begin = 0; begin < count; begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, count);
+      for (int64_t i = begin; i < end; ++i) {
+        const float* row = from.keys.data() + (head * from.tokens + first + i) * dim;
+        std::transform(row, row + dim, stored.data(),
+                       [&](float x) { return as_stored(x, from.dtype); });
+        rope.apply(first + i, stored.data(), 1, angles.data(), keys.data() + (i - begin) * dim);
+      }
+      nearest.find(keys.data(), end - begin, products.data(), bucket.data() + begin);
     }
+    uint32_t* offsets = out.offsets.data() + head * (buckets + 1);
+    for (const int64_t b : bucket) ++offsets[b + 1];
     std::partial_sum(offsets, offsets + buckets + 1, offsets);
     std::vector<uint32_t> next(offsets, offsets + buckets);
     std::vector<uint32_t>& slots = out.heads[head].keys;
