@@ -1,5 +1,6 @@
 // Writes the seeds of sqz_file_fuzz and safetensors_fuzz: make_seeds DIR. Run again when the format
 // changes, and commit what it wrote.
+#include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
 #include "tests/common/tiny_qmodel.h"
@@ -38,5 +39,7 @@ int main(int argc, char** argv) {
   ok &= sqz::write_qmodel_file(sqz::Env::posix(), std::string(argv[1]) + "/qmodel.sqz", true,
                                sqz::testing::tiny_qmodel())
             .ok();
+  const std::string buckets = std::string(argv[1]) + "/buckets.sqz";
+  ok &= sqz::testing::write_tiny_buckets(buckets, sqz::testing::tiny_qmodel(), 132).ok();
   return ok ? 0 : 1;
 }
