@@ -44,6 +44,13 @@ const Json* JsonFields::value(const char* key) {
   return nullptr;
 }
 
+const Json* JsonFields::array(const char* key) {
+  const Json* field = value(key);
+  if (field == nullptr || field->is_array()) return field;
+  complain(key, found_text(*field), "an array");
+  return nullptr;
+}
+
 int64_t JsonFields::integer(const char* key, int64_t low, int64_t high) {
   const Json* field = value(key);
   if (!field) return low;

@@ -26,6 +26,8 @@ class JsonFields {
   std::string text(const char* key);
   // The value whatever its type; null if absent.
   const Json* value(const char* key);
+  // An array; null if it is none.
+  const Json* array(const char* key);
   // Keeps a complaint of the caller's own about `key`, if none is kept yet.
   void complain(const char* key, std::string_view found, std::string_view expected);
 

@@ -215,4 +215,10 @@ Result<VerifyReport> SqzFile::verify(const std::function<void(uint64_t, uint64_t
   return verify_index(*this, state_->container.bytes, progress, threads);
 }
 
+Status SqzFile::check_whole(const std::function<void(uint64_t, uint64_t)>& progress,
+                            int threads) const {
+  SQZ_ASSIGN_OR_RETURN(const VerifyReport report, verify(progress, threads));
+  return report.problems.empty() ? Status() : Status(Code::kCorrupt, report.problems.front());
+}
+
 }  // namespace sqz

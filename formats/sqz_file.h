@@ -203,6 +203,9 @@ class SqzFile {
   // failures to read.
   Result<VerifyReport> verify(const std::function<void(uint64_t, uint64_t)>& progress = {},
                               int threads = 0) const;
+  // The same, for who reads all of the file: kCorrupt, with the first problem, if there is one.
+  Status check_whole(const std::function<void(uint64_t, uint64_t)>& progress = {},
+                     int threads = 0) const;
 
  private:
   struct State;

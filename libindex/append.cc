@@ -155,8 +155,7 @@ Result<std::unique_ptr<IndexAppender>> IndexAppender::create(
                                      : "heavy hitters or a calibration of single keys",
                     "keys and values alone, to append to without a pass over all tokens"));
     }
-    SQZ_ASSIGN_OR_RETURN(const VerifyReport report, index->verify({}, threads));
-    if (!report.problems.empty()) return Status(Code::kCorrupt, report.problems.front());
+    SQZ_RETURN_IF_ERROR(index->check_whole({}, threads));
     auto out = std::make_unique<Appender>(std::move(index), std::ssize(tokens));
     SQZ_RETURN_IF_ERROR(out->open(env, output, replace, tokens, threads));
     return std::unique_ptr<IndexAppender>(std::move(out));

@@ -38,8 +38,7 @@ Result<uint64_t> copy_index(Env& env, const SqzFile& index, IndexMetadata metada
 Result<uint64_t> embed_layer_budgets(Env& env, const SqzFile& index, const LayerBudgets& budgets,
                                      const std::string& output, bool replace, int threads) {
   try {
-    SQZ_ASSIGN_OR_RETURN(const VerifyReport report, index.verify({}, threads));
-    if (!report.problems.empty()) return Status(Code::kCorrupt, report.problems.front());
+    SQZ_RETURN_IF_ERROR(index.check_whole({}, threads));
     SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index.calibration());
     IndexMetadata metadata = index.metadata();
     metadata.layer_budgets = budgets;

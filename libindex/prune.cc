@@ -122,8 +122,7 @@ Result<PruneReport> prune(Env& env, std::shared_ptr<const SqzFile> index,
                           const SelectionRequest& policy, const std::string& output, bool replace,
                           int threads) {
   SQZ_RETURN_IF_ERROR(check_prunable(*index, policy));
-  SQZ_ASSIGN_OR_RETURN(const VerifyReport verified, index->verify({}, threads));
-  if (!verified.problems.empty()) return Status(Code::kCorrupt, verified.problems.front());
+  SQZ_RETURN_IF_ERROR(index->check_whole({}, threads));
   SQZ_ASSIGN_OR_RETURN(const auto served, make_served_index(index));
   SQZ_ASSIGN_OR_RETURN(const Choice choice, choose(*served, policy));
 

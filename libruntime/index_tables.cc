@@ -5,39 +5,32 @@
 namespace sqz {
 namespace {
 
-Status check_offsets(const LayerView& view, int level, int64_t head, int64_t layer,
-                     const std::string& path) {
-  const LevelView& v = view.level[level];
-  const int64_t end = level + 1 < view.levels ? view.level[level + 1].clusters : view.slots;
-  const uint32_t* offsets = v.offsets + head * (v.clusters + 1);
+// Offsets [n + 1] of one KV head: they start at 0, never decrease, end at `end`. Messages name
+// the file, the tensor and the head.
+Status check_offsets(const uint32_t* offsets, int64_t n, int64_t end, const std::string& path,
+                     const std::string& tensor, int64_t head) {
   const auto refuse = [&](int64_t index, int64_t low, int64_t high) -> Status {
-    const std::string field =
-        concat("layers.", layer, ".level.", level + 1, ".offsets[", head, "][", index, "]");
-    return {Code::kCorrupt, bad_field(path, field, concat(offsets[index]),
-                                      low == high ? concat(low) : concat(low, " to ", high))};
+    return {Code::kCorrupt,
+            bad_field(path, concat(tensor, "[", head, "][", index, "]"), concat(offsets[index]),
+                      low == high ? concat(low) : concat(low, " to ", high))};
   };
   if (offsets[0] != 0) return refuse(0, 0, 0);
-  for (int64_t i = 1; i <= v.clusters; ++i) {
+  for (int64_t i = 1; i <= n; ++i) {
     if (offsets[i] < offsets[i - 1] || offsets[i] > end) return refuse(i, offsets[i - 1], end);
   }
-  if (offsets[v.clusters] != end) return refuse(v.clusters, end, end);
+  if (offsets[n] != end) return refuse(n, end, end);
   return {};
 }
 
 Status count_buckets(const LayerView& view, int64_t layer, const std::string& path,
                      std::vector<uint32_t>& sizes) {
   sizes.resize(static_cast<size_t>(view.kv_heads * view.buckets));
+  const std::string tensor = concat("layers.", layer, ".buckets.offsets");
   for (int64_t head = 0; head < view.kv_heads && view.buckets > 0; ++head) {
     const uint32_t* offsets = view.bucket_offsets + head * (view.buckets + 1);
-    for (int64_t i = 0; i <= view.buckets; ++i) {
-      const int64_t low = i == 0 ? 0 : i == view.buckets ? view.slots : offsets[i - 1];
-      const int64_t high = i == 0 ? 0 : view.slots;
-      if (offsets[i] < low || offsets[i] > high) {
-        const std::string field = concat("layers.", layer, ".buckets.offsets[", head, "][", i, "]");
-        return {Code::kCorrupt, bad_field(path, field, concat(offsets[i]),
-                                          low == high ? concat(low) : concat(low, " to ", high))};
-      }
-      if (i > 0) sizes[head * view.buckets + i - 1] = offsets[i] - offsets[i - 1];
+    SQZ_RETURN_IF_ERROR(check_offsets(offsets, view.buckets, view.slots, path, tensor, head));
+    for (int64_t i = 0; i < view.buckets; ++i) {
+      sizes[head * view.buckets + i] = offsets[i + 1] - offsets[i];
     }
   }
   return {};
@@ -50,12 +43,14 @@ Result<LayerTable> make_layer_table(const LayerView& view, int64_t layer, const 
   SQZ_RETURN_IF_ERROR(count_buckets(view, layer, path, table.bucket_sizes));
   for (int level = view.levels - 1; level >= 0; --level) {
     const LevelView& v = view.level[level];
+    const int64_t end = level + 1 < view.levels ? view.level[level + 1].clusters : view.slots;
+    const std::string tensor = concat("layers.", layer, ".level.", level + 1, ".offsets");
     LevelTable& out = table.level[level];
     out.sizes.resize(static_cast<size_t>(view.kv_heads * v.clusters));
     out.log_sizes.resize(out.sizes.size());
     for (int64_t head = 0; head < view.kv_heads; ++head) {
-      SQZ_RETURN_IF_ERROR(check_offsets(view, level, head, layer, path));
       const uint32_t* offsets = v.offsets + head * (v.clusters + 1);
+      SQZ_RETURN_IF_ERROR(check_offsets(offsets, v.clusters, end, path, tensor, head));
       uint32_t* sizes = out.sizes.data() + head * v.clusters;
       float* log_sizes = out.log_sizes.data() + head * v.clusters;
       for (int64_t i = 0; i < v.clusters; ++i) {

@@ -109,9 +109,7 @@ sqz_status sqz_index_unload(sqz_index* index, int32_t device_id){SQZ_FENCE({
 sqz_status sqz_index_verify(const sqz_index* index) {
   SQZ_FENCE({
     if (index == nullptr) return invalid("index: found null");
-    SQZ_ASSIGN_OR_RETURN(const sqz::VerifyReport report, index->file->verify());
-    if (report.problems.empty()) return {};
-    return Status(Code::kCorrupt, report.problems.front());
+    return index->file->check_whole();
   })
 }
 

@@ -29,7 +29,8 @@ Result<std::unique_ptr<PrefillServer>> PrefillServer::create(const PrefillSetup&
   return server;
 }
 
-PrefillServer::PrefillServer(const PrefillSetup& setup) : setup_(setup) {}
+PrefillServer::PrefillServer(const PrefillSetup& setup)
+    : setup_(setup), shape_(prefill_shape(setup.index->metadata())) {}
 
 bool PrefillServer::serves(const AttendCall& call) const {
   const bool from_cache = call.cache != nullptr;
@@ -37,8 +38,7 @@ bool PrefillServer::serves(const AttendCall& call) const {
          call.dtype == setup_.index->metadata().dtype;
 }
 
-PrefillShape PrefillServer::shape() const {
-  const IndexMetadata& metadata = setup_.index->metadata();
+PrefillShape prefill_shape(const IndexMetadata& metadata) {
   return {metadata.dtype, static_cast<int32_t>(metadata.model.head_dim),
           static_cast<int32_t>(metadata.model.kv_heads),
           static_cast<int32_t>(metadata.model.group_size()),
@@ -66,8 +66,8 @@ size_t PrefillServer::lay_out(void* base) {
     }
   }
   Layout layout(base);
-  attend_bytes_ = std::max(prefill_attend_workspace(shape(), all, setup_.multiprocessors),
-                           prefill_attend_workspace(shape(), wave, setup_.multiprocessors));
+  attend_bytes_ = std::max(prefill_attend_workspace(shape_, all, setup_.multiprocessors),
+                           prefill_attend_workspace(shape_, wave, setup_.multiprocessors));
   attend_ = layout.take<std::byte>(attend_bytes_);
   if (!setup_.uploaded->keys_values()) {
     int64_t slots = 0, exact = 0;  // of the layer with most
@@ -82,7 +82,7 @@ size_t PrefillServer::lay_out(void* base) {
     exact_values_ = layout.take<std::byte>(exact * row);
   }
   if (most == 0) return layout.used();
-  lookup_bytes_ = prefill_lookup_workspace(shape(), wave, static_cast<int32_t>(most), setup_.group);
+  lookup_bytes_ = prefill_lookup_workspace(shape_, wave, static_cast<int32_t>(most), setup_.group);
   lookup_ = layout.take<std::byte>(lookup_bytes_);
   table_ = layout.take<int2>(wave_blocks_);
   wanted_ = layout.take<uint32_t>(kScopes * layers * heads);
@@ -204,7 +204,7 @@ Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const Wave& w
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemsetAsync(faults_, 0, static_cast<size_t>(lists) * sizeof(uint32_t), stream));
   PrefillLookup lookup;
-  lookup.shape = shape();
+  lookup.shape = shape_;
   lookup.blocks = wave.blocks;
   lookup.policy = setup_.group;
   lookup.queries = queries_of(call, wave.first);
@@ -241,7 +241,7 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
   const ModelDescription& model = setup_.index->metadata().model;
   const auto stream = static_cast<cudaStream_t>(call.stream);
   PrefillAttend attend;
-  attend.shape = shape();
+  attend.shape = shape_;
   attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
                  layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
   if (call.cache != nullptr) {

@@ -28,6 +28,9 @@ struct PrefillSetup {
   int multiprocessors = 0;
 };
 
+// Of the layers of an index.
+PrefillShape prefill_shape(const IndexMetadata& metadata);
+
 class PrefillServer {
  public:
   // Takes all memory. The device is current.
@@ -59,7 +62,6 @@ class PrefillServer {
   int64_t block_tokens(int64_t request_tokens) const;
   void list_blocks(const AttendCall& call);
   Result<Wave> next_wave(size_t& begin, cudaStream_t stream);
-  PrefillShape shape() const;
   PrefillLevel level_of(int64_t layer, int level) const;
   Status gather(const AttendCall& call);
   Result<PrefillRuns> look_up(const AttendCall& call, const Wave& wave,
@@ -67,6 +69,7 @@ class PrefillServer {
   const std::byte* queries_of(const AttendCall& call, int64_t token) const;
 
   PrefillSetup setup_;
+  PrefillShape shape_;
   bool hopper_ = false;
   int64_t wave_blocks_ = 1;
   std::vector<Block> blocks_;  // of the call

@@ -358,7 +358,7 @@ Status CudaSession::check_call(const AttendCall& call) const {
     if (tokens > 1) {
       return unsupported("found a request with several query tokens",
                          "one token a request, or, with squeezed on compute capability 9.0, "
-                         " queries of the index's dtype and keys and values either uploaded or "
+                         "queries of the index's dtype and keys and values either uploaded or "
                          "in args.cache");
     }
   }

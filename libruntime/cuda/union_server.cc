@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/prefill_server.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
 
 namespace sqz::cuda {
@@ -31,26 +32,21 @@ Result<std::unique_ptr<UnionServer>> UnionServer::create(const UnionSetup& setup
   return server;
 }
 
-PrefillShape UnionServer::shape() const {
-  const IndexMetadata& metadata = setup_.index->metadata();
-  return {metadata.dtype, static_cast<int32_t>(metadata.model.head_dim),
-          static_cast<int32_t>(metadata.model.kv_heads),
-          static_cast<int32_t>(metadata.model.group_size()),
-          static_cast<float>(metadata.model.attention_scale)};
-}
+UnionServer::UnionServer(const UnionSetup& setup)
+    : setup_(setup), shape_(prefill_shape(setup.index->metadata())) {}
 
 // Everything; from null it only counts.
 size_t UnionServer::lay_out(void* base) {
   Layout layout(base);
   const auto requests = static_cast<int32_t>(setup_.max_requests);
   workspace_bytes_ =
-      prefill_attend_workspace(shape(), {requests, 1, requests, nullptr}, setup_.multiprocessors);
+      prefill_attend_workspace(shape_, {requests, 1, requests, nullptr}, setup_.multiprocessors);
   if (setup_.together.requests > 0) {
     const int most = setup_.together.requests, teams = (requests + most - 1) / most;
     const int64_t lists = teams * setup_.index->metadata().model.kv_heads;
-    workspace_bytes_ = std::max(workspace_bytes_,
-                                prefill_attend_workspace(shape(), {requests, teams, most, nullptr},
-                                                         setup_.multiprocessors));
+    workspace_bytes_ = std::max(
+        workspace_bytes_,
+        prefill_attend_workspace(shape_, {requests, teams, most, nullptr}, setup_.multiprocessors));
     for (const LayerView& view : setup_.index->layers) {
       lists_.exact = std::max(lists_.exact, view.exact);
       lists_.mask_stride =
@@ -78,7 +74,7 @@ bool UnionServer::serves(const AttendCall& call, bool selects) const {
   if (setup_.together.requests == 0) return false;
   const auto requests = static_cast<int32_t>(call.tokens);
   const int32_t block = together_requests(setup_.together, requests);
-  return prefill_narrow(shape(), {requests, (requests + block - 1) / block, block, nullptr},
+  return prefill_narrow(shape_, {requests, (requests + block - 1) / block, block, nullptr},
                         setup_.multiprocessors);
 }
 
@@ -88,7 +84,7 @@ Status UnionServer::attend(const AttendCall& call, const LookupParams* lookup,
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const auto requests = static_cast<int32_t>(call.tokens);
   PrefillAttend attend;
-  attend.shape = shape();
+  attend.shape = shape_;
   attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
                  layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
   attend.queries = call.q;

@@ -36,11 +36,11 @@ class UnionServer {
   Status attend(const AttendCall& call, const LookupParams* lookup, unsigned long long* counters);
 
  private:
-  explicit UnionServer(const UnionSetup& setup) : setup_(setup) {}
+  explicit UnionServer(const UnionSetup& setup);
   size_t lay_out(void* base);
-  PrefillShape shape() const;
 
   UnionSetup setup_;
+  PrefillShape shape_;
   DeviceMemory memory_;
   UnionLists lists_;
   std::byte* workspace_ = nullptr;

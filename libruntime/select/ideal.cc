@@ -119,10 +119,7 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
   } else {
-    const ReadingCost cost{.tokens = static_cast<double>(view->slots + view->exact),
-                           .fixed = static_cast<double>(view->exact),
-                           .per_keep = static_cast<double>(view->slots),
-                           .fixed_names = "sink and tail"};
+    const ReadingCost cost = keys_cost(*view);
     resolve(cost, request, plan);
     SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, plan));
     if (plan.dense) return out;

@@ -129,6 +129,13 @@ SelectionPlan dense_plan(SelectionPlan plan, bool fallback) {
   return plan;
 }
 
+ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
+  return {.tokens = static_cast<double>(view.slots + view.exact),
+          .fixed = static_cast<double>(view.exact - exact_skipped),
+          .per_keep = static_cast<double>(view.slots),
+          .fixed_names = exact_skipped > 0 ? "tail" : "sink and tail"};
+}
+
 void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan) {
   plan.asked_keep = request.keep != 0 ? request.keep
                                       : (request.budget * cost.tokens - cost.fixed) / cost.per_keep;

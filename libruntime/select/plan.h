@@ -70,6 +70,10 @@ struct ReadingCost {
   const char* fixed_names = nullptr;  // "pages, sink and tail", for messages
 };
 
+// Of a selector that reads nothing to decide: what it keeps, and the exact keys but for the first
+// `exact_skipped`.
+ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped = 0);
+
 // asked_keep and asked_budget of the plan, from whichever of keep and budget is given.
 void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan);
 // Whether what was resolved pays: the plan becomes dense where reading everything costs no more, or

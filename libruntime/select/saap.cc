@@ -113,9 +113,7 @@ Result<PreparedSelector> prepare_saap(const SelectorInputs& inputs,
                   bad_field(inputs.path, "partition", partition_name(inputs.metadata.partition),
                             "buckets: selector saap needs an index built with --qmodel"));
   }
-  const auto slots = static_cast<double>(view->slots), exact = static_cast<double>(view->exact);
-  const ReadingCost cost{
-      .tokens = slots + exact, .fixed = exact, .per_keep = slots, .fixed_names = "sink and tail"};
+  const ReadingCost cost = keys_cost(*view);
   resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;

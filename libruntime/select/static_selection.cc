@@ -118,10 +118,7 @@ Result<PreparedSelector> prepare_static(const SelectorInputs& inputs,
   const LayerView* sparse = first_sparse(inputs.index.layers);
   PreparedSelector out;
   if (sparse == nullptr) return PreparedSelector{dense_plan(out.plan, true), nullptr};
-  const ReadingCost cost{.tokens = static_cast<double>(sparse->slots + sparse->exact),
-                         .fixed = static_cast<double>(sparse->exact - selection.exact_skipped),
-                         .per_keep = static_cast<double>(sparse->slots),
-                         .fixed_names = selection.exact_skipped > 0 ? "tail" : "sink and tail"};
+  const ReadingCost cost = keys_cost(*sparse, selection.exact_skipped);
   resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;

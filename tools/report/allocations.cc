@@ -36,10 +36,7 @@ Result<MeasuredAllocations> measured_allocations(const Json& measured, const std
   out.rule = fields.text("rule");
   out.budget = fields.number("budget", 0, 1);
   out.dense_loss = fields.number("dense_loss", -kAny, kAny);
-  const Json* sweep = fields.value("sweep");
-  if (sweep != nullptr && !sweep->is_array()) {
-    fields.complain("sweep", found_text(*sweep), "an array");
-  }
+  const Json* sweep = fields.array("sweep");
   SQZ_RETURN_IF_ERROR(fields.status());
   for (size_t i = 0; i < sweep->size(); ++i) {
     SQZ_ASSIGN_OR_RETURN(MeasuredCandidate candidate,

@@ -124,10 +124,7 @@ class Reader {
 
   static Status add_list(const Json& event, const std::string& label, std::vector<EvalRow>& rows) {
     JsonFields fields(event, label);
-    const Json* list = fields.value("rows");
-    if (list != nullptr && !list->is_array()) {
-      fields.complain("rows", found_text(*list), "an array");
-    }
+    const Json* list = fields.array("rows");
     SQZ_RETURN_IF_ERROR(fields.status());
     rows.clear();
     for (size_t i = 0; i < list->size(); ++i) {
@@ -163,13 +160,12 @@ class Reader {
   }
 
   Status add_scores(const Json& event, const std::string& label) {
-    const Json& scores = event["scores"];
-    if (!scores.is_array()) {
-      return {Code::kCorrupt, bad_field(label, "scores", found_text(scores), "an array")};
-    }
-    for (size_t i = 0; i < scores.size(); ++i) {
+    JsonFields fields(event, label);
+    const Json* scores = fields.array("scores");
+    SQZ_RETURN_IF_ERROR(fields.status());
+    for (size_t i = 0; i < scores->size(); ++i) {
       SQZ_ASSIGN_OR_RETURN(MethodRecall method,
-                           method_of(scores[i], concat(label, ": scores[", i, "]")));
+                           method_of((*scores)[i], concat(label, ": scores[", i, "]")));
       training().scores.push_back(std::move(method));
     }
     return {};

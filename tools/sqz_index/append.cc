@@ -21,8 +21,7 @@ Status run_append(const AppendArguments& arguments, const ToolContext& context) 
       check_same_model(metadata.model, source.model().description, arguments.index));
   SQZ_ASSIGN_OR_RETURN(const FixedTokens tokens, source.tokens(source.documents()));
   SQZ_RETURN_IF_ERROR(check_appendable(*index, tokens.ids));
-  SQZ_ASSIGN_OR_RETURN(const VerifyReport report, index->verify({}, context.options.threads));
-  if (!report.problems.empty()) return {Code::kCorrupt, report.problems.front()};
+  SQZ_RETURN_IF_ERROR(index->check_whole({}, context.options.threads));
   const bool in_place = arguments.output.empty() || arguments.output == arguments.index;
   const std::string output = in_place ? arguments.index : arguments.output;
   if (!in_place) SQZ_RETURN_IF_ERROR(check_output(output, arguments.force));
