@@ -7,16 +7,19 @@
 
 namespace sqz::cuda {
 
-// Shared memory of a block.
+// Shared memory of a block: what rules need, and all.
+struct RulesShared {
+  TeamShared<kLookupThreads> team;
+  uint32_t histogram[kExchangeWords];
+  uint32_t found[4];
+};
 template <int kDim>
 struct LookupShared {
   QueryRows<kDim> queries;
   QueryRows<kDim> lower;  // pages: the negative parts
-  TeamShared<kLookupThreads> team;
+  RulesShared rules;
   float maximum[kLookupWarps][kMostGroup], sum[kLookupWarps][kMostGroup];
   float lse[kMostGroup];
-  uint32_t histogram[kExchangeWords];
-  uint32_t found[4];
   uint32_t fault;
 };
 
