@@ -1,35 +1,17 @@
 #include "libruntime/select/classifier.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 
 namespace sqz {
 namespace {
 
-// In lanes that a compiler makes vectors of; the order of the sums is fixed.
-float dot(const float* a, const float* b, int64_t n) {
-  constexpr int64_t kLanes = 16;
-  std::array<float, kLanes> sums{};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+// Columns of `rows`, `lanes` apart; the lanes beyond them are zero.
+void transpose(const float* const* rows, int64_t count, int64_t dim, int64_t lanes, float* out) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float* to = out + i * lanes;
+    for (int64_t r = 0; r < count; ++r) to[r] = rows[r][i];
+    std::fill(to + count, to + lanes, 0.0f);
   }
-  for (; i < n; ++i) sums[0] += a[i] * b[i];
-  for (int64_t step = kLanes / 2; step > 0; step /= 2) {
-    for (int64_t lane = 0; lane < step; ++lane) sums[lane] += sums[lane + step];
-  }
-  return sums[0];
-}
-
-void add_softmax(const float* logits, int64_t n, float* work, std::span<float> shares) {
-  const float largest = *std::max_element(logits, logits + n);
-  float sum = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    work[i] = std::exp(logits[i] - largest);
-    sum += work[i];
-  }
-  for (int64_t i = 0; i < n; ++i) shares[i] += work[i] / sum;
 }
 
 }  // namespace
@@ -47,25 +29,37 @@ Classifier head_classifier(const LayerView& view, int64_t kv_head) {
   return out;
 }
 
-void add_bucket_shares(const Classifier& n, const float* const* rows, int64_t count, float* floats,
-                       std::span<float> shares) {
-  float* hidden = floats;                               // [count, H]
-  float* logits = floats + kClassifierRows * n.hidden;  // [count, C]
+int64_t classifier_floats(int64_t dim, int64_t hidden, int64_t buckets) {
+  return kClassifierRows * (dim + hidden + buckets + 3);
+}
+
+void add_bucket_shares(const CpuKernels& kernels, const Classifier& n, const float* const* rows,
+                       int64_t count, float* floats, std::span<float> shares) {
+  if (count == 0) return;
+  const int64_t lanes = round_up(count, kLanePad);
+  float* queries = floats;                                // [d, lanes]
+  float* hidden = queries + kClassifierRows * n.dim;      // [H, lanes]
+  float* logits = hidden + kClassifierRows * n.hidden;    // [C, lanes]
+  float* maximum = logits + kClassifierRows * n.buckets;  // [lanes]
+  float* sum = maximum + kClassifierRows;
+  float* factor = sum + kClassifierRows;
+  transpose(rows, count, n.dim, lanes, queries);
+  kernels.multiply(n.hidden_weight, n.dim, 1, queries, hidden, n.hidden, n.dim, lanes, false);
   for (int64_t h = 0; h < n.hidden; ++h) {
-    for (int64_t r = 0; r < count; ++r) {
-      const float x = dot(n.hidden_weight + h * n.dim, rows[r], n.dim) + n.hidden_bias[h];
-      hidden[r * n.hidden + h] = x < 0 ? 0 : x;  // a NaN stays
+    float* row = hidden + h * lanes;
+    for (int64_t r = 0; r < lanes; ++r) {
+      const float x = row[r] + n.hidden_bias[h];
+      row[r] = x < 0 ? 0 : x;  // a NaN stays
     }
   }
+  kernels.multiply(n.output_weight, n.hidden, 1, hidden, logits, n.buckets, n.hidden, lanes, false);
+  std::fill_n(maximum, lanes, kLowest);
+  std::fill_n(sum, lanes, 0.0f);
+  kernels.softmax_lanes(logits, n.output_bias, n.buckets, lanes, 1, maximum, sum, factor);
+  for (int64_t r = 0; r < lanes; ++r) factor[r] = 1 / sum[r];
+  kernels.scale_lanes(logits, n.buckets, lanes, factor);
   for (int64_t c = 0; c < n.buckets; ++c) {
-    for (int64_t r = 0; r < count; ++r) {
-      logits[r * n.buckets + c] =
-          dot(n.output_weight + c * n.hidden, hidden + r * n.hidden, n.hidden) + n.output_bias[c];
-    }
-  }
-  for (int64_t r = 0; r < count; ++r) {
-    float* row = logits + r * n.buckets;
-    add_softmax(row, n.buckets, row, shares);
+    for (int64_t r = 0; r < count; ++r) shares[c] += logits[c * lanes + r];
   }
 }
 

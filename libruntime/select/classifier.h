@@ -6,6 +6,7 @@
 #include <span>
 
 #include "formats/sqz_file.h"
+#include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz {
 
@@ -20,14 +21,17 @@ struct Classifier {
 // Of a layer of buckets.
 Classifier head_classifier(const LayerView& view, int64_t kv_head);
 
-// Queries that go through a network together: each row of the weights is read once for all.
-inline constexpr int64_t kClassifierRows = 8;
+// Most queries that go through a network together: each row of the weights is read once for all.
+inline constexpr int64_t kClassifierRows = kTileRows;
+
+// Workspace of add_bucket_shares().
+int64_t classifier_floats(int64_t dim, int64_t hidden, int64_t buckets);
 
 // shares[c] += the softmax of each query's logits. rows: [count] pointers to [d] floats, at most
-// kClassifierRows. `floats`: workspace, kClassifierRows * (H + C). A query or a weight that is no
-// number makes a share none. The same bits on every machine with the same compiler flags, whatever
+// kClassifierRows. A query or a weight that is no number makes a share none. The same bits whatever
 // else is in the batch.
-void add_bucket_shares(const Classifier& network, const float* const* rows, int64_t count,
-                       float* floats, std::span<float> shares);
+void add_bucket_shares(const CpuKernels& kernels, const Classifier& network,
+                       const float* const* rows, int64_t count, float* floats,
+                       std::span<float> shares);
 
 }  // namespace sqz

@@ -29,8 +29,8 @@ class SaapSelector final : public Selector {
     SelectorLimits limits;
     for (const LayerView& view : index_.layers) {
       const auto buckets = static_cast<size_t>(view.buckets);
-      const auto floats =
-          static_cast<size_t>(kClassifierRows * view.classifier.hidden) + kClassifierRows * buckets;
+      const auto floats = static_cast<size_t>(
+          classifier_floats(view.head_dim, view.classifier.hidden, view.buckets));
       limits.runs = std::max(limits.runs, static_cast<int64_t>((buckets + 1) / 2));
       limits.workspace.floats.resize(std::max(limits.workspace.floats.size(), floats));
       limits.workspace.scores.resize(std::max(limits.workspace.scores.size(), buckets));
@@ -84,11 +84,11 @@ class SaapSelector final : public Selector {
       for (int64_t head = 0; head < index_.group; ++head) {
         rows[count++] = query.queries + t * query.token_stride + head * view.head_dim;
         if (count < kClassifierRows) continue;
-        add_bucket_shares(network, rows, count, floats, scores);
+        add_bucket_shares(*index_.kernels, network, rows, count, floats, scores);
         count = 0;
       }
     }
-    add_bucket_shares(network, rows, count, floats, scores);
+    add_bucket_shares(*index_.kernels, network, rows, count, floats, scores);
   }
 
   SelectableIndex index_;

@@ -265,24 +265,33 @@ TEST_F(Saap, RefusesWhatItCannotServe) {
   EXPECT_EQ(select(*session, q, false, true).status().code(), Code::kNumeric);
 }
 
-TEST(Classifier, SharesDoNotDependOnTheBatch) {
-  const QmodelFile q = testing::tiny_qmodel({.head_dim = 19, .buckets = 33, .hidden = 40});
+TEST(Classifier, SharesDoNotDependOnTheBatchOrTheMachine) {
+  constexpr int64_t kQueries = 37, kWide = 19, kBuckets = 33, kHidden = 40;
+  const QmodelFile q =
+      testing::tiny_qmodel({.head_dim = kWide, .buckets = kBuckets, .hidden = kHidden});
   const QmodelLayer& layer = q.layers[1];
-  const Classifier n = {.dim = 19,
-                        .hidden = 40,
-                        .buckets = 33,
+  const Classifier n = {.dim = kWide,
+                        .hidden = kHidden,
+                        .buckets = kBuckets,
                         .hidden_weight = layer.hidden_weight.data(),
                         .hidden_bias = layer.hidden_bias.data(),
                         .output_weight = layer.output_weight.data(),
                         .output_bias = layer.output_bias.data()};
-  const std::vector<float> queries = testing::Random(3).normals(8 * 19);
-  std::vector<float> work(kClassifierRows * (40 + 33)), together(33), alone(33);
-  const float* rows[8];
-  for (int64_t i = 0; i < 8; ++i) rows[i] = queries.data() + i * 19;
-  add_bucket_shares(n, rows, 8, work.data(), together);
-  for (int64_t i = 0; i < 8; ++i) add_bucket_shares(n, rows + i, 1, work.data(), alone);
-  EXPECT_EQ(together, alone);
-  EXPECT_NEAR(std::accumulate(alone.begin(), alone.end(), 0.0), 8, 1e-4);
+  const std::vector<float> queries = testing::Random(3).normals(kQueries * kWide);
+  std::vector<float> work(static_cast<size_t>(classifier_floats(kWide, kHidden, kBuckets)));
+  const float* rows[kQueries];
+  for (int64_t i = 0; i < kQueries; ++i) rows[i] = queries.data() + i * kWide;
+  std::vector<float> first;
+  for (const CpuKernels* kernels : available_cpu_kernels()) {
+    SCOPED_TRACE(kernels->name);
+    std::vector<float> together(kBuckets), alone(kBuckets);
+    add_bucket_shares(*kernels, n, rows, kQueries, work.data(), together);
+    for (const float* row : rows) add_bucket_shares(*kernels, n, &row, 1, work.data(), alone);
+    EXPECT_EQ(together, alone);
+    EXPECT_NEAR(std::accumulate(alone.begin(), alone.end(), 0.0), kQueries, 1e-3);
+    if (first.empty()) first = alone;
+    for (size_t c = 0; c < first.size(); ++c) EXPECT_NEAR(alone[c], first[c], 1e-4) << c;
+  }
 }
 
 }  // namespace
