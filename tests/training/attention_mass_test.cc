@@ -85,6 +85,7 @@ TEST_P(AttentionMass, EqualsFloat64WhateverTheThreads) {
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionMass,
                          ::testing::Values(Case{"one_token", 1, 4, 2, 16, 0},
                                            Case{"many_blocks", 700, 4, 2, 16, 0},
+                                           Case{"two_blocks_a_stripe", 2300, 2, 1, 16, 0},
                                            Case{"no_groups", 300, 3, 3, 24, 0},
                                            Case{"window", 700, 4, 1, 16, 50},
                                            Case{"window_of_one", 40, 2, 2, 16, 1}),
