@@ -19,9 +19,11 @@ namespace sqz {
 // One layer's buckets and networks; all empty in a dense layer. float32, whatever the file's type.
 // With q [d] a query before RoPE, of any head of the group:
 //   hidden = max(0, hidden_weight q + hidden_bias)          [H]
-//   bucket logits = output_weight hidden + output_bias      [C]
-// and a softmax over the logits is the share of q's attention that each bucket is to hold. Batch
-// norm is folded into hidden_weight and hidden_bias.
+//   logits = output_weight hidden + output_bias             [C]
+// A logit is the log, but for a constant, of the attention that q pays to a key of the bucket on
+// average. Where a context has n[c] keys in bucket c, the softmax over logits[c] + log n[c] is the
+// share of the attention that each bucket is to hold. Batch norm is folded into hidden_weight and
+// hidden_bias.
 struct QmodelLayer {
   std::vector<float> centroids;      // [Hkv, C, d] unit vectors; a key belongs to the bucket with
                                      // the largest product, the lowest number among equals

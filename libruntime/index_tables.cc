@@ -23,14 +23,18 @@ Status check_offsets(const uint32_t* offsets, int64_t n, int64_t end, const std:
 }
 
 Status count_buckets(const LayerView& view, int64_t layer, const std::string& path,
-                     std::vector<uint32_t>& sizes) {
-  sizes.resize(static_cast<size_t>(view.kv_heads * view.buckets));
+                     LayerTable& table) {
+  table.bucket_sizes.resize(static_cast<size_t>(view.kv_heads * view.buckets));
+  table.bucket_bias.resize(table.bucket_sizes.size());
   const std::string tensor = concat("layers.", layer, ".buckets.offsets");
   for (int64_t head = 0; head < view.kv_heads && view.buckets > 0; ++head) {
     const uint32_t* offsets = view.bucket_offsets + head * (view.buckets + 1);
     SQZ_RETURN_IF_ERROR(check_offsets(offsets, view.buckets, view.slots, path, tensor, head));
     for (int64_t i = 0; i < view.buckets; ++i) {
-      sizes[head * view.buckets + i] = offsets[i + 1] - offsets[i];
+      const int64_t bucket = head * view.buckets + i;
+      table.bucket_sizes[bucket] = offsets[i + 1] - offsets[i];
+      table.bucket_bias[bucket] = view.classifier.output_bias[bucket] +
+                                  std::log(static_cast<float>(table.bucket_sizes[bucket]));
     }
   }
   return {};
@@ -40,7 +44,7 @@ Status count_buckets(const LayerView& view, int64_t layer, const std::string& pa
 
 Result<LayerTable> make_layer_table(const LayerView& view, int64_t layer, const std::string& path) {
   LayerTable table;
-  SQZ_RETURN_IF_ERROR(count_buckets(view, layer, path, table.bucket_sizes));
+  SQZ_RETURN_IF_ERROR(count_buckets(view, layer, path, table));
   for (int level = view.levels - 1; level >= 0; --level) {
     const LevelView& v = view.level[level];
     const int64_t end = level + 1 < view.levels ? view.level[level + 1].clusters : view.slots;

@@ -19,6 +19,9 @@ struct LevelTable {
 struct LayerTable {
   std::array<LevelTable, kMaxLevels> level;
   std::vector<uint32_t> bucket_sizes;  // [Hkv, C]: keys in each bucket
+  // [Hkv, C]: the classifier's output bias + log bucket_sizes; -infinity for an empty bucket. The
+  // softmax over the logits with it is each bucket's share of the attention.
+  std::vector<float> bucket_bias;
 };
 
 // Checks all offsets of one layer (they start at 0, never decrease, end at the next level's number

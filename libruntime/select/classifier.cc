@@ -16,7 +16,7 @@ void transpose(const float* const* rows, int64_t count, int64_t dim, int64_t lan
 
 }  // namespace
 
-Classifier head_classifier(const LayerView& view, int64_t kv_head) {
+Classifier head_classifier(const LayerView& view, const LayerTable& table, int64_t kv_head) {
   const ClassifierView& c = view.classifier;
   Classifier out;
   out.dim = view.head_dim;
@@ -25,7 +25,7 @@ Classifier head_classifier(const LayerView& view, int64_t kv_head) {
   out.hidden_weight = c.hidden_weight + kv_head * out.hidden * out.dim;
   out.hidden_bias = c.hidden_bias + kv_head * out.hidden;
   out.output_weight = c.output_weight + kv_head * out.buckets * out.hidden;
-  out.output_bias = c.output_bias + kv_head * out.buckets;
+  out.output_bias = table.bucket_bias.data() + kv_head * out.buckets;
   return out;
 }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "formats/sqz_file.h"
+#include "libruntime/index_tables.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz {
@@ -15,11 +15,11 @@ struct Classifier {
   const float* hidden_weight = nullptr;      // [H, d]
   const float* hidden_bias = nullptr;        // [H]
   const float* output_weight = nullptr;      // [C, H]
-  const float* output_bias = nullptr;        // [C]
+  const float* output_bias = nullptr;        // [C] with the log of each bucket's size
 };
 
-// Of a layer of buckets.
-Classifier head_classifier(const LayerView& view, int64_t kv_head);
+// Of a layer of buckets, with its sizes; borrows from both.
+Classifier head_classifier(const LayerView& view, const LayerTable& table, int64_t kv_head);
 
 // Most queries that go through a network together: each row of the weights is read once for all.
 inline constexpr int64_t kClassifierRows = kTileRows;

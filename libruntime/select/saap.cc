@@ -1,9 +1,9 @@
-// The selector `saap`: buckets of keys, and a network that says from a query before RoPE what share
-// of its attention each bucket holds (SAAP, section 4; formats/qmodel_file.h). Shares are added up
-// over the heads of the group and the tokens of the block; the best buckets are read until the
-// share of the keys that was asked for is full. Buckets are ordered by share over the square root
-// of their size: by share alone (the paper's order) large buckets spend the keys, and by share over
-// size small ones, whose shares are the least certain, come first.
+// The selector `saap`: buckets of keys, and a network that says from a query before RoPE how much
+// attention a key of each bucket gets (SAAP, section 4; formats/qmodel_file.h). With the sizes of
+// the buckets that makes shares of the attention, which are added up over the heads of the group
+// and the tokens of the block. Buckets are read by share over size until the share of the keys that
+// was asked for is full: what is found for each key that is read, as in equation 1 of Squeezed
+// Attention with the network's logits in the place of products with centroids.
 //
 // The networks are the model's, not the context's: like its weights they are read once for a step,
 // and do not count in the budget.
@@ -54,7 +54,7 @@ class SaapSelector final : public Selector {
         return {Code::kNumeric, "the product of a query and the classifier is NaN or infinite"};
       }
       const auto size = static_cast<float>(sizes[i]);
-      scores[i] = sizes[i] == 0 ? -INFINITY : std::log(scores[i] / rows) - 0.5f * std::log(size);
+      scores[i] = sizes[i] == 0 ? -INFINITY : std::log(scores[i] / rows) - std::log(size);
     }
     const std::span<uint8_t> chosen = std::span(workspace.bytes).first(buckets);
     rule_->choose({.layer = query.layer,
@@ -76,7 +76,7 @@ class SaapSelector final : public Selector {
   // scores = shares of the attention, summed over the block's queries.
   void score(const SelectQuery& query, float* floats, std::span<float> scores) const {
     const LayerView& view = index_.layers[query.layer];
-    const Classifier network = head_classifier(view, query.kv_head);
+    const Classifier network = head_classifier(view, index_.tables[query.layer], query.kv_head);
     const float* rows[kClassifierRows];
     int64_t count = 0;
     std::fill(scores.begin(), scores.end(), 0.0f);

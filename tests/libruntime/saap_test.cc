@@ -38,6 +38,12 @@ class Saap : public ::testing::Test {
     served_.options.head_dim = kDim;
   }
 
+  uint32_t size(int64_t kv_head, int64_t bucket) const {
+    const LayerView& view = served_.index->layers[1];
+    const uint32_t* offsets = view.bucket_offsets + kv_head * (view.buckets + 1);
+    return offsets[bucket + 1] - offsets[bucket];
+  }
+
   // Shares of one query, [C], by the formulas of qmodel_file.h.
   std::vector<double> shares(int64_t kv_head, const float* q) const {
     const QmodelLayer& layer = qmodel_.layers[1];
@@ -56,15 +62,14 @@ class Saap : public ::testing::Test {
       for (int64_t i = 0; i < hidden; ++i) {
         logit += double{layer.output_weight[(kv_head * buckets + b) * hidden + i]} * h[i];
       }
-      out[b] = std::exp(logit);
+      out[b] = size(kv_head, b) * std::exp(logit);
       total += out[b];
     }
     for (double& x : out) x /= total;
     return out;
   }
 
-  // Best buckets first, by share over the root of the size, until their keys are nearest to
-  // `wanted`.
+  // Best buckets first, by share over size, until their keys are nearest to `wanted`.
   std::vector<bool> expected_slots(int64_t kv_head, const std::vector<float>& before,
                                    int64_t wanted) const {
     const LayerView& view = served_.index->layers[1];
@@ -78,7 +83,7 @@ class Saap : public ::testing::Test {
     }
     const uint32_t* offsets = view.bucket_offsets + kv_head * (view.buckets + 1);
     for (int64_t b = 0; b < view.buckets; ++b) {
-      scores[b] /= std::sqrt(std::max(1.0, static_cast<double>(offsets[b + 1] - offsets[b])));
+      scores[b] /= std::max(1u, size(kv_head, b));
     }
     std::vector<int64_t> order(scores.size());
     std::iota(order.begin(), order.end(), 0);
@@ -87,10 +92,10 @@ class Saap : public ::testing::Test {
     std::vector<bool> slots(static_cast<size_t>(view.slots));
     int64_t left = wanted;
     for (const int64_t b : order) {
-      const int64_t size = offsets[b + 1] - offsets[b];
-      if (size == 0) continue;
-      if (2 * left <= size) break;
-      left -= size;
+      const int64_t keys = size(kv_head, b);
+      if (keys == 0) continue;
+      if (2 * left <= keys) break;
+      left -= keys;
       for (uint32_t s = offsets[b]; s < offsets[b + 1]; ++s) slots[s] = true;
       if (left <= 0) break;
     }
