@@ -22,6 +22,10 @@ class RopeUndo {
   // `out` may be `rows`. `angles`: [d] floats of workspace.
   void apply(int64_t position, const float* rows, int64_t count, float* angles, float* out) const;
 
+  // cos and sin of position * frequencies(), times shrink(), are what apply() turns by.
+  const std::vector<float>& frequencies() const { return frequencies_; }
+  float shrink() const { return shrink_; }
+
  private:
   std::vector<float> frequencies_;
   float shrink_;  // 1 / the factor that cosines and sines were multiplied by

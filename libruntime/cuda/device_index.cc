@@ -4,6 +4,7 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/decode_classify/weights.h"
 
 namespace sqz::cuda {
 namespace {
@@ -27,6 +28,18 @@ class Placement {
   const T* take(int64_t layer, const std::vector<T>& from) {
     return take(layer, from.data(), static_cast<int64_t>(from.size() * sizeof(T)), false);
   }
+  // Of all heads: from [heads, rows, columns].
+  const void* take_weights(int64_t layer, const float* from, int64_t heads, int64_t rows,
+                           int64_t columns) {
+    std::byte* first = base_ + used_;
+    const auto bytes = static_cast<size_t>(weight_bytes(rows, columns));
+    for (int64_t h = 0; h < heads; ++h) {
+      copies_.push_back({layer, from + h * rows * columns, first + static_cast<size_t>(h) * bytes,
+                         bytes, true, rows, columns});
+    }
+    used_ += (static_cast<size_t>(heads) * bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return first;
+  }
   size_t used() const { return used_; }
 
  private:
@@ -43,6 +56,31 @@ std::vector<uint32_t> page_offsets(const LayerView& view) {
     }
   }
   return offsets;
+}
+
+DeviceClassifier place_classifier(const LayerView& view, int64_t layer, Placement& place) {
+  const ClassifierView& from = view.classifier;
+  const int64_t heads = view.kv_heads;
+  DeviceClassifier out;
+  out.hidden = from.hidden;
+  out.hidden_weight =
+      place.take_weights(layer, from.hidden_weight, heads, from.hidden, view.head_dim);
+  out.hidden_bias = place.take(layer, from.hidden_bias, heads * from.hidden * 4);
+  out.output_weight =
+      place.take_weights(layer, from.output_weight, heads, view.buckets, from.hidden);
+  out.output_bias = place.take(layer, from.output_bias, heads * view.buckets * 4);
+  return out;
+}
+
+// A row of tiles of weights must fit in a piece of the upload.
+Status check_classifiers(const ServedIndex& index) {
+  for (const LayerView& view : index.layers) {
+    if (weight_bytes(1, view.classifier.hidden) <= static_cast<int64_t>(kPiece)) continue;
+    return {Code::kUnsupported,
+            concat("device_type 2 (CUDA): found a query classifier of ", view.classifier.hidden,
+                   " hidden units; expected at most ", kPiece / 16)};
+  }
+  return {};
 }
 
 }  // namespace
@@ -73,6 +111,12 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.page_min = rows(view.page_min, view.pages);
     out.page_max = rows(view.page_max, view.pages);
     out.page_offsets = place.take(l, page_offsets_[static_cast<size_t>(l)]);
+    out.buckets = view.buckets;
+    if (view.buckets > 0) {
+      out.bucket_offsets = place.take(l, view.bucket_offsets, heads * (view.buckets + 1) * 4);
+      out.bucket_sizes = place.take(l, table.bucket_sizes);
+      out.classifier = place_classifier(view, l, place);
+    }
     out.slots = view.slots;
     out.exact = view.exact;
     out.positions = place.take(l, view.positions, heads * view.slots * 4);
@@ -92,6 +136,7 @@ Result<std::shared_ptr<DeviceIndex>> DeviceIndex::create(std::shared_ptr<const S
   if (!usable.ok()) {
     return Status(usable.code(), concat("device_type 2 (CUDA): ", usable.message()));
   }
+  SQZ_RETURN_IF_ERROR(check_classifiers(*index));
   const CurrentDevice current(options.device);
   std::shared_ptr<DeviceIndex> out(new DeviceIndex);
   out->index_ = std::move(index);

@@ -20,16 +20,29 @@ struct DeviceLevel {
   const float* log_sizes = nullptr;   // [Hkv, n_k], natural
 };
 
+// Weights as the kernels read them: decode_classify/weights.h.
+struct DeviceClassifier {
+  int64_t hidden = 0;                   // H
+  const void* hidden_weight = nullptr;  // [Hkv] weights [H, d]
+  const float* hidden_bias = nullptr;   // [Hkv, H]
+  const void* output_weight = nullptr;  // [Hkv] weights [C, H]
+  const float* output_bias = nullptr;   // [Hkv, C]
+};
+
 struct DeviceLayer {
   int levels = 0;
   std::array<DeviceLevel, kMaxLevels> level;
-  int64_t page_size = 0, pages = 0;        // P pages; 0 = none
-  const void* page_min = nullptr;          // [Hkv, P, d]
-  const void* page_max = nullptr;          // [Hkv, P, d]
-  const uint32_t* page_offsets = nullptr;  // [Hkv, P + 1]: first slot of each page
-  int64_t slots = 0;                       // M
-  const uint32_t* positions = nullptr;     // [Hkv, M]
-  const void* keys = nullptr;              // [Hkv, M, d]; null if they were left out
+  int64_t page_size = 0, pages = 0;          // P pages; 0 = none
+  const void* page_min = nullptr;            // [Hkv, P, d]
+  const void* page_max = nullptr;            // [Hkv, P, d]
+  const uint32_t* page_offsets = nullptr;    // [Hkv, P + 1]: first slot of each page
+  int64_t buckets = 0;                       // C; 0 = none
+  const uint32_t* bucket_offsets = nullptr;  // [Hkv, C + 1]
+  const uint32_t* bucket_sizes = nullptr;    // [Hkv, C]
+  DeviceClassifier classifier;
+  int64_t slots = 0;                    // M
+  const uint32_t* positions = nullptr;  // [Hkv, M]
+  const void* keys = nullptr;           // [Hkv, M, d]; null if they were left out
   const void* values = nullptr;
   int64_t exact = 0;                 // E
   const void* exact_keys = nullptr;  // [Hkv, E, d]

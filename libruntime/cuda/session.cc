@@ -37,7 +37,6 @@ bool has_blocks(const AttendCall& call) {
 
 Status check_request(const SelectionRequest& request) {
   if (request.estimate) return unsupported("found residual estimate", "drop");
-  if (request.selector == SelectorKind::kSaap) return unsupported("found selector saap", "another");
   return {};
 }
 
@@ -127,9 +126,9 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   shape.mean = request.group == 0;
   shape.pages = request.selector == SelectorKind::kQuest;
   shape.hopper = hopper_;
-  shape.rule = shape.pages                         ? LookupRule::kTop
-               : request.rule == RuleKind::kBudget ? LookupRule::kBudget
-                                                   : LookupRule::kThreshold;
+  shape.rule = shape.pages                                      ? LookupRule::kTop
+               : request.rule == RuleKind::kBudget || is_saap() ? LookupRule::kBudget
+                                                                : LookupRule::kThreshold;
   if (model.kv_heads > kMostPairs || model.group_size() > kMostGroup ||
       (model.head_dim != 64 && model.head_dim != 96 && model.head_dim != 128 &&
        model.head_dim != 256)) {
@@ -179,6 +178,13 @@ void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
     to.level[0].centroids = from.keys;
     to.level[0].clusters = static_cast<int32_t>(from.slots);
     to.level[0].threshold = plan_.log_threshold(0, layer, 0) * kLog2E;
+    return;
+  }
+  if (is_saap()) {
+    to.levels = 1;
+    to.level[0].offsets = from.bucket_offsets;
+    to.level[0].sizes = from.bucket_sizes;
+    to.level[0].clusters = static_cast<int32_t>(from.buckets);
     return;
   }
   if (request.selector == SelectorKind::kQuest) {
@@ -273,8 +279,9 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   const int64_t fixed = static_cast<int64_t>(lay_out(nullptr));
   wave_ = 2;
   const int64_t each = std::max<int64_t>(static_cast<int64_t>(lay_out(nullptr)) - fixed, 1);
-  wave_ = std::clamp<int64_t>(
-      kWaveBytes / each, 1, std::min(max_tokens_, kMostPairs / index_->metadata().model.kv_heads));
+  const int64_t most = std::min<int64_t>(kMostPairs / index_->metadata().model.kv_heads,
+                                         is_saap() ? kClassifyRequests : kMostPairs);
+  wave_ = std::clamp<int64_t>(kWaveBytes / each, 1, std::min(max_tokens_, most));
   const size_t bytes = lay_out(nullptr);
   SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
   lay_out(memory_.data());
@@ -283,6 +290,9 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
   if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
+  if (is_saap() && !plan_.dense) {
+    SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(*index_, *uploaded_, lookups_));
+  }
   if (!static_runs_.empty()) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
@@ -342,12 +352,16 @@ Status CudaSession::fill_offsets() {
 // The selector ideal selects for each token by itself, as decoding does.
 bool CudaSession::uses_prefill(const AttendCall& call) const {
   return prefill_ != nullptr && has_blocks(call) && prefill_->serves(call) &&
-         !(selects(call.layer) && (lookups_[static_cast<size_t>(call.layer)].pages || is_ideal()));
+         !(selects(call.layer) &&
+           (lookups_[static_cast<size_t>(call.layer)].pages || is_ideal() || is_saap()));
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
   if (index_->metadata().layers[static_cast<size_t>(call.layer)].window > 0) {
     return unsupported("found a layer with a sliding window", "layers with full attention");
+  }
+  if (selects(call.layer) && buckets_ != nullptr) {
+    SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
   }
   // What is read without a lookup is the same for every token.
   if (!selects(call.layer) || static_ != nullptr || is_ideal() || uses_prefill(call)) return {};
@@ -378,6 +392,7 @@ LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
 
 Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t requests) {
   const LookupParams params = lookup_params(call, first, requests);
+  if (buckets_ != nullptr) return buckets_->look_up(call, first, params, multiprocessors_);
   if (requests > 1 && together_.requests > 0) {
     return decode_lookup_together(params, together_, static_cast<cudaStream_t>(call.stream));
   }

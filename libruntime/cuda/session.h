@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
 #include "libruntime/cuda/prefill_server.h"
@@ -60,6 +61,7 @@ class CudaSession final : public ServingSession {
   Status count_known(const AttendCall& call);
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
   bool is_ideal() const { return selector_ == SelectorKind::kIdeal; }
+  bool is_saap() const { return selector_ == SelectorKind::kSaap; }
 
   std::shared_ptr<const ServedIndex> index_;
   std::shared_ptr<DeviceIndex> uploaded_;
@@ -75,6 +77,7 @@ class CudaSession final : public ServingSession {
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
   int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read
   std::vector<LookupParams> lookups_;  // by layer, without what a call brings
+  std::unique_ptr<BucketLookup> buckets_;  // of the selector saap; else null
   TogetherPlan together_;
   std::unique_ptr<UnionServer> union_;  // null: every request reads its own
   DeviceMemory memory_;

@@ -5,12 +5,12 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/decode_classify/weights.h"
 
 namespace sqz::cuda {
 namespace {
 
-constexpr size_t kPiece = size_t{2} << 20;  // long enough for the bus, short enough for a cache
-constexpr int kBuffers = 4;                 // of a thread: one is read into, others copied from
+constexpr int kBuffers = 4;  // of a thread: one is read into, others copied from
 
 // What one thread owns.
 struct Lane {
@@ -47,21 +47,30 @@ Result<std::unique_ptr<Upload>> Upload::start(std::shared_ptr<const SqzFile> fil
   upload->file_ = std::move(file);
   upload->device_ = device;
   upload->left_ = std::vector<std::atomic<int64_t>>(static_cast<size_t>(layers));
-  for (const Copy& copy : copies) {
-    for (size_t done = 0; done < copy.bytes; done += kPiece) {
-      Copy piece = copy;
-      piece.from = static_cast<const std::byte*>(copy.from) + done;
-      piece.to = copy.to + done;
-      piece.bytes = std::min(kPiece, copy.bytes - done);
-      upload->pieces_.push_back(piece);
-      ++upload->left_[static_cast<size_t>(copy.layer)];
-    }
-  }
+  for (const Copy& copy : copies) upload->cut(copy);
   const auto most = std::max<size_t>(1, std::min<size_t>(threads, upload->pieces_.size()));
   for (size_t i = 0; i < most; ++i) {
     upload->threads_.emplace_back([u = upload.get()] { u->work(); });
   }
   return upload;
+}
+
+void Upload::cut(const Copy& copy) {
+  // Weights come in whole rows of tiles.
+  const auto strip = static_cast<size_t>(copy.columns > 0 ? weight_bytes(1, copy.columns) : 1);
+  const size_t most = kPiece / strip * strip;
+  for (size_t done = 0; done < copy.bytes; done += most) {
+    const size_t before = copy.columns > 0 ? done / strip * kWeightRows : 0;
+    Copy piece = copy;
+    piece.bytes = std::min(most, copy.bytes - done);
+    piece.to = copy.to + done;
+    piece.from = static_cast<const std::byte*>(copy.from) +
+                 (copy.columns > 0 ? 4 * before * static_cast<size_t>(copy.columns) : done);
+    piece.rows = std::min(static_cast<int64_t>(piece.bytes / strip) * kWeightRows,
+                          copy.rows - static_cast<int64_t>(before));
+    pieces_.push_back(piece);
+    ++left_[static_cast<size_t>(copy.layer)];
+  }
 }
 
 Upload::~Upload() {
@@ -86,6 +95,22 @@ void Upload::work() {
   }
 }
 
+// `weights`: workspace.
+Status Upload::read(const Copy& piece, std::vector<float>& weights, std::byte* out) const {
+  if (piece.columns > 0) {
+    weights.resize(static_cast<size_t>(piece.rows * piece.columns));
+    SQZ_RETURN_IF_ERROR(file_->copy(piece.from, std::as_writable_bytes(std::span(weights))));
+    if (pack_weights(weights.data(), piece.rows, piece.columns, out)) return {};
+    return {Code::kUnsupported,
+            bad_field(file_->path(), concat("layers.", piece.layer, ".classifier weights"),
+                      "a number that is NaN or above 65504 in size",
+                      "float16 numbers, which the GPU computes with")};
+  }
+  if (piece.of_file) return file_->copy(piece.from, {out, piece.bytes});
+  std::memcpy(out, piece.from, piece.bytes);
+  return {};
+}
+
 Status Upload::copy_pieces() {
   SQZ_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
   Lane lane;
@@ -97,17 +122,14 @@ Status Upload::copy_pieces() {
     lane.pending[i] = nullptr;
     return {};
   };
+  std::vector<float> weights;
   int at = 0;
   while (!stop_) {
     const size_t index = next_++;
     if (index >= pieces_.size()) break;
     const Copy& piece = pieces_[index];
     SQZ_RETURN_IF_ERROR(drain(at));
-    if (piece.of_file) {
-      SQZ_RETURN_IF_ERROR(file_->copy(piece.from, {lane.buffer[at], piece.bytes}));
-    } else {
-      std::memcpy(lane.buffer[at], piece.from, piece.bytes);
-    }
+    SQZ_RETURN_IF_ERROR(read(piece, weights, lane.buffer[at]));
     SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(piece.to, lane.buffer[at], piece.bytes,
                                              cudaMemcpyHostToDevice, lane.stream));
     SQZ_RETURN_IF_CUDA_ERROR(cudaEventRecord(lane.copied[at], lane.stream));

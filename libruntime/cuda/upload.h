@@ -22,11 +22,17 @@ struct Copy {
   std::byte* to = nullptr;  // device
   size_t bytes = 0;
   bool of_file = true;
+  // Not 0: `from` is float32 [rows, columns] of the file, `to` gets the weights that the kernels
+  // read (kernels/cuda/decode_classify/weights.h), `bytes` of them.
+  int64_t rows = 0, columns = 0;
 };
+
+inline constexpr size_t kPiece = size_t{2} << 20;  // long enough for the bus, short for a cache
 
 class Upload {
  public:
-  // `copies` in the order of their layers. Threads start at once.
+  // `copies` in the order of their layers. Threads start at once. 8 rows of weights are at most
+  // kPiece bytes.
   static Result<std::unique_ptr<Upload>> start(std::shared_ptr<const SqzFile> file, int device,
                                                int threads, int64_t layers,
                                                const std::vector<Copy>& copies);
@@ -37,7 +43,9 @@ class Upload {
  private:
   Upload() = default;
   void work();
+  void cut(const Copy& copy);
   Status copy_pieces();
+  Status read(const Copy& piece, std::vector<float>& weights, std::byte* out) const;
   void finish(int64_t layer);
   void fail(const Status& status);
 

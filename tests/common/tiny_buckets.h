@@ -11,10 +11,11 @@
 
 namespace sqz::testing {
 
-// Buckets are drawn at random, bucket 1 of every head is empty: which key belongs where is the
-// builder's business. sink 1, tail 99.
+// Buckets are drawn at random, bucket 1 of every head is empty, and 3, 5, .. if more are to be:
+// which key belongs where is the builder's business. sink 1, tail 99.
 inline Result<uint64_t> write_tiny_buckets(const std::string& path, const QmodelFile& qmodel,
-                                           int64_t tokens, Env& env = Env::posix()) {
+                                           int64_t tokens, Env& env = Env::posix(),
+                                           int64_t empty = 1) {
   TinyIndexOptions o;
   o.layers = qmodel.model.layers;
   o.query_heads = qmodel.model.query_heads;
@@ -57,8 +58,8 @@ inline Result<uint64_t> write_tiny_buckets(const std::string& path, const Qmodel
         if (dense || t < o.sink || t >= tokens - o.tail) add(t, exact_keys, exact_values);
       }
       if (dense) continue;
-      std::vector<uint32_t> first = tiny::random_offsets(buckets - 1, slots, rng);
-      first.insert(first.begin() + 1, first[1]);  // bucket 1 is empty
+      std::vector<uint32_t> first = tiny::random_offsets(buckets - empty, slots, rng);
+      for (int64_t i = 1; i < 2 * empty; i += 2) first.insert(first.begin() + i, first[i]);
       offsets.insert(offsets.end(), first.begin(), first.end());
       uint32_t* positions = layer.positions.data() + h * slots;
       std::shuffle(positions, positions + slots, rng);

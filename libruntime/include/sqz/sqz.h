@@ -185,8 +185,8 @@ typedef enum sqz_selector {
                                 attended to most; needs an index built with --heavy-hitters */
   SQZ_SELECTOR_SAAP = 7      /* the buckets that a trained network names from the queries before
                                 RoPE, best first until the keys asked for are read; needs an index
-                                of buckets, and q_before_rope or positions in sqz_attend_args. CPU
-                                only. The networks' bytes are the model's, and not counted */
+                                of buckets, and q_before_rope or positions in sqz_attend_args.
+                                The networks' bytes are the model's, and not counted */
 } sqz_selector;
 
 /* "squeezed", "dense", ...: static; null for a number that this library has no selector for. Counts

@@ -5,6 +5,7 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/team_launch.h"
 #include "libruntime/kernels/cuda/decode_lookup/together.cuh"
 
 namespace sqz::cuda {
@@ -35,33 +36,9 @@ auto lookup_kernel(const LookupParams& params) {
                       : decode_lookup_kernel<F16, kDim, false>;
 }
 
-// What a launch needs beside the parameters.
-struct LookupLaunch {
-  cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attributes[2] = {};
-
-  LookupLaunch(int blocks, int threads, int team, bool hopper, cudaStream_t stream) {
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.stream = stream;
-    config.attrs = attributes;
-    if (team > 1) {
-      cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-      cluster.id = cudaLaunchAttributeClusterDimension;
-      cluster.val.clusterDim = {static_cast<unsigned>(team), 1, 1};
-    }
-    if (hopper) {
-      cudaLaunchAttribute& early = attributes[config.numAttrs++];
-      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      early.val.programmaticStreamSerializationAllowed = 1;
-    }
-  }
-};
-
 template <int kDim>
 Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream) {
-  LookupLaunch launch(params.requests * params.kv_heads * team, kLookupThreads, team, hopper,
-                      stream);
+  TeamLaunch launch(params.requests * params.kv_heads * team, kLookupThreads, team, hopper, stream);
   const auto kernel = lookup_kernel<kDim>(params);
   const int64_t words = (params.width + team - 1) / team * (params.group + 2);
   const int room = words <= kMostRoom ? static_cast<int>(words) : 0;
@@ -74,23 +51,6 @@ Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStre
   }
   SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team, room));
   return {};
-}
-
-// Teams that the GPU holds at once; 0 if it cannot gather one.
-template <class Kernel>
-int teams_of(Kernel kernel, int threads, int team, size_t shared_bytes) {
-  LookupLaunch launch(team, threads, team, true, nullptr);
-  launch.config.dynamicSmemBytes = shared_bytes;
-  int count = 0;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
-          cudaSuccess ||
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(shared_bytes)) != cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  return count;
 }
 
 template <int kDim>
@@ -124,8 +84,7 @@ Status launch_lookup_together(const LookupParams& params, int team, int together
   const auto kernel = params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
                                                    : lookup_together_kernel<F16, kDim>;
   const int groups = (params.requests + together - 1) / together;
-  LookupLaunch launch(groups * params.kv_heads * team, kTogetherThreads, team, params.hopper,
-                      stream);
+  TeamLaunch launch(groups * params.kv_heads * team, kTogetherThreads, team, params.hopper, stream);
   const int64_t slice = (params.width + team - 1) / team;
   launch.config.dynamicSmemBytes =
       static_cast<size_t>(together_bytes<kDim>(slice, together * params.group));

@@ -1,0 +1,44 @@
+// Lookup for decoding among the buckets of a query classifier: one query token a request through
+// the network of each KV head, the shares of the group's heads added up, and the runs of the best
+// buckets. Scores and rule are those of libruntime/select/saap.cc; weights are float16
+// (weights.h), products those of 22-bit queries and hidden units, sums float32.
+#pragma once
+
+#include "libruntime/kernels/cuda/decode_classify/weights.h"
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+
+namespace sqz::cuda {
+
+inline constexpr int kClassifyRequests = 128;  // of one launch
+
+struct ClassifyParams {
+  // q: the queries; level[0]: clusters = C, offsets, sizes; rule kBudget, wanted, lists, counters.
+  LookupParams lookup;
+  int32_t hidden = 0;                    // H
+  const void* hidden_weight = nullptr;   // [Hkv] weights [H, d]
+  const float* hidden_bias = nullptr;    // [Hkv, H]
+  const void* output_weight = nullptr;   // [Hkv] weights [C, H]
+  const float* output_bias = nullptr;    // [Hkv, C]
+  const float* frequencies = nullptr;    // [d / 2] radians a token; null: q is before RoPE
+  float shrink = 1;                      // of a query after RoPE: as in RopeUndo
+  float positions[kClassifyRequests]{};  // of the requests, if there are frequencies
+};
+
+// Steps of weights that a warp has under way: as many as there is shared memory for.
+inline constexpr int kLongRing = 4, kShortRing = 2;
+
+struct ClassifyPlan {
+  int most_team = 1;  // blocks that share a pair, a power of two
+  int64_t room = 0;   // bytes of shared memory that a block can have
+};
+
+// kUnsupported where a block has too little shared memory for C and H, or there is no kernel for
+// the head dimension or the group. Of params only the shape counts.
+Result<ClassifyPlan> plan_classify(const ClassifyParams& params, int device);
+
+// Each pair is served by a team of `team` blocks, a power of two up to plan.most_team. At most
+// kClassifyRequests requests.
+Status decode_classify(const ClassifyParams& params, const ClassifyPlan& plan, int team,
+                       cudaStream_t stream);
+
+}  // namespace sqz::cuda

@@ -1,0 +1,404 @@
+// The selector saap on the GPU against the CPU backend: the same buckets, the same attention.
+#include <gmock/gmock.h>
+
+#include "formats/base/dtype.h"
+#include "libruntime/kernels/cuda/decode_classify/weights.h"
+#include "libruntime/rope.h"
+#include "tests/common/tiny_buckets.h"
+#include "tests/libruntime/cuda/serving.h"
+
+namespace sqz::cuda {
+namespace {
+
+using test::cpu_session;
+using test::gpu_session;
+using ::testing::HasSubstr;
+using testing::Output;
+using testing::Served;
+
+constexpr int64_t kTokens = 4321;
+
+struct Shape {
+  int64_t dim = 128, group = 4, heads = 3, buckets = 53, hidden = 64, empty = 1;
+  bool rounded = true;  // weights are float16 numbers, so that both backends have the same ones
+};
+
+void scale(std::vector<float>& weights, double by, bool rounded) {
+  for (float& w : weights) {
+    w = static_cast<float>(w * by);
+    if (rounded) w = to_float(to_float16(w));
+  }
+}
+
+QmodelFile network(const Shape& s) {
+  testing::TinyQmodelOptions o;
+  o.query_heads = s.heads * s.group;
+  o.kv_heads = s.heads;
+  o.head_dim = s.dim;
+  o.buckets = s.buckets;
+  o.hidden = s.hidden;
+  o.seed = static_cast<uint64_t>(s.dim + s.group + s.buckets);
+  QmodelFile q = testing::tiny_qmodel(o);
+  for (QmodelLayer& layer : q.layers) {
+    scale(layer.hidden_weight, 1 / std::sqrt(static_cast<double>(s.dim)), s.rounded);
+    scale(layer.output_weight, 2 / std::sqrt(static_cast<double>(s.hidden)), s.rounded);
+  }
+  return q;
+}
+
+Served serve_network(const QmodelFile& qmodel, int64_t empty = 1) {
+  const testing::TemporaryDirectory dir;
+  const auto written =
+      testing::write_tiny_buckets(dir.file("x.sqz"), qmodel, kTokens, Env::posix(), empty);
+  EXPECT_TRUE(written.ok()) << written.status().message();
+  auto file = SqzFile::open(dir.file("x.sqz"), OpenMode::kRead);
+  EXPECT_TRUE(file.ok()) << file.status().message();
+  auto index = make_served_index(*file);
+  EXPECT_TRUE(index.ok()) << index.status().message();
+  Served served;
+  served.index = *index;
+  served.options.query_heads = qmodel.model.query_heads;
+  served.options.kv_heads = qmodel.model.kv_heads;
+  served.options.head_dim = qmodel.model.head_dim;
+  return served;
+}
+
+Served serve(const Shape& s) {
+  return serve_network(network(s), s.empty);
+}
+
+SelectionRequest keep(double share) {
+  SelectionRequest request;
+  request.selector = SelectorKind::kSaap;
+  request.keep = share;
+  return request;
+}
+
+// One token a request at positions kTokens, kTokens + 7, ...; [T, Hq, d] before RoPE and after it.
+struct Queries {
+  std::vector<float> before, after;
+  std::vector<int64_t> positions;
+};
+
+Queries make_queries(const Served& served, int64_t requests, uint64_t seed) {
+  const ModelDescription& model = served.index->metadata().model;
+  const int64_t dim = model.head_dim, heads = model.query_heads;
+  Queries q;
+  q.before = testing::Random(seed).normals(requests * heads * dim);
+  q.after = q.before;
+  const auto frequencies = rope_frequencies(model.rope, dim);
+  for (int64_t row = 0; row < requests * heads; ++row) {
+    if (row % heads == 0) q.positions.push_back(kTokens + 7 * (row / heads));
+    float* x = q.after.data() + row * dim;
+    for (int64_t i = 0; i < dim / 2; ++i) {
+      const double angle = static_cast<double>(q.positions.back()) * double{frequencies[i]};
+      const double a = x[i], b = x[i + dim / 2];
+      x[i] = static_cast<float>(a * std::cos(angle) - b * std::sin(angle));
+      x[i + dim / 2] = static_cast<float>(b * std::cos(angle) + a * std::sin(angle));
+    }
+  }
+  return q;
+}
+
+enum class Given { kBefore, kPositions };
+
+// A call on both backends whose memory stays.
+class Calls {
+ public:
+  Calls(const Served& served, int64_t requests, DType dtype, Given given)
+      : served_(served),
+        dtype_(dtype),
+        given_(given),
+        indptr_(test::single_tokens(requests)),
+        gpu_(served, 1, requests, dtype),
+        before_(static_cast<size_t>(requests * row() * dtype_size(dtype))) {}
+
+  void set(const Queries& q, cudaStream_t stream = nullptr) {
+    queries_ = q;
+    host_before_ = testing::stored(dtype_, q.before);
+    gpu_.set_queries(q.after, stream);
+    ASSERT_EQ(cudaMemcpyAsync(before_.get(), host_before_.data(), host_before_.size(),
+                              cudaMemcpyHostToDevice, stream),
+              cudaSuccess);
+    if (given_ == Given::kBefore) gpu_.call.q_before_rope = before_.get();
+    if (given_ == Given::kPositions) gpu_.call.positions = queries_.positions.data();
+  }
+
+  AttendCall& gpu() { return gpu_.call; }
+  Output output() const { return gpu_.output(); }
+
+  Output expected(Session& session) {
+    const auto tokens = std::ssize(queries_.positions);
+    host_q_ = testing::stored(dtype_, queries_.after);
+    std::vector<std::byte> out(host_q_.size());
+    Output output;
+    output.lse.resize(static_cast<size_t>(tokens * served_.options.query_heads));
+    AttendCall call = cpu();
+    call.out = out.data();
+    call.lse = output.lse.data();
+    const Status status = session.attend(call);
+    EXPECT_TRUE(status.ok()) << status.message();
+    for (int64_t i = 0; i < tokens * row(); ++i) {
+      output.out.push_back(static_cast<float>(reference::element(dtype_, out.data(), i)));
+    }
+    return output;
+  }
+  AttendCall cpu() {
+    host_q_ = testing::stored(dtype_, queries_.after);
+    AttendCall call = gpu_.call;
+    call.q = host_q_.data();
+    call.q_before_rope = given_ == Given::kBefore ? host_before_.data() : nullptr;
+    return call;
+  }
+
+ private:
+  int64_t row() const { return served_.options.query_heads * served_.options.head_dim; }
+
+  const Served& served_;
+  DType dtype_;
+  Given given_;
+  std::vector<int64_t> indptr_;
+  test::DeviceCall gpu_;
+  test::DeviceArray<std::byte> before_;
+  Queries queries_;
+  std::vector<std::byte> host_q_, host_before_;
+};
+
+// Both backends with the same queries. Returns the share of the clustered keys that were read.
+double compare(const Served& served, double share, int64_t requests, DType dtype = DType::kBF16,
+               Given given = Given::kBefore) {
+  const auto gpu = gpu_session(served, keep(share));
+  const auto cpu = cpu_session(served, keep(share));
+  if (gpu == nullptr || cpu == nullptr) return 0;
+  Calls calls(served, requests, dtype, given);
+  calls.set(make_queries(served, requests, 7));
+  const Status status = gpu->attend(calls.gpu());
+  EXPECT_TRUE(status.ok()) << status.message();
+  const Output expected = calls.expected(*cpu);
+  test::expect_close(calls.output(), expected, served.options.head_dim);
+  const auto found = gpu->totals(1);
+  EXPECT_TRUE(found.ok());
+  const Counters want = cpu->counters(1);
+  EXPECT_EQ(found->selections, want.selections);
+  EXPECT_EQ(found->keys_read, want.keys_read);
+  EXPECT_EQ(found->keys_possible, want.keys_possible);
+  EXPECT_EQ(found->bytes_read, want.bytes_read);
+  EXPECT_EQ(found->bytes_dense, want.bytes_dense);
+  EXPECT_TRUE(test::same_runs(test::runs_of(*gpu, calls.gpu()), test::runs_of(*cpu, calls.cpu())));
+  return static_cast<double>(found->keys_read) / static_cast<double>(found->keys_possible);
+}
+
+TEST(ClassifierWeights, AreTilesOfLanes) {
+  constexpr int64_t kRows = 11, kColumns = 45;
+  std::vector<float> from(kRows * kColumns);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i) - 100;
+  std::vector<uint16_t> to(static_cast<size_t>(weight_bytes(kRows, kColumns)) / 2, 0x7777);
+  ASSERT_EQ(to.size(), 2u * 2 * 8 * 32);
+  ASSERT_TRUE(pack_weights(from.data(), kRows, kColumns, to.data()));
+  for (int64_t row = 0; row < 16; ++row) {
+    for (int64_t column = 0; column < 64; ++column) {
+      const int64_t tile = row / 8 * 2 + column / 32;
+      const int64_t lane = row % 8 * 4 + column % 32 / 8;
+      const float x =
+          to_float(Float16{to[static_cast<size_t>(tile * 256 + lane * 8 + column % 8)]});
+      const bool inside = row < kRows && column < kColumns;
+      ASSERT_EQ(x, inside ? from[static_cast<size_t>(row * kColumns + column)] : 0)
+          << row << " " << column;
+    }
+  }
+  for (const float bad : {NAN, 65505.0f, -1e6f, INFINITY}) {
+    from.back() = bad;
+    EXPECT_FALSE(pack_weights(from.data(), kRows, kColumns, to.data())) << bad;
+  }
+}
+
+class SaapOnGpu : public ::testing::Test {
+ protected:
+  void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
+};
+
+TEST_F(SaapOnGpu, ShapesAndGroups) {
+  for (const int64_t dim : {64, 96, 128, 256}) {
+    for (const int64_t group : {1, 2, 4, 7, 8}) {
+      SCOPED_TRACE(concat("dim ", dim, ", group ", group));
+      const Served served = serve({.dim = dim, .group = group});
+      EXPECT_NEAR(compare(served, 0.2, 1), 0.2, 0.03);
+      compare(served, 0.2, 3, DType::kF32);
+      compare(served, 0.1, 5, DType::kF16, Given::kPositions);
+      compare(served, 0.4, 1, DType::kF32, Given::kPositions);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(SaapOnGpu, NetworksOfAnySize) {
+  for (const auto& [buckets, hidden] : {std::pair<int64_t, int64_t>{2, 1},
+                                        {3, 7},
+                                        {8, 33},
+                                        {203, 300},
+                                        {1024, 1024},
+                                        {1101, 900},
+                                        {64, 1500}}) {
+    SCOPED_TRACE(concat(buckets, " buckets, ", hidden, " hidden units"));
+    const Served served =
+        serve({.dim = 128, .group = 4, .heads = 2, .buckets = buckets, .hidden = hidden});
+    for (const int64_t requests : {1, 2, 9, 40}) compare(served, 0.3, requests, DType::kF32);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(SaapOnGpu, EmptyBucketsEverythingAndNothing) {
+  const Served sparse = serve({.dim = 64, .group = 2, .buckets = 201, .hidden = 20, .empty = 90});
+  for (const double share : {1e-5, 0.01, 0.3, 0.9999}) {
+    SCOPED_TRACE(share);
+    for (const int64_t requests : {1, 3}) {
+      EXPECT_NEAR(compare(sparse, share, requests, DType::kF32), share, 0.03);
+    }
+  }
+}
+
+TEST_F(SaapOnGpu, ManyRequests) {
+  const Served served = serve({.dim = 64, .group = 2, .heads = 1});
+  for (const int64_t requests : {17, 128, 129, 300}) {
+    SCOPED_TRACE(concat(requests, " requests"));
+    compare(served, 0.1, requests);
+    compare(served, 0.1, requests, DType::kF32, Given::kPositions);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(SaapOnGpu, RoundedWeightsNameTheSameBuckets) {
+  const Served served = serve({.buckets = 512, .hidden = 256, .rounded = false});
+  const auto gpu = gpu_session(served, keep(0.1));
+  const auto cpu = cpu_session(served, keep(0.1));
+  int64_t chosen = 0, shared = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    Calls calls(served, 1, DType::kF32, Given::kBefore);
+    calls.set(make_queries(served, 1, seed));
+    const auto found = test::runs_of(*gpu, calls.gpu()), want = test::runs_of(*cpu, calls.cpu());
+    for (size_t h = 0; h < want.size(); ++h) {
+      std::vector<bool> is(static_cast<size_t>(kTokens));
+      for (const KeyRun& run : found[h]) std::fill_n(is.begin() + run.first, run.length, true);
+      for (const KeyRun& run : want[h]) {
+        chosen += run.length;
+        shared += std::count(is.begin() + run.first, is.begin() + run.first + run.length, true);
+      }
+    }
+  }
+  RecordProperty("keys", std::to_string(chosen));
+  RecordProperty("shared", std::to_string(shared));
+  EXPECT_GE(static_cast<double>(shared), 0.998 * static_cast<double>(chosen)) << chosen;
+  EXPECT_LT(shared, chosen) << "the rounding is seen";
+}
+
+TEST_F(SaapOnGpu, GraphReplayWithOtherQueries) {
+  const Served served = serve(Shape());
+  const auto gpu = gpu_session(served, keep(0.2));
+  const auto cpu = cpu_session(served, keep(0.2));
+  Calls calls(served, 3, DType::kBF16, Given::kBefore);
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  calls.set(make_queries(served, 3, 1), stream);
+  calls.gpu().stream = stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
+  ASSERT_TRUE(gpu->attend(calls.gpu()).ok());  // twice: the second must not disturb the first
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (const uint64_t seed : {1, 2, 3}) {
+    calls.set(make_queries(served, 3, seed), stream);
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    test::expect_close(calls.output(), calls.expected(*cpu), 128);
+  }
+  EXPECT_EQ(gpu->totals(1)->selections, 3u * 2 * 3);
+  const Output first = calls.output();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    ASSERT_EQ(calls.output(), first) << "the same bits again";
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(SaapOnGpu, NanStaysInItsGroup) {
+  const Served served = serve(Shape());
+  const auto gpu = gpu_session(served, keep(0.2));
+  Calls calls(served, 2, DType::kF32, Given::kBefore);
+  Queries q = make_queries(served, 2, 5);
+  calls.set(q);
+  ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
+  const Output clean = calls.output();
+  // Token 1, head 5: KV head 1.
+  const auto heads = static_cast<size_t>(served.options.query_heads);
+  q.before[(heads + 5) * 128 + 17] = NAN;
+  calls.set(q);
+  ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
+  const Output found = calls.output();
+  for (size_t row = 0; row < found.lse.size(); ++row) {
+    if (row / 4 == (heads + 5) / 4) {
+      EXPECT_TRUE(std::isnan(found.lse[row])) << row;
+    } else {
+      EXPECT_EQ(found.lse[row], clean.lse[row]) << row;
+    }
+  }
+  Calls one(served, 1, DType::kF32, Given::kBefore);
+  q = make_queries(served, 1, 5);
+  q.before[0] = INFINITY;
+  one.set(q);
+  const auto selected = gpu->select(one.gpu());
+  EXPECT_EQ(selected.status().code(), Code::kNumeric);
+}
+
+TEST_F(SaapOnGpu, SaysWhatItCannotServe) {
+  const Served served = serve(Shape());
+  const auto gpu = gpu_session(served, keep(0.2));
+  Calls calls(served, 2, DType::kF32, Given::kBefore);
+  calls.set(make_queries(served, 2, 5));
+  AttendCall call = calls.gpu();
+  call.q_before_rope = nullptr;
+  Status status = gpu->attend(call);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("positions: found null"));
+  call.layer = 0;  // dense
+  EXPECT_TRUE(gpu->attend(call).ok());
+  call = calls.gpu();
+  call.indptr = nullptr;
+  call.requests = 0;
+  status = gpu->attend(call);
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("a request with several query tokens"));
+
+  const Served wide = serve({.buckets = 20, .hidden = 9000});
+  SessionOptions options;
+  options.selection = keep(0.2);
+  const auto session = create_session(wide.index, test::uploaded(wide), options);
+  EXPECT_EQ(session.status().code(), Code::kUnsupported);
+  EXPECT_THAT(session.status().message(), HasSubstr("20 buckets and 9000 hidden units"));
+}
+
+TEST_F(SaapOnGpu, WeightsBeyondFloat16AreRefusedAndNothingStays) {
+  QmodelFile q = network({.dim = 128, .group = 4, .heads = 3, .buckets = 1100, .hidden = 1024});
+  const Served fine = serve_network(q);
+  q.layers[1].output_weight[q.layers[1].output_weight.size() - 3] = 1e5f;
+  const Served beyond = serve_network(q);
+  { const auto warm = test::uploaded(fine); }
+  size_t before = 0, after = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+  for (int i = 0; i < 8; ++i) {
+    const auto refused = upload_index(beyond.index, {.device = 0});
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), Code::kUnsupported);
+    EXPECT_THAT(refused.status().message(), HasSubstr("layers.1.classifier weights: found"));
+  }
+  ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
+  // An upload has more than 15 MiB; the driver may keep some of its own.
+  EXPECT_GE(after + (size_t{16} << 20), before);
+}
+
+}  // namespace
+}  // namespace sqz::cuda
