@@ -58,7 +58,8 @@ std::vector<uint32_t> page_offsets(const LayerView& view) {
   return offsets;
 }
 
-DeviceClassifier place_classifier(const LayerView& view, int64_t layer, Placement& place) {
+DeviceClassifier place_classifier(const LayerView& view, const LayerTable& table, int64_t layer,
+                                  Placement& place) {
   const ClassifierView& from = view.classifier;
   const int64_t heads = view.kv_heads;
   DeviceClassifier out;
@@ -68,7 +69,7 @@ DeviceClassifier place_classifier(const LayerView& view, int64_t layer, Placemen
   out.hidden_bias = place.take(layer, from.hidden_bias, heads * from.hidden * 4);
   out.output_weight =
       place.take_weights(layer, from.output_weight, heads, view.buckets, from.hidden);
-  out.output_bias = place.take(layer, from.output_bias, heads * view.buckets * 4);
+  out.output_bias = place.take(layer, table.bucket_bias);
   return out;
 }
 
@@ -115,7 +116,7 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     if (view.buckets > 0) {
       out.bucket_offsets = place.take(l, view.bucket_offsets, heads * (view.buckets + 1) * 4);
       out.bucket_sizes = place.take(l, table.bucket_sizes);
-      out.classifier = place_classifier(view, l, place);
+      out.classifier = place_classifier(view, table, l, place);
     }
     out.slots = view.slots;
     out.exact = view.exact;

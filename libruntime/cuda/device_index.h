@@ -26,7 +26,7 @@ struct DeviceClassifier {
   const void* hidden_weight = nullptr;  // [Hkv] weights [H, d]
   const float* hidden_bias = nullptr;   // [Hkv, H]
   const void* output_weight = nullptr;  // [Hkv] weights [C, H]
-  const float* output_bias = nullptr;   // [Hkv, C]
+  const float* output_bias = nullptr;   // [Hkv, C] as LayerTable::bucket_bias
 };
 
 struct DeviceLayer {

@@ -386,7 +386,7 @@ class Classify : private LookupTeam<kLookupThreads> {
     return s_.fault == 0;
   }
 
-  // The log of the shares of the group's heads, over the root of the size. Shares too small for a
+  // The log of the shares of the group's heads, over the size. Shares too small for a
   // float are none, as on the CPU.
   __device__ float score(int bucket, uint32_t size) const {
     const int tile = bucket / 8, rank = tile / at_.own_bucket_tiles;
@@ -398,7 +398,7 @@ class Classify : private LookupTeam<kLookupThreads> {
       if (r < p_.group)
         share += exp2f(told_4(rank, logit + r * at_.own_bucket_tiles * 8) - s_.lse[r]);
     }
-    return size == 0 ? -INFINITY : log2f(share) - 0.5f * log2f(static_cast<float>(size));
+    return size == 0 ? -INFINITY : log2f(share) - log2f(static_cast<float>(size));
   }
 
   const ClassifyParams& c_;
