@@ -3,7 +3,7 @@
 set(SQZ_RUNTIME_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
 
 set(SQZ_RUNTIME_CUDA_KERNELS)
-foreach(kernel decode_lookup decode_attend decode_classify)
+foreach(kernel decode_lookup decode_attend decode_classify plain)
   set(folder ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel})
   list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${folder}/kernel.cc
     ${folder}/instantiations/d64.cu ${folder}/instantiations/d96.cu
@@ -14,11 +14,14 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/device.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/device_index.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/merge.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/union_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_waves.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/plain_server.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/union_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode_classify/weights.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/gather_cache/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/plain/choose.cu ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/plain/merge.cu
   ${SQZ_RUNTIME_CUDA_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda "${SQZ_CUDA_ARCHITECTURES}")
 target_link_libraries(sqz_runtime_cuda PUBLIC sqz_runtime_core)

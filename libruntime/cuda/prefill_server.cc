@@ -5,8 +5,8 @@
 
 #include "libruntime/cuda/cache_source.h"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/add_counters/kernel.h"
 #include "libruntime/kernels/cuda/gather_cache/kernel.h"
-#include "libruntime/kernels/cuda/prefill_common/block_table.h"
 
 namespace sqz::cuda {
 namespace {
@@ -30,7 +30,9 @@ Result<std::unique_ptr<PrefillServer>> PrefillServer::create(const PrefillSetup&
 }
 
 PrefillServer::PrefillServer(const PrefillSetup& setup)
-    : setup_(setup), shape_(prefill_shape(setup.index->metadata())) {}
+    : setup_(setup),
+      shape_(prefill_shape(setup.index->metadata())),
+      waves_(setup.block, setup.max_tokens) {}
 
 bool PrefillServer::serves(const AttendCall& call) const {
   const bool from_cache = call.cache != nullptr;
@@ -45,10 +47,6 @@ PrefillShape prefill_shape(const IndexMetadata& metadata) {
           static_cast<float>(metadata.model.attention_scale)};
 }
 
-int64_t PrefillServer::block_tokens(int64_t request_tokens) const {
-  return setup_.block == 0 ? request_tokens : std::min(setup_.block, request_tokens);
-}
-
 // Everything; from null it only counts.
 size_t PrefillServer::lay_out(void* base) {
   const int64_t layers = std::ssize(setup_.index->layers);
@@ -57,7 +55,7 @@ size_t PrefillServer::lay_out(void* base) {
   const auto tokens = static_cast<int32_t>(setup_.max_tokens);
   const QueryBlocks all = {tokens, 1, tokens, nullptr};
   const QueryBlocks wave = {tokens, static_cast<int32_t>(wave_blocks_),
-                            static_cast<int32_t>(block_tokens(tokens)), nullptr};
+                            static_cast<int32_t>(waves_.block_tokens(tokens)), nullptr};
   int64_t most = 0;
   for (int64_t l = 0; l < layers; ++l) {
     const DeviceLayer& layer = setup_.uploaded->layer(l);
@@ -102,13 +100,10 @@ Status PrefillServer::allocate() {
   const size_t one = lay_out(nullptr);
   wave_blocks_ = 2;
   const auto each = static_cast<int64_t>(lay_out(nullptr) - one);
-  // Requests that end within a block leave short ones.
-  const int64_t full = setup_.max_tokens / block_tokens(setup_.max_tokens) + 64;
   wave_blocks_ = std::clamp<int64_t>(kWaveBytes / std::max<int64_t>(each, 1), 1,
-                                     std::min(full, setup_.max_tokens));
+                                     waves_.usual(setup_.max_tokens));
   SQZ_RETURN_IF_ERROR(memory_.reserve(lay_out(nullptr)));
   lay_out(memory_.data());
-  blocks_.reserve(static_cast<size_t>(setup_.max_tokens));
   const SelectionPlan& plan = *setup_.plan;
   if (wanted_ == nullptr || plan.shares.empty()) return {};
   std::vector<uint32_t> wanted;
@@ -124,52 +119,6 @@ Status PrefillServer::allocate() {
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
   return {};
-}
-
-void PrefillServer::list_blocks(const AttendCall& call) {
-  blocks_.clear();
-  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
-  for (int64_t r = 0; r < requests; ++r) {
-    const int64_t end = call.indptr == nullptr ? call.tokens : call.indptr[r + 1];
-    for (int64_t first = call.indptr == nullptr ? 0 : call.indptr[r]; first < end;) {
-      const int64_t tokens = block_tokens(end - first);
-      blocks_.push_back({first, tokens});
-      first += tokens;
-    }
-  }
-}
-
-// Blocks from number `begin` on, which moves.
-Result<PrefillServer::Wave> PrefillServer::next_wave(size_t& begin, cudaStream_t stream) {
-  const size_t end = std::min(blocks_.size(), begin + static_cast<size_t>(wave_blocks_));
-  Wave wave;
-  wave.first = blocks_[begin].first;
-  int64_t most = 0;
-  bool uniform = true;
-  for (size_t i = begin; i < end; ++i) {
-    most = std::max(most, blocks_[i].tokens);
-    uniform = uniform && (i + 1 == end || blocks_[i].tokens == blocks_[begin].tokens);
-  }
-  uniform = uniform && most == blocks_[begin].tokens;
-  wave.blocks.tokens =
-      static_cast<int32_t>(blocks_[end - 1].first + blocks_[end - 1].tokens - wave.first);
-  wave.blocks.count = static_cast<int32_t>(end - begin);
-  wave.blocks.block_tokens = static_cast<int32_t>(most);
-  if (!uniform) {
-    for (size_t i = begin; i < end; i += kTablePart) {
-      TablePart part;
-      part.count = static_cast<int32_t>(std::min(end - i, size_t{kTablePart}));
-      for (int32_t j = 0; j < part.count; ++j) {
-        const Block& block = blocks_[i + static_cast<size_t>(j)];
-        part.blocks[j] = {static_cast<int32_t>(block.first - wave.first),
-                          static_cast<int32_t>(block.tokens)};
-      }
-      SQZ_RETURN_IF_ERROR(write_table(part, table_ + (i - begin), stream));
-    }
-    wave.blocks.table = table_;
-  }
-  begin = end;
-  return wave;
 }
 
 PrefillLevel PrefillServer::level_of(int64_t layer, int level) const {
@@ -197,7 +146,7 @@ const std::byte* PrefillServer::queries_of(const AttendCall& call, int64_t token
          token * model.query_heads * model.head_dim * dtype_size(call.dtype);
 }
 
-Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const Wave& wave,
+Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const BlockWave& wave,
                                            unsigned long long* counters) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const int64_t lists = wave.blocks.count * setup_.index->metadata().model.kv_heads;
@@ -249,20 +198,23 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
     attend.keys = {keys_,       values_,       static_cast<int32_t>(layer.slots),
                    exact_keys_, exact_values_, static_cast<int32_t>(layer.exact)};
   }
-  attend.counters = counters;
   const bool looks_up = selects && setup_.known == nullptr;
-  if (looks_up) {
-    list_blocks(call);
-  } else {
+  waves_.list(call);
+  if (!looks_up) {
+    // Dense layers count like the others, one selection a block.
+    if (!selects) {
+      SQZ_RETURN_IF_ERROR(
+          add_counters(counters, static_cast<unsigned long long>(waves_.size()), 0, stream));
+    }
     // What is read is the same for all tokens: they share one reading of the keys.
-    blocks_.assign(1, {0, call.tokens});
+    waves_.list_whole(call.tokens);
     if (selects) {
       attend.selected = setup_.known->prefill_lists(call.layer);
       attend.keys.exact_skipped = static_cast<int32_t>(setup_.exact_skipped);
     }
   }
-  for (size_t begin = 0; begin < blocks_.size();) {
-    SQZ_ASSIGN_OR_RETURN(const Wave wave, next_wave(begin, stream));
+  for (size_t begin = 0; begin < waves_.size();) {
+    SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_, stream));
     attend.blocks = wave.blocks;
     attend.queries = queries_of(call, wave.first);
     attend.out = static_cast<std::byte*>(call.out) +
@@ -280,10 +232,10 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
 
 Result<std::vector<std::vector<KeyRun>>> PrefillServer::select(const AttendCall& call) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  list_blocks(call);
-  blocks_.resize(1);
+  waves_.list(call);
+  waves_.keep_first();
   size_t begin = 0;
-  SQZ_ASSIGN_OR_RETURN(const Wave wave, next_wave(begin, stream));
+  SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_, stream));
   SQZ_ASSIGN_OR_RETURN(const PrefillRuns lists, look_up(call, wave, nullptr));
   SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
   const auto heads = static_cast<size_t>(setup_.index->metadata().model.kv_heads);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "libruntime/cuda/block_waves.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
 #include "libruntime/cuda/static_lists.h"
@@ -47,24 +48,12 @@ class PrefillServer {
   Result<std::vector<std::vector<KeyRun>>> select(const AttendCall& call);
 
  private:
-  struct Block {
-    int64_t first = 0, tokens = 0;
-  };
-  // Blocks that are served at once, and their tokens.
-  struct Wave {
-    int64_t first = 0;  // token of the call
-    QueryBlocks blocks;
-  };
-
   explicit PrefillServer(const PrefillSetup& setup);
   Status allocate();
   size_t lay_out(void* base);
-  int64_t block_tokens(int64_t request_tokens) const;
-  void list_blocks(const AttendCall& call);
-  Result<Wave> next_wave(size_t& begin, cudaStream_t stream);
   PrefillLevel level_of(int64_t layer, int level) const;
   Status gather(const AttendCall& call);
-  Result<PrefillRuns> look_up(const AttendCall& call, const Wave& wave,
+  Result<PrefillRuns> look_up(const AttendCall& call, const BlockWave& wave,
                               unsigned long long* counters);
   const std::byte* queries_of(const AttendCall& call, int64_t token) const;
 
@@ -72,7 +61,7 @@ class PrefillServer {
   PrefillShape shape_;
   bool hopper_ = false;
   int64_t wave_blocks_ = 1;
-  std::vector<Block> blocks_;  // of the call
+  BlockWaves waves_;
 
   DeviceMemory memory_;
   int2* table_ = nullptr;       // [wave_blocks_]

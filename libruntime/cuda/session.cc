@@ -79,7 +79,8 @@ CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
       block_(options.block),
       max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
       max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
-                                                          : max_tokens_) {}
+                                                          : max_tokens_),
+      plain_only_(options.plain_kernels) {}
 
 CudaSession::~CudaSession() {
   // Work that still uses the memory is on streams of the caller.
@@ -116,7 +117,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device()));
-  hopper_ = major >= 9;
+  hopper_ = major >= 9 && !plain_only_;
   LookupParams shape;
   shape.dtype = index_->metadata().dtype;
   shape.dim = static_cast<int32_t>(model.head_dim);
@@ -138,7 +139,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
                " query heads each, head dimension ", model.head_dim, "; expected at most ",
                kMostPairs, ", at most ", kMostGroup, ", and 64, 96, 128 or 256")};
   }
-  SQZ_ASSIGN_OR_RETURN(most_team_, most_team(shape, device()));
+  SQZ_ASSIGN_OR_RETURN(most_team_, most_team(shape));
   lookups_.assign(index_->layers.size(), shape);
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     if (selects(l)) set_levels(l, request);
@@ -249,8 +250,7 @@ size_t CudaSession::lay_out(void* base) {
   shared.width = width;
   shared.logits = layout.take<float>(pairs * model.group_size() * width);
   shared.alive = layout.take<uint32_t>(pairs * 2 * width);
-  // A run ends where what a warp or a block of the lookup looks at ends.
-  lists_.capacity = width / 2 + width / 64 + 2 * kMostTeam;
+  lists_.capacity = run_capacity(width);
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
   if (is_ideal() && width > 0) {
     offsets_ = layout.take<uint32_t>(model.kv_heads * (width + 1));
@@ -297,32 +297,47 @@ Status CudaSession::allocate(const SelectionRequest& request) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
   SQZ_RETURN_IF_ERROR(create_union());
-  if (max_request_tokens_ > 1) {
+  if (max_request_tokens_ > 1) SQZ_RETURN_IF_ERROR(create_servers_of_blocks(request));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
+  return {};
+}
+
+Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
+  const bool selects = !plan_.dense && selector_ == SelectorKind::kSqueezed;
+  const auto group = static_cast<PrefillGroup>(request.group);
+  if (hopper_) {
     const PrefillSetup setup = {.index = index_.get(),
                                 .uploaded = uploaded_.get(),
                                 .plan = &plan_,
-                                .group = static_cast<PrefillGroup>(request.group),
+                                .group = group,
                                 .known = static_.get(),
                                 .exact_skipped = exact_skipped_,
-                                .selects = !plan_.dense && selector_ == SelectorKind::kSqueezed,
+                                .selects = selects,
                                 .block = block_,
                                 .max_tokens = max_tokens_,
                                 .multiprocessors = multiprocessors_};
     SQZ_ASSIGN_OR_RETURN(prefill_, PrefillServer::create(setup));
   }
-  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
+  SQZ_ASSIGN_OR_RETURN(plain_, PlainServer::create({.index = index_.get(),
+                                                    .plan = &plan_,
+                                                    .group = group,
+                                                    .lookups = lookups_,
+                                                    .selects = selects,
+                                                    .block = block_,
+                                                    .max_tokens = max_tokens_,
+                                                    .multiprocessors = multiprocessors_}));
   return {};
 }
 
 Status CudaSession::create_union() {
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     if (!selects(l) || static_ != nullptr) continue;
-    SQZ_ASSIGN_OR_RETURN(together_, plan_together(lookups_[static_cast<size_t>(l)], device(),
-                                                  static_cast<int>(wave_)));
+    SQZ_ASSIGN_OR_RETURN(together_,
+                         plan_together(lookups_[static_cast<size_t>(l)], static_cast<int>(wave_)));
     break;  // layers that select have the same shape
   }
   const int64_t most = std::min({max_tokens_, kMostUnion, wave_});
-  if (most < 2) return {};
+  if (most < 2 || !hopper_) return {};
   SQZ_ASSIGN_OR_RETURN(union_, UnionServer::create({.index = index_.get(),
                                                     .uploaded = uploaded_.get(),
                                                     .together = together_,
@@ -356,6 +371,11 @@ bool CudaSession::uses_prefill(const AttendCall& call) const {
            (lookups_[static_cast<size_t>(call.layer)].pages || is_ideal() || is_saap()));
 }
 
+bool CudaSession::uses_plain(const AttendCall& call) const {
+  return plain_ != nullptr && has_blocks(call) && !uses_prefill(call) &&
+         (!selects(call.layer) || static_ != nullptr || selector_ == SelectorKind::kSqueezed);
+}
+
 Status CudaSession::check_call(const AttendCall& call) const {
   if (index_->metadata().layers[static_cast<size_t>(call.layer)].window > 0) {
     return unsupported("found a layer with a sliding window", "layers with full attention");
@@ -364,16 +384,15 @@ Status CudaSession::check_call(const AttendCall& call) const {
     SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
   }
   // What is read without a lookup is the same for every token.
-  if (!selects(call.layer) || static_ != nullptr || is_ideal() || uses_prefill(call)) return {};
+  if (!selects(call.layer) || static_ != nullptr || is_ideal()) return {};
+  if (selector_ == SelectorKind::kSqueezed && plain_ != nullptr) return {};
   const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t tokens =
         call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
     if (tokens > 1) {
       return unsupported("found a request with several query tokens",
-                         "one token a request, or, with squeezed on compute capability 9.0, "
-                         "queries of the index's dtype and keys and values either uploaded or "
-                         "in args.cache");
+                         "one token a request, or selector squeezed");
     }
   }
   return {};
@@ -465,6 +484,10 @@ Status CudaSession::attend(const AttendCall& call) {
     return prefill_->attend(call, selects(call.layer), &counters_[call.layer].selections);
   }
   const bool looks_up = selects(call.layer) && static_ == nullptr;
+  if (uses_plain(call)) {
+    return plain_->attend(call, attend_params(call, 0, call.tokens), looks_up,
+                          &counters_[call.layer].selections);
+  }
   if (union_ != nullptr && selects(call.layer) == looks_up && union_->serves(call, looks_up)) {
     const LookupParams lookup = lookup_params(call, 0, call.tokens);
     return union_->attend(call, looks_up ? &lookup : nullptr, &counters_[call.layer].selections);
@@ -476,6 +499,37 @@ Status CudaSession::attend(const AttendCall& call) {
     }
     SQZ_RETURN_IF_ERROR(decode_attend(attend_params(call, first, requests),
                                       static_cast<cudaStream_t>(call.stream)));
+  }
+  return {};
+}
+
+// runs_ from the lists of the first pairs, once the stream is done.
+Status CudaSession::read_runs(const AttendCall& call, const RunLists& lists) {
+  SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(static_cast<cudaStream_t>(call.stream)));
+  std::vector<uint32_t> first(static_cast<size_t>(lists.capacity) + 1), before(first.size());
+  for (size_t h = 0; h < runs_.size(); ++h) {
+    RunTotals totals;
+    const auto at = static_cast<int64_t>(h) * (lists.capacity + 1);
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaMemcpy(&totals, lists.totals + h, sizeof(totals), cudaMemcpyDeviceToHost));
+    if (totals.fault != 0) {
+      return {Code::kNumeric, concat("product of centroids and the queries of layer ", call.layer,
+                                     ", KV head ", h, " is NaN or infinite")};
+    }
+    const size_t bytes = (totals.runs + 1) * sizeof(uint32_t);
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaMemcpy(first.data(), lists.first + at, bytes, cudaMemcpyDeviceToHost));
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaMemcpy(before.data(), lists.before + at, bytes, cudaMemcpyDeviceToHost));
+    std::vector<KeyRun>& runs = runs_[h];
+    for (uint32_t r = 0; r < totals.runs; ++r) {
+      const uint32_t length = before[r + 1] - before[r];
+      if (!runs.empty() && runs.back().first + runs.back().length == first[r]) {
+        runs.back().length += length;
+      } else {
+        runs.push_back({first[r], length});
+      }
+    }
   }
   return {};
 }
@@ -497,34 +551,12 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     runs_ = static_->runs(call.layer);
   } else if (uses_prefill(call)) {
     SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));
+  } else if (uses_plain(call)) {
+    SQZ_ASSIGN_OR_RETURN(const RunLists lists, plain_->select(call));
+    SQZ_RETURN_IF_ERROR(read_runs(call, lists));
   } else {
     SQZ_RETURN_IF_ERROR(look_up(call, 0, 1));
-    SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(static_cast<cudaStream_t>(call.stream)));
-    std::vector<uint32_t> first(static_cast<size_t>(lists_.capacity) + 1), before(first.size());
-    for (size_t h = 0; h < heads; ++h) {
-      RunTotals totals;
-      const auto at = static_cast<int64_t>(h) * (lists_.capacity + 1);
-      SQZ_RETURN_IF_CUDA_ERROR(
-          cudaMemcpy(&totals, lists_.totals + h, sizeof(totals), cudaMemcpyDeviceToHost));
-      if (totals.fault != 0) {
-        return Status(Code::kNumeric, concat("product of centroids and the queries of layer ",
-                                             call.layer, ", KV head ", h, " is NaN or infinite"));
-      }
-      const size_t bytes = (totals.runs + 1) * sizeof(uint32_t);
-      SQZ_RETURN_IF_CUDA_ERROR(
-          cudaMemcpy(first.data(), lists_.first + at, bytes, cudaMemcpyDeviceToHost));
-      SQZ_RETURN_IF_CUDA_ERROR(
-          cudaMemcpy(before.data(), lists_.before + at, bytes, cudaMemcpyDeviceToHost));
-      for (uint32_t r = 0; r < totals.runs; ++r) {
-        const uint32_t length = before[r + 1] - before[r];
-        std::vector<KeyRun>& runs = runs_[h];
-        if (!runs.empty() && runs.back().first + runs.back().length == first[r]) {
-          runs.back().length += length;
-        } else {
-          runs.push_back({first[r], length});
-        }
-      }
-    }
+    SQZ_RETURN_IF_ERROR(read_runs(call, lists_));
   }
   selections_.assign(heads, {});
   for (size_t h = 0; h < heads; ++h) {

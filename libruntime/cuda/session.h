@@ -9,6 +9,7 @@
 #include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
+#include "libruntime/cuda/plain_server.h"
 #include "libruntime/cuda/prefill_server.h"
 #include "libruntime/cuda/static_lists.h"
 #include "libruntime/cuda/union_server.h"
@@ -49,17 +50,20 @@ class CudaSession final : public ServingSession {
   Status allocate(const SelectionRequest& request);
   Status fill_offsets();
   Status create_union();
+  Status create_servers_of_blocks(const SelectionRequest& request);
   void set_levels(int64_t layer, const SelectionRequest& request);
   std::vector<uint32_t> wanted_keys(const SelectionRequest& request) const;
   size_t lay_out(void* base);
 
   bool selects(int64_t layer) const;
   bool uses_prefill(const AttendCall& call) const;
+  bool uses_plain(const AttendCall& call) const;
   Status check_call(const AttendCall& call) const;
   LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
   Status count_known(const AttendCall& call);
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
+  Status read_runs(const AttendCall& call, const RunLists& lists);
   bool is_ideal() const { return selector_ == SelectorKind::kIdeal; }
   bool is_saap() const { return selector_ == SelectorKind::kSaap; }
 
@@ -71,8 +75,10 @@ class CudaSession final : public ServingSession {
   int64_t wave_ = 1;  // most requests of one launch
   int most_team_ = 1;
   int multiprocessors_ = 0;
-  bool hopper_ = false;
-  std::unique_ptr<PrefillServer> prefill_;          // null: one token a request only
+  bool hopper_ = false;  // and to be used
+  const bool plain_only_;
+  std::unique_ptr<PrefillServer> prefill_;          // null: not Hopper, or one token a request
+  std::unique_ptr<PlainServer> plain_;              // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
   int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read

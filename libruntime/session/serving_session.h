@@ -20,6 +20,8 @@ struct SessionOptions {
   int64_t max_request_tokens = 0;       // 0 = max_tokens
   int threads = 0;                      // 0 = all cores
   const CpuKernels* kernels = nullptr;  // null = the machine's best
+  // CUDA: the kernels of GPUs before compute capability 9.0, whatever the GPU; for tests.
+  bool plain_kernels = false;
 };
 
 // Keys and values in an engine's own memory; see sqz_kv_cache.

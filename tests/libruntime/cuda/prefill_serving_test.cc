@@ -1,98 +1,21 @@
 // Sessions on the GPU with several query tokens a request, against the CPU backend.
-#include <list>
-#include <string>
-
-#include "tests/libruntime/cuda/serving.h"
+#include "tests/libruntime/cuda/blocks.h"
 
 namespace sqz::cuda {
 namespace {
 
+using test::by_budget;
+using test::shape;
+using test::with_thresholds;
 using testing::make_queries;
 using testing::serve;
 using testing::Served;
 using testing::TinyIndexOptions;
 
-TinyIndexOptions shape(int64_t dim, int64_t group, std::vector<int64_t> clusters) {
-  TinyIndexOptions o;
-  o.layers = 2;
-  o.kv_heads = 3;
-  o.query_heads = o.kv_heads * group;
-  o.head_dim = dim;
-  o.tokens = 4321;
-  o.sink = 16;
-  o.tail = 100;
-  o.clusters = std::move(clusters);
-  o.seed = static_cast<uint64_t>(dim * 10 + group);
-  return o;
-}
-
-SelectionRequest with_thresholds(const std::vector<double>& thresholds, int group = 0) {
-  static std::list<std::vector<double>> kept;  // a request only points to them
-  kept.push_back(thresholds);
-  SelectionRequest request;
-  request.thresholds = kept.back().data();
-  request.levels = static_cast<int>(thresholds.size());
-  request.group = group;
-  return request;
-}
-
-SelectionRequest by_budget(double keep, int levels = 0) {
-  SelectionRequest request;
-  request.keep = keep;
-  request.rule = RuleKind::kBudget;
-  request.levels = levels;
-  return request;
-}
-
-// Both backends with the same queries of requests of these lengths; what was read, too.
 double compare(const Served& served, const SelectionRequest& selection,
                const std::vector<int64_t>& lengths, int64_t block) {
-  SessionOptions options;
-  options.selection = selection;
-  options.block = block;
-  const auto gpu = create_session(served.index, test::uploaded(served), options);
-  options.threads = 2;
-  const auto cpu = Session::create(served.index, options);
-  EXPECT_TRUE(gpu.ok()) << gpu.status().message();
-  EXPECT_TRUE(cpu.ok()) << cpu.status().message();
-  if (!gpu.ok() || !cpu.ok()) return 0;
-  std::vector<int64_t> indptr = {0};
-  for (const int64_t length : lengths) indptr.push_back(indptr.back() + length);
-  const int64_t tokens = indptr.back();
-  const DType dtype = served.options.dtype;
-  uint64_t read = 0, possible = 0;
-  for (int64_t layer = 0; layer < served.options.layers; ++layer) {
-    const std::vector<float> queries = make_queries(served, layer, tokens, 7, 0.6f);
-    test::DeviceCall call(served, layer, tokens, dtype);
-    call.set_queries(queries);
-    call.call.indptr = indptr.data();
-    call.call.requests = static_cast<int64_t>(lengths.size());
-    const Status status = (*gpu)->attend(call.call);
-    EXPECT_TRUE(status.ok()) << status.message();
-    const auto expected =
-        testing::attend(**cpu, layer, queries, {.dtype = dtype, .positions = {}, .indptr = indptr});
-    EXPECT_TRUE(expected.ok()) << expected.status().message();
-    test::expect_rows_close(call.output(), *expected, served.options.head_dim);
-
-    const auto found = (*gpu)->totals(layer);
-    EXPECT_TRUE(found.ok());
-    const Counters want = (*cpu)->counters(layer);
-    EXPECT_EQ(found->selections, want.selections);
-    EXPECT_EQ(found->keys_read, want.keys_read);
-    EXPECT_EQ(found->keys_possible, want.keys_possible);
-    EXPECT_EQ(found->bytes_read, want.bytes_read);
-    EXPECT_EQ(found->bytes_dense, want.bytes_dense);
-    read += found->keys_read;
-    possible += found->keys_possible;
-
-    const auto q = testing::stored(dtype, queries);
-    testing::CallOptions host_options{.dtype = dtype, .positions = {}, .indptr = indptr};
-    AttendCall host = testing::make_call(layer, tokens, q.data(), host_options);
-    if ((*cpu)->selects(layer)) {
-      EXPECT_TRUE(test::same_runs(test::runs_of(**gpu, call.call), test::runs_of(**cpu, host)));
-    }
-  }
-  return static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1));
+  return test::compare_blocks(served, selection, lengths,
+                              {.block = block, .dtype = served.options.dtype});
 }
 
 class PrefillServing : public ::testing::Test {
@@ -138,6 +61,7 @@ TEST_F(PrefillServing, Dense) {
   dense.selector = SelectorKind::kDense;
   EXPECT_EQ(compare(served, dense, {50}, 0), 1.0);
   EXPECT_EQ(compare(served, dense, {2}, 0), 1.0);
+  EXPECT_EQ(compare(served, dense, {50, 3}, 32), 1.0);
 }
 
 // What is read is known, so that all tokens of a call share it; counted as on the CPU.

@@ -55,12 +55,9 @@ int teams_at_once(const LookupParams& params, int team) {
 
 }  // namespace
 
-Result<int> most_team(const LookupParams& params, int device) {
+Result<int> most_team(const LookupParams& params) {
   SQZ_RETURN_IF_ERROR(check(params));
-  int major = 0;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  if (major < 9) return 1;
+  if (!params.hopper) return 1;
   // 16 blocks are more than every GPU promises to gather; a team must not wait for another's end.
   for (int team = kMostTeam; team > 1; team /= 2) {
     if (teams_at_once(params, team) >= params.kv_heads) return team;
@@ -75,15 +72,12 @@ Status decode_lookup(const LookupParams& params, int team, cudaStream_t stream) 
   });
 }
 
-Result<TogetherPlan> plan_together(const LookupParams& params, int device, int most) {
+Result<TogetherPlan> plan_together(const LookupParams& params, int most) {
   SQZ_RETURN_IF_ERROR(check(params));
   if (params.pages || params.rule != LookupRule::kThreshold || params.width == 0) {
     return TogetherPlan{};
   }
-  int major = 0;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  for (int team = major < 9 ? 1 : kMostTeam; team >= 1; team /= 2) {
+  for (int team = params.hopper ? kMostTeam : 1; team >= 1; team /= 2) {
     TogetherPlan plan = {team, 0};
     plan.requests = for_dim(params.dim, 0, [&](auto dim) {
       return lookup_together_at_once<dim.value>(params, team, most);

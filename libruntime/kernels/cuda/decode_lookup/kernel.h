@@ -68,8 +68,14 @@ struct LookupParams {
   unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
 };
 
+// Most runs of a pair over so many clusters of the finest level: a run ends where what a warp or a
+// block of the lookup looks at ends.
+inline int64_t run_capacity(int64_t width) {
+  return width / 2 + width / 64 + 2 * kMostTeam;
+}
+
 // How many blocks a GPU can gather to a team, for this dim, dtype and kind: 1 before Hopper.
-Result<int> most_team(const LookupParams& params, int device);
+Result<int> most_team(const LookupParams& params);
 
 // Several requests at once, by teams that read the centroids once for all of them: only the rule
 // kThreshold, and no pages.
@@ -78,7 +84,7 @@ struct TogetherPlan {
   int requests = 0;  // of a team; 0: there is no room for two, decode_lookup() is what serves them
 };
 // For calls of at most `most` requests; the width is set.
-Result<TogetherPlan> plan_together(const LookupParams& params, int device, int most);
+Result<TogetherPlan> plan_together(const LookupParams& params, int most);
 // How many requests a team really takes of a call of `requests`: teams of about the same size.
 int together_requests(const TogetherPlan& plan, int requests);
 Status decode_lookup_together(const LookupParams& params, const TogetherPlan& plan,

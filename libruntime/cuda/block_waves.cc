@@ -1,0 +1,55 @@
+#include "libruntime/cuda/block_waves.h"
+
+#include <algorithm>
+
+#include "libruntime/kernels/cuda/prefill_common/block_table.h"
+
+namespace sqz::cuda {
+
+void BlockWaves::list(const AttendCall& call) {
+  blocks_.clear();
+  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t end = call.indptr == nullptr ? call.tokens : call.indptr[r + 1];
+    for (int64_t first = call.indptr == nullptr ? 0 : call.indptr[r]; first < end;) {
+      const int64_t tokens = block_tokens(end - first);
+      blocks_.push_back({first, tokens});
+      first += tokens;
+    }
+  }
+}
+
+Result<BlockWave> BlockWaves::next(size_t& begin, int64_t most, int2* table,
+                                   cudaStream_t stream) const {
+  const size_t end = std::min(blocks_.size(), begin + static_cast<size_t>(most));
+  BlockWave wave;
+  wave.first = blocks_[begin].first;
+  int64_t longest = 0;
+  bool uniform = true;
+  for (size_t i = begin; i < end; ++i) {
+    longest = std::max(longest, blocks_[i].tokens);
+    uniform = uniform && (i + 1 == end || blocks_[i].tokens == blocks_[begin].tokens);
+  }
+  uniform = uniform && longest == blocks_[begin].tokens;
+  wave.blocks.tokens =
+      static_cast<int32_t>(blocks_[end - 1].first + blocks_[end - 1].tokens - wave.first);
+  wave.blocks.count = static_cast<int32_t>(end - begin);
+  wave.blocks.block_tokens = static_cast<int32_t>(longest);
+  if (!uniform) {
+    for (size_t i = begin; i < end; i += kTablePart) {
+      TablePart part;
+      part.count = static_cast<int32_t>(std::min(end - i, size_t{kTablePart}));
+      for (int32_t j = 0; j < part.count; ++j) {
+        const Block& block = blocks_[i + static_cast<size_t>(j)];
+        part.blocks[j] = {static_cast<int32_t>(block.first - wave.first),
+                          static_cast<int32_t>(block.tokens)};
+      }
+      SQZ_RETURN_IF_ERROR(write_table(part, table + (i - begin), stream));
+    }
+    wave.blocks.table = table;
+  }
+  begin = end;
+  return wave;
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,160 @@
+#include "libruntime/cuda/plain_server.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/add_counters/kernel.h"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr int64_t kWaveBytes = int64_t{64} << 20;  // of what grows with the blocks of a wave
+constexpr int kScopes = 2;
+
+}  // namespace
+
+Result<std::unique_ptr<PlainServer>> PlainServer::create(const PlainSetup& setup) {
+  std::unique_ptr<PlainServer> server(new PlainServer(setup));
+  SQZ_RETURN_IF_ERROR(server->allocate());
+  return server;
+}
+
+PlainServer::PlainServer(const PlainSetup& setup)
+    : setup_(setup), waves_(setup.block, setup.max_tokens) {}
+
+// Everything; from null it only counts.
+size_t PlainServer::lay_out(void* base) {
+  const ModelDescription& model = setup_.index->metadata().model;
+  const int64_t pairs = wave_blocks_ * model.kv_heads;
+  int64_t width = 0, slots = 0;
+  for (const LookupParams& lookup : setup_.lookups) {
+    for (int k = 0; setup_.selects && k < lookup.levels; ++k) {
+      width = std::max<int64_t>(width, lookup.level[k].clusters);
+      slots = std::max<int64_t>(slots, lookup.slots);
+    }
+  }
+  Layout layout(base);
+  partials_ = layout.take<float>(static_cast<int64_t>(
+      plain_attend_workspace(setup_.multiprocessors, static_cast<int>(model.head_dim)) /
+      sizeof(float)));
+  if (width == 0) return layout.used();
+  const int64_t tokens =
+      std::min(setup_.max_tokens, wave_blocks_ * waves_.block_tokens(setup_.max_tokens));
+  lookup_.sums = layout.take<float2>(tokens * model.query_heads * kPlainParts);
+  lookup_.lse = layout.take<float>(tokens * model.query_heads);
+  lookup_.scores = layout.take<float>(pairs * width);
+  lookup_.state = layout.take<uint2>(pairs);
+  lookup_.faults = layout.take<uint32_t>(pairs);
+  lookup_.token.width = width;
+  alive_ = layout.take<uint32_t>(pairs * 2 * width);
+  table_ = layout.take<int2>(wave_blocks_);
+  wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * model.kv_heads);
+  uncounted_ = layout.take<unsigned long long>(3);
+  lists_.capacity = run_capacity(width);
+  lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
+  lists_.totals = layout.take<RunTotals>(pairs);
+  lists_.first = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
+  lists_.before = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
+  lists_.marks = layout.take<uint32_t>(pairs * lists_.mark_capacity);
+  return layout.used();
+}
+
+Status PlainServer::allocate() {
+  wave_blocks_ = 1;
+  const size_t one = lay_out(nullptr);
+  wave_blocks_ = 2;
+  const auto each = static_cast<int64_t>(lay_out(nullptr) - one);
+  wave_blocks_ = std::clamp<int64_t>(kWaveBytes / std::max<int64_t>(each, 1), 1,
+                                     waves_.usual(setup_.max_tokens));
+  const size_t bytes = lay_out(nullptr);
+  SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
+  lay_out(memory_.data());
+  // Lists have an entry beyond their last run, which is read with them.
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
+  return wanted_ == nullptr || setup_.plan->shares.empty() ? Status() : fill_wanted();
+}
+
+Status PlainServer::fill_wanted() {
+  const int64_t heads = setup_.index->metadata().model.kv_heads;
+  std::vector<uint32_t> wanted;
+  for (const auto& shares : setup_.plan->shares) {
+    for (int64_t i = 0; i < std::ssize(setup_.lookups) * heads; ++i) {
+      const auto slots = static_cast<double>(setup_.index->layers[i / heads].slots);
+      wanted.push_back(static_cast<uint32_t>(std::llround(shares[i] * slots)));
+    }
+  }
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  return {};
+}
+
+Status PlainServer::look_up(const AttendCall& call, const BlockWave& wave,
+                            unsigned long long* counters) {
+  const ModelDescription& model = setup_.index->metadata().model;
+  PlainLookup lookup = lookup_;
+  const int64_t width = lookup.token.width;
+  lookup.token = setup_.lookups[static_cast<size_t>(call.layer)];
+  LookupParams& params = lookup.token;
+  params.q = static_cast<const std::byte*>(call.q) +
+             wave.first * model.query_heads * model.head_dim * dtype_size(call.dtype);
+  params.q_dtype = call.dtype;
+  params.width = width;
+  params.alive = alive_;
+  params.lists = lists_;
+  params.counters = counters;
+  lookup.block = params;
+  for (int scope = 0; scope < kScopes; ++scope) {
+    LookupParams& to = scope == 0 ? lookup.token : lookup.block;
+    for (int k = 0; k < to.levels; ++k) {
+      to.level[k].threshold = setup_.plan->log_threshold(scope, call.layer, k) *
+                              static_cast<float>(std::numbers::log2e);
+    }
+    to.wanted = wanted_ + (scope * std::ssize(setup_.lookups) + call.layer) * model.kv_heads;
+  }
+  lookup.blocks = wave.blocks;
+  lookup.policy = setup_.group;
+  return plain_lookup(lookup, static_cast<cudaStream_t>(call.stream));
+}
+
+Status PlainServer::attend(const AttendCall& call, const AttendParams& params, bool looks_up,
+                           unsigned long long* counters) {
+  const ModelDescription& model = setup_.index->metadata().model;
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  waves_.list(call);
+  if (!looks_up) {
+    // Dense layers count like the others, one selection a block.
+    if (params.lists.totals == nullptr) {
+      SQZ_RETURN_IF_ERROR(
+          add_counters(counters, static_cast<unsigned long long>(waves_.size()), 0, stream));
+    }
+    waves_.list_whole(call.tokens);
+  }
+  for (size_t begin = 0; begin < waves_.size();) {
+    SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_, stream));
+    PlainAttend attend = {params, wave.blocks, partials_};
+    const int64_t skip = wave.first * model.query_heads * model.head_dim * dtype_size(call.dtype);
+    attend.params.q = static_cast<const std::byte*>(call.q) + skip;
+    attend.params.out = static_cast<std::byte*>(call.out) + skip;
+    attend.params.lse = call.lse + wave.first * model.query_heads;
+    if (looks_up) {
+      SQZ_RETURN_IF_ERROR(look_up(call, wave, counters));
+      attend.params.lists = lists_;
+    }
+    SQZ_RETURN_IF_ERROR(plain_attend(attend, stream));
+  }
+  return {};
+}
+
+Result<RunLists> PlainServer::select(const AttendCall& call) {
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  waves_.list(call);
+  waves_.keep_first();
+  size_t begin = 0;
+  SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_, stream));
+  SQZ_RETURN_IF_ERROR(look_up(call, wave, uncounted_));
+  return lists_;
+}
+
+}  // namespace sqz::cuda

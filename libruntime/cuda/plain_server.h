@@ -1,0 +1,63 @@
+// Calls with several query tokens a request by the plain kernels: on GPUs before compute capability
+// 9.0, and where PrefillServer does not serve a call.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "libruntime/cuda/block_waves.h"
+#include "libruntime/cuda/device.h"
+#include "libruntime/cuda/device_index.h"
+#include "libruntime/kernels/cuda/plain/kernel.h"
+#include "libruntime/select/plan.h"
+#include "libruntime/session/serving_session.h"
+
+namespace sqz::cuda {
+
+// What a session knows when it is created; the pointers live as long as it does.
+struct PlainSetup {
+  const ServedIndex* index = nullptr;
+  const SelectionPlan* plan = nullptr;
+  PrefillGroup group = PrefillGroup::kMean;
+  // Of the layers, as for decoding: without levels where none is looked up.
+  std::span<const LookupParams> lookups;
+  bool selects = true;  // by lookups; false: no layer does
+  int64_t block = 0;    // tokens that share a selection; 0 = all of a request
+  int64_t max_tokens = 0;
+  int multiprocessors = 0;
+};
+
+class PlainServer {
+ public:
+  // Takes all memory. The device is current.
+  static Result<std::unique_ptr<PlainServer>> create(const PlainSetup& setup);
+
+  // params: of all tokens of the call; `looks_up`: whether the layer's keys are found by a lookup,
+  // else params.lists is known or empty. counters [3]: {selections, keys, centroids}.
+  Status attend(const AttendCall& call, const AttendParams& params, bool looks_up,
+                unsigned long long* counters);
+  // The runs of the first block: lists of pairs, one a KV head. They are there when the stream is
+  // done.
+  Result<RunLists> select(const AttendCall& call);
+
+ private:
+  explicit PlainServer(const PlainSetup& setup);
+  Status allocate();
+  size_t lay_out(void* base);
+  Status fill_wanted();
+  Status look_up(const AttendCall& call, const BlockWave& wave, unsigned long long* counters);
+
+  PlainSetup setup_;
+  BlockWaves waves_;
+  int64_t wave_blocks_ = 1;
+  DeviceMemory memory_;
+  int2* table_ = nullptr;                    // [wave_blocks_]
+  uint32_t* wanted_ = nullptr;               // [scopes, layers, Hkv]
+  uint32_t* alive_ = nullptr;                // [pairs, 2, width]
+  unsigned long long* uncounted_ = nullptr;  // [3] what select() counts
+  RunLists lists_;
+  PlainLookup lookup_;  // the workspace of it
+  float* partials_ = nullptr;
+};
+
+}  // namespace sqz::cuda

@@ -1,0 +1,51 @@
+// Blocks of query tokens on GPUs before Hopper, and for calls that the Hopper kernels do not take:
+// other types of queries, caches beside uploaded keys. A plain pair of lookup and attention on
+// mma.sync, for every shape; what they compute is what decode_lookup() and decode_attend() do, with
+// one selection a block. Pairs are numbered pair = block * Hkv + head.
+#pragma once
+
+#include "libruntime/kernels/cuda/decode_attend/kernel.h"
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/prefill.h"
+
+namespace sqz::cuda {
+
+inline constexpr int kPlainParts = 8;  // of a level's clusters, for denominators
+// Attention cuts keys into parts while fewer blocks of threads than so many a multiprocessor would
+// run, of at least so many keys each.
+inline constexpr int kPlainWaves = 4;
+inline constexpr int kPlainLeastKeys = 256;
+
+// Queries, shape, levels, width, alive, lists and counters are in LookupParams, whose lists are of
+// pairs; `requests` is not looked at.
+struct PlainLookup {
+  LookupParams token, block;  // the same but for thresholds and wanted keys: blocks of one token,
+                              // and of several
+  QueryBlocks blocks;         // tokens as in q
+  PrefillGroup policy = PrefillGroup::kMean;
+
+  // Workspace.
+  float2* sums = nullptr;      // [T, Hq, kPlainParts] maximum, sum of exponentials
+  float* lse = nullptr;        // [T, Hq] log2 of the denominators
+  float* scores = nullptr;     // [pairs, width] log2 of the combined S
+  uint2* state = nullptr;      // [pairs] {clusters alive at the next level, centroids read}
+  uint32_t* faults = nullptr;  // [pairs] 1: a logit was NaN or infinite
+};
+
+// kUnsupported for a dim or group that there is no kernel for.
+Status plain_lookup(const PlainLookup& call, cudaStream_t stream);
+
+// q, out, lse, shape, keys, cache and lists (of pairs, or of heads) are in AttendParams; requests,
+// counters and its workspace are not looked at.
+struct PlainAttend {
+  AttendParams params;
+  QueryBlocks blocks;
+  float* partials = nullptr;  // of plain_attend_workspace() bytes
+};
+
+size_t plain_attend_workspace(int multiprocessors, int dim);
+
+// Results depend on the number of multiprocessors, not on timing.
+Status plain_attend(const PlainAttend& call, cudaStream_t stream);
+
+}  // namespace sqz::cuda

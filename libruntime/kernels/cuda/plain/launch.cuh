@@ -1,0 +1,68 @@
+// The kernels of one head dimension and their launches.
+#pragma once
+
+#include <algorithm>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/plain/attend.cuh"
+#include "libruntime/kernels/cuda/plain/choose.h"
+#include "libruntime/kernels/cuda/plain/lookup.cuh"
+#include "libruntime/kernels/cuda/plain/merge.h"
+
+namespace sqz::cuda {
+
+template <class Kernel, class... Arguments>
+Status launch_plain(Kernel kernel, int64_t blocks, int threads, size_t shared_bytes,
+                    cudaStream_t stream, const Arguments&... arguments) {
+  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                static_cast<int>(shared_bytes)));
+  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(arguments...);
+  return cuda_status(cudaGetLastError(), "plain kernel");
+}
+
+// Rows of `rows` query rows and `others` in shared memory; wide queries are there twice.
+template <int kDim>
+size_t plain_bytes(int rows, int others, bool wide) {
+  return static_cast<size_t>((wide ? 2 * rows : rows) + others) * PlainTile<kDim>::kStride * 2;
+}
+
+template <int kDim>
+Status launch_plain_lookup(const PlainLookup& call, int level, cudaStream_t stream) {
+  using Tile = PlainTile<kDim>;
+  const LookupParams& p = call.token;
+  const bool bf16 = p.dtype == DType::kBF16, wide = p.q_dtype != p.dtype;
+  const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
+  const int row_tiles = (call.blocks.block_tokens * p.group + Tile::kRows - 1) / Tile::kRows;
+  const int cluster_tiles = (p.level[level].clusters + Tile::kRows - 1) / Tile::kRows;
+  SQZ_RETURN_IF_ERROR(launch_plain(
+      bf16 ? plain_sums_kernel<Bf16, kDim> : plain_sums_kernel<F16, kDim>,
+      pairs * row_tiles * kPlainParts, Tile::kThreads,
+      plain_bytes<kDim>(Tile::kRows, Tile::kStream, wide), stream, call, level, row_tiles));
+  SQZ_RETURN_IF_ERROR(plain_lse(call, stream));
+  SQZ_RETURN_IF_ERROR(
+      launch_plain(bf16 ? plain_scores_kernel<Bf16, kDim> : plain_scores_kernel<F16, kDim>,
+                   pairs * std::max(cluster_tiles, 1), Tile::kThreads,
+                   plain_bytes<kDim>(Tile::kStream, Tile::kRows, wide), stream, call, level,
+                   std::max(cluster_tiles, 1)));
+  return plain_choose(call, level, stream);
+}
+
+template <int kDim>
+Status launch_plain_attend(const PlainAttend& call, cudaStream_t stream) {
+  using Tile = PlainTile<kDim>;
+  const AttendParams& p = call.params;
+  const bool bf16 = p.dtype == DType::kBF16, wide = p.q_dtype != p.dtype;
+  const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
+  PlainCut cut;
+  cut.row_tiles = (call.blocks.block_tokens * p.group + Tile::kRows - 1) / Tile::kRows;
+  const int64_t most = kPlainWaves * int64_t{p.multiprocessors} / (pairs * cut.row_tiles);
+  const int64_t wanted = (p.slots + p.exact + kPlainLeastKeys - 1) / kPlainLeastKeys;
+  cut.parts = static_cast<int>(std::max<int64_t>(1, std::min(most, wanted)));
+  SQZ_RETURN_IF_ERROR(
+      launch_plain(bf16 ? plain_attend_kernel<Bf16, kDim> : plain_attend_kernel<F16, kDim>,
+                   pairs * cut.row_tiles * cut.parts, Tile::kThreads,
+                   plain_bytes<kDim>(Tile::kRows, 2 * Tile::kStream, wide), stream, call, cut));
+  return cut.parts > 1 ? plain_merge(call, cut, Tile::kRows, stream) : Status();
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,106 @@
+// Calls with blocks of query tokens on the GPU, beside the same on the CPU.
+#pragma once
+
+#include <list>
+#include <string>
+
+#include "tests/libruntime/cuda/serving.h"
+
+namespace sqz::cuda::test {
+
+inline testing::TinyIndexOptions shape(int64_t dim, int64_t group, std::vector<int64_t> clusters) {
+  testing::TinyIndexOptions o;
+  o.layers = 2;
+  o.kv_heads = 3;
+  o.query_heads = o.kv_heads * group;
+  o.head_dim = dim;
+  o.tokens = 4321;
+  o.sink = 16;
+  o.tail = 100;
+  o.clusters = std::move(clusters);
+  o.seed = static_cast<uint64_t>(dim * 10 + group);
+  return o;
+}
+
+inline SelectionRequest with_thresholds(const std::vector<double>& thresholds, int group = 0) {
+  static std::list<std::vector<double>> kept;  // a request only points to them
+  kept.push_back(thresholds);
+  SelectionRequest request;
+  request.thresholds = kept.back().data();
+  request.levels = static_cast<int>(thresholds.size());
+  request.group = group;
+  return request;
+}
+
+inline SelectionRequest by_budget(double keep, int levels = 0) {
+  SelectionRequest request;
+  request.keep = keep;
+  request.rule = RuleKind::kBudget;
+  request.levels = levels;
+  return request;
+}
+
+struct BlockOptions {
+  int64_t block = 0;
+  DType dtype = DType::kBF16;  // of queries and results
+  bool plain_kernels = false;
+};
+
+// Both backends with the same queries of requests of these lengths: results, what was read and the
+// runs of the first block. Returns the part of the keys that was read.
+inline double compare_blocks(const Served& served, const SelectionRequest& selection,
+                             const std::vector<int64_t>& lengths, const BlockOptions& how) {
+  SessionOptions options;
+  options.selection = selection;
+  options.block = how.block;
+  options.plain_kernels = how.plain_kernels;
+  const auto gpu = create_session(served.index, uploaded(served), options);
+  options.threads = 2;
+  const auto cpu = Session::create(served.index, options);
+  EXPECT_TRUE(gpu.ok()) << gpu.status().message();
+  EXPECT_TRUE(cpu.ok()) << cpu.status().message();
+  if (!gpu.ok() || !cpu.ok()) return 0;
+  std::vector<int64_t> indptr = {0};
+  for (const int64_t length : lengths) indptr.push_back(indptr.back() + length);
+  const int64_t tokens = indptr.back();
+  const DType dtype = how.dtype;
+  uint64_t read = 0, possible = 0;
+  for (int64_t layer = 0; layer < served.options.layers; ++layer) {
+    const std::vector<float> queries = testing::make_queries(served, layer, tokens, 7, 0.6f);
+    DeviceCall call(served, layer, tokens, dtype);
+    call.set_queries(queries);
+    call.call.indptr = indptr.data();
+    call.call.requests = static_cast<int64_t>(lengths.size());
+    const Status status = (*gpu)->attend(call.call);
+    EXPECT_TRUE(status.ok()) << status.message();
+    const auto expected =
+        testing::attend(**cpu, layer, queries, {.dtype = dtype, .positions = {}, .indptr = indptr});
+    EXPECT_TRUE(expected.ok()) << expected.status().message();
+    if (dtype == DType::kF32) {
+      expect_close(call.output(), *expected, served.options.head_dim);
+    } else {
+      expect_rows_close(call.output(), *expected, served.options.head_dim);
+    }
+
+    const auto found = (*gpu)->totals(layer);
+    EXPECT_TRUE(found.ok());
+    const Counters want = (*cpu)->counters(layer);
+    EXPECT_EQ(found->selections, want.selections);
+    EXPECT_EQ(found->keys_read, want.keys_read);
+    EXPECT_EQ(found->keys_possible, want.keys_possible);
+    EXPECT_EQ(found->bytes_read, want.bytes_read);
+    EXPECT_EQ(found->bytes_dense, want.bytes_dense);
+    read += found->keys_read;
+    possible += found->keys_possible;
+
+    const auto q = testing::stored(dtype, queries);
+    testing::CallOptions host_options{.dtype = dtype, .positions = {}, .indptr = indptr};
+    AttendCall host = testing::make_call(layer, tokens, q.data(), host_options);
+    if ((*cpu)->selects(layer)) {
+      EXPECT_TRUE(same_runs(runs_of(**gpu, call.call), runs_of(**cpu, host)));
+    }
+  }
+  return static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1));
+}
+
+}  // namespace sqz::cuda::test
