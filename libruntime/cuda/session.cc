@@ -2,29 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <numbers>
 
 #include "libruntime/cuda/cache_source.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
-#include "libruntime/select/layer_spread.h"
-#include "libruntime/select/registry.h"
-#include "libruntime/select/static_selection.h"
 
 namespace sqz::cuda {
 namespace {
-
-constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of the workspace of lookups
-constexpr int64_t kMostUnion = 128;                 // requests that share a reading of the keys
-constexpr int64_t kMostTokens = int64_t{1} << 24;
-constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
-
-static_assert(kMostLevels == kMaxLevels);
-
-Status unsupported(const char* what, const char* expected) {
-  return {Code::kUnsupported, concat("device_type 2 (CUDA): ", what, "; expected ", expected)};
-}
 
 // Whether a request has several tokens.
 bool has_blocks(const AttendCall& call) {
@@ -35,334 +19,7 @@ bool has_blocks(const AttendCall& call) {
   return false;
 }
 
-Status check_request(const SelectionRequest& request) {
-  if (request.estimate) return unsupported("found residual estimate", "drop");
-  return {};
-}
-
 }  // namespace
-
-Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const ServedIndex> index,
-                                                       std::shared_ptr<DeviceIndex> uploaded,
-                                                       const SessionOptions& options) {
-  SQZ_ASSIGN_OR_RETURN(std::unique_ptr<ServingSession> session,
-                       CudaSession::create(std::move(index), std::move(uploaded), options));
-  return session;
-}
-
-Result<std::unique_ptr<CudaSession>> CudaSession::create(std::shared_ptr<const ServedIndex> index,
-                                                         std::shared_ptr<DeviceIndex> uploaded,
-                                                         const SessionOptions& options) {
-  if (uploaded == nullptr) {
-    return Status(Code::kUnsupported,
-                  "options.device_id: found a device without the index, expected one that "
-                  "sqz_index_upload() put it on");
-  }
-  if (options.max_tokens < 0 || options.max_tokens > kMostTokens) {
-    return Status(Code::kInvalidArgument, concat("max_tokens: found ", options.max_tokens,
-                                                 ", expected 0 to ", kMostTokens));
-  }
-  SQZ_RETURN_IF_ERROR(check_request(options.selection));
-  const CurrentDevice current(uploaded->device());
-  std::unique_ptr<CudaSession> session(
-      new CudaSession(std::move(index), std::move(uploaded), options));
-  SQZ_RETURN_IF_ERROR(session->prepare(options.selection));
-  SQZ_RETURN_IF_ERROR(session->allocate(options.selection));
-  return session;
-}
-
-CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
-                         std::shared_ptr<DeviceIndex> uploaded, const SessionOptions& options)
-    : index_(std::move(index)),
-      uploaded_(std::move(uploaded)),
-      selector_(options.selection.selector),
-      block_(options.block),
-      max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
-      max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
-                                                          : max_tokens_),
-      plain_only_(options.plain_kernels) {}
-
-CudaSession::~CudaSession() {
-  // Work that still uses the memory is on streams of the caller.
-  const CurrentDevice current(uploaded_->device());
-  cudaDeviceSynchronize();
-}
-
-bool CudaSession::selects(int64_t layer) const {
-  return plan_.selects(layer);
-}
-
-Status CudaSession::prepare(const SelectionRequest& request) {
-  const ModelDescription& model = index_->metadata().model;
-  SQZ_ASSIGN_OR_RETURN(
-      PreparedSelector prepared,
-      prepare_selector({.metadata = index_->metadata(),
-                        .calibration = index_->calibration,
-                        .index = {.layers = index_->layers,
-                                  .tables = index_->tables,
-                                  .group = model.group_size(),
-                                  .scale = static_cast<float>(model.attention_scale),
-                                  .kernels = nullptr},
-                        .path = index_->file->path()},
-                       request));
-  plan_ = std::move(prepared.plan);
-  if (plan_.block > 0) block_ = plan_.block;
-  if (!plan_.dense && is_static(selector_)) list_static_runs(*prepared.selector);
-  if (!plan_.dense && is_ideal() && !uploaded_->keys_values()) {
-    return unsupported("found no keys on the GPU",
-                       "an index uploaded with them: selector ideal scores every one");
-  }
-  int major = 0;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device()));
-  hopper_ = major >= 9 && !plain_only_;
-  LookupParams shape;
-  shape.dtype = index_->metadata().dtype;
-  shape.dim = static_cast<int32_t>(model.head_dim);
-  shape.kv_heads = static_cast<int32_t>(model.kv_heads);
-  shape.group = static_cast<int32_t>(model.group_size());
-  shape.scale = static_cast<float>(model.attention_scale) * kLog2E;
-  shape.mean = request.group == 0;
-  shape.pages = request.selector == SelectorKind::kQuest;
-  shape.hopper = hopper_;
-  shape.rule = shape.pages                                      ? LookupRule::kTop
-               : request.rule == RuleKind::kBudget || is_saap() ? LookupRule::kBudget
-                                                                : LookupRule::kThreshold;
-  if (model.kv_heads > kMostPairs || model.group_size() > kMostGroup ||
-      (model.head_dim != 64 && model.head_dim != 96 && model.head_dim != 128 &&
-       model.head_dim != 256)) {
-    return {
-        Code::kUnsupported,
-        concat("device_type 2 (CUDA): found ", model.kv_heads, " KV heads, ", model.group_size(),
-               " query heads each, head dimension ", model.head_dim, "; expected at most ",
-               kMostPairs, ", at most ", kMostGroup, ", and 64, 96, 128 or 256")};
-  }
-  SQZ_ASSIGN_OR_RETURN(most_team_, most_team(shape));
-  lookups_.assign(index_->layers.size(), shape);
-  for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
-    if (selects(l)) set_levels(l, request);
-  }
-  return {};
-}
-
-// What a selector reads that looks at no query.
-void CudaSession::list_static_runs(const Selector& selector) {
-  std::vector<KeyRun> runs(static_cast<size_t>(selector.limits().runs));
-  SelectWorkspace workspace;
-  static_runs_.resize(index_->layers.size());
-  for (size_t l = 0; l < static_runs_.size(); ++l) {
-    for (int64_t h = 0; selects(static_cast<int64_t>(l)) && h < index_->layers[l].kv_heads; ++h) {
-      SelectQuery query;
-      query.layer = static_cast<int64_t>(l);
-      query.kv_head = h;
-      HeadSelection found;
-      found.runs = runs;
-      (void)selector.select(query, workspace, found);  // it has nothing that could fail
-      static_runs_[l].emplace_back(runs.begin(), runs.begin() + found.run_count);
-      exact_skipped_ = found.exact_skipped;
-    }
-  }
-}
-
-void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
-  const DeviceLayer& from = uploaded_->layer(layer);
-  LookupParams& to = lookups_[static_cast<size_t>(layer)];
-  to.slots = static_cast<uint32_t>(from.slots);
-  if (is_static(selector_)) {
-    to.levels = 0;  // nothing is looked up
-    return;
-  }
-  if (is_ideal()) {
-    to.levels = 1;
-    to.level[0].centroids = from.keys;
-    to.level[0].clusters = static_cast<int32_t>(from.slots);
-    to.level[0].threshold = plan_.log_threshold(0, layer, 0) * kLog2E;
-    return;
-  }
-  if (is_saap()) {
-    to.levels = 1;
-    to.level[0].offsets = from.bucket_offsets;
-    to.level[0].sizes = from.bucket_sizes;
-    to.level[0].clusters = static_cast<int32_t>(from.buckets);
-    return;
-  }
-  if (request.selector == SelectorKind::kQuest) {
-    to.levels = 1;
-    to.level[0].centroids = from.page_min;
-    to.level[0].greatest = from.page_max;
-    to.level[0].offsets = from.page_offsets;
-    to.level[0].clusters = static_cast<int32_t>(from.pages);
-    return;
-  }
-  to.levels = plan_.levels;
-  for (int k = 0; k < plan_.levels; ++k) {
-    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - plan_.levels + k)];
-    to.level[k] = {.centroids = level.centroids,
-                   .greatest = nullptr,
-                   .offsets = level.offsets,
-                   .sizes = level.sizes,
-                   .log_sizes = level.log_sizes,
-                   .clusters = static_cast<int32_t>(level.clusters),
-                   .threshold = plan_.log_threshold(0, layer, k) * kLog2E};
-  }
-}
-
-std::vector<uint32_t> CudaSession::wanted_keys(const SelectionRequest& request) const {
-  const int64_t heads = index_->metadata().model.kv_heads;
-  std::vector<uint32_t> wanted(static_cast<size_t>(heads) * lookups_.size());
-  std::vector<int64_t> keys;  // of each layer
-  if (request.selector == SelectorKind::kQuest && !plan_.dense) {
-    keys = layer_keys(plan_, first_sparse(index_->layers)->slots);
-  }
-  for (int64_t i = 0; i < std::ssize(wanted); ++i) {
-    const LayerView& view = index_->layers[static_cast<size_t>(i / heads)];
-    auto& count = wanted[static_cast<size_t>(i)];
-    if (!selects(i / heads)) continue;
-    if (request.selector == SelectorKind::kQuest) {
-      count = static_cast<uint32_t>(keys[static_cast<size_t>(i / heads)] / view.page_size);
-    } else if (!plan_.shares.empty()) {
-      const double share = plan_.shares[0][static_cast<size_t>(i)];
-      count = static_cast<uint32_t>(std::llround(share * static_cast<double>(view.slots)));
-    }
-  }
-  return wanted;
-}
-
-// Everything of one session; from null it only counts.
-size_t CudaSession::lay_out(void* base) {
-  const ModelDescription& model = index_->metadata().model;
-  int64_t width = 0, slots = 0;
-  for (const LookupParams& lookup : lookups_) {
-    for (int k = 0; k < lookup.levels; ++k) {
-      width = std::max<int64_t>(width, lookup.level[k].clusters);
-    }
-    slots = std::max<int64_t>(slots, lookup.slots);
-  }
-  const int64_t pairs = width == 0 ? 0 : wave_ * model.kv_heads;
-  Layout layout(base);
-  counters_ = layout.take<DeviceCounters>(std::ssize(lookups_));
-  attend_workspace_ = layout.take<std::byte>(static_cast<int64_t>(
-      decode_attend_workspace(multiprocessors_, static_cast<int>(model.head_dim))));
-  wanted_ = layout.take<uint32_t>(std::ssize(lookups_) * model.kv_heads);
-  LookupParams shared;
-  shared.width = width;
-  shared.logits = layout.take<float>(pairs * model.group_size() * width);
-  shared.alive = layout.take<uint32_t>(pairs * 2 * width);
-  lists_.capacity = run_capacity(width);
-  lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
-  if (is_ideal() && width > 0) {
-    offsets_ = layout.take<uint32_t>(model.kv_heads * (width + 1));
-    log_sizes_ = layout.take<float>(model.kv_heads * width);
-  }
-  lists_.totals = layout.take<RunTotals>(pairs);
-  lists_.first = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
-  lists_.before = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
-  lists_.marks = layout.take<uint32_t>(pairs * lists_.mark_capacity);
-  for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
-    LookupParams& lookup = lookups_[static_cast<size_t>(l)];
-    lookup.width = shared.width;
-    lookup.logits = shared.logits;
-    lookup.alive = shared.alive;
-    lookup.lists = lists_;
-    lookup.wanted = wanted_ + l * model.kv_heads;
-    lookup.counters = &counters_[l].selections;
-    if (!is_ideal()) continue;
-    lookup.level[0].offsets = offsets_;
-    lookup.level[0].log_sizes = log_sizes_;
-  }
-  return layout.used();
-}
-
-Status CudaSession::allocate(const SelectionRequest& request) {
-  const int64_t fixed = static_cast<int64_t>(lay_out(nullptr));
-  wave_ = 2;
-  const int64_t each = std::max<int64_t>(static_cast<int64_t>(lay_out(nullptr)) - fixed, 1);
-  const int64_t most = std::min<int64_t>(kMostPairs / index_->metadata().model.kv_heads,
-                                         is_saap() ? kClassifyRequests : kMostPairs);
-  wave_ = std::clamp<int64_t>(kWaveBytes / each, 1, std::min(max_tokens_, most));
-  const size_t bytes = lay_out(nullptr);
-  SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
-  lay_out(memory_.data());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
-  const std::vector<uint32_t> wanted = wanted_keys(request);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
-  if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
-  if (is_saap() && !plan_.dense) {
-    SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(*index_, *uploaded_, lookups_));
-  }
-  if (!static_runs_.empty()) {
-    SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
-  }
-  SQZ_RETURN_IF_ERROR(create_union());
-  if (max_request_tokens_ > 1) SQZ_RETURN_IF_ERROR(create_servers_of_blocks(request));
-  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
-  return {};
-}
-
-Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
-  const bool selects = !plan_.dense && selector_ == SelectorKind::kSqueezed;
-  const auto group = static_cast<PrefillGroup>(request.group);
-  if (hopper_) {
-    const PrefillSetup setup = {.index = index_.get(),
-                                .uploaded = uploaded_.get(),
-                                .plan = &plan_,
-                                .group = group,
-                                .known = static_.get(),
-                                .exact_skipped = exact_skipped_,
-                                .selects = selects,
-                                .block = block_,
-                                .max_tokens = max_tokens_,
-                                .multiprocessors = multiprocessors_};
-    SQZ_ASSIGN_OR_RETURN(prefill_, PrefillServer::create(setup));
-  }
-  SQZ_ASSIGN_OR_RETURN(plain_, PlainServer::create({.index = index_.get(),
-                                                    .plan = &plan_,
-                                                    .group = group,
-                                                    .lookups = lookups_,
-                                                    .selects = selects,
-                                                    .block = block_,
-                                                    .max_tokens = max_tokens_,
-                                                    .multiprocessors = multiprocessors_}));
-  return {};
-}
-
-Status CudaSession::create_union() {
-  for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
-    if (!selects(l) || static_ != nullptr) continue;
-    SQZ_ASSIGN_OR_RETURN(together_,
-                         plan_together(lookups_[static_cast<size_t>(l)], static_cast<int>(wave_)));
-    break;  // layers that select have the same shape
-  }
-  const int64_t most = std::min({max_tokens_, kMostUnion, wave_});
-  if (most < 2 || !hopper_) return {};
-  SQZ_ASSIGN_OR_RETURN(union_, UnionServer::create({.index = index_.get(),
-                                                    .uploaded = uploaded_.get(),
-                                                    .together = together_,
-                                                    .run_capacity = lists_.capacity,
-                                                    .max_requests = most,
-                                                    .multiprocessors = multiprocessors_}));
-  return {};
-}
-
-// Every key a cluster of one.
-Status CudaSession::fill_offsets() {
-  const int64_t heads = index_->metadata().model.kv_heads;
-  for (const LookupParams& lookup : lookups_) {
-    if (lookup.levels == 0 || lookup.slots == 0) continue;
-    const int64_t row = int64_t{lookup.slots} + 1;
-    std::vector<uint32_t> offsets(static_cast<size_t>(heads * row));
-    for (int64_t i = 0; i < heads * row; ++i) {
-      offsets[static_cast<size_t>(i)] = static_cast<uint32_t>(i % row);
-    }
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(offsets_, offsets.data(), offsets.size() * sizeof(uint32_t),
-                                        cudaMemcpyHostToDevice));
-    return {};  // layers that select have the same shape
-  }
-  return {};
-}
 
 // The selector ideal selects for each token by itself, as decoding does.
 bool CudaSession::uses_prefill(const AttendCall& call) const {
@@ -378,7 +35,7 @@ bool CudaSession::uses_plain(const AttendCall& call) const {
 
 Status CudaSession::check_call(const AttendCall& call) const {
   if (index_->metadata().layers[static_cast<size_t>(call.layer)].window > 0) {
-    return unsupported("found a layer with a sliding window", "layers with full attention");
+    return unsupported_on_gpu("found a layer with a sliding window", "layers with full attention");
   }
   if (selects(call.layer) && buckets_ != nullptr) {
     SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
@@ -391,8 +48,8 @@ Status CudaSession::check_call(const AttendCall& call) const {
     const int64_t tokens =
         call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
     if (tokens > 1) {
-      return unsupported("found a request with several query tokens",
-                         "one token a request, or selector squeezed");
+      return unsupported_on_gpu("found a request with several query tokens",
+                                "one token a request, or selector squeezed");
     }
   }
   return {};
@@ -474,8 +131,8 @@ Status CudaSession::count_known(const AttendCall& call) {
 Status CudaSession::attend(const AttendCall& call) {
   SQZ_RETURN_IF_ERROR(check_call(call));
   if (call.cache == nullptr && !uploaded_->keys_values()) {
-    return unsupported("found no keys and values on the GPU",
-                       "args.cache, or an index uploaded with them");
+    return unsupported_on_gpu("found no keys and values on the GPU",
+                              "args.cache, or an index uploaded with them");
   }
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
