@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "tools/sqz_bench/bucket_index.h"
 #include "tools/sqz_bench/captured_index.h"
 #include "tools/sqz_bench/synthetic_index.h"
 
@@ -22,8 +23,14 @@ std::vector<std::byte> rounded(const std::vector<float>& from, DType dtype) {
   return out;
 }
 
-Status check_index(const ServedIndex& index) {
+Status check_index(const ServedIndex& index, bool buckets) {
   const LayerView& view = index.layers[0];
+  if (buckets && view.buckets > 0 && view.keys != nullptr) return {};
+  if (buckets) {
+    return {Code::kInvalidArgument,
+            bad_field(index.file->path(), "layer 0", "no buckets, or no keys and values",
+                      "both: --selector saap")};
+  }
   if (view.levels == 2 && view.keys != nullptr) return {};
   return {Code::kInvalidArgument,
           bad_field(index.file->path(), "layer 0", concat(view.levels, " levels of clusters"),
@@ -48,6 +55,7 @@ AttendCall Fixture::call(int64_t set) const {
   call.tokens = tokens;
   call.dtype = dtype;
   call.q = queries[static_cast<size_t>(set) % queries.size()].data();
+  if (before_rope) call.q_before_rope = call.q;
   if (!indptr.empty()) {
     call.indptr = indptr.data();
     call.requests = std::ssize(indptr) - 1;
@@ -57,6 +65,12 @@ AttendCall Fixture::call(int64_t set) const {
 
 std::vector<Setting> settings_of(const Options& options, bool blocks) {
   std::vector<Setting> out = {{0, 0, 0, "dense"}};
+  if (options.selector == "saap") {
+    for (const double sparsity : options.sparsity) {
+      out.push_back({1, sparsity, 0, concat(100 * sparsity, " % sparse, saap")});
+    }
+    return out;
+  }
   for (const int64_t block : options.block) {
     for (const double sparsity : options.sparsity) {
       for (const int level : options.levels) {
@@ -82,6 +96,9 @@ SessionOptions session_of(const Options& options, const Fixture& fixture, const 
   session.block = setting.block;
   if (setting.levels == 0) {
     session.selection.selector = SelectorKind::kDense;
+  } else if (options.selector == "saap") {
+    session.selection.selector = SelectorKind::kSaap;
+    session.selection.keep = 1 - setting.sparsity;
   } else {
     session.selection.levels = setting.levels;
     session.selection.keep = 1 - setting.sparsity;
@@ -95,6 +112,7 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
                                                     int64_t sets) {
   auto fixture = std::make_shared<Fixture>();
   fixture->keys = "made up";
+  fixture->before_rope = options.selector == "saap";
   std::string path = options.index;
   if (!path.empty()) {
     fixture->keys = path;
@@ -103,6 +121,8 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
     fixture->file = std::move(made.file);
     fixture->exact_queries = std::move(made.queries);
     fixture->keys = options.capture + ", tiled";
+  } else if (fixture->before_rope) {
+    SQZ_ASSIGN_OR_RETURN(fixture->file, make_bucket_index(options, tokens));
   } else {
     SQZ_ASSIGN_OR_RETURN(fixture->file, make_synthetic_index(options, tokens));
   }
@@ -110,7 +130,7 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
   const OpenMode mode = options.open_mode == "read" ? OpenMode::kRead : OpenMode::kMmap;
   SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(path, mode));
   SQZ_ASSIGN_OR_RETURN(fixture->served, make_served_index(std::move(file)));
-  SQZ_RETURN_IF_ERROR(check_index(*fixture->served));
+  SQZ_RETURN_IF_ERROR(check_index(*fixture->served, fixture->before_rope));
   fixture->tokens = query_tokens;
   if (requests && query_tokens > 1) {
     fixture->indptr.resize(static_cast<size_t>(query_tokens) + 1);
@@ -119,7 +139,10 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
   fixture->dtype = options.query_dtype == "f32"   ? DType::kF32
                    : options.query_dtype == "f16" ? DType::kF16
                                                   : DType::kBF16;
-  if (fixture->exact_queries.empty()) {
+  if (fixture->before_rope) {
+    fixture->exact_queries =
+        random_queries(fixture->served->metadata().model, sets, query_tokens, options.seed);
+  } else if (fixture->exact_queries.empty()) {
     fixture->exact_queries =
         synthetic_queries(fixture->layer(), fixture->served->metadata().model.group_size(), sets,
                           query_tokens, options.seed);
@@ -144,6 +167,9 @@ Json shape_of(const Fixture& fixture, const Options& options) {
           {"requests", fixture.indptr.empty() ? 1 : std::ssize(fixture.indptr) - 1},
           {"block", options.block},
           {"clusters", clusters},
+          {"selector", options.selector},
+          {"buckets", view.buckets},
+          {"hidden", view.classifier.hidden},
           {"keys", fixture.keys},
           {"sparsity", options.sparsity},
           {"coarse_keep", options.coarse_keep},

@@ -18,6 +18,7 @@ struct Fixture {
   int64_t tokens = 0;                             // of a call
   std::vector<int64_t> indptr;                    // of its requests; empty = one
   DType dtype = DType::kBF16;                     // of queries and outputs
+  bool before_rope = false;                       // queries are those before RoPE, too
   std::vector<std::vector<float>> exact_queries;  // sets of [tokens, Hq, d]
   std::vector<std::vector<std::byte>> queries;    // the same in `dtype`
 

@@ -23,6 +23,7 @@ const char* const kHelp =
     "  sqz-bench open --file-gib 100\n"
     "  sqz-bench kmeans --device cuda --kmeans-fraction 0.01\n"
     "  sqz-bench attend --device cuda --sparsity 0.7,0.8,0.9,0.95 --requests 16\n"
+    "  sqz-bench attend --device cuda --selector saap --buckets 1024 --hidden 1024\n"
     "  sqz-bench prefill --device cuda --queries 4096 --block 32,128,0\n"
     "  sqz-bench upload --device cuda --directory /dev/shm\n";
 
@@ -81,6 +82,19 @@ void add_bench_options(CLI::App& app, Options& options) {
                  "Fractions of the clustered keys not to read, rows for each")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 0.999999))
+      ->capture_default_str()
+      ->group(kPaths);
+  app.add_option("--selector", options.selector,
+                 "attend: what chooses; saap serves from buckets, with queries before RoPE")
+      ->check(CLI::IsMember({"squeezed", "saap"}))
+      ->capture_default_str()
+      ->group(kPaths);
+  app.add_option("--buckets", options.buckets, "saap: buckets of the made-up query classifier")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str()
+      ->group(kPaths);
+  app.add_option("--hidden", options.hidden, "saap: hidden units of it")
+      ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str()
       ->group(kPaths);
   app.add_option("--rule", options.rule,

@@ -50,6 +50,7 @@ struct Serving {
   AttendCall call(int64_t i, cudaStream_t stream) const {
     AttendCall call = work->fixture->call(i);
     call.q = work->queries[static_cast<size_t>(i) % work->queries.size()];
+    if (work->fixture->before_rope) call.q_before_rope = call.q;
     call.out = work->out;
     call.lse = work->lse;
     call.stream = stream;

@@ -20,9 +20,11 @@ struct Options {
   int64_t query_heads = 32;  // Hq
   int64_t kv_heads = 8;      // Hkv; divides Hq
   int64_t head_dim = 128;    // d
-  std::vector<double> sparsity = {0.9};  // fractions of the clustered keys that are not to be read
-  std::string rule = "budget";           // threshold or budget; the latter reads what was asked for
-  std::vector<int> levels = {1, 2};      // levels of the tree that selection uses; each is measured
+  std::vector<double> sparsity = {0.9};   // fractions of the clustered keys that are not to be read
+  std::string selector = "squeezed";      // or saap: attend alone, from an index of buckets
+  int64_t buckets = 1024, hidden = 1024;  // C and H of its made-up query classifier
+  std::string rule = "budget";       // threshold or budget; the latter reads what was asked for
+  std::vector<int> levels = {1, 2};  // levels of the tree that selection uses; each is measured
   double coarse_keep = BuildOptions().coarse_keep;  // of the made-up index
   int64_t requests = 1;                // of one query token each, in a call of the case `attend`
   int64_t queries = 0;                 // prompt tokens of the case `prefill`; 0 = the case's own

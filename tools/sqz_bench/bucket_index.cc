@@ -1,0 +1,116 @@
+#include "tools/sqz_bench/bucket_index.h"
+
+#include <cmath>
+
+#include "formats/qmodel_file.h"
+#include "libindex/parallel.h"
+#include "tools/sqz_bench/made_numbers.h"
+
+namespace sqz::bench {
+namespace {
+
+struct Layer {
+  std::vector<BFloat16> keys, values;              // [Hkv, M, d]
+  std::vector<BFloat16> exact_keys, exact_values;  // [Hkv, E, d]
+  std::vector<uint32_t> positions;                 // [Hkv, M]
+  std::vector<uint32_t> offsets;                   // [Hkv, C + 1]
+  QmodelLayer network;
+};
+
+void fill(std::vector<BFloat16>& out, int64_t head, int64_t count, Random& random) {
+  BFloat16* to = out.data() + head * count;
+  for (int64_t i = 0; i < count; ++i) to[i] = to_bfloat16(random.normal());
+}
+
+void fill(std::vector<float>& out, int64_t head, int64_t count, double scale, Random& random) {
+  float* to = out.data() + head * count;
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(scale) * random.normal();
+}
+
+void fill_head(const Options& o, int64_t slots, int64_t head, Layer& layer) {
+  Random random(o.seed * 7919 + static_cast<uint64_t>(head) + 1);
+  const int64_t d = o.head_dim, exact = kSink + kTail;
+  fill(layer.keys, head, slots * d, random);
+  fill(layer.values, head, slots * d, random);
+  fill(layer.exact_keys, head, exact * d, random);
+  fill(layer.exact_values, head, exact * d, random);
+  fill(layer.network.centroids, head, o.buckets * d, 1 / std::sqrt(d), random);
+  fill(layer.network.hidden_weight, head, o.hidden * d, 1 / std::sqrt(d), random);
+  fill(layer.network.hidden_bias, head, o.hidden, 0.1, random);
+  fill(layer.network.output_weight, head, o.buckets * o.hidden, 2 / std::sqrt(o.hidden), random);
+  fill(layer.network.output_bias, head, o.buckets, 0.1, random);
+  const auto offsets = random_offsets(o.buckets, slots, random);
+  std::copy(offsets.begin(), offsets.end(), layer.offsets.begin() + head * (o.buckets + 1));
+  uint32_t* positions = layer.positions.data() + head * slots;
+  std::iota(positions, positions + slots, static_cast<uint32_t>(kSink));
+  for (int64_t i = slots - 1; i > 0; --i) std::swap(positions[i], positions[random.below(i + 1)]);
+}
+
+Layer make_layer(const Options& o, int64_t slots) {
+  Layer layer;
+  const auto heads = static_cast<size_t>(o.kv_heads);
+  const auto count = [&](int64_t each) { return heads * static_cast<size_t>(each); };
+  layer.keys.resize(count(slots * o.head_dim));
+  layer.values.resize(layer.keys.size());
+  layer.exact_keys.resize(count((kSink + kTail) * o.head_dim));
+  layer.exact_values.resize(layer.exact_keys.size());
+  layer.positions.resize(count(slots));
+  layer.offsets.resize(count(o.buckets + 1));
+  layer.network.centroids.resize(count(o.buckets * o.head_dim));
+  layer.network.hidden_weight.resize(count(o.hidden * o.head_dim));
+  layer.network.hidden_bias.resize(count(o.hidden));
+  layer.network.output_weight.resize(count(o.buckets * o.hidden));
+  layer.network.output_bias.resize(count(o.buckets));
+  (void)parallel_for(o.kv_heads, o.threads, [&](int64_t head) {
+    fill_head(o, slots, head, layer);
+    return Status();
+  });
+  return layer;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TemporaryFile>> make_bucket_index(const Options& options, int64_t tokens) {
+  const int64_t slots = tokens - kSink - kTail;
+  if (options.buckets > slots) {
+    return Status(Code::kInvalidArgument,
+                  bad_field("options", "--buckets", concat(options.buckets),
+                            concat("at most the ", slots, " clustered keys")));
+  }
+  SQZ_ASSIGN_OR_RETURN(auto file, index_file(options));
+  IndexMetadata metadata = made_metadata(options, tokens, 1);
+  metadata.partition = Partition::kBuckets;
+  metadata.levels = 0;
+  metadata.has_value_means = false;
+  metadata.buckets = options.buckets;
+  metadata.hidden = options.hidden;
+  const Layer layer = make_layer(options, slots);
+  LayerData data;
+  data.positions = layer.positions;
+  data.bucket_offsets = layer.offsets;
+  data.classifier = &layer.network;
+  data.keys = std::as_bytes(std::span(layer.keys));
+  data.values = std::as_bytes(std::span(layer.values));
+  data.exact_keys = std::as_bytes(std::span(layer.exact_keys));
+  data.exact_values = std::as_bytes(std::span(layer.exact_values));
+  SQZ_ASSIGN_OR_RETURN(
+      const auto writer,
+      SqzWriter::create(Env::posix(), file->path(), false, metadata, {{{}, slots, kSink + kTail}}));
+  SQZ_RETURN_IF_ERROR(writer->write_layer(0, data));
+  SQZ_RETURN_IF_ERROR(writer->commit({}).status());
+  return file;
+}
+
+std::vector<std::vector<float>> random_queries(const ModelDescription& model, int64_t sets,
+                                               int64_t tokens, uint64_t seed) {
+  std::vector<std::vector<float>> out;
+  Random random(seed * 31 + 17);
+  for (int64_t set = 0; set < sets; ++set) {
+    auto& queries =
+        out.emplace_back(static_cast<size_t>(tokens * model.query_heads * model.head_dim));
+    for (float& x : queries) x = random.normal();
+  }
+  return out;
+}
+
+}  // namespace sqz::bench
