@@ -110,6 +110,29 @@ TEST_F(BenchTool, RequestsAndSavedIndexes) {
   }
 }
 
+TEST_F(BenchTool, BucketsOfAQueryClassifier) {
+  const ToolRun made =
+      bench({"attend", "--selector", "saap", "--buckets", "40", "--hidden", "24", "--sparsity",
+             "0.75,0.9", "--save-index", path("b.sqz"), "--no-torch", "--json"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const Json result = made.last()["cases"][0];
+  EXPECT_EQ(result["shape"]["selector"], "saap");
+  EXPECT_EQ(result["shape"]["buckets"], 40);
+  EXPECT_EQ(result["shape"]["hidden"], 24);
+  const Json rows = result["rows"];
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[2]["name"], "75 % sparse, saap");
+  EXPECT_NEAR(rows[2]["keep"], 0.25, 0.03);
+  EXPECT_NEAR(rows[3]["keep"], 0.1, 0.03);
+  const ToolRun again = bench({"attend", "--selector", "saap", "--index", path("b.sqz"),
+                               "--sparsity", "0.75", "--no-torch", "--json"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(again.last()["cases"][0]["rows"][2]["keep"], rows[2]["keep"]);
+  const ToolRun other = bench({"attend", "--index", path("b.sqz")});
+  EXPECT_NE(other.code, 0);
+  EXPECT_THAT(other.err, HasSubstr("layer 0: found 0 levels of clusters, expected two"));
+}
+
 TEST_F(BenchTool, TableAndList) {
   const ToolRun table = bench({"open"});
   EXPECT_EQ(table.code, 0) << table.err;
@@ -177,6 +200,9 @@ TEST_F(BenchTool, BadInput) {
   expect({"attend", "--sparsity", "1.5"}, 2, "--sparsity");
   expect({"attend", "--levels", "3"}, 2, "--levels");
   expect({"attend", "--isa", "mmx"}, 2, "--isa");
+  expect({"prefill", "--selector", "saap"}, 2, "--selector: found saap, expected squeezed");
+  expect({"attend", "--selector", "saap", "--buckets", "9999"}, 2,
+         "--buckets: found 9999, expected at most the 3884 clustered keys");
   expect({"verify", "--device", "cuda"}, 2, "attend, prefill, kmeans and upload run on a GPU");
   expect({"upload"}, 2, "--device: found cpu, expected cuda");
   expect({"attend", "--device", "cuda:99"}, 3, "--device: ");
