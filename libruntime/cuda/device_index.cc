@@ -100,6 +100,8 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
       out.level[k] = {.clusters = level.clusters,
                       .centroids = place.take(l, static_cast<const std::byte*>(level.centroids),
                                               row * level.clusters),
+                      .value_means = place.take(l, static_cast<const std::byte*>(level.value_means),
+                                                row * level.clusters),
                       .offsets = place.take(l, level.offsets, heads * (level.clusters + 1) * 4),
                       .sizes = place.take(l, table.level[k].sizes),
                       .log_sizes = place.take(l, table.level[k].log_sizes)};

@@ -15,6 +15,7 @@ namespace sqz::cuda {
 struct DeviceLevel {
   int64_t clusters = 0;               // n_k
   const void* centroids = nullptr;    // [Hkv, n_k, d] bf16 or f16
+  const void* value_means = nullptr;  // [Hkv, n_k, d]; null if the index has none
   const uint32_t* offsets = nullptr;  // [Hkv, n_k + 1]: first child, or first slot
   const uint32_t* sizes = nullptr;    // [Hkv, n_k]: keys below
   const float* log_sizes = nullptr;   // [Hkv, n_k], natural

@@ -28,9 +28,12 @@ PlainServer::PlainServer(const PlainSetup& setup)
 size_t PlainServer::lay_out(void* base) {
   const ModelDescription& model = setup_.index->metadata().model;
   const int64_t pairs = wave_blocks_ * model.kv_heads;
-  int64_t width = 0, slots = 0;
+  int64_t width = 0, slots = 0, scored = 0;
   for (const LookupParams& lookup : setup_.lookups) {
+    int64_t clusters = 0;
     for (int k = 0; setup_.selects && k < lookup.levels; ++k) {
+      clusters += lookup.level[k].clusters;
+      scored = std::max(scored, clusters);
       width = std::max<int64_t>(width, lookup.level[k].clusters);
       slots = std::max<int64_t>(slots, lookup.slots);
     }
@@ -51,6 +54,12 @@ size_t PlainServer::lay_out(void* base) {
   alive_ = layout.take<uint32_t>(pairs * 2 * width);
   table_ = layout.take<int2>(wave_blocks_);
   wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * model.kv_heads);
+  if (setup_.estimate) {
+    PlainEstimates& estimates = lookup_.estimates;
+    estimates.capacity = scored;
+    estimates.list = layout.take<uint32_t>(pairs * scored);
+    estimates.counts = layout.take<uint32_t>(pairs);
+  }
   uncounted_ = layout.take<unsigned long long>(3);
   lists_.capacity = run_capacity(width);
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
@@ -88,6 +97,17 @@ Status PlainServer::fill_wanted() {
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
   return {};
+}
+
+PlainEstimates PlainServer::estimates_of(int64_t layer) const {
+  PlainEstimates out = lookup_.estimates;
+  const DeviceLayer& from = setup_.uploaded->layer(layer);
+  const int levels = setup_.lookups[static_cast<size_t>(layer)].levels;
+  for (int k = 0; out.list != nullptr && k < levels; ++k) {
+    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - levels + k)];
+    out.level[k] = {level.centroids, level.value_means, level.log_sizes, level.clusters};
+  }
+  return out;
 }
 
 Status PlainServer::look_up(const AttendCall& call, const BlockWave& wave,
@@ -133,7 +153,7 @@ Status PlainServer::attend(const AttendCall& call, const AttendParams& params, b
   }
   for (size_t begin = 0; begin < waves_.size();) {
     SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_, stream));
-    PlainAttend attend = {params, wave.blocks, partials_};
+    PlainAttend attend = {params, wave.blocks, {}, partials_};
     const int64_t skip = wave.first * model.query_heads * model.head_dim * dtype_size(call.dtype);
     attend.params.q = static_cast<const std::byte*>(call.q) + skip;
     attend.params.out = static_cast<std::byte*>(call.out) + skip;
@@ -141,6 +161,7 @@ Status PlainServer::attend(const AttendCall& call, const AttendParams& params, b
     if (looks_up) {
       SQZ_RETURN_IF_ERROR(look_up(call, wave, counters));
       attend.params.lists = lists_;
+      attend.estimates = estimates_of(call.layer);
     }
     SQZ_RETURN_IF_ERROR(plain_attend(attend, stream));
   }
@@ -155,6 +176,36 @@ Result<RunLists> PlainServer::select(const AttendCall& call) {
   SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_, stream));
   SQZ_RETURN_IF_ERROR(look_up(call, wave, uncounted_));
   return lists_;
+}
+
+Result<std::vector<std::vector<ClusterRun>>> PlainServer::estimated(int64_t layer) const {
+  const PlainEstimates& from = lookup_.estimates;
+  std::vector<std::vector<ClusterRun>> out(
+      static_cast<size_t>(setup_.index->metadata().model.kv_heads));
+  if (from.list == nullptr) return out;
+  const int first_level =
+      setup_.uploaded->layer(layer).levels - setup_.lookups[static_cast<size_t>(layer)].levels;
+  std::vector<uint32_t> list(static_cast<size_t>(from.capacity));
+  for (size_t h = 0; h < out.size(); ++h) {
+    uint32_t count = 0;
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaMemcpy(&count, from.counts + h, sizeof(count), cudaMemcpyDeviceToHost));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(list.data(),
+                                        from.list + static_cast<int64_t>(h) * from.capacity,
+                                        count * sizeof(uint32_t), cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t level = static_cast<uint32_t>(first_level) + (list[i] >> kLevelShift);
+      const uint32_t cluster = list[i] & ((1u << kLevelShift) - 1);
+      std::vector<ClusterRun>& runs = out[h];
+      if (!runs.empty() && runs.back().level == level &&
+          runs.back().first + runs.back().length == cluster) {
+        ++runs.back().length;
+      } else {
+        runs.push_back({level, cluster, 1});
+      }
+    }
+  }
+  return out;
 }
 
 }  // namespace sqz::cuda

@@ -17,12 +17,14 @@ namespace sqz::cuda {
 // What a session knows when it is created; the pointers live as long as it does.
 struct PlainSetup {
   const ServedIndex* index = nullptr;
+  const DeviceIndex* uploaded = nullptr;
   const SelectionPlan* plan = nullptr;
   PrefillGroup group = PrefillGroup::kMean;
   // Of the layers, as for decoding: without levels where none is looked up.
   std::span<const LookupParams> lookups;
-  bool selects = true;  // by lookups; false: no layer does
-  int64_t block = 0;    // tokens that share a selection; 0 = all of a request
+  bool selects = true;    // by lookups; false: no layer does
+  bool estimate = false;  // what is looked up but not chosen
+  int64_t block = 0;      // tokens that share a selection; 0 = all of a request
   int64_t max_tokens = 0;
   int multiprocessors = 0;
 };
@@ -39,6 +41,8 @@ class PlainServer {
   // The runs of the first block: lists of pairs, one a KV head. They are there when the stream is
   // done.
   Result<RunLists> select(const AttendCall& call);
+  // What that select() left to be estimated, a KV head each. Waits for the GPU.
+  Result<std::vector<std::vector<ClusterRun>>> estimated(int64_t layer) const;
 
  private:
   explicit PlainServer(const PlainSetup& setup);
@@ -46,6 +50,7 @@ class PlainServer {
   size_t lay_out(void* base);
   Status fill_wanted();
   Status look_up(const AttendCall& call, const BlockWave& wave, unsigned long long* counters);
+  PlainEstimates estimates_of(int64_t layer) const;
 
   PlainSetup setup_;
   BlockWaves waves_;

@@ -24,11 +24,12 @@ bool has_blocks(const AttendCall& call) {
 // The selector ideal selects for each token by itself, as decoding does.
 bool CudaSession::uses_prefill(const AttendCall& call) const {
   return prefill_ != nullptr && has_blocks(call) && prefill_->serves(call) &&
-         !(selects(call.layer) &&
-           (lookups_[static_cast<size_t>(call.layer)].pages || is_ideal() || is_saap()));
+         !(selects(call.layer) && (lookups_[static_cast<size_t>(call.layer)].pages || is_ideal() ||
+                                   is_saap() || estimate_));
 }
 
 bool CudaSession::uses_plain(const AttendCall& call) const {
+  if (estimate_ && selects(call.layer)) return true;
   return plain_ != nullptr && has_blocks(call) && !uses_prefill(call) &&
          (!selects(call.layer) || static_ != nullptr || selector_ == SelectorKind::kSqueezed);
 }
@@ -202,6 +203,7 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
   const int64_t slots = uploaded_->layer(call.layer).slots;
   runs_.assign(heads, {});
+  estimated_.assign(heads, {});
   if (!selects(call.layer)) {
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (static_ != nullptr) {
@@ -211,6 +213,7 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   } else if (uses_plain(call)) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, plain_->select(call));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
+    SQZ_ASSIGN_OR_RETURN(estimated_, plain_->estimated(call.layer));
   } else {
     SQZ_RETURN_IF_ERROR(look_up(call, 0, 1));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists_));
@@ -220,6 +223,9 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     selections_[h].runs = runs_[h];
     selections_[h].run_count = std::ssize(runs_[h]);
     for (const KeyRun& run : runs_[h]) selections_[h].keys += run.length;
+    selections_[h].estimated = estimated_[h];
+    selections_[h].estimated_count = std::ssize(estimated_[h]);
+    for (const ClusterRun& run : estimated_[h]) selections_[h].estimated_clusters += run.length;
     if (selects(call.layer)) selections_[h].exact_skipped = exact_skipped_;
   }
   return std::span<const HeadSelection>(selections_);

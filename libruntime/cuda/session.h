@@ -76,7 +76,8 @@ class CudaSession final : public ServingSession {
   int most_team_ = 1;
   int multiprocessors_ = 0;
   bool hopper_ = false;  // and to be used
-  const bool plain_only_;
+  // Served by the plain kernels in any case: what is estimated, and everything.
+  const bool estimate_, plain_only_;
   std::unique_ptr<PrefillServer> prefill_;          // null: not Hopper, or one token a request
   std::unique_ptr<PlainServer> plain_;              // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
@@ -97,6 +98,7 @@ class CudaSession final : public ServingSession {
   // The last select().
   std::vector<HeadSelection> selections_;
   std::vector<std::vector<KeyRun>> runs_;
+  std::vector<std::vector<ClusterRun>> estimated_;
 };
 
 }  // namespace sqz::cuda

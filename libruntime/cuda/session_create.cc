@@ -20,11 +20,6 @@ constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
 static_assert(kMostLevels == kMaxLevels);
 
-Status check_request(const SelectionRequest& request) {
-  if (request.estimate) return unsupported_on_gpu("found residual estimate", "drop");
-  return {};
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const ServedIndex> index,
@@ -47,7 +42,6 @@ Result<std::unique_ptr<CudaSession>> CudaSession::create(std::shared_ptr<const S
     return Status(Code::kInvalidArgument, concat("max_tokens: found ", options.max_tokens,
                                                  ", expected 0 to ", kMostTokens));
   }
-  SQZ_RETURN_IF_ERROR(check_request(options.selection));
   const CurrentDevice current(uploaded->device());
   std::unique_ptr<CudaSession> session(
       new CudaSession(std::move(index), std::move(uploaded), options));
@@ -65,6 +59,7 @@ CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
       max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
       max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
                                                           : max_tokens_),
+      estimate_(options.selection.estimate),
       plain_only_(options.plain_kernels) {}
 
 CudaSession::~CudaSession() {
@@ -282,7 +277,9 @@ Status CudaSession::allocate(const SelectionRequest& request) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
   SQZ_RETURN_IF_ERROR(create_union());
-  if (max_request_tokens_ > 1) SQZ_RETURN_IF_ERROR(create_servers_of_blocks(request));
+  if (max_request_tokens_ > 1 || estimate_) {
+    SQZ_RETURN_IF_ERROR(create_servers_of_blocks(request));
+  }
   SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   return {};
 }
@@ -290,7 +287,7 @@ Status CudaSession::allocate(const SelectionRequest& request) {
 Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
   const bool selects = !plan_.dense && selector_ == SelectorKind::kSqueezed;
   const auto group = static_cast<PrefillGroup>(request.group);
-  if (hopper_) {
+  if (hopper_ && max_request_tokens_ > 1) {
     const PrefillSetup setup = {.index = index_.get(),
                                 .uploaded = uploaded_.get(),
                                 .plan = &plan_,
@@ -304,10 +301,12 @@ Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
     SQZ_ASSIGN_OR_RETURN(prefill_, PrefillServer::create(setup));
   }
   SQZ_ASSIGN_OR_RETURN(plain_, PlainServer::create({.index = index_.get(),
+                                                    .uploaded = uploaded_.get(),
                                                     .plan = &plan_,
                                                     .group = group,
                                                     .lookups = lookups_,
                                                     .selects = selects,
+                                                    .estimate = estimate_,
                                                     .block = block_,
                                                     .max_tokens = max_tokens_,
                                                     .multiprocessors = multiprocessors_}));

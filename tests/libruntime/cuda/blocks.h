@@ -1,6 +1,7 @@
 // Calls with blocks of query tokens on the GPU, beside the same on the CPU.
 #pragma once
 
+#include <array>
 #include <list>
 #include <string>
 
@@ -45,6 +46,21 @@ struct BlockOptions {
   DType dtype = DType::kBF16;  // of queries and results
   bool plain_kernels = false;
 };
+
+// {level, first, length} of what is estimated for the first block, KV head by KV head.
+inline std::vector<std::array<uint32_t, 3>> estimated_by(ServingSession& session,
+                                                         const AttendCall& call) {
+  const auto heads = session.select(call);
+  EXPECT_TRUE(heads.ok()) << heads.status().message();
+  std::vector<std::array<uint32_t, 3>> out;
+  for (size_t h = 0; heads.ok() && h < heads->size(); ++h) {
+    const HeadSelection& head = (*heads)[h];
+    for (const ClusterRun& run : head.estimated.first(static_cast<size_t>(head.estimated_count))) {
+      out.push_back({run.level, run.first, run.length});
+    }
+  }
+  return out;
+}
 
 // Both backends with the same queries of requests of these lengths: results, what was read and the
 // runs of the first block. Returns the part of the keys that was read.
@@ -98,6 +114,7 @@ inline double compare_blocks(const Served& served, const SelectionRequest& selec
     AttendCall host = testing::make_call(layer, tokens, q.data(), host_options);
     if ((*cpu)->selects(layer)) {
       EXPECT_TRUE(same_runs(runs_of(**gpu, call.call), runs_of(**cpu, host)));
+      EXPECT_EQ(estimated_by(**gpu, call.call), estimated_by(**cpu, host));
     }
   }
   return static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1));

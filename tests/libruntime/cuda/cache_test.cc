@@ -209,21 +209,8 @@ TEST_F(CacheTest, NothingIsLeftAllocated) {
   EXPECT_GE(after + (size_t{16} << 20), before);
 }
 
-TEST_F(CacheTest, WhatOnlyTheCpuServesIsSaid) {
+TEST_F(CacheTest, WhatIsMissingIsSaid) {
   const Served served = serve(shape());
-  const auto index = test::uploaded(served);
-  const auto refused = [&](const SelectionRequest& request, const char* why) {
-    SessionOptions options;
-    options.selection = request;
-    const auto session = create_session(served.index, index, options);
-    ASSERT_FALSE(session.ok());
-    EXPECT_EQ(session.status().code(), Code::kUnsupported);
-    EXPECT_NE(session.status().message().find(why), std::string::npos)
-        << session.status().message();
-  };
-  SelectionRequest request = selection();
-  request.estimate = true;
-  refused(request, "estimate");
   // Every key is scored, so that they must be there.
   const double threshold = 1e-3;
   SessionOptions options;

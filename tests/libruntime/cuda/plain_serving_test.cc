@@ -130,6 +130,38 @@ TEST_F(PlainServing, QueriesOfAnotherType) {
   }
 }
 
+// The residual: what was scored and not chosen, by its centroids and mean values.
+TEST_F(PlainServing, Estimate) {
+  for (const int64_t dim : {64, 96, 128, 256}) {
+    SCOPED_TRACE(concat("dim ", dim));
+    const Served served = serve(shape(dim, 4, {40, 211}));
+    const auto estimating = [](SelectionRequest request) {
+      request.estimate = true;
+      return request;
+    };
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      for (const bool plain : {false, true}) {
+        const test::BlockOptions how = {.block = 16, .dtype = dtype, .plain_kernels = plain};
+        // Single tokens, and requests of several.
+        for (const std::vector<int64_t>& lengths :
+             {std::vector<int64_t>{1}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {40, 1, 3}}) {
+          test::compare_blocks(served, estimating(with_thresholds({1e-4, 3e-4})), lengths, how);
+          test::compare_blocks(served, estimating(with_thresholds({3e-4})), lengths, how);
+          test::compare_blocks(served, estimating(by_budget(0.1)), lengths, how);
+        }
+      }
+    }
+    if (HasFailure()) return;
+  }
+  const Served deep = serve(shape(64, 4, {9, 70, 500}));
+  SelectionRequest request = with_thresholds({2e-4, 2e-4, 2e-4});
+  request.estimate = true;
+  compare(deep, request, {33}, 16);
+  request = with_thresholds({1, 1, 1});  // nothing but estimates and exact keys
+  request.estimate = true;
+  EXPECT_EQ(compare(deep, request, {5}, 0), 0);
+}
+
 TEST_F(PlainServing, NanStaysInItsBlockAndGroup) {
   const Served served = serve(shape(128, 4, {40, 211}));
   for (const bool dense : {false, true}) {

@@ -17,41 +17,49 @@ struct PlainCut {
 
 inline constexpr uint32_t kPlainExact = 0x80000000u;
 
-// The keys of a pair: exact ones, then slots or those in its runs.
+// A key and its value in memory, and what is added to the logit (log2).
+struct PlainPlace {
+  const char *key, *value;
+  float bias;
+};
+
+// The keys of a pair: exact ones, then slots or those in its runs, then estimated clusters.
 class PlainKeys {
  public:
-  __device__ PlainKeys(const AttendParams& params, int pair)
-      : p_(params),
-        head_(pair % params.kv_heads),
-        list_(params.lists.of_heads ? pair % params.kv_heads : pair),
-        exact_(params.exact - params.exact_skipped),
-        listed_(params.lists.totals != nullptr) {
-    count_ = exact_ + (listed_ ? p_.lists.totals[list_].keys : p_.slots);
+  __device__ PlainKeys(const PlainAttend& call, int pair)
+      : p_(call.params),
+        estimates_(call.estimates),
+        pair_(pair),
+        head_(pair % p_.kv_heads),
+        list_(p_.lists.of_heads ? head_ : pair),
+        exact_(p_.exact - p_.exact_skipped),
+        listed_(p_.lists.totals != nullptr) {
+    read_ = exact_ + (listed_ ? p_.lists.totals[list_].keys : p_.slots);
+    count_ = read_ + (estimates_.list == nullptr ? 0 : estimates_.counts[pair]);
   }
 
   __device__ int64_t count() const { return count_; }
   __device__ bool fault() const { return listed_ && p_.lists.totals[list_].fault != 0; }
 
-  // A slot, an exact key with kPlainExact, or a row of the cache.
-  __device__ uint32_t locate(int64_t key) const {
-    uint32_t where = 0;
+  __device__ PlainPlace locate(int64_t key) const {
+    if (key >= read_) return estimated(key - read_);
+    uint32_t where = 0;  // a slot, or an exact key with kPlainExact
     if (key < exact_) {
       where = kPlainExact | static_cast<uint32_t>(key + p_.exact_skipped);
     } else {
       where = listed_ ? slot_of(static_cast<uint32_t>(key - exact_))
                       : static_cast<uint32_t>(key - exact_);
     }
-    if (p_.cache.keys == nullptr) return where;
-    return cache_row(p_.cache, (where & kPlainExact) != 0
-                                   ? exact_token(p_.cache, p_.exact, where & ~kPlainExact)
-                                   : int64_t{p_.cache.positions[head_ * p_.slots + where]});
-  }
-
-  __device__ const char* key_at(uint32_t where) const {
-    return row_at(where, p_.cache.keys, p_.keys, p_.exact_keys);
-  }
-  __device__ const char* value_at(uint32_t where) const {
-    return row_at(where, p_.cache.values, p_.values, p_.exact_values);
+    const bool is_exact = (where & kPlainExact) != 0;
+    if (p_.cache.keys != nullptr) {
+      const int64_t token = is_exact ? exact_token(p_.cache, p_.exact, where & ~kPlainExact)
+                                     : int64_t{p_.cache.positions[head_ * p_.slots + where]};
+      const int64_t bytes = cache_bytes(p_.cache, cache_row(p_.cache, token), head_);
+      return at(p_.cache.keys, p_.cache.values, bytes, 0);
+    }
+    const int64_t row = head_ * (is_exact ? p_.exact : p_.slots) + (where & ~kPlainExact);
+    return is_exact ? at(p_.exact_keys, p_.exact_values, row * p_.dim * 2, 0)
+                    : at(p_.keys, p_.values, row * p_.dim * 2, 0);
   }
 
  private:
@@ -74,21 +82,25 @@ class PlainKeys {
     return lists.first[list_ * (lists.capacity + 1) + low] + (key - before[low]);
   }
 
-  __device__ const char* row_at(uint32_t where, const void* cache, const void* slots,
-                                const void* exact) const {
-    if (cache != nullptr) {
-      return static_cast<const char*>(cache) + cache_bytes(p_.cache, where, head_);
-    }
-    const bool is_exact = (where & kPlainExact) != 0;
-    const int64_t row = head_ * (is_exact ? p_.exact : p_.slots) + (where & ~kPlainExact);
-    return static_cast<const char*>(is_exact ? exact : slots) + row * p_.dim * 2;
+  __device__ PlainPlace estimated(int64_t index) const {
+    const uint32_t entry = estimates_.list[pair_ * estimates_.capacity + index];
+    const PlainEstimates::Level& level = estimates_.level[entry >> kLevelShift];
+    const int64_t row = head_ * level.clusters + (entry & ((1u << kLevelShift) - 1));
+    return at(level.centroids, level.value_means, row * p_.dim * 2,
+              level.log_sizes[row] * 1.4426950408889634f);
+  }
+
+  __device__ static PlainPlace at(const void* keys, const void* values, int64_t bytes, float bias) {
+    return {static_cast<const char*>(keys) + bytes, static_cast<const char*>(values) + bytes, bias};
   }
 
   const AttendParams& p_;
+  const PlainEstimates& estimates_;
+  const int64_t pair_;
   const int head_;
   const int64_t list_, exact_;
   const bool listed_;
-  int64_t count_;
+  int64_t read_, count_;  // keys that are read; with the estimated ones
 };
 
 template <class Element, int kDim>
@@ -98,7 +110,7 @@ class PlainAttention {
 
  public:
   __device__ PlainAttention(const PlainAttend& call, const PlainCut& cut, uint16_t* memory,
-                            uint32_t (&list)[2][Tile::kStream])
+                            PlainPlace (&list)[2][Tile::kStream])
       : call_(call),
         p_(call.params),
         list_(list),
@@ -108,7 +120,7 @@ class PlainAttention {
         pair_(static_cast<int>(blockIdx.x) / cut.parts / cut.row_tiles),
         block_(block_at(call.blocks, pair_ / call.params.kv_heads)),
         rows_(block_.y * call.params.group),
-        keys_(call.params, pair_),
+        keys_(call, pair_),
         wide_(p_.q_dtype != p_.dtype),
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
@@ -152,7 +164,7 @@ class PlainAttention {
       __syncthreads();
       if (next < end_) fetch_keys(next);
       ptx::cp_async_commit_group();
-      softmax(logits, end_ - tile);
+      softmax(logits, end_ - tile, list_of(tile));
       ptx::cp_async_wait_group<1>();
       __syncthreads();
       add_values(logits);
@@ -177,20 +189,20 @@ class PlainAttention {
       list_of(tile)[threadIdx.x] = keys_.locate(min(tile + threadIdx.x, end_ - 1));
     }
   }
-  __device__ uint32_t* list_of(int64_t tile) const {
+  __device__ PlainPlace* list_of(int64_t tile) const {
     return list_[(tile - begin_) / Tile::kStream % 2];
   }
   __device__ void fetch_keys(int64_t tile) const {
-    const uint32_t* list = list_of(tile);
-    fetch_rows<kDim, Tile::kStream>([&](int r) { return keys_.key_at(list[r]); }, key_rows_);
+    const PlainPlace* list = list_of(tile);
+    fetch_rows<kDim, Tile::kStream>([&](int r) { return list[r].key; }, key_rows_);
   }
   __device__ void fetch_values(int64_t tile) const {
-    const uint32_t* list = list_of(tile);
-    fetch_rows<kDim, Tile::kStream>([&](int r) { return keys_.value_at(list[r]); }, value_rows_);
+    const PlainPlace* list = list_of(tile);
+    fetch_rows<kDim, Tile::kStream>([&](int r) { return list[r].value; }, value_rows_);
   }
 
   // Logits to weights.
-  __device__ void softmax(float (&x)[kKeyTiles][4], int64_t left) {
+  __device__ void softmax(float (&x)[kKeyTiles][4], int64_t left, const PlainPlace* places) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       float top = maximum_[row];
@@ -198,7 +210,7 @@ class PlainAttention {
       for (int i = 0; i < 2 * kKeyTiles; ++i) {
         float& logit = x[i / 2][2 * row + i % 2];
         const int key = i / 2 * 8 + 2 * (lane_ % 4) + i % 2;
-        logit = key < left ? logit * p_.scale : -INFINITY;
+        logit = key < left ? logit * p_.scale + places[key].bias : -INFINITY;
         top = fmaxf(top, logit);
       }
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
@@ -291,7 +303,7 @@ class PlainAttention {
 
   const PlainAttend& call_;
   const AttendParams& p_;
-  uint32_t (&list_)[2][Tile::kStream];
+  PlainPlace (&list_)[2][Tile::kStream];
   const int part_, parts_, first_, pair_;
   const int2 block_;
   const int rows_;
@@ -309,7 +321,7 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
     plain_attend_kernel(const __grid_constant__ PlainAttend call,
                         const __grid_constant__ PlainCut cut) {
   extern __shared__ __align__(16) uint16_t memory[];
-  __shared__ uint32_t list[2][PlainTile<kDim>::kStream];
+  __shared__ PlainPlace list[2][PlainTile<kDim>::kStream];
   PlainAttention<Element, kDim>(call, cut, memory, list).run();
 }
 

@@ -45,6 +45,7 @@ class PlainChoice : private LookupRules {
     if (call_.faults[pair_] != 0) {
       if (thread_ == 0) {
         p_.lists.totals[pair_] = {0, 0, 1, 0};
+        if (call_.estimates.list != nullptr) call_.estimates.counts[pair_] = 0;
         call_.state[pair_] = make_uint2(0, 0);
       }
       return;
@@ -58,7 +59,9 @@ class PlainChoice : private LookupRules {
     centroids_ = state.y + state.x;
     const bool finest = k + 1 == p_.levels;
     choose(level, alive, finest);
+    const uint32_t estimated = call_.estimates.list == nullptr ? 0 : list_estimated(k, alive);
     if (finest) {
+      centroids_ += estimated;  // their mean values
       emit(level, alive);
       return;
     }
@@ -67,6 +70,26 @@ class PlainChoice : private LookupRules {
   }
 
  private:
+  // What is not empty and was not chosen, after those of the levels before; how many.
+  __device__ uint32_t list_estimated(int k, const uint32_t* alive) {
+    uint32_t* list = call_.estimates.list + pair_ * call_.estimates.capacity;
+    uint32_t before = k == 0 ? 0 : call_.estimates.counts[pair_];
+#pragma unroll 1
+    for (uint32_t tile = 0; tile < end_; tile += kLookupThreads) {
+      const uint32_t j = tile + thread_;
+      const uint32_t cluster = j < end_ ? cluster_of(alive, j) : 0;
+      const bool is =
+          j < end_ && !(scores_[j] > -INFINITY) && size_of(p_.level[k], head_, cluster) > 0;
+      Sums all;
+      const uint32_t at = before + sums_before({is ? 1u : 0u, 0}, all).a;
+      before += all.a;
+      if (is) list[at] = static_cast<uint32_t>(k) << kLevelShift | cluster;
+    }
+    __syncthreads();
+    if (thread_ == 0) call_.estimates.counts[pair_] = before;
+    return before;
+  }
+
   const PlainLookup& call_;
 };
 

@@ -16,6 +16,21 @@ inline constexpr int kPlainParts = 8;  // of a level's clusters, for denominator
 inline constexpr int kPlainWaves = 4;
 inline constexpr int kPlainLeastKeys = 256;
 
+// Clusters that were scored but not chosen, which attention takes as one key each: the residual
+// `estimate`. A level is one in use, from the coarsest on.
+struct PlainEstimates {
+  uint32_t* list = nullptr;    // [pairs, capacity] level << kLevelShift | cluster; null: none
+  uint32_t* counts = nullptr;  // [pairs]
+  int64_t capacity = 0;
+  struct Level {
+    const void* centroids = nullptr;    // [Hkv, n, d]
+    const void* value_means = nullptr;  // [Hkv, n, d]
+    const float* log_sizes = nullptr;   // [Hkv, n] natural, added to the logit
+    int64_t clusters = 0;               // n
+  } level[kMostLevels];
+};
+inline constexpr int kLevelShift = 28;
+
 // Queries, shape, levels, width, alive, lists and counters are in LookupParams, whose lists are of
 // pairs; `requests` is not looked at.
 struct PlainLookup {
@@ -23,6 +38,7 @@ struct PlainLookup {
                               // and of several
   QueryBlocks blocks;         // tokens as in q
   PrefillGroup policy = PrefillGroup::kMean;
+  PlainEstimates estimates;  // out, unless the list is null
 
   // Workspace.
   float2* sums = nullptr;      // [T, Hq, kPlainParts] maximum, sum of exponentials
@@ -40,6 +56,7 @@ Status plain_lookup(const PlainLookup& call, cudaStream_t stream);
 struct PlainAttend {
   AttendParams params;
   QueryBlocks blocks;
+  PlainEstimates estimates;
   float* partials = nullptr;  // of plain_attend_workspace() bytes
 };
 
