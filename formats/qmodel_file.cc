@@ -26,11 +26,19 @@ struct Field {
   std::vector<float> QmodelLayer::*values;
   bool weight;  // stored in the file's dtype
 };
-constexpr std::array<Field, 5> kFields = {{{"centroids", &QmodelLayer::centroids, false},
-                                           {"hidden.weight", &QmodelLayer::hidden_weight, true},
-                                           {"hidden.bias", &QmodelLayer::hidden_bias, false},
-                                           {"output.weight", &QmodelLayer::output_weight, true},
-                                           {"output.bias", &QmodelLayer::output_bias, false}}};
+constexpr std::array<Field, 6> kFields = {
+    {{"centroids", &QmodelLayer::centroids, false},
+     {"hidden.weight", &QmodelLayer::hidden_weight, true},
+     {"hidden.bias", &QmodelLayer::hidden_bias, false},
+     {"output.weight", &QmodelLayer::output_weight, true},
+     {"output.bias", &QmodelLayer::output_bias, false},
+     {"roped_centroids", &QmodelLayer::roped_centroids, false}}};
+constexpr const char* kRopedCentroids = "roped_centroids";  // metadata: there, and "stored", or not
+constexpr const char* kStored = "stored";
+
+std::span<const Field> fields_of(const QmodelFile& f) {
+  return std::span(kFields).first(kFields.size() - (f.has_roped_centroids ? 0 : 1));
+}
 
 std::string tensor_name(int64_t layer, const Field& field) {
   return concat("layers.", layer, ".", field.name);
@@ -39,7 +47,7 @@ std::string tensor_name(int64_t layer, const Field& field) {
 std::vector<int64_t> shape_of(const QmodelFile& f, size_t field) {
   const int64_t heads = f.model.kv_heads, d = f.model.head_dim, c = f.buckets, h = f.hidden;
   const std::array<std::vector<int64_t>, kFields.size()> shapes = {
-      {{heads, c, d}, {heads, h, d}, {heads, h}, {heads, c, h}, {heads, c}}};
+      {{heads, c, d}, {heads, h, d}, {heads, h}, {heads, c, h}, {heads, c}, {heads, c, d}}};
   return shapes[field];
 }
 
@@ -52,7 +60,7 @@ Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& 
   std::vector<PlannedTensor> tensors;
   for (int64_t layer = 0; layer < f.model.layers; ++layer) {
     if (is_dense(f, layer)) continue;
-    for (size_t i = 0; i < kFields.size(); ++i) {
+    for (size_t i = 0; i < fields_of(f).size(); ++i) {
       tensors.push_back(plain_tensor(tensor_name(layer, kFields[i]), Part::kNamed,
                                      kFields[i].weight ? f.dtype : DType::kF32, shape_of(f, i)));
       if (i == 0) tensors.back().alignment = kPage;
@@ -72,20 +80,22 @@ Json recall_json(const QmodelFile& f) {
 }
 
 std::map<std::string, std::string> to_strings(const QmodelFile& f) {
-  return {{"format", "sqz"},
-          {"format_version", std::to_string(kFormatVersion)},
-          {"kind", kind_name(FileKind::kQmodel)},
-          {"producer", f.producer},
-          {"model", json_text(to_json(f.model))},
-          {"tokenizer_hash", f.tokenizer_hash},
-          {"buckets", std::to_string(f.buckets)},
-          {"hidden", std::to_string(f.hidden)},
-          {"recent", std::to_string(f.recent)},
-          {"logits", kLogits},
-          {"dtype", std::string(dtype_name(f.dtype))},
-          {"dense", json_text(f.dense)},
-          {"training", json_text(f.training)},
-          {"recall", json_text(recall_json(f))}};
+  std::map<std::string, std::string> out = {{"format", "sqz"},
+                                            {"format_version", std::to_string(kFormatVersion)},
+                                            {"kind", kind_name(FileKind::kQmodel)},
+                                            {"producer", f.producer},
+                                            {"model", json_text(to_json(f.model))},
+                                            {"tokenizer_hash", f.tokenizer_hash},
+                                            {"buckets", std::to_string(f.buckets)},
+                                            {"hidden", std::to_string(f.hidden)},
+                                            {"recent", std::to_string(f.recent)},
+                                            {"logits", kLogits},
+                                            {"dtype", std::string(dtype_name(f.dtype))},
+                                            {"dense", json_text(f.dense)},
+                                            {"training", json_text(f.training)},
+                                            {"recall", json_text(recall_json(f))}};
+  if (f.has_roped_centroids) out[kRopedCentroids] = kStored;
+  return out;
 }
 
 void read_dense(MetadataStrings& in, QmodelFile& out) {
@@ -140,6 +150,14 @@ Result<QmodelFile> from_strings(const std::map<std::string, std::string>& string
   if (!known)
     in.fail(concat(in.label("dtype"), ": found ", in_quotes(dtype), ", expected F32 or BF16"));
   out.dtype = known.value_or(DType::kF32);
+  if (strings.contains(kRopedCentroids)) {
+    const std::string roped = in.string(kRopedCentroids);
+    out.has_roped_centroids = roped == kStored;
+    if (roped != kStored) {
+      in.fail(concat(in.label(kRopedCentroids), ": found ", in_quotes(roped), ", expected ",
+                     in_quotes(kStored), ", or no such key"));
+    }
+  }
   read_dense(in, out);
   out.training = in.json("training");
   read_recall(in, out);
@@ -198,15 +216,15 @@ Status check_fields(const QmodelFile& f, const std::string& label, Code code) {
   return {};
 }
 
-void check_centroids(const QmodelFile& f, int64_t layer, const std::vector<float>& centroids,
-                     Problems& problems) {
+void check_centroids(const QmodelFile& f, int64_t layer, const Field& field, Problems& problems) {
+  const std::vector<float>& centroids = f.layers[static_cast<size_t>(layer)].*field.values;
   const auto d = static_cast<size_t>(f.model.head_dim);
   for (size_t row = 0; row * d < centroids.size(); ++row) {
     double square = 0;
     for (size_t i = 0; i < d; ++i) square += std::pow(double{centroids[row * d + i]}, 2);
     if (std::abs(std::sqrt(square) - 1) <= kUnitTolerance) continue;
     const auto c = static_cast<size_t>(f.buckets);
-    note(problems, bad_field(tensor_name(layer, kFields[0]),
+    note(problems, bad_field(tensor_name(layer, field),
                              concat("KV head ", row / c, ", bucket ", row % c, ": length"),
                              concat(std::sqrt(square)), "1"));
     return;
@@ -217,16 +235,18 @@ void check_contents(const QmodelFile& f, Problems& problems) {
   const auto finite = [](float x) { return std::isfinite(x); };
   for (int64_t l = 0; l < f.model.layers; ++l) {
     const QmodelLayer& layer = f.layers[static_cast<size_t>(l)];
-    bool directions = true;
-    for (const Field& field : kFields) {
+    for (const Field& field : fields_of(f)) {
       const std::vector<float>& values = layer.*field.values;
       const auto bad = std::find_if_not(values.begin(), values.end(), finite);
-      if (bad == values.end()) continue;
-      directions &= &field != &kFields[0];
-      note(problems, bad_field(tensor_name(l, field), concat("element ", bad - values.begin()),
-                               concat(*bad), "a finite number"));
+      const bool directions =
+          field.values == &QmodelLayer::centroids || field.values == &QmodelLayer::roped_centroids;
+      if (bad != values.end()) {
+        note(problems, bad_field(tensor_name(l, field), concat("element ", bad - values.begin()),
+                                 concat(*bad), "a finite number"));
+      } else if (directions) {
+        check_centroids(f, l, field, problems);
+      }
     }
-    if (directions) check_centroids(f, l, layer.centroids, problems);
   }
 }
 
@@ -259,7 +279,7 @@ Result<Opened> open(const std::string& path, Env& env) {
   f.layers.resize(static_cast<size_t>(f.model.layers));
   for (int64_t l = 0; l < f.model.layers; ++l) {
     if (is_dense(f, l)) continue;
-    for (const Field& field : kFields) {
+    for (const Field& field : fields_of(f)) {
       load(out.container.tensor(tensor_name(l, field)), field.weight ? f.dtype : DType::kF32,
            f.layers[static_cast<size_t>(l)].*field.values);
     }
@@ -283,7 +303,8 @@ Status check_to_write(const QmodelFile& f, const std::string& path) {
     for (size_t i = 0; i < kFields.size(); ++i) {
       const auto found = std::ssize(f.layers[static_cast<size_t>(l)].*kFields[i].values);
       const auto count = checked_elements(shape_of(f, i));
-      const int64_t expected = is_dense(f, l) ? 0 : count.value_or(-1);
+      const bool none = is_dense(f, l) || i >= fields_of(f).size();
+      const int64_t expected = none ? 0 : count.value_or(-1);
       if (found == expected) continue;
       return {Code::kInvalidArgument, bad_field(path, tensor_name(l, kFields[i]),
                                                 concat(found, " values"), concat(expected))};
@@ -306,7 +327,7 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
   TensorContents contents;
   for (int64_t l = 0; l < qmodel.model.layers; ++l) {
     if (is_dense(qmodel, l)) continue;
-    for (const Field& field : kFields) {
+    for (const Field& field : fields_of(qmodel)) {
       const std::string& name = *names.insert(tensor_name(l, field)).first;
       const std::vector<float>& values = qmodel.layers[static_cast<size_t>(l)].*field.values;
       contents[name] = std::as_bytes(std::span(values));

@@ -31,6 +31,9 @@ struct QmodelLayer {
   std::vector<float> hidden_bias;    // [Hkv, H]
   std::vector<float> output_weight;  // [Hkv, C, H]
   std::vector<float> output_bias;    // [Hkv, C]
+  // [Hkv, C, d] the same of keys after RoPE, for a baseline that buckets keys as they are (sqz-eval
+  // --selector kmeans-rope). Optional: in all layers with buckets, or in none.
+  std::vector<float> roped_centroids;
 };
 
 // Mean share of the attention mass that the best buckets held, on texts that were not trained on.
@@ -50,6 +53,7 @@ struct QmodelFile {
                                // to be attended exactly
   DType dtype = DType::kF32;   // of the two weights in the file: F32 or BF16; the rest is F32
   std::vector<int64_t> dense;  // ascending: layers without buckets, which read everything
+  bool has_roped_centroids = false;
   Json training = Json::object();    // how it was made: names to numbers and strings
   std::vector<QmodelRecall> recall;  // ascending selectivity
 

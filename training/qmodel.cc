@@ -281,8 +281,8 @@ Status Training::check() {
   SQZ_RETURN_IF_ERROR(fetch_loss());
   QmodelProgress progress;
   const RecallSum held_out = held_out_recall(fold(state_.network), held_out_samples_);
-  progress.recall = held_out.mean(false, true);
-  progress.far_recall = held_out.mean(true, true);
+  progress.recall = held_out.mean(false, QmodelKeys::kWindow);
+  progress.far_recall = held_out.mean(true, QmodelKeys::kWindow);
   // Of queries as they are learned from.
   const double mean = (1 - o_.near_queries) * mean_recall(progress.far_recall) +
                       o_.near_queries * mean_recall(progress.recall);
@@ -372,6 +372,7 @@ Result<QmodelTrained> Training::finish() {
   for (const char* elsewhere : {"model", "buckets", "hidden", "recent", "dense"}) {
     f.training.erase(elsewhere);
   }
+  f.has_roped_centroids = o_.roped_centroids;
   f.training["best_step"] = state_.best_step;
   f.training["windows"] = out.windows;
   f.training["tokens"] = out.tokens;
@@ -386,6 +387,7 @@ Result<QmodelTrained> Training::finish() {
     };
     QmodelLayer& layer = f.layers[static_cast<size_t>(layers_[i])];
     copy(state_.centroids, layer.centroids);
+    if (f.has_roped_centroids) copy(methods.roped_centroids, layer.roped_centroids);
     copy(state_.best.hidden_weight, layer.hidden_weight);
     copy(state_.best.hidden_bias, layer.hidden_bias);
     copy(state_.best.output_weight, layer.output_weight);
@@ -447,6 +449,11 @@ Status check_options(const QmodelOptions& o, const ModelDescription& model) {
 
 }  // namespace
 }  // namespace training
+
+const char* qmodel_keys_name(QmodelKeys keys) {
+  constexpr const char* kNames[] = {"window", "seen", "far"};
+  return kNames[static_cast<size_t>(keys)];
+}
 
 Result<QmodelTrained> train_qmodel(Runner& runner, std::span<const QmodelText> texts,
                                    std::span<const QmodelText> test, const QmodelOptions& options) {

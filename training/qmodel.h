@@ -30,7 +30,7 @@ struct QmodelProgress {
   bool checked = false;                  // the fields below are new
   int64_t step = 0;                      // updates made
   double loss = 0;                       // mean KL divergence since the last check, nats
-  std::vector<QmodelRecall> recall;      // of held-out windows, all queries,
+  std::vector<QmodelRecall> recall;      // of held-out windows' keys, all queries,
   std::vector<QmodelRecall> far_recall;  // and those whose best key is far
 };
 
@@ -44,16 +44,17 @@ struct QmodelOptions {
   int32_t first_token = -1;          // put in front of windows that do not begin with it; -1: none
   std::vector<int64_t> dense = {0};  // layers without buckets; windowed layers join them
 
-  int64_t steps = 20000;
+  int64_t steps = 4000;
   int64_t batch = 1024;  // queries of a step, of each KV head
-  double learning_rate = 1e-3;
+  double learning_rate = 2e-3;
   bool decay = true;              // the rate falls to 0 along a cosine; else it is constant
   int64_t positions = 2048;       // tokens of a window whose queries are looked at
   int64_t queries = 1024;         // of these, kept at most for each KV head,
   double near_queries = 0.5;      // this share of them for queries whose best key is recent: 0 .. 1
   int64_t keys_per_bucket = 128;  // keys that are clustered, of each KV head, by bucket
   int64_t checks = 20;            // times that held-out recall is measured
-  int64_t patience = 5;           // checks without a better one end the training
+  int64_t patience = 10;          // checks without a better one end the training
+  bool roped_centroids = false;   // keep those of the baseline in the file
   uint64_t seed = 0;
   uint64_t memory = uint64_t{4} << 30;  // bytes of samples to train on, on the model's device
   std::string device = "cpu";           // where the network trains: the model's
@@ -67,14 +68,20 @@ struct QmodelOptions {
                                                           // training, after a checkpoint
 };
 
+// Of which keys a selectivity is the share: those of the window, before and behind the query, as of
+// a fixed context in its middle; those up to the query; the far ones, which are all that an index
+// puts into buckets. Sinks are none of them.
+enum class QmodelKeys { kWindow, kSeen, kFar };
+const char* qmodel_keys_name(QmodelKeys keys);  // "window", "seen", "far"
+
 // Means over layers, heads and queries of the texts that were not trained on.
 struct QmodelScores {
   std::string method;        // "classifier", "classifier-share", "kmeans", "kmeans-rope": what
                              // orders the buckets (qmodel_recall.h)
   bool far_queries = false;  // of queries whose best key is far; else of all
-  bool far_keys = false;     // the selectivity is of the far keys, which are all that an index puts
-                             // into buckets; else of all keys up to the query
+  QmodelKeys keys = QmodelKeys::kWindow;
   std::vector<QmodelRecall> recall;
+  std::vector<double> errors;  // standard errors of the recalls, over windows; 0 of fewer than two
 };
 
 struct QmodelTrained {
@@ -86,7 +93,7 @@ struct QmodelTrained {
 };
 
 // `test`: texts to measure with, in windows of their own; empty: some windows of `texts` are held
-// out. `file.recall` is the classifier's, over all queries and of the far keys.
+// out. `file.recall` is the classifier's, over all queries and of the windows' keys.
 //
 // kCorrupt if the texts are too short for so many buckets, and says how many tokens are needed;
 // kNumeric if the loss is not a number (the last checkpoint stays); kMismatch, naming the field, if

@@ -10,7 +10,8 @@ namespace {
 
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kAdamEpsilon = 1e-8;
 constexpr double kNormEpsilon = 1e-5;
-constexpr double kMomentum = 0.01;  // of the running statistics: a mean over some hundred batches
+constexpr double kLogOfNone = -1e4;  // its exponential is 0; float16 has it
+constexpr double kMomentum = 0.01;   // of the running statistics: a mean over some hundred batches
 
 // What the layers see on the way to the logits.
 struct Activations {
@@ -71,6 +72,10 @@ Network make_network(const NetworkShape& s, uint64_t seed, at::Device device) {
   return out;
 }
 
+at::Tensor log_sizes(const at::Tensor& sizes) {
+  return sizes.log().clamp_min_(kLogOfNone);
+}
+
 NetworkGradient gradient(const NetworkTensors& p, const NetworkBatch& batch) {
   const auto rows = static_cast<double>(batch.queries.size(1));
   const at::Tensor raw = head_products(batch.queries, p.hidden_weight.transpose(1, 2));
@@ -79,7 +84,7 @@ NetworkGradient gradient(const NetworkTensors& p, const NetworkBatch& batch) {
   out.variance = raw.var(1, false);
   const Activations a = forward(p, raw, out.mean, out.variance);
 
-  const at::Tensor log_shares = at::log_softmax(a.logits, 2);
+  const at::Tensor log_shares = at::log_softmax(a.logits + batch.log_sizes, 2);
   const at::Tensor counted = batch.weights.sum(1).clamp_min(1);  // [n]
   // 0 log 0 = 0
   const at::Tensor entropy = (batch.masses * batch.masses.clamp_min(1e-30).log()).sum(2);

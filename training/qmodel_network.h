@@ -2,6 +2,9 @@
 // batch a network d -> H -> C with batch norm and ReLU between, KL divergence from the attention
 // mass of each bucket, Adam. The heads share nothing but the matrix products.
 //
+// Logits are of the mean attention to a key of each bucket (formats/qmodel_file.h): a bucket's
+// share of the attention is the softmax over them with the logs of the buckets' sizes added.
+//
 // Gradients are written out, so that nothing of LibTorch's autograd is needed.
 #pragma once
 
@@ -43,10 +46,14 @@ struct Network {
 Network make_network(const NetworkShape& shape, uint64_t seed, at::Device device);
 
 struct NetworkBatch {
-  at::Tensor queries;  // [n, B, d], before RoPE
-  at::Tensor masses;   // [n, B, C], rows sum to 1
-  at::Tensor weights;  // [n, B]: 1, or 0 for a row that counts for nothing
+  at::Tensor queries;    // [n, B, d], before RoPE
+  at::Tensor masses;     // [n, B, C], rows sum to 1
+  at::Tensor log_sizes;  // [n, B, C], as log_sizes() makes them; masses are 0 where no key is
+  at::Tensor weights;    // [n, B]: 1, or 0 for a row that counts for nothing
 };
+
+// Logs of numbers of keys. That of none is finite, so that no mass times it is none.
+at::Tensor log_sizes(const at::Tensor& sizes);
 
 struct NetworkGradient {
   NetworkTensors of;

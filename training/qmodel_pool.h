@@ -25,9 +25,10 @@ class SamplePool {
   int64_t windows() const { return queries_.size(0); }
 
  private:
-  at::Tensor queries_;  // [windows, n, rows, d]
-  at::Tensor masses_;   // [windows, n, rows, C]
-  at::Tensor counts_;   // [windows, n] float64: rows that are there
+  at::Tensor queries_;    // [windows, n, rows, d] float32
+  at::Tensor masses_;     // [windows, n, rows, C] float16, as are
+  at::Tensor log_sizes_;  // the sizes' logs
+  at::Tensor counts_;     // [windows, n] float64: rows that are there
 };
 
 }  // namespace sqz::training

@@ -1,5 +1,8 @@
 #include "training/qmodel_recall.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "libindex/kmeans.h"
 
 namespace sqz::training {
@@ -30,64 +33,91 @@ WindowPass pass_of(const RecallPlan& plan, const QmodelWindow& window) {
 
 }  // namespace
 
-at::Tensor classifier_scores(const FoldedNetwork& network, const at::Tensor& queries,
-                             int64_t group) {
-  const at::Tensor shares = bucket_logits(network, queries).softmax(2);
-  return shares.view({queries.size(0), -1, group, shares.size(2)}).sum(2);
+at::Tensor classifier_shares(const FoldedNetwork& network, const at::Tensor& queries,
+                             const at::Tensor& far_sizes, int64_t group) {
+  const int64_t heads = queries.size(0), buckets = far_sizes.size(2);
+  const at::Tensor logits = bucket_logits(network, queries).view({heads, -1, group, buckets});
+  return (logits + log_sizes(far_sizes).unsqueeze(2)).softmax(3).sum(2);
 }
 
-void RecallSum::add(const at::Tensor& scores, const RecallSamples& samples, bool shares) {
-  const at::Tensor far = samples.far.to(at::kDouble);
-  const auto add_to = [&](Sums& sums, double selectivity, const at::Tensor& sizes) {
-    const at::Tensor order = shares ? scores / sizes.clamp_min(1).sqrt() : scores;
-    const at::Tensor recall = recall_at(selectivity, order, sizes, samples.masses).to(at::kDouble);
-    sums.all += recall.sum().item<double>();
-    sums.far += (recall * far).sum().item<double>();
-  };
-  for (size_t i = 0; i < std::size(kSelectivities); ++i) {
-    add_to(of_all_keys_[i], kSelectivities[i], samples.sizes);
-    add_to(of_far_keys_[i], kSelectivities[i], samples.far_sizes);
-  }
-  rows_.all += static_cast<double>(far.numel());
-  rows_.far += far.sum().item<double>();
+at::Tensor shares_of_a_key(const at::Tensor& shares, const at::Tensor& far_sizes) {
+  return shares / far_sizes.clamp_min(1);
 }
 
 void RecallSum::add(const at::Tensor& scores, const RecallSamples& samples) {
-  add(scores, samples, false);
+  const at::Tensor far = samples.far.to(at::kDouble);
+  for (size_t keys = 0; keys < samples.sizes.size(); ++keys) {
+    for (size_t i = 0; i < std::size(kSelectivities); ++i) {
+      const at::Tensor recall =
+          recall_at(kSelectivities[i], scores, samples.sizes[keys], samples.masses).to(at::kDouble);
+      open_.found[keys][0][i] += recall.sum().item<double>();
+      open_.found[keys][1][i] += (recall * far).sum().item<double>();
+    }
+  }
+  open_.queries[0] += static_cast<double>(far.numel());
+  open_.queries[1] += far.sum().item<double>();
 }
 
-void RecallSum::add_shares(const at::Tensor& shares, const RecallSamples& samples) {
-  add(shares, samples, true);
+void RecallSum::end_window() {
+  windows_.push_back(open_);
+  open_ = {};
 }
 
-std::vector<QmodelRecall> RecallSum::mean(bool far_queries, bool far_keys) const {
+std::vector<QmodelRecall> RecallSum::mean(bool far_queries, QmodelKeys keys) const {
   std::vector<QmodelRecall> out;
-  const double rows = far_queries ? rows_.far : rows_.all;
   for (size_t i = 0; i < std::size(kSelectivities); ++i) {
-    const Sums& sums = far_keys ? of_far_keys_[i] : of_all_keys_[i];
-    const double sum = far_queries ? sums.far : sums.all;
+    double found = 0, queries = 0;
+    for (const Window& window : windows_) {
+      found += window.found[static_cast<size_t>(keys)][far_queries][i];
+      queries += window.queries[far_queries];
+    }
     // Masses are float32 and sum to 1 but for rounding.
-    out.push_back({kSelectivities[i], rows > 0 ? std::min(sum / rows, 1.0) : 0});
+    out.push_back({kSelectivities[i], queries > 0 ? std::min(found / queries, 1.0) : 0});
+  }
+  return out;
+}
+
+std::vector<double> RecallSum::standard_errors(bool far_queries, QmodelKeys keys) const {
+  const std::vector<QmodelRecall> means = mean(far_queries, keys);
+  const auto count = static_cast<double>(windows_.size());
+  std::vector<double> out(means.size());
+  for (size_t i = 0; i < means.size() && count > 1; ++i) {
+    double squares = 0, queries = 0;
+    for (const Window& window : windows_) {
+      const double own = window.queries[far_queries];
+      const double off =
+          window.found[static_cast<size_t>(keys)][far_queries][i] - own * means[i].recall;
+      squares += off * off;
+      queries += own;
+    }
+    if (queries > 0) out[i] = std::sqrt(squares * count / (count - 1)) / queries;
   }
   return out;
 }
 
 RecallSamples concatenated(std::span<const RecallSamples> layers) {
-  std::vector<at::Tensor> queries, masses, far_sizes, sizes, far;
+  std::vector<at::Tensor> queries, masses, far;
+  std::array<std::vector<at::Tensor>, 3> sizes;
   for (const RecallSamples& layer : layers) {
     queries.push_back(layer.queries);
     masses.push_back(layer.masses);
-    far_sizes.push_back(layer.far_sizes);
-    sizes.push_back(layer.sizes);
     far.push_back(layer.far);
+    for (size_t i = 0; i < sizes.size(); ++i) sizes[i].push_back(layer.sizes[i]);
   }
-  return {at::cat(queries), at::cat(masses), at::cat(far_sizes), at::cat(sizes), at::cat(far)};
+  return {at::cat(queries),
+          at::cat(masses),
+          at::cat(far),
+          {at::cat(sizes[0]), at::cat(sizes[1]), at::cat(sizes[2])}};
 }
 
 RecallSum held_out_recall(const FoldedNetwork& network, std::span<const RecallSamples> windows) {
   RecallSum sum;
   for (const RecallSamples& window : windows) {
-    sum.add_shares(classifier_scores(network, window.queries, window.masses.size(2)), window);
+    const at::Tensor& sizes = window.sizes_of(QmodelKeys::kFar);
+    const at::Tensor shares =
+        classifier_shares(network, window.queries, sizes, window.masses.size(2));
+    sum.add(shares_of_a_key(shares, sizes), window);
+    sum.end_window();
   }
   return sum;
 }
@@ -126,8 +156,9 @@ Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
       const RecallSamples plain =
           recall_samples(layer, mine(methods.centroids), model.attention_scale, plan.far, false);
       const FoldedNetwork networks = heads_of(methods.network, i * heads, heads);
-      const at::Tensor shares = classifier_scores(networks, plain.queries, group);
-      classifier.add_shares(shares, plain);
+      const at::Tensor& sizes = plain.sizes_of(QmodelKeys::kFar);
+      const at::Tensor shares = classifier_shares(networks, plain.queries, sizes, group);
+      classifier.add(shares_of_a_key(shares, sizes), plain);
       by_share.add(shares, plain);
       kmeans.add(centroid_scores(plain.queries, mine(methods.centroids), group), plain);
       const RecallSamples after = recall_samples(layer, mine(methods.roped_centroids),
@@ -136,12 +167,14 @@ Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
       return Status();
     };
     SQZ_RETURN_IF_ERROR(run_window(runner, windows[w], pass_of(of_window, windows[w]), measure));
+    for (RecallSum* sum : {&classifier, &by_share, &kmeans, &roped}) sum->end_window();
   }
   std::vector<QmodelScores> out;
-  for (const bool far_keys : {true, false}) {
+  for (const QmodelKeys keys : {QmodelKeys::kWindow, QmodelKeys::kSeen, QmodelKeys::kFar}) {
     for (const bool far_queries : {false, true}) {
       const auto add = [&](const char* method, const RecallSum& sum) {
-        out.push_back({method, far_queries, far_keys, sum.mean(far_queries, far_keys)});
+        out.push_back({method, far_queries, keys, sum.mean(far_queries, keys),
+                       sum.standard_errors(far_queries, keys)});
       };
       add("classifier", classifier);
       add("classifier-share", by_share);

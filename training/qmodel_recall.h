@@ -2,7 +2,7 @@
 // compares it with.
 #pragma once
 
-#include <array>
+#include <iterator>
 #include <span>
 #include <vector>
 
@@ -13,28 +13,31 @@ namespace sqz::training {
 
 inline constexpr double kSelectivities[] = {0.05, 0.1, 0.2};
 
-// Scores of the buckets for every token, the network's shares summed over the group: queries
-// [n, T G, d] -> [n, T, C].
-at::Tensor classifier_scores(const FoldedNetwork& network, const at::Tensor& queries,
-                             int64_t group);
+// The network's shares of the attention in each bucket, summed over the group: queries [n, T G, d],
+// far keys in each bucket [n, T, C] -> [n, T, C].
+at::Tensor classifier_shares(const FoldedNetwork& network, const at::Tensor& queries,
+                             const at::Tensor& far_sizes, int64_t group);
+// The order in which the selector `saap` reads buckets (libruntime/select/saap.cc).
+at::Tensor shares_of_a_key(const at::Tensor& shares, const at::Tensor& far_sizes);
 
-// Adds up recalls of one method, in the four ways of QmodelScores.
+// Adds up recalls of one method, in the six ways of QmodelScores, window by window.
 class RecallSum {
  public:
+  // Of heads of the window that is being measured.
   void add(const at::Tensor& scores, const RecallSamples& samples);
-  // Of shares of the attention: buckets by share over the square root of their size, as the
-  // selector `saap` reads them (libruntime/select/saap.cc).
-  void add_shares(const at::Tensor& shares, const RecallSamples& samples);
-  std::vector<QmodelRecall> mean(bool far_queries, bool far_keys) const;
+  void end_window();
+
+  std::vector<QmodelRecall> mean(bool far_queries, QmodelKeys keys) const;
+  // Windows are the independent samples; each counts by its queries.
+  std::vector<double> standard_errors(bool far_queries, QmodelKeys keys) const;
 
  private:
-  struct Sums {
-    double all = 0, far = 0;  // over queries
+  struct Window {
+    double found[3][2][std::size(kSelectivities)] = {};  // [QmodelKeys][far queries]: recalls
+    double queries[2] = {};                              // [far queries]
   };
-  void add(const at::Tensor& scores, const RecallSamples& samples, bool shares);
-
-  std::array<Sums, std::size(kSelectivities)> of_all_keys_, of_far_keys_;
-  Sums rows_;
+  std::vector<Window> windows_;
+  Window open_;
 };
 
 // The heads of all layers of a window, one after the other.
@@ -61,8 +64,10 @@ Result<RecallSamples> window_recall_samples(Runner& runner, const QmodelWindow& 
                                             const at::Tensor& centroids, const RecallPlan& plan);
 
 // "classifier", "classifier-share" (by share alone, whatever the buckets' sizes, as in the paper),
-// "kmeans" and "kmeans-rope" (product of query and centroid, before and after RoPE), each in the
-// four ways of QmodelScores; the first is file.recall.
+// and the paper's baselines "kmeans" and "kmeans-rope": keys before or after RoPE go to the nearest
+// of centroids that other texts' keys, before or after RoPE, gave; buckets are read by the product
+// of query and centroid, summed over the group, whatever their sizes. Each in the six ways of
+// QmodelScores; the first is file.recall.
 Result<std::vector<QmodelScores>> compare_methods(Runner& runner,
                                                   std::span<const QmodelWindow> windows,
                                                   const MethodTensors& methods,

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "libindex/kmeans.h"
+#include "training/qmodel_network.h"
 
 namespace sqz::training {
 namespace {
@@ -142,13 +143,10 @@ at::Tensor bucket_masses(const HeadRows& rows, const at::Tensor& buckets, int64_
 
 at::Tensor bucket_sizes(const at::Tensor& positions, const at::Tensor& buckets, int64_t count,
                         const FarKeys& far) {
-  const at::Tensor hot = membership(buckets, count);
-  at::Tensor out = at::empty({positions.size(0), count}, hot.options());
-  for_row_blocks(positions.size(0), buckets.size(0), [&](int64_t first, int64_t block) {
-    const at::Tensor mask = far_mask(positions.narrow(0, first, block), buckets.size(0), far);
-    out.narrow(0, first, block).copy_(at::mm(mask.to(at::kFloat), hot));
-  });
-  return out;
+  at::Tensor hot = membership(buckets, count);
+  hot.narrow(0, 0, std::min(far.sink, hot.size(0))).zero_();
+  const at::Tensor before = at::cat({at::zeros({1, count}, hot.options()), hot.cumsum(0)});
+  return before.index_select(0, (positions - far.recent).clamp(0, buckets.size(0)));
 }
 
 TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
@@ -158,6 +156,7 @@ TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids
   TrainSamples out;
   out.queries = at::zeros({heads, choice.most, dim}, layer.keys.options());
   out.masses = at::zeros({heads, choice.most, buckets}, layer.keys.options());
+  out.log_sizes = at::zeros_like(out.masses);
   out.counts = at::zeros({heads}, at::kLong);
   for (int64_t head = 0; head < heads; ++head) {
     HeadRows rows = head_rows(layer, head, scale, far);
@@ -175,6 +174,9 @@ TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids
     out.masses.select(0, head)
         .narrow(0, 0, count)
         .copy_(bucket_masses(rows, assigned.select(0, head), buckets));
+    out.log_sizes.select(0, head)
+        .narrow(0, 0, count)
+        .copy_(log_sizes(bucket_sizes(rows.positions, assigned.select(0, head), buckets, far)));
   }
   return out;
 }
@@ -184,19 +186,24 @@ RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroi
   const int64_t heads = layer.keys.size(0), n = layer.queries.size(1),
                 group = layer.queries.size(2), buckets = centroids.size(1);
   const at::Tensor assigned = nearest_buckets(roped ? layer.roped_keys : layer.keys, centroids);
-  const FarKeys all = {far.sink, -1};
-  std::vector<at::Tensor> masses, far_sizes, sizes, is_far;
+  const int64_t behind = -layer.keys.size(1);  // so many tokens on, every key of the window is far
+  std::vector<at::Tensor> masses, is_far;
+  std::array<std::vector<at::Tensor>, 3> sizes;
   for (int64_t head = 0; head < heads; ++head) {
     const HeadRows rows = head_rows(layer, head, scale, far);
     const at::Tensor of_head = assigned.select(0, head);
     masses.push_back(bucket_masses(rows, of_head, buckets).view({n, group, buckets}));
-    far_sizes.push_back(bucket_sizes(layer.positions, of_head, buckets, far));
-    sizes.push_back(bucket_sizes(layer.positions, of_head, buckets, all));
+    const std::array<FarKeys, 3> counted = {{{far.sink, behind}, {far.sink, -1}, far}};
+    for (size_t i = 0; i < counted.size(); ++i) {
+      sizes[i].push_back(bucket_sizes(layer.positions, of_head, buckets, counted[i]));
+    }
     is_far.push_back(best_is_far(rows).view({n, group}));
   }
   const at::Tensor& queries = roped ? layer.roped_queries : layer.queries;
-  return {queries.reshape({heads, n * group, -1}), at::stack(masses), at::stack(far_sizes),
-          at::stack(sizes), at::stack(is_far)};
+  return {queries.reshape({heads, n * group, -1}),
+          at::stack(masses),
+          at::stack(is_far),
+          {at::stack(sizes[0]), at::stack(sizes[1]), at::stack(sizes[2])}};
 }
 
 at::Tensor recall_at(double selectivity, const at::Tensor& scores, const at::Tensor& sizes,

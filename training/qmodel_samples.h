@@ -5,10 +5,12 @@
 // attended exactly in any case (SAAP's "1 + 2047").
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "training/aten.h"
+#include "training/qmodel.h"
 #include "training/rope.h"
 #include "training/runner.h"
 
@@ -48,7 +50,7 @@ at::Tensor best_is_far(const HeadRows& rows);
 // Share of the far keys' attention in each bucket: [R, C]; rows without a far key are zero.
 // `buckets`: [N] int64 in [0, count).
 at::Tensor bucket_masses(const HeadRows& rows, const at::Tensor& buckets, int64_t count);
-// Far keys in each bucket, as seen from `positions` [n]: [n, C] float32.
+// Keys in each bucket that are far from the tokens at `positions` [n]: [n, C] float32.
 at::Tensor bucket_sizes(const at::Tensor& positions, const at::Tensor& buckets, int64_t count,
                         const FarKeys& far);
 
@@ -59,20 +61,23 @@ struct SampleChoice {
   uint64_t seed = 0;
 };
 struct TrainSamples {
-  at::Tensor queries;  // [Hkv, K, d]; rows from counts[h] on are zero
-  at::Tensor masses;   // [Hkv, K, C]
-  at::Tensor counts;   // [Hkv] int64, on the CPU
+  at::Tensor queries;    // [Hkv, K, d]; rows from counts[h] on are zero
+  at::Tensor masses;     // [Hkv, K, C]
+  at::Tensor log_sizes;  // [Hkv, K, C]: of the far keys in each bucket (qmodel_network.h)
+  at::Tensor counts;     // [Hkv] int64, on the CPU
 };
 TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
                            const FarKeys& far, const SampleChoice& choice);
 
 // To measure with: every query of the window.
 struct RecallSamples {
-  at::Tensor queries;    // [Hkv, n G, d]
-  at::Tensor masses;     // [Hkv, n, G, C]
-  at::Tensor far_sizes;  // [Hkv, n, C]: far keys in each bucket,
-  at::Tensor sizes;      // and all up to the query, without the sink's
-  at::Tensor far;        // [Hkv, n, G] bool: the best key is far
+  at::Tensor queries;  // [Hkv, n G, d]
+  at::Tensor masses;   // [Hkv, n, G, C]
+  at::Tensor far;      // [Hkv, n, G] bool: the best key is far
+  // [QmodelKeys][Hkv, n, C]: such keys in each bucket, without the sink's.
+  std::array<at::Tensor, 3> sizes;
+
+  const at::Tensor& sizes_of(QmodelKeys keys) const { return sizes[static_cast<size_t>(keys)]; }
 };
 // Partitions keys by `centroids`, before RoPE or (`roped`) after; `queries` are of the same side.
 RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,

@@ -237,6 +237,7 @@ static_assert(static_cast<int>(sqz::SelectorKind::kStream) == SQZ_SELECTOR_STREA
 static_assert(static_cast<int>(sqz::SelectorKind::kWindow) == SQZ_SELECTOR_WINDOW);
 static_assert(static_cast<int>(sqz::SelectorKind::kH2o) == SQZ_SELECTOR_H2O);
 static_assert(static_cast<int>(sqz::SelectorKind::kSaap) == SQZ_SELECTOR_SAAP);
+static_assert(static_cast<int>(sqz::SelectorKind::kKmeans) == SQZ_SELECTOR_KMEANS);
 
 extern "C" {
 

@@ -42,6 +42,9 @@ Result<std::unique_ptr<CudaSession>> CudaSession::create(std::shared_ptr<const S
     return Status(Code::kInvalidArgument, concat("max_tokens: found ", options.max_tokens,
                                                  ", expected 0 to ", kMostTokens));
   }
+  if (options.selection.selector == SelectorKind::kKmeans) {
+    return unsupported_on_gpu("found selector kmeans", "another");
+  }
   const CurrentDevice current(uploaded->device());
   std::unique_ptr<CudaSession> session(
       new CudaSession(std::move(index), std::move(uploaded), options));

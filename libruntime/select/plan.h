@@ -13,7 +13,17 @@
 namespace sqz {
 
 // As in sqz.h; each is an entry of selector_types() (select/registry.h).
-enum class SelectorKind { kSqueezed, kDense, kQuest, kIdeal, kStream, kWindow, kH2o, kSaap };
+enum class SelectorKind {
+  kSqueezed,
+  kDense,
+  kQuest,
+  kIdeal,
+  kStream,
+  kWindow,
+  kH2o,
+  kSaap,
+  kKmeans
+};
 enum class RuleKind { kThreshold, kBudget };
 
 // At most one of budget, keep and thresholds is given; see sqz_session_options for their meaning.

@@ -65,6 +65,28 @@ TEST(QmodelFile, ComesBackAsItWasWritten) {
   EXPECT_EQ(testing::read_file(path), first) << "the same contents, the same bytes";
 }
 
+TEST(QmodelFile, CentroidsAfterRopeMayBeThere) {
+  TemporaryDirectory dir;
+  QmodelFile f = tiny_qmodel({.roped_centroids = true});
+  const auto back = read_qmodel_file(write(dir.file("q.sqz"), f));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_TRUE(back->has_roped_centroids);
+  EXPECT_EQ(back->layers[1].roped_centroids.size(), 24u);
+  testing::expect_same_layers(*back, f);
+
+  const auto refused = [&](const QmodelFile& wrong) {
+    return write_qmodel_file(Env::posix(), dir.file("w.sqz"), true, wrong).status().message();
+  };
+  QmodelFile longer = f;
+  longer.layers[1].roped_centroids[2] += 1;
+  EXPECT_THAT(refused(longer), HasSubstr("layers.1.roped_centroids: KV head 0, bucket 0: length"));
+  f.has_roped_centroids = false;
+  EXPECT_THAT(refused(f), HasSubstr("layers.1.roped_centroids: found 24 values, expected 0"));
+  f.has_roped_centroids = true;
+  f.layers[1].roped_centroids.clear();
+  EXPECT_THAT(refused(f), HasSubstr("layers.1.roped_centroids: found 0 values, expected 24"));
+}
+
 TEST(QmodelFile, Bf16RoundsTheWeightsAlone) {
   TemporaryDirectory dir;
   QmodelFile f = tiny_qmodel();
@@ -168,6 +190,9 @@ std::vector<Wrong> wrong_headers() {
       meta("MoreHidden", "hidden", "6",
            "tensor \"layers.1.hidden.weight\": found F32[2, 5, 4], expected F32[2, 6, 4]"),
       meta("RecentNegative", "recent", "-1", "recent: found -1"),
+      meta("RopedCentroidsUnknown", "roped_centroids", "no", "roped_centroids: found \"no\""),
+      meta("RopedCentroidsMissing", "roped_centroids", "stored",
+           "tensor \"header.xxh3_128\": found it, expected tensor \"layers.1.roped_centroids\""),
       meta("LogitsOfBuckets", "logits", "bucket", "logits: found \"bucket\", expected \"key\""),
       meta("DtypeUnknown", "dtype", "FP8", "dtype: found \"FP8\""),
       meta("DtypeInteger", "dtype", "I64", "dtype: found I64, expected F32 or BF16"),

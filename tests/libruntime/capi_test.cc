@@ -99,7 +99,8 @@ TEST_F(CApi, SelectorsHaveNamesAndNumbers) {
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_WINDOW), "window");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_H2O), "h2o");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_SAAP), "saap");
-  const volatile int none = 8;
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_KMEANS), "kmeans");
+  const volatile int none = 9;
   EXPECT_EQ(sqz_selector_name(static_cast<sqz_selector>(none)), nullptr);
 }
 
@@ -187,7 +188,7 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.device_type = 2; }, SQZ_UNSUPPORTED},
       {[](auto& o) { o.device_type = 7; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.device_id = 1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.selector = 8; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = 9; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_QUEST; }, SQZ_UNSUPPORTED},  // of pages
       {[](auto& o) { o.selector = SQZ_SELECTOR_IDEAL; }, SQZ_UNSUPPORTED},  // not calibrated

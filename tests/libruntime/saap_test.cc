@@ -1,4 +1,5 @@
-// The selector `saap` against its definition in float64, and queries before RoPE in both ways.
+// The selectors `saap` and `kmeans` against their definitions in float64, and queries before RoPE
+// in both ways.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -69,20 +70,34 @@ class Saap : public ::testing::Test {
     return out;
   }
 
-  // Best buckets first, by share over size, until their keys are nearest to `wanted`.
-  std::vector<bool> expected_slots(int64_t kv_head, const std::vector<float>& before,
-                                   int64_t wanted) const {
+  // Products of one query with the centroids, [C].
+  std::vector<double> products(int64_t kv_head, const float* q) const {
+    const float* centroids = qmodel_.layers[1].centroids.data() + kv_head * qmodel_.buckets * kDim;
+    std::vector<double> out(static_cast<size_t>(qmodel_.buckets));
+    for (size_t b = 0; b < out.size(); ++b) {
+      for (int64_t c = 0; c < kDim; ++c) {
+        out[b] += double{centroids[static_cast<int64_t>(b) * kDim + c]} * double{q[c]};
+      }
+    }
+    return out;
+  }
+
+  // Best buckets first, by share over size or by product, until their keys are nearest to `wanted`.
+  std::vector<bool> expected_slots(SelectorKind selector, int64_t kv_head,
+                                   const std::vector<float>& before, int64_t wanted) const {
     const LayerView& view = served_.index->layers[1];
     std::vector<double> scores(static_cast<size_t>(view.buckets));
     const int64_t row = kHeads * kGroup * kDim;
     for (int64_t t = 0; t < std::ssize(before) / row; ++t) {
       for (int64_t g = 0; g < kGroup; ++g) {
-        const auto one = shares(kv_head, before.data() + t * row + (kv_head * kGroup + g) * kDim);
+        const float* q = before.data() + t * row + (kv_head * kGroup + g) * kDim;
+        const auto one =
+            selector == SelectorKind::kSaap ? shares(kv_head, q) : products(kv_head, q);
         for (size_t b = 0; b < scores.size(); ++b) scores[b] += one[b];
       }
     }
     const uint32_t* offsets = view.bucket_offsets + kv_head * (view.buckets + 1);
-    for (int64_t b = 0; b < view.buckets; ++b) {
+    for (int64_t b = 0; b < view.buckets && selector == SelectorKind::kSaap; ++b) {
       scores[b] /= std::max(1u, size(kv_head, b));
     }
     std::vector<int64_t> order(scores.size());
@@ -147,26 +162,28 @@ class Saap : public ::testing::Test {
   QmodelFile qmodel_;
 };
 
-TEST_F(Saap, ReadsTheBucketsThatTheNetworkNames) {
+TEST_F(Saap, ReadsTheBucketsThatTheNetworkOrTheCentroidsName) {
   const int64_t keys = served_.index->layers[1].slots;
-  std::set<std::vector<bool>> seen;
-  for (const double keep : {0.1, 0.3, 0.7}) {
-    const auto session = testing::open_session(
-        served_, testing::session_options({.selector = SelectorKind::kSaap, .keep = keep}));
-    ASSERT_NE(session, nullptr);
-    for (const int64_t tokens : {1, 5, 9}) {
-      const Queries q = queries(tokens, static_cast<uint64_t>(tokens));
-      const auto slots = select(*session, q, true, true);
-      ASSERT_TRUE(slots.ok()) << slots.status().message();
-      const int64_t wanted = std::llround(keep * static_cast<double>(keys));
-      for (int64_t head = 0; head < kHeads; ++head) {
-        EXPECT_EQ((*slots)[head], expected_slots(head, q.before, wanted))
-            << keep << " " << tokens << " " << head;
-        seen.insert((*slots)[head]);
+  for (const SelectorKind selector : {SelectorKind::kSaap, SelectorKind::kKmeans}) {
+    std::set<std::vector<bool>> seen;
+    for (const double keep : {0.1, 0.3, 0.7}) {
+      const auto session = testing::open_session(
+          served_, testing::session_options({.selector = selector, .keep = keep}));
+      ASSERT_NE(session, nullptr);
+      for (const int64_t tokens : {1, 5, 9}) {
+        const Queries q = queries(tokens, static_cast<uint64_t>(tokens));
+        const auto slots = select(*session, q, true, true);
+        ASSERT_TRUE(slots.ok()) << slots.status().message();
+        const int64_t wanted = std::llround(keep * static_cast<double>(keys));
+        for (int64_t head = 0; head < kHeads; ++head) {
+          EXPECT_EQ((*slots)[head], expected_slots(selector, head, q.before, wanted))
+              << static_cast<int>(selector) << " " << keep << " " << tokens << " " << head;
+          seen.insert((*slots)[head]);
+        }
       }
     }
+    EXPECT_GT(seen.size(), 9u) << "queries differ in what they read";
   }
-  EXPECT_GT(seen.size(), 9u) << "queries differ in what they read";
 }
 
 TEST_F(Saap, TurnsQueriesBackByPositionsAndRope) {
@@ -253,7 +270,8 @@ TEST_F(Saap, RefusesWhatItCannotServe) {
   const SelectionRequest bad[] = {{.selector = SelectorKind::kSaap},
                                   {.selector = SelectorKind::kSaap, .estimate = true, .keep = 0.2},
                                   {.selector = SelectorKind::kSaap, .group = 1, .keep = 0.2},
-                                  {.selector = SelectorKind::kSaap, .thresholds = &threshold}};
+                                  {.selector = SelectorKind::kSaap, .thresholds = &threshold},
+                                  {.selector = SelectorKind::kKmeans, .group = 2, .keep = 0.2}};
   for (const auto& request : bad) {
     EXPECT_EQ(testing::refusal(served_, request).code(), Code::kInvalidArgument) << &request - bad;
   }
@@ -263,11 +281,13 @@ TEST_F(Saap, RefusesWhatItCannotServe) {
   EXPECT_EQ(testing::refusal(served_, {.keep = 0.2}).code(), Code::kUnsupported)
       << "squeezed needs centroids";
 
-  const auto session = testing::open_session(
-      served_, testing::session_options({.selector = SelectorKind::kSaap, .keep = 0.2}));
-  Queries q = queries(2, 3);
-  q.before[5] = std::nanf("");
-  EXPECT_EQ(select(*session, q, false, true).status().code(), Code::kNumeric);
+  for (const SelectorKind selector : {SelectorKind::kSaap, SelectorKind::kKmeans}) {
+    const auto session = testing::open_session(
+        served_, testing::session_options({.selector = selector, .keep = 0.2}));
+    Queries q = queries(2, 3);
+    q.before[5] = std::nanf("");
+    EXPECT_EQ(select(*session, q, false, true).status().code(), Code::kNumeric);
+  }
 }
 
 TEST(Classifier, SharesDoNotDependOnTheBatchOrTheMachine) {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "libruntime/rope.h"
+#include "tests/common/tiny_qmodel.h"
 #include "tools/sqz_eval/metrics.h"
 #include "tools/sqz_eval/settings.h"
 #include "tools/sqz_eval/table.h"
@@ -182,7 +184,7 @@ TEST(EvalSettings, EachSelectorHasItsIndexAndItsOptions) {
                                  "stream, budget 0.125, dense layers 0"));
   EXPECT_THAT(index_kinds(*settings), ElementsAre("kmeans", "pages"));
   EXPECT_TRUE(needs_keys(*settings));
-  BuildOptions base;
+  EvalBuildOptions base;
   base.calibrate_keys = base.heavy_hitters = true;
   EXPECT_EQ(index_options("pages", base).partition, Partition::kPages);
   EXPECT_FALSE(index_options("pages", base).calibrate_keys);
@@ -197,10 +199,35 @@ TEST(EvalSettings, EachSelectorHasItsIndexAndItsOptions) {
   EXPECT_EQ(index_options("buckets", base).qmodel, &qmodel);
   EXPECT_EQ(index_options("buckets", base).partition, Partition::kBuckets);
   EXPECT_FALSE(index_options("buckets", base).heavy_hitters);
-  options.selectors = {"saap"};
+  const QmodelFile roped;
+  base.roped = &roped;
+  EXPECT_EQ(index_options("roped-buckets", base).qmodel, &roped);
+  EXPECT_EQ(index_options("roped-buckets", base).partition, Partition::kBuckets);
+  options.selectors = {"saap", "kmeans"};
   EXPECT_TRUE(needs_qmodel(*make_settings(options)));
+  EXPECT_FALSE(needs_roped(*make_settings(options)));
+  EXPECT_THAT(index_kinds(*make_settings(options)), ElementsAre("kmeans", "buckets"));
+  options.selectors = {"kmeans-rope"};
+  EXPECT_TRUE(needs_qmodel(*make_settings(options)));
+  EXPECT_TRUE(needs_roped(*make_settings(options)));
+  EXPECT_THAT(index_kinds(*make_settings(options)), ElementsAre("kmeans", "roped-buckets"));
+  EXPECT_STREQ(make_settings(options)->at(1).traits->served, "kmeans");
   const auto plain = session_options(settings->at(1).options, 1);
   EXPECT_EQ(plain->dense_layers, -1);
+}
+
+TEST(EvalSettings, BucketsAfterRopeAreThoseOfAModelThatTurnsNothing) {
+  const QmodelFile q = testing::tiny_qmodel({.head_dim = 8, .roped_centroids = true});
+  const QmodelFile roped = roped_qmodel(q);
+  EXPECT_EQ(roped.layers[1].centroids, q.layers[1].roped_centroids);
+  EXPECT_NE(roped.layers[1].centroids, q.layers[1].centroids);
+  EXPECT_FALSE(roped.has_roped_centroids);
+  const std::vector<float> row = {1, -2, 3, -4, 0.5, 6, -7, 8};
+  std::vector<float> angles(8), before(8), as_it_is(8);
+  RopeUndo(q.model.rope, 8).apply(32767, row.data(), 1, angles.data(), before.data());
+  RopeUndo(roped.model.rope, 8).apply(32767, row.data(), 1, angles.data(), as_it_is.data());
+  EXPECT_NE(before, row);
+  EXPECT_EQ(as_it_is, row);
 }
 
 TEST(EvalTable, RowsAsJsonAndAsText) {

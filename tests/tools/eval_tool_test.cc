@@ -130,8 +130,8 @@ TEST_F(EvalTool, BadInput) {
     EXPECT_EQ(result.out, "");
   };
   expect({"--selector", "psychic"}, 2, "found psychic, expected one of dense");
-  expect({"--selector", "saap"}, 2, "--selector saap needs --qmodel");
-  expect({"--qmodel", path("q.sqz")}, 2, "--qmodel is for --selector saap");
+  expect({"--selector", "saap"}, 2, "kmeans-rope need --qmodel");
+  expect({"--qmodel", path("q.sqz")}, 2, "--qmodel is for --selector saap, kmeans");
   expect({"--layers", path("none.sqz")}, 3, "none.sqz");
   write_all(path("bad.sqz"), "no profile");
   expect({"--layers", path("bad.sqz")}, 3, "bad.sqz");

@@ -75,7 +75,7 @@ Json training_json() {
           {"scores",
            {{{"method", "kmeans"},
              {"queries", "far"},
-             {"keys", "all"},
+             {"keys", "seen"},
              {"recall", {{"0.2", 0.5}, {"0.05", 0.25}}}}}}};
 }
 
@@ -210,7 +210,7 @@ TEST_F(Results, Trainings) {
   const MethodRecall& method = results->training->scores[0];
   EXPECT_EQ(method.method, "kmeans");
   EXPECT_TRUE(method.far_queries);
-  EXPECT_FALSE(method.far_keys);
+  EXPECT_EQ(method.keys, "seen");
   ASSERT_EQ(method.recall.size(), 2u);
   EXPECT_EQ(method.recall[0].selectivity, 0.05) << "ascending";
   EXPECT_EQ(method.recall[0].recall, 0.25);

@@ -1,6 +1,8 @@
 // sqz-train-qmodel from end to end, with the example model in a setting that takes seconds.
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "tests/formats/raw_safetensors.h"
 #include "tests/tools/run_tool.h"
 
@@ -51,7 +53,7 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   EXPECT_EQ(result["hidden"], 32);
   EXPECT_EQ(result["recent"], 64);
   EXPECT_EQ(result["dense"], Json::array({0}));
-  ASSERT_EQ(result["scores"].size(), 16u);
+  ASSERT_EQ(result["scores"].size(), 24u);
   EXPECT_EQ(result["scores"][0]["method"], "classifier");
   EXPECT_EQ(result["scores"][0]["recall"], result["recall"]);
   EXPECT_EQ(result["training"]["preset"], "small");
@@ -179,6 +181,53 @@ TEST_F(TrainQmodelTool, InterruptedItGoesOnToTheSameFile) {
   const ToolRun resumed = train({"--steps", "120", "-o", path("q.sqz"), "--resume"});
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_EQ(read_all(path("q.sqz")), read_all(path("whole.sqz")));
+}
+
+// SAAP's table: the classifier beside k-means before and after RoPE, served from indexes.
+TEST_F(TrainQmodelTool, IsMeasuredBesideItsBaselines) {
+  const std::vector<std::string> eval = {
+      "--model",  kModel, "--text",         path("train.txt"),
+      "--tokens", "2000", "--task",         "needle1,recall",
+      "--trials", "2",    "--continuation", "128",
+      "--budget", "0.3",  "--selector",     "saap,kmeans,kmeans-rope",
+      "--block",  "64",   "--threads",      "2",
+      "--json"};
+  const auto measured = [&](const std::string& qmodel) {
+    std::vector<std::string> all = eval;
+    all.insert(all.end(), {"--qmodel", path(qmodel)});
+    return run(SQZ_EVAL_TOOL, all);
+  };
+  ASSERT_EQ(train({"--steps", "40", "-o", path("plain.sqz")}).code, 0);
+  const ToolRun refused = measured("plain.sqz");
+  EXPECT_EQ(refused.code, 3) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("plain.sqz: roped_centroids: found none"));
+
+  ASSERT_EQ(train({"--steps", "40", "--roped-centroids", "-o", path("q.sqz")}).code, 0);
+  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("q.sqz")}).code, 0);
+  const ToolRun rows = measured("q.sqz");
+  ASSERT_EQ(rows.code, 0) << rows.err;
+  std::map<std::string, double> recall;
+  const Json last = rows.last();
+  for (const Json& row : last["rows"]) {
+    if (row["selector"] == "dense") continue;
+    EXPECT_NEAR(row["keep"]["delivered"].get<double>(), row["keep"]["asked"].get<double>(), 0.05);
+    if (row["task"] == "recall" && row["on"] == "text") recall[row["selector"]] = row["value"];
+  }
+  ASSERT_EQ(recall.size(), 3u);
+  for (const auto& [selector, value] : recall) {
+    EXPECT_GT(value, 0.3) << selector << ": more than keys by chance";
+    EXPECT_LT(value, 1) << selector;
+  }
+  EXPECT_NE(recall["saap"], recall["kmeans"]);
+  EXPECT_NE(recall["kmeans"], recall["kmeans-rope"]);
+
+  write_all(path("rows.jsonl"), rows.out);
+  const ToolRun report = run(SQZ_INDEX_TOOL, {"report", path("rows.jsonl"), "-o", path("r.html")});
+  ASSERT_EQ(report.code, 0) << report.err;
+  const std::string html = read_all(path("r.html"));
+  for (const char* name : {"saap", "kmeans", "kmeans-rope"}) {
+    EXPECT_THAT(html, HasSubstr(concat(">", name)));
+  }
 }
 
 TEST_F(TrainQmodelTool, SaysWhatIsWrong) {

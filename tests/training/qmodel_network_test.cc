@@ -36,6 +36,9 @@ NetworkBatch wide_batch() {
   batch.queries = random({2, 7, 3}, 21);
   batch.masses = random({2, 7, 4}, 22).softmax(2);
   batch.masses.select(1, 2).zero_().select(1, 1).fill_(1);  // 0 log 0
+  at::Tensor sizes = at::arange(1, 57, at::kDouble).view({2, 7, 4});
+  sizes.select(1, 2).select(1, 3).zero_();  // a bucket without keys
+  batch.log_sizes = log_sizes(sizes);
   batch.weights = at::ones({2, 7}, at::kDouble);
   batch.weights.select(1, 4).zero_();
   return batch;
@@ -81,8 +84,10 @@ TEST(QmodelNetwork, LossIsTheDivergenceOfTheRowsThatCount) {
   EXPECT_NE(gradient(n.parameters, batch).loss[0].item<double>(), loss);
 
   // With logits that give the masses themselves there is nothing to lose.
+  // That is the attention to a key times the keys, but for a constant.
   n.parameters.output_weight.zero_();
-  n.parameters.output_bias = at::tensor({0.1, 0.2, 0.3, 0.4}, at::kDouble).log().expand({2, 4});
+  n.parameters.output_bias = at::tensor({1.0, 2.0, 1.0, 2.0}, at::kDouble).log().expand({2, 4});
+  batch.log_sizes = log_sizes(at::tensor({1.0, 1.0, 3.0, 2.0}, at::kDouble).expand({2, 7, 4}));
   batch.masses = at::tensor({0.1, 0.2, 0.3, 0.4}, at::kDouble).expand({2, 7, 4}).contiguous();
   EXPECT_NEAR(gradient(n.parameters, batch).loss.sum().item<double>(), 0, 1e-12);
   batch.masses.fill_(0.25);
@@ -106,6 +111,7 @@ TEST(QmodelNetwork, RunningStatisticsFollowTheBatches) {
   NetworkBatch batch = wide_batch();
   batch.queries = batch.queries.to(at::kFloat);
   batch.masses = batch.masses.to(at::kFloat);
+  batch.log_sizes = batch.log_sizes.to(at::kFloat);
   batch.weights = batch.weights.to(at::kFloat);
   const NetworkGradient g = gradient(n.parameters, batch);
   const at::Tensor raw = at::bmm(batch.queries, n.parameters.hidden_weight.transpose(1, 2));
@@ -144,6 +150,7 @@ TEST(QmodelNetwork, LearnsWhichBucketAQueryNeeds) {
   const at::Tensor octant = (batch.queries.select(2, 0) > 0).to(at::kLong) * 2 +
                             (batch.queries.select(2, 1) > 0).to(at::kLong);
   batch.masses = at::zeros({2, 200, 4});
+  batch.log_sizes = at::zeros({2, 200, 4});
   for (int64_t head = 0; head < 2; ++head) {
     batch.masses.select(0, head).scatter_(1, ((octant[head] + head) % 4).unsqueeze(1), 1.0);
   }
@@ -166,9 +173,9 @@ TEST(QmodelNetwork, AGpuLearnsToNameTheSameBuckets) {
     };
     Network n = make_network(shape, 5, device);
     for (uint64_t step = 0; step < 40; ++step) {
-      const NetworkBatch batch = {normals({3, 128, 16}, 100 + step),
-                                  normals({3, 128, 32}, 200 + step).softmax(2),
-                                  at::ones({3, 128}, at::device(device))};
+      const NetworkBatch batch = {
+          normals({3, 128, 16}, 100 + step), normals({3, 128, 32}, 200 + step).softmax(2),
+          normals({3, 128, 32}, 300 + step), at::ones({3, 128}, at::device(device))};
       update(n, gradient(n.parameters, batch), 1e-3);
     }
     return bucket_logits(fold(n), normals({3, 200, 16}, 7)).cpu();

@@ -9,6 +9,7 @@
 
 #include "tests/training/golden.h"
 #include "training/qmodel_pool.h"
+#include "training/qmodel_recall.h"
 #include "training/qmodel_windows.h"
 
 namespace sqz::training {
@@ -113,6 +114,7 @@ TEST(QmodelSamples, PoolsKeepTheLastWindowsAndDrawTheirRowsAlone) {
     samples.queries = at::full({2, 3, 1}, 10 * (window + 1), at::kFloat);
     samples.queries.select(1, 2).fill_(-1);  // beyond the counts
     samples.masses = at::ones({2, 3, 2});
+    samples.log_sizes = at::full({2, 3, 2}, 0.5 * static_cast<double>(window), at::kFloat);
     samples.counts = at::tensor({2, window == 1 ? 0 : 1}, at::kLong);
     pool.put(window, 0, samples);
   }
@@ -121,6 +123,9 @@ TEST(QmodelSamples, PoolsKeepTheLastWindowsAndDrawTheirRowsAlone) {
   const at::Tensor counted = batch.weights.unsqueeze(2) > 0;
   EXPECT_EQ(batch.queries.masked_select(counted).min().item<float>(), 20) << "window 0 is gone";
   EXPECT_EQ(batch.queries.masked_select(counted).max().item<float>(), 30);
+  EXPECT_TRUE(batch.log_sizes.masked_select(counted).equal(
+      (batch.queries / 20 - 0.5).expand({2, 200, 2}).masked_select(counted)))
+      << "each row's own";
   EXPECT_EQ(batch.weights[0].sum().item<float>(), 200);
   const float half = batch.weights[1].sum().item<float>();
   EXPECT_GT(half, 50);
@@ -142,6 +147,78 @@ TEST(QmodelWindows, AreCutBehindTheFirstToken) {
   EXPECT_EQ(windows[2].name, "c");
   options.first_token = -1;
   EXPECT_EQ(cut_windows(texts, options)[0].tokens, (std::vector<int32_t>{9, 1, 2, 3}));
+}
+
+// Two heads with buckets of their own; one query token, in the middle of the window.
+TEST(QmodelSamples, RecallCountsTheKeysOfTheWindowUpToTheQueryAndFarOnes) {
+  WindowLayer layer;
+  layer.keys = layer.roped_keys = random({2, kKeys, kDim}, 5);
+  layer.queries = layer.roped_queries = random({2, 1, 3, kDim}, 6);
+  layer.positions = at::tensor({25}, at::kLong);
+  const at::Tensor centroids = random({2, kBuckets, kDim}, 7);
+  const RecallSamples samples =
+      recall_samples(layer, centroids, 0.7, {.sink = 2, .recent = 8}, false);
+  const at::Tensor buckets = nearest_buckets(layer.keys, centroids);
+  const std::tuple<QmodelKeys, int64_t> ends[] = {
+      {QmodelKeys::kWindow, kKeys}, {QmodelKeys::kSeen, 26}, {QmodelKeys::kFar, 17}};
+  for (const auto& [keys, end] : ends) {
+    const at::Tensor& sizes = samples.sizes_of(keys);
+    ASSERT_EQ(sizes.sizes(), at::IntArrayRef({2, 1, kBuckets}));
+    for (int64_t head = 0; head < 2; ++head) {
+      std::vector<float> expected(kBuckets);
+      for (int64_t key = 2; key < end; ++key) {
+        expected[static_cast<size_t>(buckets[head][key].item<int64_t>())] += 1;
+      }
+      for (int64_t c = 0; c < kBuckets; ++c) {
+        EXPECT_EQ(sizes[head][0][c].item<float>(), expected[static_cast<size_t>(c)])
+            << qmodel_keys_name(keys) << " " << head << " " << c;
+      }
+    }
+  }
+}
+
+TEST(QmodelRecall, MeansAreOfQueriesAndErrorsOfWindows) {
+  const auto window = [](double recalled, int64_t queries, bool far) {
+    const auto share = static_cast<float>(recalled);
+    RecallSamples out;
+    out.masses = at::tensor({share, 1 - share}, at::kFloat).expand({1, queries, 1, 2});
+    out.far = at::full({1, queries, 1}, far, at::kBool);
+    for (at::Tensor& sizes : out.sizes) {
+      sizes = at::tensor({1.0, 19.0}, at::kFloat).expand({1, queries, 2});
+    }
+    return out;
+  };
+  RecallSum sum;
+  // At 5 % exactly the bucket of one key is read.
+  for (const auto& [recalled, queries, far] :
+       {std::tuple(0.25, 2, true), {0.5, 1, false}, {1.0, 1, false}}) {
+    sum.add(at::tensor({2.0, 1.0}, at::kFloat).expand({1, queries, 2}),
+            window(recalled, queries, far));
+    sum.end_window();
+  }
+  EXPECT_NEAR(sum.mean(false, QmodelKeys::kFar)[0].recall, (2 * 0.25 + 0.5 + 1) / 4, 1e-6);
+  EXPECT_NEAR(sum.mean(true, QmodelKeys::kSeen)[0].recall, 0.25, 1e-6);
+  // Off by 2 (.25 - .5), 0 and .5 in sums of queries.
+  EXPECT_NEAR(sum.standard_errors(false, QmodelKeys::kWindow)[0],
+              std::sqrt((0.25 + 0 + 0.25) * 3 / 2) / 4, 1e-6);
+  EXPECT_EQ(sum.standard_errors(true, QmodelKeys::kWindow)[0], 0) << "all from one window";
+}
+
+// A bucket's share is n exp(logit) over the sum of these; what a key gets of it orders buckets.
+TEST(QmodelRecall, SharesAreOfKeysTimesSizes) {
+  FoldedNetwork network;
+  network.hidden_weight = at::zeros({1, 1, 2});
+  network.hidden_bias = at::zeros({1, 1});
+  network.output_weight = at::zeros({1, 3, 1});
+  network.output_bias = at::tensor({1.0, 2.0, 4.0}, at::kFloat).log().view({1, 3});
+  const at::Tensor sizes = at::tensor({6.0, 2.0, 0.0}, at::kFloat).view({1, 1, 3});
+  const at::Tensor shares = classifier_shares(network, at::ones({1, 2, 2}), sizes, 2);
+  EXPECT_NEAR(shares[0][0][0].item<float>(), 2 * 0.6, 1e-6);
+  EXPECT_NEAR(shares[0][0][1].item<float>(), 2 * 0.4, 1e-6);
+  EXPECT_EQ(shares[0][0][2].item<float>(), 0) << "a bucket without keys";
+  const at::Tensor of_a_key = shares_of_a_key(shares, sizes);
+  EXPECT_NEAR(of_a_key[0][0][1].item<float>() / of_a_key[0][0][0].item<float>(), 2, 1e-5);
+  EXPECT_EQ(of_a_key[0][0][2].item<float>(), 0);
 }
 
 class QmodelCapture : public ::testing::Test {
@@ -218,6 +295,8 @@ TEST_F(QmodelCapture, TrainingSeesFarAndNearQueriesAsAsked) {
           const at::Tensor masses = bucket_masses(row, buckets[head], kBuckets)[0];
           EXPECT_LT((masses - samples.masses[head][i]).abs().max().item<float>(), 1e-5);
           EXPECT_NEAR(masses.sum().item<float>(), 1, 1e-5);
+          const at::Tensor sizes = bucket_sizes(row.positions, buckets[head], kBuckets, far)[0];
+          EXPECT_LT((sizes - samples.log_sizes[head][i].exp()).abs().max().item<float>(), 1e-3);
         }
         EXPECT_EQ(near_rows, static_cast<int64_t>(30 * near)) << "there are enough of these";
         EXPECT_EQ(count > near_rows, near < 1);

@@ -94,7 +94,7 @@ TEST_F(QmodelTraining, LearnsAndWritesAFileThatReadsBack) {
   EXPECT_LT(checks.back().loss, 0.9 * checks.front().loss);
   EXPECT_GT(trained->windows, 6);
   EXPECT_EQ(trained->held_out, 1);
-  ASSERT_EQ(trained->scores.size(), 16u);
+  ASSERT_EQ(trained->scores.size(), 24u);
   EXPECT_EQ(trained->scores[0].method, "classifier");
   const auto& recall = trained->scores[0].recall;
   ASSERT_EQ(recall.size(), 3u);

@@ -1,9 +1,16 @@
+#include <utility>
+
 #include "tools/common/qmodel_table.h"
 #include "tools/report/sections.h"
 #include "tools/report/svg_plot.h"
 
 namespace sqz {
 namespace {
+
+// What a selectivity is a share of, as sqz-train-qmodel names it.
+constexpr std::pair<const char*, const char*> kKeys[] = {{"window", "all keys of the window"},
+                                                         {"seen", "all keys up to the query"},
+                                                         {"far", "the keys far back"}};
 
 Plot recall_plot() {
   Plot plot;
@@ -40,18 +47,17 @@ void add_training_section(const TrainingResult& training, HtmlPage& page) {
     page.figure(plot_svg(plot), "Loss at the checks of held-out recall.");
   }
   for (const bool far_queries : {false, true}) {
-    for (const bool far_keys : {true, false}) {
+    for (const auto& [keys, of] : kKeys) {
       Plot plot = recall_plot();
       for (const MethodRecall& method : training.scores) {
-        if (method.far_queries == far_queries && method.far_keys == far_keys) {
+        if (method.far_queries == far_queries && method.keys == keys) {
           plot.series.push_back(recall_series(method.method, method.recall));
         }
       }
       if (plot.series.empty()) continue;
       page.figure(plot_svg(plot),
                   concat(far_queries ? "Queries whose best key is far back" : "All queries",
-                         "; selectivity is a share of ",
-                         far_keys ? "the keys far back." : "all keys up to the query."));
+                         "; selectivity is a share of ", of, "."));
     }
   }
 }

@@ -66,7 +66,7 @@ Result<MethodRecall> method_of(const Json& score, const std::string& label) {
   MethodRecall out;
   out.method = fields.text("method");
   out.far_queries = fields.text("queries") == "far";
-  out.far_keys = fields.text("keys") == "far";
+  out.keys = fields.text("keys");
   const Json* recall = fields.value("recall");
   if (recall != nullptr && !recall->is_object()) {
     fields.complain("recall", found_text(*recall), "an object");

@@ -30,7 +30,8 @@ struct EvalRow {
 
 struct MethodRecall {
   std::string method;  // "classifier", "kmeans", ...
-  bool far_queries = false, far_keys = false;
+  bool far_queries = false;
+  std::string keys;                  // what selectivity is a share of: "window", "seen", "far"
   std::vector<QmodelRecall> recall;  // ascending selectivity
 };
 

@@ -28,8 +28,8 @@ struct Work {
   std::vector<Setting> settings;
   std::vector<Task> tasks;
   IndexStore store;
-  BuildOptions build;
-  std::unique_ptr<QmodelFile> qmodel;  // what `build` points to
+  EvalBuildOptions build;
+  std::unique_ptr<QmodelFile> qmodel, roped;  // what `build` points to
 };
 
 // Passes of one context length.
@@ -59,6 +59,23 @@ std::string work_folder(const EvalArguments& arguments) {
   return std::filesystem::temp_directory_path(error).string();
 }
 
+Status load_qmodel(const std::string& path, Work& work) {
+  SQZ_ASSIGN_OR_RETURN(QmodelFile qmodel, read_qmodel_file(path));
+  SQZ_RETURN_IF_ERROR(check_same_model(qmodel.model, work.model->description(), path));
+  if (needs_roped(work.settings)) {
+    if (!qmodel.has_roped_centroids) {
+      return {Code::kMismatch,
+              bad_field(path, "roped_centroids", "none",
+                        "them, for selector kmeans-rope: train with --roped-centroids")};
+    }
+    work.roped = std::make_unique<QmodelFile>(roped_qmodel(qmodel));
+    work.build.roped = work.roped.get();
+  }
+  work.qmodel = std::make_unique<QmodelFile>(std::move(qmodel));
+  work.build.qmodel = work.qmodel.get();
+  return {};
+}
+
 Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common) {
   Work out;
   for (const std::string& name : arguments.tasks) {
@@ -68,8 +85,10 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   SQZ_ASSIGN_OR_RETURN(out.settings, make_settings(arguments.settings));
   if (needs_qmodel(out.settings) == arguments.qmodel.empty()) {
     return Status(Code::kInvalidArgument, arguments.qmodel.empty()
-                                              ? "--selector saap needs --qmodel F.sqz"
-                                              : "--qmodel is for --selector saap: pass both");
+                                              ? "--selector saap, kmeans and kmeans-rope need "
+                                                "--qmodel F.sqz"
+                                              : "--qmodel is for --selector saap, kmeans and "
+                                                "kmeans-rope: pass both");
   }
   if (common.device != "cpu") {
     return Status(Code::kUnsupported, "--device: sqz-eval measures on the CPU only; pass cpu");
@@ -90,9 +109,7 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   out.build.seed = common.seed;
   out.build.threads = common.threads;
   if (!arguments.qmodel.empty()) {
-    SQZ_ASSIGN_OR_RETURN(QmodelFile qmodel, read_qmodel_file(arguments.qmodel));
-    out.qmodel = std::make_unique<QmodelFile>(std::move(qmodel));
-    out.build.qmodel = out.qmodel.get();
+    SQZ_RETURN_IF_ERROR(load_qmodel(arguments.qmodel, out));
   }
   return out;
 }

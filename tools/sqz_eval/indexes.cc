@@ -9,7 +9,6 @@
 #include "formats/sqz_file.h"
 #include "tools/common/calibration.h"
 #include "tools/common/signals.h"
-#include "tools/sqz_eval/settings.h"
 
 namespace sqz::eval {
 namespace {
@@ -30,12 +29,18 @@ std::string file_path(const IndexStore& store, const Pass& pass, const View& vie
   return concat(store.folder, kTemporary, ".tmp.", ::getpid(), ".", name);
 }
 
+// What an index says that it was built with: of keys that go to buckets after RoPE, a model
+// without.
+const ModelDescription& described(const EvalModel& model, const BuildOptions& build) {
+  return build.qmodel != nullptr ? build.qmodel->model : model.description();
+}
+
 // An index that is to be reused is of this model, tokenizer and context.
 Status check_reused(const std::string& path, const EvalModel& model, const Pass& pass,
                     const View& view, const BuildOptions& build) {
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   const IndexMetadata& metadata = file->metadata();
-  SQZ_RETURN_IF_ERROR(check_same_model(metadata.model, model.description(), path));
+  SQZ_RETURN_IF_ERROR(check_same_model(metadata.model, described(model, build), path));
   const std::string hash = hash_of(view_ids(pass, view));
   if (metadata.tokens_hash != hash) {
     return {Code::kMismatch, bad_field(path, "tokens_hash", metadata.tokens_hash, hash)};
@@ -147,7 +152,7 @@ std::vector<float> visible_rows(std::span<const float> all, const View& view, in
 
 Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
                                       const std::vector<std::string>& kinds,
-                                      const IndexStore& store, const BuildOptions& build,
+                                      const IndexStore& store, const EvalBuildOptions& build,
                                       const std::function<void(double)>& progress) {
   PassIndexes out;
   out.temporary_ = !store.keep;
@@ -165,7 +170,7 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
       if (store.keep) protect_output(path);
       SQZ_ASSIGN_OR_RETURN(auto builder,
                            IndexBuilder::create(Env::posix(), path, store.force || out.temporary_,
-                                                model.description(), view_ids(pass, view),
+                                                described(model, options), view_ids(pass, view),
                                                 model.tokenizer().hash(), options));
       builds.push_back({&view, path, std::move(builder)});
     }

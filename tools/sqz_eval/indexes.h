@@ -7,6 +7,7 @@
 
 #include "libindex/builder.h"
 #include "tools/sqz_eval/model.h"
+#include "tools/sqz_eval/settings.h"
 #include "tools/sqz_eval/trials.h"
 
 namespace sqz::eval {
@@ -25,7 +26,7 @@ class PassIndexes {
   // `progress(done)`, 0 .. 1. The dense pass is skipped if every index is there already.
   static Result<PassIndexes> make(EvalModel& model, const Pass& pass,
                                   const std::vector<std::string>& kinds, const IndexStore& store,
-                                  const BuildOptions& build,
+                                  const EvalBuildOptions& build,
                                   const std::function<void(double)>& progress);
   ~PassIndexes();
   PassIndexes(PassIndexes&& other) noexcept = default;

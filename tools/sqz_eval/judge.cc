@@ -25,8 +25,9 @@ Result<std::vector<Judge::Served>> Judge::open(const Pass& pass, size_t view,
   std::vector<Served> out;
   for (size_t i = 0; i < settings_.size(); ++i) {
     if (!skipped_[i].empty()) continue;
-    SQZ_ASSIGN_OR_RETURN(sqz_session_options options,
-                         session_options(settings_[i].options, threads_));
+    SelectorOptions served_as = settings_[i].options;
+    served_as.selector = settings_[i].traits->served;
+    SQZ_ASSIGN_OR_RETURN(sqz_session_options options, session_options(served_as, threads_));
     options.max_tokens = std::max<int64_t>(4096, options_.continuation);
     auto index = IndexContext::open(indexes.path(view, settings_[i].traits->index), options);
     if (!index.ok() && index.status().code() == Code::kInvalidArgument) {

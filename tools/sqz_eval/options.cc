@@ -154,7 +154,7 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
       ->capture_default_str()
       ->group(kGroup);
   app.add_option("--qmodel", arguments.qmodel,
-                 "Query classifier (.sqz) for --selector saap, of this model")
+                 "Query classifier (.sqz) for --selector saap, kmeans, kmeans-rope, of this model")
       ->group(kGroup);
   app.add_option("--engine", arguments.engine, "What clusters the indexes")
       ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))

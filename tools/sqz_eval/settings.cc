@@ -9,18 +9,21 @@ namespace {
 constexpr const char* kKmeans = "kmeans";
 constexpr const char* kPages = "pages";
 constexpr const char* kBuckets = "buckets";
+constexpr const char* kRoped = "roped-buckets";
 
 constexpr std::array kSelectors = {
-    // name, index, takes: budget, levels, rule, group, residual; needs calibrated keys, heavy
-    // hitters
-    SelectorTraits{"dense", kKmeans, false, false, false, false, false, false, false},
-    SelectorTraits{"squeezed", kKmeans, true, true, true, true, true, false, false},
-    SelectorTraits{"quest", kPages, true, false, false, true, false, false, false},
-    SelectorTraits{"ideal", kKmeans, true, false, true, false, false, true, false},
-    SelectorTraits{"stream", kKmeans, true, false, false, false, false, false, false},
-    SelectorTraits{"window", kKmeans, true, false, false, false, false, false, false},
-    SelectorTraits{"h2o", kKmeans, true, false, false, false, false, false, true},
-    SelectorTraits{"saap", kBuckets, true, false, false, false, false, false, false},
+    // name, libruntime's, index, takes: budget, levels, rule, group, residual; needs calibrated
+    // keys, heavy hitters
+    SelectorTraits{"dense", "dense", kKmeans, false, false, false, false, false, false, false},
+    SelectorTraits{"squeezed", "squeezed", kKmeans, true, true, true, true, true, false, false},
+    SelectorTraits{"quest", "quest", kPages, true, false, false, true, false, false, false},
+    SelectorTraits{"ideal", "ideal", kKmeans, true, false, true, false, false, true, false},
+    SelectorTraits{"stream", "stream", kKmeans, true, false, false, false, false, false, false},
+    SelectorTraits{"window", "window", kKmeans, true, false, false, false, false, false, false},
+    SelectorTraits{"h2o", "h2o", kKmeans, true, false, false, false, false, false, true},
+    SelectorTraits{"saap", "saap", kBuckets, true, false, false, false, false, false, false},
+    SelectorTraits{"kmeans", "kmeans", kBuckets, true, false, false, false, false, false, false},
+    SelectorTraits{"kmeans-rope", "kmeans", kRoped, true, false, false, false, false, false, false},
 };
 
 // The values given, or the default alone where a selector does not take the option.
@@ -74,9 +77,10 @@ std::string known_selectors() {
   return out;
 }
 
-BuildOptions index_options(const std::string& kind, const BuildOptions& base) {
+BuildOptions index_options(const std::string& kind, const EvalBuildOptions& base) {
   BuildOptions out = base;
-  if (kind == kBuckets) {
+  if (kind == kBuckets || kind == kRoped) {
+    if (kind == kRoped) out.qmodel = base.roped;
     out.partition = Partition::kBuckets;
     out.calibrate_keys = out.heavy_hitters = false;
     return out;
@@ -89,9 +93,27 @@ BuildOptions index_options(const std::string& kind, const BuildOptions& base) {
   return out;
 }
 
+QmodelFile roped_qmodel(QmodelFile qmodel) {
+  for (QmodelLayer& layer : qmodel.layers) layer.centroids = std::move(layer.roped_centroids);
+  qmodel.has_roped_centroids = false;
+  constexpr double kSlow =
+      1e30;  // radians of all positions together are less than any number tells
+  qmodel.model.rope = {};
+  qmodel.model.rope.kind = RopeDescription::Kind::kLinear;
+  qmodel.model.rope.factor = kSlow;
+  return qmodel;
+}
+
 bool needs_qmodel(const std::vector<Setting>& settings) {
+  return needs_roped(settings) ||
+         std::any_of(settings.begin(), settings.end(), [](const Setting& setting) {
+           return setting.traits->index == std::string_view(kBuckets);
+         });
+}
+
+bool needs_roped(const std::vector<Setting>& settings) {
   return std::any_of(settings.begin(), settings.end(), [](const Setting& setting) {
-    return setting.traits->index == std::string_view(kBuckets);
+    return setting.traits->index == std::string_view(kRoped);
   });
 }
 

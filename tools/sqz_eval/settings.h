@@ -13,19 +13,31 @@ namespace sqz::eval {
 
 // What a selector takes and what index serves it. A new selector is one line of kSelectors.
 struct SelectorTraits {
-  const char* name;   // as libruntime has it
-  const char* index;  // kind of index: one is built of each view for every kind in use
+  const char* name;
+  const char* served;  // the selector of libruntime that it is
+  const char* index;   // kind of index: one is built of each view for every kind in use
   bool budget, levels, rule, group, residual;
   bool keys;   // needs the calibration of single keys
   bool heavy;  // needs the order of heavy hitters
 };
 
+struct EvalBuildOptions : BuildOptions {
+  // `qmodel` as buckets of keys after RoPE, see roped_qmodel(); borrowed. Null: there is none.
+  const QmodelFile* roped = nullptr;
+};
+
 const SelectorTraits* find_selector(const std::string& name);
 std::string known_selectors();  // "dense, squeezed, ..."
 
-// How the index of a kind is built, on top of `base`, whose query classifier is for those that need
-// it.
-BuildOptions index_options(const std::string& kind, const BuildOptions& base);
+// How the index of a kind is built, on top of `base`, whose query classifiers are for those that
+// need them.
+BuildOptions index_options(const std::string& kind, const EvalBuildOptions& base);
+
+// The buckets of keys after RoPE that a query classifier's file has, as buckets of a model without
+// RoPE: what turns queries and keys back to where they were before it then turns nothing, and an
+// index of these buckets has its keys, and looks at queries, as they are. Its networks mean
+// nothing.
+QmodelFile roped_qmodel(QmodelFile qmodel);
 
 struct SettingOptions {
   std::vector<std::string> selectors = {"dense", "squeezed"};
@@ -50,6 +62,8 @@ Result<std::vector<Setting>> make_settings(const SettingOptions& options);
 
 // Whether one of the settings needs a query classifier.
 bool needs_qmodel(const std::vector<Setting>& settings);
+// ... its buckets of keys after RoPE.
+bool needs_roped(const std::vector<Setting>& settings);
 
 // Whether one of the settings needs the calibration of single keys.
 bool needs_keys(const std::vector<Setting>& settings);

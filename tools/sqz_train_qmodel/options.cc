@@ -13,7 +13,7 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
         ->group(kGroup);
   };
   app.add_option("--preset", arguments.preset,
-                 "small: 20000 steps of 1024 queries, half of them near, rate 1e-3 falling to 0; "
+                 "small: 4000 steps of 1024 queries, half of them near, rate 2e-3 falling to 0; "
                  "paper: 40000 steps of 1000, none near, rate 1e-5. Both: 1024 buckets, 1024 "
                  "hidden units")
       ->check(CLI::IsMember({"small", "paper"}))
@@ -41,6 +41,9 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
       ->delimiter(',')
       ->type_name("LAYER")
       ->capture_default_str()
+      ->group(kGroup);
+  app.add_flag("--roped-centroids", arguments.options.roped_centroids,
+               "Store the centroids of keys after RoPE, too, for sqz-eval's selector kmeans-rope")
       ->group(kGroup);
   app.add_option("--dtype", arguments.dtype, "Of the weights in the file")
       ->check(CLI::IsMember({"F32", "BF16"}))

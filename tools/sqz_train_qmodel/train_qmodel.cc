@@ -28,9 +28,9 @@ QmodelOptions planned(const TrainQmodelArguments& a, const ToolContext& context)
   QmodelOptions out = a.options;
   out.buckets = a.buckets.value_or(1024);
   out.hidden = a.hidden.value_or(1024);
-  out.steps = a.steps.value_or(paper ? 40000 : 20000);
+  out.steps = a.steps.value_or(paper ? 40000 : 4000);
   out.batch = a.batch.value_or(paper ? 1000 : 1024);
-  out.learning_rate = a.learning_rate.value_or(paper ? 1e-5 : 1e-3);
+  out.learning_rate = a.learning_rate.value_or(paper ? 1e-5 : 2e-3);
   out.near_queries = a.near_queries.value_or(paper ? 0 : 0.5);
   out.decay = a.decay.empty() ? !paper : a.decay == "cosine";
   out.seed = context.options.seed;
@@ -79,13 +79,20 @@ Result<std::vector<QmodelText>> read_texts(const std::vector<std::string>& argum
   return out;
 }
 
+std::vector<QmodelRecall> errors_of(const QmodelScores& scores) {
+  std::vector<QmodelRecall> out = scores.recall;
+  for (size_t i = 0; i < out.size(); ++i) out[i].recall = scores.errors[i];
+  return out;
+}
+
 Json scores_json(const QmodelTrained& trained) {
   Json out = Json::array();
   for (const QmodelScores& row : trained.scores) {
     out.push_back({{"method", row.method},
                    {"queries", row.far_queries ? "far" : "all"},
-                   {"keys", row.far_keys ? "far" : "all"},
-                   {"recall", recall_json(row.recall)}});
+                   {"keys", qmodel_keys_name(row.keys)},
+                   {"recall", recall_json(row.recall)},
+                   {"stderr", recall_json(errors_of(row))}});
   }
   return out;
 }
@@ -167,8 +174,8 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   for (auto& row : qmodel_rows(trained.file)) rows.push_back(std::move(row));
   for (const QmodelScores& score : trained.scores) {
     rows.emplace_back(concat(score.method, score.far_queries ? ", far queries" : ", all queries",
-                             score.far_keys ? ", far keys" : ", all keys"),
-                      recall_text(score.recall));
+                             ", ", qmodel_keys_name(score.keys), " keys"),
+                      recall_text(score.recall) + "; +- " + recall_text(errors_of(score)));
   }
   rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
                                       seconds_text(train_seconds), " to train and measure"));

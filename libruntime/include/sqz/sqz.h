@@ -183,10 +183,12 @@ typedef enum sqz_selector {
   SQZ_SELECTOR_WINDOW = 5,   /* the most recent keys only, without the sink */
   SQZ_SELECTOR_H2O = 6,      /* half the most recent keys, half those that the context's own tokens
                                 attended to most; needs an index built with --heavy-hitters */
-  SQZ_SELECTOR_SAAP = 7      /* the buckets that a trained network names from the queries before
+  SQZ_SELECTOR_SAAP = 7,     /* the buckets that a trained network names from the queries before
                                 RoPE, best first until the keys asked for are read; needs an index
                                 of buckets, and q_before_rope or positions in sqz_attend_args.
                                 The networks' bytes are the model's, and not counted */
+  SQZ_SELECTOR_KMEANS = 8    /* the same buckets by the product of the query before RoPE and their
+                                centroids: what saap is compared with. CPU only */
 } sqz_selector;
 
 /* "squeezed", "dense", ...: static; null for a number that this library has no selector for. Counts
