@@ -3,11 +3,11 @@
 
   tests/gpu/end_to_end.py --bin build/cuda/tools --model DIR --text BOOK --work /tmp/e2e
 
-Plants needles in the text, builds its index with --device cuda twice, timed from the start of the process to the
+Plants needles in the text, builds its index with --device cuda several times, timed from the start of the process to the
 published file, and checks that both files are the same bytes and whole (sqz-index verify). Then asks for every needle
-with sqz-generate, on the CPU and on the GPU: densely from that index, with selection from one of a shorter context, which
-the CPU answers in minutes. Fails unless the GPU gives the CPU's answer wherever the CPU finds the needle. Standard library
-only.
+with sqz-generate, on the CPU and on the GPU: densely from that index, with selection (the residual `estimate`, too) from one
+of a shorter context, which the CPU answers in minutes, and from what sqz-index prune leaves of that one. Fails unless the GPU
+gives the CPU's answer wherever the CPU finds the needle, and from pruned indexes in any case. Standard library only.
 """
 import argparse
 import filecmp
@@ -58,6 +58,7 @@ def main():
     parser.add_argument("--builds", type=int, default=3)
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cuda", help="what stands beside the CPU")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     tool, source = args.bin / "sqz-index", args.work / "context.txt"
@@ -68,7 +69,8 @@ def main():
     indexes = [args.work / f"{i}.sqz" for i in range(args.builds)]
     for index in indexes:
         begun = time.perf_counter()
-        report = run([tool, "build", "--model", args.model, source, "-o", index, "--device", "cuda", "--json", "--force"])[-1]
+        report = run([tool, "build", "--model", args.model, source, "-o", index, "--device", args.device, "--json",
+                      "--force"])[-1]
         print(f"build of {tokens} tokens: {time.perf_counter() - begun:.2f} s from process start, engine {report['engine']}, "
               f"{json.dumps(report['seconds'])}", flush=True)
     failures = [f"{index} differs from {indexes[0]}" for index in indexes[1:]
@@ -80,14 +82,25 @@ def main():
 
     short_source, short = args.work / "short.txt", args.work / "short.sqz"
     short_tokens = write_context(args, tool, short_source, needles, args.short_tokens)
-    run([tool, "build", "--model", args.model, short_source, "-o", short, "--device", "cuda", "--json", "--force"])
+    run([tool, "build", "--model", args.model, short_source, "-o", short, "--device", args.device, "--heavy-hitters", "--json",
+         "--force"])
 
-    for name, index, options in (
-            (f"{tokens} tokens, dense", indexes[0], ["--dense"]),
-            (f"{short_tokens} tokens, budget 0.25", short, ["--budget", "0.25"]),
-            (f"{short_tokens} tokens, budget 0.25, rule budget", short, ["--budget", "0.25", "--rule", "budget"])):
+    pruned = {}
+    for selector in ("window", "h2o"):
+        pruned[selector] = args.work / f"{selector}.sqz"
+        run([tool, "prune", short, "--selector", selector, "--budget", "0.25", "-o", pruned[selector], "--json", "--force"])
+
+    cases = [
+        (f"{tokens} tokens, dense", indexes[0], ["--dense"]),
+        (f"{short_tokens} tokens, budget 0.25", short, ["--budget", "0.25"]),
+        (f"{short_tokens} tokens, budget 0.25, rule budget", short, ["--budget", "0.25", "--rule", "budget"]),
+        (f"{short_tokens} tokens, budget 0.25, estimate", short, ["--budget", "0.25", "--residual", "estimate"]),
+        *((f"{short_tokens} tokens, pruned for {selector}", index, ["--selector", selector, "--budget", "0.25"])
+          for selector, index in pruned.items()),
+    ]
+    for name, index, options in cases:
         cpu, cpu_tokens, cpu_budget, cpu_seconds = ask(args, index, "cpu", options)
-        gpu, gpu_tokens, gpu_budget, gpu_seconds = ask(args, index, "cuda", options)
+        gpu, gpu_tokens, gpu_budget, gpu_seconds = ask(args, index, args.device, options)
         found = sum(answer == number for answer, (_, number) in zip(cpu, needles))
         found_gpu = sum(answer == number for answer, (_, number) in zip(gpu, needles))
         same = sum(a == b for a, b in zip(cpu, gpu))
@@ -98,7 +111,7 @@ def main():
         for (word, number), a, b in zip(needles, cpu, gpu):
             if a != b:
                 print(f"  {word} ({number}): CPU {a!r}, GPU {b!r}")
-            if a == number and b != a:
+            if (a == number or index in pruned.values()) and b != a:
                 failures.append(f"{name}: {word}: the CPU finds {number}, the GPU says {b!r}")
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
