@@ -167,7 +167,6 @@ void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
   if (is_saap()) {
     to.levels = 1;
     to.level[0].offsets = from.bucket_offsets;
-    to.level[0].sizes = from.bucket_sizes;
     to.level[0].clusters = static_cast<int32_t>(from.buckets);
     return;
   }

@@ -1,30 +1,14 @@
-// A team of blocks serves a pair. Each block computes a slice of the hidden units, tells its team,
-// and then the logits of a slice of the buckets; the first block gathers these and chooses. What
-// earlier kernels do not write, the weights above all, is under way before they end.
+// A team of blocks serves a pair. Each block computes a slice of the hidden units, which it writes
+// to the shared memory of its team, and then the logits of a slice of the buckets, which it writes
+// to that of the first block, and this one chooses. What earlier kernels do not write, the weights
+// above all, is under way before they end.
 #pragma once
 
 #include <cfloat>
 
-#include "libruntime/kernels/cuda/decode_classify/shared.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/rules.cuh"
+#include "libruntime/kernels/cuda/decode_classify/choice.cuh"
 
 namespace sqz::cuda {
-
-// One block that knows all scores.
-class BucketChoice : private LookupRules {
- public:
-  __device__ BucketChoice(const LookupParams& params, int pair, RulesShared& shared, float* scores,
-                          uint2* spans)
-      : LookupRules(params, 1, pair, shared) {
-    scores_ = scores;
-    spans_ = spans;
-    end_ = params.level[0].clusters;
-  }
-  __device__ void run() {
-    choose(p_.level[0], nullptr, true);
-    emit(p_.level[0], nullptr);
-  }
-};
 
 template <int kDim, int kRing>
 class Classify : private LookupTeam<kLookupThreads> {
@@ -49,22 +33,24 @@ class Classify : private LookupTeam<kLookupThreads> {
   }
 
   __device__ void run() {
-    UnitStep first;
-    if (unit_begin_ + warp_ < unit_end_) load_units(unit_begin_ + warp_, first);
+    if (team_ > 1) ptx::barrier_cluster_arrive_relaxed();
+    UnitStep first, second;
+    load_units(unit_begin_ + warp_, first);
+    load_units(unit_begin_ + warp_ + kLookupWarps, second);
     start_copies();
+    const uint32_t wanted = __ldg(p_.wanted + head_);
     if (c_.frequencies != nullptr) find_angles();
     ptx::griddepcontrol_wait();
     // Not before the queries are there: attention counts on it.
     ptx::griddepcontrol_launch_dependents();
     load_queries();
-    find_units(first);
+    // Blocks write to each other only once all have begun.
+    if (team_ > 1) ptx::barrier_cluster_wait();
+    find_units(first, second);
     sync_team();
-    gather_units();
     find_logits();
     sync_team();
-    if (rank_ == 0) choose();
-    // No block leaves while another may read its shared memory.
-    if (team_ > 1) ptx::barrier_cluster();
+    if (rank_ == 0) choose(wanted);
   }
 
  private:
@@ -82,6 +68,7 @@ class Classify : private LookupTeam<kLookupThreads> {
   };
 
   __device__ void load_units(int tile, UnitStep& step) const {
+    if (tile >= unit_end_) return;
     constexpr int kColumns = kDim / kWeightColumns;
     const auto* tiles =
         static_cast<const char*>(c_.hidden_weight) +
@@ -100,24 +87,44 @@ class Classify : private LookupTeam<kLookupThreads> {
   }
 
   __device__ void start_copies() {
-    const LookupLevel& level = p_.level[0];
+    copy_tile_ = bucket_begin_;
+    copy_column_ = column_begin_;
     if (rank_ == 0) {
-      const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (buckets_ + 1);
+      const uint32_t* offsets = p_.level[0].offsets + static_cast<int64_t>(head_) * (buckets_ + 1);
 #pragma unroll 1
       for (int j = thread_; j < buckets_; j += kLookupThreads) {
         const auto to =
             static_cast<uint32_t>(__cvta_generic_to_shared(array<uint2>(at_.spans) + j));
         ptx::cp_async_4(to, offsets + j);
         ptx::cp_async_4(to + 4, offsets + j + 1);
-        prefetch(level.sizes + static_cast<int64_t>(head_) * buckets_ + j);
       }
     }
-    copy_tile_ = bucket_begin_;
-    copy_column_ = column_begin_;
 #pragma unroll
     for (int i = 0; i < kRing; ++i) copy_step(i);
     const int bucket = 8 * bucket_begin_ + thread_;
     if (bucket < min(8 * bucket_end_, buckets_)) prefetch(output_bias(bucket));
+    ask_ahead();
+    // Units that there are none of, in the last column of tiles.
+    if (thread_ < 32 && at_.unit_tiles % 4 != 0 && lane_ % 4 >= at_.unit_tiles % 4) {
+      auto* last = array<uint4>(at_.activations) + (at_.hidden_columns - 1) * 64 + lane_;
+      last[0] = last[32] = make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  // The weights that the ring has no room for, into the L2. With blocks for many requests on every
+  // multiprocessor others wait for their own.
+  __device__ void ask_ahead() const {
+    const int steps = (column_end_ - column_begin_) *
+                      ((bucket_end_ - bucket_begin_ + kStepTiles - 1) / kStepTiles);
+    if (team_ == 1 || steps <= kRing) return;
+    const int64_t row = int64_t{at_.hidden_columns} * kWeightTileBytes;
+    const auto* from = static_cast<const char*>(c_.output_weight) +
+                       (static_cast<int64_t>(head_) * at_.bucket_tiles + bucket_begin_) * row;
+#pragma unroll 1
+    for (int64_t at = thread_ * 128; at < (bucket_end_ - bucket_begin_) * row;
+         at += kLookupThreads * 128) {
+      prefetch(from + at);
+    }
   }
 
   __device__ static void prefetch(const void* from) {
@@ -192,60 +199,42 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   // ---- Hidden units.
 
-  __device__ void find_units(UnitStep now) {
-    auto* units = array<float>(at_.units);
-    const int row = lane_ / 4, stride = 8 * at_.own_unit_tiles;
+  // As fragments like those of queries, to all blocks of the team. A lane's two units of a row are
+  // one pair of words there.
+  __device__ void find_units(UnitStep now, UnitStep next) {
+    const int row = lane_ / 4, part = lane_ % 4;
 #pragma unroll 1
     for (int tile = unit_begin_ + warp_; tile < unit_end_; tile += kLookupWarps) {
-      UnitStep next;
-      load_units(min(tile + kLookupWarps, unit_end_ - 1), next);
+      UnitStep later;
+      load_units(tile + 2 * kLookupWarps, later);
       float d[1][4] = {};
       multiply_rows<F16, kDim, 1>(s_.queries, now.rows, lane_, d);
-      if (row < p_.group) {
-        float* to = units + row * stride + 8 * (tile - unit_begin_) + 2 * (lane_ % 4);
+      float x[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float x = d[0][i] + d[0][i + 2] + now.bias[i];
-          to[i] = x < 0 ? 0 : x;  // a NaN stays
-        }
+      for (int i = 0; i < 2; ++i) {
+        const float sum = d[0][i] + d[0][i + 2] + now.bias[i];
+        x[i] = sum < 0 ? 0 : sum;  // a NaN stays
+      }
+      uint32_t high, low;
+      split<F16>(x[0], x[1], high, low);
+      const int place = (tile / 4 * 2 + part / 2) * 32 + row * 4 + tile % 4;
+      const int32_t at = at_.activations + place * 16 + part % 2 * 8;
+      if (row < p_.group) {
+        for (int rank = 0; rank < team_; ++rank) tell(rank, array<uint2>(at), high, low);
       }
       now = next;
+      next = later;
     }
   }
 
-  // 16 bytes of the shared memory of a block of the team.
-  __device__ float4 told_16(int rank, const float* own) const {
-    if (team_ == 1) return *reinterpret_cast<const float4*>(own);
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(own));
-    return ptx::ld_shared_cluster_16(ptx::mapa(address, static_cast<uint32_t>(rank)));
-  }
-  __device__ float told_4(int rank, const float* own) const {
-    if (team_ == 1) return *own;
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(own));
-    return __uint_as_float(ptx::ld_shared_cluster(ptx::mapa(address, static_cast<uint32_t>(rank))));
-  }
-
-  // All hidden units, as fragments like those of queries: of a column of tiles two, even and odd.
-  __device__ void gather_units() {
-    const auto* units = array<float>(at_.units);
-    auto* to = array<uint4>(at_.activations);
-#pragma unroll 4
-    for (int item = thread_; item < at_.hidden_columns * 32; item += kLookupThreads) {
-      const int lane = item % 32, column = item / 32, row = lane / 4;
-      const int tile = 4 * column + lane % 4;
-      uint32_t high[4] = {}, low[4] = {};
-      if (row < p_.group && tile < at_.unit_tiles) {
-        const int rank = tile / at_.own_unit_tiles;
-        const float* from = units + (row * at_.own_unit_tiles + tile % at_.own_unit_tiles) * 8;
-        const float4 a = told_16(rank, from), b = told_16(rank, from + 4);
-        const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) split<F16>(x[2 * i], x[2 * i + 1], high[i], low[i]);
-      }
-      to[2 * column * 32 + lane] = make_uint4(high[0], low[0], high[1], low[1]);
-      to[(2 * column + 1) * 32 + lane] = make_uint4(high[2], low[2], high[3], low[3]);
+  // Writes to the shared memory of a block of the team, where this one has `own`.
+  __device__ void tell(int rank, const void* own, uint32_t a, uint32_t b) const {
+    if (team_ == 1) {
+      *static_cast<uint2*>(const_cast<void*>(own)) = make_uint2(a, b);
+      return;
     }
-    __syncthreads();
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(own));
+    ptx::st_shared_cluster_8(ptx::mapa(address, static_cast<uint32_t>(rank)), a, b);
   }
 
   // ---- Logits of the slice's buckets.
@@ -302,25 +291,24 @@ class Classify : private LookupTeam<kLookupThreads> {
       x[0] += one.x;
       x[1] += one.y;
     }
-    const int row = lane_ / 4;
+    const int row = lane_ / 4, bucket = 8 * tile + 2 * (lane_ % 4);
     if (row >= p_.group) return;
-    float* to = array<float>(at_.logits) + (row * at_.own_bucket_tiles + tile - bucket_begin_) * 8 +
-                2 * (lane_ % 4);
+    float y[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int bucket = 8 * tile + 2 * (lane_ % 4) + i;
-      if (bucket >= buckets_) continue;
-      const float y = (x[i] + __ldg(output_bias(bucket))) * 1.4426950408889634f;
-      to[i] = y;
-      if (!(y <= maximum)) {
-        sum *= exp2f(maximum - y);
-        maximum = y;
+      const float bias = bucket + i < buckets_ ? __ldg(output_bias(bucket + i)) : -INFINITY;
+      y[i] = (x[i] + bias) * 1.4426950408889634f;
+      if (!(y[i] <= maximum)) {
+        sum *= exp2f(maximum - y[i]);
+        maximum = y[i];
       }
-      sum += exp2f(y - maximum);
+      sum += exp2f(y[i] - maximum);
     }
+    tell(0, array<float>(at_.logits) + row * at_.bucket_tiles * 8 + bucket, __float_as_uint(y[0]),
+         __float_as_uint(y[1]));
   }
 
-  // s_.sums[row] = maximum and sum of the slice's exponentials.
+  // Maximum and sum of the slice's exponentials, a row, to the first block.
   __device__ void tell_sums(float maximum, float sum) {
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {
@@ -338,13 +326,13 @@ class Classify : private LookupTeam<kLookupThreads> {
       for (int w = 0; w < kLookupWarps; ++w) {
         add_sums(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
       }
-      s_.sums[thread_] = make_float2(m, l);
+      tell(0, &s_.sums[rank_][thread_], __float_as_uint(m), __float_as_uint(l));
     }
   }
 
   // ---- The choice.
 
-  __device__ void choose() {
+  __device__ void choose(uint32_t wanted) {
     if (!find_denominators()) {
       if (thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
       return;
@@ -352,13 +340,17 @@ class Classify : private LookupTeam<kLookupThreads> {
     ptx::cp_async_wait_group<0>();
     auto* scores = array<float>(at_.scores);
     auto* spans = array<uint2>(at_.spans);
+    float best = -INFINITY, worst = INFINITY;
 #pragma unroll 4
     for (int j = thread_; j < buckets_; j += kLookupThreads) {
       const uint2 span = spans[j];  // which this thread copied
-      scores[j] = score(j, span.y - span.x);
+      const float found = score(j, span.y - span.x);
+      scores[j] = found;
+      best = fmaxf(best, found);
+      if (found > -INFINITY) worst = fminf(worst, found);
     }
-    __syncthreads();
-    BucketChoice(p_, pair_, s_.rules, scores, spans).run();
+    BucketChoice<kDim>(p_, pair_, s_, scores, spans, array<uint32_t>(at_.ring))
+        .run(best, worst, wanted);
   }
 
   // s_.lse of the rows, base 2; false if one is NaN or infinite.
@@ -369,8 +361,8 @@ class Classify : private LookupTeam<kLookupThreads> {
       const int row = thread_ / kMostTeam, rank = thread_ % kMostTeam;
       float m = kLowestLogit, l = 0;
       if (rank < team_) {
-        m = told_4(rank, &s_.sums[row].x);
-        l = told_4(rank, &s_.sums[row].y);
+        m = s_.sums[rank][row].x;
+        l = s_.sums[rank][row].y;
       }
 #pragma unroll
       for (int step = 1; step < kMostTeam; step *= 2) {
@@ -389,14 +381,11 @@ class Classify : private LookupTeam<kLookupThreads> {
   // The log of the shares of the group's heads, over the size. Shares too small for a
   // float are none, as on the CPU.
   __device__ float score(int bucket, uint32_t size) const {
-    const int tile = bucket / 8, rank = tile / at_.own_bucket_tiles;
-    const float* logit =
-        array<float>(at_.logits) + (tile - rank * at_.own_bucket_tiles) * 8 + bucket % 8;
+    const float* logit = array<float>(at_.logits) + bucket;
     float share = 0;
 #pragma unroll
     for (int r = 0; r < kMostGroup; ++r) {
-      if (r < p_.group)
-        share += exp2f(told_4(rank, logit + r * at_.own_bucket_tiles * 8) - s_.lse[r]);
+      if (r < p_.group) share += exp2f(logit[r * at_.bucket_tiles * 8] - s_.lse[r]);
     }
     return size == 0 ? -INFINITY : log2f(share) - log2f(static_cast<float>(size));
   }

@@ -12,7 +12,7 @@ namespace sqz::cuda {
 inline constexpr int kClassifyRequests = 128;  // of one launch
 
 struct ClassifyParams {
-  // q: the queries; level[0]: clusters = C, offsets, sizes; rule kBudget, wanted, lists, counters.
+  // q: the queries; level[0]: clusters = C, offsets; wanted, lists, counters.
   LookupParams lookup;
   int32_t hidden = 0;                    // H
   const void* hidden_weight = nullptr;   // [Hkv] weights [H, d]

@@ -16,8 +16,10 @@ struct ClassifyShared {
   RulesShared rules;
   float cosines[kDim / 2], sines[kDim / 2];
   float maximum[kLookupWarps][kMostGroup], sum[kLookupWarps][kMostGroup];
-  float2 sums[kMostGroup];  // of the slice: what the team is told
+  float2 sums[kMostTeam][kMostGroup];  // of the blocks: told to the first one
   float lse[kMostGroup];
+  float best[kLookupWarps], worst[kLookupWarps];  // scores of the warps
+  uint32_t tied;                                  // buckets in the list
   uint32_t fault;
 };
 
@@ -26,11 +28,10 @@ struct ClassifyLayout {
   // Rows of tiles of hidden units and of buckets; how many of them a block has, at most.
   int32_t unit_tiles, bucket_tiles, own_unit_tiles, own_bucket_tiles;
   int32_t hidden_columns;  // columns of tiles of the output weights
-  int32_t ring;            // [warps, steps] tiles on their way
+  int32_t ring;            // [warps, steps] tiles on their way; then the list of tied buckets
   int32_t activations;     // [hidden_columns, 2, 32] fragments of all hidden units
   int32_t partial;         // [warps, kStepTiles, 32] float2: sums of a warp's columns
-  int32_t units;           // [group, 8 own_unit_tiles] hidden units of the slice
-  int32_t logits;          // [group, 8 own_bucket_tiles] base 2, of the slice
+  int32_t logits;          // [group, 8 bucket_tiles] base 2: told to the first block
   int32_t scores;          // [C]
   int32_t spans;           // [C] uint2
   int32_t bytes;
@@ -44,9 +45,8 @@ struct ClassifyLayout {
     ring = 0;
     activations = ring + kLookupWarps * steps * kStepBytes;
     partial = activations + hidden_columns * 2 * 512;
-    units = partial + kLookupWarps * kStepTiles * 256;
-    logits = units + group * own_unit_tiles * 32;
-    scores = logits + group * own_bucket_tiles * 32;
+    logits = partial + kLookupWarps * kStepTiles * 256;
+    scores = logits + group * bucket_tiles * 32;
     spans = scores + bucket_tiles * 32;
     bytes = spans + bucket_tiles * 64;
   }

@@ -16,6 +16,18 @@ __device__ __forceinline__ void barrier_cluster() {
 #endif
 }
 
+// barrier_cluster() in two halves, without what it says of memory.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // Where a variable of this block's shared memory is in that of the cluster's block `rank`; an
 // address for ld_shared_cluster.
 __device__ __forceinline__ uint32_t mapa(uint32_t shared, uint32_t rank) {
@@ -34,16 +46,12 @@ __device__ __forceinline__ uint32_t ld_shared_cluster(uint32_t address) {
   return out;
 }
 
-// The same of 16 bytes, aligned.
-__device__ __forceinline__ float4 ld_shared_cluster_16(uint32_t address) {
-  float4 out = make_float4(0, 0, 0, 0);
+// Writes 8 bytes, aligned; seen after barrier_cluster(). The block at `address` must have begun.
+__device__ __forceinline__ void st_shared_cluster_8(uint32_t address, uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(out.x), "=f"(out.y), "=f"(out.z), "=f"(out.w)
-               : "r"(address)
+  asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
                : "memory");
 #endif
-  return out;
 }
 
 // Waits for the kernels that this one depends on, and sees what they wrote.
