@@ -48,8 +48,6 @@ class BucketChoice : private LookupRules {
   }
 
  private:
-  static constexpr uint32_t kDropped = 0x80000000u;
-
   __device__ uint32_t size_of(uint32_t j) const {
     return spans_[j].y - spans_[j].x;
   }
@@ -87,24 +85,26 @@ class BucketChoice : private LookupRules {
   // `left`: keys for the buckets of the list, which together have more, or all that are left.
   __device__ void choose_tied(uint32_t left) {
     const uint32_t count = s_.tied;
+    uint64_t dropped = 0;  // of this thread's: shared memory has room for fewer than 64 * 256
+    int bit = 0;
 #pragma unroll 1
-    for (uint32_t i = thread_; i < count; i += kLookupThreads) {
+    for (uint32_t i = thread_; i < count; i += kLookupThreads, ++bit) {
       const uint32_t j = list_[i];
       uint32_t before = 0;
 #pragma unroll 1
       for (uint32_t k = 0; k < count; ++k) {
-        const uint32_t other = list_[k] & ~kDropped;
+        const uint32_t other = list_[k];
         const bool better =
             scores_[other] > scores_[j] || (scores_[other] == scores_[j] && other < j);
         before += better ? size_of(other) : 0;
       }
       const bool chosen = before < left && 2 * uint64_t{left - before} > size_of(j);
-      if (!chosen) list_[i] = j | kDropped;
+      dropped |= uint64_t{chosen ? 0u : 1u} << bit;
     }
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = thread_; i < count; i += kLookupThreads) {
-      if ((list_[i] & kDropped) != 0) scores_[list_[i] & ~kDropped] = -INFINITY;
+    for (uint32_t i = thread_; i < count; i += kLookupThreads, dropped >>= 1) {
+      if ((dropped & 1) != 0) scores_[list_[i]] = -INFINITY;
     }
     __syncthreads();
   }
