@@ -74,7 +74,12 @@ Result<PreparedSelector> prepare_pruned(const SelectorInputs& inputs,
   if (differs(request.keep, metadata.pruned->keep)) {
     return refuse("keep", concat(request.keep), metadata.pruned->keep, " or none");
   }
-  if (!request.layer_scales.empty()) return refuse("layer_scales", "some", "none");
+  if (!request.layer_scales.empty()) {
+    return Status(Code::kInvalidArgument,
+                  concat(inputs.path, ": layer_scales: found ", request.layer_scales.size(),
+                         ", expected none: each layer was left the keys of its own budget when the "
+                         "index was pruned"));
+  }
   if (request.dense_layers > 0) {
     return refuse("dense_layers", concat(request.dense_layers), "0");
   }

@@ -155,7 +155,7 @@ TEST_F(Prune, ServesNothingElse) {
               HasSubstr("budget: found 0.3, expected 0.2 or none"));
   EXPECT_THAT(refusal(S{.selector = kH2o, .keep = 0.3}), HasSubstr("keep: found 0.3"));
   EXPECT_THAT(refusal(S{.selector = kH2o, .budget = 0.2, .layer_scales = scales}),
-              HasSubstr("layer_scales: found some"));
+              HasSubstr("layer_scales: found 3, expected none: each layer"));
   EXPECT_THAT(refusal(S{.selector = kH2o, .budget = 0.2, .dense_layers = 1}),
               HasSubstr("dense_layers: found 1"));
   EXPECT_NE(testing::open_session(pruned, testing::session_options({.selector = kH2o})), nullptr);
