@@ -65,7 +65,7 @@ class EvalProbe : public ::testing::Test {
   }
 
   static Result<PassIndexes> indexes(const IndexStore& store, int* passes = nullptr) {
-    BuildOptions build;
+    EvalBuildOptions build;
     build.threads = 1;
     build.iterations = 2;
     return PassIndexes::make(*model_, *pass_, {"kmeans"}, store, build, [&](double done) {
@@ -133,7 +133,7 @@ TEST_F(EvalProbe, KnownChangesGiveKnownErrors) {
 TEST_F(EvalProbe, LossesAreThoseOfAPlainPass) {
   Pass whole = *pass_;
   whole.views = {{"single-0", {{0, kTokens}}, {}, true}};
-  BuildOptions build;
+  EvalBuildOptions build;
   build.threads = 1;
   build.iterations = 2;
   const auto made = PassIndexes::make(*model_, whole, {"kmeans"},

@@ -1,52 +1,22 @@
 // Decoding on the GPU against the CPU backend: the same keys, the same attention.
-#include <list>
 #include <string>
 
-#include "tests/libruntime/cuda/serving.h"
+#include "tests/libruntime/cuda/blocks.h"
 
 namespace sqz::cuda {
 namespace {
 
+using test::by_budget;
 using test::cpu_session;
 using test::DeviceCall;
 using test::gpu_session;
+using test::shape;
+using test::with_thresholds;
 using testing::make_queries;
 using testing::Output;
 using testing::serve;
 using testing::Served;
 using testing::TinyIndexOptions;
-
-TinyIndexOptions shape(int64_t dim, int64_t group, std::vector<int64_t> clusters) {
-  TinyIndexOptions o;
-  o.layers = 2;
-  o.kv_heads = 3;
-  o.query_heads = o.kv_heads * group;
-  o.head_dim = dim;
-  o.tokens = 4321;
-  o.sink = 16;
-  o.tail = 100;
-  o.clusters = std::move(clusters);
-  o.seed = static_cast<uint64_t>(dim * 10 + group);
-  return o;
-}
-
-SelectionRequest with_thresholds(const std::vector<double>& thresholds, int group = 0) {
-  static std::list<std::vector<double>> kept;  // a request only points to them
-  kept.push_back(thresholds);
-  SelectionRequest request;
-  request.thresholds = kept.back().data();
-  request.levels = static_cast<int>(thresholds.size());
-  request.group = group;
-  return request;
-}
-
-SelectionRequest by_budget(double keep, int levels = 0) {
-  SelectionRequest request;
-  request.keep = keep;
-  request.rule = RuleKind::kBudget;
-  request.levels = levels;
-  return request;
-}
 
 // So many requests may share a reading of the keys, by other kernels
 // (libruntime/cuda/union_server).

@@ -1,5 +1,7 @@
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 
+#include "libruntime/kernels/cuda/common/head_dims.h"
+
 namespace sqz::cuda {
 
 template <int kDim>
@@ -15,19 +17,8 @@ Status decode_attend(const AttendParams& params, cudaStream_t stream) {
     return {Code::kUnsupported, concat("CUDA: found ", params.group,
                                        " query heads a KV head, expected 1 to ", kAttendRows)};
   }
-  switch (params.dim) {
-    case 64:
-      return launch_attend<64>(params, stream);
-    case 96:
-      return launch_attend<96>(params, stream);
-    case 128:
-      return launch_attend<128>(params, stream);
-    case 256:
-      return launch_attend<256>(params, stream);
-    default:
-      return {Code::kUnsupported,
-              concat("CUDA: found head dimension ", params.dim, ", expected 64, 96, 128 or 256")};
-  }
+  return for_dim(params.dim, no_such_dim(params.dim),
+                 [&](auto dim) { return launch_attend<dim.value>(params, stream); });
 }
 
 }  // namespace sqz::cuda

@@ -1,8 +1,7 @@
 #include "libruntime/kernels/cuda/decode_classify/kernel.h"
 
-#include <type_traits>
-
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 
 namespace sqz::cuda {
 
@@ -15,32 +14,13 @@ Status launch_classify(const ClassifyParams& params, int team, int ring, cudaStr
 
 namespace {
 
-// f(dim as a constant); `otherwise` for a dim that there is no kernel for.
-template <class T, class Function>
-T for_dim(int dim, T otherwise, const Function& f) {
-  switch (dim) {
-    case 64:
-      return f(std::integral_constant<int, 64>());
-    case 96:
-      return f(std::integral_constant<int, 96>());
-    case 128:
-      return f(std::integral_constant<int, 128>());
-    case 256:
-      return f(std::integral_constant<int, 256>());
-    default:
-      return otherwise;
-  }
-}
-
 Status check(const ClassifyParams& params) {
   const LookupParams& lookup = params.lookup;
   if (lookup.group < 1 || lookup.group > kMostGroup) {
     return {Code::kUnsupported, concat("CUDA: found ", lookup.group,
                                        " query heads a KV head, expected 1 to ", kMostGroup)};
   }
-  if (for_dim(lookup.dim, false, [](auto) { return true; })) return {};
-  return {Code::kUnsupported,
-          concat("CUDA: found head dimension ", lookup.dim, ", expected 64, 96, 128 or 256")};
+  return for_dim(lookup.dim, no_such_dim(lookup.dim), [](auto) { return Status(); });
 }
 
 int64_t bytes_of(const ClassifyParams& params, int team, int ring) {

@@ -310,11 +310,7 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   // Maximum and sum of the slice's exponentials, a row, to the first block.
   __device__ void tell_sums(float maximum, float sum) {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
-      add_sums(maximum, sum, m, l);
-    }
+    add_sums_of_lanes(maximum, sum);
     if (lane_ % 4 == 0) {
       s_.maximum[warp_][lane_ / 4] = maximum;
       s_.sum[warp_][lane_ / 4] = sum;

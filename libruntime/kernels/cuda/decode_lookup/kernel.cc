@@ -1,8 +1,7 @@
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 
-#include <type_traits>
-
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 
 namespace sqz::cuda {
 
@@ -24,28 +23,6 @@ Status check(const LookupParams& params) {
   if (params.group >= 1 && params.group <= kMostGroup) return {};
   return {Code::kUnsupported, concat("CUDA: found ", params.group,
                                      " query heads a KV head, expected 1 to ", kMostGroup)};
-}
-
-Status no_such_dim(int dim) {
-  return {Code::kUnsupported,
-          concat("CUDA: found head dimension ", dim, ", expected 64, 96, 128 or 256")};
-}
-
-// f(dim as a constant); `otherwise` for a dim that there is no kernel for.
-template <class T, class Function>
-T for_dim(int dim, T otherwise, const Function& f) {
-  switch (dim) {
-    case 64:
-      return f(std::integral_constant<int, 64>());
-    case 96:
-      return f(std::integral_constant<int, 96>());
-    case 128:
-      return f(std::integral_constant<int, 128>());
-    case 256:
-      return f(std::integral_constant<int, 256>());
-    default:
-      return otherwise;
-  }
 }
 
 int teams_at_once(const LookupParams& params, int team) {

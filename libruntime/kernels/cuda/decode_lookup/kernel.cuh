@@ -243,11 +243,7 @@ class Lookup : private LookupRules {
 
   // s_.lse[row] over the team; false if one is NaN or infinite.
   __device__ bool add_up(float maximum, float sum) {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
-      add_sums(maximum, sum, m, l);
-    }
+    add_sums_of_lanes(maximum, sum);
     __syncthreads();
     if (lane_ % 4 == 0) {
       s_.maximum[warp_][lane_ / 4] = maximum;

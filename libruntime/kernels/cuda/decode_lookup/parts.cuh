@@ -30,6 +30,15 @@ __device__ inline void add_sums(float& maximum, float& sum, float m, float l) {
   maximum = top;
 }
 
+// The sums of the four lanes that have a query row between them, into each.
+__device__ inline void add_sums_of_lanes(float& maximum, float& sum) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
+    add_sums(maximum, sum, m, l);
+  }
+}
+
 // Greater scores have greater ranks; -infinity has the least.
 __device__ inline uint32_t rank_of(float score) {
   const uint32_t bits = __float_as_uint(score);

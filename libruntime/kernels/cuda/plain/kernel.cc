@@ -1,6 +1,7 @@
 #include "libruntime/kernels/cuda/plain/kernel.h"
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 
 namespace sqz::cuda {
 
@@ -13,24 +14,9 @@ namespace {
 
 constexpr size_t kMostRows = 64;  // of a row tile
 
-Status no_such_dim(int dim) {
-  return {Code::kUnsupported,
-          concat("CUDA: found head dimension ", dim, ", expected 64, 96, 128 or 256")};
-}
-
 Status look_up_level(const PlainLookup& call, int level, cudaStream_t stream) {
-  switch (call.token.dim) {
-    case 64:
-      return launch_plain_lookup<64>(call, level, stream);
-    case 96:
-      return launch_plain_lookup<96>(call, level, stream);
-    case 128:
-      return launch_plain_lookup<128>(call, level, stream);
-    case 256:
-      return launch_plain_lookup<256>(call, level, stream);
-    default:
-      return no_such_dim(call.token.dim);
-  }
+  return for_dim(call.token.dim, no_such_dim(call.token.dim),
+                 [&](auto dim) { return launch_plain_lookup<dim.value>(call, level, stream); });
 }
 
 }  // namespace
@@ -50,18 +36,8 @@ size_t plain_attend_workspace(int multiprocessors, int dim) {
 }
 
 Status plain_attend(const PlainAttend& call, cudaStream_t stream) {
-  switch (call.params.dim) {
-    case 64:
-      return launch_plain_attend<64>(call, stream);
-    case 96:
-      return launch_plain_attend<96>(call, stream);
-    case 128:
-      return launch_plain_attend<128>(call, stream);
-    case 256:
-      return launch_plain_attend<256>(call, stream);
-    default:
-      return no_such_dim(call.params.dim);
-  }
+  return for_dim(call.params.dim, no_such_dim(call.params.dim),
+                 [&](auto dim) { return launch_plain_attend<dim.value>(call, stream); });
 }
 
 }  // namespace sqz::cuda

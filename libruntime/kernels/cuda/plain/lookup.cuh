@@ -105,12 +105,7 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const float m = __shfl_xor_sync(~0u, maximum[row], step);
-      const float l = __shfl_xor_sync(~0u, sum[row], step);
-      add_sums(maximum[row], sum[row], m, l);
-    }
+    add_sums_of_lanes(maximum[row], sum[row]);
     const int r = first + warp * 16 + 8 * row + lane / 4;
     if (r >= rows || lane % 4 != 0) continue;
     call.sums[own.row_of(p, r / p.group, r % p.group) * kPlainParts + part] =
@@ -183,12 +178,7 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
     }
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-#pragma unroll
-      for (int step = 1; step <= 2; step *= 2) {
-        const float m = __shfl_xor_sync(~0u, maximum[row], step);
-        const float l = __shfl_xor_sync(~0u, sum[row], step);
-        add_sums(maximum[row], sum[row], m, l);
-      }
+      add_sums_of_lanes(maximum[row], sum[row]);
       const bool any = call.policy == PrefillGroup::kAny;
       const float mean = maximum[row] + log2f(sum[row]) - log2f(static_cast<float>(rows));
       if (sum[row] > 0) score[row] = fmaxf(score[row], any ? maximum[row] : mean);

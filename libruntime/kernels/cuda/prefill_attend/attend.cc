@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
 
 namespace sqz::cuda {
@@ -12,16 +13,7 @@ namespace {
 using namespace prefill;
 
 int32_t tile_keys(int32_t dim) {
-  switch (dim) {
-    case 64:
-      return kTileKeys<64>;
-    case 96:
-      return kTileKeys<96>;
-    case 128:
-      return kTileKeys<128>;
-    default:
-      return kTileKeys<256>;
-  }
+  return for_dim(dim, kTileKeys<256>, [](auto known) { return kTileKeys<known.value>; });
 }
 
 // Sets the capacities and, where `base` is not null, the pointers. Returns the bytes used.
@@ -60,16 +52,9 @@ AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
 template <class T>
 Status launch(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
               cudaStream_t stream) {
-  switch (params.dim) {
-    case 64:
-      return launch_attend<T, 64>(params, call, multiprocessors, stream);
-    case 96:
-      return launch_attend<T, 96>(params, call, multiprocessors, stream);
-    case 128:
-      return launch_attend<T, 128>(params, call, multiprocessors, stream);
-    default:
-      return launch_attend<T, 256>(params, call, multiprocessors, stream);
-  }
+  return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
+    return launch_attend<T, dim.value>(params, call, multiprocessors, stream);
+  });
 }
 
 }  // namespace

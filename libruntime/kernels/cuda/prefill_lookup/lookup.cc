@@ -5,6 +5,7 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/prefill_lookup/kernel.h"
 
 namespace sqz::cuda {
@@ -51,16 +52,9 @@ int64_t cut_workspace(LookupParams& params, uint8_t* base) {
 template <class T>
 Status launch(const LookupParams& params, const PrefillLookup& call, int multiprocessors,
               cudaStream_t stream) {
-  switch (params.dim) {
-    case 64:
-      return launch_lookup_passes<T, 64>(params, call, multiprocessors, stream);
-    case 96:
-      return launch_lookup_passes<T, 96>(params, call, multiprocessors, stream);
-    case 128:
-      return launch_lookup_passes<T, 128>(params, call, multiprocessors, stream);
-    default:
-      return launch_lookup_passes<T, 256>(params, call, multiprocessors, stream);
-  }
+  return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
+    return launch_lookup_passes<T, dim.value>(params, call, multiprocessors, stream);
+  });
 }
 
 }  // namespace

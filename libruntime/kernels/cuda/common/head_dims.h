@@ -1,0 +1,32 @@
+// The head dimensions that there are kernels for, made constants.
+#pragma once
+
+#include <type_traits>
+
+#include "formats/base/status.h"
+
+namespace sqz::cuda {
+
+// f(std::integral_constant<int, dim>()); `otherwise` for a dim that there is no kernel for.
+template <class T, class Function>
+T for_dim(int dim, T otherwise, const Function& f) {
+  switch (dim) {
+    case 64:
+      return f(std::integral_constant<int, 64>());
+    case 96:
+      return f(std::integral_constant<int, 96>());
+    case 128:
+      return f(std::integral_constant<int, 128>());
+    case 256:
+      return f(std::integral_constant<int, 256>());
+    default:
+      return otherwise;
+  }
+}
+
+inline Status no_such_dim(int dim) {
+  return {Code::kUnsupported,
+          concat("CUDA: found head dimension ", dim, ", expected 64, 96, 128 or 256")};
+}
+
+}  // namespace sqz::cuda
