@@ -287,6 +287,9 @@ TEST_F(Saap, RefusesWhatItCannotServe) {
     Queries q = queries(2, 3);
     q.before[5] = std::nanf("");
     EXPECT_EQ(select(*session, q, false, true).status().code(), Code::kNumeric);
+    // Numbers whose products are none.
+    std::fill(q.before.begin(), q.before.end(), 3e38f);
+    EXPECT_EQ(select(*session, q, false, true).status().code(), Code::kNumeric);
   }
 }
 
