@@ -17,6 +17,7 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_waves.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/plain_server.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/union_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode_classify/weights.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/gather_cache/kernel.cu

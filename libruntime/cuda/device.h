@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -78,6 +79,15 @@ class Layout {
   uintptr_t base_;
   size_t used_ = 0;
 };
+
+// How many of what a layout grows with, 1 to `most`, `bytes` have room for; layout_bytes(n) tells
+// the size of the whole layout with n of them.
+template <class LayoutBytes>
+int64_t wave_size(int64_t bytes, int64_t most, LayoutBytes&& layout_bytes) {
+  const auto one = static_cast<int64_t>(layout_bytes(1));
+  const auto each = static_cast<int64_t>(layout_bytes(2)) - one;
+  return std::clamp<int64_t>(bytes / std::max<int64_t>(each, 1), 1, most);
+}
 
 class Stream {
  public:

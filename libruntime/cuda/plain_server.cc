@@ -1,17 +1,16 @@
 #include "libruntime/cuda/plain_server.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numbers>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
 
 namespace sqz::cuda {
 namespace {
 
 constexpr int64_t kWaveBytes = int64_t{64} << 20;  // of what grows with the blocks of a wave
-constexpr int kScopes = 2;
 
 }  // namespace
 
@@ -71,32 +70,17 @@ size_t PlainServer::lay_out(void* base) {
 }
 
 Status PlainServer::allocate() {
-  wave_blocks_ = 1;
-  const size_t one = lay_out(nullptr);
-  wave_blocks_ = 2;
-  const auto each = static_cast<int64_t>(lay_out(nullptr) - one);
-  wave_blocks_ = std::clamp<int64_t>(kWaveBytes / std::max<int64_t>(each, 1), 1,
-                                     waves_.usual(setup_.max_tokens));
+  wave_blocks_ = wave_size(kWaveBytes, waves_.usual(setup_.max_tokens), [&](int64_t blocks) {
+    wave_blocks_ = blocks;
+    return lay_out(nullptr);
+  });
   const size_t bytes = lay_out(nullptr);
   SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
   lay_out(memory_.data());
   // Lists have an entry beyond their last run, which is read with them.
   SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
-  return wanted_ == nullptr || setup_.plan->shares.empty() ? Status() : fill_wanted();
-}
-
-Status PlainServer::fill_wanted() {
-  const int64_t heads = setup_.index->metadata().model.kv_heads;
-  std::vector<uint32_t> wanted;
-  for (const auto& shares : setup_.plan->shares) {
-    for (int64_t i = 0; i < std::ssize(setup_.lookups) * heads; ++i) {
-      const auto slots = static_cast<double>(setup_.index->layers[i / heads].slots);
-      wanted.push_back(static_cast<uint32_t>(std::llround(shares[i] * slots)));
-    }
-  }
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
-  return {};
+  if (wanted_ == nullptr) return {};
+  return upload_wanted_keys(*setup_.plan, *setup_.index, wanted_);
 }
 
 PlainEstimates PlainServer::estimates_of(int64_t layer) const {

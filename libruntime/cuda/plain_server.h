@@ -48,7 +48,6 @@ class PlainServer {
   explicit PlainServer(const PlainSetup& setup);
   Status allocate();
   size_t lay_out(void* base);
-  Status fill_wanted();
   Status look_up(const AttendCall& call, const BlockWave& wave, unsigned long long* counters);
   PlainEstimates estimates_of(int64_t layer) const;
 

@@ -1,10 +1,10 @@
 #include "libruntime/cuda/prefill_server.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "libruntime/cuda/cache_source.h"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
 #include "libruntime/kernels/cuda/gather_cache/kernel.h"
 
@@ -12,7 +12,6 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int64_t kWaveBytes = int64_t{512} << 20;  // of what grows with the blocks of a wave
-constexpr int kScopes = 2;
 
 }  // namespace
 
@@ -96,29 +95,14 @@ size_t PrefillServer::lay_out(void* base) {
 }
 
 Status PrefillServer::allocate() {
-  wave_blocks_ = 1;
-  const size_t one = lay_out(nullptr);
-  wave_blocks_ = 2;
-  const auto each = static_cast<int64_t>(lay_out(nullptr) - one);
-  wave_blocks_ = std::clamp<int64_t>(kWaveBytes / std::max<int64_t>(each, 1), 1,
-                                     waves_.usual(setup_.max_tokens));
+  wave_blocks_ = wave_size(kWaveBytes, waves_.usual(setup_.max_tokens), [&](int64_t blocks) {
+    wave_blocks_ = blocks;
+    return lay_out(nullptr);
+  });
   SQZ_RETURN_IF_ERROR(memory_.reserve(lay_out(nullptr)));
   lay_out(memory_.data());
-  const SelectionPlan& plan = *setup_.plan;
-  if (wanted_ == nullptr || plan.shares.empty()) return {};
-  std::vector<uint32_t> wanted;
-  const int64_t heads = setup_.index->metadata().model.kv_heads;
-  for (int scope = 0; scope < kScopes; ++scope) {
-    for (int64_t i = 0; i < std::ssize(setup_.index->layers) * heads; ++i) {
-      const LayerView& view = setup_.index->layers[static_cast<size_t>(i / heads)];
-      const double share = plan.shares[static_cast<size_t>(scope)][static_cast<size_t>(i)];
-      wanted.push_back(
-          static_cast<uint32_t>(std::llround(share * static_cast<double>(view.slots))));
-    }
-  }
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
-  return {};
+  if (wanted_ == nullptr) return {};
+  return upload_wanted_keys(*setup_.plan, *setup_.index, wanted_);
 }
 
 PrefillLevel PrefillServer::level_of(int64_t layer, int level) const {

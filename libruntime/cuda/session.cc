@@ -44,16 +44,9 @@ Status CudaSession::check_call(const AttendCall& call) const {
   // What is read without a lookup is the same for every token.
   if (!selects(call.layer) || static_ != nullptr || is_ideal()) return {};
   if (selector_ == SelectorKind::kSqueezed && plain_ != nullptr) return {};
-  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
-  for (int64_t r = 0; r < requests; ++r) {
-    const int64_t tokens =
-        call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
-    if (tokens > 1) {
-      return unsupported_on_gpu("found a request with several query tokens",
-                                "one token a request, or selector squeezed");
-    }
-  }
-  return {};
+  if (!has_blocks(call)) return {};
+  return unsupported_on_gpu("found a request with several query tokens",
+                            "one token a request, or selector squeezed");
 }
 
 LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,

@@ -52,7 +52,7 @@ class CudaSession final : public ServingSession {
   Status create_union();
   Status create_servers_of_blocks(const SelectionRequest& request);
   void set_levels(int64_t layer, const SelectionRequest& request);
-  std::vector<uint32_t> wanted_keys(const SelectionRequest& request) const;
+  std::vector<uint32_t> wanted(const SelectionRequest& request) const;  // [layers, Hkv]
   size_t lay_out(void* base);
 
   bool selects(int64_t layer) const;

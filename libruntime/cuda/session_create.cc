@@ -2,10 +2,10 @@
 #include "libruntime/cuda/session.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numbers>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/static_selection.h"
@@ -191,25 +191,17 @@ void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
   }
 }
 
-std::vector<uint32_t> CudaSession::wanted_keys(const SelectionRequest& request) const {
-  const int64_t heads = index_->metadata().model.kv_heads;
-  std::vector<uint32_t> wanted(static_cast<size_t>(heads) * lookups_.size());
-  std::vector<int64_t> keys;  // of each layer
-  if (request.selector == SelectorKind::kQuest && !plan_.dense) {
-    keys = layer_keys(plan_, first_sparse(index_->layers)->slots);
+std::vector<uint32_t> CudaSession::wanted(const SelectionRequest& request) const {
+  if (!plan_.shares.empty()) return wanted_keys(plan_, 0, *index_);
+  const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
+  std::vector<uint32_t> counts(heads * lookups_.size());
+  if (request.selector != SelectorKind::kQuest || plan_.dense) return counts;
+  const std::vector<int64_t> keys = layer_keys(plan_, first_sparse(index_->layers)->slots);
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (!selects(static_cast<int64_t>(i / heads))) continue;
+    counts[i] = static_cast<uint32_t>(keys[i / heads] / index_->layers[i / heads].page_size);
   }
-  for (int64_t i = 0; i < std::ssize(wanted); ++i) {
-    const LayerView& view = index_->layers[static_cast<size_t>(i / heads)];
-    auto& count = wanted[static_cast<size_t>(i)];
-    if (!selects(i / heads)) continue;
-    if (request.selector == SelectorKind::kQuest) {
-      count = static_cast<uint32_t>(keys[static_cast<size_t>(i / heads)] / view.page_size);
-    } else if (!plan_.shares.empty()) {
-      const double share = plan_.shares[0][static_cast<size_t>(i)];
-      count = static_cast<uint32_t>(std::llround(share * static_cast<double>(view.slots)));
-    }
-  }
-  return wanted;
+  return counts;
 }
 
 // Everything of one session; from null it only counts.
@@ -258,19 +250,19 @@ size_t CudaSession::lay_out(void* base) {
 }
 
 Status CudaSession::allocate(const SelectionRequest& request) {
-  const int64_t fixed = static_cast<int64_t>(lay_out(nullptr));
-  wave_ = 2;
-  const int64_t each = std::max<int64_t>(static_cast<int64_t>(lay_out(nullptr)) - fixed, 1);
   const int64_t most = std::min<int64_t>(kMostPairs / index_->metadata().model.kv_heads,
                                          is_saap() ? kClassifyRequests : kMostPairs);
-  wave_ = std::clamp<int64_t>(kWaveBytes / each, 1, std::min(max_tokens_, most));
+  wave_ = wave_size(kWaveBytes, std::min(max_tokens_, most), [&](int64_t requests) {
+    wave_ = requests;
+    return lay_out(nullptr);
+  });
   const size_t bytes = lay_out(nullptr);
   SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
   lay_out(memory_.data());
   SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
-  const std::vector<uint32_t> wanted = wanted_keys(request);
+  const std::vector<uint32_t> counts = wanted(request);
   SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(wanted_, wanted.data(), wanted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+      cudaMemcpy(wanted_, counts.data(), counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
   if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
   if (is_saap() && !plan_.dense) {
     SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(*index_, *uploaded_, lookups_));

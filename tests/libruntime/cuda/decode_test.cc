@@ -53,11 +53,7 @@ Tally compare(const Served& served, const SelectionRequest& selection, int64_t r
     const auto found = gpu->totals(layer);
     EXPECT_TRUE(found.ok());
     const Counters want = cpu->counters(layer);
-    EXPECT_EQ(found->selections, want.selections);
-    EXPECT_EQ(found->keys_read, want.keys_read);
-    EXPECT_EQ(found->keys_possible, want.keys_possible);
-    EXPECT_EQ(found->bytes_read, want.bytes_read);
-    EXPECT_EQ(found->bytes_dense, want.bytes_dense);
+    test::expect_same_counters(*found, want);
     read += found->keys_read;
     possible += found->keys_possible;
 

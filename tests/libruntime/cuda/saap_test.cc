@@ -179,11 +179,7 @@ double compare(const Served& served, double share, int64_t requests, DType dtype
   const auto found = gpu->totals(1);
   EXPECT_TRUE(found.ok());
   const Counters want = cpu->counters(1);
-  EXPECT_EQ(found->selections, want.selections);
-  EXPECT_EQ(found->keys_read, want.keys_read);
-  EXPECT_EQ(found->keys_possible, want.keys_possible);
-  EXPECT_EQ(found->bytes_read, want.bytes_read);
-  EXPECT_EQ(found->bytes_dense, want.bytes_dense);
+  test::expect_same_counters(*found, want);
   EXPECT_TRUE(test::same_runs(test::runs_of(*gpu, calls.gpu()), test::runs_of(*cpu, calls.cpu())));
   return static_cast<double>(found->keys_read) / static_cast<double>(found->keys_possible);
 }

@@ -149,6 +149,14 @@ inline std::vector<std::vector<KeyRun>> runs_of(ServingSession& session, const A
   return out;
 }
 
+inline void expect_same_counters(const Counters& found, const Counters& expected) {
+  EXPECT_EQ(found.selections, expected.selections);
+  EXPECT_EQ(found.keys_read, expected.keys_read);
+  EXPECT_EQ(found.keys_possible, expected.keys_possible);
+  EXPECT_EQ(found.bytes_read, expected.bytes_read);
+  EXPECT_EQ(found.bytes_dense, expected.bytes_dense);
+}
+
 inline bool same_runs(const std::vector<std::vector<KeyRun>>& a,
                       const std::vector<std::vector<KeyRun>>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
