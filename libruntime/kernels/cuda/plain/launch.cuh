@@ -8,6 +8,7 @@
 #include "libruntime/kernels/cuda/plain/choose.h"
 #include "libruntime/kernels/cuda/plain/lookup.cuh"
 #include "libruntime/kernels/cuda/plain/merge.h"
+#include "libruntime/kernels/cuda/plain/pages.cuh"
 
 namespace sqz::cuda {
 
@@ -27,9 +28,29 @@ size_t plain_bytes(int rows, int others, bool wide) {
 }
 
 template <int kDim>
+Status launch_plain_pages(const PlainLookup& call, cudaStream_t stream) {
+  using Tile = PlainTile<kDim>;
+  const LookupParams& p = call.token;
+  const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
+  if (call.policy != PrefillGroup::kAny) {
+    const int rows = call.policy == PrefillGroup::kMax ? p.group : 1;
+    SQZ_RETURN_IF_ERROR(
+        launch_plain(plain_parts_kernel<kDim>, pairs * rows, kPartThreads, 0, stream, call));
+  }
+  const int page_tiles = (p.level[0].clusters + Tile::kRows - 1) / Tile::kRows;
+  SQZ_RETURN_IF_ERROR(launch_plain(p.dtype == DType::kBF16 ? plain_bounds_kernel<Bf16, kDim>
+                                                           : plain_bounds_kernel<F16, kDim>,
+                                   pairs * page_tiles, Tile::kThreads,
+                                   plain_bytes<kDim>(2 * kPageStream, 2 * Tile::kRows, true),
+                                   stream, call, page_tiles));
+  return plain_choose(call, 0, stream);
+}
+
+template <int kDim>
 Status launch_plain_lookup(const PlainLookup& call, int level, cudaStream_t stream) {
   using Tile = PlainTile<kDim>;
   const LookupParams& p = call.token;
+  if (p.pages) return launch_plain_pages<kDim>(call, stream);
   const bool bf16 = p.dtype == DType::kBF16, wide = p.q_dtype != p.dtype;
   const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
   const int row_tiles = (call.blocks.block_tokens * p.group + Tile::kRows - 1) / Tile::kRows;
