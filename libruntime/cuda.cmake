@@ -11,7 +11,7 @@ foreach(kernel decode_lookup decode_attend decode_classify plain)
 endforeach()
 
 add_library(sqz_runtime_cuda STATIC
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_blocks.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/device.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/device_index.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/merge.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session_create.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc
@@ -19,6 +19,10 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/union_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/kernel.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/product.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/queries.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/shares.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode_classify/weights.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/gather_cache/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu

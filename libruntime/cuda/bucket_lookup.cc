@@ -57,8 +57,8 @@ Status BucketLookup::look_up(const AttendCall& call, int64_t first, const Lookup
     params.lookup.q = static_cast<const std::byte*>(call.q_before_rope) +
                       first * model.query_heads * model.head_dim * dtype_size(call.dtype);
   } else {
-    params.frequencies = static_cast<const float*>(frequencies_.data());
-    params.shrink = rope_.shrink();
+    params.frequencies = frequencies();
+    params.shrink = shrink();
     std::transform(call.positions + first, call.positions + first + lookup.requests,
                    params.positions, [](int64_t position) { return static_cast<float>(position); });
   }

@@ -28,9 +28,13 @@ class BucketLookup {
   Status look_up(const AttendCall& call, int64_t first, const LookupParams& lookup,
                  int multiprocessors) const;
 
+  // A layer's network; queries are taken to be before RoPE.
+  ClassifyParams params_of(int64_t layer, const LookupParams& lookup) const;
+  const float* frequencies() const { return static_cast<const float*>(frequencies_.data()); }
+  float shrink() const { return rope_.shrink(); }
+
  private:
   BucketLookup(const ServedIndex& index, const DeviceIndex& uploaded);
-  ClassifyParams params_of(int64_t layer, const LookupParams& lookup) const;
 
   const ServedIndex& index_;
   const DeviceIndex& uploaded_;

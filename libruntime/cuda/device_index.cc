@@ -117,6 +117,7 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.buckets = view.buckets;
     if (view.buckets > 0) {
       out.bucket_offsets = place.take(l, view.bucket_offsets, heads * (view.buckets + 1) * 4);
+      out.bucket_sizes = place.take(l, table.bucket_sizes);
       out.classifier = place_classifier(view, table, l, place);
     }
     out.slots = view.slots;

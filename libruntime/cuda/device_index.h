@@ -39,6 +39,7 @@ struct DeviceLayer {
   const uint32_t* page_offsets = nullptr;    // [Hkv, P + 1]: first slot of each page
   int64_t buckets = 0;                       // C; 0 = none
   const uint32_t* bucket_offsets = nullptr;  // [Hkv, C + 1]
+  const uint32_t* bucket_sizes = nullptr;    // [Hkv, C]
   DeviceClassifier classifier;
   int64_t slots = 0;                    // M
   const uint32_t* positions = nullptr;  // [Hkv, M]

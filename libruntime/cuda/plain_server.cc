@@ -44,8 +44,13 @@ size_t PlainServer::lay_out(void* base) {
   if (width == 0) return layout.used();
   const int64_t tokens =
       std::min(setup_.max_tokens, wave_blocks_ * waves_.block_tokens(setup_.max_tokens));
-  lookup_.sums = layout.take<float2>(tokens * model.query_heads * kPlainParts);
-  lookup_.lse = layout.take<float>(tokens * model.query_heads);
+  if (setup_.lookups[0].pages) {
+    const int64_t rows = setup_.group == PrefillGroup::kMax ? model.group_size() : 1;
+    lookup_.parts = layout.take<float>(pairs * rows * 2 * model.head_dim);
+  } else if (setup_.buckets == nullptr) {
+    lookup_.sums = layout.take<float2>(tokens * model.query_heads * kPlainParts);
+    lookup_.lse = layout.take<float>(tokens * model.query_heads);
+  }
   lookup_.scores = layout.take<float>(pairs * width);
   lookup_.state = layout.take<uint2>(pairs);
   lookup_.faults = layout.take<uint32_t>(pairs);
@@ -119,6 +124,7 @@ Status PlainServer::look_up(const AttendCall& call, const BlockWave& wave,
   }
   lookup.blocks = wave.blocks;
   lookup.policy = setup_.group;
+  if (setup_.buckets != nullptr) return setup_.buckets->look_up(call, wave, lookup);
   return plain_lookup(lookup, static_cast<cudaStream_t>(call.stream));
 }
 

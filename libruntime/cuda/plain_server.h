@@ -6,6 +6,7 @@
 #include <span>
 
 #include "libruntime/cuda/block_waves.h"
+#include "libruntime/cuda/bucket_blocks.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
 #include "libruntime/kernels/cuda/plain/kernel.h"
@@ -22,9 +23,10 @@ struct PlainSetup {
   PrefillGroup group = PrefillGroup::kMean;
   // Of the layers, as for decoding: without levels where none is looked up.
   std::span<const LookupParams> lookups;
-  bool selects = true;    // by lookups; false: no layer does
-  bool estimate = false;  // what is looked up but not chosen
-  int64_t block = 0;      // tokens that share a selection; 0 = all of a request
+  bool selects = true;                    // by lookups; false: no layer does
+  const BucketBlocks* buckets = nullptr;  // of the selector saap; else null
+  bool estimate = false;                  // what is looked up but not chosen
+  int64_t block = 0;                      // tokens that share a selection; 0 = all of a request
   int64_t max_tokens = 0;
   int multiprocessors = 0;
 };

@@ -24,14 +24,14 @@ bool has_blocks(const AttendCall& call) {
 // The selector ideal selects for each token by itself, as decoding does.
 bool CudaSession::uses_prefill(const AttendCall& call) const {
   return prefill_ != nullptr && has_blocks(call) && prefill_->serves(call) &&
-         !(selects(call.layer) && (lookups_[static_cast<size_t>(call.layer)].pages || is_ideal() ||
-                                   is_saap() || estimate_));
+         (!selects(call.layer) || static_ != nullptr ||
+          (selector_ == SelectorKind::kSqueezed && !estimate_));
 }
 
 bool CudaSession::uses_plain(const AttendCall& call) const {
   if (estimate_ && selects(call.layer)) return true;
   return plain_ != nullptr && has_blocks(call) && !uses_prefill(call) &&
-         (!selects(call.layer) || static_ != nullptr || selector_ == SelectorKind::kSqueezed);
+         !(selects(call.layer) && is_ideal());
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
@@ -41,12 +41,11 @@ Status CudaSession::check_call(const AttendCall& call) const {
   if (selects(call.layer) && buckets_ != nullptr) {
     SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
   }
+  if (plain_ != nullptr || !has_blocks(call)) return {};
   // What is read without a lookup is the same for every token.
   if (!selects(call.layer) || static_ != nullptr || is_ideal()) return {};
-  if (selector_ == SelectorKind::kSqueezed && plain_ != nullptr) return {};
-  if (!has_blocks(call)) return {};
   return unsupported_on_gpu("found a request with several query tokens",
-                            "one token a request, or selector squeezed");
+                            "one token a request, as options.max_request_tokens says");
 }
 
 LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "libruntime/cuda/bucket_blocks.h"
 #include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
@@ -52,7 +53,6 @@ class CudaSession final : public ServingSession {
   Status create_union();
   Status create_servers_of_blocks(const SelectionRequest& request);
   void set_levels(int64_t layer, const SelectionRequest& request);
-  std::vector<uint32_t> wanted(const SelectionRequest& request) const;  // [layers, Hkv]
   size_t lay_out(void* base);
 
   bool selects(int64_t layer) const;
@@ -84,7 +84,9 @@ class CudaSession final : public ServingSession {
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
   int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read
   std::vector<LookupParams> lookups_;  // by layer, without what a call brings
-  std::unique_ptr<BucketLookup> buckets_;  // of the selector saap; else null
+  // Of the selector saap, the second if requests have several tokens; else null.
+  std::unique_ptr<BucketLookup> buckets_;
+  std::unique_ptr<BucketBlocks> bucket_blocks_;
   TogetherPlan together_;
   std::unique_ptr<UnionServer> union_;  // null: every request reads its own
   DeviceMemory memory_;

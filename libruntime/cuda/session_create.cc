@@ -6,7 +6,6 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/wanted_keys.h"
-#include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/static_selection.h"
 
@@ -167,6 +166,7 @@ void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
   if (is_saap()) {
     to.levels = 1;
     to.level[0].offsets = from.bucket_offsets;
+    to.level[0].sizes = from.bucket_sizes;
     to.level[0].clusters = static_cast<int32_t>(from.buckets);
     return;
   }
@@ -189,19 +189,6 @@ void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
                    .clusters = static_cast<int32_t>(level.clusters),
                    .threshold = plan_.log_threshold(0, layer, k) * kLog2E};
   }
-}
-
-std::vector<uint32_t> CudaSession::wanted(const SelectionRequest& request) const {
-  if (!plan_.shares.empty()) return wanted_keys(plan_, 0, *index_);
-  const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
-  std::vector<uint32_t> counts(heads * lookups_.size());
-  if (request.selector != SelectorKind::kQuest || plan_.dense) return counts;
-  const std::vector<int64_t> keys = layer_keys(plan_, first_sparse(index_->layers)->slots);
-  for (size_t i = 0; i < counts.size(); ++i) {
-    if (!selects(static_cast<int64_t>(i / heads))) continue;
-    counts[i] = static_cast<uint32_t>(keys[i / heads] / index_->layers[i / heads].page_size);
-  }
-  return counts;
 }
 
 // Everything of one session; from null it only counts.
@@ -260,7 +247,7 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
   lay_out(memory_.data());
   SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
-  const std::vector<uint32_t> counts = wanted(request);
+  const std::vector<uint32_t> counts = wanted_keys(plan_, 0, *index_);
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(wanted_, counts.data(), counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
   if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
@@ -279,7 +266,7 @@ Status CudaSession::allocate(const SelectionRequest& request) {
 }
 
 Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
-  const bool selects = !plan_.dense && selector_ == SelectorKind::kSqueezed;
+  const bool selects = !plan_.dense && static_ == nullptr && !is_ideal();
   const auto group = static_cast<PrefillGroup>(request.group);
   if (hopper_ && max_request_tokens_ > 1) {
     const PrefillSetup setup = {.index = index_.get(),
@@ -288,11 +275,15 @@ Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
                                 .group = group,
                                 .known = static_.get(),
                                 .exact_skipped = exact_skipped_,
-                                .selects = selects,
+                                .selects = selects && selector_ == SelectorKind::kSqueezed,
                                 .block = block_,
                                 .max_tokens = max_tokens_,
                                 .multiprocessors = multiprocessors_};
     SQZ_ASSIGN_OR_RETURN(prefill_, PrefillServer::create(setup));
+  }
+  if (buckets_ != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(bucket_blocks_, BucketBlocks::create(*buckets_, index_->metadata().model,
+                                                              lookups_, max_tokens_));
   }
   SQZ_ASSIGN_OR_RETURN(plain_, PlainServer::create({.index = index_.get(),
                                                     .uploaded = uploaded_.get(),
@@ -300,6 +291,7 @@ Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
                                                     .group = group,
                                                     .lookups = lookups_,
                                                     .selects = selects,
+                                                    .buckets = bucket_blocks_.get(),
                                                     .estimate = estimate_,
                                                     .block = block_,
                                                     .max_tokens = max_tokens_,

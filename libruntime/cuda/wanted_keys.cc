@@ -3,13 +3,33 @@
 #include <cmath>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/select/layer_spread.h"
 
 namespace sqz::cuda {
+namespace {
+
+void count_pages(const SelectionPlan& plan, const ServedIndex& index,
+                 std::vector<uint32_t>& wanted) {
+  const LayerView* sparse = first_sparse(index.layers);
+  if (plan.dense || sparse == nullptr || sparse->pages == 0) return;
+  const auto heads = static_cast<size_t>(sparse->kv_heads);
+  const std::vector<int64_t> keys = layer_keys(plan, sparse->slots);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!plan.selects(static_cast<int64_t>(i / heads))) continue;
+    wanted[i] = static_cast<uint32_t>(keys[i / heads] / index.layers[i / heads].page_size);
+  }
+}
+
+}  // namespace
 
 std::vector<uint32_t> wanted_keys(const SelectionPlan& plan, int scope, const ServedIndex& index) {
   const auto heads = static_cast<size_t>(index.metadata().model.kv_heads);
-  const std::vector<float>& shares = plan.shares[static_cast<size_t>(scope)];
   std::vector<uint32_t> wanted(index.layers.size() * heads);
+  if (plan.shares.empty()) {
+    count_pages(plan, index, wanted);
+    return wanted;
+  }
+  const std::vector<float>& shares = plan.shares[static_cast<size_t>(scope)];
   for (size_t i = 0; i < wanted.size(); ++i) {
     const auto slots = static_cast<double>(index.layers[i / heads].slots);
     wanted[i] = static_cast<uint32_t>(std::llround(shares[i] * slots));
@@ -18,7 +38,6 @@ std::vector<uint32_t> wanted_keys(const SelectionPlan& plan, int scope, const Se
 }
 
 Status upload_wanted_keys(const SelectionPlan& plan, const ServedIndex& index, uint32_t* wanted) {
-  if (plan.shares.empty()) return {};
   for (int scope = 0; scope < kScopes; ++scope) {
     const std::vector<uint32_t> keys = wanted_keys(plan, scope, index);
     SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(wanted + static_cast<size_t>(scope) * keys.size(),

@@ -1,0 +1,169 @@
+// An index of buckets with a query classifier on both backends, and calls that tell what queries
+// were before RoPE.
+#pragma once
+
+#include "formats/base/dtype.h"
+#include "libruntime/rope.h"
+#include "tests/common/tiny_buckets.h"
+#include "tests/libruntime/cuda/serving.h"
+
+namespace sqz::cuda::test {
+
+inline constexpr int64_t kBucketTokens = 4321;  // of the context
+
+struct NetworkShape {
+  int64_t dim = 128, group = 4, heads = 3, buckets = 53, hidden = 64, empty = 1;
+  bool rounded = true;  // weights are float16 numbers, so that both backends have the same ones
+};
+
+inline void scale(std::vector<float>& weights, double by, bool rounded) {
+  for (float& w : weights) {
+    w = static_cast<float>(w * by);
+    if (rounded) w = to_float(to_float16(w));
+  }
+}
+
+inline QmodelFile network(const NetworkShape& s) {
+  testing::TinyQmodelOptions o;
+  o.query_heads = s.heads * s.group;
+  o.kv_heads = s.heads;
+  o.head_dim = s.dim;
+  o.buckets = s.buckets;
+  o.hidden = s.hidden;
+  o.seed = static_cast<uint64_t>(s.dim + s.group + s.buckets);
+  QmodelFile q = testing::tiny_qmodel(o);
+  for (QmodelLayer& layer : q.layers) {
+    scale(layer.hidden_weight, 1 / std::sqrt(static_cast<double>(s.dim)), s.rounded);
+    scale(layer.output_weight, 2 / std::sqrt(static_cast<double>(s.hidden)), s.rounded);
+  }
+  return q;
+}
+
+inline Served serve_network(const QmodelFile& qmodel, int64_t empty = 1) {
+  const testing::TemporaryDirectory dir;
+  const auto written =
+      testing::write_tiny_buckets(dir.file("x.sqz"), qmodel, kBucketTokens, Env::posix(), empty);
+  EXPECT_TRUE(written.ok()) << written.status().message();
+  auto file = SqzFile::open(dir.file("x.sqz"), OpenMode::kRead);
+  EXPECT_TRUE(file.ok()) << file.status().message();
+  auto index = make_served_index(*file);
+  EXPECT_TRUE(index.ok()) << index.status().message();
+  Served served;
+  served.index = *index;
+  served.options.query_heads = qmodel.model.query_heads;
+  served.options.kv_heads = qmodel.model.kv_heads;
+  served.options.head_dim = qmodel.model.head_dim;
+  return served;
+}
+
+inline Served serve_network(const NetworkShape& s) {
+  return serve_network(network(s), s.empty);
+}
+
+inline SelectionRequest keep_buckets(double share) {
+  SelectionRequest request;
+  request.selector = SelectorKind::kSaap;
+  request.keep = share;
+  return request;
+}
+
+// Of tokens at positions kBucketTokens, kBucketTokens + 7, ...; [T, Hq, d] before RoPE and after
+// it.
+struct BucketQueries {
+  std::vector<float> before, after;
+  std::vector<int64_t> positions;
+};
+
+inline BucketQueries bucket_queries(const Served& served, int64_t tokens, uint64_t seed) {
+  const ModelDescription& model = served.index->metadata().model;
+  const int64_t dim = model.head_dim, heads = model.query_heads;
+  BucketQueries q;
+  q.before = testing::Random(seed).normals(tokens * heads * dim);
+  q.after = q.before;
+  const auto frequencies = rope_frequencies(model.rope, dim);
+  for (int64_t row = 0; row < tokens * heads; ++row) {
+    if (row % heads == 0) q.positions.push_back(kBucketTokens + 7 * (row / heads));
+    float* x = q.after.data() + row * dim;
+    for (int64_t i = 0; i < dim / 2; ++i) {
+      const double angle = static_cast<double>(q.positions.back()) * double{frequencies[i]};
+      const double a = x[i], b = x[i + dim / 2];
+      x[i] = static_cast<float>(a * std::cos(angle) - b * std::sin(angle));
+      x[i + dim / 2] = static_cast<float>(b * std::cos(angle) + a * std::sin(angle));
+    }
+  }
+  return q;
+}
+
+enum class Given { kBefore, kPositions };
+
+// A call on both backends whose memory stays.
+class BucketCalls {
+ public:
+  // Requests of these lengths.
+  BucketCalls(const Served& served, const std::vector<int64_t>& lengths, DType dtype, Given given)
+      : BucketCalls(served, std::accumulate(lengths.begin(), lengths.end(), int64_t{0}), dtype,
+                    given) {
+    indptr_.assign(1, 0);
+    for (const int64_t length : lengths) indptr_.push_back(indptr_.back() + length);
+    gpu_.call.indptr = indptr_.data();
+    gpu_.call.requests = std::ssize(lengths);
+  }
+  BucketCalls(const Served& served, int64_t requests, DType dtype, Given given)
+      : served_(served),
+        dtype_(dtype),
+        given_(given),
+        gpu_(served, 1, requests, dtype),
+        before_(static_cast<size_t>(requests * row() * dtype_size(dtype))) {}
+
+  void set(const BucketQueries& q, cudaStream_t stream = nullptr) {
+    queries_ = q;
+    host_before_ = testing::stored(dtype_, q.before);
+    gpu_.set_queries(q.after, stream);
+    ASSERT_EQ(cudaMemcpyAsync(before_.get(), host_before_.data(), host_before_.size(),
+                              cudaMemcpyHostToDevice, stream),
+              cudaSuccess);
+    if (given_ == Given::kBefore) gpu_.call.q_before_rope = before_.get();
+    if (given_ == Given::kPositions) gpu_.call.positions = queries_.positions.data();
+  }
+
+  AttendCall& gpu() { return gpu_.call; }
+  Output output() const { return gpu_.output(); }
+
+  Output expected(Session& session) {
+    const auto tokens = std::ssize(queries_.positions);
+    host_q_ = testing::stored(dtype_, queries_.after);
+    std::vector<std::byte> out(host_q_.size());
+    Output output;
+    output.lse.resize(static_cast<size_t>(tokens * served_.options.query_heads));
+    AttendCall call = cpu();
+    call.out = out.data();
+    call.lse = output.lse.data();
+    const Status status = session.attend(call);
+    EXPECT_TRUE(status.ok()) << status.message();
+    for (int64_t i = 0; i < tokens * row(); ++i) {
+      output.out.push_back(static_cast<float>(reference::element(dtype_, out.data(), i)));
+    }
+    return output;
+  }
+  AttendCall cpu() {
+    host_q_ = testing::stored(dtype_, queries_.after);
+    AttendCall call = gpu_.call;
+    call.q = host_q_.data();
+    call.q_before_rope = given_ == Given::kBefore ? host_before_.data() : nullptr;
+    return call;
+  }
+
+ private:
+  int64_t row() const { return served_.options.query_heads * served_.options.head_dim; }
+
+  const Served& served_;
+  DType dtype_;
+  Given given_;
+  std::vector<int64_t> indptr_;
+  test::DeviceCall gpu_;
+  test::DeviceArray<std::byte> before_;
+  BucketQueries queries_;
+  std::vector<std::byte> host_q_, host_before_;
+};
+
+}  // namespace sqz::cuda::test
