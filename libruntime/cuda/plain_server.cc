@@ -65,7 +65,7 @@ size_t PlainServer::lay_out(void* base) {
     estimates.counts = layout.take<uint32_t>(pairs);
   }
   uncounted_ = layout.take<unsigned long long>(3);
-  lists_.capacity = run_capacity(width);
+  lists_.capacity = cuda::run_capacity(width);
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
   lists_.totals = layout.take<RunTotals>(pairs);
   lists_.first = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
@@ -99,8 +99,8 @@ PlainEstimates PlainServer::estimates_of(int64_t layer) const {
   return out;
 }
 
-Status PlainServer::look_up(const AttendCall& call, const BlockWave& wave,
-                            unsigned long long* counters) {
+Result<RunLists> PlainServer::look_up(const AttendCall& call, const BlockWave& wave,
+                                      unsigned long long* counters) {
   const ModelDescription& model = setup_.index->metadata().model;
   PlainLookup lookup = lookup_;
   const int64_t width = lookup.token.width;
@@ -116,7 +116,8 @@ Status PlainServer::look_up(const AttendCall& call, const BlockWave& wave,
   lookup.block = params;
   for (int scope = 0; scope < kScopes; ++scope) {
     LookupParams& to = scope == 0 ? lookup.token : lookup.block;
-    for (int k = 0; k < to.levels; ++k) {
+    // Selectors of pages and buckets count, and have none.
+    for (int k = 0; k < setup_.plan->levels; ++k) {
       to.level[k].threshold = setup_.plan->log_threshold(scope, call.layer, k) *
                               static_cast<float>(std::numbers::log2e);
     }
@@ -124,8 +125,10 @@ Status PlainServer::look_up(const AttendCall& call, const BlockWave& wave,
   }
   lookup.blocks = wave.blocks;
   lookup.policy = setup_.group;
-  if (setup_.buckets != nullptr) return setup_.buckets->look_up(call, wave, lookup);
-  return plain_lookup(lookup, static_cast<cudaStream_t>(call.stream));
+  SQZ_RETURN_IF_ERROR(setup_.buckets != nullptr
+                          ? setup_.buckets->look_up(call, wave, lookup)
+                          : plain_lookup(lookup, static_cast<cudaStream_t>(call.stream)));
+  return lists_;
 }
 
 Status PlainServer::attend(const AttendCall& call, const AttendParams& params, bool looks_up,
@@ -149,8 +152,7 @@ Status PlainServer::attend(const AttendCall& call, const AttendParams& params, b
     attend.params.out = static_cast<std::byte*>(call.out) + skip;
     attend.params.lse = call.lse + wave.first * model.query_heads;
     if (looks_up) {
-      SQZ_RETURN_IF_ERROR(look_up(call, wave, counters));
-      attend.params.lists = lists_;
+      SQZ_ASSIGN_OR_RETURN(attend.params.lists, look_up(call, wave, counters));
       attend.estimates = estimates_of(call.layer);
     }
     SQZ_RETURN_IF_ERROR(plain_attend(attend, stream));
@@ -164,8 +166,7 @@ Result<RunLists> PlainServer::select(const AttendCall& call) {
   waves_.keep_first();
   size_t begin = 0;
   SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_, stream));
-  SQZ_RETURN_IF_ERROR(look_up(call, wave, uncounted_));
-  return lists_;
+  return look_up(call, wave, uncounted_);
 }
 
 Result<std::vector<std::vector<ClusterRun>>> PlainServer::estimated(int64_t layer) const {

@@ -40,6 +40,12 @@ class PlainServer {
   // else params.lists is known or empty. counters [3]: {selections, keys, centroids}.
   Status attend(const AttendCall& call, const AttendParams& params, bool looks_up,
                 unsigned long long* counters);
+  // The runs of a wave's blocks, by the selector's lookup: lists of pairs. At most wave_blocks()
+  // blocks; they stay until the next call.
+  Result<RunLists> look_up(const AttendCall& call, const BlockWave& wave,
+                           unsigned long long* counters);
+  int64_t wave_blocks() const { return wave_blocks_; }
+  int64_t run_capacity() const { return lists_.capacity; }
   // The runs of the first block: lists of pairs, one a KV head. They are there when the stream is
   // done.
   Result<RunLists> select(const AttendCall& call);
@@ -50,7 +56,6 @@ class PlainServer {
   explicit PlainServer(const PlainSetup& setup);
   Status allocate();
   size_t lay_out(void* base);
-  Status look_up(const AttendCall& call, const BlockWave& wave, unsigned long long* counters);
   PlainEstimates estimates_of(int64_t layer) const;
 
   PlainSetup setup_;

@@ -7,6 +7,7 @@
 #include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
 #include "libruntime/kernels/cuda/gather_cache/kernel.h"
+#include "libruntime/kernels/cuda/list_runs/kernel.h"
 
 namespace sqz::cuda {
 namespace {
@@ -78,24 +79,31 @@ size_t PrefillServer::lay_out(void* base) {
     exact_keys_ = layout.take<std::byte>(exact * row);
     exact_values_ = layout.take<std::byte>(exact * row);
   }
-  if (most == 0) return layout.used();
-  lookup_bytes_ = prefill_lookup_workspace(shape_, wave, static_cast<int32_t>(most), setup_.group);
-  lookup_ = layout.take<std::byte>(lookup_bytes_);
-  table_ = layout.take<int2>(wave_blocks_);
-  wanted_ = layout.take<uint32_t>(kScopes * layers * heads);
-  faults_ = layout.take<uint32_t>(lists);
-  for (PrefillRuns& list : lists_) {
-    list.stride = static_cast<int32_t>((most + 1) / 2);
-    list.runs = layout.take<uint2>(lists * list.stride);
-    list.prefix = layout.take<uint32_t>(lists * list.stride);
+  const auto take_list = [&](PrefillRuns& list, int64_t stride) {
+    list.stride = static_cast<int32_t>(stride);
+    list.runs = layout.take<uint2>(lists * stride);
+    list.prefix = layout.take<uint32_t>(lists * stride);
     list.counts = layout.take<uint32_t>(lists);
     list.totals = layout.take<uint32_t>(lists);
+  };
+  if (most == 0 && setup_.finder == nullptr) return layout.used();
+  table_ = layout.take<int2>(wave_blocks_);
+  faults_ = layout.take<uint32_t>(lists);
+  if (setup_.finder != nullptr) {
+    take_list(lists_[0], setup_.finder->run_capacity());
+    return layout.used();
   }
+  lookup_bytes_ = prefill_lookup_workspace(shape_, wave, static_cast<int32_t>(most), setup_.group);
+  lookup_ = layout.take<std::byte>(lookup_bytes_);
+  wanted_ = layout.take<uint32_t>(kScopes * layers * heads);
+  for (PrefillRuns& list : lists_) take_list(list, (most + 1) / 2);
   return layout.used();
 }
 
 Status PrefillServer::allocate() {
-  wave_blocks_ = wave_size(kWaveBytes, waves_.usual(setup_.max_tokens), [&](int64_t blocks) {
+  int64_t most = waves_.usual(setup_.max_tokens);
+  if (setup_.finder != nullptr) most = std::min(most, setup_.finder->wave_blocks());
+  wave_blocks_ = wave_size(kWaveBytes, most, [&](int64_t blocks) {
     wave_blocks_ = blocks;
     return lay_out(nullptr);
   });
@@ -134,6 +142,11 @@ Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const BlockWa
                                            unsigned long long* counters) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const int64_t lists = wave.blocks.count * setup_.index->metadata().model.kv_heads;
+  if (setup_.finder != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(const RunLists found, setup_.finder->look_up(call, wave, counters));
+    SQZ_RETURN_IF_ERROR(list_runs(found, static_cast<int>(lists), lists_[0], faults_, stream));
+    return lists_[0];
+  }
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemsetAsync(faults_, 0, static_cast<size_t>(lists) * sizeof(uint32_t), stream));
   PrefillLookup lookup;

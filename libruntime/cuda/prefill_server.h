@@ -8,6 +8,7 @@
 #include "libruntime/cuda/block_waves.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
+#include "libruntime/cuda/plain_server.h"
 #include "libruntime/cuda/static_lists.h"
 #include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/select/plan.h"
@@ -23,7 +24,8 @@ struct PrefillSetup {
   PrefillGroup group = PrefillGroup::kMean;
   const StaticLists* known = nullptr;  // what layers read whose selector looks at no query
   int64_t exact_skipped = 0;           // first exact keys that those do not read
-  bool selects = true;                 // by lookups; false: no layer does
+  bool selects = true;                 // by lookups of its own; false: no layer does
+  PlainServer* finder = nullptr;       // looks up in the place of these; may be null
   int64_t block = 0;                   // tokens that share a selection; 0 = all of a request
   int64_t max_tokens = 0;
   int multiprocessors = 0;
@@ -44,7 +46,7 @@ class PrefillServer {
 
   // `selects`: whether the layer does. counters [3]: see PrefillLookup.
   Status attend(const AttendCall& call, bool selects, unsigned long long* counters);
-  // The runs of the first block, a KV head each. Waits for the GPU.
+  // The runs of the first block, by lookups of its own, a KV head each. Waits for the GPU.
   Result<std::vector<std::vector<KeyRun>>> select(const AttendCall& call);
 
  private:

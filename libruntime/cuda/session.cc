@@ -24,8 +24,7 @@ bool has_blocks(const AttendCall& call) {
 // The selector ideal selects for each token by itself, as decoding does.
 bool CudaSession::uses_prefill(const AttendCall& call) const {
   return prefill_ != nullptr && has_blocks(call) && prefill_->serves(call) &&
-         (!selects(call.layer) || static_ != nullptr ||
-          (selector_ == SelectorKind::kSqueezed && !estimate_));
+         !(selects(call.layer) && (is_ideal() || estimate_));
 }
 
 bool CudaSession::uses_plain(const AttendCall& call) const {
@@ -200,9 +199,9 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (static_ != nullptr) {
     runs_ = static_->runs(call.layer);
-  } else if (uses_prefill(call)) {
+  } else if (uses_prefill(call) && selector_ == SelectorKind::kSqueezed) {
     SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));
-  } else if (uses_plain(call)) {
+  } else if (uses_prefill(call) || uses_plain(call)) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, plain_->select(call));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
     SQZ_ASSIGN_OR_RETURN(estimated_, plain_->estimated(call.layer));

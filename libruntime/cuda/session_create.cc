@@ -267,20 +267,8 @@ Status CudaSession::allocate(const SelectionRequest& request) {
 
 Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
   const bool selects = !plan_.dense && static_ == nullptr && !is_ideal();
+  const bool clusters = selector_ == SelectorKind::kSqueezed;
   const auto group = static_cast<PrefillGroup>(request.group);
-  if (hopper_ && max_request_tokens_ > 1) {
-    const PrefillSetup setup = {.index = index_.get(),
-                                .uploaded = uploaded_.get(),
-                                .plan = &plan_,
-                                .group = group,
-                                .known = static_.get(),
-                                .exact_skipped = exact_skipped_,
-                                .selects = selects && selector_ == SelectorKind::kSqueezed,
-                                .block = block_,
-                                .max_tokens = max_tokens_,
-                                .multiprocessors = multiprocessors_};
-    SQZ_ASSIGN_OR_RETURN(prefill_, PrefillServer::create(setup));
-  }
   if (buckets_ != nullptr) {
     SQZ_ASSIGN_OR_RETURN(bucket_blocks_, BucketBlocks::create(*buckets_, index_->metadata().model,
                                                               lookups_, max_tokens_));
@@ -296,6 +284,19 @@ Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
                                                     .block = block_,
                                                     .max_tokens = max_tokens_,
                                                     .multiprocessors = multiprocessors_}));
+  if (!hopper_ || max_request_tokens_ == 1) return {};
+  SQZ_ASSIGN_OR_RETURN(
+      prefill_, PrefillServer::create({.index = index_.get(),
+                                       .uploaded = uploaded_.get(),
+                                       .plan = &plan_,
+                                       .group = group,
+                                       .known = static_.get(),
+                                       .exact_skipped = exact_skipped_,
+                                       .selects = selects && clusters,
+                                       .finder = selects && !clusters ? plain_.get() : nullptr,
+                                       .block = block_,
+                                       .max_tokens = max_tokens_,
+                                       .multiprocessors = multiprocessors_}));
   return {};
 }
 
