@@ -56,7 +56,9 @@ class PlainChoice : private LookupRules {
     const uint32_t* alive = k == 0 ? nullptr : alive_at(k - 1);
     scores_ = call_.scores + pair_ * p_.width;
     end_ = state.x;
-    centroids_ = state.y + state.x * (p_.pages ? 2 : 1);
+    // Of buckets nothing counts: networks are the model's.
+    const uint32_t vectors = level.centroids == nullptr ? 0 : p_.pages ? 2 : 1;
+    centroids_ = state.y + state.x * vectors;
     const bool finest = k + 1 == p_.levels;
     choose(level, alive, finest);
     const uint32_t estimated = call_.estimates.list == nullptr ? 0 : list_estimated(k, alive);
