@@ -74,11 +74,16 @@ struct BucketQueries {
   std::vector<int64_t> positions;
 };
 
-inline BucketQueries bucket_queries(const Served& served, int64_t tokens, uint64_t seed) {
+inline BucketQueries bucket_queries(const Served& served, int64_t tokens, uint64_t seed,
+                                    float drift = 0) {
   const ModelDescription& model = served.index->metadata().model;
   const int64_t dim = model.head_dim, heads = model.query_heads;
   BucketQueries q;
   q.before = testing::Random(seed).normals(tokens * heads * dim);
+  for (int64_t i = 0; i < std::ssize(q.before); ++i) {
+    const bool last = i / (heads * dim) >= tokens / 2;
+    q.before[static_cast<size_t>(i)] += (i % 2 == 0) == last ? drift : -drift;
+  }
   q.after = q.before;
   const auto frequencies = rope_frequencies(model.rope, dim);
   for (int64_t row = 0; row < tokens * heads; ++row) {
