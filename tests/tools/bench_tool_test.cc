@@ -133,6 +133,27 @@ TEST_F(BenchTool, BucketsOfAQueryClassifier) {
   EXPECT_THAT(other.err, HasSubstr("layer 0: found 0 levels of clusters, expected two"));
 }
 
+TEST_F(BenchTool, PromptsFromPagesAndBuckets) {
+  for (const std::string selector : {"quest", "saap"}) {
+    const ToolRun made =
+        bench({"prefill", "--selector", selector, "--queries", "20", "--block", "8,0", "--sparsity",
+               "0.8", "--save-index", path(selector + ".sqz"), "--no-torch", "--json"});
+    ASSERT_EQ(made.code, 0) << made.err;
+    const Json result = made.last()["cases"][0];
+    EXPECT_EQ(result["shape"]["selector"], selector);
+    EXPECT_EQ(result["shape"]["pages"] > 0, selector == "quest");
+    const Json rows = result["rows"];
+    ASSERT_EQ(rows.size(), 3u);
+    EXPECT_EQ(rows[1]["name"], "80 % sparse, " + selector + ", blocks of 8");
+    EXPECT_EQ(rows[2]["name"], "80 % sparse, " + selector + ", one block");
+    for (const size_t row : {1, 2}) EXPECT_NEAR(rows[row]["keep"], 0.2, 0.03);
+    const ToolRun other = bench({"prefill", "--index", path(selector + ".sqz")});
+    EXPECT_THAT(other.err, HasSubstr("layer 0: found 0 levels of clusters, expected two"));
+  }
+  const ToolRun other = bench({"attend", "--selector", "quest", "--index", path("saap.sqz")});
+  EXPECT_THAT(other.err, HasSubstr("layer 0: found no pages"));
+}
+
 TEST_F(BenchTool, TableAndList) {
   const ToolRun table = bench({"open"});
   EXPECT_EQ(table.code, 0) << table.err;
@@ -200,7 +221,7 @@ TEST_F(BenchTool, BadInput) {
   expect({"attend", "--sparsity", "1.5"}, 2, "--sparsity");
   expect({"attend", "--levels", "3"}, 2, "--levels");
   expect({"attend", "--isa", "mmx"}, 2, "--isa");
-  expect({"prefill", "--selector", "saap"}, 2, "--selector: found saap, expected squeezed");
+  expect({"open", "--selector", "saap"}, 2, "--selector: found saap, expected squeezed");
   expect({"attend", "--selector", "saap", "--buckets", "9999"}, 2,
          "--buckets: found 9999, expected at most the 3884 clustered keys");
   expect({"verify", "--device", "cuda"}, 2, "attend, prefill, kmeans and upload run on a GPU");

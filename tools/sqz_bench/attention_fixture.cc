@@ -2,8 +2,8 @@
 
 #include <numeric>
 
-#include "tools/sqz_bench/bucket_index.h"
 #include "tools/sqz_bench/captured_index.h"
+#include "tools/sqz_bench/random_index.h"
 #include "tools/sqz_bench/synthetic_index.h"
 
 namespace sqz::bench {
@@ -23,13 +23,20 @@ std::vector<std::byte> rounded(const std::vector<float>& from, DType dtype) {
   return out;
 }
 
-Status check_index(const ServedIndex& index, bool buckets) {
+// Of the selectors that are served from indexes of random keys.
+bool is_random(const Options& options) {
+  return options.selector != "squeezed";
+}
+
+Status check_index(const ServedIndex& index, const std::string& selector) {
   const LayerView& view = index.layers[0];
-  if (buckets && view.buckets > 0 && view.keys != nullptr) return {};
-  if (buckets) {
+  const int64_t parts = selector == "saap" ? view.buckets : view.pages;
+  if (selector != "squeezed") {
+    if (parts > 0 && view.keys != nullptr) return {};
+    const char* name = selector == "saap" ? "buckets" : "pages";
     return {Code::kInvalidArgument,
-            bad_field(index.file->path(), "layer 0", "no buckets, or no keys and values",
-                      "both: --selector saap")};
+            bad_field(index.file->path(), "layer 0", concat("no ", name, ", or no keys and values"),
+                      concat("both: --selector ", selector))};
   }
   if (view.levels == 2 && view.keys != nullptr) return {};
   return {Code::kInvalidArgument,
@@ -65,23 +72,20 @@ AttendCall Fixture::call(int64_t set) const {
 
 std::vector<Setting> settings_of(const Options& options, bool blocks) {
   std::vector<Setting> out = {{0, 0, 0, "dense"}};
-  if (options.selector == "saap") {
-    for (const double sparsity : options.sparsity) {
-      out.push_back({1, sparsity, 0, concat(100 * sparsity, " % sparse, saap")});
-    }
-    return out;
-  }
+  const std::vector<int> levels = is_random(options) ? std::vector<int>{1} : options.levels;
   for (const int64_t block : options.block) {
     for (const double sparsity : options.sparsity) {
-      for (const int level : options.levels) {
+      for (const int level : levels) {
         const bool many_blocks = blocks && options.block.size() > 1;
-        const std::string share =
-            options.sparsity.size() > 1 ? concat(100 * sparsity, " % sparse") : "sparse";
+        const std::string share = options.sparsity.size() > 1 || is_random(options)
+                                      ? concat(100 * sparsity, " % sparse")
+                                      : "sparse";
+        const std::string what =
+            is_random(options) ? options.selector : concat(level, level > 1 ? " levels" : " level");
         const std::string cut = !many_blocks ? ""
                                 : block == 0 ? ", one block"
                                              : concat(", blocks of ", block);
-        out.push_back({level, sparsity, block,
-                       concat(share, ", ", level, level > 1 ? " levels" : " level", cut)});
+        out.push_back({level, sparsity, block, concat(share, ", ", what, cut)});
       }
     }
     if (!blocks) break;
@@ -96,8 +100,10 @@ SessionOptions session_of(const Options& options, const Fixture& fixture, const 
   session.block = setting.block;
   if (setting.levels == 0) {
     session.selection.selector = SelectorKind::kDense;
-  } else if (options.selector == "saap") {
-    session.selection.selector = SelectorKind::kSaap;
+  } else if (is_random(options)) {
+    const bool pages = options.selector == "quest";
+    session.selection.selector = pages ? SelectorKind::kQuest : SelectorKind::kSaap;
+    session.selection.dense_layers = -1;
     session.selection.keep = 1 - setting.sparsity;
   } else {
     session.selection.levels = setting.levels;
@@ -121,8 +127,8 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
     fixture->file = std::move(made.file);
     fixture->exact_queries = std::move(made.queries);
     fixture->keys = options.capture + ", tiled";
-  } else if (fixture->before_rope) {
-    SQZ_ASSIGN_OR_RETURN(fixture->file, make_bucket_index(options, tokens));
+  } else if (is_random(options)) {
+    SQZ_ASSIGN_OR_RETURN(fixture->file, make_random_index(options, tokens));
   } else {
     SQZ_ASSIGN_OR_RETURN(fixture->file, make_synthetic_index(options, tokens));
   }
@@ -130,7 +136,7 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
   const OpenMode mode = options.open_mode == "read" ? OpenMode::kRead : OpenMode::kMmap;
   SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(path, mode));
   SQZ_ASSIGN_OR_RETURN(fixture->served, make_served_index(std::move(file)));
-  SQZ_RETURN_IF_ERROR(check_index(*fixture->served, fixture->before_rope));
+  SQZ_RETURN_IF_ERROR(check_index(*fixture->served, options.selector));
   fixture->tokens = query_tokens;
   if (requests && query_tokens > 1) {
     fixture->indptr.resize(static_cast<size_t>(query_tokens) + 1);
@@ -139,7 +145,7 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
   fixture->dtype = options.query_dtype == "f32"   ? DType::kF32
                    : options.query_dtype == "f16" ? DType::kF16
                                                   : DType::kBF16;
-  if (fixture->before_rope) {
+  if (is_random(options)) {
     fixture->exact_queries =
         random_queries(fixture->served->metadata().model, sets, query_tokens, options.seed);
   } else if (fixture->exact_queries.empty()) {
@@ -170,6 +176,7 @@ Json shape_of(const Fixture& fixture, const Options& options) {
           {"selector", options.selector},
           {"buckets", view.buckets},
           {"hidden", view.classifier.hidden},
+          {"pages", view.pages},
           {"keys", fixture.keys},
           {"sparsity", options.sparsity},
           {"coarse_keep", options.coarse_keep},

@@ -64,8 +64,11 @@ Status check_options(const Options& options, const CommonOptions& common) {
     if (path.empty() || (options.cases.size() == 1 && all_of({"attend", "prefill"}))) continue;
     return refuse(name, path, "nothing; it is for attend or prefill alone");
   }
-  if (options.selector == "saap" && (!all_of({"attend"}) || !options.capture.empty())) {
-    return refuse("--selector", options.selector, "squeezed; saap is for attend without --capture");
+  if (options.selector != "squeezed" &&
+      (!all_of({"attend", "prefill"}) || !options.capture.empty())) {
+    return refuse(
+        "--selector", options.selector,
+        concat("squeezed; ", options.selector, " is for attend and prefill without --capture"));
   }
   if (!options.index.empty() && !options.capture.empty()) {
     return refuse("--index", options.index, "nothing beside --capture");

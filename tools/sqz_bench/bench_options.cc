@@ -84,9 +84,11 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.0, 0.999999))
       ->capture_default_str()
       ->group(kPaths);
-  app.add_option("--selector", options.selector,
-                 "attend: what chooses; saap serves from buckets, with queries before RoPE")
-      ->check(CLI::IsMember({"squeezed", "saap"}))
+  app.add_option(
+         "--selector", options.selector,
+         "attend, prefill: what chooses; saap serves from buckets, with queries before RoPE, "
+         "quest from pages of 16 tokens")
+      ->check(CLI::IsMember({"squeezed", "saap", "quest"}))
       ->capture_default_str()
       ->group(kPaths);
   app.add_option("--buckets", options.buckets, "saap: buckets of the made-up query classifier")

@@ -21,7 +21,7 @@ struct Options {
   int64_t kv_heads = 8;      // Hkv; divides Hq
   int64_t head_dim = 128;    // d
   std::vector<double> sparsity = {0.9};   // fractions of the clustered keys that are not to be read
-  std::string selector = "squeezed";      // or saap: attend alone, from an index of buckets
+  std::string selector = "squeezed";      // or saap or quest: from buckets or pages
   int64_t buckets = 1024, hidden = 1024;  // C and H of its made-up query classifier
   std::string rule = "budget";       // threshold or budget; the latter reads what was asked for
   std::vector<int> levels = {1, 2};  // levels of the tree that selection uses; each is measured
