@@ -37,12 +37,12 @@ Status launch_plain_pages(const PlainLookup& call, cudaStream_t stream) {
     SQZ_RETURN_IF_ERROR(
         launch_plain(plain_parts_kernel<kDim>, pairs * rows, kPartThreads, 0, stream, call));
   }
+  const bool bf16 = p.dtype == DType::kBF16;
   const int page_tiles = (p.level[0].clusters + Tile::kRows - 1) / Tile::kRows;
-  SQZ_RETURN_IF_ERROR(launch_plain(p.dtype == DType::kBF16 ? plain_bounds_kernel<Bf16, kDim>
-                                                           : plain_bounds_kernel<F16, kDim>,
-                                   pairs * page_tiles, Tile::kThreads,
-                                   plain_bytes<kDim>(2 * kPageStream, 2 * Tile::kRows, true),
-                                   stream, call, page_tiles));
+  SQZ_RETURN_IF_ERROR(launch_plain(
+      bf16 ? plain_bounds_kernel<Bf16, kDim> : plain_bounds_kernel<F16, kDim>, pairs * page_tiles,
+      Tile::kThreads, plain_bytes<kDim>(2 * kPageStream, 2 * Tile::kRows, true), stream, call,
+      page_tiles));
   return plain_choose(call, 0, stream);
 }
 

@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(kPartThreads)
       }
     }
 #pragma unroll
-    for (int c = 0; c < 16; ++c) sums[first][c / 8 * kDim + chunk * 8 + c % 8] = parts[c / 8][c % 8];
+    for (int c = 0; c < 16; ++c)
+      sums[first][c / 8 * kDim + chunk * 8 + c % 8] = parts[c / 8][c % 8];
   }
   __syncthreads();
   for (int c = threadIdx.x; c < 2 * kDim; c += kPartThreads) {
