@@ -158,6 +158,9 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const AttendParams& 
   RingPosition<Config::kStages> ring;
   WorkItem item;
   while (items.next(item)) {
+    // Nobody waits for a warp that fetches nothing: it would fall behind by a round of the ring,
+    // and then wait for a parity that never comes.
+    if (first == end) continue;
     fetch_rows<Config>(params, item, slots, exact, first, end, values ? shared.values : shared.keys,
                        values ? shared.values_full : shared.keys_full,
                        values ? shared.values_empty : shared.keys_empty, ring);

@@ -208,10 +208,14 @@ __device__ void fetch_denominators(LookupStorage<Config>& shared, const LookupPa
 #pragma unroll
     for (int i = 0; i < kLookupRows / 32; ++i) shared.lse[lane + 32 * i] = lse[i];
     ptx::mbarrier_arrive_warp(&shared.queries_full);
-    SegmentWindow window(clusters_of(params, item.list), item.begin);
-    for (int32_t at = item.begin; at < item.end; at += Config::kTile, ring.advance()) {
-      ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
-      fetch_rest(shared, maps, window, item, at, ring.stage);
+    // Nobody waits for a warp that fetches nothing: it would fall behind by a round of the ring,
+    // and then wait for a parity that never comes.
+    if constexpr (Config::kFirstChunks < Config::kChunks) {
+      SegmentWindow window(clusters_of(params, item.list), item.begin);
+      for (int32_t at = item.begin; at < item.end; at += Config::kTile, ring.advance()) {
+        ptx::mbarrier_wait_parity(&shared.empty[ring.stage], ring.parity ^ 1);
+        fetch_rest(shared, maps, window, item, at, ring.stage);
+      }
     }
   }
 }
