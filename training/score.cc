@@ -26,16 +26,19 @@ class ObservedContext final : public FixedContext, public LayerObserver {
     SQZ_RETURN_IF_ERROR(inner_.attend(layer, first, count, q, out, lse));
     const at::Tensor queries = at::from_blob(
         const_cast<float*>(q), {count, model_.query_heads, model_.head_dim}, at::kFloat);
-    const AttentionState own = own_->attend(queries, first - inner_.tokens(),
-                                            model_.sliding_window[static_cast<size_t>(layer)]);
+    const at::Tensor keys = own_->keys();  // where and of what type the cache computes, if not here
+    const AttentionState own =
+        own_->attend(keys.defined() ? queries.to(keys.options()) : queries, first - inner_.tokens(),
+                     model_.sliding_window[static_cast<size_t>(layer)]);
+    const at::Tensor own_out = own.out.cpu(), own_lse = own.lse.cpu();
     return options_.observer({.layer = layer,
                               .first = first,
                               .count = count,
                               .queries = q,
                               .context_out = out,
                               .context_lse = lse,
-                              .own_out = own.out.data_ptr<float>(),
-                              .own_lse = own.lse.data_ptr<float>()});
+                              .own_out = own_out.data_ptr<float>(),
+                              .own_lse = own_lse.data_ptr<float>()});
   }
 
   void projected(int64_t first, const at::Tensor&, const Projection& projection) override {

@@ -51,6 +51,11 @@ void set_up_log(const std::string& name, const CommonOptions& options) {
 
 }  // namespace
 
+std::optional<int> CommonOptions::gpu() const {
+  if (device == "cpu") return std::nullopt;
+  return device.starts_with("cuda:") ? std::atoi(device.c_str() + 5) : 0;
+}
+
 ProgressStyle ToolContext::progress_style() const {
   return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1, options.quiet > 0);
 }

@@ -31,6 +31,8 @@ struct CommonOptions {
   uint64_t seed = 0;
   std::string device = "cpu";
   std::optional<bool> progress;
+
+  std::optional<int> gpu() const;  // number of the CUDA device; none: the CPU
 };
 
 struct ToolContext {

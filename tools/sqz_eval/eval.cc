@@ -76,6 +76,18 @@ Status load_qmodel(const std::string& path, Work& work) {
   return {};
 }
 
+// What would fail only after the first dense pass.
+Status check_device(const CommonOptions& common, const std::vector<Setting>& settings) {
+  if (!common.gpu()) return {};
+  for (const Setting& setting : settings) {
+    if (setting.options.selector.starts_with("kmeans")) {
+      return {Code::kUnsupported, concat("--selector ", setting.options.selector,
+                                         ": it is served on the CPU only; pass --device cpu")};
+    }
+  }
+  return DeviceStaging::create(*common.gpu()).status();
+}
+
 Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common) {
   Work out;
   for (const std::string& name : arguments.tasks) {
@@ -90,10 +102,9 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
                                               : "--qmodel is for --selector saap, kmeans and "
                                                 "kmeans-rope: pass both");
   }
-  if (common.device != "cpu") {
-    return Status(Code::kUnsupported, "--device: sqz-eval measures on the CPU only; pass cpu");
-  }
+  SQZ_RETURN_IF_ERROR(check_device(common, out.settings));
   RunnerOptions runner;
+  runner.device = common.device;
   runner.dtype = arguments.run_dtype == "bf16" ? DType::kBF16 : DType::kF32;
   runner.threads = common.threads;
   SQZ_ASSIGN_OR_RETURN(out.model, EvalModel::load(arguments.model, runner));
@@ -108,6 +119,7 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   out.build.heavy_hitters = needs_heavy(out.settings);
   out.build.seed = common.seed;
   out.build.threads = common.threads;
+  out.build.gpu = common.gpu().value_or(0);
   if (!arguments.qmodel.empty()) {
     SQZ_RETURN_IF_ERROR(load_qmodel(arguments.qmodel, out));
   }
@@ -208,7 +220,8 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
   double done = 0;
   std::vector<Row> rows;
   for (size_t i = 0; i < plans.size(); ++i) {
-    Judge judge(*work.model, plans[i].options, work.settings, context.options.threads);
+    Judge judge(*work.model, plans[i].options, work.settings, context.options.threads,
+                context.options.gpu());
     for (const Pass& pass : passes[i]) {
       SQZ_RETURN_IF_ERROR(check_stop());
       const auto length = static_cast<double>(pass.ids.size());

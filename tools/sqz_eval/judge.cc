@@ -23,13 +23,19 @@ bool Judge::wants(Task task) const {
 Result<std::vector<Judge::Served>> Judge::open(const Pass& pass, size_t view,
                                                const PassIndexes& indexes) {
   std::vector<Served> out;
+  std::map<std::string, std::shared_ptr<const OpenIndex>> opened;  // settings share what they can
   for (size_t i = 0; i < settings_.size(); ++i) {
     if (!skipped_[i].empty()) continue;
     SelectorOptions served_as = settings_[i].options;
     served_as.selector = settings_[i].traits->served;
     SQZ_ASSIGN_OR_RETURN(sqz_session_options options, session_options(served_as, threads_));
     options.max_tokens = std::max<int64_t>(4096, options_.continuation);
-    auto index = IndexContext::open(indexes.path(view, settings_[i].traits->index), options);
+    const std::string& path = indexes.path(view, settings_[i].traits->index);
+    auto& file = opened[path];
+    if (file == nullptr) {
+      SQZ_ASSIGN_OR_RETURN(file, OpenIndex::open(path, gpu_));
+    }
+    auto index = IndexContext::create(file, options);
     if (!index.ok() && index.status().code() == Code::kInvalidArgument) {
       // A budget that cannot be met, usually: no reason to lose the other settings.
       skipped_[i] = index.status().message();

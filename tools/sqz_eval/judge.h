@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,14 @@ namespace sqz::eval {
 
 class Judge {
  public:
-  Judge(EvalModel& model, const TrialOptions& options, std::vector<Setting> settings, int threads)
+  // `gpu`: the CUDA device that serves, or none.
+  Judge(EvalModel& model, const TrialOptions& options, std::vector<Setting> settings, int threads,
+        std::optional<int> gpu)
       : model_(model),
         options_(options),
         settings_(std::move(settings)),
         threads_(threads),
+        gpu_(gpu),
         skipped_(settings_.size()) {}
 
   // All that a view is for. `progress(done)`, 0 .. 1.
@@ -61,6 +65,7 @@ class Judge {
   const TrialOptions& options_;
   std::vector<Setting> settings_;
   int threads_;
+  std::optional<int> gpu_;
   std::vector<std::string> skipped_;  // of each setting: why it cannot be served, or ""
   std::map<Measure, std::map<size_t, Cell>> cells_;
 };

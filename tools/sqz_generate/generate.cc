@@ -61,11 +61,6 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
   SQZ_RETURN_IF_ERROR(load_layers(selector, index->metadata().model));
   SQZ_ASSIGN_OR_RETURN(sqz_session_options session,
                        session_options(selector, context.options.threads));
-  const std::string& device = context.options.device;
-  if (device.starts_with("cuda")) {
-    session.device_type = 2;
-    session.device_id = device.starts_with("cuda:") ? std::atoi(device.c_str() + 5) : 0;
-  }
   Opened out;
   SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
   RunnerOptions options;
@@ -75,7 +70,8 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
   SQZ_ASSIGN_OR_RETURN(out.runner, load_runner(arguments.model, options));
   SQZ_RETURN_IF_ERROR(
       check_index(*index, out.runner->config().description, *out.tokenizer, arguments.model));
-  SQZ_ASSIGN_OR_RETURN(out.context, IndexContext::open(arguments.index, session));
+  SQZ_ASSIGN_OR_RETURN(const auto opened, OpenIndex::open(arguments.index, context.options.gpu()));
+  SQZ_ASSIGN_OR_RETURN(out.context, IndexContext::create(opened, session));
   out.load_seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return out;
 }

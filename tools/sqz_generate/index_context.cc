@@ -3,17 +3,10 @@
 #include <cstring>
 #include <numeric>
 
-#include "formats/sqz_file.h"
-
 namespace sqz {
 namespace {
 
 constexpr int32_t kCpu = 1, kCuda = 2;  // as sqz_tensor::device_type counts
-
-// The two enums share their values: sqz.h says so of sqz_status, status.h of Code.
-Status to_status(sqz_status status) {
-  return status == SQZ_OK ? Status() : Status(static_cast<Code>(status), sqz_last_error());
-}
 
 sqz_tensor tensor_of(DType dtype, const void* data, int64_t* shape, int32_t ndim,
                      int32_t device_type, int32_t device_id) {
@@ -48,29 +41,27 @@ void widen(DType dtype, const std::byte* bytes, size_t count, float* to) {
 
 }  // namespace
 
+Result<std::unique_ptr<IndexContext>> IndexContext::create(std::shared_ptr<const OpenIndex> index,
+                                                           sqz_session_options options) {
+  std::unique_ptr<IndexContext> out(new IndexContext(std::move(index)));
+  const std::optional<int> gpu = out->index_->gpu();
+  if (gpu) {
+    options.device_type = kCuda;
+    options.device_id = *gpu;
+    SQZ_ASSIGN_OR_RETURN(out->staging_, DeviceStaging::create(*gpu));
+  }
+  SQZ_RETURN_IF_ERROR(to_status(sqz_session_create(out->index_->get(), &options, &out->session_)));
+  return out;
+}
+
 Result<std::unique_ptr<IndexContext>> IndexContext::open(const std::string& path,
                                                          const sqz_session_options& options) {
-  std::unique_ptr<IndexContext> out(new IndexContext);
-  SQZ_RETURN_IF_ERROR(to_status(sqz_index_open(path.c_str(), SQZ_OPEN_MMAP, &out->index_)));
-  out->info_.struct_size = sizeof(out->info_);
-  SQZ_RETURN_IF_ERROR(to_status(sqz_index_describe(out->index_, &out->info_)));
-  if (options.device_type == kCuda) {
-    SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
-    out->dtype_ = file->metadata().dtype;
-    out->device_id_ = options.device_id;
-    SQZ_ASSIGN_OR_RETURN(out->staging_, DeviceStaging::create(options.device_id));
-    sqz_upload_options upload = {};
-    upload.struct_size = sizeof(upload);
-    upload.device_id = options.device_id;
-    SQZ_RETURN_IF_ERROR(to_status(sqz_index_upload(out->index_, &upload)));
-  }
-  SQZ_RETURN_IF_ERROR(to_status(sqz_session_create(out->index_, &options, &out->session_)));
-  return out;
+  SQZ_ASSIGN_OR_RETURN(auto index, OpenIndex::open(path, std::nullopt));
+  return create(std::move(index), options);
 }
 
 IndexContext::~IndexContext() {
   sqz_session_destroy(session_);
-  sqz_index_close(index_);
 }
 
 Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
@@ -82,7 +73,8 @@ Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const f
   args.layer = layer;
   args.positions = positions_.data();
   if (staging_ != nullptr) return attend_staged(args, count, q, out, lse);
-  int64_t shape[] = {count, info_.query_heads, info_.head_dim};
+  const sqz_index_info& info = index_->info();
+  int64_t shape[] = {count, info.query_heads, info.head_dim};
   const sqz_tensor q_tensor = tensor_of(DType::kF32, q, shape, 3, kCpu, 0);
   sqz_tensor out_tensor = tensor_of(DType::kF32, out, shape, 3, kCpu, 0);
   sqz_tensor lse_tensor = tensor_of(DType::kF32, lse, shape, 2, kCpu, 0);
@@ -94,18 +86,20 @@ Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const f
 
 Status IndexContext::attend_staged(sqz_attend_args& args, int64_t count, const float* q, float* out,
                                    float* lse) {
-  int64_t shape[] = {count, info_.query_heads, info_.head_dim};
-  const auto rows = static_cast<size_t>(count * info_.query_heads);
-  const size_t floats = rows * static_cast<size_t>(info_.head_dim);
-  const DType dtype = count == 1 ? DType::kF32 : dtype_;
+  const sqz_index_info& info = index_->info();
+  const int device = index_->gpu().value_or(0);
+  int64_t shape[] = {count, info.query_heads, info.head_dim};
+  const auto rows = static_cast<size_t>(count * info.query_heads);
+  const size_t floats = rows * static_cast<size_t>(info.head_dim);
+  const DType dtype = count == 1 ? DType::kF32 : index_->dtype();
   const bool narrow = dtype != DType::kF32;
   rounded_.resize(narrow ? 2 * floats : 0);
   if (narrow) round_floats(dtype, q, floats, rounded_.data());
   const void* from = narrow ? static_cast<const void*>(rounded_.data()) : q;
   SQZ_RETURN_IF_ERROR(staging_->load(from, floats * (narrow ? 2 : 4), rows));
-  const sqz_tensor q_tensor = tensor_of(dtype, staging_->q, shape, 3, kCuda, device_id_);
-  sqz_tensor out_tensor = tensor_of(dtype, staging_->out, shape, 3, kCuda, device_id_);
-  sqz_tensor lse_tensor = tensor_of(DType::kF32, staging_->lse, shape, 2, kCuda, device_id_);
+  const sqz_tensor q_tensor = tensor_of(dtype, staging_->q, shape, 3, kCuda, device);
+  sqz_tensor out_tensor = tensor_of(dtype, staging_->out, shape, 3, kCuda, device);
+  sqz_tensor lse_tensor = tensor_of(DType::kF32, staging_->lse, shape, 2, kCuda, device);
   args.q = &q_tensor;
   args.out = &out_tensor;
   args.lse = &lse_tensor;

@@ -7,18 +7,23 @@
 
 #include "sqz/sqz.h"
 #include "tools/sqz_generate/device_staging.h"
+#include "tools/sqz_generate/open_index.h"
 #include "training/runner.h"
 
 namespace sqz {
 
 class IndexContext : public FixedContext {
  public:
-  // `options` is borrowed for the call. With device_type 2 the index is uploaded first.
+  // A session where the index is: on its GPU, or on the CPU. `options` is borrowed for the call;
+  // its device is not looked at.
+  static Result<std::unique_ptr<IndexContext>> create(std::shared_ptr<const OpenIndex> index,
+                                                      sqz_session_options options);
+  // The same of an index that nobody else uses, on the CPU.
   static Result<std::unique_ptr<IndexContext>> open(const std::string& path,
                                                     const sqz_session_options& options);
   ~IndexContext() override;
 
-  int64_t tokens() const override { return info_.tokens; }
+  int64_t tokens() const override { return index_->info().tokens; }
   Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                 float* lse) override;
 
@@ -27,19 +32,16 @@ class IndexContext : public FixedContext {
   Status reset_stats();
 
  private:
-  IndexContext() = default;
+  explicit IndexContext(std::shared_ptr<const OpenIndex> index) : index_(std::move(index)) {}
   // The same through the GPU's memory. Prompts are rounded to the index's type there.
   Status attend_staged(sqz_attend_args& args, int64_t count, const float* q, float* out,
                        float* lse);
 
-  sqz_index* index_ = nullptr;
+  std::shared_ptr<const OpenIndex> index_;
   sqz_session* session_ = nullptr;
-  sqz_index_info info_ = {};
   std::vector<int64_t> positions_;
   std::unique_ptr<DeviceStaging> staging_;  // if the session serves from a GPU
-  int32_t device_id_ = 0;
-  DType dtype_ = DType::kBF16;      // of the index
-  std::vector<std::byte> rounded_;  // q, then out
+  std::vector<std::byte> rounded_;          // q, then out
 };
 
 }  // namespace sqz

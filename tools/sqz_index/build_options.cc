@@ -175,7 +175,7 @@ BuildOptions build_options(const BuildArguments& arguments, const CommonOptions&
                   : buckets                      ? Partition::kBuckets
                                                  : Partition::kKmeans;
   // The model's GPU is the engine's, too: its keys need not move.
-  if (common.device.starts_with("cuda:")) out.gpu = std::atoi(common.device.c_str() + 5);
+  out.gpu = common.gpu().value_or(0);
   return out;
 }
 
