@@ -141,7 +141,7 @@ TEST_F(EvalTool, BadInput) {
   expect({"--text", path("none.txt")}, 3, "none.txt");
   expect({"--reuse"}, 2, "--save");
   expect({"--calibrate-prompts", "100"}, 2, "--calibrate-prompts");
-  expect({"--device", "cuda"}, 3, "--device");
+  expect({"--device", "cuda"}, 3, "device");
 }
 
 }  // namespace
