@@ -1,7 +1,6 @@
 #include "libruntime/cuda/session.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "libruntime/cuda/cache_source.h"
 #include "libruntime/cuda/cuda_status.h"
@@ -64,9 +63,7 @@ Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t reque
   if (requests > 1 && together_.requests > 0) {
     return decode_lookup_together(params, together_, static_cast<cudaStream_t>(call.stream));
   }
-  const auto pairs = static_cast<unsigned>(requests * params.kv_heads);
-  const unsigned room = std::max(1u, static_cast<unsigned>(multiprocessors_) / pairs);
-  const int team = std::min(most_team_, static_cast<int>(std::bit_floor(room)));
+  const int team = team_sizes_.of(static_cast<int>(requests * params.kv_heads));
   return decode_lookup(params, team, static_cast<cudaStream_t>(call.stream));
 }
 

@@ -73,7 +73,7 @@ class CudaSession final : public ServingSession {
   SelectorKind selector_;
   int64_t block_, max_tokens_, max_request_tokens_;
   int64_t wave_ = 1;  // most requests of one launch
-  int most_team_ = 1;
+  TeamSizes team_sizes_;
   int multiprocessors_ = 0;
   bool hopper_ = false;  // and to be used
   // Served by the plain kernels in any case: what is estimated, and everything.

@@ -121,7 +121,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
                " query heads each, head dimension ", model.head_dim, "; expected at most ",
                kMostPairs, ", at most ", kMostGroup, ", and 64, 96, 128 or 256")};
   }
-  SQZ_ASSIGN_OR_RETURN(most_team_, most_team(shape));
+  SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(shape));
   lookups_.assign(index_->layers.size(), shape);
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     if (selects(l)) set_levels(l, request);

@@ -9,7 +9,7 @@ namespace sqz::cuda {
 
 inline constexpr int kMarkKeys = 128;
 
-struct RunTotals {
+struct alignas(16) RunTotals {
   uint32_t runs = 0;
   uint32_t keys = 0;
   uint32_t fault = 0;  // 1: a logit was NaN or infinite; nothing is selected

@@ -20,19 +20,17 @@ inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
 template <int kDim>
 struct AttendPartial {
   float values[kAttendRows][kDim];
-  float maximum[kAttendRows], sum[kAttendRows];
+  float2 total[kAttendRows];  // maximum, and sum relative to it
 };
 
 template <int kDim>
 struct AttendShared {
   QueryRows<kDim> queries;
-  uint4 early[kEarlyBytes / 16];   // queries as they came
-  int64_t before[kMostPairs + 1];  // keys of the pairs before each
-  float maximum[kAttendWarps][kAttendRows], sum[kAttendWarps][kAttendRows];
-  float total_maximum[kAttendRows], total_sum[kAttendRows];
-  float weights[kAttendRows][kMostBlocks];  // of the parts of a pair
+  uint4 early[kEarlyBytes / 16];           // queries as they came
+  int64_t before[kMostPairs + 1];          // keys of the pairs before each
+  float2 sums[kAttendRows][kAttendWarps];  // of the warps: maximum, and sum relative to it
+  float2 total[kAttendRows];
   uint32_t last;
-  int64_t whole;
   union {
     alignas(16) uint32_t list[kListKeys];                       // where the keys of a segment are
     alignas(16) float values[kAttendWarps][kAttendRows][kDim];  // of the warps, at its end

@@ -6,7 +6,7 @@
 namespace sqz::cuda {
 
 template <int kDim>
-Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream);
+Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream);
 template <int kDim>
 int lookup_teams_at_once(const LookupParams& params, int team);
 template <int kDim>
@@ -32,20 +32,19 @@ int teams_at_once(const LookupParams& params, int team) {
 
 }  // namespace
 
-Result<int> most_team(const LookupParams& params) {
+Result<TeamSizes> team_sizes(const LookupParams& params) {
   SQZ_RETURN_IF_ERROR(check(params));
-  if (!params.hopper) return 1;
-  // 16 blocks are more than every GPU promises to gather; a team must not wait for another's end.
-  for (int team = kMostTeam; team > 1; team /= 2) {
-    if (teams_at_once(params, team) >= params.kv_heads) return team;
+  TeamSizes out;
+  for (int team = 2; team <= kMostTeam && params.hopper; ++team) {
+    out.teams[team] = teams_at_once(params, team);
   }
-  return 1;
+  return out;
 }
 
 Status decode_lookup(const LookupParams& params, int team, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check(params));
   return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
-    return launch_lookup<dim.value>(params, team, params.hopper, stream);
+    return launch_lookup<dim.value>(params, team, stream);
   });
 }
 

@@ -1,5 +1,5 @@
-// One kernel for all levels. A team of blocks serves a pair: it splits what is alive at a level,
-// tells its members sums, and goes on together.
+// For every rule, and for pages; one kernel for all levels. A team of blocks serves a pair: it
+// splits what is alive at a level, tells its members sums, and goes on together.
 #pragma once
 
 #include <cfloat>
@@ -100,11 +100,10 @@ class Lookup : private LookupRules {
     return p_.alive + (static_cast<int64_t>(pair_) * 2 + level % 2) * p_.width;
   }
 
-  // Teams are powers of two.
   __device__ void take_slice(uint32_t count) {
-    const int shift = __ffs(team_) - 1;
-    begin_ = static_cast<uint32_t>((static_cast<uint64_t>(count) * rank_) >> shift);
-    end_ = static_cast<uint32_t>((static_cast<uint64_t>(count) * (rank_ + 1)) >> shift);
+    const uint32_t each = count / team_, more = count % team_, rank = rank_;
+    begin_ = rank * each + min(rank, more);
+    end_ = begin_ + each + (rank < more ? 1 : 0);
     // A cluster's score takes the place of its first logit; both are found by the cluster's place
     // among those that are alive.
     scores_ = logits_ - (logits_in_shared() ? begin_ : 0);

@@ -74,8 +74,19 @@ inline int64_t run_capacity(int64_t width) {
   return width / 2 + width / 64 + 2 * kMostTeam;
 }
 
-// How many blocks a GPU can gather to a team, for this dim, dtype and kind: 1 before Hopper.
-Result<int> most_team(const LookupParams& params);
+// Teams of which size a GPU holds at once, for this dim, dtype and kind: a team must not wait for
+// another's end. Only teams of one block before Hopper.
+struct TeamSizes {
+  int teams[kMostTeam + 1] = {};  // so many of each size
+
+  // For a call with so many pairs.
+  int of(int pairs) const {
+    int team = kMostTeam;
+    while (team > 1 && teams[team] < pairs) --team;
+    return team;
+  }
+};
+Result<TeamSizes> team_sizes(const LookupParams& params);
 
 // Several requests at once, by teams that read the centroids once for all of them: only the rule
 // kThreshold, and no pages.
@@ -90,7 +101,7 @@ int together_requests(const TogetherPlan& plan, int requests);
 Status decode_lookup_together(const LookupParams& params, const TogetherPlan& plan,
                               cudaStream_t stream);
 
-// Each pair is served by a team of `team` blocks, a power of two up to most_team().
+// Each pair is served by a team of `team` blocks: of team_sizes().
 // kUnsupported for a dim or group that there is no kernel for.
 Status decode_lookup(const LookupParams& params, int team, cudaStream_t stream);
 

@@ -6,6 +6,7 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/team_launch.h"
+#include "libruntime/kernels/cuda/decode_lookup/threshold.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/together.cuh"
 
 namespace sqz::cuda {
@@ -16,6 +17,16 @@ __global__ void __launch_bounds__(kLookupThreads, 2)
   __shared__ LookupShared<kDim> shared;
   extern __shared__ __align__(16) float slice_memory[];
   Lookup<Element, kDim, kPages>(params, team, room, shared, slice_memory).run();
+}
+
+// Only launched on Hopper.
+template <class Element, int kDim>
+__global__ void __launch_bounds__(kThresholdThreads, 1)
+    lookup_threshold_kernel(const __grid_constant__ LookupParams params, int team, int slice) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) char threshold_memory[];
+  LookupThreshold<Element, kDim>(params, team, slice, threshold_memory).run();
+#endif
 }
 
 template <class Element, int kDim>
@@ -37,25 +48,48 @@ auto lookup_kernel(const LookupParams& params) {
 }
 
 template <int kDim>
-Status launch_lookup(const LookupParams& params, int team, bool hopper, cudaStream_t stream) {
-  TeamLaunch launch(params.requests * params.kv_heads * team, kLookupThreads, team, hopper, stream);
-  const auto kernel = lookup_kernel<kDim>(params);
-  const int64_t words = (params.width + team - 1) / team * (params.group + 2);
-  const int room = words <= kMostRoom ? static_cast<int>(words) : 0;
-  launch.config.dynamicSmemBytes = static_cast<size_t>(room) * sizeof(float);
+auto threshold_kernel(const LookupParams& params) {
+  return params.dtype == DType::kBF16 ? lookup_threshold_kernel<Bf16, kDim>
+                                      : lookup_threshold_kernel<F16, kDim>;
+}
+
+template <class Kernel>
+Status launch_team(Kernel kernel, TeamLaunch& launch, const LookupParams& params, int team,
+                   size_t shared_bytes, int slice) {
+  launch.config.dynamicSmemBytes = shared_bytes;
   SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                static_cast<int>(launch.config.dynamicSmemBytes)));
+                                                static_cast<int>(shared_bytes)));
   if (team > 8) {
     SQZ_RETURN_IF_CUDA_ERROR(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   }
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team, room));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team, slice));
   return {};
 }
 
 template <int kDim>
+Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream) {
+  const int blocks = params.requests * params.kv_heads * team;
+  const int64_t slice = (params.width + team - 1) / team;
+  if (is_by_threshold(params) && team > 1 && slice <= kThresholdThreads * kMostOfThread &&
+      threshold_bytes<kDim>(static_cast<int>(slice), params.group) <= kThresholdMemory) {
+    TeamLaunch launch(blocks, kThresholdThreads, team, true, stream);
+    return launch_team(threshold_kernel<kDim>(params), launch, params, team,
+                       threshold_bytes<kDim>(static_cast<int>(slice), params.group),
+                       static_cast<int>(slice));
+  }
+  TeamLaunch launch(blocks, kLookupThreads, team, params.hopper, stream);
+  const int64_t words = slice * (params.group + 2);
+  const int room = words <= kMostRoom ? static_cast<int>(words) : 0;
+  return launch_team(lookup_kernel<kDim>(params), launch, params, team,
+                     static_cast<size_t>(room) * sizeof(float), room);
+}
+
+template <int kDim>
 int lookup_teams_at_once(const LookupParams& params, int team) {
-  return teams_of(lookup_kernel<kDim>(params), kLookupThreads, team, 0);
+  return is_by_threshold(params) ? teams_of(threshold_kernel<kDim>(params), kThresholdThreads, team,
+                                            sizeof(ThresholdShared<kDim>))
+                                 : teams_of(lookup_kernel<kDim>(params), kLookupThreads, team, 0);
 }
 
 // Of at most `most` requests, as many as a block has shared memory for: 0 if not even two.

@@ -1,0 +1,464 @@
+// Lookup by the rule `threshold` for one token a request, where a slice of every level fits in
+// shared memory: the fewest steps one after the other. Centroids are on their way to registers
+// before the queries are there; blocks of a team push their sums to each other (st.async), without
+// a barrier that would wait for all that they wrote; a block leaves when it is done.
+#pragma once
+
+#include <cfloat>
+
+#include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/decode_lookup/team.cuh"
+#include "libruntime/kernels/cuda/ptx/cluster.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
+#include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
+#include "libruntime/kernels/cuda/ptx/st_async.cuh"
+
+namespace sqz::cuda {
+
+inline constexpr int kThresholdThreads = 512;
+inline constexpr int kThresholdWarps = kThresholdThreads / 32;
+inline constexpr int kMostOfThread = 32;                // clusters: a bit each
+inline constexpr int64_t kThresholdMemory = 220 << 10;  // of a block
+
+// Where teams of several blocks use LookupThreshold, if there is room.
+inline bool is_by_threshold(const LookupParams& params) {
+  return params.hopper && !params.pages && params.rule == LookupRule::kThreshold;
+}
+
+// At the beginning of a block's dynamic shared memory; spans and logits of its slice follow.
+template <int kDim>
+struct ThresholdShared {
+  QueryRows<kDim> queries;
+  uint2 told[2][kMostGroup * kMostTeam];     // by the team, in turn
+  uint64_t arrived[2];                       // mbarriers: all of it is there
+  float2 sums[kMostGroup][kThresholdWarps];  // of the warps: maximum, and sum relative to it
+  float lse[kMostGroup];
+  uint2 warp_sums[kThresholdWarps];
+};
+
+// Floats between the rows of logits of a slice: rows of a product fall on different banks.
+__host__ __device__ constexpr int logit_stride(int slice) {
+  return (slice + 31) / 32 * 32 + 8;
+}
+
+// Shared memory of a block for slices of `slice` clusters.
+template <int kDim>
+constexpr int64_t threshold_bytes(int slice, int group) {
+  return static_cast<int64_t>(sizeof(ThresholdShared<kDim>)) + int64_t{8} * slice +
+         int64_t{4} * group * logit_stride(slice);
+}
+
+template <class Element, int kDim>
+class LookupThreshold {
+ public:
+  __device__ LookupThreshold(const LookupParams& params, int team, int slice, char* memory)
+      : p_(params),
+        s_(*reinterpret_cast<ThresholdShared<kDim>*>(memory)),
+        spans_(reinterpret_cast<uint2*>(memory + sizeof(ThresholdShared<kDim>))),
+        logits_(reinterpret_cast<float*>(spans_ + slice)),
+        stride_(logit_stride(slice)),
+        team_(team),
+        rank_(static_cast<int>(blockIdx.x) % team),
+        pair_(static_cast<int>(blockIdx.x) / team),
+        head_(pair_ % params.kv_heads),
+        thread_(static_cast<int>(threadIdx.x)),
+        lane_(thread_ % 32),
+        warp_(thread_ / 32) {}
+
+  __device__ void run() {
+    begin_team();
+    // Nothing of this depends on earlier kernels.
+    Step steps[2];
+    take_slice(p_.level[0].clusters);
+    begin_level(p_.level[0], nullptr, steps);
+    ask_ahead();
+    ptx::griddepcontrol_wait();
+    // Not before the queries are there: attention counts on it.
+    ptx::griddepcontrol_launch_dependents();
+    load_queries();
+    ptx::barrier_cluster_wait();
+#pragma unroll 1
+    for (int k = 0;; ++k) {
+      const LookupLevel& level = p_.level[k];
+      const uint32_t* alive = k == 0 ? nullptr : alive_list(k - 1);
+      score(level, alive, steps);
+      if (!add_up()) {
+        if (rank_ == 0 && thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
+        return;
+      }
+      const uint32_t chosen = choose(level.threshold);
+      if (k + 1 == p_.levels) {
+        emit(chosen);
+        return;
+      }
+      const uint32_t count = list_children(chosen, alive_list(k));
+      take_slice(count);
+      begin_level(p_.level[k + 1], alive_list(k), steps);
+    }
+  }
+
+ private:
+  static constexpr int kTiles = kDim > 128 ? 1 : kDim > 64 ? 2 : 4;  // of 8 rows, in a step
+  static constexpr uint32_t kTileStride = 8 * kThresholdWarps;       // rows between a warp's tiles
+  static constexpr uint32_t kStride = kTiles * kTileStride;          // and between its steps
+
+  // A step of a warp: centroids, and what the columns of their products stand for.
+  struct Step {
+    RowPart<kDim> rows[kTiles];
+    float log_sizes[kTiles][2];
+  };
+
+  // Blocks write only to blocks that have begun: waited for where the queries are there.
+  __device__ void begin_team() {
+    if (thread_ == 0) {
+      ptx::mbarrier_init(&s_.arrived[0], 1);
+      ptx::mbarrier_init(&s_.arrived[1], 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncwarp();
+    ptx::barrier_cluster_arrive_relaxed();
+  }
+
+  __device__ void take_slice(uint32_t count) {
+    const uint32_t each = count / team_, more = count % team_, rank = rank_;
+    begin_ = rank * each + min(rank, more);
+    size_ = each + (rank < more ? 1 : 0);
+    centroids_ += count;
+  }
+  __device__ uint32_t* alive_list(int level) const {
+    return p_.alive + (static_cast<int64_t>(pair_) * 2 + level % 2) * p_.width;
+  }
+  // Of the slice's j-th.
+  __device__ uint32_t cluster_of(const uint32_t* alive, uint32_t j) const {
+    return alive == nullptr ? begin_ + j : __ldcg(alive + begin_ + j);
+  }
+
+  // ---- What is fetched.
+
+  // The first two steps of a level, and where the children, or slots, of the slice's clusters begin
+  // and end.
+  __device__ void begin_level(const LookupLevel& level, const uint32_t* alive, Step (&steps)[2]) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const uint32_t at = 8 * warp_ + s * kStride;
+      if (at < size_) load_step(level, alive, at, steps[s]);
+    }
+    const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
+#pragma unroll 1
+    for (uint32_t j = thread_; j < size_; j += kThresholdThreads) {
+      const uint32_t* from = offsets + cluster_of(alive, j);
+      const uint32_t to = ptx::shared_address(spans_ + j);
+      ptx::cp_async_4(to, from);
+      ptx::cp_async_4(to + 4, from + 1);
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  __device__ __forceinline__ void load_step(const LookupLevel& level, const uint32_t* alive,
+                                            uint32_t at, Step& step) const {
+    const int64_t first = static_cast<int64_t>(head_) * level.clusters;
+    const auto* centroids = static_cast<const char*>(level.centroids) + first * kDim * 2;
+    const float* sizes = level.log_sizes + first;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const uint32_t tile = at + t * kTileStride;
+      const uint32_t row = cluster_of(alive, min(tile + lane_ / 4, size_ - 1));
+      step.rows[t].load(centroids + static_cast<int64_t>(row) * kDim * 2, lane_);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t j = min(tile + 2 * (lane_ % 4) + i, size_ - 1);
+        step.log_sizes[t][i] = __ldg(sizes + cluster_of(alive, j));
+      }
+    }
+  }
+
+  // To the L2: the rest of the slice, and what is small of lower levels.
+  __device__ void ask_ahead() const {
+    const int64_t first = static_cast<int64_t>(head_) * p_.level[0].clusters + begin_;
+    ask_for(p_.level[0].centroids, (first + 2 * kStride) * kDim * 2, (first + size_) * kDim * 2);
+#pragma unroll 1
+    for (int k = 1; k < p_.levels; ++k) {
+      const LookupLevel& level = p_.level[k];
+      ask_for_share(level.offsets, level.clusters + 1);
+      ask_for_share(level.log_sizes, level.clusters);
+    }
+  }
+  // This block's share of the `count` words of the head.
+  __device__ void ask_for_share(const void* array, int count) const {
+    const int64_t first = static_cast<int64_t>(head_) * count, share = count / team_ + 1;
+    const int64_t begin = first + rank_ * share;
+    ask_for(array, begin * 4, min(begin + share, first + count) * 4);
+  }
+  // Bytes [begin, end) of an array.
+  __device__ void ask_for(const void* array, int64_t begin, int64_t end) const {
+#pragma unroll 1
+    for (int64_t at = begin + thread_ * 128; at < end; at += kThresholdThreads * 128) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(array) + at));
+    }
+  }
+
+  __device__ void load_queries() {
+    const int64_t first = static_cast<int64_t>(pair_) * p_.group;
+    make_query_rows<Element, kDim>(s_.queries, p_.group, thread_, kThresholdThreads,
+                                   [&](int row, int chunk, float(&x)[8]) {
+                                     load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
+#pragma unroll
+                                     for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
+                                   });
+    __syncthreads();
+  }
+
+  // ---- Scores.
+
+  // Logits of the slice to memory, -infinity for empty clusters; the log-sum-exp of clusters, a
+  // lane's share of it.
+  __device__ void score(const LookupLevel& level, const uint32_t* alive, Step (&steps)[2]) {
+    maximum_ = kLowestLogit;
+    sum_ = 0;
+#pragma unroll 1
+    for (uint32_t at = 8 * warp_; at < size_; at += 2 * kStride) {
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const uint32_t here = at + s * kStride, next = here + 2 * kStride;
+        if (here >= size_) continue;
+        float d[kTiles][4] = {};
+        multiply_rows<Element, kDim, kTiles>(s_.queries, steps[s].rows, lane_, d);
+        take_logits(here, steps[s].log_sizes, d);
+        if (next < size_) load_step(level, alive, next, steps[s]);
+      }
+    }
+    ptx::cp_async_wait_group<0>();  // whoever waits for the block's scores waits for spans_, too
+  }
+
+  // Query row lane / 4 and clusters 2 (lane % 4), + 1 of each tile.
+  __device__ __forceinline__ void take_logits(uint32_t at, const float (&log_sizes)[kTiles][2],
+                                              const float (&d)[kTiles][4]) {
+    const int row = lane_ / 4;
+    float y[kTiles][2], top = maximum_;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t j = at + t * kTileStride + 2 * (lane_ % 4) + i;
+        const float x = d[t][i] + d[t][i + 2], log_size = log_sizes[t][i];
+        const bool is = j < size_ && row < p_.group;
+        if (is) logits_[row * stride_ + j] = log_size == -INFINITY ? -INFINITY : x;
+        y[t][i] = is && log_size > -INFINITY ? x + log_size * 1.4426950408889634f : -INFINITY;
+        top = fmaxf(top, y[t][i]);
+      }
+    }
+    sum_ *= ptx::ex2_approx(maximum_ - top);
+    maximum_ = top;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sum_ += ptx::ex2_approx(y[t][i] - top);
+    }
+  }
+
+  // The sums of kLanes neighbouring lanes, into each: the same bits. What is NaN or infinite shows
+  // in the sum.
+  template <int kLanes>
+  __device__ static void add_sums(float2& own) {
+    float top = own.x;
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    own.y *= ptx::ex2_approx(own.x - top);
+    own.x = top;
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) own.y += __shfl_xor_sync(~0u, own.y, step);
+  }
+
+  // s_.lse over the team; false if one is NaN or infinite.
+  __device__ bool add_up() {
+    float2 own = make_float2(maximum_, sum_);
+    add_sums<4>(own);
+    if (lane_ % 4 == 0) s_.sums[lane_ / 4][warp_] = own;
+    __syncthreads();
+    if (warp_ < kMostGroup / 2) {
+      // Half a warp a row: from the block's warps, and to the team's blocks.
+      const int row = thread_ / kThresholdWarps, at = thread_ % kThresholdWarps;
+      own = s_.sums[row][at];
+      add_sums<kThresholdWarps>(own);
+      if (at < team_) {
+        tell(at, row * kMostTeam + rank_, __float_as_uint(own.x), __float_as_uint(own.y));
+      }
+      const uint2* told = await_told(kMostGroup);
+      float2 sums = make_float2(kLowestLogit, 0);
+      if (at < team_) {
+        const uint2 words = told[row * kMostTeam + at];
+        sums = make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
+      }
+      add_sums<kMostTeam>(sums);
+      // Nothing alive: no logit will be compared with it.
+      if (at == 0) s_.lse[row] = sums.y == 0 ? 0 : sums.x + __log2f(sums.y);
+    }
+    ++exchange_;
+    __syncthreads();
+    bool sound = true;
+#pragma unroll 1
+    for (int row = 0; row < p_.group; ++row) sound = sound && fabsf(s_.lse[row]) <= FLT_MAX;
+    return sound;
+  }
+  static_assert(kThresholdWarps == kMostTeam);
+
+  // ---- What the team tells each other: `items` from each block in an exchange, two in turn.
+
+  __device__ void tell(int rank, int item, uint32_t a, uint32_t b) {
+    const int turn = exchange_ % 2;
+    ptx::st_async_8(ptx::mapa(ptx::shared_address(&s_.told[turn][item]), rank), a, b,
+                    ptx::mapa(ptx::shared_address(&s_.arrived[turn]), rank));
+  }
+  // By warp 0 and any others.
+  __device__ const uint2* await_told(int items) {
+    const int turn = exchange_ % 2;
+    if (thread_ == 0) {
+      ptx::mbarrier_arrive_expect_tx(&s_.arrived[turn],
+                                     static_cast<uint32_t>(items * team_) * sizeof(uint2));
+    }
+    ptx::mbarrier_wait_parity(&s_.arrived[turn], exchange_ / 2 % 2);
+    return s_.told[turn];
+  }
+
+  // ---- What is chosen. Thread t has clusters [t each, (t + 1) each) of the slice, a bit for each.
+
+  __device__ uint32_t each() const {
+    return max(1u, (size_ + kThresholdThreads - 1) / kThresholdThreads);
+  }
+
+  __device__ uint32_t choose(float threshold) const {
+    const uint32_t count = each(), first = thread_ * count;
+    const float log_group = __log2f(static_cast<float>(p_.group));
+    uint32_t chosen = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < count && first + i < size_; ++i) {
+      const float score = combined(first + i, threshold, log_group);
+      if (score >= threshold && score > -INFINITY) chosen |= 1u << i;
+    }
+    return chosen;
+  }
+
+  // log2 of the combined S of a cluster, or something else below the threshold.
+  __device__ float combined(uint32_t j, float threshold, float log_group) const {
+    float y[kMostGroup], top = -INFINITY;
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) {
+      y[r] = r < p_.group ? logits_[r * stride_ + j] - s_.lse[r] : -INFINITY;
+      top = fmaxf(top, y[r]);
+    }
+    // A mean is at most the maximum.
+    if (!p_.mean || top < threshold) return top;
+    float sum = 0;
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) sum += ptx::ex2_approx(y[r] - top);
+    return top + log2f(sum) - log_group;
+  }
+
+  // Calls body(span) for every chosen cluster of this thread.
+  template <class Body>
+  __device__ void for_each(uint32_t chosen, const Body& body) const {
+    const uint2* own = spans_ + thread_ * each();
+#pragma unroll 1
+    for (; chosen != 0; chosen &= chosen - 1) body(own[__ffs(chosen) - 1]);
+  }
+
+  // Sums of the threads before this one over the team, and of the team.
+  __device__ Sums sums_before(Sums own, Sums& all) {
+    Sums scan = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t a = __shfl_up_sync(~0u, scan.a, step), b = __shfl_up_sync(~0u, scan.b, step);
+      scan.a += lane_ >= step ? a : 0;
+      scan.b += lane_ >= step ? b : 0;
+    }
+    if (lane_ == 31) s_.warp_sums[warp_] = make_uint2(scan.a, scan.b);
+    __syncthreads();
+    // Lane w: of warp w.
+    const uint2 of_warp = lane_ < kThresholdWarps ? s_.warp_sums[lane_] : make_uint2(0, 0);
+    if (warp_ == 0) {
+      const uint32_t a = __reduce_add_sync(~0u, of_warp.x), b = __reduce_add_sync(~0u, of_warp.y);
+      if (lane_ < team_) tell(lane_, rank_, a, b);
+    }
+    const uint2* told = await_told(1);
+    const uint2 of_rank = lane_ < team_ ? told[lane_] : make_uint2(0, 0);
+    ++exchange_;
+    all.a = __reduce_add_sync(~0u, of_rank.x);
+    all.b = __reduce_add_sync(~0u, of_rank.y);
+    const uint32_t a = (lane_ < warp_ ? of_warp.x : 0) + (lane_ < rank_ ? of_rank.x : 0);
+    const uint32_t b = (lane_ < warp_ ? of_warp.y : 0) + (lane_ < rank_ ? of_rank.y : 0);
+    return {scan.a - own.a + __reduce_add_sync(~0u, a), scan.b - own.b + __reduce_add_sync(~0u, b)};
+  }
+
+  // The children of what was chosen, for the next level; how many.
+  __device__ uint32_t list_children(uint32_t chosen, uint32_t* list) {
+    Sums own, all;
+    for_each(chosen, [&](uint2 span) { own.b += span.y - span.x; });
+    uint32_t at = sums_before(own, all).b;
+    for_each(chosen, [&](uint2 span) {
+#pragma unroll 1
+      for (uint32_t child = span.x; child < span.y; ++child) list[at++] = child;
+    });
+    __syncwarp();
+    ptx::barrier_cluster();
+    return all.b;
+  }
+
+  // Chosen clusters as runs, that end at the latest where a warp's clusters end.
+  __device__ void emit(uint32_t chosen) {
+    // Where the clusters of the lane before end, if its last is chosen.
+    uint32_t last = ~0u;
+    for_each(chosen >> (each() - 1) << (each() - 1), [&](uint2 span) { last = span.y; });
+    last = __shfl_up_sync(~0u, last, 1);
+    if (lane_ == 0) last = ~0u;
+    Sums own, all;
+    uint32_t end = last;
+    for_each(chosen, [&](uint2 span) {
+      own.a += span.x != end ? 1 : 0;
+      own.b += span.y - span.x;
+      end = span.y;
+    });
+    const Sums before = sums_before(own, all);
+    write_runs(chosen, last, before);
+    if (rank_ != 0 || thread_ != 0) return;
+    p_.lists.before[pair_ * (p_.lists.capacity + 1) + all.a] = all.b;
+    p_.lists.totals[pair_] = {all.a, all.b, 0, 0};
+    if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
+    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(all.b));
+    atomicAdd(&p_.counters[2], static_cast<unsigned long long>(centroids_));
+  }
+
+  // `at`: runs and keys before those of this thread.
+  __device__ void write_runs(uint32_t chosen, uint32_t end, Sums at) const {
+    const RunLists& lists = p_.lists;
+    uint32_t* run_first = lists.first + pair_ * (lists.capacity + 1);
+    uint32_t* run_before = lists.before + pair_ * (lists.capacity + 1);
+    uint32_t* marks = lists.marks + pair_ * lists.mark_capacity;
+    for_each(chosen, [&](uint2 span) {
+      if (span.x != end) {
+        run_first[at.a] = span.x;
+        run_before[at.a++] = at.b;
+      }
+      end = span.y;
+      const uint32_t keys = at.b + span.y - span.x;
+#pragma unroll 1
+      for (uint32_t m = (at.b + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < keys; ++m) {
+        marks[m] = at.a - 1;
+      }
+      at.b = keys;
+    });
+  }
+
+  const LookupParams& p_;
+  ThresholdShared<kDim>& s_;
+  uint2* const spans_;   // [slice]
+  float* const logits_;  // [group][stride_]
+  const int stride_, team_, rank_, pair_, head_, thread_, lane_, warp_;
+  uint32_t begin_ = 0, size_ = 0;  // of what is alive, this block's
+  uint32_t centroids_ = 0;         // that were read to decide
+  int exchange_ = 0;
+  float maximum_ = 0, sum_ = 0;
+};
+
+}  // namespace sqz::cuda
