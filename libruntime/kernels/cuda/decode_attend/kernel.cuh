@@ -26,17 +26,19 @@ class Attend : private AttendMerge<kDim> {
       atomicAdd(p_.counters, static_cast<unsigned long long>(p_.requests));
     }
     Segment segment;
-    bool any = false;
-    if (this->share_by_pairs(segment, any)) {
-      if (any) attend_segment(segment);
-      return;
+    int64_t at = 0, end = 0;
+    int pair = 0;
+    bool more = false;
+    const bool by_pairs = this->share_by_pairs(segment, more);
+    if (!by_pairs) {
+      pair = this->share_all(at, end);
+      more = at < end;
     }
-    int64_t at, end;
-    int pair = this->share_all(at, end);
 #pragma unroll 1
-    while (at < end) {
-      at = this->segment_of(pair++, at, end, segment);
+    while (more) {
+      if (!by_pairs) at = this->segment_of(pair++, at, end, segment);
       attend_segment(segment);
+      more = !by_pairs && at < end;
     }
   }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_attend/shares.cuh"
+#include "libruntime/kernels/cuda/ptx/atom_add_acq_rel.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
@@ -107,10 +108,9 @@ class AttendMerge : protected AttendShares<kDim> {
     if (thread_ < p_.group) own->total[thread_] = s_.total[thread_];
     __syncthreads();
     if (thread_ == 0) {
-      __threadfence();  // for the block: what its threads wrote is before the count
       auto* arrived = static_cast<uint32_t*>(p_.workspace) + segment.pair;
-      s_.last = atomicAdd(arrived, 1u) == static_cast<uint32_t>(segment.parts) - 1 ? 1 : 0;
-      __threadfence();
+      const uint32_t before = ptx::atom_add_acq_rel(arrived, 1);
+      s_.last = before == static_cast<uint32_t>(segment.parts) - 1 ? 1 : 0;
       if (s_.last != 0) *arrived = 0;  // for the next launch
     }
     __syncthreads();
@@ -172,11 +172,13 @@ class AttendMerge : protected AttendShares<kDim> {
   template <int kBatch>
   __device__ static void load_parts(const Segment& segment, int first, int row, int dim,
                                     float2 (&values)[kBatch]) {
+    if (dim >= kDim) return;
+    const AttendPartial<kDim>* parts = segment.second + 2 * (first - 1);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (dim >= kDim || first + i >= segment.parts) continue;
-      values[i] =
-          __ldcg(reinterpret_cast<const float2*>(&segment.part(first + i)->values[row][dim]));
+      if (first + i >= segment.parts) continue;
+      const AttendPartial<kDim>* part = i == 0 && first == 0 ? segment.first : parts + 2 * i;
+      values[i] = __ldcg(reinterpret_cast<const float2*>(&part->values[row][dim]));
     }
   }
 
@@ -199,7 +201,7 @@ class AttendMerge : protected AttendShares<kDim> {
     return static_cast<int64_t>(segment.pair) * p_.group + row;
   }
   __device__ static float inverse_of(float sum, bool fault) {
-    return fault ? NAN : sum == 0 ? 0 : 1 / sum;
+    return fault ? NAN : sum == 0 ? 0 : __fdividef(1.0f, sum);
   }
   __device__ static float lse_of(float2 total, bool fault) {
     const float lse = (total.x + log2f(total.y)) * 0.6931471805599453f;

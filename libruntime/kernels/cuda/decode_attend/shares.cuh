@@ -65,7 +65,7 @@ class AttendShares {
         max(static_cast<uint32_t>(kLeastKeys), round_up((total + blocks - 1) / blocks));
     // Lane i tries `share` and i / 31 of what it may be longer.
     const uint32_t tried = round_up(share + kSwitchKeys * lane_ / 31);
-    const float inverse = 1.0f / static_cast<float>(tried);
+    const float inverse = __fdividef(1.0f, static_cast<float>(tried));
     uint32_t needed = 0;
 #pragma unroll 1
     for (int first = 0; first < pairs_; first += 8) {

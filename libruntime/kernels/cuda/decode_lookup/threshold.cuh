@@ -328,32 +328,30 @@ class LookupThreshold {
     return max(1u, (size_ + kThresholdThreads - 1) / kThresholdThreads);
   }
 
+  // S, its mean or maximum over the rows, is compared with T as 2^(log2 S - log2 T) with 1: what
+  // overflows is chosen, what underflows is far from it.
   __device__ uint32_t choose(float threshold) const {
     const uint32_t count = each(), first = thread_ * count;
-    const float log_group = __log2f(static_cast<float>(p_.group));
+    const int rows = p_.group;
+    float least[kMostGroup];
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) least[r] = r < rows ? s_.lse[r] + threshold : 0;
+    const float enough = p_.mean ? static_cast<float>(rows) : 1.0f;
     uint32_t chosen = 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < count && first + i < size_; ++i) {
-      const float score = combined(first + i, threshold, log_group);
-      if (score >= threshold && score > -INFINITY) chosen |= 1u << i;
+      const float* logits = logits_ + first + i;
+      float sum = 0, top = 0;
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) {
+        if (r >= rows) break;
+        const float ratio = ptx::ex2_approx(logits[r * stride_] - least[r]);
+        sum += ratio;
+        top = fmaxf(top, ratio);
+      }
+      if ((p_.mean ? sum : top) >= enough) chosen |= 1u << i;
     }
     return chosen;
-  }
-
-  // log2 of the combined S of a cluster, or something else below the threshold.
-  __device__ float combined(uint32_t j, float threshold, float log_group) const {
-    float y[kMostGroup], top = -INFINITY;
-#pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) {
-      y[r] = r < p_.group ? logits_[r * stride_ + j] - s_.lse[r] : -INFINITY;
-      top = fmaxf(top, y[r]);
-    }
-    // A mean is at most the maximum.
-    if (!p_.mean || top < threshold) return top;
-    float sum = 0;
-#pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) sum += ptx::ex2_approx(y[r] - top);
-    return top + log2f(sum) - log_group;
   }
 
   // Calls body(span) for every chosen cluster of this thread.
