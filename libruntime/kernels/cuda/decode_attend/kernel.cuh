@@ -21,6 +21,7 @@ class Attend : private AttendMerge<kDim> {
   __device__ void run() {
     ptx::griddepcontrol_launch_dependents();
     fetch_queries();
+    __syncthreads();
     ptx::griddepcontrol_wait();
     if (thread_ == 0 && blockIdx.x == 0 && !listed_ && p_.counters != nullptr) {
       atomicAdd(p_.counters, static_cast<unsigned long long>(p_.requests));

@@ -41,7 +41,7 @@ class AttendShares {
   }
   __device__ RunTotals totals_of(int pair) const {
     if (!listed_) return {};
-    const uint4 words = *reinterpret_cast<const uint4*>(p_.lists.totals + list_of(pair));
+    const uint4 words = __ldcg(reinterpret_cast<const uint4*>(p_.lists.totals + list_of(pair)));
     return {words.x, words.y, words.z, words.w};
   }
   __device__ int list_of(int pair) const { return p_.lists.of_heads ? pair % p_.kv_heads : pair; }

@@ -43,9 +43,8 @@ Result<TeamSizes> team_sizes(const LookupParams& params) {
 
 Status decode_lookup(const LookupParams& params, int team, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check(params));
-  return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
-    return launch_lookup<dim.value>(params, team, stream);
-  });
+  return for_dim(params.dim, no_such_dim(params.dim),
+                 [&](auto dim) { return launch_lookup<dim.value>(params, team, stream); });
 }
 
 Result<TogetherPlan> plan_together(const LookupParams& params, int most) {
