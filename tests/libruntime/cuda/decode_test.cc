@@ -1,6 +1,7 @@
 // Decoding on the GPU against the CPU backend: the same keys, the same attention.
 #include <string>
 
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "tests/libruntime/cuda/blocks.h"
 
 namespace sqz::cuda {
@@ -66,6 +67,20 @@ Tally compare(const Served& served, const SelectionRequest& selection, int64_t r
     }
   }
   return {static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1))};
+}
+
+TEST(TeamSizes, LargestThatAllRunAtOnce) {
+  TeamSizes sizes;
+  EXPECT_EQ(sizes.of(1), 1);  // none could be gathered
+  const std::vector<int> teams = {66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};  // of 2 on
+  for (size_t i = 0; i < teams.size(); ++i) sizes.teams[2 + i] = teams[i];
+  EXPECT_EQ(sizes.of(1), kMostTeam);
+  EXPECT_EQ(sizes.of(7), kMostTeam);
+  EXPECT_EQ(sizes.of(8), 9);
+  EXPECT_EQ(sizes.of(15), 8);
+  EXPECT_EQ(sizes.of(16), 6);
+  EXPECT_EQ(sizes.of(66), 2);
+  EXPECT_EQ(sizes.of(67), 1);
 }
 
 class Decode : public ::testing::Test {
