@@ -11,6 +11,7 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int64_t kWaveBytes = int64_t{64} << 20;  // of what grows with the blocks of a wave
+constexpr int64_t kPieceQueries = 256;  // whose parts a block of threads adds up, or more
 
 }  // namespace
 
@@ -46,7 +47,9 @@ size_t PlainServer::lay_out(void* base) {
       std::min(setup_.max_tokens, wave_blocks_ * waves_.block_tokens(setup_.max_tokens));
   if (setup_.lookups[0].pages) {
     const int64_t rows = setup_.group == PrefillGroup::kMax ? model.group_size() : 1;
-    lookup_.parts = layout.take<float>(pairs * rows * 2 * model.head_dim);
+    const int64_t queries = waves_.block_tokens(setup_.max_tokens) * model.group_size() / rows;
+    lookup_.pieces = static_cast<int32_t>(std::clamp<int64_t>(queries / kPieceQueries, 1, 16));
+    lookup_.parts = layout.take<float>(pairs * rows * lookup_.pieces * 2 * model.head_dim);
   } else if (setup_.buckets == nullptr) {
     lookup_.sums = layout.take<float2>(tokens * model.query_heads * kPlainParts);
     lookup_.lse = layout.take<float>(tokens * model.query_heads);

@@ -117,11 +117,11 @@ __global__ void __launch_bounds__(kThreads)
         const uint4 lower = stage.rows[row_tile + 2 * m + 1][part][lane];
         const uint32_t first[4] = {upper.x, lower.x, upper.y, lower.y};
         const uint32_t second[4] = {upper.z, lower.z, upper.w, lower.w};
+        // Not one after the other into the same sums: each would wait for the one before.
 #pragma unroll
-        for (int n = 0; n < kWarpTiles; ++n) {
-          F16::mma(d[m][n], first, b[n].x, b[n].y);
-          F16::mma(d[m][n], second, b[n].z, b[n].w);
-        }
+        for (int n = 0; n < kWarpTiles; ++n) F16::mma(d[m][n], first, b[n].x, b[n].y);
+#pragma unroll
+        for (int n = 0; n < kWarpTiles; ++n) F16::mma(d[m][n], second, b[n].z, b[n].w);
       }
     }
   }

@@ -43,9 +43,11 @@ struct PlainLookup {
   // Workspace.
   float2* sums = nullptr;  // [T, Hq, kPlainParts] maximum, sum of exponentials; not of pages
   float* lse = nullptr;    // [T, Hq] log2 of the denominators; not of pages
-  // Pages: [pairs, rows, 2, d] means of the queries' positive and negative parts, one row or, of
-  // the policy `max`, one a head; of the policy `any` none.
+  // Pages: [pairs, rows, pieces, 2, d] sums of the positive and negative parts of the block's
+  // queries, in so many pieces; one row or, of the policy `max`, one a head. Of the policy `any`
+  // none.
   float* parts = nullptr;
+  int32_t pieces = 1;
   float* scores = nullptr;     // [pairs, width] log2 of the combined S; of pages their bounds
   uint2* state = nullptr;      // [pairs] {clusters alive at the next level, centroids read}
   uint32_t* faults = nullptr;  // [pairs] 1: a logit was NaN or infinite

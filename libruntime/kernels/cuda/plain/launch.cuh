@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/plain/attend.cuh"
@@ -31,18 +32,24 @@ template <int kDim>
 Status launch_plain_pages(const PlainLookup& call, cudaStream_t stream) {
   using Tile = PlainTile<kDim>;
   const LookupParams& p = call.token;
-  const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
-  if (call.policy != PrefillGroup::kAny) {
-    const int rows = call.policy == PrefillGroup::kMax ? p.group : 1;
-    SQZ_RETURN_IF_ERROR(
-        launch_plain(plain_parts_kernel<kDim>, pairs * rows, kPartThreads, 0, stream, call));
-  }
   const bool bf16 = p.dtype == DType::kBF16;
+  const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
   const int page_tiles = (p.level[0].clusters + Tile::kRows - 1) / Tile::kRows;
+  const size_t bytes = plain_bytes<kDim>(2 * kPageStream, 2 * Tile::kRows, true);
+  if (call.policy == PrefillGroup::kAny) {
+    SQZ_RETURN_IF_ERROR(
+        launch_plain(bf16 ? plain_bounds_kernel<Bf16, kDim> : plain_bounds_kernel<F16, kDim>,
+                     pairs * page_tiles, Tile::kThreads, bytes, stream, call, page_tiles));
+    return plain_choose(call, 0, stream);
+  }
+  const int rows = call.policy == PrefillGroup::kMax ? p.group : 1;
+  const int columns = static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
+  const int64_t groups = (call.blocks.count * columns + kPageStream - 1) / kPageStream;
+  SQZ_RETURN_IF_ERROR(launch_plain(plain_parts_kernel<kDim>, pairs * rows * call.pieces,
+                                   kPartThreads, 0, stream, call));
   SQZ_RETURN_IF_ERROR(launch_plain(
-      bf16 ? plain_bounds_kernel<Bf16, kDim> : plain_bounds_kernel<F16, kDim>, pairs * page_tiles,
-      Tile::kThreads, plain_bytes<kDim>(2 * kPageStream, 2 * Tile::kRows, true), stream, call,
-      page_tiles));
+      bf16 ? plain_mean_bounds_kernel<Bf16, kDim> : plain_mean_bounds_kernel<F16, kDim>,
+      groups * p.kv_heads * page_tiles, Tile::kThreads, bytes, stream, call, page_tiles, columns));
   return plain_choose(call, 0, stream);
 }
 
