@@ -10,7 +10,6 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kNearBytes = 64 << 10;  // of scores that are kept in shared memory
 
 // The sums of a pair's rows over their parts.
 __global__ void __launch_bounds__(kThreads)
@@ -37,10 +36,8 @@ __global__ void __launch_bounds__(kThreads)
 // A block of threads a pair: a team of one.
 class PlainChoice : private LookupRules {
  public:
-  // `near`: room for the scores of a level in shared memory, or null.
-  __device__ PlainChoice(const PlainLookup& call, const LookupParams& params, RulesShared& shared,
-                         float* near)
-      : LookupRules(params, 1, static_cast<int>(blockIdx.x), shared), call_(call), near_(near) {}
+  __device__ PlainChoice(const PlainLookup& call, const LookupParams& params, RulesShared& shared)
+      : LookupRules(params, 1, static_cast<int>(blockIdx.x), shared), call_(call) {}
 
   __device__ void run(int k) {
     const LookupLevel& level = p_.level[k];
@@ -59,7 +56,6 @@ class PlainChoice : private LookupRules {
     const uint32_t* alive = k == 0 ? nullptr : alive_at(k - 1);
     scores_ = call_.scores + pair_ * p_.width;
     end_ = state.x;
-    if (near_ != nullptr) fetch_scores();
     // Of buckets nothing counts: networks are the model's.
     const uint32_t vectors = level.centroids == nullptr ? 0 : p_.pages ? 2 : 1;
     centroids_ = state.y + state.x * vectors;
@@ -76,14 +72,6 @@ class PlainChoice : private LookupRules {
   }
 
  private:
-  // Rules go over them many times.
-  __device__ void fetch_scores() {
-#pragma unroll 4
-    for (uint32_t j = thread_; j < end_; j += kLookupThreads) near_[j] = scores_[j];
-    scores_ = near_;
-    __syncthreads();
-  }
-
   // What is not empty and was not chosen, after those of the levels before; how many.
   __device__ uint32_t list_estimated(int k, const uint32_t* alive) {
     uint32_t* list = call_.estimates.list + pair_ * call_.estimates.capacity;
@@ -105,16 +93,13 @@ class PlainChoice : private LookupRules {
   }
 
   const PlainLookup& call_;
-  float* near_;
 };
 
 __global__ void __launch_bounds__(kLookupThreads)
-    plain_choose_kernel(const __grid_constant__ PlainLookup call, int level, bool near) {
+    plain_choose_kernel(const __grid_constant__ PlainLookup call, int level) {
   __shared__ RulesShared shared;
-  extern __shared__ float scores[];
   const int tokens = block_at(call.blocks, static_cast<int>(blockIdx.x) / call.token.kv_heads).y;
-  PlainChoice(call, tokens > 1 ? call.block : call.token, shared, near ? scores : nullptr)
-      .run(level);
+  PlainChoice(call, tokens > 1 ? call.block : call.token, shared).run(level);
 }
 
 }  // namespace
@@ -127,11 +112,7 @@ Status plain_lse(const PlainLookup& call, cudaStream_t stream) {
 
 Status plain_choose(const PlainLookup& call, int level, cudaStream_t stream) {
   const auto pairs = static_cast<unsigned>(call.blocks.count * call.token.kv_heads);
-  const size_t bytes = static_cast<size_t>(call.token.level[level].clusters) * sizeof(float);
-  const bool near = bytes <= kNearBytes;
-  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
-      plain_choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kNearBytes));
-  plain_choose_kernel<<<pairs, kLookupThreads, near ? bytes : 0, stream>>>(call, level, near);
+  plain_choose_kernel<<<pairs, kLookupThreads, 0, stream>>>(call, level);
   return cuda_status(cudaGetLastError(), "plain choice kernel");
 }
 
