@@ -1,6 +1,6 @@
 // Calls with several query tokens a request by the plain kernels: on GPUs before compute capability
-// 9.0, and where PrefillServer does not serve a call. The lookups of the selectors quest and saap are
-// here in any case.
+// 9.0, and where PrefillServer does not serve a call. The lookups of the selectors quest and saap
+// are here in any case.
 #pragma once
 
 #include <memory>
