@@ -16,6 +16,10 @@ std::string MetadataStrings::string(const char* key) {
   return {};
 }
 
+bool MetadataStrings::has(const char* key) const {
+  return strings_.contains(key);
+}
+
 Json MetadataStrings::json(const char* key) {
   const std::string value = string(key);
   if (!status_.ok()) return {};
@@ -55,6 +59,13 @@ void MetadataStrings::fail(std::string message) {
 
 std::string MetadataStrings::label(const char* key) const {
   return concat(label_, ": ", key);
+}
+
+void check_logits(MetadataStrings& in, const char* remedy) {
+  const std::string found = in.has(kLogitsKey) ? in.string(kLogitsKey) : "";
+  if (found == kLogitsOfKeys) return;
+  in.fail(concat(in.label(kLogitsKey), ": found ", found.empty() ? "nothing" : in_quotes(found),
+                 ", expected ", in_quotes(kLogitsOfKeys), ": ", remedy));
 }
 
 bool is_hash(const std::string& text) {

@@ -16,6 +16,7 @@ class MetadataStrings {
   // `path` names the file in messages. `strings` is borrowed.
   MetadataStrings(const std::map<std::string, std::string>& strings, const std::string& path);
 
+  bool has(const char* key) const;
   std::string string(const char* key);
   Json json(const char* key);
   // In [low, high].
@@ -32,6 +33,13 @@ class MetadataStrings {
   std::string label_;
   Status status_;
 };
+
+// What the logits of a query classifier tell, in files that hold one: the attention to a key of a
+// bucket (formats/qmodel_file.h). Earlier files say nothing of it; theirs were of whole buckets.
+inline constexpr const char* kLogitsKey = "logits";
+inline constexpr const char* kLogitsOfKeys = "key";
+// in.fail() for others, with `remedy`.
+void check_logits(MetadataStrings& in, const char* remedy);
 
 // 16 lower-case hexadecimal digits, as XXH3-64 is written.
 bool is_hash(const std::string& text);

@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t kMaxCount = int64_t{UINT32_MAX};
 constexpr int64_t kMaxWidth = int64_t{1} << 20;  // of buckets and hidden units
-constexpr const char* kLogits = "key";           // what they tell the attention of; see QmodelLayer
 constexpr double kUnitTolerance = 1e-3;  // of a centroid's length: float32 rounding, no more
 
 struct Field {
@@ -89,7 +88,7 @@ std::map<std::string, std::string> to_strings(const QmodelFile& f) {
                                             {"buckets", std::to_string(f.buckets)},
                                             {"hidden", std::to_string(f.hidden)},
                                             {"recent", std::to_string(f.recent)},
-                                            {"logits", kLogits},
+                                            {kLogitsKey, kLogitsOfKeys},
                                             {"dtype", std::string(dtype_name(f.dtype))},
                                             {"dense", json_text(f.dense)},
                                             {"training", json_text(f.training)},
@@ -140,11 +139,7 @@ Result<QmodelFile> from_strings(const std::map<std::string, std::string>& string
   out.buckets = in.integer("buckets", 2, kMaxWidth);
   out.hidden = in.integer("hidden", 1, kMaxWidth);
   out.recent = in.integer("recent", 0, kMaxCount);
-  const std::string logits = in.string("logits");
-  if (logits != kLogits) {
-    in.fail(concat(in.label("logits"), ": found ", in_quotes(logits), ", expected ",
-                   in_quotes(kLogits), ": train the query classifier again"));
-  }
+  check_logits(in, "train the query classifier again");
   const std::string dtype = in.string("dtype");
   const auto known = dtype_from_name(dtype);
   if (!known)

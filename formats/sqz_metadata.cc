@@ -283,6 +283,7 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
   if (metadata.partition == Partition::kBuckets) {
     out["buckets"] = std::to_string(metadata.buckets);
     out["hidden"] = std::to_string(metadata.hidden);
+    out[kLogitsKey] = kLogitsOfKeys;
   }
   if (metadata.key_calibration) out["key_calibration"] = "true";
   if (metadata.pruned) {
@@ -322,6 +323,7 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
     metadata.partition = Partition::kBuckets;
     metadata.buckets = in.integer("buckets", 2, kMaxWidth);
     metadata.hidden = in.integer("hidden", 1, kMaxWidth);
+    check_logits(in, "train the query classifier again and build the index with it");
   } else if (partition != partition_name(Partition::kKmeans)) {
     in.fail(bad_field(path, "__metadata__: partition", in_quotes(partition),
                       "\"kmeans\", \"pages\", \"pruned\" or \"buckets\""));
