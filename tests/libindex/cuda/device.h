@@ -34,6 +34,7 @@ class DeviceArray {
   explicit DeviceArray(size_t size) : size_(size) {
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), size * sizeof(T)), cudaSuccess);
     EXPECT_EQ(cudaMemset(data_, 0xFF, size * sizeof(T)), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // before what other streams write
   }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     EXPECT_EQ(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice),
