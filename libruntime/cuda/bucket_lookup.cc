@@ -1,7 +1,6 @@
 #include "libruntime/cuda/bucket_lookup.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "libruntime/cuda/cuda_status.h"
 
@@ -27,6 +26,9 @@ Result<std::unique_ptr<BucketLookup>> BucketLookup::create(const ServedIndex& in
   SQZ_RETURN_IF_ERROR(out->frequencies_.reserve(bytes));
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(out->frequencies_.data(), frequencies.data(), bytes, cudaMemcpyHostToDevice));
+  const auto scratch = static_cast<size_t>(out->plan_.scratch);
+  SQZ_RETURN_IF_ERROR(out->scratch_.reserve(scratch));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(out->scratch_.data(), 0, scratch));
   return out;
 }
 
@@ -49,8 +51,8 @@ ClassifyParams BucketLookup::params_of(int64_t layer, const LookupParams& lookup
   return params;
 }
 
-Status BucketLookup::look_up(const AttendCall& call, int64_t first, const LookupParams& lookup,
-                             int multiprocessors) const {
+Status BucketLookup::look_up(const AttendCall& call, int64_t first,
+                             const LookupParams& lookup) const {
   ClassifyParams params = params_of(call.layer, lookup);
   if (call.q_before_rope != nullptr) {
     const ModelDescription& model = index_.metadata().model;
@@ -62,10 +64,8 @@ Status BucketLookup::look_up(const AttendCall& call, int64_t first, const Lookup
     std::transform(call.positions + first, call.positions + first + lookup.requests,
                    params.positions, [](int64_t position) { return static_cast<float>(position); });
   }
-  const auto pairs = static_cast<unsigned>(lookup.requests * lookup.kv_heads);
-  const unsigned room = std::max(1u, static_cast<unsigned>(multiprocessors) / pairs);
-  const int team = std::min(plan_.most_team, static_cast<int>(std::bit_floor(room)));
-  return decode_classify(params, plan_, team, static_cast<cudaStream_t>(call.stream));
+  params.scratch = scratch_.data();
+  return decode_classify(params, plan_, static_cast<cudaStream_t>(call.stream));
 }
 
 }  // namespace sqz::cuda

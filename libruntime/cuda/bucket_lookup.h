@@ -25,8 +25,7 @@ class BucketLookup {
   static Status check(const AttendCall& call);
   // The runs of lookup.requests requests from `first` on, of one token each. `lookup`: of the
   // call's layer, with its queries from `first` on. A captured call keeps its positions.
-  Status look_up(const AttendCall& call, int64_t first, const LookupParams& lookup,
-                 int multiprocessors) const;
+  Status look_up(const AttendCall& call, int64_t first, const LookupParams& lookup) const;
 
   // A layer's network; queries are taken to be before RoPE.
   ClassifyParams params_of(int64_t layer, const LookupParams& lookup) const;
@@ -40,6 +39,7 @@ class BucketLookup {
   const DeviceIndex& uploaded_;
   RopeUndo rope_;
   DeviceMemory frequencies_;  // [d / 2]
+  DeviceMemory scratch_;
   ClassifyPlan plan_;
 };
 

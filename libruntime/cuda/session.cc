@@ -59,7 +59,7 @@ LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
 
 Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t requests) {
   const LookupParams params = lookup_params(call, first, requests);
-  if (buckets_ != nullptr) return buckets_->look_up(call, first, params, multiprocessors_);
+  if (buckets_ != nullptr) return buckets_->look_up(call, first, params);
   if (requests > 1 && together_.requests > 0) {
     return decode_lookup_together(params, together_, static_cast<cudaStream_t>(call.stream));
   }

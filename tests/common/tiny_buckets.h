@@ -11,11 +11,11 @@
 
 namespace sqz::testing {
 
-// Buckets are drawn at random, bucket 1 of every head is empty, and 3, 5, .. if more are to be:
-// which key belongs where is the builder's business. sink 1, tail 99.
+// Buckets are drawn at random, bucket 1 of every head is empty, and 3, 5, .. if more are to be; or
+// all others have as many keys. Which key belongs where is the builder's business. sink 1, tail 99.
 inline Result<uint64_t> write_tiny_buckets(const std::string& path, const QmodelFile& qmodel,
                                            int64_t tokens, Env& env = Env::posix(),
-                                           int64_t empty = 1) {
+                                           int64_t empty = 1, bool even = false) {
   TinyIndexOptions o;
   o.layers = qmodel.model.layers;
   o.query_heads = qmodel.model.query_heads;
@@ -59,6 +59,9 @@ inline Result<uint64_t> write_tiny_buckets(const std::string& path, const Qmodel
       }
       if (dense) continue;
       std::vector<uint32_t> first = tiny::random_offsets(buckets - empty, slots, rng);
+      for (int64_t i = 0; even && i <= buckets - empty; ++i) {
+        first[i] = static_cast<uint32_t>(slots * i / (buckets - empty));
+      }
       for (int64_t i = 1; i < 2 * empty; i += 2) first.insert(first.begin() + i, first[i]);
       offsets.insert(offsets.end(), first.begin(), first.end());
       uint32_t* positions = layer.positions.data() + h * slots;

@@ -39,10 +39,10 @@ inline QmodelFile network(const NetworkShape& s) {
   return q;
 }
 
-inline Served serve_network(const QmodelFile& qmodel, int64_t empty = 1) {
+inline Served serve_network(const QmodelFile& qmodel, int64_t empty = 1, bool even = false) {
   const testing::TemporaryDirectory dir;
-  const auto written =
-      testing::write_tiny_buckets(dir.file("x.sqz"), qmodel, kBucketTokens, Env::posix(), empty);
+  const auto written = testing::write_tiny_buckets(dir.file("x.sqz"), qmodel, kBucketTokens,
+                                                   Env::posix(), empty, even);
   EXPECT_TRUE(written.ok()) << written.status().message();
   auto file = SqzFile::open(dir.file("x.sqz"), OpenMode::kRead);
   EXPECT_TRUE(file.ok()) << file.status().message();

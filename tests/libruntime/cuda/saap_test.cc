@@ -122,6 +122,16 @@ TEST_F(SaapOnGpu, EmptyBucketsEverythingAndNothing) {
   }
 }
 
+TEST_F(SaapOnGpu, OfEqualBucketsTheFirst) {
+  QmodelFile q = network({.heads = 2, .buckets = 64});  // 63 with keys: 67 in each
+  for (QmodelLayer& layer : q.layers) {
+    std::fill(layer.output_weight.begin(), layer.output_weight.end(), 0.0f);
+    std::fill(layer.output_bias.begin(), layer.output_bias.end(), 0.0f);
+  }
+  const Served served = serve_network(q, 1, true);
+  for (const int64_t requests : {1, 40}) EXPECT_NEAR(compare(served, 0.2, requests), 0.2, 0.01);
+}
+
 TEST_F(SaapOnGpu, ManyRequests) {
   const Served served = serve({.dim = 64, .group = 2, .heads = 1});
   for (const int64_t requests : {17, 128, 129, 300}) {

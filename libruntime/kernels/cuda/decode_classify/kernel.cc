@@ -1,16 +1,21 @@
 #include "libruntime/kernels/cuda/decode_classify/kernel.h"
 
+#include <algorithm>
+#include <array>
+
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/head_dims.h"
+#include "libruntime/kernels/cuda/decode_classify/layout.h"
 
 namespace sqz::cuda {
 
 template <int kDim>
-int classify_teams_at_once(const ClassifyParams& params, int team, int ring);
+int64_t classify_bytes(const ClassifyLayout& layout);
 template <int kDim>
-int64_t classify_bytes(const ClassifyParams& params, int team, int ring);
+int clusters_at_once(int cluster, const ClassifyLayout& layout);
 template <int kDim>
-Status launch_classify(const ClassifyParams& params, int team, int ring, cudaStream_t stream);
+Status launch_classify(const ClassifyParams& params, ClassifyTeam team,
+                       const ClassifyLayout& layout, cudaStream_t stream);
 
 namespace {
 
@@ -23,13 +28,60 @@ Status check(const ClassifyParams& params) {
   return for_dim(lookup.dim, no_such_dim(lookup.dim), [](auto) { return Status(); });
 }
 
-int64_t bytes_of(const ClassifyParams& params, int team, int ring) {
+int64_t bytes_of(const ClassifyParams& params, const ClassifyLayout& layout) {
   return for_dim(params.lookup.dim, int64_t{0},
-                 [&](auto dim) { return classify_bytes<dim.value>(params, team, ring); });
+                 [&](auto dim) { return classify_bytes<dim.value>(layout); });
 }
 
-int ring_of(const ClassifyParams& params, const ClassifyPlan& plan, int team) {
-  return bytes_of(params, team, kLongRing) <= plan.room ? kLongRing : kShortRing;
+ClassifyLayout layout_of(const ClassifyParams& params, ClassifyTeam team, int ring) {
+  const LookupParams& lookup = params.lookup;
+  return ClassifyLayout(params.hidden, lookup.level[0].clusters, lookup.group, team.cluster,
+                        team.blocks(), ring);
+}
+
+// With the ring that there is room for.
+ClassifyLayout layout_of(const ClassifyParams& params, const ClassifyPlan& plan,
+                         ClassifyTeam team) {
+  const ClassifyLayout layout = layout_of(params, team, kLongRing);
+  return bytes_of(params, layout) <= plan.room ? layout : layout_of(params, team, kShortRing);
+}
+
+// Weights that a block reads, in tiles.
+int64_t weights_of(const ClassifyParams& params, ClassifyTeam team) {
+  const ClassifyLayout layout = layout_of(params, team, kShortRing);
+  return int64_t{layout.own_unit_tiles} * weight_columns(params.lookup.dim) +
+         int64_t{layout.own_bucket_tiles} * layout.hidden_columns;
+}
+
+// [n] clusters of n blocks that the GPU holds at once, with as many blocks as a pair may have.
+using ClustersAtOnce = std::array<int, kMostTeam + 1>;
+
+ClustersAtOnce find_clusters(const ClassifyParams& params, const ClassifyPlan& plan) {
+  ClustersAtOnce out = {};
+  for (int cluster = 2; cluster <= kMostTeam; ++cluster) {
+    const ClassifyLayout layout = layout_of(params, plan, {cluster, kMostTeam / cluster});
+    if (bytes_of(params, layout) > plan.room) continue;
+    out[static_cast<size_t>(cluster)] = for_dim(params.lookup.dim, 0, [&](auto dim) {
+      return clusters_at_once<dim.value>(cluster, layout);
+    });
+  }
+  return out;
+}
+
+// Some clusters more than needed have room: multiprocessors come free one by one.
+ClassifyTeam best_team(const ClassifyParams& params, const ClassifyPlan& plan,
+                       const ClustersAtOnce& at_once, int pairs) {
+  ClassifyTeam best;
+  for (int cluster = kMostTeam; cluster > 1; --cluster) {
+    const int room = at_once[static_cast<size_t>(cluster)] * 4 / 5;
+    const int most = std::min(kMostTeam / cluster, room / pairs);
+    for (int clusters = 1; clusters <= most; ++clusters) {
+      const ClassifyTeam team = {cluster, clusters};
+      const bool fits = bytes_of(params, layout_of(params, plan, team)) <= plan.room;
+      if (fits && weights_of(params, team) < weights_of(params, best)) best = team;
+    }
+  }
+  return best;
 }
 
 }  // namespace
@@ -41,9 +93,10 @@ Result<ClassifyPlan> plan_classify(const ClassifyParams& params, int device) {
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  ClassifyPlan plan = {1, room};
-  // A team of one must have room, too: it serves calls of many requests.
-  const int64_t least = bytes_of(params, 1, kShortRing);
+  ClassifyPlan plan;
+  plan.room = room;
+  // One block must have room, too: it serves calls of many requests.
+  const int64_t least = bytes_of(params, layout_of(params, {}, kShortRing));
   if (least > room) {
     return Status(Code::kUnsupported,
                   concat("device_type 2 (CUDA): found a query classifier of ",
@@ -52,23 +105,23 @@ Result<ClassifyPlan> plan_classify(const ClassifyParams& params, int device) {
                          " bytes of a block's shared memory; expected at most ", room));
   }
   if (major < 9) return plan;
-  // 16 blocks are more than every GPU promises to gather; a team must not wait for another's end.
-  for (int team = kMostTeam; team > 1; team /= 2) {
-    const int teams = for_dim(params.lookup.dim, 0, [&](auto dim) {
-      return classify_teams_at_once<dim.value>(params, team, ring_of(params, plan, team));
-    });
-    if (teams < params.lookup.kv_heads) continue;
-    plan.most_team = team;
-    break;
+  const ClustersAtOnce at_once = find_clusters(params, plan);
+  for (int pairs = 1; pairs <= kTeamPairs; ++pairs) {
+    plan.teams[pairs] = best_team(params, plan, at_once, pairs);
   }
+  const int64_t told =
+      layout_of(params, {1, kMostTeam}, kShortRing).told_bytes(params.lookup.group, kMostTeam);
+  plan.scratch = kScratchBegin + kTeamPairs * told;
   return plan;
 }
 
-Status decode_classify(const ClassifyParams& params, const ClassifyPlan& plan, int team,
+Status decode_classify(const ClassifyParams& params, const ClassifyPlan& plan,
                        cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check(params));
+  const ClassifyTeam team = plan.team_of(params.lookup.requests * params.lookup.kv_heads);
+  const ClassifyLayout layout = layout_of(params, plan, team);
   return for_dim(params.lookup.dim, Status(), [&](auto dim) {
-    return launch_classify<dim.value>(params, team, ring_of(params, plan, team), stream);
+    return launch_classify<dim.value>(params, team, layout, stream);
   });
 }
 

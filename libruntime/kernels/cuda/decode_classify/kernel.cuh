@@ -1,32 +1,39 @@
-// A team of blocks serves a pair. Each block computes a slice of the hidden units, which it writes
-// to the shared memory of its team, and then the logits of a slice of the buckets, which it writes
-// to that of the first block, and this one chooses. What earlier kernels do not write, the weights
-// above all, is under way before they end.
+// Clusters of blocks serve a pair. Each block computes a slice of the hidden units, which it writes
+// to the shared memory of its cluster, so that every cluster has them all, and then the logits of a
+// slice of the buckets, which it writes to the scratch of the pair. The block that comes last
+// chooses: no cluster ever waits for another. What earlier kernels do not write, the weights above
+// all, is under way before they end. A warp executes most instructions once, one waiting for the
+// other: there are to be few.
 #pragma once
 
 #include <cfloat>
 
 #include "libruntime/kernels/cuda/decode_classify/choice.cuh"
+#include "libruntime/kernels/cuda/ptx/atom.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
 
 template <int kDim, int kRing>
 class Classify : private LookupTeam<kLookupThreads> {
  public:
-  __device__ Classify(const ClassifyParams& params, int team, char* memory)
-      : LookupTeam<kLookupThreads>(team,
+  __device__ Classify(const ClassifyParams& params, const ClassifyTeam& team,
+                      const ClassifyLayout& layout, char* memory)
+      : LookupTeam<kLookupThreads>(team.cluster,
                                    reinterpret_cast<ClassifyShared<kDim>*>(memory)->rules.team),
         c_(params),
         p_(params.lookup),
         s_(*reinterpret_cast<ClassifyShared<kDim>*>(memory)),
         arrays_(memory + sizeof(ClassifyShared<kDim>)),
-        at_(params.hidden, params.lookup.level[0].clusters, params.lookup.group, team, kRing),
-        pair_(static_cast<int>(blockIdx.x) / team),
+        blocks_(team.cluster * team.clusters),
+        block_(static_cast<int>(blockIdx.x) % blocks_),
+        pair_(static_cast<int>(blockIdx.x) / blocks_),
         head_(pair_ % params.lookup.kv_heads),
-        buckets_(params.lookup.level[0].clusters) {
+        buckets_(params.lookup.level[0].clusters),
+        at_(layout) {
     unit_begin_ = min(rank_ * at_.own_unit_tiles, at_.unit_tiles);
     unit_end_ = min(unit_begin_ + at_.own_unit_tiles, at_.unit_tiles);
-    bucket_begin_ = min(rank_ * at_.own_bucket_tiles, at_.bucket_tiles);
+    bucket_begin_ = min(block_ * at_.own_bucket_tiles, at_.bucket_tiles);
     bucket_end_ = min(bucket_begin_ + at_.own_bucket_tiles, at_.bucket_tiles);
     column_begin_ = at_.hidden_columns * warp_ / kLookupWarps;
     column_end_ = at_.hidden_columns * (warp_ + 1) / kLookupWarps;
@@ -34,9 +41,8 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   __device__ void run() {
     if (team_ > 1) ptx::barrier_cluster_arrive_relaxed();
-    UnitStep first, second;
-    load_units(unit_begin_ + warp_, first);
-    load_units(unit_begin_ + warp_ + kLookupWarps, second);
+    UnitStep units;
+    load_units(unit_begin_ + warp_, units);
     start_copies();
     const uint32_t wanted = __ldg(p_.wanted + head_);
     if (c_.frequencies != nullptr) find_angles();
@@ -46,11 +52,10 @@ class Classify : private LookupTeam<kLookupThreads> {
     load_queries();
     // Blocks write to each other only once all have begun.
     if (team_ > 1) ptx::barrier_cluster_wait();
-    find_units(first, second);
+    find_units(units);
     sync_team();
     find_logits();
-    sync_team();
-    if (rank_ == 0) choose(wanted);
+    if (comes_last()) choose(wanted);
   }
 
  private:
@@ -61,48 +66,59 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   // ---- Under way early.
 
-  // A row of tiles of the hidden weights: the parts of a lane, and the biases of its two units.
+  static constexpr int kUnitTiles = kDim <= 128 ? 4 : 2;  // that registers have room for
+
+  // Rows of tiles of the hidden weights, kLookupWarps apart: the parts of a lane, and the biases of
+  // its two units.
   struct UnitStep {
-    RowPart<kDim> rows[1];
-    float bias[2];
+    RowPart<kDim> rows[kUnitTiles];
+    float bias[kUnitTiles][2];
   };
 
   __device__ void load_units(int tile, UnitStep& step) const {
-    if (tile >= unit_end_) return;
+#pragma unroll
+    for (int i = 0; i < kUnitTiles; ++i, tile += kLookupWarps) {
+      if (tile < unit_end_) load_unit_tile(tile, step.rows[i], step.bias[i]);
+    }
+  }
+
+  __device__ void load_unit_tile(int tile, RowPart<kDim>& row, float (&bias)[2]) const {
     constexpr int kColumns = kDim / kWeightColumns;
     const auto* tiles =
         static_cast<const char*>(c_.hidden_weight) +
         (static_cast<int64_t>(head_) * at_.unit_tiles + tile) * kColumns * kWeightTileBytes;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      step.rows[0].words[c] = load_stream(tiles + c * kWeightTileBytes + lane_ * 16);
+      row.words[c] = load_stream(tiles + c * kWeightTileBytes + lane_ * 16);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int unit = 8 * tile + 2 * (lane_ % 4) + i;
-      step.bias[i] = unit < c_.hidden
-                         ? __ldg(c_.hidden_bias + static_cast<int64_t>(head_) * c_.hidden + unit)
-                         : 0.0f;
+      bias[i] = unit < c_.hidden
+                    ? __ldg(c_.hidden_bias + static_cast<int64_t>(head_) * c_.hidden + unit)
+                    : 0.0f;
     }
   }
 
   __device__ void start_copies() {
+    const uint32_t* offsets = p_.level[0].offsets + static_cast<int64_t>(head_) * (buckets_ + 1);
+#pragma unroll 1
+    for (int j = thread_; j < buckets_; j += kLookupThreads) {
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(array<uint2>(at_.spans) + j));
+      ptx::cp_async_4(to, offsets + j);
+      ptx::cp_async_4(to + 4, offsets + j + 1);
+    }
+    const int first = 8 * bucket_begin_;
+#pragma unroll 1
+    for (int j = first + thread_; j < min(8 * bucket_end_, buckets_); j += kLookupThreads) {
+      const auto to =
+          static_cast<uint32_t>(__cvta_generic_to_shared(array<float>(at_.biases) + (j - first)));
+      ptx::cp_async_4(to, c_.output_bias + static_cast<int64_t>(head_) * buckets_ + j);
+    }
     copy_tile_ = bucket_begin_;
     copy_column_ = column_begin_;
-    if (rank_ == 0) {
-      const uint32_t* offsets = p_.level[0].offsets + static_cast<int64_t>(head_) * (buckets_ + 1);
 #pragma unroll 1
-      for (int j = thread_; j < buckets_; j += kLookupThreads) {
-        const auto to =
-            static_cast<uint32_t>(__cvta_generic_to_shared(array<uint2>(at_.spans) + j));
-        ptx::cp_async_4(to, offsets + j);
-        ptx::cp_async_4(to + 4, offsets + j + 1);
-      }
-    }
-#pragma unroll
     for (int i = 0; i < kRing; ++i) copy_step(i);
-    const int bucket = 8 * bucket_begin_ + thread_;
-    if (bucket < min(8 * bucket_end_, buckets_)) prefetch(output_bias(bucket));
     ask_ahead();
     // Units that there are none of, in the last column of tiles.
     if (thread_ < 32 && at_.unit_tiles % 4 != 0 && lane_ % 4 >= at_.unit_tiles % 4) {
@@ -115,8 +131,8 @@ class Classify : private LookupTeam<kLookupThreads> {
   // multiprocessor others wait for their own.
   __device__ void ask_ahead() const {
     const int steps = (column_end_ - column_begin_) *
-                      ((bucket_end_ - bucket_begin_ + kStepTiles - 1) / kStepTiles);
-    if (team_ == 1 || steps <= kRing) return;
+                      ((bucket_end_ - bucket_begin_ + at_.step_tiles - 1) / at_.step_tiles);
+    if (blocks_ == 1 || steps <= kRing) return;
     const int64_t row = int64_t{at_.hidden_columns} * kWeightTileBytes;
     const auto* from = static_cast<const char*>(c_.output_weight) +
                        (static_cast<int64_t>(head_) * at_.bucket_tiles + bucket_begin_) * row;
@@ -130,39 +146,33 @@ class Classify : private LookupTeam<kLookupThreads> {
   __device__ static void prefetch(const void* from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
-  __device__ const float* output_bias(int bucket) const {
-    return c_.output_bias + static_cast<int64_t>(head_) * buckets_ + bucket;
-  }
 
-  // The warp's next column of the next kStepTiles rows of tiles; a group of copies in any case.
+  // The warp's next column of the next rows of tiles; a group of copies in any case.
   __device__ void copy_step(int slot) {
     if (copy_column_ < column_end_ && copy_tile_ < bucket_end_) {
-      const auto* from =
-          static_cast<const char*>(c_.output_weight) +
-          ((static_cast<int64_t>(head_) * at_.bucket_tiles + copy_tile_) * at_.hidden_columns +
-           copy_column_) *
-              kWeightTileBytes +
-          lane_ * 16;
-      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(slot_words(slot)));
-#pragma unroll
-      for (int t = 0; t < kStepTiles; ++t) {
-        if (copy_tile_ + t < bucket_end_) {
-          ptx::cp_async_16(to + t * kWeightTileBytes,
-                           from + static_cast<int64_t>(t) * at_.hidden_columns * kWeightTileBytes,
-                           16);
-        }
+      const int64_t row = int64_t{at_.hidden_columns} * kWeightTileBytes;
+      const auto* from = static_cast<const char*>(c_.output_weight) +
+                         (static_cast<int64_t>(head_) * at_.bucket_tiles + copy_tile_) * row +
+                         copy_column_ * kWeightTileBytes + lane_ * 16;
+      auto to = static_cast<uint32_t>(__cvta_generic_to_shared(slot_words(slot)));
+      const int tiles = min(at_.step_tiles, bucket_end_ - copy_tile_);
+#pragma unroll 1
+      for (int t = 0; t < tiles; ++t) {
+        ptx::cp_async_16(to, from, 16);
+        to += kWeightTileBytes;
+        from += row;
       }
       if (++copy_column_ == column_end_) {
         copy_column_ = column_begin_;
-        copy_tile_ += kStepTiles;
+        copy_tile_ += at_.step_tiles;
       }
     }
     ptx::cp_async_commit_group();
   }
 
-  // This lane's words of a step: [kStepTiles], 32 apart.
-  __device__ uint4* slot_words(int slot) const {
-    return array<uint4>(at_.ring) + (warp_ * kRing + slot) * (kStepBytes / 16) + lane_;
+  // This lane's words of a step: [step_tiles], 32 apart.
+  __device__ const uint4* slot_words(int slot) const {
+    return array<uint4>(at_.ring) + (warp_ * kRing + slot) * at_.step_tiles * 32 + lane_;
   }
 
   // ---- Queries.
@@ -199,95 +209,118 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   // ---- Hidden units.
 
-  // As fragments like those of queries, to all blocks of the team. A lane's two units of a row are
-  // one pair of words there.
-  __device__ void find_units(UnitStep now, UnitStep next) {
+  // As fragments like those of queries, to all blocks of the cluster. A lane's two units of a row
+  // are one pair of words there.
+  __device__ void find_units(UnitStep& units) {
     const int row = lane_ / 4, part = lane_ % 4;
 #pragma unroll 1
-    for (int tile = unit_begin_ + warp_; tile < unit_end_; tile += kLookupWarps) {
-      UnitStep later;
-      load_units(tile + 2 * kLookupWarps, later);
-      float d[1][4] = {};
-      multiply_rows<F16, kDim, 1>(s_.queries, now.rows, lane_, d);
-      float x[2];
+    for (int tile = unit_begin_ + warp_; tile < unit_end_; tile += kUnitTiles * kLookupWarps) {
+      float d[kUnitTiles][4] = {};
+      multiply_rows<F16, kDim, kUnitTiles>(s_.queries, units.rows, lane_, d);
+      uint2 words[kUnitTiles];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float sum = d[0][i] + d[0][i + 2] + now.bias[i];
-        x[i] = sum < 0 ? 0 : sum;  // a NaN stays
+      for (int t = 0; t < kUnitTiles; ++t) {
+        float x[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float sum = d[t][i] + d[t][i + 2] + units.bias[t][i];
+          x[i] = sum < 0 ? 0 : sum;  // a NaN stays
+        }
+        split<F16>(x[0], x[1], words[t].x, words[t].y);
       }
-      uint32_t high, low;
-      split<F16>(x[0], x[1], high, low);
+      load_units(tile + kUnitTiles * kLookupWarps, units);
+      // Four neighbours are a column of the output weights; kLookupWarps tiles are two.
       const int place = (tile / 4 * 2 + part / 2) * 32 + row * 4 + tile % 4;
-      const int32_t at = at_.activations + place * 16 + part % 2 * 8;
-      if (row < p_.group) {
-        for (int rank = 0; rank < team_; ++rank) tell(rank, array<uint2>(at), high, low);
-      }
-      now = next;
-      next = later;
+      if (row < p_.group) tell_units(tile, at_.activations + place * 16 + part % 2 * 8, words);
     }
   }
 
-  // Writes to the shared memory of a block of the team, where this one has `own`.
-  __device__ void tell(int rank, const void* own, uint32_t a, uint32_t b) const {
-    if (team_ == 1) {
-      *static_cast<uint2*>(const_cast<void*>(own)) = make_uint2(a, b);
-      return;
+  // words: of tiles kLookupWarps apart, the first of which belongs at `at`.
+  __device__ void tell_units(int tile, int32_t at, const uint2 (&words)[kUnitTiles]) const {
+    constexpr int kApart = kLookupWarps / 4 * 1024;
+    const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(arrays_ + at));
+#pragma unroll 1
+    for (int rank = 0; rank < team_; ++rank) {
+      const uint32_t to = ptx::mapa(own, static_cast<uint32_t>(rank));
+#pragma unroll
+      for (int t = 0; t < kUnitTiles; ++t) {
+        if (tile + t * kLookupWarps >= unit_end_) continue;
+        if (team_ == 1) {
+          *array<uint2>(at + t * kApart) = words[t];
+        } else {
+          ptx::st_shared_cluster_8(to + t * kApart, words[t].x, words[t].y);
+        }
+      }
     }
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(own));
-    ptx::st_shared_cluster_8(ptx::mapa(address, static_cast<uint32_t>(rank)), a, b);
   }
 
   // ---- Logits of the slice's buckets.
 
+  __device__ int32_t told_bytes() const {
+    return at_.told_bytes(p_.group, blocks_);
+  }
+  // Where the pair's blocks tell each other what begins at at_.logits.
+  __device__ char* told() const {
+    return blocks_ == 1 ? arrays_ + at_.logits
+                        : static_cast<char*>(c_.scratch) + kScratchBegin +
+                              static_cast<int64_t>(pair_) * told_bytes();
+  }
+
   // A warp has some columns of all tiles: the fragments of hidden units are read once, and its
-  // sums meet those of the others in shared memory. Lane r 4 + t of warp w then has the sums of
-  // query row r and buckets 2 t, 2 t + 1 of tile w.
+  // sums meet those of the others in shared memory.
   __device__ void find_logits() {
-    const auto* activations = array<uint4>(at_.activations);
-    auto* partial = array<float2>(at_.partial);
+    const auto* activations = array<uint4>(at_.activations) + lane_;
     float maximum = kLowestLogit, sum = 0;
     int slot = 0;
+    uint4 w[kStepTiles] = {};
+    ptx::cp_async_wait_group<kRing - 1>();  // the biases
 #pragma unroll 1
-    for (int tile = bucket_begin_; tile < bucket_end_; tile += kStepTiles) {
+    for (int tile = bucket_begin_; tile < bucket_end_; tile += at_.step_tiles) {
       float d[kStepTiles][4] = {};
 #pragma unroll 1
       for (int column = column_begin_; column < column_end_; ++column) {
         // A lane reads what it copied itself.
         ptx::cp_async_wait_group<kRing - 1>();
-        const uint4 even = activations[2 * column * 32 + lane_];
-        const uint4 odd = activations[(2 * column + 1) * 32 + lane_];
+        const uint4 even = activations[2 * column * 32];
+        const uint4 odd = activations[(2 * column + 1) * 32];
         const uint32_t a0[4] = {even.x, even.y, even.z, even.w};
         const uint32_t a1[4] = {odd.x, odd.y, odd.z, odd.w};
         const uint4* words = slot_words(slot);
 #pragma unroll
         for (int t = 0; t < kStepTiles; ++t) {
-          if (tile + t < bucket_end_) {
-            const uint4 w = words[t * 32];
-            F16::mma(d[t], a0, w.x, w.y);
-            F16::mma(d[t], a1, w.z, w.w);
-          }
+          if (t < at_.step_tiles) w[t] = words[t * 32];
         }
+#pragma unroll
+        for (int t = 0; t < kStepTiles; ++t) F16::mma(d[t], a0, w[t].x, w[t].y);
+#pragma unroll
+        for (int t = 0; t < kStepTiles; ++t) F16::mma(d[t], a1, w[t].z, w[t].w);
         copy_step(slot);
         slot = slot + 1 == kRing ? 0 : slot + 1;
       }
+      __syncthreads();  // partial sums may take the place of the hidden units
 #pragma unroll
       for (int t = 0; t < kStepTiles; ++t) {
-        partial[(warp_ * kStepTiles + t) * 32 + lane_] =
-            make_float2(d[t][0] + d[t][2], d[t][1] + d[t][3]);
+        if (t < at_.step_tiles) {
+          array<float2>(at_.partial)[(warp_ * at_.step_tiles + t) * 32 + lane_] =
+              make_float2(d[t][0] + d[t][2], d[t][1] + d[t][3]);
+        }
       }
       __syncthreads();
-      if (tile + warp_ < bucket_end_) add_up_tile(tile + warp_, maximum, sum);
-      __syncthreads();
+#pragma unroll 1
+      for (int t = warp_; t < min(at_.step_tiles, bucket_end_ - tile); t += kLookupWarps) {
+        add_up_tile(tile + t, t, maximum, sum);
+      }
     }
     tell_sums(maximum, sum);
   }
 
-  __device__ void add_up_tile(int tile, float& maximum, float& sum) {
-    const auto* partial = array<float2>(at_.partial);
+  // Tile t of the step. Lane r 4 + i has the sums of query row r and buckets 2 i, 2 i + 1.
+  __device__ void add_up_tile(int tile, int t, float& maximum, float& sum) {
+    const auto* partial = array<float2>(at_.partial) + t * 32 + lane_;
     float x[2] = {};
 #pragma unroll
     for (int w = 0; w < kLookupWarps; ++w) {
-      const float2 one = partial[(w * kStepTiles + warp_) * 32 + lane_];
+      const float2 one = partial[w * at_.step_tiles * 32];
       x[0] += one.x;
       x[1] += one.y;
     }
@@ -296,103 +329,129 @@ class Classify : private LookupTeam<kLookupThreads> {
     float y[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float bias = bucket + i < buckets_ ? __ldg(output_bias(bucket + i)) : -INFINITY;
-      y[i] = (x[i] + bias) * 1.4426950408889634f;
-      if (!(y[i] <= maximum)) {
-        sum *= exp2f(maximum - y[i]);
-        maximum = y[i];
-      }
-      sum += exp2f(y[i] - maximum);
+      const float bias = array<float>(at_.biases)[bucket + i - 8 * bucket_begin_];
+      y[i] = bucket + i < buckets_ ? (x[i] + bias) * 1.4426950408889634f : -INFINITY;
     }
-    tell(0, array<float>(at_.logits) + row * at_.bucket_tiles * 8 + bucket, __float_as_uint(y[0]),
-         __float_as_uint(y[1]));
+    // A NaN stays in the sum.
+    const float top = fmaxf(maximum, fmaxf(y[0], y[1]));
+    sum = sum * ptx::ex2_approx(maximum - top) + ptx::ex2_approx(y[0] - top) +
+          ptx::ex2_approx(y[1] - top);
+    maximum = top;
+    auto* to = reinterpret_cast<float*>(told()) + row * at_.bucket_tiles * 8 + bucket;
+    *reinterpret_cast<float2*>(to) = make_float2(y[0], y[1]);
   }
 
-  // Maximum and sum of the slice's exponentials, a row, to the first block.
+  // Maximum and sum of the exponentials of a warp's tiles, a row.
   __device__ void tell_sums(float maximum, float sum) {
     add_sums_of_lanes(maximum, sum);
-    if (lane_ % 4 == 0) {
-      s_.maximum[warp_][lane_ / 4] = maximum;
-      s_.sum[warp_][lane_ / 4] = sum;
-    }
-    __syncthreads();
-    if (thread_ < kMostGroup) {
-      float m = kLowestLogit, l = 0;
-#pragma unroll
-      for (int w = 0; w < kLookupWarps; ++w) {
-        add_sums(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
-      }
-      tell(0, &s_.sums[rank_][thread_], __float_as_uint(m), __float_as_uint(l));
-    }
+    if (lane_ % 4 != 0 || lane_ / 4 >= p_.group) return;
+    auto* to = reinterpret_cast<float2*>(told() + at_.sums - at_.logits);
+    to[(block_ * kLookupWarps + warp_) * kMostGroup + lane_ / 4] = make_float2(maximum, sum);
   }
 
   // ---- The choice.
+
+  // Whether all blocks of the pair have told their part; that is then here.
+  __device__ bool comes_last() {
+    if (thread_ == 0) {
+      s_.fault = s_.tied = s_.best = 0;
+      s_.worst = ~0u;
+    }
+    __syncthreads();
+    if (blocks_ > 1) {
+      if (thread_ == 0) {
+        s_.arrived = ptx::atom_inc_acq_rel(static_cast<uint32_t*>(c_.scratch) + pair_, blocks_ - 1);
+      }
+      __syncthreads();
+      if (static_cast<int>(s_.arrived) != blocks_ - 1) return false;
+      const char* from = told();
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(arrays_ + at_.logits));
+#pragma unroll 4
+      for (int i = 16 * thread_; i < told_bytes(); i += 16 * kLookupThreads) {
+        ptx::cp_async_16(to + i, from + i, 16);
+      }
+    }
+    ptx::cp_async_commit_group();
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+    return true;
+  }
 
   __device__ void choose(uint32_t wanted) {
     if (!find_denominators()) {
       if (thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
       return;
     }
-    ptx::cp_async_wait_group<0>();
     auto* scores = array<float>(at_.scores);
     auto* spans = array<uint2>(at_.spans);
     float best = -INFINITY, worst = INFINITY;
-#pragma unroll 4
-    for (int j = thread_; j < buckets_; j += kLookupThreads) {
-      const uint2 span = spans[j];  // which this thread copied
-      const float found = score(j, span.y - span.x);
-      scores[j] = found;
-      best = fmaxf(best, found);
-      if (found > -INFINITY) worst = fminf(worst, found);
+#pragma unroll 1
+    for (int j = 4 * thread_; j < buckets_; j += 4 * kLookupThreads) {
+      float found[4];
+      score_4(j, spans, found);
+      *reinterpret_cast<float4*>(scores + j) = make_float4(found[0], found[1], found[2], found[3]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        best = fmaxf(best, found[i]);
+        if (found[i] > -INFINITY) worst = fminf(worst, found[i]);
+      }
     }
-    BucketChoice<kDim>(p_, pair_, s_, scores, spans, array<uint32_t>(at_.ring))
+    BucketChoice<kDim>(p_, pair_, s_, scores, spans, array<uint4>(at_.list))
         .run(best, worst, wanted);
   }
 
-  // s_.lse of the rows, base 2; false if one is NaN or infinite.
+  // s_.lse of the rows, base 2, a warp each; false if one is NaN or infinite.
   __device__ bool find_denominators() {
-    if (thread_ == 0) s_.fault = 0;
-    __syncthreads();
-    if (thread_ < kMostGroup * kMostTeam) {
-      const int row = thread_ / kMostTeam, rank = thread_ % kMostTeam;
+    if (warp_ < p_.group) {
+      const auto* sums = array<float2>(at_.sums) + warp_;
       float m = kLowestLogit, l = 0;
-      if (rank < team_) {
-        m = s_.sums[rank][row].x;
-        l = s_.sums[rank][row].y;
+#pragma unroll 1
+      for (int i = lane_; i < blocks_ * kLookupWarps; i += 32) {
+        const float2 part = sums[i * kMostGroup];
+        add_sums(m, l, part.x, part.y);
       }
+      const float top = score_of(__reduce_max_sync(~0u, rank_of(m)));
+      l *= ptx::ex2_approx(m - top);
 #pragma unroll
-      for (int step = 1; step < kMostTeam; step *= 2) {
-        const float other = __shfl_xor_sync(~0u, m, step), part = __shfl_xor_sync(~0u, l, step);
-        add_sums(m, l, other, part);
-      }
-      if (rank == 0 && row < p_.group) {
-        s_.lse[row] = m + log2f(l);
-        if (!(fabsf(s_.lse[row]) <= FLT_MAX)) s_.fault = 1;
+      for (int step = 16; step > 0; step /= 2) l += __shfl_xor_sync(~0u, l, step);
+      if (lane_ == 0) {
+        s_.lse[warp_] = top + __log2f(l);
+        if (!(fabsf(s_.lse[warp_]) <= FLT_MAX)) s_.fault = 1;
       }
     }
     __syncthreads();
     return s_.fault == 0;
   }
 
-  // The log of the shares of the group's heads, over the size. Shares too small for a
-  // float are none, as on the CPU.
-  __device__ float score(int bucket, uint32_t size) const {
-    const float* logit = array<float>(at_.logits) + bucket;
-    float share = 0;
-#pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) {
-      if (r < p_.group) share += exp2f(logit[r * at_.bucket_tiles * 8] - s_.lse[r]);
+  // The logs of the shares of the group's heads, over the sizes, of buckets j to j + 3. Shares too
+  // small for a float are none, as on the CPU; and so are those behind the last bucket.
+  __device__ void score_4(int j, const uint2* spans, float (&found)[4]) const {
+    float share[4] = {};
+#pragma unroll 4
+    for (int r = 0; r < p_.group; ++r) {
+      const float4 y = *(array<float4>(at_.logits) + (r * at_.bucket_tiles * 8 + j) / 4);
+      const float lse = s_.lse[r];
+      share[0] += ptx::ex2_approx(y.x - lse);
+      share[1] += ptx::ex2_approx(y.y - lse);
+      share[2] += ptx::ex2_approx(y.z - lse);
+      share[3] += ptx::ex2_approx(y.w - lse);
     }
-    return size == 0 ? -INFINITY : log2f(share) - log2f(static_cast<float>(size));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t size = spans[j + i].y - spans[j + i].x;
+      const float sum = size == 0 ? 0 : share[i];
+      found[i] = __log2f(__fdividef(sum, static_cast<float>(max(size, 1u))));
+    }
   }
 
   const ClassifyParams& c_;
   const LookupParams& p_;
   ClassifyShared<kDim>& s_;
   char* arrays_;
-  const ClassifyLayout at_;
+  const int blocks_, block_;  // of the pair; which of them this is
   const int pair_, head_;
   const int32_t buckets_;
+  const ClassifyLayout& at_;
   // Rows of tiles of this block; columns of the output weights of this warp.
   int unit_begin_, unit_end_, bucket_begin_, bucket_end_, column_begin_, column_end_;
   int copy_tile_ = 0, copy_column_ = 0;  // that copy_step() asks for next

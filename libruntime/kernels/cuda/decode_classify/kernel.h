@@ -22,23 +22,38 @@ struct ClassifyParams {
   const float* frequencies = nullptr;    // [d / 2] radians a token; null: q is before RoPE
   float shrink = 1;                      // of a query after RoPE: as in RopeUndo
   float positions[kClassifyRequests]{};  // of the requests, if there are frequencies
+  // Of the pairs that several clusters of blocks can serve: plan.scratch bytes, zero before the
+  // first launch. Launches that share it follow one another.
+  void* scratch = nullptr;
 };
 
 // Steps of weights that a warp has under way: as many as there is shared memory for.
 inline constexpr int kLongRing = 4, kShortRing = 2;
 
-struct ClassifyPlan {
-  int most_team = 1;  // blocks that share a pair, a power of two
-  int64_t room = 0;   // bytes of shared memory that a block can have
+// Blocks that serve a pair: clusters of `cluster` blocks each. Blocks of a cluster share the hidden
+// units between them, and all blocks of a pair the buckets.
+struct ClassifyTeam {
+  int cluster = 1, clusters = 1;
+
+  int blocks() const { return cluster * clusters; }
 };
 
+inline constexpr int kTeamPairs = 64;  // that teams of several blocks serve, at most
+
+struct ClassifyPlan {
+  int64_t room = 0;                    // bytes of shared memory that a block can have
+  int64_t scratch = 0;                 // bytes
+  ClassifyTeam teams[kTeamPairs + 1];  // [pairs of a launch] of each pair
+
+  ClassifyTeam team_of(int pairs) const { return pairs <= kTeamPairs ? teams[pairs] : teams[0]; }
+};
+
+// Teams are those whose blocks read the fewest weights, if the GPU easily holds all of a launch.
 // kUnsupported where a block has too little shared memory for C and H, or there is no kernel for
-// the head dimension or the group. Of params only the shape counts.
+// the head dimension or the group. Of params only the shape counts, without requests.
 Result<ClassifyPlan> plan_classify(const ClassifyParams& params, int device);
 
-// Each pair is served by a team of `team` blocks, a power of two up to plan.most_team. At most
-// kClassifyRequests requests.
-Status decode_classify(const ClassifyParams& params, const ClassifyPlan& plan, int team,
-                       cudaStream_t stream);
+// At most kClassifyRequests requests.
+Status decode_classify(const ClassifyParams& params, const ClassifyPlan& plan, cudaStream_t stream);
 
 }  // namespace sqz::cuda

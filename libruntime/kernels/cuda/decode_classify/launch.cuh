@@ -9,9 +9,11 @@ namespace sqz::cuda {
 
 template <int kDim, int kRing>
 __global__ void __launch_bounds__(kLookupThreads, 1)
-    decode_classify_kernel(const __grid_constant__ ClassifyParams params, int team) {
+    decode_classify_kernel(const __grid_constant__ ClassifyParams params,
+                           const __grid_constant__ ClassifyTeam team,
+                           const __grid_constant__ ClassifyLayout layout) {
   extern __shared__ __align__(16) char memory[];
-  Classify<kDim, kRing>(params, team, memory).run();
+  Classify<kDim, kRing>(params, team, layout, memory).run();
 }
 
 template <int kDim>
@@ -21,32 +23,32 @@ auto classify_kernel(int ring) {
 }
 
 template <int kDim>
-int64_t classify_bytes(const ClassifyParams& params, int team, int ring) {
-  const LookupParams& lookup = params.lookup;
-  return static_cast<int64_t>(sizeof(ClassifyShared<kDim>)) +
-         ClassifyLayout(params.hidden, lookup.level[0].clusters, lookup.group, team, ring).bytes;
+int64_t classify_bytes(const ClassifyLayout& layout) {
+  return static_cast<int64_t>(sizeof(ClassifyShared<kDim>)) + layout.bytes;
 }
 
 template <int kDim>
-int classify_teams_at_once(const ClassifyParams& params, int team, int ring) {
-  return teams_of(classify_kernel<kDim>(ring), kLookupThreads, team,
-                  static_cast<size_t>(classify_bytes<kDim>(params, team, ring)));
+int clusters_at_once(int cluster, const ClassifyLayout& layout) {
+  return teams_of(classify_kernel<kDim>(layout.steps), kLookupThreads, cluster,
+                  static_cast<size_t>(classify_bytes<kDim>(layout)));
 }
 
 template <int kDim>
-Status launch_classify(const ClassifyParams& params, int team, int ring, cudaStream_t stream) {
+Status launch_classify(const ClassifyParams& params, ClassifyTeam team,
+                       const ClassifyLayout& layout, cudaStream_t stream) {
   const LookupParams& lookup = params.lookup;
-  TeamLaunch launch(lookup.requests * lookup.kv_heads * team, kLookupThreads, team, lookup.hopper,
-                    stream);
-  const auto kernel = classify_kernel<kDim>(ring);
-  launch.config.dynamicSmemBytes = static_cast<size_t>(classify_bytes<kDim>(params, team, ring));
+  TeamLaunch launch(lookup.requests * lookup.kv_heads * team.blocks(), kLookupThreads, team.cluster,
+                    lookup.hopper, stream);
+  const auto kernel = classify_kernel<kDim>(layout.steps);
+  const int64_t bytes = classify_bytes<kDim>(layout);
+  launch.config.dynamicSmemBytes = static_cast<size_t>(bytes);
   SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                static_cast<int>(launch.config.dynamicSmemBytes)));
-  if (team > 8) {
+                                                static_cast<int>(bytes)));
+  if (team.cluster > 8) {
     SQZ_RETURN_IF_CUDA_ERROR(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   }
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team, layout));
   return {};
 }
 

@@ -2,8 +2,9 @@
 
 namespace sqz::cuda {
 
-template int classify_teams_at_once<64>(const ClassifyParams&, int, int);
-template int64_t classify_bytes<64>(const ClassifyParams&, int, int);
-template Status launch_classify<64>(const ClassifyParams&, int, int, cudaStream_t);
+template int64_t classify_bytes<64>(const ClassifyLayout&);
+template int clusters_at_once<64>(int, const ClassifyLayout&);
+template Status launch_classify<64>(const ClassifyParams&, ClassifyTeam, const ClassifyLayout&,
+                                    cudaStream_t);
 
 }  // namespace sqz::cuda
