@@ -2,6 +2,8 @@
 // were before RoPE.
 #pragma once
 
+#include <utility>
+
 #include "formats/base/dtype.h"
 #include "libruntime/rope.h"
 #include "tests/common/tiny_buckets.h"
@@ -10,6 +12,10 @@
 namespace sqz::cuda::test {
 
 inline constexpr int64_t kBucketTokens = 4321;  // of the context
+
+// Buckets and hidden units that fill tiles, and that do not.
+inline constexpr std::pair<int64_t, int64_t> kNetworkSizes[] = {
+    {2, 1}, {3, 7}, {8, 33}, {203, 300}, {1024, 1024}, {1101, 900}, {64, 1500}};
 
 struct NetworkShape {
   int64_t dim = 128, group = 4, heads = 3, buckets = 53, hidden = 64, empty = 1;

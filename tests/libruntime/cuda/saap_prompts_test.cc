@@ -74,13 +74,7 @@ TEST_F(SaapPrompts, ShapesAndGroups) {
 }
 
 TEST_F(SaapPrompts, NetworksOfAnySize) {
-  for (const auto& [buckets, hidden] : {std::pair<int64_t, int64_t>{2, 1},
-                                        {3, 7},
-                                        {8, 33},
-                                        {203, 300},
-                                        {1024, 1024},
-                                        {1101, 900},
-                                        {64, 1500}}) {
+  for (const auto& [buckets, hidden] : test::kNetworkSizes) {
     SCOPED_TRACE(concat(buckets, " buckets, ", hidden, " hidden units"));
     const Served served = test::serve_network(
         {.dim = 128, .group = 4, .heads = 2, .buckets = buckets, .hidden = hidden});

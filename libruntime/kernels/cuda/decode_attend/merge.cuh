@@ -4,7 +4,7 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_attend/shares.cuh"
-#include "libruntime/kernels/cuda/ptx/atom_add_acq_rel.cuh"
+#include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
