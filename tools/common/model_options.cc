@@ -11,8 +11,7 @@ void add_run_dtype_option(CLI::App& app, std::string& run_dtype) {
 RunnerOptions runner_options(const std::string& run_dtype, const CommonOptions& common) {
   RunnerOptions out;
   out.device = common.device;
-  const bool gpu = common.device != "cpu";
-  const bool bf16 = run_dtype == "bf16" || (run_dtype.empty() && gpu);
+  const bool bf16 = run_dtype == "bf16" || (run_dtype.empty() && common.gpu());
   out.dtype = bf16 ? DType::kBF16 : DType::kF32;
   out.threads = common.threads;
   return out;

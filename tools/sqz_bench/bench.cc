@@ -47,7 +47,7 @@ Status check_options(const Options& options, const CommonOptions& common) {
       return std::count(names.begin(), names.end(), name) > 0;
     });
   };
-  const bool on_cpu = common.device == "cpu";
+  const bool on_cpu = !common.gpu();
   if (!on_cpu && !all_of({"attend", "prefill", "kmeans", "upload"})) {
     return refuse("--device", common.device,
                   "cpu; of the cases, attend, prefill, kmeans and upload run on a GPU");
@@ -223,9 +223,8 @@ Status run_bench(Options options, const ToolContext& context) {
     return {};
   }
   SQZ_RETURN_IF_ERROR(check_options(options, context.options));
-  const std::string& device = context.options.device;
-  if (device != "cpu") {
-    options.gpu = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);
+  if (const std::optional<int> gpu = context.options.gpu()) {
+    options.gpu = *gpu;
     SQZ_RETURN_IF_ERROR(check_device(options));
   }
   options.threads = resolve_threads(context.options.threads);

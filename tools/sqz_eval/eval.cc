@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 
+#include "tools/common/model_options.h"
 #include "tools/common/signals.h"
 #include "tools/common/texts.h"
 #include "tools/sqz_eval/judge.h"
@@ -80,7 +81,7 @@ Status load_qmodel(const std::string& path, Work& work) {
 Status check_device(const CommonOptions& common, const std::vector<Setting>& settings) {
   if (!common.gpu()) return {};
   for (const Setting& setting : settings) {
-    if (setting.options.selector.starts_with("kmeans")) {
+    if (setting.traits->served == std::string_view("kmeans")) {
       return {Code::kUnsupported, concat("--selector ", setting.options.selector,
                                          ": it is served on the CPU only; pass --device cpu")};
     }
@@ -103,10 +104,7 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
                                                 "kmeans-rope: pass both");
   }
   SQZ_RETURN_IF_ERROR(check_device(common, out.settings));
-  RunnerOptions runner;
-  runner.device = common.device;
-  runner.dtype = arguments.run_dtype == "bf16" ? DType::kBF16 : DType::kF32;
-  runner.threads = common.threads;
+  const RunnerOptions runner = runner_options(arguments.run_dtype, common);
   SQZ_ASSIGN_OR_RETURN(out.model, EvalModel::load(arguments.model, runner));
   for (Setting& setting : out.settings) {
     SQZ_RETURN_IF_ERROR(load_layers(setting.options, out.model->description()));

@@ -11,6 +11,7 @@
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
 #include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
 #include "tools/common/signals.h"
 #include "tools/common/texts.h"
 #include "tools/sqz_generate/answer.h"
@@ -63,10 +64,7 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
                        session_options(selector, context.options.threads));
   Opened out;
   SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
-  RunnerOptions options;
-  options.device = context.options.device;
-  options.dtype = arguments.run_dtype == "bf16" ? DType::kBF16 : DType::kF32;
-  options.threads = context.options.threads;
+  const RunnerOptions options = runner_options(arguments.run_dtype, context.options);
   SQZ_ASSIGN_OR_RETURN(out.runner, load_runner(arguments.model, options));
   SQZ_RETURN_IF_ERROR(
       check_index(*index, out.runner->config().description, *out.tokenizer, arguments.model));

@@ -115,7 +115,7 @@ Rows index_rows(const std::string& path, const BuiltIndex& index) {
 Status print_plan(const BuildPlan& plan, const PassPlan& pass, int64_t tokens, size_t indexes,
                   const ToolContext& context) {
   const double seconds = estimate_seconds(pass.flop, plan.kmeans_flop, context.options.threads);
-  const bool gpu_pass = context.options.device != "cpu";
+  const bool gpu_pass = context.options.gpu().has_value();
   const uint64_t memory = plan.peak_memory + (gpu_pass ? 0 : pass.memory);
   const uint64_t gpu_pass_memory = gpu_pass ? pass.memory : 0;
   const uint64_t gpu_memory = plan.gpu_memory + gpu_pass_memory;
@@ -155,7 +155,7 @@ Status dry_run(const std::vector<Job>& jobs, const ModelConfig& model,
     const auto tokens = static_cast<int64_t>(job.tokens.ids.size());
     SQZ_ASSIGN_OR_RETURN(
         const BuildPlan plan,
-        IndexBuilder::plan(model.description, tokens, options, context.options.device != "cpu"));
+        IndexBuilder::plan(model.description, tokens, options, context.options.gpu().has_value()));
     const PassPlan pass =
         plan_pass(model, tokens, runner_options(arguments.source, context.options));
     total.bytes += plan.bytes;
