@@ -2,8 +2,8 @@
 // to the shared memory of its cluster, so that every cluster has them all, and then the logits of a
 // slice of the buckets, which it writes to the scratch of the pair. The block that comes last
 // chooses: no cluster ever waits for another. What earlier kernels do not write, the weights above
-// all, is under way before they end. Most instructions are executed once, when none are near the
-// multiprocessor: loops are kept short rather than unrolled.
+// all, is under way before they end. A warp executes most instructions once, one waiting for the
+// other: there are to be few.
 #pragma once
 
 #include <cfloat>
@@ -101,13 +101,6 @@ class Classify : private LookupTeam<kLookupThreads> {
   }
 
   __device__ void start_copies() {
-    copy_tile_ = bucket_begin_;
-    copy_column_ = column_begin_;
-#pragma unroll 1
-    for (int i = 0; i < kRing; ++i) copy_step(i);
-    const int bucket = 8 * bucket_begin_ + thread_;
-    if (bucket < min(8 * bucket_end_, buckets_)) prefetch(output_bias(bucket));
-    ask_ahead();
     const uint32_t* offsets = p_.level[0].offsets + static_cast<int64_t>(head_) * (buckets_ + 1);
 #pragma unroll 1
     for (int j = thread_; j < buckets_; j += kLookupThreads) {
@@ -115,6 +108,18 @@ class Classify : private LookupTeam<kLookupThreads> {
       ptx::cp_async_4(to, offsets + j);
       ptx::cp_async_4(to + 4, offsets + j + 1);
     }
+    const int first = 8 * bucket_begin_;
+#pragma unroll 1
+    for (int j = first + thread_; j < min(8 * bucket_end_, buckets_); j += kLookupThreads) {
+      const auto to =
+          static_cast<uint32_t>(__cvta_generic_to_shared(array<float>(at_.biases) + (j - first)));
+      ptx::cp_async_4(to, c_.output_bias + static_cast<int64_t>(head_) * buckets_ + j);
+    }
+    copy_tile_ = bucket_begin_;
+    copy_column_ = column_begin_;
+#pragma unroll 1
+    for (int i = 0; i < kRing; ++i) copy_step(i);
+    ask_ahead();
     // Units that there are none of, in the last column of tiles.
     if (thread_ < 32 && at_.unit_tiles % 4 != 0 && lane_ % 4 >= at_.unit_tiles % 4) {
       auto* last = array<uint4>(at_.activations) + (at_.hidden_columns - 1) * 64 + lane_;
@@ -140,9 +145,6 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   __device__ static void prefetch(const void* from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-  }
-  __device__ const float* output_bias(int bucket) const {
-    return c_.output_bias + static_cast<int64_t>(head_) * buckets_ + bucket;
   }
 
   // The warp's next column of the next rows of tiles; a group of copies in any case.
@@ -264,53 +266,36 @@ class Classify : private LookupTeam<kLookupThreads> {
                               static_cast<int64_t>(pair_) * told_bytes();
   }
 
-  // A column of a step of a warp: fragments of hidden units, and weights. All kStepTiles tiles,
-  // though a step may have fewer: nobody looks at those sums.
-  struct LogitStep {
-    uint4 even, odd;
-    uint4 weights[kStepTiles];
-
-    __device__ void load(const uint4* activations, const uint4* words) {
-      even = activations[0];
-      odd = activations[32];
-#pragma unroll
-      for (int t = 0; t < kStepTiles; ++t) weights[t] = words[t * 32];
-    }
-
-    __device__ void multiply(float (&d)[kStepTiles][4]) const {
-      const uint32_t a0[4] = {even.x, even.y, even.z, even.w};
-      const uint32_t a1[4] = {odd.x, odd.y, odd.z, odd.w};
-#pragma unroll
-      for (int t = 0; t < kStepTiles; ++t) F16::mma(d[t], a0, weights[t].x, weights[t].y);
-#pragma unroll
-      for (int t = 0; t < kStepTiles; ++t) F16::mma(d[t], a1, weights[t].z, weights[t].w);
-    }
-  };
-
   // A warp has some columns of all tiles: the fragments of hidden units are read once, and its
   // sums meet those of the others in shared memory.
   __device__ void find_logits() {
-    const uint4* activations = array<uint4>(at_.activations) + lane_;
+    const auto* activations = array<uint4>(at_.activations) + lane_;
     float maximum = kLowestLogit, sum = 0;
     int slot = 0;
+    uint4 w[kStepTiles] = {};
+    ptx::cp_async_wait_group<kRing - 1>();  // the biases
 #pragma unroll 1
     for (int tile = bucket_begin_; tile < bucket_end_; tile += at_.step_tiles) {
       float d[kStepTiles][4] = {};
-      // A lane reads what it copied itself; the next column while products of this one are made.
-      LogitStep now, next;
-      ptx::cp_async_wait_group<kRing - 1>();
-      if (column_begin_ < column_end_) now.load(activations + 64 * column_begin_, slot_words(slot));
 #pragma unroll 1
       for (int column = column_begin_; column < column_end_; ++column) {
-        const int following = slot + 1 == kRing ? 0 : slot + 1;
-        ptx::cp_async_wait_group<kRing - 2>();
-        if (column + 1 < column_end_) {
-          next.load(activations + 64 * (column + 1), slot_words(following));
+        // A lane reads what it copied itself.
+        ptx::cp_async_wait_group<kRing - 1>();
+        const uint4 even = activations[2 * column * 32];
+        const uint4 odd = activations[(2 * column + 1) * 32];
+        const uint32_t a0[4] = {even.x, even.y, even.z, even.w};
+        const uint32_t a1[4] = {odd.x, odd.y, odd.z, odd.w};
+        const uint4* words = slot_words(slot);
+#pragma unroll
+        for (int t = 0; t < kStepTiles; ++t) {
+          if (t < at_.step_tiles) w[t] = words[t * 32];
         }
-        now.multiply(d);
+#pragma unroll
+        for (int t = 0; t < kStepTiles; ++t) F16::mma(d[t], a0, w[t].x, w[t].y);
+#pragma unroll
+        for (int t = 0; t < kStepTiles; ++t) F16::mma(d[t], a1, w[t].z, w[t].w);
         copy_step(slot);
-        slot = following;
-        now = next;
+        slot = slot + 1 == kRing ? 0 : slot + 1;
       }
       __syncthreads();  // partial sums may take the place of the hidden units
 #pragma unroll
@@ -325,7 +310,6 @@ class Classify : private LookupTeam<kLookupThreads> {
       for (int t = warp_; t < min(at_.step_tiles, bucket_end_ - tile); t += kLookupWarps) {
         add_up_tile(tile + t, t, maximum, sum);
       }
-      if (tile + at_.step_tiles < bucket_end_) __syncthreads();
     }
     tell_sums(maximum, sum);
   }
@@ -345,8 +329,8 @@ class Classify : private LookupTeam<kLookupThreads> {
     float y[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float bias = bucket + i < buckets_ ? __ldg(output_bias(bucket + i)) : -INFINITY;
-      y[i] = (x[i] + bias) * 1.4426950408889634f;
+      const float bias = array<float>(at_.biases)[bucket + i - 8 * bucket_begin_];
+      y[i] = bucket + i < buckets_ ? (x[i] + bias) * 1.4426950408889634f : -INFINITY;
     }
     // A NaN stays in the sum.
     const float top = fmaxf(maximum, fmaxf(y[0], y[1]));

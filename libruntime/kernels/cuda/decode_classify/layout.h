@@ -33,6 +33,7 @@ struct ClassifyLayout {
   int32_t list;    // [C] uint4: buckets at the border; in the place of the logits
   int32_t scores;  // [C]
   int32_t spans;   // [C] uint2
+  int32_t biases;  // [8 own_bucket_tiles] of the output
   int32_t bytes;
 
   constexpr ClassifyLayout(int hidden, int buckets, int group, int cluster, int blocks,
@@ -57,8 +58,8 @@ struct ClassifyLayout {
     sums = logits + group * bucket_tiles * 32;
     scores = logits + chosen;
     spans = std::max(end, scores + scores_bytes);
-    // A warp looks at kStepTiles tiles of its last step.
-    bytes = std::max(spans + bucket_tiles * 64, ring_bytes + kStepTiles * kWeightTileBytes);
+    biases = spans + bucket_tiles * 64;
+    bytes = biases + own_bucket_tiles * 32;
   }
   // Of a pair's logits and sums.
   constexpr int32_t told_bytes(int group, int blocks) const {
