@@ -10,6 +10,7 @@
 
 #include "libruntime/kernels/cuda/decode_classify/choice.cuh"
 #include "libruntime/kernels/cuda/ptx/atom.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
@@ -44,6 +45,7 @@ class Classify : private LookupTeam<kLookupThreads> {
     UnitStep units;
     load_units(unit_begin_ + warp_, units);
     start_copies();
+    clear_choice();
     const uint32_t wanted = __ldg(p_.wanted + head_);
     if (c_.frequencies != nullptr) find_angles();
     ptx::griddepcontrol_wait();
@@ -351,34 +353,47 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   // ---- The choice.
 
-  // Whether all blocks of the pair have told their part; that is then here.
+  // As BucketChoice wants it: long before there is anything to choose from.
+  __device__ void clear_choice() {
+    s_.rules.histogram[thread_] = 0;
+    if (thread_ != 0) return;
+    s_.tied = s_.best = 0;
+    s_.worst = ~0u;
+  }
+
+  // Whether all blocks of the pair have told their part.
   __device__ bool comes_last() {
+    __syncthreads();
+    if (blocks_ == 1) return true;
     if (thread_ == 0) {
-      s_.fault = s_.tied = s_.best = 0;
-      s_.worst = ~0u;
+      s_.arrived = ptx::atom_inc_acq_rel(static_cast<uint32_t*>(c_.scratch) + pair_, blocks_ - 1);
     }
     __syncthreads();
-    if (blocks_ > 1) {
-      if (thread_ == 0) {
-        s_.arrived = ptx::atom_inc_acq_rel(static_cast<uint32_t*>(c_.scratch) + pair_, blocks_ - 1);
-      }
-      __syncthreads();
-      if (static_cast<int>(s_.arrived) != blocks_ - 1) return false;
-      const char* from = told();
-      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(arrays_ + at_.logits));
+    return static_cast<int>(s_.arrived) == blocks_ - 1;
+  }
+
+  // The logits of the buckets that this thread scores, on their way from the scratch.
+  __device__ void fetch_logits() const {
+    const int row = at_.bucket_tiles * 32;
+#pragma unroll 1
+    for (int j = 4 * thread_; j < buckets_; j += BucketChoice<kDim>::kTile) {
+      const char* from = told() + 4 * j;
+      auto to = static_cast<uint32_t>(__cvta_generic_to_shared(arrays_ + at_.logits + 4 * j));
 #pragma unroll 4
-      for (int i = 16 * thread_; i < told_bytes(); i += 16 * kLookupThreads) {
-        ptx::cp_async_16(to + i, from + i, 16);
-      }
+      for (int r = 0; r < p_.group; ++r, from += row, to += row) ptx::cp_async_16(to, from, 16);
     }
     ptx::cp_async_commit_group();
-    ptx::cp_async_wait_group<0>();
-    __syncthreads();
-    return true;
   }
 
   __device__ void choose(uint32_t wanted) {
-    if (!find_denominators()) {
+    if (blocks_ > 1) fetch_logits();
+    if (warp_ < p_.group) find_denominator();
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+    bool sound = true;
+#pragma unroll 1
+    for (int r = 0; r < p_.group; ++r) sound = sound && fabsf(s_.lse[r]) <= FLT_MAX;
+    if (!sound) {
       if (thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
       return;
     }
@@ -386,7 +401,7 @@ class Classify : private LookupTeam<kLookupThreads> {
     auto* spans = array<uint2>(at_.spans);
     float best = -INFINITY, worst = INFINITY;
 #pragma unroll 1
-    for (int j = 4 * thread_; j < buckets_; j += 4 * kLookupThreads) {
+    for (int j = 4 * thread_; j < buckets_; j += BucketChoice<kDim>::kTile) {
       float found[4];
       score_4(j, spans, found);
       *reinterpret_cast<float4*>(scores + j) = make_float4(found[0], found[1], found[2], found[3]);
@@ -400,27 +415,27 @@ class Classify : private LookupTeam<kLookupThreads> {
         .run(best, worst, wanted);
   }
 
-  // s_.lse of the rows, base 2, a warp each; false if one is NaN or infinite.
-  __device__ bool find_denominators() {
-    if (warp_ < p_.group) {
-      const auto* sums = array<float2>(at_.sums) + warp_;
-      float m = kLowestLogit, l = 0;
-#pragma unroll 1
-      for (int i = lane_; i < blocks_ * kLookupWarps; i += 32) {
-        const float2 part = sums[i * kMostGroup];
-        add_sums(m, l, part.x, part.y);
-      }
-      const float top = score_of(__reduce_max_sync(~0u, rank_of(m)));
-      l *= ptx::ex2_approx(m - top);
+  // s_.lse of this warp's row, base 2; NaN or infinite if a logit is.
+  __device__ void find_denominator() {
+    constexpr int kParts = kMostTeam * kLookupWarps / 32;  // of a lane
+    const auto* sums = reinterpret_cast<const float2*>(told() + at_.sums - at_.logits) + warp_;
+    float2 part[kParts];
 #pragma unroll
-      for (int step = 16; step > 0; step /= 2) l += __shfl_xor_sync(~0u, l, step);
-      if (lane_ == 0) {
-        s_.lse[warp_] = top + __log2f(l);
-        if (!(fabsf(s_.lse[warp_]) <= FLT_MAX)) s_.fault = 1;
-      }
+    for (int i = 0; i < kParts; ++i) {
+      const int from = lane_ + 32 * i;
+      part[i] = make_float2(kLowestLogit, 0);
+      if (from >= blocks_ * kLookupWarps) continue;
+      part[i] = blocks_ == 1 ? sums[from * kMostGroup] : __ldcg(sums + from * kMostGroup);
     }
-    __syncthreads();
-    return s_.fault == 0;
+    float m = kLowestLogit, l = 0;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) m = fmaxf(m, part[i].x);
+    const float top = score_of(__reduce_max_sync(~0u, rank_of(m)));
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) l += part[i].y * ptx::ex2_approx(part[i].x - top);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) l += __shfl_xor_sync(~0u, l, step);
+    if (lane_ == 0) s_.lse[warp_] = top + __log2f(l);
   }
 
   // The logs of the shares of the group's heads, over the sizes, of buckets j to j + 3. Shares too

@@ -15,10 +15,10 @@ struct ClassifyShared {
   RulesShared rules;
   float cosines[kDim / 2], sines[kDim / 2];
   float lse[kMostGroup];
-  uint32_t best, worst;  // rank_of() scores
-  uint32_t tied;         // buckets in the list
-  uint32_t arrived;      // blocks of the pair, before this one
-  uint32_t fault;
+  uint32_t best, worst;             // rank_of() scores
+  uint32_t tied;                    // buckets in the list
+  uint32_t arrived;                 // blocks of the pair, before this one
+  Sums warp_runs[2][kLookupWarps];  // runs and keys of the warps, in turn
 };
 
 }  // namespace sqz::cuda
