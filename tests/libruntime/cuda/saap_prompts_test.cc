@@ -1,11 +1,11 @@
 // Requests of several tokens by the selector saap on the GPU, against the CPU backend.
 #include "libruntime/kernels/cuda/block_classify/kernel.h"
-#include "tests/libruntime/cuda/buckets.h"
-#include "tests/libruntime/cuda/graph.h"
+#include "tests/libruntime/cuda/bucket_backends.h"
 
 namespace sqz::cuda {
 namespace {
 
+using test::BucketBackends;
 using test::BucketCalls;
 using test::BucketQueries;
 using test::Given;
@@ -19,45 +19,17 @@ struct How {
   float drift = 0;
 };
 
-SessionOptions session_options(double share, int64_t block) {
-  SessionOptions options;
-  options.selection = test::keep_buckets(share);
-  options.block = block;
-  options.threads = 2;
-  return options;
-}
-
-// Both backends with the same queries. Returns the share of the clustered keys that were read.
+// Returns the share of the clustered keys that were read.
 double compare(const Served& served, double share, const std::vector<int64_t>& lengths,
                const How& how) {
-  const SessionOptions options = session_options(share, how.block);
-  const auto gpu = create_session(served.index, test::uploaded(served), options);
-  const auto cpu = Session::create(served.index, options);
-  EXPECT_TRUE(gpu.ok()) << gpu.status().message();
-  EXPECT_TRUE(cpu.ok()) << cpu.status().message();
-  if (!gpu.ok() || !cpu.ok()) return 0;
   BucketCalls calls(served, lengths, how.dtype, how.given);
-  calls.set(test::bucket_queries(served, calls.gpu().tokens, 7, how.drift));
-  const Status status = (*gpu)->attend(calls.gpu());
-  EXPECT_TRUE(status.ok()) << status.message();
-  const Output expected = calls.expected(**cpu);
-  if (how.dtype == DType::kF32) {
-    test::expect_close(calls.output(), expected, served.options.head_dim);
-  } else {
-    test::expect_rows_close(calls.output(), expected, served.options.head_dim);
-  }
-  const auto found = (*gpu)->totals(1);
-  EXPECT_TRUE(found.ok());
-  test::expect_same_counters(*found, (*cpu)->counters(1));
-  EXPECT_TRUE(
-      test::same_runs(test::runs_of(**gpu, calls.gpu()), test::runs_of(**cpu, calls.cpu())));
-  return static_cast<double>(found->keys_read) / static_cast<double>(found->keys_possible);
+  const BucketQueries queries = test::bucket_queries(served, calls.gpu().tokens, 7, how.drift);
+  return BucketBackends(served, share, how.block)
+      .compare(calls, queries,
+               how.dtype == DType::kF32 ? test::expect_close : test::expect_rows_close);
 }
 
-class SaapPrompts : public ::testing::Test {
- protected:
-  void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
-};
+class SaapPrompts : public test::BucketsOnGpu {};
 
 TEST_F(SaapPrompts, ShapesAndGroups) {
   for (const int64_t dim : {64, 96, 128, 256}) {
@@ -126,52 +98,19 @@ TEST_F(SaapPrompts, EmptyBucketsEverythingAndNothing) {
 
 TEST_F(SaapPrompts, GraphReplayWithOtherQueries) {
   const Served served = test::serve_network(test::NetworkShape());
-  const SessionOptions options = session_options(0.2, 16);
-  const auto gpu = create_session(served.index, test::uploaded(served), options);
-  const auto cpu = Session::create(served.index, options);
-  ASSERT_TRUE(gpu.ok() && cpu.ok());
   BucketCalls calls(served, {40, 1}, DType::kBF16, Given::kPositions);
-  calls.set(test::bucket_queries(served, 41, 1));
-  // Twice: the second must not disturb the first.
-  const test::CapturedCall captured(**gpu, calls.gpu(), 2);
-  for (const uint64_t seed : {2, 3}) {
-    calls.set(test::bucket_queries(served, 41, seed), captured.stream());
-    captured.replay();
-    test::expect_rows_close(calls.output(), calls.expected(**cpu), 128);
-  }
-  EXPECT_EQ((*gpu)->totals(1)->selections, 2u * 2 * 4);
-  const Output first = calls.output();
-  for (int i = 0; i < 10; ++i) {
-    captured.replay();
-    ASSERT_EQ(calls.output(), first) << "the same bits again";
-  }
+  // Blocks of 16 of 40, and the token.
+  BucketBackends(served, 0.2, 16).replay(calls, 41, 4, test::expect_rows_close);
 }
 
 TEST_F(SaapPrompts, NanStaysInItsBlockAndGroup) {
   const Served served = test::serve_network(test::NetworkShape());
-  const auto gpu = create_session(served.index, test::uploaded(served), session_options(0.2, 16));
-  ASSERT_TRUE(gpu.ok());
   BucketCalls calls(served, std::vector<int64_t>{32}, DType::kF32, Given::kBefore);
-  BucketQueries q = test::bucket_queries(served, 32, 5);
-  calls.set(q);
-  ASSERT_TRUE((*gpu)->attend(calls.gpu()).ok());
-  const Output clean = calls.output();
   // Token 18, head 5: the second block, KV head 1.
   const auto heads = static_cast<size_t>(served.options.query_heads);
-  q.before[(18 * heads + 5) * 128 + 17] = NAN;
-  calls.set(q);
-  ASSERT_TRUE((*gpu)->attend(calls.gpu()).ok());
-  const Output found = calls.output();
-  for (size_t row = 0; row < 32 * heads; ++row) {
-    if (row / heads >= 16 && row % heads / 4 == 1) {
-      ASSERT_TRUE(std::isnan(found.lse[row])) << row;
-    } else {
-      ASSERT_EQ(found.lse[row], clean.lse[row]) << row;
-    }
-  }
-  q.before[0] = INFINITY;
-  calls.set(q);
-  EXPECT_EQ((*gpu)->select(calls.gpu()).status().code(), Code::kNumeric);
+  BucketBackends(served, 0.2, 16)
+      .lose(calls, test::bucket_queries(served, 32, 5), (18 * heads + 5) * 128 + 17,
+            [heads](size_t row) { return row / heads >= 16 && row % heads / 4 == 1; });
 }
 
 }  // namespace

@@ -3,54 +3,32 @@
 
 #include "formats/base/dtype.h"
 #include "libruntime/kernels/cuda/decode_classify/weights.h"
-#include "tests/libruntime/cuda/buckets.h"
+#include "tests/libruntime/cuda/bucket_backends.h"
 
 namespace sqz::cuda {
 namespace {
 
-using test::cpu_session;
-using test::gpu_session;
 using ::testing::HasSubstr;
-using testing::Output;
 using testing::Served;
 
 using Shape = test::NetworkShape;
-using Queries = test::BucketQueries;
 using Calls = test::BucketCalls;
+using test::BucketBackends;
+using test::BucketQueries;
 using test::Given;
 using test::network;
 using test::serve_network;
 
-constexpr int64_t kTokens = test::kBucketTokens;
-
-Served serve(const Shape& s) {
-  return test::serve_network(s);
-}
-SelectionRequest keep(double share) {
-  return test::keep_buckets(share);
-}
-Queries make_queries(const Served& served, int64_t requests, uint64_t seed) {
+BucketQueries make_queries(const Served& served, int64_t requests, uint64_t seed) {
   return test::bucket_queries(served, requests, seed);
 }
 
-// Both backends with the same queries. Returns the share of the clustered keys that were read.
+// Requests of one token each. Returns the share of the clustered keys that were read.
 double compare(const Served& served, double share, int64_t requests, DType dtype = DType::kBF16,
                Given given = Given::kBefore) {
-  const auto gpu = gpu_session(served, keep(share));
-  const auto cpu = cpu_session(served, keep(share));
-  if (gpu == nullptr || cpu == nullptr) return 0;
   Calls calls(served, requests, dtype, given);
-  calls.set(make_queries(served, requests, 7));
-  const Status status = gpu->attend(calls.gpu());
-  EXPECT_TRUE(status.ok()) << status.message();
-  const Output expected = calls.expected(*cpu);
-  test::expect_close(calls.output(), expected, served.options.head_dim);
-  const auto found = gpu->totals(1);
-  EXPECT_TRUE(found.ok());
-  const Counters want = cpu->counters(1);
-  test::expect_same_counters(*found, want);
-  EXPECT_TRUE(test::same_runs(test::runs_of(*gpu, calls.gpu()), test::runs_of(*cpu, calls.cpu())));
-  return static_cast<double>(found->keys_read) / static_cast<double>(found->keys_possible);
+  return BucketBackends(served, share)
+      .compare(calls, make_queries(served, requests, 7), test::expect_close);
 }
 
 TEST(ClassifierWeights, AreTilesOfLanes) {
@@ -77,16 +55,13 @@ TEST(ClassifierWeights, AreTilesOfLanes) {
   }
 }
 
-class SaapOnGpu : public ::testing::Test {
- protected:
-  void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
-};
+class SaapOnGpu : public test::BucketsOnGpu {};
 
 TEST_F(SaapOnGpu, ShapesAndGroups) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     for (const int64_t group : {1, 2, 4, 7, 8}) {
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
-      const Served served = serve({.dim = dim, .group = group});
+      const Served served = serve_network(Shape{.dim = dim, .group = group});
       EXPECT_NEAR(compare(served, 0.2, 1), 0.2, 0.03);
       compare(served, 0.2, 3, DType::kF32);
       compare(served, 0.1, 5, DType::kF16, Given::kPositions);
@@ -99,15 +74,16 @@ TEST_F(SaapOnGpu, ShapesAndGroups) {
 TEST_F(SaapOnGpu, NetworksOfAnySize) {
   for (const auto& [buckets, hidden] : test::kNetworkSizes) {
     SCOPED_TRACE(concat(buckets, " buckets, ", hidden, " hidden units"));
-    const Served served =
-        serve({.dim = 128, .group = 4, .heads = 2, .buckets = buckets, .hidden = hidden});
+    const Served served = serve_network(
+        Shape{.dim = 128, .group = 4, .heads = 2, .buckets = buckets, .hidden = hidden});
     for (const int64_t requests : {1, 2, 9, 40}) compare(served, 0.3, requests, DType::kF32);
     if (HasFailure()) return;
   }
 }
 
 TEST_F(SaapOnGpu, EmptyBucketsEverythingAndNothing) {
-  const Served sparse = serve({.dim = 64, .group = 2, .buckets = 201, .hidden = 20, .empty = 90});
+  const Served sparse =
+      serve_network(Shape{.dim = 64, .group = 2, .buckets = 201, .hidden = 20, .empty = 90});
   for (const double share : {1e-5, 0.01, 0.3, 0.9999}) {
     SCOPED_TRACE(share);
     for (const int64_t requests : {1, 3}) {
@@ -127,7 +103,7 @@ TEST_F(SaapOnGpu, OfEqualBucketsTheFirst) {
 }
 
 TEST_F(SaapOnGpu, ManyRequests) {
-  const Served served = serve({.dim = 64, .group = 2, .heads = 1});
+  const Served served = serve_network(Shape{.dim = 64, .group = 2, .heads = 1});
   for (const int64_t requests : {17, 128, 129, 300}) {
     SCOPED_TRACE(concat(requests, " requests"));
     compare(served, 0.1, requests);
@@ -137,16 +113,16 @@ TEST_F(SaapOnGpu, ManyRequests) {
 }
 
 TEST_F(SaapOnGpu, RoundedWeightsNameTheSameBuckets) {
-  const Served served = serve({.buckets = 512, .hidden = 256, .rounded = false});
-  const auto gpu = gpu_session(served, keep(0.1));
-  const auto cpu = cpu_session(served, keep(0.1));
+  const Served served = serve_network(Shape{.buckets = 512, .hidden = 256, .rounded = false});
+  const BucketBackends both(served, 0.1);
   int64_t chosen = 0, shared = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {
     Calls calls(served, 1, DType::kF32, Given::kBefore);
     calls.set(make_queries(served, 1, seed));
-    const auto found = test::runs_of(*gpu, calls.gpu()), want = test::runs_of(*cpu, calls.cpu());
+    const auto found = test::runs_of(*both.gpu, calls.gpu()),
+               want = test::runs_of(*both.cpu, calls.cpu());
     for (size_t h = 0; h < want.size(); ++h) {
-      std::vector<bool> is(static_cast<size_t>(kTokens));
+      std::vector<bool> is(static_cast<size_t>(test::kBucketTokens));
       for (const KeyRun& run : found[h]) std::fill_n(is.begin() + run.first, run.length, true);
       for (const KeyRun& run : want[h]) {
         chosen += run.length;
@@ -161,71 +137,24 @@ TEST_F(SaapOnGpu, RoundedWeightsNameTheSameBuckets) {
 }
 
 TEST_F(SaapOnGpu, GraphReplayWithOtherQueries) {
-  const Served served = serve(Shape());
-  const auto gpu = gpu_session(served, keep(0.2));
-  const auto cpu = cpu_session(served, keep(0.2));
+  const Served served = serve_network(Shape());
   Calls calls(served, 3, DType::kBF16, Given::kBefore);
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  calls.set(make_queries(served, 3, 1), stream);
-  calls.gpu().stream = stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
-  ASSERT_TRUE(gpu->attend(calls.gpu()).ok());  // twice: the second must not disturb the first
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  for (const uint64_t seed : {1, 2, 3}) {
-    calls.set(make_queries(served, 3, seed), stream);
-    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    test::expect_close(calls.output(), calls.expected(*cpu), 128);
-  }
-  EXPECT_EQ(gpu->totals(1)->selections, 3u * 2 * 3);
-  const Output first = calls.output();
-  for (int i = 0; i < 20; ++i) {
-    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    ASSERT_EQ(calls.output(), first) << "the same bits again";
-  }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
+  BucketBackends(served, 0.2).replay(calls, 3, 3, test::expect_close);
 }
 
 TEST_F(SaapOnGpu, NanStaysInItsGroup) {
-  const Served served = serve(Shape());
-  const auto gpu = gpu_session(served, keep(0.2));
+  const Served served = serve_network(Shape());
   Calls calls(served, 2, DType::kF32, Given::kBefore);
-  Queries q = make_queries(served, 2, 5);
-  calls.set(q);
-  ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
-  const Output clean = calls.output();
   // Token 1, head 5: KV head 1.
-  const auto heads = static_cast<size_t>(served.options.query_heads);
-  q.before[(heads + 5) * 128 + 17] = NAN;
-  calls.set(q);
-  ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
-  const Output found = calls.output();
-  for (size_t row = 0; row < found.lse.size(); ++row) {
-    if (row / 4 == (heads + 5) / 4) {
-      EXPECT_TRUE(std::isnan(found.lse[row])) << row;
-    } else {
-      EXPECT_EQ(found.lse[row], clean.lse[row]) << row;
-    }
-  }
-  Calls one(served, 1, DType::kF32, Given::kBefore);
-  q = make_queries(served, 1, 5);
-  q.before[0] = INFINITY;
-  one.set(q);
-  const auto selected = gpu->select(one.gpu());
-  EXPECT_EQ(selected.status().code(), Code::kNumeric);
+  const size_t row = static_cast<size_t>(served.options.query_heads) + 5;
+  BucketBackends(served, 0.2)
+      .lose(calls, make_queries(served, 2, 5), row * 128 + 17,
+            [row](size_t other) { return other / 4 == row / 4; });
 }
 
 TEST_F(SaapOnGpu, SaysWhatItCannotServe) {
-  const Served served = serve(Shape());
-  const auto gpu = gpu_session(served, keep(0.2));
+  const Served served = serve_network(Shape());
+  const auto gpu = test::gpu_session(served, test::keep_buckets(0.2));
   Calls calls(served, 2, DType::kF32, Given::kBefore);
   calls.set(make_queries(served, 2, 5));
   AttendCall call = calls.gpu();
@@ -236,7 +165,7 @@ TEST_F(SaapOnGpu, SaysWhatItCannotServe) {
   call.layer = 0;  // dense
   EXPECT_TRUE(gpu->attend(call).ok());
   SessionOptions options;
-  options.selection = keep(0.2);
+  options.selection = test::keep_buckets(0.2);
   options.max_request_tokens = 1;
   const auto single = create_session(served.index, test::uploaded(served), options);
   ASSERT_TRUE(single.ok()) << single.status().message();
@@ -248,9 +177,9 @@ TEST_F(SaapOnGpu, SaysWhatItCannotServe) {
   EXPECT_EQ(status.code(), Code::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("a request with several query tokens"));
 
-  const Served wide = serve({.buckets = 20, .hidden = 9000});
+  const Served wide = serve_network(Shape{.buckets = 20, .hidden = 9000});
   options = {};
-  options.selection = keep(0.2);
+  options.selection = test::keep_buckets(0.2);
   const auto session = create_session(wide.index, test::uploaded(wide), options);
   EXPECT_EQ(session.status().code(), Code::kUnsupported);
   EXPECT_THAT(session.status().message(), HasSubstr("20 buckets and 9000 hidden units"));
