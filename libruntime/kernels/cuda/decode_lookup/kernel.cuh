@@ -57,7 +57,7 @@ class Lookup : private LookupRules {
         combine();
       }
       if (!sound) {
-        if (rank_ == 0 && thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
+        if (rank_ == 0 && thread_ == 0) end_with_fault(p_, pair_);
         return;
       }
       const bool finest = k + 1 == p_.levels;

@@ -1,5 +1,5 @@
 // What the lookup is put together from: its shared memory, sums of exponentials, the order of
-// scores, chosen clusters.
+// scores, chosen clusters, the end of a pair's lists.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/rows.cuh"
@@ -95,5 +95,23 @@ struct Chosen {
     return out;
   }
 };
+
+// One thread of a team, when its blocks write runs: where these end, totals, counters. `all`: runs
+// and keys; `centroids`: read to decide, if they are not counted elsewhere.
+__device__ inline void end_lists(const LookupParams& params, int64_t pair, int head, Sums all,
+                                 uint32_t centroids) {
+  const RunLists& lists = params.lists;
+  lists.before[pair * (lists.capacity + 1) + all.a] = all.b;
+  lists.totals[pair] = {all.a, all.b, 0, 0};
+  if (head == 0) atomicAdd(&params.counters[0], 1ull);
+  atomicAdd(&params.counters[1], static_cast<unsigned long long>(all.b));
+  if (centroids == 0) return;
+  atomicAdd(&params.counters[2], static_cast<unsigned long long>(centroids));
+}
+
+// Of a pair with a logit that is NaN or infinite: nothing is selected, and nothing counted.
+__device__ inline void end_with_fault(const LookupParams& params, int64_t pair) {
+  params.lists.totals[pair] = {0, 0, 1, 0};
+}
 
 }  // namespace sqz::cuda

@@ -223,12 +223,7 @@ class LookupRules : protected LookupTeam<kLookupThreads> {
         if (pass == 0) before = team_sums(before, all);
       }
     }
-    if (rank_ != 0 || thread_ != 0) return;
-    p_.lists.before[pair_ * (p_.lists.capacity + 1) + all.a] = all.b;
-    p_.lists.totals[pair_] = {all.a, all.b, 0, 0};
-    if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
-    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(all.b));
-    atomicAdd(&p_.counters[2], static_cast<unsigned long long>(centroids_));
+    if (rank_ == 0 && thread_ == 0) end_lists(p_, pair_, head_, all, centroids_);
   }
 
   // `at`: runs and keys before those of this thread.

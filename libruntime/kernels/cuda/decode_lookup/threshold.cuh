@@ -8,6 +8,7 @@
 
 #include "libruntime/kernels/cuda/common/rows.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/team.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
@@ -85,7 +86,7 @@ class LookupThreshold {
       const uint32_t* alive = k == 0 ? nullptr : alive_list(k - 1);
       score(level, alive, steps);
       if (!add_up()) {
-        if (rank_ == 0 && thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
+        if (rank_ == 0 && thread_ == 0) end_with_fault(p_, pair_);
         return;
       }
       const uint32_t chosen = choose(level.threshold);
@@ -419,12 +420,7 @@ class LookupThreshold {
     });
     const Sums before = sums_before(own, all);
     write_runs(chosen, last, before);
-    if (rank_ != 0 || thread_ != 0) return;
-    p_.lists.before[pair_ * (p_.lists.capacity + 1) + all.a] = all.b;
-    p_.lists.totals[pair_] = {all.a, all.b, 0, 0};
-    if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
-    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(all.b));
-    atomicAdd(&p_.counters[2], static_cast<unsigned long long>(centroids_));
+    if (rank_ == 0 && thread_ == 0) end_lists(p_, pair_, head_, all, centroids_);
   }
 
   // `at`: runs and keys before those of this thread.

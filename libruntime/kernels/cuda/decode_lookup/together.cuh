@@ -377,13 +377,11 @@ class LookupTogether : private LookupTeam<kTogetherThreads> {
   }
 
   __device__ void finish(int request, Sums all) const {
-    const RunLists& lists = p_.lists;
-    const uint32_t fault = s_.faults >> request & 1;
-    lists.before[pair_of(request) * (lists.capacity + 1) + all.a] = all.b;
-    lists.totals[pair_of(request)] = {all.a, all.b, fault, 0};
-    if (fault != 0) return;
-    if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
-    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(all.b));
+    if ((s_.faults >> request & 1) != 0) {
+      end_with_fault(p_, pair_of(request));
+    } else {
+      end_lists(p_, pair_of(request), head_, all, 0);
+    }
   }
 
   // ---- What any request chose.
