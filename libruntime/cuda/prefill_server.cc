@@ -147,8 +147,6 @@ Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const BlockWa
     SQZ_RETURN_IF_ERROR(list_runs(found, static_cast<int>(lists), lists_[0], faults_, stream));
     return lists_[0];
   }
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemsetAsync(faults_, 0, static_cast<size_t>(lists) * sizeof(uint32_t), stream));
   PrefillLookup lookup;
   lookup.shape = shape_;
   lookup.blocks = wave.blocks;

@@ -115,7 +115,9 @@ struct PrefillLookup {
   PrefillRuns alive;              // runs of clusters to score; null runs = all
   const void* queries = nullptr;  // [T, Hq, d]
   PrefillRuns chosen;             // out: stride at least (n + 1) / 2
-  uint32_t* faults = nullptr;     // [lists] set to 1 where a logit is NaN or +infinity
+  // [lists] 1 where a logit is NaN or +infinity, else 0; where not all clusters are alive, 1 where
+  // it was 1 before, too.
+  uint32_t* faults = nullptr;
   // {selections, keys in the runs of the finest level, centroids read} are added to; may be null.
   unsigned long long* counters = nullptr;
 };

@@ -16,6 +16,7 @@ struct Case {
   int tokens = 70, block = 32;
   int clusters = 500;
   float query_scale = 1.5f;
+  float opposed = 0;  // first element of every centroid, and the negative of every query's
   Group policy = Group::kMean;
   int empty_every = 0;  // every how many-th cluster is empty; 0 = none
   bool some_alive = false;
@@ -38,6 +39,10 @@ class Problem {
         sizes_.push_back(empty ? 0 : static_cast<uint32_t>(1 + random_.below(40)));
         offsets_.push_back(offsets_.back() + sizes_.back());
       }
+    }
+    if (c.opposed != 0) {
+      set_first(queries_, -c.opposed);
+      set_first(centroids_, c.opposed);
     }
     blocks_ = (c.tokens + c.block - 1) / c.block;
     for (int l = 0; l < blocks_ * c.kv_heads; ++l) alive_.push_back(alive_runs());
@@ -96,6 +101,18 @@ class Problem {
   }
 
  private:
+  // The first element of every row, here and on the GPU; `value` is one that the type has.
+  void set_first(Tensor& tensor, float value) const {
+    std::vector<uint16_t> bits = tensor.device->host();
+    for (size_t i = 0; i < bits.size(); i += c_.dim) {
+      tensor.values[i] = value;
+      bits[i] = c_.dtype == DType::kBF16 ? to_bfloat16(value).bits : to_float16(value).bits;
+    }
+    EXPECT_EQ(cudaMemcpy(tensor.device->get(), bits.data(), bits.size() * sizeof(bits[0]),
+                         cudaMemcpyHostToDevice),
+              cudaSuccess);
+  }
+
   std::vector<SlotRun> alive_runs() {
     if (!c_.some_alive) return {{0, static_cast<uint32_t>(c_.clusters)}};
     std::vector<SlotRun> runs;
@@ -337,6 +354,17 @@ TEST(PrefillLookup, LargeLogits) {
   c.query_scale = 30;
   c.keep = 0.02;
   Problem(c, 400).run_and_check();
+}
+
+// So small that without a maximum every exponential is zero.
+TEST(PrefillLookup, LogitsFarBelowZero) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  Case c;
+  c.opposed = 40;  // -1600 / sqrt(128) and what is random
+  Problem(c, 410).run_and_check();
+  c.clusters = 4500;  // several pieces
+  c.empty_every = 3;
+  Problem(c, 411).run_and_check();
 }
 
 TEST(PrefillLookup, NanAndInfinityAreReported) {

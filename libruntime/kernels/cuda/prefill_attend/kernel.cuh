@@ -17,6 +17,7 @@
 #include "libruntime/kernels/cuda/prefill_attend/config.h"
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
 #include "libruntime/kernels/cuda/prefill_attend/softmax.cuh"
+#include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill_common/ring.cuh"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_common/segments.cuh"
@@ -403,6 +404,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     ptx::fence_mbarrier_init();
   }
+  begin_dependent();
   __syncthreads();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
@@ -445,8 +447,8 @@ Status launch_attend(const AttendParams& params, const PrefillAttend& call, int 
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
-  kernel<<<grid, kThreads, kShared, stream>>>(params, maps);
-  return cuda_status(cudaGetLastError(), "prefill attend kernel, compute capability 9.0");
+  return launch_dependent(kernel, grid, kThreads, kShared, stream,
+                          "prefill attend kernel, compute capability 9.0", params, maps);
 }
 
 }  // namespace sqz::cuda::prefill

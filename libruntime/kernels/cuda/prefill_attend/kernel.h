@@ -3,6 +3,7 @@
 
 #include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/kernels/cuda/prefill_attend/config.h"
+#include "libruntime/kernels/cuda/prefill_common/launch.h"
 #include "libruntime/kernels/cuda/prefill_common/tiles.h"
 
 namespace sqz::cuda::prefill {

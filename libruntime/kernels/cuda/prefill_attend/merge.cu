@@ -1,7 +1,7 @@
 // Partial states of tiles whose keys were split, merged in the order of their keys: one warp a row.
-#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
 #include "libruntime/kernels/cuda/prefill_attend/softmax.cuh"
+#include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 
 namespace sqz::cuda::prefill {
@@ -69,6 +69,7 @@ __device__ void merge_row(const AttendParams& params, const SplitTile& tile, int
 template <class T>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ AttendParams params) {
+  begin_dependent();
   const int64_t rows = static_cast<int64_t>(params.counts->splits) * kRows;
   const int64_t warps = gridDim.x * (kMergeThreads / 32);
   for (int64_t i = blockIdx.x * (kMergeThreads / 32) + threadIdx.x / 32; i < rows; i += warps) {
@@ -92,8 +93,8 @@ __global__ void __launch_bounds__(kMergeThreads)
 Status launch_merge(const AttendParams& params, DType dtype, int multiprocessors,
                     cudaStream_t stream) {
   auto* kernel = dtype == DType::kBF16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>;
-  kernel<<<4 * multiprocessors, kMergeThreads, 0, stream>>>(params);
-  return cuda_status(cudaGetLastError(), "prefill merge kernel");
+  return launch_dependent(kernel, 4 * multiprocessors, kMergeThreads, 0, stream,
+                          "prefill merge kernel", params);
 }
 
 }  // namespace sqz::cuda::prefill

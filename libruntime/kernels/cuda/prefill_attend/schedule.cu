@@ -6,8 +6,8 @@
 // descending order of length, so that the last ones to be taken are short.
 #include <cuda_runtime.h>
 
-#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
+#include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 
 namespace sqz::cuda::prefill {
@@ -109,11 +109,15 @@ __global__ void __launch_bounds__(kScheduleThreads)
   for (int i = thread; i < kCandidates * kBuckets; i += kScheduleThreads) {
     shared.histogram[i / kBuckets][i % kBuckets] = 0;
   }
+  begin_dependent();
   __syncthreads();
+  // What every thread asks for three times, read once.
+  const Group first = thread < groups ? group_at(params, thread) : Group{};
+  const auto group_of = [&](int32_t i) { return i == thread ? first : group_at(params, i); };
   unsigned long long total = 0;
   uint32_t longest = 1;
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
-    const Group group = group_at(params, i);
+    const Group group = group_of(i);
     total += static_cast<unsigned long long>(group.cost + kItemCost) * group.tiles;
     longest = max(longest, static_cast<uint32_t>(group.cost));
   }
@@ -134,7 +138,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   __syncthreads();
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
-    const Group group = group_at(params, i);
+    const Group group = group_of(i);
     if (group.tiles == 0) continue;
     for (int c = 0; c < kCandidates; ++c) {
       const int32_t parts = parts_of(group, shared.limits[c]);
@@ -166,7 +170,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   __syncthreads();
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
-    const Group group = group_at(params, i);
+    const Group group = group_of(i);
     if (group.tiles == 0) continue;
     const int32_t parts = parts_of(group, shared.limits[best]);
     const int32_t part_tiles = tiles_of_part(group, parts);
@@ -216,8 +220,8 @@ __global__ void __launch_bounds__(kScheduleThreads)
 }  // namespace
 
 Status launch_schedule(const AttendParams& params, int multiprocessors, cudaStream_t stream) {
-  schedule_kernel<<<1, kScheduleThreads, 0, stream>>>(params, multiprocessors);
-  return cuda_status(cudaGetLastError(), "prefill schedule kernel");
+  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream,
+                          "prefill schedule kernel", params, multiprocessors);
 }
 
 }  // namespace sqz::cuda::prefill

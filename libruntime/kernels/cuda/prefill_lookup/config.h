@@ -1,4 +1,8 @@
-// Tile sizes and the shared-memory plan of the Hopper lookup kernels, and the work that they take.
+// Tile sizes and the shared-memory plans of the Hopper lookup kernels, and the work that they take.
+//
+// What a product leaves costs as many cycles of other units as the product does of the tensor
+// cores, and every instruction that reads its results slows these: four consumer warpgroups with
+// few instructions each, operands in shared memory, their registers for results alone.
 #pragma once
 
 #include <cstdint>
@@ -7,24 +11,15 @@
 
 namespace sqz::cuda::prefill {
 
-// A row and a column of a product cost about as many cycles of the unit for exponentials as of the
-// tensor cores, so that both must be busy all the time: four consumer warpgroups of 64 rows hide
-// each other's latencies better than two of 128.
-inline constexpr int kLookupRows = 256;  // of a tile of queries, 64 a consumer warpgroup
-inline constexpr int kLookupConsumerWarps = 16;
-inline constexpr int kLookupThreads = 128 + 32 * kLookupConsumerWarps;
-inline constexpr int kLookupProducerRegisters = 32;
-inline constexpr int kLookupConsumerRegisters = 112;
 inline constexpr int kLookupSharedLimit = 232448;
 inline constexpr int kPieceTiles = 20;  // tiles of centroids of an item, at most
-inline constexpr int kColumnStages = 2;
-inline constexpr float kLookupSlack = 8;  // see prefill_attend/config.h
 
-// What a pass over queries and centroids leaves.
-enum class Pass {
-  kRowSums,     // log of the denominators: a state a row
-  kColumnSums,  // sum of S over the rows of a tile, a number a cluster
-  kColumnMaxima,
+// Row tiles of a block and pieces of the clusters of its list: how a pass is cut into items.
+struct ItemPlan {
+  int32_t row_tiles;  // of a block, heads apart
+  int32_t tokens;     // of a row tile
+  int32_t clusters;   // of a tile of centroids
+  int32_t pieces;     // of a list, at most
 };
 
 // A tile of query rows against positions [begin, end) of a list of clusters.
@@ -38,36 +33,73 @@ struct alignas(16) LookupItem {
 };
 static_assert(sizeof(LookupItem) == 48);
 
-template <int kDimArg, int kTileArg>
-struct LookupConfig {
+// The first pass: query rows, the M of products, against tiles of centroids.
+inline constexpr int kLookupRows = 256;  // of a tile of queries, 64 a consumer warpgroup
+inline constexpr int kRowSumWarps = 16;
+inline constexpr int kRowSumThreads = 128 + 32 * kRowSumWarps;
+inline constexpr int kRowSumProducerRegisters = 32;
+inline constexpr int kRowSumConsumerRegisters = 112;
+
+template <int kDimArg>
+struct RowSumConfig {
   static constexpr int kDim = kDimArg;
-  static constexpr int kTile = kTileArg;  // centroids of a tile: wgmma's N
-  static constexpr bool kQueriesInRegisters = kDim <= 128;
+  static constexpr int kTile = kDim == 256 ? 64 : 128;  // centroids of a tile: wgmma's N
   static constexpr int kChunks = (kDim + 63) / 64;
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kSteps = kDim / 16;
+  static constexpr int kQueryStages = kDim == 256 ? 1 : 2;
   static constexpr int kQueryBytes = kLookupRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kTile * kChunks * kRowBytes;
-  static constexpr int kColumnBytes = kColumnStages * kLookupConsumerWarps * kTile * 4;
   static constexpr int kFit =
-      (kLookupSharedLimit - 4096 - kQueryBytes - kColumnBytes) / (kTileBytes + kTile * 4);
+      (kLookupSharedLimit - 1024 - kQueryStages * kQueryBytes) / (kTileBytes + kTile * 4);
   static constexpr int kStages = kFit < 6 ? kFit : 6;
-  static_assert(kTile % 16 == 0 && kStages >= 2);
+  static_assert(kTile % 32 == 0 && kStages >= 2);
 };
 
 template <class Config>
-struct LookupStorage {
-  alignas(1024) uint8_t queries[Config::kQueryBytes];                    // [chunk][row][kRowBytes]
-  alignas(1024) uint8_t centroids[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
+struct RowSumStorage {
+  alignas(1024) uint8_t queries[Config::kQueryStages][Config::kQueryBytes];  // [chunk][row][…]
+  alignas(1024) uint8_t centroids[Config::kStages][Config::kTileBytes];      // [chunk][key][…]
   alignas(16) float sizes[Config::kStages][Config::kTile];
-  alignas(16) float columns[kColumnStages][kLookupConsumerWarps][Config::kTile];
-  float lse[kLookupRows];
-  int32_t empty_clusters[Config::kStages];  // whether a tile has columns that do not count
   LookupItem items[2];
   uint64_t item_full[2], item_empty[2];
-  uint64_t queries_full, queries_empty;
+  uint64_t queries_full[Config::kQueryStages], queries_empty[Config::kQueryStages];
   uint64_t full[Config::kStages], empty[Config::kStages];
-  uint64_t columns_full[kColumnStages], columns_empty[kColumnStages];
+};
+
+// The second pass: tiles of 64 centroids, the M of products, one a warpgroup, against chunks of
+// queries.
+inline constexpr int kColumnTile = 64;
+inline constexpr int kColumnRows = 128;  // queries of a chunk: wgmma's N
+
+template <int kDimArg>
+struct ColumnConfig {
+  static constexpr int kDim = kDimArg;
+  static constexpr int kQueryChunks = kDim == 256 ? 2 : 4;
+  static constexpr int kWarpgroups = kDim == 256 ? 2 : 4;  // each holds a stage for a long time
+  static constexpr int kThreads = 128 + 128 * kWarpgroups;
+  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 240 : 112;
+  static constexpr int kChunks = (kDim + 63) / 64;
+  static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
+  static constexpr int kSteps = kDim / 16;
+  static constexpr int kQueryBytes = kColumnRows * kChunks * kRowBytes;  // of a chunk
+  static constexpr int kTileBytes = kColumnTile * kChunks * kRowBytes;
+  static constexpr int kFit =
+      (kLookupSharedLimit - 1024 - kQueryChunks * (kQueryBytes + kColumnRows * 4)) / kTileBytes;
+  static constexpr int kStages = kFit < 8 ? kFit : 8;
+  static_assert(kStages > kWarpgroups);
+};
+
+template <class Config>
+struct ColumnStorage {
+  alignas(1024) uint8_t queries[Config::kQueryChunks][Config::kQueryBytes];  // [chunk][row][…]
+  alignas(1024) uint8_t centroids[Config::kStages][Config::kTileBytes];      // [chunk][key][…]
+  alignas(16) float lse[Config::kQueryChunks][kColumnRows];                  // see lse_place()
+  LookupItem items[2];
+  uint64_t item_full[2], item_empty[2];
+  uint64_t queries_full[Config::kQueryChunks], queries_empty[Config::kQueryChunks];
+  uint64_t full[Config::kStages], empty[Config::kStages];
 };
 
 }  // namespace sqz::cuda::prefill

@@ -1,5 +1,5 @@
-// The states that the pieces of a list left for a row, added up in their order: one block a list.
-#include "libruntime/cuda/cuda_status.h"
+// The states that the pieces of a list left for a row, added up in their order: a thread a row.
+#include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_lookup/epilogue.cuh"
 #include "libruntime/kernels/cuda/prefill_lookup/kernel.h"
@@ -11,37 +11,41 @@ constexpr int kDenominatorThreads = 256;
 
 __global__ void __launch_bounds__(kDenominatorThreads)
     denominators_kernel(const __grid_constant__ LookupParams params) {
+  begin_dependent();
   const int32_t list = blockIdx.x, kv_head = list % params.kv_heads;
   const int2 block = block_of(params.blocks, list / params.kv_heads);
+  const int32_t row = blockIdx.y * kDenominatorThreads + threadIdx.x;
+  if (row >= block.y * params.group) return;
   const int32_t total = params.alive.runs == nullptr
                             ? params.clusters
                             : static_cast<int32_t>(params.alive.totals[list]);
-  const int32_t piece = kPieceTiles * params.tile;
+  const int32_t piece = kPieceTiles * params.row_plan.clusters;
   const int32_t pieces = (total + piece - 1) / piece;
   const int64_t queries =
       static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
-  for (int32_t row = threadIdx.x; row < block.y * params.group; row += kDenominatorThreads) {
-    const int64_t query =
-        (static_cast<int64_t>(block.x + row / params.group) * params.kv_heads + kv_head) *
-            params.group +
-        row % params.group;
-    float2 state = make_float2(-INFINITY, 0);
-    for (int32_t i = 0; i < pieces; ++i) {
-      state = RowSums::add_states(state, params.row_states[i * queries + query]);
-    }
-    // Of nothing alive: no S is looked at, but none may be NaN.
-    const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
-    if (!(lse < INFINITY)) params.faults[list] = 1;
-    params.lse[query] = lse;
+  const int64_t query =
+      (static_cast<int64_t>(block.x + row / params.group) * params.kv_heads + kv_head) *
+          params.group +
+      row % params.group;
+  float2 state = make_float2(-INFINITY, 0);
+#pragma unroll 4
+  for (int32_t i = 0; i < pieces; ++i) {
+    state = RowSums::add_states(state, params.row_states[i * queries + query]);
   }
+  // Of nothing alive: no S is looked at, but none may be NaN.
+  const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
+  if (!(lse < INFINITY)) params.faults[list] = 1;
+  params.lse[query] = lse;
 }
 
 }  // namespace
 
 Status launch_denominators(const LookupParams& params, cudaStream_t stream) {
-  denominators_kernel<<<params.blocks.count * params.kv_heads, kDenominatorThreads, 0, stream>>>(
-      params);
-  return cuda_status(cudaGetLastError(), "prefill denominators kernel");
+  const int32_t rows = params.blocks.block_tokens * params.group;
+  const dim3 blocks(static_cast<unsigned>(params.blocks.count * params.kv_heads),
+                    static_cast<unsigned>((rows + kDenominatorThreads - 1) / kDenominatorThreads));
+  return launch_dependent(denominators_kernel, blocks, kDenominatorThreads, 0, stream,
+                          "prefill denominators kernel", params);
 }
 
 }  // namespace sqz::cuda::prefill

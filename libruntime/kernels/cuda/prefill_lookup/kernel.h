@@ -2,6 +2,7 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/prefill_common/launch.h"
 #include "libruntime/kernels/cuda/prefill_common/tiles.h"
 #include "libruntime/kernels/cuda/prefill_lookup/config.h"
 
@@ -13,27 +14,23 @@ struct LookupParams {
   PrefillRuns alive;
   int32_t clusters;  // n
   int32_t dim, kv_heads, group;
-  int32_t heads_apart;    // group / tiles.heads
-  int32_t row_tiles;      // tiles.tiles_of_block * heads_apart
-  int32_t tile;           // clusters of a tile of the passes
-  int32_t pieces;         // most pieces of a list
+  int32_t heads_apart;  // group / tiles.heads
+  QueryTiles chunks;    // of kColumnRows queries
+  ItemPlan row_plan, column_plan;
   float scale;            // of the logits, times log2(e)
   const uint32_t* sizes;  // [Hkv, n]
-  float2* row_states;     // [pieces, T, Hq] {maximum, sum}, to base 2
+  float2* row_states;     // [row_plan.pieces, T, Hq] {maximum, sum}, to base 2
   float* lse;             // [T, Hq] log2 of the denominators
-  float* columns;         // [row_tiles, lists, n] at positions of the list
+  float* columns;         // [column_plan.row_tiles, lists, n] at positions of the list
   uint32_t* ids;          // [lists, n] cluster at each position, and its size; neither is used
   uint32_t* alive_sizes;  // [lists, n] where all are alive
-  uint32_t* taken;        // [2] items taken, by pass; zero before
+  uint32_t* taken;        // [2] items taken, by pass, beyond the first of each block
   uint32_t* faults;       // [lists]
 };
 
-// Centroids of a tile.
-template <int kDim>
-inline constexpr int kLookupTile = kDim == 256 ? 64 : 96;
-
-// Runs of alive clusters to ids and sizes of each position.
-Status launch_expand(const LookupParams& params, cudaStream_t stream);
+// `taken` to zero; where all clusters are alive faults, too, otherwise runs of alive clusters to
+// ids and sizes of each position.
+Status launch_prepare(const LookupParams& params, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>

@@ -13,8 +13,11 @@ namespace {
 
 using namespace prefill;
 
-int32_t tile_clusters(int32_t dim) {
-  return dim == 256 ? kLookupTile<256> : kLookupTile<128>;
+ItemPlan make_plan(int32_t tokens, int32_t block_tokens, int32_t heads_apart, int32_t tile,
+                   int32_t clusters) {
+  const int32_t piece = kPieceTiles * tile;
+  return {(block_tokens + tokens - 1) / tokens * heads_apart, tokens, tile,
+          (clusters + piece - 1) / piece};
 }
 
 LookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks, int32_t clusters,
@@ -28,10 +31,16 @@ LookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks, i
   params.kv_heads = shape.kv_heads;
   params.group = shape.group;
   params.heads_apart = shape.group / heads;
-  params.row_tiles = params.tiles.tiles_of_block * params.heads_apart;
-  params.tile = tile_clusters(shape.dim);
-  const int32_t piece = kPieceTiles * params.tile;
-  params.pieces = (clusters + piece - 1) / piece;
+  for_dim(shape.dim, 0, [&](auto dim) {
+    constexpr int kDim = dim.value;
+    params.chunks = query_tiles(blocks, heads, kColumnRows);
+    const int32_t tokens = params.chunks.tokens * ColumnConfig<kDim>::kQueryChunks;
+    params.row_plan = make_plan(params.tiles.tokens, blocks.block_tokens, params.heads_apart,
+                                RowSumConfig<kDim>::kTile, clusters);
+    params.column_plan =
+        make_plan(tokens, blocks.block_tokens, params.heads_apart, kColumnTile, clusters);
+    return 0;
+  });
   params.scale = shape.scale * static_cast<float>(M_LOG2E);
   return params;
 }
@@ -41,9 +50,9 @@ int64_t cut_workspace(LookupParams& params, uint8_t* base) {
   const int64_t queries = int64_t{params.blocks.tokens} * params.kv_heads * params.group;
   Layout layout(base);
   params.taken = layout.take<uint32_t>(2);
-  params.row_states = layout.take<float2>(params.pieces * queries);
+  params.row_states = layout.take<float2>(params.row_plan.pieces * queries);
   params.lse = layout.take<float>(queries);
-  params.columns = layout.take<float>(params.row_tiles * lists * params.clusters);
+  params.columns = layout.take<float>(params.column_plan.row_tiles * lists * params.clusters);
   params.ids = layout.take<uint32_t>(lists * params.clusters);
   params.alive_sizes = layout.take<uint32_t>(lists * params.clusters);
   return static_cast<int64_t>(layout.used());
@@ -78,8 +87,7 @@ Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t worksp
                                            " bytes, ", needed, " needed")};
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.taken, 0, 2 * sizeof(uint32_t), stream));
-  if (params.alive.runs != nullptr) SQZ_RETURN_IF_ERROR(launch_expand(params, stream));
+  SQZ_RETURN_IF_ERROR(launch_prepare(params, stream));
   SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
                           ? launch<__nv_bfloat16>(params, call, multiprocessors, stream)
                           : launch<__half>(params, call, multiprocessors, stream));

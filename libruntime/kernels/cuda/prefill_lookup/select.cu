@@ -2,7 +2,7 @@
 // were scored.
 #include <cuda_runtime.h>
 
-#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_lookup/kernel.h"
 
@@ -15,7 +15,6 @@ constexpr int kDigits = 1 << kDigitBits;
 constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
 constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
-constexpr uint32_t kNone = 0xFFFFFFFFu;
 
 struct SelectParams {
   LookupParams lookup;
@@ -63,6 +62,8 @@ struct Shared {
   BlockScan scan;
   uint32_t histogram[kDigits];
   uint32_t prefix, left;
+  uint32_t ends[kWarps];  // of the runs of each warp's words
+  uint2 sums[kWarps];     // their runs and keys
 };
 
 // One list as this kernel works on it.
@@ -70,7 +71,7 @@ struct List {
   int32_t count;            // positions
   const uint32_t* ids;      // [count], null: position = cluster
   const uint32_t* offsets;  // [n + 1] of the KV head
-  const uint32_t* sizes;    // [n] of the KV head
+  const uint32_t* sizes;    // [count] keys
   float* scores;            // [count] S; of an empty cluster 0
   const uint32_t* wanted;   // [Hkv] or null
   float log_threshold;
@@ -85,33 +86,47 @@ struct List {
   __device__ uint32_t id(int32_t at) const {
     return ids == nullptr ? static_cast<uint32_t>(at) : ids[at];
   }
-  __device__ uint32_t keys(int32_t at) const { return sizes[id(at)]; }
+  __device__ uint32_t keys(int32_t at) const { return sizes[at]; }
 };
 
 // Combined S of every position, over the row tiles of the block, into the first tile's place, and
 // which ones the threshold chooses.
 __device__ void combine_scores(const SelectParams& params, const List& list, int2 block,
                                int64_t tile_stride) {
+  constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
   const LookupParams& lookup = params.lookup;
-  const int32_t tiles = (block.y + lookup.tiles.tokens - 1) / lookup.tiles.tokens;
+  const int32_t tiles = (block.y + lookup.column_plan.tokens - 1) / lookup.column_plan.tokens;
   const float share =
       params.maxima ? 1.0f : 1.0f / static_cast<float>(block.y * lookup.tiles.heads);
-  for (int32_t first = 0; first < list.count; first += kSelectThreads) {
-    const int32_t at = first + static_cast<int32_t>(threadIdx.x);
-    float score = 0;
-    if (at < list.count) {
-      for (int32_t head = 0; head < lookup.heads_apart; ++head) {
-        float sum = 0;
-        for (int32_t tile = 0; tile < tiles; ++tile) {
-          const float value = list.scores[(tile * lookup.heads_apart + head) * tile_stride + at];
-          sum = params.maxima ? fmaxf(sum, value) : sum + value;
-        }
-        score = fmaxf(score, sum * share);
-      }
-      if (list.keys(at) == 0) score = 0;
-      if (list.wanted != nullptr) list.scores[at] = score;
+  for (int32_t first = 0; first < list.count; first += kAtOnce * kSelectThreads) {
+    const auto position = [&](int i) {
+      return first + i * kSelectThreads + static_cast<int32_t>(threadIdx.x);
+    };
+    float scores[kAtOnce] = {};
+    uint32_t keys[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      keys[i] = position(i) < list.count ? list.keys(position(i)) : 0;
     }
-    list.set_chosen(at, score > 0 && logf(score) >= list.log_threshold);
+    for (int32_t head = 0; head < lookup.heads_apart; ++head) {
+      float sums[kAtOnce] = {};
+      for (int32_t tile = 0; tile < tiles; ++tile) {
+        const float* values = list.scores + (tile * lookup.heads_apart + head) * tile_stride;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float value = position(i) < list.count ? values[position(i)] : 0.0f;
+          sums[i] = params.maxima ? fmaxf(sums[i], value) : sums[i] + value;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) scores[i] = fmaxf(scores[i], sums[i] * share);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float score = keys[i] == 0 ? 0.0f : scores[i];
+      if (list.wanted != nullptr && position(i) < list.count) list.scores[position(i)] = score;
+      list.set_chosen(position(i), score > 0 && logf(score) >= list.log_threshold);
+    }
   }
 }
 
@@ -192,69 +207,82 @@ __device__ void choose_by_budget(const SelectParams& params, const List& list, u
   }
 }
 
-// Walks the chosen clusters of one word: f(first slot or child, end, whether a run starts here,
-// whether it ends here). Chosen clusters are never empty, so that those that touch are one run,
-// also over empty ones between them.
-template <class Function>
-__device__ __forceinline__ void for_each_chosen(const List& list, int32_t word, const Function& f) {
-  uint32_t bits = list.chosen[word];
-  if (bits == 0) return;
-  const auto begin_of = [&](int32_t at) { return list.offsets[list.id(at)]; };
-  const auto end_of = [&](int32_t at) { return list.offsets[list.id(at) + 1]; };
-  int32_t before = word - 1, after = word + 1;
-  while (before >= 0 && list.chosen[before] == 0) --before;
-  while (after < list.words() && list.chosen[after] == 0) ++after;
-  uint32_t last = before < 0 ? kNone : end_of(32 * before + 31 - __clz(list.chosen[before]));
-  uint32_t begin = begin_of(32 * word + __ffs(bits) - 1);
-  while (bits != 0) {
-    const int32_t at = 32 * word + __ffs(bits) - 1;
-    bits &= bits - 1;
-    const uint32_t end = end_of(at);
-    uint32_t next = kNone;
-    if (bits != 0) {
-      next = begin_of(32 * word + __ffs(bits) - 1);
-    } else if (after < list.words()) {
-      next = begin_of(32 * after + __ffs(list.chosen[after]) - 1);
-    }
-    f(begin, end, begin != last, end != next);
-    last = end;
-    begin = next;
-  }
-}
-
-// Runs of what the chosen clusters hold, neighbours merged, in ascending order.
+// Runs of what the chosen clusters hold, neighbours merged, in ascending order. Chosen clusters are
+// never empty, so that those that touch are one run, also over empty ones between them.
 __device__ void write_runs(const SelectParams& params, const List& list, int32_t number,
                            Shared& shared) {
+  constexpr int kWords = 8;  // of a warp at the same time
   uint2* runs = params.chosen.runs + static_cast<int64_t>(number) * params.chosen.stride;
   uint32_t* prefix = params.chosen.prefix + static_cast<int64_t>(number) * params.chosen.stride;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const uint32_t lanes_below = (1u << lane) - 1;
   uint2 written = make_uint2(0, 0);  // runs, keys
-  for (int32_t first = 0; first < list.words(); first += kSelectThreads) {
-    const int32_t word = first + static_cast<int32_t>(threadIdx.x);
-    uint2 mine = make_uint2(0, 0), total;
-    if (word < list.words()) {
-      for_each_chosen(list, word, [&](uint32_t begin, uint32_t end, bool starts, bool) {
-        mine = make_uint2(mine.x + starts, mine.y + end - begin);
-      });
+  uint32_t last_end = 0;             // of the chosen clusters so far; 0: there are none
+  for (int32_t first = 0; first < list.words(); first += kWarps * kWords) {
+    // Cluster `lane` of each word holds slots or children [begins, ends).
+    uint32_t words[kWords], begins[kWords], ends[kWords];
+    uint32_t last = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int32_t word = first + warp * kWords + i;
+      words[i] = word < list.words() ? list.chosen[word] : 0;
+      begins[i] = ends[i] = 0;
+      if (words[i] >> lane & 1) {
+        const uint32_t* offsets = list.offsets + list.id(32 * word + lane);
+        begins[i] = offsets[0];
+        ends[i] = offsets[1];
+      }
     }
-    const uint2 place = shared.scan.scan(mine, total);
-    uint32_t run = written.x + place.x, keys = written.y + place.y;
-    if (word < list.words()) {
-      // The start of a run and its end may be known to different threads.
-      for_each_chosen(list, word, [&](uint32_t begin, uint32_t end, bool starts, bool stops) {
-        if (starts) {
-          runs[run].x = begin;
-          prefix[run] = keys;
-          ++run;
-        }
-        if (stops) runs[run - 1].y = end;
-        keys += end - begin;
-      });
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) last = max(last, ends[i]);
+    last = __reduce_max_sync(kAll, last);
+    if (lane == 0) shared.ends[warp] = last;
+    __syncthreads();
+    uint32_t before = __reduce_max_sync(kAll, lane < warp ? shared.ends[lane] : 0);
+    before = max(before, last_end);
+    last_end = max(last_end, __reduce_max_sync(kAll, shared.ends[lane]));
+
+    uint32_t starts[kWords];  // clusters with which a run starts
+    uint2 mine = make_uint2(0, 0);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const uint32_t below = words[i] & lanes_below;
+      const uint32_t neighbour = __shfl_sync(kAll, ends[i], (31 - __clz(below)) & 31);
+      const uint32_t previous = below == 0 ? before : neighbour;
+      starts[i] = __ballot_sync(
+          kAll, (words[i] >> lane & 1) != 0 && (previous == 0 || previous != begins[i]));
+      const uint32_t end = __shfl_sync(kAll, ends[i], (31 - __clz(words[i])) & 31);
+      if (words[i] != 0) before = end;
+      mine = make_uint2(mine.x + __popc(starts[i]), mine.y + ends[i] - begins[i]);
     }
-    written = make_uint2(written.x + total.x, written.y + total.y);
+    mine.y = __reduce_add_sync(kAll, mine.y);
+    if (lane == 0) shared.sums[warp] = mine;
+    __syncthreads();
+    const uint2 of_warp = shared.sums[lane];
+    uint2 place = make_uint2(written.x + __reduce_add_sync(kAll, lane < warp ? of_warp.x : 0),
+                             written.y + __reduce_add_sync(kAll, lane < warp ? of_warp.y : 0));
+    written.x += __reduce_add_sync(kAll, of_warp.x);
+    written.y += __reduce_add_sync(kAll, of_warp.y);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if (words[i] == 0) continue;
+      uint32_t keys = ends[i] - begins[i];  // up to this lane's and with them
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const uint32_t other = __shfl_up_sync(kAll, keys, step);
+        if (lane >= step) keys += other;
+      }
+      if (starts[i] >> lane & 1) {
+        const uint32_t run = place.x + __popc(starts[i] & lanes_below);
+        runs[run].x = begins[i];
+        prefix[run] = place.y + keys - (ends[i] - begins[i]);
+      }
+      place = make_uint2(place.x + __popc(starts[i]), place.y + __shfl_sync(kAll, keys, 31));
+    }
   }
   __syncthreads();
   for (uint32_t run = threadIdx.x; run < written.x; run += kSelectThreads) {
-    runs[run].y -= runs[run].x;
+    runs[run].y = (run + 1 < written.x ? prefix[run + 1] : written.y) - prefix[run];
   }
   if (threadIdx.x == 0) {
     params.chosen.counts[number] = written.x;
@@ -270,6 +298,7 @@ __device__ void write_runs(const SelectParams& params, const List& list, int32_t
 
 __global__ void __launch_bounds__(kSelectThreads)
     select_kernel(const __grid_constant__ SelectParams params) {
+  begin_dependent();
   __shared__ Shared shared;
   extern __shared__ uint32_t chosen[];
   const LookupParams& lookup = params.lookup;
@@ -281,7 +310,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   list.count = all ? lookup.clusters : static_cast<int32_t>(lookup.alive.totals[number]);
   list.ids = all ? nullptr : lookup.ids + number * n;
   list.offsets = params.level.offsets + kv_head * (n + 1);
-  list.sizes = lookup.sizes + kv_head * n;
+  list.sizes = all ? lookup.sizes + kv_head * n : lookup.alive_sizes + number * n;
   list.scores = lookup.columns + number * n;
   list.chosen = chosen;
   const int2 block = block_of(lookup.blocks, block_number);
@@ -299,10 +328,8 @@ __global__ void __launch_bounds__(kSelectThreads)
   write_runs(params, list, number, shared);
 }
 
-// One warp a run.
-__global__ void __launch_bounds__(kSelectThreads)
-    expand_kernel(const __grid_constant__ LookupParams params) {
-  const int64_t list = blockIdx.x;
+// Runs of alive clusters to ids and sizes of each position, one warp a run.
+__device__ void expand(const LookupParams& params, int64_t list) {
   const uint32_t* sizes = params.sizes + list % params.kv_heads * params.clusters;
   const uint2* runs = params.alive.runs + list * params.alive.stride;
   const uint32_t* prefix = params.alive.prefix + list * params.alive.stride;
@@ -317,11 +344,23 @@ __global__ void __launch_bounds__(kSelectThreads)
   }
 }
 
+__global__ void __launch_bounds__(kSelectThreads)
+    prepare_kernel(const __grid_constant__ LookupParams params) {
+  begin_dependent();
+  const int64_t list = blockIdx.x;
+  if (list == 0 && threadIdx.x < 2) params.taken[threadIdx.x] = 0;
+  if (params.alive.runs != nullptr) {
+    expand(params, list);
+  } else if (threadIdx.x == 0) {
+    params.faults[list] = 0;
+  }
+}
+
 }  // namespace
 
-Status launch_expand(const LookupParams& params, cudaStream_t stream) {
-  expand_kernel<<<params.blocks.count * params.kv_heads, kSelectThreads, 0, stream>>>(params);
-  return cuda_status(cudaGetLastError(), "prefill expand kernel");
+Status launch_prepare(const LookupParams& params, cudaStream_t stream) {
+  return launch_dependent(prepare_kernel, params.blocks.count * params.kv_heads, kSelectThreads, 0,
+                          stream, "prefill prepare kernel", params);
 }
 
 Status launch_select(const LookupParams& params, const PrefillLookup& call, cudaStream_t stream) {
@@ -336,8 +375,8 @@ Status launch_select(const LookupParams& params, const PrefillLookup& call, cuda
     return {Code::kUnsupported, concat("prefill on the GPU: ", params.clusters,
                                        " clusters, expected at most ", 8 * kMostBits)};
   }
-  select_kernel<<<params.blocks.count * params.kv_heads, kSelectThreads, bits, stream>>>(select);
-  return cuda_status(cudaGetLastError(), "prefill select kernel");
+  return launch_dependent(select_kernel, params.blocks.count * params.kv_heads, kSelectThreads,
+                          bits, stream, "prefill select kernel", select);
 }
 
 }  // namespace sqz::cuda::prefill
