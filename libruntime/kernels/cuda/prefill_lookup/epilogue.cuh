@@ -79,7 +79,7 @@ class RowSums {
         if (size.x > 0) shift = fmaxf(shift, logit[0] * scale);
         if (size.y > 0) shift = fmaxf(shift, logit[1] * scale);
       }
-      if (shift == -INFINITY) continue;
+      if (shift == -INFINITY) shift = 0;  // nothing counts, or NaN does and must show
       float sum = sum_[half] == 0 ? 0.0f : sum_[half] * ptx::ex2_approx(shift_[half] - shift);
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
