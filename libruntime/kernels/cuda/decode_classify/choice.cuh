@@ -241,11 +241,7 @@ class BucketChoice {
       all.a += __reduce_add_sync(~0u, of_warp.a);
       all.b += __reduce_add_sync(~0u, of_warp.b);
     }
-    if (thread_ != 0) return;
-    p_.lists.before[pair_ * (p_.lists.capacity + 1) + all.a] = all.b;
-    p_.lists.totals[pair_] = {all.a, all.b, 0, 0};
-    if (pair_ % p_.kv_heads == 0) atomicAdd(&p_.counters[0], 1ull);
-    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(all.b));
+    if (thread_ == 0) end_lists(p_, pair_, pair_ % p_.kv_heads, all, 0);
   }
 
   // `at`: runs and keys before those of this thread.

@@ -394,7 +394,7 @@ class Classify : private LookupTeam<kLookupThreads> {
 #pragma unroll 1
     for (int r = 0; r < p_.group; ++r) sound = sound && fabsf(s_.lse[r]) <= FLT_MAX;
     if (!sound) {
-      if (thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
+      if (thread_ == 0) end_with_fault(p_, pair_);
       return;
     }
     auto* scores = array<float>(at_.scores);

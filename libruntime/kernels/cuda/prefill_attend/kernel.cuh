@@ -18,6 +18,7 @@
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
 #include "libruntime/kernels/cuda/prefill_attend/softmax.cuh"
 #include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
+#include "libruntime/kernels/cuda/prefill_common/items.cuh"
 #include "libruntime/kernels/cuda/prefill_common/ring.cuh"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_common/segments.cuh"
@@ -28,26 +29,6 @@
 #include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
 
 namespace sqz::cuda::prefill {
-
-// Items in the order in which they are taken; every role walks the same ones.
-template <class Config>
-class ItemReader {
- public:
-  __device__ __forceinline__ explicit ItemReader(SharedStorage<Config>& shared) : shared_(shared) {}
-
-  // False at the end. All lanes of a warp.
-  __device__ __forceinline__ bool next(WorkItem& item) {
-    ptx::mbarrier_wait_parity(&shared_.item_full[ring_.stage], ring_.parity);
-    item = shared_.items[ring_.stage];
-    ptx::mbarrier_arrive_warp(&shared_.item_empty[ring_.stage]);
-    ring_.advance();
-    return item.block >= 0;
-  }
-
- private:
-  SharedStorage<Config>& shared_;
-  RingPosition<2> ring_;
-};
 
 __device__ __forceinline__ KeyListView list_of(const AttendParams& params, const WorkItem& item) {
   return KeyListView::of(params.selected, item.block * params.kv_heads + item.kv_head, params.exact,
@@ -155,7 +136,7 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const AttendParams& 
   const RowMaps& exact = values ? maps.exact_values : maps.exact_keys;
   const int first = warp == 1 ? 0 : Config::kFirstChunks;
   const int end = warp == 1 ? Config::kFirstChunks : Config::kChunks;
-  ItemReader<Config> items(shared);
+  ItemReader<SharedStorage<Config>> items(shared);
   RingPosition<Config::kStages> ring;
   WorkItem item;
   while (items.next(item)) {
@@ -260,7 +241,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
     }
   }
   const Turns<!kNarrow> turns(warpgroup);
-  ItemReader<Config> items(shared);
+  ItemReader<SharedStorage<Config>> items(shared);
   RingPosition<Config::kStages> keys, values;
   RingPosition<1> query_ring;
   WorkItem item;

@@ -72,7 +72,7 @@ __device__ void fetch_query_chunks(ColumnStorage<Config>& shared, const LookupPa
   const int lane = threadIdx.x & 31;
   const uint64_t policy = ptx::createpolicy_evict_last();
   const uint32_t bytes = params.chunks.heads * params.chunks.tokens * Config::kChunks * kRowBytes;
-  LookupItems<ColumnStorage<Config>> items(shared);
+  ItemReader<ColumnStorage<Config>> items(shared);
   RingPosition<1> ring;
   LookupItem item;
   while (items.next(item)) {
@@ -112,7 +112,7 @@ template <class Config>
 __device__ void fetch_column_tiles(ColumnStorage<Config>& shared, const LookupParams& params,
                                    const LookupMaps& maps, int first, int end) {
   const uint64_t policy = ptx::createpolicy_evict_last();
-  LookupItems<ColumnStorage<Config>> items(shared);
+  ItemReader<ColumnStorage<Config>> items(shared);
   RingPosition<Config::kStages> ring;
   LookupItem item;
   while (items.next(item)) {
@@ -139,7 +139,7 @@ __device__ void consume_columns(ColumnStorage<Config>& shared, const LookupParam
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
   const int64_t lists = static_cast<int64_t>(params.blocks.count) * params.kv_heads;
   const float scale = params.scale;
-  LookupItems<ColumnStorage<Config>> items(shared);
+  ItemReader<ColumnStorage<Config>> items(shared);
   RingPosition<1> query_ring;
   LookupItem item;
   float logits[kColumnRows / 2];
@@ -214,14 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::fence_mbarrier_init();
   }
-  // Rows that no box fills are read by products all the same.
-  if (params.chunks.heads * params.chunks.tokens < kColumnRows) {
-    for (int i = threadIdx.x; i < Config::kQueryChunks * Config::kQueryBytes / 16;
-         i += Config::kThreads) {
-      reinterpret_cast<uint4*>(shared.queries)[i] = make_uint4(0, 0, 0, 0);
-    }
-    ptx::fence_proxy_async_shared();
-  }
+  clear_queries<Config::kThreads>(shared, params.chunks, kColumnRows);
   begin_dependent();
   __syncthreads();
   const int warpgroup = threadIdx.x / 128;

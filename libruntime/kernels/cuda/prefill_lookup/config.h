@@ -46,7 +46,6 @@ struct RowSumConfig {
   static constexpr int kTile = kDim == 256 ? 64 : 128;  // centroids of a tile: wgmma's N
   static constexpr int kChunks = (kDim + 63) / 64;
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
-  static constexpr int kSteps = kDim / 16;
   static constexpr int kQueryStages = kDim == 256 ? 1 : 2;
   static constexpr int kQueryBytes = kLookupRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kTile * kChunks * kRowBytes;
@@ -82,7 +81,6 @@ struct ColumnConfig {
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 240 : 112;
   static constexpr int kChunks = (kDim + 63) / 64;
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
-  static constexpr int kSteps = kDim / 16;
   static constexpr int kQueryBytes = kColumnRows * kChunks * kRowBytes;  // of a chunk
   static constexpr int kTileBytes = kColumnTile * kChunks * kRowBytes;
   static constexpr int kFit =

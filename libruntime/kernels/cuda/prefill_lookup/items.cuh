@@ -7,6 +7,7 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
+#include "libruntime/kernels/cuda/prefill_common/items.cuh"
 #include "libruntime/kernels/cuda/prefill_common/ring.cuh"
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_common/segments.cuh"
@@ -22,26 +23,6 @@ namespace sqz::cuda::prefill {
 struct LookupMaps {
   CUtensorMap queries;
   RowMaps centroids;
-};
-
-// `Storage`: the shared memory of a kernel.
-template <class Storage>
-class LookupItems {
- public:
-  __device__ __forceinline__ explicit LookupItems(Storage& shared) : shared_(shared) {}
-
-  // False at the end. All lanes of a warp.
-  __device__ __forceinline__ bool next(LookupItem& item) {
-    ptx::mbarrier_wait_parity(&shared_.item_full[ring_.stage], ring_.parity);
-    item = shared_.items[ring_.stage];
-    ptx::mbarrier_arrive_warp(&shared_.item_empty[ring_.stage]);
-    ring_.advance();
-    return item.block >= 0;
-  }
-
- private:
-  Storage& shared_;
-  RingPosition<2> ring_;
 };
 
 __device__ __forceinline__ KeyListView clusters_of(const LookupParams& params, int32_t list) {
@@ -91,6 +72,18 @@ __device__ void take_lookup_items(Storage& shared, const LookupParams& params, c
     ring.advance();
     if (index < count) index = next();
   } while (item.block >= 0);
+}
+
+// Zeroes the queries of `shared` where boxes do not fill all rows of a tile: products read them all
+// the same. All threads of a block, kThreads.
+template <int kThreads, class Storage>
+__device__ __forceinline__ void clear_queries(Storage& shared, const QueryTiles& tiles, int rows) {
+  if (tiles.heads * tiles.tokens < rows) {
+    for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.queries) / 16); i += kThreads) {
+      reinterpret_cast<uint4*>(shared.queries)[i] = make_uint4(0, 0, 0, 0);
+    }
+    ptx::fence_proxy_async_shared();
+  }
 }
 
 // Starts results = 64 rows at `a` times kColumns rows at `b`, transposed: descriptors of tiles

@@ -18,7 +18,7 @@ __device__ void fetch_centroids(RowSumStorage<Config>& shared, const LookupParam
   const uint64_t often = ptx::createpolicy_evict_last();
   const uint32_t query_bytes =
       params.tiles.heads * params.tiles.tokens * Config::kChunks * kRowBytes;
-  LookupItems<RowSumStorage<Config>> items(shared);
+  ItemReader<RowSumStorage<Config>> items(shared);
   RingPosition<Config::kStages> ring;
   RingPosition<Config::kQueryStages> queries;
   LookupItem item;
@@ -65,7 +65,7 @@ __device__ void fetch_sizes(RowSumStorage<Config>& shared, const LookupParams& p
                             const LookupMaps& maps) {
   constexpr int kTile = Config::kTile;
   const int lane = threadIdx.x & 31;
-  LookupItems<RowSumStorage<Config>> items(shared);
+  ItemReader<RowSumStorage<Config>> items(shared);
   RingPosition<Config::kStages> ring;
   LookupItem item;
   while (items.next(item)) {
@@ -99,7 +99,7 @@ __device__ void consume_rows(RowSumStorage<Config>& shared, const LookupParams& 
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
   const int first_row = 64 * warpgroup + 16 * warp + (lane >> 2);  // of this lane; and + 8
   const float scale = params.scale;
-  LookupItems<RowSumStorage<Config>> items(shared);
+  ItemReader<RowSumStorage<Config>> items(shared);
   RingPosition<Config::kStages> ring;
   RingPosition<Config::kQueryStages> query_ring;
   LookupItem item;
@@ -157,14 +157,7 @@ __global__ void __launch_bounds__(kRowSumThreads, 1)
     }
     ptx::fence_mbarrier_init();
   }
-  // Rows that no box fills are read by products all the same.
-  if (params.tiles.heads * params.tiles.tokens < kLookupRows) {
-    for (int i = threadIdx.x; i < Config::kQueryStages * Config::kQueryBytes / 16;
-         i += kRowSumThreads) {
-      reinterpret_cast<uint4*>(shared.queries)[i] = make_uint4(0, 0, 0, 0);
-    }
-    ptx::fence_proxy_async_shared();
-  }
+  clear_queries<kRowSumThreads>(shared, params.tiles, kLookupRows);
   begin_dependent();
   __syncthreads();
   const int warpgroup = threadIdx.x / 128;
