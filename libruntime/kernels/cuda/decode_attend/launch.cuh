@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_attend/kernel.cuh"
 
 namespace sqz::cuda {
@@ -25,17 +26,10 @@ Status launch_attend(const AttendParams& params, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(AttendShared<kDim>);
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(params.multiprocessors, kMostBlocks)));
-  config.blockDim = dim3(kAttendThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = params.hopper ? 1 : 0;
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&config, kernel, params));
+  LaunchOptions launch(std::min(params.multiprocessors, kMostBlocks), kAttendThreads, 1,
+                       params.hopper, stream);
+  launch.config.dynamicSmemBytes = kBytes;
+  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params));
   return {};
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_classify/kernel.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/team_launch.h"
 
 namespace sqz::cuda {
 
@@ -37,8 +37,8 @@ template <int kDim>
 Status launch_classify(const ClassifyParams& params, ClassifyTeam team,
                        const ClassifyLayout& layout, cudaStream_t stream) {
   const LookupParams& lookup = params.lookup;
-  TeamLaunch launch(lookup.requests * lookup.kv_heads * team.blocks(), kLookupThreads, team.cluster,
-                    lookup.hopper, stream);
+  LaunchOptions launch(lookup.requests * lookup.kv_heads * team.blocks(), kLookupThreads,
+                       team.cluster, lookup.hopper, stream);
   const auto kernel = classify_kernel<kDim>(layout.steps);
   const int64_t bytes = classify_bytes<kDim>(layout);
   launch.config.dynamicSmemBytes = static_cast<size_t>(bytes);

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/team_launch.h"
 #include "libruntime/kernels/cuda/decode_lookup/threshold.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/together.cuh"
 
@@ -54,7 +54,7 @@ auto threshold_kernel(const LookupParams& params) {
 }
 
 template <class Kernel>
-Status launch_team(Kernel kernel, TeamLaunch& launch, const LookupParams& params, int team,
+Status launch_team(Kernel kernel, LaunchOptions& launch, const LookupParams& params, int team,
                    size_t shared_bytes, int slice) {
   launch.config.dynamicSmemBytes = shared_bytes;
   SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -73,12 +73,12 @@ Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream) 
   const int64_t slice = (params.width + team - 1) / team;
   if (is_by_threshold(params) && team > 1 && slice <= kThresholdThreads * kMostOfThread &&
       threshold_bytes<kDim>(static_cast<int>(slice), params.group) <= kThresholdMemory) {
-    TeamLaunch launch(blocks, kThresholdThreads, team, true, stream);
+    LaunchOptions launch(blocks, kThresholdThreads, team, true, stream);
     return launch_team(threshold_kernel<kDim>(params), launch, params, team,
                        threshold_bytes<kDim>(static_cast<int>(slice), params.group),
                        static_cast<int>(slice));
   }
-  TeamLaunch launch(blocks, kLookupThreads, team, params.hopper, stream);
+  LaunchOptions launch(blocks, kLookupThreads, team, params.hopper, stream);
   const int64_t words = slice * (params.group + 2);
   const int room = words <= kMostRoom ? static_cast<int>(words) : 0;
   return launch_team(lookup_kernel<kDim>(params), launch, params, team,
@@ -118,7 +118,8 @@ Status launch_lookup_together(const LookupParams& params, int team, int together
   const auto kernel = params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
                                                    : lookup_together_kernel<F16, kDim>;
   const int groups = (params.requests + together - 1) / together;
-  TeamLaunch launch(groups * params.kv_heads * team, kTogetherThreads, team, params.hopper, stream);
+  LaunchOptions launch(groups * params.kv_heads * team, kTogetherThreads, team, params.hopper,
+                       stream);
   const int64_t slice = (params.width + team - 1) / team;
   launch.config.dynamicSmemBytes =
       static_cast<size_t>(together_bytes<kDim>(slice, together * params.group));

@@ -1,9 +1,8 @@
 // Launches of the prompt's kernels, one after the other.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 
 namespace sqz::cuda::prefill {
 
@@ -13,17 +12,9 @@ namespace sqz::cuda::prefill {
 template <class... Params, class... Args>
 Status launch_dependent(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
                         cudaStream_t stream, const char* what, const Args&... args) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = blocks;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  return cuda_status(cudaLaunchKernelEx(&config, kernel, args...), what);
+  LaunchOptions launch(blocks, threads, 1, true, stream);
+  launch.config.dynamicSmemBytes = shared_bytes;
+  return cuda_status(cudaLaunchKernelEx(&launch.config, kernel, args...), what);
 }
 
 }  // namespace sqz::cuda::prefill

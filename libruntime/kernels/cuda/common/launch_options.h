@@ -1,17 +1,22 @@
-// Launches of kernels whose blocks work in teams.
+// How kernels are launched: in clusters, and before the kernel in front of them has ended.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace sqz::cuda {
 
-// What a launch needs beside the parameters.
-struct TeamLaunch {
+// What a launch needs beside the parameters. Blocks work in teams, clusters of `team`; with `early`
+// they may begin while the kernel before them on the stream ends (programmatic dependent launch,
+// compute capability 9.0): it is theirs to wait for it. Not to be copied: `config` points into it.
+struct LaunchOptions {
   cudaLaunchConfig_t config = {};
   cudaLaunchAttribute attributes[2] = {};
 
-  TeamLaunch(int blocks, int threads, int team, bool hopper, cudaStream_t stream) {
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
+  LaunchOptions(const LaunchOptions&) = delete;
+  LaunchOptions& operator=(const LaunchOptions&) = delete;
+
+  LaunchOptions(dim3 blocks, int threads, int team, bool early, cudaStream_t stream) {
+    config.gridDim = blocks;
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.stream = stream;
     config.attrs = attributes;
@@ -20,10 +25,10 @@ struct TeamLaunch {
       cluster.id = cudaLaunchAttributeClusterDimension;
       cluster.val.clusterDim = {static_cast<unsigned>(team), 1, 1};
     }
-    if (hopper) {
-      cudaLaunchAttribute& early = attributes[config.numAttrs++];
-      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      early.val.programmaticStreamSerializationAllowed = 1;
+    if (early) {
+      cudaLaunchAttribute& begin = attributes[config.numAttrs++];
+      begin.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      begin.val.programmaticStreamSerializationAllowed = 1;
     }
   }
 };
@@ -31,7 +36,7 @@ struct TeamLaunch {
 // Teams that the GPU holds at once; 0 if it cannot gather one.
 template <class Kernel>
 int teams_of(Kernel kernel, int threads, int team, size_t shared_bytes) {
-  TeamLaunch launch(team, threads, team, true, nullptr);
+  LaunchOptions launch(team, threads, team, true, nullptr);
   launch.config.dynamicSmemBytes = shared_bytes;
   int count = 0;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
