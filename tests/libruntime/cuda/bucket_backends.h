@@ -45,20 +45,20 @@ struct BucketBackends {
     return static_cast<double>(found->keys_read) / static_cast<double>(found->keys_possible);
   }
 
-  // A graph of two calls, of which the second must not disturb the first, replayed with other
-  // queries, and then with the same: the same bits. `calls` are of `tokens` with `lists`
-  // selections.
+  // A graph of two calls, of which the second must not disturb the first, replayed with the queries
+  // that it was captured with, with others, and then with the same again: the same bits. `calls`
+  // are of `tokens` with `lists` selections.
   void replay(BucketCalls& calls, int64_t tokens, int64_t lists, Close close) {
     ASSERT_TRUE(gpu != nullptr && cpu != nullptr);
     calls.set(bucket_queries(served, tokens, 1));
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the other stream does not wait for this one
     const CapturedCall captured(*gpu, calls.gpu(), 2);
-    for (const uint64_t seed : {2, 3}) {
+    for (const uint64_t seed : {1, 2, 3}) {
       calls.set(bucket_queries(served, tokens, seed), captured.stream());
       captured.replay();
       close(calls.output(), calls.expected(*cpu), served.options.head_dim);
     }
-    EXPECT_EQ(gpu->totals(1)->selections, static_cast<uint64_t>(2 * 2 * lists));
+    EXPECT_EQ(gpu->totals(1)->selections, static_cast<uint64_t>(3 * 2 * lists));
     const Output first = calls.output();
     for (int i = 0; i < 20; ++i) {
       captured.replay();
@@ -68,12 +68,13 @@ struct BucketBackends {
 
   // A NaN of a query that decides for the rows `is_lost(row)` is seen there and nowhere else; an
   // infinite query of the first block is an error where its selection is asked for.
-  void lose(BucketCalls& calls, BucketQueries q, size_t element,
+  void lose(BucketCalls& calls, const BucketQueries& clean_queries, size_t element,
             const std::function<bool(size_t)>& is_lost) {
     ASSERT_TRUE(gpu != nullptr);
-    calls.set(q);
+    calls.set(clean_queries);
     ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
     const Output clean = calls.output();
+    BucketQueries q = clean_queries;
     q.before[element] = NAN;
     calls.set(q);
     ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
@@ -85,6 +86,7 @@ struct BucketBackends {
         ASSERT_EQ(found.lse[row], clean.lse[row]) << row;
       }
     }
+    q = clean_queries;
     q.before[0] = INFINITY;
     calls.set(q);
     EXPECT_EQ(gpu->select(calls.gpu()).status().code(), Code::kNumeric);
