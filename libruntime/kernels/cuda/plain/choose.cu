@@ -44,7 +44,7 @@ class PlainChoice : private LookupRules {
     const uint2 state = k == 0 ? make_uint2(level.clusters, 0) : call_.state[pair_];
     if (call_.faults[pair_] != 0) {
       if (thread_ == 0) {
-        p_.lists.totals[pair_] = {0, 0, 1, 0};
+        end_with_fault(p_, pair_);
         if (call_.estimates.list != nullptr) call_.estimates.counts[pair_] = 0;
         call_.state[pair_] = make_uint2(0, 0);
       }
