@@ -136,6 +136,24 @@ TEST_F(Decode, LevelsPoliciesAndRules) {
   }
 }
 
+// Thresholds of this index say that a score at the border is expected to be far from what scores
+// are (-12, log2), but for a share of .45; they are all the same, close together or far apart.
+TEST_F(Decode, BordersOfBudgets) {
+  const Served served = serve(shape(128, 4, {9, 70, 500}));
+  for (const double keep : {0.01, 0.1, 0.45, 0.9}) {
+    for (const float strength : {0.0f, 0.05f, 3.0f}) {
+      for (int group = 0; group < 2; ++group) {
+        SCOPED_TRACE(concat("keep ", keep, ", queries of ", strength, ", policy ", group));
+        SelectionRequest budget = by_budget(keep, 1);
+        budget.group = group;
+        EXPECT_NEAR(compare(served, budget, 1, DType::kBF16, strength).keep, keep, 0.01);
+      }
+      SCOPED_TRACE(concat("keep ", keep, ", queries of ", strength, ", all levels"));
+      compare(served, by_budget(keep), 2, DType::kBF16, strength);
+    }
+  }
+}
+
 TEST_F(Decode, EverythingNothingAndOneCluster) {
   const Served served = serve(shape(128, 4, {40, 211}));
   EXPECT_EQ(compare(served, with_thresholds({0, 0}), 2).keep, 1);

@@ -42,7 +42,7 @@ class BucketChoice {
     find_scale();
     add_sizes();
     __syncthreads();
-    const uint2 border = find_border(wanted);
+    const uint2 border = find_border(s_.rules.histogram, lane_, wanted);
 #pragma unroll 1
     for (uint32_t tile = 0; tile < end_; tile += kTile) compare(tile + 4 * thread_, border.x);
     __syncthreads();
@@ -110,40 +110,6 @@ class BucketChoice {
         }
       }
     }
-  }
-
-  // {the digit at which the sum of sizes passes `left`, or the last; what is left before it}. Every
-  // warp by itself, 8 digits a lane.
-  __device__ uint2 find_border(uint32_t left) const {
-    const auto* words = reinterpret_cast<const uint4*>(s_.rules.histogram) + 2 * lane_;
-    const uint4 a = words[0], b = words[1];
-    // Sums up to and with each digit.
-    const uint32_t upto[8] = {a.x,
-                              a.x + a.y,
-                              a.x + a.y + a.z,
-                              a.x + a.y + a.z + a.w,
-                              a.x + a.y + a.z + a.w + b.x,
-                              a.x + a.y + a.z + a.w + (b.x + b.y),
-                              a.x + a.y + a.z + a.w + (b.x + b.y + b.z),
-                              a.x + a.y + a.z + a.w + (b.x + b.y + b.z + b.w)};
-    uint32_t scan = upto[7];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t up = __shfl_up_sync(~0u, scan, step);
-      scan += lane_ >= step ? up : 0;
-    }
-    const unsigned passes = __ballot_sync(~0u, scan > left);
-    const int lane = passes == 0 ? 31 : __ffs(static_cast<int>(passes)) - 1;
-    const uint32_t before = scan - upto[7];
-    uint32_t digit = 8 * lane_, fitting = 0;
-#pragma unroll
-    for (int i = 0; i < 7; ++i) {
-      const bool fits = before + upto[i] <= left;
-      digit += fits ? 1 : 0;
-      fitting = max(fitting, fits ? upto[i] : 0);
-    }
-    return make_uint2(__shfl_sync(~0u, digit, lane),
-                      left - __shfl_sync(~0u, before + fitting, lane));
   }
 
   // Lists those of the digit at the border, drops those behind it.

@@ -6,7 +6,7 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/threshold.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/pushing.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/together.cuh"
 
 namespace sqz::cuda {
@@ -20,12 +20,12 @@ __global__ void __launch_bounds__(kLookupThreads, 2)
 }
 
 // Only launched on Hopper.
-template <class Element, int kDim>
-__global__ void __launch_bounds__(kThresholdThreads, 1)
-    lookup_threshold_kernel(const __grid_constant__ LookupParams params, int team, int slice) {
+template <class Element, int kDim, LookupRule kRule>
+__global__ void __launch_bounds__(kPushingThreads, 1)
+    lookup_pushing_kernel(const __grid_constant__ LookupParams params, int team, int slice) {
 #if __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(16) char threshold_memory[];
-  LookupThreshold<Element, kDim>(params, team, slice, threshold_memory).run();
+  extern __shared__ __align__(16) char pushing_memory[];
+  PushingLookup<Element, kDim, kRule>(params, team, slice, pushing_memory).run();
 #endif
 }
 
@@ -48,9 +48,14 @@ auto lookup_kernel(const LookupParams& params) {
 }
 
 template <int kDim>
-auto threshold_kernel(const LookupParams& params) {
-  return params.dtype == DType::kBF16 ? lookup_threshold_kernel<Bf16, kDim>
-                                      : lookup_threshold_kernel<F16, kDim>;
+auto pushing_kernel(const LookupParams& params) {
+  constexpr auto kThreshold = LookupRule::kThreshold, kBudget = LookupRule::kBudget;
+  if (params.dtype == DType::kBF16) {
+    return params.rule == kBudget ? lookup_pushing_kernel<Bf16, kDim, kBudget>
+                                  : lookup_pushing_kernel<Bf16, kDim, kThreshold>;
+  }
+  return params.rule == kBudget ? lookup_pushing_kernel<F16, kDim, kBudget>
+                                : lookup_pushing_kernel<F16, kDim, kThreshold>;
 }
 
 template <class Kernel>
@@ -71,12 +76,13 @@ template <int kDim>
 Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream) {
   const int blocks = params.requests * params.kv_heads * team;
   const int64_t slice = (params.width + team - 1) / team;
-  if (is_by_threshold(params) && team > 1 && slice <= kThresholdThreads * kMostOfThread &&
-      threshold_bytes<kDim>(static_cast<int>(slice), params.group) <= kThresholdMemory) {
-    LaunchOptions launch(blocks, kThresholdThreads, team, true, stream);
-    return launch_team(threshold_kernel<kDim>(params), launch, params, team,
-                       threshold_bytes<kDim>(static_cast<int>(slice), params.group),
-                       static_cast<int>(slice));
+  const int64_t pushing =
+      pushing_bytes<kDim>(params.rule, team, static_cast<int>(slice), params.group);
+  if (is_pushing(params) && team > 1 && slice <= kPushingThreads * kMostOfThread &&
+      pushing <= kPushingMemory) {
+    LaunchOptions launch(blocks, kPushingThreads, team, true, stream);
+    return launch_team(pushing_kernel<kDim>(params), launch, params, team,
+                       static_cast<size_t>(pushing), static_cast<int>(slice));
   }
   LaunchOptions launch(blocks, kLookupThreads, team, params.hopper, stream);
   const int64_t words = slice * (params.group + 2);
@@ -87,9 +93,11 @@ Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream) 
 
 template <int kDim>
 int lookup_teams_at_once(const LookupParams& params, int team) {
-  return is_by_threshold(params) ? teams_of(threshold_kernel<kDim>(params), kThresholdThreads, team,
-                                            sizeof(ThresholdShared<kDim>))
-                                 : teams_of(lookup_kernel<kDim>(params), kLookupThreads, team, 0);
+  if (is_pushing(params)) {
+    return teams_of(pushing_kernel<kDim>(params), kPushingThreads, team,
+                    static_cast<size_t>(pushing_bytes<kDim>(params.rule, team, 0, 0)));
+  }
+  return teams_of(lookup_kernel<kDim>(params), kLookupThreads, team, 0);
 }
 
 // Of at most `most` requests, as many as a block has shared memory for: 0 if not even two.

@@ -7,11 +7,12 @@
 
 namespace sqz::cuda {
 
+inline constexpr int kDigits = 256;  // of scores, a histogram's
+
 // Shared memory of a block: what rules need, and all.
 struct RulesShared {
   TeamShared<kLookupThreads> team;
-  uint32_t histogram[kExchangeWords];
-  uint32_t found[4];
+  alignas(16) uint32_t histogram[kDigits];
 };
 template <int kDim>
 struct LookupShared {
@@ -45,35 +46,39 @@ __device__ inline uint32_t rank_of(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// found[0]: the digit at which the sum from above passes `left`, or the least; found[1]: what is
-// left before it. All lanes of a warp.
-__device__ inline void find_digit(const uint32_t (&histogram)[kExchangeWords], int lane,
-                                  uint32_t left, uint32_t* found) {
-  uint32_t own[8], sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    own[i] = histogram[255 - (lane * 8 + i)];
-    sum += own[i];
-  }
-  uint32_t scan = sum;
+// {the digit at which the sum of sizes passes `left`, or kDigits; what is left before it}, best
+// digit first. Every lane of a warp, 8 digits each.
+__device__ inline uint2 find_border(const uint32_t (&sizes)[kDigits], int lane, uint32_t left) {
+  const auto* words = reinterpret_cast<const uint4*>(sizes) + 2 * lane;
+  const uint4 a = words[0], b = words[1];
+  // Sums up to and with each digit.
+  const uint32_t upto[8] = {a.x,
+                            a.x + a.y,
+                            a.x + a.y + a.z,
+                            a.x + a.y + a.z + a.w,
+                            a.x + a.y + a.z + a.w + b.x,
+                            a.x + a.y + a.z + a.w + (b.x + b.y),
+                            a.x + a.y + a.z + a.w + (b.x + b.y + b.z),
+                            a.x + a.y + a.z + a.w + (b.x + b.y + b.z + b.w)};
+  uint32_t scan = upto[7];
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const uint32_t up = __shfl_up_sync(~0u, scan, step);
-    if (lane >= step) scan += up;
+    scan += lane >= step ? up : 0;
   }
-  uint32_t before = scan - sum;
-  if (lane == 31 && scan <= left) {
-    found[0] = 0;
-    found[1] = left - (scan - own[7]);
-  }
+  const unsigned passes = __ballot_sync(~0u, scan > left);
+  if (passes == 0) return make_uint2(kDigits, 0);
+  const int border = __ffs(static_cast<int>(passes)) - 1;
+  const uint32_t before = scan - upto[7];
+  uint32_t digit = 8 * lane, fitting = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (before <= left && before + own[i] > left) {
-      found[0] = 255 - (lane * 8 + i);
-      found[1] = left - before;
-    }
-    before += own[i];
+  for (int i = 0; i < 7; ++i) {
+    const bool fits = before + upto[i] <= left;
+    digit += fits ? 1 : 0;
+    fitting = max(fitting, fits ? upto[i] : 0);
   }
+  return make_uint2(__shfl_sync(~0u, digit, border),
+                    left - __shfl_sync(~0u, before + fitting, border));
 }
 
 inline constexpr int kItems = 4;  // clusters of a thread that are looked at together

@@ -90,20 +90,20 @@ class LookupRules : protected LookupTeam<kLookupThreads> {
 #pragma unroll 1
     for (int shift = 24; shift >= 0; shift -= 8) {
       __syncthreads();
-      for (int i = thread_; i < 256; i += kLookupThreads) rules_.histogram[i] = 0;
+      for (int i = thread_; i < kDigits; i += kLookupThreads) rules_.histogram[i] = 0;
       __syncthreads();
 #pragma unroll 1
       for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
         const uint32_t rank = rank_of(scores_[j]);
         if (scores_[j] > -INFINITY && (rank & mask) == prefix) {
-          atomicAdd(&rules_.histogram[rank >> shift & 255],
+          atomicAdd(&rules_.histogram[255 - (rank >> shift & 255)],
                     size_of(level, head_, cluster_of(alive, j)));
         }
       }
       __syncthreads();
-      for (int i = thread_; i < 256; i += kLookupThreads) own_words()[i] = rules_.histogram[i];
+      for (int i = thread_; i < kDigits; i += kLookupThreads) own_words()[i] = rules_.histogram[i];
       sync_team();
-      for (int i = thread_; i < 256; i += kLookupThreads) {
+      for (int i = thread_; i < kDigits; i += kLookupThreads) {
         uint32_t sum = 0;
 #pragma unroll
         for (int r = 0; r < kMostTeam; ++r) sum += r < team_ ? told(r, i) : 0;
@@ -111,11 +111,10 @@ class LookupRules : protected LookupTeam<kLookupThreads> {
       }
       next_turn();
       __syncthreads();
-      if (warp_ == 0) find_digit(rules_.histogram, lane_, left, rules_.found);
-      __syncthreads();
-      const uint32_t digit = rules_.found[0];
-      left = rules_.found[1];
-      prefix |= digit << shift;
+      const uint2 border = find_border(rules_.histogram, lane_, left);
+      if (border.x == kDigits) return;  // there are no more than wanted
+      left = border.y;
+      prefix |= (255 - border.x) << shift;
       mask |= 255u << shift;
     }
     settle(level, alive, prefix, left, nearest);

@@ -1,42 +1,38 @@
-// Lookup by the rule `threshold` for one token a request, where a slice of every level fits in
-// shared memory: the fewest steps one after the other. Centroids are on their way to registers
-// before the queries are there; blocks of a team push their sums to each other (st.async), without
-// a barrier that would wait for all that they wrote; a block leaves when it is done.
+// Lookup for one token a request by the rules `threshold` and `budget`, where a slice of every
+// level fits in shared memory: the fewest steps one after the other. Centroids are on their way to
+// registers before the queries are there; blocks of a team push their sums to each other.
 #pragma once
 
 #include <cfloat>
 
 #include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/border.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/team.cuh"
-#include "libruntime/kernels/cuda/ptx/cluster.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/pushing_team.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
-#include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
-#include "libruntime/kernels/cuda/ptx/st_async.cuh"
 
 namespace sqz::cuda {
 
-inline constexpr int kThresholdThreads = 512;
-inline constexpr int kThresholdWarps = kThresholdThreads / 32;
-inline constexpr int kMostOfThread = 32;                // clusters: a bit each
-inline constexpr int64_t kThresholdMemory = 220 << 10;  // of a block
+inline constexpr int kPushingThreads = 512;
+inline constexpr int kPushingWarps = kPushingThreads / 32;
+inline constexpr int kMostOfThread = 32;              // clusters: a bit each
+inline constexpr int64_t kPushingMemory = 220 << 10;  // of a block
 
-// Where teams of several blocks use LookupThreshold, if there is room.
-inline bool is_by_threshold(const LookupParams& params) {
-  return params.hopper && !params.pages && params.rule == LookupRule::kThreshold;
+// Where teams of several blocks use PushingLookup, if there is room.
+inline bool is_pushing(const LookupParams& params) {
+  return params.hopper && !params.pages && params.rule != LookupRule::kTop;
 }
 
-// At the beginning of a block's dynamic shared memory; spans and logits of its slice follow.
+// At the beginning of a block's dynamic shared memory; what the rule `budget` needs, spans and
+// logits of its slice follow.
 template <int kDim>
-struct ThresholdShared {
+struct PushingShared {
   QueryRows<kDim> queries;
-  uint2 told[2][kMostGroup * kMostTeam];     // by the team, in turn
-  uint64_t arrived[2];                       // mbarriers: all of it is there
-  float2 sums[kMostGroup][kThresholdWarps];  // of the warps: maximum, and sum relative to it
+  PushingTeamShared<kPushingThreads> team;
+  float2 sums[kMostGroup][kPushingWarps];  // of the warps: maximum, and sum relative to it
   float lse[kMostGroup];
-  uint2 warp_sums[kThresholdWarps];
 };
 
 // Floats between the rows of logits of a slice: rows of a product fall on different banks.
@@ -46,32 +42,36 @@ __host__ __device__ constexpr int logit_stride(int slice) {
 
 // Shared memory of a block for slices of `slice` clusters.
 template <int kDim>
-constexpr int64_t threshold_bytes(int slice, int group) {
-  return static_cast<int64_t>(sizeof(ThresholdShared<kDim>)) + int64_t{8} * slice +
+constexpr int64_t pushing_bytes(LookupRule rule, int team, int slice, int group) {
+  return static_cast<int64_t>(sizeof(PushingShared<kDim>)) +
+         (rule == LookupRule::kBudget ? border_bytes(team) : 0) + int64_t{8} * slice +
          int64_t{4} * group * logit_stride(slice);
 }
 
-template <class Element, int kDim>
-class LookupThreshold {
+template <class Element, int kDim, LookupRule kRule>
+class PushingLookup : private BorderSearch<kPushingThreads> {
  public:
-  __device__ LookupThreshold(const LookupParams& params, int team, int slice, char* memory)
-      : p_(params),
-        s_(*reinterpret_cast<ThresholdShared<kDim>*>(memory)),
-        spans_(reinterpret_cast<uint2*>(memory + sizeof(ThresholdShared<kDim>))),
+  __device__ PushingLookup(const LookupParams& params, int team, int slice, char* memory)
+      : BorderSearch(team, reinterpret_cast<PushingShared<kDim>*>(memory)->team,
+                     memory + sizeof(PushingShared<kDim>)),
+        p_(params),
+        s_(*reinterpret_cast<PushingShared<kDim>*>(memory)),
+        spans_(reinterpret_cast<uint2*>(memory + sizeof(PushingShared<kDim>) +
+                                        (kRule == LookupRule::kBudget ? border_bytes(team) : 0))),
         logits_(reinterpret_cast<float*>(spans_ + slice)),
         stride_(logit_stride(slice)),
-        team_(team),
-        rank_(static_cast<int>(blockIdx.x) % team),
         pair_(static_cast<int>(blockIdx.x) / team),
-        head_(pair_ % params.kv_heads),
-        thread_(static_cast<int>(threadIdx.x)),
-        lane_(thread_ % 32),
-        warp_(thread_ / 32) {}
+        head_(pair_ % params.kv_heads) {}
 
   __device__ void run() {
     begin_team();
     // Nothing of this depends on earlier kernels.
     Step steps[2];
+    uint32_t wanted = 0;
+    if (kRule == LookupRule::kBudget) {
+      wanted = __ldg(p_.wanted + head_);
+      clear_digits();
+    }
     take_slice(p_.level[0].clusters);
     begin_level(p_.level[0], nullptr, steps);
     ask_ahead();
@@ -79,7 +79,7 @@ class LookupThreshold {
     // Not before the queries are there: attention counts on it.
     ptx::griddepcontrol_launch_dependents();
     load_queries();
-    ptx::barrier_cluster_wait();
+    await_team();
 #pragma unroll 1
     for (int k = 0;; ++k) {
       const LookupLevel& level = p_.level[k];
@@ -89,8 +89,9 @@ class LookupThreshold {
         if (rank_ == 0 && thread_ == 0) end_with_fault(p_, pair_);
         return;
       }
-      const uint32_t chosen = choose(level.threshold);
-      if (k + 1 == p_.levels) {
+      const bool finest = k + 1 == p_.levels;
+      const uint32_t chosen = choose(level, alive, finest, wanted);
+      if (finest) {
         emit(chosen);
         return;
       }
@@ -102,7 +103,7 @@ class LookupThreshold {
 
  private:
   static constexpr int kTiles = kDim > 128 ? 1 : kDim > 64 ? 2 : 4;  // of 8 rows, in a step
-  static constexpr uint32_t kTileStride = 8 * kThresholdWarps;       // rows between a warp's tiles
+  static constexpr uint32_t kTileStride = 8 * kPushingWarps;         // rows between a warp's tiles
   static constexpr uint32_t kStride = kTiles * kTileStride;          // and between its steps
 
   // A step of a warp: centroids, and what the columns of their products stand for.
@@ -110,17 +111,6 @@ class LookupThreshold {
     RowPart<kDim> rows[kTiles];
     float log_sizes[kTiles][2];
   };
-
-  // Blocks write only to blocks that have begun: waited for where the queries are there.
-  __device__ void begin_team() {
-    if (thread_ == 0) {
-      ptx::mbarrier_init(&s_.arrived[0], 1);
-      ptx::mbarrier_init(&s_.arrived[1], 1);
-      ptx::fence_mbarrier_init();
-    }
-    __syncwarp();
-    ptx::barrier_cluster_arrive_relaxed();
-  }
 
   __device__ void take_slice(uint32_t count) {
     const uint32_t each = count / team_, more = count % team_, rank = rank_;
@@ -148,7 +138,7 @@ class LookupThreshold {
     }
     const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
 #pragma unroll 1
-    for (uint32_t j = thread_; j < size_; j += kThresholdThreads) {
+    for (uint32_t j = thread_; j < size_; j += kPushingThreads) {
       const uint32_t* from = offsets + cluster_of(alive, j);
       const uint32_t to = ptx::shared_address(spans_ + j);
       ptx::cp_async_4(to, from);
@@ -180,8 +170,11 @@ class LookupThreshold {
     const int64_t first = static_cast<int64_t>(head_) * p_.level[0].clusters + begin_;
     ask_for(p_.level[0].centroids, (first + 2 * kStride) * kDim * 2, (first + size_) * kDim * 2);
 #pragma unroll 1
-    for (int k = 1; k < p_.levels; ++k) {
+    for (int k = 0; k < p_.levels; ++k) {
       const LookupLevel& level = p_.level[k];
+      const bool finest = k + 1 == p_.levels;
+      if (kRule == LookupRule::kBudget && !finest) ask_for_share(level.sizes, level.clusters);
+      if (k == 0) continue;
       ask_for_share(level.offsets, level.clusters + 1);
       ask_for_share(level.log_sizes, level.clusters);
     }
@@ -195,14 +188,14 @@ class LookupThreshold {
   // Bytes [begin, end) of an array.
   __device__ void ask_for(const void* array, int64_t begin, int64_t end) const {
 #pragma unroll 1
-    for (int64_t at = begin + thread_ * 128; at < end; at += kThresholdThreads * 128) {
+    for (int64_t at = begin + thread_ * 128; at < end; at += kPushingThreads * 128) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(array) + at));
     }
   }
 
   __device__ void load_queries() {
     const int64_t first = static_cast<int64_t>(pair_) * p_.group;
-    make_query_rows<Element, kDim>(s_.queries, p_.group, thread_, kThresholdThreads,
+    make_query_rows<Element, kDim>(s_.queries, p_.group, thread_, kPushingThreads,
                                    [&](int row, int chunk, float(&x)[8]) {
                                      load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
 #pragma unroll
@@ -280,13 +273,14 @@ class LookupThreshold {
     __syncthreads();
     if (warp_ < kMostGroup / 2) {
       // Half a warp a row: from the block's warps, and to the team's blocks.
-      const int row = thread_ / kThresholdWarps, at = thread_ % kThresholdWarps;
+      const int row = thread_ / kPushingWarps, at = thread_ % kPushingWarps;
+      const uint2* told = shared_.told[turn()];
       own = s_.sums[row][at];
-      add_sums<kThresholdWarps>(own);
+      add_sums<kPushingWarps>(own);
       if (at < team_) {
-        tell(at, row * kMostTeam + rank_, __float_as_uint(own.x), __float_as_uint(own.y));
+        tell(at, told + row * kMostTeam + rank_, __float_as_uint(own.x), __float_as_uint(own.y));
       }
-      const uint2* told = await_told(kMostGroup);
+      await_told(kMostGroup);
       float2 sums = make_float2(kLowestLogit, 0);
       if (at < team_) {
         const uint2 words = told[row * kMostTeam + at];
@@ -303,36 +297,47 @@ class LookupThreshold {
     for (int row = 0; row < p_.group; ++row) sound = sound && fabsf(s_.lse[row]) <= FLT_MAX;
     return sound;
   }
-  static_assert(kThresholdWarps == kMostTeam);
-
-  // ---- What the team tells each other: `items` from each block in an exchange, two in turn.
-
-  __device__ void tell(int rank, int item, uint32_t a, uint32_t b) {
-    const int turn = exchange_ % 2;
-    ptx::st_async_8(ptx::mapa(ptx::shared_address(&s_.told[turn][item]), rank), a, b,
-                    ptx::mapa(ptx::shared_address(&s_.arrived[turn]), rank));
-  }
-  // By warp 0 and any others.
-  __device__ const uint2* await_told(int items) {
-    const int turn = exchange_ % 2;
-    if (thread_ == 0) {
-      ptx::mbarrier_arrive_expect_tx(&s_.arrived[turn],
-                                     static_cast<uint32_t>(items * team_) * sizeof(uint2));
-    }
-    ptx::mbarrier_wait_parity(&s_.arrived[turn], exchange_ / 2 % 2);
-    return s_.told[turn];
-  }
+  static_assert(kPushingWarps == kMostTeam);
 
   // ---- What is chosen. Thread t has clusters [t each, (t + 1) each) of the slice, a bit for each.
 
   __device__ uint32_t each() const {
-    return max(1u, (size_ + kThresholdThreads - 1) / kThresholdThreads);
+    return max(1u, (size_ + kPushingThreads - 1) / kPushingThreads);
+  }
+
+  // How many of these there are.
+  __device__ uint32_t own_count() const {
+    const uint32_t first = thread_ * each();
+    return first < size_ ? min(each(), size_ - first) : 0;
+  }
+
+  __device__ uint32_t choose(const LookupLevel& level, const uint32_t* alive, bool finest,
+                             uint32_t wanted) {
+    if (kRule == LookupRule::kThreshold) return pass(level.threshold);
+    const uint32_t first = thread_ * each();
+    const auto keys = [&](uint32_t i) {
+      if (finest) return spans_[first + i].y - spans_[first + i].x;
+      return __ldg(level.sizes + static_cast<int64_t>(head_) * level.clusters +
+                   cluster_of(alive, first + i));
+    };
+    if (!finest) {
+      const uint32_t chosen = pass(level.threshold);
+      Sums own, all;
+#pragma unroll 1
+      for (uint32_t left = chosen; left != 0; left &= left - 1) own.b += keys(__ffs(left) - 1);
+      sums_before(own, all);
+      if (all.b >= wanted) return chosen;
+    }
+    combine();
+    return best(
+        own_count(), wanted, finest, level.threshold,
+        [&](uint32_t i) { return logits_[first + i]; }, keys);
   }
 
   // S, its mean or maximum over the rows, is compared with T as 2^(log2 S - log2 T) with 1: what
   // overflows is chosen, what underflows is far from it.
-  __device__ uint32_t choose(float threshold) const {
-    const uint32_t count = each(), first = thread_ * count;
+  __device__ uint32_t pass(float threshold) const {
+    const uint32_t count = own_count(), first = thread_ * each();
     const int rows = p_.group;
     float least[kMostGroup];
 #pragma unroll
@@ -340,7 +345,7 @@ class LookupThreshold {
     const float enough = p_.mean ? static_cast<float>(rows) : 1.0f;
     uint32_t chosen = 0;
 #pragma unroll 1
-    for (uint32_t i = 0; i < count && first + i < size_; ++i) {
+    for (uint32_t i = 0; i < count; ++i) {
       const float* logits = logits_ + first + i;
       float sum = 0, top = 0;
 #pragma unroll
@@ -355,39 +360,35 @@ class LookupThreshold {
     return chosen;
   }
 
+  // log2 S, its mean or maximum over the rows, in the place of the first row's logit.
+  __device__ void combine() {
+    const uint32_t count = own_count(), first = thread_ * each();
+    const int rows = p_.group;
+    const float log_group = p_.mean ? __log2f(static_cast<float>(rows)) : 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i) {
+      float* logits = logits_ + first + i;
+      float y[kMostGroup], top = -INFINITY;
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) {
+        y[r] = r < rows ? logits[r * stride_] - s_.lse[r] : -INFINITY;
+        top = fmaxf(top, y[r]);
+      }
+      float sum = 0;
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) sum += ptx::ex2_approx(y[r] - top);
+      // Of an empty cluster all are -infinity.
+      if (top > -INFINITY && p_.mean) top += __log2f(sum) - log_group;
+      logits[0] = top;
+    }
+  }
+
   // Calls body(span) for every chosen cluster of this thread.
   template <class Body>
   __device__ void for_each(uint32_t chosen, const Body& body) const {
     const uint2* own = spans_ + thread_ * each();
 #pragma unroll 1
     for (; chosen != 0; chosen &= chosen - 1) body(own[__ffs(chosen) - 1]);
-  }
-
-  // Sums of the threads before this one over the team, and of the team.
-  __device__ Sums sums_before(Sums own, Sums& all) {
-    Sums scan = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t a = __shfl_up_sync(~0u, scan.a, step), b = __shfl_up_sync(~0u, scan.b, step);
-      scan.a += lane_ >= step ? a : 0;
-      scan.b += lane_ >= step ? b : 0;
-    }
-    if (lane_ == 31) s_.warp_sums[warp_] = make_uint2(scan.a, scan.b);
-    __syncthreads();
-    // Lane w: of warp w.
-    const uint2 of_warp = lane_ < kThresholdWarps ? s_.warp_sums[lane_] : make_uint2(0, 0);
-    if (warp_ == 0) {
-      const uint32_t a = __reduce_add_sync(~0u, of_warp.x), b = __reduce_add_sync(~0u, of_warp.y);
-      if (lane_ < team_) tell(lane_, rank_, a, b);
-    }
-    const uint2* told = await_told(1);
-    const uint2 of_rank = lane_ < team_ ? told[lane_] : make_uint2(0, 0);
-    ++exchange_;
-    all.a = __reduce_add_sync(~0u, of_rank.x);
-    all.b = __reduce_add_sync(~0u, of_rank.y);
-    const uint32_t a = (lane_ < warp_ ? of_warp.x : 0) + (lane_ < rank_ ? of_rank.x : 0);
-    const uint32_t b = (lane_ < warp_ ? of_warp.y : 0) + (lane_ < rank_ ? of_rank.y : 0);
-    return {scan.a - own.a + __reduce_add_sync(~0u, a), scan.b - own.b + __reduce_add_sync(~0u, b)};
   }
 
   // The children of what was chosen, for the next level; how many.
@@ -445,13 +446,12 @@ class LookupThreshold {
   }
 
   const LookupParams& p_;
-  ThresholdShared<kDim>& s_;
+  PushingShared<kDim>& s_;
   uint2* const spans_;   // [slice]
   float* const logits_;  // [group][stride_]
-  const int stride_, team_, rank_, pair_, head_, thread_, lane_, warp_;
+  const int stride_, pair_, head_;
   uint32_t begin_ = 0, size_ = 0;  // of what is alive, this block's
   uint32_t centroids_ = 0;         // that were read to decide
-  int exchange_ = 0;
   float maximum_ = 0, sum_ = 0;
 };
 

@@ -1,0 +1,99 @@
+// Blocks of a team (a cluster of compute capability 9.0) that push what they have to say into each
+// other's shared memory (st.async), counted on an mbarrier there: without a barrier that would wait
+// for all that they wrote. A block leaves when it is done.
+#pragma once
+
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/decode_lookup/team.cuh"
+#include "libruntime/kernels/cuda/ptx/cluster.cuh"
+#include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
+#include "libruntime/kernels/cuda/ptx/st_async.cuh"
+
+namespace sqz::cuda {
+
+template <int kThreads>
+struct PushingTeamShared {
+  uint2 told[2][kMostGroup * kMostTeam];  // by the team, in turn
+  uint64_t arrived[2];                    // mbarriers: all of an exchange is there
+  uint2 warp_sums[kThreads / 32];
+};
+
+// Of blocks of kThreads. Exchanges follow each other, the same for all blocks: in each, a block
+// tells every member as much, itself too, and awaits as much from every member. Exchange number
+// exchange_ has the buffers of turn(): nobody is two exchanges ahead of a block that still reads.
+template <int kThreads>
+class PushingTeam {
+ public:
+  __device__ PushingTeam(int team, PushingTeamShared<kThreads>& shared)
+      : team_(team),
+        rank_(static_cast<int>(blockIdx.x) % team),
+        thread_(static_cast<int>(threadIdx.x)),
+        lane_(thread_ % 32),
+        warp_(thread_ / 32),
+        shared_(shared) {}
+
+ protected:
+  static constexpr int kWarps = kThreads / 32;
+
+  // Blocks write only to blocks that have begun: before the first tell(), await_team().
+  __device__ void begin_team() const {
+    if (thread_ == 0) {
+      ptx::mbarrier_init(&shared_.arrived[0], 1);
+      ptx::mbarrier_init(&shared_.arrived[1], 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncwarp();
+    ptx::barrier_cluster_arrive_relaxed();
+  }
+  __device__ void await_team() const { ptx::barrier_cluster_wait(); }
+
+  __device__ int turn() const { return exchange_ % 2; }
+  // Two words to where `item` is in the shared memory of block `rank`.
+  __device__ void tell(int rank, const uint2* item, uint32_t a, uint32_t b) const {
+    ptx::st_async_8(ptx::mapa(ptx::shared_address(item), rank), a, b,
+                    ptx::mapa(ptx::shared_address(&shared_.arrived[turn()]), rank));
+  }
+  // Until every member has told `items`. By warp 0 and any others; ++exchange_ by all threads
+  // follows.
+  __device__ void await_told(int items) const {
+    if (thread_ == 0) {
+      ptx::mbarrier_arrive_expect_tx(&shared_.arrived[turn()],
+                                     static_cast<uint32_t>(items * team_) * sizeof(uint2));
+    }
+    ptx::mbarrier_wait_parity(&shared_.arrived[turn()], exchange_ / 2 % 2);
+  }
+
+  // Sums of the threads before this one over the team, and of the team. An exchange.
+  __device__ Sums sums_before(Sums own, Sums& all) {
+    Sums scan = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t a = __shfl_up_sync(~0u, scan.a, step), b = __shfl_up_sync(~0u, scan.b, step);
+      scan.a += lane_ >= step ? a : 0;
+      scan.b += lane_ >= step ? b : 0;
+    }
+    if (lane_ == 31) shared_.warp_sums[warp_] = make_uint2(scan.a, scan.b);
+    __syncthreads();
+    // Lane w: of warp w.
+    const uint2 of_warp = lane_ < kWarps ? shared_.warp_sums[lane_] : make_uint2(0, 0);
+    const uint2* told = shared_.told[turn()];
+    if (warp_ == 0) {
+      const uint32_t a = __reduce_add_sync(~0u, of_warp.x), b = __reduce_add_sync(~0u, of_warp.y);
+      if (lane_ < team_) tell(lane_, told + rank_, a, b);
+    }
+    await_told(1);
+    const uint2 of_rank = lane_ < team_ ? told[lane_] : make_uint2(0, 0);
+    ++exchange_;
+    all.a = __reduce_add_sync(~0u, of_rank.x);
+    all.b = __reduce_add_sync(~0u, of_rank.y);
+    const uint32_t a = (lane_ < warp_ ? of_warp.x : 0) + (lane_ < rank_ ? of_rank.x : 0);
+    const uint32_t b = (lane_ < warp_ ? of_warp.y : 0) + (lane_ < rank_ ? of_rank.y : 0);
+    return {scan.a - own.a + __reduce_add_sync(~0u, a), scan.b - own.b + __reduce_add_sync(~0u, b)};
+  }
+
+  const int team_, rank_, thread_, lane_, warp_;
+  PushingTeamShared<kThreads>& shared_;
+  int exchange_ = 0;
+};
+
+}  // namespace sqz::cuda
