@@ -26,7 +26,7 @@ constexpr int64_t border_bytes(int team) {
 template <int kThreads>
 class BorderSearch : protected PushingTeam<kThreads> {
  public:
-  // `border`: border_bytes() of memory, or null if best() is not called.
+  // `border`: border_bytes(team) of shared memory, for best().
   __device__ BorderSearch(int team, PushingTeamShared<kThreads>& shared, char* border)
       : PushingTeam<kThreads>(team, shared),
         border_(*reinterpret_cast<BorderShared*>(border)),

@@ -15,7 +15,7 @@ template <int kThreads>
 struct PushingTeamShared {
   uint2 told[2][kMostGroup * kMostTeam];  // by the team, in turn
   uint64_t arrived[2];                    // mbarriers: all of an exchange is there
-  uint2 warp_sums[kThreads / 32];
+  uint2 warp_sums[2][kThreads / 32];      // in turn
 };
 
 // Of blocks of kThreads. Exchanges follow each other, the same for all blocks: in each, a block
@@ -72,10 +72,11 @@ class PushingTeam {
       scan.a += lane_ >= step ? a : 0;
       scan.b += lane_ >= step ? b : 0;
     }
-    if (lane_ == 31) shared_.warp_sums[warp_] = make_uint2(scan.a, scan.b);
+    uint2* warp_sums = shared_.warp_sums[turn()];
+    if (lane_ == 31) warp_sums[warp_] = make_uint2(scan.a, scan.b);
     __syncthreads();
     // Lane w: of warp w.
-    const uint2 of_warp = lane_ < kWarps ? shared_.warp_sums[lane_] : make_uint2(0, 0);
+    const uint2 of_warp = lane_ < kWarps ? warp_sums[lane_] : make_uint2(0, 0);
     const uint2* told = shared_.told[turn()];
     if (warp_ == 0) {
       const uint32_t a = __reduce_add_sync(~0u, of_warp.x), b = __reduce_add_sync(~0u, of_warp.y);
