@@ -67,12 +67,11 @@ __device__ inline uint2 find_border(const uint32_t (&sizes)[kDigits], int lane, 
     scan += lane >= step ? up : 0;
   }
   const unsigned passes = __ballot_sync(~0u, scan > left);
-  if (passes == 0) return make_uint2(kDigits, 0);
-  const int border = __ffs(static_cast<int>(passes)) - 1;
+  const int border = passes == 0 ? 31 : __ffs(static_cast<int>(passes)) - 1;
   const uint32_t before = scan - upto[7];
   uint32_t digit = 8 * lane, fitting = 0;
 #pragma unroll
-  for (int i = 0; i < 7; ++i) {
+  for (int i = 0; i < 8; ++i) {
     const bool fits = before + upto[i] <= left;
     digit += fits ? 1 : 0;
     fitting = max(fitting, fits ? upto[i] : 0);
