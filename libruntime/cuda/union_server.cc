@@ -73,7 +73,7 @@ bool UnionServer::serves(const AttendCall& call, bool selects) const {
   if (!selects) return true;
   if (setup_.together.requests == 0) return false;
   const auto requests = static_cast<int32_t>(call.tokens);
-  const int32_t block = together_requests(setup_.together, requests);
+  const int32_t block = setup_.together.of(requests);
   return prefill_narrow(shape_, {requests, (requests + block - 1) / block, block, nullptr},
                         setup_.multiprocessors);
 }
@@ -99,7 +99,7 @@ Status UnionServer::attend(const AttendCall& call, const LookupParams* lookup,
     params.unions = lists_;
     params.unions.exact = layer.exact;
     SQZ_RETURN_IF_ERROR(decode_lookup_together(params, setup_.together, stream));
-    const int32_t block = together_requests(setup_.together, requests);
+    const int32_t block = setup_.together.of(requests);
     attend.blocks = {requests, (requests + block - 1) / block, block, nullptr};
     attend.selected = {lists_.runs, lists_.prefix, lists_.counts, lists_.totals,
                        static_cast<int32_t>(lists_.capacity)};

@@ -1,4 +1,6 @@
 // Decoding on the GPU against the CPU backend: the same keys, the same attention.
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
@@ -69,11 +71,13 @@ Tally compare(const Served& served, const SelectionRequest& selection, int64_t r
   return {static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1))};
 }
 
+// That an H200 holds at once, of 2 blocks each and more.
+constexpr int kTeams[] = {66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
+
 TEST(TeamSizes, LargestThatAllRunAtOnce) {
   TeamSizes sizes;
   EXPECT_EQ(sizes.of(1), 1);  // none could be gathered
-  const std::vector<int> teams = {66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};  // of 2 on
-  for (size_t i = 0; i < teams.size(); ++i) sizes.teams[2 + i] = teams[i];
+  std::copy(std::begin(kTeams), std::end(kTeams), sizes.teams + 2);
   EXPECT_EQ(sizes.of(1), kMostTeam);
   EXPECT_EQ(sizes.of(7), kMostTeam);
   EXPECT_EQ(sizes.of(8), 9);
@@ -81,6 +85,22 @@ TEST(TeamSizes, LargestThatAllRunAtOnce) {
   EXPECT_EQ(sizes.of(16), 6);
   EXPECT_EQ(sizes.of(66), 2);
   EXPECT_EQ(sizes.of(67), 1);
+}
+
+TEST(TogetherPlan, TeamsThatAreDoneFirst) {
+  TogetherPlan plan;
+  EXPECT_EQ(plan.team(8, 2), 1);  // none could be gathered
+  plan.requests = 13;
+  EXPECT_EQ(plan.of(13), 13);
+  EXPECT_EQ(plan.of(16), 8);
+  EXPECT_EQ(plan.of(64), 13);
+  std::copy(std::begin(kTeams), std::end(kTeams), plan.teams + 2);
+  for (int size = 2; size <= kMostTeam; ++size) plan.fitting[size] = 2 * size;
+  EXPECT_EQ(plan.team(8, 8), 9);
+  EXPECT_EQ(plan.team(16, 8), 6);    // 15 teams of 7 or 8 would leave one for a second round
+  EXPECT_EQ(plan.team(16, 14), 16);  // there is no memory for 14 in teams of 6: three rounds
+  EXPECT_EQ(plan.team(40, 13), 8);   // in three rounds; teams of 9 would need five
+  EXPECT_EQ(plan.team(1, 32), kMostTeam);
 }
 
 class Decode : public ::testing::Test {

@@ -1,5 +1,7 @@
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 
+#include <algorithm>
+
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/head_dims.h"
 
@@ -52,33 +54,31 @@ Result<TogetherPlan> plan_together(const LookupParams& params, int most) {
   if (params.pages || params.rule != LookupRule::kThreshold || params.width == 0) {
     return TogetherPlan{};
   }
-  for (int team = params.hopper ? kMostTeam : 1; team >= 1; team /= 2) {
-    TogetherPlan plan = {team, 0};
-    plan.requests = for_dim(params.dim, 0, [&](auto dim) {
+  TogetherPlan plan;
+  for (int team = 1; team <= (params.hopper ? kMostTeam : 1); ++team) {
+    const int fitting = for_dim(params.dim, 0, [&](auto dim) {
       return lookup_together_at_once<dim.value>(params, team, most);
     });
-    if (plan.requests == 0) break;
-    if (team == 1) return plan;
+    if (fitting == 0) continue;
     const int teams = for_dim(params.dim, 0, [&](auto dim) {
-      return lookup_together_teams_at_once<dim.value>(params, team, plan.requests);
+      return lookup_together_teams_at_once<dim.value>(params, team, fitting);
     });
-    // A team must not wait for another's end.
-    if (teams >= params.kv_heads) return plan;
+    plan.fitting[team] = fitting;
+    plan.teams[team] = teams;
+    // A team must not wait for another's end, at least where there is one for each KV head.
+    if (team == 1 || teams >= params.kv_heads) plan.requests = std::max(plan.requests, fitting);
   }
-  return TogetherPlan{};
-}
-
-int together_requests(const TogetherPlan& plan, int requests) {
-  const int teams = (requests + plan.requests - 1) / plan.requests;
-  return (requests + teams - 1) / teams;
+  return plan;
 }
 
 Status decode_lookup_together(const LookupParams& params, const TogetherPlan& plan,
                               cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check(params));
+  const int together = plan.of(params.requests);
+  const int count = (params.requests + together - 1) / together * params.kv_heads;
+  const int team = plan.team(count, together);
   return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
-    return launch_lookup_together<dim.value>(params, plan.team,
-                                             together_requests(plan, params.requests), stream);
+    return launch_lookup_together<dim.value>(params, team, together, stream);
   });
 }
 

@@ -91,13 +91,36 @@ Result<TeamSizes> team_sizes(const LookupParams& params);
 // Several requests at once, by teams that read the centroids once for all of them: only the rule
 // kThreshold, and no pages.
 struct TogetherPlan {
-  int team = 1;
   int requests = 0;  // of a team; 0: there is no room for two, decode_lookup() is what serves them
+  // By the size of a team: how many requests its blocks have memory for, how many teams the GPU
+  // holds at once.
+  int fitting[kMostTeam + 1] = {};
+  int teams[kMostTeam + 1] = {};
+
+  // How many requests a team really takes of a call of `all`: teams of about the same size.
+  int of(int all) const {
+    const int groups = (all + requests - 1) / requests;
+    return (all + groups - 1) / groups;
+  }
+  // The size for `count` teams of `together` requests each: those that are done first, if a block
+  // takes as long as its share of the clusters is, and a fortieth of all (as measured) besides.
+  int team(int count, int together) const {
+    int best = 1;
+    double least = 0;
+    for (int size = 1; size <= kMostTeam; ++size) {
+      if (teams[size] == 0 || fitting[size] < together) continue;
+      const int rounds = (count + teams[size] - 1) / teams[size];
+      const double time = rounds * (1.0 / size + 0.025);
+      if (least == 0 || time < least) {
+        best = size;
+        least = time;
+      }
+    }
+    return best;
+  }
 };
 // For calls of at most `most` requests; the width is set.
 Result<TogetherPlan> plan_together(const LookupParams& params, int most);
-// How many requests a team really takes of a call of `requests`: teams of about the same size.
-int together_requests(const TogetherPlan& plan, int requests);
 Status decode_lookup_together(const LookupParams& params, const TogetherPlan& plan,
                               cudaStream_t stream);
 
