@@ -66,7 +66,7 @@ class BorderSearch : protected PushingTeam<kThreads> {
       if (clusters == 1 || window.shift == 0) break;
       window.split();
     }
-    return choose(count, window, left, clusters, nearest, score, keys);
+    return take(count, window, left, clusters, nearest, score, keys);
   }
 
  private:
@@ -142,8 +142,8 @@ class BorderSearch : protected PushingTeam<kThreads> {
 
   // `window`: the digit at the border, with so many clusters; `left`: keys for these.
   template <class Score, class Keys>
-  __device__ uint32_t choose(int count, const Window& window, uint32_t left, uint32_t clusters,
-                             bool nearest, const Score& score, const Keys& keys) {
+  __device__ uint32_t take(int count, const Window& window, uint32_t left, uint32_t clusters,
+                           bool nearest, const Score& score, const Keys& keys) {
     const uint32_t high = window.high, low = high - ((1u << window.shift) - 1);
     const auto is_tied = [&](float x) {
       return x > -INFINITY && rank_of(x) <= high && rank_of(x) >= low;
