@@ -1,7 +1,9 @@
 // How kernels are launched: in clusters, and before the kernel in front of them has ended.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
+
+#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 
@@ -32,6 +34,21 @@ struct LaunchOptions {
     }
   }
 };
+
+// Launches `kernel` as `launch` says, in teams of `team`.
+template <class Kernel, class... Args>
+Status launch_team(Kernel kernel, LaunchOptions& launch, int team, int64_t shared_bytes,
+                   const Args&... args) {
+  launch.config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                static_cast<int>(shared_bytes)));
+  if (team > 8) {  // larger clusters are not on every GPU
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, args...));
+  return {};
+}
 
 // Teams that the GPU holds at once; 0 if it cannot gather one.
 template <class Kernel>

@@ -39,17 +39,8 @@ Status launch_classify(const ClassifyParams& params, ClassifyTeam team,
   const LookupParams& lookup = params.lookup;
   LaunchOptions launch(lookup.requests * lookup.kv_heads * team.blocks(), kLookupThreads,
                        team.cluster, lookup.hopper, stream);
-  const auto kernel = classify_kernel<kDim>(layout.steps);
-  const int64_t bytes = classify_bytes<kDim>(layout);
-  launch.config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                static_cast<int>(bytes)));
-  if (team.cluster > 8) {
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team, layout));
-  return {};
+  return launch_team(classify_kernel<kDim>(layout.steps), launch, team.cluster,
+                     classify_bytes<kDim>(layout), params, team, layout);
 }
 
 }  // namespace sqz::cuda

@@ -16,7 +16,9 @@ struct BorderShared {
   Digits own[2];  // of this block, in turn; the one that comes next is zero
   Digits all;     // of the team
 };
-constexpr int64_t border_bytes(int team) {
+// None for other rules.
+constexpr int64_t border_bytes(LookupRule rule, int team) {
+  if (rule != LookupRule::kBudget) return 0;
   return static_cast<int64_t>(sizeof(BorderShared) + sizeof(uint2) * 2 * kDigits * team);
 }
 
@@ -26,7 +28,7 @@ constexpr int64_t border_bytes(int team) {
 template <int kThreads>
 class BorderSearch : protected PushingTeam<kThreads> {
  public:
-  // `border`: border_bytes(team) of shared memory, for best().
+  // `border`: border_bytes() of shared memory, for best().
   __device__ BorderSearch(int team, PushingTeamShared<kThreads>& shared, char* border)
       : PushingTeam<kThreads>(team, shared),
         border_(*reinterpret_cast<BorderShared*>(border)),

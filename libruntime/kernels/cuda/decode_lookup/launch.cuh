@@ -58,20 +58,6 @@ auto pushing_kernel(const LookupParams& params) {
                                 : lookup_pushing_kernel<F16, kDim, kThreshold>;
 }
 
-template <class Kernel>
-Status launch_team(Kernel kernel, LaunchOptions& launch, const LookupParams& params, int team,
-                   size_t shared_bytes, int slice) {
-  launch.config.dynamicSmemBytes = shared_bytes;
-  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                static_cast<int>(shared_bytes)));
-  if (team > 8) {
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params, team, slice));
-  return {};
-}
-
 template <int kDim>
 Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream) {
   const int blocks = params.requests * params.kv_heads * team;
@@ -81,14 +67,14 @@ Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream) 
   if (is_pushing(params) && team > 1 && slice <= kPushingThreads * kMostOfThread &&
       pushing <= kPushingMemory) {
     LaunchOptions launch(blocks, kPushingThreads, team, true, stream);
-    return launch_team(pushing_kernel<kDim>(params), launch, params, team,
-                       static_cast<size_t>(pushing), static_cast<int>(slice));
+    return launch_team(pushing_kernel<kDim>(params), launch, team, pushing, params, team,
+                       static_cast<int>(slice));
   }
   LaunchOptions launch(blocks, kLookupThreads, team, params.hopper, stream);
   const int64_t words = slice * (params.group + 2);
   const int room = words <= kMostRoom ? static_cast<int>(words) : 0;
-  return launch_team(lookup_kernel<kDim>(params), launch, params, team,
-                     static_cast<size_t>(room) * sizeof(float), room);
+  return launch_team(lookup_kernel<kDim>(params), launch, team, int64_t{room} * 4, params, team,
+                     room);
 }
 
 template <int kDim>
@@ -129,17 +115,8 @@ Status launch_lookup_together(const LookupParams& params, int team, int together
   LaunchOptions launch(groups * params.kv_heads * team, kTogetherThreads, team, params.hopper,
                        stream);
   const int64_t slice = (params.width + team - 1) / team;
-  launch.config.dynamicSmemBytes =
-      static_cast<size_t>(together_bytes<kDim>(slice, together * params.group));
-  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                static_cast<int>(launch.config.dynamicSmemBytes)));
-  if (team > 8) {
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaLaunchKernelEx(&launch.config, kernel, params, team, together, static_cast<int>(slice)));
-  return {};
+  return launch_team(kernel, launch, team, together_bytes<kDim>(slice, together * params.group),
+                     params, team, together, static_cast<int>(slice));
 }
 
 }  // namespace sqz::cuda

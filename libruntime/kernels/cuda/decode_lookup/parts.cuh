@@ -8,6 +8,7 @@
 namespace sqz::cuda {
 
 inline constexpr int kDigits = 256;  // of scores, a histogram's
+static_assert(kDigits <= kExchangeWords);
 
 // Shared memory of a block: what rules need, and all.
 struct RulesShared {

@@ -43,9 +43,8 @@ __host__ __device__ constexpr int logit_stride(int slice) {
 // Shared memory of a block for slices of `slice` clusters.
 template <int kDim>
 constexpr int64_t pushing_bytes(LookupRule rule, int team, int slice, int group) {
-  return static_cast<int64_t>(sizeof(PushingShared<kDim>)) +
-         (rule == LookupRule::kBudget ? border_bytes(team) : 0) + int64_t{8} * slice +
-         int64_t{4} * group * logit_stride(slice);
+  return static_cast<int64_t>(sizeof(PushingShared<kDim>)) + border_bytes(rule, team) +
+         int64_t{8} * slice + int64_t{4} * group * logit_stride(slice);
 }
 
 template <class Element, int kDim, LookupRule kRule>
@@ -57,7 +56,7 @@ class PushingLookup : private BorderSearch<kPushingThreads> {
         p_(params),
         s_(*reinterpret_cast<PushingShared<kDim>*>(memory)),
         spans_(reinterpret_cast<uint2*>(memory + sizeof(PushingShared<kDim>) +
-                                        (kRule == LookupRule::kBudget ? border_bytes(team) : 0))),
+                                        border_bytes(kRule, team))),
         logits_(reinterpret_cast<float*>(spans_ + slice)),
         stride_(logit_stride(slice)),
         pair_(static_cast<int>(blockIdx.x) / team),

@@ -96,7 +96,7 @@ class LookupRules : protected LookupTeam<kLookupThreads> {
       for (uint32_t j = begin_ + thread_; j < end_; j += kLookupThreads) {
         const uint32_t rank = rank_of(scores_[j]);
         if (scores_[j] > -INFINITY && (rank & mask) == prefix) {
-          atomicAdd(&rules_.histogram[255 - (rank >> shift & 255)],
+          atomicAdd(&rules_.histogram[kDigits - 1 - (rank >> shift & 255)],
                     size_of(level, head_, cluster_of(alive, j)));
         }
       }
@@ -114,7 +114,7 @@ class LookupRules : protected LookupTeam<kLookupThreads> {
       const uint2 border = find_border(rules_.histogram, lane_, left);
       if (border.x == kDigits) return;  // there are no more than wanted
       left = border.y;
-      prefix |= (255 - border.x) << shift;
+      prefix |= (kDigits - 1 - border.x) << shift;
       mask |= 255u << shift;
     }
     settle(level, alive, prefix, left, nearest);
