@@ -50,27 +50,54 @@ function(sqz_executable name)
   sqz_configure_target(${name})
 endfunction()
 
-# sqz_test(NAME source... [LINK library...] [WHOLE] [TIMEOUT seconds])
-# A GoogleTest program. Each TEST becomes one ctest entry; with WHOLE the program is one entry,
-# for programs that are slow to start (LibTorch loads hundreds of shared objects).
+# sqz_test(NAME source... LABELS label... [LINK library...] [TIMEOUT seconds] [ENVIRONMENT NAME=VALUE...])
+# A GoogleTest program is one test of the same name; HACKING.md says what the labels mean.
 function(sqz_test name)
-  cmake_parse_arguments(ARG "WHOLE" "TIMEOUT" "LINK" ${ARGN})
-  if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
-  endif()
+  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;LINK;ENVIRONMENT" ${ARGN})
   sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} GTest::gmock GTest::gtest_main)
+  # Designated initializers that leave defaults out are their point.
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>)
   if(SQZ_SANITIZE MATCHES undefined)
     # It is the libraries that UBSan is to watch; GoogleTest's macros take it minutes to compile.
     target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
   endif()
   target_compile_definitions(${name} PRIVATE SQZ_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  if(ARG_WHOLE)
-    add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
-  else()
-    gtest_discover_tests(${name} TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST
-      PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  sqz_add_test(${name} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT ${ARG_ENVIRONMENT}
+    COMMAND ${name})
+endfunction()
+
+# sqz_add_test(NAME LABELS label... COMMAND command... [DEPENDS target...] [TIMEOUT seconds]
+#              [ENVIRONMENT NAME=VALUE...])
+# A test for which `cmake --build ... --target NAME` builds what it runs. One without a label of
+# SQZ_TEST_LABELS is not part of this build folder: it is neither built with `all` nor run.
+function(sqz_add_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;COMMAND;DEPENDS;ENVIRONMENT" ${ARGN})
+  set(wanted ON)
+  if(SQZ_TEST_LABELS)
+    set(wanted OFF)
+    foreach(label ${ARG_LABELS})
+      if(label IN_LIST SQZ_TEST_LABELS)
+        set(wanted ON)
+      endif()
+    endforeach()
   endif()
+  if(NOT TARGET ${name})
+    add_custom_target(${name})
+  endif()
+  if(ARG_DEPENDS)
+    add_dependencies(${name} ${ARG_DEPENDS})
+  endif()
+  if(NOT wanted)
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 600)
+  endif()
+  add_test(NAME ${name} COMMAND ${ARG_COMMAND})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    ENVIRONMENT "${ARG_ENVIRONMENT}" SKIP_RETURN_CODE 77)
 endfunction()
 
 # Settings of a target with CUDA sources.

@@ -26,12 +26,29 @@ install_packages() {
     >build/apt.log 2>&1 || { tail -20 build/apt.log >&2; return 1; }
 }
 
+# The layout of files that differ from the main branch; of all files where CI is set.
+check_formatting() {
+  local base files
+  if [ -n "${CI:-}" ] || ! base=$(git merge-base HEAD origin/main 2>/dev/null); then
+    files=$(git ls-files 2>/dev/null || find . -path ./build -prune -o -type f -print)
+  else
+    files=$(git diff --name-only --diff-filter=d "$base"; git ls-files --others --exclude-standard)
+  fi
+  grep -E '\.(h|hpp|cc|c|cu|cuh)$' <<<"$files" |
+    xargs -r -P "$jobs" -n 40 clang-format --dry-run -Werror
+}
+
+# configure PRESET: once; ninja configures again when a CMake file changes.
+configure() {
+  [ -f "build/$1/build.ninja" ] ||
+    cmake --preset "$1" >"build/$1.configure.log" 2>&1 ||
+    { tail -30 "build/$1.configure.log" >&2; return 1; }
+}
+
 # build PRESET [TARGET...]: configures once, builds what changed.
 build() {
   local preset=$1; shift
+  configure "$preset"
   say "Building (preset $preset)"
-  [ -f "build/$preset/build.ninja" ] ||
-    cmake --preset "$preset" >"build/$preset.configure.log" 2>&1 ||
-    { tail -30 "build/$preset.configure.log" >&2; return 1; }
   cmake --build "build/$preset" -j "$jobs" ${1:+--target "$@"}
 }

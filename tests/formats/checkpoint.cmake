@@ -1,1 +1,1 @@
-sqz_test(checkpoint_test checkpoint_test.cc model_config_test.cc LINK sqz_checkpoint)
+sqz_test(checkpoint_test checkpoint_test.cc model_config_test.cc LABELS unit LINK sqz_checkpoint)

@@ -1,7 +1,7 @@
 sqz_test(tokenizer_test tokenizer_test.cc tokenizer_malformed_test.cc tokenizer_parts_test.cc
   tokenizer_sentencepiece_test.cc
-  LINK sqz_tokenizer)
+  LABELS unit LINK sqz_tokenizer)
 # Compares with Hugging Face's ids on every file of a folder of texts; see the file's head.
-sqz_test(tokenizer_corpus_test tokenizer_corpus_test.cc LINK sqz_tokenizer WHOLE)
+sqz_test(tokenizer_corpus_test tokenizer_corpus_test.cc LABELS unit LINK sqz_tokenizer)
 sqz_executable(tokenizer_bench ${PROJECT_SOURCE_DIR}/tests/bench/tokenizer_bench.cc
   LINK sqz_tokenizer)

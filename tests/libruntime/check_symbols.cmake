@@ -1,4 +1,4 @@
-# cmake -DLIBRARY=libsqz.so -DHEADER=sqz.h -DNM=nm -DREADELF=readelf -DSANITIZE= -P check_symbols.cmake
+# cmake -DLIBRARY=libsqz.so -DHEADER=sqz.h -DNM=nm -DREADELF=readelf -P check_symbols.cmake
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols
   COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL " [A-Za-z] [^\n]+" symbols "${symbols}")
@@ -6,7 +6,7 @@ set(count 0)
 foreach(symbol ${symbols})
   if(symbol MATCHES "^ T sqz_[a-z_]+@@SQZ_0$")
     math(EXPR count "${count} + 1")
-  elseif(NOT symbol MATCHES "^ A SQZ_0(@@SQZ_0)?$" AND NOT SANITIZE)
+  elseif(NOT symbol MATCHES "^ A SQZ_0(@@SQZ_0)?$")
     message(SEND_ERROR "exported besides the C ABI:${symbol}")
   endif()
 endforeach()
@@ -23,8 +23,7 @@ endif()
 string(REGEX MATCHALL "\\(NEEDED\\)[^\n]*" needed "${dynamic}")
 foreach(line ${needed})
   string(REGEX MATCH "\\[(.*)\\]" _ "${line}")
-  if(NOT CMAKE_MATCH_1 MATCHES "^(libstdc\\+\\+|libm|libgcc_s|libc|ld-linux.*)\\.so" AND
-     NOT SANITIZE)
+  if(NOT CMAKE_MATCH_1 MATCHES "^(libstdc\\+\\+|libm|libgcc_s|libc|ld-linux.*)\\.so")
     message(SEND_ERROR "libsqz.so needs ${CMAKE_MATCH_1}")
   endif()
 endforeach()

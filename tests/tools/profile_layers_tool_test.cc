@@ -35,7 +35,7 @@ class ProfileTool : public ToolTest {
                   const std::string& threads = "2") const {
     std::vector<std::string> arguments = {"--model", model, "--threads", threads};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    return run(SQZ_PROFILE_TOOL, arguments);
+    return run(SQZ_PROFILE_LAYERS_TOOL, arguments);
   }
   ToolRun refused(std::vector<std::string> more, int code, const std::string& says,
                   const std::string& model = kModel) const {
@@ -350,7 +350,7 @@ TEST_F(ProfileTool, StoppedItLeavesNothing) {
   write_all(path("long.txt"), lines(40000));
   const std::string before = files();
   const ToolRun stopped =
-      run(SQZ_PROFILE_TOOL,
+      run(SQZ_PROFILE_LAYERS_TOOL,
           {"--model", kModel, path("long.txt"), "--tokens", "4096", "--windows", "0", "--progress",
            "-o", path("l.sqz")},
           "", {}, [&](pid_t child) { signal_when(child, SIGINT, [&] { return has_spoken(); }); });
