@@ -34,7 +34,7 @@ check_formatting() {
   else
     files=$(git diff --name-only --diff-filter=d "$base"; git ls-files --others --exclude-standard)
   fi
-  grep -E '\.(h|hpp|cc|c|cu|cuh)$' <<<"$files" |
+  { grep -E '\.(h|hpp|cc|c|cu|cuh)$' <<<"$files" || true; } |
     xargs -r -P "$jobs" -n 40 clang-format --dry-run -Werror
 }
 
