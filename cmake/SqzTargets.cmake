@@ -14,7 +14,8 @@ endif()
 find_program(SQZ_CCACHE ccache)
 if(SQZ_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${SQZ_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${SQZ_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER  # the sloppiness that ccache wants for precompiled headers
+    ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${SQZ_CCACHE})
 endif()
 
 function(sqz_configure_target target)
@@ -50,19 +51,24 @@ function(sqz_executable name)
   sqz_configure_target(${name})
 endfunction()
 
+# How test programs are compiled: quickly, since it is the libraries that are to be fast and watched.
+function(sqz_test_options target)
+  # Designated initializers that leave defaults out are their point.
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-O1 -Wno-missing-field-initializers>)
+  if(SQZ_SANITIZE MATCHES undefined)  # GoogleTest's macros take UBSan minutes to compile
+    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
+  endif()
+  target_compile_definitions(${target} PRIVATE SQZ_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+endfunction()
+
 # sqz_test(NAME source... LABELS label... [LINK library...] [TIMEOUT seconds] [ENVIRONMENT NAME=VALUE...])
 # A GoogleTest program is one test of the same name; HACKING.md says what the labels mean.
 function(sqz_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;LINK;ENVIRONMENT" ${ARGN})
-  sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} GTest::gmock GTest::gtest_main)
-  # Designated initializers that leave defaults out are their point.
-  target_compile_options(${name} PRIVATE
-    $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>)
-  if(SQZ_SANITIZE MATCHES undefined)
-    # It is the libraries that UBSan is to watch; GoogleTest's macros take it minutes to compile.
-    target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
-  endif()
-  target_compile_definitions(${name} PRIVATE SQZ_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} sqz_test_main)
+  sqz_test_options(${name})
+  target_precompile_headers(${name} REUSE_FROM sqz_test_main)
   sqz_add_test(${name} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT ${ARG_ENVIRONMENT}
     COMMAND ${name})
 endfunction()
