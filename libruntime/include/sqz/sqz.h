@@ -31,8 +31,8 @@
  *
  * CUDA. After sqz_index_upload(), a session with device_type 2 serves from that GPU. Its tensors
  * are in the GPU's memory, and sqz_attend() only puts work on the caller's stream: it neither waits
- * nor allocates and can be captured in a CUDA graph. What it cannot tell at once it tells in the
- * results: a query or logit that is NaN or infinite gives rows of NaN.
+ * nor allocates and can be captured in a CUDA graph. It cannot report a query or logit that is NaN
+ * or infinite at once, so the rows of the result are NaN.
  *
  * Results. The same call gives the same bits for any number of threads; another processor may
  * differ by float32 rounding. lse is the natural logarithm of the sum of exponentials, everywhere.
@@ -175,9 +175,9 @@ typedef enum sqz_selector {
   SQZ_SELECTOR_DENSE = 1,    /* every key: the reference */
   SQZ_SELECTOR_QUEST = 2,    /* the pages with the greatest upper bound of q.k, as many as the
                                 budget pays; needs an index of pages */
-  SQZ_SELECTOR_IDEAL = 3,    /* single keys by their own attention weight, for each token by itself,
-                                all of them looked at without counting it: what no selector can
-                                surpass. Needs an index built with --calibrate-keys, unless
+  SQZ_SELECTOR_IDEAL = 3,    /* single keys by their own attention weight, for each token by itself.
+                                It looks at every key and does not count that: no selector does
+                                better. Needs an index built with --calibrate-keys, unless
                                 thresholds are given */
   SQZ_SELECTOR_STREAM = 4,   /* sink and most recent keys only, whatever is asked */
   SQZ_SELECTOR_WINDOW = 5,   /* the most recent keys only, without the sink */
@@ -235,12 +235,12 @@ typedef struct sqz_session_options {
                                the budget, but count in the stats */
   int64_t max_request_tokens; /* most query tokens of one request; 0 = max_tokens. 1 = only ever one
                                  token a request: on CUDA that saves hundreds of MB */
-  const double* layer_scales; /* [layers of the model] how many times the average share of clustered
-                                 keys each layer keeps, for every selector: only the ratios count,
-                                 the total is that of the budget. Above 0; infinity = read whole, as
-                                 by dense_layers. A layer keeps at most all of its keys, and the
-                                 others get what is left over. null = what the index embeds, if it
-                                 does, else all alike. Not together with thresholds */
+  const double* layer_scales; /* [layers of the model] each layer's keep as a multiple of the
+                                 average, for every selector. Only the ratios count; the total is
+                                 that of the budget. Above 0; infinity = read whole, as by
+                                 dense_layers. A layer keeps at most all of its keys, and the others
+                                 get what is left over. null = what the index embeds, if it does,
+                                 else all alike. Not together with thresholds */
   int64_t layer_scale_count;  /* entries of layer_scales; 0 without them */
   int32_t uniform_layers;     /* 1: all layers alike, whatever the index embeds */
   int32_t reserved;
