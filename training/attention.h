@@ -1,13 +1,14 @@
 // The keys and values of one layer, and causal attention over them. Never an N x N matrix: the CPU
-// cache runs the blocked kernel of cpu_kernel.h; the one for other devices LibTorch's flash
-// attention where it can (LibTorch 2.5, CUDA, bf16, all tokens in one call), and else as many query
-// rows at a time as fit 256 MiB of scores.
+// cache runs the blocked kernel of libruntime/kernels/cpu/causal.h; the one for other devices
+// LibTorch's flash attention where it can (LibTorch 2.5, CUDA, bf16, all tokens in one call), and
+// else as many query rows at a time as fit 256 MiB of scores.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "formats/model_description.h"
+#include "libruntime/kernels/cpu/kernels.h"
 #include "training/aten.h"
 
 namespace sqz::training {
@@ -36,8 +37,9 @@ class KvCache {
   virtual at::Tensor values() const { return {}; }
 };
 
-// float32, in the layout of cpu_kernel.h. `widest`: see cpu_kernel().
-std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model, int widest = 512);
+// float32, in the layout of causal.h.
+std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model,
+                                        const CpuKernels& kernels = cpu_kernels());
 // LibTorch operations only: any device and dtype.
 std::unique_ptr<KvCache> make_torch_cache(const ModelDescription& model);
 

@@ -5,8 +5,8 @@
 #include <new>
 #include <vector>
 
+#include "libruntime/kernels/cpu/causal.h"
 #include "training/attention.h"
-#include "training/cpu_kernel.h"
 
 namespace sqz::training {
 namespace {
@@ -25,14 +25,14 @@ AlignedFloats aligned_floats(int64_t count) {
 
 // One KV head, as the kernel wants it. Lanes past the last token are zero.
 struct Head {
-  std::vector<float> panels;  // [ceil(size / kPanel), d, kPanel]
+  std::vector<float> panels;  // [ceil(size / kCausalPanel), d, kCausalPanel]
   std::vector<float> values;  // [size, padded_dim(d)]
 };
 
 class CpuCache final : public KvCache {
  public:
-  CpuCache(const ModelDescription& model, int widest)
-      : kernel_(cpu_kernel(widest)),
+  CpuCache(const ModelDescription& model, const CpuKernels& kernels)
+      : kernels_(kernels),
         dim_(model.head_dim),
         group_(model.group_size()),
         scale_(static_cast<float>(model.attention_scale)),
@@ -43,7 +43,7 @@ class CpuCache final : public KvCache {
   void resize(int64_t tokens) override {
     size_ = tokens;
     for (Head& head : heads_) {
-      head.panels.resize(static_cast<size_t>((tokens + kPanel - 1) / kPanel * kPanel * dim_));
+      head.panels.resize(static_cast<size_t>(round_up(tokens, kCausalPanel) * dim_));
       head.values.resize(static_cast<size_t>(tokens * padded_dim(dim_)));
     }
   }
@@ -62,14 +62,14 @@ class CpuCache final : public KvCache {
     const int64_t count = queries.size(0), heads = queries.size(1);
     AttentionState state{at::empty_like(queries), at::empty({count, heads}, queries.options())};
     const int64_t kv_heads = static_cast<int64_t>(heads_.size());
-    const int64_t step = std::max<int64_t>(1, kMaxRows / group_);  // tokens of one task
+    const int64_t step = std::max<int64_t>(1, kCausalRows / group_);  // tokens of one task
     const int64_t tasks = (count + step - 1) / step * kv_heads;
     at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
       Scratch scratch(dim_);
       for (int64_t task = begin; task < end; ++task) {
         const int64_t t = task / kv_heads * step, last = std::min(count, t + step);
-        for (int64_t g = 0; g < group_; g += kMaxRows) {  // in one go, unless the group is huge
-          const Rows rows{task % kv_heads * group_ + g, std::min(kMaxRows, group_ - g), t, last};
+        for (int64_t g = 0; g < group_; g += kCausalRows) {  // in one go, unless the group is huge
+          const Rows rows{task % kv_heads * group_ + g, std::min(kCausalRows, group_ - g), t, last};
           attend_rows(queries, first, window, rows, scratch, state);
         }
       }
@@ -80,12 +80,12 @@ class CpuCache final : public KvCache {
  private:
   struct Scratch {
     explicit Scratch(int64_t dim)
-        : workspace(aligned_floats(workspace_floats(dim))),
-          q(aligned_floats(kMaxRows * dim)),
-          out(aligned_floats(kMaxRows * dim)) {}
+        : workspace(aligned_floats(causal_workspace(dim))),
+          q(aligned_floats(kCausalRows * dim)),
+          out(aligned_floats(kCausalRows * dim)) {}
     AlignedFloats workspace, q, out;
-    int64_t begin[kMaxRows], end[kMaxRows];
-    float lse[kMaxRows];
+    int64_t begin[kCausalRows], end[kCausalRows];
+    float lse[kCausalRows];
   };
 
   // Query heads [head, head + heads), tokens [first, last) of the queries.
@@ -97,8 +97,9 @@ class CpuCache final : public KvCache {
                   int64_t stride) const {
     for (int64_t t = 0; t < count; ++t) {
       const int64_t token = first + t;
-      float* panel = head.panels.data() + token / kPanel * kPanel * dim_ + token % kPanel;
-      for (int64_t j = 0; j < dim_; ++j) panel[j * kPanel] = k[t * stride + j];
+      float* panel =
+          head.panels.data() + token / kCausalPanel * kCausalPanel * dim_ + token % kCausalPanel;
+      for (int64_t j = 0; j < dim_; ++j) panel[j * kCausalPanel] = k[t * stride + j];
       std::copy_n(v + t * stride, dim_, head.values.data() + token * padded_dim(dim_));
     }
   }
@@ -115,7 +116,7 @@ class CpuCache final : public KvCache {
         scratch.begin[r] = window > 0 ? std::max<int64_t>(0, base + t + 1 - window) : 0;
       }
     }
-    RowsTask task;
+    CausalTask task;
     task.rows = (rows.last - rows.first) * rows.heads;
     task.dim = dim_;
     task.q = scratch.q.get();
@@ -127,7 +128,7 @@ class CpuCache final : public KvCache {
     task.workspace = scratch.workspace.get();
     task.out = scratch.out.get();
     task.lse = scratch.lse;
-    kernel_.attend(task);
+    kernels_.attend_causal(task);
 
     float* out = state.out.data_ptr<float>();
     float* lse = state.lse.data_ptr<float>();
@@ -140,7 +141,7 @@ class CpuCache final : public KvCache {
     }
   }
 
-  const CpuKernel& kernel_;
+  const CpuKernels& kernels_;
   int64_t dim_, group_;
   float scale_;
   int64_t size_ = 0;
@@ -149,8 +150,8 @@ class CpuCache final : public KvCache {
 
 }  // namespace
 
-std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model, int widest) {
-  return std::make_unique<CpuCache>(model, widest);
+std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model, const CpuKernels& kernels) {
+  return std::make_unique<CpuCache>(model, kernels);
 }
 
 }  // namespace sqz::training

@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "training/cpu_kernel.h"
-
 namespace sqz::training {
 namespace {
 
@@ -127,10 +125,9 @@ class Attention : public testing::TestWithParam<Case> {
 };
 
 TEST_P(Attention, CpuKernelsEqualFloat64) {
-  for (int widest : {128, 256, 512}) {
-    const CpuKernel& kernel = cpu_kernel(widest);
+  for (const CpuKernels* kernels : available_cpu_kernels()) {
     for (int64_t step : {GetParam().tokens, int64_t{33}}) {
-      expect_exact(*make_cpu_cache(describe(GetParam()), widest), step, kernel.name);
+      expect_exact(*make_cpu_cache(describe(GetParam()), *kernels), step, kernels->name);
     }
   }
 }
@@ -157,13 +154,13 @@ TEST(AttentionNan, Propagates) {
   const Case c{"nan", 40, 2, 1, 16, 0, 1};
   Input in = random_input(c);
   in.k.data_ptr<float>()[20 * 16] = NAN;
-  for (int widest : {128, 256, 512}) {
-    const auto cache = make_cpu_cache(describe(c), widest);
+  for (const CpuKernels* kernels : available_cpu_kernels()) {
+    const auto cache = make_cpu_cache(describe(c), *kernels);
     cache->resize(c.tokens);
     cache->write(0, in.k, in.v);
     const at::Tensor out = cache->attend(in.q, 0, 0).out;
     EXPECT_FALSE(out.narrow(0, 0, 20).isnan().any().item<bool>());
-    EXPECT_TRUE(out.narrow(0, 20, 20).isnan().all().item<bool>()) << cpu_kernel(widest).name;
+    EXPECT_TRUE(out.narrow(0, 20, 20).isnan().all().item<bool>()) << kernels->name;
   }
 }
 

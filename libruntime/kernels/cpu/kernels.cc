@@ -17,6 +17,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 // clang-format on
+#include "libruntime/kernels/cpu/causal-inl.h"
 #include "libruntime/kernels/cpu/load-inl.h"
 #include "libruntime/kernels/cpu/nearest-inl.h"
 #include "libruntime/kernels/cpu/pages-inl.h"
@@ -49,7 +50,8 @@ const CpuKernels& table(const char* name) {
                                     .add_rows = add_rows,
                                     .finish_mean = finish_mean,
                                     .page_bounds = page_bounds,
-                                    .nearest = nearest};
+                                    .nearest = nearest,
+                                    .attend_causal = attend_causal};
   return kTable;
 }
 

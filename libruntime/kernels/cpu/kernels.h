@@ -17,6 +17,8 @@
 
 namespace sqz {
 
+struct CausalTask;
+
 inline constexpr int64_t kLanePad = 16;   // floats: a multiple of every target's vector
 inline constexpr int64_t kFewRows = 8;    // up to here the stream kernels are the faster ones
 inline constexpr int64_t kTileRows = 64;  // most rows of a tile
@@ -125,6 +127,9 @@ struct CpuKernels {
   // the same bits. clusters < 2^31.
   void (*nearest)(const float* x, int64_t n, int64_t dim, const float* panels, int64_t clusters,
                   float* products, int64_t* labels);
+
+  // ---- dense passes: causal.h
+  void (*attend_causal)(const CausalTask& task);
 };
 
 // The best table for this machine.
