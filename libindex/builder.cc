@@ -330,10 +330,9 @@ Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string
                        plan_layout(model, static_cast<int64_t>(tokens.size()), options));
   layout.metadata.tokenizer_hash = tokenizer_hash;
   layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
-  std::unique_ptr<KmeansEngine> engine;
-  if (options.partition == Partition::kKmeans) {
-    SQZ_ASSIGN_OR_RETURN(engine, make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
-  }
+  SQZ_ASSIGN_OR_RETURN(auto engine,
+                       make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
+  if (options.partition != Partition::kKmeans) engine.reset();
   SQZ_ASSIGN_OR_RETURN(auto writer,
                        SqzWriter::create(env, path, replace, layout.metadata, layout.shapes));
   return std::unique_ptr<IndexBuilder>(
@@ -342,11 +341,10 @@ Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string
 
 Status plan_gpu(const BuildLayout& layout, const BuildOptions& options, bool on_device,
                 BuildPlan& plan) {
-  if (layout.clusters.empty()) return Status();
   const ModelDescription& model = layout.metadata.model;
   SQZ_ASSIGN_OR_RETURN(const auto engine,
                        make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
-  if (engine->layer_engine() == nullptr) return Status();
+  if (layout.clusters.empty() || engine->layer_engine() == nullptr) return Status();
   const DeviceRows rows;
   LayerProblem problem;
   problem.heads = model.kv_heads;

@@ -63,12 +63,10 @@ void LayerBuffers::resize(int64_t heads, int64_t dim, std::span<const int64_t> c
   exact_values.resize(rows(exact));
 }
 
-// keys, values: [M, d], the clustered tokens of this head. Sums in double, in slot order, rounded
-// once.
-void LayerStore::store_means(const float* keys, const float* values, const SlotOrder& order,
-                             int64_t head) {
+// values: [M, d], the clustered tokens of this head. Sums in double, in slot order, rounded once.
+void LayerStore::store_means(const float* values, const SlotOrder& order, int64_t head) {
   const std::vector<std::vector<uint32_t>> slots = first_slots(order.offsets);
-  std::vector<double> sum(static_cast<size_t>(2 * dim_));
+  std::vector<double> sum(static_cast<size_t>(dim_));
   std::vector<float> mean(sum.size());
   for (size_t k = 0; k < buffers_.levels.size(); ++k) {
     const auto clusters = static_cast<int64_t>(slots[k].size()) - 1;
@@ -76,14 +74,14 @@ void LayerStore::store_means(const float* keys, const float* values, const SlotO
       std::fill(sum.begin(), sum.end(), 0.0);
       for (uint32_t s = slots[k][i]; s < slots[k][i + 1]; ++s) {
         const int64_t row = int64_t{order.keys[s]} * dim_;
-        for (int64_t c = 0; c < dim_; ++c) sum[c] += keys[row + c];
-        for (int64_t c = 0; c < dim_; ++c) sum[dim_ + c] += values[row + c];
+        for (int64_t c = 0; c < dim_; ++c) sum[c] += values[row + c];
       }
       const double size = slots[k][i + 1] - slots[k][i];
       for (size_t c = 0; c < sum.size(); ++c) mean[c] = static_cast<float>(sum[c] / size);
       const int64_t out = (head * clusters + i) * dim_ * 2;
-      store_row(mean.data(), dim_, dtype_, buffers_.levels[k].centroids.data() + out);
-      store_row(mean.data() + dim_, dim_, dtype_, buffers_.levels[k].value_means.data() + out);
+      store_row(order.means[k].data() + i * dim_, dim_, dtype_,
+                buffers_.levels[k].centroids.data() + out);
+      store_row(mean.data(), dim_, dtype_, buffers_.levels[k].value_means.data() + out);
     }
     std::copy(order.offsets[k].begin(), order.offsets[k].end(),
               buffers_.levels[k].offsets.begin() + head * (clusters + 1));
@@ -104,7 +102,7 @@ Status LayerStore::fill_sparse(const float* keys, const float* values,
     const float* head_keys = keys + head * tokens_ * dim_;
     const float* head_values = values + head * tokens_ * dim_;
     const SlotOrder& order = orders[head];
-    store_means(head_keys + sink * dim_, head_values + sink * dim_, order, head);
+    store_means(head_values + sink * dim_, order, head);
     for (int64_t s = 0; s < slots; ++s) {
       const int64_t token = sink + order.keys[s], out = (head * slots + s) * dim_ * 2;
       buffers_.positions[head * slots + s] = static_cast<uint32_t>(token);

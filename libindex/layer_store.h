@@ -57,12 +57,12 @@ class LayerStore {
   void order_heavy(std::span<const float> attention);
 
   LayerData data() const;  // borrows from this object until the next fill
-  // For who fills them without LayerStore's help, and reads them.
+  // What data() borrows from: an engine that makes the tensors itself writes them here.
   LayerBuffers& buffers() { return buffers_; }
 
  private:
   void store_pages(const float* keys, int64_t slots, int64_t page_size, int64_t head);
-  void store_means(const float* keys, const float* values, const SlotOrder& order, int64_t head);
+  void store_means(const float* values, const SlotOrder& order, int64_t head);
 
   int64_t kv_heads_, tokens_, dim_;
   DType dtype_;

@@ -107,7 +107,6 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   if (options.qmodel != nullptr) {
     SQZ_RETURN_IF_ERROR(check_same_model(options.qmodel->model, model, "the query classifier"));
   }
-  SQZ_RETURN_IF_ERROR(make_kmeans_engine({options.engine, model.head_dim, options.gpu}).status());
   if (tokens < 1 || tokens > std::numeric_limits<int32_t>::max()) {
     return Status(Code::kInvalidArgument,
                   bad_field("text", "tokens", concat(tokens), "1 to 2147483647"));

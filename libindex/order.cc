@@ -45,6 +45,7 @@ SlotOrder depth_first_order(const HeadTree& tree, int64_t dim) {
   const size_t levels = tree.means.size();
   SlotOrder result;
   result.offsets.resize(levels);
+  result.means.resize(levels);
 
   Children groups;  // of the level at hand: siblings, by parent in file order
   for (size_t k = 0; k < levels; ++k) {
@@ -66,6 +67,8 @@ SlotOrder depth_first_order(const HeadTree& tree, int64_t dim) {
       result.offsets[k].push_back(first);
       first += static_cast<uint32_t>(children[cluster].size());
       groups.push_back(children[cluster]);
+      const float* mean = tree.means[k].data() + cluster * dim;
+      result.means[k].insert(result.means[k].end(), mean, mean + dim);
     }
     result.offsets[k].push_back(first);
   }

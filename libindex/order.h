@@ -20,6 +20,7 @@ struct SlotOrder {
   // offsets[k]: [n_k + 1], first child of each cluster at the level below, or its first slot at the
   // finest level. The children of cluster i are offsets[k][i] .. offsets[k][i + 1] - 1, never none.
   std::vector<std::vector<uint32_t>> offsets;
+  std::vector<std::vector<float>> means;  // those of HeadTree
   std::vector<uint32_t> keys;  // [M] the key (0 .. M-1) that each slot holds: a permutation
 };
 

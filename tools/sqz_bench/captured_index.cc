@@ -92,16 +92,21 @@ std::vector<float> tiled(const std::vector<std::vector<float>>& heads, int64_t d
   return out;
 }
 
-// The clusters of one copy, one after another.
-SlotOrder repeated(const SlotOrder& order, int64_t copies) {
+// The clusters of one copy, one after another, each mean as wide as tiled() makes its keys.
+SlotOrder repeated(const SlotOrder& order, int64_t copies, int64_t dim, int64_t wide) {
   SlotOrder out;
   const auto slots = static_cast<uint32_t>(order.keys.size());
   out.offsets.resize(order.offsets.size());
+  out.means.resize(order.offsets.size());
   for (size_t k = 0; k < order.offsets.size(); ++k) {
     const std::vector<uint32_t>& from = order.offsets[k];
     for (uint32_t copy = 0; copy < copies; ++copy) {
       for (size_t i = 0; i + 1 < from.size(); ++i) {
         out.offsets[k].push_back(from[i] + copy * from.back());
+        const auto mean = order.means[k].begin() + static_cast<int64_t>(i) * dim;
+        for (int64_t part = 0; part < wide / dim; ++part) {
+          out.means[k].insert(out.means[k].end(), mean, mean + dim);
+        }
       }
     }
     out.offsets[k].push_back(from.back() * static_cast<uint32_t>(copies));
@@ -126,7 +131,7 @@ Result<std::vector<SlotOrder>> ordered(const Options& options, const Heads& head
                        build_trees(*engine, keys, tiling.slots, dim, tree, {}));
   std::vector<SlotOrder> out;
   for (const HeadTree& one : trees) {
-    out.push_back(repeated(depth_first_order(one, dim), tiling.copies));
+    out.push_back(repeated(depth_first_order(one, dim), tiling.copies, dim, options.head_dim));
   }
   return out;
 }
