@@ -1,4 +1,4 @@
-// In place of libindex/cuda/ where sqz is built without it.
+// In place of libindex/cuda/ where sqz is built without CUDA.
 #include "libindex/kmeans.h"
 
 namespace sqz {

@@ -1,4 +1,4 @@
-// In place of libruntime/cuda/ where sqz is built without it.
+// In place of libruntime/cuda/ where sqz is built without CUDA.
 #include "libruntime/cuda/backend.h"
 
 namespace sqz::cuda {

@@ -1,3 +1,4 @@
+// In place of tools/common/load_runner.cc where sqz is built without LibTorch.
 #include "tools/common/load_runner.h"
 
 namespace sqz {

@@ -1,3 +1,4 @@
+// In place of tools/sqz_bench/torch_attention.cc where sqz is built without LibTorch.
 #include "tools/sqz_bench/torch_attention.h"
 
 namespace sqz::bench {

@@ -1,4 +1,4 @@
-// Stands in for the cases on a GPU in builds without CUDA.
+// In place of the cases of tools/sqz_bench/ on a GPU where sqz is built without CUDA.
 #include "tools/sqz_bench/device_cases.h"
 #include "tools/sqz_bench/kmeans_device.h"
 

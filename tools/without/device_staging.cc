@@ -1,4 +1,4 @@
-// In place of device_staging.cc where sqz is built without CUDA.
+// In place of tools/sqz_generate/device_staging.cc where sqz is built without CUDA.
 #include "tools/sqz_generate/device_staging.h"
 
 namespace sqz {
