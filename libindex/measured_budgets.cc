@@ -108,7 +108,7 @@ Result<std::vector<int64_t>> scaled_budgets(std::span<const double> scales,
       return Status(Code::kInvalidArgument,
                     concat("scale of layer ", l, ": found ", scales[l], ", expected above 0"));
     }
-    plan.scales.push_back(scales[l] * static_cast<double>(layers) / sum);
+    plan.layer_keep.push_back(scales[l] * static_cast<double>(layers) / sum);
   }
   // One key for each layer first.
   const int64_t more = request.context - 1;

@@ -126,7 +126,7 @@ PrefillLevel PrefillServer::level_of(int64_t layer, int level) const {
   const int64_t heads = setup_.index->metadata().model.kv_heads;
   for (int scope = 0; scope < kScopes; ++scope) {
     to.log_threshold[scope] = plan.log_threshold(scope, layer, level);
-    if (plan.shares.empty()) continue;
+    if (plan.head_keep.empty()) continue;
     to.wanted[scope] = wanted_ + (scope * std::ssize(setup_.index->layers) + layer) * heads;
   }
   return to;

@@ -1,6 +1,6 @@
 // A session that serves from a GPU: plans on the host, everything else on the caller's stream. All
-// memory is taken when it is created; a call puts two kernels a layer on the stream (one, where
-// everything is read) and returns.
+// memory is taken when it is created; a call puts its kernels on the stream and returns. There are
+// one or two for a decoded token, and more for a prompt.
 #pragma once
 
 #include <memory>

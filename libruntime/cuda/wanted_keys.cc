@@ -25,11 +25,11 @@ void count_pages(const SelectionPlan& plan, const ServedIndex& index,
 std::vector<uint32_t> wanted_keys(const SelectionPlan& plan, int scope, const ServedIndex& index) {
   const auto heads = static_cast<size_t>(index.metadata().model.kv_heads);
   std::vector<uint32_t> wanted(index.layers.size() * heads);
-  if (plan.shares.empty()) {
+  if (plan.head_keep.empty()) {
     count_pages(plan, index, wanted);
     return wanted;
   }
-  const std::vector<float>& shares = plan.shares[static_cast<size_t>(scope)];
+  const std::vector<float>& shares = plan.head_keep[static_cast<size_t>(scope)];
   for (size_t i = 0; i < wanted.size(); ++i) {
     const auto slots = static_cast<double>(index.layers[i / heads].slots);
     wanted[i] = static_cast<uint32_t>(std::llround(shares[i] * slots));

@@ -94,13 +94,13 @@ Result<PreparedSelector> prepare_buckets(const SelectorInputs& inputs,
   resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;
-  out.plan.scales = inputs.scales;
+  out.plan.layer_keep = inputs.layer_keep;
   const auto heads = static_cast<size_t>(inputs.metadata.model.layers * view->kv_heads);
-  out.plan.shares.assign(Calibration::kScopes,
-                         std::vector<float>(heads, static_cast<float>(out.plan.asked_keep)));
-  spread_shares(inputs.metadata, out.plan);
+  out.plan.head_keep.assign(Calibration::kScopes,
+                            std::vector<float>(heads, static_cast<float>(out.plan.asked_keep)));
+  spread_head_keep(inputs.metadata, out.plan);
   out.selector = std::make_unique<BucketSelector>(
-      inputs.index, std::move(scorer), make_budget_rule({}, out.plan.shares, view->kv_heads));
+      inputs.index, std::move(scorer), make_budget_rule({}, out.plan.head_keep, view->kv_heads));
   return out;
 }
 

@@ -128,7 +128,7 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
       plan.log_thresholds.push_back({calibrated_threshold(grid, plan.asked_keep)});
     }
   }
-  plan.scales = inputs.scales;
+  plan.layer_keep = inputs.layer_keep;
   if (request.thresholds == nullptr) {
     const float* grid = inputs.calibration.key_thresholds.data();
     const std::array curves = {grid, grid + Calibration::kGrid};
@@ -136,9 +136,9 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
   }
   std::unique_ptr<Rule> rule;
   if (request.rule == RuleKind::kBudget) {
-    fill_shares(inputs.metadata, inputs.calibration.key_shares, plan);
-    spread_shares(inputs.metadata, plan);
-    rule = make_budget_rule(plan.log_thresholds, plan.shares, inputs.metadata.model.kv_heads);
+    fill_head_keep(inputs.metadata, inputs.calibration.key_shares, plan);
+    spread_head_keep(inputs.metadata, plan);
+    rule = make_budget_rule(plan.log_thresholds, plan.head_keep, inputs.metadata.model.kv_heads);
   } else {
     rule = make_threshold_rule(plan.log_thresholds, plan.layer_thresholds);
   }

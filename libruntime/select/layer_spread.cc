@@ -63,8 +63,8 @@ std::vector<double> scaled(std::span<const double> natural, std::span<const doub
   std::vector<double> weights;
   double total = 0;
   for (size_t l = 0; l < natural.size(); ++l) {
-    weights.push_back(natural[l] * plan.scales[l]);
-    if (plan.scales[l] > 0) total += natural[l];
+    weights.push_back(natural[l] * plan.layer_keep[l]);
+    if (plan.layer_keep[l] > 0) total += natural[l];
   }
   return deal(total, weights, caps);
 }
@@ -128,11 +128,11 @@ std::vector<double> deal(double total, std::span<const double> weights,
 }
 
 std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots) {
-  const auto layers =
-      std::count_if(plan.scales.begin(), plan.scales.end(), [](double scale) { return scale > 0; });
+  const auto layers = std::count_if(plan.layer_keep.begin(), plan.layer_keep.end(),
+                                    [](double scale) { return scale > 0; });
   const int64_t total = layers * whole_keys(plan, slots);
-  const std::vector<double> caps(plan.scales.size(), static_cast<double>(slots));
-  const std::vector<double> dealt = deal(static_cast<double>(total), plan.scales, caps);
+  const std::vector<double> caps(plan.layer_keep.size(), static_cast<double>(slots));
+  const std::vector<double> dealt = deal(static_cast<double>(total), plan.layer_keep, caps);
   std::vector<int64_t> keys;
   for (const double share : dealt) keys.push_back(static_cast<int64_t>(share + 1e-9));
   // What whole keys lose goes to the largest remainders, of equal ones to the first layer.
@@ -145,7 +145,7 @@ std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots) {
   while (left > 0) {
     const int64_t before = left;
     for (const size_t layer : order) {
-      if (left == 0 || plan.scales[layer] == 0 || keys[layer] == slots) continue;
+      if (left == 0 || plan.layer_keep[layer] == 0 || keys[layer] == slots) continue;
       ++keys[layer];
       --left;
     }
@@ -156,8 +156,8 @@ std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots) {
 
 void spread_thresholds(const IndexMetadata& metadata, const std::vector<float>& shares,
                        std::span<const float* const> curves, double most, SelectionPlan& plan) {
-  if (!is_spread(plan.scales)) return;
-  const auto layers = static_cast<int64_t>(plan.scales.size());
+  if (!is_spread(plan.layer_keep)) return;
+  const auto layers = static_cast<int64_t>(plan.layer_keep.size());
   for (int scope = 0; scope < C::kScopes; ++scope) {
     std::vector<double> natural, caps;
     for (int64_t l = 0; l < layers; ++l) {
@@ -169,7 +169,7 @@ void spread_thresholds(const IndexMetadata& metadata, const std::vector<float>& 
     std::vector<float> thresholds;
     for (int64_t l = 0; l < layers; ++l) {
       const LayerCurve curve(metadata, shares, scope, l);
-      const bool spread = plan.scales[static_cast<size_t>(l)] > 0;
+      const bool spread = plan.layer_keep[static_cast<size_t>(l)] > 0;
       const double place =
           spread ? std::min(curve.place_of(kept[static_cast<size_t>(l)]), most) : plan.asked_keep;
       thresholds.push_back(calibrated_threshold(curves[static_cast<size_t>(scope)], place));
@@ -178,12 +178,12 @@ void spread_thresholds(const IndexMetadata& metadata, const std::vector<float>& 
   }
 }
 
-void spread_shares(const IndexMetadata& metadata, SelectionPlan& plan) {
-  if (!is_spread(plan.scales)) return;
+void spread_head_keep(const IndexMetadata& metadata, SelectionPlan& plan) {
+  if (!is_spread(plan.layer_keep)) return;
   const auto heads = static_cast<size_t>(metadata.model.kv_heads);
-  const size_t layers = plan.scales.size();
+  const size_t layers = plan.layer_keep.size();
   const std::vector<double> ones(std::max(layers, heads), 1.0);
-  for (std::vector<float>& shares : plan.shares) {
+  for (std::vector<float>& shares : plan.head_keep) {
     const std::span<float> all(shares);
     std::vector<double> natural;
     for (size_t l = 0; l < layers; ++l) {
@@ -192,7 +192,7 @@ void spread_shares(const IndexMetadata& metadata, SelectionPlan& plan) {
     }
     const std::vector<double> kept = scaled(natural, std::span(ones).first(layers), plan);
     for (size_t l = 0; l < layers; ++l) {
-      if (plan.scales[l] == 0) continue;
+      if (plan.layer_keep[l] == 0) continue;
       const auto own = all.subspan(l * heads, heads);
       const std::vector<double> weights(own.begin(), own.end());
       const auto dealt =

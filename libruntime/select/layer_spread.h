@@ -31,7 +31,7 @@ std::vector<double> deal(double total, std::span<const double> weights,
                          std::span<const double> caps);
 
 // Whole keys a KV head of each layer: those that asked_keep of `slots` pays on average, spread by
-// the plan's scales, at most all; their sum is exact. 0 for layers that are read whole.
+// the plan's layer_keep, at most all; their sum is exact. 0 for layers that are read whole.
 std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots);
 
 // layer_thresholds of the plan: what each layer keeps at its log_thresholds, times its scale, with
@@ -41,7 +41,7 @@ std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots);
 void spread_thresholds(const IndexMetadata& metadata, const std::vector<float>& shares,
                        std::span<const float* const> curves, double most, SelectionPlan& plan);
 
-// The same of the plan's shares.
-void spread_shares(const IndexMetadata& metadata, SelectionPlan& plan);
+// The same for the plan's head_keep.
+void spread_head_keep(const IndexMetadata& metadata, SelectionPlan& plan);
 
 }  // namespace sqz

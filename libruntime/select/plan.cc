@@ -90,8 +90,8 @@ Status check_plain(const SelectionRequest& r, const char* selector, bool thresho
   return {};
 }
 
-void fill_shares(const IndexMetadata& metadata, const std::vector<float>& table,
-                 SelectionPlan& plan) {
+void fill_head_keep(const IndexMetadata& metadata, const std::vector<float>& table,
+                    SelectionPlan& plan) {
   const GridPoint at = grid_point(plan.asked_keep);
   const int64_t heads = metadata.model.layers * metadata.model.kv_heads;
   for (int scope = 0; scope < C::kScopes; ++scope) {
@@ -100,7 +100,7 @@ void fill_shares(const IndexMetadata& metadata, const std::vector<float>& table,
       const float* grid = table.data() + (scope * heads + i) * C::kGrid + at.low;
       shares.push_back(static_cast<float>(grid[0] + at.fraction * (grid[1] - grid[0])));
     }
-    plan.shares.push_back(std::move(shares));
+    plan.head_keep.push_back(std::move(shares));
   }
 }
 
@@ -239,7 +239,7 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
         threshold_curve(calibration, scope, plan.levels, request.group), plan.asked_keep));
     plan.log_thresholds.push_back(std::move(logs));
   }
-  if (request.rule == RuleKind::kBudget) fill_shares(metadata, calibration.shares, plan);
+  if (request.rule == RuleKind::kBudget) fill_head_keep(metadata, calibration.shares, plan);
   return plan;
 }
 

@@ -48,16 +48,18 @@ struct SelectionPlan {
   int64_t block = 0;      // query tokens that share a selection; 0 = as the session says
   double asked_budget = 1;
   double asked_keep = 1;  // both 0 if thresholds were given: what they read is not known before
-  LogThresholds log_thresholds;            // [scope][level in use]
-  std::vector<std::vector<float>> shares;  // [scope][layer * kv_heads + head]; rule kBudget only
-  // [layers] the share of its clustered keys that a layer keeps, times the average one; 0: it is
-  // read whole. Empty if the plan is dense. See select/layer_spread.h.
-  std::vector<double> scales;
+  LogThresholds log_thresholds;  // [scope][level in use]
+  // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; rule
+  // kBudget only.
+  std::vector<std::vector<float>> head_keep;
+  // [layers] the fraction that a layer keeps, divided by the average one; 0: it is read whole.
+  // Empty if the plan is dense. See select/layer_spread.h.
+  std::vector<double> layer_keep;
   // [scope][layer] log T of the finest level, if layers have different ones; else empty.
   std::vector<std::vector<float>> layer_thresholds;
 
   bool selects(int64_t layer) const {
-    return !dense && !scales.empty() && scales[static_cast<size_t>(layer)] > 0;
+    return !dense && !layer_keep.empty() && layer_keep[static_cast<size_t>(layer)] > 0;
   }
   float log_threshold(int scope, int64_t layer, int level) const {
     if (!layer_thresholds.empty() && level + 1 == levels) {
@@ -99,9 +101,9 @@ Status check_amount(const SelectionRequest& request);
 Status check_plain(const SelectionRequest& request, const char* selector, bool thresholds);
 // Thresholds as given, for every scope: kInvalidArgument if one is outside [0, 1].
 Status fill_explicit(const double* thresholds, SelectionPlan& plan);
-// shares of the plan, at asked_keep; table as Calibration::shares.
-void fill_shares(const IndexMetadata& metadata, const std::vector<float>& table,
-                 SelectionPlan& plan);
+// head_keep of the plan, at asked_keep; table as Calibration::shares.
+void fill_head_keep(const IndexMetadata& metadata, const std::vector<float>& table,
+                    SelectionPlan& plan);
 // Whole keys that asked_keep of `slots` pays for; what a rounding took is given back.
 inline int64_t whole_keys(const SelectionPlan& plan, int64_t slots) {
   return static_cast<int64_t>(plan.asked_keep * static_cast<double>(slots) + 1e-6);

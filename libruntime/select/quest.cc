@@ -154,7 +154,7 @@ Result<PreparedSelector> prepare_quest(const SelectorInputs& inputs,
   resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;
-  out.plan.scales = inputs.scales;
+  out.plan.layer_keep = inputs.layer_keep;
   std::vector<int64_t> pages = layer_keys(out.plan, view->slots);
   for (int64_t& count : pages) count /= view->page_size;
   out.selector = std::make_unique<QuestSelector>(inputs.index, static_cast<Group>(request.group),

@@ -37,7 +37,7 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
                            : request.dense_layers == -1 ? 0
                                                         : request.dense_layers;
   SelectorInputs spread = inputs;
-  SQZ_ASSIGN_OR_RETURN(spread.scales,
+  SQZ_ASSIGN_OR_RETURN(spread.layer_keep,
                        layer_scales(inputs.metadata, inputs.index.layers, request, dense_layers));
   return type.prepare(spread, request);
 }

@@ -16,8 +16,9 @@ struct SelectorInputs {
   const IndexMetadata& metadata;
   const Calibration& calibration;
   SelectableIndex index;
-  std::string path;                 // opens messages
-  std::vector<double> scales = {};  // [layers] as SelectionPlan::scales; set by prepare_selector()
+  std::string path;  // opens messages
+  std::vector<double> layer_keep =
+      {};  // [layers] as SelectionPlan::layer_keep; set by prepare_selector()
 };
 
 // `selector` is null if the plan is to read everything.

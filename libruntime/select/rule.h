@@ -37,11 +37,11 @@ using LogThresholds = std::vector<std::vector<float>>;
 std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds,
                                           LogThresholds layer_thresholds = {});
 
-// The finest level is filled best first up to the head's calibrated share of its keys: the prefix
-// of the ranking whose number of keys is nearest to it. Coarser levels filter by threshold, but
-// always let through at least that share. shares[scope][layer * kv_heads + kv_head].
+// The finest level is filled best first up to the fraction of its keys that the head keeps: the
+// prefix of the ranking whose number of keys is nearest to it. Coarser levels filter by threshold,
+// but always let through at least that fraction. head_keep[scope][layer * kv_heads + kv_head].
 std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
-                                       std::vector<std::vector<float>> shares, int64_t kv_heads);
+                                       std::vector<std::vector<float>> head_keep, int64_t kv_heads);
 
 // The best, as many as the layer's count, whatever their sizes. counts[layer].
 std::unique_ptr<Rule> make_top_rule(std::vector<int64_t> counts);

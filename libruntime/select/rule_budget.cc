@@ -9,15 +9,16 @@ namespace {
 
 class BudgetRule final : public Rule {
  public:
-  BudgetRule(LogThresholds log_thresholds, std::vector<std::vector<float>> shares, int64_t kv_heads)
+  BudgetRule(LogThresholds log_thresholds, std::vector<std::vector<float>> head_keep,
+             int64_t kv_heads)
       : filter_(make_threshold_rule(std::move(log_thresholds))),
-        shares_(std::move(shares)),
+        head_keep_(std::move(head_keep)),
         kv_heads_(kv_heads) {}
 
   void choose(const Choice& choice, std::span<uint32_t> order,
               std::span<uint8_t> chosen) const override {
-    const double share = shares_[choice.scope][choice.layer * kv_heads_ + choice.kv_head];
-    const int64_t wanted = std::llround(share * static_cast<double>(choice.keys));
+    const double keep = head_keep_[choice.scope][choice.layer * kv_heads_ + choice.kv_head];
+    const int64_t wanted = std::llround(keep * static_cast<double>(choice.keys));
     if (!choice.finest) {
       filter_->choose(choice, order, chosen);
       int64_t kept = 0;
@@ -48,21 +49,21 @@ class BudgetRule final : public Rule {
     std::array<uint32_t, kBuckets + 1> keys{};
     for (size_t i = 0; i < n; ++i) keys[order[i]] += choice.sizes[i];
     int64_t left = wanted;
-    uint32_t border = 0;
-    while (border < kBuckets && keys[border] <= left) left -= keys[border++];
-    for (size_t i = 0; i < n; ++i) chosen[i] = order[i] < border ? 1 : 0;
-    if (border == kBuckets) return;
+    uint32_t kth = 0;  // the bucket of the k-th best key
+    while (kth < kBuckets && keys[kth] <= left) left -= keys[kth++];
+    for (size_t i = 0; i < n; ++i) chosen[i] = order[i] < kth ? 1 : 0;
+    if (kth == kBuckets) return;
     size_t tied = 0;
     for (size_t i = 0; i < n; ++i) {
-      if (order[i] == border) order[tied++] = static_cast<uint32_t>(i);
+      if (order[i] == kth) order[tied++] = static_cast<uint32_t>(i);
     }
-    fill_border(choice, left, order.first(tied), chosen);
+    fill_threshold_bucket(choice, left, order.first(tied), chosen);
   }
 
   // The best of `order`, more than `left` keys in all. A selection by halves instead of a sort,
-  // since only the border matters.
-  static void fill_border(const Choice& choice, int64_t left, std::span<uint32_t> order,
-                          std::span<uint8_t> chosen) {
+  // since only its k-th key matters.
+  static void fill_threshold_bucket(const Choice& choice, int64_t left, std::span<uint32_t> order,
+                                    std::span<uint8_t> chosen) {
     const auto& scores = choice.scores;
     const auto better = [&](uint32_t a, uint32_t b) {
       return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
@@ -81,22 +82,23 @@ class BudgetRule final : public Rule {
         high = middle;
       }
     }
-    // order[0 .. low) fits, order[low] crosses the border.
+    // order[0 .. low) fits, order[low] does not fit whole.
     const int64_t next = choice.sizes[order[low]];
     if (choice.finest ? 2 * left > next : left > 0) ++low;
     for (int64_t i = 0; i < low; ++i) chosen[order[i]] = 1;
   }
 
   std::unique_ptr<Rule> filter_;
-  std::vector<std::vector<float>> shares_;
+  std::vector<std::vector<float>> head_keep_;
   int64_t kv_heads_;
 };
 
 }  // namespace
 
 std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
-                                       std::vector<std::vector<float>> shares, int64_t kv_heads) {
-  return std::make_unique<BudgetRule>(std::move(log_thresholds), std::move(shares), kv_heads);
+                                       std::vector<std::vector<float>> head_keep,
+                                       int64_t kv_heads) {
+  return std::make_unique<BudgetRule>(std::move(log_thresholds), std::move(head_keep), kv_heads);
 }
 
 }  // namespace sqz

@@ -167,7 +167,7 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
   SQZ_ASSIGN_OR_RETURN(out.plan, plan_selection(inputs.metadata, inputs.index.layers,
                                                 inputs.calibration, request, inputs.path));
   if (out.plan.dense) return out;
-  out.plan.scales = inputs.scales;
+  out.plan.layer_keep = inputs.layer_keep;
   if (request.thresholds == nullptr) {
     std::array<const float*, Calibration::kScopes> curves;
     for (int scope = 0; scope < Calibration::kScopes; ++scope) {
@@ -175,7 +175,7 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
     }
     const double most = out.plan.levels > 1 ? inputs.calibration.coarse_keep.back() : 1.0;
     spread_thresholds(inputs.metadata, inputs.calibration.shares, curves, most, out.plan);
-    spread_shares(inputs.metadata, out.plan);
+    spread_head_keep(inputs.metadata, out.plan);
   }
   const SqueezedOptions options = {.levels = out.plan.levels,
                                    .group = static_cast<Group>(request.group),
@@ -184,7 +184,7 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
   out.selector = std::make_unique<SqueezedSelector>(
       inputs.index, options,
       request.rule == RuleKind::kBudget
-          ? make_budget_rule(out.plan.log_thresholds, out.plan.shares, kv_heads)
+          ? make_budget_rule(out.plan.log_thresholds, out.plan.head_keep, kv_heads)
           : make_threshold_rule(out.plan.log_thresholds, out.plan.layer_thresholds));
   return out;
 }

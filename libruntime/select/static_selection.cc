@@ -88,7 +88,7 @@ Result<PreparedSelector> prepare_pruned(const SelectorInputs& inputs,
   out.plan.asked_keep = metadata.pruned->keep;
   std::vector<HeadRuns> heads;
   for (const LayerView& view : inputs.index.layers) {
-    out.plan.scales.push_back(view.slots > 0 ? 1 : 0);
+    out.plan.layer_keep.push_back(view.slots > 0 ? 1 : 0);
     HeadRuns all;
     all.keys = view.slots;
     if (view.slots > 0) all.runs.push_back({0, static_cast<uint32_t>(view.slots)});
@@ -127,7 +127,7 @@ Result<PreparedSelector> prepare_static(const SelectorInputs& inputs,
   resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;
-  out.plan.scales = inputs.scales;
+  out.plan.layer_keep = inputs.layer_keep;
   const std::vector<int64_t> keys = layer_keys(out.plan, sparse->slots);
   const int64_t kv_heads = inputs.metadata.model.kv_heads;
   std::vector<HeadRuns> heads;
@@ -136,7 +136,7 @@ Result<PreparedSelector> prepare_static(const SelectorInputs& inputs,
     const LayerView& view = inputs.index.layers[layer];
     for (int64_t head = 0; head < kv_heads; ++head) {
       chosen.assign(static_cast<size_t>(view.slots), 0);
-      if (out.plan.scales[layer] > 0) {
+      if (out.plan.layer_keep[layer] > 0) {
         selection.choose({view, head, inputs.metadata.sink, keys[layer]}, chosen);
       }
       heads.push_back(runs_of(chosen));

@@ -1,4 +1,4 @@
-// Session's calls: blocks, waves, items, parts.
+// Session's calls: blocks, chunks, items, splits.
 #include <algorithm>
 #include <limits>
 
@@ -126,14 +126,14 @@ Status Session::attend(const AttendCall& call) {
       if (cursor.token < call.tokens) blocks_.push_back({0, call.tokens});
       cursor.token = call.tokens;
     } else {
-      while (std::ssize(blocks_) < wave_blocks_ && next_block(call, cursor, block)) {
+      while (std::ssize(blocks_) < chunk_blocks_ && next_block(call, cursor, block)) {
         blocks_.push_back(block);
       }
     }
     if (blocks_.empty()) return {};
-    SQZ_RETURN_IF_ERROR(select_wave(call));
-    SQZ_RETURN_IF_ERROR(attend_wave(call));
-    count_wave(call);
+    SQZ_RETURN_IF_ERROR(select_chunk(call));
+    SQZ_RETURN_IF_ERROR(attend_chunk(call));
+    count_chunk(call);
   }
 }
 
@@ -147,11 +147,11 @@ Result<std::span<const HeadSelection>> Session::select(const AttendCall& call) {
   }
   blocks_.push_back(block);
   SQZ_RETURN_IF_ERROR(load_queries(call, block.first + block.tokens));
-  SQZ_RETURN_IF_ERROR(select_wave(call));
+  SQZ_RETURN_IF_ERROR(select_chunk(call));
   return std::span<const HeadSelection>(selections_).first(static_cast<size_t>(kv_heads_));
 }
 
-Status Session::select_wave(const AttendCall& call) {
+Status Session::select_chunk(const AttendCall& call) {
   const Selector& selector = selects(call.layer) ? *selector_ : *dense_;
   first_bad_ = kNone;
   pool_->for_each(std::ssize(blocks_) * kv_heads_, [&](int64_t i, int worker) {
@@ -206,7 +206,7 @@ void Session::make_lists(const AttendCall& call) {
 
 void Session::make_items() {
   items_.clear();
-  parts_.clear();
+  splits_.clear();
   int64_t total = 0;
   for (int64_t b = 0; b < std::ssize(blocks_); ++b) {
     const int64_t rows = blocks_[b].tokens * group_;
@@ -219,18 +219,18 @@ void Session::make_items() {
     }
   }
   const int64_t step =
-      round_up(std::max((total + kTargetParts - 1) / kTargetParts, kLeastKeys), kKeyStep);
+      round_up(std::max((total + kTargetSplits - 1) / kTargetSplits, kLeastKeys), kKeyStep);
   int64_t slots = 0;
   for (int64_t i = 0; i < std::ssize(items_); ++i) {
     Item& item = items_[i];
     const int64_t keys = lists_[item.block * kv_heads_ + item.head].size();
-    item.parts = std::max<int64_t>(1, (keys + step - 1) / step);
-    item.slot = item.parts > 1 ? slots : -1;
-    for (int64_t p = 0; p < item.parts; ++p) {
-      parts_.push_back({.item = i,
-                        .begin = p * step,
-                        .end = std::min(keys, (p + 1) * step),
-                        .slot = item.parts > 1 ? slots++ : -1});
+    item.splits = std::max<int64_t>(1, (keys + step - 1) / step);
+    item.slot = item.splits > 1 ? slots : -1;
+    for (int64_t p = 0; p < item.splits; ++p) {
+      splits_.push_back({.item = i,
+                         .begin = p * step,
+                         .end = std::min(keys, (p + 1) * step),
+                         .slot = item.splits > 1 ? slots++ : -1});
     }
   }
 }
@@ -240,8 +240,8 @@ PartialRows Session::slot(int64_t index) {
           partial_values_.get() + index * kTileRows * dim_};
 }
 
-void Session::run_part(const AttendCall& call, const Part& part, Worker& worker) {
-  const Item& item = items_[part.item];
+void Session::run_split(const AttendCall& call, const Split& split, Worker& worker) {
+  const Item& item = items_[split.item];
   const Block& block = blocks_[item.block];
   const LayerView& view = index_->layers[call.layer];
   const int64_t window = index_->metadata().layers[call.layer].window;
@@ -257,16 +257,16 @@ void Session::run_part(const AttendCall& call, const Part& part, Worker& worker)
     }
   }
   const PartialRows own = {worker.maximum.data(), worker.sum.data(), worker.values.data()};
-  const PartialRows out = part.slot >= 0 ? slot(part.slot) : own;
+  const PartialRows out = split.slot >= 0 ? slot(split.slot) : own;
   const AttendRows work = {.list = &lists_[item.block * kv_heads_ + item.head],
-                           .begin = part.begin,
-                           .end = part.end,
+                           .begin = split.begin,
+                           .end = split.end,
                            .scale = scale_,
                            .rows = item.rows,
                            .queries = queries,
                            .first_visible = window > 0 ? first_visible : nullptr};
   attend_rows(kernels_, work, *worker.attend, out);
-  if (part.slot < 0) finish_item(call, item, out);
+  if (split.slot < 0) finish_item(call, item, out);
 }
 
 void Session::finish_item(const AttendCall& call, const Item& item, const PartialRows& state) {
@@ -278,17 +278,17 @@ void Session::finish_item(const AttendCall& call, const Item& item, const Partia
   }
 }
 
-Status Session::attend_wave(const AttendCall& call) {
+Status Session::attend_chunk(const AttendCall& call) {
   make_lists(call);
   make_items();
   first_bad_ = kNone;
-  pool_->for_each(std::ssize(parts_),
-                  [&](int64_t i, int worker) { run_part(call, parts_[i], workers_[worker]); });
+  pool_->for_each(std::ssize(splits_),
+                  [&](int64_t i, int worker) { run_split(call, splits_[i], workers_[worker]); });
   pool_->for_each(std::ssize(items_), [&](int64_t i, int) {
     const Item& item = items_[i];
     if (item.slot < 0) return;
     const PartialRows state = slot(item.slot);
-    for (int64_t p = 1; p < item.parts; ++p) {
+    for (int64_t p = 1; p < item.splits; ++p) {
       add_partial(state, slot(item.slot + p), item.rows, dim_);
     }
     finish_item(call, item, state);
@@ -296,7 +296,7 @@ Status Session::attend_wave(const AttendCall& call) {
   return first_bad_ == kNone ? Status() : numeric_error(call, "attention");
 }
 
-void Session::count_wave(const AttendCall& call) {
+void Session::count_chunk(const AttendCall& call) {
   const LayerView& view = index_->layers[call.layer];
   const int64_t row_bytes = dim_ * dtype_size(view.dtype);
   // Of a pruned layer, what was left out was possible, too.

@@ -92,10 +92,10 @@ void Session::allocate(int threads) {
       kv_heads_ *
       static_cast<int64_t>(limits.runs * sizeof(KeyRun) + limits.estimated * sizeof(ClusterRun) +
                            sizeof(HeadSelection) + sizeof(KeyList));
-  wave_blocks_ =
+  chunk_blocks_ =
       selector_ == nullptr ? 1 : std::clamp<int64_t>(kWaveBytes / block_bytes, 1, max_tokens_);
-  const auto entries = static_cast<size_t>(wave_blocks_ * kv_heads_);
-  blocks_.reserve(static_cast<size_t>(wave_blocks_));
+  const auto entries = static_cast<size_t>(chunk_blocks_ * kv_heads_);
+  blocks_.reserve(static_cast<size_t>(chunk_blocks_));
   runs_.reset(new KeyRun[entries * static_cast<size_t>(limits.runs)]);
   estimated_.reset(new ClusterRun[entries * static_cast<size_t>(limits.estimated)]);
   selections_.resize(entries);
@@ -107,9 +107,9 @@ void Session::allocate(int threads) {
   }
 
   // A block of t tokens has ceil(t * group / kTileRows) items a head.
-  const int64_t items = kv_heads_ * (max_tokens_ * group_ / kTileRows + wave_blocks_ + 1);
+  const int64_t items = kv_heads_ * (max_tokens_ * group_ / kTileRows + chunk_blocks_ + 1);
   items_.reserve(static_cast<size_t>(items));
-  parts_.reserve(static_cast<size_t>(items + kTargetParts));
+  splits_.reserve(static_cast<size_t>(items + kTargetSplits));
   // Not touched until used, so that what a short call does not need costs no memory.
   converted_.reset(new float[static_cast<size_t>(max_tokens_ * query_heads_ * dim_)]);
   if (selector_ != nullptr && selector_->before_rope()) {

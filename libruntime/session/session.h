@@ -1,11 +1,11 @@
 // One session: a selection plan, a thread pool and all the memory that serving needs. One call at a
 // time; see sqz.h, which this implements.
 //
-// A call is cut into blocks (tokens that share a selection), blocks into waves (as many as the
-// selection buffers hold), a wave's attention into items (a block, a KV head, up to kTileRows query
-// rows, a range of the key list). Every cut depends on the call and the index alone, and partial
-// states are merged in the order of their keys, so that results are the same bits for any number of
-// threads.
+// A call is cut into blocks (tokens that share a selection), blocks into chunks (as many as the
+// selection buffers hold), a chunk's attention into items (a block, a KV head, up to kTileRows
+// query rows, a range of the key list). Every cut depends on the call and the index alone, and
+// partial states are merged in the order of their keys, so that results are the same bits for any
+// number of threads.
 #pragma once
 
 #include <atomic>
@@ -55,10 +55,10 @@ class Session final : public ServingSession {
   // Rows [row, row + rows) of a block in one KV head; row = token * group + head in group.
   struct Item {
     int64_t block = 0, head = 0, row = 0, rows = 0;
-    int64_t first_part = 0, parts = 1;
-    int64_t slot = -1;  // of its first partial state; -1: one part, finished at once
+    int64_t splits = 1;
+    int64_t slot = -1;  // of its first partial state; -1: one split, finished at once
   };
-  struct Part {
+  struct Split {
     int64_t item = 0, begin = 0, end = 0, slot = -1;
   };
   struct Worker {
@@ -76,13 +76,13 @@ class Session final : public ServingSession {
   Status check_window(const AttendCall& call) const;
   bool next_block(const AttendCall& call, BlockCursor& cursor, Block& block) const;
   int64_t count_blocks(const AttendCall& call) const;
-  Status select_wave(const AttendCall& call);
-  Status attend_wave(const AttendCall& call);
+  Status select_chunk(const AttendCall& call);
+  Status attend_chunk(const AttendCall& call);
   void make_lists(const AttendCall& call);
   void make_items();
-  void run_part(const AttendCall& call, const Part& part, Worker& worker);
+  void run_split(const AttendCall& call, const Split& split, Worker& worker);
   void finish_item(const AttendCall& call, const Item& item, const PartialRows& state);
-  void count_wave(const AttendCall& call);
+  void count_chunk(const AttendCall& call);
   PartialRows slot(int64_t index);
   const float* query(int64_t token, int64_t head) const;
   Status numeric_error(const AttendCall& call, const char* what);
@@ -102,14 +102,14 @@ class Session final : public ServingSession {
   std::unique_ptr<float[]> converted_;  // [max_tokens, Hq, d]
   RopeUndo rope_;
   std::unique_ptr<float[]> unroped_;       // [max_tokens, Hq, d], for a selector that wants them
-  int64_t wave_blocks_ = 1;                // most blocks of a wave
-  std::vector<Block> blocks_;              // of the wave
-  std::vector<HeadSelection> selections_;  // [wave_blocks, Hkv]
+  int64_t chunk_blocks_ = 1;               // most blocks of a chunk
+  std::vector<Block> blocks_;              // of the chunk
+  std::vector<HeadSelection> selections_;  // [chunk_blocks, Hkv]
   std::unique_ptr<KeyRun[]> runs_;
   std::unique_ptr<ClusterRun[]> estimated_;
-  std::vector<KeyList> lists_;  // [wave_blocks, Hkv]
+  std::vector<KeyList> lists_;  // [chunk_blocks, Hkv]
   std::vector<Item> items_;
-  std::vector<Part> parts_;
+  std::vector<Split> splits_;
   std::unique_ptr<float[]> partial_values_;           // [slots, kTileRows, d]
   std::vector<float> partial_maximum_, partial_sum_;  // [slots, kTileRows]
   std::vector<Worker> workers_;

@@ -45,26 +45,27 @@ TEST(LayerKeys, SumIsExactForEveryTotalAndScale) {
     SelectionPlan plan;
     plan.asked_keep = static_cast<double>(random.below(1000)) / 1000;
     for (int64_t l = 0; l < layers; ++l) {
-      plan.scales.push_back(
+      plan.layer_keep.push_back(
           random.below(5) == 0 ? 0 : 0.05 + 0.01 * static_cast<double>(random.below(300)));
     }
-    const auto spread =
-        std::count_if(plan.scales.begin(), plan.scales.end(), [](double s) { return s > 0; });
+    const auto spread = std::count_if(plan.layer_keep.begin(), plan.layer_keep.end(),
+                                      [](double s) { return s > 0; });
     const auto keys = layer_keys(plan, slots);
     ASSERT_EQ(std::accumulate(keys.begin(), keys.end(), int64_t{0}),
               spread * static_cast<int64_t>(plan.asked_keep * static_cast<double>(slots) + 1e-6));
     for (size_t a = 0; a < keys.size(); ++a) {
       ASSERT_GE(keys[a], 0);
-      ASSERT_LE(keys[a], plan.scales[a] > 0 ? slots : 0);
+      ASSERT_LE(keys[a], plan.layer_keep[a] > 0 ? slots : 0);
       for (size_t b = 0; b < keys.size(); ++b) {  // a larger scale never gets less
-        if (plan.scales[a] > plan.scales[b]) {
+        if (plan.layer_keep[a] > plan.layer_keep[b]) {
           ASSERT_GE(keys[a] + 1, keys[b]);
         }
         // Below the caps shares are proportional, but for the rounding.
-        if (keys[a] < slots && keys[b] < slots && plan.scales[a] > 0 && plan.scales[b] > 0) {
-          ASSERT_NEAR(static_cast<double>(keys[a]) / plan.scales[a],
-                      static_cast<double>(keys[b]) / plan.scales[b],
-                      1 / plan.scales[a] + 1 / plan.scales[b]);
+        if (keys[a] < slots && keys[b] < slots && plan.layer_keep[a] > 0 &&
+            plan.layer_keep[b] > 0) {
+          ASSERT_NEAR(static_cast<double>(keys[a]) / plan.layer_keep[a],
+                      static_cast<double>(keys[b]) / plan.layer_keep[b],
+                      1 / plan.layer_keep[a] + 1 / plan.layer_keep[b]);
         }
       }
     }
@@ -137,7 +138,7 @@ TEST(Spread, RuleBudgetHoldsEachLayersShare) {
     const auto keys = keys_of_layers(served, request);
     for (size_t i = 0; i < keys.size(); ++i) {
       const double wanted = keep * kScales[i / 2] / 2 * 677;  // calibration: all heads alike
-      EXPECT_NEAR(session->plan().shares[0][i], wanted / 677, 1e-6);
+      EXPECT_NEAR(session->plan().head_keep[0][i], wanted / 677, 1e-6);
       EXPECT_NEAR(static_cast<double>(keys[i]), wanted, 45) << "half a cluster";
     }
   }
@@ -185,12 +186,12 @@ class UnlikeLayers : public ::testing::Test {
     metadata_.model.layers = 3;
     metadata_.model.kv_heads = 2;
     plan_.asked_keep = 0.25;
-    plan_.scales = {0, 0.5, 1.5};
+    plan_.layer_keep = {0, 0.5, 1.5};
     for (int scope = 0; scope < 2; ++scope) {
-      plan_.shares.emplace_back();
+      plan_.head_keep.emplace_back();
       for (const double slope : kSlopes[scope]) {
         for (const double head : {0.8, 1.2}) {
-          plan_.shares.back().push_back(static_cast<float>(slope * head * plan_.asked_keep));
+          plan_.head_keep.back().push_back(static_cast<float>(slope * head * plan_.asked_keep));
           for (int64_t i = 0; i < kGrid; ++i) {
             shares_.push_back(static_cast<float>(std::min(1.0, slope * head * x(i))));
           }
@@ -224,12 +225,13 @@ TEST_F(UnlikeLayers, EachScopeIsSpreadByItsOwnCurves) {
 }
 
 TEST_F(UnlikeLayers, HeadsKeepTheirProportionsWithinALayer) {
-  spread_shares(metadata_, plan_);
+  spread_head_keep(metadata_, plan_);
   const double expected[2][3] = {{0.25, 0.0909091, 0.409091}, {0.25, 0.075, 0.225}};
   for (size_t scope = 0; scope < 2; ++scope) {
     for (size_t l = 0; l < 3; ++l) {
-      EXPECT_NEAR(plan_.shares[scope][2 * l], 0.8 * expected[scope][l], 1e-6) << scope << ", " << l;
-      EXPECT_NEAR(plan_.shares[scope][2 * l + 1], 1.2 * expected[scope][l], 1e-6);
+      EXPECT_NEAR(plan_.head_keep[scope][2 * l], 0.8 * expected[scope][l], 1e-6)
+          << scope << ", " << l;
+      EXPECT_NEAR(plan_.head_keep[scope][2 * l + 1], 1.2 * expected[scope][l], 1e-6);
     }
   }
 }

@@ -119,10 +119,10 @@ TEST(Plan, GroupPicksItsOwnThresholds) {
 
 TEST(Plan, SharesOfTheBudgetRule) {
   const SelectionPlan p = plan(make_setup(), {.rule = RuleKind::kBudget, .keep = 0.1});
-  ASSERT_EQ(p.shares.size(), 2u);
+  ASSERT_EQ(p.head_keep.size(), 2u);
   for (int scope = 0; scope < 2; ++scope) {
     for (int i = 0; i < 6; ++i) {
-      EXPECT_NEAR(p.shares[scope][i], std::min(1.0, 0.1 * (scope * 6 + i + 1)), 3e-3);
+      EXPECT_NEAR(p.head_keep[scope][i], std::min(1.0, 0.1 * (scope * 6 + i + 1)), 3e-3);
     }
   }
 }

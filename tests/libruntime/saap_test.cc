@@ -259,7 +259,7 @@ TEST_F(Saap, LayersReadTheirShareOfTheKeys) {
   EXPECT_FALSE(session->selects(0));
   for (const auto& [layer, keep] : {std::pair(1, 0.15), std::pair(2, 0.45)}) {
     for (int64_t head = 0; head < kHeads; ++head) {
-      EXPECT_FLOAT_EQ(session->plan().shares[0][static_cast<size_t>(layer * kHeads + head)],
+      EXPECT_FLOAT_EQ(session->plan().head_keep[0][static_cast<size_t>(layer * kHeads + head)],
                       static_cast<float>(keep));
     }
   }
