@@ -66,7 +66,8 @@ endfunction()
 # A GoogleTest program is one test of the same name; HACKING.md says what the labels mean.
 function(sqz_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;LINK;ENVIRONMENT" ${ARGN})
-  sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} sqz_test_main)
+  sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} sqz_test_main
+    nlohmann_json::nlohmann_json)
   sqz_test_options(${name})
   target_precompile_headers(${name} REUSE_FROM sqz_test_main)
   sqz_add_test(${name} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT ${ARG_ENVIRONMENT}

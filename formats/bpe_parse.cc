@@ -14,9 +14,9 @@ Status Bpe::parse_options(const JsonObject& model) {
     if (!affix.empty()) return model.unsupported(key, quote_text(affix));
   }
   if (model.has("dropout")) {
-    const Json& dropout = *model.value.find("dropout");
+    const JsonValue& dropout = *model.value.find("dropout");
     if (!dropout.is_number()) return model.bad("dropout", describe_json(dropout), "a number");
-    if (dropout.get<double>() != 0) return model.unsupported("dropout", dropout.dump());
+    if (dropout.number() != 0) return model.unsupported("dropout", JsonText(dropout).str());
   }
   SQZ_ASSIGN_OR_RETURN(fuse_unk_, model.boolean("fuse_unk", false));
   SQZ_ASSIGN_OR_RETURN(byte_fallback_, model.boolean("byte_fallback", false));
@@ -26,11 +26,12 @@ Status Bpe::parse_options(const JsonObject& model) {
 
 Status Bpe::parse_vocab(const JsonObject& model) {
   SQZ_ASSIGN_OR_RETURN(const JsonObject vocab, model.object("vocab"));
-  if (vocab.value.empty()) return model.bad("vocab", "an empty object", "at least one token");
+  if (vocab.value.size() == 0) return model.bad("vocab", "an empty object", "at least one token");
   vocab_.reserve(vocab.value.size());
   std::unordered_map<int32_t, std::string_view> seen;
   seen.reserve(vocab.value.size());
-  for (const auto& [token, value] : vocab.value.items()) {
+  for (const JsonValue& value : vocab.value.items()) {
+    const std::string_view token = value.key();
     const std::string field = concat("model.vocab[", quote_text(token), ']');
     SQZ_ASSIGN_OR_RETURN(const int32_t id, json_token_id(value, model.file, field));
     const auto stored = vocab_.emplace(token, id).first;
@@ -78,12 +79,12 @@ Status Bpe::add_merge(const JsonObject& model, size_t i, std::string_view left,
 }
 
 Status Bpe::parse_merges(const JsonObject& model) {
-  SQZ_ASSIGN_OR_RETURN(const Json* merges, model.array("merges"));
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* merges, model.array("merges"));
   merges_.reserve(merges->size());
   for (size_t i = 0; i < merges->size(); ++i) {
-    const Json& merge = (*merges)[i];
+    const JsonValue& merge = (*merges)[i];
     if (merge.is_string()) {
-      const std::string_view text = merge.get_ref<const std::string&>();
+      const std::string_view text = merge.string();
       const size_t space = text.find(' ');
       if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos) {
         return model.bad(concat("merges[", i, ']'), quote_text(text), "two tokens and one space");
@@ -91,8 +92,7 @@ Status Bpe::parse_merges(const JsonObject& model) {
       SQZ_RETURN_IF_ERROR(add_merge(model, i, text.substr(0, space), text.substr(space + 1)));
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
                merge[1].is_string()) {
-      SQZ_RETURN_IF_ERROR(add_merge(model, i, merge[0].get_ref<const std::string&>(),
-                                    merge[1].get_ref<const std::string&>()));
+      SQZ_RETURN_IF_ERROR(add_merge(model, i, merge[0].string(), merge[1].string()));
     } else {
       return model.bad(concat("merges[", i, ']'), describe_json(merge),
                        "\"a b\" or [\"a\", \"b\"]");

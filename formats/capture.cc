@@ -92,8 +92,8 @@ class Reader : public CaptureReader {
                                         "the model's description as JSON (docs/capture.md)")};
     }
     const std::string label = concat(path_, ": attribute model");
-    SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(*model, label));
-    SQZ_ASSIGN_OR_RETURN(info_.model, model_from_json(json, label));
+    SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(*model, label));
+    SQZ_ASSIGN_OR_RETURN(info_.model, model_from_json(json.root(), label));
     SQZ_ASSIGN_OR_RETURN(const auto hash, read_text_attribute(root.get(), path_, "tokenizer_hash"));
     info_.tokenizer_hash = hash.value_or("");
     return {};

@@ -40,7 +40,7 @@ class Writer : public CaptureWriter {
         H5Fcreate(output_.temporary_path().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
     if (!file_.ok()) return write_error("create");
     const Hdf5Id root(H5Gopen2(file_.get(), "/", H5P_DEFAULT));
-    const std::string model = to_json(info_.model).dump();
+    const std::string model = to_json(info_.model).str();
     for (const auto& [name, text] :
          {std::pair{"format", std::string("sqz-capture")}, std::pair{"version", std::string("1")},
           std::pair{"model", model}, std::pair{"tokenizer_hash", info_.tokenizer_hash}}) {

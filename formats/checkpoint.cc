@@ -4,12 +4,12 @@
 #include <set>
 
 #include "formats/base/hash.h"
-#include "formats/config_reader.h"
+#include "formats/json_fields.h"
 
 namespace sqz {
 
 // model_config.cc
-Result<std::vector<int32_t>> parse_eos_tokens(const ConfigReader& config);
+std::vector<int32_t> parse_eos_tokens(JsonFields& config);
 
 namespace {
 
@@ -26,20 +26,19 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }
 
 // A shard's name is used to open a file: it must stay within the directory.
-bool is_plain_name(const std::string& name) {
+bool is_plain_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." &&
-         name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+         name.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos;
 }
 
 // What generation_config.json, if it is there, says of the tokens that end an answer.
 Status merge_generation_config(Env& env, const std::string& path, ModelConfig& config) {
   if (!env.exists(path)) return {};
   SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path, kMaxJson));
-  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
-  if (!json.is_object()) {
-    return {Code::kCorrupt, bad_field(path, "top level", found_text(json), "an object")};
-  }
-  SQZ_ASSIGN_OR_RETURN(std::vector<int32_t> eos, parse_eos_tokens(ConfigReader(json, path)));
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json_object(text, path));
+  JsonFields fields(json.root(), path);
+  std::vector<int32_t> eos = parse_eos_tokens(fields);
+  SQZ_RETURN_IF_ERROR(fields.status());
   if (!eos.empty()) config.eos_tokens = std::move(eos);
   return {};
 }
@@ -47,23 +46,22 @@ Status merge_generation_config(Env& env, const std::string& path, ModelConfig& c
 // "weight_map" of an index: tensor name -> shard name.
 Result<std::map<std::string, std::string>> read_weight_map(Env& env, const std::string& path) {
   SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path, kMaxJson));
-  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
-  const auto bad = [&](std::string_view field, std::string_view found, std::string_view expected) {
-    return Status(Code::kCorrupt, bad_field(path, field, found, expected));
-  };
-  if (!json.is_object()) return bad("top level", found_text(json), "an object");
-  const auto map = json.find("weight_map");
-  if (map == json.end()) return bad("weight_map", "nothing", "an object of file names");
-  if (!map->is_object() || map->empty()) {
-    return bad("weight_map", found_text(*map), "an object of file names");
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json_object(text, path));
+  JsonFields fields(json.root(), path);
+  const JsonValue* map = fields.find("weight_map");
+  if (map == nullptr || !map->is_object() || map->size() == 0) {
+    fields.complain("weight_map", "an object of file names");
+    return fields.status();
   }
   std::map<std::string, std::string> out;
-  for (const auto& [tensor, shard] : map->items()) {
-    if (!shard.is_string() || !is_plain_name(shard.get<std::string>())) {
-      return bad(concat("weight_map.", tensor), found_text(shard), "the name of a file beside it");
+  for (const JsonValue& shard : map->items()) {
+    if (!is_plain_name(shard.string())) {
+      fields.complain_of(concat("weight_map.", shard.key()), found_text(shard),
+                         "the name of a file beside it");
     }
-    out.emplace(tensor, shard.get<std::string>());
+    out.emplace(shard.key(), shard.string());
   }
+  SQZ_RETURN_IF_ERROR(fields.status());
   return out;
 }
 

@@ -4,82 +4,86 @@
 
 namespace sqz {
 
-std::string found_text(const Json& value) {
-  if (value.is_string()) return in_quotes(value.get_ref<const std::string&>());
+std::string found_text(const JsonValue& value) {
+  if (value.is_string()) return in_quotes(value.string());
   if (value.is_object()) return "an object";
   if (value.is_array()) return concat("an array of ", value.size());
-  return json_text(value);
+  return JsonText(value).str();
 }
 
-std::string json_text(const Json& value) {
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+Result<JsonDocument> parse_json_object(std::string_view text, std::string_view label) {
+  SQZ_ASSIGN_OR_RETURN(JsonDocument json, parse_json(text, label));
+  if (json.root().is_object()) return json;
+  return Status(Code::kCorrupt,
+                bad_field(label, "top level", found_text(json.root()), "an object"));
 }
 
-std::optional<int64_t> integer_in(const Json& value, int64_t low, int64_t high) {
-  if (!value.is_number_integer()) return std::nullopt;
-  if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX}) {
-    return std::nullopt;
-  }
-  const auto number = value.get<int64_t>();
-  return low <= number && number <= high ? std::optional(number) : std::nullopt;
+JsonFields::JsonFields(const JsonValue& object, std::string label, std::string prefix)
+    : object_(object), label_(std::move(label)), prefix_(std::move(prefix)) {
+  if (object.is_object()) return;
+  status_ = {Code::kCorrupt,
+             concat(label_, ": found ", found_text(object), ", expected an object")};
 }
 
-JsonFields::JsonFields(const Json& object, std::string_view label)
-    : object_(object), label_(label) {
-  if (!object.is_object()) {
-    status_ = {Code::kCorrupt,
-               concat(label, ": found ", found_text(object), ", expected an object")};
-  }
+const JsonValue* JsonFields::find(std::string_view key) const {
+  const JsonValue* field = object_.find(key);
+  return field == nullptr || field->is_null() ? nullptr : field;
 }
 
-void JsonFields::complain(const char* key, std::string_view found, std::string_view expected) {
-  if (status_.ok()) status_ = {Code::kCorrupt, bad_field(label_, key, found, expected)};
+void JsonFields::complain_of(std::string_view key, std::string_view found,
+                             std::string_view expected, Code code) {
+  if (status_.ok()) status_ = {code, bad_field(label_, concat(prefix_, key), found, expected)};
 }
 
-const Json* JsonFields::value(const char* key) {
-  if (!status_.ok()) return nullptr;
-  const auto at = object_.find(key);
-  if (at != object_.end()) return &*at;
-  complain(key, "nothing", "a value");
-  return nullptr;
+void JsonFields::complain(std::string_view key, std::string_view expected, Code code) {
+  const JsonValue* field = object_.find(key);
+  complain_of(key, field == nullptr ? "nothing" : found_text(*field), expected, code);
 }
 
-const Json* JsonFields::array(const char* key) {
-  const Json* field = value(key);
-  if (field == nullptr || field->is_array()) return field;
-  complain(key, found_text(*field), "an array");
-  return nullptr;
-}
-
-int64_t JsonFields::integer(const char* key, int64_t low, int64_t high) {
-  const Json* field = value(key);
-  if (!field) return low;
-  if (const auto number = integer_in(*field, low, high)) return *number;
-  complain(key, found_text(*field), concat("an integer in [", low, ", ", high, "]"));
+int64_t JsonFields::integer(std::string_view key, int64_t low, int64_t high,
+                            std::optional<int64_t> fallback) {
+  const JsonValue* field = find(key);
+  if (field == nullptr && fallback) return *fallback;
+  if (const auto value = field ? field->integer(low, high) : std::nullopt) return *value;
+  complain(key, concat("an integer in [", low, ", ", high, "]"));
   return low;
 }
 
-double JsonFields::number(const char* key, double low, double high) {
-  const Json* field = value(key);
-  if (!field) return low;
-  const double number = field->is_number() ? field->get<double>() : 0.0;
-  if (field->is_number() && low <= number && number <= high) return number;
-  complain(key, found_text(*field), concat("a number in [", low, ", ", high, "]"));
+double JsonFields::number(std::string_view key, double low, double high,
+                          std::optional<double> fallback) {
+  const JsonValue* field = find(key);
+  if (field == nullptr && fallback) return *fallback;
+  const double value = field ? field->number() : low;
+  if (field && field->is_number() && low <= value && value <= high) return value;
+  complain(key, concat("a number in [", low, ", ", high, "]"));
   return low;
 }
 
-bool JsonFields::boolean(const char* key) {
-  const Json* field = value(key);
-  if (field && field->is_boolean()) return field->get<bool>();
-  if (field) complain(key, found_text(*field), "true or false");
-  return false;
+bool JsonFields::boolean(std::string_view key, std::optional<bool> fallback) {
+  const JsonValue* field = find(key);
+  if (field == nullptr && fallback) return *fallback;
+  if (field == nullptr || !field->is_boolean()) complain(key, "true or false");
+  return field && field->boolean();
 }
 
-std::string JsonFields::text(const char* key) {
-  const Json* field = value(key);
-  if (field && field->is_string()) return field->get<std::string>();
-  if (field) complain(key, found_text(*field), "a string");
-  return {};
+std::string JsonFields::text(std::string_view key, std::optional<std::string> fallback) {
+  const JsonValue* field = find(key);
+  if (field == nullptr && fallback) return *fallback;
+  if (field == nullptr || !field->is_string()) complain(key, "a string");
+  return std::string(field ? field->string() : "");
+}
+
+const JsonValue* JsonFields::value(std::string_view key) {
+  const JsonValue* field = find(key);
+  if (field == nullptr) complain(key, "a value");
+  return field;
+}
+
+const JsonValue* JsonFields::array(std::string_view key) {
+  const JsonValue* field = find(key);
+  if (field && field->is_array()) return field;
+  complain(key, "an array");
+  return nullptr;
 }
 
 }  // namespace sqz

@@ -1,6 +1,7 @@
 // Fields of a JSON object that came from a file, each range-checked when it is taken. The first
 // complaint is kept and the calls after it return harmless values, so that a struct is filled in
-// one go and status() is asked once.
+// one go and status() is asked once. A field that is null counts as absent, as Hugging Face writes
+// it.
 #pragma once
 
 #include <cstdint>
@@ -15,36 +16,47 @@ namespace sqz {
 
 class JsonFields {
  public:
-  // `label` opens every message: "FILE: FIELD OF THE PARENT". Both are borrowed.
-  JsonFields(const Json& object, std::string_view label);
+  // `object` is borrowed. `label` opens every message ("FILE: FIELD OF THE PARENT"), `prefix` the
+  // names of fields in it ("rope_scaling.").
+  JsonFields(const JsonValue& object, std::string label, std::string prefix = "");
 
+  // The value whatever its type; null if there is none.
+  const JsonValue* find(std::string_view key) const;
+  bool has(std::string_view key) const { return find(key) != nullptr; }
+  // Present, though possibly null: some defaults of Hugging Face differ between the two.
+  bool mentions(std::string_view key) const { return object_.find(key) != nullptr; }
+  const std::string& label() const { return label_; }
+
+  // Without `fallback` the field must be there.
   // An integer in [low, high].
-  int64_t integer(const char* key, int64_t low, int64_t high);
+  int64_t integer(std::string_view key, int64_t low, int64_t high,
+                  std::optional<int64_t> fallback = std::nullopt);
   // A finite number in [low, high].
-  double number(const char* key, double low, double high);
-  bool boolean(const char* key);
-  std::string text(const char* key);
-  // The value whatever its type; null if absent.
-  const Json* value(const char* key);
-  // An array; null if it is none.
-  const Json* array(const char* key);
-  // Keeps a complaint of the caller's own about `key`, if none is kept yet.
-  void complain(const char* key, std::string_view found, std::string_view expected);
+  double number(std::string_view key, double low, double high,
+                std::optional<double> fallback = std::nullopt);
+  bool boolean(std::string_view key, std::optional<bool> fallback = std::nullopt);
+  std::string text(std::string_view key, std::optional<std::string> fallback = std::nullopt);
+  // find(), with a complaint if there is none, or no array.
+  const JsonValue* value(std::string_view key);
+  const JsonValue* array(std::string_view key);
+
+  // Keeps a complaint about `key`, if none is kept yet: of what was found there, or of `found`.
+  void complain(std::string_view key, std::string_view expected, Code code = Code::kCorrupt);
+  void complain_of(std::string_view key, std::string_view found, std::string_view expected,
+                   Code code = Code::kCorrupt);
 
   const Status& status() const { return status_; }
 
  private:
-  const Json& object_;
-  std::string_view label_;
+  const JsonValue& object_;
+  std::string label_, prefix_;
   Status status_;
 };
 
-// An integer in [low, high], or empty.
-std::optional<int64_t> integer_in(const Json& value, int64_t low, int64_t high);
+// parse_json() of a text that must be an object.
+Result<JsonDocument> parse_json_object(std::string_view text, std::string_view label);
 
 // A JSON value as a message may print it.
-std::string found_text(const Json& value);
-// The shortest text of a value; invalid UTF-8 becomes U+FFFD (nlohmann's dump() would throw).
-std::string json_text(const Json& value);
+std::string found_text(const JsonValue& value);
 
 }  // namespace sqz

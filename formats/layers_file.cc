@@ -6,7 +6,6 @@
 #include <map>
 #include <numeric>
 
-#include "formats/json_fields.h"
 #include "formats/metadata_strings.h"
 #include "formats/sqz_checksums.h"
 #include "formats/sqz_container.h"
@@ -37,7 +36,7 @@ std::map<std::string, std::string> to_strings(const LayersFile& layers) {
       {"format_version", std::to_string(kFormatVersion)},
       {"kind", kind_name(FileKind::kLayers)},
       {"producer", layers.producer},
-      {"model", json_text(to_json(layers.model))},
+      {"model", to_json(layers.model).str()},
       {"tokenizer_hash", layers.tokenizer_hash},
       {"texts", std::to_string(layers.texts)},
       {"windows", std::to_string(layers.windows)},
@@ -46,8 +45,8 @@ std::map<std::string, std::string> to_strings(const LayersFile& layers) {
       {"allocation", layers.allocation},
       {"context", std::to_string(layers.context)},
       {"uniform_budget", std::to_string(layers.uniform_budget)},
-      {"p", json_text(layers.p)}};
-  if (!layers.measured.is_null()) out["measured"] = json_text(layers.measured);
+      {"p", JsonText(layers.p).str()}};
+  if (!layers.measured.is_null()) out["measured"] = layers.measured.str();
   return out;
 }
 
@@ -65,10 +64,10 @@ Result<LayersFile> from_strings(const std::map<std::string, std::string>& string
   out.context = in.integer("context", 1, kMaxCount);
   out.uniform_budget = in.integer("uniform_budget", 1, kMaxCount);
   out.p = in.number("p", 0, 1);
-  if (strings.contains("measured")) out.measured = in.json("measured");
-  const Json model = in.json("model");
+  if (strings.contains("measured")) out.measured = JsonText(in.json("measured").root());
+  const JsonDocument model = in.json("model");
   if (!in.status().ok()) return in.status();
-  SQZ_ASSIGN_OR_RETURN(out.model, model_from_json(model, in.label("model")));
+  SQZ_ASSIGN_OR_RETURN(out.model, model_from_json(model.root(), in.label("model")));
   return out;
 }
 

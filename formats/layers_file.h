@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/base/file.h"
+#include "formats/base/json.h"
 #include "formats/model_description.h"
 #include "formats/sqz_file.h"
 
@@ -31,7 +32,8 @@ struct LayersFile {
   int64_t uniform_budget = 0;                  // keys of every layer, were all alike: 1 .. context
   double p = 1;                                // share of it that layers of group 2 keep, in (0, 1]
 
-  Json measured;  // what budgets cost on held-out text, for people; null if nothing was measured
+  JsonText
+      measured;  // what budgets cost on held-out text, for people; null if nothing was measured
 
   std::vector<double> cosine;        // [layers], mean over tokens, in [-1, 1]
   std::vector<double> cosine_error;  // [layers], standard error, >= 0

@@ -20,29 +20,30 @@ bool MetadataStrings::has(const char* key) const {
   return strings_.contains(key);
 }
 
-Json MetadataStrings::json(const char* key) {
+JsonDocument MetadataStrings::json(const char* key) {
   const std::string value = string(key);
   if (!status_.ok()) return {};
-  Result<Json> parsed = parse_json(value, concat(label_, ": ", key));
+  Result<JsonDocument> parsed = parse_json(value, label(key));
   if (parsed.ok()) return *std::move(parsed);
   status_ = parsed.status();
   return {};
 }
 
 int64_t MetadataStrings::integer(const char* key, int64_t low, int64_t high) {
-  const Json object = {{key, json(key)}};
-  JsonFields fields(object, label_);
-  const int64_t value = fields.integer(key, low, high);
-  if (status_.ok()) status_ = fields.status();
-  return value;
+  const JsonDocument found = json(key);
+  if (const auto value = found.root().integer(low, high)) return *value;
+  fail(bad_field(label_, key, found_text(found.root()),
+                 concat("an integer in [", low, ", ", high, "]")));
+  return low;
 }
 
 double MetadataStrings::number(const char* key, double low, double high) {
-  const Json object = {{key, json(key)}};
-  JsonFields fields(object, label_);
-  const double value = fields.number(key, low, high);
-  if (status_.ok()) status_ = fields.status();
-  return value;
+  const JsonDocument found = json(key);
+  const double value = found.root().number();
+  if (found.root().is_number() && low <= value && value <= high) return value;
+  fail(bad_field(label_, key, found_text(found.root()),
+                 concat("a number in [", low, ", ", high, "]")));
+  return low;
 }
 
 bool MetadataStrings::boolean(const char* key) {

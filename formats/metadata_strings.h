@@ -18,7 +18,7 @@ class MetadataStrings {
 
   bool has(const char* key) const;
   std::string string(const char* key);
-  Json json(const char* key);
+  JsonDocument json(const char* key);
   // In [low, high].
   int64_t integer(const char* key, int64_t low, int64_t high);
   double number(const char* key, double low, double high);

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "formats/checkpoint.h"
-#include "formats/config_reader.h"
+#include "formats/json_fields.h"
 #include "formats/rope_config.h"
 
 namespace sqz {
@@ -42,175 +42,164 @@ const std::map<std::string, Defaults, std::less<>>& architectures() {
   return kTable;
 }
 
-Result<std::string> read_architecture(const ConfigReader& config) {
+std::string read_architecture(JsonFields& config) {
   constexpr std::string_view kExpected =
       "one of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
-  const Json* list = config.find("architectures");
-  if (list == nullptr) return config.missing("architectures", kExpected);
-  if (!list->is_array() || list->size() != 1 || !list->at(0).is_string()) {
-    return config.bad("architectures", found_text(*list), kExpected);
+  const JsonValue* list = config.find("architectures");
+  if (list == nullptr || !list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
+    config.complain("architectures", kExpected);
+    return {};
   }
-  std::string name = list->at(0).get<std::string>();
+  std::string name((*list)[0].string());
   if (!architectures().contains(name)) {
-    return config.bad("architectures", concat("\"", name, "\""), kExpected, Code::kUnsupported);
+    config.complain_of("architectures", found_text((*list)[0]), kExpected, Code::kUnsupported);
   }
   return name;
 }
 
-Status read_shape(const ConfigReader& config, const Defaults& defaults, ModelDescription& model) {
-  SQZ_ASSIGN_OR_RETURN(model.layers, config.integer("num_hidden_layers", 1, kMaxLayers));
-  SQZ_ASSIGN_OR_RETURN(model.query_heads, config.integer("num_attention_heads", 1, kMaxHeads));
-  SQZ_ASSIGN_OR_RETURN(model.hidden_size, config.integer("hidden_size", 1, kMaxSize));
-  SQZ_ASSIGN_OR_RETURN(model.vocab_size, config.integer("vocab_size", 1, kMaxSize));
-  SQZ_ASSIGN_OR_RETURN(model.max_positions,
-                       config.integer("max_position_embeddings", 1, kMaxPositions));
+void read_head_dim(JsonFields& config, const Defaults& defaults, ModelDescription& model) {
+  const bool class_default = defaults.head_dim > 0 && !config.mentions("head_dim");
+  if (config.has("head_dim") || class_default) {
+    model.head_dim = config.integer("head_dim", 1, kMaxHeadDim, defaults.head_dim);
+  } else {
+    if (model.hidden_size % model.query_heads != 0) {
+      config.complain("hidden_size", concat("a multiple of num_attention_heads, ",
+                                            model.query_heads, ", or head_dim to be given"));
+    }
+    model.head_dim = model.hidden_size / model.query_heads;
+  }
+  if (model.head_dim % 2 != 0 || model.head_dim > kMaxHeadDim) {
+    config.complain_of("head_dim", concat(model.head_dim),
+                       concat("an even number up to ", kMaxHeadDim));
+  }
+}
+
+void read_shape(JsonFields& config, const Defaults& defaults, ModelDescription& model) {
+  model.layers = config.integer("num_hidden_layers", 1, kMaxLayers);
+  model.query_heads = config.integer("num_attention_heads", 1, kMaxHeads);
+  model.hidden_size = config.integer("hidden_size", 1, kMaxSize);
+  model.vocab_size = config.integer("vocab_size", 1, kMaxSize);
+  model.max_positions = config.integer("max_position_embeddings", 1, kMaxPositions);
 
   std::optional<int64_t> kv_heads;
   if (defaults.kv_heads_optional || config.mentions("num_key_value_heads")) {
     kv_heads = model.query_heads;
   }
-  SQZ_ASSIGN_OR_RETURN(model.kv_heads,
-                       config.integer("num_key_value_heads", 1, kMaxHeads, kv_heads));
+  model.kv_heads = config.integer("num_key_value_heads", 1, kMaxHeads, kv_heads);
   if (model.query_heads % model.kv_heads != 0) {
-    return config.bad("num_key_value_heads", concat(model.kv_heads),
-                      concat("a divisor of num_attention_heads, ", model.query_heads));
+    config.complain("num_key_value_heads",
+                    concat("a divisor of num_attention_heads, ", model.query_heads));
   }
-
-  const bool class_default = defaults.head_dim > 0 && !config.mentions("head_dim");
-  if (!config.has("head_dim") && !class_default) {
-    if (model.hidden_size % model.query_heads != 0) {
-      return config.bad("hidden_size", concat(model.hidden_size),
-                        concat("a multiple of num_attention_heads, ", model.query_heads,
-                               ", or head_dim to be given"));
-    }
-    model.head_dim = model.hidden_size / model.query_heads;
-  } else {
-    SQZ_ASSIGN_OR_RETURN(model.head_dim,
-                         config.integer("head_dim", 1, kMaxHeadDim, defaults.head_dim));
-  }
-  if (model.head_dim % 2 != 0 || model.head_dim > kMaxHeadDim) {
-    return config.bad("head_dim", concat(model.head_dim),
-                      concat("an even number up to ", kMaxHeadDim));
-  }
-  return {};
+  read_head_dim(config, defaults, model);
 }
 
-Result<std::vector<int64_t>> windows_by_layer_type(const ConfigReader& config, int64_t layers) {
-  std::vector<int64_t> windows(static_cast<size_t>(layers), 0);
-  SQZ_ASSIGN_OR_RETURN(const bool enabled, config.boolean("use_sliding_window", false));
-  if (!enabled) return windows;
-  SQZ_ASSIGN_OR_RETURN(const int64_t window,
-                       config.integer("sliding_window", 1, kMaxPositions,
-                                      config.mentions("sliding_window") ? 0 : 4096));
-  const Json* types = config.find("layer_types");
+int64_t read_window(JsonFields& config) {
+  return config.integer("sliding_window", 1, kMaxPositions,
+                        config.mentions("sliding_window") ? 0 : 4096);
+}
+
+void read_windows_by_layer_type(JsonFields& config, std::vector<int64_t>& windows) {
+  if (!config.boolean("use_sliding_window", false)) return;
+  const int64_t window = read_window(config);
+  const JsonValue* types = config.find("layer_types");
   if (types == nullptr) {
-    SQZ_ASSIGN_OR_RETURN(const int64_t first, config.integer("max_window_layers", 0, kMaxSize, 28));
-    for (int64_t l = first; l < layers; ++l) windows[static_cast<size_t>(l)] = window;
-    return windows;
+    const auto first = static_cast<size_t>(config.integer("max_window_layers", 0, kMaxSize, 28));
+    for (size_t l = first; l < windows.size(); ++l) windows[l] = window;
+    return;
   }
   if (!types->is_array() || types->size() != windows.size()) {
-    return config.bad("layer_types", found_text(*types),
-                      concat("an array of ", layers, " strings"));
+    config.complain("layer_types", concat("an array of ", windows.size(), " strings"));
+    return;
   }
   for (size_t l = 0; l < windows.size(); ++l) {
-    const Json& type = types->at(l);
-    if (type == "sliding_attention") {
+    const JsonValue& type = (*types)[l];
+    if (type.string() == "sliding_attention") {
       windows[l] = window;
-    } else if (type != "full_attention") {
-      return config.bad(concat("layer_types[", l, "]"), found_text(type),
-                        "\"full_attention\" or \"sliding_attention\"", Code::kUnsupported);
+    } else if (type.string() != "full_attention") {
+      config.complain_of(concat("layer_types[", l, "]"), found_text(type),
+                         "\"full_attention\" or \"sliding_attention\"", Code::kUnsupported);
     }
   }
-  return windows;
 }
 
-Result<std::vector<int64_t>> read_windows(const ConfigReader& config, const Defaults& defaults,
-                                          int64_t layers) {
-  if (defaults.window == Defaults::kLayerTypes) return windows_by_layer_type(config, layers);
+std::vector<int64_t> read_windows(JsonFields& config, const Defaults& defaults, int64_t layers) {
   std::vector<int64_t> windows(static_cast<size_t>(layers), 0);
-  if (defaults.window == Defaults::kNoWindow) return windows;
+  if (defaults.window == Defaults::kLayerTypes) read_windows_by_layer_type(config, windows);
+  if (defaults.window != Defaults::kEveryLayer) return windows;
   if (config.has("layer_types")) {
-    return config.bad("layer_types", found_text(*config.find("layer_types")),
-                      "nothing (one kind of attention in every layer)", Code::kUnsupported);
+    config.complain("layer_types", "nothing (one kind of attention in every layer)",
+                    Code::kUnsupported);
   }
-  SQZ_ASSIGN_OR_RETURN(const int64_t window,
-                       config.integer("sliding_window", 1, kMaxPositions,
-                                      config.mentions("sliding_window") ? 0 : 4096));
-  std::fill(windows.begin(), windows.end(), window);
+  windows.assign(windows.size(), read_window(config));
   return windows;
 }
 
-Result<DType> read_dtype(const ConfigReader& config) {
+DType read_dtype(JsonFields& config) {
   const std::string_view field = config.has("dtype") ? "dtype" : "torch_dtype";
-  SQZ_ASSIGN_OR_RETURN(const std::string name, config.text(field, "float32"));
+  const std::string name = config.text(field, "float32");
   if (name == "bfloat16") return DType::kBF16;
   if (name == "float16") return DType::kF16;
-  if (name == "float32") return DType::kF32;
-  return config.bad(field, concat("\"", name, "\""), "bfloat16, float16 or float32",
-                    Code::kUnsupported);
-}
-
-Result<int32_t> read_token(const ConfigReader& config, std::string_view field, const Json& value) {
-  if (value.is_number_integer() && value >= 0 && value <= 0x7fffffff) return value.get<int32_t>();
-  return config.bad(field, found_text(value), "token ids from 0 to 2147483647");
-}
-
-}  // namespace
-
-Result<std::vector<int32_t>> parse_eos_tokens(const ConfigReader& config) {
-  std::vector<int32_t> tokens;
-  const Json* value = config.find("eos_token_id");
-  if (value == nullptr) return tokens;
-  if (!value->is_array()) {
-    SQZ_ASSIGN_OR_RETURN(const int32_t token, read_token(config, "eos_token_id", *value));
-    tokens.push_back(token);
-    return tokens;
+  if (name != "float32") {
+    config.complain(field, "bfloat16, float16 or float32", Code::kUnsupported);
   }
-  for (const Json& element : *value) {
-    SQZ_ASSIGN_OR_RETURN(const int32_t token, read_token(config, "eos_token_id", element));
-    tokens.push_back(token);
+  return DType::kF32;
+}
+
+// The ids of a field that is one id or an array of ids; none if it is absent.
+std::vector<int32_t> read_tokens(JsonFields& config, std::string_view field) {
+  std::vector<int32_t> tokens;
+  const JsonValue* value = config.find(field);
+  if (value == nullptr) return tokens;
+  for (const JsonValue& element : value->is_array() ? value->items() : std::span(value, 1)) {
+    const auto token = element.integer(0, INT32_MAX);
+    if (!token) config.complain_of(field, found_text(element), "token ids from 0 to 2147483647");
+    tokens.push_back(static_cast<int32_t>(token.value_or(0)));
   }
   return tokens;
 }
 
+}  // namespace
+
+std::vector<int32_t> parse_eos_tokens(JsonFields& config) {
+  return read_tokens(config, "eos_token_id");
+}
+
 Result<ModelConfig> parse_model_config(const std::string& text, const std::string& path) {
-  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
-  if (!json.is_object()) {
-    return Status(Code::kCorrupt, bad_field(path, "top level", found_text(json), "an object"));
-  }
-  const ConfigReader config(json, path);
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json_object(text, path));
+  JsonFields config(json.root(), path);
   ModelConfig out;
   ModelDescription& model = out.description;
-  SQZ_ASSIGN_OR_RETURN(model.architecture, read_architecture(config));
-  const Defaults& defaults = architectures().find(model.architecture)->second;
-  if (const Json* quantization = config.find("quantization_config")) {
-    return config.bad("quantization_config", found_text(*quantization), "unquantised weights",
-                      Code::kUnsupported);
+  model.architecture = read_architecture(config);
+  if (config.has("quantization_config")) {
+    config.complain("quantization_config", "unquantised weights", Code::kUnsupported);
   }
-  SQZ_RETURN_IF_ERROR(read_shape(config, defaults, model));
+  SQZ_RETURN_IF_ERROR(config.status());
+  const Defaults& defaults = architectures().find(model.architecture)->second;
+  read_shape(config, defaults, model);
   SQZ_ASSIGN_OR_RETURN(model.rope, parse_rope(config, model.max_positions));
-  SQZ_ASSIGN_OR_RETURN(model.sliding_window, read_windows(config, defaults, model.layers));
+  model.sliding_window = read_windows(config, defaults, model.layers);
   model.attention_scale = 1.0 / std::sqrt(static_cast<double>(model.head_dim));
 
-  SQZ_ASSIGN_OR_RETURN(out.intermediate_size, config.integer("intermediate_size", 1, kMaxSize));
-  SQZ_ASSIGN_OR_RETURN(out.rms_norm_eps, config.number("rms_norm_eps", 0, 1, 1e-6));
-  SQZ_ASSIGN_OR_RETURN(out.hidden_act, config.text("hidden_act", "silu"));
+  out.intermediate_size = config.integer("intermediate_size", 1, kMaxSize);
+  out.rms_norm_eps = config.number("rms_norm_eps", 0, 1, 1e-6);
+  out.hidden_act = config.text("hidden_act", "silu");
   if (out.hidden_act != "silu" && out.hidden_act != "swish") {
-    return config.bad("hidden_act", concat("\"", out.hidden_act, "\""), "\"silu\"",
-                      Code::kUnsupported);
+    config.complain("hidden_act", "\"silu\"", Code::kUnsupported);
   }
-  SQZ_ASSIGN_OR_RETURN(out.tie_embeddings, config.boolean("tie_word_embeddings", false));
-  SQZ_ASSIGN_OR_RETURN(const bool attention_bias, config.boolean("attention_bias", false));
+  out.tie_embeddings = config.boolean("tie_word_embeddings", false);
+  const bool attention_bias = config.boolean("attention_bias", false);
   out.o_bias = defaults.attention_bias_option && attention_bias;
   out.qkv_bias = defaults.qkv_bias || out.o_bias;
-  SQZ_ASSIGN_OR_RETURN(const bool mlp_bias, config.boolean("mlp_bias", false));
-  out.mlp_bias = defaults.mlp_bias_option && mlp_bias;
+  out.mlp_bias = config.boolean("mlp_bias", false) && defaults.mlp_bias_option;
   out.qk_norm = defaults.qk_norm;
-  SQZ_ASSIGN_OR_RETURN(out.dtype, read_dtype(config));
-  if (const Json* bos = config.find("bos_token_id")) {
-    SQZ_ASSIGN_OR_RETURN(out.bos_token, read_token(config, "bos_token_id", *bos));
+  out.dtype = read_dtype(config);
+  if (const JsonValue* bos = config.find("bos_token_id")) {
+    if (bos->is_array()) config.complain("bos_token_id", "token ids from 0 to 2147483647");
+    const auto tokens = read_tokens(config, "bos_token_id");
+    if (!tokens.empty()) out.bos_token = tokens.front();
   }
-  SQZ_ASSIGN_OR_RETURN(out.eos_tokens, parse_eos_tokens(config));
+  out.eos_tokens = parse_eos_tokens(config);
+  SQZ_RETURN_IF_ERROR(config.status());
   return out;
 }
 

@@ -21,7 +21,7 @@ constexpr std::array<std::pair<Kind, const char*>, 4> kKinds = {{{Kind::kDefault
                                                                  {Kind::kLlama3, "llama3"},
                                                                  {Kind::kYarn, "yarn"}}};
 
-Json rope_to_json(const RopeDescription& rope) {
+JsonText rope_to_json(const RopeDescription& rope) {
   const auto kind = std::find_if(kKinds.begin(), kKinds.end(),
                                  [&](const auto& entry) { return entry.first == rope.kind; });
   return {{"kind", kind->second},
@@ -36,14 +36,14 @@ Json rope_to_json(const RopeDescription& rope) {
           {"truncate", rope.truncate}};
 }
 
-Result<RopeDescription> rope_from_json(const Json& json, const std::string& label) {
+Result<RopeDescription> rope_from_json(const JsonValue& json, const std::string& label) {
   JsonFields fields(json, label);
   RopeDescription rope;
   const std::string kind = fields.text("kind");
   const auto known = std::find_if(kKinds.begin(), kKinds.end(),
                                   [&](const auto& entry) { return entry.second == kind; });
   if (known == kKinds.end()) {
-    fields.complain("kind", "\"" + kind + "\"", "default, linear, llama3 or yarn");
+    fields.complain("kind", "default, linear, llama3 or yarn");
   } else {
     rope.kind = known->first;
   }
@@ -67,29 +67,27 @@ std::vector<int64_t> windows(const ModelDescription& model) {
   return all;
 }
 
-// Says which leaf is the first that differs, with both values; empty if none does.
-std::string first_difference(const Json& index, const Json& model, const std::string& name) {
-  if (index == model) return {};
-  if (index.is_object()) {
-    for (const auto& [key, value] : index.items()) {
-      const std::string found =
-          first_difference(value, model.at(key), name.empty() ? key : name + "." + key);
-      if (!found.empty()) return found;
-    }
-  }
-  if (index.is_array() && index.size() == model.size()) {
+// Says which leaf is the first that differs, with both values; empty if none does. Both values are
+// from to_json(), so that objects have the same keys.
+std::string first_difference(const JsonValue& index, const JsonValue& model,
+                             const std::string& name) {
+  const std::string index_text = JsonText(index).str(), model_text = JsonText(model).str();
+  if (index_text == model_text) return {};
+  if (index.is_object() || (index.is_array() && index.size() == model.size())) {
     for (size_t i = 0; i < index.size(); ++i) {
-      const std::string found = first_difference(index[i], model[i], concat(name, "[", i, "]"));
+      const std::string item = index.is_array() ? concat("[", i, "]")
+                               : name.empty()   ? std::string(index[i].key())
+                                                : concat(".", index[i].key());
+      const std::string found = first_difference(index[i], model[i], name + item);
       if (!found.empty()) return found;
     }
   }
-  return concat(name, ": the index was built for ", json_text(index), ", this model has ",
-                json_text(model));
+  return concat(name, ": the index was built for ", index_text, ", this model has ", model_text);
 }
 
 }  // namespace
 
-Json to_json(const ModelDescription& model) {
+JsonText to_json(const ModelDescription& model) {
   return {{"architecture", model.architecture}, {"layers", model.layers},
           {"query_heads", model.query_heads},   {"kv_heads", model.kv_heads},
           {"head_dim", model.head_dim},         {"hidden_size", model.hidden_size},
@@ -98,7 +96,7 @@ Json to_json(const ModelDescription& model) {
           {"weights_hash", model.weights_hash}, {"attention_scale", model.attention_scale}};
 }
 
-Result<ModelDescription> model_from_json(const Json& json, const std::string& label) {
+Result<ModelDescription> model_from_json(const JsonValue& json, const std::string& label) {
   JsonFields fields(json, label);
   ModelDescription model;
   model.architecture = fields.text("architecture");
@@ -106,8 +104,7 @@ Result<ModelDescription> model_from_json(const Json& json, const std::string& la
   model.query_heads = fields.integer("query_heads", 1, kMaxWidth);
   model.kv_heads = fields.integer("kv_heads", 1, model.query_heads);
   if (model.query_heads % model.kv_heads != 0) {
-    fields.complain("kv_heads", concat(model.kv_heads),
-                    concat("a divisor of query_heads, ", model.query_heads));
+    fields.complain("kv_heads", concat("a divisor of query_heads, ", model.query_heads));
   }
   model.head_dim = fields.integer("head_dim", 1, kMaxWidth);
   // 0: not known, as in a capture of an engine that does not say.
@@ -116,21 +113,20 @@ Result<ModelDescription> model_from_json(const Json& json, const std::string& la
   model.max_positions = fields.integer("max_positions", 0, kMaxCount);
   model.weights_hash = fields.text("weights_hash");
   model.attention_scale = fields.number("attention_scale", kTiny, kHuge);
-  const Json* rope = fields.value("rope");
-  const Json* window = fields.value("sliding_window");
+  const JsonValue* rope = fields.value("rope");
+  const JsonValue* window = fields.value("sliding_window");
   if (!fields.status().ok()) return fields.status();
 
   SQZ_ASSIGN_OR_RETURN(model.rope, rope_from_json(*rope, label + ": rope"));
   if (!window->is_array() || window->size() != static_cast<size_t>(model.layers)) {
-    fields.complain("sliding_window", found_text(*window),
-                    concat("an array of ", model.layers, ", one window a layer"));
+    fields.complain("sliding_window", concat("an array of ", model.layers, ", one window a layer"));
     return fields.status();
   }
-  for (const Json& tokens : *window) {
-    const auto value = integer_in(tokens, 0, kMaxCount);
+  for (const JsonValue& tokens : window->items()) {
+    const auto value = tokens.integer(0, kMaxCount);
     if (!value) {
-      fields.complain("sliding_window", found_text(tokens),
-                      concat("an integer in [0, ", kMaxCount, "]"));
+      fields.complain_of("sliding_window", found_text(tokens),
+                         concat("an integer in [0, ", kMaxCount, "]"));
       return fields.status();
     }
     model.sliding_window.push_back(*value);
@@ -139,15 +135,15 @@ Result<ModelDescription> model_from_json(const Json& json, const std::string& la
 }
 
 std::string fingerprint(const ModelDescription& model) {
-  // nlohmann's objects are sorted by key and its numbers print as the shortest text that reads
-  // back, so equal models give equal text.
-  const std::string canonical = json_text(to_json(model));
+  const std::string canonical = to_json(model).str();
   return hex(xxh3_64(std::as_bytes(std::span(canonical))));
 }
 
 Status check_same_model(const ModelDescription& index_model, const ModelDescription& model,
                         const std::string& index_path) {
-  const std::string difference = first_difference(to_json(index_model), to_json(model), "");
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument index, parse_json(to_json(index_model).str(), "index"));
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument asked, parse_json(to_json(model).str(), "model"));
+  const std::string difference = first_difference(index.root(), asked.root(), "");
   if (difference.empty()) return {};
   return {Code::kMismatch, concat(index_path, ": not an index of this model: ", difference)};
 }

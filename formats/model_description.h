@@ -47,9 +47,9 @@ struct ModelDescription {
   bool operator==(const ModelDescription&) const = default;
 };
 
-Json to_json(const ModelDescription& model);
+JsonText to_json(const ModelDescription& model);
 // `label` names the source of the JSON in messages. Every number is range-checked.
-Result<ModelDescription> model_from_json(const Json& json, const std::string& label);
+Result<ModelDescription> model_from_json(const JsonValue& json, const std::string& label);
 
 // XXH3-64 hex of the canonical JSON: one string that identifies a model.
 std::string fingerprint(const ModelDescription& model);

@@ -185,7 +185,7 @@ Parsed parse_object(const JsonObject& object) {
   if (type != "Sequence") {
     return object.unsupported("type", concat("pre-tokenizer ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const Json* items, object.array("pretokenizers"));
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, object.array("pretokenizers"));
   std::vector<std::unique_ptr<PreTokenizer>> steps;
   for (size_t i = 0; i < items->size(); ++i) {
     SQZ_ASSIGN_OR_RETURN(const JsonObject item, object.element("pretokenizers", i));

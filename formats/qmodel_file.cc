@@ -70,8 +70,8 @@ Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& 
   return tensors;
 }
 
-Json recall_json(const QmodelFile& f) {
-  Json out = Json::array();
+JsonText recall_json(const QmodelFile& f) {
+  std::vector<JsonText> out;
   for (const QmodelRecall& row : f.recall) {
     out.push_back({{"selectivity", row.selectivity}, {"recall", row.recall}});
   }
@@ -83,29 +83,29 @@ std::map<std::string, std::string> to_strings(const QmodelFile& f) {
                                             {"format_version", std::to_string(kFormatVersion)},
                                             {"kind", kind_name(FileKind::kQmodel)},
                                             {"producer", f.producer},
-                                            {"model", json_text(to_json(f.model))},
+                                            {"model", to_json(f.model).str()},
                                             {"tokenizer_hash", f.tokenizer_hash},
                                             {"buckets", std::to_string(f.buckets)},
                                             {"hidden", std::to_string(f.hidden)},
                                             {"recent", std::to_string(f.recent)},
                                             {kLogitsKey, kLogitsOfKeys},
                                             {"dtype", std::string(dtype_name(f.dtype))},
-                                            {"dense", json_text(f.dense)},
-                                            {"training", json_text(f.training)},
-                                            {"recall", json_text(recall_json(f))}};
+                                            {"dense", JsonText(f.dense).str()},
+                                            {"training", JsonText(f.training).str()},
+                                            {"recall", recall_json(f).str()}};
   if (f.has_roped_centroids) out[kRopedCentroids] = kStored;
   return out;
 }
 
 void read_dense(MetadataStrings& in, QmodelFile& out) {
-  const Json dense = in.json("dense");
+  const JsonDocument dense = in.json("dense");
   if (!in.status().ok()) return;
-  if (!dense.is_array()) {
-    in.fail(concat(in.label("dense"), ": found ", found_text(dense), ", expected an array"));
+  if (!dense.root().is_array()) {
+    in.fail(concat(in.label("dense"), ": found ", found_text(dense.root()), ", expected an array"));
     return;
   }
-  for (const Json& layer : dense) {
-    const auto number = integer_in(layer, 0, kMaxCount);
+  for (const JsonValue& layer : dense.root().items()) {
+    const auto number = layer.integer(0, kMaxCount);
     if (!number) {
       in.fail(concat(in.label("dense"), ": found ", found_text(layer),
                      ", expected the number of a layer"));
@@ -115,15 +115,26 @@ void read_dense(MetadataStrings& in, QmodelFile& out) {
   }
 }
 
+void read_training(MetadataStrings& in, QmodelFile& out) {
+  const JsonDocument training = in.json("training");
+  if (in.status().ok() && !training.root().is_object()) {
+    in.fail(concat(in.label("training"), ": found ", found_text(training.root()),
+                   ", expected an object"));
+  }
+  for (const JsonValue& member : training.root().items()) {
+    out.training.emplace(member.key(), JsonText(member));
+  }
+}
+
 void read_recall(MetadataStrings& in, QmodelFile& out) {
-  const Json recall = in.json("recall");
+  const JsonDocument recall = in.json("recall");
   if (!in.status().ok()) return;
   const std::string label = in.label("recall");
-  if (!recall.is_array()) {
-    in.fail(concat(label, ": found ", found_text(recall), ", expected an array"));
+  if (!recall.root().is_array()) {
+    in.fail(concat(label, ": found ", found_text(recall.root()), ", expected an array"));
     return;
   }
-  for (const Json& row : recall) {
+  for (const JsonValue& row : recall.root().items()) {
     JsonFields fields(row, label);
     out.recall.push_back({fields.number("selectivity", 0, 1), fields.number("recall", 0, 1)});
     if (!fields.status().ok()) in.fail(fields.status().message());
@@ -154,11 +165,11 @@ Result<QmodelFile> from_strings(const std::map<std::string, std::string>& string
     }
   }
   read_dense(in, out);
-  out.training = in.json("training");
+  read_training(in, out);
   read_recall(in, out);
-  const Json model = in.json("model");
+  const JsonDocument model = in.json("model");
   if (!in.status().ok()) return in.status();
-  SQZ_ASSIGN_OR_RETURN(out.model, model_from_json(model, in.label("model")));
+  SQZ_ASSIGN_OR_RETURN(out.model, model_from_json(model.root(), in.label("model")));
   return out;
 }
 
@@ -196,7 +207,6 @@ Status check_fields(const QmodelFile& f, const std::string& label, Code code) {
   if (std::ssize(f.dense) == f.model.layers) {
     return refuse("dense", "every layer", "at least one layer with buckets");
   }
-  if (!f.training.is_object()) return refuse("training", found_text(f.training), "an object");
   double last = 0;
   for (const QmodelRecall& row : f.recall) {
     if (!(row.selectivity > last && row.selectivity <= 1)) {

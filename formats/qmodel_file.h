@@ -54,7 +54,7 @@ struct QmodelFile {
   DType dtype = DType::kF32;   // of the two weights in the file: F32 or BF16; the rest is F32
   std::vector<int64_t> dense;  // ascending: layers without buckets, which read everything
   bool has_roped_centroids = false;
-  Json training = Json::object();    // how it was made: names to numbers and strings
+  JsonMembers training;              // how it was made: names to numbers and strings
   std::vector<QmodelRecall> recall;  // ascending selectivity
 
   std::vector<QmodelLayer> layers;  // [model.layers]

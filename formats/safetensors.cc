@@ -6,53 +6,43 @@
 
 #include "formats/base/checked.h"
 #include "formats/base/json.h"
+#include "formats/json_fields.h"
 
 namespace sqz {
 namespace {
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the reference implementation
 
-// Decodes the header while nlohmann's SAX parser reads it: no document is built, so that opening
-// stays cheap, and duplicate keys and wrapped integers are seen.
-class HeaderHandler : public nlohmann::json_sax<Json> {
+// Decodes the header while it is read: no document is built, so that opening stays cheap.
+class HeaderHandler : public JsonVisitor {
  public:
   HeaderHandler(SafetensorsHeader& header, std::string_view path) : header_(header), path_(path) {}
 
-  bool null() override { return unexpected("null"); }
-  bool boolean(bool value) override { return unexpected(value ? "true" : "false"); }
-  bool number_integer(number_integer_t value) override { return unexpected(concat(value)); }
-  bool number_float(number_float_t, const string_t& text) override { return unexpected(text); }
-  bool binary(binary_t&) override { return unexpected("binary data"); }
-
-  bool number_unsigned(number_unsigned_t value) override {
-    if (place_ == Place::kShape && value <= INT64_MAX) {
-      tensor_.shape.push_back(static_cast<int64_t>(value));
-      return true;
+  Status scalar(const JsonValue& value) override {
+    const auto number = value.unsigned_integer();
+    if (place_ == Place::kShape && number && std::in_range<int64_t>(*number)) {
+      tensor_.shape.push_back(static_cast<int64_t>(*number));
+      return {};
     }
-    if (place_ == Place::kOffsets && offsets_ < 2) {
-      range_[offsets_++] = value;
-      return true;
+    if (place_ == Place::kOffsets && number && offsets_ < 2) {
+      range_[offsets_++] = *number;
+      return {};
     }
-    return unexpected(concat(value));
-  }
-
-  bool string(string_t& value) override {
-    if (place_ == Place::kMetadata) {
-      if (!header_.metadata.emplace(key_, std::move(value)).second) return duplicate();
-      return true;
+    if (place_ == Place::kMetadata && value.is_string()) {
+      return header_.metadata.emplace(key_, value.string()).second ? Status() : duplicate();
     }
-    if (place_ == Place::kTensor && key_ == "dtype") {
-      const auto dtype = dtype_from_name(value);
-      if (!dtype) return unexpected(in_quotes(value));
+    if (place_ == Place::kTensor && key_ == "dtype" && value.is_string()) {
+      const auto dtype = dtype_from_name(value.string());
+      if (!dtype) return unexpected(in_quotes(value.string()));
       tensor_.dtype = *dtype;
-      return true;
+      return {};
     }
-    return unexpected(in_quotes(value));
+    return unexpected(found_text(value));
   }
 
-  bool key(string_t& name) override {
-    key_ = std::move(name);
-    if (place_ != Place::kTensor) return true;
+  Status key(std::string_view name) override {
+    key_ = name;
+    if (place_ != Place::kTensor) return {};
     const unsigned field = key_ == "dtype"          ? kDType
                            : key_ == "shape"        ? kShape
                            : key_ == "data_offsets" ? kOffsets
@@ -60,40 +50,47 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     if (field == 0) return fail(in_quotes(key_), "dtype, shape and data_offsets only");
     if (fields_ & field) return duplicate();
     fields_ |= field;
-    return true;
+    return {};
   }
 
-  bool start_object(std::size_t) override {
+  Status open(bool object) override {
+    if (!object) return open_array();
     if (place_ == Place::kStart) {
       place_ = Place::kTop;
-      return true;
+      return {};
     }
     if (place_ != Place::kTop) return unexpected("an object");
     if (key_ == "__metadata__") {
       if (seen_metadata_) return duplicate();
       seen_metadata_ = true;
       place_ = Place::kMetadata;
-      return true;
+      return {};
     }
     place_ = Place::kTensor;
     tensor_ = {};
     tensor_.name = std::move(key_);
     key_.clear();
     fields_ = 0;
-    return true;
+    return {};
   }
 
-  bool end_object() override {
-    if (place_ == Place::kTop) {
-      place_ = Place::kEnd;
-    } else {
-      if (place_ == Place::kTensor && !finish_tensor()) return false;
-      place_ = Place::kTop;
+  Status close(bool object) override {
+    if (!object) {
+      if (place_ == Place::kOffsets && offsets_ != 2) return unexpected("one number or none");
+      place_ = Place::kTensor;
+      return {};
     }
-    return true;
+    if (place_ == Place::kTensor) SQZ_RETURN_IF_ERROR(finish_tensor());
+    place_ = place_ == Place::kTop ? Place::kEnd : Place::kTop;
+    return {};
   }
 
-  bool start_array(std::size_t) override {
+  Status not_valid(const std::string& what) const override {
+    return {Code::kCorrupt, concat(path_, ": ", field(), ": not valid JSON: ", what)};
+  }
+
+ private:
+  Status open_array() {
     if (place_ == Place::kTensor && key_ == "shape") {
       place_ = Place::kShape;
     } else if (place_ == Place::kTensor && key_ == "data_offsets") {
@@ -102,26 +99,9 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     } else {
       return unexpected("an array");
     }
-    return true;
+    return {};
   }
 
-  bool end_array() override {
-    if (place_ == Place::kOffsets && offsets_ != 2) return unexpected("one number or none");
-    place_ = Place::kTensor;
-    return true;
-  }
-
-  bool parse_error(std::size_t position, const std::string&,
-                   const nlohmann::detail::exception& error) override {
-    std::string what = error.what();
-    if (const size_t end = what.find("] "); end != std::string::npos) what = what.substr(end + 2);
-    error_ = concat(path_, ": header: not valid JSON at byte ", position, ": ", what);
-    return false;
-  }
-
-  const std::string& error() const { return error_; }
-
- private:
   enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets, kEnd };
   static constexpr unsigned kDType = 1, kShape = 2, kOffsets = 4;
 
@@ -161,14 +141,13 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     return "";
   }
 
-  bool fail(const std::string& found, const std::string& wanted) {
-    error_ = bad_field(path_, field(), found, wanted);
-    return false;
+  Status fail(const std::string& found, const std::string& wanted) const {
+    return {Code::kCorrupt, bad_field(path_, field(), found, wanted)};
   }
-  bool unexpected(const std::string& found) { return fail(found, expected()); }
-  bool duplicate() { return fail("the key twice", "it once"); }
+  Status unexpected(const std::string& found) const { return fail(found, expected()); }
+  Status duplicate() const { return fail("the key twice", "it once"); }
 
-  bool finish_tensor() {
+  Status finish_tensor() {
     key_.clear();
     if (fields_ != (kDType | kShape | kOffsets)) {
       return fail(concat("no ", !(fields_ & kDType)   ? "dtype"
@@ -192,7 +171,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     tensor_.offset = begin;  // made absolute once all are known
     tensor_.bytes = end - begin;
     header_.tensors.push_back(std::move(tensor_));
-    return true;
+    return {};
   }
 
   SafetensorsHeader& header_;
@@ -204,7 +183,6 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   uint64_t range_[2] = {};
   int offsets_ = 0;
   bool seen_metadata_ = false;
-  std::string error_;
 };
 
 Status corrupt(std::string message) {
@@ -285,7 +263,7 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> by
   SafetensorsHeader header;
   header.data_offset = 8 + length;
   HeaderHandler handler(header, path);
-  if (!Json::sax_parse(text, &handler)) return corrupt(handler.error());
+  SQZ_RETURN_IF_ERROR(visit_json(text, handler));
   SQZ_RETURN_IF_ERROR(
       check_tiling(header.tensors, header.data_offset, file_size - header.data_offset, path));
 

@@ -54,29 +54,29 @@ Status check_table(const Table& table, const std::string& label, Code code) {
 }  // namespace
 
 std::string calibration_text(const Calibration& calibration) {
-  const Json json = {{"queries", calibration.queries},
-                     {"source", calibration.source},
-                     {"coarse_keep", calibration.coarse_keep}};
-  return json_text(json);
+  return JsonText({{"queries", calibration.queries},
+                   {"source", calibration.source},
+                   {"coarse_keep", calibration.coarse_keep}})
+      .str();
 }
 
 Status parse_calibration_text(const std::string& text, int levels, const std::string& path,
                               Calibration& calibration) {
   const std::string label = path + ": __metadata__: calibration";
-  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(text, label));
-  JsonFields fields(json, label);
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(text, label));
+  JsonFields fields(json.root(), label);
   calibration.queries = fields.integer("queries", 0, int64_t{1} << 40);
   calibration.source = fields.text("source");
-  const Json* keep = fields.value("coarse_keep");
+  const JsonValue* keep = fields.value("coarse_keep");
   const auto want = static_cast<size_t>(std::max(levels - 1, 0));
   if (keep && (!keep->is_array() || keep->size() != want)) {
-    fields.complain("coarse_keep", found_text(*keep), concat("an array of ", want));
+    fields.complain("coarse_keep", concat("an array of ", want));
   }
   SQZ_RETURN_IF_ERROR(fields.status());
-  for (const Json& fraction : *keep) {
-    const double value = fraction.is_number() ? fraction.get<double>() : -1.0;
+  for (const JsonValue& fraction : keep->items()) {
+    const double value = fraction.number();  // 0 if it is none
     if (!(value > 0.0 && value <= 1.0)) {
-      fields.complain("coarse_keep", found_text(fraction), "a number in (0, 1]");
+      fields.complain_of("coarse_keep", found_text(fraction), "a number in (0, 1]");
       return fields.status();
     }
     calibration.coarse_keep.push_back(value);

@@ -38,34 +38,44 @@ Status first_of(const Problems& problems, const std::string& path, Code code) {
   return problems.empty() ? Status() : Status(code, concat(path, ": ", problems.front()));
 }
 
-Json read_checksums(const SafetensorsHeader& header, const std::string& path, Problems& problems) {
+Checksums read_checksums(const SafetensorsHeader& header, const std::string& path,
+                         Problems& problems) {
   const std::string label = path + ": __metadata__: checksums";
-  Result<Json> parsed = parse_json(header.metadata.at(kChecksumsKey), label);
+  Result<JsonDocument> parsed = parse_json(header.metadata.at(kChecksumsKey), label);
   if (!parsed.ok()) {
     note(problems, parsed.status().message());
-    return Json::object();
+    return {};
   }
-  if (!parsed->is_object()) {
-    note(problems, concat(label, ": found ", found_text(*parsed), ", expected an object"));
-    return Json::object();
+  const JsonValue& object = parsed->root();
+  if (!object.is_object()) {
+    note(problems, concat(label, ": found ", found_text(object), ", expected an object"));
+    return {};
+  }
+  Checksums out;
+  for (const JsonValue& member : object.items()) {
+    if (member.is_string()) {
+      out.emplace(member.key(), member.string());
+    } else {
+      note(problems, bad_field(label, member.key(), found_text(member), "a string"));
+    }
   }
   const auto used = static_cast<size_t>(
       std::count_if(header.tensors.begin(), header.tensors.end(), [&](const TensorInfo& tensor) {
-        return tensor.name != kHeaderHashName && parsed->contains(tensor.name);
+        return tensor.name != kHeaderHashName && object.find(tensor.name) != nullptr;
       }));
-  if (used != parsed->size()) {
-    note(problems, concat(label, ": found ", parsed->size(), " names, expected ", used,
+  if (used != object.size()) {
+    note(problems, concat(label, ": found ", object.size(), " names, expected ", used,
                           ": those of the tensors"));
   }
-  return *std::move(parsed);
+  return out;
 }
 
-void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file, const Json& checksums,
-                 const std::function<void(size_t)>& advance, Problems& problems) {
+void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file,
+                 const Checksums& checksums, const std::function<void(size_t)>& advance,
+                 Problems& problems) {
   if (tensor.name == kHeaderHashName) return;
   const bool padding = tensor.name.starts_with(kPaddingPrefix);
-  const auto at = checksums.find(tensor.name);
-  const Json stored = at == checksums.end() ? Json() : *at;
+  const auto stored = checksums.find(tensor.name);
   const auto data =
       file.subspan(static_cast<size_t>(tensor.offset), static_cast<size_t>(tensor.bytes));
   Xxh3Stream hash;
@@ -86,10 +96,10 @@ void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file, cons
     return;
   }
   const std::string found = hex(hash.digest());
-  if (!stored.is_string() || stored.get_ref<const std::string&>() != found) {
-    note(problems,
-         bad_field("tensor " + name, "XXH3-64", found,
-                   stored.is_null() ? "none: it is not in the checksums" : found_text(stored)));
+  if (stored == checksums.end() || stored->second != found) {
+    note(problems, bad_field("tensor " + name, "XXH3-64", found,
+                             stored == checksums.end() ? "none: it is not in the checksums"
+                                                       : in_quotes(stored->second)));
   }
   if (!finite) {
     note(problems, concat("tensor ", name, ": found NaN or infinity, expected finite numbers"));
@@ -98,7 +108,7 @@ void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file, cons
 
 Problems check_tensors(const SqzContainer& container) {
   Problems problems;
-  const Json checksums = read_checksums(container.header, container.path, problems);
+  const Checksums checksums = read_checksums(container.header, container.path, problems);
   for (const TensorInfo& tensor : container.header.tensors) {
     check_bytes(tensor, container.bytes, checksums, {}, problems);
   }

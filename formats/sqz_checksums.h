@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "formats/base/json.h"
 #include "formats/safetensors.h"
 
 namespace sqz {
@@ -21,15 +21,18 @@ Status first_of(const Problems& problems, const std::string& path, Code code);
 
 inline constexpr size_t kChecksumChunk = size_t{4} << 20;  // bytes, hashed while in the cache
 
-// {name: hash} of the metadata; an empty object, and a problem, where it is not that or names what
-// is no tensor.
-Json read_checksums(const SafetensorsHeader& header, const std::string& path, Problems& problems);
+using Checksums = std::map<std::string, std::string>;  // tensor name -> XXH3-64 hex
+// Those of the metadata; none, and a problem, where it is no object of strings or names what is no
+// tensor.
+Checksums read_checksums(const SafetensorsHeader& header, const std::string& path,
+                         Problems& problems);
 
 // One tensor of `file` (its whole bytes) against its checksum; paddings against zeros; 16-bit
 // floats are finite. The hash of the header is left to open_container(). `advance` (may be empty)
 // is told of the bytes as they are done.
-void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file, const Json& checksums,
-                 const std::function<void(size_t)>& advance, Problems& problems);
+void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file,
+                 const Checksums& checksums, const std::function<void(size_t)>& advance,
+                 Problems& problems);
 
 // All tensors of a file that is small enough to be looked at in one go.
 Problems check_tensors(const SqzContainer& container);

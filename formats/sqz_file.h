@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "formats/base/file.h"
+#include "formats/base/json.h"
 #include "formats/model_description.h"
 #include "formats/safetensors.h"
 
@@ -118,7 +119,7 @@ struct IndexMetadata {
   std::vector<LayerPolicy> layers;
   std::optional<LayerBudgets> layer_budgets;  // none: every layer alike
   std::optional<PrunedPolicy> pruned;         // if the partition is kPruned
-  Json build;  // parameters and seed as given, for people and for `info`
+  JsonText build;  // parameters and seed as given, for people and for `info`
 };
 
 struct LevelView {

@@ -4,7 +4,7 @@
 
 #include "formats/base/checked.h"
 #include "formats/base/hash.h"
-#include "formats/json_fields.h"
+#include "formats/base/json.h"
 
 namespace sqz {
 namespace {
@@ -140,13 +140,6 @@ void plan_calibration(const IndexMetadata& metadata, std::vector<PlannedTensor>&
   tensors.push_back(plain_tensor("calibration.shares", Part::kShares, DType::kF32, heads));
 }
 
-// A name as JSON; ours are plain ASCII, so nothing needs an escape.
-void append_name(std::string& out, std::string_view name) {
-  out += '"';
-  out += name;
-  out += '"';
-}
-
 }  // namespace
 
 PlannedTensor plain_tensor(std::string name, Part part, DType dtype, std::vector<int64_t> shape) {
@@ -223,20 +216,12 @@ Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tens
 
 std::string header_text(const std::map<std::string, std::string>& metadata,
                         std::span<const PlannedTensor> tensors) {
-  std::string out = "{\"__metadata__\":";
-  out += json_text(metadata);
+  std::string out = "{\"__metadata__\":" + JsonText(metadata).str();
   for (const PlannedTensor& tensor : tensors) {
-    out += ',';
-    append_name(out, tensor.name);
-    out += ":{\"dtype\":";
-    append_name(out, dtype_name(tensor.dtype));
-    out += ",\"shape\":[";
-    for (size_t i = 0; i < tensor.shape.size(); ++i) {
-      if (i > 0) out += ',';
-      out += std::to_string(tensor.shape[i]);
-    }
-    out += "],\"data_offsets\":[" + std::to_string(tensor.offset) + ',' +
-           std::to_string(tensor.offset + tensor.bytes) + "]}";
+    out += ',' + JsonText(tensor.name).str() +
+           ":{\"dtype\":" + JsonText(dtype_name(tensor.dtype)).str() +
+           ",\"shape\":" + JsonText(tensor.shape).str() + ",\"data_offsets\":" +
+           JsonText(std::vector{tensor.offset, tensor.offset + tensor.bytes}).str() + '}';
   }
   out += '}';
   return out;
@@ -248,9 +233,8 @@ std::string checksum_text(std::span<const PlannedTensor> tensors,
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!has_checksum(tensors[i].part)) continue;
     if (out.size() > 1) out += ',';
-    append_name(out, tensors[i].name);
-    out += ':';
-    append_name(out, hex(hashes.empty() ? uint64_t{0} : hashes[i]));
+    out += JsonText(tensors[i].name).str() + ':' +
+           JsonText(hex(hashes.empty() ? uint64_t{0} : hashes[i])).str();
   }
   out += '}';
   return out;

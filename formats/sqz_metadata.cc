@@ -13,16 +13,17 @@ namespace {
 constexpr int64_t kMaxTokens = int64_t{UINT32_MAX};  // positions are u32
 constexpr int64_t kMaxWidth = int64_t{1} << 20;      // of buckets and hidden units
 
-Json layers_to_json(const IndexMetadata& metadata) {
-  Json json = Json::array();
+JsonText layers_to_json(const IndexMetadata& metadata) {
+  std::vector<JsonText> out;
   for (const LayerPolicy& layer : metadata.layers) {
-    json.push_back({{"dense", layer.dense}, {"window", layer.window}});
-    if (metadata.pruned) json.back()["kept"] = layer.kept;
+    JsonMembers members = {{"dense", layer.dense}, {"window", layer.window}};
+    if (metadata.pruned) members["kept"] = layer.kept;
+    out.push_back(members);
   }
-  return json;
+  return out;
 }
 
-Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, bool pruned,
+Result<std::vector<LayerPolicy>> layers_from_json(const JsonValue& json, bool pruned,
                                                   const std::string& label) {
   if (!json.is_array()) {
     return Status(Code::kCorrupt, concat(label, ": found ", found_text(json),
@@ -30,7 +31,7 @@ Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, bool pruned,
   }
   std::vector<LayerPolicy> layers;
   layers.reserve(json.size());
-  for (const Json& entry : json) {
+  for (const JsonValue& entry : json.items()) {
     JsonFields fields(entry, label);
     LayerPolicy layer;
     layer.dense = fields.boolean("dense");
@@ -44,15 +45,16 @@ Result<std::vector<LayerPolicy>> layers_from_json(const Json& json, bool pruned,
 
 // The array `key` of `json`, each entry taken by `take(entry)`, which gives an optional.
 template <class T, class Take>
-Result<std::vector<T>> array_of(const Json& json, const char* key, const std::string& label,
+Result<std::vector<T>> array_of(const JsonValue& json, const char* key, const std::string& label,
                                 const char* expected, Take take) {
-  const auto at = json.find(key);
-  if (at == json.end() || !at->is_array()) {
-    return Status(Code::kCorrupt, bad_field(label, key, at == json.end() ? "none" : found_text(*at),
-                                            "an array of one number a layer"));
+  const JsonValue* array = json.find(key);
+  if (array == nullptr || !array->is_array()) {
+    return Status(Code::kCorrupt,
+                  bad_field(label, key, array == nullptr ? "none" : found_text(*array),
+                            "an array of one number a layer"));
   }
   std::vector<T> out;
-  for (const Json& entry : *at) {
+  for (const JsonValue& entry : array->items()) {
     const auto value = take(entry);
     if (!value) {
       return Status(Code::kCorrupt, bad_field(label, concat(key, "[", out.size(), "]"),
@@ -63,7 +65,7 @@ Result<std::vector<T>> array_of(const Json& json, const char* key, const std::st
   return out;
 }
 
-Result<LayerBudgets> budgets_from_json(const Json& json, const std::string& label) {
+Result<LayerBudgets> budgets_from_json(const JsonValue& json, const std::string& label) {
   JsonFields fields(json, label);
   LayerBudgets out;
   out.allocation = fields.text("allocation");
@@ -73,11 +75,11 @@ Result<LayerBudgets> budgets_from_json(const Json& json, const std::string& labe
   if (!fields.status().ok()) return fields.status();
   SQZ_ASSIGN_OR_RETURN(
       out.budget, array_of<int64_t>(json, "budget", label, "a number of keys",
-                                    [](const Json& x) { return integer_in(x, 1, kMaxTokens); }));
-  SQZ_ASSIGN_OR_RETURN(
-      out.cosine, array_of<double>(json, "cosine", label, "a number", [](const Json& x) {
-        return x.is_number() ? std::optional<double>(x.get<double>()) : std::nullopt;
-      }));
+                                    [](const JsonValue& x) { return x.integer(1, kMaxTokens); }));
+  SQZ_ASSIGN_OR_RETURN(out.cosine,
+                       array_of<double>(json, "cosine", label, "a number", [](const JsonValue& x) {
+                         return x.is_number() ? std::optional(x.number()) : std::nullopt;
+                       }));
   return out;
 }
 
@@ -151,7 +153,7 @@ Status check_pruned(const IndexMetadata& m, int64_t sparse, const std::string& l
 
 }  // namespace
 
-Json to_json(const LayerBudgets& budgets) {
+JsonText to_json(const LayerBudgets& budgets) {
   return {{"allocation", budgets.allocation},
           {"context", budgets.context},
           {"uniform_budget", budgets.uniform_budget},
@@ -264,7 +266,7 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
       {"format_version", std::to_string(kFormatVersion)},
       {"kind", kind_name(FileKind::kIndex)},
       {"producer", metadata.producer},
-      {"model", json_text(to_json(metadata.model))},
+      {"model", to_json(metadata.model).str()},
       {"tokenizer_hash", metadata.tokenizer_hash},
       {"tokens_hash", metadata.tokens_hash},
       {"tokens", std::to_string(metadata.tokens)},
@@ -275,8 +277,8 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
       {"dtype", std::string(dtype_name(metadata.dtype))},
       {"kv", metadata.has_kv ? "true" : "false"},
       {"value_means", metadata.has_value_means ? "true" : "false"},
-      {"layers", json_text(layers_to_json(metadata))},
-      {"build", json_text(metadata.build)}};
+      {"layers", layers_to_json(metadata).str()},
+      {"build", metadata.build.str()}};
   if (metadata.partition == Partition::kPages) {
     out["page_size"] = std::to_string(metadata.page_size);
   }
@@ -288,12 +290,13 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
   if (metadata.key_calibration) out["key_calibration"] = "true";
   if (metadata.pruned) {
     const PrunedPolicy& pruned = *metadata.pruned;
-    out["pruned"] = json_text(
-        {{"selector", pruned.selector}, {"budget", pruned.budget}, {"keep", pruned.keep}});
+    out["pruned"] =
+        JsonText({{"selector", pruned.selector}, {"budget", pruned.budget}, {"keep", pruned.keep}})
+            .str();
   }
   if (metadata.heavy_hitters) out["heavy_hitters"] = "true";
   if (metadata.layer_budgets) {
-    out["layer_budgets"] = json_text(to_json(*metadata.layer_budgets));
+    out["layer_budgets"] = to_json(*metadata.layer_budgets).str();
   }
   return out;
 }
@@ -311,9 +314,9 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   metadata.levels = static_cast<int>(in.integer("levels", 0, kMaxLevels));
   metadata.has_kv = in.boolean("kv");
   metadata.has_value_means = in.boolean("value_means");
-  metadata.build = in.json("build");
+  metadata.build = JsonText(in.json("build").root());
   const std::string partition = in.string("partition"), dtype = in.string("dtype");
-  const Json model = in.json("model"), layers = in.json("layers");
+  const JsonDocument model = in.json("model"), layers = in.json("layers");
   if (partition == partition_name(Partition::kPages)) {
     metadata.partition = Partition::kPages;
     metadata.page_size = in.integer("page_size", 1, kMaxPageSize);
@@ -336,26 +339,25 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
     in.fail(bad_field(path, "__metadata__: dtype", in_quotes(dtype), "BF16 or F16"));
   }
   if (!in.status().ok()) return in.status();
-  SQZ_ASSIGN_OR_RETURN(metadata.model, model_from_json(model, in.label("model")));
-  SQZ_ASSIGN_OR_RETURN(
-      metadata.layers,
-      layers_from_json(layers, metadata.partition == Partition::kPruned, in.label("layers")));
+  SQZ_ASSIGN_OR_RETURN(metadata.model, model_from_json(model.root(), in.label("model")));
+  SQZ_ASSIGN_OR_RETURN(metadata.layers,
+                       layers_from_json(layers.root(), metadata.partition == Partition::kPruned,
+                                        in.label("layers")));
   if (strings.contains("heavy_hitters")) metadata.heavy_hitters = in.boolean("heavy_hitters");
   if (metadata.partition == Partition::kPruned) {
-    const Json pruned = in.json("pruned");
+    const JsonDocument pruned = in.json("pruned");
     if (!in.status().ok()) return in.status();
-    const std::string label = in.label("pruned");
-    JsonFields fields(pruned, label);
+    JsonFields fields(pruned.root(), in.label("pruned"));
     metadata.pruned = {.selector = fields.text("selector"),
                        .budget = fields.number("budget", 0, 1),
                        .keep = fields.number("keep", 0, 1)};
     if (!fields.status().ok()) return fields.status();
   }
   if (strings.contains("layer_budgets")) {
-    const Json budgets = in.json("layer_budgets");
+    const JsonDocument budgets = in.json("layer_budgets");
     if (!in.status().ok()) return in.status();
     SQZ_ASSIGN_OR_RETURN(metadata.layer_budgets,
-                         budgets_from_json(budgets, in.label("layer_budgets")));
+                         budgets_from_json(budgets.root(), in.label("layer_budgets")));
   }
   SQZ_RETURN_IF_ERROR(check_metadata(metadata, path + ": __metadata__", Code::kCorrupt));
   return metadata;

@@ -4,7 +4,6 @@
 #include <map>
 #include <string>
 
-#include "formats/base/json.h"
 #include "formats/sqz_file.h"
 
 namespace sqz {
@@ -15,7 +14,7 @@ inline constexpr const char* kCalibrationKey = "calibration";
 // Ranges, and that the fields fit each other; `label` opens the message, `code` is its code.
 Status check_metadata(const IndexMetadata& metadata, const std::string& label, Code code);
 
-Json to_json(const LayerBudgets& budgets);
+JsonText to_json(const LayerBudgets& budgets);
 
 std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& metadata);
 

@@ -115,7 +115,7 @@ class Verifier {
     VerifyReport report;
     report.checked = static_cast<int64_t>(file_.header().tensors.size());
     const auto& tensors = file_.header().tensors;
-    const Json checksums = read_checksums(file_.header(), file_.path(), report.problems);
+    const Checksums checksums = read_checksums(file_.header(), file_.path(), report.problems);
     const IndexMetadata& metadata = file_.metadata();
     const auto heads = static_cast<size_t>(metadata.model.kv_heads);
     std::vector<Problems> found(tensors.size() + heads * metadata.layers.size());

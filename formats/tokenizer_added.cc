@@ -97,7 +97,7 @@ std::optional<AddedTokens::Trie::Match> AddedTokens::Trie::find(std::string_view
 Result<AddedTokens> AddedTokens::parse(const JsonObject& root, const Normalizer* normalizer) {
   AddedTokens added;
   if (!root.has("added_tokens")) return added;
-  SQZ_ASSIGN_OR_RETURN(const Json* items, root.array("added_tokens"));
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, root.array("added_tokens"));
   for (size_t i = 0; i < items->size(); ++i) {
     SQZ_ASSIGN_OR_RETURN(const JsonObject item, root.element("added_tokens", i));
     SQZ_ASSIGN_OR_RETURN(AddedToken token, parse_token(item));

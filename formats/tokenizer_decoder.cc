@@ -189,7 +189,7 @@ Parsed parse_object(const JsonObject& object) {
   if (type == "Strip") return parse_strip(object);
   if (type == "Metaspace") return parse_metaspace(object);
   if (type != "Sequence") return object.unsupported("type", concat("decoder ", quote_text(type)));
-  SQZ_ASSIGN_OR_RETURN(const Json* items, object.array("decoders"));
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, object.array("decoders"));
   std::vector<std::unique_ptr<Decoder>> steps;
   for (size_t i = 0; i < items->size(); ++i) {
     SQZ_ASSIGN_OR_RETURN(const JsonObject item, object.element("decoders", i));

@@ -14,12 +14,12 @@ std::string quote_text(std::string_view text) {
   return concat('"', text.substr(0, kLongestQuote), "...\"");
 }
 
-std::string describe_json(const Json& value) {
-  if (value.is_string()) return concat("string ", quote_text(value.get_ref<const std::string&>()));
-  if (value.is_primitive() && !value.is_null()) {
-    return concat(value.type_name(), ' ', value.dump());
-  }
-  return value.type_name();
+std::string describe_json(const JsonValue& value) {
+  if (value.is_object()) return "object";
+  if (value.is_array()) return "array";
+  if (value.is_string()) return concat("string ", quote_text(value.string()));
+  const char* type = value.is_number() ? "number " : value.is_boolean() ? "boolean " : "";
+  return type + JsonText(value).str();
 }
 
 std::string JsonObject::name_of(std::string_view key) const {
@@ -37,22 +37,22 @@ Status JsonObject::unsupported(std::string_view key, std::string_view found) con
 }
 
 bool JsonObject::has(std::string_view key) const {
-  const auto it = value.find(key);
-  return it != value.end() && !it->is_null();
+  const JsonValue* found = value.find(key);
+  return found != nullptr && !found->is_null();
 }
 
 Result<bool> JsonObject::boolean(std::string_view key, bool fallback) const {
   if (!has(key)) return fallback;
-  const Json& found = *value.find(key);
+  const JsonValue& found = *value.find(key);
   if (!found.is_boolean()) return bad(key, describe_json(found), "a boolean");
-  return found.get<bool>();
+  return found.boolean();
 }
 
 Result<std::string> JsonObject::string(std::string_view key) const {
   if (!has(key)) return bad(key, "nothing", "a string");
-  const Json& found = *value.find(key);
+  const JsonValue& found = *value.find(key);
   if (!found.is_string()) return bad(key, describe_json(found), "a string");
-  return found.get<std::string>();
+  return std::string(found.string());
 }
 
 Result<std::string> JsonObject::string_or(std::string_view key, std::string fallback) const {
@@ -65,40 +65,36 @@ Result<int32_t> JsonObject::token_id(std::string_view key) const {
   return json_token_id(*value.find(key), file, name_of(key));
 }
 
-Result<const Json*> JsonObject::array(std::string_view key) const {
+Result<const JsonValue*> JsonObject::array(std::string_view key) const {
   if (!has(key)) return bad(key, "nothing", "an array");
-  const Json& found = *value.find(key);
+  const JsonValue& found = *value.find(key);
   if (!found.is_array()) return bad(key, describe_json(found), "an array");
   return &found;
 }
 
 Result<JsonObject> JsonObject::object(std::string_view key) const {
   if (!has(key)) return bad(key, "nothing", "an object");
-  const Json& found = *value.find(key);
+  const JsonValue& found = *value.find(key);
   if (!found.is_object()) return bad(key, describe_json(found), "an object");
   return JsonObject{found, file, name_of(key)};
 }
 
 Result<JsonObject> JsonObject::element(std::string_view key, size_t i) const {
-  SQZ_ASSIGN_OR_RETURN(const Json* items, array(key));
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, array(key));
   const std::string name = concat(key, '[', i, ']');
-  const Json& found = (*items)[i];
+  const JsonValue& found = (*items)[i];
   if (!found.is_object()) return bad(name, describe_json(found), "an object");
   return JsonObject{found, file, name_of(name)};
 }
 
-Result<int32_t> json_token_id(const Json& value, std::string_view file, std::string_view field) {
-  // nlohmann stores what is not negative as unsigned; both kinds count as integers.
-  const bool fits =
-      value.is_number_unsigned()
-          ? value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int32_t>::max())
-          : value.is_number_integer() && value.get<int64_t>() >= 0 &&
-                value.get<int64_t>() <= std::numeric_limits<int32_t>::max();
-  if (!fits) {
+Result<int32_t> json_token_id(const JsonValue& value, std::string_view file,
+                              std::string_view field) {
+  const auto id = value.integer(0, std::numeric_limits<int32_t>::max());
+  if (!id) {
     return Status(Code::kCorrupt, bad_field(file, field, describe_json(value),
                                             "a token id, an integer from 0 to 2147483647"));
   }
-  return value.get<int32_t>();
+  return static_cast<int32_t>(*id);
 }
 
 }  // namespace sqz

@@ -13,7 +13,7 @@ namespace sqz {
 
 // A JSON object with the name under which messages speak of it ("DIR/tokenizer.json", "model").
 struct JsonObject {
-  const Json& value;
+  const JsonValue& value;
   std::string file;
   std::string field;  // empty for the root
 
@@ -26,18 +26,19 @@ struct JsonObject {
   Result<bool> boolean(std::string_view key, bool fallback) const;
   Result<std::string> string(std::string_view key) const;  // required
   Result<std::string> string_or(std::string_view key, std::string fallback) const;
-  Result<int32_t> token_id(std::string_view key) const;   // required
-  Result<const Json*> array(std::string_view key) const;  // required
-  Result<JsonObject> object(std::string_view key) const;  // required
+  Result<int32_t> token_id(std::string_view key) const;        // required
+  Result<const JsonValue*> array(std::string_view key) const;  // required
+  Result<JsonObject> object(std::string_view key) const;       // required
   // The i-th element of the array `key`, which must be an object.
   Result<JsonObject> element(std::string_view key, size_t i) const;
 };
 
 // `value` as a token id: an integer of [0, 2^31).
-Result<int32_t> json_token_id(const Json& value, std::string_view file, std::string_view field);
+Result<int32_t> json_token_id(const JsonValue& value, std::string_view file,
+                              std::string_view field);
 
 // "string \"x\"", "number 3", "array", ...: what a message calls a value; long strings are cut.
-std::string describe_json(const Json& value);
+std::string describe_json(const JsonValue& value);
 std::string quote_text(std::string_view text);
 
 struct StringHash {

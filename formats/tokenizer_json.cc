@@ -95,12 +95,12 @@ Status JsonTokenizer::check_affixes(const JsonObject& root) const {
 
 Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(std::string_view text,
                                                         const std::string& path) {
-  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
-  if (!json.is_object()) {
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(text, path));
+  if (!json.root().is_object()) {
     return Status(Code::kCorrupt,
-                  bad_field(path, "the document", describe_json(json), "an object"));
+                  bad_field(path, "the document", describe_json(json.root()), "an object"));
   }
-  const JsonObject root{json, path, ""};
+  const JsonObject root{json.root(), path, ""};
   SQZ_ASSIGN_OR_RETURN(const std::string version, root.string_or("version", "1.0"));
   if (version != "1.0") return root.unsupported("version", quote_text(version));
   SQZ_ASSIGN_OR_RETURN(const JsonObject model, root.object("model"));

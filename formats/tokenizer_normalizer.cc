@@ -78,7 +78,7 @@ Parsed parse_object(const JsonObject& object) {
     return Parsed(std::make_unique<ReplaceNormalizer>(std::move(regex), std::move(content)));
   }
   if (type == "Sequence") {
-    SQZ_ASSIGN_OR_RETURN(const Json* items, object.array("normalizers"));
+    SQZ_ASSIGN_OR_RETURN(const JsonValue* items, object.array("normalizers"));
     std::vector<std::unique_ptr<Normalizer>> steps;
     for (size_t i = 0; i < items->size(); ++i) {
       SQZ_ASSIGN_OR_RETURN(const JsonObject item, object.element("normalizers", i));

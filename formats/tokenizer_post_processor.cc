@@ -6,8 +6,8 @@ namespace {
 Status append_ids(const JsonObject& processor, const std::string& name, std::vector<int32_t>& out) {
   SQZ_ASSIGN_OR_RETURN(const JsonObject tokens, processor.object("special_tokens"));
   SQZ_ASSIGN_OR_RETURN(const JsonObject token, tokens.object(name));
-  SQZ_ASSIGN_OR_RETURN(const Json* ids, token.array("ids"));
-  for (const Json& value : *ids) {
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* ids, token.array("ids"));
+  for (const JsonValue& value : ids->items()) {
     SQZ_ASSIGN_OR_RETURN(const int32_t id, json_token_id(value, token.file, token.name_of("ids")));
     out.push_back(id);
   }
@@ -15,7 +15,7 @@ Status append_ids(const JsonObject& processor, const std::string& name, std::vec
 }
 
 Result<SpecialAffixes> parse_template(const JsonObject& processor) {
-  SQZ_ASSIGN_OR_RETURN(const Json* items, processor.array("single"));
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, processor.array("single"));
   SpecialAffixes affixes;
   bool text_seen = false;
   for (size_t i = 0; i < items->size(); ++i) {
@@ -40,7 +40,7 @@ Result<SpecialAffixes> parse_object(const JsonObject& object) {
   if (type != "Sequence") {
     return object.unsupported("type", concat("post-processor ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const Json* items, object.array("processors"));
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, object.array("processors"));
   SpecialAffixes all;
   for (size_t i = 0; i < items->size(); ++i) {
     SQZ_ASSIGN_OR_RETURN(const JsonObject item, object.element("processors", i));

@@ -76,17 +76,17 @@ bool is_dense(const QmodelFile* qmodel, int64_t layer) {
   return qmodel != nullptr && std::binary_search(qmodel->dense.begin(), qmodel->dense.end(), layer);
 }
 
-Json build_parameters(const BuildOptions& options) {
-  if (options.partition == Partition::kPages) return Json{{"page_size", options.page_size}};
+JsonText build_parameters(const BuildOptions& options) {
+  if (options.partition == Partition::kPages) return JsonText{{"page_size", options.page_size}};
   if (options.partition == Partition::kBuckets) {
     const QmodelFile& q = *options.qmodel;
-    return Json{{"buckets", q.buckets}, {"hidden", q.hidden}, {"trained_for_recent", q.recent}};
+    return JsonText{{"buckets", q.buckets}, {"hidden", q.hidden}, {"trained_for_recent", q.recent}};
   }
   // Nothing that may differ between two runs with the same result, such as threads.
-  return Json{{"level_fractions", options.level_fractions},
-              {"coarse_keep", options.coarse_keep},
-              {"iterations", options.iterations},
-              {"seed", options.seed}};
+  return JsonText{{"level_fractions", options.level_fractions},
+                  {"coarse_keep", options.coarse_keep},
+                  {"iterations", options.iterations},
+                  {"seed", options.seed}};
 }
 
 }  // namespace

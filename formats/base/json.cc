@@ -1,97 +1,226 @@
 #include "formats/base/json.h"
 
-#include <set>
-#include <vector>
+#include <algorithm>
+#include <nlohmann/json.hpp>
 
 namespace sqz {
 namespace {
 
+using Library = nlohmann::json;  // only its SAX parser, and scalars to print: neither has children
+
 constexpr size_t kMaxDepth = 64;
 
-// Checks a document while nlohmann's SAX parser reads it, and builds the value at the same time.
-class StrictHandler : public nlohmann::json_sax<Json> {
+// The library's events, as a JsonVisitor is told of them.
+class Events : public nlohmann::json_sax<Library> {
  public:
-  bool null() override { return add(nullptr); }
-  bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  explicit Events(JsonVisitor& visitor) : visitor_(visitor) {}
+
+  bool null() override { return go_on(visitor_.scalar(JsonValue())); }
+  bool boolean(bool value) override { return go_on(visitor_.scalar(JsonValue(value))); }
+  bool number_integer(number_integer_t value) override {
+    return go_on(visitor_.scalar(JsonValue(value)));
+  }
+  bool number_unsigned(number_unsigned_t value) override {
+    return go_on(visitor_.scalar(JsonValue(value)));
+  }
   bool number_float(number_float_t value, const string_t& text) override {
     if (text.find_first_of(".eE") == string_t::npos) {
-      return fail(concat("integer ", text, " does not fit in 64 bits"));
+      return go_on(visitor_.not_valid(concat("integer ", text, " does not fit in 64 bits")));
     }
-    return add(value);
+    return go_on(visitor_.scalar(JsonValue(value)));
   }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t&) override { return fail("binary value"); }
-  bool start_object(std::size_t) override { return open(Json::object()); }
-  bool start_array(std::size_t) override { return open(Json::array()); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
-  bool key(string_t& name) override {
-    if (stack_.back()->contains(name)) return fail(concat("duplicate key \"", name, "\""));
-    key_ = std::move(name);
-    return true;
+  bool string(string_t& value) override {
+    return go_on(visitor_.scalar(JsonValue(std::string_view(value))));
   }
+  bool binary(binary_t&) override { return go_on(visitor_.not_valid("binary value")); }
+  bool key(string_t& name) override { return go_on(visitor_.key(name)); }
+  bool start_object(std::size_t) override { return go_on(visitor_.open(true)); }
+  bool start_array(std::size_t) override { return go_on(visitor_.open(false)); }
+  bool end_object() override { return go_on(visitor_.close(true)); }
+  bool end_array() override { return go_on(visitor_.close(false)); }
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    // nlohmann prefixes "[json.exception...] ": the reader wants what follows.
+    // The library prefixes "[json.exception...] ": the reader wants what follows.
     std::string what = error.what();
     if (const size_t end = what.find("] "); end != std::string::npos) what = what.substr(end + 2);
-    error_ = concat("byte ", position, ": ", what);
-    return false;
+    return go_on(visitor_.not_valid(concat("byte ", position, ": ", what)));
   }
 
-  const std::string& error() const { return error_; }
-  Json take() { return std::move(root_); }
+  Status status() const { return status_; }
 
  private:
-  bool fail(std::string message) {
-    error_ = std::move(message);
-    return false;
+  bool go_on(Status status) {
+    if (!status.ok()) status_ = std::move(status);
+    return status_.ok();
   }
 
-  Json* place(Json value) {
-    if (stack_.empty()) {
-      root_ = std::move(value);
-      return &root_;
-    }
-    Json& parent = *stack_.back();
-    if (parent.is_object()) return &(parent[std::move(key_)] = std::move(value));
-    parent.push_back(std::move(value));
-    return &parent.back();
-  }
-
-  bool add(Json value) {
-    place(std::move(value));
-    return true;
-  }
-
-  bool open(Json value) {
-    if (stack_.size() >= kMaxDepth)
-      return fail(concat("nested deeper than ", kMaxDepth, " levels"));
-    stack_.push_back(place(std::move(value)));
-    return true;
-  }
-
-  bool close() {
-    stack_.pop_back();
-    return true;
-  }
-
-  Json root_;
-  std::vector<Json*> stack_;  // the open containers; only the innermost one grows, so they stay put
-  std::string key_;
-  std::string error_;
+  JsonVisitor& visitor_;
+  Status status_;
 };
 
 }  // namespace
 
-Result<Json> parse_json(std::string_view text, std::string_view label) {
-  StrictHandler handler;
-  if (!Json::sax_parse(text, &handler)) {
-    return Status(Code::kCorrupt, concat(label, ": not valid JSON: ", handler.error()));
+Status visit_json(std::string_view text, JsonVisitor& visitor) {
+  Events events(visitor);
+  Library::sax_parse(text, &events);
+  return events.status();
+}
+
+// Values whose array or object is not closed yet wait in pending_; closing moves them to their
+// place in the document.
+class JsonBuilder : public JsonVisitor {
+ public:
+  JsonBuilder(std::string_view label, size_t bytes) : label_(label) {
+    out_.text_.reserve(bytes);  // no string is longer than its source: views stay valid
   }
-  return handler.take();
+
+  Status key(std::string_view name) override {
+    key_ = keep(name);
+    return {};
+  }
+  Status scalar(const JsonValue& value) override {
+    JsonValue kept = value.is_string() ? JsonValue(keep(value.string())) : value;
+    kept.key_ = std::exchange(key_, {});
+    pending_.push_back(kept);
+    return {};
+  }
+  Status open(bool object) override {
+    if (open_.size() >= kMaxDepth) {
+      return not_valid(concat("nested deeper than ", kMaxDepth, " levels"));
+    }
+    JsonValue value;
+    value.kind_ = object ? JsonValue::Kind::kObject : JsonValue::Kind::kArray;
+    value.key_ = std::exchange(key_, {});
+    open_.push_back(pending_.size());
+    pending_.push_back(value);
+    return {};
+  }
+  Status close(bool object) override {
+    JsonValue& value = pending_[open_.back()];
+    const auto first = pending_.begin() + static_cast<ptrdiff_t>(open_.back()) + 1;
+    open_.pop_back();
+    if (object) {
+      std::sort(first, pending_.end(), [](auto& a, auto& b) { return a.key_ < b.key_; });
+      const auto twice = std::adjacent_find(first, pending_.end(),
+                                            [](auto& a, auto& b) { return a.key_ == b.key_; });
+      if (twice != pending_.end()) {
+        return not_valid(concat("duplicate key \"", twice->key_, "\""));
+      }
+    }
+    value.begin_ = out_.values_.size();
+    value.size_ = static_cast<size_t>(pending_.end() - first);
+    out_.values_.insert(out_.values_.end(), first, pending_.end());
+    pending_.erase(first, pending_.end());
+    return {};
+  }
+  Status not_valid(const std::string& what) const override {
+    return {Code::kCorrupt, concat(label_, ": not valid JSON: ", what)};
+  }
+
+  JsonDocument finish() {
+    out_.root_ = pending_.front();
+    place(out_.root_);
+    for (JsonValue& value : out_.values_) place(value);
+    return std::move(out_);
+  }
+
+ private:
+  std::string_view keep(std::string_view text) {
+    const size_t begin = out_.text_.size();
+    out_.text_.insert(out_.text_.end(), text.begin(), text.end());
+    return {out_.text_.data() + begin, text.size()};
+  }
+
+  void place(JsonValue& value) {
+    const bool has_items = value.is_array() || value.is_object();
+    if (has_items) value.first_ = out_.values_.data() + value.begin_;
+  }
+
+  std::string_view label_;
+  JsonDocument out_;
+  std::vector<JsonValue> pending_;
+  std::vector<size_t> open_;  // places in pending_
+  std::string_view key_;
+};
+
+Result<JsonDocument> parse_json(std::string_view text, std::string_view label) {
+  JsonBuilder builder(label, text.size());
+  SQZ_RETURN_IF_ERROR(visit_json(text, builder));
+  return builder.finish();
+}
+
+double JsonValue::number() const {
+  return kind_ == Kind::kInteger    ? static_cast<double>(integer_)
+         : kind_ == Kind::kUnsigned ? static_cast<double>(unsigned_)
+         : kind_ == Kind::kNumber   ? number_
+                                    : 0.0;
+}
+
+std::optional<int64_t> JsonValue::integer(int64_t low, int64_t high) const {
+  const bool fits =
+      kind_ == Kind::kInteger || (kind_ == Kind::kUnsigned && std::in_range<int64_t>(unsigned_));
+  if (!fits) return std::nullopt;
+  const int64_t value = kind_ == Kind::kInteger ? integer_ : static_cast<int64_t>(unsigned_);
+  return low <= value && value <= high ? std::optional(value) : std::nullopt;
+}
+
+std::optional<uint64_t> JsonValue::unsigned_integer() const {
+  return kind_ == Kind::kUnsigned ? std::optional(unsigned_) : std::nullopt;
+}
+
+std::span<const JsonValue> JsonValue::items() const {
+  if (!is_array() && !is_object()) return {};
+  return {first_, size_};
+}
+
+const JsonValue* JsonValue::find(std::string_view key) const {
+  if (!is_object()) return nullptr;
+  const std::span<const JsonValue> members = items();
+  const auto at =
+      std::lower_bound(members.begin(), members.end(), key,
+                       [](const JsonValue& member, auto name) { return member.key_ < name; });
+  return at != members.end() && at->key_ == key ? &*at : nullptr;
+}
+
+JsonText::JsonText(double value) : text_(Library(value).dump()) {}
+
+JsonText::JsonText(std::string_view value)
+    : text_(Library(value).dump(-1, ' ', false, Library::error_handler_t::replace)) {}
+
+JsonText::JsonText(std::initializer_list<std::pair<const std::string, JsonText>> members)
+    : JsonText(JsonMembers(members)) {}
+
+JsonText::JsonText(const JsonValue& value) {
+  if (value.is_null()) {
+    text_ += "null";
+  } else if (value.is_boolean()) {
+    *this = value.boolean();
+  } else if (const auto natural = value.unsigned_integer()) {
+    *this = *natural;
+  } else if (const auto integer = value.integer(INT64_MIN, INT64_MAX)) {
+    *this = *integer;
+  } else if (value.is_number()) {
+    *this = value.number();
+  } else if (value.is_string()) {
+    *this = value.string();
+  } else {
+    text_ += value.is_array() ? '[' : '{';
+    for (const JsonValue& item : value.items()) {
+      value.is_array() ? add(JsonText(item)) : add(item.key(), JsonText(item));
+    }
+    text_ += value.is_array() ? ']' : '}';
+  }
+}
+
+void JsonText::add(const JsonText& item) {
+  if (text_.size() > 1) text_ += ',';
+  text_ += item.text_;
+}
+
+void JsonText::add(std::string_view key, const JsonText& value) {
+  add(JsonText(key));
+  text_ += ':';
+  text_ += value.text_;
 }
 
 }  // namespace sqz

@@ -72,6 +72,7 @@ class [[nodiscard]] Result {
 template <class... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;
+  out.exceptions(std::ios_base::badbit);  // without memory it throws: half a text may be a name
   (out << ... << args);
   return std::move(out).str();
 }

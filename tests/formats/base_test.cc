@@ -86,8 +86,23 @@ TEST(Json, ReadsWhatIsLegal) {
   const auto json =
       parse_json(R"({"a":[1,-2,3.5,true,null,"é"],"b":{"a":18446744073709551615}})", "x.json");
   ASSERT_TRUE(json.ok()) << json.status().message();
-  EXPECT_EQ((*json)["a"].size(), 6u);
-  EXPECT_EQ((*json)["b"]["a"].get<uint64_t>(), UINT64_MAX);
+  const JsonValue& object = json->root();
+  ASSERT_TRUE(object.is_object());
+  ASSERT_EQ(object.size(), 2u);
+  EXPECT_EQ(object[1].key(), "b");
+  ASSERT_EQ(object.find("a")->size(), 6u);
+  const auto items = object.find("a")->items();
+  EXPECT_EQ(items[0].integer(1, 1), 1);
+  EXPECT_EQ(items[1].integer(-2, 0), -2);
+  EXPECT_EQ(items[1].integer(-1, 0), std::nullopt);
+  EXPECT_EQ(items[1].unsigned_integer(), std::nullopt);
+  EXPECT_EQ(items[2].number(), 3.5);
+  EXPECT_TRUE(items[3].boolean());
+  EXPECT_TRUE(items[4].is_null());
+  EXPECT_EQ(items[5].string(), "\xc3\xa9");
+  EXPECT_EQ(object.find("b")->find("a")->unsigned_integer(), UINT64_MAX);
+  EXPECT_EQ(object.find("b")->find("a")->integer(0, INT64_MAX), std::nullopt);
+  EXPECT_EQ(object.find("c"), nullptr);
 }
 
 TEST(Json, RefusesWhatIsSilentlyWrongElsewhere) {
@@ -102,6 +117,34 @@ TEST(Json, RefusesWhatIsSilentlyWrongElsewhere) {
   EXPECT_THAT(json_error("[\"\xff\"]"), HasSubstr("UTF-8"));
   EXPECT_NE(json_error(""), "");
   EXPECT_NE(json_error("{\"a\":NaN}"), "");
+}
+
+TEST(Json, FindsEveryMemberWhateverTheirOrder) {
+  std::string text = "{";
+  for (int i = 999; i >= 0; --i) text += concat("\"key ", i * 7 % 1000, "\":", i, i ? "," : "}");
+  const auto json = parse_json(text, "x.json");
+  ASSERT_TRUE(json.ok()) << json.status().message();
+  for (int i = 0; i < 1000; ++i) {
+    const JsonValue* found = json->root().find(concat("key ", i * 7 % 1000));
+    ASSERT_NE(found, nullptr) << i;
+    EXPECT_EQ(found->integer(0, 999), i);
+  }
+}
+
+TEST(Json, WritesMembersByKeyAndNumbersThatReadBack) {
+  const JsonText inner = {{"b", std::vector{1, -2}}, {"a", nullptr}};
+  EXPECT_EQ(inner.str(), R"({"a":null,"b":[1,-2]})");
+  JsonMembers members = {{"x", inner}, {"e", std::vector<int>()}, {"o", JsonMembers()}};
+  members["t"] = "\"\n\xc3\xa9\xff";
+  EXPECT_EQ(JsonText(members).str(),
+            "{\"e\":[],\"o\":{},\"t\":\"\\\"\\n\xc3\xa9\xef\xbf\xbd\",\"x\":" + inner.str() + "}");
+  const std::vector<double> numbers = {10000, 1e-5, 0.1, 1e300, -0.0, 1e15, 1e16, INFINITY};
+  EXPECT_EQ(JsonText(numbers).str(), "[10000.0,1e-05,0.1,1e+300,-0.0,1e+15,1e+16,null]");
+  const auto back = parse_json(JsonText(members).str(), "x.json");
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(JsonText(back->root()), JsonText(members));
+  EXPECT_EQ(JsonText(parse_json("[18446744073709551615, -5,true,1.50]", "x")->root()).str(),
+            "[18446744073709551615,-5,true,1.5]");
 }
 
 TEST(DType, NamesAndSizesGoBothWays) {

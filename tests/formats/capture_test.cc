@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "formats/base/dtype.h"
+#include "tests/common/json.h"
 
 namespace sqz {
 namespace {
@@ -259,7 +260,7 @@ TEST_F(CaptureTest, RefusesMissingParts) {
 TEST_F(CaptureTest, RefusesABadModelDescription) {
   expect_refused_after([](hid_t file) { put_text(file, "model", "{ not json"); }, Code::kCorrupt,
                        {"attribute model", "not valid JSON"});
-  Json model = to_json(tiny_model());
+  Json model = json_of(to_json(tiny_model()));
   model["layers"] = 3;
   model["sliding_window"] = {0, 0, 0};
   expect_refused_after([&](hid_t file) { put_text(file, "model", model.dump()); }, Code::kCorrupt,

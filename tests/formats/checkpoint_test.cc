@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 
+#include "tests/common/json.h"
 #include "tests/common/temporary_directory.h"
 
 namespace sqz {

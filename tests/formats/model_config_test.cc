@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "formats/checkpoint.h"
+#include "tests/common/json.h"
 
 namespace sqz {
 namespace {
@@ -183,7 +184,7 @@ std::vector<Bad> bad_configs() {
       {"other_architecture", set({{"architectures", {"GPT2LMHeadModel"}}}), unsupported,
        "architectures: found \"GPT2LMHeadModel\", expected one of LlamaForCausalLM"},
       {"no_layers", without(base, "num_hidden_layers"), corrupt,
-       "num_hidden_layers: found nothing, expected an integer from 1 to 4096"},
+       "num_hidden_layers: found nothing, expected an integer in [1, 4096]"},
       {"zero_layers", set({{"num_hidden_layers", 0}}), corrupt, "num_hidden_layers: found 0"},
       {"many_layers", set({{"num_hidden_layers", 1 << 30}}), corrupt, "found 1073741824"},
       {"negative_hidden", set({{"hidden_size", -64}}), corrupt, "hidden_size: found -64"},

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "formats/sqz_file.h"
+#include "tests/common/json.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/formats/raw_safetensors.h"

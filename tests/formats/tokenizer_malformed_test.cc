@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "formats/tokenizer_json.h"
+#include "tests/common/json.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/tokenizer_golden.h"
 
@@ -116,7 +117,7 @@ class MalformedTokenizer : public ::testing::TestWithParam<Malformed> {
 };
 
 Json good() {
-  return *parse_json(kGood, "good");
+  return Json::parse(kGood);
 }
 
 TEST_P(MalformedTokenizer, IsRefused) {

@@ -131,8 +131,9 @@ TEST(Normalizer, ComposesOverAsciiOnly) {
 }
 
 TEST(ByteFallback, BytesThatFormNoTextBecomeOneReplacementEach) {
-  const Json json = {{"decoder", {{"type", "ByteFallback"}}}};
-  const auto decoder = Decoder::parse(JsonObject{json, "test", ""}, "decoder");
+  const auto json = parse_json(R"({"decoder": {"type": "ByteFallback"}})", "test");
+  ASSERT_TRUE(json.ok());
+  const auto decoder = Decoder::parse(JsonObject{json->root(), "test", ""}, "decoder");
   ASSERT_TRUE(decoder.ok());
   std::vector<std::string> tokens{"<0xE2>", "<0x82>", "<0xAC>", "a",     "<0xE2>",
                                   "<0x82>", "b",      "<0xZZ>", "<0x41>"};

@@ -1,15 +1,19 @@
-// sqz_attend() allocates nothing: every operator new of the process counts.
+// Every operator new of the process counts, and can be made to fail: sqz_attend() allocates
+// nothing, and no failed allocation of the calls that read a file's header or its contents ends the
+// process.
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <new>
 
 #include "tests/libruntime/c_index.h"
 
 namespace {
 std::atomic<int64_t> allocations{0};
+std::atomic<int64_t> failing{-1};  // the number of the one that fails
 
 void* counted(size_t size) {
-  ++allocations;
+  if (allocations++ == failing) throw std::bad_alloc();
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
@@ -80,6 +84,43 @@ TEST_F(Allocation, NoneInAttend) {
       }
     }
   }
+}
+
+// Calls once for each of its allocations, of which that one fails: the call says so, or did without
+// it.
+void fail_each_allocation(const std::function<sqz_status()>& call) {
+  int64_t failed = 0, refused = 0;
+  for (bool more = true; more; ++failed) {
+    failing = allocations + failed;
+    const sqz_status status = call();
+    more = allocations > failing;
+    failing = -1;
+    refused += status != SQZ_OK;
+    ASSERT_TRUE(status == SQZ_OK || status == SQZ_OUT_OF_MEMORY)
+        << "allocation " << failed << ": status " << status << ", " << sqz_last_error();
+  }
+  EXPECT_GT(refused, 0) << "no failed allocation was noticed";
+}
+
+TEST_F(Allocation, AFailedOneIsAStatus) {
+  const std::string file = path();
+  for (const sqz_open_mode mode : {SQZ_OPEN_MMAP, SQZ_OPEN_READ}) {
+    fail_each_allocation([&] {
+      sqz_index* index = nullptr;
+      const sqz_status status = sqz_index_open(file.c_str(), mode, &index);
+      sqz_index_close(index);
+      return status;
+    });
+  }
+  sqz_index* index = nullptr;
+  ASSERT_EQ(sqz_index_open(file.c_str(), SQZ_OPEN_MMAP, &index), SQZ_OK) << sqz_last_error();
+  fail_each_allocation([&] { return sqz_index_verify(index); });
+  // What has no allocation that can fail is never refused.
+  const int64_t before = allocations;
+  sqz_index_info info{.struct_size = sizeof(sqz_index_info)};
+  EXPECT_EQ(sqz_index_describe(index, &info), SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(allocations, before);
+  sqz_index_close(index);
 }
 
 }  // namespace
