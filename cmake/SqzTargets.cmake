@@ -75,11 +75,11 @@ function(sqz_test name)
 endfunction()
 
 # sqz_add_test(NAME LABELS label... COMMAND command... [DEPENDS target...] [TIMEOUT seconds]
-#              [ENVIRONMENT NAME=VALUE...])
+#              [ENVIRONMENT NAME=VALUE...] [WORKING_DIRECTORY folder])
 # A test for which `cmake --build ... --target NAME` builds what it runs. One without a label of
 # SQZ_TEST_LABELS is not part of this build folder: it is neither built with `all` nor run.
 function(sqz_add_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;COMMAND;DEPENDS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;WORKING_DIRECTORY" "LABELS;COMMAND;DEPENDS;ENVIRONMENT" ${ARGN})
   set(wanted ON)
   if(SQZ_TEST_LABELS)
     set(wanted OFF)
@@ -102,7 +102,10 @@ function(sqz_add_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 600)
   endif()
-  add_test(NAME ${name} COMMAND ${ARG_COMMAND})
+  if(NOT ARG_WORKING_DIRECTORY)
+    set(ARG_WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
+  endif()
+  add_test(NAME ${name} COMMAND ${ARG_COMMAND} WORKING_DIRECTORY ${ARG_WORKING_DIRECTORY})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT "${ARG_ENVIRONMENT}" SKIP_RETURN_CODE 77)
 endfunction()

@@ -141,8 +141,7 @@ std::string fingerprint(const ModelDescription& model) {
 
 Status check_same_model(const ModelDescription& index_model, const ModelDescription& model,
                         const std::string& index_path) {
-  SQZ_ASSIGN_OR_RETURN(const JsonDocument index, parse_json(to_json(index_model).str(), "index"));
-  SQZ_ASSIGN_OR_RETURN(const JsonDocument asked, parse_json(to_json(model).str(), "model"));
+  const JsonDocument index = to_json(index_model).parsed(), asked = to_json(model).parsed();
   const std::string difference = first_difference(index.root(), asked.root(), "");
   if (difference.empty()) return {};
   return {Code::kMismatch, concat(index_path, ": not an index of this model: ", difference)};

@@ -62,9 +62,9 @@ QmodelFile embedded_qmodel(const SqzFile& index) {
   out.tokenizer_hash = metadata.tokenizer_hash;
   out.buckets = metadata.buckets;
   out.hidden = metadata.hidden;
-  if (const auto build = parse_json(metadata.build.str(), index.path()); build.ok()) {
-    const JsonValue* recent = build->root().find("trained_for_recent");
-    if (recent != nullptr) out.recent = recent->integer(0, INT64_MAX).value_or(0);
+  const JsonDocument build = metadata.build.parsed();
+  if (const JsonValue* recent = build.root().find("trained_for_recent")) {
+    out.recent = recent->integer(0, INT64_MAX).value_or(0);
   }
   const int64_t heads = metadata.model.kv_heads, dim = metadata.model.head_dim;
   const int64_t buckets = out.buckets, hidden = out.hidden;

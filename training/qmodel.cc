@@ -6,7 +6,6 @@
 #include <numbers>
 
 #include "formats/base/hash.h"
-#include "formats/json_fields.h"
 #include "formats/sqz_container.h"
 #include "libindex/kmeans.h"
 #include "training/model_runner.h"
@@ -69,7 +68,7 @@ class Training {
 
   Status report(const char* phase, double done);
   Status fetch_loss();
-  Json settings() const;
+  JsonMembers settings() const;
   bool stopped_early() const { return state_.last_better >= o_.patience; }
   uint64_t seed(Stream stream, int64_t number) const {
     return kmeans_seed(o_.seed, stream, number, 0);
@@ -153,7 +152,7 @@ Status Training::prepare(std::span<const QmodelText> texts, std::span<const Qmod
   return {};
 }
 
-Json Training::settings() const {
+JsonMembers Training::settings() const {
   return {{"model", fingerprint(model_)},
           {"texts", texts_hash_},
           {"buckets", o_.buckets},
@@ -162,7 +161,7 @@ Json Training::settings() const {
           {"recent", o_.recent},
           {"sink", o_.sink},
           {"first_token", o_.first_token},
-          {"dense", json_text(dense_)},
+          {"dense", JsonText(dense_).str()},
           {"steps", o_.steps},
           {"batch", o_.batch},
           {"lr", o_.learning_rate},

@@ -47,7 +47,7 @@ Result<std::vector<PlannedTensor>> plan(const Named& named, const std::string& p
   return tensors;
 }
 
-Json progress_json(const TrainingState& s) {
+JsonMembers progress_json(const TrainingState& s) {
   return {{"step", s.network.step},
           {"best_recall", s.best_recall},
           {"best_step", s.best_step},
@@ -57,7 +57,7 @@ Json progress_json(const TrainingState& s) {
           {"loss", s.loss}};
 }
 
-Status read_progress(const Json& json, const std::string& label, TrainingState& s) {
+Status read_progress(const JsonValue& json, const std::string& label, TrainingState& s) {
   JsonFields in(json, label);
   constexpr double kMost = 1e300;
   s.network.step = in.integer("step", 0, INT64_MAX);
@@ -70,14 +70,16 @@ Status read_progress(const Json& json, const std::string& label, TrainingState& 
   return in.status();
 }
 
-Status check_settings(const Json& found, const Json& expected, const std::string& path) {
-  for (const auto& [name, value] : expected.items()) {
-    const auto at = found.find(name);
-    if (at != found.end() && *at == value) continue;
-    return {Code::kMismatch, bad_field(path, name, at == found.end() ? "nothing" : found_text(*at),
-                                       concat(found_text(value),
-                                              ", as asked for now: resume with the options that "
-                                              "it was begun with, or begin anew"))};
+Status check_settings(const JsonValue& found, const JsonMembers& expected,
+                      const std::string& path) {
+  for (const auto& [name, value] : expected) {
+    const JsonValue* at = found.find(name);
+    if (at != nullptr && JsonText(*at) == value) continue;
+    return {Code::kMismatch,
+            bad_field(path, name, at == nullptr ? "nothing" : found_text(*at),
+                      concat(value.str(),
+                             ", as asked for now: resume with the options that it was begun with, "
+                             "or begin anew"))};
   }
   return {};
 }
@@ -94,7 +96,7 @@ TrainingState blank(const NetworkShape& shape, at::Device device) {
 
 }  // namespace
 
-Status write_checkpoint(Env& env, const std::string& path, const Json& settings,
+Status write_checkpoint(Env& env, const std::string& path, const JsonMembers& settings,
                         const TrainingState& state) {
   TrainingState copy = state;
   const Named named = tensors_of(copy);
@@ -110,22 +112,23 @@ Status write_checkpoint(Env& env, const std::string& path, const Json& settings,
                           {"format_version", std::to_string(kFormatVersion)},
                           {"kind", kind_name(FileKind::kQmodelCheckpoint)},
                           {"producer", producer_name()},
-                          {"settings", json_text(settings)},
-                          {"progress", json_text(progress_json(state))}},
+                          {"settings", JsonText(settings).str()},
+                          {"progress", JsonText(progress_json(state)).str()}},
                          tensors, contents)
       .status();
 }
 
-Result<TrainingState> read_checkpoint(Env& env, const std::string& path, const Json& settings,
-                                      const NetworkShape& shape, at::Device device) {
+Result<TrainingState> read_checkpoint(Env& env, const std::string& path,
+                                      const JsonMembers& settings, const NetworkShape& shape,
+                                      at::Device device) {
   SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
                        open_container(path, FileKind::kQmodelCheckpoint, OpenMode::kMmap, env));
   MetadataStrings in(container.header.metadata, path);
-  const Json found = in.json("settings"), progress = in.json("progress");
+  const JsonDocument found = in.json("settings"), progress = in.json("progress");
   SQZ_RETURN_IF_ERROR(in.status());
-  SQZ_RETURN_IF_ERROR(check_settings(found, settings, path));
+  SQZ_RETURN_IF_ERROR(check_settings(found.root(), settings, path));
   TrainingState state = blank(shape, device);
-  SQZ_RETURN_IF_ERROR(read_progress(progress, in.label("progress"), state));
+  SQZ_RETURN_IF_ERROR(read_progress(progress.root(), in.label("progress"), state));
   const Named named = tensors_of(state);
   SQZ_ASSIGN_OR_RETURN(auto tensors, plan(named, path));
   SQZ_RETURN_IF_ERROR(match_tensors(container.header, tensors, path));

@@ -23,13 +23,14 @@ struct TrainingState {
   double loss = 0;  // of the last check
 };
 
-// `settings`: a flat JSON object of everything that the result depends on.
-Status write_checkpoint(Env& env, const std::string& path, const Json& settings,
+// `settings`: everything that the result depends on.
+Status write_checkpoint(Env& env, const std::string& path, const JsonMembers& settings,
                         const TrainingState& state);
 
 // kMismatch, naming the first field that differs, if the file was written with other settings;
 // kCorrupt if it is damaged. `shape` follows from the settings.
-Result<TrainingState> read_checkpoint(Env& env, const std::string& path, const Json& settings,
-                                      const NetworkShape& shape, at::Device device);
+Result<TrainingState> read_checkpoint(Env& env, const std::string& path,
+                                      const JsonMembers& settings, const NetworkShape& shape,
+                                      at::Device device);
 
 }  // namespace sqz::training

@@ -212,6 +212,11 @@ JsonText::JsonText(const JsonValue& value) {
   }
 }
 
+JsonDocument JsonText::parsed() const {
+  Result<JsonDocument> document = parse_json(text_, "JSON");
+  return document.ok() ? *std::move(document) : JsonDocument();
+}
+
 void JsonText::add(const JsonText& item) {
   if (text_.size() > 1) text_ += ',';
   text_ += item.text_;

@@ -142,6 +142,8 @@ class JsonText {
 
   bool is_null() const { return text_ == "null"; }
   const std::string& str() const { return text_; }
+  // The same to read; null if it has more levels than parse_json() takes.
+  JsonDocument parsed() const;
   bool operator==(const JsonText&) const = default;
 
  private:

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "libruntime/rope.h"
+#include "tests/common/json.h"
 #include "tests/common/tiny_qmodel.h"
 #include "tools/sqz_eval/metrics.h"
 #include "tools/sqz_eval/settings.h"
@@ -244,7 +245,7 @@ TEST(EvalTable, RowsAsJsonAndAsText) {
   row.agreement = Agreement{40, 39};
   row.reads.bytes_read = 1;
   row.reads.bytes_dense = 8;
-  const Json json = row_json(row);
+  const Json json = json_of(row_json(row));
   EXPECT_EQ(json["task"], "error");
   EXPECT_EQ(json["on"], "text");
   EXPECT_EQ(json["selector"], "squeezed");

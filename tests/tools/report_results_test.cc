@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "tests/common/json.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/raw_safetensors.h"
 

@@ -187,21 +187,22 @@ TEST_F(ReportTool, AnIndexOfBuckets) {
 
 TEST_F(ReportTool, ALayerProfile) {
   LayersFile layers = testing::four_layers();
+  std::vector<JsonText> sweep;
+  for (const auto& [name, p, loss] :
+       {std::tuple{"uniform", 1.0, 3.5}, {"groups", 0.5, 3.25}, {"measured", 1.0, 3.125}}) {
+    sweep.push_back({{"allocation", name},
+                     {"p", p},
+                     {"strength", 1},
+                     {"loss", loss},
+                     {"gain", 3.5 - loss},
+                     {"gain_stderr", 0.01},
+                     {"delivered", 0.1}});
+  }
   layers.measured = {{"selector", "stream"},
                      {"rule", "threshold"},
                      {"budget", 0.1},
                      {"dense_loss", 3.0},
-                     {"sweep", Json::array()}};
-  for (const auto& [name, p, loss] :
-       {std::tuple{"uniform", 1.0, 3.5}, {"groups", 0.5, 3.25}, {"measured", 1.0, 3.125}}) {
-    layers.measured["sweep"].push_back({{"allocation", name},
-                                        {"p", p},
-                                        {"strength", 1},
-                                        {"loss", loss},
-                                        {"gain", 3.5 - loss},
-                                        {"gain_stderr", 0.01},
-                                        {"delivered", 0.1}});
-  }
+                     {"sweep", sweep}};
   ASSERT_TRUE(write_layers_file(Env::posix(), path("l.sqz"), false, layers).ok());
   const XmlElement html = report({path("l.sqz")}, 4);
   EXPECT_EQ(result_["inputs"][0]["kind"], "layers");

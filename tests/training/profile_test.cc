@@ -1,7 +1,7 @@
 // Profiles of layers against values from transformers (scripts/make_goldens.py profile).
 #include <gmock/gmock.h>
 
-#include "formats/base/json.h"
+#include "tests/common/json.h"
 #include "tests/training/golden.h"
 #include "training/profile.h"
 
@@ -16,7 +16,7 @@ class Profile : public ::testing::Test {
     const std::string path = SQZ_SOURCE_DIR "/tests/golden/profile.json";
     const auto text = read_text_file(Env::posix(), path);
     ASSERT_TRUE(text.ok()) << text.status().message();
-    golden_ = *parse_json(*text, path);
+    golden_ = Json::parse(*text);
     for (const Json& tokens : golden_["texts"]) {
       texts_.push_back({concat("text", texts_.size()), tokens.get<std::vector<int32_t>>()});
     }

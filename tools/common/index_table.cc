@@ -29,15 +29,15 @@ Shape index_shape(const SqzFile& file) {
   return out;
 }
 
-Json layers_json(const IndexMetadata& metadata) {
-  Json out = Json::array();
+JsonText layers_json(const IndexMetadata& metadata) {
+  std::vector<JsonText> out;
   for (const LayerPolicy& layer : metadata.layers) {
     out.push_back({{"dense", layer.dense}, {"window", layer.window}});
   }
   return out;
 }
 
-Json pruned_json(const IndexMetadata& metadata) {
+JsonText pruned_json(const IndexMetadata& metadata) {
   if (!metadata.pruned) return nullptr;
   std::vector<int64_t> kept;
   for (const LayerPolicy& layer : metadata.layers) kept.push_back(layer.kept);
@@ -71,7 +71,7 @@ std::pair<std::string, std::string> parts_row(const Shape& shape, const IndexMet
 
 }  // namespace
 
-Json index_json(const SqzFile& file, const Calibration& calibration) {
+JsonMembers index_json(const SqzFile& file, const Calibration& calibration) {
   const IndexMetadata& metadata = file.metadata();
   const Shape shape = index_shape(file);
   return {{"path", file.path()},
@@ -89,7 +89,7 @@ Json index_json(const SqzFile& file, const Calibration& calibration) {
           {"pages", shape.pages},
           {"key_calibration", metadata.key_calibration},
           {"heavy_hitters", metadata.heavy_hitters},
-          {"layer_budgets", metadata.layer_budgets ? to_json(*metadata.layer_budgets) : Json()},
+          {"layer_budgets", metadata.layer_budgets ? to_json(*metadata.layer_budgets) : JsonText()},
           {"pruned", pruned_json(metadata)},
           {"levels", metadata.levels},
           {"clustered", shape.clustered},
@@ -141,10 +141,7 @@ Rows index_rows(const SqzFile& file, const Calibration& calibration) {
                       concat(budgets.allocation, ", keys of ", budgets.context, ": ",
                              list_text(budgets.budget), ", ", budgets.uniform_budget, " a layer"));
   }
-  if (!metadata.build.is_object()) return rows;
-  for (const auto& [name, value] : metadata.build.items()) {
-    rows.emplace_back("build." + name, value.is_string() ? value.get<std::string>() : value.dump());
-  }
+  for (auto& row : member_rows("build", metadata.build)) rows.push_back(std::move(row));
   return rows;
 }
 

@@ -7,7 +7,7 @@
 namespace sqz {
 
 // All metadata, decoded, and `metadata`, the file's own strings.
-Json index_json(const SqzFile& file, const Calibration& calibration);
+JsonMembers index_json(const SqzFile& file, const Calibration& calibration);
 Rows index_rows(const SqzFile& file, const Calibration& calibration);
 
 }  // namespace sqz

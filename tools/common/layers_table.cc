@@ -19,23 +19,23 @@ std::string format(const char* pattern, Args... args) {
 
 }  // namespace
 
-Json layers_json(const LayersFile& layers) {
-  Json out = {{"producer", layers.producer},
-              {"fingerprint", fingerprint(layers.model)},
-              {"tokenizer_hash", layers.tokenizer_hash},
-              {"layers", layers.model.layers},
-              {"texts", layers.texts},
-              {"windows", layers.windows},
-              {"window", layers.window},
-              {"tokens", layers.tokens},
-              {"allocation", layers.allocation},
-              {"context", layers.context},
-              {"uniform_budget", layers.uniform_budget},
-              {"p", layers.p},
-              {"cosine", layers.cosine},
-              {"cosine_error", layers.cosine_error},
-              {"group", layers.group},
-              {"budget", layers.budget}};
+JsonMembers layers_json(const LayersFile& layers) {
+  JsonMembers out = {{"producer", layers.producer},
+                     {"fingerprint", fingerprint(layers.model)},
+                     {"tokenizer_hash", layers.tokenizer_hash},
+                     {"layers", layers.model.layers},
+                     {"texts", layers.texts},
+                     {"windows", layers.windows},
+                     {"window", layers.window},
+                     {"tokens", layers.tokens},
+                     {"allocation", layers.allocation},
+                     {"context", layers.context},
+                     {"uniform_budget", layers.uniform_budget},
+                     {"p", layers.p},
+                     {"cosine", layers.cosine},
+                     {"cosine_error", layers.cosine_error},
+                     {"group", layers.group},
+                     {"budget", layers.budget}};
   if (!layers.measured.is_null()) out["measured"] = layers.measured;
   return out;
 }

@@ -9,7 +9,7 @@
 
 namespace sqz {
 
-Json layers_json(const LayersFile& layers);
+JsonMembers layers_json(const LayersFile& layers);
 Rows layers_rows(const LayersFile& layers);
 // Bars are 1 - cosine, what attention changes, the longest as wide as there is room.
 std::string layers_table(const LayersFile& layers);

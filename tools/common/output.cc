@@ -23,15 +23,14 @@ std::string fixed(double value, int digits) {
 
 }  // namespace
 
-void Output::event(const std::string& kind, const Json& fields) const {
+void Output::event(const std::string& kind, const JsonMembers& fields) const {
   if (!json_) return;
-  Json line = fields;
+  JsonMembers line = fields;
   line["event"] = kind;
-  // Paths and texts may hold bytes that are not UTF-8: replaced, never a failure.
-  write_stdout(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_stdout(JsonText(line).str() + "\n");
 }
 
-void Output::result(const Json& fields, const Rows& rows) const {
+void Output::result(const JsonMembers& fields, const Rows& rows) const {
   has_result_ = true;
   if (json_) return event("result", fields);
   size_t width = 0;
@@ -43,6 +42,17 @@ void Output::result(const Json& fields, const Rows& rows) const {
 
 void Output::text(const std::string& text) const {
   if (!json_) write_stdout(text);
+}
+
+Rows member_rows(const std::string& prefix, const JsonText& object) {
+  Rows rows;
+  const JsonDocument document = object.parsed();
+  if (!document.root().is_object()) return rows;
+  for (const JsonValue& member : document.root().items()) {
+    rows.emplace_back(concat(prefix, '.', member.key()),
+                      member.is_string() ? std::string(member.string()) : JsonText(member).str());
+  }
+  return rows;
 }
 
 std::string bytes_text(double bytes) {

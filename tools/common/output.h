@@ -20,9 +20,9 @@ class Output {
   bool json() const { return json_; }
   bool has_result() const { return has_result_; }
   // One line {"event": KIND, ...fields}; nothing without --json.
-  void event(const std::string& kind, const Json& fields) const;
+  void event(const std::string& kind, const JsonMembers& fields) const;
   // The result: `fields` with --json, else `rows` as an aligned table.
-  void result(const Json& fields, const Rows& rows) const;
+  void result(const JsonMembers& fields, const Rows& rows) const;
   // Text as it is; nothing with --json.
   void text(const std::string& text) const;
 
@@ -31,6 +31,8 @@ class Output {
   mutable bool has_result_ = false;
 };
 
+// A row for each member of an object, named PREFIX.KEY; none if it is no object.
+Rows member_rows(const std::string& prefix, const JsonText& object);
 // "1.5 MiB", "12 bytes".
 std::string bytes_text(double bytes);
 // "1.23 s" or "4:05".

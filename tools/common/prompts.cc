@@ -9,11 +9,8 @@ namespace sqz {
 namespace {
 
 Result<std::string> prompt_of_json(const std::string& line, const std::string& label) {
-  SQZ_ASSIGN_OR_RETURN(const Json json, parse_json(line, label));
-  if (!json.is_object()) {
-    return Status(Code::kCorrupt, bad_field(label, "line", found_text(json), "a JSON object"));
-  }
-  JsonFields fields(json, label);
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(line, label));
+  JsonFields fields(json.root(), label);
   std::string prompt = fields.text("prompt");
   SQZ_RETURN_IF_ERROR(fields.status());
   return prompt;

@@ -5,8 +5,8 @@
 
 namespace sqz {
 
-Json recall_json(const std::vector<QmodelRecall>& recall) {
-  Json out = Json::object();
+JsonMembers recall_json(const std::vector<QmodelRecall>& recall) {
+  JsonMembers out;
   for (const QmodelRecall& row : recall) out[concat(row.selectivity)] = row.recall;
   return out;
 }
@@ -22,7 +22,7 @@ std::string recall_text(const std::vector<QmodelRecall>& recall) {
   return out;
 }
 
-Json qmodel_json(const QmodelFile& q) {
+JsonMembers qmodel_json(const QmodelFile& q) {
   return {{"producer", q.producer},
           {"fingerprint", fingerprint(q.model)},
           {"tokenizer_hash", q.tokenizer_hash},
@@ -47,10 +47,7 @@ Rows qmodel_rows(const QmodelFile& q) {
                {"dense layers", q.dense.empty() ? "none" : list_text(q.dense)},
                {"exact", concat("the last ", q.recent, " tokens, as trained")},
                {"recall", q.recall.empty() ? "not measured" : recall_text(q.recall)}};
-  for (const auto& [name, value] : q.training.items()) {
-    rows.emplace_back("training." + name,
-                      value.is_string() ? value.get<std::string>() : value.dump());
-  }
+  for (auto& row : member_rows("training", q.training)) rows.push_back(std::move(row));
   return rows;
 }
 

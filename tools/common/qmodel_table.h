@@ -6,10 +6,10 @@
 
 namespace sqz {
 
-Json qmodel_json(const QmodelFile& qmodel);  // without the networks
+JsonMembers qmodel_json(const QmodelFile& qmodel);  // without the networks
 Rows qmodel_rows(const QmodelFile& qmodel);
 // {"0.05": 0.13, ...}: recall by selectivity.
-Json recall_json(const std::vector<QmodelRecall>& recall);
+JsonMembers recall_json(const std::vector<QmodelRecall>& recall);
 // "0.130 at 5 %, 0.240 at 10 %".
 std::string recall_text(const std::vector<QmodelRecall>& recall);
 

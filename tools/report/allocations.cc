@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kAny = kMostPlotted;
 
-Result<MeasuredCandidate> candidate_of(const Json& row, const std::string& label) {
+Result<MeasuredCandidate> candidate_of(const JsonValue& row, const std::string& label) {
   JsonFields fields(row, label);
   MeasuredCandidate out;
   out.allocation = out.name = fields.text("allocation");
@@ -29,14 +29,15 @@ Result<MeasuredCandidate> candidate_of(const Json& row, const std::string& label
 
 }  // namespace
 
-Result<MeasuredAllocations> measured_allocations(const Json& measured, const std::string& label) {
+Result<MeasuredAllocations> measured_allocations(const JsonValue& measured,
+                                                 const std::string& label) {
   JsonFields fields(measured, label);
   MeasuredAllocations out;
   out.selector = fields.text("selector");
   out.rule = fields.text("rule");
   out.budget = fields.number("budget", 0, 1);
   out.dense_loss = fields.number("dense_loss", -kAny, kAny);
-  const Json* sweep = fields.array("sweep");
+  const JsonValue* sweep = fields.array("sweep");
   SQZ_RETURN_IF_ERROR(fields.status());
   for (size_t i = 0; i < sweep->size(); ++i) {
     SQZ_ASSIGN_OR_RETURN(MeasuredCandidate candidate,

@@ -27,6 +27,7 @@ struct MeasuredAllocations {
 };
 
 // `label` opens the message of what is no such object: kCorrupt, with field, found and expected.
-Result<MeasuredAllocations> measured_allocations(const Json& measured, const std::string& label);
+Result<MeasuredAllocations> measured_allocations(const JsonValue& measured,
+                                                 const std::string& label);
 
 }  // namespace sqz

@@ -11,47 +11,41 @@ namespace {
 
 constexpr double kAny = kMostPlotted;
 
-// A string field that a row may lack.
-std::string text_or(JsonFields& fields, const Json& row, const char* key, const char* otherwise) {
-  return row.contains(key) ? fields.text(key) : otherwise;
-}
-
 // ", layers measured" or ", layers l.sqz (groups, p = 0.7, for budget 0.05)".
-std::string layers_text(JsonFields& fields, const Json& row, double asked,
-                        const std::string& label) {
-  const std::string path = text_or(fields, row, "layers", kUniformLayers);
+std::string layers_text(JsonFields& fields, double asked, const std::string& label) {
+  const std::string path = fields.text("layers", kUniformLayers);
   if (path == kUniformLayers) return "";
-  if (!row.contains("allocation")) {
+  const JsonValue* object = fields.find("allocation");
+  if (object == nullptr) {
     return ", layers " + std::filesystem::path(path).filename().string();
   }
-  const std::string own = label + ": allocation";
-  JsonFields allocation(row["allocation"], own);
+  JsonFields allocation(*object, label + ": allocation");
   std::string out = ", layers " + allocation.text("name");
   const double p = allocation.number("p", 0, 1);
   const double budget = allocation.number("budget", 0, 1);
   if (p != 1) out += concat(", p = ", p);
   // A profile is a line of its own where it is asked for another budget than it was made for.
   if (std::abs(budget - asked) > 0.01 * asked) out += concat(", made for budget ", budget);
-  if (!allocation.status().ok()) fields.complain("allocation", "another object", "name, p, budget");
+  if (!allocation.status().ok())
+    fields.complain_of("allocation", "another object", "name, p, budget");
   return out;
 }
 
-std::string setting_of(JsonFields& fields, const Json& row, double asked,
-                       const std::string& label) {
+std::string setting_of(JsonFields& fields, double asked, const std::string& label) {
   std::string out = fields.text("selector");
-  if (row.contains("levels")) {
+  if (fields.has("levels")) {
     const int64_t levels = fields.integer("levels", 0, 16);
     if (levels > 0) out += concat(", ", levels, levels == 1 ? " level" : " levels");
   }
-  if (row.contains("rule")) out += ", rule " + fields.text("rule");
-  const std::string group = text_or(fields, row, "group", "mean");
+  if (fields.has("rule")) out += ", rule " + fields.text("rule");
+  const std::string group = fields.text("group", "mean");
   if (group != "mean") out += ", group " + group;
-  const std::string residual = text_or(fields, row, "residual", "drop");
+  const std::string residual = fields.text("residual", "drop");
   if (residual != "drop") out += ", residual " + residual;
-  if (row.contains("dense_layers")) {
+  if (fields.has("dense_layers")) {
     out += concat(", dense layers ", fields.integer("dense_layers", 0, INT64_MAX));
   }
-  return out + layers_text(fields, row, asked, label);
+  return out + layers_text(fields, asked, label);
 }
 
 // The two numbers of an object in a row: 0 where it is not one, which is then complained about.
@@ -60,28 +54,27 @@ struct Two {
 };
 Two two_of(JsonFields& fields, const char* key, const char* first, const char* second,
            const std::string& label) {
-  const Json* object = fields.value(key);
+  const JsonValue* object = fields.value(key);
   if (object == nullptr) return {};
-  const std::string own = concat(label, ": ", key);
-  JsonFields inner(*object, own);
+  JsonFields inner(*object, concat(label, ": ", key));
   const Two out{inner.number(first, -kAny, kAny), inner.number(second, -kAny, kAny)};
   if (!inner.status().ok()) {
-    fields.complain(key, found_text(*object), concat("numbers ", first, " and ", second));
+    fields.complain(key, concat("numbers ", first, " and ", second));
   }
   return out;
 }
 
 }  // namespace
 
-Result<EvalRow> eval_row(const Json& row, const std::string& label) {
+Result<EvalRow> eval_row(const JsonValue& row, const std::string& label) {
   JsonFields fields(row, label);
   SQZ_RETURN_IF_ERROR(fields.status());
   EvalRow out;
   out.task = fields.text("task");
-  out.on = text_or(fields, row, "on", "");
+  out.on = fields.text("on", "");
   out.tokens = fields.integer("tokens", 1, INT64_MAX);
-  out.dense = row.contains("selector") && row["selector"] == "dense";
-  if (row.contains("skipped")) {
+  out.dense = fields.text("selector") == "dense";
+  if (fields.has("skipped")) {
     out.skipped = fields.text("skipped");
     out.asked_budget = two_of(fields, "budget", "asked", "asked", label).first;
   } else {
@@ -94,13 +87,13 @@ Result<EvalRow> eval_row(const Json& row, const std::string& label) {
     out.budget = budget.second;
     out.asked_keep = keep.first;
     out.keep = keep.second;
-    if (row.contains("difference")) {
+    if (fields.has("difference")) {
       const Two difference = two_of(fields, "difference", "value", "stderr", label);
       out.difference = difference.first;
       out.difference_error = difference.second;
     }
   }
-  out.setting = setting_of(fields, row, out.asked_budget, label);
+  out.setting = setting_of(fields, out.asked_budget, label);
   SQZ_RETURN_IF_ERROR(fields.status());
   return out;
 }

@@ -9,6 +9,6 @@
 namespace sqz {
 
 // kCorrupt for what is no such row; `label` opens the message.
-Result<EvalRow> eval_row(const Json& row, const std::string& label);
+Result<EvalRow> eval_row(const JsonValue& row, const std::string& label);
 
 }  // namespace sqz

@@ -19,18 +19,17 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 28;
 template <class T>
 std::vector<T> numbers(JsonFields& fields, const char* key, size_t count, double low, double high) {
   std::vector<T> out;
-  const Json* list = fields.value(key);
+  const JsonValue* list = fields.value(key);
   if (list == nullptr) return out;
-  const bool sized = list->is_array() && (count == 0 ? !list->empty() : list->size() == count);
+  const bool sized = list->is_array() && (count == 0 ? list->size() > 0 : list->size() == count);
   if (!sized) {
-    fields.complain(key, found_text(*list),
-                    count == 0 ? "an array" : concat("an array of ", count, ", one a layer"));
+    fields.complain(key, count == 0 ? "an array" : concat("an array of ", count, ", one a layer"));
     return out;
   }
-  for (const Json& value : *list) {
-    const double number = value.is_number() ? value.get<double>() : low - 1;
+  for (const JsonValue& value : list->items()) {
+    const double number = value.is_number() ? value.number() : low - 1;
     if (!(low <= number && number <= high)) {
-      fields.complain(key, found_text(value), concat("numbers in [", low, ", ", high, "]"));
+      fields.complain_of(key, found_text(value), concat("numbers in [", low, ", ", high, "]"));
       return out;
     }
     out.push_back(static_cast<T>(number));
@@ -38,7 +37,7 @@ std::vector<T> numbers(JsonFields& fields, const char* key, size_t count, double
   return out;
 }
 
-Result<LayersFile> layers_of(const Json& result, const std::string& label) {
+Result<LayersFile> layers_of(const JsonValue& result, const std::string& label) {
   constexpr int64_t kMost = UINT32_MAX;
   JsonFields fields(result, label);
   LayersFile out;
@@ -61,25 +60,26 @@ Result<LayersFile> layers_of(const Json& result, const std::string& label) {
   return out;
 }
 
-Result<MethodRecall> method_of(const Json& score, const std::string& label) {
+Result<MethodRecall> method_of(const JsonValue& score, const std::string& label) {
   JsonFields fields(score, label);
   MethodRecall out;
   out.method = fields.text("method");
   out.far_queries = fields.text("queries") == "far";
   out.keys = fields.text("keys");
-  const Json* recall = fields.value("recall");
+  const JsonValue* recall = fields.value("recall");
   if (recall != nullptr && !recall->is_object()) {
-    fields.complain("recall", found_text(*recall), "an object");
+    fields.complain("recall", "an object");
   }
   SQZ_RETURN_IF_ERROR(fields.status());
-  for (const auto& [name, value] : recall->items()) {
+  for (const JsonValue& value : recall->items()) {
+    const std::string_view name = value.key();
     QmodelRecall row;
     const auto [end, error] =
         std::from_chars(name.data(), name.data() + name.size(), row.selectivity);
     const bool read = error == std::errc() && end == name.data() + name.size() &&
                       row.selectivity > 0 && row.selectivity <= 1 && value.is_number();
-    if (!read) fields.complain("recall", json_text(name), "numbers by selectivity");
-    if (read) row.recall = value.get<double>();
+    if (!read) fields.complain_of("recall", JsonText(name).str(), "numbers by selectivity");
+    if (read) row.recall = value.number();
     out.recall.push_back(row);
   }
   SQZ_RETURN_IF_ERROR(fields.status());
@@ -92,7 +92,7 @@ Result<MethodRecall> method_of(const Json& score, const std::string& label) {
 class Reader {
  public:
   // One line of a file.
-  Status add(const Json& event, const std::string& label) {
+  Status add(const JsonValue& event, const std::string& label) {
     JsonFields fields(event, label);
     const std::string kind = fields.text("event");
     SQZ_RETURN_IF_ERROR(fields.status());
@@ -100,9 +100,9 @@ class Reader {
     if (kind == "pass") return add_pass(event, label);
     if (kind == "check") return add_check(event, label);
     if (kind != "result") return {};
-    if (event.contains("rows")) return add_rows(event, label);
-    if (event.contains("cosine")) return add_profile(event, label);
-    if (event.contains("scores")) return add_scores(event, label);
+    if (fields.has("rows")) return add_rows(event, label);
+    if (fields.has("cosine")) return add_profile(event, label);
+    if (fields.has("scores")) return add_scores(event, label);
     return {};
   }
 
@@ -116,15 +116,17 @@ class Reader {
   }
 
  private:
-  static Status add_row(const Json& row, const std::string& label, std::vector<EvalRow>& rows) {
+  static Status add_row(const JsonValue& row, const std::string& label,
+                        std::vector<EvalRow>& rows) {
     SQZ_ASSIGN_OR_RETURN(EvalRow own, eval_row(row, label));
     rows.push_back(std::move(own));
     return {};
   }
 
-  static Status add_list(const Json& event, const std::string& label, std::vector<EvalRow>& rows) {
+  static Status add_list(const JsonValue& event, const std::string& label,
+                         std::vector<EvalRow>& rows) {
     JsonFields fields(event, label);
-    const Json* list = fields.array("rows");
+    const JsonValue* list = fields.array("rows");
     SQZ_RETURN_IF_ERROR(fields.status());
     rows.clear();
     for (size_t i = 0; i < list->size(); ++i) {
@@ -133,16 +135,16 @@ class Reader {
     return {};
   }
 
-  Status add_pass(const Json& event, const std::string& label) {
+  Status add_pass(const JsonValue& event, const std::string& label) {
     return add_list(event, label, pass_);
   }
 
-  Status add_rows(const Json& event, const std::string& label) {
+  Status add_rows(const JsonValue& event, const std::string& label) {
     pass_.clear();
     return add_list(event, label, out_.rows);
   }
 
-  Status add_check(const Json& event, const std::string& label) {
+  Status add_check(const JsonValue& event, const std::string& label) {
     JsonFields fields(event, label);
     const PlotPoint point{static_cast<double>(fields.integer("step", 0, INT64_MAX)),
                           fields.number("loss", -kAny, kAny), 0};
@@ -151,17 +153,17 @@ class Reader {
     return {};
   }
 
-  Status add_profile(const Json& event, const std::string& label) {
+  Status add_profile(const JsonValue& event, const std::string& label) {
     SQZ_ASSIGN_OR_RETURN(out_.layers, layers_of(event, label));
-    if (!event.contains("measured")) return {};
-    SQZ_ASSIGN_OR_RETURN(out_.measured,
-                         measured_allocations(event["measured"], label + ": measured"));
+    const JsonValue* measured = event.find("measured");
+    if (measured == nullptr) return {};
+    SQZ_ASSIGN_OR_RETURN(out_.measured, measured_allocations(*measured, label + ": measured"));
     return {};
   }
 
-  Status add_scores(const Json& event, const std::string& label) {
+  Status add_scores(const JsonValue& event, const std::string& label) {
     JsonFields fields(event, label);
-    const Json* scores = fields.array("scores");
+    const JsonValue* scores = fields.array("scores");
     SQZ_RETURN_IF_ERROR(fields.status());
     for (size_t i = 0; i < scores->size(); ++i) {
       SQZ_ASSIGN_OR_RETURN(MethodRecall method,
@@ -195,8 +197,8 @@ Result<ToolResults> read_results(const std::string& path) {
     ++number;
     if (line.empty()) continue;
     const std::string label = concat(path, ": line ", number);
-    SQZ_ASSIGN_OR_RETURN(const Json event, parse_json(line, label));
-    SQZ_RETURN_IF_ERROR(reader.add(event, label));
+    SQZ_ASSIGN_OR_RETURN(const JsonDocument event, parse_json(line, label));
+    SQZ_RETURN_IF_ERROR(reader.add(event.root(), label));
   }
   ToolResults out = reader.take();
   if (out.rows.empty() && !out.layers && !out.training) {

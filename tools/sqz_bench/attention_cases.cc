@@ -51,14 +51,15 @@ Result<std::shared_ptr<Serving>> serve(const std::shared_ptr<const Fixture>& fix
 }
 
 // What selection came to: fractions of keys and bytes, and the length of runs.
-Json delivered(Serving& serving) {
+JsonMembers delivered(Serving& serving) {
   const Counters& counters = serving.session->counters(0);
-  Json out = {{"keep", static_cast<double>(counters.keys_read) /
-                           static_cast<double>(std::max<uint64_t>(counters.keys_possible, 1))},
-              {"budget", static_cast<double>(counters.bytes_read) /
-                             static_cast<double>(std::max<uint64_t>(counters.bytes_dense, 1))},
-              {"selections", static_cast<double>(counters.selections) /
-                                 static_cast<double>(std::max<int64_t>(serving.calls, 1))}};
+  JsonMembers out = {
+      {"keep", static_cast<double>(counters.keys_read) /
+                   static_cast<double>(std::max<uint64_t>(counters.keys_possible, 1))},
+      {"budget", static_cast<double>(counters.bytes_read) /
+                     static_cast<double>(std::max<uint64_t>(counters.bytes_dense, 1))},
+      {"selections", static_cast<double>(counters.selections) /
+                         static_cast<double>(std::max<int64_t>(serving.calls, 1))}};
   const auto heads = serving.session->select(serving.fixture->call(0));
   if (!heads.ok()) return out;
   int64_t keys = 0, runs = 0;

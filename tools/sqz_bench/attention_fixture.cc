@@ -159,9 +159,9 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
   return std::shared_ptr<const Fixture>(std::move(fixture));
 }
 
-Json shape_of(const Fixture& fixture, const Options& options) {
+JsonMembers shape_of(const Fixture& fixture, const Options& options) {
   const LayerView& view = fixture.layer();
-  Json clusters = Json::array();
+  std::vector<int64_t> clusters;
   for (int k = 0; k < view.levels; ++k) clusters.push_back(view.level[k].clusters);
   return {{"tokens", fixture.served->metadata().tokens},
           {"query_heads", fixture.query_heads()},

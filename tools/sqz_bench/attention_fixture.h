@@ -47,6 +47,6 @@ SessionOptions session_of(const Options& options, const Fixture& fixture, const 
 Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int64_t tokens,
                                                     int64_t query_tokens, bool requests,
                                                     int64_t sets);
-Json shape_of(const Fixture& fixture, const Options& options);
+JsonMembers shape_of(const Fixture& fixture, const Options& options);
 
 }  // namespace sqz::bench

@@ -89,73 +89,83 @@ Status check_options(const Options& options, const CommonOptions& common) {
   return {};
 }
 
-Json row_of(const CaseSetup& setup, const Measured& measured, size_t i) {
+// A number that was put into a row.
+double number(const JsonText& text) {
+  return std::strtod(text.str().c_str(), nullptr);
+}
+
+JsonMembers row_of(const CaseSetup& setup, const Measured& measured, size_t i) {
   const Contender& contender = setup.contenders[i];
   const Spread spread = spread_of(measured.seconds[i]);
-  Json row = {{"name", contender.name},
-              {"seconds", {{"min", spread.least}, {"median", spread.median}, {"p90", spread.p90}}}};
+  JsonMembers row = {
+      {"name", contender.name},
+      {"seconds", {{"min", spread.least}, {"median", spread.median}, {"p90", spread.p90}}}};
   if (contender.part != 1) row["part"] = contender.part;
   if (contender.bytes > 0) row["gb_per_s"] = contender.bytes / spread.median * 1e-9;
   if (contender.flop > 0) row["gflop_per_s"] = contender.flop / spread.median * 1e-9;
+  JsonMembers faster;
   for (size_t b = 0; b < setup.contenders.size(); ++b) {
     const std::string& name = setup.contenders[b].name;
     if (std::count(setup.baselines.begin(), setup.baselines.end(), name) == 0) continue;
-    row["times_faster"][name] =
-        times_faster(measured, i, b) * contender.part / setup.contenders[b].part;
+    faster[name] = times_faster(measured, i, b) * contender.part / setup.contenders[b].part;
   }
-  if (contender.details) row.update(contender.details());
-  if (row.contains("bytes_read")) {
-    row["gb_per_s"] = row["bytes_read"].get<double>() / spread.median * 1e-9;
+  if (!faster.empty()) row["times_faster"] = faster;
+  if (contender.details) {
+    for (auto& [name, value] : contender.details()) row[name] = value;
   }
-  if (row.contains("flop")) {
-    row["gflop_per_s"] = row["flop"].get<double>() / spread.median * 1e-9;
+  for (const auto& [amount, rate] :
+       {std::pair("bytes_read", "gb_per_s"), std::pair("flop", "gflop_per_s")}) {
+    if (row.contains(amount)) row[rate] = number(row[amount]) / spread.median * 1e-9;
   }
   return row;
 }
 
-// A figure with three significant digits; "" where the row has none.
-std::string figure(const Json& row, const char* name, double scale = 1) {
-  if (!row.contains(name)) return "";
+// A figure with three significant digits; "" where the object has none.
+std::string figure(const JsonValue* object, std::string_view name, double scale = 1) {
+  const JsonValue* value = object == nullptr ? nullptr : object->find(name);
+  if (value == nullptr) return "";
   char text[32];
-  std::snprintf(text, sizeof(text), "%.3g", row[name].get<double>() * scale);
+  std::snprintf(text, sizeof(text), "%.3g", value->number() * scale);
   return text;
 }
 
 // Microseconds a call, by kernel, of the rows that have them.
-std::string kernel_table(const Json& result) {
+std::string kernel_table(const JsonValue& rows) {
   std::string out;
-  for (const Json& row : result["rows"]) {
-    if (!row.contains("kernels_us")) continue;
-    const Json& kernels = row["kernels_us"];
-    out += concat("  ", row["name"].get<std::string>(), ", us:");
-    if (kernels.is_string()) out += concat(" ", kernels.get<std::string>());
-    for (const auto& [name, microseconds] : kernels.items()) {
-      if (kernels.is_object()) out += concat("  ", name, " ", figure(kernels, name.c_str()));
+  for (const JsonValue& row : rows.items()) {
+    const JsonValue* kernels = row.find("kernels_us");
+    if (kernels == nullptr) continue;
+    out += concat("  ", row.find("name")->string(), ", us:");
+    if (kernels->is_string()) out += concat(" ", kernels->string());
+    for (const JsonValue& kernel : kernels->items()) {
+      out += concat("  ", kernel.key(), " ", figure(kernels, kernel.key()));
     }
     out += '\n';
   }
   return out;
 }
 
-std::string table(const Json& result) {
-  const std::vector<std::string> baselines = result["baselines"];
+std::string table(const char* name, const std::vector<std::string>& baselines,
+                  const JsonValue& rows) {
   std::vector<std::vector<std::string>> lines = {
-      {result["case"].get<std::string>(), "median ms", "min", "p90", "GB/s", "GFLOP/s"}};
+      {name, "median ms", "min", "p90", "GB/s", "GFLOP/s"}};
   for (const auto& baseline : baselines) lines[0].push_back("x " + baseline);
   lines[0].insert(lines[0].end(), {"of read", "keys", "bytes", "run", "SM MHz"});
-  for (const Json& row : result["rows"]) {
-    const Json& seconds = row["seconds"];
-    lines.push_back({row["name"], figure(seconds, "median", 1e3), figure(seconds, "min", 1e3),
-                     figure(seconds, "p90", 1e3), figure(row, "gb_per_s"),
-                     figure(row, "gflop_per_s")});
+  for (const JsonValue& row : rows.items()) {
+    const JsonValue* seconds = row.find("seconds");
+    lines.push_back({std::string(row.find("name")->string()), figure(seconds, "median", 1e3),
+                     figure(seconds, "min", 1e3), figure(seconds, "p90", 1e3),
+                     figure(&row, "gb_per_s"), figure(&row, "gflop_per_s")});
     for (const auto& baseline : baselines) {
-      lines.back().push_back(figure(row["times_faster"], baseline.c_str()));
+      lines.back().push_back(figure(row.find("times_faster"), baseline));
     }
-    for (const char* name : {"of_read", "keep", "budget", "keys_per_run"}) {
-      lines.back().push_back(figure(row, name));
+    for (const char* column : {"of_read", "keep", "budget", "keys_per_run"}) {
+      lines.back().push_back(figure(&row, column));
     }
-    const Json clock = row.value("clock", Json::object()).value("sm_mhz", Json::object());
-    lines.back().push_back(clock.contains("median") ? concat(clock["median"].get<int>()) : "");
+    const JsonValue* clock = row.find("clock");
+    const JsonValue* mhz = clock == nullptr ? nullptr : clock->find("sm_mhz");
+    const JsonValue* median = mhz == nullptr ? nullptr : mhz->find("median");
+    lines.back().push_back(median == nullptr ? "" : concat(std::lround(median->number())));
   }
   std::string out;
   for (const auto& line : lines) {
@@ -169,21 +179,23 @@ std::string table(const Json& result) {
     out.erase(out.find_last_not_of(' ') + 1);
     out += '\n';
   }
-  return out + kernel_table(result) + "\n";
+  return out + kernel_table(rows) + "\n";
 }
 
 // "of_read": a row's bytes a second beside those of the row `read`.
-void share_of_reads(Json& rows) {
-  const auto read =
-      std::find_if(rows.begin(), rows.end(), [](const Json& row) { return row["name"] == "read"; });
+void share_of_reads(std::vector<JsonMembers>& rows) {
+  const auto read = std::find_if(rows.begin(), rows.end(), [](const JsonMembers& row) {
+    return row.at("name") == JsonText("read");
+  });
   if (read == rows.end()) return;
-  const auto most = (*read)["gb_per_s"].get<double>();
-  for (Json& row : rows) {
-    if (row.contains("gb_per_s")) row["of_read"] = row["gb_per_s"].get<double>() / most;
+  const double most = number(read->at("gb_per_s"));
+  for (JsonMembers& row : rows) {
+    if (row.contains("gb_per_s")) row["of_read"] = number(row["gb_per_s"]) / most;
   }
 }
 
-Result<Json> run_case(const CaseInfo& info, const Options& options, const ToolContext& context) {
+Result<JsonMembers> run_case(const CaseInfo& info, const Options& options,
+                             const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const CaseSetup setup, info.set_up(options));
   Progress progress(context.progress_style(), info.name);
   const auto runs = static_cast<double>(setup.contenders.size()) * double(setup.rounds + 1);
@@ -191,22 +203,22 @@ Result<Json> run_case(const CaseInfo& info, const Options& options, const ToolCo
   SQZ_ASSIGN_OR_RETURN(const Measured measured, measure(setup.contenders, setup.rounds,
                                                         [&] { progress.update(++done / runs); }));
   progress.finish();
-  Json rows = Json::array();
+  std::vector<JsonMembers> rows;
   for (size_t i = 0; i < setup.contenders.size(); ++i) {
     rows.push_back(row_of(setup, measured, i));
   }
   share_of_reads(rows);
-  for (Json event : rows) {
+  for (JsonMembers event : rows) {
     event["case"] = info.name;
     context.output.event("row", event);
   }
-  Json result = {{"case", info.name},
-                 {"shape", setup.shape},
-                 {"rounds", setup.rounds},
-                 {"baselines", setup.baselines},
-                 {"rows", std::move(rows)}};
-  context.output.text(concat(info.name, " ", setup.shape.dump(), "\n", table(result)));
-  return result;
+  context.output.text(concat(info.name, " ", JsonText(setup.shape).str(), "\n",
+                             table(info.name, setup.baselines, JsonText(rows).parsed().root())));
+  return JsonMembers{{"case", info.name},
+                     {"shape", setup.shape},
+                     {"rounds", setup.rounds},
+                     {"baselines", setup.baselines},
+                     {"rows", rows}};
 }
 
 }  // namespace
@@ -214,7 +226,7 @@ Result<Json> run_case(const CaseInfo& info, const Options& options, const ToolCo
 Status run_bench(Options options, const ToolContext& context) {
   if (options.list) {
     Rows rows;
-    Json names = Json::array();
+    std::vector<std::string> names;
     for (const CaseInfo& info : kCases) {
       rows.emplace_back(info.name, info.what);
       names.push_back(info.name);
@@ -230,10 +242,10 @@ Status run_bench(Options options, const ToolContext& context) {
   options.threads = resolve_threads(context.options.threads);
   options.seed = context.options.seed;
   const std::string isa = options.isa.empty() ? cpu_kernels().name : options.isa;
-  const Json machine = describe_machine(isa, options.threads);
-  Json results = Json::array();
+  const JsonMembers machine = describe_machine(isa, options.threads);
+  std::vector<JsonMembers> results;
   for (const std::string& name : options.cases) {
-    SQZ_ASSIGN_OR_RETURN(Json result, run_case(*find_case(name), options, context));
+    SQZ_ASSIGN_OR_RETURN(JsonMembers result, run_case(*find_case(name), options, context));
     results.push_back(std::move(result));
   }
   context.output.result({{"machine", machine}, {"cases", results}}, machine_rows(machine));

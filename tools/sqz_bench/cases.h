@@ -11,7 +11,7 @@
 namespace sqz::bench {
 
 struct CaseSetup {
-  Json shape;                          // what is measured, for the result
+  JsonMembers shape;                   // what is measured, for the result
   std::vector<std::string> baselines;  // contenders that the others are compared with
   std::vector<Contender> contenders;
   int64_t rounds = 0;

@@ -132,7 +132,7 @@ Result<Contender> reads(const std::shared_ptr<Work>& work) {
   SQZ_RETURN_IF_ERROR(graph->capture(work->stream.get(), read_copies));
   Contender out = replayed(work, "read", 0, graph, std::ssize(work->copies));
   out.bytes = 2.0 * static_cast<double>(bytes);
-  out.details = [work] { return Json{{"clock", work->clock->summary(0)}}; };
+  out.details = [work] { return JsonMembers{{"clock", work->clock->summary(0)}}; };
   return out;
 }
 
@@ -159,10 +159,10 @@ double keys_per_run(Serving& serving) {
 }
 
 // What selection came to, and the kernels of a call.
-Json details(Serving& serving, const Setting& setting) {
+JsonMembers details(Serving& serving, const Setting& setting) {
   const Work& work = *serving.work;
   const CurrentDevice current(work.gpu);
-  Json out = {{"clock", work.clock->summary(serving.place)}};
+  JsonMembers out = {{"clock", work.clock->summary(serving.place)}};
   const auto counted = counters_of_a_replay(serving);
   if (counted.ok() && counted->selections > 0) {
     const auto calls = static_cast<double>(work.calls);
@@ -189,7 +189,7 @@ Json details(Serving& serving, const Setting& setting) {
     return cuda::cuda_status(cudaStreamSynchronize(work.stream.get()), "calls");
   });
   out["kernels_us"] =
-      kernels.ok() ? kernel_parts(*kernels, work.calls) : Json(kernels.status().message());
+      kernels.ok() ? JsonText(kernel_parts(*kernels, work.calls)) : kernels.status().message();
   return out;
 }
 
@@ -231,7 +231,7 @@ Result<CaseSetup> device_case(const Options& options, int64_t query_tokens, bool
   CaseSetup setup;
   setup.shape = shape_of(*work->fixture, options);
   const cuda::DeviceProbe probe = cuda::probe_device(options.gpu);
-  setup.shape.update({{"gpu", probe.name},
+  setup.shape.insert({{"gpu", probe.name},
                       {"cuda_driver", probe.driver_version},
                       {"cuda_runtime", probe.runtime_version},
                       {"copies", copies},

@@ -117,7 +117,8 @@ Contender uploads(const std::shared_ptr<Work>& work) {
   out.details = [work] {
     auto& seconds = work->first_layer;
     std::sort(seconds.begin(), seconds.end());
-    return Json{{"bytes_read", work->bytes}, {"first_layer_seconds", seconds[seconds.size() / 2]}};
+    return JsonMembers{{"bytes_read", work->bytes},
+                       {"first_layer_seconds", seconds[seconds.size() / 2]}};
   };
   return out;
 }

@@ -26,7 +26,7 @@ Contender opener(const std::string& name, std::shared_ptr<TemporaryFile> file, u
           .run = [file](int64_t) { return SqzFile::open(file->path()).status(); },
           .details =
               [bytes] {
-                return Json{{"file_bytes", bytes}};
+                return JsonMembers{{"file_bytes", bytes}};
               }};
 }
 

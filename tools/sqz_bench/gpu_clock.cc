@@ -58,7 +58,7 @@ void GpuClock::read_until_told() {
   }
 }
 
-Json GpuClock::summary(int what) const {
+JsonMembers GpuClock::summary(int what) const {
   std::vector<unsigned> mhz, milliwatts;
   {
     const std::lock_guard lock(mutex_);
@@ -68,7 +68,7 @@ Json GpuClock::summary(int what) const {
       milliwatts.push_back(reading.milliwatts);
     }
   }
-  if (mhz.empty()) return Json::object();
+  if (mhz.empty()) return {};
   const auto [least, most] = std::minmax_element(mhz.begin(), mhz.end());
   return {{"sm_mhz", {{"min", *least}, {"median", median(mhz)}, {"max", *most}}},
           {"watts", median(milliwatts) / 1000},

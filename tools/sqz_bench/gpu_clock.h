@@ -27,7 +27,7 @@ class GpuClock {
 
   // {"sm_mhz": {"min", "median", "max"}, "watts": median, "readings": n} of one `what`; an empty
   // object if there are none.
-  Json summary(int what) const;
+  JsonMembers summary(int what) const;
 
  private:
   struct Reading {

@@ -23,13 +23,12 @@ std::string short_kernel_name(std::string_view demangled) {
   return cut == std::string::npos ? plain : plain.substr(cut + 1);
 }
 
-Json kernel_parts(std::vector<KernelRecord> records, int64_t calls) {
+std::map<std::string, double> kernel_parts(std::vector<KernelRecord> records, int64_t calls) {
   std::sort(records.begin(), records.end(),
             [](const KernelRecord& a, const KernelRecord& b) { return a.end < b.end; });
-  Json out = Json::object();
+  std::map<std::string, double> out;
   const auto add = [&](const std::string& name, uint64_t ns) {
-    const double before = out.contains(name) ? out[name].get<double>() : 0.0;
-    out[name] = before + 1e-3 * static_cast<double>(ns) / static_cast<double>(calls);
+    out[name] += 1e-3 * static_cast<double>(ns) / static_cast<double>(calls);
   };
   uint64_t last = records.empty() ? 0 : records.front().begin;
   for (const KernelRecord& record : records) {

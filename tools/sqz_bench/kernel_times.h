@@ -3,11 +3,11 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "formats/base/json.h"
 #include "formats/base/status.h"
 
 namespace sqz::bench {
@@ -20,7 +20,7 @@ struct KernelRecord {
 // {kernel: microseconds a call, ..., "idle": those in which none ran}. A kernel's time is from its
 // beginning, or from the end of the one before where that is later, to its end: they may overlap,
 // and so the parts add up to the whole. Records in any order, of one stream.
-Json kernel_parts(std::vector<KernelRecord> records, int64_t calls);
+std::map<std::string, double> kernel_parts(std::vector<KernelRecord> records, int64_t calls);
 
 // "void a::(anonymous namespace)::attend_kernel<128, (bool)1>(a::Params)" -> "attend_kernel"
 std::string short_kernel_name(std::string_view demangled);

@@ -113,7 +113,7 @@ Result<Contender> ours(const std::shared_ptr<Work>& work, int place, const char*
   };
   out.details = [work, place, iterations] {
     const CurrentDevice current(work->gpu);
-    Json json = {{"assignments", iterations + 1}, {"clock", work->clock->summary(place)}};
+    JsonMembers json = {{"assignments", iterations + 1}, {"clock", work->clock->summary(place)}};
     const auto cosine = mean_cosine(*work, work->graphs[place]);
     if (cosine.ok()) json["mean_cosine"] = cosine.value();
     return json;

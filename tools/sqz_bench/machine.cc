@@ -28,8 +28,8 @@ std::string cpu_name() {
 }
 
 // {"L1d": "32K", "L2": "1024K", ...} of the first core.
-Json caches() {
-  Json out = Json::object();
+JsonMembers caches() {
+  JsonMembers out;
   for (int i = 0; i < 8; ++i) {
     const std::string folder = concat("/sys/devices/system/cpu/cpu0/cache/index", i, "/");
     const std::string level = first_line(folder + "level"), type = first_line(folder + "type");
@@ -47,7 +47,7 @@ constexpr const char* kCompiler = "gcc " __VERSION__;
 
 }  // namespace
 
-Json describe_machine(const std::string& isa, int threads) {
+JsonMembers describe_machine(const std::string& isa, int threads) {
   double load = 0;
   (void)::getloadavg(&load, 1);
   return {{"cpu", cpu_name()},
@@ -62,22 +62,24 @@ Json describe_machine(const std::string& isa, int threads) {
           {"load", load}};
 }
 
-Rows machine_rows(const Json& machine) {
-  const auto text = [&](const char* name) { return machine[name].get<std::string>(); };
+Rows machine_rows(const JsonMembers& machine) {
+  const JsonDocument document = JsonText(machine).parsed();
+  const auto field = [&](const char* name) { return *document.root().find(name); };
+  const auto text = [&](const char* name) { return std::string(field(name).string()); };
   std::string cache_text;
-  for (const auto& [name, size] : machine["caches"].items()) {
-    cache_text += concat(cache_text.empty() ? "" : ", ", name, " ", size.get<std::string>());
+  for (const JsonValue& size : field("caches").items()) {
+    cache_text += concat(cache_text.empty() ? "" : ", ", size.key(), " ", size.string());
   }
   const std::string torch = text("libtorch");
-  return {{"processor", concat(text("cpu"), ", ", machine["cores"].get<int64_t>(), " cores")},
+  return {{"processor", concat(text("cpu"), ", ", field("cores").number(), " cores")},
           {"caches", cache_text},
-          {"memory", bytes_text(machine["memory_bytes"].get<double>())},
+          {"memory", bytes_text(field("memory_bytes").number())},
           {"kernels", text("isa")},
           {"built by", text("compiler")},
           {"sqz", text("version")},
           {"LibTorch", torch.empty() ? "not in this build" : torch},
-          {"threads", concat(machine["threads"].get<int64_t>())},
-          {"load before", concat(machine["load"].get<double>())}};
+          {"threads", concat(field("threads").number())},
+          {"load before", concat(field("load").number())}};
 }
 
 }  // namespace sqz::bench

@@ -9,7 +9,7 @@ namespace sqz::bench {
 // {cpu, cores, caches{L1d, L2, L3}, memory_bytes, isa, compiler, version, libtorch, threads, load}.
 // `isa`: the instruction set that libruntime's kernels were dispatched to; `load`: processes that
 // wanted to run in the last minute, before the run.
-Json describe_machine(const std::string& isa, int threads);
-Rows machine_rows(const Json& machine);
+JsonMembers describe_machine(const std::string& isa, int threads);
+Rows machine_rows(const JsonMembers& machine);
 
 }  // namespace sqz::bench

@@ -19,7 +19,7 @@ struct Contender {
   double part = 1;  // of the case's work that a run does; comparisons take it into account
   // Fields for its row, asked for after the last round. Of "bytes_read" and "flop", those of a run,
   // rates are made.
-  std::function<Json()> details = {};
+  std::function<JsonMembers()> details = {};
   std::function<double()> seconds =
       {};  // that the last run took, by a clock of the contender's own
 };

@@ -188,8 +188,8 @@ Status run_pass(const Pass& pass, Work& work, Judge& judge,
   return {};
 }
 
-Json rows_json(const std::vector<Row>& rows) {
-  Json out = Json::array();
+JsonText rows_json(const std::vector<Row>& rows) {
+  std::vector<JsonMembers> out;
   for (const Row& row : rows) out.push_back(row_json(row));
   return out;
 }

@@ -23,7 +23,7 @@ std::string estimate_text(const Estimate& estimate) {
   return number(estimate.value, 4) + " +- " + number(estimate.error, 4);
 }
 
-Json estimate_json(const Estimate& estimate) {
+JsonText estimate_json(const Estimate& estimate) {
   return {{"value", estimate.value}, {"stderr", estimate.error}};
 }
 
@@ -60,7 +60,7 @@ Line line_of(const Row& row) {
 }
 
 // What the profile of --layers was made for.
-Json allocation_json(const LayerBudgets& budgets) {
+JsonText allocation_json(const LayerBudgets& budgets) {
   return {{"name", budgets.allocation},
           {"p", budgets.p},
           {"budget",
@@ -69,10 +69,10 @@ Json allocation_json(const LayerBudgets& budgets) {
 
 }  // namespace
 
-Json row_json(const Row& row) {
+JsonMembers row_json(const Row& row) {
   const SelectorTraits& traits = *row.setting.traits;
   const SelectorOptions& options = row.setting.options;
-  Json out = {{"task", row.task}, {"tokens", row.tokens}, {"selector", options.selector}};
+  JsonMembers out = {{"task", row.task}, {"tokens", row.tokens}, {"selector", options.selector}};
   if (!row.on.empty()) out["on"] = row.on;
   if (traits.levels) out["levels"] = options.levels;
   if (traits.rule) out["rule"] = options.rule;

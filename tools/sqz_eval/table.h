@@ -34,7 +34,7 @@ struct Row {
   std::string skipped;  // why nothing was measured, or ""
 };
 
-Json row_json(const Row& row);
+JsonMembers row_json(const Row& row);
 // Aligned columns, a line a row, a header first.
 std::string table_text(const std::vector<Row>& rows);
 

@@ -114,7 +114,7 @@ Result<Answered> answer_prompt(const Opened& opened, const GenerateArguments& ar
   return out;
 }
 
-Json answer_json(const Answered& answered, double load_seconds) {
+JsonMembers answer_json(const Answered& answered, double load_seconds) {
   const sqz_stats& stats = answered.stats;
   return {{"text", answered.text},
           {"tokens", answered.generation.tokens},
@@ -154,12 +154,12 @@ Result<Answered> serve(const Opened& opened, const GenerateArguments& arguments,
 
 Status serve_lines(const Opened& opened, const GenerateArguments& arguments,
                    const ToolContext& context) {
-  std::vector<Json> answers;
+  std::vector<JsonMembers> answers;
   for (std::string line; std::getline(std::cin, line);) {
     if (line.empty()) continue;
     SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_ASSIGN_OR_RETURN(const Answered answered, serve(opened, arguments, line, context));
-    Json json = answer_json(answered, opened.load_seconds);
+    JsonMembers json = answer_json(answered, opened.load_seconds);
     json["prompt"] = line;
     context.output.event("answer", json);
     answers.push_back(std::move(json));

@@ -78,7 +78,7 @@ std::pair<std::string, std::string> parts_row(const std::vector<int64_t>& cluste
   return {"clusters", list_text(clusters) + " a KV head, coarse to fine"};
 }
 
-Json index_json(const std::string& path, const BuiltIndex& index) {
+JsonMembers index_json(const std::string& path, const BuiltIndex& index) {
   const BuildReport& report = index.report;
   return {{"path", path},
           {"tokens", report.tokens},
@@ -175,13 +175,8 @@ Status dry_run(const std::vector<Job>& jobs, const ModelConfig& model,
 }
 
 // The totals of several indexes, under the same names as the fields of one.
-void print_total(const std::vector<Json>& built, const ToolContext& context) {
-  int64_t tokens = 0;
-  uint64_t bytes = 0;
-  for (const Json& index : built) {
-    tokens += index["tokens"].get<int64_t>();
-    bytes += index["bytes"].get<uint64_t>();
-  }
+void print_total(const std::vector<JsonMembers>& built, int64_t tokens, uint64_t bytes,
+                 const ToolContext& context) {
   context.output.result({{"indexes", built}, {"tokens", tokens}, {"bytes", bytes}},
                         {{"indexes", concat(built.size())},
                          {"tokens", concat(tokens)},
@@ -229,7 +224,9 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
       load_runner(arguments.source.model, runner_options(arguments.source, context.options)));
-  std::vector<Json> built;
+  std::vector<JsonMembers> built;
+  int64_t tokens = 0;
+  uint64_t bytes = 0;
   for (const Job& job : jobs) {
     spdlog::debug("{}: {} tokens", job.label, job.tokens.ids.size());
     Progress progress(context.progress_style(), job.label);
@@ -239,13 +236,15 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
                              ? build_from_model(*runner, job.tokens, target, progress)
                              : build_with_prompts(*runner, job.tokens, target, prompts, progress));
     built.push_back(index_json(job.output, index));
+    tokens += index.report.tokens;
+    bytes += index.report.bytes;
     if (!arguments.separate) {
       context.output.result(built.back(), index_rows(job.output, index));
       return {};
     }
     context.output.event("index", built.back());
   }
-  print_total(built, context);
+  print_total(built, tokens, bytes, context);
   return {};
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 Status info_of_layers(const std::string& path, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const LayersFile layers, read_layers_file(path));
-  Json fields = layers_json(layers);
+  JsonMembers fields = layers_json(layers);
   fields["path"] = path;
   fields["kind"] = "layers";
   fields["model"] = to_json(layers.model);
@@ -24,7 +24,7 @@ Status info_of_layers(const std::string& path, const ToolContext& context) {
 
 Status info_of_qmodel(const std::string& path, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const QmodelFile qmodel, read_qmodel_file(path));
-  Json fields = qmodel_json(qmodel);
+  JsonMembers fields = qmodel_json(qmodel);
   fields["path"] = path;
   fields["kind"] = "qmodel";
   fields["model"] = to_json(qmodel.model);

@@ -26,7 +26,8 @@ Status add_layers(const std::string& path, HtmlPage& page, Together& together) {
   page.rows(layers_rows(layers));
   add_layers_section(layers, page);
   if (layers.measured.is_null()) return {};
-  SQZ_ASSIGN_OR_RETURN(auto measured, measured_allocations(layers.measured, path + ": measured"));
+  const JsonDocument json = layers.measured.parsed();
+  SQZ_ASSIGN_OR_RETURN(auto measured, measured_allocations(json.root(), path + ": measured"));
   together.measured.push_back(std::move(measured));
   return {};
 }
@@ -83,7 +84,7 @@ Status run_report(const ReportArguments& arguments, const ToolContext& context) 
   SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
   HtmlPage page(arguments.title);
   Together together;
-  Json inputs = Json::array();
+  std::vector<JsonText> inputs;
   for (const std::string& path : arguments.files) {
     SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_ASSIGN_OR_RETURN(const std::string kind, add_file(path, page, together));

@@ -124,8 +124,8 @@ size_t best_of(const Comparison& comparison, const std::string& allocation) {
   return best;
 }
 
-Json comparison_json(const Comparison& comparison) {
-  Json out = Json::array();
+JsonText comparison_json(const Comparison& comparison) {
+  std::vector<JsonText> out;
   for (const Candidate& candidate : comparison.candidates) {
     out.push_back({{"allocation", candidate.allocation},
                    {"p", candidate.p},

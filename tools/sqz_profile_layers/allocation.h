@@ -41,7 +41,7 @@ Result<Comparison> compare_allocations(const Trials& trials, const AllocationReq
 // error; else uniform. An index into `candidates`.
 size_t best_of(const Comparison& comparison, const std::string& allocation);
 
-Json comparison_json(const Comparison& comparison);
+JsonText comparison_json(const Comparison& comparison);
 // A line a candidate; `chosen` is marked.
 std::string comparison_table(const Comparison& comparison, size_t chosen);
 

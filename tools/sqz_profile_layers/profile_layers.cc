@@ -234,7 +234,7 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
   return out;
 }
 
-Json measured_json(const ProfileArguments& arguments, const Comparison& comparison) {
+JsonText measured_json(const ProfileArguments& arguments, const Comparison& comparison) {
   return {{"selector", arguments.selector},      {"rule", arguments.rule},
           {"budget", arguments.budget},          {"block", arguments.block},
           {"dense_loss", comparison.dense_loss}, {"sweep", comparison_json(comparison)}};
@@ -305,7 +305,7 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   layers.tokenizer_hash = tokenizer->hash();
   layers.texts = std::ssize(texts);
 
-  Json result;
+  JsonMembers result;
   Rows rows;
   if (!arguments.index.empty()) {
     protect_output(arguments.index);

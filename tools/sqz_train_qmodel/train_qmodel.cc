@@ -85,8 +85,8 @@ std::vector<QmodelRecall> errors_of(const QmodelScores& scores) {
   return out;
 }
 
-Json scores_json(const QmodelTrained& trained) {
-  Json out = Json::array();
+JsonText scores_json(const QmodelTrained& trained) {
+  std::vector<JsonText> out;
   for (const QmodelScores& row : trained.scores) {
     out.push_back({{"method", row.method},
                    {"queries", row.far_queries ? "far" : "all"},
@@ -160,7 +160,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   set_resumable({});
   SQZ_RETURN_IF_ERROR(Env::posix().remove(options.checkpoint));
 
-  Json result = qmodel_json(trained.file);
+  JsonMembers result = qmodel_json(trained.file);
   result["path"] = arguments.output;
   result["bytes"] = bytes;
   result["steps"] = trained.steps;
