@@ -14,7 +14,11 @@ q and out are [tokens, query heads, dim], lse [tokens, query heads] float32: see
 import ctypes as c
 import os
 
-_lib = c.CDLL(os.environ.get("SQZ_LIBRARY", "libsqz.so.0"))
+try:
+    _lib = c.CDLL(os.environ.get("SQZ_LIBRARY", "libsqz.so.0"))
+except OSError as error:
+    raise ImportError(f"libsqz cannot be loaded: {error}. Install it, or set SQZ_LIBRARY to the path of "
+                      "libsqz.so.0") from None
 _lib.sqz_last_error.restype = c.c_char_p
 
 
@@ -33,7 +37,14 @@ class _Struct(c.Structure):
     """A struct of sqz.h: struct_size is set, what is not given is zero, the default."""
 
     def __init__(self, **fields):
+        unknown = fields.keys() - dict(self._fields_)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         super().__init__(struct_size=c.sizeof(type(self)), **fields)
+
+    def __repr__(self):
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name, _ in self._fields_[1:] if name != "reserved")
+        return f"{type(self).__name__}({fields})"
 
 
 class IndexInfo(_Struct):
@@ -120,14 +131,15 @@ class Index:
 
     def describe(self):
         info = IndexInfo()
+        info.index = self  # whose strings it borrows
         _check(_lib.sqz_index_describe(self.handle, c.byref(info)))
         return info
 
     def upload(self, device=0, **options):
         _check(_lib.sqz_index_upload(self.handle, c.byref(UploadOptions(device_id=device, **options))))
 
-    def __del__(self):
-        _lib.sqz_index_close(self.handle)
+    def __del__(self, close=_lib.sqz_index_close):  # when the interpreter ends, _lib may be gone before
+        close(self.handle)
 
 
 class Session:
@@ -167,5 +179,5 @@ class Session:
         _check(_lib.sqz_session_stats(self.handle, c.c_int64(layer), c.byref(stats)))
         return stats
 
-    def __del__(self):
-        _lib.sqz_session_destroy(self.handle)
+    def __del__(self, destroy=_lib.sqz_session_destroy):
+        destroy(self.handle)
