@@ -47,10 +47,9 @@ set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/libruntime
 # What a program that is built against the library will depend on.
 file(WRITE ${PROJECT_BINARY_DIR}/debian/shlibs "libsqz 0 libsqz0 (>= ${PROJECT_VERSION})\n")
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/debian/shlibs)
-foreach(package runtime:libsqz0 dev:libsqz-dev tools:sqz-tools)
-  string(REPLACE ":" ";" parts ${package})
-  list(POP_FRONT parts component name)
-  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${name} RENAME copyright
-    COMPONENT ${component})
+foreach(component ${CPACK_COMPONENTS_ALL})
+  string(TOUPPER ${component} upper)
+  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${CPACK_DEBIAN_${upper}_PACKAGE_NAME}
+    RENAME copyright COMPONENT ${component})
 endforeach()
 include(CPack)

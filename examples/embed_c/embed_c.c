@@ -1,6 +1,6 @@
 /* Serve one layer of attention from an index, in C: the whole of what an engine adds.
  *
- *   cc embed_c.c $(pkg-config --cflags --libs sqz) -o embed_c && ./embed_c book.sqz
+ *   cc embed_c.c $(pkg-config --cflags --libs sqz) -lm -o embed_c && ./embed_c book.sqz
  *
  * An engine would pass the queries of its own model; this program makes some up, asks once densely
  * and once with an eighth of the bytes, and prints how far the answers are apart and what was read.

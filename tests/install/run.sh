@@ -15,11 +15,24 @@ cmake --build "$scratch/consumer" >/dev/null
 "$scratch/consumer/consumer_c" "$index"
 "$scratch/consumer/consumer_cc" "$index"
 
-pc=$(dirname "$(find "$scratch/usr" -name sqz.pc)")
-flags=$(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs sqz)
-cc -std=c99 -Wall -Wextra -Werror -pedantic "$source/examples/embed_c/embed_c.c" $flags -lm -o "$scratch/embed_c"
+# The command in embed_c.c's own comment, as it stands there; and once more with every warning.
+export PKG_CONFIG_PATH=$(dirname "$(find "$scratch/usr" -name sqz.pc)")
 export LD_LIBRARY_PATH=$(dirname "$(find "$scratch/usr" -name 'libsqz.so')")
-"$scratch/embed_c" "$index" | tee "$scratch/embed_c.out"
+cc -std=c99 -Wall -Wextra -Werror -pedantic -c "$source/examples/embed_c/embed_c.c" \
+  $(pkg-config --cflags sqz) -o "$scratch/embed_c.o"
+command=$(sed -n 's/^ \*   \(cc .*\)$/\1/p' "$source/examples/embed_c/embed_c.c")
+[ -n "$command" ] || { echo "FAILED: embed_c.c has no line 'cc ...'" >&2; exit 1; }
+cp "$source/examples/embed_c/embed_c.c" "$scratch"
+cp "$index" "$scratch/book.sqz"
+(cd "$scratch" && bash -euc "$command") | tee "$scratch/embed_c.out"
+
+# libruntime alone says nothing of the tools that it does not bring.
+cmake -G Ninja -S "$source" -B "$scratch/alone" -DSQZ_RUNTIME_ONLY=ON -DSQZ_TESTS=OFF >/dev/null
+grep -q /doc/libsqz0 "$scratch/alone/cmake_install.cmake"
+if grep -q sqz-tools "$scratch/alone/cmake_install.cmake"; then
+  echo "FAILED: a runtime-only tree installs something of sqz-tools" >&2
+  exit 1
+fi
 
 # examples/embed as a project of its own.
 [ -e /usr/include/boost/program_options.hpp ] || { echo "examples/embed: no Boost here"; exit 0; }
