@@ -13,7 +13,8 @@ namespace {
 
 namespace po = boost::program_options;
 
-const std::map<std::string, int32_t> kSelectors = {{"squeezed", SQZ_SELECTOR_SQUEEZED},
+const std::map<std::string, int32_t> kSelectors = {{"auto", SQZ_SELECTOR_AUTO},
+                                                   {"squeezed", SQZ_SELECTOR_SQUEEZED},
                                                    {"dense", SQZ_SELECTOR_DENSE}};
 const std::map<std::string, int32_t> kRules = {{"threshold", SQZ_RULE_THRESHOLD},
                                                {"budget", SQZ_RULE_BUDGET}};
@@ -41,8 +42,8 @@ po::options_description settings(bool on_command_line) {
        "queries from standard input: text (numbers) or f32 (raw, little-endian)")  //
       ("layer", po::value<int64_t>()->default_value(-1),
        "layer to serve; -1: all of a capture, 0 from standard input")  //
-      ("selector", po::value<std::string>()->default_value("squeezed"),
-       "squeezed or dense")  //
+      ("selector", po::value<std::string>()->default_value("auto"),
+       "squeezed, dense, or auto: what the index was built for")  //
       ("rule", po::value<std::string>()->default_value("threshold"),
        "threshold or budget")  //
       ("budget", po::value<double>()->default_value(0.125),
@@ -53,7 +54,8 @@ po::options_description settings(bool on_command_line) {
       ("threads", po::value<int32_t>()->default_value(0), "CPU threads; 0: all cores")  //
       ("read", flag(),
        "read the index into memory instead of mapping it")  //
-      ("compare", flag(), "also serve densely and print the relative error");
+      ("compare", flag(),
+       "also serve densely and print the error: |sparse - dense| / |dense| of the outputs");
   return out;
 }
 

@@ -29,8 +29,10 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
   if (o.device_type != kCuda && o.device_id != 0) {
     return invalid(concat("options.device_id: found ", o.device_id, ", expected 0 on the CPU"));
   }
-  SQZ_RETURN_IF_ERROR(
-      check_choice("selector", o.selector, static_cast<int32_t>(sqz::selector_types().size()) - 1));
+  const auto last_selector = static_cast<int32_t>(sqz::selector_types().size()) - 1;
+  if (o.selector != SQZ_SELECTOR_AUTO) {
+    SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, last_selector));
+  }
   SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_BUDGET));
   SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
   SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_ESTIMATE));
@@ -65,7 +67,7 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
 
 Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
                                                             const sqz_session_options& options) {
-  SQZ_ASSIGN_OR_RETURN(const sqz::SessionOptions wanted, read_options(options));
+  SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted, read_options(options));
   std::shared_ptr<const sqz::ServedIndex> served;
   std::shared_ptr<sqz::cuda::DeviceIndex> uploaded;
   {
@@ -73,6 +75,9 @@ Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
     SQZ_ASSIGN_OR_RETURN(served, sqz::capi::serve(index));
     const auto at = index.uploaded.find(options.device_id);
     if (at != index.uploaded.end()) uploaded = at->second;
+  }
+  if (options.selector == SQZ_SELECTOR_AUTO) {
+    wanted.selection.selector = sqz::fitting_selector(served->metadata());
   }
   if (options.device_type == kCuda) {
     return sqz::cuda::create_session(std::move(served), std::move(uploaded), wanted);
@@ -361,6 +366,7 @@ sqz_status
       out.keys_possible = sum.keys_possible;
       out.bytes_read = sum.bytes_read;
       out.bytes_dense = sum.bytes_dense;
+      out.least_budget = s.plan().least_budget;
       return sqz::capi::write_struct(out, "stats", stats);
     })}
 

@@ -83,7 +83,7 @@ Result<PreparedSelector> prepare_buckets(const SelectorInputs& inputs,
   }
   const LayerView* view = first_sparse(inputs.index.layers);
   PreparedSelector out;
-  if (view == nullptr) return PreparedSelector{dense_plan(out.plan, true), nullptr};
+  if (view == nullptr) return PreparedSelector{nothing_sparse_plan(request), nullptr};
   if (inputs.metadata.partition != Partition::kBuckets) {
     return Status(
         Code::kUnsupported,

@@ -111,7 +111,7 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
   }
   const LayerView* view = first_sparse(inputs.index.layers);
   PreparedSelector out;
-  if (view == nullptr) return PreparedSelector{dense_plan(out.plan, true), nullptr};
+  if (view == nullptr) return PreparedSelector{nothing_sparse_plan(request), nullptr};
   SQZ_RETURN_IF_ERROR(check_index(inputs, request.thresholds == nullptr));
   SelectionPlan& plan = out.plan;
   plan.levels = 1;

@@ -113,7 +113,7 @@ Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
     logs.push_back(static_cast<float>(std::log(thresholds[k])));
   }
   plan.log_thresholds.assign(C::kScopes, logs);
-  plan.asked_budget = plan.asked_keep = 0;
+  plan.asked_budget = plan.asked_keep = plan.least_budget = 0;
   return {};
 }
 
@@ -127,6 +127,13 @@ SelectionPlan dense_plan(SelectionPlan plan, bool fallback) {
   plan.dense = true;
   plan.fallback = fallback;
   return plan;
+}
+
+SelectionPlan nothing_sparse_plan(const SelectionRequest& request) {
+  SelectionPlan plan;
+  const double asked = request.budget + request.keep;  // one of them is given, or thresholds
+  plan.asked_budget = plan.asked_keep = asked;
+  return dense_plan(plan, true);
 }
 
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
@@ -145,6 +152,7 @@ void resolve(const ReadingCost& cost, const SelectionRequest& request, Selection
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
               SelectionPlan& plan) {
   const double least_budget = budget_for(cost, cost.least_keep);
+  plan.least_budget = least_budget;
   if (plan.asked_keep >= 1 || plan.asked_budget >= 1 || least_budget >= 1) {
     plan = dense_plan(std::move(plan), true);
     return {};
@@ -204,7 +212,7 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
                           ", what the index has"));
   }
   SelectionPlan plan;
-  if (metadata.levels == 0) return dense_plan(plan, true);
+  if (metadata.levels == 0) return nothing_sparse_plan(request);
   if (request.estimate && !metadata.has_value_means) {
     return Status(Code::kUnsupported,
                   concat(path,

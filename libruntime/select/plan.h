@@ -42,10 +42,11 @@ struct SelectionRequest {
 };
 
 struct SelectionPlan {
-  bool dense = false;     // read everything
-  bool fallback = false;  // dense although selection was asked for: there is nothing to gain
-  int levels = 0;         // in use
-  int64_t block = 0;      // query tokens that share a selection; 0 = as the session says
+  bool dense = false;       // read everything
+  bool fallback = false;    // dense although selection was asked for: there is nothing to gain
+  int levels = 0;           // in use
+  int64_t block = 0;        // query tokens that share a selection; 0 = as the session says
+  double least_budget = 1;  // that selection could deliver; 1 if all layers are dense
   double asked_budget = 1;
   double asked_keep = 1;  // both 0 if thresholds were given: what they read is not known before
   LogThresholds log_thresholds;  // [scope][level in use]
@@ -111,6 +112,8 @@ inline int64_t whole_keys(const SelectionPlan& plan, int64_t slots) {
 // Null if every layer is dense; sparse layers have the same shape.
 const LayerView* first_sparse(std::span<const LayerView> layers);
 SelectionPlan dense_plan(SelectionPlan plan, bool fallback);
+// Of an index whose layers are all dense: what was asked for stands in it as it was given.
+SelectionPlan nothing_sparse_plan(const SelectionRequest& request);
 
 // A place between two points of a calibrated table.
 struct GridPoint {

@@ -138,7 +138,7 @@ Result<PreparedSelector> prepare_quest(const SelectorInputs& inputs,
   SQZ_RETURN_IF_ERROR(check_plain(request, "quest", false));
   const LayerView* view = first_sparse(inputs.index.layers);
   PreparedSelector out;
-  if (view == nullptr) return PreparedSelector{dense_plan(out.plan, true), nullptr};
+  if (view == nullptr) return PreparedSelector{nothing_sparse_plan(request), nullptr};
   if (view->pages == 0) {
     return Status(Code::kUnsupported,
                   bad_field(inputs.path, "partition", partition_name(inputs.metadata.partition),

@@ -1,5 +1,7 @@
 #include "libruntime/select/registry.h"
 
+#include <algorithm>
+
 #include "libruntime/select/layer_spread.h"
 
 namespace sqz {
@@ -17,6 +19,18 @@ constexpr SelectorType kSelectors[] = {
 
 std::span<const SelectorType> selector_types() {
   return kSelectors;
+}
+
+SelectorKind fitting_selector(const IndexMetadata& metadata) {
+  if (metadata.pruned) {
+    const auto* own = std::find_if(
+        std::begin(kSelectors), std::end(kSelectors),
+        [&](const SelectorType& type) { return metadata.pruned->selector == type.name; });
+    if (own != std::end(kSelectors)) return static_cast<SelectorKind>(own - kSelectors);
+  }
+  return metadata.partition == Partition::kPages     ? SelectorKind::kQuest
+         : metadata.partition == Partition::kBuckets ? SelectorKind::kSaap
+                                                     : SelectorKind::kSqueezed;
 }
 
 Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,

@@ -40,6 +40,9 @@ struct SelectorType {
 // In the order of SelectorKind.
 std::span<const SelectorType> selector_types();
 
+// The selector that an index was built for; see SQZ_SELECTOR_AUTO.
+SelectorKind fitting_selector(const IndexMetadata& metadata);
+
 // The type's prepare(), and which layers are read whole. kInvalidArgument, too, for a number of
 // dense layers that the model does not have.
 Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,

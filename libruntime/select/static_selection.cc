@@ -84,7 +84,7 @@ Result<PreparedSelector> prepare_pruned(const SelectorInputs& inputs,
     return refuse("dense_layers", concat(request.dense_layers), "0");
   }
   PreparedSelector out;
-  out.plan.asked_budget = metadata.pruned->budget;
+  out.plan.asked_budget = out.plan.least_budget = metadata.pruned->budget;
   out.plan.asked_keep = metadata.pruned->keep;
   std::vector<HeadRuns> heads;
   for (const LayerView& view : inputs.index.layers) {
@@ -122,7 +122,7 @@ Result<PreparedSelector> prepare_static(const SelectorInputs& inputs,
   SQZ_RETURN_IF_ERROR(check_plain(request, selection.name, false));
   const LayerView* sparse = first_sparse(inputs.index.layers);
   PreparedSelector out;
-  if (sparse == nullptr) return PreparedSelector{dense_plan(out.plan, true), nullptr};
+  if (sparse == nullptr) return PreparedSelector{nothing_sparse_plan(request), nullptr};
   const ReadingCost cost = keys_cost(*sparse, selection.exact_skipped);
   resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));

@@ -97,6 +97,7 @@ TEST_F(Prune, GivesTheSameBitsUnderItsPolicy) {
           EXPECT_DOUBLE_EQ(testing::delivered(*before, layer), testing::delivered(*after, layer));
         }
         EXPECT_EQ(after->plan().asked_budget, 0.2);
+        EXPECT_EQ(fitting_selector(pruned.index->metadata()), selector);
         EXPECT_TRUE(Env::posix().remove(output()).ok());
       }
     }

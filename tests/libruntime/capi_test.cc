@@ -148,6 +148,58 @@ TEST_F(CApi, SaapTakesQueriesBeforeRopeOrPositions) {
   sqz_index_close(index);
 }
 
+TEST_F(CApi, TheSelectorThatFitsTheIndex) {
+  testing::TinyIndexOptions pages = testing::c_index_options();
+  pages.windows.clear();
+  pages.page_size = 16;
+  ASSERT_TRUE(testing::write_tiny_index(directory_->file("fit_pages"), pages).ok());
+  testing::TinyQmodelOptions buckets;
+  buckets.head_dim = 16;
+  buckets.buckets = 12;
+  ASSERT_TRUE(testing::write_tiny_buckets(directory_->file("fit_buckets"),
+                                          testing::tiny_qmodel(buckets), 5000)
+                  .ok());
+  const std::pair<std::string, sqz_selector> cases[] = {
+      {path(), SQZ_SELECTOR_SQUEEZED},
+      {directory_->file("fit_pages"), SQZ_SELECTOR_QUEST},
+      {directory_->file("fit_buckets"), SQZ_SELECTOR_SAAP}};
+  for (const auto& [file, expected] : cases) {
+    const runtime::Index index(file);
+    const std::vector<int64_t> zeros(3, 0);
+    const auto answer = [&](sqz_selector selector, const Call& call) {
+      auto options = make<sqz_session_options>();
+      options.keep = 0.2;
+      options.selector = selector;
+      options.dense_layers = -1;
+      runtime::Session session(index, options);
+      session.attend(call.args);
+      return std::pair(call.out, session.stats().keys_read);
+    };
+    Call own(3, 7, 1), fitting(3, 7, 1), dense(3, 7, 1);
+    for (Call* call : {&own, &fitting, &dense}) call->args.positions = zeros.data();
+    EXPECT_EQ(answer(expected, own), answer(SQZ_SELECTOR_AUTO, fitting)) << file;
+    EXPECT_NE(own.out, (answer(SQZ_SELECTOR_STREAM, dense), dense.out)) << file;
+  }
+}
+
+TEST_F(CApi, LayersThatAreAllDenseReportWhatWasAsked) {
+  testing::TinyIndexOptions o = testing::c_index_options();
+  o.windows.clear();
+  o.dense_layers = {0, 1};
+  ASSERT_TRUE(testing::write_tiny_index(directory_->file("dense"), o).ok());
+  const runtime::Index index(directory_->file("dense"));
+  for (const sqz_selector selector :
+       {SQZ_SELECTOR_SQUEEZED, SQZ_SELECTOR_STREAM, SQZ_SELECTOR_AUTO}) {
+    auto options = runtime::options_for_budget(0.25);
+    options.selector = selector;
+    runtime::Session session(index, options);
+    session.attend(Call(2, 1, 1).args);
+    EXPECT_EQ(session.stats().asked_budget, 0.25) << selector;
+    EXPECT_EQ(session.stats().delivered_budget, 1) << selector;
+    EXPECT_EQ(session.stats().dense_fallback, 1) << selector;
+  }
+}
+
 TEST_F(CApi, PagesAreServedWithTheFirstLayersWhole) {
   testing::TinyIndexOptions o = testing::c_index_options();
   o.layers = 3;

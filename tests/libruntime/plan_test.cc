@@ -78,6 +78,7 @@ TEST(Plan, BudgetOnTheTree) {
   EXPECT_FALSE(p.dense);
   EXPECT_NEAR(p.asked_keep, (1250 - 100 - 50 - 125) / 9900.0, 1e-12);
   EXPECT_EQ(p.asked_budget, 0.125);
+  EXPECT_NEAR(p.least_budget, (100 + 50 + 125) / 10000.0, 1e-12);
   const double at = p.asked_keep * 1024;
   EXPECT_NEAR(p.log_thresholds[0][1], -at / 100 - 40, 1e-4);
   EXPECT_NEAR(p.log_thresholds[1][1], -at / 100 - 60, 1e-4);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tools/common/layer_policy.h"
+#include "tools/common/tool.h"
 
 namespace sqz {
 namespace {
@@ -17,6 +18,7 @@ std::string in_unit_interval(const std::string& text) {
 }
 
 Result<int32_t> selector_number(const std::string& name) {
+  if (name == kAutoSelector) return SQZ_SELECTOR_AUTO;
   const std::vector<std::string> names = selector_names();
   const auto at = std::find(names.begin(), names.end(), name);
   if (at != names.end()) return static_cast<int32_t>(at - names.begin());
@@ -27,8 +29,12 @@ Result<int32_t> selector_number(const std::string& name) {
 }  // namespace
 
 void add_selector_options(CLI::App& app, SelectorOptions& options) {
-  app.add_option("--selector", options.selector, "What decides which keys are read")
-      ->check(CLI::IsMember(selector_names()))
+  std::vector<std::string> names = selector_names();
+  names.insert(names.begin(), kAutoSelector);
+  app.add_option("--selector", options.selector,
+                 "What decides which keys are read; auto: what the index was built for (clusters "
+                 "squeezed, pages quest, buckets saap, a pruned index its own)")
+      ->check(CLI::IsMember(names))
       ->capture_default_str()
       ->group(kGroupName);
   auto* budget = app.add_option("--budget", options.budget,
@@ -63,7 +69,7 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
       ->capture_default_str()
       ->group(kGroupName);
   app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str()
       ->group(kGroupName);
   app.add_option("--layers", options.layers,
@@ -73,7 +79,7 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
       ->group(kGroupName);
   app.add_option("--dense-layers", options.dense_layers,
                  "First layers that are read whole (default: what the selector wants, quest 2)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->group(kGroupName);
 }
 
@@ -123,7 +129,7 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
                     "--threshold sets thresholds, but --rule budget has none: pass --budget");
     }
     out.thresholds = options.thresholds.data();
-    if (out.selector != SQZ_SELECTOR_SQUEEZED) return out;
+    if (out.selector != SQZ_SELECTOR_SQUEEZED && out.selector != SQZ_SELECTOR_AUTO) return out;
     if (options.levels == 0) out.levels = static_cast<int32_t>(options.thresholds.size());
     if (static_cast<size_t>(out.levels) == options.thresholds.size()) return out;
     return Status(Code::kInvalidArgument,

@@ -14,8 +14,10 @@
 
 namespace sqz {
 
+inline constexpr const char* kAutoSelector = "auto";  // the one that the index was built for
+
 struct SelectorOptions {
-  std::string selector = "squeezed";
+  std::string selector = kAutoSelector;
   std::optional<double> budget;  // at most one of the next three; none: kDefaultBudget
   std::optional<double> sparsity;
   std::vector<double> thresholds;  // coarse to fine

@@ -187,8 +187,10 @@ typedef enum sqz_selector {
                                 RoPE, best first until the keys asked for are read; needs an index
                                 of buckets, and q_before_rope or positions in sqz_attend_args.
                                 The networks' bytes are the model's, and not counted */
-  SQZ_SELECTOR_KMEANS = 8    /* the same buckets by the product of the query before RoPE and their
+  SQZ_SELECTOR_KMEANS = 8,   /* the same buckets by the product of the query before RoPE and their
                                 centroids: what saap is compared with. CPU only */
+  SQZ_SELECTOR_AUTO = 255    /* the one that the index was built for: squeezed for clusters, quest
+                                for pages, saap for buckets, a pruned index's own. It has no name */
 } sqz_selector;
 
 /* "squeezed", "dense", ...: static; null for a number that this library has no selector for. Counts
@@ -333,6 +335,8 @@ typedef struct sqz_stats {
   uint64_t keys_possible;
   uint64_t bytes_read;  /* keys, values, centroids, value means, sink and tail */
   uint64_t bytes_dense; /* what dense attention would have read */
+  double least_budget; /* a lower budget cannot be delivered: centroids, sink and tail cost it; 1 if
+                          nothing is to be selected, 0 with thresholds */
 } sqz_stats;
 
 /* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. */
