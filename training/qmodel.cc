@@ -310,7 +310,7 @@ Status Training::train() {
   const int64_t pool = pool_->windows();
   // Each window beyond the pool's comes once, evenly over the steps.
   const int64_t pace = std::max<int64_t>(1, o_.steps / std::max<int64_t>(windows - pool, 1));
-  const int64_t between_checks = std::max<int64_t>(1, o_.steps / o_.checks);
+  const int64_t between_checks = (o_.steps + o_.checks - 1) / o_.checks;
   const auto wanted = [&] { return std::min<int64_t>(windows, pool + state_.network.step / pace); };
   int64_t captured = std::max<int64_t>(0, wanted() - pool);
   while (state_.network.step < o_.steps && !stopped_early()) {

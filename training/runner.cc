@@ -16,9 +16,9 @@ Result<at::Device> parse_device(const std::string& name) {
                       digits.find_first_not_of("0123456789") == std::string::npos;
   if (name != "cuda" && !number) return unknown;
   if (!at::hasCUDA()) {
-    return Status(Code::kUnsupported, concat("device \"", name,
-                                             "\": no CUDA device, or a LibTorch "
-                                             "without CUDA"));
+    return Status(Code::kInvalidArgument, concat("device \"", name,
+                                                 "\": no CUDA device, or a LibTorch "
+                                                 "without CUDA"));
   }
   return at::Device(name);
 }

@@ -10,6 +10,7 @@ namespace sqz {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
@@ -96,7 +97,13 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
 TEST_F(TrainQmodelTool, AppendedIndexesAreThoseOfOneBuild) {
   const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
   write_all(path("more.txt"), book.substr(500000, 3000));
-  ASSERT_EQ(train({"--steps", "5", "-o", path("q.sqz")}).code, 0);
+  const ToolRun trained = train({"--steps", "5", "-o", path("q.sqz")});
+  ASSERT_EQ(trained.code, 0);
+  // Few steps are checked once, and the table has one row a method.
+  EXPECT_THAT(trained.err, HasSubstr("step 5: loss"));
+  EXPECT_THAT(trained.err, Not(HasSubstr("step 4: loss")));
+  EXPECT_THAT(trained.out, HasSubstr("recall of classifier-share  "));
+  EXPECT_THAT(trained.out, Not(HasSubstr("far queries")));
   const auto index_tool = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--threads", "2", "--json"});
     return run(SQZ_INDEX_TOOL, arguments);

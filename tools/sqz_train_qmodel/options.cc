@@ -30,6 +30,7 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
       ->type_name("X")
       ->group(kGroup);
   app.add_option("--lr", arguments.learning_rate, "Learning rate of Adam")
+      ->check(CLI::Range(1e-12, 10.0))
       ->type_name("X")
       ->group(kGroup);
   app.add_option("--decay", arguments.decay, "How the learning rate falls: cosine, to 0, or none")
@@ -75,12 +76,13 @@ void add_data_options(CLI::App& app, QmodelOptions& options) {
       ->group(kGroup);
 }
 
-void add_stopping_options(CLI::App& app, QmodelOptions& options) {
+void add_stopping_options(CLI::App& app, TrainQmodelArguments& arguments) {
   constexpr const char* kGroup = "Checks and checkpoints";
-  app.add_option("--checks", options.checks, "Times that held-out recall is measured")
+  QmodelOptions& options = arguments.options;
+  app.add_option("--checks", arguments.checks,
+                 "Times that held-out recall is measured (default: every 100 steps, at most 20)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->type_name("N")
-      ->capture_default_str()
       ->group(kGroup);
   app.add_option("--patience", options.patience,
                  "Checks without a better recall that end the training")
@@ -94,7 +96,7 @@ void add_stopping_options(CLI::App& app, QmodelOptions& options) {
       ->group(kGroup);
   app.add_option("--checkpoint-seconds", options.checkpoint_seconds,
                  "Time between writes of the checkpoint")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 1e6))
       ->type_name("S")
       ->capture_default_str()
       ->group(kGroup);
@@ -117,7 +119,7 @@ void add_train_qmodel_options(CLI::App& app, TrainQmodelArguments& arguments) {
   app.add_flag("--force", arguments.force, "Replace an existing output, or checkpoint");
   add_network_options(app, arguments);
   add_data_options(app, arguments.options);
-  add_stopping_options(app, arguments.options);
+  add_stopping_options(app, arguments);
   add_run_dtype_option(app, arguments.run_dtype);
 }
 

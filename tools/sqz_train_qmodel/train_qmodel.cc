@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 
@@ -18,6 +19,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A check takes as long as some ten steps do on a CPU.
+constexpr int64_t kStepsOfACheck = 100, kMostChecks = 20;
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -29,6 +33,7 @@ QmodelOptions planned(const TrainQmodelArguments& a, const ToolContext& context)
   out.buckets = a.buckets.value_or(1024);
   out.hidden = a.hidden.value_or(1024);
   out.steps = a.steps.value_or(paper ? 40000 : 4000);
+  out.checks = a.checks.value_or(std::clamp<int64_t>(out.steps / kStepsOfACheck, 1, kMostChecks));
   out.batch = a.batch.value_or(paper ? 1000 : 1024);
   out.learning_rate = a.learning_rate.value_or(paper ? 1e-5 : 2e-3);
   out.near_queries = a.near_queries.value_or(paper ? 0 : 0.5);
@@ -127,6 +132,7 @@ class Reporter {
 }  // namespace
 
 Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext& context) {
+  SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
   QmodelOptions options = planned(arguments, context);
@@ -173,9 +179,11 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   Rows rows = {{"query classifier", arguments.output}};
   for (auto& row : qmodel_rows(trained.file)) rows.push_back(std::move(row));
   for (const QmodelScores& score : trained.scores) {
-    rows.emplace_back(concat(score.method, score.far_queries ? ", far queries" : ", all queries",
-                             ", ", qmodel_keys_name(score.keys), " keys"),
-                      recall_text(score.recall) + "; +- " + recall_text(errors_of(score)));
+    if (score.far_queries || score.keys != QmodelKeys::kWindow) continue;  // --json has those, too
+    const bool errors = trained.held_out > 1;
+    rows.emplace_back("recall of " + score.method,
+                      recall_text(score.recall) +
+                          (errors ? "; standard errors " + recall_text(errors_of(score)) : ""));
   }
   rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
                                       seconds_text(train_seconds), " to train and measure"));

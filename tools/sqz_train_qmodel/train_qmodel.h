@@ -17,6 +17,7 @@ struct TrainQmodelArguments {
   std::string preset = "small";
   // Of these the preset has values of its own.
   std::optional<int64_t> buckets, hidden, steps, batch;
+  std::optional<int64_t> checks;  // none: one every kStepsOfACheck steps, at most kMostChecks
   std::optional<double> learning_rate, near_queries;
   std::string decay;      // "cosine", "none"; empty: the preset's
   QmodelOptions options;  // everything else
