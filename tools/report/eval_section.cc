@@ -68,19 +68,38 @@ bool shown_above_dense(const Subject& subject, std::span<const EvalRow> rows) {
          });
 }
 
-void add_subject(const Subject& subject, std::span<const EvalRow> rows, HtmlPage& page) {
+std::string title_of(const Subject& subject) {
+  return concat(task_text(subject.task).title, subject.on.empty() ? "" : " on " + subject.on, ", ",
+                subject.tokens, " tokens");
+}
+
+// The measured value against what was read.
+Plot value_plot(const Subject& subject, std::span<const EvalRow> rows) {
   const TaskText task = task_text(subject.task);
   const bool recall = subject.task == "recall", above = shown_above_dense(subject, rows);
-  const std::string title = concat(task.title, subject.on.empty() ? "" : " on " + subject.on, ", ",
-                                   subject.tokens, " tokens");
-  Plot values;
-  values.title = title;
-  values.x_label = recall ? "selectivity: share of the clustered keys that was read"
-                          : "delivered budget: share of the context's bytes that was read";
-  values.y_label = above ? "loss above dense, nats a token" : task.value;
-  values.from_zero = task.from_zero;
+  Plot out;
+  out.title = title_of(subject);
+  out.x_label = recall ? "selectivity: share of the clustered keys that was read"
+                       : "delivered budget: share of the context's bytes that was read";
+  out.y_label = above ? "loss above dense, nats a token" : task.value;
+  out.from_zero = task.from_zero;
+  for (const EvalRow& row : rows) {
+    if (subject_of(row) != subject || !row.skipped.empty()) continue;
+    if (row.dense) {
+      out.levels.push_back({"dense", above ? 0 : row.value});
+      continue;
+    }
+    add_point(out.series, row.setting,
+              {recall ? row.keep : row.budget, above ? *row.difference : row.value,
+               above ? *row.difference_error : row.error});
+  }
+  sort_points(out);
+  return out;
+}
+
+void add_subject(const Subject& subject, std::span<const EvalRow> rows, HtmlPage& page) {
   Plot delivered;
-  delivered.title = "Delivered against asked, " + title;
+  delivered.title = "Delivered against asked, " + title_of(subject);
   delivered.x_label = "asked budget";
   delivered.y_label = "delivered budget";
   delivered.diagonal = true;
@@ -98,22 +117,17 @@ void add_subject(const Subject& subject, std::span<const EvalRow> rows, HtmlPage
                      row.difference ? fixed_text(*row.difference, 4) : "",
                      row.difference_error ? fixed_text(*row.difference_error, 4) : "",
                      concat(row.trials)});
-    if (row.dense) {
-      values.levels.push_back({"dense", above ? 0 : row.value});
-      continue;
-    }
-    add_point(values.series, row.setting,
-              {recall ? row.keep : row.budget, above ? *row.difference : row.value,
-               above ? *row.difference_error : row.error});
+    if (row.dense) continue;
     add_point(delivered.series, row.setting, {row.asked_budget, row.budget, 0});
     off |= std::abs(row.budget - row.asked_budget) > 0.01 * row.asked_budget;
   }
-  sort_points(values);
   sort_points(delivered);
-  page.subheading(title);
-  page.figure(plot_svg(values), "With standard errors; a line a setting, a dot a budget.");
+  page.subheading(title_of(subject));
+  page.figure(plot_svg(value_plot(subject, rows)),
+              "With standard errors; a line a setting, a dot a budget.");
   if (off) page.figure(plot_svg(delivered), "On the faint line what is asked for is delivered.");
-  page.table({"setting", "asked", "delivered", "keys", task.value, "±", "to dense", "±", "n"},
+  page.table({"setting", "asked", "delivered", "keys", task_text(subject.task).value, "±",
+              "to dense", "±", "n"},
              lines);
 }
 
@@ -128,6 +142,27 @@ void add_eval_section(std::span<const EvalRow> rows, HtmlPage& page) {
     }
   }
   for (const Subject& subject : subjects) add_subject(subject, rows, page);
+}
+
+Result<std::string> needles_figure(std::span<const EvalRow> rows) {
+  Subject needles{"needle1", "", 0};
+  for (const EvalRow& row : rows) {
+    if (row.task == needles.task) needles.tokens = std::max(needles.tokens, row.tokens);
+  }
+  Subject error{"error", "text", needles.tokens};
+  for (const EvalRow& row : rows) {
+    if (row.task == error.task && row.tokens == error.tokens && row.on == "questions") {
+      error.on = row.on;
+    }
+  }
+  const Plot plots[] = {value_plot(needles, rows), value_plot(error, rows)};
+  for (const Plot& plot : plots) {
+    if (!plot.series.empty()) continue;
+    return Status(Code::kInvalidArgument,
+                  "--figure needles: found no rows of one of the tasks needle1 and error, expected "
+                  "what sqz-eval --task needle1,error --json printed");
+  }
+  return figure_svg(plots, kPlotStyle);
 }
 
 }  // namespace sqz

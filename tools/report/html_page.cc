@@ -8,16 +8,8 @@
 namespace sqz {
 namespace {
 
-// Colours of series and shades are variables, so that a plot need not know on what it is shown.
-// The eight are Okabe and Ito's, which most colour-blind people can tell apart.
-constexpr const char* kStyle = R"(
-:root { color-scheme: light dark; --back: #ffffff; --ink: #1b1b1b; --faint: #6b6b6b;
-  --line: #d9d9d9; --s0: #0072b2; --s1: #d55e00; --s2: #009e73; --s3: #b5679a; --s4: #a67c00;
-  --s5: #2f8fc4; --s6: #8a8a00; --s7: #555555; }
-@media (prefers-color-scheme: dark) {
-  :root { --back: #16181b; --ink: #e6e6e6; --faint: #a0a0a0; --line: #3a3d42; --s0: #5ab4f0;
-    --s1: #ff8c42; --s2: #2ecc9a; --s3: #e09ac8; --s4: #e6b000; --s5: #86cdf5; --s6: #d8d84a;
-    --s7: #c4c4c4; } }
+constexpr const char* kPageStyle = R"(
+:root { color-scheme: light dark; }
 body { background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
   max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 3rem; overflow-wrap: anywhere; }
@@ -28,8 +20,7 @@ th, td { text-align: right; padding: 0.15rem 0.7rem; border-bottom: 1px solid va
 th:first-child, td:first-child, table.rows td { text-align: left; overflow-wrap: anywhere; }
 th { font-weight: 600; } table.rows th { font-weight: normal; color: var(--faint); }
 figure { margin: 1.5rem 0; } figcaption { color: var(--faint); font-size: 0.85rem; }
-svg { max-width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 12px; }
-.axis { stroke: var(--faint); fill: none; } .grid { stroke: var(--line); fill: none; }
+svg { max-width: 100%; height: auto; }
 )";
 
 // Whether XML 1.0 has the character at all, escaped or not.
@@ -39,6 +30,19 @@ bool allowed(uint32_t c) {
 }
 
 }  // namespace
+
+// The eight are Okabe and Ito's, which most colour-blind people can tell apart.
+const char* const kPlotStyle = R"(
+:root { --back: #ffffff; --ink: #1b1b1b; --faint: #6b6b6b;
+  --line: #d9d9d9; --s0: #0072b2; --s1: #d55e00; --s2: #009e73; --s3: #b5679a; --s4: #a67c00;
+  --s5: #2f8fc4; --s6: #8a8a00; --s7: #555555; }
+@media (prefers-color-scheme: dark) {
+  :root { --back: #16181b; --ink: #e6e6e6; --faint: #a0a0a0; --line: #3a3d42; --s0: #5ab4f0;
+    --s1: #ff8c42; --s2: #2ecc9a; --s3: #e09ac8; --s4: #e6b000; --s5: #86cdf5; --s6: #d8d84a;
+    --s7: #c4c4c4; } }
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+.axis { stroke: var(--faint); fill: none; } .grid { stroke: var(--line); fill: none; }
+)";
 
 std::string xml_escaped(std::string_view text) {
   const std::string valid = utf8_lossy(std::string(text));
@@ -121,8 +125,9 @@ std::string HtmlPage::text() const {
       "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n"
       "<meta charset=\"utf-8\"/>\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>",
-      xml_escaped(title_), "</title>\n<style>", kStyle, "</style>\n</head>\n<body>\n<h1>",
-      xml_escaped(title_), "</h1>\n", body_, "</body>\n</html>\n");
+      xml_escaped(title_), "</title>\n<style>", kPlotStyle, kPageStyle,
+      "</style>\n</head>\n<body>\n<h1>", xml_escaped(title_), "</h1>\n", body_,
+      "</body>\n</html>\n");
 }
 
 }  // namespace sqz

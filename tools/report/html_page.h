@@ -11,6 +11,10 @@
 
 namespace sqz {
 
+// Colours of series and shades as variables, so that a plot need not know on what it is shown: for
+// light screens and for dark ones.
+extern const char* const kPlotStyle;
+
 // Text as XML may hold it, between tags or in double quotes: markup escaped, bytes that are not
 // UTF-8 and control characters that XML does not allow replaced by U+FFFD.
 std::string xml_escaped(std::string_view text);

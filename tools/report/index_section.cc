@@ -106,7 +106,7 @@ void add_thresholds(const Calibration& calibration, bool tree, HtmlPage& page) {
   Plot plot;
   plot.title = "Thresholds by the fraction of keys that they keep";
   plot.x_label = "fraction of the clustered keys that is kept";
-  plot.y_label = "ln T";
+  plot.y_label = "ln T, logarithm of the least score";
   const auto points = static_cast<size_t>(Calibration::kGrid);
   for (size_t scope = 0; scope < kScopes.size(); ++scope) {
     for (size_t path = 0; path < (tree ? kPaths.size() : 1); ++path) {
@@ -123,7 +123,11 @@ void add_thresholds(const Calibration& calibration, bool tree, HtmlPage& page) {
     }
   }
   page.subheading("Calibration");
-  page.figure(plot_svg(plot), "Thresholds of the scores' mean over a group of query heads.");
+  page.figure(plot_svg(plot),
+              "A cluster is read where its score is T or more: the share of the attention that "
+              "each of its keys is expected to get, as a mean over a group of query heads. ln T is "
+              "the natural logarithm of T: -7 is a share of about 0.001. The lower T, the more is "
+              "read.");
 }
 
 // What each (layer, KV head) keeps where a fraction is asked of all together.

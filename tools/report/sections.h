@@ -34,6 +34,10 @@ void add_qmodel_section(const QmodelFile& qmodel, HtmlPage& page);
 // against what was asked for, and a table.
 void add_eval_section(std::span<const EvalRow> rows, HtmlPage& page);
 
+// Needles found, and the error of the attention output where they are asked for, against what was
+// read, a line a setting, at the longest context: an SVG file. kInvalidArgument without such rows.
+Result<std::string> needles_figure(std::span<const EvalRow> rows);
+
 // Recall of sqz-train-qmodel's methods against selectivity, and its loss as it trained.
 void add_training_section(const TrainingResult& training, HtmlPage& page);
 

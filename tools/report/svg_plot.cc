@@ -64,6 +64,11 @@ struct Range {
   bool empty() const { return low > high; }
 };
 
+double plot_height(const Plot& plot) {
+  const double lines = static_cast<double>(plot.series.size() + plot.levels.size());
+  return kPlotTop + kPlotHeight + kBelow + kLegendLine * lines;
+}
+
 class Drawing {
  public:
   explicit Drawing(const Plot& plot) : plot_(plot) {
@@ -85,10 +90,8 @@ class Drawing {
   }
 
   std::string svg() {
-    const double lines = static_cast<double>(plot_.series.size() + plot_.levels.size());
     const double bottom = kPlotTop + kPlotHeight;
-    out_ =
-        opened(kPlotLeft + kPlotWidth + kRight, bottom + kBelow + kLegendLine * lines, plot_.title);
+    out_ = opened(kPlotLeft + kPlotWidth + kRight, plot_height(plot_), plot_.title);
     axes();
     if (empty_) {
       out_ += label(kPlotLeft + kPlotWidth / 2, kPlotTop + kPlotHeight / 2, "middle",
@@ -224,6 +227,27 @@ PlotAxis plot_axis(double low, double high, bool whole, int most) {
 
 std::string plot_svg(const Plot& plot) {
   return Drawing(plot).svg();
+}
+
+std::string figure_svg(std::span<const Plot> plots, std::string_view style) {
+  constexpr double kTitle = 32, kWidth = kPlotLeft + kPlotWidth + kRight;
+  double height = 0;
+  std::string title;
+  for (const Plot& plot : plots) {
+    height += kTitle + plot_height(plot);
+    title += (title.empty() ? "" : "; ") + plot.title;
+  }
+  std::string out = opened(kWidth, height, title);
+  out += concat("<style>", style, "</style>\n<rect width=\"100%\" height=\"100%\" ",
+                "fill=\"var(--back)\"/>\n");
+  double top = 0;
+  for (const Plot& plot : plots) {
+    out += label(kPlotLeft, top + 22, "start", plot.title);
+    out +=
+        concat("<g transform=\"translate(0 ", px(top + kTitle), ")\">\n", plot_svg(plot), "</g>\n");
+    top += kTitle + plot_height(plot);
+  }
+  return out + "</svg>\n";
 }
 
 std::string shade_map_svg(const ShadeMap& map) {

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace sqz {
@@ -56,6 +58,9 @@ PlotAxis plot_axis(double low, double high, bool whole = false, int most = 8);
 
 // A plot without a point says so in its middle.
 std::string plot_svg(const Plot& plot);
+
+// Plots one below the other, each under its title, as a file of its own. `style`: kPlotStyle.
+std::string figure_svg(std::span<const Plot> plots, std::string_view style);
 
 // Cells with a share of something: the greatest is the darkest, 0 is empty.
 struct ShadeMap {

@@ -10,7 +10,7 @@ namespace {
 
 struct ReportArguments {
   std::vector<std::string> files;
-  std::string output, title = "sqz report";
+  std::string output, figure, title = "sqz report";
   bool force = false;
 };
 
@@ -98,15 +98,19 @@ Status run_report(const ReportArguments& arguments, const ToolContext& context) 
     page.heading("Measured by sqz-eval");
     add_eval_section(together.rows, page);
   }
-  const std::string text = page.text();
+  std::string text = page.text();
+  if (!arguments.figure.empty()) {
+    SQZ_ASSIGN_OR_RETURN(text, needles_figure(together.rows));
+  }
+  const int64_t figures = arguments.figure.empty() ? page.figures() : 1;
   SQZ_RETURN_IF_ERROR(write_page(arguments, text));
   context.output.result({{"path", arguments.output},
                          {"bytes", text.size()},
                          {"inputs", inputs},
-                         {"figures", page.figures()}},
+                         {"figures", figures}},
                         {{"report", arguments.output},
                          {"size", bytes_text(static_cast<double>(text.size()))},
-                         {"figures", concat(page.figures())}});
+                         {"figures", concat(figures)}});
   return {};
 }
 
@@ -117,14 +121,27 @@ void add_report_command(Tool& tool) {
   CLI::App* app = tool.command(
       "report", "Draw what files hold as one HTML page.",
       "Files are indexes, layer profiles, query classifiers (.sqz), and what sqz-eval,\n"
-      "sqz-profile-layers and sqz-train-qmodel print with --json. The page loads nothing else.\n\n"
+      "sqz-profile-layers and sqz-train-qmodel print with --json. The page loads nothing else, is\n"
+      "well-formed XML for light and dark screens, and the same files give the same page. Rows of\n"
+      "sqz-eval, and losses of layer budgets, are drawn together whichever files they come "
+      "from.\n\n"
+      "Result: path, bytes, inputs[] with path and kind (index, layers, qmodel, results), "
+      "figures.\n"
+      "\n"
       "Examples:\n"
       "  sqz-index report book.sqz -o book.html\n"
       "  sqz-eval --model MODEL --text a.txt --tokens 8000 --budget 0.05,0.1,0.2 --json > e.jsonl\n"
-      "  sqz-index report book.sqz layers.sqz e.jsonl -o report.html\n",
+      "  sqz-index report book.sqz layers.sqz e.jsonl -o report.html\n"
+      "  sqz-index report e.jsonl --figure needles -o needles.svg\n",
       [arguments](const ToolContext& context) { return run_report(*arguments, context); });
   app->add_option("FILE", arguments->files, "Indexes, profiles, classifiers, results")->required();
-  app->add_option("-o,--output", arguments->output, "The page (.html) to write")->required();
+  app->add_option("-o,--output", arguments->output,
+                  "The page (.html) to write, or the figure (.svg)")
+      ->required();
+  app->add_option("--figure", arguments->figure,
+                  "Write one figure alone, as SVG. needles: needles found, and error of the "
+                  "attention output, against the bytes read; of sqz-eval's results")
+      ->check(CLI::IsMember({"needles"}));
   app->add_option("--title", arguments->title, "Title of the page")->capture_default_str();
   app->add_flag("--force", arguments->force, "Replace an existing output");
 }
