@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tools/common/exit_codes.h"
@@ -17,12 +18,13 @@
 namespace sqz {
 namespace {
 
-constexpr time_t kGraceSeconds = 1;
+constexpr long kGraceNanoseconds = 500'000'000;
+constexpr time_t kCheckpointSeconds = 1;  // more, for a checkpoint that is being written
 
 // A handler rather than blocked signals and sigwait: OpenBLAS starts threads before main(), and a
 // signal goes to whichever thread does not block it.
 std::atomic<int> stop_signal{0};
-std::atomic<bool> resumable{false};
+std::atomic<bool> resumable{false}, interruptible{false}, was_interrupted{false};
 static_assert(std::atomic<int>::is_always_lock_free);
 sem_t signalled;
 
@@ -30,6 +32,16 @@ struct Outputs {
   std::mutex mutex;
   std::vector<std::string> paths;
 };
+
+struct LastWords {
+  std::mutex mutex;
+  std::function<void()> say;
+};
+
+LastWords& last_words() {
+  static auto* const instance = new LastWords;
+  return *instance;
+}
 
 // Never destroyed: the watching thread may outlive main().
 Outputs& outputs() {
@@ -49,6 +61,10 @@ void remove_temporaries(const std::string& path) {
 
 // The handler only counts: everything else is the watching thread's.
 void on_signal(int signal) {
+  if (signal == SIGINT && interruptible.exchange(false)) {
+    was_interrupted = true;
+    return;
+  }
   stop_signal = signal;
   sem_post(&signalled);
 }
@@ -65,9 +81,12 @@ void watch(std::string tool) {
   (void)!::write(STDERR_FILENO, message.data(), message.size());
   timespec until = {};
   clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += kGraceSeconds;
+  until.tv_nsec += kGraceNanoseconds;
+  until.tv_sec += until.tv_nsec / 1'000'000'000 + (resumable ? kCheckpointSeconds : 0);
+  until.tv_nsec %= 1'000'000'000;
   while (sem_timedwait(&signalled, &until) != 0 && errno == EINTR) {
   }
+  say_last_words();
   Outputs& protected_outputs = outputs();
   const std::lock_guard lock(protected_outputs.mutex);
   for (const std::string& path : protected_outputs.paths) remove_temporaries(path);
@@ -96,6 +115,29 @@ bool stop_requested() {
 
 Status check_stop() {
   return stop_requested() ? Status(Code::kCancelled, "stopped by a signal") : Status();
+}
+
+Interruptible::Interruptible() {
+  was_interrupted = false;
+  interruptible = true;
+}
+
+Interruptible::~Interruptible() {
+  interruptible = false;
+}
+
+bool interrupted() {
+  return was_interrupted;
+}
+
+void set_last_words(std::function<void()> words) {
+  const std::lock_guard lock(last_words().mutex);
+  last_words().say = std::move(words);
+}
+
+void say_last_words() {
+  const std::lock_guard lock(last_words().mutex);
+  if (last_words().say) std::exchange(last_words().say, nullptr)();
 }
 
 void set_resumable(const std::string& checkpoint) {

@@ -2,10 +2,11 @@
 //
 // A thread of its own waits for the signals. The first one raises the flag that stop_requested()
 // returns: work that looks at it unwinds, and destructors remove what was half-written. Work that
-// cannot look (one long matrix product) is given a second; then the thread removes the
+// cannot look (one long matrix product) is given half a second; then the thread removes the
 // temporaries of every protected output itself and ends the process. A second signal ends the wait.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "formats/base/status.h"
@@ -21,6 +22,22 @@ bool stop_requested();
 Status check_stop();
 // From now on a stop can be made good: `checkpoint` is the file to resume from. Empty: no longer.
 void set_resumable(const std::string& checkpoint);
+// While it lives, the first SIGINT is for the piece of work at hand, an answer: interrupted()
+// becomes true and the tool goes on. A second one stops the tool.
+class Interruptible {
+ public:
+  Interruptible();
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+};
+bool interrupted();
+
+// `words` is called once, when the tool is stopped: before a thread that cannot look is ended, or
+// by say_last_words(). It must not wait for other threads.
+void set_last_words(std::function<void()> words);
+void say_last_words();
+
 // What the process should exit with after a stop: 130 or 143, or 4 if it can be resumed.
 int stop_exit_code();
 

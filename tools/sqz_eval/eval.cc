@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <mutex>
 
 #include "tools/common/model_options.h"
 #include "tools/common/signals.h"
@@ -166,8 +167,33 @@ Result<std::vector<Pass>> make_passes(const Plan& plan, const Work& work) {
   return out;
 }
 
+// Rows as they grow. A stop may look at them from another thread.
+class RowsSoFar {
+ public:
+  // Those of the context length at hand, which keep() says is done.
+  void set(std::vector<Row> rows) {
+    const std::lock_guard lock(mutex_);
+    current_ = std::move(rows);
+  }
+  void keep() {
+    const std::lock_guard lock(mutex_);
+    done_.insert(done_.end(), current_.begin(), current_.end());
+    current_.clear();
+  }
+  std::vector<Row> rows() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<Row> out = done_;
+    out.insert(out.end(), current_.begin(), current_.end());
+    return out;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Row> done_, current_;
+};
+
 // One pass: its indexes, then its views. `progress` gets 0 .. 1.
-Status run_pass(const Pass& pass, Work& work, Judge& judge,
+Status run_pass(const Pass& pass, Work& work, Judge& judge, RowsSoFar& rows,
                 const std::function<void(double)>& progress) {
   const auto start = Clock::now();
   SQZ_ASSIGN_OR_RETURN(
@@ -181,6 +207,7 @@ Status run_pass(const Pass& pass, Work& work, Judge& judge,
       const double part = (static_cast<double>(view) + done) / views;
       progress(kPassShare + (1 - kPassShare) * part);
     }));
+    rows.set(judge.rows());
   }
   spdlog::debug("{}: {} tokens, {} contexts: {} in {:.1f} s, measured in {:.1f} s", pass.source,
                 pass.ids.size(), pass.views.size(), indexes.built() ? "built" : "opened", building,
@@ -202,12 +229,8 @@ double total_tokens(const std::vector<Plan>& plans) {
   return out;
 }
 
-}  // namespace
-
-Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
-  const auto start = Clock::now();
-  SQZ_ASSIGN_OR_RETURN(Work work, prepare(arguments, context.options));
-  SQZ_ASSIGN_OR_RETURN(const auto plans, make_plans(arguments, work, context.options.seed));
+Status measure(const std::vector<Plan>& plans, Work& work, const ToolContext& context,
+               RowsSoFar& rows) {
   std::vector<std::vector<Pass>> passes;
   for (const Plan& plan : plans) {
     SQZ_ASSIGN_OR_RETURN(auto made, make_passes(plan, work));
@@ -216,14 +239,13 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
   Progress progress(context.progress_style(), "eval");
   const double total = total_tokens(plans);
   double done = 0;
-  std::vector<Row> rows;
   for (size_t i = 0; i < plans.size(); ++i) {
     Judge judge(*work.model, plans[i].options, work.settings, context.options.threads,
                 context.options.gpu());
     for (const Pass& pass : passes[i]) {
       SQZ_RETURN_IF_ERROR(check_stop());
       const auto length = static_cast<double>(pass.ids.size());
-      SQZ_RETURN_IF_ERROR(run_pass(pass, work, judge, [&](double part) {
+      SQZ_RETURN_IF_ERROR(run_pass(pass, work, judge, rows, [&](double part) {
         progress.update((done + part * length) / total);
       }));
       done += length;
@@ -231,20 +253,45 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
                                     {"tokens", pass.ids.size()},
                                     {"rows", rows_json(judge.rows())}});
     }
-    for (const Row& row : judge.rows()) {
-      context.output.event("row", row_json(row));
-      rows.push_back(row);
-    }
+    rows.keep();
+    for (const Row& row : judge.rows()) context.output.event("row", row_json(row));
   }
   progress.finish();
-  context.output.text(table_text(rows));
-  if (!context.output.json()) return {};
-  context.output.result({{"rows", rows_json(rows)},
-                         {"model", arguments.model},
-                         {"fingerprint", fingerprint(work.model->description())},
-                         {"seed", context.options.seed},
-                         {"seconds", seconds_since(start)}},
-                        {});
+  return {};
+}
+
+}  // namespace
+
+Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
+  const auto start = Clock::now();
+  SQZ_ASSIGN_OR_RETURN(Work work, prepare(arguments, context.options));
+  SQZ_ASSIGN_OR_RETURN(const auto plans, make_plans(arguments, work, context.options.seed));
+  RowsSoFar so_far;
+  const auto say = [&](bool stopped) {
+    const std::vector<Row> rows = so_far.rows();
+    if (!stopped || !rows.empty()) context.output.text(table_text(rows));
+    if (!context.output.json()) return;
+    Json result = {{"rows", rows_json(rows)},
+                   {"model", arguments.model},
+                   {"fingerprint", fingerprint(work.model->description())},
+                   {"seed", context.options.seed},
+                   {"seconds", seconds_since(start)}};
+    if (stopped) result["stopped"] = true;
+    context.output.result(result, {});
+  };
+  set_last_words([&] {
+    say(true);
+    spdlog::warn("stopped: {}", so_far.rows().empty() ? "nothing was measured"
+                                                      : "the rows have what was measured before");
+  });
+  const Status status = measure(plans, work, context, so_far);
+  if (stop_requested()) {
+    say_last_words();
+    return check_stop();
+  }
+  set_last_words({});
+  SQZ_RETURN_IF_ERROR(status);
+  say(false);
   return {};
 }
 

@@ -44,6 +44,11 @@ const char* const kHelp =
     "  metadata included; keys: fraction of the clustered keys that was read; +- standard error\n"
     "  (binomial, or over trials); to dense: the difference, trial by trial.\n"
     "\n"
+    "Result: rows[] with task, on, tokens, the setting, trials, value, stderr, difference,\n"
+    "agreement, context_error, budget, keep, dense_fallback; model, fingerprint, seed, seconds.\n"
+    "Events `pass` have the rows so far, events `row` those of a context length. A run that is\n"
+    "stopped prints what it has measured, with \"stopped\": true.\n"
+    "\n"
     "Examples:\n"
     "  sqz-eval --model MODEL --text book.txt --tokens 8000 --trials 24\n"
     "  sqz-eval --model MODEL --text a.txt --text b.txt --tokens 16000,31000 \\\n"
@@ -64,7 +69,7 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
   app.add_option("--tokens", arguments.tokens, "Lengths of the fixed context")
       ->required()
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->group(kGroup);
   app.add_option("--task", arguments.tasks, "What to measure")
       ->delimiter(',')
@@ -135,10 +140,10 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
       ->group(kGroup);
   app.add_option("--dense-layers", settings.dense_layers,
                  "First layers that are read whole (default: what each selector wants, quest 2)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->group(kGroup);
   app.add_option("--block", settings.block, "Prompt tokens that share a selection; 0 = all of them")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str()
       ->group(kGroup);
 }
