@@ -1,7 +1,7 @@
 # What `cmake --install` and `cpack` deliver, in three components:
 #   runtime  libsqz.so.0          for machines that serve
 #   dev      headers, CMake package, pkg-config file, examples
-#   tools    the sqz-* programs and their manual pages
+#   tools    the sqz-* programs, their manual pages and what bash completes
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -27,7 +27,7 @@ file(RELATIVE_PATH SQZ_PC_TO_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p
 configure_file(cmake/sqz.pc.in ${PROJECT_BINARY_DIR}/sqz.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/sqz.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 
-# Every program of tools/, and a manual page of each from its --help.
+# Every program of tools/, and of each a manual page and a bash completion from its --help.
 set(SQZ_INSTALLED_TOOLS)
 if(SQZ_TOOLS AND NOT SQZ_RUNTIME_ONLY)
   get_property(targets DIRECTORY tools PROPERTY BUILDSYSTEM_TARGETS)
@@ -50,9 +50,18 @@ foreach(tool ${SQZ_INSTALLED_TOOLS})
     DEPENDS ${tool} ${PROJECT_SOURCE_DIR}/scripts/make_man
     COMMENT "Manual page of ${tool}" VERBATIM)
   list(APPEND SQZ_MAN_PAGES ${page})
+  set(completion ${PROJECT_BINARY_DIR}/completions/${tool})
+  add_custom_command(OUTPUT ${completion}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/completions
+    COMMAND ${PROJECT_SOURCE_DIR}/scripts/make_completion $<TARGET_FILE:${tool}> ${completion}
+    DEPENDS ${tool} ${PROJECT_SOURCE_DIR}/scripts/make_completion
+    COMMENT "Completion of ${tool}" VERBATIM)
+  list(APPEND SQZ_COMPLETIONS ${completion})
 endforeach()
 if(SQZ_MAN_PAGES)
-  add_custom_target(sqz_man ALL DEPENDS ${SQZ_MAN_PAGES})
+  add_custom_target(sqz_man ALL DEPENDS ${SQZ_MAN_PAGES} ${SQZ_COMPLETIONS})
+  install(FILES ${SQZ_COMPLETIONS}
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT tools)
   install(FILES ${SQZ_MAN_PAGES} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
 endif()
 

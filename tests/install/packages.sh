@@ -36,6 +36,7 @@ if [ -e "$(file_of sqz-tools)" ]; then
   [[ $tools =~ libsqz0\ \(=\ $version\) && $tools =~ hdf5 ]] || fail "sqz-tools depends on: $tools"
   for tool in $(files_of sqz-tools | sed -n 's|.*/bin/||p'); do
     files_of sqz-tools | grep -q "/man/man1/$tool.1$" || fail "$tool has no manual page"
+    files_of sqz-tools | grep -q "/bash-completion/completions/$tool$" || fail "$tool has no completion"
   done
 fi
 
