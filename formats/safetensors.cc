@@ -222,7 +222,8 @@ Result<uint64_t> header_length(std::span<const std::byte> first8, uint64_t file_
   for (size_t i = 0; i < 8; ++i) length |= std::to_integer<uint64_t>(first8[i]) << (8 * i);
   if (length > kMaxHeader) {
     return corrupt(
-        bad_field(path, "header length", concat(length), concat("at most ", kMaxHeader)));
+        bad_field(path, "header length", concat(length),
+                  concat("at most ", kMaxHeader, ": this is no .sqz or .safetensors file")));
   }
   if (length > file_size - 8) {
     return corrupt(bad_field(path, "header length", concat(length),

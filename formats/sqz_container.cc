@@ -145,6 +145,9 @@ Result<SqzContainer> open_container(const std::string& path, FileKind kind, Open
     SQZ_ASSIGN_OR_RETURN(c.buffer, read_all(*file));
     c.bytes = {c.buffer.get(), static_cast<size_t>(file->size())};
   }
+  if (c.bytes.size() >= 4 && std::memcmp(c.bytes.data(), "GGUF", 4) == 0) {
+    return corrupt(path + ": not a sqz index: found a GGUF file, which is not read");
+  }
   SQZ_RETURN_IF_ERROR(refuse_foreign(c.bytes, kind, path));
   SQZ_ASSIGN_OR_RETURN(c.header, parse_safetensors_header(c.bytes, c.bytes.size(), path));
   SQZ_RETURN_IF_ERROR(check_format(c.header.metadata, kind, path));

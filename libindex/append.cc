@@ -117,13 +117,17 @@ Status check_appendable(const SqzFile& index, std::span<const int32_t> tokens) {
   }
   const auto known = static_cast<size_t>(metadata.tokens);
   if (tokens.size() <= known) {
-    return {Code::kCorrupt, bad_field(index.path(), "all tokens", concat(tokens.size()),
-                                      concat("more than the ", known, " that it has"))};
+    return {Code::kCorrupt,
+            bad_field(index.path(), "all tokens", concat(tokens.size()),
+                      concat("more than the ", known,
+                             " that it has: give its own texts first, then the new ones"))};
   }
   const std::string hash = hex(xxh3_64(std::as_bytes(tokens.first(known))));
   if (hash == metadata.tokens_hash) return {};
-  return {Code::kMismatch, bad_field(index.path(), concat("hash of the first ", known, " tokens"),
-                                     hash, concat(metadata.tokens_hash, ", the index's context"))};
+  return {Code::kMismatch,
+          bad_field(index.path(), concat("hash of the first ", known, " tokens"), hash,
+                    concat(metadata.tokens_hash,
+                           ": give the index's own texts first, then the new ones"))};
 }
 
 BuildOptions options_of(const SqzFile& index, const QmodelFile& qmodel) {

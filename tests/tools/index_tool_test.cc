@@ -100,6 +100,9 @@ TEST_F(IndexToolTest, HelpAndVersion) {
 TEST_F(IndexToolTest, UsageErrorsExitWithTwo) {
   expect_refused({}, 2, "subcommand is required");
   expect_refused({"bilud"}, 2, "--help");
+  expect_refused({"bilud"}, 2, "no command bilud; expected append, build,");
+  expect_refused({"build", "--max-tokens", "0"}, 2, "expected 1 to 2147483648, found 0");
+  expect_refused({"build", "--tail", "9999999999999999999"}, 2, "expected 1 to 2147483648");
   expect_refused({"build", "--nonsense", "-o", path("x.sqz")}, 2, "--nonsense");
   expect_refused({"build", "-o", path("x.sqz")}, 2, "no fixed context was given");
   expect_refused({"build", "--capture", capture()}, 2, "--output");
@@ -114,6 +117,34 @@ TEST_F(IndexToolTest, UsageErrorsExitWithTwo) {
       "--level-fractions");
   expect_refused({"build", "--capture", capture(), "--threads", "-1", "-o", path("x.sqz")}, 2,
                  "--threads");
+}
+
+TEST_F(IndexToolTest, FilesOfOtherKindsAreNamed) {
+  write_all(path("m.gguf"), std::string("GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16));
+  write_all(path("a.txt"), "text");
+  expect_refused({"info", path("m.gguf")}, 3, "not a sqz index: found a GGUF file");
+  const auto build = [&](const std::string& model) -> std::vector<std::string> {
+    return {"build", "-m", model, path("a.txt"), "-o", path("x.sqz")};
+  };
+  expect_refused(build(path("m.gguf")), 3, "a GGUF file, which is not read");
+  expect_refused(build(path("a.txt")), 3, "found a file, expected a Hugging Face model folder");
+  expect_refused(build("meta-llama/Llama-3.1-8B"), 3,
+                 "Nothing is downloaded: get it with `hf download meta-llama/Llama-3.1-8B");
+  expect_refused(build("./nowhere"), 3, "./nowhere: no such folder");
+}
+
+TEST_F(IndexToolTest, LayersThatAllHaveAWindowSaveNothingAndItIsSaid) {
+  const std::string file = capture(600, 120, [](CaptureInfo& info, CapturedLayer&) {
+    info.model.sliding_window = {64, 64};
+  });
+  for (const bool dry : {true, false}) {
+    std::vector<std::string> arguments = {"build", "--capture", file, "-o", path("x.sqz")};
+    if (dry) arguments.emplace_back("--dry-run");
+    const ToolRun built = run(kTool, arguments);
+    ASSERT_EQ(built.code, 0) << built.err;
+    EXPECT_THAT(built.err, HasSubstr("this index will save nothing"));
+    EXPECT_THAT(built.out, HasSubstr("clusters     none: every layer has a sliding window"));
+  }
 }
 
 TEST_F(IndexToolTest, BuildsFromACapture) {

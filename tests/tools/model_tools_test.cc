@@ -283,6 +283,99 @@ TEST_F(ModelToolsTest, GenerateRefusesWhatItCannotServe) {
   EXPECT_THAT(run(kGenerate, {"--help"}).out, HasSubstr("Exit codes: 0 ok"));
 }
 
+TEST_F(ModelToolsTest, AChatTemplateIsNotAppliedAndItIsSaid) {
+  const std::string text = text_file("a.txt", prose(400));
+  fs::copy(kModel, path("chat"));
+  const std::string says = "chat: the model has a chat template, which is not applied";
+  const auto warned = [&] {
+    const ToolRun built =
+        run(kIndex, {"build", "-m", path("chat"), text, "-o", path("a.sqz"), "--dry-run"});
+    EXPECT_EQ(built.code, 0) << built.err;
+    return built.err.find(says) != std::string::npos;
+  };
+  EXPECT_FALSE(warned());
+  write_all(path("chat/tokenizer_config.json"), R"({"chat_template": null})");
+  EXPECT_FALSE(warned());
+  write_all(path("chat/tokenizer_config.json"), R"({"chat_template": "{{ messages }}"})");
+  EXPECT_TRUE(warned());
+  write_all(path("chat/tokenizer_config.json"), "{}");
+  write_all(path("chat/chat_template.jinja"), "{{ messages }}");
+  EXPECT_TRUE(warned());
+  ASSERT_EQ(build("a.sqz", {text}).code, 0);
+  const ToolRun answer =
+      run(kGenerate, {"-m", path("chat"), "-i", path("a.sqz"), "-p", "x", "--max-tokens", "1"});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_THAT(answer.err, HasSubstr(says));
+}
+
+TEST_F(ModelToolsTest, ServesEveryKindOfIndexWithoutASelector) {
+  const std::string text = text_file("hay.txt", haystack());
+  ASSERT_EQ(build("clusters.sqz", {text, "--heavy-hitters"}).code, 0);
+  ASSERT_EQ(build("pages.sqz", {text, "--partition", "pages"}).code, 0);
+  ASSERT_EQ(run(kIndex, {"prune", path("clusters.sqz"), "--selector", "h2o", "--budget", "0.3",
+                         "-o", path("pruned.sqz")})
+                .code,
+            0);
+  for (const auto& [index, selector, budget] :
+       {std::tuple{"clusters.sqz", "squeezed", 0.125}, std::tuple{"pages.sqz", "quest", 0.125},
+        std::tuple{"pruned.sqz", "h2o", 0.3}}) {
+    const std::vector<std::string> ask = {"-p", "The harbour", "--max-tokens", "4"};
+    std::vector<std::string> named = ask;
+    named.insert(named.end(), {"--selector", selector, "--budget", concat(budget)});
+    const ToolRun own = generate(index, ask), chosen = generate(index, named);
+    ASSERT_EQ(own.code, 0) << own.err;
+    ASSERT_EQ(chosen.code, 0) << chosen.err;
+    EXPECT_EQ(own.last()["tokens"], chosen.last()["tokens"]) << index;
+    EXPECT_EQ(own.last()["budget"], chosen.last()["budget"]) << index;
+    EXPECT_DOUBLE_EQ(own.last()["budget"]["asked"], budget) << index;
+  }
+  // Thresholds of the context's own tokens deliver another budget: the remedy is named.
+  const ToolRun off = generate("clusters.sqz", {"-p", "The harbour", "--rule", "threshold"});
+  const Json delivered = off.last()["budget"];
+  EXPECT_EQ(off.err.find("sqz-index calibrate") != std::string::npos,
+            std::abs(delivered["delivered"].get<double>() / 0.125 - 1) > 0.05)
+      << off.err;
+}
+
+TEST_F(ModelToolsTest, SaysWhyAllOfAShortContextIsRead) {
+  ASSERT_EQ(build("a.sqz", {text_file("a.txt", prose(700)), "--tail", "300"}).code, 0);
+  const ToolRun answer = generate("a.sqz", {"-p", "x", "--budget", "0.1", "--max-tokens", "1"});
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  EXPECT_TRUE(answer.last()["dense_fallback"]);
+  EXPECT_THAT(answer.err,
+              HasSubstr("read 100 % of the fixed context (asked for 10 %; the least is"));
+  EXPECT_THAT(answer.err, HasSubstr("first 16 and last 300 of its"));
+}
+
+TEST_F(ModelToolsTest, TakesSeveralPromptsAndStreamsIntoAPipe) {
+  ASSERT_EQ(build("a.sqz", {text_file("a.txt", prose(400))}).code, 0);
+  const std::vector<std::string> common = {"-m", kModel, "-i", path("a.sqz"), "--max-tokens", "40"};
+  std::vector<std::string> both = common, one = common, other = common;
+  both.insert(both.end(), {"-p", "The sea", "-p", "A road"});
+  one.insert(one.end(), {"-p", "The sea"});
+  other.insert(other.end(), {"-p", "A road"});
+  const ToolRun first = run(kGenerate, one), second = run(kGenerate, other);
+  const ToolRun answered = run(kGenerate, both);
+  ASSERT_EQ(answered.code, 0) << answered.err;
+  EXPECT_EQ(answered.out, first.out + second.out);
+  both.emplace_back("--json");
+  const Json last = run(kGenerate, both).last();
+  ASSERT_EQ(last["answers"].size(), 2u);
+  EXPECT_EQ(last["answers"][1]["prompt"], "A road");
+  EXPECT_EQ(last["answers"][1]["text"].get<std::string>() + "\n", second.out);
+  // Standard output is a file here: a part of the answer is there while the rest is being made.
+  bool partly = false;
+  std::vector<std::string> longer = one;
+  longer[5] = "400";
+  run(kGenerate, longer, "", {}, [&](pid_t child) {
+    signal_when(child, 0, [&] {
+      const std::string out = read_all(folder_ / "stdout");
+      return partly = !out.empty() && !out.ends_with('\n');
+    });
+  });
+  EXPECT_TRUE(partly);
+}
+
 TEST_F(ModelToolsTest, AnInterruptedBuildLeavesNothing) {
   const std::string text = text_file("a.txt", prose(16000));
   for (const auto& [output, what] : {std::pair{"a.sqz", "build"}, std::pair{"a.h5", "capture"}}) {

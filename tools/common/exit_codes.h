@@ -8,7 +8,7 @@ namespace sqz {
 enum ExitCode : int {
   kExitOk = 0,
   kExitError = 1,          // the operating system refused, an output exists, or a bug
-  kExitUsage = 2,          // an option, or a combination of options, that cannot be used
+  kExitUsage = 2,          // options that cannot be used, together, with this input or machine
   kExitBadInput = 3,       // an input file is missing, broken, unsupported or of another model
   kExitResumable = 4,      // stopped, and the same command with --resume goes on
   kExitInterrupted = 130,  // SIGINT; SIGTERM gives 143. Nothing half-written is left

@@ -71,6 +71,12 @@ std::pair<std::string, std::string> parts_row(const Shape& shape, const IndexMet
 
 }  // namespace
 
+std::string calibration_text(const std::string& source) {
+  return source == kTailSource
+             ? "the context's own last tokens; sqz-index calibrate does it with prompts"
+             : source;
+}
+
 JsonMembers index_json(const SqzFile& file, const Calibration& calibration) {
   const IndexMetadata& metadata = file.metadata();
   const Shape shape = index_shape(file);
@@ -129,11 +135,11 @@ Rows index_rows(const SqzFile& file, const Calibration& calibration) {
       {"dense layers", concat(shape.dense_layers, " of ", model.layers)},
       {"type", std::string(dtype_name(metadata.dtype))},
       {"keys, values", metadata.has_kv ? "stored" : "not stored: the engine brings them"},
-      {"calibration",
-       calibration.queries == 0
-           ? "none"
-           : concat(calibration.queries, " queries a head, from: ", calibration.source,
-                    metadata.key_calibration ? "; single keys, too" : "")}};
+      {"calibration", calibration.queries == 0
+                          ? "none"
+                          : concat(calibration.queries, " queries a head, from ",
+                                   calibration_text(calibration.source),
+                                   metadata.key_calibration ? "; single keys, too" : "")}};
   if (metadata.heavy_hitters) rows.emplace_back("heavy hitters", "ordered, for --selector h2o");
   if (metadata.layer_budgets) {
     const LayerBudgets& budgets = *metadata.layer_budgets;

@@ -6,6 +6,11 @@
 
 namespace sqz {
 
+// What the calibration's source is where no prompts calibrated.
+inline constexpr const char* kTailSource = "tail";
+// A source as people read it.
+std::string calibration_text(const std::string& source);
+
 // All metadata, decoded, and `metadata`, the file's own strings.
 JsonMembers index_json(const SqzFile& file, const Calibration& calibration);
 Rows index_rows(const SqzFile& file, const Calibration& calibration);

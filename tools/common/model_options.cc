@@ -1,6 +1,67 @@
 #include "tools/common/model_options.h"
 
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "formats/base/file.h"
+
 namespace sqz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMostConfig = 64 << 20;  // bytes of a tokenizer_config.json
+
+// "owner/name", as hubs call their models.
+bool is_hub_name(const std::string& path) {
+  return std::count(path.begin(), path.end(), '/') == 1 && path.find_first_of("./~") > 0 &&
+         path.back() != '/';
+}
+
+// Whether there is a "chat_template" that is not null.
+bool names_chat_template(const std::string& json) {
+  constexpr std::string_view kKey = "\"chat_template\"";
+  const size_t at = json.find(kKey);
+  if (at == std::string::npos) return false;
+  const size_t value = json.find_first_not_of(" \t\r\n:", at + kKey.size());
+  return value != std::string::npos && json.compare(value, 4, "null") != 0;
+}
+
+}  // namespace
+
+Status check_model_folder(const std::string& path) {
+  constexpr const char* kExpected =
+      "a Hugging Face model folder: config.json, *.safetensors and a tokenizer";
+  std::error_code error;
+  if (fs::is_directory(path, error)) return {};
+  if (fs::exists(path, error)) {
+    return {Code::kNotFound, concat(path, ": found ",
+                                    path.ends_with(".gguf") ? "a GGUF file, which "
+                                                              "is not read"
+                                                            : "a file",
+                                    ", expected ", kExpected)};
+  }
+  return {Code::kNotFound,
+          concat(path, ": no such folder; expected ", kExpected,
+                 is_hub_name(path) ? concat(". Nothing is downloaded: get it with `hf download ",
+                                            path, " --local-dir FOLDER` and pass FOLDER")
+                                   : "")};
+}
+
+void warn_of_chat_template(const std::string& path) {
+  Env& env = Env::posix();
+  const auto config = read_text_file(env, path + "/tokenizer_config.json", kMostConfig);
+  if (!env.exists(path + "/chat_template.jinja") &&
+      !(config.ok() && names_chat_template(*config))) {
+    return;
+  }
+  spdlog::warn(
+      "{}: the model has a chat template, which is not applied: texts and prompts are taken "
+      "as they are, turn markers included",
+      path);
+}
 
 void add_run_dtype_option(CLI::App& app, std::string& run_dtype) {
   app.add_option("--run-dtype", run_dtype,

@@ -17,8 +17,10 @@ namespace sqz {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 ok, 1 error, 2 usage, 3 bad input file, 4 interrupted and "
-    "resumable, 130 interrupted.\n";
+    "Exit codes: 0 ok; 1 the system refused, an output exists, or a bug; 2 options that cannot be "
+    "used, together or with this input or machine; 3 bad input file: missing, broken, unsupported "
+    "or of another model; 4 stopped, --resume goes on; 130, 143 stopped by SIGINT, SIGTERM: "
+    "nothing half-written is left.\n";
 
 std::string footer(const std::string& examples) {
   return examples + "\n" + kExitCodes;
@@ -60,6 +62,19 @@ ProgressStyle ToolContext::progress_style() const {
   return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1, options.quiet > 0);
 }
 
+CLI::Validator whole_number(int64_t least) {
+  static constexpr int64_t kMost = int64_t{1} << 31;
+  CLI::Validator out;
+  out.operation([least](const std::string& text) {
+    int64_t value = 0;
+    const bool number = CLI::detail::lexical_cast(text, value);
+    return number && value >= least && value <= kMost
+               ? std::string()
+               : concat("expected ", least, " to ", kMost, ", found ", text);
+  });
+  return out;
+}
+
 Tool::Tool(const std::string& name, const std::string& description, const std::string& examples)
     : name_(name), app_(description, name) {
   app_.set_version_flag("--version", name + " " + SQZ_VERSION);
@@ -85,28 +100,44 @@ CLI::App* Tool::only_command(Run run) {
 
 void Tool::add_common_options(CLI::App& app) {
   constexpr const char* kGroup = "Common options";
-  app.add_flag("--json", options_.json, "Print JSON, one object a line; the last is the result")
+  app.add_flag(
+         "--json", options_.json,
+         "Print JSON, one object a line, each with `event`; the last is the result or the error")
       ->group(kGroup);
   app.add_flag("-q,--quiet", options_.quiet, "Print errors only; twice: nothing")->group(kGroup);
   app.add_flag("-v,--verbose", options_.verbose, "Say more; twice: everything")->group(kGroup);
   app.add_flag_function(
          "--progress,!--no-progress", [this](int64_t count) { options_.progress = count > 0; },
-         "Force or forbid the progress bar (default: on a terminal)")
+         "Force or forbid the progress bar (default: on a terminal; elsewhere a line every 30 "
+         "seconds)")
       ->group(kGroup);
-  app.add_option("--threads", options_.threads, "CPU threads; 0 = all cores")
+  app.add_option("--threads", options_.threads,
+                 "CPU threads; 0 = all cores. Results do not depend on it")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str()
       ->group(kGroup);
   app.add_option("--seed", options_.seed, "Seed of everything random")
       ->capture_default_str()
       ->group(kGroup);
-  app.add_option("--device", options_.device, "Where the model runs: cpu, cuda or cuda:N")
+  app.add_option("--device", options_.device,
+                 "Where the model runs and indexes are served: cpu, cuda or cuda:N")
       ->check([](const std::string& device) {
         const bool known = device == "cpu" || device == "cuda" || device.starts_with("cuda:");
         return known ? std::string() : "expected cpu, cuda or cuda:N, found " + device;
       })
       ->capture_default_str()
       ->group(kGroup);
+}
+
+// CLI11 says that a command is missing, not which word is none.
+std::string Tool::problem(const std::string& said, int argc, char** argv) const {
+  std::string commands;
+  for (const CLI::App* sub : app_.get_subcommands({})) {
+    commands += concat(commands.empty() ? "" : ", ", sub->get_name());
+  }
+  const bool named = argc > 1 && argv[1][0] != '-' && app_.get_subcommands().empty();
+  if (commands.empty() || !named) return said;
+  return concat("no command ", argv[1], "; expected ", commands);
 }
 
 int Tool::parse(int argc, char** argv, bool& done) {
@@ -123,7 +154,7 @@ int Tool::parse(int argc, char** argv, bool& done) {
     done = true;
     const auto chosen = app_.get_subcommands();
     const std::string help = chosen.empty() ? name_ : name_ + " " + chosen.front()->get_name();
-    std::cerr << name_ << ": " << error.what() << "\nRun '" << help
+    std::cerr << name_ << ": " << problem(error.what(), argc, argv) << "\nRun '" << help
               << " --help' for what can be given.\n";
     return kExitUsage;
   }

@@ -42,6 +42,9 @@ struct ToolContext {
   ProgressStyle progress_style() const;
 };
 
+// Whole numbers from `least` on, as far as any makes sense. --help does not print the range.
+CLI::Validator whole_number(int64_t least);
+
 class Tool {
  public:
   using Run = std::function<Status(const ToolContext&)>;
@@ -60,6 +63,7 @@ class Tool {
  private:
   void add_common_options(CLI::App& app);
   int parse(int argc, char** argv, bool& done);
+  std::string problem(const std::string& said, int argc, char** argv) const;
   int finish(const Status& status, const Output& output) const;
 
   std::string name_;

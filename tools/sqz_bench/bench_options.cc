@@ -16,6 +16,13 @@ const char* const kHelp =
     "graphs\n"
     "of calls that are replayed; times are those of a call.\n"
     "\n"
+    "Result: machine{cpu, cores, caches, memory_bytes, isa, compiler, version, libtorch, threads,\n"
+    "load}, cases[] with case, shape, rounds, baselines[], rows[]. Events `row`: case, name,\n"
+    "seconds{min, median, p90}, gb_per_s, gflop_per_s, of_read, times_faster{}; of sparse rows\n"
+    "keep, budget, keys_per_run, selections; on a GPU clock{}, bytes_read or flop of a call, and\n"
+    "kernels_us{} with `idle` (needs libcupti); of kmeans assignments, mean_cosine; of upload\n"
+    "first_layer_seconds.\n"
+    "\n"
     "Examples:\n"
     "  sqz-bench attend\n"
     "  sqz-bench attend prefill --tokens 32768 --sparsity 0.9 --levels 1,2 --json\n"
@@ -116,8 +123,10 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->group(kPaths);
   std::vector<std::string> sets = {""};
   for (const CpuKernels* kernels : available_cpu_kernels()) sets.emplace_back(kernels->name);
-  app.add_option("--isa", options.isa, "Instruction set of the kernels (default: the best)")
-      ->check(CLI::IsMember(sets))
+  app.add_option(
+         "--isa", options.isa,
+         "Instruction set of the kernels, of those that this machine has (default: the best)")
+      ->check(CLI::IsMember(sets).description(""))
       ->group(kPaths);
   app.add_flag("--torch,!--no-torch", options.torch,
                "LibTorch's attention too, where it was built in (default: yes)")
@@ -149,7 +158,7 @@ void add_bench_options(CLI::App& app, Options& options) {
       ->capture_default_str()
       ->group(kPaths);
 
-  constexpr const char* kOther = "open, upload and kmeans";
+  constexpr const char* kOther = "Open, upload and kmeans";
   app.add_option("--file-gib", options.file_gib,
                  "open, upload: size of the file; 0 = 100 for open, where it is sparse, else 16")
       ->check(CLI::Range(0.0, 100000.0))

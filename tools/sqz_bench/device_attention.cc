@@ -254,7 +254,7 @@ Result<CaseSetup> device_case(const Options& options, int64_t query_tokens, bool
 
 Status check_device(const Options& options) {
   const Status status = cuda::check_probe(cuda::probe_device(options.gpu), options.gpu);
-  return status.ok() ? status : Status(status.code(), "--device: " + status.message());
+  return status.ok() ? status : Status(Code::kInvalidArgument, "--device: " + status.message());
 }
 
 Result<CaseSetup> attend_device_case(const Options& options) {

@@ -10,6 +10,8 @@
 
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
+#include "tools/common/index_table.h"
+#include "tools/common/line_reader.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/signals.h"
@@ -28,6 +30,7 @@ struct Opened {
   std::unique_ptr<Runner> runner;
   std::unique_ptr<IndexContext> context;
   double load_seconds = 0;
+  bool uncalibrated = false;  // the thresholds in use are those of the context's own last tokens
 };
 
 struct Answered {
@@ -56,13 +59,18 @@ Status check_index(const SqzFile& index, const ModelDescription& model, const To
 
 Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& context) {
   const auto start = Clock::now();
+  SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
+  warn_of_chat_template(arguments.model);
   SelectorOptions selector = arguments.selector;
   if (arguments.dense) selector.selector = "dense";
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
   SQZ_RETURN_IF_ERROR(load_layers(selector, index->metadata().model));
   SQZ_ASSIGN_OR_RETURN(sqz_session_options session,
                        session_options(selector, context.options.threads));
+  if (index->metadata().pruned && !selector.budget) session.budget = 0;  // it has its own
   Opened out;
+  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index->calibration());
+  out.uncalibrated = calibration.source == kTailSource && session.rule == SQZ_RULE_THRESHOLD;
   SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
   const RunnerOptions options = runner_options(arguments.run_dtype, context.options);
   SQZ_ASSIGN_OR_RETURN(out.runner, load_runner(arguments.model, options));
@@ -102,11 +110,25 @@ Result<Answered> answer_prompt(const Opened& opened, const GenerateArguments& ar
   if (arguments.escapes) std::transform(stops.begin(), stops.end(), stops.begin(), unescape);
   Answer answer(*opened.tokenizer, stops, show);
   GenerateOptions options = arguments.generate;
-  options.on_token = [&](int32_t id) { return answer.add(id) && !stop_requested(); };
-  SQZ_RETURN_IF_ERROR(opened.context->reset_stats());
   Answered out;
-  SQZ_ASSIGN_OR_RETURN(out.generation, opened.runner->generate(ids, options, opened.context.get()));
-  SQZ_RETURN_IF_ERROR(check_stop());
+  std::vector<int32_t> tokens;
+  const auto ended = [] { return interrupted() || stop_requested(); };
+  options.on_token = [&](int32_t id) {
+    tokens.push_back(id);
+    return answer.add(id) && !ended();
+  };
+  SQZ_RETURN_IF_ERROR(opened.context->reset_stats());
+  const auto start = Clock::now();
+  auto generation = opened.runner->generate(ids, options, opened.context.get());
+  if (generation.ok()) {
+    out.generation = std::move(*generation);
+  } else if (ended()) {  // in the middle of a token
+    out.generation.tokens = tokens;
+    out.generation.decode_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  } else {
+    return generation.status();
+  }
+  if (ended()) out.generation.stop_reason = "interrupted";
   SQZ_RETURN_IF_ERROR(answer.status());
   answer.finish();
   out.text = answer.text();
@@ -128,49 +150,101 @@ JsonMembers answer_json(const Answered& answered, double load_seconds) {
             {"decode", answered.generation.decode_seconds}}}};
 }
 
-void log_answer(const Answered& answered) {
+double percent(double fraction) {
+  return std::round(fraction * 1000) / 10;
+}
+
+// Why another part of the context was read than was asked for; "" where there is nothing to say.
+std::string reading_note(const Opened& opened, const sqz_stats& stats) {
+  if (stats.asked_budget <= 0 || stats.asked_budget >= 1 || stats.selections == 0) return "";
+  if (stats.dense_fallback != 0) {
+    const sqz_index_info& info = opened.context->info();
+    if (stats.keys_possible == 0) return "; every layer has a sliding window and is read whole";
+    if (stats.least_budget < stats.asked_budget) return "; selecting would read no less";
+    return concat("; the least is ", percent(std::min(stats.least_budget, 1.0)),
+                  " %, for the first ", info.sink, " and last ", info.tail, " of its ", info.tokens,
+                  " tokens ",
+                  info.levels > 0      ? "and centroids "
+                  : info.page_size > 0 ? "and bounds of pages "
+                                       : "",
+                  "are always read");
+  }
+  const bool off = std::abs(stats.delivered_budget / stats.asked_budget - 1) > 0.05;
+  return off && opened.uncalibrated ? "; not calibrated with prompts: sqz-index calibrate" : "";
+}
+
+void log_answer(const Opened& opened, const Answered& answered) {
   const sqz_stats& stats = answered.stats;
-  const auto percent = [](double fraction) { return std::round(fraction * 1000) / 10; };
-  spdlog::info("read {} % of the fixed context (asked for {} %), {} tokens in {:.2f} s",
+  spdlog::info("{}read {} % of the fixed context (asked for {} %{}), {} tokens in {:.2f} s",
+               answered.generation.stop_reason == "interrupted" ? "interrupted; " : "",
                percent(stats.delivered_budget), percent(stats.asked_budget),
-               answered.generation.tokens.size(),
+               reading_note(opened, stats), answered.generation.tokens.size(),
                answered.generation.prefill_seconds + answered.generation.decode_seconds);
 }
 
-// One prompt; its text is shown as it comes on a terminal, at once elsewhere.
+// One prompt; its text is shown as it comes.
 Result<Answered> serve(const Opened& opened, const GenerateArguments& arguments,
                        const std::string& prompt, const ToolContext& context) {
-  const bool stream = !context.output.json() && ::isatty(STDOUT_FILENO) == 1;
-  const auto show = [&](const std::string& piece) { context.output.text(piece); };
   const std::string text = arguments.escapes ? unescape(prompt) : prompt;
-  SQZ_ASSIGN_OR_RETURN(
-      Answered answered,
-      answer_prompt(opened, arguments, text,
-                    stream ? std::function<void(const std::string&)>(show) : nullptr));
-  context.output.text((stream ? "" : answered.text) + "\n");
-  log_answer(answered);
+  const auto show = [&](const std::string& piece) { context.output.text(piece); };
+  SQZ_ASSIGN_OR_RETURN(Answered answered, answer_prompt(opened, arguments, text, show));
+  context.output.text("\n");
+  log_answer(opened, answered);
   return answered;
 }
 
-Status serve_lines(const Opened& opened, const GenerateArguments& arguments,
-                   const ToolContext& context) {
-  std::vector<JsonMembers> answers;
-  for (std::string line; std::getline(std::cin, line);) {
-    if (line.empty()) continue;
-    SQZ_RETURN_IF_ERROR(check_stop());
-    SQZ_ASSIGN_OR_RETURN(const Answered answered, serve(opened, arguments, line, context));
-    JsonMembers json = answer_json(answered, opened.load_seconds);
-    json["prompt"] = line;
-    context.output.event("answer", json);
-    answers.push_back(std::move(json));
+// Prompts one after the other, from wherever they come.
+class Loop {
+ public:
+  Loop(const Opened& opened, const GenerateArguments& arguments, const ToolContext& context)
+      : opened_(opened), arguments_(arguments), context_(context) {}
+
+  Status answer(const std::string& prompt) {
+    SQZ_ASSIGN_OR_RETURN(const Answered answered, serve(opened_, arguments_, prompt, context_));
+    JsonMembers json = answer_json(answered, opened_.load_seconds);
+    json["prompt"] = prompt;
+    context_.output.event("answer", json);
+    answers_.push_back(std::move(json));
+    tokens_ += answered.generation.tokens.size();
+    return check_stop();
   }
-  if (answers.empty()) {
-    return {Code::kInvalidArgument,
-            "no prompt was given: pass --prompt TEXT, or one prompt a line on standard input"};
+
+  // Every line of standard input; at a terminal the user is asked for it.
+  Status answer_lines() {
+    asked_ = ::isatty(STDIN_FILENO) == 1 && !context_.output.json();
+    const bool visible = asked_ && ::isatty(STDERR_FILENO) == 1 && context_.options.quiet == 0;
+    LineReader lines(STDIN_FILENO);
+    for (std::string line;;) {
+      if (visible) std::cerr << "> " << std::flush;
+      const bool more = lines.next(line);
+      if (visible && !more) std::cerr << "\n";
+      if (!more) return check_stop();
+      if (line.empty()) continue;
+      std::optional<Interruptible> piece;
+      if (asked_) piece.emplace();
+      SQZ_RETURN_IF_ERROR(answer(line));
+    }
   }
-  context.output.result({{"answers", answers}}, {});
-  return {};
-}
+
+  Status finish(const Status& status) {
+    if (!status.ok() && status.code() != Code::kCancelled) return status;
+    if (answers_.empty() && status.ok() && !asked_) {
+      return {Code::kInvalidArgument,
+              "no prompt was given: pass --prompt TEXT, or one prompt a line on standard input"};
+    }
+    context_.output.result({{"answers", answers_}}, {});
+    spdlog::info("{} answers, {} tokens", answers_.size(), tokens_);
+    return status;
+  }
+
+ private:
+  const Opened& opened_;
+  const GenerateArguments& arguments_;
+  const ToolContext& context_;
+  std::vector<JsonMembers> answers_;
+  size_t tokens_ = 0;
+  bool asked_ = false;  // the user, at a terminal
+};
 
 }  // namespace
 
@@ -180,13 +254,15 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
       ->required();
   app.add_option("-i,--index", arguments.index, "The index (.sqz) of the fixed context")
       ->required();
-  app.add_option("-p,--prompt", arguments.prompt,
-                 "What to answer; none or -: one prompt a line of standard input");
+  app.add_option("-p,--prompt", arguments.prompts,
+                 "What to answer; none or -: one prompt a line of standard input. May be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
   app.add_flag("--dense", arguments.dense, "Read everything: the reference (--selector dense)");
   app.add_flag("-e,--escapes", arguments.escapes,
                "Read \\n, \\t, \\r and \\\\ in prompts and stops");
   app.add_option("--max-tokens", generate.max_tokens, "Most tokens of an answer")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("--temperature", generate.temperature, "0: always the likeliest token")
       ->check(CLI::Range(0.0, 1e6))
@@ -195,7 +271,8 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
       ->check(CLI::Range(1e-6, 1.0))
       ->capture_default_str();
   app.add_option("--stop", arguments.stop, "End the answer before this text; may be repeated")
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   app.add_option("--run-dtype", arguments.run_dtype, "What the model computes in")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
@@ -210,14 +287,22 @@ Status run_generate(const GenerateArguments& arguments, const ToolContext& conte
   GenerateArguments seeded = arguments;
   seeded.generate.seed = context.options.seed;
   SQZ_ASSIGN_OR_RETURN(const Opened opened, open_all(seeded, context));
-  if (arguments.prompt.empty() || arguments.prompt == "-") {
-    return serve_lines(opened, seeded, context);
+  std::vector<std::string> prompts = arguments.prompts;
+  if (prompts.empty()) prompts.emplace_back("-");
+  if (prompts.size() == 1 && prompts.front() != "-") {
+    SQZ_ASSIGN_OR_RETURN(const Answered answered, serve(opened, seeded, prompts.front(), context));
+    if (context.output.json()) {
+      context.output.result(answer_json(answered, opened.load_seconds), {});
+    }
+    return check_stop();
   }
-  SQZ_ASSIGN_OR_RETURN(const Answered answered, serve(opened, seeded, arguments.prompt, context));
-  if (context.output.json()) {
-    context.output.result(answer_json(answered, opened.load_seconds), {});
+  Loop loop(opened, seeded, context);
+  Status status;
+  for (const std::string& prompt : prompts) {
+    status = prompt == "-" ? loop.answer_lines() : loop.answer(prompt);
+    if (!status.ok()) break;
   }
-  return {};
+  return loop.finish(status);
 }
 
 }  // namespace sqz

@@ -13,7 +13,7 @@ namespace sqz {
 
 struct GenerateArguments {
   std::string model, index;
-  std::string prompt;  // empty or "-": one prompt a line of standard input
+  std::vector<std::string> prompts;  // none, or "-": one a line of standard input
   bool dense = false, escapes = false;
   std::string run_dtype = "f32";
   std::vector<std::string> stop;

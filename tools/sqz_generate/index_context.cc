@@ -3,6 +3,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "tools/common/signals.h"
+
 namespace sqz {
 namespace {
 
@@ -66,6 +68,8 @@ IndexContext::~IndexContext() {
 
 Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                             float* lse) {
+  if (interrupted()) return {Code::kCancelled, "interrupted"};
+  SQZ_RETURN_IF_ERROR(check_stop());
   positions_.resize(static_cast<size_t>(count));
   std::iota(positions_.begin(), positions_.end(), first);
   sqz_attend_args args = {};

@@ -23,7 +23,9 @@ class IndexContext : public FixedContext {
                                                     const sqz_session_options& options);
   ~IndexContext() override;
 
-  int64_t tokens() const override { return index_->info().tokens; }
+  const sqz_index_info& info() const { return index_->info(); }
+  int64_t tokens() const override { return info().tokens; }
+  // kCancelled once the answer is interrupted or the tool stopped.
   Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                 float* lse) override;
 

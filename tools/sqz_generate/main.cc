@@ -5,6 +5,14 @@ int main(int argc, char** argv) {
   sqz::Tool tool(
       "sqz-generate",
       "Answers prompts over the fixed context of an index, reading the part that matters.",
+      "A prompt follows the fixed context and is encoded without special tokens. At a terminal\n"
+      "Ctrl-C ends an answer, and a second one the loop. Refused: an index of another model or\n"
+      "tokenizer.\n"
+      "\n"
+      "Result: text, tokens[], stop_reason, budget{asked, delivered}, keep{asked, delivered},\n"
+      "dense_fallback, seconds{load, prefill, decode}; of several prompts an event `answer` each,\n"
+      "with prompt, and answers[].\n"
+      "\n"
       "Examples:\n"
       "  sqz-generate --model MODEL --index book.sqz --prompt 'Who is Mina?'\n"
       "  sqz-generate --model MODEL --index book.sqz --dense --prompt 'Who is Mina?'\n"

@@ -58,6 +58,13 @@ void add_append_command(Tool& tool) {
       "that are in the index, which needs no other file and none of the options it was built\n"
       "with; the result is the file that building all at once gives. The model runs over all of\n"
       "the texts: what it makes of the new ones depends on those before.\n\n"
+      "The index is replaced when the new one is whole; -o writes another file instead. Refused: "
+      "an\n"
+      "index of clusters or pages, which depend on every key; texts that do not begin with the\n"
+      "index's own, or have nothing more; another model; a damaged index.\n"
+      "\n"
+      "Result: path, tokens, appended, clustered, bytes.\n"
+      "\n"
       "Examples:\n"
       "  sqz-index append log.sqz monday.txt tuesday.txt --model MODEL\n"
       "  sqz-index append log.sqz monday.txt tuesday.txt --model MODEL -o longer.sqz\n",

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "formats/capture.h"
+#include "tools/common/index_table.h"
 #include "tools/common/layer_policy.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/prompts.h"
@@ -47,6 +48,19 @@ Result<std::vector<Job>> make_jobs(const Source& source, const BuildArguments& a
   return jobs;
 }
 
+// No layer has keys that are split: the index holds, and sessions read, everything.
+bool saves_nothing(const BuildPlan& plan) {
+  return plan.clusters.empty() && plan.pages == 0;
+}
+
+void warn_if_nothing_saved(const BuildPlan& plan, const std::string& label) {
+  if (!saves_nothing(plan)) return;
+  spdlog::warn(
+      "{}: every layer of the model has a sliding window and is read whole, whatever the "
+      "budget: this index will save nothing",
+      label);
+}
+
 // Everything that can be refused is refused before the model is loaded.
 Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
                   const BuildArguments& arguments, const BuildOptions& options) {
@@ -56,11 +70,12 @@ Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
     if (!plan.ok()) {
       return {plan.status().code(), concat(job.label, ": ", plan.status().message())};
     }
-    if (!arguments.calibrate_with.empty() && plan->clusters.empty() && plan->pages == 0) {
+    if (!arguments.calibrate_with.empty() && saves_nothing(*plan)) {
       return {Code::kUnsupported, concat(job.label,
                                          ": every layer of the model has a sliding window and is "
                                          "stored dense: there is nothing to calibrate")};
     }
+    warn_if_nothing_saved(*plan, job.label);
     if (arguments.dry_run) continue;
     if (arguments.separate) {
       std::error_code error;
@@ -73,8 +88,13 @@ Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
 }
 
 // What the keys of a KV head were split into.
-std::pair<std::string, std::string> parts_row(const std::vector<int64_t>& clusters, int64_t pages) {
+std::pair<std::string, std::string> parts_row(const BuildOptions& options,
+                                              const std::vector<int64_t>& clusters, int64_t pages) {
   if (pages > 0) return {"pages", concat(pages, " a KV head")};
+  if (clusters.empty()) return {"clusters", "none: every layer has a sliding window"};
+  if (options.partition == Partition::kBuckets) {
+    return {"buckets", list_text(clusters) + " a KV head"};
+  }
   return {"clusters", list_text(clusters) + " a KV head, coarse to fine"};
 }
 
@@ -96,24 +116,26 @@ JsonMembers index_json(const std::string& path, const BuiltIndex& index) {
           {"fingerprint", index.fingerprint}};
 }
 
-Rows index_rows(const std::string& path, const BuiltIndex& index) {
+Rows index_rows(const std::string& path, const BuiltIndex& index, const BuildOptions& options) {
   const BuildReport& report = index.report;
   const BuildSeconds& seconds = report.seconds;
+  const bool calibrated = !report.clusters.empty() &&
+                          (options.partition == Partition::kKmeans || options.calibrate_keys);
   return {
       {"index", path},
       {"tokens", concat(report.tokens, ", of which ", report.clustered, " clustered")},
-      parts_row(report.clusters, report.pages),
+      parts_row(options, report.clusters, report.pages),
       {"size", bytes_text(static_cast<double>(report.bytes))},
       {"time", concat("capture ", seconds_text(index.capture_seconds), ", cluster ",
                       seconds_text(seconds.cluster), ", calibrate ",
                       seconds_text(seconds.calibrate), ", write ", seconds_text(seconds.write))},
       {"engine", report.engine},
-      {"calibration", index.calibration},
+      {"calibration", calibrated ? calibration_text(index.calibration) : "none"},
       {"model", index.fingerprint}};
 }
 
-Status print_plan(const BuildPlan& plan, const PassPlan& pass, int64_t tokens, size_t indexes,
-                  const ToolContext& context) {
+Status print_plan(const BuildPlan& plan, const PassPlan& pass, const BuildOptions& options,
+                  int64_t tokens, size_t indexes, const ToolContext& context) {
   const double seconds = estimate_seconds(pass.flop, plan.kmeans_flop, context.options.threads);
   const bool gpu_pass = context.options.gpu().has_value();
   const uint64_t memory = plan.peak_memory + (gpu_pass ? 0 : pass.memory);
@@ -122,10 +144,10 @@ Status print_plan(const BuildPlan& plan, const PassPlan& pass, int64_t tokens, s
   const uint64_t gpu_least = plan.gpu_memory_least + gpu_pass_memory;
   Rows rows = {
       {"tokens", concat(tokens)},
-      parts_row(plan.clusters, plan.pages),
       {"size", concat(bytes_text(static_cast<double>(plan.bytes)), " (", plan.bytes, " bytes)")},
       {"peak memory", "about " + bytes_text(static_cast<double>(memory))},
       {"time", "about " + seconds_text(seconds)}};
+  if (indexes == 1) rows.insert(rows.begin() + 1, parts_row(options, plan.clusters, plan.pages));
   if (gpu_memory > 0) {
     rows.emplace_back("GPU memory",
                       concat("about ", bytes_text(static_cast<double>(gpu_memory)), ", at least ",
@@ -171,7 +193,7 @@ Status dry_run(const std::vector<Job>& jobs, const ModelConfig& model,
     pass_total.memory = std::max(pass_total.memory, pass.memory);
     tokens_total += tokens;
   }
-  return print_plan(total, pass_total, tokens_total, jobs.size(), context);
+  return print_plan(total, pass_total, options, tokens_total, jobs.size(), context);
 }
 
 // The totals of several indexes, under the same names as the fields of one.
@@ -212,6 +234,7 @@ Result<BuildOptions> full_options(const BuildArguments& arguments, const CommonO
 Status build_from_texts(const BuildArguments& arguments, const ToolContext& context) {
   QmodelFile qmodel;
   SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
+  if (!source.documents().empty()) warn_of_chat_template(arguments.source.model);
   SQZ_ASSIGN_OR_RETURN(
       const BuildOptions options,
       full_options(arguments, context.options, source.model().description, qmodel));
@@ -239,7 +262,7 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
     tokens += index.report.tokens;
     bytes += index.report.bytes;
     if (!arguments.separate) {
-      context.output.result(built.back(), index_rows(job.output, index));
+      context.output.result(built.back(), index_rows(job.output, index, options));
       return {};
     }
     context.output.event("index", built.back());
@@ -257,12 +280,14 @@ Status build_from_file(const BuildArguments& arguments, const ToolContext& conte
   const auto tokens = static_cast<int64_t>(info.tokens.size());
   SQZ_ASSIGN_OR_RETURN(const BuildPlan plan, IndexBuilder::plan(info.model, tokens, options));
   SQZ_RETURN_IF_ERROR(check_capture(info, arguments.capture, options.tail));
-  if (arguments.dry_run) return print_plan(plan, {}, tokens, 1, context);
+  warn_if_nothing_saved(plan, arguments.capture);
+  if (arguments.dry_run) return print_plan(plan, {}, options, tokens, 1, context);
   SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
   Progress progress(context.progress_style(), "build");
   const IndexTarget target{arguments.output, arguments.force, options};
   SQZ_ASSIGN_OR_RETURN(const BuiltIndex index, build_from_capture(*capture, target, progress));
-  context.output.result(index_json(arguments.output, index), index_rows(arguments.output, index));
+  context.output.result(index_json(arguments.output, index),
+                        index_rows(arguments.output, index, options));
   return {};
 }
 
@@ -272,6 +297,19 @@ void add_build_command(Tool& tool) {
   const auto arguments = std::make_shared<BuildArguments>();
   CLI::App* app =
       tool.command("build", "Build the index of a fixed context: texts, token ids or a capture.",
+                   "Texts are encoded file by file, with the model's special tokens once, at the\n"
+                   "start. Hidden files of a folder and files with a zero byte are left out.\n"
+                   "--tokens takes one dimension of int32, int64, uint32 or uint16.\n"
+                   "--calibrate-with needs the room of a second index on the disk while it runs.\n"
+                   "\n"
+                   "Result: path, tokens, clustered, clusters[], pages, bytes, seconds{capture,\n"
+                   "cluster, calibrate, write}, engine, calibration, fingerprint; with --separate\n"
+                   "an event `index` each, and indexes[].\n"
+                   "\n"
+                   "--dry-run: indexes, tokens, clusters[], pages, bytes (exact), peak_memory,\n"
+                   "gpu_memory, gpu_memory_least (one KV head at a time; 0 without a GPU),\n"
+                   "seconds_estimate (to a factor of two).\n"
+                   "\n"
                    "Examples:\n"
                    "  sqz-index build --model MODEL book.txt -o book.sqz\n"
                    "  sqz-index build --model MODEL docs/ --separate -o indexes/\n"

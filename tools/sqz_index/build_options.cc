@@ -30,12 +30,12 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   constexpr const char* kGroup = "Index";
   app.add_option("--sink", arguments.sink,
                  "First tokens that are always attended (default: 16; with --qmodel 1)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->group(kGroup);
   app.add_option("--tail", arguments.tail,
                  "Last tokens that are always attended; they calibrate (default: 100; with "
                  "--qmodel 2047)")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->group(kGroup);
   app.add_option("--qmodel", arguments.qmodel,
                  "Query classifier (.sqz) whose buckets the keys go to (for --selector saap)")

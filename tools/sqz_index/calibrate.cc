@@ -31,6 +31,7 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   const bool in_place = output == arguments.index;
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
   SQZ_RETURN_IF_ERROR(check_prompts_possible(*index));
+  SQZ_RETURN_IF_ERROR(check_model_folder(arguments.source.model));
   SQZ_ASSIGN_OR_RETURN(const auto prompts, read_prompts(Env::posix(), arguments.prompts));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.source.model));
   SQZ_RETURN_IF_ERROR(check_tokenizer(*index, *tokenizer, arguments.source.model));
@@ -70,7 +71,17 @@ void add_calibrate_command(Tool& tool) {
   const auto arguments = std::make_shared<CalibrateArguments>();
   CLI::App* app = tool.command(
       "calibrate", "Calibrate an index anew with prompts like those it will be asked.",
-      "The index is replaced when the new one is whole; -o writes another file instead.\n\n"
+      "The thresholds are set from prompts like those that the index will be asked, so that it\n"
+      "delivers the budget that is asked for. Each prompt is run after the context and answered\n"
+      "greedily over all keys: its queries calibrate prompts, those of the answer calibrate\n"
+      "generation. A dozen are enough. Queries of the context's last tokens no longer count.\n"
+      "\n"
+      "The index is replaced when the new one is whole; -o writes another file instead. Refused: "
+      "an\n"
+      "index of another model or tokenizer, a damaged one, one without keys and values.\n"
+      "\n"
+      "Result: path, bytes, prompts, queries, source.\n"
+      "\n"
       "Examples:\n"
       "  sqz-index calibrate book.sqz --model MODEL --prompts questions.txt\n"
       "  sqz-index calibrate book.sqz --model MODEL --prompts chats.jsonl -o calibrated.sqz\n",

@@ -78,6 +78,8 @@ void add_capture_command(Tool& tool) {
   const auto arguments = std::make_shared<CaptureArguments>();
   CLI::App* app = tool.command(
       "capture", "Write keys, values and queries of a fixed context as HDF5.",
+      "Result: path, tokens, layers, queries, bytes.\n"
+      "\n"
       "Examples:\n"
       "  sqz-index capture --model MODEL book.txt -o book.h5\n"
       "  sqz-index build --capture book.h5 -o book.sqz\n",
@@ -86,7 +88,7 @@ void add_capture_command(Tool& tool) {
   app->add_option("-o,--output", arguments->output, "The capture (.h5) to write")->required();
   app->add_flag("--force", arguments->force, "Replace an existing output");
   app->add_option("--queries", arguments->queries, "Store the queries of the last N tokens")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->type_name("N")
       ->capture_default_str();
   app->add_flag("--pre-rope", arguments->pre_rope, "Keys and queries from before RoPE");

@@ -51,6 +51,9 @@ void add_info_command(Tool& tool) {
       tool.command("info",
                    "Say what an index is: model, context, clusters, build parameters; or a layer "
                    "profile: cosines, groups, budgets; or a query classifier.",
+                   "Result: the metadata, decoded, and as the file has it in `metadata`; of a\n"
+                   "profile or classifier kind and the result of the tool that made it.\n"
+                   "\n"
                    "Examples:\n"
                    "  sqz-index info book.sqz\n"
                    "  sqz-index info book.sqz --json | jq .tokens\n"

@@ -2,14 +2,22 @@
 #include "tools/sqz_index/commands.h"
 
 int main(int argc, char** argv) {
-  sqz::Tool tool("sqz-index",
-                 "Builds, calibrates, describes and checks the index (.sqz) of a fixed context.",
-                 "Examples:\n"
-                 "  sqz-index build --model MODEL book.txt -o book.sqz\n"
-                 "  sqz-index info book.sqz\n"
-                 "  sqz-index verify book.sqz\n"
-                 "  sqz-index report book.sqz -o book.html\n"
-                 "'sqz-index COMMAND --help' has the options of a command.\n");
+  sqz::Tool tool(
+      "sqz-index", "Builds, calibrates, describes and checks the index (.sqz) of a fixed context.",
+      "Examples:\n"
+      "  sqz-index build --model MODEL book.txt -o book.sqz\n"
+      "  sqz-index info book.sqz\n"
+      "  sqz-index verify book.sqz\n"
+      "  sqz-index report book.sqz -o book.html\n"
+      "'sqz-index COMMAND --help' has the options of a command.\n"
+      "\n"
+      "Every option --some-name may also be given as the variable SQZ_SOME_NAME; the\n"
+      "command line wins. Results go to standard output, everything else to standard\n"
+      "error. An output appears under its name when it is whole; one that is there is\n"
+      "refused without --force.\n"
+      "\n"
+      "Built without LibTorch (-DSQZ_TRAINING=OFF) sqz-index builds from captures only,\n"
+      "and of the other tools there is sqz-bench alone.\n");
   sqz::add_append_command(tool);
   sqz::add_build_command(tool);
   sqz::add_calibrate_command(tool);

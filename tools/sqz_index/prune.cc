@@ -65,7 +65,11 @@ void add_prune_command(Tool& tool) {
   CLI::App* app = tool.command(
       "prune", "Leave out of an index the keys that a policy never reads.",
       "For selectors whose choice no question changes. The result serves that selector at that\n"
-      "budget alone, with the same answers to the bit.\n\n"
+      "budget alone, with the same answers to the bit, and takes little more than the budget of\n"
+      "the room, on the disk and in memory.\n\n"
+      "Result: path, bytes, bytes_before, selector, budget, keep, kept[] (keys a KV head, by\n"
+      "layer).\n"
+      "\n"
       "Examples:\n"
       "  sqz-index prune book.sqz --selector h2o --budget 0.1 -o small.sqz\n"
       "  sqz-index prune book.sqz --selector window --layers layers.sqz -o small.sqz\n",

@@ -11,7 +11,7 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
   app.add_option("--model,-m", options.model, "Model: a Hugging Face checkpoint directory");
   app.add_option("--tokens", options.tokens, "Token ids (.npy) instead of texts");
   app.add_option("--max-tokens", options.max_tokens, "Use the first N tokens only")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->type_name("N");
   add_run_dtype_option(app, options.run_dtype);
 }
@@ -31,6 +31,7 @@ Result<Source> Source::open(const SourceOptions& options) {
     return Status(Code::kInvalidArgument,
                   "no model was given: pass --model DIR, a Hugging Face checkpoint directory");
   }
+  SQZ_RETURN_IF_ERROR(check_model_folder(options.model));
   Source out;
   out.options_ = options;
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(options.model));

@@ -43,6 +43,8 @@ void add_verify_command(Tool& tool) {
       tool.command("verify",
                    "Check every checksum and invariant of an index, a layer profile or a query "
                    "classifier.",
+                   "Result: path, ok, checked, problems[]. Exit code 3 if there is a problem.\n"
+                   "\n"
                    "Example:\n  sqz-index verify book.sqz && echo whole\n",
                    [path](const ToolContext& context) { return run_verify(*path, context); });
   app->add_option("INDEX", *path, "The index, layer profile or query classifier (.sqz)")

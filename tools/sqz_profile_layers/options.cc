@@ -36,7 +36,7 @@ void add_measure_options(CLI::App& app, ProfileArguments& arguments) {
       ->group(kGroup);
   app.add_option("--block", arguments.block,
                  "Held-out tokens that share a selection; 0 = all of them")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str()
       ->group(kGroup);
   app.add_option("--held-out", arguments.held_out,
@@ -64,7 +64,7 @@ void add_profile_options(CLI::App& app, ProfileArguments& arguments) {
   app.add_option("--tokens", arguments.tokens,
                  "Tokens of a window, which is one dense pass (default: the model's positions, at "
                  "most 16384)")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->type_name("N");
   app.add_option("--windows", arguments.windows, "Windows of each text; 0 = all of it")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))

@@ -285,6 +285,7 @@ std::string recommendation(const Outcome& outcome) {
 }  // namespace
 
 Status run_profile(const ProfileArguments& arguments, const ToolContext& context) {
+  SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
   SQZ_ASSIGN_OR_RETURN(Plan plan, make_plan(arguments, model));

@@ -5,7 +5,7 @@
 namespace sqz::bench {
 
 Status check_device(const Options& /*options*/) {
-  return {Code::kUnsupported,
+  return {Code::kInvalidArgument,
           "--device: this sqz was built without CUDA; build it with -DSQZ_CUDA=ON, or pass cpu"};
 }
 

@@ -4,7 +4,7 @@
 namespace sqz {
 
 Result<std::unique_ptr<DeviceStaging>> DeviceStaging::create(int) {
-  return Status(Code::kUnsupported,
+  return Status(Code::kInvalidArgument,
                 "--device cuda: this sqz was built without CUDA; build it with -DSQZ_CUDA=ON");
 }
 
