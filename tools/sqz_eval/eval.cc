@@ -271,7 +271,7 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
     const std::vector<Row> rows = so_far.rows();
     if (!stopped || !rows.empty()) context.output.text(table_text(rows));
     if (!context.output.json()) return;
-    Json result = {{"rows", rows_json(rows)},
+    JsonMembers result = {{"rows", rows_json(rows)},
                    {"model", arguments.model},
                    {"fingerprint", fingerprint(work.model->description())},
                    {"seed", context.options.seed},
