@@ -1,14 +1,17 @@
-// Any bytes as a tokenizer.json: loaded and used, or refused.
-#include "formats/tokenizer.h"
-#include "tests/fuzz/memory_env.h"
+// Any bytes as a tokenizer.json or a SentencePiece model: loaded and used, or refused.
+#include "formats/tokenizer_json.h"
+#include "formats/tokenizer_sentencepiece.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  sqz::MemoryEnv env(std::as_bytes(std::span(data, size)));
-  auto tokenizer = sqz::Tokenizer::load("fuzz/tokenizer.json", env);
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  auto tokenizer = bytes.starts_with('{') ? sqz::load_json_tokenizer(bytes, "tokenizer.json")
+                                          : sqz::load_sentencepiece(bytes, "tokenizer.model");
   if (!tokenizer.ok()) return 0;
   std::vector<int32_t> ids;
-  if ((*tokenizer)->encode("It's 12345 \xc3\xa9t\xc3\xa9s\r\n\n  <s>x", true, ids).ok()) {
-    (void)(*tokenizer)->decode(ids).ok();
+  if ((*tokenizer)
+          ->encode("It's 12345 \xc3\xa9t\xc3\xa9s\r\n\n  <s>x\xef\xac\x81", true, ids)
+          .ok()) {
+    (void)(*tokenizer)->decode(ids, true).ok();
   }
   return 0;
 }
