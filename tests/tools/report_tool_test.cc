@@ -280,6 +280,43 @@ TEST_F(ReportTool, RowsOfEvalFromSeveralFiles) {
   EXPECT_EQ(lines[2][0], "stream (skipped: <b>too small</b>)");
 }
 
+TEST_F(ReportTool, NeedlesAsAFigureAlone) {
+  const auto row = [](const char* task, const char* on, int tokens, const char* selector,
+                      const char* budget, const char* value) {
+    return concat(R"({"event":"row","task":")", task, R"(","on":")", on, R"(","tokens":)", tokens,
+                  R"(,"selector":")", selector, R"(","trials":8,"value":)", value,
+                  R"(,"stderr":0.125,"budget":{"asked":)", budget, R"(,"delivered":)", budget,
+                  R"(},"keep":{"asked":)", budget, R"(,"delivered":)", budget, "}}\n");
+  };
+  std::string rows = row("needle1", "", 4000, "dense", "1", "0.9") +
+                     row("needle1", "", 4000, "squeezed", "0.1", "0.75") +
+                     row("needle1", "", 4000, "squeezed", "0.2", "0.875") +
+                     row("needle1", "", 2000, "squeezed", "0.2", "0.5") +
+                     row("loss", "", 4000, "squeezed", "0.2", "3");
+  write_all(path("a.jsonl"), rows);
+  refused({path("a.jsonl"), "--figure", "needles"}, 2, "no rows of one of the tasks needle1 and");
+  refused({path("a.jsonl"), "--figure", "cakes"}, 2, "--figure");
+  rows += row("error", "text", 4000, "squeezed", "0.1", "0.25") +
+          row("error", "questions", 4000, "squeezed", "0.1", "0.375");
+  write_all(path("a.jsonl"), rows);
+  const ToolRun made =
+      run(kTool, {"report", path("a.jsonl"), "--figure", "needles", "-o", path("n.svg"), "--json"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  EXPECT_EQ(made.last()["figures"], 1);
+  const XmlElement svg = read_xml(read_all(path("n.svg")));
+  EXPECT_EQ(svg.name, "svg");
+  EXPECT_THAT(texts(svg, "style").at(0), HasSubstr("prefers-color-scheme: dark"));
+  const auto circles = svg.all("circle");
+  ASSERT_EQ(circles.size(), 3u) << "of the longest context, of questions";
+  EXPECT_EQ(circles[0]->children.at(0).text, "squeezed: 0.1, 0.75 ± 0.125");
+  EXPECT_EQ(circles[2]->children.at(0).text, "squeezed: 0.1, 0.375 ± 0.125");
+  const auto labels = texts(svg, "text");
+  for (const char* label : {"One needle, 4000 tokens", "dense: 0.9",
+                            "Error of the attention output on questions, 4000 tokens"}) {
+    EXPECT_NE(std::find(labels.begin(), labels.end(), label), labels.end()) << label;
+  }
+}
+
 TEST_F(ReportTool, LossesAreShownAboveDense) {
   Json row = {{"task", "loss"},
               {"tokens", 4000},
