@@ -309,7 +309,7 @@ TEST_F(ModelToolsTest, AChatTemplateIsNotAppliedAndItIsSaid) {
 }
 
 TEST_F(ModelToolsTest, ServesEveryKindOfIndexWithoutASelector) {
-  const std::string text = text_file("hay.txt", haystack());
+  const std::string text = text_file("a.txt", prose(1500));
   ASSERT_EQ(build("clusters.sqz", {text, "--heavy-hitters"}).code, 0);
   ASSERT_EQ(build("pages.sqz", {text, "--partition", "pages"}).code, 0);
   ASSERT_EQ(run(kIndex, {"prune", path("clusters.sqz"), "--selector", "h2o", "--budget", "0.3",
@@ -349,7 +349,7 @@ TEST_F(ModelToolsTest, SaysWhyAllOfAShortContextIsRead) {
 
 TEST_F(ModelToolsTest, TakesSeveralPromptsAndStreamsIntoAPipe) {
   ASSERT_EQ(build("a.sqz", {text_file("a.txt", prose(400))}).code, 0);
-  const std::vector<std::string> common = {"-m", kModel, "-i", path("a.sqz"), "--max-tokens", "40"};
+  const std::vector<std::string> common = {"-m", kModel, "-i", path("a.sqz"), "--max-tokens", "8"};
   std::vector<std::string> both = common, one = common, other = common;
   both.insert(both.end(), {"-p", "The sea", "-p", "A road"});
   one.insert(one.end(), {"-p", "The sea"});
@@ -366,7 +366,7 @@ TEST_F(ModelToolsTest, TakesSeveralPromptsAndStreamsIntoAPipe) {
   // Standard output is a file here: a part of the answer is there while the rest is being made.
   bool partly = false;
   std::vector<std::string> longer = one;
-  longer[5] = "400";
+  longer[5] = "80";
   run(kGenerate, longer, "", {}, [&](pid_t child) {
     signal_when(child, 0, [&] {
       const std::string out = read_all(folder_ / "stdout");

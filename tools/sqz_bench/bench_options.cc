@@ -26,11 +26,8 @@ const char* const kHelp =
     "Examples:\n"
     "  sqz-bench attend\n"
     "  sqz-bench attend prefill --tokens 32768 --sparsity 0.9 --levels 1,2 --json\n"
-    "  sqz-bench bandwidth --threads 1\n"
-    "  sqz-bench open --file-gib 100\n"
     "  sqz-bench kmeans --device cuda --kmeans-fraction 0.01\n"
     "  sqz-bench attend --device cuda --sparsity 0.7,0.8,0.9,0.95 --requests 16\n"
-    "  sqz-bench attend --device cuda --selector saap --buckets 1024 --hidden 1024\n"
     "  sqz-bench prefill --device cuda --queries 4096 --block 32,128,0\n"
     "  sqz-bench upload --device cuda --directory /dev/shm\n";
 

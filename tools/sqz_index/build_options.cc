@@ -92,8 +92,8 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
                "Store no clustered keys and values: the engine brings its own cache")
       ->group(kGroup);
   app.add_option("--calibrate-with", arguments.calibrate_with,
-                 "Prompts that calibrate instead of the tail: one a line; in F.jsonl objects with "
-                 "\"prompt\". May be repeated")
+                 "Prompts that calibrate instead of the context's last tokens: one a line; in "
+                 "F.jsonl objects with \"prompt\". May be repeated")
       ->take_all()
       ->group(kGroup);
   app.add_option("--answer-tokens", arguments.answer_tokens,

@@ -36,8 +36,7 @@ int main(int argc, char** argv) {
       "  sqz-profile-layers --model MODEL texts/ --tokens 16000 --budget 0.1 --p 0.7 -o l.sqz\n"
       "  sqz-profile-layers --model MODEL book.txt --selector stream --p auto -o l.sqz\n"
       "  sqz-profile-layers --model MODEL book.txt --allocate measured --selector h2o -o l.sqz\n"
-      "  sqz-profile-layers --model MODEL book.txt --index book.sqz --allocate measured\n"
-      "  sqz-index info layers.sqz\n");
+      "  sqz-profile-layers --model MODEL book.txt --index book.sqz --allocate measured\n");
   sqz::ProfileArguments arguments;
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_profile(arguments, context); });

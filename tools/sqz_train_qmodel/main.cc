@@ -38,8 +38,7 @@ int main(int argc, char** argv) {
       "Examples:\n"
       "  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda\n"
       "  sqz-train-qmodel --model MODEL books/ -o q.sqz --buckets 256 --test other.txt --json\n"
-      "  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda --resume\n"
-      "  sqz-index info q.sqz\n");
+      "  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda --resume\n");
   sqz::TrainQmodelArguments arguments;
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_train_qmodel(arguments, context); });
