@@ -1,12 +1,12 @@
 #include "libindex/builder.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <new>
 #include <utility>
 
 #include "formats/base/hash.h"
+#include "formats/base/stopwatch.h"
 #include "libindex/calibrate.h"
 #include "libindex/calibrate_keys.h"
 #include "libindex/calibration_scorer.h"
@@ -23,15 +23,14 @@ namespace {
 // Adds the time of a scope to a total.
 class Timer {
  public:
-  explicit Timer(double& total) : total_(total), start_(Clock::now()) {}
-  ~Timer() { total_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  explicit Timer(double& total) : total_(total) {}
+  ~Timer() { total_ += watch_.seconds(); }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
  private:
-  using Clock = std::chrono::steady_clock;
   double& total_;
-  Clock::time_point start_;
+  Stopwatch watch_;
 };
 
 // Runs the body of a public function; allocations may fail anywhere below.

@@ -1,17 +1,12 @@
 // k-means through faiss::Clustering over FAISS's exact flat index on a GPU. Compiled where the
 // FAISS that CMake found has GPU support (docs/kmeans-gpu.md).
-#include <faiss/Clustering.h>
 #include <faiss/gpu/GpuIndexFlat.h>
 #include <faiss/gpu/StandardGpuResources.h>
 #include <faiss/gpu/utils/DeviceUtils.h>
 
-#include <algorithm>
 #include <exception>
-#include <limits>
-#include <numeric>
-#include <vector>
 
-#include "libindex/kmeans.h"
+#include "libindex/faiss_kmeans.h"
 
 namespace sqz {
 namespace {
@@ -39,37 +34,10 @@ class FaissGpuKmeans final : public KmeansEngine {
 
  private:
   Status solve(const KmeansProblem& problem) {
-    const int64_t n = problem.count;
-    if (problem.clusters < 1 || problem.clusters > n || problem.iterations < 1) {
-      return Status(Code::kInternal, concat("k-means of ", n, " points into ", problem.clusters));
-    }
-    if (problem.clusters == n) {
-      std::iota(problem.assignment, problem.assignment + n, 0);
-      return Status();
-    }
-    std::vector<float> unit(static_cast<size_t>(n * problem.dim));
-    normalise_rows(problem.points, n, problem.dim, unit.data());
-
     faiss::gpu::GpuIndexFlatConfig config;
     config.device = gpu_;
     faiss::gpu::GpuIndexFlatIP index(&resources_, static_cast<int>(problem.dim), config);
-    faiss::ClusteringParameters parameters;
-    parameters.niter = problem.iterations;
-    parameters.spherical = true;
-    parameters.min_points_per_centroid = 1;
-    parameters.max_points_per_centroid = std::numeric_limits<int>::max();
-    parameters.seed = static_cast<int>(problem.seed & 0x3fffffffu);
-    faiss::Clustering clustering(static_cast<int>(problem.dim), static_cast<int>(problem.clusters),
-                                 parameters);
-    clustering.train(n, unit.data(), index, problem.weights);  // leaves the centroids in `index`
-
-    std::vector<float> products(static_cast<size_t>(n));
-    std::vector<faiss::idx_t> labels(static_cast<size_t>(n));
-    index.search(n, unit.data(), 1, products.data(), labels.data());
-    std::transform(labels.begin(), labels.end(), problem.assignment,
-                   [](faiss::idx_t label) { return static_cast<int32_t>(label); });
-    refill_empty_clusters(unit.data(), n, problem.dim, problem.clusters, problem.assignment);
-    return Status();
+    return faiss_lloyd(problem, index);
   }
 
   int gpu_;

@@ -4,16 +4,16 @@
 // Here each head has one thread, and products never leave the registers. A point's product is the
 // same on however many threads and in whatever block it is found.
 #include <faiss/Clustering.h>
-#include <faiss/Index.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <vector>
 
-#include "libindex/kmeans.h"
+#include "libindex/faiss_kmeans.h"
 #include "libindex/nearest.h"
 #include "libindex/parallel.h"
 
@@ -64,41 +64,9 @@ class FlatAssigner final : public faiss::Index {
 };
 
 Status solve(const KmeansProblem& problem, int threads) {
-  const int64_t n = problem.count;
-  if (problem.clusters < 1 || problem.clusters > n || problem.iterations < 1) {
-    return Status(Code::kInternal, concat("k-means of ", n, " points into ", problem.clusters));
-  }
-  if (problem.clusters == 1) {
-    std::fill(problem.assignment, problem.assignment + n, 0);
-    return Status();
-  }
-  if (problem.clusters == n) {
-    for (int64_t i = 0; i < n; ++i) problem.assignment[i] = static_cast<int32_t>(i);
-    return Status();
-  }
-  std::vector<float> unit(static_cast<size_t>(n * problem.dim));
-  normalise_rows(problem.points, n, problem.dim, unit.data());
-
   const SingleThreadedOpenMp openmp;
-  faiss::ClusteringParameters parameters;
-  parameters.niter = problem.iterations;
-  parameters.spherical = true;
-  parameters.min_points_per_centroid = 1;
-  parameters.max_points_per_centroid = std::numeric_limits<int>::max();
-  parameters.seed = static_cast<int>(problem.seed & 0x3fffffffu);
   FlatAssigner assigner(problem.dim, threads);
-  {
-    faiss::Clustering clustering(static_cast<int>(problem.dim), static_cast<int>(problem.clusters),
-                                 parameters);
-    clustering.train(n, unit.data(), assigner, problem.weights);
-  }
-  std::vector<float> products(static_cast<size_t>(n));
-  std::vector<int64_t> labels(static_cast<size_t>(n));
-  assigner.search(n, unit.data(), 1, products.data(), labels.data(), nullptr);
-  std::transform(labels.begin(), labels.end(), problem.assignment,
-                 [](int64_t label) { return static_cast<int32_t>(label); });
-  refill_empty_clusters(unit.data(), n, problem.dim, problem.clusters, problem.assignment);
-  return Status();
+  return faiss_lloyd(problem, assigner);
 }
 
 class FaissKmeans final : public KmeansEngine {
@@ -125,6 +93,42 @@ class FaissKmeans final : public KmeansEngine {
 };
 
 }  // namespace
+
+Status faiss_lloyd(const KmeansProblem& problem, faiss::Index& index) {
+  const int64_t n = problem.count;
+  if (problem.clusters < 1 || problem.clusters > n || problem.iterations < 1) {
+    return Status(Code::kInternal, concat("k-means of ", n, " points into ", problem.clusters));
+  }
+  if (problem.clusters == 1) {
+    std::fill(problem.assignment, problem.assignment + n, 0);
+    return Status();
+  }
+  if (problem.clusters == n) {
+    std::iota(problem.assignment, problem.assignment + n, 0);
+    return Status();
+  }
+  std::vector<float> unit(static_cast<size_t>(n * problem.dim));
+  normalise_rows(problem.points, n, problem.dim, unit.data());
+
+  faiss::ClusteringParameters parameters;
+  parameters.niter = problem.iterations;
+  parameters.spherical = true;
+  parameters.min_points_per_centroid = 1;
+  parameters.max_points_per_centroid = std::numeric_limits<int>::max();
+  parameters.seed = static_cast<int>(problem.seed & 0x3fffffffu);
+  {
+    faiss::Clustering clustering(static_cast<int>(problem.dim), static_cast<int>(problem.clusters),
+                                 parameters);
+    clustering.train(n, unit.data(), index, problem.weights);  // leaves the centroids in `index`
+  }
+  std::vector<float> products(static_cast<size_t>(n));
+  std::vector<int64_t> labels(static_cast<size_t>(n));
+  index.search(n, unit.data(), 1, products.data(), labels.data());
+  std::transform(labels.begin(), labels.end(), problem.assignment,
+                 [](int64_t label) { return static_cast<int32_t>(label); });
+  refill_empty_clusters(unit.data(), n, problem.dim, problem.clusters, problem.assignment);
+  return Status();
+}
 
 std::unique_ptr<KmeansEngine> make_faiss_kmeans() {
   return std::make_unique<FaissKmeans>();

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "formats/base/random.h"
+
 namespace sqz {
 namespace {
 
@@ -53,13 +55,6 @@ std::vector<int32_t> cut(const float* unit, int64_t dim, std::vector<int32_t>& m
   return leave;
 }
 
-uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice) {
@@ -78,8 +73,10 @@ Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& cho
 }
 
 uint64_t kmeans_seed(uint64_t seed, int64_t layer, int64_t head, int64_t level) {
-  uint64_t state = mix(seed);
-  for (int64_t part : {layer, head, level}) state = mix(state ^ static_cast<uint64_t>(part));
+  uint64_t state = Random(seed).next();
+  for (int64_t part : {layer, head, level}) {
+    state = Random(state ^ static_cast<uint64_t>(part)).next();
+  }
   return state;
 }
 

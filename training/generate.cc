@@ -1,18 +1,12 @@
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "formats/base/stopwatch.h"
 #include "training/model_runner.h"
 #include "training/sampler.h"
 
 namespace sqz::training {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 Status check_options(const GenerateOptions& options) {
   if (options.max_tokens < 0) {
@@ -84,7 +78,7 @@ Result<Generation> ModelRunner::generate(std::span<const int32_t> prompt,
     Sampler sampler(options.temperature, options.top_p, options.seed);
     if (logits != nullptr) logits->clear();
 
-    auto start = Clock::now();
+    Stopwatch watch;
     SQZ_ASSIGN_OR_RETURN(at::Tensor x, loop.run(prompt));
     for (bool first = true;; first = false) {
       const at::Tensor rows = logits == nullptr ? x.narrow(0, x.size(0) - 1, 1) : x;
@@ -94,8 +88,8 @@ Result<Generation> ModelRunner::generate(std::span<const int32_t> prompt,
                                        static_cast<size_t>(scores.numel()));
       if (logits != nullptr) logits->insert(logits->end(), all.begin(), all.end());
       if (first) {
-        out.prefill_seconds = seconds_since(start);
-        start = Clock::now();
+        out.prefill_seconds = watch.seconds();
+        watch = {};
       }
       if (static_cast<int64_t>(out.tokens.size()) >= options.max_tokens) break;
       const int32_t token = sampler.next(all.last(static_cast<size_t>(model.vocab_size)));
@@ -112,7 +106,7 @@ Result<Generation> ModelRunner::generate(std::span<const int32_t> prompt,
       if (last || loop.position() == model.max_positions) break;
       SQZ_ASSIGN_OR_RETURN(x, loop.run(std::span(&out.tokens.back(), 1)));
     }
-    out.decode_seconds = seconds_since(start);
+    out.decode_seconds = watch.seconds();
     return out;
   });
 }

@@ -1,11 +1,11 @@
 #include "training/qmodel.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numbers>
 
 #include "formats/base/hash.h"
+#include "formats/base/stopwatch.h"
 #include "formats/sqz_container.h"
 #include "libindex/kmeans.h"
 #include "training/model_runner.h"
@@ -17,8 +17,6 @@
 namespace sqz {
 namespace training {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kLeastKeys = 32;       // a bucket, to be clustered at all
 constexpr int64_t kClusterWindows = 16;  // windows that keys for the clustering come from, at most
@@ -97,7 +95,7 @@ class Training {
   std::vector<RecallSamples> held_out_samples_;
   TrainingState state_;
   at::Tensor loss_;  // on the device: sum since the last look at it
-  Clock::time_point saved_ = Clock::now();
+  Stopwatch unsaved_;
 };
 
 Status Training::report(const char* phase, double done) {
@@ -272,7 +270,7 @@ Status Training::fetch_loss() {
 
 Status Training::save() {
   if (o_.checkpoint.empty()) return {};
-  saved_ = Clock::now();
+  unsaved_ = {};
   return write_checkpoint(Env::posix(), o_.checkpoint, settings(), state_);
 }
 
@@ -330,8 +328,7 @@ Status Training::train() {
       SQZ_RETURN_IF_ERROR(fetch_loss());
     }
     const Status go_on = report("train", kCaptureDone + (kTrainDone - kCaptureDone) * done);
-    const std::chrono::duration<double> unsaved = Clock::now() - saved_;
-    if (!go_on.ok() || unsaved.count() > o_.checkpoint_seconds) {
+    if (!go_on.ok() || unsaved_.seconds() > o_.checkpoint_seconds) {
       SQZ_RETURN_IF_ERROR(fetch_loss());
       SQZ_RETURN_IF_ERROR(save());
     }

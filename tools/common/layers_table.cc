@@ -1,21 +1,12 @@
 #include "tools/common/layers_table.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 
 namespace sqz {
 namespace {
 
 constexpr double kBarWidth = 40;
-
-template <class... Args>
-std::string format(const char* pattern, Args... args) {
-  std::array<char, 128> buffer{};
-  const int length = std::snprintf(buffer.data(), buffer.size(), pattern, args...);
-  return {buffer.data(), static_cast<size_t>(length)};
-}
 
 }  // namespace
 
@@ -58,8 +49,8 @@ std::string layers_table(const LayersFile& layers) {
   for (size_t l = 0; l < layers.cosine.size(); ++l) {
     const double share = least < 1 ? (1 - layers.cosine[l]) / (1 - least) : 0;
     out +=
-        format("%5zu  %7.4f +- %.4f     %d  %9lld  ", l, layers.cosine[l], layers.cosine_error[l],
-               layers.group[l], static_cast<long long>(layers.budget[l]));
+        printed("%5zu  %7.4f +- %.4f     %d  %9lld  ", l, layers.cosine[l], layers.cosine_error[l],
+                layers.group[l], static_cast<long long>(layers.budget[l]));
     out += std::string(static_cast<size_t>(std::lround(kBarWidth * share)), '#') + "\n";
   }
   return out;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdarg>
 #include <cstdio>
 
 #include "tools/common/progress.h"
@@ -13,12 +14,6 @@ namespace {
 void write_stdout(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
-}
-
-std::string fixed(double value, int digits) {
-  std::array<char, 64> buffer{};
-  const int length = std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
-  return {buffer.data(), static_cast<size_t>(length)};
 }
 
 }  // namespace
@@ -55,16 +50,29 @@ Rows member_rows(const std::string& prefix, const JsonText& object) {
   return rows;
 }
 
+std::string printed(const char* pattern, ...) {
+  std::array<char, 400> buffer{};
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::vsnprintf(buffer.data(), buffer.size(), pattern, arguments);
+  va_end(arguments);
+  return buffer.data();
+}
+
+std::string fixed_text(double value, int digits) {
+  return printed("%.*f", digits, value);
+}
+
 std::string bytes_text(double bytes) {
   if (bytes < 1024) return concat(std::llround(bytes), " bytes");
   constexpr std::array<const char*, 5> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB"};
   size_t unit = 0;
   for (bytes /= 1024; bytes >= 1024 && unit + 1 < kUnits.size(); bytes /= 1024) ++unit;
-  return concat(fixed(bytes, bytes < 100 ? 1 : 0), " ", kUnits[unit]);
+  return concat(fixed_text(bytes, bytes < 100 ? 1 : 0), " ", kUnits[unit]);
 }
 
 std::string seconds_text(double seconds) {
-  return seconds < 100 ? concat(fixed(seconds, 2), " s") : duration_text(seconds);
+  return seconds < 100 ? concat(fixed_text(seconds, 2), " s") : duration_text(seconds);
 }
 
 std::string list_text(const std::vector<int64_t>& values) {

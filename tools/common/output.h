@@ -33,6 +33,10 @@ class Output {
 
 // A row for each member of an object, named PREFIX.KEY; none if it is no object.
 Rows member_rows(const std::string& prefix, const JsonText& object);
+// Numbers as printf writes them, at most 399 bytes.
+[[gnu::format(printf, 1, 2)]] std::string printed(const char* pattern, ...);
+// "0.125": so many digits behind the point.
+std::string fixed_text(double value, int digits);
 // "1.5 MiB", "12 bytes".
 std::string bytes_text(double bytes);
 // "1.23 s" or "4:05".

@@ -1,8 +1,5 @@
 #include "tools/common/qmodel_table.h"
 
-#include <array>
-#include <cstdio>
-
 namespace sqz {
 
 JsonMembers recall_json(const std::vector<QmodelRecall>& recall) {
@@ -14,10 +11,7 @@ JsonMembers recall_json(const std::vector<QmodelRecall>& recall) {
 std::string recall_text(const std::vector<QmodelRecall>& recall) {
   std::string out;
   for (const QmodelRecall& row : recall) {
-    std::array<char, 64> text{};
-    std::snprintf(text.data(), text.size(), "%s%.3f at %g %%", out.empty() ? "" : ", ", row.recall,
-                  100 * row.selectivity);
-    out += text.data();
+    out += printed("%s%.3f at %g %%", out.empty() ? "" : ", ", row.recall, 100 * row.selectivity);
   }
   return out;
 }

@@ -100,17 +100,21 @@ Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
   return Status(Code::kCorrupt, bad_field(documents.front().path, "text", "nothing", "some text"));
 }
 
+Status check_ids(std::span<const int32_t> ids, const ModelDescription& model,
+                 const std::string& source, const std::string& model_path) {
+  if (ids.empty()) return {Code::kCorrupt, bad_field(source, "tokens", "none", "at least one")};
+  const auto highest = std::max_element(ids.begin(), ids.end());
+  if (*highest < model.vocab_size) return {};
+  return {Code::kMismatch,
+          concat(source, " gives token id ", *highest, " (token ", highest - ids.begin(),
+                 "), but the vocabulary of ", model_path, " has ", model.vocab_size,
+                 " entries: they do not belong together")};
+}
+
 Status check_tokens(std::span<const int32_t> ids, const ModelDescription& model,
                     const std::string& source, const std::string& model_path) {
-  const auto count = static_cast<int64_t>(ids.size());
-  if (count == 0) return {Code::kCorrupt, bad_field(source, "tokens", "none", "at least one")};
-  const auto highest = std::max_element(ids.begin(), ids.end());
-  if (*highest >= model.vocab_size) {
-    return {Code::kMismatch,
-            concat(source, " gives token id ", *highest, " (token ", highest - ids.begin(),
-                   "), but the vocabulary of ", model_path, " has ", model.vocab_size,
-                   " entries: they do not belong together")};
-  }
+  SQZ_RETURN_IF_ERROR(check_ids(ids, model, source, model_path));
+  const int64_t count = std::ssize(ids);
   if (count <= model.max_positions) return {};
   return {Code::kUnsupported,
           concat("the fixed context has ", count, " tokens, but ", model_path, " has ",

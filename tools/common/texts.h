@@ -27,8 +27,11 @@ Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
                                               std::span<const Document> documents,
                                               int64_t max_tokens);
 
-// Ids inside the model's vocabulary, no more of them than positions. `source` names where the ids
-// come from ("DIR/tokenizer.json", "F.npy"), `model_path` the model.
+// Ids inside the model's vocabulary, at least one. `source` names where they come from ("the
+// tokenizer of DIR", "F.npy"), `model_path` the model.
+Status check_ids(std::span<const int32_t> ids, const ModelDescription& model,
+                 const std::string& source, const std::string& model_path);
+// Nor more of them than positions.
 Status check_tokens(std::span<const int32_t> ids, const ModelDescription& model,
                     const std::string& source, const std::string& model_path);
 

@@ -7,21 +7,6 @@
 namespace sqz {
 namespace {
 
-// The series of this name, made if there is none.
-PlotSeries& named(std::vector<PlotSeries>& series, const std::string& name) {
-  for (PlotSeries& own : series) {
-    if (own.name == name) return own;
-  }
-  return series.emplace_back(PlotSeries{name, Mark::kLine, {}});
-}
-
-void sort_points(Plot& plot) {
-  for (PlotSeries& series : plot.series) {
-    std::stable_sort(series.points.begin(), series.points.end(),
-                     [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
-  }
-}
-
 void add_selector(const std::string& name, std::span<const MeasuredAllocations* const> measured,
                   HtmlPage& page) {
   Plot by_budget;
@@ -37,18 +22,18 @@ void add_selector(const std::string& name, std::span<const MeasuredAllocations* 
   for (const MeasuredAllocations* one : measured) {
     for (const MeasuredCandidate& candidate : one->candidates) {
       const double loss = candidate.loss - one->dense_loss;
-      named(by_budget.series, candidate.name).points.push_back({candidate.delivered, loss, 0});
+      by_budget.add(candidate.name, {candidate.delivered, loss, 0});
       if (candidate.allocation != kAllocationMeasured) {
         groups |= candidate.allocation == kAllocationGroups;
-        named(by_p.series, concat("budget ", one->budget)).points.push_back({candidate.p, loss, 0});
+        by_p.add(concat("budget ", one->budget), {candidate.p, loss, 0});
       }
       lines.push_back({candidate.name, concat(one->budget), fixed_text(candidate.delivered, 4),
                        fixed_text(candidate.loss, 4), fixed_text(loss, 4),
                        fixed_text(candidate.gain, 4), fixed_text(candidate.gain_error, 4)});
     }
   }
-  sort_points(by_budget);
-  sort_points(by_p);
+  by_budget.sort();
+  by_p.sort();
   page.subheading("Layer budgets on held-out text: " + name);
   page.figure(plot_svg(by_budget), "Each spread of the budget over the layers, at equal totals.");
   if (groups) {

@@ -44,21 +44,6 @@ std::string setting_list(const EvalRow& row) {
   return row.skipped.empty() ? row.setting : row.setting + " (skipped: " + row.skipped + ")";
 }
 
-// Points of one setting, by what was read.
-void add_point(std::vector<PlotSeries>& series, const std::string& name, const PlotPoint& point) {
-  auto at = std::find_if(series.begin(), series.end(),
-                         [&](const PlotSeries& own) { return own.name == name; });
-  if (at == series.end()) at = series.insert(series.end(), {name, Mark::kLine, {}});
-  at->points.push_back(point);
-}
-
-void sort_points(Plot& plot) {
-  for (PlotSeries& series : plot.series) {
-    std::stable_sort(series.points.begin(), series.points.end(),
-                     [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
-  }
-}
-
 // Losses of texts differ more than those of settings do: they are shown above dense, trial by
 // trial.
 bool shown_above_dense(const Subject& subject, std::span<const EvalRow> rows) {
@@ -89,11 +74,10 @@ Plot value_plot(const Subject& subject, std::span<const EvalRow> rows) {
       out.levels.push_back({"dense", above ? 0 : row.value});
       continue;
     }
-    add_point(out.series, row.setting,
-              {recall ? row.keep : row.budget, above ? *row.difference : row.value,
-               above ? *row.difference_error : row.error});
+    out.add(row.setting, {recall ? row.keep : row.budget, above ? *row.difference : row.value,
+                          above ? *row.difference_error : row.error});
   }
-  sort_points(out);
+  out.sort();
   return out;
 }
 
@@ -118,10 +102,10 @@ void add_subject(const Subject& subject, std::span<const EvalRow> rows, HtmlPage
                      row.difference_error ? fixed_text(*row.difference_error, 4) : "",
                      concat(row.trials)});
     if (row.dense) continue;
-    add_point(delivered.series, row.setting, {row.asked_budget, row.budget, 0});
+    delivered.add(row.setting, {row.asked_budget, row.budget, 0});
     off |= std::abs(row.budget - row.asked_budget) > 0.01 * row.asked_budget;
   }
-  sort_points(delivered);
+  delivered.sort();
   page.subheading(title_of(subject));
   page.figure(plot_svg(value_plot(subject, rows)),
               "With standard errors; a line a setting, a dot a budget.");

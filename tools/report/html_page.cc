@@ -1,8 +1,5 @@
 #include "tools/report/html_page.h"
 
-#include <array>
-#include <cstdio>
-
 #include "formats/utf8.h"
 
 namespace sqz {
@@ -67,12 +64,6 @@ std::string xml_escaped(std::string_view text) {
     }
   }
   return out;
-}
-
-std::string fixed_text(double value, int digits) {
-  std::array<char, 400> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
-  return buffer.data();
 }
 
 void HtmlPage::element(std::string_view tag, std::string_view text) {

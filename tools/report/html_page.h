@@ -19,9 +19,6 @@ extern const char* const kPlotStyle;
 // UTF-8 and control characters that XML does not allow replaced by U+FFFD.
 std::string xml_escaped(std::string_view text);
 
-// "0.125": so many digits behind the point.
-std::string fixed_text(double value, int digits);
-
 class HtmlPage {
  public:
   explicit HtmlPage(std::string title) : title_(std::move(title)) {}

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 
 #include "formats/base/status.h"
@@ -15,17 +14,15 @@ namespace {
 constexpr double kRight = 16, kBelow = 48, kLegendLine = 18, kCell = 16;
 constexpr size_t kColours = 8;  // of the page's style
 
-std::string printed(const char* pattern, double value) {
-  std::array<char, 64> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), pattern, value == 0 ? 0 : value);  // no "-0"
-  return buffer.data();
+std::string plotted(const char* pattern, double value) {
+  return printed(pattern, value == 0 ? 0 : value);  // no "-0"
 }
 
 std::string px(double value) {
-  return printed("%.2f", value);
+  return plotted("%.2f", value);
 }
 std::string number(double value) {
-  return printed("%.6g", value);
+  return plotted("%.6g", value);
 }
 
 std::string colour(size_t series) {
@@ -198,6 +195,20 @@ class Drawing {
 
 }  // namespace
 
+void Plot::add(const std::string& line, const PlotPoint& point) {
+  auto at = std::find_if(series.begin(), series.end(),
+                         [&](const PlotSeries& own) { return own.name == line; });
+  if (at == series.end()) at = series.insert(series.end(), {line, Mark::kLine, {}});
+  at->points.push_back(point);
+}
+
+void Plot::sort() {
+  for (PlotSeries& own : series) {
+    std::stable_sort(own.points.begin(), own.points.end(),
+                     [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+  }
+}
+
 PlotAxis plot_axis(double low, double high, bool whole, int most) {
   if (whole) {
     low -= 0.5;
@@ -269,7 +280,7 @@ std::string shade_map_svg(const ShadeMap& map) {
       if (share <= 0) continue;
       out += concat("<rect x=\"", px(kPlotLeft + cell * static_cast<double>(c)), "\" y=\"", px(y),
                     "\" width=\"", px(cell - 1), "\" height=\"", px(kCell - 1),
-                    "\" fill=\"var(--s0)\" fill-opacity=\"", printed("%.3f", share / most),
+                    "\" fill=\"var(--s0)\" fill-opacity=\"", plotted("%.3f", share / most),
                     "\"><title>", xml_escaped(concat(map.row_label, " ", map.rows[r], ", ")),
                     xml_escaped(map.columns[c]), ": ", number(share), "</title></rect>\n");
     }

@@ -45,6 +45,10 @@ struct Plot {
   bool whole_x = false;    // x are whole numbers, as those of layers
   bool from_zero = false;  // the y axis has 0 on it; it does where there are bars
   bool diagonal = false;   // a faint line at y = x
+
+  // To the line of this name, made if there is none.
+  void add(const std::string& line, const PlotPoint& point);
+  void sort();  // the points of each series, from left to right
 };
 
 // Ticks are multiples of 1, 2 or 5 times a power of ten, at most `most` of them (at least 2). They

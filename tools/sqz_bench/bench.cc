@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 
 #include "libindex/parallel.h"
@@ -124,9 +123,7 @@ JsonMembers row_of(const CaseSetup& setup, const Measured& measured, size_t i) {
 std::string figure(const JsonValue* object, std::string_view name, double scale = 1) {
   const JsonValue* value = object == nullptr ? nullptr : object->find(name);
   if (value == nullptr) return "";
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.3g", value->number() * scale);
-  return text;
+  return printed("%.3g", value->number() * scale);
 }
 
 // Microseconds a call, by kernel, of the rows that have them.

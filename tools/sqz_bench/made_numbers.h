@@ -6,31 +6,23 @@
 #include <numeric>
 #include <vector>
 
+#include "formats/base/random.h"
+
 namespace sqz::bench {
 
-// Fast and the same everywhere: splitmix64, and a sum of four uniforms for a normal number.
-class Random {
+class NormalRandom : public Random {
  public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-  }
+  using Random::Random;
+  // A sum of four uniforms: fast.
   float normal() {
     const uint64_t bits = next();
     const auto sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
     return (static_cast<float>(sum) * 0x1p-16f - 2.0f) * 1.7320508f;
   }
-  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
-
- private:
-  uint64_t state_;
 };
 
 // n runs of varied length over [0, total), none empty: [n + 1].
-inline std::vector<uint32_t> random_offsets(int64_t n, int64_t total, Random& random) {
+inline std::vector<uint32_t> random_offsets(int64_t n, int64_t total, NormalRandom& random) {
   std::vector<double> weight(static_cast<size_t>(n));
   for (double& w : weight) w = std::exp(0.6 * random.normal());
   const double scale =

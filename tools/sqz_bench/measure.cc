@@ -1,19 +1,12 @@
 #include "tools/sqz_bench/measure.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "formats/base/stopwatch.h"
 #include "tools/common/signals.h"
 
 namespace sqz::bench {
-namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 Spread spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -29,9 +22,9 @@ Result<Measured> measure(const std::vector<Contender>& contenders, int64_t round
   for (int64_t round = -1; round < rounds; ++round) {
     for (size_t i = 0; i < contenders.size(); ++i) {
       if (stop_requested()) return Status(Code::kCancelled, "stopped");
-      const double start = now();
+      const Stopwatch watch;
       SQZ_RETURN_IF_ERROR(contenders[i].run(std::max<int64_t>(round, 0)));
-      const double passed = now() - start;
+      const double passed = watch.seconds();
       const double seconds = contenders[i].seconds ? contenders[i].seconds() : passed;
       if (round >= 0) measured.seconds[i].push_back(seconds);
       step();

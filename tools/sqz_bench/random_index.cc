@@ -21,12 +21,13 @@ struct Layer {
   QmodelLayer network;
 };
 
-void fill(std::vector<BFloat16>& out, int64_t head, int64_t count, Random& random) {
+void fill(std::vector<BFloat16>& out, int64_t head, int64_t count, NormalRandom& random) {
   BFloat16* to = out.data() + head * count;
   for (int64_t i = 0; i < count; ++i) to[i] = to_bfloat16(random.normal());
 }
 
-void fill(std::vector<float>& out, int64_t head, int64_t count, double scale, Random& random) {
+void fill(std::vector<float>& out, int64_t head, int64_t count, double scale,
+          NormalRandom& random) {
   float* to = out.data() + head * count;
   for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(scale) * random.normal();
 }
@@ -47,7 +48,8 @@ void fill_pages(const Options& o, int64_t slots, int64_t head, Layer& layer) {
   }
 }
 
-void fill_buckets(const Options& o, int64_t slots, int64_t head, Random& random, Layer& layer) {
+void fill_buckets(const Options& o, int64_t slots, int64_t head, NormalRandom& random,
+                  Layer& layer) {
   const int64_t d = o.head_dim;
   fill(layer.network.centroids, head, o.buckets * d, 1 / std::sqrt(d), random);
   fill(layer.network.hidden_weight, head, o.hidden * d, 1 / std::sqrt(d), random);
@@ -61,7 +63,7 @@ void fill_buckets(const Options& o, int64_t slots, int64_t head, Random& random,
 }
 
 void fill_head(const Options& o, int64_t slots, int64_t head, Layer& layer) {
-  Random random(o.seed * 7919 + static_cast<uint64_t>(head) + 1);
+  NormalRandom random(o.seed * 7919 + static_cast<uint64_t>(head) + 1);
   const int64_t d = o.head_dim, exact = kSink + kTail;
   fill(layer.keys, head, slots * d, random);
   fill(layer.values, head, slots * d, random);
@@ -146,7 +148,7 @@ Result<std::unique_ptr<TemporaryFile>> make_random_index(const Options& options,
 std::vector<std::vector<float>> random_queries(const ModelDescription& model, int64_t sets,
                                                int64_t tokens, uint64_t seed) {
   std::vector<std::vector<float>> out;
-  Random random(seed * 31 + 17);
+  NormalRandom random(seed * 31 + 17);
   for (int64_t set = 0; set < sets; ++set) {
     auto& queries =
         out.emplace_back(static_cast<size_t>(tokens * model.query_heads * model.head_dim));

@@ -26,7 +26,7 @@ struct Layer {
   std::vector<uint32_t> positions;                 // [Hkv, M]
 };
 
-void append_query(const float* const* centres, int64_t dim, Random& random,
+void append_query(const float* const* centres, int64_t dim, NormalRandom& random,
                   std::vector<float>& out) {
   float weight[kMixture];
   for (float& w : weight) w = 0.4f + 0.1f * random.normal();
@@ -41,7 +41,7 @@ void append_query(const float* const* centres, int64_t dim, Random& random,
 std::vector<float> mixtures(const std::vector<float>& centres, int64_t heads, int64_t group,
                             int64_t dim, int64_t tokens, uint64_t seed) {
   std::vector<float> out;
-  Random random(seed);
+  NormalRandom random(seed);
   const int64_t clusters = std::ssize(centres) / (heads * dim);
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -107,7 +107,7 @@ class Maker {
   }
 
   void fill_head(int64_t head) {
-    Random random(options_.seed * 7919 + static_cast<uint64_t>(head) + 1);
+    NormalRandom random(options_.seed * 7919 + static_cast<uint64_t>(head) + 1);
     const auto coarse_offsets = random_offsets(clusters_[0], clusters_[1], random);
     const auto fine_offsets = random_offsets(clusters_[1], slots_, random);
     std::copy(coarse_offsets.begin(), coarse_offsets.end(),
@@ -127,13 +127,14 @@ class Maker {
       std::swap(positions[i], positions[random.below(i + 1)]);
   }
 
-  void fill_noise(std::vector<BFloat16>& out, int64_t head, int64_t count, Random& random) const {
+  void fill_noise(std::vector<BFloat16>& out, int64_t head, int64_t count,
+                  NormalRandom& random) const {
     BFloat16* to = out.data() + head * count * dim_;
     for (int64_t i = 0; i < count * dim_; ++i) to[i] = to_bfloat16(random.normal());
   }
 
   void fill_keys(int64_t head, const std::vector<uint32_t>& coarse_offsets,
-                 const std::vector<uint32_t>& fine_offsets, Random& random) {
+                 const std::vector<uint32_t>& fine_offsets, NormalRandom& random) {
     BFloat16* key = layer_.keys.data() + head * slots_ * dim_;
     std::vector<float> coarse(static_cast<size_t>(dim_)), fine(coarse.size());
     for (int64_t c = 0; c < clusters_[0]; ++c) {

@@ -3,10 +3,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <mutex>
 
+#include "formats/base/stopwatch.h"
 #include "tools/common/model_options.h"
 #include "tools/common/signals.h"
 #include "tools/common/texts.h"
@@ -15,14 +15,8 @@
 namespace sqz::eval {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int64_t kQuestionTokens = 128;  // more than any question and its answer have
 constexpr double kPassShare = 0.6;        // of a pass's time before its questions, roughly
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 struct Work {
   std::unique_ptr<EvalModel> model;
@@ -195,12 +189,12 @@ class RowsSoFar {
 // One pass: its indexes, then its views. `progress` gets 0 .. 1.
 Status run_pass(const Pass& pass, Work& work, Judge& judge, RowsSoFar& rows,
                 const std::function<void(double)>& progress) {
-  const auto start = Clock::now();
+  const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(
       const PassIndexes indexes,
       PassIndexes::make(*work.model, pass, index_kinds(work.settings), work.store, work.build,
                         [&](double done) { progress(done * kPassShare); }));
-  const double building = seconds_since(start);
+  const double building = watch.seconds();
   const auto views = static_cast<double>(pass.views.size());
   for (size_t view = 0; view < pass.views.size(); ++view) {
     SQZ_RETURN_IF_ERROR(judge.judge(pass, view, indexes, [&](double done) {
@@ -211,7 +205,7 @@ Status run_pass(const Pass& pass, Work& work, Judge& judge, RowsSoFar& rows,
   }
   spdlog::debug("{}: {} tokens, {} contexts: {} in {:.1f} s, measured in {:.1f} s", pass.source,
                 pass.ids.size(), pass.views.size(), indexes.built() ? "built" : "opened", building,
-                seconds_since(start) - building);
+                watch.seconds() - building);
   return {};
 }
 
@@ -263,7 +257,7 @@ Status measure(const std::vector<Plan>& plans, Work& work, const ToolContext& co
 }  // namespace
 
 Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
-  const auto start = Clock::now();
+  const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(Work work, prepare(arguments, context.options));
   SQZ_ASSIGN_OR_RETURN(const auto plans, make_plans(arguments, work, context.options.seed));
   RowsSoFar so_far;
@@ -272,10 +266,10 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
     if (!stopped || !rows.empty()) context.output.text(table_text(rows));
     if (!context.output.json()) return;
     JsonMembers result = {{"rows", rows_json(rows)},
-                   {"model", arguments.model},
-                   {"fingerprint", fingerprint(work.model->description())},
-                   {"seed", context.options.seed},
-                   {"seconds", seconds_since(start)}};
+                          {"model", arguments.model},
+                          {"fingerprint", fingerprint(work.model->description())},
+                          {"seed", context.options.seed},
+                          {"seconds", watch.seconds()}};
     if (stopped) result["stopped"] = true;
     context.output.result(result, {});
   };

@@ -58,21 +58,6 @@ Fact passkey(const std::string& digits) {
 
 }  // namespace
 
-uint64_t Random::next() {
-  uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
-uint64_t Random::below(uint64_t bound) {
-  return next() % bound;
-}
-
-double Random::unit() {
-  return static_cast<double>(next() >> 11) * 0x1p-53;
-}
-
 int64_t most_facts() {
   return 8;
 }

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/base/random.h"
+
 namespace sqz::eval {
 
 enum class FactKind { kNeedle, kPasskey };
@@ -21,18 +23,6 @@ struct Fact {
   std::string text;    // what is planted, with a newline at both ends
   std::string prompt;  // what is asked
   std::string answer;  // digits: 4, 5 or 7 of a needle, 5 of a passkey; never a leading zero
-};
-
-// Random numbers that are the same everywhere: the distributions of the standard library are not.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next();                 // splitmix64
-  uint64_t below(uint64_t bound);  // 0 .. bound - 1; bound >= 1
-  double unit();                   // [0, 1)
-
- private:
-  uint64_t state_;
 };
 
 // Most needles of one text: there are that many words for them.

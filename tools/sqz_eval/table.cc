@@ -1,9 +1,9 @@
 #include "tools/sqz_eval/table.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <filesystem>
+
+#include "tools/common/output.h"
 
 namespace sqz::eval {
 namespace {
@@ -13,14 +13,8 @@ using Line = std::vector<std::string>;
 constexpr const char* kNone = "-";
 constexpr size_t kTextColumns = 8;  // the first ones are text, to the left; the rest are numbers
 
-std::string number(double value, int digits) {
-  std::array<char, 64> buffer{};
-  const int length = std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
-  return {buffer.data(), static_cast<size_t>(length)};
-}
-
 std::string estimate_text(const Estimate& estimate) {
-  return number(estimate.value, 4) + " +- " + number(estimate.error, 4);
+  return fixed_text(estimate.value, 4) + " +- " + fixed_text(estimate.error, 4);
 }
 
 JsonText estimate_json(const Estimate& estimate) {
@@ -46,13 +40,13 @@ Line line_of(const Row& row) {
               traits.budget ? std::filesystem::path(options.layers).filename().string() : kNone,
               concat(row.tokens)};
   if (!row.skipped.empty()) {
-    out.insert(out.end(), {number(options.budget.value_or(1), 4), "skipped"});
+    out.insert(out.end(), {fixed_text(options.budget.value_or(1), 4), "skipped"});
     out.resize(header().size(), kNone);
     return out;
   }
   out.insert(out.end(),
-             {number(row.reads.asked_budget, 4), number(row.reads.delivered_budget(), 4),
-              number(row.reads.delivered_keep(), 4), estimate_text(row.value),
+             {fixed_text(row.reads.asked_budget, 4), fixed_text(row.reads.delivered_budget(), 4),
+              fixed_text(row.reads.delivered_keep(), 4), estimate_text(row.value),
               row.difference ? estimate_text(*row.difference) : kNone,
               row.agreement ? concat(row.agreement->both, "/", row.agreement->dense) : kNone,
               concat(row.trials)});

@@ -3,25 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 
+#include "formats/base/stopwatch.h"
 #include "tools/common/signals.h"
 
 namespace sqz {
 namespace {
 
 constexpr double kBuildShare = 0.8;  // of a build's time before its prompts, roughly
-
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 // One bar over two kinds of work that take turns: the dense pass and the clustering of its layers.
 // They are the first `part` of what the bar shows.

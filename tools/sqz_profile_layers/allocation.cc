@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 
 #include "formats/layers_file.h"
@@ -56,12 +55,6 @@ Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
     out.push_back(std::move(candidate));
   }
   return out;
-}
-
-std::string number(const char* pattern, double value) {
-  std::array<char, 64> buffer{};
-  const int length = std::snprintf(buffer.data(), buffer.size(), pattern, value);
-  return {buffer.data(), static_cast<size_t>(length)};
 }
 
 }  // namespace
@@ -145,11 +138,12 @@ std::string comparison_table(const Comparison& comparison, size_t chosen) {
     const Candidate& candidate = comparison.candidates[i];
     std::string name = candidate.name();
     name.resize(22, ' ');
-    out += name + number("%7.4f", candidate.loss) + "  " + number("%8.4f", candidate.gain.mean()) +
-           " +- " + number("%.4f", candidate.gain.standard_error()) + "      " +
-           number("%.4f", candidate.delivered) + (i == chosen ? "  <- chosen" : "") + "\n";
+    out += name +
+           printed("%7.4f  %8.4f +- %.4f      %.4f", candidate.loss, candidate.gain.mean(),
+                   candidate.gain.standard_error(), candidate.delivered) +
+           (i == chosen ? "  <- chosen" : "") + "\n";
   }
-  return out + "dense                 " + number("%7.4f", comparison.dense_loss) + "\n";
+  return out + "dense                 " + printed("%7.4f", comparison.dense_loss) + "\n";
 }
 
 }  // namespace sqz

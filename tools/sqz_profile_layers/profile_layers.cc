@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 
 #include "formats/base/hash.h"
+#include "formats/base/stopwatch.h"
 #include "formats/checkpoint.h"
 #include "formats/layers_file.h"
 #include "libindex/copy_index.h"
@@ -22,12 +22,6 @@
 
 namespace sqz {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 constexpr int64_t kDefaultWindow = 16384;
 constexpr double kProfileShare = 0.5;  // of the time, roughly, where losses are measured
@@ -82,28 +76,19 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
   return out;
 }
 
-// A text's windows, and what is held out behind the last one.
-struct TextTokens {
-  std::string name;
-  std::vector<int32_t> tokens;
-};
-
-Result<std::vector<TextTokens>> read_texts(const ProfileArguments& arguments, const Plan& plan,
-                                           const Tokenizer& tokenizer,
-                                           const ModelDescription& model) {
+// Each text's windows, and what is held out behind the last one.
+Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments, const Plan& plan,
+                                            const Tokenizer& tokenizer,
+                                            const ModelDescription& model) {
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
   const int64_t window = plan.options.window, windows = plan.options.windows;
-  std::vector<TextTokens> out;
+  std::vector<ProfileText> out;
   const auto add = [&](const std::string& name, std::span<const Document> part) -> Status {
-    TextTokens text{name, {}};
+    ProfileText text{name, {}};
     const int64_t most = windows == 0 ? 0 : windows * window + plan.behind;
     SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, part, most));
-    for (size_t first = 0; first < text.tokens.size(); first += static_cast<size_t>(window)) {
-      const auto rest = std::span<const int32_t>(text.tokens).subspan(first);
-      SQZ_RETURN_IF_ERROR(
-          check_tokens(rest.first(std::min(rest.size(), static_cast<size_t>(window))), model,
-                       "the tokenizer of " + arguments.model, arguments.model));
-    }
+    SQZ_RETURN_IF_ERROR(
+        check_ids(text.tokens, model, "the tokenizer of " + arguments.model, arguments.model));
     out.push_back(std::move(text));
     return {};
   };
@@ -124,7 +109,7 @@ Result<std::vector<TextTokens>> read_texts(const ProfileArguments& arguments, co
                     hex(xxh3_64(tokens)), concat(expected, ", the context of ", arguments.index)));
     }
   }
-  for (const TextTokens& text : out) {
+  for (const ProfileText& text : out) {
     const auto needed = window + plan.behind;
     if (plan.behind == 0 || std::ssize(text.tokens) >= needed) continue;
     return Status(Code::kCorrupt,
@@ -136,7 +121,7 @@ Result<std::vector<TextTokens>> read_texts(const ProfileArguments& arguments, co
 }
 
 // Windows of a text that have held-out tokens behind them: there is one at least.
-int64_t trial_windows(const Plan& plan, const TextTokens& text) {
+int64_t trial_windows(const Plan& plan, const ProfileText& text) {
   const int64_t windows = (std::ssize(text.tokens) - plan.behind) / plan.options.window;
   return plan.options.windows == 0 ? windows : std::min(windows, plan.options.windows);
 }
@@ -177,14 +162,14 @@ Result<std::vector<int>> groups_of(const LayerProfile& profile, const std::strin
 }
 
 Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
-                        const std::vector<TextTokens>& texts, const std::string& tokenizer_hash,
+                        const std::vector<ProfileText>& texts, const std::string& tokenizer_hash,
                         Runner& runner, const ToolContext& context) {
   const std::string& beside = arguments.output.empty() ? arguments.index : arguments.output;
   const ModelDescription& model = runner.config().description;
   TrialIndexes indexes(beside, model, tokenizer_hash, trial_options(arguments, context.options));
   Trials trials(runner, trial_selector(arguments), context.options.threads);
   std::vector<ProfileText> windows;
-  for (const TextTokens& text : texts) {
+  for (const ProfileText& text : texts) {
     if (!arguments.measures()) {
       windows.push_back({text.name, text.tokens});
       continue;
@@ -216,9 +201,9 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
     };
   }
   Outcome out;
-  const auto start = Clock::now();
+  const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(out.profile, profile_layers(runner, windows, plan.options));
-  out.profile_seconds = seconds_since(start);
+  out.profile_seconds = watch.seconds();
   SQZ_ASSIGN_OR_RETURN(out.groups, groups_of(out.profile, arguments.model));
   if (arguments.measures()) {
     const AllocationRequest request = {.budget = plan.request,
@@ -228,7 +213,7 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
     SQZ_ASSIGN_OR_RETURN(out.comparison, compare_allocations(trials, request, [&](double done) {
                            progress.update(share + (1 - share) * done);
                          }));
-    out.measure_seconds = seconds_since(start) - out.profile_seconds;
+    out.measure_seconds = watch.seconds() - out.profile_seconds;
   }
   progress.finish();
   return out;
@@ -294,11 +279,11 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   }
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(arguments, plan, *tokenizer, model));
-  const auto start = Clock::now();
+  const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
       load_runner(arguments.model, runner_options(arguments.run_dtype, context.options)));
-  const double load_seconds = seconds_since(start);
+  const double load_seconds = watch.seconds();
   SQZ_ASSIGN_OR_RETURN(Outcome outcome,
                        measure(arguments, plan, texts, tokenizer->hash(), *runner, context));
   SQZ_ASSIGN_OR_RETURN(LayersFile layers, layers_file(arguments, plan, outcome));

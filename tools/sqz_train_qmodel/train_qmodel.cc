@@ -3,9 +3,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 
+#include "formats/base/stopwatch.h"
 #include "formats/checkpoint.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
@@ -17,14 +17,8 @@
 namespace sqz {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // A check takes as long as some ten steps do on a CPU.
 constexpr int64_t kStepsOfACheck = 100, kMostChecks = 20;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // The paper's values (appendix A), and what models of a few million parameters learn best with.
 QmodelOptions planned(const TrainQmodelArguments& a, const ToolContext& context) {
@@ -73,12 +67,8 @@ Result<std::vector<QmodelText>> read_texts(const std::vector<std::string>& argum
     QmodelText text;
     text.name = document.path;
     SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, {&document, 1}, 0));
-    const auto some = static_cast<size_t>(model.max_positions);  // positions are checked later
-    for (size_t first = 0; first < text.tokens.size(); first += some) {
-      const auto rest = std::span<const int32_t>(text.tokens).subspan(first);
-      SQZ_RETURN_IF_ERROR(check_tokens(rest.first(std::min(rest.size(), some)), model,
-                                       "the tokenizer of " + model_path, model_path));
-    }
+    SQZ_RETURN_IF_ERROR(
+        check_ids(text.tokens, model, "the tokenizer of " + model_path, model_path));
     out.push_back(std::move(text));
   }
   return out;
@@ -144,18 +134,18 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
                        read_texts(arguments.texts, *tokenizer, model, arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto test,
                        read_texts(arguments.test, *tokenizer, model, arguments.model));
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const RunnerOptions run = runner_options(arguments.run_dtype, context.options);
   options.run_dtype = std::string(dtype_name(run.dtype));
   SQZ_ASSIGN_OR_RETURN(const auto runner, load_runner(arguments.model, run));
-  const double load_seconds = seconds_since(start);
+  const double load_seconds = watch.seconds();
 
   protect_output(options.checkpoint);
   Reporter reporter(context, options.checkpoint);
   options.progress = [&](const QmodelProgress& now) { return reporter(now); };
   SQZ_ASSIGN_OR_RETURN(QmodelTrained trained, train_qmodel(*runner, texts, test, options));
   reporter.finish();
-  const double train_seconds = seconds_since(start) - load_seconds;
+  const double train_seconds = watch.seconds() - load_seconds;
 
   trained.file.tokenizer_hash = tokenizer->hash();
   trained.file.dtype = *dtype_from_name(arguments.dtype);
