@@ -8,8 +8,6 @@
 namespace sqz {
 namespace {
 
-constexpr const char* kGroupName = "Selection";
-
 std::string in_unit_interval(const std::string& text) {
   double value = 0;
   const bool number = CLI::detail::lexical_cast(text, value);
@@ -29,58 +27,42 @@ Result<int32_t> selector_number(const std::string& name) {
 }  // namespace
 
 void add_selector_options(CLI::App& app, SelectorOptions& options) {
+  const HelpSection section(app, "Selection");
   std::vector<std::string> names = selector_names();
   names.insert(names.begin(), kAutoSelector);
   app.add_option("--selector", options.selector,
                  "What decides which keys are read; auto: what the index was built for (clusters "
                  "squeezed, pages quest, buckets saap, a pruned index its own)")
-      ->check(CLI::IsMember(names))
-      ->capture_default_str()
-      ->group(kGroupName);
+      ->check(CLI::IsMember(names));
   auto* budget = app.add_option("--budget", options.budget,
                                 "Fraction of the fixed context's bytes to read (default 0.125)")
-                     ->check(in_unit_interval)
-                     ->group(kGroupName);
+                     ->check(in_unit_interval);
   auto* sparsity = app.add_option("--sparsity", options.sparsity,
                                   "Fraction of the clustered keys not to read, instead of a budget")
-                       ->check(CLI::Range(0.0, 0.999999))
-                       ->group(kGroupName);
+                       ->check(CLI::Range(0.0, 0.999999));
   auto* threshold = app.add_option("--threshold", options.thresholds,
                                    "The thresholds themselves, coarse to fine, instead of a budget")
                         ->delimiter(',')
-                        ->check(in_unit_interval)
-                        ->group(kGroupName);
+                        ->check(in_unit_interval);
   budget->excludes(sparsity)->excludes(threshold);
   sparsity->excludes(threshold);
   app.add_option("--levels", options.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
-      ->check(CLI::Range(0, 16))
-      ->capture_default_str()
-      ->group(kGroupName);
+      ->check(CLI::Range(0, 16));
   app.add_option("--rule", options.rule, "One threshold for all heads, or the budget held by each")
-      ->check(CLI::IsMember({"threshold", "budget"}))
-      ->capture_default_str()
-      ->group(kGroupName);
+      ->check(CLI::IsMember({"threshold", "budget"}));
   app.add_option("--group", options.group, "How scores of a GQA group are combined")
-      ->check(CLI::IsMember({"mean", "max", "any"}))
-      ->capture_default_str()
-      ->group(kGroupName);
+      ->check(CLI::IsMember({"mean", "max", "any"}));
   app.add_option("--residual", options.residual, "Clusters that are not read: dropped or estimated")
-      ->check(CLI::IsMember({"drop", "estimate"}))
-      ->capture_default_str()
-      ->group(kGroupName);
+      ->check(CLI::IsMember({"drop", "estimate"}));
   app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
-      ->check(whole_number(0))
-      ->capture_default_str()
-      ->group(kGroupName);
+      ->check(whole_number(0));
   app.add_option("--layers", options.layers,
                  "Spread the budget over the layers by a profile (L.sqz) of sqz-profile-layers; "
                  "uniform = all alike (default: what the index embeds)")
-      ->type_name("L.sqz")
-      ->group(kGroupName);
+      ->type_name("L.sqz");
   app.add_option("--dense-layers", options.dense_layers,
                  "First layers that are read whole (default: what the selector wants, quest 2)")
-      ->check(whole_number(0))
-      ->group(kGroupName);
+      ->check(whole_number(0));
 }
 
 Status load_layers(SelectorOptions& options, const ModelDescription& model) {

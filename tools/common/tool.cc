@@ -99,34 +99,26 @@ CLI::App* Tool::only_command(Run run) {
 }
 
 void Tool::add_common_options(CLI::App& app) {
-  constexpr const char* kGroup = "Common options";
+  const HelpSection section(app, "Common options");
   app.add_flag(
-         "--json", options_.json,
-         "Print JSON, one object a line, each with `event`; the last is the result or the error")
-      ->group(kGroup);
-  app.add_flag("-q,--quiet", options_.quiet, "Print errors only; twice: nothing")->group(kGroup);
-  app.add_flag("-v,--verbose", options_.verbose, "Say more; twice: everything")->group(kGroup);
+      "--json", options_.json,
+      "Print JSON, one object a line, each with `event`; the last is the result or the error");
+  app.add_flag("-q,--quiet", options_.quiet, "Print errors only; twice: nothing");
+  app.add_flag("-v,--verbose", options_.verbose, "Say more; twice: everything");
   app.add_flag_function(
-         "--progress,!--no-progress", [this](int64_t count) { options_.progress = count > 0; },
-         "Force or forbid the progress bar (default: on a terminal; elsewhere a line every 30 "
-         "seconds)")
-      ->group(kGroup);
+      "--progress,!--no-progress", [this](int64_t count) { options_.progress = count > 0; },
+      "Force or forbid the progress bar (default: on a terminal; elsewhere a line every 30 "
+      "seconds)");
   app.add_option("--threads", options_.threads,
                  "CPU threads; 0 = all cores. Results do not depend on it")
-      ->check(CLI::Range(0, 4096))
-      ->capture_default_str()
-      ->group(kGroup);
-  app.add_option("--seed", options_.seed, "Seed of everything random")
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(0, 4096));
+  app.add_option("--seed", options_.seed, "Seed of everything random");
   app.add_option("--device", options_.device,
                  "Where the model runs and indexes are served: cpu, cuda or cuda:N")
       ->check([](const std::string& device) {
         const bool known = device == "cpu" || device == "cuda" || device.starts_with("cuda:");
         return known ? std::string() : "expected cpu, cuda or cuda:N, found " + device;
-      })
-      ->capture_default_str()
-      ->group(kGroup);
+      });
 }
 
 // CLI11 says that a command is missing, not which word is none.

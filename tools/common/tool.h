@@ -45,6 +45,25 @@ struct ToolContext {
 // Whole numbers from `least` on, as far as any makes sense. --help does not print the range.
 CLI::Validator whole_number(int64_t least);
 
+// Options that are added while it lives stand in this section of --help, with their defaults.
+class HelpSection {
+ public:
+  HelpSection(CLI::App& app, const std::string& title) : app_(app) {
+    app.option_defaults()->always_capture_default()->group(title);
+  }
+  ~HelpSection() {
+    app_.option_defaults()->always_capture_default(false)->group("Options");
+    for (CLI::Option* option : app_.get_options()) {
+      if (option->get_default_str() == "[]") option->default_str("");  // an empty list
+    }
+  }
+  HelpSection(const HelpSection&) = delete;
+  HelpSection& operator=(const HelpSection&) = delete;
+
+ private:
+  CLI::App& app_;
+};
+
 class Tool {
  public:
   using Run = std::function<Status(const ToolContext&)>;

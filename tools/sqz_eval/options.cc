@@ -58,94 +58,64 @@ const char* const kHelp =
 namespace {
 
 void add_trial_options(CLI::App& app, EvalArguments& arguments) {
-  constexpr const char* kGroup = "Trials";
+  const HelpSection section(app, "Trials");
   app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
-      ->required()
-      ->group(kGroup);
+      ->required();
   app.add_option("--text", arguments.texts,
                  "Texts to take slices of: files or folders; passes take turns")
-      ->required()
-      ->group(kGroup);
+      ->required();
   app.add_option("--tokens", arguments.tokens, "Lengths of the fixed context")
       ->required()
       ->delimiter(',')
-      ->check(whole_number(1))
-      ->group(kGroup);
+      ->check(whole_number(1));
   app.add_option("--task", arguments.tasks, "What to measure")
       ->delimiter(',')
-      ->check(CLI::IsMember({"needle1", "needle4", "passkey", "loss", "error", "recall"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"needle1", "needle4", "passkey", "loss", "error", "recall"}));
   app.add_option("--trials", arguments.trials.trials, "Trials of each task")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(1, 1000000));
   app.add_option("--share", arguments.trials.share, "Most trials of a kind that share a dense pass")
-      ->check(CLI::Range(int64_t{1}, most_facts()))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(int64_t{1}, most_facts()));
   app.add_option("--continuation", arguments.trials.continuation,
                  "Tokens after the context whose loss is measured")
-      ->check(CLI::Range(int64_t{kBlockTokens}, int64_t{65536}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(int64_t{kBlockTokens}, int64_t{65536}));
   app.add_option("--calibrate-prompts", arguments.trials.calibration,
                  "Calibrate with the questions of N needles more, planted for that in every "
                  "context; 0: with its tail")
       ->check(CLI::Range(int64_t{0}, most_more_facts()))
-      ->type_name("N")
-      ->capture_default_str()
-      ->group(kGroup);
+      ->type_name("N");
 }
 
 void add_setting_options(CLI::App& app, SettingOptions& settings) {
-  constexpr const char* kGroup = "Selection (all combinations are measured)";
+  const HelpSection section(app, "Selection (all combinations are measured)");
   app.add_option("--selector", settings.selectors,
                  "Selectors: " + known_selectors() + "; dense is always among them")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->group(kGroup);
+      ->delimiter(',');
   app.add_option("--budget", settings.budgets, "Fractions of the fixed context's bytes to read")
       ->delimiter(',')
-      ->check(CLI::Range(1e-6, 1.0))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(1e-6, 1.0));
   app.add_option("--levels", settings.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->delimiter(',')
-      ->check(CLI::Range(0, 16))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(0, 16));
   app.add_option("--rule", settings.rules, "threshold, budget")
       ->delimiter(',')
-      ->check(CLI::IsMember({"threshold", "budget"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"threshold", "budget"}));
   app.add_option("--group", settings.groups,
                  "How a GQA group's scores are combined: mean, max, any")
       ->delimiter(',')
-      ->check(CLI::IsMember({"mean", "max", "any"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"mean", "max", "any"}));
   app.add_option("--residual", settings.residuals, "Clusters that are not read: drop, estimate")
       ->delimiter(',')
-      ->check(CLI::IsMember({"drop", "estimate"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"drop", "estimate"}));
   app.add_option(
          "--layers", settings.layers,
          "Profiles (L.sqz) of sqz-profile-layers that spread the budget over the layers, and "
          "uniform for all alike")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->group(kGroup);
+      ->delimiter(',');
   app.add_option("--dense-layers", settings.dense_layers,
                  "First layers that are read whole (default: what each selector wants, quest 2)")
-      ->check(whole_number(0))
-      ->group(kGroup);
+      ->check(whole_number(0));
   app.add_option("--block", settings.block, "Prompt tokens that share a selection; 0 = all of them")
-      ->check(whole_number(0))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(whole_number(0));
 }
 
 }  // namespace
@@ -153,39 +123,28 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
 void add_eval_options(CLI::App& app, EvalArguments& arguments) {
   add_trial_options(app, arguments);
   add_setting_options(app, arguments.settings);
-  constexpr const char* kGroup = "Work";
+  const HelpSection section(app, "Work");
   app.add_option("--run-dtype", arguments.run_dtype, "What the model computes in")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--qmodel", arguments.qmodel,
-                 "Query classifier (.sqz) for --selector saap, kmeans, kmeans-rope, of this model")
-      ->group(kGroup);
+                 "Query classifier (.sqz) for --selector saap, kmeans, kmeans-rope, of this model");
   app.add_option("--engine", arguments.engine, "What clusters the indexes")
-      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}));
   app.add_option("--coarse-keep", arguments.coarse_keep,
                  "Fraction of the keys that the coarse levels of the indexes let through")
-      ->check(CLI::Range(1e-6, 1.0))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(1e-6, 1.0));
   auto* work = app.add_option("--work", arguments.work,
                               "Folder for temporary indexes (default: the system's)")
-                   ->check(CLI::ExistingDirectory)
-                   ->group(kGroup);
+                   ->check(CLI::ExistingDirectory);
   auto* save = app.add_option("--save", arguments.save, "Folder to keep the indexes in")
                    ->check(CLI::ExistingDirectory)
-                   ->excludes(work)
-                   ->group(kGroup);
+                   ->excludes(work);
   auto* reuse = app.add_flag("--reuse", arguments.reuse,
                              "Take indexes that --save has kept; the dense pass is skipped")
-                    ->needs(save)
-                    ->group(kGroup);
+                    ->needs(save);
   app.add_flag("--force", arguments.force, "Replace indexes that --save has kept")
       ->needs(save)
-      ->excludes(reuse)
-      ->group(kGroup);
+      ->excludes(reuse);
 }
 
 }  // namespace sqz::eval

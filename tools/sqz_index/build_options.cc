@@ -27,80 +27,55 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_flag("--force", arguments.force, "Replace an existing output");
   app.add_flag("--dry-run", arguments.dry_run, "Say what a build would take; write nothing");
 
-  constexpr const char* kGroup = "Index";
+  const HelpSection section(app, "Index");
   app.add_option("--sink", arguments.sink,
                  "First tokens that are always attended (default: 16; with --qmodel 1)")
-      ->check(whole_number(0))
-      ->group(kGroup);
+      ->check(whole_number(0));
   app.add_option("--tail", arguments.tail,
                  "Last tokens that are always attended; they calibrate (default: 100; with "
                  "--qmodel 2047)")
-      ->check(whole_number(1))
-      ->group(kGroup);
+      ->check(whole_number(1));
   app.add_option("--qmodel", arguments.qmodel,
-                 "Query classifier (.sqz) whose buckets the keys go to (for --selector saap)")
-      ->group(kGroup);
+                 "Query classifier (.sqz) whose buckets the keys go to (for --selector saap)");
   app.add_option("--partition", arguments.partition,
                  "Clusters of similar keys, or pages of consecutive tokens (for --selector quest)")
-      ->check(CLI::IsMember({"kmeans", "pages"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"kmeans", "pages"}));
   app.add_option("--page-size", build.page_size, "Tokens of a page")
-      ->check(CLI::Range(int64_t{1}, kMaxPageSize))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(int64_t{1}, kMaxPageSize));
   app.add_flag("--calibrate-keys", build.calibrate_keys,
-               "Calibrate --selector ideal, too: scores every key, and takes its time")
-      ->group(kGroup);
+               "Calibrate --selector ideal, too: scores every key, and takes its time");
   app.add_flag("--heavy-hitters", build.heavy_hitters,
                "Store the order that --selector h2o needs: looks at all attention of the context "
-               "once more")
-      ->group(kGroup);
+               "once more");
   app.add_option("--layers", arguments.layers,
                  "Embed a profile of sqz-profile-layers: sessions spread their budget over the "
                  "layers by it")
-      ->type_name("L.sqz")
-      ->group(kGroup);
+      ->type_name("L.sqz");
   app.add_option("--levels", arguments.levels, "Levels of the centroid tree")
-      ->check(CLI::Range(1, kMaxLevels))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(1, kMaxLevels));
   app.add_option("--level-fractions", arguments.level_fractions,
                  "Clusters a token, coarse to fine (default for 2 levels: 0.01,0.05)")
       ->delimiter(',')
-      ->check(CLI::Range(1e-9, 1.0))
-      ->group(kGroup);
+      ->check(CLI::Range(1e-9, 1.0));
   app.add_option("--coarse-keep", build.coarse_keep,
                  "Fraction of the keys that the coarse levels let through")
-      ->check(CLI::Range(1e-6, 1.0))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(1e-6, 1.0));
   app.add_option("--iterations", build.iterations, "Iterations of k-means")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(1, 10000));
   app.add_option("--engine", build.engine,
                  "What clusters: faiss (CPU), faiss-gpu, cuda; auto takes the fastest there is")
-      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}));
   app.add_option("--dtype", arguments.dtype, "Type of stored keys, values and centroids")
-      ->check(CLI::IsMember({"bf16", "f16"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"bf16", "f16"}));
   app.add_flag("--no-kv", arguments.no_kv,
-               "Store no clustered keys and values: the engine brings its own cache")
-      ->group(kGroup);
+               "Store no clustered keys and values: the engine brings its own cache");
   app.add_option("--calibrate-with", arguments.calibrate_with,
                  "Prompts that calibrate instead of the context's last tokens: one a line; in "
                  "F.jsonl objects with \"prompt\". May be repeated")
-      ->take_all()
-      ->group(kGroup);
+      ->take_all();
   app.add_option("--answer-tokens", arguments.answer_tokens,
                  "Tokens of each greedy answer that count beside a prompt of --calibrate-with")
-      ->check(CLI::Range(0, 4096))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::Range(0, 4096));
 }
 
 Status check_arguments(const BuildArguments& arguments) {

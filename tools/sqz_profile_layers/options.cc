@@ -16,35 +16,24 @@ Result<double> p_of(const std::string& text, const char* option) {
 }
 
 void add_measure_options(CLI::App& app, ProfileArguments& arguments) {
-  constexpr const char* kGroup = "Measuring on held-out text";
+  const HelpSection section(app, "Measuring on held-out text");
   app.add_option("--allocate", arguments.allocate,
                  "groups (the paper's) or measured: by what each layer's own errors cost")
-      ->check(CLI::IsMember({"groups", "measured"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"groups", "measured"}));
   app.add_option("--sweep", arguments.sweep,
                  "Values of p to measure: p=1,0.9,0.7 (with --p auto 1 to 0.3)")
-      ->type_name("p=LIST")
-      ->group(kGroup);
+      ->type_name("p=LIST");
   app.add_option("--selector", arguments.selector,
-                 "What reads: " + eval::known_selectors() + " but dense and saap")
-      ->capture_default_str()
-      ->group(kGroup);
+                 "What reads: " + eval::known_selectors() + " but dense and saap");
   app.add_option("--rule", arguments.rule, "Of squeezed and ideal")
-      ->check(CLI::IsMember({"threshold", "budget"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"threshold", "budget"}));
   app.add_option("--block", arguments.block,
                  "Held-out tokens that share a selection; 0 = all of them")
-      ->check(whole_number(0))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(whole_number(0));
   app.add_option("--held-out", arguments.held_out,
                  "Tokens behind each window whose loss is measured")
       ->check(CLI::Range(int64_t{128}, int64_t{65536}))
-      ->type_name("N")
-      ->capture_default_str()
-      ->group(kGroup);
+      ->type_name("N");
 }
 
 }  // namespace

@@ -5,20 +5,17 @@ namespace sqz {
 namespace {
 
 void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
-  constexpr const char* kGroup = "Network";
+  const HelpSection section(app, "Network");
   const auto number = [&](const char* name, std::optional<int64_t>& value, const char* text) {
     app.add_option(name, value, text)
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-        ->type_name("N")
-        ->group(kGroup);
+        ->type_name("N");
   };
   app.add_option("--preset", arguments.preset,
                  "small: 4000 steps of 1024 queries, half of them near, rate 2e-3 falling to 0; "
                  "paper: 40000 steps of 1000, none near, rate 1e-5. Both: 1024 buckets, 1024 "
                  "hidden units")
-      ->check(CLI::IsMember({"small", "paper"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"small", "paper"}));
   number("--buckets", arguments.buckets, "Buckets of each KV head");
   number("--hidden", arguments.hidden, "Hidden units of each network");
   number("--steps", arguments.steps, "Updates of the weights at most");
@@ -27,39 +24,29 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
                  "Share of the queries learned from whose best key is among the last --recent "
                  "tokens; of the others the best is further back")
       ->check(CLI::Range(0.0, 1.0))
-      ->type_name("X")
-      ->group(kGroup);
+      ->type_name("X");
   app.add_option("--lr", arguments.learning_rate, "Learning rate of Adam")
       ->check(CLI::Range(1e-12, 10.0))
-      ->type_name("X")
-      ->group(kGroup);
+      ->type_name("X");
   app.add_option("--decay", arguments.decay, "How the learning rate falls: cosine, to 0, or none")
-      ->check(CLI::IsMember({"cosine", "none"}))
-      ->group(kGroup);
+      ->check(CLI::IsMember({"cosine", "none"}));
   app.add_option("--dense", arguments.options.dense,
                  "Layers without buckets, which read everything; layers with a sliding window "
                  "are added")
       ->delimiter(',')
-      ->type_name("LAYER")
-      ->capture_default_str()
-      ->group(kGroup);
+      ->type_name("LAYER");
   app.add_flag("--roped-centroids", arguments.options.roped_centroids,
-               "Store the centroids of keys after RoPE, too, for sqz-eval's selector kmeans-rope")
-      ->group(kGroup);
+               "Store the centroids of keys after RoPE, too, for sqz-eval's selector kmeans-rope");
   app.add_option("--dtype", arguments.dtype, "Of the weights in the file")
-      ->check(CLI::IsMember({"F32", "BF16"}))
-      ->capture_default_str()
-      ->group(kGroup);
+      ->check(CLI::IsMember({"F32", "BF16"}));
 }
 
 void add_data_options(CLI::App& app, QmodelOptions& options) {
-  constexpr const char* kGroup = "Samples";
+  const HelpSection section(app, "Samples");
   const auto number = [&](const char* name, int64_t& value, const char* text) {
     app.add_option(name, value, text)
         ->check(CLI::Range(int64_t{0}, int64_t{UINT32_MAX}))
-        ->type_name("N")
-        ->capture_default_str()
-        ->group(kGroup);
+        ->type_name("N");
   };
   number("--window", options.window, "Tokens of a window, which is one dense pass");
   number("--recent", options.recent,
@@ -71,37 +58,28 @@ void add_data_options(CLI::App& app, QmodelOptions& options) {
   app.add_option("--memory", options.memory,
                  "Bytes of samples that are held to train on (units: K, M, G)")
       ->transform(CLI::AsSizeValue(false))
-      ->type_name("SIZE")
-      ->capture_default_str()
-      ->group(kGroup);
+      ->type_name("SIZE");
 }
 
 void add_stopping_options(CLI::App& app, TrainQmodelArguments& arguments) {
-  constexpr const char* kGroup = "Checks and checkpoints";
+  const HelpSection section(app, "Checks and checkpoints");
   QmodelOptions& options = arguments.options;
   app.add_option("--checks", arguments.checks,
                  "Times that held-out recall is measured (default: every 100 steps, at most 20)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->type_name("N")
-      ->group(kGroup);
+      ->type_name("N");
   app.add_option("--patience", options.patience,
                  "Checks without a better recall that end the training")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->type_name("N")
-      ->capture_default_str()
-      ->group(kGroup);
+      ->type_name("N");
   app.add_option("--checkpoint", options.checkpoint,
                  "File that an interrupted training goes on from (default: OUTPUT.checkpoint); "
-                 "removed at the end")
-      ->group(kGroup);
+                 "removed at the end");
   app.add_option("--checkpoint-seconds", options.checkpoint_seconds,
                  "Time between writes of the checkpoint")
       ->check(CLI::Range(0.0, 1e6))
-      ->type_name("S")
-      ->capture_default_str()
-      ->group(kGroup);
-  app.add_flag("--resume", options.resume, "Go on from the checkpoint, with the same options")
-      ->group(kGroup);
+      ->type_name("S");
+  app.add_flag("--resume", options.resume, "Go on from the checkpoint, with the same options");
 }
 
 }  // namespace
