@@ -12,19 +12,31 @@ constexpr const char* kBuckets = "buckets";
 constexpr const char* kRoped = "roped-buckets";
 
 constexpr std::array kSelectors = {
-    // name, libruntime's, index, takes: budget, levels, rule, group, residual; needs calibrated
-    // keys, heavy hitters
-    SelectorTraits{"dense", "dense", kKmeans, false, false, false, false, false, false, false},
-    SelectorTraits{"squeezed", "squeezed", kKmeans, true, true, true, true, true, false, false},
-    SelectorTraits{"quest", "quest", kPages, true, false, false, true, false, false, false},
-    SelectorTraits{"ideal", "ideal", kKmeans, true, false, true, false, false, true, false},
-    SelectorTraits{"stream", "stream", kKmeans, true, false, false, false, false, false, false},
-    SelectorTraits{"window", "window", kKmeans, true, false, false, false, false, false, false},
-    SelectorTraits{"h2o", "h2o", kKmeans, true, false, false, false, false, false, true},
-    SelectorTraits{"saap", "saap", kBuckets, true, false, false, false, false, false, false},
-    SelectorTraits{"kmeans", "kmeans", kBuckets, true, false, false, false, false, false, false},
-    SelectorTraits{"kmeans-rope", "kmeans", kRoped, true, false, false, false, false, false, false},
+    SelectorTraits{.name = "dense", .served = "dense", .index = kKmeans, .budget = false},
+    SelectorTraits{.name = "squeezed",
+                   .served = "squeezed",
+                   .index = kKmeans,
+                   .levels = true,
+                   .rule = true,
+                   .group = true,
+                   .residual = true},
+    SelectorTraits{.name = "quest", .served = "quest", .index = kPages, .group = true},
+    SelectorTraits{
+        .name = "ideal", .served = "ideal", .index = kKmeans, .rule = true, .keys = true},
+    SelectorTraits{.name = "stream", .served = "stream", .index = kKmeans},
+    SelectorTraits{.name = "window", .served = "window", .index = kKmeans},
+    SelectorTraits{.name = "h2o", .served = "h2o", .index = kKmeans, .heavy = true},
+    SelectorTraits{.name = "saap", .served = "saap", .index = kBuckets},
+    SelectorTraits{.name = "kmeans", .served = "kmeans", .index = kBuckets},
+    SelectorTraits{.name = "kmeans-rope", .served = "kmeans", .index = kRoped},
 };
+
+// Whether one of the settings has a selector with this trait.
+template <class Trait>
+bool any(const std::vector<Setting>& settings, const Trait& trait) {
+  return std::any_of(settings.begin(), settings.end(),
+                     [&](const Setting& setting) { return trait(*setting.traits); });
+}
 
 // The values given, or the default alone where a selector does not take the option.
 template <class T>
@@ -105,26 +117,22 @@ QmodelFile roped_qmodel(QmodelFile qmodel) {
 }
 
 bool needs_qmodel(const std::vector<Setting>& settings) {
-  return needs_roped(settings) ||
-         std::any_of(settings.begin(), settings.end(), [](const Setting& setting) {
-           return setting.traits->index == std::string_view(kBuckets);
+  return needs_roped(settings) || any(settings, [](const SelectorTraits& traits) {
+           return traits.index == std::string_view(kBuckets);
          });
 }
 
 bool needs_roped(const std::vector<Setting>& settings) {
-  return std::any_of(settings.begin(), settings.end(), [](const Setting& setting) {
-    return setting.traits->index == std::string_view(kRoped);
-  });
+  return any(settings,
+             [](const SelectorTraits& traits) { return traits.index == std::string_view(kRoped); });
 }
 
 bool needs_keys(const std::vector<Setting>& settings) {
-  return std::any_of(settings.begin(), settings.end(),
-                     [](const Setting& setting) { return setting.traits->keys; });
+  return any(settings, [](const SelectorTraits& traits) { return traits.keys; });
 }
 
 bool needs_heavy(const std::vector<Setting>& settings) {
-  return std::any_of(settings.begin(), settings.end(),
-                     [](const Setting& setting) { return setting.traits->heavy; });
+  return any(settings, [](const SelectorTraits& traits) { return traits.heavy; });
 }
 
 std::string Setting::text() const {

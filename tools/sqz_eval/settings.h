@@ -16,9 +16,9 @@ struct SelectorTraits {
   const char* name;
   const char* served;  // the selector of libruntime that it is
   const char* index;   // kind of index: one is built of each view for every kind in use
-  bool budget, levels, rule, group, residual;
-  bool keys;   // needs the calibration of single keys
-  bool heavy;  // needs the order of heavy hitters
+  bool budget = true, levels = false, rule = false, group = false, residual = false;
+  bool keys = false;   // needs the calibration of single keys
+  bool heavy = false;  // needs the order of heavy hitters
 };
 
 struct EvalBuildOptions : BuildOptions {
