@@ -54,7 +54,7 @@ class IndexInfo(_Struct):
         ("head_dim", c.c_int64), ("levels", c.c_int64), ("attention_scale", c.c_double), ("file_bytes", c.c_uint64),
         ("has_kv", c.c_int32), ("partition", c.c_int32), ("producer", c.c_char_p), ("architecture", c.c_char_p),
         ("model_fingerprint", c.c_char_p), ("tokenizer_hash", c.c_char_p), ("tokens_hash", c.c_char_p),
-        ("page_size", c.c_int64),
+        ("page_size", c.c_int64), ("dtype_code", c.c_int32), ("dtype_bits", c.c_int32),
     ]
 
 

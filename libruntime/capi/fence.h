@@ -13,9 +13,6 @@ namespace sqz::capi {
 
 // Remembers the message for sqz_last_error() on this thread and returns the code. Never allocates.
 sqz_status fail(Code code, const char* message) noexcept;
-inline sqz_status report(const Status& status) noexcept {
-  return status.ok() ? SQZ_OK : fail(status.code(), status.message().c_str());
-}
 
 // The number in an enum argument. A C caller can pass any, and loading one that the enum does not
 // have is undefined in C++.
@@ -66,16 +63,19 @@ Status write_struct(const T& result, const char* name, T* out) {
   return {};
 }
 
-}  // namespace sqz::capi
-
-// Around the body of every function of the ABI that can fail: SQZ_FENCE({ ...; return status; })
-#define SQZ_FENCE(...)                                                     \
-  try {                                                                    \
-    return ::sqz::capi::report([&]() -> ::sqz::Status __VA_ARGS__());      \
-  } catch (const std::bad_alloc&) {                                        \
-    return ::sqz::capi::fail(::sqz::Code::kOutOfMemory, "out of memory");  \
-  } catch (const std::exception& error) {                                  \
-    return ::sqz::capi::fail(::sqz::Code::kInternal, error.what());        \
-  } catch (...) {                                                          \
-    return ::sqz::capi::fail(::sqz::Code::kInternal, "unknown exception"); \
+// Runs the body of a function of the ABI.
+template <class Body>
+sqz_status fence(const Body& body) noexcept {
+  try {
+    const Status status = body();
+    return status.ok() ? SQZ_OK : fail(status.code(), status.message().c_str());
+  } catch (const std::bad_alloc&) {
+    return fail(Code::kOutOfMemory, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(Code::kInternal, error.what());
+  } catch (...) {
+    return fail(Code::kInternal, "unknown exception");
   }
+}
+
+}  // namespace sqz::capi

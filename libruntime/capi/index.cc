@@ -6,6 +6,7 @@ namespace {
 using sqz::Code;
 using sqz::concat;
 using sqz::Status;
+using sqz::capi::fence;
 
 Status invalid(std::string message) {
   return {Code::kInvalidArgument, std::move(message)};
@@ -27,7 +28,7 @@ Result<std::shared_ptr<const ServedIndex>> serve(sqz_index& index) {
 extern "C" {
 
 sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** index) {
-  SQZ_FENCE({
+  return fence([&]() -> Status {
     if (index == nullptr) return invalid("index: found null, expected where to put the handle");
     *index = nullptr;
     if (path == nullptr) return invalid("path: found null, expected a file name");
@@ -42,75 +43,84 @@ sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** inde
     handle->fingerprint = sqz::fingerprint(handle->file->metadata().model);
     *index = handle.release();
     return {};
-  })
+  });
 }
 
 void sqz_index_close(sqz_index* index) {
   delete index;
 }
 
-sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info){SQZ_FENCE({
-  if (index == nullptr) return invalid("index: found null");
-  const sqz::IndexMetadata& m = index->file->metadata();
-  sqz_index_info out = {};
-  out.format_version = static_cast<int32_t>(sqz::kFormatVersion);
-  out.tokens = m.tokens;
-  out.sink = m.sink;
-  out.tail = m.tail;
-  out.layers = m.model.layers;
-  out.query_heads = m.model.query_heads;
-  out.kv_heads = m.model.kv_heads;
-  out.head_dim = m.model.head_dim;
-  out.levels = m.levels;
-  out.attention_scale = m.model.attention_scale;
-  out.file_bytes = index->file->file_bytes();
-  out.has_kv = m.has_kv ? 1 : 0;
-  out.partition = static_cast<int32_t>(m.partition);
-  out.page_size = m.page_size;
-  out.producer = m.producer.c_str();
-  out.architecture = m.model.architecture.c_str();
-  out.model_fingerprint = index->fingerprint.c_str();
-  out.tokenizer_hash = m.tokenizer_hash.c_str();
-  out.tokens_hash = m.tokens_hash.c_str();
-  return sqz::capi::write_struct(out, "info", info);
-})}
+sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info) {
+  return fence([&]() -> Status {
+    if (index == nullptr) return invalid("index: found null");
+    const sqz::IndexMetadata& m = index->file->metadata();
+    sqz_index_info out = {};
+    out.format_version = static_cast<int32_t>(sqz::kFormatVersion);
+    out.tokens = m.tokens;
+    out.sink = m.sink;
+    out.tail = m.tail;
+    out.layers = m.model.layers;
+    out.query_heads = m.model.query_heads;
+    out.kv_heads = m.model.kv_heads;
+    out.head_dim = m.model.head_dim;
+    out.levels = m.levels;
+    out.attention_scale = m.model.attention_scale;
+    out.file_bytes = index->file->file_bytes();
+    out.has_kv = m.has_kv ? 1 : 0;
+    out.partition = static_cast<int32_t>(m.partition);
+    out.page_size = m.page_size;
+    out.dtype_code = m.dtype == sqz::DType::kBF16 ? 4 : 2;
+    out.dtype_bits = 16;
+    out.producer = m.producer.c_str();
+    out.architecture = m.model.architecture.c_str();
+    out.model_fingerprint = index->fingerprint.c_str();
+    out.tokenizer_hash = m.tokenizer_hash.c_str();
+    out.tokens_hash = m.tokens_hash.c_str();
+    return sqz::capi::write_struct(out, "info", info);
+  });
+}
 
-sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options){SQZ_FENCE({
-  if (index == nullptr) return invalid("index: found null");
-  sqz_upload_options o = {};
-  if (options != nullptr) SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(options, "options", o));
-  if (o.threads < 0 || o.threads > 256) {
-    return invalid(concat("options.threads: found ", o.threads, ", expected 0 to 256"));
-  }
-  const std::lock_guard lock(index->mutex);
-  if (index->uploaded.contains(o.device_id)) {
-    return invalid(concat("options.device_id: found ", o.device_id,
-                          ", where the index is already, expected another device"));
-  }
-  SQZ_ASSIGN_OR_RETURN(auto served, sqz::capi::serve(*index));
-  SQZ_ASSIGN_OR_RETURN(auto uploaded, sqz::cuda::upload_index(std::move(served),
-                                                              {.device = o.device_id,
-                                                               .keys_values = o.no_keys_values == 0,
-                                                               .threads = o.threads,
-                                                               .wait = o.background == 0}));
-  index->uploaded.emplace(o.device_id, std::move(uploaded));
-  return {};
-})}
+sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options) {
+  return fence([&]() -> Status {
+    if (index == nullptr) return invalid("index: found null");
+    sqz_upload_options o = {};
+    if (options != nullptr) SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(options, "options", o));
+    if (o.threads < 0 || o.threads > 256) {
+      return invalid(concat("options.threads: found ", o.threads, ", expected 0 to 256"));
+    }
+    const std::lock_guard lock(index->mutex);
+    if (index->uploaded.contains(o.device_id)) {
+      return invalid(concat("options.device_id: found ", o.device_id,
+                            ", where the index is already, expected another device"));
+    }
+    SQZ_ASSIGN_OR_RETURN(auto served, sqz::capi::serve(*index));
+    SQZ_ASSIGN_OR_RETURN(
+        auto uploaded,
+        sqz::cuda::upload_index(std::move(served), {.device = o.device_id,
+                                                    .keys_values = o.no_keys_values == 0,
+                                                    .threads = o.threads,
+                                                    .wait = o.background == 0}));
+    index->uploaded.emplace(o.device_id, std::move(uploaded));
+    return {};
+  });
+}
 
-sqz_status sqz_index_unload(sqz_index* index, int32_t device_id){SQZ_FENCE({
-  if (index == nullptr) return invalid("index: found null");
-  const std::lock_guard lock(index->mutex);
-  if (index->uploaded.erase(device_id) == 0) {
-    return invalid(concat("device_id: found ", device_id, ", expected one that has the index"));
-  }
-  return {};
-})}
+sqz_status sqz_index_unload(sqz_index* index, int32_t device_id) {
+  return fence([&]() -> Status {
+    if (index == nullptr) return invalid("index: found null");
+    const std::lock_guard lock(index->mutex);
+    if (index->uploaded.erase(device_id) == 0) {
+      return invalid(concat("device_id: found ", device_id, ", expected one that has the index"));
+    }
+    return {};
+  });
+}
 
 sqz_status sqz_index_verify(const sqz_index* index) {
-  SQZ_FENCE({
+  return fence([&]() -> Status {
     if (index == nullptr) return invalid("index: found null");
     return index->file->check_whole();
-  })
+  });
 }
 
 }  // extern "C"

@@ -11,6 +11,7 @@ using sqz::Code;
 using sqz::concat;
 using sqz::Result;
 using sqz::Status;
+using sqz::capi::fence;
 using sqz::capi::TensorView;
 
 constexpr int32_t kCuda = 2;  // DLDeviceType
@@ -254,7 +255,7 @@ const char* sqz_selector_name(sqz_selector selector) {
 
 sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* options,
                               sqz_session** session) {
-  SQZ_FENCE({
+  return fence([&]() -> Status {
     if (session == nullptr) return invalid("session: found null, expected where to put the handle");
     *session = nullptr;
     if (index == nullptr) return invalid("index: found null");
@@ -264,46 +265,50 @@ sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* optio
     SQZ_ASSIGN_OR_RETURN(handle->session, create_session(*index, wanted));
     *session = handle.release();
     return {};
-  })
+  });
 }
 
 void sqz_session_destroy(sqz_session* session) {
   delete session;
 }
 
-sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args){SQZ_FENCE({
-  if (session == nullptr) return invalid("session: found null");
-  Call checked;
-  SQZ_RETURN_IF_ERROR(read_call(*session->session, args, true, checked));
-  return session->session->attend(checked.call);
-})}
+sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args) {
+  return fence([&]() -> Status {
+    if (session == nullptr) return invalid("session: found null");
+    Call checked;
+    SQZ_RETURN_IF_ERROR(read_call(*session->session, args, true, checked));
+    return session->session->attend(checked.call);
+  });
+}
 
 sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run* runs,
-                      int64_t capacity, int64_t* indptr, int64_t* count){SQZ_FENCE({
-  if (session == nullptr) return invalid("session: found null");
-  if (indptr == nullptr || count == nullptr) return invalid("indptr or count: found null");
-  if (capacity < 0 || (capacity > 0 && runs == nullptr)) {
-    return invalid(concat("runs: found null or capacity ", capacity, ", expected room for runs"));
-  }
-  Call checked;
-  SQZ_RETURN_IF_ERROR(read_call(*session->session, args, false, checked));
-  SQZ_ASSIGN_OR_RETURN(const auto heads, session->session->select(checked.call));
-  int64_t need = 0;
-  for (const sqz::HeadSelection& head : heads) need += head.run_count;
-  *count = need;
-  if (need > capacity) {
-    return invalid(concat("capacity: found ", capacity, ", expected at least ", need));
-  }
-  indptr[0] = 0;
-  for (size_t h = 0; h < heads.size(); ++h) {
-    indptr[h + 1] = indptr[h] + heads[h].run_count;
-    std::transform(heads[h].runs.begin(), heads[h].runs.begin() + heads[h].run_count,
-                   runs + indptr[h], [](const sqz::KeyRun& run) {
-                     return sqz_run{run.first, run.length};
-                   });
-  }
-  return {};
-})}
+                      int64_t capacity, int64_t* indptr, int64_t* count) {
+  return fence([&]() -> Status {
+    if (session == nullptr) return invalid("session: found null");
+    if (indptr == nullptr || count == nullptr) return invalid("indptr or count: found null");
+    if (capacity < 0 || (capacity > 0 && runs == nullptr)) {
+      return invalid(concat("runs: found null or capacity ", capacity, ", expected room for runs"));
+    }
+    Call checked;
+    SQZ_RETURN_IF_ERROR(read_call(*session->session, args, false, checked));
+    SQZ_ASSIGN_OR_RETURN(const auto heads, session->session->select(checked.call));
+    int64_t need = 0;
+    for (const sqz::HeadSelection& head : heads) need += head.run_count;
+    *count = need;
+    if (need > capacity) {
+      return invalid(concat("capacity: found ", capacity, ", expected at least ", need));
+    }
+    indptr[0] = 0;
+    for (size_t h = 0; h < heads.size(); ++h) {
+      indptr[h + 1] = indptr[h] + heads[h].run_count;
+      std::transform(heads[h].runs.begin(), heads[h].runs.begin() + heads[h].run_count,
+                     runs + indptr[h], [](const sqz::KeyRun& run) {
+                       return sqz_run{run.first, run.length};
+                     });
+    }
+    return {};
+  });
+}
 
 sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                             const sqz_tensor* lse_b) {
@@ -311,70 +316,73 @@ sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tens
 }
 
 sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
-                               const sqz_tensor* lse_b, void* stream){SQZ_FENCE({
-  using sqz::capi::check_tensor;
-  const bool cuda = out_a != nullptr && out_a->device_type == kCuda;
-  const int device = cuda ? out_a->device_id : -1;
-  if (!cuda && stream != nullptr) {
-    return invalid("stream: found a stream, expected null on the CPU");
-  }
-  SQZ_ASSIGN_OR_RETURN(const TensorView a, check_tensor(out_a, "out_a", {-1, -1, -1}, device));
-  const int64_t* shape = out_a->shape;
-  SQZ_ASSIGN_OR_RETURN(const TensorView b,
-                       check_tensor(out_b, "out_b", {shape[0], shape[1], shape[2]}, device));
-  SQZ_ASSIGN_OR_RETURN(const TensorView la,
-                       check_tensor(lse_a, "lse_a", {shape[0], shape[1]}, device));
-  SQZ_ASSIGN_OR_RETURN(const TensorView lb,
-                       check_tensor(lse_b, "lse_b", {shape[0], shape[1]}, device));
-  if (a.dtype != b.dtype) return invalid("out_b: found another dtype, expected that of out_a");
-  if (la.dtype != sqz::DType::kF32 || lb.dtype != sqz::DType::kF32) {
-    return invalid("lse_a or lse_b: found another dtype, expected f32");
-  }
-  if (cuda) {
-    return sqz::cuda::merge_states(device, a.dtype, shape[0] * shape[1], shape[2], a.data,
-                                   static_cast<float*>(la.data), b.data,
-                                   static_cast<const float*>(lb.data), stream);
-  }
-  const bool finite =
-      sqz::merge_rows(a.dtype, shape[0] * shape[1], shape[2], a.data, static_cast<float*>(la.data),
-                      b.data, static_cast<const float*>(lb.data));
-  if (finite) return {};
-  return Status(Code::kNumeric, "lse_a or lse_b: found NaN or +infinity, expected less");
-})}
+                               const sqz_tensor* lse_b, void* stream) {
+  return fence([&]() -> Status {
+    using sqz::capi::check_tensor;
+    const bool cuda = out_a != nullptr && out_a->device_type == kCuda;
+    const int device = cuda ? out_a->device_id : -1;
+    if (!cuda && stream != nullptr) {
+      return invalid("stream: found a stream, expected null on the CPU");
+    }
+    SQZ_ASSIGN_OR_RETURN(const TensorView a, check_tensor(out_a, "out_a", {-1, -1, -1}, device));
+    const int64_t* shape = out_a->shape;
+    SQZ_ASSIGN_OR_RETURN(const TensorView b,
+                         check_tensor(out_b, "out_b", {shape[0], shape[1], shape[2]}, device));
+    SQZ_ASSIGN_OR_RETURN(const TensorView la,
+                         check_tensor(lse_a, "lse_a", {shape[0], shape[1]}, device));
+    SQZ_ASSIGN_OR_RETURN(const TensorView lb,
+                         check_tensor(lse_b, "lse_b", {shape[0], shape[1]}, device));
+    if (a.dtype != b.dtype) return invalid("out_b: found another dtype, expected that of out_a");
+    if (la.dtype != sqz::DType::kF32 || lb.dtype != sqz::DType::kF32) {
+      return invalid("lse_a or lse_b: found another dtype, expected f32");
+    }
+    if (cuda) {
+      return sqz::cuda::merge_states(device, a.dtype, shape[0] * shape[1], shape[2], a.data,
+                                     static_cast<float*>(la.data), b.data,
+                                     static_cast<const float*>(lb.data), stream);
+    }
+    const bool finite =
+        sqz::merge_rows(a.dtype, shape[0] * shape[1], shape[2], a.data,
+                        static_cast<float*>(la.data), b.data, static_cast<const float*>(lb.data));
+    if (finite) return {};
+    return Status(Code::kNumeric, "lse_a or lse_b: found NaN or +infinity, expected less");
+  });
+}
 
-sqz_status
-    sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats){SQZ_FENCE({
-      if (session == nullptr) return invalid("session: found null");
-      sqz::ServingSession& s = *session->session;
-      const int64_t layers = s.index().metadata().model.layers;
-      if (layer < -1 || layer >= layers) {
-        return invalid(concat("layer: found ", layer, ", expected -1 to ", layers - 1));
-      }
-      sqz::Counters sum;
-      for (int64_t l = std::max<int64_t>(layer, 0); l < (layer < 0 ? layers : layer + 1); ++l) {
-        SQZ_ASSIGN_OR_RETURN(const sqz::Counters counters, s.totals(l));
-        sum.add(counters);
-      }
-      sqz_stats out = {};
-      out.dense_fallback = s.plan().fallback ? 1 : 0;
-      out.asked_budget = s.plan().asked_budget;
-      out.delivered_budget = ratio(sum.bytes_read, sum.bytes_dense);
-      out.asked_keep = s.plan().asked_keep;
-      out.delivered_keep = ratio(sum.keys_read, sum.keys_possible);
-      out.selections = sum.selections;
-      out.keys_read = sum.keys_read;
-      out.keys_possible = sum.keys_possible;
-      out.bytes_read = sum.bytes_read;
-      out.bytes_dense = sum.bytes_dense;
-      out.least_budget = s.plan().least_budget;
-      return sqz::capi::write_struct(out, "stats", stats);
-    })}
+sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats) {
+  return fence([&]() -> Status {
+    if (session == nullptr) return invalid("session: found null");
+    sqz::ServingSession& s = *session->session;
+    const int64_t layers = s.index().metadata().model.layers;
+    if (layer < -1 || layer >= layers) {
+      return invalid(concat("layer: found ", layer, ", expected -1 to ", layers - 1));
+    }
+    sqz::Counters sum;
+    for (int64_t l = std::max<int64_t>(layer, 0); l < (layer < 0 ? layers : layer + 1); ++l) {
+      SQZ_ASSIGN_OR_RETURN(const sqz::Counters counters, s.totals(l));
+      sum.add(counters);
+    }
+    sqz_stats out = {};
+    out.dense_fallback = s.plan().fallback ? 1 : 0;
+    out.asked_budget = s.plan().asked_budget;
+    out.delivered_budget = ratio(sum.bytes_read, sum.bytes_dense);
+    out.asked_keep = s.plan().asked_keep;
+    out.delivered_keep = ratio(sum.keys_read, sum.keys_possible);
+    out.selections = sum.selections;
+    out.keys_read = sum.keys_read;
+    out.keys_possible = sum.keys_possible;
+    out.bytes_read = sum.bytes_read;
+    out.bytes_dense = sum.bytes_dense;
+    out.least_budget = s.plan().least_budget;
+    return sqz::capi::write_struct(out, "stats", stats);
+  });
+}
 
 sqz_status sqz_session_reset_stats(sqz_session* session) {
-  SQZ_FENCE({
+  return fence([&]() -> Status {
     if (session == nullptr) return invalid("session: found null");
     return session->session->clear_totals();
-  })
+  });
 }
 
 }  // extern "C"

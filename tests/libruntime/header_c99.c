@@ -12,7 +12,7 @@ EXPECT_SIZE(sqz_attend_args, 88);
 EXPECT_SIZE(sqz_upload_options, 24);
 EXPECT_SIZE(sqz_kv_cache, 64);
 EXPECT_SIZE(sqz_stats, 88);
-EXPECT_SIZE(sqz_index_info, 144);
+EXPECT_SIZE(sqz_index_info, 152);
 
 int sqz_header_is_c99(void) {
   sqz_session_options options = {

@@ -23,7 +23,7 @@ bool Judge::wants(Task task) const {
 Result<std::vector<Judge::Served>> Judge::open(const Pass& pass, size_t view,
                                                const PassIndexes& indexes) {
   std::vector<Served> out;
-  std::map<std::string, std::shared_ptr<const OpenIndex>> opened;  // settings share what they can
+  std::map<std::string, std::shared_ptr<OpenIndex>> opened;  // settings share what they can
   for (size_t i = 0; i < settings_.size(); ++i) {
     if (!skipped_[i].empty()) continue;
     SelectorOptions served_as = settings_[i].options;
@@ -33,7 +33,8 @@ Result<std::vector<Judge::Served>> Judge::open(const Pass& pass, size_t view,
     const std::string& path = indexes.path(view, settings_[i].traits->index);
     auto& file = opened[path];
     if (file == nullptr) {
-      SQZ_ASSIGN_OR_RETURN(file, OpenIndex::open(path, gpu_));
+      SQZ_ASSIGN_OR_RETURN(file, OpenIndex::open(path));
+      if (gpu_) SQZ_RETURN_IF_ERROR(file->upload(*gpu_));
     }
     auto index = IndexContext::create(file, options);
     if (!index.ok() && index.status().code() == Code::kInvalidArgument) {

@@ -4,10 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iostream>
 
+#include "formats/base/stopwatch.h"
+#include "formats/checkpoint.h"
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
 #include "tools/common/index_table.h"
@@ -22,15 +23,14 @@
 namespace sqz {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Everything that is opened once, whatever the number of prompts.
 struct Opened {
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Runner> runner;
   std::unique_ptr<IndexContext> context;
   double load_seconds = 0;
-  bool uncalibrated = false;  // the thresholds in use are those of the context's own last tokens
+  std::string index_path;
+  bool threshold_rule = false;
 };
 
 struct Answered {
@@ -40,45 +40,52 @@ struct Answered {
 };
 
 // An index is of one model and one tokenizer; another one's answers would be nonsense.
-Status check_index(const SqzFile& index, const ModelDescription& model, const Tokenizer& tokenizer,
-                   const std::string& model_path) {
-  const IndexMetadata& metadata = index.metadata();
-  SQZ_RETURN_IF_ERROR(check_same_model(metadata.model, model, index.path()));
-  if (!metadata.has_kv) {
+Status check_index(const sqz_index_info& index, const ModelDescription& model,
+                   const Tokenizer& tokenizer, const GenerateArguments& arguments) {
+  const std::string own = fingerprint(model), built_with = index.tokenizer_hash;
+  const char* remedy = "; use the model that the index was built with, or build it again";
+  if (own != index.model_fingerprint) {
+    return {Code::kMismatch,
+            concat(arguments.index, ": model: the index was built with ", index.architecture, " ",
+                   index.model_fingerprint, ", ", arguments.model, " has ", model.architecture, " ",
+                   own, remedy)};
+  }
+  if (index.has_kv == 0) {
     return {Code::kUnsupported,
-            concat(index.path(),
+            concat(arguments.index,
                    ": the index holds no keys and values (it was built with --no-kv); "
                    "build it without --no-kv to generate from it")};
   }
-  if (metadata.tokenizer_hash.empty() || metadata.tokenizer_hash == tokenizer.hash()) return {};
+  if (built_with.empty() || built_with == tokenizer.hash()) return {};
   return {Code::kMismatch,
-          concat(index.path(), ": tokenizer: the index was built with ", metadata.tokenizer_hash,
-                 ", ", model_path, " has ", tokenizer.hash(),
-                 "; use the model that the index was built with, or build it again")};
+          concat(arguments.index, ": tokenizer: the index was built with ", built_with, ", ",
+                 arguments.model, " has ", tokenizer.hash(), remedy)};
 }
 
 Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& context) {
-  const auto start = Clock::now();
+  const Stopwatch watch;
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   warn_of_chat_template(arguments.model);
   SelectorOptions selector = arguments.selector;
   if (arguments.dense) selector.selector = "dense";
-  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
-  SQZ_RETURN_IF_ERROR(load_layers(selector, index->metadata().model));
+  SQZ_ASSIGN_OR_RETURN(const auto index, OpenIndex::open(arguments.index));
+  SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
+  const ModelDescription& model = checkpoint->config().description;
+  Opened out;
+  SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
+  SQZ_RETURN_IF_ERROR(check_index(index->info(), model, *out.tokenizer, arguments));
+  SQZ_RETURN_IF_ERROR(load_layers(selector, model));
   SQZ_ASSIGN_OR_RETURN(sqz_session_options session,
                        session_options(selector, context.options.threads));
-  if (index->metadata().pruned && !selector.budget) session.budget = 0;  // it has its own
-  Opened out;
-  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index->calibration());
-  out.uncalibrated = calibration.source == kTailSource && session.rule == SQZ_RULE_THRESHOLD;
-  SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
+  const bool pruned = index->info().partition == SQZ_PARTITION_PRUNED;
+  if (pruned && !selector.budget) session.budget = 0;  // it has its own
+  out.threshold_rule = session.rule == SQZ_RULE_THRESHOLD;
+  out.index_path = arguments.index;
   const RunnerOptions options = runner_options(arguments.run_dtype, context.options);
   SQZ_ASSIGN_OR_RETURN(out.runner, load_runner(arguments.model, options));
-  SQZ_RETURN_IF_ERROR(
-      check_index(*index, out.runner->config().description, *out.tokenizer, arguments.model));
-  SQZ_ASSIGN_OR_RETURN(const auto opened, OpenIndex::open(arguments.index, context.options.gpu()));
-  SQZ_ASSIGN_OR_RETURN(out.context, IndexContext::create(opened, session));
-  out.load_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  if (const auto gpu = context.options.gpu()) SQZ_RETURN_IF_ERROR(index->upload(*gpu));
+  SQZ_ASSIGN_OR_RETURN(out.context, IndexContext::create(index, session));
+  out.load_seconds = watch.seconds();
   return out;
 }
 
@@ -118,13 +125,13 @@ Result<Answered> answer_prompt(const Opened& opened, const GenerateArguments& ar
     return answer.add(id) && !ended();
   };
   SQZ_RETURN_IF_ERROR(opened.context->reset_stats());
-  const auto start = Clock::now();
+  const Stopwatch watch;
   auto generation = opened.runner->generate(ids, options, opened.context.get());
   if (generation.ok()) {
     out.generation = std::move(*generation);
   } else if (ended()) {  // in the middle of a token
     out.generation.tokens = tokens;
-    out.generation.decode_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    out.generation.decode_seconds = watch.seconds();
   } else {
     return generation.status();
   }
@@ -154,6 +161,15 @@ double percent(double fraction) {
   return std::round(fraction * 1000) / 10;
 }
 
+// Whether the thresholds in use are those of the context's own last tokens.
+bool uncalibrated(const Opened& opened) {
+  if (!opened.threshold_rule) return false;
+  const auto index = SqzFile::open(opened.index_path);
+  if (!index.ok()) return false;
+  const auto calibration = (*index)->calibration();
+  return calibration.ok() && calibration->source == kTailSource;
+}
+
 // Why another part of the context was read than was asked for; "" where there is nothing to say.
 std::string reading_note(const Opened& opened, const sqz_stats& stats) {
   if (stats.asked_budget <= 0 || stats.asked_budget >= 1 || stats.selections == 0) return "";
@@ -170,7 +186,7 @@ std::string reading_note(const Opened& opened, const sqz_stats& stats) {
                   "are always read");
   }
   const bool off = std::abs(stats.delivered_budget / stats.asked_budget - 1) > 0.05;
-  return off && opened.uncalibrated ? "; not calibrated with prompts: sqz-index calibrate" : "";
+  return off && uncalibrated(opened) ? "; not calibrated with prompts: sqz-index calibrate" : "";
 }
 
 void log_answer(const Opened& opened, const Answered& answered) {

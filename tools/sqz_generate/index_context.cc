@@ -58,7 +58,7 @@ Result<std::unique_ptr<IndexContext>> IndexContext::create(std::shared_ptr<const
 
 Result<std::unique_ptr<IndexContext>> IndexContext::open(const std::string& path,
                                                          const sqz_session_options& options) {
-  SQZ_ASSIGN_OR_RETURN(auto index, OpenIndex::open(path, std::nullopt));
+  SQZ_ASSIGN_OR_RETURN(auto index, OpenIndex::open(path));
   return create(std::move(index), options);
 }
 

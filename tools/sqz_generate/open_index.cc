@@ -7,22 +7,20 @@ Status to_status(sqz_status status) {
   return status == SQZ_OK ? Status() : Status(static_cast<Code>(status), sqz_last_error());
 }
 
-Result<std::shared_ptr<const OpenIndex>> OpenIndex::open(const std::string& path,
-                                                         std::optional<int> gpu) {
+Result<std::shared_ptr<OpenIndex>> OpenIndex::open(const std::string& path) {
   std::shared_ptr<OpenIndex> out(new OpenIndex);
   SQZ_RETURN_IF_ERROR(to_status(sqz_index_open(path.c_str(), SQZ_OPEN_MMAP, &out->index_)));
   out->info_.struct_size = sizeof(out->info_);
   SQZ_RETURN_IF_ERROR(to_status(sqz_index_describe(out->index_, &out->info_)));
-  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
-  out->dtype_ = file->metadata().dtype;
-  out->gpu_ = gpu;
-  if (gpu) {
-    sqz_upload_options upload = {};
-    upload.struct_size = sizeof(upload);
-    upload.device_id = *gpu;
-    SQZ_RETURN_IF_ERROR(to_status(sqz_index_upload(out->index_, &upload)));
-  }
-  return std::shared_ptr<const OpenIndex>(std::move(out));
+  return out;
+}
+
+Status OpenIndex::upload(int gpu) {
+  gpu_ = gpu;
+  sqz_upload_options options = {};
+  options.struct_size = sizeof(options);
+  options.device_id = gpu;
+  return to_status(sqz_index_upload(index_, &options));
 }
 
 OpenIndex::~OpenIndex() {

@@ -5,7 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "formats/sqz_file.h"
+#include "formats/base/dtype.h"
+#include "formats/base/status.h"
 #include "sqz/sqz.h"
 
 namespace sqz {
@@ -15,9 +16,9 @@ Status to_status(sqz_status status);
 
 class OpenIndex {
  public:
-  // `gpu`: number of the CUDA device that the index is uploaded to, or none.
-  static Result<std::shared_ptr<const OpenIndex>> open(const std::string& path,
-                                                       std::optional<int> gpu);
+  static Result<std::shared_ptr<OpenIndex>> open(const std::string& path);
+  // To the CUDA device of this number, where sessions will serve from.
+  Status upload(int gpu);
   ~OpenIndex();
   OpenIndex(const OpenIndex&) = delete;
   OpenIndex& operator=(const OpenIndex&) = delete;
@@ -25,7 +26,8 @@ class OpenIndex {
   sqz_index* get() const { return index_; }
   const sqz_index_info& info() const { return info_; }
   std::optional<int> gpu() const { return gpu_; }
-  DType dtype() const { return dtype_; }  // of its keys and values
+  // Of its keys and values.
+  DType dtype() const { return info_.dtype_code == 4 ? DType::kBF16 : DType::kF16; }
 
  private:
   OpenIndex() = default;
@@ -33,7 +35,6 @@ class OpenIndex {
   sqz_index* index_ = nullptr;
   sqz_index_info info_ = {};
   std::optional<int> gpu_;
-  DType dtype_ = DType::kBF16;
 };
 
 }  // namespace sqz

@@ -137,6 +137,8 @@ typedef struct sqz_index_info {
   const char* tokenizer_hash;    /* "" if the index was built from token ids */
   const char* tokens_hash;       /* XXH3-64 of the token ids as little-endian int32, hexadecimal */
   int64_t page_size;             /* tokens of a page; 0 = no pages */
+  int32_t dtype_code;            /* of keys, values and centroids, as in sqz_tensor: 2 or 4 */
+  int32_t dtype_bits;            /* 16 */
 } sqz_index_info;
 
 SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
