@@ -86,7 +86,9 @@ class HeaderHandler : public JsonVisitor {
   }
 
   Status not_valid(const std::string& what) const override {
-    return {Code::kCorrupt, concat(path_, ": ", field(), ": not valid JSON: ", what)};
+    const std::string at = field();
+    return {Code::kCorrupt, concat(path_, at.starts_with("header") ? ": " : ": header: ", at,
+                                   ": not valid JSON: ", what)};
   }
 
  private:
