@@ -42,13 +42,9 @@ struct Answered {
 // An index is of one model and one tokenizer; another one's answers would be nonsense.
 Status check_index(const sqz_index_info& index, const ModelDescription& model,
                    const Tokenizer& tokenizer, const GenerateArguments& arguments) {
-  const std::string own = fingerprint(model), built_with = index.tokenizer_hash;
-  const char* remedy = "; use the model that the index was built with, or build it again";
-  if (own != index.model_fingerprint) {
-    return {Code::kMismatch,
-            concat(arguments.index, ": model: the index was built with ", index.architecture, " ",
-                   index.model_fingerprint, ", ", arguments.model, " has ", model.architecture, " ",
-                   own, remedy)};
+  if (fingerprint(model) != index.model_fingerprint) {  // only the file says in which field
+    SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(arguments.index));
+    return check_same_model(file->metadata().model, model, arguments.index);
   }
   if (index.has_kv == 0) {
     return {Code::kUnsupported,
@@ -56,10 +52,12 @@ Status check_index(const sqz_index_info& index, const ModelDescription& model,
                    ": the index holds no keys and values (it was built with --no-kv); "
                    "build it without --no-kv to generate from it")};
   }
+  const std::string built_with = index.tokenizer_hash;
   if (built_with.empty() || built_with == tokenizer.hash()) return {};
   return {Code::kMismatch,
           concat(arguments.index, ": tokenizer: the index was built with ", built_with, ", ",
-                 arguments.model, " has ", tokenizer.hash(), remedy)};
+                 arguments.model, " has ", tokenizer.hash(),
+                 "; use the model that the index was built with, or build it again")};
 }
 
 Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& context) {
