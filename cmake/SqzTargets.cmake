@@ -70,6 +70,7 @@ function(sqz_test name)
     nlohmann_json::nlohmann_json)
   sqz_test_options(${name})
   target_precompile_headers(${name} REUSE_FROM sqz_test_main)
+  set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)  # LibTorch wants flags of its own
   sqz_add_test(${name} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT ${ARG_ENVIRONMENT}
     COMMAND ${name})
 endfunction()
