@@ -8,6 +8,7 @@
 #include <new>
 
 #include "formats/hdf5.h"
+#include "formats/safetensors.h"
 
 namespace sqz {
 namespace {
@@ -16,18 +17,12 @@ std::string layer_path(int64_t layer, const char* dataset) {
   return concat("/layers/", layer, "/", dataset);
 }
 
-// Fails unless `dataset` has exactly this shape; -1 stands for any size.
+// Fails unless `dataset` has exactly this shape.
 Status check_shape(const Hdf5Dataset& dataset, const std::vector<int64_t>& expected,
                    const std::string& meaning) {
-  bool same = dataset.shape.size() == expected.size();
-  for (size_t i = 0; same && i < expected.size(); ++i) same = dataset.shape[i] == expected[i];
-  if (same) return {};
-  const auto text = [](const std::vector<int64_t>& shape) {
-    std::string out;
-    for (const int64_t dim : shape) out += concat(out.empty() ? "[" : ", ", dim);
-    return shape.empty() ? "no dimensions" : out + "]";
-  };
-  return dataset.bad(text(dataset.shape), concat(text(expected), ", which is ", meaning));
+  if (dataset.shape == expected) return {};
+  return dataset.bad(dataset.shape.empty() ? "no dimensions" : shape_text(dataset.shape),
+                     concat(shape_text(expected), ", which is ", meaning));
 }
 
 class Reader : public CaptureReader {
@@ -56,19 +51,18 @@ class Reader : public CaptureReader {
 
   Result<CapturedLayer> read_layer(int64_t layer) const override {
     if (layer < 0 || layer >= info_.model.layers) {
-      return Status(Code::kInvalidArgument, bad_field(path_, "layer", concat(layer),
-                                                      concat("0 to ", info_.model.layers - 1)));
+      return Refuse{path_, Code::kInvalidArgument}("layer", layer,
+                                                   concat("0 to ", info_.model.layers - 1));
     }
     try {
       const Hdf5Quiet quiet;
       CapturedLayer out;
-      const ModelDescription& model = info_.model;
-      SQZ_ASSIGN_OR_RETURN(out.keys, read(layer, "keys", kv_shape()));
-      SQZ_ASSIGN_OR_RETURN(out.values, read(layer, "values", kv_shape()));
-      SQZ_ASSIGN_OR_RETURN(out.queries,
-                           read(layer, "queries", {model.query_heads, queries(), model.head_dim}));
-      if (has_cosine_) {
-        SQZ_ASSIGN_OR_RETURN(out.cosine, read(layer, "cosine", {tokens()}));
+      for (const Part& part : parts()) {
+        SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, part.name));
+        SQZ_RETURN_IF_ERROR(
+            check_shape(dataset, part.shape, "what the file said when it was opened"));
+        SQZ_ASSIGN_OR_RETURN(const DType type, float_type(dataset));
+        SQZ_ASSIGN_OR_RETURN(out.*part.values, read_floats(dataset, type));
       }
       return out;
     } catch (const std::bad_alloc&) {
@@ -77,19 +71,15 @@ class Reader : public CaptureReader {
   }
 
  private:
-  int64_t tokens() const { return static_cast<int64_t>(info_.tokens.size()); }
-  int64_t queries() const { return static_cast<int64_t>(info_.query_positions.size()); }
-  std::vector<int64_t> kv_shape() const {
-    return {info_.model.kv_heads, tokens(), info_.model.head_dim};
-  }
+  int64_t tokens() const { return std::ssize(info_.tokens); }
 
   Status read_attributes() {
     const Hdf5Id root(H5Gopen2(file_.get(), "/", H5P_DEFAULT));
     if (!root.ok()) return hdf5_error(path_, "root group");
     SQZ_ASSIGN_OR_RETURN(const auto model, read_text_attribute(root.get(), path_, "model"));
     if (!model) {
-      return {Code::kCorrupt, bad_field(path_, "attribute model", "none",
-                                        "the model's description as JSON (docs/capture.md)")};
+      return Refuse{path_}("attribute model", "none",
+                           "the model's description as JSON (docs/capture.md)");
     }
     const std::string label = concat(path_, ": attribute model");
     SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(*model, label));
@@ -135,27 +125,41 @@ class Reader : public CaptureReader {
     return {};
   }
 
+  // A dataset of a layer: its name, its shape and what that means.
+  struct Part {
+    const char* name;
+    std::vector<int64_t> shape;
+    const char* meaning;
+    std::vector<float> CapturedLayer::*values;
+  };
+  std::vector<Part> parts() const {
+    const ModelDescription& model = info_.model;
+    const int64_t queries = std::ssize(info_.query_positions);
+    const std::vector<int64_t> kv = {model.kv_heads, tokens(), model.head_dim};
+    constexpr const char* kMeaning = "[KV heads, tokens, head_dim]";
+    std::vector<Part> out = {{"keys", kv, kMeaning, &CapturedLayer::keys},
+                             {"values", kv, kMeaning, &CapturedLayer::values},
+                             {"queries",
+                              {model.query_heads, queries, model.head_dim},
+                              "[query heads, length of /query_positions, head_dim]",
+                              &CapturedLayer::queries}};
+    if (has_cosine_) out.push_back({"cosine", {tokens()}, "[tokens]", &CapturedLayer::cosine});
+    return out;
+  }
+
   // Everything that can be known of a layer without reading its data.
   Status check_layer(int64_t layer) {
-    const ModelDescription& model = info_.model;
-    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset keys, open(layer, "keys"));
-    SQZ_RETURN_IF_ERROR(check_shape(keys, kv_shape(), "[KV heads, tokens, head_dim]"));
-    SQZ_RETURN_IF_ERROR(check_rope(layer, keys));
-    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset values, open(layer, "values"));
-    SQZ_RETURN_IF_ERROR(check_shape(values, kv_shape(), "[KV heads, tokens, head_dim]"));
-    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset queries_set, open(layer, "queries"));
-    SQZ_RETURN_IF_ERROR(check_shape(queries_set, {model.query_heads, queries(), model.head_dim},
-                                    "[query heads, length of /query_positions, head_dim]"));
-    for (const Hdf5Dataset* dataset : {&keys, &values, &queries_set}) {
-      SQZ_RETURN_IF_ERROR(float_type(*dataset).status());
+    if (layer == 0) {
+      const std::string cosine = layer_path(layer, "cosine");
+      has_cosine_ = H5Lexists(file_.get(), cosine.c_str(), H5P_DEFAULT) > 0;
     }
-    const bool cosine =
-        H5Lexists(file_.get(), layer_path(layer, "cosine").c_str(), H5P_DEFAULT) > 0;
-    if (layer == 0) has_cosine_ = cosine;
-    if (!has_cosine_) return {};
-    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset cosines, open(layer, "cosine"));
-    SQZ_RETURN_IF_ERROR(check_shape(cosines, {tokens()}, "[tokens]"));
-    return float_type(cosines).status();
+    for (const Part& part : parts()) {
+      SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, part.name));
+      SQZ_RETURN_IF_ERROR(check_shape(dataset, part.shape, part.meaning));
+      if (part.values == &CapturedLayer::keys) SQZ_RETURN_IF_ERROR(check_rope(layer, dataset));
+      SQZ_RETURN_IF_ERROR(float_type(dataset).status());
+    }
+    return {};
   }
 
   Status check_rope(int64_t layer, const Hdf5Dataset& keys) {
@@ -172,14 +176,6 @@ class Reader : public CaptureReader {
 
   Result<Hdf5Dataset> open(int64_t layer, const char* name) const {
     return open_dataset(file_.get(), path_, layer_path(layer, name));
-  }
-
-  Result<std::vector<float>> read(int64_t layer, const char* name,
-                                  const std::vector<int64_t>& shape) const {
-    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, name));
-    SQZ_RETURN_IF_ERROR(check_shape(dataset, shape, "what the file said when it was opened"));
-    SQZ_ASSIGN_OR_RETURN(const DType type, float_type(dataset));
-    return read_floats(dataset, type);
   }
 
   std::string path_;

@@ -9,23 +9,12 @@ namespace {
 
 constexpr int64_t kChunkRows = 4096;  // 1 MiB of float32 at head_dim 64: HDF5's default chunk cache
 
-hid_t memory_type(const std::vector<float>&) {
-  return H5T_NATIVE_FLOAT;
-}
-hid_t memory_type(const std::vector<int32_t>&) {
-  return H5T_NATIVE_INT32;
-}
-hid_t memory_type(const std::vector<int64_t>&) {
-  return H5T_NATIVE_INT64;
-}
-hid_t file_type(const std::vector<float>&) {
-  return H5T_IEEE_F32LE;
-}
-hid_t file_type(const std::vector<int32_t>&) {
-  return H5T_STD_I32LE;
-}
-hid_t file_type(const std::vector<int64_t>&) {
-  return H5T_STD_I64LE;
+// The type of T in memory and in the file.
+template <class T>
+std::pair<hid_t, hid_t> types() {
+  if constexpr (std::is_same_v<T, float>) return {H5T_NATIVE_FLOAT, H5T_IEEE_F32LE};
+  if constexpr (std::is_same_v<T, int32_t>) return {H5T_NATIVE_INT32, H5T_STD_I32LE};
+  if constexpr (std::is_same_v<T, int64_t>) return {H5T_NATIVE_INT64, H5T_STD_I64LE};
 }
 
 class Writer : public CaptureWriter {
@@ -75,8 +64,7 @@ class Writer : public CaptureWriter {
   Result<uint64_t> commit() override {
     const Hdf5Quiet quiet;
     if (written_.size() != static_cast<size_t>(info_.model.layers)) {
-      return Status(Code::kInternal, bad_field(path_, "layers", concat(written_.size()),
-                                               concat(info_.model.layers)));
+      return Refuse{path_, Code::kInternal}("layers", written_.size(), info_.model.layers);
     }
     hsize_t bytes = 0;
     if (H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) < 0) return write_error("flush");
@@ -126,13 +114,13 @@ class Writer : public CaptureWriter {
       rows = std::min<hsize_t>(rows, kChunkRows);
       H5Pset_chunk(properties.get(), static_cast<int>(chunk.size()), chunk.data());
     }
+    const auto [memory, file] = types<T>();
     const Hdf5Id space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr));
-    Hdf5Id dataset(H5Dcreate2(file_.get(), name.c_str(), file_type(data), space.get(), links.get(),
+    Hdf5Id dataset(H5Dcreate2(file_.get(), name.c_str(), file, space.get(), links.get(),
                               properties.get(), H5P_DEFAULT));
     if (!dataset.ok()) return write_error(name);
     if (data.empty()) return dataset;
-    if (H5Dwrite(dataset.get(), memory_type(data), H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) <
-        0) {
+    if (H5Dwrite(dataset.get(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) < 0) {
       return write_error(name);
     }
     return dataset;

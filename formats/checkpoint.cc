@@ -19,12 +19,6 @@ constexpr uint64_t kMaxJson = uint64_t{64} << 20;
 constexpr uint64_t kSampleBlocks = 16;
 constexpr uint64_t kSampleBlock = 4096;
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += concat(i == 0 ? "" : ", ", shape[i]);
-  return text + "]";
-}
-
 // A shard's name is used to open a file: it must stay within the directory.
 bool is_plain_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." &&
@@ -134,9 +128,9 @@ Status Checkpoint::open_shard(Env& env, const std::string& name) {
   SQZ_ASSIGN_OR_RETURN(shard.header, read_safetensors_header(*shard.file));
   SQZ_ASSIGN_OR_RETURN(shard.mapping, shard.file->map());
   if (shard.mapping->bytes().size() < shard.file->size()) {
-    return {Code::kCorrupt, bad_field(shard.file->path(), "size",
+    return Refuse{shard.file->path()}("size",
                                       concat(shard.mapping->bytes().size(), " bytes mapped"),
-                                      concat(shard.file->size(), " bytes"))};
+                                      concat(shard.file->size(), " bytes"));
   }
   shards_.push_back(std::move(shard));
   return {};
@@ -153,12 +147,12 @@ Status Checkpoint::check_tensors() const {
     const TensorInfo& info = *place->second.info;
     const std::string& path = shards_[place->second.shard].file->path();
     if (info.dtype != DType::kBF16 && info.dtype != DType::kF16 && info.dtype != DType::kF32) {
-      return {Code::kUnsupported, bad_field(path, required.name + ": dtype", dtype_name(info.dtype),
-                                            "BF16, F16 or F32")};
+      return Refuse{path, Code::kUnsupported}(required.name + ": dtype", dtype_name(info.dtype),
+                                              "BF16, F16 or F32");
     }
     if (info.shape != required.shape) {
-      return {Code::kMismatch, bad_field(path, required.name + ": shape", shape_text(info.shape),
-                                         shape_text(required.shape) + " by config.json")};
+      return Refuse{path, Code::kMismatch}(required.name + ": shape", shape_text(info.shape),
+                                           shape_text(required.shape) + " by config.json");
     }
   }
   return {};

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "formats/base/checked.h"
+#include "formats/safetensors.h"
 
 namespace sqz {
 namespace {
@@ -35,12 +36,6 @@ Hdf5Id half_type() {
   H5Tset_size(type.get(), 2);
   H5Tset_ebias(type.get(), 15);
   return type;
-}
-
-std::string shape_text(std::span<const int64_t> shape) {
-  std::string out = "[";
-  for (const int64_t dim : shape) out += concat(out.size() > 1 ? ", " : "", dim);
-  return out + "]";
 }
 
 Status check_layout(const Hdf5Dataset& dataset, hid_t properties, bool& compressed) {
@@ -83,30 +78,7 @@ Status check_stored(const Hdf5Dataset& dataset, hid_t file, bool compressed) {
 }  // namespace
 
 void Hdf5Id::reset() {
-  if (id_ < 0) return;
-  const hid_t id = std::exchange(id_, -1);
-  switch (H5Iget_type(id)) {
-    case H5I_FILE:
-      H5Fclose(id);
-      break;
-    case H5I_GROUP:
-      H5Gclose(id);
-      break;
-    case H5I_DATASET:
-      H5Dclose(id);
-      break;
-    case H5I_DATASPACE:
-      H5Sclose(id);
-      break;
-    case H5I_DATATYPE:
-      H5Tclose(id);
-      break;
-    case H5I_ATTR:
-      H5Aclose(id);
-      break;
-    default:
-      H5Pclose(id);
-  }
+  if (id_ >= 0) H5Idec_ref(std::exchange(id_, -1));  // closes, whatever it is
 }
 
 Hdf5Quiet::Hdf5Quiet() {

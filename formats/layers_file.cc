@@ -8,7 +8,6 @@
 
 #include "formats/metadata_strings.h"
 #include "formats/sqz_checksums.h"
-#include "formats/sqz_container.h"
 
 namespace sqz {
 namespace {
@@ -17,36 +16,42 @@ constexpr int64_t kMaxCount = int64_t{UINT32_MAX};  // of texts, tokens, keys
 constexpr int64_t kMinLayers = 3;                   // one a group
 constexpr int32_t kGroups = 3;
 
-// In file order.
-Result<std::vector<PlannedTensor>> plan(int64_t layers, const std::string& label) {
-  std::vector<PlannedTensor> tensors = {
-      plain_tensor("cosine", Part::kNamed, DType::kF64, {layers}),
-      plain_tensor("cosine_error", Part::kNamed, DType::kF64, {layers}),
-      plain_tensor("group", Part::kNamed, DType::kI32, {layers}),
-      plain_tensor("budget", Part::kNamed, DType::kI64, {layers}),
-      header_hash_tensor(),
-  };
+struct Count {
+  const char* name;
+  int64_t LayersFile::*value;
+};
+constexpr Count kCounts[] = {{"texts", &LayersFile::texts},
+                             {"windows", &LayersFile::windows},
+                             {"window", &LayersFile::window},
+                             {"tokens", &LayersFile::tokens},
+                             {"context", &LayersFile::context}};
+
+// Calls visit(name, element type, values) for each tensor, in file order.
+template <class File, class Visit>
+void each_tensor(File& file, Visit visit) {
+  visit("cosine", DType::kF64, file.cosine);
+  visit("cosine_error", DType::kF64, file.cosine_error);
+  visit("group", DType::kI32, file.group);
+  visit("budget", DType::kI64, file.budget);
+}
+
+Result<std::vector<PlannedTensor>> plan(const LayersFile& file, const std::string& label) {
+  std::vector<PlannedTensor> tensors;
+  each_tensor(file, [&](const char* name, DType dtype, const auto&) {
+    tensors.push_back({name, dtype, {file.model.layers}});
+  });
+  tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
   return tensors;
 }
 
-std::map<std::string, std::string> to_strings(const LayersFile& layers) {
-  std::map<std::string, std::string> out = {
-      {"format", "sqz"},
-      {"format_version", std::to_string(kFormatVersion)},
-      {"kind", kind_name(FileKind::kLayers)},
-      {"producer", layers.producer},
-      {"model", to_json(layers.model).str()},
-      {"tokenizer_hash", layers.tokenizer_hash},
-      {"texts", std::to_string(layers.texts)},
-      {"windows", std::to_string(layers.windows)},
-      {"window", std::to_string(layers.window)},
-      {"tokens", std::to_string(layers.tokens)},
-      {"allocation", layers.allocation},
-      {"context", std::to_string(layers.context)},
-      {"uniform_budget", std::to_string(layers.uniform_budget)},
-      {"p", JsonText(layers.p).str()}};
-  if (!layers.measured.is_null()) out["measured"] = layers.measured.str();
+std::map<std::string, std::string> to_strings(const LayersFile& file) {
+  auto out = origin_strings(FileKind::kLayers, file);
+  for (const Count& count : kCounts) out[count.name] = std::to_string(file.*count.value);
+  out["allocation"] = file.allocation;
+  out["uniform_budget"] = std::to_string(file.uniform_budget);
+  out["p"] = JsonText(file.p).str();
+  if (!file.measured.is_null()) out["measured"] = file.measured.str();
   return out;
 }
 
@@ -54,49 +59,32 @@ Result<LayersFile> from_strings(const std::map<std::string, std::string>& string
                                 const std::string& path) {
   MetadataStrings in(strings, path);
   LayersFile out;
-  out.producer = in.string("producer");
-  out.tokenizer_hash = in.string("tokenizer_hash");
-  out.texts = in.integer("texts", 1, kMaxCount);
-  out.windows = in.integer("windows", 1, kMaxCount);
-  out.window = in.integer("window", 1, kMaxCount);
-  out.tokens = in.integer("tokens", 1, kMaxCount);
+  for (const Count& count : kCounts) out.*count.value = in.integer(count.name, 1, kMaxCount);
   out.allocation = in.string("allocation");
-  out.context = in.integer("context", 1, kMaxCount);
   out.uniform_budget = in.integer("uniform_budget", 1, kMaxCount);
   out.p = in.number("p", 0, 1);
-  if (strings.contains("measured")) out.measured = JsonText(in.json("measured").root());
-  const JsonDocument model = in.json("model");
+  if (in.has("measured")) out.measured = JsonText(in.json("measured").root());
+  read_origin(in, out);
   if (!in.status().ok()) return in.status();
-  SQZ_ASSIGN_OR_RETURN(out.model, model_from_json(model.root(), in.label("model")));
   return out;
 }
 
 // Ranges, and that the fields fit each other.
-Status check_fields(const LayersFile& f, const std::string& label, Code code) {
-  const auto refuse = [&](const char* field, const auto& found, const std::string& expected) {
-    return Status(code, bad_field(label, field, concat(found), expected));
-  };
-  const auto in_range = [](int64_t value) { return value >= 1 && value <= kMaxCount; };
+Status check_fields(const LayersFile& f, const Refuse& refuse) {
   if (f.model.layers < kMinLayers) {
     return refuse("model: layers", f.model.layers, concat("at least ", kMinLayers));
   }
-  if (!f.tokenizer_hash.empty() && !is_hash(f.tokenizer_hash)) {
-    return refuse("tokenizer_hash", in_quotes(f.tokenizer_hash), "16 hexadecimal digits or none");
-  }
-  for (const auto& [field, value] :
-       {std::pair("texts", f.texts), std::pair("windows", f.windows), std::pair("window", f.window),
-        std::pair("tokens", f.tokens), std::pair("context", f.context)}) {
-    if (!in_range(value)) return refuse(field, value, concat("an integer in [1, ", kMaxCount, "]"));
+  SQZ_RETURN_IF_ERROR(check_tokenizer_hash(refuse, f.tokenizer_hash));
+  for (const Count& count : kCounts) {
+    SQZ_RETURN_IF_ERROR(check_range(refuse, count.name, f.*count.value, 1, kMaxCount));
   }
   // No overflow: each is below 2^32, unsigned.
   const auto most = static_cast<uint64_t>(f.windows) * static_cast<uint64_t>(f.window);
   if (static_cast<uint64_t>(f.tokens) > most) {
     return refuse("tokens", f.tokens, concat("at most windows * window = ", most));
   }
-  if (f.uniform_budget < 1 || f.uniform_budget > f.context) {
-    return refuse("uniform_budget", f.uniform_budget,
-                  concat("an integer in [1, ", f.context, "], the context"));
-  }
+  SQZ_RETURN_IF_ERROR(
+      check_range(refuse, "uniform_budget", f.uniform_budget, 1, f.context, ", the context"));
   if (!(f.p > 0 && f.p <= 1)) return refuse("p", f.p, "a number in (0, 1]");
   if (f.allocation != kAllocationGroups && f.allocation != kAllocationMeasured) {
     return refuse("allocation", in_quotes(f.allocation),
@@ -152,51 +140,39 @@ void check_contents(const LayersFile& f, Problems& problems) {
   }
 }
 
-template <class T>
-void load(const SqzContainer& container, const char* name, std::vector<T>& out) {
-  const std::span<const std::byte> bytes = container.tensor(name);
-  out.resize(bytes.size() / sizeof(T));
-  std::memcpy(out.data(), bytes.data(), out.size() * sizeof(T));
-}
-
 struct Opened {
-  SqzContainer container;
   LayersFile layers;
+  VerifyReport report;
 };
 
 Result<Opened> open(const std::string& path, Env& env) {
-  Opened out;
-  SQZ_ASSIGN_OR_RETURN(out.container,
+  SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
                        open_container(path, FileKind::kLayers, OpenMode::kMmap, env));
-  const SafetensorsHeader& header = out.container.header;
-  SQZ_ASSIGN_OR_RETURN(out.layers, from_strings(header.metadata, path));
-  SQZ_RETURN_IF_ERROR(check_fields(out.layers, path + ": __metadata__", Code::kCorrupt));
-  auto tensors = plan(out.layers.model.layers, path);
+  Opened out;
+  SQZ_ASSIGN_OR_RETURN(out.layers, from_strings(container.header.metadata, path));
+  SQZ_RETURN_IF_ERROR(check_fields(out.layers, Refuse{path + ": __metadata__"}));
+  auto tensors = plan(out.layers, path);
   if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
-  SQZ_RETURN_IF_ERROR(match_tensors(header, *tensors, path));
-  load(out.container, "cosine", out.layers.cosine);
-  load(out.container, "cosine_error", out.layers.cosine_error);
-  load(out.container, "group", out.layers.group);
-  load(out.container, "budget", out.layers.budget);
+  SQZ_RETURN_IF_ERROR(match_tensors(container.header, *tensors, path));
+  each_tensor(out.layers, [&](const char* name, DType, auto& values) {
+    const std::span<const std::byte> bytes = container.tensor(name);
+    values.resize(static_cast<size_t>(out.layers.model.layers));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+  });
+  out.report = check_tensors(container);
+  check_contents(out.layers, out.report.problems);
   return out;
 }
 
-Problems find_problems(const Opened& opened) {
-  Problems problems = check_tensors(opened.container);
-  check_contents(opened.layers, problems);
-  return problems;
-}
-
 Status check_to_write(const LayersFile& f, const std::string& path) {
-  SQZ_RETURN_IF_ERROR(check_fields(f, path, Code::kInvalidArgument));
-  const auto layers = static_cast<size_t>(f.model.layers);
-  for (const auto& [field, size] :
-       {std::pair("cosine", f.cosine.size()), std::pair("cosine_error", f.cosine_error.size()),
-        std::pair("group", f.group.size()), std::pair("budget", f.budget.size())}) {
-    if (size == layers) continue;
-    return {Code::kInvalidArgument,
-            bad_field(path, field, concat(size, " values"), concat(layers, ", one a layer"))};
-  }
+  const Refuse refuse{path, Code::kInvalidArgument};
+  SQZ_RETURN_IF_ERROR(check_fields(f, refuse));
+  Status sizes;
+  each_tensor(f, [&](const char* name, DType, const auto& values) {
+    if (!sizes.ok() || std::cmp_equal(values.size(), f.model.layers)) return;
+    sizes = refuse(name, concat(values.size(), " values"), concat(f.model.layers, ", one a layer"));
+  });
+  SQZ_RETURN_IF_ERROR(sizes);
   Problems problems;
   check_contents(f, problems);
   return first_of(problems, path, Code::kInvalidArgument);
@@ -208,27 +184,23 @@ Result<uint64_t> write_layers_file(Env& env, const std::string& path, bool repla
                                    LayersFile layers) {
   if (layers.producer.empty()) layers.producer = producer_name();
   SQZ_RETURN_IF_ERROR(check_to_write(layers, path));
-  SQZ_ASSIGN_OR_RETURN(const auto tensors, plan(layers.model.layers, path));
-  return write_container(env, path, replace, to_strings(layers), tensors,
-                         {{"cosine", std::as_bytes(std::span(layers.cosine))},
-                          {"cosine_error", std::as_bytes(std::span(layers.cosine_error))},
-                          {"group", std::as_bytes(std::span(layers.group))},
-                          {"budget", std::as_bytes(std::span(layers.budget))}});
+  SQZ_ASSIGN_OR_RETURN(const auto tensors, plan(layers, path));
+  TensorContents contents;
+  each_tensor(layers, [&](const char* name, DType, const auto& values) {
+    contents[name] = std::as_bytes(std::span(values));
+  });
+  return write_container(env, path, replace, to_strings(layers), tensors, contents);
 }
 
 Result<LayersFile> read_layers_file(const std::string& path, Env& env) {
   SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
-  const Problems problems = find_problems(opened);
-  SQZ_RETURN_IF_ERROR(first_of(problems, path, Code::kCorrupt));
+  SQZ_RETURN_IF_ERROR(first_of(opened.report.problems, path, Code::kCorrupt));
   return std::move(opened.layers);
 }
 
 Result<VerifyReport> verify_layers_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(const Opened opened, open(path, env));
-  VerifyReport report;
-  report.checked = std::ssize(opened.container.header.tensors);
-  report.problems = find_problems(opened);
-  return report;
+  SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
+  return std::move(opened.report);
 }
 
 LayerBudgets embedded(const LayersFile& layers) {

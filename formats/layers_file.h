@@ -17,11 +17,7 @@ namespace sqz {
 inline constexpr const char* kAllocationGroups = "groups";      // SqueezeAttention, Algorithm 1
 inline constexpr const char* kAllocationMeasured = "measured";  // by the layers' own errors
 
-struct LayersFile {
-  std::string producer;  // empty when written: this build's
-  ModelDescription model;
-  std::string tokenizer_hash;  // XXH3-64 hex of the tokenizer file; empty if ids were given
-
+struct LayersFile : FileOrigin {
   int64_t texts = 0;    // what was profiled: number of texts,
   int64_t windows = 0;  // dense passes over stretches of them,
   int64_t window = 0;   // tokens of a stretch at most, and

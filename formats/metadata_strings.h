@@ -8,6 +8,7 @@
 
 #include "formats/base/json.h"
 #include "formats/base/status.h"
+#include "formats/sqz_container.h"
 
 namespace sqz {
 
@@ -23,8 +24,22 @@ class MetadataStrings {
   int64_t integer(const char* key, int64_t low, int64_t high);
   double number(const char* key, double low, double high);
   bool boolean(const char* key);
+  bool flag(const char* key) { return has(key) && boolean(key); }  // absent: false
+  // out = from_json(the value of `key`, its label), which is a Result; not after a complaint.
+  template <class T, class Parse>
+  void parse(const char* key, T& out, Parse from_json) {
+    const JsonDocument found = json(key);
+    if (!status_.ok()) return;
+    auto result = from_json(found.root(), label(key));
+    if (result.ok()) {
+      out = *std::move(result);
+    } else {
+      status_ = result.status();
+    }
+  }
 
-  void fail(std::string message);            // kCorrupt, if nothing failed before
+  // Keeps a complaint (kCorrupt), if none is kept yet.
+  void fail(const char* key, const std::string& found, const std::string& expected);
   std::string label(const char* key) const;  // "FILE: __metadata__: KEY"
   const Status& status() const { return status_; }
 
@@ -41,7 +56,15 @@ inline constexpr const char* kLogitsOfKeys = "key";
 // in.fail() for others, with `remedy`.
 void check_logits(MetadataStrings& in, const char* remedy);
 
-// 16 lower-case hexadecimal digits, as XXH3-64 is written.
+// What files of every kind begin with: format, version, kind and origin.
+std::map<std::string, std::string> origin_strings(FileKind kind, const FileOrigin& origin);
+void read_origin(MetadataStrings& in, FileOrigin& origin);
+
+// 16 lower-case hexadecimal digits, as XXH3-64 is written; a tokenizer's may be empty.
 bool is_hash(const std::string& text);
+Status check_tokenizer_hash(const Refuse& refuse, const std::string& hash);
+// `which` says more of the range.
+Status check_range(const Refuse& refuse, const char* field, int64_t value, int64_t low,
+                   int64_t high, const char* which = "");
 
 }  // namespace sqz

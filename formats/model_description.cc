@@ -15,46 +15,42 @@ constexpr int64_t kMaxWidth = 1 << 24;           // heads, dimensions
 constexpr int64_t kMaxCount = int64_t{1} << 40;  // vocabulary, positions
 constexpr double kTiny = 1e-30, kHuge = 1e30;
 
-using Kind = RopeDescription::Kind;
-constexpr std::array<std::pair<Kind, const char*>, 4> kKinds = {{{Kind::kDefault, "default"},
-                                                                 {Kind::kLinear, "linear"},
-                                                                 {Kind::kLlama3, "llama3"},
-                                                                 {Kind::kYarn, "yarn"}}};
+constexpr const char* kKinds[] = {"default", "linear", "llama3",
+                                  "yarn"};  // by RopeDescription::Kind
+
+// Calls visit(name, member, lowest, highest) for each field that has a range.
+template <class Rope, class Visit>
+void each_number(Rope& rope, Visit visit) {
+  visit("theta", rope.theta, kTiny, kHuge);
+  visit("factor", rope.factor, kTiny, kHuge);
+  visit("low_freq_factor", rope.low_freq_factor, 0.0, kHuge);
+  visit("high_freq_factor", rope.high_freq_factor, 0.0, kHuge);
+  visit("beta_fast", rope.beta_fast, 0.0, kHuge);
+  visit("beta_slow", rope.beta_slow, 0.0, kHuge);
+  visit("attention_factor", rope.attention_factor, 0.0, kHuge);
+}
 
 JsonText rope_to_json(const RopeDescription& rope) {
-  const auto kind = std::find_if(kKinds.begin(), kKinds.end(),
-                                 [&](const auto& entry) { return entry.first == rope.kind; });
-  return {{"kind", kind->second},
-          {"theta", rope.theta},
-          {"factor", rope.factor},
-          {"low_freq_factor", rope.low_freq_factor},
-          {"high_freq_factor", rope.high_freq_factor},
-          {"original_max_positions", rope.original_max_positions},
-          {"beta_fast", rope.beta_fast},
-          {"beta_slow", rope.beta_slow},
-          {"attention_factor", rope.attention_factor},
-          {"truncate", rope.truncate}};
+  JsonMembers out = {{"kind", kKinds[static_cast<size_t>(rope.kind)]},
+                     {"original_max_positions", rope.original_max_positions},
+                     {"truncate", rope.truncate}};
+  each_number(rope, [&](const char* name, double value, double, double) { out[name] = value; });
+  return out;
 }
 
 Result<RopeDescription> rope_from_json(const JsonValue& json, const std::string& label) {
   JsonFields fields(json, label);
   RopeDescription rope;
-  const std::string kind = fields.text("kind");
-  const auto known = std::find_if(kKinds.begin(), kKinds.end(),
-                                  [&](const auto& entry) { return entry.second == kind; });
-  if (known == kKinds.end()) {
+  const auto known = std::find(std::begin(kKinds), std::end(kKinds), fields.text("kind"));
+  if (known == std::end(kKinds)) {
     fields.complain("kind", "default, linear, llama3 or yarn");
   } else {
-    rope.kind = known->first;
+    rope.kind = static_cast<RopeDescription::Kind>(known - std::begin(kKinds));
   }
-  rope.theta = fields.number("theta", kTiny, kHuge);
-  rope.factor = fields.number("factor", kTiny, kHuge);
-  rope.low_freq_factor = fields.number("low_freq_factor", 0, kHuge);
-  rope.high_freq_factor = fields.number("high_freq_factor", 0, kHuge);
+  each_number(rope, [&](const char* name, double& value, double low, double high) {
+    value = fields.number(name, low, high);
+  });
   rope.original_max_positions = fields.integer("original_max_positions", 0, kMaxCount);
-  rope.beta_fast = fields.number("beta_fast", 0, kHuge);
-  rope.beta_slow = fields.number("beta_slow", 0, kHuge);
-  rope.attention_factor = fields.number("attention_factor", 0, kHuge);
   rope.truncate = fields.boolean("truncate");
   if (!fields.status().ok()) return fields.status();
   return rope;

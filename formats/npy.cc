@@ -1,5 +1,6 @@
 #include "formats/npy.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstring>
@@ -109,82 +110,6 @@ class LiteralParser {
   size_t at_ = 0;
 };
 
-struct Layout {
-  uint64_t data_offset = 0;
-  std::string descr;
-  int64_t count = 0;
-};
-
-int64_t item_size(const std::string& descr) {
-  if (descr == "<u2") return 2;
-  if (descr == "<i4" || descr == "<u4") return 4;
-  return descr == "<i8" ? 8 : 0;
-}
-
-// The length of the dictionary and where it starts, from the file's first bytes.
-Status read_prefix(const ReadFile& file, uint64_t& start, uint64_t& length) {
-  std::array<std::byte, 12> prefix{};
-  const uint64_t have = std::min<uint64_t>(prefix.size(), file.size());
-  SQZ_RETURN_IF_ERROR(file.read(0, std::span(prefix).first(have)));
-  if (have < 10 || std::memcmp(prefix.data(), kMagic.data(), kMagic.size()) != 0) {
-    return {Code::kCorrupt, bad_field(file.path(), "first bytes", "something else",
-                                      "\"\\x93NUMPY\": the file is not in NumPy's .npy format")};
-  }
-  const auto byte = [&](size_t i) { return std::to_integer<uint64_t>(prefix[i]); };
-  const uint64_t major = byte(6);
-  if (major < 1 || major > 3) {
-    return {Code::kUnsupported, bad_field(file.path(), "format version", concat(major), "1 to 3")};
-  }
-  start = major == 1 ? 10 : 12;
-  length = byte(8) | byte(9) << 8;
-  if (major > 1) length |= byte(10) << 16 | byte(11) << 24;
-  const uint64_t most = std::min(kMaxHeader, file.size() < start ? 0 : file.size() - start);
-  if (length <= most) return {};
-  return {Code::kCorrupt, bad_field(file.path(), "header length", concat(length, " bytes"),
-                                    concat("at most ", most))};
-}
-
-Result<Layout> read_layout(const ReadFile& file) {
-  const std::string& path = file.path();
-  uint64_t start = 0, length = 0;
-  SQZ_RETURN_IF_ERROR(read_prefix(file, start, length));
-  std::string text(length, '\0');
-  SQZ_RETURN_IF_ERROR(file.read(start, std::as_writable_bytes(std::span(text))));
-  Header header;
-  if (std::string problem = LiteralParser(text).parse(header); !problem.empty()) {
-    return Status(Code::kCorrupt, bad_field(path, "header", problem,
-                                            "a dictionary of descr, fortran_order and shape"));
-  }
-  if (!header.descr || !header.fortran_order || !header.shape) {
-    const char* missing = !header.descr ? "descr" : !header.shape ? "shape" : "fortran_order";
-    return Status(Code::kCorrupt, bad_field(path, "header", concat("no '", missing, "'"),
-                                            "descr, fortran_order and shape"));
-  }
-  const int64_t item = item_size(*header.descr);
-  if (item == 0) {
-    return Status(Code::kUnsupported,
-                  bad_field(path, "descr", concat("'", *header.descr, "'"),
-                            "'<i4', '<i8', '<u4' or '<u2' (little-endian integers)"));
-  }
-  if (*header.fortran_order) {
-    return Status(Code::kUnsupported, bad_field(path, "fortran_order", "True", "False"));
-  }
-  if (header.shape->size() != 1) {
-    return Status(Code::kUnsupported,
-                  bad_field(path, "shape", concat(header.shape->size(), " dimensions"),
-                            "one: a list of token ids"));
-  }
-  const int64_t count = header.shape->front();
-  const uint64_t rest = file.size() - start - length;
-  const auto bytes = count < 0 ? std::nullopt : checked_mul(count, item);
-  if (!bytes || static_cast<uint64_t>(*bytes) != rest) {
-    return Status(Code::kCorrupt,
-                  bad_field(path, "shape", concat(count, " items of ", item, " bytes"),
-                            concat("what fills the ", rest, " bytes after the header")));
-  }
-  return Layout{start + length, *header.descr, count};
-}
-
 template <class T>
 Status append_ids(std::span<const std::byte> bytes, const std::string& path, int64_t first,
                   std::vector<int32_t>& ids) {
@@ -193,13 +118,86 @@ Status append_ids(std::span<const std::byte> bytes, const std::string& path, int
     std::memcpy(&value, bytes.data() + at, sizeof(T));
     const auto id = checked_cast<int32_t>(value);
     if (!id || *id < 0) {
-      const auto index = first + static_cast<int64_t>(at / sizeof(T));
-      return {Code::kCorrupt, bad_field(path, concat("item ", index), concat(value),
-                                        "a token id in [0, 2147483648)")};
+      return Refuse{path}(concat("item ", first + static_cast<int64_t>(at / sizeof(T))), value,
+                          "a token id in [0, 2147483648)");
     }
     ids.push_back(*id);
   }
   return {};
+}
+
+struct ItemType {
+  const char* descr;
+  int64_t size;
+  decltype(&append_ids<int32_t>) append;
+};
+constexpr ItemType kItemTypes[] = {{"<u2", 2, append_ids<uint16_t>},
+                                   {"<i4", 4, append_ids<int32_t>},
+                                   {"<u4", 4, append_ids<uint32_t>},
+                                   {"<i8", 8, append_ids<int64_t>}};
+
+struct Layout {
+  uint64_t data_offset = 0;
+  const ItemType* type = nullptr;
+  int64_t count = 0;
+};
+
+// The length of the dictionary and where it starts, from the file's first bytes.
+Status read_prefix(const ReadFile& file, uint64_t& start, uint64_t& length) {
+  std::array<std::byte, 12> prefix{};
+  const uint64_t have = std::min<uint64_t>(prefix.size(), file.size());
+  SQZ_RETURN_IF_ERROR(file.read(0, std::span(prefix).first(have)));
+  const Refuse refuse{file.path()};
+  if (have < 10 || std::memcmp(prefix.data(), kMagic.data(), kMagic.size()) != 0) {
+    return refuse("first bytes", "something else",
+                  "\"\\x93NUMPY\": the file is not in NumPy's .npy format");
+  }
+  const auto byte = [&](size_t i) { return std::to_integer<uint64_t>(prefix[i]); };
+  const uint64_t major = byte(6);
+  if (major < 1 || major > 3) {
+    return Refuse{file.path(), Code::kUnsupported}("format version", major, "1 to 3");
+  }
+  start = major == 1 ? 10 : 12;
+  length = byte(8) | byte(9) << 8;
+  if (major > 1) length |= byte(10) << 16 | byte(11) << 24;
+  const uint64_t most = std::min(kMaxHeader, file.size() < start ? 0 : file.size() - start);
+  if (length <= most) return {};
+  return refuse("header length", concat(length, " bytes"), concat("at most ", most));
+}
+
+Result<Layout> read_layout(const ReadFile& file) {
+  uint64_t start = 0, length = 0;
+  SQZ_RETURN_IF_ERROR(read_prefix(file, start, length));
+  std::string text(length, '\0');
+  SQZ_RETURN_IF_ERROR(file.read(start, std::as_writable_bytes(std::span(text))));
+  const Refuse corrupt{file.path()}, unsupported{file.path(), Code::kUnsupported};
+  Header header;
+  if (std::string problem = LiteralParser(text).parse(header); !problem.empty()) {
+    return corrupt("header", problem, "a dictionary of descr, fortran_order and shape");
+  }
+  if (!header.descr || !header.fortran_order || !header.shape) {
+    const char* missing = !header.descr ? "descr" : !header.shape ? "shape" : "fortran_order";
+    return corrupt("header", concat("no '", missing, "'"), "descr, fortran_order and shape");
+  }
+  const ItemType* type = std::find_if(std::begin(kItemTypes), std::end(kItemTypes),
+                                      [&](const ItemType& t) { return t.descr == header.descr; });
+  if (type == std::end(kItemTypes)) {
+    return unsupported("descr", concat("'", *header.descr, "'"),
+                       "'<i4', '<i8', '<u4' or '<u2' (little-endian integers)");
+  }
+  if (*header.fortran_order) return unsupported("fortran_order", "True", "False");
+  if (header.shape->size() != 1) {
+    return unsupported("shape", concat(header.shape->size(), " dimensions"),
+                       "one: a list of token ids");
+  }
+  const int64_t count = header.shape->front();
+  const uint64_t rest = file.size() - start - length;
+  const auto bytes = count < 0 ? std::nullopt : checked_mul(count, type->size);
+  if (!bytes || static_cast<uint64_t>(*bytes) != rest) {
+    return corrupt("shape", concat(count, " items of ", type->size, " bytes"),
+                   concat("what fills the ", rest, " bytes after the header"));
+  }
+  return Layout{start + length, type, count};
 }
 
 }  // namespace
@@ -207,7 +205,7 @@ Status append_ids(std::span<const std::byte> bytes, const std::string& path, int
 Result<std::vector<int32_t>> read_npy_tokens(Env& env, const std::string& path) {
   SQZ_ASSIGN_OR_RETURN(const auto file, env.open_read(path));
   SQZ_ASSIGN_OR_RETURN(const Layout layout, read_layout(*file));
-  const int64_t item = item_size(layout.descr);
+  const int64_t item = layout.type->size;
   std::vector<int32_t> ids;
   ids.reserve(static_cast<size_t>(layout.count));
   std::vector<std::byte> block(size_t{1} << 16);  // a multiple of every item size
@@ -217,12 +215,7 @@ Result<std::vector<int32_t>> read_npy_tokens(Env& env, const std::string& path) 
     const auto bytes = std::span(block).first(static_cast<size_t>(items * item));
     SQZ_RETURN_IF_ERROR(
         file->read(layout.data_offset + static_cast<uint64_t>(first * item), bytes));
-    Status status;
-    if (layout.descr == "<u2") status = append_ids<uint16_t>(bytes, path, first, ids);
-    if (layout.descr == "<i4") status = append_ids<int32_t>(bytes, path, first, ids);
-    if (layout.descr == "<u4") status = append_ids<uint32_t>(bytes, path, first, ids);
-    if (layout.descr == "<i8") status = append_ids<int64_t>(bytes, path, first, ids);
-    SQZ_RETURN_IF_ERROR(status);
+    SQZ_RETURN_IF_ERROR(layout.type->append(bytes, path, first, ids));
   }
   return ids;
 }

@@ -26,89 +26,48 @@ Status split_all(std::vector<Piece>& pieces, const SplitRule& rule) {
   return {};
 }
 
-class SequencePreTokenizer : public PreTokenizer {
- public:
-  explicit SequencePreTokenizer(std::vector<std::unique_ptr<PreTokenizer>> steps)
-      : steps_(std::move(steps)) {}
-  Status apply(std::vector<Piece>& pieces, TextStore& store) const override {
-    for (const auto& step : steps_) SQZ_RETURN_IF_ERROR(step->apply(pieces, store));
-    return {};
-  }
-
- private:
-  std::vector<std::unique_ptr<PreTokenizer>> steps_;
-};
-
-class SplitPreTokenizer : public PreTokenizer {
- public:
-  explicit SplitPreTokenizer(SplitRule rule) : rule_(std::move(rule)) {}
-  Status apply(std::vector<Piece>& pieces, TextStore&) const override {
-    return split_all(pieces, rule_);
-  }
-
- private:
-  SplitRule rule_;
-};
-
-class ByteLevelPreTokenizer : public PreTokenizer {
- public:
-  ByteLevelPreTokenizer(bool add_prefix_space, std::optional<SplitRule> rule)
-      : add_prefix_space_(add_prefix_space), rule_(std::move(rule)) {}
-
-  Status apply(std::vector<Piece>& pieces, TextStore& store) const override {
-    if (add_prefix_space_) {
-      for (Piece& piece : pieces) {
-        if (piece.token >= 0 || piece.text.starts_with(' ')) continue;
-        piece.text = store.emplace_back(concat(' ', piece.text));
-      }
+// Splits by the rule and writes the words as byte-level text.
+Status split_byte_level(std::vector<Piece>& pieces, TextStore& store, bool add_prefix_space,
+                        const std::optional<SplitRule>& rule) {
+  if (add_prefix_space) {
+    for (Piece& piece : pieces) {
+      if (piece.token >= 0 || piece.text.starts_with(' ')) continue;
+      piece.text = store.emplace_back(concat(' ', piece.text));
     }
-    if (rule_) SQZ_RETURN_IF_ERROR(split_all(pieces, *rule_));
-    size_t bytes = 0;
-    for (const Piece& piece : pieces) bytes += piece.token >= 0 ? 0 : piece.text.size();
+  }
+  if (rule) SQZ_RETURN_IF_ERROR(split_all(pieces, *rule));
+  size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.token >= 0 ? 0 : piece.text.size();
+  std::string& out = store.emplace_back();
+  out.reserve(2 * bytes);  // never grows: the views below must stay valid
+  for (Piece& piece : pieces) {
+    if (piece.token >= 0) continue;
+    const size_t begin = out.size();
+    append_byte_level(piece.text, out);
+    piece.text = std::string_view(out).substr(begin);
+  }
+  return {};
+}
+
+// Spaces become `replacement`, which also goes to the front: of no piece ("never"), of the text's
+// beginning ("first") or of each piece ("always").
+void replace_spaces(std::vector<Piece>& pieces, TextStore& store, const std::string& replacement,
+                    const std::string& scheme) {
+  for (Piece& piece : pieces) {
+    if (piece.token >= 0) continue;
     std::string& out = store.emplace_back();
-    out.reserve(2 * bytes);  // never grows: the views below must stay valid
-    for (Piece& piece : pieces) {
-      if (piece.token >= 0) continue;
-      const size_t begin = out.size();
-      append_byte_level(piece.text, out);
-      piece.text = std::string_view(out).substr(begin);
-    }
-    return {};
+    for (char c : piece.text) c == ' ' ? void(out += replacement) : out.push_back(c);
+    const bool wanted = scheme == "always" || (scheme == "first" && piece.at_start);
+    if (wanted && !out.starts_with(replacement)) out.insert(0, replacement);
+    piece.text = out;
   }
+}
 
- private:
-  bool add_prefix_space_;
-  std::optional<SplitRule> rule_;
-};
+using Parsed = Result<PreTokenizer>;
 
-enum class PrependScheme { kAlways, kFirst, kNever };
-
-class MetaspacePreTokenizer : public PreTokenizer {
- public:
-  MetaspacePreTokenizer(std::string replacement, PrependScheme scheme,
-                        std::optional<SplitRule> rule)
-      : replacement_(std::move(replacement)), scheme_(scheme), rule_(std::move(rule)) {}
-
-  Status apply(std::vector<Piece>& pieces, TextStore& store) const override {
-    for (Piece& piece : pieces) {
-      if (piece.token >= 0) continue;
-      std::string& out = store.emplace_back();
-      for (char c : piece.text) c == ' ' ? void(out += replacement_) : out.push_back(c);
-      const bool wanted =
-          scheme_ == PrependScheme::kAlways || (scheme_ == PrependScheme::kFirst && piece.at_start);
-      if (wanted && !out.starts_with(replacement_)) out.insert(0, replacement_);
-      piece.text = out;
-    }
-    return rule_ ? split_all(pieces, *rule_) : Status();
-  }
-
- private:
-  std::string replacement_;
-  PrependScheme scheme_;
-  std::optional<SplitRule> rule_;
-};
-
-using Parsed = Result<std::unique_ptr<PreTokenizer>>;
+PreTokenizer splits_by(const SplitRule& rule) {
+  return [rule](std::vector<Piece>& pieces, TextStore&) { return split_all(pieces, rule); };
+}
 
 Result<SplitBehavior> parse_behavior(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string name, object.string("behavior"));
@@ -121,13 +80,11 @@ Result<SplitBehavior> parse_behavior(const JsonObject& object) {
 }
 
 Parsed parse_split(const JsonObject& object) {
-  SQZ_ASSIGN_OR_RETURN(const std::string pattern, parse_pattern(object));
   SplitRule rule;
+  SQZ_ASSIGN_OR_RETURN(rule.pattern, parse_pattern(object));
   SQZ_ASSIGN_OR_RETURN(rule.behavior, parse_behavior(object));
   SQZ_ASSIGN_OR_RETURN(rule.invert, object.boolean("invert", false));
-  SQZ_ASSIGN_OR_RETURN(
-      rule.pattern, Regex::compile(pattern, concat(object.file, ": ", object.name_of("pattern"))));
-  return Parsed(std::make_unique<SplitPreTokenizer>(std::move(rule)));
+  return splits_by(rule);
 }
 
 Parsed parse_byte_level(const JsonObject& object) {
@@ -138,7 +95,9 @@ Parsed parse_byte_level(const JsonObject& object) {
     rule.emplace();
     SQZ_ASSIGN_OR_RETURN(rule->pattern, Regex::compile(kGpt2Pattern, "GPT-2 pattern"));
   }
-  return Parsed(std::make_unique<ByteLevelPreTokenizer>(add_prefix_space, std::move(rule)));
+  return Parsed([add_prefix_space, rule](std::vector<Piece>& pieces, TextStore& store) {
+    return split_byte_level(pieces, store, add_prefix_space, rule);
+  });
 }
 
 Parsed parse_digits(const JsonObject& object) {
@@ -146,7 +105,7 @@ Parsed parse_digits(const JsonObject& object) {
   SplitRule rule;
   rule.behavior = individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous;
   SQZ_ASSIGN_OR_RETURN(rule.pattern, Regex::compile("\\p{N}", "Digits pattern"));
-  return Parsed(std::make_unique<SplitPreTokenizer>(std::move(rule)));
+  return splits_by(rule);
 }
 
 Parsed parse_metaspace(const JsonObject& object) {
@@ -156,24 +115,19 @@ Parsed parse_metaspace(const JsonObject& object) {
   }
   // Files written before "prepend_scheme" existed have "add_prefix_space".
   SQZ_ASSIGN_OR_RETURN(const bool add_prefix_space, object.boolean("add_prefix_space", true));
-  SQZ_ASSIGN_OR_RETURN(const std::string name,
+  SQZ_ASSIGN_OR_RETURN(const std::string scheme,
                        object.string_or("prepend_scheme", add_prefix_space ? "always" : "never"));
-  PrependScheme scheme = PrependScheme::kAlways;
-  if (name == "first") {
-    scheme = PrependScheme::kFirst;
-  } else if (name == "never") {
-    scheme = PrependScheme::kNever;
-  } else if (name != "always") {
-    return object.bad("prepend_scheme", quote_text(name), "\"always\", \"first\" or \"never\"");
+  if (scheme != "first" && scheme != "never" && scheme != "always") {
+    return object.bad("prepend_scheme", quote_text(scheme), "\"always\", \"first\" or \"never\"");
   }
   SQZ_ASSIGN_OR_RETURN(const bool split, object.boolean("split", true));
-  std::optional<SplitRule> rule;
-  if (split) {
-    rule.emplace();
-    rule->behavior = SplitBehavior::kMergedWithNext;
-    SQZ_ASSIGN_OR_RETURN(rule->pattern, Regex::compile(escape_pattern(replacement), "Metaspace"));
-  }
-  return Parsed(std::make_unique<MetaspacePreTokenizer>(replacement, scheme, std::move(rule)));
+  SplitRule rule;
+  rule.behavior = SplitBehavior::kMergedWithNext;
+  SQZ_ASSIGN_OR_RETURN(rule.pattern, Regex::compile(escape_pattern(replacement), "Metaspace"));
+  return Parsed([=](std::vector<Piece>& pieces, TextStore& store) {
+    replace_spaces(pieces, store, replacement, scheme);
+    return split ? split_all(pieces, rule) : Status();
+  });
 }
 
 Parsed parse_object(const JsonObject& object) {
@@ -185,22 +139,17 @@ Parsed parse_object(const JsonObject& object) {
   if (type != "Sequence") {
     return object.unsupported("type", concat("pre-tokenizer ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, object.array("pretokenizers"));
-  std::vector<std::unique_ptr<PreTokenizer>> steps;
-  for (size_t i = 0; i < items->size(); ++i) {
-    SQZ_ASSIGN_OR_RETURN(const JsonObject item, object.element("pretokenizers", i));
-    SQZ_ASSIGN_OR_RETURN(auto step, parse_object(item));
-    steps.push_back(std::move(step));
-  }
-  return Parsed(std::make_unique<SequencePreTokenizer>(std::move(steps)));
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("pretokenizers", parse_object));
+  return Parsed([steps](std::vector<Piece>& pieces, TextStore& store) -> Status {
+    for (const PreTokenizer& step : steps) SQZ_RETURN_IF_ERROR(step(pieces, store));
+    return {};
+  });
 }
 
 }  // namespace
 
-Parsed PreTokenizer::parse(const JsonObject& owner, std::string_view key) {
-  if (!owner.has(key)) return Parsed(nullptr);
-  SQZ_ASSIGN_OR_RETURN(const JsonObject object, owner.object(key));
-  return parse_object(object);
+Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& owner, std::string_view key) {
+  return owner.optional(key, parse_object);
 }
 
 }  // namespace sqz

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <deque>
-#include <memory>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,18 +32,13 @@ struct SplitRule {
   bool invert = false;
 };
 
-// Immutable after parsing.
-class PreTokenizer {
- public:
-  // The pre-tokenizer in `owner`'s field `key`; null or absent gives an empty pointer. Done here:
-  // Sequence, Split, ByteLevel, Digits, Metaspace; others are kUnsupported.
-  static Result<std::unique_ptr<PreTokenizer>> parse(const JsonObject& owner, std::string_view key);
-  virtual ~PreTokenizer() = default;
+// Cuts every piece that is not an added token. Texts are valid UTF-8 and outlive the pieces, as the
+// store does. No piece of the result is empty. Immutable; empty if nothing is to be cut.
+using PreTokenizer = std::function<Status(std::vector<Piece>&, TextStore&)>;
 
-  // Cuts every piece that is not an added token. Texts are valid UTF-8 and outlive `pieces`, as
-  // `store` does. No piece of the result is empty.
-  virtual Status apply(std::vector<Piece>& pieces, TextStore& store) const = 0;
-};
+// The pre-tokenizer in `owner`'s field `key`, which may be null or absent. Done here: Sequence,
+// Split, ByteLevel, Digits, Metaspace; others are kUnsupported.
+Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& owner, std::string_view key);
 
 // Applies one rule to many pieces; keeps working memory between them. `rule` outlives it.
 class Splitter {

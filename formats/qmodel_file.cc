@@ -11,7 +11,6 @@
 #include "formats/json_fields.h"
 #include "formats/metadata_strings.h"
 #include "formats/sqz_checksums.h"
-#include "formats/sqz_container.h"
 
 namespace sqz {
 namespace {
@@ -54,17 +53,26 @@ bool is_dense(const QmodelFile& f, int64_t layer) {
   return std::binary_search(f.dense.begin(), f.dense.end(), layer);
 }
 
-// In file order, placed.
-Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& label) {
-  std::vector<PlannedTensor> tensors;
+// Calls visit(layer, field number, name of the tensor) for each tensor, in file order.
+template <class Visit>
+void each_tensor(const QmodelFile& f, Visit visit) {
   for (int64_t layer = 0; layer < f.model.layers; ++layer) {
-    if (is_dense(f, layer)) continue;
-    for (size_t i = 0; i < fields_of(f).size(); ++i) {
-      tensors.push_back(plain_tensor(tensor_name(layer, kFields[i]), Part::kNamed,
-                                     kFields[i].weight ? f.dtype : DType::kF32, shape_of(f, i)));
-      if (i == 0) tensors.back().alignment = kPage;
+    for (size_t i = 0; i < fields_of(f).size() && !is_dense(f, layer); ++i) {
+      visit(static_cast<size_t>(layer), i, tensor_name(layer, kFields[i]));
     }
   }
+}
+
+DType stored_type(const QmodelFile& f, size_t field) {
+  return kFields[field].weight ? f.dtype : DType::kF32;
+}
+
+Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& label) {
+  std::vector<PlannedTensor> tensors;
+  each_tensor(f, [&](size_t, size_t field, const std::string& name) {
+    tensors.push_back(
+        {name, stored_type(f, field), shape_of(f, field), field == 0 ? kPage : kCacheLine});
+  });
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
   return tensors;
@@ -79,120 +87,85 @@ JsonText recall_json(const QmodelFile& f) {
 }
 
 std::map<std::string, std::string> to_strings(const QmodelFile& f) {
-  std::map<std::string, std::string> out = {{"format", "sqz"},
-                                            {"format_version", std::to_string(kFormatVersion)},
-                                            {"kind", kind_name(FileKind::kQmodel)},
-                                            {"producer", f.producer},
-                                            {"model", to_json(f.model).str()},
-                                            {"tokenizer_hash", f.tokenizer_hash},
-                                            {"buckets", std::to_string(f.buckets)},
-                                            {"hidden", std::to_string(f.hidden)},
-                                            {"recent", std::to_string(f.recent)},
-                                            {kLogitsKey, kLogitsOfKeys},
-                                            {"dtype", std::string(dtype_name(f.dtype))},
-                                            {"dense", JsonText(f.dense).str()},
-                                            {"training", JsonText(f.training).str()},
-                                            {"recall", recall_json(f).str()}};
+  auto out = origin_strings(FileKind::kQmodel, f);
+  out["buckets"] = std::to_string(f.buckets);
+  out["hidden"] = std::to_string(f.hidden);
+  out["recent"] = std::to_string(f.recent);
+  out[kLogitsKey] = kLogitsOfKeys;
+  out["dtype"] = dtype_name(f.dtype);
+  out["dense"] = JsonText(f.dense).str();
+  out["training"] = JsonText(f.training).str();
+  out["recall"] = recall_json(f).str();
   if (f.has_roped_centroids) out[kRopedCentroids] = kStored;
   return out;
 }
 
-void read_dense(MetadataStrings& in, QmodelFile& out) {
-  const JsonDocument dense = in.json("dense");
-  if (!in.status().ok()) return;
-  if (!dense.root().is_array()) {
-    in.fail(concat(in.label("dense"), ": found ", found_text(dense.root()), ", expected an array"));
-    return;
-  }
-  for (const JsonValue& layer : dense.root().items()) {
+Status unexpected(const JsonValue& found, const std::string& label, const char* expected) {
+  return {Code::kCorrupt, concat(label, ": found ", found_text(found), ", expected ", expected)};
+}
+
+Result<std::vector<int64_t>> parse_dense(const JsonValue& json, const std::string& label) {
+  if (!json.is_array()) return unexpected(json, label, "an array");
+  std::vector<int64_t> out;
+  for (const JsonValue& layer : json.items()) {
     const auto number = layer.integer(0, kMaxCount);
-    if (!number) {
-      in.fail(concat(in.label("dense"), ": found ", found_text(layer),
-                     ", expected the number of a layer"));
-      return;
-    }
-    out.dense.push_back(*number);
+    if (!number) return unexpected(layer, label, "the number of a layer");
+    out.push_back(*number);
   }
+  return out;
 }
 
-void read_training(MetadataStrings& in, QmodelFile& out) {
-  const JsonDocument training = in.json("training");
-  if (in.status().ok() && !training.root().is_object()) {
-    in.fail(concat(in.label("training"), ": found ", found_text(training.root()),
-                   ", expected an object"));
-  }
-  for (const JsonValue& member : training.root().items()) {
-    out.training.emplace(member.key(), JsonText(member));
-  }
+Result<JsonMembers> parse_training(const JsonValue& json, const std::string& label) {
+  if (!json.is_object()) return unexpected(json, label, "an object");
+  JsonMembers out;
+  for (const JsonValue& member : json.items()) out.emplace(member.key(), JsonText(member));
+  return out;
 }
 
-void read_recall(MetadataStrings& in, QmodelFile& out) {
-  const JsonDocument recall = in.json("recall");
-  if (!in.status().ok()) return;
-  const std::string label = in.label("recall");
-  if (!recall.root().is_array()) {
-    in.fail(concat(label, ": found ", found_text(recall.root()), ", expected an array"));
-    return;
-  }
-  for (const JsonValue& row : recall.root().items()) {
+Result<std::vector<QmodelRecall>> parse_recall(const JsonValue& json, const std::string& label) {
+  if (!json.is_array()) return unexpected(json, label, "an array");
+  std::vector<QmodelRecall> out;
+  for (const JsonValue& row : json.items()) {
     JsonFields fields(row, label);
-    out.recall.push_back({fields.number("selectivity", 0, 1), fields.number("recall", 0, 1)});
-    if (!fields.status().ok()) in.fail(fields.status().message());
+    out.push_back({fields.number("selectivity", 0, 1), fields.number("recall", 0, 1)});
+    SQZ_RETURN_IF_ERROR(fields.status());
   }
+  return out;
 }
 
 Result<QmodelFile> from_strings(const std::map<std::string, std::string>& strings,
                                 const std::string& path) {
   MetadataStrings in(strings, path);
   QmodelFile out;
-  out.producer = in.string("producer");
-  out.tokenizer_hash = in.string("tokenizer_hash");
   out.buckets = in.integer("buckets", 2, kMaxWidth);
   out.hidden = in.integer("hidden", 1, kMaxWidth);
   out.recent = in.integer("recent", 0, kMaxCount);
   check_logits(in, "train the query classifier again");
   const std::string dtype = in.string("dtype");
   const auto known = dtype_from_name(dtype);
-  if (!known)
-    in.fail(concat(in.label("dtype"), ": found ", in_quotes(dtype), ", expected F32 or BF16"));
+  if (!known) in.fail("dtype", in_quotes(dtype), "F32 or BF16");
   out.dtype = known.value_or(DType::kF32);
-  if (strings.contains(kRopedCentroids)) {
+  if (in.has(kRopedCentroids)) {
     const std::string roped = in.string(kRopedCentroids);
     out.has_roped_centroids = roped == kStored;
     if (roped != kStored) {
-      in.fail(concat(in.label(kRopedCentroids), ": found ", in_quotes(roped), ", expected ",
-                     in_quotes(kStored), ", or no such key"));
+      in.fail(kRopedCentroids, in_quotes(roped), concat(in_quotes(kStored), ", or no such key"));
     }
   }
-  read_dense(in, out);
-  read_training(in, out);
-  read_recall(in, out);
-  const JsonDocument model = in.json("model");
+  in.parse("dense", out.dense, parse_dense);
+  in.parse("training", out.training, parse_training);
+  in.parse("recall", out.recall, parse_recall);
+  read_origin(in, out);
   if (!in.status().ok()) return in.status();
-  SQZ_ASSIGN_OR_RETURN(out.model, model_from_json(model.root(), in.label("model")));
   return out;
 }
 
 // Ranges, and that the fields fit each other.
-Status check_fields(const QmodelFile& f, const std::string& label, Code code) {
-  const auto refuse = [&](const char* field, const auto& found, const std::string& expected) {
-    return Status(code, bad_field(label, field, concat(found), expected));
-  };
-  const auto in_range = [&](int64_t value, int64_t low, int64_t high) {
-    return low <= value && value <= high;
-  };
-  if (!f.tokenizer_hash.empty() && !is_hash(f.tokenizer_hash)) {
-    return refuse("tokenizer_hash", in_quotes(f.tokenizer_hash), "16 hexadecimal digits or none");
-  }
-  if (!in_range(f.buckets, 2, kMaxWidth)) {
-    return refuse("buckets", f.buckets, concat("an integer in [2, ", kMaxWidth, "]"));
-  }
-  if (!in_range(f.hidden, 1, kMaxWidth)) {
-    return refuse("hidden", f.hidden, concat("an integer in [1, ", kMaxWidth, "]"));
-  }
-  if (!in_range(f.recent, 0, kMaxCount)) {
-    return refuse("recent", f.recent, concat("an integer in [0, ", kMaxCount, "]"));
-  }
+Status check_fields(const QmodelFile& f, const Refuse& refuse) {
+  SQZ_RETURN_IF_ERROR(check_tokenizer_hash(refuse, f.tokenizer_hash));
+  SQZ_RETURN_IF_ERROR(check_range(refuse, "buckets", f.buckets, 2, kMaxWidth));
+  SQZ_RETURN_IF_ERROR(check_range(refuse, "hidden", f.hidden, 1, kMaxWidth));
+  SQZ_RETURN_IF_ERROR(check_range(refuse, "recent", f.recent, 0, kMaxCount));
   if (f.dtype != DType::kF32 && f.dtype != DType::kBF16) {
     return refuse("dtype", dtype_name(f.dtype), "F32 or BF16");
   }
@@ -266,43 +239,34 @@ void load(std::span<const std::byte> bytes, DType dtype, std::vector<float>& out
 }
 
 struct Opened {
-  SqzContainer container;
   QmodelFile qmodel;
+  VerifyReport report;
 };
 
 Result<Opened> open(const std::string& path, Env& env) {
-  Opened out;
-  SQZ_ASSIGN_OR_RETURN(out.container,
+  SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
                        open_container(path, FileKind::kQmodel, OpenMode::kMmap, env));
-  const SafetensorsHeader& header = out.container.header;
+  Opened out;
   QmodelFile& f = out.qmodel;
-  SQZ_ASSIGN_OR_RETURN(f, from_strings(header.metadata, path));
-  SQZ_RETURN_IF_ERROR(check_fields(f, path + ": __metadata__", Code::kCorrupt));
+  SQZ_ASSIGN_OR_RETURN(f, from_strings(container.header.metadata, path));
+  SQZ_RETURN_IF_ERROR(check_fields(f, Refuse{path + ": __metadata__"}));
   auto tensors = plan(f, path);
   if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
-  SQZ_RETURN_IF_ERROR(match_tensors(header, *tensors, path));
+  SQZ_RETURN_IF_ERROR(match_tensors(container.header, *tensors, path));
   f.layers.resize(static_cast<size_t>(f.model.layers));
-  for (int64_t l = 0; l < f.model.layers; ++l) {
-    if (is_dense(f, l)) continue;
-    for (const Field& field : fields_of(f)) {
-      load(out.container.tensor(tensor_name(l, field)), field.weight ? f.dtype : DType::kF32,
-           f.layers[static_cast<size_t>(l)].*field.values);
-    }
-  }
+  each_tensor(f, [&](size_t layer, size_t field, const std::string& name) {
+    load(container.tensor(name), stored_type(f, field), f.layers[layer].*kFields[field].values);
+  });
+  out.report = check_tensors(container);
+  check_contents(f, out.report.problems);
   return out;
 }
 
-Problems find_problems(const Opened& opened) {
-  Problems problems = check_tensors(opened.container);
-  check_contents(opened.qmodel, problems);
-  return problems;
-}
-
 Status check_to_write(const QmodelFile& f, const std::string& path) {
-  SQZ_RETURN_IF_ERROR(check_fields(f, path, Code::kInvalidArgument));
+  const Refuse refuse{path, Code::kInvalidArgument};
+  SQZ_RETURN_IF_ERROR(check_fields(f, refuse));
   if (std::ssize(f.layers) != f.model.layers) {
-    return {Code::kInvalidArgument,
-            bad_field(path, "layers", concat(f.layers.size()), concat(f.model.layers))};
+    return refuse("layers", f.layers.size(), f.model.layers);
   }
   for (int64_t l = 0; l < f.model.layers; ++l) {
     for (size_t i = 0; i < kFields.size(); ++i) {
@@ -311,8 +275,7 @@ Status check_to_write(const QmodelFile& f, const std::string& path) {
       const bool none = is_dense(f, l) || i >= fields_of(f).size();
       const int64_t expected = none ? 0 : count.value_or(-1);
       if (found == expected) continue;
-      return {Code::kInvalidArgument, bad_field(path, tensor_name(l, kFields[i]),
-                                                concat(found, " values"), concat(expected))};
+      return refuse(tensor_name(l, kFields[i]), concat(found, " values"), expected);
     }
   }
   Problems problems;
@@ -330,35 +293,28 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
   std::map<std::string, std::vector<BFloat16>> rounded;
   std::set<std::string> names;  // what the views of `contents` look at
   TensorContents contents;
-  for (int64_t l = 0; l < qmodel.model.layers; ++l) {
-    if (is_dense(qmodel, l)) continue;
-    for (const Field& field : fields_of(qmodel)) {
-      const std::string& name = *names.insert(tensor_name(l, field)).first;
-      const std::vector<float>& values = qmodel.layers[static_cast<size_t>(l)].*field.values;
-      contents[name] = std::as_bytes(std::span(values));
-      if (!field.weight || qmodel.dtype == DType::kF32) continue;
-      std::vector<BFloat16>& out = rounded[name];
-      out.resize(values.size());
-      std::transform(values.begin(), values.end(), out.begin(), to_bfloat16);
-      contents[name] = std::as_bytes(std::span(out));
-    }
-  }
+  each_tensor(qmodel, [&](size_t layer, size_t field, const std::string& tensor) {
+    const std::string& name = *names.insert(tensor).first;
+    const std::vector<float>& values = qmodel.layers[layer].*kFields[field].values;
+    contents[name] = std::as_bytes(std::span(values));
+    if (stored_type(qmodel, field) == DType::kF32) return;
+    std::vector<BFloat16>& out = rounded[name];
+    out.resize(values.size());
+    std::transform(values.begin(), values.end(), out.begin(), to_bfloat16);
+    contents[name] = std::as_bytes(std::span(out));
+  });
   return write_container(env, path, replace, to_strings(qmodel), tensors, contents);
 }
 
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env) {
   SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
-  const Problems problems = find_problems(opened);
-  SQZ_RETURN_IF_ERROR(first_of(problems, path, Code::kCorrupt));
+  SQZ_RETURN_IF_ERROR(first_of(opened.report.problems, path, Code::kCorrupt));
   return std::move(opened.qmodel);
 }
 
 Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(const Opened opened, open(path, env));
-  VerifyReport report;
-  report.checked = std::ssize(opened.container.header.tensors);
-  report.problems = find_problems(opened);
-  return report;
+  SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
+  return std::move(opened.report);
 }
 
 bool is_qmodel_file(const std::string& path, Env& env) {

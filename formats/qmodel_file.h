@@ -42,11 +42,7 @@ struct QmodelRecall {
   double recall = 0;       // in [0, 1]
 };
 
-struct QmodelFile {
-  std::string producer;  // empty when written: this build's
-  ModelDescription model;
-  std::string tokenizer_hash;  // XXH3-64 hex of the tokenizer file; empty if ids were given
-
+struct QmodelFile : FileOrigin {
   int64_t buckets = 0;         // C, at least 2
   int64_t hidden = 0;          // H, at least 1
   int64_t recent = 0;          // trained on keys further back than so many tokens; those nearer are

@@ -43,11 +43,14 @@ class ModelParser {
     }
   }
 
-  Status expect(const Field& field, Field::Type type, std::string_view name) const;
-  Status read(const Field& field, std::string_view name, bool& out) const;
-  Status read(const Field& field, std::string_view name, int32_t& out) const;
-  Status read(const Field& field, std::string_view name, float& out) const;
-  Status read(const Field& field, std::string_view name, std::string& out) const;
+  Status expect(const Field& field, Field::Type type, std::string_view name) const {
+    if (field.type == type) return {};
+    return corrupt(name, concat("wire type ", static_cast<int>(field.type)),
+                   concat("wire type ", static_cast<int>(type)));
+  }
+
+  template <class T>
+  Status read(const Field& field, std::string_view name, T& out) const;
 
   Status read_model(const Field& field);
   Status read_piece(std::string_view message);
@@ -71,37 +74,22 @@ class ModelParser {
   bool has_normalizer_ = false;
 };
 
-Status ModelParser::expect(const Field& field, Field::Type type, std::string_view name) const {
-  if (field.type == type) return {};
-  return corrupt(name, concat("wire type ", static_cast<int>(field.type)),
-                 concat("wire type ", static_cast<int>(type)));
-}
-
-Status ModelParser::read(const Field& field, std::string_view name, bool& out) const {
-  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kVarint, name));
-  out = field.value != 0;
-  return {};
-}
-
-Status ModelParser::read(const Field& field, std::string_view name, int32_t& out) const {
-  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kVarint, name));
-  const auto value = static_cast<int64_t>(field.value);
-  if (value < INT32_MIN || value > INT32_MAX) {
-    return corrupt(name, concat(value), "a number of 32 bits");
+template <class T>
+Status ModelParser::read(const Field& field, std::string_view name, T& out) const {
+  if constexpr (std::is_same_v<T, std::string>) {
+    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, name));
+    out = field.bytes;
+  } else if constexpr (std::is_same_v<T, float>) {
+    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kFixed32, name));
+    out = std::bit_cast<float>(static_cast<uint32_t>(field.value));
+  } else {
+    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kVarint, name));
+    const auto value = static_cast<int64_t>(field.value);
+    if (!std::is_same_v<T, bool> && !std::in_range<int32_t>(value)) {
+      return corrupt(name, concat(value), "a number of 32 bits");
+    }
+    out = std::is_same_v<T, bool> ? value != 0 : static_cast<T>(value);
   }
-  out = static_cast<int32_t>(value);
-  return {};
-}
-
-Status ModelParser::read(const Field& field, std::string_view name, float& out) const {
-  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kFixed32, name));
-  out = std::bit_cast<float>(static_cast<uint32_t>(field.value));
-  return {};
-}
-
-Status ModelParser::read(const Field& field, std::string_view name, std::string& out) const {
-  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, name));
-  out = field.bytes;
   return {};
 }
 
@@ -122,42 +110,29 @@ Status ModelParser::read_piece(std::string_view message) {
 }
 
 Status ModelParser::read_trainer(const Field& field) {
-  switch (field.number) {
-    case 3:
-      return read(field, "trainer_spec.model_type", kind_);
-    case 24:
-      return read(field, "trainer_spec.treat_whitespace_as_suffix", suffix_);
-    case 35:
-      return read(field, "trainer_spec.byte_fallback", model_.byte_fallback);
-    case 40:
-      return read(field, "trainer_spec.unk_id", unk_id_);
-    case 41:
-      return read(field, "trainer_spec.bos_id", bos_id_);
-    case 42:
-      return read(field, "trainer_spec.eos_id", eos_id_);
-    case 44:
-      return read(field, "trainer_spec.unk_surface", model_.unk_surface);
-    case 46:
-      return read(field, "trainer_spec.bos_piece", bos_piece_);
-    default:
-      return {};
-  }
+  const auto into = [&](const char* name, auto& out) {
+    return read(field, concat("trainer_spec.", name), out);
+  };
+  if (field.number == 3) return into("model_type", kind_);
+  if (field.number == 24) return into("treat_whitespace_as_suffix", suffix_);
+  if (field.number == 35) return into("byte_fallback", model_.byte_fallback);
+  if (field.number == 40) return into("unk_id", unk_id_);
+  if (field.number == 41) return into("bos_id", bos_id_);
+  if (field.number == 42) return into("eos_id", eos_id_);
+  if (field.number == 44) return into("unk_surface", model_.unk_surface);
+  if (field.number == 46) return into("bos_piece", bos_piece_);
+  return {};
 }
 
 Status ModelParser::read_normalizer(const Field& field) {
-  switch (field.number) {
-    case 2:
-      return read(field, "normalizer_spec.precompiled_charsmap", model_.charsmap);
-    case 3:
-      return read(field, "normalizer_spec.add_dummy_prefix", model_.add_dummy_prefix);
-    case 4:
-      return read(field, "normalizer_spec.remove_extra_whitespaces",
-                  model_.remove_extra_whitespaces);
-    case 5:
-      return read(field, "normalizer_spec.escape_whitespaces", model_.escape_whitespaces);
-    default:
-      return {};
-  }
+  const auto into = [&](const char* name, auto& out) {
+    return read(field, concat("normalizer_spec.", name), out);
+  };
+  if (field.number == 2) return into("precompiled_charsmap", model_.charsmap);
+  if (field.number == 3) return into("add_dummy_prefix", model_.add_dummy_prefix);
+  if (field.number == 4) return into("remove_extra_whitespaces", model_.remove_extra_whitespaces);
+  if (field.number == 5) return into("escape_whitespaces", model_.escape_whitespaces);
+  return {};
 }
 
 Status ModelParser::read_denormalizer(const Field& field) {
@@ -166,25 +141,19 @@ Status ModelParser::read_denormalizer(const Field& field) {
 }
 
 Status ModelParser::read_model(const Field& field) {
-  const auto message = [&](std::string_view name, auto read_field) -> Status {
-    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, name));
-    return each_field(field.bytes, [&](const Field& inner) { return (this->*read_field)(inner); });
-  };
-  switch (field.number) {
-    case 1:
-      SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, "pieces"));
-      return read_piece(field.bytes);
-    case 2:
-      has_trainer_ = true;
-      return message("trainer_spec", &ModelParser::read_trainer);
-    case 3:
-      has_normalizer_ = true;
-      return message("normalizer_spec", &ModelParser::read_normalizer);
-    case 5:
-      return message("denormalizer_spec", &ModelParser::read_denormalizer);
-    default:
-      return {};
-  }
+  constexpr const char* kNames[] = {"", "pieces",           "trainer_spec", "normalizer_spec",
+                                    "", "denormalizer_spec"};
+  const uint32_t number = field.number;
+  if (number == 4 || number >= std::size(kNames)) return {};
+  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, kNames[number]));
+  has_trainer_ |= number == 2;
+  has_normalizer_ |= number == 3;
+  if (number == 1) return read_piece(field.bytes);
+  return each_field(field.bytes, [&](const Field& inner) {
+    return number == 2   ? read_trainer(inner)
+           : number == 3 ? read_normalizer(inner)
+                         : read_denormalizer(inner);
+  });
 }
 
 Status ModelParser::check_byte_piece(size_t id) {

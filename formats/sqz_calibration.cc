@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "formats/base/checked.h"
 #include "formats/json_fields.h"
 #include "formats/sqz_metadata.h"
 
@@ -15,37 +16,28 @@ int64_t first_bad(const std::vector<float>& values, Rule rule) {
   return at == values.end() ? -1 : at - values.begin();
 }
 
-// A table of the calibration and what it must be.
-struct Table {
-  const char* name;
-  const std::vector<float>& values;
-  int64_t size;
-  enum Kind { kThresholds, kCurves, kShares } kind;  // curves: thresholds that do not rise
-};
-
-Status check_table(const Table& table, const std::string& label, Code code) {
-  const auto refuse = [&](int64_t index, const char* expected) {
-    return Status(code, bad_field(label, concat("calibration.", table.name, "[", index, "]"),
-                                  concat(table.values[static_cast<size_t>(index)]), expected));
+Status check_table(const CalibrationTable& table, const std::vector<float>& values,
+                   const Refuse& refuse) {
+  const auto refuse_number = [&](int64_t index, const char* expected) {
+    return refuse(concat(table.name, "[", index, "]"), values[static_cast<size_t>(index)],
+                  expected);
   };
-  if (std::cmp_not_equal(table.values.size(), table.size)) {
-    return {code, bad_field(label, concat("calibration.", table.name),
-                            concat(table.values.size(), " values"), concat(table.size))};
-  }
-  if (table.kind == Table::kShares) {
+  const int64_t size = checked_elements(table.shape).value_or(-1);
+  if (std::ssize(values) != size) return refuse(table.name, concat(values.size(), " values"), size);
+  if (table.kind == CalibrationTable::kShares) {
     const auto is_share = [](float share) { return share >= 0.0f && share <= 1.0f; };
-    const int64_t bad = first_bad(table.values, is_share);
-    return bad < 0 ? Status() : refuse(bad, "a number in [0, 1]");
+    const int64_t bad = first_bad(values, is_share);
+    return bad < 0 ? Status() : refuse_number(bad, "a number in [0, 1]");
   }
   // A log threshold of -infinity keeps everything; +infinity or NaN would silently keep nothing.
   const auto is_threshold = [](float t) { return t < INFINITY; };
-  if (const int64_t bad = first_bad(table.values, is_threshold); bad >= 0) {
-    return refuse(bad, "a finite number or -infinity");
+  if (const int64_t bad = first_bad(values, is_threshold); bad >= 0) {
+    return refuse_number(bad, "a finite number or -infinity");
   }
-  for (size_t i = 1; i < table.values.size() && table.kind == Table::kCurves; ++i) {
+  for (size_t i = 1; i < values.size() && table.kind == CalibrationTable::kCurves; ++i) {
     const bool same_curve = i % static_cast<size_t>(Calibration::kGrid) != 0;
-    if (same_curve && table.values[i] > table.values[i - 1]) {
-      return refuse(static_cast<int64_t>(i), "at most the one before");
+    if (same_curve && values[i] > values[i - 1]) {
+      return refuse_number(static_cast<int64_t>(i), "at most the one before");
     }
   }
   return {};
@@ -84,30 +76,38 @@ Status parse_calibration_text(const std::string& text, int levels, const std::st
   return {};
 }
 
+std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata) {
+  using C = Calibration;
+  using T = CalibrationTable;
+  const std::vector<int64_t> heads = {C::kScopes, metadata.model.layers, metadata.model.kv_heads,
+                                      C::kGrid};
+  const int64_t coarse = std::max(metadata.levels - 1, 1);
+  std::vector<T> out;
+  if (metadata.key_calibration) {
+    out = {{"calibration.keys.thresholds", &C::key_thresholds, {C::kScopes, C::kGrid}, T::kCurves},
+           {"calibration.keys.shares", &C::key_shares, heads, T::kShares}};
+  }
+  if (metadata.levels == 0) return out;
+  out.push_back({"calibration.thresholds",
+                 &C::thresholds,
+                 {C::kScopes, C::kPaths, C::kGroups, C::kGrid},
+                 T::kCurves});
+  out.push_back(
+      {"calibration.coarse", &C::coarse, {C::kScopes, C::kGroups, coarse}, T::kThresholds});
+  out.push_back({"calibration.shares", &C::shares, heads, T::kShares});
+  return out;
+}
+
 Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
                          const std::string& label, Code code) {
-  using C = Calibration;
-  const int64_t coarse_levels = std::max(metadata.levels - 1, 1);
-  const int64_t shares = C::kScopes * metadata.model.layers * metadata.model.kv_heads * C::kGrid;
-  std::vector<Table> tables;
-  if (metadata.levels > 0) {
-    if (std::cmp_not_equal(calibration.coarse_keep.size(), metadata.levels - 1)) {
-      return {code, bad_field(label, "calibration.coarse_keep",
-                              concat(calibration.coarse_keep.size(), " values"),
-                              concat(metadata.levels - 1))};
-    }
-    tables.push_back({"thresholds", calibration.thresholds,
-                      C::kScopes * C::kPaths * C::kGroups * C::kGrid, Table::kCurves});
-    tables.push_back({"coarse", calibration.coarse, C::kScopes * C::kGroups * coarse_levels,
-                      Table::kThresholds});
-    tables.push_back({"shares", calibration.shares, shares, Table::kShares});
+  const Refuse refuse{label, code};
+  if (metadata.levels > 0 && std::ssize(calibration.coarse_keep) != metadata.levels - 1) {
+    return refuse("calibration.coarse_keep", concat(calibration.coarse_keep.size(), " values"),
+                  metadata.levels - 1);
   }
-  if (metadata.key_calibration) {
-    tables.push_back(
-        {"keys.thresholds", calibration.key_thresholds, C::kScopes * C::kGrid, Table::kCurves});
-    tables.push_back({"keys.shares", calibration.key_shares, shares, Table::kShares});
+  for (const CalibrationTable& table : calibration_tables(metadata)) {
+    SQZ_RETURN_IF_ERROR(check_table(table, calibration.*table.values, refuse));
   }
-  for (const Table& table : tables) SQZ_RETURN_IF_ERROR(check_table(table, label, code));
   return {};
 }
 

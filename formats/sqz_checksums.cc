@@ -106,13 +106,14 @@ void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file,
   }
 }
 
-Problems check_tensors(const SqzContainer& container) {
-  Problems problems;
-  const Checksums checksums = read_checksums(container.header, container.path, problems);
+VerifyReport check_tensors(const SqzContainer& container) {
+  VerifyReport report;
+  report.checked = std::ssize(container.header.tensors);
+  const Checksums checksums = read_checksums(container.header, container.path, report.problems);
   for (const TensorInfo& tensor : container.header.tensors) {
-    check_bytes(tensor, container.bytes, checksums, {}, problems);
+    check_bytes(tensor, container.bytes, checksums, {}, report.problems);
   }
-  return problems;
+  return report;
 }
 
 }  // namespace sqz

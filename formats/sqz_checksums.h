@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "formats/safetensors.h"
+#include "formats/sqz_file.h"
 
 namespace sqz {
 
@@ -35,6 +35,6 @@ void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file,
                  Problems& problems);
 
 // All tensors of a file that is small enough to be looked at in one go.
-Problems check_tensors(const SqzContainer& container);
+VerifyReport check_tensors(const SqzContainer& container);
 
 }  // namespace sqz

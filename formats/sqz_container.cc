@@ -11,22 +11,16 @@
 namespace sqz {
 namespace {
 
-Status corrupt(std::string message) {
-  return {Code::kCorrupt, std::move(message)};
-}
-
-const char* kind_words(FileKind kind) {
-  switch (kind) {
-    case FileKind::kLayers:
-      return "a layer profile";
-    case FileKind::kQmodel:
-      return "a query classifier";
-    case FileKind::kQmodelCheckpoint:
-      return "a checkpoint of a query classifier";
-    case FileKind::kIndex:
-      break;
-  }
-  return "an index";
+struct Kind {
+  const char* name;
+  const char* words;
+};
+constexpr Kind kKinds[] = {{"index", "an index"},
+                           {"layers", "a layer profile"},
+                           {"qmodel", "a query classifier"},
+                           {"qmodel-checkpoint", "a checkpoint of a query classifier"}};
+const Kind& kind_of(FileKind kind) {
+  return kKinds[static_cast<size_t>(kind)];
 }
 
 Result<PageBuffer> read_all(const ReadFile& file) {
@@ -44,8 +38,8 @@ Result<PageBuffer> read_all(const ReadFile& file) {
 // What a user most likely did: named some other file. Says so in words, before the parser complains
 // about the length of a header that is not one.
 Status refuse_foreign(std::span<const std::byte> bytes, FileKind kind, const std::string& path) {
-  if (bytes.empty())
-    return corrupt(concat(path, ": not ", kind_words(kind), ": the file is empty"));
+  const std::string start = concat(path, ": not ", kind_of(kind).words, ": ");
+  if (bytes.empty()) return {Code::kCorrupt, start + "the file is empty"};
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   // As a length, eight characters of text would be more than 2^56.
   const std::string_view first = text.substr(0, 8);
@@ -53,26 +47,22 @@ Status refuse_foreign(std::span<const std::byte> bytes, FileKind kind, const std
     return (c >= ' ' && c <= '~') || (c >= '\t' && c <= '\r');
   });
   if (!length_is_text) return {};
-  return corrupt(concat(path, ": not ", kind_words(kind), ": it begins with ",
-                        in_quotes(text.substr(0, 16)), ", expected a safetensors header"));
+  return {Code::kCorrupt, concat(start, "it begins with ", in_quotes(text.substr(0, 16)),
+                                 ", expected a safetensors header")};
 }
 
 Status check_header_hash(const SafetensorsHeader& header, std::span<const std::byte> bytes,
                          const std::string& path) {
-  const auto is_hash = [](const TensorInfo& tensor) { return tensor.name == kHeaderHashName; };
-  if (header.tensors.empty() || !is_hash(header.tensors.back()) ||
-      header.tensors.back().bytes != 16) {
-    return corrupt(
-        bad_field(path, "last tensor",
-                  header.tensors.empty() ? "none" : in_quotes(header.tensors.back().name),
-                  concat(in_quotes(kHeaderHashName), " with 16 bytes")));
+  const TensorInfo* last = header.tensors.empty() ? nullptr : &header.tensors.back();
+  if (last == nullptr || last->name != kHeaderHashName || last->bytes != 16) {
+    return Refuse{path}("last tensor", last == nullptr ? "none" : in_quotes(last->name),
+                        concat(in_quotes(kHeaderHashName), " with 16 bytes"));
   }
-  const auto stored = bytes.subspan(static_cast<size_t>(header.tensors.back().offset), 16);
+  const auto stored = bytes.subspan(static_cast<size_t>(last->offset), 16);
   const auto actual = xxh3_128(bytes.first(static_cast<size_t>(header.data_offset)));
   if (std::memcmp(stored.data(), actual.data(), 16) != 0) {
-    return corrupt(
-        bad_field(path, "hash of the header", hex(actual),
-                  concat(hex(stored), ", as stored: the header was changed or damaged")));
+    return Refuse{path}("hash of the header", hex(actual),
+                        concat(hex(stored), ", as stored: the header was changed or damaged"));
   }
   return {};
 }
@@ -83,9 +73,9 @@ Status check_format(const std::map<std::string, std::string>& strings, FileKind 
   MetadataStrings in(strings, path);
   const auto format = strings.find("format");
   if (format == strings.end() || format->second != "sqz") {
-    return corrupt(concat(
-        path, ": a safetensors file but not ", kind_words(want), ": __metadata__: format: found ",
-        format == strings.end() ? "nothing" : in_quotes(format->second), ", expected \"sqz\""));
+    return Refuse{path}(
+        concat("a safetensors file but not ", kind_of(want).words, ": __metadata__: format"),
+        format == strings.end() ? "nothing" : in_quotes(format->second), "\"sqz\"");
   }
   const int64_t version = in.integer("format_version", 1, INT64_MAX);
   const std::string producer = in.string("producer"), kind = in.string("kind");
@@ -97,8 +87,8 @@ Status check_format(const std::map<std::string, std::string>& strings, FileKind 
                    " reads: use a newer sqz, or make the file again with this one")};
   }
   if (kind != kind_name(want)) {
-    return {Code::kUnsupported, bad_field(path + ": __metadata__", "kind", in_quotes(kind),
-                                          in_quotes(kind_name(want)))};
+    return Refuse{path, Code::kUnsupported}("__metadata__: kind", in_quotes(kind),
+                                            in_quotes(kind_name(want)));
   }
   return {};
 }
@@ -110,17 +100,7 @@ void FreeBytes::operator()(std::byte* bytes) const {
 }
 
 const char* kind_name(FileKind kind) {
-  switch (kind) {
-    case FileKind::kLayers:
-      return "layers";
-    case FileKind::kQmodel:
-      return "qmodel";
-    case FileKind::kQmodelCheckpoint:
-      return "qmodel-checkpoint";
-    case FileKind::kIndex:
-      break;
-  }
-  return "index";
+  return kind_of(kind).name;
 }
 
 std::string producer_name() {
@@ -146,57 +126,51 @@ Result<SqzContainer> open_container(const std::string& path, FileKind kind, Open
     c.bytes = {c.buffer.get(), static_cast<size_t>(file->size())};
   }
   if (c.bytes.size() >= 4 && std::memcmp(c.bytes.data(), "GGUF", 4) == 0) {
-    return corrupt(path + ": not a sqz index: found a GGUF file, which is not read");
+    return Status(Code::kCorrupt, path + ": not a sqz index: found a GGUF file, which is not read");
   }
   SQZ_RETURN_IF_ERROR(refuse_foreign(c.bytes, kind, path));
   SQZ_ASSIGN_OR_RETURN(c.header, parse_safetensors_header(c.bytes, c.bytes.size(), path));
   SQZ_RETURN_IF_ERROR(check_format(c.header.metadata, kind, path));
   SQZ_RETURN_IF_ERROR(check_header_hash(c.header, c.bytes, path));
   if (!c.header.metadata.contains(kChecksumsKey)) {
-    return corrupt(bad_field(path + ": __metadata__", kChecksumsKey, "nothing", "a value"));
+    return Refuse{path}(concat("__metadata__: ", kChecksumsKey), "nothing", "a value");
   }
   return c;
 }
 
 Status match_tensors(const SafetensorsHeader& header, std::vector<PlannedTensor>& plan,
                      const std::string& path) {
+  const Refuse refuse{path};
+  const auto type_of = [](const auto& tensor) {
+    return concat(dtype_name(tensor.dtype), shape_text(tensor.shape));
+  };
   if (header.data_offset % kPage != 0) {
-    return corrupt(bad_field(path, "start of the data", concat("byte ", header.data_offset),
-                             concat("a multiple of ", kPage)));
+    return refuse("start of the data", concat("byte ", header.data_offset),
+                  concat("a multiple of ", kPage));
   }
   size_t next = 0;
   for (const TensorInfo& found : header.tensors) {
     const std::string field = "tensor " + in_quotes(found.name);
     if (found.name.starts_with(kPaddingPrefix)) {
-      if (found.dtype != DType::kU8 || found.shape.size() != 1) {
-        return corrupt(bad_field(path, field,
-                                 concat(dtype_name(found.dtype), shape_text(found.shape)),
-                                 "a padding: U8, one dimension"));
-      }
-      continue;
+      if (found.dtype == DType::kU8 && found.shape.size() == 1) continue;
+      return refuse(field, type_of(found), "a padding: U8, one dimension");
     }
-    if (next == plan.size()) {
-      return corrupt(bad_field(path, field, "a tensor too many", "the end of the file"));
-    }
+    if (next == plan.size()) return refuse(field, "a tensor too many", "the end of the file");
     PlannedTensor& want = plan[next++];
     if (found.name != want.name) {
-      return corrupt(bad_field(path, field, "it", "tensor " + in_quotes(want.name) + " here"));
+      return refuse(field, "it", concat("tensor ", in_quotes(want.name), " here"));
     }
     if (found.dtype != want.dtype || found.shape != want.shape) {
-      return corrupt(bad_field(path, field,
-                               concat(dtype_name(found.dtype), shape_text(found.shape)),
-                               concat(dtype_name(want.dtype), shape_text(want.shape))));
+      return refuse(field, type_of(found), type_of(want));
     }
     if (found.offset % want.alignment != 0) {
-      return corrupt(bad_field(path, field + ": offset", concat("byte ", found.offset),
-                               concat("a multiple of ", want.alignment)));
+      return refuse(field + ": offset", concat("byte ", found.offset),
+                    concat("a multiple of ", want.alignment));
     }
     want.offset = found.offset;
   }
-  if (next < plan.size()) {
-    return corrupt(bad_field(path, "tensor " + in_quotes(plan[next].name), "nothing", "it"));
-  }
-  return {};
+  if (next == plan.size()) return {};
+  return refuse("tensor " + in_quotes(plan[next].name), "nothing", "it");
 }
 
 bool has_kind(const std::string& path, FileKind kind, Env& env) {
@@ -215,7 +189,7 @@ Result<uint64_t> write_container(Env& env, const std::string& path, bool replace
   SQZ_ASSIGN_OR_RETURN(const auto tensors, place_tensors(std::move(unplaced)));
   std::vector<uint64_t> hashes(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (has_checksum(tensors[i].part)) hashes[i] = xxh3_64(contents.at(tensors[i].name));
+    if (has_checksum(tensors[i].name)) hashes[i] = xxh3_64(contents.at(tensors[i].name));
   }
   metadata[kChecksumsKey] = checksum_text(tensors, hashes);
   const std::string text = header_text(metadata, tensors);
@@ -227,10 +201,10 @@ Result<uint64_t> write_container(Env& env, const std::string& path, bool replace
   SQZ_RETURN_IF_ERROR(file.file().write(0, head));
   const std::array<std::byte, kPage> zeros{};
   for (const PlannedTensor& tensor : tensors) {
-    const auto bytes = tensor.part == Part::kHeaderHash ? std::span<const std::byte>(header_hash)
-                       : tensor.part == Part::kPadding
-                           ? std::span(zeros).first(static_cast<size_t>(tensor.bytes))
-                           : contents.at(tensor.name);
+    const auto bytes = has_checksum(tensor.name) ? contents.at(tensor.name)
+                       : tensor.name == kHeaderHashName
+                           ? std::span<const std::byte>(header_hash)
+                           : std::span(zeros).first(static_cast<size_t>(tensor.bytes));
     SQZ_RETURN_IF_ERROR(file.file().write(head.size() + tensor.offset, bytes));
   }
   SQZ_RETURN_IF_ERROR(file.commit());

@@ -11,106 +11,72 @@
 namespace sqz {
 namespace {
 
-Status corrupt(std::string message) {
-  return {Code::kCorrupt, std::move(message)};
-}
-
 // n_k of every sparse layer, from the centroids' shapes; the rest follows from the metadata.
 Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
                                              const SafetensorsHeader& header,
                                              const std::string& path) {
-  std::vector<LayerShape> shapes(metadata.layers.size());
-  for (size_t l = 0; l < shapes.size(); ++l) {
-    const LayerPolicy& policy = metadata.layers[l];
-    if (policy.dense) {
-      shapes[l].exact =
-          policy.window > 0 ? std::min(policy.window, metadata.tokens) : metadata.tokens;
-      continue;
-    }
-    shapes[l].slots =
-        metadata.pruned ? policy.kept : metadata.tokens - metadata.sink - metadata.tail;
-    shapes[l].exact = metadata.sink + metadata.tail;
-    // Pages and buckets have no levels.
-    for (int k = 1; k <= metadata.levels; ++k) {
+  std::vector<LayerShape> shapes;
+  for (size_t l = 0; l < metadata.layers.size(); ++l) {
+    shapes.push_back(shape_without_clusters(metadata, static_cast<int64_t>(l)));
+    for (int k = 1; k <= metadata.levels && !metadata.layers[l].dense; ++k) {
       const std::string name = concat("layers.", l, ".level.", k, ".centroids");
       const TensorInfo* centroids = header.find(name);
       if (!centroids || centroids->shape.size() != 3) {
-        return corrupt(bad_field(
-            path, "tensor " + in_quotes(name), centroids ? shape_text(centroids->shape) : "nothing",
-            concat("[", metadata.model.kv_heads, ", clusters, ", metadata.model.head_dim, "]")));
+        return Refuse{path}(
+            "tensor " + in_quotes(name), centroids ? shape_text(centroids->shape) : "nothing",
+            concat("[", metadata.model.kv_heads, ", clusters, ", metadata.model.head_dim, "]"));
       }
-      shapes[l].clusters.push_back(centroids->shape[1]);
+      shapes.back().clusters.push_back(centroids->shape[1]);
     }
   }
   return shapes;
 }
 
-void set_pointer(LayerView& view, const PlannedTensor& tensor, const std::byte* data) {
-  LevelView* level =
-      tensor.level > 0 ? &view.level[static_cast<size_t>(tensor.level - 1)] : nullptr;
-  // Alignment was checked against the file, whose bytes start on a page in memory.
-  const auto* numbers = reinterpret_cast<const uint32_t*>(data);
-  const auto* floats = reinterpret_cast<const float*>(data);
-  switch (tensor.part) {
-    case Part::kCentroids:
-      level->centroids = data;
-      level->clusters = tensor.shape[1];
-      view.levels = std::max(view.levels, tensor.level);
-      break;
-    case Part::kOffsets:
-      level->offsets = numbers;
-      break;
-    case Part::kValueMeans:
-      level->value_means = data;
-      break;
-    case Part::kPageMin:
-      view.page_min = data;
-      view.pages = tensor.shape[1];
-      break;
-    case Part::kPageMax:
-      view.page_max = data;
-      break;
-    case Part::kBucketOffsets:
-      view.bucket_offsets = numbers;
-      view.buckets = tensor.shape[1] - 1;
-      break;
-    case Part::kBucketCentroids:
-      view.classifier.centroids = floats;
-      break;
-    case Part::kHiddenWeight:
-      view.classifier.hidden_weight = floats;
-      view.classifier.hidden = tensor.shape[1];
-      break;
-    case Part::kHiddenBias:
-      view.classifier.hidden_bias = floats;
-      break;
-    case Part::kOutputWeight:
-      view.classifier.output_weight = floats;
-      break;
-    case Part::kOutputBias:
-      view.classifier.output_bias = floats;
-      break;
-    case Part::kPositions:
-      view.positions = numbers;
-      break;
-    case Part::kHeavy:
-      view.heavy = numbers;
-      break;
-    case Part::kKeys:
-      view.keys = data;
-      break;
-    case Part::kValues:
-      view.values = data;
-      break;
-    case Part::kExactKeys:
-      view.exact_keys = data;
-      break;
-    case Part::kExactValues:
-      view.exact_values = data;
-      break;
-    default:
-      break;
+LayerView view_of(const SqzContainer& file, const IndexMetadata& metadata, size_t layer,
+                  const LayerShape& shape) {
+  const std::string prefix = concat("layers.", layer, ".");
+  // Null if the plan has no such tensor. Alignment was checked against the file, whose bytes start
+  // on a page in memory.
+  const auto set = [&]<class T>(const T*& pointer, const std::string& name) {
+    pointer = reinterpret_cast<const T*>(file.tensor(prefix + name).data());
+  };
+  LayerView view;
+  view.dtype = metadata.dtype;
+  view.kv_heads = metadata.model.kv_heads;
+  view.head_dim = metadata.model.head_dim;
+  view.slots = shape.slots;
+  view.exact = shape.exact;
+  view.levels = static_cast<int>(shape.clusters.size());
+  for (size_t k = 0; k < shape.clusters.size(); ++k) {
+    const std::string name = concat("level.", k + 1, ".");
+    view.level[k].clusters = shape.clusters[k];
+    set(view.level[k].centroids, name + "centroids");
+    set(view.level[k].offsets, name + "offsets");
+    set(view.level[k].value_means, name + "value_means");
   }
+  if (view.slots > 0 && metadata.partition == Partition::kPages) {
+    view.page_size = metadata.page_size;
+    view.pages = page_count(view.slots, view.page_size);
+    set(view.page_min, "pages.min");
+    set(view.page_max, "pages.max");
+  }
+  if (view.slots > 0 && metadata.partition == Partition::kBuckets) {
+    view.buckets = metadata.buckets;
+    view.classifier.hidden = metadata.hidden;
+    set(view.bucket_offsets, "buckets.offsets");
+    set(view.classifier.centroids, "buckets.centroids");
+    set(view.classifier.hidden_weight, "buckets.hidden.weight");
+    set(view.classifier.hidden_bias, "buckets.hidden.bias");
+    set(view.classifier.output_weight, "buckets.output.weight");
+    set(view.classifier.output_bias, "buckets.output.bias");
+  }
+  set(view.positions, "positions");
+  set(view.heavy, "heavy");
+  set(view.keys, "keys");
+  set(view.values, "values");
+  set(view.exact_keys, "exact.keys");
+  set(view.exact_values, "exact.values");
+  return view;
 }
 
 }  // namespace
@@ -133,28 +99,16 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
   const auto& strings = header.metadata;
   SQZ_ASSIGN_OR_RETURN(s.metadata, metadata_from_strings(strings, path));
   if (!strings.contains(kCalibrationKey)) {
-    return corrupt(bad_field(path + ": __metadata__", kCalibrationKey, "nothing", "a value"));
+    return Refuse{path}(concat("__metadata__: ", kCalibrationKey), "nothing", "a value");
   }
 
   SQZ_ASSIGN_OR_RETURN(const auto shapes, layer_shapes(s.metadata, header, path));
   Result<std::vector<PlannedTensor>> plan = plan_tensors(s.metadata, shapes, path);
-  if (!plan.ok()) return corrupt(plan.status().message());
+  if (!plan.ok()) return Status(Code::kCorrupt, plan.status().message());
   SQZ_RETURN_IF_ERROR(match_tensors(header, *plan, path));
 
-  s.layers.resize(shapes.size());
   for (size_t l = 0; l < shapes.size(); ++l) {
-    LayerView& view = s.layers[l];
-    view.dtype = s.metadata.dtype;
-    view.kv_heads = s.metadata.model.kv_heads;
-    view.head_dim = s.metadata.model.head_dim;
-    view.slots = shapes[l].slots;
-    view.exact = shapes[l].exact;
-    view.page_size = view.slots > 0 ? s.metadata.page_size : 0;
-  }
-  for (const PlannedTensor& tensor : *plan) {
-    if (tensor.layer < 0) continue;
-    set_pointer(s.layers[static_cast<size_t>(tensor.layer)], tensor,
-                s.container.bytes.data() + tensor.offset);
+    s.layers.push_back(view_of(s.container, s.metadata, l, shapes[l]));
   }
   return std::shared_ptr<const SqzFile>(new SqzFile(std::move(state)));
 }
@@ -195,17 +149,12 @@ Result<Calibration> SqzFile::calibration() const {
   Calibration calibration;
   SQZ_RETURN_IF_ERROR(parse_calibration_text(raw_metadata().at(kCalibrationKey), metadata().levels,
                                              path(), calibration));
-  const auto copy = [&](const char* name, std::vector<float>& out) {
-    const std::span<const std::byte> bytes = tensor(name);
-    if (bytes.empty()) return;  // the index has no such curves
+  for (const CalibrationTable& table : calibration_tables(metadata())) {
+    const std::span<const std::byte> bytes = tensor(table.name);
+    std::vector<float>& out = calibration.*table.values;
     out.resize(bytes.size() / sizeof(float));
     std::memcpy(out.data(), bytes.data(), out.size() * sizeof(float));
-  };
-  copy("calibration.thresholds", calibration.thresholds);
-  copy("calibration.coarse", calibration.coarse);
-  copy("calibration.shares", calibration.shares);
-  copy("calibration.keys.thresholds", calibration.key_thresholds);
-  copy("calibration.keys.shares", calibration.key_shares);
+  }
   SQZ_RETURN_IF_ERROR(check_calibration(calibration, metadata(), path(), Code::kCorrupt));
   return calibration;
 }

@@ -98,13 +98,17 @@ struct LayerBudgets {
   std::vector<double> cosine;   // [layers], in [-1, 1]
 };
 
-// Everything in "__metadata__" but the checksums, decoded and range-checked.
-struct IndexMetadata {
-  std::string producer;  // "sqz 0.1.0"
+// What .sqz files of every kind say of themselves.
+struct FileOrigin {
+  std::string producer;  // "sqz 0.1.0"; empty when written: this build's
   ModelDescription model;
   std::string tokenizer_hash;  // XXH3-64 hex of the tokenizer file; empty if ids were given
-  std::string tokens_hash;     // XXH3-64 hex of the token ids as little-endian i32
-  int64_t tokens = 0;          // N
+};
+
+// Everything in "__metadata__" but the checksums, decoded and range-checked.
+struct IndexMetadata : FileOrigin {
+  std::string tokens_hash;  // XXH3-64 hex of the token ids as little-endian i32
+  int64_t tokens = 0;       // N
   int64_t sink = 0;
   int64_t tail = 0;
   Partition partition = Partition::kKmeans;

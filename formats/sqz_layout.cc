@@ -5,44 +5,28 @@
 #include "formats/base/checked.h"
 #include "formats/base/hash.h"
 #include "formats/base/json.h"
+#include "formats/sqz_metadata.h"
 
 namespace sqz {
 namespace {
 
 constexpr int64_t kMaxSlots = int64_t{UINT32_MAX};  // slots and clusters are counted in u32
 
-Status refuse(const std::string& label, const std::string& field, const std::string& found,
-              const std::string& expected) {
-  return {Code::kInvalidArgument, bad_field(label, field, found, expected)};
-}
-
 Status check_shape(const IndexMetadata& metadata, int64_t layer, const LayerShape& shape,
-                   const std::string& label) {
+                   const Refuse& refuse) {
   const std::string name = concat("layers.", layer);
-  const LayerPolicy& policy = metadata.layers[static_cast<size_t>(layer)];
-  const auto levels = static_cast<int64_t>(shape.clusters.size());
-  const int64_t want_levels = policy.dense ? 0 : metadata.levels;
-  if (levels != want_levels) {
-    return refuse(label, name, concat(levels, " levels"), concat(want_levels));
-  }
-  // Everything else about pages follows from the metadata.
-  const int64_t want_slots = policy.dense      ? 0
-                             : metadata.pruned ? policy.kept
-                                               : metadata.tokens - metadata.sink - metadata.tail;
-  if (shape.slots != want_slots) {
-    return refuse(label, name, concat(shape.slots, " slots"), concat(want_slots));
-  }
-  const int64_t want_exact = !policy.dense ? metadata.sink + metadata.tail
-                             : policy.window > 0 && policy.window < metadata.tokens
-                                 ? policy.window
-                                 : metadata.tokens;
-  if (shape.exact != want_exact) {
-    return refuse(label, name, concat(shape.exact, " exact keys"), concat(want_exact));
+  const LayerShape want = shape_without_clusters(metadata, layer);
+  const int64_t levels = metadata.layers[static_cast<size_t>(layer)].dense ? 0 : metadata.levels;
+  for (const auto& [what, found, expected] :
+       {std::tuple(" levels", std::ssize(shape.clusters), levels),
+        std::tuple(" slots", shape.slots, want.slots),
+        std::tuple(" exact keys", shape.exact, want.exact)}) {
+    if (found != expected) return refuse(name, concat(found, what), expected);
   }
   int64_t least = 1;
   for (const int64_t clusters : shape.clusters) {
     if (clusters < least || clusters > shape.slots) {
-      return refuse(label, concat(name, ": clusters"), concat(clusters),
+      return refuse(name + ": clusters", clusters,
                     concat("at least ", least, " and at most ", shape.slots));
     }
     least = clusters;
@@ -50,109 +34,67 @@ Status check_shape(const IndexMetadata& metadata, int64_t layer, const LayerShap
   return {};
 }
 
-// Collects a layer's tensors in file order.
-class LayerPlan {
- public:
-  LayerPlan(int64_t layer, std::vector<PlannedTensor>& tensors)
-      : layer_(layer), prefix_(concat("layers.", layer, ".")), tensors_(tensors) {}
-
-  void add(const char* name, Part part, int level, DType dtype, std::vector<int64_t> shape) {
-    PlannedTensor tensor;
-    tensor.name =
-        level > 0 ? prefix_ + "level." + std::to_string(level) + "." + name : prefix_ + name;
-    tensor.part = part;
-    tensor.layer = layer_;
-    tensor.level = level;
-    tensor.dtype = dtype;
-    tensor.shape = std::move(shape);
-    tensor.alignment = first_ ? kPage : kCacheLine;
-    first_ = false;
-    tensors_.push_back(std::move(tensor));
-  }
-
- private:
-  int64_t layer_;
-  std::string prefix_;
-  std::vector<PlannedTensor>& tensors_;
-  bool first_ = true;
-};
-
+// Adds the layer's tensors in file order.
 void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& shape,
                 std::vector<PlannedTensor>& tensors) {
   const int64_t heads = metadata.model.kv_heads, dim = metadata.model.head_dim;
-  LayerPlan plan(layer, tensors);
-  int level = 0;
-  for (const int64_t clusters : shape.clusters) {
-    ++level;
-    plan.add("centroids", Part::kCentroids, level, metadata.dtype, {heads, clusters, dim});
-    plan.add("offsets", Part::kOffsets, level, DType::kU32, {heads, clusters + 1});
-    if (metadata.has_value_means) {
-      plan.add("value_means", Part::kValueMeans, level, metadata.dtype, {heads, clusters, dim});
-    }
+  const DType dtype = metadata.dtype, f32 = DType::kF32, u32 = DType::kU32;
+  const std::string prefix = concat("layers.", layer, ".");
+  uint64_t alignment = kPage;
+  const auto add = [&](const std::string& name, DType type, std::vector<int64_t> dims) {
+    tensors.push_back({prefix + name, type, std::move(dims), alignment, layer});
+    alignment = kCacheLine;
+  };
+  for (size_t k = 0; k < shape.clusters.size(); ++k) {
+    const std::string level = concat("level.", k + 1, ".");
+    const int64_t clusters = shape.clusters[k];
+    add(level + "centroids", dtype, {heads, clusters, dim});
+    add(level + "offsets", u32, {heads, clusters + 1});
+    if (metadata.has_value_means) add(level + "value_means", dtype, {heads, clusters, dim});
   }
   if (shape.slots > 0 && metadata.partition == Partition::kPages) {
     const int64_t pages = page_count(shape.slots, metadata.page_size);
-    plan.add("pages.min", Part::kPageMin, 0, metadata.dtype, {heads, pages, dim});
-    plan.add("pages.max", Part::kPageMax, 0, metadata.dtype, {heads, pages, dim});
+    add("pages.min", dtype, {heads, pages, dim});
+    add("pages.max", dtype, {heads, pages, dim});
   }
   if (shape.slots > 0 && metadata.partition == Partition::kBuckets) {
     const int64_t buckets = metadata.buckets, hidden = metadata.hidden;
-    plan.add("buckets.offsets", Part::kBucketOffsets, 0, DType::kU32, {heads, buckets + 1});
-    plan.add("buckets.centroids", Part::kBucketCentroids, 0, DType::kF32, {heads, buckets, dim});
-    plan.add("buckets.hidden.weight", Part::kHiddenWeight, 0, DType::kF32, {heads, hidden, dim});
-    plan.add("buckets.hidden.bias", Part::kHiddenBias, 0, DType::kF32, {heads, hidden});
-    plan.add("buckets.output.weight", Part::kOutputWeight, 0, DType::kF32,
-             {heads, buckets, hidden});
-    plan.add("buckets.output.bias", Part::kOutputBias, 0, DType::kF32, {heads, buckets});
+    add("buckets.offsets", u32, {heads, buckets + 1});
+    add("buckets.centroids", f32, {heads, buckets, dim});
+    add("buckets.hidden.weight", f32, {heads, hidden, dim});
+    add("buckets.hidden.bias", f32, {heads, hidden});
+    add("buckets.output.weight", f32, {heads, buckets, hidden});
+    add("buckets.output.bias", f32, {heads, buckets});
   }
   if (shape.slots > 0) {
-    plan.add("positions", Part::kPositions, 0, DType::kU32, {heads, shape.slots});
-    if (metadata.heavy_hitters) {
-      plan.add("heavy", Part::kHeavy, 0, DType::kU32, {heads, shape.slots});
-    }
+    add("positions", u32, {heads, shape.slots});
+    if (metadata.heavy_hitters) add("heavy", u32, {heads, shape.slots});
     if (metadata.has_kv) {
-      plan.add("keys", Part::kKeys, 0, metadata.dtype, {heads, shape.slots, dim});
-      plan.add("values", Part::kValues, 0, metadata.dtype, {heads, shape.slots, dim});
+      add("keys", dtype, {heads, shape.slots, dim});
+      add("values", dtype, {heads, shape.slots, dim});
     }
   }
   if (shape.exact > 0) {
-    plan.add("exact.keys", Part::kExactKeys, 0, metadata.dtype, {heads, shape.exact, dim});
-    plan.add("exact.values", Part::kExactValues, 0, metadata.dtype, {heads, shape.exact, dim});
+    add("exact.keys", dtype, {heads, shape.exact, dim});
+    add("exact.values", dtype, {heads, shape.exact, dim});
   }
-}
-
-void plan_calibration(const IndexMetadata& metadata, std::vector<PlannedTensor>& tensors) {
-  using C = Calibration;
-  const std::vector<int64_t> heads = {C::kScopes, metadata.model.layers, metadata.model.kv_heads,
-                                      C::kGrid};
-  if (metadata.key_calibration) {
-    tensors.push_back(plain_tensor("calibration.keys.thresholds", Part::kKeyThresholds, DType::kF32,
-                                   {C::kScopes, C::kGrid}));
-    tensors.push_back(
-        plain_tensor("calibration.keys.shares", Part::kKeyShares, DType::kF32, heads));
-  }
-  if (metadata.levels == 0) return;
-  const int64_t coarse = std::max(metadata.levels - 1, 1);
-  tensors.push_back(plain_tensor("calibration.thresholds", Part::kThresholds, DType::kF32,
-                                 {C::kScopes, C::kPaths, C::kGroups, C::kGrid}));
-  tensors.push_back(plain_tensor("calibration.coarse", Part::kCoarse, DType::kF32,
-                                 {C::kScopes, C::kGroups, coarse}));
-  tensors.push_back(plain_tensor("calibration.shares", Part::kShares, DType::kF32, heads));
 }
 
 }  // namespace
 
-PlannedTensor plain_tensor(std::string name, Part part, DType dtype, std::vector<int64_t> shape) {
-  PlannedTensor tensor;
-  tensor.name = std::move(name);
-  tensor.part = part;
-  tensor.dtype = dtype;
-  tensor.shape = std::move(shape);
-  return tensor;
+PlannedTensor header_hash_tensor() {
+  return {kHeaderHashName, DType::kU8, {16}};
 }
 
-PlannedTensor header_hash_tensor() {
-  return plain_tensor(kHeaderHashName, Part::kHeaderHash, DType::kU8, {16});
+LayerShape shape_without_clusters(const IndexMetadata& m, int64_t layer) {
+  const LayerPolicy& policy = m.layers[static_cast<size_t>(layer)];
+  if (policy.dense) {
+    return {.clusters = {},
+            .exact = policy.window > 0 ? std::min(policy.window, m.tokens) : m.tokens};
+  }
+  return {.clusters = {},
+          .slots = m.pruned ? policy.kept : m.tokens - m.sink - m.tail,
+          .exact = m.sink + m.tail};
 }
 
 Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label) {
@@ -160,7 +102,8 @@ Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& labe
     const auto count = checked_elements(tensor.shape);
     const auto bytes = count ? checked_mul(*count, dtype_size(tensor.dtype)) : std::nullopt;
     if (!bytes) {
-      return refuse(label, tensor.name, shape_text(tensor.shape), "a size below 2^63 bytes");
+      return Refuse{label, Code::kInvalidArgument}(tensor.name, shape_text(tensor.shape),
+                                                   "a size below 2^63 bytes");
     }
     tensor.bytes = static_cast<uint64_t>(*bytes);
   }
@@ -170,20 +113,22 @@ Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& labe
 Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
                                                 std::span<const LayerShape> shapes,
                                                 const std::string& label) {
+  const Refuse refuse{label, Code::kInvalidArgument};
   if (shapes.size() != metadata.layers.size()) {
-    return refuse(label, "layers", concat(shapes.size(), " shapes"),
-                  concat(metadata.layers.size()));
+    return refuse("layers", concat(shapes.size(), " shapes"), metadata.layers.size());
   }
   if (metadata.tokens > kMaxSlots) {
-    return refuse(label, "tokens", concat(metadata.tokens), concat("at most ", kMaxSlots));
+    return refuse("tokens", metadata.tokens, concat("at most ", kMaxSlots));
   }
   std::vector<PlannedTensor> tensors;
   for (size_t i = 0; i < shapes.size(); ++i) {
     const auto layer = static_cast<int64_t>(i);
-    SQZ_RETURN_IF_ERROR(check_shape(metadata, layer, shapes[i], label));
+    SQZ_RETURN_IF_ERROR(check_shape(metadata, layer, shapes[i], refuse));
     plan_layer(metadata, layer, shapes[i], tensors);
   }
-  plan_calibration(metadata, tensors);
+  for (const CalibrationTable& table : calibration_tables(metadata)) {
+    tensors.push_back({table.name, DType::kF32, table.shape});
+  }
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
   return tensors;
@@ -197,11 +142,10 @@ Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tens
   for (PlannedTensor& tensor : tensors) {
     const uint64_t gap = (tensor.alignment - end % tensor.alignment) % tensor.alignment;
     if (gap > 0) {
-      PlannedTensor padding = plain_tensor(concat(kPaddingPrefix, paddings++), Part::kPadding,
-                                           DType::kU8, {static_cast<int64_t>(gap)});
-      padding.offset = end;
-      padding.bytes = gap;
-      placed.push_back(std::move(padding));
+      placed.push_back({.name = concat(kPaddingPrefix, paddings++),
+                        .shape = {static_cast<int64_t>(gap)},
+                        .offset = end,
+                        .bytes = gap});
     }
     tensor.offset = end + gap;  // no overflow: end is at most 2^63, see below
     end = tensor.offset + tensor.bytes;
@@ -231,7 +175,7 @@ std::string checksum_text(std::span<const PlannedTensor> tensors,
                           std::span<const uint64_t> hashes) {
   std::string out = "{";
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!has_checksum(tensors[i].part)) continue;
+    if (!has_checksum(tensors[i].name)) continue;
     if (out.size() > 1) out += ',';
     out += JsonText(tensors[i].name).str() + ':' +
            JsonText(hex(hashes.empty() ? uint64_t{0} : hashes[i])).str();

@@ -17,53 +17,25 @@ inline constexpr uint64_t kCacheLine = 64;  // every other tensor
 inline constexpr const char* kHeaderHashName = "header.xxh3_128";
 inline constexpr const char* kPaddingPrefix = "padding.";
 
-enum class Part {
-  kCentroids,
-  kOffsets,
-  kValueMeans,
-  kPageMin,
-  kPageMax,
-  kBucketOffsets,
-  kBucketCentroids,
-  kHiddenWeight,
-  kHiddenBias,
-  kOutputWeight,
-  kOutputBias,
-  kPositions,
-  kHeavy,
-  kKeys,
-  kValues,
-  kExactKeys,
-  kExactValues,
-  kThresholds,
-  kCoarse,
-  kShares,
-  kKeyThresholds,
-  kKeyShares,
-  kNamed,  // of a file of another kind: its name says it all
-  kPadding,
-  kHeaderHash,
-};
-
 struct PlannedTensor {
-  std::string name;
-  Part part = Part::kPadding;
-  int64_t layer = -1;  // -1: not of a layer
-  int level = 0;       // 1 .. levels, 0: not of a level
+  std::string name;  // which says what is in it
   DType dtype = DType::kU8;
   std::vector<int64_t> shape;
   uint64_t alignment = kCacheLine;
+  int64_t layer = -1;   // -1: not of a layer
   uint64_t offset = 0;  // from the start of the data, once placed
   uint64_t bytes = 0;
 };
 
-// A tensor of no layer; neither sized nor placed yet.
-PlannedTensor plain_tensor(std::string name, Part part, DType dtype, std::vector<int64_t> shape);
 // The one that ends every file.
 PlannedTensor header_hash_tensor();
 
 // Sets every tensor's bytes from its shape; kInvalidArgument if one overflows.
 Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label);
+
+// The layer's slots and exact keys, which follow from the metadata. How many clusters there are is
+// for the builder to say, so there are none here.
+LayerShape shape_without_clusters(const IndexMetadata& metadata, int64_t layer);
 
 // Every tensor but the paddings of an index, in file order, with bytes; not placed yet.
 // kInvalidArgument if metadata and shapes do not fit each other or a size overflows: `label` opens
@@ -86,8 +58,8 @@ constexpr int64_t page_count(int64_t slots, int64_t page_size) {
 // JSON text of {name: hash}, of the tensors that have a checksum. `hashes`: one a tensor, those of
 // others are ignored; empty stands for zeros (the text has the same length).
 std::string checksum_text(std::span<const PlannedTensor> tensors, std::span<const uint64_t> hashes);
-inline bool has_checksum(Part part) {
-  return part != Part::kPadding && part != Part::kHeaderHash;
+inline bool has_checksum(std::string_view tensor) {
+  return !tensor.starts_with(kPaddingPrefix) && tensor != kHeaderHashName;
 }
 
 }  // namespace sqz

@@ -26,6 +26,16 @@ std::string calibration_text(const Calibration& calibration);
 Status parse_calibration_text(const std::string& text, int levels, const std::string& path,
                               Calibration& calibration);
 
+// A table of the calibration: the tensor that holds it, and what its numbers are.
+struct CalibrationTable {
+  const char* name;
+  std::vector<float> Calibration::*values;
+  std::vector<int64_t> shape;
+  enum { kThresholds, kCurves, kShares } kind;  // curves: thresholds that do not rise
+};
+// Those of an index with this metadata, in file order.
+std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata);
+
 // Sizes and values of a whole calibration. Nothing is asked of it if every layer is dense.
 Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
                          const std::string& label, Code code);

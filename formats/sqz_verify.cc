@@ -104,103 +104,99 @@ void for_each_item(size_t count, int threads, const std::function<void(size_t)>&
   if (failure) std::rethrow_exception(failure);
 }
 
-class Verifier {
+// Every invariant of one KV head of one layer.
+class HeadCheck {
  public:
-  Verifier(const SqzFile& file, std::span<const std::byte> bytes,
-           const std::function<void(uint64_t, uint64_t)>& progress)
-      : file_(file), bytes_(bytes), progress_(progress) {}
+  HeadCheck(const SqzFile& file, int64_t layer, int64_t head, Problems& problems)
+      : metadata_(file.metadata()),
+        layer_(file.layer(layer)),
+        prefix_(concat("layers.", layer, ".")),
+        head_(head),
+        problems_(problems) {}
 
-  // Items are independent; what they find is reported in their order, whatever the threads.
-  VerifyReport run(int threads) {
-    VerifyReport report;
-    report.checked = static_cast<int64_t>(file_.header().tensors.size());
-    const auto& tensors = file_.header().tensors;
-    const Checksums checksums = read_checksums(file_.header(), file_.path(), report.problems);
-    const IndexMetadata& metadata = file_.metadata();
-    const auto heads = static_cast<size_t>(metadata.model.kv_heads);
-    std::vector<Problems> found(tensors.size() + heads * metadata.layers.size());
-    for_each_item(found.size(), threads, [&](size_t i) {
-      if (i < tensors.size()) {
-        check_bytes(
-            tensors[i], bytes_, checksums, [&](size_t n) { advance(n); }, found[i]);
-      } else {
-        const size_t head = i - tensors.size();
-        check_head(static_cast<int64_t>(head / heads), static_cast<int64_t>(head % heads),
-                   found[i]);
-      }
-    });
-    for (Problems& problems : found) {
-      for (std::string& text : problems) note(report.problems, std::move(text));
+  void run() {
+    if (layer_.dtype == DType::kBF16) {
+      run_as<BFloat16>();
+    } else {
+      run_as<Float16>();
     }
-    if (const auto calibration = file_.calibration(); !calibration.ok()) {
-      note(report.problems, calibration.status().message());
-    }
-    return report;
   }
 
  private:
-  void advance(size_t bytes) {
-    if (!progress_) return;
-    const std::lock_guard lock(progress_mutex_);
-    done_ += bytes;
-    progress_(done_, bytes_.size());
+  template <class T>
+  void run_as() {
+    if (layer_.slots == 0) return;
+    // As many as there are slots, unless the index is pruned.
+    const int64_t sink = metadata_.sink, end = metadata_.tokens - layer_.exact + sink;
+    check_once("positions", "slot ", layer_.positions, sink, end,
+               concat("each token from ", sink, " to ", end - 1, " once"));
+    if (metadata_.pruned) return;
+    if (layer_.heavy != nullptr) {
+      check_once("heavy", "", layer_.heavy, 0, layer_.slots,
+                 concat("each slot below ", layer_.slots, " once"));
+    }
+    if (layer_.pages > 0) {
+      check_token_order();
+      check_bounds<T>();
+    } else if (layer_.buckets > 0) {
+      check_bucket_offsets();
+      check_classifier();
+    } else if (check_offsets()) {  // else nothing below can be walked
+      check_means<T>();
+    }
   }
 
-  void check_head(int64_t index, int64_t head, Problems& problems) const {
-    const LayerView layer = file_.layer(index);
-    if (layer.slots == 0) return;
-    check_positions(layer, index, head, problems);
-    if (file_.metadata().pruned) return;
-    if (layer.heavy != nullptr) check_heavy(layer, index, head, problems);
-    if (layer.pages > 0) {
-      check_token_order(layer, index, head, problems);
-      if (layer.dtype == DType::kBF16) {
-        check_bounds<BFloat16>(layer, index, head, problems);
-      } else {
-        check_bounds<Float16>(layer, index, head, problems);
+  // Notes a problem of a tensor of this layer; `place` is within the head.
+  template <class Found, class Expected>
+  void complain(const std::string& tensor, const std::string& place, const Found& found,
+                const Expected& expected) {
+    note(problems_,
+         bad_field(prefix_ + tensor, concat("head ", head_, ", ", place), found, expected));
+  }
+
+  // The head's part of a tensor with `count` items a head.
+  template <class T>
+  const T* of_head(const void* data, int64_t count) const {
+    return data == nullptr ? nullptr : static_cast<const T*>(data) + head_ * count;
+  }
+
+  // The numbers of all slots: from `low`, below `end`, none twice.
+  void check_once(const char* tensor, const char* item, const uint32_t* numbers, int64_t low,
+                  int64_t end, const std::string& expected) {
+    std::vector<bool> seen(static_cast<size_t>(end - low));
+    for (int64_t i = 0; i < layer_.slots; ++i) {
+      const int64_t number = numbers[head_ * layer_.slots + i];
+      const bool inside = number >= low && number < end;
+      if (!inside || seen[static_cast<size_t>(number - low)]) {
+        complain(tensor, concat(item, i), concat(number, inside ? " again" : ""), expected);
+        return;
       }
-      return;
-    }
-    if (layer.buckets > 0) {
-      check_bucket_offsets(layer, index, head, problems);
-      check_classifier(layer, index, head, problems);
-      return;
-    }
-    if (!check_offsets(layer, index, head, problems)) return;  // nothing below can be walked
-    if (layer.dtype == DType::kBF16) {
-      check_means<BFloat16>(layer, index, head, problems);
-    } else {
-      check_means<Float16>(layer, index, head, problems);
+      seen[static_cast<size_t>(number - low)] = true;
     }
   }
 
-  void check_token_order(const LayerView& layer, int64_t index, int64_t head,
-                         Problems& problems) const {
-    const uint32_t* positions = layer.positions + head * layer.slots;
-    for (int64_t slot = 0; slot < layer.slots; ++slot) {
-      const int64_t token = file_.metadata().sink + slot;
+  void check_token_order() {
+    const uint32_t* positions = layer_.positions + head_ * layer_.slots;
+    for (int64_t slot = 0; slot < layer_.slots; ++slot) {
+      const int64_t token = metadata_.sink + slot;
       if (positions[slot] == token) continue;
-      note(problems,
-           bad_field(concat("layers.", index, ".positions"), concat("head ", head, ", slot ", slot),
-                     concat(positions[slot]), concat(token, ": pages are in token order")));
+      complain("positions", concat("slot ", slot), positions[slot],
+               concat(token, ": pages are in token order"));
       return;
     }
   }
 
   // The least and the greatest numbers of every page are those of its keys, and in order.
   template <class T>
-  void check_bounds(const LayerView& layer, int64_t index, int64_t head, Problems& problems) const {
-    const int64_t d = layer.head_dim;
-    const auto rows = [&](const void* data, int64_t count) {
-      return data == nullptr ? nullptr : static_cast<const T*>(data) + head * count * d;
-    };
-    const T* least = rows(layer.page_min, layer.pages);
-    const T* greatest = rows(layer.page_max, layer.pages);
-    const T* keys = rows(layer.keys, layer.slots);
+  void check_bounds() {
+    const int64_t d = layer_.head_dim;
+    const T* least = of_head<T>(layer_.page_min, layer_.pages * d);
+    const T* greatest = of_head<T>(layer_.page_max, layer_.pages * d);
+    const T* keys = of_head<T>(layer_.keys, layer_.slots * d);
     std::vector<float> min(static_cast<size_t>(d)), max(min.size());
-    for (int64_t page = 0; page < layer.pages; ++page) {
-      const int64_t first = page * layer.page_size;
-      const int64_t end = std::min(first + layer.page_size, layer.slots);
+    for (int64_t page = 0; page < layer_.pages; ++page) {
+      const int64_t first = page * layer_.page_size;
+      const int64_t end = std::min(first + layer_.page_size, layer_.slots);
       for (int64_t i = 0; i < d; ++i) {
         min[i] = to_float(keys == nullptr ? least[page * d + i] : keys[first * d + i]);
         max[i] = to_float(keys == nullptr ? greatest[page * d + i] : keys[first * d + i]);
@@ -214,102 +210,53 @@ class Verifier {
       for (int64_t i = 0; i < d; ++i) {
         const float low = to_float(least[page * d + i]), high = to_float(greatest[page * d + i]);
         if (low <= high && low == min[i] && high == max[i]) continue;
-        note(problems, bad_field(concat("layers.", index, ".pages"),
-                                 concat("head ", head, ", page ", page, ", dimension ", i),
-                                 concat(low, " to ", high),
-                                 concat(min[i], " to ", max[i], ", the range of its keys")));
+        complain("pages", concat("page ", page, ", dimension ", i), concat(low, " to ", high),
+                 concat(min[i], " to ", max[i], ", the range of its keys"));
         return;
       }
     }
   }
 
-  void check_positions(const LayerView& layer, int64_t index, int64_t head,
-                       Problems& problems) const {
-    // As many as there are slots, unless the index is pruned.
-    const int64_t sink = file_.metadata().sink, clustered = file_.metadata().tokens - layer.exact;
-    std::vector<bool> seen(static_cast<size_t>(clustered));
-    for (int64_t slot = 0; slot < layer.slots; ++slot) {
-      const uint32_t position = layer.positions[head * layer.slots + slot];
-      const int64_t rank = int64_t{position} - sink;
-      const bool inside = rank >= 0 && rank < clustered;
-      if (!inside || seen[static_cast<size_t>(rank)]) {
-        note(problems,
-             bad_field(concat("layers.", index, ".positions"),
-                       concat("head ", head, ", slot ", slot),
-                       concat(position, inside ? " again" : ""),
-                       concat("each token from ", sink, " to ", sink + clustered - 1, " once")));
-        return;
-      }
-      seen[static_cast<size_t>(rank)] = true;
-    }
-  }
-
-  static void check_heavy(const LayerView& layer, int64_t index, int64_t head, Problems& problems) {
-    std::vector<bool> seen(static_cast<size_t>(layer.slots));
-    for (int64_t i = 0; i < layer.slots; ++i) {
-      const uint32_t slot = layer.heavy[head * layer.slots + i];
-      const bool inside = slot < layer.slots;
-      if (inside && !seen[slot]) {
-        seen[slot] = true;
-        continue;
-      }
-      note(problems, bad_field(concat("layers.", index, ".heavy"), concat("head ", head, ", ", i),
-                               concat(slot, inside ? " again" : ""),
-                               concat("each slot below ", layer.slots, " once")));
-      return;
-    }
-  }
-
-  bool check_offsets(const LayerView& layer, int64_t index, int64_t head,
-                     Problems& problems) const {
-    for (int k = 0; k < layer.levels; ++k) {
-      const LevelView& level = layer.level[static_cast<size_t>(k)];
-      const int64_t end =
-          k + 1 < layer.levels ? layer.level[static_cast<size_t>(k) + 1].clusters : layer.slots;
-      const uint32_t* offsets = level.offsets + head * (level.clusters + 1);
-      for (int64_t c = 0; c <= level.clusters; ++c) {
-        const bool right = c == 0                ? offsets[c] == 0
-                           : c == level.clusters ? offsets[c] == end && offsets[c] > offsets[c - 1]
-                                                 : offsets[c] > offsets[c - 1];
+  bool check_offsets() {
+    for (int k = 0; k < layer_.levels; ++k) {
+      const int64_t n = level(k).clusters;
+      const int64_t end = k + 1 < layer_.levels ? level(k + 1).clusters : layer_.slots;
+      const uint32_t* offsets = offsets_of(k);
+      for (int64_t c = 0; c <= n; ++c) {
+        const bool right =
+            c == 0 ? offsets[c] == 0 : offsets[c] > offsets[c - 1] && (c < n || offsets[c] == end);
         if (right) continue;
-        note(problems,
-             bad_field(concat("layers.", index, ".level.", k + 1, ".offsets"),
-                       concat("head ", head, ", entry ", c), concat(offsets[c]),
-                       c == 0                ? "0"
-                       : c == level.clusters ? concat(end, ", the end, above the one before")
-                                             : "more than the one before"));
+        complain(concat("level.", k + 1, ".offsets"), concat("entry ", c), offsets[c],
+                 c == 0   ? "0"
+                 : c == n ? concat(end, ", the end, above the one before")
+                          : "more than the one before");
         return false;
       }
     }
     return true;
   }
 
-  void check_bucket_offsets(const LayerView& layer, int64_t index, int64_t head,
-                            Problems& problems) const {
-    const uint32_t* offsets = layer.bucket_offsets + head * (layer.buckets + 1);
-    for (int64_t c = 0; c <= layer.buckets; ++c) {
-      const int64_t least = c == 0 ? 0 : c == layer.buckets ? layer.slots : offsets[c - 1];
-      const int64_t most = c == 0 ? 0 : layer.slots;
+  void check_bucket_offsets() {
+    const uint32_t* offsets = layer_.bucket_offsets + head_ * (layer_.buckets + 1);
+    for (int64_t c = 0; c <= layer_.buckets; ++c) {
+      const int64_t least = c == 0 ? 0 : c == layer_.buckets ? layer_.slots : offsets[c - 1];
+      const int64_t most = c == 0 ? 0 : layer_.slots;
       if (offsets[c] >= least && offsets[c] <= most) continue;
-      note(problems, bad_field(concat("layers.", index, ".buckets.offsets"),
-                               concat("head ", head, ", entry ", c), concat(offsets[c]),
-                               least == most ? concat(least) : concat(least, " to ", most)));
+      complain("buckets.offsets", concat("entry ", c), offsets[c],
+               least == most ? concat(least) : concat(least, " to ", most));
       return;
     }
   }
 
-  void check_classifier(const LayerView& layer, int64_t index, int64_t head,
-                        Problems& problems) const {
-    const ClassifierView& c = layer.classifier;
-    const int64_t buckets = layer.buckets, d = layer.head_dim;
+  void check_classifier() {
+    const ClassifierView& c = layer_.classifier;
+    const int64_t buckets = layer_.buckets, d = layer_.head_dim;
     const auto finite = [&](const char* name, const float* data, int64_t count) {
-      const float* first = data + head * count;
+      const float* first = data + head_ * count;
       const float* bad =
           std::find_if_not(first, first + count, [](float x) { return std::isfinite(x); });
       if (bad == first + count) return;
-      note(problems, bad_field(concat("layers.", index, ".buckets.", name),
-                               concat("head ", head, ", element ", bad - first), concat(*bad),
-                               "a finite number"));
+      complain(concat("buckets.", name), concat("element ", bad - first), *bad, "a finite number");
     };
     finite("centroids", c.centroids, buckets * d);
     finite("hidden.weight", c.hidden_weight, c.hidden * d);
@@ -319,72 +266,99 @@ class Verifier {
   }
 
   template <class T>
-  void check_means(const LayerView& layer, int64_t index, int64_t head, Problems& problems) const {
-    if (layer.keys) {
-      const auto of = [](const LevelView& level) { return level.centroids; };
-      check_tree<T>(layer, index, head, layer.keys, of, "centroids", problems);
-    }
-    if (layer.values && layer.level[0].value_means) {
-      const auto of = [](const LevelView& level) { return level.value_means; };
-      check_tree<T>(layer, index, head, layer.values, of, "value_means", problems);
+  void check_means() {
+    if (layer_.keys) check_tree<T>(layer_.keys, &LevelView::centroids, "centroids");
+    if (layer_.values && layer_.level[0].value_means) {
+      check_tree<T>(layer_.values, &LevelView::value_means, "value_means");
     }
   }
 
   // The means of every level, finest first, against the vectors of the slots below.
-  template <class T, class Of>
-  void check_tree(const LayerView& layer, int64_t index, int64_t head, const void* vectors, Of of,
-                  const char* name, Problems& problems) const {
-    const int64_t d = layer.head_dim;
-    const auto at = [&](int k) { return layer.level[static_cast<size_t>(k)]; };
-    const auto offsets = [&](int k) { return at(k).offsets + head * (at(k).clusters + 1); };
-    Sums sums = sum_slots(offsets(layer.levels - 1), at(layer.levels - 1).clusters,
-                          static_cast<const T*>(vectors) + head * layer.slots * d, d);
-    for (int k = layer.levels - 1; k >= 0; --k) {
-      const int64_t n = at(k).clusters;
-      if (k < layer.levels - 1) sums = sum_children(offsets(k), n, sums, d);
-      const T* stored = static_cast<const T*>(of(at(k))) + head * n * d;
-      if (!compare(stored, sums, n, d, layer.dtype,
-                   concat("layers.", index, ".level.", k + 1, ".", name, ": head ", head),
-                   problems)) {
-        return;
-      }
+  template <class T>
+  void check_tree(const void* vectors, const void* LevelView::*means, const char* name) {
+    const int64_t d = layer_.head_dim;
+    const int finest = layer_.levels - 1;
+    Sums sums = sum_slots(offsets_of(finest), level(finest).clusters,
+                          of_head<T>(vectors, layer_.slots * d), d);
+    for (int k = finest; k >= 0; --k) {
+      const int64_t n = level(k).clusters;
+      if (k < finest) sums = sum_children(offsets_of(k), n, sums, d);
+      const T* stored = of_head<T>(level(k).*means, n * d);
+      if (!compare(stored, sums, n, concat("level.", k + 1, ".", name))) return;
     }
   }
 
   template <class T>
-  bool compare(const T* stored, const Sums& sums, int64_t n, int64_t d, DType dtype,
-               const std::string& label, Problems& problems) const {
+  bool compare(const T* stored, const Sums& sums, int64_t n, const std::string& tensor) {
+    const int64_t d = layer_.head_dim;
     for (int64_t c = 0; c < n; ++c) {
       const double count = sums.count[static_cast<size_t>(c)];
-      const double relative = relative_tolerance(dtype, count);
+      const double relative = relative_tolerance(layer_.dtype, count);
       for (int64_t i = 0; i < d; ++i) {
         const double found = to_float(stored[c * d + i]);
         const double mean = sums.sum[static_cast<size_t>(c * d + i)] / count;
         const double size = sums.absolute[static_cast<size_t>(c * d + i)] / count + std::abs(mean);
         if (std::abs(found - mean) <= relative * size + kAbsoluteTolerance) continue;
-        note(problems, bad_field(label, concat("cluster ", c, ", dimension ", i), concat(found),
-                                 concat(mean, ", the mean of its ", count, " vectors")));
+        note(problems_, bad_field(concat(prefix_, tensor, ": head ", head_),
+                                  concat("cluster ", c, ", dimension ", i), found,
+                                  concat(mean, ", the mean of its ", count, " vectors")));
         return false;
       }
     }
     return true;
   }
 
-  const SqzFile& file_;
-  std::span<const std::byte> bytes_;
-  const std::function<void(uint64_t, uint64_t)>& progress_;
-  std::mutex progress_mutex_;
-  uint64_t done_ = 0;
+  const LevelView& level(int k) const { return layer_.level[static_cast<size_t>(k)]; }
+  const uint32_t* offsets_of(int k) const {
+    return level(k).offsets + head_ * (level(k).clusters + 1);
+  }
+
+  const IndexMetadata& metadata_;
+  const LayerView layer_;
+  const std::string prefix_;
+  const int64_t head_;
+  Problems& problems_;
 };
 
 }  // namespace
 
+// Items are independent; what they find is reported in their order, whatever the threads.
 VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
                           const std::function<void(uint64_t, uint64_t)>& progress, int threads) {
   if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   // A thread costs more than it gains where there are a few MiB to check.
   const auto useful = static_cast<int>(std::min<size_t>(1 + bytes.size() / kChecksumChunk, 1024));
-  return Verifier(file, bytes, progress).run(std::clamp(threads, 1, useful));
+  std::mutex mutex;
+  uint64_t done = 0;
+  const auto advance = [&](size_t count) {
+    if (!progress) return;
+    const std::lock_guard lock(mutex);
+    done += count;
+    progress(done, bytes.size());
+  };
+
+  VerifyReport report;
+  const auto& tensors = file.header().tensors;
+  report.checked = std::ssize(tensors);
+  const Checksums checksums = read_checksums(file.header(), file.path(), report.problems);
+  const auto heads = static_cast<size_t>(file.metadata().model.kv_heads);
+  std::vector<Problems> found(tensors.size() + heads * file.metadata().layers.size());
+  for_each_item(found.size(), std::clamp(threads, 1, useful), [&](size_t i) {
+    if (i < tensors.size()) {
+      check_bytes(tensors[i], bytes, checksums, advance, found[i]);
+    } else {
+      const auto head = static_cast<int64_t>(i - tensors.size());
+      const auto layer = head / static_cast<int64_t>(heads);
+      HeadCheck(file, layer, head % static_cast<int64_t>(heads), found[i]).run();
+    }
+  });
+  for (Problems& problems : found) {
+    for (std::string& text : problems) note(report.problems, std::move(text));
+  }
+  if (const auto calibration = file.calibration(); !calibration.ok()) {
+    note(report.problems, calibration.status().message());
+  }
+  return report;
 }
 
 }  // namespace sqz

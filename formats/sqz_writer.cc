@@ -34,46 +34,33 @@ Result<Layout> lay_out(const IndexMetadata& metadata, const std::vector<LayerSha
   return layout;
 }
 
-std::span<const std::byte> part_of(const LayerData& data, const PlannedTensor& tensor) {
-  const auto level = static_cast<size_t>(tensor.level - 1);
-  switch (tensor.part) {
-    case Part::kCentroids:
-      return data.levels[level].centroids;
-    case Part::kOffsets:
-      return std::as_bytes(data.levels[level].offsets);
-    case Part::kValueMeans:
-      return data.levels[level].value_means;
-    case Part::kPageMin:
-      return data.page_min;
-    case Part::kPageMax:
-      return data.page_max;
-    case Part::kBucketOffsets:
-      return std::as_bytes(data.bucket_offsets);
-    case Part::kBucketCentroids:
-      return std::as_bytes(std::span(data.classifier->centroids));
-    case Part::kHiddenWeight:
-      return std::as_bytes(std::span(data.classifier->hidden_weight));
-    case Part::kHiddenBias:
-      return std::as_bytes(std::span(data.classifier->hidden_bias));
-    case Part::kOutputWeight:
-      return std::as_bytes(std::span(data.classifier->output_weight));
-    case Part::kOutputBias:
-      return std::as_bytes(std::span(data.classifier->output_bias));
-    case Part::kPositions:
-      return std::as_bytes(data.positions);
-    case Part::kHeavy:
-      return std::as_bytes(data.heavy);
-    case Part::kKeys:
-      return data.keys;
-    case Part::kValues:
-      return data.values;
-    case Part::kExactKeys:
-      return data.exact_keys;
-    case Part::kExactValues:
-      return data.exact_values;
-    default:
-      return {};
+// What a layer's tensors hold, by what follows "layers.N." in their names.
+std::map<std::string, std::span<const std::byte>> contents_of(const LayerData& data) {
+  const auto bytes = [](const auto& items) { return std::as_bytes(std::span(items)); };
+  std::map<std::string, std::span<const std::byte>> out = {
+      {"positions", bytes(data.positions)},
+      {"heavy", bytes(data.heavy)},
+      {"pages.min", data.page_min},
+      {"pages.max", data.page_max},
+      {"buckets.offsets", bytes(data.bucket_offsets)},
+      {"keys", data.keys},
+      {"values", data.values},
+      {"exact.keys", data.exact_keys},
+      {"exact.values", data.exact_values}};
+  for (size_t k = 0; k < data.levels.size(); ++k) {
+    const std::string level = concat("level.", k + 1, ".");
+    out[level + "centroids"] = data.levels[k].centroids;
+    out[level + "offsets"] = bytes(data.levels[k].offsets);
+    out[level + "value_means"] = data.levels[k].value_means;
   }
+  if (data.classifier != nullptr) {
+    out["buckets.centroids"] = bytes(data.classifier->centroids);
+    out["buckets.hidden.weight"] = bytes(data.classifier->hidden_weight);
+    out["buckets.hidden.bias"] = bytes(data.classifier->hidden_bias);
+    out["buckets.output.weight"] = bytes(data.classifier->output_weight);
+    out["buckets.output.bias"] = bytes(data.classifier->output_bias);
+  }
+  return out;
 }
 
 }  // namespace
@@ -86,21 +73,28 @@ struct SqzWriter::State {
   std::vector<uint64_t> hashes;  // of layout.tensors
   std::vector<bool> written;     // layers
 
-  // `layer` is one of the index's, and not written yet.
-  Status check_next(int64_t layer) const {
+  // Puts contents(tensor) into each tensor of a layer that was not written yet.
+  template <class Contents>
+  Status put_layer(int64_t layer, Contents contents) {
     if (layer < 0 || std::cmp_greater_equal(layer, written.size())) {
-      return {Code::kInternal,
-              bad_field(path, "layer", concat(layer), concat("below ", written.size()))};
+      return Refuse{path, Code::kInternal}("layer", layer, concat("below ", written.size()));
     }
-    if (!written[static_cast<size_t>(layer)]) return {};
-    return {Code::kInternal, concat(path, ": layer ", layer, " was written before")};
+    if (written[static_cast<size_t>(layer)]) {
+      return {Code::kInternal, concat(path, ": layer ", layer, " was written before")};
+    }
+    for (size_t i = 0; i < layout.tensors.size(); ++i) {
+      if (layout.tensors[i].layer != layer) continue;
+      SQZ_RETURN_IF_ERROR(put(i, contents(layout.tensors[i])));
+    }
+    written[static_cast<size_t>(layer)] = true;
+    return {};
   }
 
   Status put(size_t tensor, std::span<const std::byte> data) {
     const PlannedTensor& planned = layout.tensors[tensor];
     if (data.size() != planned.bytes) {
-      return {Code::kInternal,
-              bad_field(path, planned.name, concat(data.size(), " bytes"), concat(planned.bytes))};
+      return Refuse{path, Code::kInternal}(planned.name, concat(data.size(), " bytes"),
+                                           planned.bytes);
     }
     hashes[tensor] = xxh3_64(data);
     return file.file().write(layout.data_offset + planned.offset, data);
@@ -133,31 +127,26 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
 }
 
 Status SqzWriter::write_layer(int64_t layer, const LayerData& data) {
-  State& s = *state_;
-  SQZ_RETURN_IF_ERROR(s.check_next(layer));
-  const auto index = static_cast<size_t>(layer);
-  const size_t levels = s.metadata.layers[index].dense ? 0 : static_cast<size_t>(s.metadata.levels);
-  if (data.levels.size() != levels) {
-    return {Code::kInternal, bad_field(s.path, concat("layers.", layer),
-                                       concat(data.levels.size(), " levels"), concat(levels))};
+  const State& s = *state_;
+  if (layer >= 0 && std::cmp_less(layer, s.written.size())) {
+    const bool dense = s.metadata.layers[static_cast<size_t>(layer)].dense;
+    const int64_t levels = dense ? 0 : s.metadata.levels;
+    if (std::ssize(data.levels) != levels) {
+      return Refuse{s.path, Code::kInternal}(concat("layers.", layer),
+                                             concat(data.levels.size(), " levels"), levels);
+    }
   }
-  for (size_t i = 0; i < s.layout.tensors.size(); ++i) {
-    if (s.layout.tensors[i].layer != layer) continue;
-    SQZ_RETURN_IF_ERROR(s.put(i, part_of(data, s.layout.tensors[i])));
-  }
-  s.written[index] = true;
-  return {};
+  const auto contents = contents_of(data);
+  const size_t prefix = concat("layers.", layer, ".").size();
+  return state_->put_layer(layer, [&](const PlannedTensor& tensor) {
+    const auto found = contents.find(tensor.name.substr(prefix));
+    return found == contents.end() ? std::span<const std::byte>() : found->second;
+  });
 }
 
 Status SqzWriter::copy_layer(int64_t layer, const SqzFile& from) {
-  State& s = *state_;
-  SQZ_RETURN_IF_ERROR(s.check_next(layer));
-  for (size_t i = 0; i < s.layout.tensors.size(); ++i) {
-    const PlannedTensor& planned = s.layout.tensors[i];
-    if (planned.layer == layer) SQZ_RETURN_IF_ERROR(s.put(i, from.tensor(planned.name)));
-  }
-  s.written[static_cast<size_t>(layer)] = true;
-  return {};
+  return state_->put_layer(layer,
+                           [&](const PlannedTensor& tensor) { return from.tensor(tensor.name); });
 }
 
 Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
@@ -168,15 +157,11 @@ Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
                   concat(s.path, ": layer ", missing - s.written.begin(), " was not written"));
   }
   SQZ_RETURN_IF_ERROR(check_calibration(calibration, s.metadata, s.path, Code::kInternal));
-  for (size_t i = 0; i < s.layout.tensors.size(); ++i) {
-    const Part part = s.layout.tensors[i].part;
-    const std::vector<float>* table = part == Part::kThresholds      ? &calibration.thresholds
-                                      : part == Part::kCoarse        ? &calibration.coarse
-                                      : part == Part::kShares        ? &calibration.shares
-                                      : part == Part::kKeyThresholds ? &calibration.key_thresholds
-                                      : part == Part::kKeyShares     ? &calibration.key_shares
-                                                                     : nullptr;
-    if (table) SQZ_RETURN_IF_ERROR(s.put(i, std::as_bytes(std::span(*table))));
+  for (const CalibrationTable& table : calibration_tables(s.metadata)) {
+    const auto at = std::find_if(s.layout.tensors.begin(), s.layout.tensors.end(),
+                                 [&](const PlannedTensor& t) { return t.name == table.name; });
+    SQZ_RETURN_IF_ERROR(s.put(static_cast<size_t>(at - s.layout.tensors.begin()),
+                              std::as_bytes(std::span(calibration.*table.values))));
   }
 
   auto& metadata = s.layout.metadata;
@@ -184,9 +169,8 @@ Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
   metadata[kChecksumsKey] = checksum_text(s.layout.tensors, s.hashes);
   std::string header = header_text(metadata, s.layout.tensors);
   if (8 + header.size() > s.layout.data_offset) {
-    return Status(Code::kInvalidArgument,
-                  bad_field(s.path, "calibration.source",
-                            concat(calibration.source.size(), " bytes"), "a short name"));
+    return Refuse{s.path, Code::kInvalidArgument}(
+        "calibration.source", concat(calibration.source.size(), " bytes"), "a short name");
   }
   header = sealed_header(std::move(header), s.layout.data_offset);
   const auto bytes = std::as_bytes(std::span(header));

@@ -58,85 +58,45 @@ Result<AddedToken> parse_token(const JsonObject& object) {
 
 }  // namespace
 
-void AddedTokens::Trie::insert(std::string_view pattern, size_t value) {
-  size_t node = 0;
-  for (char byte : pattern) {
-    const auto less = [](const auto& child, char b) { return child.first < b; };
-    auto& children = nodes_[node].children;
-    const auto it = std::lower_bound(children.begin(), children.end(), byte, less);
-    if (it != children.end() && it->first == byte) {
-      node = it->second;
-    } else {
-      const size_t fresh = nodes_.size();
-      children.insert(it, {byte, fresh});
-      nodes_.emplace_back();
-      node = fresh;
-    }
-  }
-  nodes_[node].value = value;
-}
-
-std::optional<AddedTokens::Trie::Match> AddedTokens::Trie::find(std::string_view text,
-                                                                size_t from) const {
-  for (size_t begin = from; begin < text.size(); ++begin) {
-    std::optional<Match> longest;
-    size_t node = 0;
-    for (size_t at = begin; at < text.size(); ++at) {
-      const auto& children = nodes_[node].children;
-      const auto it = std::lower_bound(children.begin(), children.end(), text[at],
-                                       [](const auto& child, char b) { return child.first < b; });
-      if (it == children.end() || it->first != text[at]) break;
-      node = it->second;
-      if (nodes_[node].value) longest = Match{begin, at + 1, *nodes_[node].value};
-    }
-    if (longest) return longest;
-  }
-  return std::nullopt;
-}
-
-Result<AddedTokens> AddedTokens::parse(const JsonObject& root, const Normalizer* normalizer) {
+Result<AddedTokens> AddedTokens::parse(const JsonObject& root, const Normalizer& normalizer) {
   AddedTokens added;
   if (!root.has("added_tokens")) return added;
-  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, root.array("added_tokens"));
-  for (size_t i = 0; i < items->size(); ++i) {
-    SQZ_ASSIGN_OR_RETURN(const JsonObject item, root.element("added_tokens", i));
-    SQZ_ASSIGN_OR_RETURN(AddedToken token, parse_token(item));
+  SQZ_ASSIGN_OR_RETURN(added.tokens_, root.each("added_tokens", parse_token));
+  for (size_t i = 0; i < added.tokens_.size(); ++i) {
+    AddedToken& token = added.tokens_[i];
     token.pattern = token.content;
-    if (token.normalized && normalizer != nullptr) {
-      SQZ_ASSIGN_OR_RETURN(token.pattern, normalizer->apply(std::move(token.pattern)));
+    if (token.normalized && normalizer) {
+      SQZ_ASSIGN_OR_RETURN(token.pattern, normalizer(std::move(token.pattern)));
       if (token.pattern.empty()) {
-        return item.bad("content", quote_text(token.content),
+        return root.bad(concat("added_tokens[", i, "].content"), quote_text(token.content),
                         "a token that is not normalized away");
       }
     }
-    (token.normalized ? added.normalized_ : added.raw_).insert(token.pattern, i);
+    (token.normalized ? added.normalized_ : added.raw_)
+        .insert(token.pattern, static_cast<int32_t>(i));
     if (token.single_word && !added.word_) {
       SQZ_ASSIGN_OR_RETURN(added.word_, Regex::compile(kWordCharacter, "word character"));
     }
-    added.tokens_.push_back(std::move(token));
   }
   return added;
 }
 
-Result<bool> AddedTokens::stands_alone(std::string_view text, const Trie::Match& match) const {
+Result<bool> AddedTokens::stands_alone(std::string_view text, size_t begin, size_t end) const {
   RegexMatcher matcher(*word_);
-  const auto is_word = [&](size_t begin) -> Result<bool> {
-    matcher.reset(text.substr(begin, utf8_length(text[begin])));
+  std::vector<size_t> neighbours;
+  if (begin > 0) neighbours.push_back(previous_char(text, begin));
+  if (end < text.size()) neighbours.push_back(end);
+  for (const size_t at : neighbours) {
+    matcher.reset(text.substr(at, utf8_length(text[at])));
     SQZ_ASSIGN_OR_RETURN(const std::optional<Span> word, matcher.next());
-    return word.has_value();
-  };
-  if (match.begin > 0) {
-    SQZ_ASSIGN_OR_RETURN(const bool word, is_word(previous_char(text, match.begin)));
-    if (word) return false;
-  }
-  if (match.end < text.size()) {
-    SQZ_ASSIGN_OR_RETURN(const bool word, is_word(match.end));
     if (word) return false;
   }
   return true;
 }
 
-Status AddedTokens::split(const Piece& piece, const Trie& trie, std::vector<Piece>& out) const {
+// The longest pattern at each place counts, from left to right.
+Status AddedTokens::split(const Piece& piece, const ByteTrie& patterns,
+                          std::vector<Piece>& out) const {
   const std::string_view text = piece.text;
   size_t covered = 0;
   const auto keep_until = [&](size_t end) {
@@ -144,25 +104,25 @@ Status AddedTokens::split(const Piece& piece, const Trie& trie, std::vector<Piec
       out.push_back({text.substr(covered, end - covered), -1, piece.at_start && covered == 0});
     }
   };
-  size_t from = trie.empty() ? text.size() : 0;
-  while (const auto match = trie.find(text, from)) {
-    from = match->end;
-    const AddedToken& token = tokens_[match->value];
+  for (size_t at = 0; at < text.size() && !patterns.empty();) {
+    const ByteTrie::Match match = patterns.longest(text.substr(at));
+    const size_t found = at, end = at + match.length;
+    at = std::max(end, at + 1);
+    if (match.length == 0) continue;
+    const AddedToken& token = tokens_[static_cast<size_t>(match.value)];
     if (token.single_word) {
-      SQZ_ASSIGN_OR_RETURN(const bool alone, stands_alone(text, *match));
+      SQZ_ASSIGN_OR_RETURN(const bool alone, stands_alone(text, found, end));
       if (!alone) continue;
     }
-    const size_t begin =
-        token.lstrip ? skip_spaces_back(text, match->begin, covered) : match->begin;
-    keep_until(begin);
-    out.push_back({text.substr(match->begin, match->end - match->begin), token.id, false});
-    covered = token.rstrip ? skip_spaces(text, match->end) : match->end;
+    keep_until(token.lstrip ? skip_spaces_back(text, found, covered) : found);
+    out.push_back({text.substr(found, match.length), token.id, false});
+    covered = token.rstrip ? skip_spaces(text, end) : end;
   }
   keep_until(text.size());
   return {};
 }
 
-Status AddedTokens::extract(std::string_view text, const Normalizer* normalizer,
+Status AddedTokens::extract(std::string_view text, const Normalizer& normalizer,
                             std::vector<Piece>& pieces, TextStore& store) const {
   std::vector<Piece> raw;
   SQZ_RETURN_IF_ERROR(split(Piece{text, -1, true}, raw_, raw));
@@ -171,8 +131,8 @@ Status AddedTokens::extract(std::string_view text, const Normalizer* normalizer,
       pieces.push_back(piece);
       continue;
     }
-    if (normalizer != nullptr) {
-      SQZ_ASSIGN_OR_RETURN(std::string normal, normalizer->apply(std::string(piece.text)));
+    if (normalizer) {
+      SQZ_ASSIGN_OR_RETURN(std::string normal, normalizer(std::string(piece.text)));
       piece.text = store.emplace_back(std::move(normal));
     }
     SQZ_RETURN_IF_ERROR(split(piece, normalized_, pieces));

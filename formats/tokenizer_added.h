@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/byte_trie.h"
 #include "formats/pretokenizer.h"
 #include "formats/tokenizer_normalizer.h"
 
@@ -26,42 +27,21 @@ struct AddedToken {
 // Immutable after parsing.
 class AddedTokens {
  public:
-  // Reads the array "added_tokens" of the file's root. `normalizer` may be null.
-  static Result<AddedTokens> parse(const JsonObject& root, const Normalizer* normalizer);
+  // Reads the array "added_tokens" of the file's root. `normalizer` may be empty.
+  static Result<AddedTokens> parse(const JsonObject& root, const Normalizer& normalizer);
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
   // Cuts `text` at the added tokens and normalises what is between them. No piece is empty.
-  Status extract(std::string_view text, const Normalizer* normalizer, std::vector<Piece>& pieces,
+  Status extract(std::string_view text, const Normalizer& normalizer, std::vector<Piece>& pieces,
                  TextStore& store) const;
 
  private:
-  // Finds the longest pattern at each position, from left to right.
-  class Trie {
-   public:
-    void insert(std::string_view pattern, size_t value);
-    struct Match {
-      size_t begin;
-      size_t end;
-      size_t value;
-    };
-    std::optional<Match> find(std::string_view text, size_t from) const;
-    bool empty() const { return nodes_.size() == 1; }
-
-   private:
-    struct Node {
-      std::vector<std::pair<char, size_t>> children;  // sorted by byte
-      std::optional<size_t> value;
-    };
-    std::vector<Node> nodes_{Node{}};
-  };
-
-  Status split(const Piece& piece, const Trie& trie, std::vector<Piece>& out) const;
-  Result<bool> stands_alone(std::string_view text, const Trie::Match& match) const;
+  Status split(const Piece& piece, const ByteTrie& patterns, std::vector<Piece>& out) const;
+  Result<bool> stands_alone(std::string_view text, size_t begin, size_t end) const;
 
   std::vector<AddedToken> tokens_;
-  Trie raw_;
-  Trie normalized_;
+  ByteTrie raw_, normalized_;  // patterns; their numbers are indices of tokens_
   std::optional<Regex> word_;  // one word character; only if a token asks for it
 };
 

@@ -36,47 +36,46 @@ Status JsonObject::unsupported(std::string_view key, std::string_view found) con
           concat(file, ": ", name_of(key), ": ", found, " is not supported by this build")};
 }
 
-bool JsonObject::has(std::string_view key) const {
+const JsonValue* JsonObject::find(std::string_view key) const {
   const JsonValue* found = value.find(key);
-  return found != nullptr && !found->is_null();
+  return found == nullptr || found->is_null() ? nullptr : found;
+}
+
+Result<const JsonValue*> JsonObject::expect(std::string_view key,
+                                            bool (JsonValue::*is_right)() const,
+                                            const char* expected) const {
+  const JsonValue* found = find(key);
+  if (found != nullptr && (found->*is_right)()) return found;
+  return bad(key, found == nullptr ? "nothing" : describe_json(*found), expected);
 }
 
 Result<bool> JsonObject::boolean(std::string_view key, bool fallback) const {
   if (!has(key)) return fallback;
-  const JsonValue& found = *value.find(key);
-  if (!found.is_boolean()) return bad(key, describe_json(found), "a boolean");
-  return found.boolean();
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* found, expect(key, &JsonValue::is_boolean, "a boolean"));
+  return found->boolean();
 }
 
 Result<std::string> JsonObject::string(std::string_view key) const {
-  if (!has(key)) return bad(key, "nothing", "a string");
-  const JsonValue& found = *value.find(key);
-  if (!found.is_string()) return bad(key, describe_json(found), "a string");
-  return std::string(found.string());
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* found, expect(key, &JsonValue::is_string, "a string"));
+  return std::string(found->string());
 }
 
 Result<std::string> JsonObject::string_or(std::string_view key, std::string fallback) const {
-  if (!has(key)) return fallback;
-  return string(key);
+  return has(key) ? string(key) : fallback;
 }
 
 Result<int32_t> JsonObject::token_id(std::string_view key) const {
-  if (!has(key)) return bad(key, "nothing", "a token id");
-  return json_token_id(*value.find(key), file, name_of(key));
+  const JsonValue* found = find(key);
+  return found ? json_token_id(*found, file, name_of(key)) : bad(key, "nothing", "a token id");
 }
 
 Result<const JsonValue*> JsonObject::array(std::string_view key) const {
-  if (!has(key)) return bad(key, "nothing", "an array");
-  const JsonValue& found = *value.find(key);
-  if (!found.is_array()) return bad(key, describe_json(found), "an array");
-  return &found;
+  return expect(key, &JsonValue::is_array, "an array");
 }
 
 Result<JsonObject> JsonObject::object(std::string_view key) const {
-  if (!has(key)) return bad(key, "nothing", "an object");
-  const JsonValue& found = *value.find(key);
-  if (!found.is_object()) return bad(key, describe_json(found), "an object");
-  return JsonObject{found, file, name_of(key)};
+  SQZ_ASSIGN_OR_RETURN(const JsonValue* found, expect(key, &JsonValue::is_object, "an object"));
+  return JsonObject{*found, file, name_of(key)};
 }
 
 Result<JsonObject> JsonObject::element(std::string_view key, size_t i) const {

@@ -46,9 +46,9 @@ class JsonTokenizer : public Tokenizer {
   Status encode_pieces(std::string_view text, std::vector<int32_t>& ids) const;
 
   Bpe bpe_;
-  std::unique_ptr<Normalizer> normalizer_;  // may be null, as the two below
-  std::unique_ptr<PreTokenizer> pre_tokenizer_;
-  std::unique_ptr<Decoder> decoder_;
+  Normalizer normalizer_;  // may be empty, as the two below
+  PreTokenizer pre_tokenizer_;
+  Decoder decoder_;
   AddedTokens added_;
   SpecialAffixes affixes_;
   TokenMap<int32_t> added_ids_;
@@ -106,11 +106,11 @@ Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(std::string_view text,
   SQZ_ASSIGN_OR_RETURN(const JsonObject model, root.object("model"));
   SQZ_ASSIGN_OR_RETURN(Bpe bpe, Bpe::parse(model));
   std::unique_ptr<JsonTokenizer> self(new JsonTokenizer(std::move(bpe)));
-  SQZ_ASSIGN_OR_RETURN(self->normalizer_, Normalizer::parse(root, "normalizer"));
-  SQZ_ASSIGN_OR_RETURN(self->pre_tokenizer_, PreTokenizer::parse(root, "pre_tokenizer"));
-  SQZ_ASSIGN_OR_RETURN(self->decoder_, Decoder::parse(root, "decoder"));
+  SQZ_ASSIGN_OR_RETURN(self->normalizer_, parse_normalizer(root, "normalizer"));
+  SQZ_ASSIGN_OR_RETURN(self->pre_tokenizer_, parse_pre_tokenizer(root, "pre_tokenizer"));
+  SQZ_ASSIGN_OR_RETURN(self->decoder_, parse_decoder(root, "decoder"));
   SQZ_ASSIGN_OR_RETURN(self->affixes_, parse_post_processor(root, "post_processor"));
-  SQZ_ASSIGN_OR_RETURN(self->added_, AddedTokens::parse(root, self->normalizer_.get()));
+  SQZ_ASSIGN_OR_RETURN(self->added_, AddedTokens::parse(root, self->normalizer_));
   SQZ_RETURN_IF_ERROR(self->index_tokens(root));
   SQZ_RETURN_IF_ERROR(self->check_affixes(root));
   self->hash_ = hex(xxh3_64(std::as_bytes(std::span(text))));
@@ -126,8 +126,8 @@ std::optional<int32_t> JsonTokenizer::token_to_id(std::string_view token) const 
 Status JsonTokenizer::encode_pieces(std::string_view text, std::vector<int32_t>& ids) const {
   TextStore store;
   std::vector<Piece> pieces;
-  SQZ_RETURN_IF_ERROR(added_.extract(text, normalizer_.get(), pieces, store));
-  if (pre_tokenizer_) SQZ_RETURN_IF_ERROR(pre_tokenizer_->apply(pieces, store));
+  SQZ_RETURN_IF_ERROR(added_.extract(text, normalizer_, pieces, store));
+  if (pre_tokenizer_) SQZ_RETURN_IF_ERROR(pre_tokenizer_(pieces, store));
   BpeEncoder encoder(bpe_);
   for (const Piece& piece : pieces) {
     if (piece.token >= 0) {
@@ -179,7 +179,7 @@ Result<std::string> JsonTokenizer::decode(std::span<const int32_t> ids, bool kee
       }
       if (keep_special || !it->second.special) tokens.push_back(it->second.text);
     }
-    if (decoder_) SQZ_RETURN_IF_ERROR(decoder_->apply(tokens));
+    if (decoder_) SQZ_RETURN_IF_ERROR(decoder_(tokens));
     std::string text;
     for (size_t i = 0; i < tokens.size(); ++i) {
       // Without a decoder `tokenizers` puts spaces between tokens.

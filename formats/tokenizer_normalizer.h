@@ -1,33 +1,28 @@
 // The "normalizer" of tokenizer.json: what happens to text before it is split into words.
 #pragma once
 
-#include <memory>
+#include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "formats/tokenizer_fields.h"
+#include "formats/tokenizer_regex.h"
 
 namespace sqz {
 
-// Immutable after parsing.
-class Normalizer {
- public:
-  // The normalizer in `owner`'s field `key`; null or absent gives an empty pointer. Done here:
-  // Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD; others are kUnsupported.
-  static Result<std::unique_ptr<Normalizer>> parse(const JsonObject& owner, std::string_view key);
-  virtual ~Normalizer() = default;
+// Valid UTF-8 to valid UTF-8; an empty text stays empty. Immutable; empty if nothing is to be done.
+using Normalizer = std::function<Result<std::string>(std::string)>;
 
-  // `text` is valid UTF-8, and so is the result. An empty text stays empty.
-  virtual Result<std::string> apply(std::string text) const = 0;
-};
+// The normalizer in `owner`'s field `key`, which may be null or absent. Done here: Sequence,
+// Prepend, Replace, NFC, NFD, NFKC, NFKD; others are kUnsupported.
+Result<Normalizer> parse_normalizer(const JsonObject& owner, std::string_view key);
 
 // The four Unicode normalisation forms; the text is valid UTF-8. Linear but for the sorting of runs
 // of combining marks.
 enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
 std::string unicode_normalize(std::string text, UnicodeForm form);
 
-// The regular expression that a {"String": ...} or {"Regex": ...} pattern stands for.
-Result<std::string> parse_pattern(const JsonObject& owner);
+// The regular expression of `owner`'s field "pattern": {"String": ...} or {"Regex": ...}.
+Result<Regex> parse_pattern(const JsonObject& owner);
 
 }  // namespace sqz

@@ -52,15 +52,12 @@ class Translator {
                                        " at offset ", at_, " of \"", in_, "\" is not supported")};
   }
 
-  void copy(size_t count) {
-    out_.append(in_.substr(at_, count));
-    at_ += count;
-  }
-
-  void replace(size_t count, std::string_view text) {
+  Status replace(size_t count, std::string_view text) {
     out_.append(text);
     at_ += count;
+    return {};
   }
+  Status copy(size_t count) { return replace(count, in_.substr(at_, count)); }
 
   Status item() {
     switch (in_[at_]) {
@@ -68,17 +65,14 @@ class Translator {
         return escape();
       case '[':
         in_class_ = true;
-        copy(1);
-        if (starts("^")) copy(1);
-        if (starts("]")) return refuse("[]");
-        return {};
+        SQZ_RETURN_IF_ERROR(copy(starts("[^") ? 2 : 1));
+        return starts("]") ? refuse("[]") : Status();
       case '(':
         return group();
       case '{':
         return interval();
       default:
-        copy(1);
-        return {};
+        return copy(1);
     }
   }
 
@@ -86,21 +80,14 @@ class Translator {
     if (starts("[") || starts("&&")) return refuse("nested or intersected set");
     if (starts("\\")) return escape();
     if (starts("]")) in_class_ = false;
-    copy(1);
-    return {};
+    return copy(1);
   }
 
   Status group() {
     for (std::string_view plain : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"}) {
-      if (starts(plain)) {
-        copy(plain.size());
-        return {};
-      }
+      if (starts(plain)) return copy(plain.size());
     }
-    if (!starts("(?")) {
-      copy(1);
-      return {};
-    }
+    if (!starts("(?")) return copy(1);
     // Ruby's (?i) in mid-pattern opens a group up to the enclosing one's end; only the forms that
     // both engines read alike are let through.
     const size_t end = in_.find_first_not_of("im-", at_ + 2);
@@ -124,73 +111,53 @@ class Translator {
     if (after == '+' || (after == '?' && body.find(',') == std::string_view::npos)) {
       return refuse("{n,m} with a suffix");
     }
-    out_ += body.starts_with(',') ? "{0" : "{";
-    replace(end + 1 - at_, body);
-    out_ += '}';
-    return {};
+    return replace(end + 1 - at_, concat(body.starts_with(',') ? "{0" : "{", body, '}'));
   }
 
   Status escape() {
     if (at_ + 1 >= in_.size()) return refuse("\\ at the end");
     const char c = in_[at_ + 1];
-    if (!std::isalpha(static_cast<unsigned char>(c))) {
-      copy(2);
-      return {};
-    }
+    if (!std::isalpha(static_cast<unsigned char>(c))) return copy(2);
     switch (c) {
       case 's':
-        replace(2, in_class_ ? std::string(kSpaces) : concat('[', kSpaces, ']'));
-        return {};
+        return replace(2, in_class_ ? std::string(kSpaces) : concat('[', kSpaces, ']'));
       case 'S':
-        replace(2, in_class_ ? std::string(kNotSpaces) : concat("[^", kSpaces, ']'));
-        return {};
+        return replace(2, in_class_ ? std::string(kNotSpaces) : concat("[^", kSpaces, ']'));
       case 'w':
-        replace(2, in_class_ ? concat(kWord, kNewLetters) : concat('[', kWord, kNewLetters, ']'));
-        return {};
+        return replace(
+            2, in_class_ ? concat(kWord, kNewLetters) : concat('[', kWord, kNewLetters, ']'));
       case 'W':
         if (in_class_) return refuse("\\W in a set");
-        replace(2, concat("[^", kWord, kNewLetters, ']'));
-        return {};
+        return replace(2, concat("[^", kWord, kNewLetters, ']'));
       case 'v':
-        replace(2, "\\x{b}");
-        return {};
+        return replace(2, "\\x{b}");
       case 'u':
         return code_point();
       case 'p':
       case 'P': {
         const size_t end = in_.find('}', at_);
         if (end == std::string_view::npos || in_[at_ + 2] != '{') return refuse("\\p");
-        property(end + 1 - at_);
-        return {};
+        return property(end + 1 - at_);
       }
       case 'A':
       case 'z':
         if (in_class_) return refuse(in_.substr(at_, 2));
-        copy(2);
-        return {};
-      case 'd':
-      case 'D':
-      case 'n':
-      case 'r':
-      case 't':
-      case 'f':
-      case 'a':
-      case 'e':
-      case 'x':
-        copy(2);
-        return {};
+        return copy(2);
       default:
-        return refuse(in_.substr(at_, 2));
+        if (std::string_view("dDnrtfaex").find(c) == std::string_view::npos) {
+          return refuse(in_.substr(at_, 2));
+        }
+        return copy(2);
     }
   }
 
-  void property(size_t length) {
+  Status property(size_t length) {
     const std::string_view name = in_.substr(at_, length);
     const std::string_view fresh = name == "\\p{L}"   ? kNewLetters
                                    : name == "\\p{N}" ? kNewNumbers
                                                       : std::string_view();
     const bool set = !in_class_ && !fresh.empty();
-    replace(length, concat(set ? "[" : "", name, fresh, set ? "]" : ""));
+    return replace(length, concat(set ? "[" : "", name, fresh, set ? "]" : ""));
   }
 
   Status code_point() {

@@ -40,11 +40,9 @@ Result<SpecialAffixes> parse_object(const JsonObject& object) {
   if (type != "Sequence") {
     return object.unsupported("type", concat("post-processor ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const JsonValue* items, object.array("processors"));
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("processors", parse_object));
   SpecialAffixes all;
-  for (size_t i = 0; i < items->size(); ++i) {
-    SQZ_ASSIGN_OR_RETURN(const JsonObject item, object.element("processors", i));
-    SQZ_ASSIGN_OR_RETURN(const SpecialAffixes outer, parse_object(item));
+  for (const SpecialAffixes& outer : steps) {
     all.before.insert(all.before.begin(), outer.before.begin(), outer.before.end());
     all.after.insert(all.after.end(), outer.after.begin(), outer.after.end());
   }
@@ -54,9 +52,7 @@ Result<SpecialAffixes> parse_object(const JsonObject& object) {
 }  // namespace
 
 Result<SpecialAffixes> parse_post_processor(const JsonObject& owner, std::string_view key) {
-  if (!owner.has(key)) return SpecialAffixes{};
-  SQZ_ASSIGN_OR_RETURN(const JsonObject object, owner.object(key));
-  return parse_object(object);
+  return owner.optional(key, parse_object);
 }
 
 }  // namespace sqz

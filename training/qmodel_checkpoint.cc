@@ -40,7 +40,7 @@ Named tensors_of(TrainingState& state) {
 Result<std::vector<PlannedTensor>> plan(const Named& named, const std::string& path) {
   std::vector<PlannedTensor> tensors;
   for (const auto& [name, tensor] : named) {
-    tensors.push_back(plain_tensor(name, Part::kNamed, DType::kF32, tensor->sizes().vec()));
+    tensors.push_back({name, DType::kF32, tensor->sizes().vec()});
   }
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, path));
@@ -132,7 +132,7 @@ Result<TrainingState> read_checkpoint(Env& env, const std::string& path,
   const Named named = tensors_of(state);
   SQZ_ASSIGN_OR_RETURN(auto tensors, plan(named, path));
   SQZ_RETURN_IF_ERROR(match_tensors(container.header, tensors, path));
-  SQZ_RETURN_IF_ERROR(first_of(check_tensors(container), path, Code::kCorrupt));
+  SQZ_RETURN_IF_ERROR(first_of(check_tensors(container).problems, path, Code::kCorrupt));
   for (const auto& [name, tensor] : named) {
     at::Tensor host = at::empty(tensor->sizes(), at::kFloat);
     const auto bytes = container.tensor(name);

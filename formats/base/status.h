@@ -79,10 +79,22 @@ std::string concat(const Args&... args) {
 
 // The project's one shape for a complaint about an input file:
 // "FILE: FIELD: found FOUND, expected EXPECTED".
-inline std::string bad_field(std::string_view file, std::string_view field, std::string_view found,
-                             std::string_view expected) {
+template <class Field, class Found, class Expected>
+std::string bad_field(std::string_view file, const Field& field, const Found& found,
+                      const Expected& expected) {
   return concat(file, ": ", field, ": found ", found, ", expected ", expected);
 }
+
+// Makes such complaints about one file: `return refuse("sink", sink, "a positive number")`.
+struct Refuse {
+  std::string_view file;  // borrowed
+  Code code = Code::kCorrupt;
+
+  template <class Field, class Found, class Expected>
+  Status operator()(const Field& field, const Found& found, const Expected& expected) const {
+    return {code, bad_field(file, field, found, expected)};
+  }
+};
 
 }  // namespace sqz
 

@@ -133,11 +133,11 @@ TEST(Normalizer, ComposesOverAsciiOnly) {
 TEST(ByteFallback, BytesThatFormNoTextBecomeOneReplacementEach) {
   const auto json = parse_json(R"({"decoder": {"type": "ByteFallback"}})", "test");
   ASSERT_TRUE(json.ok());
-  const auto decoder = Decoder::parse(JsonObject{json->root(), "test", ""}, "decoder");
+  const auto decoder = parse_decoder(JsonObject{json->root(), "test", ""}, "decoder");
   ASSERT_TRUE(decoder.ok());
   std::vector<std::string> tokens{"<0xE2>", "<0x82>", "<0xAC>", "a",     "<0xE2>",
                                   "<0x82>", "b",      "<0xZZ>", "<0x41>"};
-  ASSERT_TRUE((*decoder)->apply(tokens).ok());
+  ASSERT_TRUE((*decoder)(tokens).ok());
   EXPECT_THAT(tokens, ElementsAre("\u20ac", "a", "\ufffd", "\ufffd", "b", "<0xZZ>", "A"));
 }
 
