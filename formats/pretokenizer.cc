@@ -11,21 +11,6 @@ namespace {
 constexpr char kGpt2Pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-Status split_all(std::vector<Piece>& pieces, const SplitRule& rule) {
-  Splitter splitter(rule);
-  std::vector<Piece> out;
-  out.reserve(pieces.size());
-  for (const Piece& piece : pieces) {
-    if (piece.token >= 0) {
-      out.push_back(piece);
-    } else {
-      SQZ_RETURN_IF_ERROR(splitter.split(piece, out));
-    }
-  }
-  pieces = std::move(out);
-  return {};
-}
-
 // Splits by the rule and writes the words as byte-level text.
 Status split_byte_level(std::vector<Piece>& pieces, TextStore& store, bool add_prefix_space,
                         const std::optional<SplitRule>& rule) {
@@ -35,7 +20,7 @@ Status split_byte_level(std::vector<Piece>& pieces, TextStore& store, bool add_p
       piece.text = store.emplace_back(concat(' ', piece.text));
     }
   }
-  if (rule) SQZ_RETURN_IF_ERROR(split_all(pieces, *rule));
+  if (rule) SQZ_RETURN_IF_ERROR(split_pieces(pieces, *rule));
   size_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.token >= 0 ? 0 : piece.text.size();
   std::string& out = store.emplace_back();
@@ -66,7 +51,7 @@ void replace_spaces(std::vector<Piece>& pieces, TextStore& store, const std::str
 using Parsed = Result<PreTokenizer>;
 
 PreTokenizer splits_by(const SplitRule& rule) {
-  return [rule](std::vector<Piece>& pieces, TextStore&) { return split_all(pieces, rule); };
+  return [rule](std::vector<Piece>& pieces, TextStore&) { return split_pieces(pieces, rule); };
 }
 
 Result<SplitBehavior> parse_behavior(const JsonObject& object) {
@@ -126,7 +111,7 @@ Parsed parse_metaspace(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(rule.pattern, Regex::compile(escape_pattern(replacement), "Metaspace"));
   return Parsed([=](std::vector<Piece>& pieces, TextStore& store) {
     replace_spaces(pieces, store, replacement, scheme);
-    return split ? split_all(pieces, rule) : Status();
+    return split ? split_pieces(pieces, rule) : Status();
   });
 }
 

@@ -40,28 +40,8 @@ using PreTokenizer = std::function<Status(std::vector<Piece>&, TextStore&)>;
 // Split, ByteLevel, Digits, Metaspace; others are kUnsupported.
 Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& owner, std::string_view key);
 
-// Applies one rule to many pieces; keeps working memory between them. `rule` outlives it.
-class Splitter {
- public:
-  explicit Splitter(const SplitRule& rule) : rule_(rule), matcher_(rule.pattern) {}
-  // Appends the parts of `piece` that are not empty to `out`.
-  Status split(const Piece& piece, std::vector<Piece>& out);
-
- private:
-  struct Part {
-    size_t begin;
-    size_t end;
-    bool match;
-  };
-  Status find_parts(std::string_view text);
-  template <class Join>
-  void merge_parts(Join join);
-  void merge_with_next();
-
-  const SplitRule& rule_;
-  RegexMatcher matcher_;
-  std::vector<Part> parts_;
-};
+// Cuts every piece that is not an added token by the rule; no part is empty.
+Status split_pieces(std::vector<Piece>& pieces, const SplitRule& rule);
 
 // Byte-level text: each byte is written as one printable character, as GPT-2 does it.
 void append_byte_level(std::string_view bytes, std::string& out);

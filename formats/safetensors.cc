@@ -144,7 +144,7 @@ class HeaderHandler : public JsonVisitor {
   }
 
   Status fail(const std::string& found, const std::string& wanted) const {
-    return {Code::kCorrupt, bad_field(path_, field(), found, wanted)};
+    return Refuse{path_}(field(), found, wanted);
   }
   Status unexpected(const std::string& found) const { return fail(found, expected()); }
   Status duplicate() const { return fail("the key twice", "it once"); }
@@ -187,10 +187,6 @@ class HeaderHandler : public JsonVisitor {
   bool seen_metadata_ = false;
 };
 
-Status corrupt(std::string message) {
-  return {Code::kCorrupt, std::move(message)};
-}
-
 // Sorts by offset and makes sure that the tensors tile [0, data_bytes) without hole or overlap.
 Status check_tiling(std::vector<TensorInfo>& tensors, uint64_t data_offset, uint64_t data_bytes,
                     std::string_view path) {
@@ -204,17 +200,15 @@ Status check_tiling(std::vector<TensorInfo>& tensors, uint64_t data_offset, uint
   for (TensorInfo& tensor : tensors) {
     if (tensor.offset != end) {
       const char* what = tensor.offset < end ? " (an overlap)" : " (a hole)";
-      return corrupt(bad_field(path, concat("tensor ", in_quotes(tensor.name), ": data_offsets"),
-                               concat("begin ", tensor.offset, what), concat(end)));
+      return Refuse{path}(concat("tensor ", in_quotes(tensor.name), ": data_offsets"),
+                          concat("begin ", tensor.offset, what), end);
     }
     end += tensor.bytes;  // no overflow: offset + bytes was read from the file as one number
     tensor.offset += data_offset;
   }
-  if (end != data_bytes) {
-    return corrupt(bad_field(path, "file length", concat(data_offset + data_bytes, " bytes"),
-                             concat(data_offset, " for the header and ", end, " for the tensors")));
-  }
-  return {};
+  if (end == data_bytes) return {};
+  return Refuse{path}("file length", concat(data_offset + data_bytes, " bytes"),
+                      concat(data_offset, " for the header and ", end, " for the tensors"));
 }
 
 // The header's length as its first 8 bytes say, once it is plausible.
@@ -223,20 +217,19 @@ Result<uint64_t> header_length(std::span<const std::byte> first8, uint64_t file_
   uint64_t length = 0;
   for (size_t i = 0; i < 8; ++i) length |= std::to_integer<uint64_t>(first8[i]) << (8 * i);
   if (length > kMaxHeader) {
-    return corrupt(
-        bad_field(path, "header length", concat(length),
-                  concat("at most ", kMaxHeader, ": this is no .sqz or .safetensors file")));
+    return Refuse{path}("header length", length,
+                        concat("at most ", kMaxHeader, ": this is no .sqz or .safetensors file"));
   }
   if (length > file_size - 8) {
-    return corrupt(bad_field(path, "header length", concat(length),
-                             concat("at most ", file_size - 8, ", what is left of the file")));
+    return Refuse{path}("header length", length,
+                        concat("at most ", file_size - 8, ", what is left of the file"));
   }
   return length;
 }
 
 Status too_short(uint64_t size, std::string_view path) {
-  return corrupt(bad_field(path, "file length", concat(size, " bytes"),
-                           "8 at least: the length of a safetensors header"));
+  return Refuse{path}("file length", concat(size, " bytes"),
+                      "8 at least: the length of a safetensors header");
 }
 
 }  // namespace
@@ -258,9 +251,8 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> by
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + 8,
                               static_cast<size_t>(length));
   if (text.empty() || text[0] != '{') {
-    return corrupt(bad_field(path, "header",
-                             text.empty() ? "nothing" : in_quotes(text.substr(0, 8)),
-                             "a JSON object, from its \"{\" on"));
+    return Refuse{path}("header", text.empty() ? "nothing" : in_quotes(text.substr(0, 8)),
+                        "a JSON object, from its \"{\" on");
   }
 
   SafetensorsHeader header;
@@ -278,8 +270,7 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> by
   const auto twice = std::adjacent_find(header.by_name_.begin(), header.by_name_.end(),
                                         [&](uint32_t a, uint32_t b) { return name(a) == name(b); });
   if (twice != header.by_name_.end()) {
-    return corrupt(
-        bad_field(path, concat("tensor ", in_quotes(name(*twice))), "the name twice", "it once"));
+    return Refuse{path}("tensor " + in_quotes(name(*twice)), "the name twice", "it once");
   }
   return header;
 }

@@ -166,8 +166,7 @@ class Translator {
         digits.find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos) {
       return refuse("\\u");
     }
-    replace(6, concat("\\x{", digits, '}'));
-    return {};
+    return replace(6, concat("\\x{", digits, '}'));
   }
 
   std::string_view in_;

@@ -49,25 +49,15 @@ Result<Regex> Regex::compile(std::string_view pattern, std::string_view label) {
 
 RegexMatcher::RegexMatcher(const Regex& regex)
     : code_(regex.code_),
-      data_(pcre2_match_data_create_from_pattern(code_.get(), nullptr)),
-      context_(pcre2_match_context_create(nullptr)),
-      stack_(pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr)) {
-  if (data_ == nullptr || context_ == nullptr) {
-    pcre2_match_data_free(data_);
-    pcre2_match_context_free(context_);
-    pcre2_jit_stack_free(stack_);
-    throw std::bad_alloc();
-  }
-  pcre2_set_match_limit(context_, UINT32_MAX);
-  pcre2_set_depth_limit(context_, UINT32_MAX);
-  pcre2_set_heap_limit(context_, kHeapLimitKib);
-  if (stack_ != nullptr) pcre2_jit_stack_assign(context_, nullptr, stack_);
-}
-
-RegexMatcher::~RegexMatcher() {
-  pcre2_match_data_free(data_);
-  pcre2_match_context_free(context_);
-  pcre2_jit_stack_free(stack_);
+      data_(pcre2_match_data_create_from_pattern(code_.get(), nullptr), pcre2_match_data_free),
+      context_(pcre2_match_context_create(nullptr), pcre2_match_context_free),
+      stack_(pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr),
+             pcre2_jit_stack_free) {
+  if (data_ == nullptr || context_ == nullptr) throw std::bad_alloc();
+  pcre2_set_match_limit(context_.get(), UINT32_MAX);
+  pcre2_set_depth_limit(context_.get(), UINT32_MAX);
+  pcre2_set_heap_limit(context_.get(), kHeapLimitKib);
+  if (stack_ != nullptr) pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
 }
 
 void RegexMatcher::reset(std::string_view text) {
@@ -77,14 +67,12 @@ void RegexMatcher::reset(std::string_view text) {
 }
 
 int RegexMatcher::match_at(size_t offset) {
-  const auto subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
-  int result =
-      pcre2_match(code_.get(), subject, text_.size(), offset, PCRE2_NO_UTF_CHECK, data_, context_);
-  if (result == PCRE2_ERROR_JIT_STACKLIMIT) {
-    result = pcre2_match(code_.get(), subject, text_.size(), offset,
-                         PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data_, context_);
-  }
-  return result;
+  const auto match = [&](uint32_t options) {
+    return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
+                       offset, PCRE2_NO_UTF_CHECK | options, data_.get(), context_.get());
+  };
+  const int result = match(0);
+  return result == PCRE2_ERROR_JIT_STACKLIMIT ? match(PCRE2_NO_JIT) : result;
 }
 
 Result<std::optional<Span>> RegexMatcher::next() {
@@ -95,7 +83,7 @@ Result<std::optional<Span>> RegexMatcher::next() {
       return Status(Code::kUnsupported, concat("matching the split pattern from byte ", offset_,
                                                " failed: ", pcre2_message(result)));
     }
-    const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(data_);
+    const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(data_.get());
     const Span span{ends[0], ends[1]};
     if (span.begin == span.end) {
       offset_ = span.end < text_.size() ? span.end + utf8_length(text_[span.end]) : span.end + 1;

@@ -45,7 +45,6 @@ struct Span {
 class RegexMatcher {
  public:
   explicit RegexMatcher(const Regex& regex);
-  ~RegexMatcher();
   RegexMatcher(const RegexMatcher&) = delete;
   RegexMatcher& operator=(const RegexMatcher&) = delete;
 
@@ -59,9 +58,9 @@ class RegexMatcher {
   int match_at(size_t offset);
 
   std::shared_ptr<pcre2_real_code_8> code_;
-  pcre2_real_match_data_8* data_;
-  pcre2_real_match_context_8* context_;
-  pcre2_real_jit_stack_8* stack_;
+  std::shared_ptr<pcre2_real_match_data_8> data_;  // its own, as the two below
+  std::shared_ptr<pcre2_real_match_context_8> context_;
+  std::shared_ptr<pcre2_real_jit_stack_8> stack_;  // null: without JIT
   std::string_view text_;
   size_t offset_ = 0;
   std::optional<size_t> last_end_;

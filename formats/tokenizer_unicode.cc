@@ -10,19 +10,10 @@
 namespace sqz {
 namespace {
 
-int options_of(UnicodeForm form) {
-  switch (form) {
-    case UnicodeForm::kNfc:
-      return UTF8PROC_STABLE | UTF8PROC_COMPOSE;
-    case UnicodeForm::kNfd:
-      return UTF8PROC_STABLE | UTF8PROC_DECOMPOSE;
-    case UnicodeForm::kNfkc:
-      return UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT;
-    case UnicodeForm::kNfkd:
-      return UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT;
-  }
-  return 0;
-}
+constexpr int kOptions[] = {  // by UnicodeForm
+    UTF8PROC_STABLE | UTF8PROC_COMPOSE, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE,
+    UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
+    UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT};
 
 int combining_class(int32_t code) {
   return utf8proc_get_property(code)->combining_class;
@@ -81,7 +72,7 @@ bool is_ascii(char c) {
 // ASCII never changes, and only its last character can take part in what follows: the text is
 // normalised in parts of one ASCII character and the run of others behind it.
 std::string unicode_normalize(std::string text, UnicodeForm form) {
-  const int options = options_of(form);
+  const int options = kOptions[static_cast<size_t>(form)];
   const auto first = std::find_if_not(text.begin(), text.end(), is_ascii);
   if (first == text.end()) return text;
   std::string out;
