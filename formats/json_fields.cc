@@ -11,18 +11,19 @@ std::string found_text(const JsonValue& value) {
   return JsonText(value).str();
 }
 
+Status unexpected(const JsonValue& found, std::string_view label, std::string_view expected) {
+  return {Code::kCorrupt, concat(label, ": found ", found_text(found), ", expected ", expected)};
+}
+
 Result<JsonDocument> parse_json_object(std::string_view text, std::string_view label) {
   SQZ_ASSIGN_OR_RETURN(JsonDocument json, parse_json(text, label));
   if (json.root().is_object()) return json;
-  return Status(Code::kCorrupt,
-                bad_field(label, "top level", found_text(json.root()), "an object"));
+  return unexpected(json.root(), concat(label, ": top level"), "an object");
 }
 
 JsonFields::JsonFields(const JsonValue& object, std::string label, std::string prefix)
     : object_(object), label_(std::move(label)), prefix_(std::move(prefix)) {
-  if (object.is_object()) return;
-  status_ = {Code::kCorrupt,
-             concat(label_, ": found ", found_text(object), ", expected an object")};
+  if (!object.is_object()) status_ = unexpected(object, label_, "an object");
 }
 
 const JsonValue* JsonFields::find(std::string_view key) const {

@@ -56,6 +56,9 @@ class JsonFields {
 // parse_json() of a text that must be an object.
 Result<JsonDocument> parse_json_object(std::string_view text, std::string_view label);
 
+// kCorrupt "LABEL: found VALUE, expected EXPECTED".
+Status unexpected(const JsonValue& found, std::string_view label, std::string_view expected);
+
 // A JSON value as a message may print it.
 std::string found_text(const JsonValue& value);
 

@@ -203,15 +203,6 @@ Result<VerifyReport> verify_layers_file(const std::string& path, Env& env) {
   return std::move(opened.report);
 }
 
-LayerBudgets embedded(const LayersFile& layers) {
-  return {.allocation = layers.allocation,
-          .context = layers.context,
-          .uniform_budget = layers.uniform_budget,
-          .p = layers.p,
-          .budget = layers.budget,
-          .cosine = layers.cosine};
-}
-
 bool is_layers_file(const std::string& path, Env& env) {
   return has_kind(path, FileKind::kLayers, env);
 }

@@ -14,27 +14,17 @@
 
 namespace sqz {
 
-inline constexpr const char* kAllocationGroups = "groups";      // SqueezeAttention, Algorithm 1
-inline constexpr const char* kAllocationMeasured = "measured";  // by the layers' own errors
-
-struct LayersFile : FileOrigin {
+struct LayersFile : FileOrigin, LayerBudgets {
   int64_t texts = 0;    // what was profiled: number of texts,
   int64_t windows = 0;  // dense passes over stretches of them,
   int64_t window = 0;   // tokens of a stretch at most, and
   int64_t tokens = 0;   // of all of them
 
-  std::string allocation = kAllocationGroups;  // how the budgets were found
-  int64_t context = 0;                         // tokens of the context that the budgets are for
-  int64_t uniform_budget = 0;                  // keys of every layer, were all alike: 1 .. context
-  double p = 1;                                // share of it that layers of group 2 keep, in (0, 1]
+  std::vector<double> cosine_error;  // [layers], standard error of `cosine`, >= 0
+  std::vector<int32_t> group;        // [layers], 0 (lowest cosines) .. 2 (highest), none empty
 
   JsonText
       measured;  // what budgets cost on held-out text, for people; null if nothing was measured
-
-  std::vector<double> cosine;        // [layers], mean over tokens, in [-1, 1]
-  std::vector<double> cosine_error;  // [layers], standard error, >= 0
-  std::vector<int32_t> group;        // [layers], 0 (lowest cosines) .. 2 (highest), none empty
-  std::vector<int64_t> budget;       // [layers], keys, 1 .. context; sum = layers * uniform_budget
 };
 
 // Publishes by AtomicFile; returns the file's size. kInvalidArgument names what is out of range,
@@ -47,9 +37,6 @@ Result<LayersFile> read_layers_file(const std::string& path, Env& env = Env::pos
 
 // All that is wrong with the contents of a file whose header is right.
 Result<VerifyReport> verify_layers_file(const std::string& path, Env& env = Env::posix());
-
-// What an index embeds of it.
-LayerBudgets embedded(const LayersFile& layers);
 
 // Whether a file says that it is a layer profile; false also where it cannot be read.
 bool is_layers_file(const std::string& path, Env& env = Env::posix());

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "formats/tokenizer_fields.h"
-#include "formats/tokenizer_regex.h"
 
 namespace sqz {
 
@@ -23,15 +22,6 @@ struct Piece {
 // Owns text that steps make; what it holds stays where it is.
 using TextStore = std::deque<std::string>;
 
-enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
-
-// Cuts the matches of `pattern` (or, inverted, what lies between them) out of each text.
-struct SplitRule {
-  Regex pattern;
-  SplitBehavior behavior = SplitBehavior::kIsolated;
-  bool invert = false;
-};
-
 // Cuts every piece that is not an added token. Texts are valid UTF-8 and outlive the pieces, as the
 // store does. No piece of the result is empty. Immutable; empty if nothing is to be cut.
 using PreTokenizer = std::function<Status(std::vector<Piece>&, TextStore&)>;
@@ -39,9 +29,6 @@ using PreTokenizer = std::function<Status(std::vector<Piece>&, TextStore&)>;
 // The pre-tokenizer in `owner`'s field `key`, which may be null or absent. Done here: Sequence,
 // Split, ByteLevel, Digits, Metaspace; others are kUnsupported.
 Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& owner, std::string_view key);
-
-// Cuts every piece that is not an added token by the rule; no part is empty.
-Status split_pieces(std::vector<Piece>& pieces, const SplitRule& rule);
 
 // Byte-level text: each byte is written as one printable character, as GPT-2 does it.
 void append_byte_level(std::string_view bytes, std::string& out);

@@ -100,10 +100,6 @@ std::map<std::string, std::string> to_strings(const QmodelFile& f) {
   return out;
 }
 
-Status unexpected(const JsonValue& found, const std::string& label, const char* expected) {
-  return {Code::kCorrupt, concat(label, ": found ", found_text(found), ", expected ", expected)};
-}
-
 Result<std::vector<int64_t>> parse_dense(const JsonValue& json, const std::string& label) {
   if (!json.is_array()) return unexpected(json, label, "an array");
   std::vector<int64_t> out;

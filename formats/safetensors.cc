@@ -109,38 +109,21 @@ class HeaderHandler : public JsonVisitor {
 
   // What the value at hand belongs to, as messages name it.
   std::string field() const {
-    switch (place_) {
-      case Place::kStart:
-      case Place::kEnd:
-        return "header";
-      case Place::kTop:
-        return concat("header: ", in_quotes(key_));
-      case Place::kMetadata:
-        return concat("header: __metadata__: ", in_quotes(key_));
-      default:
-        return concat("tensor ", in_quotes(tensor_.name), key_.empty() ? "" : ": ", key_);
-    }
+    if (place_ == Place::kStart || place_ == Place::kEnd) return "header";
+    if (place_ == Place::kTop) return concat("header: ", in_quotes(key_));
+    if (place_ == Place::kMetadata) return concat("header: __metadata__: ", in_quotes(key_));
+    return concat("tensor ", in_quotes(tensor_.name), key_.empty() ? "" : ": ", key_);
   }
 
-  std::string expected() const {
-    switch (place_) {
-      case Place::kStart:
-      case Place::kTop:
-      case Place::kEnd:
-        return "an object";
-      case Place::kMetadata:
-        return "a string";
-      case Place::kShape:
-        return "integers in [0, 2^63)";
-      case Place::kOffsets:
-        return "two integers in [0, 2^64)";
-      case Place::kTensor:
-        return key_ == "dtype"   ? "a dtype: BOOL, U8, I8, U16, I16, F16, BF16, U32, I32, F32, "
-                                   "U64, I64 or F64"
-               : key_ == "shape" ? "an array of integers"
-                                 : "an array of two integers";
-    }
-    return "";
+  const char* expected() const {
+    if (place_ == Place::kMetadata) return "a string";
+    if (place_ == Place::kShape) return "integers in [0, 2^63)";
+    if (place_ == Place::kOffsets) return "two integers in [0, 2^64)";
+    if (place_ != Place::kTensor) return "an object";
+    return key_ == "dtype"   ? "a dtype: BOOL, U8, I8, U16, I16, F16, BF16, U32, I32, F32, "
+                               "U64, I64 or F64"
+           : key_ == "shape" ? "an array of integers"
+                             : "an array of two integers";
   }
 
   Status fail(const std::string& found, const std::string& wanted) const {

@@ -48,7 +48,7 @@ Checksums read_checksums(const SafetensorsHeader& header, const std::string& pat
   }
   const JsonValue& object = parsed->root();
   if (!object.is_object()) {
-    note(problems, concat(label, ": found ", found_text(object), ", expected an object"));
+    note(problems, unexpected(object, label, "an object").message());
     return {};
   }
   Checksums out;

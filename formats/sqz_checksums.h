@@ -1,4 +1,4 @@
-// The checksums of a .sqz file of any kind against its tensors.
+// The deep checks of .sqz files: checksums of any kind of file, contents of an index.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +33,11 @@ Checksums read_checksums(const SafetensorsHeader& header, const std::string& pat
 void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file,
                  const Checksums& checksums, const std::function<void(size_t)>& advance,
                  Problems& problems);
+
+// All of an index, for SqzFile::verify(). `bytes`: the whole file. `threads`: 0 = all cores; the
+// report does not depend on it.
+VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
+                          const std::function<void(uint64_t, uint64_t)>& progress, int threads);
 
 // All tensors of a file that is small enough to be looked at in one go.
 VerifyReport check_tensors(const SqzContainer& container);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "formats/sqz_checksums.h"
 #include "formats/sqz_container.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
-#include "formats/sqz_verify.h"
 
 namespace sqz {
 namespace {

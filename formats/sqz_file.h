@@ -87,15 +87,18 @@ struct PrunedPolicy {
   double keep = 0;       // and asked_keep
 };
 
+inline constexpr const char* kAllocationGroups = "groups";      // SqueezeAttention, Algorithm 1
+inline constexpr const char* kAllocationMeasured = "measured";  // by the layers' own errors
+
 // What each layer gets of a budget, from a layer profile (formats/layers_file.h) that an index
 // embeds: sessions spread their budget in these proportions.
 struct LayerBudgets {
-  std::string allocation;       // how they were found: "groups", "measured"
-  int64_t context = 0;          // tokens that they are for
-  int64_t uniform_budget = 0;   // keys of every layer, were all alike: 1 .. context
-  double p = 1;                 // share of it that layers of the last group keep, in (0, 1]
+  std::string allocation = kAllocationGroups;  // how they were found
+  int64_t context = 0;                         // tokens that they are for
+  int64_t uniform_budget = 0;                  // keys of every layer, were all alike: 1 .. context
+  double p = 1;                                // share of it that layers of group 2 keep, in (0, 1]
   std::vector<int64_t> budget;  // [layers], keys, 1 .. context; sum = layers * uniform_budget
-  std::vector<double> cosine;   // [layers], in [-1, 1]
+  std::vector<double> cosine;   // [layers], mean over tokens, in [-1, 1]
 };
 
 // What .sqz files of every kind say of themselves.

@@ -27,10 +27,7 @@ JsonText layers_to_json(const IndexMetadata& metadata) {
 
 Result<std::vector<LayerPolicy>> layers_from_json(const JsonValue& json, bool pruned,
                                                   const std::string& label) {
-  if (!json.is_array()) {
-    return Status(Code::kCorrupt, concat(label, ": found ", found_text(json),
-                                         ", expected an array of one object a layer"));
-  }
+  if (!json.is_array()) return unexpected(json, label, "an array of one object a layer");
   std::vector<LayerPolicy> layers;
   layers.reserve(json.size());
   for (const JsonValue& entry : json.items()) {

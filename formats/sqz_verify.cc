@@ -1,4 +1,4 @@
-#include "formats/sqz_verify.h"
+#include "formats/sqz_checksums.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,8 +6,6 @@
 #include <exception>
 #include <mutex>
 #include <thread>
-
-#include "formats/sqz_checksums.h"
 
 namespace sqz {
 namespace {

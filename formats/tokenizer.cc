@@ -4,8 +4,7 @@
 #include <filesystem>
 #include <new>
 
-#include "formats/tokenizer_json.h"
-#include "formats/tokenizer_sentencepiece.h"
+#include "formats/tokenizer_files.h"
 
 namespace sqz {
 namespace {

@@ -5,5 +5,5 @@ sqz_library(sqz_tokenizer
   sentencepiece_model.cc sentencepiece_normalizer.cc sentencepiece_unigram.cc tokenizer.cc
   tokenizer_added.cc tokenizer_byte_level.cc tokenizer_decoder.cc tokenizer_fields.cc
   tokenizer_json.cc tokenizer_normalizer.cc tokenizer_pattern.cc tokenizer_post_processor.cc
-  tokenizer_regex.cc tokenizer_sentencepiece.cc tokenizer_split.cc tokenizer_unicode.cc utf8.cc
+  tokenizer_regex.cc tokenizer_sentencepiece.cc tokenizer_unicode.cc utf8.cc
   LINK sqz_base PkgConfig::PCRE2 PkgConfig::UTF8PROC)

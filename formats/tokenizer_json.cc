@@ -1,4 +1,4 @@
-#include "formats/tokenizer_json.h"
+#include "formats/tokenizer_files.h"
 
 #include <algorithm>
 #include <new>

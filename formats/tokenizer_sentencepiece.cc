@@ -1,4 +1,4 @@
-#include "formats/tokenizer_sentencepiece.h"
+#include "formats/tokenizer_files.h"
 
 #include <algorithm>
 #include <new>

@@ -62,21 +62,10 @@ uint32_t next_char(std::string_view text, size_t& offset) {
 
 void append_utf8(uint32_t code_point, std::string& out) {
   const auto put = [&](uint32_t byte) { out.push_back(static_cast<char>(byte)); };
-  if (code_point < 0x80) {
-    put(code_point);
-  } else if (code_point < 0x800) {
-    put(0xc0 | code_point >> 6);
-    put(0x80 | (code_point & 0x3f));
-  } else if (code_point < 0x10000) {
-    put(0xe0 | code_point >> 12);
-    put(0x80 | (code_point >> 6 & 0x3f));
-    put(0x80 | (code_point & 0x3f));
-  } else {
-    put(0xf0 | code_point >> 18);
-    put(0x80 | (code_point >> 12 & 0x3f));
-    put(0x80 | (code_point >> 6 & 0x3f));
-    put(0x80 | (code_point & 0x3f));
-  }
+  if (code_point < 0x80) return put(code_point);
+  const int more = code_point < 0x800 ? 1 : code_point < 0x10000 ? 2 : 3;  // bytes behind the lead
+  put((0xff00u >> (more + 1) & 0xff) | code_point >> 6 * more);
+  for (int i = more - 1; i >= 0; --i) put(0x80 | (code_point >> 6 * i & 0x3f));
 }
 
 std::string utf8_lossy(std::string bytes) {

@@ -15,23 +15,15 @@ class Events : public nlohmann::json_sax<Library> {
  public:
   explicit Events(JsonVisitor& visitor) : visitor_(visitor) {}
 
-  bool null() override { return go_on(visitor_.scalar(JsonValue())); }
-  bool boolean(bool value) override { return go_on(visitor_.scalar(JsonValue(value))); }
-  bool number_integer(number_integer_t value) override {
-    return go_on(visitor_.scalar(JsonValue(value)));
-  }
-  bool number_unsigned(number_unsigned_t value) override {
-    return go_on(visitor_.scalar(JsonValue(value)));
-  }
+  bool null() override { return scalar(JsonValue()); }
+  bool boolean(bool value) override { return scalar(JsonValue(value)); }
+  bool number_integer(number_integer_t value) override { return scalar(JsonValue(value)); }
+  bool number_unsigned(number_unsigned_t value) override { return scalar(JsonValue(value)); }
   bool number_float(number_float_t value, const string_t& text) override {
-    if (text.find_first_of(".eE") == string_t::npos) {
-      return go_on(visitor_.not_valid(concat("integer ", text, " does not fit in 64 bits")));
-    }
-    return go_on(visitor_.scalar(JsonValue(value)));
+    if (text.find_first_of(".eE") != string_t::npos) return scalar(JsonValue(value));
+    return go_on(visitor_.not_valid(concat("integer ", text, " does not fit in 64 bits")));
   }
-  bool string(string_t& value) override {
-    return go_on(visitor_.scalar(JsonValue(std::string_view(value))));
-  }
+  bool string(string_t& value) override { return scalar(JsonValue(std::string_view(value))); }
   bool binary(binary_t&) override { return go_on(visitor_.not_valid("binary value")); }
   bool key(string_t& name) override { return go_on(visitor_.key(name)); }
   bool start_object(std::size_t) override { return go_on(visitor_.open(true)); }
@@ -49,6 +41,7 @@ class Events : public nlohmann::json_sax<Library> {
   Status status() const { return status_; }
 
  private:
+  bool scalar(const JsonValue& value) { return go_on(visitor_.scalar(value)); }
   bool go_on(Status status) {
     if (!status.ok()) status_ = std::move(status);
     return status_.ok();

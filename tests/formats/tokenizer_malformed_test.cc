@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "formats/tokenizer_json.h"
+#include "formats/tokenizer_files.h"
 #include "tests/common/json.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/tokenizer_golden.h"

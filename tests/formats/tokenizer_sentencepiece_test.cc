@@ -1,6 +1,6 @@
 // SentencePiece models written here: what each rule does, and bad files. The ids of whole models
 // are compared in tokenizer_test.cc.
-#include "formats/tokenizer_sentencepiece.h"
+#include "formats/tokenizer_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@ Result<LayerBudgets> read_layer_budgets(const std::string& path, const ModelDesc
     return Status(same.code(),
                   concat("--layers: ", same.message(), "; profile this model's layers"));
   }
-  return embedded(file);
+  return LayerBudgets(file);
 }
 
 }  // namespace sqz

@@ -295,8 +295,8 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   Rows rows;
   if (!arguments.index.empty()) {
     protect_output(arguments.index);
-    SQZ_RETURN_IF_ERROR(embed_layer_budgets(Env::posix(), *plan.index, embedded(layers),
-                                            arguments.index, true, context.options.threads)
+    SQZ_RETURN_IF_ERROR(embed_layer_budgets(Env::posix(), *plan.index, layers, arguments.index,
+                                            true, context.options.threads)
                             .status());
     rows.emplace_back("embedded in", arguments.index);
   }
