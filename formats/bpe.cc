@@ -48,10 +48,14 @@ void BpeEncoder::add_symbol(int32_t id) {
   symbols_.push_back({id, position - 1, -1, true});
 }
 
+int32_t Bpe::id_of(std::string_view token) const {
+  const auto it = vocab_.find(token);
+  return it == vocab_.end() ? -1 : it->second;
+}
+
 int32_t Bpe::character_id(std::string_view character, uint32_t code) const {
   if (code < common_characters_.size()) return common_characters_[code];
-  const auto it = vocab_.find(character);
-  return it == vocab_.end() ? -1 : it->second;
+  return id_of(character);
 }
 
 // One symbol for each character; characters without a token become byte tokens or the unknown

@@ -72,6 +72,7 @@ class Bpe {
   // Calls `visit(left, right)` for each way to make `text` of two tokens.
   template <class Visit>
   void each_split(std::string_view text, Visit visit) const;
+  int32_t id_of(std::string_view token) const;  // -1 if there is no such token
   void index_common_characters();
   void index_byte_tokens();
   int32_t character_id(std::string_view character, uint32_t code) const;

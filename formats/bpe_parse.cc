@@ -37,17 +37,15 @@ Status Bpe::parse_vocab(const JsonObject& model) {
     const auto stored = vocab_.emplace(token, id).first;
     const auto [other, fresh] = seen.emplace(id, stored->first);
     if (!fresh) {
-      return {Code::kCorrupt, bad_field(model.file, field, concat("id ", id),
-                                        concat("an id of its own, but ", quote_text(other->second),
-                                               " has it too"))};
+      return Refuse{model.file}(
+          field, concat("id ", id),
+          concat("an id of its own, but ", quote_text(other->second), " has it too"));
     }
   }
   SQZ_ASSIGN_OR_RETURN(const std::string unk, model.string_or("unk_token", ""));
   if (!unk.empty()) {
-    const auto it = vocab_.find(unk);
-    if (it == vocab_.end())
-      return model.bad("unk_token", quote_text(unk), "a token of the vocabulary");
-    unk_ = it->second;
+    unk_ = id_of(unk);
+    if (*unk_ < 0) return model.bad("unk_token", quote_text(unk), "a token of the vocabulary");
   }
   return {};
 }
@@ -66,15 +64,11 @@ Status Bpe::add_merge(const JsonObject& model, size_t i, std::string_view left,
   const auto bad = [&](std::string_view token) {
     return model.bad(concat("merges[", i, ']'), quote_text(token), "a token of the vocabulary");
   };
-  const auto a = vocab_.find(left);
-  if (a == vocab_.end()) return bad(left);
-  const auto b = vocab_.find(right);
-  if (b == vocab_.end()) return bad(right);
   const std::string joined = concat(left, right);
-  const auto both = vocab_.find(joined);
-  if (both == vocab_.end()) return bad(joined);
+  const int32_t a = id_of(left), b = id_of(right), both = id_of(joined);
+  if (a < 0 || b < 0 || both < 0) return bad(a < 0 ? left : b < 0 ? right : joined);
   add_joint(left, right);
-  merges_.insert(a->second, b->second, {static_cast<uint32_t>(i), both->second});
+  merges_.insert(a, b, {static_cast<uint32_t>(i), both});
   return {};
 }
 
@@ -105,16 +99,14 @@ void Bpe::index_common_characters() {
   for (uint32_t code = 0; code < common_characters_.size(); ++code) {
     std::string character;
     append_utf8(code, character);
-    const auto it = vocab_.find(character);
-    common_characters_[code] = it == vocab_.end() ? -1 : it->second;
+    common_characters_[code] = id_of(character);
   }
 }
 
 void Bpe::index_byte_tokens() {
   constexpr char kDigits[] = "0123456789ABCDEF";
   for (size_t byte = 0; byte < byte_tokens_.size(); ++byte) {
-    const auto it = vocab_.find(concat("<0x", kDigits[byte >> 4], kDigits[byte & 15], '>'));
-    byte_tokens_[byte] = it == vocab_.end() ? -1 : it->second;
+    byte_tokens_[byte] = id_of(concat("<0x", kDigits[byte >> 4], kDigits[byte & 15], '>'));
   }
 }
 

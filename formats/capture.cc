@@ -57,7 +57,7 @@ class Reader : public CaptureReader {
     try {
       const Hdf5Quiet quiet;
       CapturedLayer out;
-      for (const Part& part : parts()) {
+      for (const CapturePart& part : capture_parts(info_, has_cosine_)) {
         SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, part.name));
         SQZ_RETURN_IF_ERROR(
             check_shape(dataset, part.shape, "what the file said when it was opened"));
@@ -125,35 +125,13 @@ class Reader : public CaptureReader {
     return {};
   }
 
-  // A dataset of a layer: its name, its shape and what that means.
-  struct Part {
-    const char* name;
-    std::vector<int64_t> shape;
-    const char* meaning;
-    std::vector<float> CapturedLayer::*values;
-  };
-  std::vector<Part> parts() const {
-    const ModelDescription& model = info_.model;
-    const int64_t queries = std::ssize(info_.query_positions);
-    const std::vector<int64_t> kv = {model.kv_heads, tokens(), model.head_dim};
-    constexpr const char* kMeaning = "[KV heads, tokens, head_dim]";
-    std::vector<Part> out = {{"keys", kv, kMeaning, &CapturedLayer::keys},
-                             {"values", kv, kMeaning, &CapturedLayer::values},
-                             {"queries",
-                              {model.query_heads, queries, model.head_dim},
-                              "[query heads, length of /query_positions, head_dim]",
-                              &CapturedLayer::queries}};
-    if (has_cosine_) out.push_back({"cosine", {tokens()}, "[tokens]", &CapturedLayer::cosine});
-    return out;
-  }
-
   // Everything that can be known of a layer without reading its data.
   Status check_layer(int64_t layer) {
     if (layer == 0) {
       const std::string cosine = layer_path(layer, "cosine");
       has_cosine_ = H5Lexists(file_.get(), cosine.c_str(), H5P_DEFAULT) > 0;
     }
-    for (const Part& part : parts()) {
+    for (const CapturePart& part : capture_parts(info_, has_cosine_)) {
       SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, part.name));
       SQZ_RETURN_IF_ERROR(check_shape(dataset, part.shape, part.meaning));
       if (part.values == &CapturedLayer::keys) SQZ_RETURN_IF_ERROR(check_rope(layer, dataset));
@@ -185,6 +163,21 @@ class Reader : public CaptureReader {
 };
 
 }  // namespace
+
+std::vector<CapturePart> capture_parts(const CaptureInfo& info, bool cosine) {
+  const ModelDescription& model = info.model;
+  const auto tokens = std::ssize(info.tokens), queries = std::ssize(info.query_positions);
+  const std::vector<int64_t> kv = {model.kv_heads, tokens, model.head_dim};
+  constexpr const char* kMeaning = "[KV heads, tokens, head_dim]";
+  std::vector<CapturePart> out = {{"keys", &CapturedLayer::keys, kv, kMeaning},
+                                  {"values", &CapturedLayer::values, kv, kMeaning},
+                                  {"queries",
+                                   &CapturedLayer::queries,
+                                   {model.query_heads, queries, model.head_dim},
+                                   "[query heads, length of /query_positions, head_dim]"}};
+  if (cosine) out.push_back({"cosine", &CapturedLayer::cosine, {tokens}, "[tokens]"});
+  return out;
+}
 
 Result<std::unique_ptr<CaptureReader>> CaptureReader::open(const std::string& path) {
   try {

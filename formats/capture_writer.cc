@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "formats/base/checked.h"
 #include "formats/base/file.h"
 #include "formats/capture.h"
 #include "formats/hdf5.h"
@@ -35,27 +36,20 @@ class Writer : public CaptureWriter {
           std::pair{"model", model}, std::pair{"tokenizer_hash", info_.tokenizer_hash}}) {
       SQZ_RETURN_IF_ERROR(write_text_attribute(root.get(), path_, name, text));
     }
-    const auto count = static_cast<int64_t>(info_.tokens.size());
+    const auto count = std::ssize(info_.tokens), queries = std::ssize(info_.query_positions);
     SQZ_RETURN_IF_ERROR(write_dataset("/tokens", {count}, info_.tokens).status());
-    return write_dataset("/query_positions", {queries()}, info_.query_positions).status();
+    return write_dataset("/query_positions", {queries}, info_.query_positions).status();
   }
 
   Status write_layer(int64_t layer, const CapturedLayer& data) override {
     const Hdf5Quiet quiet;
     SQZ_RETURN_IF_ERROR(check(layer, data));
-    const ModelDescription& model = info_.model;
-    const auto tokens = static_cast<int64_t>(info_.tokens.size());
-    const std::string prefix = concat("/layers/", layer, "/");
-    const std::vector<int64_t> kv_shape = {model.kv_heads, tokens, model.head_dim};
-    SQZ_ASSIGN_OR_RETURN(const Hdf5Id keys, write_dataset(prefix + "keys", kv_shape, data.keys));
-    SQZ_RETURN_IF_ERROR(
-        write_text_attribute(keys.get(), path_, "rope", info_.keys_post_rope ? "post" : "pre"));
-    SQZ_RETURN_IF_ERROR(write_dataset(prefix + "values", kv_shape, data.values).status());
-    SQZ_RETURN_IF_ERROR(write_dataset(prefix + "queries",
-                                      {model.query_heads, queries(), model.head_dim}, data.queries)
-                            .status());
-    if (!data.cosine.empty()) {
-      SQZ_RETURN_IF_ERROR(write_dataset(prefix + "cosine", {tokens}, data.cosine).status());
+    for (const CapturePart& part : capture_parts(info_, !data.cosine.empty())) {
+      const std::string name = concat("/layers/", layer, "/", part.name);
+      SQZ_ASSIGN_OR_RETURN(const Hdf5Id set, write_dataset(name, part.shape, data.*part.values));
+      if (part.values != &CapturedLayer::keys) continue;
+      SQZ_RETURN_IF_ERROR(
+          write_text_attribute(set.get(), path_, "rope", info_.keys_post_rope ? "post" : "pre"));
     }
     written_.push_back(layer);
     return {};
@@ -75,22 +69,17 @@ class Writer : public CaptureWriter {
   }
 
  private:
-  int64_t queries() const { return static_cast<int64_t>(info_.query_positions.size()); }
-
   // HDF5 failing to write is the operating system's doing, not the file's.
   Status write_error(const std::string& what) const {
     return {Code::kIo, hdf5_error(path_, what).message()};
   }
 
   Status check(int64_t layer, const CapturedLayer& data) const {
-    const ModelDescription& model = info_.model;
-    const size_t tokens = info_.tokens.size();
-    const auto kv = static_cast<size_t>(model.kv_heads * model.head_dim) * tokens;
-    const auto query_floats = static_cast<size_t>(model.query_heads * model.head_dim * queries());
-    const bool sizes = data.keys.size() == kv && data.values.size() == kv &&
-                       data.queries.size() == query_floats &&
-                       (data.cosine.empty() || data.cosine.size() == tokens);
-    const bool known = layer >= 0 && layer < model.layers &&
+    bool sizes = true;
+    for (const CapturePart& part : capture_parts(info_, !data.cosine.empty())) {
+      sizes = sizes && std::ssize(data.*part.values) == checked_elements(part.shape);
+    }
+    const bool known = layer >= 0 && layer < info_.model.layers &&
                        std::find(written_.begin(), written_.end(), layer) == written_.end();
     if (sizes && known) return {};
     return {Code::kInternal,

@@ -25,11 +25,15 @@ bool is_plain_name(std::string_view name) {
          name.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos;
 }
 
+Result<JsonDocument> read_json(Env& env, const std::string& path) {
+  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path, kMaxJson));
+  return parse_json_object(text, path);
+}
+
 // What generation_config.json, if it is there, says of the tokens that end an answer.
 Status merge_generation_config(Env& env, const std::string& path, ModelConfig& config) {
   if (!env.exists(path)) return {};
-  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path, kMaxJson));
-  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json_object(text, path));
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, read_json(env, path));
   JsonFields fields(json.root(), path);
   std::vector<int32_t> eos = parse_eos_tokens(fields);
   SQZ_RETURN_IF_ERROR(fields.status());
@@ -39,8 +43,7 @@ Status merge_generation_config(Env& env, const std::string& path, ModelConfig& c
 
 // "weight_map" of an index: tensor name -> shard name.
 Result<std::map<std::string, std::string>> read_weight_map(Env& env, const std::string& path) {
-  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path, kMaxJson));
-  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json_object(text, path));
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, read_json(env, path));
   JsonFields fields(json.root(), path);
   const JsonValue* map = fields.find("weight_map");
   if (map == nullptr || !map->is_object() || map->size() == 0) {
@@ -113,8 +116,8 @@ Status Checkpoint::open_sharded(Env& env, const std::string& index_path) {
                          [](const Shard& s, const std::string& wanted) { return s.name < wanted; });
     const TensorInfo* info = shard->header.find(tensor);
     if (info == nullptr) {
-      return {Code::kMismatch, bad_field(shard->file->path(), tensor, "no such tensor",
-                                         concat("the tensor that ", index_path, " places there"))};
+      return Refuse{shard->file->path(), Code::kMismatch}(
+          tensor, "no such tensor", concat("the tensor that ", index_path, " places there"));
     }
     tensors_[tensor] = {static_cast<size_t>(shard - shards_.begin()), info};
   }

@@ -27,7 +27,7 @@ herr_t refuse_external_link(const char*, const char*, const char*, const char*, 
 
 Status unsupported(const Hdf5Dataset& dataset, const std::string& found,
                    const std::string& expected) {
-  return {Code::kUnsupported, bad_field(dataset.file, dataset.name, found, expected)};
+  return Refuse{dataset.file, Code::kUnsupported}(dataset.name, found, expected);
 }
 
 Hdf5Id half_type() {
@@ -98,7 +98,7 @@ Status hdf5_error(const std::string& path, const std::string& what) {
 }
 
 Status Hdf5Dataset::bad(const std::string& found, const std::string& expected) const {
-  return {Code::kCorrupt, bad_field(file, name, found, expected)};
+  return Refuse{file}(name, found, expected);
 }
 
 Result<Hdf5Dataset> open_dataset(hid_t file, const std::string& path, const std::string& name) {
@@ -178,15 +178,14 @@ Result<std::vector<float>> read_floats(const Hdf5Dataset& dataset, DType type) {
 
 Result<std::optional<std::string>> read_text_attribute(hid_t object, const std::string& path,
                                                        const std::string& name) {
-  const auto bad = [&](const std::string& found) {
-    return Status(Code::kCorrupt, bad_field(path, concat("attribute ", name), found, "text"));
-  };
+  const std::string label = "attribute " + name;
+  const auto bad = [&](const std::string& found) { return Refuse{path}(label, found, "text"); };
   if (H5Aexists(object, name.c_str()) <= 0) {
     H5Eclear2(H5E_DEFAULT);
     return std::optional<std::string>();
   }
   const Hdf5Id attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT));
-  if (!attribute.ok()) return hdf5_error(path, concat("attribute ", name));
+  if (!attribute.ok()) return hdf5_error(path, label);
   const Hdf5Id type(H5Aget_type(attribute.get()));
   const Hdf5Id space(H5Aget_space(attribute.get()));
   if (H5Tget_class(type.get()) != H5T_STRING) return bad("another type");
@@ -194,9 +193,7 @@ Result<std::optional<std::string>> read_text_attribute(hid_t object, const std::
 
   if (H5Tis_variable_str(type.get()) > 0) {
     char* text = nullptr;
-    if (H5Aread(attribute.get(), type.get(), &text) < 0) {
-      return hdf5_error(path, concat("attribute ", name));
-    }
+    if (H5Aread(attribute.get(), type.get(), &text) < 0) return hdf5_error(path, label);
     std::optional<std::string> out(text != nullptr ? text : "");
     H5free_memory(text);
     return out;
@@ -204,9 +201,7 @@ Result<std::optional<std::string>> read_text_attribute(hid_t object, const std::
   const size_t size = H5Tget_size(type.get());
   if (size > kMaxText) return bad(concat(size, " bytes"));
   std::string out(size, '\0');
-  if (H5Aread(attribute.get(), type.get(), out.data()) < 0) {
-    return hdf5_error(path, concat("attribute ", name));
-  }
+  if (H5Aread(attribute.get(), type.get(), out.data()) < 0) return hdf5_error(path, label);
   out.resize(out.find_last_not_of('\0') + 1);  // fixed-length text is padded with zeros
   return std::optional<std::string>(std::move(out));
 }

@@ -16,8 +16,18 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
+#include "formats/capture.h"
 
 namespace sqz {
+
+// A dataset of each layer, "/layers/N/NAME".
+struct CapturePart {
+  const char* name;
+  std::vector<float> CapturedLayer::*values;
+  std::vector<int64_t> shape;
+  const char* meaning;  // of the shape
+};
+std::vector<CapturePart> capture_parts(const CaptureInfo& info, bool cosine);
 
 // An HDF5 identifier of any kind; negative means "none".
 class Hdf5Id {

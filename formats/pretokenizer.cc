@@ -1,8 +1,7 @@
-#include "formats/pretokenizer.h"
+#include "formats/tokenizer_steps.h"
 
 #include <algorithm>
 
-#include "formats/tokenizer_normalizer.h"
 #include "formats/utf8.h"
 
 namespace sqz {

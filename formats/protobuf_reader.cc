@@ -45,28 +45,17 @@ Result<bool> ProtobufReader::next(ProtobufField& field) {
   uint64_t tag = 0;
   SQZ_RETURN_IF_ERROR(read_varint(tag));
   constexpr uint64_t kLargestNumber = (uint64_t{1} << 29) - 1;
-  if (tag >> 3 == 0 || tag >> 3 > kLargestNumber) {
-    return bad(concat("field number ", tag >> 3));
-  }
-  field.number = static_cast<uint32_t>(tag >> 3);
-  field.type = static_cast<ProtobufField::Type>(tag & 7);
-  field.value = 0;
-  field.bytes = {};
-  switch (field.type) {
-    case ProtobufField::Type::kVarint:
-      SQZ_RETURN_IF_ERROR(read_varint(field.value));
-      return true;
-    case ProtobufField::Type::kFixed64:
-      SQZ_RETURN_IF_ERROR(read_fixed(8, field.value));
-      return true;
-    case ProtobufField::Type::kFixed32:
-      SQZ_RETURN_IF_ERROR(read_fixed(4, field.value));
-      return true;
-    case ProtobufField::Type::kBytes:
-      SQZ_RETURN_IF_ERROR(read_bytes(field.bytes));
-      return true;
-  }
-  return bad(concat("wire type ", tag & 7, " of field ", field.number));
+  if (tag >> 3 == 0 || tag >> 3 > kLargestNumber) return bad(concat("field number ", tag >> 3));
+  field = {static_cast<uint32_t>(tag >> 3), static_cast<ProtobufField::Type>(tag & 7), 0, {}};
+  using Type = ProtobufField::Type;
+  const Status status = field.type == Type::kVarint    ? read_varint(field.value)
+                        : field.type == Type::kFixed64 ? read_fixed(8, field.value)
+                        : field.type == Type::kFixed32 ? read_fixed(4, field.value)
+                        : field.type == Type::kBytes
+                            ? read_bytes(field.bytes)
+                            : bad(concat("wire type ", tag & 7, " of field ", field.number));
+  SQZ_RETURN_IF_ERROR(status);
+  return true;
 }
 
 }  // namespace sqz

@@ -7,6 +7,7 @@
 namespace sqz {
 namespace {
 
+constexpr const char* kTable = "normalizer_spec.precompiled_charsmap";
 constexpr size_t kLongestResult = size_t{4} << 30;
 // Bytes of a key; a damaged trie may have circles, in which a text of any length goes round.
 constexpr size_t kLongestKey = 1024;
@@ -35,8 +36,7 @@ uint32_t children_of(uint32_t unit) {
 
 Status SentencePieceNormalizer::read_table(std::string_view table, const std::string& path) {
   const auto bad = [&](std::string_view found, std::string_view expected) {
-    return Status(Code::kCorrupt,
-                  bad_field(path, "normalizer_spec.precompiled_charsmap", found, expected));
+    return Refuse{path}(kTable, found, expected);
   };
   if (table.size() <= 4) return bad(concat(table.size(), " bytes"), "a trie and replacements");
   const size_t length = little_endian(table, 0);
@@ -135,10 +135,9 @@ Result<std::string> SentencePieceNormalizer::apply(std::string_view text) const 
   }
   while (remove_extra_ && out.ends_with(space_)) out.resize(out.size() - space_.size());
   if (const auto offset = find_invalid_utf8(out)) {
-    return Status(Code::kCorrupt, bad_field(path_, "normalizer_spec.precompiled_charsmap",
-                                            concat("a rule that makes invalid UTF-8 at byte ",
-                                                   *offset, " of a text"),
-                                            "rules for whole characters"));
+    return Refuse{path_}(kTable,
+                         concat("a rule that makes invalid UTF-8 at byte ", *offset, " of a text"),
+                         "rules for whole characters");
   }
   return out;
 }

@@ -23,14 +23,14 @@ const Kind& kind_of(FileKind kind) {
   return kKinds[static_cast<size_t>(kind)];
 }
 
-Result<PageBuffer> read_all(const ReadFile& file) {
+Result<std::shared_ptr<std::byte>> read_all(const ReadFile& file) {
   const auto size = static_cast<size_t>(file.size());
   void* memory = nullptr;
   if (::posix_memalign(&memory, kPage, std::max<size_t>(size, 1)) != 0) {
     return Status(Code::kOutOfMemory,
                   concat(file.path(), ": no memory for its ", size, " bytes; open it mapped"));
   }
-  PageBuffer buffer(static_cast<std::byte*>(memory));
+  std::shared_ptr<std::byte> buffer(static_cast<std::byte*>(memory), std::free);
   SQZ_RETURN_IF_ERROR(file.read(0, {buffer.get(), size}));
   return buffer;
 }
@@ -94,10 +94,6 @@ Status check_format(const std::map<std::string, std::string>& strings, FileKind 
 }
 
 }  // namespace
-
-void FreeBytes::operator()(std::byte* bytes) const {
-  std::free(bytes);
-}
 
 const char* kind_name(FileKind kind) {
   return kind_of(kind).name;

@@ -24,19 +24,14 @@ inline constexpr const char* kChecksumsKey = "checksums";  // of "__metadata__"
 // "sqz 0.1.0": this build.
 std::string producer_name();
 
-struct FreeBytes {
-  void operator()(std::byte* bytes) const;
-};
-using PageBuffer = std::unique_ptr<std::byte, FreeBytes>;  // on a page boundary
-
 // A file whose header was parsed and agrees with its hash. Movable: `bytes` stays where it is.
 struct SqzContainer {
   std::string path;
-  std::unique_ptr<ReadFile> file;    // of the mapping; null if the file was read
-  std::unique_ptr<Mapping> mapping;  // one of the two holds `bytes`
-  PageBuffer buffer;
-  std::span<const std::byte> bytes;  // the whole file
-  SafetensorsHeader header;          // with `checksums` in its metadata
+  std::unique_ptr<ReadFile> file;     // of the mapping; null if the file was read
+  std::unique_ptr<Mapping> mapping;   // one of the two holds `bytes`
+  std::shared_ptr<std::byte> buffer;  // on a page boundary
+  std::span<const std::byte> bytes;   // the whole file
+  SafetensorsHeader header;           // with `checksums` in its metadata
 
   // Empty if there is none of this name.
   std::span<const std::byte> tensor(std::string_view name) const;

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "formats/byte_trie.h"
-#include "formats/pretokenizer.h"
-#include "formats/tokenizer_normalizer.h"
+#include "formats/tokenizer_steps.h"
 
 namespace sqz {
 

@@ -1,6 +1,6 @@
 #include <array>
 
-#include "formats/pretokenizer.h"
+#include "formats/tokenizer_steps.h"
 #include "formats/utf8.h"
 
 namespace sqz {

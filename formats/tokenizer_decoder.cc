@@ -1,9 +1,7 @@
-#include "formats/tokenizer_decoder.h"
+#include "formats/tokenizer_steps.h"
 
 #include <charconv>
 
-#include "formats/pretokenizer.h"
-#include "formats/tokenizer_normalizer.h"
 #include "formats/utf8.h"
 
 namespace sqz {

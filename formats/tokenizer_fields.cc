@@ -3,13 +3,9 @@
 #include <limits>
 
 namespace sqz {
-namespace {
-
-constexpr size_t kLongestQuote = 60;
-
-}  // namespace
 
 std::string quote_text(std::string_view text) {
+  constexpr size_t kLongestQuote = 60;
   if (text.size() <= kLongestQuote) return concat('"', text, '"');
   return concat('"', text.substr(0, kLongestQuote), "...\"");
 }
@@ -28,7 +24,7 @@ std::string JsonObject::name_of(std::string_view key) const {
 
 Status JsonObject::bad(std::string_view key, std::string_view found,
                        std::string_view expected) const {
-  return {Code::kCorrupt, bad_field(file, name_of(key), found, expected)};
+  return Refuse{file}(name_of(key), found, expected);
 }
 
 Status JsonObject::unsupported(std::string_view key, std::string_view found) const {
@@ -89,11 +85,8 @@ Result<JsonObject> JsonObject::element(std::string_view key, size_t i) const {
 Result<int32_t> json_token_id(const JsonValue& value, std::string_view file,
                               std::string_view field) {
   const auto id = value.integer(0, std::numeric_limits<int32_t>::max());
-  if (!id) {
-    return Status(Code::kCorrupt, bad_field(file, field, describe_json(value),
-                                            "a token id, an integer from 0 to 2147483647"));
-  }
-  return static_cast<int32_t>(*id);
+  if (id) return static_cast<int32_t>(*id);
+  return Refuse{file}(field, describe_json(value), "a token id, an integer from 0 to 2147483647");
 }
 
 }  // namespace sqz

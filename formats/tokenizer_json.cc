@@ -6,11 +6,8 @@
 
 #include "formats/base/hash.h"
 #include "formats/bpe.h"
-#include "formats/pretokenizer.h"
 #include "formats/tokenizer_added.h"
-#include "formats/tokenizer_decoder.h"
-#include "formats/tokenizer_normalizer.h"
-#include "formats/tokenizer_post_processor.h"
+#include "formats/tokenizer_steps.h"
 #include "formats/utf8.h"
 
 namespace sqz {
@@ -26,7 +23,7 @@ struct TokenText {
 
 class JsonTokenizer : public Tokenizer {
  public:
-  static Result<std::unique_ptr<Tokenizer>> parse(std::string_view text, const std::string& path);
+  static Result<std::unique_ptr<Tokenizer>> parse(const JsonObject& root, std::string hash);
 
   Status encode(std::string_view text, bool add_special, std::vector<int32_t>& ids) const override;
   Result<std::string> decode(std::span<const int32_t> ids, bool keep_special) const override;
@@ -82,25 +79,17 @@ Status JsonTokenizer::index_tokens(const JsonObject& root) {
 }
 
 Status JsonTokenizer::check_affixes(const JsonObject& root) const {
-  for (const auto* ids : {&affixes_.before, &affixes_.after}) {
-    for (int32_t id : *ids) {
-      if (!tokens_.contains(id)) {
-        return root.bad("post_processor.special_tokens", concat("id ", id),
-                        "the id of a token of this file");
-      }
-    }
+  std::vector<int32_t> ids = affixes_.before;
+  ids.insert(ids.end(), affixes_.after.begin(), affixes_.after.end());
+  for (const int32_t id : ids) {
+    if (tokens_.contains(id)) continue;
+    return root.bad("post_processor.special_tokens", concat("id ", id),
+                    "the id of a token of this file");
   }
   return {};
 }
 
-Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(std::string_view text,
-                                                        const std::string& path) {
-  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(text, path));
-  if (!json.root().is_object()) {
-    return Status(Code::kCorrupt,
-                  bad_field(path, "the document", describe_json(json.root()), "an object"));
-  }
-  const JsonObject root{json.root(), path, ""};
+Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(const JsonObject& root, std::string hash) {
   SQZ_ASSIGN_OR_RETURN(const std::string version, root.string_or("version", "1.0"));
   if (version != "1.0") return root.unsupported("version", quote_text(version));
   SQZ_ASSIGN_OR_RETURN(const JsonObject model, root.object("model"));
@@ -113,7 +102,7 @@ Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(std::string_view text,
   SQZ_ASSIGN_OR_RETURN(self->added_, AddedTokens::parse(root, self->normalizer_));
   SQZ_RETURN_IF_ERROR(self->index_tokens(root));
   SQZ_RETURN_IF_ERROR(self->check_affixes(root));
-  self->hash_ = hex(xxh3_64(std::as_bytes(std::span(text))));
+  self->hash_ = std::move(hash);
   return Result<std::unique_ptr<Tokenizer>>(std::move(self));
 }
 
@@ -145,8 +134,8 @@ Status JsonTokenizer::encode(std::string_view text, bool add_special,
     return {Code::kInvalidArgument, concat("text: not valid UTF-8 at byte ", *offset)};
   }
   if (text.size() > kLongestText) {
-    return {Code::kInvalidArgument,
-            bad_field("text", "length", concat(text.size(), " bytes"), "at most 1 GiB")};
+    return Refuse{"text", Code::kInvalidArgument}("length", concat(text.size(), " bytes"),
+                                                  "at most 1 GiB");
   }
   const size_t before = ids.size();
   const auto add = [&](const std::vector<int32_t>& special) {
@@ -174,8 +163,8 @@ Result<std::string> JsonTokenizer::decode(std::span<const int32_t> ids, bool kee
     for (size_t i = 0; i < ids.size(); ++i) {
       const auto it = tokens_.find(ids[i]);
       if (it == tokens_.end()) {
-        return Status(Code::kInvalidArgument, bad_field("ids", concat('[', i, ']'), concat(ids[i]),
-                                                        "the id of a token of the vocabulary"));
+        return Refuse{"ids", Code::kInvalidArgument}(concat('[', i, ']'), ids[i],
+                                                     "the id of a token of the vocabulary");
       }
       if (keep_special || !it->second.special) tokens.push_back(it->second.text);
     }
@@ -196,7 +185,12 @@ Result<std::string> JsonTokenizer::decode(std::span<const int32_t> ids, bool kee
 
 Result<std::unique_ptr<Tokenizer>> load_json_tokenizer(std::string_view text,
                                                        const std::string& path) {
-  return JsonTokenizer::parse(text, path);
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(text, path));
+  if (!json.root().is_object()) {
+    return Refuse{path}("the document", describe_json(json.root()), "an object");
+  }
+  return JsonTokenizer::parse({json.root(), path, ""},
+                              hex(xxh3_64(std::as_bytes(std::span(text)))));
 }
 
 }  // namespace sqz

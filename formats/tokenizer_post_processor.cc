@@ -1,4 +1,4 @@
-#include "formats/tokenizer_post_processor.h"
+#include "formats/tokenizer_steps.h"
 
 namespace sqz {
 namespace {

@@ -168,13 +168,9 @@ std::string SentencePieceTokenizer::surface_of(const SentencePiece& piece, bool 
     text.remove_prefix(kSpace.size());
     took_space = !model_.remove_extra_whitespaces;
   }
-  std::string out;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find(kSpace), text.size());
-    out.append(text, 0, end);
-    if (end == text.size()) break;
-    out.push_back(' ');
-    text.remove_prefix(end + kSpace.size());
+  std::string out(text);
+  for (size_t at = 0; (at = out.find(kSpace, at)) != std::string::npos; ++at) {
+    out.replace(at, kSpace.size(), " ");
   }
   return out;
 }
@@ -183,8 +179,8 @@ Result<std::string> SentencePieceTokenizer::decode(std::span<const int32_t> ids,
                                                    bool keep_special) const {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab_size()) {
-      return Status(Code::kInvalidArgument, bad_field("ids", concat('[', i, ']'), concat(ids[i]),
-                                                      "the id of a token of the vocabulary"));
+      return Refuse{"ids", Code::kInvalidArgument}(concat('[', i, ']'), ids[i],
+                                                   "the id of a token of the vocabulary");
     }
   }
   try {

@@ -4,7 +4,7 @@
 #include <array>
 #include <new>
 
-#include "formats/tokenizer_normalizer.h"
+#include "formats/tokenizer_steps.h"
 #include "formats/utf8.h"
 
 namespace sqz {

@@ -2,10 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "formats/pretokenizer.h"
-#include "formats/tokenizer_decoder.h"
-#include "formats/tokenizer_normalizer.h"
 #include "formats/tokenizer_regex.h"
+#include "formats/tokenizer_steps.h"
 #include "formats/utf8.h"
 
 namespace sqz {
