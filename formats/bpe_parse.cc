@@ -52,9 +52,7 @@ Status Bpe::parse_vocab(const JsonObject& model) {
 
 void Bpe::add_joint(std::string_view left, std::string_view right) {
   if (left.empty() || right.empty()) return;
-  size_t last = left.size() - 1;
-  while ((static_cast<unsigned char>(left[last]) & 0xc0u) == 0x80) --last;
-  size_t first = 0;
+  size_t last = previous_char(left, left.size()), first = 0;
   const uint64_t end = next_char(left, last);
   joints_.insert(end << 32 | next_char(right, first));
 }

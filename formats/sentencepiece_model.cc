@@ -21,11 +21,32 @@ class ModelParser {
  public:
   explicit ModelParser(const std::string& path) : path_(path) {}
 
-  Result<SentencePieceModel> parse(std::string_view bytes);
+  Result<SentencePieceModel> parse(std::string_view bytes) {
+    // An empty message is a legal protobuf.
+    if (bytes.empty()) return corrupt("content", "an empty file", kExpected);
+    if (bytes.size() > kLargestFile) {
+      return unsupported("content",
+                         concat(bytes.size(), " bytes, of which ", kLargestFile, " are supported"));
+    }
+    SQZ_RETURN_IF_ERROR(each_field(bytes, [&](const Field& field) { return read_model(field); }));
+    // The format calls both optional, but every model has them, and a file that was cut off has
+    // not.
+    if (!has_trainer_) return corrupt("content", "no trainer_spec", kExpected);
+    if (!has_normalizer_) return corrupt("content", "no normalizer_spec", kExpected);
+    SQZ_RETURN_IF_ERROR(check_pieces());
+    SQZ_RETURN_IF_ERROR(check_trainer());
+    model_.kind = static_cast<SentencePieceModel::Kind>(kind_);
+    const auto bos = model_.ids.find(bos_piece_.empty() ? std::string("<s>") : bos_piece_);
+    if (bos != model_.ids.end() &&
+        model_.pieces[static_cast<size_t>(bos->second)].type == SentencePiece::Type::kControl) {
+      model_.bos = bos->second;
+    }
+    return std::move(model_);
+  }
 
  private:
   Status corrupt(std::string_view field, std::string_view found, std::string_view expected) const {
-    return {Code::kCorrupt, bad_field(path_, field, found, expected)};
+    return Refuse{path_}(field, found, expected);
   }
   Status unsupported(std::string_view field, std::string_view what) const {
     return {Code::kUnsupported, concat(path_, ": ", field, ": ", what, "; ", kRemedy)};
@@ -50,17 +71,173 @@ class ModelParser {
   }
 
   template <class T>
-  Status read(const Field& field, std::string_view name, T& out) const;
+  Status read(const Field& field, std::string_view name, T& out) const {
+    if constexpr (std::is_same_v<T, std::string>) {
+      SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, name));
+      out = field.bytes;
+    } else if constexpr (std::is_same_v<T, float>) {
+      SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kFixed32, name));
+      out = std::bit_cast<float>(static_cast<uint32_t>(field.value));
+    } else {
+      SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kVarint, name));
+      const auto value = static_cast<int64_t>(field.value);
+      if (!std::is_same_v<T, bool> && !std::in_range<int32_t>(value)) {
+        return corrupt(name, concat(value), "a number of 32 bits");
+      }
+      out = std::is_same_v<T, bool> ? value != 0 : static_cast<T>(value);
+    }
+    return {};
+  }
 
-  Status read_model(const Field& field);
-  Status read_piece(std::string_view message);
-  Status read_trainer(const Field& field);
-  Status read_normalizer(const Field& field);
-  Status read_denormalizer(const Field& field);
-  Status check_piece(size_t id);
-  Status check_byte_piece(size_t id);
-  Status check_pieces();
-  Status check_trainer();
+  Status read_piece(std::string_view message) {
+    const std::string name = concat("pieces[", model_.pieces.size(), ']');
+    SentencePiece piece;
+    auto type = static_cast<int32_t>(SentencePiece::Type::kNormal);
+    SQZ_RETURN_IF_ERROR(each_field(message, [&](const Field& field) -> Status {
+      if (field.number == 1) return read(field, name + ".piece", piece.text);
+      if (field.number == 2) return read(field, name + ".score", piece.score);
+      if (field.number == 3) return read(field, name + ".type", type);
+      return {};
+    }));
+    if (type < 1 || type > 6) return corrupt(name + ".type", concat(type), "1 to 6");
+    piece.type = static_cast<SentencePiece::Type>(type);
+    model_.pieces.push_back(std::move(piece));
+    return {};
+  }
+
+  Status read_trainer(const Field& field) {
+    const auto into = [&](const char* name, auto& out) {
+      return read(field, concat("trainer_spec.", name), out);
+    };
+    if (field.number == 3) return into("model_type", kind_);
+    if (field.number == 24) return into("treat_whitespace_as_suffix", suffix_);
+    if (field.number == 35) return into("byte_fallback", model_.byte_fallback);
+    if (field.number == 40) return into("unk_id", unk_id_);
+    if (field.number == 41) return into("bos_id", bos_id_);
+    if (field.number == 42) return into("eos_id", eos_id_);
+    if (field.number == 44) return into("unk_surface", model_.unk_surface);
+    if (field.number == 46) return into("bos_piece", bos_piece_);
+    return {};
+  }
+
+  Status read_normalizer(const Field& field) {
+    const auto into = [&](const char* name, auto& out) {
+      return read(field, concat("normalizer_spec.", name), out);
+    };
+    if (field.number == 2) return into("precompiled_charsmap", model_.charsmap);
+    if (field.number == 3) return into("add_dummy_prefix", model_.add_dummy_prefix);
+    if (field.number == 4) return into("remove_extra_whitespaces", model_.remove_extra_whitespaces);
+    if (field.number == 5) return into("escape_whitespaces", model_.escape_whitespaces);
+    return {};
+  }
+
+  Status read_denormalizer(const Field& field) {
+    if (field.number != 2 || field.bytes.empty()) return {};
+    return unsupported("denormalizer_spec", "rules for decoded text are not supported");
+  }
+
+  Status read_model(const Field& field) {
+    constexpr const char* kNames[] = {"", "pieces",           "trainer_spec", "normalizer_spec",
+                                      "", "denormalizer_spec"};
+    const uint32_t number = field.number;
+    if (number == 4 || number >= std::size(kNames)) return {};
+    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, kNames[number]));
+    has_trainer_ |= number == 2;
+    has_normalizer_ |= number == 3;
+    if (number == 1) return read_piece(field.bytes);
+    return each_field(field.bytes, [&](const Field& inner) {
+      return number == 2   ? read_trainer(inner)
+             : number == 3 ? read_normalizer(inner)
+                           : read_denormalizer(inner);
+    });
+  }
+
+  Status check_byte_piece(size_t id) {
+    const std::string& text = model_.pieces[id].text;
+    const std::string name = concat("pieces[", id, "].piece");
+    if (!model_.byte_fallback) {
+      return corrupt(name, concat("the byte piece ", quote_text(text)),
+                     "none, because trainer_spec.byte_fallback is false");
+    }
+    constexpr std::string_view kDigits = "0123456789ABCDEF";
+    const auto digit = [&](size_t i) { return kDigits.find(text[i]); };
+    if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>' || digit(3) > 15 ||
+        digit(4) > 15) {
+      return corrupt(name, quote_text(text), "a byte as \"<0x0A>\"");
+    }
+    model_.byte_ids[digit(3) << 4 | digit(4)] = static_cast<int32_t>(id);
+    return {};
+  }
+
+  Status check_piece(size_t id) {
+    const SentencePiece& piece = model_.pieces[id];
+    const std::string name = concat("pieces[", id, ']');
+    if (piece.text.empty()) return corrupt(name + ".piece", "nothing", "at least one character");
+    if (piece.text.size() > kLongestPiece) {
+      return unsupported(name + ".piece", concat(piece.text.size(), " bytes, of which ",
+                                                 kLongestPiece, " are supported"));
+    }
+    if (const auto offset = find_invalid_utf8(piece.text)) {
+      return corrupt(name + ".piece", concat("invalid UTF-8 at byte ", *offset), "valid UTF-8");
+    }
+    if (!std::isfinite(piece.score)) {
+      return corrupt(name + ".score", concat(piece.score), "a finite number");
+    }
+    const auto [other, fresh] = model_.ids.emplace(piece.text, static_cast<int32_t>(id));
+    if (!fresh) {
+      return corrupt(name + ".piece", quote_text(piece.text),
+                     concat("a piece of its own, but pieces[", other->second, "] is the same"));
+    }
+    if (piece.type == SentencePiece::Type::kByte) return check_byte_piece(id);
+    if (piece.type == SentencePiece::Type::kUnknown) {
+      if (model_.unk >= 0) {
+        return corrupt(name + ".type", "a second unknown piece",
+                       concat("pieces[", model_.unk, "] alone"));
+      }
+      model_.unk = static_cast<int32_t>(id);
+    }
+    if (piece.type == SentencePiece::Type::kUnused && kind_ == 2) {
+      return unsupported(name + ".type", "unused pieces of a BPE model are not supported");
+    }
+    return {};
+  }
+
+  Status check_pieces() {
+    if (model_.pieces.empty()) return corrupt("content", "no vocabulary", kExpected);
+    model_.byte_ids.fill(-1);
+    model_.ids.reserve(model_.pieces.size());
+    for (size_t id = 0; id < model_.pieces.size(); ++id) SQZ_RETURN_IF_ERROR(check_piece(id));
+    if (model_.unk < 0) return corrupt("pieces", "no unknown piece", "one");
+    for (size_t byte = 0; model_.byte_fallback && byte < model_.byte_ids.size(); ++byte) {
+      if (model_.byte_ids[byte] < 0) {
+        return corrupt("pieces", concat("no piece for byte ", byte),
+                       "256 of them, because trainer_spec.byte_fallback is true");
+      }
+    }
+    return {};
+  }
+
+  Status check_trainer() {
+    if (kind_ != 1 && kind_ != 2) {
+      return unsupported(
+          "trainer_spec.model_type",
+          concat("model type ", kind_, " is not supported, 1 (unigram) and 2 (BPE) are"));
+    }
+    if (suffix_) {
+      return unsupported("trainer_spec.treat_whitespace_as_suffix",
+                         "white space as a suffix is not supported");
+    }
+    const auto count = static_cast<int64_t>(model_.pieces.size());
+    const std::pair<const char*, int32_t> ids[] = {
+        {"unk_id", unk_id_}, {"bos_id", bos_id_}, {"eos_id", eos_id_}};
+    for (const auto& [name, id] : ids) {
+      if (id < -1 || id >= count) {
+        return corrupt(concat("trainer_spec.", name), concat(id),
+                       concat("-1 or an id below ", count));
+      }
+    }
+    return {};
+  }
 
   const std::string& path_;
   SentencePieceModel model_;
@@ -73,197 +250,6 @@ class ModelParser {
   bool has_trainer_ = false;
   bool has_normalizer_ = false;
 };
-
-template <class T>
-Status ModelParser::read(const Field& field, std::string_view name, T& out) const {
-  if constexpr (std::is_same_v<T, std::string>) {
-    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, name));
-    out = field.bytes;
-  } else if constexpr (std::is_same_v<T, float>) {
-    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kFixed32, name));
-    out = std::bit_cast<float>(static_cast<uint32_t>(field.value));
-  } else {
-    SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kVarint, name));
-    const auto value = static_cast<int64_t>(field.value);
-    if (!std::is_same_v<T, bool> && !std::in_range<int32_t>(value)) {
-      return corrupt(name, concat(value), "a number of 32 bits");
-    }
-    out = std::is_same_v<T, bool> ? value != 0 : static_cast<T>(value);
-  }
-  return {};
-}
-
-Status ModelParser::read_piece(std::string_view message) {
-  const std::string name = concat("pieces[", model_.pieces.size(), ']');
-  SentencePiece piece;
-  auto type = static_cast<int32_t>(SentencePiece::Type::kNormal);
-  SQZ_RETURN_IF_ERROR(each_field(message, [&](const Field& field) -> Status {
-    if (field.number == 1) return read(field, name + ".piece", piece.text);
-    if (field.number == 2) return read(field, name + ".score", piece.score);
-    if (field.number == 3) return read(field, name + ".type", type);
-    return {};
-  }));
-  if (type < 1 || type > 6) return corrupt(name + ".type", concat(type), "1 to 6");
-  piece.type = static_cast<SentencePiece::Type>(type);
-  model_.pieces.push_back(std::move(piece));
-  return {};
-}
-
-Status ModelParser::read_trainer(const Field& field) {
-  const auto into = [&](const char* name, auto& out) {
-    return read(field, concat("trainer_spec.", name), out);
-  };
-  if (field.number == 3) return into("model_type", kind_);
-  if (field.number == 24) return into("treat_whitespace_as_suffix", suffix_);
-  if (field.number == 35) return into("byte_fallback", model_.byte_fallback);
-  if (field.number == 40) return into("unk_id", unk_id_);
-  if (field.number == 41) return into("bos_id", bos_id_);
-  if (field.number == 42) return into("eos_id", eos_id_);
-  if (field.number == 44) return into("unk_surface", model_.unk_surface);
-  if (field.number == 46) return into("bos_piece", bos_piece_);
-  return {};
-}
-
-Status ModelParser::read_normalizer(const Field& field) {
-  const auto into = [&](const char* name, auto& out) {
-    return read(field, concat("normalizer_spec.", name), out);
-  };
-  if (field.number == 2) return into("precompiled_charsmap", model_.charsmap);
-  if (field.number == 3) return into("add_dummy_prefix", model_.add_dummy_prefix);
-  if (field.number == 4) return into("remove_extra_whitespaces", model_.remove_extra_whitespaces);
-  if (field.number == 5) return into("escape_whitespaces", model_.escape_whitespaces);
-  return {};
-}
-
-Status ModelParser::read_denormalizer(const Field& field) {
-  if (field.number != 2 || field.bytes.empty()) return {};
-  return unsupported("denormalizer_spec", "rules for decoded text are not supported");
-}
-
-Status ModelParser::read_model(const Field& field) {
-  constexpr const char* kNames[] = {"", "pieces",           "trainer_spec", "normalizer_spec",
-                                    "", "denormalizer_spec"};
-  const uint32_t number = field.number;
-  if (number == 4 || number >= std::size(kNames)) return {};
-  SQZ_RETURN_IF_ERROR(expect(field, Field::Type::kBytes, kNames[number]));
-  has_trainer_ |= number == 2;
-  has_normalizer_ |= number == 3;
-  if (number == 1) return read_piece(field.bytes);
-  return each_field(field.bytes, [&](const Field& inner) {
-    return number == 2   ? read_trainer(inner)
-           : number == 3 ? read_normalizer(inner)
-                         : read_denormalizer(inner);
-  });
-}
-
-Status ModelParser::check_byte_piece(size_t id) {
-  const std::string& text = model_.pieces[id].text;
-  const std::string name = concat("pieces[", id, "].piece");
-  if (!model_.byte_fallback) {
-    return corrupt(name, concat("the byte piece ", quote_text(text)),
-                   "none, because trainer_spec.byte_fallback is false");
-  }
-  constexpr std::string_view kDigits = "0123456789ABCDEF";
-  const auto digit = [&](size_t i) { return kDigits.find(text[i]); };
-  if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>' || digit(3) > 15 ||
-      digit(4) > 15) {
-    return corrupt(name, quote_text(text), "a byte as \"<0x0A>\"");
-  }
-  model_.byte_ids[digit(3) << 4 | digit(4)] = static_cast<int32_t>(id);
-  return {};
-}
-
-Status ModelParser::check_piece(size_t id) {
-  const SentencePiece& piece = model_.pieces[id];
-  const std::string name = concat("pieces[", id, ']');
-  if (piece.text.empty()) return corrupt(name + ".piece", "nothing", "at least one character");
-  if (piece.text.size() > kLongestPiece) {
-    return unsupported(name + ".piece", concat(piece.text.size(), " bytes, of which ",
-                                               kLongestPiece, " are supported"));
-  }
-  if (const auto offset = find_invalid_utf8(piece.text)) {
-    return corrupt(name + ".piece", concat("invalid UTF-8 at byte ", *offset), "valid UTF-8");
-  }
-  if (!std::isfinite(piece.score)) {
-    return corrupt(name + ".score", concat(piece.score), "a finite number");
-  }
-  const auto [other, fresh] = model_.ids.emplace(piece.text, static_cast<int32_t>(id));
-  if (!fresh) {
-    return corrupt(name + ".piece", quote_text(piece.text),
-                   concat("a piece of its own, but pieces[", other->second, "] is the same"));
-  }
-  if (piece.type == SentencePiece::Type::kByte) return check_byte_piece(id);
-  if (piece.type == SentencePiece::Type::kUnknown) {
-    if (model_.unk >= 0) {
-      return corrupt(name + ".type", "a second unknown piece",
-                     concat("pieces[", model_.unk, "] alone"));
-    }
-    model_.unk = static_cast<int32_t>(id);
-  }
-  if (piece.type == SentencePiece::Type::kUnused && kind_ == 2) {
-    return unsupported(name + ".type", "unused pieces of a BPE model are not supported");
-  }
-  return {};
-}
-
-Status ModelParser::check_pieces() {
-  if (model_.pieces.empty()) return corrupt("content", "no vocabulary", kExpected);
-  model_.byte_ids.fill(-1);
-  model_.ids.reserve(model_.pieces.size());
-  for (size_t id = 0; id < model_.pieces.size(); ++id) SQZ_RETURN_IF_ERROR(check_piece(id));
-  if (model_.unk < 0) return corrupt("pieces", "no unknown piece", "one");
-  for (size_t byte = 0; model_.byte_fallback && byte < model_.byte_ids.size(); ++byte) {
-    if (model_.byte_ids[byte] < 0) {
-      return corrupt("pieces", concat("no piece for byte ", byte),
-                     "256 of them, because trainer_spec.byte_fallback is true");
-    }
-  }
-  return {};
-}
-
-Status ModelParser::check_trainer() {
-  if (kind_ != 1 && kind_ != 2) {
-    return unsupported(
-        "trainer_spec.model_type",
-        concat("model type ", kind_, " is not supported, 1 (unigram) and 2 (BPE) are"));
-  }
-  if (suffix_) {
-    return unsupported("trainer_spec.treat_whitespace_as_suffix",
-                       "white space as a suffix is not supported");
-  }
-  const auto count = static_cast<int64_t>(model_.pieces.size());
-  const std::pair<const char*, int32_t> ids[] = {
-      {"unk_id", unk_id_}, {"bos_id", bos_id_}, {"eos_id", eos_id_}};
-  for (const auto& [name, id] : ids) {
-    if (id < -1 || id >= count) {
-      return corrupt(concat("trainer_spec.", name), concat(id),
-                     concat("-1 or an id below ", count));
-    }
-  }
-  return {};
-}
-
-Result<SentencePieceModel> ModelParser::parse(std::string_view bytes) {
-  // An empty message is a legal protobuf.
-  if (bytes.empty()) return corrupt("content", "an empty file", kExpected);
-  if (bytes.size() > kLargestFile) {
-    return unsupported("content",
-                       concat(bytes.size(), " bytes, of which ", kLargestFile, " are supported"));
-  }
-  SQZ_RETURN_IF_ERROR(each_field(bytes, [&](const Field& field) { return read_model(field); }));
-  // The format calls both optional, but every model has them, and a file that was cut off has not.
-  if (!has_trainer_) return corrupt("content", "no trainer_spec", kExpected);
-  if (!has_normalizer_) return corrupt("content", "no normalizer_spec", kExpected);
-  SQZ_RETURN_IF_ERROR(check_pieces());
-  SQZ_RETURN_IF_ERROR(check_trainer());
-  model_.kind = static_cast<SentencePieceModel::Kind>(kind_);
-  const auto bos = model_.ids.find(bos_piece_.empty() ? std::string("<s>") : bos_piece_);
-  if (bos != model_.ids.end() &&
-      model_.pieces[static_cast<size_t>(bos->second)].type == SentencePiece::Type::kControl) {
-    model_.bos = bos->second;
-  }
-  return std::move(model_);
-}
 
 }  // namespace
 

@@ -17,13 +17,6 @@ bool is_space(uint32_t code) {
          code == 0x202f || code == 0x205f || code == 0x3000;
 }
 
-size_t previous_char(std::string_view text, size_t offset) {
-  do {
-    --offset;
-  } while ((static_cast<unsigned char>(text[offset]) & 0xc0u) == 0x80);
-  return offset;
-}
-
 size_t skip_spaces_back(std::string_view text, size_t offset, size_t limit) {
   while (offset > limit) {
     const size_t before = previous_char(text, offset);

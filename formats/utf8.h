@@ -21,6 +21,14 @@ inline size_t utf8_length(char lead) {
 // The character that begins at `offset` of valid text; `offset` moves behind it.
 uint32_t next_char(std::string_view text, size_t& offset);
 
+// Where the character that ends at `offset` of valid text begins.
+inline size_t previous_char(std::string_view text, size_t offset) {
+  do {
+    --offset;
+  } while ((static_cast<unsigned char>(text[offset]) & 0xc0u) == 0x80);
+  return offset;
+}
+
 void append_utf8(uint32_t code_point, std::string& out);
 
 // `bytes` with every maximal ill-formed part replaced by one U+FFFD (Unicode chapter 3.9, "maximal

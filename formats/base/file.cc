@@ -46,8 +46,8 @@ class PosixReadFile : public ReadFile {
         return io_error(path_, "read", errno);
       }
       if (got == 0) {
-        return {Code::kCorrupt, bad_field(path_, "file length", concat("end at byte ", offset),
-                                          concat(out.size(), " more bytes"))};
+        return Refuse{path_}("file length", concat("end at byte ", offset),
+                             concat(out.size(), " more bytes"));
       }
       offset += static_cast<uint64_t>(got);
       out = out.subspan(static_cast<size_t>(got));
@@ -171,8 +171,8 @@ Env& Env::posix() {
 Result<std::string> read_text_file(Env& env, const std::string& path, uint64_t limit) {
   SQZ_ASSIGN_OR_RETURN(const auto file, env.open_read(path));
   if (file->size() > limit) {
-    return Status(Code::kUnsupported, bad_field(path, "file size", concat(file->size(), " bytes"),
-                                                concat("at most ", limit)));
+    return Refuse{path, Code::kUnsupported}("file size", concat(file->size(), " bytes"),
+                                            concat("at most ", limit));
   }
   std::string text(static_cast<size_t>(file->size()), '\0');
   SQZ_RETURN_IF_ERROR(file->read(0, std::as_writable_bytes(std::span(text))));
