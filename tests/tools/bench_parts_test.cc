@@ -12,8 +12,6 @@
 #include "tools/sqz_bench/kernel_times.h"
 #include "tools/sqz_bench/measure.h"
 #include "tools/sqz_bench/memory_reads.h"
-#include "tools/sqz_bench/sparse_index.h"
-#include "tools/sqz_bench/synthetic_index.h"
 
 namespace sqz::bench {
 namespace {
@@ -84,13 +82,13 @@ Options small_options() {
 }
 
 // What is timed is an index that verify() finds nothing wrong with.
-TEST(SyntheticIndex, IsAWholeIndex) {
+TEST(MadeIndex, IsAWholeIndex) {
   testing::TemporaryDirectory folder;
   Options options = small_options();
   options.directory = folder.path();
   std::string path;
   {
-    const auto index = make_synthetic_index(options, 2000);
+    const auto index = make_index(options, 2000);
     ASSERT_TRUE(index.ok()) << index.status().message();
     path = (*index)->path();
     const auto file = SqzFile::open(path);
@@ -99,7 +97,7 @@ TEST(SyntheticIndex, IsAWholeIndex) {
     ASSERT_TRUE(report.ok());
     EXPECT_EQ(report->problems, std::vector<std::string>());
     EXPECT_EQ((*file)->layer(0).level[1].clusters, 100);
-    const auto queries = synthetic_queries((*file)->layer(0), 2, 2, 3, 0);
+    const auto queries = make_queries(**file, options, 2, 3);
     ASSERT_EQ(queries.size(), 2u);
     EXPECT_EQ(queries[1].size(), 3u * 4 * 16);
     EXPECT_NE(queries[0], queries[1]);
@@ -107,11 +105,11 @@ TEST(SyntheticIndex, IsAWholeIndex) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(SyntheticIndex, StaysWhereItIsAskedTo) {
+TEST(MadeIndex, StaysWhereItIsAskedTo) {
   testing::TemporaryDirectory folder;
   Options options = small_options();
   options.save_index = folder.file("kept.sqz");
-  ASSERT_TRUE(make_synthetic_index(options, 2000).ok());
+  ASSERT_TRUE(make_index(options, 2000).ok());
   EXPECT_TRUE(std::filesystem::exists(options.save_index));
 }
 
@@ -271,23 +269,19 @@ class HoleEnv : public Env {
 // every page is out of reach.
 TEST(SparseIndex, OpeningTouchesNoPayload) {
   testing::TemporaryDirectory folder;
-  const std::string path = folder.file("sparse.sqz");
   Options options;
+  options.directory = folder.path();
   const int64_t tokens = 819200, layers = 32;
-  const IndexMetadata metadata = made_metadata(options, tokens, layers);
-  const int64_t slots = tokens - metadata.sink - metadata.tail;
-  const std::vector<LayerShape> shapes(
-      static_cast<size_t>(layers),
-      {synthetic_clusters(tokens, slots), slots, metadata.sink + metadata.tail});
-  const auto bytes = write_sparse_index(Env::posix(), path, metadata, shapes);
-  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
-  EXPECT_GT(*bytes, uint64_t{100} << 30);
-  EXPECT_EQ(std::filesystem::file_size(path), *bytes);
+  const auto made = make_sparse_index(options, 4.0 * 8 * 128 * tokens * layers, layers);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  const std::string path = made->file->path();
+  EXPECT_GT(made->bytes, uint64_t{100} << 30);
+  EXPECT_EQ(std::filesystem::file_size(path), made->bytes);
   HoleEnv env;
   const auto file = SqzFile::open(path, OpenMode::kMmap, env);
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_LT((*file)->header().data_offset, uint64_t{4} << 20);
-  EXPECT_EQ((*file)->layer(31).slots, slots);
+  EXPECT_EQ((*file)->layer(31).slots, tokens - kSink - kTail);
   EXPECT_EQ((*file)->layer(31).level[1].clusters, 40960);
 }
 

@@ -1,10 +1,9 @@
 #include "tools/sqz_bench/attention_fixture.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "tools/sqz_bench/captured_index.h"
-#include "tools/sqz_bench/random_index.h"
-#include "tools/sqz_bench/synthetic_index.h"
 
 namespace sqz::bench {
 namespace {
@@ -23,32 +22,51 @@ std::vector<std::byte> rounded(const std::vector<float>& from, DType dtype) {
   return out;
 }
 
-// Of the selectors that are served from indexes of random keys.
-bool is_random(const Options& options) {
-  return options.selector != "squeezed";
-}
-
 Status check_index(const ServedIndex& index, const std::string& selector) {
   const LayerView& view = index.layers[0];
-  const int64_t parts = selector == "saap" ? view.buckets : view.pages;
-  if (selector != "squeezed") {
-    if (parts > 0 && view.keys != nullptr) return {};
-    const char* name = selector == "saap" ? "buckets" : "pages";
-    return {Code::kInvalidArgument,
-            bad_field(index.file->path(), "layer 0", concat("no ", name, ", or no keys and values"),
-                      concat("both: --selector ", selector))};
+  const auto refuse = [&](const std::string& found, const std::string& expected) {
+    return Status(Code::kInvalidArgument,
+                  bad_field(index.file->path(), "layer 0", found, expected));
+  };
+  if (selector == "squeezed") {
+    if (view.levels == 2 && view.keys != nullptr) return {};
+    return refuse(concat(view.levels, " levels of clusters"), "two, with keys and values");
   }
-  if (view.levels == 2 && view.keys != nullptr) return {};
-  return {Code::kInvalidArgument,
-          bad_field(index.file->path(), "layer 0", concat(view.levels, " levels of clusters"),
-                    "two, with keys and values")};
+  const bool saap = selector == "saap";
+  if ((saap ? view.buckets : view.pages) > 0 && view.keys != nullptr) return {};
+  return refuse(concat("no ", saap ? "buckets" : "pages", ", or no keys and values"),
+                concat("both: --selector ", selector));
+}
+
+std::vector<Setting> settings_of(const Options& options, bool requests) {
+  std::vector<Setting> out;
+  if (requests) out.push_back({Setting::kRead, "read"});
+  out.push_back({Setting::kDense, "dense"});
+  const bool other = options.selector != "squeezed";
+  const std::vector<int> levels = other ? std::vector<int>{1} : options.levels;
+  for (const int64_t block : options.block) {
+    for (const double sparsity : options.sparsity) {
+      for (const int level : levels) {
+        const std::string share =
+            options.sparsity.size() > 1 || other ? concat(100 * sparsity, " % sparse") : "sparse";
+        const std::string what =
+            other ? options.selector : concat(level, level > 1 ? " levels" : " level");
+        const std::string cut = requests || options.block.size() == 1 ? ""
+                                : block == 0                          ? ", one block"
+                                             : concat(", blocks of ", block);
+        out.push_back({Setting::kSparse, concat(share, ", ", what, cut), level, sparsity, block});
+      }
+    }
+    if (requests) break;  // of one token: a block is a token
+  }
+  return out;
 }
 
 }  // namespace
 
-double Fixture::kv_bytes() const {
+size_t Fixture::key_bytes() const {
   const LayerView& view = layer();
-  return static_cast<double>(4 * view.kv_heads * (view.slots + view.exact) * view.head_dim);
+  return static_cast<size_t>(2 * view.kv_heads * view.slots * view.head_dim);
 }
 
 double Fixture::dense_flop() const {
@@ -57,12 +75,12 @@ double Fixture::dense_flop() const {
          static_cast<double>(view.slots + view.exact);
 }
 
-AttendCall Fixture::call(int64_t set) const {
+AttendCall Fixture::call(const void* q) const {
   AttendCall call;
   call.tokens = tokens;
   call.dtype = dtype;
-  call.q = queries[static_cast<size_t>(set) % queries.size()].data();
-  if (before_rope) call.q_before_rope = call.q;
+  call.q = q;
+  if (before_rope) call.q_before_rope = q;
   if (!indptr.empty()) {
     call.indptr = indptr.data();
     call.requests = std::ssize(indptr) - 1;
@@ -70,52 +88,8 @@ AttendCall Fixture::call(int64_t set) const {
   return call;
 }
 
-std::vector<Setting> settings_of(const Options& options, bool blocks) {
-  std::vector<Setting> out = {{0, 0, 0, "dense"}};
-  const std::vector<int> levels = is_random(options) ? std::vector<int>{1} : options.levels;
-  for (const int64_t block : options.block) {
-    for (const double sparsity : options.sparsity) {
-      for (const int level : levels) {
-        const bool many_blocks = blocks && options.block.size() > 1;
-        const std::string share = options.sparsity.size() > 1 || is_random(options)
-                                      ? concat(100 * sparsity, " % sparse")
-                                      : "sparse";
-        const std::string what =
-            is_random(options) ? options.selector : concat(level, level > 1 ? " levels" : " level");
-        const std::string cut = !many_blocks ? ""
-                                : block == 0 ? ", one block"
-                                             : concat(", blocks of ", block);
-        out.push_back({level, sparsity, block, concat(share, ", ", what, cut)});
-      }
-    }
-    if (!blocks) break;
-  }
-  return out;
-}
-
-SessionOptions session_of(const Options& options, const Fixture& fixture, const Setting& setting) {
-  SessionOptions session;
-  session.threads = options.threads;
-  session.max_tokens = fixture.tokens;
-  session.block = setting.block;
-  if (setting.levels == 0) {
-    session.selection.selector = SelectorKind::kDense;
-  } else if (is_random(options)) {
-    const bool pages = options.selector == "quest";
-    session.selection.selector = pages ? SelectorKind::kQuest : SelectorKind::kSaap;
-    session.selection.dense_layers = -1;
-    session.selection.keep = 1 - setting.sparsity;
-  } else {
-    session.selection.levels = setting.levels;
-    session.selection.keep = 1 - setting.sparsity;
-    session.selection.rule = options.rule == "budget" ? RuleKind::kBudget : RuleKind::kThreshold;
-  }
-  return session;
-}
-
-Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int64_t tokens,
-                                                    int64_t query_tokens, bool requests,
-                                                    int64_t sets) {
+Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options,
+                                                    const AttentionCase& what) {
   auto fixture = std::make_shared<Fixture>();
   fixture->keys = "made up";
   fixture->before_rope = options.selector == "saap";
@@ -123,35 +97,30 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
   if (!path.empty()) {
     fixture->keys = path;
   } else if (!options.capture.empty()) {
-    SQZ_ASSIGN_OR_RETURN(MadeIndex made, make_captured_index(options, tokens, sets, query_tokens));
+    SQZ_ASSIGN_OR_RETURN(CapturedIndex made,
+                         make_captured_index(options, what.tokens, what.sets, what.query_tokens));
     fixture->file = std::move(made.file);
     fixture->exact_queries = std::move(made.queries);
     fixture->keys = options.capture + ", tiled";
-  } else if (is_random(options)) {
-    SQZ_ASSIGN_OR_RETURN(fixture->file, make_random_index(options, tokens));
   } else {
-    SQZ_ASSIGN_OR_RETURN(fixture->file, make_synthetic_index(options, tokens));
+    SQZ_ASSIGN_OR_RETURN(fixture->file, make_index(options, what.tokens));
   }
   if (fixture->file != nullptr) path = fixture->file->path();
   const OpenMode mode = options.open_mode == "read" ? OpenMode::kRead : OpenMode::kMmap;
   SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(path, mode));
   SQZ_ASSIGN_OR_RETURN(fixture->served, make_served_index(std::move(file)));
   SQZ_RETURN_IF_ERROR(check_index(*fixture->served, options.selector));
-  fixture->tokens = query_tokens;
-  if (requests && query_tokens > 1) {
-    fixture->indptr.resize(static_cast<size_t>(query_tokens) + 1);
+  fixture->tokens = what.query_tokens;
+  if (what.requests && what.query_tokens > 1) {
+    fixture->indptr.resize(static_cast<size_t>(what.query_tokens) + 1);
     std::iota(fixture->indptr.begin(), fixture->indptr.end(), 0);
   }
   fixture->dtype = options.query_dtype == "f32"   ? DType::kF32
                    : options.query_dtype == "f16" ? DType::kF16
                                                   : DType::kBF16;
-  if (is_random(options)) {
+  if (fixture->exact_queries.empty()) {
     fixture->exact_queries =
-        random_queries(fixture->served->metadata().model, sets, query_tokens, options.seed);
-  } else if (fixture->exact_queries.empty()) {
-    fixture->exact_queries =
-        synthetic_queries(fixture->layer(), fixture->served->metadata().model.group_size(), sets,
-                          query_tokens, options.seed);
+        make_queries(*fixture->served->file, options, what.sets, what.query_tokens);
   }
   for (const auto& set : fixture->exact_queries) {
     fixture->queries.push_back(rounded(set, fixture->dtype));
@@ -159,29 +128,86 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int6
   return std::shared_ptr<const Fixture>(std::move(fixture));
 }
 
-JsonMembers shape_of(const Fixture& fixture, const Options& options) {
+SessionOptions session_of(const Options& options, const Fixture& fixture, const Setting& setting) {
+  SessionOptions session;
+  session.threads = options.threads;
+  session.max_tokens = fixture.tokens;
+  session.block = setting.block;
+  SelectionRequest& selection = session.selection;
+  if (setting.kind == Setting::kDense) {
+    selection.selector = SelectorKind::kDense;
+    return session;
+  }
+  selection.keep = 1 - setting.sparsity;
+  if (options.selector == "squeezed") {
+    selection.levels = setting.levels;
+    selection.rule = options.rule == "budget" ? RuleKind::kBudget : RuleKind::kThreshold;
+  } else {
+    selection.selector = options.selector == "quest" ? SelectorKind::kQuest : SelectorKind::kSaap;
+    selection.dense_layers = -1;
+  }
+  return session;
+}
+
+Result<CaseSetup> attention_setup(const Fixture& fixture, const Options& options,
+                                  const AttentionCase& what, const MakeContender& make) {
   const LayerView& view = fixture.layer();
   std::vector<int64_t> clusters;
   for (int k = 0; k < view.levels; ++k) clusters.push_back(view.level[k].clusters);
-  return {{"tokens", fixture.served->metadata().tokens},
-          {"query_heads", fixture.query_heads()},
-          {"kv_heads", view.kv_heads},
-          {"head_dim", view.head_dim},
-          {"dtype", dtype_name(view.dtype)},
-          {"query_dtype", options.query_dtype},
-          {"query_tokens", fixture.tokens},
-          {"requests", fixture.indptr.empty() ? 1 : std::ssize(fixture.indptr) - 1},
-          {"block", options.block},
-          {"clusters", clusters},
-          {"selector", options.selector},
-          {"buckets", view.buckets},
-          {"hidden", view.classifier.hidden},
-          {"pages", view.pages},
-          {"keys", fixture.keys},
-          {"sparsity", options.sparsity},
-          {"coarse_keep", options.coarse_keep},
-          {"rule", options.rule},
-          {"open", options.open_mode}};
+  CaseSetup setup;
+  setup.shape = {{"tokens", fixture.served->metadata().tokens},
+                 {"query_heads", fixture.query_heads()},
+                 {"kv_heads", view.kv_heads},
+                 {"head_dim", view.head_dim},
+                 {"dtype", dtype_name(view.dtype)},
+                 {"query_dtype", options.query_dtype},
+                 {"query_tokens", fixture.tokens},
+                 {"requests", fixture.indptr.empty() ? 1 : std::ssize(fixture.indptr) - 1},
+                 {"block", options.block},
+                 {"clusters", clusters},
+                 {"selector", options.selector},
+                 {"buckets", view.buckets},
+                 {"hidden", view.classifier.hidden},
+                 {"pages", view.pages},
+                 {"keys", fixture.keys},
+                 {"sparsity", options.sparsity},
+                 {"coarse_keep", options.coarse_keep},
+                 {"rule", options.rule},
+                 {"open", options.open_mode}};
+  setup.rounds = what.rounds;
+  for (const Setting& setting : settings_of(options, what.requests)) {
+    SQZ_ASSIGN_OR_RETURN(Contender contender,
+                         make(setting, static_cast<int>(setup.contenders.size())));
+    const auto clustered = 2.0 * static_cast<double>(fixture.key_bytes());
+    if (setting.kind == Setting::kRead) contender.bytes = clustered;
+    if (setting.kind == Setting::kDense) {
+      contender.bytes =
+          clustered + static_cast<double>(4 * view.kv_heads * view.exact * view.head_dim);
+      contender.flop = fixture.dense_flop();
+    }
+    setup.contenders.push_back(std::move(contender));
+  }
+  return setup;
+}
+
+JsonMembers delivered(const Counters& counters, int64_t calls) {
+  const auto fraction = [](auto part, auto whole) {
+    return static_cast<double>(part) / static_cast<double>(std::max<decltype(whole)>(whole, 1));
+  };
+  return {{"keep", fraction(counters.keys_read, counters.keys_possible)},
+          {"budget", fraction(counters.bytes_read, counters.bytes_dense)},
+          {"selections", fraction(counters.selections, calls)}};
+}
+
+double keys_per_run(ServingSession& session, const AttendCall& call) {
+  const auto heads = session.select(call);
+  if (!heads.ok()) return 0;
+  int64_t keys = 0, runs = 0;
+  for (const HeadSelection& head : *heads) {
+    keys += head.keys;
+    runs += head.run_count;
+  }
+  return runs == 0 ? 0 : static_cast<double>(keys) / static_cast<double>(runs);
 }
 
 }  // namespace sqz::bench

@@ -1,18 +1,29 @@
-// What the contenders of `attend` and `prefill` share: an index with one layer, and queries.
+// What `attend` and `prefill` share on the CPU and on a GPU: an index with one layer, queries, and
+// the ways to serve them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "libruntime/session/serving_session.h"
+#include "tools/sqz_bench/cases.h"
 #include "tools/sqz_bench/made_index.h"
-#include "tools/sqz_bench/measure.h"
 
 namespace sqz::bench {
 
+// What a case asks for where options do not say.
+struct AttentionCase {
+  bool requests = false;     // a request a query token, and plain reads beside; else one prompt
+  int64_t tokens = 0;        // of the index, if it is made
+  int64_t query_tokens = 0;  // of a call
+  int64_t rounds = 0;
+  int64_t sets = 0;  // of queries
+};
+
 struct Fixture {
-  std::unique_ptr<TemporaryFile> file;  // first: it outlives the mapping; null for --index
+  std::shared_ptr<const IndexFile> file;  // first: it outlives the mapping; null for --index
   std::shared_ptr<const ServedIndex> served;
   std::string keys;                               // where they come from, for people
   int64_t tokens = 0;                             // of a call
@@ -24,29 +35,41 @@ struct Fixture {
 
   const LayerView& layer() const { return served->layers[0]; }
   int64_t query_heads() const { return served->metadata().model.query_heads; }
-  // Of keys and values, and of dense attention to them by all tokens.
-  double kv_bytes() const;
+  // Whether every token is a request of its own.
+  bool tokens_apart() const { return tokens == 1 || !indptr.empty(); }
+  // Bytes of the clustered keys, which are as many as those of their values.
+  size_t key_bytes() const;
+  // Multiplications and additions of dense attention to all keys by all tokens.
   double dense_flop() const;
-  // A call with the queries of a set; out and lse are left to fill in.
-  AttendCall call(int64_t set) const;
+  // A call with the queries at q; out and lse are left to fill in.
+  AttendCall call(const void* q) const;
 };
 
-// One way to serve; levels 0 is dense.
+// An index made for the case, or --index, or one of --capture, with queries.
+Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options,
+                                                    const AttentionCase& what);
+
+// One way to use the fixture.
 struct Setting {
+  enum Kind { kRead, kDense, kSparse };
+  Kind kind = kDense;
+  std::string name;
   int levels = 0;
   double sparsity = 0;
   int64_t block = 0;
-  std::string name;
 };
-// Dense, then every combination of --block, --sparsity and --levels.
-std::vector<Setting> settings_of(const Options& options, bool blocks);
 SessionOptions session_of(const Options& options, const Fixture& fixture, const Setting& setting);
 
-// An index of `tokens` tokens, or --index, or one of --capture, and `sets` sets of queries: of one
-// request, or of one a token.
-Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options, int64_t tokens,
-                                                    int64_t query_tokens, bool requests,
-                                                    int64_t sets);
-JsonMembers shape_of(const Fixture& fixture, const Options& options);
+// The case with a contender for each setting: plain reads, dense, then every combination of
+// --block,
+// --sparsity and --levels. `place` is the contender's number.
+using MakeContender = std::function<Result<Contender>(const Setting& setting, int place)>;
+Result<CaseSetup> attention_setup(const Fixture& fixture, const Options& options,
+                                  const AttentionCase& what, const MakeContender& make);
+
+// What selection came to in `calls` calls: fractions of keys and bytes, and selections a call.
+JsonMembers delivered(const Counters& counters, int64_t calls);
+// The mean length of the runs that a call selects; 0 if there are none.
+double keys_per_run(ServingSession& session, const AttendCall& call);
 
 }  // namespace sqz::bench

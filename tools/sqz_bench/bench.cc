@@ -1,89 +1,93 @@
-#include "tools/sqz_bench/bench.h"
-
+// The list of cases, the run and its report.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 
 #include "libindex/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "tools/sqz_bench/cases.h"
-#include "tools/sqz_bench/device_cases.h"
 #include "tools/sqz_bench/machine.h"
 
 namespace sqz::bench {
 namespace {
 
+using SetUp = Result<CaseSetup> (*)(const Options&);
 struct CaseInfo {
   const char* name;
   const char* what;
-  Result<CaseSetup> (*set_up)(const Options&);
+  SetUp on_cpu, on_gpu;    // null: the case does not run there
+  bool attention = false;  // and so takes --index, --save-index and --selector
+  bool capture = false;    // takes --capture
 };
 constexpr CaseInfo kCases[] = {
     {"attend", "one query token over the fixed context: dense, sparse, LibTorch, plain reads",
-     attend_case},
-    {"prefill", "a prompt's tokens over the fixed context: dense, sparse, LibTorch", prefill_case},
-    {"bandwidth", "plain vector reads of memory, by number of threads", bandwidth_case},
-    {"open", "opening a sparse file of 100 GiB, and smaller ones", open_case},
-    {"verify", "all checksums and invariants of an index, beside plain reads of it", verify_case},
-    {"kmeans", "clustering of one layer's keys, as in a build", kmeans_case},
-    {"upload", "an index from the page cache to a GPU, beside copies from pinned memory",
+     attend_case, attend_device_case, true, true},
+    {"prefill", "a prompt's tokens over the fixed context: dense, sparse, LibTorch", prefill_case,
+     prefill_device_case, true, true},
+    {"bandwidth", "plain vector reads of memory, by number of threads", bandwidth_case, nullptr},
+    {"open", "opening a sparse file of 100 GiB, and smaller ones", open_case, nullptr},
+    {"verify", "all checksums and invariants of an index, beside plain reads of it", verify_case,
+     nullptr},
+    {"kmeans", "clustering of one layer's keys, as in a build", kmeans_case, kmeans_device_case,
+     false, true},
+    {"upload", "an index from the page cache to a GPU, beside copies from pinned memory", nullptr,
      upload_device_case},
 };
 
-const CaseInfo* find_case(const std::string& name) {
-  const auto* at = std::find_if(std::begin(kCases), std::end(kCases),
-                                [&](const auto& c) { return c.name == name; });
-  return at == std::end(kCases) ? nullptr : at;
+Status refuse(const std::string& field, const std::string& found, const std::string& expected) {
+  return {Code::kInvalidArgument, bad_field("options", field, found, expected)};
 }
 
-Status check_options(const Options& options, const CommonOptions& common) {
-  const auto refuse = [](const std::string& field, const std::string& found,
-                         const std::string& expected) {
-    return Status(Code::kInvalidArgument, bad_field("options", field, found, expected));
+Result<std::vector<const CaseInfo*>> find_cases(const std::vector<std::string>& names) {
+  std::string list;
+  for (const CaseInfo& info : kCases) list += concat(list.empty() ? "" : ", ", info.name);
+  if (names.empty()) return refuse("CASE", "none", list);
+  std::vector<const CaseInfo*> out;
+  for (const std::string& name : names) {
+    const auto* at = std::find_if(std::begin(kCases), std::end(kCases),
+                                  [&](const CaseInfo& info) { return info.name == name; });
+    if (at == std::end(kCases)) return refuse("CASE", name, list);
+    out.push_back(at);
+  }
+  return out;
+}
+
+Status check_options(const Options& options, const CommonOptions& common,
+                     const std::vector<const CaseInfo*>& cases) {
+  const auto all = [&](auto member) {
+    return std::all_of(cases.begin(), cases.end(),
+                       [&](const CaseInfo* info) { return info->*member; });
   };
-  const auto all_of = [&](std::initializer_list<const char*> names) {
-    return std::all_of(options.cases.begin(), options.cases.end(), [&](const std::string& name) {
-      return std::count(names.begin(), names.end(), name) > 0;
-    });
+  const bool attention = all(&CaseInfo::attention);
+  const bool one_index = attention && cases.size() == 1;
+  const struct {
+    bool fine;
+    const char* field;
+    std::string found, expected;
+  } checks[] = {
+      {!common.gpu() || all(&CaseInfo::on_gpu), "--device", common.device,
+       "cpu; of the cases, attend, prefill, kmeans and upload run on a GPU"},
+      {common.gpu() || all(&CaseInfo::on_cpu), "--device", common.device,
+       "cuda, which is what upload goes to"},
+      {options.capture.empty() || all(&CaseInfo::capture), "--capture", options.capture,
+       "nothing; it is for attend, prefill and kmeans alone"},
+      {options.index.empty() || one_index, "--index", options.index,
+       "nothing; it is for attend or prefill alone"},
+      {options.save_index.empty() || one_index, "--save-index", options.save_index,
+       "nothing; it is for attend or prefill alone"},
+      {options.selector == "squeezed" || (attention && options.capture.empty()), "--selector",
+       options.selector,
+       concat("squeezed; ", options.selector, " is for attend and prefill without --capture")},
+      {options.index.empty() || options.capture.empty(), "--index", options.index,
+       "nothing beside --capture"},
+      {options.query_heads % options.kv_heads == 0, "--heads", concat(options.query_heads),
+       concat("a multiple of --kv-heads ", options.kv_heads)},
+      {options.tokens == 0 || options.tokens >= 1000, "--tokens", concat(options.tokens),
+       "0 or at least 1000"},
   };
-  const bool on_cpu = !common.gpu();
-  if (!on_cpu && !all_of({"attend", "prefill", "kmeans", "upload"})) {
-    return refuse("--device", common.device,
-                  "cpu; of the cases, attend, prefill, kmeans and upload run on a GPU");
-  }
-  if (on_cpu && std::count(options.cases.begin(), options.cases.end(), "upload") > 0) {
-    return refuse("--device", common.device, "cuda, which is what upload goes to");
-  }
-  if (!options.capture.empty() && !all_of({"attend", "prefill", "kmeans"})) {
-    return refuse("--capture", options.capture,
-                  "nothing; it is for attend, prefill and kmeans alone");
-  }
-  for (const auto& [name, path] :
-       {std::pair("--index", options.index), std::pair("--save-index", options.save_index)}) {
-    if (path.empty() || (options.cases.size() == 1 && all_of({"attend", "prefill"}))) continue;
-    return refuse(name, path, "nothing; it is for attend or prefill alone");
-  }
-  if (options.selector != "squeezed" &&
-      (!all_of({"attend", "prefill"}) || !options.capture.empty())) {
-    return refuse(
-        "--selector", options.selector,
-        concat("squeezed; ", options.selector, " is for attend and prefill without --capture"));
-  }
-  if (!options.index.empty() && !options.capture.empty()) {
-    return refuse("--index", options.index, "nothing beside --capture");
-  }
-  if (options.query_heads % options.kv_heads != 0) {
-    return refuse("--heads", concat(options.query_heads),
-                  concat("a multiple of --kv-heads ", options.kv_heads));
-  }
-  if (options.tokens != 0 && options.tokens < 1000) {
-    return refuse("--tokens", concat(options.tokens), "0 or at least 1000");
-  }
-  std::string names;
-  for (const CaseInfo& info : kCases) names += concat(names.empty() ? "" : ", ", info.name);
-  if (options.cases.empty()) return refuse("CASE", "none", names);
-  for (const std::string& name : options.cases) {
-    if (find_case(name) == nullptr) return refuse("CASE", name, names);
+  for (const auto& check : checks) {
+    if (!check.fine) return refuse(check.field, check.found, check.expected);
   }
   return {};
 }
@@ -119,11 +123,17 @@ JsonMembers row_of(const CaseSetup& setup, const Measured& measured, size_t i) {
   return row;
 }
 
-// A figure with three significant digits; "" where the object has none.
-std::string figure(const JsonValue* object, std::string_view name, double scale = 1) {
-  const JsonValue* value = object == nullptr ? nullptr : object->find(name);
+// A number of a row, at a path of members; "" where there is none.
+std::string figure(const JsonValue& row, const std::vector<std::string>& path,
+                   const char* format = "%.3g", double scale = 1) {
+  const JsonValue* value = &row;
+  for (const std::string& name : path) {
+    if (value != nullptr) value = value->find(name);
+  }
   if (value == nullptr) return "";
-  return printed("%.3g", value->number() * scale);
+  char text[32];
+  std::snprintf(text, sizeof(text), format, value->number() * scale);
+  return text;
 }
 
 // Microseconds a call, by kernel, of the rows that have them.
@@ -135,41 +145,52 @@ std::string kernel_table(const JsonValue& rows) {
     out += concat("  ", row.find("name")->string(), ", us:");
     if (kernels->is_string()) out += concat(" ", kernels->string());
     for (const JsonValue& kernel : kernels->items()) {
-      out += concat("  ", kernel.key(), " ", figure(kernels, kernel.key()));
+      const std::string name(kernel.key());
+      out += concat("  ", name, " ", figure(*kernels, {name}));
     }
     out += '\n';
   }
   return out;
 }
 
+struct Column {
+  std::string title;
+  std::vector<std::string> path;
+  const char* format = "%.3g";
+  double scale = 1;
+};
+std::vector<Column> columns(const std::vector<std::string>& baselines) {
+  std::vector<Column> out = {{"median ms", {"seconds", "median"}, "%.3g", 1e3},
+                             {"min", {"seconds", "min"}, "%.3g", 1e3},
+                             {"p90", {"seconds", "p90"}, "%.3g", 1e3},
+                             {"GB/s", {"gb_per_s"}},
+                             {"GFLOP/s", {"gflop_per_s"}}};
+  for (const std::string& name : baselines) out.push_back({"x " + name, {"times_faster", name}});
+  out.insert(out.end(), {{"of read", {"of_read"}},
+                         {"keys", {"keep"}},
+                         {"bytes", {"budget"}},
+                         {"run", {"keys_per_run"}},
+                         {"SM MHz", {"clock", "sm_mhz", "median"}, "%.0f"}});
+  return out;
+}
+
 std::string table(const char* name, const std::vector<std::string>& baselines,
                   const JsonValue& rows) {
-  std::vector<std::vector<std::string>> lines = {
-      {name, "median ms", "min", "p90", "GB/s", "GFLOP/s"}};
-  for (const auto& baseline : baselines) lines[0].push_back("x " + baseline);
-  lines[0].insert(lines[0].end(), {"of read", "keys", "bytes", "run", "SM MHz"});
-  for (const JsonValue& row : rows.items()) {
-    const JsonValue* seconds = row.find("seconds");
-    lines.push_back({std::string(row.find("name")->string()), figure(seconds, "median", 1e3),
-                     figure(seconds, "min", 1e3), figure(seconds, "p90", 1e3),
-                     figure(&row, "gb_per_s"), figure(&row, "gflop_per_s")});
-    for (const auto& baseline : baselines) {
-      lines.back().push_back(figure(row.find("times_faster"), baseline));
+  std::vector<std::vector<std::string>> lines(1 + rows.size());
+  lines[0].push_back(name);
+  for (size_t i = 0; i < rows.size(); ++i)
+    lines[i + 1].emplace_back(rows[i].find("name")->string());
+  for (const Column& column : columns(baselines)) {
+    lines[0].push_back(column.title);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      lines[i + 1].push_back(figure(rows[i], column.path, column.format, column.scale));
     }
-    for (const char* column : {"of_read", "keep", "budget", "keys_per_run"}) {
-      lines.back().push_back(figure(&row, column));
-    }
-    const JsonValue* clock = row.find("clock");
-    const JsonValue* mhz = clock == nullptr ? nullptr : clock->find("sm_mhz");
-    const JsonValue* median = mhz == nullptr ? nullptr : mhz->find("median");
-    lines.back().push_back(median == nullptr ? "" : concat(std::lround(median->number())));
   }
   std::string out;
   for (const auto& line : lines) {
     for (size_t c = 0; c < line.size(); ++c) {
       size_t width = 0;
       for (const auto& other : lines) width = std::max(width, other[c].size());
-      if (width == 0) continue;
       const std::string space(width - line[c].size(), ' ');
       out += c == 0 ? line[c] + space : "  " + space + line[c];
     }
@@ -193,7 +214,8 @@ void share_of_reads(std::vector<JsonMembers>& rows) {
 
 Result<JsonMembers> run_case(const CaseInfo& info, const Options& options,
                              const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(const CaseSetup setup, info.set_up(options));
+  SQZ_ASSIGN_OR_RETURN(const CaseSetup setup,
+                       (options.gpu < 0 ? info.on_cpu : info.on_gpu)(options));
   Progress progress(context.progress_style(), info.name);
   const auto runs = static_cast<double>(setup.contenders.size()) * double(setup.rounds + 1);
   double done = 0;
@@ -231,7 +253,8 @@ Status run_bench(Options options, const ToolContext& context) {
     context.output.result({{"cases", names}}, rows);
     return {};
   }
-  SQZ_RETURN_IF_ERROR(check_options(options, context.options));
+  SQZ_ASSIGN_OR_RETURN(const auto cases, find_cases(options.cases));
+  SQZ_RETURN_IF_ERROR(check_options(options, context.options, cases));
   if (const std::optional<int> gpu = context.options.gpu()) {
     options.gpu = *gpu;
     SQZ_RETURN_IF_ERROR(check_device(options));
@@ -239,13 +262,13 @@ Status run_bench(Options options, const ToolContext& context) {
   options.threads = resolve_threads(context.options.threads);
   options.seed = context.options.seed;
   const std::string isa = options.isa.empty() ? cpu_kernels().name : options.isa;
-  const JsonMembers machine = describe_machine(isa, options.threads);
+  const Machine machine = describe_machine(isa, options.threads);
   std::vector<JsonMembers> results;
-  for (const std::string& name : options.cases) {
-    SQZ_ASSIGN_OR_RETURN(JsonMembers result, run_case(*find_case(name), options, context));
+  for (const CaseInfo* info : cases) {
+    SQZ_ASSIGN_OR_RETURN(JsonMembers result, run_case(*info, options, context));
     results.push_back(std::move(result));
   }
-  context.output.result({{"machine", machine}, {"cases", results}}, machine_rows(machine));
+  context.output.result({{"machine", machine.fields}, {"cases", results}}, machine.rows);
   return {};
 }
 

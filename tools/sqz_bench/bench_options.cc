@@ -1,5 +1,5 @@
 #include "libruntime/kernels/cpu/kernels.h"
-#include "tools/sqz_bench/bench.h"
+#include "tools/sqz_bench/options.h"
 
 namespace sqz::bench {
 
@@ -7,142 +7,111 @@ const char* const kDescription =
     "Times kernels and whole steps on this machine, beside dense attention and plain memory reads.";
 
 const char* const kHelp =
-    "Cases: 'sqz-bench --list'. Contenders of a case take turns, round by round; a figure is the\n"
-    "median over rounds (least and 90th percentile beside it), 'times faster' the median of the\n"
-    "ratios within a round, so that other work on the machine hits both sides alike. Indexes are "
-    "made\n"
-    "up: keys in clusters as k-means would find them, queries that want some of them, unless\n"
-    "--capture or --index gives others (docs/performance.md). On a GPU attend and prefill are "
-    "graphs\n"
-    "of calls that are replayed; times are those of a call.\n"
-    "\n"
-    "Result: machine{cpu, cores, caches, memory_bytes, isa, compiler, version, libtorch, threads,\n"
-    "load}, cases[] with case, shape, rounds, baselines[], rows[]. Events `row`: case, name,\n"
-    "seconds{min, median, p90}, gb_per_s, gflop_per_s, of_read, times_faster{}; of sparse rows\n"
-    "keep, budget, keys_per_run, selections; on a GPU clock{}, bytes_read or flop of a call, and\n"
-    "kernels_us{} with `idle` (needs libcupti); of kmeans assignments, mean_cosine; of upload\n"
-    "first_layer_seconds.\n"
-    "\n"
-    "Examples:\n"
-    "  sqz-bench attend\n"
-    "  sqz-bench attend prefill --tokens 32768 --sparsity 0.9 --levels 1,2 --json\n"
-    "  sqz-bench kmeans --device cuda --kmeans-fraction 0.01\n"
-    "  sqz-bench attend --device cuda --sparsity 0.7,0.8,0.9,0.95 --requests 16\n"
-    "  sqz-bench prefill --device cuda --queries 4096 --block 32,128,0\n"
-    "  sqz-bench upload --device cuda --directory /dev/shm\n";
+    R"(Cases: 'sqz-bench --list'. Contenders of a case take turns, round by round; a figure is the
+median over rounds (least and 90th percentile beside it), 'times faster' the median of the
+ratios within a round, so that other work on the machine hits both sides alike. Indexes are made
+up: keys in clusters as k-means would find them, queries that want some of them, unless
+--capture or --index gives others (docs/performance.md). On a GPU attend and prefill are graphs
+of calls that are replayed; times are those of a call.
 
-namespace {
+Result: machine{cpu, cores, caches, memory_bytes, isa, compiler, version, libtorch, threads,
+load}, cases[] with case, shape, rounds, baselines[], rows[]. Events `row`: case, name,
+seconds{min, median, p90}, gb_per_s, gflop_per_s, of_read, times_faster{}; of sparse rows
+keep, budget, keys_per_run, selections; on a GPU clock{}, bytes_read or flop of a call, and
+kernels_us{} with `idle` (needs libcupti); of kmeans assignments, mean_cosine; of upload
+first_layer_seconds.
 
-void add_shape_options(CLI::App& app, Options& options) {
-  const HelpSection section(app, "Shape");
-  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 31);
-  app.add_option(
-         "--tokens", options.tokens,
-         "Length of the fixed context; 0 = 131072 for attend, bandwidth and verify, 32768 for "
-         "prefill, 16384 for kmeans (131072 for both with --device cuda)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31));
-  app.add_option("--heads", options.query_heads, "Query heads")->check(positive);
-  app.add_option("--kv-heads", options.kv_heads, "KV heads")->check(positive);
-  app.add_option("--head-dim", options.head_dim, "Dimensions of a head")
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--query-dtype", options.query_dtype, "Type of queries and outputs")
-      ->check(CLI::IsMember({"f32", "f16", "bf16"}));
-  app.add_option("--requests", options.requests,
-                 "attend: requests of one token each that are served at once")
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--queries", options.queries,
-                 "prefill: prompt tokens; 0 = 512, with --device cuda 4096")
-      ->check(CLI::Range(0, 1 << 20));
-  app.add_option("--block", options.block,
-                 "prefill: prompt tokens that share a selection, 0 = all; rows for each number")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 1 << 20));
-}
+Examples:
+  sqz-bench attend
+  sqz-bench attend prefill --tokens 32768 --sparsity 0.9 --levels 1,2 --json
+  sqz-bench kmeans --device cuda --kmeans-fraction 0.01
+  sqz-bench attend --device cuda --sparsity 0.7,0.8,0.9,0.95 --requests 16
+  sqz-bench prefill --device cuda --queries 4096 --block 32,128,0
+  sqz-bench upload --device cuda --directory /dev/shm
+)";
 
-void add_comparison_options(CLI::App& app, Options& options) {
-  const HelpSection section(app, "What is compared");
-  app.add_option("--sparsity", options.sparsity,
-                 "Fractions of the clustered keys not to read, rows for each")
-      ->delimiter(',')
-      ->check(CLI::Range(0.0, 0.999999));
-  app.add_option(
-         "--selector", options.selector,
-         "attend, prefill: what chooses; saap serves from buckets, with queries before RoPE, "
-         "quest from pages of 16 tokens")
-      ->check(CLI::IsMember({"squeezed", "saap", "quest"}));
-  app.add_option("--buckets", options.buckets, "saap: buckets of the made-up query classifier")
-      ->check(CLI::Range(2, 1 << 20));
-  app.add_option("--hidden", options.hidden, "saap: hidden units of it")
-      ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--rule", options.rule,
-                 "How clusters are chosen; budget reads exactly what --sparsity asks for")
-      ->check(CLI::IsMember({"threshold", "budget"}));
-  app.add_option("--levels", options.levels, "Levels of the tree that selection uses, one row each")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 2));
-  app.add_option("--coarse-keep", options.coarse_keep,
-                 "Fraction of the keys that level 1 of the made-up index lets through")
-      ->check(CLI::Range(1e-6, 1.0));
+// In the order of --help: groups with their options, each with its name, where its value goes, what
+// it takes, and what it is. Values of a list are divided by commas.
+void add_bench_options(CLI::App& app, Options& o) {
+  std::string group = "Options";
+  const auto add = [&]<class T>(const char* name, T& value, const CLI::Validator& takes,
+                                const char* what) {
+    CLI::Option* option = app.add_option(name, value, what)->check(takes)->group(group);
+    option->capture_default_str();
+    if constexpr (!std::is_arithmetic_v<T> && !std::is_same_v<T, std::string>) {
+      option->delimiter(',');
+    }
+  };
+  using CLI::ExistingFile, CLI::IsMember, CLI::Range;
+  const CLI::Validator any;
+  const auto whole = [](int64_t least, int64_t most) { return Range(least, most); };
+  constexpr int64_t kMost = int64_t{1} << 31;
   std::vector<std::string> sets = {""};
   for (const CpuKernels* kernels : available_cpu_kernels()) sets.emplace_back(kernels->name);
-  app.add_option(
-         "--isa", options.isa,
-         "Instruction set of the kernels, of those that this machine has (default: the best)")
-      ->check(CLI::IsMember(sets).description(""));
-  app.add_flag("--torch,!--no-torch", options.torch,
-               "LibTorch's attention too, where it was built in (default: yes)");
-  app.add_option("--torch-dtype", options.torch_dtype, "Types that LibTorch computes in")
-      ->check(CLI::IsMember({"f32", "bf16", "bf16,f32"}));
-  app.add_option("--open-mode", options.open_mode, "How the index is opened")
-      ->check(CLI::IsMember({"mmap", "read"}));
 
-  app.add_option("--index", options.index,
-                 "attend, prefill: serve layer 0 of this index instead of a made-up one")
-      ->check(CLI::ExistingFile);
-  app.add_option("--save-index", options.save_index,
-                 "attend, prefill: leave the made-up index here");
-  app.add_option("--capture", options.capture,
-                 "attend, prefill, kmeans: a model's keys (.h5), not made-up ones; attend and "
-                 "prefill tile them up to the shape")
-      ->check(CLI::ExistingFile);
-  app.add_option("--copies", options.copies,
-                 "attend with --device cuda: copies of the layer that calls go over in turn")
-      ->check(CLI::Range(1, 64));
-}
+  app.add_option("CASE", o.cases, "What to measure");
+  app.add_flag("--list", o.list, "Name the cases and exit");
+  add("--repeat", o.repeat, whole(0, 1000000), "Rounds; 0 = the case's own number");
+  add("--directory", o.directory, any, "For temporary files (default: the system's)");
 
-void add_other_options(CLI::App& app, Options& options) {
-  const HelpSection section(app, "Open, upload and kmeans");
-  app.add_option("--file-gib", options.file_gib,
-                 "open, upload: size of the file; 0 = 100 for open, where it is sparse, else 16")
-      ->check(CLI::Range(0.0, 100000.0));
-  app.add_option("--upload-threads", options.upload_threads,
-                 "upload: threads that copy; 0 = libsqz's own number")
-      ->check(CLI::Range(0, 1024));
-  app.add_option("--file-layers", options.file_layers, "open, upload: layers in it")
-      ->check(CLI::Range(1, 1000));
-  app.add_option(
-         "--kmeans-heads", options.kmeans_heads,
-         "kmeans: KV heads clustered at once; 0 = 2, with --device cuda 256, with --capture "
-         "as many as it has")
-      ->check(CLI::Range(0, 1024));
-  app.add_option("--kmeans-engine", options.kmeans_engine, "kmeans: what clusters")
-      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}));
-  app.add_option("--kmeans-fraction", options.kmeans_fraction, "kmeans: clusters per point")
-      ->check(CLI::Range(0.0001, 1.0));
-}
+  group = "Shape";
+  add("--tokens", o.tokens, whole(0, kMost),
+      "Length of the fixed context; 0 = 131072 for attend, bandwidth and verify, 32768 for "
+      "prefill, 16384 for kmeans (131072 for both with --device cuda)");
+  add("--heads", o.query_heads, whole(1, kMost), "Query heads");
+  add("--kv-heads", o.kv_heads, whole(1, kMost), "KV heads");
+  add("--head-dim", o.head_dim, whole(1, 1024), "Dimensions of a head");
+  add("--query-dtype", o.query_dtype, IsMember({"f32", "f16", "bf16"}),
+      "Type of queries and outputs");
+  add("--requests", o.requests, whole(1, 1024),
+      "attend: requests of one token each that are served at once");
+  add("--queries", o.queries, whole(0, 1 << 20),
+      "prefill: prompt tokens; 0 = 512, with --device cuda 4096");
+  add("--block", o.block, whole(0, 1 << 20),
+      "prefill: prompt tokens that share a selection, 0 = all; rows for each number");
 
-}  // namespace
+  group = "What is compared";
+  add("--sparsity", o.sparsity, Range(0.0, 0.999999),
+      "Fractions of the clustered keys not to read, rows for each");
+  add("--selector", o.selector, IsMember({"squeezed", "saap", "quest"}),
+      "attend, prefill: what chooses; saap serves from buckets, with queries before RoPE, "
+      "quest from pages of 16 tokens");
+  add("--buckets", o.buckets, whole(2, 1 << 20), "saap: buckets of the made-up query classifier");
+  add("--hidden", o.hidden, whole(1, 1 << 16), "saap: hidden units of it");
+  add("--rule", o.rule, IsMember({"threshold", "budget"}),
+      "How clusters are chosen; budget reads exactly what --sparsity asks for");
+  add("--levels", o.levels, whole(1, 2), "Levels of the tree that selection uses, one row each");
+  add("--coarse-keep", o.coarse_keep, Range(1e-6, 1.0),
+      "Fraction of the keys that level 1 of the made-up index lets through");
+  add("--isa", o.isa, IsMember(sets).description(""),
+      "Instruction set of the kernels, of those that this machine has (default: the best)");
+  app.add_flag("--torch,!--no-torch", o.torch,
+               "LibTorch's attention too, where it was built in (default: yes)")
+      ->group(group);
+  add("--torch-dtype", o.torch_dtype, IsMember({"f32", "bf16", "bf16,f32"}),
+      "Types that LibTorch computes in");
+  add("--open-mode", o.open_mode, IsMember({"mmap", "read"}), "How the index is opened");
+  add("--index", o.index, ExistingFile,
+      "attend, prefill: serve layer 0 of this index instead of a made-up one");
+  add("--save-index", o.save_index, any, "attend, prefill: leave the made-up index here");
+  add("--capture", o.capture, ExistingFile,
+      "attend, prefill, kmeans: a model's keys (.h5), not made-up ones; attend and "
+      "prefill tile them up to the shape");
+  add("--copies", o.copies, whole(1, 64),
+      "attend with --device cuda: copies of the layer that calls go over in turn");
 
-void add_bench_options(CLI::App& app, Options& options) {
-  app.add_option("CASE", options.cases, "What to measure");
-  app.add_flag("--list", options.list, "Name the cases and exit");
-  app.add_option("--repeat", options.repeat, "Rounds; 0 = the case's own number")
-      ->check(CLI::Range(0, 1000000))
-      ->capture_default_str();
-  app.add_option("--directory", options.directory, "For temporary files (default: the system's)");
-  add_shape_options(app, options);
-  add_comparison_options(app, options);
-  add_other_options(app, options);
+  group = "Open, upload and kmeans";
+  add("--file-gib", o.file_gib, Range(0.0, 100000.0),
+      "open, upload: size of the file; 0 = 100 for open, where it is sparse, else 16");
+  add("--upload-threads", o.upload_threads, whole(0, 1024),
+      "upload: threads that copy; 0 = libsqz's own number");
+  add("--file-layers", o.file_layers, whole(1, 1000), "open, upload: layers in it");
+  add("--kmeans-heads", o.kmeans_heads, whole(0, 1024),
+      "kmeans: KV heads clustered at once; 0 = 2, with --device cuda 256, with --capture "
+      "as many as it has");
+  add("--kmeans-engine", o.kmeans_engine, IsMember({"auto", "faiss", "faiss-gpu", "cuda"}),
+      "kmeans: what clusters");
+  add("--kmeans-fraction", o.kmeans_fraction, Range(0.0001, 1.0), "kmeans: clusters per point");
 }
 
 }  // namespace sqz::bench

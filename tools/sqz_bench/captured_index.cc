@@ -7,7 +7,6 @@
 #include "libindex/builder.h"
 #include "libindex/layer_store.h"
 #include "libindex/order.h"
-#include "tools/sqz_bench/synthetic_index.h"
 
 namespace sqz::bench {
 namespace {
@@ -20,29 +19,36 @@ struct Heads {
 
 Status check_shape(const Options& options, const CaptureInfo& info) {
   const ModelDescription& model = info.model;
-  const auto refuse = [&](const char* option, int64_t found, const std::string& expected) {
-    return Status(Code::kInvalidArgument,
-                  bad_field("options", option, concat(found), expected + options.capture));
-  };
   const int64_t heads = model.layers * model.kv_heads;
-  if (options.kv_heads > heads) {
-    return refuse("--kv-heads", options.kv_heads, concat("at most ", heads, ", the KV heads of "));
-  }
-  if (options.query_heads != options.kv_heads * model.group_size()) {
-    return refuse("--heads", options.query_heads,
-                  concat(options.kv_heads * model.group_size(), ", the groups of "));
-  }
-  if (options.head_dim % model.head_dim != 0) {
-    return refuse("--head-dim", options.head_dim,
-                  concat("a multiple of ", model.head_dim, ", the dimensions of "));
-  }
-  if (info.query_positions.size() < 2) {
-    return refuse("--capture", std::ssize(info.query_positions),
-                  "at least 2 query positions, to calibrate and to ask, in ");
+  const int64_t query_heads = options.kv_heads * model.group_size();
+  const auto positions = std::ssize(info.query_positions);
+  const struct {
+    bool fine;
+    const char* option;
+    int64_t found;
+    std::string expected;
+  } checks[] = {
+      {options.kv_heads <= heads, "--kv-heads", options.kv_heads,
+       concat("at most ", heads, ", the KV heads of ")},
+      {options.query_heads == query_heads, "--heads", options.query_heads,
+       concat(query_heads, ", the groups of ")},
+      {options.head_dim % model.head_dim == 0, "--head-dim", options.head_dim,
+       concat("a multiple of ", model.head_dim, ", the dimensions of ")},
+      {positions >= 2, "--capture", positions,
+       "at least 2 query positions, to calibrate and to ask, in "},
+  };
+  for (const auto& [fine, option, found, expected] : checks) {
+    if (fine) continue;
+    return {Code::kInvalidArgument,
+            bad_field("options", option, concat(found), expected + options.capture)};
   }
   if (!info.keys_post_rope) {
-    return Status(Code::kInvalidArgument,
-                  bad_field(options.capture, "rope", "pre", "post: keys as they are attended"));
+    return {Code::kInvalidArgument,
+            bad_field(options.capture, "rope", "pre", "post: keys as they are attended")};
+  }
+  if (info.tokens.size() < 1000) {
+    return {Code::kInvalidArgument,
+            bad_field(options.capture, "tokens", concat(info.tokens.size()), "at least 1000")};
   }
   return {};
 }
@@ -73,6 +79,11 @@ Result<Heads> read_heads(const CaptureReader& capture, const Options& options, i
   return out;
 }
 
+// A vector, as many times as make up `wide` dimensions.
+void append_wide(const float* vector, int64_t dim, int64_t wide, std::vector<float>& out) {
+  for (int64_t part = 0; part < wide / dim; ++part) out.insert(out.end(), vector, vector + dim);
+}
+
 // [Hkv, sink + copies * slots + tail, head_dim]: the copies between one sink and one tail.
 std::vector<float> tiled(const std::vector<std::vector<float>>& heads, int64_t dim, int64_t wide,
                          const Tiling& tiling) {
@@ -80,9 +91,7 @@ std::vector<float> tiled(const std::vector<std::vector<float>>& heads, int64_t d
   for (const std::vector<float>& rows : heads) {
     const auto append = [&](int64_t first, int64_t count) {
       for (int64_t t = first; t < first + count; ++t) {
-        for (int64_t part = 0; part < wide / dim; ++part) {
-          out.insert(out.end(), rows.begin() + t * dim, rows.begin() + (t + 1) * dim);
-        }
+        append_wide(rows.data() + t * dim, dim, wide, out);
       }
     };
     append(0, kSink);
@@ -103,10 +112,8 @@ SlotOrder repeated(const SlotOrder& order, int64_t copies, int64_t dim, int64_t 
     for (uint32_t copy = 0; copy < copies; ++copy) {
       for (size_t i = 0; i + 1 < from.size(); ++i) {
         out.offsets[k].push_back(from[i] + copy * from.back());
-        const auto mean = order.means[k].begin() + static_cast<int64_t>(i) * dim;
-        for (int64_t part = 0; part < wide / dim; ++part) {
-          out.means[k].insert(out.means[k].end(), mean, mean + dim);
-        }
+        const float* mean = order.means[k].data() + static_cast<int64_t>(i) * dim;
+        append_wide(mean, dim, wide, out.means[k]);
       }
     }
     out.offsets[k].push_back(from.back() * static_cast<uint32_t>(copies));
@@ -124,7 +131,7 @@ Result<std::vector<SlotOrder>> ordered(const Options& options, const Heads& head
   std::vector<const float*> keys;
   for (const auto& rows : heads.keys) keys.push_back(rows.data() + kSink * dim);
   TreeOptions tree;
-  tree.clusters = synthetic_clusters(tiling.slots, tiling.slots);
+  tree.clusters = made_clusters(tiling.slots, tiling.slots);
   tree.seed = options.seed;
   tree.threads = options.threads;
   SQZ_ASSIGN_OR_RETURN(const std::vector<HeadTree> trees,
@@ -163,31 +170,22 @@ Tiling tiling(int64_t tokens, int64_t captured) {
   return {copies, slots / copies};
 }
 
-Result<MadeIndex> make_captured_index(const Options& options, int64_t tokens, int64_t sets,
-                                      int64_t query_tokens) {
+Result<CapturedIndex> make_captured_index(const Options& options, int64_t tokens, int64_t sets,
+                                          int64_t query_tokens) {
   SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(options.capture));
   const CaptureInfo& info = capture->info();
   SQZ_RETURN_IF_ERROR(check_shape(options, info));
-  const auto captured = static_cast<int64_t>(info.tokens.size());
-  if (captured < 1000) {
-    return Status(Code::kInvalidArgument,
-                  bad_field(options.capture, "tokens", concat(captured), "at least 1000"));
-  }
   const int64_t dim = info.model.head_dim, wide = options.head_dim;
   const int64_t group = info.model.group_size();
-  const Tiling copies = tiling(tokens, captured);
+  const Tiling copies = tiling(tokens, std::ssize(info.tokens));
   const int64_t made = copies.copies * copies.slots + kSink + kTail;
   SQZ_ASSIGN_OR_RETURN(const Heads heads,
                        read_heads(*capture, options, copies.slots + kSink + kTail));
   SQZ_ASSIGN_OR_RETURN(const std::vector<SlotOrder> orders, ordered(options, heads, dim, copies));
   const IndexMetadata metadata = made_metadata(options, made, 1);
 
-  MadeIndex index;
-  SQZ_ASSIGN_OR_RETURN(index.file, index_file(options));
-  LayerShape shape;
-  for (const auto& offsets : orders[0].offsets) shape.clusters.push_back(std::ssize(offsets) - 1);
-  shape.slots = copies.copies * copies.slots;
-  shape.exact = kSink + kTail;
+  CapturedIndex index;
+  SQZ_ASSIGN_OR_RETURN(index.file, IndexFile::create(options));
   LayerStore store(options.kv_heads, made, wide, DType::kBF16);
   SQZ_RETURN_IF_ERROR(store.fill_sparse(tiled(heads.keys, dim, wide, copies).data(),
                                         tiled(heads.values, dim, wide, copies).data(), orders,
@@ -197,9 +195,8 @@ Result<MadeIndex> make_captured_index(const Options& options, int64_t tokens, in
       static_cast<float>(info.model.attention_scale * static_cast<double>(dim) /
                          (static_cast<double>(wide) * metadata.model.attention_scale));
   const auto have = std::ssize(info.query_positions);
-  SQZ_RETURN_IF_ERROR(
-      write_made_index(index.file->path(), options, metadata, shape, store.data(),
-                       asked(heads, group, dim, wide, scale, 0, 2, (have + 1) / 2)));
+  SQZ_RETURN_IF_ERROR(write_index(index.file->path(), options, metadata, store.data(),
+                                  asked(heads, group, dim, wide, scale, 0, 2, (have + 1) / 2)));
   for (int64_t set = 0; set < sets; ++set) {
     index.queries.push_back(
         asked(heads, group, dim, wide, scale, 1 + 2 * set * query_tokens, 2, query_tokens));

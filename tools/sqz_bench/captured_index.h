@@ -13,11 +13,16 @@
 
 namespace sqz::bench {
 
+struct CapturedIndex {
+  std::shared_ptr<const IndexFile> file;
+  std::vector<std::vector<float>> queries;  // sets of [tokens, Hq, d]
+};
+
 // One layer of at most `tokens` tokens, as many as whole copies make, and sets of `query_tokens`
 // queries that follow each other in the text. kInvalidArgument if the shape of the options is not a
 // multiple of the capture's.
-Result<MadeIndex> make_captured_index(const Options& options, int64_t tokens, int64_t sets,
-                                      int64_t query_tokens);
+Result<CapturedIndex> make_captured_index(const Options& options, int64_t tokens, int64_t sets,
+                                          int64_t query_tokens);
 
 // Copies of contexts of at most `captured` tokens, without sink and tail, that make up `tokens`.
 struct Tiling {

@@ -2,18 +2,12 @@
 // machine's limit, and copies from the mapped file, which is what the ring of pinned buffers saves.
 #include <algorithm>
 #include <chrono>
-#include <memory>
-#include <vector>
 
 #include "libindex/parallel.h"
 #include "libruntime/cuda/backend.h"
-#include "libruntime/cuda/cuda_status.h"
-#include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
-#include "tools/sqz_bench/device_cases.h"
+#include "tools/sqz_bench/device_bench.h"
 #include "tools/sqz_bench/made_index.h"
-#include "tools/sqz_bench/sparse_index.h"
-#include "tools/sqz_bench/synthetic_index.h"
 
 namespace sqz::bench {
 namespace {
@@ -29,7 +23,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct Work {
-  std::unique_ptr<TemporaryFile> path;  // first: it outlives the mapping
+  std::shared_ptr<const IndexFile> path;  // first: it outlives the mapping
   std::shared_ptr<const ServedIndex> served;
   int gpu = 0, threads = 0;
   uint64_t bytes = 0;               // that an upload copies
@@ -74,21 +68,14 @@ std::shared_ptr<const ServedIndex> served_index(std::shared_ptr<const SqzFile> f
 }
 
 Status make_file(Work& work, const Options& options) {
-  SQZ_ASSIGN_OR_RETURN(work.path, TemporaryFile::create(options.directory, "sqz-bench"));
-  const int64_t token = 4 * options.kv_heads * options.head_dim * options.file_layers;
-  const auto tokens =
-      static_cast<int64_t>(options.file_gib_or(16) * 0x1p30 / static_cast<double>(token));
-  const IndexMetadata metadata =
-      made_metadata(options, std::max<int64_t>(tokens, 1000), options.file_layers);
-  const int64_t exact = kSink + kTail, slots = metadata.tokens - exact;
-  const std::vector<LayerShape> shapes(static_cast<size_t>(options.file_layers),
-                                       {synthetic_clusters(metadata.tokens, slots), slots, exact});
-  SQZ_RETURN_IF_ERROR(write_sparse_index(Env::posix(), work.path->path(), metadata, shapes,
-                                         [&](WriteFile& file, uint64_t begin, uint64_t end) {
-                                           return fill(file, begin, end, options.threads);
-                                         })
-                          .status());
-  SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(work.path->path()));
+  const Fill fill_file = [&](WriteFile& file, uint64_t begin, uint64_t end) {
+    return fill(file, begin, end, options.threads);
+  };
+  SQZ_ASSIGN_OR_RETURN(
+      const SparseIndex made,
+      make_sparse_index(options, options.file_gib_or(16) * 0x1p30, options.file_layers, fill_file));
+  work.path = made.file;
+  SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(made.file->path()));
   work.served = served_index(std::move(file));
   return {};
 }
@@ -110,32 +97,30 @@ Status Work::upload() {
 }
 
 Contender uploads(const std::shared_ptr<Work>& work) {
-  Contender out;
-  out.name = "upload";
-  out.run = [work](int64_t) { return work->upload(); };
-  out.seconds = [work] { return work->last; };
-  out.details = [work] {
+  const auto details = [work] {
     auto& seconds = work->first_layer;
     std::sort(seconds.begin(), seconds.end());
     return JsonMembers{{"bytes_read", work->bytes},
                        {"first_layer_seconds", seconds[seconds.size() / 2]}};
   };
-  return out;
+  return {.name = "upload",
+          .run = [work](int64_t) { return work->upload(); },
+          .details = details,
+          .seconds = [work] { return work->last; }};
 }
 
 // One copy of `bytes` from `host`, which stands for the upload's.
 Contender copies(const std::shared_ptr<Work>& work, const char* name, const void* host,
                  size_t bytes) {
-  Contender out;
-  out.name = name;
-  out.run = [work, host, bytes](int64_t) {
+  const auto run = [work, host, bytes](int64_t) {
     const CurrentDevice current(work->gpu);
     return cuda::cuda_status(cudaMemcpy(work->memory.data(), host, bytes, cudaMemcpyHostToDevice),
                              "a copy");
   };
-  out.bytes = static_cast<double>(bytes);
-  out.part = static_cast<double>(bytes) / static_cast<double>(work->bytes);
-  return out;
+  return {.name = name,
+          .run = run,
+          .bytes = static_cast<double>(bytes),
+          .part = static_cast<double>(bytes) / static_cast<double>(work->bytes)};
 }
 
 }  // namespace

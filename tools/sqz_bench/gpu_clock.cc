@@ -24,36 +24,28 @@ unsigned median(std::vector<unsigned> values) {
 
 }  // namespace
 
-GpuClock::GpuClock(const std::string& bus_id) : library_(::dlopen("libnvidia-ml.so.1", RTLD_NOW)) {
-  if (library_ == nullptr) return;
+GpuClock::GpuClock(const std::string& bus_id) {
+  static void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  if (library == nullptr) return;
   int (*init)() = nullptr;
   int (*by_bus_id)(const char*, void**) = nullptr;
-  const bool found = find(library_, "nvmlInit_v2", init) &&
-                     find(library_, "nvmlDeviceGetHandleByPciBusId_v2", by_bus_id) &&
-                     find(library_, "nvmlDeviceGetClockInfo", read_clock_) &&
-                     find(library_, "nvmlDeviceGetPowerUsage", read_power_);
+  const bool found = find(library, "nvmlInit_v2", init) &&
+                     find(library, "nvmlDeviceGetHandleByPciBusId_v2", by_bus_id) &&
+                     find(library, "nvmlDeviceGetClockInfo", read_clock_) &&
+                     find(library, "nvmlDeviceGetPowerUsage", read_power_);
   if (!found || init() != 0 || by_bus_id(bus_id.c_str(), &device_) != 0) return;
-  thread_ = std::thread([this] { read_until_told(); });
+  thread_ = std::jthread([this](const std::stop_token& stop) { read_until(stop); });
 }
 
-GpuClock::~GpuClock() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  told_.notify_all();
-  if (thread_.joinable()) thread_.join();
-  if (library_ != nullptr) ::dlclose(library_);
-}
-
-void GpuClock::read_until_told() {
-  std::unique_lock lock(mutex_);
-  while (!told_.wait_for(lock, std::chrono::milliseconds(10), [this] { return stop_; })) {
+void GpuClock::read_until(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
     Reading reading;
     reading.what = watched_;
     if (reading.what < 0) continue;
     if (read_clock_(device_, kSmClock, &reading.mhz) != 0) continue;
     if (read_power_(device_, &reading.milliwatts) != 0) continue;
+    const std::lock_guard lock(mutex_);
     if (reading.what == watched_) readings_.push_back(reading);
   }
 }

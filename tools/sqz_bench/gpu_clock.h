@@ -3,8 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
-#include <cstdint>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -18,9 +16,6 @@ class GpuClock {
  public:
   // `bus_id` as cudaDeviceGetPCIBusId() has it. Without the library nothing is read.
   explicit GpuClock(const std::string& bus_id);
-  ~GpuClock();
-  GpuClock(const GpuClock&) = delete;
-  GpuClock& operator=(const GpuClock&) = delete;
 
   // What is read from here on counts for `what`, a small number; a negative one: for nothing.
   void watch(int what) { watched_ = what; }
@@ -34,21 +29,16 @@ class GpuClock {
     int what = 0;
     unsigned mhz = 0, milliwatts = 0;
   };
-  using ReadCounter = int (*)(void* device, unsigned* value);
-  using ReadClock = int (*)(void* device, int clock, unsigned* value);
 
-  void read_until_told();
+  void read_until(const std::stop_token& stop);
 
-  void* library_ = nullptr;
   void* device_ = nullptr;
-  ReadClock read_clock_ = nullptr;
-  ReadCounter read_power_ = nullptr;
+  int (*read_clock_)(void* device, int clock, unsigned* value) = nullptr;
+  int (*read_power_)(void* device, unsigned* value) = nullptr;
   std::atomic<int> watched_ = -1;
   mutable std::mutex mutex_;
-  std::condition_variable told_;
-  bool stop_ = false;
   std::vector<Reading> readings_;
-  std::thread thread_;
+  std::jthread thread_;  // last: it ends before what it uses
 };
 
 }  // namespace sqz::bench

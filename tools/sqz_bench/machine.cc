@@ -28,8 +28,8 @@ std::string cpu_name() {
 }
 
 // {"L1d": "32K", "L2": "1024K", ...} of the first core.
-JsonMembers caches() {
-  JsonMembers out;
+std::map<std::string, std::string> caches() {
+  std::map<std::string, std::string> out;
   for (int i = 0; i < 8; ++i) {
     const std::string folder = concat("/sys/devices/system/cpu/cpu0/cache/index", i, "/");
     const std::string level = first_line(folder + "level"), type = first_line(folder + "type");
@@ -47,39 +47,36 @@ constexpr const char* kCompiler = "gcc " __VERSION__;
 
 }  // namespace
 
-JsonMembers describe_machine(const std::string& isa, int threads) {
+Machine describe_machine(const std::string& isa, int threads) {
+  const std::string cpu = cpu_name(), torch = torch_version();
+  const auto cores = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const auto memory = ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
+  const auto sizes = caches();
+  std::string cache_text;
+  for (const auto& [name, size] : sizes) {
+    cache_text += concat(cache_text.empty() ? "" : ", ", name, " ", size);
+  }
   double load = 0;
   (void)::getloadavg(&load, 1);
-  return {{"cpu", cpu_name()},
-          {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
-          {"caches", caches()},
-          {"memory_bytes", ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE)},
-          {"isa", isa},
-          {"compiler", kCompiler},
-          {"version", SQZ_VERSION},
-          {"libtorch", torch_version()},
-          {"threads", threads},
-          {"load", load}};
-}
-
-Rows machine_rows(const JsonMembers& machine) {
-  const JsonDocument document = JsonText(machine).parsed();
-  const auto field = [&](const char* name) { return *document.root().find(name); };
-  const auto text = [&](const char* name) { return std::string(field(name).string()); };
-  std::string cache_text;
-  for (const JsonValue& size : field("caches").items()) {
-    cache_text += concat(cache_text.empty() ? "" : ", ", size.key(), " ", size.string());
-  }
-  const std::string torch = text("libtorch");
-  return {{"processor", concat(text("cpu"), ", ", field("cores").number(), " cores")},
-          {"caches", cache_text},
-          {"memory", bytes_text(field("memory_bytes").number())},
-          {"kernels", text("isa")},
-          {"built by", text("compiler")},
-          {"sqz", text("version")},
-          {"LibTorch", torch.empty() ? "not in this build" : torch},
-          {"threads", concat(field("threads").number())},
-          {"load before", concat(field("load").number())}};
+  return {{{"cpu", cpu},
+           {"cores", cores},
+           {"caches", sizes},
+           {"memory_bytes", memory},
+           {"isa", isa},
+           {"compiler", kCompiler},
+           {"version", SQZ_VERSION},
+           {"libtorch", torch},
+           {"threads", threads},
+           {"load", load}},
+          {{"processor", concat(cpu, ", ", cores, " cores")},
+           {"caches", cache_text},
+           {"memory", bytes_text(static_cast<double>(memory))},
+           {"kernels", isa},
+           {"built by", kCompiler},
+           {"sqz", SQZ_VERSION},
+           {"LibTorch", torch.empty() ? "not in this build" : torch},
+           {"threads", concat(threads)},
+           {"load before", concat(load)}}};
 }
 
 }  // namespace sqz::bench

@@ -6,10 +6,14 @@
 
 namespace sqz::bench {
 
-// {cpu, cores, caches{L1d, L2, L3}, memory_bytes, isa, compiler, version, libtorch, threads, load}.
-// `isa`: the instruction set that libruntime's kernels were dispatched to; `load`: processes that
+struct Machine {
+  // {cpu, cores, caches{L1d, L2, L3}, memory_bytes, isa, compiler, version, libtorch, threads,
+  // load}
+  JsonMembers fields;
+  Rows rows;  // the same for people
+};
+// `isa`: the instruction set that libruntime's kernels were dispatched to. Its load: processes that
 // wanted to run in the last minute, before the run.
-JsonMembers describe_machine(const std::string& isa, int threads);
-Rows machine_rows(const JsonMembers& machine);
+Machine describe_machine(const std::string& isa, int threads);
 
 }  // namespace sqz::bench

@@ -1,3 +1,4 @@
+// How indexes for timing are written; made_keys.cc makes what is in them.
 #include "tools/sqz_bench/made_index.h"
 
 #include <unistd.h>
@@ -6,7 +7,12 @@
 #include <cmath>
 #include <filesystem>
 
+#include "formats/base/hash.h"
+#include "formats/sqz_container.h"
+#include "formats/sqz_layout.h"
+#include "formats/sqz_metadata.h"
 #include "libindex/calibrate.h"
+#include "libindex/tree.h"
 
 namespace sqz::bench {
 namespace {
@@ -41,32 +47,29 @@ Result<Calibration> calibration_of(const Options& options, const IndexMetadata& 
 
 }  // namespace
 
-Result<std::unique_ptr<TemporaryFile>> TemporaryFile::create(const std::string& directory,
-                                                             const std::string& stem) {
+Result<std::shared_ptr<const IndexFile>> IndexFile::create(const Options& options) {
   namespace fs = std::filesystem;
+  if (!options.save_index.empty())
+    return std::make_shared<const IndexFile>(options.save_index, true);
   static std::atomic<int> counter{0};
   std::error_code error;
-  const fs::path folder = directory.empty() ? fs::temp_directory_path(error) : fs::path(directory);
+  const fs::path folder =
+      options.directory.empty() ? fs::temp_directory_path(error) : fs::path(options.directory);
   if (error || !fs::is_directory(folder, error)) {
     return Status(Code::kNotFound, bad_field("--directory", folder.string(), "no such folder",
                                              "a folder for temporary files"));
   }
-  const std::string name = concat(stem, ".", ::getpid(), ".", counter.fetch_add(1), ".sqz");
-  return std::unique_ptr<TemporaryFile>(new TemporaryFile((folder / name).string(), false));
+  const std::string name = concat("sqz-bench.", ::getpid(), ".", counter.fetch_add(1), ".sqz");
+  return std::make_shared<const IndexFile>((folder / name).string(), false);
 }
 
-std::unique_ptr<TemporaryFile> TemporaryFile::kept(std::string path) {
-  return std::unique_ptr<TemporaryFile>(new TemporaryFile(std::move(path), true));
-}
-
-TemporaryFile::~TemporaryFile() {
+IndexFile::~IndexFile() {
   std::error_code ignored;
   if (!keep_) std::filesystem::remove(path_, ignored);
 }
 
-Result<std::unique_ptr<TemporaryFile>> index_file(const Options& options) {
-  if (!options.save_index.empty()) return TemporaryFile::kept(options.save_index);
-  return TemporaryFile::create(options.directory, "sqz-bench");
+std::vector<int64_t> made_clusters(int64_t tokens, int64_t slots) {
+  return cluster_counts(std::vector<double>{0.01, 0.05}, tokens, slots);
 }
 
 IndexMetadata made_metadata(const Options& options, int64_t tokens, int64_t layers) {
@@ -92,15 +95,60 @@ IndexMetadata made_metadata(const Options& options, int64_t tokens, int64_t laye
   return m;
 }
 
-Status write_made_index(const std::string& path, const Options& options,
-                        const IndexMetadata& metadata, const LayerShape& shape,
-                        const LayerData& data, std::span<const float> queries) {
-  SQZ_ASSIGN_OR_RETURN(const Calibration calibration,
-                       calibration_of(options, metadata, data, queries));
+Status write_index(const std::string& path, const Options& options, const IndexMetadata& metadata,
+                   const LayerData& data, std::span<const float> queries) {
+  const int64_t exact = kSink + kTail;
+  LayerShape shape{{}, metadata.tokens - exact, exact};
+  for (const LayerData::Level& level : data.levels) {
+    shape.clusters.push_back(std::ssize(level.offsets) / metadata.model.kv_heads - 1);
+  }
+  Calibration calibration;
+  if (metadata.levels > 0) {
+    SQZ_ASSIGN_OR_RETURN(calibration, calibration_of(options, metadata, data, queries));
+  }
   SQZ_ASSIGN_OR_RETURN(const auto writer,
                        SqzWriter::create(Env::posix(), path, false, metadata, {shape}));
   SQZ_RETURN_IF_ERROR(writer->write_layer(0, data));
   return writer->commit(calibration).status();
+}
+
+Result<SparseIndex> make_sparse_index(const Options& options, double bytes, int64_t layers,
+                                      const Fill& fill) {
+  SparseIndex out;
+  SQZ_ASSIGN_OR_RETURN(out.file, IndexFile::create(options));
+  const std::string& path = out.file->path();
+  // Key and value of a token in 16 bits.
+  const auto token_bytes = static_cast<double>(4 * options.kv_heads * options.head_dim * layers);
+  const auto tokens = static_cast<int64_t>(bytes / token_bytes);
+  IndexMetadata metadata = made_metadata(options, std::max<int64_t>(tokens, 1000), layers);
+  metadata.producer = producer_name();
+  SQZ_RETURN_IF_ERROR(check_metadata(metadata, path, Code::kInvalidArgument));
+  const int64_t exact = kSink + kTail, slots = metadata.tokens - exact;
+  const std::vector<LayerShape> shapes(static_cast<size_t>(layers),
+                                       {made_clusters(metadata.tokens, slots), slots, exact});
+  SQZ_ASSIGN_OR_RETURN(auto tensors, plan_tensors(metadata, shapes, path));
+  SQZ_ASSIGN_OR_RETURN(tensors, place_tensors(std::move(tensors)));
+  Calibration calibration;
+  calibration.queries = 1;
+  calibration.source = "none";
+  calibration.coarse_keep = {0.5};
+  auto strings = metadata_to_strings(metadata);
+  strings[kCalibrationKey] = calibration_text(calibration);
+  strings[kChecksumsKey] = checksum_text(tensors, {});
+
+  const std::string text = header_text(strings, tensors);
+  const uint64_t data_offset = data_start(text.size());
+  const std::string header = sealed_header(text, data_offset);
+  const auto header_bytes = std::as_bytes(std::span(header));
+  SQZ_ASSIGN_OR_RETURN(const auto file, Env::posix().create(path));
+  SQZ_RETURN_IF_ERROR(file->write(0, header_bytes));
+  // Written at its place far beyond: what lies between is a hole.
+  const PlannedTensor& last = tensors.back();
+  if (fill) SQZ_RETURN_IF_ERROR(fill(*file, data_offset, data_offset + last.offset));
+  SQZ_RETURN_IF_ERROR(file->write(data_offset + last.offset, xxh3_128(header_bytes)));
+  SQZ_RETURN_IF_ERROR(file->close());
+  out.bytes = data_offset + last.offset + last.bytes;
+  return out;
 }
 
 }  // namespace sqz::bench

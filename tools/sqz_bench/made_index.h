@@ -1,6 +1,19 @@
-// What the indexes that are made for timing have in common: a file with one layer, and queries.
+// Indexes that are made for timing: no model and no k-means, so that a layer of 128K tokens is
+// there in seconds.
+//
+// squeezed: the keys of a KV head scatter around fine centres, these around coarse ones, as k-means
+// would have found them: key = coarse + 0.6 fine + 0.6 noise, entries N(0, 1); values are N(0, 1).
+// There are 5 % as many fine centres as tokens and 1 % coarse ones; sizes vary like exp(N(0, 0.6)).
+// A query is a mixture of 4 coarse centroids of its KV head, plus noise: its best keys have logits
+// 4 to 6 above the mean, and lie together, so that selections have the runs that real ones have.
+// Calibrated by libindex, with 32 such queries a head.
+//
+// saap and quest: keys, values and queries are N(0, 1). saap has buckets whose sizes vary like
+// those of clusters, and a query classifier with weights N(0, 1 / d) and N(0, 4 / H), so that some
+// buckets get much of a query's attention. quest has pages of 16 tokens.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,39 +26,51 @@ namespace sqz::bench {
 
 inline constexpr int64_t kSink = 16, kTail = 100;
 
-// A path that nothing is at yet. What is there when this object is destroyed is removed, unless it
-// is to be kept.
-class TemporaryFile {
+// Where an index is made. What is there when this object is destroyed is removed, unless it is to
+// be kept.
+class IndexFile {
  public:
-  // In `directory` ("" = the system's for temporary files).
-  static Result<std::unique_ptr<TemporaryFile>> create(const std::string& directory,
-                                                       const std::string& stem);
-  static std::unique_ptr<TemporaryFile> kept(std::string path);
-  ~TemporaryFile();
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  // --save-index, or else a new name in --directory.
+  static Result<std::shared_ptr<const IndexFile>> create(const Options& options);
+  IndexFile(std::string path, bool keep) : path_(std::move(path)), keep_(keep) {}
+  ~IndexFile();
+  IndexFile(const IndexFile&) = delete;
+  IndexFile& operator=(const IndexFile&) = delete;
   const std::string& path() const { return path_; }
 
  private:
-  TemporaryFile(std::string path, bool keep) : path_(std::move(path)), keep_(keep) {}
   std::string path_;
   bool keep_;
 };
 
-struct MadeIndex {
-  std::unique_ptr<TemporaryFile> file;
-  std::vector<std::vector<float>> queries;  // sets of [tokens, Hq, d]
-};
+// One layer of `tokens` tokens for --selector.
+Result<std::shared_ptr<const IndexFile>> make_index(const Options& options, int64_t tokens);
 
-// Metadata of a model of this shape, with `layers` layers, two levels, sink and tail as above.
+// `sets` sets of [tokens, Hq, d] queries for layer 0 of any index that --selector is served from.
+std::vector<std::vector<float>> make_queries(const SqzFile& file, const Options& options,
+                                             int64_t sets, int64_t tokens);
+
+// A file that takes no space: a real header, tensors that were never written (holes of the file
+// system, which read as zeros), and the header's hash. It can be opened; its contents are not an
+// index that could be served or verified.
+struct SparseIndex {
+  std::shared_ptr<const IndexFile> file;
+  uint64_t bytes = 0;
+};
+// Writes from offset `begin` to `end` of a file.
+using Fill = std::function<Status(WriteFile& file, uint64_t begin, uint64_t end)>;
+// About `bytes` in `layers` layers. With `fill`, it writes what would be holes.
+Result<SparseIndex> make_sparse_index(const Options& options, double bytes, int64_t layers,
+                                      const Fill& fill = {});
+
+// Of a model of the shape that the options ask for: two levels, sink and tail as above.
 IndexMetadata made_metadata(const Options& options, int64_t tokens, int64_t layers);
 
-// Writes one layer of bfloat16 tensors with a calibration by `queries` ([n, Hq, d]).
-Status write_made_index(const std::string& path, const Options& options,
-                        const IndexMetadata& metadata, const LayerShape& shape,
-                        const LayerData& data, std::span<const float> queries);
+// Clusters per level, coarse to fine.
+std::vector<int64_t> made_clusters(int64_t tokens, int64_t slots);
 
-// Where an index of --save-index, or a temporary one, goes.
-Result<std::unique_ptr<TemporaryFile>> index_file(const Options& options);
+// Writes the one layer of an index. If it has levels, `queries` ([n, Hq, d]) calibrate it.
+Status write_index(const std::string& path, const Options& options, const IndexMetadata& metadata,
+                   const LayerData& data, std::span<const float> queries);
 
 }  // namespace sqz::bench

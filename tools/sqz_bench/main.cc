@@ -1,5 +1,5 @@
 // sqz-bench: what this machine does, beside what it could do.
-#include "tools/sqz_bench/bench.h"
+#include "tools/sqz_bench/options.h"
 
 int main(int argc, char** argv) {
   sqz::Tool tool("sqz-bench", sqz::bench::kDescription, sqz::bench::kHelp);

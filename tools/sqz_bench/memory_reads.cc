@@ -31,9 +31,6 @@ template <size_t kBytes>
   return total;
 }
 
-uint64_t read_base(const std::byte* at, size_t size) {
-  return read_piece<16>(at, size);
-}
 #if defined(__x86_64__)
 [[gnu::target("avx2")]] uint64_t read_avx2(const std::byte* at, size_t size) {
   return read_piece<32>(at, size);
@@ -43,27 +40,38 @@ uint64_t read_base(const std::byte* at, size_t size) {
 }
 #endif
 
-auto best_read() {
+uint64_t read_vectors(const std::byte* at, size_t size) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return read_avx512;
-  if (__builtin_cpu_supports("avx2")) return read_avx2;
+  if (__builtin_cpu_supports("avx512f")) return read_avx512(at, size);
+  if (__builtin_cpu_supports("avx2")) return read_avx2(at, size);
 #endif
-  return read_base;
+  return read_piece<16>(at, size);
 }
 
 }  // namespace
 
-uint64_t MemoryReader::read(const std::vector<std::span<const std::byte>>& regions) {
-  const auto read = best_read();
+uint64_t MemoryReader::read(const Regions& regions) {
   std::atomic<uint64_t> total{0};
   for (const auto& region : regions) {
     const auto pieces = static_cast<int64_t>((region.size() + kPiece - 1) / kPiece);
     pool_.for_each(pieces, [&](int64_t piece, int) {
       const size_t at = static_cast<size_t>(piece) * kPiece;
-      total ^= read(region.data() + at, std::min(kPiece, region.size() - at));
+      total ^= read_vectors(region.data() + at, std::min(kPiece, region.size() - at));
     });
   }
   return total;
+}
+
+Contender reading(std::string name, int threads, Regions regions,
+                  std::shared_ptr<const void> owner) {
+  double bytes = 0;
+  for (const auto& region : regions) bytes += static_cast<double>(region.size());
+  const auto reader = std::make_shared<MemoryReader>(threads);
+  const auto run = [reader, regions = std::move(regions), owner = std::move(owner)](int64_t) {
+    static_cast<void>(reader->read(regions));
+    return Status();
+  };
+  return {.name = std::move(name), .run = run, .bytes = bytes};
 }
 
 }  // namespace sqz::bench

@@ -1,12 +1,12 @@
-// What a benchmark run is asked for, and the shape that its cases share.
+// What a benchmark run is asked for.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "formats/base/dtype.h"
 #include "libindex/builder.h"
+#include "tools/common/tool.h"
 
 namespace sqz::bench {
 
@@ -53,10 +53,18 @@ struct Options {
   int threads = 0;     // resolved: at least 1
   uint64_t seed = 0;
 
-  int64_t tokens_or(int64_t fallback) const { return tokens > 0 ? tokens : fallback; }
-  int64_t queries_or(int64_t fallback) const { return queries > 0 ? queries : fallback; }
+  static int64_t either(int64_t asked, int64_t fallback) { return asked > 0 ? asked : fallback; }
+  int64_t tokens_or(int64_t fallback) const { return either(tokens, fallback); }
+  int64_t queries_or(int64_t fallback) const { return either(queries, fallback); }
+  int64_t kmeans_heads_or(int64_t fallback) const { return either(kmeans_heads, fallback); }
+  int64_t repeat_or(int64_t fallback) const { return either(repeat, fallback); }
   double file_gib_or(double fallback) const { return file_gib > 0 ? file_gib : fallback; }
-  int64_t repeat_or(int64_t fallback) const { return repeat > 0 ? repeat : fallback; }
 };
+
+extern const char* const kDescription;
+extern const char* const kHelp;
+void add_bench_options(CLI::App& app, Options& options);
+
+Status run_bench(Options options, const ToolContext& context);
 
 }  // namespace sqz::bench

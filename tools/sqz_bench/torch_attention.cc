@@ -37,16 +37,15 @@ at::Tensor all_rows(const LayerView& layer, const void* slots, const void* exact
   return at::cat({view(slots, layer.slots), view(exact, layer.exact)}, 1).to(to).contiguous();
 }
 
-std::shared_ptr<const Inputs> make_inputs(const LayerView& layer,
-                                          const std::vector<std::vector<float>>& queries,
-                                          int64_t tokens, double scale, at::ScalarType dtype) {
+std::shared_ptr<const Inputs> make_inputs(const Fixture& fixture, at::ScalarType dtype) {
+  const LayerView& layer = fixture.layer();
+  const ModelDescription& model = fixture.served->metadata().model;
+  const int64_t dim = layer.head_dim, group = model.group_size(), tokens = fixture.tokens;
   auto inputs = std::make_shared<Inputs>();
   inputs->keys = all_rows(layer, layer.keys, layer.exact_keys, dtype);
   inputs->values = all_rows(layer, layer.values, layer.exact_values, dtype);
-  inputs->scale = scale;
-  for (const std::vector<float>& q : queries) {
-    const int64_t dim = layer.head_dim;
-    const int64_t group = static_cast<int64_t>(q.size()) / (tokens * layer.kv_heads * dim);
+  inputs->scale = model.attention_scale;
+  for (const std::vector<float>& q : fixture.exact_queries) {
     inputs->queries.push_back(at::from_blob(const_cast<float*>(q.data()),
                                             {tokens, layer.kv_heads, group, dim}, at::kFloat)
                                   .permute({1, 2, 0, 3})
@@ -75,26 +74,24 @@ std::string torch_version() {
   return TORCH_VERSION;
 }
 
-std::vector<Contender> torch_contenders(const Options& options, const LayerView& layer,
-                                        const std::vector<std::vector<float>>& queries,
-                                        int64_t tokens, double scale, double flop) {
+std::vector<Contender> torch_contenders(const Options& options, const Fixture& fixture) {
   at::set_num_threads(options.threads);
   std::vector<Contender> contenders;
   for (const auto& [name, dtype] :
        {std::pair("f32", at::kFloat), std::pair("bf16", at::kBFloat16)}) {
     if (options.torch_dtype.find(name) == std::string::npos) continue;
-    const auto inputs = make_inputs(layer, queries, tokens, scale, dtype);
+    const auto inputs = make_inputs(fixture, dtype);
     const double bytes = static_cast<double>(inputs->keys.nbytes() + inputs->values.nbytes());
     const auto add = [&, name = name](const char* kind, auto attention) {
+      const auto run = [inputs, attention](int64_t round) {
+        const c10::NoGradGuard no_grad;
+        attention(*inputs, round);
+        return Status();
+      };
       contenders.push_back({.name = concat("torch ", kind, " ", name),
-                            .run =
-                                [inputs, attention](int64_t round) {
-                                  const c10::NoGradGuard no_grad;
-                                  attention(*inputs, round);
-                                  return Status();
-                                },
+                            .run = run,
                             .bytes = bytes,
-                            .flop = flop});
+                            .flop = fixture.dense_flop()});
     };
     add("bmm", bmm_attention);
 #if TORCH_VERSION_MAJOR >= 2

@@ -4,22 +4,18 @@
 #include <string>
 #include <vector>
 
-#include "formats/sqz_file.h"
-#include "tools/sqz_bench/measure.h"
-#include "tools/sqz_bench/options.h"
+#include "tools/sqz_bench/attention_fixture.h"
 
 namespace sqz::bench {
 
 // "2.11.0", or "" without LibTorch.
 std::string torch_version();
 
-// Dense attention of `tokens` query tokens over all keys of the layer (slots and exact keys), once
+// Dense attention of the fixture's queries to all keys of its layer (slots and exact keys), once
 // per dtype of options.torch_dtype: "torch bmm" is two matrix products with a softmax between them,
 // "torch sdpa" scaled_dot_product_attention (from LibTorch 2 on). The heads of a group are rows of
-// one product, so that keys are not repeated. queries: [tokens, Hq, d], one set a round, in turn.
-// `flop` is of one call. Keys and values are copied.
-std::vector<Contender> torch_contenders(const Options& options, const LayerView& layer,
-                                        const std::vector<std::vector<float>>& queries,
-                                        int64_t tokens, double scale, double flop);
+// one product, so that keys are not repeated. One set of queries a round, in turn. Keys and values
+// are copied.
+std::vector<Contender> torch_contenders(const Options& options, const Fixture& fixture);
 
 }  // namespace sqz::bench

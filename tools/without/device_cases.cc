@@ -1,6 +1,5 @@
 // In place of the cases of tools/sqz_bench/ on a GPU where sqz is built without CUDA.
-#include "tools/sqz_bench/device_cases.h"
-#include "tools/sqz_bench/kmeans_device.h"
+#include "tools/sqz_bench/cases.h"
 
 namespace sqz::bench {
 
@@ -18,7 +17,7 @@ Result<CaseSetup> prefill_device_case(const Options& options) {
 Result<CaseSetup> upload_device_case(const Options& options) {
   return check_device(options);
 }
-Result<CaseSetup> kmeans_device_case(const Options& options, KmeansPoints /*points*/) {
+Result<CaseSetup> kmeans_device_case(const Options& options) {
   return check_device(options);
 }
 

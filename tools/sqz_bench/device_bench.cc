@@ -1,6 +1,4 @@
-#include "tools/sqz_bench/device_graph.h"
-
-#include "libruntime/cuda/cuda_status.h"
+#include "tools/sqz_bench/device_bench.h"
 
 namespace sqz::bench {
 
@@ -35,6 +33,39 @@ Status DeviceGraph::run(cudaStream_t stream) {
   SQZ_RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&milliseconds, begin_, end_));
   seconds_ = 1e-3 * static_cast<double>(milliseconds);
   return {};
+}
+
+Status DeviceBench::open(int device) {
+  gpu = device;
+  SQZ_RETURN_IF_ERROR(stream.create());
+  char bus_id[64] = "";
+  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), gpu));
+  clock = std::make_unique<GpuClock>(bus_id);
+  return {};
+}
+
+Contender replayed(std::shared_ptr<DeviceBench> bench, const std::string& name, int place,
+                   std::shared_ptr<DeviceGraph> graph) {
+  const auto run = [bench, graph, place](int64_t) {
+    const cuda::CurrentDevice current(bench->gpu);
+    bench->clock->watch(place);
+    const Status status = graph->run(bench->stream.get());
+    bench->clock->watch(-1);
+    return status;
+  };
+  return {.name = name, .run = run};
+}
+
+JsonMembers describe_gpu(int gpu) {
+  const cuda::DeviceProbe probe = cuda::probe_device(gpu);
+  return {{"gpu", probe.name},
+          {"cuda_driver", probe.driver_version},
+          {"cuda_runtime", probe.runtime_version}};
+}
+
+Status check_device(const Options& options) {
+  const Status status = cuda::check_probe(cuda::probe_device(options.gpu), options.gpu);
+  return status.ok() ? status : Status(Code::kInvalidArgument, "--device: " + status.message());
 }
 
 }  // namespace sqz::bench
