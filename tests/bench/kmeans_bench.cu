@@ -2,86 +2,15 @@
 // Without arguments the shapes of docs/kmeans-gpu.md. Random points; a graph of the whole run is
 // replayed and the median time taken. TFLOP/s count the assignments alone, 2 N C d each, over the
 // whole time.
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
 #include "libindex/cuda/kmeans.h"
+#include "tests/bench/gpu_bench.cuh"
 
 namespace {
 
 using namespace sqz::cuda;
+using namespace sqz::test;
 
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "kmeans_bench: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-
-void check(const sqz::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "kmeans_bench: %s\n", status.message().c_str());
-  std::exit(1);
-}
-
-__device__ float gaussian(uint64_t i) {
-  auto uniform = [&](uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    x ^= x >> 31;
-    return (static_cast<float>(x >> 40) + 0.5f) / (1 << 24);
-  };
-  return sqrtf(-2 * logf(uniform(2 * i))) * cospif(2 * uniform(2 * i + 1));
-}
-
-__global__ void fill_kernel(__nv_bfloat16* values, int64_t count) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    values[i] = __float2bfloat16_rn(gaussian(static_cast<uint64_t>(i)));
-  }
-}
-
-template <class T>
-T* allocate(size_t count) {
-  void* data = nullptr;
-  check(cudaMalloc(&data, count * sizeof(T)), "cudaMalloc");
-  return static_cast<T*>(data);
-}
-
-// Median milliseconds of replays of what `enqueue` puts on the stream.
-template <class Enqueue>
-double milliseconds(cudaStream_t stream, const Enqueue& enqueue) {
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  enqueue();
-  check(cudaStreamEndCapture(stream, &graph), "end of capture");
-  check(cudaGraphInstantiate(&executable, graph, 0), "graph");
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  float total = 0;
-  for (int i = 0; i < 21 && (i < 4 || total < 2500); ++i) {
-    check(cudaEventRecord(begin, stream), "record");
-    check(cudaGraphLaunch(executable, stream), "launch");
-    check(cudaEventRecord(end, stream), "record");
-    check(cudaStreamSynchronize(stream), "run");
-    float time = 0;
-    check(cudaEventElapsedTime(&time, begin, end), "elapsed time");
-    if (i > 0) times.push_back(time);  // the first one warms up
-    total += time;
-  }
-  check(cudaGraphExecDestroy(executable), "graph");
-  check(cudaGraphDestroy(graph), "graph");
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
+constexpr Replays kReplays = {4, 21, 1, 2500};
 
 void bench(const KmeansShape& shape, int iterations, AssignKernel kernel, int spare = 0) {
   const size_t rows = static_cast<size_t>(shape.heads) * shape.points;
@@ -92,7 +21,7 @@ void bench(const KmeansShape& shape, int iterations, AssignKernel kernel, int sp
   params.kernel = kernel;
   params.spare_multiprocessors = spare;
   auto* points = allocate<__nv_bfloat16>(rows * shape.dim);
-  fill_kernel<<<4096, 256>>>(points, static_cast<int64_t>(rows) * shape.dim);
+  fill_kernel<<<4096, 256>>>(points, static_cast<int64_t>(rows) * shape.dim, 0);
   check(cudaDeviceSynchronize(), "fill");
   params.points = points;
   params.centroids = allocate<__nv_bfloat16>(clusters * shape.dim);
@@ -109,10 +38,12 @@ void bench(const KmeansShape& shape, int iterations, AssignKernel kernel, int sp
   cudaStream_t stream;
   check(cudaStreamCreate(&stream), "stream");
   const double flop = 2.0 * static_cast<double>(rows) * shape.clusters * shape.dim;
-  const double one_stream = milliseconds(stream, [&] { check(kmeans_run(params, stream)); });
+  const double one_stream =
+      milliseconds(stream, kReplays, [&] { check(kmeans_run(params, stream)); });
   check(cudaStreamCreate(&params.second_stream), "stream");
-  const double run = milliseconds(stream, [&] { check(kmeans_run(params, stream)); });
-  const double assign = milliseconds(stream, [&] { check(kmeans_assign(params, stream)); });
+  const double run = milliseconds(stream, kReplays, [&] { check(kmeans_run(params, stream)); });
+  const double assign =
+      milliseconds(stream, kReplays, [&] { check(kmeans_assign(params, stream)); });
   uint32_t counters[2] = {};
   const size_t counters_at = 2 * ((rows * 4 + 255) / 256 * 256) + (rows * 8 + 255) / 256 * 256 + 8;
   check(cudaMemcpy(counters, static_cast<char*>(params.workspace) + counters_at, 8,

@@ -3,61 +3,22 @@
 // Gaussian data, clusters of 20 keys; graphs of the calls are replayed and the median time taken.
 // TFLOP/s of attention count 4 d for each (query, key) that is attended, those of a lookup 4 d for
 // each (query, centroid): two passes.
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <random>
 #include <vector>
 
 #include "libruntime/kernels/cuda/prefill.h"
+#include "tests/bench/gpu_bench.cuh"
 
 namespace {
 
 using namespace sqz::cuda;
+using namespace sqz::test;
 
 constexpr int kHeads = 8, kGroup = 4, kDim = 128, kClusterKeys = 20, kFanOut = 5, kExact = 116;
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "prefill_bench: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-
-void check(const sqz::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "prefill_bench: %s\n", status.message().c_str());
-  std::exit(1);
-}
-
-__device__ float gaussian(uint64_t i) {
-  auto uniform = [&](uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    x ^= x >> 31;
-    return (static_cast<float>(x >> 40) + 0.5f) / (1 << 24);
-  };
-  return sqrtf(-2 * logf(uniform(2 * i))) * cospif(2 * uniform(2 * i + 1));
-}
-
-__global__ void fill_kernel(__nv_bfloat16* values, int64_t count, uint64_t seed) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    values[i] = __float2bfloat16_rn(gaussian(static_cast<uint64_t>(i) + (seed << 40)));
-  }
-}
-
-template <class T>
-T* allocate(size_t count) {
-  void* data = nullptr;
-  check(cudaMalloc(&data, count * sizeof(T)), "cudaMalloc");
-  return static_cast<T*>(data);
-}
+constexpr Replays kReplays = {6, 40, 2, 400};
 
 template <class T>
 T* upload(const std::vector<T>& values) {
@@ -76,35 +37,6 @@ __nv_bfloat16* random_rows(int64_t rows, uint64_t seed) {
 PrefillRuns make_lists(int64_t lists, int32_t stride) {
   return {allocate<uint2>(lists * stride), allocate<uint32_t>(lists * stride),
           allocate<uint32_t>(lists), allocate<uint32_t>(lists), stride};
-}
-
-// Median milliseconds of replays of what `enqueue` puts on the stream.
-double milliseconds(cudaStream_t stream, const std::function<void()>& enqueue) {
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  enqueue();
-  check(cudaStreamEndCapture(stream, &graph), "end of capture");
-  check(cudaGraphInstantiate(&executable, graph, 0), "graph");
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  float total = 0;
-  for (int i = 0; i < 40 && (i < 6 || total < 400); ++i) {
-    check(cudaEventRecord(begin, stream), "record");
-    check(cudaGraphLaunch(executable, stream), "launch");
-    check(cudaEventRecord(end, stream), "record");
-    check(cudaStreamSynchronize(stream), "run");
-    float time = 0;
-    check(cudaEventElapsedTime(&time, begin, end), "elapsed time");
-    if (i > 1) times.push_back(time);
-    total += time;
-  }
-  check(cudaGraphExecDestroy(executable), "graph");
-  check(cudaGraphDestroy(graph), "graph");
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
 }
 
 struct Level {
@@ -205,17 +137,18 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
                 time, products * rows * kDim * 2 / time * 1e-9);
     std::fflush(stdout);
   };
-  report("dense", milliseconds(stream, run_attend), 2.0 * keys);
+  report("dense", milliseconds(stream, kReplays, run_attend), 2.0 * keys);
   PrefillLookup budget = flat;
   budget.level.wanted[1] = upload(wanted);
-  report("lookup, one level, budget", milliseconds(stream, [&] { run_lookup(budget); }),
+  report("lookup, one level, budget", milliseconds(stream, kReplays, [&] { run_lookup(budget); }),
          2.0 * fine.clusters);
-  report("lookup, one level", milliseconds(stream, [&] { run_lookup(flat); }), 2.0 * fine.clusters);
+  report("lookup, one level", milliseconds(stream, kReplays, [&] { run_lookup(flat); }),
+         2.0 * fine.clusters);
   attend.selected = chosen;
   const double attended = (1 - sparsity) * keys + kExact;
-  report("attend, runs of 20", milliseconds(stream, run_attend), 2 * attended);
+  report("attend, runs of 20", milliseconds(stream, kReplays, run_attend), 2 * attended);
   report("lookup + attend, one level",
-         milliseconds(stream,
+         milliseconds(stream, kReplays,
                       [&] {
                         run_lookup(flat);
                         run_attend();
@@ -223,12 +156,12 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
          2 * attended);
   calibrate(first, fine.clusters, 0.5);
   calibrate(second, slots, 1 - sparsity);
-  report("lookup, level 1 of 2", milliseconds(stream, [&] { run_lookup(first); }),
+  report("lookup, level 1 of 2", milliseconds(stream, kReplays, [&] { run_lookup(first); }),
          2.0 * coarse.clusters);
-  report("lookup, level 2 of 2", milliseconds(stream, [&] { run_lookup(second); }),
+  report("lookup, level 2 of 2", milliseconds(stream, kReplays, [&] { run_lookup(second); }),
          1.0 * fine.clusters);
   report("lookup + attend, two levels",
-         milliseconds(stream,
+         milliseconds(stream, kReplays,
                       [&] {
                         run_lookup(first);
                         run_lookup(second);
@@ -267,7 +200,8 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   copy(chosen.prefix, prefix);
   copy(chosen.counts, counts);
   copy(chosen.totals, totals);
-  report("attend, runs of 40", milliseconds(stream, run_attend), 2 * (real_keys / lists + kExact));
+  report("attend, runs of 40", milliseconds(stream, kReplays, run_attend),
+         2 * (real_keys / lists + kExact));
   check(cudaDeviceReset(), "reset");
 }
 

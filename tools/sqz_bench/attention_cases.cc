@@ -6,7 +6,6 @@
 #include "libruntime/session/session.h"
 #include "tools/sqz_bench/attention_fixture.h"
 #include "tools/sqz_bench/memory_reads.h"
-#include "tools/sqz_bench/torch_attention.h"
 
 namespace sqz::bench {
 namespace {

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tools/sqz_bench/captured_index.h"
-
 namespace sqz::bench {
 namespace {
 

@@ -72,4 +72,11 @@ JsonMembers delivered(const Counters& counters, int64_t calls);
 // The mean length of the runs that a call selects; 0 if there are none.
 double keys_per_run(ServingSession& session, const AttendCall& call);
 
+// Dense attention of the fixture's queries to all keys of its layer (slots and exact keys), once
+// per dtype of options.torch_dtype: "torch bmm" is two matrix products with a softmax between them,
+// "torch sdpa" scaled_dot_product_attention (from LibTorch 2 on). The heads of a group are rows of
+// one product, so that keys are not repeated. One set of queries a round, in turn. Keys and values
+// are copied. Built without LibTorch, there are no contenders.
+std::vector<Contender> torch_contenders(const Options& options, const Fixture& fixture);
+
 }  // namespace sqz::bench

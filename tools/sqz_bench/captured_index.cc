@@ -1,5 +1,3 @@
-#include "tools/sqz_bench/captured_index.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -7,6 +5,7 @@
 #include "libindex/builder.h"
 #include "libindex/layer_store.h"
 #include "libindex/order.h"
+#include "tools/sqz_bench/made_index.h"
 
 namespace sqz::bench {
 namespace {

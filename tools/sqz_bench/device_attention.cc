@@ -19,11 +19,11 @@ struct Work : DeviceBench {
   std::shared_ptr<const Fixture> fixture;
   int64_t calls = 1;                                       // of a graph
   std::vector<std::shared_ptr<cuda::DeviceIndex>> copies;  // of the layer
-  cuda::DeviceMemory memory;
-  std::vector<std::byte*> queries;  // of the sets
-  std::byte* out = nullptr;
-  float* lse = nullptr;
-  unsigned* sink = nullptr;
+  cuda::DeviceMemory queries, out, lse, sink;
+
+  void* query(size_t set) const {
+    return static_cast<std::byte*>(queries.data()) + set * fixture->queries[0].size();
+  }
 };
 
 // One way to serve: a session for each copy.
@@ -34,10 +34,10 @@ struct Serving {
   int place = 0;
 
   AttendCall call(int64_t i, cudaStream_t stream) const {
-    const auto set = static_cast<size_t>(i) % work->queries.size();
-    AttendCall call = work->fixture->call(work->queries[set]);
-    call.out = work->out;
-    call.lse = work->lse;
+    const auto set = static_cast<size_t>(i) % work->fixture->queries.size();
+    AttendCall call = work->fixture->call(work->query(set));
+    call.out = work->out.data();
+    call.lse = static_cast<float*>(work->lse.data());
     call.stream = stream;
     return call;
   }
@@ -50,19 +50,6 @@ struct Serving {
   }
 };
 
-size_t lay_out(Work& work, void* base) {
-  cuda::Layout layout(base);
-  const auto bytes = std::ssize(work.fixture->queries[0]);
-  work.queries.clear();
-  for (size_t set = 0; set < work.fixture->queries.size(); ++set) {
-    work.queries.push_back(layout.take<std::byte>(bytes));
-  }
-  work.out = layout.take<std::byte>(bytes);
-  work.lse = layout.take<float>(work.fixture->tokens * work.fixture->query_heads());
-  work.sink = layout.take<unsigned>(1);
-  return layout.used();
-}
-
 Status prepare(Work& work, int gpu, int64_t copies) {
   const CurrentDevice current(gpu);
   for (int64_t i = 0; i < copies; ++i) {
@@ -71,12 +58,16 @@ Status prepare(Work& work, int gpu, int64_t copies) {
     SQZ_ASSIGN_OR_RETURN(auto copy, cuda::upload_index(work.fixture->served, upload));
     work.copies.push_back(std::move(copy));
   }
-  SQZ_RETURN_IF_ERROR(work.memory.reserve(lay_out(work, nullptr)));
-  lay_out(work, work.memory.data());
-  for (size_t set = 0; set < work.queries.size(); ++set) {
-    const std::vector<std::byte>& from = work.fixture->queries[set];
+  const Fixture& fixture = *work.fixture;
+  const size_t bytes = fixture.queries[0].size();
+  const auto rows = static_cast<size_t>(fixture.tokens * fixture.query_heads());
+  SQZ_RETURN_IF_ERROR(work.queries.reserve(fixture.queries.size() * bytes));
+  SQZ_RETURN_IF_ERROR(work.out.reserve(bytes));
+  SQZ_RETURN_IF_ERROR(work.lse.reserve(rows * sizeof(float)));
+  SQZ_RETURN_IF_ERROR(work.sink.reserve(sizeof(unsigned)));
+  for (size_t set = 0; set < fixture.queries.size(); ++set) {
     SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(work.queries[set], from.data(), from.size(), cudaMemcpyHostToDevice));
+        cudaMemcpy(work.query(set), fixture.queries[set].data(), bytes, cudaMemcpyHostToDevice));
   }
   return work.open(gpu);
 }
@@ -95,8 +86,8 @@ Result<Contender> reads(const std::shared_ptr<Work>& work, int place) {
   const auto read_copies = [&](cudaStream_t stream) -> Status {
     for (const auto& copy : work->copies) {
       const cuda::DeviceLayer& layer = copy->layer(0);
-      SQZ_RETURN_IF_CUDA_ERROR(
-          read_device(layer.keys, layer.values, work->fixture->key_bytes(), work->sink, stream));
+      SQZ_RETURN_IF_CUDA_ERROR(read_device(layer.keys, layer.values, work->fixture->key_bytes(),
+                                           static_cast<unsigned*>(work->sink.data()), stream));
     }
     return {};
   };

@@ -23,7 +23,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct Work {
-  std::shared_ptr<const IndexFile> path;  // first: it outlives the mapping
+  SparseIndex made;  // first: it outlives the mapping
   std::shared_ptr<const ServedIndex> served;
   int gpu = 0, threads = 0;
   uint64_t bytes = 0;               // that an upload copies
@@ -37,16 +37,18 @@ struct Work {
 };
 
 // What an upload costs does not depend on what is copied.
-Status fill(WriteFile& file, uint64_t begin, uint64_t end, int threads) {
+Fill fill_with(int threads) {
   std::vector<std::byte> pattern(static_cast<size_t>(kPiece));
   for (size_t i = 0; i < pattern.size(); ++i) {
     pattern[i] = static_cast<std::byte>(i * 2654435761u >> 13);
   }
-  const auto pieces = static_cast<int64_t>((end - begin + kPiece - 1) / kPiece);
-  return parallel_for(pieces, threads, [&](int64_t i) {
-    const uint64_t at = begin + static_cast<uint64_t>(i * kPiece);
-    return file.write(at, std::span(pattern).first(std::min<uint64_t>(kPiece, end - at)));
-  });
+  return [threads, pattern](WriteFile& file, uint64_t begin, uint64_t end) {
+    const auto pieces = static_cast<int64_t>((end - begin + kPiece - 1) / kPiece);
+    return parallel_for(pieces, threads, [&](int64_t i) {
+      const uint64_t at = begin + static_cast<uint64_t>(i * kPiece);
+      return file.write(at, std::span(pattern).first(std::min<uint64_t>(kPiece, end - at)));
+    });
+  };
 }
 
 // As make_served_index() has it, without the sizes of clusters: there are none in such a file.
@@ -65,19 +67,6 @@ std::shared_ptr<const ServedIndex> served_index(std::shared_ptr<const SqzFile> f
     served->tables.push_back(std::move(table));
   }
   return served;
-}
-
-Status make_file(Work& work, const Options& options) {
-  const Fill fill_file = [&](WriteFile& file, uint64_t begin, uint64_t end) {
-    return fill(file, begin, end, options.threads);
-  };
-  SQZ_ASSIGN_OR_RETURN(
-      const SparseIndex made,
-      make_sparse_index(options, options.file_gib_or(16) * 0x1p30, options.file_layers, fill_file));
-  work.path = made.file;
-  SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(made.file->path()));
-  work.served = served_index(std::move(file));
-  return {};
 }
 
 // Allocation included, freeing not.
@@ -129,7 +118,11 @@ Result<CaseSetup> upload_device_case(const Options& options) {
   const auto work = std::make_shared<Work>();
   work->gpu = options.gpu;
   work->threads = options.upload_threads;
-  SQZ_RETURN_IF_ERROR(make_file(*work, options));
+  const double gib = options.file_gib_or(16);
+  SQZ_ASSIGN_OR_RETURN(work->made, make_sparse_index(options, gib * 0x1p30, options.file_layers,
+                                                     fill_with(options.threads)));
+  SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(work->made.file->path()));
+  work->served = served_index(std::move(file));
   const CurrentDevice current(work->gpu);
   SQZ_RETURN_IF_ERROR(work->upload());  // once, to know its bytes
   const LayerView& layer = work->served->layers[0];

@@ -6,8 +6,6 @@
 #include <fstream>
 #include <string>
 
-#include "tools/sqz_bench/torch_attention.h"
-
 namespace sqz::bench {
 namespace {
 

@@ -16,4 +16,7 @@ struct Machine {
 // wanted to run in the last minute, before the run.
 Machine describe_machine(const std::string& isa, int threads);
 
+// "2.11.0", or "" without LibTorch.
+std::string torch_version();
+
 }  // namespace sqz::bench

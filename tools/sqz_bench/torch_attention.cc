@@ -1,4 +1,5 @@
-#include "tools/sqz_bench/torch_attention.h"
+#include "tools/sqz_bench/attention_fixture.h"
+#include "tools/sqz_bench/machine.h"
 
 #include <torch/version.h>
 

@@ -1,5 +1,6 @@
 // In place of tools/sqz_bench/torch_attention.cc where sqz is built without LibTorch.
-#include "tools/sqz_bench/torch_attention.h"
+#include "tools/sqz_bench/attention_fixture.h"
+#include "tools/sqz_bench/machine.h"
 
 namespace sqz::bench {
 
