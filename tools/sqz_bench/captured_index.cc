@@ -78,88 +78,87 @@ Result<Heads> read_heads(const CaptureReader& capture, const Options& options, i
   return out;
 }
 
-// A vector, as many times as make up `wide` dimensions.
-void append_wide(const float* vector, int64_t dim, int64_t wide, std::vector<float>& out) {
-  for (int64_t part = 0; part < wide / dim; ++part) out.insert(out.end(), vector, vector + dim);
-}
+// From the heads of a capture to the layer that is written: `copies` contexts, vectors of `wide`
+// dimensions.
+struct Tiler {
+  const Options& options;
+  Heads heads;
+  Tiling copies;
+  int64_t group, dim, wide;
 
-// [Hkv, sink + copies * slots + tail, head_dim]: the copies between one sink and one tail.
-std::vector<float> tiled(const std::vector<std::vector<float>>& heads, int64_t dim, int64_t wide,
-                         const Tiling& tiling) {
-  std::vector<float> out;
-  for (const std::vector<float>& rows : heads) {
-    const auto append = [&](int64_t first, int64_t count) {
-      for (int64_t t = first; t < first + count; ++t) {
-        append_wide(rows.data() + t * dim, dim, wide, out);
-      }
-    };
-    append(0, kSink);
-    for (int64_t copy = 0; copy < tiling.copies; ++copy) append(kSink, tiling.slots);
-    append(kSink + tiling.slots, kTail);
+  // A vector, as many times as make up `wide` dimensions.
+  void append_wide(const float* vector, std::vector<float>& out) const {
+    for (int64_t part = 0; part < wide / dim; ++part) out.insert(out.end(), vector, vector + dim);
   }
-  return out;
-}
 
-// The clusters of one copy, one after another, each mean as wide as tiled() makes its keys.
-SlotOrder repeated(const SlotOrder& order, int64_t copies, int64_t dim, int64_t wide) {
-  SlotOrder out;
-  const auto slots = static_cast<uint32_t>(order.keys.size());
-  out.offsets.resize(order.offsets.size());
-  out.means.resize(order.offsets.size());
-  for (size_t k = 0; k < order.offsets.size(); ++k) {
-    const std::vector<uint32_t>& from = order.offsets[k];
-    for (uint32_t copy = 0; copy < copies; ++copy) {
-      for (size_t i = 0; i + 1 < from.size(); ++i) {
-        out.offsets[k].push_back(from[i] + copy * from.back());
-        const float* mean = order.means[k].data() + static_cast<int64_t>(i) * dim;
-        append_wide(mean, dim, wide, out.means[k]);
+  // [Hkv, sink + copies * slots + tail, wide]: the copies between one sink and one tail.
+  std::vector<float> tiled(const std::vector<std::vector<float>>& of) const {
+    std::vector<float> out;
+    for (const std::vector<float>& rows : of) {
+      const auto append = [&](int64_t first, int64_t count) {
+        for (int64_t t = first; t < first + count; ++t) append_wide(rows.data() + t * dim, out);
+      };
+      append(0, kSink);
+      for (int64_t copy = 0; copy < copies.copies; ++copy) append(kSink, copies.slots);
+      append(kSink + copies.slots, kTail);
+    }
+    return out;
+  }
+
+  // The clusters of one copy, one after another.
+  SlotOrder repeated(const SlotOrder& order) const {
+    const size_t levels = order.offsets.size();
+    SlotOrder out;
+    out.offsets.assign(levels, {0});
+    out.means.resize(levels);
+    for (uint32_t copy = 0; copy < copies.copies; ++copy) {
+      for (size_t k = 0; k < levels; ++k) {
+        const std::vector<uint32_t>& from = order.offsets[k];
+        for (size_t i = 1; i < from.size(); ++i) {
+          out.offsets[k].push_back(from[i] + copy * from.back());
+          append_wide(order.means[k].data() + static_cast<int64_t>(i - 1) * dim, out.means[k]);
+        }
+      }
+      const auto first = copy * static_cast<uint32_t>(copies.slots);
+      for (const uint32_t key : order.keys) out.keys.push_back(first + key);
+    }
+    return out;
+  }
+
+  Result<std::vector<SlotOrder>> orders() const {
+    SQZ_ASSIGN_OR_RETURN(const auto engine, make_kmeans_engine({options.kmeans_engine, dim,
+                                                                std::max(options.gpu, 0)}));
+    std::vector<const float*> keys;
+    for (const auto& rows : heads.keys) keys.push_back(rows.data() + kSink * dim);
+    TreeOptions tree;
+    tree.clusters = made_clusters(copies.slots, copies.slots);
+    tree.seed = options.seed;
+    tree.threads = options.threads;
+    SQZ_ASSIGN_OR_RETURN(const std::vector<HeadTree> trees,
+                         build_trees(*engine, keys, copies.slots, dim, tree, {}));
+    std::vector<SlotOrder> out;
+    for (const HeadTree& one : trees) out.push_back(repeated(depth_first_order(one, dim)));
+    return out;
+  }
+
+  // Of each group every second query, the even or the odd ones, from number `first` of these on,
+  // `count` of them, over and over: [count, Hq, wide].
+  std::vector<float> asked(bool odd, int64_t first, int64_t count, float scale) const {
+    std::vector<float> out;
+    const int64_t have = std::ssize(heads.queries[0]) / (group * dim);
+    const int64_t usable = odd ? have / 2 : (have + 1) / 2;
+    for (int64_t t = 0; t < count; ++t) {
+      const int64_t at = (odd ? 1 : 0) + (first + t) % usable * 2;
+      for (const std::vector<float>& queries : heads.queries) {
+        for (int64_t g = 0; g < group; ++g) {
+          append_wide(queries.data() + (g * have + at) * dim, out);
+        }
       }
     }
-    out.offsets[k].push_back(from.back() * static_cast<uint32_t>(copies));
+    for (float& x : out) x *= scale;
+    return out;
   }
-  for (uint32_t copy = 0; copy < copies; ++copy) {
-    for (const uint32_t key : order.keys) out.keys.push_back(key + copy * slots);
-  }
-  return out;
-}
-
-Result<std::vector<SlotOrder>> ordered(const Options& options, const Heads& heads, int64_t dim,
-                                       const Tiling& tiling) {
-  SQZ_ASSIGN_OR_RETURN(const auto engine,
-                       make_kmeans_engine({options.kmeans_engine, dim, std::max(options.gpu, 0)}));
-  std::vector<const float*> keys;
-  for (const auto& rows : heads.keys) keys.push_back(rows.data() + kSink * dim);
-  TreeOptions tree;
-  tree.clusters = made_clusters(tiling.slots, tiling.slots);
-  tree.seed = options.seed;
-  tree.threads = options.threads;
-  SQZ_ASSIGN_OR_RETURN(const std::vector<HeadTree> trees,
-                       build_trees(*engine, keys, tiling.slots, dim, tree, {}));
-  std::vector<SlotOrder> out;
-  for (const HeadTree& one : trees) {
-    out.push_back(repeated(depth_first_order(one, dim), tiling.copies, dim, options.head_dim));
-  }
-  return out;
-}
-
-// Queries first, first + step, ... of each group, `count` of them, over and over: [count, Hq,
-// wide].
-std::vector<float> asked(const Heads& heads, int64_t group, int64_t dim, int64_t wide, float scale,
-                         int64_t first, int64_t step, int64_t count) {
-  std::vector<float> out;
-  const int64_t have = std::ssize(heads.queries[0]) / (group * dim);
-  const int64_t usable = (have - first % step + step - 1) / step;
-  for (int64_t t = 0; t < count; ++t) {
-    const int64_t at = first % step + (first / step + t) % usable * step;
-    for (const std::vector<float>& queries : heads.queries) {
-      for (int64_t g = 0; g < group; ++g) {
-        const float* from = queries.data() + (g * have + at) * dim;
-        for (int64_t i = 0; i < wide; ++i) out.push_back(scale * from[i % dim]);
-      }
-    }
-  }
-  return out;
-}
+};
 
 }  // namespace
 
@@ -174,31 +173,29 @@ Result<CapturedIndex> make_captured_index(const Options& options, int64_t tokens
   SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(options.capture));
   const CaptureInfo& info = capture->info();
   SQZ_RETURN_IF_ERROR(check_shape(options, info));
-  const int64_t dim = info.model.head_dim, wide = options.head_dim;
-  const int64_t group = info.model.group_size();
   const Tiling copies = tiling(tokens, std::ssize(info.tokens));
   const int64_t made = copies.copies * copies.slots + kSink + kTail;
-  SQZ_ASSIGN_OR_RETURN(const Heads heads,
-                       read_heads(*capture, options, copies.slots + kSink + kTail));
-  SQZ_ASSIGN_OR_RETURN(const std::vector<SlotOrder> orders, ordered(options, heads, dim, copies));
+  SQZ_ASSIGN_OR_RETURN(Heads heads, read_heads(*capture, options, copies.slots + kSink + kTail));
+  const int64_t dim = info.model.head_dim, wide = options.head_dim;
+  const Tiler tiler{options, std::move(heads), copies, info.model.group_size(), dim, wide};
+  SQZ_ASSIGN_OR_RETURN(const std::vector<SlotOrder> orders, tiler.orders());
   const IndexMetadata metadata = made_metadata(options, made, 1);
 
   CapturedIndex index;
   SQZ_ASSIGN_OR_RETURN(index.file, IndexFile::create(options));
   LayerStore store(options.kv_heads, made, wide, DType::kBF16);
-  SQZ_RETURN_IF_ERROR(store.fill_sparse(tiled(heads.keys, dim, wide, copies).data(),
-                                        tiled(heads.values, dim, wide, copies).data(), orders,
-                                        kSink, true, options.threads));
+  SQZ_RETURN_IF_ERROR(store.fill_sparse(tiler.tiled(tiler.heads.keys).data(),
+                                        tiler.tiled(tiler.heads.values).data(), orders, kSink, true,
+                                        options.threads));
   // Of a product that has every term wide / dim times.
   const auto scale =
       static_cast<float>(info.model.attention_scale * static_cast<double>(dim) /
                          (static_cast<double>(wide) * metadata.model.attention_scale));
-  const auto have = std::ssize(info.query_positions);
+  const auto calibrating = (std::ssize(info.query_positions) + 1) / 2;
   SQZ_RETURN_IF_ERROR(write_index(index.file->path(), options, metadata, store.data(),
-                                  asked(heads, group, dim, wide, scale, 0, 2, (have + 1) / 2)));
+                                  tiler.asked(false, 0, calibrating, scale)));
   for (int64_t set = 0; set < sets; ++set) {
-    index.queries.push_back(
-        asked(heads, group, dim, wide, scale, 1 + 2 * set * query_tokens, 2, query_tokens));
+    index.queries.push_back(tiler.asked(true, set * query_tokens, query_tokens, scale));
   }
   return index;
 }

@@ -49,30 +49,29 @@ void take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t valid) {
   std::free(buffer);
 }
 
-void* open_library() {
-  for (const char* name : {"libcupti.so.13", "libcupti.so.12", "libcupti.so"}) {
-    if (void* library = ::dlopen(name, RTLD_NOW)) return library;
-  }
-  return nullptr;
+template <class Function>
+bool find(const char* name, Function& function) {
+  static void* const library = [] {
+    for (const char* file : {"libcupti.so.13", "libcupti.so.12", "libcupti.so"}) {
+      if (void* opened = ::dlopen(file, RTLD_NOW)) return opened;
+    }
+    return static_cast<void*>(nullptr);
+  }();
+  function = reinterpret_cast<Function>(library == nullptr ? nullptr : ::dlsym(library, name));
+  return function != nullptr;
 }
 
 }  // namespace
 
 Result<std::vector<KernelRecord>> record_kernels(const std::function<Status()>& work) {
-  static void* const library = open_library();
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
-        library == nullptr ? nullptr : ::dlsym(library, name));
-    return function != nullptr;
-  };
   decltype(&cuptiActivityRegisterCallbacks) register_callbacks = nullptr;
   decltype(&cuptiActivityEnable) enable = nullptr;
   decltype(&cuptiActivityDisable) disable = nullptr;
   decltype(&cuptiActivityFlushAll) flush = nullptr;
   Collector& to = collector();
-  if (!find(register_callbacks, "cuptiActivityRegisterCallbacks") ||
-      !find(enable, "cuptiActivityEnable") || !find(disable, "cuptiActivityDisable") ||
-      !find(flush, "cuptiActivityFlushAll") || !find(to.next, "cuptiActivityGetNextRecord")) {
+  if (!find("cuptiActivityRegisterCallbacks", register_callbacks) ||
+      !find("cuptiActivityEnable", enable) || !find("cuptiActivityDisable", disable) ||
+      !find("cuptiActivityFlushAll", flush) || !find("cuptiActivityGetNextRecord", to.next)) {
     return Status(Code::kUnsupported, "libcupti.so was not found");
   }
   if (register_callbacks(give_buffer, take_buffer) != CUPTI_SUCCESS ||

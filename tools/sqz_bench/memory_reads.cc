@@ -16,7 +16,7 @@ constexpr size_t kPiece = size_t{1} << 20;
 uint64_t
 read_vectors(const std::byte* at, size_t size) {
   typedef uint64_t Vector __attribute__((vector_size(64)));
-  constexpr size_t kStreams = 8, kStep = kStreams * sizeof(Vector);
+  constexpr size_t kStreams = 4, kStep = kStreams * sizeof(Vector);
   Vector sum[kStreams] = {};
   const std::byte* const end = at + size / kStep * kStep;
   for (const std::byte* p = at; p != end; p += kStep) {
