@@ -8,8 +8,8 @@
 
 #include "formats/capture.h"
 #include "tests/common/temporary_directory.h"
-#include "tools/sqz_bench/made_index.h"
 #include "tools/sqz_bench/kernel_times.h"
+#include "tools/sqz_bench/made_index.h"
 #include "tools/sqz_bench/measure.h"
 #include "tools/sqz_bench/memory_reads.h"
 

@@ -123,16 +123,23 @@ JsonMembers row_of(const CaseSetup& setup, const Measured& measured, size_t i) {
   return row;
 }
 
-// A number of a row, at a path of members; "" where there is none.
-std::string figure(const JsonValue& row, const std::vector<std::string>& path,
-                   const char* format = "%.3g", double scale = 1) {
+struct Column {
+  std::string title;
+  std::vector<std::string> path;  // of members, in a row
+  const char* format = "%.3g";
+  double scale = 1;
+};
+
+// "" where the row has no such member.
+std::string cell(const JsonValue& row, const Column& column) {
   const JsonValue* value = &row;
-  for (const std::string& name : path) {
-    if (value != nullptr) value = value->find(name);
+  for (const std::string& name : column.path) {
+    value = value->find(name);
+    if (value == nullptr) return "";
   }
-  if (value == nullptr) return "";
+  if (value->is_string()) return std::string(value->string());
   char text[32];
-  std::snprintf(text, sizeof(text), format, value->number() * scale);
+  std::snprintf(text, sizeof(text), column.format, value->number() * column.scale);
   return text;
 }
 
@@ -145,57 +152,41 @@ std::string kernel_table(const JsonValue& rows) {
     out += concat("  ", row.find("name")->string(), ", us:");
     if (kernels->is_string()) out += concat(" ", kernels->string());
     for (const JsonValue& kernel : kernels->items()) {
-      const std::string name(kernel.key());
-      out += concat("  ", name, " ", figure(*kernels, {name}));
+      out += concat("  ", kernel.key(), " ", cell(kernel, {}));
     }
     out += '\n';
   }
-  return out;
-}
-
-struct Column {
-  std::string title;
-  std::vector<std::string> path;
-  const char* format = "%.3g";
-  double scale = 1;
-};
-std::vector<Column> columns(const std::vector<std::string>& baselines) {
-  std::vector<Column> out = {{"median ms", {"seconds", "median"}, "%.3g", 1e3},
-                             {"min", {"seconds", "min"}, "%.3g", 1e3},
-                             {"p90", {"seconds", "p90"}, "%.3g", 1e3},
-                             {"GB/s", {"gb_per_s"}},
-                             {"GFLOP/s", {"gflop_per_s"}}};
-  for (const std::string& name : baselines) out.push_back({"x " + name, {"times_faster", name}});
-  out.insert(out.end(), {{"of read", {"of_read"}},
-                         {"keys", {"keep"}},
-                         {"bytes", {"budget"}},
-                         {"run", {"keys_per_run"}},
-                         {"SM MHz", {"clock", "sm_mhz", "median"}, "%.0f"}});
   return out;
 }
 
 std::string table(const char* name, const std::vector<std::string>& baselines,
                   const JsonValue& rows) {
-  std::vector<std::vector<std::string>> lines(1 + rows.size());
-  lines[0].push_back(name);
-  for (size_t i = 0; i < rows.size(); ++i)
-    lines[i + 1].emplace_back(rows[i].find("name")->string());
-  for (const Column& column : columns(baselines)) {
-    lines[0].push_back(column.title);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      lines[i + 1].push_back(figure(rows[i], column.path, column.format, column.scale));
+  std::vector<Column> columns = {{name, {"name"}},
+                                 {"median ms", {"seconds", "median"}, "%.3g", 1e3},
+                                 {"min", {"seconds", "min"}, "%.3g", 1e3},
+                                 {"p90", {"seconds", "p90"}, "%.3g", 1e3},
+                                 {"GB/s", {"gb_per_s"}},
+                                 {"GFLOP/s", {"gflop_per_s"}}};
+  for (const auto& one : baselines) columns.push_back({"x " + one, {"times_faster", one}});
+  columns.insert(columns.end(), {{"of read", {"of_read"}},
+                                 {"keys", {"keep"}},
+                                 {"bytes", {"budget"}},
+                                 {"run", {"keys_per_run"}},
+                                 {"SM MHz", {"clock", "sm_mhz", "median"}, "%.0f"}});
+  std::vector<std::string> lines(1 + rows.size());
+  for (const Column& column : columns) {
+    std::vector<std::string> cells = {column.title};
+    for (const JsonValue& row : rows.items()) cells.push_back(cell(row, column));
+    size_t width = 0;
+    for (const std::string& text : cells) width = std::max(width, text.size());
+    for (size_t i = 0; i < lines.size(); ++i) {
+      const std::string space(width - cells[i].size(), ' ');
+      lines[i] += &column == &columns[0] ? cells[i] + space : "  " + space + cells[i];
     }
   }
   std::string out;
-  for (const auto& line : lines) {
-    for (size_t c = 0; c < line.size(); ++c) {
-      size_t width = 0;
-      for (const auto& other : lines) width = std::max(width, other[c].size());
-      const std::string space(width - line[c].size(), ' ');
-      out += c == 0 ? line[c] + space : "  " + space + line[c];
-    }
-    out.erase(out.find_last_not_of(' ') + 1);
-    out += '\n';
+  for (const std::string& line : lines) {
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   }
   return out + kernel_table(rows) + "\n";
 }

@@ -77,7 +77,7 @@ Result<Contender> ours(const std::shared_ptr<Work>& work, const KmeansPoints& po
   params.iterations = iterations;
   params.second_stream = two_streams ? work->second_stream.get() : nullptr;
   const auto graph = std::make_shared<DeviceGraph>();
-  const CurrentDevice current(work->gpu);
+  const CurrentDevice while_capturing(work->gpu);
   SQZ_RETURN_IF_ERROR(graph->capture(
       work->stream.get(), [&](cudaStream_t stream) { return cuda::kmeans_run(params, stream); }));
   Contender out = replayed(work, name, place, graph);
