@@ -6,6 +6,7 @@
 
 #include "libindex/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
+#include "tools/common/tool.h"
 #include "tools/sqz_bench/cases.h"
 #include "tools/sqz_bench/machine.h"
 

@@ -1,4 +1,5 @@
 #include "libruntime/kernels/cpu/kernels.h"
+#include "tools/common/tool.h"
 #include "tools/sqz_bench/options.h"
 
 namespace sqz::bench {

@@ -1,4 +1,5 @@
 // sqz-bench: what this machine does, beside what it could do.
+#include "tools/common/tool.h"
 #include "tools/sqz_bench/options.h"
 
 int main(int argc, char** argv) {

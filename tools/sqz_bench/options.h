@@ -6,7 +6,13 @@
 #include <vector>
 
 #include "libindex/builder.h"
-#include "tools/common/tool.h"
+
+namespace CLI {
+class App;
+}
+namespace sqz {
+struct ToolContext;
+}
 
 namespace sqz::bench {
 
