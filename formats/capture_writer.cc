@@ -44,12 +44,14 @@ class Writer : public CaptureWriter {
   Status write_layer(int64_t layer, const CapturedLayer& data) override {
     const Hdf5Quiet quiet;
     SQZ_RETURN_IF_ERROR(check(layer, data));
+    Hdf5Id keys;  // open to the end: HDF5 lays out a file by when its objects are closed
     for (const CapturePart& part : capture_parts(info_, !data.cosine.empty())) {
       const std::string name = concat("/layers/", layer, "/", part.name);
-      SQZ_ASSIGN_OR_RETURN(const Hdf5Id set, write_dataset(name, part.shape, data.*part.values));
+      SQZ_ASSIGN_OR_RETURN(Hdf5Id set, write_dataset(name, part.shape, data.*part.values));
       if (part.values != &CapturedLayer::keys) continue;
       SQZ_RETURN_IF_ERROR(
           write_text_attribute(set.get(), path_, "rope", info_.keys_post_rope ? "post" : "pre"));
+      keys = std::move(set);
     }
     written_.push_back(layer);
     return {};
