@@ -16,10 +16,11 @@ Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
                                              const SafetensorsHeader& header,
                                              const std::string& path) {
   std::vector<LayerShape> shapes;
-  for (size_t l = 0; l < metadata.layers.size(); ++l) {
-    shapes.push_back(shape_without_clusters(metadata, static_cast<int64_t>(l)));
-    for (int k = 1; k <= metadata.levels && !metadata.layers[l].dense; ++k) {
-      const std::string name = concat("layers.", l, ".level.", k, ".centroids");
+  for (int64_t l = 0; std::cmp_less(l, metadata.layers.size()); ++l) {
+    shapes.push_back(shape_without_clusters(metadata, l));
+    const bool dense = metadata.layers[static_cast<size_t>(l)].dense;
+    for (int k = 1; k <= metadata.levels && !dense; ++k) {
+      const std::string name = layer_prefix(l) + level_prefix(static_cast<size_t>(k)) + "centroids";
       const TensorInfo* centroids = header.find(name);
       if (!centroids || centroids->shape.size() != 3) {
         return Refuse{path}(
@@ -32,13 +33,17 @@ Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
   return shapes;
 }
 
-LayerView view_of(const SqzContainer& file, const IndexMetadata& metadata, size_t layer,
-                  const LayerShape& shape) {
-  const std::string prefix = concat("layers.", layer, ".");
+// `tensors` are the layer's in the plan, `file` are the file's bytes.
+LayerView view_of(const IndexMetadata& metadata, const LayerShape& shape,
+                  std::span<const PlannedTensor> tensors, const std::byte* file) {
   // Null if the plan has no such tensor. Alignment was checked against the file, whose bytes start
   // on a page in memory.
-  const auto set = [&]<class T>(const T*& pointer, const std::string& name) {
-    pointer = reinterpret_cast<const T*>(file.tensor(prefix + name).data());
+  const size_t prefix = tensors.empty() ? 0 : layer_prefix(tensors[0].layer).size();
+  const auto set = [&]<class T>(const T*& pointer, std::string_view name) {
+    for (const PlannedTensor& tensor : tensors) {
+      if (std::string_view(tensor.name).substr(prefix) != name) continue;
+      pointer = reinterpret_cast<const T*>(file + tensor.offset);
+    }
   };
   LayerView view;
   view.dtype = metadata.dtype;
@@ -48,7 +53,7 @@ LayerView view_of(const SqzContainer& file, const IndexMetadata& metadata, size_
   view.exact = shape.exact;
   view.levels = static_cast<int>(shape.clusters.size());
   for (size_t k = 0; k < shape.clusters.size(); ++k) {
-    const std::string name = concat("level.", k + 1, ".");
+    const std::string name = level_prefix(k + 1);
     view.level[k].clusters = shape.clusters[k];
     set(view.level[k].centroids, name + "centroids");
     set(view.level[k].offsets, name + "offsets");
@@ -107,8 +112,14 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
   if (!plan.ok()) return Status(Code::kCorrupt, plan.status().message());
   SQZ_RETURN_IF_ERROR(match_tensors(header, *plan, path));
 
-  for (size_t l = 0; l < shapes.size(); ++l) {
-    s.layers.push_back(view_of(s.container, s.metadata, l, shapes[l]));
+  std::span<const PlannedTensor> rest(*plan);
+  for (const LayerShape& shape : shapes) {
+    const auto layer = std::ssize(s.layers);
+    const auto end = std::find_if(rest.begin(), rest.end(),
+                                  [&](const PlannedTensor& t) { return t.layer != layer; });
+    const auto count = static_cast<size_t>(end - rest.begin());
+    s.layers.push_back(view_of(s.metadata, shape, rest.first(count), s.container.bytes.data()));
+    rest = rest.subspan(count);
   }
   return std::shared_ptr<const SqzFile>(new SqzFile(std::move(state)));
 }

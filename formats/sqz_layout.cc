@@ -14,7 +14,7 @@ constexpr int64_t kMaxSlots = int64_t{UINT32_MAX};  // slots and clusters are co
 
 Status check_shape(const IndexMetadata& metadata, int64_t layer, const LayerShape& shape,
                    const Refuse& refuse) {
-  const std::string name = concat("layers.", layer);
+  const std::string name = "layers." + std::to_string(layer);
   const LayerShape want = shape_without_clusters(metadata, layer);
   const int64_t levels = metadata.layers[static_cast<size_t>(layer)].dense ? 0 : metadata.levels;
   for (const auto& [what, found, expected] :
@@ -39,14 +39,14 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
                 std::vector<PlannedTensor>& tensors) {
   const int64_t heads = metadata.model.kv_heads, dim = metadata.model.head_dim;
   const DType dtype = metadata.dtype, f32 = DType::kF32, u32 = DType::kU32;
-  const std::string prefix = concat("layers.", layer, ".");
+  const std::string prefix = layer_prefix(layer);
   uint64_t alignment = kPage;
   const auto add = [&](const std::string& name, DType type, std::vector<int64_t> dims) {
     tensors.push_back({prefix + name, type, std::move(dims), alignment, layer});
     alignment = kCacheLine;
   };
   for (size_t k = 0; k < shape.clusters.size(); ++k) {
-    const std::string level = concat("level.", k + 1, ".");
+    const std::string level = level_prefix(k + 1);
     const int64_t clusters = shape.clusters[k];
     add(level + "centroids", dtype, {heads, clusters, dim});
     add(level + "offsets", u32, {heads, clusters + 1});

@@ -33,6 +33,14 @@ PlannedTensor header_hash_tensor();
 // Sets every tensor's bytes from its shape; kInvalidArgument if one overflows.
 Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label);
 
+// What the names of a layer's tensors begin with, and of those of a level (from 1) behind that.
+inline std::string layer_prefix(int64_t layer) {
+  return "layers." + std::to_string(layer) + '.';
+}
+inline std::string level_prefix(size_t level) {
+  return "level." + std::to_string(level) + '.';
+}
+
 // The layer's slots and exact keys, which follow from the metadata. How many clusters there are is
 // for the builder to say, so there are none here.
 LayerShape shape_without_clusters(const IndexMetadata& metadata, int64_t layer);

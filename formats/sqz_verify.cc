@@ -1,4 +1,5 @@
 #include "formats/sqz_checksums.h"
+#include "formats/sqz_layout.h"
 
 #include <algorithm>
 #include <atomic>
@@ -108,7 +109,7 @@ class HeadCheck {
   HeadCheck(const SqzFile& file, int64_t layer, int64_t head, Problems& problems)
       : metadata_(file.metadata()),
         layer_(file.layer(layer)),
-        prefix_(concat("layers.", layer, ".")),
+        prefix_(layer_prefix(layer)),
         head_(head),
         problems_(problems) {}
 

@@ -48,7 +48,7 @@ std::map<std::string, std::span<const std::byte>> contents_of(const LayerData& d
       {"exact.keys", data.exact_keys},
       {"exact.values", data.exact_values}};
   for (size_t k = 0; k < data.levels.size(); ++k) {
-    const std::string level = concat("level.", k + 1, ".");
+    const std::string level = level_prefix(k + 1);
     out[level + "centroids"] = data.levels[k].centroids;
     out[level + "offsets"] = bytes(data.levels[k].offsets);
     out[level + "value_means"] = data.levels[k].value_means;
@@ -137,7 +137,7 @@ Status SqzWriter::write_layer(int64_t layer, const LayerData& data) {
     }
   }
   const auto contents = contents_of(data);
-  const size_t prefix = concat("layers.", layer, ".").size();
+  const size_t prefix = layer_prefix(layer).size();
   return state_->put_layer(layer, [&](const PlannedTensor& tensor) {
     const auto found = contents.find(tensor.name.substr(prefix));
     return found == contents.end() ? std::span<const std::byte>() : found->second;
