@@ -4,13 +4,8 @@
 #include <set>
 
 #include "formats/base/hash.h"
-#include "formats/json_fields.h"
 
 namespace sqz {
-
-// model_config.cc
-std::vector<int32_t> parse_eos_tokens(JsonFields& config);
-
 namespace {
 
 constexpr const char* kSingleFile = "model.safetensors";

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "formats/base/file.h"
+#include "formats/json_fields.h"
 #include "formats/model_description.h"
 #include "formats/safetensors.h"
 
@@ -38,6 +39,14 @@ struct ModelConfig {
 
 // `text` is config.json's; `path` names it in messages. description.weights_hash is left empty.
 Result<ModelConfig> parse_model_config(const std::string& text, const std::string& path);
+
+// The ids of `eos_token_id`, one or several; none if it is absent.
+std::vector<int32_t> parse_eos_tokens(JsonFields& config);
+// The RoPE parameters in both spellings: "rope_theta" + "rope_scaling" ("type" or "rope_type"), and
+// the "rope_parameters" block that transformers 5 writes. `max_positions` is
+// max_position_embeddings. Types other than default, linear, llama3 and yarn, partial rotation and
+// parameters that differ between layers are kUnsupported.
+Result<RopeDescription> parse_rope(JsonFields& config, int64_t max_positions);
 
 // The names and shapes of all weights that a model of this configuration has.
 struct RequiredTensor {

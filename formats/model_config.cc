@@ -3,8 +3,6 @@
 #include <string_view>
 
 #include "formats/checkpoint.h"
-#include "formats/json_fields.h"
-#include "formats/rope_config.h"
 
 namespace sqz {
 namespace {

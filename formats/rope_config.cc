@@ -1,6 +1,6 @@
-#include "formats/rope_config.h"
-
 #include <cmath>
+
+#include "formats/checkpoint.h"
 
 namespace sqz {
 namespace {

@@ -39,7 +39,6 @@ class JsonTokenizer : public Tokenizer {
   explicit JsonTokenizer(Bpe bpe) : bpe_(std::move(bpe)) {}
 
   Status index_tokens(const JsonObject& root);
-  Status check_affixes(const JsonObject& root) const;
   Status encode_pieces(std::string_view text, std::vector<int32_t>& ids) const;
 
   Bpe bpe_;
@@ -75,10 +74,6 @@ Status JsonTokenizer::index_tokens(const JsonObject& root) {
   for (const auto& [id, token] : tokens_) {
     vocab_size_ = std::max(vocab_size_, int64_t{id} + 1);
   }
-  return {};
-}
-
-Status JsonTokenizer::check_affixes(const JsonObject& root) const {
   std::vector<int32_t> ids = affixes_.before;
   ids.insert(ids.end(), affixes_.after.begin(), affixes_.after.end());
   for (const int32_t id : ids) {
@@ -101,7 +96,6 @@ Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(const JsonObject& root, 
   SQZ_ASSIGN_OR_RETURN(self->affixes_, parse_post_processor(root, "post_processor"));
   SQZ_ASSIGN_OR_RETURN(self->added_, AddedTokens::parse(root, self->normalizer_));
   SQZ_RETURN_IF_ERROR(self->index_tokens(root));
-  SQZ_RETURN_IF_ERROR(self->check_affixes(root));
   self->hash_ = std::move(hash);
   return Result<std::unique_ptr<Tokenizer>>(std::move(self));
 }

@@ -48,7 +48,6 @@ class SentencePieceTokenizer : public Tokenizer {
 
   void index_bpe();
   void encode_bpe(std::string_view text, std::vector<int32_t>& out) const;
-  void append_merged(std::span<const int32_t> merged, std::vector<int32_t>& out) const;
   std::string surface_of(const SentencePiece& piece, bool at_start, bool& took_space) const;
 
   SentencePieceModel model_;
@@ -92,27 +91,21 @@ Result<std::unique_ptr<Tokenizer>> SentencePieceTokenizer::parse(std::string_vie
   return Result<std::unique_ptr<Tokenizer>>(std::move(self));
 }
 
-// Characters that only occur within pieces are unknown where they stay alone.
-void SentencePieceTokenizer::append_merged(std::span<const int32_t> merged,
-                                           std::vector<int32_t>& out) const {
-  for (int32_t id : merged) {
-    if (id >= vocab_size()) {
-      model_.append_unknown(strays_[static_cast<size_t>(id - vocab_size())], out);
-    } else if (id == model_.unk) {
-      model_.append_unknown("", out);
-    } else {
-      out.push_back(id);
-    }
-  }
-}
-
 void SentencePieceTokenizer::encode_bpe(std::string_view text, std::vector<int32_t>& out) const {
   BpeEncoder encoder(*bpe_);
   std::vector<int32_t> merged;
   const auto flush = [&](std::string_view part) {
     merged.clear();
     encoder.encode(part, merged);
-    append_merged(merged, out);
+    for (int32_t id : merged) {
+      if (id >= vocab_size()) {  // of a character that only occurs within pieces
+        model_.append_unknown(strays_[static_cast<size_t>(id - vocab_size())], out);
+      } else if (id == model_.unk) {
+        model_.append_unknown("", out);
+      } else {
+        out.push_back(id);
+      }
+    }
   };
   size_t begin = 0;
   for (size_t at = 0; at < text.size() && !symbols_.empty();) {
