@@ -163,7 +163,7 @@ std::string SentencePieceTokenizer::surface_of(const SentencePiece& piece, bool 
   }
   std::string out(text);
   for (size_t at = 0; (at = out.find(kSpace, at)) != std::string::npos; ++at) {
-    out.replace(at, kSpace.size(), " ");
+    out.replace(at, kSpace.size(), 1, ' ');
   }
   return out;
 }
