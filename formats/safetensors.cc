@@ -86,9 +86,8 @@ class HeaderHandler : public JsonVisitor {
   }
 
   Status not_valid(const std::string& what) const override {
-    const std::string at = field();
-    return {Code::kCorrupt, concat(path_, at.starts_with("header") ? ": " : ": header: ", at,
-                                   ": not valid JSON: ", what)};
+    const char* header = field().starts_with("header") ? ": " : ": header: ";
+    return {Code::kCorrupt, concat(path_, header, field(), ": not valid JSON: ", what)};
   }
 
  private:
