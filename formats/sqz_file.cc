@@ -101,9 +101,8 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
   State& s = *state;
   SQZ_ASSIGN_OR_RETURN(s.container, open_container(path, FileKind::kIndex, mode, env));
   const SafetensorsHeader& header = s.container.header;
-  const auto& strings = header.metadata;
-  SQZ_ASSIGN_OR_RETURN(s.metadata, metadata_from_strings(strings, path));
-  if (!strings.contains(kCalibrationKey)) {
+  SQZ_ASSIGN_OR_RETURN(s.metadata, metadata_from_strings(header.metadata, path));
+  if (!header.metadata.contains(kCalibrationKey)) {
     return Refuse{path}(concat("__metadata__: ", kCalibrationKey), "nothing", "a value");
   }
 
