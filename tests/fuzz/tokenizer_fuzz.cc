@@ -1,6 +1,5 @@
 // Any bytes as a tokenizer.json or a SentencePiece model: loaded and used, or refused.
-#include "formats/tokenizer_json.h"
-#include "formats/tokenizer_sentencepiece.h"
+#include "formats/tokenizer_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

@@ -180,7 +180,7 @@ bool check_layer(const testing::Served& served, Session& session, int64_t layer,
     p.budget_rule = request.rule == RuleKind::kBudget;
     const auto& thresholds = session.plan().log_thresholds[scope];
     p.log_thresholds.assign(thresholds.begin(), thresholds.end());
-    if (p.budget_rule) p.share = session.plan().shares[scope][layer * o.kv_heads + head];
+    if (p.budget_rule) p.share = session.plan().head_keep[scope][layer * o.kv_heads + head];
     const auto selected =
         reference::select(view, head, testing::group_of(served, queries, 0, tokens, head), tokens,
                           served.group(), served.scale(), p);
