@@ -5,11 +5,11 @@ jobs=$(nproc)
 
 say() { printf '\n== %s\n' "$*"; }
 
-# Installs those packages of scripts/packages.txt that are missing; asks nothing, needs no network if
-# none is.
+# install_packages [demo]: installs those packages of scripts/packages.txt that are missing, for the
+# demo without those that only the tests need. Asks nothing, needs no network if none is missing.
 install_packages() {
   local wanted missing sudo=
-  wanted=$(grep -v '^#' scripts/packages.txt)
+  wanted=$(sed "${1:+/^# Only scripts\/test/,\$d;}/^#/d" scripts/packages.txt)
   missing=$(for p in $wanted; do
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q '^install ok installed' || echo "$p"
   done)
