@@ -52,13 +52,21 @@ function(sqz_executable name)
 endfunction()
 
 # How test programs are compiled: quickly, since it is the libraries that are to be fast and watched.
-function(sqz_test_options target)
+# References compute for long, so programs with the label `numeric` are optimised, and not slowed by
+# AddressSanitizer: what the libraries do to their memory is seen all the same.
+function(sqz_test_options target labels)
+  set(options -O1)
+  if(labels STREQUAL "unit")
+    set(options -O0)
+  elseif(SQZ_SANITIZE MATCHES address)
+    list(APPEND options -fno-sanitize=address)
+  endif()
+  if(SQZ_SANITIZE MATCHES undefined)  # GoogleTest's macros take UBSan minutes to compile
+    list(APPEND options -fno-sanitize=undefined)
+  endif()
   # Designated initializers that leave defaults out are their point.
   target_compile_options(${target} PRIVATE
-    $<$<COMPILE_LANGUAGE:CXX>:-O1 -Wno-missing-field-initializers>)
-  if(SQZ_SANITIZE MATCHES undefined)  # GoogleTest's macros take UBSan minutes to compile
-    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
-  endif()
+    $<$<COMPILE_LANGUAGE:CXX>:${options} -Wno-missing-field-initializers>)
   target_compile_definitions(${target} PRIVATE SQZ_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 endfunction()
 
@@ -68,7 +76,7 @@ function(sqz_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;LINK;ENVIRONMENT" ${ARGN})
   sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} sqz_test_main
     nlohmann_json::nlohmann_json)
-  sqz_test_options(${name})
+  sqz_test_options(${name} "${ARG_LABELS}")
   target_precompile_headers(${name} REUSE_FROM sqz_test_main)
   set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)  # LibTorch wants flags of its own
   sqz_add_test(${name} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT ${ARG_ENVIRONMENT}
