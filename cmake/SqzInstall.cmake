@@ -44,18 +44,19 @@ foreach(tool ${SQZ_INSTALLED_TOOLS})
     continue()
   endif()
   set(page ${PROJECT_BINARY_DIR}/man/${tool}.1)
-  add_custom_command(OUTPUT ${page}
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/man
-    COMMAND ${PROJECT_SOURCE_DIR}/scripts/make_man $<TARGET_FILE:${tool}> ${page}
-    DEPENDS ${tool} ${PROJECT_SOURCE_DIR}/scripts/make_man
-    COMMENT "Manual page of ${tool}" VERBATIM)
-  list(APPEND SQZ_MAN_PAGES ${page})
   set(completion ${PROJECT_BINARY_DIR}/completions/${tool})
-  add_custom_command(OUTPUT ${completion}
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/completions
-    COMMAND ${PROJECT_SOURCE_DIR}/scripts/make_completion $<TARGET_FILE:${tool}> ${completion}
-    DEPENDS ${tool} ${PROJECT_SOURCE_DIR}/scripts/make_completion
-    COMMENT "Completion of ${tool}" VERBATIM)
+  foreach(made man:${page} completion:${completion})
+    string(REGEX MATCH "^([a-z]+):(.*)$" made ${made})
+    set(script ${PROJECT_SOURCE_DIR}/scripts/make_${CMAKE_MATCH_1})
+    set(file ${CMAKE_MATCH_2})
+    get_filename_component(folder ${file} DIRECTORY)
+    add_custom_command(OUTPUT ${file}
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
+      COMMAND ${script} $<TARGET_FILE:${tool}> ${file}
+      DEPENDS ${tool} ${script} ${PROJECT_SOURCE_DIR}/scripts/help.sh
+      COMMENT "${CMAKE_MATCH_1} of ${tool}" VERBATIM)
+  endforeach()
+  list(APPEND SQZ_MAN_PAGES ${page})
   list(APPEND SQZ_COMPLETIONS ${completion})
 endforeach()
 if(SQZ_MAN_PAGES)
