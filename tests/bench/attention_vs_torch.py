@@ -5,7 +5,7 @@
 
 An INDEX has one layer (32 query heads, 8 KV heads, d 128, bf16). Keys and values are those of the index, for everybody: dense
 attention does not depend on their order. Queries are mixtures of coarse centroids. Ours is libsqz through
-examples/python/sqz.py, selection included, rule `threshold` at the asked sparsity; PyTorch is scaled_dot_product_attention
+python/sqz, selection included, rule `threshold` at the asked sparsity; PyTorch is scaled_dot_product_attention
 by its flash and cuDNN backends; FlashInfer (0.2.5, where it is installed) decodes from pages, all of them, and those that
 we selected: selection and its plan(), on the host, not included (plan is timed by itself).
 

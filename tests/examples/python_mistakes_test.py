@@ -1,4 +1,4 @@
-"""What examples/python/sqz.py says of a user's mistakes. Arguments: the library, the module's folder, an index."""
+"""What python/sqz says of a user's mistakes. Arguments: the library, the module's folder, an index."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""examples/python/sqz.py on the CPU, against attention in float64. Arguments: the library, the module's folder,
+"""python/sqz on the CPU, against attention in float64. Arguments: the library, the module's folder,
 an index, and sqz-bench, which makes one with several heads, where it was built."""
 
 import ctypes
