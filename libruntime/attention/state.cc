@@ -73,8 +73,8 @@ bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out) {
   });
 }
 
-bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, float* lse_a,
-                const void* out_b, const float* lse_b) {
+bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
+                const void* out_b, const ConstLseRows& lse_b) {
   return with_elements(dtype, [&](auto* type) {
     using Element = std::remove_pointer_t<decltype(type)>;
     auto* a = static_cast<Element*>(out_a);

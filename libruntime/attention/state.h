@@ -5,6 +5,7 @@
 
 #include "formats/base/dtype.h"
 #include "libruntime/attention/attend.h"
+#include "libruntime/attention/lse_rows.h"
 
 namespace sqz {
 
@@ -20,9 +21,9 @@ bool finish_row(const PartialRows& state, int64_t row, int64_t dim, DType dtype,
 // infinite.
 bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out);
 
-// Merges finished state b into a, [rows, dim] with lse [rows]; -infinity means "no keys". False if
-// a lse is NaN or +infinity; a row is untouched then.
-bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, float* lse_a,
-                const void* out_b, const float* lse_b);
+// Merges finished state b into a, [rows, dim]; lse -infinity means "no keys". False if a lse is NaN
+// or +infinity; a row is untouched then.
+bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
+                const void* out_b, const ConstLseRows& lse_b);
 
 }  // namespace sqz

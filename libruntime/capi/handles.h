@@ -1,6 +1,8 @@
 // What the opaque handles of sqz.h are.
 #pragma once
 
+#include <unistd.h>
+
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,12 +12,53 @@
 #include "libruntime/session/session.h"
 #include "sqz/sqz.h"
 
+namespace sqz::capi {
+
+// What belongs to the process that made it: in a forked child its threads and its GPU's memory do
+// not exist, so that there it is neither used nor destroyed.
+template <class Owner>
+class OfThisProcess {
+ public:
+  OfThisProcess() = default;
+  explicit OfThisProcess(Owner owner) : owner_(std::make_unique<Owner>(std::move(owner))) {}
+  OfThisProcess(OfThisProcess&&) noexcept = default;
+  OfThisProcess& operator=(OfThisProcess&& other) noexcept {
+    std::swap(owner_, other.owner_);
+    std::swap(process_, other.process_);
+    return *this;
+  }
+  ~OfThisProcess() {
+    if (process_ != getpid()) (void)owner_.release();
+  }
+
+  pid_t process() const { return process_; }
+  // Null in another process.
+  Owner* get() const { return process_ == getpid() ? owner_.get() : nullptr; }
+
+ private:
+  std::unique_ptr<Owner> owner_;
+  pid_t process_ = getpid();
+};
+
+// KV heads of an index in the memory of a GPU.
+struct Uploaded {
+  std::shared_ptr<const ServedIndex> heads;
+  std::shared_ptr<cuda::DeviceIndex> memory;
+};
+
+}  // namespace sqz::capi
+
 struct sqz_index {
   std::shared_ptr<const sqz::SqzFile> file;
   std::string fingerprint;
   std::mutex mutex;                                // guards what follows
   std::shared_ptr<const sqz::ServedIndex> served;  // made with the first session or upload
-  std::map<int32_t, std::shared_ptr<sqz::cuda::DeviceIndex>> uploaded;  // by device
+  std::map<int32_t, sqz::capi::OfThisProcess<sqz::capi::Uploaded>> uploaded;  // by device
+};
+
+struct sqz_session {
+  sqz::capi::OfThisProcess<std::unique_ptr<sqz::ServingSession>> owned;
+  std::string model_fingerprint;
 };
 
 namespace sqz::capi {
@@ -23,8 +66,7 @@ namespace sqz::capi {
 // Made at the first call. The caller holds the mutex.
 Result<std::shared_ptr<const ServedIndex>> serve(sqz_index& index);
 
-}  // namespace sqz::capi
+// kUnsupported in a child of the process that made the session.
+Result<ServingSession*> session_here(const sqz_session* session);
 
-struct sqz_session {
-  std::unique_ptr<sqz::ServingSession> session;
-};
+}  // namespace sqz::capi

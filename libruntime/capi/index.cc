@@ -14,17 +14,6 @@ Status invalid(std::string message) {
 
 }  // namespace
 
-namespace sqz::capi {
-
-Result<std::shared_ptr<const ServedIndex>> serve(sqz_index& index) {
-  if (index.served == nullptr) {
-    SQZ_ASSIGN_OR_RETURN(index.served, make_served_index(index.file));
-  }
-  return index.served;
-}
-
-}  // namespace sqz::capi
-
 extern "C" {
 
 sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** index) {
@@ -89,18 +78,21 @@ sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options)
       return invalid(concat("options.threads: found ", o.threads, ", expected 0 to 256"));
     }
     const std::lock_guard lock(index->mutex);
-    if (index->uploaded.contains(o.device_id)) {
+    const auto found = index->uploaded.find(o.device_id);
+    if (found != index->uploaded.end() && found->second.get() != nullptr) {
       return invalid(concat("options.device_id: found ", o.device_id,
                             ", where the index is already, expected another device"));
     }
-    SQZ_ASSIGN_OR_RETURN(auto served, sqz::capi::serve(*index));
-    SQZ_ASSIGN_OR_RETURN(
-        auto uploaded,
-        sqz::cuda::upload_index(std::move(served), {.device = o.device_id,
-                                                    .keys_values = o.no_keys_values == 0,
-                                                    .threads = o.threads,
-                                                    .wait = o.background == 0}));
-    index->uploaded.emplace(o.device_id, std::move(uploaded));
+    SQZ_ASSIGN_OR_RETURN(auto whole, sqz::capi::serve(*index));
+    SQZ_ASSIGN_OR_RETURN(auto heads,
+                         sqz::range_of_heads(std::move(whole), o.first_kv_head, o.kv_heads));
+    SQZ_ASSIGN_OR_RETURN(auto memory,
+                         sqz::cuda::upload_index(heads, {.device = o.device_id,
+                                                         .keys_values = o.no_keys_values == 0,
+                                                         .threads = o.threads,
+                                                         .wait = o.background == 0}));
+    index->uploaded[o.device_id] = sqz::capi::OfThisProcess<sqz::capi::Uploaded>(
+        {.heads = std::move(heads), .memory = std::move(memory)});
     return {};
   });
 }

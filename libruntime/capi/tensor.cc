@@ -49,21 +49,25 @@ Status check_shape(const sqz_tensor& t, const char* name, std::initializer_list<
       return invalid(name, "shape", shape_text(found), shape_text(shape));
     }
   }
+  return {};
+}
+
+Status check_contiguous(const sqz_tensor& t, const char* name) {
   int64_t stride = 1;
-  for (size_t i = shape.size(); t.strides != nullptr && i-- > 0;) {
-    if (found[i] > 1 && t.strides[i] != stride) {
+  for (int32_t i = t.ndim; t.strides != nullptr && i-- > 0;) {
+    if (t.shape[i] > 1 && t.strides[i] != stride) {
       return invalid(name, concat("strides[", i, "]"), concat(t.strides[i]),
                      concat(stride, " (contiguous)"));
     }
-    stride *= found[i];
+    stride *= t.shape[i];
   }
   return {};
 }
 
-}  // namespace
-
-Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
-                                std::initializer_list<int64_t> shape, int device) {
+// Device, element type, shape, and memory of `elements` elements.
+Result<TensorView> view_tensor(const sqz_tensor* tensor, const char* name,
+                               std::initializer_list<int64_t> shape, int device,
+                               std::optional<int64_t> (*elements)(const sqz_tensor&)) {
   if (tensor == nullptr) return invalid(name, "tensor", "null", "a tensor");
   if (tensor->device_type != (device < 0 ? kCpu : kCuda)) {
     const bool misplaced = device < 0 && tensor->device_type == kCuda;
@@ -79,8 +83,8 @@ Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
   SQZ_ASSIGN_OR_RETURN(view.dtype, dtype_of(*tensor, name));
   SQZ_RETURN_IF_ERROR(check_shape(*tensor, name, shape));
   const int64_t size = dtype_size(view.dtype);
-  const auto elements = checked_elements({tensor->shape, shape.size()});
-  const auto bytes = elements ? checked_mul(*elements, size) : std::nullopt;
+  const auto count = elements(*tensor);
+  const auto bytes = count ? checked_mul(*count, size) : std::nullopt;
   if (!bytes) return invalid(name, "shape", "more than 2^63 bytes", shape_text(shape));
   view.first_dim = tensor->shape[0];
   view.bytes = *bytes;
@@ -89,6 +93,47 @@ Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
   if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size) != 0) {
     return invalid(name, "data", "an unaligned address", concat("a multiple of ", size));
   }
+  return view;
+}
+
+}  // namespace
+
+Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
+                                std::initializer_list<int64_t> shape, int device) {
+  SQZ_ASSIGN_OR_RETURN(const TensorView view,
+                       view_tensor(tensor, name, shape, device, [](const sqz_tensor& t) {
+                         return checked_elements({t.shape, static_cast<size_t>(t.ndim)});
+                       }));
+  SQZ_RETURN_IF_ERROR(check_contiguous(*tensor, name));
+  return view;
+}
+
+Result<LseView> check_lse(const sqz_tensor* tensor, const char* name, int64_t tokens, int64_t heads,
+                          int device) {
+  const auto extent = [](const sqz_tensor& t) -> std::optional<int64_t> {
+    if (t.strides == nullptr || t.shape[0] == 0 || t.shape[1] == 0) {
+      return checked_elements({t.shape, 2});
+    }
+    const auto rows = checked_mul(t.shape[0] - 1, t.strides[0]);
+    const auto columns = checked_mul(t.shape[1] - 1, t.strides[1]);
+    const auto last = rows && columns ? checked_add(*rows, *columns) : std::nullopt;
+    return last ? checked_add(*last, int64_t{1}) : std::nullopt;
+  };
+  LseView view;
+  SQZ_ASSIGN_OR_RETURN(view.tensor, view_tensor(tensor, name, {tokens, heads}, device, extent));
+  if (view.tensor.dtype != DType::kF32) return invalid(name, "dtype", "another", "f32");
+  const int64_t t = tensor->shape[0], h = tensor->shape[1];
+  // The stride of a dimension of one element says nothing.
+  const int64_t head = tensor->strides == nullptr || h == 1 ? 1 : tensor->strides[1];
+  const int64_t token = tensor->strides == nullptr || t <= 1 ? h * head : tensor->strides[0];
+  const auto all_tokens = checked_mul(t, token), all_heads = checked_mul(h, head);
+  const bool apart = token >= 1 && head >= 1 &&
+                     ((all_heads && token >= *all_heads) || (all_tokens && head >= *all_tokens));
+  if (!apart && view.tensor.bytes != 0) {
+    return invalid(name, "strides", concat("[", token, ", ", head, "]"),
+                   concat("strides that keep ", t, " x ", h, " elements apart"));
+  }
+  view.rows = {static_cast<float*>(view.tensor.data), h, token, head};
   return view;
 }
 

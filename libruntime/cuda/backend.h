@@ -29,7 +29,12 @@ Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const Ser
 
 // merge_rows() (libruntime/attention/state.h) on device `gpu`: returns at once, and rows with a NaN
 // or infinite lse become NaN.
-Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a, float* lse_a,
-                    const void* out_b, const float* lse_b, void* stream);
+Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a,
+                    const LseRows& lse_a, const void* out_b, const ConstLseRows& lse_b,
+                    void* stream);
+
+// The state of queries without a context on device `gpu`: out [rows, dim] 0, lse -infinity.
+Status clear_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out, const LseRows& lse,
+                    void* stream);
 
 }  // namespace sqz::cuda

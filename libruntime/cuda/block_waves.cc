@@ -8,10 +8,9 @@ namespace sqz::cuda {
 
 void BlockWaves::list(const AttendCall& call) {
   blocks_.clear();
-  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
-  for (int64_t r = 0; r < requests; ++r) {
-    const int64_t end = call.indptr == nullptr ? call.tokens : call.indptr[r + 1];
-    for (int64_t first = call.indptr == nullptr ? 0 : call.indptr[r]; first < end;) {
+  for (int64_t r = 0; r < call.request_count(); ++r) {
+    const int64_t end = call.request_begin(r + 1);
+    for (int64_t first = call.request_begin(r); first < end;) {
       const int64_t tokens = block_tokens(end - first);
       blocks_.push_back({first, tokens});
       first += tokens;

@@ -3,14 +3,21 @@
 #include "libruntime/kernels/cuda/merge_states/kernel.h"
 
 namespace sqz::cuda {
+namespace {
 
-Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a, float* lse_a,
-                    const void* out_b, const float* lse_b, void* stream) {
+Status check_gpu(int gpu) {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || gpu < 0 || gpu >= count) {
-    const Status usable = check_probe(probe_device(gpu), gpu);
-    return {usable.code(), concat("device_type 2 (CUDA): ", usable.message())};
-  }
+  if (cudaGetDeviceCount(&count) == cudaSuccess && gpu >= 0 && gpu < count) return {};
+  const Status usable = check_probe(probe_device(gpu), gpu);
+  return {usable.code(), concat("device_type 2 (CUDA): ", usable.message())};
+}
+
+}  // namespace
+
+Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a,
+                    const LseRows& lse_a, const void* out_b, const ConstLseRows& lse_b,
+                    void* stream) {
+  SQZ_RETURN_IF_ERROR(check_gpu(gpu));
   const CurrentDevice current(gpu);
   return launch_merge_states({.dtype = dtype,
                               .rows = rows,
@@ -19,6 +26,14 @@ Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a
                               .lse_a = lse_a,
                               .out_b = out_b,
                               .lse_b = lse_b},
+                             static_cast<cudaStream_t>(stream));
+}
+
+Status clear_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out, const LseRows& lse,
+                    void* stream) {
+  SQZ_RETURN_IF_ERROR(check_gpu(gpu));
+  const CurrentDevice current(gpu);
+  return launch_clear_states({.dtype = dtype, .rows = rows, .dim = dim, .out_a = out, .lse_a = lse},
                              static_cast<cudaStream_t>(stream));
 }
 

@@ -153,7 +153,7 @@ Status PlainServer::attend(const AttendCall& call, const AttendParams& params, b
     const int64_t skip = wave.first * model.query_heads * model.head_dim * dtype_size(call.dtype);
     attend.params.q = static_cast<const std::byte*>(call.q) + skip;
     attend.params.out = static_cast<std::byte*>(call.out) + skip;
-    attend.params.lse = call.lse + wave.first * model.query_heads;
+    attend.params.lse = call.lse.from(wave.first * model.query_heads);
     if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(attend.params.lists, look_up(call, wave, counters));
       attend.estimates = estimates_of(call.layer);

@@ -214,7 +214,7 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
     attend.queries = queries_of(call, wave.first);
     attend.out = static_cast<std::byte*>(call.out) +
                  (static_cast<const std::byte*>(attend.queries) - queries_of(call, 0));
-    attend.lse = call.lse + wave.first * model.query_heads;
+    attend.lse = call.lse.from(wave.first * model.query_heads);
     if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(attend.selected, look_up(call, wave, counters));
       attend.faults = faults_;

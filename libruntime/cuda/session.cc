@@ -11,9 +11,8 @@ namespace {
 
 // Whether a request has several tokens.
 bool has_blocks(const AttendCall& call) {
-  if (call.indptr == nullptr) return call.tokens > 1;
-  for (int64_t r = 0; r < call.requests; ++r) {
-    if (call.indptr[r + 1] - call.indptr[r] > 1) return true;
+  for (int64_t r = 0; r < call.request_count(); ++r) {
+    if (call.request_tokens(r) > 1) return true;
   }
   return false;
 }
@@ -76,7 +75,7 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   params.q = lookup.q;
   params.out = static_cast<std::byte*>(call.out) +
                first * model.query_heads * model.head_dim * dtype_size(call.dtype);
-  params.lse = call.lse + first * model.query_heads;
+  params.lse = call.lse.from(first * model.query_heads);
   params.q_dtype = call.dtype;
   params.dtype = lookup.dtype;
   params.dim = lookup.dim;
@@ -105,11 +104,9 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
 
 // Selections that were known before, as many as another selector would make.
 Status CudaSession::count_known(const AttendCall& call) {
-  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
   int64_t blocks = 0;
-  for (int64_t r = 0; r < requests; ++r) {
-    const int64_t tokens =
-        call.indptr == nullptr ? call.tokens : call.indptr[r + 1] - call.indptr[r];
+  for (int64_t r = 0; r < call.request_count(); ++r) {
+    const int64_t tokens = call.request_tokens(r);
     blocks += block_ == 0 ? std::min<int64_t>(tokens, 1) : (tokens + block_ - 1) / block_;
   }
   return add_counters(&counters_[call.layer].selections, static_cast<unsigned long long>(blocks),

@@ -76,12 +76,13 @@ bool CudaSession::selects(int64_t layer) const {
 
 Status CudaSession::prepare(const SelectionRequest& request) {
   const ModelDescription& model = index_->metadata().model;
+  const ServedIndex& whole = index_->whole();
   SQZ_ASSIGN_OR_RETURN(
       PreparedSelector prepared,
-      prepare_selector({.metadata = index_->metadata(),
-                        .calibration = index_->calibration,
-                        .index = {.layers = index_->layers,
-                                  .tables = index_->tables,
+      prepare_selector({.metadata = whole.metadata(),
+                        .calibration = whole.calibration,
+                        .index = {.layers = whole.layers,
+                                  .tables = whole.tables,
                                   .group = model.group_size(),
                                   .scale = static_cast<float>(model.attention_scale),
                                   .kernels = nullptr},
@@ -138,7 +139,7 @@ void CudaSession::list_static_runs(const Selector& selector) {
     for (int64_t h = 0; selects(static_cast<int64_t>(l)) && h < index_->layers[l].kv_heads; ++h) {
       SelectQuery query;
       query.layer = static_cast<int64_t>(l);
-      query.kv_head = h;
+      query.kv_head = index_->first_head + h;
       HeadSelection found;
       found.runs = runs;
       (void)selector.select(query, workspace, found);  // it has nothing that could fail

@@ -30,9 +30,11 @@ std::vector<uint32_t> wanted_keys(const SelectionPlan& plan, int scope, const Se
     return wanted;
   }
   const std::vector<float>& shares = plan.head_keep[static_cast<size_t>(scope)];
+  const auto of_layer = static_cast<size_t>(index.whole().metadata().model.kv_heads);
   for (size_t i = 0; i < wanted.size(); ++i) {
     const auto slots = static_cast<double>(index.layers[i / heads].slots);
-    wanted[i] = static_cast<uint32_t>(std::llround(shares[i] * slots));
+    const size_t head = static_cast<size_t>(index.first_head) + i % heads;
+    wanted[i] = static_cast<uint32_t>(std::llround(shares[i / heads * of_layer + head] * slots));
   }
   return wanted;
 }

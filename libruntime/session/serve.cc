@@ -89,10 +89,8 @@ Status Session::check_window(const AttendCall& call) const {
 }
 
 bool Session::next_block(const AttendCall& call, BlockCursor& cursor, Block& block) const {
-  const int64_t requests = call.indptr == nullptr ? 1 : call.requests;
-  const auto end_of = [&](int64_t request) {
-    return call.indptr == nullptr ? call.tokens : call.indptr[request + 1];
-  };
+  const int64_t requests = call.request_count();
+  const auto end_of = [&](int64_t request) { return call.request_begin(request + 1); };
   while (cursor.request < requests && cursor.token == end_of(cursor.request)) ++cursor.request;
   if (cursor.request == requests) return false;
   const int64_t left = end_of(cursor.request) - cursor.token;
@@ -110,10 +108,10 @@ int64_t Session::count_blocks(const AttendCall& call) const {
 }
 
 Status Session::attend(const AttendCall& call) {
-  if (!index_->metadata().has_kv) {
+  if (!index_->metadata().has_kv && call.cache == nullptr) {
     return {Code::kUnsupported, concat(index_->file->path(),
-                                       ": keys and values: found none (the index was built "
-                                       "without them), expected an index with them")};
+                                       ": keys and values: found none (the index was built without "
+                                       "them), expected an index with them, or args.cache")};
   }
   SQZ_RETURN_IF_ERROR(check_window(call));
   SQZ_RETURN_IF_ERROR(load_queries(call, call.tokens));
@@ -160,7 +158,7 @@ Status Session::select_chunk(const AttendCall& call) {
     const int64_t row = (block.first * query_heads_ + head * group_) * dim_;
     const SelectQuery select = {
         .layer = call.layer,
-        .kv_head = head,
+        .kv_head = index_->first_head + head,
         .queries = (selector.before_rope() ? unroped_.get() : queries_) + row,
         .tokens = block.tokens,
         .token_stride = query_heads_ * dim_};
@@ -185,13 +183,22 @@ void Session::make_lists(const AttendCall& call) {
     KeyList& list = lists_[i];
     list.dtype = view.dtype;
     list.dim = dim_;
-    list.exact = rows(view.exact_keys, view.exact_values, head, view.exact);
-    list.exact.keys += selection.exact_skipped * row_bytes;
-    list.exact.values += selection.exact_skipped * row_bytes;
     list.exact_count = view.exact - selection.exact_skipped;
-    list.slots = rows(view.keys, view.values, head, view.slots);
     list.runs = selection.runs.first(static_cast<size_t>(selection.run_count));
     list.run_keys = selection.keys;
+    list.cache = call.cache;
+    if (call.cache != nullptr) {
+      list.cached = {.head = head,
+                     .positions = view.positions + head * view.slots,
+                     .exact_skipped = selection.exact_skipped,
+                     .sink = view.slots > 0 ? index_->metadata().sink : 0,
+                     .before_tail = index_->metadata().tokens - view.exact};
+    } else {
+      list.slots = rows(view.keys, view.values, head, view.slots);
+      list.exact = rows(view.exact_keys, view.exact_values, head, view.exact);
+      list.exact.keys += selection.exact_skipped * row_bytes;
+      list.exact.values += selection.exact_skipped * row_bytes;
+    }
     list.estimated = selection.estimated.first(static_cast<size_t>(selection.estimated_count));
     list.estimated_clusters = selection.estimated_clusters;
     if (selection.estimated_count == 0) continue;

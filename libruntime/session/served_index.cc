@@ -1,6 +1,89 @@
 #include "libruntime/session/served_index.h"
 
 namespace sqz {
+namespace {
+
+// Arrays are [Hkv, ...]: a range of heads is a part of them.
+class HeadRange {
+ public:
+  HeadRange(int64_t first, int64_t count) : first_(first), count_(count) {}
+
+  // each: elements of a head.
+  template <class T>
+  void narrow(const T*& array, int64_t each) const {
+    if (array != nullptr) array += first_ * each;
+  }
+  void narrow(const void*& array, int64_t bytes) const {
+    if (array != nullptr) array = static_cast<const std::byte*>(array) + first_ * bytes;
+  }
+  template <class T>
+  void narrow(std::vector<T>& array, int64_t heads) const {
+    const auto each = std::ssize(array) / heads;
+    array = {array.begin() + first_ * each, array.begin() + (first_ + count_) * each};
+  }
+
+  void narrow(LayerView& v) const {
+    const int64_t row = v.head_dim * dtype_size(v.dtype);
+    for (int k = 0; k < v.levels; ++k) {
+      narrow(v.level[k].centroids, v.level[k].clusters * row);
+      narrow(v.level[k].value_means, v.level[k].clusters * row);
+      narrow(v.level[k].offsets, v.level[k].clusters + 1);
+    }
+    narrow(v.positions, v.slots);
+    narrow(v.heavy, v.slots);
+    narrow(v.page_min, v.pages * row);
+    narrow(v.page_max, v.pages * row);
+    narrow(v.bucket_offsets, v.buckets + 1);
+    ClassifierView& c = v.classifier;
+    narrow(c.centroids, v.buckets * v.head_dim);
+    narrow(c.hidden_weight, c.hidden * v.head_dim);
+    narrow(c.hidden_bias, c.hidden);
+    narrow(c.output_weight, v.buckets * c.hidden);
+    narrow(c.output_bias, v.buckets);
+    narrow(v.keys, v.slots * row);
+    narrow(v.values, v.slots * row);
+    narrow(v.exact_keys, v.exact * row);
+    narrow(v.exact_values, v.exact * row);
+    v.kv_heads = count_;
+  }
+
+  void narrow(LayerTable& table, int64_t heads) const {
+    for (LevelTable& level : table.level) {
+      narrow(level.sizes, heads);
+      narrow(level.log_sizes, heads);
+    }
+    narrow(table.bucket_sizes, heads);
+    narrow(table.bucket_bias, heads);
+  }
+
+ private:
+  int64_t first_, count_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<const ServedIndex>> range_of_heads(std::shared_ptr<const ServedIndex> index,
+                                                          int64_t first, int64_t count) {
+  const ModelDescription& model = index->metadata().model;
+  const int64_t heads = model.kv_heads, group = model.group_size();
+  if (first < 0 || first >= heads || count < 0 || count > heads - first) {
+    return Status(Code::kInvalidArgument,
+                  concat("options.first_kv_head and kv_heads: found ", first, " and ", count,
+                         ", expected a range of the index's ", heads, " KV heads"));
+  }
+  if (count == 0) count = heads - first;
+  if (count == heads) return index;
+  auto part = std::make_shared<ServedIndex>(*index);
+  part->first_head = first;
+  part->of_range = index->metadata();
+  part->of_range->model.kv_heads = count;
+  part->of_range->model.query_heads = count * group;
+  part->of = std::move(index);
+  const HeadRange range(first, count);
+  for (LayerView& view : part->layers) range.narrow(view);
+  for (LayerTable& table : part->tables) range.narrow(table, heads);
+  return std::shared_ptr<const ServedIndex>(std::move(part));
+}
 
 Result<std::shared_ptr<const ServedIndex>> make_served_index(std::shared_ptr<const SqzFile> file) {
   auto index = std::make_shared<ServedIndex>();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "formats/sqz_file.h"
@@ -16,8 +17,20 @@ struct ServedIndex {
   std::vector<LayerTable> tables;
   Calibration calibration;  // without the tables that the index does not have
 
-  const IndexMetadata& metadata() const { return file->metadata(); }
+  // Of a range of KV heads: views, tables and the model are those of the range, and plans are made
+  // from the whole index, so that every rank makes the same. Null and 0 of a whole index.
+  std::shared_ptr<const ServedIndex> of;
+  int64_t first_head = 0;
+  std::optional<IndexMetadata> of_range;
+
+  const IndexMetadata& metadata() const { return of_range ? *of_range : file->metadata(); }
+  const ServedIndex& whole() const { return of != nullptr ? *of : *this; }
 };
+
+// KV heads [first, first + count) of a whole index; count 0: all from the first on. The index
+// itself if that is all. kInvalidArgument if it has no such heads.
+Result<std::shared_ptr<const ServedIndex>> range_of_heads(std::shared_ptr<const ServedIndex> index,
+                                                          int64_t first, int64_t count);
 
 // kCorrupt if an offset leads out of bounds. Reads all offsets: 4 bytes a cluster.
 Result<std::shared_ptr<const ServedIndex>> make_served_index(std::shared_ptr<const SqzFile> file);

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "libruntime/attention/engine_cache.h"
+#include "libruntime/attention/lse_rows.h"
 #include "libruntime/select/plan.h"
 #include "libruntime/select/selector.h"
 #include "libruntime/session/served_index.h"
@@ -24,16 +26,6 @@ struct SessionOptions {
   bool plain_kernels = false;
 };
 
-// Keys and values in an engine's own memory; see sqz_kv_cache.
-struct EngineCache {
-  const void* keys = nullptr;                                  // of the index's dtype
-  const void* values = nullptr;                                // the same strides
-  int64_t token_stride = 0, head_stride = 0, page_stride = 0;  // in elements
-  int64_t page_size = 0;                                       // tokens; 0 = one contiguous array
-  const int32_t* block_table = nullptr;                        // [ceil(N / page_size)]
-  int64_t pages = 0;                                           // in the engine's memory
-};
-
 // Validated by the C interface: shapes fit the index, tokens <= max_tokens, indptr in order,
 // tensors on the session's device.
 struct AttendCall {
@@ -42,13 +34,21 @@ struct AttendCall {
   DType dtype = DType::kF32;           // of q and out: F32, F16, BF16
   const void* q = nullptr;             // [T, Hq, d]
   void* out = nullptr;                 // [T, Hq, d]
-  float* lse = nullptr;                // [T, Hq]
+  LseRows lse;                         // of all rows
   const int64_t* positions = nullptr;  // [T] or null, on the host
   const int64_t* indptr = nullptr;     // [requests + 1] or null, on the host
   int64_t requests = 0;
   void* stream = nullptr;               // cudaStream_t; CUDA only
   const EngineCache* cache = nullptr;   // null = the index's own keys and values
   const void* q_before_rope = nullptr;  // [T, Hq, d] of `dtype`, or null
+
+  int64_t request_count() const { return indptr == nullptr ? 1 : requests; }
+  // The first token of request r; of request_count(), T. indptr may be part of a longer one.
+  int64_t request_begin(int64_t r) const {
+    if (indptr == nullptr) return r == 0 ? 0 : tokens;
+    return indptr[r] - indptr[0];
+  }
+  int64_t request_tokens(int64_t r) const { return request_begin(r + 1) - request_begin(r); }
 };
 
 // Sums over selections; see sqz_stats.

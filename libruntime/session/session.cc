@@ -64,15 +64,16 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
 }
 
 Status Session::prepare(const SelectionRequest& request) {
-  const SelectableIndex selectable = {.layers = index_->layers,
-                                      .tables = index_->tables,
+  const ServedIndex& whole = index_->whole();
+  const SelectableIndex selectable = {.layers = whole.layers,
+                                      .tables = whole.tables,
                                       .group = group_,
                                       .scale = scale_,
                                       .kernels = &kernels_};
   dense_ = make_dense_selector(selectable);
   SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared,
-                       prepare_selector({.metadata = index_->metadata(),
-                                         .calibration = index_->calibration,
+                       prepare_selector({.metadata = whole.metadata(),
+                                         .calibration = whole.calibration,
                                          .index = selectable,
                                          .path = index_->file->path()},
                                         request));

@@ -25,7 +25,12 @@ Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const Ser
   return missing();
 }
 
-Status merge_states(int, DType, int64_t, int64_t, void*, float*, const void*, const float*, void*) {
+Status merge_states(int, DType, int64_t, int64_t, void*, const LseRows&, const void*,
+                    const ConstLseRows&, void*) {
+  return missing();
+}
+
+Status clear_states(int, DType, int64_t, int64_t, void*, const LseRows&, void*) {
   return missing();
 }
 

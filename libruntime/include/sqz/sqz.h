@@ -19,12 +19,22 @@
  * Threads. An index may be used from any number of threads. A session serves one call at a time;
  * use one session per thread (they share the index).
  *
+ * Fork. A child process may use an index that was opened before fork(), as long as no other thread
+ * was inside this library then: it shares the mapped pages with its parent. Sessions, prepared
+ * calls and uploads belong to the process that made them. In a child they are refused with
+ * SQZ_UNSUPPORTED, and destroying them there frees nothing; make new ones. CUDA itself does not
+ * work in a child of a process that has used it.
+ *
  * Memory. Everything is allocated when a session is created; a sqz_attend() that succeeds allocates
  * nothing.
  *
  * Versions. Structs that you fill start with struct_size = sizeof(the struct): a library that is
  * newer or older than your header then knows which fields you have. New fields are only added at
  * the end; zero is always a valid default. A field that this library does not know must be zero.
+ *
+ * Tensor parallelism. Upload and session take a range of KV heads. A rank then holds and serves its
+ * own heads and the query heads that belong to them: wherever this header says Hkv and Hq, they are
+ * those of the range. What is read of each head is what a session of all heads reads.
  *
  * Null. A null pointer where one is required is SQZ_INVALID_ARGUMENT, never a crash. Closing or
  * destroying null does nothing.
@@ -81,7 +91,8 @@ SQZ_API const char* sqz_version(void);
 /* ---- Tensors -------------------------------------------------------------------------------- */
 
 /* A borrowed view of memory, laid out like DLPack's DLTensor, so that a pointer to one may be cast
- * to the other. Contiguous in row-major order: strides is null or says so. */
+ * to the other. Contiguous in row-major order: strides is null or says so. `lse` alone may have
+ * other strides, such as those of a [heads, tokens] array seen as [tokens, heads]. */
 typedef struct sqz_tensor {
   void* data;
   int32_t device_type; /* 1 = CPU, 2 = CUDA, as in DLPack */
@@ -157,6 +168,7 @@ typedef struct sqz_upload_options {
                              that is not there yet waits for it. Layers come in order */
   int32_t threads;        /* that copy; 0 = 12, or as many as the machine has */
   int32_t reserved;
+  int64_t first_kv_head, kv_heads; /* the range to upload; kv_heads 0 = all from the first on */
 } sqz_upload_options;
 
 /* Puts the index in the memory of a GPU, where sessions with device_type 2 find it. null options
@@ -248,6 +260,8 @@ typedef struct sqz_session_options {
   int64_t layer_scale_count;  /* entries of layer_scales; 0 without them */
   int32_t uniform_layers;     /* 1: all layers alike, whatever the index embeds */
   int32_t reserved;
+  int64_t first_kv_head, kv_heads; /* the range to serve; kv_heads 0 = all from the first on. On
+                                      CUDA both 0, or the range that was uploaded */
 } sqz_session_options;
 
 /* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates
@@ -259,9 +273,9 @@ SQZ_API sqz_status sqz_session_create(sqz_index* index, const sqz_session_option
                                       sqz_session** session);
 SQZ_API void sqz_session_destroy(sqz_session* session);
 
-/* The fixed context's keys and values in an engine's own memory on the GPU, in token order, of the
- * index's dtype: row t of head h begins at element h * head_stride + t * token_stride or, with
- * pages, at block_table[t / page_size] * page_stride + h * head_stride + t % page_size *
+/* The fixed context's keys and values in an engine's own memory, on the session's device, in token
+ * order, of the index's dtype: row t of head h begins at element h * head_stride + t * token_stride
+ * or, with pages, at block_table[t / page_size] * page_stride + h * head_stride + t % page_size *
  * token_stride. Rows must be 16-byte aligned. */
 typedef struct sqz_kv_cache {
   uint32_t struct_size; /* sizeof(sqz_kv_cache) */
@@ -269,8 +283,8 @@ typedef struct sqz_kv_cache {
   const void* keys;
   const void* values;                             /* laid out as keys */
   int64_t token_stride, head_stride, page_stride; /* in elements */
-  const int32_t* block_table; /* [ceil(N / page_size)], on the GPU; an entry outside 0 .. pages - 1
-                                 is read as 0 */
+  const int32_t* block_table; /* [ceil(N / page_size)], on the session's device; an entry outside
+                                 0 .. pages - 1 is read as 0 */
   int64_t pages;              /* in keys and in values */
 } sqz_kv_cache;
 
@@ -280,18 +294,23 @@ typedef struct sqz_attend_args {
   int64_t layer;       /* 0 .. layers - 1 */
   const sqz_tensor* q; /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
   sqz_tensor* out;     /* [T, Hq, d] dtype of q */
-  sqz_tensor* lse;     /* [T, Hq] f32, of scale * q.k over the keys that were read (or estimated);
-                          -infinity and out = 0 where none was */
+  sqz_tensor* lse;     /* [T, Hq] f32, any strides; of scale * q.k over the keys that were read (or
+                          estimated); -infinity and out = 0 where none was */
   const int64_t* positions; /* [T] token positions of the queries: needed by layers with a sliding
                                window (each >= N), else null is fine. Host memory, as indptr */
   const int64_t* indptr; /* [requests + 1], requests' first tokens in q, first 0, last T; null = one
                             request. Tokens of different requests never share a selection */
   int64_t requests;
   void* stream;              /* cudaStream_t on CUDA (null = the default stream); null on the CPU */
-  const sqz_kv_cache* cache; /* CUDA: read keys and values from here; null = from the index */
+  const sqz_kv_cache* cache; /* read keys and values from here; null = from the index */
   const sqz_tensor* q_before_rope; /* [T, Hq, d] dtype of q: the same queries before RoPE, for
                                       selector saap; null = turn q back by `positions` and the
                                       model's RoPE, which the index knows */
+  sqz_session* const* sessions; /* [requests] who serves each request, instead of `session`, which
+                                   may be null: sessions of one model and device, on one index or
+                                   several. A request whose entry is null has no context: lse =
+                                   -infinity, out = 0. Neighbours with the same session are served
+                                   together. Not with cache. null = `session` serves all */
 } sqz_attend_args;
 
 /* The state (out, lse) of each query over the fixed context. q, out and lse must not share memory.
@@ -299,9 +318,21 @@ typedef struct sqz_attend_args {
  * an index without keys and values. */
 SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args);
 
+/* A call whose arguments were checked once, to run many times. */
+typedef struct sqz_call sqz_call;
+
+/* Checks and keeps `args`. Tensors, positions and what the cache points to are read and written at
+ * each run, at the same addresses: they must stay. indptr, sessions and the structs themselves are
+ * copied. Destroy it before its sessions. */
+SQZ_API sqz_status sqz_call_create(sqz_session* session, const sqz_attend_args* args,
+                                   sqz_call** call);
+/* sqz_attend() with what was kept, for any layer. On CUDA it can be captured in a graph. */
+SQZ_API sqz_status sqz_call_run(sqz_call* call, int64_t layer);
+SQZ_API void sqz_call_destroy(sqz_call* call);
+
 /* Merges two states of the same queries over disjoint keys, in place into a:
  * out = (e^(lse_a) out_a + e^(lse_b) out_b) / (e^(lse_a) + e^(lse_b)), lse = log of the
- * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32. */
+ * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32, any strides. */
 SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                                     const sqz_tensor* lse_b);
 /* The same on a stream, a cudaStream_t, with all four tensors on one CUDA device (sqz_merge_states

@@ -16,6 +16,7 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
+#include "libruntime/attention/lse_rows.h"
 
 namespace sqz::cuda {
 
@@ -63,7 +64,7 @@ struct PrefillAttend {
   PrefillRuns selected;              // runs of slots
   const void* queries = nullptr;     // [T, Hq, d]
   void* out = nullptr;               // [T, Hq, d]; zeros where there are no keys
-  float* lse = nullptr;              // [T, Hq] natural log; -infinity where there are no keys
+  LseRows lse;                       // natural log; -infinity where there are no keys
   const uint32_t* faults = nullptr;  // [lists] out and lse are NaN where it is not 0; may be null
   // [lists, mask_stride]: which tokens of a block attend to each key of its list, exact keys
   // first: bit t for token t. Null: all do. Where they are there, faults has bits of tokens, too.

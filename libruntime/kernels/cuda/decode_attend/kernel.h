@@ -6,6 +6,7 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
+#include "libruntime/attention/lse_rows.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
 
 namespace sqz::cuda {
@@ -30,7 +31,7 @@ struct CacheSource {
 struct AttendParams {
   const void* q = nullptr;  // [requests, Hq, d] of q_dtype
   void* out = nullptr;      // [requests, Hq, d] of q_dtype
-  float* lse = nullptr;     // [requests, Hq]
+  LseRows lse;              // of all rows
   DType q_dtype = DType::kBF16;
   DType dtype = DType::kBF16;  // of keys and values: BF16 or F16
   int32_t dim = 0;             // 64, 96, 128 or 256

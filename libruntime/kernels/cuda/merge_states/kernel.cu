@@ -52,15 +52,34 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    clear_states_kernel(const __grid_constant__ MergeStatesParams p) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
+  int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  for (; row < p.rows; row += warps) {
+    for (int64_t c = lane; c < p.dim; c += 32) store(p.dtype, p.out_a, row * p.dim + c, 0);
+    if (lane == 0) p.lse_a[row] = -INFINITY;
+  }
+}
+
+Status launch(void (*kernel)(MergeStatesParams), const MergeStatesParams& params,
+              cudaStream_t stream) {
+  if (params.rows == 0) return {};
+  const int64_t blocks = (params.rows + kThreads / 32 - 1) / (kThreads / 32);
+  kernel<<<static_cast<unsigned>(std::min(blocks, kMostGrid)), kThreads, 0, stream>>>(params);
+  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
+  return {};
+}
+
 }  // namespace
 
 Status launch_merge_states(const MergeStatesParams& params, cudaStream_t stream) {
-  if (params.rows == 0) return {};
-  const int64_t blocks = (params.rows + kThreads / 32 - 1) / (kThreads / 32);
-  merge_states_kernel<<<static_cast<unsigned>(std::min(blocks, kMostGrid)), kThreads, 0, stream>>>(
-      params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
-  return {};
+  return launch(merge_states_kernel, params, stream);
+}
+
+Status launch_clear_states(const MergeStatesParams& params, cudaStream_t stream) {
+  return launch(clear_states_kernel, params, stream);
 }
 
 }  // namespace sqz::cuda

@@ -19,7 +19,7 @@ struct AttendParams {
   int32_t dim, kv_heads, group;
   float scale;             // of the logits, times log2(e)
   void* out;               // [T, Hq, d]
-  float* lse;              // [T, Hq]
+  LseRows lse;             // of all rows
   const uint32_t* faults;  // [lists] or null
   const uint32_t* masks;   // [lists, mask_stride] or null
   int64_t mask_stride;

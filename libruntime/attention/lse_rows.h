@@ -1,0 +1,52 @@
+// Where the lse of each row of a call is; row = token * Hq + query head. Host and device.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define SQZ_HOST_DEVICE __host__ __device__
+#else
+#define SQZ_HOST_DEVICE
+#endif
+
+namespace sqz {
+
+template <class Float>
+struct BasicLseRows {
+  Float* data = nullptr;
+  int64_t heads = 1;  // Hq, or 1: then every row is token_stride after the one before
+  int64_t token_stride = 1, head_stride = 0;  // in elements
+
+  BasicLseRows() = default;
+  BasicLseRows(Float* contiguous) : data(contiguous) {}  // implicit: [rows]
+  BasicLseRows(Float* at, int64_t query_heads, int64_t of_token, int64_t of_head)
+      : data(at), heads(query_heads), token_stride(of_token), head_stride(of_head) {
+    if (of_token != query_heads * of_head) return;
+    heads = 1;
+    token_stride = of_head;
+  }
+
+  operator BasicLseRows<const Float>() const {
+    BasicLseRows<const Float> same(data);
+    same.heads = heads;
+    same.token_stride = token_stride;
+    same.head_stride = head_stride;
+    return same;
+  }
+
+  SQZ_HOST_DEVICE Float& operator[](int64_t row) const {
+    if (heads == 1) return data[row * token_stride];
+    return data[row / heads * token_stride + row % heads * head_stride];
+  }
+  // From the first row of a token on.
+  BasicLseRows from(int64_t row) const {
+    BasicLseRows rest = *this;
+    rest.data += row / heads * token_stride;
+    return rest;
+  }
+};
+
+using LseRows = BasicLseRows<float>;
+using ConstLseRows = BasicLseRows<const float>;
+
+}  // namespace sqz

@@ -1,0 +1,123 @@
+// sqz_attend() and what goes with it: prepared calls, the selection alone, merging.
+#include <algorithm>
+
+#include "libruntime/attention/state.h"
+#include "libruntime/capi/call.h"
+#include "libruntime/capi/fence.h"
+#include "libruntime/capi/tensor.h"
+
+struct sqz_call {
+  sqz::capi::CheckedCall call;
+  std::vector<int64_t> indptr;
+  std::vector<sqz_session*> sessions;
+};
+
+namespace {
+
+using sqz::Code;
+using sqz::concat;
+using sqz::Status;
+using sqz::capi::CheckedCall;
+using sqz::capi::fence;
+
+constexpr int32_t kCuda = 2;  // DLDeviceType
+
+Status invalid(std::string message) {
+  return {Code::kInvalidArgument, std::move(message)};
+}
+
+}  // namespace
+
+extern "C" {
+
+sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args) {
+  return fence([&]() -> Status {
+    SQZ_ASSIGN_OR_RETURN(const CheckedCall call, CheckedCall::check(session, args, true));
+    return call.attend(call.layer());
+  });
+}
+
+sqz_status sqz_call_create(sqz_session* session, const sqz_attend_args* args, sqz_call** call) {
+  return fence([&]() -> Status {
+    if (call == nullptr) return invalid("call: found null, expected where to put the handle");
+    *call = nullptr;
+    SQZ_ASSIGN_OR_RETURN(CheckedCall checked, CheckedCall::check(session, args, true));
+    const auto indptr = checked.indptr();
+    const auto sessions = checked.sessions();
+    auto handle = std::make_unique<sqz_call>(
+        sqz_call{checked, {indptr.begin(), indptr.end()}, {sessions.begin(), sessions.end()}});
+    handle->call.use_copies(handle->indptr.data(), handle->sessions.data());
+    *call = handle.release();
+    return {};
+  });
+}
+
+sqz_status sqz_call_run(sqz_call* call, int64_t layer) {
+  return fence([&]() -> Status {
+    if (call == nullptr) return invalid("call: found null");
+    return call->call.attend(layer);
+  });
+}
+
+void sqz_call_destroy(sqz_call* call) {
+  delete call;
+}
+
+sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run* runs,
+                      int64_t capacity, int64_t* indptr, int64_t* count) {
+  return fence([&]() -> Status {
+    if (indptr == nullptr || count == nullptr) return invalid("indptr or count: found null");
+    if (capacity < 0 || (capacity > 0 && runs == nullptr)) {
+      return invalid(concat("runs: found null or capacity ", capacity, ", expected room for runs"));
+    }
+    SQZ_ASSIGN_OR_RETURN(const CheckedCall call, CheckedCall::check(session, args, false));
+    SQZ_ASSIGN_OR_RETURN(const auto heads, call.select());
+    int64_t need = 0;
+    for (const sqz::HeadSelection& head : heads) need += head.run_count;
+    *count = need;
+    if (need > capacity) {
+      return invalid(concat("capacity: found ", capacity, ", expected at least ", need));
+    }
+    indptr[0] = 0;
+    for (size_t h = 0; h < heads.size(); ++h) {
+      indptr[h + 1] = indptr[h] + heads[h].run_count;
+      std::transform(heads[h].runs.begin(), heads[h].runs.begin() + heads[h].run_count,
+                     runs + indptr[h], [](const sqz::KeyRun& run) {
+                       return sqz_run{run.first, run.length};
+                     });
+    }
+    return {};
+  });
+}
+
+sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
+                            const sqz_tensor* lse_b) {
+  return sqz_merge_states_on(out_a, lse_a, out_b, lse_b, nullptr);
+}
+
+sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
+                               const sqz_tensor* lse_b, void* stream) {
+  return fence([&]() -> Status {
+    using sqz::capi::check_tensor, sqz::capi::check_lse;
+    const bool cuda = out_a != nullptr && out_a->device_type == kCuda;
+    const int device = cuda ? out_a->device_id : -1;
+    if (!cuda && stream != nullptr) {
+      return invalid("stream: found a stream, expected null on the CPU");
+    }
+    SQZ_ASSIGN_OR_RETURN(const auto a, check_tensor(out_a, "out_a", {-1, -1, -1}, device));
+    const int64_t tokens = out_a->shape[0], heads = out_a->shape[1], dim = out_a->shape[2];
+    SQZ_ASSIGN_OR_RETURN(const auto b, check_tensor(out_b, "out_b", {tokens, heads, dim}, device));
+    SQZ_ASSIGN_OR_RETURN(const auto la, check_lse(lse_a, "lse_a", tokens, heads, device));
+    SQZ_ASSIGN_OR_RETURN(const auto lb, check_lse(lse_b, "lse_b", tokens, heads, device));
+    if (a.dtype != b.dtype) return invalid("out_b: found another dtype, expected that of out_a");
+    const sqz::ConstLseRows rows_b = lb.rows;
+    if (cuda) {
+      return sqz::cuda::merge_states(device, a.dtype, tokens * heads, dim, a.data, la.rows, b.data,
+                                     rows_b, stream);
+    }
+    if (sqz::merge_rows(a.dtype, tokens * heads, dim, a.data, la.rows, b.data, rows_b)) return {};
+    return Status(Code::kNumeric, "lse_a or lse_b: found NaN or +infinity, expected less");
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,291 @@
+#include "libruntime/capi/call.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "libruntime/capi/fence.h"
+#include "libruntime/capi/tensor.h"
+
+namespace sqz::capi {
+namespace {
+
+constexpr int32_t kCuda = 2;  // DLDeviceType
+
+Status invalid(std::string message) {
+  return {Code::kInvalidArgument, std::move(message)};
+}
+
+Status check_layer(int64_t layer, int64_t layers) {
+  if (layer >= 0 && layer < layers) return {};
+  return invalid(concat("layer: found ", layer, ", expected 0 to ", layers - 1));
+}
+
+Status check_indptr(const sqz_attend_args& args, int64_t tokens) {
+  if (args.indptr == nullptr) {
+    if (args.requests >= 0 && args.requests <= 1) return {};
+    return invalid(concat("indptr: found null, expected ", args.requests, " + 1 offsets"));
+  }
+  if (args.requests < 1) {
+    return invalid(concat("requests: found ", args.requests, ", expected at least 1 with indptr"));
+  }
+  if (args.indptr[0] != 0) {
+    return invalid(concat("indptr[0]: found ", args.indptr[0], ", expected 0"));
+  }
+  for (int64_t i = 1; i <= args.requests; ++i) {
+    if (args.indptr[i] < args.indptr[i - 1] || args.indptr[i] > tokens) {
+      return invalid(concat("indptr[", i, "]: found ", args.indptr[i], ", expected ",
+                            args.indptr[i - 1], " to ", tokens));
+    }
+  }
+  if (args.indptr[args.requests] != tokens) {
+    return invalid(concat("indptr[", args.requests, "]: found ", args.indptr[args.requests],
+                          ", expected ", tokens, ", the tokens of q"));
+  }
+  return {};
+}
+
+Result<EngineCache> read_cache(const sqz_kv_cache* in, const IndexMetadata& metadata) {
+  sqz_kv_cache cache;
+  SQZ_RETURN_IF_ERROR(read_struct(in, "args.cache", cache));
+  const auto refuse = [](const char* field, int64_t found, const char* expected) {
+    return invalid(concat("args.cache.", field, ": found ", found, ", expected ", expected));
+  };
+  if (cache.keys == nullptr || cache.values == nullptr) {
+    return invalid("args.cache: found null keys or values, expected both");
+  }
+  const bool paged = cache.page_size != 0;
+  if (cache.page_size < 0 || (cache.page_size & (cache.page_size - 1)) != 0) {
+    return refuse("page_size", cache.page_size, "0 or a power of two");
+  }
+  if (paged && (cache.block_table == nullptr || cache.pages < 1)) {
+    return refuse("pages", cache.pages, "at least 1, and a block_table, with a page_size");
+  }
+  if (cache.token_stride < metadata.model.head_dim || cache.token_stride % 8 != 0) {
+    return refuse("token_stride", cache.token_stride, "a multiple of 8 not below head_dim");
+  }
+  if (cache.head_stride < 0 || cache.head_stride % 8 != 0) {
+    return refuse("head_stride", cache.head_stride, "a multiple of 8");
+  }
+  if (paged && (cache.page_stride < 0 || cache.page_stride % 8 != 0)) {
+    return refuse("page_stride", cache.page_stride, "a multiple of 8");
+  }
+  return EngineCache{.keys = cache.keys,
+                     .values = cache.values,
+                     .token_stride = cache.token_stride,
+                     .head_stride = cache.head_stride,
+                     .page_stride = cache.page_stride,
+                     .page_size = cache.page_size,
+                     .block_table = cache.block_table,
+                     .pages = cache.pages,
+                     .tokens = metadata.tokens};
+}
+
+const ModelDescription& model_of(const ServingSession& session) {
+  return session.index().metadata().model;
+}
+
+// Sessions of one call look alike from outside.
+Status check_alike(const sqz_session& one, const sqz_session& other, int64_t request) {
+  const auto refuse = [&](Code code, const char* what) -> Status {
+    return {code, concat("sessions[", request, "]: found a session of another ", what,
+                         ", expected that of the sessions before it")};
+  };
+  SQZ_ASSIGN_OR_RETURN(const ServingSession* const a, session_here(&one));
+  SQZ_ASSIGN_OR_RETURN(const ServingSession* const b, session_here(&other));
+  if (one.model_fingerprint != other.model_fingerprint) return refuse(Code::kMismatch, "model");
+  if (a->device() != b->device()) return refuse(Code::kInvalidArgument, "device");
+  if (a->index().first_head != b->index().first_head ||
+      model_of(*a).kv_heads != model_of(*b).kv_heads) {
+    return refuse(Code::kInvalidArgument, "range of KV heads");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<CheckedCall> CheckedCall::check(sqz_session* session, const sqz_attend_args* in,
+                                       bool outputs) {
+  sqz_attend_args args;
+  SQZ_RETURN_IF_ERROR(read_struct(in, "args", args));
+  CheckedCall checked;
+  checked.session_ = session;
+  checked.sessions_ = args.sessions;
+  SQZ_RETURN_IF_ERROR(checked.check_sessions(args));
+  SQZ_RETURN_IF_ERROR(checked.check_tensors(args, outputs));
+  AttendCall& call = checked.call_;
+  SQZ_RETURN_IF_ERROR(check_indptr(args, call.tokens));
+  call.layer = args.layer;
+  call.stream = args.stream;
+  call.positions = args.positions;
+  call.indptr = args.indptr;
+  call.requests = args.requests;
+  SQZ_RETURN_IF_ERROR(checked.check_tokens());
+  if (checked.session_ == nullptr) return checked;
+  SQZ_ASSIGN_OR_RETURN(const ServingSession* const here, session_here(checked.session_));
+  const IndexMetadata& metadata = here->index().metadata();
+  SQZ_RETURN_IF_ERROR(check_layer(call.layer, metadata.model.layers));
+  if (args.cache != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(checked.cache_, read_cache(args.cache, metadata));
+    checked.cached_ = true;
+  }
+  return checked;
+}
+
+Status CheckedCall::check_sessions(const sqz_attend_args& args) {
+  if (sessions_ == nullptr) {
+    return session_here(session_).status();
+  }
+  if (args.cache != nullptr)
+    return invalid("args.cache: found a cache, expected null with sessions");
+  session_ = nullptr;
+  for (int64_t r = 0; r < std::max<int64_t>(args.requests, 1); ++r) {
+    if (sessions_[r] == nullptr) continue;
+    if (session_ == nullptr) session_ = sessions_[r];
+    SQZ_RETURN_IF_ERROR(check_alike(*session_, *sessions_[r], r));
+  }
+  return {};
+}
+
+Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
+  heads_ = dim_ = -1;
+  if (session_ != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(const ServingSession* const here, session_here(session_));
+    device_ = here->device();
+    heads_ = model_of(*here).query_heads;
+    dim_ = model_of(*here).head_dim;
+  } else if (args.q != nullptr && args.q->device_type == kCuda) {
+    device_ = args.q->device_id;
+  }
+  if (device_ < 0 && args.stream != nullptr) {
+    return invalid("args.stream: found a stream, expected null on the CPU");
+  }
+  SQZ_ASSIGN_OR_RETURN(const TensorView q, check_tensor(args.q, "q", {-1, heads_, dim_}, device_));
+  heads_ = args.q->shape[1];
+  dim_ = args.q->shape[2];
+  const int64_t tokens = q.first_dim;
+  const auto like_q = [&](const sqz_tensor* tensor, const char* name) -> Result<TensorView> {
+    SQZ_ASSIGN_OR_RETURN(const TensorView view,
+                         check_tensor(tensor, name, {tokens, heads_, dim_}, device_));
+    if (view.dtype == q.dtype) return view;
+    return invalid(concat(name, ": found another dtype, expected that of q"));
+  };
+  call_.tokens = tokens;
+  call_.dtype = q.dtype;
+  call_.q = q.data;
+  if (args.q_before_rope != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(const TensorView before, like_q(args.q_before_rope, "q_before_rope"));
+    call_.q_before_rope = before.data;
+  }
+  if (!outputs) return {};
+  SQZ_ASSIGN_OR_RETURN(const TensorView out, like_q(args.out, "out"));
+  SQZ_ASSIGN_OR_RETURN(const LseView lse, check_lse(args.lse, "lse", tokens, heads_, device_));
+  SQZ_RETURN_IF_ERROR(check_disjoint(q, "q", out, "out"));
+  SQZ_RETURN_IF_ERROR(check_disjoint(q, "q", lse.tensor, "lse"));
+  SQZ_RETURN_IF_ERROR(check_disjoint(out, "out", lse.tensor, "lse"));
+  call_.out = out.data;
+  call_.lse = lse.rows;
+  return {};
+}
+
+Status CheckedCall::check_tokens() const {
+  for (Neighbours n; n.end < call_.request_count();) {
+    n = neighbours(n.end);
+    if (n.session == nullptr) continue;
+    SQZ_ASSIGN_OR_RETURN(const ServingSession* const session, session_here(n.session));
+    const int64_t tokens = call_.request_begin(n.end) - call_.request_begin(n.first);
+    if (tokens > session->max_tokens()) {
+      return invalid(concat("q: found ", tokens, " tokens, expected at most ",
+                            session->max_tokens(), ", the session's max_tokens"));
+    }
+    for (int64_t r = n.first; r < n.end; ++r) {
+      if (call_.request_tokens(r) <= session->max_request_tokens()) continue;
+      return invalid(concat("q: found ", call_.request_tokens(r), " tokens of request ", r,
+                            ", expected at most ", session->max_request_tokens(),
+                            ", the session's max_request_tokens"));
+    }
+  }
+  return {};
+}
+
+CheckedCall::Neighbours CheckedCall::neighbours(int64_t first) const {
+  const int64_t requests = call_.request_count();
+  if (sessions_ == nullptr) return {session_, 0, requests};
+  Neighbours same{sessions_[first], first, first + 1};
+  while (same.end < requests && sessions_[same.end] == same.session) ++same.end;
+  return same;
+}
+
+AttendCall CheckedCall::part(const Neighbours& requests) const {
+  AttendCall part = call_;
+  const int64_t first = call_.request_begin(requests.first);
+  const int64_t row = first * heads_, bytes = row * dim_ * dtype_size(call_.dtype);
+  const auto shift = [&](const void* data) -> const std::byte* {
+    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + bytes;
+  };
+  part.tokens = call_.request_begin(requests.end) - first;
+  part.q = shift(call_.q);
+  part.q_before_rope = shift(call_.q_before_rope);
+  part.out = call_.out == nullptr ? nullptr : static_cast<std::byte*>(call_.out) + bytes;
+  part.lse = call_.lse.from(row);
+  if (call_.positions != nullptr) part.positions = call_.positions + first;
+  if (call_.indptr != nullptr) {
+    part.indptr = call_.indptr + requests.first;
+    part.requests = requests.end - requests.first;
+  }
+  part.cache = cached_ ? &cache_ : nullptr;
+  return part;
+}
+
+// Requests without a context.
+Status CheckedCall::clear(const AttendCall& call) const {
+  const int64_t rows = call.tokens * heads_;
+  if (device_ >= 0) {
+    return cuda::clear_states(device_, call.dtype, rows, dim_, call.out, call.lse, call.stream);
+  }
+  std::fill_n(static_cast<std::byte*>(call.out), rows * dim_ * dtype_size(call.dtype),
+              std::byte{0});
+  for (int64_t row = 0; row < rows; ++row) call.lse[row] = -INFINITY;
+  return {};
+}
+
+Status CheckedCall::attend(int64_t layer) const {
+  for (Neighbours n; n.end < call_.request_count();) {
+    n = neighbours(n.end);
+    AttendCall call = part(n);
+    call.layer = layer;
+    if (n.session == nullptr) {
+      SQZ_RETURN_IF_ERROR(clear(call));
+      continue;
+    }
+    SQZ_ASSIGN_OR_RETURN(ServingSession* const session, session_here(n.session));
+    SQZ_RETURN_IF_ERROR(check_layer(layer, model_of(*session).layers));
+    SQZ_RETURN_IF_ERROR(session->attend(call));
+  }
+  return {};
+}
+
+Result<std::span<const HeadSelection>> CheckedCall::select() const {
+  const Neighbours n = neighbours(0);
+  if (n.session == nullptr) {
+    return invalid("sessions[0]: found null, expected the session that selects");
+  }
+  SQZ_ASSIGN_OR_RETURN(ServingSession* const session, session_here(n.session));
+  return session->select(part(n));
+}
+
+std::span<const int64_t> CheckedCall::indptr() const {
+  if (call_.indptr == nullptr) return {};
+  return {call_.indptr, static_cast<size_t>(call_.requests) + 1};
+}
+
+std::span<sqz_session* const> CheckedCall::sessions() const {
+  if (sessions_ == nullptr) return {};
+  return {sessions_, static_cast<size_t>(call_.request_count())};
+}
+
+void CheckedCall::use_copies(const int64_t* indptr, sqz_session* const* sessions) {
+  if (call_.indptr != nullptr) call_.indptr = indptr;
+  if (sessions_ != nullptr) sessions_ = sessions;
+}
+
+}  // namespace sqz::capi
