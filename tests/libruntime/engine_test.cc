@@ -1,0 +1,498 @@
+// What engines need of the C ABI beyond one call for one index: calls over several sessions and
+// without a context, ranks of KV heads, an engine's own cache, prepared calls, fork().
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "tests/common/tiny_buckets.h"
+#include "tests/libruntime/c_index.h"
+
+namespace sqz {
+namespace {
+
+using runtime::make;
+using testing::Call;
+
+struct CloseIndex {
+  void operator()(sqz_index* index) const { sqz_index_close(index); }
+};
+struct DestroyCall {
+  void operator()(sqz_call* call) const { sqz_call_destroy(call); }
+};
+using Prepared = std::unique_ptr<sqz_call, DestroyCall>;
+
+Prepared prepare(sqz_session* session, const sqz_attend_args& args) {
+  sqz_call* call = nullptr;
+  EXPECT_EQ(sqz_call_create(session, &args, &call), SQZ_OK) << sqz_last_error();
+  return Prepared(call);
+}
+
+class Engine : public testing::CIndexTest {
+ protected:
+  // Another context of the same model.
+  static std::string other_path() { return directory_->file("other.sqz"); }
+  static void write_other(testing::TinyIndexOptions options) {
+    options.seed = 2;
+    ASSERT_TRUE(testing::write_tiny_index(other_path(), options).ok());
+  }
+};
+
+TEST_F(Engine, LseMayBeHeadsByTokens) {
+  const runtime::Index index(path());
+  runtime::Session session(index, testing::held_budget(0.2));
+  Call plain(5), turned(5);
+  session.attend(plain.args);
+  int64_t strides[] = {1, 5};
+  turned.lse_tensor.strides = strides;
+  session.attend(turned.args);
+  EXPECT_EQ(turned.out, plain.out);
+  for (int64_t t = 0; t < 5; ++t) {
+    for (int64_t h = 0; h < 4; ++h) EXPECT_EQ(turned.lse[h * 5 + t], plain.lse[t * 4 + h]);
+  }
+  // Merged with itself: the same out, lse + log 2, whichever way it lies.
+  Call copy(5);
+  copy.out = plain.out;
+  copy.lse = plain.lse;
+  ASSERT_EQ(
+      sqz_merge_states(&turned.out_tensor, &turned.lse_tensor, &copy.out_tensor, &copy.lse_tensor),
+      SQZ_OK);
+  for (int64_t t = 0; t < 5; ++t) {
+    for (int64_t h = 0; h < 4; ++h) {
+      EXPECT_NEAR(turned.lse[h * 5 + t], plain.lse[t * 4 + h] + std::log(2.0f), 1e-5f);
+    }
+  }
+}
+
+TEST_F(Engine, StridesOfLseKeepItsElementsApart) {
+  const runtime::Index index(path());
+  runtime::Session session(index, testing::held_budget(0.2));
+  std::vector<float> room(64);
+  for (const auto& [token, head, status] :
+       {std::tuple(4, 1, SQZ_OK), std::tuple(8, 2, SQZ_OK), std::tuple(1, 3, SQZ_OK),
+        std::tuple(3, 1, SQZ_INVALID_ARGUMENT), std::tuple(1, 2, SQZ_INVALID_ARGUMENT),
+        std::tuple(0, 1, SQZ_INVALID_ARGUMENT), std::tuple(-4, 1, SQZ_INVALID_ARGUMENT)}) {
+    Call call(3);
+    int64_t strides[] = {token, head};
+    call.lse_tensor.data = room.data();
+    call.lse_tensor.strides = strides;
+    EXPECT_EQ(sqz_attend(session.handle(), &call.args), status) << token << ' ' << head;
+  }
+  Call huge(3);
+  int64_t strides[] = {INT64_MAX / 2, 1};
+  huge.lse_tensor.strides = strides;
+  EXPECT_EQ(sqz_attend(session.handle(), &huge.args), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(Engine, RequestsOfSeveralIndexesAndOfNone) {
+  ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
+  const runtime::Index index(path()), other(other_path());
+  runtime::Session a(index, testing::held_budget(0.2)), b(other, testing::held_budget(0.3));
+  sqz_session* sessions[] = {a.handle(), nullptr, b.handle(), b.handle(), a.handle(), nullptr};
+  const int64_t indptr[] = {0, 2, 5, 6, 9, 9, 10};
+  Call all(10);
+  all.args.indptr = indptr;
+  all.args.requests = 6;
+  all.args.sessions = sessions;
+  ASSERT_EQ(sqz_attend(nullptr, &all.args), SQZ_OK) << sqz_last_error();
+  for (int64_t r = 0; r < 6; ++r) {
+    const int64_t first = indptr[r], tokens = indptr[r + 1] - first;
+    Call one(tokens);
+    one.q.assign(all.q.begin() + first * 64, all.q.begin() + (first + tokens) * 64);
+    one.q_tensor.data = one.q.data();
+    if (sessions[r] == nullptr) {
+      one.lse.assign(one.lse.size(), -INFINITY);
+    } else {
+      ASSERT_EQ(sqz_attend(sessions[r], &one.args), SQZ_OK) << sqz_last_error();
+    }
+    for (size_t i = 0; i < one.out.size(); ++i) {
+      ASSERT_NEAR(all.out[static_cast<size_t>(first * 64) + i], one.out[i], 1e-5f) << r;
+    }
+    for (size_t i = 0; i < one.lse.size(); ++i) {
+      const float lse = all.lse[static_cast<size_t>(first * 4) + i];
+      if (sessions[r] == nullptr) {
+        ASSERT_EQ(lse, -INFINITY) << r;
+      } else {
+        ASSERT_NEAR(lse, one.lse[i], 1e-5f) << r;
+      }
+    }
+  }
+  // A selection is of the first request.
+  all.args.out = nullptr;
+  all.args.lse = nullptr;
+  int64_t of_heads[3], count = 0;
+  std::vector<sqz_run> runs(10000);
+  EXPECT_EQ(sqz_select(nullptr, &all.args, runs.data(), 10000, of_heads, &count), SQZ_OK);
+  EXPECT_GT(count, 0);
+}
+
+TEST_F(Engine, NoRequestNeedsAContext) {
+  sqz_session* none[] = {nullptr};
+  Call call(3);
+  call.out.assign(call.out.size(), 7.0f);
+  call.args.sessions = none;
+  call.args.layer = 99;  // of no index
+  ASSERT_EQ(sqz_attend(nullptr, &call.args), SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(call.out, std::vector<float>(call.out.size(), 0.0f));
+  EXPECT_EQ(call.lse, std::vector<float>(call.lse.size(), -INFINITY));
+  int64_t indptr[3], count = 0;
+  EXPECT_EQ(sqz_select(nullptr, &call.args, nullptr, 0, indptr, &count), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(Engine, SessionsOfOneCallAreAlike) {
+  testing::TinyIndexOptions options = testing::c_index_options();
+  options.query_heads = 8;
+  options.kv_heads = 4;
+  ASSERT_NO_FATAL_FAILURE(write_other(options));
+  const runtime::Index index(path()), other(other_path());
+  runtime::Session a(index, testing::held_budget(0.2)), b(other, testing::held_budget(0.2));
+  auto half = testing::held_budget(0.2);
+  half.kv_heads = 1;
+  runtime::Session rank(index, half);
+  const int64_t indptr[] = {0, 1, 2};
+  for (const auto& [second, status] :
+       {std::pair(b.handle(), SQZ_MISMATCH), std::pair(rank.handle(), SQZ_INVALID_ARGUMENT)}) {
+    sqz_session* sessions[] = {a.handle(), second};
+    Call call(2);
+    call.args.indptr = indptr;
+    call.args.requests = 2;
+    call.args.sessions = sessions;
+    EXPECT_EQ(sqz_attend(nullptr, &call.args), status);
+    EXPECT_NE(std::strstr(sqz_last_error(), "sessions[1]"), nullptr) << sqz_last_error();
+  }
+}
+
+// Every rank reads of its heads what a session of all heads reads, and answers the same.
+void expect_ranks_agree(const std::string& path, sqz_session_options options, int64_t layer) {
+  SCOPED_TRACE(path);
+  const runtime::Index index(path);
+  constexpr int64_t kTokens = 3;
+  const std::vector<int64_t> positions = {5000, 5001, 5002};
+  options.threads = 1;
+  runtime::Session whole(index, options);
+  Call all(kTokens, 5, layer);
+  all.args.positions = positions.data();
+  whole.attend(all.args);
+  const auto selected = whole.select(all.args, 2);
+  const auto total = whole.stats(layer);
+  uint64_t bytes = 0;
+  for (int64_t head = 0; head < 2; ++head) {
+    options.first_kv_head = head;
+    options.kv_heads = head == 0 ? 1 : 0;  // 0: the rest
+    runtime::Session rank(index, options);
+    EXPECT_EQ(rank.stats().asked_budget, total.asked_budget);
+    Call own(kTokens, 5, layer);
+    own.out_shape[1] = own.lse_shape[1] = 2;
+    std::vector<float> q;
+    for (int64_t t = 0; t < kTokens; ++t) {
+      const float* from = all.q.data() + (t * 4 + head * 2) * 16;
+      q.insert(q.end(), from, from + 32);
+    }
+    own.q_tensor.data = q.data();
+    own.args.positions = positions.data();
+    rank.attend(own.args);
+    const auto mine = rank.select(own.args, 1);
+    ASSERT_EQ(mine[0].size(), selected[static_cast<size_t>(head)].size());
+    for (size_t i = 0; i < mine[0].size(); ++i) {
+      EXPECT_EQ(mine[0][i].first, selected[static_cast<size_t>(head)][i].first);
+      EXPECT_EQ(mine[0][i].length, selected[static_cast<size_t>(head)][i].length);
+    }
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (int64_t h = 0; h < 2; ++h) {
+        EXPECT_NEAR(own.lse[t * 2 + h], all.lse[t * 4 + head * 2 + h], 1e-5f);
+        for (int64_t c = 0; c < 16; ++c) {
+          ASSERT_NEAR(own.out[(t * 2 + h) * 16 + c], all.out[(t * 4 + head * 2 + h) * 16 + c],
+                      1e-5f);
+        }
+      }
+    }
+    bytes += rank.stats(layer).bytes_read;
+  }
+  EXPECT_EQ(bytes, total.bytes_read);
+}
+
+TEST_F(Engine, RanksOfKvHeads) {
+  testing::TinyIndexOptions clusters = testing::c_index_options();
+  clusters.key_calibration = clusters.heavy_hitters = true;
+  clusters.windows = {};
+  ASSERT_NO_FATAL_FAILURE(write_other(clusters));
+  for (const sqz_selector selector : {SQZ_SELECTOR_SQUEEZED, SQZ_SELECTOR_DENSE, SQZ_SELECTOR_IDEAL,
+                                      SQZ_SELECTOR_STREAM, SQZ_SELECTOR_H2O}) {
+    SCOPED_TRACE(sqz_selector_name(selector));
+    auto options = selector == SQZ_SELECTOR_DENSE ? runtime::dense_options()
+                                                  : runtime::options_for_budget(0.2);
+    options.selector = selector;
+    expect_ranks_agree(other_path(), options, 1);
+    if (selector != SQZ_SELECTOR_SQUEEZED && selector != SQZ_SELECTOR_IDEAL) continue;
+    options.rule = SQZ_RULE_BUDGET;
+    options.residual = selector == SQZ_SELECTOR_SQUEEZED ? SQZ_RESIDUAL_ESTIMATE : 0;
+    expect_ranks_agree(other_path(), options, 1);
+  }
+  expect_ranks_agree(path(), testing::held_budget(0.2), 1);  // a sliding window
+
+  testing::TinyIndexOptions pages = clusters;
+  pages.clusters = {};
+  pages.page_size = 16;
+  pages.key_calibration = pages.heavy_hitters = false;
+  ASSERT_NO_FATAL_FAILURE(write_other(pages));
+  auto quest = runtime::options_for_budget(0.3);
+  quest.dense_layers = -1;
+  expect_ranks_agree(other_path(), quest, 1);
+
+  testing::TinyQmodelOptions buckets;
+  buckets.head_dim = 16;
+  buckets.buckets = 12;
+  const testing::TemporaryDirectory dir;
+  ASSERT_TRUE(testing::write_tiny_buckets(dir.file("b"), testing::tiny_qmodel(buckets), 5000).ok());
+  auto saap = runtime::options_for_budget(0.3);
+  expect_ranks_agree(dir.file("b"), saap, 1);
+  saap.selector = SQZ_SELECTOR_KMEANS;
+  expect_ranks_agree(dir.file("b"), saap, 1);
+}
+
+TEST_F(Engine, RangesOfKvHeadsAreChecked) {
+  const runtime::Index index(path());
+  for (const auto& [first, count] :
+       {std::pair(-1, 1), std::pair(2, 0), std::pair(0, 3), std::pair(1, 2), std::pair(0, -1)}) {
+    auto options = testing::held_budget(0.2);
+    options.first_kv_head = first;
+    options.kv_heads = count;
+    sqz_session* session = nullptr;
+    EXPECT_EQ(sqz_session_create(index.handle(), &options, &session), SQZ_INVALID_ARGUMENT);
+    EXPECT_NE(std::strstr(sqz_last_error(), "2 KV heads"), nullptr) << sqz_last_error();
+  }
+}
+
+// The keys and values of a tiny index in an engine's memory: contiguous [Hkv, N, stride], or pages
+// [pages, Hkv, page, stride] in an order of their own.
+struct Cache {
+  Cache(const testing::TinyIndex& index, int64_t layer, int64_t page_size) {
+    const testing::TinyIndexOptions& o = index.options;
+    const int64_t stride = o.head_dim + 8;
+    const int64_t page = page_size == 0 ? o.tokens : page_size;
+    const int64_t count = (o.tokens + page - 1) / page;
+    args = make<sqz_kv_cache>();
+    args.page_size = static_cast<int32_t>(page_size);
+    args.token_stride = stride;
+    args.head_stride = page * stride;
+    args.page_stride = o.kv_heads * page * stride;
+    args.pages = count + 1;
+    for (int64_t p = 0; p < count; ++p)
+      table.push_back(static_cast<int32_t>((p * 7 + 3) % count + 1));
+    const std::vector<float>* from[] = {&index.layers[static_cast<size_t>(layer)].keys,
+                                        &index.layers[static_cast<size_t>(layer)].values};
+    for (int k = 0; k < 2; ++k) {
+      std::vector<float> rows(static_cast<size_t>((count + 1) * args.page_stride), 99.0f);
+      for (int64_t h = 0; h < o.kv_heads; ++h) {
+        for (int64_t t = 0; t < o.tokens; ++t) {
+          const int64_t at =
+              (page_size == 0 ? 0 : table[static_cast<size_t>(t / page)]) * args.page_stride +
+              h * args.head_stride + t % page * stride;
+          std::copy_n(from[k]->begin() + (h * o.tokens + t) * o.head_dim, o.head_dim,
+                      rows.begin() + at);
+        }
+      }
+      data[k] = testing::stored(o.dtype, rows);
+    }
+    args.keys = data[0].data();
+    args.values = data[1].data();
+    args.block_table = table.data();
+  }
+
+  std::vector<int32_t> table;
+  std::vector<std::byte> data[2];
+  sqz_kv_cache args;
+};
+
+TEST_F(Engine, CacheOnTheCpu) {
+  testing::TinyIndexOptions options = testing::c_index_options();
+  const auto made = testing::write_tiny_index(other_path(), options);
+  ASSERT_TRUE(made.ok());
+  const runtime::Index index(other_path());
+  options.has_kv = false;
+  ASSERT_TRUE(testing::write_tiny_index(path() + ".nokv", options).ok());
+  const runtime::Index without(path() + ".nokv");
+  std::vector<int64_t> positions(40);
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = 5000 + static_cast<int64_t>(i);
+  for (const int64_t layer : {0, 1}) {         // layer 1 has a sliding window
+    for (const int64_t tokens : {1, 3, 40}) {  // few rows, and tiles of them
+      for (const int64_t page_size : {0, 16, 1024}) {
+        SCOPED_TRACE(layer * 100000 + tokens * 10000 + page_size);
+        const Cache cache(*made, layer, page_size);
+        for (auto& session_options : {testing::held_budget(0.2), runtime::dense_options()}) {
+          Call own(tokens, 3, layer), cached(tokens, 3, layer), external(tokens, 3, layer);
+          for (Call* call : {&own, &cached, &external}) call->args.positions = positions.data();
+          cached.args.cache = external.args.cache = &cache.args;
+          runtime::Session(index, session_options).attend(own.args);
+          runtime::Session(index, session_options).attend(cached.args);
+          runtime::Session(without, session_options).attend(external.args);
+          EXPECT_EQ(cached.out, own.out);
+          EXPECT_EQ(cached.lse, own.lse);
+          EXPECT_EQ(external.out, own.out);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Engine, CacheOfARank) {
+  const auto made = testing::write_tiny_index(other_path(), testing::c_index_options());
+  ASSERT_TRUE(made.ok());
+  const runtime::Index index(other_path());
+  Cache cache(*made, 0, 64);
+  // The rank's engine has its own head alone: head 1 is at the front.
+  const int64_t bytes = cache.args.head_stride * 2;
+  cache.args.keys = cache.data[0].data() + bytes;
+  cache.args.values = cache.data[1].data() + bytes;
+  auto options = testing::held_budget(0.2);
+  options.first_kv_head = 1;
+  runtime::Session rank(index, options);
+  Call own(2), cached(2);
+  for (Call* call : {&own, &cached}) call->out_shape[1] = call->lse_shape[1] = 2;
+  cached.args.cache = &cache.args;
+  rank.attend(own.args);
+  rank.attend(cached.args);
+  EXPECT_EQ(cached.out, own.out);
+}
+
+TEST_F(Engine, PagesOutOfBoundsAreNotRead) {
+  const auto made = testing::write_tiny_index(other_path(), testing::c_index_options());
+  ASSERT_TRUE(made.ok());
+  const runtime::Index index(other_path());
+  runtime::Session session(index, runtime::dense_options());
+  Cache cache(*made, 0, 16);
+  cache.table[5] = -1;
+  cache.table[6] = 1 << 30;
+  Call call(2);
+  call.args.cache = &cache.args;
+  session.attend(call.args);  // AddressSanitizer looks on
+  cache.args.page_size = 12;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(Engine, PreparedCallsRunManyTimesAtAnyLayer) {
+  const runtime::Index index(path());
+  runtime::Session session(index, testing::held_budget(0.2));
+  const std::vector<int64_t> positions = {5000, 5001, 5002};
+  Call call(3);
+  Prepared prepared;
+  {
+    const int64_t indptr[] = {0, 1, 3};
+    Call arguments(3);
+    arguments.q_tensor.data = call.q.data();
+    arguments.out_tensor.data = call.out.data();
+    arguments.lse_tensor.data = call.lse.data();
+    arguments.args.positions = positions.data();
+    arguments.args.indptr = indptr;
+    arguments.args.requests = 2;
+    prepared = prepare(session.handle(), arguments.args);
+  }
+  for (int round = 0; round < 3; ++round) {
+    for (const int64_t layer : {0, 1}) {
+      Call plain(3, static_cast<uint64_t>(10 + round), layer);
+      const int64_t indptr[] = {0, 1, 3};
+      plain.args.positions = positions.data();
+      plain.args.indptr = indptr;
+      plain.args.requests = 2;
+      call.q = plain.q;  // the same address
+      session.attend(plain.args);
+      ASSERT_EQ(sqz_call_run(prepared.get(), layer), SQZ_OK) << sqz_last_error();
+      EXPECT_EQ(call.out, plain.out);
+      EXPECT_EQ(call.lse, plain.lse);
+    }
+  }
+  EXPECT_EQ(sqz_call_run(prepared.get(), 2), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_call_run(prepared.get(), -1), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_call_run(nullptr, 0), SQZ_INVALID_ARGUMENT);
+  sqz_call_destroy(nullptr);
+}
+
+TEST_F(Engine, PreparedCallsOfSeveralSessions) {
+  ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
+  const runtime::Index index(path()), other(other_path());
+  runtime::Session a(index, testing::held_budget(0.2)), b(other, testing::held_budget(0.2));
+  Call call(3), plain(3);
+  Prepared prepared;
+  {
+    sqz_session* sessions[] = {b.handle(), nullptr, a.handle()};
+    const int64_t indptr[] = {0, 1, 2, 3};
+    for (Call* each : {&call, &plain}) {
+      each->args.indptr = indptr;
+      each->args.requests = 3;
+      each->args.sessions = sessions;
+    }
+    prepared = prepare(nullptr, call.args);
+    ASSERT_EQ(sqz_attend(nullptr, &plain.args), SQZ_OK);
+  }
+  ASSERT_EQ(sqz_call_run(prepared.get(), 0), SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(call.out, plain.out);
+  EXPECT_EQ(call.lse, plain.lse);
+}
+
+TEST_F(Engine, PreparingChecksTheArguments) {
+  const runtime::Index index(path());
+  runtime::Session session(index, testing::held_budget(0.2));
+  Call call(3);
+  sqz_call* prepared = reinterpret_cast<sqz_call*>(8);
+  EXPECT_EQ(sqz_call_create(nullptr, &call.args, &prepared), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(prepared, nullptr);
+  EXPECT_EQ(sqz_call_create(session.handle(), nullptr, &prepared), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_call_create(session.handle(), &call.args, nullptr), SQZ_INVALID_ARGUMENT);
+  call.args.out = nullptr;
+  EXPECT_EQ(sqz_call_create(session.handle(), &call.args, &prepared), SQZ_INVALID_ARGUMENT);
+}
+
+// What a child of fork() finds; the bits that are missing from 15 say what failed.
+int look_from_child(sqz_index* index, sqz_session* session, sqz_call* prepared,
+                    const Call& expected) {
+  int good = 0;
+  Call call(2);
+  if (sqz_attend(session, &call.args) == SQZ_UNSUPPORTED &&
+      sqz_call_run(prepared, 0) == SQZ_UNSUPPORTED) {
+    good |= 1;
+  }
+  if (std::strstr(sqz_last_error(), "fork()") != nullptr) good |= 2;
+  auto options = testing::held_budget(0.2);
+  sqz_session* own = nullptr;
+  if (sqz_session_create(index, &options, &own) == SQZ_OK &&
+      sqz_attend(own, &call.args) == SQZ_OK && call.out == expected.out) {
+    good |= 4;
+  }
+  sqz_session_destroy(own);
+  sqz_call_destroy(prepared);
+  sqz_session_destroy(session);
+  sqz_index_close(index);
+  return good | 8;
+}
+
+TEST_F(Engine, AForkedChildSharesTheIndexAlone) {
+  sqz_index* opened = nullptr;
+  ASSERT_EQ(sqz_index_open(path().c_str(), SQZ_OPEN_MMAP, &opened), SQZ_OK);
+  const std::unique_ptr<sqz_index, CloseIndex> index(opened);
+  auto options = testing::held_budget(0.2);  // two threads, which a child does not have
+  sqz_session* session = nullptr;
+  ASSERT_EQ(sqz_session_create(opened, &options, &session), SQZ_OK);
+  Call expected(2);
+  ASSERT_EQ(sqz_attend(session, &expected.args), SQZ_OK);
+  sqz_call* prepared = prepare(session, expected.args).release();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    _exit(look_from_child(opened, session, prepared, expected));
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "the child hung or crashed";
+  EXPECT_EQ(WEXITSTATUS(status), 15);
+  // The parent goes on as if nothing had been.
+  Call again(2);
+  EXPECT_EQ(sqz_attend(session, &again.args), SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(again.out, expected.out);
+  sqz_call_destroy(prepared);
+  sqz_session_destroy(session);
+}
+
+}  // namespace
+}  // namespace sqz
