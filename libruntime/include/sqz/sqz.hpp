@@ -130,6 +130,23 @@ class Session {
   std::unique_ptr<sqz_session, Destroy> handle_;
 };
 
+// Arguments that were checked once, to run for any layer: see sqz_call_create().
+class Call {
+ public:
+  Call(Session& session, const sqz_attend_args& args) {
+    sqz_call* handle = nullptr;
+    check(sqz_call_create(session.handle(), &args, &handle));
+    handle_.reset(handle);
+  }
+  void run(int64_t layer) { check(sqz_call_run(handle_.get(), layer)); }
+
+ private:
+  struct Destroy {
+    void operator()(sqz_call* call) const noexcept { sqz_call_destroy(call); }
+  };
+  std::unique_ptr<sqz_call, Destroy> handle_;
+};
+
 // A contiguous CPU tensor over your memory. `shape` is borrowed: it must outlive the tensor.
 inline sqz_tensor f32_tensor(float* data, int64_t* shape, int32_t ndim) {
   sqz_tensor tensor{};

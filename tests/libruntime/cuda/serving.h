@@ -53,7 +53,8 @@ inline std::vector<int64_t> single_tokens(int64_t requests) {
   return indptr;
 }
 
-// A call on the GPU whose memory stays, so that it can be made again with other queries.
+// A call on the GPU whose memory stays, so that it can be made again with other queries. lse is
+// [heads, tokens] if the number of tokens is even.
 class DeviceCall {
  public:
   DeviceCall(const Served& served, int64_t layer, int64_t requests, DType dtype)
@@ -64,7 +65,9 @@ class DeviceCall {
         lse_(static_cast<size_t>(requests * served.options.query_heads)) {
     call = testing::make_call(layer, requests, q_.get(), options_);
     call.out = out_.get();
-    call.lse = lse_.get();
+    const int64_t heads = served.options.query_heads;
+    const bool turned = requests % 2 == 0;
+    call.lse = {lse_.get(), heads, turned ? 1 : heads, turned ? requests : 1};
   }
 
   void set_queries(const std::vector<float>& queries, cudaStream_t stream = nullptr) {
@@ -79,7 +82,11 @@ class DeviceCall {
     for (int64_t i = 0; i < call.tokens * row_; ++i) {
       output.out.push_back(static_cast<float>(reference::element(options_.dtype, out.data(), i)));
     }
-    output.lse = lse_.host();
+    const std::vector<float> lse = lse_.host();
+    const LseRows& rows = call.lse;
+    for (int64_t r = 0; r < std::ssize(lse); ++r) {
+      output.lse.push_back(lse[static_cast<size_t>(&rows[r] - rows.data)]);
+    }
     return output;
   }
 
