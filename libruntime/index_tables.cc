@@ -22,8 +22,16 @@ Status check_offsets(const uint32_t* offsets, int64_t n, int64_t end, const std:
   return {};
 }
 
-Status count_buckets(const LayerView& view, int64_t layer, const std::string& path,
-                     LayerTable& table) {
+// An array of the file as it is at this moment, for good.
+std::vector<uint32_t> take_copy(const uint32_t*& array, int64_t count) {
+  if (array == nullptr) return {};
+  std::vector<uint32_t> copy(array, array + count);
+  array = copy.data();  // which stays where it is when the vector moves
+  return copy;
+}
+
+Status count_buckets(LayerView& view, int64_t layer, const std::string& path, LayerTable& table) {
+  table.bucket_offsets = take_copy(view.bucket_offsets, view.kv_heads * (view.buckets + 1));
   table.bucket_sizes.resize(static_cast<size_t>(view.kv_heads * view.buckets));
   table.bucket_bias.resize(table.bucket_sizes.size());
   const std::string tensor = concat("layers.", layer, ".buckets.offsets");
@@ -42,14 +50,16 @@ Status count_buckets(const LayerView& view, int64_t layer, const std::string& pa
 
 }  // namespace
 
-Result<LayerTable> make_layer_table(const LayerView& view, int64_t layer, const std::string& path) {
+Result<LayerTable> make_layer_table(LayerView& view, int64_t layer, const std::string& path) {
   LayerTable table;
+  table.heavy = take_copy(view.heavy, view.kv_heads * view.slots);
   SQZ_RETURN_IF_ERROR(count_buckets(view, layer, path, table));
   for (int level = view.levels - 1; level >= 0; --level) {
-    const LevelView& v = view.level[level];
+    LevelView& v = view.level[level];
     const int64_t end = level + 1 < view.levels ? view.level[level + 1].clusters : view.slots;
     const std::string tensor = concat("layers.", layer, ".level.", level + 1, ".offsets");
     LevelTable& out = table.level[level];
+    out.offsets = take_copy(v.offsets, view.kv_heads * (v.clusters + 1));
     out.sizes.resize(static_cast<size_t>(view.kv_heads * v.clusters));
     out.log_sizes.resize(out.sizes.size());
     for (int64_t head = 0; head < view.kv_heads; ++head) {

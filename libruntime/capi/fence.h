@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "formats/base/status.h"
 #include "sqz/sqz.h"
@@ -24,11 +25,14 @@ int enum_number(const E& value) {
   return number;
 }
 
+// No version of this library has larger structs: what says so was not initialised.
+inline constexpr uint32_t kLargestStruct = 4096;
+
 // The struct that a caller passed is there and says how large it is.
 template <class T>
 Status check_struct_size(const T* in, const char* name) {
   if (in == nullptr) return {Code::kInvalidArgument, concat(name, ": found null")};
-  if (in->struct_size < sizeof(uint64_t)) {
+  if (in->struct_size < sizeof(uint64_t) || in->struct_size > kLargestStruct) {
     return {Code::kInvalidArgument, concat(name, ".struct_size: found ", in->struct_size,
                                            ", expected sizeof(the struct), ", sizeof(T))};
   }
@@ -71,6 +75,8 @@ sqz_status fence(const Body& body) noexcept {
     return status.ok() ? SQZ_OK : fail(status.code(), status.message().c_str());
   } catch (const std::bad_alloc&) {
     return fail(Code::kOutOfMemory, "out of memory");
+  } catch (const std::system_error& error) {  // a thread that cannot be started
+    return fail(Code::kIo, error.what());
   } catch (const std::exception& error) {
     return fail(Code::kInternal, error.what());
   } catch (...) {

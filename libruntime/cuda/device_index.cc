@@ -102,7 +102,7 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
                                               row * level.clusters),
                       .value_means = place.take(l, static_cast<const std::byte*>(level.value_means),
                                                 row * level.clusters),
-                      .offsets = place.take(l, level.offsets, heads * (level.clusters + 1) * 4),
+                      .offsets = place.take(l, table.level[k].offsets),
                       .sizes = place.take(l, table.level[k].sizes),
                       .log_sizes = place.take(l, table.level[k].log_sizes)};
     }
@@ -116,7 +116,7 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.page_offsets = place.take(l, page_offsets_[static_cast<size_t>(l)]);
     out.buckets = view.buckets;
     if (view.buckets > 0) {
-      out.bucket_offsets = place.take(l, view.bucket_offsets, heads * (view.buckets + 1) * 4);
+      out.bucket_offsets = place.take(l, table.bucket_offsets);
       out.bucket_sizes = place.take(l, table.bucket_sizes);
       out.classifier = place_classifier(view, table, l, place);
     }

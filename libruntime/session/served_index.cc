@@ -49,9 +49,12 @@ class HeadRange {
 
   void narrow(LayerTable& table, int64_t heads) const {
     for (LevelTable& level : table.level) {
+      narrow(level.offsets, heads);
       narrow(level.sizes, heads);
       narrow(level.log_sizes, heads);
     }
+    narrow(table.bucket_offsets, heads);
+    narrow(table.heavy, heads);
     narrow(table.bucket_sizes, heads);
     narrow(table.bucket_bias, heads);
   }
@@ -80,6 +83,7 @@ Result<std::shared_ptr<const ServedIndex>> range_of_heads(std::shared_ptr<const 
   part->of_range->model.query_heads = count * group;
   part->of = std::move(index);
   const HeadRange range(first, count);
+  // Views point to the whole index, which `of` keeps.
   for (LayerView& view : part->layers) range.narrow(view);
   for (LayerTable& table : part->tables) range.narrow(table, heads);
   return std::shared_ptr<const ServedIndex>(std::move(part));

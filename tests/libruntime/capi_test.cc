@@ -1,4 +1,5 @@
 // The C ABI as a host meets it: through libsqz.so, used rightly and wrongly.
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <thread>
@@ -327,6 +328,34 @@ TEST_F(CApi, OlderAndNewerStructs) {
   EXPECT_EQ(info->sink, 16);
   EXPECT_EQ(info->struct_size, sizeof(room));
   EXPECT_EQ(room[sizeof(room) - 1], 0);
+}
+
+TEST_F(CApi, StructSizesOfNoVersionAreRefused) {
+  auto info = make<sqz_index_info>();
+  info.struct_size = 0xcdcdcdcd;  // as memory is that nobody set
+  EXPECT_EQ(sqz_index_describe(index_->handle(), &info), SQZ_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(sqz_last_error(), "struct_size"), nullptr);
+  auto options = testing::held_budget(0.2);
+  options.struct_size = 1u << 30;
+  EXPECT_EQ(create(options), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(CApi, ShapesWhoseProductsOverflow) {
+  runtime::Session session(*index_, testing::held_budget(0.2));
+  const int64_t huge = int64_t{1} << 62;
+  int64_t strides[] = {huge, huge, 1};
+  Call call(3);
+  call.q_tensor.strides = strides;
+  for (const auto& shape : {std::array{huge, huge, huge}, std::array{int64_t{0}, huge, huge}}) {
+    std::copy(shape.begin(), shape.end(), call.out_shape);
+    std::copy_n(shape.begin(), 2, call.lse_shape);
+    EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+    sqz_session* none[] = {nullptr};  // any shape of q will do
+    call.args.sessions = none;
+    const sqz_status status = sqz_attend(nullptr, &call.args);
+    EXPECT_EQ(status, shape[0] == 0 ? SQZ_OK : SQZ_INVALID_ARGUMENT);
+    call.args.sessions = nullptr;
+  }
 }
 
 TEST_F(CApi, AttendRefusesWrongCalls) {

@@ -494,5 +494,54 @@ TEST_F(Engine, AForkedChildSharesTheIndexAlone) {
   sqz_session_destroy(session);
 }
 
+// What stands behind an index that is rewritten in place while it serves: AddressSanitizer looks
+// on.
+TEST_F(Engine, AnIndexRewrittenWhileItServes) {
+  testing::TinyIndexOptions clusters = testing::c_index_options();
+  clusters.heavy_hitters = true;
+  clusters.windows = {};
+  testing::TinyIndexOptions pages = clusters;
+  pages.clusters = {};
+  pages.page_size = 16;
+  pages.heavy_hitters = false;
+  for (const auto& options : {clusters, pages}) {
+    ASSERT_NO_FATAL_FAILURE(write_other(options));
+    const runtime::Index index(other_path());
+    const sqz_selector selectors[] = {SQZ_SELECTOR_AUTO, SQZ_SELECTOR_H2O, SQZ_SELECTOR_STREAM};
+    std::vector<runtime::Session> sessions;
+    for (const sqz_selector selector : selectors) {
+      if (selector == SQZ_SELECTOR_H2O && options.page_size > 0) continue;
+      auto held = testing::held_budget(0.3);
+      held.selector = selector;
+      held.rule = selector == SQZ_SELECTOR_AUTO && options.page_size == 0 ? SQZ_RULE_BUDGET : 0;
+      sessions.emplace_back(index, held);
+    }
+    const int64_t size = index.describe().file_bytes;
+    for (const int byte : {0xff, 0x7f, 0x3c}) {
+      FILE* file = std::fopen(other_path().c_str(), "r+");
+      ASSERT_NE(file, nullptr);
+      for (int64_t i = 0; i < size; ++i) std::fputc(byte, file);
+      std::fclose(file);
+      for (runtime::Session& session : sessions) {
+        for (const int64_t tokens : {1, 40}) {
+          Call call(tokens);
+          const sqz_status status = sqz_attend(session.handle(), &call.args);
+          EXPECT_TRUE(status == SQZ_OK || status == SQZ_NUMERIC) << sqz_last_error();
+        }
+      }
+      for (const sqz_selector selector : selectors) {  // sessions made afterwards
+        auto held = testing::held_budget(0.3);
+        held.selector = selector;
+        sqz_session* session = nullptr;
+        if (sqz_session_create(index.handle(), &held, &session) == SQZ_OK) {
+          Call call(2);
+          (void)sqz_attend(session, &call.args);
+        }
+        sqz_session_destroy(session);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sqz

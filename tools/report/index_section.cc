@@ -72,7 +72,7 @@ Status add_cluster_sizes(const SqzFile& file, HtmlPage& page) {
   std::vector<std::vector<std::string>> lines;
   std::vector<bool> used(34);  // bins
   for (int64_t l = 0; l < file.metadata().model.layers; ++l) {
-    const LayerView layer = file.layer(l);
+    LayerView layer = file.layer(l);
     SQZ_ASSIGN_OR_RETURN(const LayerTable table, make_layer_table(layer, l, file.path()));
     const std::vector<Part> parts = parts_of(layer, table);
     if (parts.empty()) continue;

@@ -60,9 +60,11 @@ std::shared_ptr<const ServedIndex> served_index(std::shared_ptr<const SqzFile> f
     served->layers.push_back(served->file->layer(l));
     LayerTable table;
     for (int k = 0; k < served->layers.back().levels; ++k) {
-      const auto count =
-          static_cast<size_t>(model.kv_heads * served->layers.back().level[k].clusters);
-      table.level[k] = {std::vector<uint32_t>(count), std::vector<float>(count)};
+      const auto heads = static_cast<size_t>(model.kv_heads);
+      const size_t count = heads * static_cast<size_t>(served->layers.back().level[k].clusters);
+      table.level[k] = {.offsets = std::vector<uint32_t>(count + heads),
+                        .sizes = std::vector<uint32_t>(count),
+                        .log_sizes = std::vector<float>(count)};
     }
     served->tables.push_back(std::move(table));
   }
