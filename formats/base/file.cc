@@ -1,12 +1,17 @@
 #include "formats/base/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -91,6 +96,12 @@ class PosixWriteFile : public WriteFile {
     return {};
   }
 
+  Status copy_mode(const std::string& path) override {
+    struct stat info {};
+    if (::stat(path.c_str(), &info) != 0) return {};
+    return ::fchmod(fd_, info.st_mode & 07777) == 0 ? Status() : io_error(path_, "fchmod", errno);
+  }
+
   Status sync() override { return ::fsync(fd_) == 0 ? Status() : io_error(path_, "fsync", errno); }
 
   Status close() override {
@@ -106,7 +117,8 @@ class PosixWriteFile : public WriteFile {
 class PosixEnv : public Env {
  public:
   Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) override {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    // A pipe would wait for a writer.
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return io_error(path, "open", errno);
     struct stat info {};
     if (::fstat(fd, &info) != 0) {
@@ -125,11 +137,17 @@ class PosixEnv : public Env {
   Result<std::unique_ptr<WriteFile>> create(const std::string& path) override {
     const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return io_error(path, "create", errno);
+    (void)::flock(fd, LOCK_EX | LOCK_NB);  // where the file system has no locks, none
     return std::unique_ptr<WriteFile>(new PosixWriteFile(path, fd));
   }
 
-  Status rename(const std::string& from, const std::string& to) override {
-    return ::rename(from.c_str(), to.c_str()) == 0 ? Status() : io_error(to, "rename", errno);
+  Status rename(const std::string& from, const std::string& to, bool replace) override {
+    const unsigned flags = replace ? 0 : RENAME_NOREPLACE;
+    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return {};
+    if (replace || (errno != EINVAL && errno != ENOSYS)) return io_error(to, "rename", errno);
+    // Not every file system can. A second name refuses to replace, too.
+    if (::link(from.c_str(), to.c_str()) != 0) return io_error(to, "link", errno);
+    return remove(from);
   }
 
   Status remove(const std::string& path) override {
@@ -138,18 +156,43 @@ class PosixEnv : public Env {
 
   Status sync_directory(const std::string& directory) override {
     const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return io_error(directory, "open", errno);
+    if (fd < 0) return errno == EACCES ? Status() : io_error(directory, "open", errno);
     const int result = ::fsync(fd);
     const int error = errno;
     ::close(fd);
-    return result == 0 ? Status() : io_error(directory, "fsync", error);
+    if (result == 0 || error == EINVAL || error == EROFS || error == ENOTSUP) return {};
+    return io_error(directory, "fsync", error);
   }
 
   bool exists(const std::string& path) override {
     struct stat info {};
     return ::lstat(path.c_str(), &info) == 0;
   }
+
+  std::string follow(const std::string& path) override {
+    struct stat info {};
+    if (::lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
+    const std::unique_ptr<char, decltype(&std::free)> end(::realpath(path.c_str(), nullptr),
+                                                          &std::free);
+    return end == nullptr ? path : end.get();
+  }
 };
+
+constexpr char kTemporary[] = ".tmp.";
+constexpr int kMostLeftovers = 1000;  // of one output and process number
+
+// "NAME.tmp.<digits>.<digits>".
+bool is_temporary(std::string_view name) {
+  const size_t at = name.rfind(kTemporary);
+  if (at == std::string_view::npos || at == 0) return false;
+  const std::string_view numbers = name.substr(at + sizeof(kTemporary) - 1);
+  const size_t dot = numbers.find('.');
+  const auto is_number = [](std::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  return dot != std::string_view::npos && is_number(numbers.substr(0, dot)) &&
+         is_number(numbers.substr(dot + 1));
+}
 
 std::string directory_of(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -181,10 +224,18 @@ Result<std::string> read_text_file(Env& env, const std::string& path, uint64_t l
 
 Result<AtomicFile> AtomicFile::create(Env& env, std::string path, bool replace) {
   if (!replace && env.exists(path)) return exists_error(path);
+  path = env.follow(path);
   static std::atomic<uint64_t> counter{0};
-  std::string temporary = concat(path, ".tmp.", ::getpid(), ".", counter.fetch_add(1));
-  SQZ_ASSIGN_OR_RETURN(auto file, env.create(temporary));
-  return AtomicFile(env, std::move(path), std::move(temporary), replace, std::move(file));
+  // A process of this number, in a container or long ago, may have left such a name.
+  for (int left = kMostLeftovers;; --left) {
+    std::string temporary = concat(path, kTemporary, ::getpid(), ".", counter.fetch_add(1));
+    auto file = env.create(temporary);
+    if (!file.ok() && file.status().code() == Code::kExists && left > 0) continue;
+    if (!file.ok()) return file.status();
+    AtomicFile out(env, std::move(path), std::move(temporary), replace, std::move(*file));
+    SQZ_RETURN_IF_ERROR(out.file_->copy_mode(out.path_));
+    return out;
+  }
 }
 
 AtomicFile::AtomicFile(Env& env, std::string path, std::string temporary, bool replace,
@@ -211,10 +262,28 @@ Status AtomicFile::commit() {
   SQZ_RETURN_IF_ERROR(file_->sync());
   SQZ_RETURN_IF_ERROR(file_->close());
   // A file that appeared while we wrote is as precious as one that was there when we started.
-  if (!replace_ && env_->exists(path_)) return exists_error(path_);
-  SQZ_RETURN_IF_ERROR(env_->rename(temporary_, path_));
+  const Status renamed = env_->rename(temporary_, path_, replace_);
+  if (renamed.code() == Code::kExists) return exists_error(path_);
+  SQZ_RETURN_IF_ERROR(renamed);
   temporary_.clear();
   return env_->sync_directory(directory_of(path_));
+}
+
+Result<std::vector<std::string>> find_leftovers(const std::string& directory) {
+  DIR* const entries = ::opendir(directory.c_str());
+  if (entries == nullptr) return io_error(directory, "opendir", errno);
+  std::vector<std::string> found;
+  while (const dirent* entry = ::readdir(entries)) {
+    if (!is_temporary(entry->d_name)) continue;
+    std::string path = concat(directory, "/", entry->d_name);
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (fd < 0) continue;
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) found.push_back(std::move(path));
+    ::close(fd);
+  }
+  ::closedir(entries);
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 }  // namespace sqz

@@ -47,6 +47,8 @@ class WriteFile {
   virtual ~WriteFile() = default;
   virtual const std::string& path() const = 0;
   virtual Status write(uint64_t offset, std::span<const std::byte> data) = 0;
+  // Gives the file the permissions of `path`, if that is there.
+  virtual Status copy_mode(const std::string&) { return {}; }
   virtual Status sync() = 0;
   virtual Status close() = 0;
 };
@@ -57,12 +59,16 @@ class Env {
   static Env& posix();  // the operating system; a process-wide object
 
   virtual Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) = 0;
-  // Creates `path`; kExists if it is there.
+  // Creates `path`, locked as long as it is open (flock); kExists if it is there.
   virtual Result<std::unique_ptr<WriteFile>> create(const std::string& path) = 0;
-  virtual Status rename(const std::string& from, const std::string& to) = 0;
+  // Without `replace`, kExists if `to` is there: the same step that renames finds out.
+  virtual Status rename(const std::string& from, const std::string& to, bool replace) = 0;
   virtual Status remove(const std::string& path) = 0;
+  // A file system or a folder that cannot be synced is no error: there is nothing more to do.
   virtual Status sync_directory(const std::string& directory) = 0;
   virtual bool exists(const std::string& path) = 0;
+  // Where a symbolic link to a file leads, at last; any other path as it is.
+  virtual std::string follow(const std::string& path) { return path; }
 };
 
 // The whole of a small file (JSON, text). Larger than `limit` bytes is kUnsupported.
@@ -72,7 +78,9 @@ Result<std::string> read_text_file(Env& env, const std::string& path,
 // One file on its way to being published. Destroyed without commit(), it removes its temporary.
 class AtomicFile {
  public:
-  // Creates "PATH.tmp.<pid>.<n>". If PATH exists and `replace` is false: kExists, nothing created.
+  // Creates "PATH.tmp.<pid>.<n>", next to what PATH leads to if it is a symbolic link, with the
+  // permissions of the file that it will replace. If PATH exists and `replace` is false: kExists,
+  // nothing created.
   static Result<AtomicFile> create(Env& env, std::string path, bool replace);
   AtomicFile(AtomicFile&&) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
@@ -94,5 +102,9 @@ class AtomicFile {
   bool replace_;
   std::unique_ptr<WriteFile> file_;
 };
+
+// The names in `directory` that AtomicFile gave to files whose writer is dead: no process holds
+// their lock.
+Result<std::vector<std::string>> find_leftovers(const std::string& directory);
 
 }  // namespace sqz

@@ -1,27 +1,20 @@
-// formats/base: status, checked arithmetic, JSON, element types, files, hashes.
+// formats/base: status, checked arithmetic, JSON, element types, hashes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 
 #include "formats/base/checked.h"
 #include "formats/base/dtype.h"
-#include "formats/base/file.h"
 #include "formats/base/hash.h"
 #include "formats/base/json.h"
-#include "tests/common/temporary_directory.h"
 
 namespace sqz {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::TemporaryDirectory;
 
 TEST(Status, CarriesCodeAndSentence) {
   const Status ok;
@@ -248,131 +241,6 @@ TEST(Hash, StreamEqualsOneShotHoweverItIsCut) {
     stream.update(all.subspan(cut));
     EXPECT_EQ(stream.digest(), xxh3_64(all)) << "cut at " << cut;
   }
-}
-
-std::string contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void put(const std::string& path, std::string_view text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
-TEST(File, ReadsAndMaps) {
-  TemporaryDirectory dir;
-  put(dir.file("a"), "hello");
-  const auto file = Env::posix().open_read(dir.file("a"));
-  ASSERT_TRUE(file.ok());
-  EXPECT_EQ((*file)->size(), 5u);
-  std::string out(3, '?');
-  ASSERT_TRUE((*file)->read(2, std::as_writable_bytes(std::span(out))).ok());
-  EXPECT_EQ(out, "llo");
-  const Status past = (*file)->read(3, std::as_writable_bytes(std::span(out)));
-  EXPECT_EQ(past.code(), Code::kCorrupt);
-  EXPECT_THAT(past.message(), HasSubstr("end at byte 5"));
-  const auto map = (*file)->map();
-  ASSERT_TRUE(map.ok());
-  EXPECT_EQ(static_cast<char>((*map)->bytes()[4]), 'o');
-}
-
-TEST(File, AnEmptyFileMapsToNothing) {
-  TemporaryDirectory dir;
-  put(dir.file("a"), "");
-  const auto file = Env::posix().open_read(dir.file("a"));
-  ASSERT_TRUE(file.ok());
-  const auto map = (*file)->map();
-  ASSERT_TRUE(map.ok());
-  EXPECT_TRUE((*map)->bytes().empty());
-}
-
-TEST(File, ErrorsNamePathAndCall) {
-  TemporaryDirectory dir;
-  Env& env = Env::posix();
-  const Status missing = env.open_read(dir.file("none")).status();
-  EXPECT_EQ(missing.code(), Code::kNotFound);
-  EXPECT_EQ(missing.message(), dir.file("none") + ": open: No such file or directory");
-  EXPECT_THAT(env.open_read(dir.path()).status().message(), HasSubstr("not a regular file"));
-  const Status nowhere = env.create(dir.file("no/such/dir")).status();
-  EXPECT_EQ(nowhere.code(), Code::kNotFound);
-  EXPECT_THAT(nowhere.message(), HasSubstr("create"));
-  put(dir.file("a"), "x");
-  EXPECT_EQ(env.create(dir.file("a")).status().code(), Code::kExists);
-  EXPECT_THAT(env.remove(dir.file("none")).message(), HasSubstr("unlink"));
-  EXPECT_THAT(env.rename(dir.file("none"), dir.file("b")).message(), HasSubstr("rename"));
-  EXPECT_FALSE(env.sync_directory(dir.file("none")).ok());
-}
-
-// What a full disk looks like to a program, from the kernel itself: a write beyond RLIMIT_FSIZE.
-TEST(File, AFailedWriteIsReported) {
-  TemporaryDirectory dir;
-  const auto file = Env::posix().create(dir.file("a"));
-  ASSERT_TRUE(file.ok());
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit old{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
-  const rlimit small{1000, old.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const Status status = (*file)->write(0, std::vector<std::byte>(4000));
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
-  EXPECT_EQ(status.code(), Code::kIo);
-  EXPECT_EQ(status.message(), dir.file("a") + ": write: File too large");
-}
-
-TEST(File, ReadTextFileHasALimit) {
-  TemporaryDirectory dir;
-  put(dir.file("a"), "hello");
-  EXPECT_EQ(*read_text_file(Env::posix(), dir.file("a")), "hello");
-  EXPECT_EQ(read_text_file(Env::posix(), dir.file("a"), 4).status().code(), Code::kUnsupported);
-}
-
-TEST(AtomicFile, PublishesWholeFilesOnly) {
-  TemporaryDirectory dir;
-  const std::string path = dir.file("out");
-  {
-    auto file = AtomicFile::create(Env::posix(), path, false);
-    ASSERT_TRUE(file.ok());
-    ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
-    EXPECT_FALSE(std::filesystem::exists(path));
-    ASSERT_TRUE(file->commit().ok());
-  }
-  EXPECT_EQ(contents(path), "new");
-  {
-    auto file = AtomicFile::create(Env::posix(), path, true);
-    ASSERT_TRUE(file.ok());
-    ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("x", 1))).ok());
-  }  // dropped without commit
-  EXPECT_EQ(contents(path), "new");
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
-}
-
-TEST(AtomicFile, RefusesToReplaceUnlessAsked) {
-  TemporaryDirectory dir;
-  const std::string path = dir.file("out");
-  put(path, "old");
-  const Status refused = AtomicFile::create(Env::posix(), path, false).status();
-  EXPECT_EQ(refused.code(), Code::kExists);
-  EXPECT_THAT(refused.message(), HasSubstr("--force"));
-  EXPECT_EQ(contents(path), "old");
-}
-
-TEST(AtomicFile, AFileThatAppearedMeanwhileIsKept) {
-  TemporaryDirectory dir;
-  const std::string path = dir.file("out");
-  {
-    auto file = AtomicFile::create(Env::posix(), path, false);
-    ASSERT_TRUE(file.ok());
-    put(path, "somebody else's");
-    EXPECT_EQ(file->commit().code(), Code::kExists);
-  }
-  EXPECT_EQ(contents(path), "somebody else's");
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
-}
-
-TEST(AtomicFile, AnUnwritableFolderIsAnError) {
-  const Status status = AtomicFile::create(Env::posix(), "/proc/sqz_test_out", false).status();
-  EXPECT_FALSE(status.ok());
-  EXPECT_THAT(status.message(), HasSubstr("create"));
 }
 
 }  // namespace

@@ -32,9 +32,9 @@ class FaultEnv : public Env {
     SQZ_ASSIGN_OR_RETURN(auto file, base_.create(path));
     return std::unique_ptr<WriteFile>(new Writer(hook_, std::move(file)));
   }
-  Status rename(const std::string& from, const std::string& to) override {
+  Status rename(const std::string& from, const std::string& to, bool replace) override {
     SQZ_RETURN_IF_ERROR(hook_("rename"));
-    return base_.rename(from, to);
+    return base_.rename(from, to, replace);
   }
   Status remove(const std::string& path) override { return base_.remove(path); }
   Status sync_directory(const std::string& directory) override {
@@ -42,6 +42,7 @@ class FaultEnv : public Env {
     return base_.sync_directory(directory);
   }
   bool exists(const std::string& path) override { return base_.exists(path); }
+  std::string follow(const std::string& path) override { return base_.follow(path); }
 
  private:
   class Reader : public ReadFile {
@@ -76,6 +77,7 @@ class FaultEnv : public Env {
       SQZ_RETURN_IF_ERROR(hook_("write"));
       return file_->write(offset + half, data.subspan(half));
     }
+    Status copy_mode(const std::string& path) override { return file_->copy_mode(path); }
     Status sync() override {
       SQZ_RETURN_IF_ERROR(hook_("sync"));
       return file_->sync();

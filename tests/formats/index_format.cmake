@@ -1,4 +1,5 @@
 sqz_test(format_base_test base_test.cc LABELS unit LINK sqz_base)
+sqz_test(format_file_test file_test.cc LABELS unit LINK sqz_base)
 sqz_test(format_index_test
   layers_file_test.cc model_description_test.cc qmodel_file_test.cc safetensors_test.cc
   sqz_buckets_test.cc sqz_file_test.cc sqz_layer_budgets_test.cc sqz_malformed_test.cc sqz_pages_test.cc

@@ -45,7 +45,7 @@ class MemoryEnv : public Env {
     return std::unique_ptr<ReadFile>(new File(path, bytes_));
   }
   Result<std::unique_ptr<WriteFile>> create(const std::string&) override { return refuse(); }
-  Status rename(const std::string&, const std::string&) override { return refuse(); }
+  Status rename(const std::string&, const std::string&, bool) override { return refuse(); }
   Status remove(const std::string&) override { return refuse(); }
   Status sync_directory(const std::string&) override { return refuse(); }
   bool exists(const std::string&) override { return true; }

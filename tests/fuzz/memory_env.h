@@ -16,7 +16,7 @@ class MemoryEnv : public Env {
   }
   bool exists(const std::string&) override { return true; }
   Result<std::unique_ptr<WriteFile>> create(const std::string&) override { return read_only(); }
-  Status rename(const std::string&, const std::string&) override { return read_only(); }
+  Status rename(const std::string&, const std::string&, bool) override { return read_only(); }
   Status remove(const std::string&) override { return read_only(); }
   Status sync_directory(const std::string&) override { return read_only(); }
 

@@ -235,7 +235,7 @@ class HoleEnv : public Env {
     return std::unique_ptr<ReadFile>(new File(std::move(file)));
   }
   Result<std::unique_ptr<WriteFile>> create(const std::string&) override { return refuse(); }
-  Status rename(const std::string&, const std::string&) override { return refuse(); }
+  Status rename(const std::string&, const std::string&, bool) override { return refuse(); }
   Status remove(const std::string&) override { return refuse(); }
   Status sync_directory(const std::string&) override { return refuse(); }
   bool exists(const std::string&) override { return false; }

@@ -1,0 +1,241 @@
+// formats/base/file.h: reading, and publishing whole files only.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "formats/base/file.h"
+#include "tests/common/temporary_directory.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::TemporaryDirectory;
+
+std::string contents(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void put(const std::string& path, std::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+TEST(File, ReadsAndMaps) {
+  TemporaryDirectory dir;
+  put(dir.file("a"), "hello");
+  const auto file = Env::posix().open_read(dir.file("a"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ((*file)->size(), 5u);
+  std::string out(3, '?');
+  ASSERT_TRUE((*file)->read(2, std::as_writable_bytes(std::span(out))).ok());
+  EXPECT_EQ(out, "llo");
+  const Status past = (*file)->read(3, std::as_writable_bytes(std::span(out)));
+  EXPECT_EQ(past.code(), Code::kCorrupt);
+  EXPECT_THAT(past.message(), HasSubstr("end at byte 5"));
+  const auto map = (*file)->map();
+  ASSERT_TRUE(map.ok());
+  EXPECT_EQ(static_cast<char>((*map)->bytes()[4]), 'o');
+}
+
+TEST(File, AnEmptyFileMapsToNothing) {
+  TemporaryDirectory dir;
+  put(dir.file("a"), "");
+  const auto file = Env::posix().open_read(dir.file("a"));
+  ASSERT_TRUE(file.ok());
+  const auto map = (*file)->map();
+  ASSERT_TRUE(map.ok());
+  EXPECT_TRUE((*map)->bytes().empty());
+}
+
+TEST(File, ErrorsNamePathAndCall) {
+  TemporaryDirectory dir;
+  Env& env = Env::posix();
+  const Status missing = env.open_read(dir.file("none")).status();
+  EXPECT_EQ(missing.code(), Code::kNotFound);
+  EXPECT_EQ(missing.message(), dir.file("none") + ": open: No such file or directory");
+  EXPECT_THAT(env.open_read(dir.path()).status().message(), HasSubstr("not a regular file"));
+  const Status nowhere = env.create(dir.file("no/such/dir")).status();
+  EXPECT_EQ(nowhere.code(), Code::kNotFound);
+  EXPECT_THAT(nowhere.message(), HasSubstr("create"));
+  put(dir.file("a"), "x");
+  EXPECT_EQ(env.create(dir.file("a")).status().code(), Code::kExists);
+  EXPECT_THAT(env.remove(dir.file("none")).message(), HasSubstr("unlink"));
+  EXPECT_THAT(env.rename(dir.file("none"), dir.file("b"), true).message(), HasSubstr("rename"));
+  EXPECT_FALSE(env.sync_directory(dir.file("none")).ok());
+}
+
+// What a full disk looks like to a program, from the kernel itself: a write beyond RLIMIT_FSIZE.
+TEST(File, AFailedWriteIsReported) {
+  TemporaryDirectory dir;
+  const auto file = Env::posix().create(dir.file("a"));
+  ASSERT_TRUE(file.ok());
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const rlimit small{1000, old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = (*file)->write(0, std::vector<std::byte>(4000));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_EQ(status.message(), dir.file("a") + ": write: File too large");
+}
+
+TEST(File, ReadTextFileHasALimit) {
+  TemporaryDirectory dir;
+  put(dir.file("a"), "hello");
+  EXPECT_EQ(*read_text_file(Env::posix(), dir.file("a")), "hello");
+  EXPECT_EQ(read_text_file(Env::posix(), dir.file("a"), 4).status().code(), Code::kUnsupported);
+}
+
+TEST(AtomicFile, PublishesWholeFilesOnly) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("out");
+  {
+    auto file = AtomicFile::create(Env::posix(), path, false);
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
+    EXPECT_FALSE(std::filesystem::exists(path));
+    ASSERT_TRUE(file->commit().ok());
+  }
+  EXPECT_EQ(contents(path), "new");
+  {
+    auto file = AtomicFile::create(Env::posix(), path, true);
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("x", 1))).ok());
+  }  // dropped without commit
+  EXPECT_EQ(contents(path), "new");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
+}
+
+TEST(AtomicFile, RefusesToReplaceUnlessAsked) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("out");
+  put(path, "old");
+  const Status refused = AtomicFile::create(Env::posix(), path, false).status();
+  EXPECT_EQ(refused.code(), Code::kExists);
+  EXPECT_THAT(refused.message(), HasSubstr("--force"));
+  EXPECT_EQ(contents(path), "old");
+}
+
+TEST(AtomicFile, AFileThatAppearedMeanwhileIsKept) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("out");
+  {
+    auto file = AtomicFile::create(Env::posix(), path, false);
+    ASSERT_TRUE(file.ok());
+    put(path, "somebody else's");
+    EXPECT_EQ(file->commit().code(), Code::kExists);
+  }
+  EXPECT_EQ(contents(path), "somebody else's");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
+}
+
+TEST(AtomicFile, AnUnwritableFolderIsAnError) {
+  const Status status = AtomicFile::create(Env::posix(), "/proc/sqz_test_out", false).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(status.message(), HasSubstr("create"));
+}
+
+TEST(AtomicFile, LeftoversOfTheSameProcessNumberAreNoObstacle) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("out");
+  std::string last = AtomicFile::create(Env::posix(), path, false)->temporary_path();
+  const size_t dot = last.rfind('.') + 1;
+  const int64_t number = std::stoll(last.substr(dot));
+  for (int64_t n = 1; n <= 3; ++n) put(last.substr(0, dot) + std::to_string(number + n), "left");
+  auto file = AtomicFile::create(Env::posix(), path, false);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_TRUE(file->commit().ok());
+}
+
+TEST(AtomicFile, OneOfTwoWritersWins) {
+  TemporaryDirectory dir;
+  for (int round = 0; round < 300; ++round) {
+    const std::string path = dir.file(std::to_string(round));
+    std::atomic<int> ready{0}, published{0}, refused{0};
+    const auto write = [&] {
+      auto file = AtomicFile::create(Env::posix(), path, false);
+      ++ready;
+      while (ready < 2) std::this_thread::yield();
+      if (!file.ok()) return;
+      const Status status = file->commit();
+      if (status.ok()) ++published;
+      if (status.code() == Code::kExists) ++refused;
+    };
+    std::thread other(write);
+    write();
+    other.join();
+    ASSERT_EQ(published, 1);
+    ASSERT_EQ(refused, 1);
+  }
+}
+
+TEST(AtomicFile, KeepsPermissionsAndSymbolicLinks) {
+  namespace fs = std::filesystem;
+  TemporaryDirectory dir;
+  fs::create_directory(dir.file("elsewhere"));
+  const std::string path = dir.file("out"), end = dir.file("elsewhere/real");
+  put(end, "old");
+  fs::permissions(end, fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink(end, path);
+  auto file = AtomicFile::create(Env::posix(), path, true);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
+  ASSERT_TRUE(file->commit().ok());
+  EXPECT_TRUE(fs::is_symlink(path));
+  EXPECT_EQ(contents(end), "new");
+  EXPECT_EQ(fs::status(end).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_FALSE(AtomicFile::create(Env::posix(), path, false).ok());
+}
+
+TEST(AtomicFile, AFolderThatCannotBeSyncedIsNoFailure) {
+  TemporaryDirectory dir;
+  std::filesystem::permissions(dir.path(), std::filesystem::perms{0333});  // nobody may list it
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+    auto file = AtomicFile::create(Env::posix(), dir.file("out"), false);
+    ::_exit(file.ok() && file->commit().ok() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  std::filesystem::permissions(dir.path(), std::filesystem::perms{0755});
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(std::filesystem::exists(dir.file("out")));
+}
+
+TEST(AtomicFile, LeftoversOfDeadWritersAreFound) {
+  TemporaryDirectory dir;
+  put(dir.file("a.sqz.tmp.12.0"), "of a dead build");
+  for (const char* other : {"a.sqz", "a.sqz.tmp.12", "a.sqz.tmp.12.x", ".tmp.1.2", "a.tmp.1.2.3"}) {
+    put(dir.file(other), "somebody's");
+  }
+  auto file = AtomicFile::create(Env::posix(), dir.file("a.sqz"), true);
+  ASSERT_TRUE(file.ok());
+  const auto found = find_leftovers(dir.path());
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(*found, std::vector{dir.file("a.sqz.tmp.12.0")});
+  EXPECT_EQ(find_leftovers(dir.file("none")).status().code(), Code::kNotFound);
+}
+
+TEST(File, APipeIsRefusedAtOnce) {
+  TemporaryDirectory dir;
+  ASSERT_EQ(::mkfifo(dir.file("pipe").c_str(), 0600), 0);
+  ::alarm(20);
+  const Status status = Env::posix().open_read(dir.file("pipe")).status();
+  ::alarm(0);
+  EXPECT_THAT(status.message(), HasSubstr("not a regular file"));
+}
+
+}  // namespace
+}  // namespace sqz
