@@ -36,6 +36,9 @@ class Reader : public CaptureReader {
       return {errno == ENOENT ? Code::kNotFound : Code::kIo,
               concat(path_, ": open: ", std::strerror(errno))};
     }
+    if (!S_ISREG(info.st_mode)) {  // HDF5 would wait for the writer of a pipe
+      return {Code::kInvalidArgument, concat(path_, ": not a regular file")};
+    }
     file_ = Hdf5Id(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT));
     if (!file_.ok()) return hdf5_error(path_, "not a readable HDF5 file");
     SQZ_RETURN_IF_ERROR(read_attributes());

@@ -67,6 +67,11 @@ class IndexToolTest : public ToolTest {
     return file;
   }
 
+  std::string built(const std::string& name) {
+    EXPECT_EQ(run(kTool, {"build", "--capture", capture(), "-o", path(name)}).code, 0);
+    return path(name);
+  }
+
   // `arguments` are refused with this code and a message with `part`; the folder is as it was.
   void expect_refused(const std::vector<std::string>& arguments, int code,
                       const std::string& part) {
@@ -289,6 +294,71 @@ TEST_F(IndexToolTest, OutputsThatCannotBeWritten) {
   expect_refused({"build", "--capture", file, "-o", "/proc/x.sqz"}, 3, "/proc/x.sqz");
 }
 
+TEST_F(IndexToolTest, AnOutputThatIsAnInputIsKept) {
+  const std::string file = capture(), before = read_all(file);
+  expect_refused({"build", "--capture", file, "-o", file, "--force"}, 2, "is an input");
+  std::filesystem::create_hard_link(file, path("same.h5"));
+  expect_refused({"build", "--capture", file, "-o", path("same.h5"), "--force"}, 2, "is an input");
+  EXPECT_EQ(read_all(file), before);
+  const std::string index = built("x.sqz");
+  expect_refused({"report", index, "-o", index, "--force"}, 2, "is an input");
+}
+
+TEST_F(IndexToolTest, AFullOrClosedStandardOutputIsAnError) {
+  const std::string index = built("x.sqz");
+  for (const std::string& command : {"info " + index, "info --json " + index, std::string("--help"),
+                                     std::string("--version"), "verify " + index}) {
+    for (const char* stdout_is : {" > /dev/full", " >&-"}) {
+      const ToolRun full = run("/bin/sh", {"-c", concat(kTool, " ", command, stdout_is)});
+      EXPECT_EQ(full.code, 1) << command << stdout_is;
+      EXPECT_THAT(full.err, HasSubstr("standard output")) << command << stdout_is;
+    }
+  }
+}
+
+TEST_F(IndexToolTest, EscapesAreShownNotSent) {
+  const ToolRun refused = run(kTool, {"info", path("\x1b[31mred\x07")});
+  EXPECT_THAT(refused.err, HasSubstr("\\x1b[31mred\\x07"));
+  const ToolRun usage = run(kTool, {"\x1b]0;title"});
+  EXPECT_THAT(usage.err, HasSubstr("\\x1b]0;title"));
+  const std::string index = built("\x1b[2J.sqz");
+  const ToolRun shown = run(kTool, {"verify", index});
+  EXPECT_THAT(shown.out, HasSubstr("\\x1b[2J.sqz"));
+  for (const ToolRun& each : {refused, usage, shown}) {
+    EXPECT_EQ((each.out + each.err).find('\x1b'), std::string::npos);
+  }
+}
+
+TEST_F(IndexToolTest, GcRemovesWhatKilledBuildsLeft) {
+  const std::string file = capture(4000);
+  const ToolRun killed = run(
+      kTool,
+      {"build", "--capture", file, "-o", path("x.sqz"), "--iterations", "10000",
+       "--level-fractions", "0.3"},
+      "", {}, [&](pid_t child) {
+        signal_when(child, SIGKILL, [&] { return files().find("x.sqz.tmp") != std::string::npos; });
+      });
+  EXPECT_EQ(killed.code, 1000 + SIGKILL);
+  ASSERT_THAT(files(), HasSubstr("x.sqz.tmp"));
+  const ToolRun named = run(kTool, {"gc", path(""), "--dry-run", "--json"});
+  EXPECT_EQ(named.last()["files"].size(), 1u) << named.out;
+  EXPECT_THAT(files(), HasSubstr("x.sqz.tmp"));
+  const ToolRun removed = run(kTool, {"gc", path("")});
+  EXPECT_THAT(removed.out, HasSubstr("x.sqz.tmp"));
+  EXPECT_EQ(files(), "capture.h5\n");
+  expect_refused({"gc", path("none")}, 3, "none");
+}
+
+TEST_F(IndexToolTest, PipesAreRefusedAtOnce) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"info", path("pipe")},
+        {"build", "--capture", path("pipe"), "-o", path("x.sqz")},
+        {"report", path("pipe"), "-o", path("x.html")}}) {
+    expect_refused(command, 2, "not a regular file");
+  }
+}
+
 TEST_F(IndexToolTest, CapturesThatCannotBeBuilt) {
   const std::string out = path("x.sqz");
   expect_refused({"build", "--capture", path("none.h5"), "-o", out}, 3, "none.h5");
@@ -355,7 +425,8 @@ TEST_F(IndexToolTest, ProgressCanBeForced) {
 // A long clustering is interrupted: it ends soon, with the right code and without a trace.
 TEST_F(IndexToolTest, SignalsStopABuildAndLeaveNothing) {
   const std::string file = capture(4000);
-  for (const auto& [signal, code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}}) {
+  for (const auto& [signal, code] :
+       {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}, std::pair{SIGHUP, 143}}) {
     const ToolRun stopped = run(kTool,
                                 {"build", "--capture", file, "-o", path("x.sqz"), "--iterations",
                                  "10000", "--level-fractions", "0.3"},

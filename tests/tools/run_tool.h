@@ -99,6 +99,7 @@ class ToolTest : public ::testing::Test {
                          std::freopen(out.c_str(), "w", stdout) &&
                          std::freopen(err.c_str(), "w", stderr);
       ::signal(SIGINT, SIG_DFL);
+      ::signal(SIGHUP, SIG_DFL);
       if (ready) ::execv(tool.c_str(), argv.data());
       ::_exit(127);
     }

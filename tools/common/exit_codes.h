@@ -11,7 +11,7 @@ enum ExitCode : int {
   kExitUsage = 2,          // options that cannot be used, together, with this input or machine
   kExitBadInput = 3,       // an input file is missing, broken, unsupported or of another model
   kExitResumable = 4,      // stopped, and the same command with --resume goes on
-  kExitInterrupted = 130,  // SIGINT; SIGTERM gives 143. Nothing half-written is left
+  kExitInterrupted = 130,  // SIGINT; SIGTERM and SIGHUP give 143. Nothing half-written is left
   kExitTerminated = 143,
 };
 

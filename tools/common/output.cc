@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
+#include <iostream>
 
 #include "tools/common/progress.h"
 
@@ -31,12 +33,30 @@ void Output::result(const JsonMembers& fields, const Rows& rows) const {
   size_t width = 0;
   for (const auto& [name, value] : rows) width = std::max(width, name.size());
   for (const auto& [name, value] : rows) {
-    write_stdout(concat(name, std::string(width - name.size() + 2, ' '), value, "\n"));
+    write_stdout(concat(name, std::string(width - name.size() + 2, ' '), printable(value), "\n"));
   }
 }
 
 void Output::text(const std::string& text) const {
   if (!json_) write_stdout(text);
+}
+
+Status finish_stdout() {
+  std::cout.flush();
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return {};
+  return {Code::kIo, concat("standard output: write: ",
+                            errno != 0 ? std::strerror(errno) : "an earlier write failed")};
+}
+
+std::string printable(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
+    out += control ? printed("\\x%02x", byte) : std::string(1, c);
+  }
+  return out;
 }
 
 Rows member_rows(const std::string& prefix, const JsonText& object) {

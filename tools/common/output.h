@@ -31,6 +31,11 @@ class Output {
   mutable bool has_result_ = false;
 };
 
+// What was written to stdout is there: kIo after a full disk or a closed pipe.
+Status finish_stdout();
+// Text for a terminal: control characters as \\x1b, so that a file cannot send the terminal
+// commands.
+std::string printable(const std::string& text);
 // A row for each member of an object, named PREFIX.KEY; none if it is no object.
 Rows member_rows(const std::string& prefix, const JsonText& object);
 // Numbers as printf writes them, at most 399 bytes.

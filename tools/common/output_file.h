@@ -2,12 +2,15 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "formats/base/status.h"
 
 namespace sqz {
 
-// Fails before the long work if `path` exists (without `force`) or could not be written.
-Status check_output(const std::string& path, bool force);
+// Fails before the long work if `path` exists (without `force`), is one of the `inputs` or could
+// not be written.
+Status check_output(const std::string& path, bool force,
+                    const std::vector<std::string>& inputs = {});
 
 }  // namespace sqz

@@ -98,7 +98,7 @@ void watch(std::string tool) {
 void watch_signals(const std::string& tool) {
   sem_init(&signalled, 0, 0);
   std::thread(watch, tool).detach();
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction action = {};
     sigaction(signal, nullptr, &action);
     if (action.sa_handler == SIG_IGN) continue;  // as nohup and shells ask for background jobs
@@ -146,7 +146,7 @@ void set_resumable(const std::string& checkpoint) {
 
 int stop_exit_code() {
   if (resumable) return kExitResumable;
-  return stop_signal == SIGTERM ? kExitTerminated : kExitInterrupted;
+  return stop_signal == SIGINT ? kExitInterrupted : kExitTerminated;
 }
 
 void protect_output(const std::string& path) {

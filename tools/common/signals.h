@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM: a tool stops within two seconds and leaves no temporary file.
+// SIGINT, SIGTERM and SIGHUP: a tool stops within two seconds and leaves no temporary file.
 //
 // A thread of its own waits for the signals. The first one raises the flag that stop_requested()
 // returns: work that looks at it unwinds, and destructors remove what was half-written. Work that

@@ -19,8 +19,8 @@ namespace {
 constexpr const char* kExitCodes =
     "Exit codes: 0 ok; 1 the system refused, an output exists, or a bug; 2 options that cannot be "
     "used, together or with this input or machine; 3 bad input file: missing, broken, unsupported "
-    "or of another model; 4 stopped, --resume goes on; 130, 143 stopped by SIGINT, SIGTERM: "
-    "nothing half-written is left.\n";
+    "or of another model; 4 stopped, --resume goes on; 130 stopped by SIGINT, 143 by SIGTERM or "
+    "SIGHUP: nothing half-written is left.\n";
 
 std::string footer(const std::string& examples) {
   return examples + "\n" + kExitCodes;
@@ -141,12 +141,15 @@ int Tool::parse(int argc, char** argv, bool& done) {
     return kExitOk;
   } catch (const CLI::Success& help) {  // --help, --version
     done = true;
-    return app_.exit(help);
+    const int code = app_.exit(help);
+    const Status written = finish_stdout();
+    if (!written.ok()) std::cerr << name_ << ": " << written.message() << '\n';
+    return written.ok() ? code : exit_code(written);
   } catch (const CLI::ParseError& error) {
     done = true;
     const auto chosen = app_.get_subcommands();
     const std::string help = chosen.empty() ? name_ : name_ + " " + chosen.front()->get_name();
-    std::cerr << name_ << ": " << problem(error.what(), argc, argv) << "\nRun '" << help
+    std::cerr << name_ << ": " << printable(problem(error.what(), argc, argv)) << "\nRun '" << help
               << " --help' for what can be given.\n";
     return kExitUsage;
   }
@@ -172,14 +175,15 @@ int Tool::main(int argc, char** argv) {
   return finish(run(), context.output);
 }
 
-int Tool::finish(const Status& status, const Output& output) const {
+int Tool::finish(const Status& found, const Output& output) const {
+  const Status status = found.ok() ? finish_stdout() : found;
   if (status.ok()) return kExitOk;
   // A command that has said its result and fails (verify, of a damaged file) has said why.
   if (!output.has_result()) {
     output.event("error", {{"code", code_name(status.code())}, {"message", status.message()}});
   }
   if (stop_requested()) return stop_exit_code();
-  spdlog::error("{}", status.message());
+  spdlog::error("{}", printable(status.message()));
   return exit_code(status);
 }
 

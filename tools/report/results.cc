@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <fstream>
 #include <sstream>
 
 #include "formats/json_fields.h"
@@ -185,7 +184,9 @@ class Reader {
 }  // namespace
 
 bool is_json_file(const std::string& path) {
-  return std::ifstream(path).peek() == '{';
+  const auto file = Env::posix().open_read(path);
+  std::byte first{};
+  return file.ok() && (*file)->read(0, {&first, 1}).ok() && first == std::byte{'{'};
 }
 
 Result<ToolResults> read_results(const std::string& path) {

@@ -61,9 +61,18 @@ void warn_if_nothing_saved(const BuildPlan& plan, const std::string& label) {
       label);
 }
 
+std::vector<std::string> inputs_of(const BuildArguments& arguments,
+                                   std::vector<std::string> inputs) {
+  inputs.insert(inputs.end(), {arguments.layers, arguments.qmodel});
+  inputs.insert(inputs.end(), arguments.calibrate_with.begin(), arguments.calibrate_with.end());
+  return inputs;
+}
+
 // Everything that can be refused is refused before the model is loaded.
-Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
+Status check_jobs(const std::vector<Job>& jobs, const Source& source,
                   const BuildArguments& arguments, const BuildOptions& options) {
+  const ModelDescription& model = source.model().description;
+  const std::vector<std::string> inputs = inputs_of(arguments, source.files());
   for (const Job& job : jobs) {
     const auto tokens = static_cast<int64_t>(job.tokens.ids.size());
     const auto plan = IndexBuilder::plan(model, tokens, options);
@@ -82,7 +91,7 @@ Status check_jobs(const std::vector<Job>& jobs, const ModelDescription& model,
       fs::create_directories(fs::path(job.output).parent_path(), error);
       if (error) return {Code::kIo, concat(job.output, ": create folder: ", error.message())};
     }
-    SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force));
+    SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force, inputs));
   }
   return {};
 }
@@ -239,7 +248,7 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
       const BuildOptions options,
       full_options(arguments, context.options, source.model().description, qmodel));
   SQZ_ASSIGN_OR_RETURN(const std::vector<Job> jobs, make_jobs(source, arguments));
-  SQZ_RETURN_IF_ERROR(check_jobs(jobs, source.model().description, arguments, options));
+  SQZ_RETURN_IF_ERROR(check_jobs(jobs, source, arguments, options));
   SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts,
                        calibration_prompts(arguments, source.model().description));
   if (arguments.dry_run) return dry_run(jobs, source.model(), arguments, options, context);
@@ -282,7 +291,8 @@ Status build_from_file(const BuildArguments& arguments, const ToolContext& conte
   SQZ_RETURN_IF_ERROR(check_capture(info, arguments.capture, options.tail));
   warn_if_nothing_saved(plan, arguments.capture);
   if (arguments.dry_run) return print_plan(plan, {}, options, tokens, 1, context);
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  SQZ_RETURN_IF_ERROR(
+      check_output(arguments.output, arguments.force, inputs_of(arguments, {arguments.capture})));
   Progress progress(context.progress_style(), "build");
   const IndexTarget target{arguments.output, arguments.force, options};
   SQZ_ASSIGN_OR_RETURN(const BuiltIndex index, build_from_capture(*capture, target, progress));

@@ -24,7 +24,7 @@ std::vector<T> copy(std::span<const T> data) {
 Status run_capture(const CaptureArguments& arguments, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
   SQZ_ASSIGN_OR_RETURN(FixedTokens tokens, source.tokens(source.documents()));
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, source.files()));
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
       load_runner(arguments.source.model, runner_options(arguments.source, context.options)));

@@ -37,7 +37,8 @@ Status run_prune(const PruneArguments& arguments, const ToolContext& context) {
     scales.assign(budgets.budget.begin(), budgets.budget.end());
     policy.layer_scales = scales;
   }
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  SQZ_RETURN_IF_ERROR(
+      check_output(arguments.output, arguments.force, {arguments.index, arguments.layers}));
   protect_output(arguments.output);
   SQZ_ASSIGN_OR_RETURN(const PruneReport report,
                        prune_index(Env::posix(), index, policy, arguments.output, arguments.force,

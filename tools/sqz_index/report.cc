@@ -81,7 +81,7 @@ Status write_page(const ReportArguments& arguments, const std::string& text) {
 }
 
 Status run_report(const ReportArguments& arguments, const ToolContext& context) {
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, arguments.files));
   HtmlPage page(arguments.title);
   Together together;
   std::vector<JsonText> inputs;

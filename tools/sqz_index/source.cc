@@ -59,4 +59,10 @@ Result<FixedTokens> Source::tokens(std::span<const Document> documents) const {
   return out;
 }
 
+std::vector<std::string> Source::files() const {
+  std::vector<std::string> out = {options_.tokens};
+  for (const Document& document : documents_) out.push_back(document.path);
+  return out;
+}
+
 }  // namespace sqz

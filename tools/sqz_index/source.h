@@ -40,6 +40,8 @@ class Source {
   const ModelConfig& model() const { return model_; }
   // Every file found under the arguments; empty if ids were given.
   const std::vector<Document>& documents() const { return documents_; }
+  // Every file that is read for its tokens.
+  std::vector<std::string> files() const;
   // The ids of `documents`, or of the NumPy file, checked against the model.
   Result<FixedTokens> tokens(std::span<const Document> documents) const;
 

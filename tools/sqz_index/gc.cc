@@ -1,0 +1,41 @@
+#include "formats/base/file.h"
+#include "tools/sqz_index/commands.h"
+
+namespace sqz {
+namespace {
+
+struct GcArguments {
+  std::string folder;
+  bool dry_run = false;
+};
+
+Status run_gc(const GcArguments& arguments, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const auto leftovers, find_leftovers(arguments.folder));
+  Rows rows;
+  for (const std::string& path : leftovers) {
+    if (!arguments.dry_run) SQZ_RETURN_IF_ERROR(Env::posix().remove(path));
+    rows.emplace_back(arguments.dry_run ? "left over" : "removed", path);
+  }
+  if (rows.empty()) rows.emplace_back("left over", "nothing");
+  context.output.result({{"files", leftovers}, {"removed", !arguments.dry_run}}, rows);
+  return {};
+}
+
+}  // namespace
+
+void add_gc_command(Tool& tool) {
+  const auto arguments = std::make_shared<GcArguments>();
+  CLI::App* app = tool.command(
+      "gc", "Remove what killed builds left in a folder.",
+      "Takes files named OUTPUT.tmp.PROCESS.N whose writer is dead: no process has them locked.\n"
+      "Folders below are not looked into.\n"
+      "\n"
+      "Result: files[], removed.\n"
+      "\n"
+      "Example:\n  sqz-index gc indexes/ --dry-run\n",
+      [arguments](const ToolContext& context) { return run_gc(*arguments, context); });
+  app->add_option("DIR", arguments->folder, "The folder")->required();
+  app->add_flag("--dry-run", arguments->dry_run, "Name them only");
+}
+
+}  // namespace sqz
