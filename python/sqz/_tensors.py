@@ -1,0 +1,100 @@
+"""Tensors of numpy, torch and others through DLPack: borrowed, never copied."""
+
+import ctypes as c
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from sqz import _library
+
+
+class DLPackTensor(Protocol):
+    """A numpy array, a torch tensor, or another that speaks DLPack."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> Any: ...
+
+
+Integers: TypeAlias = "Sequence[int] | np.ndarray[Any, Any]"
+
+_pointer_of = c.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = c.c_void_p
+_pointer_of.argtypes = [c.py_object, c.c_char_p]
+
+CPU, CUDA = 1, 2  # DLPack's numbers
+
+
+class Borrowed:
+    """A sqz_tensor over someone's memory, which stays there as long as this lives. `at`: its address."""
+
+    def __init__(self, name: str, tensor: DLPackTensor) -> None:
+        if not hasattr(tensor, "__dlpack__"):
+            raise TypeError(f"{name}: found {type(tensor).__name__}, expected a numpy array, a torch tensor or another "
+                            "that speaks DLPack")
+        try:
+            self.on_cpu = tensor.__dlpack_device__()[0] == CPU
+            # On a GPU the caller's stream orders the work; -1 asks the producer not to.
+            self._capsule = tensor.__dlpack__() if self.on_cpu else tensor.__dlpack__(stream=-1)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise ValueError(f"{name}: {error}") from None
+        self.at: int = _pointer_of(self._capsule, b"dltensor")
+        self.view = _library.Tensor.from_address(self.at)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.view.shape[:self.view.ndim])
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+        if self.view.strides:
+            return tuple(self.view.strides[:self.view.ndim])
+        return tuple(int(np.prod(self.shape[axis + 1:])) for axis in range(self.view.ndim))
+
+    def same_device(self, other: "Borrowed") -> bool:
+        return bool((self.view.device_type, self.view.device_id) == (other.view.device_type, other.view.device_id))
+
+
+def _is_torch(tensor: Any) -> Any:
+    """The module torch if the tensor is torch's; nobody else needs it imported."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(tensor, torch.Tensor) else None
+
+
+def empty(name: str, like: Any, shape: tuple[int, ...], float32: bool = False) -> Any:
+    """A tensor of the same kind and device, of its dtype or float32."""
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, np.float32 if float32 else like.dtype)
+    torch = _is_torch(like)
+    if torch is None:
+        raise TypeError(f"{name}: found None, expected a tensor: {type(like).__name__} is not of numpy or torch")
+    return torch.empty(shape, dtype=torch.float32 if float32 else like.dtype, device=like.device)
+
+
+def stream_of(tensor: Any) -> int | None:
+    """The stream on which torch works with this tensor; None, the default stream, for other tensors."""
+    torch = _is_torch(tensor)
+    return torch.cuda.current_stream(tensor.device).cuda_stream if torch is not None and tensor.is_cuda else None
+
+
+def integers(name: str, values: Integers) -> "np.ndarray[Any, Any]":
+    """Numbers in host memory as the library reads them, int64."""
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: found {array.dtype} of shape {list(array.shape)}, expected a sequence of integers")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def device_of(device: Any) -> tuple[int, int]:
+    """(type, number) as in DLPack of None, "cpu", a number, "cuda", "cuda:1" or a torch.device."""
+    if device is None or str(device) == "cpu":
+        return CPU, 0
+    text = str(device).removeprefix("cuda:") if not isinstance(device, bool) else ""
+    if text == "cuda":
+        return CUDA, 0
+    if not text.isdecimal():
+        raise ValueError(f'device: found {device!r}, expected "cpu", "cuda", "cuda:1" or a number')
+    return CUDA, int(text)

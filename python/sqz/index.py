@@ -1,0 +1,88 @@
+"""An open index: what it holds, checking it, and bringing it to a GPU."""
+
+import ctypes as c
+import os
+from dataclasses import dataclass
+
+from sqz import _library
+from sqz._arguments import head_range
+from sqz._handle import Handle
+from sqz._library import check, lib
+from sqz._tensors import CUDA, device_of
+
+_PARTITIONS = ("kmeans", "pages", "pruned", "buckets")
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """What an index says of itself."""
+
+    path: str
+    format_version: int
+    tokens: int  # N, length of the fixed context: the next token's position is N
+    sink: int  # first and
+    tail: int  # last tokens, always attended exactly
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    levels: int  # of the centroid tree; 0 = pages, or every layer is dense
+    attention_scale: float  # logits are scale * q.k
+    file_bytes: int
+    has_kv: bool  # False after `sqz-index build --no-kv`
+    partition: str  # "kmeans", "pages", "pruned" or "buckets"
+    page_size: int  # tokens of a page; 0 = no pages
+    dtype: str  # of keys, values and centroids: "bfloat16" or "float16"
+    producer: str  # "sqz 0.1.0"
+    architecture: str  # "LlamaForCausalLM"
+    model_fingerprint: str  # hexadecimal; equal for equal models
+    tokenizer_hash: str  # "" if the index was built from token ids
+    tokens_hash: str  # XXH3-64 of the token ids as little-endian int32, hexadecimal
+
+
+class Index(Handle):
+    """An index file. Any number of threads may use it; sessions keep what they need of it when it is closed.
+
+    path: the .sqz file. read: read it all into memory; else it is mapped, opening costs nothing that grows with it,
+    and a file that is cut while it is open, or a disk that fails, ends the process (SIGBUS).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], read: bool = False) -> None:
+        super().__init__(lib.sqz_index_close)
+        check(lib.sqz_index_open(os.fsencode(path), int(read), c.byref(self._pointer.at)))
+        raw = _library.IndexInfo()
+        check(lib.sqz_index_describe(self._pointer.at, c.byref(raw)))
+        fields = {name: getattr(raw, name) for name in IndexInfo.__dataclass_fields__ if hasattr(raw, name)}
+        texts = {name: value.decode() for name, value in fields.items() if isinstance(value, bytes)}
+        self.info = IndexInfo(**fields | texts | {
+            "path": os.fsdecode(path), "has_kv": bool(raw.has_kv), "partition": _PARTITIONS[raw.partition],
+            "dtype": "bfloat16" if raw.dtype_code == 4 else "float16"})
+        self._uploaded: dict[int, int] = {}  # KV heads by GPU
+
+    def verify(self) -> None:
+        """Checks every checksum and invariant; reads the whole file, on all cores. Error names the first problem."""
+        with self._pointer.lock:
+            self._check(lib.sqz_index_verify(self._pointer.at))
+
+    def upload(self, device: int | str = 0, kv_heads: tuple[int, int] | None = None, keys_values: bool = True,
+               background: bool = False, threads: int = 0) -> None:
+        """Puts the index in the memory of a GPU, where sessions on that device find it.
+
+        kv_heads: (first, count), a rank's own; None = all. keys_values=False: only centroids, offsets and positions,
+        for sessions that read the engine's cache. background: return as soon as the memory is there. threads that
+        copy: 0 = 12, or as many as the machine has.
+        """
+        kind, number = device_of(device)
+        if kind != CUDA:
+            raise ValueError(f"device: found {device!r}, expected a GPU")
+        first, count = head_range(kv_heads)
+        options = _library.UploadOptions(device_id=number, no_keys_values=not keys_values, background=background,
+                                         threads=threads, first_kv_head=first, kv_heads=count)
+        with self._pointer.lock:
+            self._check(lib.sqz_index_upload(self._pointer.at, c.byref(options)))
+        self._uploaded[number] = count or self.info.kv_heads
+
+    def unload(self, device: int | str = 0) -> None:
+        """Frees the GPU's memory once the sessions that use it are closed."""
+        with self._pointer.lock:
+            self._check(lib.sqz_index_unload(self._pointer.at, device_of(device)[1]))

@@ -1,0 +1,205 @@
+"""Serving attention over an index: sessions, and calls whose arguments are checked once."""
+
+import ctypes as c
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from operator import index as integer
+from typing import Any
+
+from sqz import _library
+from sqz._arguments import Arguments, doubles, head_range
+from sqz._handle import Handle, Pointer
+from sqz._library import INVALID_ARGUMENT, choice, lib
+from sqz._tensors import CUDA, DLPackTensor, Integers, device_of, empty
+from sqz.cache import KVCache
+from sqz.index import Index
+
+
+def _selectors() -> dict[str, int]:
+    names = {"auto": 255}
+    while name := lib.sqz_selector_name(len(names) - 1):
+        names[name.decode()] = len(names) - 1
+    return names
+
+
+_SELECTORS = _selectors()
+_RULES = {"threshold": 0, "budget": 1}
+_GROUPS = {"mean": 0, "max": 1, "any": 2}
+_RESIDUALS = {"drop": 0, "estimate": 1}
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What was asked and read since the session was made or reset."""
+
+    dense_fallback: bool  # selection was asked for, but everything is read: that costs no more
+    asked_budget: float  # fraction of the bytes, as given or resolved from keep; 1 if dense; 0 with thresholds
+    delivered_budget: float  # bytes_read / bytes_dense
+    asked_keep: float  # fraction of the clustered keys; 1 if dense; 0 with thresholds
+    delivered_keep: float  # keys_read / keys_possible
+    selections: int  # (layer, block of query tokens) pairs served
+    keys_read: int  # clustered keys, summed over KV heads and selections
+    keys_possible: int
+    bytes_read: int  # keys, values, centroids, value means, first and last tokens
+    bytes_dense: int  # what dense attention would have read
+    least_budget: float  # a lower budget cannot be delivered
+
+
+class Session(Handle):
+    """Attends to an index. It serves one call at a time: other threads wait, so give each thread its own.
+
+    index: an open Index; for a GPU one that was uploaded there. It may be closed before its sessions.
+    selector: "auto" (what the index was built for), "squeezed", "dense", "quest", "ideal", "stream", "window", "h2o",
+        "saap" or "kmeans". Unless it is dense, give one of the next three.
+    budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
+        level in use, coarse to fine.
+    rule: "threshold" or "budget". group: "mean", "max" or "any". residual: "drop" or "estimate".
+    levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
+    dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
+    layer_scales: each layer's keep as a multiple of the average. uniform_layers: all alike, whatever the index says.
+    max_tokens: most query tokens of a call, 0 = 4096. max_request_tokens: of one request, 0 = max_tokens.
+    threads: of the CPU, 0 = all cores. device: None or "cpu", a number, "cuda" or "cuda:1".
+    kv_heads: (first, count), those of one rank of tensor parallelism; None = all.
+    """
+
+    def __init__(self, index: Index, selector: str = "auto", budget: float | None = None, keep: float | None = None,
+                 thresholds: Sequence[float] | None = None, rule: str = "threshold", group: str = "mean",
+                 residual: str = "drop", levels: int = 0, block: int = 0, dense_layers: int = 0,
+                 layer_scales: Sequence[float] | None = None, uniform_layers: bool = False, max_tokens: int = 0,
+                 max_request_tokens: int = 0, threads: int = 0, device: int | str | None = None,
+                 kv_heads: tuple[int, int] | None = None) -> None:
+        device_type, device_id = device_of(device)
+        first, count = head_range(kv_heads)
+        scales = doubles("layer_scales", layer_scales)
+        options = _library.SessionOptions(
+            device_type=device_type, device_id=device_id, selector=choice("selector", selector, _SELECTORS),
+            rule=choice("rule", rule, _RULES), group=choice("group", group, _GROUPS),
+            residual=choice("residual", residual, _RESIDUALS), levels=levels, budget=budget or 0, keep=keep or 0,
+            thresholds=doubles("thresholds", thresholds), block=block, max_tokens=max_tokens, threads=threads,
+            dense_layers=dense_layers, max_request_tokens=max_request_tokens, layer_scales=scales,
+            layer_scale_count=len(scales or ()), uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count)
+        self.index = index
+        on_gpu = index._uploaded.get(device_id) if device_type == CUDA else None
+        self.kv_heads = count or on_gpu or index.info.kv_heads
+        self._calls = calls = weakref.WeakSet[Pointer]()
+
+        def destroy(at: c.c_void_p) -> None:
+            for call in list(calls):  # the library wants them to go first
+                call.release()
+            lib.sqz_session_destroy(at)
+
+        super().__init__(destroy)
+        with index._pointer.lock:
+            index._check(lib.sqz_session_create(index._pointer.at, c.byref(options), c.byref(self._pointer.at)))
+
+    def attend(self, layer: int, q: DLPackTensor, out: Any = None, lse: Any = None, positions: Integers | None = None,
+               indptr: Integers | None = None, stream: int | None = None, cache: KVCache | None = None,
+               q_before_rope: DLPackTensor | None = None) -> tuple[Any, Any]:
+        """Attention of queries over the fixed context: (out, lse), which merge_states() joins with your own.
+
+        layer: 0 to info.layers - 1. q: [tokens, query heads, head_dim] float32, float16 or bfloat16, after RoPE at
+        positions from info.tokens on, not scaled. out: as q. lse: [tokens, query heads] float32, natural logarithm,
+        any strides; what is None is made. positions: one for each token, which layers with a sliding window need.
+        indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
+        number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
+        before its work is done. cache: keys and values in the engine's memory. q_before_rope: for selector saap.
+        Error with status 8 names a token and head whose query is NaN or infinite; on a GPU the rows become NaN.
+        """
+        out, lse = _results(q, out, lse)
+        args = self._arguments(layer, q, out, lse, positions, indptr, stream, cache, q_before_rope)
+        with self._pointer.lock:
+            status = lib.sqz_attend(self._pointer.at, c.byref(args.struct))
+        self._check(status)
+        return out, lse
+
+    def prepare(self, q: DLPackTensor, out: DLPackTensor, lse: DLPackTensor, positions: Integers | None = None,
+                indptr: Integers | None = None, stream: int | None = None, cache: KVCache | None = None,
+                q_before_rope: DLPackTensor | None = None) -> "Call":
+        """attend() with arguments that are checked once: run what it returns with a layer, as often as you like."""
+        return Call(self, self._arguments(0, q, out, lse, positions, indptr, stream, cache, q_before_rope))
+
+    def select(self, layer: int, q: DLPackTensor, positions: Integers | None = None, indptr: Integers | None = None,
+               stream: int | None = None, q_before_rope: DLPackTensor | None = None) -> list[list[tuple[int, int]]]:
+        """What attend() would read for the first block of q: for each KV head the (first slot, slots) of runs."""
+        args = self._arguments(layer, q, None, None, positions, indptr, stream, None, q_before_rope)
+        starts, count = (c.c_int64 * (self.kv_heads + 1))(), c.c_int64()
+        runs = (_library.Run * 1)()
+        with self._pointer.lock:
+            for _ in range(2):  # the first call may only say how many there are
+                status = lib.sqz_select(self._pointer.at, c.byref(args.struct), runs, len(runs), starts, c.byref(count))
+                if status != INVALID_ARGUMENT or count.value <= len(runs):
+                    break
+                runs = (_library.Run * count.value)()
+        self._check(status)
+        return [[(run.first, run.length) for run in runs[starts[h]:starts[h + 1]]] for h in range(self.kv_heads)]
+
+    def stats(self, layer: int = -1) -> Stats:
+        """Totals since the start or the last reset_stats(), of one layer or, with -1, of all. Waits for a GPU."""
+        raw = _library.Stats()
+        with self._pointer.lock:
+            self._check(lib.sqz_session_stats(self._pointer.at, integer(layer), c.byref(raw)))
+        values = {field.name: getattr(raw, field.name) for field in fields(Stats)}
+        return Stats(**values | {"dense_fallback": bool(raw.dense_fallback)})
+
+    def reset_stats(self) -> None:
+        """Counts from 0 again."""
+        with self._pointer.lock:
+            self._check(lib.sqz_session_reset_stats(self._pointer.at))
+
+    def _arguments(self, layer: int, q: DLPackTensor, out: Any, lse: Any, positions: Integers | None,
+                   indptr: Integers | None, stream: int | None, cache: KVCache | None,
+                   q_before_rope: DLPackTensor | None) -> Arguments:
+        described = None if cache is None else cache.describe(self.index.info, self.kv_heads)
+        return Arguments(layer, q, out, lse, positions, indptr, stream, described, q_before_rope)
+
+
+class Call(Handle):
+    """A prepared attend(): call it with a layer. It reads and writes the tensors of prepare(), at the same addresses.
+
+    Tensors, positions and cache stay in memory as long as it lives. It is closed with its session.
+    """
+
+    def __init__(self, session: Session, args: Arguments) -> None:
+        super().__init__(lib.sqz_call_destroy, session._pointer)
+        self._args, self._session, self._of_session, self._at = args, session, session._pointer, self._pointer.at
+        session._calls.add(self._pointer)
+        with self._of_session.lock:
+            status = lib.sqz_call_create(self._of_session.at, c.byref(args.struct), c.byref(self._at))
+        session._check(status)
+
+    def __call__(self, layer: int) -> None:
+        with self._of_session.lock:
+            status = _call_run(self._at, layer)
+        if status != 0:
+            self._check(status)
+
+
+_call_run = lib.sqz_call_run
+
+
+def attend(sessions: Sequence[Session | None], layer: int, q: DLPackTensor, out: Any = None, lse: Any = None,
+           positions: Integers | None = None, indptr: Integers | None = None,
+           stream: int | None = None) -> tuple[Any, Any]:
+    """Session.attend() with a session for each request, of one model and device, on one index or several.
+
+    A request whose session is None has no fixed context: its lse is -infinity and its out 0. indptr: [requests + 1].
+    """
+    out, lse = _results(q, out, lse)
+    present = sorted({one for one in sessions if one is not None}, key=id)  # in one order, whoever calls
+    with ExitStack() as locked:
+        for one in present:
+            locked.enter_context(one._pointer.lock)
+            if not one._pointer.at:
+                one._check(INVALID_ARGUMENT)
+        at = [None if one is None else one._pointer.at for one in sessions]
+        args = Arguments(layer, q, out, lse, positions, indptr, stream, sessions=at)
+        _library.check(lib.sqz_attend(None, c.byref(args.struct)))
+    return out, lse
+
+
+def _results(q: Any, out: Any, lse: Any) -> tuple[Any, Any]:
+    """out and lse; what is None is made as q is."""
+    out = empty("out", q, tuple(q.shape)) if out is None else out
+    return out, empty("lse", q, tuple(q.shape)[:2], float32=True) if lse is None else lse
