@@ -103,7 +103,7 @@ class Tensor(c.Structure):
 
 
 # Functions that return a sqz_status, and their arguments: p a pointer, i an int32, l an int64.
-_FUNCTIONS = {
+FUNCTIONS = {
     "sqz_index_open": "pip", "sqz_index_describe": "pp", "sqz_index_verify": "p", "sqz_index_upload": "pp",
     "sqz_index_unload": "pi", "sqz_session_create": "ppp", "sqz_attend": "pp", "sqz_call_create": "ppp",
     "sqz_call_run": "pl", "sqz_merge_states_on": "ppppp", "sqz_select": "ppplpp", "sqz_session_stats": "plp",
@@ -115,7 +115,7 @@ _TYPES = {"p": c.c_void_p, "i": c.c_int32, "l": c.c_int64}
 def _load(path: str) -> c.CDLL:
     try:
         library = c.CDLL(path)
-        for name, arguments in _FUNCTIONS.items():
+        for name, arguments in FUNCTIONS.items():
             getattr(library, name).argtypes = [_TYPES[kind] for kind in arguments]
         for name in ("sqz_index_close", "sqz_session_destroy", "sqz_call_destroy"):
             getattr(library, name).argtypes = [c.c_void_p]

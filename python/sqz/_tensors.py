@@ -18,7 +18,7 @@ class DLPackTensor(Protocol):
     def __dlpack_device__(self) -> Any: ...
 
 
-Integers: TypeAlias = "Sequence[int] | np.ndarray[Any, Any]"
+Integers: TypeAlias = Sequence[int] | np.ndarray[Any, Any]
 
 _pointer_of = c.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = c.c_void_p
@@ -27,13 +27,18 @@ _pointer_of.argtypes = [c.py_object, c.c_char_p]
 CPU, CUDA = 1, 2  # DLPack's numbers
 
 
+def require(name: str, tensor: Any) -> None:
+    """TypeError unless it is a tensor."""
+    if not hasattr(tensor, "__dlpack__"):
+        raise TypeError(f"{name}: found {type(tensor).__name__}, expected a numpy array, a torch tensor or another "
+                        "that speaks DLPack")
+
+
 class Borrowed:
     """A sqz_tensor over someone's memory, which stays there as long as this lives. `at`: its address."""
 
     def __init__(self, name: str, tensor: DLPackTensor) -> None:
-        if not hasattr(tensor, "__dlpack__"):
-            raise TypeError(f"{name}: found {type(tensor).__name__}, expected a numpy array, a torch tensor or another "
-                            "that speaks DLPack")
+        require(name, tensor)
         try:
             self.on_cpu = tensor.__dlpack_device__()[0] == CPU
             # On a GPU the caller's stream orders the work; -1 asks the producer not to.
@@ -80,7 +85,7 @@ def stream_of(tensor: Any) -> int | None:
     return torch.cuda.current_stream(tensor.device).cuda_stream if torch is not None and tensor.is_cuda else None
 
 
-def integers(name: str, values: Integers) -> "np.ndarray[Any, Any]":
+def integers(name: str, values: Integers) -> np.ndarray[Any, Any]:
     """Numbers in host memory as the library reads them, int64."""
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu":

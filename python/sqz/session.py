@@ -12,7 +12,7 @@ from sqz import _library
 from sqz._arguments import Arguments, doubles, head_range
 from sqz._handle import Handle, Pointer
 from sqz._library import INVALID_ARGUMENT, choice, lib
-from sqz._tensors import CUDA, DLPackTensor, Integers, device_of, empty
+from sqz._tensors import CUDA, DLPackTensor, Integers, device_of, empty, require
 from sqz.cache import KVCache
 from sqz.index import Index
 
@@ -170,8 +170,11 @@ class Call(Handle):
         session._check(status)
 
     def __call__(self, layer: int) -> None:
-        with self._of_session.lock:
-            status = _call_run(self._at, layer)
+        try:
+            with self._of_session.lock:
+                status = _call_run(self._at, layer)
+        except c.ArgumentError:
+            raise TypeError(f"layer: found {layer!r}, expected a number") from None
         if status != 0:
             self._check(status)
 
@@ -201,5 +204,6 @@ def attend(sessions: Sequence[Session | None], layer: int, q: DLPackTensor, out:
 
 def _results(q: Any, out: Any, lse: Any) -> tuple[Any, Any]:
     """out and lse; what is None is made as q is."""
+    require("q", q)
     out = empty("out", q, tuple(q.shape)) if out is None else out
     return out, empty("lse", q, tuple(q.shape)[:2], float32=True) if lse is None else lse

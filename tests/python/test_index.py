@@ -1,0 +1,85 @@
+"""Opening, describing and checking an index."""
+
+import json
+
+import pytest
+from conftest import SEEDS
+
+import sqz
+
+
+def test_info_is_what_the_file_says(index):
+    info = index.info
+    assert (info.tokens, info.sink, info.tail, info.layers, info.levels) == (32, 2, 6, 1, 2)
+    assert (info.query_heads, info.kv_heads, info.head_dim) == (1, 1, 8)
+    assert info.path == str(SEEDS / "two_levels.sqz")
+    assert info.file_bytes == (SEEDS / "two_levels.sqz").stat().st_size
+    assert (info.producer, info.architecture, info.dtype) == ("sqz 0.1.0", "LlamaForCausalLM", "bfloat16")
+    assert info.has_kv is True and info.partition == "kmeans"
+    assert info.attention_scale == pytest.approx(8 ** -0.5)
+    assert len(info.model_fingerprint) == 16 and int(info.tokenizer_hash, 16) == 0xaa
+    assert repr(info).startswith("IndexInfo(path=")
+
+
+@pytest.mark.parametrize("name, partition, has_kv, page_size", [
+    ("pages", "pages", True, 8), ("buckets", "buckets", True, 0), ("one_level_without_kv", "kmeans", False, 0)])
+def test_partitions(name, partition, has_kv, page_size):
+    info = sqz.Index(SEEDS / f"{name}.sqz").info
+    assert (info.partition, info.has_kv, info.page_size) == (partition, has_kv, page_size)
+
+
+def test_read_into_memory(index, tmp_path):
+    copy = tmp_path / "copy.sqz"
+    copy.write_bytes((SEEDS / "two_levels.sqz").read_bytes())
+    with sqz.Index(copy, read=True) as other:
+        copy.unlink()
+        other.verify()
+        assert other.info.tokens_hash == index.info.tokens_hash
+
+
+def test_verify_names_what_is_broken(index, tmp_path):
+    index.verify()
+    data = bytearray((SEEDS / "two_levels.sqz").read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    begin, _ = json.loads(data[8:8 + size])["layers.0.values"]["data_offsets"]
+    data[8 + size + begin] ^= 1
+    broken = tmp_path / "broken.sqz"
+    broken.write_bytes(data)
+    with sqz.Index(broken) as other, pytest.raises(sqz.Error, match='"layers.0.values": XXH3-64: found') as raised:
+        other.verify()
+    assert raised.value.status == 4
+
+
+def test_files_that_are_no_index(tmp_path):
+    with pytest.raises(sqz.Error, match="nowhere.sqz") as raised:
+        sqz.Index(tmp_path / "nowhere.sqz")
+    assert raised.value.status == 2
+    text = tmp_path / "text.sqz"
+    text.write_text("not an index, but a text that is long enough to have a header")
+    with pytest.raises(sqz.Error, match="text.sqz"):
+        sqz.Index(text)
+    with pytest.raises(TypeError):
+        sqz.Index(None)
+
+
+def test_a_closed_index_says_so(index):
+    session = sqz.Session(index, selector="dense")
+    index.close()
+    index.close()
+    with pytest.raises(sqz.Error, match="found a closed index"):
+        index.verify()
+    with pytest.raises(sqz.Error, match="found a closed index"):
+        sqz.Session(index, selector="dense")
+    assert index.info.tokens == 32
+    assert session.stats().selections == 0  # sessions keep what they need
+
+
+def test_no_gpu_is_said(index):
+    """A GPU that no machine has, so that it holds with and without one."""
+    with pytest.raises(sqz.Error) as raised:
+        index.upload("cuda:99")
+    assert raised.value.status in (1, 5)
+    with pytest.raises(ValueError, match="device: found 'cpu', expected a GPU"):
+        index.upload("cpu")
+    with pytest.raises(ValueError, match="kv_heads: found"):
+        index.upload(0, kv_heads=(0, 0))

@@ -1,0 +1,140 @@
+"""The end of the interpreter, fork(), threads, and libraries that are not there."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from conftest import SEEDS, python, queries
+
+import sqz
+
+OPEN = f"""
+import numpy as np, sqz
+index = sqz.Index({str(SEEDS / "two_levels.sqz")!r})
+session = sqz.Session(index, selector="dense", threads=2)
+q = np.ones((1, 1, 8), np.float32)
+call = session.prepare(q, np.empty_like(q), np.empty((1, 1), np.float32))
+call(0)
+"""
+
+
+@pytest.mark.parametrize("rest", [
+    "",
+    "import builtins; builtins.kept = index, session, call",  # outlives the module
+    "import builtins; builtins.kept = index, session, call; sqz._library.lib = sqz.session.lib = None",
+    "session.me = session",  # only the collector finds it
+    "raise SystemExit",
+])
+def test_handles_that_are_open_at_the_end(rest):
+    end = python(OPEN + rest)
+    assert (end.returncode, end.stderr) == (0, "")
+
+
+def test_a_thread_that_attends_at_the_end():
+    """It holds its session; closing waits for the call that runs, and the next is refused in that thread."""
+    end = python(OPEN + """
+import threading, time
+def serve():
+    try:
+        while True:
+            call(0)
+    except sqz.Error:
+        pass
+threading.Thread(target=serve, daemon=True).start()
+time.sleep(0.05)
+""")
+    assert (end.returncode, end.stderr) == (0, "")
+
+
+def test_a_forked_child_opens_its_own_session():
+    """With a thread of the parent inside the session when it forks."""
+    end = python(OPEN + """
+import os, threading, time
+threading.Thread(target=lambda: [call(0) for _ in range(10000)]).start()
+child = os.fork()
+if child == 0:
+    for use in (lambda: session.attend(0, q), lambda: call(0)):
+        try:
+            use()
+        except sqz.Error as error:
+            assert error.status == 5 and "fork" in str(error), error
+        else:
+            raise AssertionError("a parent's session served its child")
+    index.verify()
+    out, lse = sqz.Session(index, selector="dense").attend(0, q)
+    assert np.isfinite(lse).all()
+    session.close()
+    raise SystemExit
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+session.attend(0, q)
+""")
+    assert (end.returncode, end.stderr) == (0, "")
+
+
+def test_threads_take_turns(heads):
+    """What one session answers to several threads, and closing it meanwhile."""
+    session, failures, served = sqz.Session(heads, selector="dense", threads=1), [], []
+    expected = {seed: session.attend(0, queries(heads.info, 2, seed))[0] for seed in range(4)}
+
+    def serve(seed):
+        q = queries(heads.info, 2, seed)
+        out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
+        call = session.prepare(q, out, lse)
+        try:
+            for turn in range(10**6):
+                call(0)
+                if not np.array_equal(out, expected[seed]):
+                    failures.append((seed, turn))
+                served.append(seed)
+        except sqz.Error as error:
+            assert "closed" in str(error)
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in expected]
+    for thread in threads:
+        thread.start()
+    while set(served) != set(expected):
+        pass
+    session.close()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_two_calls_over_the_same_sessions_do_not_lock_each_other_out(heads):
+    a, b = (sqz.Session(heads, selector="dense", threads=1) for _ in range(2))
+    q = queries(heads.info, 2)
+
+    def serve(sessions):
+        for _ in range(500):
+            sqz.attend(sessions, 0, q, indptr=[0, 1, 2])
+
+    threads = [threading.Thread(target=serve, args=(pair,), daemon=True) for pair in ([a, b], [b, a])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_library_that_is_not_there():
+    end = python("import sqz", SQZ_LIBRARY="/nowhere/libsqz.so.0")
+    assert "ImportError: libsqz cannot be loaded: /nowhere/libsqz.so.0" in end.stderr
+    assert "set SQZ_LIBRARY" in end.stderr
+
+
+def test_a_library_without_our_functions():
+    end = python("import sqz", SQZ_LIBRARY="libc.so.6")
+    assert "ImportError: libsqz is too old for this module" in end.stderr and "sqz_index_open" in end.stderr
+
+
+def test_torch_is_not_imported_for_numpy():
+    end = python(OPEN + "import sys; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))")
+    assert (end.stdout, end.stderr) == ("[]\n", "")
+
+
+def test_version():
+    text = (SEEDS.parents[3] / "CMakeLists.txt").read_text()
+    assert f"project(sqz VERSION {sqz.__version__} " in text
+    assert os.path.exists(sqz.__file__.replace("__init__.py", "py.typed"))

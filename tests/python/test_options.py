@@ -1,0 +1,81 @@
+"""What Session and attend() say of a user's mistakes."""
+
+import numpy as np
+import pytest
+from conftest import SEEDS, queries
+
+import sqz
+
+
+@pytest.mark.parametrize("options, error, sentence", [
+    ({"bugdet": 1}, TypeError, "bugdet"),
+    ({"budget": "much"}, TypeError, "budget: found 'much', expected a number"),
+    ({"block": 0.5}, TypeError, "block: found 0.5, expected a number"),
+    ({"selector": "best"}, ValueError, "selector: found 'best', expected auto, squeezed, dense, quest"),
+    ({"rule": "any"}, ValueError, "rule: found 'any', expected threshold, budget"),
+    ({"group": "median"}, ValueError, "group: found 'median', expected mean, max, any"),
+    ({"residual": "keep"}, ValueError, "residual: found 'keep', expected drop, estimate"),
+    ({"thresholds": 0.5}, TypeError, "thresholds: found 0.5, expected a sequence of numbers"),
+    ({"layer_scales": ["a"]}, TypeError, "layer_scales: found"),
+    ({"device": "tpu"}, ValueError, "device: found 'tpu', expected"),
+    ({"device": True}, ValueError, "device: found True, expected"),
+    ({"kv_heads": 1}, TypeError, r"kv_heads: found 1, expected \(first, count\)"),
+    ({"kv_heads": (0, 9)}, sqz.Error, "kv_heads"),
+    ({"device": 0}, sqz.Error, ""),  # not uploaded, or no CUDA
+    ({}, sqz.Error, "budget"),
+    ({"budget": 0.5, "keep": 0.5}, sqz.Error, "budget"),
+    ({"budget": 2}, sqz.Error, "budget"),
+    ({"selector": "quest", "budget": 0.5}, sqz.Error, "pages"),
+])
+def test_options(index, options, error, sentence):
+    with pytest.raises(error, match=sentence):
+        sqz.Session(index, **options)
+
+
+def test_an_index_without_keys_and_values():
+    index = sqz.Index(SEEDS / "one_level_without_kv.sqz")
+    with pytest.raises(sqz.Error) as raised:
+        sqz.Session(index, selector="dense").attend(0, queries(index.info, 1))
+    assert raised.value.status == 5
+
+
+@pytest.mark.parametrize("change, error, sentence", [
+    ({"layer": 1}, sqz.Error, "layer: found 1, expected 0 to 0"),
+    ({"layer": "first"}, TypeError, "layer: found 'first', expected a number"),
+    ({"q": [[0.0]]}, TypeError, "q: found list, expected a numpy array, a torch tensor"),
+    ({"q": np.zeros((3, 1, 8))}, sqz.Error, "q.*dtype"),
+    ({"q": np.zeros((3, 2, 8), np.float32)}, sqz.Error, "q.*shape"),
+    ({"q": np.zeros((3, 8), np.float32), "out": np.zeros((3, 1, 8), np.float32)}, sqz.Error, "q.*ndim"),
+    ({"q": np.zeros((3, 1, 16), np.float32)[..., ::2]}, sqz.Error, "q.*strides"),
+    ({"q": np.full((3, 1, 8), np.nan, np.float32)}, sqz.Error, "token 0"),
+    ({"out": np.zeros((3, 1, 8), np.float16)}, sqz.Error, "out.*dtype"),
+    ({"out": np.zeros((2, 1, 8), np.float32)}, sqz.Error, "out.*shape"),
+    ({"lse": np.zeros((3, 1), np.float64)}, sqz.Error, "lse.*dtype"),
+    ({"positions": [40]}, ValueError, "positions: found 1, expected 3, one for each token of q"),
+    ({"positions": [40.0, 41.0, 42.0]}, TypeError, "positions: found float64.*expected a sequence of integers"),
+    ({"indptr": 3}, TypeError, "indptr: found int64 of shape"),
+    ({"indptr": [0, 2]}, sqz.Error, r"indptr\[1\]: found 2, expected 3"),
+    ({"indptr": [0]}, sqz.Error, "requests: found 0"),
+    ({"stream": 1}, sqz.Error, "stream"),
+])
+def test_arguments(index, change, error, sentence):
+    session = sqz.Session(index, selector="dense")
+    arguments = {"layer": 0, "q": queries(index.info, 3)} | change
+    with pytest.raises(error, match=sentence):
+        session.attend(**arguments)
+    if "layer" not in change:
+        with pytest.raises(error, match=sentence):
+            prepared = {"out": np.empty((3, 1, 8), np.float32), "lse": np.empty((3, 1), np.float32)} | change
+            session.prepare(**{"q": arguments["q"]} | prepared)
+            if "token 0" in sentence:  # a matter of the run
+                session.prepare(**{"q": arguments["q"]} | prepared)(0)
+
+
+def test_memory_that_must_not_be_written(index):
+    session, q = sqz.Session(index, selector="dense"), queries(index.info, 1)
+    out = np.zeros_like(q)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out: "):
+        session.attend(0, q, out)
+    with pytest.raises(sqz.Error, match="same memory"):
+        session.attend(0, q, q)

@@ -1,0 +1,107 @@
+"""Attention and selection against a reference, and what sessions count."""
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from conftest import SEEDS, Stored, attention, queries
+
+import sqz
+
+
+@pytest.mark.parametrize("name", ["two_levels", "buckets", "pages"])
+@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 1e-4), (np.float16, 2e-2)])
+def test_dense_is_attention(name, dtype, tolerance):
+    stored, index = Stored(SEEDS / f"{name}.sqz"), sqz.Index(SEEDS / f"{name}.sqz")
+    session = sqz.Session(index, selector="dense")
+    q = queries(index.info, 3, dtype=dtype)
+    for layer in range(index.info.layers):
+        out, lse = session.attend(layer, q, indptr=[0, 1, 3])
+        expected_out, expected_lse = attention(*stored.keys_and_values(layer), q, index.info.attention_scale)
+        assert out.dtype == dtype and lse.dtype == np.float32
+        np.testing.assert_allclose(out, expected_out, atol=tolerance)
+        np.testing.assert_allclose(lse, expected_lse, atol=1e-4)
+
+
+def test_stats_count_and_reset(heads):
+    session = sqz.Session(heads, selector="dense")
+    for layer in (0, 1, 1):
+        session.attend(layer, queries(heads.info, 1))
+    stats = session.stats()
+    assert (stats.selections, session.stats(1).selections, stats.delivered_budget) == (3, 2, 1)
+    assert stats.dense_fallback is False and stats.bytes_read == stats.bytes_dense > 0
+    session.reset_stats()
+    assert session.stats().selections == 0
+    with pytest.raises(sqz.Error, match="layer"):
+        session.stats(2)
+
+
+def test_select_of_dense_is_everything(index):
+    slots = Stored(SEEDS / "two_levels.sqz").header["layers.0.keys"]["shape"][1]
+    session = sqz.Session(index, selector="dense")
+    assert session.select(0, queries(index.info, 1)) == [[(0, slots)]]
+
+
+def test_thresholds_choose_ascending_runs(index):
+    slots = Stored(SEEDS / "two_levels.sqz").header["layers.0.keys"]["shape"][1]
+    sparse = sqz.Session(index, thresholds=[0.05], levels=1)
+    (runs,) = sparse.select(0, queries(index.info, 1))
+    assert 0 < sum(length for _, length in runs) < slots
+    assert all(a[0] + a[1] < b[0] for a, b in zip(runs, runs[1:]))
+    with pytest.raises(sqz.Error, match="threshold"):
+        sqz.Session(index, thresholds=[0.05, 1.5], levels=2)
+
+
+def test_select_is_what_is_read(tmp_path):
+    """Two KV heads that want different keys, beside what attend() counts."""
+    bench = os.environ.get("SQZ_BENCH")
+    if not bench:
+        pytest.skip("SQZ_BENCH names no sqz-bench, which makes the index")
+    path = tmp_path / "made.sqz"
+    subprocess.run([bench, "attend", "--tokens", "6000", "--heads", "4", "--kv-heads", "2", "--head-dim", "16",
+                    "--repeat", "1", "--no-torch", "-q", "--save-index", path], check=True, stdout=subprocess.DEVNULL)
+    session = sqz.Session(sqz.Index(path), keep=0.2, levels=1)
+    q = np.random.default_rng(2).standard_normal((1, 4, 16)).astype(np.float32)
+    runs = session.select(0, q)
+    session.attend(0, q)
+    assert len(runs) == 2 and runs[0] != runs[1] and len(runs[0]) > 1
+    assert sum(length for head in runs for _, length in head) == session.stats().keys_read
+
+
+def test_a_rank_serves_its_own_heads(heads):
+    q = queries(heads.info, 2)
+    out, lse = sqz.Session(heads, selector="dense").attend(1, q)
+    rank = sqz.Session(heads, selector="dense", kv_heads=(1, 1))
+    own_out, own_lse = rank.attend(1, np.ascontiguousarray(q[:, 2:]))
+    np.testing.assert_array_equal(own_out, out[:, 2:])
+    np.testing.assert_array_equal(own_lse, lse[:, 2:])
+    assert len(rank.select(1, np.ascontiguousarray(q[:, 2:]))) == 1
+
+
+def test_sliding_windows_need_positions():
+    index = sqz.Index(SEEDS / "nothing_clustered.sqz")
+    session = sqz.Session(index, selector="dense")
+    q = queries(index.info, 2)
+    with pytest.raises(sqz.Error, match="positions: found null.*layer 0 has a sliding window"):
+        session.attend(0, q)
+    near, _ = session.attend(0, q, positions=[32, 33])
+    far, lse = session.attend(0, q, positions=np.array([32, 1000]))
+    np.testing.assert_array_equal(near[0], far[0])
+    assert np.isneginf(lse[1]).all() and not far[1].any()  # its window begins after the context
+
+
+def test_queries_before_rope_are_looked_at(heads):
+    session, q = sqz.Session(heads, selector="saap", keep=0.5), queries(heads.info, 1)
+    session.attend(0, q, q_before_rope=q)
+    with pytest.raises(sqz.Error, match="q_before_rope"):
+        session.attend(0, q, q_before_rope=q[:, :2])
+
+
+def test_each_request_chooses_for_itself(index):
+    session = sqz.Session(index, thresholds=[0.05], levels=1)
+    q = queries(index.info, 2)
+    together, _ = session.attend(0, q, indptr=np.array([0, 1, 2]))
+    for token in range(2):
+        alone, _ = session.attend(0, q[token:token + 1])
+        np.testing.assert_array_equal(together[token], alone[0])

@@ -1,0 +1,24 @@
+"""The module's annotations hold."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+
+def test_mypy_strict(tmp_path):
+    pytest.importorskip("mypy")
+    user = tmp_path / "user.py"
+    user.write_text("import numpy as np\nimport sqz\n"
+                    "with sqz.Index('a.sqz') as index, sqz.Session(index, budget=0.125, device='cuda:1') as session:\n"
+                    "    q = np.zeros((1, index.info.query_heads, index.info.head_dim), np.float32)\n"
+                    "    out, lse = session.attend(0, q, indptr=[0, 1], positions=np.array([index.info.tokens]))\n"
+                    "    session.prepare(q, out, lse)(0)\n"
+                    "    share: float = session.stats().delivered_budget\n")
+    checked = subprocess.run([sys.executable, "-m", "mypy", "--strict", f"--cache-dir={tmp_path}", "--package", "sqz",
+                              "--no-error-summary"], cwd=ROOT / "python", capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "")
+    checked = subprocess.run([sys.executable, "-m", "mypy", "--strict", f"--cache-dir={tmp_path}", user],
+                             cwd=ROOT / "python", capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
