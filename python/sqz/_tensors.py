@@ -43,7 +43,7 @@ class Borrowed:
             self.on_cpu = tensor.__dlpack_device__()[0] == CPU
             # On a GPU the caller's stream orders the work; -1 asks the producer not to.
             self._capsule = tensor.__dlpack__() if self.on_cpu else tensor.__dlpack__(stream=-1)
-        except (BufferError, RuntimeError, TypeError) as error:
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from None
         self.at: int = _pointer_of(self._capsule, b"dltensor")
         self.view = _library.Tensor.from_address(self.at)

@@ -2,7 +2,8 @@
 
 import ctypes as c
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from sqz import _library
 from sqz._arguments import head_range
@@ -52,11 +53,11 @@ class Index(Handle):
         check(lib.sqz_index_open(os.fsencode(path), int(read), c.byref(self._pointer.at)))
         raw = _library.IndexInfo()
         check(lib.sqz_index_describe(self._pointer.at, c.byref(raw)))
-        fields = {name: getattr(raw, name) for name in IndexInfo.__dataclass_fields__ if hasattr(raw, name)}
-        texts = {name: value.decode() for name, value in fields.items() if isinstance(value, bytes)}
-        self.info = IndexInfo(**fields | texts | {
-            "path": os.fsdecode(path), "has_kv": bool(raw.has_kv), "partition": _PARTITIONS[raw.partition],
-            "dtype": "bfloat16" if raw.dtype_code == 4 else "float16"})
+        values: dict[str, Any] = {field.name: getattr(raw, field.name, None) for field in fields(IndexInfo)}
+        values = {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+        values |= {"path": os.fsdecode(path), "has_kv": bool(raw.has_kv), "partition": _PARTITIONS[raw.partition],
+                   "dtype": "bfloat16" if raw.dtype_code == 4 else "float16"}
+        self.info = IndexInfo(**values)
         self._uploaded: dict[int, int] = {}  # KV heads by GPU
 
     def verify(self) -> None:

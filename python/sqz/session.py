@@ -84,11 +84,12 @@ class Session(Handle):
         on_gpu = index._uploaded.get(device_id) if device_type == CUDA else None
         self.kv_heads = count or on_gpu or index.info.kv_heads
         self._calls = calls = weakref.WeakSet[Pointer]()
+        destroy_session = lib.sqz_session_destroy
 
         def destroy(at: c.c_void_p) -> None:
             for call in list(calls):  # the library wants them to go first
                 call.release()
-            lib.sqz_session_destroy(at)
+            destroy_session(at)
 
         super().__init__(destroy)
         with index._pointer.lock:

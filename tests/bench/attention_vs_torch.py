@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import sqz  # noqa: E402
 from gpu_clock import GpuClock  # noqa: E402
 from safetensors import safe_open  # noqa: E402
@@ -32,7 +32,6 @@ try:
 except ImportError:
     flashinfer = None
 
-DENSE, SQUEEZED = 1, 0
 COPIES, SETS = 4, 8
 
 
@@ -53,7 +52,7 @@ class Layer:
         for index in self.indexes:
             index.upload(0)
         self.heads, self.tokens, self.dim = self.keys[0].shape[1:]
-        self.group = self.indexes[0].describe().query_heads // self.heads
+        self.group = self.indexes[0].info.query_heads // self.heads
 
     def queries(self, count):
         """[count, Hq, d]: each KV head's group wants a mixture of 4 coarse clusters."""
@@ -127,9 +126,9 @@ def served(layer, sessions, sets, calls, indptr=None):
 
 
 def settings(sparsity, **more):
-    yield "sqz dense", dict(selector=DENSE, **more)
+    yield "sqz dense", dict(selector="dense", **more)
     for levels in (1, 2):
-        yield f"sqz, {levels} level{'s'[:levels - 1]}", dict(selector=SQUEEZED, levels=levels, keep=1 - sparsity, **more)
+        yield f"sqz, {levels} level{'s'[:levels - 1]}", dict(selector="squeezed", levels=levels, keep=1 - sparsity, **more)
 
 
 def torch_rows(table, layer, sets, calls, tokens):

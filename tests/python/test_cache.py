@@ -4,9 +4,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from conftest import attention, queries
 
 import sqz
+from conftest import attention, queries
 from sqz._library import Tensor
 
 

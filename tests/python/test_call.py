@@ -5,9 +5,9 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import python, queries
 
 import sqz
+from conftest import python, queries
 
 
 @pytest.mark.parametrize("indptr", [None, [0, 1, 3]])
@@ -45,11 +45,11 @@ def test_keeps_its_tensors_in_memory(heads):
     assert q() is None
 
 
-@pytest.mark.parametrize("close", ["session.close()", "call.close()"])
-def test_closed(heads, close):
+@pytest.mark.parametrize("which", ["session", "call"])
+def test_closed(heads, which):
     session, q = sqz.Session(heads, selector="dense"), queries(heads.info, 1)
     call = session.prepare(q, np.empty_like(q), np.empty(q.shape[:2], np.float32))
-    exec(close)
+    {"session": session, "call": call}[which].close()
     with pytest.raises(sqz.Error, match="call: found a closed call, expected an open one") as raised:
         call(0)
     assert raised.value.status == 1

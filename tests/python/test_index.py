@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from conftest import SEEDS
 
 import sqz
+from conftest import SEEDS
 
 
 def test_info_is_what_the_file_says(index):

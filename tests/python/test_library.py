@@ -6,8 +6,8 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import ROOT
 
+from conftest import ROOT
 from sqz import _library
 
 HEADER = ROOT / "libruntime/include"
@@ -40,7 +40,7 @@ def test_structs_are_those_of_the_header(tmp_path):
 
 
 def test_arguments_are_those_of_the_header():
-    text = re.sub(r"/\*.*?\*/", "", (HEADER / "sqz/sqz.h").read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", (HEADER / "sqz/sqz.h").read_text(), flags=re.DOTALL)
     declared = {name: "".join("p" if "*" in one else "l" if "int64_t" in one else "i" for one in arguments.split(","))
-                for name, arguments in re.findall(r"SQZ_API sqz_status (\w+)\((.*?)\);", text, flags=re.S)}
+                for name, arguments in re.findall(r"SQZ_API sqz_status (\w+)\((.*?)\);", text, flags=re.DOTALL)}
     assert _library.FUNCTIONS.items() <= declared.items()

@@ -5,9 +5,9 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import SEEDS, python, queries
 
 import sqz
+from conftest import SEEDS, python, queries
 
 OPEN = f"""
 import numpy as np, sqz

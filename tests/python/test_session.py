@@ -2,12 +2,13 @@
 
 import os
 import subprocess
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import SEEDS, Stored, attention, queries
 
 import sqz
+from conftest import SEEDS, Stored, attention, queries
 
 
 @pytest.mark.parametrize("name", ["two_levels", "buckets", "pages"])
@@ -48,7 +49,7 @@ def test_thresholds_choose_ascending_runs(index):
     sparse = sqz.Session(index, thresholds=[0.05], levels=1)
     (runs,) = sparse.select(0, queries(index.info, 1))
     assert 0 < sum(length for _, length in runs) < slots
-    assert all(a[0] + a[1] < b[0] for a, b in zip(runs, runs[1:]))
+    assert all(a[0] + a[1] < b[0] for a, b in pairwise(runs))
     with pytest.raises(sqz.Error, match="threshold"):
         sqz.Session(index, thresholds=[0.05, 1.5], levels=2)
 

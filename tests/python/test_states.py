@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import SEEDS, attention, queries
 
 import sqz
+from conftest import SEEDS, attention, queries
 
 
 def test_a_session_for_each_request(heads):

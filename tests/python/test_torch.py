@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import queries
 
 import sqz
+from conftest import queries
 
 torch = pytest.importorskip("torch")
 
