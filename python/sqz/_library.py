@@ -19,12 +19,15 @@ class Struct(c.Structure):
     c_name: str
 
     def __init__(self, **fields: Any) -> None:
-        super().__init__(struct_size=c.sizeof(type(self)))
-        for name, value in fields.items():
-            try:
-                setattr(self, name, value)
-            except TypeError:
-                raise TypeError(f"{name}: found {value!r}, expected a number") from None
+        try:
+            super().__init__(struct_size=c.sizeof(type(self)), **fields)
+        except TypeError:
+            for name, value in fields.items():
+                try:
+                    setattr(self, name, value)
+                except TypeError:
+                    raise TypeError(f"{name}: found {value!r}, expected a number") from None
+            raise
 
 
 class IndexInfo(Struct):
