@@ -94,7 +94,7 @@ def integers(name: str, values: Integers) -> np.ndarray[Any, Any]:
 
 
 def device_of(device: Any) -> tuple[int, int]:
-    """(type, number) as in DLPack of None, "cpu", a number, "cuda", "cuda:1" or a torch.device."""
+    """(type, number) as in DLPack of None, "cpu", a number, "cuda" or "cuda:1"."""
     if device is None or str(device) == "cpu":
         return CPU, 0
     text = str(device).removeprefix("cuda:") if not isinstance(device, bool) else ""

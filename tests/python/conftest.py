@@ -29,6 +29,18 @@ def heads():
         yield opened
 
 
+@pytest.fixture
+def made(tmp_path):
+    """6,000 tokens, 1 layer, 4 query heads, 2 KV heads, head_dim 64, by the sqz-bench of SQZ_BENCH."""
+    bench = os.environ.get("SQZ_BENCH")
+    if not bench:
+        pytest.skip("SQZ_BENCH names no sqz-bench, which makes the index")
+    path = tmp_path / "made.sqz"
+    subprocess.run([bench, "attend", "--tokens", "6000", "--heads", "4", "--kv-heads", "2", "--head-dim", "64",
+                    "--repeat", "1", "--no-torch", "-q", "--save-index", path], check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
 def queries(info, tokens, seed=1, dtype=np.float32):
     shape = tokens, info.query_heads, info.head_dim
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)

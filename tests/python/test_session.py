@@ -1,7 +1,5 @@
 """Attention and selection against a reference, and what sessions count."""
 
-import os
-import subprocess
 from itertools import pairwise
 
 import numpy as np
@@ -54,16 +52,10 @@ def test_thresholds_choose_ascending_runs(index):
         sqz.Session(index, thresholds=[0.05, 1.5], levels=2)
 
 
-def test_select_is_what_is_read(tmp_path):
+def test_select_is_what_is_read(made):
     """Two KV heads that want different keys, beside what attend() counts."""
-    bench = os.environ.get("SQZ_BENCH")
-    if not bench:
-        pytest.skip("SQZ_BENCH names no sqz-bench, which makes the index")
-    path = tmp_path / "made.sqz"
-    subprocess.run([bench, "attend", "--tokens", "6000", "--heads", "4", "--kv-heads", "2", "--head-dim", "16",
-                    "--repeat", "1", "--no-torch", "-q", "--save-index", path], check=True, stdout=subprocess.DEVNULL)
-    session = sqz.Session(sqz.Index(path), keep=0.2, levels=1)
-    q = np.random.default_rng(2).standard_normal((1, 4, 16)).astype(np.float32)
+    index = sqz.Index(made)
+    session, q = sqz.Session(index, keep=0.2, levels=1), queries(index.info, 1, seed=2)
     runs = session.select(0, q)
     session.attend(0, q)
     assert len(runs) == 2 and runs[0] != runs[1] and len(runs[0]) > 1

@@ -45,3 +45,44 @@ def test_cache_of_the_gpus_type(index):
     logits = torch.einsum("thd,hnd->thn", q, keys.float()) * index.info.attention_scale
     torch.testing.assert_close(lse, logits.logsumexp(-1), atol=1e-4, rtol=0)
     torch.testing.assert_close(out, torch.einsum("thn,hnd->thd", logits.softmax(-1), values.float()), atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_gpu(made):
+    """Beside the CPU: prepared and not, on a stream of torch's, in a graph, and merged there."""
+    index = sqz.Index(made)
+    index.upload("cuda:0", background=True)
+    q = torch.from_numpy(queries(index.info, 3))
+    expected_out, expected_lse = sqz.Session(index, selector="dense").attend(0, q)
+    session, on_gpu = sqz.Session(index, selector="dense", device="cuda:0"), q.cuda()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        out, lse = session.attend(0, on_gpu, lse=torch.empty(index.info.query_heads, 3, device="cuda").T)
+        call = session.prepare(on_gpu, torch.empty_like(out), torch.empty(lse.shape, device="cuda"), indptr=[0, 1, 3])
+        call(0)
+        sqz.merge_states(out, lse, out.clone(), lse.clone())
+    torch.cuda.synchronize()
+    torch.testing.assert_close(out.cpu(), expected_out, atol=1e-3, rtol=0)
+    torch.testing.assert_close(lse.cpu(), expected_lse + np.log(2), atol=1e-3, rtol=0)
+    other, graph = torch.randn_like(on_gpu), torch.cuda.CUDAGraph()
+    result = torch.empty_like(out), torch.empty(lse.shape, device="cuda")
+    with torch.cuda.graph(graph):
+        session.attend(0, on_gpu, *result)
+    on_gpu.copy_(other)
+    graph.replay()
+    expected_out, expected_lse = sqz.Session(index, selector="dense").attend(0, other.cpu())
+    torch.testing.assert_close(result[0].cpu(), expected_out, atol=1e-3, rtol=0)
+    torch.testing.assert_close(result[1].cpu(), expected_lse, atol=1e-3, rtol=0)
+    with pytest.raises(sqz.Error, match="q: device_type: found 1"):
+        session.attend(0, q)
+    session.close()
+    index.unload("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_rank_on_a_gpu(made):
+    index = sqz.Index(made)
+    index.upload(0, kv_heads=(1, 1))
+    q = torch.from_numpy(queries(index.info, 1))
+    whole = sqz.Session(index, keep=0.2, levels=1).select(0, q)
+    session = sqz.Session(index, keep=0.2, levels=1, device="cuda")
+    assert session.kv_heads == 1 and session.select(0, q[:, 2:].cuda()) == whole[1:]
