@@ -1,0 +1,61 @@
+"""Attention over a model's own keys, with the log-sum-exp that merging needs and that torch's own function keeps back."""
+
+import torch
+
+_aten = torch.ops.aten
+
+
+def own_state(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None,
+              scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The state of each query over the keys that follow the fixed context.
+
+    query: [batch, query heads, tokens, head_dim]; key, value: [batch, KV heads, keys, head_dim], float32, float16 or
+    bfloat16 on the CPU or on CUDA. bias: of additive_bias(), or None: causal, the first query at the first key, or
+    everything if there is one token a request.
+    Returns out [batch * tokens, query heads, head_dim] in the query's dtype and lse [batch * tokens, query heads]
+    float32, natural logarithm. Rows whose keys are all masked hold anything.
+    """
+    batch, heads, tokens, dim = query.shape
+    group = heads // key.shape[1]
+    if tokens == 1:  # the heads of a group as the queries of one head: nothing is copied
+        query = query.reshape(batch, key.shape[1], group, dim)
+    elif group > 1:
+        key, value = (part.repeat_interleave(group, 1) for part in (key, value))
+    causal = bias is None and tokens > 1
+    if causal:  # a static cache has room for more
+        key, value = key[:, :, :tokens], value[:, :, :tokens]
+    if query.device.type == "cpu":
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, attn_mask=bias,
+                                                                     scale=scale)
+    elif bias is None and query.dtype != torch.float32:
+        out, lse = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)[:2]
+    else:
+        out, lse = _aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, 0.0, causal,
+                                                                 scale=scale)[:2]
+        lse = lse[..., :query.shape[2]]  # of a multiple of 32
+    if tokens == 1:
+        return out.reshape(batch, heads, dim), lse.reshape(batch, heads)
+    return rows_of(out), lse.transpose(1, 2).reshape(batch * tokens, heads)
+
+
+def rows_of(heads: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, tokens, head_dim] as [batch * tokens, heads, head_dim]."""
+    return heads.transpose(1, 2).reshape(-1, heads.shape[1], heads.shape[3])
+
+
+def additive_bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A mask [batch, 1, tokens, keys or more], bool or additive, as own_state() takes it.
+
+    The rows are aligned to 16 numbers, which CUDA's kernel needs.
+    """
+    keys = key.shape[2]
+    mask = mask[..., :keys]
+    bias = query.new_zeros(*mask.shape[:-1], keys + -keys % 16)[..., :keys]
+    if mask.dtype == torch.bool:
+        bias.masked_fill_(~mask, float("-inf"))
+    else:
+        bias.copy_(mask)
+    batch, heads, tokens, _ = query.shape
+    if tokens == 1:
+        return bias.expand(batch, key.shape[1], heads // key.shape[1], keys)
+    return bias.expand(batch, heads, tokens, keys)

@@ -1,0 +1,185 @@
+"""What identifies a loaded model and its tokenizer: the description that sqz-index writes for its checkpoint folder."""
+
+import json
+import math
+import os
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+from .xxh3 import xxh3_64
+
+_SHARDS = ("model.safetensors", "model.safetensors.index.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+_SAMPLES, _SAMPLE = 16, 4096  # blocks of a shard's data, and bytes of a block
+
+
+def describe(model: PreTrainedModel) -> dict[str, Any]:
+    """The fields of `model` in docs/format.md, for a loaded model."""
+    config = model.config.get_text_config(decoder=True)
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    scaling = next((module.scaling for module in model.modules()
+                    if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx")), None)
+    usual = 1 / math.sqrt(head_dim)
+    return {
+        "architecture": type(model).__name__,
+        "layers": layers,
+        "query_heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": head_dim,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "max_positions": max_positions(config),
+        "rope": _rope(config),
+        "sliding_window": windows(config),
+        "weights_hash": _weights_hash(model),
+        "attention_scale": usual if scaling is None or math.isclose(scaling, usual, rel_tol=1e-9) else scaling,
+    }
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """XXH3-64 of the description: equal to an index's `model_fingerprint` if it is an index of this model."""
+    return fingerprint_of(describe(model))
+
+
+def fingerprint_of(description: dict[str, Any]) -> str:
+    return xxh3_64(json.dumps(description, sort_keys=True, separators=(",", ":")).encode())
+
+
+def stored_description(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The description in the header of an index, a safetensors file that libsqz has opened before."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(json.loads(file.read(size))["__metadata__"]["model"])
+
+
+def difference(index: dict[str, Any], model: dict[str, Any]) -> str:
+    """The first field that differs, with both values."""
+    for name in sorted(index):
+        a, b = index[name], model.get(name)
+        if a != b:
+            return (f"{name}.{difference(a, b)}" if isinstance(a, dict) and isinstance(b, dict) else
+                    f"{name}: the index was built for {json.dumps(a)}, this model has {json.dumps(b)}")
+    return ""
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """XXH3-64 of the file that a tokenizer was loaded from; FileNotFoundError if there is none."""
+    path = _checkpoint_file(tokenizer.name_or_path, _TOKENIZERS, None)
+    if path is None:
+        raise FileNotFoundError(f"tokenizer: neither {' nor '.join(_TOKENIZERS)} was found for "
+                                f"{tokenizer.name_or_path!r}; pass no tokenizer to leave it unchecked")
+    with open(path, "rb") as file:
+        return xxh3_64(file.read())
+
+
+def max_positions(config: Any) -> int:
+    """0 if the configuration does not say."""
+    return getattr(config, "max_position_embeddings", None) or 0
+
+
+def windows(config: Any) -> list[int]:
+    """For each layer the tokens that it attends to, the query's own included; 0 = all. Other kinds: ValueError."""
+    layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return [window if getattr(config, "use_sliding_window", True) else 0] * layers
+    for layer, kind in enumerate(kinds):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ValueError(f"layer {layer} of {type(config).__name__}: found {kind}, expected full_attention or "
+                             "sliding_attention: an index holds keys and values, and no other state of a context")
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def rope_parameters(config: Any) -> dict[str, Any]:
+    """Those of the full-attention layers, by the names of transformers 5."""
+    rope = getattr(config, "rope_parameters", None)
+    if rope is None:  # transformers 4
+        rope = dict(getattr(config, "rope_scaling", None) or {})
+        rope["rope_theta"] = getattr(config, "rope_theta", None) or 10000.0
+    rope = rope.get("full_attention", rope)
+    return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    given = rope_parameters(config)
+    positions = (getattr(config, "original_max_position_embeddings", None) or
+                 given.get("original_max_position_embeddings") or max_positions(config))
+    rope = {"kind": given["rope_type"], "theta": float(given.get("rope_theta", 10000.0)), "factor": 1.0,
+            "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "attention_factor": 1.0, "truncate": True}
+    if rope["kind"] not in ("linear", "llama3", "yarn"):  # what the index has no name for, only selectors of buckets need
+        return {**rope, "kind": "default"}
+    rope["factor"] = float(given.get("factor") or max_positions(config) / positions)
+    if rope["kind"] != "linear":
+        rope["original_max_positions"] = positions
+    if rope["kind"] == "llama3":
+        rope.update(low_freq_factor=float(given["low_freq_factor"]), high_freq_factor=float(given["high_freq_factor"]))
+    if rope["kind"] == "yarn":
+        rope.update(beta_fast=float(given.get("beta_fast") or 32), beta_slow=float(given.get("beta_slow") or 1),
+                    attention_factor=_yarn_factor(given, rope["factor"]), truncate=given.get("truncate", True))
+    return rope
+
+
+def _yarn_factor(given: dict[str, Any], factor: float) -> float:
+    """What cosine and sine are multiplied by (YaRN, section 3.4)."""
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if given.get("attention_factor") is not None:
+        return float(given["attention_factor"])
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return mscale(given["mscale"]) / mscale(given["mscale_all_dim"])
+    return mscale(1.0)
+
+
+def _checkpoint_file(name: str, candidates: tuple[str, ...], revision: str | None) -> str | None:
+    """The first of the files that a folder, or the local cache of a hub's model, has."""
+    for candidate in candidates:
+        path = os.path.join(name, candidate)
+        if os.path.isfile(path):
+            return path
+        if name and not os.path.isdir(name):
+            try:
+                path = cached_file(name, candidate, revision=revision, local_files_only=True)
+            except (OSError, ValueError):
+                continue
+            if path is not None:
+                return path
+    return None
+
+
+def _weights_hash(model: PreTrainedModel) -> str:
+    """XXH3-64 of the checkpoint's shards as sqz-index computes it, or of samples of weights that came from no file."""
+    path = _checkpoint_file(model.name_or_path or "", _SHARDS, getattr(model.config, "_commit_hash", None))
+    if path is None:
+        return xxh3_64(b"".join(_sample_of(name, tensor) for name, tensor in sorted(model.state_dict().items())))
+    shards = {path}
+    if path.endswith(".json"):
+        with open(path, encoding="utf-8") as file:
+            shards = {os.path.join(os.path.dirname(path), name) for name in json.load(file)["weight_map"].values()}
+    return xxh3_64(b"".join(_samples_of_shard(shard) for shard in sorted(shards)))
+
+
+def _samples_of_shard(path: str) -> bytes:
+    """The safetensors header and 16 blocks of the data, evenly spread: formats/checkpoint.h."""
+    with open(path, "rb") as file:
+        header = file.read(8)
+        header += file.read(int.from_bytes(header, "little"))
+        size = os.path.getsize(path) - len(header)
+        if size <= _SAMPLES * _SAMPLE:
+            return header + file.read()
+        out = [header]
+        for i in range(_SAMPLES):
+            file.seek(len(header) + (size - _SAMPLE) // (_SAMPLES - 1) * i)
+            out.append(file.read(_SAMPLE))
+        return b"".join(out)
+
+
+def _sample_of(name: str, tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().reshape(-1)
+    numbers = flat[::max(1, flat.numel() // 1024)].float().cpu().numpy()
+    return f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + numbers.tobytes()
