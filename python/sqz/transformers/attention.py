@@ -34,8 +34,8 @@ def own_state(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias:
                                                                  scale=scale)[:2]
         lse = lse[..., :query.shape[2]]  # of a multiple of 32
     if tokens == 1:
-        return out.reshape(batch, heads, dim), lse.reshape(batch, heads)
-    return rows_of(out), lse.transpose(1, 2).reshape(batch * tokens, heads)
+        return out.reshape(batch, heads, dim).contiguous(), lse.reshape(batch, heads).contiguous()
+    return rows_of(out).contiguous(), lse.transpose(1, 2).reshape(batch * tokens, heads).contiguous()
 
 
 def rows_of(heads: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,145 @@
+"""The ways to generate over a fixed context, with the small trained model and 4,300 tokens of a book."""
+
+import json
+import subprocess
+import threading
+
+import pytest
+from transformers_support import BOOK, NANO, answers, build, load, tool, torch, transformers, whole_answers
+
+import sqz
+import sqz.transformers
+
+TOKENS = 4300  # below 4,096 sessions read everything
+QUESTIONS = ["\nWhat did the Count say? He said", "\nJonathan went to the castle in", "\nThe name of the horse was",
+             "\nThe driver spoke to", "\nIn the morning I", "\nMina wrote that", "\nWe left in pretty good time, and",
+             "\nThe women looked", "\nOne of the wolves", "\nThe old man said that the window"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return transformers.AutoTokenizer.from_pretrained(NANO)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(NANO)
+
+
+@pytest.fixture(scope="module")
+def context(tokenizer):
+    return tokenizer(BOOK.read_text(encoding="utf-8")[:40000], return_tensors="pt").input_ids[:, :TOKENS]
+
+
+@pytest.fixture(scope="module")
+def index(model, tokenizer, context, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("index")
+    sqz.transformers.capture(model, context, folder / "book.h5", tokenizer=tokenizer)
+    return build(folder / "book.h5", folder / "book.sqz")
+
+
+@pytest.fixture
+def ask(model, index, tokenizer):
+    """Answers to texts, left-padded to one batch, by a FixedContext with these session options."""
+    def ask(texts, session, **options):
+        batch = padded(tokenizer, texts)
+        with sqz.transformers.FixedContext(model, index, tokenizer=tokenizer, threads=1, **session):
+            return answers(model, **{"questions": batch.input_ids, "attention_mask": batch.attention_mask, **options})
+    return ask
+
+
+def padded(tokenizer, texts):
+    tokenizer.pad_token_id = 0
+    return tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+
+
+def tokens_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+
+
+def test_dense_is_transformers_over_the_whole_context(model, tokenizer, context, ask):
+    for text in QUESTIONS:
+        assert ask([text], {"selector": "dense"}) == whole_answers(model, context, tokens_of(tokenizer, text)), text
+
+
+@pytest.mark.parametrize("session", [{"budget": 0.25}, {"budget": 0.25, "rule": "budget"}, {"keep": 0.1, "levels": 1},
+                                     {"budget": 0.3, "residual": "estimate", "group": "max"}, {"budget": 0.3, "block": 4}])
+def test_sparse_is_sqz_generate(session, index, ask, tokenizer, model):
+    options = [part for name, value in session.items() for part in (
+        ("--sparsity", str(1 - value)) if name == "keep" else (f"--{name}", str(value)))]
+    run = subprocess.run([tool("sqz-generate"), "--model", NANO, "--index", index, "--json", "--escapes", "--max-tokens",
+                          "24", "--threads", "1", *options], input="\n".join(text.replace("\n", "\\n") for text in QUESTIONS[:4]),
+                         capture_output=True, text=True, check=True)
+    expected = json.loads(run.stdout.splitlines()[-1])["answers"]
+    for text, found in zip(QUESTIONS, expected):
+        assert ask([text], session)[0][:len(found["tokens"])] == found["tokens"], text
+    with sqz.transformers.FixedContext(model, index, threads=1, **session) as fixed:
+        answers(model, tokens_of(tokenizer, QUESTIONS[3]))
+        assert fixed.stats().delivered_keep == pytest.approx(expected[3]["keep"]["delivered"], abs=1e-3)
+        assert fixed.stats().delivered_keep < 0.6
+
+
+@pytest.mark.parametrize("session", [{"selector": "dense"}, {"budget": 0.25}])
+def test_a_batch_with_padding_is_each_request_alone(session, ask):
+    assert ask(QUESTIONS[:3], session) == [ask([text], session)[0] for text in QUESTIONS[:3]]
+
+
+@pytest.mark.parametrize("options", [{"cache_implementation": "static"}, {"num_beams": 3}, {"prefill_chunk_size": 5},
+                                     {"do_sample": True, "temperature": 0.7}])
+def test_other_ways_to_generate(options, model, tokenizer, context, ask):
+    question = tokens_of(tokenizer, QUESTIONS[0])
+    whole = torch.cat([context, question], 1)
+    if "prefill_chunk_size" in options or "cache_implementation" in options:
+        expected = ask([QUESTIONS[0]], {"selector": "dense"})
+    else:
+        torch.manual_seed(5)
+        expected = answers(model, whole, **options)
+    torch.manual_seed(5)
+    assert ask([QUESTIONS[0]], {"selector": "dense"}, **options) == expected
+
+
+def test_prompts_longer_than_a_call(model, tokenizer, context, ask):
+    long, short = QUESTIONS[0] * 4, QUESTIONS[1]
+    assert ask([long, short], {"selector": "dense", "max_tokens": 16}) == ask([long, short], {"selector": "dense"})
+    assert ask([long], {"selector": "dense"}) == whole_answers(model, context, tokens_of(tokenizer, long))
+
+
+def test_streaming_pipeline_and_conversation(model, tokenizer, index, ask):
+    expected = ask(QUESTIONS[:1], {"budget": 0.25})[0]
+    question = tokens_of(tokenizer, QUESTIONS[0])
+    with sqz.transformers.FixedContext(model, index, budget=0.25, threads=1):
+        streamer = transformers.TextIteratorStreamer(tokenizer, skip_prompt=True)
+        thread = threading.Thread(target=lambda: answers(model, question, streamer=streamer))
+        thread.start()
+        assert "".join(streamer) == tokenizer.decode(expected)
+        thread.join()
+        pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+        found = pipe(QUESTIONS[0], add_special_tokens=False, max_new_tokens=24, do_sample=False, return_full_text=False)
+        assert found[0]["generated_text"] == tokenizer.decode(expected)
+        # Half of the answer, then the rest of it from the same cache.
+        half = model.generate(question, attention_mask=torch.ones_like(question), max_new_tokens=12, do_sample=False,
+                              return_dict_in_generate=True)
+        rest = model.generate(half.sequences, attention_mask=torch.ones_like(half.sequences), max_new_tokens=12,
+                              do_sample=False, past_key_values=half.past_key_values)
+        assert rest[0, question.shape[1]:].tolist() == expected
+
+
+def test_several_contexts_in_turn(model, tokenizer, context, index, tmp_path):
+    sqz.transformers.capture(model, context[:, :900], tmp_path / "short.h5")
+    short = build(tmp_path / "short.h5", tmp_path / "short.sqz")
+    question = tokens_of(tokenizer, QUESTIONS[0])
+    expected = {path: whole_answers(model, part, question) for path, part in ((index, context), (short, context[:, :900]))}
+    assert expected[index] != expected[short]
+    with sqz.Index(index) as kept:
+        for path in (index, short, index):
+            with sqz.transformers.FixedContext(model, kept if path == index else path, selector="dense", threads=1):
+                assert answers(model, question) == expected[path]
+
+
+def test_forward_without_generate(model, tokenizer, context, index):
+    question = tokens_of(tokenizer, QUESTIONS[0])
+    with torch.no_grad():
+        expected = model(torch.cat([context, question], 1)).logits[:, TOKENS:]
+        with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+            torch.testing.assert_close(model(question).logits, expected, atol=0.05, rtol=0)  # keys of the index are float16
+            torch.testing.assert_close(model(question, use_cache=False).logits, expected, atol=0.05, rtol=0)
