@@ -124,9 +124,11 @@ class FixedContext:
             raise ValueError(f"{self._info.path}: layers with a sliding window are served on the CPU only: move the model "
                              "there")
         number = device.index or 0
-        if not getattr(self._index, "_sqz_transformers_device", None) == number:
+        try:
             self._index.upload(number)
-            self._index._sqz_transformers_device = number
+        except sqz.Error as error:
+            if "is already" not in str(error):
+                raise
         return number
 
     def _install(self, stack: contextlib.ExitStack) -> None:
@@ -143,7 +145,7 @@ class FixedContext:
         self._max_tokens = self._options.get("max_tokens") or 4096
         self._max_request_tokens = self._options.get("max_request_tokens") or self._max_tokens
         self._needs_positions = any(self._described["sliding_window"]) or (
-            self._info.partition == 3)  # buckets: their selectors look at queries before RoPE
+            self._info.partition == "buckets")  # their selectors look at queries before RoPE
         _contexts[self._number] = self
         stack.callback(_contexts.pop, self._number, None)
         stack.enter_context(attention_function(decoder, self._attend))
