@@ -1,0 +1,222 @@
+"""What sqz.transformers refuses, with which sentence; the model is then as it was before."""
+
+import shutil
+import subprocess
+import threading
+
+import pytest
+from transformers_support import NANO, answers, build, load, tool, torch, transformers
+
+import sqz
+import sqz.transformers
+
+CONTEXT = 300
+TINY = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 360, "initializer_range": 0.3, "pad_token_id": 0}
+QUESTION = torch.arange(10, 20)[None]
+
+
+def tiny(kind="llama", **more):
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(kind, **{**TINY, **more})
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model and its index."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    tiny().save_pretrained(folder / "model")
+    sqz.transformers.capture(load(folder / "model"), torch.arange(3, 3 + CONTEXT)[None], folder / "context.h5")
+    build(folder / "context.h5", folder / "context.sqz")
+    return folder
+
+
+@pytest.fixture
+def index(folder):
+    return folder / "context.sqz"
+
+
+@pytest.fixture
+def model(folder):
+    """Checked to be as before after the test."""
+    model = load(folder / "model")
+    before, expected = state_of(model), answers(model, QUESTION)
+    yield model
+    assert state_of(model) == before
+    assert answers(model, QUESTION) == expected
+
+
+def state_of(model):
+    hooks = [(name, len(module._forward_hooks), len(module._forward_pre_hooks)) for name, module in model.named_modules()]
+    return (sorted(model.__dict__), sorted(model.model.__dict__), hooks, model.config._attn_implementation,
+            sorted(transformers.AttentionInterface._global_mapping),
+            sorted(transformers.AttentionMaskInterface._global_mapping))
+
+
+def refused(kind, sentence, model, index, **options):
+    with pytest.raises(kind, match=sentence), sqz.transformers.FixedContext(
+            model, index, **{"selector": "dense", "threads": 1, **options}):
+        pytest.fail("the block was entered")
+
+
+def test_an_index_of_another_model(index, model):
+    other = tiny(num_hidden_layers=3)
+    refused(ValueError, "not an index of this model: layers: the index was built for 2, this model has 3", other, index)
+    same_shape = tiny()  # its weights came from no file
+    refused(ValueError, "not an index of this model: weights_hash", same_shape, index)
+    assert sqz.transformers.fingerprint(model) == sqz.Index(index).info.model_fingerprint
+
+
+def test_another_tokenizer(model, folder, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(NANO / name, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    sqz.transformers.capture(model, torch.arange(3, 3 + CONTEXT), tmp_path / "c.h5", tokenizer=tokenizer)
+    index = build(tmp_path / "c.h5", tmp_path / "c.sqz")
+    with sqz.transformers.FixedContext(model, index, tokenizer=tokenizer, selector="dense"):
+        pass
+    with open(tmp_path / "tokenizer.json", "a", encoding="utf-8") as file:
+        file.write("\n")
+    refused(ValueError, "tokenizer_hash: the index was built with [0-9a-f]{16}, this tokenizer has", model, index,
+            tokenizer=tokenizer)
+    (tmp_path / "tokenizer.json").unlink()
+    refused(FileNotFoundError, "neither tokenizer.json nor tokenizer.model", model, index, tokenizer=tokenizer)
+
+
+def test_broken_indexes(model, index, folder, tmp_path):
+    refused(sqz.Error, "No such file", model, tmp_path / "none.sqz")
+    (tmp_path / "cut.sqz").write_bytes(index.read_bytes()[:-4096])
+    refused(sqz.Error, "cut.sqz", model, tmp_path / "cut.sqz")
+    refused(ValueError, "without keys and values", model,
+            build(folder / "context.h5", tmp_path / "no-kv.sqz", "--no-kv"))
+    refused(sqz.Error, "budget", model, index, selector="auto", budget=2.0)
+    refused(TypeError, "bugdet", model, index, bugdet=0.5)
+
+
+def test_devices_and_types(model, index):
+    refused(ValueError, "device: found cuda:0, expected cpu, the model's", model, index, device="cuda:0")
+    refused(ValueError, "found torch.float64, expected float32, float16 or bfloat16", model.double(), index)
+    model.float()
+    refused(TypeError, "model: found str, expected a model of transformers", "model", index)
+    refused(ValueError, "is in training mode: call model.eval", model.train(), index)
+    model.eval()
+
+
+def test_two_contexts_on_one_model(model, index):
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1) as first:
+        expected = answers(model, QUESTION)
+        refused(RuntimeError, "another FixedContext open", model, index)
+        with pytest.raises(RuntimeError, match="open already"):
+            first.__enter__()
+        assert answers(model, QUESTION) == expected
+
+
+def test_an_exception_in_the_block(model, index):
+    with pytest.raises(KeyError), sqz.transformers.FixedContext(model, index, selector="dense"):
+        raise KeyError
+    context = sqz.transformers.FixedContext(model, index, selector="dense", threads=1)
+    with context:
+        expected = answers(model, QUESTION)
+    with context:  # a second time
+        assert answers(model, QUESTION) == expected
+
+
+def test_closed_while_generating(model, index):
+    begun, errors = threading.Event(), []
+
+    class Slow(transformers.StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            begun.set()
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    def run():
+        try:
+            answers(model, QUESTION.repeat(1, 1), max_new_tokens=45, stopping_criteria=[Slow()])
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    context = sqz.transformers.FixedContext(model, index, selector="dense", threads=1)
+    with context:
+        thread = threading.Thread(target=run)
+        thread.start()
+        begun.wait()
+    assert state_of(model)[3] == "sdpa"
+    thread.join()
+    assert errors == ["the FixedContext was closed while the model was generating"]
+
+
+def test_closed_by_its_own_generate(model, index):
+    class Close(transformers.StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            context.close()
+
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1) as context:
+        with pytest.raises(RuntimeError, match="cannot be closed by the generate"):
+            answers(model, QUESTION, stopping_criteria=[Close()])
+        answers(model, QUESTION)
+
+
+def test_more_tokens_than_positions(model, index):
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+        assert len(answers(model, QUESTION, max_new_tokens=51)[0]) == 51  # the last token is not attended to
+        with pytest.raises(ValueError, match="300 tokens of context and 61 that follow are 361, but the model has 360"):
+            answers(model, QUESTION, max_new_tokens=52)
+
+
+def test_gradients(model, index):
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+        with pytest.raises(RuntimeError, match="computes no gradients"):
+            model(QUESTION)
+
+
+@pytest.mark.parametrize("kind,more,sentence", [
+    ("gemma2", {"head_dim": 16}, "soft-capped logits cannot be served"),
+    ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 of Lfm2Config: found conv, expected full_attention"),
+    ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "found linear_attention, expected full_attent"),
+    ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}, "s_aux is given"),
+    ("bloom", {"n_layer": 2, "n_head": 4}, "takes no position_ids|neither a rotary"),
+])
+def test_models_that_no_index_can_serve(kind, more, sentence, index, tmp_path):
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    model = tiny(kind, **more)
+    with pytest.raises(ValueError, match=sentence):
+        sqz.transformers.capture(model, torch.arange(3, 203), tmp_path / "c.h5")
+    assert not list(tmp_path.iterdir())
+    refused(ValueError, ".", model, index)
+
+
+def test_longrope_on_both_sides_of_its_change(tmp_path):
+    factors = {"type": "longrope", "rope_type": "longrope", "long_factor": [4.0] * 8, "short_factor": [1.0] * 8}
+    model = tiny("phi3", rope_scaling=factors, original_max_position_embeddings=256, rope_theta=10000.0)
+    indexes = []
+    for tokens in (CONTEXT, 250):
+        sqz.transformers.capture(model, torch.arange(3, 3 + tokens), tmp_path / f"{tokens}.h5")
+        indexes.append(build(tmp_path / f"{tokens}.h5", tmp_path / f"{tokens}.sqz"))
+    with sqz.transformers.FixedContext(model, indexes[0], selector="dense", threads=1):
+        found = answers(model, QUESTION)
+    whole = torch.cat([torch.arange(3, 3 + CONTEXT)[None], QUESTION], 1)
+    assert found == answers(model, whole)
+    with sqz.transformers.FixedContext(model, indexes[1], selector="dense", threads=1):
+        with pytest.raises(ValueError, match="longrope changes its frequencies after 256 tokens"):
+            answers(model, QUESTION)
+
+
+def test_captures(model, folder, tmp_path):
+    def refuse(kind, sentence, ids, path=tmp_path / "c.h5", **options):
+        with pytest.raises(kind, match=sentence):
+            sqz.transformers.capture(model, ids, path, **options)
+        assert not list(tmp_path.iterdir())
+
+    refuse(FileExistsError, "pass overwrite=True", [3] * 200, folder / "context.h5")
+    refuse(ValueError, "found 3 to 320, expected 0 to 319", [3, 320])
+    refuse(ValueError, r"found shape \[2, 5\] of int64", torch.ones(2, 5, dtype=torch.long))
+    refuse(ValueError, "found 361 tokens, expected at most 360", [3] * 361)
+    refuse(ValueError, "queries: found 100, expected 1 to 50", [3] * 50)
+    refuse(OSError, "nowhere", [3] * 200, tmp_path / "nowhere/c.h5")
+    sqz.transformers.capture(model, [3] * 200, tmp_path / "c.h5")
+    sqz.transformers.capture(model, [3] * 200, tmp_path / "c.h5", overwrite=True, queries=20)
+    run = subprocess.run([tool("sqz-index"), "build", "--capture", tmp_path / "c.h5", "-o", tmp_path / "c.sqz"],
+                         capture_output=True, text=True, check=False)
+    assert "do not end with the last 100 tokens" in run.stderr
