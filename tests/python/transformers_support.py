@@ -32,8 +32,8 @@ def tool(name):
 
 
 def build(capture, index, *options):
-    subprocess.run([tool("sqz-index"), "build", "--capture", capture, "-o", index, "--dtype", "f16", "--threads", "2", "-qq",
-                    *options], check=True)
+    subprocess.run([tool("sqz-index"), "build", "--capture", capture, "-o", index, "--dtype", "f16", "--threads", "2", *options],
+                   check=True, stdout=subprocess.DEVNULL)
     return index
 
 
