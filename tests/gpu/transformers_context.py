@@ -24,7 +24,7 @@ import sqz
 import sqz.transformers
 
 SMALL = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 16384, "initializer_range": 0.15,
+         "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 16384, "initializer_range": 0.07,
          "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 KINDS = ["llama", "qwen3", "gemma", "glm", "granite", "cohere", "olmo2", "phi3", "smollm3", "stablelm"]
 failures = []
@@ -65,8 +65,8 @@ def build(args, model, context, name, stored):
 def case(args, name, model, context, questions, dtype):
     """Dense answers of one model in one type, and everything else for it."""
     stored = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
-    exact = copy.deepcopy(model).to("cuda", torch.float32)
     model = model.to("cuda", dtype)
+    exact = copy.deepcopy(model).float()
     index = build(args, model, context, "one", stored)
     expected, logits = whole(model, context, questions, stored)
     _, reference = whole(exact, context, questions, stored)

@@ -31,15 +31,16 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     decoder = model.get_decoder()
     decoder = model.base_model if decoder is model else decoder
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        raise ValueError(f"{type(decoder).__name__} takes no position_ids: what follows a context cannot be moved behind it")
+        raise ValueError(f"{type(decoder).__name__} takes no position_ids: what follows a context cannot be moved "
+                         "behind it")
     if not any(_holds_positions(module) for module in decoder.modules()):
         raise ValueError(f"{type(decoder).__name__}: found neither a rotary nor a learned position embedding, expected "
                          "one of them")
     config = model.config.get_text_config(decoder=True)
     for field in ("attn_logit_softcapping", "attn_logit_softcap"):
         if getattr(config, field, None):
-            raise ValueError(f"{name}: {field} is {getattr(config, field)}: soft-capped logits cannot be served, because "
-                             "an index has logits of scale times q.k")
+            raise ValueError(f"{name}: {field} is {getattr(config, field)}: soft-capped logits cannot be served, "
+                             "because those of an index are scale times q.k")
     return decoder
 
 
@@ -54,7 +55,7 @@ def check_longrope(config: Any, context: int, total: int) -> None:
     rope = rope_parameters(config)
     if rope["rope_type"] != "longrope":
         return
-    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0)
+    original = int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
     if context <= original < total:
         raise ValueError(f"longrope changes its frequencies after {original} tokens: a context of {context} tokens is "
                          f"before, {total} tokens with what follows are after")
@@ -74,13 +75,14 @@ def check_call(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, 
     found = (query.shape[1], key.shape[1], query.shape[3], value.shape[3])
     expected = (model["query_heads"], model["kv_heads"], model["head_dim"], model["head_dim"])
     if found != expected:
-        raise ValueError(f"{name}: found query heads, KV heads, head_dim of keys and of values {found}, expected {expected}")
+        raise ValueError(f"{name}: found query heads, KV heads, head_dim of keys and of values {found}, expected "
+                         f"{expected}")
     scale = 1 / math.sqrt(query.shape[3]) if scaling is None else scaling
     if not math.isclose(scale, model["attention_scale"], rel_tol=1e-6):
         raise ValueError(f"{name}: scaling: found {scale}, expected {model['attention_scale']}, as in all layers")
     for option in ("softcap", "s_aux", "position_bias", "head_mask"):
         if options.get(option) is not None:
-            raise ValueError(f"{name}: {option} is given, which changes the softmax in a way that an index cannot serve")
+            raise ValueError(f"{name}: {option} is given, which changes the softmax as an index cannot serve it")
     window = options.get("sliding_window") or 0
     if window not in (0, model["sliding_window"][layer]):
         raise ValueError(f"{name}: sliding_window: found {window}, expected {model['sliding_window'][layer]}")

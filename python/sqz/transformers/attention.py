@@ -1,4 +1,4 @@
-"""Attention over a model's own keys, with the log-sum-exp that merging needs and that torch's own function keeps back."""
+"""Attention over a model's own keys, with the log-sum-exp that merging needs: torch's own function keeps it back."""
 
 import torch
 

@@ -15,7 +15,7 @@ from .fingerprint import describe, tokenizer_hash
 
 def capture(model: PreTrainedModel, input_ids: Any, path: str | os.PathLike[str], *, tokenizer: Any = None,
             queries: int = 100, overwrite: bool = False) -> None:
-    """Runs the model once over a fixed context and writes keys, values and last queries of all layers (docs/capture.md).
+    """Runs the model once over a fixed context and writes what sqz-index builds an index of (docs/capture.md).
 
     input_ids: [tokens] or [1, tokens], integers: the context with its special tokens, such as BOS, without padding.
     path: the HDF5 file to write, in the model's dtype; it appears when it is whole. An index is made of it with
@@ -72,11 +72,13 @@ def _tokens(input_ids: Any, model: dict[str, Any]) -> np.ndarray:
     if ids.ndim == 2 and ids.shape[0] == 1:
         ids = ids[0]
     if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"input_ids: found shape {list(ids.shape)} of {ids.dtype}, expected [tokens] or [1, tokens] of integers")
+        raise ValueError(f"input_ids: found shape {list(ids.shape)} of {ids.dtype}, expected [tokens] or [1, tokens] "
+                         "of integers")
     if ids.min() < 0 or ids.max() >= model["vocab_size"]:
         raise ValueError(f"input_ids: found {ids.min()} to {ids.max()}, expected 0 to {model['vocab_size'] - 1}")
     if 0 < model["max_positions"] < ids.size:
-        raise ValueError(f"input_ids: found {ids.size} tokens, expected at most {model['max_positions']}, the model's positions")
+        raise ValueError(f"input_ids: found {ids.size} tokens, expected at most {model['max_positions']}, the model's "
+                         "positions")
     return ids.astype(np.int32)
 
 

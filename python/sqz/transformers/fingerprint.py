@@ -53,7 +53,8 @@ def stored_description(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The description in the header of an index, a safetensors file that libsqz has opened before."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        return json.loads(json.loads(file.read(size))["__metadata__"]["model"])
+        described: dict[str, Any] = json.loads(json.loads(file.read(size))["__metadata__"]["model"])
+        return described
 
 
 def difference(index: dict[str, Any], model: dict[str, Any]) -> str:
@@ -111,7 +112,7 @@ def _rope(config: Any) -> dict[str, Any]:
     rope = {"kind": given["rope_type"], "theta": float(given.get("rope_theta", 10000.0)), "factor": 1.0,
             "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 0, "beta_fast": 32.0,
             "beta_slow": 1.0, "attention_factor": 1.0, "truncate": True}
-    if rope["kind"] not in ("linear", "llama3", "yarn"):  # what the index has no name for, only selectors of buckets need
+    if rope["kind"] not in ("linear", "llama3", "yarn"):  # only buckets need more, which such models have not
         return {**rope, "kind": "default"}
     rope["factor"] = float(given.get("factor") or max_positions(config) / positions)
     if rope["kind"] != "linear":
@@ -144,11 +145,11 @@ def _checkpoint_file(name: str, candidates: tuple[str, ...], revision: str | Non
             return path
         if name and not os.path.isdir(name):
             try:
-                path = cached_file(name, candidate, revision=revision, local_files_only=True)
+                found = cached_file(name, candidate, revision=revision, local_files_only=True)
             except (OSError, ValueError):
                 continue
-            if path is not None:
-                return path
+            if found is not None:
+                return str(found)
     return None
 
 
@@ -182,4 +183,4 @@ def _samples_of_shard(path: str) -> bytes:
 def _sample_of(name: str, tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().reshape(-1)
     numbers = flat[::max(1, flat.numel() // 1024)].float().cpu().numpy()
-    return f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + numbers.tobytes()
+    return f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + bytes(numbers.tobytes())

@@ -34,7 +34,7 @@ def real_tokens(mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
 
 
 def cut(lengths: Sequence[int], most: int, block: int) -> list[Piece]:
-    """Calls of at most `most` rows for requests of these lengths. A request is cut where a block ends, if there are blocks."""
+    """Calls of at most `most` rows for requests of these lengths, which are cut where blocks end, if there are any."""
     most_of_request = most // block * block if 0 < block <= most else most
     pieces: list[Piece] = []
     first, indptr = 0, [0]

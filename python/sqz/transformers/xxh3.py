@@ -1,5 +1,7 @@
 """XXH3-64 with seed 0, as index files, captures and checkpoints are hashed by libsqz (docs/format.md)."""
 
+from typing import Any
+
 import numpy as np
 
 _SECRET = bytes.fromhex(
@@ -14,7 +16,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _SWAPPED = [1, 0, 3, 2, 5, 4, 7, 6]
 
 
-def _words(data: bytes, first: int) -> np.ndarray:
+def _words(data: bytes, first: int) -> Any:
     """The 8 little-endian words of 64 bits from byte `first` on."""
     return np.frombuffer(data, "<u8", 8, first)
 
@@ -22,7 +24,7 @@ def _words(data: bytes, first: int) -> np.ndarray:
 _STRIPE_SECRETS = np.stack([_words(_SECRET, 8 * i) for i in range(_BLOCK // _STRIPE)])
 
 
-def _sums(stripes: np.ndarray, secrets: np.ndarray) -> np.ndarray:
+def _sums(stripes: Any, secrets: Any) -> Any:
     """What stripes [..., n, 8] add to the 8 accumulators, modulo 2^64."""
     keyed = stripes ^ secrets
     products = (keyed & _LOW) * (keyed >> np.uint64(32))

@@ -1,0 +1,103 @@
+"""Asking the index: which rows of a forward pass do, in which calls, and merging what it answers."""
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+
+import sqz
+
+from .rows import Rows, cut, real_tokens
+
+_servings: "weakref.WeakValueDictionary[int, Serving]" = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+class Serving:
+    """A session, and the memory of calls that are made again and again.
+
+    options: those of the session. dtype: the model's. needs_positions: layers with a sliding window, or buckets.
+    """
+
+    def __init__(self, session: sqz.Session, options: dict[str, Any], device: torch.device, dtype: torch.dtype,
+                 needs_positions: bool) -> None:
+        self._session, self._info, self._device, self._dtype = session, session.index.info, device, dtype
+        self._needs_positions = needs_positions
+        self._block = options.get("block") or 0
+        self._most = options.get("max_tokens") or 4096  # rows of a call, as the session's default
+        self._most_of_request = min(self._most, options.get("max_request_tokens") or self._most)
+        self._rows = Rows(None, [], None)
+        self._buffers: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._calls: dict[tuple[int, torch.dtype, int], sqz.Call] = {}
+        self.number = next(_numbers)
+        _servings[self.number] = self
+
+    def begin(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor) -> None:
+        """Before the layers of a forward pass. mask: as real_tokens() takes it; positions: [batch or 1, tokens]."""
+        if tokens > 1 or self._needs_positions:
+            self._find_rows(batch, tokens, mask, positions)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _find_rows(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor) -> None:
+        real = real_tokens(mask, tokens) if tokens > 1 else None
+        index = None if real is None else real.flatten().nonzero().flatten()
+        lengths = [tokens] * batch if real is None else real.sum(1).tolist()
+        found = None
+        if self._needs_positions:
+            flat = positions.expand(batch, tokens).flatten()
+            found = (flat if index is None else flat[index]).tolist()
+        self._rows = Rows(index, cut(lengths, self._most if tokens == 1 else self._most_of_request, self._block), found)
+        self._buffers_of(batch, self._dtype)  # before a graph of the tokens that follow is captured
+
+    def add(self, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int) -> None:
+        """Merges the state over the context into own and own_lse.
+
+        rows, own: [batch * tokens, query heads, head_dim]; own_lse: [batch * tokens, query heads].
+        """
+        plan = self._rows
+        if tokens == 1 and not self._needs_positions:
+            if len(rows) <= self._most:
+                q, out, lse = self._buffers_of(len(rows), rows.dtype)
+                q.copy_(rows)
+                self._call_of(len(rows), rows.dtype)(layer)
+                sqz.merge_states(own, own_lse, out, lse)
+                return
+            plan = Rows(None, cut([1] * len(rows), self._most, 0), None)
+        if plan.index is None:
+            self._add_pieces(plan, rows.contiguous(), own, own_lse, layer)
+            return
+        part, part_lse = own[plan.index], own_lse[plan.index]
+        self._add_pieces(plan, rows[plan.index], part, part_lse, layer)
+        own.zero_().index_copy_(0, plan.index, part)  # padding attends to nothing: no NaN of it may go on
+
+    def _add_pieces(self, plan: Rows, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int) -> None:
+        for piece in plan.pieces:
+            some = slice(piece.first, piece.last)
+            positions = None if plan.positions is None else plan.positions[some]
+            out, lse = self._session.attend(layer, rows[some], indptr=piece.indptr, positions=positions)
+            sqz.merge_states(own[some], own_lse[some], out, lse)
+
+    def _buffers_of(self, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, out and lse of one token a request, in memory that stays."""
+        key = (rows, dtype)
+        if key not in self._buffers:
+            shape = (rows, self._info.query_heads, self._info.head_dim)
+            q = torch.empty(shape, dtype=dtype, device=self._device)
+            self._buffers[key] = q, torch.empty_like(q), torch.empty(shape[:2], device=self._device)
+        return self._buffers[key]
+
+    def _call_of(self, rows: int, dtype: torch.dtype) -> sqz.Call:
+        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+        key = (rows, dtype, stream)
+        if key not in self._calls:
+            q, out, lse = self._buffers_of(rows, dtype)
+            self._calls[key] = self._session.prepare(q, out, lse, indptr=range(rows + 1), stream=stream)
+        return self._calls[key]
+
+
+@torch.library.custom_op("sqz::add_context", mutates_args=("own", "own_lse"))  # type: ignore[untyped-decorator]
+def add_context(rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int,
+                serving: int) -> None:
+    """Serving.add() for torch.compile."""
+    _servings[serving].add(rows, own, own_lse, layer, tokens)
