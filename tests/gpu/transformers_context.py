@@ -23,9 +23,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import sqz
 import sqz.transformers
 
-SMALL = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 16384, "initializer_range": 0.07,
-         "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 16384,
+         "initializer_range": 0.07, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2}
 KINDS = ["llama", "qwen3", "gemma", "glm", "granite", "cohere", "olmo2", "phi3", "smollm3", "stablelm"]
 failures = []
 
@@ -43,7 +44,7 @@ def answers(model, questions, **options):
 
 
 def whole(model, context, questions, stored):
-    """Tokens and the prompt's logits by transformers over the whole context, keys and values rounded as in the index."""
+    """Tokens, and the prompt's logits, by transformers over the whole context, stored as in the index."""
     cache = transformers.DynamicCache(config=model.config)
     with torch.inference_mode():
         model(context, past_key_values=cache, logits_to_keep=1)
@@ -75,15 +76,16 @@ def case(args, name, model, context, questions, dtype):
         alone = [answers(model, question[None])[0] for question in questions]
         static = [answers(model, questions, cache_implementation="static") for _ in range(2)]
         padded = torch.cat([torch.zeros_like(questions[:, :5]), questions], 1)
-        left = answers(model, padded, attention_mask=(torch.arange(padded.shape[1]) >= 5).long().to("cuda").expand_as(padded))
+        mask = (torch.arange(padded.shape[1], device="cuda") >= 5).long().expand_as(padded)
+        left = answers(model, padded, attention_mask=mask)
         read = fixed.stats().delivered_budget
     error, allowed = (ours - reference).norm() / reference.norm(), 1.5 * (logits - reference).norm() / reference.norm()
     same = {what: sum(a == b for a, b in zip(tokens, expected)) for what, tokens in (
-        ("batch", found), ("alone", alone), ("static cache", static[0]), ("static cache again", static[1]), ("padded", left))}
+        ("batch", found), ("alone", alone), ("static cache", static[0]), ("again", static[1]), ("padded", left))}
     passed = read == 1 and (all(count == len(questions) for count in same.values()) if dtype == torch.float32 else
                             bool(error <= allowed))
-    report(f"{name} {dtype}", passed, f"of {len(questions)} answers equal {same}; logits differ from float32 by {error:.1e}, "
-           f"transformers' by {allowed / 1.5:.1e}")
+    report(f"{name} {dtype}", passed, f"of {len(questions)} answers equal {same}; logits differ from float32 by "
+           f"{error:.1e}, transformers' by {allowed / 1.5:.1e}")
     return model, index, expected
 
 
@@ -136,7 +138,8 @@ def trained(args):
     """Ten questions to a trained model: all 24 tokens of each answer equal those over the whole context."""
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(args.device).eval()
-    ids = tokenizer(args.text.read_text(encoding="utf-8"), return_tensors="pt").input_ids[:, :args.tokens + 480].to(args.device)
+    ids = tokenizer(args.text.read_text(encoding="utf-8"), return_tensors="pt").input_ids[:, :args.tokens + 480]
+    ids = ids.to(args.device)
     context, later = ids[:, :args.tokens], ids[0, args.tokens:]
     index = build(args, model, context, "trained", torch.float16)
     same = 0

@@ -59,17 +59,19 @@ def tokens_of(tokenizer, text):
 
 def test_dense_is_transformers_over_the_whole_context(model, tokenizer, context, ask):
     for text in QUESTIONS:
-        assert ask([text], {"selector": "dense"}) == whole_answers(model, context, tokens_of(tokenizer, text)), text
+        expected = whole_answers(model, context, tokens_of(tokenizer, text))
+        assert ask([text], {"selector": "dense"}) == expected, text
 
 
-@pytest.mark.parametrize("session", [{"budget": 0.25}, {"budget": 0.25, "rule": "budget"}, {"keep": 0.1, "levels": 1},
-                                     {"budget": 0.3, "residual": "estimate", "group": "max"}, {"budget": 0.3, "block": 4}])
+@pytest.mark.parametrize("session", [
+    {"budget": 0.25}, {"budget": 0.25, "rule": "budget"}, {"keep": 0.1, "levels": 1},
+    {"budget": 0.3, "residual": "estimate", "group": "max"}, {"budget": 0.3, "block": 4}])
 def test_sparse_is_sqz_generate(session, index, ask, tokenizer, model):
     options = [part for name, value in session.items() for part in (
         ("--sparsity", str(1 - value)) if name == "keep" else (f"--{name}", str(value)))]
-    run = subprocess.run([tool("sqz-generate"), "--model", NANO, "--index", index, "--json", "--escapes", "--max-tokens",
-                          "24", "--threads", "1", *options], input="\n".join(text.replace("\n", "\\n") for text in QUESTIONS[:4]),
-                         capture_output=True, text=True, check=True)
+    run = subprocess.run([tool("sqz-generate"), "--model", NANO, "--index", index, "--json", "--escapes",
+                          "--max-tokens", "24", "--threads", "1", *options], capture_output=True, text=True, check=True,
+                         input="\n".join(text.replace("\n", "\\n") for text in QUESTIONS[:4]))
     expected = json.loads(run.stdout.splitlines()[-1])["answers"]
     for text, found in zip(QUESTIONS, expected):
         assert ask([text], session)[0][:len(found["tokens"])] == found["tokens"], text
@@ -114,7 +116,8 @@ def test_streaming_pipeline_and_conversation(model, tokenizer, index, ask):
         assert "".join(streamer) == tokenizer.decode(expected)
         thread.join()
         pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
-        found = pipe(QUESTIONS[0], add_special_tokens=False, max_new_tokens=24, do_sample=False, return_full_text=False)
+        found = pipe(QUESTIONS[0], add_special_tokens=False, max_new_tokens=24, do_sample=False,
+                     return_full_text=False)
         assert found[0]["generated_text"] == tokenizer.decode(expected)
         # Half of the answer, then the rest of it from the same cache.
         half = model.generate(question, attention_mask=torch.ones_like(question), max_new_tokens=12, do_sample=False,
@@ -128,7 +131,8 @@ def test_several_contexts_in_turn(model, tokenizer, context, index, tmp_path):
     sqz.transformers.capture(model, context[:, :900], tmp_path / "short.h5")
     short = build(tmp_path / "short.h5", tmp_path / "short.sqz")
     question = tokens_of(tokenizer, QUESTIONS[0])
-    expected = {path: whole_answers(model, part, question) for path, part in ((index, context), (short, context[:, :900]))}
+    expected = {path: whole_answers(model, context[:, :tokens], question)
+                for path, tokens in ((index, TOKENS), (short, 900))}
     assert expected[index] != expected[short]
     with sqz.Index(index) as kept:
         for path in (index, short, index):
@@ -141,5 +145,6 @@ def test_forward_without_generate(model, tokenizer, context, index):
     with torch.no_grad():
         expected = model(torch.cat([context, question], 1)).logits[:, TOKENS:]
         with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
-            torch.testing.assert_close(model(question).logits, expected, atol=0.05, rtol=0)  # keys of the index are float16
+            # Keys of the index are float16.
+            torch.testing.assert_close(model(question).logits, expected, atol=0.05, rtol=0)
             torch.testing.assert_close(model(question, use_cache=False).logits, expected, atol=0.05, rtol=0)

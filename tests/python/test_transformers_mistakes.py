@@ -48,7 +48,8 @@ def model(folder):
 
 
 def state_of(model):
-    hooks = [(name, len(module._forward_hooks), len(module._forward_pre_hooks)) for name, module in model.named_modules()]
+    hooks = [(name, len(module._forward_hooks), len(module._forward_pre_hooks))
+             for name, module in model.named_modules()]
     return (sorted(model.__dict__), sorted(model.model.__dict__), hooks, model.config._attn_implementation,
             sorted(transformers.AttentionInterface._global_mapping),
             sorted(transformers.AttentionMaskInterface._global_mapping))
@@ -173,7 +174,7 @@ def test_gradients(model, index):
 @pytest.mark.parametrize("kind,more,sentence", [
     ("gemma2", {"head_dim": 16}, "soft-capped logits cannot be served"),
     ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 of Lfm2Config: found conv, expected full_attention"),
-    ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "found linear_attention, expected full_attent"),
+    ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "found linear_attention, expected full"),
     ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}, "s_aux is given"),
     ("bloom", {"n_layer": 2, "n_head": 4}, "takes no position_ids|neither a rotary"),
 ])

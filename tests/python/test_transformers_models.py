@@ -1,4 +1,4 @@
-"""Dense sessions give transformers' own greedy tokens over the whole context, for models that sqz-index cannot run itself."""
+"""Dense sessions give transformers' own greedy tokens over the whole context, for models that sqz-index cannot run."""
 
 import pytest
 from transformers_support import answers, build, load, torch, transformers, whole_answers
@@ -6,9 +6,9 @@ from transformers_support import answers, build, load, torch, transformers, whol
 import sqz.transformers
 
 CONTEXT, QUESTIONS, TOKENS = 400, 10, 12
-SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.3, "tie_word_embeddings": False, "pad_token_id": 0,
-         "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.3,
+         "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MANY = {"num_key_value_heads": 4}
 # These call the attention function from transformers 5 on.
 SINCE_5 = {"nemotron", "olmoe", "stablelm"}

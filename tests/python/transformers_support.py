@@ -1,4 +1,4 @@
-"""What the tests of sqz.transformers share: skips, models, indexes, and transformers' own answers over the whole context."""
+"""What the tests of sqz.transformers share: skips, models, indexes, and answers of transformers itself."""
 
 import os
 import pathlib
@@ -24,7 +24,8 @@ torch.set_num_threads(1)
 
 def tool(name):
     """A tool of sqz: SQZ_TOOLS names its folder, else PATH, else the build folder."""
-    folder = os.environ.get("SQZ_TOOLS") or next((str(path.parent) for path in ROOT.glob(f"build/*/tools/{name}")), None)
+    built = [str(path.parent) for path in ROOT.glob(f"build/*/tools/{name}")]
+    folder = os.environ.get("SQZ_TOOLS") or next(iter(built), None)
     path = shutil.which(name, path=folder) or shutil.which(name)
     if path is None:
         pytest.skip(f"{name} was not found: set SQZ_TOOLS to the folder of the built tools")
@@ -32,8 +33,8 @@ def tool(name):
 
 
 def build(capture, index, *options):
-    subprocess.run([tool("sqz-index"), "build", "--capture", capture, "-o", index, "--dtype", "f16", "--threads", "2", *options],
-                   check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([tool("sqz-index"), "build", "--capture", capture, "-o", index, "--dtype", "f16", "--threads", "2",
+                    *options], check=True, stdout=subprocess.DEVNULL)
     return index
 
 
@@ -51,7 +52,7 @@ def answers(model, questions, **options):
 
 
 def whole_answers(model, context, questions):
-    """The same by transformers over the whole context [1, tokens], keys and values rounded to float16 as in the index."""
+    """The same by transformers over the whole context [1, tokens], its keys and values in float16 as in the index."""
     cache = transformers.DynamicCache(config=model.config)
     with torch.inference_mode():
         model(context, past_key_values=cache, logits_to_keep=1)

@@ -112,8 +112,8 @@ class FixedContext:
             raise ValueError(f"device: found {asked}, expected {device}, the model's")
         if device.type == "cuda":
             if any(self._described["sliding_window"]):
-                raise ValueError(f"{index.info.path}: layers with a sliding window are served on the CPU only: move the "
-                                 "model there")
+                raise ValueError(f"{index.info.path}: layers with a sliding window are served on the CPU only: move "
+                                 "the model there")
             try:
                 index.upload(device.index or 0)
             except sqz.Error as error:
