@@ -166,9 +166,9 @@ def test_more_tokens_than_positions(model, index):
 
 
 def test_gradients(model, index):
-    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
-        with pytest.raises(RuntimeError, match="computes no gradients"):
-            model(QUESTION)
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1), pytest.raises(
+            RuntimeError, match="computes no gradients"):
+        model(QUESTION)
 
 
 @pytest.mark.parametrize("kind,more,sentence", [
@@ -189,7 +189,7 @@ def test_models_that_no_index_can_serve(kind, more, sentence, index, tmp_path):
 
 
 def test_longrope_on_both_sides_of_its_change(tmp_path):
-    factors = {"type": "longrope", "rope_type": "longrope", "long_factor": [4.0] * 8, "short_factor": [1.0] * 8}
+    factors = {"type": "longrope", "long_factor": [4.0] * 8, "short_factor": [1.0] * 8}
     model = tiny("phi3", rope_scaling=factors, original_max_position_embeddings=256, rope_theta=10000.0)
     indexes = []
     for tokens in (CONTEXT, 250):
@@ -199,9 +199,9 @@ def test_longrope_on_both_sides_of_its_change(tmp_path):
         found = answers(model, QUESTION)
     whole = torch.cat([torch.arange(3, 3 + CONTEXT)[None], QUESTION], 1)
     assert found == answers(model, whole)
-    with sqz.transformers.FixedContext(model, indexes[1], selector="dense", threads=1):
-        with pytest.raises(ValueError, match="longrope changes its frequencies after 256 tokens"):
-            answers(model, QUESTION)
+    with sqz.transformers.FixedContext(model, indexes[1], selector="dense", threads=1), pytest.raises(
+            ValueError, match="longrope changes its frequencies after 256 tokens"):
+        answers(model, QUESTION)
 
 
 def test_captures(model, folder, tmp_path):

@@ -13,8 +13,6 @@ pytest.importorskip("h5py", reason="h5py is not installed")
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56):
     pytest.skip(f"found transformers {transformers.__version__}, expected 4.56 or newer", allow_module_level=True)
 
-import sqz.transformers  # noqa: E402
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NANO = ROOT / "examples/models/nano"
 BOOK = ROOT / "examples/texts/dracula.txt"
