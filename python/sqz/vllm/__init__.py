@@ -1,0 +1,35 @@
+"""sqz in vLLM: every request is answered as if the index's fixed context stood in front of it.
+
+    SQZ_INDEX=manual.sqz SQZ_BUDGET=0.125 vllm serve MODEL --attention-backend CUSTOM --max-model-len 8192
+
+vLLM loads this plug-in from entry-point group `vllm.general_plugins` in each of its processes. Without SQZ_INDEX it
+does nothing. Prompts hold what follows the context: the context takes no blocks of vLLM's cache, and its tokens are
+neither counted nor computed. Each further variable is an argument of sqz.Session: see sqz.vllm.options.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .options import Options
+
+
+def register() -> None:
+    """Makes vLLM serve from the index that SQZ_INDEX names.
+
+    Raises sqz.Error, OSError or ValueError, with what is wrong, if index or options cannot be used.
+    """
+    options = Options.from_environment(os.environ)
+    if options is None:
+        return
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    from . import rope, startup
+
+    if current_platform.is_cpu():
+        register_backend(AttentionBackendEnum.CPU_ATTN, "sqz.vllm.cpu.Backend")  # vLLM takes no other on a CPU
+    else:
+        register_backend(AttentionBackendEnum.CUSTOM, "sqz.vllm.cuda.Backend")
+    startup.check_configurations(options)
+    rope.begin_at(options.tokens())

@@ -1,0 +1,65 @@
+"""vLLM's FlashAttention backend with a fixed context in front of every request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashAttentionImpl,
+                                                   FlashAttentionMetadataBuilder, flash_attn_varlen_func)
+
+from . import context
+
+
+class Builder(context.Requests, FlashAttentionMetadataBuilder):
+    # sqz takes the requests' first tokens from the host, so a graph fixes them: 0, 1, 2, ... for one token each.
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
+
+class Impl(FlashAttentionImpl):
+    def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any,
+                 sliding_window: Any, kv_cache_dtype: str, logits_soft_cap: Any = None, attn_type: str = "decoder",
+                 kv_sharing_target_layer_name: Any = None, sinks: Any = None) -> None:
+        context.refuse_layer(sliding_window, alibi_slopes, logits_soft_cap, sinks, kv_sharing_target_layer_name,
+                             attn_type)
+        super().__init__(num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype)
+        self.context = context.context()
+
+    def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
+                attn_metadata: Any, output: torch.Tensor, output_scale: torch.Tensor | None = None,
+                output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
+        """query, output: [tokens, heads, head_dim]. Without attn_metadata vLLM only measures its memory."""
+        if attn_metadata is None:
+            return output.fill_(0)
+        tokens = attn_metadata.num_actual_tokens
+        keys, values = map(canonicalize_singleton_dim_strides, _keys_and_values(kv_cache))
+        _, lse = flash_attn_varlen_func(  # lse: [heads, tokens]
+            q=query[:tokens], k=keys, v=values, out=output[:tokens], cu_seqlens_q=attn_metadata.query_start_loc,
+            max_seqlen_q=attn_metadata.max_query_len, seqused_k=attn_metadata.seq_lens,
+            max_seqlen_k=attn_metadata.max_seq_len, softmax_scale=self.scale, causal=True,
+            block_table=attn_metadata.block_table, scheduler_metadata=attn_metadata.scheduler_metadata,
+            num_splits=attn_metadata.max_num_splits, fa_version=self.vllm_flash_attn_version, return_softmax_lse=True)
+        self.context.add(layer.layer_name, query, output, lse.T, attn_metadata.indptr)
+        return output
+
+
+def _keys_and_values(kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Both [blocks, block, KV heads, head_dim]. Up to vLLM 0.25 kv_cache is [blocks, 2, block, KV heads, head_dim],
+    from 0.32 on [blocks, KV heads, block, 2 * head_dim]."""
+    return kv_cache.unbind(1) if kv_cache.ndim == 5 else kv_cache.transpose(1, 2).chunk(2, dim=-1)
+
+
+class Backend(FlashAttentionBackend):
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[Impl]:
+        return Impl
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder]:
+        return Builder

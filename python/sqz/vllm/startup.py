@@ -1,0 +1,112 @@
+"""What is checked before vLLM loads anything: a configuration that sqz cannot serve is refused with a sentence."""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+from typing import Any
+
+import sqz
+
+from .options import Options
+
+KV_TYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+def check_configurations(options: Options) -> None:
+    """From now on every configuration of a model that vLLM makes is checked against the index."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    complete = platform.check_and_update_config.__func__  # a class method of vLLM's platform, called by VllmConfig
+
+    @classmethod  # type: ignore[misc]
+    @functools.wraps(complete)
+    def complete_and_check(cls: Any, config: Any) -> None:
+        complete(cls, config)
+        if config.model_config is not None:
+            check(config, options, current_platform.is_cpu())
+
+    platform.check_and_update_config = complete_and_check  # type: ignore[method-assign]
+
+
+def check(config: Any, options: Options, on_cpu: bool) -> None:
+    """config: a vllm.config.VllmConfig. Raises ValueError, or sqz.Error for an index that cannot be used."""
+    with sqz.Index(options.index) as index:
+        sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
+        info = index.info
+    for found, what, instead in (*_of_model(config, info), *_of_engine(config, info, on_cpu)):
+        if found:
+            raise ValueError(f"{options.index}: sqz cannot serve this with vLLM: {what}; {instead}")
+    _check_same_model(config.model_config, options.index)
+
+
+def _of_model(config: Any, info: Any) -> tuple[tuple[bool, str, str], ...]:
+    model, text = config.model_config, config.model_config.hf_text_config
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    positions = text.max_position_embeddings
+    longest = info.tokens + model.max_model_len
+    return (
+        (not info.has_kv, "the index has no keys and values", "build it without --no-kv"),
+        (info.partition == "buckets", "the index has buckets of queries before RoPE, which vLLM's attention layers do "
+                                      "not see", "build it with clusters or pages"),
+        (model.use_mla, "the model has latent attention (MLA)", "expected attention with keys of each KV head"),
+        (kinds != {"full_attention"} or model.get_sliding_window() is not None,
+         f"the model has layers of {' and '.join(sorted(kinds))}"
+         + (f" with a window of {model.get_sliding_window()} tokens" if model.get_sliding_window() else ""),
+         "expected full attention in all layers"),
+        (getattr(text, "attn_logit_softcapping", None) is not None, "the model has a soft cap on its logits",
+         "expected none"),
+        (longest > positions, f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, "
+                              f"together {longest}, and the model has {positions} positions",
+         f"set --max-model-len to {positions - info.tokens} or less"),
+    )
+
+
+def _of_engine(config: Any, info: Any, on_cpu: bool) -> tuple[tuple[bool, str, str], ...]:
+    parallel, ranks = config.parallel_config, config.parallel_config.tensor_parallel_size
+    backend = config.attention_config.backend
+    name = None if backend is None else backend.name
+    return (
+        (not on_cpu and name != "CUSTOM", f"the attention backend is {name or 'not given'}",
+         "set --attention-backend CUSTOM"),
+        (config.cache_config.cache_dtype not in KV_TYPES,
+         f"--kv-cache-dtype is {config.cache_config.cache_dtype}", f"expected one of {', '.join(KV_TYPES)}"),
+        (config.speculative_config is not None, "speculative decoding is on, and a draft does not see the context",
+         "leave --speculative-config out"),
+        (config.lora_config is not None, "LoRA is on, and an adapter changes the context's keys and values",
+         "build an index of the merged model, and leave --enable-lora out"),
+        (config.kv_transfer_config is not None, "keys and values would be shared with other engines, though they are "
+                                                "right only after this context", "leave --kv-transfer-config out"),
+        (info.kv_heads % ranks != 0, f"{info.kv_heads} KV heads cannot be shared among {ranks} ranks of tensor "
+                                     "parallelism", f"expected a --tensor-parallel-size that divides {info.kv_heads}"),
+        (parallel.world_size != ranks or getattr(parallel, "decode_context_parallel_size", 1) != 1,
+         "pipeline or context parallelism is on", "expected tensor parallelism only"),
+    )
+
+
+def _check_same_model(model: Any, path: str) -> None:
+    """model: vllm.config.ModelConfig."""
+    text = model.hf_text_config
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    ours = {
+        "architecture": model.hf_config.architectures[0], "layers": text.num_hidden_layers,
+        "query_heads": text.num_attention_heads, "kv_heads": model.get_total_num_kv_heads(),
+        "head_dim": model.get_head_size(), "hidden_size": text.hidden_size, "vocab_size": text.vocab_size,
+        "rope.theta": rope.get("rope_theta", getattr(text, "rope_theta", None)),
+        "rope.kind": rope.get("rope_type", rope.get("type", "default")),
+    }
+    theirs = describe(path)
+    theirs |= {f"rope.{name}": value for name, value in theirs["rope"].items()}
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise ValueError(f"{path}: not an index of this model: {name}: the index was built for {theirs[name]}, "
+                             f"{model.model} has {value}")
+
+
+def describe(path: str) -> dict[str, Any]:
+    """The model that the index at `path` was built for: `model` of docs/format.md."""
+    with open(path, "rb") as file:
+        size, = struct.unpack("<Q", file.read(8))
+        return dict(json.loads(json.loads(file.read(size))["__metadata__"]["model"]))
