@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
-import struct
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM
+
 import sqz
+from sqz.transformers.fingerprint import describe, difference, fingerprint_of, stored_description
 
 from .options import Options
 
@@ -36,10 +38,10 @@ def check(config: Any, options: Options, on_cpu: bool) -> None:
     with sqz.Index(options.index) as index:
         sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
         info = index.info
+    _check_same_model(config, info)
     for found, what, instead in (*_of_model(config, info), *_of_engine(config, info, on_cpu)):
         if found:
             raise ValueError(f"{options.index}: sqz cannot serve this with vLLM: {what}; {instead}")
-    _check_same_model(config.model_config, options.index)
 
 
 def _of_model(config: Any, info: Any) -> tuple[tuple[bool, str, str], ...]:
@@ -86,27 +88,19 @@ def _of_engine(config: Any, info: Any, on_cpu: bool) -> tuple[tuple[bool, str, s
     )
 
 
-def _check_same_model(model: Any, path: str) -> None:
-    """model: vllm.config.ModelConfig."""
-    text = model.hf_text_config
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    ours = {
-        "architecture": model.hf_config.architectures[0], "layers": text.num_hidden_layers,
-        "query_heads": text.num_attention_heads, "kv_heads": model.get_total_num_kv_heads(),
-        "head_dim": model.get_head_size(), "hidden_size": text.hidden_size, "vocab_size": text.vocab_size,
-        "rope.theta": rope.get("rope_theta", getattr(text, "rope_theta", None)),
-        "rope.kind": rope.get("rope_type", rope.get("type", "default")),
-    }
-    theirs = describe(path)
-    theirs |= {f"rope.{name}": value for name, value in theirs["rope"].items()}
-    for name, value in ours.items():
-        if theirs[name] != value:
-            raise ValueError(f"{path}: not an index of this model: {name}: the index was built for {theirs[name]}, "
-                             f"{model.model} has {value}")
-
-
-def describe(path: str) -> dict[str, Any]:
-    """The model that the index at `path` was built for: `model` of docs/format.md."""
-    with open(path, "rb") as file:
-        size, = struct.unpack("<Q", file.read(8))
-        return dict(json.loads(json.loads(file.read(size))["__metadata__"]["model"]))
+def _check_same_model(config: Any, info: Any) -> None:
+    model = config.model_config
+    if config.load_config.load_format == "dummy":  # random weights: of the right shapes, at least
+        found = (model.hf_text_config.num_hidden_layers, model.hf_text_config.num_attention_heads,
+                 model.get_total_num_kv_heads(), model.get_head_size())
+        expected = (info.layers, info.query_heads, info.kv_heads, info.head_dim)
+        if found != expected:
+            raise ValueError(f"{info.path}: not an index of this model: layers, query heads, KV heads, head_dim: the "
+                             f"index was built for {expected}, {model.model} has {found}")
+        return
+    with torch.device("meta"):  # the configuration as a model, without memory
+        network = AutoModelForCausalLM.from_config(model.hf_text_config)
+    found = describe(network)
+    if fingerprint_of(found) != info.model_fingerprint:
+        raise ValueError(f"{info.path}: not an index of {model.model}: "
+                         f"{difference(stored_description(info.path), found)}")
