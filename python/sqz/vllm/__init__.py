@@ -17,11 +17,12 @@ from .options import Options
 def register() -> None:
     """Makes vLLM serve from the index that SQZ_INDEX names.
 
-    Raises sqz.Error, OSError or ValueError, with what is wrong, if index or options cannot be used.
+    Raises sqz.Error, with what is wrong, if the index cannot be opened.
     """
     options = Options.from_environment(os.environ)
     if options is None:
         return
+    tokens = options.tokens()
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -32,4 +33,4 @@ def register() -> None:
     else:
         register_backend(AttentionBackendEnum.CUSTOM, "sqz.vllm.cuda.Backend")
     startup.check_configurations(options)
-    rope.begin_at(options.tokens())
+    rope.begin_at(tokens)

@@ -40,9 +40,7 @@ class Context:
         any strides. indptr: the requests' first tokens, and the end of the last.
         """
         tokens = indptr[-1]
-        query = query[:tokens].contiguous()
-        out, out_lse = torch.empty_like(query), torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-        self.session.attend(number_of(layer), query, out, out_lse, indptr=indptr)
+        out, out_lse = self.session.attend(number_of(layer), query[:tokens].contiguous(), indptr=indptr)
         sqz.merge_states(output[:tokens], lse[:tokens], out, out_lse)
 
 
@@ -70,15 +68,17 @@ def context() -> Context:
     return _context
 
 
-def refuse_layer(sliding_window: Any = None, alibi_slopes: Any = None, logits_soft_cap: Any = None, sinks: Any = None,
-                 kv_sharing_target_layer_name: Any = None, attn_type: str = "decoder", **_: Any) -> None:
-    """Raises ValueError for a layer whose attention over the context is not softmax(scale * q.k) over all keys."""
-    for found, what in ((sliding_window, "a sliding window"), (alibi_slopes, "ALiBi"),
-                        (logits_soft_cap, "a soft cap of its logits"), (sinks is not None, "attention sinks"),
+def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any,
+                 sliding_window: int | None, kv_cache_dtype: str, logits_soft_cap: float | None = None,
+                 attn_type: str = "decoder", kv_sharing_target_layer_name: str | None = None, sinks: Any = None) -> None:
+    """Takes what vLLM gives to an AttentionImpl. Raises ValueError for a layer whose attention over the context is not
+    softmax(scale * q.k) over all keys."""
+    for found, what in ((sliding_window, "a sliding window"), (alibi_slopes is not None, "ALiBi"),
+                        (logits_soft_cap, "a soft cap on its logits"), (sinks is not None, "attention sinks"),
                         (kv_sharing_target_layer_name, "another layer's keys"),
                         (attn_type != "decoder", f"attention of type {attn_type}")):
         if found:
-            raise ValueError(f"sqz cannot serve this model in vLLM: a layer has {what}; expected full causal attention")
+            raise ValueError(f"sqz cannot serve this model with vLLM: a layer has {what}; expected full causal attention")
 
 
 class Requests:
@@ -86,7 +86,7 @@ class Requests:
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         if not rope.shifted:
-            raise ValueError("sqz cannot serve this model in vLLM: it has no rotary embedding, so that its positions "
+            raise ValueError("sqz cannot serve this model with vLLM: it has no rotary embedding, so that its positions "
                              "cannot begin after the context")
         metadata = super().build(0, common_attn_metadata, fast_build)  # type: ignore[misc]
         starts = common_attn_metadata.query_start_loc_cpu[:common_attn_metadata.num_reqs + 1].tolist()

@@ -19,12 +19,9 @@ class Builder(context.Requests, FlashAttentionMetadataBuilder):
 
 
 class Impl(FlashAttentionImpl):
-    def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any,
-                 sliding_window: Any, kv_cache_dtype: str, logits_soft_cap: Any = None, attn_type: str = "decoder",
-                 kv_sharing_target_layer_name: Any = None, sinks: Any = None) -> None:
-        context.refuse_layer(sliding_window, alibi_slopes, logits_soft_cap, sinks, kv_sharing_target_layer_name,
-                             attn_type)
-        super().__init__(num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        context.refuse_layer(*arguments, **named)
         self.context = context.context()
 
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,

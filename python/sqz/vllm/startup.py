@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import sqz
-from sqz.transformers.fingerprint import describe, difference, fingerprint_of, stored_description
+from sqz.transformers.fingerprint import (describe, difference, fingerprint_of, max_positions,
+                                           stored_description)
 
 from .options import Options
 
@@ -36,45 +37,45 @@ def check_configurations(options: Options) -> None:
 def check(config: Any, options: Options, on_cpu: bool) -> None:
     """config: a vllm.config.VllmConfig. Raises ValueError, or sqz.Error for an index that cannot be used."""
     with sqz.Index(options.index) as index:
+        if not index.info.has_kv:
+            raise ValueError(f"{options.index}: the index has no keys and values; build it without --no-kv")
         sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
         info = index.info
-    _check_same_model(config, info)
+    check_same_model(config, info)
     for found, what, instead in (*_of_model(config, info), *_of_engine(config, info, on_cpu)):
         if found:
             raise ValueError(f"{options.index}: sqz cannot serve this with vLLM: {what}; {instead}")
 
 
-def _of_model(config: Any, info: Any) -> tuple[tuple[bool, str, str], ...]:
+Refusals = tuple[tuple[bool, str, str], ...]  # whether it is so, what was found, what was expected
+
+
+def _of_model(config: Any, info: sqz.IndexInfo) -> Refusals:
     model, text = config.model_config, config.model_config.hf_text_config
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    positions = text.max_position_embeddings
-    longest = info.tokens + model.max_model_len
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    positions, longest = max_positions(text), info.tokens + model.max_model_len
     return (
-        (not info.has_kv, "the index has no keys and values", "build it without --no-kv"),
         (info.partition == "buckets", "the index has buckets of queries before RoPE, which vLLM's attention layers do "
                                       "not see", "build it with clusters or pages"),
-        (model.use_mla, "the model has latent attention (MLA)", "expected attention with keys of each KV head"),
-        (kinds != {"full_attention"} or model.get_sliding_window() is not None,
-         f"the model has layers of {' and '.join(sorted(kinds))}"
-         + (f" with a window of {model.get_sliding_window()} tokens" if model.get_sliding_window() else ""),
+        (model.use_mla, "the model has latent attention (MLA)", "expected keys and values of each KV head"),
+        (bool(kinds), f"the model has layers of {' and '.join(sorted(kinds))}", "expected full_attention only"),
+        (model.get_sliding_window() is not None, f"the model has a sliding window of {model.get_sliding_window()} tokens",
          "expected full attention in all layers"),
         (getattr(text, "attn_logit_softcapping", None) is not None, "the model has a soft cap on its logits",
          "expected none"),
-        (longest > positions, f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, "
-                              f"together {longest}, and the model has {positions} positions",
-         f"set --max-model-len to {positions - info.tokens} or less"),
+        (0 < positions < longest, f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, "
+                                  f"together {longest}, and the model has {positions} positions",
+         f"set --max-model-len to at most {positions - info.tokens}"),
     )
 
 
-def _of_engine(config: Any, info: Any, on_cpu: bool) -> tuple[tuple[bool, str, str], ...]:
-    parallel, ranks = config.parallel_config, config.parallel_config.tensor_parallel_size
-    backend = config.attention_config.backend
-    name = None if backend is None else backend.name
+def _of_engine(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> Refusals:
+    parallel, backend = config.parallel_config, config.attention_config.backend
+    ranks, cache_type = parallel.tensor_parallel_size, config.cache_config.cache_dtype
+    name = "not given" if backend is None else backend.name
     return (
-        (not on_cpu and name != "CUSTOM", f"the attention backend is {name or 'not given'}",
-         "set --attention-backend CUSTOM"),
-        (config.cache_config.cache_dtype not in KV_TYPES,
-         f"--kv-cache-dtype is {config.cache_config.cache_dtype}", f"expected one of {', '.join(KV_TYPES)}"),
+        (not on_cpu and name != "CUSTOM", f"the attention backend is {name}", "set --attention-backend CUSTOM"),
+        (cache_type not in KV_TYPES, f"--kv-cache-dtype is {cache_type}", f"expected one of {', '.join(KV_TYPES)}"),
         (config.speculative_config is not None, "speculative decoding is on, and a draft does not see the context",
          "leave --speculative-config out"),
         (config.lora_config is not None, "LoRA is on, and an adapter changes the context's keys and values",
@@ -82,13 +83,14 @@ def _of_engine(config: Any, info: Any, on_cpu: bool) -> tuple[tuple[bool, str, s
         (config.kv_transfer_config is not None, "keys and values would be shared with other engines, though they are "
                                                 "right only after this context", "leave --kv-transfer-config out"),
         (info.kv_heads % ranks != 0, f"{info.kv_heads} KV heads cannot be shared among {ranks} ranks of tensor "
-                                     "parallelism", f"expected a --tensor-parallel-size that divides {info.kv_heads}"),
+                                     "parallelism", f"set --tensor-parallel-size to a divisor of {info.kv_heads}"),
         (parallel.world_size != ranks or getattr(parallel, "decode_context_parallel_size", 1) != 1,
          "pipeline or context parallelism is on", "expected tensor parallelism only"),
     )
 
 
-def _check_same_model(config: Any, info: Any) -> None:
+def check_same_model(config: Any, info: sqz.IndexInfo) -> None:
+    """Raises ValueError, naming the first difference, if the index was built for another model."""
     model = config.model_config
     if config.load_config.load_format == "dummy":  # random weights: of the right shapes, at least
         found = (model.hf_text_config.num_hidden_layers, model.hf_text_config.num_attention_heads,

@@ -1,0 +1,43 @@
+"""vLLM's blocks of keys and values as plain rows, and PyTorch's attention over them, for CPUs.
+
+vLLM's own kernel for CPUs gives no log-sum-exp and keeps keys in an order of its instruction set. The blocks stay
+vLLM's, so that its prefix cache, chunked prefill and reuse of blocks work as ever.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sqz.transformers.attention import own_state
+
+
+def store(kv_cache: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes tokens into their slots.
+
+    kv_cache: [blocks, KV heads, block, 2 * head_dim]. slots: [tokens] integers, block number * block + place in it;
+    -1 for a token that is padding. key, value: [tokens, KV heads, head_dim].
+    """
+    real = slots >= 0
+    if not real.all():
+        slots, key, value = slots[real], key[real], value[real]
+    size = kv_cache.shape[2]
+    kv_cache[slots // size, :, slots % size] = torch.cat((key, value), dim=-1)
+
+
+def attend(query: torch.Tensor, kv_cache: torch.Tensor, blocks: torch.Tensor, length: int,
+           scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of a request's last tokens over all of its tokens.
+
+    query: [tokens, heads, head_dim]. kv_cache: as in store(). blocks: the request's block numbers, in order, at least
+    as many as its `length` tokens fill. Returns (out as query, lse [tokens, heads] float32, natural logarithm).
+    """
+    tokens, heads, _ = query.shape
+    used = blocks[:-(-length // kv_cache.shape[2])]
+    rows = kv_cache[used].transpose(0, 1).flatten(1, 2)[:, :length]  # [KV heads, length, 2 * head_dim]
+    keys, values = rows[None].chunk(2, dim=-1)
+    bias = None
+    if 1 < tokens < length:
+        bias = query.new_full((tokens, length), -math.inf).triu(length - tokens + 1).expand(1, heads, tokens, length)
+    return own_state(query[None].transpose(1, 2), keys, values, bias, scale)
