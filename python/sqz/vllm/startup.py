@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import sqz
-from sqz.transformers.fingerprint import (describe, difference, fingerprint_of, max_positions,
-                                           stored_description)
+from sqz.transformers.fingerprint import describe, difference, fingerprint_of, max_positions, stored_description
 
 from .options import Options
 
@@ -42,9 +41,14 @@ def check(config: Any, options: Options, on_cpu: bool) -> None:
         sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
         info = index.info
     check_same_model(config, info)
+    refuse(config, info, on_cpu)
+
+
+def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> None:
+    """Raises ValueError for what sqz cannot do in vLLM, whatever the index."""
     for found, what, instead in (*_of_model(config, info), *_of_engine(config, info, on_cpu)):
         if found:
-            raise ValueError(f"{options.index}: sqz cannot serve this with vLLM: {what}; {instead}")
+            raise ValueError(f"{info.path}: sqz cannot serve this with vLLM: {what}; {instead}")
 
 
 Refusals = tuple[tuple[bool, str, str], ...]  # whether it is so, what was found, what was expected

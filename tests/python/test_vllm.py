@@ -1,0 +1,204 @@
+"""What of sqz.vllm needs no vLLM: its options, what it refuses, and attention over vLLM's blocks and the context."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import sqz
+from sqz.vllm.options import Options
+
+torch = pytest.importorskip("torch", reason="sqz.vllm is for PyTorch")
+transformers = pytest.importorskip("transformers", reason="sqz.vllm needs transformers, as vLLM does")
+
+from sqz.vllm import context, plain_cache, startup  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+SEEDS = ROOT / "tests/fuzz/seeds/sqz_file_fuzz"
+NANO = ROOT / "examples/models/nano"
+HEADS = SEEDS / "buckets.sqz"  # 132 tokens, 2 layers, 4 query heads, 2 KV heads, head_dim 4
+
+
+def test_without_an_index_nothing_is_loaded(monkeypatch):
+    program = "import sys, sqz.vllm; sqz.vllm.register(); assert not {'vllm', 'torch'} & set(sys.modules)"
+    monkeypatch.delenv("SQZ_INDEX", raising=False)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_an_index_that_is_not_there_stops_vllm(monkeypatch, tmp_path):
+    monkeypatch.setenv("SQZ_INDEX", str(tmp_path / "no.sqz"))
+    with pytest.raises(sqz.Error, match="no.sqz"):
+        sqz.vllm.register()
+
+
+def test_options_are_read_as_json_or_words():
+    environment = {"SQZ_INDEX": "a.sqz", "SQZ_BUDGET": "0.125", "SQZ_SELECTOR": "quest", "SQZ_UNIFORM_LAYERS": "true",
+                   "SQZ_LAYER_SCALES": "[1, 2]", "SQZ_LIBRARY": "/lib/libsqz.so.0", "SQZ_DEVICE": "cuda"}
+    assert Options.from_environment(environment) == Options("a.sqz", {
+        "budget": 0.125, "selector": "quest", "uniform_layers": True, "layer_scales": [1, 2]})
+    assert Options.from_environment({"SQZ_BUDGET": "0.125"}) is None
+
+
+def reference(query, keys, values, scale):
+    """(out, lse) of the last tokens, query [tokens, heads, dim], over keys and values [length, KV heads, dim]."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (part.double().repeat_interleave(group, 1) for part in (keys, values))
+    logits = torch.einsum("thd,shd->ths", query.double(), keys) * scale
+    tokens, _, length = logits.shape
+    later = torch.ones(tokens, length, dtype=torch.bool).triu(length - tokens + 1)
+    logits = logits.masked_fill(later[:, None], -math.inf)
+    return torch.einsum("ths,shd->thd", logits.softmax(-1), values), logits.logsumexp(-1)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 9, [9], [4, 3, 2], [8, 1]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_over_blocks_in_any_order(chunks, dtype):
+    """A request of 9 tokens that comes in chunks, in blocks of 4 that another request used before."""
+    torch.manual_seed(0)
+    cache = torch.full((5, 2, 4, 32), math.nan, dtype=dtype)
+    blocks = torch.tensor([3, 0, 4], dtype=torch.int32)
+    slots = (blocks[:, None] * 4 + torch.arange(4)).flatten()
+    plain_cache.store(cache, slots, *torch.randn(2, 12, 2, 16, dtype=dtype))
+
+    query, key, value = torch.randn(9, 6, 16, dtype=dtype), *torch.randn(2, 9, 2, 16, dtype=dtype)
+    first = 0
+    for tokens in chunks:
+        last = first + tokens
+        new = [torch.cat((part[first:last], part[:1])) for part in (key, value)]  # and a token of padding
+        plain_cache.store(cache, torch.cat((slots[first:last], torch.tensor([-1]))), *new)
+        out, lse = plain_cache.attend(query[first:last], cache, blocks, last, 0.25)
+        expected, expected_lse = reference(query[first:last], key[:last], value[:last], 0.25)
+        tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+        assert (out - expected).abs().max() < tolerance
+        assert (lse - expected_lse).abs().max() < 1e-3
+        first = last
+
+
+def engine(rank=0, ranks=1, max_model_len=64, **changes):
+    """The part of a VllmConfig that sqz.vllm reads."""
+    text = transformers.AutoConfig.from_pretrained(NANO)
+    model = SimpleNamespace(hf_text_config=text, hf_config=text, model=str(NANO), max_model_len=max_model_len,
+                            use_mla=False, get_sliding_window=lambda: None, get_total_num_kv_heads=lambda: 2,
+                            get_head_size=lambda: 64)
+    parallel = SimpleNamespace(rank=rank, tensor_parallel_size=ranks, world_size=ranks)
+    config = SimpleNamespace(
+        model_config=model, parallel_config=parallel, scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
+        device_config=SimpleNamespace(device_type="cpu"), cache_config=SimpleNamespace(cache_dtype="auto"),
+        attention_config=SimpleNamespace(backend=SimpleNamespace(name="CUSTOM")), speculative_config=None,
+        lora_config=None, kv_transfer_config=None, load_config=SimpleNamespace(load_format="auto"))
+    for path, value in changes.items():
+        where, _, name = path.rpartition("__")
+        setattr(getattr(config, where) if where else config, name, value)
+    return config
+
+
+def serve(options, queries, own, indptr, **where):
+    """Attention over the context and `own` (out, lse), whose lse is laid out [heads, tokens] as FlashAttention's."""
+    out, lse = own[0].clone(), own[1].T.contiguous()
+    context.Context(options, engine(**where)).add("model.layers.1.self_attn.attn", queries, out, lse.T, indptr)
+    return out
+
+
+def test_the_context_is_merged_for_each_request_and_not_into_padding():
+    torch.manual_seed(0)
+    indptr, dense = [0, 3, 4, 6], Options(str(HEADS), {"selector": "dense"})
+    queries, own = torch.randn(8, 4, 4), (torch.randn(8, 4, 4), torch.randn(8, 4))
+    out = serve(dense, queries, own, indptr)
+    with sqz.Index(HEADS) as index, sqz.Session(index, selector="dense") as session:
+        theirs, lse = session.attend(1, queries[:6], indptr=indptr)
+    weight = torch.sigmoid(lse - own[1][:6])[..., None]
+    assert torch.allclose(out[:6], weight * theirs + (1 - weight) * own[0][:6], atol=1e-6)
+    assert torch.equal(out[6:], own[0][6:])
+
+
+def test_two_ranks_serve_their_own_heads():
+    torch.manual_seed(0)
+    dense = Options(str(HEADS), {"selector": "dense"})
+    queries, own = torch.randn(3, 4, 4), (torch.randn(3, 4, 4), torch.randn(3, 4))
+    whole = serve(dense, queries, own, [0, 3])
+    halves = [serve(dense, queries[:, part].contiguous(), (own[0][:, part].contiguous(), own[1][:, part]), [0, 3],
+                    rank=rank, ranks=2) for rank, part in enumerate((slice(0, 2), slice(2, 4)))]
+    assert torch.allclose(torch.cat(halves, 1), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "number"), [("model.layers.31.self_attn.attn", 31), ("h.0.attn", 0)])
+def test_a_layers_number(name, number):
+    assert context.number_of(name) == number
+    with pytest.raises(ValueError, match="2 numbers"):
+        context.number_of(name + ".5")
+
+
+INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_heads=2, head_dim=64, has_kv=True,
+                       partition="kmeans")
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"max_model_len": 30000}, "8000 tokens and --max-model-len is 30000.*at most 24768"),
+    ({"attention_config__backend": None}, "attention backend is not given; set --attention-backend CUSTOM"),
+    ({"cache_config__cache_dtype": "fp8"}, "--kv-cache-dtype is fp8"),
+    ({"speculative_config": object()}, "speculative"),
+    ({"lora_config": object()}, "LoRA"),
+    ({"kv_transfer_config": object()}, "right only after this context"),
+    ({"ranks": 4}, "2 KV heads cannot be shared among 4 ranks"),
+    ({"parallel_config__world_size": 2}, "pipeline"),
+    ({"model_config__use_mla": True}, "MLA"),
+    ({"model_config__get_sliding_window": lambda: 4096}, "a sliding window of 4096 tokens"),
+])
+def test_what_an_engine_cannot_do_is_refused(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        startup.refuse(engine(**changes), INFO, on_cpu=False)
+
+
+def test_a_usual_engine_is_not_refused():
+    startup.refuse(engine(), INFO, on_cpu=False)
+    startup.refuse(engine(max_model_len=24768, ranks=2, attention_config__backend=None), INFO, on_cpu=True)
+
+
+@pytest.mark.parametrize(("field", "value", "sentence"), [
+    ("layer_types", ["full_attention", "sliding_attention"], "layers of sliding_attention"),
+    ("attn_logit_softcapping", 30.0, "soft cap"),
+])
+def test_what_a_model_has_is_refused(field, value, sentence):
+    config = engine()
+    setattr(config.model_config.hf_text_config, field, value)
+    with pytest.raises(ValueError, match=sentence):
+        startup.refuse(config, INFO, on_cpu=True)
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ({"sliding_window": 64}, "a sliding window"), ({"alibi_slopes": [1.0]}, "ALiBi"),
+    ({"logits_soft_cap": 30.0}, "soft cap"), ({"sinks": torch.zeros(4)}, "attention sinks"),
+    ({"attn_type": "encoder"}, "attention of type encoder"), ({"kv_sharing_target_layer_name": "a"}, "another layer's"),
+])
+def test_a_layer_of_another_kind_is_refused(arguments, sentence):
+    usual = dict(alibi_slopes=None, sliding_window=None, kv_cache_dtype="auto")
+    context.refuse_layer(4, 64, 0.125, 2, **usual)
+    with pytest.raises(ValueError, match=sentence):
+        context.refuse_layer(4, 64, 0.125, 2, **usual | arguments)
+
+
+def test_an_index_of_another_model_is_refused():
+    options = Options(str(SEEDS / "two_levels.sqz"), {"selector": "dense"})
+    with pytest.raises(ValueError, match="two_levels.sqz: not an index of .*: the index was built for .*, this model"):
+        startup.check(engine(), options, on_cpu=True)
+    with pytest.raises(ValueError, match=r"built for \(1, 1, 1, 8\).*has \(6, 4, 2, 64\)"):
+        startup.check(engine(load_config__load_format="dummy"), options, on_cpu=True)
+
+
+def test_options_that_a_session_refuses_are_refused_at_once():
+    with pytest.raises(sqz.Error, match="budget"):
+        startup.check(engine(), Options(str(HEADS), {"selector": "saap"}), on_cpu=True)
+    with pytest.raises(ValueError, match="selector"):
+        startup.check(engine(), Options(str(HEADS), {"selector": "squeeze"}), on_cpu=True)
+
+
+def test_the_index_of_the_same_model_is_taken(monkeypatch):
+    """The fingerprint of the configuration and the checkpoint's files, as sqz-index writes it for the nano model."""
+    found = []
+    monkeypatch.setattr(startup, "difference", lambda stored, here: found.append(here) or "layers")
+    with pytest.raises(ValueError):
+        startup.check_same_model(engine(), SimpleNamespace(path=str(HEADS), model_fingerprint=""))
+    assert startup.fingerprint_of(found[0]) == "4947eddb54de902a"
