@@ -160,8 +160,8 @@ def report(words: list[str], with_index: list[list[int]], in_prompt: list[list[i
                     f"transformers gives {'the same as' if explained else 'other tokens than'} the index")
         print(f"{word:10} {tokenizer.decode(ours[:8]).split('.')[0]:10} {same}")
     equal = sum(a == b for a, b in zip(with_index, in_prompt))
-    print(f"{equal} of {len(words)} answers are equal, {len(words) - equal - unexplained} differ by the rounding of the "
-          f"index's keys and values, {unexplained} for other reasons")
+    print(f"{equal} of {len(words)} answers are equal, {len(words) - equal - unexplained} differ by the rounding of "
+          f"the index's keys and values, {unexplained} for other reasons")
     return int(unexplained > 0)
 
 

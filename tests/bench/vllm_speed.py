@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=0.125)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["dense", "sparse", "prompt"])
-    parser.add_argument("--load-format", default="auto", help="dummy: random weights, and no model's files but config.json")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights, only config.json is read")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", type=float, default=0.9, help="fraction of the GPU's memory that vLLM takes")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs, no torch.compile")
@@ -117,8 +117,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def print_table(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     first = results[0]
     print(f"\n{first['device']}; vLLM {first['vllm']}, torch {first['torch']}, Python {platform.python_version()}; "
-          f"{arguments.model}, {arguments.dtype}, {first['context']} tokens of context, {arguments.question} of question, "
-          f"{arguments.answer} of answer; median of {arguments.repeat}")
+          f"{arguments.model}, {arguments.dtype}; tokens of context {first['context']}, of question "
+          f"{arguments.question}, of answer {arguments.answer}; median of {arguments.repeat}")
     print(f"{'tokens a second, requests:':28}" + "".join(f"{requests:>12}" for requests in arguments.requests))
     names = {"dense": "index, dense", "sparse": f"index, budget {arguments.budget}", "prompt": "context in the prompt"}
     for result in results:

@@ -142,7 +142,7 @@ INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_he
     ({"speculative_config": object()}, "speculative"),
     ({"lora_config": object()}, "LoRA"),
     ({"kv_transfer_config": object()}, "right only after this context"),
-    ({"ranks": 4}, "2 KV heads cannot be shared among 4 ranks"),
+    ({"ranks": 4}, "4 ranks of tensor parallelism cannot share 2 KV heads"),
     ({"parallel_config__world_size": 2}, "pipeline"),
     ({"model_config__use_mla": True}, "MLA"),
     ({"model_config__get_sliding_window": lambda: 4096}, "a sliding window of 4096 tokens"),
@@ -174,7 +174,7 @@ def test_what_a_model_has_is_refused(field, value, sentence):
     ({"attn_type": "encoder"}, "attention of type encoder"), ({"kv_sharing_target_layer_name": "a"}, "another layer's"),
 ])
 def test_a_layer_of_another_kind_is_refused(arguments, sentence):
-    usual = dict(alibi_slopes=None, sliding_window=None, kv_cache_dtype="auto")
+    usual = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
     context.refuse_layer(4, 64, 0.125, 2, **usual)
     with pytest.raises(ValueError, match=sentence):
         context.refuse_layer(4, 64, 0.125, 2, **usual | arguments)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,7 +70,8 @@ def context() -> Context:
 
 def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any,
                  sliding_window: int | None, kv_cache_dtype: str, logits_soft_cap: float | None = None,
-                 attn_type: str = "decoder", kv_sharing_target_layer_name: str | None = None, sinks: Any = None) -> None:
+                 attn_type: str = "decoder", kv_sharing_target_layer_name: str | None = None,
+                 sinks: Any = None) -> None:
     """Takes what vLLM gives to an AttentionImpl. Raises ValueError for a layer whose attention over the context is not
     softmax(scale * q.k) over all keys."""
     for found, what in ((sliding_window, "a sliding window"), (alibi_slopes is not None, "ALiBi"),
@@ -78,7 +79,7 @@ def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int
                         (kv_sharing_target_layer_name, "another layer's keys"),
                         (attn_type != "decoder", f"attention of type {attn_type}")):
         if found:
-            raise ValueError(f"sqz cannot serve this model with vLLM: a layer has {what}; expected full causal attention")
+            raise ValueError(f"sqz cannot serve this with vLLM: a layer has {what}; expected full causal attention")
 
 
 class Requests:
@@ -86,7 +87,7 @@ class Requests:
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         if not rope.shifted:
-            raise ValueError("sqz cannot serve this model with vLLM: it has no rotary embedding, so that its positions "
+            raise ValueError("sqz cannot serve this with vLLM: the model has no rotary embedding, so its positions "
                              "cannot begin after the context")
         metadata = super().build(0, common_attn_metadata, fast_build)  # type: ignore[misc]
         starts = common_attn_metadata.query_start_loc_cpu[:common_attn_metadata.num_reqs + 1].tolist()

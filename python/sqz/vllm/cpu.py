@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,11 +12,11 @@ from vllm.v1.attention.backends.cpu_attn import (CPUAttentionBackend, CPUAttenti
 from . import context, plain_cache
 
 
-class Builder(context.Requests, CPUAttentionMetadataBuilder):
+class Builder(context.Requests, CPUAttentionMetadataBuilder):  # type: ignore[misc]
     pass
 
 
-class Impl(CPUAttentionBackendImpl):
+class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         context.refuse_layer(*arguments, **named)
@@ -33,14 +34,14 @@ class Impl(CPUAttentionBackendImpl):
             return output
         indptr, lengths = attn_metadata.indptr, attn_metadata.seq_lens.tolist()
         lse = torch.empty(query.shape[:2], dtype=torch.float32)
-        for request, (first, last) in enumerate(zip(indptr, indptr[1:])):
+        for request, (first, last) in enumerate(pairwise(indptr)):
             output[first:last], lse[first:last] = plain_cache.attend(
                 query[first:last], kv_cache, attn_metadata.block_table[request], lengths[request], self.scale)
         self.context.add(layer.layer_name, query, output, lse, indptr)
         return output
 
 
-class Backend(CPUAttentionBackend):
+class Backend(CPUAttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_impl_cls() -> type[Impl]:
         return Impl

@@ -13,12 +13,12 @@ from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashA
 from . import context
 
 
-class Builder(context.Requests, FlashAttentionMetadataBuilder):
+class Builder(context.Requests, FlashAttentionMetadataBuilder):  # type: ignore[misc]
     # sqz takes the requests' first tokens from the host, so a graph fixes them: 0, 1, 2, ... for one token each.
     _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
 
-class Impl(FlashAttentionImpl):
+class Impl(FlashAttentionImpl):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         context.refuse_layer(*arguments, **named)
@@ -31,7 +31,7 @@ class Impl(FlashAttentionImpl):
         if attn_metadata is None:
             return output.fill_(0)
         tokens = attn_metadata.num_actual_tokens
-        keys, values = map(canonicalize_singleton_dim_strides, _keys_and_values(kv_cache))
+        keys, values = _keys_and_values(kv_cache)
         _, lse = flash_attn_varlen_func(  # lse: [heads, tokens]
             q=query[:tokens], k=keys, v=values, out=output[:tokens], cu_seqlens_q=attn_metadata.query_start_loc,
             max_seqlen_q=attn_metadata.max_query_len, seqused_k=attn_metadata.seq_lens,
@@ -42,13 +42,14 @@ class Impl(FlashAttentionImpl):
         return output
 
 
-def _keys_and_values(kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _keys_and_values(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both [blocks, block, KV heads, head_dim]. Up to vLLM 0.25 kv_cache is [blocks, 2, block, KV heads, head_dim],
     from 0.32 on [blocks, KV heads, block, 2 * head_dim]."""
-    return kv_cache.unbind(1) if kv_cache.ndim == 5 else kv_cache.transpose(1, 2).chunk(2, dim=-1)
+    keys, values = kv_cache.unbind(1) if kv_cache.ndim == 5 else kv_cache.transpose(1, 2).chunk(2, dim=-1)
+    return canonicalize_singleton_dim_strides(keys), canonicalize_singleton_dim_strides(values)
 
 
-class Backend(FlashAttentionBackend):
+class Backend(FlashAttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_name() -> str:
         return "CUSTOM"

@@ -30,7 +30,7 @@ def check_configurations(options: Options) -> None:
         if config.model_config is not None:
             check(config, options, current_platform.is_cpu())
 
-    platform.check_and_update_config = complete_and_check  # type: ignore[method-assign]
+    platform.check_and_update_config = complete_and_check
 
 
 def check(config: Any, options: Options, on_cpu: bool) -> None:
@@ -56,20 +56,20 @@ Refusals = tuple[tuple[bool, str, str], ...]  # whether it is so, what was found
 
 def _of_model(config: Any, info: sqz.IndexInfo) -> Refusals:
     model, text = config.model_config, config.model_config.hf_text_config
+    window = model.get_sliding_window()
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     positions, longest = max_positions(text), info.tokens + model.max_model_len
+    both = (f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, together {longest}, "
+            f"and the model has {positions} positions")
     return (
-        (info.partition == "buckets", "the index has buckets of queries before RoPE, which vLLM's attention layers do "
-                                      "not see", "build it with clusters or pages"),
+        (info.partition == "buckets", "attention layers of vLLM do not see queries before RoPE, as buckets need",
+         "build the index with clusters or pages"),
         (model.use_mla, "the model has latent attention (MLA)", "expected keys and values of each KV head"),
         (bool(kinds), f"the model has layers of {' and '.join(sorted(kinds))}", "expected full_attention only"),
-        (model.get_sliding_window() is not None, f"the model has a sliding window of {model.get_sliding_window()} tokens",
-         "expected full attention in all layers"),
+        (window is not None, f"the model has a sliding window of {window} tokens", "expected full attention"),
         (getattr(text, "attn_logit_softcapping", None) is not None, "the model has a soft cap on its logits",
          "expected none"),
-        (0 < positions < longest, f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, "
-                                  f"together {longest}, and the model has {positions} positions",
-         f"set --max-model-len to at most {positions - info.tokens}"),
+        (0 < positions < longest, both, f"set --max-model-len to at most {positions - info.tokens}"),
     )
 
 
@@ -84,10 +84,10 @@ def _of_engine(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> Refusals:
          "leave --speculative-config out"),
         (config.lora_config is not None, "LoRA is on, and an adapter changes the context's keys and values",
          "build an index of the merged model, and leave --enable-lora out"),
-        (config.kv_transfer_config is not None, "keys and values would be shared with other engines, though they are "
-                                                "right only after this context", "leave --kv-transfer-config out"),
-        (info.kv_heads % ranks != 0, f"{info.kv_heads} KV heads cannot be shared among {ranks} ranks of tensor "
-                                     "parallelism", f"set --tensor-parallel-size to a divisor of {info.kv_heads}"),
+        (config.kv_transfer_config is not None, "other engines would get keys that are right only after this context",
+         "leave --kv-transfer-config out"),
+        (info.kv_heads % ranks != 0, f"{ranks} ranks of tensor parallelism cannot share {info.kv_heads} KV heads",
+         f"set --tensor-parallel-size to a divisor of {info.kv_heads}"),
         (parallel.world_size != ranks or getattr(parallel, "decode_context_parallel_size", 1) != 1,
          "pipeline or context parallelism is on", "expected tensor parallelism only"),
     )
@@ -97,12 +97,12 @@ def check_same_model(config: Any, info: sqz.IndexInfo) -> None:
     """Raises ValueError, naming the first difference, if the index was built for another model."""
     model = config.model_config
     if config.load_config.load_format == "dummy":  # random weights: of the right shapes, at least
-        found = (model.hf_text_config.num_hidden_layers, model.hf_text_config.num_attention_heads,
+        shape = (model.hf_text_config.num_hidden_layers, model.hf_text_config.num_attention_heads,
                  model.get_total_num_kv_heads(), model.get_head_size())
         expected = (info.layers, info.query_heads, info.kv_heads, info.head_dim)
-        if found != expected:
+        if shape != expected:
             raise ValueError(f"{info.path}: not an index of this model: layers, query heads, KV heads, head_dim: the "
-                             f"index was built for {expected}, {model.model} has {found}")
+                             f"index was built for {expected}, {model.model} has {shape}")
         return
     with torch.device("meta"):  # the configuration as a model, without memory
         network = AutoModelForCausalLM.from_config(model.hf_text_config)
