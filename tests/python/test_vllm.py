@@ -59,7 +59,7 @@ def test_attention_over_blocks_in_any_order(chunks, dtype):
     """A request of 9 tokens that comes in chunks, in blocks of 4 that another request used before."""
     torch.manual_seed(0)
     cache = torch.full((5, 2, 4, 32), math.nan, dtype=dtype)
-    blocks = torch.tensor([3, 0, 4], dtype=torch.int32)
+    blocks = torch.tensor([4, 0, 3], dtype=torch.int32)
     slots = (blocks[:, None] * 4 + torch.arange(4)).flatten()
     plain_cache.store(cache, slots, *torch.randn(2, 12, 2, 16, dtype=dtype))
 
