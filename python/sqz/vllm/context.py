@@ -27,7 +27,7 @@ class Context:
         where: dict[str, Any] = {"kv_heads": None if ranks == 1 else (rank % ranks * heads, heads)}
         if config.device_config.device_type == "cuda":
             where["device"] = torch.cuda.current_device()
-            self.index.upload(background=True, **where)  # beside vLLM's own loading of weights
+            self.index.upload(**where)
         with all_cores():
             self.session = sqz.Session(self.index, max_tokens=config.scheduler_config.max_num_batched_tokens,
                                        **where, **options.session)
