@@ -3,7 +3,7 @@
 
     vllm_speed.py MODEL INDEX [--requests 1 16 64] [--answer 128] [--load-format dummy] [-o speed.json]
 
-Three engines in turn, each in a process of its own, with CUDA graphs where vLLM has them:
+Three engines in turn, each in a process of its own:
   dense   sqz.vllm reads all of the index
   sparse  sqz.vllm with --budget of it
   prompt  vLLM alone, the context in each prompt and all of it in the prefix cache
@@ -43,7 +43,8 @@ def main() -> int:
     parser.add_argument("--load-format", default="auto", help="dummy: random weights, only config.json is read")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", type=float, default=0.9, help="fraction of the GPU's memory that vLLM takes")
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs, no torch.compile")
+    parser.add_argument("--graphs", default="FULL_AND_PIECEWISE", choices=["FULL_AND_PIECEWISE", "PIECEWISE", "NONE"],
+                        help="CUDA graphs; NONE is without torch.compile, too")
     parser.add_argument("-o", "--output", help="a line of JSON for each engine, too")
     parser.add_argument("--serve", help=argparse.SUPPRESS)  # the process of one engine: where its result goes
     arguments = parser.parse_args()
@@ -87,7 +88,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     cuda = current_platform.is_cuda()
     engine = vllm.LLM(arguments.model, skip_tokenizer_init=True, load_format=arguments.load_format,
                       dtype=arguments.dtype, max_model_len=(tokens if in_prompt else 0) + room, max_num_seqs=most,
-                      enforce_eager=arguments.eager, disable_log_stats=True,
+                      enforce_eager=arguments.graphs == "NONE", disable_log_stats=True,
+                      compilation_config={"cudagraph_mode": arguments.graphs},
                       **({"gpu_memory_utilization": arguments.memory} if cuda else {"kv_cache_memory_bytes": 2 << 30}),
                       **({} if in_prompt else {"attention_backend": "CUSTOM"}))
     sampling = vllm.SamplingParams(temperature=0, max_tokens=arguments.answer, ignore_eos=True, detokenize=False)
@@ -117,8 +119,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def print_table(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     first = results[0]
     print(f"\n{first['device']}; vLLM {first['vllm']}, torch {first['torch']}, Python {platform.python_version()}; "
-          f"{arguments.model}, {arguments.dtype}; tokens of context {first['context']}, of question "
-          f"{arguments.question}, of answer {arguments.answer}; median of {arguments.repeat}")
+          f"{arguments.model}, {arguments.dtype}, CUDA graphs {arguments.graphs}; {first['context']} tokens of context, "
+          f"{arguments.question} of question, {arguments.answer} of answer; median of {arguments.repeat}")
     print(f"{'tokens a second, requests:':28}" + "".join(f"{requests:>12}" for requests in arguments.requests))
     names = {"dense": "index, dense", "sparse": f"index, budget {arguments.budget}", "prompt": "context in the prompt"}
     for result in results:
