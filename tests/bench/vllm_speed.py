@@ -119,7 +119,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def print_table(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     first = results[0]
     print(f"\n{first['device']}; vLLM {first['vllm']}, torch {first['torch']}, Python {platform.python_version()}; "
-          f"{arguments.model}, {arguments.dtype}, CUDA graphs {arguments.graphs}; {first['context']} tokens of context, "
+          f"{arguments.model}, {arguments.dtype}, graphs {arguments.graphs}; {first['context']} tokens of context, "
           f"{arguments.question} of question, {arguments.answer} of answer; median of {arguments.repeat}")
     print(f"{'tokens a second, requests:':28}" + "".join(f"{requests:>12}" for requests in arguments.requests))
     names = {"dense": "index, dense", "sparse": f"index, budget {arguments.budget}", "prompt": "context in the prompt"}
