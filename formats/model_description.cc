@@ -11,7 +11,8 @@ namespace sqz {
 namespace {
 
 constexpr int64_t kMaxLayers = 1 << 16;
-constexpr int64_t kMaxWidth = 1 << 24;           // heads, dimensions
+constexpr int64_t kMaxWidth = 1 << 24;           // heads, hidden size
+constexpr int64_t kMaxHeadDim = 4096;            // what a thread works with grows with it
 constexpr int64_t kMaxCount = int64_t{1} << 40;  // vocabulary, positions
 constexpr double kTiny = 1e-30, kHuge = 1e30;
 
@@ -102,7 +103,7 @@ Result<ModelDescription> model_from_json(const JsonValue& json, const std::strin
   if (model.query_heads % model.kv_heads != 0) {
     fields.complain("kv_heads", concat("a divisor of query_heads, ", model.query_heads));
   }
-  model.head_dim = fields.integer("head_dim", 1, kMaxWidth);
+  model.head_dim = fields.integer("head_dim", 1, kMaxHeadDim);
   // 0: not known, as in a capture of an engine that does not say.
   model.hidden_size = fields.integer("hidden_size", 0, kMaxWidth);
   model.vocab_size = fields.integer("vocab_size", 0, kMaxCount);

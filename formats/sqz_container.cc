@@ -41,6 +41,8 @@ Status refuse_foreign(std::span<const std::byte> bytes, FileKind kind, const std
   const std::string start = concat(path, ": not ", kind_of(kind).words, ": ");
   if (bytes.empty()) return {Code::kCorrupt, start + "the file is empty"};
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (text.starts_with("GGUF"))
+    return {Code::kCorrupt, start + "found a GGUF file, which is not read"};
   // As a length, eight characters of text would be more than 2^56.
   const std::string_view first = text.substr(0, 8);
   const bool length_is_text = std::all_of(first.begin(), first.end(), [](char c) {
@@ -49,6 +51,16 @@ Status refuse_foreign(std::span<const std::byte> bytes, FileKind kind, const std
   if (!length_is_text) return {};
   return {Code::kCorrupt, concat(start, "it begins with ", in_quotes(text.substr(0, 16)),
                                  ", expected a safetensors header")};
+}
+
+// Of a file that is to be read whole: that it looks like one of ours, before memory is taken for
+// it.
+Status check_start(const ReadFile& file, FileKind kind) {
+  std::array<std::byte, 16> start{};
+  const auto begin = std::span(start).first(std::min<size_t>(start.size(), file.size()));
+  SQZ_RETURN_IF_ERROR(file.read(0, begin));
+  SQZ_RETURN_IF_ERROR(refuse_foreign(begin, kind, file.path()));
+  return read_safetensors_header(file).status();
 }
 
 Status check_header_hash(const SafetensorsHeader& header, std::span<const std::byte> bytes,
@@ -118,11 +130,9 @@ Result<SqzContainer> open_container(const std::string& path, FileKind kind, Open
     c.bytes = c.mapping->bytes();
     c.file = std::move(file);
   } else {
+    SQZ_RETURN_IF_ERROR(check_start(*file, kind));
     SQZ_ASSIGN_OR_RETURN(c.buffer, read_all(*file));
     c.bytes = {c.buffer.get(), static_cast<size_t>(file->size())};
-  }
-  if (c.bytes.size() >= 4 && std::memcmp(c.bytes.data(), "GGUF", 4) == 0) {
-    return Status(Code::kCorrupt, path + ": not a sqz index: found a GGUF file, which is not read");
   }
   SQZ_RETURN_IF_ERROR(refuse_foreign(c.bytes, kind, path));
   SQZ_ASSIGN_OR_RETURN(c.header, parse_safetensors_header(c.bytes, c.bytes.size(), path));

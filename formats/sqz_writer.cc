@@ -118,6 +118,7 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
                                                      std::vector<LayerShape> shapes) {
   if (metadata.producer.empty()) metadata.producer = producer_name();
   SQZ_ASSIGN_OR_RETURN(Layout layout, lay_out(metadata, shapes, path));
+  SQZ_RETURN_IF_ERROR(env.check_room(path, layout.bytes));  // before hours of work
   SQZ_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(env, path, replace));
   const size_t tensors = layout.tensors.size(), layers = metadata.layers.size();
   std::unique_ptr<State> state(new State{path, std::move(metadata), std::move(layout),

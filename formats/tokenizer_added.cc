@@ -10,6 +10,9 @@ namespace {
 // What the `regex` crate calls \w, which is what `tokenizers` asks here.
 constexpr char kWordCharacter[] = "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}]";
 
+// In bytes. Finding tokens takes up to so many steps at each byte of a text.
+constexpr size_t kLongestToken = 1024;
+
 // Unicode White_Space.
 bool is_space(uint32_t code) {
   return (code >= 0x9 && code <= 0xd) || code == 0x20 || code == 0x85 || code == 0xa0 ||
@@ -40,7 +43,12 @@ Result<AddedToken> parse_token(const JsonObject& object) {
   AddedToken token;
   SQZ_ASSIGN_OR_RETURN(token.id, object.token_id("id"));
   SQZ_ASSIGN_OR_RETURN(token.content, object.string("content"));
-  if (token.content.empty()) return object.bad("content", "an empty string", "a token");
+  const size_t bytes = token.content.size();
+  if (bytes == 0) return object.bad("content", "an empty string", "a token");
+  if (bytes > kLongestToken) {
+    return object.bad("content", concat("a string of ", bytes, " bytes"),
+                      concat("at most ", kLongestToken));
+  }
   SQZ_ASSIGN_OR_RETURN(token.special, object.boolean("special", false));
   SQZ_ASSIGN_OR_RETURN(token.single_word, object.boolean("single_word", false));
   SQZ_ASSIGN_OR_RETURN(token.lstrip, object.boolean("lstrip", false));

@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kJitStackStart = 32 * 1024;
 constexpr size_t kJitStackLimit = 16 * 1024 * 1024;
+constexpr uint64_t kLeastLimit = 100'000;        // steps of one match
 constexpr uint32_t kHeapLimitKib = 1024 * 1024;  // of the interpreter, when the JIT's stack is full
 
 std::string pcre2_message(int error) {
@@ -54,14 +55,17 @@ RegexMatcher::RegexMatcher(const Regex& regex)
       stack_(pcre2_jit_stack_create(kJitStackStart, kJitStackLimit, nullptr),
              pcre2_jit_stack_free) {
   if (data_ == nullptr || context_ == nullptr) throw std::bad_alloc();
-  pcre2_set_match_limit(context_.get(), UINT32_MAX);
-  pcre2_set_depth_limit(context_.get(), UINT32_MAX);
   pcre2_set_heap_limit(context_.get(), kHeapLimitKib);
   if (stack_ != nullptr) pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
 }
 
 void RegexMatcher::reset(std::string_view text) {
   text_ = text;
+  // Backtracking over a whole text once, or a hundred times, is honest work.
+  const auto limit =
+      static_cast<uint32_t>(std::min<uint64_t>(kLeastLimit + 100 * text.size(), UINT32_MAX));
+  pcre2_set_match_limit(context_.get(), limit);
+  pcre2_set_depth_limit(context_.get(), limit);
   offset_ = 0;
   last_end_.reset();
 }

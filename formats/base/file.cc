@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,12 @@ Status io_error(const std::string& path, const char* call, int error) {
   if (error == ENOSPC || error == EDQUOT)
     hint = "; free some space on that file system and try again";
   return {code, concat(path, ": ", call, ": ", std::strerror(error), hint)};
+}
+
+std::string directory_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 class PosixMapping : public Mapping {
@@ -169,6 +176,15 @@ class PosixEnv : public Env {
     return ::lstat(path.c_str(), &info) == 0;
   }
 
+  Status check_room(const std::string& path, uint64_t bytes) override {
+    struct statvfs info {};
+    if (::statvfs(directory_of(path).c_str(), &info) != 0) return {};  // creating it says why
+    const uint64_t free = uint64_t{info.f_bavail} * info.f_frsize;
+    if (bytes <= free) return {};
+    return {Code::kIo, concat(path, ": needs ", bytes, " bytes, and its file system has ", free,
+                              " free; free some space or write elsewhere")};
+  }
+
   std::string follow(const std::string& path) override {
     struct stat info {};
     if (::lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
@@ -192,12 +208,6 @@ bool is_temporary(std::string_view name) {
   };
   return dot != std::string_view::npos && is_number(numbers.substr(0, dot)) &&
          is_number(numbers.substr(dot + 1));
-}
-
-std::string directory_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 Status exists_error(const std::string& path) {

@@ -67,6 +67,8 @@ class Env {
   // A file system or a folder that cannot be synced is no error: there is nothing more to do.
   virtual Status sync_directory(const std::string& directory) = 0;
   virtual bool exists(const std::string& path) = 0;
+  // kIo if the file system of `path`, which need not exist yet, has no room for `bytes` more.
+  virtual Status check_room(const std::string&, uint64_t) { return {}; }
   // Where a symbolic link to a file leads, at last; any other path as it is.
   virtual std::string follow(const std::string& path) { return path; }
 };

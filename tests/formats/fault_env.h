@@ -42,6 +42,9 @@ class FaultEnv : public Env {
     return base_.sync_directory(directory);
   }
   bool exists(const std::string& path) override { return base_.exists(path); }
+  Status check_room(const std::string& path, uint64_t bytes) override {
+    return base_.check_room(path, bytes);
+  }
   std::string follow(const std::string& path) override { return base_.follow(path); }
 
  private:

@@ -228,6 +228,14 @@ TEST(AtomicFile, LeftoversOfDeadWritersAreFound) {
   EXPECT_EQ(find_leftovers(dir.file("none")).status().code(), Code::kNotFound);
 }
 
+TEST(File, RoomIsKnownBefore) {
+  TemporaryDirectory dir;
+  EXPECT_TRUE(Env::posix().check_room(dir.file("a"), 1).ok());
+  const Status full = Env::posix().check_room(dir.file("a"), UINT64_MAX);
+  EXPECT_EQ(full.code(), Code::kIo);
+  EXPECT_THAT(full.message(), HasSubstr("needs 18446744073709551615 bytes"));
+}
+
 TEST(File, APipeIsRefusedAtOnce) {
   TemporaryDirectory dir;
   ASSERT_EQ(::mkfifo(dir.file("pipe").c_str(), 0600), 0);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
@@ -284,8 +285,10 @@ TEST(SqzFile, MissingFileAndFailedCallsAreErrors) {
     testing::FailNth count;
     testing::FaultEnv counting(count.hook());
     ASSERT_TRUE(SqzFile::open(path, mode, counting).ok());
-    EXPECT_THAT(count.calls,
-                ::testing::ElementsAre("open", mode == OpenMode::kMmap ? "map" : "read"));
+    const std::vector<std::string> mapped = {"open", "map"};
+    const std::vector<std::string> read = {"open", "read", "read", "read",
+                                           "read"};  // start, header
+    EXPECT_EQ(count.calls, mode == OpenMode::kMmap ? mapped : read);
     for (int nth = 0; nth < static_cast<int>(count.calls.size()); ++nth) {
       testing::FailNth fail;
       fail.fail_at = nth;
@@ -293,6 +296,15 @@ TEST(SqzFile, MissingFileAndFailedCallsAreErrors) {
       EXPECT_EQ(SqzFile::open(path, mode, env).status().code(), Code::kIo) << nth;
     }
   }
+}
+
+TEST(SqzFile, AForeignFileIsRefusedBeforeItIsReadWhole) {
+  TemporaryDirectory dir;
+  std::ofstream(dir.file("video")) << "no index begins so";
+  std::filesystem::resize_file(dir.file("video"), uint64_t{1} << 40);  // sparse
+  const Status refused = SqzFile::open(dir.file("video"), OpenMode::kRead).status();
+  EXPECT_EQ(refused.code(), Code::kCorrupt);
+  EXPECT_THAT(refused.message(), HasSubstr("not an index"));
 }
 
 TEST(SqzFile, CopiesBytesOfTensors) {

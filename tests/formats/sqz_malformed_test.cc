@@ -159,7 +159,7 @@ std::vector<Malformed> bad_metadata() {
       model("ModelOtherHeads", "/kv_heads", 4,
             {"layers.0.level.1.centroids", "BF16[2, 3, 8]", "BF16[4, 3, 8]"}),
       model("ModelOtherDim", "/head_dim", 16, {"BF16[2, 3, 8]", "BF16[2, 3, 16]"}),
-      model("ModelHugeDim", "/head_dim", 1 << 24, {"layers.0.level.1.centroids"}),
+      model("ModelHugeDim", "/head_dim", 4097, {"head_dim: found 4097", "4096"}),
       model("ModelDimIsText", "/head_dim", "8", {"head_dim: found \"8\""}),
       model("ModelRopeUnknown", "/rope/kind", "su", {"rope: kind: found \"su\""}),
       model("ModelScaleZero", "/attention_scale", 0.0, {"attention_scale: found 0.0"}),

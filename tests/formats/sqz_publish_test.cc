@@ -49,6 +49,23 @@ TEST(SqzPublish, SyncsBeforeItRenamesAndTheDirectoryAfter) {
   for (size_t i = 1; i < calls.size() - 4; ++i) EXPECT_EQ(calls[i], "write");
 }
 
+// A file system with room for less than the smallest index.
+class FullEnv : public FaultEnv {
+ public:
+  FullEnv() : FaultEnv([](const std::string&) { return Status(); }) {}
+  Status check_room(const std::string& path, uint64_t bytes) override {
+    return bytes < 1000 ? Status() : Status(Code::kIo, path + ": needs more");
+  }
+};
+
+TEST(SqzPublish, AFullFileSystemIsFoundBeforeTheWork) {
+  TemporaryDirectory dir;
+  FullEnv env;
+  const auto refused = testing::write_tiny_index(dir.file("x.sqz"), {}, env);
+  EXPECT_EQ(refused.status().message(), dir.file("x.sqz") + ": needs more");
+  EXPECT_THAT(names_in(dir.path()), ::testing::IsEmpty());
+}
+
 TEST(SqzPublish, AFailureAtAnyCallLeavesNothing) {
   TemporaryDirectory dir;
   const std::vector<std::string> calls = calls_of_a_write(dir.file("x.sqz"));

@@ -37,6 +37,9 @@ struct Malformed {
   const char* message;
 };
 
+// As JSON: longer than any token may be.
+const std::string kLongToken = "\"" + std::string(1025, 'x') + "\"";
+
 const Malformed kMalformed[] = {
     {"model_missing", "/model", "", Code::kCorrupt, "model: found nothing, expected an object"},
     {"model_not_object", "/model", "[]", Code::kCorrupt, "model: found array"},
@@ -69,6 +72,8 @@ const Malformed kMalformed[] = {
     {"version", "/version", "\"2.0\"", Code::kUnsupported, "version: \"2.0\""},
     {"added_object", "/added_tokens", "{}", Code::kCorrupt, "added_tokens: found object"},
     {"added_number", "/added_tokens/0", "5", Code::kCorrupt, "added_tokens[0]: found number 5"},
+    {"added_long", "/added_tokens/0/content", kLongToken.c_str(), Code::kCorrupt,
+     "a string of 1025 bytes"},
     {"added_no_id", "/added_tokens/0/id", "", Code::kCorrupt, "added_tokens[0].id: found nothing"},
     {"added_id_clash", "/added_tokens/0/id", "1", Code::kCorrupt, "but \"b\" has it too"},
     {"added_other_id", "/added_tokens/0/content", "\"ab\"", Code::kCorrupt, "the id of \"ab\""},

@@ -110,6 +110,18 @@ TEST(Regex, LongMatchOfAGroup) {
   EXPECT_THAT(matches("(?:a|b)+?(?!.)", text), ElementsAre(text));
 }
 
+TEST(Regex, BacktrackingWithoutEndIsAnError) {
+  const auto regex = Regex::compile("(?:a|aa|aaa)+b", "test");
+  ASSERT_TRUE(regex.ok());
+  RegexMatcher matcher(*regex);
+  const std::string text = std::string(200, 'a') + "cb";
+  matcher.reset(text);
+  const auto match = matcher.next();
+  ASSERT_FALSE(match.ok());
+  EXPECT_EQ(match.status().code(), Code::kUnsupported);
+  EXPECT_THAT(match.status().message(), ::testing::HasSubstr("match limit"));
+}
+
 TEST(Normalizer, SortsLongRunsOfMarks) {
   std::string text = "a";
   std::string sorted = "a";

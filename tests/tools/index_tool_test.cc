@@ -127,7 +127,7 @@ TEST_F(IndexToolTest, UsageErrorsExitWithTwo) {
 TEST_F(IndexToolTest, FilesOfOtherKindsAreNamed) {
   write_all(path("m.gguf"), std::string("GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16));
   write_all(path("a.txt"), "text");
-  expect_refused({"info", path("m.gguf")}, 3, "not a sqz index: found a GGUF file");
+  expect_refused({"info", path("m.gguf")}, 3, "not an index: found a GGUF file");
   const auto build = [&](const std::string& model) -> std::vector<std::string> {
     return {"build", "-m", model, path("a.txt"), "-o", path("x.sqz")};
   };
