@@ -24,6 +24,9 @@ void* counted(size_t size) {
 SQZ_REPLACED void* operator new(size_t size) {
   return counted(size);
 }
+SQZ_REPLACED void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return allocations++ == failing ? nullptr : std::malloc(size);
+}
 SQZ_REPLACED void* operator new[](size_t size) {
   return counted(size);
 }
@@ -121,6 +124,58 @@ TEST_F(Allocation, AFailedOneIsAStatus) {
   EXPECT_EQ(sqz_index_describe(index, &info), SQZ_OK) << sqz_last_error();
   EXPECT_EQ(allocations, before);
   sqz_index_close(index);
+}
+
+// Everything that a session does, from its creation to its end.
+sqz_status use_session(sqz_index* index, const sqz_session_options& options,
+                       const sqz_attend_args& args, std::vector<sqz_run>& runs) {
+  sqz_session* session = nullptr;
+  sqz_call* call = nullptr;
+  int64_t heads[3] = {}, count = 0;
+  sqz_status status = sqz_session_create(index, &options, &session);
+  if (status == SQZ_OK) {
+    status = sqz_select(session, &args, runs.data(), std::ssize(runs), heads, &count);
+  }
+  if (status == SQZ_OK) status = sqz_call_create(session, &args, &call);
+  if (status == SQZ_OK) status = sqz_call_run(call, 0);
+  if (status == SQZ_OK) status = sqz_attend(session, &args);
+  sqz_call_destroy(call);
+  sqz_session_destroy(session);
+  return status;
+}
+
+TEST_F(Allocation, AFailedOneOfASessionIsAStatus) {
+  testing::TinyIndexOptions clusters = testing::c_index_options(), pages = clusters;
+  clusters.heavy_hitters = clusters.key_calibration = true;
+  pages.clusters = {};
+  pages.page_size = 16;
+  std::vector<sqz_run> runs(10000);
+  const Call call(3);
+  for (const testing::TinyIndexOptions& made : {clusters, pages}) {
+    const std::string file = path() + ".made";
+    ASSERT_TRUE(testing::write_tiny_index(file, made).ok());
+    for (const sqz_selector selector : {SQZ_SELECTOR_AUTO, SQZ_SELECTOR_DENSE, SQZ_SELECTOR_IDEAL,
+                                        SQZ_SELECTOR_STREAM, SQZ_SELECTOR_H2O}) {
+      const bool of_clusters = selector == SQZ_SELECTOR_IDEAL || selector == SQZ_SELECTOR_H2O;
+      if (of_clusters && made.page_size > 0) continue;
+      auto options = testing::held_budget(selector == SQZ_SELECTOR_DENSE ? 0 : 0.3);
+      options.selector = selector;
+      if (made.page_size > 0 || !(selector == SQZ_SELECTOR_AUTO || of_clusters)) options.rule = 0;
+      if (selector == SQZ_SELECTOR_H2O) options.rule = 0;
+      options.kv_heads = 1;  // a range, which is made anew for every session
+      options.first_kv_head = 1;
+      SCOPED_TRACE(selector);
+      Call rank(3);
+      rank.out_shape[1] = rank.lse_shape[1] = 2;
+      fail_each_allocation([&] {
+        sqz_index* index = nullptr;  // fresh: what its sessions share is made with the first one
+        sqz_status status = sqz_index_open(file.c_str(), SQZ_OPEN_MMAP, &index);
+        if (status == SQZ_OK) status = use_session(index, options, rank.args, runs);
+        sqz_index_close(index);
+        return status;
+      });
+    }
+  }
 }
 
 }  // namespace
