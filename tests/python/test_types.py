@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -17,7 +18,10 @@ def test_mypy_strict(tmp_path):
                     "    out, lse = session.attend(0, q, indptr=[0, 1], positions=np.array([index.info.tokens]))\n"
                     "    session.prepare(q, out, lse)(0)\n"
                     "    share: float = session.stats().delivered_budget\n")
-    for what in (["--package", "sqz"], [str(user)]):
+    # Before 1.11, errors have other names, and what torch would tell is not there.
+    old = tuple(map(int, version("mypy").split(".")[:2])) < (1, 11)
+    package = sorted(map(str, (ROOT / "python/sqz").glob("*.py"))) if old else ["--package", "sqz"]
+    for what in (package, [str(user)]):
         checked = subprocess.run([sys.executable, "-m", "mypy", f"--config-file={ROOT / 'pyproject.toml'}",
                                   f"--cache-dir={tmp_path}", *what], cwd=ROOT / "python", capture_output=True,
                                  text=True, check=False)

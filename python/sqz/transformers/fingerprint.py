@@ -15,6 +15,10 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _SAMPLES, _SAMPLE = 16, 4096  # blocks of a shard's data, and bytes of a block
 
 
+def _hash(data: bytes) -> str:
+    return str(xxh3_64_hexdigest(data))
+
+
 def describe(model: PreTrainedModel) -> dict[str, Any]:
     """The fields of `model` in docs/format.md, for a loaded model."""
     config = model.config.get_text_config(decoder=True)
@@ -45,7 +49,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def fingerprint_of(description: dict[str, Any]) -> str:
-    return xxh3_64_hexdigest(json.dumps(description, sort_keys=True, separators=(",", ":")).encode())
+    return _hash(json.dumps(description, sort_keys=True, separators=(",", ":")).encode())
 
 
 def stored_description(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -73,7 +77,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
         raise FileNotFoundError(f"tokenizer: neither {' nor '.join(_TOKENIZERS)} was found for "
                                 f"{tokenizer.name_or_path!r}; pass no tokenizer to leave it unchecked")
     with open(path, "rb") as file:
-        return xxh3_64_hexdigest(file.read())
+        return _hash(file.read())
 
 
 def max_positions(config: Any) -> int:
@@ -156,12 +160,12 @@ def _weights_hash(model: PreTrainedModel) -> str:
     """XXH3-64 of the checkpoint's shards as sqz-index computes it, or of samples of weights that came from no file."""
     path = _checkpoint_file(model.name_or_path or "", _SHARDS, getattr(model.config, "_commit_hash", None))
     if path is None:
-        return xxh3_64_hexdigest(b"".join(_sample_of(name, tensor) for name, tensor in sorted(model.state_dict().items())))
+        return _hash(b"".join(_sample_of(name, tensor) for name, tensor in sorted(model.state_dict().items())))
     shards = {path}
     if path.endswith(".json"):
         with open(path, encoding="utf-8") as file:
             shards = {os.path.join(os.path.dirname(path), name) for name in json.load(file)["weight_map"].values()}
-    return xxh3_64_hexdigest(b"".join(_samples_of_shard(shard) for shard in sorted(shards)))
+    return _hash(b"".join(_samples_of_shard(shard) for shard in sorted(shards)))
 
 
 def _samples_of_shard(path: str) -> bytes:
