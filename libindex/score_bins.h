@@ -4,11 +4,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define SQZ_HOST_DEVICE __host__ __device__
-#else
-#define SQZ_HOST_DEVICE
-#endif
+#include "formats/base/host_device.h"
 
 namespace sqz {
 

@@ -19,12 +19,8 @@ using sqz::concat;
 using sqz::Status;
 using sqz::capi::CheckedCall;
 using sqz::capi::fence;
-
-constexpr int32_t kCuda = 2;  // DLDeviceType
-
-Status invalid(std::string message) {
-  return {Code::kInvalidArgument, std::move(message)};
-}
+using sqz::capi::invalid;
+using sqz::capi::kCuda;
 
 }  // namespace
 

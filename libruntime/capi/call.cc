@@ -9,12 +9,6 @@
 namespace sqz::capi {
 namespace {
 
-constexpr int32_t kCuda = 2;  // DLDeviceType
-
-Status invalid(std::string message) {
-  return {Code::kInvalidArgument, std::move(message)};
-}
-
 Status check_layer(int64_t layer, int64_t layers) {
   if (layer >= 0 && layer < layers) return {};
   return invalid(concat("layer: found ", layer, ", expected 0 to ", layers - 1));

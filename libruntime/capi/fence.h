@@ -5,12 +5,20 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <string>
 #include <system_error>
+#include <utility>
 
 #include "formats/base/status.h"
 #include "sqz/sqz.h"
 
 namespace sqz::capi {
+
+inline constexpr int32_t kCpu = 1, kCuda = 2;  // DLDeviceType
+
+inline Status invalid(std::string message) {
+  return {Code::kInvalidArgument, std::move(message)};
+}
 
 // Remembers the message for sqz_last_error() on this thread and returns the code. Never allocates.
 sqz_status fail(Code code, const char* message) noexcept;

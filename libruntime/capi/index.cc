@@ -7,10 +7,7 @@ using sqz::Code;
 using sqz::concat;
 using sqz::Status;
 using sqz::capi::fence;
-
-Status invalid(std::string message) {
-  return {Code::kInvalidArgument, std::move(message)};
-}
+using sqz::capi::invalid;
 
 }  // namespace
 

@@ -10,12 +10,8 @@ using sqz::concat;
 using sqz::Result;
 using sqz::Status;
 using sqz::capi::fence;
-
-constexpr int32_t kCuda = 2;  // DLDeviceType
-
-Status invalid(std::string message) {
-  return {Code::kInvalidArgument, std::move(message)};
-}
+using sqz::capi::invalid;
+using sqz::capi::kCuda;
 
 Status check_choice(const char* field, int32_t found, int32_t last) {
   if (found >= 0 && found <= last) return {};

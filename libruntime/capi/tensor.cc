@@ -3,11 +3,11 @@
 #include <string>
 
 #include "formats/base/checked.h"
+#include "libruntime/capi/fence.h"
 
 namespace sqz::capi {
 namespace {
 
-constexpr int32_t kCpu = 1, kCuda = 2;      // DLDeviceType
 constexpr uint8_t kFloat = 2, kBfloat = 4;  // DLDataTypeCode
 
 Status invalid(const char* name, const std::string& field, const std::string& found,
