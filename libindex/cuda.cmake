@@ -11,7 +11,6 @@ add_library(sqz_index_cuda_sm90 OBJECT
 sqz_cuda_target(sqz_index_cuda_sm90 90a-real)
 
 add_library(sqz_index_cuda STATIC
-  ${SQZ_INDEX_CUDA_DIR}/tensor_map.cc
   ${SQZ_INDEX_CUDA_DIR}/kmeans/kmeans.cc
   ${SQZ_INDEX_CUDA_DIR}/kmeans/means.cu
   ${SQZ_INDEX_CUDA_DIR}/layer/kernels.cu

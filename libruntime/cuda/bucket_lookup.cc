@@ -18,7 +18,7 @@ Result<std::unique_ptr<BucketLookup>> BucketLookup::create(const ServedIndex& in
   for (int64_t l = 0; l < std::ssize(lookups); ++l) {
     const LookupParams& lookup = lookups[static_cast<size_t>(l)];
     if (lookup.levels == 0 || uploaded.layer(l).buckets == 0) continue;
-    SQZ_ASSIGN_OR_RETURN(out->plan_, plan_classify(out->params_of(l, lookup), uploaded.device()));
+    SQZ_ASSIGN_OR_RETURN(out->plan_, plan_classify(out->params_of(l, lookup)));
     break;  // layers that select have the same shape
   }
   const std::vector<float>& frequencies = out->rope_.frequencies();

@@ -23,6 +23,8 @@ class BucketLookup {
 
   // Whether a call says what its queries were before RoPE.
   static Status check(const AttendCall& call);
+  // Whether look_up() can serve: otherwise BucketBlocks does, with blocks of one token.
+  bool fits() const { return plan_.fits; }
   // The runs of lookup.requests requests from `first` on, of one token each. `lookup`: of the
   // call's layer, with its queries from `first` on. A captured call keeps its positions.
   Status look_up(const AttendCall& call, int64_t first, const LookupParams& lookup) const;

@@ -1,11 +1,53 @@
 #include "libruntime/cuda/device.h"
 
+#include <cuda.h>
+
 #include <algorithm>
+#include <atomic>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/driver.h"
+#include "libruntime/kernels/cuda/compiled_for/kernel.h"
 
 namespace sqz::cuda {
 namespace {
+
+std::atomic<int32_t> pretended = 0;
+
+// Bytes of shared memory that a block may have, by compute capability.
+int32_t block_shared_of(int32_t capability) {
+  if (capability == 80 || capability == 87) return 163 << 10;
+  const bool large = capability >= 90 && capability < 120;
+  return large ? 227 << 10 : static_cast<int32_t>(kLeastBlockShared);
+}
+
+// The driver's functions that the runtime does not have.
+struct Driver {
+  decltype(&cuDevicePrimaryCtxRetain) retain = nullptr;
+  decltype(&cuCtxPushCurrent) push = nullptr;
+  decltype(&cuCtxPopCurrent) pop = nullptr;
+  bool found = find_driver_function("cuDevicePrimaryCtxRetain", retain).ok() &&
+               find_driver_function("cuCtxPushCurrent", push).ok() &&
+               find_driver_function("cuCtxPopCurrent", pop).ok();
+};
+
+const Driver& driver() {
+  static const Driver found;
+  return found;
+}
+
+// Null if there is none. It is retained once for each GPU and never released: contexts end with the
+// process.
+CUcontext primary_context(int gpu) {
+  constexpr int kMostGpus = 64;
+  static std::atomic<CUcontext> contexts[kMostGpus] = {};
+  if (gpu < 0 || gpu >= kMostGpus || !driver().found) return nullptr;
+  CUcontext context = contexts[gpu].load();
+  if (context == nullptr && driver().retain(&context, gpu) == CUDA_SUCCESS) {
+    contexts[gpu] = context;
+  }
+  return context;
+}
 
 std::string version_text(int version) {
   return concat(version / 1000, ".", version % 1000 / 10);
@@ -51,6 +93,49 @@ Status check_probe(const DeviceProbe& probe, int gpu) {
                               ", 8.0 or newer is needed"));
   }
   return {};
+}
+
+Result<Device> read_device(int gpu) {
+  const CurrentDevice current(gpu);
+  const auto attribute = [gpu](cudaDeviceAttr what, int32_t& value) {
+    return cuda_status(cudaDeviceGetAttribute(&value, what, gpu), "cudaDeviceGetAttribute");
+  };
+  Device device;
+  int32_t minor = 0;
+  SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrComputeCapabilityMajor, device.capability));
+  SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrComputeCapabilityMinor, minor));
+  SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrMultiProcessorCount, device.multiprocessors));
+  SQZ_RETURN_IF_ERROR(
+      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device.block_shared));
+  device.capability = device.capability * 10 + minor;
+  if (const int32_t capability = pretended; capability != 0) {
+    device.capability = capability;
+    device.block_shared = std::min(device.block_shared, block_shared_of(capability));
+  }
+  SQZ_ASSIGN_OR_RETURN(const int32_t compiled, compiled_for(device.capability));
+  device.compiled = std::min(device.capability, compiled);
+  return device;
+}
+
+void pretend_capability(int32_t capability) {
+  pretended = capability;
+}
+
+CurrentDevice::CurrentDevice(int gpu) {
+  const CUcontext context = primary_context(gpu);
+  pushed_ = context != nullptr && driver().push(context) == CUDA_SUCCESS;
+  if (pushed_) return;
+  cudaGetDevice(&before_);
+  cudaSetDevice(gpu);
+}
+
+CurrentDevice::~CurrentDevice() {
+  CUcontext popped = nullptr;
+  if (pushed_) {
+    driver().pop(&popped);
+  } else {
+    cudaSetDevice(before_);
+  }
 }
 
 Status DeviceMemory::reserve(size_t bytes) {

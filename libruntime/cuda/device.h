@@ -28,19 +28,43 @@ DeviceProbe probe_device(int gpu);
 // that this program was built with, no such device, compute capability below 8.0.
 Status check_probe(const DeviceProbe& probe, int gpu);
 
-// Makes a device current for a scope.
+// The least shared memory a block may have on GPUs from compute capability 8.0: kernels of a fixed
+// size need no more.
+inline constexpr size_t kLeastBlockShared = size_t{99} << 10;
+
+// What kernels ask of a GPU before they are launched. Plain numbers: kernels get it with their
+// parameters.
+struct Device {
+  int32_t capability = 0;  // compute capability: 80 is 8.0
+  int32_t compiled = 0;    // the one that the kernels which run here were compiled for; not greater
+  int32_t multiprocessors = 0;
+  int32_t block_shared = 0;  // bytes of shared memory that a block may have
+
+  // Thread block clusters, shared memory of other blocks, programmatic launches.
+  bool has_clusters() const { return compiled >= 90; }
+  // The instructions of 9.0 alone (wgmma): what sm90a kernels need.
+  bool has_wgmma() const { return capability == 90 && compiled == 90; }
+};
+
+// kUnsupported if this program has no kernels for the GPU. `gpu` is one that check_probe() accepts.
+Result<Device> read_device(int gpu);
+
+// From here on read_device() finds a GPU of this compute capability, with the shared memory of one; 0:
+// what there is. Tests and benchmarks serve from a large GPU as from a smaller one.
+void pretend_capability(int32_t capability);
+
+// Makes a device current for a scope: its primary context, which CUDA's runtime and PyTorch use. The
+// thread has the context that it had before, or none, afterwards.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(int gpu) {
-    cudaGetDevice(&before_);
-    if (before_ != gpu) cudaSetDevice(gpu);
-  }
-  ~CurrentDevice() { cudaSetDevice(before_); }
+  explicit CurrentDevice(int gpu);
+  ~CurrentDevice();
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
   int before_ = 0;
+  bool pushed_ = false;
 };
 
 // One block of device memory that grows and is kept between uses.

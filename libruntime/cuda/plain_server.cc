@@ -40,7 +40,7 @@ size_t PlainServer::lay_out(void* base) {
   }
   Layout layout(base);
   partials_ = layout.take<float>(static_cast<int64_t>(
-      plain_attend_workspace(setup_.multiprocessors, static_cast<int>(model.head_dim)) /
+      plain_attend_workspace(setup_.device.multiprocessors, static_cast<int>(model.head_dim)) /
       sizeof(float)));
   if (width == 0) return layout.used();
   const int64_t tokens =
@@ -158,7 +158,14 @@ Status PlainServer::attend(const AttendCall& call, const AttendParams& params, b
       SQZ_ASSIGN_OR_RETURN(attend.params.lists, look_up(call, wave, counters));
       attend.estimates = estimates_of(call.layer);
     }
-    SQZ_RETURN_IF_ERROR(plain_attend(attend, stream));
+    const int64_t pairs = wave.blocks.count * model.kv_heads;
+    if (wave.blocks.block_tokens == 1 && pairs <= kMostPairs && !setup_.estimate) {
+      attend.params.requests = wave.blocks.count;
+      attend.params.after_lookup = false;
+      SQZ_RETURN_IF_ERROR(decode_attend(attend.params, stream));
+    } else {
+      SQZ_RETURN_IF_ERROR(plain_attend(attend, stream));
+    }
   }
   return {};
 }

@@ -29,7 +29,7 @@ struct PlainSetup {
   bool estimate = false;                  // what is looked up but not chosen
   int64_t block = 0;                      // tokens that share a selection; 0 = all of a request
   int64_t max_tokens = 0;
-  int multiprocessors = 0;
+  Device device;
 };
 
 class PlainServer {

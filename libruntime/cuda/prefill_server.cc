@@ -18,14 +18,7 @@ constexpr int64_t kWaveBytes = int64_t{512} << 20;  // of what grows with the bl
 
 Result<std::unique_ptr<PrefillServer>> PrefillServer::create(const PrefillSetup& setup) {
   std::unique_ptr<PrefillServer> server(new PrefillServer(setup));
-  int major = 0, minor = 0;
-  const int device = setup.uploaded->device();
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  server->hopper_ = major == 9 && minor == 0;
-  if (server->hopper_) SQZ_RETURN_IF_ERROR(server->allocate());
+  SQZ_RETURN_IF_ERROR(server->allocate());
   return server;
 }
 
@@ -36,7 +29,7 @@ PrefillServer::PrefillServer(const PrefillSetup& setup)
 
 bool PrefillServer::serves(const AttendCall& call) const {
   const bool from_cache = call.cache != nullptr;
-  return hopper_ && from_cache != setup_.uploaded->keys_values() &&
+  return from_cache != setup_.uploaded->keys_values() &&
          call.dtype == setup_.index->metadata().dtype;
 }
 
@@ -64,8 +57,8 @@ size_t PrefillServer::lay_out(void* base) {
     }
   }
   Layout layout(base);
-  attend_bytes_ = std::max(prefill_attend_workspace(shape_, all, setup_.multiprocessors),
-                           prefill_attend_workspace(shape_, wave, setup_.multiprocessors));
+  attend_bytes_ = std::max(prefill_attend_workspace(shape_, all, setup_.device.multiprocessors),
+                           prefill_attend_workspace(shape_, wave, setup_.device.multiprocessors));
   attend_ = layout.take<std::byte>(attend_bytes_);
   if (!setup_.uploaded->keys_values()) {
     int64_t slots = 0, exact = 0;  // of the layer with most
@@ -159,7 +152,7 @@ Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const BlockWa
     lookup.alive = lookup.chosen;  // of the level before; at the first one all
     lookup.chosen = lists_[level % 2];
     SQZ_RETURN_IF_ERROR(
-        prefill_lookup(lookup, lookup_, lookup_bytes_, setup_.multiprocessors, stream));
+        prefill_lookup(lookup, lookup_, lookup_bytes_, setup_.device.multiprocessors, stream));
   }
   return lookup.chosen;
 }
@@ -177,7 +170,7 @@ Status PrefillServer::gather(const AttendCall& call) {
                        .values = values_,
                        .exact_keys = exact_keys_,
                        .exact_values = exact_values_},
-                      setup_.multiprocessors, static_cast<cudaStream_t>(call.stream));
+                      setup_.device.multiprocessors, static_cast<cudaStream_t>(call.stream));
 }
 
 Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long long* counters) {
@@ -220,7 +213,7 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
       attend.faults = faults_;
     }
     SQZ_RETURN_IF_ERROR(
-        prefill_attend(attend, attend_, attend_bytes_, setup_.multiprocessors, stream));
+        prefill_attend(attend, attend_, attend_bytes_, setup_.device.multiprocessors, stream));
   }
   return {};
 }

@@ -28,7 +28,7 @@ struct PrefillSetup {
   PlainServer* finder = nullptr;       // looks up in the place of these; may be null
   int64_t block = 0;                   // tokens that share a selection; 0 = all of a request
   int64_t max_tokens = 0;
-  int multiprocessors = 0;
+  Device device;
 };
 
 // Of the layers of an index.
@@ -61,7 +61,6 @@ class PrefillServer {
 
   PrefillSetup setup_;
   PrefillShape shape_;
-  bool hopper_ = false;
   int64_t wave_blocks_ = 1;
   BlockWaves waves_;
 

@@ -26,7 +26,7 @@ bool CudaSession::uses_prefill(const AttendCall& call) const {
 }
 
 bool CudaSession::uses_plain(const AttendCall& call) const {
-  if (estimate_ && selects(call.layer)) return true;
+  if (selects(call.layer) && (estimate_ || (is_saap() && !buckets_->fits()))) return true;
   return plain_ != nullptr && has_blocks(call) && !uses_prefill(call) &&
          !(selects(call.layer) && is_ideal());
 }
@@ -96,8 +96,7 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   }
   params.counters = &counters_[call.layer].selections;
   params.workspace = attend_workspace_;
-  params.multiprocessors = multiprocessors_;
-  params.hopper = hopper_;
+  params.device = gpu_;
   if (call.cache != nullptr) params.cache = cache_source(*call.cache, *index_, layer);
   return params;
 }

@@ -74,11 +74,10 @@ class CudaSession final : public ServingSession {
   int64_t block_, max_tokens_, max_request_tokens_;
   int64_t wave_ = 1;  // most requests of one launch
   TeamSizes team_sizes_;
-  int multiprocessors_ = 0;
-  bool hopper_ = false;  // and to be used
+  Device gpu_;
   // Served by the plain kernels in any case: what is estimated, and everything.
   const bool estimate_, plain_only_;
-  std::unique_ptr<PrefillServer> prefill_;          // null: not Hopper, or one token a request
+  std::unique_ptr<PrefillServer> prefill_;          // null: no wgmma, or one token a request
   std::unique_ptr<PlainServer> plain_;              // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null

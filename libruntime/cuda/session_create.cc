@@ -95,12 +95,8 @@ Status CudaSession::prepare(const SelectionRequest& request) {
     return unsupported_on_gpu("found no keys on the GPU",
                               "an index uploaded with them: selector ideal scores every one");
   }
-  int major = 0;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device()));
-  hopper_ = major >= 9 && !plain_only_;
+  SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));
+  if (plain_only_) gpu_.capability = gpu_.compiled = 80;
   LookupParams shape;
   shape.dtype = index_->metadata().dtype;
   shape.dim = static_cast<int32_t>(model.head_dim);
@@ -109,7 +105,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   shape.scale = static_cast<float>(model.attention_scale) * kLog2E;
   shape.mean = request.group == 0;
   shape.pages = request.selector == SelectorKind::kQuest;
-  shape.hopper = hopper_;
+  shape.device = gpu_;
   shape.rule = shape.pages                                      ? LookupRule::kTop
                : request.rule == RuleKind::kBudget || is_saap() ? LookupRule::kBudget
                                                                 : LookupRule::kThreshold;
@@ -122,7 +118,6 @@ Status CudaSession::prepare(const SelectionRequest& request) {
                " query heads each, head dimension ", model.head_dim, "; expected at most ",
                kMostPairs, ", at most ", kMostGroup, ", and 64, 96, 128 or 256")};
   }
-  SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(shape));
   lookups_.assign(index_->layers.size(), shape);
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     if (selects(l)) set_levels(l, request);
@@ -206,12 +201,15 @@ size_t CudaSession::lay_out(void* base) {
   Layout layout(base);
   counters_ = layout.take<DeviceCounters>(std::ssize(lookups_));
   attend_workspace_ = layout.take<std::byte>(static_cast<int64_t>(
-      decode_attend_workspace(multiprocessors_, static_cast<int>(model.head_dim))));
+      decode_attend_workspace(gpu_.multiprocessors, static_cast<int>(model.head_dim))));
   wanted_ = layout.take<uint32_t>(std::ssize(lookups_) * model.kv_heads);
   LookupParams shared;
   shared.width = width;
   shared.logits = layout.take<float>(pairs * model.group_size() * width);
   shared.alive = layout.take<uint32_t>(pairs * 2 * width);
+  if (pairs > 0 && !gpu_.has_clusters()) {
+    shared.exchange = layout.take<TeamExchange>(gpu_.multiprocessors);
+  }
   lists_.capacity = run_capacity(width);
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
   if (is_ideal() && width > 0) {
@@ -227,6 +225,7 @@ size_t CudaSession::lay_out(void* base) {
     lookup.width = shared.width;
     lookup.logits = shared.logits;
     lookup.alive = shared.alive;
+    lookup.exchange = shared.exchange;
     lookup.lists = lists_;
     lookup.wanted = wanted_ + l * model.kv_heads;
     lookup.counters = &counters_[l].selections;
@@ -259,7 +258,7 @@ Status CudaSession::allocate(const SelectionRequest& request) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
   SQZ_RETURN_IF_ERROR(create_union());
-  if (max_request_tokens_ > 1 || estimate_) {
+  if (max_request_tokens_ > 1 || estimate_ || (buckets_ != nullptr && !buckets_->fits())) {
     SQZ_RETURN_IF_ERROR(create_servers_of_blocks(request));
   }
   SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
@@ -284,8 +283,8 @@ Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
                                                     .estimate = estimate_,
                                                     .block = block_,
                                                     .max_tokens = max_tokens_,
-                                                    .multiprocessors = multiprocessors_}));
-  if (!hopper_ || max_request_tokens_ == 1) return {};
+                                                    .device = gpu_}));
+  if (!gpu_.has_wgmma() || max_request_tokens_ == 1) return {};
   SQZ_ASSIGN_OR_RETURN(
       prefill_, PrefillServer::create({.index = index_.get(),
                                        .uploaded = uploaded_.get(),
@@ -297,25 +296,26 @@ Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
                                        .finder = selects && !clusters ? plain_.get() : nullptr,
                                        .block = block_,
                                        .max_tokens = max_tokens_,
-                                       .multiprocessors = multiprocessors_}));
+                                       .device = gpu_}));
   return {};
 }
 
 Status CudaSession::create_union() {
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     if (!selects(l) || static_ != nullptr) continue;
-    SQZ_ASSIGN_OR_RETURN(together_,
-                         plan_together(lookups_[static_cast<size_t>(l)], static_cast<int>(wave_)));
+    const LookupParams& lookup = lookups_[static_cast<size_t>(l)];
+    SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(lookup));
+    SQZ_ASSIGN_OR_RETURN(together_, plan_together(lookup, static_cast<int>(wave_)));
     break;  // layers that select have the same shape
   }
   const int64_t most = std::min({max_tokens_, kMostUnion, wave_});
-  if (most < 2 || !hopper_) return {};
+  if (most < 2 || !gpu_.has_wgmma()) return {};
   SQZ_ASSIGN_OR_RETURN(union_, UnionServer::create({.index = index_.get(),
                                                     .uploaded = uploaded_.get(),
                                                     .together = together_,
                                                     .run_capacity = lists_.capacity,
                                                     .max_requests = most,
-                                                    .multiprocessors = multiprocessors_}));
+                                                    .device = gpu_}));
   return {};
 }
 

@@ -16,13 +16,6 @@ constexpr int64_t kLeastDense = 2;
 }  // namespace
 
 Result<std::unique_ptr<UnionServer>> UnionServer::create(const UnionSetup& setup) {
-  const int device = setup.uploaded->device();
-  int major = 0, minor = 0;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  if (major != 9 || minor != 0) return std::unique_ptr<UnionServer>();
   std::unique_ptr<UnionServer> server(new UnionServer(setup));
   const size_t bytes = server->lay_out(nullptr);
   SQZ_RETURN_IF_ERROR(server->memory_.reserve(bytes));
@@ -40,13 +33,13 @@ size_t UnionServer::lay_out(void* base) {
   Layout layout(base);
   const auto requests = static_cast<int32_t>(setup_.max_requests);
   workspace_bytes_ =
-      prefill_attend_workspace(shape_, {requests, 1, requests, nullptr}, setup_.multiprocessors);
+      prefill_attend_workspace(shape_, {requests, 1, requests, nullptr}, setup_.device.multiprocessors);
   if (setup_.together.requests > 0) {
     const int most = setup_.together.requests, teams = (requests + most - 1) / most;
     const int64_t lists = teams * setup_.index->metadata().model.kv_heads;
     workspace_bytes_ = std::max(
         workspace_bytes_,
-        prefill_attend_workspace(shape_, {requests, teams, most, nullptr}, setup_.multiprocessors));
+        prefill_attend_workspace(shape_, {requests, teams, most, nullptr}, setup_.device.multiprocessors));
     for (const LayerView& view : setup_.index->layers) {
       lists_.exact = std::max(lists_.exact, view.exact);
       lists_.mask_stride =
@@ -75,7 +68,7 @@ bool UnionServer::serves(const AttendCall& call, bool selects) const {
   const auto requests = static_cast<int32_t>(call.tokens);
   const int32_t block = setup_.together.of(requests);
   return prefill_narrow(shape_, {requests, (requests + block - 1) / block, block, nullptr},
-                        setup_.multiprocessors);
+                        setup_.device.multiprocessors);
 }
 
 Status UnionServer::attend(const AttendCall& call, const LookupParams* lookup,
@@ -107,7 +100,7 @@ Status UnionServer::attend(const AttendCall& call, const LookupParams* lookup,
     attend.masks = lists_.masks;
     attend.mask_stride = lists_.mask_stride;
   }
-  return prefill_attend(attend, workspace_, workspace_bytes_, setup_.multiprocessors, stream);
+  return prefill_attend(attend, workspace_, workspace_bytes_, setup_.device.multiprocessors, stream);
 }
 
 }  // namespace sqz::cuda

@@ -19,12 +19,12 @@ struct UnionSetup {
   TogetherPlan together;     // without requests, if only layers that are read whole are served
   int64_t run_capacity = 0;  // of a list: as RunLists
   int64_t max_requests = 0;  // of a call
-  int multiprocessors = 0;
+  Device device;
 };
 
 class UnionServer {
  public:
-  // Takes all memory; null where the GPU is not of compute capability 9.0. The device is current.
+  // Takes all memory. The device is current and has wgmma.
   static Result<std::unique_ptr<UnionServer>> create(const UnionSetup& setup);
 
   // Whether a call of one token a request is one for this server: it has many requests, of the

@@ -65,7 +65,8 @@ void add_bench_options(CLI::App& app, Options& o) {
   add("--query-dtype", o.query_dtype, IsMember({"f32", "f16", "bf16"}),
       "Type of queries and outputs");
   add("--requests", o.requests, whole(1, 1024),
-      "attend: requests of one token each that are served at once");
+      "attend: requests of one token each that are served at once; with --capture those of tokens "
+      "far apart in its text");
   add("--queries", o.queries, whole(0, 1 << 20),
       "prefill: prompt tokens; 0 = 512, with --device cuda 4096");
   add("--block", o.block, whole(0, 1 << 20),
@@ -98,6 +99,10 @@ void add_bench_options(CLI::App& app, Options& o) {
   add("--capture", o.capture, ExistingFile,
       "attend, prefill, kmeans: a model's keys (.h5), not made-up ones; attend and "
       "prefill tile them up to the shape");
+  add("--compute-capability", o.compute_capability,
+      IsMember({"8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}),
+      "With --device cuda: serve as from a GPU of this compute capability, with its shared memory "
+      "and the kernels for it (default: what there is)");
   add("--copies", o.copies, whole(1, 64),
       "attend with --device cuda: copies of the layer that calls go over in turn");
 

@@ -1,5 +1,7 @@
 #include "tools/sqz_bench/device_bench.h"
 
+#include <string>
+
 namespace sqz::bench {
 
 DeviceGraph::~DeviceGraph() {
@@ -64,6 +66,9 @@ JsonMembers describe_gpu(int gpu) {
 }
 
 Status check_device(const Options& options) {
+  if (!options.compute_capability.empty()) {
+    cuda::pretend_capability(static_cast<int32_t>(10 * std::stod(options.compute_capability) + .5));
+  }
   const Status status = cuda::check_probe(cuda::probe_device(options.gpu), options.gpu);
   return status.ok() ? status : Status(Code::kInvalidArgument, "--device: " + status.message());
 }

@@ -37,6 +37,7 @@ struct Options {
   std::string torch_dtype = "bf16,f32";
   std::string directory, index, save_index, capture;  // paths; empty = none
   int64_t copies = 4;
+  std::string compute_capability;  // "8.0"; empty = the GPU's
 
   // Other cases.
   double file_gib = 0;

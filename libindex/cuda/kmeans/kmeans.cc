@@ -9,6 +9,7 @@
 #include "libindex/cuda/kmeans/sm90/kernel.h"
 #include "libindex/cuda/kmeans/update/kernel.h"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/device.h"
 
 namespace sqz::cuda {
 namespace {
@@ -18,21 +19,10 @@ constexpr int64_t kEmptyHeads = 0, kDoubtfulCounts = 2, kLargeCounts = 4, kCount
 
 constexpr int32_t kPointsToKeep = 40;  // a cluster, from which on sums are kept
 
-struct Device {
-  int multiprocessors = 0, major = 0, minor = 0;
-};
-
 Result<Device> current_device() {
-  int id = 0;
-  Device device;
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetDevice(&id));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, id));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&device.major, cudaDevAttrComputeCapabilityMajor, id));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&device.minor, cudaDevAttrComputeCapabilityMinor, id));
-  return device;
+  int gpu = 0;
+  SQZ_RETURN_IF_CUDA_ERROR(cudaGetDevice(&gpu));
+  return read_device(gpu);
 }
 
 bool hopper_dim(int dim) {
@@ -41,17 +31,13 @@ bool hopper_dim(int dim) {
 
 // The one place where a kernel is chosen: what is required, and what is missing.
 Result<AssignKernel> choose_kernel(const KmeansParams& params, const Device& device) {
-  const bool hopper = device.major == 9 && device.minor == 0 && hopper_dim(params.shape.dim);
-  if (device.major < 8) {
-    return Status(Code::kUnsupported,
-                  concat("k-means needs a GPU of compute capability 8.0 or newer, this one has ",
-                         device.major, ".", device.minor));
-  }
+  const bool hopper = device.has_wgmma() && hopper_dim(params.shape.dim);
   if (params.kernel == AssignKernel::kHopper && !hopper) {
     return Status(Code::kUnsupported,
                   concat("the Hopper kernel needs compute capability 9.0 and d of 64, 96, 128 or "
                          "256; here they are ",
-                         device.major, ".", device.minor, " and ", params.shape.dim));
+                         device.capability / 10, ".", device.capability % 10, " and ",
+                         params.shape.dim));
   }
   if (params.kernel != AssignKernel::kAuto) return params.kernel;
   return hopper ? AssignKernel::kHopper : AssignKernel::kPlain;

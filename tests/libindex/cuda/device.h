@@ -20,12 +20,6 @@ inline bool have_gpu() {
 #define SQZ_SKIP_WITHOUT_GPU() \
   if (!::sqz::cuda::test::have_gpu()) GTEST_SKIP() << "no CUDA device on this machine"
 
-inline bool have_hopper() {
-  int major = 0, minor = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess &&
-         major == 9 && minor == 0;
-}
 
 // A device array; filled with 0xFF bytes (NaN, huge integers) unless given values.
 template <class T>

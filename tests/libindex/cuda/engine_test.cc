@@ -7,6 +7,7 @@
 #include "libindex/kmeans.h"
 #include "libruntime/cuda/device.h"
 #include "tests/libindex/clustered_data.h"
+#include "tests/libindex/cuda/capability.h"
 #include "tests/libindex/cuda/device.h"
 
 namespace sqz {

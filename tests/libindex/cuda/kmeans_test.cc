@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "tests/libindex/cuda/capability.h"
 #include "tests/libindex/cuda/device.h"
 
 namespace sqz::cuda {

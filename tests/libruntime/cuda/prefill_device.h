@@ -6,6 +6,7 @@
 
 #include "formats/base/dtype.h"
 #include "libruntime/kernels/cuda/prefill.h"
+#include "tests/libindex/cuda/capability.h"
 #include "tests/libindex/cuda/device.h"
 #include "tests/libruntime/random_data.h"
 

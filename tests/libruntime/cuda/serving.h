@@ -9,6 +9,7 @@
 
 #include "libruntime/cuda/backend.h"
 #include "libruntime/session/session.h"
+#include "tests/libindex/cuda/capability.h"
 #include "tests/libindex/cuda/device.h"
 #include "tests/libruntime/served_index.h"
 

@@ -4,6 +4,7 @@
 #include "libindex/cuda/kmeans/sm80/config.h"
 #include "libindex/cuda/kmeans/sm80/kernel.h"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
@@ -95,6 +96,7 @@ template <int kDim>
 Status launch_assign(const AssignParams& params, cudaStream_t stream) {
   using Config = Config<kDim>;
   constexpr size_t kShared = sizeof(SharedStorage<Config>);
+  static_assert(kShared <= kLeastBlockShared);
   auto* kernel = assign_kernel<Config>;
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));

@@ -5,7 +5,7 @@
 #include "libindex/cuda/kmeans/common/search.cuh"
 #include "libindex/cuda/kmeans/sm90/config.h"
 #include "libindex/cuda/kmeans/sm90/kernel.h"
-#include "libindex/cuda/tensor_map.h"
+#include "libruntime/cuda/driver.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor.cuh"

@@ -143,6 +143,7 @@ template <class Out>
 Status launch(const Product& product, const Out& out, int64_t rows, int64_t wanted, int heads,
               cudaStream_t stream) {
   constexpr int kBytes = kRing * sizeof(Stage);
+  static_assert(kBytes <= kLeastBlockShared);
   SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
       product_kernel<Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const dim3 grid(static_cast<unsigned>(rows / kProductTile),

@@ -7,6 +7,7 @@
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
 #include "libruntime/attention/lse_rows.h"
+#include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
 
 namespace sqz::cuda {
@@ -49,8 +50,7 @@ struct AttendParams {
 
   // Workspace, of decode_attend_workspace() bytes; zeroed once.
   void* workspace = nullptr;
-  int32_t multiprocessors = 0;
-  bool hopper = false;  // the GPU has programmatic launches
+  Device device;
   // The launch before this one, on the same stream, is a lookup that reads the same queries.
   bool after_lookup = false;
 };

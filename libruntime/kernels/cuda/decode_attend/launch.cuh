@@ -24,10 +24,11 @@ Status launch_attend(const AttendParams& params, cudaStream_t stream) {
                            : (cache ? decode_attend_kernel<F16, kDim, true>
                                     : decode_attend_kernel<F16, kDim, false>);
   constexpr size_t kBytes = sizeof(AttendShared<kDim>);
+  static_assert(kBytes <= kLeastBlockShared);
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  LaunchOptions launch(std::min(params.multiprocessors, kMostBlocks), kAttendThreads, 1,
-                       params.hopper, stream);
+  LaunchOptions launch(std::min(params.device.multiprocessors, kMostBlocks), kAttendThreads, 1,
+                       params.device, stream);
   launch.config.dynamicSmemBytes = kBytes;
   SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params));
   return {};

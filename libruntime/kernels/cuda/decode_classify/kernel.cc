@@ -12,7 +12,7 @@ namespace sqz::cuda {
 template <int kDim>
 int64_t classify_bytes(const ClassifyLayout& layout);
 template <int kDim>
-int clusters_at_once(int cluster, const ClassifyLayout& layout);
+int clusters_at_once(int cluster, const ClassifyLayout& layout, const Device& device);
 template <int kDim>
 Status launch_classify(const ClassifyParams& params, ClassifyTeam team,
                        const ClassifyLayout& layout, cudaStream_t stream);
@@ -62,7 +62,7 @@ ClustersAtOnce find_clusters(const ClassifyParams& params, const ClassifyPlan& p
     const ClassifyLayout layout = layout_of(params, plan, {cluster, kMostTeam / cluster});
     if (bytes_of(params, layout) > plan.room) continue;
     out[static_cast<size_t>(cluster)] = for_dim(params.lookup.dim, 0, [&](auto dim) {
-      return clusters_at_once<dim.value>(cluster, layout);
+      return clusters_at_once<dim.value>(cluster, layout, params.lookup.device);
     });
   }
   return out;
@@ -86,25 +86,13 @@ ClassifyTeam best_team(const ClassifyParams& params, const ClassifyPlan& plan,
 
 }  // namespace
 
-Result<ClassifyPlan> plan_classify(const ClassifyParams& params, int device) {
+Result<ClassifyPlan> plan_classify(const ClassifyParams& params) {
   SQZ_RETURN_IF_ERROR(check(params));
-  int major = 0, room = 0;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   ClassifyPlan plan;
-  plan.room = room;
-  // One block must have room, too: it serves calls of many requests.
-  const int64_t least = bytes_of(params, layout_of(params, {}, kShortRing));
-  if (least > room) {
-    return Status(Code::kUnsupported,
-                  concat("device_type 2 (CUDA): found a query classifier of ",
-                         params.lookup.level[0].clusters, " buckets and ", params.hidden,
-                         " hidden units, which needs ", least,
-                         " bytes of a block's shared memory; expected at most ", room));
-  }
-  if (major < 9) return plan;
+  plan.room = params.lookup.device.block_shared;
+  plan.fits = params.lookup.device.has_clusters() &&
+              bytes_of(params, layout_of(params, {}, kShortRing)) <= plan.room;
+  if (!plan.fits) return plan;
   const ClustersAtOnce at_once = find_clusters(params, plan);
   for (int pairs = 1; pairs <= kTeamPairs; ++pairs) {
     plan.teams[pairs] = best_team(params, plan, at_once, pairs);

@@ -42,6 +42,7 @@ inline constexpr int kTeamPairs = 64;  // that teams of several blocks serve, at
 
 struct ClassifyPlan {
   int64_t room = 0;                    // bytes of shared memory that a block can have
+  bool fits = false;                   // otherwise only block_classify can serve
   int64_t scratch = 0;                 // bytes
   ClassifyTeam teams[kTeamPairs + 1];  // [pairs of a launch] of each pair
 
@@ -49,9 +50,10 @@ struct ClassifyPlan {
 };
 
 // Teams are those whose blocks read the fewest weights, if the GPU easily holds all of a launch.
-// kUnsupported where a block has too little shared memory for C and H, or there is no kernel for
-// the head dimension or the group. Of params only the shape counts, without requests.
-Result<ClassifyPlan> plan_classify(const ClassifyParams& params, int device);
+// Nothing fits where there are no clusters, or a block has too little shared memory for C and H: it
+// alone serves a pair of calls of many requests. kUnsupported if there is no kernel for the head
+// dimension or the group. Of params only the shape counts, without requests.
+Result<ClassifyPlan> plan_classify(const ClassifyParams& params);
 
 // At most kClassifyRequests requests.
 Status decode_classify(const ClassifyParams& params, const ClassifyPlan& plan, cudaStream_t stream);

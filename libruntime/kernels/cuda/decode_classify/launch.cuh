@@ -28,9 +28,9 @@ int64_t classify_bytes(const ClassifyLayout& layout) {
 }
 
 template <int kDim>
-int clusters_at_once(int cluster, const ClassifyLayout& layout) {
+int clusters_at_once(int cluster, const ClassifyLayout& layout, const Device& device) {
   return teams_of(classify_kernel<kDim>(layout.steps), kLookupThreads, cluster,
-                  static_cast<size_t>(classify_bytes<kDim>(layout)));
+                  classify_bytes<kDim>(layout), device);
 }
 
 template <int kDim>
@@ -38,8 +38,8 @@ Status launch_classify(const ClassifyParams& params, ClassifyTeam team,
                        const ClassifyLayout& layout, cudaStream_t stream) {
   const LookupParams& lookup = params.lookup;
   LaunchOptions launch(lookup.requests * lookup.kv_heads * team.blocks(), kLookupThreads,
-                       team.cluster, lookup.hopper, stream);
-  return launch_team(classify_kernel<kDim>(layout.steps), launch, team.cluster,
+                       team.cluster, lookup.device, stream);
+  return launch_team(classify_kernel<kDim>(layout.steps), launch,
                      classify_bytes<kDim>(layout), params, team, layout);
 }
 

@@ -37,7 +37,7 @@ int teams_at_once(const LookupParams& params, int team) {
 Result<TeamSizes> team_sizes(const LookupParams& params) {
   SQZ_RETURN_IF_ERROR(check(params));
   TeamSizes out;
-  for (int team = 2; team <= kMostTeam && params.hopper; ++team) {
+  for (int team = 2; team <= kMostTeam; ++team) {
     out.teams[team] = teams_at_once(params, team);
   }
   return out;
@@ -55,7 +55,8 @@ Result<TogetherPlan> plan_together(const LookupParams& params, int most) {
     return TogetherPlan{};
   }
   TogetherPlan plan;
-  for (int team = 1; team <= (params.hopper ? kMostTeam : 1); ++team) {
+  plan.clusters = params.device.has_clusters();
+  for (int team = 1; team <= kMostTeam; ++team) {
     const int fitting = for_dim(params.dim, 0, [&](auto dim) {
       return lookup_together_at_once<dim.value>(params, team, most);
     });

@@ -32,8 +32,7 @@ class Lookup : private LookupRules {
 
   __device__ void run() {
     look_up();
-    // No block leaves while another may read its shared memory.
-    if (team_ > 1) ptx::barrier_cluster();
+    leave_team();
   }
 
  private:

@@ -7,6 +7,7 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
+#include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
 
 namespace sqz::cuda {
@@ -15,6 +16,13 @@ inline constexpr int kMostGroup = 8;  // query heads of a KV head
 inline constexpr int kMostLevels = 4;
 inline constexpr int kMostTeam = 16;        // blocks of a team: they share a pair
 inline constexpr int kExchangeWords = 256;  // that a block tells its team at once
+
+// What the blocks of a team tell each other on GPUs whose blocks do not see each other's shared
+// memory.
+struct TeamExchange {
+  uint32_t arrived = 0, left = 0;  // blocks; zero between launches
+  uint32_t words[2][kMostTeam][kExchangeWords];
+};
 
 enum class LookupRule : int32_t { kThreshold, kBudget, kTop };
 
@@ -52,7 +60,7 @@ struct LookupParams {
   float scale = 0;   // attention scale * log2(e)
   bool mean = true;  // over the group; else the maximum
   bool pages = false;
-  bool hopper = false;  // the GPU has clusters and programmatic launches
+  Device device;
   LookupRule rule = LookupRule::kThreshold;
   const uint32_t* wanted = nullptr;  // [Hkv] keys (kBudget) or pages (kTop)
   int32_t levels = 1;
@@ -63,6 +71,7 @@ struct LookupParams {
   int64_t width = 0;
   float* logits = nullptr;    // [pairs, group, width], used where shared memory is too small
   uint32_t* alive = nullptr;  // [pairs, 2, width]
+  TeamExchange* exchange = nullptr;  // [device.multiprocessors] zeroed once; null with clusters
   RunLists lists;
   UnionLists unions;  // of decode_lookup_together(): in place of `lists`, if they are wanted
   unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
@@ -74,8 +83,8 @@ inline int64_t run_capacity(int64_t width) {
   return width / 2 + width / 64 + 2 * kMostTeam;
 }
 
-// Teams of which size a GPU holds at once, for this dim, dtype and kind: a team must not wait for
-// another's end. Only teams of one block before Hopper.
+// Teams of which size a GPU holds at once, for this dim, dtype, width and kind: a team must not wait
+// for another's end.
 struct TeamSizes {
   int teams[kMostTeam + 1] = {};  // so many of each size
 
@@ -96,6 +105,7 @@ struct TogetherPlan {
   // holds at once.
   int fitting[kMostTeam + 1] = {};
   int teams[kMostTeam + 1] = {};
+  bool clusters = false;  // without them all teams of a launch must run at once
 
   // How many requests a team really takes of a call of `all`: teams of about the same size.
   int of(int all) const {
@@ -110,6 +120,7 @@ struct TogetherPlan {
     for (int size = 1; size <= kMostTeam; ++size) {
       if (teams[size] == 0 || fitting[size] < together) continue;
       const int rounds = (count + teams[size] - 1) / teams[size];
+      if (rounds > 1 && size > 1 && !clusters) continue;
       const double time = rounds * (1.0 / size + 0.025);
       if (least == 0 || time < least) {
         best = size;

@@ -58,6 +58,14 @@ auto pushing_kernel(const LookupParams& params) {
                                 : lookup_pushing_kernel<F16, kDim, kThreshold>;
 }
 
+// Words of a block's dynamic shared memory for a slice of every level; 0: it has no room for them.
+template <int kDim>
+int lookup_room(const LookupParams& params, int team) {
+  const int64_t words = (params.width + team - 1) / team * (params.group + 2);
+  const auto fixed = static_cast<int64_t>(sizeof(LookupShared<kDim>));
+  return fixed + 4 * words <= params.device.block_shared ? static_cast<int>(words) : 0;
+}
+
 template <int kDim>
 Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream) {
   const int blocks = params.requests * params.kv_heads * team;
@@ -65,25 +73,24 @@ Status launch_lookup(const LookupParams& params, int team, cudaStream_t stream) 
   const int64_t pushing =
       pushing_bytes<kDim>(params.rule, team, static_cast<int>(slice), params.group);
   if (is_pushing(params) && team > 1 && slice <= kPushingThreads * kMostOfThread &&
-      pushing <= kPushingMemory) {
-    LaunchOptions launch(blocks, kPushingThreads, team, true, stream);
-    return launch_team(pushing_kernel<kDim>(params), launch, team, pushing, params, team,
+      pushing <= params.device.block_shared) {
+    LaunchOptions launch(blocks, kPushingThreads, team, params.device, stream);
+    return launch_team(pushing_kernel<kDim>(params), launch, pushing, params, team,
                        static_cast<int>(slice));
   }
-  LaunchOptions launch(blocks, kLookupThreads, team, params.hopper, stream);
-  const int64_t words = slice * (params.group + 2);
-  const int room = words <= kMostRoom ? static_cast<int>(words) : 0;
-  return launch_team(lookup_kernel<kDim>(params), launch, team, int64_t{room} * 4, params, team,
-                     room);
+  LaunchOptions launch(blocks, kLookupThreads, team, params.device, stream);
+  const int room = lookup_room<kDim>(params, team);
+  return launch_team(lookup_kernel<kDim>(params), launch, int64_t{room} * 4, params, team, room);
 }
 
 template <int kDim>
 int lookup_teams_at_once(const LookupParams& params, int team) {
   if (is_pushing(params)) {
     return teams_of(pushing_kernel<kDim>(params), kPushingThreads, team,
-                    static_cast<size_t>(pushing_bytes<kDim>(params.rule, team, 0, 0)));
+                    pushing_bytes<kDim>(params.rule, team, 0, 0), params.device);
   }
-  return teams_of(lookup_kernel<kDim>(params), kLookupThreads, team, 0);
+  return teams_of(lookup_kernel<kDim>(params), kLookupThreads, team,
+                  int64_t{lookup_room<kDim>(params, team)} * 4, params.device);
 }
 
 // Of at most `most` requests, as many as a block has shared memory for: 0 if not even two.
@@ -91,32 +98,36 @@ template <int kDim>
 int lookup_together_at_once(const LookupParams& params, int team, int most) {
   const int64_t slice = (params.width + team - 1) / team;
   int together = std::min({most, 32, kTogetherRows / params.group});
-  while (together >= 2 && together_bytes<kDim>(slice, together * params.group) > kTogetherMemory) {
+  while (together >= 2 &&
+         together_bytes<kDim>(slice, together * params.group) > params.device.block_shared) {
     --together;
   }
   return together >= 2 ? together : 0;
 }
 
 template <int kDim>
+auto together_kernel(const LookupParams& params) {
+  return params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
+                                      : lookup_together_kernel<F16, kDim>;
+}
+
+template <int kDim>
 int lookup_together_teams_at_once(const LookupParams& params, int team, int together) {
   const int64_t slice = (params.width + team - 1) / team;
-  const auto kernel = params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
-                                                   : lookup_together_kernel<F16, kDim>;
-  return teams_of(kernel, kTogetherThreads, team,
-                  static_cast<size_t>(together_bytes<kDim>(slice, together * params.group)));
+  return teams_of(together_kernel<kDim>(params), kTogetherThreads, team,
+                  together_bytes<kDim>(slice, together * params.group), params.device);
 }
 
 template <int kDim>
 Status launch_lookup_together(const LookupParams& params, int team, int together,
                               cudaStream_t stream) {
-  const auto kernel = params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
-                                                   : lookup_together_kernel<F16, kDim>;
   const int groups = (params.requests + together - 1) / together;
-  LaunchOptions launch(groups * params.kv_heads * team, kTogetherThreads, team, params.hopper,
+  LaunchOptions launch(groups * params.kv_heads * team, kTogetherThreads, team, params.device,
                        stream);
   const int64_t slice = (params.width + team - 1) / team;
-  return launch_team(kernel, launch, team, together_bytes<kDim>(slice, together * params.group),
-                     params, team, together, static_cast<int>(slice));
+  return launch_team(together_kernel<kDim>(params), launch,
+                     together_bytes<kDim>(slice, together * params.group), params, team, together,
+                     static_cast<int>(slice));
 }
 
 }  // namespace sqz::cuda

@@ -17,12 +17,11 @@ namespace sqz::cuda {
 
 inline constexpr int kPushingThreads = 512;
 inline constexpr int kPushingWarps = kPushingThreads / 32;
-inline constexpr int kMostOfThread = 32;              // clusters: a bit each
-inline constexpr int64_t kPushingMemory = 220 << 10;  // of a block
+inline constexpr int kMostOfThread = 32;  // clusters: a bit each
 
 // Where teams of several blocks use PushingLookup, if there is room.
 inline bool is_pushing(const LookupParams& params) {
-  return params.hopper && !params.pages && params.rule != LookupRule::kTop;
+  return params.device.has_clusters() && !params.pages && params.rule != LookupRule::kTop;
 }
 
 // At the beginning of a block's dynamic shared memory; what the rule `budget` needs, spans and

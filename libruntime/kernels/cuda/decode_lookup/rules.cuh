@@ -12,7 +12,7 @@ namespace sqz::cuda {
 class LookupRules : protected LookupTeam<kLookupThreads> {
  protected:
   __device__ LookupRules(const LookupParams& params, int team, int pair, RulesShared& shared)
-      : LookupTeam<kLookupThreads>(team, shared.team),
+      : LookupTeam<kLookupThreads>(team, shared.team, params.exchange),
         p_(params),
         rules_(shared),
         pair_(pair),

@@ -1,16 +1,17 @@
-// Teams of blocks: sums over a block's threads and over the blocks that share a pair. On Hopper a
-// team is a cluster, whose blocks read each other's shared memory and wait at its barrier;
-// elsewhere it is one block.
+// Teams of blocks: sums over a block's threads and over the blocks that share a pair. Where there
+// are clusters, a team is one: its blocks read each other's shared memory and wait at its barrier.
+// Elsewhere they write to global memory and wait for each other there, and run at once because the
+// launch is cooperative.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
+#include "libruntime/kernels/cuda/ptx/ld_acquire.cuh"
 
 namespace sqz::cuda {
 
 inline constexpr int kLookupThreads = 256;
 inline constexpr int kLookupWarps = kLookupThreads / 32;
-inline constexpr int kMostRoom = 49152;          // words of a slice in shared memory
 inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
 
 struct Sums {
@@ -27,8 +28,12 @@ struct TeamShared {
 template <int kThreads>
 class LookupTeam {
  public:
-  __device__ LookupTeam(int team, TeamShared<kThreads>& shared)
+  // `exchange`: of all teams; null where a team is a cluster.
+  __device__ LookupTeam(int team, TeamShared<kThreads>& shared, TeamExchange* exchange)
       : shared_(shared),
+        exchange_(exchange == nullptr || team == 1
+                      ? nullptr
+                      : exchange + static_cast<int>(blockIdx.x) / team),
         team_(team),
         rank_(static_cast<int>(blockIdx.x) % team),
         thread_(static_cast<int>(threadIdx.x)),
@@ -36,13 +41,38 @@ class LookupTeam {
         warp_(thread_ / 32) {}
 
  protected:
+  // What was written before, to global memory too, is seen after it.
   __device__ void sync_team() const {
     __syncthreads();
-    if (team_ > 1) ptx::barrier_cluster();
+    if (team_ == 1) return;
+    if (exchange_ == nullptr) {
+      ptx::barrier_cluster();
+      return;
+    }
+    if (thread_ == 0) {
+      __threadfence();
+      const uint32_t team = team_, before = atomicAdd(&exchange_->arrived, 1);
+      while (ptx::ld_acquire(&exchange_->arrived) < (before / team + 1) * team) {
+      }
+      __threadfence();
+    }
+    __syncthreads();
+  }
+  // The last of a block.
+  __device__ void leave_team() const {
+    if (team_ == 1) return;
+    if (exchange_ == nullptr) {
+      ptx::barrier_cluster();  // no block leaves while another may read its shared memory
+    } else if (thread_ == 0 && atomicAdd(&exchange_->left, 1) + 1 == static_cast<uint32_t>(team_)) {
+      exchange_->arrived = exchange_->left = 0;
+    }
   }
   // What this block tells; after sync_team(), what rank r told.
-  __device__ uint32_t* own_words() { return shared_.exchange[turn_]; }
+  __device__ uint32_t* own_words() {
+    return exchange_ == nullptr ? shared_.exchange[turn_] : exchange_->words[turn_][rank_];
+  }
   __device__ uint32_t told(int rank, int word) {
+    if (exchange_ != nullptr) return __ldcg(&exchange_->words[turn_][rank][word]);
     if (team_ == 1) return shared_.exchange[turn_][word];
     const auto address =
         static_cast<uint32_t>(__cvta_generic_to_shared(&shared_.exchange[turn_][word]));
@@ -121,6 +151,7 @@ class LookupTeam {
   }
 
   TeamShared<kThreads>& shared_;
+  TeamExchange* const exchange_;
   const int team_, rank_, thread_, lane_, warp_;
   int turn_ = 0;
 };

@@ -18,7 +18,6 @@ inline constexpr int kTogetherThreads = 512;
 inline constexpr int kTogetherWarps = kTogetherThreads / 32;
 inline constexpr int kTogetherRows = 64;  // query rows of a team, at most
 inline constexpr int kTogetherSets = kTogetherRows / 8;
-inline constexpr int64_t kTogetherMemory = 220 << 10;  // of a block
 
 // At the beginning of a block's dynamic shared memory; the arrays of its slice follow.
 template <int kDim>
@@ -47,7 +46,8 @@ class LookupTogether : private LookupTeam<kTogetherThreads> {
   // `together` requests of a team; `slice`: clusters of a block, at most.
   __device__ LookupTogether(const LookupParams& params, int team, int together, int slice,
                             char* memory)
-      : LookupTeam<kTogetherThreads>(team, reinterpret_cast<TogetherShared<kDim>*>(memory)->team),
+      : LookupTeam<kTogetherThreads>(team, reinterpret_cast<TogetherShared<kDim>*>(memory)->team,
+                                     params.exchange),
         p_(params),
         s_(*reinterpret_cast<TogetherShared<kDim>*>(memory)),
         head_(static_cast<int>(blockIdx.x) / team % params.kv_heads),
@@ -93,8 +93,7 @@ class LookupTogether : private LookupTeam<kTogetherThreads> {
     }
     const uint32_t centroids = block_sums({centroids_, 0}).a;
     if (thread_ == 0) atomicAdd(&p_.counters[2], static_cast<unsigned long long>(centroids));
-    // No block leaves while another may read its shared memory.
-    if (team_ > 1) ptx::barrier_cluster();
+    leave_team();
   }
 
  private:

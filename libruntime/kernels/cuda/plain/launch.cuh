@@ -24,7 +24,7 @@ Status launch_plain(Kernel kernel, int64_t blocks, int threads, size_t shared_by
 
 // Rows of `rows` query rows and `others` in shared memory; wide queries are there twice.
 template <int kDim>
-size_t plain_bytes(int rows, int others, bool wide) {
+constexpr size_t plain_bytes(int rows, int others, bool wide) {
   return static_cast<size_t>((wide ? 2 * rows : rows) + others) * PlainTile<kDim>::kStride * 2;
 }
 
@@ -35,7 +35,8 @@ Status launch_plain_pages(const PlainLookup& call, cudaStream_t stream) {
   const bool bf16 = p.dtype == DType::kBF16;
   const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
   const int page_tiles = (p.level[0].clusters + Tile::kRows - 1) / Tile::kRows;
-  const size_t bytes = plain_bytes<kDim>(2 * kPageStream, 2 * Tile::kRows, true);
+  constexpr size_t bytes = plain_bytes<kDim>(2 * kPageStream, 2 * Tile::kRows, true);
+  static_assert(bytes <= kLeastBlockShared);
   if (call.policy == PrefillGroup::kAny) {
     SQZ_RETURN_IF_ERROR(
         launch_plain(bf16 ? plain_bounds_kernel<Bf16, kDim> : plain_bounds_kernel<F16, kDim>,
@@ -81,9 +82,10 @@ Status launch_plain_attend(const PlainAttend& call, cudaStream_t stream) {
   const AttendParams& p = call.params;
   const bool bf16 = p.dtype == DType::kBF16, wide = p.q_dtype != p.dtype;
   const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
+  static_assert(plain_bytes<kDim>(Tile::kRows, 2 * Tile::kStream, true) <= kLeastBlockShared);
   PlainCut cut;
   cut.row_tiles = (call.blocks.block_tokens * p.group + Tile::kRows - 1) / Tile::kRows;
-  const int64_t most = kPlainWaves * int64_t{p.multiprocessors} / (pairs * cut.row_tiles);
+  const int64_t most = kPlainWaves * int64_t{p.device.multiprocessors} / (pairs * cut.row_tiles);
   const int64_t wanted = (p.slots + p.exact + kPlainLeastKeys - 1) / kPlainLeastKeys;
   cut.parts = static_cast<int>(std::max<int64_t>(1, std::min(most, wanted)));
   SQZ_RETURN_IF_ERROR(

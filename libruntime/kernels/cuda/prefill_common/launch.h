@@ -12,7 +12,7 @@ namespace sqz::cuda::prefill {
 template <class... Params, class... Args>
 Status launch_dependent(void (*kernel)(Params...), dim3 blocks, int threads, size_t shared_bytes,
                         cudaStream_t stream, const char* what, const Args&... args) {
-  LaunchOptions launch(blocks, threads, 1, true, stream);
+  LaunchOptions launch(blocks, threads, 1, {.capability = 90, .compiled = 90}, stream);
   launch.config.dynamicSmemBytes = shared_bytes;
   return cuda_status(cudaLaunchKernelEx(&launch.config, kernel, args...), what);
 }

@@ -3,7 +3,7 @@
 namespace sqz::cuda {
 
 template int64_t classify_bytes<256>(const ClassifyLayout&);
-template int clusters_at_once<256>(int, const ClassifyLayout&);
+template int clusters_at_once<256>(int, const ClassifyLayout&, const Device&);
 template Status launch_classify<256>(const ClassifyParams&, ClassifyTeam, const ClassifyLayout&,
                                      cudaStream_t);
 

@@ -3,7 +3,7 @@
 namespace sqz::cuda {
 
 template int64_t classify_bytes<64>(const ClassifyLayout&);
-template int clusters_at_once<64>(int, const ClassifyLayout&);
+template int clusters_at_once<64>(int, const ClassifyLayout&, const Device&);
 template Status launch_classify<64>(const ClassifyParams&, ClassifyTeam, const ClassifyLayout&,
                                     cudaStream_t);
 

@@ -1,0 +1,131 @@
+#include "libruntime/cuda/batch_server.h"
+
+#include <algorithm>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/prefill_server.h"
+#include "libruntime/kernels/cuda/add_counters/kernel.h"
+
+namespace sqz::cuda {
+namespace {
+
+// Fewer requests that select are served sooner when each reads its own.
+constexpr int64_t kLeastRequests = 4;
+constexpr int64_t kLeastDense = 2;
+constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of what grows with the requests of a launch
+
+}  // namespace
+
+Result<std::unique_ptr<BatchServer>> BatchServer::create(const BatchSetup& setup) {
+  std::unique_ptr<BatchServer> server(new BatchServer(setup));
+  server->wave_ = wave_size(kWaveBytes, setup.max_requests, [&](int64_t requests) {
+    server->wave_ = requests;
+    return server->lay_out(nullptr);
+  });
+  const size_t bytes = server->lay_out(nullptr);
+  SQZ_RETURN_IF_ERROR(server->memory_.reserve(bytes));
+  server->lay_out(server->memory_.data());
+  // Tiles of masks end past those of the last key.
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(server->memory_.data(), 0, bytes));
+  return server;
+}
+
+BatchServer::BatchServer(const BatchSetup& setup)
+    : setup_(setup), shape_(prefill_shape(setup.index->metadata())) {}
+
+// Lists of about the same size.
+QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
+  const int64_t most = selects ? std::min<int64_t>(32, kBatchRows / shape_.group) : requests;
+  const int64_t lists = (requests + most - 1) / most, each = (requests + lists - 1) / lists;
+  return {static_cast<int32_t>(requests), static_cast<int32_t>((requests + each - 1) / each),
+          static_cast<int32_t>(each), nullptr};
+}
+
+// Everything; from null it only counts.
+size_t BatchServer::lay_out(void* base) {
+  Layout layout(base);
+  const int multiprocessors = setup_.device.multiprocessors;
+  workspace_bytes_ = 0;
+  for (const bool selects : {false, setup_.selects}) {
+    workspace_bytes_ =
+        std::max(workspace_bytes_,
+                 prefill_attend_workspace(shape_, blocks_of(wave_, selects), multiprocessors));
+  }
+  workspace_ = layout.take<std::byte>(workspace_bytes_);
+  if (!setup_.selects) return layout.used();
+  const int64_t heads = shape_.kv_heads, most = std::min<int64_t>(32, kBatchRows / shape_.group);
+  const int64_t lists = (wave_ + most - 1) / most * heads, pairs = wave_ * heads;
+  int64_t width = 0;
+  for (size_t l = 0; l < setup_.lookups.size(); ++l) {
+    const LayerView& view = setup_.index->layers[l];
+    width = std::max(width, setup_.lookups[l].width);
+    lookup_.exact = std::max(lookup_.exact, static_cast<int32_t>(view.exact));
+    lookup_.mask_stride =
+        std::max(lookup_.mask_stride, (view.slots + view.exact + kMaskSlack + 3) / 4 * 4);
+  }
+  lookup_.stride = (width + kBatchTile - 1) / kBatchTile * kBatchTile;
+  lookup_.runs.stride = static_cast<int32_t>(run_capacity(width));
+  lookup_.runs.runs = layout.take<uint2>(lists * lookup_.runs.stride);
+  lookup_.runs.prefix = layout.take<uint32_t>(lists * lookup_.runs.stride);
+  lookup_.runs.counts = layout.take<uint32_t>(lists);
+  lookup_.runs.totals = layout.take<uint32_t>(lists);
+  lookup_.masks = layout.take<uint32_t>(lists * lookup_.mask_stride);
+  lookup_.faults = layout.take<uint32_t>(2 * lists);
+  const int64_t rows = lists * most * shape_.group;
+  lookup_.logits = layout.take<float>(rows * lookup_.stride);
+  lookup_.sums = layout.take<float2>(rows * kBatchParts);
+  lookup_.words = layout.take<uint32_t>(2 * lists * width);
+  lookup_.counts = layout.take<uint2>(lists * ((width + kBatchChoose - 1) / kBatchChoose));
+  if (setup_.lookups[0].rule == LookupRule::kBudget) {
+    lookup_.scores = layout.take<float>(pairs * width);
+    lookup_.state = layout.take<uint2>(pairs);
+    lookup_.pair_faults = layout.take<uint32_t>(pairs);
+  }
+  return layout.used();
+}
+
+bool BatchServer::serves(const AttendCall& call, bool selects) const {
+  return call.tokens >= (selects ? kLeastRequests : kLeastDense) && call.cache == nullptr &&
+         setup_.uploaded->keys_values() && call.dtype == setup_.index->metadata().dtype &&
+         (!selects || setup_.selects);
+}
+
+Status BatchServer::attend(const AttendCall& call, const LookupParams* lookup,
+                           unsigned long long* counters) {
+  const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
+  const ModelDescription& model = setup_.index->metadata().model;
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  PrefillAttend attend;
+  attend.shape = shape_;
+  attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
+                 layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
+  for (int64_t first = 0; first < call.tokens; first += wave_) {
+    const int64_t requests = std::min(wave_, call.tokens - first);
+    const int64_t skip = first * model.query_heads * model.head_dim * dtype_size(call.dtype);
+    attend.queries = static_cast<const std::byte*>(call.q) + skip;
+    attend.out = static_cast<std::byte*>(call.out) + skip;
+    attend.lse = call.lse.from(first * model.query_heads);
+    attend.blocks = blocks_of(requests, lookup != nullptr);
+    if (lookup == nullptr) {
+      SQZ_RETURN_IF_ERROR(
+          add_counters(counters, static_cast<unsigned long long>(requests), 0, stream));
+    } else {
+      BatchLookup batch = lookup_;
+      batch.lookup = *lookup;
+      batch.lookup.q = attend.queries;
+      batch.lookup.requests = static_cast<int32_t>(requests);
+      batch.chunk = attend.blocks.block_tokens;
+      batch.exact = static_cast<int32_t>(layer.exact);
+      SQZ_RETURN_IF_ERROR(batch_lookup(batch, stream));
+      attend.selected = batch.runs;
+      attend.faults = batch.faults + (lookup->levels - 1) % 2 * batch.lists();
+      attend.masks = batch.masks;
+      attend.mask_stride = batch.mask_stride;
+    }
+    SQZ_RETURN_IF_ERROR(prefill_attend(attend, workspace_, workspace_bytes_,
+                                       setup_.device.multiprocessors, stream));
+  }
+  return {};
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,55 @@
+#include "libruntime/kernels/cuda/batch_lookup/kernel.h"
+
+#include <algorithm>
+
+#include "libruntime/kernels/cuda/batch_lookup/choose.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
+#include "libruntime/kernels/cuda/plain/choose.h"
+
+namespace sqz::cuda {
+
+template <int kDim>
+Status launch_batch_logits(const BatchLookup& call, int level, int parts, cudaStream_t stream);
+
+namespace {
+
+// Enough blocks of threads for the GPU, of whole tiles each.
+int parts_of(const BatchLookup& call, int level) {
+  constexpr int kBlocks = 3;  // a multiprocessor
+  const int tiles = (call.lookup.level[level].clusters + kBatchTile - 1) / kBatchTile;
+  const int wanted = kBlocks * call.lookup.device.multiprocessors / call.lists();
+  return std::clamp(wanted, 1, std::clamp(tiles, 1, kBatchParts));
+}
+
+// A level alone, for the scores of all of its clusters: those that are not alive have none.
+PlainLookup budget_of(const BatchLookup& call, int level) {
+  PlainLookup plain;
+  plain.token = call.lookup;
+  plain.token.level[0] = call.lookup.level[level];
+  plain.token.level[0].centroids = nullptr;  // they are counted already
+  plain.token.levels = level + 1 == call.lookup.levels ? 1 : 2;
+  plain.block = plain.token;
+  plain.blocks = {call.lookup.requests, call.lookup.requests, 1, nullptr};
+  plain.scores = call.scores;
+  plain.state = call.state;
+  plain.faults = call.pair_faults;
+  return plain;
+}
+
+}  // namespace
+
+Status batch_lookup(const BatchLookup& call, cudaStream_t stream) {
+  for (int level = 0; level < call.lookup.levels; ++level) {
+    const int parts = parts_of(call, level);
+    SQZ_RETURN_IF_ERROR(for_dim(call.lookup.dim, no_such_dim(call.lookup.dim), [&](auto dim) {
+      return launch_batch_logits<dim.value>(call, level, parts, stream);
+    }));
+    SQZ_RETURN_IF_ERROR(launch_batch_choose(call, level, parts, stream));
+    if (call.lookup.rule != LookupRule::kBudget) continue;
+    SQZ_RETURN_IF_ERROR(plain_choose(budget_of(call, level), 0, stream));
+    SQZ_RETURN_IF_ERROR(launch_batch_budget(call, level, stream));
+  }
+  return launch_batch_emit(call, stream);
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,48 @@
+// Lookup for a batch: many requests of one token each select from one index, and what any of them
+// selected is listed once for all, with a word for every key that says which of them did. Scores and
+// rules are those of decode_lookup; every centroid is read once for up to 32 requests.
+//
+// Requests are cut into chunks of `chunk` of them. A list is of a chunk and a KV head: list = chunk's
+// number * Hkv + head.
+#pragma once
+
+#include "libruntime/kernels/cuda/plain/kernel.h"
+#include "libruntime/kernels/cuda/prefill.h"
+
+namespace sqz::cuda {
+
+inline constexpr int kBatchRows = 128;   // query rows of a list, at most
+inline constexpr int kBatchParts = 64;   // of a level's clusters, at most: each leaves sums
+inline constexpr int kBatchTile = 64;    // clusters of a tile of logits
+inline constexpr int kBatchChoose = 256;  // clusters of a block that chooses
+
+struct BatchLookup {
+  LookupParams lookup;  // q, shape, rule, levels, wanted, counters; `lists` only for kBudget
+  int32_t chunk = 0;    // requests of a list, at most 32, of at most kBatchRows query rows
+  // Out: runs of every list, [lists, mask_stride] words of its keys, the exact ones first, and bits
+  // of the requests that met NaN or infinity at the last level or before: [2, lists], by level % 2.
+  PrefillRuns runs;
+  uint32_t* masks = nullptr;
+  int64_t mask_stride = 0;
+  int32_t exact = 0;  // E
+  uint32_t* faults = nullptr;
+
+  // Workspace.
+  int64_t stride = 0;         // of logits: the width in whole tiles
+  float* logits = nullptr;    // [lists, chunk * group, stride] base 2
+  float2* sums = nullptr;     // [lists, chunk * group, kBatchParts] maximum, sum of exponentials
+  uint32_t* words = nullptr;  // [2, lists, width] requests a cluster is alive for, or chosen by
+  uint2* counts = nullptr;    // [lists, ceil(width / kBatchChoose)] runs and keys
+  // Of the rule kBudget, by pair = request * Hkv + head:
+  float* scores = nullptr;        // [pairs, width]
+  uint2* state = nullptr;         // [pairs]
+  uint32_t* pair_faults = nullptr;  // [pairs]
+
+  __host__ __device__ int chunks() const { return (lookup.requests + chunk - 1) / chunk; }
+  __host__ __device__ int lists() const { return chunks() * lookup.kv_heads; }
+};
+
+// kUnsupported for a dim that there is no kernel for.
+Status batch_lookup(const BatchLookup& call, cudaStream_t stream);
+
+}  // namespace sqz::cuda
