@@ -37,7 +37,12 @@ if(SQZ_CUDA)
   enable_language(CUDA)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # CMake 3.25 does not know that nvcc 13 has it
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
-  set(SQZ_CUDA_ARCHITECTURES "80;90" CACHE STRING
-    "GPUs for which the kernels that need no special one are compiled")
   find_package(CUDAToolkit 12.4 REQUIRED)
+  # Machine code for each generation, and PTX of the oldest for those to come. CUDA 12.8 knows Blackwell.
+  set(architectures "80;86-real;89-real;90-real")
+  if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
+    list(APPEND architectures 100-real 120-real)
+  endif()
+  set(SQZ_CUDA_ARCHITECTURES "${architectures}" CACHE STRING
+    "GPUs for which the kernels that need no special one are compiled")
 endif()

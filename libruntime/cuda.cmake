@@ -3,7 +3,7 @@
 set(SQZ_RUNTIME_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
 
 set(SQZ_RUNTIME_CUDA_KERNELS)
-foreach(kernel decode_lookup decode_attend decode_classify plain)
+foreach(kernel batch_lookup decode_lookup decode_attend decode_classify plain)
   set(folder ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel})
   list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${folder}/kernel.cc
     ${folder}/instantiations/d64.cu ${folder}/instantiations/d96.cu
@@ -16,9 +16,10 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/merge.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session_create.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_waves.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/plain_server.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/union_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/batch_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch_lookup/choose.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/compiled_for/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/kernel.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/product.cu

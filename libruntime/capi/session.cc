@@ -153,11 +153,7 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stat
     if (layer < -1 || layer >= layers) {
       return invalid(concat("layer: found ", layer, ", expected -1 to ", layers - 1));
     }
-    sqz::Counters sum;
-    for (int64_t l = std::max<int64_t>(layer, 0); l < (layer < 0 ? layers : layer + 1); ++l) {
-      SQZ_ASSIGN_OR_RETURN(const sqz::Counters counters, s.totals(l));
-      sum.add(counters);
-    }
+    SQZ_ASSIGN_OR_RETURN(const sqz::Counters sum, s.totals(layer));
     sqz_stats out = {};
     out.dense_fallback = s.plan().fallback ? 1 : 0;
     out.asked_budget = s.plan().asked_budget;

@@ -106,6 +106,10 @@ Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
                        }));
   // Of no elements, strides say nothing, and their products may overflow.
   if (view.bytes > 0) SQZ_RETURN_IF_ERROR(check_contiguous(*tensor, name));
+  // Kernels read and write 16 bytes at once.
+  if (device >= 0 && reinterpret_cast<uintptr_t>(view.data) % 16 != 0) {
+    return invalid(name, "data", "an unaligned address", "a multiple of 16 on a GPU");
+  }
   return view;
 }
 

@@ -1,6 +1,7 @@
 #include "libruntime/cuda/device_index.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
@@ -8,6 +9,8 @@
 
 namespace sqz::cuda {
 namespace {
+
+constexpr int64_t kMostKeys = std::numeric_limits<int32_t>::max() - 1024;  // tiles end past them
 
 constexpr size_t kAlignment = 256;
 
@@ -73,9 +76,14 @@ DeviceClassifier place_classifier(const LayerView& view, const LayerTable& table
   return out;
 }
 
-// A row of tiles of weights must fit in a piece of the upload.
-Status check_classifiers(const ServedIndex& index) {
+// Kernels number slots and keys with 32 bits, one of which is a sign. A row of tiles of weights must
+// fit in a piece of the upload.
+Status check_sizes(const ServedIndex& index) {
   for (const LayerView& view : index.layers) {
+    if (view.slots + view.exact > kMostKeys) {
+      return {Code::kUnsupported, concat("device_type 2 (CUDA): found ", view.slots + view.exact,
+                                         " keys a KV head; expected at most ", kMostKeys)};
+    }
     if (weight_bytes(1, view.classifier.hidden) <= static_cast<int64_t>(kPiece)) continue;
     return {Code::kUnsupported,
             concat("device_type 2 (CUDA): found a query classifier of ", view.classifier.hidden,
@@ -139,7 +147,7 @@ Result<std::shared_ptr<DeviceIndex>> DeviceIndex::create(std::shared_ptr<const S
   if (!usable.ok()) {
     return Status(usable.code(), concat("device_type 2 (CUDA): ", usable.message()));
   }
-  SQZ_RETURN_IF_ERROR(check_classifiers(*index));
+  SQZ_RETURN_IF_ERROR(check_sizes(*index));
   const CurrentDevice current(options.device);
   std::shared_ptr<DeviceIndex> out(new DeviceIndex);
   out->index_ = std::move(index);

@@ -19,16 +19,18 @@ bool has_blocks(const AttendCall& call) {
 
 }  // namespace
 
-// The selector ideal selects for each token by itself, as decoding does.
-bool CudaSession::uses_prefill(const AttendCall& call) const {
-  return prefill_ != nullptr && has_blocks(call) && prefill_->serves(call) &&
-         !(selects(call.layer) && (is_ideal() || estimate_));
-}
-
-bool CudaSession::uses_plain(const AttendCall& call) const {
-  if (selects(call.layer) && (estimate_ || (is_saap() && !buckets_->fits()))) return true;
-  return plain_ != nullptr && has_blocks(call) && !uses_prefill(call) &&
-         !(selects(call.layer) && is_ideal());
+CudaSession::Path CudaSession::path_of(const AttendCall& call) const {
+  const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
+  if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Path::kPlain;
+  // The selector ideal selects for each token by itself, as decoding does.
+  if (has_blocks(call) && !(selecting && is_ideal())) {
+    if (prefill_ != nullptr && prefill_->serves(call)) return Path::kPrefill;
+    if (plain_ != nullptr) return Path::kPlain;
+  }
+  if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
+    return Path::kBatch;
+  }
+  return Path::kDecode;
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
@@ -59,9 +61,6 @@ LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
 Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t requests) {
   const LookupParams params = lookup_params(call, first, requests);
   if (buckets_ != nullptr) return buckets_->look_up(call, first, params);
-  if (requests > 1 && together_.requests > 0) {
-    return decode_lookup_together(params, together_, static_cast<cudaStream_t>(call.stream));
-  }
   const int team = team_sizes_.of(static_cast<int>(requests * params.kv_heads));
   return decode_lookup(params, team, static_cast<cudaStream_t>(call.stream));
 }
@@ -122,23 +121,23 @@ Status CudaSession::attend(const AttendCall& call) {
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
   if (selects(call.layer) && static_ != nullptr) SQZ_RETURN_IF_ERROR(count_known(call));
-  if (uses_prefill(call)) {
-    return prefill_->attend(call, selects(call.layer), &counters_[call.layer].selections);
-  }
   const bool looks_up = selects(call.layer) && static_ == nullptr;
-  if (uses_plain(call)) {
-    return plain_->attend(call, attend_params(call, 0, call.tokens), looks_up,
-                          &counters_[call.layer].selections);
-  }
-  if (union_ != nullptr && selects(call.layer) == looks_up && union_->serves(call, looks_up)) {
-    const LookupParams lookup = lookup_params(call, 0, call.tokens);
-    return union_->attend(call, looks_up ? &lookup : nullptr, &counters_[call.layer].selections);
+  unsigned long long* counters = &counters_[call.layer].selections;
+  switch (path_of(call)) {
+    case Path::kPrefill:
+      return prefill_->attend(call, selects(call.layer), counters);
+    case Path::kPlain:
+      return plain_->attend(call, attend_params(call, 0, call.tokens), looks_up, counters);
+    case Path::kBatch: {
+      const LookupParams lookup = lookup_params(call, 0, call.tokens);
+      return batch_->attend(call, looks_up ? &lookup : nullptr, counters);
+    }
+    case Path::kDecode:
+      break;
   }
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
-    if (selects(call.layer) && static_ == nullptr) {
-      SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
-    }
+    if (looks_up) SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
     SQZ_RETURN_IF_ERROR(decode_attend(attend_params(call, first, requests),
                                       static_cast<cudaStream_t>(call.stream)));
   }
@@ -186,15 +185,16 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   const CurrentDevice current(device());
   const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
   const int64_t slots = uploaded_->layer(call.layer).slots;
+  const Path path = path_of(call);
   runs_.assign(heads, {});
   estimated_.assign(heads, {});
   if (!selects(call.layer)) {
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (static_ != nullptr) {
     runs_ = static_->runs(call.layer);
-  } else if (uses_prefill(call) && selector_ == SelectorKind::kSqueezed) {
+  } else if (path == Path::kPrefill && selector_ == SelectorKind::kSqueezed) {
     SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));
-  } else if (uses_prefill(call) || uses_plain(call)) {
+  } else if (path == Path::kPrefill || path == Path::kPlain) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, plain_->select(call));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
     SQZ_ASSIGN_OR_RETURN(estimated_, plain_->estimated(call.layer));
@@ -218,9 +218,18 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
 Result<Counters> CudaSession::totals(int64_t layer) {
   const CurrentDevice current(device());
   SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
-  DeviceCounters found;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(&found, counters_ + layer, sizeof(found), cudaMemcpyDeviceToHost));
+  std::vector<DeviceCounters> found(lookups_.size());
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(found.data(), counters_,
+                                      found.size() * sizeof(DeviceCounters),
+                                      cudaMemcpyDeviceToHost));
+  Counters sum;
+  for (int64_t l = 0; l < std::ssize(found); ++l) {
+    if (layer < 0 || l == layer) sum.add(counters_of(l, found[static_cast<size_t>(l)]));
+  }
+  return sum;
+}
+
+Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) const {
   const LayerView& view = index_->layers[static_cast<size_t>(layer)];
   const auto row = static_cast<uint64_t>(view.head_dim * dtype_size(view.dtype));
   const uint64_t heads = found.selections * static_cast<uint64_t>(view.kv_heads);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "libruntime/cuda/batch_server.h"
 #include "libruntime/cuda/bucket_blocks.h"
 #include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/device.h"
@@ -13,7 +14,6 @@
 #include "libruntime/cuda/plain_server.h"
 #include "libruntime/cuda/prefill_server.h"
 #include "libruntime/cuda/static_lists.h"
-#include "libruntime/cuda/union_server.h"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 
@@ -39,7 +39,7 @@ class CudaSession final : public ServingSession {
   Status clear_totals() override;
 
  private:
-  // What the kernels add to, a layer.
+  // What the kernels add to, of a layer.
   struct DeviceCounters {
     unsigned long long selections, keys, centroids;
   };
@@ -50,14 +50,21 @@ class CudaSession final : public ServingSession {
   void list_static_runs(const Selector& selector);
   Status allocate(const SelectionRequest& request);
   Status fill_offsets();
-  Status create_union();
+  Status create_batch();
   Status create_servers_of_blocks(const SelectionRequest& request);
   void set_levels(int64_t layer, const SelectionRequest& request);
   size_t lay_out(void* base);
 
+  Counters counters_of(int64_t layer, const DeviceCounters& found) const;
   bool selects(int64_t layer) const;
-  bool uses_prefill(const AttendCall& call) const;
-  bool uses_plain(const AttendCall& call) const;
+  // Which kernels serve a call: the one place that decides.
+  enum class Path {
+    kDecode,   // a token a request; each reads its own selection
+    kBatch,    // a token a request; what any of them selected is read once
+    kPrefill,  // requests of several tokens: sm90
+    kPlain,    // the same on any GPU, and what the others do not do
+  };
+  Path path_of(const AttendCall& call) const;
   Status check_call(const AttendCall& call) const;
   LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
@@ -86,8 +93,7 @@ class CudaSession final : public ServingSession {
   // Of the selector saap, the second if requests have several tokens; else null.
   std::unique_ptr<BucketLookup> buckets_;
   std::unique_ptr<BucketBlocks> bucket_blocks_;
-  TogetherPlan together_;
-  std::unique_ptr<UnionServer> union_;  // null: every request reads its own
+  std::unique_ptr<BatchServer> batch_;  // null: every request reads its own
   DeviceMemory memory_;
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device

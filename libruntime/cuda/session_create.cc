@@ -13,7 +13,6 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of the workspace of lookups
-constexpr int64_t kMostUnion = 128;                 // requests that share a reading of the keys
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
@@ -40,6 +39,10 @@ Result<std::unique_ptr<CudaSession>> CudaSession::create(std::shared_ptr<const S
   if (options.max_tokens < 0 || options.max_tokens > kMostTokens) {
     return Status(Code::kInvalidArgument, concat("max_tokens: found ", options.max_tokens,
                                                  ", expected 0 to ", kMostTokens));
+  }
+  if (options.block < 0 || options.block > kMostTokens) {
+    return Status(Code::kInvalidArgument,
+                  concat("block: found ", options.block, ", expected 0 to ", kMostTokens));
   }
   if (options.selection.selector == SelectorKind::kKmeans) {
     return unsupported_on_gpu("found selector kmeans", "another");
@@ -257,7 +260,7 @@ Status CudaSession::allocate(const SelectionRequest& request) {
   if (!static_runs_.empty()) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
-  SQZ_RETURN_IF_ERROR(create_union());
+  SQZ_RETURN_IF_ERROR(create_batch());
   if (max_request_tokens_ > 1 || estimate_ || (buckets_ != nullptr && !buckets_->fits())) {
     SQZ_RETURN_IF_ERROR(create_servers_of_blocks(request));
   }
@@ -300,22 +303,24 @@ Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
   return {};
 }
 
-Status CudaSession::create_union() {
+Status CudaSession::create_batch() {
+  bool looks_up = false;
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     if (!selects(l) || static_ != nullptr) continue;
-    const LookupParams& lookup = lookups_[static_cast<size_t>(l)];
-    SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(lookup));
-    SQZ_ASSIGN_OR_RETURN(together_, plan_together(lookup, static_cast<int>(wave_)));
+    looks_up = true;
+    SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(lookups_[static_cast<size_t>(l)]));
     break;  // layers that select have the same shape
   }
-  const int64_t most = std::min({max_tokens_, kMostUnion, wave_});
+  const int64_t most = std::min(max_tokens_, wave_);
   if (most < 2 || !gpu_.has_wgmma()) return {};
-  SQZ_ASSIGN_OR_RETURN(union_, UnionServer::create({.index = index_.get(),
-                                                    .uploaded = uploaded_.get(),
-                                                    .together = together_,
-                                                    .run_capacity = lists_.capacity,
-                                                    .max_requests = most,
-                                                    .device = gpu_}));
+  SQZ_ASSIGN_OR_RETURN(
+      batch_,
+      BatchServer::create({.index = index_.get(),
+                           .uploaded = uploaded_.get(),
+                           .lookups = lookups_,
+                           .selects = looks_up && selector_ == SelectorKind::kSqueezed,
+                           .max_requests = most,
+                           .device = gpu_}));
   return {};
 }
 

@@ -132,6 +132,13 @@ void Session::allocate(int threads) {
   pool_ = std::make_unique<ThreadPool>(threads);
 }
 
+Result<Counters> Session::totals(int64_t layer) {
+  if (layer >= 0) return counters_[static_cast<size_t>(layer)];
+  Counters sum;
+  for (const Counters& of_layer : counters_) sum.add(of_layer);
+  return sum;
+}
+
 void Session::reset_counters() {
   std::fill(counters_.begin(), counters_.end(), Counters());
 }

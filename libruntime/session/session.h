@@ -34,7 +34,7 @@ class Session final : public ServingSession {
   int64_t max_tokens() const override { return max_tokens_; }
   int64_t max_request_tokens() const override { return max_request_tokens_; }
   int device() const override { return -1; }
-  Result<Counters> totals(int64_t layer) override { return counters_[layer]; }
+  Result<Counters> totals(int64_t layer) override;
   Status clear_totals() override {
     reset_counters();
     return {};

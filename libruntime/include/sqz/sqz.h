@@ -92,7 +92,8 @@ SQZ_API const char* sqz_version(void);
 
 /* A borrowed view of memory, laid out like DLPack's DLTensor, so that a pointer to one may be cast
  * to the other. Contiguous in row-major order: strides is null or says so. `lse` alone may have
- * other strides, such as those of a [heads, tokens] array seen as [tokens, heads]. */
+ * other strides, such as those of a [heads, tokens] array seen as [tokens, heads]. On CUDA, queries
+ * and outputs begin at multiples of 16 bytes. */
 typedef struct sqz_tensor {
   void* data;
   int32_t device_type; /* 1 = CPU, 2 = CUDA, as in DLPack */
@@ -372,7 +373,8 @@ typedef struct sqz_stats {
                           nothing is to be selected, 0 with thresholds */
 } sqz_stats;
 
-/* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. */
+/* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a GPU
+ * waits for the device, once. */
 SQZ_API sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats);
 SQZ_API sqz_status sqz_session_reset_stats(sqz_session* session);
 

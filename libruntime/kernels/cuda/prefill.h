@@ -68,8 +68,8 @@ struct PrefillAttend {
   const uint32_t* faults = nullptr;  // [lists] out and lse are NaN where it is not 0; may be null
   // [lists, mask_stride]: which tokens of a block attend to each key of its list, exact keys
   // first: bit t for token t. Null: all do. Where they are there, faults has bits of tokens, too.
-  // Only for calls that are prefill_narrow(), of at most 32 tokens a block. mask_stride: a
-  // multiple of 4, at least kMaskSlack more than E and the keys in a list's runs.
+  // Only for blocks of at most 32 tokens and 128 query rows. mask_stride: a multiple of 4, at least
+  // kMaskSlack more than E and the keys in a list's runs.
   const uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
   // {selections, …}: one a block is added where there are no lists; may be null.

@@ -1,8 +1,12 @@
 // Decoding on the GPU against the CPU backend: the same keys, the same attention.
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <thread>
 
+#include "libruntime/cuda/driver.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "tests/libruntime/cuda/blocks.h"
 
@@ -20,10 +24,6 @@ using testing::Output;
 using testing::serve;
 using testing::Served;
 using testing::TinyIndexOptions;
-
-// So many requests may share a reading of the keys, by other kernels
-// (libruntime/cuda/union_server).
-constexpr int64_t kShared = 8;
 
 struct Tally {
   double keep = 0;  // of the clustered keys, on the GPU
@@ -46,8 +46,7 @@ Tally compare(const Served& served, const SelectionRequest& selection, int64_t r
         testing::attend(*cpu, layer, queries,
                         {.dtype = dtype, .positions = {}, .indptr = test::single_tokens(requests)});
     EXPECT_TRUE(expected.ok()) << expected.status().message();
-    if (requests >= (cpu->selects(layer) ? kShared : 2) && dtype == served.options.dtype &&
-        test::have_hopper()) {
+    if (requests > 1 && dtype != DType::kF32) {
       test::expect_rows_close(call.output(), *expected, served.options.head_dim);
     } else {
       test::expect_close(call.output(), *expected, served.options.head_dim);
@@ -85,22 +84,6 @@ TEST(TeamSizes, LargestThatAllRunAtOnce) {
   EXPECT_EQ(sizes.of(16), 6);
   EXPECT_EQ(sizes.of(66), 2);
   EXPECT_EQ(sizes.of(67), 1);
-}
-
-TEST(TogetherPlan, TeamsThatAreDoneFirst) {
-  TogetherPlan plan;
-  EXPECT_EQ(plan.team(8, 2), 1);  // none could be gathered
-  plan.requests = 13;
-  EXPECT_EQ(plan.of(13), 13);
-  EXPECT_EQ(plan.of(16), 8);
-  EXPECT_EQ(plan.of(64), 13);
-  std::copy(std::begin(kTeams), std::end(kTeams), plan.teams + 2);
-  for (int size = 2; size <= kMostTeam; ++size) plan.fitting[size] = 2 * size;
-  EXPECT_EQ(plan.team(8, 8), 9);
-  EXPECT_EQ(plan.team(16, 8), 6);    // 15 teams of 7 or 8 would leave one for a second round
-  EXPECT_EQ(plan.team(16, 14), 16);  // there is no memory for 14 in teams of 6: three rounds
-  EXPECT_EQ(plan.team(40, 13), 8);   // in three rounds; teams of 9 would need five
-  EXPECT_EQ(plan.team(1, 32), kMostTeam);
 }
 
 class Decode : public ::testing::Test {
@@ -336,15 +319,47 @@ TEST_F(Decode, GraphReplayWithOtherQueries) {
 
 TEST_F(Decode, SameBitsAgain) {
   const Served served = serve(shape(128, 4, {40, 211}));
-  const auto gpu = gpu_session(served, with_thresholds({1e-4, 1e-4}));
-  DeviceCall call(served, 0, 4, DType::kF32);
-  call.set_queries(make_queries(served, 0, 4, 5));
-  ASSERT_TRUE(gpu->attend(call.call).ok());
-  const Output first = call.output();
-  for (int i = 0; i < 20; ++i) {
-    ASSERT_TRUE(gpu->attend(call.call).ok());
-    ASSERT_EQ(call.output(), first);
+  for (const SelectionRequest& request : {with_thresholds({1e-4, 1e-4}), by_budget(0.1)}) {
+    for (const auto& [requests, dtype] : {std::pair{4, DType::kF32}, {40, DType::kBF16}}) {
+      const auto gpu = gpu_session(served, request);
+      DeviceCall call(served, 0, requests, dtype);
+      call.set_queries(make_queries(served, 0, requests, 5));
+      ASSERT_TRUE(gpu->attend(call.call).ok());
+      const Output first = call.output();
+      for (int i = 0; i < 20; ++i) {
+        ASSERT_TRUE(gpu->attend(call.call).ok());
+        ASSERT_EQ(call.output(), first);
+      }
+    }
   }
+}
+
+TEST_F(Decode, TheThreadsContextStays) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  DeviceCall call(served, 0, 3, DType::kBF16);
+  call.set_queries(make_queries(served, 0, 3, 5));
+  decltype(&cuCtxGetCurrent) current = nullptr;
+  ASSERT_TRUE(find_driver_function("cuCtxGetCurrent", current).ok());
+  std::thread([&] {
+    CUcontext context = nullptr;
+    {
+      const auto gpu = gpu_session(served, by_budget(0.1));
+      EXPECT_TRUE(gpu->attend(call.call).ok());
+      EXPECT_TRUE(gpu->totals(-1).ok());
+    }
+    EXPECT_EQ(current(&context), CUDA_SUCCESS);
+    EXPECT_EQ(context, nullptr);
+  }).join();
+}
+
+TEST_F(Decode, ANegativeBlockIsRefused) {
+  const Served served = serve(shape(128, 4, {40, 211}));
+  SessionOptions options;
+  options.selection = by_budget(0.1);
+  options.block = -1;
+  const auto session = create_session(served.index, test::uploaded(served), options);
+  EXPECT_EQ(session.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(session.status().message(), ::testing::HasSubstr("block: found -1"));
 }
 
 TEST_F(Decode, TwoStreams) {

@@ -1,5 +1,7 @@
 // What engines need of the C ABI (tests/libruntime/engine_test.cc) on a GPU, beside the same calls
 // on the CPU: strides of lse, sessions and no context a request, ranks of KV heads, prepared calls.
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -223,6 +225,18 @@ TEST_F(CudaEngine, PreparedCallsAreCaptured) {
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
+}
+
+TEST_F(CudaEngine, TensorsThatKernelsCannotReadAreRefused) {
+  runtime::Index index(path("a"));
+  index.upload();
+  runtime::Session session(index, held_budget(0.2, true));
+  Tokens gpu(queries(2, kHeads * kGroup), kHeads * kGroup, true);
+  sqz_tensor shifted = *gpu.args.q;
+  shifted.byte_offset = 4;
+  gpu.args.q = &shifted;
+  EXPECT_EQ(sqz_attend(session.handle(), &gpu.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_THAT(sqz_last_error(), ::testing::HasSubstr("expected a multiple of 16"));
 }
 
 TEST_F(CudaEngine, NoRequestNeedsAContext) {

@@ -36,21 +36,6 @@ struct LookupLevel {
   float threshold = 0;                // log2 T
 };
 
-// What the requests of a team selected together, for attention that reads every key once for all of
-// them. A list is a team's: list = team's place among those of a KV head * Hkv + head.
-struct UnionLists {
-  uint2* runs = nullptr;       // [lists, capacity] {first slot, length}; null: none are wanted
-  uint32_t* prefix = nullptr;  // [lists, capacity] lengths of the runs before, added up
-  uint32_t* counts = nullptr;  // [lists] runs
-  uint32_t* totals = nullptr;  // [lists] keys
-  uint32_t* faults = nullptr;  // [lists] a bit for every request with a fault
-  int64_t capacity = 0;        // as RunLists
-  // [lists, mask_stride] a bit for every request that attends to a key: exact keys, then the runs'.
-  uint32_t* masks = nullptr;
-  int64_t mask_stride = 0;
-  int64_t exact = 0;  // E
-};
-
 struct LookupParams {
   const void* q = nullptr;  // [requests, Hq, d] of q_dtype
   DType q_dtype = DType::kBF16;
@@ -73,7 +58,6 @@ struct LookupParams {
   uint32_t* alive = nullptr;  // [pairs, 2, width]
   TeamExchange* exchange = nullptr;  // [device.multiprocessors] zeroed once; null with clusters
   RunLists lists;
-  UnionLists unions;  // of decode_lookup_together(): in place of `lists`, if they are wanted
   unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
 };
 
@@ -96,44 +80,6 @@ struct TeamSizes {
   }
 };
 Result<TeamSizes> team_sizes(const LookupParams& params);
-
-// Several requests at once, by teams that read the centroids once for all of them: only the rule
-// kThreshold, and no pages.
-struct TogetherPlan {
-  int requests = 0;  // of a team; 0: there is no room for two, decode_lookup() is what serves them
-  // By the size of a team: how many requests its blocks have memory for, how many teams the GPU
-  // holds at once.
-  int fitting[kMostTeam + 1] = {};
-  int teams[kMostTeam + 1] = {};
-  bool clusters = false;  // without them all teams of a launch must run at once
-
-  // How many requests a team really takes of a call of `all`: teams of about the same size.
-  int of(int all) const {
-    const int groups = (all + requests - 1) / requests;
-    return (all + groups - 1) / groups;
-  }
-  // The size for `count` teams of `together` requests each: those that are done first, if a block
-  // takes as long as its share of the clusters is, and a fortieth of all (as measured) besides.
-  int team(int count, int together) const {
-    int best = 1;
-    double least = 0;
-    for (int size = 1; size <= kMostTeam; ++size) {
-      if (teams[size] == 0 || fitting[size] < together) continue;
-      const int rounds = (count + teams[size] - 1) / teams[size];
-      if (rounds > 1 && size > 1 && !clusters) continue;
-      const double time = rounds * (1.0 / size + 0.025);
-      if (least == 0 || time < least) {
-        best = size;
-        least = time;
-      }
-    }
-    return best;
-  }
-};
-// For calls of at most `most` requests; the width is set.
-Result<TogetherPlan> plan_together(const LookupParams& params, int most);
-Status decode_lookup_together(const LookupParams& params, const TogetherPlan& plan,
-                              cudaStream_t stream);
 
 // Each pair is served by a team of `team` blocks: of team_sizes().
 // kUnsupported for a dim or group that there is no kernel for.

@@ -1,13 +1,10 @@
 // The kernels of one head dimension and their launches.
 #pragma once
 
-#include <algorithm>
-
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/pushing.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/together.cuh"
 
 namespace sqz::cuda {
 
@@ -27,14 +24,6 @@ __global__ void __launch_bounds__(kPushingThreads, 1)
   extern __shared__ __align__(16) char pushing_memory[];
   PushingLookup<Element, kDim, kRule>(params, team, slice, pushing_memory).run();
 #endif
-}
-
-template <class Element, int kDim>
-__global__ void __launch_bounds__(kTogetherThreads, 1)
-    lookup_together_kernel(const __grid_constant__ LookupParams params, int team, int together,
-                           int slice) {
-  extern __shared__ __align__(16) char memory[];
-  LookupTogether<Element, kDim>(params, team, together, slice, memory).run();
 }
 
 template <int kDim>
@@ -91,43 +80,6 @@ int lookup_teams_at_once(const LookupParams& params, int team) {
   }
   return teams_of(lookup_kernel<kDim>(params), kLookupThreads, team,
                   int64_t{lookup_room<kDim>(params, team)} * 4, params.device);
-}
-
-// Of at most `most` requests, as many as a block has shared memory for: 0 if not even two.
-template <int kDim>
-int lookup_together_at_once(const LookupParams& params, int team, int most) {
-  const int64_t slice = (params.width + team - 1) / team;
-  int together = std::min({most, 32, kTogetherRows / params.group});
-  while (together >= 2 &&
-         together_bytes<kDim>(slice, together * params.group) > params.device.block_shared) {
-    --together;
-  }
-  return together >= 2 ? together : 0;
-}
-
-template <int kDim>
-auto together_kernel(const LookupParams& params) {
-  return params.dtype == DType::kBF16 ? lookup_together_kernel<Bf16, kDim>
-                                      : lookup_together_kernel<F16, kDim>;
-}
-
-template <int kDim>
-int lookup_together_teams_at_once(const LookupParams& params, int team, int together) {
-  const int64_t slice = (params.width + team - 1) / team;
-  return teams_of(together_kernel<kDim>(params), kTogetherThreads, team,
-                  together_bytes<kDim>(slice, together * params.group), params.device);
-}
-
-template <int kDim>
-Status launch_lookup_together(const LookupParams& params, int team, int together,
-                              cudaStream_t stream) {
-  const int groups = (params.requests + together - 1) / together;
-  LaunchOptions launch(groups * params.kv_heads * team, kTogetherThreads, team, params.device,
-                       stream);
-  const int64_t slice = (params.width + team - 1) / team;
-  return launch_team(together_kernel<kDim>(params), launch,
-                     together_bytes<kDim>(slice, together * params.group), params, team, together,
-                     static_cast<int>(slice));
 }
 
 }  // namespace sqz::cuda

@@ -89,8 +89,11 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
     return {Code::kInvalidArgument, concat("prefill_attend: workspace of ", workspace_bytes,
                                            " bytes, ", needed, " needed")};
   }
-  if (call.masks != nullptr && !params.narrow) {
-    return {Code::kInvalidArgument, "prefill_attend: masks of a call that is not narrow"};
+  const int64_t tokens = call.blocks.block_tokens;
+  if (call.masks != nullptr && (tokens > 32 || tokens * call.shape.group > kRows)) {
+    return {Code::kInvalidArgument,
+            concat("prefill_attend: masks for blocks of ", tokens, " tokens, expected at most 32 of ",
+                   kRows, " query rows")};
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   SQZ_RETURN_IF_ERROR(launch_schedule(params, multiprocessors, stream));

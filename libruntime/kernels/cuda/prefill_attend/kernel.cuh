@@ -7,8 +7,8 @@
 // the weights and values before it.
 //
 // A narrow call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
-// then, take tiles of keys in turn and leave a state each. Its keys may have masks: which of the
-// block's tokens attend to a key.
+// then, take tiles of keys in turn and leave a state each. Keys may have masks: which of the block's
+// tokens attend to a key.
 #pragma once
 
 #include <cuda.h>
@@ -91,7 +91,7 @@ __device__ __forceinline__ void fetch_rows(const AttendParams& params, const Wor
 }
 
 // Items, queries, and the first chunks of keys.
-template <class Config, bool kNarrow>
+template <class Config, bool kMasked>
 __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared, const AttendParams& params,
                                        const AttendMaps& maps) {
   const uint32_t query_bytes =
@@ -117,7 +117,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared, const Atte
     }
     __syncwarp();
     const uint32_t* masks = nullptr;
-    if (kNarrow && params.masks != nullptr) {
+    if (kMasked) {
       masks = params.masks + (item.block * params.kv_heads + item.kv_head) * params.mask_stride;
     }
     fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
@@ -197,24 +197,24 @@ struct Turns {
   }
 };
 
-// Logits of keys that a row's token does not attend to become -infinity. `tokens`: of rows r and
-// r + 8.
+// Logits of keys that a row's token does not attend to become -infinity. `bits`: of the tokens of
+// rows r and r + 8.
 template <int kKeys>
 __device__ __forceinline__ void apply_masks(float (&logits)[kKeys / 2], const uint32_t* masks,
-                                            const int (&tokens)[2]) {
+                                            const uint32_t (&bits)[2]) {
   const uint2* pairs = reinterpret_cast<const uint2*>(masks) + (threadIdx.x & 3);
 #pragma unroll
   for (int j = 0; j < kKeys / 8; ++j) {
     const uint2 pair = pairs[4 * j];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if ((pair.x >> tokens[half] & 1) == 0) logits[4 * j + 2 * half] = -INFINITY;
-      if ((pair.y >> tokens[half] & 1) == 0) logits[4 * j + 2 * half + 1] = -INFINITY;
+      if ((pair.x & bits[half]) == 0) logits[4 * j + 2 * half] = -INFINITY;
+      if ((pair.y & bits[half]) == 0) logits[4 * j + 2 * half + 1] = -INFINITY;
     }
   }
 }
 
-template <class T, class Config, bool kNarrow>
+template <class T, class Config, bool kNarrow, bool kMasked>
 __device__ void consume(SharedStorage<Config>& shared, const AttendParams& params, int warpgroup) {
   constexpr int kKeys = Config::kKeys;
   constexpr int kStep = kNarrow ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
@@ -231,13 +231,14 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
   };
   auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
 
-  // Of this lane's rows.
-  int tokens[2] = {0, 0};
-  if (kNarrow) {
+  // Of the tokens of this lane's rows.
+  uint32_t bits[2] = {0, 0};
+  if (kMasked) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      const int row = (kNarrow ? 0 : 64 * warpgroup) + 16 * warp + 8 * half + (lane >> 2);
       // Rows past the last token have a result that nobody reads.
-      tokens[half] = min((16 * warp + 8 * half + (lane >> 2)) / params.tiles.heads, 31);
+      bits[half] = 1u << min(row / params.tiles.heads, 31);
     }
   }
   const Turns<!kNarrow> turns(warpgroup);
@@ -259,9 +260,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
     float out[Config::kDim / 2];
     Softmax<T, kKeys> softmax(params.scale);
     const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
-      if (kNarrow && params.masks != nullptr) {
-        apply_masks<kKeys>(logits, shared.masks[keys.stage], tokens);
-      }
+      if (kMasked) apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
       if (i + kStep >= tiles) release(&shared.queries_empty);
@@ -332,8 +331,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
-      const bool of_token = kNarrow && params.masks != nullptr;
-      const bool fault = of_token ? (faults >> tokens[half] & 1) != 0 : faults != 0;
+      const bool fault = (kMasked ? faults & bits[half] : faults) != 0;
       RowEnd end = softmax.finish(half);
       if (fault) end = {NAN, NAN};
       if (item.slot >= 0) {
@@ -363,7 +361,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
   }
 }
 
-template <class T, class Config, bool kNarrow>
+template <class T, class Config, bool kNarrow, bool kMasked>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_kernel(const __grid_constant__ AttendParams params,
                   const __grid_constant__ AttendMaps maps) {
@@ -391,13 +389,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      fetch_queries_and_keys<Config, kNarrow>(shared, params, maps);
+      fetch_queries_and_keys<Config, kMasked>(shared, params, maps);
     } else {
       fetch_others(shared, params, maps, threadIdx.x / 32);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    consume<T, Config, kNarrow>(shared, params, warpgroup - 1);
+    consume<T, Config, kNarrow, kMasked>(shared, params, warpgroup - 1);
   }
 }
 
@@ -424,7 +422,11 @@ Status launch_attend(const AttendParams& params, const PrefillAttend& call, int 
   SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
-  auto* kernel = params.narrow ? attend_kernel<T, Layout, true> : attend_kernel<T, Layout, false>;
+  auto* kernel = params.masks == nullptr
+                     ? (params.narrow ? attend_kernel<T, Layout, true, false>
+                                      : attend_kernel<T, Layout, false, false>)
+                     : (params.narrow ? attend_kernel<T, Layout, true, true>
+                                      : attend_kernel<T, Layout, false, true>);
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;

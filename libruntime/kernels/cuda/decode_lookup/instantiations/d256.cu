@@ -4,8 +4,5 @@ namespace sqz::cuda {
 
 template Status launch_lookup<256>(const LookupParams&, int, cudaStream_t);
 template int lookup_teams_at_once<256>(const LookupParams&, int);
-template Status launch_lookup_together<256>(const LookupParams&, int, int, cudaStream_t);
-template int lookup_together_at_once<256>(const LookupParams&, int, int);
-template int lookup_together_teams_at_once<256>(const LookupParams&, int, int);
 
 }  // namespace sqz::cuda
