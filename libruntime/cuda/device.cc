@@ -105,8 +105,7 @@ Result<Device> read_device(int gpu) {
   SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrComputeCapabilityMajor, device.capability));
   SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrComputeCapabilityMinor, minor));
   SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrMultiProcessorCount, device.multiprocessors));
-  SQZ_RETURN_IF_ERROR(
-      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device.block_shared));
+  SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device.block_shared));
   device.capability = device.capability * 10 + minor;
   if (const int32_t capability = pretended; capability != 0) {
     device.capability = capability;
@@ -138,8 +137,15 @@ CurrentDevice::~CurrentDevice() {
   }
 }
 
+DeviceMemory::~DeviceMemory() {
+  if (data_ == nullptr) return;
+  const CurrentDevice current(gpu_);
+  cudaFree(data_);
+}
+
 Status DeviceMemory::reserve(size_t bytes) {
   if (bytes <= bytes_) return {};
+  SQZ_RETURN_IF_CUDA_ERROR(cudaGetDevice(&gpu_));
   cudaFree(data_);
   data_ = nullptr;
   bytes_ = 0;
@@ -155,7 +161,14 @@ Result<size_t> DeviceMemory::available() const {
   return bytes_ + (free > spared ? free - spared : 0);
 }
 
+Stream::~Stream() {
+  if (stream_ == nullptr) return;
+  const CurrentDevice current(gpu_);
+  cudaStreamDestroy(stream_);
+}
+
 Status Stream::create() {
+  SQZ_RETURN_IF_CUDA_ERROR(cudaGetDevice(&gpu_));
   return cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
                      "creating a stream");
 }

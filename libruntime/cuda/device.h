@@ -49,12 +49,12 @@ struct Device {
 // kUnsupported if this program has no kernels for the GPU. `gpu` is one that check_probe() accepts.
 Result<Device> read_device(int gpu);
 
-// From here on read_device() finds a GPU of this compute capability, with the shared memory of one; 0:
-// what there is. Tests and benchmarks serve from a large GPU as from a smaller one.
+// From here on read_device() finds a GPU of this compute capability, with the shared memory of one;
+// 0: what there is. Tests and benchmarks serve from a large GPU as from a smaller one.
 void pretend_capability(int32_t capability);
 
-// Makes a device current for a scope: its primary context, which CUDA's runtime and PyTorch use. The
-// thread has the context that it had before, or none, afterwards.
+// Makes a device current for a scope: its primary context, which CUDA's runtime and PyTorch use.
+// The thread has the context that it had before, or none, afterwards.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int gpu);
@@ -71,7 +71,7 @@ class CurrentDevice {
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  ~DeviceMemory() { cudaFree(data_); }
+  ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
@@ -84,6 +84,7 @@ class DeviceMemory {
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  int gpu_ = 0;
 };
 
 // Hands out aligned parts of a block one after another; from null it only counts.
@@ -116,9 +117,7 @@ int64_t wave_size(int64_t bytes, int64_t most, LayoutBytes&& layout_bytes) {
 class Stream {
  public:
   Stream() = default;
-  ~Stream() {
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
+  ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
@@ -127,6 +126,7 @@ class Stream {
 
  private:
   cudaStream_t stream_ = nullptr;
+  int gpu_ = 0;
 };
 
 }  // namespace sqz::cuda

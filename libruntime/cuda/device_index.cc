@@ -76,8 +76,8 @@ DeviceClassifier place_classifier(const LayerView& view, const LayerTable& table
   return out;
 }
 
-// Kernels number slots and keys with 32 bits, one of which is a sign. A row of tiles of weights must
-// fit in a piece of the upload.
+// Kernels number slots and keys with 32 bits, one of which is a sign. A row of tiles of weights
+// must fit in a piece of the upload.
 Status check_sizes(const ServedIndex& index) {
   for (const LayerView& view : index.layers) {
     if (view.slots + view.exact > kMostKeys) {

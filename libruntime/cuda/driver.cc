@@ -13,8 +13,8 @@ Status detail::find_driver_function(const char* name, void** function) {
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found));
 #endif
   if (found == cudaDriverEntryPointSuccess && *function != nullptr) return {};
-  return {Code::kUnsupported, concat("the CUDA driver has no ", name,
-                                     ": a driver for CUDA 12.0 or newer is needed")};
+  return {Code::kUnsupported,
+          concat("the CUDA driver has no ", name, ": a driver for CUDA 12.0 or newer is needed")};
 }
 
 // Elements are copied as they are, so that one type stands for bf16 and f16.
@@ -23,11 +23,11 @@ Status encode_tensor_map(CUtensorMap& map, const void* data, uint32_t rank, cons
   decltype(&cuTensorMapEncodeTiled) encode = nullptr;
   SQZ_RETURN_IF_ERROR(find_driver_function("cuTensorMapEncodeTiled", encode));
   const uint32_t steps[5] = {1, 1, 1, 1, 1};
-  const CUresult result = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes, strides, box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {Code::kInternal,
           concat("cuTensorMapEncodeTiled of ", rank, " dimensions, ", sizes[0], " x ", sizes[1],

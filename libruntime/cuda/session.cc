@@ -219,9 +219,8 @@ Result<Counters> CudaSession::totals(int64_t layer) {
   const CurrentDevice current(device());
   SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   std::vector<DeviceCounters> found(lookups_.size());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(found.data(), counters_,
-                                      found.size() * sizeof(DeviceCounters),
-                                      cudaMemcpyDeviceToHost));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(
+      found.data(), counters_, found.size() * sizeof(DeviceCounters), cudaMemcpyDeviceToHost));
   Counters sum;
   for (int64_t l = 0; l < std::ssize(found); ++l) {
     if (layer < 0 || l == layer) sum.add(counters_of(l, found[static_cast<size_t>(l)]));

@@ -18,6 +18,25 @@ constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
 static_assert(kMostLevels == kMaxLevels);
 
+// Whether there are kernels for a selector. Without a default: the compiler asks for those that are
+// added.
+bool is_served(SelectorKind selector) {
+  switch (selector) {
+    case SelectorKind::kSqueezed:
+    case SelectorKind::kDense:
+    case SelectorKind::kQuest:
+    case SelectorKind::kIdeal:
+    case SelectorKind::kStream:
+    case SelectorKind::kWindow:
+    case SelectorKind::kH2o:
+    case SelectorKind::kSaap:
+      return true;
+    case SelectorKind::kKmeans:
+      return false;
+  }
+  return false;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const ServedIndex> index,
@@ -44,8 +63,8 @@ Result<std::unique_ptr<CudaSession>> CudaSession::create(std::shared_ptr<const S
     return Status(Code::kInvalidArgument,
                   concat("block: found ", options.block, ", expected 0 to ", kMostTokens));
   }
-  if (options.selection.selector == SelectorKind::kKmeans) {
-    return unsupported_on_gpu("found selector kmeans", "another");
+  if (!is_served(options.selection.selector)) {
+    return unsupported_on_gpu("found a selector that it has no kernels for", "another");
   }
   const CurrentDevice current(uploaded->device());
   std::unique_ptr<CudaSession> session(
@@ -314,13 +333,12 @@ Status CudaSession::create_batch() {
   const int64_t most = std::min(max_tokens_, wave_);
   if (most < 2 || !gpu_.has_wgmma()) return {};
   SQZ_ASSIGN_OR_RETURN(
-      batch_,
-      BatchServer::create({.index = index_.get(),
-                           .uploaded = uploaded_.get(),
-                           .lookups = lookups_,
-                           .selects = looks_up && selector_ == SelectorKind::kSqueezed,
-                           .max_requests = most,
-                           .device = gpu_}));
+      batch_, BatchServer::create({.index = index_.get(),
+                                   .uploaded = uploaded_.get(),
+                                   .lookups = lookups_,
+                                   .selects = looks_up && selector_ == SelectorKind::kSqueezed,
+                                   .max_requests = most,
+                                   .device = gpu_}));
   return {};
 }
 

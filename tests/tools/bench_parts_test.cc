@@ -168,7 +168,7 @@ TEST(CapturedIndex, HasTheModelsClustersAndProducts) {
   options.directory = folder.path();
   options.capture = folder.file("a.h5");
   options.kmeans_engine = "faiss";
-  const auto made = make_captured_index(options, 2500, 2, 2, false);
+  const auto made = make_captured_index(options, 2500, 2, 2);
   ASSERT_TRUE(made.ok()) << made.status().message();
   const auto file = SqzFile::open(made->file->path()).value();
   EXPECT_EQ(file->verify()->problems, std::vector<std::string>());

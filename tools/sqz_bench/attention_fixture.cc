@@ -96,8 +96,7 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options,
     fixture->keys = path;
   } else if (!options.capture.empty()) {
     SQZ_ASSIGN_OR_RETURN(CapturedIndex made,
-                         make_captured_index(options, what.tokens, what.sets, what.query_tokens,
-                                             what.requests));
+                         make_captured_index(options, what.tokens, what.sets, what.query_tokens));
     fixture->file = std::move(made.file);
     fixture->exact_queries = std::move(made.queries);
     fixture->keys = options.capture + ", tiled";

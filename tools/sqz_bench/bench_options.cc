@@ -65,8 +65,8 @@ void add_bench_options(CLI::App& app, Options& o) {
   add("--query-dtype", o.query_dtype, IsMember({"f32", "f16", "bf16"}),
       "Type of queries and outputs");
   add("--requests", o.requests, whole(1, 1024),
-      "attend: requests of one token each that are served at once; with --capture those of tokens "
-      "far apart in its text");
+      "attend: requests of one token each that are served at once; with --capture they ask with "
+      "the queries of tokens that follow each other, which want as much in common as questions do");
   add("--queries", o.queries, whole(0, 1 << 20),
       "prefill: prompt tokens; 0 = 512, with --device cuda 4096");
   add("--block", o.block, whole(0, 1 << 20),

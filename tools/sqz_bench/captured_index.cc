@@ -141,19 +141,14 @@ struct Tiler {
     return out;
   }
 
-  // Of each group every second query, the even or the odd ones.
-  int64_t usable(bool odd) const {
-    const int64_t have = std::ssize(heads.queries[0]) / (group * dim);
-    return odd ? have / 2 : (have + 1) / 2;
-  }
-  // From number `first` of these on every `step`-th, `count` of them, over and over: [count, Hq,
-  // wide].
-  std::vector<float> asked(bool odd, int64_t first, int64_t step, int64_t count,
-                           float scale) const {
+  // Of each group every second query, the even or the odd ones, from number `first` of these on,
+  // `count` of them, over and over: [count, Hq, wide].
+  std::vector<float> asked(bool odd, int64_t first, int64_t count, float scale) const {
     std::vector<float> out;
     const int64_t have = std::ssize(heads.queries[0]) / (group * dim);
+    const int64_t usable = odd ? have / 2 : (have + 1) / 2;
     for (int64_t t = 0; t < count; ++t) {
-      const int64_t at = (odd ? 1 : 0) + (first + t * step) % usable(odd) * 2;
+      const int64_t at = (odd ? 1 : 0) + (first + t) % usable * 2;
       for (const std::vector<float>& queries : heads.queries) {
         for (int64_t g = 0; g < group; ++g) {
           append_wide(queries.data() + (g * have + at) * dim, out);
@@ -174,7 +169,7 @@ Tiling tiling(int64_t tokens, int64_t captured) {
 }
 
 Result<CapturedIndex> make_captured_index(const Options& options, int64_t tokens, int64_t sets,
-                                          int64_t query_tokens, bool requests) {
+                                          int64_t query_tokens) {
   SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(options.capture));
   const CaptureInfo& info = capture->info();
   SQZ_RETURN_IF_ERROR(check_shape(options, info));
@@ -198,12 +193,9 @@ Result<CapturedIndex> make_captured_index(const Options& options, int64_t tokens
                          (static_cast<double>(wide) * metadata.model.attention_scale));
   const auto calibrating = (std::ssize(info.query_positions) + 1) / 2;
   SQZ_RETURN_IF_ERROR(write_index(index.file->path(), options, metadata, store.data(),
-                                  tiler.asked(false, 0, 1, calibrating, scale)));
-  // Requests ask at places that lie far apart.
-  const int64_t step = requests ? std::max<int64_t>(1, tiler.usable(true) / query_tokens) : 1;
+                                  tiler.asked(false, 0, calibrating, scale)));
   for (int64_t set = 0; set < sets; ++set) {
-    const int64_t first = step > 1 ? set : set * query_tokens;
-    index.queries.push_back(tiler.asked(true, first, step, query_tokens, scale));
+    index.queries.push_back(tiler.asked(true, set * query_tokens, query_tokens, scale));
   }
   return index;
 }

@@ -61,10 +61,10 @@ struct CapturedIndex {
 };
 
 // One layer of at most `tokens` tokens, as many as whole copies make, and sets of `query_tokens`
-// queries: of tokens that follow each other in the text, or of `requests`, spread evenly over the
-// captured ones. kInvalidArgument if the shape of the options is not a multiple of the capture's.
+// queries that follow each other in the text. kInvalidArgument if the shape of the options is not a
+// multiple of the capture's.
 Result<CapturedIndex> make_captured_index(const Options& options, int64_t tokens, int64_t sets,
-                                          int64_t query_tokens, bool requests);
+                                          int64_t query_tokens);
 
 // Copies of contexts of at most `captured` tokens, without sink and tail, that make up `tokens`.
 struct Tiling {

@@ -20,7 +20,6 @@ inline bool have_gpu() {
 #define SQZ_SKIP_WITHOUT_GPU() \
   if (!::sqz::cuda::test::have_gpu()) GTEST_SKIP() << "no CUDA device on this machine"
 
-
 // A device array; filled with 0xFF bytes (NaN, huge integers) unless given values.
 template <class T>
 class DeviceArray {

@@ -83,6 +83,8 @@ __device__ void pass_on(const BatchLookup& call, const BatchList& own, int k, co
   }
 }
 
+static_assert(kBatchChoose == 2 * kBatchRows);
+
 struct Rows {
   float lse[kBatchRows];
   uint32_t faults;  // bits of requests
@@ -93,17 +95,21 @@ __device__ void find_denominators(const BatchLookup& call, const BatchList& own,
                                   Rows& rows) {
   if (threadIdx.x == 0) rows.faults = 0;
   __syncthreads();
-#pragma unroll 1
-  for (int r = threadIdx.x; r < own.rows; r += kBatchChoose) {
-    const float2* sums = call.sums + own.row(call, r) * kBatchParts;
-    float maximum = kLowestLogit, sum = 0;
-#pragma unroll 4
-    for (int part = 0; part < parts; ++part) {
-      const float2 own_sums = sums[part];
-      add_sums(maximum, sum, own_sums.x, own_sums.y);
-    }
-    // Nothing alive: no logit will be compared with it.
-    const float lse = sum == 0 ? 0 : maximum + log2f(sum);
+  // Two threads a row.
+  const int r = static_cast<int>(threadIdx.x) / 2;
+  const float2* sums = call.sums + own.row(call, min(r, own.rows - 1)) * kBatchParts;
+  float maximum = kLowestLogit, sum = 0;
+#pragma unroll 8
+  for (int part = threadIdx.x % 2; part < parts; part += 2) maximum = fmaxf(maximum, sums[part].x);
+  maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
+#pragma unroll 8
+  for (int part = threadIdx.x % 2; part < parts; part += 2) {
+    sum += sums[part].y * exp2f(sums[part].x - maximum);
+  }
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  // Nothing alive: no logit will be compared with it.
+  const float lse = sum == 0 ? 0 : maximum + log2f(sum);
+  if (r < own.rows && threadIdx.x % 2 == 0) {
     rows.lse[r] = lse;
     if (!(fabsf(lse) <= FLT_MAX)) atomicOr(&rows.faults, 1u << (r / call.lookup.group));
   }
@@ -133,7 +139,7 @@ __global__ void __launch_bounds__(kBatchChoose)
   const float log_group = log2f(static_cast<float>(p.group));
   const float enough = p.mean ? static_cast<float>(p.group) : 1.0f;
   uint32_t word = 0;
-#pragma unroll 2
+#pragma unroll 4
   for (int request = 0; is && request < own.requests; ++request) {
     const bool counts = (alive >> request & 1) != 0;
     float y[kMostGroup], top = -INFINITY, sum = 0;

@@ -1,9 +1,9 @@
 // Lookup for a batch: many requests of one token each select from one index, and what any of them
-// selected is listed once for all, with a word for every key that says which of them did. Scores and
-// rules are those of decode_lookup; every centroid is read once for up to 32 requests.
+// selected is listed once for all, with a word for every key that says which of them did. Scores
+// and rules are those of decode_lookup; every centroid is read once for up to 32 requests.
 //
-// Requests are cut into chunks of `chunk` of them. A list is of a chunk and a KV head: list = chunk's
-// number * Hkv + head.
+// Requests are cut into chunks of `chunk` of them. A list is of a chunk and a KV head: list =
+// chunk's number * Hkv + head.
 #pragma once
 
 #include "libruntime/kernels/cuda/plain/kernel.h"
@@ -11,9 +11,9 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kBatchRows = 128;   // query rows of a list, at most
-inline constexpr int kBatchParts = 64;   // of a level's clusters, at most: each leaves sums
-inline constexpr int kBatchTile = 64;    // clusters of a tile of logits
+inline constexpr int kBatchRows = 128;    // query rows of a list, at most
+inline constexpr int kBatchParts = 64;    // of a level's clusters, at most: each leaves sums
+inline constexpr int kBatchTile = 64;     // clusters of a tile of logits
 inline constexpr int kBatchChoose = 256;  // clusters of a block that chooses
 
 struct BatchLookup {
@@ -34,8 +34,8 @@ struct BatchLookup {
   uint32_t* words = nullptr;  // [2, lists, width] requests a cluster is alive for, or chosen by
   uint2* counts = nullptr;    // [lists, ceil(width / kBatchChoose)] runs and keys
   // Of the rule kBudget, by pair = request * Hkv + head:
-  float* scores = nullptr;        // [pairs, width]
-  uint2* state = nullptr;         // [pairs]
+  float* scores = nullptr;          // [pairs, width]
+  uint2* state = nullptr;           // [pairs]
   uint32_t* pair_faults = nullptr;  // [pairs]
 
   __host__ __device__ int chunks() const { return (lookup.requests + chunk - 1) / chunk; }

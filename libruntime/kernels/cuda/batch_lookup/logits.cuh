@@ -17,31 +17,50 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   extern __shared__ __align__(16) uint16_t memory[];
   __shared__ float log_sizes[Tile::kStream];
   __shared__ uint32_t alive[Tile::kStream];
-  uint16_t* centroids = memory;
-  uint16_t* high = centroids + Tile::kStream * Tile::kStride;
+  constexpr int kBuffer = Tile::kStream * Tile::kStride;
+  uint16_t* high = memory + 2 * kBuffer;
   uint16_t* low = high + Tile::kRows * Tile::kStride;
   const LookupParams& p = call.lookup;
   const LookupLevel& level = p.level[k];
   const int item = static_cast<int>(blockIdx.x), part = item % parts;
   const int first = item / parts % row_tiles * Tile::kRows;
   const BatchList own(call, item / parts / row_tiles);
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
-  if (first >= own.rows) return;
   const bool wide = p.q_dtype != p.dtype;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t skip = static_cast<int64_t>(own.head) * level.clusters;
   const auto* rows = static_cast<const char*>(level.centroids) + skip * kDim * 2;
-  const uint32_t* words = k == 0 ? nullptr : own.words(call, k);
   const int tiles = (level.clusters + Tile::kStream - 1) / Tile::kStream;
   const int begin = tiles * part / parts * Tile::kStream;
   const int end = min(tiles * (part + 1) / parts * Tile::kStream, level.clusters);
-  load_query_rows<Element, kDim, Tile::kRows>(
-      p.q, p.q_dtype, p.dtype,
-      [&](int r) -> int64_t {
-        return first + r < own.rows ? own.query(call, first + r) * kDim : -1;
-      },
-      high, low);
+  // A group of copies in any case.
+  const auto fetch = [&](int tile) {
+    uint16_t* to = memory + (tile - begin) / Tile::kStream % 2 * kBuffer;
+    if (tile < end) {
+      fetch_rows<kDim, Tile::kStream>(
+          [&](int r) { return rows + int64_t{min(tile + r, end - 1)} * kDim * 2; }, to);
+    }
+    ptx::cp_async_commit_group();
+  };
+  if (first < own.rows) fetch(begin);  // no earlier kernel writes centroids
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  if (first >= own.rows) return;
+  const uint32_t* words = k == 0 ? nullptr : own.words(call, k);
+  const auto query_at = [&](int r) -> int64_t {
+    return first + r < own.rows ? own.query(call, first + r) * kDim : -1;
+  };
+  if (wide) {
+    load_query_rows<Element, kDim, Tile::kRows>(p.q, p.q_dtype, p.dtype, query_at, high, low);
+  } else {
+#pragma unroll
+    for (int i = threadIdx.x; i < Tile::kRows * Tile::kChunks; i += Tile::kThreads) {
+      const int r = i / Tile::kChunks, chunk = i % Tile::kChunks;
+      const int64_t from = query_at(r);
+      ptx::cp_async_16(ptx::shared_address(high + r * Tile::kStride + chunk * 8),
+                       static_cast<const uint16_t*>(p.q) + max(from, int64_t{0}) + chunk * 8,
+                       from < 0 ? 0 : 16);
+    }
+  }
   int row[2], request[2];  // of this lane
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -51,18 +70,20 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   float maximum[2] = {kLowestLogit, kLowestLogit}, sum[2] = {};
 #pragma unroll 1
   for (int tile = begin; tile < end; tile += Tile::kStream) {
-    __syncthreads();  // the tile before has been read
-    fetch_rows<kDim, Tile::kStream>(
-        [&](int r) { return rows + int64_t{min(tile + r, end - 1)} * kDim * 2; }, centroids);
-    ptx::cp_async_commit_group();
+    fetch(tile + Tile::kStream);  // with the queries, the first time
     if (threadIdx.x < Tile::kStream) {
       const int j = tile + static_cast<int>(threadIdx.x);
       const float log_size = j < end ? level.log_sizes[skip + j] : -INFINITY;
       log_sizes[threadIdx.x] = log_size * 1.4426950408889634f;
       alive[threadIdx.x] = log_size == -INFINITY ? 0 : words == nullptr ? ~0u : words[j];
     }
-    ptx::cp_async_wait_group<0>();
+    if (tile == begin) {
+      ptx::cp_async_wait_group<0>();
+    } else {
+      ptx::cp_async_wait_group<1>();
+    }
     __syncthreads();
+    const uint16_t* centroids = memory + (tile - begin) / Tile::kStream % 2 * kBuffer;
     float d[kTiles][4] = {};
     add_product<Element, kDim, kTiles>(high + warp * 16 * Tile::kStride, centroids, d);
     if (wide) add_product<Element, kDim, kTiles>(low + warp * 16 * Tile::kStride, centroids, d);
@@ -93,6 +114,7 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
         sum[half] += exp2f(d[t][2 * half] - top) + exp2f(d[t][2 * half + 1] - top);
       }
     }
+    __syncthreads();  // the tile has been read
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -109,14 +131,14 @@ Status launch_batch_logits(const BatchLookup& call, int level, int parts, cudaSt
   using Tile = PlainTile<kDim>;
   const LookupParams& p = call.lookup;
   const bool wide = p.q_dtype != p.dtype;
-  constexpr int kWideRows = 2 * Tile::kRows + Tile::kStream;
+  constexpr int kWideRows = 2 * (Tile::kRows + Tile::kStream);
   static_assert(kWideRows * Tile::kStride * 2 <= kLeastBlockShared);
-  const int rows = wide ? kWideRows : Tile::kRows + Tile::kStream;
+  const int rows = wide ? kWideRows : Tile::kRows + 2 * Tile::kStream;
   const int row_tiles = (call.chunk * p.group + Tile::kRows - 1) / Tile::kRows;
   LaunchOptions launch(call.lists() * row_tiles * parts, Tile::kThreads, 1, p.device, stream);
-  return launch_team(p.dtype == DType::kBF16 ? batch_logits_kernel<Bf16, kDim>
-                                             : batch_logits_kernel<F16, kDim>,
-                     launch, int64_t{rows} * Tile::kStride * 2, call, level, row_tiles, parts);
+  return launch_team(
+      p.dtype == DType::kBF16 ? batch_logits_kernel<Bf16, kDim> : batch_logits_kernel<F16, kDim>,
+      launch, int64_t{rows} * Tile::kStride * 2, call, level, row_tiles, parts);
 }
 
 }  // namespace sqz::cuda

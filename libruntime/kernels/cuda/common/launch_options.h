@@ -12,9 +12,9 @@ namespace sqz::cuda {
 
 // What a launch needs beside the parameters. Blocks work in teams of `team`. Where there are
 // clusters, these are the teams, and blocks may begin while the kernel before them on the stream
-// ends (programmatic dependent launch): it is theirs to wait for it. Elsewhere blocks of a team wait
-// for each other, so all blocks must run at once (a cooperative launch). Not to be copied: `config`
-// points into it.
+// ends (programmatic dependent launch): it is theirs to wait for it. Elsewhere blocks of a team
+// wait for each other, so all blocks must run at once (a cooperative launch). Not to be copied:
+// `config` points into it.
 struct LaunchOptions {
   cudaLaunchConfig_t config = {};
   cudaLaunchAttribute attributes[2] = {};
@@ -68,9 +68,8 @@ int teams_of(Kernel kernel, int threads, int team, int64_t shared_bytes, const D
   LaunchOptions launch(team, threads, team, device, nullptr);
   launch.config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   int count = 0;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(shared_bytes));
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(shared_bytes));
   if (error == cudaSuccess && device.has_clusters()) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error == cudaSuccess) {

@@ -20,9 +20,8 @@ class Classify : private LookupTeam<kLookupThreads> {
  public:
   __device__ Classify(const ClassifyParams& params, const ClassifyTeam& team,
                       const ClassifyLayout& layout, char* memory)
-      : LookupTeam<kLookupThreads>(team.cluster,
-                                   reinterpret_cast<ClassifyShared<kDim>*>(memory)->rules.team,
-                                   nullptr),
+      : LookupTeam<kLookupThreads>(
+            team.cluster, reinterpret_cast<ClassifyShared<kDim>*>(memory)->rules.team, nullptr),
         c_(params),
         p_(params.lookup),
         s_(*reinterpret_cast<ClassifyShared<kDim>*>(memory)),

@@ -39,8 +39,8 @@ Status launch_classify(const ClassifyParams& params, ClassifyTeam team,
   const LookupParams& lookup = params.lookup;
   LaunchOptions launch(lookup.requests * lookup.kv_heads * team.blocks(), kLookupThreads,
                        team.cluster, lookup.device, stream);
-  return launch_team(classify_kernel<kDim>(layout.steps), launch,
-                     classify_bytes<kDim>(layout), params, team, layout);
+  return launch_team(classify_kernel<kDim>(layout.steps), launch, classify_bytes<kDim>(layout),
+                     params, team, layout);
 }
 
 }  // namespace sqz::cuda

@@ -54,8 +54,8 @@ struct LookupParams {
 
   // Workspace; width: at least every n.
   int64_t width = 0;
-  float* logits = nullptr;    // [pairs, group, width], used where shared memory is too small
-  uint32_t* alive = nullptr;  // [pairs, 2, width]
+  float* logits = nullptr;           // [pairs, group, width], used where shared memory is too small
+  uint32_t* alive = nullptr;         // [pairs, 2, width]
   TeamExchange* exchange = nullptr;  // [device.multiprocessors] zeroed once; null with clusters
   RunLists lists;
   unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
@@ -67,8 +67,8 @@ inline int64_t run_capacity(int64_t width) {
   return width / 2 + width / 64 + 2 * kMostTeam;
 }
 
-// Teams of which size a GPU holds at once, for this dim, dtype, width and kind: a team must not wait
-// for another's end.
+// Teams of which size a GPU holds at once, for this dim, dtype, width and kind: a team must not
+// wait for another's end.
 struct TeamSizes {
   int teams[kMostTeam + 1] = {};  // so many of each size
 

@@ -92,8 +92,8 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   const int64_t tokens = call.blocks.block_tokens;
   if (call.masks != nullptr && (tokens > 32 || tokens * call.shape.group > kRows)) {
     return {Code::kInvalidArgument,
-            concat("prefill_attend: masks for blocks of ", tokens, " tokens, expected at most 32 of ",
-                   kRows, " query rows")};
+            concat("prefill_attend: masks for blocks of ", tokens,
+                   " tokens, expected at most 32 of ", kRows, " query rows")};
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   SQZ_RETURN_IF_ERROR(launch_schedule(params, multiprocessors, stream));

@@ -7,8 +7,8 @@
 // the weights and values before it.
 //
 // A narrow call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
-// then, take tiles of keys in turn and leave a state each. Keys may have masks: which of the block's
-// tokens attend to a key.
+// then, take tiles of keys in turn and leave a state each. Keys may have masks: which of the
+// block's tokens attend to a key.
 #pragma once
 
 #include <cuda.h>
@@ -422,11 +422,10 @@ Status launch_attend(const AttendParams& params, const PrefillAttend& call, int 
   SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
-  auto* kernel = params.masks == nullptr
-                     ? (params.narrow ? attend_kernel<T, Layout, true, false>
-                                      : attend_kernel<T, Layout, false, false>)
-                     : (params.narrow ? attend_kernel<T, Layout, true, true>
-                                      : attend_kernel<T, Layout, false, true>);
+  auto* kernel = params.masks == nullptr ? (params.narrow ? attend_kernel<T, Layout, true, false>
+                                                          : attend_kernel<T, Layout, false, false>)
+                                         : (params.narrow ? attend_kernel<T, Layout, true, true>
+                                                          : attend_kernel<T, Layout, false, true>);
   SQZ_RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;

@@ -38,7 +38,7 @@ Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void*
   const uint64_t sizes[4] = {d, group, kv_heads, static_cast<uint64_t>(total_tokens)};
   const uint64_t strides[3] = {2 * d, 2 * d * group, 2 * d * group * kv_heads};
   const uint32_t box[4] = {kRowBytes / 2, static_cast<uint32_t>(heads), 1,
-                             static_cast<uint32_t>(tokens)};
+                           static_cast<uint32_t>(tokens)};
   return encode_tensor_map(map, queries, 4, sizes, strides, box, kRowBytes);
 }
 
