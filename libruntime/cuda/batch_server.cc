@@ -10,7 +10,7 @@ namespace sqz::cuda {
 namespace {
 
 // Fewer requests that select are served sooner when each reads its own.
-constexpr int64_t kLeastRequests = 5;
+constexpr int64_t kLeastRequests = 6;
 constexpr int64_t kLeastDense = 2;
 constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of what grows with the requests of a launch
 

@@ -139,25 +139,31 @@ __global__ void __launch_bounds__(kBatchChoose)
   const float log_group = log2f(static_cast<float>(p.group));
   const float enough = p.mean ? static_cast<float>(p.group) : 1.0f;
   uint32_t word = 0;
-#pragma unroll 4
+#pragma unroll 2
   for (int request = 0; is && request < own.requests; ++request) {
     const bool counts = (alive >> request & 1) != 0;
+    // The last head stands in for those that the group lacks: loads without branches are under way
+    // together.
     float y[kMostGroup], top = -INFINITY, sum = 0;
 #pragma unroll
     for (int g = 0; g < kMostGroup; ++g) {
-      const int row = request * p.group + g;
-      y[g] = g < p.group ? logits[row * call.stride] - rows.lse[row] : -INFINITY;
+      y[g] = logits[(request * p.group + min(g, p.group - 1)) * call.stride];
+    }
+#pragma unroll
+    for (int g = 0; g < kMostGroup; ++g) {
+      const float lse = rows.lse[request * p.group + min(g, p.group - 1)];
+      // As 2^(log2 S - log2 T) with 1: what overflows is chosen, what underflows is far from it.
+      y[g] = kRule == LookupRule::kThreshold ? ptx::ex2_approx(y[g] - (lse + level.threshold))
+                                             : y[g] - lse;
       top = fmaxf(top, y[g]);
     }
     if constexpr (kRule == LookupRule::kThreshold) {
-      // As 2^(log2 S - log2 T) with 1: what overflows is chosen, what underflows is far from it.
 #pragma unroll
-      for (int g = 0; g < kMostGroup; ++g) sum += ptx::ex2_approx(y[g] - level.threshold);
-      const float score = p.mean ? sum : ptx::ex2_approx(top - level.threshold);
-      if (counts && score >= enough) word |= 1u << request;
+      for (int g = 0; g < kMostGroup; ++g) sum += g < p.group ? y[g] : 0;
+      if (counts && (p.mean ? sum : top) >= enough) word |= 1u << request;
     } else {
 #pragma unroll
-      for (int g = 0; g < kMostGroup; ++g) sum += exp2f(y[g] - top);
+      for (int g = 0; g < kMostGroup; ++g) sum += g < p.group ? exp2f(y[g] - top) : 0;
       const int64_t pair = static_cast<int64_t>(own.first + request) * p.kv_heads + own.head;
       const float score = p.mean ? top + log2f(sum) - log_group : top;
       call.scores[pair * p.width + at.cluster] = counts ? score : -INFINITY;
