@@ -350,6 +350,51 @@ TEST_F(IndexToolTest, GcRemovesWhatKilledBuildsLeft) {
   expect_refused({"gc", path("none")}, 3, "none");
 }
 
+// A build that ended after layer 0: the capture's layer 1 was no good.
+TEST_F(IndexToolTest, ResumeGoesOnAfterTheLastWholeLayer) {
+  const auto spoil = [](CaptureInfo&, CapturedLayer& data) {
+    static int layer = 0;
+    if (!data.keys.empty() && layer++ == 1) data.keys[0] = NAN;
+  };
+  const std::string whole = read_all(built("whole.sqz"));
+  const std::vector<std::string> build = {"build", "--capture",   path("capture.h5"),
+                                          "-o",    path("x.sqz"), "--resume"};
+  const auto resumed = [&](int64_t layers, const std::string& engine) {
+    std::vector<std::string> arguments = build;
+    arguments.emplace_back("--json");
+    const ToolRun done = run(kTool, arguments);
+    EXPECT_EQ(done.code, 0) << done.err;
+    EXPECT_EQ(done.last()["resumed"], layers);
+    EXPECT_EQ(done.last()["engine"], engine);
+    EXPECT_EQ(read_all(path("x.sqz")), whole);
+    EXPECT_EQ(files(), "capture.h5\nwhole.sqz\nx.sqz\n");
+  };
+  capture(600, 120, spoil);
+  EXPECT_EQ(run(kTool, build).code, 3);
+  EXPECT_THAT(files(), HasSubstr("x.sqz.tmp.resume"));
+  capture();
+  std::vector<std::string> other = build;
+  other.insert(other.end(), {"--sink", "8"});
+  expect_refused(other, 3, "x.sqz.tmp.resume: sink: found \"16\", expected \"8\"");
+  resumed(1, "faiss");
+  resumed(2, "none");
+  expect_refused(other, 1, "file exists; pass --force");
+  other.insert(other.end(), {"--calibrate-with", "p", "--model", "m", "t"});
+  other.erase(other.begin() + 1, other.begin() + 3);
+  expect_refused(other, 2, "build with --resume alone");
+
+  fs::remove(path("x.sqz"));
+  const ToolRun stopped =
+      run(kTool,
+          {"build", "--capture", capture(4000), "-o", path("x.sqz"), "--resume", "--iterations",
+           "10000", "--level-fractions", "0.3", "--progress"},
+          "", {}, [&](pid_t child) { signal_when(child, SIGTERM, [&] { return has_spoken(); }); });
+  EXPECT_EQ(stopped.code, 4);
+  EXPECT_THAT(stopped.err, HasSubstr("the same command with --resume goes on"));
+  EXPECT_EQ(run(kTool, {"gc", path("")}).code, 0);
+  EXPECT_EQ(files(), "capture.h5\nwhole.sqz\n");
+}
+
 TEST_F(IndexToolTest, PipesAreRefusedAtOnce) {
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   for (const std::vector<std::string>& command :
