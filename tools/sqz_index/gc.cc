@@ -26,9 +26,9 @@ void add_gc_command(Tool& tool) {
   const auto arguments = std::make_shared<GcArguments>();
   CLI::App* app = tool.command(
       "gc", "Remove what killed builds left in a folder.",
-      "Takes files named OUTPUT.tmp.PROCESS.N whose writer is dead (no process has them locked),\n"
-      "and OUTPUT.tmp.resume of build --resume: a build without it begins anew. Folders below are\n"
-      "not looked into.\n"
+      "Takes files named OUTPUT.tmp.PROCESS.* whose process is dead, and OUTPUT.tmp.resume that "
+      "no\n"
+      "build is writing: build --resume then begins anew. Folders below are not looked into.\n"
       "\n"
       "Result: files[], removed.\n"
       "\n"
