@@ -131,17 +131,17 @@ TEST_P(CrashTest, OldOrNewFileAndTheSameBytesInTheEnd) {
   ASSERT_GT(calls, 10);
 
   std::mt19937_64 random(1);
-  const int64_t at_calls = std::min(calls, builds - builds / 3);
+  const int64_t at_calls = std::min(calls, builds - (builds + 2) / 3);
   int64_t kills = 0, random_kills = 0;
   for (int64_t i = 0; i < builds; ++i) {
     begin_anew();
     // What goes on may be killed, too.
-    for (int64_t again = 0; again <= (build_.resume ? i % 3 : 0); ++again) {
+    for (int64_t again = 0; again <= (build_.resume ? i / 2 % 3 : 0); ++again) {
       std::string when;
       ToolRun killed;
       if (i < at_calls) {
         const int64_t at = again == 0
-                               ? (calls - 1) - i * calls / at_calls
+                               ? calls - 1 - (i * calls + calls / 2) / at_calls
                                : static_cast<int64_t>(random() % static_cast<uint64_t>(calls));
         when = concat("killed at call ", at, " of ", calls);
         killed = run_build(at);
