@@ -102,8 +102,8 @@ class IndexBuilder {
   // Fails, before any file is made, with kInvalidArgument if an option is out of range or the text
   // too short: N must be at least sink + tail + 2, two keys to cluster; the message says how many
   // are needed. Layers with a sliding window are stored dense, with their last min(window, N)
-  // tokens. A build that is destroyed before finish() leaves no file, or with `resume` the one to go
-  // on from.
+  // tokens. A build that is destroyed before finish() leaves no file, or with `resume` the one that
+  // is gone on with.
   static Result<std::unique_ptr<IndexBuilder>> create(Env& env, const std::string& path,
                                                       bool replace, const ModelDescription& model,
                                                       std::span<const int32_t> tokens,
