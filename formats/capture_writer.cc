@@ -130,7 +130,8 @@ class Writer : public CaptureWriter {
 
 Result<std::unique_ptr<CaptureWriter>> CaptureWriter::create(const std::string& path, bool replace,
                                                              const CaptureInfo& info) {
-  SQZ_ASSIGN_OR_RETURN(AtomicFile output, AtomicFile::create(Env::posix(), path, replace));
+  SQZ_ASSIGN_OR_RETURN(AtomicFile output, AtomicFile::create(Env::posix(), path, replace,
+                                                             Temporary::kNamed));  // HDF5 opens it
   auto writer = std::make_unique<Writer>(path, std::move(output), info);
   SQZ_RETURN_IF_ERROR(writer->init());
   return std::unique_ptr<CaptureWriter>(std::move(writer));

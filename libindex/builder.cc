@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <new>
 #include <utility>
 
 #include "formats/base/hash.h"
 #include "formats/base/stopwatch.h"
+#include "formats/sqz_container.h"
+#include "formats/sqz_layout.h"
+#include "formats/sqz_metadata.h"
 #include "libindex/calibrate.h"
 #include "libindex/calibrate_keys.h"
 #include "libindex/calibration_scorer.h"
@@ -20,6 +24,8 @@
 namespace sqz {
 namespace {
 
+constexpr const char* kTail = "tail";  // the calibration of every build
+
 // Adds the time of a scope to a total.
 class Timer {
  public:
@@ -32,6 +38,28 @@ class Timer {
   double& total_;
   Stopwatch watch_;
 };
+
+// Of what a layer is made of, as far as it is on the host.
+uint64_t hash_of(const LayerInput& input) {
+  Xxh3Stream hash;
+  for (const auto part : {input.keys, input.values, input.queries, input.attention})
+    hash.update(std::as_bytes(part));
+  return hash.digest();
+}
+
+// What the bytes of an index depend on beside its metadata and the input of its layers.
+JsonMembers resume_settings(const BuildOptions& options, const KmeansEngine* engine) {
+  JsonMembers out = {{"engine", engine == nullptr ? "none" : engine->name()}};
+  if (options.qmodel == nullptr) return out;
+  Xxh3Stream hash;
+  for (const QmodelLayer& layer : options.qmodel->layers) {
+    for (const auto* part : {&layer.centroids, &layer.hidden_weight, &layer.hidden_bias,
+                             &layer.output_weight, &layer.output_bias})
+      hash.update(std::as_bytes(std::span(*part)));
+  }
+  out["query classifier"] = hex(hash.digest());
+  return out;
+}
 
 // Runs the body of a public function; allocations may fail anywhere below.
 template <class Body>
@@ -64,15 +92,12 @@ class Builder final : public IndexBuilder {
     if (coarse_levels > 0) {
       calibration_.coarse_keep = std::pow(options.coarse_keep, 1 / coarse_levels);
     }
-    calibration_.source = "tail";
+    calibration_.source = kTail;
     if (layout_.metadata.key_calibration) {
-      keys_ = std::make_unique<KeyCalibrator>(model_, options.dtype, "tail");
+      keys_ = std::make_unique<KeyCalibrator>(model_, options.dtype, kTail);
     }
-    report_.tokens = layout_.metadata.tokens;
-    report_.clustered = layout_.clustered;
-    report_.clusters = layout_.parts();
-    report_.pages = layout_.pages;
-    report_.engine = engine_ == nullptr ? "none" : engine_->name();
+    report_ = layout_.report();
+    if (engine_ != nullptr) report_.engine = engine_->name();
   }
 
   bool takes_device_rows() const override {
@@ -133,6 +158,15 @@ class Builder final : public IndexBuilder {
   Status add(int64_t layer, const LayerInput& input,
              const std::function<void(int64_t, int64_t)>& progress) {
     SQZ_RETURN_IF_ERROR(check_input(layer, input));
+    const uint64_t hash = options_.resume ? hash_of(input) : 0;
+    SQZ_ASSIGN_OR_RETURN(const bool whole, writer_->take_over(layer, hash));
+    if (whole) {
+      SQZ_RETURN_IF_ERROR(take_over(layer, input));
+      if (progress) progress(model_.kv_heads, model_.kv_heads);
+      ++report_.resumed;
+      ++next_layer_;
+      return Status();
+    }
     if (layout_.shapes[layer].slots == 0) {
       const Timer timer(report_.seconds.write);
       SQZ_RETURN_IF_ERROR(store_dense(layer, input));
@@ -150,15 +184,38 @@ class Builder final : public IndexBuilder {
       SQZ_RETURN_IF_ERROR(check_attention(layer, input.attention));
       store_.order_heavy(input.attention);
     }
-    if (layout_.shapes[layer].slots > 0 && keys_ != nullptr) {
-      const Timer timer(report_.seconds.calibrate);
-      SQZ_RETURN_IF_ERROR(keys_->add_layer(layer, store_.data().keys,
-                                           calibration_.sparse.back().queries, {}, threads_));
+    if (layout_.shapes[layer].slots > 0) {
+      SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store_.data().keys));
     }
     const Timer timer(report_.seconds.write);
-    SQZ_RETURN_IF_ERROR(writer_->write_layer(layer, store_.data()));
+    SQZ_RETURN_IF_ERROR(writer_->write_layer(layer, store_.data(), hash));
     ++next_layer_;
     return Status();
+  }
+
+  Status calibrate_keys(int64_t layer, std::span<const std::byte> keys) {
+    if (keys_ == nullptr) return Status();
+    const Timer timer(report_.seconds.calibrate);
+    return keys_->add_layer(layer, keys, calibration_.sparse.back().queries, {}, threads_);
+  }
+
+  // What calibration needs of a layer that is in the file already.
+  Status take_over(int64_t layer, const LayerInput& input) {
+    if (layout_.shapes[layer].slots == 0 || (engine_ == nullptr && keys_ == nullptr))
+      return Status();
+    SQZ_RETURN_IF_ERROR(take_queries(layer, input));
+    const std::string prefix = layer_prefix(layer);
+    for (size_t k = 1; k <= layout_.clusters.size(); ++k) {
+      CalibrationLayer::Level& level = calibration_.sparse.back().levels.emplace_back();
+      const std::string name = prefix + level_prefix(k);
+      SQZ_ASSIGN_OR_RETURN(level.centroids, writer_->read_tensor(name + "centroids"));
+      SQZ_ASSIGN_OR_RETURN(const auto offsets, writer_->read_tensor(name + "offsets"));
+      level.children.resize(offsets.size() / sizeof(uint32_t));
+      std::memcpy(level.children.data(), offsets.data(), offsets.size());
+    }
+    if (keys_ == nullptr) return Status();
+    SQZ_ASSIGN_OR_RETURN(const auto keys, writer_->read_tensor(prefix + "keys"));
+    return calibrate_keys(layer, keys);
   }
 
   Status store_pages(int64_t layer, const LayerInput& input) {
@@ -320,20 +377,29 @@ class Builder final : public IndexBuilder {
   bool usable_ = true;
 };
 
+Result<BuildLayout> full_layout(const ModelDescription& model, std::span<const int32_t> tokens,
+                                const std::string& tokenizer_hash, const BuildOptions& options) {
+  SQZ_ASSIGN_OR_RETURN(BuildLayout layout,
+                       plan_layout(model, static_cast<int64_t>(tokens.size()), options));
+  layout.metadata.tokenizer_hash = tokenizer_hash;
+  layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
+  layout.metadata.producer = producer_name();
+  return layout;
+}
+
 Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string& path,
                                                      bool replace, const ModelDescription& model,
                                                      std::span<const int32_t> tokens,
                                                      const std::string& tokenizer_hash,
                                                      const BuildOptions& options) {
-  SQZ_ASSIGN_OR_RETURN(BuildLayout layout,
-                       plan_layout(model, static_cast<int64_t>(tokens.size()), options));
-  layout.metadata.tokenizer_hash = tokenizer_hash;
-  layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
+  SQZ_ASSIGN_OR_RETURN(BuildLayout layout, full_layout(model, tokens, tokenizer_hash, options));
   SQZ_ASSIGN_OR_RETURN(auto engine,
                        make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
   if (options.partition != Partition::kKmeans) engine.reset();
+  const JsonMembers resume = resume_settings(options, engine.get());
   SQZ_ASSIGN_OR_RETURN(auto writer,
-                       SqzWriter::create(env, path, replace, layout.metadata, layout.shapes));
+                       SqzWriter::create(env, path, replace, layout.metadata, layout.shapes,
+                                         options.resume ? &resume : nullptr));
   return std::unique_ptr<IndexBuilder>(
       new Builder(std::move(layout), options, std::move(engine), std::move(writer)));
 }
@@ -370,6 +436,27 @@ Result<std::unique_ptr<IndexBuilder>> IndexBuilder::create(Env& env, const std::
                                                            const BuildOptions& options) {
   return without_exceptions(
       [&] { return create_builder(env, path, replace, model, tokens, tokenizer_hash, options); });
+}
+
+std::optional<BuildReport> IndexBuilder::find(Env& env, const std::string& path,
+                                              const ModelDescription& model,
+                                              std::span<const int32_t> tokens,
+                                              const std::string& tokenizer_hash,
+                                              const BuildOptions& options) {
+  const auto layout = full_layout(model, tokens, tokenizer_hash, options);
+  const auto file = SqzFile::open(path, OpenMode::kMmap, env);
+  if (!layout.ok() || !file.ok()) return std::nullopt;
+  auto found = (*file)->raw_metadata();
+  found.erase(kChecksumsKey);
+  found.erase(kCalibrationKey);
+  if (found != metadata_to_strings(layout->metadata)) return std::nullopt;
+  const auto calibration = (*file)->calibration();
+  if (!calibration.ok()) return std::nullopt;
+  if (!calibration->source.empty() && calibration->source != kTail) return std::nullopt;
+  BuildReport report = layout->report();
+  report.resumed = model.layers;
+  report.bytes = (*file)->file_bytes();
+  return report;
 }
 
 Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t tokens,

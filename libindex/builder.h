@@ -47,6 +47,11 @@ struct BuildOptions {
   std::optional<LayerBudgets> layer_budgets;  // to embed: sessions spread their budget by it
   std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)
   int gpu = 0;                  // number of the CUDA device, for engines that use one
+  // Leave whole layers in "PATH.tmp.resume" if the build is killed or fails, and take over those
+  // that are there. Every layer is still to be added: one is taken over, and neither clustered nor
+  // written, if it was made of the same keys, values and queries. Keys on a device are not
+  // compared, but the queries tell. kMismatch, naming the setting, if the file is of another build.
+  bool resume = false;
 };
 
 // One layer of a dense pass, float32, borrowed for the call.
@@ -74,6 +79,7 @@ struct BuildReport {
   std::vector<int64_t> clusters;      // per level, coarse to fine; of buckets their number; empty
                                       // for pages
   int64_t pages = 0;                  // a KV head; 0 for clusters
+  int64_t resumed = 0;                // layers that were taken over
   std::string
       engine;  // what clustered: "faiss", "cuda (NVIDIA H200)"; "none" for pages and buckets
   BuildSeconds seconds;
@@ -96,12 +102,20 @@ class IndexBuilder {
   // Fails, before any file is made, with kInvalidArgument if an option is out of range or the text
   // too short: N must be at least sink + tail + 2, two keys to cluster; the message says how many
   // are needed. Layers with a sliding window are stored dense, with their last min(window, N)
-  // tokens. A build that is destroyed before finish() leaves no file.
+  // tokens. A build that is destroyed before finish() leaves no file, or with `resume` the one that
+  // is gone on with.
   static Result<std::unique_ptr<IndexBuilder>> create(Env& env, const std::string& path,
                                                       bool replace, const ModelDescription& model,
                                                       std::span<const int32_t> tokens,
                                                       const std::string& tokenizer_hash,
                                                       const BuildOptions& options);
+  // The report of a whole index at `path` that a build with these arguments has made, if there is
+  // one; what clustered is not known any more. The keys are not looked at.
+  static std::optional<BuildReport> find(Env& env, const std::string& path,
+                                         const ModelDescription& model,
+                                         std::span<const int32_t> tokens,
+                                         const std::string& tokenizer_hash,
+                                         const BuildOptions& options);
   // `on_device`: layers will come as LayerInput::device, if the engine takes such.
   static Result<BuildPlan> plan(const ModelDescription& model, int64_t tokens,
                                 const BuildOptions& options, bool on_device = false);

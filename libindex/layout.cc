@@ -100,6 +100,16 @@ std::vector<int64_t> BuildLayout::parts() const {
   return metadata.buckets > 0 && clustered > 0 ? std::vector{metadata.buckets} : clusters;
 }
 
+BuildReport BuildLayout::report() const {
+  BuildReport out;
+  out.tokens = metadata.tokens;
+  out.clustered = clustered;
+  out.clusters = parts();
+  out.pages = pages;
+  out.engine = "none";
+  return out;
+}
+
 Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
                                 const BuildOptions& options) {
   SQZ_RETURN_IF_ERROR(check_options(options));

@@ -16,6 +16,7 @@ struct BuildLayout {
   int64_t sparse_layers() const;
   // Clusters of each level, or the number of buckets, of a KV head; for the report.
   std::vector<int64_t> parts() const;
+  BuildReport report() const;  // as far as it is known before
   // First token that a dense layer stores: 0, or N - window.
   int64_t dense_first(int64_t layer) const { return metadata.tokens - shapes[layer].exact; }
 };

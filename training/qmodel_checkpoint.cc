@@ -70,20 +70,6 @@ Status read_progress(const JsonValue& json, const std::string& label, TrainingSt
   return in.status();
 }
 
-Status check_settings(const JsonValue& found, const JsonMembers& expected,
-                      const std::string& path) {
-  for (const auto& [name, value] : expected) {
-    const JsonValue* at = found.find(name);
-    if (at != nullptr && JsonText(*at) == value) continue;
-    return {Code::kMismatch,
-            bad_field(path, name, at == nullptr ? "nothing" : found_text(*at),
-                      concat(value.str(),
-                             ", as asked for now: resume with the options that it was begun with, "
-                             "or begin anew"))};
-  }
-  return {};
-}
-
 // A state with every tensor in the shape that it must have.
 TrainingState blank(const NetworkShape& shape, at::Device device) {
   TrainingState s;

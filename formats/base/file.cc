@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -25,6 +26,14 @@ Status io_error(const std::string& path, const char* call, int error) {
   if (error == ENOSPC || error == EDQUOT)
     hint = "; free some space on that file system and try again";
   return {code, concat(path, ": ", call, ": ", std::strerror(error), hint)};
+}
+
+// Kernels and file systems without O_TMPFILE have several ways to say so.
+Status create_error(const std::string& path, Temporary kind, int error) {
+  const bool unsupported =
+      error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOENT;
+  if (kind != Temporary::kUnnamed || !unsupported) return io_error(path, "create", error);
+  return {Code::kUnsupported, path + ": no files without a name here"};
 }
 
 std::string directory_of(const std::string& path) {
@@ -81,6 +90,19 @@ class PosixReadFile : public ReadFile {
   uint64_t size_;
 };
 
+// Where the kernel shows an open file; linking from there names a file that has no name.
+std::string proc_path(int fd) {
+  return concat("/proc/self/fd/", fd);
+}
+
+// The open file is the one of this name, and a regular one.
+bool is_at(int fd, const std::string& path) {
+  struct stat own {
+  }, named{};
+  return ::fstat(fd, &own) == 0 && ::lstat(path.c_str(), &named) == 0 && S_ISREG(named.st_mode) &&
+         own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+}
+
 class PosixWriteFile : public WriteFile {
  public:
   PosixWriteFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
@@ -101,6 +123,12 @@ class PosixWriteFile : public WriteFile {
       data = data.subspan(static_cast<size_t>(put));
     }
     return {};
+  }
+
+  Status link(const std::string& to) override {
+    if (::linkat(AT_FDCWD, proc_path(fd_).c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0)
+      return {};
+    return io_error(to, "link", errno);
   }
 
   Status copy_mode(const std::string& path) override {
@@ -141,11 +169,27 @@ class PosixEnv : public Env {
         new PosixReadFile(path, fd, static_cast<uint64_t>(info.st_size)));
   }
 
-  Result<std::unique_ptr<WriteFile>> create(const std::string& path) override {
-    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) return io_error(path, "create", errno);
-    (void)::flock(fd, LOCK_EX | LOCK_NB);  // where the file system has no locks, none
-    return std::unique_ptr<WriteFile>(new PosixWriteFile(path, fd));
+  Result<std::unique_ptr<WriteFile>> create(const std::string& path, Temporary kind) override {
+    for (int tries = 0; tries < 100; ++tries) {
+      const int fd =
+          kind == Temporary::kUnnamed
+              ? ::open(directory_of(path).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666)
+              : ::open(path.c_str(),
+                       O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK |
+                           (kind == Temporary::kNamed ? O_EXCL : 0),
+                       0666);
+      if (fd < 0) return create_error(path, kind, errno);
+      auto file = std::make_unique<PosixWriteFile>(path, fd);
+      // Where the file system has no locks, none.
+      if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return Status(Code::kExists, concat(path, ": another process is writing it"));
+      if (kind == Temporary::kUnnamed && ::access(proc_path(fd).c_str(), F_OK) != 0)
+        return create_error(path, kind, EOPNOTSUPP);
+      // Before it was locked, another process may have published or removed it.
+      if (kind == Temporary::kUnnamed || is_at(fd, path))
+        return std::unique_ptr<WriteFile>(std::move(file));
+    }
+    return Status(Code::kIo, concat(path, ": no regular file, or others keep replacing it"));
   }
 
   Status rename(const std::string& from, const std::string& to, bool replace) override {
@@ -194,20 +238,42 @@ class PosixEnv : public Env {
   }
 };
 
-constexpr char kTemporary[] = ".tmp.";
+constexpr char kTemporary[] = ".tmp.", kResume[] = "resume";
 constexpr int kMostLeftovers = 1000;  // of one output and process number
 
-// "NAME.tmp.<digits>.<digits>".
-bool is_temporary(std::string_view name) {
+bool is_number(std::string_view text) {
+  return !text.empty() && text.size() < 10 &&
+         text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// A name that is a leftover unless it is locked: "NAME.tmp.resume" and "NAME.tmp.<pid>.<n>", which
+// their writers lock, or "NAME.tmp.<pid>.<word>" without such a process: one that tools give to
+// indexes of their own.
+bool may_be_left(std::string_view name) {
   const size_t at = name.rfind(kTemporary);
   if (at == std::string_view::npos || at == 0) return false;
-  const std::string_view numbers = name.substr(at + sizeof(kTemporary) - 1);
-  const size_t dot = numbers.find('.');
-  const auto is_number = [](std::string_view text) {
-    return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-  };
-  return dot != std::string_view::npos && is_number(numbers.substr(0, dot)) &&
-         is_number(numbers.substr(dot + 1));
+  const std::string kind(name.substr(at + sizeof(kTemporary) - 1));
+  const size_t dot = std::min(kind.find('.'), kind.size());
+  const std::string pid = kind.substr(0, dot), rest = kind.substr(dot);
+  if (kind == kResume) return true;
+  if (!is_number(pid) || rest.size() < 2) return false;
+  const pid_t process = std::atoi(pid.c_str());
+  return is_number(rest.substr(1)) || process == ::getpid() ||
+         (process > 0 && ::kill(process, 0) != 0 && errno == ESRCH);
+}
+
+// Calls take(name) with names for a temporary of `path` until one is free, and returns that. A
+// process of this number, in a container or long ago, may have left such a name.
+template <class Take>
+Status take_free_name(const std::string& path, std::string& name, Take take) {
+  static std::atomic<uint64_t> counter{0};
+  for (int left = kMostLeftovers;; --left) {
+    std::string next = concat(path, kTemporary, ::getpid(), ".", counter.fetch_add(1));
+    const Status status = take(next);
+    if (status.code() == Code::kExists && left > 0) continue;
+    if (status.ok()) name = std::move(next);
+    return status;
+  }
 }
 
 Status exists_error(const std::string& path) {
@@ -232,64 +298,92 @@ Result<std::string> read_text_file(Env& env, const std::string& path, uint64_t l
   return text;
 }
 
-Result<AtomicFile> AtomicFile::create(Env& env, std::string path, bool replace) {
+Result<AtomicFile> AtomicFile::create(Env& env, std::string path, bool replace, Temporary kind) {
   if (!replace && env.exists(path)) return exists_error(path);
-  path = env.follow(path);
-  static std::atomic<uint64_t> counter{0};
-  // A process of this number, in a container or long ago, may have left such a name.
-  for (int left = kMostLeftovers;; --left) {
-    std::string temporary = concat(path, kTemporary, ::getpid(), ".", counter.fetch_add(1));
-    auto file = env.create(temporary);
-    if (!file.ok() && file.status().code() == Code::kExists && left > 0) continue;
-    if (!file.ok()) return file.status();
-    AtomicFile out(env, std::move(path), std::move(temporary), replace, std::move(*file));
-    SQZ_RETURN_IF_ERROR(out.file_->copy_mode(out.path_));
-    return out;
-  }
+  AtomicFile out(env, env.follow(path), replace);
+  SQZ_RETURN_IF_ERROR(out.open(kind));
+  SQZ_RETURN_IF_ERROR(out.file_->copy_mode(out.path_));
+  return out;
 }
 
-AtomicFile::AtomicFile(Env& env, std::string path, std::string temporary, bool replace,
-                       std::unique_ptr<WriteFile> file)
-    : env_(&env),
-      path_(std::move(path)),
-      temporary_(std::move(temporary)),
-      replace_(replace),
-      file_(std::move(file)) {}
+Status AtomicFile::open(Temporary kind) {
+  const auto take = [&](const std::string& name) {
+    auto file = env_->create(name, kind);
+    if (file.ok()) file_ = std::move(*file);
+    return file.status();
+  };
+  if (kind == Temporary::kUnnamed) {
+    const Status status = take(path_);
+    if (status.code() != Code::kUnsupported) return status;
+    kind = Temporary::kNamed;
+  }
+  if (kind == Temporary::kNamed) return take_free_name(path_, temporary_, take);
+  const std::string name = concat(path_, kTemporary, kResume);
+  SQZ_RETURN_IF_ERROR(take(name));
+  temporary_ = name;
+  kept_ = true;
+  return {};
+}
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
     : env_(other.env_),
       path_(std::move(other.path_)),
       temporary_(std::exchange(other.temporary_, {})),
       replace_(other.replace_),
+      kept_(other.kept_),
       file_(std::move(other.file_)) {}
 
 AtomicFile::~AtomicFile() {
-  file_.reset();
-  if (!temporary_.empty()) (void)env_->remove(temporary_);
+  if (!temporary_.empty() && !kept_) (void)env_->remove(temporary_);
+}
+
+Status AtomicFile::restart() {
+  SQZ_RETURN_IF_ERROR(env_->remove(temporary_));
+  SQZ_RETURN_IF_ERROR(open(Temporary::kKept));
+  kept_ = false;
+  return file_->copy_mode(path_);
 }
 
 Status AtomicFile::commit() {
   SQZ_RETURN_IF_ERROR(file_->sync());
-  SQZ_RETURN_IF_ERROR(file_->close());
   // A file that appeared while we wrote is as precious as one that was there when we started.
-  const Status renamed = env_->rename(temporary_, path_, replace_);
-  if (renamed.code() == Code::kExists) return exists_error(path_);
-  SQZ_RETURN_IF_ERROR(renamed);
+  const Status published = publish();
+  if (published.code() == Code::kExists) return exists_error(path_);
+  SQZ_RETURN_IF_ERROR(published);
   temporary_.clear();
+  // Open until here: no other process may lock what is about to be published.
+  SQZ_RETURN_IF_ERROR(file_->close());
   return env_->sync_directory(directory_of(path_));
 }
 
-Result<std::vector<std::string>> find_leftovers(const std::string& directory) {
+Status AtomicFile::publish() {
+  if (temporary_.empty()) {
+    const Status linked = file_->link(path_);
+    if (linked.code() != Code::kExists || !replace_) return linked;
+    SQZ_RETURN_IF_ERROR(take_free_name(path_, temporary_,
+                                       [&](const std::string& name) { return file_->link(name); }));
+  }
+  return env_->rename(temporary_, path_, replace_);
+}
+
+Result<std::vector<std::string>> find_leftovers(const std::string& directory, bool remove) {
   DIR* const entries = ::opendir(directory.c_str());
   if (entries == nullptr) return io_error(directory, "opendir", errno);
   std::vector<std::string> found;
   while (const dirent* entry = ::readdir(entries)) {
-    if (!is_temporary(entry->d_name)) continue;
+    if (!may_be_left(entry->d_name)) continue;
     std::string path = concat(directory, "/", entry->d_name);
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0) continue;
-    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) found.push_back(std::move(path));
+    const bool left = ::flock(fd, LOCK_EX | LOCK_NB) == 0 && is_at(fd, path);
+    const bool failed = left && remove && ::unlink(path.c_str()) != 0;
+    const int error = errno;
     ::close(fd);
+    if (failed) {
+      ::closedir(entries);
+      return io_error(path, "unlink", error);
+    }
+    if (left) found.push_back(std::move(path));
   }
   ::closedir(entries);
   std::sort(found.begin(), found.end());

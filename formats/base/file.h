@@ -1,9 +1,9 @@
 // Every byte that the project reads from or writes to disk goes through Env, so that a test can
 // fail any call (tests/formats/fault_env.h) and so that error messages are worded once.
 //
-// Publishing: a file that others may read is written by AtomicFile: to a temporary name in the same
-// directory, synced, renamed over the final name, and the directory synced. Under the final name
-// there is the old file, the new file or none; never a part.
+// Publishing: a file that others may read is written by AtomicFile: to a temporary file in the same
+// directory, synced, given the final name, and the directory synced. Under the final name there is
+// the old file, the new file or none; never a part.
 #pragma once
 
 #include <cstddef>
@@ -40,6 +40,14 @@ class ReadFile {
   virtual Result<std::unique_ptr<Mapping>> map() const = 0;
 };
 
+// How a file comes to be that is not published yet. All are locked as long as they are open
+// (flock).
+enum class Temporary {
+  kUnnamed,  // no name (O_TMPFILE): gone with the process, however it ends
+  kNamed,    // a name that is free
+  kKept,     // a name that may be taken: what is there is written on
+};
+
 // Writes at offsets. Not thread-safe. close() is called by the destructor if it was not before;
 // only an explicit close() reports its error.
 class WriteFile {
@@ -47,6 +55,8 @@ class WriteFile {
   virtual ~WriteFile() = default;
   virtual const std::string& path() const = 0;
   virtual Status write(uint64_t offset, std::span<const std::byte> data) = 0;
+  // Gives a file without a name this one; kExists if it is taken.
+  virtual Status link(const std::string&) { return {Code::kInternal, path() + ": has a name"}; }
   // Gives the file the permissions of `path`, if that is there.
   virtual Status copy_mode(const std::string&) { return {}; }
   virtual Status sync() = 0;
@@ -59,8 +69,9 @@ class Env {
   static Env& posix();  // the operating system; a process-wide object
 
   virtual Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) = 0;
-  // Creates `path`, locked as long as it is open (flock); kExists if it is there.
-  virtual Result<std::unique_ptr<WriteFile>> create(const std::string& path) = 0;
+  // kNamed: kExists if `path` is there. kUnnamed: in the folder of `path`; kUnsupported if the file
+  // system has no such files. kKept: kExists if another process is writing it.
+  virtual Result<std::unique_ptr<WriteFile>> create(const std::string& path, Temporary kind) = 0;
   // Without `replace`, kExists if `to` is there: the same step that renames finds out.
   virtual Status rename(const std::string& from, const std::string& to, bool replace) = 0;
   virtual Status remove(const std::string& path) = 0;
@@ -80,33 +91,40 @@ Result<std::string> read_text_file(Env& env, const std::string& path,
 // One file on its way to being published. Destroyed without commit(), it removes its temporary.
 class AtomicFile {
  public:
-  // Creates "PATH.tmp.<pid>.<n>", next to what PATH leads to if it is a symbolic link, with the
-  // permissions of the file that it will replace. If PATH exists and `replace` is false: kExists,
-  // nothing created.
-  static Result<AtomicFile> create(Env& env, std::string path, bool replace);
+  // Writes next to what PATH leads to if it is a symbolic link, with the permissions of the file
+  // that it will replace. If PATH exists and `replace` is false: kExists, nothing created.
+  //   kUnnamed  a file without a name; where the file system has none, kNamed
+  //   kNamed    "PATH.tmp.<pid>.<n>", for who opens it by its name
+  //   kKept     "PATH.tmp.resume", as it is, or new; it stays there
+  static Result<AtomicFile> create(Env& env, std::string path, bool replace,
+                                   Temporary kind = Temporary::kUnnamed);
   AtomicFile(AtomicFile&&) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
   ~AtomicFile();
 
   WriteFile& file() { return *file_; }
-  const std::string& temporary_path() const { return temporary_; }
-  // sync, close, rename, sync the directory. After an error the final name is as it was before
-  // (after an error of the last step it may already be the new, whole file).
+  const std::string& temporary_path() const { return temporary_; }  // empty if it has no name
+  // Of kKept. Begins anew with an empty file, which is removed like any other until keep().
+  Status restart();
+  void keep() { kept_ = true; }
+  // sync, link or rename, close, sync the directory. After an error the final name is as it was
+  // before (after an error of the last two steps it may already be the new, whole file).
   Status commit();
 
  private:
-  AtomicFile(Env& env, std::string path, std::string temporary, bool replace,
-             std::unique_ptr<WriteFile> file);
+  AtomicFile(Env& env, std::string path, bool replace)
+      : env_(&env), path_(std::move(path)), replace_(replace) {}
+  Status open(Temporary kind);
+  Status publish();
 
   Env* env_;
-  std::string path_;
-  std::string temporary_;
-  bool replace_;
+  std::string path_, temporary_;
+  bool replace_, kept_ = false;
   std::unique_ptr<WriteFile> file_;
 };
 
-// The names in `directory` that AtomicFile gave to files whose writer is dead: no process holds
-// their lock.
-Result<std::vector<std::string>> find_leftovers(const std::string& directory);
+// Files in `directory` with names of AtomicFile, and "NAME.tmp.<pid>.<word>" of tools, whose
+// process is dead. With `remove` they are removed.
+Result<std::vector<std::string>> find_leftovers(const std::string& directory, bool remove);
 
 }  // namespace sqz

@@ -12,24 +12,27 @@
 
 namespace sqz::testing {
 
-// `call`: "open", "read", "map", "create", "write", "sync", "close", "rename" or "sync_directory".
+// `call`: "open", "read", "map", "create", "write", "sync", "close", "link", "rename" or
+// "sync_directory".
 // A failure is returned in place of the call. remove() and exists() are not asked about: they are
 // what cleaning up is made of.
 using FaultHook = std::function<Status(const std::string& call)>;
 
 class FaultEnv : public Env {
  public:
-  explicit FaultEnv(FaultHook hook, Env& base = Env::posix())
-      : hook_(std::move(hook)), base_(base) {}
+  // Without `unnamed`, like a file system without O_TMPFILE.
+  explicit FaultEnv(FaultHook hook, bool unnamed = true, Env& base = Env::posix())
+      : hook_(std::move(hook)), unnamed_(unnamed), base_(base) {}
 
   Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) override {
     SQZ_RETURN_IF_ERROR(hook_("open"));
     SQZ_ASSIGN_OR_RETURN(auto file, base_.open_read(path));
     return std::unique_ptr<ReadFile>(new Reader(hook_, std::move(file)));
   }
-  Result<std::unique_ptr<WriteFile>> create(const std::string& path) override {
+  Result<std::unique_ptr<WriteFile>> create(const std::string& path, Temporary kind) override {
+    if (kind == Temporary::kUnnamed && !unnamed_) return Status(Code::kUnsupported, path);
     SQZ_RETURN_IF_ERROR(hook_("create"));
-    SQZ_ASSIGN_OR_RETURN(auto file, base_.create(path));
+    SQZ_ASSIGN_OR_RETURN(auto file, base_.create(path, kind));
     return std::unique_ptr<WriteFile>(new Writer(hook_, std::move(file)));
   }
   Status rename(const std::string& from, const std::string& to, bool replace) override {
@@ -80,6 +83,10 @@ class FaultEnv : public Env {
       SQZ_RETURN_IF_ERROR(hook_("write"));
       return file_->write(offset + half, data.subspan(half));
     }
+    Status link(const std::string& to) override {
+      SQZ_RETURN_IF_ERROR(hook_("link"));
+      return file_->link(to);
+    }
     Status copy_mode(const std::string& path) override { return file_->copy_mode(path); }
     Status sync() override {
       SQZ_RETURN_IF_ERROR(hook_("sync"));
@@ -96,8 +103,14 @@ class FaultEnv : public Env {
   };
 
   FaultHook hook_;
+  bool unnamed_;
   Env& base_;
 };
+
+// The calls of AtomicFile that find the file whole under its name.
+inline bool is_after_publishing(const std::string& call) {
+  return call == "close" || call == "sync_directory";
+}
 
 // Notes every call; fails the one with index `fail_at` (0-based), none if it is negative.
 struct FailNth {

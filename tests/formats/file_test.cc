@@ -64,11 +64,11 @@ TEST(File, ErrorsNamePathAndCall) {
   EXPECT_EQ(missing.code(), Code::kNotFound);
   EXPECT_EQ(missing.message(), dir.file("none") + ": open: No such file or directory");
   EXPECT_THAT(env.open_read(dir.path()).status().message(), HasSubstr("not a regular file"));
-  const Status nowhere = env.create(dir.file("no/such/dir")).status();
+  const Status nowhere = env.create(dir.file("no/such/dir"), Temporary::kNamed).status();
   EXPECT_EQ(nowhere.code(), Code::kNotFound);
   EXPECT_THAT(nowhere.message(), HasSubstr("create"));
   put(dir.file("a"), "x");
-  EXPECT_EQ(env.create(dir.file("a")).status().code(), Code::kExists);
+  EXPECT_EQ(env.create(dir.file("a"), Temporary::kNamed).status().code(), Code::kExists);
   EXPECT_THAT(env.remove(dir.file("none")).message(), HasSubstr("unlink"));
   EXPECT_THAT(env.rename(dir.file("none"), dir.file("b"), true).message(), HasSubstr("rename"));
   EXPECT_FALSE(env.sync_directory(dir.file("none")).ok());
@@ -77,7 +77,7 @@ TEST(File, ErrorsNamePathAndCall) {
 // What a full disk looks like to a program, from the kernel itself: a write beyond RLIMIT_FSIZE.
 TEST(File, AFailedWriteIsReported) {
   TemporaryDirectory dir;
-  const auto file = Env::posix().create(dir.file("a"));
+  const auto file = Env::posix().create(dir.file("a"), Temporary::kNamed);
   ASSERT_TRUE(file.ok());
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit old{};
@@ -149,13 +149,59 @@ TEST(AtomicFile, AnUnwritableFolderIsAnError) {
 TEST(AtomicFile, LeftoversOfTheSameProcessNumberAreNoObstacle) {
   TemporaryDirectory dir;
   const std::string path = dir.file("out");
-  std::string last = AtomicFile::create(Env::posix(), path, false)->temporary_path();
+  const auto named = Temporary::kNamed;
+  std::string last = AtomicFile::create(Env::posix(), path, false, named)->temporary_path();
   const size_t dot = last.rfind('.') + 1;
   const int64_t number = std::stoll(last.substr(dot));
   for (int64_t n = 1; n <= 3; ++n) put(last.substr(0, dot) + std::to_string(number + n), "left");
-  auto file = AtomicFile::create(Env::posix(), path, false);
+  auto file = AtomicFile::create(Env::posix(), path, false, named);
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_TRUE(file->commit().ok());
+}
+
+TEST(AtomicFile, HasNoNameBeforeItIsPublished) {
+  TemporaryDirectory dir;
+  put(dir.file("old"), "old");
+  for (const char* name : {"old", "new"}) {
+    auto file = AtomicFile::create(Env::posix(), dir.file(name), true);
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
+    EXPECT_EQ(file->temporary_path(), "") << "tests run on a file system that has O_TMPFILE";
+    EXPECT_THAT(dir.names(), ::testing::Each(::testing::Not(HasSubstr(".tmp."))));
+    ASSERT_TRUE(file->commit().ok());
+    EXPECT_EQ(contents(dir.file(name)), "new");
+  }
+  EXPECT_THAT(dir.names(), ::testing::UnorderedElementsAre("old", "new"));
+}
+
+TEST(AtomicFile, AKeptFileIsWrittenOnAndHasOneWriter) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("out");
+  const auto open = [&] { return AtomicFile::create(Env::posix(), path, false, Temporary::kKept); };
+  const auto write = [](AtomicFile& file, uint64_t at, std::string_view text) {
+    return file.file().write(at, std::as_bytes(std::span(text))).ok();
+  };
+  {
+    auto file = open();
+    ASSERT_TRUE(file.ok() && write(*file, 0, "ab"));
+    EXPECT_THAT(open().status().message(), HasSubstr("another process is writing it"));
+    EXPECT_THAT(*find_leftovers(dir.path(), true), ::testing::IsEmpty());
+  }
+  {
+    auto file = open();
+    ASSERT_TRUE(file.ok() && write(*file, 2, "c"));
+  }
+  EXPECT_EQ(contents(path + ".tmp.resume"), "abc");
+  {
+    auto file = open();
+    ASSERT_TRUE(file.ok() && file->restart().ok() && write(*file, 0, "x"));
+    EXPECT_EQ(contents(path + ".tmp.resume"), "x");
+  }
+  EXPECT_THAT(dir.names(), ::testing::IsEmpty()) << "begun anew and not kept";
+  auto file = open();
+  ASSERT_TRUE(file.ok() && write(*file, 0, "whole") && file->commit().ok());
+  EXPECT_EQ(contents(path), "whole");
+  EXPECT_THAT(dir.names(), ::testing::ElementsAre("out"));
 }
 
 TEST(AtomicFile, OneOfTwoWritersWins) {
@@ -214,18 +260,26 @@ TEST(AtomicFile, AFolderThatCannotBeSyncedIsNoFailure) {
   EXPECT_TRUE(std::filesystem::exists(dir.file("out")));
 }
 
-TEST(AtomicFile, LeftoversOfDeadWritersAreFound) {
+TEST(AtomicFile, LeftoversOfDeadWritersAreFoundAndRemoved) {
   TemporaryDirectory dir;
-  put(dir.file("a.sqz.tmp.12.0"), "of a dead build");
-  for (const char* other : {"a.sqz", "a.sqz.tmp.12", "a.sqz.tmp.12.x", ".tmp.1.2", "a.tmp.1.2.3"}) {
-    put(dir.file(other), "somebody's");
+  // No process has a number as large as this.
+  const std::vector<std::string> left = {dir.file("a.sqz.tmp.12.0"), dir.file("a.sqz.tmp.resume"),
+                                         dir.file("b.tmp.999999999.trial1")};
+  for (const std::string& path : left) put(path, "of a dead build");
+  const std::string living = concat("a.sqz.tmp.", ::getppid(), ".trial0");
+  const std::vector<std::string> others = {"a.sqz",  "a.sqz.tmp.12", "a.sqz.tmp.x.1", ".tmp.1.2",
+                                           "resume", "b.resume",     living};
+  for (const std::string& name : others) put(dir.file(name), "somebody's");
+  {
+    auto file = AtomicFile::create(Env::posix(), dir.file("a.sqz"), true, Temporary::kNamed);
+    ASSERT_TRUE(file.ok());
+    EXPECT_EQ(*find_leftovers(dir.path(), false), left);
+    EXPECT_EQ(*find_leftovers(dir.path(), true), left);
+    EXPECT_EQ(*find_leftovers(dir.path(), true), std::vector<std::string>());
+    EXPECT_TRUE(file->commit().ok());
   }
-  auto file = AtomicFile::create(Env::posix(), dir.file("a.sqz"), true);
-  ASSERT_TRUE(file.ok());
-  const auto found = find_leftovers(dir.path());
-  ASSERT_TRUE(found.ok());
-  EXPECT_EQ(*found, std::vector{dir.file("a.sqz.tmp.12.0")});
-  EXPECT_EQ(find_leftovers(dir.file("none")).status().code(), Code::kNotFound);
+  EXPECT_THAT(dir.names(), ::testing::UnorderedElementsAreArray(others));
+  EXPECT_EQ(find_leftovers(dir.file("none"), false).status().code(), Code::kNotFound);
 }
 
 TEST(File, RoomIsKnownBefore) {

@@ -24,29 +24,29 @@ using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
 using testing::TinyIndexOptions;
 
-std::vector<std::string> names_in(const std::string& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    names.push_back(entry.path().filename());
-  }
-  return names;
-}
-
-std::vector<std::string> calls_of_a_write(const std::string& path) {
+// `unnamed`: on a file system with O_TMPFILE.
+std::vector<std::string> calls_of_a_write(const std::string& path, bool unnamed) {
   FailNth count;
-  FaultEnv env(count.hook());
+  FaultEnv env(count.hook(), unnamed);
   EXPECT_TRUE(testing::write_tiny_index(path, {}, env).ok());
   return count.calls;
 }
 
-TEST(SqzPublish, SyncsBeforeItRenamesAndTheDirectoryAfter) {
-  TemporaryDirectory dir;
-  const std::vector<std::string> calls = calls_of_a_write(dir.file("x.sqz"));
-  ASSERT_GE(calls.size(), 6u);
-  EXPECT_EQ(calls.front(), "create");
-  EXPECT_THAT(std::vector(calls.end() - 4, calls.end()),
-              ElementsAre("sync", "close", "rename", "sync_directory"));
-  for (size_t i = 1; i < calls.size() - 4; ++i) EXPECT_EQ(calls[i], "write");
+TEST(SqzPublish, SyncsBeforeItGivesTheNameAndTheDirectoryAfter) {
+  const auto expect = [](const TemporaryDirectory& dir, bool unnamed,
+                         std::vector<std::string> ending) {
+    std::vector<std::string> calls = calls_of_a_write(dir.file("x.sqz"), unnamed);
+    const std::vector<std::string> last(calls.end() - std::ssize(ending), calls.end());
+    EXPECT_EQ(last, ending);
+    calls.resize(calls.size() - ending.size());
+    ASSERT_GE(calls.size(), 2u);
+    EXPECT_EQ(calls.front(), "create");
+    for (size_t i = 1; i < calls.size(); ++i) EXPECT_EQ(calls[i], "write");
+  };
+  TemporaryDirectory unnamed, named;
+  expect(unnamed, true, {"sync", "link", "close", "sync_directory"});
+  expect(unnamed, true, {"sync", "link", "link", "rename", "close", "sync_directory"});
+  for (int i = 0; i < 2; ++i) expect(named, false, {"sync", "rename", "close", "sync_directory"});
 }
 
 // A file system with room for less than the smallest index.
@@ -63,59 +63,63 @@ TEST(SqzPublish, AFullFileSystemIsFoundBeforeTheWork) {
   FullEnv env;
   const auto refused = testing::write_tiny_index(dir.file("x.sqz"), {}, env);
   EXPECT_EQ(refused.status().message(), dir.file("x.sqz") + ": needs more");
-  EXPECT_THAT(names_in(dir.path()), ::testing::IsEmpty());
+  EXPECT_THAT(dir.names(), ::testing::IsEmpty());
 }
 
-TEST(SqzPublish, AFailureAtAnyCallLeavesNothing) {
-  TemporaryDirectory dir;
-  const std::vector<std::string> calls = calls_of_a_write(dir.file("x.sqz"));
-  for (int nth = 0; nth < static_cast<int>(calls.size()); ++nth) {
-    TemporaryDirectory fresh;
-    FailNth fail;
-    fail.fail_at = nth;
-    fail.failure = {Code::kIo, "x.sqz: write: No space left on device; free some space"};
-    FaultEnv env(fail.hook());
-    const auto result = testing::write_tiny_index(fresh.file("x.sqz"), {}, env, false);
-    const std::string& call = calls[static_cast<size_t>(nth)];
-    ASSERT_FALSE(result.ok()) << call;
-    EXPECT_EQ(result.status().message(), fail.failure.message()) << "the cause is passed on";
-    if (call == "sync_directory") {
-      const auto file = SqzFile::open(fresh.file("x.sqz"));
-      ASSERT_TRUE(file.ok()) << "already renamed: whole";
-      EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
-    } else {
-      EXPECT_THAT(names_in(fresh.path()), ::testing::IsEmpty()) << "call " << nth << " " << call;
-    }
-  }
-}
+class SqzPublishFaults : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Unnamed, SqzPublishFaults, ::testing::Bool());
 
-TEST(SqzPublish, AFailureKeepsTheOldFile) {
-  TemporaryDirectory dir;
-  const std::string path = dir.file("x.sqz");
-  const std::vector<std::string> calls = calls_of_a_write(path);
-  const std::string old = testing::read_file(path);
+TEST_P(SqzPublishFaults, AFailureAtAnyCallLeavesTheOldFileOrTheNewOne) {
   TinyIndexOptions other;
   other.seed = 2;
-  for (int nth = 0; nth + 1 < static_cast<int>(calls.size()); ++nth) {
-    FailNth fail;
-    fail.fail_at = nth;
-    FaultEnv env(fail.hook());
-    EXPECT_FALSE(testing::write_tiny_index(path, other, env).ok());
-    EXPECT_EQ(testing::read_file(path), old);
-    EXPECT_THAT(names_in(dir.path()), ElementsAre("x.sqz"));
+  for (const bool with_old : {false, true}) {
+    TemporaryDirectory dir;
+    const std::string path = dir.file("x.sqz");
+    ASSERT_TRUE(testing::write_tiny_index(path, other).ok());
+    const std::string whole = testing::read_file(path);
+    if (!with_old) std::filesystem::remove(path);
+    const std::vector<std::string> calls = calls_of_a_write(path, GetParam());
+    const std::string old = testing::read_file(path);
+    for (int nth = 0; nth < std::ssize(calls); ++nth) {
+      if (!with_old) std::filesystem::remove(path);
+      FailNth fail;
+      fail.fail_at = nth;
+      fail.failure = {Code::kIo, "x.sqz: write: No space left on device; free some space"};
+      const std::string& call = calls[static_cast<size_t>(nth)];
+      FaultEnv env(fail.hook(), GetParam());
+      const auto result = testing::write_tiny_index(path, other, env, with_old);
+      ASSERT_FALSE(result.ok()) << call;
+      EXPECT_EQ(result.status().message(), fail.failure.message()) << "the cause is passed on";
+      const bool published = testing::is_after_publishing(call);
+      if (published) {
+        EXPECT_EQ(testing::read_file(path), whole) << call;
+        testing::write_file(path, old);
+      } else if (with_old) {
+        EXPECT_EQ(testing::read_file(path), old) << call;
+      }
+      if (published || with_old) {
+        EXPECT_THAT(dir.names(), ElementsAre("x.sqz")) << call;
+      } else {
+        EXPECT_THAT(dir.names(), ::testing::IsEmpty()) << call;
+      }
+    }
+    EXPECT_TRUE(testing::is_after_publishing(calls.back()));
   }
 }
 
 // Runs a build in a child that is killed at its n-th call. True if it was killed, false if the
 // build came to its end before.
-bool build_and_kill(const std::string& path, const TinyIndexOptions& options, int nth) {
+bool build_and_kill(const std::string& path, const TinyIndexOptions& options, int nth,
+                    bool unnamed) {
   const pid_t child = ::fork();
   if (child == 0) {
     int call = 0;
-    FaultEnv env([&](const std::string&) {
-      if (call++ == nth) ::kill(::getpid(), SIGKILL);
-      return Status();
-    });
+    FaultEnv env(
+        [&](const std::string&) {
+          if (call++ == nth) ::kill(::getpid(), SIGKILL);
+          return Status();
+        },
+        unnamed);
     const bool ok = testing::write_tiny_index(path, options, env).ok();
     ::_exit(ok ? 0 : 1);
   }
@@ -126,7 +130,7 @@ bool build_and_kill(const std::string& path, const TinyIndexOptions& options, in
   return false;
 }
 
-TEST(SqzPublish, AKillAtAnyStepLeavesTheOldOrTheNewFile) {
+TEST_P(SqzPublishFaults, AKillAtAnyStepLeavesTheOldOrTheNewFile) {
   for (const bool with_old : {false, true}) {
     TemporaryDirectory dir;
     const std::string path = dir.file("x.sqz");
@@ -142,7 +146,7 @@ TEST(SqzPublish, AKillAtAnyStepLeavesTheOldOrTheNewFile) {
 
     int kills = 0;
     bool seen_new = false;
-    while (build_and_kill(path, options, kills)) {
+    while (build_and_kill(path, options, kills, GetParam())) {
       ++kills;
       const bool exists = std::filesystem::exists(path);
       ASSERT_TRUE(exists || !with_old) << "the old file is gone, killed at call " << kills;
@@ -165,7 +169,7 @@ TEST(SqzPublish, AnExistingFileIsReplacedOnlyIfAsked) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kExists);
   EXPECT_EQ(testing::read_file(path), "precious");
-  EXPECT_THAT(names_in(dir.path()), ElementsAre("x.sqz"));
+  EXPECT_THAT(dir.names(), ElementsAre("x.sqz"));
   EXPECT_TRUE(testing::write_tiny_index(path, {}, Env::posix(), true).ok());
   EXPECT_TRUE(SqzFile::open(path).ok());
 }
@@ -182,7 +186,7 @@ TEST(SqzPublish, AnAbandonedWriterLeavesNothing) {
     EXPECT_THAT((*writer)->commit(index->calibration).status().message(),
                 HasSubstr("layer 1 was not written"));
   }
-  EXPECT_THAT(names_in(dir.path()), ElementsAre("good"));
+  EXPECT_THAT(dir.names(), ElementsAre("good"));
 }
 
 // The caller's mistakes, each found before it can reach a reader.
@@ -202,7 +206,7 @@ class SqzWriterMistakes : public ::testing::Test {
     const Status status = create();
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_THAT(status.message(), HasSubstr(says));
-    EXPECT_THAT(names_in(dir_.path()), ElementsAre("good"));
+    EXPECT_THAT(dir_.names(), ElementsAre("good"));
   }
 
   TemporaryDirectory dir_;
@@ -284,7 +288,7 @@ TEST_F(SqzWriterMistakes, CalibrationOfTheWrongShapeOrWithNan) {
   wrong = index_.calibration;
   wrong.source = std::string(100000, 's');
   EXPECT_EQ(commit(wrong).code(), Code::kInvalidArgument);
-  EXPECT_THAT(names_in(dir_.path()), ElementsAre("good"));
+  EXPECT_THAT(dir_.names(), ElementsAre("good"));
 }
 
 }  // namespace

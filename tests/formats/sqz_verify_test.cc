@@ -44,7 +44,9 @@ class MemoryEnv : public Env {
   Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) override {
     return std::unique_ptr<ReadFile>(new File(path, bytes_));
   }
-  Result<std::unique_ptr<WriteFile>> create(const std::string&) override { return refuse(); }
+  Result<std::unique_ptr<WriteFile>> create(const std::string&, Temporary) override {
+    return refuse();
+  }
   Status rename(const std::string&, const std::string&, bool) override { return refuse(); }
   Status remove(const std::string&) override { return refuse(); }
   Status sync_directory(const std::string&) override { return refuse(); }

@@ -15,7 +15,9 @@ class MemoryEnv : public Env {
     return std::unique_ptr<ReadFile>(new File(path, bytes_));
   }
   bool exists(const std::string&) override { return true; }
-  Result<std::unique_ptr<WriteFile>> create(const std::string&) override { return read_only(); }
+  Result<std::unique_ptr<WriteFile>> create(const std::string&, Temporary) override {
+    return read_only();
+  }
   Status rename(const std::string&, const std::string&, bool) override { return read_only(); }
   Status remove(const std::string&) override { return read_only(); }
   Status sync_directory(const std::string&) override { return read_only(); }

@@ -234,7 +234,9 @@ class HoleEnv : public Env {
     SQZ_ASSIGN_OR_RETURN(auto file, Env::posix().open_read(path));
     return std::unique_ptr<ReadFile>(new File(std::move(file)));
   }
-  Result<std::unique_ptr<WriteFile>> create(const std::string&) override { return refuse(); }
+  Result<std::unique_ptr<WriteFile>> create(const std::string&, Temporary) override {
+    return refuse();
+  }
   Status rename(const std::string&, const std::string&, bool) override { return refuse(); }
   Status remove(const std::string&) override { return refuse(); }
   Status sync_directory(const std::string&) override { return refuse(); }

@@ -3,10 +3,9 @@
 #include <sys/stat.h>
 
 #include <cmath>
-#include <random>
 
-#include "formats/capture.h"
 #include "tests/tools/run_tool.h"
+#include "tests/tools/small_capture.h"
 
 namespace sqz {
 namespace {
@@ -17,54 +16,12 @@ namespace fs = std::filesystem;
 
 const std::string kTool = SQZ_INDEX_TOOL;
 
-ModelDescription small_model() {
-  ModelDescription model;
-  model.architecture = "LlamaForCausalLM";
-  model.layers = 2;
-  model.query_heads = 4;
-  model.kv_heads = 2;
-  model.head_dim = 16;
-  model.hidden_size = 64;
-  model.vocab_size = 1000;
-  model.max_positions = 4096;
-  model.sliding_window = {0, 0};
-  model.weights_hash = "0123456789abcdef";
-  model.attention_scale = 0.25;
-  return model;
-}
-
-std::vector<float> noise(int64_t count, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> out(static_cast<size_t>(count));
-  for (float& x : out) x = normal(random);
-  return out;
-}
-
 class IndexToolTest : public ToolTest {
  protected:
-  // A capture of `tokens` random keys with the queries of the last `queries` tokens.
   std::string capture(int64_t tokens = 600, int64_t queries = 120,
-                      const std::function<void(CaptureInfo&, CapturedLayer&)>& change = {}) {
-    const std::string file = path("capture.h5");
-    CaptureInfo info;
-    info.model = small_model();
-    for (int64_t i = 0; i < tokens; ++i) info.tokens.push_back(static_cast<int32_t>(i % 1000));
-    for (int64_t i = tokens - queries; i < tokens; ++i) info.query_positions.push_back(i);
-    CapturedLayer unused;
-    if (change) change(info, unused);
-    auto writer = CaptureWriter::create(file, true, info).value();
-    std::mt19937 random(1);
-    const ModelDescription& model = info.model;
-    for (int64_t layer = 0; layer < model.layers; ++layer) {
-      CapturedLayer data;
-      data.keys = noise(model.kv_heads * tokens * model.head_dim, random);
-      data.values = noise(model.kv_heads * tokens * model.head_dim, random);
-      data.queries = noise(model.query_heads * queries * model.head_dim, random);
-      if (change) change(info, data);
-      EXPECT_TRUE(writer->write_layer(layer, data).ok());
-    }
-    EXPECT_TRUE(writer->commit().ok());
-    return file;
+                      const CaptureChange& change = {}) {
+    write_small_capture(path("capture.h5"), tokens, queries, change);
+    return path("capture.h5");
   }
 
   std::string built(const std::string& name) {
@@ -329,24 +286,70 @@ TEST_F(IndexToolTest, EscapesAreShownNotSent) {
   }
 }
 
-TEST_F(IndexToolTest, GcRemovesWhatKilledBuildsLeft) {
-  const std::string file = capture(4000);
-  const ToolRun killed = run(
-      kTool,
-      {"build", "--capture", file, "-o", path("x.sqz"), "--iterations", "10000",
-       "--level-fractions", "0.3"},
-      "", {}, [&](pid_t child) {
-        signal_when(child, SIGKILL, [&] { return files().find("x.sqz.tmp") != std::string::npos; });
-      });
+TEST_F(IndexToolTest, AKilledBuildLeavesNothing) {
+  const ToolRun killed =
+      run(kTool,
+          {"build", "--capture", capture(4000), "-o", path("x.sqz"), "--iterations", "10000",
+           "--level-fractions", "0.3", "--progress"},
+          "", {}, [&](pid_t child) { signal_when(child, SIGKILL, [&] { return has_spoken(); }); });
   EXPECT_EQ(killed.code, 1000 + SIGKILL);
-  ASSERT_THAT(files(), HasSubstr("x.sqz.tmp"));
+  EXPECT_EQ(files(), "capture.h5\n");
+}
+
+TEST_F(IndexToolTest, GcRemovesWhatKilledBuildsLeft) {
+  write_all(path("x.sqz.tmp.7.0"), "of a dead build");
   const ToolRun named = run(kTool, {"gc", path(""), "--dry-run", "--json"});
   EXPECT_EQ(named.last()["files"].size(), 1u) << named.out;
   EXPECT_THAT(files(), HasSubstr("x.sqz.tmp"));
   const ToolRun removed = run(kTool, {"gc", path("")});
   EXPECT_THAT(removed.out, HasSubstr("x.sqz.tmp"));
-  EXPECT_EQ(files(), "capture.h5\n");
+  EXPECT_EQ(files(), "");
   expect_refused({"gc", path("none")}, 3, "none");
+}
+
+// A build that ended after layer 0: the capture's layer 1 was no good.
+TEST_F(IndexToolTest, ResumeGoesOnAfterTheLastWholeLayer) {
+  const auto spoil = [](CaptureInfo&, CapturedLayer& data) {
+    static int layer = 0;
+    if (!data.keys.empty() && layer++ == 1) data.keys[0] = NAN;
+  };
+  const std::string whole = read_all(built("whole.sqz"));
+  const std::vector<std::string> build = {"build", "--capture",   path("capture.h5"),
+                                          "-o",    path("x.sqz"), "--resume"};
+  const auto resumed = [&](int64_t layers, const std::string& engine) {
+    std::vector<std::string> arguments = build;
+    arguments.emplace_back("--json");
+    const ToolRun done = run(kTool, arguments);
+    EXPECT_EQ(done.code, 0) << done.err;
+    EXPECT_EQ(done.last()["resumed"], layers);
+    EXPECT_EQ(done.last()["engine"], engine);
+    EXPECT_EQ(read_all(path("x.sqz")), whole);
+    EXPECT_EQ(files(), "capture.h5\nwhole.sqz\nx.sqz\n");
+  };
+  capture(600, 120, spoil);
+  EXPECT_EQ(run(kTool, build).code, 3);
+  EXPECT_THAT(files(), HasSubstr("x.sqz.tmp.resume"));
+  capture();
+  std::vector<std::string> other = build;
+  other.insert(other.end(), {"--sink", "8"});
+  expect_refused(other, 3, "x.sqz.tmp.resume: sink: found \"16\", expected \"8\"");
+  resumed(1, "faiss");
+  resumed(2, "none");
+  expect_refused(other, 1, "file exists; pass --force");
+  other.insert(other.end(), {"--calibrate-with", "p", "--model", "m", "t"});
+  other.erase(other.begin() + 1, other.begin() + 3);
+  expect_refused(other, 2, "build with --resume alone");
+
+  fs::remove(path("x.sqz"));
+  const ToolRun stopped =
+      run(kTool,
+          {"build", "--capture", capture(4000), "-o", path("x.sqz"), "--resume", "--iterations",
+           "10000", "--level-fractions", "0.3", "--progress"},
+          "", {}, [&](pid_t child) { signal_when(child, SIGTERM, [&] { return has_spoken(); }); });
+  EXPECT_EQ(stopped.code, 4);
+  EXPECT_THAT(stopped.err, HasSubstr("the same command with --resume goes on"));
+  EXPECT_EQ(run(kTool, {"gc", path("")}).code, 0);
+  EXPECT_EQ(files(), "capture.h5\nwhole.sqz\n");
 }
 
 TEST_F(IndexToolTest, PipesAreRefusedAtOnce) {
@@ -429,11 +432,9 @@ TEST_F(IndexToolTest, SignalsStopABuildAndLeaveNothing) {
        {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}, std::pair{SIGHUP, 143}}) {
     const ToolRun stopped = run(kTool,
                                 {"build", "--capture", file, "-o", path("x.sqz"), "--iterations",
-                                 "10000", "--level-fractions", "0.3"},
+                                 "10000", "--level-fractions", "0.3", "--progress"},
                                 "", {}, [&, number = signal](pid_t child) {
-                                  signal_when(child, number, [&] {
-                                    return files().find("x.sqz.tmp") != std::string::npos;
-                                  });
+                                  signal_when(child, number, [&] { return has_spoken(); });
                                 });
     EXPECT_EQ(stopped.code, code) << stopped.err;
     EXPECT_THAT(stopped.err, HasSubstr("stopping"));

@@ -231,6 +231,14 @@ TEST_F(ProfileTool, BudgetsAreEmbeddedInAnIndexAndServed) {
   EXPECT_THAT(refused.err, HasSubstr("other.sqz"));
 }
 
+TEST_F(ProfileTool, AnOutputThatIsAnInputIsRefused) {
+  const std::string text = read_all(path("a.txt"));
+  const ToolRun result = profile({path("a.txt"), "--force", "-o", path("../work/a.txt")});
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("a.txt: is an input and the output"));
+  EXPECT_EQ(read_all(path("a.txt")), text);
+}
+
 TEST_F(ProfileTool, RefusesWhatCannotBeMeasured) {
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), path("a.txt"));

@@ -251,6 +251,17 @@ TEST_F(TrainQmodelTool, SaysWhatIsWrong) {
   refused({"--preset", "other"}, 2, "--preset");
   refused({"--lr", "2"}, 2, "learning rate: found 2");
   refused({"--dense", "0,7"}, 2, "dense: found 7");
+  refused({"--checkpoint", path("bad.sqz"), "--force"}, 2, "bad.sqz: is an input and the output");
+  const std::string text = read_all(path("other.txt"));
+  for (const char* option : {"-o", "--checkpoint"}) {
+    std::vector<std::string> more = {"--test", path("other.txt"), "--force", option,
+                                     path("other.txt")};
+    if (std::string(option) != "-o") more.insert(more.end(), {"-o", path("bad.sqz")});
+    const ToolRun result = train(more);
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.err, HasSubstr("other.txt: is an input and the output"));
+    EXPECT_EQ(read_all(path("other.txt")), text);
+  }
 }
 
 }  // namespace

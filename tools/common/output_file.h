@@ -8,6 +8,9 @@
 
 namespace sqz {
 
+// kInvalidArgument if `path` is one of the `inputs`, whether it is there or not.
+Status check_not_input(const std::string& path, const std::vector<std::string>& inputs);
+
 // Fails before the long work if `path` exists (without `force`), is one of the `inputs` or could
 // not be written.
 Status check_output(const std::string& path, bool force,

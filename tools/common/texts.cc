@@ -81,6 +81,12 @@ Result<std::vector<Document>> find_documents(const std::vector<std::string>& arg
   return out;
 }
 
+std::vector<std::string> paths_of(std::span<const Document> documents) {
+  std::vector<std::string> out;
+  for (const Document& document : documents) out.push_back(document.path);
+  return out;
+}
+
 Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
                                               std::span<const Document> documents,
                                               int64_t max_tokens) {

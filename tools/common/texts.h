@@ -21,6 +21,8 @@ struct Document {
 // not exist, for a folder without text files, and for a file given by name that is not text.
 Result<std::vector<Document>> find_documents(const std::vector<std::string>& arguments);
 
+std::vector<std::string> paths_of(std::span<const Document> documents);
+
 // The documents one after the other, with the tokenizer's special tokens (BOS) once, at the start.
 // `max_tokens` > 0: the first so many only. Text that is not UTF-8 is named with file and byte.
 Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,

@@ -24,7 +24,7 @@ Status run_append(const AppendArguments& arguments, const ToolContext& context) 
   SQZ_RETURN_IF_ERROR(index->check_whole({}, context.options.threads));
   const bool in_place = arguments.output.empty() || arguments.output == arguments.index;
   const std::string output = in_place ? arguments.index : arguments.output;
-  if (!in_place) SQZ_RETURN_IF_ERROR(check_output(output, arguments.force));
+  if (!in_place) SQZ_RETURN_IF_ERROR(check_output(output, arguments.force, source.files()));
 
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,

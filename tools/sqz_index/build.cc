@@ -24,6 +24,7 @@ struct Job {
   std::string output;
   std::string label;  // for progress and messages
   FixedTokens tokens;
+  std::optional<BuiltIndex> built = {};  // before
 };
 
 Result<std::vector<Job>> make_jobs(const Source& source, const BuildArguments& arguments) {
@@ -69,11 +70,11 @@ std::vector<std::string> inputs_of(const BuildArguments& arguments,
 }
 
 // Everything that can be refused is refused before the model is loaded.
-Status check_jobs(const std::vector<Job>& jobs, const Source& source,
-                  const BuildArguments& arguments, const BuildOptions& options) {
+Status check_jobs(std::vector<Job>& jobs, const Source& source, const BuildArguments& arguments,
+                  const BuildOptions& options) {
   const ModelDescription& model = source.model().description;
   const std::vector<std::string> inputs = inputs_of(arguments, source.files());
-  for (const Job& job : jobs) {
+  for (Job& job : jobs) {
     const auto tokens = static_cast<int64_t>(job.tokens.ids.size());
     const auto plan = IndexBuilder::plan(model, tokens, options);
     if (!plan.ok()) {
@@ -91,7 +92,8 @@ Status check_jobs(const std::vector<Job>& jobs, const Source& source,
       fs::create_directories(fs::path(job.output).parent_path(), error);
       if (error) return {Code::kIo, concat(job.output, ": create folder: ", error.message())};
     }
-    SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force, inputs));
+    job.built = find_built(model, job.tokens, {job.output, arguments.force, options});
+    if (!job.built) SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force, inputs));
   }
   return {};
 }
@@ -115,6 +117,7 @@ JsonMembers index_json(const std::string& path, const BuiltIndex& index) {
           {"clusters", report.clusters},
           {"pages", report.pages},
           {"bytes", report.bytes},
+          {"resumed", report.resumed},
           {"seconds",
            {{"capture", index.capture_seconds},
             {"cluster", report.seconds.cluster},
@@ -130,7 +133,7 @@ Rows index_rows(const std::string& path, const BuiltIndex& index, const BuildOpt
   const BuildSeconds& seconds = report.seconds;
   const bool calibrated = !report.clusters.empty() &&
                           (options.partition == Partition::kKmeans || options.calibrate_keys);
-  return {
+  Rows rows = {
       {"index", path},
       {"tokens", concat(report.tokens, ", of which ", report.clustered, " clustered")},
       parts_row(options, report.clusters, report.pages),
@@ -141,6 +144,8 @@ Rows index_rows(const std::string& path, const BuiltIndex& index, const BuildOpt
       {"engine", report.engine},
       {"calibration", calibrated ? calibration_text(index.calibration) : "none"},
       {"model", index.fingerprint}};
+  if (report.resumed > 0) rows.emplace_back("resumed", concat(report.resumed, " layers"));
+  return rows;
 }
 
 Status print_plan(const BuildPlan& plan, const PassPlan& pass, const BuildOptions& options,
@@ -247,15 +252,17 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
   SQZ_ASSIGN_OR_RETURN(
       const BuildOptions options,
       full_options(arguments, context.options, source.model().description, qmodel));
-  SQZ_ASSIGN_OR_RETURN(const std::vector<Job> jobs, make_jobs(source, arguments));
+  SQZ_ASSIGN_OR_RETURN(std::vector<Job> jobs, make_jobs(source, arguments));
   SQZ_RETURN_IF_ERROR(check_jobs(jobs, source, arguments, options));
   SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts,
                        calibration_prompts(arguments, source.model().description));
   if (arguments.dry_run) return dry_run(jobs, source.model(), arguments, options, context);
 
-  SQZ_ASSIGN_OR_RETURN(
-      const auto runner,
-      load_runner(arguments.source.model, runner_options(arguments.source, context.options)));
+  std::unique_ptr<Runner> runner;
+  if (!std::all_of(jobs.begin(), jobs.end(), [](const Job& job) { return job.built; })) {
+    SQZ_ASSIGN_OR_RETURN(runner, load_runner(arguments.source.model,
+                                             runner_options(arguments.source, context.options)));
+  }
   std::vector<JsonMembers> built;
   int64_t tokens = 0;
   uint64_t bytes = 0;
@@ -264,7 +271,8 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
     Progress progress(context.progress_style(), job.label);
     const IndexTarget target{job.output, arguments.force, options};
     SQZ_ASSIGN_OR_RETURN(const BuiltIndex index,
-                         prompts.prompts.empty()
+                         job.built ? *job.built
+                         : prompts.prompts.empty()
                              ? build_from_model(*runner, job.tokens, target, progress)
                              : build_with_prompts(*runner, job.tokens, target, prompts, progress));
     built.push_back(index_json(job.output, index));
@@ -291,11 +299,15 @@ Status build_from_file(const BuildArguments& arguments, const ToolContext& conte
   SQZ_RETURN_IF_ERROR(check_capture(info, arguments.capture, options.tail));
   warn_if_nothing_saved(plan, arguments.capture);
   if (arguments.dry_run) return print_plan(plan, {}, options, tokens, 1, context);
-  SQZ_RETURN_IF_ERROR(
-      check_output(arguments.output, arguments.force, inputs_of(arguments, {arguments.capture})));
-  Progress progress(context.progress_style(), "build");
   const IndexTarget target{arguments.output, arguments.force, options};
-  SQZ_ASSIGN_OR_RETURN(const BuiltIndex index, build_from_capture(*capture, target, progress));
+  const auto built = find_built(info.model, {info.tokens, info.tokenizer_hash}, target);
+  if (!built) {
+    SQZ_RETURN_IF_ERROR(
+        check_output(arguments.output, arguments.force, inputs_of(arguments, {arguments.capture})));
+  }
+  Progress progress(context.progress_style(), "build");
+  SQZ_ASSIGN_OR_RETURN(const BuiltIndex index,
+                       built ? *built : build_from_capture(*capture, target, progress));
   context.output.result(index_json(arguments.output, index),
                         index_rows(arguments.output, index, options));
   return {};
@@ -305,34 +317,42 @@ Status build_from_file(const BuildArguments& arguments, const ToolContext& conte
 
 void add_build_command(Tool& tool) {
   const auto arguments = std::make_shared<BuildArguments>();
-  CLI::App* app =
-      tool.command("build", "Build the index of a fixed context: texts, token ids or a capture.",
-                   "Texts are encoded file by file, with the model's special tokens once, at the\n"
-                   "start. Hidden files of a folder and files with a zero byte are left out.\n"
-                   "--tokens takes one dimension of int32, int64, uint32 or uint16.\n"
-                   "--calibrate-with needs the room of a second index on the disk while it runs.\n"
-                   "\n"
-                   "Result: path, tokens, clustered, clusters[], pages, bytes, seconds{capture,\n"
-                   "cluster, calibrate, write}, engine, calibration, fingerprint; with --separate\n"
-                   "an event `index` each, and indexes[].\n"
-                   "\n"
-                   "--dry-run: indexes, tokens, clusters[], pages, bytes (exact), peak_memory,\n"
-                   "gpu_memory, gpu_memory_least (one KV head at a time; 0 without a GPU),\n"
-                   "seconds_estimate (to a factor of two).\n"
-                   "\n"
-                   "Examples:\n"
-                   "  sqz-index build --model MODEL book.txt -o book.sqz\n"
-                   "  sqz-index build --model MODEL docs/ --separate -o indexes/\n"
-                   "  sqz-index build --model MODEL book.txt -o book.sqz --dry-run\n"
-                   "  sqz-index build --model MODEL book.txt -o book.sqz --calibrate-with "
-                   "questions.txt\n"
-                   "  sqz-index build --model MODEL book.txt -o book.sqz --partition pages\n"
-                   "  sqz-index build --capture book.h5 -o book.sqz --level-fractions 0.05\n",
-                   [arguments](const ToolContext& context) -> Status {
-                     SQZ_RETURN_IF_ERROR(check_arguments(*arguments));
-                     return arguments->capture.empty() ? build_from_texts(*arguments, context)
-                                                       : build_from_file(*arguments, context);
-                   });
+  CLI::App* app = tool.command(
+      "build", "Build the index of a fixed context: texts, token ids or a capture.",
+      "Texts are encoded file by file, with the model's special tokens once, at the\n"
+      "start. Hidden files of a folder and files with a zero byte are left out.\n"
+      "--tokens takes one dimension of int32, int64, uint32 or uint16.\n"
+      "--calibrate-with needs the room of a second index on the disk while it runs.\n"
+      "\n"
+      "Without --resume a build that is killed leaves nothing. With it, whole layers\n"
+      "stay in OUTPUT.tmp.resume, and the same command takes them over: the model runs\n"
+      "again, they are not clustered again, and the bytes are those of one run. An\n"
+      "OUTPUT of the same model, tokens and options is done and stays (--force makes it\n"
+      "again). A file of other options is refused; sqz-index gc removes it.\n"
+      "\n"
+      "Result: path, tokens, clustered, clusters[], pages, bytes, resumed (layers),\n"
+      "seconds{capture, cluster, calibrate, write}, engine (none if the index was\n"
+      "there), calibration, fingerprint; with --separate an event `index` each, and\n"
+      "indexes[].\n"
+      "\n"
+      "--dry-run: indexes, tokens, clusters[], pages, bytes (exact), peak_memory,\n"
+      "gpu_memory, gpu_memory_least (one KV head at a time; 0 without a GPU),\n"
+      "seconds_estimate (to a factor of two).\n"
+      "\n"
+      "Examples:\n"
+      "  sqz-index build --model MODEL book.txt -o book.sqz\n"
+      "  sqz-index build --model MODEL docs/ --separate -o indexes/\n"
+      "  sqz-index build --model MODEL book.txt -o book.sqz --dry-run\n"
+      "  sqz-index build --model MODEL book.txt -o book.sqz --calibrate-with "
+      "questions.txt\n"
+      "  sqz-index build --model MODEL book.txt -o book.sqz --partition pages\n"
+      "  sqz-index build --model MODEL docs/ --separate -o indexes/ --resume\n"
+      "  sqz-index build --capture book.h5 -o book.sqz --level-fractions 0.05\n",
+      [arguments](const ToolContext& context) -> Status {
+        SQZ_RETURN_IF_ERROR(check_arguments(*arguments));
+        return arguments->capture.empty() ? build_from_texts(*arguments, context)
+                                          : build_from_file(*arguments, context);
+      });
   add_build_options(*app, *arguments);
 }
 

@@ -69,13 +69,30 @@ class Scratch {
   std::string path_;
 };
 
+// After a stop, the same command goes on with what a builder has kept.
+Result<std::unique_ptr<IndexBuilder>> begin(const ModelDescription& model,
+                                            std::span<const int32_t> tokens,
+                                            const std::string& tokenizer_hash,
+                                            const IndexTarget& target) {
+  protect_output(target.path);
+  SQZ_ASSIGN_OR_RETURN(auto builder,
+                       IndexBuilder::create(Env::posix(), target.path, target.force, model, tokens,
+                                            tokenizer_hash, target.options));
+  if (target.options.resume) set_resumable(target.path);
+  return builder;
+}
+
+Result<BuildReport> finish(IndexBuilder& builder) {
+  SQZ_RETURN_IF_ERROR(check_stop());
+  SQZ_ASSIGN_OR_RETURN(BuildReport report, builder.finish());
+  set_resumable({});
+  return report;
+}
+
 Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const IndexTarget& target,
                               Progress& progress, double part) {
   const ModelDescription& model = runner.config().description;
-  protect_output(target.path);
-  SQZ_ASSIGN_OR_RETURN(const auto builder,
-                       IndexBuilder::create(Env::posix(), target.path, target.force, model,
-                                            tokens.ids, tokens.tokenizer_hash, target.options));
+  SQZ_ASSIGN_OR_RETURN(const auto builder, begin(model, tokens.ids, tokens.tokenizer_hash, target));
   BuildProgress shown(progress, model.layers, part);
   const Stopwatch watch;
   double adding = 0;
@@ -98,8 +115,7 @@ Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const I
   BuiltIndex out;
   out.capture_seconds = watch.seconds() - adding;
   out.fingerprint = fingerprint(model);
-  SQZ_RETURN_IF_ERROR(check_stop());
-  SQZ_ASSIGN_OR_RETURN(out.report, builder->finish());
+  SQZ_ASSIGN_OR_RETURN(out.report, finish(*builder));
   return out;
 }
 
@@ -108,6 +124,18 @@ Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const I
 std::vector<int64_t> last_positions(int64_t tokens, int64_t count) {
   std::vector<int64_t> out(static_cast<size_t>(std::min(tokens, count)));
   std::iota(out.begin(), out.end(), tokens - static_cast<int64_t>(out.size()));
+  return out;
+}
+
+std::optional<BuiltIndex> find_built(const ModelDescription& model, const FixedTokens& tokens,
+                                     const IndexTarget& target) {
+  if (!target.options.resume || target.force) return std::nullopt;
+  const auto report = IndexBuilder::find(Env::posix(), target.path, model, tokens.ids,
+                                         tokens.tokenizer_hash, target.options);
+  if (!report) return std::nullopt;
+  BuiltIndex out;
+  out.report = *report;
+  out.fingerprint = fingerprint(model);
   return out;
 }
 
@@ -167,10 +195,8 @@ Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexT
                                       Progress& progress) {
   const CaptureInfo& info = capture.info();
   const int64_t tail = target.options.tail;
-  protect_output(target.path);
   SQZ_ASSIGN_OR_RETURN(const auto builder,
-                       IndexBuilder::create(Env::posix(), target.path, target.force, info.model,
-                                            info.tokens, info.tokenizer_hash, target.options));
+                       begin(info.model, info.tokens, info.tokenizer_hash, target));
   BuildProgress shown(progress, info.model.layers, 1);
   BuiltIndex out;
   for (int64_t layer = 0; layer < info.model.layers; ++layer) {
@@ -184,8 +210,7 @@ Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexT
         builder->add_layer(layer, {data.keys, data.values, queries, nullptr},
                            [&](int64_t done, int64_t total) { shown.heads(layer, done, total); }));
   }
-  SQZ_RETURN_IF_ERROR(check_stop());
-  SQZ_ASSIGN_OR_RETURN(out.report, builder->finish());
+  SQZ_ASSIGN_OR_RETURN(out.report, finish(*builder));
   out.fingerprint = fingerprint(info.model);
   progress.finish();
   return out;

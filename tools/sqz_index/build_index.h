@@ -1,6 +1,7 @@
 // One index, from a dense pass of a model or from a capture file.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "formats/capture.h"
@@ -23,6 +24,11 @@ struct BuiltIndex {
   std::string fingerprint;           // of the model
   std::string calibration = "tail";  // what calibrated: the file's calibration.source
 };
+
+// What a build with these options has made before, if it is whole: only with `resume`, and not with
+// `force`, which asks for a new one.
+std::optional<BuiltIndex> find_built(const ModelDescription& model, const FixedTokens& tokens,
+                                     const IndexTarget& target);
 
 Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
                                     const IndexTarget& target, Progress& progress);

@@ -26,6 +26,8 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_flag("--separate", arguments.separate, "One index a document, into the folder -o");
   app.add_flag("--force", arguments.force, "Replace an existing output");
   app.add_flag("--dry-run", arguments.dry_run, "Say what a build would take; write nothing");
+  app.add_flag("--resume", build.resume,
+               "Keep whole layers if the build is killed, and go on from those that were kept");
 
   const HelpSection section(app, "Index");
   app.add_option("--sink", arguments.sink,
@@ -91,6 +93,11 @@ Status check_arguments(const BuildArguments& arguments) {
     return {Code::kInvalidArgument,
             "--calibrate-with runs the model, which a build from --capture does not have: build "
             "without it, then use sqz-index calibrate"};
+  }
+  if (arguments.build.resume && !arguments.calibrate_with.empty()) {
+    return {Code::kInvalidArgument,
+            "--calibrate-with is for a whole index: build with --resume alone, then use sqz-index "
+            "calibrate"};
   }
   if (from_capture && arguments.build.heavy_hitters) {
     return {Code::kInvalidArgument,

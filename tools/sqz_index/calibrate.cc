@@ -39,7 +39,7 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   calibration.answer_tokens = arguments.answer_tokens;
   SQZ_ASSIGN_OR_RETURN(calibration.prompts,
                        encode_prompts(*tokenizer, prompts, index->metadata().model.vocab_size));
-  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place));
+  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, arguments.prompts));
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
       load_runner(arguments.source.model, runner_options(arguments.source, context.options)));

@@ -10,10 +10,9 @@ struct GcArguments {
 };
 
 Status run_gc(const GcArguments& arguments, const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(const auto leftovers, find_leftovers(arguments.folder));
+  SQZ_ASSIGN_OR_RETURN(const auto leftovers, find_leftovers(arguments.folder, !arguments.dry_run));
   Rows rows;
   for (const std::string& path : leftovers) {
-    if (!arguments.dry_run) SQZ_RETURN_IF_ERROR(Env::posix().remove(path));
     rows.emplace_back(arguments.dry_run ? "left over" : "removed", path);
   }
   if (rows.empty()) rows.emplace_back("left over", "nothing");
@@ -27,8 +26,9 @@ void add_gc_command(Tool& tool) {
   const auto arguments = std::make_shared<GcArguments>();
   CLI::App* app = tool.command(
       "gc", "Remove what killed builds left in a folder.",
-      "Takes files named OUTPUT.tmp.PROCESS.N whose writer is dead: no process has them locked.\n"
-      "Folders below are not looked into.\n"
+      "Takes files named OUTPUT.tmp.PROCESS.* whose process is dead, and OUTPUT.tmp.resume that "
+      "no\n"
+      "build is writing: build --resume then begins anew. Folders below are not looked into.\n"
       "\n"
       "Result: files[], removed.\n"
       "\n"

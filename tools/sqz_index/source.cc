@@ -60,8 +60,8 @@ Result<FixedTokens> Source::tokens(std::span<const Document> documents) const {
 }
 
 std::vector<std::string> Source::files() const {
-  std::vector<std::string> out = {options_.tokens};
-  for (const Document& document : documents_) out.push_back(document.path);
+  std::vector<std::string> out = paths_of(documents_);
+  if (!options_.tokens.empty()) out.push_back(options_.tokens);
   return out;
 }
 

@@ -78,9 +78,9 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
 
 // Each text's windows, and what is held out behind the last one.
 Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments, const Plan& plan,
+                                            std::span<const Document> documents,
                                             const Tokenizer& tokenizer,
                                             const ModelDescription& model) {
-  SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
   const int64_t window = plan.options.window, windows = plan.options.windows;
   std::vector<ProfileText> out;
   const auto add = [&](const std::string& name, std::span<const Document> part) -> Status {
@@ -274,11 +274,17 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
   SQZ_ASSIGN_OR_RETURN(Plan plan, make_plan(arguments, model));
+  SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
+  std::vector<std::string> inputs = paths_of(documents);
+  if (!arguments.index.empty()) {
+    SQZ_RETURN_IF_ERROR(check_not_input(arguments.index, inputs));
+    inputs.push_back(arguments.index);
+  }
   if (!arguments.output.empty()) {
-    SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+    SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, inputs));
   }
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
-  SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(arguments, plan, *tokenizer, model));
+  SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(arguments, plan, documents, *tokenizer, model));
   const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,

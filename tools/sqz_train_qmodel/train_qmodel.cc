@@ -55,12 +55,10 @@ Status check_checkpoint(const QmodelOptions& options, bool force) {
   return there ? Status() : check_output(options.checkpoint, false);
 }
 
-Result<std::vector<QmodelText>> read_texts(const std::vector<std::string>& arguments,
+Result<std::vector<QmodelText>> read_texts(std::span<const Document> documents,
                                            const Tokenizer& tokenizer,
                                            const ModelDescription& model,
                                            const std::string& model_path) {
-  if (arguments.empty()) return std::vector<QmodelText>();
-  SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments));
   std::vector<QmodelText> out;
   for (const Document& document : documents) {
     SQZ_RETURN_IF_ERROR(check_stop());
@@ -126,14 +124,22 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
   QmodelOptions options = planned(arguments, context);
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force));
+  SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
+  std::vector<Document> test_documents;
+  if (!arguments.test.empty()) {
+    SQZ_ASSIGN_OR_RETURN(test_documents, find_documents(arguments.test));
+  }
+  std::vector<std::string> inputs = paths_of(documents);
+  for (std::string& path : paths_of(test_documents)) inputs.push_back(std::move(path));
+  SQZ_RETURN_IF_ERROR(check_not_input(options.checkpoint, inputs));
+  inputs.push_back(options.checkpoint);
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, inputs));
   SQZ_RETURN_IF_ERROR(check_checkpoint(options, arguments.force));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
   options.first_token = tokenizer->bos_token().value_or(-1);
-  SQZ_ASSIGN_OR_RETURN(const auto texts,
-                       read_texts(arguments.texts, *tokenizer, model, arguments.model));
+  SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(documents, *tokenizer, model, arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto test,
-                       read_texts(arguments.test, *tokenizer, model, arguments.model));
+                       read_texts(test_documents, *tokenizer, model, arguments.model));
   const Stopwatch watch;
   const RunnerOptions run = runner_options(arguments.run_dtype, context.options);
   options.run_dtype = std::string(dtype_name(run.dtype));

@@ -1,0 +1,62 @@
+// A capture of random keys, for tools that build from one.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <string>
+
+#include "formats/capture.h"
+
+namespace sqz {
+
+inline ModelDescription small_model() {
+  ModelDescription model;
+  model.architecture = "LlamaForCausalLM";
+  model.layers = 2;
+  model.query_heads = 4;
+  model.kv_heads = 2;
+  model.head_dim = 16;
+  model.hidden_size = 64;
+  model.vocab_size = 1000;
+  model.max_positions = 4096;
+  model.sliding_window = {0, 0};
+  model.weights_hash = "0123456789abcdef";
+  model.attention_scale = 0.25;
+  return model;
+}
+
+inline std::vector<float> noise(int64_t count, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> out(static_cast<size_t>(count));
+  for (float& x : out) x = normal(random);
+  return out;
+}
+
+using CaptureChange = std::function<void(CaptureInfo&, CapturedLayer&)>;
+
+// `tokens` random keys and the queries of the last `queries` tokens.
+inline void write_small_capture(const std::string& path, int64_t tokens, int64_t queries,
+                                const CaptureChange& change = {}) {
+  CaptureInfo info;
+  info.model = small_model();
+  for (int64_t i = 0; i < tokens; ++i) info.tokens.push_back(static_cast<int32_t>(i % 1000));
+  for (int64_t i = tokens - queries; i < tokens; ++i) info.query_positions.push_back(i);
+  CapturedLayer unused;
+  if (change) change(info, unused);
+  auto writer = CaptureWriter::create(path, true, info).value();
+  std::mt19937 random(1);
+  const ModelDescription& model = info.model;
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    CapturedLayer data;
+    data.keys = noise(model.kv_heads * tokens * model.head_dim, random);
+    data.values = noise(model.kv_heads * tokens * model.head_dim, random);
+    data.queries = noise(model.query_heads * queries * model.head_dim, random);
+    if (change) change(info, data);
+    EXPECT_TRUE(writer->write_layer(layer, data).ok());
+  }
+  EXPECT_TRUE(writer->commit().ok());
+}
+
+}  // namespace sqz
