@@ -1,45 +1,196 @@
-// Writes the seeds of sqz_file_fuzz and safetensors_fuzz: make_seeds DIR. Run again when the format
-// changes, and commit what it wrote.
+// Writes the seeds of the fuzz targets and the dictionary of JSON names: make_seeds FOLDER, where
+// FOLDER is tests/fuzz. Run again when a format changes, and commit what it wrote.
+#include <filesystem>
+#include <iostream>
+#include <set>
+
+#include "formats/capture.h"
+#include "formats/checkpoint.h"
+#include "formats/npy.h"
+#include "formats/sqz_container.h"
+#include "libindex/prune.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
 #include "tests/common/tiny_qmodel.h"
+#include "tests/formats/raw_safetensors.h"
+#include "tests/formats/tokenizer_sentencepiece_file.h"
+
+namespace sqz::testing {
+namespace {
+
+// The file of a seed, in a folder that is there.
+std::string at(const std::filesystem::path& folder, const char* name) {
+  std::filesystem::create_directories(folder);
+  return folder / name;
+}
+
+Status write_indexes(const std::filesystem::path& folder) {
+  const TinyIndexOptions plain = {.layers = 1,
+                                  .query_heads = 2,
+                                  .kv_heads = 1,
+                                  .tokens = 32,
+                                  .clusters = {2, 4},
+                                  .heavy_hitters = true};
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "two_levels.sqz"), plain).status());
+  TinyIndexOptions f16 = plain;
+  f16.clusters = {3};
+  f16.dtype = DType::kF16;
+  f16.heavy_hitters = f16.has_value_means = false;
+  f16.query_heads = 1;
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "one_level_f16.sqz"), f16).status());
+  TinyIndexOptions dense = plain;
+  dense.layers = 2;
+  dense.windows = {{0, 8}};
+  dense.dense_layers = {1};
+  dense.heavy_hitters = false;
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "nothing_clustered.sqz"), dense).status());
+  TinyIndexOptions pages = plain;
+  pages.page_size = 8;
+  pages.key_calibration = true;
+  pages.layer_budgets = {8};
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "pages.sqz"), pages).status());
+  TinyIndexOptions without_kv = f16;
+  without_kv.page_size = 5;
+  without_kv.has_kv = false;
+  const std::string no_keys = at(folder, "pages_f16_without_kv.sqz");
+  SQZ_RETURN_IF_ERROR(write_tiny_index(no_keys, without_kv).status());
+  // The settings of session_fuzz: keys and values from the engine's own memory.
+  write_file(no_keys, read_file(no_keys) + std::string("\x40\0\0\0\0\0\0", 8));
+  SQZ_RETURN_IF_ERROR(write_tiny_buckets(at(folder, "buckets.sqz"), tiny_qmodel(), 132).status());
+
+  pages.key_calibration = false;
+  pages.layer_budgets = {};
+  const std::string whole = at(folder, "whole.sqz");
+  SQZ_RETURN_IF_ERROR(write_tiny_index(whole, pages).status());
+  SQZ_ASSIGN_OR_RETURN(auto index, SqzFile::open(whole, OpenMode::kRead));
+  const SelectionRequest h2o = {.selector = SelectorKind::kH2o, .keep = 0.5, .dense_layers = -1};
+  SQZ_RETURN_IF_ERROR(
+      prune_index(Env::posix(), index, h2o, at(folder, "pruned.sqz"), true, 1).status());
+  std::filesystem::remove(whole);
+  return {};
+}
+
+Status write_capture(const std::string& path) {
+  CaptureInfo info;
+  info.model = tiny::metadata({.layers = 1, .query_heads = 2, .kv_heads = 1}).model;
+  info.tokens = {3, 1, 4};
+  info.query_positions = {1, 2};
+  SQZ_ASSIGN_OR_RETURN(const auto writer, CaptureWriter::create(path, true, info));
+  const std::vector<float> numbers(3 * 8, 0.5f);
+  SQZ_RETURN_IF_ERROR(writer->write_layer(
+      0, {.keys = numbers, .values = numbers, .queries = std::vector<float>(2 * 2 * 8, 1.0f)}));
+  return writer->commit().status();
+}
+
+// config.json, the index of shards if there is one, and the shard, as checkpoint_fuzz takes them.
+void write_checkpoint(const std::string& path, const std::string& config, bool sharded) {
+  nlohmann::json header, map;
+  uint64_t bytes = 0;
+  for (const auto& tensor : required_tensors(parse_model_config(config, path).value())) {
+    uint64_t end = 2;
+    for (const int64_t size : tensor.shape) end *= static_cast<uint64_t>(size);
+    end += bytes;
+    header[tensor.name] = {
+        {"dtype", "BF16"}, {"shape", tensor.shape}, {"data_offsets", {bytes, end}}};
+    map[tensor.name] = "1-of-1";
+    bytes = end;
+  }
+  const std::string index = sharded ? nlohmann::json({{"weight_map", map}}).dump() : "";
+  write_file(path, config + '\0' + index + '\0' +
+                       safetensors_bytes(header.dump(), std::string(bytes, '\1')));
+}
+
+void write_checkpoints(const std::filesystem::path& folder) {
+  constexpr const char* kShape =
+      R"("hidden_size": 4, "intermediate_size": 2, "num_attention_heads": 2,
+ "num_hidden_layers": 1, "num_key_value_heads": 1, "vocab_size": 3, "max_position_embeddings": 64,
+ "eos_token_id": [1, 2], "bos_token_id": 0)";
+  write_checkpoint(at(folder, "llama"),
+                   concat(R"({"architectures": ["LlamaForCausalLM"], )", kShape, R"(,
+ "attention_bias": true, "mlp_bias": true, "rope_parameters": {"factor": 8.0, "high_freq_factor": 4.0,
+ "low_freq_factor": 1.0, "original_max_position_embeddings": 48, "rope_theta": 10000.0,
+ "rope_type": "llama3"}, "dtype": "bfloat16"})"),
+                   false);
+  write_checkpoint(at(folder, "qwen2"),
+                   concat(R"({"architectures": ["Qwen2ForCausalLM"], )", kShape, R"(,
+ "max_window_layers": 0, "sliding_window": 40, "use_sliding_window": true, "tie_word_embeddings": true,
+ "layer_types": ["sliding_attention"], "rope_theta": 10000.0, "rope_scaling": {"beta_fast": 24,
+ "beta_slow": 2, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": false,
+ "type": "yarn"}, "torch_dtype": "bfloat16"})"),
+                   true);
+  write_checkpoint(at(folder, "qwen3"),
+                   concat(R"({"architectures": ["Qwen3ForCausalLM"], )", kShape, R"(,
+ "head_dim": 2, "rope_scaling": {"type": "linear", "factor": 2}})"),
+                   true);
+}
+
+void write_sentencepiece(const std::filesystem::path& folder) {
+  for (const auto kind : {ModelFile::kUnigram, ModelFile::kBpe}) {
+    ModelFile file(kind);
+    for (const char* text : {"\xe2\x96\x81", "I", "t", "It", "'", "s", "1", "12", "\xc3\xa9"}) {
+      file.add(text, -static_cast<float>(std::strlen(text)));
+    }
+    file.add("<s>", 0, kControl).add("x\xef\xac\x81", 0, kUserDefined);
+    write_file(at(folder, kind == ModelFile::kBpe ? "bpe" : "unigram"), file.str());
+    if (kind == ModelFile::kBpe) write_file(at(folder, "bytes"), file.add_bytes().str());
+  }
+}
+
+// Every name in a JSON object below, in quotes.
+void collect_names(const nlohmann::json& json, std::set<std::string>& names) {
+  for (const auto& [name, value] : json.items()) {
+    if (json.is_object()) names.insert(name);
+    if (value.is_structured()) collect_names(value, names);
+    const auto inner = value.is_string()
+                           ? nlohmann::json::parse(value.get<std::string>(), nullptr, false)
+                           : nlohmann::json();
+    if (inner.is_structured()) collect_names(inner, names);
+  }
+}
+
+void write_dictionary(const std::filesystem::path& folder, const std::string& path) {
+  std::set<std::string> names = {"true", "false", "null",  "[]",         "{}",
+                                 "-1",   "0",     "1e308", "4294967295", "9223372036854775807",
+                                 "BF16", "F16",   "U8"};
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "sqz")) {
+    const std::string bytes = read_file(entry.path());
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), 8);
+    collect_names(nlohmann::json::parse(bytes.substr(8, length)), names);
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "checkpoint")) {
+    const std::string bytes = read_file(entry.path());
+    collect_names(nlohmann::json::parse(bytes.substr(0, bytes.find('\0'))), names);
+  }
+  std::string text;
+  for (const std::string& name : names) text += '"' + name + "\"\n";
+  write_file(path, text);
+}
+
+Status write_all(const std::filesystem::path& folder) {
+  const auto seeds = folder / "seeds";
+  Env& env = Env::posix();
+  SQZ_RETURN_IF_ERROR(write_indexes(seeds / "sqz"));
+  SQZ_RETURN_IF_ERROR(
+      write_layers_file(env, at(seeds / "sqz", "layers.sqz"), true, four_layers()).status());
+  SQZ_RETURN_IF_ERROR(
+      write_qmodel_file(env, at(seeds / "sqz", "qmodel.sqz"), true, tiny_qmodel()).status());
+  const std::vector<int32_t> ids = {3, 1, 4, 1, 5};
+  SQZ_RETURN_IF_ERROR(write_npy_tokens(env, at(seeds / "npy", "ids.npy"), ids, true));
+  SQZ_RETURN_IF_ERROR(write_capture(at(seeds / "capture", "one_layer.h5")));
+  write_checkpoints(seeds / "checkpoint");
+  write_sentencepiece(seeds / "sentencepiece");
+  write_dictionary(seeds, at(folder / "dictionaries", "json.dict"));
+  return {};
+}
+
+}  // namespace
+}  // namespace sqz::testing
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  bool ok = true;
-  const auto write = [&](const char* name, const sqz::testing::TinyIndexOptions& options) {
-    ok &= sqz::testing::write_tiny_index(std::string(argv[1]) + "/" + name, options).ok();
-  };
-  sqz::testing::TinyIndexOptions small;
-  small.layers = 1;
-  small.kv_heads = small.query_heads = 1;
-  small.tokens = 32;
-  small.clusters = {2, 4};
-  write("two_levels.sqz", small);
-  small.clusters = {3};
-  small.has_kv = small.has_value_means = false;
-  write("one_level_without_kv.sqz", small);
-  small.layers = 2;
-  small.has_kv = true;
-  small.windows = {{0, 8}};
-  small.dense_layers = {1};
-  write("nothing_clustered.sqz", small);
-  small.windows.clear();
-  small.dense_layers.clear();
-  small.layers = 1;
-  small.page_size = 8;
-  small.key_calibration = true;
-  small.heavy_hitters = true;
-  small.layer_budgets = {8};
-  write("pages.sqz", small);
-  ok &= sqz::write_layers_file(sqz::Env::posix(), std::string(argv[1]) + "/layers.sqz", true,
-                               sqz::testing::four_layers())
-            .ok();
-  ok &= sqz::write_qmodel_file(sqz::Env::posix(), std::string(argv[1]) + "/qmodel.sqz", true,
-                               sqz::testing::tiny_qmodel())
-            .ok();
-  const std::string buckets = std::string(argv[1]) + "/buckets.sqz";
-  ok &= sqz::testing::write_tiny_buckets(buckets, sqz::testing::tiny_qmodel(), 132).ok();
-  return ok ? 0 : 1;
+  const sqz::Status status = sqz::testing::write_all(argv[1]);
+  if (!status.ok()) std::cerr << status.message() << '\n';
+  return status.ok() ? 0 : 1;
 }

@@ -1,0 +1,106 @@
+// .sqz files as inputs. Hashes stand in the way of mutations, and one byte more or less makes
+// everything behind it wrong, so inputs are mutated in place and their hashes repaired: it is the
+// code behind the checks that is to be reached.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "formats/base/hash.h"
+#include "formats/safetensors.h"
+#include "tests/fuzz/memory_env.h"
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
+
+namespace sqz {
+
+// A file, and what a target may take its settings from: the bytes after the hash of the header,
+// which ends 16 bytes after a multiple of 64.
+struct SqzInput {
+  static constexpr size_t kSettings = 8;
+  std::vector<std::byte> file;
+  std::array<uint8_t, kSettings> settings{};
+
+  explicit SqzInput(std::span<const uint8_t> input) {
+    const auto bytes = std::as_bytes(input);
+    const size_t extra = bytes.size() % 64 == 16 + kSettings ? kSettings : 0;
+    file.assign(bytes.begin(), bytes.end() - static_cast<std::ptrdiff_t>(extra));
+    if (extra > 0) std::copy(input.end() - kSettings, input.end(), settings.begin());
+    repair();
+  }
+
+ private:
+  void write_at(size_t offset, const void* data, size_t bytes) {
+    std::memcpy(file.data() + offset, data, bytes);
+  }
+
+  // Each tensor's hash, where the header has one of its name, and the header's.
+  void repair() {
+    MemoryEnv env(file);
+    const auto opened = env.open_read("");
+    const auto header = read_safetensors_header(**opened);
+    if (!header.ok() || header->tensors.empty()) return;
+    const std::string_view text(reinterpret_cast<const char*>(file.data()), header->data_offset);
+    for (const TensorInfo& tensor : header->tensors) {
+      const std::string entry = "\\\"" + tensor.name + "\\\":\\\"";  // JSON in a JSON string
+      const size_t at = text.find(entry);
+      if (at == std::string_view::npos || at + entry.size() + 16 > text.size()) continue;
+      const std::string hash = hex(xxh3_64(std::span(file).subspan(tensor.offset, tensor.bytes)));
+      write_at(at + entry.size(), hash.data(), hash.size());
+    }
+    const auto hash = xxh3_128(std::span(file).first(header->data_offset));
+    const TensorInfo& last = header->tensors.back();
+    if (last.bytes == hash.size()) write_at(last.offset, hash.data(), hash.size());
+  }
+};
+
+// LLVMFuzzerCustomMutator() of targets that read such inputs.
+inline size_t mutate_sqz(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+  uint64_t length = 0;
+  if (size < 64) return LLVMFuzzerMutate(data, size, max_size);
+  std::memcpy(&length, data, sizeof(length));
+  if (length >= size - 64) return LLVMFuzzerMutate(data, size, max_size);
+  const size_t start = 8 + static_cast<size_t>(length);
+  std::minstd_rand random(seed);
+  size_t first = 8, count = static_cast<size_t>(length);
+  uint8_t fill = ' ';
+  switch (random() % 8) {
+    case 0:
+      return LLVMFuzzerMutate(data, size, max_size);
+    case 1:
+    case 2:  // the settings
+      if (size % 64 == 16 && size + SqzInput::kSettings <= max_size) {
+        std::fill_n(data + size, SqzInput::kSettings, 0);
+        size += SqzInput::kSettings;
+      }
+      first = size - SqzInput::kSettings;
+      count = SqzInput::kSettings;
+      fill = 0;
+      break;
+    case 3:
+    case 4:
+    case 5:  // some numbers of a tensor
+      count = std::min<size_t>(4 << random() % 5, size - start);
+      first = start + random() % (size - start - count + 1) / 4 * 4;
+      fill = 0;
+      break;
+    default:
+      break;  // the header's text
+  }
+  std::vector<uint8_t> part(data + first, data + first + count);
+  size_t used = count;
+  while (fill == ' ' && used > 0 && part[used - 1] == ' ') --used;
+  used = LLVMFuzzerMutate(part.data(), used, count);
+  std::fill(part.begin() + static_cast<std::ptrdiff_t>(used), part.end(), fill);
+  std::copy(part.begin(), part.end(), data + first);
+  return size;
+}
+
+}  // namespace sqz
+
+extern "C" inline size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                                 unsigned seed) {
+  return sqz::mutate_sqz(data, size, max_size, seed);
+}
