@@ -4,7 +4,6 @@
 #include <iostream>
 #include <set>
 
-#include "formats/capture.h"
 #include "formats/checkpoint.h"
 #include "formats/npy.h"
 #include "formats/sqz_container.h"
@@ -71,16 +70,15 @@ Status write_indexes(const std::filesystem::path& folder) {
   return {};
 }
 
-Status write_capture(const std::string& path) {
-  CaptureInfo info;
-  info.model = tiny::metadata({.layers = 1, .query_heads = 2, .kv_heads = 1}).model;
-  info.tokens = {3, 1, 4};
-  info.query_positions = {1, 2};
-  SQZ_ASSIGN_OR_RETURN(const auto writer, CaptureWriter::create(path, true, info));
-  const std::vector<float> numbers(3 * 8, 0.5f);
-  SQZ_RETURN_IF_ERROR(writer->write_layer(
-      0, {.keys = numbers, .values = numbers, .queries = std::vector<float>(2 * 2 * 8, 1.0f)}));
-  return writer->commit().status();
+// A capture as capture_fuzz writes it: 3 tokens, the queries of 2, one layer.
+void write_capture(const std::string& path) {
+  const auto model = tiny::metadata({.layers = 1, .query_heads = 2, .kv_heads = 1}).model;
+  const std::vector<std::string> datasets = {{2, 0, 1, 1, 3},       {3, 0, 1, 1, 2},
+                                             {0, 9, 1, 3, 1, 3, 8}, {1, 4, 1, 3, 1, 3, 8},
+                                             {0, 0, 1, 3, 2, 2, 8}, {0, 0, 0, 1, 3}};
+  std::string bytes = to_json(model).str() + '\0';
+  for (const std::string& dataset : datasets) bytes += dataset;
+  write_file(path, bytes);
 }
 
 // config.json, the index of shards if there is one, and the shard, as checkpoint_fuzz takes them.
@@ -178,7 +176,7 @@ Status write_all(const std::filesystem::path& folder) {
       write_qmodel_file(env, at(seeds / "sqz", "qmodel.sqz"), true, tiny_qmodel()).status());
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5};
   SQZ_RETURN_IF_ERROR(write_npy_tokens(env, at(seeds / "npy", "ids.npy"), ids, true));
-  SQZ_RETURN_IF_ERROR(write_capture(at(seeds / "capture", "one_layer.h5")));
+  write_capture(at(seeds / "capture", "one_layer"));
   write_checkpoints(seeds / "checkpoint");
   write_sentencepiece(seeds / "sentencepiece");
   write_dictionary(seeds, at(folder / "dictionaries", "json.dict"));

@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "sqz/sqz.hpp"
-#include "tests/fuzz/memory_file.h"
+#include "tests/fuzz/input_file.h"
 #include "tests/fuzz/sqz_input.h"
 
 namespace {
@@ -64,7 +64,7 @@ void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens, bo
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sqz::SqzInput input({data, size});
   const auto [how, amount, rule, group, residual, levels, tokens, block] = input.settings;
-  const sqz::MemoryFile file(input.file);
+  const sqz::InputFile file(input.file);
   sqz_index* index = nullptr;
   if (!ok(sqz_index_open(file.path().c_str(), how & 1 ? SQZ_OPEN_MMAP : SQZ_OPEN_READ, &index))) {
     return 0;

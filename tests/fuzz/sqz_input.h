@@ -3,16 +3,13 @@
 // code behind the checks that is to be reached.
 #pragma once
 
-#include <algorithm>
+#include <array>
 #include <cstring>
-#include <random>
-#include <vector>
 
 #include "formats/base/hash.h"
 #include "formats/safetensors.h"
 #include "tests/fuzz/memory_env.h"
-
-extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
+#include "tests/fuzz/mutate.h"
 
 namespace sqz {
 
@@ -56,51 +53,27 @@ struct SqzInput {
   }
 };
 
-// LLVMFuzzerCustomMutator() of targets that read such inputs.
-inline size_t mutate_sqz(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
-  uint64_t length = 0;
-  if (size < 64) return LLVMFuzzerMutate(data, size, max_size);
-  std::memcpy(&length, data, sizeof(length));
-  if (length >= size - 64) return LLVMFuzzerMutate(data, size, max_size);
-  const size_t start = 8 + static_cast<size_t>(length);
-  std::minstd_rand random(seed);
-  size_t first = 8, count = static_cast<size_t>(length);
-  uint8_t fill = ' ';
-  switch (random() % 8) {
-    case 0:
-      return LLVMFuzzerMutate(data, size, max_size);
-    case 1:
-    case 2:  // the settings
-      if (size % 64 == 16 && size + SqzInput::kSettings <= max_size) {
-        std::fill_n(data + size, SqzInput::kSettings, 0);
-        size += SqzInput::kSettings;
-      }
-      first = size - SqzInput::kSettings;
-      count = SqzInput::kSettings;
-      fill = 0;
-      break;
-    case 3:
-    case 4:
-    case 5:  // some numbers of a tensor
-      count = std::min<size_t>(4 << random() % 5, size - start);
-      first = start + random() % (size - start - count + 1) / 4 * 4;
-      fill = 0;
-      break;
-    default:
-      break;  // the header's text
-  }
-  std::vector<uint8_t> part(data + first, data + first + count);
-  size_t used = count;
-  while (fill == ' ' && used > 0 && part[used - 1] == ' ') --used;
-  used = LLVMFuzzerMutate(part.data(), used, count);
-  std::fill(part.begin() + static_cast<std::ptrdiff_t>(used), part.end(), fill);
-  std::copy(part.begin(), part.end(), data + first);
-  return size;
-}
-
 }  // namespace sqz
 
 extern "C" inline size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                                  unsigned seed) {
-  return sqz::mutate_sqz(data, size, max_size, seed);
+  constexpr size_t kSettings = sqz::SqzInput::kSettings, kLeast = 64;
+  uint64_t length = 0;
+  if (size < kLeast) return LLVMFuzzerMutate(data, size, max_size);
+  std::memcpy(&length, data, sizeof(length));
+  std::minstd_rand random(seed);
+  const auto choice = random() % 8;
+  if (length >= size - kLeast || choice == 0) return LLVMFuzzerMutate(data, size, max_size);
+  if (choice < 3) {
+    if (size % 64 == 16 && size + kSettings <= max_size) {
+      std::fill_n(data + size, kSettings, 0);
+      size += kSettings;
+    }
+    sqz::mutate_part(data, size - kSettings, kSettings, 0);
+  } else if (choice < 6) {
+    sqz::mutate_numbers(data, 8 + static_cast<size_t>(length), size, random);
+  } else {
+    sqz::mutate_part(data, 8, static_cast<size_t>(length), ' ');  // the header's text
+  }
+  return size;
 }
