@@ -25,43 +25,32 @@ std::string at(const std::filesystem::path& folder, const char* name) {
 }
 
 Status write_indexes(const std::filesystem::path& folder) {
-  const TinyIndexOptions plain = {.layers = 1,
-                                  .query_heads = 2,
-                                  .kv_heads = 1,
-                                  .tokens = 32,
-                                  .clusters = {2, 4},
-                                  .heavy_hitters = true};
-  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "two_levels.sqz"), plain).status());
-  TinyIndexOptions f16 = plain;
-  f16.clusters = {3};
-  f16.dtype = DType::kF16;
-  f16.heavy_hitters = f16.has_value_means = false;
-  f16.query_heads = 1;
-  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "one_level_f16.sqz"), f16).status());
-  TinyIndexOptions dense = plain;
-  dense.layers = 2;
-  dense.windows = {{0, 8}};
-  dense.dense_layers = {1};
-  dense.heavy_hitters = false;
-  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "nothing_clustered.sqz"), dense).status());
-  TinyIndexOptions pages = plain;
-  pages.page_size = 8;
-  pages.key_calibration = true;
-  pages.layer_budgets = {8};
-  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "pages.sqz"), pages).status());
-  TinyIndexOptions without_kv = f16;
-  without_kv.page_size = 5;
-  without_kv.has_kv = false;
-  const std::string no_keys = at(folder, "pages_f16_without_kv.sqz");
-  SQZ_RETURN_IF_ERROR(write_tiny_index(no_keys, without_kv).status());
-  // The settings of session_fuzz: keys and values from the engine's own memory.
-  write_file(no_keys, read_file(no_keys) + std::string("\x40\0\0\0\0\0\0", 8));
+  TinyIndexOptions o = {
+      .layers = 1, .query_heads = 1, .kv_heads = 1, .tokens = 32, .clusters = {2, 4}};
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "two_levels.sqz"), o).status());
+  o.clusters = {3};
+  o.has_kv = o.has_value_means = false;
+  o.dtype = DType::kF16;
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "one_level_without_kv.sqz"), o).status());
+  o.layers = 2;
+  o.has_kv = true;
+  o.dtype = DType::kBF16;
+  o.windows = {{0, 8}};
+  o.dense_layers = {1};
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "nothing_clustered.sqz"), o).status());
+  o.windows.clear();
+  o.dense_layers.clear();
+  o.layers = 1;
+  o.page_size = 8;
+  o.key_calibration = o.heavy_hitters = true;
+  o.layer_budgets = {8};
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "pages.sqz"), o).status());
   SQZ_RETURN_IF_ERROR(write_tiny_buckets(at(folder, "buckets.sqz"), tiny_qmodel(), 132).status());
 
-  pages.key_calibration = false;
-  pages.layer_budgets = {};
+  o.key_calibration = false;
+  o.layer_budgets = {};
   const std::string whole = at(folder, "whole.sqz");
-  SQZ_RETURN_IF_ERROR(write_tiny_index(whole, pages).status());
+  SQZ_RETURN_IF_ERROR(write_tiny_index(whole, o).status());
   SQZ_ASSIGN_OR_RETURN(auto index, SqzFile::open(whole, OpenMode::kRead));
   const SelectionRequest h2o = {.selector = SelectorKind::kH2o, .keep = 0.5, .dense_layers = -1};
   SQZ_RETURN_IF_ERROR(
@@ -151,13 +140,13 @@ void write_dictionary(const std::filesystem::path& folder, const std::string& pa
   std::set<std::string> names = {"true", "false", "null",  "[]",         "{}",
                                  "-1",   "0",     "1e308", "4294967295", "9223372036854775807",
                                  "BF16", "F16",   "U8"};
-  for (const auto& entry : std::filesystem::directory_iterator(folder / "sqz")) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "sqz_file_fuzz")) {
     const std::string bytes = read_file(entry.path());
     uint64_t length = 0;
     std::memcpy(&length, bytes.data(), 8);
     collect_names(nlohmann::json::parse(bytes.substr(8, length)), names);
   }
-  for (const auto& entry : std::filesystem::directory_iterator(folder / "checkpoint")) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "checkpoint_fuzz")) {
     const std::string bytes = read_file(entry.path());
     collect_names(nlohmann::json::parse(bytes.substr(0, bytes.find('\0'))), names);
   }
@@ -169,16 +158,18 @@ void write_dictionary(const std::filesystem::path& folder, const std::string& pa
 Status write_all(const std::filesystem::path& folder) {
   const auto seeds = folder / "seeds";
   Env& env = Env::posix();
-  SQZ_RETURN_IF_ERROR(write_indexes(seeds / "sqz"));
+  SQZ_RETURN_IF_ERROR(write_indexes(seeds / "sqz_file_fuzz"));
   SQZ_RETURN_IF_ERROR(
-      write_layers_file(env, at(seeds / "sqz", "layers.sqz"), true, four_layers()).status());
+      write_layers_file(env, at(seeds / "sqz_file_fuzz", "layers.sqz"), true, four_layers())
+          .status());
   SQZ_RETURN_IF_ERROR(
-      write_qmodel_file(env, at(seeds / "sqz", "qmodel.sqz"), true, tiny_qmodel()).status());
+      write_qmodel_file(env, at(seeds / "sqz_file_fuzz", "qmodel.sqz"), true, tiny_qmodel())
+          .status());
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5};
-  SQZ_RETURN_IF_ERROR(write_npy_tokens(env, at(seeds / "npy", "ids.npy"), ids, true));
-  write_capture(at(seeds / "capture", "one_layer"));
-  write_checkpoints(seeds / "checkpoint");
-  write_sentencepiece(seeds / "sentencepiece");
+  SQZ_RETURN_IF_ERROR(write_npy_tokens(env, at(seeds / "npy_fuzz", "ids.npy"), ids, true));
+  write_capture(at(seeds / "capture_fuzz", "one_layer"));
+  write_checkpoints(seeds / "checkpoint_fuzz");
+  write_sentencepiece(seeds / "sentencepiece_fuzz");
   write_dictionary(seeds, at(folder / "dictionaries", "json.dict"));
   return {};
 }

@@ -66,7 +66,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto [how, amount, rule, group, residual, levels, tokens, block] = input.settings;
   const sqz::InputFile file(input.file);
   sqz_index* index = nullptr;
-  if (!ok(sqz_index_open(file.path().c_str(), how & 1 ? SQZ_OPEN_MMAP : SQZ_OPEN_READ, &index))) {
+  const sqz_open_mode mode = how & 128 ? SQZ_OPEN_VERIFY : how & 1 ? SQZ_OPEN_MMAP : SQZ_OPEN_READ;
+  if (!ok(sqz_index_open(file.path().c_str(), mode, &index))) {
     return 0;
   }
   auto info = make<sqz_index_info>();
@@ -97,7 +98,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       heads.kv_heads = 1;
       heads.query_heads /= info.kv_heads;
     }
-    attend(session, heads, options.max_tokens, how & 64);
+    attend(session, heads, options.max_tokens, how & 64 || !info.has_kv);
     sqz_session_destroy(session);
   }
   sqz_index_close(index);

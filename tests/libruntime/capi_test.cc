@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/common/tiny_buckets.h"
+#include "tests/formats/raw_safetensors.h"
 #include "tests/libruntime/c_index.h"
 
 extern "C" int sqz_header_is_c99(void);
@@ -53,6 +54,37 @@ TEST_F(CApi, OpenAndDescribe) {
     EXPECT_EQ(std::strlen(info.model_fingerprint), 16u);
     EXPECT_EQ(std::strncmp(info.producer, "sqz ", 4), 0);
     index.verify();
+  }
+}
+
+// A flipped byte in any tensor is found when the file is opened, if that is asked for.
+TEST_F(CApi, VerifyWhileOpening) {
+  const testing::TemporaryDirectory dir;
+  testing::TinyIndexOptions clusters, pages;
+  clusters.heavy_hitters = clusters.key_calibration = pages.key_calibration = true;
+  pages.page_size = 8;
+  const std::string file = dir.file("a.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(file, clusters).ok());
+  ASSERT_TRUE(testing::write_tiny_index(dir.file("b.sqz"), pages).ok());
+  ASSERT_TRUE(testing::write_tiny_buckets(dir.file("c.sqz"), testing::tiny_qmodel(), 132).ok());
+  for (const char* name : {"a.sqz", "b.sqz", "c.sqz"}) {
+    std::string bytes = testing::read_file(dir.file(name));
+    testing::write_file(file, bytes);
+    const SafetensorsHeader header = (*SqzFile::open(file))->header();
+    const runtime::Index whole(file, SQZ_OPEN_VERIFY);
+    for (const TensorInfo& tensor : header.tensors) {
+      if (tensor.name == "header.xxh3_128") continue;
+      char& byte = bytes[static_cast<size_t>(tensor.offset + tensor.bytes / 2)];
+      byte = static_cast<char>(byte ^ 1);
+      testing::write_file(file, bytes);
+      byte = static_cast<char>(byte ^ 1);
+      const runtime::Index unchecked(file, SQZ_OPEN_READ);
+      sqz_index* index = nullptr;
+      EXPECT_EQ(sqz_index_open(file.c_str(), SQZ_OPEN_VERIFY, &index), SQZ_CORRUPT) << tensor.name;
+      EXPECT_EQ(index, nullptr);
+      EXPECT_NE(std::strstr(sqz_last_error(), file.c_str()), nullptr) << sqz_last_error();
+      EXPECT_NE(std::strstr(sqz_last_error(), tensor.name.c_str()), nullptr) << sqz_last_error();
+    }
   }
 }
 
