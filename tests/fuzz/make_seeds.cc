@@ -59,6 +59,23 @@ Status write_indexes(const std::filesystem::path& folder) {
   return {};
 }
 
+// What sqz-train-qmodel leaves when it is interrupted, with one tensor.
+Status write_training(const std::string& path) {
+  std::vector<PlannedTensor> tensors = {{"centroids", DType::kF32, {1, 2, 4}},
+                                        header_hash_tensor()};
+  SQZ_RETURN_IF_ERROR(size_tensors(tensors, path));
+  const std::vector<float> numbers(8, 0.5f);
+  return write_container(Env::posix(), path, true,
+                         {{"format", "sqz"},
+                          {"format_version", "1"},
+                          {"kind", kind_name(FileKind::kQmodelCheckpoint)},
+                          {"producer", producer_name()},
+                          {"settings", "{}"},
+                          {"progress", R"({"step":1,"loss":0.5})"}},
+                         tensors, {{"centroids", std::as_bytes(std::span(numbers))}})
+      .status();
+}
+
 // A capture as capture_fuzz writes it: 3 tokens, the queries of 2, one layer.
 void write_capture(const std::string& path) {
   const auto model = tiny::metadata({.layers = 1, .query_heads = 2, .kv_heads = 1}).model;
@@ -165,6 +182,7 @@ Status write_all(const std::filesystem::path& folder) {
   SQZ_RETURN_IF_ERROR(
       write_qmodel_file(env, at(seeds / "sqz_file_fuzz", "qmodel.sqz"), true, tiny_qmodel())
           .status());
+  SQZ_RETURN_IF_ERROR(write_training(at(seeds / "sqz_file_fuzz", "training.sqz")));
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5};
   SQZ_RETURN_IF_ERROR(write_npy_tokens(env, at(seeds / "npy_fuzz", "ids.npy"), ids, true));
   write_capture(at(seeds / "capture_fuzz", "one_layer"));

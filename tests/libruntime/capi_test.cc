@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <latch>
 #include <thread>
 
 #include "tests/common/tiny_buckets.h"
@@ -628,6 +629,41 @@ TEST_F(CApi, SessionsOfOneIndexInManyThreads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Many threads with two sessions each on one index, which is closed while they attend; meanwhile
+// others open, check and close the same file.
+TEST_F(CApi, EverythingAtOnce) {
+  constexpr int kThreads = 6;
+  Call expected(4);
+  runtime::Session(*index_, testing::held_budget(0.2)).attend(expected.args);
+  for (int round = 0; round < 3; ++round) {
+    auto shared = std::make_unique<runtime::Index>(path());
+    std::latch created(kThreads);
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        shared->verify();
+        EXPECT_EQ(shared->describe().tokens, 5000);
+        runtime::Session first(*shared, testing::held_budget(0.2));
+        runtime::Session second(*shared, testing::held_budget(0.2));
+        created.count_down();
+        for (runtime::Session* session : {&first, &second, &first}) {
+          Call call(4);
+          session->attend(call.args);
+          EXPECT_EQ(call.out, expected.out);
+          EXPECT_GT(session->stats().keys_read, 0u);
+          session->reset_stats();
+        }
+        for (const auto mode : {SQZ_OPEN_MMAP, SQZ_OPEN_READ, SQZ_OPEN_VERIFY}) {
+          EXPECT_EQ(runtime::Index(path(), mode).describe().tokens, 5000);
+          EXPECT_THROW(runtime::Index("/nowhere", mode), runtime::Error);
+        }
+      });
+    }
+    created.wait();
+    shared.reset();
+  }
 }
 
 // Damaged offsets are not found at open (that reads the header alone) but before they are used.
