@@ -5,7 +5,7 @@
 set -euo pipefail
 target=$1 seeds=$2 dictionary=${3:+-dict=$(dirname "$0")/dictionaries/$3.dict} seconds=${SQZ_FUZZ_SECONDS:-0}
 limits="-timeout=20 -rss_limit_mb=2048"
-export ASAN_OPTIONS=max_allocation_size_mb=512${ASAN_OPTIONS:+:$ASAN_OPTIONS}  # no input is larger than a few KB
+export ASAN_OPTIONS=max_allocation_size_mb=256${ASAN_OPTIONS:+:$ASAN_OPTIONS}  # no input is larger than a few KB
 "$target" "$seeds"/* $limits
 [ "$seconds" -gt 0 ] || exit 0
 if [ -n "${SQZ_FUZZ_CORPUS:-}" ]; then

@@ -202,11 +202,12 @@ TEST_F(Allocation, CheckingAFileTakesLittleMemory) {
       .layers = 1, .query_heads = 1, .kv_heads = 1, .sink = 0, .tail = 1};
   struct Shape {
     const char* name;
-    int64_t heads, head_dim, tokens, clusters, page_size;
+    int64_t layers, heads, head_dim, tokens, clusters, page_size;
   };
   for (const Shape& shape :
-       {Shape{"clusters", 1, 4096, 8193, 8192, 0}, Shape{"heads", 1 << 21, 1, 1, 0, 0},
-        Shape{"tables", 1 << 13, 1, 2, 1, 0}, Shape{"tokens", 1, 1, 1 << 28, 0, 1 << 20}}) {
+       {Shape{"clusters", 1, 1, 4096, 8193, 8192, 0}, Shape{"heads", 32, 1 << 16, 1, 1, 0, 0},
+        Shape{"tables", 1, 1 << 13, 1, 2, 1, 0}, Shape{"tokens", 1, 1, 1, 1 << 28, 0, 1 << 20}}) {
+    o.layers = shape.layers;
     o.query_heads = o.kv_heads = shape.heads;
     o.head_dim = shape.head_dim;
     o.tokens = shape.tokens;
@@ -215,12 +216,13 @@ TEST_F(Allocation, CheckingAFileTakesLittleMemory) {
     o.has_kv = shape.page_size == 0;
     o.has_value_means = false;
     o.dense_layers.clear();
-    if (shape.tokens == 1) o.dense_layers = {0};
+    for (int64_t l = 0; l < o.layers && shape.tokens == 1; ++l) o.dense_layers.insert(l);
     const IndexMetadata metadata = testing::tiny::metadata(o);
-    LayerShape layer = shape_without_clusters(metadata, 0);
+    std::vector<LayerShape> layers;
+    for (int64_t l = 0; l < o.layers; ++l) layers.push_back(shape_without_clusters(metadata, l));
     std::map<std::string, std::string> contents;
     if (metadata.levels > 0) {
-      layer.clusters = o.clusters;
+      layers[0].clusters = o.clusters;
       std::string offsets;
       for (uint32_t c = 0; c <= shape.clusters; ++c) {
         offsets.append(reinterpret_cast<const char*>(&c), sizeof(c));
@@ -228,7 +230,7 @@ TEST_F(Allocation, CheckingAFileTakesLittleMemory) {
       contents["layers.0.level.1.offsets"] = offsets;
     }
     const std::string file = path() + ".sparse";
-    const Status written = testing::write_sparse_index(file, metadata, {&layer, 1}, contents);
+    const Status written = testing::write_sparse_index(file, metadata, layers, contents);
     ASSERT_TRUE(written.ok()) << shape.name << ": " << written.message();
     const runtime::Index index(file);
     const int64_t before = live;
