@@ -24,6 +24,7 @@ inline void mutate_part(uint8_t* data, size_t first, size_t count, uint8_t fill)
 
 // Changes some bytes at a place in data[first, end) that is a multiple of four.
 inline void mutate_numbers(uint8_t* data, size_t first, size_t end, std::minstd_rand& random) {
+  if (first == end) return;
   const size_t count = std::min<size_t>(4 << random() % 5, end - first);
   mutate_part(data, first + random() % (end - first - count + 1) / 4 * 4, count, 0);
 }

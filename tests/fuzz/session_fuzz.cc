@@ -76,7 +76,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto options = make<sqz_session_options>();
   options.dense_layers = how & 8 ? 0 : -1;
   options.uniform_layers = how >> 4 & 1;
-  options.rule = rule % 2;
   options.group = group % 3;
   options.residual = residual % 2;
   options.levels = levels % 5;
@@ -84,8 +83,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.threads = 1;
   options.max_tokens = 1 + tokens % 4;
   if (how & 32) options.first_kv_head = info.kv_heads - 1;
-  for (int selector = 0; sqz_selector_name(static_cast<sqz_selector>(selector)); ++selector) {
+  // Squeezed twice: by thresholds, and by the rule that holds the budget whatever they are.
+  for (int n = 0; sqz_selector_name(static_cast<sqz_selector>(std::max(n - 1, 0))); ++n) {
+    const int selector = std::max(n - 1, 0);
     options.selector = selector;
+    options.rule = n == 0 || rule % 2 ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
     const bool dense = selector == SQZ_SELECTOR_DENSE, exact = how & 4;
     const double share = ((amount + 127) % 256 + 1) / 256.0;
     options.budget = dense || exact || !(how & 2) ? 0 : share;

@@ -71,7 +71,15 @@ extern "C" inline size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, siz
     }
     sqz::mutate_part(data, size - kSettings, kSettings, 0);
   } else if (choice < 6) {
-    sqz::mutate_numbers(data, 8 + static_cast<size_t>(length), size, random);
+    sqz::MemoryEnv env(std::as_bytes(std::span(data, size / 64 * 64 + 16)));
+    const auto header = sqz::read_safetensors_header(**env.open_read(""));
+    size_t first = 8 + static_cast<size_t>(length), end = size;
+    if (header.ok() && !header->tensors.empty()) {  // small tensors as often as large ones
+      const sqz::TensorInfo& tensor = header->tensors[random() % header->tensors.size()];
+      first = tensor.offset;
+      end = first + tensor.bytes;
+    }
+    sqz::mutate_numbers(data, first, end, random);
   } else {
     sqz::mutate_part(data, 8, static_cast<size_t>(length), ' ');  // the header's text
   }
