@@ -55,8 +55,9 @@ struct SqzInput {
 
 }  // namespace sqz
 
-extern "C" inline size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
-                                                 unsigned seed) {
+// Not inline: nothing but libFuzzer names it.
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
   constexpr size_t kSettings = sqz::SqzInput::kSettings, kLeast = 64;
   uint64_t length = 0;
   if (size < kLeast) return LLVMFuzzerMutate(data, size, max_size);
