@@ -14,7 +14,7 @@ cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=None -DSQZ_FUZZ=ON -D
   -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags
 mkdir -p "$OUT/lib"
 ctest --test-dir "$build" -N -V -R '_fuzz$' |
-  sed -n 's/^[0-9]*: Test command: [^ ]*run.sh" "\([^"]*\)" "\([^"]*\)"\( "\([^"]*\)"\)\?$/\1 \2 \4/p' |
+  sed -n 's/^[0-9]*: Test command: [^ ]*run.sh "\([^"]*\)" "\([^"]*\)"\( "\([^"]*\)"\)\?$/\1 \2 \4/p' |
   while read -r target seeds dictionary; do
     name=$(basename "$target")
     cmake --build "$build" --target "$name" </dev/null
