@@ -14,7 +14,7 @@ namespace sqz {
 
 struct SqzContainer;
 
-using Problems = std::vector<std::string>;        // one sentence each
+using Problems = std::vector<std::string>;  // one sentence each
 inline constexpr size_t kMaxProblems = 1000;
 void note(Problems& problems, std::string text);  // the first kMaxProblems
 // ok if there are none, else the first one as a message about `path`.
