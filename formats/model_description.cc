@@ -11,8 +11,9 @@ namespace sqz {
 namespace {
 
 constexpr int64_t kMaxLayers = 1 << 16;
-constexpr int64_t kMaxWidth = 1 << 24;           // heads, hidden size
-constexpr int64_t kMaxHeadDim = 4096;            // what a thread works with grows with it
+constexpr int64_t kMaxHeads = 1 << 16;           // what a session takes grows with this,
+constexpr int64_t kMaxHeadDim = 4096;            // and with this, whatever the file's size
+constexpr int64_t kMaxWidth = 1 << 24;           // hidden size
 constexpr int64_t kMaxCount = int64_t{1} << 40;  // vocabulary, positions
 constexpr double kTiny = 1e-30, kHuge = 1e30;
 
@@ -98,7 +99,7 @@ Result<ModelDescription> model_from_json(const JsonValue& json, const std::strin
   ModelDescription model;
   model.architecture = fields.text("architecture");
   model.layers = fields.integer("layers", 1, kMaxLayers);
-  model.query_heads = fields.integer("query_heads", 1, kMaxWidth);
+  model.query_heads = fields.integer("query_heads", 1, kMaxHeads);
   model.kv_heads = fields.integer("kv_heads", 1, model.query_heads);
   if (model.query_heads % model.kv_heads != 0) {
     fields.complain("kv_heads", concat("a divisor of query_heads, ", model.query_heads));

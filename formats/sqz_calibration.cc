@@ -11,12 +11,12 @@ namespace {
 
 // Index of the first value that breaks `rule`, or -1.
 template <class Rule>
-int64_t first_bad(const std::vector<float>& values, Rule rule) {
+int64_t first_bad(std::span<const float> values, Rule rule) {
   const auto at = std::find_if_not(values.begin(), values.end(), rule);
   return at == values.end() ? -1 : at - values.begin();
 }
 
-Status check_table(const CalibrationTable& table, const std::vector<float>& values,
+Status check_table(const CalibrationTable& table, std::span<const float> values,
                    const Refuse& refuse) {
   const auto refuse_number = [&](int64_t index, const char* expected) {
     return refuse(concat(table.name, "[", index, "]"), values[static_cast<size_t>(index)],
@@ -98,17 +98,25 @@ std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata) 
   return out;
 }
 
-Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
-                         const std::string& label, Code code) {
+Status check_calibration(const Calibration& parameters, const CalibrationValues& values,
+                         const IndexMetadata& metadata, const std::string& label, Code code) {
   const Refuse refuse{label, code};
-  if (metadata.levels > 0 && std::ssize(calibration.coarse_keep) != metadata.levels - 1) {
-    return refuse("calibration.coarse_keep", concat(calibration.coarse_keep.size(), " values"),
+  if (metadata.levels > 0 && std::ssize(parameters.coarse_keep) != metadata.levels - 1) {
+    return refuse("calibration.coarse_keep", concat(parameters.coarse_keep.size(), " values"),
                   metadata.levels - 1);
   }
   for (const CalibrationTable& table : calibration_tables(metadata)) {
-    SQZ_RETURN_IF_ERROR(check_table(table, calibration.*table.values, refuse));
+    SQZ_RETURN_IF_ERROR(check_table(table, values(table), refuse));
   }
   return {};
+}
+
+Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
+                         const std::string& label, Code code) {
+  const auto own = [&](const CalibrationTable& table) {
+    return std::span<const float>(calibration.*table.values);
+  };
+  return check_calibration(calibration, own, metadata, label, code);
 }
 
 }  // namespace sqz

@@ -9,8 +9,6 @@
 namespace sqz {
 namespace {
 
-constexpr size_t kMaxProblems = 1000;
-
 // Of 16-bit floats whose exponent is `mask`: neither NaN nor infinite.
 bool all_finite(std::span<const std::byte> bytes, uint16_t mask) {
   const auto* x = reinterpret_cast<const uint16_t*>(bytes.data());

@@ -14,8 +14,9 @@ namespace sqz {
 
 struct SqzContainer;
 
-using Problems = std::vector<std::string>;        // one sentence each
-void note(Problems& problems, std::string text);  // the first 1000
+using Problems = std::vector<std::string>;  // one sentence each
+inline constexpr size_t kMaxProblems = 1000;
+void note(Problems& problems, std::string text);  // the first kMaxProblems
 // ok if there are none, else the first one as a message about `path`.
 Status first_of(const Problems& problems, const std::string& path, Code code);
 
@@ -35,7 +36,7 @@ void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file,
                  Problems& problems);
 
 // All of an index, for SqzFile::verify(). `bytes`: the whole file. `threads`: 0 = all cores; the
-// report does not depend on it.
+// report does not depend on it. Takes at most 16 MiB a thread, whatever the file's size.
 VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
                           const std::function<void(uint64_t, uint64_t)>& progress, int threads);
 

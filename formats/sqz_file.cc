@@ -120,7 +120,12 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
     s.layers.push_back(view_of(s.metadata, shape, rest.first(count), s.container.bytes.data()));
     rest = rest.subspan(count);
   }
-  return std::shared_ptr<const SqzFile>(new SqzFile(std::move(state)));
+  std::shared_ptr<const SqzFile> file(new SqzFile(std::move(state)));
+  if (mode == OpenMode::kVerify) {
+    const Status whole = file->check_whole();
+    if (!whole.ok()) return Status(whole.code(), concat(path, ": ", whole.message()));
+  }
+  return file;
 }
 
 const std::string& SqzFile::path() const {

@@ -176,6 +176,7 @@ enum class OpenMode {
   kMmap,  // map the file. A file that is truncated, or a disk that fails, while mapped raises
           // SIGBUS
   kRead,  // read it all into memory at open: for hosts that must not meet SIGBUS, and remote disks
+  kVerify,  // the same, and check_whole() of what was read
 };
 
 struct VerifyReport {

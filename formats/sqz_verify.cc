@@ -1,10 +1,13 @@
 #include "formats/sqz_checksums.h"
 #include "formats/sqz_layout.h"
+#include "formats/sqz_metadata.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -19,15 +22,27 @@ double relative_tolerance(DType dtype, double count) {
 }
 constexpr double kAbsoluteTolerance = 0x1p-23;  // float16's subnormal steps
 
-// Sums over the slots below each cluster: of the vectors, and of their absolute values.
-struct Sums {
-  std::vector<double> sum, absolute;  // [n, d]
-  std::vector<double> count;          // [n]
+constexpr int64_t kNumbersAtOnce = int64_t{1} << 27;  // 16 MiB of bits
 
-  Sums(int64_t n, int64_t d)
-      : sum(static_cast<size_t>(n * d)),
-        absolute(static_cast<size_t>(n * d)),
-        count(static_cast<size_t>(n)) {}
+// Sums over the slots below a cluster: of the vectors, and of their absolute values.
+struct Sums {
+  std::vector<double> sum, absolute;  // [d]
+  double count = 0;
+
+  explicit Sums(int64_t d) : sum(static_cast<size_t>(d)), absolute(sum.size()) {}
+  void clear() {
+    std::fill(sum.begin(), sum.end(), 0.0);
+    std::fill(absolute.begin(), absolute.end(), 0.0);
+    count = 0;
+  }
+  template <class T>
+  void add(const T* more, const T* more_absolute, double vectors) {
+    for (size_t i = 0; i < sum.size(); ++i) {
+      sum[i] += double{more[i]};
+      absolute[i] += double{more_absolute[i]};
+    }
+    count += vectors;
+  }
 };
 
 template <class T>
@@ -43,42 +58,18 @@ void add_vector(const T* __restrict x, int64_t d, float* __restrict sum,
 // In float32 over kBlock vectors at a time, which is exact enough by far (kBlock * 2^-24, relative)
 // and four times as fast as double precision.
 template <class T>
-Sums sum_slots(const uint32_t* offsets, int64_t n, const T* vectors, int64_t d) {
+void add_slots(int64_t first, int64_t end, const T* vectors, int64_t d, Sums& out) {
   constexpr int64_t kBlock = 32;
-  Sums out(n, d);
   std::vector<float> sum(static_cast<size_t>(d)), absolute(static_cast<size_t>(d));
-  for (int64_t c = 0; c < n; ++c) {
-    const int64_t end = offsets[c + 1];
-    for (int64_t first = offsets[c]; first < end; first += kBlock) {
-      std::fill(sum.begin(), sum.end(), 0.0f);
-      std::fill(absolute.begin(), absolute.end(), 0.0f);
-      for (int64_t slot = first; slot < std::min(first + kBlock, end); ++slot) {
-        add_vector(vectors + slot * d, d, sum.data(), absolute.data());
-      }
-      for (int64_t i = 0; i < d; ++i) {
-        out.sum[static_cast<size_t>(c * d + i)] += double{sum[static_cast<size_t>(i)]};
-        out.absolute[static_cast<size_t>(c * d + i)] += double{absolute[static_cast<size_t>(i)]};
-      }
+  for (; first < end; first += kBlock) {
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    std::fill(absolute.begin(), absolute.end(), 0.0f);
+    const int64_t last = std::min(first + kBlock, end);
+    for (int64_t slot = first; slot < last; ++slot) {
+      add_vector(vectors + slot * d, d, sum.data(), absolute.data());
     }
-    out.count[static_cast<size_t>(c)] = double(offsets[c + 1] - offsets[c]);
+    out.add(sum.data(), absolute.data(), double(last - first));
   }
-  return out;
-}
-
-Sums sum_children(const uint32_t* offsets, int64_t n, const Sums& children, int64_t d) {
-  Sums out(n, d);
-  for (int64_t c = 0; c < n; ++c) {
-    for (size_t child = offsets[c]; child < offsets[c + 1]; ++child) {
-      for (int64_t i = 0; i < d; ++i) {
-        const size_t from = child * static_cast<size_t>(d) + static_cast<size_t>(i);
-        const auto to = static_cast<size_t>(c * d + i);
-        out.sum[to] += children.sum[from];
-        out.absolute[to] += children.absolute[from];
-      }
-      out.count[static_cast<size_t>(c)] += children.count[child];
-    }
-  }
-  return out;
 }
 
 // item(0) .. item(count - 1), each once, on `threads` threads, the caller's among them.
@@ -162,15 +153,19 @@ class HeadCheck {
   // The numbers of all slots: from `low`, below `end`, none twice.
   void check_once(const char* tensor, const char* item, const uint32_t* numbers, int64_t low,
                   int64_t end, const std::string& expected) {
-    std::vector<bool> seen(static_cast<size_t>(end - low));
-    for (int64_t i = 0; i < layer_.slots; ++i) {
-      const int64_t number = numbers[head_ * layer_.slots + i];
-      const bool inside = number >= low && number < end;
-      if (!inside || seen[static_cast<size_t>(number - low)]) {
-        complain(tensor, concat(item, i), concat(number, inside ? " again" : ""), expected);
-        return;
+    for (int64_t from = low; from < end; from += kNumbersAtOnce) {
+      const int64_t to = std::min(from + kNumbersAtOnce, end);
+      std::vector<bool> seen(static_cast<size_t>(to - from));
+      for (int64_t i = 0; i < layer_.slots; ++i) {
+        const int64_t number = numbers[head_ * layer_.slots + i];
+        const bool inside = number >= low && number < end;
+        if (inside && (number < from || number >= to)) continue;
+        if (!inside || seen[static_cast<size_t>(number - from)]) {
+          complain(tensor, concat(item, i), concat(number, inside ? " again" : ""), expected);
+          return;
+        }
+        seen[static_cast<size_t>(number - from)] = true;
       }
-      seen[static_cast<size_t>(number - low)] = true;
     }
   }
 
@@ -272,37 +267,42 @@ class HeadCheck {
     }
   }
 
-  // The means of every level, finest first, against the vectors of the slots below.
+  // The means of every level against the vectors of the slots below, with the sums of one cluster
+  // of each level in memory: a cluster that ends is compared and added to the one above.
   template <class T>
   void check_tree(const void* vectors, const void* LevelView::*means, const char* name) {
     const int64_t d = layer_.head_dim;
     const int finest = layer_.levels - 1;
-    Sums sums = sum_slots(offsets_of(finest), level(finest).clusters,
-                          of_head<T>(vectors, layer_.slots * d), d);
-    for (int k = finest; k >= 0; --k) {
-      const int64_t n = level(k).clusters;
-      if (k < finest) sums = sum_children(offsets_of(k), n, sums, d);
-      const T* stored = of_head<T>(level(k).*means, n * d);
-      if (!compare(stored, sums, n, concat("level.", k + 1, ".", name))) return;
+    const T* slots = of_head<T>(vectors, layer_.slots * d);
+    std::vector<Sums> sums(static_cast<size_t>(layer_.levels), Sums(d));
+    std::array<int64_t, kMaxLevels> cluster{};  // of each level
+    for (int64_t& c = cluster[finest]; c < level(finest).clusters;) {
+      add_slots(offsets_of(finest)[c], offsets_of(finest)[c + 1], slots, d, sums[finest]);
+      for (int k = finest; k >= 0; --k) {
+        const int64_t done = cluster[k]++;
+        const T* stored = of_head<T>(level(k).*means, level(k).clusters * d) + done * d;
+        if (!compare(stored, sums[k], done, concat("level.", k + 1, ".", name))) return;
+        if (k > 0) {
+          sums[k - 1].add(sums[k].sum.data(), sums[k].absolute.data(), sums[k].count);
+        }
+        sums[k].clear();
+        if (k > 0 && cluster[k] < int64_t{offsets_of(k - 1)[cluster[k - 1] + 1]}) break;
+      }
     }
   }
 
   template <class T>
-  bool compare(const T* stored, const Sums& sums, int64_t n, const std::string& tensor) {
-    const int64_t d = layer_.head_dim;
-    for (int64_t c = 0; c < n; ++c) {
-      const double count = sums.count[static_cast<size_t>(c)];
-      const double relative = relative_tolerance(layer_.dtype, count);
-      for (int64_t i = 0; i < d; ++i) {
-        const double found = to_float(stored[c * d + i]);
-        const double mean = sums.sum[static_cast<size_t>(c * d + i)] / count;
-        const double size = sums.absolute[static_cast<size_t>(c * d + i)] / count + std::abs(mean);
-        if (std::abs(found - mean) <= relative * size + kAbsoluteTolerance) continue;
-        note(problems_, bad_field(concat(prefix_, tensor, ": head ", head_),
-                                  concat("cluster ", c, ", dimension ", i), found,
-                                  concat(mean, ", the mean of its ", count, " vectors")));
-        return false;
-      }
+  bool compare(const T* stored, const Sums& sums, int64_t c, const std::string& tensor) {
+    const double relative = relative_tolerance(layer_.dtype, sums.count);
+    for (int64_t i = 0; i < layer_.head_dim; ++i) {
+      const double found = to_float(stored[i]);
+      const double mean = sums.sum[i] / sums.count;
+      const double size = sums.absolute[i] / sums.count + std::abs(mean);
+      if (std::abs(found - mean) <= relative * size + kAbsoluteTolerance) continue;
+      note(problems_, bad_field(concat(prefix_, tensor, ": head ", head_),
+                                concat("cluster ", c, ", dimension ", i), found,
+                                concat(mean, ", the mean of its ", sums.count, " vectors")));
+      return false;
     }
     return true;
   }
@@ -318,6 +318,18 @@ class HeadCheck {
   const int64_t head_;
   Problems& problems_;
 };
+
+// As SqzFile::calibration(), without a copy of the tables.
+Status check_calibration_of(const SqzFile& file) {
+  Calibration parameters;
+  SQZ_RETURN_IF_ERROR(parse_calibration_text(file.raw_metadata().at(kCalibrationKey),
+                                             file.metadata().levels, file.path(), parameters));
+  const auto stored = [&](const CalibrationTable& table) {
+    const auto bytes = file.tensor(table.name);
+    return std::span(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float));
+  };
+  return check_calibration(parameters, stored, file.metadata(), file.path(), Code::kCorrupt);
+}
 
 }  // namespace
 
@@ -341,21 +353,27 @@ VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
   report.checked = std::ssize(tensors);
   const Checksums checksums = read_checksums(file.header(), file.path(), report.problems);
   const auto heads = static_cast<size_t>(file.metadata().model.kv_heads);
-  std::vector<Problems> found(tensors.size() + heads * file.metadata().layers.size());
-  for_each_item(found.size(), std::clamp(threads, 1, useful), [&](size_t i) {
+  const size_t items = tensors.size() + heads * file.metadata().layers.size();
+  std::map<size_t, Problems> found;  // the first kMaxProblems items that have some
+  for_each_item(items, std::clamp(threads, 1, useful), [&](size_t i) {
+    Problems problems;
     if (i < tensors.size()) {
-      check_bytes(tensors[i], bytes, checksums, advance, found[i]);
+      check_bytes(tensors[i], bytes, checksums, advance, problems);
     } else {
       const auto head = static_cast<int64_t>(i - tensors.size());
       const auto layer = head / static_cast<int64_t>(heads);
-      HeadCheck(file, layer, head % static_cast<int64_t>(heads), found[i]).run();
+      HeadCheck(file, layer, head % static_cast<int64_t>(heads), problems).run();
     }
+    if (problems.empty()) return;
+    const std::lock_guard lock(mutex);
+    found[i] = std::move(problems);
+    if (found.size() > kMaxProblems) found.erase(std::prev(found.end()));
   });
-  for (Problems& problems : found) {
+  for (auto& [item, problems] : found) {
     for (std::string& text : problems) note(report.problems, std::move(text));
   }
-  if (const auto calibration = file.calibration(); !calibration.ok()) {
-    note(report.problems, calibration.status().message());
+  if (const Status status = check_calibration_of(file); !status.ok()) {
+    note(report.problems, status.message());
   }
   return report;
 }

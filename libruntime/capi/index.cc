@@ -11,6 +11,11 @@ using sqz::capi::invalid;
 
 }  // namespace
 
+// The two enums have the same numbers.
+static_assert(static_cast<int>(sqz::OpenMode::kMmap) == SQZ_OPEN_MMAP);
+static_assert(static_cast<int>(sqz::OpenMode::kRead) == SQZ_OPEN_READ);
+static_assert(static_cast<int>(sqz::OpenMode::kVerify) == SQZ_OPEN_VERIFY);
+
 extern "C" {
 
 sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** index) {
@@ -19,13 +24,12 @@ sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** inde
     *index = nullptr;
     if (path == nullptr) return invalid("path: found null, expected a file name");
     const int number = sqz::capi::enum_number(mode);
-    if (number != SQZ_OPEN_MMAP && number != SQZ_OPEN_READ) {
-      return invalid(concat("mode: found ", number, ", expected 0 (mmap) or 1 (read)"));
+    if (number < SQZ_OPEN_MMAP || number > SQZ_OPEN_VERIFY) {
+      return invalid(concat("mode: found ", number, ", expected 0 (mmap), 1 (read) or 2 (verify)"));
     }
     auto handle = std::make_unique<sqz_index>();
     SQZ_ASSIGN_OR_RETURN(handle->file,
-                         sqz::SqzFile::open(path, number == SQZ_OPEN_READ ? sqz::OpenMode::kRead
-                                                                          : sqz::OpenMode::kMmap));
+                         sqz::SqzFile::open(path, static_cast<sqz::OpenMode>(number)));
     handle->fingerprint = sqz::fingerprint(handle->file->metadata().model);
     *index = handle.release();
     return {};

@@ -45,12 +45,14 @@ class Index(Handle):
     """An index file. Any number of threads may use it; sessions keep what they need of it when it is closed.
 
     path: the .sqz file. read: read it all into memory; else it is mapped, opening costs nothing that grows with it,
-    and a file that is cut while it is open, or a disk that fails, ends the process (SIGBUS).
+    and a file that is cut while it is open, or a disk that fails, ends the process (SIGBUS). verify: read it, and
+    refuse it unless every checksum is right.
     """
 
-    def __init__(self, path: str | os.PathLike[str], read: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], read: bool = False, verify: bool = False) -> None:
         super().__init__(lib.sqz_index_close)
-        check(lib.sqz_index_open(os.fsencode(path), int(read), c.byref(self._pointer.at)))
+        mode = 2 if verify else int(read)  # sqz_open_mode
+        check(lib.sqz_index_open(os.fsencode(path), mode, c.byref(self._pointer.at)))
         raw = _library.IndexInfo()
         check(lib.sqz_index_describe(self._pointer.at, c.byref(raw)))
         values: dict[str, Any] = {field.name: getattr(raw, field.name, None) for field in fields(IndexInfo)}

@@ -126,6 +126,7 @@ TEST(ModelDescription, NumbersAreRangeChecked) {
   EXPECT_THAT(error_after("/layers", 3.0), HasSubstr("an integer"));
   EXPECT_THAT(error_after("/layers", UINT64_MAX), HasSubstr("18446744073709551615"));
   EXPECT_THAT(error_after("/kv_heads", 7), HasSubstr("kv_heads"));
+  EXPECT_THAT(error_after("/query_heads", 65538), HasSubstr("query_heads"));
   EXPECT_THAT(error_after("/kv_heads", 4), HasSubstr("a divisor of query_heads, 6"));
   EXPECT_THAT(error_after("/head_dim", -1), HasSubstr("found -1"));
   EXPECT_THAT(error_after("/vocab_size", -5), HasSubstr("vocab_size"));

@@ -1,45 +1,203 @@
-// Writes the seeds of sqz_file_fuzz and safetensors_fuzz: make_seeds DIR. Run again when the format
-// changes, and commit what it wrote.
+// Writes the seeds of the fuzz targets and the dictionary of JSON names: make_seeds FOLDER, where
+// FOLDER is tests/fuzz. Run again when a format changes, and commit what it wrote.
+#include <filesystem>
+#include <iostream>
+#include <set>
+
+#include "formats/checkpoint.h"
+#include "formats/npy.h"
+#include "formats/sqz_container.h"
+#include "libindex/prune.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
 #include "tests/common/tiny_qmodel.h"
+#include "tests/formats/raw_safetensors.h"
+#include "tests/formats/tokenizer_sentencepiece_file.h"
+
+namespace sqz::testing {
+namespace {
+
+// The file of a seed, in a folder that is there.
+std::string at(const std::filesystem::path& folder, const char* name) {
+  std::filesystem::create_directories(folder);
+  return folder / name;
+}
+
+Status write_indexes(const std::filesystem::path& folder) {
+  TinyIndexOptions o = {
+      .layers = 1, .query_heads = 1, .kv_heads = 1, .tokens = 32, .clusters = {2, 4}};
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "two_levels.sqz"), o).status());
+  o.clusters = {3};
+  o.has_kv = o.has_value_means = false;
+  o.dtype = DType::kF16;
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "one_level_without_kv.sqz"), o).status());
+  o.layers = 2;
+  o.has_kv = true;
+  o.dtype = DType::kBF16;
+  o.windows = {{0, 8}};
+  o.dense_layers = {1};
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "nothing_clustered.sqz"), o).status());
+  o.windows.clear();
+  o.dense_layers.clear();
+  o.layers = 1;
+  o.page_size = 8;
+  o.key_calibration = o.heavy_hitters = true;
+  o.layer_budgets = {8};
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "pages.sqz"), o).status());
+  SQZ_RETURN_IF_ERROR(write_tiny_buckets(at(folder, "buckets.sqz"), tiny_qmodel(), 132).status());
+
+  o.key_calibration = false;
+  o.layer_budgets = {};
+  const std::string whole = at(folder, "whole.sqz");
+  SQZ_RETURN_IF_ERROR(write_tiny_index(whole, o).status());
+  SQZ_ASSIGN_OR_RETURN(auto index, SqzFile::open(whole, OpenMode::kRead));
+  const SelectionRequest h2o = {.selector = SelectorKind::kH2o, .keep = 0.5, .dense_layers = -1};
+  SQZ_RETURN_IF_ERROR(
+      prune_index(Env::posix(), index, h2o, at(folder, "pruned.sqz"), true, 1).status());
+  std::filesystem::remove(whole);
+  return {};
+}
+
+// What sqz-train-qmodel leaves when it is interrupted, with one tensor.
+Status write_training(const std::string& path) {
+  std::vector<PlannedTensor> tensors = {{"centroids", DType::kF32, {1, 2, 4}},
+                                        header_hash_tensor()};
+  SQZ_RETURN_IF_ERROR(size_tensors(tensors, path));
+  const std::vector<float> numbers(8, 0.5f);
+  return write_container(Env::posix(), path, true,
+                         {{"format", "sqz"},
+                          {"format_version", "1"},
+                          {"kind", kind_name(FileKind::kQmodelCheckpoint)},
+                          {"producer", producer_name()},
+                          {"settings", "{}"},
+                          {"progress", R"({"step":1,"loss":0.5})"}},
+                         tensors, {{"centroids", std::as_bytes(std::span(numbers))}})
+      .status();
+}
+
+// A capture as capture_fuzz writes it: 3 tokens, the queries of 2, one layer.
+void write_capture(const std::string& path) {
+  const auto model = tiny::metadata({.layers = 1, .query_heads = 2, .kv_heads = 1}).model;
+  const std::vector<std::string> datasets = {{2, 0, 1, 1, 3},       {3, 0, 1, 1, 2},
+                                             {0, 9, 1, 3, 1, 3, 8}, {1, 4, 1, 3, 1, 3, 8},
+                                             {0, 0, 1, 3, 2, 2, 8}, {0, 0, 0, 1, 3}};
+  std::string bytes = to_json(model).str() + '\0';
+  for (const std::string& dataset : datasets) bytes += dataset;
+  write_file(path, bytes);
+}
+
+// config.json, the index of shards if there is one, and the shard, as checkpoint_fuzz takes them.
+void write_checkpoint(const std::string& path, const std::string& config, bool sharded) {
+  nlohmann::json header, map;
+  uint64_t bytes = 0;
+  for (const auto& tensor : required_tensors(parse_model_config(config, path).value())) {
+    uint64_t end = 2;
+    for (const int64_t size : tensor.shape) end *= static_cast<uint64_t>(size);
+    end += bytes;
+    header[tensor.name] = {
+        {"dtype", "BF16"}, {"shape", tensor.shape}, {"data_offsets", {bytes, end}}};
+    map[tensor.name] = "1-of-1";
+    bytes = end;
+  }
+  const std::string index = sharded ? nlohmann::json({{"weight_map", map}}).dump() : "";
+  write_file(path, config + '\0' + index + '\0' +
+                       safetensors_bytes(header.dump(), std::string(bytes, '\1')));
+}
+
+void write_checkpoints(const std::filesystem::path& folder) {
+  constexpr const char* kShape =
+      R"("hidden_size": 4, "intermediate_size": 2, "num_attention_heads": 2,
+ "num_hidden_layers": 1, "num_key_value_heads": 1, "vocab_size": 3, "max_position_embeddings": 64,
+ "eos_token_id": [1, 2], "bos_token_id": 0)";
+  write_checkpoint(at(folder, "llama"),
+                   concat(R"({"architectures": ["LlamaForCausalLM"], )", kShape, R"(,
+ "attention_bias": true, "mlp_bias": true, "rope_parameters": {"factor": 8.0, "high_freq_factor": 4.0,
+ "low_freq_factor": 1.0, "original_max_position_embeddings": 48, "rope_theta": 10000.0,
+ "rope_type": "llama3"}, "dtype": "bfloat16"})"),
+                   false);
+  write_checkpoint(at(folder, "qwen2"),
+                   concat(R"({"architectures": ["Qwen2ForCausalLM"], )", kShape, R"(,
+ "max_window_layers": 0, "sliding_window": 40, "use_sliding_window": true, "tie_word_embeddings": true,
+ "layer_types": ["sliding_attention"], "rope_theta": 10000.0, "rope_scaling": {"beta_fast": 24,
+ "beta_slow": 2, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": false,
+ "type": "yarn"}, "torch_dtype": "bfloat16"})"),
+                   true);
+  write_checkpoint(at(folder, "qwen3"),
+                   concat(R"({"architectures": ["Qwen3ForCausalLM"], )", kShape, R"(,
+ "head_dim": 2, "rope_scaling": {"type": "linear", "factor": 2}})"),
+                   true);
+}
+
+void write_sentencepiece(const std::filesystem::path& folder) {
+  for (const auto kind : {ModelFile::kUnigram, ModelFile::kBpe}) {
+    ModelFile file(kind);
+    for (const char* text : {"\xe2\x96\x81", "I", "t", "It", "'", "s", "1", "12", "\xc3\xa9"}) {
+      file.add(text, -static_cast<float>(std::strlen(text)));
+    }
+    file.add("<s>", 0, kControl).add("x\xef\xac\x81", 0, kUserDefined);
+    write_file(at(folder, kind == ModelFile::kBpe ? "bpe" : "unigram"), file.str());
+    if (kind == ModelFile::kBpe) write_file(at(folder, "bytes"), file.add_bytes().str());
+  }
+}
+
+// Every name in a JSON object below, in quotes.
+void collect_names(const nlohmann::json& json, std::set<std::string>& names) {
+  for (const auto& [name, value] : json.items()) {
+    if (json.is_object()) names.insert(name);
+    if (value.is_structured()) collect_names(value, names);
+    const auto inner = value.is_string()
+                           ? nlohmann::json::parse(value.get<std::string>(), nullptr, false)
+                           : nlohmann::json();
+    if (inner.is_structured()) collect_names(inner, names);
+  }
+}
+
+void write_dictionary(const std::filesystem::path& folder, const std::string& path) {
+  std::set<std::string> names = {"true", "false", "null",  "[]",         "{}",
+                                 "-1",   "0",     "1e308", "4294967295", "9223372036854775807",
+                                 "BF16", "F16",   "U8"};
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "sqz_file_fuzz")) {
+    const std::string bytes = read_file(entry.path());
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), 8);
+    collect_names(nlohmann::json::parse(bytes.substr(8, length)), names);
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "checkpoint_fuzz")) {
+    const std::string bytes = read_file(entry.path());
+    collect_names(nlohmann::json::parse(bytes.substr(0, bytes.find('\0'))), names);
+  }
+  std::string text;
+  for (const std::string& name : names) text += '"' + name + "\"\n";
+  write_file(path, text);
+}
+
+Status write_all(const std::filesystem::path& folder) {
+  const auto seeds = folder / "seeds";
+  Env& env = Env::posix();
+  SQZ_RETURN_IF_ERROR(write_indexes(seeds / "sqz_file_fuzz"));
+  SQZ_RETURN_IF_ERROR(
+      write_layers_file(env, at(seeds / "sqz_file_fuzz", "layers.sqz"), true, four_layers())
+          .status());
+  SQZ_RETURN_IF_ERROR(
+      write_qmodel_file(env, at(seeds / "sqz_file_fuzz", "qmodel.sqz"), true, tiny_qmodel())
+          .status());
+  SQZ_RETURN_IF_ERROR(write_training(at(seeds / "sqz_file_fuzz", "training.sqz")));
+  const std::vector<int32_t> ids = {3, 1, 4, 1, 5};
+  SQZ_RETURN_IF_ERROR(write_npy_tokens(env, at(seeds / "npy_fuzz", "ids.npy"), ids, true));
+  write_capture(at(seeds / "capture_fuzz", "one_layer"));
+  write_checkpoints(seeds / "checkpoint_fuzz");
+  write_sentencepiece(seeds / "sentencepiece_fuzz");
+  write_dictionary(seeds, at(folder / "dictionaries", "json.dict"));
+  return {};
+}
+
+}  // namespace
+}  // namespace sqz::testing
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  bool ok = true;
-  const auto write = [&](const char* name, const sqz::testing::TinyIndexOptions& options) {
-    ok &= sqz::testing::write_tiny_index(std::string(argv[1]) + "/" + name, options).ok();
-  };
-  sqz::testing::TinyIndexOptions small;
-  small.layers = 1;
-  small.kv_heads = small.query_heads = 1;
-  small.tokens = 32;
-  small.clusters = {2, 4};
-  write("two_levels.sqz", small);
-  small.clusters = {3};
-  small.has_kv = small.has_value_means = false;
-  write("one_level_without_kv.sqz", small);
-  small.layers = 2;
-  small.has_kv = true;
-  small.windows = {{0, 8}};
-  small.dense_layers = {1};
-  write("nothing_clustered.sqz", small);
-  small.windows.clear();
-  small.dense_layers.clear();
-  small.layers = 1;
-  small.page_size = 8;
-  small.key_calibration = true;
-  small.heavy_hitters = true;
-  small.layer_budgets = {8};
-  write("pages.sqz", small);
-  ok &= sqz::write_layers_file(sqz::Env::posix(), std::string(argv[1]) + "/layers.sqz", true,
-                               sqz::testing::four_layers())
-            .ok();
-  ok &= sqz::write_qmodel_file(sqz::Env::posix(), std::string(argv[1]) + "/qmodel.sqz", true,
-                               sqz::testing::tiny_qmodel())
-            .ok();
-  const std::string buckets = std::string(argv[1]) + "/buckets.sqz";
-  ok &= sqz::testing::write_tiny_buckets(buckets, sqz::testing::tiny_qmodel(), 132).ok();
-  return ok ? 0 : 1;
+  const sqz::Status status = sqz::testing::write_all(argv[1]);
+  if (!status.ok()) std::cerr << status.message() << '\n';
+  return status.ok() ? 0 : 1;
 }

@@ -1,7 +1,9 @@
-// An Env with one read-only file in memory, whatever the path: what a fuzz target parses.
+// An Env with read-only files in memory: what a fuzz target parses.
 #pragma once
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "formats/base/file.h"
 
@@ -9,12 +11,19 @@ namespace sqz {
 
 class MemoryEnv : public Env {
  public:
-  explicit MemoryEnv(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  // One file, whatever the path.
+  explicit MemoryEnv(std::span<const std::byte> bytes) : files_{{"", bytes}} {}
+  // A path is the first file whose name it ends with.
+  using Files = std::vector<std::pair<std::string, std::span<const std::byte>>>;
+  explicit MemoryEnv(Files files) : files_(std::move(files)) {}
 
   Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) override {
-    return std::unique_ptr<ReadFile>(new File(path, bytes_));
+    for (const auto& [name, bytes] : files_) {
+      if (path.ends_with(name)) return std::unique_ptr<ReadFile>(new File(path, bytes));
+    }
+    return Status(Code::kNotFound, path);
   }
-  bool exists(const std::string&) override { return true; }
+  bool exists(const std::string& path) override { return open_read(path).ok(); }
   Result<std::unique_ptr<WriteFile>> create(const std::string&, Temporary) override {
     return read_only();
   }
@@ -51,7 +60,7 @@ class MemoryEnv : public Env {
     std::span<const std::byte> bytes_;
   };
 
-  std::span<const std::byte> bytes_;
+  Files files_;
 };
 
 }  // namespace sqz

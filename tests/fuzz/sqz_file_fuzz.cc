@@ -1,27 +1,12 @@
 // Any bytes as a .sqz file, index, layer profile or query classifier: opened, every view walked,
 // verified; or refused.
-//
-// The header's own hash stands in the way of mutations, so the target repairs it first: it is the
-// parser behind the hash that is to be reached.
-#include <cstring>
-#include <vector>
-
-#include "formats/base/hash.h"
 #include "formats/layers_file.h"
 #include "formats/qmodel_file.h"
-#include "formats/sqz_file.h"
-#include "tests/fuzz/memory_env.h"
+#include "formats/sqz_checksums.h"
+#include "formats/sqz_container.h"
+#include "tests/fuzz/sqz_input.h"
 
 namespace {
-
-void repair_header_hash(std::vector<std::byte>& file) {
-  uint64_t length = 0;
-  if (file.size() < sizeof(length) + 16) return;
-  std::memcpy(&length, file.data(), sizeof(length));
-  if (length > file.size() - 24) return;
-  const auto hash = sqz::xxh3_128(std::span(file).first(8 + length));
-  std::memcpy(file.data() + file.size() - hash.size(), hash.data(), hash.size());
-}
 
 template <class T>
 void touch(const T* data, int64_t count) {
@@ -59,14 +44,15 @@ void walk(const sqz::LayerView& view) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto* begin = reinterpret_cast<const std::byte*>(data);
-  std::vector<std::byte> bytes(begin, begin + size);
-  repair_header_hash(bytes);
-  sqz::MemoryEnv env(bytes);
+  const sqz::SqzInput input({data, size});
+  sqz::MemoryEnv env(input.file);
   (void)sqz::read_layers_file("fuzz.sqz", env).ok();
   (void)sqz::verify_layers_file("fuzz.sqz", env).ok();
   (void)sqz::read_qmodel_file("fuzz.sqz", env).ok();
   (void)sqz::verify_qmodel_file("fuzz.sqz", env).ok();
+  const auto checkpoint =
+      sqz::open_container("fuzz.sqz", sqz::FileKind::kQmodelCheckpoint, sqz::OpenMode::kRead, env);
+  if (checkpoint.ok()) (void)sqz::check_tensors(*checkpoint);
   auto file = sqz::SqzFile::open("fuzz.sqz", sqz::OpenMode::kMmap, env);
   if (!file.ok()) return 0;
   for (int64_t l = 0; l < (*file)->metadata().model.layers; ++l) walk((*file)->layer(l));

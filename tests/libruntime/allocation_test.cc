@@ -1,21 +1,34 @@
 // Every operator new of the process counts, and can be made to fail: sqz_attend() allocates
-// nothing, and no failed allocation of the calls that read a file's header or its contents ends the
-// process.
+// nothing, no failed allocation of the calls that read a file's header or its contents ends the
+// process, and checking a file takes little memory however large it is.
+#include <malloc.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <new>
 
+#include "tests/common/sparse_index.h"
 #include "tests/libruntime/c_index.h"
 
 namespace {
 std::atomic<int64_t> allocations{0};
 std::atomic<int64_t> failing{-1};  // the number of the one that fails
 
+std::atomic<int64_t> live{0}, most_live{0};  // bytes
+
 void* counted(size_t size) {
   if (allocations++ == failing) throw std::bad_alloc();
-  if (void* memory = std::malloc(size)) return memory;
-  throw std::bad_alloc();
+  void* memory = std::malloc(size);
+  if (memory == nullptr) throw std::bad_alloc();
+  const int64_t bytes = live += static_cast<int64_t>(::malloc_usable_size(memory));
+  for (int64_t most = most_live; bytes > most && !most_live.compare_exchange_weak(most, bytes);) {
+  }
+  return memory;
+}
+void freed(void* memory) noexcept {
+  if (memory != nullptr) live -= static_cast<int64_t>(::malloc_usable_size(memory));
+  std::free(memory);
 }
 }  // namespace
 
@@ -25,22 +38,26 @@ SQZ_REPLACED void* operator new(size_t size) {
   return counted(size);
 }
 SQZ_REPLACED void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  return allocations++ == failing ? nullptr : std::malloc(size);
+  try {
+    return counted(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 SQZ_REPLACED void* operator new[](size_t size) {
   return counted(size);
 }
 SQZ_REPLACED void operator delete(void* memory) noexcept {
-  std::free(memory);
+  freed(memory);
 }
 SQZ_REPLACED void operator delete[](void* memory) noexcept {
-  std::free(memory);
+  freed(memory);
 }
 SQZ_REPLACED void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
+  freed(memory);
 }
 SQZ_REPLACED void operator delete[](void* memory, size_t) noexcept {
-  std::free(memory);
+  freed(memory);
 }
 
 namespace sqz {
@@ -175,6 +192,52 @@ TEST_F(Allocation, AFailedOneOfASessionIsAStatus) {
         return status;
       });
     }
+  }
+}
+
+// Files of holes, hundreds of MB each, of which verify would once have held a part that grows with
+// the file: the sums of clusters, what was found per head, calibration tables, the tokens seen.
+TEST_F(Allocation, CheckingAFileTakesLittleMemory) {
+  testing::TinyIndexOptions o = {
+      .layers = 1, .query_heads = 1, .kv_heads = 1, .sink = 0, .tail = 1};
+  struct Shape {
+    const char* name;
+    int64_t layers, heads, head_dim, tokens, clusters, page_size;
+  };
+  for (const Shape& shape :
+       {Shape{"clusters", 1, 1, 4096, 8193, 8192, 0}, Shape{"heads", 32, 1 << 16, 1, 1, 0, 0},
+        Shape{"tables", 1, 1 << 13, 1, 2, 1, 0}, Shape{"tokens", 1, 1, 1, 1 << 28, 0, 1 << 20}}) {
+    o.layers = shape.layers;
+    o.query_heads = o.kv_heads = shape.heads;
+    o.head_dim = shape.head_dim;
+    o.tokens = shape.tokens;
+    o.clusters = {shape.clusters};
+    o.page_size = shape.page_size;
+    o.has_kv = shape.page_size == 0;
+    o.has_value_means = false;
+    o.dense_layers.clear();
+    for (int64_t l = 0; l < o.layers && shape.tokens == 1; ++l) o.dense_layers.insert(l);
+    const IndexMetadata metadata = testing::tiny::metadata(o);
+    std::vector<LayerShape> layers;
+    for (int64_t l = 0; l < o.layers; ++l) layers.push_back(shape_without_clusters(metadata, l));
+    std::map<std::string, std::string> contents;
+    if (metadata.levels > 0) {
+      layers[0].clusters = o.clusters;
+      std::string offsets;
+      for (uint32_t c = 0; c <= shape.clusters; ++c) {
+        offsets.append(reinterpret_cast<const char*>(&c), sizeof(c));
+      }
+      contents["layers.0.level.1.offsets"] = offsets;
+    }
+    const std::string file = path() + ".sparse";
+    const Status written = testing::write_sparse_index(file, metadata, layers, contents);
+    ASSERT_TRUE(written.ok()) << shape.name << ": " << written.message();
+    const runtime::Index index(file);
+    const int64_t before = live;
+    most_live = before;
+    EXPECT_EQ(sqz_index_verify(index.handle()), SQZ_CORRUPT);
+    EXPECT_LT(most_live - before, int64_t{24} << 20)
+        << shape.name << ", of a file of " << index.describe().file_bytes << " bytes";
   }
 }
 

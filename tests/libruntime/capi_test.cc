@@ -2,9 +2,11 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <latch>
 #include <thread>
 
 #include "tests/common/tiny_buckets.h"
+#include "tests/formats/raw_safetensors.h"
 #include "tests/libruntime/c_index.h"
 
 extern "C" int sqz_header_is_c99(void);
@@ -53,6 +55,37 @@ TEST_F(CApi, OpenAndDescribe) {
     EXPECT_EQ(std::strlen(info.model_fingerprint), 16u);
     EXPECT_EQ(std::strncmp(info.producer, "sqz ", 4), 0);
     index.verify();
+  }
+}
+
+// A flipped byte in any tensor is found when the file is opened, if that is asked for.
+TEST_F(CApi, VerifyWhileOpening) {
+  const testing::TemporaryDirectory dir;
+  testing::TinyIndexOptions clusters, pages;
+  clusters.heavy_hitters = clusters.key_calibration = pages.key_calibration = true;
+  pages.page_size = 8;
+  const std::string file = dir.file("a.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(file, clusters).ok());
+  ASSERT_TRUE(testing::write_tiny_index(dir.file("b.sqz"), pages).ok());
+  ASSERT_TRUE(testing::write_tiny_buckets(dir.file("c.sqz"), testing::tiny_qmodel(), 132).ok());
+  for (const char* name : {"a.sqz", "b.sqz", "c.sqz"}) {
+    std::string bytes = testing::read_file(dir.file(name));
+    testing::write_file(file, bytes);
+    const SafetensorsHeader header = (*SqzFile::open(file))->header();
+    const runtime::Index whole(file, SQZ_OPEN_VERIFY);
+    for (const TensorInfo& tensor : header.tensors) {
+      if (tensor.name == "header.xxh3_128") continue;
+      char& byte = bytes[static_cast<size_t>(tensor.offset + tensor.bytes / 2)];
+      byte = static_cast<char>(byte ^ 1);
+      testing::write_file(file, bytes);
+      byte = static_cast<char>(byte ^ 1);
+      const runtime::Index unchecked(file, SQZ_OPEN_READ);
+      sqz_index* index = nullptr;
+      EXPECT_EQ(sqz_index_open(file.c_str(), SQZ_OPEN_VERIFY, &index), SQZ_CORRUPT) << tensor.name;
+      EXPECT_EQ(index, nullptr);
+      EXPECT_NE(std::strstr(sqz_last_error(), file.c_str()), nullptr) << sqz_last_error();
+      EXPECT_NE(std::strstr(sqz_last_error(), tensor.name.c_str()), nullptr) << sqz_last_error();
+    }
   }
 }
 
@@ -596,6 +629,41 @@ TEST_F(CApi, SessionsOfOneIndexInManyThreads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Many threads with two sessions each on one index, which is closed while they attend; meanwhile
+// others open, check and close the same file.
+TEST_F(CApi, EverythingAtOnce) {
+  constexpr int kThreads = 6;
+  Call expected(4);
+  runtime::Session(*index_, testing::held_budget(0.2)).attend(expected.args);
+  for (int round = 0; round < 3; ++round) {
+    auto shared = std::make_unique<runtime::Index>(path());
+    std::latch created(kThreads);
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        shared->verify();
+        EXPECT_EQ(shared->describe().tokens, 5000);
+        runtime::Session first(*shared, testing::held_budget(0.2));
+        runtime::Session second(*shared, testing::held_budget(0.2));
+        created.count_down();
+        for (runtime::Session* session : {&first, &second, &first}) {
+          Call call(4);
+          session->attend(call.args);
+          EXPECT_EQ(call.out, expected.out);
+          EXPECT_GT(session->stats().keys_read, 0u);
+          session->reset_stats();
+        }
+        for (const auto mode : {SQZ_OPEN_MMAP, SQZ_OPEN_READ, SQZ_OPEN_VERIFY}) {
+          EXPECT_EQ(runtime::Index(path(), mode).describe().tokens, 5000);
+          EXPECT_THROW(runtime::Index("/nowhere", mode), runtime::Error);
+        }
+      });
+    }
+    created.wait();
+    shared.reset();
+  }
 }
 
 // Damaged offsets are not found at open (that reads the header alone) but before they are used.

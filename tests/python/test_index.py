@@ -48,6 +48,9 @@ def test_verify_names_what_is_broken(index, tmp_path):
     with sqz.Index(broken) as other, pytest.raises(sqz.Error, match='"layers.0.values": XXH3-64: found') as raised:
         other.verify()
     assert raised.value.status == 4
+    with pytest.raises(sqz.Error, match='broken.sqz.*"layers.0.values": XXH3-64: found'):
+        sqz.Index(broken, verify=True)
+    assert sqz.Index(SEEDS / "two_levels.sqz", verify=True).info == index.info
 
 
 def test_files_that_are_no_index(tmp_path):

@@ -140,7 +140,7 @@ Result<SparseIndex> make_sparse_index(const Options& options, double bytes, int6
   const uint64_t data_offset = data_start(text.size());
   const std::string header = sealed_header(text, data_offset);
   const auto header_bytes = std::as_bytes(std::span(header));
-  SQZ_ASSIGN_OR_RETURN(const auto file, Env::posix().create(path));
+  SQZ_ASSIGN_OR_RETURN(const auto file, Env::posix().create(path, Temporary::kNamed));
   SQZ_RETURN_IF_ERROR(file->write(0, header_bytes));
   // Written at its place far beyond: what lies between is a hole.
   const PlannedTensor& last = tensors.back();

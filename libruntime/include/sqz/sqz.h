@@ -112,9 +112,11 @@ typedef struct sqz_tensor {
 typedef struct sqz_index sqz_index;
 
 typedef enum sqz_open_mode {
-  SQZ_OPEN_MMAP = 0, /* map the file: opening costs nothing that grows with it. A file that is cut,
-                        or a disk that fails, while mapped raises SIGBUS in the host */
-  SQZ_OPEN_READ = 1  /* read it all into memory: for hosts that must not meet SIGBUS */
+  SQZ_OPEN_MMAP = 0,  /* map the file: opening costs nothing that grows with it. A file that is cut,
+                         or a disk that fails, while mapped raises SIGBUS in the host */
+  SQZ_OPEN_READ = 1,  /* read it all into memory: for hosts that must not meet SIGBUS */
+  SQZ_OPEN_VERIFY = 2 /* the same, and sqz_index_verify() of what was read: SQZ_CORRUPT unless every
+                         checksum is right. What is served is what was checked */
 } sqz_open_mode;
 
 /* Opens and checks the header. Any sequence of bytes gives a handle or an error. */

@@ -57,6 +57,7 @@ inline sqz_session_options dense_options() {
 // An open index. Sessions keep what they need of it; it may be destroyed before them.
 class Index {
  public:
+  // SQZ_OPEN_VERIFY: an Error unless every checksum in the file is right.
   explicit Index(const std::string& path, sqz_open_mode mode = SQZ_OPEN_MMAP) {
     sqz_index* handle = nullptr;
     check(sqz_index_open(path.c_str(), mode, &handle));

@@ -1,0 +1,86 @@
+// Captures whose parts come from the input, legal or not: opened and every layer read, or refused.
+// HDF5 writes them, since it cannot be trusted to read a file that is damaged (docs/capture.md).
+//
+// Input: the attribute `model` up to a zero byte, then five numbers and more for each dataset.
+#include <hdf5.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "formats/hdf5.h"
+#include "tests/fuzz/input_file.h"
+
+namespace {
+
+using sqz::Hdf5Id;
+
+struct Bytes {
+  std::span<const uint8_t> rest;
+  uint8_t next() {
+    const uint8_t byte = rest.empty() ? 0 : rest[0];
+    rest = rest.subspan(std::min<size_t>(1, rest.size()));
+    return byte;
+  }
+};
+
+void text(hid_t object, const char* name, const std::string& value) {
+  (void)sqz::write_text_attribute(object, "", name, value).ok();
+}
+
+// A dataset with elements 0, step, 2 step, ...
+void write(hid_t file, const std::string& name, Bytes& in) {
+  const hid_t types[] = {H5T_IEEE_F32LE, H5T_STD_U16LE, H5T_STD_I32LE,  H5T_STD_I64LE,
+                         H5T_STD_U8LE,   H5T_STD_U64BE, H5T_IEEE_F64LE, H5T_C_S1};
+  const hid_t type = types[in.next() % std::size(types)];
+  const uint8_t how = in.next(), step = in.next();
+  std::vector<hsize_t> dims(in.next() % 4);
+  for (hsize_t& dim : dims) dim = in.next() % 32;
+  int64_t count = 1;
+  for (const hsize_t dim : dims) count *= static_cast<int64_t>(dim);
+  std::vector<int64_t> data(static_cast<size_t>(count));
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<int64_t>(i) * step - (how >> 6);
+  const Hdf5Id links(H5Pcreate(H5P_LINK_CREATE)), properties(H5Pcreate(H5P_DATASET_CREATE));
+  H5Pset_create_intermediate_group(links.get(), 1);
+  if ((how & 1) && count > 0 && !dims.empty()) {
+    H5Pset_chunk(properties.get(), static_cast<int>(dims.size()), dims.data());
+    H5Pset_deflate(properties.get(), 1);
+  }
+  const Hdf5Id space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr));
+  const Hdf5Id set(H5Dcreate2(file, name.c_str(), type, space.get(), links.get(), properties.get(),
+                              H5P_DEFAULT));
+  if (!set.ok()) return;
+  if (!(how & 2) && type != H5T_C_S1) {
+    H5Dwrite(set.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data());
+  }
+  if (how & 4) text(set.get(), "dtype", "bfloat16");
+  if (how & 8) text(set.get(), "rope", how & 16 ? "pre" : "post");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const sqz::Hdf5Quiet quiet;
+  const sqz::InputFile output({});
+  const std::string& path = output.path();
+  {
+    const Hdf5Id file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
+    const Hdf5Id root(H5Gopen2(file.get(), "/", H5P_DEFAULT));
+    const uint8_t* end = std::find(data, data + size, uint8_t{0});
+    text(root.get(), "model", std::string(data, end));
+    Bytes in{{end, data + size}};
+    in.next();
+    write(file.get(), "/tokens", in);
+    write(file.get(), "/query_positions", in);
+    for (int layer = 0; layer < 2 && !in.rest.empty(); ++layer) {
+      for (const char* name : {"keys", "values", "queries", "cosine"}) {
+        if (!in.rest.empty()) write(file.get(), sqz::concat("/layers/", layer, "/", name), in);
+      }
+    }
+  }
+  const auto capture = sqz::CaptureReader::open(path);
+  if (!capture.ok()) return 0;
+  for (int64_t layer = 0; layer < (*capture)->info().model.layers; ++layer) {
+    if (!(*capture)->read_layer(layer).ok()) break;
+  }
+  return 0;
+}

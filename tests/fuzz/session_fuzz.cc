@@ -1,0 +1,108 @@
+// Any bytes as an index, from opening it to attention: every selector, with settings from the
+// input. Whatever the library says, it is not that it has a bug.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "sqz/sqz.hpp"
+#include "tests/fuzz/input_file.h"
+#include "tests/fuzz/sqz_input.h"
+
+namespace {
+
+using sqz::runtime::make;
+
+// What a call returned; true if it succeeded.
+bool ok(sqz_status status) {
+  if (status == SQZ_INTERNAL || status == SQZ_IO) {
+    std::fprintf(stderr, "%s\n", sqz_last_error());
+    std::abort();
+  }
+  return status == SQZ_OK;
+}
+
+// A call with `tokens` queries, and the engine's own cache of zeros.
+void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens, bool own_cache) {
+  const int64_t rows = info.tokens * info.head_dim, heads = info.query_heads * tokens;
+  if (heads > (1 << 16) / info.head_dim) return;
+  std::vector<float> q(static_cast<size_t>(heads * info.head_dim)), out(q.size());
+  for (size_t i = 0; i < q.size(); ++i) q[i] = std::sin(static_cast<float>(i));
+  std::vector<float> lse(static_cast<size_t>(heads));
+  std::vector<int64_t> positions(static_cast<size_t>(tokens), info.tokens);
+  int64_t shape[] = {tokens, info.query_heads, info.head_dim}, lse_shape[] = {tokens, shape[1]};
+  sqz_tensor q_tensor = sqz::runtime::f32_tensor(q.data(), shape, 3), out_tensor = q_tensor;
+  sqz_tensor lse_tensor = sqz::runtime::f32_tensor(lse.data(), lse_shape, 2);
+  out_tensor.data = out.data();
+  auto args = make<sqz_attend_args>();
+  args.q = &q_tensor;
+  args.out = &out_tensor;
+  args.lse = &lse_tensor;
+  args.positions = positions.data();
+  std::vector<uint16_t> cached;
+  auto cache = make<sqz_kv_cache>();
+  if (own_cache && rows < (1 << 18) / info.kv_heads) {
+    cached.resize(static_cast<size_t>(rows * info.kv_heads));
+    cache.keys = cache.values = cached.data();
+    cache.token_stride = info.head_dim;
+    cache.head_stride = rows;
+    args.cache = &cache;
+  }
+  std::vector<int64_t> indptr(static_cast<size_t>(info.kv_heads) + 1);
+  std::vector<sqz_run> runs(64);
+  int64_t count = 0;
+  for (args.layer = 0; args.layer < std::min<int64_t>(info.layers, 4); ++args.layer) {
+    (void)ok(sqz_select(session, &args, runs.data(), std::ssize(runs), indptr.data(), &count));
+    if (!ok(sqz_attend(session, &args))) continue;
+    auto stats = make<sqz_stats>();
+    (void)ok(sqz_session_stats(session, args.layer, &stats));
+    if (stats.keys_read > stats.keys_possible) std::abort();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const sqz::SqzInput input({data, size});
+  const auto [how, amount, rule, group, residual, levels, tokens, block] = input.settings;
+  const sqz::InputFile file(input.file);
+  sqz_index* index = nullptr;
+  const sqz_open_mode mode = how & 128 ? SQZ_OPEN_VERIFY : how & 1 ? SQZ_OPEN_MMAP : SQZ_OPEN_READ;
+  if (!ok(sqz_index_open(file.path().c_str(), mode, &index))) {
+    return 0;
+  }
+  auto info = make<sqz_index_info>();
+  (void)ok(sqz_index_describe(index, &info));
+  const double thresholds[] = {1.0 / amount, 2.0 / amount, 3.0 / amount, 4.0 / amount};
+  auto options = make<sqz_session_options>();
+  options.dense_layers = how & 8 ? 0 : -1;
+  options.uniform_layers = how >> 4 & 1;
+  options.group = group % 3;
+  options.residual = residual % 2;
+  options.levels = levels % 5;
+  options.block = block % 4;
+  options.threads = 1;
+  options.max_tokens = 1 + tokens % 4;
+  if (how & 32) options.first_kv_head = info.kv_heads - 1;
+  // Squeezed twice: by thresholds, and by the rule that holds the budget whatever they are.
+  for (int n = 0; sqz_selector_name(static_cast<sqz_selector>(std::max(n - 1, 0))); ++n) {
+    const int selector = std::max(n - 1, 0);
+    options.selector = selector;
+    options.rule = n == 0 || rule % 2 ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
+    const bool dense = selector == SQZ_SELECTOR_DENSE, exact = how & 4;
+    const double share = ((amount + 127) % 256 + 1) / 256.0;
+    options.budget = dense || exact || !(how & 2) ? 0 : share;
+    options.keep = dense || exact || (how & 2) ? 0 : share;
+    options.thresholds = dense || !exact ? nullptr : thresholds;
+    sqz_session* session = nullptr;
+    if (!ok(sqz_session_create(index, &options, &session))) continue;
+    sqz_index_info heads = info;
+    if (how & 32) {
+      heads.kv_heads = 1;
+      heads.query_heads /= info.kv_heads;
+    }
+    attend(session, heads, options.max_tokens, how & 64 || !info.has_kv);
+    sqz_session_destroy(session);
+  }
+  sqz_index_close(index);
+  return 0;
+}
