@@ -33,11 +33,11 @@ bool hopper_dim(int dim) {
 Result<AssignKernel> choose_kernel(const KmeansParams& params, const Device& device) {
   const bool hopper = device.has_wgmma() && hopper_dim(params.shape.dim);
   if (params.kernel == AssignKernel::kHopper && !hopper) {
-    return Status(Code::kUnsupported,
-                  concat("the Hopper kernel needs compute capability 9.0 and d of 64, 96, 128 or "
-                         "256; here they are ",
-                         device.capability / 10, ".", device.capability % 10, " and ",
-                         params.shape.dim));
+    return Status(
+        Code::kUnsupported,
+        concat("the Hopper kernel needs compute capability 9.0 and d of 64, 96, 128 or "
+               "256; here they are ",
+               device.capability / 10, ".", device.capability % 10, " and ", params.shape.dim));
   }
   if (params.kernel != AssignKernel::kAuto) return params.kernel;
   return hopper ? AssignKernel::kHopper : AssignKernel::kPlain;

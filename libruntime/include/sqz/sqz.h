@@ -375,8 +375,8 @@ typedef struct sqz_stats {
                           nothing is to be selected, 0 with thresholds */
 } sqz_stats;
 
-/* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a GPU
- * waits for the device, once. */
+/* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a
+ * GPU waits for the device, once. */
 SQZ_API sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats);
 SQZ_API sqz_status sqz_session_reset_stats(sqz_session* session);
 
