@@ -10,6 +10,7 @@
 #include "tools/common/load_runner.h"
 #include "tools/common/prompts.h"
 #include "tools/sqz_index/build_index.h"
+#include "tools/sqz_index/build_manifest.h"
 #include "tools/sqz_index/build_options.h"
 #include "tools/sqz_index/commands.h"
 #include "tools/sqz_index/plan.h"
@@ -107,25 +108,6 @@ std::pair<std::string, std::string> parts_row(const BuildOptions& options,
     return {"buckets", list_text(clusters) + " a KV head"};
   }
   return {"clusters", list_text(clusters) + " a KV head, coarse to fine"};
-}
-
-JsonMembers index_json(const std::string& path, const BuiltIndex& index) {
-  const BuildReport& report = index.report;
-  return {{"path", path},
-          {"tokens", report.tokens},
-          {"clustered", report.clustered},
-          {"clusters", report.clusters},
-          {"pages", report.pages},
-          {"bytes", report.bytes},
-          {"resumed", report.resumed},
-          {"seconds",
-           {{"capture", index.capture_seconds},
-            {"cluster", report.seconds.cluster},
-            {"calibrate", report.seconds.calibrate},
-            {"write", report.seconds.write}}},
-          {"engine", report.engine},
-          {"calibration", index.calibration},
-          {"fingerprint", index.fingerprint}};
 }
 
 Rows index_rows(const std::string& path, const BuiltIndex& index, const BuildOptions& options) {
@@ -230,21 +212,6 @@ Result<CalibrationPrompts> calibration_prompts(const BuildArguments& arguments,
   return out;
 }
 
-// The options, with what their files hold: the layer profile that is to be embedded, and the query
-// classifier, which `qmodel` keeps.
-Result<BuildOptions> full_options(const BuildArguments& arguments, const CommonOptions& common,
-                                  const ModelDescription& model, QmodelFile& qmodel) {
-  BuildOptions out = build_options(arguments, common);
-  if (!arguments.layers.empty()) {
-    SQZ_ASSIGN_OR_RETURN(out.layer_budgets, read_layer_budgets(arguments.layers, model));
-  }
-  if (!arguments.qmodel.empty()) {
-    SQZ_ASSIGN_OR_RETURN(qmodel, read_qmodel_file(arguments.qmodel));
-    out.qmodel = &qmodel;
-  }
-  return out;
-}
-
 Status build_from_texts(const BuildArguments& arguments, const ToolContext& context) {
   QmodelFile qmodel;
   SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
@@ -330,6 +297,14 @@ void add_build_command(Tool& tool) {
       "OUTPUT of the same model, tokens and options is done and stays (--force makes it\n"
       "again). A file of other options is refused; sqz-index gc removes it.\n"
       "\n"
+      "--manifest F.jsonl builds a corpus: a line a document, {\"key\": \"a/b\", \"texts\":\n"
+      "[\"a.md\", \"b/\"]}, or with \"tokens\" or \"capture\", becomes DIR/a/b.sqz. Paths begin\n"
+      "at the manifest's folder. An index that is there and of the same tokens, model\n"
+      "and options is done; another is refused, or replaced with --update. A document\n"
+      "that fails stops no other. Exit code: 0 if all are there, 1 if some failed, 3 if\n"
+      "all failed. With --json an event `document` each: key, path, line, state (built,\n"
+      "there or failed), tokens, bytes, seconds, or code and message.\n"
+      "\n"
       "Result: path, tokens, clustered, clusters[], pages, bytes, resumed (layers),\n"
       "seconds{capture, cluster, calibrate, write}, engine (none if the index was\n"
       "there), calibration, fingerprint; with --separate an event `index` each, and\n"
@@ -347,9 +322,11 @@ void add_build_command(Tool& tool) {
       "questions.txt\n"
       "  sqz-index build --model MODEL book.txt -o book.sqz --partition pages\n"
       "  sqz-index build --model MODEL docs/ --separate -o indexes/ --resume\n"
+      "  sqz-index build --model MODEL --manifest corpus.jsonl -o indexes/ --shard auto\n"
       "  sqz-index build --capture book.h5 -o book.sqz --level-fractions 0.05\n",
       [arguments](const ToolContext& context) -> Status {
         SQZ_RETURN_IF_ERROR(check_arguments(*arguments));
+        if (!arguments->manifest.empty()) return build_from_manifest(*arguments, context);
         return arguments->capture.empty() ? build_from_texts(*arguments, context)
                                           : build_from_file(*arguments, context);
       });

@@ -216,4 +216,23 @@ Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexT
   return out;
 }
 
+JsonMembers index_json(const std::string& path, const BuiltIndex& index) {
+  const BuildReport& report = index.report;
+  return {{"path", path},
+          {"tokens", report.tokens},
+          {"clustered", report.clustered},
+          {"clusters", report.clusters},
+          {"pages", report.pages},
+          {"bytes", report.bytes},
+          {"resumed", report.resumed},
+          {"seconds",
+           {{"capture", index.capture_seconds},
+            {"cluster", report.seconds.cluster},
+            {"calibrate", report.seconds.calibrate},
+            {"write", report.seconds.write}}},
+          {"engine", report.engine},
+          {"calibration", index.calibration},
+          {"fingerprint", index.fingerprint}};
+}
+
 }  // namespace sqz

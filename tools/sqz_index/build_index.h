@@ -42,6 +42,9 @@ Result<BuiltIndex> build_with_prompts(Runner& runner, const FixedTokens& tokens,
 Result<BuiltIndex> build_from_capture(const CaptureReader& capture, const IndexTarget& target,
                                       Progress& progress);
 
+// What a result says of an index.
+JsonMembers index_json(const std::string& path, const BuiltIndex& index);
+
 // The capture has what a build needs: keys after RoPE, and the queries of the last `tail` tokens.
 Status check_capture(const CaptureInfo& info, const std::string& path, int64_t tail);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "tools/common/layer_policy.h"
+
 namespace sqz {
 namespace {
 
@@ -21,7 +23,16 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   BuildOptions& build = arguments.build;
   add_source_options(app, arguments.source);
   app.add_option("--capture", arguments.capture, "Keys and values (.h5) instead of a model");
-  app.add_option("-o,--output", arguments.output, "The index to write; a folder with --separate")
+  app.add_option("--manifest", arguments.manifest, "A corpus (.jsonl): one index a line");
+  app.add_option(
+         "--shard", arguments.shard,
+         "Part I of N of the manifest, 0 to N - 1; auto: the task of a Slurm array; auto/N: "
+         "that, or the index of a Kubernetes Job")
+      ->type_name("I/N");
+  app.add_flag("--update", arguments.update,
+               "Replace indexes of the corpus that are of other tokens, model or options");
+  app.add_option("-o,--output", arguments.output,
+                 "The index to write; a folder with --separate or --manifest")
       ->required();
   app.add_flag("--separate", arguments.separate, "One index a document, into the folder -o");
   app.add_flag("--force", arguments.force, "Replace an existing output");
@@ -84,6 +95,18 @@ Status check_arguments(const BuildArguments& arguments) {
   const SourceOptions& source = arguments.source;
   const bool from_capture = !arguments.capture.empty();
   const bool from_model = !source.texts.empty() || !source.tokens.empty();
+  if (arguments.manifest.empty() ? arguments.update || !arguments.shard.empty()
+                                 : from_capture || from_model || arguments.separate) {
+    return {Code::kInvalidArgument,
+            arguments.manifest.empty()
+                ? "--shard and --update are for a corpus: pass --manifest F.jsonl"
+                : "--manifest names the documents: pass no text, --tokens, --capture or "
+                  "--separate beside it"};
+  }
+  if (!arguments.manifest.empty() && (arguments.dry_run || !arguments.calibrate_with.empty())) {
+    return {Code::kInvalidArgument,
+            "--manifest: --dry-run and --calibrate-with are for a single index"};
+  }
   if (from_capture && (from_model || !source.model.empty() || source.max_tokens > 0)) {
     return {Code::kInvalidArgument,
             "--capture brings model, tokens and keys with it: pass no --model, --tokens, "
@@ -158,6 +181,19 @@ BuildOptions build_options(const BuildArguments& arguments, const CommonOptions&
                                                  : Partition::kKmeans;
   // The model's GPU is the engine's, too: its keys need not move.
   out.gpu = common.gpu().value_or(0);
+  return out;
+}
+
+Result<BuildOptions> full_options(const BuildArguments& arguments, const CommonOptions& common,
+                                  const ModelDescription& model, QmodelFile& qmodel) {
+  BuildOptions out = build_options(arguments, common);
+  if (!arguments.layers.empty()) {
+    SQZ_ASSIGN_OR_RETURN(out.layer_budgets, read_layer_budgets(arguments.layers, model));
+  }
+  if (!arguments.qmodel.empty()) {
+    SQZ_ASSIGN_OR_RETURN(qmodel, read_qmodel_file(arguments.qmodel));
+    out.qmodel = &qmodel;
+  }
   return out;
 }
 

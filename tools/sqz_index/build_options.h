@@ -13,9 +13,12 @@ namespace sqz {
 
 struct BuildArguments {
   SourceOptions source;
-  std::string capture;  // F.h5 instead of a model and texts
-  std::string output;   // file; folder with `separate`
+  std::string capture;   // F.h5 instead of a model and texts
+  std::string manifest;  // F.jsonl: a corpus instead of one context
+  std::string shard;     // of the manifest: I/N, auto, auto/N
+  std::string output;    // file; folder with `separate` or a manifest
   bool separate = false, force = false, dry_run = false;
+  bool update = false;                // replace what another build of the corpus has made
   std::optional<int64_t> sink, tail;  // absent: the defaults of the partition
   int levels = 2;
   std::vector<double> level_fractions;  // empty: the defaults of `levels`
@@ -33,6 +36,11 @@ void add_build_options(CLI::App& app, BuildArguments& arguments);
 
 // Combinations that CLI11 cannot check.
 Status check_arguments(const BuildArguments& arguments);
+
+// The options, with what their files hold: the layer profile that is to be embedded, and the query
+// classifier, which `qmodel` keeps.
+Result<BuildOptions> full_options(const BuildArguments& arguments, const CommonOptions& common,
+                                  const ModelDescription& model, QmodelFile& qmodel);
 
 // `arguments.build` with everything else that was given put into it, but the query classifier.
 BuildOptions build_options(const BuildArguments& arguments, const CommonOptions& common);

@@ -27,6 +27,11 @@ Result<Source> Source::open(const SourceOptions& options) {
                       ? "no fixed context was given: name text files or folders, or pass --tokens"
                       : "texts and --tokens were both given: pass one of them");
   }
+  SQZ_ASSIGN_OR_RETURN(const Source model, open_model(options, options.tokens.empty()));
+  return model.with(options.texts, options.tokens);
+}
+
+Result<Source> Source::open_model(const SourceOptions& options, bool tokenizer) {
   if (options.model.empty()) {
     return Status(Code::kInvalidArgument,
                   "no model was given: pass --model DIR, a Hugging Face checkpoint directory");
@@ -36,16 +41,27 @@ Result<Source> Source::open(const SourceOptions& options) {
   out.options_ = options;
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(options.model));
   out.model_ = checkpoint->config();
-  if (options.tokens.empty()) {
-    SQZ_ASSIGN_OR_RETURN(out.documents_, find_documents(options.texts));
+  if (tokenizer) {
     SQZ_ASSIGN_OR_RETURN(out.tokenizer_, Tokenizer::load(options.model));
+  }
+  return out;
+}
+
+Result<Source> Source::with(const std::vector<std::string>& texts,
+                            const std::string& tokens) const {
+  Source out = *this;
+  out.options_.texts = texts;
+  out.options_.tokens = tokens;
+  if (tokens.empty()) {
+    SQZ_ASSIGN_OR_RETURN(out.documents_, find_documents(texts));
   }
   return out;
 }
 
 Result<FixedTokens> Source::tokens(std::span<const Document> documents) const {
   FixedTokens out;
-  if (tokenizer_ != nullptr) {
+  const bool texts = options_.tokens.empty();
+  if (texts) {
     SQZ_ASSIGN_OR_RETURN(out.ids, encode_documents(*tokenizer_, documents, options_.max_tokens));
     out.tokenizer_hash = tokenizer_->hash();
   } else {
@@ -53,8 +69,7 @@ Result<FixedTokens> Source::tokens(std::span<const Document> documents) const {
     const auto limit = static_cast<size_t>(options_.max_tokens);
     if (limit > 0 && out.ids.size() > limit) out.ids.resize(limit);
   }
-  const std::string source =
-      tokenizer_ != nullptr ? "the tokenizer of " + options_.model : options_.tokens;
+  const std::string source = texts ? "the tokenizer of " + options_.model : options_.tokens;
   SQZ_RETURN_IF_ERROR(check_tokens(out.ids, model_.description, source, options_.model));
   return out;
 }

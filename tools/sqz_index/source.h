@@ -36,6 +36,10 @@ class Source {
  public:
   // Checks the combination of options and opens the checkpoint (not its weights).
   static Result<Source> open(const SourceOptions& options);
+  // The checkpoint of `options` and its tokenizer, and no texts or ids yet.
+  static Result<Source> open_model(const SourceOptions& options, bool tokenizer);
+  // The same checkpoint with other texts, or with ids.
+  Result<Source> with(const std::vector<std::string>& texts, const std::string& tokens) const;
 
   const ModelConfig& model() const { return model_; }
   // Every file found under the arguments; empty if ids were given.
@@ -48,7 +52,7 @@ class Source {
  private:
   SourceOptions options_;
   ModelConfig model_;
-  std::shared_ptr<const Tokenizer> tokenizer_;  // null if ids were given
+  std::shared_ptr<const Tokenizer> tokenizer_;  // of texts
   std::vector<Document> documents_;
 };
 

@@ -1,0 +1,174 @@
+// sqz-index build --manifest and sqz-index corpus, over captures.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/tools/run_tool.h"
+#include "tests/tools/small_capture.h"
+
+namespace sqz {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+const std::string kTool = SQZ_INDEX_TOOL;
+
+class CorpusTest : public ToolTest {
+ protected:
+  // NAME.h5 for each, and a manifest of the lines.
+  void write(const std::vector<std::string>& captures, const std::vector<std::string>& lines) {
+    for (size_t i = 0; i < captures.size(); ++i) {
+      write_small_capture(path(captures[i] + ".h5"), 600 + 8 * static_cast<int64_t>(i), 120);
+    }
+    std::string text;
+    for (const std::string& line : lines) text += line + "\n";
+    write_all(path("m.jsonl"), text);
+  }
+  static std::string line(const std::string& key, const std::string& capture) {
+    return R"({"key": ")" + key + R"(", "capture": ")" + capture + R"(.h5"})";
+  }
+  ToolRun build(const std::vector<std::string>& more = {},
+                std::vector<std::string> environment = {},
+                const std::function<void(pid_t)>& while_running = {}) {
+    std::vector<std::string> arguments = {"build", "--manifest", path("m.jsonl"),
+                                          "-o",    path("out"),  "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(kTool, arguments, "", std::move(environment), while_running);
+  }
+  ToolRun corpus(const std::string& action) {
+    return run(kTool, {"corpus", action, path("out"), "--manifest", path("m.jsonl")});
+  }
+  // As an index of that capture alone.
+  void expect_like_one_alone(const std::string& key, const std::string& capture) {
+    const std::string alone = path("alone.sqz");
+    ASSERT_EQ(run(kTool, {"build", "--capture", path(capture + ".h5"), "-o", alone}).code, 0);
+    EXPECT_TRUE(read_all(path("out/" + key + ".sqz")) == read_all(alone)) << key;
+    fs::remove(alone);
+  }
+  std::vector<std::string> outputs() const {
+    std::vector<std::string> out;
+    for (const auto& entry : fs::recursive_directory_iterator(path("out"))) {
+      if (!entry.is_directory()) {
+        out.push_back(entry.path().lexically_relative(path("out")).string());
+      }
+    }
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+};
+
+TEST_F(CorpusTest, OneIndexADocumentAndNoneStopsTheOthers) {
+  write({"a", "b"}, {line("x/one", "a"), line("lost", "none"), line("two", "b")});
+  const ToolRun first = build();
+  EXPECT_EQ(first.code, 1);
+  EXPECT_THAT(first.err, HasSubstr("line 2: lost: "));
+  const std::vector<Json> events = first.events();
+  ASSERT_EQ(events.size(), 4u);
+  EXPECT_EQ(events[0]["state"], "built");
+  EXPECT_EQ(events[0]["tokens"], 600);
+  EXPECT_EQ(events[1]["code"], "not found");
+  EXPECT_EQ(events[2]["key"], "two");
+  EXPECT_EQ(events[3]["built"], 2);
+  EXPECT_EQ(outputs(), (std::vector<std::string>{"two.sqz", "x/one.sqz"}));
+  expect_like_one_alone("x/one", "a");
+  expect_like_one_alone("two", "b");
+
+  EXPECT_THAT(corpus("status").out, HasSubstr("missing  1"));
+  EXPECT_THAT(corpus("missing").out, HasSubstr("\"key\":\"lost\""));
+  write({"a", "b", "none"}, {line("x/one", "a"), line("lost", "none"), line("two", "b")});
+  const ToolRun second = build();
+  EXPECT_EQ(second.code, 0) << second.err;
+  EXPECT_EQ(second.last()["built"], 1);
+  EXPECT_EQ(second.last()["there"], 2);
+}
+
+TEST_F(CorpusTest, OtherOptionsAreRefusedUntilToldTo) {
+  write({"a"}, {line("one", "a")});
+  ASSERT_EQ(build().code, 0);
+  const std::string before = read_all(path("out/one.sqz"));
+  const ToolRun other = build({"--levels", "1"});
+  EXPECT_EQ(other.code, 3);
+  EXPECT_THAT(other.err, HasSubstr("pass --update to replace it"));
+  EXPECT_TRUE(read_all(path("out/one.sqz")) == before);
+  EXPECT_EQ(build({"--levels", "1", "--update"}).last()["built"], 1);
+  EXPECT_FALSE(read_all(path("out/one.sqz")) == before);
+}
+
+TEST_F(CorpusTest, ShardsHaveEveryDocumentOnce) {
+  std::vector<std::string> lines;
+  for (int i = 0; i < 12; ++i) lines.push_back(line(concat("k", i), "a"));
+  write({"a"}, lines);
+  int64_t built = build({"--shard", "0/3"}).last()["built"];
+  EXPECT_GT(built, 0);
+  EXPECT_LT(built, 12);
+  const ToolRun slurm =
+      build({"--shard", "auto"},
+            {"SLURM_ARRAY_TASK_ID=6", "SLURM_ARRAY_TASK_MIN=5", "SLURM_ARRAY_TASK_COUNT=3"});
+  EXPECT_EQ(slurm.last()["there"], 0);
+  built += slurm.last()["built"].get<int64_t>();
+  const ToolRun job = build({"--shard", "auto/3"}, {"JOB_COMPLETION_INDEX=2"});
+  EXPECT_EQ(job.last()["there"], 0);
+  EXPECT_EQ(built + job.last()["built"].get<int64_t>(), 12);
+  EXPECT_EQ(outputs().size(), 12u);
+}
+
+TEST_F(CorpusTest, WhatIsWrongIsSaidBeforeAnythingIsBuilt) {
+  const struct {
+    std::vector<std::string> lines;
+    std::string part;
+  } cases[] = {
+      {{line("a", "a"), "{\"key\": "}, "line 2: not valid JSON"},
+      {{line("a", "a"), line("a", "a")}, "line 2: key: found 'a' of line 1 again"},
+      {{line("a/../../b", "a")}, "line 1: key: found \"a/../../b\""},
+      {{line("/a", "a")}, "line 1: key: found \"/a\""},
+      {{line("", "a")}, "line 1: key: found \"\""},
+      {{R"({"key": "a"})"}, "found 0 of them"},
+      {{R"({"key": "a", "capture": "a.h5", "texts": ["a.md"]})"}, "found 2 of them"},
+      {{R"({"key": "a", "texts": [1]})"}, "an array of paths"},
+      {{}, "at least one"},
+  };
+  for (const auto& [lines, part] : cases) {
+    write({"a"}, lines);
+    const ToolRun refused = build();
+    EXPECT_EQ(refused.code, 3) << part;
+    EXPECT_THAT(refused.err, HasSubstr(part));
+    EXPECT_FALSE(fs::exists(path("out")));
+  }
+  write({"a"}, {line("a", "a")});
+  for (const auto& [shard, part] : {std::pair{"2/2", "found 2, expected 0 to 1"},
+                                    {"x/2", "found 'x'"},
+                                    {"1", "expected I/N or auto"},
+                                    {"auto", "SLURM_ARRAY_TASK_ID is not set"}}) {
+    const ToolRun refused = build({"--shard", shard});
+    EXPECT_EQ(refused.code, 2) << shard;
+    EXPECT_THAT(refused.err, HasSubstr(part));
+  }
+  EXPECT_EQ(run(kTool, {"build", "--capture", path("a.h5"), "-o", path("x"), "--update"}).code, 2);
+}
+
+TEST_F(CorpusTest, KilledWorkersLeaveWholeIndexes) {
+  std::vector<std::string> captures, lines;
+  for (int i = 0; i < 8; ++i) {
+    captures.push_back(concat("c", i));
+    lines.push_back(line(concat("d", i % 3, "/", i), captures.back()));
+  }
+  write(captures, lines);
+  for (int kill = 0; kill < 12; ++kill) {
+    build({kill % 2 == 0 ? "--resume" : "--no-progress"}, {}, [&](pid_t worker) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20 + 15 * kill));
+      ::kill(worker, SIGKILL);
+    });
+  }
+  EXPECT_EQ(build().code, 0);
+  EXPECT_EQ(corpus("gc").code, 0);
+  EXPECT_EQ(outputs().size(), 8u);
+  for (int i = 0; i < 8; ++i) {
+    expect_like_one_alone(concat("d", i % 3, "/", i), captures[static_cast<size_t>(i)]);
+  }
+}
+
+}  // namespace
+}  // namespace sqz
