@@ -167,7 +167,8 @@ TEST_P(CrashTest, OldOrNewFileAndTheSameBytesInTheEnd) {
       "%s: %ld kills, %ld of them at random moments, the others at %ld of %ld calls; %ld "
       "after publication; %ld builds went on\n",
       file_system_of(path("")).c_str(), kills, random_kills, at_calls, calls, published_, went_on_);
-  if (build_.resume) {
+  // Two kills may meet no whole layer.
+  if (build_.resume && wanted != nullptr) {
     EXPECT_GT(went_on_, 0);
   }
 }
