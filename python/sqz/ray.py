@@ -1,0 +1,100 @@
+"""Builds the indexes of a corpus on a Ray cluster (docs/corpora.md).
+
+    python -m sqz.ray build --model MODEL --manifest corpus.jsonl -o DIR [options of sqz-index build]
+
+A task builds one shard of the manifest with `sqz-index build`; a task whose node is lost runs again elsewhere, and what
+is built stays built. All nodes see the same files under the same paths, and sqz-index is on their PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import subprocess
+import sys
+from typing import Any
+
+
+def build_shard(command: list[str], shard: int, shards: int) -> dict[str, Any]:
+    """What a task does: the events of `sqz-index build --json` for one shard.
+
+    Returns {"documents": list of their events, "error": str or None}; the error is of a shard in which nothing was
+    tried. RuntimeError if the process was killed, so that Ray runs the task again.
+    """
+    process = subprocess.run([*command, "--shard", f"{shard}/{shards}", "--json", "--quiet"], capture_output=True,
+                             text=True, check=False)
+    if process.returncode < 0:
+        raise RuntimeError(f"sqz-index was killed by signal {-process.returncode}")
+    events = [json.loads(line) for line in process.stdout.splitlines()]
+    result = any(event["event"] == "result" for event in events)
+    return {"documents": [event for event in events if event["event"] == "document"],
+            "error": None if result else process.stderr.strip()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sqz.ray", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["build"])
+    parser.add_argument("--manifest", required=True, help="the corpus (.jsonl)")
+    parser.add_argument("--address", help="of the cluster (default: RAY_ADDRESS, or a new one on this machine)")
+    parser.add_argument("--shards", type=int, help="tasks (default: a document each, at most 1000)")
+    parser.add_argument("--cpus", type=float, default=1, help="CPUs of a task, its threads (default: 1)")
+    parser.add_argument("--gpus", type=float, default=0, help="GPUs of a task (default: 0)")
+    parser.add_argument("--retries", type=int, default=3, help="of a task whose worker is lost (default: 3)")
+    parser.add_argument("--tool", default="sqz-index", help="path of sqz-index (default: sqz-index)")
+    return parser
+
+
+def _run(options: argparse.Namespace, command: list[str], shards: int) -> collections.Counter[str] | None:
+    """How many documents came to each state; None if sqz-index refused a shard."""
+    import ray
+
+    task = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=options.retries,
+                      retry_exceptions=[RuntimeError])(build_shard)
+    waiting = [task.remote(command, shard, shards) for shard in range(shards)]
+    states: collections.Counter[str] = collections.Counter()
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1)
+        shard = ray.get(done[0])
+        if shard["error"] is not None:
+            print(shard["error"], file=sys.stderr)
+            return None
+        for document in shard["documents"]:
+            states[document["state"]] += 1
+            if document["state"] == "failed":
+                print(f"{options.manifest}: line {document['line']}: {document['key']}: {document['message']}",
+                      file=sys.stderr)
+        print(f"{shards - len(waiting)} of {shards} shards, {states['built']} documents built, {states['there']} there "
+              f"before, {states['failed']} failed", file=sys.stderr)
+    return states
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code: 0 if all documents are there, 1 if some failed, 3 if all failed."""
+    options, rest = _parser().parse_known_args(arguments)
+    with open(options.manifest, encoding="utf-8") as manifest:
+        lines = sum(1 for line in manifest if line.strip())
+    shards = options.shards or max(1, min(lines, 1000))
+    command = [options.tool, "build", "--manifest", options.manifest, "--threads", str(max(1, int(options.cpus))),
+               *rest]
+
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(address=options.address, log_to_driver=False)
+    try:
+        states = _run(options, command, shards)
+    finally:
+        if ours:
+            ray.shutdown()
+    if states is None:
+        return 3
+    if states["failed"] == 0:
+        return 0
+    return 1 if states["failed"] < sum(states.values()) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
