@@ -72,6 +72,9 @@ struct Calibration {
   std::vector<float> key_shares;      // [kScopes, layers, kv_heads, kGrid]
 };
 
+// What the calibration's source is where no prompts calibrated.
+inline constexpr const char* kTailSource = "tail";
+
 struct LayerPolicy {
   bool dense = false;  // all keys in `exact`, none clustered
   int64_t window = 0;  // sliding window in tokens, 0 = none; such a layer is dense and holds the

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "formats/base/hash.h"
 #include "formats/json_fields.h"
 #include "formats/metadata_strings.h"
 #include "formats/sqz_container.h"
@@ -270,6 +271,46 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
   }
   if (m.layer_budgets) out["layer_budgets"] = to_json(*m.layer_budgets).str();
   return out;
+}
+
+JsonMembers settings_of(const std::map<std::string, std::string>& metadata) {
+  JsonMembers out;
+  for (const auto& [key, text] : metadata) {
+    if (key == kChecksumsKey || key == kCalibrationKey) continue;
+    const auto json = parse_json(text, key);
+    if (!json.ok() || !json->root().is_object()) {
+      out[key] = text;
+      continue;
+    }
+    for (const JsonValue& member : json->root().items())
+      out[concat(key, ".", member.key())] = JsonText(member);
+  }
+  return out;
+}
+
+std::string build_id(std::map<std::string, std::string> metadata, const std::string& source) {
+  metadata.erase(kChecksumsKey);
+  metadata.erase(kCalibrationKey);
+  if (source != kTailSource && !source.empty()) metadata[kCalibrationKey] = source;
+  const std::string text = JsonText(metadata).str();
+  return hex(xxh3_64(std::as_bytes(std::span(text))));
+}
+
+Status check_same_build(const std::map<std::string, std::string>& found,
+                        const std::map<std::string, std::string>& expected,
+                        const std::string& path) {
+  const JsonMembers ours = settings_of(expected), theirs = settings_of(found);
+  JsonMembers all = ours;
+  all.insert(theirs.begin(), theirs.end());
+  const auto value = [](const JsonMembers& from, const std::string& name) {
+    const auto at = from.find(name);
+    return at == from.end() ? std::string("nothing") : at->second.str();
+  };
+  for (const auto& [name, unused] : all) {
+    if (value(theirs, name) == value(ours, name)) continue;
+    return {Code::kMismatch, bad_field(path, name, value(theirs, name), value(ours, name))};
+  }
+  return {};
 }
 
 Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::string>& strings,

@@ -23,6 +23,18 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& meta
 Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::string>& strings,
                                             const std::string& path);
 
+// What builds with the same bytes share: the hash of the metadata, but of the hashes of the
+// tensors, and of the calibration only `source`, where that is not the tail. 16 hexadecimal digits.
+std::string build_id(std::map<std::string, std::string> metadata, const std::string& source);
+
+// The same by names that a message can say: "build.seed", "sink".
+JsonMembers settings_of(const std::map<std::string, std::string>& metadata);
+
+// kMismatch, naming the first setting that differs. Neither hashes nor calibration are compared.
+Status check_same_build(const std::map<std::string, std::string>& found,
+                        const std::map<std::string, std::string>& expected,
+                        const std::string& path);
+
 // The parameters (queries, source, coarse_keep) as JSON text, and back into `calibration`.
 std::string calibration_text(const Calibration& calibration);
 Status parse_calibration_text(const std::string& text, int levels, const std::string& path,

@@ -55,7 +55,7 @@ Status ResumeFront::read_records() {
   return {};
 }
 
-Result<std::unique_ptr<ResumeFront>> ResumeFront::open(Env& env, AtomicFile& file,
+Result<std::unique_ptr<ResumeFront>> ResumeFront::open(Env& env, AtomicFile& file, bool replace,
                                                        const JsonMembers& settings, uint64_t room,
                                                        size_t layers) {
   std::unique_ptr<ResumeFront> front(new ResumeFront);
@@ -67,16 +67,21 @@ Result<std::unique_ptr<ResumeFront>> ResumeFront::open(Env& env, AtomicFile& fil
   const auto found = front->read_settings();
   if (found.ok()) {
     SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json_object(*found, path));
-    SQZ_RETURN_IF_ERROR(check_settings(json.root(), settings, path));
-    SQZ_RETURN_IF_ERROR(front->read_records());
-    return front;
+    const Status same = check_settings(json.root(), settings, path);
+    if (same.ok()) {
+      SQZ_RETURN_IF_ERROR(front->read_records());
+      return front;
+    }
+    if (!replace) return same;
+  } else if (found.status().code() != Code::kCorrupt) {
+    return found.status();
   }
-  if (found.status().code() != Code::kCorrupt) return found.status();
   const uint64_t length = text.size(), hash = xxh3_64(bytes_of(text));
   if (2 * sizeof(length) + length > front->place(0)) {
     return Refuse{path, Code::kInternal}("settings", concat(length, " bytes"), "a shorter text");
   }
   SQZ_RETURN_IF_ERROR(file.restart());
+  SQZ_ASSIGN_OR_RETURN(front->before_, env.open_read(path));
   std::string start(2 * sizeof(length) + text.size(), '\0');
   std::memcpy(start.data(), &length, sizeof(length));
   std::memcpy(start.data() + sizeof(length), text.data(), text.size());

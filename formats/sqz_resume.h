@@ -25,9 +25,10 @@ struct LayerRecord {
 
 class ResumeFront {
  public:
-  // Of a Temporary::kKept file. kMismatch, naming the first setting that differs, if it belongs to
-  // another build; a file without a whole front begins anew.
-  static Result<std::unique_ptr<ResumeFront>> open(Env& env, AtomicFile& file,
+  // Of a Temporary::kKept file. If it belongs to another build, it begins anew with `replace`, and
+  // is otherwise kMismatch, naming the first setting that differs; a file without a whole front
+  // begins anew.
+  static Result<std::unique_ptr<ResumeFront>> open(Env& env, AtomicFile& file, bool replace,
                                                    const JsonMembers& settings, uint64_t room,
                                                    size_t layers);
 

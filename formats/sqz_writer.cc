@@ -64,22 +64,6 @@ std::map<std::string, std::span<const std::byte>> contents_of(const LayerData& d
   return out;
 }
 
-// What a file depends on, by names that a message can say: "build.seed", "sink".
-JsonMembers settings_of(const std::map<std::string, std::string>& metadata,
-                        const JsonMembers& others) {
-  JsonMembers out = others;
-  for (const auto& [key, text] : metadata) {
-    const auto json = parse_json(text, key);
-    if (!json.ok() || !json->root().is_object()) {
-      out[key] = text;
-      continue;
-    }
-    for (const JsonValue& member : json->root().items())
-      out[concat(key, ".", member.key())] = JsonText(member);
-  }
-  return out;
-}
-
 }  // namespace
 
 struct SqzWriter::State {
@@ -155,7 +139,8 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
   const size_t tensors = layout.tensors.size(), layers = metadata.layers.size();
   JsonMembers settings;
   if (resume != nullptr) {
-    settings = settings_of(metadata_to_strings(metadata), *resume);
+    settings = settings_of(metadata_to_strings(metadata));
+    settings.insert(resume->begin(), resume->end());
   }
   SQZ_ASSIGN_OR_RETURN(
       AtomicFile file,
@@ -163,7 +148,8 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
   std::unique_ptr<ResumeFront> front;
   uint64_t there = 0;  // bytes that the file has already
   if (resume != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(front, ResumeFront::open(env, file, settings, layout.data_offset, layers));
+    SQZ_ASSIGN_OR_RETURN(
+        front, ResumeFront::open(env, file, replace, settings, layout.data_offset, layers));
     there = std::min(front->before().size(), layout.bytes);
   }
   SQZ_RETURN_IF_ERROR(env.check_room(path, layout.bytes - there));  // before hours of work

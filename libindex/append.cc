@@ -142,6 +142,8 @@ BuildOptions options_of(const SqzFile& index, const QmodelFile& qmodel) {
   out.calibrate_keys = metadata.key_calibration;
   out.heavy_hitters = metadata.heavy_hitters;
   out.layer_budgets = metadata.layer_budgets;
+  const JsonDocument build = metadata.build.parsed();
+  if (const JsonValue* pass = build.root().find("pass")) out.pass = pass->string();
   return out;
 }
 

@@ -24,8 +24,6 @@
 namespace sqz {
 namespace {
 
-constexpr const char* kTail = "tail";  // the calibration of every build
-
 // Adds the time of a scope to a total.
 class Timer {
  public:
@@ -47,18 +45,8 @@ uint64_t hash_of(const LayerInput& input) {
   return hash.digest();
 }
 
-// What the bytes of an index depend on beside its metadata and the input of its layers.
-JsonMembers resume_settings(const BuildOptions& options, const KmeansEngine* engine) {
-  JsonMembers out = {{"engine", engine == nullptr ? "none" : engine->name()}};
-  if (options.qmodel == nullptr) return out;
-  Xxh3Stream hash;
-  for (const QmodelLayer& layer : options.qmodel->layers) {
-    for (const auto* part : {&layer.centroids, &layer.hidden_weight, &layer.hidden_bias,
-                             &layer.output_weight, &layer.output_bias})
-      hash.update(std::as_bytes(std::span(*part)));
-  }
-  out["query classifier"] = hex(hash.digest());
-  return out;
+std::string name_of(const KmeansEngine* engine) {
+  return engine == nullptr ? "none" : engine->name();
 }
 
 // Runs the body of a public function; allocations may fail anywhere below.
@@ -92,9 +80,9 @@ class Builder final : public IndexBuilder {
     if (coarse_levels > 0) {
       calibration_.coarse_keep = std::pow(options.coarse_keep, 1 / coarse_levels);
     }
-    calibration_.source = kTail;
+    calibration_.source = kTailSource;
     if (layout_.metadata.key_calibration) {
-      keys_ = std::make_unique<KeyCalibrator>(model_, options.dtype, kTail);
+      keys_ = std::make_unique<KeyCalibrator>(model_, options.dtype, kTailSource);
     }
     report_ = layout_.report();
     if (engine_ != nullptr) report_.engine = engine_->name();
@@ -377,14 +365,29 @@ class Builder final : public IndexBuilder {
   bool usable_ = true;
 };
 
-Result<BuildLayout> full_layout(const ModelDescription& model, std::span<const int32_t> tokens,
+struct PlannedBuild {
+  BuildLayout layout;
+  std::unique_ptr<KmeansEngine> engine;  // of clusters only
+};
+
+Result<PlannedBuild> plan_build(const ModelDescription& model, int64_t tokens,
+                                const BuildOptions& options) {
+  PlannedBuild out;
+  if (options.partition == Partition::kKmeans) {
+    SQZ_ASSIGN_OR_RETURN(out.engine,
+                         make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
+  }
+  SQZ_ASSIGN_OR_RETURN(out.layout, plan_layout(model, tokens, options, name_of(out.engine.get())));
+  return out;
+}
+
+Result<PlannedBuild> plan_build(const ModelDescription& model, std::span<const int32_t> tokens,
                                 const std::string& tokenizer_hash, const BuildOptions& options) {
-  SQZ_ASSIGN_OR_RETURN(BuildLayout layout,
-                       plan_layout(model, static_cast<int64_t>(tokens.size()), options));
-  layout.metadata.tokenizer_hash = tokenizer_hash;
-  layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
-  layout.metadata.producer = producer_name();
-  return layout;
+  SQZ_ASSIGN_OR_RETURN(PlannedBuild out, plan_build(model, std::ssize(tokens), options));
+  out.layout.metadata.tokenizer_hash = tokenizer_hash;
+  out.layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
+  out.layout.metadata.producer = producer_name();
+  return out;
 }
 
 Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string& path,
@@ -392,24 +395,21 @@ Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string
                                                      std::span<const int32_t> tokens,
                                                      const std::string& tokenizer_hash,
                                                      const BuildOptions& options) {
-  SQZ_ASSIGN_OR_RETURN(BuildLayout layout, full_layout(model, tokens, tokenizer_hash, options));
-  SQZ_ASSIGN_OR_RETURN(auto engine,
-                       make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
-  if (options.partition != Partition::kKmeans) engine.reset();
-  const JsonMembers resume = resume_settings(options, engine.get());
-  SQZ_ASSIGN_OR_RETURN(auto writer,
-                       SqzWriter::create(env, path, replace, layout.metadata, layout.shapes,
-                                         options.resume ? &resume : nullptr));
+  SQZ_ASSIGN_OR_RETURN(PlannedBuild build, plan_build(model, tokens, tokenizer_hash, options));
+  // Said where they are as usual, too: a build may have been begun with others.
+  const JsonMembers resume = {{"engine", name_of(build.engine.get())}, {"pass", options.pass}};
+  SQZ_ASSIGN_OR_RETURN(
+      auto writer, SqzWriter::create(env, path, replace, build.layout.metadata, build.layout.shapes,
+                                     options.resume ? &resume : nullptr));
   return std::unique_ptr<IndexBuilder>(
-      new Builder(std::move(layout), options, std::move(engine), std::move(writer)));
+      new Builder(std::move(build.layout), options, std::move(build.engine), std::move(writer)));
 }
 
-Status plan_gpu(const BuildLayout& layout, const BuildOptions& options, bool on_device,
+Status plan_gpu(const PlannedBuild& build, const BuildOptions& options, bool on_device,
                 BuildPlan& plan) {
+  const BuildLayout& layout = build.layout;
   const ModelDescription& model = layout.metadata.model;
-  SQZ_ASSIGN_OR_RETURN(const auto engine,
-                       make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
-  if (layout.clusters.empty() || engine->layer_engine() == nullptr) return Status();
+  if (layout.clusters.empty() || build.engine->layer_engine() == nullptr) return Status();
   const DeviceRows rows;
   LayerProblem problem;
   problem.heads = model.kv_heads;
@@ -420,7 +420,7 @@ Status plan_gpu(const BuildLayout& layout, const BuildOptions& options, bool on_
   problem.tree.clusters = layout.clusters;
   problem.dtype = options.dtype;
   problem.device = on_device ? &rows : nullptr;
-  SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, engine->layer_engine()->memory(problem));
+  SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, build.engine->layer_engine()->memory(problem));
   plan.gpu_memory = memory.whole;
   plan.gpu_memory_least = memory.least;
   return Status();
@@ -438,31 +438,32 @@ Result<std::unique_ptr<IndexBuilder>> IndexBuilder::create(Env& env, const std::
       [&] { return create_builder(env, path, replace, model, tokens, tokenizer_hash, options); });
 }
 
-std::optional<BuildReport> IndexBuilder::find(Env& env, const std::string& path,
-                                              const ModelDescription& model,
-                                              std::span<const int32_t> tokens,
-                                              const std::string& tokenizer_hash,
-                                              const BuildOptions& options) {
-  const auto layout = full_layout(model, tokens, tokenizer_hash, options);
-  const auto file = SqzFile::open(path, OpenMode::kMmap, env);
-  if (!layout.ok() || !file.ok()) return std::nullopt;
-  auto found = (*file)->raw_metadata();
-  found.erase(kChecksumsKey);
-  found.erase(kCalibrationKey);
-  if (found != metadata_to_strings(layout->metadata)) return std::nullopt;
-  const auto calibration = (*file)->calibration();
-  if (!calibration.ok()) return std::nullopt;
-  if (!calibration->source.empty() && calibration->source != kTail) return std::nullopt;
-  BuildReport report = layout->report();
-  report.resumed = model.layers;
-  report.bytes = (*file)->file_bytes();
-  return report;
+Result<BuildReport> IndexBuilder::find(Env& env, const std::string& path,
+                                       const ModelDescription& model,
+                                       std::span<const int32_t> tokens,
+                                       const std::string& tokenizer_hash,
+                                       const BuildOptions& options) {
+  SQZ_ASSIGN_OR_RETURN(const PlannedBuild build,
+                       plan_build(model, tokens, tokenizer_hash, options));
+  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path, OpenMode::kMmap, env));
+  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
+  BuildReport report = build.layout.report();
+  if (build_id(file->raw_metadata(), calibration.source) == report.build_id) {
+    report.resumed = model.layers;
+    report.bytes = file->file_bytes();
+    return report;
+  }
+  SQZ_RETURN_IF_ERROR(
+      check_same_build(file->raw_metadata(), metadata_to_strings(build.layout.metadata), path));
+  return Status(Code::kMismatch,
+                bad_field(path, "calibration", concat('"', calibration.source, '"'), kTailSource));
 }
 
 Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t tokens,
                                      const BuildOptions& options, bool on_device) {
   return without_exceptions([&]() -> Result<BuildPlan> {
-    SQZ_ASSIGN_OR_RETURN(BuildLayout layout, plan_layout(model, tokens, options));
+    SQZ_ASSIGN_OR_RETURN(PlannedBuild build, plan_build(model, tokens, options));
+    BuildLayout& layout = build.layout;
     // As long as the real ones: they are in the file.
     layout.metadata.tokens_hash = layout.metadata.tokenizer_hash = hex(uint64_t{0});
     BuildPlan plan;
@@ -471,7 +472,7 @@ Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t toke
     plan.kmeans_flop = kmeans_flop(layout, options);
     plan.clusters = layout.parts();
     plan.pages = layout.pages;
-    SQZ_RETURN_IF_ERROR(plan_gpu(layout, options, on_device, plan));
+    SQZ_RETURN_IF_ERROR(plan_gpu(build, options, on_device, plan));
     return plan;
   });
 }

@@ -47,6 +47,9 @@ struct BuildOptions {
   std::optional<LayerBudgets> layer_budgets;  // to embed: sessions spread their budget by it
   std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)
   int gpu = 0;                  // number of the CUDA device, for engines that use one
+  // What computed the keys, for the file and for find(): "bf16, cuda". Empty: f32 on a CPU, or not
+  // known, as of a capture.
+  std::string pass;
   // Leave whole layers in "PATH.tmp.resume" if the build is killed or fails, and take over those
   // that are there. Every layer is still to be added: one is taken over, and neither clustered nor
   // written, if it was made of the same keys, values and queries. Keys on a device are not
@@ -82,6 +85,7 @@ struct BuildReport {
   int64_t resumed = 0;                // layers that were taken over
   std::string
       engine;  // what clustered: "faiss", "cuda (NVIDIA H200)"; "none" for pages and buckets
+  std::string build_id;  // formats/sqz_metadata.h
   BuildSeconds seconds;
 };
 
@@ -109,13 +113,12 @@ class IndexBuilder {
                                                       std::span<const int32_t> tokens,
                                                       const std::string& tokenizer_hash,
                                                       const BuildOptions& options);
-  // The report of a whole index at `path` that a build with these arguments has made, if there is
-  // one; what clustered is not known any more. The keys are not looked at.
-  static std::optional<BuildReport> find(Env& env, const std::string& path,
-                                         const ModelDescription& model,
-                                         std::span<const int32_t> tokens,
-                                         const std::string& tokenizer_hash,
-                                         const BuildOptions& options);
+  // The report of the index at `path`, if a build with these arguments has made it: one of the same
+  // build id, which its tail calibrated. kNotFound if there is none, kMismatch naming what differs
+  // if it is another, or why it does not open. The keys are not looked at.
+  static Result<BuildReport> find(Env& env, const std::string& path, const ModelDescription& model,
+                                  std::span<const int32_t> tokens,
+                                  const std::string& tokenizer_hash, const BuildOptions& options);
   // `on_device`: layers will come as LayerInput::device, if the engine takes such.
   static Result<BuildPlan> plan(const ModelDescription& model, int64_t tokens,
                                 const BuildOptions& options, bool on_device = false);

@@ -4,12 +4,16 @@
 #include <limits>
 #include <string_view>
 
+#include "formats/base/hash.h"
 #include "formats/sqz_layout.h"
+#include "formats/sqz_metadata.h"
 #include "libindex/parallel.h"
 #include "libindex/tree.h"
 
 namespace sqz {
 namespace {
+
+constexpr const char* kUsualEngine = "faiss";  // is not written to the file
 
 Status bad_option(std::string_view name, const auto& found, std::string_view expected) {
   return Status(Code::kInvalidArgument, bad_field("build options", name, concat(found), expected));
@@ -76,17 +80,37 @@ bool is_dense(const QmodelFile* qmodel, int64_t layer) {
   return qmodel != nullptr && std::binary_search(qmodel->dense.begin(), qmodel->dense.end(), layer);
 }
 
-JsonText build_parameters(const BuildOptions& options) {
-  if (options.partition == Partition::kPages) return JsonText{{"page_size", options.page_size}};
-  if (options.partition == Partition::kBuckets) {
-    const QmodelFile& q = *options.qmodel;
-    return JsonText{{"buckets", q.buckets}, {"hidden", q.hidden}, {"trained_for_recent", q.recent}};
+std::string hash_of(const QmodelFile& qmodel) {
+  Xxh3Stream hash;
+  for (const QmodelLayer& layer : qmodel.layers) {
+    for (const auto* part : {&layer.centroids, &layer.hidden_weight, &layer.hidden_bias,
+                             &layer.output_weight, &layer.output_bias})
+      hash.update(std::as_bytes(std::span(*part)));
   }
-  // Nothing that may differ between two runs with the same result, such as threads.
-  return JsonText{{"level_fractions", options.level_fractions},
-                  {"coarse_keep", options.coarse_keep},
-                  {"iterations", options.iterations},
-                  {"seed", options.seed}};
+  return hex(hash.digest());
+}
+
+// All that the bytes depend on beside the tokens, the model and the rest of the metadata, and
+// nothing that may differ between two runs with the same result, such as threads.
+JsonText build_parameters(const BuildOptions& options, const std::string& engine) {
+  JsonMembers out;
+  if (options.partition == Partition::kPages) {
+    out = {{"page_size", options.page_size}};
+  } else if (options.partition == Partition::kBuckets) {
+    const QmodelFile& q = *options.qmodel;
+    out = {{"buckets", q.buckets},
+           {"hidden", q.hidden},
+           {"trained_for_recent", q.recent},
+           {"query_classifier", hash_of(q)}};
+  } else {
+    out = {{"level_fractions", options.level_fractions},
+           {"coarse_keep", options.coarse_keep},
+           {"iterations", options.iterations},
+           {"seed", options.seed}};
+    if (engine != kUsualEngine) out["engine"] = engine;
+  }
+  if (!options.pass.empty()) out["pass"] = options.pass;
+  return out;
 }
 
 }  // namespace
@@ -107,11 +131,12 @@ BuildReport BuildLayout::report() const {
   out.clusters = parts();
   out.pages = pages;
   out.engine = "none";
+  out.build_id = build_id(metadata_to_strings(metadata), {});
   return out;
 }
 
 Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
-                                const BuildOptions& options) {
+                                const BuildOptions& options, const std::string& engine) {
   SQZ_RETURN_IF_ERROR(check_options(options));
   SQZ_RETURN_IF_ERROR(check_model(model));
   if (options.qmodel != nullptr) {
@@ -179,7 +204,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     metadata.hidden = options.qmodel->hidden;
     metadata.has_value_means = false;
   }
-  metadata.build = build_parameters(options);
+  metadata.build = build_parameters(options, engine);
   return layout;
 }
 

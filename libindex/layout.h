@@ -22,8 +22,9 @@ struct BuildLayout {
 };
 
 // kInvalidArgument where an option is out of range, or the text too short to cluster two keys.
+// `engine`: the name of what clusters, or "none".
 Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
-                                const BuildOptions& options);
+                                const BuildOptions& options, const std::string& engine);
 
 // Bytes that libindex holds at its peak, the writer's and the caller's own buffers not included.
 uint64_t peak_memory(const BuildLayout& layout, const BuildOptions& options);

@@ -225,7 +225,7 @@ TEST_P(Resume, AnotherBuildIsRefusedAndNothingIsLost) {
   if (options_.partition == Partition::kBuckets) {
     QmodelFile other = qmodel();
     other.layers[1].centroids[0] += 0.5f;
-    expect_refused([&](BuildOptions& o) { o.qmodel = &other; }, "query classifier");
+    expect_refused([&](BuildOptions& o) { o.qmodel = &other; }, "build.query_classifier");
   }
   model_.weights_hash = "fedcba9876543210";
   if (options_.partition != Partition::kBuckets)
@@ -238,19 +238,34 @@ TEST_P(Resume, AnIndexThatIsThereIsFoundIfItIsOfThisBuild) {
   const auto find = [&](const BuildOptions& options) {
     return IndexBuilder::find(Env::posix(), path_, model_, tokens_, "", options);
   };
-  EXPECT_FALSE(find(options_));
+  EXPECT_EQ(find(options_).status().code(), Code::kNotFound);
   ASSERT_TRUE(build().ok());
   const auto found = find(options_);
-  ASSERT_TRUE(found);
+  ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_EQ(found->resumed, kLayers);
   EXPECT_EQ(found->bytes, whole_.size());
+  const auto expect_other = [&](const BuildOptions& options, const std::string& field) {
+    const Status other = find(options).status();
+    EXPECT_EQ(other.code(), Code::kMismatch);
+    EXPECT_THAT(other.message(), HasSubstr(concat(path_, ": ", field, ": found ")));
+  };
   BuildOptions other = options_;
   other.sink = 5;
-  EXPECT_FALSE(find(other));
+  expect_other(other, "sink");
+  other = options_;
+  other.pass = "bf16, cuda";
+  expect_other(other, "build.pass");
+  if (options_.partition == Partition::kBuckets) {
+    QmodelFile classifier = qmodel();
+    classifier.layers[1].centroids[0] += 0.5f;
+    other = options_;
+    other.qmodel = &classifier;
+    expect_other(other, "build.query_classifier");
+  }
   std::string bytes = whole_;
   bytes[100] ^= 1;
   testing::write_file(path_, bytes);
-  EXPECT_FALSE(find(options_)) << "its header is damaged";
+  EXPECT_EQ(find(options_).status().code(), Code::kCorrupt) << "its header is damaged";
 }
 
 }  // namespace

@@ -41,6 +41,11 @@ class CorpusTest : public ToolTest {
   ToolRun corpus(const std::string& action) {
     return run(kTool, {"corpus", action, path("out"), "--manifest", path("m.jsonl")});
   }
+  // What Slurm sets for a task of an array.
+  static std::vector<std::string> slurm_task(int task, int count, int least, int most) {
+    return {concat("SLURM_ARRAY_TASK_ID=", task), concat("SLURM_ARRAY_TASK_COUNT=", count),
+            concat("SLURM_ARRAY_TASK_MIN=", least), concat("SLURM_ARRAY_TASK_MAX=", most)};
+  }
   // As an index of that capture alone.
   void expect_like_one_alone(const std::string& key, const std::string& capture) {
     const std::string alone = path("alone.sqz");
@@ -104,15 +109,89 @@ TEST_F(CorpusTest, ShardsHaveEveryDocumentOnce) {
   int64_t built = build({"--shard", "0/3"}).last()["built"];
   EXPECT_GT(built, 0);
   EXPECT_LT(built, 12);
-  const ToolRun slurm =
-      build({"--shard", "auto"},
-            {"SLURM_ARRAY_TASK_ID=6", "SLURM_ARRAY_TASK_MIN=5", "SLURM_ARRAY_TASK_COUNT=3"});
+  const ToolRun slurm = build({"--shard", "auto"}, slurm_task(1, 3, 0, 2));
   EXPECT_EQ(slurm.last()["there"], 0);
   built += slurm.last()["built"].get<int64_t>();
   const ToolRun job = build({"--shard", "auto/3"}, {"JOB_COMPLETION_INDEX=2"});
   EXPECT_EQ(job.last()["there"], 0);
   EXPECT_EQ(built + job.last()["built"].get<int64_t>(), 12);
   EXPECT_EQ(outputs().size(), 12u);
+}
+
+// A task of a part of an array that is submitted again sees an array of its own.
+TEST_F(CorpusTest, AutoTakesAnArrayOnlyIfItIsWhole) {
+  write({"a"}, {line("one", "a")});
+  const struct {
+    int task, count, least, most;
+  } unknown[] = {{3, 1, 3, 3}, {0, 1, 0, 0}, {5, 4, 4, 7}, {3, 3, 1, 7}, {4, 3, 0, 4}};
+  for (const auto& [task, count, least, most] : unknown) {
+    const ToolRun refused = build({"--shard", "auto"}, slurm_task(task, count, least, most));
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, HasSubstr(concat("from ", least, " to ", most)));
+    EXPECT_THAT(refused.err, HasSubstr("pass auto/N"));
+  }
+  // With N it is the task's own number that counts.
+  int64_t built = 0;
+  for (const int task : {1, 3, 7}) {
+    const ToolRun one = build({"--shard", "auto/8"}, slurm_task(task, 3, 1, 7));
+    const ToolRun same = build({"--shard", concat(task, "/8")});
+    EXPECT_EQ(one.last()["documents"], same.last()["documents"]);
+    built += one.last()["documents"].get<int64_t>();
+  }
+  EXPECT_LE(built, 1);
+  EXPECT_EQ(build({"--shard", "auto/8"}, slurm_task(8, 3, 1, 8)).code, 2);
+}
+
+TEST_F(CorpusTest, ASecondRunWithOtherOptionsIsRefused) {
+  write_small_capture(path("a.h5"), 4000, 120);
+  write_all(path("m.jsonl"), line("one", "a") + "\n");
+  const std::string quick = concat(kTool, " build -qq --capture ", path("a.h5"), " -o ",
+                                   path("out/one.sqz"), " --levels 1 >", path("log"));
+  fs::create_directories(path("out"));
+  // Writes the file while the other works.
+  const auto overtake = [&](pid_t) { EXPECT_EQ(std::system(quick.c_str()), 0); };
+  const ToolRun slow = build({"--iterations", "300", "--level-fractions", "0.3"}, {}, overtake);
+  EXPECT_EQ(slow.code, 3);
+  EXPECT_THAT(slow.err, HasSubstr("pass --update to replace it"));
+  EXPECT_EQ(build({"--levels", "1"}).last()["there"], 1);
+  EXPECT_EQ(outputs(), std::vector<std::string>{"one.sqz"});
+}
+
+TEST_F(CorpusTest, LinksThatLeadOutAreRefused) {
+  write({"a"}, {line("in/one", "a"), line("out/two", "a"), line("three", "a")});
+  fs::create_directories(path("out/real"));
+  fs::create_directories(path("elsewhere"));
+  write_all(path("elsewhere/x.sqz.tmp.resume"), "x");
+  fs::create_directory_symlink("real", path("out/in"));
+  fs::create_directory_symlink(path("elsewhere"), path("out/out"));
+  fs::create_symlink(path("elsewhere/three.sqz"), path("out/three.sqz"));
+  const ToolRun refused = build({"--update"});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_EQ(refused.last()["built"], 1);
+  EXPECT_THAT(refused.err, HasSubstr("expected a place inside"));
+  EXPECT_TRUE(fs::exists(path("out/real/one.sqz")));
+  EXPECT_EQ(corpus("gc").code, 2);
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("elsewhere")), {}), 1);
+}
+
+TEST_F(CorpusTest, APartOfAnotherBuildIsBegunAnewWithUpdate) {
+  const auto spoil = [](CaptureInfo&, CapturedLayer& data) {
+    static int layer = 0;
+    if (!data.keys.empty() && layer++ == 1) data.keys[0] = NAN;
+  };
+  write({"a"}, {line("one", "a")});
+  const std::string good = read_all(path("a.h5"));
+  write_small_capture(path("a.h5"), 600, 120, spoil);
+  EXPECT_EQ(build({"--resume"}).code, 3);
+  EXPECT_EQ(outputs(), std::vector<std::string>{"one.sqz.tmp.resume"});
+  write_all(path("a.h5"), good);
+  const ToolRun refused = build({"--resume", "--levels", "1"});
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_THAT(refused.err,
+              HasSubstr("build.level_fractions: found an array of 2, expected [0.05]"));
+  EXPECT_THAT(refused.err, HasSubstr("sqz-index corpus gc"));
+  EXPECT_EQ(build({"--resume", "--levels", "1", "--update"}).last()["built"], 1);
+  EXPECT_EQ(outputs(), std::vector<std::string>{"one.sqz"});
 }
 
 TEST_F(CorpusTest, WhatIsWrongIsSaidBeforeAnythingIsBuilt) {

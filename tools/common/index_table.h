@@ -6,8 +6,6 @@
 
 namespace sqz {
 
-// What the calibration's source is where no prompts calibrated.
-inline constexpr const char* kTailSource = "tail";
 // A source as people read it.
 std::string calibration_text(const std::string& source);
 

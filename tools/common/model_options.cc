@@ -78,4 +78,10 @@ RunnerOptions runner_options(const std::string& run_dtype, const CommonOptions& 
   return out;
 }
 
+std::string pass_name(const RunnerOptions& options) {
+  const bool gpu = options.device != "cpu", f32 = options.dtype == DType::kF32;
+  if (f32 && !gpu) return {};
+  return concat(f32 ? "f32" : "bf16", ", ", gpu ? "cuda" : "cpu");
+}
+
 }  // namespace sqz

@@ -17,5 +17,7 @@ void warn_of_chat_template(const std::string& path);
 void add_run_dtype_option(CLI::App& app, std::string& run_dtype);
 // `run_dtype`: "f32", "bf16"; empty: f32 on the CPU, bf16 on a GPU.
 RunnerOptions runner_options(const std::string& run_dtype, const CommonOptions& common);
+// For BuildOptions::pass: "bf16, cuda"; empty for f32 on the CPU.
+std::string pass_name(const RunnerOptions& options);
 
 }  // namespace sqz

@@ -1,9 +1,9 @@
 #include "tools/common/prompts.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "formats/json_fields.h"
+#include "tools/common/texts.h"
 
 namespace sqz {
 namespace {
@@ -17,26 +17,21 @@ Result<std::string> prompt_of_json(const std::string& line, const std::string& l
 }
 
 Status read_file(Env& env, const std::string& path, std::vector<std::string>& out) {
-  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path));
   const bool json = path.ends_with(".jsonl");
   const size_t before = out.size();
-  std::istringstream lines(text);
-  int64_t number = 0;
-  for (std::string line; std::getline(lines, line);) {
-    ++number;
-    if (line.ends_with('\r')) line.pop_back();
-    if (line.empty()) continue;
-    if (!json) {
-      out.push_back(line);
-      continue;
-    }
-    const std::string label = concat(path, ": line ", number);
-    SQZ_ASSIGN_OR_RETURN(std::string prompt, prompt_of_json(line, label));
-    if (prompt.empty()) {
-      return {Code::kCorrupt, bad_field(label, "prompt", "an empty text", "some text")};
-    }
-    out.push_back(std::move(prompt));
-  }
+  SQZ_RETURN_IF_ERROR(
+      each_line(env, path, [&](const std::string& line, int64_t, const std::string& label) {
+        if (!json) {
+          out.push_back(line);
+          return Status();
+        }
+        SQZ_ASSIGN_OR_RETURN(std::string prompt, prompt_of_json(line, label));
+        if (prompt.empty()) {
+          return Status(Code::kCorrupt, bad_field(label, "prompt", "an empty text", "some text"));
+        }
+        out.push_back(std::move(prompt));
+        return Status();
+      }));
   if (out.size() > before) return {};
   return {Code::kCorrupt, bad_field(path, "prompts", "none", "at least one, one a line")};
 }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iostream>
 #include <iterator>
+#include <sstream>
 
 #include "formats/base/file.h"
 
@@ -59,6 +60,21 @@ Result<std::string> read_document(const std::string& path) {
 }
 
 }  // namespace
+
+Status each_line(Env& env, const std::string& path,
+                 const std::function<Status(const std::string& line, int64_t number,
+                                            const std::string& label)>& visit) {
+  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(env, path));
+  std::istringstream lines(text);
+  int64_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.empty()) continue;
+    SQZ_RETURN_IF_ERROR(visit(line, number, concat(path, ": line ", number)));
+  }
+  return {};
+}
 
 Result<std::vector<Document>> find_documents(const std::vector<std::string>& arguments) {
   std::vector<Document> out;

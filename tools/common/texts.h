@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "formats/base/file.h"
 #include "formats/model_description.h"
 #include "formats/tokenizer.h"
 
@@ -15,6 +17,11 @@ struct Document {
   std::string path;  // "-" for standard input
   std::string name;  // relative to the argument that it came from: names an output of --separate
 };
+
+// Calls visit(line, number, "PATH: line NUMBER") for each line that is not empty, without its end.
+Status each_line(Env& env, const std::string& path,
+                 const std::function<Status(const std::string& line, int64_t number,
+                                            const std::string& label)>& visit);
 
 // Files as given; folders recursively, sorted by path, without hidden files and without those that
 // are not text (a zero byte in the first 64 KiB), of which a warning is logged. Fails for what does

@@ -32,6 +32,7 @@ Status run_append(const AppendArguments& arguments, const ToolContext& context) 
   const QmodelFile qmodel = embedded_qmodel(*index);
   IndexTarget target{output, in_place || arguments.force, options_of(*index, qmodel)};
   target.options.threads = context.options.threads;
+  target.options.pass = pass_name(runner_options(arguments.source, context.options));
   Progress progress(context.progress_style(), "append");
   SQZ_ASSIGN_OR_RETURN(const BuiltIndex built, build_from_model(*runner, tokens, target, progress));
   const int64_t appended = built.report.tokens - metadata.tokens;

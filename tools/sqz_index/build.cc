@@ -70,6 +70,14 @@ std::vector<std::string> inputs_of(const BuildArguments& arguments,
   return inputs;
 }
 
+// What --resume finds done.
+std::optional<BuiltIndex> built_before(const ModelDescription& model, const FixedTokens& tokens,
+                                       const IndexTarget& target) {
+  if (!target.options.resume || target.force) return std::nullopt;
+  const auto found = find_built(model, tokens, target);
+  return found.ok() ? std::optional(*found) : std::nullopt;
+}
+
 // Everything that can be refused is refused before the model is loaded.
 Status check_jobs(std::vector<Job>& jobs, const Source& source, const BuildArguments& arguments,
                   const BuildOptions& options) {
@@ -93,7 +101,7 @@ Status check_jobs(std::vector<Job>& jobs, const Source& source, const BuildArgum
       fs::create_directories(fs::path(job.output).parent_path(), error);
       if (error) return {Code::kIo, concat(job.output, ": create folder: ", error.message())};
     }
-    job.built = find_built(model, job.tokens, {job.output, arguments.force, options});
+    job.built = built_before(model, job.tokens, {job.output, arguments.force, options});
     if (!job.built) SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force, inputs));
   }
   return {};
@@ -267,7 +275,7 @@ Status build_from_file(const BuildArguments& arguments, const ToolContext& conte
   warn_if_nothing_saved(plan, arguments.capture);
   if (arguments.dry_run) return print_plan(plan, {}, options, tokens, 1, context);
   const IndexTarget target{arguments.output, arguments.force, options};
-  const auto built = find_built(info.model, {info.tokens, info.tokenizer_hash}, target);
+  const auto built = built_before(info.model, {info.tokens, info.tokenizer_hash}, target);
   if (!built) {
     SQZ_RETURN_IF_ERROR(
         check_output(arguments.output, arguments.force, inputs_of(arguments, {arguments.capture})));

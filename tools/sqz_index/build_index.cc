@@ -127,14 +127,11 @@ std::vector<int64_t> last_positions(int64_t tokens, int64_t count) {
   return out;
 }
 
-std::optional<BuiltIndex> find_built(const ModelDescription& model, const FixedTokens& tokens,
-                                     const IndexTarget& target) {
-  if (!target.options.resume || target.force) return std::nullopt;
-  const auto report = IndexBuilder::find(Env::posix(), target.path, model, tokens.ids,
-                                         tokens.tokenizer_hash, target.options);
-  if (!report) return std::nullopt;
+Result<BuiltIndex> find_built(const ModelDescription& model, const FixedTokens& tokens,
+                              const IndexTarget& target) {
   BuiltIndex out;
-  out.report = *report;
+  SQZ_ASSIGN_OR_RETURN(out.report, IndexBuilder::find(Env::posix(), target.path, model, tokens.ids,
+                                                      tokens.tokenizer_hash, target.options));
   out.fingerprint = fingerprint(model);
   return out;
 }
@@ -224,6 +221,7 @@ JsonMembers index_json(const std::string& path, const BuiltIndex& index) {
           {"clusters", report.clusters},
           {"pages", report.pages},
           {"bytes", report.bytes},
+          {"build_id", report.build_id},
           {"resumed", report.resumed},
           {"seconds",
            {{"capture", index.capture_seconds},

@@ -25,10 +25,9 @@ struct BuiltIndex {
   std::string calibration = "tail";  // what calibrated: the file's calibration.source
 };
 
-// What a build with these options has made before, if it is whole: only with `resume`, and not with
-// `force`, which asks for a new one.
-std::optional<BuiltIndex> find_built(const ModelDescription& model, const FixedTokens& tokens,
-                                     const IndexTarget& target);
+// The index that is there, if it is what this build would make: IndexBuilder::find().
+Result<BuiltIndex> find_built(const ModelDescription& model, const FixedTokens& tokens,
+                              const IndexTarget& target);
 
 Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
                                     const IndexTarget& target, Progress& progress);

@@ -42,18 +42,9 @@ class Corpus {
     const ModelDescription& model = source.model().description;
     const auto count = static_cast<int64_t>(tokens.ids.size());
     SQZ_RETURN_IF_ERROR(IndexBuilder::plan(model, count, options_).status());
-    SQZ_ASSIGN_OR_RETURN(const auto there, find(output, model, tokens, options_));
-    if (there) return *there;
-    if (runner_ == nullptr) {
-      SQZ_ASSIGN_OR_RETURN(runner_,
-                           load_runner(arguments_.source.model,
-                                       runner_options(arguments_.source, context_.options)));
-    }
-    Progress progress(context_.progress_style(), entry.key);
-    Outcome out;
-    SQZ_ASSIGN_OR_RETURN(out.index,
-                         build_from_model(*runner_, tokens, {output, true, options_}, progress));
-    return out;
+    return find_or_build(model, tokens, target(output, options_), [&](const IndexTarget& target) {
+      return build_from_tokens(entry, tokens, target);
+    });
   }
 
  private:
@@ -61,34 +52,69 @@ class Corpus {
     SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(entry.capture));
     const CaptureInfo& info = capture->info();
     QmodelFile qmodel;
-    SQZ_ASSIGN_OR_RETURN(const BuildOptions options,
+    SQZ_ASSIGN_OR_RETURN(BuildOptions options,
                          full_options(arguments_, context_.options, info.model, qmodel));
     SQZ_RETURN_IF_ERROR(check_capture(info, entry.capture, options.tail));
-    SQZ_ASSIGN_OR_RETURN(const auto there,
-                         find(output, info.model, {info.tokens, info.tokenizer_hash}, options));
-    if (there) return *there;
-    Progress progress(context_.progress_style(), entry.key);
-    Outcome out;
-    SQZ_ASSIGN_OR_RETURN(out.index,
-                         build_from_capture(*capture, {output, true, options}, progress));
-    return out;
+    options.pass.clear();  // not known
+    return find_or_build(info.model, {info.tokens, info.tokenizer_hash}, target(output, options),
+                         [&](const IndexTarget& target) {
+                           Progress progress(context_.progress_style(), entry.key);
+                           return build_from_capture(*capture, target, progress);
+                         });
   }
 
-  // What is at `output`, if it is what the build would make. Refuses to replace something else.
-  Result<std::optional<Outcome>> find(const std::string& output, const ModelDescription& model,
-                                      const FixedTokens& tokens, BuildOptions options) {
-    options.resume = true;  // look at what is there
-    const auto built = find_built(model, tokens, {output, arguments_.force, options});
-    if (built) return std::optional(Outcome{*built, true});
-    if (!arguments_.force && !arguments_.update && Env::posix().exists(output)) {
-      return Status(Code::kExists, output +
-                                       ": it is of other tokens, another model or other "
-                                       "options: pass --update to replace it");
+  Result<BuiltIndex> build_from_tokens(const ManifestEntry& entry, const FixedTokens& tokens,
+                                       const IndexTarget& target) {
+    if (runner_ == nullptr) {
+      SQZ_ASSIGN_OR_RETURN(runner_,
+                           load_runner(arguments_.source.model,
+                                       runner_options(arguments_.source, context_.options)));
+    }
+    Progress progress(context_.progress_style(), entry.key);
+    return build_from_model(*runner_, tokens, target, progress);
+  }
+
+  IndexTarget target(const std::string& output, const BuildOptions& options) const {
+    return {output, arguments_.force || arguments_.update, options};
+  }
+
+  // What is there, if it is what the build would make; else what build(target) makes. Refuses to
+  // replace something else, also what another process has put there in the meantime.
+  template <class Build>
+  Result<Outcome> find_or_build(const ModelDescription& model, const FixedTokens& tokens,
+                                const IndexTarget& target, const Build& build) {
+    SQZ_RETURN_IF_ERROR(check_inside(arguments_.output, target.path));
+    if (!arguments_.force) {
+      SQZ_ASSIGN_OR_RETURN(const auto there, find(model, tokens, target));
+      if (there) return *there;
     }
     std::error_code error;
-    fs::create_directories(fs::path(output).parent_path(), error);
-    if (error) return Status(Code::kIo, concat(output, ": create folder: ", error.message()));
-    return std::optional<Outcome>();
+    fs::create_directories(fs::path(target.path).parent_path(), error);
+    if (error) return Status(Code::kIo, concat(target.path, ": create folder: ", error.message()));
+    const Result<BuiltIndex> built = build(target);
+    if (built.ok()) return Outcome{*built};
+    const Status& status = built.status();
+    if (status.code() == Code::kExists) {
+      SQZ_ASSIGN_OR_RETURN(const auto there, find(model, tokens, target));
+      if (there) return *there;
+    }
+    const bool other_partial = status.code() == Code::kMismatch &&
+                               status.message().starts_with(target.path + ".tmp.resume");
+    if (!other_partial) return status;
+    return Status(status.code(), status.message() +
+                                     ": pass --update, or remove it with sqz-index "
+                                     "corpus gc");
+  }
+
+  // Nothing if there is no file, or one that may be replaced.
+  static Result<std::optional<Outcome>> find(const ModelDescription& model,
+                                             const FixedTokens& tokens, const IndexTarget& target) {
+    const auto built = find_built(model, tokens, target);
+    if (built.ok()) return std::optional(Outcome{*built, true});
+    const Status& status = built.status();
+    if (status.code() == Code::kNotFound || target.force) return std::optional<Outcome>();
+    return Status(status.code() == Code::kMismatch ? Code::kExists : status.code(),
+                  status.message() + "; pass --update to replace it");
   }
 
   const BuildArguments& arguments_;
@@ -102,9 +128,7 @@ class Corpus {
 }  // namespace
 
 Status build_from_manifest(const BuildArguments& arguments, const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(std::vector<ManifestEntry> entries, read_manifest(arguments.manifest));
-  SQZ_ASSIGN_OR_RETURN(const Shard shard, parse_shard(arguments.shard));
-  std::erase_if(entries, [&](const ManifestEntry& entry) { return !shard.holds(entry.key); });
+  SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, arguments.shard));
   Corpus corpus(arguments, context);
   int64_t built = 0, there = 0, failed = 0;
   for (const ManifestEntry& entry : entries) {

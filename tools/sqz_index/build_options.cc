@@ -26,8 +26,8 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_option("--manifest", arguments.manifest, "A corpus (.jsonl): one index a line");
   app.add_option(
          "--shard", arguments.shard,
-         "Part I of N of the manifest, 0 to N - 1; auto: the task of a Slurm array; auto/N: "
-         "that, or the index of a Kubernetes Job")
+         "Part I of N of the manifest, 0 to N - 1; auto/N: I is the task of a Slurm array or the "
+         "index of a Kubernetes Job; auto: the task of a Slurm array 0 to N - 1")
       ->type_name("I/N");
   app.add_flag("--update", arguments.update,
                "Replace indexes of the corpus that are of other tokens, model or options");
@@ -179,6 +179,7 @@ BuildOptions build_options(const BuildArguments& arguments, const CommonOptions&
   out.partition = arguments.partition == "pages" ? Partition::kPages
                   : buckets                      ? Partition::kBuckets
                                                  : Partition::kKmeans;
+  if (arguments.capture.empty()) out.pass = pass_name(runner_options(arguments.source, common));
   // The model's GPU is the engine's, too: its keys need not move.
   out.gpu = common.gpu().value_or(0);
   return out;

@@ -16,4 +16,8 @@ void add_prune_command(Tool& tool);
 void add_report_command(Tool& tool);
 void add_verify_command(Tool& tool);
 
+// The result of `gc` and of `corpus gc`.
+void print_leftovers(const std::vector<std::string>& files, bool removed,
+                     const ToolContext& context);
+
 }  // namespace sqz

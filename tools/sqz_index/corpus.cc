@@ -31,7 +31,9 @@ Status remove_leftovers(const std::vector<ManifestEntry>& entries, const std::st
                         const ToolContext& context) {
   std::set<std::string> folders;
   for (const ManifestEntry& entry : entries) {
-    folders.insert(fs::path(entry.output(folder)).parent_path().string());
+    const std::string parent = fs::path(entry.output(folder)).parent_path().string();
+    SQZ_RETURN_IF_ERROR(check_inside(folder, parent));
+    folders.insert(parent);
   }
   std::vector<std::string> removed;
   for (const std::string& one : folders) {
@@ -39,17 +41,12 @@ Status remove_leftovers(const std::vector<ManifestEntry>& entries, const std::st
     SQZ_ASSIGN_OR_RETURN(const auto found, find_leftovers(one, true));
     removed.insert(removed.end(), found.begin(), found.end());
   }
-  Rows rows;
-  for (const std::string& path : removed) rows.emplace_back("removed", path);
-  if (rows.empty()) rows.emplace_back("left over", "nothing");
-  context.output.result({{"files", removed}}, rows);
+  print_leftovers(removed, true, context);
   return {};
 }
 
 Status run_corpus(const CorpusArguments& arguments, const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(std::vector<ManifestEntry> entries, read_manifest(arguments.manifest));
-  SQZ_ASSIGN_OR_RETURN(const Shard shard, parse_shard(arguments.shard));
-  std::erase_if(entries, [&](const ManifestEntry& entry) { return !shard.holds(entry.key); });
+  SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, arguments.shard));
   if (arguments.action == "gc") return remove_leftovers(entries, arguments.folder, context);
   int64_t done = 0, missing = 0, tokens = 0;
   uint64_t bytes = 0;

@@ -9,14 +9,21 @@ struct GcArguments {
   bool dry_run = false;
 };
 
+}  // namespace
+
+void print_leftovers(const std::vector<std::string>& files, bool removed,
+                     const ToolContext& context) {
+  Rows rows;
+  for (const std::string& path : files) rows.emplace_back(removed ? "removed" : "left over", path);
+  if (rows.empty()) rows.emplace_back("left over", "nothing");
+  context.output.result({{"files", files}, {"removed", removed}}, rows);
+}
+
+namespace {
+
 Status run_gc(const GcArguments& arguments, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const auto leftovers, find_leftovers(arguments.folder, !arguments.dry_run));
-  Rows rows;
-  for (const std::string& path : leftovers) {
-    rows.emplace_back(arguments.dry_run ? "left over" : "removed", path);
-  }
-  if (rows.empty()) rows.emplace_back("left over", "nothing");
-  context.output.result({{"files", leftovers}, {"removed", !arguments.dry_run}}, rows);
+  print_leftovers(leftovers, !arguments.dry_run, context);
   return {};
 }
 

@@ -20,9 +20,12 @@ struct ManifestEntry {
   std::string output(const std::string& folder) const;
 };
 
-// kCorrupt names file and line: what is no JSON, a key that is repeated or leads out of the folder,
-// a line without a document.
-Result<std::vector<ManifestEntry>> read_manifest(const std::string& path);
+// Those of the shard, "" for all of them. kCorrupt names file and line: what is no JSON, a key that
+// is repeated or leads out of the folder, a line without a document.
+Result<std::vector<ManifestEntry>> read_manifest(const std::string& path, const std::string& shard);
+
+// kInvalidArgument if a link leads from `output` to a place outside of `folder`.
+Status check_inside(const std::string& folder, const std::string& output);
 
 // Part `index` of `count`.
 struct Shard {
@@ -32,8 +35,9 @@ struct Shard {
   bool holds(const std::string& key) const;
 };
 
-// "I/N"; "auto": the task of a Slurm array (SLURM_ARRAY_TASK_ID, _MIN and _COUNT); "auto/N": that
-// task, or that of a Kubernetes Indexed Job (JOB_COMPLETION_INDEX), of N. "" is everything.
+// "I/N"; "auto/N": the task of a Slurm array (SLURM_ARRAY_TASK_ID) or the pod of a Kubernetes
+// Indexed Job (JOB_COMPLETION_INDEX) of N; "auto": the task of a Slurm array that tells its N. ""
+// is everything.
 Result<Shard> parse_shard(const std::string& text);
 
 }  // namespace sqz
