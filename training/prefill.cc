@@ -1,4 +1,8 @@
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
+#include <optional>
 
 #include "training/attention_mass.h"
 #include "training/model_runner.h"
@@ -143,6 +147,14 @@ class Collector final : public LayerObserver {
   at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, hidden_, cosine_;
 };
 
+// A stream of `device`, always the same for a thread: memory that a stream has used stays its own.
+c10::Stream stream_of_thread(at::Device device) {
+  thread_local std::optional<c10::Stream> stream;
+  if (!stream || stream->device() != device)
+    stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  return *stream;
+}
+
 Result<std::vector<float>> dense_pass(const Transformer& transformer,
                                       std::span<const int32_t> tokens,
                                       const PrefillOptions& options) {
@@ -186,6 +198,11 @@ Result<std::vector<float>> ModelRunner::prefill(std::span<const int32_t> tokens,
     if (options.chunk < 0) {
       return Status(Code::kInvalidArgument,
                     concat("chunk ", options.chunk, ": expected 0 or more"));
+    }
+    std::optional<c10::StreamGuard> stream;
+    if (options.own_stream && !transformer_.device().is_cpu()) {
+      transformer_.wait_for_weights();
+      stream.emplace(stream_of_thread(transformer_.device()));
     }
     return dense_pass(transformer_, tokens, options);
   });

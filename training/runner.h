@@ -47,6 +47,8 @@ struct PrefillOptions {
   bool attention = false;  // costs about as much as the pass's own attention
   bool on_device = false;  // leave keys and values in GPU memory, in the model's dtype, instead of
                            // copying them to the host; no effect on a model that runs on the CPU
+  bool own_stream =
+      false;  // on a GPU: run on a stream of the calling thread, beside those of others
   std::vector<int64_t> logit_positions;  // ascending; logits of these tokens are returned
   int64_t chunk = 0;  // tokens that a thread takes at a time; 0 = chosen for the caches
   std::function<Status(const LayerCapture&)> consumer;  // may be empty; an error stops the pass
@@ -103,6 +105,10 @@ struct ScoreOptions {
   std::function<Status(const ObservedAttention&)> observer;
 };
 
+// CUDA devices that LibTorch can use.
+int gpu_count();
+
+// prefill() may be called from several threads at once.
 class Runner {
  public:
   static Result<std::unique_ptr<Runner>> load(const std::string& directory,

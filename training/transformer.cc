@@ -10,6 +10,11 @@ std::unique_ptr<KvCache> Transformer::make_cache() const {
                            : make_torch_cache(config_.description);
 }
 
+void Transformer::wait_for_weights() const {
+  // The last to be loaded; reading an element waits for what is on the default stream.
+  weights_.norm.select(0, 0).item();
+}
+
 at::Tensor Transformer::embed(std::span<const int32_t> tokens) const {
   const at::Tensor ids = at::empty({static_cast<int64_t>(tokens.size())}, at::kLong);
   std::copy(tokens.begin(), tokens.end(), ids.data_ptr<int64_t>());

@@ -48,6 +48,7 @@ class Transformer {
   const ModelConfig& config() const { return config_; }
   at::Device device() const { return weights_.embedding.device(); }
   std::unique_ptr<KvCache> make_cache() const;
+  void wait_for_weights() const;  // until they are there, on whatever stream they were loaded
 
   at::Tensor embed(std::span<const int32_t> tokens) const;  // [T, hidden]
   RopeTable rope(int64_t first, int64_t count) const;       // on the model's device

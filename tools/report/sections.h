@@ -2,6 +2,7 @@
 // refused as its reader refuses it.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "tools/report/allocations.h"
 #include "tools/report/html_page.h"
 #include "tools/report/results.h"
+#include "tools/report/svg_plot.h"
 
 namespace sqz {
 
@@ -26,6 +28,23 @@ void add_budgets(std::span<const int64_t> budget, int64_t uniform, HtmlPage& pag
 // What spreads of a budget cost on held-out text: of each selector loss against budget, and loss
 // against p where values of p were measured.
 void add_allocations_section(std::span<const MeasuredAllocations> measured, HtmlPage& page);
+
+// What folders hold of a corpus.
+struct CorpusFiles {
+  struct Document {
+    std::string state, code, message;  // of its last line
+    int64_t tokens = 0;                // of the last time that it was built
+    double seconds = 0;
+  };
+  std::vector<PlotPoint> indexes;             // tokens, MiB
+  std::vector<std::string> unreadable;        // why they do not open
+  std::map<std::string, Document> documents;  // of status files, by key
+};
+// Adds the indexes (*.sqz) and the status files (*.jsonl) of a folder and those below. kCorrupt
+// without any.
+Status read_corpus(const std::string& folder, CorpusFiles& corpus);
+// Totals, sizes and seconds against tokens, a table of what failed.
+void add_corpus_section(const CorpusFiles& corpus, HtmlPage& page);
 
 // A query classifier and its recall.
 void add_qmodel_section(const QmodelFile& qmodel, HtmlPage& page);

@@ -90,10 +90,12 @@ Result<BuildReport> finish(IndexBuilder& builder) {
 }
 
 Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const IndexTarget& target,
-                              Progress& progress, double part) {
+                              Progress& progress, double part, TokenGate* gate = nullptr) {
   const ModelDescription& model = runner.config().description;
   SQZ_ASSIGN_OR_RETURN(const auto builder, begin(model, tokens.ids, tokens.tokenizer_hash, target));
   BuildProgress shown(progress, model.layers, part);
+  std::optional<TokenGate::Turn> turn;
+  if (gate != nullptr) turn.emplace(*gate, std::ssize(tokens.ids));
   const Stopwatch watch;
   double adding = 0;
   PrefillOptions pass;
@@ -101,6 +103,7 @@ Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const I
       last_positions(static_cast<int64_t>(tokens.ids.size()), target.options.tail);
   pass.attention = target.options.heavy_hitters;
   pass.on_device = builder->takes_device_rows();
+  pass.own_stream = gate != nullptr;
   pass.progress = [&](double done) { shown.pass(done); };
   pass.consumer = [&](const LayerCapture& layer) -> Status {
     SQZ_RETURN_IF_ERROR(check_stop());
@@ -112,6 +115,7 @@ Result<BuiltIndex> build_pass(Runner& runner, const FixedTokens& tokens, const I
     return status;
   };
   SQZ_RETURN_IF_ERROR(runner.prefill(tokens.ids, pass).status());
+  turn.reset();
   BuiltIndex out;
   out.capture_seconds = watch.seconds() - adding;
   out.fingerprint = fingerprint(model);
@@ -137,8 +141,9 @@ Result<BuiltIndex> find_built(const ModelDescription& model, const FixedTokens& 
 }
 
 Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
-                                    const IndexTarget& target, Progress& progress) {
-  SQZ_ASSIGN_OR_RETURN(BuiltIndex out, build_pass(runner, tokens, target, progress, 1));
+                                    const IndexTarget& target, Progress& progress,
+                                    TokenGate* gate) {
+  SQZ_ASSIGN_OR_RETURN(BuiltIndex out, build_pass(runner, tokens, target, progress, 1, gate));
   progress.finish();
   return out;
 }

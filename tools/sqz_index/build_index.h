@@ -9,6 +9,7 @@
 #include "tools/common/calibration.h"
 #include "tools/common/progress.h"
 #include "tools/sqz_index/source.h"
+#include "tools/sqz_index/token_gate.h"
 
 namespace sqz {
 
@@ -29,8 +30,11 @@ struct BuiltIndex {
 Result<BuiltIndex> find_built(const ModelDescription& model, const FixedTokens& tokens,
                               const IndexTarget& target);
 
+// With a gate, the model waits its turn there, and runs on a stream of its own: other threads may
+// build with the same runner.
 Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
-                                    const IndexTarget& target, Progress& progress);
+                                    const IndexTarget& target, Progress& progress,
+                                    TokenGate* gate = nullptr);
 
 // The same, calibrated with prompts. They are answered from an index under a temporary name, which
 // takes as much room on the disk as the result and is removed at the end.

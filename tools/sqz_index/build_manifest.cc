@@ -2,76 +2,123 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
+#include <atomic>
+#include <deque>
 #include <filesystem>
+#include <mutex>
 #include <new>
 
 #include "formats/base/stopwatch.h"
 #include "formats/capture.h"
+#include "libindex/parallel.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/signals.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/manifest.h"
+#include "tools/sqz_index/status_file.h"
 
 namespace sqz {
 namespace {
 
 namespace fs = std::filesystem;
 
+// Tokens that a GPU works on at a time, as far as they are of several documents.
+constexpr int64_t kGpuTokens = 65536;
+
 struct Outcome {
   BuiltIndex index;
   bool there = false;  // before
 };
 
-// What the documents share: a model that is opened for the first one that needs it.
+// Where models run. Those of all documents share it; `model` is loaded for the first that needs it.
+struct Device {
+  Device(RunnerOptions runner, int gpu_number, int64_t tokens)
+      : options(std::move(runner)), gpu(gpu_number), gate(tokens) {}
+
+  Result<Runner*> runner(const std::string& folder) {
+    const std::lock_guard lock(loading);
+    if (model == nullptr) {
+      SQZ_ASSIGN_OR_RETURN(model, load_runner(folder, options));
+      spdlog::debug("{}: loaded on {}", folder, options.device);
+    }
+    return model.get();
+  }
+
+  const RunnerOptions options;
+  const int gpu;
+  TokenGate gate;
+  std::mutex loading;
+  std::unique_ptr<Runner> model;
+};
+
+Result<std::deque<Device>> devices_of(const BuildArguments& arguments,
+                                      const CommonOptions& common) {
+  std::deque<Device> out;
+  RunnerOptions options = runner_options(arguments.source, common);
+  const bool all = common.device == "cuda:all";
+  const int count = all ? gpu_count() : 1;
+  for (int i = 0; i < count; ++i) {
+    if (all) options.device = concat("cuda:", i);
+    out.emplace_back(options, all ? i : common.gpu().value_or(0), common.gpu() ? kGpuTokens : 0);
+  }
+  if (!out.empty()) return out;
+  return Status(Code::kInvalidArgument, "--device cuda:all: no CUDA device was found");
+}
+
+// Builds documents, on several threads at once: reading, the model with the clustering of its
+// layers, and the calibration and writing of different documents overlap.
 class Corpus {
  public:
   Corpus(const BuildArguments& arguments, const ToolContext& context)
       : arguments_(arguments), context_(context) {}
 
-  Result<Outcome> build(const ManifestEntry& entry) {
+  Result<Outcome> build(const ManifestEntry& entry, Device& device) {
     const std::string output = entry.output(arguments_.output);
-    if (!entry.capture.empty()) return build_capture(entry, output);
+    if (!entry.capture.empty()) return build_capture(entry, output, device);
+    SQZ_ASSIGN_OR_RETURN(const FixedTokens tokens, read(entry));
+    BuildOptions options = options_;
+    options.gpu = device.gpu;
+    const ModelDescription& model = source_->model().description;
+    SQZ_RETURN_IF_ERROR(IndexBuilder::plan(model, std::ssize(tokens.ids), options).status());
+    return find_or_build(model, tokens, target(output, options),
+                         [&](const IndexTarget& target) -> Result<BuiltIndex> {
+                           SQZ_ASSIGN_OR_RETURN(Runner* const runner,
+                                                device.runner(arguments_.source.model));
+                           Progress progress(ProgressStyle::kNone, entry.key);
+                           return build_from_model(*runner, tokens, target, progress, &device.gate);
+                         });
+  }
+
+ private:
+  Result<FixedTokens> read(const ManifestEntry& entry) {
+    const std::lock_guard lock(reading_);
     if (!source_) {
       SQZ_ASSIGN_OR_RETURN(source_, Source::open_model(arguments_.source, true));
       SQZ_ASSIGN_OR_RETURN(options_, full_options(arguments_, context_.options,
                                                   source_->model().description, qmodel_));
     }
     SQZ_ASSIGN_OR_RETURN(const Source source, source_->with(entry.texts, entry.tokens));
-    SQZ_ASSIGN_OR_RETURN(const FixedTokens tokens, source.tokens(source.documents()));
-    const ModelDescription& model = source.model().description;
-    const auto count = static_cast<int64_t>(tokens.ids.size());
-    SQZ_RETURN_IF_ERROR(IndexBuilder::plan(model, count, options_).status());
-    return find_or_build(model, tokens, target(output, options_), [&](const IndexTarget& target) {
-      return build_from_tokens(entry, tokens, target);
-    });
+    return source.tokens(source.documents());
   }
 
- private:
-  Result<Outcome> build_capture(const ManifestEntry& entry, const std::string& output) {
+  // One at a time: the HDF5 library is not for several threads.
+  Result<Outcome> build_capture(const ManifestEntry& entry, const std::string& output,
+                                Device& device) {
+    const std::lock_guard lock(captures_);
     SQZ_ASSIGN_OR_RETURN(const auto capture, CaptureReader::open(entry.capture));
     const CaptureInfo& info = capture->info();
     QmodelFile qmodel;
     SQZ_ASSIGN_OR_RETURN(BuildOptions options,
                          full_options(arguments_, context_.options, info.model, qmodel));
-    SQZ_RETURN_IF_ERROR(check_capture(info, entry.capture, options.tail));
     options.pass.clear();  // not known
+    options.gpu = device.gpu;
+    SQZ_RETURN_IF_ERROR(check_capture(info, entry.capture, options.tail));
     return find_or_build(info.model, {info.tokens, info.tokenizer_hash}, target(output, options),
                          [&](const IndexTarget& target) {
-                           Progress progress(context_.progress_style(), entry.key);
+                           const TokenGate::Turn turn(device.gate, std::ssize(info.tokens));
+                           Progress progress(ProgressStyle::kNone, entry.key);
                            return build_from_capture(*capture, target, progress);
                          });
-  }
-
-  Result<BuiltIndex> build_from_tokens(const ManifestEntry& entry, const FixedTokens& tokens,
-                                       const IndexTarget& target) {
-    if (runner_ == nullptr) {
-      SQZ_ASSIGN_OR_RETURN(runner_,
-                           load_runner(arguments_.source.model,
-                                       runner_options(arguments_.source, context_.options)));
-    }
-    Progress progress(context_.progress_style(), entry.key);
-    return build_from_model(*runner_, tokens, target, progress);
   }
 
   IndexTarget target(const std::string& output, const BuildOptions& options) const {
@@ -101,9 +148,8 @@ class Corpus {
     const bool other_partial = status.code() == Code::kMismatch &&
                                status.message().starts_with(target.path + ".tmp.resume");
     if (!other_partial) return status;
-    return Status(status.code(), status.message() +
-                                     ": pass --update, or remove it with sqz-index "
-                                     "corpus gc");
+    return Status(status.code(),
+                  status.message() + ": pass --update, or remove it with sqz-index corpus gc");
   }
 
   // Nothing if there is no file, or one that may be replaced.
@@ -119,57 +165,118 @@ class Corpus {
 
   const BuildArguments& arguments_;
   const ToolContext& context_;
-  std::optional<Source> source_;
+  std::mutex reading_, captures_;
+  std::optional<Source> source_;  // of the model, once it was needed; then it does not change
   QmodelFile qmodel_;
   BuildOptions options_;
-  std::unique_ptr<Runner> runner_;
 };
 
-}  // namespace
+// What becomes of the documents, as they end: counted, said, and kept in the status file.
+class Journal {
+ public:
+  Journal(const BuildArguments& arguments, const ToolContext& context, size_t documents)
+      : arguments_(arguments),
+        context_(context),
+        count_(static_cast<int64_t>(documents)),
+        progress_(context.progress_style(), arguments.manifest) {}
 
-Status build_from_manifest(const BuildArguments& arguments, const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, arguments.shard));
-  Corpus corpus(arguments, context);
-  int64_t built = 0, there = 0, failed = 0;
-  for (const ManifestEntry& entry : entries) {
-    const Stopwatch watch;
-    const auto document = [&]() -> Result<Outcome> {
-      try {
-        return corpus.build(entry);
-      } catch (const std::bad_alloc&) {
-        return Status(Code::kOutOfMemory, "not enough memory");
-      }
-    }();
-    SQZ_RETURN_IF_ERROR(check_stop());
+  Status open(const Shard& shard) {
+    if (arguments_.status.empty()) return {};
+    SQZ_ASSIGN_OR_RETURN(file_, StatusFile::open(arguments_.status, shard));
+    return {};
+  }
+
+  void add(const ManifestEntry& entry, const Result<Outcome>& document, double seconds) {
+    const std::lock_guard lock(mutex_);
     JsonMembers fields = {{"key", entry.key},
                           {"line", entry.line},
-                          {"path", entry.output(arguments.output)},
-                          {"seconds", watch.seconds()}};
+                          {"path", entry.output(arguments_.output)},
+                          {"seconds", seconds}};
     if (!document.ok()) {
-      ++failed;
-      spdlog::error("{}: line {}: {}: {}", arguments.manifest, entry.line, entry.key,
+      ++failed_;
+      spdlog::error("{}: line {}: {}: {}", arguments_.manifest, entry.line, entry.key,
                     document.status().message());
       fields.merge(JsonMembers{{"state", "failed"},
                                {"code", code_name(document.status().code())},
                                {"message", document.status().message()}});
     } else {
-      ++(document->there ? there : built);
+      const BuildReport& report = document->index.report;
+      ++(document->there ? there_ : built_);
+      tokens_ += document->there ? 0 : report.tokens;
       fields.merge(JsonMembers{{"state", document->there ? "there" : "built"},
-                               {"tokens", document->index.report.tokens},
-                               {"bytes", document->index.report.bytes}});
+                               {"tokens", report.tokens},
+                               {"bytes", report.bytes},
+                               {"build_id", report.build_id}});
     }
-    context.output.event("document", fields);
+    context_.output.event("document", fields);
+    if (file_ != nullptr && written_.ok()) {
+      written_ = file_->add(fields);
+      if (!written_.ok()) spdlog::error("{}; the builds go on", written_.message());
+    }
+    progress_.update(static_cast<double>(built_ + there_ + failed_) / static_cast<double>(count_));
   }
-  const auto count = static_cast<int64_t>(entries.size());
-  context.output.result(
-      {{"documents", count}, {"built", built}, {"there", there}, {"failed", failed}},
-      {{"documents", concat(count)},
-       {"built", concat(built)},
-       {"there before", concat(there)},
-       {"failed", concat(failed)}});
-  if (failed == 0) return {};
-  return {failed < count ? Code::kIo : Code::kCorrupt,
-          concat(arguments.manifest, ": ", failed, " of ", count, " documents failed")};
+
+  Status end(double seconds) {
+    const double rate = static_cast<double>(tokens_) / seconds;
+    context_.output.result(
+        {{"documents", count_},
+         {"built", built_},
+         {"there", there_},
+         {"failed", failed_},
+         {"tokens", tokens_},
+         {"seconds", seconds}},
+        {{"documents", concat(count_)},
+         {"built", concat(built_, ", ", tokens_, " tokens, ", fixed_text(rate, 0), " a second")},
+         {"there before", concat(there_)},
+         {"failed", concat(failed_)}});
+    if (failed_ == 0) return written_;
+    return {failed_ < count_ ? Code::kIo : Code::kCorrupt,
+            concat(arguments_.manifest, ": ", failed_, " of ", count_, " documents failed")};
+  }
+
+ private:
+  const BuildArguments& arguments_;
+  const ToolContext& context_;
+  const int64_t count_;
+  std::mutex mutex_;
+  Progress progress_;
+  std::unique_ptr<StatusFile> file_;  // null without --status
+  Status written_;
+  int64_t built_ = 0, there_ = 0, failed_ = 0, tokens_ = 0;
+};
+
+}  // namespace
+
+Status build_from_manifest(const BuildArguments& arguments, const ToolContext& context) {
+  SQZ_ASSIGN_OR_RETURN(const Shard shard, parse_shard(arguments.shard));
+  SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, shard));
+  SQZ_ASSIGN_OR_RETURN(std::deque<Device> devices, devices_of(arguments, context.options));
+  Corpus corpus(arguments, context);
+  Journal journal(arguments, context, entries.size());
+  SQZ_RETURN_IF_ERROR(journal.open(shard));
+  const Stopwatch watch;
+  std::atomic<size_t> next{0};
+  const auto work = [&](Device& device) {
+    for (size_t i; !stop_requested() && (i = next.fetch_add(1)) < entries.size();) {
+      const Stopwatch one;
+      const auto document = [&]() -> Result<Outcome> {
+        try {
+          return corpus.build(entries[i], device);
+        } catch (const std::bad_alloc&) {
+          return Status(Code::kOutOfMemory, "not enough memory");
+        }
+      }();
+      if (!stop_requested()) journal.add(entries[i], document, one.seconds());
+    }
+  };
+  const int together = arguments.together > 0 ? arguments.together : context.options.gpu() ? 4 : 2;
+  const int lanes = together * static_cast<int>(devices.size());
+  SQZ_RETURN_IF_ERROR(parallel_for(lanes, lanes, [&](int64_t lane) {
+    work(devices[static_cast<size_t>(lane) % devices.size()]);
+    return Status();
+  }));
+  SQZ_RETURN_IF_ERROR(check_stop());
+  return journal.end(watch.seconds());
 }
 
 }  // namespace sqz

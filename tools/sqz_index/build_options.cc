@@ -31,6 +31,13 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
       ->type_name("I/N");
   app.add_flag("--update", arguments.update,
                "Replace indexes of the corpus that are of other tokens, model or options");
+  app.add_option("--status", arguments.status,
+                 "Folder for what became of each document of the manifest, a file a shard that "
+                 "later runs lengthen")
+      ->type_name("DIR");
+  app.add_option("--together", arguments.together,
+                 "Documents of the manifest in work at a time, a device (default: 2; on a GPU 4)")
+      ->check(CLI::Range(1, 64));
   app.add_option("-o,--output", arguments.output,
                  "The index to write; a folder with --separate or --manifest")
       ->required();
@@ -95,13 +102,15 @@ Status check_arguments(const BuildArguments& arguments) {
   const SourceOptions& source = arguments.source;
   const bool from_capture = !arguments.capture.empty();
   const bool from_model = !source.texts.empty() || !source.tokens.empty();
-  if (arguments.manifest.empty() ? arguments.update || !arguments.shard.empty()
+  if (arguments.manifest.empty() ? arguments.update || !arguments.shard.empty() ||
+                                       !arguments.status.empty() || arguments.together > 0
                                  : from_capture || from_model || arguments.separate) {
-    return {Code::kInvalidArgument,
-            arguments.manifest.empty()
-                ? "--shard and --update are for a corpus: pass --manifest F.jsonl"
-                : "--manifest names the documents: pass no text, --tokens, --capture or "
-                  "--separate beside it"};
+    return {
+        Code::kInvalidArgument,
+        arguments.manifest.empty()
+            ? "--shard, --update, --status and --together are for a corpus: pass --manifest F.jsonl"
+            : "--manifest names the documents: pass no text, --tokens, --capture or "
+              "--separate beside it"};
   }
   if (!arguments.manifest.empty() && (arguments.dry_run || !arguments.calibrate_with.empty())) {
     return {Code::kInvalidArgument,

@@ -16,6 +16,8 @@ struct BuildArguments {
   std::string capture;   // F.h5 instead of a model and texts
   std::string manifest;  // F.jsonl: a corpus instead of one context
   std::string shard;     // of the manifest: I/N, auto, auto/N
+  std::string status;    // folder of status files; empty: none
+  int together = 0;      // documents of the manifest in work at a time, a device; 0: a default
   std::string output;    // file; folder with `separate` or a manifest
   bool separate = false, force = false, dry_run = false;
   bool update = false;                // replace what another build of the corpus has made

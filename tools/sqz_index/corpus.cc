@@ -46,7 +46,8 @@ Status remove_leftovers(const std::vector<ManifestEntry>& entries, const std::st
 }
 
 Status run_corpus(const CorpusArguments& arguments, const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, arguments.shard));
+  SQZ_ASSIGN_OR_RETURN(const Shard shard, parse_shard(arguments.shard));
+  SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, shard));
   if (arguments.action == "gc") return remove_leftovers(entries, arguments.folder, context);
   int64_t done = 0, missing = 0, tokens = 0;
   uint64_t bytes = 0;

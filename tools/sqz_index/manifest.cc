@@ -105,11 +105,9 @@ std::string ManifestEntry::output(const std::string& folder) const {
   return (fs::path(folder) / (key + ".sqz")).string();
 }
 
-Result<std::vector<ManifestEntry>> read_manifest(const std::string& path,
-                                                 const std::string& shard_text) {
+Result<std::vector<ManifestEntry>> read_manifest(const std::string& path, const Shard& shard) {
   std::vector<ManifestEntry> out;
   std::map<std::string, int64_t> lines;  // by key
-  SQZ_ASSIGN_OR_RETURN(const Shard shard, parse_shard(shard_text));
   SQZ_RETURN_IF_ERROR(each_line(
       Env::posix(), path, [&](const std::string& line, int64_t number, const std::string& label) {
         SQZ_ASSIGN_OR_RETURN(ManifestEntry entry,

@@ -20,13 +20,6 @@ struct ManifestEntry {
   std::string output(const std::string& folder) const;
 };
 
-// Those of the shard, "" for all of them. kCorrupt names file and line: what is no JSON, a key that
-// is repeated or leads out of the folder, a line without a document.
-Result<std::vector<ManifestEntry>> read_manifest(const std::string& path, const std::string& shard);
-
-// kInvalidArgument if a link leads from `output` to a place outside of `folder`.
-Status check_inside(const std::string& folder, const std::string& output);
-
 // Part `index` of `count`.
 struct Shard {
   int64_t index = 0, count = 1;
@@ -39,5 +32,12 @@ struct Shard {
 // Indexed Job (JOB_COMPLETION_INDEX) of N; "auto": the task of a Slurm array that tells its N. ""
 // is everything.
 Result<Shard> parse_shard(const std::string& text);
+
+// Those of the shard. kCorrupt names file and line: what is no JSON, a key that
+// is repeated or leads out of the folder, a line without a document.
+Result<std::vector<ManifestEntry>> read_manifest(const std::string& path, const Shard& shard);
+
+// kInvalidArgument if a link leads from `output` to a place outside of `folder`.
+Status check_inside(const std::string& folder, const std::string& output);
 
 }  // namespace sqz

@@ -1,3 +1,5 @@
+#include <filesystem>
+
 #include "formats/base/file.h"
 #include "tools/common/layers_table.h"
 #include "tools/common/output_file.h"
@@ -18,6 +20,8 @@ struct ReportArguments {
 struct Together {
   std::vector<EvalRow> rows;
   std::vector<MeasuredAllocations> measured;
+  CorpusFiles corpus;
+  bool has_corpus = false;
 };
 
 Status add_layers(const std::string& path, HtmlPage& page, Together& together) {
@@ -56,6 +60,11 @@ Status add_results(const std::string& path, HtmlPage& page, Together& together) 
 
 // Appends what a file is; the kind, as the result says it.
 Result<std::string> add_file(const std::string& path, HtmlPage& page, Together& together) {
+  if (std::filesystem::is_directory(path)) {
+    SQZ_RETURN_IF_ERROR(read_corpus(path, together.corpus));
+    together.has_corpus = true;
+    return std::string("corpus");
+  }
   if (is_json_file(path)) {
     SQZ_RETURN_IF_ERROR(add_results(path, page, together));
     return std::string("results");
@@ -90,6 +99,10 @@ Status run_report(const ReportArguments& arguments, const ToolContext& context) 
     SQZ_ASSIGN_OR_RETURN(const std::string kind, add_file(path, page, together));
     inputs.push_back({{"path", path}, {"kind", kind}});
   }
+  if (together.has_corpus) {
+    page.heading("Corpus");
+    add_corpus_section(together.corpus, page);
+  }
   if (!together.measured.empty()) {
     page.heading("What layer budgets cost");
     add_allocations_section(together.measured, page);
@@ -121,20 +134,25 @@ void add_report_command(Tool& tool) {
   CLI::App* app = tool.command(
       "report", "Draw what files hold as one HTML page.",
       "Files are indexes, layer profiles, query classifiers (.sqz), and what sqz-eval,\n"
-      "sqz-profile-layers and sqz-train-qmodel print with --json. The page loads nothing else, is\n"
+      "sqz-profile-layers and sqz-train-qmodel print with --json. Folders are a corpus:\n"
+      "the indexes and the status files (build --manifest --status) in them are drawn\n"
+      "together, sizes, times and failures. The page loads nothing else, is\n"
       "well-formed XML for light and dark screens, and the same files give the same page. Rows of\n"
       "sqz-eval, and losses of layer budgets, are drawn together whichever files they come "
       "from.\n\n"
-      "Result: path, bytes, inputs[] with path and kind (index, layers, qmodel, results), "
+      "Result: path, bytes, inputs[] with path and kind (index, layers, qmodel, results, corpus), "
       "figures.\n"
       "\n"
       "Examples:\n"
       "  sqz-index report book.sqz -o book.html\n"
+      "  sqz-index report indexes/ status/ -o corpus.html\n"
       "  sqz-eval --model MODEL --text a.txt --tokens 8000 --budget 0.05,0.1,0.2 --json > e.jsonl\n"
       "  sqz-index report book.sqz layers.sqz e.jsonl -o report.html\n"
       "  sqz-index report e.jsonl --figure needles -o needles.svg\n",
       [arguments](const ToolContext& context) { return run_report(*arguments, context); });
-  app->add_option("FILE", arguments->files, "Indexes, profiles, classifiers, results")->required();
+  app->add_option("FILE", arguments->files,
+                  "Indexes, profiles, classifiers, results, folders of a corpus")
+      ->required();
   app->add_option("-o,--output", arguments->output,
                   "The page (.html) to write, or the figure (.svg)")
       ->required();
