@@ -1,10 +1,12 @@
 // sqz-index build --manifest and sqz-index corpus, over captures.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <thread>
 
+#include "formats/npy.h"
 #include "tests/tools/run_tool.h"
 #include "tests/tools/small_capture.h"
 
@@ -70,8 +72,10 @@ TEST_F(CorpusTest, OneIndexADocumentAndNoneStopsTheOthers) {
   const ToolRun first = build();
   EXPECT_EQ(first.code, 1);
   EXPECT_THAT(first.err, HasSubstr("line 2: lost: "));
-  const std::vector<Json> events = first.events();
+  std::vector<Json> events = first.events();
   ASSERT_EQ(events.size(), 4u);
+  std::sort(events.begin(), events.begin() + 3,
+            [](const Json& a, const Json& b) { return a["line"] < b["line"]; });
   EXPECT_EQ(events[0]["state"], "built");
   EXPECT_EQ(events[0]["tokens"], 600);
   EXPECT_EQ(events[1]["code"], "not found");
@@ -227,6 +231,98 @@ TEST_F(CorpusTest, WhatIsWrongIsSaidBeforeAnythingIsBuilt) {
   }
   EXPECT_EQ(run(kTool, {"build", "--capture", path("a.h5"), "-o", path("x"), "--update"}).code, 2);
 }
+
+TEST_F(CorpusTest, StatusFilesGrowAndAreDrawn) {
+  write({"a"}, {line("x/one", "a"), line("lost", "none")});
+  const std::vector<std::string> status = {"--status", path("status"), "--shard", "0/1"};
+  EXPECT_EQ(build(status).code, 1);
+  const std::string file = path("status/shard-0-of-1.jsonl");
+  const std::string torn = R"({"key": "x/one", "sta)";
+  write_all(file, read_all(file) + torn);  // as a kill may leave it
+  EXPECT_EQ(build(status).code, 1);
+  std::vector<std::string> states;
+  std::istringstream lines(read_all(file));
+  for (std::string text; std::getline(lines, text);) {
+    if (text == torn) continue;
+    const Json json = Json::parse(text);
+    EXPECT_GT(json["time"], 1600000000);
+    EXPECT_EQ(json.contains("build_id"), json["state"] != "failed");
+    states.push_back(concat(std::string(json["key"]), " ", std::string(json["state"])));
+  }
+  std::sort(states.begin(), states.end());
+  EXPECT_EQ(states,
+            (std::vector<std::string>{"lost failed", "lost failed", "x/one built", "x/one there"}));
+  const ToolRun drawn =
+      run(kTool, {"report", path("out"), path("status"), "-o", path("r.html"), "--json"});
+  EXPECT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_EQ(drawn.last()["figures"], 2);
+  EXPECT_EQ(drawn.last()["inputs"][0]["kind"], "corpus");
+  const std::string page = read_all(path("r.html"));
+  for (const char* part : {"<td>lost</td>", "not found", "Seconds that each document took"}) {
+    EXPECT_THAT(page, HasSubstr(part));
+  }
+  fs::create_directories(path("empty"));
+  EXPECT_EQ(run(kTool, {"report", path("empty"), "-o", path("e.html")}).code, 3);
+}
+
+// What a full disk looks like, from the kernel itself: a write beyond RLIMIT_FSIZE.
+TEST_F(CorpusTest, AFullDiskInTheMiddleFailsDocumentsAndLosesNone) {
+  write_small_capture(path("large.h5"), 4000, 120);
+  write_small_capture(path("a.h5"), 600, 120);
+  write_all(path("m.jsonl"),
+            line("one", "a") + "\n" + line("two", "large") + "\n" + line("three", "a") + "\n");
+  const auto no_signal = ::signal(SIGXFSZ, SIG_IGN);
+  const auto limit = [](pid_t worker) {
+    const rlimit small = {1 << 20, 1 << 20};
+    EXPECT_EQ(::prlimit(worker, RLIMIT_FSIZE, &small, nullptr), 0);
+  };
+  const ToolRun full = build({"--resume"}, {}, limit);
+  ::signal(SIGXFSZ, no_signal);
+  EXPECT_EQ(full.code, 1);
+  EXPECT_EQ(full.last()["built"], 2);
+  EXPECT_THAT(full.err, HasSubstr("line 2: two: "));
+  EXPECT_THAT(full.err, HasSubstr("File too large"));
+  const ToolRun again = build({"--resume"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(again.last()["there"], 2);
+  EXPECT_EQ(outputs(), (std::vector<std::string>{"one.sqz", "three.sqz", "two.sqz"}));
+  expect_like_one_alone("two", "large");
+}
+
+#ifdef SQZ_WITH_TRAINING
+TEST_F(CorpusTest, TextsAndTokensByOneModelThatIsLoadedOnce) {
+  const std::string model = SQZ_SOURCE_DIR "/examples/models/nano";
+  const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
+  std::string lines;
+  for (int i = 0; i < 3; ++i) {
+    write_all(path(concat(i, ".txt")), book.substr(static_cast<size_t>(10000 * i), 1500));
+    lines += concat(R"({"key": "t)", i, R"(", "texts": [")", i, ".txt\"]}\n");
+  }
+  std::vector<int32_t> ids(300);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 97 + 5);
+  ASSERT_TRUE(write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
+  write_all(path("m.jsonl"), lines + R"({"key": "n", "tokens": "ids.npy"})" + "\n");
+  const ToolRun first = build({"--model", model, "-v", "--together", "3"});
+  EXPECT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(first.last()["built"], 4);
+  EXPECT_EQ(first.err.find("loaded on cpu"), first.err.rfind("loaded on cpu"));
+  EXPECT_THAT(first.err, HasSubstr("loaded on cpu"));
+  const std::string alone = path("alone.sqz");
+  for (const auto& [key, source] : {std::pair("t1", std::vector{path("1.txt")}),
+                                    {"n", std::vector<std::string>{"--tokens", path("ids.npy")}}}) {
+    std::vector<std::string> arguments = {"build", "--model", model, "-o", alone, "--force"};
+    arguments.insert(arguments.end(), source.begin(), source.end());
+    ASSERT_EQ(run(kTool, arguments).code, 0);
+    EXPECT_TRUE(read_all(path(concat("out/", key, ".sqz"))) == read_all(alone)) << key;
+  }
+  const ToolRun second = build({"--model", model, "-v"});
+  EXPECT_EQ(second.last()["there"], 4);
+  EXPECT_EQ(second.err.find("loaded on cpu"), std::string::npos);
+  const ToolRun other = build({"--model", model, "--run-dtype", "bf16"});
+  EXPECT_EQ(other.code, 3);
+  EXPECT_THAT(other.err, HasSubstr("build.pass: found nothing, expected \"bf16, cpu\""));
+}
+#endif
 
 TEST_F(CorpusTest, KilledWorkersLeaveWholeIndexes) {
   std::vector<std::string> captures, lines;
