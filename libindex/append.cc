@@ -144,6 +144,7 @@ BuildOptions options_of(const SqzFile& index, const QmodelFile& qmodel) {
   out.layer_budgets = metadata.layer_budgets;
   const JsonDocument build = metadata.build.parsed();
   if (const JsonValue* pass = build.root().find("pass")) out.pass = pass->string();
+  out.chat = metadata.chat;
   return out;
 }
 

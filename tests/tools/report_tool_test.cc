@@ -370,7 +370,8 @@ TEST_F(ReportTool, BadInputIsRefused) {
   refused({path("r.jsonl")}, 3, "r.jsonl: lines: found 1, and no result in them");
   write_all(path("r.jsonl"), "{\"event\": \"row\"}\n");
   refused({path("r.jsonl")}, 3, "r.jsonl: line 1: task: found nothing");
-  refused({folder_.string()}, 2, "not a regular file");
+  std::filesystem::create_directory(path("empty"));
+  refused({path("empty")}, 3, "expected indexes (.sqz) or status files (.jsonl) of a corpus");
   refused({}, 2, "FILE");
   // Offsets that are none, behind a header that is right.
   auto raw = testing::RawIndex::read(path("x.sqz"));

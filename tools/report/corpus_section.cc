@@ -15,10 +15,11 @@ namespace fs = std::filesystem;
 
 constexpr double kMegabyte = 1 << 20;
 
-// A line that a killed process left torn is no JSON, and is left out.
+// Lines of other tools, and one that a killed process left torn, are left out.
 Status add_status_line(const std::string& line, const std::string& label, CorpusFiles& corpus) {
   const auto json = parse_json_object(line, label);
   if (!json.ok()) return {};
+  if (json->root().find("key") == nullptr || json->root().find("state") == nullptr) return {};
   JsonFields fields(json->root(), label);
   const std::string key = fields.text("key"), state = fields.text("state");
   SQZ_RETURN_IF_ERROR(fields.status());

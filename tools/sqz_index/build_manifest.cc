@@ -93,9 +93,12 @@ class Corpus {
   Result<FixedTokens> read(const ManifestEntry& entry) {
     const std::lock_guard lock(reading_);
     if (!source_) {
-      SQZ_ASSIGN_OR_RETURN(source_, Source::open_model(arguments_.source, true));
+      SQZ_ASSIGN_OR_RETURN(Source opened, Source::open_model(arguments_.source, true));
       SQZ_ASSIGN_OR_RETURN(options_, full_options(arguments_, context_.options,
-                                                  source_->model().description, qmodel_));
+                                                  opened.model().description, qmodel_));
+      options_.chat = opened.chat_json();
+      if (!opened.chat()) warn_of_chat_template(arguments_.source.model);
+      source_ = std::move(opened);
     }
     SQZ_ASSIGN_OR_RETURN(const Source source, source_->with(entry.texts, entry.tokens));
     return source.tokens(source.documents());
