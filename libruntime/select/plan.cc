@@ -21,17 +21,21 @@ BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> l
   BudgetModel model;
   model.estimate = estimate;
   model.clusters.assign(static_cast<size_t>(levels), 0.0);
-  double sparse = 0;
+  double sparse = 0, slot_cost = 0;
   for (const LayerView& view : layers) {
     if (view.slots == 0) continue;
     ++sparse;
     model.tokens = view.slots + view.exact;
     model.clustered = view.slots;
+    slot_cost += slot_units(view);
+    model.coded += view.coded_keys.bits > 0 ? 1 : 0;
     for (int k = 0; k < levels; ++k) {
       model.clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
     }
   }
   for (double& clusters : model.clusters) clusters /= sparse;
+  model.slot_cost = slot_cost / sparse;
+  model.coded /= sparse;
   for (int k = 0; k < levels; ++k) {
     const int above = metadata.levels - levels + k - 1;  // index of the coarser level
     model.survive.push_back(k == 0 ? 1.0 : calibration.coarse_keep[above]);
@@ -136,10 +140,18 @@ SelectionPlan nothing_sparse_plan(const SelectionRequest& request) {
   return dense_plan(plan, true);
 }
 
+double slot_units(const LayerView& view) {
+  return static_cast<double>(view.slot_bytes()) /
+         static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
+}
+
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
+  // Scattered keys of codes stand on the means of nearly every cluster.
+  const int64_t means =
+      view.coded_keys.bits > 0 ? view.level[static_cast<size_t>(view.levels - 1)].clusters : 0;
   return {.tokens = static_cast<double>(view.slots + view.exact),
-          .fixed = static_cast<double>(view.exact - exact_skipped),
-          .per_keep = static_cast<double>(view.slots),
+          .fixed = static_cast<double>(view.exact - exact_skipped + means),
+          .per_keep = static_cast<double>(view.slots) * slot_units(view),
           .fixed_names = exact_skipped > 0 ? "tail" : "sink and tail"};
 }
 
@@ -175,7 +187,7 @@ Status settle(const ReadingCost& cost, const SelectionRequest& request, const st
 ReadingCost BudgetModel::cost() const {
   ReadingCost cost{.tokens = static_cast<double>(tokens),
                    .fixed = static_cast<double>(tokens - clustered),
-                   .per_keep = static_cast<double>(clustered),
+                   .per_keep = static_cast<double>(clustered) * slot_cost,
                    .fixed_names = "centroids, sink and tail"};
   for (size_t k = 0; k < clusters.size(); ++k) {
     cost.fixed += 0.5 * survive[k] * clusters[k];
@@ -184,6 +196,8 @@ ReadingCost BudgetModel::cost() const {
     if (estimate) cost.fixed += 0.5 * (survive[k] - next) * clusters[k];
   }
   if (estimate) cost.per_keep -= 0.5 * clusters.back();
+  // Rows of codes stand on the mean values of their clusters.
+  cost.per_keep += 0.5 * coded * clusters.back();
   return cost;
 }
 

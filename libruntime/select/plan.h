@@ -83,6 +83,8 @@ struct ReadingCost {
   const char* fixed_names = nullptr;  // "pages, sink and tail", for messages
 };
 
+// What a clustered key and its value cost in these units: 1 with 16-bit rows.
+double slot_units(const LayerView& view);
 // Of a selector that reads nothing to decide: what it keeps, and the exact keys but for the first
 // `exact_skipped`.
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped = 0);
@@ -138,6 +140,8 @@ struct BudgetModel {
   std::vector<double> clusters;  // per level in use, averaged over layers
   std::vector<double> survive;   // fraction of the keys alive at each level in use; the first is 1
   bool estimate = false;
+  double slot_cost = 1;  // of a key and its value, averaged over layers
+  double coded = 0;      // fraction of the layers whose rows are of codes
 
   ReadingCost cost() const;
 };

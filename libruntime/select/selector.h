@@ -5,10 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "formats/sqz_file.h"
+#include "libruntime/attention/coded_products.h"
 #include "libruntime/index_tables.h"
 #include "libruntime/select/score.h"
 
@@ -58,6 +60,7 @@ struct SelectWorkspace {
   std::vector<uint32_t> sizes;
   std::vector<ClusterRange> ranges;
   std::vector<uint8_t> bytes;
+  std::optional<CodedProducts> products;  // if rows of codes are scored
 };
 
 struct SelectorLimits {

@@ -123,7 +123,8 @@ void Session::allocate(int threads) {
   for (int i = 0; i < threads; ++i) {
     Worker worker;
     worker.select = limits.workspace;
-    worker.attend = std::make_unique<AttendWorkspace>(dim_);
+    worker.attend =
+        std::make_unique<AttendWorkspace>(kernels_, dim_, index_->metadata().has_codes());
     worker.maximum.resize(kTileRows);
     worker.sum.resize(kTileRows);
     worker.values.resize(static_cast<size_t>(kTileRows * dim_));
