@@ -8,6 +8,8 @@ namespace {
 
 using C = Calibration;
 
+constexpr double kAliveOfThresholds = 0.5;  // what they will read is not known
+
 Status invalid(std::string message) {
   return {Code::kInvalidArgument, std::move(message)};
 }
@@ -17,9 +19,10 @@ float coarse_of(const Calibration& c, int scope, int group, int level, int index
 }
 
 BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> layers,
-                     const Calibration& calibration, int levels, bool estimate) {
+                     const Calibration& calibration, int levels, bool estimate, double alive) {
   BudgetModel model;
   model.estimate = estimate;
+  model.alive = alive;
   model.clusters.assign(static_cast<size_t>(levels), 0.0);
   double sparse = 0, slot_cost = 0;
   for (const LayerView& view : layers) {
@@ -28,6 +31,8 @@ BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> l
     model.tokens = view.slots + view.exact;
     model.clustered = view.slots;
     slot_cost += slot_units(view);
+    model.code_cost = static_cast<double>(view.key_code_bytes()) /
+                      static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
     model.coded += view.coded_keys.bits > 0 ? 1 : 0;
     for (int k = 0; k < levels; ++k) {
       model.clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
@@ -41,6 +46,12 @@ BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> l
     model.survive.push_back(k == 0 ? 1.0 : calibration.coarse_keep[above]);
   }
   return model;
+}
+
+// How many of the keys are worth looking at by their codes, of a budget or keep: more than are
+// read, but codes must not eat the budget. From measurements, docs/design.md.
+double alive_share(double asked) {
+  return 1 - std::exp(-6 * asked);
 }
 
 double budget_for(const ReadingCost& cost, double keep) {
@@ -195,8 +206,12 @@ ReadingCost BudgetModel::cost() const {
     const double next = k + 1 < clusters.size() ? survive[k + 1] : 0.0;
     if (estimate) cost.fixed += 0.5 * (survive[k] - next) * clusters[k];
   }
+  cost.fixed += alive * code_cost * static_cast<double>(clustered);
+  if (alive > 0) cost.fixed_names = "centroids, codes, sink and tail";
+  // An estimate by codes stands on the mean values of all clusters, read or not.
+  if (estimate && alive > 0) return cost;
   if (estimate) cost.per_keep -= 0.5 * clusters.back();
-  // Rows of codes stand on the mean values of their clusters.
+  // So do rows of codes, on those of their own clusters.
   cost.per_keep += 0.5 * coded * clusters.back();
   return cost;
 }
@@ -234,19 +249,30 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
                          "index built with them"));
   }
   plan.levels = request.levels == 0 ? metadata.levels : request.levels;
+  const bool codes = metadata.key_codes > 0;
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
+    if (codes) plan.alive = kAliveOfThresholds;
     return plan;
   }
 
   // The tree serves budgets below what its coarse levels let through; above, the finest level
   // alone.
-  BudgetModel model = model_of(metadata, layers, calibration, plan.levels, request.estimate);
-  resolve(model.cost(), request, plan);
-  if (plan.levels > 1 && plan.asked_keep > model.survive.back()) {
-    plan.levels = 1;
-    model = model_of(metadata, layers, calibration, 1, request.estimate);
+  BudgetModel model;
+  const auto plan_levels = [&](int levels) {
+    plan.levels = levels;
+    model = model_of(metadata, layers, calibration, levels, request.estimate, plan.alive);
     resolve(model.cost(), request, plan);
+  };
+  if (codes) plan.alive = alive_share(request.budget + request.keep);
+  plan_levels(plan.levels);
+  if (plan.levels > 1 && std::max(plan.asked_keep, plan.alive) > model.survive.back()) {
+    plan_levels(1);
+  }
+  // The least budget pays for the codes that it has itself, not for those of what was asked.
+  for (int i = 0; i < 16 && codes && plan.asked_keep <= 0; ++i) {
+    plan.alive = alive_share(budget_for(model.cost(), 0));
+    plan_levels(plan.levels);
   }
   SQZ_RETURN_IF_ERROR(settle(model.cost(), request, path, plan));
   if (plan.dense) return plan;

@@ -206,6 +206,11 @@ void Session::make_lists(const AttendCall& call) {
     list.coded_keys = list.coded_values = list.key_codes = {};
     if (view.coded_keys.bits > 0 && call.cache == nullptr) {
       list.coded_keys = coded_head(view, view.coded_keys, false, head);
+    }
+    list.guessed = selection.guessed.first(static_cast<size_t>(selection.guessed_count));
+    list.guessed_keys = selection.guessed_keys;
+    if (list.guessed_keys > 0) list.key_codes = coded_head(view, view.key_codes, false, head);
+    if (list.coded_keys.coded() || list.key_codes.coded()) {
       list.coded_values = coded_head(view, view.coded_values, true, head);
     }
     if (call.cache != nullptr) {
@@ -338,7 +343,8 @@ void Session::count_chunk(const AttendCall& call) {
     const int64_t whole = view.exact - s.exact_skipped;
     sum.bytes_read += (2 * whole + s.centroids + s.estimated_clusters) * row_bytes;
     sum.bytes_read += s.keys * (call.cache != nullptr ? 2 * row_bytes : view.slot_bytes());
-    if (lists_[i].coded_keys.coded()) {
+    sum.bytes_read += s.codes * view.key_code_bytes() + s.means * row_bytes;
+    if (lists_[i].coded_keys.coded() && s.means == 0) {
       // Rows of codes stand on their clusters' means, of which a lookup has read the centroids.
       sum.bytes_read += clusters_of(lists_[i]) * (s.centroids > 0 ? 1 : 2) * row_bytes;
     }

@@ -218,8 +218,247 @@ TEST(CodedRows, EverySelectorOfClusters) {
   }
 }
 
+// What a selection with key codes of one block must be: the clusters of `alive` of the keys, best
+// first, and of their keys the best by code, as many as the clusters that are kept have.
+struct ByCodes {
+  std::vector<bool> read, guessed;            // [M]
+  std::vector<reference::Cluster> estimated;  // not alive
+  double margin = reference::kInfinity;
+};
+
+ScoreProblem problem_of(const Served& served, const std::vector<float>& queries, int64_t tokens,
+                        const float* rows, const std::vector<uint32_t>& sizes) {
+  ScoreProblem problem;
+  problem.dtype = DType::kF32;
+  problem.dim = served.options.head_dim;
+  problem.clusters = std::ssize(sizes);
+  problem.centroids = rows;
+  problem.sizes = sizes.data();
+  problem.queries = queries.data();
+  problem.tokens = tokens;
+  problem.group = served.group();
+  problem.scale = static_cast<float>(served.scale());
+  return problem;
+}
+
+std::vector<size_t> ranking(const std::vector<double>& scores) {
+  std::vector<size_t> out(scores.size());
+  for (size_t i = 0; i < out.size(); ++i) out[i] = i;
+  std::stable_sort(out.begin(), out.end(),
+                   [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+  return out;
+}
+
+// `wanted` keys are read.
+ByCodes choose_by_codes(const Served& served, const Decoded& layer, int64_t head,
+                        const std::vector<float>& queries, int64_t tokens, double alive_share,
+                        int64_t wanted) {
+  const LayerView& view = layer.view;
+  const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
+  const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
+  std::vector<uint32_t> sizes;
+  for (int64_t c = 0; c < finest.clusters; ++c) sizes.push_back(offsets[c + 1] - offsets[c]);
+  const auto own = group_of(served, queries, 0, tokens, head);
+  const std::vector<uint8_t> all(sizes.size(), 1);
+  const auto* means =
+      static_cast<const float*>(finest.centroids) + head * finest.clusters * view.head_dim;
+  const auto scores = reference::scores(problem_of(served, own, tokens, means, sizes), all);
+  const int64_t through =
+      std::max<int64_t>(wanted, std::llround(alive_share * static_cast<double>(view.slots)));
+  ByCodes out;
+  out.read.assign(static_cast<size_t>(view.slots), false);
+  out.guessed = out.read;
+  std::vector<uint8_t> alive(static_cast<size_t>(view.slots), 0);
+  int64_t keys = 0;
+  const auto order = ranking(scores);
+  for (size_t r = 0; r < order.size(); ++r) {
+    const size_t c = order[r];
+    if (keys >= through) {
+      if (out.estimated.empty()) out.margin = scores[order[r - 1]] - scores[c];
+      out.estimated.push_back({view.levels - 1, static_cast<int64_t>(c)});
+      continue;
+    }
+    keys += sizes[c];
+    for (uint32_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) alive[slot] = 1;
+  }
+  const std::vector<uint32_t> ones(alive.size(), 1);
+  const float* codes = layer.codes.data() + head * view.slots * view.head_dim;
+  const auto single = reference::scores(problem_of(served, own, tokens, codes, ones), alive);
+  const auto best = ranking(single);
+  for (int64_t r = 0; r < keys; ++r) {
+    (r < wanted ? out.read : out.guessed)[best[static_cast<size_t>(r)]] = true;
+  }
+  if (wanted > 0 && wanted < keys) {
+    out.margin = std::min(out.margin, single[best[static_cast<size_t>(wanted - 1)]] -
+                                          single[best[static_cast<size_t>(wanted)]]);
+  }
+  return out;
+}
+
+// Set and attention of every KV head against the reference.
+int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t tokens) {
+  const auto opened = Session::create(served.index, options);
+  EXPECT_TRUE(opened.ok()) << opened.status().message();
+  Session& session = **opened;
+  EXPECT_FALSE(session.plan().dense);
+  const auto& o = served.options;
+  const Decoded layer = decode(served.index->layers[0]);
+  const auto queries = queries_of(served, layer, tokens);
+  const auto selected = session.select(testing::make_call(0, tokens, queries.data(), {}));
+  EXPECT_TRUE(selected.ok()) << selected.status().message();
+  std::vector<HeadSelection> heads(selected->begin(), selected->end());
+  std::vector<ByCodes> expected;
+  const auto slots_of = [&](std::span<const KeyRun> runs, int64_t count) {
+    std::vector<bool> out(static_cast<size_t>(layer.view.slots), false);
+    for (const KeyRun& run : runs.first(static_cast<size_t>(count))) {
+      for (uint32_t j = 0; j < run.length; ++j) out[run.first + j] = true;
+    }
+    return out;
+  };
+  for (int64_t head = 0; head < o.kv_heads; ++head) {
+    const HeadSelection& s = heads[static_cast<size_t>(head)];
+    expected.push_back(
+        choose_by_codes(served, layer, head, queries, tokens, session.plan().alive, s.keys));
+    if (expected.back().margin < 1e-4) return 0;  // rounding may decide otherwise
+    EXPECT_EQ(slots_of(s.runs, s.run_count), expected.back().read);
+    EXPECT_EQ(s.codes,
+              std::count(expected.back().read.begin(), expected.back().read.end(), true) +
+                  std::count(expected.back().guessed.begin(), expected.back().guessed.end(), true));
+    if (!options.selection.estimate) continue;
+    EXPECT_EQ(slots_of(s.guessed, s.guessed_count), expected.back().guessed);
+    EXPECT_EQ(s.estimated_clusters, std::ssize(expected.back().estimated));
+  }
+  const auto output = testing::attend(session, 0, queries);
+  EXPECT_TRUE(output.ok()) << output.status().message();
+  const LevelView& finest = layer.view.level[static_cast<size_t>(layer.view.levels - 1)];
+  for (int64_t row = 0; row < std::ssize(output->lse); ++row) {
+    const int64_t head = row % o.query_heads / served.group(), d = o.head_dim;
+    const ByCodes& chosen = expected[static_cast<size_t>(head)];
+    const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
+    reference::Attention attention(queries.data() + row * d, layer.view, served.scale());
+    for (int64_t i = 0; i < layer.view.exact; ++i) {
+      attention.add(layer.exact_keys.data(), layer.exact_values.data(),
+                    head * layer.view.exact + i);
+    }
+    for (int64_t c = 0; c < finest.clusters; ++c) {
+      const auto* mean =
+          static_cast<const float*>(finest.value_means) + (head * finest.clusters + c) * d;
+      for (int64_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) {
+        const int64_t at = head * layer.view.slots + slot;
+        if (chosen.read[static_cast<size_t>(slot)]) {
+          attention.add(layer.keys.data(), layer.values.data(), at);
+        } else if (options.selection.estimate && chosen.guessed[static_cast<size_t>(slot)]) {
+          attention.add(layer.codes.data() + at * d, mean, 0);
+        }
+      }
+    }
+    for (const reference::Cluster& c : chosen.estimated) {
+      if (!options.selection.estimate) break;
+      attention.add(finest.centroids, finest.value_means, head * finest.clusters + c.index,
+                    std::log(static_cast<double>(offsets[c.index + 1] - offsets[c.index])));
+    }
+    const reference::State state = attention.state();
+    EXPECT_NEAR(output->lse[row], state.lse, 5e-5) << "row " << row;
+    for (int64_t c = 0; c < d; ++c) {
+      EXPECT_NEAR(output->out[row * d + c], state.out[c], 5e-5) << "row " << row;
+    }
+  }
+  return 1;
+}
+
+TEST(KeyCodes, ChooseSingleKeysAndEstimateTheOthers) {
+  int64_t compared = 0;
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+    for (const int bits : {1, 2}) {
+      const Served served = serve_coded(tiny(64), {.rows = rows, .key_codes = bits});
+      for (const RuleKind rule : {RuleKind::kThreshold, RuleKind::kBudget}) {
+        for (const bool estimate : {false, true}) {
+          for (const int64_t tokens : {1, 3, 20}) {
+            SCOPED_TRACE(concat(rows_name(rows), " bits ", bits, " rule ", static_cast<int>(rule),
+                                " estimate ", estimate, " tokens ", tokens));
+            SessionOptions options = options_of(SelectorKind::kSqueezed);
+            options.selection.levels = 1;
+            options.selection.keep = 0.2;
+            options.selection.rule = rule;
+            options.selection.estimate = estimate;
+            compared += compare_by_codes(served, options, tokens);
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 40) << "of 72";
+}
+
+TEST(KeyCodes, EveryInstructionSet) {
+  const Served served = serve_coded(tiny(24), {.rows = RowKind::kQ8, .key_codes = 2});
+  for (const CpuKernels* kernels : available_cpu_kernels()) {
+    for (const int64_t tokens : {1, 20}) {
+      SCOPED_TRACE(concat(kernels->name, " tokens ", tokens));
+      SessionOptions options = options_of(SelectorKind::kSqueezed);
+      options.selection.levels = 1;
+      options.selection.keep = 0.2;
+      options.selection.estimate = true;
+      options.kernels = kernels;
+      compare_by_codes(served, options, tokens);
+    }
+  }
+}
+
+TEST(KeyCodes, DeliverTheBudgetThatIsAsked) {
+  TinyIndexOptions large = tiny(64, 2);
+  large.tokens = 6000;
+  large.clusters = {60, 300};
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+    const Served served = serve_coded(large, {.rows = rows, .key_codes = 2});
+    const Decoded layer = decode(served.index->layers[0]);
+    for (const double budget : {0.1, 0.2, 0.4}) {
+      for (const bool estimate : {false, true}) {
+        SessionOptions options = options_of(SelectorKind::kSqueezed);
+        options.selection.keep = 0;
+        options.selection.budget = budget;
+        options.selection.rule = RuleKind::kBudget;
+        options.selection.estimate = estimate;
+        const auto session = Session::create(served.index, options);
+        ASSERT_TRUE(session.ok()) << session.status().message();
+        EXPECT_GT((*session)->plan().alive, (*session)->plan().asked_keep);
+        for (int call = 0; call < 4; ++call) {
+          const auto queries = queries_of(served, layer, 1);
+          ASSERT_TRUE(testing::attend(**session, 0, queries).ok());
+        }
+        const Counters& c = (*session)->counters(0);
+        const double delivered =
+            static_cast<double>(c.bytes_read) / static_cast<double>(c.bytes_dense);
+        EXPECT_NEAR(delivered / budget, 1, 0.08)
+            << rows_name(rows) << " budget " << budget << " estimate " << estimate;
+      }
+    }
+  }
+}
+
+TEST(KeyCodes, ABudgetBelowWhatCodesCostIsRefusedWithTheLeast) {
+  TinyIndexOptions large = tiny(64, 2);
+  large.tokens = 6000;
+  large.clusters = {300};
+  const Served served = serve_coded(large, {.rows = RowKind::kQ8, .key_codes = 2});
+  SessionOptions options = options_of(SelectorKind::kSqueezed);
+  options.selection.keep = 0;
+  options.selection.estimate = true;
+  options.selection.budget = 0.02;
+  const auto refused = Session::create(served.index, options);
+  ASSERT_FALSE(refused.ok());
+  const std::string message = refused.status().message();
+  EXPECT_THAT(message, ::testing::HasSubstr("the cost of centroids, codes, sink and tail"));
+  const auto at = message.find("more than ");
+  ASSERT_NE(at, std::string::npos) << message;
+  options.selection.budget = std::stod(message.substr(at + 10)) * 1.02;
+  const auto session = Session::create(served.index, options);
+  EXPECT_TRUE(session.ok()) << session.status().message();
+}
+
 TEST(CodedRows, SameBitsForAnyNumberOfThreads) {
-  const Served served = serve_coded(tiny(96), {.rows = RowKind::kQ4});
+  const Served served = serve_coded(tiny(96), {.rows = RowKind::kQ4, .key_codes = 2});
   const Decoded layer = decode(served.index->layers[0]);
   for (const int64_t tokens : {1, 20}) {
     const auto queries = queries_of(served, layer, tokens);
@@ -227,6 +466,7 @@ TEST(CodedRows, SameBitsForAnyNumberOfThreads) {
     for (const int threads : {1, 2, 5}) {
       SessionOptions options = options_of(SelectorKind::kSqueezed);
       options.threads = threads;
+      options.selection.estimate = true;
       const auto session = Session::create(served.index, options);
       const auto output = testing::attend(**session, 0, queries);
       ASSERT_TRUE(output.ok());
