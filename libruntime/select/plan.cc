@@ -18,6 +18,12 @@ float coarse_of(const Calibration& c, int scope, int group, int level, int index
   return c.coarse[static_cast<size_t>((scope * C::kGroups + group) * (index_levels - 1) + level)];
 }
 
+// In keys and values of 16 bits.
+double units(const LayerView& view, int64_t bytes) {
+  return static_cast<double>(bytes) /
+         static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
+}
+
 BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> layers,
                      const Calibration& calibration, int levels, bool estimate, double alive) {
   BudgetModel model;
@@ -31,8 +37,7 @@ BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> l
     model.tokens = view.slots + view.exact;
     model.clustered = view.slots;
     slot_cost += slot_units(view);
-    model.code_cost = static_cast<double>(view.key_code_bytes()) /
-                      static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
+    if (view.key_codes.bits > 0) model.code_cost = units(view, view.key_code_bytes());
     model.coded += view.coded_keys.bits > 0 ? 1 : 0;
     for (int k = 0; k < levels; ++k) {
       model.clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
@@ -152,8 +157,7 @@ SelectionPlan nothing_sparse_plan(const SelectionRequest& request) {
 }
 
 double slot_units(const LayerView& view) {
-  return static_cast<double>(view.slot_bytes()) /
-         static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
+  return view.coded_keys.bits > 0 ? units(view, view.slot_bytes()) : 1;
 }
 
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
