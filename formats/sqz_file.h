@@ -134,6 +134,7 @@ struct IndexMetadata : FileOrigin {
   std::optional<LayerBudgets> layer_budgets;  // none: every layer alike
   std::optional<PrunedPolicy> pruned;         // if the partition is kPruned
   JsonText build;  // parameters and seed as given, for people and for `info`
+  JsonText chat;   // the turns that the text stands in (formats/chat_format.h); null: none
 
   RowKind rows_of(int64_t layer) const {
     const LayerPolicy& policy = layers[static_cast<size_t>(layer)];
