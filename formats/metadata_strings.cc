@@ -69,7 +69,7 @@ void check_logits(MetadataStrings& in, const char* remedy) {
 
 std::map<std::string, std::string> origin_strings(FileKind kind, const FileOrigin& origin) {
   return {{"format", "sqz"},
-          {"format_version", std::to_string(kFormatVersion)},
+          {"format_version", "1"},
           {"kind", kind_name(kind)},
           {"producer", origin.producer},
           {"model", to_json(origin.model).str()},

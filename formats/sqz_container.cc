@@ -92,10 +92,11 @@ Status check_format(const std::map<std::string, std::string>& strings, FileKind 
   const int64_t version = in.integer("format_version", 1, INT64_MAX);
   const std::string producer = in.string("producer"), kind = in.string("kind");
   SQZ_RETURN_IF_ERROR(in.status());
-  if (version > kFormatVersion) {
+  const int64_t newest = want == FileKind::kIndex ? kFormatVersion : 1;
+  if (version > newest) {
     return {Code::kUnsupported,
             concat(path, ": format_version: found ", version, " (written by ", in_quotes(producer),
-                   "), expected at most ", kFormatVersion, ", which ", producer_name(),
+                   "), expected at most ", newest, ", which ", producer_name(),
                    " reads: use a newer sqz, or make the file again with this one")};
   }
   if (kind != kind_name(want)) {

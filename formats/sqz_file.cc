@@ -34,7 +34,7 @@ Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
 }
 
 // `tensors` are the layer's in the plan, `file` are the file's bytes.
-LayerView view_of(const IndexMetadata& metadata, const LayerShape& shape,
+LayerView view_of(const IndexMetadata& metadata, const LayerShape& shape, RowKind layer_rows,
                   std::span<const PlannedTensor> tensors, const std::byte* file) {
   // Null if the plan has no such tensor. Alignment was checked against the file, whose bytes start
   // on a page in memory.
@@ -77,8 +77,21 @@ LayerView view_of(const IndexMetadata& metadata, const LayerShape& shape,
   }
   set(view.positions, "positions");
   set(view.heavy, "heavy");
-  set(view.keys, "keys");
-  set(view.values, "values");
+  const auto set_codes = [&](CodedRows& rows, int bits, const std::string& name) {
+    rows.bits = bits;
+    set(rows.codes, name);
+    set(rows.scales, name + ".scales");
+  };
+  if (view.slots > 0 && layer_rows != RowKind::k16) {
+    set_codes(view.coded_keys, 8, "keys");
+    set_codes(view.coded_values, value_bits(layer_rows), "values");
+  } else {
+    set(view.keys, "keys");
+    set(view.values, "values");
+  }
+  if (view.slots > 0 && metadata.key_codes > 0) {
+    set_codes(view.key_codes, metadata.key_codes, "key_codes");
+  }
   set(view.exact_keys, "exact.keys");
   set(view.exact_values, "exact.values");
   return view;
@@ -117,7 +130,10 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
     const auto end = std::find_if(rest.begin(), rest.end(),
                                   [&](const PlannedTensor& t) { return t.layer != layer; });
     const auto count = static_cast<size_t>(end - rest.begin());
-    s.layers.push_back(view_of(s.metadata, shape, rest.first(count), s.container.bytes.data()));
+    s.layers.push_back(view_of(s.metadata, shape, s.metadata.rows_of(layer), rest.first(count),
+                               s.container.bytes.data()));
+    s.layers.back().rotation =
+        reinterpret_cast<const float*>(s.container.tensor(kRotationName).data());
     rest = rest.subspan(count);
   }
   std::shared_ptr<const SqzFile> file(new SqzFile(std::move(state)));

@@ -22,13 +22,16 @@
 
 #include "formats/base/file.h"
 #include "formats/base/json.h"
+#include "formats/coded_rows.h"
 #include "formats/model_description.h"
 #include "formats/safetensors.h"
 
 namespace sqz {
 
 inline constexpr int kMaxLevels = 4;
-inline constexpr int64_t kFormatVersion = 1;
+// The newest version that is read. Files that an old reader understands are written as version 1,
+// those with rows of codes as 2.
+inline constexpr int64_t kFormatVersion = 2;
 
 // How the keys of a KV head are split: into clusters, by k-means, in cluster order; into pages,
 // runs of consecutive tokens, in token order; not at all: what is left of an index once the keys
@@ -76,11 +79,12 @@ struct Calibration {
 inline constexpr const char* kTailSource = "tail";
 
 struct LayerPolicy {
-  bool dense = false;  // all keys in `exact`, none clustered
-  int64_t window = 0;  // sliding window in tokens, 0 = none; such a layer is dense and holds the
-                       // last min(window, N) tokens only
-  int64_t kept = 0;    // keys a KV head that a pruned layer has left, sink and tail not counted;
-                       // 0 if it is dense or the partition is another
+  bool dense = false;   // all keys in `exact`, none clustered
+  int64_t window = 0;   // sliding window in tokens, 0 = none; such a layer is dense and holds the
+                        // last min(window, N) tokens only
+  int64_t kept = 0;     // keys a KV head that a pruned layer has left, sink and tail not counted;
+                        // 0 if it is dense or the partition is another
+  bool rows16 = false;  // its rows are of 16 bits although those of the index are of fewer
 };
 
 // The policy that an index was pruned for, the only one that it can serve.
@@ -122,7 +126,10 @@ struct IndexMetadata : FileOrigin {
   int64_t buckets = 0, hidden = 0;  // C and H of the query classifier; 0 unless kBuckets
   int levels = 0;              // 1 .. kMaxLevels; 0 if every layer is dense, or of pages or buckets
   DType dtype = DType::kBF16;  // of keys, values, centroids, value means: BF16 or F16
-  bool has_kv = true;          // false after --no-kv
+  RowKind rows = RowKind::k16;   // of clusters' keys and values; sink, tail and dense layers: k16
+  int key_codes = 0;             // bits a dimension of LayerView::key_codes: 0 (none), 1 or 2
+  uint64_t rotation_seed = 0;    // of LayerView::rotation, if there is one
+  bool has_kv = true;            // false after --no-kv
   bool has_value_means = true;   // false if the partition is not kKmeans
   bool key_calibration = false;  // there are curves for the selector `ideal`
   bool heavy_hitters = false;    // there is LayerView::heavy, for the selector `h2o`
@@ -131,6 +138,13 @@ struct IndexMetadata : FileOrigin {
   std::optional<PrunedPolicy> pruned;         // if the partition is kPruned
   JsonText build;  // parameters and seed as given, for people and for `info`
   JsonText chat;   // the turns that the text stands in (formats/chat_format.h); null: none
+
+  RowKind rows_of(int64_t layer) const {
+    const LayerPolicy& policy = layers[static_cast<size_t>(layer)];
+    return policy.dense || policy.rows16 ? RowKind::k16 : rows;
+  }
+  bool has_codes() const { return rows != RowKind::k16 || key_codes > 0; }
+  bool has_rotation() const { return rows == RowKind::kQ4 || key_codes > 0; }
 };
 
 struct LevelView {
@@ -169,11 +183,24 @@ struct LayerView {
   int64_t buckets = 0;                  // C; 0: no buckets
   const uint32_t* bucket_offsets = nullptr;  // [Hkv, C + 1]: first slot of each; may be empty
   ClassifierView classifier;
-  const void* keys = nullptr;          // [Hkv, M, d] slot order; null after --no-kv
-  const void* values = nullptr;        // [Hkv, M, d]
+  const void* keys = nullptr;    // [Hkv, M, d] slot order; null after --no-kv, and if there are
+  const void* values = nullptr;  // [Hkv, M, d] rows of codes in their place:
+  CodedRows coded_keys, coded_values;  // 8 bits; 8 or 4
+  CodedRows key_codes;                 // 1 or 2 bits: keys again, for selectors to choose by
+  const float* rotation = nullptr;     // [d, d], the same for all layers; null if nothing needs it
   int64_t exact = 0;                   // E
   const void* exact_keys = nullptr;    // [Hkv, E, d]: sink then tail; dense: all tokens in order
   const void* exact_values = nullptr;  // [Hkv, E, d]
+
+  // Bytes of a clustered key and its value as they are stored, with their scales; of a key's codes.
+  int64_t slot_bytes() const {
+    if (coded_keys.bits == 0) return 2 * head_dim * dtype_size(dtype);
+    return code_bytes(head_dim, coded_keys.bits) + code_bytes(head_dim, coded_values.bits) +
+           2 * dtype_size(dtype);
+  }
+  int64_t key_code_bytes() const {
+    return code_bytes(head_dim, key_codes.bits) + dtype_size(dtype);
+  }
 };
 
 enum class OpenMode {

@@ -69,9 +69,21 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
   if (shape.slots > 0) {
     add("positions", u32, {heads, shape.slots});
     if (metadata.heavy_hitters) add("heavy", u32, {heads, shape.slots});
-    if (metadata.has_kv) {
+    const RowKind rows = metadata.rows_of(layer);
+    if (metadata.has_kv && rows == RowKind::k16) {
       add("keys", dtype, {heads, shape.slots, dim});
       add("values", dtype, {heads, shape.slots, dim});
+    } else if (metadata.has_kv) {
+      const int bits = value_bits(rows);
+      add("keys", DType::kI8, {heads, shape.slots, dim});
+      add("keys.scales", dtype, {heads, shape.slots});
+      add("values", bits == 8 ? DType::kI8 : DType::kU8,
+          {heads, shape.slots, code_bytes(dim, bits)});
+      add("values.scales", dtype, {heads, shape.slots});
+    }
+    if (metadata.key_codes > 0) {
+      add("key_codes", DType::kU8, {heads, shape.slots, code_bytes(dim, metadata.key_codes)});
+      add("key_codes.scales", dtype, {heads, shape.slots});
     }
   }
   if (shape.exact > 0) {
@@ -125,6 +137,10 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
     const auto layer = static_cast<int64_t>(i);
     SQZ_RETURN_IF_ERROR(check_shape(metadata, layer, shapes[i], refuse));
     plan_layer(metadata, layer, shapes[i], tensors);
+  }
+  if (metadata.has_rotation()) {
+    const int64_t dim = metadata.model.head_dim;
+    tensors.push_back({kRotationName, DType::kF32, {dim, dim}});
   }
   for (const CalibrationTable& table : calibration_tables(metadata)) {
     tensors.push_back({table.name, DType::kF32, table.shape});

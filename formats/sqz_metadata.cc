@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kMaxTokens = int64_t{UINT32_MAX};  // positions are u32
 constexpr int64_t kMaxWidth = int64_t{1} << 20;      // of buckets and hidden units
 
+constexpr const char* kVersionOfCodes = "2";  // earlier readers do not know their tensors
 constexpr const char* kPartitions[] = {"kmeans", "pages", "pruned", "buckets"};
 
 JsonText layers_to_json(const IndexMetadata& metadata) {
@@ -21,6 +22,7 @@ JsonText layers_to_json(const IndexMetadata& metadata) {
   for (const LayerPolicy& layer : metadata.layers) {
     JsonMembers members = {{"dense", layer.dense}, {"window", layer.window}};
     if (metadata.pruned) members["kept"] = layer.kept;
+    if (layer.rows16) members["rows"] = rows_name(RowKind::k16);
     out.push_back(members);
   }
   return out;
@@ -35,7 +37,11 @@ Result<std::vector<LayerPolicy>> layers_from_json(const JsonValue& json, bool pr
     JsonFields fields(entry, label);
     layers.push_back({.dense = fields.boolean("dense"),
                       .window = fields.integer("window", 0, int64_t{1} << 40),
-                      .kept = pruned ? fields.integer("kept", 0, kMaxTokens) : 0});
+                      .kept = pruned ? fields.integer("kept", 0, kMaxTokens) : 0,
+                      .rows16 = fields.has("rows")});
+    if (fields.has("rows") && fields.text("rows") != rows_name(RowKind::k16)) {
+      fields.complain("rows", in_quotes(rows_name(RowKind::k16)));
+    }
     SQZ_RETURN_IF_ERROR(fields.status());
   }
   return layers;
@@ -162,6 +168,26 @@ Status check_pruned(const IndexMetadata& m, bool all_dense, const Refuse& refuse
   return {};
 }
 
+// Rows of codes stand on clusters and their means.
+Status check_codes(const IndexMetadata& m, const Refuse& refuse) {
+  for (const LayerPolicy& layer : m.layers) {
+    if (layer.rows16 && m.rows == RowKind::k16) {
+      return refuse("layers", "a layer with rows of 16 bits", "none: all rows have 16 bits");
+    }
+  }
+  if (m.key_codes < 0 || m.key_codes > 2) return refuse("key_codes", m.key_codes, "0, 1 or 2");
+  if (!m.has_codes()) return {};
+  const std::string what = m.rows == RowKind::k16 ? concat(m.key_codes, " bits of key codes")
+                                                  : concat("rows of ", rows_name(m.rows));
+  if (m.partition != Partition::kKmeans || m.levels == 0) {
+    return refuse("partition", partition_name(m.partition),
+                  "kmeans, with a layer that has clusters: the index has " + what);
+  }
+  for (const auto& [field, there] : {std::pair("kv", m.has_kv), {"value_means", m.has_value_means}})
+    if (!there) return refuse(field, "false", "true: the index has " + what);
+  return {};
+}
+
 // The fields that one partition has and the others do not.
 Status check_partition(const IndexMetadata& m, const Refuse& refuse) {
   struct Field {
@@ -189,6 +215,22 @@ Status check_partition(const IndexMetadata& m, const Refuse& refuse) {
   }
   if (m.partition == Partition::kPruned || !m.pruned) return {};
   return refuse("pruned", "a policy", "none: it is not pruned");
+}
+
+void read_codes(MetadataStrings& in, IndexMetadata& m) {
+  if (in.has("rows")) {
+    const std::string rows = in.string("rows");
+    m.rows = rows == rows_name(RowKind::kQ4) ? RowKind::kQ4 : RowKind::kQ8;
+    if (rows != rows_name(m.rows)) in.fail("rows", in_quotes(rows), "\"q8\" or \"q4\"");
+  }
+  if (in.has("key_codes")) m.key_codes = static_cast<int>(in.integer("key_codes", 1, 2));
+  if (m.has_rotation()) {
+    m.rotation_seed = static_cast<uint64_t>(in.integer("rotation_seed", 0, INT64_MAX));
+  }
+  const std::string version = in.string("format_version");
+  if (m.has_codes() && version != kVersionOfCodes) {
+    in.fail("format_version", version, concat(kVersionOfCodes, ": the index has rows of codes"));
+  }
 }
 
 }  // namespace
@@ -225,6 +267,7 @@ Status check_metadata(const IndexMetadata& m, const std::string& label, Code cod
                   concat(m.model.layers, ", as the model has"));
   }
   SQZ_RETURN_IF_ERROR(check_partition(m, refuse));
+  SQZ_RETURN_IF_ERROR(check_codes(m, refuse));
   const bool all_dense = std::all_of(m.layers.begin(), m.layers.end(),
                                      [](const LayerPolicy& layer) { return layer.dense; });
   if (m.pruned) return check_pruned(m, all_dense, refuse);
@@ -262,6 +305,10 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
     out["hidden"] = std::to_string(m.hidden);
     out[kLogitsKey] = kLogitsOfKeys;
   }
+  if (m.has_codes()) out["format_version"] = kVersionOfCodes;
+  if (m.rows != RowKind::k16) out["rows"] = rows_name(m.rows);
+  if (m.key_codes > 0) out["key_codes"] = std::to_string(m.key_codes);
+  if (m.has_rotation()) out["rotation_seed"] = std::to_string(m.rotation_seed);
   if (m.key_calibration) out["key_calibration"] = "true";
   if (m.heavy_hitters) out["heavy_hitters"] = "true";
   if (m.pruned) {
@@ -346,6 +393,7 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   in.parse("layers", m.layers, [&](const JsonValue& json, const std::string& label) {
     return layers_from_json(json, m.partition == Partition::kPruned, label);
   });
+  read_codes(in, m);
   m.key_calibration = in.flag("key_calibration");
   m.heavy_hitters = in.flag("heavy_hitters");
   if (m.partition == Partition::kPruned) in.parse("pruned", m.pruned, pruned_from_json);

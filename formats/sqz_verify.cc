@@ -28,12 +28,13 @@ constexpr int64_t kNumbersAtOnce = int64_t{1} << 27;  // 16 MiB of bits
 struct Sums {
   std::vector<double> sum, absolute;  // [d]
   double count = 0;
+  double slack = 0;  // how far the sum of rows of codes may be off, in each dimension
 
   explicit Sums(int64_t d) : sum(static_cast<size_t>(d)), absolute(sum.size()) {}
   void clear() {
     std::fill(sum.begin(), sum.end(), 0.0);
     std::fill(absolute.begin(), absolute.end(), 0.0);
-    count = 0;
+    count = slack = 0;
   }
   template <class T>
   void add(const T* more, const T* more_absolute, double vectors) {
@@ -261,29 +262,83 @@ class HeadCheck {
 
   template <class T>
   void check_means() {
-    if (layer_.keys) check_tree<T>(layer_.keys, &LevelView::centroids, "centroids");
-    if (layer_.values && layer_.level[0].value_means) {
-      check_tree<T>(layer_.values, &LevelView::value_means, "value_means");
+    const CodedRows keys = codes_of_head(layer_.coded_keys);
+    const CodedRows values = codes_of_head(layer_.coded_values);
+    const bool scales = check_scales<T>(keys, "keys") && check_scales<T>(values, "values") &&
+                        check_scales<T>(codes_of_head(layer_.key_codes), "key_codes");
+    if (!scales) return;
+    if (layer_.keys || keys.bits == 8) {
+      check_tree<T>(layer_.keys, keys, &LevelView::centroids, "centroids");
+    }
+    if ((layer_.values || values.bits == 8) && layer_.level[0].value_means) {
+      check_tree<T>(layer_.values, values, &LevelView::value_means, "value_means");
+    }
+  }
+
+  CodedRows codes_of_head(const CodedRows& rows) const {
+    return rows.from_head(head_, layer_.slots, layer_.head_dim);
+  }
+
+  template <class T>
+  bool check_scales(const CodedRows& rows, const std::string& name) {
+    const T* scales = static_cast<const T*>(rows.scales);
+    for (int64_t slot = 0; slot < layer_.slots && rows.bits > 0; ++slot) {
+      const float scale = to_float(scales[slot]);
+      const auto* codes = reinterpret_cast<const int8_t*>(rows.codes) + slot * layer_.head_dim;
+      const bool least = rows.bits == 8 &&
+                         std::find(codes, codes + layer_.head_dim, -128) != codes + layer_.head_dim;
+      if (scale >= 0 && std::isfinite(scale) && !least) continue;
+      complain(least ? name : name + ".scales", concat("slot ", slot),
+               least ? concat(-128) : concat(scale),
+               least ? "-127 to 127" : "a number, at least 0");
+      return false;
+    }
+    return true;
+  }
+
+  // The same as add_slots() of rows of codes, which are off by half a step each.
+  template <class T>
+  void add_coded(int64_t first, int64_t end, const CodedRows& rows, const T* mean, Sums& out) {
+    const int64_t d = layer_.head_dim;
+    std::vector<float> row(static_cast<size_t>(d)), absolute(row.size());
+    std::vector<int8_t> numbers(row.size());
+    for (int64_t slot = first; slot < end; ++slot) {
+      decode_row(rows.codes + slot * code_bytes(d, rows.bits), rows.bits, d, numbers.data());
+      const float scale = to_float(static_cast<const T*>(rows.scales)[slot]);
+      for (int64_t i = 0; i < d; ++i) {
+        row[i] = to_float(mean[i]) + scale * static_cast<float>(numbers[i]);
+        absolute[i] = std::abs(row[i]);
+      }
+      out.add(row.data(), absolute.data(), 1);
+      out.slack += 0.5 * double{scale};
     }
   }
 
   // The means of every level against the vectors of the slots below, with the sums of one cluster
   // of each level in memory: a cluster that ends is compared and added to the one above.
   template <class T>
-  void check_tree(const void* vectors, const void* LevelView::*means, const char* name) {
+  void check_tree(const void* vectors, const CodedRows& coded, const void* LevelView::*means,
+                  const char* name) {
     const int64_t d = layer_.head_dim;
     const int finest = layer_.levels - 1;
     const T* slots = of_head<T>(vectors, layer_.slots * d);
     std::vector<Sums> sums(static_cast<size_t>(layer_.levels), Sums(d));
     std::array<int64_t, kMaxLevels> cluster{};  // of each level
     for (int64_t& c = cluster[finest]; c < level(finest).clusters;) {
-      add_slots(offsets_of(finest)[c], offsets_of(finest)[c + 1], slots, d, sums[finest]);
+      const uint32_t first = offsets_of(finest)[c], end = offsets_of(finest)[c + 1];
+      if (coded.bits == 0) {
+        add_slots(first, end, slots, d, sums[finest]);
+      } else {
+        const T* mean = of_head<T>(level(finest).*means, level(finest).clusters * d) + c * d;
+        add_coded(first, end, coded, mean, sums[finest]);
+      }
       for (int k = finest; k >= 0; --k) {
         const int64_t done = cluster[k]++;
         const T* stored = of_head<T>(level(k).*means, level(k).clusters * d) + done * d;
         if (!compare(stored, sums[k], done, concat("level.", k + 1, ".", name))) return;
         if (k > 0) {
           sums[k - 1].add(sums[k].sum.data(), sums[k].absolute.data(), sums[k].count);
+          sums[k - 1].slack += sums[k].slack;
         }
         sums[k].clear();
         if (k > 0 && cluster[k] < int64_t{offsets_of(k - 1)[cluster[k - 1] + 1]}) break;
@@ -298,7 +353,8 @@ class HeadCheck {
       const double found = to_float(stored[i]);
       const double mean = sums.sum[i] / sums.count;
       const double size = sums.absolute[i] / sums.count + std::abs(mean);
-      if (std::abs(found - mean) <= relative * size + kAbsoluteTolerance) continue;
+      const double slack = sums.slack / sums.count + kAbsoluteTolerance;
+      if (std::abs(found - mean) <= relative * size + slack) continue;
       note(problems_, bad_field(concat(prefix_, tensor, ": head ", head_),
                                 concat("cluster ", c, ", dimension ", i), found,
                                 concat(mean, ", the mean of its ", sums.count, " vectors")));
@@ -318,6 +374,24 @@ class HeadCheck {
   const int64_t head_;
   Problems& problems_;
 };
+
+// The rotation's rows have length 1 and stand at right angles.
+Status check_rotation(const SqzFile& file) {
+  const auto bytes = file.tensor(kRotationName);
+  const auto* rows = reinterpret_cast<const float*>(bytes.data());
+  const int64_t d = bytes.empty() ? 0 : file.metadata().model.head_dim;
+  for (int64_t a = 0; a < d; ++a) {
+    for (int64_t b = 0; b <= a; ++b) {
+      double product = 0;
+      for (int64_t i = 0; i < d; ++i) product += double{rows[a * d + i]} * double{rows[b * d + i]};
+      const double expected = a == b ? 1 : 0;
+      if (std::abs(product - expected) <= 1e-4) continue;
+      return {Code::kCorrupt, bad_field(kRotationName, concat("product of rows ", a, " and ", b),
+                                        product, concat(expected, ": it is orthogonal"))};
+    }
+  }
+  return {};
+}
 
 // As SqzFile::calibration(), without a copy of the tables.
 Status check_calibration_of(const SqzFile& file) {
@@ -372,8 +446,8 @@ VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
   for (auto& [item, problems] : found) {
     for (std::string& text : problems) note(report.problems, std::move(text));
   }
-  if (const Status status = check_calibration_of(file); !status.ok()) {
-    note(report.problems, status.message());
+  for (const Status& status : {check_calibration_of(file), check_rotation(file)}) {
+    if (!status.ok()) note(report.problems, status.message());
   }
   return report;
 }

@@ -45,7 +45,11 @@ std::map<std::string, std::span<const std::byte>> contents_of(const LayerData& d
       {"pages.max", data.page_max},
       {"buckets.offsets", bytes(data.bucket_offsets)},
       {"keys", data.keys},
+      {"keys.scales", data.key_scales},
       {"values", data.values},
+      {"values.scales", data.value_scales},
+      {"key_codes", data.key_codes},
+      {"key_codes.scales", data.key_code_scales},
       {"exact.keys", data.exact_keys},
       {"exact.values", data.exact_values}};
   for (size_t k = 0; k < data.levels.size(); ++k) {
@@ -105,6 +109,13 @@ struct SqzWriter::State {
     std::vector<std::byte> out(static_cast<size_t>(tensor.bytes));
     SQZ_RETURN_IF_ERROR(front->before().read(layout.data_offset + tensor.offset, out));
     return out;
+  }
+
+  // Of the one tensor of this name.
+  Status put(const std::string& name, std::span<const std::byte> data) {
+    const auto at = std::find_if(layout.tensors.begin(), layout.tensors.end(),
+                                 [&](const PlannedTensor& t) { return t.name == name; });
+    return put(static_cast<size_t>(at - layout.tensors.begin()), data);
   }
 
   Status put(size_t tensor, std::span<const std::byte> data) {
@@ -215,10 +226,11 @@ Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
   }
   SQZ_RETURN_IF_ERROR(check_calibration(calibration, s.metadata, s.path, Code::kInternal));
   for (const CalibrationTable& table : calibration_tables(s.metadata)) {
-    const auto at = std::find_if(s.layout.tensors.begin(), s.layout.tensors.end(),
-                                 [&](const PlannedTensor& t) { return t.name == table.name; });
-    SQZ_RETURN_IF_ERROR(s.put(static_cast<size_t>(at - s.layout.tensors.begin()),
-                              std::as_bytes(std::span(calibration.*table.values))));
+    SQZ_RETURN_IF_ERROR(s.put(table.name, std::as_bytes(std::span(calibration.*table.values))));
+  }
+  if (s.metadata.has_rotation()) {
+    const auto rotation = make_rotation(s.metadata.model.head_dim, s.metadata.rotation_seed);
+    SQZ_RETURN_IF_ERROR(s.put(kRotationName, std::as_bytes(std::span(rotation))));
   }
 
   // The header overwrites the records: a build that is killed from here on has to begin anew. So

@@ -37,9 +37,11 @@ struct LayerData {
   std::vector<Level> levels;
   std::span<const uint32_t> positions, heavy;
   std::span<const std::byte> page_min, page_max;
-  std::span<const uint32_t> bucket_offsets;  // [Hkv, C + 1]
-  const QmodelLayer* classifier = nullptr;   // of a layer of buckets
-  std::span<const std::byte> keys, values, exact_keys, exact_values;
+  std::span<const uint32_t> bucket_offsets;                           // [Hkv, C + 1]
+  const QmodelLayer* classifier = nullptr;                            // of a layer of buckets
+  std::span<const std::byte> keys, values, exact_keys, exact_values;  // in the dtype, or codes
+  std::span<const std::byte> key_scales, value_scales;                // of rows of codes
+  std::span<const std::byte> key_codes, key_code_scales;
 };
 
 class SqzWriter {

@@ -69,7 +69,8 @@ class Builder final : public IndexBuilder {
         threads_(resolve_threads(options.threads)),
         engine_(std::move(engine)),
         writer_(std::move(writer)),
-        store_(model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype) {
+        store_(model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype),
+        compressor_(layout_.metadata) {
     calibration_.layers = model_.layers;
     calibration_.kv_heads = model_.kv_heads;
     calibration_.group = model_.group_size();
@@ -147,7 +148,12 @@ class Builder final : public IndexBuilder {
              const std::function<void(int64_t, int64_t)>& progress) {
     SQZ_RETURN_IF_ERROR(check_input(layer, input));
     const uint64_t hash = options_.resume ? hash_of(input) : 0;
-    SQZ_ASSIGN_OR_RETURN(const bool whole, writer_->take_over(layer, hash));
+    // Single keys are calibrated by 16-bit rows.
+    const bool usable = keys_ == nullptr || layout_.metadata.rows_of(layer) == RowKind::k16;
+    bool whole = false;
+    if (usable) {
+      SQZ_ASSIGN_OR_RETURN(whole, writer_->take_over(layer, hash));
+    }
     if (whole) {
       SQZ_RETURN_IF_ERROR(take_over(layer, input));
       if (progress) progress(model_.kv_heads, model_.kv_heads);
@@ -176,7 +182,9 @@ class Builder final : public IndexBuilder {
       SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store_.data().keys));
     }
     const Timer timer(report_.seconds.write);
-    SQZ_RETURN_IF_ERROR(writer_->write_layer(layer, store_.data(), hash));
+    LayerData data = store_.data();
+    SQZ_RETURN_IF_ERROR(compressor_.compress(layer, data, threads_));
+    SQZ_RETURN_IF_ERROR(writer_->write_layer(layer, data, hash));
     ++next_layer_;
     return Status();
   }
@@ -358,6 +366,7 @@ class Builder final : public IndexBuilder {
   std::unique_ptr<KmeansEngine> engine_;
   std::unique_ptr<SqzWriter> writer_;
   LayerStore store_;
+  LayerCompressor compressor_;
   CalibrationInput calibration_;
   std::unique_ptr<KeyCalibrator> keys_;  // null unless keys are calibrated
   BuildReport report_;

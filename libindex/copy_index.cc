@@ -2,10 +2,7 @@
 
 #include <new>
 
-#include "formats/sqz_writer.h"
-
 namespace sqz {
-namespace {
 
 LayerShape shape_of(const LayerView& view) {
   LayerShape shape;
@@ -16,8 +13,6 @@ LayerShape shape_of(const LayerView& view) {
   shape.exact = view.exact;
   return shape;
 }
-
-}  // namespace
 
 Result<uint64_t> copy_index(Env& env, const SqzFile& index, IndexMetadata metadata,
                             const Calibration& calibration, const std::string& output, bool replace,

@@ -6,9 +6,11 @@
 #include <functional>
 #include <string>
 
-#include "formats/sqz_file.h"
+#include "formats/sqz_writer.h"
 
 namespace sqz {
+
+LayerShape shape_of(const LayerView& view);
 
 // Publishes at `output`, which may be the index's own path (with `replace`), and returns the size.
 // `metadata` is that of the index but for what changes: the producer becomes this build's, tensors

@@ -206,6 +206,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     metadata.has_value_means = false;
   }
   metadata.build = build_parameters(options, engine);
+  SQZ_RETURN_IF_ERROR(set_rows(options.compress, metadata));
   return layout;
 }
 

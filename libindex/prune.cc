@@ -113,6 +113,11 @@ Status check_prunable(const SqzFile& index, const SelectionRequest& policy) {
     return {Code::kUnsupported,
             bad_field(index.path(), "keys", "none", "keys and values, to keep some of them")};
   }
+  if (index.metadata().has_codes()) {
+    return {Code::kUnsupported,
+            bad_field(index.path(), "rows", "codes",
+                      "rows of 16 bits: what is pruned has no clusters for codes to stand on")};
+  }
   if (!index.metadata().pruned) return {};
   return {Code::kUnsupported,
           bad_field(index.path(), "partition", "pruned", "an index with all its keys")};

@@ -7,6 +7,7 @@
 
 #include "libindex/calibrate.h"
 #include "libindex/calibrate_keys.h"
+#include "libindex/compress.h"
 #include "libindex/copy_index.h"
 #include "libindex/parallel.h"
 
@@ -93,13 +94,14 @@ Result<Calibration> calibrate_index(const SqzFile& index, const RecordedQueries&
   input.dtype = metadata.dtype;
   if (!before.coarse_keep.empty()) input.coarse_keep = before.coarse_keep.front();
   input.source = queries.source;
-  KeyCalibrator keys(metadata.model, metadata.dtype, queries.source);
+  KeyCalibrator keys(metadata.model, DType::kF32, queries.source);
   for (int64_t layer = 0; layer < input.layers; ++layer) {
     if (metadata.layers[static_cast<size_t>(layer)].dense) continue;
     input.sparse.push_back(
         calibration_layer(index, layer, queries.layers[static_cast<size_t>(layer)], input.queries));
     if (!metadata.key_calibration) continue;
-    SQZ_RETURN_IF_ERROR(keys.add_layer(layer, index.tensor(concat("layers.", layer, ".keys")),
+    const std::vector<float> rows = decoded_keys(index.layer(layer));
+    SQZ_RETURN_IF_ERROR(keys.add_layer(layer, std::as_bytes(std::span(rows)),
                                        input.sparse.back().queries, queries.calls, threads));
   }
   Calibration out;

@@ -18,7 +18,8 @@ import sys
 
 import numpy as np
 
-WIDTH = {"U8": 1, "F16": 2, "BF16": 2, "U32": 4, "F32": 4}
+WIDTH = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "U32": 4, "F32": 4}
+LEVELS = {1: [127], 2: [38, 127], 4: [6, 18, 31, 44, 58, 75, 96, 127]}
 problems = []
 
 
@@ -69,7 +70,7 @@ class Index:
     def raw(self, name):
         tensor = self.tensors[name]
         begin, stop = (self.start + x for x in tensor["data_offsets"])
-        kind = {"U32": "<u4", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}[tensor["dtype"]]
+        kind = {"U32": "<u4", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1", "I8": "i1"}[tensor["dtype"]]
         return self.data[begin:stop].view(kind).reshape(tensor["shape"])
 
     def floats(self, name, head):
@@ -78,6 +79,29 @@ class Index:
         if self.tensors[name]["dtype"] == "BF16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32)
+
+
+def decoded(index, layer, head, what, means):
+    """Rows of one KV head as float32, whatever their bits, and the scale of each (0: no codes)."""
+    name = f"layers.{layer}.{what}"
+    if name + ".scales" not in index.tensors:
+        return index.floats(name, head), np.zeros(index.tensors[name]["shape"][1])
+    raw, dim = np.asarray(index.raw(name)[head]), index.raw(means).shape[2]
+    bits = 8
+    if index.tensors[name]["dtype"] == "U8":
+        bits = 4 if what == "values" else int(index.metadata["key_codes"])
+    if bits == 8:
+        check((raw > -128).all(), f"{name}: head {head}: -128")
+        numbers = raw.astype(np.float32)
+    else:
+        table = np.array([-x for x in reversed(LEVELS[bits])] + LEVELS[bits], np.float32)
+        place = np.arange(dim)
+        numbers = table[raw[:, place % raw.shape[1]] >> (bits * (place // raw.shape[1])) & (2**bits - 1)]
+        numbers = numbers @ np.asarray(index.raw("rotation")).T
+    scales = index.floats(name + ".scales", head)
+    offsets = np.asarray(index.raw(means.rsplit(".", 1)[0] + ".offsets")[head]).astype(np.int64)
+    base = np.repeat(index.floats(means, head), np.diff(offsets), axis=0)
+    return base + scales[:, None] * numbers, scales
 
 
 def check_hashes(index):
@@ -92,7 +116,7 @@ def check_hashes(index):
         check(xxhash.xxh3_64_hexdigest(index.data[begin:stop]) == digest, f"{name}: checksum differs")
 
 
-def check_means(index, name, head, vectors, first):
+def check_means(index, name, head, vectors, first, scales):
     """Stored means against the means of vectors[first[i]:first[i + 1]], with room for rounding."""
     stored = index.floats(name, head).astype(np.float64)
     sizes = np.diff(first)[:, None].astype(np.float64)
@@ -100,7 +124,8 @@ def check_means(index, name, head, vectors, first):
     mean = np.add.reduceat(wide, first[:-1], axis=0) / sizes
     scale = np.add.reduceat(np.abs(wide), first[:-1], axis=0) / sizes + np.abs(mean)
     unit = 2.0**-8 if index.tensors[name]["dtype"] == "BF16" else 2.0**-10
-    off = np.abs(stored - mean) - (unit + sizes * 2.0**-24) * scale - 2.0**-23
+    slack = np.add.reduceat(0.5 * scales.astype(np.float64), first[:-1])[:, None] / sizes
+    off = np.abs(stored - mean) - (unit + sizes * 2.0**-24) * scale - 2.0**-23 - slack
     worst = np.unravel_index(np.argmax(off), off.shape)
     check(off[worst] <= 0, f"{name}: head {head}, cluster {worst[0]}, dimension {worst[1]}: "
                            f"found {stored[worst]}, mean {mean[worst]}")
@@ -138,8 +163,15 @@ def check_head(index, layer, head, clusters):
         first = first[offsets]
         for what, means in (("keys", "centroids"), ("values", "value_means")):
             mean_name = f"{prefix}level.{level}.{means}"
-            if prefix + what in index.tensors and mean_name in index.tensors:
-                check_means(index, mean_name, head, index.floats(prefix + what, head), first)
+            if what == "values" and meta.get("rows") == "q4" or prefix + what not in index.tensors:
+                continue
+            if mean_name in index.tensors:
+                rows, scales = decoded(index, layer, head, what, f"{prefix}level.{len(clusters)}.{means}")
+                check_means(index, mean_name, head, rows, first, scales)
+    for what, means in (("keys", "centroids"), ("values", "value_means"), ("key_codes", "centroids")):
+        if f"{prefix}{what}.scales" in index.tensors:
+            rows, scales = decoded(index, layer, head, what, f"{prefix}level.{len(clusters)}.{means}")
+            check(np.isfinite(rows).all() and (scales >= 0).all(), f"{prefix}{what}: head {head}: a bad scale")
 
 
 def check_buckets(index, layer, head, slots):
@@ -180,15 +212,22 @@ def check_layer(index, layer, policy):
         want["positions"] = [heads, slots]
         if meta.get("heavy_hitters") == "true":
             want["heavy"] = [heads, slots]
+        rows = "16" if policy.get("rows") else meta.get("rows", "16")
         if meta["kv"] == "true":
             want["keys"] = want["values"] = [heads, slots, dim]
+        if rows != "16":
+            want["keys.scales"] = want["values.scales"] = [heads, slots]
+            want["values"] = [heads, slots, -(-dim // 2) if rows == "q4" else dim]
+        if "key_codes" in meta:
+            want["key_codes"] = [heads, slots, -(-dim * int(meta["key_codes"]) // 8)]
+            want["key_codes.scales"] = [heads, slots]
     if exact:
         want["exact.keys"] = want["exact.values"] = [heads, exact, dim]
     found = {name[len(prefix):]: t["shape"] for name, t in index.tensors.items() if name.startswith(prefix)}
     if not check(found == want, f"{prefix[:-1]}: tensors {found}, expected {want}"):
         return
     for name in want:
-        if index.tensors[prefix + name]["dtype"] != "U32":
+        if index.tensors[prefix + name]["dtype"] not in ("U32", "U8", "I8"):
             for head in range(heads):
                 check(np.isfinite(index.floats(prefix + name, head)).all(), f"{prefix}{name}: NaN or infinity")
     for head in range(heads if "heavy" in want else 0):
@@ -214,6 +253,12 @@ def check_curves(index, prefix):
     check((thresholds[..., 1:] <= thresholds[..., :-1]).all(), f"{prefix}thresholds: they rise")
     shares = index.raw(prefix + "shares")
     check(((shares >= 0) & (shares <= 1)).all(), f"{prefix}shares: outside [0, 1]")
+
+
+def check_rotation(index):
+    if "rotation" in index.tensors:
+        rotation = np.asarray(index.raw("rotation")).astype(np.float64)
+        check(np.abs(rotation @ rotation.T - np.eye(len(rotation))).max() <= 1e-4, "rotation: not orthogonal")
 
 
 def check_calibration(index):
@@ -261,6 +306,7 @@ def check_file(path, capture):
         return len(index.tensors)
     for layer, policy in enumerate(json.loads(index.metadata["layers"])):
         check_layer(index, layer, policy)
+    check_rotation(index)
     check_calibration(index)
     check_hashes(index)
     if capture:

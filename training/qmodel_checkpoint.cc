@@ -95,7 +95,7 @@ Status write_checkpoint(Env& env, const std::string& path, const JsonMembers& se
   }
   return write_container(env, path, true,
                          {{"format", "sqz"},
-                          {"format_version", std::to_string(kFormatVersion)},
+                          {"format_version", "1"},
                           {"kind", kind_name(FileKind::kQmodelCheckpoint)},
                           {"producer", producer_name()},
                           {"settings", JsonText(settings).str()},

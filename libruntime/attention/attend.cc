@@ -2,15 +2,17 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace sqz {
 namespace {
 
 // Keys between two softmax steps of the stream path: many, because the processor's prefetchers
 // start anew whenever reading changes from keys to values and back.
-constexpr int64_t kStreamKeys = 512;
-constexpr int64_t kAhead = 48;     // rows
-constexpr int64_t kTileKeys = 64;  // keys of a tile: with 64 rows, all buffers fit in L2
+constexpr int64_t kStreamKeys = CodedProducts::kStreamKeys;
+constexpr int64_t kAhead = 48;  // rows
+constexpr int64_t kTileKeys =
+    CodedProducts::kTileKeys;  // keys of a tile: with 64 rows, all buffers fit in L2
 constexpr int64_t kMostKeys = std::max(kStreamKeys, kTileKeys);
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -27,7 +29,10 @@ class RowAttention {
         dim_(list_.dim),
         d32_(padded_dim(dim_)),
         spans_(workspace.spans_.data()),
-        pointers_(workspace.pointers_.data()) {
+        pointers_(workspace.pointers_.data()),
+        slots_(workspace.slots_.data()),
+        products_(list_.coded_keys.coded() || list_.key_codes.coded() ? &*workspace.products_
+                                                                      : nullptr) {
     cut(dim_, workspace.floats_.data(), &b_);
   }
 
@@ -51,6 +56,8 @@ class RowAttention {
     float* maximum;      // [kTileRows]
     float* sum;          // [kTileRows]
     float* factor;       // [kTileRows]
+    float* shares;       // weights of means, shaped as the logits
+    float* residual;     // accumulator of rows of codes, shaped as the other
   };
 
   static int64_t cut(int64_t dim, float* base, Buffers* buffers) {
@@ -68,7 +75,9 @@ class RowAttention {
                        take(kMostKeys),
                        take(kTileRows),
                        take(kTileRows),
-                       take(kTileRows)};
+                       take(kTileRows),
+                       take(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows)),
+                       take(d32 * kTileRows)};
     if (buffers != nullptr) *buffers = b;
     return used;
   }
@@ -79,14 +88,17 @@ class RowAttention {
     int64_t keys = 0;
     bool has_bias = false;
     bool has_exact = false;
+    const CodedHead* coded = nullptr;  // all keys of the step are its rows, or none is of codes
   };
 
   // The next keys, at most `most`; false if there are none.
   bool collect(KeyCursor& cursor, int64_t most, Step& step) {
     step = Step();
-    while (step.keys < most) {
+    step.coded = cursor.coded();
+    while (step.keys < most && cursor.coded() == step.coded) {
       const KeySpan span = cursor.next(most - step.keys);
       if (span.count == 0) break;
+      slots_[step.span_count] = span.slots;
       step.has_bias |= span.bias != nullptr;
       step.has_exact |= span.exact_first >= 0;
       spans_[step.span_count++] = span;
@@ -150,13 +162,65 @@ class RowAttention {
     std::fill(b_.accumulator, b_.accumulator + rows * d32_, 0.0f);
     KeyCursor cursor(list_, work_.begin, work_.end);
     Step step;
+    if (products_ != nullptr) {
+      std::fill(b_.residual, b_.residual + rows * d32_, 0.0f);
+      products_->load_few(work_.queries, rows, list_.dtype, list_.key_codes.rotation);
+    }
     while (collect(cursor, kStreamKeys, step)) {
+      if (step.coded != nullptr) {
+        stream_coded(step);
+        continue;
+      }
       point(step);
       stream_logits(step);
       k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
                     dim_, b_.accumulator, ahead(step, step.keys));
     }
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
+    if (products_ == nullptr) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      k_.unpack(DType::kI8, b_.residual + r * d32_, 1, dim_, b_.shares, dim_);
+      add_residual(b_.shares, out_.values + r * dim_);
+    }
+  }
+
+  // What rows of codes add to a row of the output [d].
+  void add_residual(const float* residual, float* out) const {
+    if (list_.coded_values.rows.rotated()) {
+      turn_back(residual, list_.coded_values.rotation, dim_, out);
+    } else {
+      for (int64_t c = 0; c < dim_; ++c) out[c] += residual[c];
+    }
+  }
+
+  std::span<const CodedSpan> slots(const Step& step) const {
+    return {slots_, static_cast<size_t>(step.span_count)};
+  }
+
+  // A key of codes is worth its cluster's mean value and, if it is read, its own residual.
+  void stream_coded(const Step& step) {
+    const int64_t rows = work_.rows;
+    const auto spans = slots(step);
+    products_->few(*step.coded, spans, b_.logits, kStreamKeys);
+    stream_softmax(step);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* p = b_.logits + r * kStreamKeys;
+      for (size_t s = 0; s < spans.size(); p += spans[s++].count) {
+        b_.shares[r * kStreamKeys + static_cast<int64_t>(s)] =
+            std::accumulate(p, p + spans[s].count, 0.0f);
+      }
+    }
+    k_.accumulate(list_.dtype, b_.shares, kStreamKeys, rows,
+                  products_->stored_means(list_.coded_values, spans), std::ssize(spans), dim_,
+                  b_.accumulator, {});
+    if (step.coded == &list_.key_codes) return;
+    const CodedProducts::Rows values = products_->rows_of(list_.coded_values, spans);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* p = b_.logits + r * kStreamKeys;
+      for (int64_t j = 0; j < values.count; ++j) p[j] *= values.scales[j];
+    }
+    k_.accumulate(DType::kI8, b_.logits, kStreamKeys, rows, values.numbers, values.count, dim_,
+                  b_.residual, {});
   }
 
   void pack_queries() {
@@ -181,11 +245,18 @@ class RowAttention {
       k_.dots(list_.dtype, b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
     }
     hide(step, kStreamKeys, 1);
+    stream_softmax(step);
+  }
+
+  void stream_softmax(const Step& step) {
+    const int64_t rows = work_.rows, n = step.keys;
     const float* added = bias(step);
     for (int64_t r = 0; r < rows; ++r) {
       const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, work_.scale,
                                           &out_.maximum[r], &out_.sum[r]);
-      if (factor != 1.0f) k_.scale(b_.accumulator + r * d32_, d32_, factor);
+      if (factor == 1.0f) continue;
+      k_.scale(b_.accumulator + r * d32_, d32_, factor);
+      if (products_ != nullptr) k_.scale(b_.residual + r * d32_, d32_, factor);
     }
   }
 
@@ -210,6 +281,7 @@ class RowAttention {
   }
 
   void tile_logits(const Step& step, int64_t lanes) {
+    if (step.coded != nullptr) return products_->many(*step.coded, slots(step), b_.logits);
     if (!bf16_) {
       load(step, false);
       k_.multiply(b_.keys, d32_, 1, b_.queries, b_.logits, step.keys, dim_, lanes, false);
@@ -230,6 +302,10 @@ class RowAttention {
     std::fill(b_.maximum, b_.maximum + lanes, kLowest);
     std::fill(b_.sum, b_.sum + lanes, 0.0f);
     std::fill(b_.accumulator, b_.accumulator + dim_ * lanes, 0.0f);
+    if (products_ != nullptr) {
+      std::fill(b_.residual, b_.residual + dim_ * lanes, 0.0f);
+      products_->load_many(work_.queries, rows, lanes, list_.key_codes.rotation);
+    }
     KeyCursor cursor(list_, work_.begin, work_.end);
     Step step;
     while (collect(cursor, kTileKeys, step)) {
@@ -241,6 +317,11 @@ class RowAttention {
       const bool same =
           std::all_of(b_.factor, b_.factor + lanes, [](float f) { return f == 1.0f; });
       if (!same) k_.scale_lanes(b_.accumulator, dim_, lanes, b_.factor);
+      if (!same && products_ != nullptr) k_.scale_lanes(b_.residual, dim_, lanes, b_.factor);
+      if (step.coded != nullptr) {
+        tile_coded(step, lanes);
+        continue;
+      }
       load(step, true);
       k_.multiply(b_.keys, 1, d32_, b_.logits, b_.accumulator, dim_, keys, lanes, true);
     }
@@ -250,7 +331,28 @@ class RowAttention {
       for (int64_t c = 0; c < dim_; ++c) {
         out_.values[r * dim_ + c] = b_.accumulator[c * lanes + r];
       }
+      if (products_ == nullptr) continue;
+      for (int64_t c = 0; c < dim_; ++c) b_.shares[c] = b_.residual[c * lanes + r];
+      add_residual(b_.shares, out_.values + r * dim_);
     }
+  }
+
+  void tile_coded(const Step& step, int64_t lanes) {
+    const auto spans = slots(step);
+    const float* p = b_.logits;
+    float* share = b_.shares;
+    std::fill(share, share + std::ssize(spans) * lanes, 0.0f);
+    for (const CodedSpan& span : spans) {
+      for (int64_t i = 0; i < span.count; ++i, p += lanes) {
+        for (int64_t r = 0; r < lanes; ++r) share[r] += p[r];
+      }
+      share += lanes;
+    }
+    k_.multiply(products_->means_of(list_.coded_values, spans), 1, d32_, b_.shares, b_.accumulator,
+                dim_, std::ssize(spans), lanes, true);
+    if (step.coded == &list_.key_codes) return;
+    k_.multiply(products_->scaled_rows(list_.coded_values, spans), 1, d32_, b_.logits, b_.residual,
+                dim_, step.keys, lanes, true);
   }
 
   const CpuKernels& k_;
@@ -260,15 +362,20 @@ class RowAttention {
   int64_t dim_;
   int64_t d32_;
   Buffers b_{};
-  KeySpan* spans_;         // [kMostKeys] of the step
-  const void** pointers_;  // [2 kMostKeys]
-  bool bf16_ = false;      // queries are packed as BF16
+  KeySpan* spans_;           // [kMostKeys] of the step
+  const void** pointers_;    // [2 kMostKeys]
+  CodedSpan* slots_;         // [kMostKeys] of the spans of a step of codes
+  CodedProducts* products_;  // null if the list has no rows of codes
+  bool bf16_ = false;        // queries are packed as BF16
 };
 
-AttendWorkspace::AttendWorkspace(int64_t dim)
+AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded)
     : floats_(static_cast<size_t>(RowAttention::floats(dim))),
       spans_(kMostKeys),
-      pointers_(2 * kMostKeys) {}
+      pointers_(2 * kMostKeys),
+      slots_(kMostKeys) {
+  if (coded) products_.emplace(kernels, dim);
+}
 
 void attend_rows(const CpuKernels& kernels, const AttendRows& work, AttendWorkspace& workspace,
                  const PartialRows& out) {

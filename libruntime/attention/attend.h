@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "libruntime/attention/key_list.h"
@@ -30,13 +31,16 @@ struct AttendRows {
 
 class AttendWorkspace {
  public:
-  explicit AttendWorkspace(int64_t dim);
+  // `coded`: room for rows of codes.
+  AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded);
 
  private:
   friend class RowAttention;
   std::vector<float> floats_;
   std::vector<KeySpan> spans_;
   std::vector<const void*> pointers_;
+  std::vector<CodedSpan> slots_;
+  std::optional<CodedProducts> products_;
 };
 
 // Allocation-free. NaN shows as NaN in the state.

@@ -1,5 +1,6 @@
 // The keys that one block of queries attends to in one KV head, as one numbered sequence: exact
-// keys (sink and tail), then the selected runs, then the estimated clusters.
+// keys (sink and tail), then the selected runs, then the estimated clusters, then the keys that are
+// estimated by their codes.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "libruntime/attention/coded_products.h"
 #include "libruntime/attention/engine_cache.h"
 #include "libruntime/select/selector.h"
 
@@ -39,16 +41,20 @@ struct KeyList {
   KeyRows exact;
   int64_t exact_count = 0;
   KeyRows slots;
+  CodedHead coded_keys, coded_values;  // of the slots, in the place of `slots`
   std::span<const KeyRun> runs;
   int64_t run_keys = 0;
   std::array<KeyRows, kMaxLevels> centroids;            // with value means
   std::array<const float*, kMaxLevels> log_sizes = {};  // log N_i, added to an estimate's logit
   std::span<const ClusterRun> estimated;
   int64_t estimated_clusters = 0;
+  CodedHead key_codes;              // of `guessed`
+  std::span<const KeyRun> guessed;  // slots that count by their code and their cluster's mean value
+  int64_t guessed_keys = 0;
   const EngineCache* cache = nullptr;  // holds keys and values in place of `exact` and `slots`
   CachedKeys cached;
 
-  int64_t size() const { return exact_count + run_keys + estimated_clusters; }
+  int64_t size() const { return exact_count + run_keys + estimated_clusters + guessed_keys; }
 };
 
 // Contiguous keys of one kind.
@@ -56,7 +62,9 @@ struct KeySpan {
   KeyRows rows;
   const float* bias = nullptr;  // [count] added to the logits; null = 0
   int64_t count = 0;
-  int64_t exact_first = -1;  // index of the first among the exact keys; -1 for the others
+  int64_t exact_first = -1;          // index of the first among the exact keys; -1 for the others
+  const CodedHead* coded = nullptr;  // the keys are these rows of codes; `rows` is not used
+  CodedSpan slots;                   // which ones
 };
 
 // Walks [begin, end) of a KeyList.
@@ -72,8 +80,19 @@ class KeyCursor {
       while (cluster_run_ < list.estimated.size() && skip >= list.estimated[cluster_run_].length) {
         skip -= list.estimated[cluster_run_++].length;
       }
+      while (cluster_run_ == list.estimated.size() && guessed_run_ < list.guessed.size() &&
+             skip >= list.guessed[guessed_run_].length) {
+        skip -= list.guessed[guessed_run_++].length;
+      }
     }
     within_ = skip;
+  }
+
+  // What the next key is a row of codes of; null if it is none.
+  const CodedHead* coded() const {
+    if (left_ == 0 || exact_at_ < list_.exact_count) return nullptr;
+    if (run_ < list_.runs.size()) return list_.coded_keys.coded() ? &list_.coded_keys : nullptr;
+    return cluster_run_ < list_.estimated.size() ? nullptr : &list_.key_codes;
   }
 
   // At most `limit` keys; a count of 0 means the end.
@@ -87,6 +106,11 @@ class KeyCursor {
       place(span, list_.exact, exact_at_,
             [&](int64_t i) { return list_.cached.token_of_exact(i); });
       exact_at_ += span.count;
+    } else if (const CodedHead* head = coded()) {
+      const bool guessed = run_ == list_.runs.size();
+      const KeyRun& run = guessed ? list_.guessed[guessed_run_] : list_.runs[run_];
+      place(span, *head, run.first + within_, std::min(most, int64_t{run.length} - within_));
+      step(span.count, run.length, guessed ? guessed_run_ : run_);
     } else if (run_ < list_.runs.size()) {
       const KeyRun& run = list_.runs[run_];
       span.count = std::min(most, int64_t{run.length} - within_);
@@ -105,6 +129,18 @@ class KeyCursor {
   }
 
  private:
+  // Slots from `first` on, as many of one cluster as `most` allows.
+  void place(KeySpan& span, const CodedHead& head, int64_t first, int64_t most) {
+    if (&head != span_of_ || first < head.offsets[cluster_] ||
+        first >= head.offsets[cluster_ + 1]) {
+      cluster_ = head.cluster_of(first);
+      span_of_ = &head;
+    }
+    span.coded = &head;
+    span.count = std::min(most, head.offsets[cluster_ + 1] - first);
+    span.slots = {first, span.count, cluster_};
+  }
+
   // The span's rows from number `first` on: of the index, or of the cache, where they end at the
   // first row that does not lie behind the one before it.
   template <class TokenOf>
@@ -141,6 +177,9 @@ class KeyCursor {
   int64_t exact_at_;
   size_t run_ = 0;
   size_t cluster_run_ = 0;
+  size_t guessed_run_ = 0;
+  const CodedHead* span_of_ = nullptr;  // whose cluster cluster_ is
+  int64_t cluster_ = 0;
   int64_t within_ = 0;  // the current run
 };
 

@@ -45,7 +45,7 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info) {
     if (index == nullptr) return invalid("index: found null");
     const sqz::IndexMetadata& m = index->file->metadata();
     sqz_index_info out = {};
-    out.format_version = static_cast<int32_t>(sqz::kFormatVersion);
+    out.format_version = m.has_codes() ? 2 : 1;
     out.tokens = m.tokens;
     out.sink = m.sink;
     out.tail = m.tail;
@@ -83,6 +83,14 @@ sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options)
     if (found != index->uploaded.end() && found->second.get() != nullptr) {
       return invalid(concat("options.device_id: found ", o.device_id,
                             ", where the index is already, expected another device"));
+    }
+    if (const sqz::IndexMetadata& m = index->file->metadata(); m.has_codes()) {
+      return Status(
+          Code::kUnsupported,
+          sqz::bad_field(index->file->path(), "rows",
+                         m.key_codes > 0 ? "key codes" : sqz::rows_name(m.rows),
+                         "16 bits without key codes: only the CPU serves others; upload the "
+                         "index that this one was compressed from, or serve on device_type 1"));
     }
     SQZ_ASSIGN_OR_RETURN(auto whole, sqz::capi::serve(*index));
     SQZ_ASSIGN_OR_RETURN(auto heads,

@@ -18,7 +18,8 @@ Status check_choice(const char* field, int32_t found, int32_t last) {
   return invalid(concat("options.", field, ": found ", found, ", expected 0 to ", last));
 }
 
-Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
+// `codes`: the index has key codes.
+Result<sqz::SessionOptions> read_options(const sqz_session_options& o, bool codes) {
   SQZ_RETURN_IF_ERROR(check_choice("device_type", o.device_type, kCuda));
   if (o.device_type != kCuda && o.device_id != 0) {
     return invalid(concat("options.device_id: found ", o.device_id, ", expected 0 on the CPU"));
@@ -29,12 +30,14 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
   }
   SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_BUDGET));
   SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
-  SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_ESTIMATE));
+  SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_NOTHING));
   sqz::SessionOptions options;
   options.selection.selector = static_cast<sqz::SelectorKind>(o.selector);
   options.selection.rule = static_cast<sqz::RuleKind>(o.rule);
   options.selection.group = o.group;
-  options.selection.estimate = o.residual == SQZ_RESIDUAL_ESTIMATE;
+  const bool chooses_keys = codes && options.selection.selector == sqz::SelectorKind::kSqueezed;
+  options.selection.estimate =
+      o.residual == SQZ_RESIDUAL_ESTIMATE || (o.residual == SQZ_RESIDUAL_DROP && chooses_keys);
   options.selection.levels = o.levels;
   options.selection.budget = o.budget;
   options.selection.keep = o.keep;
@@ -70,7 +73,8 @@ Status check_same_heads(const sqz::ServedIndex& asked, const sqz::ServedIndex& u
 
 Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
                                                             const sqz_session_options& options) {
-  SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted, read_options(options));
+  SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted,
+                       read_options(options, index.file->metadata().key_codes > 0));
   const bool cuda = options.device_type == kCuda;
   std::shared_ptr<const sqz::ServedIndex> served;
   sqz::capi::Uploaded uploaded;

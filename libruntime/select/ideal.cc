@@ -28,6 +28,9 @@ class IdealSelector final : public Selector {
     int64_t floats = 0;
     for (const LayerView& view : index_.layers) {
       if (view.slots == 0) continue;
+      if (view.coded_keys.bits > 0) {
+        limits.workspace.products.emplace(*index_.kernels, view.head_dim);
+      }
       // score_workspace() does not grow from this many tokens on.
       for (const int64_t tokens : {int64_t{1}, kFewRows + 1}) {
         ScoreProblem problem = problem_of(view);
@@ -47,8 +50,14 @@ class IdealSelector final : public Selector {
                 HeadSelection& out) const override {
     const LayerView& view = index_.layers[query.layer];
     ScoreProblem problem = problem_of(view);
-    problem.centroids = static_cast<const std::byte*>(view.keys) +
-                        query.kv_head * view.slots * view.head_dim * dtype_size(view.dtype);
+    const CodedHead codes = coded_head(view, view.coded_keys, false, query.kv_head);
+    if (codes.coded()) {
+      problem.coded = &codes;
+      problem.products = &*workspace.products;
+    } else {
+      problem.centroids = static_cast<const std::byte*>(view.keys) +
+                          query.kv_head * view.slots * view.head_dim * dtype_size(view.dtype);
+    }
     problem.queries = query.queries;
     problem.tokens = query.tokens;
     problem.token_stride = query.token_stride;

@@ -8,6 +8,8 @@ namespace {
 
 using C = Calibration;
 
+constexpr double kAliveOfThresholds = 0.5;  // what they will read is not known
+
 Status invalid(std::string message) {
   return {Code::kInvalidArgument, std::move(message)};
 }
@@ -16,27 +18,45 @@ float coarse_of(const Calibration& c, int scope, int group, int level, int index
   return c.coarse[static_cast<size_t>((scope * C::kGroups + group) * (index_levels - 1) + level)];
 }
 
+// In keys and values of 16 bits.
+double units(const LayerView& view, int64_t bytes) {
+  return static_cast<double>(bytes) /
+         static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
+}
+
 BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> layers,
-                     const Calibration& calibration, int levels, bool estimate) {
+                     const Calibration& calibration, int levels, bool estimate, double alive) {
   BudgetModel model;
   model.estimate = estimate;
+  model.alive = alive;
   model.clusters.assign(static_cast<size_t>(levels), 0.0);
-  double sparse = 0;
+  double sparse = 0, slot_cost = 0;
   for (const LayerView& view : layers) {
     if (view.slots == 0) continue;
     ++sparse;
     model.tokens = view.slots + view.exact;
     model.clustered = view.slots;
+    slot_cost += slot_units(view);
+    if (view.key_codes.bits > 0) model.code_cost = units(view, view.key_code_bytes());
+    model.coded += view.coded_keys.bits > 0 ? 1 : 0;
     for (int k = 0; k < levels; ++k) {
       model.clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
     }
   }
   for (double& clusters : model.clusters) clusters /= sparse;
+  model.slot_cost = slot_cost / sparse;
+  model.coded /= sparse;
   for (int k = 0; k < levels; ++k) {
     const int above = metadata.levels - levels + k - 1;  // index of the coarser level
     model.survive.push_back(k == 0 ? 1.0 : calibration.coarse_keep[above]);
   }
   return model;
+}
+
+// How many of the keys are worth looking at by their codes, of a budget or keep: more than are
+// read, but codes must not eat the budget. From measurements, docs/design.md.
+double alive_share(double asked) {
+  return 1 - std::exp(-6 * asked);
 }
 
 double budget_for(const ReadingCost& cost, double keep) {
@@ -136,10 +156,17 @@ SelectionPlan nothing_sparse_plan(const SelectionRequest& request) {
   return dense_plan(plan, true);
 }
 
+double slot_units(const LayerView& view) {
+  return view.coded_keys.bits > 0 ? units(view, view.slot_bytes()) : 1;
+}
+
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
+  // Scattered keys of codes stand on the means of nearly every cluster.
+  const int64_t means =
+      view.coded_keys.bits > 0 ? view.level[static_cast<size_t>(view.levels - 1)].clusters : 0;
   return {.tokens = static_cast<double>(view.slots + view.exact),
-          .fixed = static_cast<double>(view.exact - exact_skipped),
-          .per_keep = static_cast<double>(view.slots),
+          .fixed = static_cast<double>(view.exact - exact_skipped + means),
+          .per_keep = static_cast<double>(view.slots) * slot_units(view),
           .fixed_names = exact_skipped > 0 ? "tail" : "sink and tail"};
 }
 
@@ -175,7 +202,7 @@ Status settle(const ReadingCost& cost, const SelectionRequest& request, const st
 ReadingCost BudgetModel::cost() const {
   ReadingCost cost{.tokens = static_cast<double>(tokens),
                    .fixed = static_cast<double>(tokens - clustered),
-                   .per_keep = static_cast<double>(clustered),
+                   .per_keep = static_cast<double>(clustered) * slot_cost,
                    .fixed_names = "centroids, sink and tail"};
   for (size_t k = 0; k < clusters.size(); ++k) {
     cost.fixed += 0.5 * survive[k] * clusters[k];
@@ -183,7 +210,13 @@ ReadingCost BudgetModel::cost() const {
     const double next = k + 1 < clusters.size() ? survive[k + 1] : 0.0;
     if (estimate) cost.fixed += 0.5 * (survive[k] - next) * clusters[k];
   }
+  cost.fixed += alive * code_cost * static_cast<double>(clustered);
+  if (alive > 0) cost.fixed_names = "centroids, codes, sink and tail";
+  // An estimate by codes stands on the mean values of all clusters, read or not.
+  if (estimate && alive > 0) return cost;
   if (estimate) cost.per_keep -= 0.5 * clusters.back();
+  // So do rows of codes, on those of their own clusters.
+  cost.per_keep += 0.5 * coded * clusters.back();
   return cost;
 }
 
@@ -220,19 +253,30 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
                          "index built with them"));
   }
   plan.levels = request.levels == 0 ? metadata.levels : request.levels;
+  const bool codes = metadata.key_codes > 0;
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
+    if (codes) plan.alive = kAliveOfThresholds;
     return plan;
   }
 
   // The tree serves budgets below what its coarse levels let through; above, the finest level
   // alone.
-  BudgetModel model = model_of(metadata, layers, calibration, plan.levels, request.estimate);
-  resolve(model.cost(), request, plan);
-  if (plan.levels > 1 && plan.asked_keep > model.survive.back()) {
-    plan.levels = 1;
-    model = model_of(metadata, layers, calibration, 1, request.estimate);
+  BudgetModel model;
+  const auto plan_levels = [&](int levels) {
+    plan.levels = levels;
+    model = model_of(metadata, layers, calibration, levels, request.estimate, plan.alive);
     resolve(model.cost(), request, plan);
+  };
+  if (codes) plan.alive = alive_share(request.budget + request.keep);
+  plan_levels(plan.levels);
+  if (plan.levels > 1 && std::max(plan.asked_keep, plan.alive) > model.survive.back()) {
+    plan_levels(1);
+  }
+  // The least budget pays for the codes that it has itself, not for those of what was asked.
+  for (int i = 0; i < 16 && codes && plan.asked_keep <= 0; ++i) {
+    plan.alive = alive_share(budget_for(model.cost(), 0));
+    plan_levels(plan.levels);
   }
   SQZ_RETURN_IF_ERROR(settle(model.cost(), request, path, plan));
   if (plan.dense) return plan;

@@ -49,6 +49,7 @@ struct SelectionPlan {
   double least_budget = 1;  // that selection could deliver; 1 if all layers are dense
   double asked_budget = 1;
   double asked_keep = 1;  // both 0 if thresholds were given: what they read is not known before
+  double alive = 0;       // share of the clustered keys whose codes are read; 0 without codes
   LogThresholds log_thresholds;  // [scope][level in use]
   // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; rule
   // kBudget only.
@@ -83,6 +84,8 @@ struct ReadingCost {
   const char* fixed_names = nullptr;  // "pages, sink and tail", for messages
 };
 
+// What a clustered key and its value cost in these units: 1 with 16-bit rows.
+double slot_units(const LayerView& view);
 // Of a selector that reads nothing to decide: what it keeps, and the exact keys but for the first
 // `exact_skipped`.
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped = 0);
@@ -138,6 +141,10 @@ struct BudgetModel {
   std::vector<double> clusters;  // per level in use, averaged over layers
   std::vector<double> survive;   // fraction of the keys alive at each level in use; the first is 1
   bool estimate = false;
+  double alive = 0;      // share of the keys whose codes are read
+  double code_cost = 0;  // of a key's codes
+  double slot_cost = 1;  // of a key and its value, averaged over layers
+  double coded = 0;      // fraction of the layers whose rows are of codes
 
   ReadingCost cost() const;
 };

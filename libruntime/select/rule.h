@@ -43,6 +43,11 @@ std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds,
 std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
                                        std::vector<std::vector<float>> head_keep, int64_t kv_heads);
 
+// Best first: the prefix of the ranking whose number of keys is nearest to `wanted`; of a level
+// that is not the finest, the shortest one that holds as many. The rest as Rule::choose().
+void choose_best(const Choice& choice, int64_t wanted, std::span<uint32_t> order,
+                 std::span<uint8_t> chosen);
+
 // The best, as many as the layer's count, whatever their sizes. counts[layer].
 std::unique_ptr<Rule> make_top_rule(std::vector<int64_t> counts);
 

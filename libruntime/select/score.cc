@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "libruntime/attention/coded_products.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz {
@@ -11,9 +12,10 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kRowTile = 2 * kLanePad;  // query rows whose logits are held at once
-constexpr int64_t kKeyTile = 64;            // centroids at once, for many rows
-constexpr int64_t kFewTile = 1024;          // and for few
-constexpr int64_t kAhead = 64;              // scattered centroids asked into the cache early
+static_assert(CodedProducts::kTileKeys == 64);
+constexpr int64_t kKeyTile = 64;    // centroids at once, for many rows
+constexpr int64_t kFewTile = 1024;  // and for few
+constexpr int64_t kAhead = 64;      // scattered centroids asked into the cache early
 
 int64_t row_tile(const ScoreProblem& p) {
   const int64_t rows = p.policy == Group::kMax ? p.tokens : p.tokens * p.group;
@@ -159,8 +161,54 @@ class Scorer {
     });
   }
 
+  void coded_logits(int64_t rows) {
+    const bool few = row_tile(p_) <= kFewRows;
+    const float* queries[kRowTile];
+    for (int64_t r = 0; r < rows; ++r) queries[r] = b_.rows + r * p_.dim;
+    if (few) {
+      p_.products->load_few(queries, rows, p_.dtype, p_.coded->rotation);
+    } else {
+      p_.products->load_many(queries, rows, kRowTile, p_.coded->rotation);
+    }
+    CodedSpan spans[kFewTile];
+    size_t used = 0;
+    int64_t keys = 0, place = 0;
+    const auto flush = [&] {
+      const std::span<const CodedSpan> batch(spans, used);
+      if (few) {
+        p_.products->few(*p_.coded, batch, b_.logits + place, n16_);
+      } else {
+        p_.products->many(*p_.coded, batch, b_.tile);
+        for (int64_t r = 0; r < rows; ++r) {
+          float* out = b_.logits + r * n16_ + place;
+          for (int64_t j = 0; j < keys; ++j) out[j] = b_.tile[j * kRowTile + r];
+        }
+      }
+      place += keys;
+      used = 0;
+      keys = 0;
+    };
+    const int64_t most = few ? CodedProducts::kStreamKeys : kKeyTile;
+    for_each_range([&](int64_t first, int64_t, int64_t count) {
+      const int64_t end = first + count;
+      for (int64_t cluster = p_.coded->cluster_of(first); first < end; ++cluster) {
+        const int64_t last = std::min(end, int64_t{p_.coded->offsets[cluster + 1]});
+        while (first < last) {
+          const int64_t taken = std::min(last - first, most - keys);
+          spans[used++] = {first, taken, cluster};
+          first += taken;
+          keys += taken;
+          if (keys == most) flush();
+        }
+      }
+    });
+    if (keys > 0) flush();
+  }
+
   Status add_rows(int64_t rows) {
-    if (row_tile(p_) <= kFewRows) {
+    if (p_.coded != nullptr) {
+      coded_logits(rows);
+    } else if (row_tile(p_) <= kFewRows) {
       few_logits(rows);
     } else {
       many_logits(rows);
@@ -212,7 +260,8 @@ Status check(const ScoreProblem& p, size_t scores, size_t workspace) {
   if (p.dim <= 0 || p.clusters < 0 || p.tokens <= 0 || p.group <= 0) {
     return {Code::kInvalidArgument, "a score problem needs dim, tokens and group above zero"};
   }
-  if (p.queries == nullptr || (p.clusters > 0 && (p.centroids == nullptr || p.sizes == nullptr))) {
+  if (p.queries == nullptr ||
+      (p.clusters > 0 && ((p.centroids == nullptr && p.coded == nullptr) || p.sizes == nullptr))) {
     return {Code::kInvalidArgument, "a score problem needs queries, centroids and sizes"};
   }
   int64_t in_ranges = 0;

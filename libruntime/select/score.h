@@ -16,6 +16,8 @@
 
 namespace sqz {
 
+class CodedProducts;
+struct CodedHead;
 struct CpuKernels;
 
 enum class Group : int32_t {
@@ -45,6 +47,10 @@ struct ScoreProblem {
   Group policy = Group::kMean;
   int64_t token_stride = 0;             // floats between tokens of `queries`; 0 = group * d
   const CpuKernels* kernels = nullptr;  // instruction set; null = the machine's best
+  // If there is one, its rows are what is scored, in the place of `centroids`, and ranges are of
+  // slots: single keys. `products` is workspace then.
+  const CodedHead* coded = nullptr;
+  CodedProducts* products = nullptr;
 };
 
 // Floats of workspace that score_clusters() needs for a problem of this shape. Grows with n and d,

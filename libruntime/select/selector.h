@@ -5,10 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "formats/sqz_file.h"
+#include "libruntime/attention/coded_products.h"
 #include "libruntime/index_tables.h"
 #include "libruntime/select/score.h"
 
@@ -42,10 +44,15 @@ struct SelectQuery {
 struct HeadSelection {
   std::span<KeyRun> runs;           // capacity
   std::span<ClusterRun> estimated;  // capacity
+  std::span<KeyRun> guessed;        // capacity
   int64_t run_count = 0;            // ascending, disjoint, neighbours merged
   int64_t estimated_count = 0;
-  int64_t keys = 0;                // in runs
+  int64_t guessed_count = 0;  // slots estimated by their key code: ascending, disjoint from runs
+  int64_t keys = 0;           // in runs
   int64_t estimated_clusters = 0;  // in estimated
+  int64_t guessed_keys = 0;        // in guessed
+  int64_t codes = 0;               // key codes that were read to decide
+  int64_t means = 0;               // finest clusters whose mean value the guessed keys stand on
   int64_t centroids = 0;           // vectors of d that were read to decide: centroids, page bounds
   int64_t exact_skipped = 0;       // first exact keys that are not read
 };
@@ -58,11 +65,13 @@ struct SelectWorkspace {
   std::vector<uint32_t> sizes;
   std::vector<ClusterRange> ranges;
   std::vector<uint8_t> bytes;
+  std::optional<CodedProducts> products;  // if rows of codes are scored
 };
 
 struct SelectorLimits {
   int64_t runs = 0;           // most runs of one HeadSelection
   int64_t estimated = 0;      // most ClusterRuns
+  int64_t guessed = 0;        // most runs of guessed keys
   SelectWorkspace workspace;  // sized; each thread copies it once
 };
 

@@ -1,7 +1,10 @@
 // The selector `squeezed`: clusters scored by equations 1 to 3 of Squeezed Attention, level by
-// level from coarse to fine; the children of what a level keeps are the next level's clusters.
+// level from coarse to fine; the children of what a level keeps are the next level's clusters. With
+// key codes, single keys are one more level: the clusters say how many keys are read, and let a
+// share of all keys through, of which their codes choose so many.
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/select/descend.h"
@@ -17,13 +20,20 @@ struct SqueezedOptions {
   int levels = 1;  // in use, the finest ones of the index
   Group group = Group::kMean;
   bool estimate = false;  // report clusters that are not read, for the residual
+  double alive = 0;       // share of the keys whose codes are read
 };
 
 class SqueezedSelector final : public Selector {
  public:
   SqueezedSelector(const SelectableIndex& index, const SqueezedOptions& options,
                    std::unique_ptr<Rule> rule)
-      : index_(index), options_(options), rule_(std::move(rule)) {}
+      : index_(index), options_(options), rule_(std::move(rule)) {
+    int64_t most = 0;
+    for (const LayerView& view : index_.layers) {
+      if (view.key_codes.bits > 0) most = std::max(most, view.slots);
+    }
+    ones_.assign(static_cast<size_t>(most), 1u);
+  }
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
@@ -42,6 +52,18 @@ class SqueezedSelector final : public Selector {
         }
       }
       if (view.levels == 0) continue;
+      if (view.key_codes.bits > 0) {
+        most = std::max(most, view.slots);
+        for (const int64_t tokens : {int64_t{1}, kFewRows + 1}) {
+          ScoreProblem problem = problem_of(view, view.levels - 1);
+          problem.clusters = view.slots;
+          problem.tokens = tokens;
+          floats = std::max(floats, score_workspace(problem));
+        }
+        limits.runs = std::max(limits.runs, (view.slots + 1) / 2);
+        if (options_.estimate) limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
+        limits.workspace.products.emplace(*index_.kernels, view.head_dim);
+      }
       limits.runs = std::max(limits.runs, (view.level[view.levels - 1].clusters + 1) / 2);
       if (options_.estimate) limits.estimated = std::max(limits.estimated, estimated);
     }
@@ -79,7 +101,11 @@ class SqueezedSelector final : public Selector {
                              .scores = scores,
                              .sizes = alive.sizes};
       rule_->choose(choice, workspace.order, chosen);
+      if (!finest && view.key_codes.bits > 0) let_through(choice, workspace.order, chosen);
       out.centroids += static_cast<int64_t>(n);
+      if (finest && view.key_codes.bits > 0) {
+        return choose_keys(query, choice, alive, workspace, out);
+      }
       if (options_.estimate) add_estimates(k, alive, chosen, out);
 
       const uint32_t* offsets =
@@ -97,6 +123,70 @@ class SqueezedSelector final : public Selector {
   }
 
  private:
+  int64_t alive_keys(const Choice& choice) const {
+    return std::llround(options_.alive * static_cast<double>(choice.keys));
+  }
+
+  static int64_t keys_of(const Choice& choice, std::span<const uint8_t> chosen) {
+    int64_t keys = 0;
+    for (size_t i = 0; i < chosen.size(); ++i) keys += chosen[i] != 0 ? choice.sizes[i] : 0;
+    return keys;
+  }
+
+  // Coarser levels leave as many keys as codes will be read of.
+  void let_through(const Choice& choice, std::span<uint32_t> order,
+                   std::span<uint8_t> chosen) const {
+    if (keys_of(choice, chosen) >= alive_keys(choice)) return;
+    choose_best(choice, alive_keys(choice), order, chosen);
+  }
+
+  // As many keys as the chosen clusters have, by their codes. `clusters`: the finest level, `alive`
+  // and chosen in workspace.bytes.
+  Status choose_keys(const SelectQuery& query, const Choice& clusters, const AliveClusters& alive,
+                     SelectWorkspace& workspace, HeadSelection& out) const {
+    const LayerView& view = index_.layers[query.layer];
+    const int finest = view.levels - 1;
+    const std::span<uint8_t> chosen = std::span(workspace.bytes).first(alive.sizes.size());
+    const int64_t wanted = keys_of(clusters, chosen);
+    Choice through = clusters;
+    through.finest = false;
+    choose_best(through, std::max(wanted, alive_keys(clusters)), workspace.order, chosen);
+    if (options_.estimate) {
+      add_estimates(finest, alive, chosen, out);
+      out.means = std::count(chosen.begin(), chosen.end(), 1);
+    }
+    const size_t most = workspace.scores.size();
+    const auto half = [&](auto& all) { return std::span(all).subspan(finest % 2 * most, most); };
+    const LevelView& level = view.level[finest];
+    const AliveClusters keys = children_of_chosen(
+        alive.ranges, chosen, level.offsets + query.kv_head * (level.clusters + 1), ones_.data(),
+        half(workspace.ranges), half(workspace.sizes));
+    out.codes = std::ssize(keys.sizes);
+
+    const CodedHead codes = coded_head(view, view.key_codes, false, query.kv_head);
+    ScoreProblem problem = problem_of(query, finest, keys);
+    problem.coded = &codes;
+    problem.products = &*workspace.products;
+    const std::span<float> scores = std::span(workspace.scores).first(keys.sizes.size());
+    const std::span<uint8_t> read = std::span(workspace.bytes).first(keys.sizes.size());
+    SQZ_RETURN_IF_ERROR(score_clusters(problem, scores, std::span(workspace.floats)));
+    Choice single = clusters;
+    single.scores = scores;
+    single.sizes = keys.sizes;
+    choose_best(single, wanted, workspace.order, read);
+    size_t i = 0;
+    for (const ClusterRange& range : keys.ranges) {
+      for (uint32_t slot = range.first; slot < range.first + range.count; ++slot, ++i) {
+        if (read[i] != 0) {
+          append_run(out, slot, slot + 1);
+        } else if (options_.estimate) {
+          append_guessed(out, slot, slot + 1);
+        }
+      }
+    }
+    return {};
+  }
+
   int first_level(const LayerView& view) const {
     return std::max(0, view.levels - options_.levels);
   }
@@ -157,6 +247,7 @@ class SqueezedSelector final : public Selector {
   SelectableIndex index_;
   SqueezedOptions options_;
   std::unique_ptr<Rule> rule_;
+  std::vector<uint32_t> ones_;  // [M], if there are key codes
 };
 
 }  // namespace
@@ -179,7 +270,8 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
   }
   const SqueezedOptions options = {.levels = out.plan.levels,
                                    .group = static_cast<Group>(request.group),
-                                   .estimate = request.estimate};
+                                   .estimate = request.estimate,
+                                   .alive = out.plan.alive};
   const int64_t kv_heads = inputs.metadata.model.kv_heads;
   out.selector = std::make_unique<SqueezedSelector>(
       inputs.index, options,

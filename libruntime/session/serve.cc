@@ -169,6 +169,22 @@ Status Session::select_chunk(const AttendCall& call) {
   return numeric_error(call, "product of centroids and the queries of the block and group");
 }
 
+namespace {
+
+// Finest clusters of which a key is in the runs.
+int64_t clusters_of(const KeyList& list) {
+  int64_t count = 0, before = -1;
+  for (const KeyRun& run : list.runs) {
+    const int64_t first = list.coded_keys.cluster_of(run.first);
+    const int64_t last = list.coded_keys.cluster_of(int64_t{run.first} + run.length - 1);
+    count += last - std::max(first, before + 1) + 1;
+    before = last;
+  }
+  return count;
+}
+
+}  // namespace
+
 void Session::make_lists(const AttendCall& call) {
   const LayerView& view = index_->layers[call.layer];
   const int64_t row_bytes = dim_ * dtype_size(view.dtype);
@@ -187,6 +203,16 @@ void Session::make_lists(const AttendCall& call) {
     list.runs = selection.runs.first(static_cast<size_t>(selection.run_count));
     list.run_keys = selection.keys;
     list.cache = call.cache;
+    list.coded_keys = list.coded_values = list.key_codes = {};
+    if (view.coded_keys.bits > 0 && call.cache == nullptr) {
+      list.coded_keys = coded_head(view, view.coded_keys, false, head);
+    }
+    list.guessed = selection.guessed.first(static_cast<size_t>(selection.guessed_count));
+    list.guessed_keys = selection.guessed_keys;
+    if (list.guessed_keys > 0) list.key_codes = coded_head(view, view.key_codes, false, head);
+    if (list.coded_keys.coded() || list.key_codes.coded()) {
+      list.coded_values = coded_head(view, view.coded_values, true, head);
+    }
     if (call.cache != nullptr) {
       list.cached = {.head = head,
                      .positions = view.positions + head * view.slots,
@@ -194,7 +220,7 @@ void Session::make_lists(const AttendCall& call) {
                      .sink = view.slots > 0 ? index_->metadata().sink : 0,
                      .before_tail = index_->metadata().tokens - view.exact};
     } else {
-      list.slots = rows(view.keys, view.values, head, view.slots);
+      if (view.keys != nullptr) list.slots = rows(view.keys, view.values, head, view.slots);
       list.exact = rows(view.exact_keys, view.exact_values, head, view.exact);
       list.exact.keys += selection.exact_skipped * row_bytes;
       list.exact.values += selection.exact_skipped * row_bytes;
@@ -314,8 +340,14 @@ void Session::count_chunk(const AttendCall& call) {
     const HeadSelection& s = selections_[i];
     sum.keys_read += s.keys;
     sum.keys_possible += possible;
-    const int64_t whole = s.keys + view.exact - s.exact_skipped;
+    const int64_t whole = view.exact - s.exact_skipped;
     sum.bytes_read += (2 * whole + s.centroids + s.estimated_clusters) * row_bytes;
+    sum.bytes_read += s.keys * (call.cache != nullptr ? 2 * row_bytes : view.slot_bytes());
+    sum.bytes_read += s.codes * view.key_code_bytes() + s.means * row_bytes;
+    if (lists_[i].coded_keys.coded() && s.means == 0) {
+      // Rows of codes stand on their clusters' means, of which a lookup has read the centroids.
+      sum.bytes_read += clusters_of(lists_[i]) * (s.centroids > 0 ? 1 : 2) * row_bytes;
+    }
     sum.bytes_dense += 2 * (possible + view.exact) * row_bytes;
   }
   sum.selections = blocks_.size();

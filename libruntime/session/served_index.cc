@@ -42,6 +42,8 @@ class HeadRange {
     narrow(c.output_bias, v.buckets);
     narrow(v.keys, v.slots * row);
     narrow(v.values, v.slots * row);
+    for (CodedRows* rows : {&v.coded_keys, &v.coded_values, &v.key_codes})
+      *rows = rows->from_head(first_, v.slots, v.head_dim);
     narrow(v.exact_keys, v.exact * row);
     narrow(v.exact_values, v.exact * row);
     v.kv_heads = count_;

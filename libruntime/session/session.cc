@@ -90,21 +90,24 @@ void Session::allocate(int threads) {
     limits.runs = std::max<int64_t>(limits.runs, 1);
   }
   const int64_t block_bytes =
-      kv_heads_ *
-      static_cast<int64_t>(limits.runs * sizeof(KeyRun) + limits.estimated * sizeof(ClusterRun) +
-                           sizeof(HeadSelection) + sizeof(KeyList));
+      kv_heads_ * static_cast<int64_t>((limits.runs + limits.guessed) * sizeof(KeyRun) +
+                                       limits.estimated * sizeof(ClusterRun) +
+                                       sizeof(HeadSelection) + sizeof(KeyList));
   chunk_blocks_ =
       selector_ == nullptr ? 1 : std::clamp<int64_t>(kWaveBytes / block_bytes, 1, max_tokens_);
   const auto entries = static_cast<size_t>(chunk_blocks_ * kv_heads_);
   blocks_.reserve(static_cast<size_t>(chunk_blocks_));
   runs_.reset(new KeyRun[entries * static_cast<size_t>(limits.runs)]);
   estimated_.reset(new ClusterRun[entries * static_cast<size_t>(limits.estimated)]);
+  guessed_.reset(new KeyRun[entries * static_cast<size_t>(limits.guessed)]);
   selections_.resize(entries);
   lists_.resize(entries);
   for (size_t i = 0; i < entries; ++i) {
     selections_[i].runs = {runs_.get() + i * limits.runs, static_cast<size_t>(limits.runs)};
     selections_[i].estimated = {estimated_.get() + i * limits.estimated,
                                 static_cast<size_t>(limits.estimated)};
+    selections_[i].guessed = {guessed_.get() + i * limits.guessed,
+                              static_cast<size_t>(limits.guessed)};
   }
 
   // A block of t tokens has ceil(t * group / kTileRows) items a head.
@@ -123,7 +126,8 @@ void Session::allocate(int threads) {
   for (int i = 0; i < threads; ++i) {
     Worker worker;
     worker.select = limits.workspace;
-    worker.attend = std::make_unique<AttendWorkspace>(dim_);
+    worker.attend =
+        std::make_unique<AttendWorkspace>(kernels_, dim_, index_->metadata().has_codes());
     worker.maximum.resize(kTileRows);
     worker.sum.resize(kTileRows);
     worker.values.resize(static_cast<size_t>(kTileRows * dim_));

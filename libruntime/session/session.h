@@ -107,6 +107,7 @@ class Session final : public ServingSession {
   std::vector<HeadSelection> selections_;  // [chunk_blocks, Hkv]
   std::unique_ptr<KeyRun[]> runs_;
   std::unique_ptr<ClusterRun[]> estimated_;
+  std::unique_ptr<KeyRun[]> guessed_;
   std::vector<KeyList> lists_;  // [chunk_blocks, Hkv]
   std::vector<Item> items_;
   std::vector<Split> splits_;

@@ -27,7 +27,7 @@ def _selectors() -> dict[str, int]:
 _SELECTORS = _selectors()
 _RULES = {"threshold": 0, "budget": 1}
 _GROUPS = {"mean": 0, "max": 1, "any": 2}
-_RESIDUALS = {"drop": 0, "estimate": 1}
+_RESIDUALS = {"auto": 0, "estimate": 1, "drop": 2}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Session(Handle):
         "saap" or "kmeans". Unless it is dense, give one of the next three.
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
         level in use, coarse to fine.
-    rule: "threshold" or "budget". group: "mean", "max" or "any". residual: "drop" or "estimate".
+    rule: "threshold" or "budget". group: "mean", "max" or "any". residual: what is not read is
+        dropped ("drop") or estimated ("estimate"); "auto" estimates if the index has key codes.
     levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
     layer_scales: each layer's keep as a multiple of the average. uniform_layers: all alike, whatever the index says.
@@ -66,7 +67,7 @@ class Session(Handle):
 
     def __init__(self, index: Index, selector: str = "auto", budget: float | None = None, keep: float | None = None,
                  thresholds: Sequence[float] | None = None, rule: str = "threshold", group: str = "mean",
-                 residual: str = "drop", levels: int = 0, block: int = 0, dense_layers: int = 0,
+                 residual: str = "auto", levels: int = 0, block: int = 0, dense_layers: int = 0,
                  layer_scales: Sequence[float] | None = None, uniform_layers: bool = False, max_tokens: int = 0,
                  max_request_tokens: int = 0, threads: int = 0, device: int | str | None = None,
                  kv_heads: tuple[int, int] | None = None) -> None:

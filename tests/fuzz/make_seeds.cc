@@ -7,6 +7,7 @@
 #include "formats/checkpoint.h"
 #include "formats/npy.h"
 #include "formats/sqz_container.h"
+#include "libindex/compress.h"
 #include "libindex/prune.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
@@ -46,6 +47,19 @@ Status write_indexes(const std::filesystem::path& folder) {
   o.layer_budgets = {8};
   SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "pages.sqz"), o).status());
   SQZ_RETURN_IF_ERROR(write_tiny_buckets(at(folder, "buckets.sqz"), tiny_qmodel(), 132).status());
+
+  TinyIndexOptions clusters = {
+      .layers = 1, .query_heads = 1, .kv_heads = 1, .tokens = 32, .clusters = {2, 4}};
+  const std::string plain = at(folder, "plain.sqz");
+  SQZ_RETURN_IF_ERROR(write_tiny_index(plain, clusters).status());
+  SQZ_ASSIGN_OR_RETURN(const auto rows, SqzFile::open(plain, OpenMode::kRead));
+  for (const auto& [name, options] :
+       {std::pair{"q8.sqz", CompressOptions{.rows = RowKind::kQ8, .key_codes = 1}},
+        {"q4.sqz", CompressOptions{.rows = RowKind::kQ4, .key_codes = 2}}}) {
+    SQZ_RETURN_IF_ERROR(
+        compress_index(Env::posix(), *rows, options, at(folder, name), true, 1).status());
+  }
+  std::filesystem::remove(plain);
 
   o.key_calibration = false;
   o.layer_budgets = {};

@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.dense_layers = how & 8 ? 0 : -1;
   options.uniform_layers = how >> 4 & 1;
   options.group = group % 3;
-  options.residual = residual % 2;
+  options.residual = residual % 3;
   options.levels = levels % 5;
   options.block = block % 4;
   options.threads = 1;

@@ -303,7 +303,7 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.rule = 2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.group = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.group = -1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.residual = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.residual = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.block = -1; }, SQZ_INVALID_ARGUMENT},

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "tests/formats/raw_safetensors.h"
 #include "tests/tools/run_tool.h"
 #include "tests/tools/small_capture.h"
 
@@ -50,7 +51,8 @@ TEST_F(IndexToolTest, HelpAndVersion) {
   for (const char* part : {"build", "capture", "info", "verify", "Examples:", "Exit codes: 0 ok"}) {
     EXPECT_THAT(help.out, HasSubstr(part));
   }
-  for (const char* command : {"append", "build", "capture", "info", "prune", "report", "verify"}) {
+  for (const char* command :
+       {"append", "build", "capture", "compress", "info", "prune", "report", "verify"}) {
     const ToolRun sub = run(kTool, {command, "--help"});
     EXPECT_EQ(sub.code, 0) << command;
     for (const char* part : {"Example", "Exit codes:", "--json", "SQZ_THREADS", "--no-progress"}) {
@@ -155,6 +157,35 @@ TEST_F(IndexToolTest, BuildsPages) {
                  "--page-size");
   expect_refused({"build", "--capture", file, "-o", path("y.sqz"), "--calibrate-keys", "--no-kv"},
                  2, "--calibrate-keys is for");
+}
+
+TEST_F(IndexToolTest, CompressWritesTheBytesOfABuild) {
+  const std::string file = capture(), whole = path("x.sqz");
+  ASSERT_EQ(run(kTool, {"build", "--capture", file, "-o", whole}).code, 0);
+  const std::vector<std::vector<std::string>> cases = {
+      {"--rows", "q8"},
+      {"--rows", "q4", "--key-codes", "1", "--layers16", "0"},
+      {"--key-codes", "2"}};
+  for (const auto& options : cases) {
+    std::vector<std::string> build = {"build", "--capture", file, "-o", path("y.sqz"), "--force"};
+    std::vector<std::string> compress = {"compress",    whole,     "-o",
+                                         path("z.sqz"), "--force", "--json"};
+    build.insert(build.end(), options.begin(), options.end());
+    compress.insert(compress.end(), options.begin(), options.end());
+    ASSERT_EQ(run(kTool, build).code, 0);
+    const ToolRun compressed = run(kTool, compress);
+    ASSERT_EQ(compressed.code, 0) << compressed.err;
+    EXPECT_EQ(compressed.last()["bytes"], fs::file_size(path("z.sqz")));
+    EXPECT_EQ(testing::read_file(path("y.sqz")), testing::read_file(path("z.sqz")));
+    EXPECT_EQ(run(kTool, {"verify", path("z.sqz")}).code, 0);
+  }
+  EXPECT_EQ(run(kTool, {"info", path("z.sqz"), "--json"}).last()["key_codes"], 2);
+  expect_refused({"compress", whole, "-o", path("z.sqz"), "--force"}, 2, "nothing to do");
+  expect_refused({"compress", whole, "-o", path("z.sqz"), "--force", "--rows", "f16"}, 2,
+                 "--rows: found f16, expected bf16");
+  expect_refused(
+      {"build", "--capture", file, "-o", path("z.sqz"), "--rows", "f16", "--dtype", "bf16"}, 2,
+      "--rows: found f16");
 }
 
 TEST_F(IndexToolTest, OptionsComeFromTheEnvironmentToo) {

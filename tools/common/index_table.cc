@@ -32,7 +32,7 @@ Shape index_shape(const SqzFile& file) {
 JsonText layers_json(const IndexMetadata& metadata) {
   std::vector<JsonText> out;
   for (const LayerPolicy& layer : metadata.layers) {
-    out.push_back({{"dense", layer.dense}, {"window", layer.window}});
+    out.push_back({{"dense", layer.dense}, {"window", layer.window}, {"rows16", layer.rows16}});
   }
   return out;
 }
@@ -45,6 +45,22 @@ JsonText pruned_json(const IndexMetadata& metadata) {
           {"budget", metadata.pruned->budget},
           {"keep", metadata.pruned->keep},
           {"kept", kept}};
+}
+
+std::string rows_text(const IndexMetadata& metadata) {
+  if (!metadata.has_kv) return "not stored: the engine brings them";
+  std::string out = "stored";
+  if (metadata.rows != RowKind::k16) {
+    out += concat(" as ", rows_name(metadata.rows), ": keys in 8 bits, values in ",
+                  value_bits(metadata.rows));
+  }
+  std::vector<int64_t> layers16;
+  for (size_t i = 0; i < metadata.layers.size(); ++i) {
+    if (metadata.layers[i].rows16) layers16.push_back(static_cast<int64_t>(i));
+  }
+  if (!layers16.empty()) out += concat("; in 16 in layers ", list_text(layers16));
+  if (metadata.key_codes > 0) out += concat("; key codes of ", metadata.key_codes, " bits");
+  return out;
 }
 
 std::pair<std::string, std::string> parts_row(const Shape& shape, const IndexMetadata& metadata) {
@@ -102,6 +118,8 @@ JsonMembers index_json(const SqzFile& file, const Calibration& calibration) {
           {"clustered", shape.clustered},
           {"clusters", shape.clusters},
           {"dtype", dtype_name(metadata.dtype)},
+          {"rows", rows_name(metadata.rows)},
+          {"key_codes", metadata.key_codes},
           {"kv", metadata.has_kv},
           {"value_means", metadata.has_value_means},
           {"layers", layers_json(metadata)},
@@ -135,7 +153,7 @@ Rows index_rows(const SqzFile& file, const Calibration& calibration) {
       parts_row(shape, metadata),
       {"dense layers", concat(shape.dense_layers, " of ", model.layers)},
       {"type", std::string(dtype_name(metadata.dtype))},
-      {"keys, values", metadata.has_kv ? "stored" : "not stored: the engine brings them"},
+      {"keys, values", rows_text(metadata)},
       {"calibration", calibration.queries == 0
                           ? "none"
                           : concat(calibration.queries, " queries a head, from ",

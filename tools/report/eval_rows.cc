@@ -33,6 +33,8 @@ std::string layers_text(JsonFields& fields, double asked, const std::string& lab
 
 std::string setting_of(JsonFields& fields, double asked, const std::string& label) {
   std::string out = fields.text("selector");
+  if (fields.has("rows")) out += ", rows " + fields.text("rows");
+  if (fields.has("key_codes")) out += concat(", key codes ", fields.integer("key_codes", 1, 2));
   if (fields.has("levels")) {
     const int64_t levels = fields.integer("levels", 0, 16);
     if (levels > 0) out += concat(", ", levels, levels == 1 ? " level" : " levels");

@@ -108,6 +108,7 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   out.store = {work_folder(arguments), !arguments.save.empty(), arguments.reuse, arguments.force};
   out.build.engine = arguments.engine;
   out.build.coarse_keep = arguments.coarse_keep;
+  out.build.level_fractions = arguments.level_fractions;
   out.build.calibrate_keys = needs_keys(out.settings);
   out.build.heavy_hitters = needs_heavy(out.settings);
   out.build.seed = common.seed;

@@ -21,6 +21,7 @@ struct EvalArguments {
   std::string run_dtype = "f32";
   std::string engine = "auto";  // what clusters
   double coarse_keep = BuildOptions().coarse_keep;
+  std::vector<double> level_fractions = BuildOptions().level_fractions;
   std::string work, save;  // folders; empty: the system's temporary one, none
   bool reuse = false, force = false;
   std::string qmodel;  // F.sqz, for the selector saap

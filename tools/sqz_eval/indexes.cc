@@ -84,6 +84,13 @@ struct Build {
   std::unique_ptr<IndexBuilder> builder;
 };
 
+// One that is made of another.
+struct Compression {
+  size_t view;
+  std::string kind, path;
+  CompressOptions options;
+};
+
 Status add_layer(const LayerCapture& layer, const ModelDescription& model, int64_t tokens,
                  std::vector<Build>& builds) {
   const View* gathered = nullptr;
@@ -158,6 +165,7 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
   out.temporary_ = !store.keep;
   if (out.temporary_) protect_output(store.folder + kTemporary);
   std::vector<Build> builds;
+  std::vector<Compression> coded;
   for (size_t v = 0; v < pass.views.size(); ++v) {
     const View& view = pass.views[v];
     for (const std::string& kind : kinds) {
@@ -168,6 +176,10 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
       out.files_.push_back({v, kind, path, present});
       if (present) continue;
       if (store.keep) protect_output(path);
+      if (options.compress.any()) {
+        coded.push_back({v, kind, path, options.compress});
+        continue;
+      }
       SQZ_ASSIGN_OR_RETURN(auto builder,
                            IndexBuilder::create(Env::posix(), path, store.force || out.temporary_,
                                                 described(model, options), view_ids(pass, view),
@@ -175,15 +187,23 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
       builds.push_back({&view, path, std::move(builder)});
     }
   }
-  if (builds.empty()) return out;
+  if (builds.empty() && coded.empty()) return out;
   out.built_ = true;
-  SQZ_RETURN_IF_ERROR(dense_pass(model, pass, build, builds, progress));
+  if (!builds.empty()) SQZ_RETURN_IF_ERROR(dense_pass(model, pass, build, builds, progress));
   for (Build& one : builds) {
     SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_RETURN_IF_ERROR(one.builder->finish().status());
     one.builder.reset();
     if (pass.calibration == pass.facts.size()) continue;
     SQZ_RETURN_IF_ERROR(calibrate(model, pass, one.path, build.threads));
+  }
+  for (const Compression& one : coded) {
+    SQZ_RETURN_IF_ERROR(check_stop());
+    const std::string& whole = out.path(one.view, one.kind.substr(0, one.kind.find('-')));
+    SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(whole));
+    SQZ_RETURN_IF_ERROR(compress_index(Env::posix(), *index, one.options, one.path,
+                                       store.force || out.temporary_, build.threads)
+                            .status());
   }
   return out;
 }

@@ -23,6 +23,7 @@ struct IndexStore {
 // Keeps the files; removes them at the end if they are temporaries.
 class PassIndexes {
  public:
+  // Kinds with rows of codes are compressed from the kind that their name begins with.
   // `progress(done)`, 0 .. 1. The dense pass is skipped if every index is there already.
   static Result<PassIndexes> make(EvalModel& model, const Pass& pass,
                                   const std::vector<std::string>& kinds, const IndexStore& store,

@@ -30,7 +30,7 @@ Result<std::vector<Judge::Served>> Judge::open(const Pass& pass, size_t view,
     served_as.selector = settings_[i].traits->served;
     SQZ_ASSIGN_OR_RETURN(sqz_session_options options, session_options(served_as, threads_));
     options.max_tokens = std::max<int64_t>(4096, options_.continuation);
-    const std::string& path = indexes.path(view, settings_[i].traits->index);
+    const std::string& path = indexes.path(view, settings_[i].index());
     auto& file = opened[path];
     if (file == nullptr) {
       SQZ_ASSIGN_OR_RETURN(file, OpenIndex::open(path));

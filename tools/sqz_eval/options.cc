@@ -103,9 +103,19 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
                  "How a GQA group's scores are combined: mean, max, any")
       ->delimiter(',')
       ->check(CLI::IsMember({"mean", "max", "any"}));
-  app.add_option("--residual", settings.residuals, "Clusters that are not read: drop, estimate")
+  app.add_option(
+         "--residual", settings.residuals,
+         "Clusters that are not read: drop, estimate (default: drop, with key codes estimate)")
       ->delimiter(',')
       ->check(CLI::IsMember({"drop", "estimate"}));
+  app.add_option("--rows", settings.rows,
+                 "Rows of the index: bf16, q8, q4 (of selectors that read clusters)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"bf16", "q8", "q4"}));
+  app.add_option("--key-codes", settings.key_codes,
+                 "Bits a dimension of the key codes that squeezed chooses by; 0: none")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 2));
   app.add_option(
          "--layers", settings.layers,
          "Profiles (L.sqz) of sqz-profile-layers that spread the budget over the layers, and "
@@ -133,6 +143,10 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
   app.add_option("--coarse-keep", arguments.coarse_keep,
                  "Fraction of the keys that the coarse levels of the indexes let through")
       ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--level-fractions", arguments.level_fractions,
+                 "Clusters a token of the indexes, coarse to fine (default: 0.01,0.05)")
+      ->delimiter(',')
+      ->check(CLI::Range(1e-9, 1.0));
   auto* work = app.add_option("--work", arguments.work,
                               "Folder for temporary indexes (default: the system's)")
                    ->check(CLI::ExistingDirectory);

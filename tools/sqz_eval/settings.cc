@@ -19,13 +19,19 @@ constexpr std::array kSelectors = {
                    .levels = true,
                    .rule = true,
                    .group = true,
-                   .residual = true},
+                   .residual = true,
+                   .rows = true,
+                   .codes = true},
     SelectorTraits{.name = "quest", .served = "quest", .index = kPages, .group = true},
-    SelectorTraits{
-        .name = "ideal", .served = "ideal", .index = kKmeans, .rule = true, .keys = true},
-    SelectorTraits{.name = "stream", .served = "stream", .index = kKmeans},
-    SelectorTraits{.name = "window", .served = "window", .index = kKmeans},
-    SelectorTraits{.name = "h2o", .served = "h2o", .index = kKmeans, .heavy = true},
+    SelectorTraits{.name = "ideal",
+                   .served = "ideal",
+                   .index = kKmeans,
+                   .rule = true,
+                   .keys = true,
+                   .rows = true},
+    SelectorTraits{.name = "stream", .served = "stream", .index = kKmeans, .rows = true},
+    SelectorTraits{.name = "window", .served = "window", .index = kKmeans, .rows = true},
+    SelectorTraits{.name = "h2o", .served = "h2o", .index = kKmeans, .heavy = true, .rows = true},
     SelectorTraits{.name = "saap", .served = "saap", .index = kBuckets},
     SelectorTraits{.name = "kmeans", .served = "kmeans", .index = kBuckets},
     SelectorTraits{.name = "kmeans-rope", .served = "kmeans", .index = kRoped},
@@ -44,10 +50,15 @@ std::vector<T> taken(bool takes, const std::vector<T>& values, const T& standard
   return takes ? values : std::vector<T>{standard};
 }
 
-void add_settings(const SelectorTraits& traits, const SettingOptions& options,
+RowKind kind_of(const std::string& rows) {
+  return rows == "q8" ? RowKind::kQ8 : rows == "q4" ? RowKind::kQ4 : RowKind::k16;
+}
+
+void add_settings(const SelectorTraits& traits, const SettingOptions& options, const Setting& coded,
                   std::vector<Setting>& out) {
   const SelectorOptions standard;
-  Setting setting{&traits, standard};
+  Setting setting = coded;
+  const std::string usual = setting.key_codes > 0 ? "estimate" : "drop";
   setting.options.selector = traits.name;
   setting.options.block = options.block;
   setting.options.dense_layers = options.dense_layers;
@@ -57,7 +68,8 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options,
       setting.options.rule = rule;
       for (const auto& group : taken(traits.group, options.groups, standard.group)) {
         setting.options.group = group;
-        for (const auto& residual : taken(traits.residual, options.residuals, standard.residual)) {
+        for (const auto& residual :
+             taken(traits.residual && !options.residuals.empty(), options.residuals, usual)) {
           setting.options.residual = residual;
           for (const double budget : taken(traits.budget, options.budgets, 1.0)) {
             if (traits.budget) setting.options.budget = budget;
@@ -68,6 +80,19 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options,
           }
         }
       }
+    }
+  }
+}
+
+// Of every kind of rows.
+void add_settings(const SelectorTraits& traits, const SettingOptions& options,
+                  std::vector<Setting>& out) {
+  for (const auto& rows : taken(traits.rows, options.rows, std::string("bf16"))) {
+    for (const int codes : taken(traits.codes, options.key_codes, 0)) {
+      Setting setting{&traits, SelectorOptions()};
+      setting.rows = kind_of(rows);
+      setting.key_codes = codes;
+      add_settings(traits, options, setting, out);
     }
   }
 }
@@ -98,6 +123,11 @@ BuildOptions index_options(const std::string& kind, const EvalBuildOptions& base
     return out;
   }
   out.qmodel = nullptr;  // the others have no use for it
+  if (const auto dash = kind.rfind('-'); dash != std::string::npos) {
+    const auto rows = kind.find('-') + 1;
+    out.compress.rows = kind_of(kind.substr(rows, dash - rows));
+    out.compress.key_codes = kind[dash + 1] - '0';
+  }
   if (kind == kPages) {
     out.partition = Partition::kPages;
     out.calibrate_keys = out.heavy_hitters = false;  // its selector needs neither
@@ -135,8 +165,21 @@ bool needs_heavy(const std::vector<Setting>& settings) {
   return any(settings, [](const SelectorTraits& traits) { return traits.heavy; });
 }
 
+std::string Setting::coding() const {
+  std::string out;
+  if (rows != RowKind::k16) out += concat(" ", rows_name(rows));
+  if (key_codes > 0) out += concat(out.empty() ? "" : ",", " codes ", key_codes);
+  return out;
+}
+
+std::string Setting::index() const {
+  const std::string kind = traits->index;
+  if (rows == RowKind::k16 && key_codes == 0) return kind;
+  return concat(kind, "-", rows_name(rows), "-", key_codes);
+}
+
 std::string Setting::text() const {
-  std::string out = options.selector;
+  std::string out = options.selector + coding();
   if (traits->budget) out += concat(", budget ", *options.budget);
   if (traits->levels) out += concat(", levels ", options.levels);
   if (traits->rule) out += ", rule " + options.rule;
@@ -167,7 +210,7 @@ Result<std::vector<Setting>> make_settings(const SettingOptions& options) {
 std::vector<std::string> index_kinds(const std::vector<Setting>& settings) {
   std::vector<std::string> out;
   for (const Setting& setting : settings) {
-    const std::string kind = setting.traits->index;
+    const std::string kind = setting.index();
     if (std::find(out.begin(), out.end(), kind) == out.end()) out.push_back(kind);
   }
   return out;

@@ -17,8 +17,9 @@ struct SelectorTraits {
   const char* served;  // the selector of libruntime that it is
   const char* index;   // kind of index: one is built of each view for every kind in use
   bool budget = true, levels = false, rule = false, group = false, residual = false;
-  bool keys = false;   // needs the calibration of single keys
-  bool heavy = false;  // needs the order of heavy hitters
+  bool keys = false;                 // needs the calibration of single keys
+  bool heavy = false;                // needs the order of heavy hitters
+  bool rows = false, codes = false;  // takes rows of codes; chooses by key codes
 };
 
 struct EvalBuildOptions : BuildOptions {
@@ -43,7 +44,10 @@ struct SettingOptions {
   std::vector<std::string> selectors = {"dense", "squeezed"};
   std::vector<double> budgets = {kDefaultBudget};
   std::vector<int> levels = {0};
-  std::vector<std::string> rules = {"threshold"}, groups = {"mean"}, residuals = {"drop"};
+  std::vector<std::string> rules = {"threshold"}, groups = {"mean"};
+  std::vector<std::string> residuals;  // empty: estimate with key codes, else drop
+  std::vector<std::string> rows = {"bf16"};
+  std::vector<int> key_codes = {0};
   int64_t block = 0;
   std::optional<int> dense_layers;
   std::vector<std::string> layers = {kUniformLayers};  // profiles of layers to compare
@@ -52,7 +56,11 @@ struct SettingOptions {
 struct Setting {
   const SelectorTraits* traits = nullptr;
   SelectorOptions options;
+  RowKind rows = RowKind::k16;
+  int key_codes = 0;
 
+  std::string index() const;   // its kind of index: "kmeans", "kmeans-q8-2"
+  std::string coding() const;  // " q8, codes 2"; empty of 16-bit rows without codes
   bool dense() const { return options.selector == "dense"; }
   std::string text() const;  // "squeezed, budget 0.125, 2 levels, rule threshold, ..."
 };

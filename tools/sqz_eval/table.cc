@@ -30,7 +30,7 @@ Line line_of(const Row& row) {
   const SelectorTraits& traits = *row.setting.traits;
   const SelectorOptions& options = row.setting.options;
   Line out = {row.on.empty() ? row.task : row.task + " " + row.on,
-              options.selector,
+              options.selector + row.setting.coding(),
               !traits.levels        ? kNone
               : options.levels == 0 ? "all"
                                     : concat(options.levels),
@@ -68,6 +68,8 @@ JsonMembers row_json(const Row& row) {
   const SelectorOptions& options = row.setting.options;
   JsonMembers out = {{"task", row.task}, {"tokens", row.tokens}, {"selector", options.selector}};
   if (!row.on.empty()) out["on"] = row.on;
+  if (row.setting.rows != RowKind::k16) out["rows"] = rows_name(row.setting.rows);
+  if (row.setting.key_codes > 0) out["key_codes"] = row.setting.key_codes;
   if (traits.levels) out["levels"] = options.levels;
   if (traits.rule) out["rule"] = options.rule;
   if (traits.group) out["group"] = options.group;

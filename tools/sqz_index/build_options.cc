@@ -17,7 +17,37 @@ std::vector<double> default_fractions(int levels) {
   return out;
 }
 
+DType dtype_of(const BuildArguments& arguments) {
+  const std::string& name = arguments.dtype.empty() ? arguments.rows.rows : arguments.dtype;
+  return name == "f16" ? DType::kF16 : DType::kBF16;
+}
+
 }  // namespace
+
+void add_row_options(CLI::App& app, RowOptions& options) {
+  app.add_option("--rows", options.rows,
+                 "Keys and values of clusters: in 16 bits a number (bf16, f16), in 8 (q8), or keys "
+                 "in 8 and values in 4 (q4)")
+      ->check(CLI::IsMember({"bf16", "f16", "q8", "q4"}));
+  app.add_option("--key-codes", options.key_codes,
+                 "Bits a dimension of codes that choose single keys; 0: none")
+      ->check(CLI::Range(0, 2));
+  app.add_option("--layers16", options.layers16, "Layers whose rows stay in 16 bits, from 0 on")
+      ->delimiter(',');
+}
+
+Result<CompressOptions> compress_options(const RowOptions& rows, DType dtype,
+                                         const CommonOptions& common) {
+  CompressOptions out;
+  out.rows = rows.rows == "q8" ? RowKind::kQ8 : rows.rows == "q4" ? RowKind::kQ4 : RowKind::k16;
+  out.key_codes = rows.key_codes;
+  out.layers16 = rows.layers16;
+  out.seed = common.seed;
+  const char* own = dtype == DType::kF16 ? "f16" : "bf16";
+  if (out.rows != RowKind::k16 || rows.rows.empty() || rows.rows == own) return out;
+  return Status(Code::kInvalidArgument, concat("--rows: found ", rows.rows, ", expected ", own,
+                                               ", the type of the index, q8 or q4"));
+}
 
 void add_build_options(CLI::App& app, BuildArguments& arguments) {
   BuildOptions& build = arguments.build;
@@ -90,8 +120,10 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_option("--engine", build.engine,
                  "What clusters: faiss (CPU), faiss-gpu, cuda; auto takes the fastest there is")
       ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}));
-  app.add_option("--dtype", arguments.dtype, "Type of stored keys, values and centroids")
+  app.add_option("--dtype", arguments.dtype,
+                 "Type of stored keys, values and centroids (default: that of --rows, or bf16)")
       ->check(CLI::IsMember({"bf16", "f16"}));
+  add_row_options(app, arguments.rows);
   app.add_flag("--no-kv", arguments.no_kv,
                "Store no clustered keys and values: the engine brings its own cache");
   app.add_option("--calibrate-with", arguments.calibrate_with,
@@ -104,6 +136,7 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
 }
 
 Status check_arguments(const BuildArguments& arguments) {
+  SQZ_RETURN_IF_ERROR(compress_options(arguments.rows, dtype_of(arguments), {}).status());
   const SourceOptions& source = arguments.source;
   const bool from_capture = !arguments.capture.empty();
   const bool from_model = !source.texts.empty() || !source.tokens.empty();
@@ -193,7 +226,9 @@ BuildOptions build_options(const BuildArguments& arguments, const CommonOptions&
   out.tail = arguments.tail.value_or(buckets ? 2047 : out.tail);
   out.seed = common.seed;
   out.threads = common.threads;
-  out.dtype = arguments.dtype == "f16" ? DType::kF16 : DType::kBF16;
+  out.dtype = dtype_of(arguments);
+  const auto compress = compress_options(arguments.rows, out.dtype, common);
+  if (compress.ok()) out.compress = *compress;  // check_arguments() refuses the others
   out.keep_kv = !arguments.no_kv;
   out.partition = arguments.partition == "pages" ? Partition::kPages
                   : buckets                      ? Partition::kBuckets

@@ -11,6 +11,18 @@
 
 namespace sqz {
 
+// --rows, --key-codes, --layers16.
+struct RowOptions {
+  std::string rows;  // "bf16", "f16", "q8", "q4"; empty: the index's dtype
+  int key_codes = 0;
+  std::vector<int64_t> layers16;
+};
+
+void add_row_options(CLI::App& app, RowOptions& options);
+// Of an index of this dtype. kInvalidArgument if it asks for 16-bit rows of another.
+Result<CompressOptions> compress_options(const RowOptions& rows, DType dtype,
+                                         const CommonOptions& common);
+
 struct BuildArguments {
   SourceOptions source;
   std::string capture;   // F.h5 instead of a model and texts
@@ -25,7 +37,8 @@ struct BuildArguments {
   int levels = 2;
   std::vector<double> level_fractions;  // empty: the defaults of `levels`
   bool no_kv = false;
-  std::string dtype = "bf16";
+  std::string dtype;  // empty: what the rows are of, or bf16
+  RowOptions rows;
   std::vector<std::string> calibrate_with;  // files of prompts; empty: the tail calibrates
   int64_t answer_tokens = kAnswerTokens;
   std::string partition = "kmeans";

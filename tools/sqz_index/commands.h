@@ -9,6 +9,7 @@ void add_append_command(Tool& tool);
 void add_build_command(Tool& tool);
 void add_calibrate_command(Tool& tool);
 void add_capture_command(Tool& tool);
+void add_compress_command(Tool& tool);
 void add_corpus_command(Tool& tool);
 void add_gc_command(Tool& tool);
 void add_info_command(Tool& tool);

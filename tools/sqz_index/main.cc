@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   sqz::add_build_command(tool);
   sqz::add_calibrate_command(tool);
   sqz::add_capture_command(tool);
+  sqz::add_compress_command(tool);
   sqz::add_corpus_command(tool);
   sqz::add_gc_command(tool);
   sqz::add_info_command(tool);

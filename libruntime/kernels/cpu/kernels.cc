@@ -18,6 +18,7 @@
 #include "hwy/highway.h"
 // clang-format on
 #include "libruntime/kernels/cpu/causal-inl.h"
+#include "libruntime/kernels/cpu/codes-inl.h"
 #include "libruntime/kernels/cpu/load-inl.h"
 #include "libruntime/kernels/cpu/nearest-inl.h"
 #include "libruntime/kernels/cpu/pages-inl.h"
@@ -50,6 +51,7 @@ const CpuKernels& table(const char* name) {
                                     .add_rows = add_rows,
                                     .finish_mean = finish_mean,
                                     .page_bounds = page_bounds,
+                                    .decode_codes = decode_codes,
                                     .nearest = nearest,
                                     .attend_causal = attend_causal};
   return kTable;

@@ -3,13 +3,15 @@
 // Two shapes of work, two data layouts:
 //   stream  a few query rows (decode) against keys read once from memory: lanes run along d.
 //   tile    many query rows (prefill) against a tile of keys held in cache: lanes run along rows.
-// Keys, values and centroids are read as stored (BF16, F16 or F32); all arithmetic is float32.
+// Keys, values and centroids are read as stored (BF16, F16, F32, or I8 of rows of codes); all
+// arithmetic is float32.
 //
 // Every buffer that is not "as stored" has its row length padded: dims to padded_dim(), keys and
 // rows to kLanePad. Padding of inputs must be finite unless said otherwise; results there are
 // unspecified. Nothing allocates, nothing fails.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -118,6 +120,10 @@ struct CpuKernels {
   void (*page_bounds)(DType dtype, const float* upper, const float* lower, int64_t rows,
                       const void* min, const void* max, int64_t n, int64_t dim, float* out,
                       int64_t ld);
+
+  // ---- rows of codes (attention/coded_products.h).
+  // decode_row() of `n` rows of codes of 1, 2 or 4 bits, one after the other: out [n][dim].
+  void (*decode_codes)(int bits, const std::byte* codes, int64_t n, int64_t dim, int8_t* out);
 
   // ---- assignment of keys (libindex/nearest.h).
   // The centroid with the largest product x[i] . c, the lowest number among equals: products[i],

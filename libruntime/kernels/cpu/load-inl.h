@@ -35,6 +35,10 @@ struct StoredF16 {
   using Element = hwy::float16_t;
   static constexpr bool kInterleaved = false;
 };
+struct StoredI8 {
+  using Element = int8_t;
+  static constexpr bool kInterleaved = false;
+};
 // Packed order of BF16: even dimensions, then odd ones, because a shift and a mask unpack them.
 struct StoredBF16 {
   using Element = hwy::bfloat16_t;
@@ -46,6 +50,9 @@ HWY_INLINE VF load_natural(const typename S::Element* p) {
   const F f;
   if constexpr (sizeof(typename S::Element) == sizeof(float)) {
     return hn::LoadU(f, p);
+  } else if constexpr (sizeof(typename S::Element) == 1) {
+    const hn::RebindToSigned<F> i32;
+    return hn::ConvertTo(f, hn::PromoteTo(i32, hn::LoadU(hn::Rebind<int8_t, F>(), p)));
   } else {
     return hn::PromoteTo(f, hn::LoadU(hn::Rebind<typename S::Element, F>(), p));
   }
@@ -82,7 +89,7 @@ HWY_INLINE int64_t packed_place(int64_t i) {
   return S::kInterleaved ? (i & 1) * kLanes + i / 2 : i;
 }
 
-// f(StoredX()) for the dtype; others than the three float types do not get here.
+// f(StoredX()) for the dtype; others than the three float types and I8 do not get here.
 template <class Function>
 HWY_INLINE void with_stored(DType dtype, const Function& function) {
   switch (dtype) {
@@ -90,6 +97,8 @@ HWY_INLINE void with_stored(DType dtype, const Function& function) {
       return function(StoredBF16());
     case DType::kF16:
       return function(StoredF16());
+    case DType::kI8:
+      return function(StoredI8());
     default:
       return function(StoredF32());
   }

@@ -1,0 +1,295 @@
+#include "libindex/compress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "libindex/copy_index.h"
+#include "libindex/parallel.h"
+
+namespace sqz {
+namespace {
+
+template <class T>
+T to_stored(float x) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return to_bfloat16(x);
+  } else {
+    return to_float16(x);
+  }
+}
+
+// One row: scale and codes of a residual [d].
+template <class T>
+class RowEncoder {
+ public:
+  RowEncoder(int64_t dim, int bits, const std::vector<float>& rotation)
+      : dim_(dim), bits_(bits), rotation_(rotation), rotated_(static_cast<size_t>(dim)) {}
+
+  T encode(const float* residual, std::byte* codes) {
+    if (bits_ == 8) return encode_numbers(residual, codes);
+    rotate(residual);
+    double square = 0;
+    for (const float x : rotated_) square += double{x} * double{x};
+    const double deviation = std::sqrt(square / static_cast<double>(dim_));
+    std::memset(codes, 0, static_cast<size_t>(code_bytes(dim_, bits_)));
+    if (!(deviation > 0)) return to_stored<T>(0);
+    const auto levels = code_levels(bits_);
+    const double unit = greatest_level(bits_) / 127 * deviation;
+    const int64_t bytes = code_bytes(dim_, bits_);
+    double product = 0;
+    for (int64_t i = 0; i < dim_; ++i) {
+      const double x = rotated_[static_cast<size_t>(i)] / unit;
+      const size_t code = nearest(levels, x);
+      product += double{rotated_[static_cast<size_t>(i)]} * levels[code];
+      codes[i % bytes] |= static_cast<std::byte>(code << static_cast<size_t>(bits_ * (i / bytes)));
+    }
+    // So long that the product with the residual itself is the residual's square: unbiased.
+    return to_stored<T>(static_cast<float>(square / product));
+  }
+
+ private:
+  T encode_numbers(const float* residual, std::byte* codes) const {
+    float most = 0;
+    for (int64_t i = 0; i < dim_; ++i) most = std::max(most, std::abs(residual[i]));
+    const T stored = to_stored<T>(most / 127);
+    const float scale = to_float(stored);
+    for (int64_t i = 0; i < dim_; ++i) {
+      const float x = scale > 0 ? std::nearbyint(residual[i] / scale) : 0.0f;
+      codes[i] = static_cast<std::byte>(static_cast<int8_t>(std::clamp(x, -127.0f, 127.0f)));
+    }
+    return stored;
+  }
+
+  void rotate(const float* residual) {
+    std::fill(rotated_.begin(), rotated_.end(), 0.0f);
+    for (int64_t i = 0; i < dim_; ++i) {
+      const float* row = rotation_.data() + i * dim_;
+      for (int64_t j = 0; j < dim_; ++j) rotated_[static_cast<size_t>(j)] += residual[i] * row[j];
+    }
+  }
+
+  static size_t nearest(std::span<const int8_t> levels, double x) {
+    size_t code = 0;
+    while (code + 1 < levels.size() && x > 0.5 * (levels[code] + levels[code + 1])) ++code;
+    return code;
+  }
+
+  int64_t dim_;
+  int bits_;
+  const std::vector<float>& rotation_;
+  std::vector<float> rotated_;
+};
+
+struct Residuals {
+  std::span<const std::byte> rows;    // [Hkv, M, d]
+  std::span<const std::byte> means;   // [Hkv, n, d] of the finest level
+  std::span<const uint32_t> offsets;  // [Hkv, n + 1]
+  int64_t heads = 0, dim = 0;
+};
+
+// codes, scales: [Hkv, M, ...].
+template <class T>
+Status encode(const Residuals& in, int bits, const std::vector<float>& rotation, int64_t layer,
+              const char* what, int threads, std::byte* codes, T* scales) {
+  const int64_t clusters = std::ssize(in.offsets) / in.heads - 1, d = in.dim;
+  const int64_t slots = std::ssize(in.rows) / (in.heads * d * dtype_size(DType::kBF16));
+  return parallel_for(in.heads, threads, [&](int64_t head) {
+    const uint32_t* offsets = in.offsets.data() + head * (clusters + 1);
+    const T* rows = reinterpret_cast<const T*>(in.rows.data()) + head * slots * d;
+    const T* means = reinterpret_cast<const T*>(in.means.data()) + head * clusters * d;
+    RowEncoder<T> encoder(d, bits, rotation);
+    std::vector<float> residual(static_cast<size_t>(d));
+    for (int64_t c = 0; c < clusters; ++c) {
+      for (int64_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) {
+        for (int64_t i = 0; i < d; ++i) {
+          residual[static_cast<size_t>(i)] =
+              to_float(rows[slot * d + i]) - to_float(means[c * d + i]);
+        }
+        const int64_t row = head * slots + slot;
+        scales[row] = encoder.encode(residual.data(), codes + row * code_bytes(d, bits));
+        if (std::isfinite(to_float(scales[row]))) continue;
+        return Status(Code::kNumeric,
+                      concat("layer ", layer, ", KV head ", head, ", slot ", slot, ": the ", what,
+                             " is too far from its cluster's mean"));
+      }
+    }
+    return Status();
+  });
+}
+
+LayerData data_of(const LayerView& view) {
+  const auto heads = view.kv_heads, row = view.head_dim * dtype_size(view.dtype);
+  const auto rows = [&](const void* from, int64_t count) {
+    return std::span(static_cast<const std::byte*>(from),
+                     static_cast<size_t>(from == nullptr ? 0 : heads * count * row));
+  };
+  const auto numbers = [&](const uint32_t* from, int64_t count) {
+    return std::span(from, static_cast<size_t>(from == nullptr ? 0 : heads * count));
+  };
+  LayerData data;
+  for (int k = 0; k < view.levels; ++k) {
+    const LevelView& level = view.level[static_cast<size_t>(k)];
+    data.levels.push_back({rows(level.centroids, level.clusters),
+                           rows(level.value_means, level.clusters),
+                           numbers(level.offsets, level.clusters + 1)});
+  }
+  data.positions = numbers(view.positions, view.slots);
+  data.heavy = numbers(view.heavy, view.slots);
+  data.keys = rows(view.keys, view.slots);
+  data.values = rows(view.values, view.slots);
+  data.exact_keys = rows(view.exact_keys, view.exact);
+  data.exact_values = rows(view.exact_values, view.exact);
+  return data;
+}
+
+Status check_compressible(const SqzFile& index) {
+  const IndexMetadata& metadata = index.metadata();
+  const auto refuse = [&](const char* field, const std::string& found, const char* expected) {
+    return Status(Code::kUnsupported, bad_field(index.path(), field, found, expected));
+  };
+  if (metadata.partition != Partition::kKmeans || metadata.levels == 0) {
+    return refuse("partition", partition_name(metadata.partition), "kmeans, with clusters");
+  }
+  if (!metadata.has_kv) return refuse("keys and values", "none", "16-bit ones to compress");
+  if (!metadata.has_value_means) return refuse("value means", "none", "some");
+  if (!metadata.has_codes()) return {};
+  return refuse("rows", metadata.rows == RowKind::k16 ? "key codes" : rows_name(metadata.rows),
+                "16 bits without key codes: compress the index that this one was made of");
+}
+
+template <class T>
+void decode_keys(const LayerView& view, std::vector<float>& out) {
+  const int64_t d = view.head_dim;
+  if (view.coded_keys.bits == 0) {
+    const T* keys = static_cast<const T*>(view.keys);
+    for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(keys[i]);
+    return;
+  }
+  const LevelView& level = view.level[static_cast<size_t>(view.levels - 1)];
+  std::vector<int8_t> numbers(static_cast<size_t>(d));
+  for (int64_t head = 0; head < view.kv_heads; ++head) {
+    const CodedRows rows = view.coded_keys.from_head(head, view.slots, d);
+    const uint32_t* offsets = level.offsets + head * (level.clusters + 1);
+    for (int64_t c = 0; c < level.clusters; ++c) {
+      const T* mean = static_cast<const T*>(level.centroids) + (head * level.clusters + c) * d;
+      for (int64_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) {
+        decode_row(rows.codes + slot * code_bytes(d, rows.bits), rows.bits, d, numbers.data());
+        const float scale = to_float(static_cast<const T*>(rows.scales)[slot]);
+        float* to = out.data() + (head * view.slots + slot) * d;
+        for (int64_t i = 0; i < d; ++i) {
+          to[i] = to_float(mean[i]) + scale * static_cast<float>(numbers[static_cast<size_t>(i)]);
+        }
+      }
+    }
+  }
+}
+
+Result<CompressReport> compress(Env& env, const SqzFile& index, const CompressOptions& options,
+                                const std::string& output, bool replace, int threads,
+                                const std::function<void(double)>& progress) {
+  SQZ_RETURN_IF_ERROR(check_compressible(index));
+  IndexMetadata metadata = index.metadata();
+  metadata.producer.clear();  // this build's
+  SQZ_RETURN_IF_ERROR(set_rows(options, metadata));
+  SQZ_RETURN_IF_ERROR(index.check_whole({}, threads));
+  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index.calibration());
+  const int64_t layers = metadata.model.layers;
+  std::vector<LayerShape> shapes;
+  for (int64_t layer = 0; layer < layers; ++layer) shapes.push_back(shape_of(index.layer(layer)));
+  SQZ_ASSIGN_OR_RETURN(const auto writer,
+                       SqzWriter::create(env, output, replace, metadata, shapes));
+  LayerCompressor compressor(metadata);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    LayerData data = data_of(index.layer(layer));
+    SQZ_RETURN_IF_ERROR(compressor.compress(layer, data, resolve_threads(threads)));
+    SQZ_RETURN_IF_ERROR(writer->write_layer(layer, data));
+    if (progress) progress(static_cast<double>(layer + 1) / static_cast<double>(layers));
+  }
+  CompressReport report;
+  report.bytes_before = index.file_bytes();
+  SQZ_ASSIGN_OR_RETURN(report.bytes, writer->commit(calibration));
+  return report;
+}
+
+}  // namespace
+
+Status set_rows(const CompressOptions& options, IndexMetadata& metadata) {
+  if (!options.any()) {
+    if (options.layers16.empty()) return {};
+    return {Code::kInvalidArgument, "layers of 16-bit rows: found some, expected rows q8 or q4"};
+  }
+  metadata.rows = options.rows;
+  metadata.key_codes = options.key_codes;
+  metadata.rotation_seed = metadata.has_rotation() ? options.seed & INT64_MAX : 0;
+  for (const int64_t layer : options.layers16) {
+    if (layer < 0 || layer >= metadata.model.layers) {
+      return {Code::kInvalidArgument, concat("layers of 16-bit rows: found ", layer,
+                                             ", expected 0 to ", metadata.model.layers - 1)};
+    }
+    metadata.layers[static_cast<size_t>(layer)].rows16 = true;
+  }
+  return {};
+}
+
+LayerCompressor::LayerCompressor(const IndexMetadata& metadata) : metadata_(metadata) {
+  if (metadata.has_rotation()) {
+    rotation_ = make_rotation(metadata.model.head_dim, metadata.rotation_seed);
+  }
+}
+
+Status LayerCompressor::compress(int64_t layer, LayerData& data, int threads) {
+  const RowKind rows = metadata_.rows_of(layer);
+  if (data.levels.empty() || (rows == RowKind::k16 && metadata_.key_codes == 0)) return {};
+  const LayerData::Level& finest = data.levels.back();
+  const int64_t heads = metadata_.model.kv_heads, dim = metadata_.model.head_dim;
+  const auto slots = std::ssize(data.positions) / heads;
+  const auto make = [&](std::span<const std::byte> from, std::span<const std::byte> means,
+                        const char* what, int bits, Coded& out) {
+    out.codes.resize(static_cast<size_t>(heads * slots * code_bytes(dim, bits)));
+    out.scales.resize(static_cast<size_t>(heads * slots * dtype_size(metadata_.dtype)));
+    const Residuals in = {from, means, finest.offsets, heads, dim};
+    const auto run = [&](auto* scales) {
+      return encode(in, bits, rotation_, layer, what, threads, out.codes.data(), scales);
+    };
+    return metadata_.dtype == DType::kBF16 ? run(reinterpret_cast<BFloat16*>(out.scales.data()))
+                                           : run(reinterpret_cast<Float16*>(out.scales.data()));
+  };
+  if (metadata_.key_codes > 0) {
+    SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", metadata_.key_codes, key_codes_));
+    data.key_codes = key_codes_.codes;
+    data.key_code_scales = key_codes_.scales;
+  }
+  if (rows == RowKind::k16) return {};
+  SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", 8, keys_));
+  SQZ_RETURN_IF_ERROR(make(data.values, finest.value_means, "value", value_bits(rows), values_));
+  data.keys = keys_.codes;
+  data.key_scales = keys_.scales;
+  data.values = values_.codes;
+  data.value_scales = values_.scales;
+  return {};
+}
+
+Result<CompressReport> compress_index(Env& env, const SqzFile& index,
+                                      const CompressOptions& options, const std::string& output,
+                                      bool replace, int threads,
+                                      const std::function<void(double)>& progress) {
+  try {
+    return compress(env, index, options, output, replace, threads, progress);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "not enough memory to compress the index");
+  }
+}
+
+std::vector<float> decoded_keys(const LayerView& view) {
+  std::vector<float> out(static_cast<size_t>(view.kv_heads * view.slots * view.head_dim));
+  if (view.dtype == DType::kBF16) {
+    decode_keys<BFloat16>(view, out);
+  } else {
+    decode_keys<Float16>(view, out);
+  }
+  return out;
+}
+
+}  // namespace sqz

@@ -1,0 +1,180 @@
+#include "libruntime/attention/coded_products.h"
+
+#include <algorithm>
+
+namespace sqz {
+namespace {
+
+float scale_at(const CodedHead& head, int64_t slot) {
+  return head.dtype == DType::kBF16 ? to_float(static_cast<const BFloat16*>(head.rows.scales)[slot])
+                                    : to_float(static_cast<const Float16*>(head.rows.scales)[slot]);
+}
+
+// out = x R.
+void rotate(const float* x, const float* rotation, int64_t dim, float* out) {
+  std::fill(out, out + dim, 0.0f);
+  for (int64_t i = 0; i < dim; ++i) {
+    const float* row = rotation + i * dim;
+    for (int64_t j = 0; j < dim; ++j) out[j] += x[i] * row[j];
+  }
+}
+
+}  // namespace
+
+int64_t CodedHead::cluster_of(int64_t slot) const {
+  const uint32_t* end = offsets + clusters + 1;
+  return std::upper_bound(offsets, end, static_cast<uint32_t>(slot)) - offsets - 1;
+}
+
+CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, int64_t head) {
+  const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
+  const void* means = values ? finest.value_means : finest.centroids;
+  return {.rows = rows.from_head(head, view.slots, view.head_dim),
+          .dtype = view.dtype,
+          .dim = view.head_dim,
+          .means = static_cast<const std::byte*>(means) +
+                   head * finest.clusters * view.head_dim * dtype_size(view.dtype),
+          .offsets = finest.offsets + head * (finest.clusters + 1),
+          .clusters = finest.clusters,
+          .rotation = rows.rotated() ? view.rotation : nullptr};
+}
+
+void turn_back(const float* x, const float* rotation, int64_t dim, float* out) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float sum = 0;
+    for (int64_t j = 0; j < dim; ++j) sum += rotation[i * dim + j] * x[j];
+    out[i] += sum;
+  }
+}
+
+CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
+    : kernels_(&kernels),
+      dim_(dim),
+      d32_(padded_dim(dim)),
+      plain_(static_cast<size_t>(d32_ * kTileRows)),
+      rotated_(plain_.size()),
+      for_means_(plain_.size()),
+      turned_(static_cast<size_t>(kTileRows * dim)),
+      products_(static_cast<size_t>(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows))),
+      floats_(static_cast<size_t>(kTileKeys * d32_)),
+      mean_floats_(floats_.size()),
+      scales_(static_cast<size_t>(kStreamKeys)),
+      numbers_(static_cast<size_t>(kStreamKeys * dim)),
+      pointers_(static_cast<size_t>(kStreamKeys)),
+      mean_pointers_(static_cast<size_t>(kStreamKeys)) {}
+
+void CodedProducts::load_few(const float* const* queries, int64_t rows, DType means,
+                             const float* rotation) {
+  rows_ = rows;
+  bf16_ = kernels_->pack_bf16 != nullptr && means == DType::kBF16;
+  for (int64_t r = 0; r < rows; ++r) {
+    kernels_->pack(DType::kI8, queries[r], dim_, 1, dim_, plain_.data() + r * d32_);
+    bf16_ =
+        bf16_ && kernels_->pack_bf16(queries[r], dim_, 1, dim_, for_means_.data() + r * d32_ / 2);
+    if (rotation == nullptr) continue;
+    rotate(queries[r], rotation, dim_, turned_.data());
+    kernels_->pack(DType::kI8, turned_.data(), dim_, 1, dim_, rotated_.data() + r * d32_);
+  }
+  for (int64_t r = 0; r < rows && !bf16_; ++r) {
+    kernels_->pack(means, queries[r], dim_, 1, dim_, for_means_.data() + r * d32_);
+  }
+}
+
+void CodedProducts::load_many(const float* const* queries, int64_t rows, int64_t lanes,
+                              const float* rotation) {
+  rows_ = rows;
+  lanes_ = lanes;
+  for (int64_t r = 0; r < lanes; ++r) {
+    if (rotation != nullptr && r < rows) rotate(queries[r], rotation, dim_, turned_.data());
+    for (int64_t c = 0; c < dim_; ++c) {
+      plain_[c * lanes + r] = r < rows ? queries[r][c] : 0.0f;
+      rotated_[c * lanes + r] = r < rows && rotation != nullptr ? turned_[c] : 0.0f;
+    }
+  }
+}
+
+CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head,
+                                           std::span<const CodedSpan> spans) {
+  const int64_t bytes = code_bytes(dim_, head.rows.bits);
+  int64_t n = 0;
+  for (const CodedSpan& span : spans) {
+    const std::byte* codes = head.rows.codes + span.first * bytes;
+    if (head.rows.bits < 8) {
+      kernels_->decode_codes(head.rows.bits, codes, span.count, dim_, numbers_.data() + n * dim_);
+    }
+    for (int64_t i = 0; i < span.count; ++i, ++n) {
+      pointers_[n] = head.rows.bits < 8 ? static_cast<const void*>(numbers_.data() + n * dim_)
+                                        : codes + i * bytes;
+      scales_[n] = scale_at(head, span.first + i);
+    }
+  }
+  return {n, pointers_.data(), scales_.data()};
+}
+
+const float* CodedProducts::scaled_rows(const CodedHead& head, std::span<const CodedSpan> spans) {
+  const Rows rows = rows_of(head, spans);
+  for (int64_t j = 0; j < rows.count; ++j) {
+    float* to = floats_.data() + j * d32_;
+    kernels_->to_float(DType::kI8, rows.numbers[j], 1, dim_, to);
+    for (int64_t c = 0; c < d32_; ++c) to[c] *= rows.scales[j];
+  }
+  return floats_.data();
+}
+
+const void* const* CodedProducts::stored_means(const CodedHead& head,
+                                               std::span<const CodedSpan> spans) {
+  for (size_t s = 0; s < spans.size(); ++s) mean_pointers_[s] = head.mean(spans[s].cluster);
+  return mean_pointers_.data();
+}
+
+const float* CodedProducts::means_of(const CodedHead& head, std::span<const CodedSpan> spans) {
+  float* to = mean_floats_.data();
+  for (const CodedSpan& span : spans) {
+    kernels_->to_float(head.dtype, head.mean(span.cluster), 1, dim_, to);
+    to += d32_;
+  }
+  return mean_floats_.data();
+}
+
+void CodedProducts::few(const CodedHead& head, std::span<const CodedSpan> spans, float* out,
+                        int64_t ld) {
+  const Rows rows = rows_of(head, spans);
+  const auto means = std::ssize(spans);
+  const float* queries = head.rows.rotated() ? rotated_.data() : plain_.data();
+  kernels_->dots(DType::kI8, queries, rows_, rows.numbers, rows.count, dim_, out, ld, {});
+  const void* const* stored = stored_means(head, spans);
+  if (bf16_) {
+    kernels_->dots_bf16(for_means_.data(), rows_, stored, means, dim_, products_.data(),
+                        kStreamKeys, {});
+  } else {
+    kernels_->dots(head.dtype, for_means_.data(), rows_, stored, means, dim_, products_.data(),
+                   kStreamKeys, {});
+  }
+  for (int64_t r = 0; r < rows_; ++r) {
+    float* row = out + r * ld;
+    const float* scale = rows.scales;
+    for (int64_t s = 0; s < means; ++s) {
+      const float mean = products_[r * kStreamKeys + s];
+      for (int64_t i = 0; i < spans[s].count; ++i, ++row, ++scale) *row = *row * *scale + mean;
+    }
+  }
+}
+
+void CodedProducts::many(const CodedHead& head, std::span<const CodedSpan> spans, float* out) {
+  const float* rows = scaled_rows(head, spans);
+  int64_t n = 0;
+  for (const CodedSpan& span : spans) n += span.count;
+  const float* queries = head.rows.rotated() ? rotated_.data() : plain_.data();
+  kernels_->multiply(rows, d32_, 1, queries, out, n, dim_, lanes_, false);
+  kernels_->multiply(means_of(head, spans), d32_, 1, plain_.data(), products_.data(),
+                     std::ssize(spans), dim_, lanes_, false);
+  const float* mean = products_.data();
+  for (const CodedSpan& span : spans) {
+    for (int64_t i = 0; i < span.count; ++i, out += lanes_) {
+      for (int64_t r = 0; r < lanes_; ++r) out[r] += mean[r];
+    }
+    mean += lanes_;
+  }
+}
+
+}  // namespace sqz

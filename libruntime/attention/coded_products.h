@@ -1,0 +1,87 @@
+// Products of queries and rows of codes (formats/coded_rows.h): q . (mean + scale numbers), in
+// float32. The product with a mean is taken once for all keys of its cluster; codes of fewer than 8
+// bits meet the rotated query, which has the same product with the rotated residual.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "formats/base/dtype.h"
+#include "formats/sqz_file.h"
+#include "libruntime/kernels/cpu/kernels.h"
+
+namespace sqz {
+
+// Rows of codes of one KV head and what they stand on.
+struct CodedHead {
+  CodedRows rows;
+  DType dtype = DType::kBF16;         // of means and scales
+  int64_t dim = 0;                    // d
+  const std::byte* means = nullptr;   // [n, d] of the finest clusters
+  const uint32_t* offsets = nullptr;  // [n + 1] first slot of each
+  int64_t clusters = 0;               // n
+  const float* rotation = nullptr;    // [d, d], if rows.rotated()
+
+  bool coded() const { return rows.bits > 0; }
+  const void* mean(int64_t cluster) const { return means + cluster * dim * dtype_size(dtype); }
+  int64_t cluster_of(int64_t slot) const;
+};
+
+// Of `rows` of a layer's keys, or of its values, which stand on mean values.
+CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, int64_t head);
+
+// Slots of one cluster.
+struct CodedSpan {
+  int64_t first = 0, count = 0;
+  int64_t cluster = 0;
+};
+
+// out [d] (+)= x R', which turns what was rotated back.
+void turn_back(const float* x, const float* rotation, int64_t dim, float* out);
+
+class CodedProducts {
+ public:
+  static constexpr int64_t kStreamKeys = 512;  // most keys of few()
+  static constexpr int64_t kTileKeys = 64;     // and of many()
+
+  CodedProducts(const CpuKernels& kernels, int64_t dim);
+
+  // The queries of later calls: at most kFewRows for few(), kTileRows for many(), where `lanes` is
+  // their number rounded up to kLanePad. `rotation` may be null if no rows will be rotated.
+  void load_few(const float* const* queries, int64_t rows, DType means, const float* rotation);
+  void load_many(const float* const* queries, int64_t rows, int64_t lanes, const float* rotation);
+
+  // out[r * ld + j] = q_r . key j of the spans, one after the other. Allocation-free.
+  void few(const CodedHead& head, std::span<const CodedSpan> spans, float* out, int64_t ld);
+  // The same as [keys][lanes].
+  void many(const CodedHead& head, std::span<const CodedSpan> spans, float* out);
+
+  // The rows' numbers, not scaled, and their scales, until the next call of any.
+  struct Rows {
+    int64_t count = 0;
+    const void* const* numbers = nullptr;  // [count] pointers to int8 [d]
+    const float* scales = nullptr;         // [count]
+  };
+  Rows rows_of(const CodedHead& head, std::span<const CodedSpan> spans);
+  // The same as scaled floats, [count][padded_dim]: at most kTileKeys.
+  const float* scaled_rows(const CodedHead& head, std::span<const CodedSpan> spans);
+  // The spans' means as floats, [spans][padded_dim], at most kTileKeys; and where they are stored.
+  const float* means_of(const CodedHead& head, std::span<const CodedSpan> spans);
+  const void* const* stored_means(const CodedHead& head, std::span<const CodedSpan> spans);
+
+ private:
+  const CpuKernels* kernels_;
+  int64_t dim_, d32_;
+  int64_t rows_ = 0, lanes_ = 0;
+  bool bf16_ = false;
+  std::vector<float> plain_, rotated_, for_means_;  // queries: packed, or [d][lanes]
+  std::vector<float> turned_;                       // [kTileRows, d]
+  std::vector<float> products_;  // of means: [kFewRows][kStreamKeys] or [kTileKeys][lanes]
+  std::vector<float> floats_, mean_floats_;  // [kTileKeys][d32]
+  std::vector<float> scales_;                // [kStreamKeys]
+  std::vector<int8_t> numbers_;              // [kStreamKeys, d]
+  std::vector<const void*> pointers_, mean_pointers_;
+};
+
+}  // namespace sqz

@@ -1,0 +1,509 @@
+// Attention over rows of codes against the float64 reference over what they decode to.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "libindex/compress.h"
+#include "libruntime/kernels/cpu/kernels.h"
+#include "sqz/sqz.h"
+#include "tests/libruntime/served_index.h"
+
+namespace sqz {
+namespace {
+
+using testing::Output;
+using testing::Served;
+using testing::TinyIndexOptions;
+
+Served serve_coded(const TinyIndexOptions& options, const CompressOptions& compress) {
+  const testing::TemporaryDirectory dir;
+  const std::string path = dir.file("whole.sqz"), out = dir.file("codes.sqz");
+  EXPECT_TRUE(testing::write_tiny_index(path, options).ok());
+  const auto report = compress_index(Env::posix(), **SqzFile::open(path), compress, out, true, 1);
+  EXPECT_TRUE(report.ok()) << report.status().message();
+  auto index = make_served_index(*SqzFile::open(out, OpenMode::kRead));
+  EXPECT_TRUE(index.ok());
+  return {options, *index};
+}
+
+// The layer as float32: rows of codes decoded.
+struct Decoded {
+  LayerView view;
+  std::vector<float> keys, values, codes, exact_keys, exact_values;
+  std::vector<std::vector<float>> means;
+};
+
+std::vector<float> floats(const LayerView& view, const void* data, int64_t rows) {
+  std::vector<float> out;
+  for (int64_t i = 0; i < view.kv_heads * rows * view.head_dim; ++i) {
+    out.push_back(static_cast<float>(reference::element(view.dtype, data, i)));
+  }
+  return out;
+}
+
+std::vector<float> decode(const LayerView& view, const CodedRows& all, const void* means) {
+  const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
+  const int64_t d = view.head_dim;
+  std::vector<float> out;
+  std::vector<int8_t> numbers(static_cast<size_t>(d));
+  for (int64_t head = 0; head < view.kv_heads; ++head) {
+    const CodedRows rows = all.from_head(head, view.slots, d);
+    const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
+    for (int64_t c = 0, slot = 0; slot < view.slots; ++slot) {
+      while (slot >= offsets[c + 1]) ++c;
+      decode_row(rows.codes + slot * code_bytes(d, rows.bits), rows.bits, d, numbers.data());
+      const double scale = reference::element(view.dtype, rows.scales, slot);
+      for (int64_t i = 0; i < d; ++i) {
+        double x = 0;
+        for (int64_t j = 0; j < d; ++j) {
+          const double turn = !rows.rotated() ? i == j : double{view.rotation[i * d + j]};
+          x += turn * numbers[static_cast<size_t>(j)];
+        }
+        x = x * scale + reference::element(view.dtype, means, (head * finest.clusters + c) * d + i);
+        out.push_back(static_cast<float>(x));
+      }
+    }
+  }
+  return out;
+}
+
+Decoded decode(const LayerView& view) {
+  Decoded out{.view = view};
+  const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
+  const bool coded = view.coded_keys.bits > 0;
+  out.keys =
+      coded ? decode(view, view.coded_keys, finest.centroids) : floats(view, view.keys, view.slots);
+  out.values = coded ? decode(view, view.coded_values, finest.value_means)
+                     : floats(view, view.values, view.slots);
+  if (view.key_codes.bits > 0) out.codes = decode(view, view.key_codes, finest.centroids);
+  out.exact_keys = floats(view, view.exact_keys, view.exact);
+  out.exact_values = floats(view, view.exact_values, view.exact);
+  for (int k = 0; k < view.levels; ++k) {
+    LevelView& level = out.view.level[static_cast<size_t>(k)];
+    out.means.push_back(floats(view, level.centroids, level.clusters));
+    out.means.push_back(floats(view, level.value_means, level.clusters));
+  }
+  for (int k = 0; k < view.levels; ++k) {
+    out.view.level[static_cast<size_t>(k)].centroids = out.means[static_cast<size_t>(2 * k)].data();
+    out.view.level[static_cast<size_t>(k)].value_means =
+        out.means[static_cast<size_t>(2 * k + 1)].data();
+  }
+  out.view.dtype = DType::kF32;
+  out.view.keys = out.keys.data();
+  out.view.values = out.values.data();
+  out.view.exact_keys = out.exact_keys.data();
+  out.view.exact_values = out.exact_values.data();
+  return out;
+}
+
+std::vector<float> queries_of(const Served& served, const Decoded& layer, int64_t tokens) {
+  const Served decoded = {served.options, [&] {
+                            auto index = std::make_shared<ServedIndex>(*served.index);
+                            index->layers[0] = layer.view;
+                            return index;
+                          }()};
+  return testing::make_queries(decoded, 0, tokens, 7);
+}
+
+SessionOptions options_of(SelectorKind selector) {
+  SessionOptions options;
+  options.selection.selector = selector;
+  options.max_tokens = 64;
+  options.threads = 2;
+  if (selector != SelectorKind::kDense) options.selection.keep = 0.3;
+  return options;
+}
+
+// One block: every token shares the selection, which is asked for first.
+void expect_reference(const Served& served, const SessionOptions& options, int64_t tokens) {
+  const auto opened = Session::create(served.index, options);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  Session& session = **opened;
+  const auto& o = served.options;
+  const Decoded layer = decode(served.index->layers[0]);
+  const auto queries = queries_of(served, layer, tokens);
+  const auto selected = session.select(testing::make_call(0, tokens, queries.data(), {}));
+  ASSERT_TRUE(selected.ok()) << selected.status().message();
+  std::vector<reference::Selected> heads;
+  for (const HeadSelection& s : *selected) {
+    reference::Selected& head = heads.emplace_back();
+    head.slots.assign(static_cast<size_t>(layer.view.slots), false);
+    for (int64_t i = 0; i < s.run_count; ++i) {
+      for (uint32_t j = 0; j < s.runs[i].length; ++j) head.slots[s.runs[i].first + j] = true;
+    }
+    for (int64_t i = 0; i < s.estimated_count; ++i) {
+      for (uint32_t j = 0; j < s.estimated[i].length; ++j) {
+        head.estimated.push_back(
+            {static_cast<int>(s.estimated[i].level), int64_t{s.estimated[i].first} + j});
+      }
+    }
+  }
+  const auto output = testing::attend(session, 0, queries);
+  ASSERT_TRUE(output.ok()) << output.status().message();
+  for (int64_t row = 0; row < std::ssize(output->lse); ++row) {
+    const int64_t head = row % o.query_heads / served.group();
+    const auto expected =
+        reference::attend(queries.data() + row * o.head_dim, layer.view, head, served.scale(),
+                          heads[static_cast<size_t>(head)], options.selection.estimate);
+    ASSERT_NEAR(output->lse[row], expected.lse, 5e-5) << "row " << row;
+    for (int64_t c = 0; c < o.head_dim; ++c) {
+      ASSERT_NEAR(output->out[row * o.head_dim + c], expected.out[c], 5e-5) << "row " << row;
+    }
+  }
+}
+
+TinyIndexOptions tiny(int64_t dim, int64_t group = 4, DType dtype = DType::kBF16) {
+  return {.layers = 1,
+          .query_heads = 2 * group,
+          .kv_heads = 2,
+          .head_dim = dim,
+          .tokens = 400,
+          .sink = 3,
+          .tail = 20,
+          .clusters = {8, 40},
+          .key_calibration = true,
+          .heavy_hitters = true,
+          .dtype = dtype};
+}
+
+TEST(CodedRows, DenseEqualsReferenceForAllShapes) {
+  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+    for (const int64_t dim : {64, 96, 128, 5}) {
+      for (const int64_t group : {1, 7}) {
+        const Served served = serve_coded(
+            tiny(dim, group, dim % 3 == 0 ? DType::kF16 : DType::kBF16), {.rows = rows});
+        for (const int64_t tokens : {1, 3, 20}) {
+          SCOPED_TRACE(concat(rows_name(rows), " dim ", dim, " group ", group, " x ", tokens));
+          expect_reference(served, options_of(SelectorKind::kDense), tokens);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(CodedRows, EveryInstructionSet) {
+  const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ4});
+  for (const CpuKernels* kernels : available_cpu_kernels()) {
+    for (const int64_t tokens : {1, 20}) {
+      SCOPED_TRACE(concat(kernels->name, " x ", tokens));
+      SessionOptions options = options_of(SelectorKind::kDense);
+      options.kernels = kernels;
+      expect_reference(served, options, tokens);
+    }
+  }
+}
+
+TEST(CodedRows, EverySelectorOfClusters) {
+  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+    const Served served = serve_coded(tiny(64), {.rows = rows});
+    for (const SelectorKind selector :
+         {SelectorKind::kSqueezed, SelectorKind::kIdeal, SelectorKind::kStream,
+          SelectorKind::kWindow, SelectorKind::kH2o}) {
+      for (const bool estimate : {false, true}) {
+        if (estimate && selector != SelectorKind::kSqueezed) continue;
+        SCOPED_TRACE(concat(rows_name(rows), " selector ", static_cast<int>(selector), " estimate ",
+                            estimate));
+        SessionOptions options = options_of(selector);
+        options.selection.estimate = estimate;
+        options.selection.rule =
+            selector == SelectorKind::kSqueezed ? RuleKind::kBudget : RuleKind::kThreshold;
+        for (const int64_t tokens : {1, 20}) {
+          if (tokens > 1 && selector == SelectorKind::kIdeal)
+            continue;                                       // it selects token by token
+          if (selector == SelectorKind::kWindow) continue;  // it leaves the sink out
+          expect_reference(served, options, tokens);
+        }
+      }
+    }
+  }
+}
+
+// What a selection with key codes of one block must be: the clusters of `alive` of the keys, best
+// first, and of their keys the best by code, as many as the clusters that are kept have.
+struct ByCodes {
+  std::vector<bool> read, guessed;            // [M]
+  std::vector<reference::Cluster> estimated;  // not alive
+  double margin = reference::kInfinity;
+};
+
+ScoreProblem problem_of(const Served& served, const std::vector<float>& queries, int64_t tokens,
+                        const float* rows, const std::vector<uint32_t>& sizes) {
+  ScoreProblem problem;
+  problem.dtype = DType::kF32;
+  problem.dim = served.options.head_dim;
+  problem.clusters = std::ssize(sizes);
+  problem.centroids = rows;
+  problem.sizes = sizes.data();
+  problem.queries = queries.data();
+  problem.tokens = tokens;
+  problem.group = served.group();
+  problem.scale = static_cast<float>(served.scale());
+  return problem;
+}
+
+std::vector<size_t> ranking(const std::vector<double>& scores) {
+  std::vector<size_t> out(scores.size());
+  for (size_t i = 0; i < out.size(); ++i) out[i] = i;
+  std::stable_sort(out.begin(), out.end(),
+                   [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+  return out;
+}
+
+// `wanted` keys are read.
+ByCodes choose_by_codes(const Served& served, const Decoded& layer, int64_t head,
+                        const std::vector<float>& queries, int64_t tokens, double alive_share,
+                        int64_t wanted) {
+  const LayerView& view = layer.view;
+  const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
+  const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
+  std::vector<uint32_t> sizes;
+  for (int64_t c = 0; c < finest.clusters; ++c) sizes.push_back(offsets[c + 1] - offsets[c]);
+  const auto own = group_of(served, queries, 0, tokens, head);
+  const std::vector<uint8_t> all(sizes.size(), 1);
+  const auto* means =
+      static_cast<const float*>(finest.centroids) + head * finest.clusters * view.head_dim;
+  const auto scores = reference::scores(problem_of(served, own, tokens, means, sizes), all);
+  const int64_t through =
+      std::max<int64_t>(wanted, std::llround(alive_share * static_cast<double>(view.slots)));
+  ByCodes out;
+  out.read.assign(static_cast<size_t>(view.slots), false);
+  out.guessed = out.read;
+  std::vector<uint8_t> alive(static_cast<size_t>(view.slots), 0);
+  int64_t keys = 0;
+  const auto order = ranking(scores);
+  for (size_t r = 0; r < order.size(); ++r) {
+    const size_t c = order[r];
+    if (keys >= through) {
+      if (out.estimated.empty()) out.margin = scores[order[r - 1]] - scores[c];
+      out.estimated.push_back({view.levels - 1, static_cast<int64_t>(c)});
+      continue;
+    }
+    keys += sizes[c];
+    for (uint32_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) alive[slot] = 1;
+  }
+  const std::vector<uint32_t> ones(alive.size(), 1);
+  const float* codes = layer.codes.data() + head * view.slots * view.head_dim;
+  const auto single = reference::scores(problem_of(served, own, tokens, codes, ones), alive);
+  const auto best = ranking(single);
+  for (int64_t r = 0; r < keys; ++r) {
+    (r < wanted ? out.read : out.guessed)[best[static_cast<size_t>(r)]] = true;
+  }
+  if (wanted > 0 && wanted < keys) {
+    out.margin = std::min(out.margin, single[best[static_cast<size_t>(wanted - 1)]] -
+                                          single[best[static_cast<size_t>(wanted)]]);
+  }
+  return out;
+}
+
+// Set and attention of every KV head against the reference.
+int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t tokens) {
+  const auto opened = Session::create(served.index, options);
+  EXPECT_TRUE(opened.ok()) << opened.status().message();
+  Session& session = **opened;
+  EXPECT_FALSE(session.plan().dense);
+  const auto& o = served.options;
+  const Decoded layer = decode(served.index->layers[0]);
+  const auto queries = queries_of(served, layer, tokens);
+  const auto selected = session.select(testing::make_call(0, tokens, queries.data(), {}));
+  EXPECT_TRUE(selected.ok()) << selected.status().message();
+  std::vector<HeadSelection> heads(selected->begin(), selected->end());
+  std::vector<ByCodes> expected;
+  const auto slots_of = [&](std::span<const KeyRun> runs, int64_t count) {
+    std::vector<bool> out(static_cast<size_t>(layer.view.slots), false);
+    for (const KeyRun& run : runs.first(static_cast<size_t>(count))) {
+      for (uint32_t j = 0; j < run.length; ++j) out[run.first + j] = true;
+    }
+    return out;
+  };
+  for (int64_t head = 0; head < o.kv_heads; ++head) {
+    const HeadSelection& s = heads[static_cast<size_t>(head)];
+    expected.push_back(
+        choose_by_codes(served, layer, head, queries, tokens, session.plan().alive, s.keys));
+    if (expected.back().margin < 1e-4) return 0;  // rounding may decide otherwise
+    EXPECT_EQ(slots_of(s.runs, s.run_count), expected.back().read);
+    EXPECT_EQ(s.codes,
+              std::count(expected.back().read.begin(), expected.back().read.end(), true) +
+                  std::count(expected.back().guessed.begin(), expected.back().guessed.end(), true));
+    if (!options.selection.estimate) continue;
+    EXPECT_EQ(slots_of(s.guessed, s.guessed_count), expected.back().guessed);
+    EXPECT_EQ(s.estimated_clusters, std::ssize(expected.back().estimated));
+  }
+  const auto output = testing::attend(session, 0, queries);
+  EXPECT_TRUE(output.ok()) << output.status().message();
+  const LevelView& finest = layer.view.level[static_cast<size_t>(layer.view.levels - 1)];
+  for (int64_t row = 0; row < std::ssize(output->lse); ++row) {
+    const int64_t head = row % o.query_heads / served.group(), d = o.head_dim;
+    const ByCodes& chosen = expected[static_cast<size_t>(head)];
+    const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
+    reference::Attention attention(queries.data() + row * d, layer.view, served.scale());
+    for (int64_t i = 0; i < layer.view.exact; ++i) {
+      attention.add(layer.exact_keys.data(), layer.exact_values.data(),
+                    head * layer.view.exact + i);
+    }
+    for (int64_t c = 0; c < finest.clusters; ++c) {
+      const auto* mean =
+          static_cast<const float*>(finest.value_means) + (head * finest.clusters + c) * d;
+      for (int64_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) {
+        const int64_t at = head * layer.view.slots + slot;
+        if (chosen.read[static_cast<size_t>(slot)]) {
+          attention.add(layer.keys.data(), layer.values.data(), at);
+        } else if (options.selection.estimate && chosen.guessed[static_cast<size_t>(slot)]) {
+          attention.add(layer.codes.data() + at * d, mean, 0);
+        }
+      }
+    }
+    for (const reference::Cluster& c : chosen.estimated) {
+      if (!options.selection.estimate) break;
+      attention.add(finest.centroids, finest.value_means, head * finest.clusters + c.index,
+                    std::log(static_cast<double>(offsets[c.index + 1] - offsets[c.index])));
+    }
+    const reference::State state = attention.state();
+    EXPECT_NEAR(output->lse[row], state.lse, 5e-5) << "row " << row;
+    for (int64_t c = 0; c < d; ++c) {
+      EXPECT_NEAR(output->out[row * d + c], state.out[c], 5e-5) << "row " << row;
+    }
+  }
+  return 1;
+}
+
+TEST(KeyCodes, ChooseSingleKeysAndEstimateTheOthers) {
+  int64_t compared = 0;
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+    for (const int bits : {1, 2}) {
+      const Served served = serve_coded(tiny(64), {.rows = rows, .key_codes = bits});
+      for (const RuleKind rule : {RuleKind::kThreshold, RuleKind::kBudget}) {
+        for (const bool estimate : {false, true}) {
+          for (const int64_t tokens : {1, 3, 20}) {
+            SCOPED_TRACE(concat(rows_name(rows), " bits ", bits, " rule ", static_cast<int>(rule),
+                                " estimate ", estimate, " tokens ", tokens));
+            SessionOptions options = options_of(SelectorKind::kSqueezed);
+            options.selection.levels = 1;
+            options.selection.keep = 0.2;
+            options.selection.rule = rule;
+            options.selection.estimate = estimate;
+            compared += compare_by_codes(served, options, tokens);
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 40) << "of 72";
+}
+
+TEST(KeyCodes, EveryInstructionSet) {
+  const Served served = serve_coded(tiny(24), {.rows = RowKind::kQ8, .key_codes = 2});
+  for (const CpuKernels* kernels : available_cpu_kernels()) {
+    for (const int64_t tokens : {1, 20}) {
+      SCOPED_TRACE(concat(kernels->name, " tokens ", tokens));
+      SessionOptions options = options_of(SelectorKind::kSqueezed);
+      options.selection.levels = 1;
+      options.selection.keep = 0.2;
+      options.selection.estimate = true;
+      options.kernels = kernels;
+      compare_by_codes(served, options, tokens);
+    }
+  }
+}
+
+TEST(KeyCodes, DeliverTheBudgetThatIsAsked) {
+  TinyIndexOptions large = tiny(64, 2);
+  large.tokens = 6000;
+  large.clusters = {60, 300};
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+    const Served served = serve_coded(large, {.rows = rows, .key_codes = 2});
+    const Decoded layer = decode(served.index->layers[0]);
+    for (const double budget : {0.1, 0.2, 0.4}) {
+      for (const bool estimate : {false, true}) {
+        SessionOptions options = options_of(SelectorKind::kSqueezed);
+        options.selection.keep = 0;
+        options.selection.budget = budget;
+        options.selection.rule = RuleKind::kBudget;
+        options.selection.estimate = estimate;
+        const auto session = Session::create(served.index, options);
+        ASSERT_TRUE(session.ok()) << session.status().message();
+        EXPECT_GT((*session)->plan().alive, (*session)->plan().asked_keep);
+        for (int call = 0; call < 4; ++call) {
+          const auto queries = queries_of(served, layer, 1);
+          ASSERT_TRUE(testing::attend(**session, 0, queries).ok());
+        }
+        const Counters& c = (*session)->counters(0);
+        const double delivered =
+            static_cast<double>(c.bytes_read) / static_cast<double>(c.bytes_dense);
+        EXPECT_NEAR(delivered / budget, 1, 0.08)
+            << rows_name(rows) << " budget " << budget << " estimate " << estimate;
+      }
+    }
+  }
+}
+
+TEST(KeyCodes, ABudgetBelowWhatCodesCostIsRefusedWithTheLeast) {
+  TinyIndexOptions large = tiny(64, 2);
+  large.tokens = 6000;
+  large.clusters = {300};
+  const Served served = serve_coded(large, {.rows = RowKind::kQ8, .key_codes = 2});
+  SessionOptions options = options_of(SelectorKind::kSqueezed);
+  options.selection.keep = 0;
+  options.selection.estimate = true;
+  options.selection.budget = 0.02;
+  const auto refused = Session::create(served.index, options);
+  ASSERT_FALSE(refused.ok());
+  const std::string message = refused.status().message();
+  EXPECT_THAT(message, ::testing::HasSubstr("the cost of centroids, codes, sink and tail"));
+  const auto at = message.find("more than ");
+  ASSERT_NE(at, std::string::npos) << message;
+  options.selection.budget = std::stod(message.substr(at + 10)) * 1.02;
+  const auto session = Session::create(served.index, options);
+  EXPECT_TRUE(session.ok()) << session.status().message();
+}
+
+TEST(CodedRows, SameBitsForAnyNumberOfThreads) {
+  const Served served = serve_coded(tiny(96), {.rows = RowKind::kQ4, .key_codes = 2});
+  const Decoded layer = decode(served.index->layers[0]);
+  for (const int64_t tokens : {1, 20}) {
+    const auto queries = queries_of(served, layer, tokens);
+    std::optional<Output> first;
+    for (const int threads : {1, 2, 5}) {
+      SessionOptions options = options_of(SelectorKind::kSqueezed);
+      options.threads = threads;
+      options.selection.estimate = true;
+      const auto session = Session::create(served.index, options);
+      const auto output = testing::attend(**session, 0, queries);
+      ASSERT_TRUE(output.ok());
+      if (!first) first = *output;
+      EXPECT_EQ(*output, *first) << threads << " threads";
+    }
+  }
+}
+
+TEST(CodedRows, AreNotServedByAGpu) {
+  const testing::TemporaryDirectory dir;
+  const std::string path = dir.file("whole.sqz"), out = dir.file("codes.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(path).ok());
+  for (const CompressOptions& options : {CompressOptions{.rows = RowKind::kQ8}, {.key_codes = 2}}) {
+    ASSERT_TRUE(compress_index(Env::posix(), **SqzFile::open(path), options, out, true, 1).ok());
+    sqz_index* index = nullptr;
+    ASSERT_EQ(sqz_index_open(out.c_str(), SQZ_OPEN_MMAP, &index), SQZ_OK);
+    EXPECT_EQ(sqz_index_upload(index, nullptr), SQZ_UNSUPPORTED);
+    EXPECT_THAT(sqz_last_error(), ::testing::HasSubstr("only the CPU serves others"));
+    sqz_index_close(index);
+  }
+}
+
+// 64 numbers of a key in 64 bytes, of a value in 64 or 32, two scales of 2 bytes.
+TEST(CodedRows, StatsCountTheBytesThatAreRead) {
+  for (const auto& [rows, bytes] : {std::pair{RowKind::kQ8, 132}, {RowKind::kQ4, 100}}) {
+    const Served served = serve_coded(tiny(64), {.rows = rows});
+    const auto session = Session::create(served.index, options_of(SelectorKind::kDense));
+    const auto queries = queries_of(served, decode(served.index->layers[0]), 1);
+    ASSERT_TRUE(testing::attend(**session, 0, queries).ok());
+    const Counters& counters = (*session)->counters(0);
+    const int64_t row = 64 * 2, exact = 23, slots = 400 - exact;
+    // Every cluster has a mean key and a mean value.
+    EXPECT_EQ(counters.bytes_read, 2 * (slots * bytes + 2 * exact * row + 2 * 40 * row));
+    EXPECT_EQ(counters.bytes_dense, 2 * 2 * 400 * row);
+  }
+}
+
+}  // namespace
+}  // namespace sqz
