@@ -9,6 +9,7 @@ Status check_gpu(int gpu) {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess && gpu >= 0 && gpu < count) return {};
   const Status usable = check_probe(probe_device(gpu), gpu);
+  if (usable.ok()) return {};
   return {usable.code(), concat("device_type 2 (CUDA): ", usable.message())};
 }
 
