@@ -68,7 +68,7 @@ void fail_each_call(const char* name, Step&& step, After&& after, int64_t every 
         EXPECT_EQ(live(), before) << message;
         if (!lost) {
           const bool launch = call.find("LaunchKernel") != call.npos;
-          EXPECT_THAT(message, ::testing::HasSubstr(launch ? "kernel" : call));
+          EXPECT_THAT(message, ::testing::ContainsRegex(launch ? "kernel|LaunchKernel" : call));
         }
       }
       EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
