@@ -116,7 +116,7 @@ class CudaScorer final : public CalibrationScorer {
   Status copy(const T* from, void* to, int64_t count) {
     return cuda_status(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T),
                                        cudaMemcpyHostToDevice, stream_.get()),
-                       "copying calibration data to the GPU");
+                       "cudaMemcpyAsync");
   }
 
   Status upload(const CalibrationPass& pass, const Memory& memory, int64_t layer, int64_t first,
@@ -149,7 +149,7 @@ class CudaScorer final : public CalibrationScorer {
         cudaMemsetAsync(memory.counts, 0, counts * sizeof(uint64_t), stream_.get()));
     SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
         memory.faults, 0, static_cast<size_t>(heads) * sizeof(uint32_t), stream_.get()));
-    return cuda_status(cudaStreamSynchronize(stream_.get()), "calibration");
+    return cuda_status(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
   }
 
   Status upload_units(const Memory& memory, int scope) {
@@ -162,7 +162,8 @@ class CudaScorer final : public CalibrationScorer {
     }
     SQZ_RETURN_IF_ERROR(copy(unit_rows.data(), memory.unit_rows[scope], std::ssize(unit_rows)));
     SQZ_RETURN_IF_ERROR(copy(row_units.data(), memory.row_units[scope], rows_));
-    return cuda_status(cudaStreamSynchronize(stream_.get()), "calibration");  // they end here
+    return cuda_status(cudaStreamSynchronize(stream_.get()),
+                       "cudaStreamSynchronize");  // they end here
   }
 
   UnitScores scores_of(const Memory& memory, const LevelMemory& level, int scope, int64_t heads,

@@ -173,7 +173,7 @@ class CudaKmeans final : public KmeansEngine {
   Status copy(const T* from, T* to, size_t count) {
     SQZ_RETURN_IF_CUDA_ERROR(
         cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyHostToDevice, stream_.get()));
-    return cuda_status(cudaStreamSynchronize(stream_.get()), "copying points to the GPU");
+    return cuda_status(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
   }
 
   int gpu_;

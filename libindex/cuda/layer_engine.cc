@@ -176,7 +176,7 @@ class Group {
 
   Status clear_bad() {
     return cuda_status(cudaMemsetAsync(memory_.bad, 0xFF, 2 * sizeof(uint64_t), stream_),
-                       "clearing flags");
+                       "cudaMemsetAsync");
   }
 
   Status load_rows(bool values) {
@@ -355,7 +355,7 @@ class Group {
     return cuda_status(cudaMemcpyAsync(to.data() + first_ * per_head, from,
                                        static_cast<size_t>(heads_ * per_head) * sizeof(T),
                                        cudaMemcpyDeviceToHost, stream_),
-                       "copying a layer from the GPU");
+                       "cudaMemcpyAsync");
   }
 
   Status store_rows(const void* rows, std::vector<std::byte>& out) {

@@ -3,14 +3,24 @@
 
 #include <cuda_runtime_api.h>
 
+#include <string_view>
+
 #include "formats/base/status.h"
 
 namespace sqz::cuda {
 
-inline Status cuda_status(cudaError_t error, const char* what) {
+// CUDA keeps an error for the next cudaGetLastError(): here it is taken away, or the next launch on
+// this thread, ours or the host's, would be blamed for it.
+inline void forget(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+}
+
+// `what` is a name or the text of a call, of which the name is taken.
+inline Status cuda_status(cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return {};
+  forget(error);
   const Code code = error == cudaErrorMemoryAllocation ? Code::kOutOfMemory : Code::kInternal;
-  return {code, concat(what, ": ", cudaGetErrorString(error))};
+  return {code, concat(what.substr(0, what.find('(')), ": ", cudaGetErrorString(error))};
 }
 
 // What a session on a GPU does not do.

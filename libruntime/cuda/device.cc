@@ -60,10 +60,12 @@ DeviceProbe probe_device(int gpu) {
   cudaDriverGetVersion(&probe.driver_version);
   cudaRuntimeGetVersion(&probe.runtime_version);
   probe.error = cudaGetDeviceCount(&probe.count);
-  cudaGetLastError();  // nobody else's
+  forget(probe.error);
   if (probe.error != cudaSuccess || gpu < 0 || gpu >= probe.count) return probe;
   cudaDeviceProp properties;
+  probe.call = "cudaGetDeviceProperties";
   probe.error = cudaGetDeviceProperties(&properties, gpu);
+  forget(probe.error);
   if (probe.error != cudaSuccess) return probe;
   probe.major = properties.major;
   probe.minor = properties.minor;
@@ -83,7 +85,8 @@ Status check_probe(const DeviceProbe& probe, int gpu) {
     return unsupported("there is no NVIDIA GPU on this machine");
   }
   if (probe.error != cudaSuccess) {
-    return unsupported(concat("the GPU cannot be used: ", cudaGetErrorString(probe.error)));
+    return unsupported(
+        concat("the GPU cannot be used: ", probe.call, ": ", cudaGetErrorString(probe.error)));
   }
   if (gpu < 0 || gpu >= probe.count) {
     return unsupported(concat("there is no CUDA device ", gpu, "; found ", probe.count));
@@ -124,8 +127,8 @@ CurrentDevice::CurrentDevice(int gpu) {
   const CUcontext context = primary_context(gpu);
   pushed_ = context != nullptr && driver().push(context) == CUDA_SUCCESS;
   if (pushed_) return;
-  cudaGetDevice(&before_);
-  cudaSetDevice(gpu);
+  forget(cudaGetDevice(&before_));
+  forget(cudaSetDevice(gpu));
 }
 
 CurrentDevice::~CurrentDevice() {
@@ -133,20 +136,20 @@ CurrentDevice::~CurrentDevice() {
   if (pushed_) {
     driver().pop(&popped);
   } else {
-    cudaSetDevice(before_);
+    forget(cudaSetDevice(before_));
   }
 }
 
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
   const CurrentDevice current(gpu_);
-  cudaFree(data_);
+  forget(cudaFree(data_));
 }
 
 Status DeviceMemory::reserve(size_t bytes) {
   if (bytes <= bytes_) return {};
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetDevice(&gpu_));
-  cudaFree(data_);
+  forget(cudaFree(data_));
   data_ = nullptr;
   bytes_ = 0;
   SQZ_RETURN_IF_CUDA_ERROR(cudaMalloc(&data_, bytes));
@@ -164,13 +167,13 @@ Result<size_t> DeviceMemory::available() const {
 Stream::~Stream() {
   if (stream_ == nullptr) return;
   const CurrentDevice current(gpu_);
-  cudaStreamDestroy(stream_);
+  forget(cudaStreamDestroy(stream_));
 }
 
 Status Stream::create() {
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetDevice(&gpu_));
-  return cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-                     "creating a stream");
+  SQZ_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  return {};
 }
 
 }  // namespace sqz::cuda

@@ -15,11 +15,12 @@ namespace sqz::cuda {
 // What the CUDA runtime says of a machine. Versions as CUDA counts them: 13000 is 13.0; a driver of
 // version 0 is none.
 struct DeviceProbe {
-  cudaError_t error = cudaSuccess;  // of counting the devices
+  cudaError_t error = cudaSuccess;
   int count = 0;
   int driver_version = 0, runtime_version = 0;
-  int major = 0, minor = 0;  // compute capability of the device asked for
-  std::string name;          // of it
+  int major = 0, minor = 0;                 // compute capability of the device asked for
+  std::string name;                         // of it
+  const char* call = "cudaGetDeviceCount";  // which `error` is of
 };
 
 DeviceProbe probe_device(int gpu);

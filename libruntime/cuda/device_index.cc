@@ -161,13 +161,13 @@ Result<std::shared_ptr<DeviceIndex>> DeviceIndex::create(std::shared_ptr<const S
   out->bytes_ = out->lay_out(nullptr, copies);
   const cudaError_t error = cudaMalloc(&out->memory_, std::max<size_t>(out->bytes_, 1));
   if (error != cudaSuccess) {
-    cudaGetLastError();
+    forget(error);
     size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
+    forget(cudaMemGetInfo(&free, &total));
     return Status(error == cudaErrorMemoryAllocation ? Code::kOutOfMemory : Code::kInternal,
                   concat(out->index_->file->path(), ": its upload needs ", out->bytes_,
                          " bytes on CUDA device ", options.device, ", where ", free, " of ", total,
-                         " are free: ", cudaGetErrorString(error)));
+                         " are free: cudaMalloc: ", cudaGetErrorString(error)));
   }
   copies.clear();
   out->lay_out(static_cast<std::byte*>(out->memory_), copies);
@@ -177,13 +177,14 @@ Result<std::shared_ptr<DeviceIndex>> DeviceIndex::create(std::shared_ptr<const S
                                                    std::ssize(out->layers_), copies));
   if (!options.wait) return out;
   for (int64_t l = 0; l < std::ssize(out->layers_); ++l) SQZ_RETURN_IF_ERROR(out->wait(l));
+  out->upload_->join();
   return out;
 }
 
 DeviceIndex::~DeviceIndex() {
   const CurrentDevice current(device_);
   upload_.reset();
-  if (memory_ != nullptr) cudaFree(memory_);
+  if (memory_ != nullptr) forget(cudaFree(memory_));
 }
 
 Result<std::shared_ptr<DeviceIndex>> upload_index(std::shared_ptr<const ServedIndex> index,

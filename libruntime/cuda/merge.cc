@@ -1,4 +1,5 @@
 #include "libruntime/cuda/backend.h"
+#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/merge_states/kernel.h"
 
@@ -7,8 +8,11 @@ namespace {
 
 Status check_gpu(int gpu) {
   int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess && gpu >= 0 && gpu < count) return {};
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  forget(error);
+  if (error == cudaSuccess && gpu >= 0 && gpu < count) return {};
   const Status usable = check_probe(probe_device(gpu), gpu);
+  if (usable.ok()) return {};
   return {usable.code(), concat("device_type 2 (CUDA): ", usable.message())};
 }
 

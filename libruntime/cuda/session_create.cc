@@ -89,7 +89,7 @@ CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
 CudaSession::~CudaSession() {
   // Work that still uses the memory is on streams of the caller.
   const CurrentDevice current(uploaded_->device());
-  cudaDeviceSynchronize();
+  forget(cudaDeviceSynchronize());
 }
 
 bool CudaSession::selects(int64_t layer) const {

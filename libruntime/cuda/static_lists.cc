@@ -77,16 +77,18 @@ Status StaticLists::fill(const HeadRuns& heads, const Layer& to) {
     totals[h] = {counts[h], keys, 0, 0};
   }
   const auto copy = [](auto* device, const auto& from) {
-    return cudaMemcpy(device, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice);
+    const size_t bytes = from.size() * sizeof(from[0]);
+    return cuda_status(cudaMemcpy(device, from.data(), bytes, cudaMemcpyHostToDevice),
+                       "cudaMemcpy");
   };
-  SQZ_RETURN_IF_CUDA_ERROR(copy(to.decode.totals, totals));
-  SQZ_RETURN_IF_CUDA_ERROR(copy(to.decode.first, first));
-  SQZ_RETURN_IF_CUDA_ERROR(copy(to.decode.before, before));
-  SQZ_RETURN_IF_CUDA_ERROR(copy(to.decode.marks, marks));
-  SQZ_RETURN_IF_CUDA_ERROR(copy(to.prefill.runs, runs));
-  SQZ_RETURN_IF_CUDA_ERROR(copy(to.prefill.prefix, prefix));
-  SQZ_RETURN_IF_CUDA_ERROR(copy(to.prefill.counts, counts));
-  SQZ_RETURN_IF_CUDA_ERROR(copy(to.prefill.totals, all));
+  SQZ_RETURN_IF_ERROR(copy(to.decode.totals, totals));
+  SQZ_RETURN_IF_ERROR(copy(to.decode.first, first));
+  SQZ_RETURN_IF_ERROR(copy(to.decode.before, before));
+  SQZ_RETURN_IF_ERROR(copy(to.decode.marks, marks));
+  SQZ_RETURN_IF_ERROR(copy(to.prefill.runs, runs));
+  SQZ_RETURN_IF_ERROR(copy(to.prefill.prefix, prefix));
+  SQZ_RETURN_IF_ERROR(copy(to.prefill.counts, counts));
+  SQZ_RETURN_IF_ERROR(copy(to.prefill.totals, all));
   return {};
 }
 

@@ -29,12 +29,12 @@ struct Lane {
     return {};
   }
   ~Lane() {
-    if (stream != nullptr) cudaStreamSynchronize(stream);
+    if (stream != nullptr) forget(cudaStreamSynchronize(stream));
     for (int i = 0; i < kBuffers; ++i) {
-      if (buffer[i] != nullptr) cudaFreeHost(buffer[i]);
-      if (copied[i] != nullptr) cudaEventDestroy(copied[i]);
+      if (buffer[i] != nullptr) forget(cudaFreeHost(buffer[i]));
+      if (copied[i] != nullptr) forget(cudaEventDestroy(copied[i]));
     }
-    if (stream != nullptr) cudaStreamDestroy(stream);
+    if (stream != nullptr) forget(cudaStreamDestroy(stream));
   }
 };
 
@@ -75,7 +75,12 @@ void Upload::cut(const Copy& copy) {
 
 Upload::~Upload() {
   stop_ = true;
+  join();
+}
+
+void Upload::join() {
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 Status Upload::wait(int64_t layer) {

@@ -39,6 +39,8 @@ class Upload {
   ~Upload();  // stops and waits
   // Returns once a layer's copies are done, or with the first error of any.
   Status wait(int64_t layer);
+  // Once all layers are there: returns when the threads have ended and their buffers are free.
+  void join();
 
  private:
   Upload() = default;

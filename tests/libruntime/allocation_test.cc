@@ -1,69 +1,16 @@
-// Every operator new of the process counts, and can be made to fail: sqz_attend() allocates
-// nothing, no failed allocation of the calls that read a file's header or its contents ends the
-// process, and checking a file takes little memory however large it is.
-#include <malloc.h>
-
-#include <atomic>
-#include <cstdlib>
-#include <functional>
-#include <new>
+// What is done without memory: sqz_attend() allocates nothing, no failed allocation of the calls
+// that read a file's header or its contents ends the process, nor does a thread that cannot be
+// started, and checking a file takes little memory however large it is.
+#include "tests/libruntime/failing_allocations.h"
 
 #include "tests/common/sparse_index.h"
 #include "tests/libruntime/c_index.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-std::atomic<int64_t> failing{-1};  // the number of the one that fails
-
-std::atomic<int64_t> live{0}, most_live{0};  // bytes
-
-void* counted(size_t size) {
-  if (allocations++ == failing) throw std::bad_alloc();
-  void* memory = std::malloc(size);
-  if (memory == nullptr) throw std::bad_alloc();
-  const int64_t bytes = live += static_cast<int64_t>(::malloc_usable_size(memory));
-  for (int64_t most = most_live; bytes > most && !most_live.compare_exchange_weak(most, bytes);) {
-  }
-  return memory;
-}
-void freed(void* memory) noexcept {
-  if (memory != nullptr) live -= static_cast<int64_t>(::malloc_usable_size(memory));
-  std::free(memory);
-}
-}  // namespace
-
-// Default visibility, so that libsqz.so uses them too.
-#define SQZ_REPLACED __attribute__((visibility("default")))
-SQZ_REPLACED void* operator new(size_t size) {
-  return counted(size);
-}
-SQZ_REPLACED void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  try {
-    return counted(size);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-SQZ_REPLACED void* operator new[](size_t size) {
-  return counted(size);
-}
-SQZ_REPLACED void operator delete(void* memory) noexcept {
-  freed(memory);
-}
-SQZ_REPLACED void operator delete[](void* memory) noexcept {
-  freed(memory);
-}
-SQZ_REPLACED void operator delete(void* memory, size_t) noexcept {
-  freed(memory);
-}
-SQZ_REPLACED void operator delete[](void* memory, size_t) noexcept {
-  freed(memory);
-}
 
 namespace sqz {
 namespace {
 
 using testing::Call;
+using testing::fail_each_allocation;
 
 using Allocation = testing::CIndexTest;
 
@@ -104,22 +51,6 @@ TEST_F(Allocation, NoneInAttend) {
       }
     }
   }
-}
-
-// Calls once for each of its allocations, of which that one fails: the call says so, or did without
-// it.
-void fail_each_allocation(const std::function<sqz_status()>& call) {
-  int64_t failed = 0, refused = 0;
-  for (bool more = true; more; ++failed) {
-    failing = allocations + failed;
-    const sqz_status status = call();
-    more = allocations > failing;
-    failing = -1;
-    refused += status != SQZ_OK;
-    ASSERT_TRUE(status == SQZ_OK || status == SQZ_OUT_OF_MEMORY)
-        << "allocation " << failed << ": status " << status << ", " << sqz_last_error();
-  }
-  EXPECT_GT(refused, 0) << "no failed allocation was noticed";
 }
 
 TEST_F(Allocation, AFailedOneIsAStatus) {
@@ -193,6 +124,17 @@ TEST_F(Allocation, AFailedOneOfASessionIsAStatus) {
       });
     }
   }
+}
+
+TEST_F(Allocation, AThreadThatDoesNotStartIsAStatus) {
+  const std::string file = path();
+  std::vector<sqz_run> runs(10000);
+  const Call call(3);
+  auto options = testing::held_budget(0.3);
+  options.threads = 4;
+  const runtime::Index index(file);
+  fail_each_allocation([&] { return use_session(index.handle(), options, call.args, runs); }, 1,
+                       true);
 }
 
 // Files of holes, hundreds of MB each, of which verify would once have held a part that grows with

@@ -516,6 +516,21 @@ void rewrite_integers(const std::string& path, uint32_t most) {
   std::fclose(out);
 }
 
+// SQZ_OPEN_READ has no need of the file any more.
+TEST_F(Engine, AnIndexThatIsCutWhileItServes) {
+  ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
+  const runtime::Index index(other_path(), SQZ_OPEN_READ);
+  runtime::Session session(index, testing::held_budget(0.3));
+  Call before(3), after(3);
+  session.attend(before.args);
+  std::filesystem::resize_file(other_path(), 100);
+  session.attend(after.args);
+  EXPECT_EQ(after.out, before.out);
+  runtime::Session another(index, testing::held_budget(0.2));
+  another.attend(after.args);
+  EXPECT_EQ(sqz_index_verify(index.handle()), SQZ_OK) << sqz_last_error();
+}
+
 // A mapped index that is rewritten in place while it serves: AddressSanitizer looks on.
 TEST_F(Engine, AnIndexRewrittenWhileItServes) {
   testing::TinyIndexOptions clusters = testing::c_index_options();

@@ -173,5 +173,64 @@ TEST_P(CrashTest, OldOrNewFileAndTheSameBytesInTheEnd) {
   }
 }
 
+#ifdef SQZ_WITH_TRAINING
+// A training that is killed has lost nothing that was saved: OUTPUT is whole or not there, the
+// checkpoint is there from its first one on, and the same command goes on to the same bytes.
+using TrainingCrashTest = ToolTest;
+TEST_F(TrainingCrashTest, GoesOnFromItsCheckpoint) {
+  const char* wanted = std::getenv("SQZ_CRASH_KILLS");
+  const std::string output = path("q.sqz"), checkpoint = output + ".checkpoint";
+  const std::string text = folder_ / "a.txt", count = folder_ / "count";
+  write_all(text, read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt").substr(3000, 24000));
+  const auto train = [&](int64_t at, bool resume) {
+    std::vector<std::string> arguments = {"-m", SQZ_SOURCE_DIR "/examples/models/nano", text};
+    for (const char* more : {"--steps",     "3",         "--checks",
+                             "1",           "--buckets", "16",
+                             "--hidden",    "32",        "--window",
+                             "512",         "--recent",  "64",
+                             "--positions", "128",       "--queries",
+                             "64",          "--batch",   "64",
+                             "--keys",      "32",        "--checkpoint-seconds",
+                             "0",           "--threads", "1",
+                             "-o"}) {
+      arguments.emplace_back(more);
+    }
+    arguments.push_back(output);
+    if (resume) arguments.emplace_back("--resume");
+    return run(SQZ_TRAIN_QMODEL_TOOL, arguments, "",
+               {"LD_PRELOAD=" SQZ_KILL_AT_LIBRARY, "SQZ_KILL_DIR=" + (folder_ / "work").string(),
+                "SQZ_KILL_COUNT=" + count, concat("SQZ_KILL_AT=", at)});
+  };
+  const ToolRun undisturbed = train(-1, false);
+  ASSERT_EQ(undisturbed.code, 0) << undisturbed.err;
+  const std::string whole = read_all(output);
+  const int64_t calls = std::stoll(read_all(count));
+  ASSERT_GT(calls, 20);
+  const int64_t kills = std::min<int64_t>(calls, wanted == nullptr ? 1 : std::atoll(wanted));
+  int64_t went_on = 0;
+  for (int64_t i = 0; i < kills; ++i) {
+    const int64_t at = (i * calls + calls / 2) / kills;
+    SCOPED_TRACE(concat("killed at call ", at, " of ", calls));
+    fs::remove(output);
+    fs::remove(checkpoint);
+    ASSERT_EQ(train(at, false).code, 1000 + SIGKILL);
+    const bool saved = fs::exists(checkpoint);
+    EXPECT_TRUE(saved || went_on == 0 || fs::exists(output)) << "the checkpoint is gone";
+    if (!fs::exists(output)) {
+      went_on += saved;
+      const ToolRun again = train(-1, saved);
+      ASSERT_EQ(again.code, 0) << again.err;
+      EXPECT_FALSE(fs::exists(checkpoint));
+    }
+    ASSERT_TRUE(read_all(output) == whole) << "other bytes";
+    ASSERT_TRUE(find_leftovers(path(""), true).ok());  // what sqz-index gc does
+    fs::remove(checkpoint);                            // of a kill after the output had its name
+    EXPECT_EQ(files(), "q.sqz\n");
+  }
+  EXPECT_GT(went_on, 0);
+  std::printf("%ld kills at %ld calls; %ld trainings went on\n", kills, calls, went_on);
+}
+#endif
+
 }  // namespace
 }  // namespace sqz

@@ -211,32 +211,32 @@ Status calibration_logits(const LogitParams& params, cudaStream_t stream) {
   } else {
     logits_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(params);
   }
-  return cuda_status(cudaGetLastError(), "calibration: logits");
+  return cuda_status(cudaGetLastError(), "calibration logits kernel");
 }
 
 Status calibration_lse(const UnitScores& params, cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(params.rows), static_cast<unsigned>(params.heads));
   lse_kernel<<<blocks, kThreads, 0, stream>>>(params);
-  return cuda_status(cudaGetLastError(), "calibration: sums");
+  return cuda_status(cudaGetLastError(), "calibration sums kernel");
 }
 
 Status calibration_scores(const UnitScores& params, int policy, cudaStream_t stream) {
   scores_kernel<<<grid(params.clusters, params.units, params.heads), kThreads, 0, stream>>>(params,
                                                                                             policy);
-  return cuda_status(cudaGetLastError(), "calibration: scores");
+  return cuda_status(cudaGetLastError(), "calibration scores kernel");
 }
 
 Status calibration_descend(const DescendParams& params, cudaStream_t stream) {
   descend_kernel<<<grid(params.clusters, params.units, params.heads), kThreads, 0, stream>>>(
       params);
-  return cuda_status(cudaGetLastError(), "calibration: children");
+  return cuda_status(cudaGetLastError(), "calibration children kernel");
 }
 
 Status calibration_record(const UnitScores& params, unsigned long long* counts,
                           cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(params.units), static_cast<unsigned>(params.heads));
   record_kernel<<<blocks, kThreads, 0, stream>>>(params, counts);
-  return cuda_status(cudaGetLastError(), "calibration: counts");
+  return cuda_status(cudaGetLastError(), "calibration counts kernel");
 }
 
 }  // namespace sqz::cuda

@@ -224,7 +224,7 @@ class Run {
     const size_t count = static_cast<size_t>(kCounters - first) + clusters;
     return cuda_status(
         cudaMemsetAsync(workspace_.counters + first, 0, count * sizeof(uint32_t), stream_),
-        "clearing counters");
+        "cudaMemsetAsync");
   }
 
   Status assign_hopper() {
@@ -353,18 +353,19 @@ int spare_multiprocessors(const KmeansShape& shape, int multiprocessors) {
 class Event {
  public:
   Status create() {
-    return cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event");
+    return cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
+                       "cudaEventCreateWithFlags");
   }
   // Work that `waiting` gets from here on starts after what `leading` has got.
   Status order(cudaStream_t leading, cudaStream_t waiting) {
     SQZ_RETURN_IF_CUDA_ERROR(cudaEventRecord(event_, leading));
-    return cuda_status(cudaStreamWaitEvent(waiting, event_, 0), "waiting for an event");
+    return cuda_status(cudaStreamWaitEvent(waiting, event_, 0), "cudaStreamWaitEvent");
   }
   Event() = default;
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() {
-    if (event_ != nullptr) cudaEventDestroy(event_);
+    if (event_ != nullptr) forget(cudaEventDestroy(event_));
   }
 
  private:

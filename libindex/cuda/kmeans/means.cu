@@ -179,7 +179,6 @@ Status depth_first_order(const DepthFirstParams& params, cudaStream_t stream) {
                    params.clusters, " clusters is not a partition")};
   }
   new_offsets_kernel<<<static_cast<unsigned>(params.heads), kScanThreads, 0, stream>>>(params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
   new_order_kernel<<<warps_grid(int64_t{params.heads} * params.clusters), kThreads, 0, stream>>>(
       params);
   return cuda_status(cudaGetLastError(), "depth-first kernels");

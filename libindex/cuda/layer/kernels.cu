@@ -225,7 +225,6 @@ Status chain_clusters(const ChainParams& params, cudaStream_t stream) {
   }
   const int64_t warps = int64_t{params.heads} * params.clusters;
   chain_norms_kernel<<<blocks_of(warps * 32), kThreads, 0, stream>>>(params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
   const size_t used_bytes = static_cast<size_t>((params.clusters + 31) / 32) * 4;
   chain_kernel<<<static_cast<unsigned>(params.heads), kChainThreads, used_bytes, stream>>>(params);
   return cuda_status(cudaGetLastError(), "chain kernel");

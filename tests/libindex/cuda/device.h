@@ -32,6 +32,7 @@ class DeviceArray {
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     EXPECT_EQ(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice),
               cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the copy may still be under way
   }
   ~DeviceArray() { cudaFree(data_); }
   DeviceArray(const DeviceArray&) = delete;

@@ -123,7 +123,6 @@ __global__ void __launch_bounds__(kSearchThreads) search_kernel(const AssignPara
 
 Status launch_resolve(const AssignParams& params, int multiprocessors, cudaStream_t stream) {
   pairs_kernel<<<4 * multiprocessors, kPairThreads, 0, stream>>>(params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
   search_kernel<<<2 * multiprocessors, kSearchThreads, 0, stream>>>(params);
   return cuda_status(cudaGetLastError(), "resolve kernels");
 }

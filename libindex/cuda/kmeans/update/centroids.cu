@@ -181,7 +181,6 @@ Status launch(const UpdateParams& params, cudaStream_t stream) {
   const int64_t clusters = int64_t{params.heads} * params.clusters;
   const auto blocks = static_cast<unsigned>((clusters + kWarps - 1) / kWarps);
   centroids_kernel<Sum, kWeighted, kKept><<<blocks, kThreads, 0, stream>>>(params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
   large_centroids_kernel<kWeighted><<<params.multiprocessors, kLargeThreads, 0, stream>>>(params);
   return cuda_status(cudaGetLastError(), "centroid kernels");
 }

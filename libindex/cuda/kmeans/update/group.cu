@@ -165,7 +165,6 @@ Status launch_count(const UpdateParams& params, cudaStream_t stream) {
 
 Status launch_group(const UpdateParams& params, cudaStream_t stream) {
   offsets_kernel<<<params.heads, kScanThreads, 0, stream>>>(params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
   if (params.sums != nullptr) {
     scatter_kernel<true><<<points_grid(params), kThreads, 0, stream>>>(params);
   } else {

@@ -129,7 +129,6 @@ Status launch_sort(const UpdateParams& params, cudaStream_t stream) {
   const int64_t clusters = int64_t{params.heads} * params.clusters;
   sort_kernel<<<static_cast<unsigned>((clusters + kWarps - 1) / kWarps), kThreads, 0, stream>>>(
       params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
   large_sort_kernel<<<2 * params.multiprocessors, kLargeThreads, 0, stream>>>(params);
   return cuda_status(cudaGetLastError(), "sort kernels");
 }

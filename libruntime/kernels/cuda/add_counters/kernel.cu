@@ -15,8 +15,7 @@ __global__ void add_counters_kernel(unsigned long long* counters, unsigned long 
 Status add_counters(unsigned long long* counters, unsigned long long selections,
                     unsigned long long keys, cudaStream_t stream) {
   add_counters_kernel<<<1, 1, 0, stream>>>(counters, selections, keys);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
-  return {};
+  return cuda_status(cudaGetLastError(), "counter kernel");
 }
 
 }  // namespace sqz::cuda

@@ -88,7 +88,6 @@ Status add_shares(const BlockClassify& call, const Stretch& stretch, cudaStream_
   const dim3 row_grid(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
                       static_cast<unsigned>(p.kv_heads));
   row_sums_kernel<<<row_grid, kThreads, 0, stream>>>(call, rows, head_rows);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
   const dim3 grid(static_cast<unsigned>(call.lookup.blocks.count * p.kv_heads),
                   static_cast<unsigned>((p.level[0].clusters + 31) / 32));
   add_shares_kernel<<<grid, kThreads, 0, stream>>>(call, stretch, head_rows);

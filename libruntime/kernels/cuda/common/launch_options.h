@@ -81,7 +81,7 @@ int teams_of(Kernel kernel, int threads, int team, int64_t shared_bytes, const D
     count = std::min(count * device.multiprocessors / team, device.multiprocessors);
   }
   if (error == cudaSuccess) return count;
-  cudaGetLastError();
+  forget(error);
   return 0;
 }
 

@@ -14,13 +14,13 @@ Result<int32_t> compiled_for(int32_t capability) {
   const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
       error == cudaErrorUnsupportedPtxVersion) {
-    cudaGetLastError();
+    forget(error);
     return Status(Code::kUnsupported,
                   concat("the GPU has compute capability ", capability / 10, ".", capability % 10,
                          ", for which this sqz has no kernels; expected one built with it in "
                          "SQZ_CUDA_ARCHITECTURES, or a newer driver"));
   }
-  SQZ_RETURN_IF_CUDA_ERROR(error);
+  SQZ_RETURN_IF_ERROR(cuda_status(error, "cudaFuncGetAttributes"));
   return attributes.ptxVersion;
 }
 

@@ -33,8 +33,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status gather_cache(const GatherParams& params, int multiprocessors, cudaStream_t stream) {
   gather_cache_kernel<<<static_cast<unsigned>(multiprocessors) * 8, kThreads, 0, stream>>>(params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
-  return {};
+  return cuda_status(cudaGetLastError(), "cache kernel");
 }
 
 }  // namespace sqz::cuda

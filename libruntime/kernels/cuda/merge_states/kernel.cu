@@ -68,8 +68,7 @@ Status launch(void (*kernel)(MergeStatesParams), const MergeStatesParams& params
   if (params.rows == 0) return {};
   const int64_t blocks = (params.rows + kThreads / 32 - 1) / (kThreads / 32);
   kernel<<<static_cast<unsigned>(std::min(blocks, kMostGrid)), kThreads, 0, stream>>>(params);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaGetLastError());
-  return {};
+  return cuda_status(cudaGetLastError(), "merge kernel");
 }
 
 }  // namespace
