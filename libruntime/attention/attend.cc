@@ -1,7 +1,6 @@
 #include "libruntime/attention/attend.h"
 
 #include <cmath>
-#include <limits>
 
 namespace sqz {
 namespace {
@@ -12,7 +11,6 @@ constexpr int64_t kStreamKeys = 512;
 constexpr int64_t kAhead = 48;     // rows
 constexpr int64_t kTileKeys = 64;  // keys of a tile: with 64 rows, all buffers fit in L2
 constexpr int64_t kMostKeys = std::max(kStreamKeys, kTileKeys);
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 }  // namespace
 

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "libruntime/attention/key_list.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz {
+
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // A state before normalisation: out = values / sum, lse = maximum + log(sum).
 // Of no keys: maximum kLowest, sum and values 0.
