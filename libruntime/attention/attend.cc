@@ -1,7 +1,6 @@
 #include "libruntime/attention/attend.h"
 
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 namespace sqz {
@@ -14,7 +13,6 @@ constexpr int64_t kAhead = 48;  // rows
 constexpr int64_t kTileKeys =
     CodedProducts::kTileKeys;  // keys of a tile: with 64 rows, all buffers fit in L2
 constexpr int64_t kMostKeys = std::max(kStreamKeys, kTileKeys);
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 }  // namespace
 

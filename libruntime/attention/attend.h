@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz {
+
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // A state before normalisation: out = values / sum, lse = maximum + log(sum).
 // Of no keys: maximum kLowest, sum and values 0.

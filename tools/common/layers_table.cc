@@ -6,7 +6,7 @@
 namespace sqz {
 namespace {
 
-constexpr double kBarWidth = 40;
+constexpr double kWidestBar = 40;
 
 }  // namespace
 
@@ -51,7 +51,7 @@ std::string layers_table(const LayersFile& layers) {
     out +=
         printed("%5zu  %7.4f +- %.4f     %d  %9lld  ", l, layers.cosine[l], layers.cosine_error[l],
                 layers.group[l], static_cast<long long>(layers.budget[l]));
-    out += std::string(static_cast<size_t>(std::lround(kBarWidth * share)), '#') + "\n";
+    out += std::string(static_cast<size_t>(std::lround(kWidestBar * share)), '#') + "\n";
   }
   return out;
 }

@@ -9,8 +9,6 @@
 namespace sqz {
 namespace {
 
-constexpr double kAny = kMostPlotted;
-
 // ", layers measured" or ", layers l.sqz (groups, p = 0.7, for budget 0.05)".
 std::string layers_text(JsonFields& fields, double asked, const std::string& label) {
   const std::string path = fields.text("layers", kUniformLayers);
@@ -59,7 +57,8 @@ Two two_of(JsonFields& fields, const char* key, const char* first, const char* s
   const JsonValue* object = fields.value(key);
   if (object == nullptr) return {};
   JsonFields inner(*object, concat(label, ": ", key));
-  const Two out{inner.number(first, -kAny, kAny), inner.number(second, -kAny, kAny)};
+  const Two out{inner.number(first, -kMostPlotted, kMostPlotted),
+                inner.number(second, -kMostPlotted, kMostPlotted)};
   if (!inner.status().ok()) {
     fields.complain(key, concat("numbers ", first, " and ", second));
   }
@@ -81,8 +80,8 @@ Result<EvalRow> eval_row(const JsonValue& row, const std::string& label) {
     out.asked_budget = two_of(fields, "budget", "asked", "asked", label).first;
   } else {
     out.trials = fields.integer("trials", 0, INT64_MAX);
-    out.value = fields.number("value", -kAny, kAny);
-    out.error = fields.number("stderr", 0, kAny);
+    out.value = fields.number("value", -kMostPlotted, kMostPlotted);
+    out.error = fields.number("stderr", 0, kMostPlotted);
     const Two budget = two_of(fields, "budget", "asked", "delivered", label);
     const Two keep = two_of(fields, "keep", "asked", "delivered", label);
     out.asked_budget = budget.first;

@@ -11,7 +11,6 @@
 namespace sqz {
 namespace {
 
-constexpr double kAny = kMostPlotted;
 constexpr uint64_t kMostBytes = uint64_t{1} << 28;
 
 // An array of numbers in [low, high], `count` of them (0: any number, but one).
@@ -52,7 +51,7 @@ Result<LayersFile> layers_of(const JsonValue& result, const std::string& label) 
   out.p = fields.number("p", 0, 1);
   out.cosine = numbers<double>(fields, "cosine", 0, -1, 1);
   const size_t layers = std::max<size_t>(out.cosine.size(), 1);
-  out.cosine_error = numbers<double>(fields, "cosine_error", layers, 0, kAny);
+  out.cosine_error = numbers<double>(fields, "cosine_error", layers, 0, kMostPlotted);
   out.group = numbers<int32_t>(fields, "group", layers, 0, 2);
   out.budget = numbers<int64_t>(fields, "budget", layers, 0, static_cast<double>(kMost));
   SQZ_RETURN_IF_ERROR(fields.status());
@@ -146,7 +145,7 @@ class Reader {
   Status add_check(const JsonValue& event, const std::string& label) {
     JsonFields fields(event, label);
     const PlotPoint point{static_cast<double>(fields.integer("step", 0, INT64_MAX)),
-                          fields.number("loss", -kAny, kAny), 0};
+                          fields.number("loss", -kMostPlotted, kMostPlotted), 0};
     SQZ_RETURN_IF_ERROR(fields.status());
     training().checks.push_back(point);
     return {};
