@@ -12,10 +12,7 @@
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
-#include "libruntime/kernels/cuda/ptx/wgmma_m64n112k16.cuh"
-#include "libruntime/kernels/cuda/ptx/wgmma_m64n120k16.cuh"
-#include "libruntime/kernels/cuda/ptx/wgmma_m64n128k16.cuh"
-#include "libruntime/kernels/cuda/ptx/wgmma_m64n96k16.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
 
 namespace sqz::cuda::sm90 {
 
@@ -169,7 +166,8 @@ class Points {
   template <int kSlot>
   __device__ __forceinline__ void multiply(float (&tile)[Config::kTile / 2], int k,
                                            uint64_t centroids) const {
-    ptx::Wgmma<Config::kTile>::multiply(tile, fragments_[kSlot][k], centroids, k > 0);
+    ptx::WgmmaProduct<__nv_bfloat16, Config::kTile>::template multiply<0>(
+        tile, fragments_[kSlot][k], centroids, k > 0);
   }
 
  private:
@@ -192,7 +190,8 @@ class Points<Config, false> {
     constexpr int kStepsPerChunk = Config::kChunk / 16;
     const uint64_t offset =
         (k / kStepsPerChunk * kSlotRows * Config::kRowBytes + k % kStepsPerChunk * 32) >> 4;
-    ptx::Wgmma<Config::kTile>::multiply(tile, descriptors_[kSlot] + offset, centroids, k > 0);
+    ptx::WgmmaProduct<__nv_bfloat16, Config::kTile>::template multiply<0>(
+        tile, descriptors_[kSlot] + offset, centroids, k > 0);
   }
 
  private:

@@ -1,15 +1,10 @@
 // wgmma.*: a warpgroup's asynchronous matrix product. The products themselves are one struct a
-// shape, Wgmma<N>, in wgmma_m64n<N>k16.cuh.
+// type and shape, in wgmma_product.cuh.
 #pragma once
 
 #include <cstdint>
 
 namespace sqz::cuda::ptx {
-
-// multiply(d, a, b, keep): d[64, N] = a[64, 16] b[16, N] (+ d if keep); a is four registers a
-// thread or a descriptor.
-template <int N>
-struct Wgmma;
 
 // Orders the warpgroup's register and shared-memory accesses before the products that follow.
 __device__ __forceinline__ void wgmma_fence() {
