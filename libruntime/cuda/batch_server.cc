@@ -75,7 +75,8 @@ size_t BatchServer::lay_out(void* base) {
   lookup_.logits = layout.take<float>(rows * lookup_.stride);
   lookup_.sums = layout.take<float2>(rows * kBatchParts);
   lookup_.words = layout.take<uint32_t>(2 * lists * width);
-  lookup_.counts = layout.take<uint2>(lists * ((width + kBatchChoose - 1) / kBatchChoose));
+  lookup_.counts =
+      layout.take<unsigned long long>(lists * ((width + kBatchChoose - 1) / kBatchChoose));
   if (setup_.lookups[0].rule == LookupRule::kBudget) {
     lookup_.scores = layout.take<float>(pairs * width);
     lookup_.state = layout.take<uint2>(pairs);

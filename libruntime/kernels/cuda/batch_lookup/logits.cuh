@@ -44,6 +44,14 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   if (first < own.rows) fetch(begin);  // no earlier kernel writes centroids
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
+  // Of the kernel that comes next: nothing is counted yet.
+  if (first == 0 && k + 1 == p.levels) {
+    const int choosing = call.choose_tiles(k);
+    for (int i = part * Tile::kThreads + static_cast<int>(threadIdx.x); i < choosing;
+         i += parts * Tile::kThreads) {
+      call.counts[int64_t{own.list} * choosing + i] = 0;
+    }
+  }
   if (first >= own.rows) return;
   const uint32_t* words = k == 0 ? nullptr : own.words(call, k);
   const auto query_at = [&](int r) -> int64_t {

@@ -10,9 +10,7 @@ namespace sqz::cuda::prefill {
 inline constexpr int kRows = 128;         // query rows of a tile, 64 a consumer warpgroup
 inline constexpr int kConsumerWarps = 8;  // two warpgroups
 inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
-inline constexpr int kProducerRegisters = 24;
-inline constexpr int kConsumerRegisters = 240;
-inline constexpr int kSharedLimit = 232448;  // of a block, compute capability 9.0
+inline constexpr int kSharedLimit = 232448;                 // of a block, compute capability 9.0
 // A row's maximum is moved only when a logit exceeds it by this power of two: weights of up to
 // 2^8 cost no precision and rescaling becomes rare.
 inline constexpr float kSlack = 8;
@@ -48,7 +46,11 @@ struct Config {
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
   static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / (2 * kTileBytes);
-  static constexpr int kStages = kFit < 4 ? kFit : 4;
+  static constexpr int kMost = kKeys > 64 ? 4 : 6;
+  static constexpr int kStages = kFit < kMost ? kFit : kMost;
+  // Of a thread. Fetching many short runs wants more than 24.
+  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : 224;
+  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : 56;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 

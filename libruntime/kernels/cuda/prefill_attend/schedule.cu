@@ -20,6 +20,11 @@ constexpr int kLeastPart = 8;   // tiles of keys: below, the merge costs more th
 constexpr int kItemCost = 1;    // in tiles of keys: beginning and end of an item
 constexpr int kPartCost = 3;    // writing and merging of a partial state
 
+// Those costs in a call's own tiles: of narrow calls these are a third as large.
+__device__ __forceinline__ uint32_t own_tiles(const AttendParams& params, int tiles) {
+  return params.narrow ? 3 * tiles : tiles;
+}
+
 struct Schedule {
   unsigned long long total;  // of all items, in tiles of keys
   uint32_t longest;          // list, in tiles of keys
@@ -79,8 +84,8 @@ __device__ __forceinline__ uint32_t warp_scan(uint32_t value) {
 
 // How long parts in descending order take on `machines`: machine m + 1 of them and the one after
 // share. All lanes of a warp, two buckets each.
-__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t machines,
-                             unsigned long long total) {
+__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t item_cost,
+                             uint32_t machines, unsigned long long total) {
   static_assert(kBuckets == 64);
   const int first = 2 * (threadIdx.x & 31);
   const uint32_t counts[2] = {histogram[first], histogram[first + 1]};
@@ -89,7 +94,7 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
   for (int i = 0; i < 2; ++i) {
     before += counts[i];
     const uint32_t cost =
-        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + kItemCost;
+        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + item_cost;
     if (counts[i] != 0) worst = max(worst, ((before - 1) / machines + 1) * cost);
   }
   return __reduce_max_sync(~0u, worst);
@@ -100,6 +105,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   __shared__ Schedule shared;
   const int thread = threadIdx.x;
   const int32_t groups = params.blocks.count * params.kv_heads;
+  const uint32_t item_cost = own_tiles(params, kItemCost);
   if (thread == 0) {
     shared.total = 0;
     shared.longest = 1;
@@ -118,7 +124,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   uint32_t longest = 1;
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
     const Group group = group_of(i);
-    total += static_cast<unsigned long long>(group.cost + kItemCost) * group.tiles;
+    total += static_cast<unsigned long long>(group.cost + item_cost) * group.tiles;
     longest = max(longest, static_cast<uint32_t>(group.cost));
   }
   // One addition a warp: 64 bits wide they are slow where many threads want the same place.
@@ -134,7 +140,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
     const uint32_t share = static_cast<uint32_t>(shared.total / machines) + 1;
     const uint32_t parts_of_32[kCandidates] = {0, 36, 33, 32, 24, 16, 12, 8};
     const uint32_t limit = thread == 0 ? shared.longest : (share * parts_of_32[thread] + 31) / 32;
-    shared.limits[thread] = max(limit, static_cast<uint32_t>(kLeastPart));
+    shared.limits[thread] = max(limit, own_tiles(params, kLeastPart));
   }
   __syncthreads();
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
@@ -145,15 +151,15 @@ __global__ void __launch_bounds__(kScheduleThreads)
       atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
                 static_cast<uint32_t>(group.tiles * parts));
       if (parts > 1) {
-        atomicAdd(&shared.overhead[c], static_cast<uint32_t>(group.tiles * parts * kPartCost));
+        atomicAdd(&shared.overhead[c], group.tiles * parts * own_tiles(params, kPartCost));
       }
     }
   }
   __syncthreads();
   if (thread < 32 * kCandidates) {
     const int c = thread / 32;
-    const uint32_t time =
-        estimate(shared.histogram[c], shared.longest, machines, shared.total + shared.overhead[c]);
+    const uint32_t time = estimate(shared.histogram[c], shared.longest, item_cost, machines,
+                                   shared.total + shared.overhead[c]);
     if (thread % 32 == 0) shared.makespan[c] = time;
   }
   __syncthreads();
