@@ -149,52 +149,68 @@ __device__ void pass_on(const BatchLookup& call, const BatchList& own, int k, co
   for (uint32_t child = offsets[0]; child < offsets[1]; ++child) children[child] = word;
 }
 
+constexpr int kMostRequests = 32;  // of a list
+
 struct Rows {
-  float lse[kBatchRows * kMostGroup];  // [request][kHeads], with log2 T for the rule kThreshold
-  uint32_t faults;                     // bits of requests
+  float lse[kMostRequests * kMostGroup];  // [request][kHeads], with log2 T for the rule kThreshold
+  uint32_t faults;                        // bits of requests
 };
 
 // Denominators of the list's rows; bits of the requests where one is NaN or infinite. A head that
 // the group lacks has an infinite one, so that it has no share in what is chosen. A warp a row,
-// some at once.
+// eight under way at once.
 template <int kHeads>
 __device__ void find_denominators(const BatchLookup& call, const BatchList& own, int parts,
                                   const Place& at, float log_threshold, Rows& rows) {
-  constexpr int kRowsAtOnce = 8;
+  constexpr int kAtOnce = 8;
   static_assert(kBatchParts <= 64);
   if (at.thread == 0) rows.faults = 0;
-  for (int i = at.thread; i < own.requests * kHeads; i += kBatchChoose) rows.lse[i] = INFINITY;
+  for (int i = at.thread; i < kMostRequests * kHeads; i += kBatchChoose) rows.lse[i] = INFINITY;
   __syncthreads();
 #pragma unroll 1
-  for (int first = at.warp * kRowsAtOnce; first < own.rows; first += kWarps * kRowsAtOnce) {
-    float2 part[kRowsAtOnce][2];
+  for (int first = at.warp * kAtOnce; first < own.rows; first += kWarps * kAtOnce) {
+    float2 part[kAtOnce][2];
+    float maximum[kAtOnce], sum[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       const float2* sums = call.sums + own.row(call, min(first + i, own.rows - 1)) * kBatchParts;
+      part[i][0] = sums[min(at.lane, parts - 1)];
+      part[i][1] = sums[min(at.lane + 32, parts - 1)];
+    }
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        part[i][j] = sums[min(at.lane + 32 * j, parts - 1)];
-        if (at.lane + 32 * j >= parts) part[i][j].y = 0;
+    for (int i = 0; i < kAtOnce; ++i) {
+      maximum[i] = fmaxf(kLowestLogit, fmaxf(part[i][0].x, part[i][1].x));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(~0u, maximum[i], step));
       }
     }
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      float maximum = fmaxf(kLowestLogit, fmaxf(part[i][0].x, part[i][1].x));
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
-      }
-      float sum = part[i][0].y * exp2f(part[i][0].x - maximum) +
-                  part[i][1].y * exp2f(part[i][1].x - maximum);
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      // Nothing alive: no logit will be compared with it.
-      const float lse = sum == 0 ? 0 : maximum + log2f(sum);
-      const int r = first + i, group = call.lookup.group;
-      if (r >= own.rows || at.lane != 0) continue;
-      rows.lse[r / group * kHeads + r % group] = lse + log_threshold;
-      if (!(fabsf(lse) <= FLT_MAX)) atomicOr(&rows.faults, 1u << (r / group));
+    for (int i = 0; i < kAtOnce; ++i) {
+      sum[i] = at.lane < parts ? part[i][0].y * exp2f(part[i][0].x - maximum[i]) : 0;
+      sum[i] += at.lane + 32 < parts ? part[i][1].y * exp2f(part[i][1].x - maximum[i]) : 0;
     }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], step);
+    }
+    // Lane i ends row i.
+    float top = maximum[0], total = sum[0];
+#pragma unroll
+    for (int i = 1; i < kAtOnce; ++i) {
+      top = at.lane == i ? maximum[i] : top;
+      total = at.lane == i ? sum[i] : total;
+    }
+    const int r = first + at.lane, group = call.lookup.group;
+    if (at.lane >= kAtOnce || r >= own.rows) continue;
+    // Nothing alive: no logit will be compared with it.
+    const float lse = total == 0 ? 0 : top + log2f(total);
+    rows.lse[r / group * kHeads + r % group] = lse + log_threshold;
+    if (!(fabsf(lse) <= FLT_MAX)) atomicOr(&rows.faults, 1u << (r / group));
   }
   __syncthreads();
 }
@@ -231,7 +247,7 @@ __global__ void __launch_bounds__(kBatchChoose)
   uint32_t word = 0;
 #pragma unroll 1
   for (int begin = 0; begin < own.requests; begin += kAtOnce) {
-    // Without branches, so that loads are under way together.
+    // Loads without branches before or after them are under way together.
     float y[kAtOnce][kHeads];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -242,23 +258,20 @@ __global__ void __launch_bounds__(kBatchChoose)
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int request = begin + i;
-      if (request >= own.requests) break;
       float top = -INFINITY, sum = 0;
 #pragma unroll
       for (int g = 0; g < kHeads; ++g) {
-        y[i][g] -= rows.lse[request * kHeads + g];
+        y[i][g] -= rows.lse[(begin + i) * kHeads + g];
         // As 2^(log2 S - log2 T) with 1: what overflows is chosen, what underflows is far from it.
         if (kThreshold) y[i][g] = ptx::ex2_approx(y[i][g]);
         top = fmaxf(top, y[i][g]);
       }
+#pragma unroll
+      for (int g = 0; g < kHeads; ++g) sum += kThreshold ? y[i][g] : exp2f(y[i][g] - top);
       if constexpr (kThreshold) {
-#pragma unroll
-        for (int g = 0; g < kHeads; ++g) sum += y[i][g];
-        if ((p.mean ? sum : top) >= enough) word |= 1u << request;
-      } else if (is) {
-#pragma unroll
-        for (int g = 0; g < kHeads; ++g) sum += exp2f(y[i][g] - top);
+        word |= ((p.mean ? sum : top) >= enough ? 1u : 0u) << (begin + i);
+      } else if (is && begin + i < own.requests) {
+        const int request = begin + i;
         const int64_t pair = static_cast<int64_t>(own.first + request) * p.kv_heads + own.head;
         const float score = p.mean ? top + log2f(sum) - log_group : top;
         call.scores[pair * p.width + cluster] = (alive >> request & 1) != 0 ? score : -INFINITY;

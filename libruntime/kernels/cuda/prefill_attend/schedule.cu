@@ -25,7 +25,13 @@ __device__ __forceinline__ uint32_t own_tiles(const AttendParams& params, int ti
   return params.narrow ? 3 * tiles : tiles;
 }
 
+// A list's keys and tiles of query rows, read once for the first lists.
+struct ListSize {
+  int32_t keys, tiles;
+};
+
 struct Schedule {
+  ListSize lists[kScheduleThreads];
   unsigned long long total;  // of all items, in tiles of keys
   uint32_t longest;          // list, in tiles of keys
   uint32_t limits[kCandidates];
@@ -43,19 +49,20 @@ struct Group {
 };
 
 // Lists head after head: blocks of one head share keys.
-__device__ Group group_at(const AttendParams& params, int32_t index) {
-  Group group;
-  group.kv_head = index / params.blocks.count;
-  group.block = index % params.blocks.count;
-  const int32_t list = group.block * params.kv_heads + group.kv_head;
+__device__ ListSize size_at(const AttendParams& params, int32_t index) {
+  const int32_t kv_head = index / params.blocks.count, block = index % params.blocks.count;
+  const int32_t list = block * params.kv_heads + kv_head;
   const int32_t selected = params.selected.runs == nullptr
                                ? params.slots
                                : static_cast<int32_t>(params.selected.totals[list]);
-  group.keys = params.exact + selected;
-  group.cost = (group.keys + params.tile_keys - 1) / params.tile_keys;
-  const int32_t tokens = block_of(params.blocks, group.block).y;
-  group.tiles = (tokens + params.tiles.tokens - 1) / params.tiles.tokens;
-  return group;
+  const int32_t tokens = block_of(params.blocks, block).y;
+  return {params.exact + selected, (tokens + params.tiles.tokens - 1) / params.tiles.tokens};
+}
+
+__device__ Group group_at(const AttendParams& params, const Schedule& shared, int32_t index) {
+  const ListSize size = index < kScheduleThreads ? shared.lists[index] : size_at(params, index);
+  return {index % params.blocks.count, index / params.blocks.count, size.keys,
+          (size.keys + params.tile_keys - 1) / params.tile_keys, size.tiles};
 }
 
 __device__ __forceinline__ int32_t parts_of(const Group& group, uint32_t limit) {
@@ -117,9 +124,8 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   begin_dependent();
   __syncthreads();
-  // What every thread asks for three times, read once.
-  const Group first = thread < groups ? group_at(params, thread) : Group{};
-  const auto group_of = [&](int32_t i) { return i == thread ? first : group_at(params, i); };
+  if (thread < groups) shared.lists[thread] = size_at(params, thread);
+  const auto group_of = [&](int32_t i) { return group_at(params, shared, i); };
   unsigned long long total = 0;
   uint32_t longest = 1;
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
@@ -143,16 +149,15 @@ __global__ void __launch_bounds__(kScheduleThreads)
     shared.limits[thread] = max(limit, own_tiles(params, kLeastPart));
   }
   __syncthreads();
-  for (int32_t i = thread; i < groups; i += kScheduleThreads) {
-    const Group group = group_of(i);
+  for (int32_t i = thread; i < groups * kCandidates; i += kScheduleThreads) {
+    const Group group = group_of(i / kCandidates);
+    const int c = i % kCandidates;
     if (group.tiles == 0) continue;
-    for (int c = 0; c < kCandidates; ++c) {
-      const int32_t parts = parts_of(group, shared.limits[c]);
-      atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
-                static_cast<uint32_t>(group.tiles * parts));
-      if (parts > 1) {
-        atomicAdd(&shared.overhead[c], group.tiles * parts * own_tiles(params, kPartCost));
-      }
+    const int32_t parts = parts_of(group, shared.limits[c]);
+    atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
+              static_cast<uint32_t>(group.tiles * parts));
+    if (parts > 1) {
+      atomicAdd(&shared.overhead[c], group.tiles * parts * own_tiles(params, kPartCost));
     }
   }
   __syncthreads();
@@ -175,52 +180,53 @@ __global__ void __launch_bounds__(kScheduleThreads)
     if (thread == 31) shared.items = end;
   }
   __syncthreads();
-  for (int32_t i = thread; i < groups; i += kScheduleThreads) {
-    const Group group = group_of(i);
-    if (group.tiles == 0) continue;
+  // Where lists are few, some lanes write the items of one.
+  int lanes = 32;
+  while (lanes > 1 && groups * lanes > kScheduleThreads) lanes /= 2;
+  const int lane = thread % lanes;
+  for (int32_t first = 0; first < groups; first += kScheduleThreads / lanes) {
+    const int32_t i = first + thread / lanes;
+    const Group group = i < groups ? group_of(i) : Group{};
     const int32_t parts = parts_of(group, shared.limits[best]);
-    const int32_t part_tiles = tiles_of_part(group, parts);
-    const int bucket = bucket_of(part_tiles, shared.longest);
-    uint32_t at = atomicAdd(&shared.cursor[bucket], static_cast<uint32_t>(group.tiles * parts));
-    uint32_t slot = 0;
+    const int32_t part_tiles = tiles_of_part(group, parts), items = group.tiles * parts;
     const bool partial = parts > 1 || params.narrow;
-    if (partial) {
-      slot = atomicAdd(&shared.slots, static_cast<uint32_t>(group.tiles * parts));
-      uint32_t split = atomicAdd(&shared.splits, static_cast<uint32_t>(group.tiles));
-      for (int32_t tile = 0; tile < group.tiles; ++tile, ++split) {
-        SplitTile& to = params.splits[split];
-        to.block = group.block;
-        to.kv_head = group.kv_head;
-        to.tile = tile;
-        to.slot = static_cast<int32_t>(slot) + tile * parts;
-        to.parts = parts;
-        for (int32_t& unused : to.unused) unused = 0;  // items are read whole
+    uint32_t at = 0, slot = 0, split = 0;
+    if (lane == 0 && items > 0) {
+      at = atomicAdd(&shared.cursor[bucket_of(part_tiles, shared.longest)],
+                     static_cast<uint32_t>(items));
+      if (partial) {
+        slot = atomicAdd(&shared.slots, static_cast<uint32_t>(items));
+        split = atomicAdd(&shared.splits, static_cast<uint32_t>(group.tiles));
       }
     }
-    for (int32_t part = 0; part < parts; ++part) {
+    at = __shfl_sync(~0u, at, 0, lanes);
+    slot = __shfl_sync(~0u, slot, 0, lanes);
+    split = __shfl_sync(~0u, split, 0, lanes);
+    // Items are read whole, with what is not used.
+    for (int32_t tile = lane; partial && tile < group.tiles; tile += lanes) {
+      params.splits[split + tile] = {
+          group.block, group.kv_head, tile, static_cast<int32_t>(slot) + tile * parts, parts, {}};
+    }
+    for (int32_t item = lane; item < items; item += lanes) {
+      const int32_t part = item / group.tiles, tile = item % group.tiles;
       const int32_t begin = min(part * part_tiles * params.tile_keys, group.keys);
       const int32_t end = min((part + 1) * part_tiles * params.tile_keys, group.keys);
-      for (int32_t tile = 0; tile < group.tiles; ++tile, ++at) {
-        WorkItem& to = params.items[at];
-        to.block = group.block;
-        to.kv_head = group.kv_head;
-        to.tile = tile;
-        to.begin = begin;
-        to.end = end;
-        to.slot = partial ? static_cast<int32_t>(slot) + tile * parts + part : -1;
-        for (int32_t& unused : to.unused) unused = 0;  // items are read whole
-      }
+      params.items[at + item] = {
+          group.block, group.kv_head,
+          tile,        begin,
+          end,         partial ? static_cast<int32_t>(slot) + tile * parts + part : -1,
+          {}};
     }
   }
+  __syncthreads();
   if (thread == 0) {
     if (params.counters != nullptr && params.selected.runs == nullptr) {
       atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
     }
     params.counts->items = shared.items;
     params.counts->next = 0;
+    params.counts->splits = shared.splits;
   }
-  __syncthreads();
-  if (thread == 0) params.counts->splits = shared.splits;
 }
 
 }  // namespace
