@@ -98,8 +98,7 @@ Status BatchServer::attend(const AttendCall& call, const LookupParams* lookup,
   const auto stream = static_cast<cudaStream_t>(call.stream);
   PrefillAttend attend;
   attend.shape = shape_;
-  attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
-                 layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
+  attend.keys = prefill_keys(layer);
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
     const int64_t skip = first * model.query_heads * model.head_dim * dtype_size(call.dtype);

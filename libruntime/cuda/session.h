@@ -53,7 +53,6 @@ class CudaSession final : public ServingSession {
   Status fill_offsets();
   Status create_batch();
   Status create_servers_of_blocks(const SelectionRequest& request);
-  void set_levels(int64_t layer, const SelectionRequest& request);
   size_t lay_out(void* base);
 
   Counters counters_of(int64_t layer, const DeviceCounters& found) const;
