@@ -127,6 +127,7 @@ struct IndexMetadata : FileOrigin {
   std::optional<LayerBudgets> layer_budgets;  // none: every layer alike
   std::optional<PrunedPolicy> pruned;         // if the partition is kPruned
   JsonText build;  // parameters and seed as given, for people and for `info`
+  JsonText chat;   // the turns that the text stands in (formats/chat_format.h); null: none
 };
 
 struct LevelView {

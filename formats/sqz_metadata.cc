@@ -269,6 +269,7 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
         JsonText({{"selector", p.selector}, {"budget", p.budget}, {"keep", p.keep}}).str();
   }
   if (m.layer_budgets) out["layer_budgets"] = to_json(*m.layer_budgets).str();
+  if (!m.chat.is_null()) out["chat"] = m.chat.str();
   return out;
 }
 
@@ -307,6 +308,7 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   m.key_calibration = in.flag("key_calibration");
   m.heavy_hitters = in.flag("heavy_hitters");
   if (m.partition == Partition::kPruned) in.parse("pruned", m.pruned, pruned_from_json);
+  if (in.has("chat")) m.chat = JsonText(in.json("chat").root());
   if (in.has("layer_budgets")) in.parse("layer_budgets", m.layer_budgets, budgets_from_json);
   SQZ_RETURN_IF_ERROR(in.status());
   SQZ_RETURN_IF_ERROR(check_metadata(m, path + ": __metadata__", Code::kCorrupt));

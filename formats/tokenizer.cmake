@@ -7,3 +7,5 @@ sqz_library(sqz_tokenizer
   tokenizer_json.cc tokenizer_normalizer.cc tokenizer_pattern.cc tokenizer_post_processor.cc
   tokenizer_regex.cc tokenizer_sentencepiece.cc tokenizer_unicode.cc utf8.cc
   LINK sqz_base PkgConfig::PCRE2 PkgConfig::UTF8PROC)
+# sqz_chat: the turns of a chat around context and question.
+sqz_library(sqz_chat chat_format.cc LINK sqz_index_format sqz_tokenizer)

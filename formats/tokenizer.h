@@ -18,6 +18,12 @@
 
 namespace sqz {
 
+// A piece of a text to encode.
+struct TextPart {
+  std::string_view text;
+  bool special = true;  // whether special tokens that are written out in it are recognised
+};
+
 class Tokenizer {
  public:
   // Loads DIR/tokenizer.json, else DIR/tokenizer.model; `path` may also name the file itself. What
@@ -36,6 +42,13 @@ class Tokenizer {
   // it; user-defined pieces are recognised. A tokenizer.json's truncation and padding are ignored.
   virtual Status encode(std::string_view text, bool add_special,
                         std::vector<int32_t>& ids) const = 0;
+
+  // Appends the ids of the parts one after the other, which are one text: a token may begin in one
+  // part and end in the next. Adds no special tokens. kUnsupported but for a tokenizer.json.
+  virtual Status encode_parts(std::span<const TextPart>, std::vector<int32_t>&) const {
+    return {Code::kUnsupported,
+            "this tokenizer recognises no special tokens in a text: a tokenizer.json is needed"};
+  }
 
   // The text of `ids`; special tokens are left out unless asked for. Bytes that do not form valid
   // UTF-8 are replaced by U+FFFD, as `tokenizers` does. An id outside the vocabulary is

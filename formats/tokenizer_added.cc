@@ -13,18 +13,11 @@ constexpr char kWordCharacter[] = "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}
 // In bytes. Finding tokens takes up to so many steps at each byte of a text.
 constexpr size_t kLongestToken = 1024;
 
-// Unicode White_Space.
-bool is_space(uint32_t code) {
-  return (code >= 0x9 && code <= 0xd) || code == 0x20 || code == 0x85 || code == 0xa0 ||
-         code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 ||
-         code == 0x202f || code == 0x205f || code == 0x3000;
-}
-
 size_t skip_spaces_back(std::string_view text, size_t offset, size_t limit) {
   while (offset > limit) {
     const size_t before = previous_char(text, offset);
     size_t at = before;
-    if (!is_space(next_char(text, at))) break;
+    if (!is_white_space(next_char(text, at))) break;
     offset = before;
   }
   return offset;
@@ -33,7 +26,7 @@ size_t skip_spaces_back(std::string_view text, size_t offset, size_t limit) {
 size_t skip_spaces(std::string_view text, size_t offset) {
   while (offset < text.size()) {
     size_t behind = offset;
-    if (!is_space(next_char(text, behind))) break;
+    if (!is_white_space(next_char(text, behind))) break;
     offset = behind;
   }
   return offset;
@@ -55,6 +48,29 @@ Result<AddedToken> parse_token(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(token.rstrip, object.boolean("rstrip", false));
   SQZ_ASSIGN_OR_RETURN(token.normalized, object.boolean("normalized", !token.special));
   return token;
+}
+
+// Makes one piece of neighbours that are no tokens.
+void join_texts(std::vector<Piece>& pieces, TextStore& store) {
+  std::vector<Piece> out;
+  for (size_t i = 0; i < pieces.size();) {
+    size_t end = i + 1;
+    Piece piece = pieces[i];
+    if (piece.token < 0) {
+      while (end < pieces.size() && pieces[end].token < 0) ++end;
+    }
+    if (end > i + 1) {
+      std::string& text = store.emplace_back();
+      for (; i < end; ++i) {
+        text += pieces[i].text;
+        piece.special = piece.special && pieces[i].special;
+      }
+      piece.text = text;
+    }
+    out.push_back(piece);
+    i = end;
+  }
+  pieces = std::move(out);
 }
 
 }  // namespace
@@ -102,7 +118,8 @@ Status AddedTokens::split(const Piece& piece, const ByteTrie& patterns,
   size_t covered = 0;
   const auto keep_until = [&](size_t end) {
     if (covered < end) {
-      out.push_back({text.substr(covered, end - covered), -1, piece.at_start && covered == 0});
+      out.push_back(
+          {text.substr(covered, end - covered), -1, piece.at_start && covered == 0, piece.special});
     }
   };
   for (size_t at = 0; at < text.size() && !patterns.empty();) {
@@ -111,6 +128,7 @@ Status AddedTokens::split(const Piece& piece, const ByteTrie& patterns,
     at = std::max(end, at + 1);
     if (match.length == 0) continue;
     const AddedToken& token = tokens_[static_cast<size_t>(match.value)];
+    if (token.special && !piece.special) continue;
     if (token.single_word) {
       SQZ_ASSIGN_OR_RETURN(const bool alone, stands_alone(text, found, end));
       if (!alone) continue;
@@ -123,10 +141,13 @@ Status AddedTokens::split(const Piece& piece, const ByteTrie& patterns,
   return {};
 }
 
-Status AddedTokens::extract(std::string_view text, const Normalizer& normalizer,
+Status AddedTokens::extract(std::span<const TextPart> parts, const Normalizer& normalizer,
                             std::vector<Piece>& pieces, TextStore& store) const {
   std::vector<Piece> raw;
-  SQZ_RETURN_IF_ERROR(split(Piece{text, -1, true}, raw_, raw));
+  for (const TextPart& part : parts) {
+    SQZ_RETURN_IF_ERROR(split(Piece{part.text, -1, raw.empty(), part.special}, raw_, raw));
+  }
+  join_texts(raw, store);
   for (Piece& piece : raw) {
     if (piece.token >= 0) {
       pieces.push_back(piece);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/byte_trie.h"
+#include "formats/tokenizer.h"
 #include "formats/tokenizer_steps.h"
 
 namespace sqz {
@@ -31,9 +32,11 @@ class AddedTokens {
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
-  // Cuts `text` at the added tokens and normalises what is between them. No piece is empty.
-  Status extract(std::string_view text, const Normalizer& normalizer, std::vector<Piece>& pieces,
-                 TextStore& store) const;
+  // Cuts the text at the added tokens and normalises what is between them. No piece is empty.
+  // Special tokens are text where their part says so, and where they are looked for in normalised
+  // text that such a part belongs to.
+  Status extract(std::span<const TextPart> parts, const Normalizer& normalizer,
+                 std::vector<Piece>& pieces, TextStore& store) const;
 
  private:
   Status split(const Piece& piece, const ByteTrie& patterns, std::vector<Piece>& out) const;

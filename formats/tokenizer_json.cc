@@ -25,7 +25,13 @@ class JsonTokenizer : public Tokenizer {
  public:
   static Result<std::unique_ptr<Tokenizer>> parse(const JsonObject& root, std::string hash);
 
-  Status encode(std::string_view text, bool add_special, std::vector<int32_t>& ids) const override;
+  Status encode(std::string_view text, bool add_special, std::vector<int32_t>& ids) const override {
+    const TextPart part{text};
+    return encode_text({&part, 1}, add_special, ids);
+  }
+  Status encode_parts(std::span<const TextPart> parts, std::vector<int32_t>& ids) const override {
+    return encode_text(parts, false, ids);
+  }
   Result<std::string> decode(std::span<const int32_t> ids, bool keep_special) const override;
   int64_t vocab_size() const override { return vocab_size_; }
   std::optional<int32_t> token_to_id(std::string_view token) const override;
@@ -39,7 +45,9 @@ class JsonTokenizer : public Tokenizer {
   explicit JsonTokenizer(Bpe bpe) : bpe_(std::move(bpe)) {}
 
   Status index_tokens(const JsonObject& root);
-  Status encode_pieces(std::string_view text, std::vector<int32_t>& ids) const;
+  Status encode_text(std::span<const TextPart> parts, bool add_special,
+                     std::vector<int32_t>& ids) const;
+  Status encode_pieces(std::span<const TextPart> parts, std::vector<int32_t>& ids) const;
 
   Bpe bpe_;
   Normalizer normalizer_;  // may be empty, as the two below
@@ -106,10 +114,11 @@ std::optional<int32_t> JsonTokenizer::token_to_id(std::string_view token) const 
   return std::nullopt;
 }
 
-Status JsonTokenizer::encode_pieces(std::string_view text, std::vector<int32_t>& ids) const {
+Status JsonTokenizer::encode_pieces(std::span<const TextPart> parts,
+                                    std::vector<int32_t>& ids) const {
   TextStore store;
   std::vector<Piece> pieces;
-  SQZ_RETURN_IF_ERROR(added_.extract(text, normalizer_, pieces, store));
+  SQZ_RETURN_IF_ERROR(added_.extract(parts, normalizer_, pieces, store));
   if (pre_tokenizer_) SQZ_RETURN_IF_ERROR(pre_tokenizer_(pieces, store));
   BpeEncoder encoder(bpe_);
   for (const Piece& piece : pieces) {
@@ -122,13 +131,17 @@ Status JsonTokenizer::encode_pieces(std::string_view text, std::vector<int32_t>&
   return {};
 }
 
-Status JsonTokenizer::encode(std::string_view text, bool add_special,
-                             std::vector<int32_t>& ids) const {
-  if (const auto offset = find_invalid_utf8(text)) {
-    return {Code::kInvalidArgument, concat("text: not valid UTF-8 at byte ", *offset)};
+Status JsonTokenizer::encode_text(std::span<const TextPart> parts, bool add_special,
+                                  std::vector<int32_t>& ids) const {
+  size_t bytes = 0;
+  for (const TextPart& part : parts) {
+    if (const auto offset = find_invalid_utf8(part.text)) {
+      return {Code::kInvalidArgument, concat("text: not valid UTF-8 at byte ", *offset)};
+    }
+    bytes += part.text.size();
   }
-  if (text.size() > kLongestText) {
-    return Refuse{"text", Code::kInvalidArgument}("length", concat(text.size(), " bytes"),
+  if (bytes > kLongestText) {
+    return Refuse{"text", Code::kInvalidArgument}("length", concat(bytes, " bytes"),
                                                   "at most 1 GiB");
   }
   const size_t before = ids.size();
@@ -137,7 +150,7 @@ Status JsonTokenizer::encode(std::string_view text, bool add_special,
   };
   try {
     add(affixes_.before);
-    Status status = encode_pieces(text, ids);
+    Status status = encode_pieces(parts, ids);
     if (!status.ok()) {
       ids.resize(before);
       return status;
@@ -145,7 +158,7 @@ Status JsonTokenizer::encode(std::string_view text, bool add_special,
     add(affixes_.after);
   } catch (const std::bad_alloc&) {
     ids.resize(before);
-    return {Code::kOutOfMemory, concat("out of memory while encoding ", text.size(), " bytes")};
+    return {Code::kOutOfMemory, concat("out of memory while encoding ", bytes, " bytes")};
   }
   return {};
 }

@@ -35,6 +35,7 @@ struct Piece {
   std::string_view text;
   int32_t token = -1;     // the id of an added token; such a piece is not cut further
   bool at_start = false;  // begins where the caller's text begins
+  bool special = true;    // special tokens are looked for in it
 };
 // Owns text that steps make; what it holds stays where it is.
 using TextStore = std::deque<std::string>;

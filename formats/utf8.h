@@ -29,6 +29,13 @@ inline size_t previous_char(std::string_view text, size_t offset) {
   return offset;
 }
 
+// Unicode White_Space.
+inline bool is_white_space(uint32_t code) {
+  return (code >= 0x9 && code <= 0xd) || code == 0x20 || code == 0x85 || code == 0xa0 ||
+         code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 ||
+         code == 0x202f || code == 0x205f || code == 0x3000;
+}
+
 void append_utf8(uint32_t code_point, std::string& out);
 
 // `bytes` with every maximal ill-formed part replaced by one U+FFFD (Unicode chapter 3.9, "maximal

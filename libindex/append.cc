@@ -142,6 +142,7 @@ BuildOptions options_of(const SqzFile& index, const QmodelFile& qmodel) {
   out.calibrate_keys = metadata.key_calibration;
   out.heavy_hitters = metadata.heavy_hitters;
   out.layer_budgets = metadata.layer_budgets;
+  out.chat = metadata.chat;
   return out;
 }
 

@@ -45,6 +45,7 @@ struct BuildOptions {
   const QmodelFile* qmodel = nullptr;
   bool keep_kv = true;  // false: no clustered keys and values in the file (sink and tail stay)
   std::optional<LayerBudgets> layer_budgets;  // to embed: sessions spread their budget by it
+  JsonText chat;                              // as IndexMetadata::chat
   std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)
   int gpu = 0;                  // number of the CUDA device, for engines that use one
   // Leave whole layers in "PATH.tmp.resume" if the build is killed or fails, and take over those

@@ -170,6 +170,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   metadata.key_calibration = options.calibrate_keys && any_sparse;
   metadata.heavy_hitters = options.heavy_hitters && any_sparse;
   metadata.layer_budgets = options.layer_budgets;
+  metadata.chat = options.chat;
   if (options.partition == Partition::kPages) {
     metadata.page_size = options.page_size;
     metadata.has_value_means = false;

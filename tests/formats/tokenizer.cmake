@@ -7,3 +7,4 @@ if(NOT SQZ_SANITIZE)
   sqz_executable(tokenizer_bench ${PROJECT_SOURCE_DIR}/tests/bench/tokenizer_bench.cc
     LINK sqz_tokenizer)
 endif()
+sqz_test(chat_format_test chat_format_test.cc LABELS unit LINK sqz_chat)

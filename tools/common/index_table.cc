@@ -95,6 +95,7 @@ JsonMembers index_json(const SqzFile& file, const Calibration& calibration) {
           {"pages", shape.pages},
           {"key_calibration", metadata.key_calibration},
           {"heavy_hitters", metadata.heavy_hitters},
+          {"chat", metadata.chat},
           {"layer_budgets", metadata.layer_budgets ? to_json(*metadata.layer_budgets) : JsonText()},
           {"pruned", pruned_json(metadata)},
           {"levels", metadata.levels},
@@ -146,6 +147,11 @@ Rows index_rows(const SqzFile& file, const Calibration& calibration) {
     rows.emplace_back("layer budgets",
                       concat(budgets.allocation, ", keys of ", budgets.context, ": ",
                              list_text(budgets.budget), ", ", budgets.uniform_budget, " a layer"));
+  }
+  if (!metadata.chat.is_null()) {
+    const JsonDocument chat = metadata.chat.parsed();
+    const JsonValue* name = chat.root().find("name");
+    rows.emplace_back("chat", name != nullptr ? std::string(name->string()) : "--chat-format");
   }
   for (auto& row : member_rows("build", metadata.build)) rows.push_back(std::move(row));
   return rows;

@@ -5,28 +5,17 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "formats/base/file.h"
+#include "formats/chat_format.h"
 
 namespace sqz {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kMostConfig = 64 << 20;  // bytes of a tokenizer_config.json
-
 // "owner/name", as hubs call their models.
 bool is_hub_name(const std::string& path) {
   return std::count(path.begin(), path.end(), '/') == 1 && path.find_first_of("./~") > 0 &&
          path.back() != '/';
-}
-
-// Whether there is a "chat_template" that is not null.
-bool names_chat_template(const std::string& json) {
-  constexpr std::string_view kKey = "\"chat_template\"";
-  const size_t at = json.find(kKey);
-  if (at == std::string::npos) return false;
-  const size_t value = json.find_first_not_of(" \t\r\n:", at + kKey.size());
-  return value != std::string::npos && json.compare(value, 4, "null") != 0;
 }
 
 }  // namespace
@@ -51,15 +40,11 @@ Status check_model_folder(const std::string& path) {
 }
 
 void warn_of_chat_template(const std::string& path) {
-  Env& env = Env::posix();
-  const auto config = read_text_file(env, path + "/tokenizer_config.json", kMostConfig);
-  if (!env.exists(path + "/chat_template.jinja") &&
-      !(config.ok() && names_chat_template(*config))) {
-    return;
-  }
+  const auto text = read_chat_template(path);
+  if (!text.ok() || text->empty()) return;
   spdlog::warn(
       "{}: the model has a chat template, which is not applied: texts and prompts are taken "
-      "as they are, turn markers included",
+      "as they are, turn markers included; sqz-index build --chat applies it",
       path);
 }
 

@@ -51,11 +51,13 @@ Result<std::vector<std::string>> read_prompts(Env& env, const std::vector<std::s
 
 Result<std::vector<std::vector<int32_t>>> encode_prompts(const Tokenizer& tokenizer,
                                                          const std::vector<std::string>& prompts,
-                                                         int64_t vocab_size) {
+                                                         int64_t vocab_size,
+                                                         const std::optional<ChatFormat>& chat) {
   std::vector<std::vector<int32_t>> out;
   for (size_t i = 0; i < prompts.size(); ++i) {
     std::vector<int32_t>& ids = out.emplace_back();
-    const Status status = tokenizer.encode(prompts[i], false, ids);
+    const Status status = chat ? encode_question(tokenizer, *chat, prompts[i], ids)
+                               : tokenizer.encode(prompts[i], false, ids);
     if (!status.ok()) {
       return Status(Code::kCorrupt, concat("prompt ", i + 1, ": ", status.message()));
     }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "formats/base/file.h"
+#include "formats/chat_format.h"
 #include "formats/tokenizer.h"
 
 namespace sqz {
@@ -16,9 +17,9 @@ namespace sqz {
 Result<std::vector<std::string>> read_prompts(Env& env, const std::vector<std::string>& paths);
 
 // The token ids of each, without the tokenizer's special tokens: prompts follow a fixed context
-// that has them. Ids are checked against `vocab_size`.
-Result<std::vector<std::vector<int32_t>>> encode_prompts(const Tokenizer& tokenizer,
-                                                         const std::vector<std::string>& prompts,
-                                                         int64_t vocab_size);
+// that has them; or in the user's turn of `chat`. Ids are checked against `vocab_size`.
+Result<std::vector<std::vector<int32_t>>> encode_prompts(
+    const Tokenizer& tokenizer, const std::vector<std::string>& prompts, int64_t vocab_size,
+    const std::optional<ChatFormat>& chat = std::nullopt);
 
 }  // namespace sqz

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "formats/base/file.h"
+#include "formats/utf8.h"
 
 namespace sqz {
 namespace {
@@ -58,6 +59,10 @@ Result<std::string> read_document(const std::string& path) {
   return read_text_file(Env::posix(), path);
 }
 
+Status no_text(std::span<const Document> documents) {
+  return {Code::kCorrupt, bad_field(documents.front().path, "text", "nothing", "some text")};
+}
+
 }  // namespace
 
 Result<std::vector<Document>> find_documents(const std::vector<std::string>& arguments) {
@@ -103,7 +108,25 @@ Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
     }
   }
   if (text_bytes > 0 && !ids.empty()) return ids;
-  return Status(Code::kCorrupt, bad_field(documents.front().path, "text", "nothing", "some text"));
+  return no_text(documents);
+}
+
+Result<std::vector<int32_t>> encode_chat(const Tokenizer& tokenizer,
+                                         std::span<const Document> documents,
+                                         const ChatFormat& chat) {
+  std::string all;
+  for (const Document& document : documents) {
+    SQZ_ASSIGN_OR_RETURN(const std::string text, read_document(document.path));
+    if (const auto bad = find_invalid_utf8(text)) {
+      return Status(Code::kCorrupt,
+                    concat(document.path, ": text: not valid UTF-8 at byte ", *bad));
+    }
+    all += text;
+  }
+  if (all.empty()) return no_text(documents);
+  std::vector<int32_t> ids;
+  SQZ_RETURN_IF_ERROR(encode_context(tokenizer, chat, all, ids));
+  return ids;
 }
 
 Status check_ids(std::span<const int32_t> ids, const ModelDescription& model,

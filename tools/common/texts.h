@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/chat_format.h"
 #include "formats/model_description.h"
 #include "formats/tokenizer.h"
 
@@ -28,6 +29,10 @@ std::vector<std::string> paths_of(std::span<const Document> documents);
 Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
                                               std::span<const Document> documents,
                                               int64_t max_tokens);
+// The documents as one text in the context's turn of a chat.
+Result<std::vector<int32_t>> encode_chat(const Tokenizer& tokenizer,
+                                         std::span<const Document> documents,
+                                         const ChatFormat& chat);
 
 // Ids inside the model's vocabulary, at least one. `source` names where they come from ("the
 // tokenizer of DIR", "F.npy"), `model_path` the model.

@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "formats/base/stopwatch.h"
+#include "formats/chat_format.h"
 #include "formats/checkpoint.h"
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
@@ -26,6 +27,7 @@ namespace {
 // Everything that is opened once, whatever the number of prompts.
 struct Opened {
   std::unique_ptr<Tokenizer> tokenizer;
+  std::optional<ChatFormat> chat;  // the turns that prompts are put into
   std::unique_ptr<Runner> runner;
   std::unique_ptr<IndexContext> context;
   double load_seconds = 0;
@@ -60,10 +62,24 @@ Status check_index(const sqz_index_info& index, const ModelDescription& model,
                  "; use the model that the index was built with, or build it again")};
 }
 
+// The turns that the index was built with, if prompts are to be put into them.
+Result<std::optional<ChatFormat>> open_chat(const GenerateArguments& arguments) {
+  if (!arguments.chat.value_or(true)) return std::optional<ChatFormat>();
+  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
+  SQZ_ASSIGN_OR_RETURN(std::optional<ChatFormat> chat, chat_of(*index));
+  if (!chat && arguments.chat) {
+    return Status(Code::kMismatch,
+                  concat(arguments.index,
+                         ": the index was built without --chat: its text stands in "
+                         "no turn; build it with --chat"));
+  }
+  if (!chat) warn_of_chat_template(arguments.model);
+  return chat;
+}
+
 Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& context) {
   const Stopwatch watch;
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
-  warn_of_chat_template(arguments.model);
   SelectorOptions selector = arguments.selector;
   if (arguments.dense) selector.selector = "dense";
   SQZ_ASSIGN_OR_RETURN(const auto index, OpenIndex::open(arguments.index));
@@ -72,6 +88,7 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
   Opened out;
   SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
   SQZ_RETURN_IF_ERROR(check_index(index->info(), model, *out.tokenizer, arguments));
+  SQZ_ASSIGN_OR_RETURN(out.chat, open_chat(arguments));
   SQZ_RETURN_IF_ERROR(load_layers(selector, model));
   SQZ_ASSIGN_OR_RETURN(sqz_session_options session,
                        session_options(selector, context.options.threads));
@@ -90,7 +107,8 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
 Result<std::vector<int32_t>> encode_prompt(const Opened& opened, const std::string& prompt,
                                            const std::string& model_path) {
   std::vector<int32_t> ids;  // no BOS: the fixed context before it has it
-  const Status status = opened.tokenizer->encode(prompt, false, ids);
+  const Status status = opened.chat ? encode_question(*opened.tokenizer, *opened.chat, prompt, ids)
+                                    : opened.tokenizer->encode(prompt, false, ids);
   if (!status.ok()) return Status(status.code(), concat("prompt: ", status.message()));
   if (ids.empty()) return Status(Code::kInvalidArgument, "the prompt is empty");
   const ModelDescription& model = opened.runner->config().description;
@@ -273,6 +291,9 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
                  "What to answer; none or -: one prompt a line of standard input. May be repeated")
       ->take_all()
       ->allow_extra_args(false);
+  app.add_flag_function(
+      "--chat,!--no-chat", [&arguments](int64_t count) { arguments.chat = count > 0; },
+      "Put prompts into the user's turn of a chat (default: if the index was built with --chat)");
   app.add_flag("--dense", arguments.dense, "Read everything: the reference (--selector dense)");
   app.add_flag("-e,--escapes", arguments.escapes,
                "Read \\n, \\t, \\r and \\\\ in prompts and stops");
@@ -302,6 +323,9 @@ Status run_generate(const GenerateArguments& arguments, const ToolContext& conte
   GenerateArguments seeded = arguments;
   seeded.generate.seed = context.options.seed;
   SQZ_ASSIGN_OR_RETURN(const Opened opened, open_all(seeded, context));
+  if (opened.chat) {
+    SQZ_ASSIGN_OR_RETURN(seeded.generate.stop, end_tokens(*opened.tokenizer, *opened.chat));
+  }
   std::vector<std::string> prompts = arguments.prompts;
   if (prompts.empty()) prompts.emplace_back("-");
   if (prompts.size() == 1 && prompts.front() != "-") {

@@ -15,6 +15,7 @@ struct GenerateArguments {
   std::string model, index;
   std::vector<std::string> prompts;  // none, or "-": one a line of standard input
   bool dense = false, escapes = false;
+  std::optional<bool> chat;  // put prompts into the user's turn; none: if the index has turns
   std::string run_dtype = "f32";
   std::vector<std::string> stop;
   GenerateOptions generate;

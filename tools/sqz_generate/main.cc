@@ -5,9 +5,9 @@ int main(int argc, char** argv) {
   sqz::Tool tool(
       "sqz-generate",
       "Answers prompts over the fixed context of an index, reading the part that matters.",
-      "A prompt follows the fixed context and is encoded without special tokens. At a terminal\n"
-      "Ctrl-C ends an answer, and a second one the loop. Refused: an index of another model or\n"
-      "tokenizer.\n"
+      "A prompt follows the fixed context and is encoded without special tokens; over an index\n"
+      "built with --chat it stands in the user's turn. At a terminal Ctrl-C ends an answer, and a\n"
+      "second one the loop. Refused: an index of another model or tokenizer.\n"
       "\n"
       "Result: text, tokens[], stop_reason, budget{asked, delivered}, keep{asked, delivered},\n"
       "dense_fallback, seconds{load, prefill, decode}; of several prompts an event `answer` each,\n"

@@ -16,7 +16,9 @@ struct AppendArguments {
 Status run_append(const AppendArguments& arguments, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
   const IndexMetadata& metadata = index->metadata();
-  SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
+  SQZ_ASSIGN_OR_RETURN(Source source, Source::open(arguments.source));
+  SQZ_ASSIGN_OR_RETURN(std::optional<ChatFormat> chat, chat_of(*index));
+  if (arguments.source.tokens.empty()) SQZ_RETURN_IF_ERROR(source.set_chat(std::move(chat)));
   SQZ_RETURN_IF_ERROR(
       check_same_model(metadata.model, source.model().description, arguments.index));
   SQZ_ASSIGN_OR_RETURN(const FixedTokens tokens, source.tokens(source.documents()));

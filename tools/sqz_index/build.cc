@@ -202,27 +202,30 @@ void print_total(const std::vector<JsonMembers>& built, int64_t tokens, uint64_t
 }
 
 Result<CalibrationPrompts> calibration_prompts(const BuildArguments& arguments,
-                                               const ModelDescription& model) {
+                                               const Source& source) {
   CalibrationPrompts out;
   out.answer_tokens = arguments.answer_tokens;
   if (arguments.calibrate_with.empty()) return out;
   SQZ_ASSIGN_OR_RETURN(const auto prompts, read_prompts(Env::posix(), arguments.calibrate_with));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.source.model));
-  SQZ_ASSIGN_OR_RETURN(out.prompts, encode_prompts(*tokenizer, prompts, model.vocab_size));
+  SQZ_ASSIGN_OR_RETURN(
+      out.prompts,
+      encode_prompts(*tokenizer, prompts, source.model().description.vocab_size, source.chat()));
   return out;
 }
 
 Status build_from_texts(const BuildArguments& arguments, const ToolContext& context) {
   QmodelFile qmodel;
   SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
-  if (!source.documents().empty()) warn_of_chat_template(arguments.source.model);
-  SQZ_ASSIGN_OR_RETURN(
-      const BuildOptions options,
-      full_options(arguments, context.options, source.model().description, qmodel));
+  if (!source.documents().empty() && !source.chat()) {
+    warn_of_chat_template(arguments.source.model);
+  }
+  SQZ_ASSIGN_OR_RETURN(BuildOptions options, full_options(arguments, context.options,
+                                                          source.model().description, qmodel));
+  options.chat = source.chat_json();
   SQZ_ASSIGN_OR_RETURN(std::vector<Job> jobs, make_jobs(source, arguments));
   SQZ_RETURN_IF_ERROR(check_jobs(jobs, source, arguments, options));
-  SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts,
-                       calibration_prompts(arguments, source.model().description));
+  SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts, calibration_prompts(arguments, source));
   if (arguments.dry_run) return dry_run(jobs, source.model(), arguments, options, context);
 
   std::unique_ptr<Runner> runner;
@@ -291,6 +294,14 @@ void add_build_command(Tool& tool) {
       "--tokens takes one dimension of int32, int64, uint32 or uint16.\n"
       "--calibrate-with needs the room of a second index on the disk while it runs.\n"
       "\n"
+      "--chat is for instruct models: the texts stand in the system turn of the model's\n"
+      "chat template (Mistral before version 7: in the user's), which the index stores,\n"
+      "and sqz-generate puts each prompt into the user's turn. Templates of Llama 3,\n"
+      "Mistral and ChatML (Qwen) are known. For any other, --chat-format F.json gives\n"
+      "the texts around the turns: {\"before\": \"\", \"between\": \"\", \"after\": \"\",\n"
+      "\"end\": [tokens that end an answer], \"trim\": false}; `python -m sqz.chat MODEL`\n"
+      "writes it. Special tokens that a text spells out are text.\n"
+      "\n"
       "Without --resume a build that is killed leaves nothing. With it, whole layers\n"
       "stay in OUTPUT.tmp.resume, and the same command takes them over: the model runs\n"
       "again, they are not clustered again, and the bytes are those of one run. An\n"
@@ -316,6 +327,7 @@ void add_build_command(Tool& tool) {
       "\n"
       "Examples:\n"
       "  sqz-index build --model MODEL book.txt -o book.sqz\n"
+      "  sqz-index build --model MODEL book.txt -o book.sqz --chat\n"
       "  sqz-index build --model MODEL docs/ --separate -o indexes/\n"
       "  sqz-index build --model MODEL book.txt -o book.sqz --dry-run\n"
       "  sqz-index build --model MODEL book.txt -o book.sqz --calibrate-with "

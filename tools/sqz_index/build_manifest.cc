@@ -36,6 +36,8 @@ class Corpus {
       SQZ_ASSIGN_OR_RETURN(source_, Source::open_model(arguments_.source, true));
       SQZ_ASSIGN_OR_RETURN(options_, full_options(arguments_, context_.options,
                                                   source_->model().description, qmodel_));
+      options_.chat = source_->chat_json();
+      if (!source_->chat()) warn_of_chat_template(arguments_.source.model);
     }
     SQZ_ASSIGN_OR_RETURN(const Source source, source_->with(entry.texts, entry.tokens));
     SQZ_ASSIGN_OR_RETURN(const FixedTokens tokens, source.tokens(source.documents()));

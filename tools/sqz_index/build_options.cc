@@ -22,6 +22,11 @@ std::vector<double> default_fractions(int levels) {
 void add_build_options(CLI::App& app, BuildArguments& arguments) {
   BuildOptions& build = arguments.build;
   add_source_options(app, arguments.source);
+  app.add_flag("--chat", arguments.source.chat,
+               "Put the texts into a turn of the model's chat template");
+  app.add_option("--chat-format", arguments.source.chat_format,
+                 "--chat, with the texts around the turns in this file")
+      ->type_name("F.json");
   app.add_option("--capture", arguments.capture, "Keys and values (.h5) instead of a model");
   app.add_option("--manifest", arguments.manifest, "A corpus (.jsonl): one index a line");
   app.add_option(
@@ -111,6 +116,11 @@ Status check_arguments(const BuildArguments& arguments) {
     return {Code::kInvalidArgument,
             "--capture brings model, tokens and keys with it: pass no --model, --tokens, "
             "--max-tokens or text beside it"};
+  }
+  if (from_capture && (source.chat || !source.chat_format.empty())) {
+    return {Code::kInvalidArgument,
+            "--capture brings its tokens with it, which no turn can be put around: build from the "
+            "model with --chat"};
   }
   if (from_capture && !arguments.calibrate_with.empty()) {
     return {Code::kInvalidArgument,

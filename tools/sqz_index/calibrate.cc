@@ -35,10 +35,12 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   SQZ_ASSIGN_OR_RETURN(const auto prompts, read_prompts(Env::posix(), arguments.prompts));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.source.model));
   SQZ_RETURN_IF_ERROR(check_tokenizer(*index, *tokenizer, arguments.source.model));
+  SQZ_ASSIGN_OR_RETURN(const std::optional<ChatFormat> chat, chat_of(*index));
   CalibrationPrompts calibration;
   calibration.answer_tokens = arguments.answer_tokens;
-  SQZ_ASSIGN_OR_RETURN(calibration.prompts,
-                       encode_prompts(*tokenizer, prompts, index->metadata().model.vocab_size));
+  SQZ_ASSIGN_OR_RETURN(
+      calibration.prompts,
+      encode_prompts(*tokenizer, prompts, index->metadata().model.vocab_size, chat));
   SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, arguments.prompts));
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,

@@ -5,6 +5,21 @@
 
 namespace sqz {
 
+namespace {
+
+Result<std::optional<ChatFormat>> load_chat(const SourceOptions& options) {
+  if (!options.chat && options.chat_format.empty()) return std::optional<ChatFormat>();
+  if (options.chat_format.empty()) {
+    SQZ_ASSIGN_OR_RETURN(ChatFormat chat, load_chat_format(options.model));
+    return std::optional(std::move(chat));
+  }
+  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(Env::posix(), options.chat_format));
+  SQZ_ASSIGN_OR_RETURN(ChatFormat chat, parse_chat_format(text, options.chat_format));
+  return std::optional(std::move(chat));
+}
+
+}  // namespace
+
 void add_source_options(CLI::App& app, SourceOptions& options) {
   app.add_option("TEXT", options.texts,
                  "Text files, or folders of them (recursive, sorted); - reads standard input");
@@ -43,12 +58,24 @@ Result<Source> Source::open_model(const SourceOptions& options, bool tokenizer) 
   out.model_ = checkpoint->config();
   if (tokenizer) {
     SQZ_ASSIGN_OR_RETURN(out.tokenizer_, Tokenizer::load(options.model));
+    SQZ_ASSIGN_OR_RETURN(std::optional<ChatFormat> chat, load_chat(options));
+    SQZ_RETURN_IF_ERROR(out.set_chat(std::move(chat)));
   }
   return out;
 }
 
+Status Source::set_chat(std::optional<ChatFormat> chat) {
+  if (chat) SQZ_RETURN_IF_ERROR(end_tokens(*tokenizer_, *chat).status());
+  chat_ = std::move(chat);
+  return {};
+}
+
 Result<Source> Source::with(const std::vector<std::string>& texts,
                             const std::string& tokens) const {
+  if (!tokens.empty() && (options_.chat || !options_.chat_format.empty())) {
+    return Status(Code::kInvalidArgument,
+                  concat(tokens, ": token ids are taken as they are: pass texts with --chat"));
+  }
   Source out = *this;
   out.options_.texts = texts;
   out.options_.tokens = tokens;
@@ -62,13 +89,15 @@ Result<FixedTokens> Source::tokens(std::span<const Document> documents) const {
   FixedTokens out;
   const bool texts = options_.tokens.empty();
   if (texts) {
-    SQZ_ASSIGN_OR_RETURN(out.ids, encode_documents(*tokenizer_, documents, options_.max_tokens));
+    SQZ_ASSIGN_OR_RETURN(out.ids,
+                         chat_ ? encode_chat(*tokenizer_, documents, *chat_)
+                               : encode_documents(*tokenizer_, documents, options_.max_tokens));
     out.tokenizer_hash = tokenizer_->hash();
   } else {
     SQZ_ASSIGN_OR_RETURN(out.ids, read_npy_tokens(Env::posix(), options_.tokens));
-    const auto limit = static_cast<size_t>(options_.max_tokens);
-    if (limit > 0 && out.ids.size() > limit) out.ids.resize(limit);
   }
+  const auto limit = static_cast<size_t>(options_.max_tokens);
+  if (limit > 0 && out.ids.size() > limit) out.ids.resize(limit);
   const std::string source = texts ? "the tokenizer of " + options_.model : options_.tokens;
   SQZ_RETURN_IF_ERROR(check_tokens(out.ids, model_.description, source, options_.model));
   return out;

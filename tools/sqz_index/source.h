@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/chat_format.h"
 #include "formats/checkpoint.h"
 #include "formats/tokenizer.h"
 #include "tools/common/model_options.h"
@@ -21,6 +22,8 @@ struct SourceOptions {
   std::vector<std::string> texts;  // files, folders, "-"
   std::string tokens;              // F.npy
   int64_t max_tokens = 0;          // 0: all
+  bool chat = false;               // texts stand in a turn of the model's chat template
+  std::string chat_format;         // or of this file's (.json)
   std::string run_dtype;           // "f32", "bf16"; empty: f32 on the CPU, bf16 on a GPU
 };
 
@@ -42,6 +45,11 @@ class Source {
   Result<Source> with(const std::vector<std::string>& texts, const std::string& tokens) const;
 
   const ModelConfig& model() const { return model_; }
+  // The turn that texts stand in; none if they are taken as they are.
+  const std::optional<ChatFormat>& chat() const { return chat_; }
+  JsonText chat_json() const { return chat_ ? to_json(*chat_) : JsonText(); }
+  // Puts texts into a turn, or into none. kMismatch if the tokenizer lacks its tokens.
+  Status set_chat(std::optional<ChatFormat> chat);
   // Every file found under the arguments; empty if ids were given.
   const std::vector<Document>& documents() const { return documents_; }
   // Every file that is read for its tokens.
@@ -53,6 +61,7 @@ class Source {
   SourceOptions options_;
   ModelConfig model_;
   std::shared_ptr<const Tokenizer> tokenizer_;  // of texts
+  std::optional<ChatFormat> chat_;
   std::vector<Document> documents_;
 };
 

@@ -1,0 +1,62 @@
+// The turns of a chat as an instruct model was trained on them: the texts around a fixed context
+// and a question.
+//
+//   before  CONTEXT  between  QUESTION  after  ANSWER  end
+//
+// They come from a table of families, which a model folder's chat template is recognised by (no
+// Jinja is run), or from a JSON object {"before", "between", "after", "end": [], "trim"}, the last
+// two of which may be left out. An index that was built with them stores that object
+// (docs/format.md).
+//
+// Special tokens are written out in the texts and recognised there. In context and question they
+// are text.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/base/file.h"
+#include "formats/base/json.h"
+#include "formats/sqz_file.h"
+#include "formats/tokenizer.h"
+
+namespace sqz {
+
+struct ChatFormat {
+  std::string name;                   // of the family; empty if a file gave it
+  std::string before;                 // with BOS, if the template has one
+  std::string between;                // ends the context's turn and begins the question's
+  std::string after;                  // ends the question's turn and begins the answer's
+  std::vector<std::string> end = {};  // tokens that end an answer, beside the model's EOS
+  bool trim = false;                  // context and question lose the white space at both ends
+};
+
+// The Jinja text of `folder`'s chat_template.jinja, else of "chat_template" in its
+// tokenizer_config.json; "" if there is none. kCorrupt for JSON that cannot be read.
+Result<std::string> read_chat_template(const std::string& folder, Env& env = Env::posix());
+
+// What the template of a model folder writes for a system turn with the context (Mistral before
+// version 7: the beginning of the user's turn) and a user's turn with the question. kNotFound
+// without a template; kUnsupported for one that is not recognised.
+Result<ChatFormat> load_chat_format(const std::string& folder, Env& env = Env::posix());
+
+// From JSON text, which `label` names in messages, and back.
+Result<ChatFormat> parse_chat_format(std::string_view json, const std::string& label);
+JsonText to_json(const ChatFormat& chat);
+// What an index was built with; none if without.
+Result<std::optional<ChatFormat>> chat_of(const SqzFile& index);
+
+// Append the ids of a context in its turn and of a question in its own. A tokenizer.model without
+// tokenizer.json is kUnsupported, an empty text kInvalidArgument.
+Status encode_context(const Tokenizer& tokenizer, const ChatFormat& chat, std::string_view context,
+                      std::vector<int32_t>& ids);
+Status encode_question(const Tokenizer& tokenizer, const ChatFormat& chat,
+                       std::string_view question, std::vector<int32_t>& ids);
+
+// The ids of `chat.end`. kMismatch if one is no token of the tokenizer.
+Result<std::vector<int32_t>> end_tokens(const Tokenizer& tokenizer, const ChatFormat& chat);
+
+}  // namespace sqz
