@@ -7,6 +7,7 @@
 #include "libindex/cuda/kmeans/sm90/kernel.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/driver.h"
+#include "libruntime/kernels/cuda/prefill_common/ring.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
@@ -28,20 +29,6 @@ struct Blocks {
     blocks.total = blocks.per_head * params.heads;
     blocks.tiles = (params.clusters + Config::kTile - 1) / Config::kTile;
     return blocks;
-  }
-};
-
-// A stage of the ring and the parity of its current round.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
   }
 };
 

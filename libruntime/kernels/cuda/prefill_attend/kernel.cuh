@@ -224,8 +224,8 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
       ptx::shared_address(shared.queries) + (kNarrow ? 0 : 64 * warpgroup) * kRowBytes);
   const uint64_t first_keys =
       ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.keys[0]));
-  const uint64_t first_values = ptx::transposed_descriptor<kRowBytes>(
-      ptx::shared_address(shared.values[0]), kKeys * kRowBytes);
+  const uint64_t first_values =
+      ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.values[0]), kKeys * kRowBytes);
   auto stage_of = [](int stage) {
     return static_cast<uint64_t>(stage * (Config::kTileBytes >> 4));
   };

@@ -14,18 +14,6 @@ namespace sqz::cuda::ptx {
 template <class T, int N>
 struct WgmmaProduct;
 
-// A B operand whose N dimension is contiguous (V of attention: rows of keys): chunks of kRowBytes
-// of every row, swizzled over their own length; the chunks are `chunk_bytes` apart.
-template <int kRowBytes>
-__device__ __forceinline__ uint64_t transposed_descriptor(uint32_t address, uint32_t chunk_bytes) {
-  static_assert(kRowBytes == 64 || kRowBytes == 128);
-  constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
-  constexpr uint64_t kGroupBytes = 8 * kRowBytes;
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
-         (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | ((kGroupBytes >> 4) << 32) |
-         (kSwizzle << 62);
-}
-
 // clang-format off
 #define SQZ_NAMES0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define SQZ_NAMES1 "%8, %9, %10, %11, %12, %13, %14, %15"
