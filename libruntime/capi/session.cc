@@ -170,6 +170,7 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stat
     out.bytes_read = sum.bytes_read;
     out.bytes_dense = sum.bytes_dense;
     out.least_budget = s.plan().least_budget;
+    out.route = s.route();
     return sqz::capi::write_struct(out, "stats", stats);
   });
 }

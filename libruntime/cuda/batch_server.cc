@@ -75,7 +75,8 @@ size_t BatchServer::lay_out(void* base) {
   lookup_.logits = layout.take<float>(rows * lookup_.stride);
   lookup_.sums = layout.take<float2>(rows * kBatchParts);
   lookup_.words = layout.take<uint32_t>(2 * lists * width);
-  lookup_.counts = layout.take<uint2>(lists * ((width + kBatchChoose - 1) / kBatchChoose));
+  lookup_.counts =
+      layout.take<unsigned long long>(lists * ((width + kBatchChoose - 1) / kBatchChoose));
   if (setup_.lookups[0].rule == LookupRule::kBudget) {
     lookup_.scores = layout.take<float>(pairs * width);
     lookup_.state = layout.take<uint2>(pairs);
@@ -97,8 +98,7 @@ Status BatchServer::attend(const AttendCall& call, const LookupParams* lookup,
   const auto stream = static_cast<cudaStream_t>(call.stream);
   PrefillAttend attend;
   attend.shape = shape_;
-  attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
-                 layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
+  attend.keys = prefill_keys(layer);
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
     const int64_t skip = first * model.query_heads * model.head_dim * dtype_size(call.dtype);

@@ -40,6 +40,11 @@ PrefillShape prefill_shape(const IndexMetadata& metadata) {
           static_cast<float>(metadata.model.attention_scale)};
 }
 
+PrefillKeys prefill_keys(const DeviceLayer& layer) {
+  return {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
+          layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
+}
+
 // Everything; from null it only counts.
 size_t PrefillServer::lay_out(void* base) {
   const int64_t layers = std::ssize(setup_.index->layers);
@@ -179,12 +184,13 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
   const auto stream = static_cast<cudaStream_t>(call.stream);
   PrefillAttend attend;
   attend.shape = shape_;
-  attend.keys = {layer.keys,       layer.values,       static_cast<int32_t>(layer.slots),
-                 layer.exact_keys, layer.exact_values, static_cast<int32_t>(layer.exact)};
+  attend.keys = prefill_keys(layer);
   if (call.cache != nullptr) {
     SQZ_RETURN_IF_ERROR(gather(call));
-    attend.keys = {keys_,       values_,       static_cast<int32_t>(layer.slots),
-                   exact_keys_, exact_values_, static_cast<int32_t>(layer.exact)};
+    attend.keys.keys = keys_;
+    attend.keys.values = values_;
+    attend.keys.exact_keys = exact_keys_;
+    attend.keys.exact_values = exact_values_;
   }
   const bool looks_up = selects && setup_.known == nullptr;
   waves_.list(call);

@@ -31,8 +31,9 @@ struct PrefillSetup {
   Device device;
 };
 
-// Of the layers of an index.
+// Of the layers of an index; what of them is on the GPU.
 PrefillShape prefill_shape(const IndexMetadata& metadata);
+PrefillKeys prefill_keys(const DeviceLayer& layer);
 
 class PrefillServer {
  public:

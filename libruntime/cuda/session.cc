@@ -19,18 +19,18 @@ bool has_blocks(const AttendCall& call) {
 
 }  // namespace
 
-CudaSession::Path CudaSession::path_of(const AttendCall& call) const {
+CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
-  if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Path::kPlain;
+  if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Route::kPlain;
   // The selector ideal selects for each token by itself, as decoding does.
   if (has_blocks(call) && !(selecting && is_ideal())) {
-    if (prefill_ != nullptr && prefill_->serves(call)) return Path::kPrefill;
-    if (plain_ != nullptr) return Path::kPlain;
+    if (prefill_ != nullptr && prefill_->serves(call)) return Route::kPrefill;
+    if (plain_ != nullptr) return Route::kPlain;
   }
   if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
-    return Path::kBatch;
+    return Route::kBatch;
   }
-  return Path::kDecode;
+  return Route::kDecode;
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
@@ -123,17 +123,20 @@ Status CudaSession::attend(const AttendCall& call) {
   if (selects(call.layer) && static_ != nullptr) SQZ_RETURN_IF_ERROR(count_known(call));
   const bool looks_up = selects(call.layer) && static_ == nullptr;
   unsigned long long* counters = &counters_[call.layer].selections;
-  switch (path_of(call)) {
-    case Path::kPrefill:
+  switch (route_of(call)) {
+    case Route::kPrefill:
+      route_ = "prefill-sm90";
       return prefill_->attend(call, selects(call.layer), counters);
-    case Path::kPlain:
+    case Route::kPlain:
+      route_ = "prefill-sm80";
       return plain_->attend(call, attend_params(call, 0, call.tokens), looks_up, counters);
-    case Path::kBatch: {
+    case Route::kBatch: {
+      route_ = "batch";
       const LookupParams lookup = lookup_params(call, 0, call.tokens);
       return batch_->attend(call, looks_up ? &lookup : nullptr, counters);
     }
-    case Path::kDecode:
-      break;
+    case Route::kDecode:
+      route_ = "decode";
   }
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
@@ -185,16 +188,16 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   const CurrentDevice current(device());
   const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
   const int64_t slots = uploaded_->layer(call.layer).slots;
-  const Path path = path_of(call);
+  const Route route = route_of(call);
   runs_.assign(heads, {});
   estimated_.assign(heads, {});
   if (!selects(call.layer)) {
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (static_ != nullptr) {
     runs_ = static_->runs(call.layer);
-  } else if (path == Path::kPrefill && selector_ == SelectorKind::kSqueezed) {
+  } else if (route == Route::kPrefill && selector_ == SelectorKind::kSqueezed) {
     SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));
-  } else if (path == Path::kPrefill || path == Path::kPlain) {
+  } else if (route == Route::kPrefill || route == Route::kPlain) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, plain_->select(call));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
     SQZ_ASSIGN_OR_RETURN(estimated_, plain_->estimated(call.layer));

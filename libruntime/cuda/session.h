@@ -34,6 +34,7 @@ class CudaSession final : public ServingSession {
   int64_t max_tokens() const override { return max_tokens_; }
   int64_t max_request_tokens() const override { return max_request_tokens_; }
   int device() const override { return uploaded_->device(); }
+  const char* route() const override { return route_; }
   // Both wait for the GPU.
   Result<Counters> totals(int64_t layer) override;
   Status clear_totals() override;
@@ -52,19 +53,18 @@ class CudaSession final : public ServingSession {
   Status fill_offsets();
   Status create_batch();
   Status create_servers_of_blocks(const SelectionRequest& request);
-  void set_levels(int64_t layer, const SelectionRequest& request);
   size_t lay_out(void* base);
 
   Counters counters_of(int64_t layer, const DeviceCounters& found) const;
   bool selects(int64_t layer) const;
   // Which kernels serve a call: the one place that decides.
-  enum class Path {
+  enum class Route {
     kDecode,   // a token a request; each reads its own selection
     kBatch,    // a token a request; what any of them selected is read once
     kPrefill,  // requests of several tokens: sm90
     kPlain,    // the same on any GPU, and what the others do not do
   };
-  Path path_of(const AttendCall& call) const;
+  Route route_of(const AttendCall& call) const;
   Status check_call(const AttendCall& call) const;
   LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
@@ -80,6 +80,7 @@ class CudaSession final : public ServingSession {
   SelectorKind selector_;
   int64_t block_, max_tokens_, max_request_tokens_;
   int64_t wave_ = 1;  // most requests of one launch
+  const char* route_ = "";
   TeamSizes team_sizes_;
   Device gpu_;
   // Served by the plain kernels in any case: what is estimated, and everything.

@@ -18,23 +18,72 @@ constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
 static_assert(kMostLevels == kMaxLevels);
 
-// Whether there are kernels for a selector. Without a default: the compiler asks for those that are
-// added.
-bool is_served(SelectorKind selector) {
+// What a selector looks up in a layer: sets `to.levels` and the levels.
+using SetLevels = void (*)(const DeviceLayer& from, const SelectionPlan& plan, int64_t layer,
+                           LookupParams& to);
+
+void set_nothing(const DeviceLayer&, const SelectionPlan&, int64_t, LookupParams& to) {
+  to.levels = 0;
+}
+
+void set_keys(const DeviceLayer& from, const SelectionPlan& plan, int64_t layer, LookupParams& to) {
+  to.levels = 1;
+  to.level[0].centroids = from.keys;
+  to.level[0].clusters = static_cast<int32_t>(from.slots);
+  to.level[0].threshold = plan.log_threshold(0, layer, 0) * kLog2E;
+}
+
+void set_buckets(const DeviceLayer& from, const SelectionPlan&, int64_t, LookupParams& to) {
+  to.levels = 1;
+  to.level[0].offsets = from.bucket_offsets;
+  to.level[0].sizes = from.bucket_sizes;
+  to.level[0].clusters = static_cast<int32_t>(from.buckets);
+}
+
+void set_pages(const DeviceLayer& from, const SelectionPlan&, int64_t, LookupParams& to) {
+  to.levels = 1;
+  to.level[0].centroids = from.page_min;
+  to.level[0].greatest = from.page_max;
+  to.level[0].offsets = from.page_offsets;
+  to.level[0].clusters = static_cast<int32_t>(from.pages);
+}
+
+void set_clusters(const DeviceLayer& from, const SelectionPlan& plan, int64_t layer,
+                  LookupParams& to) {
+  to.levels = plan.levels;
+  for (int k = 0; k < plan.levels; ++k) {
+    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - plan.levels + k)];
+    to.level[k] = {.centroids = level.centroids,
+                   .greatest = nullptr,
+                   .offsets = level.offsets,
+                   .sizes = level.sizes,
+                   .log_sizes = level.log_sizes,
+                   .clusters = static_cast<int32_t>(level.clusters),
+                   .threshold = plan.log_threshold(0, layer, k) * kLog2E};
+  }
+}
+
+// Null: there are no kernels for the selector. Without a default: the compiler asks for those that
+// are added.
+SetLevels set_levels_of(SelectorKind selector) {
   switch (selector) {
     case SelectorKind::kSqueezed:
+      return set_clusters;
     case SelectorKind::kDense:
-    case SelectorKind::kQuest:
-    case SelectorKind::kIdeal:
     case SelectorKind::kStream:
     case SelectorKind::kWindow:
     case SelectorKind::kH2o:
+      return set_nothing;
+    case SelectorKind::kQuest:
+      return set_pages;
+    case SelectorKind::kIdeal:
+      return set_keys;
     case SelectorKind::kSaap:
-      return true;
+      return set_buckets;
     case SelectorKind::kKmeans:
-      return false;
+      return nullptr;
   }
-  return false;
+  return nullptr;
 }
 
 }  // namespace
@@ -63,7 +112,7 @@ Result<std::unique_ptr<CudaSession>> CudaSession::create(std::shared_ptr<const S
     return Status(Code::kInvalidArgument,
                   concat("block: found ", options.block, ", expected 0 to ", kMostTokens));
   }
-  if (!is_served(options.selection.selector)) {
+  if (set_levels_of(options.selection.selector) == nullptr) {
     return unsupported_on_gpu("found a selector that it has no kernels for", "another");
   }
   const CurrentDevice current(uploaded->device());
@@ -142,7 +191,10 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   }
   lookups_.assign(index_->layers.size(), shape);
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
-    if (selects(l)) set_levels(l, request);
+    if (!selects(l)) continue;
+    LookupParams& lookup = lookups_[static_cast<size_t>(l)];
+    lookup.slots = static_cast<uint32_t>(uploaded_->layer(l).slots);
+    set_levels_of(selector_)(uploaded_->layer(l), plan_, l, lookup);
   }
   return {};
 }
@@ -163,49 +215,6 @@ void CudaSession::list_static_runs(const Selector& selector) {
       static_runs_[l].emplace_back(runs.begin(), runs.begin() + found.run_count);
       exact_skipped_ = found.exact_skipped;
     }
-  }
-}
-
-void CudaSession::set_levels(int64_t layer, const SelectionRequest& request) {
-  const DeviceLayer& from = uploaded_->layer(layer);
-  LookupParams& to = lookups_[static_cast<size_t>(layer)];
-  to.slots = static_cast<uint32_t>(from.slots);
-  if (is_static(selector_)) {
-    to.levels = 0;  // nothing is looked up
-    return;
-  }
-  if (is_ideal()) {
-    to.levels = 1;
-    to.level[0].centroids = from.keys;
-    to.level[0].clusters = static_cast<int32_t>(from.slots);
-    to.level[0].threshold = plan_.log_threshold(0, layer, 0) * kLog2E;
-    return;
-  }
-  if (is_saap()) {
-    to.levels = 1;
-    to.level[0].offsets = from.bucket_offsets;
-    to.level[0].sizes = from.bucket_sizes;
-    to.level[0].clusters = static_cast<int32_t>(from.buckets);
-    return;
-  }
-  if (request.selector == SelectorKind::kQuest) {
-    to.levels = 1;
-    to.level[0].centroids = from.page_min;
-    to.level[0].greatest = from.page_max;
-    to.level[0].offsets = from.page_offsets;
-    to.level[0].clusters = static_cast<int32_t>(from.pages);
-    return;
-  }
-  to.levels = plan_.levels;
-  for (int k = 0; k < plan_.levels; ++k) {
-    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - plan_.levels + k)];
-    to.level[k] = {.centroids = level.centroids,
-                   .greatest = nullptr,
-                   .offsets = level.offsets,
-                   .sizes = level.sizes,
-                   .log_sizes = level.log_sizes,
-                   .clusters = static_cast<int32_t>(level.clusters),
-                   .threshold = plan_.log_threshold(0, layer, k) * kLog2E};
   }
 }
 

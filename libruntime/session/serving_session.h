@@ -68,6 +68,8 @@ class ServingSession {
   virtual int64_t max_tokens() const = 0;          // of a call
   virtual int64_t max_request_tokens() const = 0;  // of one request of a call
   virtual int device() const = 0;                  // CUDA device; -1 = the CPU
+  // What served the last attend(), as sqz_stats says it: a static string.
+  virtual const char* route() const = 0;
   // Of one layer, or (-1) of all, added up.
   virtual Result<Counters> totals(int64_t layer) = 0;
   virtual Status clear_totals() = 0;

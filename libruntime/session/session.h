@@ -34,6 +34,7 @@ class Session final : public ServingSession {
   int64_t max_tokens() const override { return max_tokens_; }
   int64_t max_request_tokens() const override { return max_request_tokens_; }
   int device() const override { return -1; }
+  const char* route() const override { return "cpu"; }
   Result<Counters> totals(int64_t layer) override;
   Status clear_totals() override {
     reset_counters();

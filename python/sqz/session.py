@@ -45,6 +45,7 @@ class Stats:
     bytes_read: int  # keys, values, centroids, value means, first and last tokens
     bytes_dense: int  # what dense attention would have read
     least_budget: float  # a lower budget cannot be delivered
+    route: str  # what served the last call: "cpu", or which kernels of a GPU; "" before it
 
 
 class Session(Handle):
@@ -143,7 +144,7 @@ class Session(Handle):
         with self._pointer.lock:
             self._check(lib.sqz_session_stats(self._pointer.at, integer(layer), c.byref(raw)))
         values = {field.name: getattr(raw, field.name) for field in fields(Stats)}
-        return Stats(**values | {"dense_fallback": bool(raw.dense_fallback)})
+        return Stats(**values | {"dense_fallback": bool(raw.dense_fallback), "route": raw.route.decode()})
 
     def reset_stats(self) -> None:
         """Counts from 0 again."""

@@ -536,6 +536,7 @@ TEST_F(CApi, StatsReportAskedAndDelivered) {
     session.attend(windowed.args);
   }
   const sqz_stats sparse = session.stats(0);
+  EXPECT_STREQ(sparse.route, "cpu");
   EXPECT_EQ(sparse.dense_fallback, 0);
   EXPECT_EQ(sparse.asked_budget, 0.2);
   // 10 selections of 2 heads, each within half a cluster: what was asked comes out.

@@ -124,7 +124,8 @@ double sparse_flop(const Fixture& fixture, const Counters& counters) {
 JsonMembers details(Serving& serving, bool sparse) {
   const Work& work = *serving.work;
   const CurrentDevice current(work.gpu);
-  JsonMembers out = {{"clock", work.clock->summary(serving.place)}};
+  JsonMembers out = {{"clock", work.clock->summary(serving.place)},
+                     {"route", serving.sessions[0]->route()}};
   const auto counted = counters_of_a_replay(serving);
   if (counted.ok() && counted->selections > 0) {
     out.merge(delivered(*counted, work.calls));

@@ -156,6 +156,7 @@ Result<Answered> answer_prompt(const Opened& opened, const GenerateArguments& ar
   answer.finish();
   out.text = answer.text();
   SQZ_ASSIGN_OR_RETURN(out.stats, opened.context->stats());
+  spdlog::debug("route: {}", out.stats.route);
   return out;
 }
 

@@ -376,6 +376,10 @@ typedef struct sqz_stats {
   uint64_t bytes_dense; /* what dense attention would have read */
   double least_budget; /* a lower budget cannot be delivered: centroids, sink and tail cost it; 1 if
                           nothing is to be selected, 0 with thresholds */
+  const char* route;   /* what served the session's last call: "cpu", or the kernels of a GPU:
+                          "decode" (each request reads its own keys), "batch" (keys that several
+                          want are read once), "prefill-sm90", "prefill-sm80" (prompts), "" (no
+                          call yet). A static string */
 } sqz_stats;
 
 /* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a

@@ -199,6 +199,21 @@ TEST_F(Decode, ManyRequests) {
   }
 }
 
+TEST_F(Decode, Routes) {
+  const Served served = serve(shape(64, 2, {40, 211}));
+  const auto gpu = gpu_session(served, by_budget(0.1));
+  EXPECT_STREQ(gpu->route(), "");
+  DeviceCall one(served, 0, 1, DType::kBF16), many(served, 0, 16, DType::kBF16);
+  one.set_queries(make_queries(served, 0, 1, 7));
+  many.set_queries(make_queries(served, 0, 16, 7));
+  ASSERT_TRUE(gpu->attend(one.call).ok());
+  EXPECT_STREQ(gpu->route(), "decode");
+  ASSERT_TRUE(gpu->attend(many.call).ok());
+  const auto device = read_device(0);
+  ASSERT_TRUE(device.ok());
+  EXPECT_STREQ(gpu->route(), device->has_wgmma() ? "batch" : "decode");
+}
+
 TEST_F(Decode, Pages) {
   for (const int64_t page_size : {16, 7}) {
     for (int group = 0; group < 3; ++group) {

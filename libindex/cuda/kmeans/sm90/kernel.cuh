@@ -7,15 +7,13 @@
 #include "libindex/cuda/kmeans/sm90/kernel.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/driver.h"
+#include "libruntime/kernels/cuda/prefill_common/ring.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
-#include "libruntime/kernels/cuda/ptx/wgmma_m64n112k16.cuh"
-#include "libruntime/kernels/cuda/ptx/wgmma_m64n120k16.cuh"
-#include "libruntime/kernels/cuda/ptx/wgmma_m64n128k16.cuh"
-#include "libruntime/kernels/cuda/ptx/wgmma_m64n96k16.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
 
 namespace sqz::cuda::sm90 {
 
@@ -31,20 +29,6 @@ struct Blocks {
     blocks.total = blocks.per_head * params.heads;
     blocks.tiles = (params.clusters + Config::kTile - 1) / Config::kTile;
     return blocks;
-  }
-};
-
-// A stage of the ring and the parity of its current round.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
   }
 };
 
@@ -169,7 +153,8 @@ class Points {
   template <int kSlot>
   __device__ __forceinline__ void multiply(float (&tile)[Config::kTile / 2], int k,
                                            uint64_t centroids) const {
-    ptx::Wgmma<Config::kTile>::multiply(tile, fragments_[kSlot][k], centroids, k > 0);
+    ptx::WgmmaProduct<__nv_bfloat16, Config::kTile>::template multiply<0>(
+        tile, fragments_[kSlot][k], centroids, k > 0);
   }
 
  private:
@@ -192,7 +177,8 @@ class Points<Config, false> {
     constexpr int kStepsPerChunk = Config::kChunk / 16;
     const uint64_t offset =
         (k / kStepsPerChunk * kSlotRows * Config::kRowBytes + k % kStepsPerChunk * 32) >> 4;
-    ptx::Wgmma<Config::kTile>::multiply(tile, descriptors_[kSlot] + offset, centroids, k > 0);
+    ptx::WgmmaProduct<__nv_bfloat16, Config::kTile>::template multiply<0>(
+        tile, descriptors_[kSlot] + offset, centroids, k > 0);
   }
 
  private:

@@ -13,6 +13,7 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int kWarps = kBatchChoose / 32;
+constexpr uint32_t kCounted = 1u << 31;  // in the upper half of a block's counts
 
 // A block's clusters: thread t has number blockIdx.x * kBatchChoose + t of the level.
 struct Place {
@@ -58,123 +59,231 @@ struct Part {
   }
 };
 
-// Words of what was chosen become those of the children, or are counted.
+// Runs and keys of the blocks before this one, which began before it and wait for nobody behind
+// them. Their counts are 0 until they are there.
+__device__ Sums counts_before(const Place& at, const unsigned long long* counts,
+                              Sums (&shared)[kWarps]) {
+  Sums before;
+  for (int tile = at.thread; tile < at.tile; tile += kBatchChoose) {
+    unsigned long long count = 0;
+    while (count == 0) count = *static_cast<const volatile unsigned long long*>(counts + tile);
+    before.a += static_cast<uint32_t>(count >> 32) & ~kCounted;
+    before.b += static_cast<uint32_t>(count);
+  }
+  return block_sums(at, before, shared);
+}
+
+// Runs, and a word for each of their keys.
+__device__ void emit(const BatchLookup& call, const BatchList& own, const Place& at, uint32_t word,
+                     Sums (&shared)[kWarps]) {
+  const LookupParams& p = call.lookup;
+  const int finest = p.levels - 1;
+  const Part part(p.level[finest], own.head, at, word);
+  // Before this thread, and of the block.
+  const Sums one = {part.begins ? 1u : 0u, part.length};
+  Sums scan = one;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t a = __shfl_up_sync(~0u, scan.a, step), b = __shfl_up_sync(~0u, scan.b, step);
+    scan.a += at.lane >= step ? a : 0;
+    scan.b += at.lane >= step ? b : 0;
+  }
+  __syncthreads();
+  if (at.lane == 31) shared[at.warp] = scan;
+  __syncthreads();
+  Sums place = {scan.a - one.a, scan.b - one.b}, all;
+  for (int w = 0; w < kWarps; ++w) {
+    place.a += w < at.warp ? shared[w].a : 0;
+    place.b += w < at.warp ? shared[w].b : 0;
+    all.a += shared[w].a;
+    all.b += shared[w].b;
+  }
+  unsigned long long* counts = call.counts + int64_t{own.list} * gridDim.x;
+  if (at.thread == 0) {
+    *static_cast<volatile unsigned long long*>(counts + at.tile) =
+        static_cast<unsigned long long>(all.a | kCounted) << 32 | all.b;
+  }
+  const Sums before = counts_before(at, counts, shared);
+  place.a += before.a;
+  place.b += before.b;
+  if (part.begins) {
+    const int64_t run = int64_t{own.list} * call.runs.stride + place.a;
+    call.runs.runs[run] = make_uint2(part.first, part.run_length);
+    call.runs.prefix[run] = place.b;
+  }
+  uint32_t* masks = call.masks + own.list * call.mask_stride;
+#pragma unroll 4
+  for (int i = 0; i < 32; ++i) {
+    const uint32_t length = __shfl_sync(~0u, part.length, i);
+    const uint32_t first = __shfl_sync(~0u, place.b, i), mask = __shfl_sync(~0u, word, i);
+    for (uint32_t key = at.lane; key < length; key += 32) masks[call.exact + first + key] = mask;
+  }
+  // The rule kBudget has counted what its requests chose.
+  if (p.rule == LookupRule::kThreshold) {
+    const Sums keys = block_sums(at, {part.length * __popc(word), 0}, shared);
+    if (at.thread == 0) atomicAdd(&p.counters[1], static_cast<unsigned long long>(keys.a));
+  }
+  if (at.tile + 1 == static_cast<int>(gridDim.x) && at.thread == 0) {
+    call.runs.counts[own.list] = before.a + all.a;
+    call.runs.totals[own.list] = before.b + all.b;
+  }
+  if (at.tile != 0) return;
+  for (int key = at.thread; key < call.exact; key += kBatchChoose) masks[key] = own.all;
+  if (at.thread == 0 && own.head == 0 && p.rule == LookupRule::kThreshold) {
+    const int sound = own.requests - __popc(*own.faults(call, finest) & own.all);
+    atomicAdd(&p.counters[0], static_cast<unsigned long long>(sound));
+  }
+}
+
+// Words of what was chosen become those of the children, or runs.
 __device__ void pass_on(const BatchLookup& call, const BatchList& own, int k, const Place& at,
                         uint32_t word, Sums (&shared)[kWarps]) {
   const LookupParams& p = call.lookup;
   const LookupLevel& level = p.level[k];
-  if (k + 1 < p.levels) {
-    if (at.cluster >= level.clusters) return;
-    const uint32_t* offsets =
-        level.offsets + static_cast<int64_t>(own.head) * (level.clusters + 1) + at.cluster;
-    uint32_t* children = own.words(call, k + 1);
+  if (k + 1 == p.levels) return emit(call, own, at, word, shared);
+  if (at.cluster >= level.clusters) return;
+  const uint32_t* offsets =
+      level.offsets + static_cast<int64_t>(own.head) * (level.clusters + 1) + at.cluster;
+  uint32_t* children = own.words(call, k + 1);
 #pragma unroll 1
-    for (uint32_t child = offsets[0]; child < offsets[1]; ++child) children[child] = word;
-    return;
-  }
-  const Part part(level, own.head, at, word);
-  const Sums all = block_sums(at, {part.begins ? 1u : 0u, part.length}, shared);
-  const Sums keys = block_sums(at, {part.length * __popc(word), 0}, shared);
-  if (at.thread != 0) return;
-  call.counts[int64_t{own.list} * gridDim.x + at.tile] = make_uint2(all.a, all.b);
-  // The rule kBudget has counted what its requests chose.
-  if (p.rule == LookupRule::kThreshold) {
-    atomicAdd(&p.counters[1], static_cast<unsigned long long>(keys.a));
-  }
+  for (uint32_t child = offsets[0]; child < offsets[1]; ++child) children[child] = word;
 }
 
-static_assert(kBatchChoose == 2 * kBatchRows);
+constexpr int kMostRequests = 32;  // of a list
 
 struct Rows {
-  float lse[kBatchRows];
-  uint32_t faults;  // bits of requests
+  float lse[kMostRequests * kMostGroup];  // [request][kHeads], with log2 T for the rule kThreshold
+  uint32_t faults;                        // bits of requests
 };
 
-// Denominators of the list's rows; bits of the requests where one is NaN or infinite.
+// Denominators of the list's rows; bits of the requests where one is NaN or infinite. A head that
+// the group lacks has an infinite one, so that it has no share in what is chosen. A warp a row,
+// eight under way at once.
+template <int kHeads>
 __device__ void find_denominators(const BatchLookup& call, const BatchList& own, int parts,
-                                  Rows& rows) {
-  if (threadIdx.x == 0) rows.faults = 0;
+                                  const Place& at, float log_threshold, Rows& rows) {
+  constexpr int kAtOnce = 8;
+  static_assert(kBatchParts <= 64);
+  if (at.thread == 0) rows.faults = 0;
+  for (int i = at.thread; i < kMostRequests * kHeads; i += kBatchChoose) rows.lse[i] = INFINITY;
   __syncthreads();
-  // Two threads a row.
-  const int r = static_cast<int>(threadIdx.x) / 2;
-  const float2* sums = call.sums + own.row(call, min(r, own.rows - 1)) * kBatchParts;
-  float maximum = kLowestLogit, sum = 0;
-#pragma unroll 8
-  for (int part = threadIdx.x % 2; part < parts; part += 2) maximum = fmaxf(maximum, sums[part].x);
-  maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
-#pragma unroll 8
-  for (int part = threadIdx.x % 2; part < parts; part += 2) {
-    sum += sums[part].y * exp2f(sums[part].x - maximum);
-  }
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  // Nothing alive: no logit will be compared with it.
-  const float lse = sum == 0 ? 0 : maximum + log2f(sum);
-  if (r < own.rows && threadIdx.x % 2 == 0) {
-    rows.lse[r] = lse;
-    if (!(fabsf(lse) <= FLT_MAX)) atomicOr(&rows.faults, 1u << (r / call.lookup.group));
+#pragma unroll 1
+  for (int first = at.warp * kAtOnce; first < own.rows; first += kWarps * kAtOnce) {
+    float2 part[kAtOnce][2];
+    float maximum[kAtOnce], sum[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float2* sums = call.sums + own.row(call, min(first + i, own.rows - 1)) * kBatchParts;
+      part[i][0] = sums[min(at.lane, parts - 1)];
+      part[i][1] = sums[min(at.lane + 32, parts - 1)];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      maximum[i] = fmaxf(kLowestLogit, fmaxf(part[i][0].x, part[i][1].x));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(~0u, maximum[i], step));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      sum[i] = at.lane < parts ? part[i][0].y * exp2f(part[i][0].x - maximum[i]) : 0;
+      sum[i] += at.lane + 32 < parts ? part[i][1].y * exp2f(part[i][1].x - maximum[i]) : 0;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], step);
+    }
+    // Lane i ends row i.
+    float top = maximum[0], total = sum[0];
+#pragma unroll
+    for (int i = 1; i < kAtOnce; ++i) {
+      top = at.lane == i ? maximum[i] : top;
+      total = at.lane == i ? sum[i] : total;
+    }
+    const int r = first + at.lane, group = call.lookup.group;
+    if (at.lane >= kAtOnce || r >= own.rows) continue;
+    // Nothing alive: no logit will be compared with it.
+    const float lse = total == 0 ? 0 : top + log2f(total);
+    rows.lse[r / group * kHeads + r % group] = lse + log_threshold;
+    if (!(fabsf(lse) <= FLT_MAX)) atomicOr(&rows.faults, 1u << (r / group));
   }
   __syncthreads();
 }
 
-template <LookupRule kRule>
+// kHeads: a power of two, at least the group.
+template <LookupRule kRule, int kHeads>
 __global__ void __launch_bounds__(kBatchChoose)
     batch_choose_kernel(const __grid_constant__ BatchLookup call, int k, int parts) {
+  constexpr bool kThreshold = kRule == LookupRule::kThreshold;
+  constexpr int kAtOnce = 16 / kHeads;  // requests whose logits are under way together
   __shared__ Rows rows;
   __shared__ Sums shared[kWarps];
   const LookupParams& p = call.lookup;
   const LookupLevel& level = p.level[k];
   const BatchList own(call, static_cast<int>(blockIdx.y));
   const Place at;
+  const bool is = at.cluster < level.clusters;
+  const int cluster = is ? at.cluster : 0;
+  const float* logits = call.logits + own.row(call, 0) * call.stride + cluster;
+  int64_t heads[kHeads];  // where their logits are
+#pragma unroll
+  for (int g = 0; g < kHeads; ++g) heads[g] = min(g, p.group - 1) * call.stride;
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  find_denominators(call, own, parts, rows);
+  find_denominators<kHeads>(call, own, parts, at, kThreshold ? level.threshold : 0, rows);
   const uint32_t faults = (k == 0 ? 0 : *own.faults(call, k - 1)) | rows.faults;
   if (at.tile == 0 && at.thread == 0) *own.faults(call, k) = faults;
   uint32_t* words = own.words(call, k);
-  const bool is = at.cluster < level.clusters;
-  const uint32_t read = !is ? 0 : k == 0 ? own.all : words[at.cluster];
-  const int64_t of_head = static_cast<int64_t>(own.head) * level.clusters + at.cluster;
+  const uint32_t read = !is ? 0 : k == 0 ? own.all : words[cluster];
+  const int64_t of_head = static_cast<int64_t>(own.head) * level.clusters + cluster;
   const uint32_t alive = is && level.log_sizes[of_head] > -INFINITY ? read & ~faults : 0;
-  const float* logits = call.logits + own.row(call, 0) * call.stride + at.cluster;
   const float log_group = log2f(static_cast<float>(p.group));
   const float enough = p.mean ? static_cast<float>(p.group) : 1.0f;
   uint32_t word = 0;
-#pragma unroll 2
-  for (int request = 0; is && request < own.requests; ++request) {
-    const bool counts = (alive >> request & 1) != 0;
-    // The last head stands in for those that the group lacks: loads without branches are under way
-    // together.
-    float y[kMostGroup], top = -INFINITY, sum = 0;
+#pragma unroll 1
+  for (int begin = 0; begin < own.requests; begin += kAtOnce) {
+    // Loads without branches before or after them are under way together.
+    float y[kAtOnce][kHeads];
 #pragma unroll
-    for (int g = 0; g < kMostGroup; ++g) {
-      y[g] = logits[(request * p.group + min(g, p.group - 1)) * call.stride];
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float* from =
+          logits + min(begin + i, own.requests - 1) * static_cast<int64_t>(p.group) * call.stride;
+#pragma unroll
+      for (int g = 0; g < kHeads; ++g) y[i][g] = from[heads[g]];
     }
 #pragma unroll
-    for (int g = 0; g < kMostGroup; ++g) {
-      const float lse = rows.lse[request * p.group + min(g, p.group - 1)];
-      // As 2^(log2 S - log2 T) with 1: what overflows is chosen, what underflows is far from it.
-      y[g] = kRule == LookupRule::kThreshold ? ptx::ex2_approx(y[g] - (lse + level.threshold))
-                                             : y[g] - lse;
-      top = fmaxf(top, y[g]);
-    }
-    if constexpr (kRule == LookupRule::kThreshold) {
+    for (int i = 0; i < kAtOnce; ++i) {
+      float top = -INFINITY, sum = 0;
 #pragma unroll
-      for (int g = 0; g < kMostGroup; ++g) sum += g < p.group ? y[g] : 0;
-      if (counts && (p.mean ? sum : top) >= enough) word |= 1u << request;
-    } else {
+      for (int g = 0; g < kHeads; ++g) {
+        y[i][g] -= rows.lse[(begin + i) * kHeads + g];
+        // As 2^(log2 S - log2 T) with 1: what overflows is chosen, what underflows is far from it.
+        if (kThreshold) y[i][g] = ptx::ex2_approx(y[i][g]);
+        top = fmaxf(top, y[i][g]);
+      }
 #pragma unroll
-      for (int g = 0; g < kMostGroup; ++g) sum += g < p.group ? exp2f(y[g] - top) : 0;
-      const int64_t pair = static_cast<int64_t>(own.first + request) * p.kv_heads + own.head;
-      const float score = p.mean ? top + log2f(sum) - log_group : top;
-      call.scores[pair * p.width + at.cluster] = counts ? score : -INFINITY;
+      for (int g = 0; g < kHeads; ++g) sum += kThreshold ? y[i][g] : exp2f(y[i][g] - top);
+      if constexpr (kThreshold) {
+        word |= ((p.mean ? sum : top) >= enough ? 1u : 0u) << (begin + i);
+      } else if (is && begin + i < own.requests) {
+        const int request = begin + i;
+        const int64_t pair = static_cast<int64_t>(own.first + request) * p.kv_heads + own.head;
+        const float score = p.mean ? top + log2f(sum) - log_group : top;
+        call.scores[pair * p.width + cluster] = (alive >> request & 1) != 0 ? score : -INFINITY;
+      }
     }
   }
+  word &= alive;
   const uint32_t centroids = block_sums(at, {static_cast<uint32_t>(__popc(read)), 0}, shared).a;
   if (at.thread == 0) {
     atomicAdd(&p.counters[2], static_cast<unsigned long long>(centroids));
   }
-  if constexpr (kRule == LookupRule::kThreshold) {
-    if (is) words[at.cluster] = word;
+  if constexpr (kThreshold) {
     pass_on(call, own, k, at, word, shared);
   } else if (at.tile == 0 && at.thread < own.requests) {
     const int64_t pair = static_cast<int64_t>(own.first + at.thread) * p.kv_heads + own.head;
@@ -198,71 +307,7 @@ __global__ void __launch_bounds__(kBatchChoose)
       word |= 1u << request;
     }
   }
-  if (at.cluster < p.level[k].clusters) own.words(call, k)[at.cluster] = word;
   pass_on(call, own, k, at, word, shared);
-}
-
-__global__ void __launch_bounds__(kBatchChoose)
-    batch_emit_kernel(const __grid_constant__ BatchLookup call) {
-  __shared__ Sums shared[kWarps];
-  const LookupParams& p = call.lookup;
-  const int finest = p.levels - 1;
-  const LookupLevel& level = p.level[finest];
-  const BatchList own(call, static_cast<int>(blockIdx.y));
-  const Place at;
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
-  const uint32_t word = at.cluster < level.clusters ? own.words(call, finest)[at.cluster] : 0;
-  const Part part(level, own.head, at, word);
-  // Before this block, and of the list.
-  Sums before, all;
-  const uint2* counts = call.counts + int64_t{own.list} * gridDim.x;
-  for (int tile = at.thread; tile < static_cast<int>(gridDim.x); tile += kBatchChoose) {
-    const uint2 count = counts[tile];
-    all.a += count.x;
-    all.b += count.y;
-    before.a += tile < at.tile ? count.x : 0;
-    before.b += tile < at.tile ? count.y : 0;
-  }
-  before = block_sums(at, before, shared);
-  all = block_sums(at, all, shared);
-  // Before this thread.
-  Sums scan = {part.begins ? 1u : 0u, part.length};
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32_t a = __shfl_up_sync(~0u, scan.a, step), b = __shfl_up_sync(~0u, scan.b, step);
-    scan.a += at.lane >= step ? a : 0;
-    scan.b += at.lane >= step ? b : 0;
-  }
-  __syncthreads();
-  if (at.lane == 31) shared[at.warp] = scan;
-  __syncthreads();
-  Sums place = {before.a + scan.a - (part.begins ? 1 : 0), before.b + scan.b - part.length};
-  for (int w = 0; w < at.warp; ++w) {
-    place.a += shared[w].a;
-    place.b += shared[w].b;
-  }
-  if (part.begins) {
-    const int64_t run = int64_t{own.list} * call.runs.stride + place.a;
-    call.runs.runs[run] = make_uint2(part.first, part.run_length);
-    call.runs.prefix[run] = place.b;
-  }
-  uint32_t* masks = call.masks + own.list * call.mask_stride;
-#pragma unroll 1
-  for (int i = 0; i < 32; ++i) {
-    const uint32_t length = __shfl_sync(~0u, part.length, i);
-    const uint32_t first = __shfl_sync(~0u, place.b, i), mask = __shfl_sync(~0u, word, i);
-    for (uint32_t key = at.lane; key < length; key += 32) masks[call.exact + first + key] = mask;
-  }
-  if (at.tile != 0) return;
-  for (int key = at.thread; key < call.exact; key += kBatchChoose) masks[key] = own.all;
-  if (at.thread != 0) return;
-  call.runs.counts[own.list] = all.a;
-  call.runs.totals[own.list] = all.b;
-  if (own.head == 0 && p.rule == LookupRule::kThreshold) {
-    const int sound = own.requests - __popc(*own.faults(call, finest) & own.all);
-    atomicAdd(&p.counters[0], static_cast<unsigned long long>(sound));
-  }
 }
 
 template <class Kernel, class... Args>
@@ -273,26 +318,29 @@ Status launch(Kernel kernel, dim3 blocks, const BatchLookup& call, cudaStream_t 
 }
 
 dim3 choose_blocks(const BatchLookup& call, int level) {
-  const int clusters = std::max(call.lookup.level[level].clusters, 1);
-  return {static_cast<unsigned>((clusters + kBatchChoose - 1) / kBatchChoose),
-          static_cast<unsigned>(call.lists()), 1};
+  return {static_cast<unsigned>(call.choose_tiles(level)), static_cast<unsigned>(call.lists()), 1};
+}
+
+template <LookupRule kRule>
+Status launch_choose(const BatchLookup& call, int level, int parts, cudaStream_t stream) {
+  const int group = call.lookup.group;
+  auto* kernel = group == 1   ? batch_choose_kernel<kRule, 1>
+                 : group == 2 ? batch_choose_kernel<kRule, 2>
+                 : group <= 4 ? batch_choose_kernel<kRule, 4>
+                              : batch_choose_kernel<kRule, kMostGroup>;
+  return launch(kernel, choose_blocks(call, level), call, stream, level, parts);
 }
 
 }  // namespace
 
 Status launch_batch_choose(const BatchLookup& call, int level, int parts, cudaStream_t stream) {
-  const bool budget = call.lookup.rule == LookupRule::kBudget;
-  return launch(budget ? batch_choose_kernel<LookupRule::kBudget>
-                       : batch_choose_kernel<LookupRule::kThreshold>,
-                choose_blocks(call, level), call, stream, level, parts);
+  return call.lookup.rule == LookupRule::kBudget
+             ? launch_choose<LookupRule::kBudget>(call, level, parts, stream)
+             : launch_choose<LookupRule::kThreshold>(call, level, parts, stream);
 }
 
 Status launch_batch_budget(const BatchLookup& call, int level, cudaStream_t stream) {
   return launch(batch_budget_kernel, choose_blocks(call, level), call, stream, level);
-}
-
-Status launch_batch_emit(const BatchLookup& call, cudaStream_t stream) {
-  return launch(batch_emit_kernel, choose_blocks(call, call.lookup.levels - 1), call, stream);
 }
 
 }  // namespace sqz::cuda

@@ -13,12 +13,15 @@ Status launch_batch_logits(const BatchLookup& call, int level, int parts, cudaSt
 
 namespace {
 
-// Enough blocks of threads for the GPU, of whole tiles each.
+// As many blocks of threads as the GPU holds at once, of about as many tiles each.
 int parts_of(const BatchLookup& call, int level) {
-  constexpr int kBlocks = 3;  // a multiprocessor
+  constexpr int kBlocks = 4;  // a multiprocessor
+  const int rows = call.chunk * call.lookup.group, row_tiles = (rows + kBatchTile - 1) / kBatchTile;
   const int tiles = (call.lookup.level[level].clusters + kBatchTile - 1) / kBatchTile;
-  const int wanted = kBlocks * call.lookup.device.multiprocessors / call.lists();
-  return std::clamp(wanted, 1, std::clamp(tiles, 1, kBatchParts));
+  const int most = kBlocks * call.lookup.device.multiprocessors / (call.lists() * row_tiles);
+  const int each =
+      (tiles + std::clamp(most, 1, kBatchParts) - 1) / std::clamp(most, 1, kBatchParts);
+  return std::max(1, each == 0 ? 1 : (tiles + each - 1) / each);
 }
 
 // A level alone, for the scores of all of its clusters: those that are not alive have none.
@@ -49,7 +52,7 @@ Status batch_lookup(const BatchLookup& call, cudaStream_t stream) {
     SQZ_RETURN_IF_ERROR(plain_choose(budget_of(call, level), 0, stream));
     SQZ_RETURN_IF_ERROR(launch_batch_budget(call, level, stream));
   }
-  return launch_batch_emit(call, stream);
+  return {};
 }
 
 }  // namespace sqz::cuda

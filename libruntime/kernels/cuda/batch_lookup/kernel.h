@@ -32,7 +32,8 @@ struct BatchLookup {
   float* logits = nullptr;    // [lists, chunk * group, stride] base 2
   float2* sums = nullptr;     // [lists, chunk * group, kBatchParts] maximum, sum of exponentials
   uint32_t* words = nullptr;  // [2, lists, width] requests a cluster is alive for, or chosen by
-  uint2* counts = nullptr;    // [lists, ceil(width / kBatchChoose)] runs and keys
+  // [lists, choose_tiles] runs << 32 | keys of the finest level, and a bit when they are there.
+  unsigned long long* counts = nullptr;
   // Of the rule kBudget, by pair = request * Hkv + head:
   float* scores = nullptr;          // [pairs, width]
   uint2* state = nullptr;           // [pairs]
@@ -40,6 +41,11 @@ struct BatchLookup {
 
   __host__ __device__ int chunks() const { return (lookup.requests + chunk - 1) / chunk; }
   __host__ __device__ int lists() const { return chunks() * lookup.kv_heads; }
+  // Blocks that choose from a level, for each list.
+  __host__ __device__ int choose_tiles(int level) const {
+    const int clusters = lookup.level[level].clusters;
+    return clusters == 0 ? 1 : (clusters + kBatchChoose - 1) / kBatchChoose;
+  }
 };
 
 // kUnsupported for a dim that there is no kernel for.

@@ -44,6 +44,14 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   if (first < own.rows) fetch(begin);  // no earlier kernel writes centroids
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
+  // Of the kernel that comes next: nothing is counted yet.
+  if (first == 0 && k + 1 == p.levels) {
+    const int choosing = call.choose_tiles(k);
+    for (int i = part * Tile::kThreads + static_cast<int>(threadIdx.x); i < choosing;
+         i += parts * Tile::kThreads) {
+      call.counts[int64_t{own.list} * choosing + i] = 0;
+    }
+  }
   if (first >= own.rows) return;
   const uint32_t* words = k == 0 ? nullptr : own.words(call, k);
   const auto query_at = [&](int r) -> int64_t {
@@ -60,6 +68,7 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
                        static_cast<const uint16_t*>(p.q) + max(from, int64_t{0}) + chunk * 8,
                        from < 0 ? 0 : 16);
     }
+    ptx::cp_async_commit_group();
   }
   int row[2], request[2];  // of this lane
 #pragma unroll
@@ -70,18 +79,14 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   float maximum[2] = {kLowestLogit, kLowestLogit}, sum[2] = {};
 #pragma unroll 1
   for (int tile = begin; tile < end; tile += Tile::kStream) {
-    fetch(tile + Tile::kStream);  // with the queries, the first time
+    fetch(tile + Tile::kStream);
     if (threadIdx.x < Tile::kStream) {
       const int j = tile + static_cast<int>(threadIdx.x);
       const float log_size = j < end ? level.log_sizes[skip + j] : -INFINITY;
       log_sizes[threadIdx.x] = log_size * 1.4426950408889634f;
-      alive[threadIdx.x] = log_size == -INFINITY ? 0 : words == nullptr ? ~0u : words[j];
+      alive[threadIdx.x] = j < end && words != nullptr ? words[j] : 0;
     }
-    if (tile == begin) {
-      ptx::cp_async_wait_group<0>();
-    } else {
-      ptx::cp_async_wait_group<1>();
-    }
+    ptx::cp_async_wait_group<1>();  // all but the next tile
     __syncthreads();
     const uint16_t* centroids = memory + (tile - begin) / Tile::kStream % 2 * kBuffer;
     float d[kTiles][4] = {};
@@ -89,7 +94,6 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
     if (wide) add_product<Element, kDim, kTiles>(low + warp * 16 * Tile::kStride, centroids, d);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float top = maximum[half];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const int at = t * 8 + 2 * (lane % 4);
@@ -101,18 +105,16 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
                                      at) = make_float2(x[0], x[1]);
         }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const bool counts = (alive[at + i] >> request[half] & 1) != 0;
-          x[i] = counts ? x[i] + log_sizes[at + i] : -INFINITY;
-          if (!(x[i] <= top)) top = x[i];
+        for (int i = 0; i < 2; ++i) x[i] += log_sizes[at + i];
+      }
+      if (words != nullptr) {
+#pragma unroll
+        for (int i = 0; i < 2 * kTiles; ++i) {
+          const uint32_t word = alive[i / 2 * 8 + 2 * (lane % 4) + i % 2];
+          if ((word >> request[half] & 1) == 0) d[i / 2][2 * half + i % 2] = -INFINITY;
         }
       }
-      sum[half] *= exp2f(maximum[half] - top);
-      maximum[half] = top;
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        sum[half] += exp2f(d[t][2 * half] - top) + exp2f(d[t][2 * half + 1] - top);
-      }
+      add_exponentials(d, half, maximum[half], sum[half]);
     }
     __syncthreads();  // the tile has been read
   }
@@ -136,9 +138,10 @@ Status launch_batch_logits(const BatchLookup& call, int level, int parts, cudaSt
   const int rows = wide ? kWideRows : Tile::kRows + 2 * Tile::kStream;
   const int row_tiles = (call.chunk * p.group + Tile::kRows - 1) / Tile::kRows;
   LaunchOptions launch(call.lists() * row_tiles * parts, Tile::kThreads, 1, p.device, stream);
-  return launch_team(
-      p.dtype == DType::kBF16 ? batch_logits_kernel<Bf16, kDim> : batch_logits_kernel<F16, kDim>,
-      launch, int64_t{rows} * Tile::kStride * 2, call, level, row_tiles, parts);
+  auto* kernel =
+      p.dtype == DType::kBF16 ? batch_logits_kernel<Bf16, kDim> : batch_logits_kernel<F16, kDim>;
+  return launch_team(kernel, launch, int64_t{rows} * Tile::kStride * 2, call, level, row_tiles,
+                     parts);
 }
 
 }  // namespace sqz::cuda

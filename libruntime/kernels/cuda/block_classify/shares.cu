@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
   const PlainLookup& lookup = call.lookup;
   const LookupParams& p = lookup.token;
   const int pair = static_cast<int>(blockIdx.x), head = pair % p.kv_heads;
-  const int2 block = block_at(lookup.blocks, pair / p.kv_heads);
+  const int2 block = block_of(lookup.blocks, pair / p.kv_heads);
   const int last = block.x + block.y;
   const int begin = max(block.x, stretch.begin), end = min(last, stretch.end);
   if (begin >= end) return;

@@ -118,7 +118,7 @@ class PlainAttention {
         parts_(cut.parts),
         first_(static_cast<int>(blockIdx.x) / cut.parts % cut.row_tiles * Tile::kRows),
         pair_(static_cast<int>(blockIdx.x) / cut.parts / cut.row_tiles),
-        block_(block_at(call.blocks, pair_ / call.params.kv_heads)),
+        block_(block_of(call.blocks, pair_ / call.params.kv_heads)),
         rows_(block_.y * call.params.group),
         keys_(call, pair_),
         wide_(p_.q_dtype != p_.dtype),

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads)
     plain_lse_kernel(const __grid_constant__ PlainLookup call) {
   const LookupParams& p = call.token;
   const int pair = static_cast<int>(blockIdx.x), head = pair % p.kv_heads;
-  const int2 block = block_at(call.blocks, pair / p.kv_heads);
+  const int2 block = block_of(call.blocks, pair / p.kv_heads);
 #pragma unroll 1
   for (int r = threadIdx.x; r < block.y * p.group; r += kThreads) {
     const int64_t token = block.x + r / p.group;
@@ -98,7 +98,7 @@ class PlainChoice : private LookupRules {
 __global__ void __launch_bounds__(kLookupThreads)
     plain_choose_kernel(const __grid_constant__ PlainLookup call, int level) {
   __shared__ RulesShared shared;
-  const int tokens = block_at(call.blocks, static_cast<int>(blockIdx.x) / call.token.kv_heads).y;
+  const int tokens = block_of(call.blocks, static_cast<int>(blockIdx.x) / call.token.kv_heads).y;
   PlainChoice(call, tokens > 1 ? call.block : call.token, shared).run(level);
 }
 

@@ -21,7 +21,7 @@ struct PlainPair {
   __device__ PlainPair(const PlainLookup& call, int level, int index)
       : pair(index), head(index % call.token.kv_heads) {
     const LookupParams& p = call.token;
-    const int2 block = block_at(call.blocks, pair / p.kv_heads);
+    const int2 block = block_of(call.blocks, pair / p.kv_heads);
     tokens = block.y;
     first_row = (static_cast<int64_t>(block.x) * p.kv_heads + head) * p.group;
     const LookupLevel& from = p.level[level];
@@ -89,18 +89,13 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
     if (wide) add_product<Element, kDim, kTiles>(low + warp * 16 * Tile::kStride, centroids, d);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float top = maximum[row];
 #pragma unroll
       for (int i = 0; i < 2 * kTiles; ++i) {
         float& x = d[i / 2][2 * row + i % 2];
         const float log_size = log_sizes[i / 2 * 8 + 2 * (lane % 4) + i % 2];
         x = log_size == -INFINITY ? -INFINITY : x * p.scale + log_size;
-        if (!(x <= top)) top = x;
       }
-      sum[row] *= exp2f(maximum[row] - top);
-      maximum[row] = top;
-#pragma unroll
-      for (int i = 0; i < 2 * kTiles; ++i) sum[row] += exp2f(d[i / 2][2 * row + i % 2] - top);
+      add_exponentials(d, row, maximum[row], sum[row]);
     }
   }
 #pragma unroll
@@ -163,17 +158,12 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
       if (wide) add_product<Element, kDim, kTiles>(centroids + warp * 16 * Tile::kStride, low, d);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        float top = maximum[row];
 #pragma unroll
         for (int i = 0; i < 2 * kTiles; ++i) {
           float& y = d[i / 2][2 * row + i % 2];
           y = y * p.scale - lse[i / 2 * 8 + 2 * (lane % 4) + i % 2];
-          top = fmaxf(top, y);
         }
-        sum[row] *= exp2f(maximum[row] - top);
-        maximum[row] = top;
-#pragma unroll
-        for (int i = 0; i < 2 * kTiles; ++i) sum[row] += exp2f(d[i / 2][2 * row + i % 2] - top);
+        add_exponentials(d, row, maximum[row], sum[row]);
       }
     }
 #pragma unroll

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads)
   const AttendParams& p = call.params;
   const int tile = static_cast<int>(blockIdx.x), pair = tile / cut.row_tiles;
   const int first = tile % cut.row_tiles * rows, head = pair % p.kv_heads;
-  const int2 block = block_at(call.blocks, pair / p.kv_heads);
+  const int2 block = block_of(call.blocks, pair / p.kv_heads);
   const bool fault = PlainKeys(call, pair).fault();
   const int chunks = p.dim / 8, stride = p.dim + 2;
 #pragma unroll 1

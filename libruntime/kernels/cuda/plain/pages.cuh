@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   };
   tile.streamed.load(kPageStream, [&](int column, int chunk, bool positive, float(&x)[8]) {
     if (!is_row(column)) return;
-    const int tokens = block_at(call.blocks, first_block + column / columns).y;
+    const int tokens = block_of(call.blocks, first_block + column / columns).y;
     const float weight = 1.0f / static_cast<float>(tokens * (p.group / rows));
     const int64_t row = pair_of(column) * rows + column % columns;
 #pragma unroll 1

@@ -3,8 +3,9 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/common/element.cuh"
-#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 
 namespace sqz::cuda {
@@ -18,12 +19,6 @@ struct PlainTile {
   static constexpr int kStride = kDim + 8;               // elements of a row
   static constexpr int kChunks = kDim / 8;               // of 16 bytes
 };
-
-__device__ __forceinline__ int2 block_at(const QueryBlocks& blocks, int block) {
-  if (blocks.table != nullptr) return blocks.table[block];
-  const int first = block * blocks.block_tokens;
-  return make_int2(first, min(blocks.block_tokens, blocks.tokens - first));
-}
 
 // Query rows to shared memory: at(row) is the element at which a row begins, or below 0 for zeros.
 // Queries of another type than `dtype` come in two parts, `high` and what that rounded away.
@@ -91,6 +86,22 @@ __device__ __forceinline__ void add_product(const uint16_t* rows, const uint16_t
       Element::mma(d[2 * t + 1], a, b[2], b[3]);
     }
   }
+}
+
+// Adds 2^x of a lane's values in its first row, or (half = 1) its second, to sum 2^maximum.
+template <int kTiles>
+__device__ __forceinline__ void add_exponentials(const float (&x)[kTiles][4], int half,
+                                                 float& maximum, float& sum) {
+  float top = maximum;
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    const float value = x[i / 2][2 * half + i % 2];
+    if (!(value <= top)) top = value;  // NaN, too
+  }
+  sum *= ptx::ex2_approx(maximum - top);
+  maximum = top;
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) sum += ptx::ex2_approx(x[i / 2][2 * half + i % 2] - top);
 }
 
 }  // namespace sqz::cuda

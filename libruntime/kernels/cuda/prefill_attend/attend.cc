@@ -12,10 +12,6 @@ namespace {
 
 using namespace prefill;
 
-int32_t tile_keys(int32_t dim) {
-  return for_dim(dim, kTileKeys<256>, [](auto known) { return kTileKeys<known.value>; });
-}
-
 // Sets the capacities and, where `base` is not null, the pointers. Returns the bytes used.
 //
 // The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
@@ -44,7 +40,6 @@ AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
   params.kv_heads = shape.kv_heads;
   params.group = shape.group;
   params.scale = shape.scale * static_cast<float>(M_LOG2E);
-  params.tile_keys = tile_keys(shape.dim);
   params.narrow = prefill_narrow(shape, blocks, multiprocessors);
   return params;
 }
@@ -83,6 +78,7 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   params.faults = call.faults;
   params.masks = call.masks;
   params.mask_stride = call.mask_stride;
+  params.tile_keys = tile_keys(params.dim, params.narrow, params.masks != nullptr);
   params.counters = call.counters;
   const int64_t needed = cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {

@@ -10,12 +10,13 @@ namespace sqz::cuda::prefill {
 inline constexpr int kRows = 128;         // query rows of a tile, 64 a consumer warpgroup
 inline constexpr int kConsumerWarps = 8;  // two warpgroups
 inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
-inline constexpr int kProducerRegisters = 24;
-inline constexpr int kConsumerRegisters = 240;
-inline constexpr int kSharedLimit = 232448;  // of a block, compute capability 9.0
+inline constexpr int kSharedLimit = 232448;                 // of a block, compute capability 9.0
 // A row's maximum is moved only when a logit exceeds it by this power of two: weights of up to
-// 2^8 cost no precision and rescaling becomes rare.
-inline constexpr float kSlack = 8;
+// 2^8 cost little precision and rescaling becomes rare. Small tiles move it always: the weight of a
+// row's heaviest key is then 1, which is not rounded, in whichever tile it is.
+constexpr float slack_of(int keys) {
+  return keys > 64 ? 8 : 0;
+}
 
 // One tile of query rows over keys [begin, end) of its list.
 struct alignas(16) WorkItem {
@@ -48,7 +49,11 @@ struct Config {
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
   static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / (2 * kTileBytes);
-  static constexpr int kStages = kFit < 4 ? kFit : 4;
+  static constexpr int kMost = kKeys > 64 ? 4 : 6;
+  static constexpr int kStages = kFit < kMost ? kFit : kMost;
+  // Of a thread. Fetching many short runs wants more than 24.
+  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : 224;
+  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : 56;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 

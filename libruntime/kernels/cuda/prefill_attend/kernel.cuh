@@ -224,8 +224,8 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
       ptx::shared_address(shared.queries) + (kNarrow ? 0 : 64 * warpgroup) * kRowBytes);
   const uint64_t first_keys =
       ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.keys[0]));
-  const uint64_t first_values = ptx::transposed_descriptor<kRowBytes>(
-      ptx::shared_address(shared.values[0]), kKeys * kRowBytes);
+  const uint64_t first_values =
+      ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.values[0]), kKeys * kRowBytes);
   auto stage_of = [](int stage) {
     return static_cast<uint64_t>(stage * (Config::kTileBytes >> 4));
   };
@@ -387,24 +387,35 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<kProducerRegisters>();
+    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
       fetch_queries_and_keys<Config, kMasked>(shared, params, maps);
     } else {
       fetch_others(shared, params, maps, threadIdx.x / 32);
     }
   } else {
-    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     consume<T, Config, kNarrow, kMasked>(shared, params, warpgroup - 1);
   }
+}
+
+template <class T, int kDim, bool kNarrow, bool kMasked>
+Status launch_kernel(const AttendParams& params, const AttendMaps& maps, int multiprocessors,
+                     cudaStream_t stream) {
+  using Layout = Config<kDim, tile_keys(kDim, kNarrow, kMasked)>;
+  constexpr size_t kShared = sizeof(SharedStorage<Layout>);
+  static_assert(kShared <= kSharedLimit);
+  auto* kernel = attend_kernel<T, Layout, kNarrow, kMasked>;
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
+  return launch_dependent(kernel, grid, kThreads, kShared, stream,
+                          "prefill attend kernel, compute capability 9.0", params, maps);
 }
 
 template <class T, int kDim>
 Status launch_attend(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
                      cudaStream_t stream) {
-  using Layout = Config<kDim, kTileKeys<kDim>>;
-  constexpr size_t kShared = sizeof(SharedStorage<Layout>);
-  static_assert(kShared <= kSharedLimit);
   const PrefillKeys& keys = call.keys;
   // A tensor without rows is never read; another one stands in for its map.
   const bool slots = keys.slots > 0, exact = keys.exact > 0;
@@ -422,15 +433,11 @@ Status launch_attend(const AttendParams& params, const PrefillAttend& call, int 
   SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
-  auto* kernel = params.masks == nullptr ? (params.narrow ? attend_kernel<T, Layout, true, false>
-                                                          : attend_kernel<T, Layout, false, false>)
-                                         : (params.narrow ? attend_kernel<T, Layout, true, true>
-                                                          : attend_kernel<T, Layout, false, true>);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
-  return launch_dependent(kernel, grid, kThreads, kShared, stream,
-                          "prefill attend kernel, compute capability 9.0", params, maps);
+  auto* launch = params.masks == nullptr ? (params.narrow ? launch_kernel<T, kDim, true, false>
+                                                          : launch_kernel<T, kDim, false, false>)
+                                         : (params.narrow ? launch_kernel<T, kDim, true, true>
+                                                          : launch_kernel<T, kDim, false, true>);
+  return launch(params, maps, multiprocessors, stream);
 }
 
 }  // namespace sqz::cuda::prefill

@@ -47,12 +47,12 @@ template <class T, int kDim>
 Status launch_attend(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
                      cudaStream_t stream);
 
-// Keys of a tile of that kernel.
-template <int kDim>
-inline constexpr int kTileKeys = kDim == 64    ? 128
-                                 : kDim == 96  ? 128
-                                 : kDim == 128 ? 176
-                                               : 80;
+// Keys of a tile of that kernel. Memory bounds narrow calls: many small tiles are under way. With
+// masks 176 keys do not fit in the registers.
+constexpr int tile_keys(int dim, bool narrow, bool masked) {
+  if (narrow) return 64;
+  return dim == 256 ? (masked ? 64 : 80) : dim == 128 && !masked ? 176 : 128;
+}
 
 // Partial states of split tiles into out and lse, in the order of their keys.
 Status launch_merge(const AttendParams& params, DType dtype, int multiprocessors,

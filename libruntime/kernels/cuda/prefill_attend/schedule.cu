@@ -20,7 +20,18 @@ constexpr int kLeastPart = 8;   // tiles of keys: below, the merge costs more th
 constexpr int kItemCost = 1;    // in tiles of keys: beginning and end of an item
 constexpr int kPartCost = 3;    // writing and merging of a partial state
 
+// Those costs in a call's own tiles: of narrow calls these are a third as large.
+__device__ __forceinline__ uint32_t own_tiles(const AttendParams& params, int tiles) {
+  return params.narrow ? 3 * tiles : tiles;
+}
+
+// A list's keys and tiles of query rows, read once for the first lists.
+struct ListSize {
+  int32_t keys, tiles;
+};
+
 struct Schedule {
+  ListSize lists[kScheduleThreads];
   unsigned long long total;  // of all items, in tiles of keys
   uint32_t longest;          // list, in tiles of keys
   uint32_t limits[kCandidates];
@@ -38,19 +49,20 @@ struct Group {
 };
 
 // Lists head after head: blocks of one head share keys.
-__device__ Group group_at(const AttendParams& params, int32_t index) {
-  Group group;
-  group.kv_head = index / params.blocks.count;
-  group.block = index % params.blocks.count;
-  const int32_t list = group.block * params.kv_heads + group.kv_head;
+__device__ ListSize size_at(const AttendParams& params, int32_t index) {
+  const int32_t kv_head = index / params.blocks.count, block = index % params.blocks.count;
+  const int32_t list = block * params.kv_heads + kv_head;
   const int32_t selected = params.selected.runs == nullptr
                                ? params.slots
                                : static_cast<int32_t>(params.selected.totals[list]);
-  group.keys = params.exact + selected;
-  group.cost = (group.keys + params.tile_keys - 1) / params.tile_keys;
-  const int32_t tokens = block_of(params.blocks, group.block).y;
-  group.tiles = (tokens + params.tiles.tokens - 1) / params.tiles.tokens;
-  return group;
+  const int32_t tokens = block_of(params.blocks, block).y;
+  return {params.exact + selected, (tokens + params.tiles.tokens - 1) / params.tiles.tokens};
+}
+
+__device__ Group group_at(const AttendParams& params, const Schedule& shared, int32_t index) {
+  const ListSize size = index < kScheduleThreads ? shared.lists[index] : size_at(params, index);
+  return {index % params.blocks.count, index / params.blocks.count, size.keys,
+          (size.keys + params.tile_keys - 1) / params.tile_keys, size.tiles};
 }
 
 __device__ __forceinline__ int32_t parts_of(const Group& group, uint32_t limit) {
@@ -79,8 +91,8 @@ __device__ __forceinline__ uint32_t warp_scan(uint32_t value) {
 
 // How long parts in descending order take on `machines`: machine m + 1 of them and the one after
 // share. All lanes of a warp, two buckets each.
-__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t machines,
-                             unsigned long long total) {
+__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t item_cost,
+                             uint32_t machines, unsigned long long total) {
   static_assert(kBuckets == 64);
   const int first = 2 * (threadIdx.x & 31);
   const uint32_t counts[2] = {histogram[first], histogram[first + 1]};
@@ -89,7 +101,7 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
   for (int i = 0; i < 2; ++i) {
     before += counts[i];
     const uint32_t cost =
-        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + kItemCost;
+        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + item_cost;
     if (counts[i] != 0) worst = max(worst, ((before - 1) / machines + 1) * cost);
   }
   return __reduce_max_sync(~0u, worst);
@@ -100,6 +112,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   __shared__ Schedule shared;
   const int thread = threadIdx.x;
   const int32_t groups = params.blocks.count * params.kv_heads;
+  const uint32_t item_cost = own_tiles(params, kItemCost);
   if (thread == 0) {
     shared.total = 0;
     shared.longest = 1;
@@ -111,14 +124,13 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   begin_dependent();
   __syncthreads();
-  // What every thread asks for three times, read once.
-  const Group first = thread < groups ? group_at(params, thread) : Group{};
-  const auto group_of = [&](int32_t i) { return i == thread ? first : group_at(params, i); };
+  if (thread < groups) shared.lists[thread] = size_at(params, thread);
+  const auto group_of = [&](int32_t i) { return group_at(params, shared, i); };
   unsigned long long total = 0;
   uint32_t longest = 1;
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
     const Group group = group_of(i);
-    total += static_cast<unsigned long long>(group.cost + kItemCost) * group.tiles;
+    total += static_cast<unsigned long long>(group.cost + item_cost) * group.tiles;
     longest = max(longest, static_cast<uint32_t>(group.cost));
   }
   // One addition a warp: 64 bits wide they are slow where many threads want the same place.
@@ -134,26 +146,25 @@ __global__ void __launch_bounds__(kScheduleThreads)
     const uint32_t share = static_cast<uint32_t>(shared.total / machines) + 1;
     const uint32_t parts_of_32[kCandidates] = {0, 36, 33, 32, 24, 16, 12, 8};
     const uint32_t limit = thread == 0 ? shared.longest : (share * parts_of_32[thread] + 31) / 32;
-    shared.limits[thread] = max(limit, static_cast<uint32_t>(kLeastPart));
+    shared.limits[thread] = max(limit, own_tiles(params, kLeastPart));
   }
   __syncthreads();
-  for (int32_t i = thread; i < groups; i += kScheduleThreads) {
-    const Group group = group_of(i);
+  for (int32_t i = thread; i < groups * kCandidates; i += kScheduleThreads) {
+    const Group group = group_of(i / kCandidates);
+    const int c = i % kCandidates;
     if (group.tiles == 0) continue;
-    for (int c = 0; c < kCandidates; ++c) {
-      const int32_t parts = parts_of(group, shared.limits[c]);
-      atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
-                static_cast<uint32_t>(group.tiles * parts));
-      if (parts > 1) {
-        atomicAdd(&shared.overhead[c], static_cast<uint32_t>(group.tiles * parts * kPartCost));
-      }
+    const int32_t parts = parts_of(group, shared.limits[c]);
+    atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
+              static_cast<uint32_t>(group.tiles * parts));
+    if (parts > 1) {
+      atomicAdd(&shared.overhead[c], group.tiles * parts * own_tiles(params, kPartCost));
     }
   }
   __syncthreads();
   if (thread < 32 * kCandidates) {
     const int c = thread / 32;
-    const uint32_t time =
-        estimate(shared.histogram[c], shared.longest, machines, shared.total + shared.overhead[c]);
+    const uint32_t time = estimate(shared.histogram[c], shared.longest, item_cost, machines,
+                                   shared.total + shared.overhead[c]);
     if (thread % 32 == 0) shared.makespan[c] = time;
   }
   __syncthreads();
@@ -169,52 +180,53 @@ __global__ void __launch_bounds__(kScheduleThreads)
     if (thread == 31) shared.items = end;
   }
   __syncthreads();
-  for (int32_t i = thread; i < groups; i += kScheduleThreads) {
-    const Group group = group_of(i);
-    if (group.tiles == 0) continue;
+  // Where lists are few, some lanes write the items of one.
+  int lanes = 32;
+  while (lanes > 1 && groups * lanes > kScheduleThreads) lanes /= 2;
+  const int lane = thread % lanes;
+  for (int32_t first = 0; first < groups; first += kScheduleThreads / lanes) {
+    const int32_t i = first + thread / lanes;
+    const Group group = i < groups ? group_of(i) : Group{};
     const int32_t parts = parts_of(group, shared.limits[best]);
-    const int32_t part_tiles = tiles_of_part(group, parts);
-    const int bucket = bucket_of(part_tiles, shared.longest);
-    uint32_t at = atomicAdd(&shared.cursor[bucket], static_cast<uint32_t>(group.tiles * parts));
-    uint32_t slot = 0;
+    const int32_t part_tiles = tiles_of_part(group, parts), items = group.tiles * parts;
     const bool partial = parts > 1 || params.narrow;
-    if (partial) {
-      slot = atomicAdd(&shared.slots, static_cast<uint32_t>(group.tiles * parts));
-      uint32_t split = atomicAdd(&shared.splits, static_cast<uint32_t>(group.tiles));
-      for (int32_t tile = 0; tile < group.tiles; ++tile, ++split) {
-        SplitTile& to = params.splits[split];
-        to.block = group.block;
-        to.kv_head = group.kv_head;
-        to.tile = tile;
-        to.slot = static_cast<int32_t>(slot) + tile * parts;
-        to.parts = parts;
-        for (int32_t& unused : to.unused) unused = 0;  // items are read whole
+    uint32_t at = 0, slot = 0, split = 0;
+    if (lane == 0 && items > 0) {
+      at = atomicAdd(&shared.cursor[bucket_of(part_tiles, shared.longest)],
+                     static_cast<uint32_t>(items));
+      if (partial) {
+        slot = atomicAdd(&shared.slots, static_cast<uint32_t>(items));
+        split = atomicAdd(&shared.splits, static_cast<uint32_t>(group.tiles));
       }
     }
-    for (int32_t part = 0; part < parts; ++part) {
+    at = __shfl_sync(~0u, at, 0, lanes);
+    slot = __shfl_sync(~0u, slot, 0, lanes);
+    split = __shfl_sync(~0u, split, 0, lanes);
+    // Items are read whole, with what is not used.
+    for (int32_t tile = lane; partial && tile < group.tiles; tile += lanes) {
+      params.splits[split + tile] = {
+          group.block, group.kv_head, tile, static_cast<int32_t>(slot) + tile * parts, parts, {}};
+    }
+    for (int32_t item = lane; item < items; item += lanes) {
+      const int32_t part = item / group.tiles, tile = item % group.tiles;
       const int32_t begin = min(part * part_tiles * params.tile_keys, group.keys);
       const int32_t end = min((part + 1) * part_tiles * params.tile_keys, group.keys);
-      for (int32_t tile = 0; tile < group.tiles; ++tile, ++at) {
-        WorkItem& to = params.items[at];
-        to.block = group.block;
-        to.kv_head = group.kv_head;
-        to.tile = tile;
-        to.begin = begin;
-        to.end = end;
-        to.slot = partial ? static_cast<int32_t>(slot) + tile * parts + part : -1;
-        for (int32_t& unused : to.unused) unused = 0;  // items are read whole
-      }
+      params.items[at + item] = {
+          group.block, group.kv_head,
+          tile,        begin,
+          end,         partial ? static_cast<int32_t>(slot) + tile * parts + part : -1,
+          {}};
     }
   }
+  __syncthreads();
   if (thread == 0) {
     if (params.counters != nullptr && params.selected.runs == nullptr) {
       atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
     }
     params.counts->items = shared.items;
     params.counts->next = 0;
+    params.counts->splits = shared.splits;
   }
-  __syncthreads();
-  if (thread == 0) params.counts->splits = shared.splits;
 }
 
 }  // namespace

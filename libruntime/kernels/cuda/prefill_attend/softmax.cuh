@@ -63,6 +63,7 @@ class Softmax {
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
       maximum[half] = m * scale_;
     }
+    constexpr float kSlack = slack_of(kKeys);
     const bool moves = maximum[0] > shift_[0] + kSlack || maximum[1] > shift_[1] + kSlack;
     const bool moved = __any_sync(~0u, moves);
     if (moved) {

@@ -1,15 +1,10 @@
 // wgmma.*: a warpgroup's asynchronous matrix product. The products themselves are one struct a
-// shape, Wgmma<N>, in wgmma_m64n<N>k16.cuh.
+// type and shape, in wgmma_product.cuh.
 #pragma once
 
 #include <cstdint>
 
 namespace sqz::cuda::ptx {
-
-// multiply(d, a, b, keep): d[64, N] = a[64, 16] b[16, N] (+ d if keep); a is four registers a
-// thread or a descriptor.
-template <int N>
-struct Wgmma;
 
 // Orders the warpgroup's register and shared-memory accesses before the products that follow.
 __device__ __forceinline__ void wgmma_fence() {
@@ -32,15 +27,18 @@ __device__ __forceinline__ void fence_registers(float (&d)[R]) {
   for (int i = 0; i < R; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// A K-major operand in shared memory whose rows of kRowBytes (64 or 128) are swizzled over their
-// own length; groups of eight rows follow each other. `address` is the shared-memory address.
+// An operand in shared memory whose rows of kRowBytes (64 or 128) are swizzled over their own
+// length; groups of eight rows follow each other. `address` is the shared-memory address. K-major,
+// or a B operand whose N dimension is contiguous (V of attention: rows of keys): chunks of
+// kRowBytes of every row, `chunk_bytes` apart.
 template <int kRowBytes>
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address) {
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t chunk_bytes = 16) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
   constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
   constexpr uint64_t kGroupBytes = 8 * kRowBytes;
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (uint64_t{1} << 16) |
-         ((kGroupBytes >> 4) << 32) | (kSwizzle << 62);
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
+         (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | ((kGroupBytes >> 4) << 32) |
+         (kSwizzle << 62);
 }
 
 }  // namespace sqz::cuda::ptx

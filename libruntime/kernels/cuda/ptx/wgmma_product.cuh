@@ -1,6 +1,6 @@
-// wgmma.mma_async m64nNk16 of attention: bf16 or f16 in, fp32 accumulators. A is a descriptor
-// (K-major) or four registers a thread; B is a descriptor, K-major or, transposed, with its N
-// dimension contiguous. `keep` = 0 overwrites the accumulators, otherwise adds.
+// wgmma.mma_async m64nNk16: bf16 or f16 in, fp32 accumulators. A is a descriptor (K-major) or four
+// registers a thread; B is a descriptor, K-major or, transposed, with its N dimension contiguous.
+// `keep` = 0 overwrites the accumulators, otherwise adds.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,18 +13,6 @@ namespace sqz::cuda::ptx {
 // WgmmaProduct<T, N>::multiply<kTransposeB>(d, a, b, keep)
 template <class T, int N>
 struct WgmmaProduct;
-
-// A B operand whose N dimension is contiguous (V of attention: rows of keys): chunks of kRowBytes
-// of every row, swizzled over their own length; the chunks are `chunk_bytes` apart.
-template <int kRowBytes>
-__device__ __forceinline__ uint64_t transposed_descriptor(uint32_t address, uint32_t chunk_bytes) {
-  static_assert(kRowBytes == 64 || kRowBytes == 128);
-  constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
-  constexpr uint64_t kGroupBytes = 8 * kRowBytes;
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
-         (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | ((kGroupBytes >> 4) << 32) |
-         (kSwizzle << 62);
-}
 
 // clang-format off
 #define SQZ_NAMES0 "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -83,14 +71,12 @@ __device__ __forceinline__ uint64_t transposed_descriptor(uint32_t address, uint
 #define SQZ_D_96 SQZ_D_80, SQZ_D8(40)
 #define SQZ_NAMES_112 SQZ_NAMES_96 ", " SQZ_NAMES6
 #define SQZ_D_112 SQZ_D_96, SQZ_D8(48)
+#define SQZ_NAMES_120 SQZ_NAMES_112 ", %56, %57, %58, %59"
+#define SQZ_D_120 SQZ_D_112, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
 #define SQZ_NAMES_128 SQZ_NAMES_112 ", " SQZ_NAMES7
 #define SQZ_D_128 SQZ_D_112, SQZ_D8(56)
-#define SQZ_NAMES_144 SQZ_NAMES_128 ", " SQZ_NAMES8
-#define SQZ_D_144 SQZ_D_128, SQZ_D8(64)
-#define SQZ_NAMES_160 SQZ_NAMES_144 ", " SQZ_NAMES9
-#define SQZ_D_160 SQZ_D_144, SQZ_D8(72)
-#define SQZ_NAMES_176 SQZ_NAMES_160 ", " SQZ_NAMES10
-#define SQZ_D_176 SQZ_D_160, SQZ_D8(80)
+#define SQZ_NAMES_176 SQZ_NAMES_128 ", " SQZ_NAMES8 ", " SQZ_NAMES9 ", " SQZ_NAMES10
+#define SQZ_D_176 SQZ_D_128, SQZ_D8(64), SQZ_D8(72), SQZ_D8(80)
 #define SQZ_NAMES_256 SQZ_NAMES_176 ", " SQZ_NAMES11 ", " SQZ_NAMES12 ", " SQZ_NAMES13 ", " SQZ_NAMES14 ", " SQZ_NAMES15
 #define SQZ_D_256 SQZ_D_176, SQZ_D8(88), SQZ_D8(96), SQZ_D8(104), SQZ_D8(112), SQZ_D8(120)
 
@@ -98,50 +84,11 @@ SQZ_WGMMA_PRODUCT_OF(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 SQZ_WGMMA_PRODUCT_OF(80, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
 SQZ_WGMMA_PRODUCT_OF(96, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 SQZ_WGMMA_PRODUCT_OF(112, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
+SQZ_WGMMA_PRODUCT_OF(120, "%60", "%61", "%62", "%63", "%64", "%65", "%66")
 SQZ_WGMMA_PRODUCT_OF(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
-SQZ_WGMMA_PRODUCT_OF(144, "%72", "%73", "%74", "%75", "%76", "%77", "%78")
-SQZ_WGMMA_PRODUCT_OF(160, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
 SQZ_WGMMA_PRODUCT_OF(176, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
 SQZ_WGMMA_PRODUCT_OF(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
-#undef SQZ_WGMMA_PRODUCT_OF
-#undef SQZ_WGMMA_PRODUCT
-#undef SQZ_UNPACK
-#undef SQZ_D8
-#undef SQZ_NAMES0
-#undef SQZ_NAMES1
-#undef SQZ_NAMES2
-#undef SQZ_NAMES3
-#undef SQZ_NAMES4
-#undef SQZ_NAMES5
-#undef SQZ_NAMES6
-#undef SQZ_NAMES7
-#undef SQZ_NAMES8
-#undef SQZ_NAMES9
-#undef SQZ_NAMES10
-#undef SQZ_NAMES11
-#undef SQZ_NAMES12
-#undef SQZ_NAMES13
-#undef SQZ_NAMES14
-#undef SQZ_NAMES15
-#undef SQZ_NAMES_64
-#undef SQZ_NAMES_80
-#undef SQZ_NAMES_96
-#undef SQZ_NAMES_112
-#undef SQZ_NAMES_128
-#undef SQZ_NAMES_144
-#undef SQZ_NAMES_160
-#undef SQZ_NAMES_176
-#undef SQZ_NAMES_256
-#undef SQZ_D_64
-#undef SQZ_D_80
-#undef SQZ_D_96
-#undef SQZ_D_112
-#undef SQZ_D_128
-#undef SQZ_D_144
-#undef SQZ_D_160
-#undef SQZ_D_176
-#undef SQZ_D_256
 // clang-format on
 
 }  // namespace sqz::cuda::ptx
