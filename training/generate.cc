@@ -160,14 +160,14 @@ struct KeptEngine {
 
 Result<std::shared_ptr<StepEngine>> ModelRunner::engine(FixedContext* context, int64_t slots) {
   if (context != nullptr) {
-    const auto kept = std::static_pointer_cast<KeptEngine>(context->kept);
+    const auto kept = std::static_pointer_cast<KeptEngine>(context->runner_state);
     if (kept && kept->transformer == &transformer_ && kept->engine->slots() >= slots) {
       return std::shared_ptr<StepEngine>(kept, kept->engine.get());
     }
     SQZ_ASSIGN_OR_RETURN(auto graphs, make_graph_engine(transformer_, *context, slots));
     if (graphs) {
       const auto keep = std::make_shared<KeptEngine>(KeptEngine{&transformer_, std::move(graphs)});
-      context->kept = keep;
+      context->runner_state = keep;
       return std::shared_ptr<StepEngine>(keep, keep->engine.get());
     }
   }

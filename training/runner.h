@@ -100,7 +100,7 @@ class FixedContext {
   // Only puts work on the stream, and can be captured in a CUDA graph.
   virtual Status attend_on_device(int64_t layer, const DeviceQueries& queries);
 
-  std::shared_ptr<void> kept;  // by a Runner, from call to call: graphs over this context
+  std::shared_ptr<void> runner_state;  // what a Runner keeps from call to call: graphs
 };
 
 struct GenerateOptions {

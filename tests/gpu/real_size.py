@@ -100,7 +100,7 @@ def trained(args, budget):
         cpu, _ = ask(args, NANO, index, prompts, *options, device="cpu")
         gpu, _ = ask(args, NANO, index, prompts, *options)
         together, _ = ask(args, NANO, index, prompts, *options, "--batch", "5")
-        half, _ = ask(args, NANO, index, prompts, *options, "--run-dtype", "bf16")
+        half, _ = ask(args, NANO, index, prompts, *options[:-1], "bf16")
         if not (cpu and gpu and together):
             failures += 1
             continue

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/upload.h"
 #include "training/weights.h"
 
@@ -28,6 +29,7 @@ Status upload_weights(std::span<const WeightCopy> copies) {
   for (size_t i = 0; i < copies.size(); ++i) {
     if (!raw[i].is_same(copies[i].to)) at::Tensor(copies[i].to).copy_(raw[i]);
   }
+  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // other streams will read them
   return {};
 }
 
