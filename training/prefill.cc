@@ -170,9 +170,10 @@ Result<std::vector<float>> dense_pass(const Transformer& transformer,
                                                : kGpuChunk;
   step.observer = &collector;
   collector.begin(count, step.x);
+  KvCache* const caches[] = {cache.get()};
   for (int64_t l = 0; l < model.layers; ++l) {
     cache->resize(0);
-    SQZ_RETURN_IF_ERROR(transformer.run_layer(l, step, *cache));
+    SQZ_RETURN_IF_ERROR(transformer.run_layer(l, step, caches));
     SQZ_RETURN_IF_ERROR(collector.hand_over(l, *cache));
     if (options.progress) {
       options.progress(static_cast<double>(l + 1) / static_cast<double>(model.layers));

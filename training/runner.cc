@@ -51,6 +51,20 @@ Result<std::unique_ptr<Runner>> Runner::load(const std::string& directory,
   });
 }
 
+Status FixedContext::attend_requests(int64_t layer, const HostQueries& queries) {
+  for (size_t r = 0; r < queries.first.size(); ++r) {
+    const int64_t begin = queries.indptr[r], row = begin * queries.heads;
+    SQZ_RETURN_IF_ERROR(attend(layer, queries.first[r], queries.indptr[r + 1] - begin,
+                               queries.q + row * queries.dim, queries.out + row * queries.dim,
+                               queries.lse + row));
+  }
+  return {};
+}
+
+Status FixedContext::attend_on_device(int64_t, const DeviceQueries&) {
+  return {Code::kUnsupported, "this context does not serve from a GPU's memory"};
+}
+
 namespace training {
 
 Status check_tokens(const ModelDescription& model, std::span<const int32_t> tokens, int64_t first) {

@@ -92,12 +92,12 @@ Result<std::vector<double>> ModelRunner::score(std::span<const int32_t> tokens,
     step.rope = transformer_.rope(first, count);
     step.block = kDefaultChunk;
     step.context = observed ? observed.get() : &context;
-    step.position = first;
     step.observer = observed.get();
     const auto cache = transformer_.make_cache();
+    KvCache* const caches[] = {cache.get()};
     for (int64_t layer = 0; layer < config().description.layers; ++layer) {
       cache->resize(0);
-      SQZ_RETURN_IF_ERROR(transformer_.run_layer(layer, step, *cache));
+      SQZ_RETURN_IF_ERROR(transformer_.run_layer(layer, step, caches));
     }
     if (!options.losses) return std::vector<double>();
     return token_losses(transformer_, step.x, tokens.subspan(1), first);

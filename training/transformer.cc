@@ -61,27 +61,49 @@ void Transformer::mlp(const LayerWeights& layer, at::Tensor& x) const {
   x.add_(apply(layer.down, gate.mul_(gate_up.narrow(1, width, width))));
 }
 
-Result<AttentionState> Transformer::attend_context(int64_t l, const Step& step,
+Result<AttentionState> Transformer::attend_context(int64_t l, FixedContext& context,
+                                                   std::span<const int64_t> indptr,
+                                                   std::span<const int64_t> positions,
                                                    const at::Tensor& q) {
   const at::Tensor queries = q.to(at::kCPU, at::kFloat).contiguous();
   AttentionState fixed{at::empty_like(queries),
                        at::empty({q.size(0), q.size(1)}, queries.options())};
   const int64_t heads = q.size(1), dim = q.size(2);
-  for (int64_t first = 0; first < q.size(0); first += kMaxContextTokens) {
-    const int64_t count = std::min(kMaxContextTokens, q.size(0) - first);
-    SQZ_RETURN_IF_ERROR(step.context->attend(l, step.position + first, count,
-                                             queries.data_ptr<float>() + first * heads * dim,
-                                             fixed.out.data_ptr<float>() + first * heads * dim,
-                                             fixed.lse.data_ptr<float>() + first * heads));
+  // As many requests at a time as one call takes; a longer one goes by itself, in pieces.
+  for (size_t r = 0, end = 0; r < positions.size(); r = end) {
+    end = r + 1;
+    while (end < positions.size() && indptr[end + 1] - indptr[r] <= kMaxContextTokens) ++end;
+    for (int64_t first = indptr[r]; first < indptr[end]; first += kMaxContextTokens) {
+      const int64_t count = std::min(kMaxContextTokens, indptr[end] - first);
+      std::vector<int64_t> cut;
+      for (size_t i = r; i <= end; ++i) cut.push_back(std::min(indptr[i] - indptr[r], count));
+      const int64_t begin = positions[r] + first - indptr[r];
+      HostQueries part = {
+          .q = queries.data_ptr<float>() + first * heads * dim,
+          .out = fixed.out.data_ptr<float>() + first * heads * dim,
+          .lse = fixed.lse.data_ptr<float>() + first * heads,
+          .heads = heads,
+          .dim = dim,
+          .indptr = cut,
+          .first = end == r + 1 ? std::span(&begin, 1) : positions.subspan(r, end - r)};
+      SQZ_RETURN_IF_ERROR(context.attend_requests(l, part));
+    }
   }
   return AttentionState{fixed.out.to(q.device()), fixed.lse.to(q.device())};
 }
 
-Status Transformer::run_layer(int64_t l, const Step& step, KvCache& cache) const {
+Status Transformer::run_layer(int64_t l, const Step& step, std::span<KvCache* const> caches) const {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(l)];
   const ModelDescription& model = config_.description;
-  const int64_t count = step.x.size(0), base = cache.size();
-  cache.resize(base + count);
+  const int64_t count = step.x.size(0);
+  const std::vector<int64_t> indptr =
+      step.indptr.empty() ? std::vector<int64_t>{0, count} : step.indptr;
+  std::vector<int64_t> bases, positions;  // of the requests, among their own tokens and in all
+  for (size_t r = 0; r < caches.size(); ++r) {
+    bases.push_back(caches[r]->size());
+    positions.push_back(bases[r] + (step.context == nullptr ? 0 : step.context->tokens()));
+    caches[r]->resize(bases[r] + indptr[r + 1] - indptr[r]);
+  }
   const at::Tensor queries =
       at::empty({count, model.query_heads, model.head_dim}, step.x.options());
   const bool on_cpu = device().is_cpu();
@@ -91,30 +113,54 @@ Status Transformer::run_layer(int64_t l, const Step& step, KvCache& cache) const
       body(first, std::min(step.block, count - first));
     }
   };
+  // body(cache, first among its tokens, first, length) for what each request has of a block.
+  const auto each_request = [&](int64_t first, int64_t length, const auto& body) {
+    for (size_t r = 0; r < caches.size(); ++r) {
+      const int64_t begin = std::max(first, indptr[r]);
+      const int64_t end = std::min(first + length, indptr[r + 1]);
+      if (begin < end) body(*caches[r], bases[r] + begin - indptr[r], begin, end - begin);
+    }
+  };
   each_block([&](int64_t first, int64_t length) {
     const at::Tensor x = step.x.narrow(0, first, length);
     const Projection projection = project(layer, x, step.rope.narrow(first, length));
-    cache.write(base + first, projection.k, projection.v);
+    each_request(first, length, [&](KvCache& cache, int64_t own, int64_t begin, int64_t tokens) {
+      cache.write(own, projection.k.narrow(0, begin - first, tokens),
+                  projection.v.narrow(0, begin - first, tokens));
+    });
     queries.narrow(0, first, length).copy_(projection.q);
     if (step.observer != nullptr) step.observer->projected(first, x, projection);
   });
 
   AttentionState fixed;
   if (step.context != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(fixed, attend_context(l, step, queries));
+    SQZ_ASSIGN_OR_RETURN(fixed, attend_context(l, *step.context, indptr, positions, queries));
   }
   const bool last = l + 1 == model.layers;
   const int64_t window = model.sliding_window[static_cast<size_t>(l)];
   const auto needed = [&](int64_t first, int64_t length) {
     return !last || step.observer == nullptr || step.observer->needs_output(l, first, length);
   };
+  const auto attend_own = [&](int64_t first, int64_t length) {
+    std::vector<AttentionState> parts;
+    each_request(first, length, [&](KvCache& cache, int64_t own, int64_t begin, int64_t tokens) {
+      parts.push_back(cache.attend(queries.narrow(0, begin, tokens), own, window));
+    });
+    if (parts.size() == 1) return parts[0];
+    std::vector<at::Tensor> outs, lses;
+    for (const AttentionState& part : parts) {
+      outs.push_back(part.out);
+      lses.push_back(part.lse);
+    }
+    return AttentionState{at::cat(outs), at::cat(lses)};
+  };
   AttentionState all;  // of a GPU: one call for all tokens, which its kernels want
-  if (!on_cpu && needed(0, count)) all = cache.attend(queries, base, window);
+  if (!on_cpu && needed(0, count)) all = attend_own(0, count);
   each_block([&](int64_t first, int64_t length) {
     if (!needed(first, length)) return;
     at::Tensor x = step.x.narrow(0, first, length);
     AttentionState state =
-        on_cpu ? cache.attend(queries.narrow(0, first, length), base + first, window)
+        on_cpu ? attend_own(first, length)
                : AttentionState{all.out.narrow(0, first, length), all.lse.narrow(0, first, length)};
     if (step.context != nullptr) {
       merge_states(state, {fixed.out.narrow(0, first, length), fixed.lse.narrow(0, first, length)});

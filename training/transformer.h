@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "training/aten.h"
 #include "training/attention.h"
@@ -36,8 +37,9 @@ struct Step {
   RopeTable rope;                   // of these T tokens
   int64_t block = 0;                // tokens that one thread takes at a time
   FixedContext* context = nullptr;  // in front of all tokens of the caches; may be null
-  int64_t position = 0;             // of the first token; needed with a context
   LayerObserver* observer = nullptr;
+  // Of several requests: request r has tokens indptr[r] .. indptr[r + 1] - 1. Empty: one has all.
+  std::vector<int64_t> indptr;
 };
 
 class Transformer {
@@ -46,6 +48,7 @@ class Transformer {
       : config_(config), weights_(std::move(weights)) {}
 
   const ModelConfig& config() const { return config_; }
+  const ModelWeights& weights() const { return weights_; }
   at::Device device() const { return weights_.embedding.device(); }
   std::unique_ptr<KvCache> make_cache() const;
   void wait_for_weights() const;  // until they are there, on whatever stream they were loaded
@@ -53,8 +56,9 @@ class Transformer {
   at::Tensor embed(std::span<const int32_t> tokens) const;  // [T, hidden]
   RopeTable rope(int64_t first, int64_t count) const;       // on the model's device
 
-  // One layer for all tokens of `step`. `cache` holds the layer's earlier tokens; these are added.
-  Status run_layer(int64_t layer, const Step& step, KvCache& cache) const;
+  // One layer for all tokens of `step`. caches[r] holds the earlier tokens of request r; these are
+  // added.
+  Status run_layer(int64_t layer, const Step& step, std::span<KvCache* const> caches) const;
 
   at::Tensor logits(const at::Tensor& x) const;  // [T, hidden] -> [T, vocab] float32, on the CPU
 
@@ -62,8 +66,10 @@ class Transformer {
   at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
   Projection project(const LayerWeights& layer, const at::Tensor& x, const RopeTable& rope) const;
   void mlp(const LayerWeights& layer, at::Tensor& x) const;
-  // The state of `q` [T, Hq, d] over the fixed context.
-  static Result<AttentionState> attend_context(int64_t layer, const Step& step,
+  // The state of `q` [T, Hq, d] over the fixed context; request r begins at positions[r].
+  static Result<AttentionState> attend_context(int64_t layer, FixedContext& context,
+                                               std::span<const int64_t> indptr,
+                                               std::span<const int64_t> positions,
                                                const at::Tensor& q);
 
   ModelConfig config_;

@@ -10,6 +10,7 @@ at::ScalarType scalar_type(DType dtype) {
   return dtype == DType::kF16 ? at::kHalf : at::kFloat;
 }
 
+// Makes room on the device for every tensor; finish() fills it.
 class Loader {
  public:
   Loader(const Checkpoint& checkpoint, at::Device device, at::ScalarType dtype)
@@ -18,32 +19,60 @@ class Loader {
   // The first failure is kept; tensors after it are undefined.
   const Status& status() const { return status_; }
 
-  at::Tensor tensor(const std::string& name) {
-    const auto found = checkpoint_.tensor(name);
-    if (!found.ok()) {
-      if (status_.ok()) status_ = found.status();
-      return {};
-    }
-    // Safetensors promises no alignment, so the bytes are copied before they are read as numbers.
-    at::Tensor raw = at::empty(found->shape, scalar_type(found->dtype));
-    std::memcpy(raw.data_ptr(), found->data.data(), found->data.size());
-    return raw.to(device_, dtype_);
-  }
+  at::Tensor tensor(const std::string& name) { return joined({name}); }
 
   Linear linear(const std::string& prefix, const std::vector<std::string>& parts, bool bias) {
-    std::vector<at::Tensor> weights, biases;
+    std::vector<std::string> weights, biases;
     for (const std::string& part : parts) {
-      weights.push_back(tensor(prefix + part + ".weight"));
-      if (bias) biases.push_back(tensor(prefix + part + ".bias"));
+      weights.push_back(prefix + part + ".weight");
+      if (bias) biases.push_back(prefix + part + ".bias");
     }
-    if (!status_.ok()) return {};
-    return {at::cat(weights), bias ? at::cat(biases) : at::Tensor()};
+    return {joined(weights), bias ? joined(biases) : at::Tensor()};
+  }
+
+  Status finish() {
+    if (!device_.is_cpu()) return upload_weights(copies_);
+    for (const WeightCopy& copy : copies_) {
+      at::Tensor raw =
+          copy.to.scalar_type() == copy.type ? copy.to : at::empty(copy.to.sizes(), copy.type);
+      std::memcpy(raw.data_ptr(), copy.from.data(), copy.from.size());
+      if (!raw.is_same(copy.to)) at::Tensor(copy.to).copy_(raw);
+    }
+    return {};
   }
 
  private:
+  // One below the other.
+  at::Tensor joined(const std::vector<std::string>& names) {
+    std::vector<Checkpoint::Tensor> parts;
+    std::vector<int64_t> shape;
+    for (const std::string& name : names) {
+      auto found = checkpoint_.tensor(name);
+      if (!found.ok()) {
+        if (status_.ok()) status_ = found.status();
+        return {};
+      }
+      if (shape.empty()) {
+        shape = found->shape;
+      } else {
+        shape[0] += found->shape[0];
+      }
+      parts.push_back(*std::move(found));
+    }
+    const at::Tensor out = at::empty(shape, at::device(device_).dtype(dtype_));
+    int64_t row = 0;
+    for (const Checkpoint::Tensor& part : parts) {
+      const int64_t rows = part.shape[0];
+      copies_.push_back({out.narrow(0, row, rows), scalar_type(part.dtype), part.data});
+      row += rows;
+    }
+    return out;
+  }
+
   const Checkpoint& checkpoint_;
   at::Device device_;
   at::ScalarType dtype_;
+  std::vector<WeightCopy> copies_;
   Status status_;
 };
 
@@ -78,6 +107,7 @@ Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device devic
   out.norm = load.tensor("model.norm.weight");
   out.lm_head = config.tie_embeddings ? out.embedding : load.tensor("lm_head.weight");
   SQZ_RETURN_IF_ERROR(load.status());
+  SQZ_RETURN_IF_ERROR(load.finish());
   return out;
 }
 

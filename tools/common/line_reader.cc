@@ -10,6 +10,11 @@
 
 namespace sqz {
 
+bool LineReader::ready() const {
+  pollfd input = {descriptor_, POLLIN, 0};
+  return ended_ || buffer_.find('\n') != std::string::npos || ::poll(&input, 1, 0) > 0;
+}
+
 bool LineReader::next(std::string& line) {
   constexpr int kPollMilliseconds = 100;
   for (;;) {

@@ -13,6 +13,8 @@ class LineReader {
   // The next line, without its end. False at the end of the input, where it cannot be read, and
   // within a tenth of a second of stop_requested().
   bool next(std::string& line);
+  // Whether next() would not wait long: a line, or the end, is there or has begun to come.
+  bool ready() const;
 
  private:
   int descriptor_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <map>
 
 #include "formats/base/stopwatch.h"
 #include "formats/chat_format.h"
@@ -16,9 +17,11 @@
 #include "tools/common/line_reader.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
+#include "tools/common/prompts.h"
 #include "tools/common/signals.h"
 #include "tools/common/texts.h"
 #include "tools/sqz_generate/answer.h"
+#include "tools/sqz_generate/batch.h"
 #include "tools/sqz_generate/index_context.h"
 
 namespace sqz {
@@ -30,6 +33,7 @@ struct Opened {
   std::optional<ChatFormat> chat;  // the turns that prompts are put into
   std::unique_ptr<Runner> runner;
   std::unique_ptr<IndexContext> context;
+  std::unique_ptr<IndexContext> whole;  // with --lossless: reads everything
   double load_seconds = 0;
   std::string index_path;
   bool threshold_rule = false;
@@ -100,6 +104,13 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
   SQZ_ASSIGN_OR_RETURN(out.runner, load_runner(arguments.model, options));
   if (const auto gpu = context.options.gpu()) SQZ_RETURN_IF_ERROR(index->upload(*gpu));
   SQZ_ASSIGN_OR_RETURN(out.context, IndexContext::create(index, session));
+  if (arguments.lossless) {
+    sqz_session_options whole = {};
+    whole.struct_size = sizeof(whole);
+    whole.selector = SQZ_SELECTOR_DENSE;
+    whole.threads = session.threads;
+    SQZ_ASSIGN_OR_RETURN(out.whole, IndexContext::create(index, whole));
+  }
   out.load_seconds = watch.seconds();
   return out;
 }
@@ -133,6 +144,7 @@ Result<Answered> answer_prompt(const Opened& opened, const GenerateArguments& ar
   if (arguments.escapes) std::transform(stops.begin(), stops.end(), stops.begin(), unescape);
   Answer answer(*opened.tokenizer, stops, show);
   GenerateOptions options = arguments.generate;
+  options.check = opened.whole.get();
   Answered out;
   std::vector<int32_t> tokens;
   const auto ended = [] { return interrupted() || stop_requested(); };
@@ -160,18 +172,28 @@ Result<Answered> answer_prompt(const Opened& opened, const GenerateArguments& ar
   return out;
 }
 
-JsonMembers answer_json(const Answered& answered, double load_seconds) {
-  const sqz_stats& stats = answered.stats;
-  return {{"text", answered.text},
-          {"tokens", answered.generation.tokens},
-          {"stop_reason", answered.generation.stop_reason},
-          {"budget", {{"asked", stats.asked_budget}, {"delivered", stats.delivered_budget}}},
+// How much of the context was read.
+JsonMembers reading_json(const sqz_stats& stats) {
+  return {{"budget", {{"asked", stats.asked_budget}, {"delivered", stats.delivered_budget}}},
           {"keep", {{"asked", stats.asked_keep}, {"delivered", stats.delivered_keep}}},
-          {"dense_fallback", stats.dense_fallback != 0},
-          {"seconds",
-           {{"load", load_seconds},
-            {"prefill", answered.generation.prefill_seconds},
-            {"decode", answered.generation.decode_seconds}}}};
+          {"dense_fallback", stats.dense_fallback != 0}};
+}
+
+JsonMembers answer_json(const Answered& answered, double load_seconds) {
+  const Generation& generation = answered.generation;
+  JsonMembers json = reading_json(answered.stats);
+  json["text"] = answered.text;
+  json["tokens"] = generation.tokens;
+  json["stop_reason"] = generation.stop_reason;
+  json["seconds"] = {{"load", load_seconds},
+                     {"prefill", generation.prefill_seconds},
+                     {"decode", generation.decode_seconds}};
+  if (generation.checks > 0) {
+    json["drafts"] = {{"tokens", generation.drafted},
+                      {"accepted", generation.accepted},
+                      {"checks", generation.checks}};
+  }
+  return json;
 }
 
 double percent(double fraction) {
@@ -226,7 +248,16 @@ Result<Answered> serve(const Opened& opened, const GenerateArguments& arguments,
   return answered;
 }
 
-// Prompts one after the other, from wherever they come.
+// Those of the command line and of files; none: they come from standard input.
+Result<std::vector<std::string>> given_prompts(const GenerateArguments& arguments) {
+  std::vector<std::string> out = arguments.prompts;
+  if (arguments.prompt_files.empty()) return out;
+  SQZ_ASSIGN_OR_RETURN(auto read, read_prompts(Env::posix(), arguments.prompt_files));
+  out.insert(out.end(), read.begin(), read.end());
+  return out;
+}
+
+// Prompts from wherever they come, one after the other or together.
 class Loop {
  public:
   Loop(const Opened& opened, const GenerateArguments& arguments, const ToolContext& context)
@@ -259,13 +290,69 @@ class Loop {
     }
   }
 
+  // Prompts that are answered together: as they come with --json, else in their order.
+  Status answer_together() {
+    Batch batch;
+    batch.width = arguments_.batch;
+    batch.generate = arguments_.generate;
+    batch.stops = arguments_.stop;
+    if (arguments_.escapes) {
+      std::transform(batch.stops.begin(), batch.stops.end(), batch.stops.begin(), unescape);
+    }
+    SQZ_ASSIGN_OR_RETURN(auto prompts, given_prompts(arguments_));
+    const auto count = std::ssize(prompts);  // 0: nobody knows
+    batch.next = count == 0 ? prompts_from(STDIN_FILENO) : prompts_of(std::move(prompts));
+    batch.encode = [&](const std::string& prompt) {
+      return encode_prompt(opened_, arguments_.escapes ? unescape(prompt) : prompt,
+                           arguments_.model);
+    };
+    Progress progress(count == 0 ? ProgressStyle::kNone : context_.progress_style(), "answers");
+    std::map<int64_t, std::string> waiting;  // for those before them
+    int64_t shown = 0, ended = 0;
+    batch.answered = [&](const BatchAnswer& answer) {
+      const Generation& generation = answer.generation;
+      JsonMembers json = {
+          {"index", answer.index},
+          {"prompt", answer.prompt},
+          {"text", answer.text},
+          {"tokens", generation.tokens},
+          {"stop_reason", generation.stop_reason},
+          {"seconds",
+           {{"prefill", generation.prefill_seconds}, {"decode", generation.decode_seconds}}}};
+      context_.output.event("answer", json);
+      answers_.resize(std::max(answers_.size(), static_cast<size_t>(answer.index) + 1));
+      answers_[static_cast<size_t>(answer.index)] = std::move(json);
+      tokens_ += generation.tokens.size();
+      waiting[answer.index] = answer.text;
+      for (; !waiting.empty() && waiting.begin()->first == shown; ++shown) {
+        context_.output.text(waiting.begin()->second + "\n");
+        waiting.erase(waiting.begin());
+      }
+      if (count > 0) progress.update(static_cast<double>(++ended) / static_cast<double>(count));
+    };
+    const Stopwatch watch;
+    SQZ_RETURN_IF_ERROR(opened_.context->reset_stats());
+    SQZ_RETURN_IF_ERROR(answer_batch(*opened_.runner, *opened_.context, *opened_.tokenizer, batch));
+    const double seconds = watch.seconds();
+    progress.finish();
+    SQZ_ASSIGN_OR_RETURN(const sqz_stats stats, opened_.context->stats());
+    totals_ = reading_json(stats);
+    totals_["seconds"] = {{"load", opened_.load_seconds}, {"answers", seconds}};
+    totals_["tokens_per_second"] = static_cast<double>(tokens_) / seconds;
+    spdlog::info("{} at a time: {:.1f} tokens/s, {:.2f} answers/s; read {} % of the fixed context",
+                 arguments_.batch, static_cast<double>(tokens_) / seconds,
+                 static_cast<double>(answers_.size()) / seconds, percent(stats.delivered_budget));
+    return check_stop();
+  }
+
   Status finish(const Status& status) {
     if (!status.ok() && status.code() != Code::kCancelled) return status;
     if (answers_.empty() && status.ok() && !asked_) {
       return {Code::kInvalidArgument,
               "no prompt was given: pass --prompt TEXT, or one prompt a line on standard input"};
     }
-    context_.output.result({{"answers", answers_}}, {});
+    totals_["answers"] = answers_;
+    context_.output.result(totals_, {});
     spdlog::info("{} answers, {} tokens", answers_.size(), tokens_);
     return status;
   }
@@ -275,6 +362,7 @@ class Loop {
   const GenerateArguments& arguments_;
   const ToolContext& context_;
   std::vector<JsonMembers> answers_;
+  JsonMembers totals_;
   size_t tokens_ = 0;
   bool asked_ = false;  // the user, at a terminal
 };
@@ -291,6 +379,16 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
                  "What to answer; none or -: one prompt a line of standard input. May be repeated")
       ->take_all()
       ->allow_extra_args(false);
+  app.add_option("--prompts", arguments.prompt_files,
+                 "Files of prompts: one a line, or in a *.jsonl the string `prompt` of each line")
+      ->take_all()
+      ->allow_extra_args(false);
+  app.add_option("--batch", arguments.batch,
+                 "Answer up to this many prompts together; 0: one after the other")
+      ->check(whole_number(0))
+      ->capture_default_str();
+  app.add_flag("--lossless", arguments.lossless,
+               "Draft with the selection, and keep what --dense would say");
   app.add_flag_function(
       "--chat,!--no-chat", [&arguments](int64_t count) { arguments.chat = count > 0; },
       "Put prompts into the user's turn of a chat (default: if the index was built with --chat)");
@@ -320,13 +418,20 @@ Status run_generate(const GenerateArguments& arguments, const ToolContext& conte
                   [](const std::string& stop) { return stop.empty(); })) {
     return {Code::kInvalidArgument, "--stop: an empty text would end every answer at once"};
   }
+  if (arguments.lossless && (arguments.batch > 0 || arguments.dense)) {
+    return {Code::kInvalidArgument, "--lossless: found --batch or --dense, expected neither"};
+  }
   GenerateArguments seeded = arguments;
   seeded.generate.seed = context.options.seed;
   SQZ_ASSIGN_OR_RETURN(const Opened opened, open_all(seeded, context));
   if (opened.chat) {
     SQZ_ASSIGN_OR_RETURN(seeded.generate.stop, end_tokens(*opened.tokenizer, *opened.chat));
   }
-  std::vector<std::string> prompts = arguments.prompts;
+  if (arguments.batch > 0) {
+    Loop loop(opened, seeded, context);
+    return loop.finish(loop.answer_together());
+  }
+  SQZ_ASSIGN_OR_RETURN(std::vector<std::string> prompts, given_prompts(arguments));
   if (prompts.empty()) prompts.emplace_back("-");
   if (prompts.size() == 1 && prompts.front() != "-") {
     SQZ_ASSIGN_OR_RETURN(const Answered answered, serve(opened, seeded, prompts.front(), context));

@@ -41,6 +41,11 @@ void widen(DType dtype, const std::byte* bytes, size_t count, float* to) {
   }
 }
 
+// kCancelled once the answer is interrupted or the tool stopped.
+Status check_ended() {
+  return interrupted() ? Status(Code::kCancelled, "interrupted") : check_stop();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<IndexContext>> IndexContext::create(std::shared_ptr<const OpenIndex> index,
@@ -68,50 +73,85 @@ IndexContext::~IndexContext() {
 
 Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                             float* lse) {
-  if (interrupted()) return {Code::kCancelled, "interrupted"};
-  SQZ_RETURN_IF_ERROR(check_stop());
+  const int64_t indptr[] = {0, count};
+  return attend_requests(layer, {.q = q,
+                                 .out = out,
+                                 .lse = lse,
+                                 .heads = info().query_heads,
+                                 .dim = info().head_dim,
+                                 .indptr = indptr,
+                                 .first = {&first, 1}});
+}
+
+Status IndexContext::attend_requests(int64_t layer, const HostQueries& queries) {
+  SQZ_RETURN_IF_ERROR(check_ended());
+  const int64_t count = queries.indptr.back();
   positions_.resize(static_cast<size_t>(count));
-  std::iota(positions_.begin(), positions_.end(), first);
+  for (size_t r = 0; r < queries.first.size(); ++r) {
+    std::iota(positions_.begin() + queries.indptr[r], positions_.begin() + queries.indptr[r + 1],
+              queries.first[r]);
+  }
   sqz_attend_args args = {};
   args.struct_size = sizeof(args);
   args.layer = layer;
   args.positions = positions_.data();
-  if (staging_ != nullptr) return attend_staged(args, count, q, out, lse);
-  const sqz_index_info& info = index_->info();
-  int64_t shape[] = {count, info.query_heads, info.head_dim};
-  const sqz_tensor q_tensor = tensor_of(DType::kF32, q, shape, 3, kCpu, 0);
-  sqz_tensor out_tensor = tensor_of(DType::kF32, out, shape, 3, kCpu, 0);
-  sqz_tensor lse_tensor = tensor_of(DType::kF32, lse, shape, 2, kCpu, 0);
-  args.q = &q_tensor;
-  args.out = &out_tensor;
-  args.lse = &lse_tensor;
+  args.indptr = queries.indptr.data();
+  args.requests = std::ssize(queries.first);
+  if (staging_ != nullptr) return attend_staged(args, queries);
+  int64_t shape[] = {count, queries.heads, queries.dim};
+  const sqz_tensor q = tensor_of(DType::kF32, queries.q, shape, 3, kCpu, 0);
+  sqz_tensor out = tensor_of(DType::kF32, queries.out, shape, 3, kCpu, 0);
+  sqz_tensor lse = tensor_of(DType::kF32, queries.lse, shape, 2, kCpu, 0);
+  args.q = &q;
+  args.out = &out;
+  args.lse = &lse;
   return to_status(sqz_attend(session_, &args));
 }
 
-Status IndexContext::attend_staged(sqz_attend_args& args, int64_t count, const float* q, float* out,
-                                   float* lse) {
-  const sqz_index_info& info = index_->info();
+Status IndexContext::attend_staged(sqz_attend_args& args, const HostQueries& queries) {
   const int device = index_->gpu().value_or(0);
-  int64_t shape[] = {count, info.query_heads, info.head_dim};
-  const auto rows = static_cast<size_t>(count * info.query_heads);
-  const size_t floats = rows * static_cast<size_t>(info.head_dim);
+  const int64_t count = queries.indptr.back();
+  const auto rows = static_cast<size_t>(count * queries.heads);
+  const size_t floats = rows * static_cast<size_t>(queries.dim);
   const DType dtype = count == 1 ? DType::kF32 : index_->dtype();
   const bool narrow = dtype != DType::kF32;
   rounded_.resize(narrow ? 2 * floats : 0);
-  if (narrow) round_floats(dtype, q, floats, rounded_.data());
-  const void* from = narrow ? static_cast<const void*>(rounded_.data()) : q;
+  if (narrow) round_floats(dtype, queries.q, floats, rounded_.data());
+  const void* from = narrow ? static_cast<const void*>(rounded_.data()) : queries.q;
   SQZ_RETURN_IF_ERROR(staging_->load(from, floats * (narrow ? 2 : 4), rows));
-  const sqz_tensor q_tensor = tensor_of(dtype, staging_->q, shape, 3, kCuda, device);
-  sqz_tensor out_tensor = tensor_of(dtype, staging_->out, shape, 3, kCuda, device);
-  sqz_tensor lse_tensor = tensor_of(DType::kF32, staging_->lse, shape, 2, kCuda, device);
-  args.q = &q_tensor;
-  args.out = &out_tensor;
-  args.lse = &lse_tensor;
+  int64_t shape[] = {count, queries.heads, queries.dim};
+  const sqz_tensor q = tensor_of(dtype, staging_->q, shape, 3, kCuda, device);
+  sqz_tensor out = tensor_of(dtype, staging_->out, shape, 3, kCuda, device);
+  sqz_tensor lse = tensor_of(DType::kF32, staging_->lse, shape, 2, kCuda, device);
+  args.q = &q;
+  args.out = &out;
+  args.lse = &lse;
   SQZ_RETURN_IF_ERROR(to_status(sqz_attend(session_, &args)));
-  void* to = narrow ? static_cast<void*>(rounded_.data()) : out;
-  SQZ_RETURN_IF_ERROR(staging_->store(to, lse));
-  if (narrow) widen(dtype, rounded_.data(), floats, out);
+  void* to = narrow ? static_cast<void*>(rounded_.data()) : queries.out;
+  SQZ_RETURN_IF_ERROR(staging_->store(to, queries.lse));
+  if (narrow) widen(dtype, rounded_.data(), floats, queries.out);
   return {};
+}
+
+Status IndexContext::attend_on_device(int64_t layer, const DeviceQueries& queries) {
+  SQZ_RETURN_IF_ERROR(check_ended());
+  const int device = index_->gpu().value_or(0);
+  int64_t shape[] = {queries.indptr.back(), info().query_heads, info().head_dim};
+  const sqz_tensor q = tensor_of(queries.dtype, queries.q, shape, 3, kCuda, device);
+  const sqz_tensor before = tensor_of(queries.dtype, queries.before_rope, shape, 3, kCuda, device);
+  sqz_tensor out = tensor_of(queries.dtype, queries.out, shape, 3, kCuda, device);
+  sqz_tensor lse = tensor_of(DType::kF32, queries.lse, shape, 2, kCuda, device);
+  sqz_attend_args args = {};
+  args.struct_size = sizeof(args);
+  args.layer = layer;
+  args.q = &q;
+  args.q_before_rope = &before;
+  args.out = &out;
+  args.lse = &lse;
+  args.indptr = queries.indptr.data();
+  args.requests = std::ssize(queries.indptr) - 1;
+  args.stream = queries.stream;
+  return to_status(sqz_attend(session_, &args));
 }
 
 Result<sqz_stats> IndexContext::stats(int64_t layer) const {

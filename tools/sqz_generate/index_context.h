@@ -28,6 +28,10 @@ class IndexContext : public FixedContext {
   // kCancelled once the answer is interrupted or the tool stopped.
   Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                 float* lse) override;
+  Status attend_requests(int64_t layer, const HostQueries& queries) override;
+  std::optional<int> device() const override { return index_->gpu(); }
+  DType device_dtype() const override { return index_->dtype(); }
+  Status attend_on_device(int64_t layer, const DeviceQueries& queries) override;
 
   // Totals since open() or reset_stats(), of one layer or (-1) of all.
   Result<sqz_stats> stats(int64_t layer = -1) const;
@@ -36,8 +40,7 @@ class IndexContext : public FixedContext {
  private:
   explicit IndexContext(std::shared_ptr<const OpenIndex> index) : index_(std::move(index)) {}
   // The same through the GPU's memory. Prompts are rounded to the index's type there.
-  Status attend_staged(sqz_attend_args& args, int64_t count, const float* q, float* out,
-                       float* lse);
+  Status attend_staged(sqz_attend_args& args, const HostQueries& queries);
 
   std::shared_ptr<const OpenIndex> index_;
   sqz_session* session_ = nullptr;

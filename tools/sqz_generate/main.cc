@@ -11,12 +11,17 @@ int main(int argc, char** argv) {
       "\n"
       "Result: text, tokens[], stop_reason, budget{asked, delivered}, keep{asked, delivered},\n"
       "dense_fallback, seconds{load, prefill, decode}; of several prompts an event `answer` each,\n"
-      "with prompt, and answers[].\n"
+      "with prompt, and answers[]. With --lossless drafts{tokens, accepted, checks}. With --batch "
+      "events\n"
+      "`answer` as they end, with index, and of all budget, keep, seconds{load, answers} and\n"
+      "tokens_per_second.\n"
       "\n"
       "Examples:\n"
       "  sqz-generate --model MODEL --index book.sqz --prompt 'Who is Mina?'\n"
       "  sqz-generate --model MODEL --index book.sqz --dense --prompt 'Who is Mina?'\n"
-      "  sqz-generate --model MODEL --index book.sqz --budget 0.1 < prompts.txt\n");
+      "  sqz-generate --model MODEL --index book.sqz --budget 0.1 < prompts.txt\n"
+      "  sqz-generate --model MODEL --index book.sqz --batch 64 --prompts questions.jsonl "
+      "--json\n");
   sqz::GenerateArguments arguments;
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_generate(arguments, context); });
