@@ -17,7 +17,7 @@ struct GenerateArguments {
   std::vector<std::string> prompt_files;
   int64_t batch = 0;  // prompts that are answered together; 0: one after the other
   bool dense = false, escapes = false;
-  bool lossless = false;  // draft with the selection, keep what reading everything would say
+  bool lossless = false;     // draft with the selection, keep what reading everything would say
   std::optional<bool> chat;  // put prompts into the user's turn; none: if the index has turns
   std::string run_dtype = "f32";
   std::vector<std::string> stop;
