@@ -17,7 +17,7 @@
 
 namespace {
 std::atomic<int64_t> allocations{0};
-std::atomic<int64_t> failing{-1};  // the number of the one that fails
+std::atomic<int64_t> failing{-1};                    // the number of the one that fails
 std::atomic<int64_t> started{0}, failing_start{-1};  // threads
 
 std::atomic<int64_t> live{0}, most_live{0};  // bytes
