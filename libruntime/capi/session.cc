@@ -30,14 +30,14 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o, bool code
   }
   SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_BUDGET));
   SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
-  SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_NOTHING));
+  SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_DROP));
   sqz::SessionOptions options;
   options.selection.selector = static_cast<sqz::SelectorKind>(o.selector);
   options.selection.rule = static_cast<sqz::RuleKind>(o.rule);
   options.selection.group = o.group;
   const bool chooses_keys = codes && options.selection.selector == sqz::SelectorKind::kSqueezed;
   options.selection.estimate =
-      o.residual == SQZ_RESIDUAL_ESTIMATE || (o.residual == SQZ_RESIDUAL_DROP && chooses_keys);
+      o.residual == SQZ_RESIDUAL_ESTIMATE || (o.residual == SQZ_RESIDUAL_AUTO && chooses_keys);
   options.selection.levels = o.levels;
   options.selection.budget = o.budget;
   options.selection.keep = o.keep;

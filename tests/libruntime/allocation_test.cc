@@ -17,7 +17,7 @@ using Allocation = testing::CIndexTest;
 TEST_F(Allocation, NoneInAttend) {
   const runtime::Index index(path());
   for (const int rule : {SQZ_RULE_THRESHOLD, SQZ_RULE_BUDGET}) {
-    for (const int residual : {SQZ_RESIDUAL_DROP, SQZ_RESIDUAL_ESTIMATE}) {
+    for (const int residual : {SQZ_RESIDUAL_AUTO, SQZ_RESIDUAL_ESTIMATE}) {
       for (const int64_t block : {0, 1, 16}) {
         const double thresholds[] = {1e-4, 1e-4};
         auto options = testing::held_budget(0.2);

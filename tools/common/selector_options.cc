@@ -98,8 +98,8 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
               : options.group == "max" ? SQZ_GROUP_MAX
                                        : SQZ_GROUP_ANY;
   out.residual = options.residual == "estimate" ? SQZ_RESIDUAL_ESTIMATE
-                 : options.residual == "drop"   ? SQZ_RESIDUAL_NOTHING
-                                                : SQZ_RESIDUAL_DROP;
+                 : options.residual == "drop"   ? SQZ_RESIDUAL_DROP
+                                                : SQZ_RESIDUAL_AUTO;
   if (out.selector == SQZ_SELECTOR_DENSE) return out;
   out.uniform_layers = options.layers == kUniformLayers ? 1 : 0;
   if (!options.layer_scales.empty()) {

@@ -227,11 +227,11 @@ typedef enum sqz_group {
 } sqz_group; /* of squeezed and quest, where S is the bound of a page; ideal takes the mean */
 
 typedef enum sqz_residual {
-  SQZ_RESIDUAL_DROP = 0, /* clusters that are not read count nothing; of an index with key codes,
-                            SQZ_RESIDUAL_ESTIMATE */
-  SQZ_RESIDUAL_ESTIMATE = 1, /* they count as N_i keys equal to the centroid with the mean value,
-                                and keys whose codes were looked at by these, with the mean value */
-  SQZ_RESIDUAL_NOTHING = 2   /* what is not read counts nothing, with key codes, too */
+  SQZ_RESIDUAL_AUTO = 0,     /* SQZ_RESIDUAL_ESTIMATE with key codes, else SQZ_RESIDUAL_DROP */
+  SQZ_RESIDUAL_ESTIMATE = 1, /* clusters that are not read count as N_i keys equal to the centroid
+                                with the mean value; keys whose codes were looked at count by
+                                these, with the mean value */
+  SQZ_RESIDUAL_DROP = 2      /* what is not read counts nothing */
 } sqz_residual;
 
 typedef struct sqz_session_options {
