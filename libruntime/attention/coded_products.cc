@@ -27,7 +27,7 @@ int64_t CodedHead::cluster_of(int64_t slot) const {
 }
 
 CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, int64_t head) {
-  if (rows.bits == 0) return {};
+  if (view.levels == 0) return {};
   const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
   const void* means = values ? finest.value_means : finest.centroids;
   return {.rows = rows.from_head(head, view.slots, view.head_dim),

@@ -28,8 +28,8 @@ struct CodedHead {
   int64_t cluster_of(int64_t slot) const;
 };
 
-// Of `rows` of a layer's keys, or of its values, which stand on mean values; not coded() where they
-// have no codes.
+// Of `rows` of a layer's keys, or of its values, which stand on mean values. Without codes it still
+// has the means. Empty for a layer without clusters.
 CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, int64_t head);
 
 // Slots of one cluster.
