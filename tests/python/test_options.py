@@ -14,7 +14,7 @@ from conftest import SEEDS, queries
     ({"selector": "best"}, ValueError, "selector: found 'best', expected auto, squeezed, dense, quest"),
     ({"rule": "any"}, ValueError, "rule: found 'any', expected threshold, budget"),
     ({"group": "median"}, ValueError, "group: found 'median', expected mean, max, any"),
-    ({"residual": "keep"}, ValueError, "residual: found 'keep', expected auto, drop, estimate"),
+    ({"residual": "keep"}, ValueError, "residual: found 'keep', expected auto, estimate, drop"),
     ({"thresholds": 0.5}, TypeError, "thresholds: found 0.5, expected a sequence of numbers"),
     ({"layer_scales": ["a"]}, TypeError, "layer_scales: found"),
     ({"device": "tpu"}, ValueError, "device: found 'tpu', expected"),
