@@ -5,6 +5,7 @@
 
 #include <cfloat>
 
+#include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
 
@@ -13,6 +14,8 @@ namespace {
 
 using sqz::cuda::launch_team;
 using sqz::cuda::LaunchOptions;
+using sqz::cuda::load_1;
+using sqz::cuda::store_1;
 namespace ptx = sqz::cuda::ptx;
 
 constexpr int kThreads = 256;
@@ -38,21 +41,6 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
 template <class T>
 __device__ __forceinline__ float rounded(float x) {
   return widen(narrow<T>(x));
-}
-
-__device__ __forceinline__ float load(DType dtype, const void* from, int64_t at) {
-  if (dtype == DType::kF32) return static_cast<const float*>(from)[at];
-  if (dtype == DType::kBF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[at]);
-  return __half2float(static_cast<const __half*>(from)[at]);
-}
-__device__ __forceinline__ void store(DType dtype, void* to, int64_t at, float value) {
-  if (dtype == DType::kF32) {
-    static_cast<float*>(to)[at] = value;
-  } else if (dtype == DType::kBF16) {
-    static_cast<__nv_bfloat16*>(to)[at] = __float2bfloat16_rn(value);
-  } else {
-    static_cast<__half*>(to)[at] = __float2half_rn(value);
-  }
 }
 
 // 16 bytes of T as floats.
@@ -238,10 +226,10 @@ __global__ void __launch_bounds__(kThreads)
       T* q = static_cast<T*>(p.q) + q_at;
       q[pair] = narrow<T>(left);
       q[pair + half] = narrow<T>(right);
-      store(p.context_dtype, p.context_q, q_at + pair, left);
-      store(p.context_dtype, p.context_q, q_at + pair + half, right);
-      store(p.context_dtype, p.context_before, q_at + pair, a[i]);
-      store(p.context_dtype, p.context_before, q_at + pair + half, b[i]);
+      store_1(p.context_dtype, p.context_q, q_at + pair, left);
+      store_1(p.context_dtype, p.context_q, q_at + pair + half, right);
+      store_1(p.context_dtype, p.context_before, q_at + pair, a[i]);
+      store_1(p.context_dtype, p.context_before, q_at + pair + half, b[i]);
     } else {
       cache[pair] = narrow<T>(left);
       cache[pair + half] = narrow<T>(right);
@@ -342,8 +330,8 @@ __global__ void __launch_bounds__(kThreads)
     float total = context_weight;
     // A context that is empty may have left anything: its 0 * NaN must not count.
     float value = context_weight == 0 ? 0
-                                      : context_weight * load(p.context_dtype, p.context_out,
-                                                              first_head * kDim + i);
+                                      : context_weight * load_1(p.context_dtype, p.context_out,
+                                                                first_head * kDim + i);
     for (int w = 0; w < warps; ++w) {
       const float* state = states + (w * group + g) * (kDim + 2);
       const float share = expf(state[kDim] - highest);

@@ -50,6 +50,22 @@ __device__ __forceinline__ void split(float a0, float a1, uint32_t& high, uint32
   low = Element::pack(a0 - Element::low(high), a1 - Element::high(high));
 }
 
+// Number `at` of an array of F32, F16 or BF16.
+__device__ __forceinline__ float load_1(DType dtype, const void* from, int64_t at) {
+  if (dtype == DType::kF32) return static_cast<const float*>(from)[at];
+  if (dtype == DType::kBF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[at]);
+  return __half2float(static_cast<const __half*>(from)[at]);
+}
+__device__ __forceinline__ void store_1(DType dtype, void* to, int64_t at, float value) {
+  if (dtype == DType::kF32) {
+    static_cast<float*>(to)[at] = value;
+  } else if (dtype == DType::kBF16) {
+    static_cast<__nv_bfloat16*>(to)[at] = __float2bfloat16_rn(value);
+  } else {
+    static_cast<__half*>(to)[at] = __float2half_rn(value);
+  }
+}
+
 // Eight numbers of an array of F32, F16 or BF16, from element `at`, a multiple of 8.
 __device__ __forceinline__ void load_8(DType dtype, const void* from, int64_t at, float (&out)[8]) {
   if (dtype == DType::kF32) {

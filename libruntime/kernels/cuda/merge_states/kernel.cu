@@ -1,10 +1,8 @@
 // A warp a row.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/merge_states/kernel.h"
 
 namespace sqz::cuda {
@@ -12,22 +10,6 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int64_t kMostGrid = 65536;
-
-__device__ float load(DType dtype, const void* from, int64_t at) {
-  if (dtype == DType::kF32) return static_cast<const float*>(from)[at];
-  if (dtype == DType::kBF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[at]);
-  return __half2float(static_cast<const __half*>(from)[at]);
-}
-
-__device__ void store(DType dtype, void* to, int64_t at, float value) {
-  if (dtype == DType::kF32) {
-    static_cast<float*>(to)[at] = value;
-  } else if (dtype == DType::kBF16) {
-    static_cast<__nv_bfloat16*>(to)[at] = __float2bfloat16_rn(value);
-  } else {
-    static_cast<__half*>(to)[at] = __float2half_rn(value);
-  }
-}
 
 __global__ void __launch_bounds__(kThreads)
     merge_states_kernel(const __grid_constant__ MergeStatesParams p) {
@@ -44,9 +26,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t c = lane; c < p.dim; c += 32) {
       const int64_t at = row * p.dim + c;
       // An empty side may hold anything: its 0 * NaN must not count.
-      const float from_a = weight_a == 0 ? 0 : weight_a * load(p.dtype, p.out_a, at);
-      const float value = (from_a + weight_b * load(p.dtype, p.out_b, at)) / sum;
-      store(p.dtype, p.out_a, at, sound ? value : NAN);
+      const float from_a = weight_a == 0 ? 0 : weight_a * load_1(p.dtype, p.out_a, at);
+      const float value = (from_a + weight_b * load_1(p.dtype, p.out_b, at)) / sum;
+      store_1(p.dtype, p.out_a, at, sound ? value : NAN);
     }
     if (lane == 0) p.lse_a[row] = sound ? top + logf(sum) : NAN;
   }
@@ -58,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
   int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   for (; row < p.rows; row += warps) {
-    for (int64_t c = lane; c < p.dim; c += 32) store(p.dtype, p.out_a, row * p.dim + c, 0);
+    for (int64_t c = lane; c < p.dim; c += 32) store_1(p.dtype, p.out_a, row * p.dim + c, 0);
     if (lane == 0) p.lse_a[row] = -INFINITY;
   }
 }
