@@ -20,6 +20,13 @@ const char* rows_name(RowKind rows) {
   return rows == RowKind::kQ8 ? "q8" : rows == RowKind::kQ4 ? "q4" : "16";
 }
 
+RowKind rows_of(std::string_view name) {
+  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+    if (name == rows_name(rows)) return rows;
+  }
+  return RowKind::k16;
+}
+
 std::span<const int8_t> code_levels(int bits) {
   if (bits == 1) return kOneBit;
   if (bits == 2) return kTwoBits;

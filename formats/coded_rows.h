@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace sqz {
@@ -17,7 +18,8 @@ enum class RowKind {
   kQ8,  // both in 8 bits a number
   kQ4   // keys in 8, values in 4
 };
-const char* rows_name(RowKind rows);  // "16", "q8", "q4"
+const char* rows_name(RowKind rows);     // "16", "q8", "q4"
+RowKind rows_of(std::string_view name);  // and back; k16 for any other name
 
 constexpr int value_bits(RowKind rows) {
   return rows == RowKind::kQ4 ? 4 : 8;

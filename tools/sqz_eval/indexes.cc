@@ -22,9 +22,9 @@ std::string hash_of(std::span<const int32_t> ids) {
 }
 
 std::string file_path(const IndexStore& store, const Pass& pass, const View& view,
-                      const std::string& kind) {
+                      const IndexKind& kind) {
   const std::string name =
-      concat(pass.ids.size(), "-", hash_of(pass.ids), "-", view.name, "-", kind, ".sqz");
+      concat(pass.ids.size(), "-", hash_of(pass.ids), "-", view.name, "-", kind.name(), ".sqz");
   if (store.keep) return store.folder + "/" + name;
   return concat(store.folder, kTemporary, ".tmp.", ::getpid(), ".", name);
 }
@@ -87,7 +87,8 @@ struct Build {
 // One that is made of another.
 struct Compression {
   size_t view;
-  std::string kind, path;
+  IndexKind kind;
+  std::string path;
   CompressOptions options;
 };
 
@@ -158,8 +159,8 @@ std::vector<float> visible_rows(std::span<const float> all, const View& view, in
 }
 
 Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
-                                      const std::vector<std::string>& kinds,
-                                      const IndexStore& store, const EvalBuildOptions& build,
+                                      const std::vector<IndexKind>& kinds, const IndexStore& store,
+                                      const EvalBuildOptions& build,
                                       const std::function<void(double)>& progress) {
   PassIndexes out;
   out.temporary_ = !store.keep;
@@ -168,7 +169,7 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
   std::vector<Compression> coded;
   for (size_t v = 0; v < pass.views.size(); ++v) {
     const View& view = pass.views[v];
-    for (const std::string& kind : kinds) {
+    for (const IndexKind& kind : kinds) {
       const std::string path = file_path(store, pass, view, kind);
       const BuildOptions options = index_options(kind, build);
       SQZ_ASSIGN_OR_RETURN(const bool present,
@@ -199,7 +200,7 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
   }
   for (const Compression& one : coded) {
     SQZ_RETURN_IF_ERROR(check_stop());
-    const std::string& whole = out.path(one.view, one.kind.substr(0, one.kind.find('-')));
+    const std::string& whole = out.path(one.view, one.kind.uncompressed());
     SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(whole));
     SQZ_RETURN_IF_ERROR(compress_index(Env::posix(), *index, one.options, one.path,
                                        store.force || out.temporary_, build.threads)
@@ -217,7 +218,7 @@ PassIndexes::~PassIndexes() {
   }
 }
 
-const std::string& PassIndexes::path(size_t view, const std::string& kind) const {
+const std::string& PassIndexes::path(size_t view, const IndexKind& kind) const {
   return std::find_if(files_.begin(), files_.end(),
                       [&](const File& file) { return file.view == view && file.kind == kind; })
       ->path;

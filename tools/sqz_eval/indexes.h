@@ -23,23 +23,23 @@ struct IndexStore {
 // Keeps the files; removes them at the end if they are temporaries.
 class PassIndexes {
  public:
-  // Kinds with rows of codes are compressed from the kind that their name begins with.
   // `progress(done)`, 0 .. 1. The dense pass is skipped if every index is there already.
   static Result<PassIndexes> make(EvalModel& model, const Pass& pass,
-                                  const std::vector<std::string>& kinds, const IndexStore& store,
+                                  const std::vector<IndexKind>& kinds, const IndexStore& store,
                                   const EvalBuildOptions& build,
                                   const std::function<void(double)>& progress);
   ~PassIndexes();
   PassIndexes(PassIndexes&& other) noexcept = default;
   PassIndexes& operator=(PassIndexes&&) = delete;
 
-  const std::string& path(size_t view, const std::string& kind) const;
+  const std::string& path(size_t view, const IndexKind& kind) const;
   bool built() const { return built_; }  // false: all were reused
 
  private:
   struct File {
     size_t view;
-    std::string kind, path;
+    IndexKind kind;
+    std::string path;
     bool present;  // to be reused
   };
   PassIndexes() = default;

@@ -50,10 +50,6 @@ std::vector<T> taken(bool takes, const std::vector<T>& values, const T& standard
   return takes ? values : std::vector<T>{standard};
 }
 
-RowKind kind_of(const std::string& rows) {
-  return rows == "q8" ? RowKind::kQ8 : rows == "q4" ? RowKind::kQ4 : RowKind::k16;
-}
-
 void add_settings(const SelectorTraits& traits, const SettingOptions& options, const Setting& coded,
                   std::vector<Setting>& out) {
   const SelectorOptions standard;
@@ -90,7 +86,7 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options,
   for (const auto& rows : taken(traits.rows, options.rows, std::string("bf16"))) {
     for (const int codes : taken(traits.codes, options.key_codes, 0)) {
       Setting setting{&traits, SelectorOptions()};
-      setting.rows = kind_of(rows);
+      setting.rows = rows_of(rows);
       setting.key_codes = codes;
       add_settings(traits, options, setting, out);
     }
@@ -114,21 +110,23 @@ std::string known_selectors() {
   return out;
 }
 
-BuildOptions index_options(const std::string& kind, const EvalBuildOptions& base) {
+std::string IndexKind::name() const {
+  if (rows == RowKind::k16 && key_codes == 0) return partition;
+  return concat(partition, "-", rows_name(rows), "-", key_codes);
+}
+
+BuildOptions index_options(const IndexKind& kind, const EvalBuildOptions& base) {
   BuildOptions out = base;
-  if (kind == kBuckets || kind == kRoped) {
-    if (kind == kRoped) out.qmodel = base.roped;
+  if (kind.partition == kBuckets || kind.partition == kRoped) {
+    if (kind.partition == kRoped) out.qmodel = base.roped;
     out.partition = Partition::kBuckets;
     out.calibrate_keys = out.heavy_hitters = false;
     return out;
   }
   out.qmodel = nullptr;  // the others have no use for it
-  if (const auto dash = kind.rfind('-'); dash != std::string::npos) {
-    const auto rows = kind.find('-') + 1;
-    out.compress.rows = kind_of(kind.substr(rows, dash - rows));
-    out.compress.key_codes = kind[dash + 1] - '0';
-  }
-  if (kind == kPages) {
+  out.compress.rows = kind.rows;
+  out.compress.key_codes = kind.key_codes;
+  if (kind.partition == kPages) {
     out.partition = Partition::kPages;
     out.calibrate_keys = out.heavy_hitters = false;  // its selector needs neither
   }
@@ -172,12 +170,6 @@ std::string Setting::coding() const {
   return out;
 }
 
-std::string Setting::index() const {
-  const std::string kind = traits->index;
-  if (rows == RowKind::k16 && key_codes == 0) return kind;
-  return concat(kind, "-", rows_name(rows), "-", key_codes);
-}
-
 std::string Setting::text() const {
   std::string out = options.selector + coding();
   if (traits->budget) out += concat(", budget ", *options.budget);
@@ -207,10 +199,10 @@ Result<std::vector<Setting>> make_settings(const SettingOptions& options) {
   return out;
 }
 
-std::vector<std::string> index_kinds(const std::vector<Setting>& settings) {
-  std::vector<std::string> out;
+std::vector<IndexKind> index_kinds(const std::vector<Setting>& settings) {
+  std::vector<IndexKind> out;
   for (const Setting& setting : settings) {
-    const std::string kind = setting.index();
+    const IndexKind kind = setting.index();
     if (std::find(out.begin(), out.end(), kind) == out.end()) out.push_back(kind);
   }
   return out;

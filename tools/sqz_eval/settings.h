@@ -30,9 +30,24 @@ struct EvalBuildOptions : BuildOptions {
 const SelectorTraits* find_selector(const std::string& name);
 std::string known_selectors();  // "dense, squeezed, ..."
 
+// What an index is: "kmeans", "pages", ... and, of clusters, its rows. One with rows of codes or
+// key codes is compressed from the one without.
+struct IndexKind {
+  IndexKind(const char* of, RowKind kind_of_rows = RowKind::k16, int code_bits = 0)
+      : partition(of), rows(kind_of_rows), key_codes(code_bits) {}
+
+  std::string name() const;  // of its file: "kmeans", "kmeans-q8-2"
+  IndexKind uncompressed() const { return partition.c_str(); }
+  bool operator==(const IndexKind&) const = default;
+
+  std::string partition;
+  RowKind rows;
+  int key_codes;
+};
+
 // How the index of a kind is built, on top of `base`, whose query classifiers are for those that
 // need them.
-BuildOptions index_options(const std::string& kind, const EvalBuildOptions& base);
+BuildOptions index_options(const IndexKind& kind, const EvalBuildOptions& base);
 
 // The buckets of keys after RoPE that a query classifier's file has, as buckets of a model without
 // RoPE: what turns queries and keys back to where they were before it then turns nothing, and an
@@ -59,7 +74,7 @@ struct Setting {
   RowKind rows = RowKind::k16;
   int key_codes = 0;
 
-  std::string index() const;   // its kind of index: "kmeans", "kmeans-q8-2"
+  IndexKind index() const { return {traits->index, rows, key_codes}; }
   std::string coding() const;  // " q8, codes 2"; empty of 16-bit rows without codes
   bool dense() const { return options.selector == "dense"; }
   std::string text() const;  // "squeezed, budget 0.125, 2 levels, rule threshold, ..."
@@ -79,6 +94,6 @@ bool needs_keys(const std::vector<Setting>& settings);
 bool needs_heavy(const std::vector<Setting>& settings);
 
 // The kinds of index that the settings need, without repetition.
-std::vector<std::string> index_kinds(const std::vector<Setting>& settings);
+std::vector<IndexKind> index_kinds(const std::vector<Setting>& settings);
 
 }  // namespace sqz::eval

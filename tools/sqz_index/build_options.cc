@@ -39,7 +39,7 @@ void add_row_options(CLI::App& app, RowOptions& options) {
 Result<CompressOptions> compress_options(const RowOptions& rows, DType dtype,
                                          const CommonOptions& common) {
   CompressOptions out;
-  out.rows = rows.rows == "q8" ? RowKind::kQ8 : rows.rows == "q4" ? RowKind::kQ4 : RowKind::k16;
+  out.rows = rows_of(rows.rows);
   out.key_codes = rows.key_codes;
   out.layers16 = rows.layers16;
   out.seed = common.seed;
