@@ -16,4 +16,7 @@ Status check_not_input(const std::string& path, const std::vector<std::string>& 
 Status check_output(const std::string& path, bool force,
                     const std::vector<std::string>& inputs = {});
 
+// Makes the folder and those above it, as far as they are not there. Messages begin with `label`.
+Status make_folder(const std::string& folder, const std::string& label);
+
 }  // namespace sqz

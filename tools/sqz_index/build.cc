@@ -97,9 +97,7 @@ Status check_jobs(std::vector<Job>& jobs, const Source& source, const BuildArgum
     warn_if_nothing_saved(*plan, job.label);
     if (arguments.dry_run) continue;
     if (arguments.separate) {
-      std::error_code error;
-      fs::create_directories(fs::path(job.output).parent_path(), error);
-      if (error) return {Code::kIo, concat(job.output, ": create folder: ", error.message())};
+      SQZ_RETURN_IF_ERROR(make_folder(fs::path(job.output).parent_path(), job.output));
     }
     job.built = built_before(model, job.tokens, {job.output, arguments.force, options});
     if (!job.built) SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force, inputs));

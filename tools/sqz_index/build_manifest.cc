@@ -12,6 +12,7 @@
 #include "formats/capture.h"
 #include "libindex/parallel.h"
 #include "tools/common/load_runner.h"
+#include "tools/common/output_file.h"
 #include "tools/common/signals.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/manifest.h"
@@ -138,9 +139,7 @@ class Corpus {
       SQZ_ASSIGN_OR_RETURN(const auto there, find(model, tokens, target));
       if (there) return *there;
     }
-    std::error_code error;
-    fs::create_directories(fs::path(target.path).parent_path(), error);
-    if (error) return Status(Code::kIo, concat(target.path, ": create folder: ", error.message()));
+    SQZ_RETURN_IF_ERROR(make_folder(fs::path(target.path).parent_path(), target.path));
     const Result<BuiltIndex> built = build(target);
     if (built.ok()) return Outcome{*built};
     const Status& status = built.status();

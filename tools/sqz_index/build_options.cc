@@ -159,7 +159,7 @@ Status check_arguments(const BuildArguments& arguments) {
             "--capture brings model, tokens and keys with it: pass no --model, --tokens, "
             "--max-tokens or text beside it"};
   }
-  if (from_capture && (source.chat || !source.chat_format.empty())) {
+  if (from_capture && source.in_turns()) {
     return {Code::kInvalidArgument,
             "--capture brings its tokens with it, which no turn can be put around: build from the "
             "model with --chat"};

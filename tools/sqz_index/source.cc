@@ -8,7 +8,7 @@ namespace sqz {
 namespace {
 
 Result<std::optional<ChatFormat>> load_chat(const SourceOptions& options) {
-  if (!options.chat && options.chat_format.empty()) return std::optional<ChatFormat>();
+  if (!options.in_turns()) return std::optional<ChatFormat>();
   if (options.chat_format.empty()) {
     SQZ_ASSIGN_OR_RETURN(ChatFormat chat, load_chat_format(options.model));
     return std::optional(std::move(chat));
@@ -72,7 +72,7 @@ Status Source::set_chat(std::optional<ChatFormat> chat) {
 
 Result<Source> Source::with(const std::vector<std::string>& texts,
                             const std::string& tokens) const {
-  if (!tokens.empty() && (options_.chat || !options_.chat_format.empty())) {
+  if (!tokens.empty() && options_.in_turns()) {
     return Status(Code::kInvalidArgument,
                   concat(tokens, ": token ids are taken as they are: pass texts with --chat"));
   }

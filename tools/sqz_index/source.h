@@ -25,6 +25,8 @@ struct SourceOptions {
   bool chat = false;               // texts stand in a turn of the model's chat template
   std::string chat_format;         // or of this file's (.json)
   std::string run_dtype;           // "f32", "bf16"; empty: f32 on the CPU, bf16 on a GPU
+
+  bool in_turns() const { return chat || !chat_format.empty(); }
 };
 
 void add_source_options(CLI::App& app, SourceOptions& options);

@@ -6,7 +6,8 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
+
+#include "tools/common/output_file.h"
 
 namespace sqz {
 namespace {
@@ -19,9 +20,7 @@ Status failed(const std::string& path, const char* call) {
 
 Result<std::unique_ptr<StatusFile>> StatusFile::open(const std::string& folder,
                                                      const Shard& shard) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) return Status(Code::kIo, concat(folder, ": create folder: ", error.message()));
+  SQZ_RETURN_IF_ERROR(make_folder(folder, folder));
   const std::string path = concat(folder, "/shard-", shard.index, "-of-", shard.count, ".jsonl");
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd < 0) return failed(path, "open");
