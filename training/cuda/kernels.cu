@@ -1,10 +1,8 @@
 #include "training/cuda/kernels.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cfloat>
 
+#include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
@@ -16,17 +14,13 @@ using sqz::cuda::launch_team;
 using sqz::cuda::LaunchOptions;
 using sqz::cuda::load_1;
 using sqz::cuda::store_1;
+using sqz::cuda::warp_sum;
+using sqz::cuda::widen;
 namespace ptx = sqz::cuda::ptx;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-__device__ __forceinline__ float widen(float x) {
-  return x;
-}
-__device__ __forceinline__ float widen(__nv_bfloat16 x) {
-  return __bfloat162float(x);
-}
 template <class T>
 __device__ __forceinline__ T narrow(float x);
 template <>
@@ -53,11 +47,6 @@ __device__ __forceinline__ void unpack(const uint4& raw, float (&x)[kLanes<T>]) 
   for (int i = 0; i < kLanes<T>; ++i) x[i] = widen(elements[i]);
 }
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));

@@ -1,10 +1,8 @@
 #include "libindex/cuda/calibrate/kernels.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "libindex/score_bins.h"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/element.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -12,13 +10,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kTile = 64;   // rows and columns of a block's tile of logits
 constexpr int kDepth = 16;  // components at once
-
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) {
-  return __bfloat162float(x);
-}
-__device__ __forceinline__ float to_float(__half x) {
-  return __half2float(x);
-}
 
 // 4 x 4 products a thread.
 template <class Element>
@@ -40,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) logits_kernel(const LogitParams para
                                 : 0.0f;
       columns[k][i / kDepth] =
           inside && column < params.clusters
-              ? to_float(centroids[static_cast<int64_t>(column) * params.dim + depth + k])
+              ? widen(centroids[static_cast<int64_t>(column) * params.dim + depth + k])
               : 0.0f;
     }
     __syncthreads();

@@ -1,11 +1,9 @@
 #include "libindex/cuda/layer/kernels.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "libindex/cuda/kmeans/common/reduce.cuh"
 #include "libindex/cuda/kmeans/common/rows.cuh"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/element.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -14,16 +12,6 @@ constexpr int kThreads = 256;
 constexpr int kChainThreads = 512;
 constexpr int kChainWarps = kChainThreads / 32;
 constexpr int kMaxDim = 256;
-
-__device__ __forceinline__ float widen(float x) {
-  return x;
-}
-__device__ __forceinline__ float widen(__nv_bfloat16 x) {
-  return __bfloat162float(x);
-}
-__device__ __forceinline__ float widen(__half x) {
-  return __half2float(x);
-}
 
 template <class Out>
 struct Narrow;
