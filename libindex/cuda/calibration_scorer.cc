@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kScopes = Calibration::kScopes, kGroups = Calibration::kGroups;
 
-struct LevelMemory {
+struct ScorerLevel {
   int32_t clusters = 0, children = 0;
   void* centroids = nullptr;    // [G, n_k, d]
   uint32_t* offsets = nullptr;  // [G, n_k + 1]
@@ -23,8 +23,8 @@ struct LevelMemory {
 };
 
 // On the device, for a group of KV heads (G).
-struct Memory {
-  std::vector<LevelMemory> levels;  // the first `first` ones are left out
+struct ScorerMemory {
+  std::vector<ScorerLevel> levels;  // the first `first` ones are left out
   float* queries = nullptr;         // [G, R, d]
   float* lse = nullptr;             // [G, R]
   float* scores = nullptr;          // [G, U, widest n_k]
@@ -52,7 +52,7 @@ class CudaScorer final : public CalibrationScorer {
     for (int64_t layer = 0; layer < std::ssize(input_.sparse); ++layer) {
       for (int64_t first = 0; first < input_.kv_heads; first += group) {
         const int64_t heads = std::min(group, input_.kv_heads - first);
-        const Memory memory = lay_out(pass, heads, device_.data());
+        const ScorerMemory memory = lay_out(pass, heads, device_.data());
         SQZ_RETURN_IF_ERROR(upload(pass, memory, layer, first, heads));
         SQZ_RETURN_IF_ERROR(measure(pass, memory, heads));
         SQZ_RETURN_IF_ERROR(download(memory, layer * input_.kv_heads + first, heads, take));
@@ -64,15 +64,15 @@ class CudaScorer final : public CalibrationScorer {
  private:
   static int first_level(const CalibrationPass& pass) { return pass.tree() ? 0 : pass.level; }
 
-  Memory lay_out(const CalibrationPass& pass, int64_t heads, void* base) const {
-    Memory memory;
+  ScorerMemory lay_out(const CalibrationPass& pass, int64_t heads, void* base) const {
+    ScorerMemory memory;
     Layout layout(base);
     int64_t units = 0, widest = 0;
     for (const auto& scope : units_) units = std::max(units, std::ssize(scope));
     memory.levels.resize(static_cast<size_t>(pass.level) + 1);
     for (int k = first_level(pass); k <= pass.level; ++k) {
       const auto& children = input_.sparse[0].levels[static_cast<size_t>(k)].children;
-      LevelMemory& level = memory.levels[static_cast<size_t>(k)];
+      ScorerLevel& level = memory.levels[static_cast<size_t>(k)];
       const int64_t clusters = std::ssize(children) / input_.kv_heads - 1;
       level.clusters = static_cast<int32_t>(clusters);
       level.children = static_cast<int32_t>(children.back());
@@ -119,8 +119,8 @@ class CudaScorer final : public CalibrationScorer {
                        "cudaMemcpyAsync");
   }
 
-  Status upload(const CalibrationPass& pass, const Memory& memory, int64_t layer, int64_t first,
-                int64_t heads) {
+  Status upload(const CalibrationPass& pass, const ScorerMemory& memory, int64_t layer,
+                int64_t first, int64_t heads) {
     const CalibrationLayer& data = input_.sparse[static_cast<size_t>(layer)];
     const int64_t queries = rows_ * input_.dim;
     SQZ_RETURN_IF_ERROR(
@@ -133,7 +133,7 @@ class CudaScorer final : public CalibrationScorer {
       }
     }
     for (auto k = static_cast<size_t>(first_level(pass)); k < memory.levels.size(); ++k) {
-      const LevelMemory& level = memory.levels[k];
+      const ScorerLevel& level = memory.levels[k];
       const int64_t bytes = level.clusters * input_.dim * dtype_size(input_.dtype);
       SQZ_RETURN_IF_ERROR(
           copy(data.levels[k].centroids.data() + first * bytes, level.centroids, heads * bytes));
@@ -152,7 +152,7 @@ class CudaScorer final : public CalibrationScorer {
     return cuda_status(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
   }
 
-  Status upload_units(const Memory& memory, int scope) {
+  Status upload_units(const ScorerMemory& memory, int scope) {
     std::vector<int2> unit_rows;
     std::vector<int32_t> row_units(static_cast<size_t>(rows_), -1);
     for (const CalibrationUnit& unit : units_[static_cast<size_t>(scope)]) {
@@ -166,8 +166,8 @@ class CudaScorer final : public CalibrationScorer {
                        "cudaStreamSynchronize");  // they end here
   }
 
-  UnitScores scores_of(const Memory& memory, const LevelMemory& level, int scope, int64_t heads,
-                       bool only_alive) const {
+  UnitScores scores_of(const ScorerMemory& memory, const ScorerLevel& level, int scope,
+                       int64_t heads, bool only_alive) const {
     UnitScores out;
     out.heads = static_cast<int32_t>(heads);
     out.rows = static_cast<int32_t>(rows_);
@@ -185,9 +185,9 @@ class CudaScorer final : public CalibrationScorer {
     return out;
   }
 
-  Status measure(const CalibrationPass& pass, const Memory& memory, int64_t heads) {
+  Status measure(const CalibrationPass& pass, const ScorerMemory& memory, int64_t heads) {
     for (int k = first_level(pass); k <= pass.level; ++k) {
-      const LevelMemory& level = memory.levels[static_cast<size_t>(k)];
+      const ScorerLevel& level = memory.levels[static_cast<size_t>(k)];
       LogitParams logits;
       logits.heads = static_cast<int32_t>(heads);
       logits.rows = static_cast<int32_t>(rows_);
@@ -210,12 +210,12 @@ class CudaScorer final : public CalibrationScorer {
   }
 
   // Level by level down to the one that is recorded.
-  Status measure_one(const CalibrationPass& pass, const Memory& memory, int64_t heads, int scope,
-                     int group) {
+  Status measure_one(const CalibrationPass& pass, const ScorerMemory& memory, int64_t heads,
+                     int scope, int group) {
     const int first = first_level(pass);
     const int policy = static_cast<int>(kCalibrationPolicies[group]);
     for (int k = first;; ++k) {
-      const LevelMemory& level = memory.levels[static_cast<size_t>(k)];
+      const ScorerLevel& level = memory.levels[static_cast<size_t>(k)];
       const UnitScores scores = scores_of(memory, level, scope, heads, k > first);
       SQZ_RETURN_IF_ERROR(calibration_lse(scores, stream_.get()));
       SQZ_RETURN_IF_ERROR(calibration_scores(scores, policy, stream_.get()));
@@ -236,7 +236,7 @@ class CudaScorer final : public CalibrationScorer {
     }
   }
 
-  Status download(const Memory& memory, int64_t first, int64_t heads,
+  Status download(const ScorerMemory& memory, int64_t first, int64_t heads,
                   const std::function<void(int64_t, CalibrationSketches&)>& take) {
     std::vector<uint64_t> counts(static_cast<size_t>(kScopes * kGroups * heads * kScoreBins));
     std::vector<uint32_t> faults(static_cast<size_t>(heads));
