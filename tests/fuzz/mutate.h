@@ -14,6 +14,7 @@ namespace sqz {
 // Changes data[first, first + count). What gets shorter is filled up with `fill`, and what is
 // `fill` already at the end is room to grow.
 inline void mutate_part(uint8_t* data, size_t first, size_t count, uint8_t fill) {
+  if (count == 0) return;
   std::vector<uint8_t> part(data + first, data + first + count);
   size_t used = count;
   while (fill != 0 && used > 0 && part[used - 1] == fill) --used;

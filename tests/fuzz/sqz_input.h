@@ -72,7 +72,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
     }
     sqz::mutate_part(data, size - kSettings, kSettings, 0);
   } else if (choice < 6) {
-    sqz::MemoryEnv env(std::as_bytes(std::span(data, size / 64 * 64 + 16)));
+    sqz::MemoryEnv env(std::as_bytes(std::span(data, std::min(size, size / 64 * 64 + 16))));
     const auto header = sqz::read_safetensors_header(**env.open_read(""));
     size_t first = 8 + static_cast<size_t>(length), end = size;
     if (header.ok() && !header->tensors.empty()) {  // small tensors as often as large ones
