@@ -68,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--manifest", required=True, help="the corpus (.jsonl)")
     parser.add_argument("-o", "--output", required=True, help="folder of the indexes")
     parser.add_argument("--address", help="of the cluster (default: RAY_ADDRESS, or a new one on this machine)")
-    parser.add_argument("--shards", type=int, help="tasks (default: a document each, at most 1000)")
+    parser.add_argument("--shards", type=int, help="tasks, each of which loads the model once (default: eight for each "
+                        "that runs at a time; at most one a document)")
     parser.add_argument("--cpus", type=float, default=1, help="CPUs of a task, its threads (default: 1)")
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of a task (default: 0)")
     parser.add_argument("--retries", type=int, default=3, help="of a task whose worker is lost (default: 3)")
@@ -76,9 +77,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _tasks_at_a_time(options: argparse.Namespace) -> int:
+    """How many tasks the cluster has room for. ValueError if no node has what one wants."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    wanted = {name: count for name, count in (("CPU", options.cpus), ("GPU", options.gpus)) if count > 0}
+    rooms = [min(int(node.get(name, 0) // count) for name, count in wanted.items()) for node in nodes]
+    if not any(rooms):
+        most = ", ".join(f"{max(node.get(name, 0) for node in nodes):g} {name}s" for name in wanted)
+        raise ValueError(f"--cpus {options.cpus:g} --gpus {options.gpus:g}: no node has as many; found {most} at most")
+    return sum(rooms)
+
+
 def _submit(options: argparse.Namespace, command: list[str]) -> list[Any]:
     """The tasks, a shard each."""
     import ray
+
+    usual = 8 * _tasks_at_a_time(options)
 
     def remote(function: Any) -> Any:
         return ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=options.retries,
@@ -87,14 +103,14 @@ def _submit(options: argparse.Namespace, command: list[str]) -> list[Any]:
     if not _is_remote(options.output):
         with open(options.manifest, encoding="utf-8") as manifest:
             lines = sum(1 for line in manifest if line.strip())
-        shards = options.shards or max(1, min(lines, 1000))
+        shards = options.shards or max(1, min(lines, usual))
         task = remote(build_shard)
         return [task.remote(command, options.manifest, options.output, shard, shards) for shard in range(shards)]
 
     from sqz import _staging
 
     entries = _staging.read_manifest(options.manifest)
-    shards = options.shards or max(1, min(len(entries), 1000))
+    shards = options.shards or max(1, min(len(entries), usual))
     task, replace = remote(build_staged), "--update" in command or "--force" in command
     return [task.remote(command, entries[shard::shards], options.output, replace) for shard in range(shards)]
 
@@ -140,9 +156,16 @@ def main(arguments: list[str] | None = None) -> int:
 
     ours = not ray.is_initialized()
     if ours:
-        ray.init(address=options.address, log_to_driver=False)
+        try:
+            ray.init(address=options.address, log_to_driver=False)
+        except ConnectionError as error:
+            print(f"--address {options.address}: {error} (without it, Ray starts on this machine)", file=sys.stderr)
+            return 2
     try:
         states = _run(options, command)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     finally:
         if ours:
             ray.shutdown()

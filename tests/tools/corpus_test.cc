@@ -178,6 +178,13 @@ TEST_F(CorpusTest, LinksThatLeadOutAreRefused) {
   EXPECT_EQ(std::distance(fs::directory_iterator(path("elsewhere")), {}), 1);
 }
 
+TEST_F(CorpusTest, AFolderThatIsNotThereAndEndsWithASlash) {
+  write({"a"}, {line("x/one", "a")});
+  const ToolRun built = run(kTool, {"build", "--manifest", path("m.jsonl"), "-o", path("out/")});
+  EXPECT_EQ(built.code, 0) << built.err;
+  EXPECT_EQ(outputs(), std::vector<std::string>{"x/one.sqz"});
+}
+
 TEST_F(CorpusTest, APartOfAnotherBuildIsBegunAnewWithUpdate) {
   const auto spoil = [](CaptureInfo&, CapturedLayer& data) {
     static int layer = 0;

@@ -42,7 +42,7 @@ void add_index(const std::string& path, CorpusFiles& corpus) {
     return;
   }
   corpus.indexes.push_back({static_cast<double>((*file)->metadata().tokens),
-                            static_cast<double>((*file)->file_bytes()) / kMegabyte});
+                            static_cast<double>((*file)->file_bytes()) / kMegabyte, 0, path});
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ void add_corpus_section(const CorpusFiles& corpus, HtmlPage& page) {
   PlotSeries built{"built", Mark::kDots, {}};
   for (const auto& [key, document] : corpus.documents) {
     if (document.tokens > 0) {
-      built.points.push_back({static_cast<double>(document.tokens), document.seconds});
+      built.points.push_back({static_cast<double>(document.tokens), document.seconds, 0, key});
       seconds += document.seconds;
       built_tokens += static_cast<double>(document.tokens);
     }

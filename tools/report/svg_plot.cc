@@ -148,8 +148,9 @@ class Drawing {
 
   std::string hover(const PlotSeries& series, const PlotPoint& point) const {
     const std::string error = point.error > 0 ? " ± " + number(point.error) : "";
-    return concat("<title>", xml_escaped(series.name), ": ", number(point.x), ", ", number(point.y),
-                  error, "</title>");
+    const std::string& name = point.name.empty() ? series.name : point.name;
+    return concat("<title>", xml_escaped(name), ": ", number(point.x), ", ", number(point.y), error,
+                  "</title>");
   }
 
   void points(const PlotSeries& series, const char* dash) {

@@ -21,7 +21,8 @@ enum class Mark { kDots, kLine, kBars };  // kLine: dots with a line through the
 
 struct PlotPoint {
   double x = 0, y = 0;
-  double error = 0;  // standard error of y: a line from y - error to y + error; 0: none
+  double error = 0;       // standard error of y: a line from y - error to y + error; 0: none
+  std::string name = {};  // shown under the pointer in front of x and y; empty: the series' name
 };
 
 struct PlotSeries {

@@ -133,7 +133,8 @@ Status check_inside(const std::string& folder, const std::string& output) {
   // weakly_canonical() leaves a link to what is not there as it is.
   for (int links = 0; links < kMostLinks && fs::is_symlink(end, error); ++links)
     end = end.parent_path() / fs::read_symlink(end, error);
-  const fs::path whole = fs::weakly_canonical(fs::absolute(folder), error);
+  fs::path whole = fs::weakly_canonical(fs::absolute(folder), error);
+  if (!whole.has_filename()) whole = whole.parent_path();  // of "folder/" that is not there
   end = fs::weakly_canonical(end, error);
   const auto [in, at] = std::mismatch(whole.begin(), whole.end(), end.begin(), end.end());
   if (!error && in == whole.end()) return {};
