@@ -315,8 +315,8 @@ TEST_F(ProfileTool, RefusesNumbersOutOfRange) {
   refused(with({"--p", "1.01"}), 2, "p: found 1.01");
   refused(with({"--p", "nan"}), 2, "p");
   refused(with({"--p", "0.001", "--context", "800"}), 2, "at least one");
-  refused(with({"--budget", "0"}), 2, "--budget: found 0, expected a number in (0, 1]");
-  refused(with({"--budget", "1.5"}), 2, "--budget: found 1.5");
+  refused(with({"--budget", "0"}), 2, "--budget: expected 1e-09 to 1, found 0");
+  refused(with({"--budget", "1.5"}), 2, "--budget: expected 1e-09 to 1, found 1.5");
   refused(with({"--budget", "0.0001", "--context", "1000"}), 2, "budget: found 0");
   refused(with({"--tokens", "0"}), 2, "--tokens");
   refused(with({"--tokens", "32769"}), 2, "--tokens: found 32769, expected at most 32768");

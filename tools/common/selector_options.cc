@@ -39,7 +39,7 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
                      ->check(in_unit_interval);
   auto* sparsity = app.add_option("--sparsity", options.sparsity,
                                   "Fraction of the clustered keys not to read, instead of a budget")
-                       ->check(CLI::Range(0.0, 0.999999));
+                       ->check(real_number(0.0, 0.999999));
   auto* threshold = app.add_option("--threshold", options.thresholds,
                                    "The thresholds themselves, coarse to fine, instead of a budget")
                         ->delimiter(',')

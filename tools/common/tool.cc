@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <exception>
 #include <iostream>
 #include <new>
@@ -21,6 +22,14 @@ constexpr const char* kExitCodes =
     "used, together or with this input or machine; 3 bad input file: missing, broken, unsupported "
     "or of another model; 4 stopped, --resume goes on; 130 stopped by SIGINT, 143 by SIGTERM or "
     "SIGHUP: nothing half-written is left.\n";
+
+// Whether a text is a whole number that a Number can hold.
+template <class Number>
+bool fits(std::string_view text) {
+  Number value;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
 
 std::string footer(const std::string& examples) {
   return examples + "\n" + kExitCodes;
@@ -75,6 +84,16 @@ CLI::Validator whole_number(int64_t least) {
   return out;
 }
 
+CLI::Validator real_number(double least, double most) {
+  CLI::Validator out = CLI::Range(least, most);  // its --help; it takes NaN
+  out.operation([least, most](const std::string& text) {
+    double value = 0;
+    const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+    return good ? std::string() : concat("expected ", least, " to ", most, ", found ", text);
+  });
+  return out;
+}
+
 Tool::Tool(const std::string& name, const std::string& description, const std::string& examples)
     : name_(name), app_(description, name) {
   app_.set_version_flag("--version", name + " " + SQZ_VERSION);
@@ -112,12 +131,18 @@ void Tool::add_common_options(CLI::App& app) {
   app.add_option("--threads", options_.threads,
                  "CPU threads; 0 = all cores. Results do not depend on it")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--seed", options_.seed, "Seed of everything random");
+  app.add_option("--seed", options_.seed, "Seed of everything random")
+      ->check([](const std::string& text) {
+        return fits<uint64_t>(text) ? std::string()
+                                    : concat("expected 0 to ", UINT64_MAX, ", found ", text);
+      });
   app.add_option("--device", options_.device,
-                 "Where the model runs and indexes are served: cpu, cuda or cuda:N")
+                 "Where the model runs and indexes are served: cpu, cuda or cuda:N (of a manifest "
+                 "cuda:all, every GPU)")
       ->check([](const std::string& device) {
-        const bool known = device == "cpu" || device == "cuda" || device.starts_with("cuda:");
-        return known ? std::string() : "expected cpu, cuda or cuda:N, found " + device;
+        const bool known = device == "cpu" || device == "cuda" || device == "cuda:all" ||
+                           (device.starts_with("cuda:") && fits<uint16_t>(device.substr(5)));
+        return known ? std::string() : "expected cpu, cuda, cuda:N or cuda:all, found " + device;
       });
 }
 

@@ -45,6 +45,9 @@ struct ToolContext {
 // Whole numbers from `least` on, as far as any makes sense. --help does not print the range.
 CLI::Validator whole_number(int64_t least);
 
+// Numbers from `least` to `most`. --help prints the range.
+CLI::Validator real_number(double least, double most);
+
 // Options that are added while it lives stand in this section of --help, with their defaults.
 class HelpSection {
  public:

@@ -73,7 +73,7 @@ void add_bench_options(CLI::App& app, Options& o) {
       "prefill: prompt tokens that share a selection, 0 = all; rows for each number");
 
   group = "What is compared";
-  add("--sparsity", o.sparsity, Range(0.0, 0.999999),
+  add("--sparsity", o.sparsity, real_number(0.0, 0.999999),
       "Fractions of the clustered keys not to read, rows for each");
   add("--selector", o.selector, IsMember({"squeezed", "saap", "quest"}),
       "attend, prefill: what chooses; saap serves from buckets, with queries before RoPE, "
@@ -83,7 +83,7 @@ void add_bench_options(CLI::App& app, Options& o) {
   add("--rule", o.rule, IsMember({"threshold", "budget"}),
       "How clusters are chosen; budget reads exactly what --sparsity asks for");
   add("--levels", o.levels, whole(1, 2), "Levels of the tree that selection uses, one row each");
-  add("--coarse-keep", o.coarse_keep, Range(1e-6, 1.0),
+  add("--coarse-keep", o.coarse_keep, real_number(1e-6, 1.0),
       "Fraction of the keys that level 1 of the made-up index lets through");
   add("--isa", o.isa, IsMember(sets).description(""),
       "Instruction set of the kernels, of those that this machine has (default: the best)");
@@ -107,7 +107,7 @@ void add_bench_options(CLI::App& app, Options& o) {
       "attend with --device cuda: copies of the layer that calls go over in turn");
 
   group = "Open, upload and kmeans";
-  add("--file-gib", o.file_gib, Range(0.0, 100000.0),
+  add("--file-gib", o.file_gib, real_number(0.0, 100000.0),
       "open, upload: size of the file; 0 = 100 for open, where it is sparse, else 16");
   add("--upload-threads", o.upload_threads, whole(0, 1024),
       "upload: threads that copy; 0 = libsqz's own number");
@@ -117,7 +117,8 @@ void add_bench_options(CLI::App& app, Options& o) {
       "as many as it has");
   add("--kmeans-engine", o.kmeans_engine, IsMember({"auto", "faiss", "faiss-gpu", "cuda"}),
       "kmeans: what clusters");
-  add("--kmeans-fraction", o.kmeans_fraction, Range(0.0001, 1.0), "kmeans: clusters per point");
+  add("--kmeans-fraction", o.kmeans_fraction, real_number(0.0001, 1.0),
+      "kmeans: clusters per point");
 }
 
 }  // namespace sqz::bench

@@ -92,7 +92,7 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
       ->delimiter(',');
   app.add_option("--budget", settings.budgets, "Fractions of the fixed context's bytes to read")
       ->delimiter(',')
-      ->check(CLI::Range(1e-6, 1.0));
+      ->check(real_number(1e-6, 1.0));
   app.add_option("--levels", settings.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->delimiter(',')
       ->check(CLI::Range(0, 16));
@@ -142,11 +142,11 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
       ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}));
   app.add_option("--coarse-keep", arguments.coarse_keep,
                  "Fraction of the keys that the coarse levels of the indexes let through")
-      ->check(CLI::Range(1e-6, 1.0));
+      ->check(real_number(1e-6, 1.0));
   app.add_option("--level-fractions", arguments.level_fractions,
                  "Clusters a token of the indexes, coarse to fine (default: 0.01,0.05)")
       ->delimiter(',')
-      ->check(CLI::Range(1e-9, 1.0));
+      ->check(real_number(1e-9, 1.0));
   auto* work = app.add_option("--work", arguments.work,
                               "Folder for temporary indexes (default: the system's)")
                    ->check(CLI::ExistingDirectory);

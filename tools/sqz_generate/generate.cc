@@ -399,10 +399,10 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
       ->check(whole_number(1))
       ->capture_default_str();
   app.add_option("--temperature", generate.temperature, "0: always the likeliest token")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(real_number(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--top-p", generate.top_p, "Sample from the likeliest tokens of this total")
-      ->check(CLI::Range(1e-6, 1.0))
+      ->check(real_number(1e-6, 1.0))
       ->capture_default_str();
   app.add_option("--stop", arguments.stop, "End the answer before this text; may be repeated")
       ->take_all()

@@ -33,7 +33,8 @@ void add_row_options(CLI::App& app, RowOptions& options) {
                  "Bits a dimension of codes that choose single keys; 0: none")
       ->check(CLI::Range(0, 2));
   app.add_option("--layers16", options.layers16, "Layers whose rows stay in 16 bits, from 0 on")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(whole_number(0));
 }
 
 Result<CompressOptions> compress_options(const RowOptions& rows, DType dtype,
@@ -111,10 +112,10 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_option("--level-fractions", arguments.level_fractions,
                  "Clusters a token, coarse to fine (default for 2 levels: 0.01,0.05)")
       ->delimiter(',')
-      ->check(CLI::Range(1e-9, 1.0));
+      ->check(real_number(1e-9, 1.0));
   app.add_option("--coarse-keep", build.coarse_keep,
                  "Fraction of the keys that the coarse levels let through")
-      ->check(CLI::Range(1e-6, 1.0));
+      ->check(real_number(1e-6, 1.0));
   app.add_option("--iterations", build.iterations, "Iterations of k-means")
       ->check(CLI::Range(1, 10000));
   app.add_option("--engine", build.engine,

@@ -81,7 +81,7 @@ void add_prune_command(Tool& tool) {
   app->add_option("--selector", arguments->selector, "window, stream or h2o")->required();
   app->add_option("--budget", arguments->budget,
                   "Fraction of the fixed context's bytes that are read and kept")
-      ->check(CLI::Range(1e-6, 1.0))
+      ->check(real_number(1e-6, 1.0))
       ->capture_default_str();
   app->add_option("--layers", arguments->layers,
                   "Spread the budget over the layers by a profile of sqz-profile-layers; uniform = "

@@ -62,6 +62,7 @@ void add_profile_options(CLI::App& app, ProfileArguments& arguments) {
   app.add_option("--budget", arguments.budget,
                  "Fraction of the context that a layer reads, if all "
                  "read the same")
+      ->check(real_number(1e-9, 1.0))
       ->capture_default_str();
   app.add_option("--p", arguments.p,
                  "Share of it that layers of group 2 keep, in (0, 1]; 1 = all layers alike; auto = "

@@ -60,10 +60,6 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
                          out.behind > 0 ? " less what is held out" : ""));
   }
   out.request.context = arguments.context > 0 ? arguments.context : out.options.window;
-  if (!(arguments.budget > 0 && arguments.budget <= 1)) {
-    return Status(Code::kInvalidArgument,
-                  concat("--budget: found ", arguments.budget, ", expected a number in (0, 1]"));
-  }
   out.request.budget = std::llround(arguments.budget * static_cast<double>(out.request.context));
   out.request.p = out.numbers.p;
   constexpr std::array<int, kLayerGroups> kOneOfEach = {0, 1, 2};

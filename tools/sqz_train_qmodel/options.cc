@@ -23,10 +23,10 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
   app.add_option("--near", arguments.near_queries,
                  "Share of the queries learned from whose best key is among the last --recent "
                  "tokens; of the others the best is further back")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(real_number(0.0, 1.0))
       ->type_name("X");
   app.add_option("--lr", arguments.learning_rate, "Learning rate of Adam")
-      ->check(CLI::Range(1e-12, 10.0))
+      ->check(real_number(1e-12, 10.0))
       ->type_name("X");
   app.add_option("--decay", arguments.decay, "How the learning rate falls: cosine, to 0, or none")
       ->check(CLI::IsMember({"cosine", "none"}));
@@ -34,6 +34,7 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
                  "Layers without buckets, which read everything; layers with a sliding window "
                  "are added")
       ->delimiter(',')
+      ->check(whole_number(0))
       ->type_name("LAYER");
   app.add_flag("--roped-centroids", arguments.options.roped_centroids,
                "Store the centroids of keys after RoPE, too, for sqz-eval's selector kmeans-rope");
@@ -77,7 +78,7 @@ void add_stopping_options(CLI::App& app, TrainQmodelArguments& arguments) {
                  "removed at the end");
   app.add_option("--checkpoint-seconds", options.checkpoint_seconds,
                  "Time between writes of the checkpoint")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(real_number(0.0, 1e6))
       ->type_name("S");
   app.add_flag("--resume", options.resume, "Go on from the checkpoint, with the same options");
 }
