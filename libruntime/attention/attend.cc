@@ -86,6 +86,7 @@ class RowAttention {
     int64_t keys = 0;
     bool has_bias = false;
     bool has_exact = false;
+    bool estimated = false;            // all keys of the step are, or none is
     const CodedHead* coded = nullptr;  // all keys of the step are its rows, or none is of codes
   };
 
@@ -93,7 +94,9 @@ class RowAttention {
   bool collect(KeyCursor& cursor, int64_t most, Step& step) {
     step = Step();
     step.coded = cursor.coded();
-    while (step.keys < most && cursor.coded() == step.coded) {
+    step.estimated = cursor.estimated();
+    while (step.keys < most && cursor.coded() == step.coded &&
+           cursor.estimated() == step.estimated) {
       const KeySpan span = cursor.next(most - step.keys);
       if (span.count == 0) break;
       slots_[step.span_count] = span.slots;
@@ -103,6 +106,23 @@ class RowAttention {
       step.keys += span.count;
     }
     return step.keys > 0;
+  }
+
+  // The keys of the list that are read come before those that are estimated: what their sums are.
+  void note_read(const Step& step, const float* maximum, const float* sum) {
+    if (read_all_ && step.estimated) {
+      std::copy(maximum, maximum + work_.rows, read_maximum_);
+      std::copy(sum, sum + work_.rows, read_sum_);
+      read_all_ = false;
+    }
+  }
+  // Of the finished sums in out_.
+  void find_rest() {
+    for (int64_t r = 0; r < work_.rows && out_.rest != nullptr; ++r) {
+      const float read =
+          read_all_ ? out_.sum[r] : read_sum_[r] * std::exp(read_maximum_[r] - out_.maximum[r]);
+      out_.rest[r] = out_.sum[r] - read;
+    }
   }
 
   // [step.keys] what is added to the logits; null = nothing.
@@ -165,6 +185,7 @@ class RowAttention {
       products_->load_few(work_.queries, rows, list_.dtype, list_.key_codes.rotation);
     }
     while (collect(cursor, kStreamKeys, step)) {
+      note_read(step, out_.maximum, out_.sum);
       if (step.coded != nullptr) {
         stream_coded(step);
         continue;
@@ -174,6 +195,7 @@ class RowAttention {
       k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
                     dim_, b_.accumulator, ahead(step, step.keys));
     }
+    find_rest();
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
@@ -307,6 +329,7 @@ class RowAttention {
     KeyCursor cursor(list_, work_.begin, work_.end);
     Step step;
     while (collect(cursor, kTileKeys, step)) {
+      note_read(step, b_.maximum, b_.sum);
       const int64_t keys = step.keys;
       tile_logits(step, lanes);
       hide(step, 1, lanes);
@@ -333,6 +356,7 @@ class RowAttention {
       for (int64_t c = 0; c < dim_; ++c) b_.shares[c] = b_.residual[c * lanes + r];
       add_residual(b_.shares, out_.values + r * dim_);
     }
+    find_rest();
   }
 
   void tile_coded(const Step& step, int64_t lanes) {
@@ -365,6 +389,8 @@ class RowAttention {
   CodedSpan* slots_;         // [kMostKeys] of the spans of a step of codes
   CodedProducts* products_;  // null if the list has no rows of codes
   bool bf16_ = false;        // queries are packed as BF16
+  bool read_all_ = true;     // no estimated key yet; else the sums before the first one:
+  float read_maximum_[kTileRows], read_sum_[kTileRows];
 };
 
 AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded)
