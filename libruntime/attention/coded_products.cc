@@ -55,6 +55,8 @@ CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
       plain_(static_cast<size_t>(d32_ * kTileRows)),
       rotated_(plain_.size()),
       for_means_(plain_.size()),
+      plain16_(static_cast<size_t>(d32_ * kFewRows)),
+      rotated16_(plain16_.size()),
       turned_(static_cast<size_t>(kTileRows * dim)),
       products_(static_cast<size_t>(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows))),
       floats_(static_cast<size_t>(kTileKeys * d32_)),
@@ -68,12 +70,18 @@ void CodedProducts::load_few(const float* const* queries, int64_t rows, DType me
                              const float* rotation) {
   rows_ = rows;
   bf16_ = kernels_->pack_bf16 != nullptr && means == DType::kBF16;
+  i16_ = kernels_->pack_i16 != nullptr;
+  const auto pack16 = [&](const float* row, int64_t r, std::vector<int16_t>& to, float* scales) {
+    i16_ = i16_ && kernels_->pack_i16(row, dim_, to.data() + r * d32_, scales + r);
+  };
   for (int64_t r = 0; r < rows; ++r) {
+    pack16(queries[r], r, plain16_, plain_scales_);
     kernels_->pack(DType::kI8, queries[r], dim_, 1, dim_, plain_.data() + r * d32_);
     bf16_ =
         bf16_ && kernels_->pack_bf16(queries[r], dim_, 1, dim_, for_means_.data() + r * d32_ / 2);
     if (rotation == nullptr) continue;
     rotate(queries[r], rotation, dim_, turned_.data());
+    pack16(turned_.data(), r, rotated16_, rotated_scales_);
     kernels_->pack(DType::kI8, turned_.data(), dim_, 1, dim_, rotated_.data() + r * d32_);
   }
   for (int64_t r = 0; r < rows && !bf16_; ++r) {
@@ -94,18 +102,19 @@ void CodedProducts::load_many(const float* const* queries, int64_t rows, int64_t
   }
 }
 
-CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head,
-                                           std::span<const CodedSpan> spans) {
+CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head, std::span<const CodedSpan> spans,
+                                           bool decoded) {
+  const bool decode = decoded && head.rows.bits < 8;
   const int64_t bytes = code_bytes(dim_, head.rows.bits);
   int64_t n = 0;
   for (const CodedSpan& span : spans) {
     const std::byte* codes = head.rows.codes + span.first * bytes;
-    if (head.rows.bits < 8) {
+    if (decode) {
       kernels_->decode_codes(head.rows.bits, codes, span.count, dim_, numbers_.data() + n * dim_);
     }
     for (int64_t i = 0; i < span.count; ++i, ++n) {
-      pointers_[n] = head.rows.bits < 8 ? static_cast<const void*>(numbers_.data() + n * dim_)
-                                        : codes + i * bytes;
+      pointers_[n] =
+          decode ? static_cast<const void*>(numbers_.data() + n * dim_) : codes + i * bytes;
       scales_[n] = scale_at(head, span.first + i);
     }
   }
@@ -139,10 +148,18 @@ const float* CodedProducts::means_of(const CodedHead& head, std::span<const Code
 
 void CodedProducts::few(const CodedHead& head, std::span<const CodedSpan> spans, float* out,
                         int64_t ld) {
-  const Rows rows = rows_of(head, spans);
+  Rows rows = rows_of(head, spans, !i16_);
   const auto means = std::ssize(spans);
-  const float* queries = head.rows.rotated() ? rotated_.data() : plain_.data();
-  kernels_->dots(DType::kI8, queries, rows_, rows.numbers, rows.count, dim_, out, ld, {});
+  const bool rotated = head.rows.rotated();
+  const bool done =
+      i16_ && kernels_->dots_i16(head.rows.bits, rotated ? rotated16_.data() : plain16_.data(),
+                                 rotated ? rotated_scales_ : plain_scales_, rows_, rows.numbers,
+                                 rows.count, dim_, out, ld);
+  if (!done) {
+    rows = rows_of(head, spans);
+    kernels_->dots(DType::kI8, rotated ? rotated_.data() : plain_.data(), rows_, rows.numbers,
+                   rows.count, dim_, out, ld, {});
+  }
   const void* const* stored = stored_means(head, spans);
   if (bf16_) {
     kernels_->dots_bf16(for_means_.data(), rows_, stored, means, dim_, products_.data(),
