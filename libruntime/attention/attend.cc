@@ -1,7 +1,6 @@
 #include "libruntime/attention/attend.h"
 
 #include <cmath>
-#include <numeric>
 
 namespace sqz {
 namespace {
@@ -223,12 +222,15 @@ class RowAttention {
     const auto spans = slots(step);
     products_->few(*step.coded, spans, b_.logits, kStreamKeys);
     stream_softmax(step);
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* p = b_.logits + r * kStreamKeys;
-      for (size_t s = 0; s < spans.size(); p += spans[s++].count) {
-        b_.shares[r * kStreamKeys + static_cast<int64_t>(s)] =
-            std::accumulate(p, p + spans[s].count, 0.0f);
+    const float* p = b_.logits;
+    for (size_t s = 0; s < spans.size(); p += spans[s++].count) {
+      // Row by row in the inner loop: sums that do not wait for each other.
+      float sums[kFewRows] = {};
+      for (int64_t i = 0; i < spans[s].count; ++i) {
+        for (int64_t r = 0; r < rows; ++r) sums[r] += p[r * kStreamKeys + i];
       }
+      for (int64_t r = 0; r < rows; ++r)
+        b_.shares[r * kStreamKeys + static_cast<int64_t>(s)] = sums[r];
     }
     k_.accumulate(list_.dtype, b_.shares, kStreamKeys, rows,
                   products_->stored_means(list_.coded_values, spans), std::ssize(spans), dim_,
@@ -236,8 +238,8 @@ class RowAttention {
     if (step.coded == &list_.key_codes) return;
     const CodedProducts::Rows values = products_->rows_of(list_.coded_values, spans);
     for (int64_t r = 0; r < rows; ++r) {
-      float* p = b_.logits + r * kStreamKeys;
-      for (int64_t j = 0; j < values.count; ++j) p[j] *= values.scales[j];
+      float* row = b_.logits + r * kStreamKeys;
+      for (int64_t j = 0; j < values.count; ++j) row[j] *= values.scales[j];
     }
     k_.accumulate(DType::kI8, b_.logits, kStreamKeys, rows, values.numbers, values.count, dim_,
                   b_.residual, {});

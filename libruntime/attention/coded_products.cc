@@ -5,17 +5,14 @@
 namespace sqz {
 namespace {
 
-float scale_at(const CodedHead& head, int64_t slot) {
-  return head.dtype == DType::kBF16 ? to_float(static_cast<const BFloat16*>(head.rows.scales)[slot])
-                                    : to_float(static_cast<const Float16*>(head.rows.scales)[slot]);
-}
-
-// out = x R.
-void rotate(const float* x, const float* rotation, int64_t dim, float* out) {
-  std::fill(out, out + dim, 0.0f);
-  for (int64_t i = 0; i < dim; ++i) {
-    const float* row = rotation + i * dim;
-    for (int64_t j = 0; j < dim; ++j) out[j] += x[i] * row[j];
+// Scales of slots [first, first + count).
+void load_scales(const CodedHead& head, int64_t first, int64_t count, float* out) {
+  const auto* bf16 = static_cast<const BFloat16*>(head.rows.scales) + first;
+  const auto* f16 = static_cast<const Float16*>(head.rows.scales) + first;
+  if (head.dtype == DType::kBF16) {
+    for (int64_t i = 0; i < count; ++i) out[i] = to_float(bf16[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = to_float(f16[i]);
   }
 }
 
@@ -63,8 +60,19 @@ CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
       mean_floats_(floats_.size()),
       scales_(static_cast<size_t>(kStreamKeys)),
       numbers_(static_cast<size_t>(kStreamKeys * dim)),
-      pointers_(static_cast<size_t>(kStreamKeys)),
+      pointers_(static_cast<size_t>(std::max(kStreamKeys, dim))),
       mean_pointers_(static_cast<size_t>(kStreamKeys)) {}
+
+void CodedProducts::rotate(const float* const* queries, int64_t rows, const float* rotation) {
+  for (int64_t i = 0; i < dim_; ++i) pointers_[i] = rotation + i * dim_;
+  for (int64_t r = 0; r < rows; ++r) {
+    float* to = turned_.data() + r * dim_;
+    std::fill_n(floats_.data(), d32_, 0.0f);
+    kernels_->accumulate(DType::kF32, queries[r], dim_, 1, pointers_.data(), dim_, dim_,
+                         floats_.data(), {});
+    kernels_->unpack(DType::kF32, floats_.data(), 1, dim_, to, dim_);
+  }
+}
 
 void CodedProducts::load_few(const float* const* queries, int64_t rows, DType means,
                              const float* rotation) {
@@ -74,15 +82,16 @@ void CodedProducts::load_few(const float* const* queries, int64_t rows, DType me
   const auto pack16 = [&](const float* row, int64_t r, std::vector<int16_t>& to, float* scales) {
     i16_ = i16_ && kernels_->pack_i16(row, dim_, to.data() + r * d32_, scales + r);
   };
+  if (rotation != nullptr) rotate(queries, rows, rotation);
   for (int64_t r = 0; r < rows; ++r) {
     pack16(queries[r], r, plain16_, plain_scales_);
     kernels_->pack(DType::kI8, queries[r], dim_, 1, dim_, plain_.data() + r * d32_);
     bf16_ =
         bf16_ && kernels_->pack_bf16(queries[r], dim_, 1, dim_, for_means_.data() + r * d32_ / 2);
     if (rotation == nullptr) continue;
-    rotate(queries[r], rotation, dim_, turned_.data());
-    pack16(turned_.data(), r, rotated16_, rotated_scales_);
-    kernels_->pack(DType::kI8, turned_.data(), dim_, 1, dim_, rotated_.data() + r * d32_);
+    const float* turned = turned_.data() + r * dim_;
+    pack16(turned, r, rotated16_, rotated_scales_);
+    kernels_->pack(DType::kI8, turned, dim_, 1, dim_, rotated_.data() + r * d32_);
   }
   for (int64_t r = 0; r < rows && !bf16_; ++r) {
     kernels_->pack(means, queries[r], dim_, 1, dim_, for_means_.data() + r * d32_);
@@ -93,11 +102,11 @@ void CodedProducts::load_many(const float* const* queries, int64_t rows, int64_t
                               const float* rotation) {
   rows_ = rows;
   lanes_ = lanes;
+  if (rotation != nullptr) rotate(queries, rows, rotation);
   for (int64_t r = 0; r < lanes; ++r) {
-    if (rotation != nullptr && r < rows) rotate(queries[r], rotation, dim_, turned_.data());
     for (int64_t c = 0; c < dim_; ++c) {
       plain_[c * lanes + r] = r < rows ? queries[r][c] : 0.0f;
-      rotated_[c * lanes + r] = r < rows && rotation != nullptr ? turned_[c] : 0.0f;
+      rotated_[c * lanes + r] = r < rows && rotation != nullptr ? turned_[r * dim_ + c] : 0.0f;
     }
   }
 }
@@ -112,11 +121,12 @@ CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head, std::span<cons
     if (decode) {
       kernels_->decode_codes(head.rows.bits, codes, span.count, dim_, numbers_.data() + n * dim_);
     }
-    for (int64_t i = 0; i < span.count; ++i, ++n) {
-      pointers_[n] =
-          decode ? static_cast<const void*>(numbers_.data() + n * dim_) : codes + i * bytes;
-      scales_[n] = scale_at(head, span.first + i);
-    }
+    const auto* rows =
+        decode ? reinterpret_cast<const std::byte*>(numbers_.data() + n * dim_) : codes;
+    const int64_t row = decode ? dim_ : bytes;
+    for (int64_t i = 0; i < span.count; ++i) pointers_[n + i] = rows + i * row;
+    load_scales(head, span.first, span.count, scales_.data() + n);
+    n += span.count;
   }
   return {n, pointers_.data(), scales_.data()};
 }

@@ -73,6 +73,9 @@ class CodedProducts {
   const void* const* stored_means(const CodedHead& head, std::span<const CodedSpan> spans);
 
  private:
+  // turned_ = queries R.
+  void rotate(const float* const* queries, int64_t rows, const float* rotation);
+
   const CpuKernels* kernels_;
   int64_t dim_, d32_;
   int64_t rows_ = 0, lanes_ = 0;
