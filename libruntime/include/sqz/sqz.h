@@ -246,7 +246,8 @@ typedef struct sqz_session_options {
   int32_t group;    /* sqz_group */
   int32_t residual; /* sqz_residual */
   int32_t levels;   /* levels to use, finest last: 0 = all that the index has, 1 = flat lookup */
-  /* How much to read: exactly one of the next three, or `mass`, unless dense. All in (0, 1]; 0 = not given. */
+  /* How much to read: exactly one of the next three, or `mass`, unless dense. All in (0, 1]; 0 =
+   * not given. */
   double budget; /* fraction of a sparse layer's KV bytes, centroids or page bounds, value means (if
                     they are estimated), sink and tail included */
   double keep;   /* fraction of the clustered keys to keep: 1 - sparsity */
@@ -387,11 +388,11 @@ typedef struct sqz_stats {
   /* With SQZ_RULE_MASS, else 0: shares of the attention to the fixed context, means over queries
      and query heads. Sink and tail are part of what is read. */
   double asked_mass;
-  double estimated_mass; /* of what is read, by the centroids or codes that chose it */
-  double delivered_mass; /* the same by the logits of the keys that were read, and the others still
-                            by centroids or codes; 0 if the residual is dropped */
-  double estimated_error; /* of ||out - dense|| / ||dense||: 1 less the lower of the two. Errors that
-                             were measured are .2 to 1.1 times that (docs/results.md) */
+  double estimated_mass;  /* of what is read, by the centroids or codes that chose it */
+  double delivered_mass;  /* the same by the logits of the keys that were read, and the others still
+                             by centroids or codes; 0 if the residual is dropped */
+  double estimated_error; /* of ||out - dense|| / ||dense||: 1 less the lower of the two. Errors
+                             that were measured are .2 to 1.1 times that (docs/results.md) */
 } sqz_stats;
 
 /* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a
