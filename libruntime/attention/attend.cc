@@ -1,7 +1,6 @@
 #include "libruntime/attention/attend.h"
 
 #include <cmath>
-#include <numeric>
 
 namespace sqz {
 namespace {
@@ -86,6 +85,7 @@ class RowAttention {
     int64_t keys = 0;
     bool has_bias = false;
     bool has_exact = false;
+    bool estimated = false;            // all keys of the step are, or none is
     const CodedHead* coded = nullptr;  // all keys of the step are its rows, or none is of codes
   };
 
@@ -93,7 +93,9 @@ class RowAttention {
   bool collect(KeyCursor& cursor, int64_t most, Step& step) {
     step = Step();
     step.coded = cursor.coded();
-    while (step.keys < most && cursor.coded() == step.coded) {
+    step.estimated = cursor.estimated();
+    while (step.keys < most && cursor.coded() == step.coded &&
+           cursor.estimated() == step.estimated) {
       const KeySpan span = cursor.next(most - step.keys);
       if (span.count == 0) break;
       slots_[step.span_count] = span.slots;
@@ -103,6 +105,23 @@ class RowAttention {
       step.keys += span.count;
     }
     return step.keys > 0;
+  }
+
+  // The keys of the list that are read come before those that are estimated: what their sums are.
+  void note_read(const Step& step, const float* maximum, const float* sum) {
+    if (read_all_ && step.estimated) {
+      std::copy(maximum, maximum + work_.rows, read_maximum_);
+      std::copy(sum, sum + work_.rows, read_sum_);
+      read_all_ = false;
+    }
+  }
+  // Of the finished sums in out_.
+  void find_rest() {
+    for (int64_t r = 0; r < work_.rows && out_.rest != nullptr; ++r) {
+      const float read =
+          read_all_ ? out_.sum[r] : read_sum_[r] * std::exp(read_maximum_[r] - out_.maximum[r]);
+      out_.rest[r] = out_.sum[r] - read;
+    }
   }
 
   // [step.keys] what is added to the logits; null = nothing.
@@ -165,6 +184,7 @@ class RowAttention {
       products_->load_few(work_.queries, rows, list_.dtype, list_.key_codes.rotation);
     }
     while (collect(cursor, kStreamKeys, step)) {
+      note_read(step, out_.maximum, out_.sum);
       if (step.coded != nullptr) {
         stream_coded(step);
         continue;
@@ -174,6 +194,7 @@ class RowAttention {
       k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
                     dim_, b_.accumulator, ahead(step, step.keys));
     }
+    find_rest();
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
@@ -201,12 +222,15 @@ class RowAttention {
     const auto spans = slots(step);
     products_->few(*step.coded, spans, b_.logits, kStreamKeys);
     stream_softmax(step);
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* p = b_.logits + r * kStreamKeys;
-      for (size_t s = 0; s < spans.size(); p += spans[s++].count) {
-        b_.shares[r * kStreamKeys + static_cast<int64_t>(s)] =
-            std::accumulate(p, p + spans[s].count, 0.0f);
+    const float* p = b_.logits;
+    for (size_t s = 0; s < spans.size(); p += spans[s++].count) {
+      // Row by row in the inner loop: sums that do not wait for each other.
+      float sums[kFewRows] = {};
+      for (int64_t i = 0; i < spans[s].count; ++i) {
+        for (int64_t r = 0; r < rows; ++r) sums[r] += p[r * kStreamKeys + i];
       }
+      for (int64_t r = 0; r < rows; ++r)
+        b_.shares[r * kStreamKeys + static_cast<int64_t>(s)] = sums[r];
     }
     k_.accumulate(list_.dtype, b_.shares, kStreamKeys, rows,
                   products_->stored_means(list_.coded_values, spans), std::ssize(spans), dim_,
@@ -214,8 +238,8 @@ class RowAttention {
     if (step.coded == &list_.key_codes) return;
     const CodedProducts::Rows values = products_->rows_of(list_.coded_values, spans);
     for (int64_t r = 0; r < rows; ++r) {
-      float* p = b_.logits + r * kStreamKeys;
-      for (int64_t j = 0; j < values.count; ++j) p[j] *= values.scales[j];
+      float* row = b_.logits + r * kStreamKeys;
+      for (int64_t j = 0; j < values.count; ++j) row[j] *= values.scales[j];
     }
     k_.accumulate(DType::kI8, b_.logits, kStreamKeys, rows, values.numbers, values.count, dim_,
                   b_.residual, {});
@@ -307,6 +331,7 @@ class RowAttention {
     KeyCursor cursor(list_, work_.begin, work_.end);
     Step step;
     while (collect(cursor, kTileKeys, step)) {
+      note_read(step, b_.maximum, b_.sum);
       const int64_t keys = step.keys;
       tile_logits(step, lanes);
       hide(step, 1, lanes);
@@ -333,6 +358,7 @@ class RowAttention {
       for (int64_t c = 0; c < dim_; ++c) b_.shares[c] = b_.residual[c * lanes + r];
       add_residual(b_.shares, out_.values + r * dim_);
     }
+    find_rest();
   }
 
   void tile_coded(const Step& step, int64_t lanes) {
@@ -365,6 +391,8 @@ class RowAttention {
   CodedSpan* slots_;         // [kMostKeys] of the spans of a step of codes
   CodedProducts* products_;  // null if the list has no rows of codes
   bool bf16_ = false;        // queries are packed as BF16
+  bool read_all_ = true;     // no estimated key yet; else the sums before the first one:
+  float read_maximum_[kTileRows], read_sum_[kTileRows];
 };
 
 AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded)

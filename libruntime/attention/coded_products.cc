@@ -5,17 +5,14 @@
 namespace sqz {
 namespace {
 
-float scale_at(const CodedHead& head, int64_t slot) {
-  return head.dtype == DType::kBF16 ? to_float(static_cast<const BFloat16*>(head.rows.scales)[slot])
-                                    : to_float(static_cast<const Float16*>(head.rows.scales)[slot]);
-}
-
-// out = x R.
-void rotate(const float* x, const float* rotation, int64_t dim, float* out) {
-  std::fill(out, out + dim, 0.0f);
-  for (int64_t i = 0; i < dim; ++i) {
-    const float* row = rotation + i * dim;
-    for (int64_t j = 0; j < dim; ++j) out[j] += x[i] * row[j];
+// Scales of slots [first, first + count).
+void load_scales(const CodedHead& head, int64_t first, int64_t count, float* out) {
+  const auto* bf16 = static_cast<const BFloat16*>(head.rows.scales) + first;
+  const auto* f16 = static_cast<const Float16*>(head.rows.scales) + first;
+  if (head.dtype == DType::kBF16) {
+    for (int64_t i = 0; i < count; ++i) out[i] = to_float(bf16[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = to_float(f16[i]);
   }
 }
 
@@ -55,26 +52,46 @@ CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
       plain_(static_cast<size_t>(d32_ * kTileRows)),
       rotated_(plain_.size()),
       for_means_(plain_.size()),
+      plain16_(static_cast<size_t>(d32_ * kFewRows)),
+      rotated16_(plain16_.size()),
       turned_(static_cast<size_t>(kTileRows * dim)),
       products_(static_cast<size_t>(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows))),
       floats_(static_cast<size_t>(kTileKeys * d32_)),
       mean_floats_(floats_.size()),
       scales_(static_cast<size_t>(kStreamKeys)),
       numbers_(static_cast<size_t>(kStreamKeys * dim)),
-      pointers_(static_cast<size_t>(kStreamKeys)),
+      pointers_(static_cast<size_t>(std::max(kStreamKeys, dim))),
       mean_pointers_(static_cast<size_t>(kStreamKeys)) {}
+
+void CodedProducts::rotate(const float* const* queries, int64_t rows, const float* rotation) {
+  for (int64_t i = 0; i < dim_; ++i) pointers_[i] = rotation + i * dim_;
+  for (int64_t r = 0; r < rows; ++r) {
+    float* to = turned_.data() + r * dim_;
+    std::fill_n(floats_.data(), d32_, 0.0f);
+    kernels_->accumulate(DType::kF32, queries[r], dim_, 1, pointers_.data(), dim_, dim_,
+                         floats_.data(), {});
+    kernels_->unpack(DType::kF32, floats_.data(), 1, dim_, to, dim_);
+  }
+}
 
 void CodedProducts::load_few(const float* const* queries, int64_t rows, DType means,
                              const float* rotation) {
   rows_ = rows;
   bf16_ = kernels_->pack_bf16 != nullptr && means == DType::kBF16;
+  i16_ = kernels_->pack_i16 != nullptr;
+  const auto pack16 = [&](const float* row, int64_t r, std::vector<int16_t>& to, float* scales) {
+    i16_ = i16_ && kernels_->pack_i16(row, dim_, to.data() + r * d32_, scales + r);
+  };
+  if (rotation != nullptr) rotate(queries, rows, rotation);
   for (int64_t r = 0; r < rows; ++r) {
+    pack16(queries[r], r, plain16_, plain_scales_);
     kernels_->pack(DType::kI8, queries[r], dim_, 1, dim_, plain_.data() + r * d32_);
     bf16_ =
         bf16_ && kernels_->pack_bf16(queries[r], dim_, 1, dim_, for_means_.data() + r * d32_ / 2);
     if (rotation == nullptr) continue;
-    rotate(queries[r], rotation, dim_, turned_.data());
-    kernels_->pack(DType::kI8, turned_.data(), dim_, 1, dim_, rotated_.data() + r * d32_);
+    const float* turned = turned_.data() + r * dim_;
+    pack16(turned, r, rotated16_, rotated_scales_);
+    kernels_->pack(DType::kI8, turned, dim_, 1, dim_, rotated_.data() + r * d32_);
   }
   for (int64_t r = 0; r < rows && !bf16_; ++r) {
     kernels_->pack(means, queries[r], dim_, 1, dim_, for_means_.data() + r * d32_);
@@ -85,29 +102,31 @@ void CodedProducts::load_many(const float* const* queries, int64_t rows, int64_t
                               const float* rotation) {
   rows_ = rows;
   lanes_ = lanes;
+  if (rotation != nullptr) rotate(queries, rows, rotation);
   for (int64_t r = 0; r < lanes; ++r) {
-    if (rotation != nullptr && r < rows) rotate(queries[r], rotation, dim_, turned_.data());
     for (int64_t c = 0; c < dim_; ++c) {
       plain_[c * lanes + r] = r < rows ? queries[r][c] : 0.0f;
-      rotated_[c * lanes + r] = r < rows && rotation != nullptr ? turned_[c] : 0.0f;
+      rotated_[c * lanes + r] = r < rows && rotation != nullptr ? turned_[r * dim_ + c] : 0.0f;
     }
   }
 }
 
-CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head,
-                                           std::span<const CodedSpan> spans) {
+CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head, std::span<const CodedSpan> spans,
+                                           bool decoded) {
+  const bool decode = decoded && head.rows.bits < 8;
   const int64_t bytes = code_bytes(dim_, head.rows.bits);
   int64_t n = 0;
   for (const CodedSpan& span : spans) {
     const std::byte* codes = head.rows.codes + span.first * bytes;
-    if (head.rows.bits < 8) {
+    if (decode) {
       kernels_->decode_codes(head.rows.bits, codes, span.count, dim_, numbers_.data() + n * dim_);
     }
-    for (int64_t i = 0; i < span.count; ++i, ++n) {
-      pointers_[n] = head.rows.bits < 8 ? static_cast<const void*>(numbers_.data() + n * dim_)
-                                        : codes + i * bytes;
-      scales_[n] = scale_at(head, span.first + i);
-    }
+    const auto* rows =
+        decode ? reinterpret_cast<const std::byte*>(numbers_.data() + n * dim_) : codes;
+    const int64_t row = decode ? dim_ : bytes;
+    for (int64_t i = 0; i < span.count; ++i) pointers_[n + i] = rows + i * row;
+    load_scales(head, span.first, span.count, scales_.data() + n);
+    n += span.count;
   }
   return {n, pointers_.data(), scales_.data()};
 }
@@ -139,10 +158,18 @@ const float* CodedProducts::means_of(const CodedHead& head, std::span<const Code
 
 void CodedProducts::few(const CodedHead& head, std::span<const CodedSpan> spans, float* out,
                         int64_t ld) {
-  const Rows rows = rows_of(head, spans);
+  Rows rows = rows_of(head, spans, !i16_);
   const auto means = std::ssize(spans);
-  const float* queries = head.rows.rotated() ? rotated_.data() : plain_.data();
-  kernels_->dots(DType::kI8, queries, rows_, rows.numbers, rows.count, dim_, out, ld, {});
+  const bool rotated = head.rows.rotated();
+  const bool done =
+      i16_ && kernels_->dots_i16(head.rows.bits, rotated ? rotated16_.data() : plain16_.data(),
+                                 rotated ? rotated_scales_ : plain_scales_, rows_, rows.numbers,
+                                 rows.count, dim_, out, ld);
+  if (!done) {
+    rows = rows_of(head, spans);
+    kernels_->dots(DType::kI8, rotated ? rotated_.data() : plain_.data(), rows_, rows.numbers,
+                   rows.count, dim_, out, ld, {});
+  }
   const void* const* stored = stored_means(head, spans);
   if (bf16_) {
     kernels_->dots_bf16(for_means_.data(), rows_, stored, means, dim_, products_.data(),

@@ -58,13 +58,14 @@ class CodedProducts {
   // The same as [keys][lanes].
   void many(const CodedHead& head, std::span<const CodedSpan> spans, float* out);
 
-  // The rows' numbers, not scaled, and their scales, until the next call of any.
+  // The rows' numbers (or the codes as stored), not scaled, and their scales, until the next call
+  // of any.
   struct Rows {
     int64_t count = 0;
     const void* const* numbers = nullptr;  // [count] pointers to int8 [d]
     const float* scales = nullptr;         // [count]
   };
-  Rows rows_of(const CodedHead& head, std::span<const CodedSpan> spans);
+  Rows rows_of(const CodedHead& head, std::span<const CodedSpan> spans, bool decoded = true);
   // The same as scaled floats, [count][padded_dim]: at most kTileKeys.
   const float* scaled_rows(const CodedHead& head, std::span<const CodedSpan> spans);
   // The spans' means as floats, [spans][padded_dim], at most kTileKeys; and where they are stored.
@@ -72,12 +73,18 @@ class CodedProducts {
   const void* const* stored_means(const CodedHead& head, std::span<const CodedSpan> spans);
 
  private:
+  // turned_ = queries R.
+  void rotate(const float* const* queries, int64_t rows, const float* rotation);
+
   const CpuKernels* kernels_;
   int64_t dim_, d32_;
   int64_t rows_ = 0, lanes_ = 0;
   bool bf16_ = false;
+  bool i16_ = false;  // plain16_ and rotated16_ are the queries of few(), too
   std::vector<float> plain_, rotated_, for_means_;  // queries: packed, or [d][lanes]
-  std::vector<float> turned_;                       // [kTileRows, d]
+  std::vector<int16_t> plain16_, rotated16_;        // [kFewRows, d32]
+  float plain_scales_[kFewRows], rotated_scales_[kFewRows];
+  std::vector<float> turned_;    // [kTileRows, d]
   std::vector<float> products_;  // of means: [kFewRows][kStreamKeys] or [kTileKeys][lanes]
   std::vector<float> floats_, mean_floats_;  // [kTileKeys][d32]
   std::vector<float> scales_;                // [kStreamKeys]

@@ -95,6 +95,11 @@ class KeyCursor {
     return cluster_run_ < list_.estimated.size() ? nullptr : &list_.key_codes;
   }
 
+  // Whether the next key is not read, but counted by a centroid or a code.
+  bool estimated() const {
+    return left_ > 0 && exact_at_ >= list_.exact_count && run_ == list_.runs.size();
+  }
+
   // At most `limit` keys; a count of 0 means the end.
   KeySpan next(int64_t limit) {
     const int64_t most = std::min(limit, left_);

@@ -28,7 +28,7 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o, bool code
   if (o.selector != SQZ_SELECTOR_AUTO) {
     SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, last_selector));
   }
-  SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_BUDGET));
+  SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_MASS));
   SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
   SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_DROP));
   sqz::SessionOptions options;
@@ -42,6 +42,7 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o, bool code
   options.selection.budget = o.budget;
   options.selection.keep = o.keep;
   options.selection.thresholds = o.thresholds;
+  options.selection.mass = o.mass;
   options.selection.dense_layers = o.dense_layers;
   if (o.layer_scale_count < 0 || (o.layer_scales == nullptr) != (o.layer_scale_count == 0)) {
     return invalid(concat("options.layer_scale_count: found ", o.layer_scale_count, ", expected ",
@@ -76,6 +77,11 @@ Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
   SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted,
                        read_options(options, index.file->metadata().key_codes > 0));
   const bool cuda = options.device_type == kCuda;
+  if (cuda && wanted.selection.rule == sqz::RuleKind::kMass) {
+    return Status(Code::kUnsupported,
+                  "options.rule: found 2 (mass), expected 0 or 1 on CUDA: the "
+                  "rule mass is served on the CPU");
+  }
   std::shared_ptr<const sqz::ServedIndex> served;
   sqz::capi::Uploaded uploaded;
   {
@@ -171,6 +177,14 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stat
     out.bytes_dense = sum.bytes_dense;
     out.least_budget = s.plan().least_budget;
     out.route = s.route();
+    out.asked_mass = s.plan().asked_mass;
+    if (sum.queries > 0) {
+      const auto queries = static_cast<double>(sum.queries);
+      out.estimated_mass = sum.estimated_mass / queries;
+      if (s.plan().estimate) out.delivered_mass = sum.delivered_mass / queries;
+      const double known = s.plan().estimate ? out.delivered_mass : out.estimated_mass;
+      out.estimated_error = 1 - std::min(out.estimated_mass, known);
+    }
     return sqz::capi::write_struct(out, "stats", stats);
   });
 }

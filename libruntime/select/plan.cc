@@ -77,9 +77,9 @@ const float* threshold_curve(const Calibration& c, int scope, int levels, int gr
 }
 
 Status check_amount(const SelectionRequest& r) {
-  const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr);
+  const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr) + (r.mass != 0);
   if (given != 1) {
-    return invalid(concat("found ", given, " of budget, keep and thresholds, expected one"));
+    return invalid(concat("found ", given, " of budget, keep, thresholds and mass, expected one"));
   }
   const auto in_range = [](double x) { return x > 0 && x <= 1; };
   if (r.budget != 0 && !in_range(r.budget)) {
@@ -88,8 +88,16 @@ Status check_amount(const SelectionRequest& r) {
   if (r.keep != 0 && !in_range(r.keep)) {
     return invalid(concat("keep: found ", r.keep, ", expected above 0 and at most 1"));
   }
-  if (r.thresholds != nullptr && !r.layer_scales.empty()) {
-    return invalid("layer_scales take a budget or keep, found thresholds");
+  if (r.mass != 0 && !in_range(r.mass)) {
+    return invalid(concat("mass: found ", r.mass, ", expected above 0 and at most 1"));
+  }
+  if ((r.rule == RuleKind::kMass) != (r.mass != 0)) {
+    return invalid(r.mass != 0 ? "the rules threshold and budget take no mass"
+                               : "the rule mass takes a mass, found a budget, keep or thresholds");
+  }
+  if ((r.thresholds != nullptr || r.mass != 0) && !r.layer_scales.empty()) {
+    return invalid(concat("layer_scales take a budget or keep, found ",
+                          r.mass != 0 ? "a mass" : "thresholds"));
   }
   if (r.thresholds != nullptr && r.rule == RuleKind::kBudget) {
     return invalid("the rule budget takes a budget or keep, found thresholds");
@@ -102,6 +110,7 @@ Status check_plain(const SelectionRequest& r, const char* selector, bool thresho
     return invalid(
         concat("selector ", selector, ": ", option, ": found ", found, ", expected ", expected));
   };
+  if (r.mass != 0) return refuse("rule", "mass", "threshold or budget: mass is of squeezed");
   if (r.levels != 0) return refuse("levels", concat(r.levels), "0: it has no centroids");
   if (r.estimate) return refuse("residual", "estimate", "drop: it has no centroids");
   if (r.thresholds != nullptr && !thresholds) {
@@ -253,7 +262,21 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
                          "index built with them"));
   }
   plan.levels = request.levels == 0 ? metadata.levels : request.levels;
+  plan.estimate = request.estimate;
   const bool codes = metadata.key_codes > 0;
+  if (request.mass != 0) {
+    if (request.group != 0) {
+      return invalid(concat("the rule mass: group: found ", request.group,
+                            ", expected 0 (mean): only means of shares add up to one"));
+    }
+    if (!metadata.has_kv) {
+      return Status(Code::kUnsupported,
+                    bad_field(path, "keys", "none", "keys: the rule mass weighs sink and tail"));
+    }
+    plan.asked_budget = plan.asked_keep = plan.least_budget = 0;
+    plan.asked_mass = request.mass;
+    return plan;
+  }
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
     if (codes) plan.alive = kAliveOfThresholds;

@@ -24,9 +24,10 @@ enum class SelectorKind {
   kSaap,
   kKmeans
 };
-enum class RuleKind { kThreshold, kBudget };
+enum class RuleKind { kThreshold, kBudget, kMass };
 
-// At most one of budget, keep and thresholds is given; see sqz_session_options for their meaning.
+// At most one of budget, keep, thresholds and mass is given; see sqz_session_options for their
+// meaning.
 struct SelectionRequest {
   SelectorKind selector = SelectorKind::kSqueezed;
   RuleKind rule = RuleKind::kThreshold;
@@ -36,6 +37,7 @@ struct SelectionRequest {
   double budget = 0;
   double keep = 0;
   const double* thresholds = nullptr;  // [levels in use], T
+  double mass = 0;                     // of the rule kMass, and only of it
   int dense_layers = 0;  // first layers that are read whole: 0 = what the selector wants, -1 = none
   std::span<const double> layer_scales;  // [layers] as in sqz_session_options; may be empty
   bool uniform_layers = false;           // what the index embeds about layers is not used
@@ -48,7 +50,9 @@ struct SelectionPlan {
   int64_t block = 0;        // query tokens that share a selection; 0 = as the session says
   double least_budget = 1;  // that selection could deliver; 1 if all layers are dense
   double asked_budget = 1;
-  double asked_keep = 1;  // both 0 if thresholds were given: what they read is not known before
+  double asked_keep = 1;  // both 0 with thresholds or mass: what they read is not known before
+  double asked_mass = 0;  // 0 unless the rule is mass
+  bool estimate = false;  // what is not read is estimated
   double alive = 0;       // share of the clustered keys whose codes are read; 0 without codes
   LogThresholds log_thresholds;  // [scope][level in use]
   // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; rule
@@ -98,10 +102,10 @@ void resolve(const ReadingCost& cost, const SelectionRequest& request, Selection
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
               SelectionPlan& plan);
 
-// Exactly one of budget, keep and thresholds, in range. kInvalidArgument otherwise.
+// Exactly one of budget, keep, thresholds and mass, in range. kInvalidArgument otherwise.
 Status check_amount(const SelectionRequest& request);
 // For selectors without centroids: levels, residual and (unless `thresholds`) thresholds are not
-// theirs. kInvalidArgument names selector and option.
+// theirs, and never a mass. kInvalidArgument names selector and option.
 Status check_plain(const SelectionRequest& request, const char* selector, bool thresholds);
 // Thresholds as given, for every scope: kInvalidArgument if one is outside [0, 1].
 Status fill_explicit(const double* thresholds, SelectionPlan& plan);

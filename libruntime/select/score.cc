@@ -32,6 +32,8 @@ struct Buffers {
   float* rows;     // [kRowTile, d] gathered queries
   float* keys;     // [kKeyTile, d32], many rows only
   float* tile;     // [kKeyTile, kRowTile], many rows only
+  float* exact;    // [tile, e16] logits of the exact keys
+  float* ones;     // [e16]: 1; 0 in the padding
 };
 
 int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
@@ -54,6 +56,9 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   b.rows = take(d32 * kRowTile);
   b.keys = take(few ? 0 : kKeyTile * d32);
   b.tile = take(few ? 0 : kKeyTile * kRowTile);
+  const int64_t e16 = round_up(p.exact_count, kLanePad);
+  b.exact = take(rows * e16);
+  b.ones = take(e16);
   if (buffers != nullptr) *buffers = b;
   return used;
 }
@@ -67,6 +72,8 @@ class Scorer {
     cut(p_, workspace.data(), &b_);
     for (int64_t j = 0; j < p_.clusters; ++j) b_.weights[j] = static_cast<float>(p_.sizes[j]);
     std::fill(b_.weights + p_.clusters, b_.weights + n16_, 0.0f);
+    std::fill(b_.ones, b_.ones + round_up(p_.exact_count, kLanePad), 0.0f);
+    std::fill(b_.ones, b_.ones + p_.exact_count, 1.0f);
     some_empty_ = std::count(p_.sizes, p_.sizes + p_.clusters, uint32_t{0}) > 0;
   }
 
@@ -98,22 +105,44 @@ class Scorer {
     std::copy(from, from + p_.dim, b_.rows + i * p_.dim);
   }
 
-  // f(first, place, count) for each range; place: of its first cluster among the alive ones.
-  template <class Function>
-  void for_each_range(const Function& f) const {
-    if (p_.ranges.empty()) return f(0, 0, p_.clusters);
-    int64_t place = 0;
-    for (const ClusterRange& range : p_.ranges) {
-      f(range.first, place, range.count);
-      place += range.count;
+  // Rows as stored and where the logits of those in `ranges` (empty: the first `count`) go.
+  struct Stored {
+    const void* rows;
+    std::span<const ClusterRange> ranges;
+    int64_t count;
+    float* logits;
+    int64_t ld;
+
+    // f(first, place, count) for each range; place: of its first row among all of them.
+    template <class Function>
+    void for_each_range(const Function& f) const {
+      if (ranges.empty()) return f(0, 0, count);
+      int64_t place = 0;
+      for (const ClusterRange& range : ranges) {
+        f(range.first, place, range.count);
+        place += range.count;
+      }
+    }
+  };
+
+  Stored clusters() const { return {p_.centroids, p_.ranges, p_.clusters, b_.logits, n16_}; }
+  Stored exact() const {
+    return {p_.exact, {}, p_.exact_count, b_.exact, round_up(p_.exact_count, kLanePad)};
+  }
+
+  const void* row_of(const Stored& stored, int64_t j) const {
+    return static_cast<const char*>(stored.rows) + j * p_.dim * dtype_size(p_.dtype);
+  }
+
+  void logits(const Stored& stored, int64_t rows) {
+    if (row_tile(p_) <= kFewRows) {
+      few_logits(stored, rows);
+    } else {
+      many_logits(stored, rows);
     }
   }
 
-  const void* centroid(int64_t j) const {
-    return static_cast<const char*>(p_.centroids) + j * p_.dim * dtype_size(p_.dtype);
-  }
-
-  void few_logits(int64_t rows) {
+  void few_logits(const Stored& stored, int64_t rows) {
     const bool bf16 = k_.pack_bf16 != nullptr && p_.dtype == DType::kBF16 &&
                       k_.pack_bf16(b_.rows, p_.dim, rows, p_.dim, b_.queries);
     if (!bf16) k_.pack(p_.dtype, b_.rows, p_.dim, rows, p_.dim, b_.queries);
@@ -121,18 +150,18 @@ class Scorer {
     const int64_t row_bytes = p_.dim * dtype_size(p_.dtype);
     int64_t filled = 0, place = 0;
     const auto flush = [&] {
-      float* out = b_.logits + place;
-      const Ahead early = {p_.ranges.size() > 1 ? kAhead : 0, filled};
+      float* out = stored.logits + place;
+      const Ahead early = {stored.ranges.size() > 1 ? kAhead : 0, filled};
       if (bf16) {
-        k_.dots_bf16(b_.queries, rows, centroids, filled, p_.dim, out, n16_, early);
+        k_.dots_bf16(b_.queries, rows, centroids, filled, p_.dim, out, stored.ld, early);
       } else {
-        k_.dots(p_.dtype, b_.queries, rows, centroids, filled, p_.dim, out, n16_, early);
+        k_.dots(p_.dtype, b_.queries, rows, centroids, filled, p_.dim, out, stored.ld, early);
       }
       place += filled;
       filled = 0;
     };
-    for_each_range([&](int64_t first, int64_t, int64_t count) {
-      const auto* next = static_cast<const char*>(centroid(first));
+    stored.for_each_range([&](int64_t first, int64_t, int64_t count) {
+      const auto* next = static_cast<const char*>(row_of(stored, first));
       for (int64_t i = 0; i < count; ++i, next += row_bytes) {
         centroids[filled++] = next;
         if (filled == kFewTile) flush();
@@ -141,20 +170,20 @@ class Scorer {
     if (filled > 0) flush();
   }
 
-  void many_logits(int64_t rows) {
+  void many_logits(const Stored& stored, int64_t rows) {
     for (int64_t c = 0; c < p_.dim; ++c) {
       for (int64_t r = 0; r < kRowTile; ++r) {
         b_.queries[c * kRowTile + r] = r < rows ? b_.rows[r * p_.dim + c] : 0.0f;
       }
     }
-    for_each_range([&](int64_t first, int64_t place, int64_t total) {
+    stored.for_each_range([&](int64_t first, int64_t place, int64_t total) {
       for (int64_t done = 0; done < total; done += kKeyTile) {
         const int64_t count = std::min(kKeyTile, total - done);
-        k_.to_float(p_.dtype, centroid(first + done), count, p_.dim, b_.keys);
+        k_.to_float(p_.dtype, row_of(stored, first + done), count, p_.dim, b_.keys);
         k_.multiply(b_.keys, padded_dim(p_.dim), 1, b_.queries, b_.tile, count, p_.dim, kRowTile,
                     false);
         for (int64_t r = 0; r < rows; ++r) {
-          float* out = b_.logits + r * n16_ + place + done;
+          float* out = stored.logits + r * stored.ld + place + done;
           for (int64_t j = 0; j < count; ++j) out[j] = b_.tile[j * kRowTile + r];
         }
       }
@@ -189,7 +218,7 @@ class Scorer {
       keys = 0;
     };
     const int64_t most = few ? CodedProducts::kStreamKeys : kKeyTile;
-    for_each_range([&](int64_t first, int64_t, int64_t count) {
+    clusters().for_each_range([&](int64_t first, int64_t, int64_t count) {
       const int64_t end = first + count;
       for (int64_t cluster = p_.coded->cluster_of(first); first < end; ++cluster) {
         const int64_t last = std::min(end, int64_t{p_.coded->offsets[cluster + 1]});
@@ -208,11 +237,10 @@ class Scorer {
   Status add_rows(int64_t rows) {
     if (p_.coded != nullptr) {
       coded_logits(rows);
-    } else if (row_tile(p_) <= kFewRows) {
-      few_logits(rows);
     } else {
-      many_logits(rows);
+      logits(clusters(), rows);
     }
+    if (p_.exact_count > 0) logits(exact(), rows);
     float lse[kRowTile];
     for (int64_t r = 0; r < rows; ++r) {
       float* logits = b_.logits + r * n16_;
@@ -224,8 +252,22 @@ class Scorer {
       }
       // No keys at all: every score stays -infinity, and must not become -inf - -inf.
       if (lse[r] == -kInfinity) lse[r] = 0.0f;
+      if (p_.exact_count > 0) SQZ_RETURN_IF_ERROR(add_exact(r, lse[r]));
     }
     k_.add_rows(b_.logits, n16_, lse, rows, n16_, b_.maximum, b_.sum);
+    return {};
+  }
+
+  Status add_exact(int64_t r, float& lse) {
+    const Stored stored = exact();
+    float* row = stored.logits + r * stored.ld;
+    std::fill(row + stored.count, row + stored.ld, -kInfinity);
+    const float added = k_.log_sum_exp(row, b_.ones, stored.ld, p_.scale);
+    if (std::isnan(added) || added == kInfinity) {
+      return {Code::kNumeric, "the product of a query and an exact key is NaN or infinite"};
+    }
+    const float high = std::max(lse, added);
+    lse = high + std::log(std::exp(lse - high) + std::exp(added - high));
     return {};
   }
 

@@ -51,6 +51,10 @@ struct ScoreProblem {
   // slots: single keys. `products` is workspace then.
   const CodedHead* coded = nullptr;
   CodedProducts* products = nullptr;
+  // Keys [exact_count, d] of `dtype` that the sum of equation 2 counts, too, so that N_j S_j is a
+  // cluster's share of the attention to both.
+  const void* exact = nullptr;
+  int64_t exact_count = 0;
 };
 
 // Floats of workspace that score_clusters() needs for a problem of this shape. Grows with n and d,

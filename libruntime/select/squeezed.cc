@@ -21,6 +21,7 @@ struct SqueezedOptions {
   Group group = Group::kMean;
   bool estimate = false;  // report clusters that are not read, for the residual
   double alive = 0;       // share of the keys whose codes are read
+  bool mass = false;      // the rule is mass: codes decide like a finer level, not how many to read
 };
 
 class SqueezedSelector final : public Selector {
@@ -85,6 +86,7 @@ class SqueezedSelector final : public Selector {
     const ClusterRange all = {0, static_cast<uint32_t>(view.level[first].clusters)};
     AliveClusters alive = {{&all, 1}, {sizes_of(query, first), all.count}};
     clear(out);
+    double share = 1;
     for (int k = first; k < view.levels; ++k) {
       const size_t n = alive.sizes.size();
       const std::span<float> scores = std::span(workspace.scores).first(n);
@@ -92,20 +94,24 @@ class SqueezedSelector final : public Selector {
       SQZ_RETURN_IF_ERROR(
           score_clusters(problem_of(query, k, alive), scores, std::span(workspace.floats)));
       const bool finest = k + 1 == view.levels;
+      const bool by_codes = view.key_codes.bits > 0;
       const Choice choice = {.layer = query.layer,
                              .kv_head = query.kv_head,
                              .scope = query.tokens > 1 ? 1 : 0,
                              .level = k - first,
-                             .finest = finest,
+                             .finest = finest && !(options_.mass && by_codes),
                              .keys = view.slots,
                              .scores = scores,
-                             .sizes = alive.sizes};
+                             .sizes = alive.sizes,
+                             .share = share};
       rule_->choose(choice, workspace.order, chosen);
-      if (!finest && view.key_codes.bits > 0) let_through(choice, workspace.order, chosen);
-      out.centroids += static_cast<int64_t>(n);
-      if (finest && view.key_codes.bits > 0) {
-        return choose_keys(query, choice, alive, workspace, out);
+      if (options_.mass) {
+        out.share = share = chosen_share(choice, chosen);
+      } else if (!finest && by_codes) {
+        let_through(choice, workspace.order, chosen);
       }
+      out.centroids += static_cast<int64_t>(n);
+      if (finest && by_codes) return choose_keys(query, choice, alive, workspace, out);
       if (options_.estimate) add_estimates(k, alive, chosen, out);
 
       const uint32_t* offsets =
@@ -140,8 +146,8 @@ class SqueezedSelector final : public Selector {
     choose_best(choice, alive_keys(choice), order, chosen);
   }
 
-  // As many keys as the chosen clusters have, by their codes. `clusters`: the finest level, `alive`
-  // and chosen in workspace.bytes.
+  // As many keys as the chosen clusters have, by their codes; of the rule mass, those of them that
+  // have it. `clusters`: the finest level, `alive` and chosen in workspace.bytes.
   Status choose_keys(const SelectQuery& query, const Choice& clusters, const AliveClusters& alive,
                      SelectWorkspace& workspace, HeadSelection& out) const {
     const LayerView& view = index_.layers[query.layer];
@@ -150,7 +156,9 @@ class SqueezedSelector final : public Selector {
     const int64_t wanted = keys_of(clusters, chosen);
     Choice through = clusters;
     through.finest = false;
-    choose_best(through, std::max(wanted, alive_keys(clusters)), workspace.order, chosen);
+    if (!options_.mass) {
+      choose_best(through, std::max(wanted, alive_keys(clusters)), workspace.order, chosen);
+    }
     if (options_.estimate) {
       add_estimates(finest, alive, chosen, out);
       out.means = std::count(chosen.begin(), chosen.end(), 1);
@@ -173,7 +181,14 @@ class SqueezedSelector final : public Selector {
     Choice single = clusters;
     single.scores = scores;
     single.sizes = keys.sizes;
-    choose_best(single, wanted, workspace.order, read);
+    if (options_.mass) {
+      single.finest = true;
+      single.share = out.share;
+      rule_->choose(single, workspace.order, read);
+      out.share = chosen_share(single, read);
+    } else {
+      choose_best(single, wanted, workspace.order, read);
+    }
     size_t i = 0;
     for (const ClusterRange& range : keys.ranges) {
       for (uint32_t slot = range.first; slot < range.first + range.count; ++slot, ++i) {
@@ -200,6 +215,7 @@ class SqueezedSelector final : public Selector {
     problem.group = index_.group;
     problem.scale = index_.scale;
     problem.policy = options_.group;
+    problem.exact_count = options_.mass ? view.exact : 0;
     problem.kernels = index_.kernels;
     return problem;
   }
@@ -210,6 +226,8 @@ class SqueezedSelector final : public Selector {
     problem.centroids = static_cast<const std::byte*>(view.level[level].centroids) +
                         query.kv_head * problem.clusters * view.head_dim * dtype_size(view.dtype);
     problem.clusters = std::ssize(alive.sizes);
+    problem.exact = static_cast<const std::byte*>(view.exact_keys) +
+                    query.kv_head * view.exact * view.head_dim * dtype_size(view.dtype);
     problem.ranges = alive.ranges;
     problem.sizes = alive.sizes.data();
     problem.queries = query.queries;
@@ -259,7 +277,7 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
                                                 inputs.calibration, request, inputs.path));
   if (out.plan.dense) return out;
   out.plan.layer_keep = inputs.layer_keep;
-  if (request.thresholds == nullptr) {
+  if (request.thresholds == nullptr && request.mass == 0) {
     std::array<const float*, Calibration::kScopes> curves;
     for (int scope = 0; scope < Calibration::kScopes; ++scope) {
       curves[scope] = threshold_curve(inputs.calibration, scope, out.plan.levels, request.group);
@@ -271,13 +289,14 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
   const SqueezedOptions options = {.levels = out.plan.levels,
                                    .group = static_cast<Group>(request.group),
                                    .estimate = request.estimate,
-                                   .alive = out.plan.alive};
+                                   .alive = out.plan.alive,
+                                   .mass = request.mass > 0};
   const int64_t kv_heads = inputs.metadata.model.kv_heads;
-  out.selector = std::make_unique<SqueezedSelector>(
-      inputs.index, options,
-      request.rule == RuleKind::kBudget
-          ? make_budget_rule(out.plan.log_thresholds, out.plan.head_keep, kv_heads)
-          : make_threshold_rule(out.plan.log_thresholds, out.plan.layer_thresholds));
+  auto rule = request.mass > 0 ? make_mass_rule(request.mass)
+              : request.rule == RuleKind::kBudget
+                  ? make_budget_rule(out.plan.log_thresholds, out.plan.head_keep, kv_heads)
+                  : make_threshold_rule(out.plan.log_thresholds, out.plan.layer_thresholds);
+  out.selector = std::make_unique<SqueezedSelector>(inputs.index, options, std::move(rule));
   return out;
 }
 

@@ -1,6 +1,7 @@
 // Session's calls: blocks, chunks, items, splits.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "libruntime/attention/state.h"
 #include "libruntime/session/limits.h"
@@ -270,7 +271,8 @@ void Session::make_items() {
 
 PartialRows Session::slot(int64_t index) {
   return {partial_maximum_.data() + index * kTileRows, partial_sum_.data() + index * kTileRows,
-          partial_values_.get() + index * kTileRows * dim_};
+          partial_values_.get() + index * kTileRows * dim_,
+          partial_rest_.empty() ? nullptr : partial_rest_.data() + index * kTileRows};
 }
 
 void Session::run_split(const AttendCall& call, const Split& split, Worker& worker) {
@@ -289,7 +291,8 @@ void Session::run_split(const AttendCall& call, const Split& split, Worker& work
       first_visible[r] = call.positions[token] - window + 1 - first_stored;
     }
   }
-  const PartialRows own = {worker.maximum.data(), worker.sum.data(), worker.values.data()};
+  const PartialRows own = {worker.maximum.data(), worker.sum.data(), worker.values.data(),
+                           partial_rest_.empty() ? nullptr : worker.rest.data()};
   const PartialRows out = split.slot >= 0 ? slot(split.slot) : own;
   const AttendRows work = {.list = &lists_[item.block * kv_heads_ + item.head],
                            .begin = split.begin,
@@ -308,6 +311,8 @@ void Session::finish_item(const AttendCall& call, const Item& item, const Partia
     const int64_t row = token * query_heads_ + item.head * group_ + (item.row + r) % group_;
     auto* out = static_cast<std::byte*>(call.out) + row * dim_ * dtype_size(call.dtype);
     if (!finish_row(state, r, dim_, call.dtype, out, &call.lse[row])) note_bad(row);
+    if (state.rest == nullptr) continue;
+    read_shares_[row] = state.sum[r] > 0 ? 1 - state.rest[r] / state.sum[r] : 1;
   }
 }
 
@@ -327,6 +332,18 @@ Status Session::attend_chunk(const AttendCall& call) {
     finish_item(call, item, state);
   });
   return first_bad_ == kNone ? Status() : numeric_error(call, "attention");
+}
+
+// Of one KV head of a block.
+void Session::count_mass(const Block& block, const HeadSelection& s, Counters& sum) const {
+  const int64_t head = (&s - selections_.data()) % kv_heads_;
+  const bool selected = s.share > 0;  // a layer that is read whole has no selection
+  sum.queries += block.tokens * group_;
+  sum.estimated_mass += (selected ? s.share : 1) * static_cast<double>(block.tokens * group_);
+  for (int64_t token = block.first; token < block.first + block.tokens; ++token) {
+    const float* shares = read_shares_.data() + token * query_heads_ + head * group_;
+    sum.delivered_mass += std::accumulate(shares, shares + group_, 0.0);
+  }
 }
 
 void Session::count_chunk(const AttendCall& call) {
@@ -349,6 +366,7 @@ void Session::count_chunk(const AttendCall& call) {
       sum.bytes_read += clusters_of(lists_[i]) * (s.centroids > 0 ? 1 : 2) * row_bytes;
     }
     sum.bytes_dense += 2 * (possible + view.exact) * row_bytes;
+    if (plan_.asked_mass > 0) count_mass(blocks_[i / kv_heads_], s, sum);
   }
   sum.selections = blocks_.size();
   // Dense layers are read once for all, but count like the others, so that totals over layers weigh

@@ -25,6 +25,9 @@ void Counters::add(const Counters& other) {
   keys_possible += other.keys_possible;
   bytes_read += other.bytes_read;
   bytes_dense += other.bytes_dense;
+  estimated_mass += other.estimated_mass;
+  delivered_mass += other.delivered_mass;
+  queries += other.queries;
 }
 
 Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const ServedIndex> index,
@@ -122,6 +125,10 @@ void Session::allocate(int threads) {
   partial_values_.reset(new float[static_cast<size_t>(kMostSlots * kTileRows * dim_)]);
   partial_maximum_.resize(static_cast<size_t>(kMostSlots * kTileRows));
   partial_sum_.resize(partial_maximum_.size());
+  if (plan_.asked_mass > 0) {
+    partial_rest_.resize(partial_maximum_.size());
+    read_shares_.resize(static_cast<size_t>(max_tokens_ * query_heads_));
+  }
 
   for (int i = 0; i < threads; ++i) {
     Worker worker;
@@ -130,6 +137,7 @@ void Session::allocate(int threads) {
         std::make_unique<AttendWorkspace>(kernels_, dim_, index_->metadata().has_codes());
     worker.maximum.resize(kTileRows);
     worker.sum.resize(kTileRows);
+    worker.rest.resize(kTileRows);
     worker.values.resize(static_cast<size_t>(kTileRows * dim_));
     workers_.push_back(std::move(worker));
   }

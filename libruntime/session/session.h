@@ -65,7 +65,7 @@ class Session final : public ServingSession {
   struct Worker {
     SelectWorkspace select;
     std::unique_ptr<AttendWorkspace> attend;
-    std::vector<float> maximum, sum, values;  // one PartialRows
+    std::vector<float> maximum, sum, values, rest;  // one PartialRows
   };
 
   Session(std::shared_ptr<const ServedIndex> index, const SessionOptions& options);
@@ -84,6 +84,7 @@ class Session final : public ServingSession {
   void run_split(const AttendCall& call, const Split& split, Worker& worker);
   void finish_item(const AttendCall& call, const Item& item, const PartialRows& state);
   void count_chunk(const AttendCall& call);
+  void count_mass(const Block& block, const HeadSelection& selection, Counters& sum) const;
   PartialRows slot(int64_t index);
   const float* query(int64_t token, int64_t head) const;
   Status numeric_error(const AttendCall& call, const char* what);
@@ -112,8 +113,10 @@ class Session final : public ServingSession {
   std::vector<KeyList> lists_;  // [chunk_blocks, Hkv]
   std::vector<Item> items_;
   std::vector<Split> splits_;
-  std::unique_ptr<float[]> partial_values_;           // [slots, kTileRows, d]
-  std::vector<float> partial_maximum_, partial_sum_;  // [slots, kTileRows]
+  std::unique_ptr<float[]> partial_values_;                          // [slots, kTileRows, d]
+  std::vector<float> partial_maximum_, partial_sum_, partial_rest_;  // [slots, kTileRows]
+  std::vector<float>
+      read_shares_;  // [max_tokens, Hq] of the attention, with an estimate of the rest
   std::vector<Worker> workers_;
   std::atomic<int64_t> first_bad_{0};  // lowest offending index of a parallel loop
   std::unique_ptr<ThreadPool> pool_;

@@ -59,6 +59,7 @@ class SessionOptions(Struct):
         ("max_tokens", c.c_int64), ("threads", c.c_int32), ("dense_layers", c.c_int32),
         ("max_request_tokens", c.c_int64), ("layer_scales", c.POINTER(c.c_double)), ("layer_scale_count", c.c_int64),
         ("uniform_layers", c.c_int32), ("reserved", c.c_int32), ("first_kv_head", c.c_int64), ("kv_heads", c.c_int64),
+        ("mass", c.c_double),
     ]
 
 
@@ -88,7 +89,8 @@ class Stats(Struct):
         ("delivered_budget", c.c_double), ("asked_keep", c.c_double), ("delivered_keep", c.c_double),
         ("selections", c.c_uint64), ("keys_read", c.c_uint64), ("keys_possible", c.c_uint64),
         ("bytes_read", c.c_uint64), ("bytes_dense", c.c_uint64), ("least_budget", c.c_double),
-        ("route", c.c_char_p),
+        ("route", c.c_char_p), ("asked_mass", c.c_double), ("estimated_mass", c.c_double),
+        ("delivered_mass", c.c_double), ("estimated_error", c.c_double),
     ]
 
 

@@ -25,7 +25,7 @@ def _selectors() -> dict[str, int]:
 
 
 _SELECTORS = _selectors()
-_RULES = {"threshold": 0, "budget": 1}
+_RULES = {"threshold": 0, "budget": 1, "mass": 2}
 _GROUPS = {"mean": 0, "max": 1, "any": 2}
 _RESIDUALS = {"auto": 0, "estimate": 1, "drop": 2}
 
@@ -46,6 +46,10 @@ class Stats:
     bytes_dense: int  # what dense attention would have read
     least_budget: float  # a lower budget cannot be delivered
     route: str  # what served the last call: "cpu", or which kernels of a GPU; "" before it
+    asked_mass: float  # share of the attention; this and the next three are 0 unless the rule is mass
+    estimated_mass: float  # by what selects
+    delivered_mass: float  # by the keys that were read and estimates of the others; 0 if they are dropped
+    estimated_error: float  # of the output, relative to dense: 1 less the lower of the last two
 
 
 class Session(Handle):
@@ -56,7 +60,7 @@ class Session(Handle):
         "saap" or "kmeans". Unless it is dense, give one of the next three.
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
         level in use, coarse to fine.
-    rule: "threshold" or "budget". group: "mean", "max" or "any". residual: what is not read is
+    rule: "threshold", "budget" or "mass". group: "mean", "max" or "any". residual: what is not read is
         dropped ("drop") or estimated ("estimate"); "auto" estimates if the index has key codes.
     levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
@@ -64,6 +68,7 @@ class Session(Handle):
     max_tokens: most query tokens of a call, 0 = 4096. max_request_tokens: of one request, 0 = max_tokens.
     threads: of the CPU, 0 = all cores. device: None or "cpu", a number, "cuda" or "cuda:1".
     kv_heads: (first, count), those of one rank of tensor parallelism; None = all.
+    mass: with rule "mass", in the place of a budget: the share of the attention to read by estimate, in (0, 1].
     """
 
     def __init__(self, index: Index, selector: str = "auto", budget: float | None = None, keep: float | None = None,
@@ -71,13 +76,13 @@ class Session(Handle):
                  residual: str = "auto", levels: int = 0, block: int = 0, dense_layers: int = 0,
                  layer_scales: Sequence[float] | None = None, uniform_layers: bool = False, max_tokens: int = 0,
                  max_request_tokens: int = 0, threads: int = 0, device: int | str | None = None,
-                 kv_heads: tuple[int, int] | None = None) -> None:
+                 kv_heads: tuple[int, int] | None = None, mass: float | None = None) -> None:
         device_type, device_id = device_of(device)
         first, count = head_range(kv_heads)
         scales = doubles("layer_scales", layer_scales)
         options = _library.SessionOptions(
             device_type=device_type, device_id=device_id, selector=choice("selector", selector, _SELECTORS),
-            rule=choice("rule", rule, _RULES), group=choice("group", group, _GROUPS),
+            rule=choice("rule", rule, _RULES), mass=mass or 0, group=choice("group", group, _GROUPS),
             residual=choice("residual", residual, _RESIDUALS), levels=levels, budget=budget or 0, keep=keep or 0,
             thresholds=doubles("thresholds", thresholds), block=block, max_tokens=max_tokens, threads=threads,
             dense_layers=dense_layers, max_request_tokens=max_request_tokens, layer_scales=scales,

@@ -300,7 +300,13 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.dense_layers = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.dense_layers = -2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_DENSE; }, SQZ_INVALID_ARGUMENT},  // with a budget
-      {[](auto& o) { o.rule = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.rule = 3; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.rule = SQZ_RULE_MASS; }, SQZ_INVALID_ARGUMENT},      // a budget
+      {[](auto& o) { o.mass = 0.5; }, SQZ_INVALID_ARGUMENT},                // both
+      {[](auto& o) { o.budget = 0, o.mass = 0.5; }, SQZ_INVALID_ARGUMENT},  // another rule
+      {[](auto& o) { o.budget = 0, o.mass = 1.5, o.rule = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.budget = 0, o.mass = 0.5, o.rule = 2, o.group = 1; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.budget = 0, o.mass = 0.5, o.rule = 2, o.device_type = 2; }, SQZ_UNSUPPORTED},
       {[](auto& o) { o.group = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.group = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.residual = 3; }, SQZ_INVALID_ARGUMENT},
@@ -558,6 +564,30 @@ TEST_F(CApi, StatsReportAskedAndDelivered) {
   EXPECT_EQ(sqz_session_stats(session.handle(), 0, nullptr), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_session_stats(nullptr, 0, &stats), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_session_reset_stats(nullptr), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(CApi, StatsOfAMass) {
+  auto options = make<sqz_session_options>();
+  options.rule = SQZ_RULE_MASS;
+  options.mass = 0.6;
+  options.threads = 1;
+  for (const int32_t residual : {SQZ_RESIDUAL_DROP, SQZ_RESIDUAL_ESTIMATE}) {
+    options.residual = residual;
+    runtime::Session session(*index_, options);
+    EXPECT_EQ(session.stats().estimated_mass, 0);
+    Call call(1, 3);
+    session.attend(call.args);
+    const sqz_stats stats = session.stats();
+    EXPECT_EQ(stats.asked_mass, 0.6);
+    EXPECT_EQ(stats.asked_budget, 0);
+    EXPECT_GE(stats.estimated_mass, 0.6);
+    EXPECT_LT(stats.estimated_mass, 1);
+    EXPECT_LT(stats.delivered_budget, 1);
+    const bool known = residual == SQZ_RESIDUAL_ESTIMATE;
+    EXPECT_EQ(stats.delivered_mass > 0, known);
+    const double delivered = known ? stats.delivered_mass : 1;
+    EXPECT_EQ(stats.estimated_error, 1 - std::min(stats.estimated_mass, delivered));
+  }
 }
 
 TEST_F(CApi, SelectTellsTheRuns) {

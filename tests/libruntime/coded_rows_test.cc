@@ -392,18 +392,23 @@ TEST(KeyCodes, ChooseSingleKeysAndEstimateTheOthers) {
 }
 
 TEST(KeyCodes, EveryInstructionSet) {
-  const Served served = serve_coded(tiny(24), {.rows = RowKind::kQ8, .key_codes = 2});
-  for (const CpuKernels* kernels : available_cpu_kernels()) {
-    for (const int64_t tokens : {1, 20}) {
-      SCOPED_TRACE(concat(kernels->name, " tokens ", tokens));
-      SessionOptions options = options_of(SelectorKind::kSqueezed);
-      options.selection.levels = 1;
-      options.selection.keep = 0.2;
-      options.selection.estimate = true;
-      options.kernels = kernels;
-      compare_by_codes(served, options, tokens);
+  int64_t compared = 0, all = 0;
+  for (const auto& [dim, bits] : {std::pair{24, 2}, {64, 2}, {128, 2}, {128, 1}, {256, 1}}) {
+    const Served served = serve_coded(tiny(dim, 2), {.rows = RowKind::kQ8, .key_codes = bits});
+    for (const CpuKernels* kernels : available_cpu_kernels()) {
+      for (const int64_t tokens : {1, 20}) {
+        SCOPED_TRACE(concat(kernels->name, " dim ", dim, " bits ", bits, " tokens ", tokens));
+        SessionOptions options = options_of(SelectorKind::kSqueezed);
+        options.selection.levels = 1;
+        options.selection.keep = 0.2;
+        options.selection.estimate = true;
+        options.kernels = kernels;
+        compared += compare_by_codes(served, options, tokens);
+        ++all;
+      }
     }
   }
+  EXPECT_GT(2 * compared, all);
 }
 
 TEST(KeyCodes, DeliverTheBudgetThatIsAsked) {
@@ -455,6 +460,111 @@ TEST(KeyCodes, ABudgetBelowWhatCodesCostIsRefusedWithTheLeast) {
   options.selection.budget = std::stod(message.substr(at + 10)) * 1.02;
   const auto session = Session::create(served.index, options);
   EXPECT_TRUE(session.ok()) << session.status().message();
+}
+
+// What the reference finds of clusters and exact keys: the estimated share of what was selected.
+double share_of(const Served& served, const Decoded& layer, int64_t head,
+                const std::vector<float>& queries, int64_t tokens, const HeadSelection& s) {
+  const LayerView& view = layer.view;
+  const LevelView& level = view.level[static_cast<size_t>(view.levels - 1)];
+  const uint32_t* offsets = level.offsets + head * (level.clusters + 1);
+  const auto own = group_of(served, queries, 0, tokens, head);
+  double sum = 0;
+  const int64_t rows = tokens * served.group(), d = view.head_dim;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* q = own.data() + row * d;
+    double read = 0, all = 0;
+    for (int64_t i = 0; i < view.exact; ++i) {
+      const int64_t at = head * view.exact + i;
+      read += std::exp(served.scale() * reference::dot(q, DType::kF32, view.exact_keys, at, d));
+    }
+    all = read;
+    for (int64_t c = 0; c < level.clusters; ++c) {
+      const int64_t at = head * level.clusters + c;
+      const double mass =
+          (offsets[c + 1] - offsets[c]) *
+          std::exp(served.scale() * reference::dot(q, DType::kF32, level.centroids, at, d));
+      all += mass;
+      for (int64_t i = 0; i < s.run_count; ++i) {
+        if (s.runs[i].first <= offsets[c] && offsets[c] < s.runs[i].first + s.runs[i].length) {
+          read += mass;
+        }
+      }
+    }
+    sum += read / all;
+  }
+  return sum / static_cast<double>(rows);
+}
+
+TEST(Mass, WholeClustersUntilTheEstimateIsThere) {
+  const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ8});
+  const Decoded layer = decode(served.index->layers[0]);
+  for (const int64_t tokens : {1, 20}) {
+    const auto queries = queries_of(served, layer, tokens);
+    int64_t before = -1;
+    for (const double mass : {0.3, 0.6, 0.9, 0.99}) {
+      SCOPED_TRACE(concat("tokens ", tokens, " mass ", mass));
+      SessionOptions options = options_of(SelectorKind::kSqueezed);
+      options.selection.keep = 0;
+      options.selection.rule = RuleKind::kMass;
+      options.selection.mass = mass;
+      options.selection.levels = 1;
+      const auto session = Session::create(served.index, options);
+      ASSERT_TRUE(session.ok()) << session.status().message();
+      const auto selected = (*session)->select(testing::make_call(0, tokens, queries.data(), {}));
+      ASSERT_TRUE(selected.ok());
+      int64_t keys = 0;
+      for (int64_t head = 0; head < served.options.kv_heads; ++head) {
+        const HeadSelection& s = (*selected)[static_cast<size_t>(head)];
+        EXPECT_GE(s.share, mass - 1e-5);
+        EXPECT_NEAR(s.share, share_of(served, layer, head, queries, tokens, s), 1e-4);
+        keys += s.keys;
+      }
+      EXPECT_GT(keys, before);
+      before = keys;
+    }
+    EXPECT_LT(before, served.options.kv_heads * layer.view.slots);
+  }
+}
+
+// The share that is delivered is that of two answers: with the rest dropped, and with it estimated.
+TEST(Mass, DeliveredIsWhatAttentionSees) {
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+    for (const int bits : {0, 2}) {
+      if (rows == RowKind::k16 && bits == 0) continue;
+      const Served served = serve_coded(tiny(64), {.rows = rows, .key_codes = bits});
+      const Decoded layer = decode(served.index->layers[0]);
+      for (const int levels : {1, 2}) {
+        for (const int64_t tokens : {1, 20}) {
+          SCOPED_TRACE(
+              concat(rows_name(rows), " bits ", bits, " levels ", levels, " tokens ", tokens));
+          const auto queries = queries_of(served, layer, tokens);
+          SessionOptions options = options_of(SelectorKind::kSqueezed);
+          options.selection.keep = 0;
+          options.selection.rule = RuleKind::kMass;
+          options.selection.mass = 0.7;
+          options.selection.levels = levels;
+          const auto dropping = Session::create(served.index, options);
+          ASSERT_TRUE(dropping.ok()) << dropping.status().message();
+          options.selection.estimate = true;
+          const auto estimating = Session::create(served.index, options);
+          const auto dropped = testing::attend(**dropping, 0, queries);
+          const auto estimated = testing::attend(**estimating, 0, queries);
+          ASSERT_TRUE(dropped.ok() && estimated.ok());
+          double share = 0;
+          for (size_t i = 0; i < dropped->lse.size(); ++i) {
+            share += std::exp(double{dropped->lse[i]} - estimated->lse[i]);
+          }
+          const Counters& c = (*estimating)->counters(0);
+          EXPECT_EQ(c.queries, dropped->lse.size());
+          EXPECT_NEAR(c.delivered_mass, share, 1e-4 * share);
+          EXPECT_GE(c.estimated_mass, 0.7 * static_cast<double>(c.queries) - 1e-4);
+          EXPECT_EQ(c.keys_read, (*dropping)->counters(0).keys_read);
+          EXPECT_LT(c.keys_read, c.keys_possible);
+        }
+      }
+    }
+  }
 }
 
 TEST(CodedRows, SameBitsForAnyNumberOfThreads) {

@@ -109,5 +109,51 @@ TEST(TopRule, KeepsTheBestLowerIndexFirst) {
   }
 }
 
+// By full sort: best first, lower index first among equals, until what is left out is small enough.
+TEST(MassRule, ReadsUntilTheShareIsThere) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(seed);
+    Scored s = random_scores(500, seed);
+    testing::Random random(seed + 1000);
+    for (float& score : s.scores)
+      score -= static_cast<float>(random.below(seed % 2 * 4000 + 1)) / 99;
+    double total = 0;
+    for (size_t i = 0; i < s.scores.size(); ++i)
+      total += s.sizes[i] * std::exp(double{s.scores[i]});
+    // Exact keys have a fifth of the attention.
+    for (float& score : s.scores) score += static_cast<float>(std::log(0.8 / total));
+    for (const bool finest : {true, false}) {
+      const double share = 0.98, mass = 0.9;
+      const double least = finest ? mass : share - (share - mass) / 4;
+      std::vector<size_t> ranked;
+      for (size_t i = 0; i < s.scores.size(); ++i) {
+        if (s.scores[i] > -INFINITY) ranked.push_back(i);
+      }
+      std::stable_sort(ranked.begin(), ranked.end(),
+                       [&](size_t a, size_t b) { return s.scores[a] > s.scores[b]; });
+      std::vector<uint8_t> expected(s.scores.size(), 0);
+      double left_out = 0.8;
+      for (const size_t i : ranked) {
+        if (share * (1 - left_out) >= least) break;
+        expected[i] = 1;
+        left_out -= s.sizes[i] * std::exp(double{s.scores[i]});
+      }
+      const Choice choice = {
+          .finest = finest, .scores = s.scores, .sizes = s.sizes, .share = share};
+      const auto chosen = choose(*make_mass_rule(mass), s, choice);
+      EXPECT_EQ(chosen, expected);
+      EXPECT_NEAR(chosen_share(choice, chosen), share * (1 - left_out), 1e-5);
+    }
+  }
+}
+
+// Exact keys alone may have the share, and what a coarser level let through may not.
+TEST(MassRule, NothingAndEverything) {
+  const Scored s = {{-3, -4, -INFINITY}, {2, 1, 5}};
+  EXPECT_EQ(choose(*make_mass_rule(0.85), s, {}), (std::vector<uint8_t>{0, 0, 0}));
+  EXPECT_EQ(choose(*make_mass_rule(1), s, {}), (std::vector<uint8_t>{1, 1, 0}));
+  EXPECT_EQ(choose(*make_mass_rule(0.9), s, {.share = 0.9}), (std::vector<uint8_t>{1, 1, 0}));
+}
+
 }  // namespace
 }  // namespace sqz

@@ -86,6 +86,8 @@ TEST(EvalMetrics, ReadsAddUp) {
   stats.dense_fallback = 1;
   reads.add(stats);
   EXPECT_DOUBLE_EQ(reads.delivered_budget(), 0.5);
+  EXPECT_DOUBLE_EQ(reads.lowest, 0.25);
+  EXPECT_DOUBLE_EQ(reads.highest, 0.75);
   EXPECT_DOUBLE_EQ(reads.delivered_keep(), 0.1);
   EXPECT_EQ(reads.asked_budget, 0.125);
   EXPECT_TRUE(reads.dense_fallback);

@@ -44,12 +44,18 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
                                    "The thresholds themselves, coarse to fine, instead of a budget")
                         ->delimiter(',')
                         ->check(in_unit_interval);
-  budget->excludes(sparsity)->excludes(threshold);
-  sparsity->excludes(threshold);
+  auto* mass = app.add_option("--mass", options.mass,
+                              "Top-p, instead of a budget: read, per query and head, until this "
+                              "share of the attention is there, by estimate")
+                   ->check(in_unit_interval);
+  budget->excludes(sparsity)->excludes(threshold)->excludes(mass);
+  sparsity->excludes(threshold)->excludes(mass);
+  threshold->excludes(mass);
   app.add_option("--levels", options.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->check(CLI::Range(0, 16));
   app.add_option("--rule", options.rule, "One threshold for all heads, or the budget held by each")
-      ->check(CLI::IsMember({"threshold", "budget"}));
+      ->check(CLI::IsMember({"threshold", "budget"}))
+      ->excludes(mass);
   app.add_option("--group", options.group, "How scores of a GQA group are combined")
       ->check(CLI::IsMember({"mean", "max", "any"}));
   app.add_option(
@@ -105,6 +111,11 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
   if (!options.layer_scales.empty()) {
     out.layer_scales = options.layer_scales.data();
     out.layer_scale_count = std::ssize(options.layer_scales);
+  }
+  if (options.mass) {
+    out.rule = SQZ_RULE_MASS;
+    out.mass = *options.mass;
+    return out;
   }
   if (!options.thresholds.empty()) {
     if (out.layer_scales != nullptr) {

@@ -95,6 +95,10 @@ Result<EvalRow> eval_row(const JsonValue& row, const std::string& label) {
     }
   }
   out.setting = setting_of(fields, out.asked_budget, label);
+  if (fields.has("mass")) {
+    const Two mass = two_of(fields, "mass", "asked", "estimated", label);
+    out.setting += concat(", mass ", mass.first);
+  }
   SQZ_RETURN_IF_ERROR(fields.status());
   return out;
 }

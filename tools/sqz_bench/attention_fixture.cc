@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "libindex/compress.h"
+
 namespace sqz::bench {
 namespace {
 
@@ -27,7 +29,7 @@ Status check_index(const ServedIndex& index, const std::string& selector) {
                   bad_field(index.file->path(), "layer 0", found, expected));
   };
   if (selector == "squeezed") {
-    if (view.levels == 2 && view.keys != nullptr) return {};
+    if (view.levels == 2 && (view.keys != nullptr || view.coded_keys.bits > 0)) return {};
     return refuse(concat(view.levels, " levels of clusters"), "two, with keys and values");
   }
   const bool saap = selector == "saap";
@@ -104,6 +106,14 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options,
     SQZ_ASSIGN_OR_RETURN(fixture->file, make_index(options, what.tokens));
   }
   if (fixture->file != nullptr) path = fixture->file->path();
+  CompressOptions codes;
+  codes.rows = rows_of(options.rows);
+  codes.key_codes = options.key_codes;
+  if (codes.any() && fixture->file != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(const auto whole, SqzFile::open(path));
+    SQZ_RETURN_IF_ERROR(
+        compress_index(Env::posix(), *whole, codes, path, true, options.threads).status());
+  }
   const OpenMode mode = options.open_mode == "read" ? OpenMode::kRead : OpenMode::kMmap;
   SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(path, mode));
   SQZ_ASSIGN_OR_RETURN(fixture->served, make_served_index(std::move(file)));
@@ -139,6 +149,7 @@ SessionOptions session_of(const Options& options, const Fixture& fixture, const 
   selection.keep = 1 - setting.sparsity;
   if (options.selector == "squeezed") {
     selection.levels = setting.levels;
+    selection.estimate = fixture.served->metadata().key_codes > 0;
     selection.rule = options.rule == "budget" ? RuleKind::kBudget : RuleKind::kThreshold;
   } else {
     selection.selector = options.selector == "quest" ? SelectorKind::kQuest : SelectorKind::kSaap;

@@ -83,6 +83,13 @@ void add_bench_options(CLI::App& app, Options& o) {
   add("--rule", o.rule, IsMember({"threshold", "budget"}),
       "How clusters are chosen; budget reads exactly what --sparsity asks for");
   add("--levels", o.levels, whole(1, 2), "Levels of the tree that selection uses, one row each");
+  add("--level-fractions", o.level_fractions, real_number(1e-6, 1.0),
+      "Clusters a token of both levels of the index that is made, coarse to fine");
+  add("--rows", o.rows, IsMember({"bf16", "q8", "q4"}),
+      "attend, prefill: rows of that index, of clusters; others than bf16 without LibTorch");
+  add("--key-codes", o.key_codes, Range(0, 2),
+      "attend, prefill: bits a dimension of its key codes; with them, what is not read is "
+      "estimated");
   add("--coarse-keep", o.coarse_keep, real_number(1e-6, 1.0),
       "Fraction of the keys that level 1 of the made-up index lets through");
   add("--isa", o.isa, IsMember(sets).description(""),

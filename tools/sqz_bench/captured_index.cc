@@ -131,7 +131,7 @@ struct Tiler {
     std::vector<const float*> keys;
     for (const auto& rows : heads.keys) keys.push_back(rows.data() + kSink * dim);
     TreeOptions tree;
-    tree.clusters = made_clusters(copies.slots, copies.slots);
+    tree.clusters = made_clusters(options, copies.slots, copies.slots);
     tree.seed = options.seed;
     tree.threads = options.threads;
     SQZ_ASSIGN_OR_RETURN(const std::vector<HeadTree> trees,

@@ -68,8 +68,8 @@ IndexFile::~IndexFile() {
   if (!keep_) std::filesystem::remove(path_, ignored);
 }
 
-std::vector<int64_t> made_clusters(int64_t tokens, int64_t slots) {
-  return cluster_counts(std::vector<double>{0.01, 0.05}, tokens, slots);
+std::vector<int64_t> made_clusters(const Options& options, int64_t tokens, int64_t slots) {
+  return cluster_counts(options.level_fractions, tokens, slots);
 }
 
 IndexMetadata made_metadata(const Options& options, int64_t tokens, int64_t layers) {
@@ -124,8 +124,8 @@ Result<SparseIndex> make_sparse_index(const Options& options, double bytes, int6
   metadata.producer = producer_name();
   SQZ_RETURN_IF_ERROR(check_metadata(metadata, path, Code::kInvalidArgument));
   const int64_t exact = kSink + kTail, slots = metadata.tokens - exact;
-  const std::vector<LayerShape> shapes(static_cast<size_t>(layers),
-                                       {made_clusters(metadata.tokens, slots), slots, exact});
+  const std::vector<LayerShape> shapes(
+      static_cast<size_t>(layers), {made_clusters(options, metadata.tokens, slots), slots, exact});
   SQZ_ASSIGN_OR_RETURN(auto tensors, plan_tensors(metadata, shapes, path));
   SQZ_ASSIGN_OR_RETURN(tensors, place_tensors(std::move(tensors)));
   Calibration calibration;

@@ -3,10 +3,10 @@
 //
 // squeezed: the keys of a KV head scatter around fine centres, these around coarse ones, as k-means
 // would have found them: key = coarse + 0.6 fine + 0.6 noise, entries N(0, 1); values are N(0, 1).
-// There are 5 % as many fine centres as tokens and 1 % coarse ones; sizes vary like exp(N(0, 0.6)).
-// A query is a mixture of 4 coarse centroids of its KV head, plus noise: its best keys have logits
-// 4 to 6 above the mean, and lie together, so that selections have the runs that real ones have.
-// Calibrated by libindex, with 32 such queries a head.
+// There are 5 % as many fine centres as tokens and 1 % coarse ones (--level-fractions); sizes vary
+// like exp(N(0, 0.6)). A query is a mixture of 4 coarse centroids of its KV head, plus noise: its
+// best keys have logits 4 to 6 above the mean, and lie together, so that selections have the runs
+// that real ones have. Calibrated by libindex, with 32 such queries a head.
 //
 // saap and quest: keys, values and queries are N(0, 1). saap has buckets whose sizes vary like
 // those of clusters, and a query classifier with weights N(0, 1 / d) and N(0, 4 / H), so that some
@@ -94,7 +94,7 @@ Result<SparseIndex> make_sparse_index(const Options& options, double bytes, int6
 IndexMetadata made_metadata(const Options& options, int64_t tokens, int64_t layers);
 
 // Clusters per level, coarse to fine.
-std::vector<int64_t> made_clusters(int64_t tokens, int64_t slots);
+std::vector<int64_t> made_clusters(const Options& options, int64_t tokens, int64_t slots);
 
 // Writes the one layer of an index. If it has levels, `queries` ([n, Hq, d]) calibrate it.
 Status write_index(const std::string& path, const Options& options, const IndexMetadata& metadata,

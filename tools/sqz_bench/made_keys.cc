@@ -133,7 +133,7 @@ class LayerMaker {
   using Bytes = std::vector<std::byte>;
 
   void resize() {
-    if (metadata_.levels > 0) clusters_ = made_clusters(metadata_.tokens, slots_);
+    if (metadata_.levels > 0) clusters_ = made_clusters(options_, metadata_.tokens, slots_);
     layer_.resize(heads_, dim_, clusters_, slots_, kSink + kTail, true);
     if (metadata_.page_size > 0) {
       page_min_.resize(static_cast<size_t>(heads_ * page_count(slots_, kPageSize) * dim_ * 2));

@@ -29,6 +29,9 @@ struct Options {
   std::vector<int64_t> block = {128};
   std::vector<double> sparsity = {0.9};
   std::vector<int> levels = {1, 2};
+  std::vector<double> level_fractions = {0.01, 0.05};  // two, coarse to fine
+  std::string rows = "bf16";
+  int key_codes = 0;
   std::string selector = "squeezed", rule = "budget";
   int64_t buckets = 1024, hidden = 1024;  // C and H of the made-up query classifier
   double coarse_keep = BuildOptions().coarse_keep;

@@ -41,11 +41,15 @@ const char* const kHelp =
     "\n"
     "Rows\n"
     "  One a (context length, task, setting). asked, delivered: fraction of the context's bytes,\n"
-    "  metadata included; keys: fraction of the clustered keys that was read; +- standard error\n"
-    "  (binomial, or over trials); to dense: the difference, trial by trial.\n"
+    "  metadata included; lowest, highest: delivered to one question or text; keys: fraction of "
+    "the\n"
+    "  clustered keys that was read; +- standard error (binomial, or over trials); to dense: the\n"
+    "  difference, trial by trial. mass: of --rule mass, asked / estimated by what selects /\n"
+    "  delivered as attention sees it (- if dropped: see recall), and the estimated error.\n"
     "\n"
     "Result: rows[] with task, on, tokens, the setting, trials, value, stderr, difference,\n"
-    "agreement, context_error, budget, keep, dense_fallback; model, fingerprint, seed, seconds.\n"
+    "agreement, context_error, budget, keep, mass, dense_fallback; model, fingerprint, seed, "
+    "seconds.\n"
     "Events `pass` have the rows so far, events `row` those of a context length. A run that is\n"
     "stopped prints what it has measured, with \"stopped\": true.\n"
     "\n"
@@ -96,9 +100,13 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
   app.add_option("--levels", settings.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->delimiter(',')
       ->check(CLI::Range(0, 16));
-  app.add_option("--rule", settings.rules, "threshold, budget")
+  app.add_option("--rule", settings.rules, "threshold, budget, and of squeezed mass, see --mass")
       ->delimiter(',')
-      ->check(CLI::IsMember({"threshold", "budget"}));
+      ->check(CLI::IsMember({"threshold", "budget", "mass"}));
+  app.add_option("--mass", settings.masses,
+                 "Of --rule mass, in the place of budgets: shares of the attention, by estimate")
+      ->delimiter(',')
+      ->check(CLI::Range(1e-6, 1.0));
   app.add_option("--group", settings.groups,
                  "How a GQA group's scores are combined: mean, max, any")
       ->delimiter(',')

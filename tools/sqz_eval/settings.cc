@@ -20,6 +20,7 @@ constexpr std::array kSelectors = {
                    .rule = true,
                    .group = true,
                    .residual = true,
+                   .mass = true,
                    .rows = true,
                    .codes = true},
     SelectorTraits{.name = "quest", .served = "quest", .index = kPages, .group = true},
@@ -50,6 +51,26 @@ std::vector<T> taken(bool takes, const std::vector<T>& values, const T& standard
   return takes ? values : std::vector<T>{standard};
 }
 
+// How much to read, and for how many layers alike.
+void add_amounts(const SettingOptions& options, Setting setting, std::vector<Setting>& out) {
+  const SelectorTraits& traits = *setting.traits;
+  if (setting.options.rule == "mass") {
+    setting.options.layers = SelectorOptions().layers;
+    for (const double mass : options.masses) {
+      setting.options.mass = mass;
+      out.push_back(setting);
+    }
+    return;
+  }
+  for (const double budget : taken(traits.budget, options.budgets, 1.0)) {
+    if (traits.budget) setting.options.budget = budget;
+    for (const auto& layers : taken(traits.budget, options.layers, SelectorOptions().layers)) {
+      setting.options.layers = layers;
+      out.push_back(setting);
+    }
+  }
+}
+
 void add_settings(const SelectorTraits& traits, const SettingOptions& options, const Setting& coded,
                   std::vector<Setting>& out) {
   const SelectorOptions standard;
@@ -61,19 +82,15 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options, c
   for (const int levels : taken(traits.levels, options.levels, standard.levels)) {
     setting.options.levels = levels;
     for (const auto& rule : taken(traits.rule, options.rules, standard.rule)) {
+      const bool mass = rule == "mass";
+      if (mass && !traits.mass) continue;
       setting.options.rule = rule;
-      for (const auto& group : taken(traits.group, options.groups, standard.group)) {
+      for (const auto& group : taken(traits.group && !mass, options.groups, standard.group)) {
         setting.options.group = group;
         for (const auto& residual :
              taken(traits.residual && !options.residuals.empty(), options.residuals, usual)) {
           setting.options.residual = residual;
-          for (const double budget : taken(traits.budget, options.budgets, 1.0)) {
-            if (traits.budget) setting.options.budget = budget;
-            for (const auto& layers : taken(traits.budget, options.layers, standard.layers)) {
-              setting.options.layers = layers;
-              out.push_back(setting);
-            }
-          }
+          add_amounts(options, setting, out);
         }
       }
     }
@@ -172,7 +189,11 @@ std::string Setting::coding() const {
 
 std::string Setting::text() const {
   std::string out = options.selector + coding();
-  if (traits->budget) out += concat(", budget ", *options.budget);
+  if (options.mass) {
+    out += concat(", mass ", *options.mass);
+  } else if (traits->budget) {
+    out += concat(", budget ", *options.budget);
+  }
   if (traits->levels) out += concat(", levels ", options.levels);
   if (traits->rule) out += ", rule " + options.rule;
   if (traits->group) out += ", group " + options.group;

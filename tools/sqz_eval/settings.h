@@ -17,6 +17,7 @@ struct SelectorTraits {
   const char* served;  // the selector of libruntime that it is
   const char* index;   // kind of index: one is built of each view for every kind in use
   bool budget = true, levels = false, rule = false, group = false, residual = false;
+  bool mass = false;                 // ... the rule mass
   bool keys = false;                 // needs the calibration of single keys
   bool heavy = false;                // needs the order of heavy hitters
   bool rows = false, codes = false;  // takes rows of codes; chooses by key codes
@@ -58,6 +59,7 @@ QmodelFile roped_qmodel(QmodelFile qmodel);
 struct SettingOptions {
   std::vector<std::string> selectors = {"dense", "squeezed"};
   std::vector<double> budgets = {kDefaultBudget};
+  std::vector<double> masses = {0.9};  // of the rule mass
   std::vector<int> levels = {0};
   std::vector<std::string> rules = {"threshold"}, groups = {"mean"};
   std::vector<std::string> residuals;  // empty: estimate with key codes, else drop

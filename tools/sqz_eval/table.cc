@@ -22,8 +22,17 @@ JsonText estimate_json(const Estimate& estimate) {
 }
 
 Line header() {
-  return {"task",  "selector",  "levels", "rule",  "group",    "residual", "layers", "tokens",
-          "asked", "delivered", "keys",   "value", "to dense", "agree",    "n"};
+  return {"task",   "selector", "levels", "rule",      "group",  "residual",
+          "layers", "tokens",   "asked",  "delivered", "lowest", "highest",
+          "keys",   "mass",     "value",  "to dense",  "agree",  "n"};
+}
+
+// Asked / estimated / delivered, estimated error.
+std::string mass_text(const Reads& reads) {
+  const std::string delivered =
+      reads.delivered_mass > 0 ? fixed_text(reads.delivered_mass, 4) : kNone;
+  return concat(fixed_text(reads.asked_mass, 3), " / ", fixed_text(reads.estimated_mass, 4), " / ",
+                delivered, ", ", fixed_text(reads.estimated_error, 4));
 }
 
 Line line_of(const Row& row) {
@@ -46,7 +55,9 @@ Line line_of(const Row& row) {
   }
   out.insert(out.end(),
              {fixed_text(row.reads.asked_budget, 4), fixed_text(row.reads.delivered_budget(), 4),
-              fixed_text(row.reads.delivered_keep(), 4), estimate_text(row.value),
+              fixed_text(row.reads.lowest, 4), fixed_text(row.reads.highest, 4),
+              fixed_text(row.reads.delivered_keep(), 4),
+              row.reads.asked_mass > 0 ? mass_text(row.reads) : kNone, estimate_text(row.value),
               row.difference ? estimate_text(*row.difference) : kNone,
               row.agreement ? concat(row.agreement->both, "/", row.agreement->dense) : kNone,
               concat(row.trials)});
@@ -91,8 +102,17 @@ JsonMembers row_json(const Row& row) {
     out["agreement"] = {{"dense", row.agreement->dense}, {"both", row.agreement->both}};
   }
   if (row.context_error) out["context_error"] = estimate_json(*row.context_error);
-  out["budget"] = {{"asked", row.reads.asked_budget}, {"delivered", row.reads.delivered_budget()}};
+  out["budget"] = {{"asked", row.reads.asked_budget},
+                   {"delivered", row.reads.delivered_budget()},
+                   {"lowest", row.reads.lowest},
+                   {"highest", row.reads.highest}};
   out["keep"] = {{"asked", row.reads.asked_keep}, {"delivered", row.reads.delivered_keep()}};
+  if (row.reads.asked_mass > 0) {
+    out["mass"] = {{"asked", row.reads.asked_mass},
+                   {"estimated", row.reads.estimated_mass},
+                   {"delivered", row.reads.delivered_mass},
+                   {"error", row.reads.estimated_error}};
+  }
   out["dense_fallback"] = row.reads.dense_fallback;
   return out;
 }

@@ -216,8 +216,11 @@ SQZ_API const char* sqz_selector_name(sqz_selector selector);
 
 typedef enum sqz_rule {
   SQZ_RULE_THRESHOLD = 0, /* score >= T, one T for all layers and heads (the paper's) */
-  SQZ_RULE_BUDGET = 1     /* per (layer, KV head) the calibrated share, filled best first: holds
+  SQZ_RULE_BUDGET = 1,    /* per (layer, KV head) the calibrated share, filled best first: holds
                              the asked number of keys, to half a cluster a head */
+  SQZ_RULE_MASS = 2       /* top-p: per block and KV head, best first until the estimated share of
+                             the attention to the fixed context is `mass`. Needs no calibration.
+                             Selector squeezed, group mean, CPU only */
 } sqz_rule;               /* of squeezed and ideal; the others hold the budget by themselves */
 
 typedef enum sqz_group {
@@ -243,7 +246,8 @@ typedef struct sqz_session_options {
   int32_t group;    /* sqz_group */
   int32_t residual; /* sqz_residual */
   int32_t levels;   /* levels to use, finest last: 0 = all that the index has, 1 = flat lookup */
-  /* How much to read: exactly one of the next three, unless dense. All in (0, 1]; 0 = not given. */
+  /* How much to read: exactly one of the next three, or `mass`, unless dense. All in (0, 1]; 0 =
+   * not given. */
   double budget; /* fraction of a sparse layer's KV bytes, centroids or page bounds, value means (if
                     they are estimated), sink and tail included */
   double keep;   /* fraction of the clustered keys to keep: 1 - sparsity */
@@ -268,6 +272,7 @@ typedef struct sqz_session_options {
   int32_t reserved;
   int64_t first_kv_head, kv_heads; /* the range to serve; kv_heads 0 = all from the first on. On
                                       CUDA both 0, or the range that was uploaded */
+  double mass; /* share of the attention, in (0, 1], with SQZ_RULE_MASS and only then */
 } sqz_session_options;
 
 /* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates
@@ -380,6 +385,14 @@ typedef struct sqz_stats {
                           "decode" (each request reads its own keys), "batch" (keys that several
                           want are read once), "prefill-sm90", "prefill-sm80" (prompts), "" (no
                           call yet). A static string */
+  /* With SQZ_RULE_MASS, else 0: shares of the attention to the fixed context, means over queries
+     and query heads. Sink and tail are part of what is read. */
+  double asked_mass;
+  double estimated_mass;  /* of what is read, by the centroids or codes that chose it */
+  double delivered_mass;  /* the same by the logits of the keys that were read, and the others still
+                             by centroids or codes; 0 if the residual is dropped */
+  double estimated_error; /* of ||out - dense|| / ||dense||: 1 less the lower of the two. Errors
+                             that were measured are .2 to 1.1 times that (docs/results.md) */
 } sqz_stats;
 
 /* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a

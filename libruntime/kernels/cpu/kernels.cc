@@ -51,6 +51,8 @@ const CpuKernels& table(const char* name) {
                                     .add_rows = add_rows,
                                     .finish_mean = finish_mean,
                                     .page_bounds = page_bounds,
+                                    .pack_i16 = nullptr,
+                                    .dots_i16 = nullptr,
                                     .decode_codes = decode_codes,
                                     .nearest = nearest,
                                     .attend_causal = attend_causal};
@@ -69,12 +71,13 @@ HWY_AFTER_NAMESPACE();
 #include <array>
 
 #include "libruntime/kernels/cpu/dots_bf16.h"
+#include "libruntime/kernels/cpu/dots_i8.h"
 
 namespace sqz {
 namespace {
 
 struct Tables {
-  std::array<const CpuKernels*, 5> all{};
+  std::array<const CpuKernels*, 6> all{};
   size_t count = 0;
   void add(const CpuKernels& kernels) { all[count++] = &kernels; }
 };
@@ -105,8 +108,17 @@ Tables find_tables() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
   if (!avx512) return tables;
   tables.add(N_AVX3::table("avx512"));
-  static const CpuKernels kWithBf16 = [] {
+  static const CpuKernels kWithVnni = [] {
     CpuKernels kernels = N_AVX3::table("avx512");
+    kernels.name = "avx512_vnni";
+    kernels.pack_i16 = pack_i16;
+    kernels.dots_i16 = dots_i16;
+    return kernels;
+  }();
+  if (!has_avx512_vnni()) return tables;
+  tables.add(kWithVnni);
+  static const CpuKernels kWithBf16 = [] {
+    CpuKernels kernels = kWithVnni;
     kernels.name = "avx512_bf16";
     kernels.pack_bf16 = pack_bf16;
     kernels.dots_bf16 = dots_bf16;

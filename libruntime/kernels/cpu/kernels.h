@@ -53,7 +53,7 @@ struct Ahead {
 }
 
 struct CpuKernels {
-  const char* name;  // "baseline", "sse4", "avx2", "avx512", "avx512_bf16"
+  const char* name;  // "baseline", "sse4", "avx2", "avx512", "avx512_vnni", "avx512_bf16"
 
   // ---- stream: "packed" rows have the order of dimensions that suits the target and dtype.
   // out[r] = packed rows[r]; rows [r][dim] float32, `stride` floats apart; out [r][padded_dim].
@@ -122,6 +122,13 @@ struct CpuKernels {
                       int64_t ld);
 
   // ---- rows of codes (attention/coded_products.h).
+  // pack() and dots() with queries of 16 bits, in whole numbers. pack_i16(): out [padded_dim],
+  // times *scale; false if the row is not finite or too long: use pack(). dots_i16(): keys point to
+  // rows of codes of `bits`, scales [rows] are those of the queries; false if it does not take
+  // codes of this shape. Null where the processor has no such instruction.
+  bool (*pack_i16)(const float* row, int64_t dim, int16_t* out, float* scale);
+  bool (*dots_i16)(int bits, const int16_t* packed, const float* scales, int64_t rows,
+                   const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld);
   // decode_row() of `n` rows of codes of 1, 2 or 4 bits, one after the other: out [n][dim].
   void (*decode_codes)(int bits, const std::byte* codes, int64_t n, int64_t dim, int8_t* out);
 

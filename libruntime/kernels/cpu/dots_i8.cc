@@ -1,0 +1,200 @@
+#include "libruntime/kernels/cpu/dots_i8.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#pragma GCC diagnostic push
+#if !defined(__clang__)  // gcc 12 takes its own _mm512_undefined_ps() for a mistake
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "formats/coded_rows.h"
+#include "libruntime/kernels/cpu/kernels.h"
+
+#define SQZ_VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#define SQZ_VNNI_INLINE SQZ_VNNI inline __attribute__((always_inline))
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kNumbers = 32;  // dimensions of one vector
+constexpr int kAtOnce = 4;        // at once
+// A sum of products of 8 and 16 bits over more dimensions might not fit 32 bits.
+constexpr int64_t kMostNumbers = 512;
+
+// Numbers [32 c, 32 c + 32) of a row of 8 bits a number. Nothing beyond a row is touched: it may be
+// the end of a mapping.
+struct Rows8 {
+  int64_t dim;
+  SQZ_VNNI_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
+    const auto present =
+        static_cast<uint32_t>((uint64_t{1} << std::min(kNumbers, dim - c * kNumbers)) - 1);
+    return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(present, row + c * kNumbers));
+  }
+};
+
+// ... of 1 or 2 bits, where 32 numbers next to each other are the same bits of 32 bytes.
+struct Codes {
+  int bits;
+  int64_t bytes;   // of a row: a multiple of 32
+  __m256i levels;  // [16] twice
+  SQZ_VNNI_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
+    const int64_t first = c * kNumbers;
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + first % bytes));
+    const __m128i shift = _mm_cvtsi64_si128(first / bytes * bits);
+    const __m256i mask = _mm256_set1_epi8(static_cast<char>((1 << bits) - 1));
+    const __m256i codes = _mm256_and_si256(_mm256_srl_epi16(all, shift), mask);
+    return _mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, codes));
+  }
+};
+
+// ... of rows of 16 bytes, where they are two fields of bits of all of them.
+struct ShortCodes {
+  int bits;
+  __m256i levels;
+  SQZ_VNNI_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
+    const __m256i all =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row)));
+    const auto low = static_cast<int16_t>(2 * c * bits);
+    const __m256i shifts =
+        _mm256_setr_m128i(_mm_set1_epi16(low), _mm_set1_epi16(static_cast<int16_t>(low + bits)));
+    const __m256i mask = _mm256_set1_epi8(static_cast<char>((1 << bits) - 1));
+    const __m256i codes = _mm256_and_si256(_mm256_srlv_epi16(all, shifts), mask);
+    return _mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, codes));
+  }
+};
+
+SQZ_VNNI_INLINE __m512i add_even(__m512i a, __m512i b) {
+  return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+SQZ_VNNI_INLINE __m512i add_wide(__m512i a, __m512i b) {
+  return _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+// kRows rows x 4 keys (`n` of them real: the others repeat the last); kChunks = 0: not known.
+template <int kRows, int kChunks, class Stored>
+SQZ_VNNI_INLINE void dots4(const Stored& stored, const int16_t* packed, int64_t padded,
+                           const float* scales, const void* const* keys, int64_t n, float* out,
+                           int64_t ld) {
+  const int64_t chunks = kChunks > 0 ? kChunks : padded / kNumbers;
+  __m512i sum[kAtOnce][kRows];
+#pragma GCC unroll 4
+  for (int j = 0; j < kAtOnce; ++j) {
+    const auto* key = static_cast<const std::byte*>(keys[j < n ? j : n - 1]);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sum[j][r] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < chunks; ++c) {
+      const __m512i k = stored.chunk(key, c);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i q = _mm512_loadu_si512(packed + r * padded + c * kNumbers);
+        sum[j][r] = _mm512_dpwssd_epi32(sum[j][r], q, k);
+      }
+    }
+  }
+  const auto four = static_cast<__mmask8>(n >= kAtOnce ? 0xf : (1 << n) - 1);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    // Lane 4 i + j is a part of the product with key j.
+    const __m512i parts = add_wide(add_even(sum[0][r], sum[1][r]), add_even(sum[2][r], sum[3][r]));
+    const __m256i half =
+        _mm256_add_epi32(_mm512_castsi512_si256(parts), _mm512_extracti64x4_epi64(parts, 1));
+    const __m128i total =
+        _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    _mm_mask_storeu_ps(out + r * ld, four,
+                       _mm_mul_ps(_mm_cvtepi32_ps(total), _mm_set1_ps(scales[r])));
+  }
+}
+
+template <int kRows, int kChunks, class Stored>
+SQZ_VNNI void dots_rows(const Stored& stored, const int16_t* packed, int64_t padded,
+                        const float* scales, const void* const* keys, int64_t n, float* out,
+                        int64_t ld) {
+  for (int64_t j = 0; j < n; j += kAtOnce) {
+    dots4<kRows, kChunks>(stored, packed, padded, scales, keys + j, n - j, out + j, ld);
+  }
+}
+
+template <int kChunks, class Stored>
+SQZ_VNNI void dots_all(const Stored& stored, const int16_t* packed, int64_t padded,
+                       const float* scales, int64_t rows, const void* const* keys, int64_t n,
+                       float* out, int64_t ld) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    dots_rows<4, kChunks>(stored, packed + r * padded, padded, scales + r, keys, n, out + r * ld,
+                          ld);
+  }
+  for (; r < rows; ++r) {
+    dots_rows<1, kChunks>(stored, packed + r * padded, padded, scales + r, keys, n, out + r * ld,
+                          ld);
+  }
+}
+
+template <class Stored>
+SQZ_VNNI void dots_of(const Stored& stored, const int16_t* packed, int64_t dim, const float* scales,
+                      int64_t rows, const void* const* keys, int64_t n, float* out, int64_t ld) {
+  const int64_t padded = padded_dim(dim);
+  switch (dim) {
+    case 64:
+      return dots_all<2>(stored, packed, padded, scales, rows, keys, n, out, ld);
+    case 128:
+      return dots_all<4>(stored, packed, padded, scales, rows, keys, n, out, ld);
+    default:
+      return dots_all<0>(stored, packed, padded, scales, rows, keys, n, out, ld);
+  }
+}
+
+}  // namespace
+
+SQZ_VNNI bool pack_i16(const float* row, int64_t dim, int16_t* out, float* scale) {
+  if (dim > kMostNumbers) return false;
+  const auto load = [&](int64_t i) SQZ_VNNI {
+    const int64_t present = std::clamp<int64_t>(dim - i, 0, 16);
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << present) - 1), row + i);
+  };
+  __m512 most = _mm512_setzero_ps();
+  for (int64_t i = 0; i < dim; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(load(i)));
+  const float largest = _mm512_reduce_max_ps(most);
+  const __m512 inverse = _mm512_set1_ps(largest > 0 ? 32767 / largest : 0);
+  *scale = largest / 32767;
+  for (int64_t i = 0; i < padded_dim(dim); i += 16) {
+    const __m512i numbers = _mm512_cvtps_epi32(_mm512_mul_ps(load(i), inverse));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtsepi32_epi16(numbers));
+  }
+  return std::isfinite(largest) && std::isnormal(*scale);
+}
+
+SQZ_VNNI bool dots_i16(int bits, const int16_t* packed, const float* scales, int64_t rows,
+                       const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld) {
+  if (bits == 8) {
+    dots_of(Rows8{dim}, packed, dim, scales, rows, keys, n, out, ld);
+    return true;
+  }
+  const int64_t bytes = code_bytes(dim, bits);
+  if (bits > 2 || dim % kNumbers != 0 || (bytes != 16 && bytes % kNumbers != 0)) return false;
+  alignas(16) int8_t table[16] = {};
+  const auto levels = code_levels(bits);
+  std::memcpy(table, levels.data(), levels.size());
+  const __m256i both =
+      _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  if (bytes == 16) {
+    dots_of(ShortCodes{bits, both}, packed, dim, scales, rows, keys, n, out, ld);
+  } else {
+    dots_of(Codes{bits, bytes, both}, packed, dim, scales, rows, keys, n, out, ld);
+  }
+  return true;
+}
+
+bool has_avx512_vnni() {
+  return __builtin_cpu_supports("avx512vnni") != 0;
+}
+
+}  // namespace sqz
+#endif
