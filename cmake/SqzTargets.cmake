@@ -40,7 +40,7 @@ function(sqz_library name)
   cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
   add_library(${name} STATIC ${ARG_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PUBLIC ${ARG_LINK})
-  set_target_properties(${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 8)  # where CMAKE_UNITY_BUILD is on
+  set_target_properties(${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 12)  # with CMAKE_UNITY_BUILD
   sqz_configure_target(${name})
 endfunction()
 

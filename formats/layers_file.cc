@@ -12,8 +12,8 @@
 namespace sqz {
 namespace {
 
-constexpr int64_t kMaxCount = int64_t{UINT32_MAX};  // of texts, tokens, keys
-constexpr int64_t kMinLayers = 3;                   // one a group
+constexpr int64_t kMaxInProfile = int64_t{UINT32_MAX};  // of texts, tokens, keys
+constexpr int64_t kMinLayers = 3;                       // one a group
 constexpr int32_t kGroups = 3;
 
 struct Count {
@@ -28,7 +28,7 @@ constexpr Count kCounts[] = {{"texts", &LayersFile::texts},
 
 // Calls visit(name, element type, values) for each tensor, in file order.
 template <class File, class Visit>
-void each_tensor(File& file, Visit visit) {
+void each_of_layers(File& file, Visit visit) {
   visit("cosine", DType::kF64, file.cosine);
   visit("cosine_error", DType::kF64, file.cosine_error);
   visit("group", DType::kI32, file.group);
@@ -37,7 +37,7 @@ void each_tensor(File& file, Visit visit) {
 
 Result<std::vector<PlannedTensor>> plan(const LayersFile& file, const std::string& label) {
   std::vector<PlannedTensor> tensors;
-  each_tensor(file, [&](const char* name, DType dtype, const auto&) {
+  each_of_layers(file, [&](const char* name, DType dtype, const auto&) {
     tensors.push_back({name, dtype, {file.model.layers}});
   });
   tensors.push_back(header_hash_tensor());
@@ -55,13 +55,13 @@ std::map<std::string, std::string> to_strings(const LayersFile& file) {
   return out;
 }
 
-Result<LayersFile> from_strings(const std::map<std::string, std::string>& strings,
-                                const std::string& path) {
+Result<LayersFile> layers_from_strings(const std::map<std::string, std::string>& strings,
+                                       const std::string& path) {
   MetadataStrings in(strings, path);
   LayersFile out;
-  for (const Count& count : kCounts) out.*count.value = in.integer(count.name, 1, kMaxCount);
+  for (const Count& count : kCounts) out.*count.value = in.integer(count.name, 1, kMaxInProfile);
   out.allocation = in.string("allocation");
-  out.uniform_budget = in.integer("uniform_budget", 1, kMaxCount);
+  out.uniform_budget = in.integer("uniform_budget", 1, kMaxInProfile);
   out.p = in.number("p", 0, 1);
   if (in.has("measured")) out.measured = JsonText(in.json("measured").root());
   read_origin(in, out);
@@ -76,7 +76,7 @@ Status check_fields(const LayersFile& f, const Refuse& refuse) {
   }
   SQZ_RETURN_IF_ERROR(check_tokenizer_hash(refuse, f.tokenizer_hash));
   for (const Count& count : kCounts) {
-    SQZ_RETURN_IF_ERROR(check_range(refuse, count.name, f.*count.value, 1, kMaxCount));
+    SQZ_RETURN_IF_ERROR(check_range(refuse, count.name, f.*count.value, 1, kMaxInProfile));
   }
   // No overflow: each is below 2^32, unsigned.
   const auto most = static_cast<uint64_t>(f.windows) * static_cast<uint64_t>(f.window);
@@ -140,21 +140,21 @@ void check_contents(const LayersFile& f, Problems& problems) {
   }
 }
 
-struct Opened {
+struct OpenedLayers {
   LayersFile layers;
   VerifyReport report;
 };
 
-Result<Opened> open(const std::string& path, Env& env) {
+Result<OpenedLayers> open_layers(const std::string& path, Env& env) {
   SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
                        open_container(path, FileKind::kLayers, OpenMode::kMmap, env));
-  Opened out;
-  SQZ_ASSIGN_OR_RETURN(out.layers, from_strings(container.header.metadata, path));
+  OpenedLayers out;
+  SQZ_ASSIGN_OR_RETURN(out.layers, layers_from_strings(container.header.metadata, path));
   SQZ_RETURN_IF_ERROR(check_fields(out.layers, Refuse{path + ": __metadata__"}));
   auto tensors = plan(out.layers, path);
   if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
   SQZ_RETURN_IF_ERROR(match_tensors(container.header, *tensors, path));
-  each_tensor(out.layers, [&](const char* name, DType, auto& values) {
+  each_of_layers(out.layers, [&](const char* name, DType, auto& values) {
     const std::span<const std::byte> bytes = container.tensor(name);
     values.resize(static_cast<size_t>(out.layers.model.layers));
     std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -168,7 +168,7 @@ Status check_to_write(const LayersFile& f, const std::string& path) {
   const Refuse refuse{path, Code::kInvalidArgument};
   SQZ_RETURN_IF_ERROR(check_fields(f, refuse));
   Status sizes;
-  each_tensor(f, [&](const char* name, DType, const auto& values) {
+  each_of_layers(f, [&](const char* name, DType, const auto& values) {
     if (!sizes.ok() || std::cmp_equal(values.size(), f.model.layers)) return;
     sizes = refuse(name, concat(values.size(), " values"), concat(f.model.layers, ", one a layer"));
   });
@@ -186,20 +186,20 @@ Result<uint64_t> write_layers_file(Env& env, const std::string& path, bool repla
   SQZ_RETURN_IF_ERROR(check_to_write(layers, path));
   SQZ_ASSIGN_OR_RETURN(const auto tensors, plan(layers, path));
   TensorContents contents;
-  each_tensor(layers, [&](const char* name, DType, const auto& values) {
+  each_of_layers(layers, [&](const char* name, DType, const auto& values) {
     contents[name] = std::as_bytes(std::span(values));
   });
   return write_container(env, path, replace, to_strings(layers), tensors, contents);
 }
 
 Result<LayersFile> read_layers_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
+  SQZ_ASSIGN_OR_RETURN(OpenedLayers opened, open_layers(path, env));
   SQZ_RETURN_IF_ERROR(first_of(opened.report.problems, path, Code::kCorrupt));
   return std::move(opened.layers);
 }
 
 Result<VerifyReport> verify_layers_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
+  SQZ_ASSIGN_OR_RETURN(OpenedLayers opened, open_layers(path, env));
   return std::move(opened.report);
 }
 

@@ -11,14 +11,14 @@ namespace sqz {
 namespace {
 
 constexpr int64_t kMaxLayers = 1 << 16;
-constexpr int64_t kMaxHeads = 1 << 16;           // what a session takes grows with this,
-constexpr int64_t kMaxHeadDim = 4096;            // and with this, whatever the file's size
-constexpr int64_t kMaxWidth = 1 << 24;           // hidden size
-constexpr int64_t kMaxCount = int64_t{1} << 40;  // vocabulary, positions
+constexpr int64_t kMaxHeads = 1 << 16;               // what a session takes grows with this,
+constexpr int64_t kMaxHeadDim = 4096;                // and with this, whatever the file's size
+constexpr int64_t kMaxWidth = 1 << 24;               // hidden size
+constexpr int64_t kMaxPositions = int64_t{1} << 40;  // vocabulary, positions
 constexpr double kTiny = 1e-30, kHuge = 1e30;
 
-constexpr const char* kKinds[] = {"default", "linear", "llama3",
-                                  "yarn"};  // by RopeDescription::Kind
+constexpr const char* kRopeKinds[] = {"default", "linear", "llama3",
+                                      "yarn"};  // by RopeDescription::Kind
 
 // Calls visit(name, member, lowest, highest) for each field that has a range.
 template <class Rope, class Visit>
@@ -33,7 +33,7 @@ void each_number(Rope& rope, Visit visit) {
 }
 
 JsonText rope_to_json(const RopeDescription& rope) {
-  JsonMembers out = {{"kind", kKinds[static_cast<size_t>(rope.kind)]},
+  JsonMembers out = {{"kind", kRopeKinds[static_cast<size_t>(rope.kind)]},
                      {"original_max_positions", rope.original_max_positions},
                      {"truncate", rope.truncate}};
   each_number(rope, [&](const char* name, double value, double, double) { out[name] = value; });
@@ -43,16 +43,16 @@ JsonText rope_to_json(const RopeDescription& rope) {
 Result<RopeDescription> rope_from_json(const JsonValue& json, const std::string& label) {
   JsonFields fields(json, label);
   RopeDescription rope;
-  const auto known = std::find(std::begin(kKinds), std::end(kKinds), fields.text("kind"));
-  if (known == std::end(kKinds)) {
+  const auto known = std::find(std::begin(kRopeKinds), std::end(kRopeKinds), fields.text("kind"));
+  if (known == std::end(kRopeKinds)) {
     fields.complain("kind", "default, linear, llama3 or yarn");
   } else {
-    rope.kind = static_cast<RopeDescription::Kind>(known - std::begin(kKinds));
+    rope.kind = static_cast<RopeDescription::Kind>(known - std::begin(kRopeKinds));
   }
   each_number(rope, [&](const char* name, double& value, double low, double high) {
     value = fields.number(name, low, high);
   });
-  rope.original_max_positions = fields.integer("original_max_positions", 0, kMaxCount);
+  rope.original_max_positions = fields.integer("original_max_positions", 0, kMaxPositions);
   rope.truncate = fields.boolean("truncate");
   if (!fields.status().ok()) return fields.status();
   return rope;
@@ -107,8 +107,8 @@ Result<ModelDescription> model_from_json(const JsonValue& json, const std::strin
   model.head_dim = fields.integer("head_dim", 1, kMaxHeadDim);
   // 0: not known, as in a capture of an engine that does not say.
   model.hidden_size = fields.integer("hidden_size", 0, kMaxWidth);
-  model.vocab_size = fields.integer("vocab_size", 0, kMaxCount);
-  model.max_positions = fields.integer("max_positions", 0, kMaxCount);
+  model.vocab_size = fields.integer("vocab_size", 0, kMaxPositions);
+  model.max_positions = fields.integer("max_positions", 0, kMaxPositions);
   model.weights_hash = fields.text("weights_hash");
   model.attention_scale = fields.number("attention_scale", kTiny, kHuge);
   const JsonValue* rope = fields.value("rope");
@@ -121,10 +121,10 @@ Result<ModelDescription> model_from_json(const JsonValue& json, const std::strin
     return fields.status();
   }
   for (const JsonValue& tokens : window->items()) {
-    const auto value = tokens.integer(0, kMaxCount);
+    const auto value = tokens.integer(0, kMaxPositions);
     if (!value) {
       fields.complain_of("sliding_window", found_text(tokens),
-                         concat("an integer in [0, ", kMaxCount, "]"));
+                         concat("an integer in [0, ", kMaxPositions, "]"));
       return fields.status();
     }
     model.sliding_window.push_back(*value);

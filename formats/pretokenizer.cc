@@ -141,8 +141,6 @@ void replace_spaces(std::vector<Piece>& pieces, TextStore& store, const std::str
   }
 }
 
-using Parsed = Result<PreTokenizer>;
-
 PreTokenizer splits_by(const SplitRule& rule) {
   return [rule](std::vector<Piece>& pieces, TextStore&) { return split_pieces(pieces, rule); };
 }
@@ -157,7 +155,7 @@ Result<SplitBehavior> parse_behavior(const JsonObject& object) {
   return object.unsupported("behavior", quote_text(name));
 }
 
-Parsed parse_split(const JsonObject& object) {
+Result<PreTokenizer> parse_split(const JsonObject& object) {
   SplitRule rule;
   SQZ_ASSIGN_OR_RETURN(rule.pattern, parse_pattern(object));
   SQZ_ASSIGN_OR_RETURN(rule.behavior, parse_behavior(object));
@@ -165,7 +163,7 @@ Parsed parse_split(const JsonObject& object) {
   return splits_by(rule);
 }
 
-Parsed parse_byte_level(const JsonObject& object) {
+Result<PreTokenizer> parse_byte_level(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const bool add_prefix_space, object.boolean("add_prefix_space", true));
   SQZ_ASSIGN_OR_RETURN(const bool use_regex, object.boolean("use_regex", true));
   std::optional<SplitRule> rule;
@@ -173,12 +171,12 @@ Parsed parse_byte_level(const JsonObject& object) {
     rule.emplace();
     SQZ_ASSIGN_OR_RETURN(rule->pattern, Regex::compile(kGpt2Pattern, "GPT-2 pattern"));
   }
-  return Parsed([add_prefix_space, rule](std::vector<Piece>& pieces, TextStore& store) {
+  return PreTokenizer([add_prefix_space, rule](std::vector<Piece>& pieces, TextStore& store) {
     return split_byte_level(pieces, store, add_prefix_space, rule);
   });
 }
 
-Parsed parse_digits(const JsonObject& object) {
+Result<PreTokenizer> parse_digits(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const bool individual, object.boolean("individual_digits", false));
   SplitRule rule;
   rule.behavior = individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous;
@@ -186,7 +184,7 @@ Parsed parse_digits(const JsonObject& object) {
   return splits_by(rule);
 }
 
-Parsed parse_metaspace(const JsonObject& object) {
+Result<PreTokenizer> parse_metaspace(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string replacement, object.string("replacement"));
   if (replacement.empty() || utf8_length(replacement[0]) != replacement.size()) {
     return object.bad("replacement", quote_text(replacement), "one character");
@@ -202,13 +200,13 @@ Parsed parse_metaspace(const JsonObject& object) {
   SplitRule rule;
   rule.behavior = SplitBehavior::kMergedWithNext;
   SQZ_ASSIGN_OR_RETURN(rule.pattern, Regex::compile(escape_pattern(replacement), "Metaspace"));
-  return Parsed([=](std::vector<Piece>& pieces, TextStore& store) {
+  return PreTokenizer([=](std::vector<Piece>& pieces, TextStore& store) {
     replace_spaces(pieces, store, replacement, scheme);
     return split ? split_pieces(pieces, rule) : Status();
   });
 }
 
-Parsed parse_object(const JsonObject& object) {
+Result<PreTokenizer> pre_tokenizer_of(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string type, object.string("type"));
   if (type == "Split") return parse_split(object);
   if (type == "ByteLevel") return parse_byte_level(object);
@@ -217,8 +215,8 @@ Parsed parse_object(const JsonObject& object) {
   if (type != "Sequence") {
     return object.unsupported("type", concat("pre-tokenizer ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("pretokenizers", parse_object));
-  return Parsed([steps](std::vector<Piece>& pieces, TextStore& store) -> Status {
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("pretokenizers", pre_tokenizer_of));
+  return PreTokenizer([steps](std::vector<Piece>& pieces, TextStore& store) -> Status {
     for (const PreTokenizer& step : steps) SQZ_RETURN_IF_ERROR(step(pieces, store));
     return {};
   });
@@ -227,7 +225,7 @@ Parsed parse_object(const JsonObject& object) {
 }  // namespace
 
 Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& owner, std::string_view key) {
-  return owner.optional(key, parse_object);
+  return owner.optional(key, pre_tokenizer_of);
 }
 
 }  // namespace sqz

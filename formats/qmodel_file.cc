@@ -15,8 +15,8 @@
 namespace sqz {
 namespace {
 
-constexpr int64_t kMaxCount = int64_t{UINT32_MAX};
-constexpr int64_t kMaxWidth = int64_t{1} << 20;  // of buckets and hidden units
+constexpr int64_t kMaxKeys = int64_t{UINT32_MAX};
+constexpr int64_t kMaxUnits = int64_t{1} << 20;  // of buckets and hidden units
 constexpr double kUnitTolerance = 1e-3;  // of a centroid's length: float32 rounding, no more
 
 struct Field {
@@ -104,7 +104,7 @@ Result<std::vector<int64_t>> parse_dense(const JsonValue& json, const std::strin
   if (!json.is_array()) return unexpected(json, label, "an array");
   std::vector<int64_t> out;
   for (const JsonValue& layer : json.items()) {
-    const auto number = layer.integer(0, kMaxCount);
+    const auto number = layer.integer(0, kMaxKeys);
     if (!number) return unexpected(layer, label, "the number of a layer");
     out.push_back(*number);
   }
@@ -129,13 +129,13 @@ Result<std::vector<QmodelRecall>> parse_recall(const JsonValue& json, const std:
   return out;
 }
 
-Result<QmodelFile> from_strings(const std::map<std::string, std::string>& strings,
-                                const std::string& path) {
+Result<QmodelFile> qmodel_from_strings(const std::map<std::string, std::string>& strings,
+                                       const std::string& path) {
   MetadataStrings in(strings, path);
   QmodelFile out;
-  out.buckets = in.integer("buckets", 2, kMaxWidth);
-  out.hidden = in.integer("hidden", 1, kMaxWidth);
-  out.recent = in.integer("recent", 0, kMaxCount);
+  out.buckets = in.integer("buckets", 2, kMaxUnits);
+  out.hidden = in.integer("hidden", 1, kMaxUnits);
+  out.recent = in.integer("recent", 0, kMaxKeys);
   check_logits(in, "train the query classifier again");
   const std::string dtype = in.string("dtype");
   const auto known = dtype_from_name(dtype);
@@ -159,9 +159,9 @@ Result<QmodelFile> from_strings(const std::map<std::string, std::string>& string
 // Ranges, and that the fields fit each other.
 Status check_fields(const QmodelFile& f, const Refuse& refuse) {
   SQZ_RETURN_IF_ERROR(check_tokenizer_hash(refuse, f.tokenizer_hash));
-  SQZ_RETURN_IF_ERROR(check_range(refuse, "buckets", f.buckets, 2, kMaxWidth));
-  SQZ_RETURN_IF_ERROR(check_range(refuse, "hidden", f.hidden, 1, kMaxWidth));
-  SQZ_RETURN_IF_ERROR(check_range(refuse, "recent", f.recent, 0, kMaxCount));
+  SQZ_RETURN_IF_ERROR(check_range(refuse, "buckets", f.buckets, 2, kMaxUnits));
+  SQZ_RETURN_IF_ERROR(check_range(refuse, "hidden", f.hidden, 1, kMaxUnits));
+  SQZ_RETURN_IF_ERROR(check_range(refuse, "recent", f.recent, 0, kMaxKeys));
   if (f.dtype != DType::kF32 && f.dtype != DType::kBF16) {
     return refuse("dtype", dtype_name(f.dtype), "F32 or BF16");
   }
@@ -234,17 +234,17 @@ void load(std::span<const std::byte> bytes, DType dtype, std::vector<float>& out
   std::transform(stored, stored + out.size(), out.begin(), [](BFloat16 x) { return to_float(x); });
 }
 
-struct Opened {
+struct OpenedQmodel {
   QmodelFile qmodel;
   VerifyReport report;
 };
 
-Result<Opened> open(const std::string& path, Env& env) {
+Result<OpenedQmodel> open_qmodel(const std::string& path, Env& env) {
   SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
                        open_container(path, FileKind::kQmodel, OpenMode::kMmap, env));
-  Opened out;
+  OpenedQmodel out;
   QmodelFile& f = out.qmodel;
-  SQZ_ASSIGN_OR_RETURN(f, from_strings(container.header.metadata, path));
+  SQZ_ASSIGN_OR_RETURN(f, qmodel_from_strings(container.header.metadata, path));
   SQZ_RETURN_IF_ERROR(check_fields(f, Refuse{path + ": __metadata__"}));
   auto tensors = plan(f, path);
   if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
@@ -303,13 +303,13 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
 }
 
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
+  SQZ_ASSIGN_OR_RETURN(OpenedQmodel opened, open_qmodel(path, env));
   SQZ_RETURN_IF_ERROR(first_of(opened.report.problems, path, Code::kCorrupt));
   return std::move(opened.qmodel);
 }
 
 Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(Opened opened, open(path, env));
+  SQZ_ASSIGN_OR_RETURN(OpenedQmodel opened, open_qmodel(path, env));
   return std::move(opened.report);
 }
 

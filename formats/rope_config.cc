@@ -8,7 +8,7 @@ namespace {
 using Kind = RopeDescription::Kind;
 
 constexpr double kMaxFactor = 1e6;
-constexpr int64_t kMaxPositions = int64_t{1} << 40;
+constexpr int64_t kMaxOriginal = int64_t{1} << 40;
 constexpr std::string_view kTypes = "\"default\", \"linear\", \"llama3\" or \"yarn\"";
 
 // YaRN's temperature for a context stretched by `scale` (paper section 3.4).
@@ -30,7 +30,7 @@ Kind kind_of(JsonFields& rope) {
 // order in which transformers looks.
 int64_t original_positions(JsonFields& config, JsonFields& rope, int64_t max_positions) {
   constexpr std::string_view kField = "original_max_position_embeddings";
-  return (config.has(kField) ? config : rope).integer(kField, 1, kMaxPositions, max_positions);
+  return (config.has(kField) ? config : rope).integer(kField, 1, kMaxOriginal, max_positions);
 }
 
 void read_llama3(JsonFields& rope, RopeDescription& out) {

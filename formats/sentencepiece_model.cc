@@ -12,7 +12,7 @@ namespace {
 using Field = ProtobufField;
 
 constexpr char kExpected[] = "a SentencePiece model";
-constexpr size_t kLargestFile = size_t{64} << 20;  // the largest that is known has 5 MB
+constexpr size_t kLargestModel = size_t{64} << 20;  // the largest that is known has 5 MB
 // Every way to cut a piece in two is tried: quadratic in its length.
 constexpr size_t kLongestPiece = 1024;
 constexpr char kRemedy[] = "a tokenizer.json of the same tokenizer would work";
@@ -24,9 +24,9 @@ class ModelParser {
   Result<SentencePieceModel> parse(std::string_view bytes) {
     // An empty message is a legal protobuf.
     if (bytes.empty()) return corrupt("content", "an empty file", kExpected);
-    if (bytes.size() > kLargestFile) {
-      return unsupported("content",
-                         concat(bytes.size(), " bytes, of which ", kLargestFile, " are supported"));
+    if (bytes.size() > kLargestModel) {
+      return unsupported(
+          "content", concat(bytes.size(), " bytes, of which ", kLargestModel, " are supported"));
     }
     SQZ_RETURN_IF_ERROR(each_field(bytes, [&](const Field& field) { return read_model(field); }));
     // The format calls both optional, but every model has them, and a file that was cut off has

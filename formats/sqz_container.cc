@@ -15,12 +15,12 @@ struct Kind {
   const char* name;
   const char* words;
 };
-constexpr Kind kKinds[] = {{"index", "an index"},
-                           {"layers", "a layer profile"},
-                           {"qmodel", "a query classifier"},
-                           {"qmodel-checkpoint", "a checkpoint of a query classifier"}};
+constexpr Kind kFileKinds[] = {{"index", "an index"},
+                               {"layers", "a layer profile"},
+                               {"qmodel", "a query classifier"},
+                               {"qmodel-checkpoint", "a checkpoint of a query classifier"}};
 const Kind& kind_of(FileKind kind) {
-  return kKinds[static_cast<size_t>(kind)];
+  return kFileKinds[static_cast<size_t>(kind)];
 }
 
 Result<std::shared_ptr<std::byte>> read_all(const ReadFile& file) {

@@ -9,22 +9,23 @@
 #include "formats/sqz_resume.h"
 
 namespace sqz {
-namespace {
 
-// Room in the header for the one text that is not known at create(): the calibration's parameters.
-constexpr size_t kCalibrationRoom = 2048;
-
-struct Layout {
+struct FileLayout {
   std::vector<PlannedTensor> tensors;
   std::map<std::string, std::string> metadata;  // with checksums of zeros, without calibration
   uint64_t data_offset = 0;
   uint64_t bytes = 0;  // of the file
 };
 
-Result<Layout> lay_out(const IndexMetadata& metadata, const std::vector<LayerShape>& shapes,
-                       const std::string& path) {
+namespace {
+
+// Room in the header for the one text that is not known at create(): the calibration's parameters.
+constexpr size_t kCalibrationRoom = 2048;
+
+Result<FileLayout> lay_out(const IndexMetadata& metadata, const std::vector<LayerShape>& shapes,
+                           const std::string& path) {
   SQZ_RETURN_IF_ERROR(check_metadata(metadata, path, Code::kInvalidArgument));
-  Layout layout;
+  FileLayout layout;
   SQZ_ASSIGN_OR_RETURN(layout.tensors, plan_tensors(metadata, shapes, path));
   SQZ_ASSIGN_OR_RETURN(layout.tensors, place_tensors(std::move(layout.tensors)));
   layout.metadata = metadata_to_strings(metadata);
@@ -73,7 +74,7 @@ std::map<std::string, std::span<const std::byte>> contents_of(const LayerData& d
 struct SqzWriter::State {
   std::string path;
   IndexMetadata metadata;
-  Layout layout;
+  FileLayout layout;
   AtomicFile file;
   std::vector<uint64_t> hashes;        // of layout.tensors
   std::vector<bool> written;           // layers
@@ -137,7 +138,7 @@ Result<uint64_t> SqzWriter::planned_bytes(const IndexMetadata& metadata,
   IndexMetadata named = metadata;
   if (named.producer.empty()) named.producer = producer_name();
   if (named.tokens_hash.empty()) named.tokens_hash = hex(uint64_t{0});
-  SQZ_ASSIGN_OR_RETURN(const Layout layout, lay_out(named, shapes, "index"));
+  SQZ_ASSIGN_OR_RETURN(const FileLayout layout, lay_out(named, shapes, "index"));
   return layout.bytes;
 }
 
@@ -146,7 +147,7 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
                                                      std::vector<LayerShape> shapes,
                                                      const JsonMembers* resume) {
   if (metadata.producer.empty()) metadata.producer = producer_name();
-  SQZ_ASSIGN_OR_RETURN(Layout layout, lay_out(metadata, shapes, path));
+  SQZ_ASSIGN_OR_RETURN(FileLayout layout, lay_out(metadata, shapes, path));
   const size_t tensors = layout.tensors.size(), layers = metadata.layers.size();
   JsonMembers settings;
   if (resume != nullptr) {

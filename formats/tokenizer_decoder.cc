@@ -8,7 +8,6 @@ namespace sqz {
 namespace {
 
 using Tokens = std::vector<std::string>;
-using Parsed = Result<Decoder>;
 
 Status decode_byte_level(Tokens& tokens) {
   std::string bytes;
@@ -84,23 +83,23 @@ std::string replace_character(std::string_view token, std::string_view replaceme
   return out;
 }
 
-Parsed parse_strip(const JsonObject& object) {
+Result<Decoder> strip_decoder(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string content, object.string("content"));
   if (content.empty()) return object.bad("content", "an empty string", "one character");
   SQZ_ASSIGN_OR_RETURN(const int32_t start, object.token_id("start"));
   SQZ_ASSIGN_OR_RETURN(const int32_t stop, object.token_id("stop"));
-  return Parsed([=](Tokens& tokens) -> Status {
+  return Decoder([=](Tokens& tokens) -> Status {
     for (std::string& token : tokens) token = std::string(strip(token, content, start, stop));
     return {};
   });
 }
 
-Parsed parse_metaspace(const JsonObject& object) {
+Result<Decoder> metaspace_decoder(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string replacement, object.string("replacement"));
   SQZ_ASSIGN_OR_RETURN(const bool add_prefix_space, object.boolean("add_prefix_space", true));
   SQZ_ASSIGN_OR_RETURN(const std::string scheme,
                        object.string_or("prepend_scheme", add_prefix_space ? "always" : "never"));
-  return Parsed([replacement, drop_first = scheme != "never"](Tokens& tokens) -> Status {
+  return Decoder([replacement, drop_first = scheme != "never"](Tokens& tokens) -> Status {
     for (size_t i = 0; i < tokens.size(); ++i) {
       tokens[i] = replace_character(tokens[i], replacement, i == 0 && drop_first ? "" : " ");
     }
@@ -108,10 +107,10 @@ Parsed parse_metaspace(const JsonObject& object) {
   });
 }
 
-Parsed parse_replace(const JsonObject& object) {
+Result<Decoder> replace_decoder(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const Regex pattern, parse_pattern(object));
   SQZ_ASSIGN_OR_RETURN(const std::string content, object.string("content"));
-  return Parsed([pattern, content](Tokens& tokens) -> Status {
+  return Decoder([pattern, content](Tokens& tokens) -> Status {
     RegexMatcher matcher(pattern);
     for (std::string& token : tokens) {
       SQZ_RETURN_IF_ERROR(replace_matches(matcher, content, token));
@@ -120,17 +119,17 @@ Parsed parse_replace(const JsonObject& object) {
   });
 }
 
-Parsed parse_object(const JsonObject& object) {
+Result<Decoder> decoder_of(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string type, object.string("type"));
-  if (type == "ByteLevel") return Parsed(decode_byte_level);
-  if (type == "ByteFallback") return Parsed(decode_bytes);
-  if (type == "Fuse") return Parsed(fuse);
-  if (type == "Replace") return parse_replace(object);
-  if (type == "Strip") return parse_strip(object);
-  if (type == "Metaspace") return parse_metaspace(object);
+  if (type == "ByteLevel") return Decoder(decode_byte_level);
+  if (type == "ByteFallback") return Decoder(decode_bytes);
+  if (type == "Fuse") return Decoder(fuse);
+  if (type == "Replace") return replace_decoder(object);
+  if (type == "Strip") return strip_decoder(object);
+  if (type == "Metaspace") return metaspace_decoder(object);
   if (type != "Sequence") return object.unsupported("type", concat("decoder ", quote_text(type)));
-  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("decoders", parse_object));
-  return Parsed([steps](Tokens& tokens) -> Status {
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("decoders", decoder_of));
+  return Decoder([steps](Tokens& tokens) -> Status {
     for (const Decoder& step : steps) SQZ_RETURN_IF_ERROR(step(tokens));
     return {};
   });
@@ -139,7 +138,7 @@ Parsed parse_object(const JsonObject& object) {
 }  // namespace
 
 Result<Decoder> parse_decoder(const JsonObject& owner, std::string_view key) {
-  return owner.optional(key, parse_object);
+  return owner.optional(key, decoder_of);
 }
 
 }  // namespace sqz

@@ -9,6 +9,10 @@
 
 namespace sqz {
 
+// Bytes of a text that is encoded, at most. Symbols of one word are counted with 32 bits, and
+// byte-level text is at most twice as long.
+constexpr size_t kLongestText = size_t{1} << 30;
+
 // tokenizer.json: normalise, split, byte pair encoding, special tokens; and back.
 Result<std::unique_ptr<Tokenizer>> load_json_tokenizer(std::string_view bytes,
                                                        const std::string& path);

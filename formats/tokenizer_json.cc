@@ -13,9 +13,6 @@
 namespace sqz {
 namespace {
 
-// Symbols of one word are counted with 32 bits, and byte-level text is at most twice as long.
-constexpr size_t kLongestText = size_t{1} << 30;
-
 struct TokenText {
   std::string text;
   bool special = false;

@@ -3,38 +3,36 @@
 namespace sqz {
 namespace {
 
-using Parsed = Result<Normalizer>;
-
 Normalizer unicode(UnicodeForm form) {
   return [form](std::string text) { return unicode_normalize(std::move(text), form); };
 }
 
-Parsed parse_replace(const JsonObject& object) {
+Result<Normalizer> replace_normalizer(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const Regex pattern, parse_pattern(object));
   SQZ_ASSIGN_OR_RETURN(const std::string content, object.string("content"));
-  return Parsed([pattern, content](std::string text) -> Result<std::string> {
+  return Normalizer([pattern, content](std::string text) -> Result<std::string> {
     RegexMatcher matcher(pattern);
     SQZ_RETURN_IF_ERROR(replace_matches(matcher, content, text));
     return text;
   });
 }
 
-Parsed parse_object(const JsonObject& object) {
+Result<Normalizer> normalizer_of(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string type, object.string("type"));
   if (type == "NFC") return unicode(UnicodeForm::kNfc);
   if (type == "NFD") return unicode(UnicodeForm::kNfd);
   if (type == "NFKC") return unicode(UnicodeForm::kNfkc);
   if (type == "NFKD") return unicode(UnicodeForm::kNfkd);
-  if (type == "Replace") return parse_replace(object);
+  if (type == "Replace") return replace_normalizer(object);
   if (type == "Prepend") {
     SQZ_ASSIGN_OR_RETURN(const std::string prefix, object.string("prepend"));
-    return Parsed([prefix](std::string text) { return text.empty() ? text : prefix + text; });
+    return Normalizer([prefix](std::string text) { return text.empty() ? text : prefix + text; });
   }
   if (type != "Sequence") {
     return object.unsupported("type", concat("normalizer ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("normalizers", parse_object));
-  return Parsed([steps](std::string text) -> Result<std::string> {
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("normalizers", normalizer_of));
+  return Normalizer([steps](std::string text) -> Result<std::string> {
     for (const Normalizer& step : steps) {
       SQZ_ASSIGN_OR_RETURN(text, step(std::move(text)));
     }
@@ -45,7 +43,7 @@ Parsed parse_object(const JsonObject& object) {
 }  // namespace
 
 Result<Normalizer> parse_normalizer(const JsonObject& owner, std::string_view key) {
-  return owner.optional(key, parse_object);
+  return owner.optional(key, normalizer_of);
 }
 
 Result<Regex> parse_pattern(const JsonObject& owner) {

@@ -17,7 +17,6 @@ namespace {
 using Type = SentencePiece::Type;
 
 constexpr std::string_view kSpace = "\u2581";
-constexpr size_t kLongestText = size_t{1} << 30;
 
 // The bytes of byte pieces as text; each byte of what is not UTF-8 becomes U+FFFD.
 std::string text_of_bytes(std::string_view bytes) {

@@ -13,6 +13,7 @@
 
 #include "formats/base/hash.h"
 #include "formats/sqz_writer.h"
+#include "tests/common/tiny_model.h"
 
 namespace sqz::testing {
 
@@ -112,16 +113,7 @@ inline void append_bounds(std::vector<std::byte>& out, bool greatest, const uint
 
 inline IndexMetadata metadata(const TinyIndexOptions& o) {
   IndexMetadata m;
-  m.model.architecture = "LlamaForCausalLM";
-  m.model.layers = o.layers;
-  m.model.query_heads = o.query_heads;
-  m.model.kv_heads = o.kv_heads;
-  m.model.head_dim = o.head_dim;
-  m.model.hidden_size = o.query_heads * o.head_dim;
-  m.model.vocab_size = 100;
-  m.model.max_positions = 4096;
-  m.model.weights_hash = "0123456789abcdef";
-  m.model.attention_scale = 1.0 / std::sqrt(static_cast<double>(o.head_dim));
+  m.model = tiny_model(o.layers, o.query_heads, o.kv_heads, o.head_dim);
   m.tokenizer_hash = "00000000000000aa";
   m.tokens_hash = "00000000000000bb";
   m.tokens = o.tokens;
@@ -151,7 +143,7 @@ inline IndexMetadata metadata(const TinyIndexOptions& o) {
       policy.window = window->second;
     }
     policy.dense = policy.window > 0 || o.dense_layers.contains(l);
-    m.model.sliding_window.push_back(policy.window);
+    m.model.sliding_window[static_cast<size_t>(l)] = policy.window;
     m.layers.push_back(policy);
     if (!policy.dense && o.page_size == 0) m.levels = static_cast<int>(o.clusters.size());
   }

@@ -3,19 +3,13 @@
 
 #include "formats/base/hash.h"
 #include "formats/layers_file.h"
+#include "tests/common/tiny_model.h"
 
 namespace sqz::testing {
 
 inline LayersFile four_layers() {
   LayersFile f;
-  f.model.architecture = "LlamaForCausalLM";
-  f.model.layers = 4;
-  f.model.query_heads = 4;
-  f.model.kv_heads = 2;
-  f.model.head_dim = 8;
-  f.model.sliding_window = {0, 0, 0, 0};
-  f.model.weights_hash = hex(uint64_t{1});
-  f.model.attention_scale = 0.25;
+  f.model = tiny_model(4, 4, 2, 8);
   f.tokenizer_hash = hex(uint64_t{2});
   f.texts = 2;
   f.windows = 3;

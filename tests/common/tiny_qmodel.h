@@ -6,6 +6,7 @@
 
 #include "formats/base/hash.h"
 #include "formats/qmodel_file.h"
+#include "tests/common/tiny_model.h"
 
 namespace sqz::testing {
 
@@ -18,14 +19,7 @@ struct TinyQmodelOptions {
 
 inline QmodelFile tiny_qmodel(const TinyQmodelOptions& o = {}) {
   QmodelFile f;
-  f.model.architecture = "LlamaForCausalLM";
-  f.model.layers = o.layers;
-  f.model.query_heads = o.query_heads;
-  f.model.kv_heads = o.kv_heads;
-  f.model.head_dim = o.head_dim;
-  f.model.sliding_window.assign(static_cast<size_t>(o.layers), 0);
-  f.model.weights_hash = hex(uint64_t{1});
-  f.model.attention_scale = 1 / std::sqrt(static_cast<double>(o.head_dim));
+  f.model = tiny_model(o.layers, o.query_heads, o.kv_heads, o.head_dim);
   f.tokenizer_hash = hex(uint64_t{2});
   f.buckets = o.buckets;
   f.hidden = o.hidden;

@@ -12,6 +12,7 @@
 
 #include "formats/base/dtype.h"
 #include "tests/common/json.h"
+#include "tests/common/tiny_model.h"
 
 namespace sqz {
 namespace {
@@ -21,25 +22,15 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kTokens = 12, kQueries = 3;
 
-ModelDescription tiny_model() {
-  ModelDescription model;
-  model.architecture = "LlamaForCausalLM";
-  model.layers = 2;
-  model.query_heads = 4;
-  model.kv_heads = 2;
-  model.head_dim = 8;
-  model.hidden_size = 32;
+ModelDescription model_of_100_words() {
+  ModelDescription model = testing::tiny_model(2, 4, 2, 8);
   model.vocab_size = 100;
-  model.max_positions = 64;
-  model.sliding_window = {0, 0};
-  model.weights_hash = "0123456789abcdef";
-  model.attention_scale = 1 / std::sqrt(8.0);
   return model;
 }
 
 CaptureInfo tiny_info() {
   CaptureInfo info;
-  info.model = tiny_model();
+  info.model = model_of_100_words();
   info.tokenizer_hash = "fedcba9876543210";
   for (int32_t i = 0; i < kTokens; ++i) info.tokens.push_back(i * 7 % 100);
   info.query_positions = {9, 10, 11};
@@ -53,7 +44,7 @@ std::vector<float> ramp(int64_t count, float start) {
 }
 
 CapturedLayer tiny_layer(int64_t layer) {
-  const ModelDescription model = tiny_model();
+  const ModelDescription model = model_of_100_words();
   const auto start = static_cast<float>(layer);
   CapturedLayer out;
   out.keys = ramp(model.kv_heads * kTokens * model.head_dim, start);
@@ -144,7 +135,7 @@ TEST_F(CaptureTest, ReadsWhatItWrote) {
   const auto reader = CaptureReader::open(path_);
   ASSERT_TRUE(reader.ok()) << reader.status().message();
   const CaptureInfo& info = (*reader)->info();
-  EXPECT_EQ(info.model, tiny_model());
+  EXPECT_EQ(info.model, model_of_100_words());
   EXPECT_EQ(info.tokens, tiny_info().tokens);
   EXPECT_EQ(info.tokenizer_hash, tiny_info().tokenizer_hash);
   EXPECT_EQ(info.query_positions, tiny_info().query_positions);
@@ -260,7 +251,7 @@ TEST_F(CaptureTest, RefusesMissingParts) {
 TEST_F(CaptureTest, RefusesABadModelDescription) {
   expect_refused_after([](hid_t file) { put_text(file, "model", "{ not json"); }, Code::kCorrupt,
                        {"attribute model", "not valid JSON"});
-  Json model = json_of(to_json(tiny_model()));
+  Json model = json_of(to_json(model_of_100_words()));
   model["layers"] = 3;
   model["sliding_window"] = {0, 0, 0};
   expect_refused_after([&](hid_t file) { put_text(file, "model", model.dump()); }, Code::kCorrupt,

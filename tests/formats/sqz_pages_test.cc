@@ -88,7 +88,8 @@ struct Case {
   std::vector<std::string> says;
 };
 
-Case meta(const char* name, const char* key, const char* value, std::vector<std::string> says) {
+Case pages_meta(const char* name, const char* key, const char* value,
+                std::vector<std::string> says) {
   return {name, [=](RawIndex& index) { index.metadata[key] = value; }, std::move(says)};
 }
 
@@ -107,22 +108,23 @@ std::vector<Case> refused_at_open() {
       {"NoPageSize",
        [](RawIndex& index) { index.metadata.erase("page_size"); },
        {"page_size: found nothing"}},
-      meta("PageSizeZero", "page_size", "0", {"page_size: found 0"}),
-      meta("PageSizeNegative", "page_size", "-16", {"page_size: found -16"}),
-      meta("PageSizeHuge", "page_size", "1048577", {"page_size: found 1048577"}),
-      meta("PageSizeFraction", "page_size", "16.0", {"page_size: found 16.0", "an integer"}),
-      meta("PageSizeText", "page_size", "many", {"page_size", "not valid JSON"}),
-      meta("OtherPageSize", "page_size", "8",
-           {"layers.0.pages.min", "BF16[2, 4, 8]", "BF16[2, 7, 8]"}),
-      meta("Levels", "levels", "1", {"levels: found 1, expected 0: the partition is pages"}),
-      meta("ValueMeans", "value_means", "true", {"value_means: found true"}),
-      meta("SaidToBeClusters", "partition", "kmeans", {"levels: found 0"}),
-      meta("UnknownPartition", "partition", "tiles",
-           {"partition: found \"tiles\", expected \"kmeans\", \"pages\", \"pruned\" or "
-            "\"buckets\""}),
-      meta("KeyCalibrationDenied", "key_calibration", "false", {"calibration.keys.thresholds"}),
-      meta("KeyCalibrationNotBoolean", "key_calibration", "yes",
-           {"key_calibration: found \"yes\""}),
+      pages_meta("PageSizeZero", "page_size", "0", {"page_size: found 0"}),
+      pages_meta("PageSizeNegative", "page_size", "-16", {"page_size: found -16"}),
+      pages_meta("PageSizeHuge", "page_size", "1048577", {"page_size: found 1048577"}),
+      pages_meta("PageSizeFraction", "page_size", "16.0", {"page_size: found 16.0", "an integer"}),
+      pages_meta("PageSizeText", "page_size", "many", {"page_size", "not valid JSON"}),
+      pages_meta("OtherPageSize", "page_size", "8",
+                 {"layers.0.pages.min", "BF16[2, 4, 8]", "BF16[2, 7, 8]"}),
+      pages_meta("Levels", "levels", "1", {"levels: found 1, expected 0: the partition is pages"}),
+      pages_meta("ValueMeans", "value_means", "true", {"value_means: found true"}),
+      pages_meta("SaidToBeClusters", "partition", "kmeans", {"levels: found 0"}),
+      pages_meta("UnknownPartition", "partition", "tiles",
+                 {"partition: found \"tiles\", expected \"kmeans\", \"pages\", \"pruned\" or "
+                  "\"buckets\""}),
+      pages_meta("KeyCalibrationDenied", "key_calibration", "false",
+                 {"calibration.keys.thresholds"}),
+      pages_meta("KeyCalibrationNotBoolean", "key_calibration", "yes",
+                 {"key_calibration: found \"yes\""}),
       {"MinMissing",
        [](RawIndex& index) {
          index.tensors.erase(index.tensors.begin() +
@@ -179,8 +181,9 @@ TEST_P(SqzPagesMalformed, IsRefusedAtOpenByName) {
   for (const std::string& part : GetParam().says) EXPECT_THAT(message, HasSubstr(part));
 }
 
-const auto kName = [](const auto& test) { return test.param.name; };
-INSTANTIATE_TEST_SUITE_P(Pages, SqzPagesMalformed, ::testing::ValuesIn(refused_at_open()), kName);
+const auto kPagesName = [](const auto& test) { return test.param.name; };
+INSTANTIATE_TEST_SUITE_P(Pages, SqzPagesMalformed, ::testing::ValuesIn(refused_at_open()),
+                         kPagesName);
 
 uint16_t bits(float x) {
   return to_bfloat16(x).bits;
@@ -245,7 +248,8 @@ TEST_P(SqzPagesDamaged, IsFoundByVerify) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Pages, SqzPagesDamaged, ::testing::ValuesIn(found_by_verify()), kName);
+INSTANTIATE_TEST_SUITE_P(Pages, SqzPagesDamaged, ::testing::ValuesIn(found_by_verify()),
+                         kPagesName);
 
 TEST(SqzPages, WithoutKeysTheBoundsAreCheckedAgainstEachOther) {
   testing::TemporaryDirectory dir;

@@ -188,7 +188,7 @@ TEST(SentencePieceDecode, SurfacesOfPieces) {
   EXPECT_EQ(Model(file).text({0, 0}), "??");
 }
 
-struct Malformed {
+struct MalformedModel {
   const char* name;
   std::function<std::string()> make;
   Code code;
@@ -217,7 +217,7 @@ std::string with_trainer(uint32_t field, uint64_t value) {
   return with([&](ModelFile& file) { file.trainer.varint(field, value); });
 }
 
-const Malformed kMalformed[] = {
+const MalformedModel kMalformedModels[] = {
     {"no_pieces", [] { return ProtobufWriter().bytes(2, "").bytes(3, "").str(); }, Code::kCorrupt,
      "content: found no vocabulary"},
     {"no_trainer", [] { return letters().pieces.str() + ProtobufWriter().bytes(3, "").str(); },
@@ -314,11 +314,11 @@ const Malformed kMalformed[] = {
      "no zero byte"},
 };
 
-void PrintTo(const Malformed& malformed, std::ostream* out) {
+void PrintTo(const MalformedModel& malformed, std::ostream* out) {
   *out << malformed.name;
 }
 
-class MalformedSentencePiece : public ::testing::TestWithParam<Malformed> {};
+class MalformedSentencePiece : public ::testing::TestWithParam<MalformedModel> {};
 
 TEST_P(MalformedSentencePiece, IsRefused) {
   const Status status = load_sentencepiece(GetParam().make(), "tokenizer.model").status();
@@ -327,7 +327,7 @@ TEST_P(MalformedSentencePiece, IsRefused) {
               AllOf(HasSubstr("tokenizer.model: "), HasSubstr(GetParam().message)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Files, MalformedSentencePiece, ::testing::ValuesIn(kMalformed),
+INSTANTIATE_TEST_SUITE_P(Files, MalformedSentencePiece, ::testing::ValuesIn(kMalformedModels),
                          [](const auto& param_info) { return param_info.param.name; });
 
 TEST(SentencePieceFile, UnknownFieldsAreSkipped) {

@@ -12,6 +12,7 @@
 #include <iterator>
 #include <limits>
 
+#include "tests/common/tiny_model.h"
 #include "tests/formats/fault_env.h"
 #include "tests/libindex/clustered_data.h"
 
@@ -21,19 +22,7 @@ namespace {
 constexpr int64_t kTokens = 700, kDim = 16, kHeads = 2, kQueryHeads = 4, kLayers = 3;
 
 ModelDescription make_model() {
-  ModelDescription model;
-  model.architecture = "LlamaForCausalLM";
-  model.layers = kLayers;
-  model.query_heads = kQueryHeads;
-  model.kv_heads = kHeads;
-  model.head_dim = kDim;
-  model.hidden_size = 64;
-  model.vocab_size = 1000;
-  model.max_positions = 4096;
-  model.sliding_window.assign(kLayers, 0);
-  model.weights_hash = "0123456789abcdef";
-  model.attention_scale = 0.25;
-  return model;
+  return testing::tiny_model(kLayers, kQueryHeads, kHeads, kDim);
 }
 
 BuildOptions make_options() {

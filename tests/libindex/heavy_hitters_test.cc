@@ -6,6 +6,7 @@
 
 #include "libindex/builder.h"
 #include "tests/common/temporary_directory.h"
+#include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
 
 namespace sqz {
@@ -16,18 +17,8 @@ using ::testing::HasSubstr;
 constexpr int64_t kTokens = 300, kDim = 16, kHeads = 2, kTail = 20, kSink = 4;
 
 ModelDescription model() {
-  ModelDescription out;
-  out.architecture = "LlamaForCausalLM";
-  out.layers = 2;
-  out.query_heads = 4;
-  out.kv_heads = kHeads;
-  out.head_dim = kDim;
-  out.hidden_size = 64;
-  out.vocab_size = 1000;
-  out.max_positions = 4096;
-  out.sliding_window = {0, 30};
-  out.weights_hash = "0123456789abcdef";
-  out.attention_scale = 0.25;
+  ModelDescription out = testing::tiny_model(2, 4, kHeads, kDim);
+  out.sliding_window[1] = 30;
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include "libindex/builder.h"
 #include "libindex/calibrate_keys.h"
 #include "tests/common/temporary_directory.h"
+#include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
 
 namespace sqz {
@@ -19,18 +20,8 @@ constexpr int64_t kTokens = 500, kDim = 16, kHeads = 2, kQueryHeads = 6, kLayers
 constexpr int64_t kWindow = 64;  // of layer 1
 
 ModelDescription make_model() {
-  ModelDescription model;
-  model.architecture = "LlamaForCausalLM";
-  model.layers = kLayers;
-  model.query_heads = kQueryHeads;
-  model.kv_heads = kHeads;
-  model.head_dim = kDim;
-  model.hidden_size = 96;
-  model.vocab_size = 1000;
-  model.max_positions = 4096;
-  model.sliding_window = {0, kWindow, 0};
-  model.weights_hash = "0123456789abcdef";
-  model.attention_scale = 0.25;
+  ModelDescription model = testing::tiny_model(kLayers, kQueryHeads, kHeads, kDim);
+  model.sliding_window[1] = kWindow;
   return model;
 }
 

@@ -49,6 +49,22 @@ class CIndexTest : public ::testing::Test {
   static inline std::unique_ptr<TemporaryDirectory> directory_;
 };
 
+// A session is created over index_, which is open.
+class CApi : public CIndexTest {
+ protected:
+  void SetUp() override { index_ = std::make_unique<runtime::Index>(path()); }
+
+  sqz_status create(const sqz_session_options& options) {
+    sqz_session* session = nullptr;
+    const sqz_status status = sqz_session_create(index_->handle(), &options, &session);
+    EXPECT_EQ(session != nullptr, status == SQZ_OK);
+    sqz_session_destroy(session);
+    return status;
+  }
+
+  std::unique_ptr<runtime::Index> index_;
+};
+
 // q, out and lse of a call with T tokens of f32.
 struct Call {
   explicit Call(int64_t tokens, uint64_t seed = 1, int64_t layer = 0)

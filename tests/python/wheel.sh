@@ -13,7 +13,7 @@ fail() { echo "FAILED: $*" >&2; exit 1; }
   { tail -1 "$scratch/pip.log"; echo "skipped: scikit-build-core and auditwheel cannot be had from PyPI"; exit 77; }
 PATH=$scratch/tools/bin:$PATH
 
-# The same settings as this build's, so that ccache knows the objects.
+# Each source by itself, as a user compiles them: a missing include shows.
 pip wheel -q "$source" --no-deps --no-build-isolation -w "$scratch" --config-settings=cmake.define.SQZ_CUDA="$cuda" \
   --config-settings=cmake.define.SQZ_WERROR="$werror"
 version=$(sed -n 's/^project(sqz VERSION \([0-9.]*\).*/\1/p' "$source/CMakeLists.txt")

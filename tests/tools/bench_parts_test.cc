@@ -8,6 +8,7 @@
 
 #include "formats/capture.h"
 #include "tests/common/temporary_directory.h"
+#include "tests/common/tiny_model.h"
 #include "tools/sqz_bench/kernel_times.h"
 #include "tools/sqz_bench/made_index.h"
 #include "tools/sqz_bench/measure.h"
@@ -131,13 +132,7 @@ TEST(CapturedIndex, HasTheModelsClustersAndProducts) {
   testing::TemporaryDirectory folder;
   constexpr int64_t kTokens = 1200, kDim = 8, kGroup = 2, kQueries = 6;
   CaptureInfo info;
-  info.model.architecture = "LlamaForCausalLM";
-  info.model.layers = 2;
-  info.model.query_heads = 4;
-  info.model.kv_heads = 2;
-  info.model.head_dim = kDim;
-  info.model.sliding_window = {0, 0};
-  info.model.weights_hash = "0123456789abcdef";
+  info.model = testing::tiny_model(2, 4, 2, kDim);
   info.model.attention_scale = 0.5;
   info.tokens.assign(kTokens, 1);
   for (int64_t i = 0; i < kQueries; ++i) info.query_positions.push_back(kTokens - kQueries + i);

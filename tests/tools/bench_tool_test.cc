@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "formats/capture.h"
+#include "tests/common/tiny_model.h"
 #include "tests/tools/run_tool.h"
 
 namespace sqz {
@@ -171,14 +172,7 @@ TEST_F(BenchTool, TableAndList) {
 // for.
 TEST_F(BenchTool, CapturedKeys) {
   CaptureInfo info;
-  info.model.architecture = "LlamaForCausalLM";
-  info.model.layers = 2;
-  info.model.query_heads = 4;
-  info.model.kv_heads = 2;
-  info.model.head_dim = 16;
-  info.model.sliding_window = {0, 0};
-  info.model.weights_hash = "0123456789abcdef";
-  info.model.attention_scale = 0.25;
+  info.model = testing::tiny_model(2, 4, 2, 16);
   info.tokens.assign(5000, 1);
   info.query_positions = {4999};
   auto writer = CaptureWriter::create(path("a.h5"), true, info).value();

@@ -8,23 +8,12 @@
 #include <string>
 
 #include "formats/capture.h"
+#include "tests/common/tiny_model.h"
 
 namespace sqz {
 
 inline ModelDescription small_model() {
-  ModelDescription model;
-  model.architecture = "LlamaForCausalLM";
-  model.layers = 2;
-  model.query_heads = 4;
-  model.kv_heads = 2;
-  model.head_dim = 16;
-  model.hidden_size = 64;
-  model.vocab_size = 1000;
-  model.max_positions = 4096;
-  model.sliding_window = {0, 0};
-  model.weights_hash = "0123456789abcdef";
-  model.attention_scale = 0.25;
-  return model;
+  return testing::tiny_model(2, 4, 2, 16);
 }
 
 inline std::vector<float> noise(int64_t count, std::mt19937& random) {

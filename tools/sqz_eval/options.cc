@@ -106,7 +106,7 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
   app.add_option("--mass", settings.masses,
                  "Of --rule mass, in the place of budgets: shares of the attention, by estimate")
       ->delimiter(',')
-      ->check(CLI::Range(1e-6, 1.0));
+      ->check(real_number(1e-6, 1.0));
   app.add_option("--group", settings.groups,
                  "How a GQA group's scores are combined: mean, max, any")
       ->delimiter(',')

@@ -12,6 +12,7 @@
 #include "libindex/layer_engine.h"
 #include "libindex/layer_store.h"
 #include "tests/common/temporary_directory.h"
+#include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
 #include "tests/libindex/cuda/device.h"
 #include "tests/libruntime/cuda/faults.h"
@@ -26,18 +27,8 @@ constexpr int64_t kTokens = 900, kDim = 64, kHeads = 3, kQueryHeads = 6, kTail =
 constexpr int64_t kLayers = 3;  // the last has a sliding window
 
 ModelDescription make_model() {
-  ModelDescription model;
-  model.architecture = "LlamaForCausalLM";
-  model.layers = kLayers;
-  model.query_heads = kQueryHeads;
-  model.kv_heads = kHeads;
-  model.head_dim = kDim;
-  model.hidden_size = kQueryHeads * kDim;
-  model.vocab_size = 1000;
-  model.max_positions = 4096;
-  model.sliding_window = {0, 0, 128};
-  model.weights_hash = "0123456789abcdef";
-  model.attention_scale = 0.125;
+  ModelDescription model = testing::tiny_model(kLayers, kQueryHeads, kHeads, kDim);
+  model.sliding_window.back() = 128;
   return model;
 }
 

@@ -13,6 +13,7 @@
 #include "libindex/builder.h"
 #include "libindex/cuda/layer_engine.h"
 #include "libindex/layer_store.h"
+#include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
 #include "tests/libindex/cuda/device.h"
 
@@ -433,18 +434,8 @@ TEST(CudaBuild, VerifiesAndRepeats) {
   const fs::path folder =
       fs::temp_directory_path() / concat("sqz_cuda_build_", static_cast<int64_t>(getpid()));
   fs::create_directories(folder);
-  ModelDescription model;
-  model.architecture = "LlamaForCausalLM";
-  model.hidden_size = 64;
-  model.vocab_size = 1000;
-  model.max_positions = 4096;
-  model.weights_hash = "0123456789abcdef";
-  model.layers = 3;
-  model.query_heads = 4;
-  model.kv_heads = 2;
-  model.head_dim = 64;
-  model.attention_scale = 0.125;
-  model.sliding_window = {0, 200, 0};
+  ModelDescription model = testing::tiny_model(3, 4, 2, 64);
+  model.sliding_window[1] = 200;
   const std::vector<int32_t> tokens(900, 1);
   BuildOptions options;
   options.engine = "cuda";

@@ -1,0 +1,222 @@
+// Calls through the C ABI, used rightly and wrongly.
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+#include "tests/libruntime/c_index.h"
+
+namespace sqz {
+namespace {
+
+using runtime::make;
+using testing::Call;
+using testing::CApi;
+
+TEST_F(CApi, ShapesWhoseProductsOverflow) {
+  runtime::Session session(*index_, testing::held_budget(0.2));
+  const int64_t huge = int64_t{1} << 62;
+  int64_t strides[] = {huge, huge, 1};
+  Call call(3);
+  call.q_tensor.strides = strides;
+  for (const auto& shape : {std::array{huge, huge, huge}, std::array{int64_t{0}, huge, huge}}) {
+    std::copy(shape.begin(), shape.end(), call.out_shape);
+    std::copy_n(shape.begin(), 2, call.lse_shape);
+    EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+    sqz_session* none[] = {nullptr};  // any shape of q will do
+    call.args.sessions = none;
+    const sqz_status status = sqz_attend(nullptr, &call.args);
+    EXPECT_EQ(status, shape[0] == 0 ? SQZ_OK : SQZ_INVALID_ARGUMENT);
+    call.args.sessions = nullptr;
+  }
+}
+
+TEST_F(CApi, AttendRefusesWrongCalls) {
+  auto options = runtime::options_for_budget(0.125);
+  options.max_tokens = 8;
+  options.threads = 1;
+  runtime::Session session(*index_, options);
+  using Change = void (*)(Call&);
+  static int64_t strides[3] = {64, 16, 2};
+  static int64_t decreasing[] = {0, 3, 2, 5}, late[] = {1, 5}, short_of[] = {0, 4};
+  static int64_t beyond[] = {0, 6, 5};
+  const std::pair<Change, sqz_status> bad[] = {
+      {[](Call& c) { c.args.layer = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.layer = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.layer = 1; }, SQZ_INVALID_ARGUMENT},  // window without positions
+      {[](Call& c) { c.args.q = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.out = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.lse = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.struct_size = 4; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.stream = &c; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         static const sqz_kv_cache cache = make<sqz_kv_cache>();
+         c.args.cache = &cache;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.data = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.shape = nullptr; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.ndim = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.device_type = 2; }, SQZ_UNSUPPORTED},
+      {[](Call& c) { c.q_tensor.device_type = 0; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.dtype_bits = 64; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.dtype_code = 0; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.dtype_lanes = 4; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.dtype_bits = 16; }, SQZ_INVALID_ARGUMENT},  // unlike out
+      {[](Call& c) { c.q_tensor.strides = strides; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q_tensor.byte_offset = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.out_shape[2] = 8; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.out_shape[1] = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.out_shape[0] = 9; }, SQZ_INVALID_ARGUMENT},  // max_tokens
+      {[](Call& c) { c.out_shape[0] = -1; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.lse_shape[0] = 4; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.lse_tensor.dtype_bits = 16; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.out_tensor.data = c.q.data(); }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.lse_tensor.data = c.out.data() + 5 * 64 - 1; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.args.requests = 2; }, SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = decreasing;
+         c.args.requests = 3;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = late;
+         c.args.requests = 1;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = short_of;
+         c.args.requests = 1;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = beyond;
+         c.args.requests = 2;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) {
+         c.args.indptr = late;
+         c.args.requests = 0;
+       },
+       SQZ_INVALID_ARGUMENT},
+      {[](Call& c) { c.q[3 * 64 + 2 * 16 + 5] = NAN; }, SQZ_NUMERIC}};
+  for (const auto& [change, status] : bad) {
+    Call call(5);
+    change(call);
+    EXPECT_EQ(sqz_attend(session.handle(), &call.args), status)
+        << "case " << &change - &bad[0].first;
+  }
+  Call call(5);
+  EXPECT_EQ(sqz_attend(nullptr, &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_attend(session.handle(), nullptr), SQZ_INVALID_ARGUMENT);
+  // After all these errors the session still serves, and nothing was counted.
+  EXPECT_EQ(session.stats().selections, 0u);
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(session.stats().selections, 1u);
+}
+
+TEST_F(CApi, RequestsLongerThanTheSessionTakes) {
+  auto options = runtime::options_for_budget(0.125);
+  options.max_request_tokens = 2;
+  const runtime::Session session(*index_, options);
+  Call call(5);
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_STREQ(
+      sqz_last_error(),
+      "q: found 5 tokens of request 0, expected at most 2, the session's max_request_tokens");
+  int64_t indptr[] = {0, 2, 5};
+  call.args.indptr = indptr;
+  call.args.requests = 2;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(sqz_last_error(), "3 tokens of request 1"), nullptr) << sqz_last_error();
+  int64_t short_ones[] = {0, 2, 3, 5};
+  call.args.indptr = short_ones;
+  call.args.requests = 3;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_OK) << sqz_last_error();
+  // A caller of the time before the field: what is in its place is not the session's business.
+  options.struct_size = offsetof(sqz_session_options, max_request_tokens);
+  const runtime::Session older(*index_, options);
+  call.args.indptr = nullptr;
+  call.args.requests = 0;
+  EXPECT_EQ(sqz_attend(older.handle(), &call.args), SQZ_OK) << sqz_last_error();
+}
+
+TEST_F(CApi, NoTokensIsNoWork) {
+  runtime::Session session(*index_, runtime::options_for_budget(0.125));
+  Call call(0);
+  session.attend(call.args);
+  EXPECT_EQ(session.stats().selections, 0u);
+}
+
+TEST_F(CApi, StatsOfAMass) {
+  auto options = make<sqz_session_options>();
+  options.rule = SQZ_RULE_MASS;
+  options.mass = 0.6;
+  options.threads = 1;
+  for (const int32_t residual : {SQZ_RESIDUAL_DROP, SQZ_RESIDUAL_ESTIMATE}) {
+    options.residual = residual;
+    runtime::Session session(*index_, options);
+    EXPECT_EQ(session.stats().estimated_mass, 0);
+    Call call(1, 3);
+    session.attend(call.args);
+    const sqz_stats stats = session.stats();
+    EXPECT_EQ(stats.asked_mass, 0.6);
+    EXPECT_EQ(stats.asked_budget, 0);
+    EXPECT_GE(stats.estimated_mass, 0.6);
+    EXPECT_LT(stats.estimated_mass, 1);
+    EXPECT_LT(stats.delivered_budget, 1);
+    const bool known = residual == SQZ_RESIDUAL_ESTIMATE;
+    EXPECT_EQ(stats.delivered_mass > 0, known);
+    const double delivered = known ? stats.delivered_mass : 1;
+    EXPECT_EQ(stats.estimated_error, 1 - std::min(stats.estimated_mass, delivered));
+  }
+}
+
+TEST_F(CApi, SelectTellsTheRuns) {
+  runtime::Session session(*index_, testing::held_budget(0.2));
+  Call call(3);
+  call.args.out = nullptr;
+  call.args.lse = nullptr;
+  const auto heads = session.select(call.args, 2);
+  ASSERT_EQ(heads.size(), 2u);
+  EXPECT_EQ(session.stats().selections, 0u);
+  Call attended(3);
+  session.attend(attended.args);
+  uint64_t keys = 0;
+  for (const auto& runs : heads) {
+    for (const sqz_run& run : runs) keys += run.length;
+  }
+  EXPECT_EQ(keys, session.stats(0).keys_read);
+  EXPECT_GT(keys, 0u);
+
+  int64_t indptr[3] = {}, count = 0;
+  sqz_run one;
+  EXPECT_EQ(sqz_select(session.handle(), &call.args, &one, 1, indptr, &count),
+            SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(count, static_cast<int64_t>(heads[0].size() + heads[1].size()));
+  EXPECT_EQ(sqz_select(session.handle(), &call.args, nullptr, 1, indptr, &count),
+            SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_select(session.handle(), &call.args, &one, 1, nullptr, &count),
+            SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_select(session.handle(), &call.args, &one, 1, indptr, nullptr),
+            SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_select(session.handle(), nullptr, &one, 1, indptr, &count), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(CApi, ThreeKindsOfQueriesAgree) {
+  runtime::Session session(*index_, runtime::dense_options());
+  Call call(5);
+  session.attend(call.args);
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    Call half(5);
+    std::vector<std::byte> q = testing::stored(dtype, half.q), out(q.size());
+    half.q_tensor.data = q.data();
+    half.out_tensor.data = out.data();
+    half.q_tensor.dtype_bits = half.out_tensor.dtype_bits = 16;
+    half.q_tensor.dtype_code = half.out_tensor.dtype_code = dtype == DType::kBF16 ? 4 : 2;
+    session.attend(half.args);
+    for (size_t i = 0; i < half.lse.size(); ++i) EXPECT_NEAR(half.lse[i], call.lse[i], 0.02);
+  }
+}
+
+}  // namespace
+}  // namespace sqz
