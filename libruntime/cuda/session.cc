@@ -248,6 +248,7 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
     out.keys_possible = heads * static_cast<uint64_t>(index_->metadata().tokens - view.exact);
   }
   out.bytes_read = (2 * (out.keys_read + heads * (exact - skipped)) + centroids) * row;
+  out.read_whole = found.whole;
   out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;
   return out;
 }

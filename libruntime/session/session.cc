@@ -25,6 +25,7 @@ void Counters::add(const Counters& other) {
   keys_possible += other.keys_possible;
   bytes_read += other.bytes_read;
   bytes_dense += other.bytes_dense;
+  read_whole += other.read_whole;
 }
 
 Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const ServedIndex> index,

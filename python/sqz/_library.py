@@ -88,7 +88,7 @@ class Stats(Struct):
         ("delivered_budget", c.c_double), ("asked_keep", c.c_double), ("delivered_keep", c.c_double),
         ("selections", c.c_uint64), ("keys_read", c.c_uint64), ("keys_possible", c.c_uint64),
         ("bytes_read", c.c_uint64), ("bytes_dense", c.c_uint64), ("least_budget", c.c_double),
-        ("route", c.c_char_p),
+        ("route", c.c_char_p), ("read_whole", c.c_uint64),
     ]
 
 

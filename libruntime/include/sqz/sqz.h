@@ -380,6 +380,9 @@ typedef struct sqz_stats {
                           "decode" (each request reads its own keys), "batch" (keys that several
                           want are read once), "prefill-sm90", "prefill-sm80" (prompts), "" (no
                           call yet). A static string */
+  uint64_t read_whole; /* selections in whose place everything was read: with "batch", where the
+                          requests of calls before wanted most of the keys between them, that is
+                          faster. Of 32 calls one selects in any case */
 } sqz_stats;
 
 /* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a

@@ -72,6 +72,8 @@ struct PrefillAttend {
   // kMaskSlack more than E and the keys in a list's runs.
   const uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
+  // Where it is not 0, all tokens attend to all keys in place of lists and masks; may be null.
+  const uint32_t* whole = nullptr;
   // {selections, …}: one a block is added where there are no lists; may be null.
   unsigned long long* counters = nullptr;
 };

@@ -73,6 +73,26 @@ __device__ Sums counts_before(const Place& at, const unsigned long long* counts,
   return block_sums(at, before, shared);
 }
 
+// A list of a call that chooses has so many keys. One thread.
+__device__ void remember(const BatchLookup& call, uint32_t keys) {
+  BatchHistory& history = *call.history;
+  atomicAdd(&history.keys, static_cast<unsigned long long>(keys));
+  __threadfence();
+  if (atomicAdd(&history.lists, 1u) + 1 < static_cast<uint32_t>(call.lists())) return;
+  history.next = atomicExch(&history.keys, 0ull) > call.most ? 1 : 0;
+  history.lists = history.calls = 0;
+}
+
+// A call that reads everything. One thread a list.
+__device__ void count_whole(const BatchLookup& call, const BatchList& own) {
+  const auto requests = static_cast<unsigned long long>(own.requests);
+  atomicAdd(&call.lookup.counters[1], requests * call.lookup.slots);
+  if (own.head != 0) return;
+  atomicAdd(&call.lookup.counters[0], requests);
+  atomicAdd(&call.lookup.counters[3], requests);
+  if (own.list == 0 && ++call.history->calls == kBatchAsks - 1) call.history->next = 0;
+}
+
 // Runs, and a word for each of their keys.
 __device__ void emit(const BatchLookup& call, const BatchList& own, const Place& at, uint32_t word,
                      Sums (&shared)[kWarps]) {
@@ -126,6 +146,7 @@ __device__ void emit(const BatchLookup& call, const BatchList& own, const Place&
   if (at.tile + 1 == static_cast<int>(gridDim.x) && at.thread == 0) {
     call.runs.counts[own.list] = before.a + all.a;
     call.runs.totals[own.list] = before.b + all.b;
+    if (call.history != nullptr) remember(call, before.b + all.b);
   }
   if (at.tile != 0) return;
   for (int key = at.thread; key < call.exact; key += kBatchChoose) masks[key] = own.all;
@@ -235,6 +256,10 @@ __global__ void __launch_bounds__(kBatchChoose)
   for (int g = 0; g < kHeads; ++g) heads[g] = min(g, p.group - 1) * call.stride;
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
+  if (call.history != nullptr && call.history->whole != 0) {
+    if (k + 1 == p.levels && at.tile == 0 && at.thread == 0) count_whole(call, own);
+    return;
+  }
   find_denominators<kHeads>(call, own, parts, at, kThreshold ? level.threshold : 0, rows);
   const uint32_t faults = (k == 0 ? 0 : *own.faults(call, k - 1)) | rows.faults;
   if (at.tile == 0 && at.thread == 0) *own.faults(call, k) = faults;

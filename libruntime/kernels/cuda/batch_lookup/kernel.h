@@ -16,6 +16,18 @@ inline constexpr int kBatchParts = 64;    // of a level's clusters, at most: eac
 inline constexpr int kBatchTile = 64;     // clusters of a tile of logits
 inline constexpr int kBatchChoose = 256;  // clusters of a block that chooses
 
+// How much calls with about as many requests selected from a layer. Where that was most of the
+// keys, the next calls read everything, which is faster than to choose; every so often one chooses
+// again.
+inline constexpr uint32_t kBatchAsks = 32;  // calls of which one chooses in any case
+struct BatchHistory {
+  uint32_t whole;           // 1: the present call reads everything
+  uint32_t next;            // 1: the next one does
+  uint32_t calls;           // since one chose
+  uint32_t lists;           // of a call that chooses, whose keys are counted
+  unsigned long long keys;  // of these
+};
+
 struct BatchLookup {
   LookupParams lookup;  // q, shape, rule, levels, wanted, counters; `lists` only for kBudget
   int32_t chunk = 0;    // requests of a list, at most 32, of at most kBatchRows query rows
@@ -26,6 +38,10 @@ struct BatchLookup {
   int64_t mask_stride = 0;
   int32_t exact = 0;  // E
   uint32_t* faults = nullptr;
+
+  // Null: every call chooses. `most`: keys of all lists; with more the next calls read everything.
+  BatchHistory* history = nullptr;
+  uint64_t most = 0;
 
   // Workspace.
   int64_t stride = 0;         // of logits: the width in whole tiles

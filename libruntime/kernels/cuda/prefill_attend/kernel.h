@@ -9,7 +9,7 @@
 namespace sqz::cuda::prefill {
 
 // What every kernel of an attend call takes.
-struct AttendParams {
+struct PrefillAttendParams {
   QueryBlocks blocks;
   QueryTiles tiles;
   PrefillRuns selected;
@@ -39,13 +39,16 @@ struct AttendMaps {
   RowMaps keys, values, exact_keys, exact_values;
 };
 
-// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares.
-Status launch_schedule(const AttendParams& params, int multiprocessors, cudaStream_t stream);
+// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares. Where *whole
+// is not 0, they are items of `all` and `lists` has none, else the other way round. whole may be
+// null.
+Status launch_schedule(const PrefillAttendParams& lists, const PrefillAttendParams& all,
+                       const uint32_t* whole, int multiprocessors, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>
-Status launch_attend(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
-                     cudaStream_t stream);
+Status launch_attend(const PrefillAttendParams& params, const PrefillAttend& call,
+                     int multiprocessors, cudaStream_t stream);
 
 // Keys of a tile of that kernel. Memory bounds narrow calls: many small tiles are under way. With
 // masks 176 keys do not fit in the registers.
@@ -55,7 +58,7 @@ constexpr int tile_keys(int dim, bool narrow, bool masked) {
 }
 
 // Partial states of split tiles into out and lse, in the order of their keys.
-Status launch_merge(const AttendParams& params, DType dtype, int multiprocessors,
+Status launch_merge(const PrefillAttendParams& params, DType dtype, int multiprocessors,
                     cudaStream_t stream);
 
 }  // namespace sqz::cuda::prefill

@@ -10,7 +10,7 @@ namespace {
 constexpr int kDenominatorThreads = 256;
 
 __global__ void __launch_bounds__(kDenominatorThreads)
-    denominators_kernel(const __grid_constant__ LookupParams params) {
+    denominators_kernel(const __grid_constant__ PrefillLookupParams params) {
   begin_dependent();
   const int32_t list = blockIdx.x, kv_head = list % params.kv_heads;
   const int2 block = block_of(params.blocks, list / params.kv_heads);
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kDenominatorThreads)
 
 }  // namespace
 
-Status launch_denominators(const LookupParams& params, cudaStream_t stream) {
+Status launch_denominators(const PrefillLookupParams& params, cudaStream_t stream) {
   const int32_t rows = params.blocks.block_tokens * params.group;
   const dim3 blocks(static_cast<unsigned>(params.blocks.count * params.kv_heads),
                     static_cast<unsigned>((rows + kDenominatorThreads - 1) / kDenominatorThreads));

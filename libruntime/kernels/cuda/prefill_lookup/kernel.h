@@ -8,7 +8,7 @@
 
 namespace sqz::cuda::prefill {
 
-struct LookupParams {
+struct PrefillLookupParams {
   QueryBlocks blocks;
   QueryTiles tiles;  // of kLookupRows rows; heads = the group, or 1 where heads are kept apart
   PrefillRuns alive;
@@ -30,17 +30,18 @@ struct LookupParams {
 
 // `taken` to zero; where all clusters are alive faults, too, otherwise runs of alive clusters to
 // ids and sizes of each position.
-Status launch_prepare(const LookupParams& params, cudaStream_t stream);
+Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>
-Status launch_lookup_passes(const LookupParams& params, const PrefillLookup& call,
+Status launch_lookup_passes(const PrefillLookupParams& params, const PrefillLookup& call,
                             int multiprocessors, cudaStream_t stream);
 
 // States of rows to log2 of the denominators.
-Status launch_denominators(const LookupParams& params, cudaStream_t stream);
+Status launch_denominators(const PrefillLookupParams& params, cudaStream_t stream);
 
 // Column sums to scores, the rule, and runs of what it chose.
-Status launch_select(const LookupParams& params, const PrefillLookup& call, cudaStream_t stream);
+Status launch_select(const PrefillLookupParams& params, const PrefillLookup& call,
+                     cudaStream_t stream);
 
 }  // namespace sqz::cuda::prefill

@@ -17,7 +17,7 @@ constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
 struct SelectParams {
-  LookupParams lookup;
+  PrefillLookupParams lookup;
   PrefillLevel level;
   bool maxima;
   unsigned long long* counters;
@@ -94,7 +94,7 @@ struct List {
 __device__ void combine_scores(const SelectParams& params, const List& list, int2 block,
                                int64_t tile_stride) {
   constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
-  const LookupParams& lookup = params.lookup;
+  const PrefillLookupParams& lookup = params.lookup;
   const int32_t tiles = (block.y + lookup.column_plan.tokens - 1) / lookup.column_plan.tokens;
   const float share =
       params.maxima ? 1.0f : 1.0f / static_cast<float>(block.y * lookup.tiles.heads);
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   begin_dependent();
   __shared__ Shared shared;
   extern __shared__ uint32_t chosen[];
-  const LookupParams& lookup = params.lookup;
+  const PrefillLookupParams& lookup = params.lookup;
   const int32_t number = blockIdx.x;
   const int32_t block_number = number / lookup.kv_heads, kv_head = number % lookup.kv_heads;
   const int64_t n = lookup.clusters;
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(kSelectThreads)
 }
 
 // Runs of alive clusters to ids and sizes of each position, one warp a run.
-__device__ void expand(const LookupParams& params, int64_t list) {
+__device__ void expand(const PrefillLookupParams& params, int64_t list) {
   const uint32_t* sizes = params.sizes + list % params.kv_heads * params.clusters;
   const uint2* runs = params.alive.runs + list * params.alive.stride;
   const uint32_t* prefix = params.alive.prefix + list * params.alive.stride;
@@ -345,7 +345,7 @@ __device__ void expand(const LookupParams& params, int64_t list) {
 }
 
 __global__ void __launch_bounds__(kSelectThreads)
-    prepare_kernel(const __grid_constant__ LookupParams params) {
+    prepare_kernel(const __grid_constant__ PrefillLookupParams params) {
   begin_dependent();
   const int64_t list = blockIdx.x;
   if (list == 0 && threadIdx.x < 2) params.taken[threadIdx.x] = 0;
@@ -358,12 +358,13 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 }  // namespace
 
-Status launch_prepare(const LookupParams& params, cudaStream_t stream) {
+Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream) {
   return launch_dependent(prepare_kernel, params.blocks.count * params.kv_heads, kSelectThreads, 0,
                           stream, "prefill prepare kernel", params);
 }
 
-Status launch_select(const LookupParams& params, const PrefillLookup& call, cudaStream_t stream) {
+Status launch_select(const PrefillLookupParams& params, const PrefillLookup& call,
+                     cudaStream_t stream) {
   SelectParams select = {};
   select.lookup = params;
   select.level = call.level;
