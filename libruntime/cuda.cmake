@@ -37,7 +37,6 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/shares.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode_classify/weights.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/gather_cache/kernel.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/list_runs/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/plain/choose.cu ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/plain/merge.cu
   ${SQZ_RUNTIME_CUDA_KERNELS})

@@ -68,11 +68,8 @@ size_t BatchServer::lay_out(void* base) {
         std::max(lookup_.mask_stride, (view.slots + view.exact + kMaskSlack + 3) / 4 * 4);
   }
   lookup_.stride = (width + kBatchTile - 1) / kBatchTile * kBatchTile;
-  lookup_.runs.stride = static_cast<int32_t>(run_capacity(width));
-  lookup_.runs.runs = layout.take<uint2>(lists * lookup_.runs.stride);
-  lookup_.runs.prefix = layout.take<uint32_t>(lists * lookup_.runs.stride);
-  lookup_.runs.counts = layout.take<uint32_t>(lists);
-  lookup_.runs.totals = layout.take<uint32_t>(lists);
+  lookup_.runs.capacity = run_capacity(width);
+  lookup_.runs.lay_out(layout, lists);
   lookup_.masks = layout.take<uint32_t>(lists * lookup_.mask_stride);
   lookup_.faults = layout.take<uint32_t>(2 * lists);
   const int64_t rows = lists * most * shape_.group;
@@ -138,7 +135,6 @@ Status BatchServer::attend(const AttendCall& call, const LookupParams* lookup,
       }
       SQZ_RETURN_IF_ERROR(batch_lookup(batch, stream));
       attend.selected = batch.runs;
-      attend.faults = batch.faults + (lookup->levels - 1) % 2 * batch.lists();
       attend.masks = batch.masks;
       attend.mask_stride = batch.mask_stride;
     }

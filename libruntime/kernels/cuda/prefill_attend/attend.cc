@@ -75,7 +75,6 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   params.exact_skipped = call.keys.exact_skipped;
   params.out = call.out;
   params.lse = call.lse;
-  params.faults = call.faults;
   params.masks = call.masks;
   params.mask_stride = call.mask_stride;
   params.tile_keys = tile_keys(params.dim, params.narrow, params.masks != nullptr);
@@ -94,7 +93,7 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   PrefillAttendParams all = params;
   all.selected = {};
-  all.faults = all.masks = nullptr;
+  all.masks = nullptr;
   all.tile_keys = tile_keys(params.dim, params.narrow, false);
   ++all.counts;
   const auto attend = [&](const PrefillAttendParams& of) {

@@ -329,7 +329,9 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
 
     const int2 block = block_of(params.blocks, item.block);
     const uint32_t faults =
-        params.faults == nullptr ? 0 : params.faults[item.block * params.kv_heads + item.kv_head];
+        params.selected.totals == nullptr
+            ? 0
+            : params.selected.totals[item.block * params.kv_heads + item.kv_head].fault;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);

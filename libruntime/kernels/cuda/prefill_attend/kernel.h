@@ -12,16 +12,15 @@ namespace sqz::cuda::prefill {
 struct PrefillAttendParams {
   QueryBlocks blocks;
   QueryTiles tiles;
-  PrefillRuns selected;
+  RunLists selected;
   int32_t slots;          // M
   int32_t exact;          // exact keys that are attended
   int32_t exact_skipped;  // that lie before them
   int32_t dim, kv_heads, group;
-  float scale;             // of the logits, times log2(e)
-  void* out;               // [T, Hq, d]
-  LseRows lse;             // of all rows
-  const uint32_t* faults;  // [lists] or null
-  const uint32_t* masks;   // [lists, mask_stride] or null
+  float scale;            // of the logits, times log2(e)
+  void* out;              // [T, Hq, d]
+  LseRows lse;            // of all rows
+  const uint32_t* masks;  // [lists, mask_stride] or null
   int64_t mask_stride;
   bool narrow;  // a tile has at most kRows / 2 query rows, for both warpgroups: see kernel.cuh
   unsigned long long* counters;  // or null

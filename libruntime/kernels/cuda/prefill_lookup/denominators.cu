@@ -16,9 +16,7 @@ __global__ void __launch_bounds__(kDenominatorThreads)
   const int2 block = block_of(params.blocks, list / params.kv_heads);
   const int32_t row = blockIdx.y * kDenominatorThreads + threadIdx.x;
   if (row >= block.y * params.group) return;
-  const int32_t total = params.alive.runs == nullptr
-                            ? params.clusters
-                            : static_cast<int32_t>(params.alive.totals[list]);
+  const int32_t total = alive_clusters(params, list);
   const int32_t piece = kPieceTiles * params.row_plan.clusters;
   const int32_t pieces = (total + piece - 1) / piece;
   const int64_t queries =
@@ -34,7 +32,7 @@ __global__ void __launch_bounds__(kDenominatorThreads)
   }
   // Of nothing alive: no S is looked at, but none may be NaN.
   const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
-  if (!(lse < INFINITY)) params.faults[list] = 1;
+  if (!(lse < INFINITY)) params.chosen.totals[list].fault = 1;
   params.lse[query] = lse;
 }
 

@@ -42,9 +42,7 @@ __device__ __forceinline__ bool lookup_item(const PrefillLookupParams& params, c
   item.list = item.block * params.kv_heads + item.kv_head;
   item.tile = item.row_tile / params.heads_apart;
   item.head = item.row_tile % params.heads_apart;
-  const int32_t total = params.alive.runs == nullptr
-                            ? params.clusters
-                            : static_cast<int32_t>(params.alive.totals[item.list]);
+  const int32_t total = alive_clusters(params, item.list);
   const int32_t tiles = (total + plan.clusters - 1) / plan.clusters;
   const int32_t pieces = (tiles + kPieceTiles - 1) / kPieceTiles;
   if (item.piece >= pieces) return false;

@@ -11,7 +11,7 @@ namespace sqz::cuda::prefill {
 struct PrefillLookupParams {
   QueryBlocks blocks;
   QueryTiles tiles;  // of kLookupRows rows; heads = the group, or 1 where heads are kept apart
-  PrefillRuns alive;
+  RunLists alive, chosen;
   int32_t clusters;  // n
   int32_t dim, kv_heads, group;
   int32_t heads_apart;  // group / tiles.heads
@@ -25,10 +25,14 @@ struct PrefillLookupParams {
   uint32_t* ids;          // [lists, n] cluster at each position, and its size; neither is used
   uint32_t* alive_sizes;  // [lists, n] where all are alive
   uint32_t* taken;        // [2] items taken, by pass, beyond the first of each block
-  uint32_t* faults;       // [lists]
 };
 
-// `taken` to zero; where all clusters are alive faults, too, otherwise runs of alive clusters to
+__host__ __device__ inline int32_t alive_clusters(const PrefillLookupParams& params, int32_t list) {
+  return params.alive.totals == nullptr ? params.clusters
+                                        : static_cast<int32_t>(params.alive.totals[list].keys);
+}
+
+// `taken` to zero, faults of what is alive to those of what is chosen; runs of alive clusters to
 // ids and sizes of each position.
 Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream);
 

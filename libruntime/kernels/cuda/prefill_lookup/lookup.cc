@@ -80,8 +80,8 @@ Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t worksp
   PrefillLookupParams params =
       make_params(call.shape, call.blocks, call.level.clusters, call.policy);
   params.alive = call.alive;
+  params.chosen = call.chosen;
   params.sizes = call.level.sizes;
-  params.faults = call.faults;
   const int64_t needed = cut_workspace(params, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
     return {Code::kInvalidArgument, concat("prefill_lookup: workspace of ", workspace_bytes,

@@ -69,7 +69,7 @@ __device__ void fetch_sizes(RowSumStorage<Config>& shared, const PrefillLookupPa
   RingPosition<Config::kStages> ring;
   LookupItem item;
   while (items.next(item)) {
-    const bool all = params.alive.runs == nullptr;
+    const bool all = params.alive.totals == nullptr;
     const uint32_t* sizes =
         all ? params.sizes + static_cast<int64_t>(item.kv_head) * params.clusters
             : params.alive_sizes + static_cast<int64_t>(item.list) * params.clusters;
