@@ -122,8 +122,9 @@ endfunction()
 
 # Settings of a target with CUDA sources.
 function(sqz_cuda_target name architectures)
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 20
-    UNITY_BUILD OFF)  # kernels have the same names for their constants
+  # Each source by itself: servers and kernels have constants of the same names.
+  set_target_properties(${name} PROPERTIES
+    CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 20 UNITY_BUILD OFF)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>)

@@ -2,12 +2,22 @@
 # static CUDA runtime: the driver is all that it needs of a machine.
 set(SQZ_RUNTIME_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
 
+# Adds to the list `sources` a kernel's instantiation.cu.in for every head dimension and type.
+function(sqz_instantiate sources kernel)
+  foreach(TYPE ${ARGN})
+    foreach(DIM 64 96 128 256)
+      set(file ${CMAKE_CURRENT_BINARY_DIR}/${kernel}/${TYPE}_d${DIM}.cu)
+      configure_file(${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel}/instantiation.cu.in ${file} @ONLY)
+      list(APPEND ${sources} ${file})
+    endforeach()
+  endforeach()
+  set(${sources} ${${sources}} PARENT_SCOPE)
+endfunction()
+
 set(SQZ_RUNTIME_CUDA_KERNELS)
 foreach(kernel batch_lookup decode_lookup decode_attend decode_classify plain)
-  set(folder ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel})
-  list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${folder}/kernel.cc
-    ${folder}/instantiations/d64.cu ${folder}/instantiations/d96.cu
-    ${folder}/instantiations/d128.cu ${folder}/instantiations/d256.cu)
+  list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel}/kernel.cc)
+  sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS ${kernel} all)
 endforeach()
 
 add_library(sqz_runtime_cuda STATIC
@@ -27,7 +37,6 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/shares.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode_classify/weights.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/gather_cache/kernel.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/list_runs/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/plain/choose.cu ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/plain/merge.cu
   ${SQZ_RUNTIME_CUDA_KERNELS})

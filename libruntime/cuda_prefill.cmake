@@ -4,12 +4,7 @@ set(SQZ_PREFILL_DIR ${CMAKE_CURRENT_LIST_DIR}/kernels/cuda)
 
 set(SQZ_PREFILL_KERNELS)
 foreach(kernel prefill_attend prefill_lookup)
-  foreach(type bf16 f16)
-    foreach(dim 64 96 128 256)
-      list(APPEND SQZ_PREFILL_KERNELS
-        ${SQZ_PREFILL_DIR}/${kernel}/instantiations/${type}_d${dim}.cu)
-    endforeach()
-  endforeach()
+  sqz_instantiate(SQZ_PREFILL_KERNELS ${kernel} __nv_bfloat16 __half)
 endforeach()
 add_library(sqz_runtime_cuda_sm90 OBJECT ${SQZ_PREFILL_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda_sm90 90a-real)

@@ -185,6 +185,7 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stat
       const double known = s.plan().estimate ? out.delivered_mass : out.estimated_mass;
       out.estimated_error = 1 - std::min(out.estimated_mass, known);
     }
+    out.read_whole = sum.read_whole;
     return sqz::capi::write_struct(out, "stats", stats);
   });
 }

@@ -1,6 +1,7 @@
 #include "libruntime/cuda/batch_server.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/prefill_server.h"
@@ -13,6 +14,9 @@ namespace {
 constexpr int64_t kLeastRequests = 6;
 constexpr int64_t kLeastDense = 2;
 constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of what grows with the requests of a launch
+// Numbers of requests between two powers of two have a history of their own.
+constexpr int64_t kHistories = 9;
+constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selects
 
 }  // namespace
 
@@ -64,11 +68,8 @@ size_t BatchServer::lay_out(void* base) {
         std::max(lookup_.mask_stride, (view.slots + view.exact + kMaskSlack + 3) / 4 * 4);
   }
   lookup_.stride = (width + kBatchTile - 1) / kBatchTile * kBatchTile;
-  lookup_.runs.stride = static_cast<int32_t>(run_capacity(width));
-  lookup_.runs.runs = layout.take<uint2>(lists * lookup_.runs.stride);
-  lookup_.runs.prefix = layout.take<uint32_t>(lists * lookup_.runs.stride);
-  lookup_.runs.counts = layout.take<uint32_t>(lists);
-  lookup_.runs.totals = layout.take<uint32_t>(lists);
+  lookup_.runs.capacity = run_capacity(width);
+  lookup_.runs.lay_out(layout, lists);
   lookup_.masks = layout.take<uint32_t>(lists * lookup_.mask_stride);
   lookup_.faults = layout.take<uint32_t>(2 * lists);
   const int64_t rows = lists * most * shape_.group;
@@ -77,12 +78,22 @@ size_t BatchServer::lay_out(void* base) {
   lookup_.words = layout.take<uint32_t>(2 * lists * width);
   lookup_.counts =
       layout.take<unsigned long long>(lists * ((width + kBatchChoose - 1) / kBatchChoose));
-  if (setup_.lookups[0].rule == LookupRule::kBudget) {
+  if (setup_.lookups[0].rule == LookupRule::kThreshold) {
+    histories_ = layout.take<BatchHistory>(std::ssize(setup_.lookups) * kHistories);
+  } else {
     lookup_.scores = layout.take<float>(pairs * width);
     lookup_.state = layout.take<uint2>(pairs);
     lookup_.pair_faults = layout.take<uint32_t>(pairs);
   }
   return layout.used();
+}
+
+// By measurements at 128K: selection takes as long as attention to so many keys of a head, and a
+// key with a mask takes longer than one without.
+uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
+  const bool narrow = prefill_narrow(shape_, blocks, setup_.device.multiprocessors);
+  const int64_t each = narrow ? slots * 85 / 100 - 24000 : slots * 55 / 100;
+  return static_cast<uint64_t>(blocks.count * int64_t{shape_.kv_heads} * each);
 }
 
 bool BatchServer::serves(const AttendCall& call, bool selects) const {
@@ -116,9 +127,14 @@ Status BatchServer::attend(const AttendCall& call, const LookupParams* lookup,
       batch.lookup.requests = static_cast<int32_t>(requests);
       batch.chunk = attend.blocks.block_tokens;
       batch.exact = static_cast<int32_t>(layer.exact);
+      if (histories_ != nullptr && layer.slots >= kLeastHistory) {
+        const int64_t size = std::bit_width(static_cast<uint64_t>(requests)) - 1;
+        batch.history = histories_ + call.layer * kHistories + std::min(size, kHistories - 1);
+        batch.most = most_keys(attend.blocks, layer.slots);
+        attend.whole = &batch.history->whole;
+      }
       SQZ_RETURN_IF_ERROR(batch_lookup(batch, stream));
       attend.selected = batch.runs;
-      attend.faults = batch.faults + (lookup->levels - 1) % 2 * batch.lists();
       attend.masks = batch.masks;
       attend.mask_stride = batch.mask_stride;
     }

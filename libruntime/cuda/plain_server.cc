@@ -68,12 +68,9 @@ size_t PlainServer::lay_out(void* base) {
     estimates.counts = layout.take<uint32_t>(pairs);
   }
   uncounted_ = layout.take<unsigned long long>(3);
-  lists_.capacity = cuda::run_capacity(width);
+  lists_.capacity = run_capacity(width);
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
-  lists_.totals = layout.take<RunTotals>(pairs);
-  lists_.first = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
-  lists_.before = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
-  lists_.marks = layout.take<uint32_t>(pairs * lists_.mark_capacity);
+  lists_.lay_out(layout, pairs);
   return layout.used();
 }
 

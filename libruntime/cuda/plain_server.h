@@ -46,7 +46,6 @@ class PlainServer {
   Result<RunLists> look_up(const AttendCall& call, const BlockWave& wave,
                            unsigned long long* counters);
   int64_t wave_blocks() const { return wave_blocks_; }
-  int64_t run_capacity() const { return lists_.capacity; }
   // The runs of the first block: lists of pairs, one a KV head. They are there when the stream is
   // done.
   Result<RunLists> select(const AttendCall& call);

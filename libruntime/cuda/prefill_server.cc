@@ -7,7 +7,6 @@
 #include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
 #include "libruntime/kernels/cuda/gather_cache/kernel.h"
-#include "libruntime/kernels/cuda/list_runs/kernel.h"
 
 namespace sqz::cuda {
 namespace {
@@ -77,24 +76,16 @@ size_t PrefillServer::lay_out(void* base) {
     exact_keys_ = layout.take<std::byte>(exact * row);
     exact_values_ = layout.take<std::byte>(exact * row);
   }
-  const auto take_list = [&](PrefillRuns& list, int64_t stride) {
-    list.stride = static_cast<int32_t>(stride);
-    list.runs = layout.take<uint2>(lists * stride);
-    list.prefix = layout.take<uint32_t>(lists * stride);
-    list.counts = layout.take<uint32_t>(lists);
-    list.totals = layout.take<uint32_t>(lists);
-  };
   if (most == 0 && setup_.finder == nullptr) return layout.used();
   table_ = layout.take<int2>(wave_blocks_);
-  faults_ = layout.take<uint32_t>(lists);
-  if (setup_.finder != nullptr) {
-    take_list(lists_[0], setup_.finder->run_capacity());
-    return layout.used();
-  }
+  if (setup_.finder != nullptr) return layout.used();
   lookup_bytes_ = prefill_lookup_workspace(shape_, wave, static_cast<int32_t>(most), setup_.group);
   lookup_ = layout.take<std::byte>(lookup_bytes_);
   wanted_ = layout.take<uint32_t>(kScopes * layers * heads);
-  for (PrefillRuns& list : lists_) take_list(list, (most + 1) / 2);
+  for (RunLists& to : lists_) {
+    to.capacity = (most + 1) / 2;
+    to.lay_out(layout, lists);
+  }
   return layout.used();
 }
 
@@ -136,21 +127,15 @@ const std::byte* PrefillServer::queries_of(const AttendCall& call, int64_t token
          token * model.query_heads * model.head_dim * dtype_size(call.dtype);
 }
 
-Result<PrefillRuns> PrefillServer::look_up(const AttendCall& call, const BlockWave& wave,
-                                           unsigned long long* counters) {
+Result<RunLists> PrefillServer::look_up(const AttendCall& call, const BlockWave& wave,
+                                        unsigned long long* counters) {
+  if (setup_.finder != nullptr) return setup_.finder->look_up(call, wave, counters);
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  const int64_t lists = wave.blocks.count * setup_.index->metadata().model.kv_heads;
-  if (setup_.finder != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(const RunLists found, setup_.finder->look_up(call, wave, counters));
-    SQZ_RETURN_IF_ERROR(list_runs(found, static_cast<int>(lists), lists_[0], faults_, stream));
-    return lists_[0];
-  }
   PrefillLookup lookup;
   lookup.shape = shape_;
   lookup.blocks = wave.blocks;
   lookup.policy = setup_.group;
   lookup.queries = queries_of(call, wave.first);
-  lookup.faults = faults_;
   lookup.counters = counters;
   for (int level = 0; level < setup_.plan->levels; ++level) {
     lookup.level = level_of(call.layer, level);
@@ -203,7 +188,7 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
     // What is read is the same for all tokens: they share one reading of the keys.
     waves_.list_whole(call.tokens);
     if (selects) {
-      attend.selected = setup_.known->prefill_lists(call.layer);
+      attend.selected = setup_.known->lists(call.layer);
       attend.keys.exact_skipped = static_cast<int32_t>(setup_.exact_skipped);
     }
   }
@@ -216,7 +201,6 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
     attend.lse = call.lse.from(wave.first * model.query_heads);
     if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(attend.selected, look_up(call, wave, counters));
-      attend.faults = faults_;
     }
     SQZ_RETURN_IF_ERROR(
         prefill_attend(attend, attend_, attend_bytes_, setup_.device.multiprocessors, stream));
@@ -224,33 +208,13 @@ Status PrefillServer::attend(const AttendCall& call, bool selects, unsigned long
   return {};
 }
 
-Result<std::vector<std::vector<KeyRun>>> PrefillServer::select(const AttendCall& call) {
-  const auto stream = static_cast<cudaStream_t>(call.stream);
+Result<RunLists> PrefillServer::select(const AttendCall& call) {
   waves_.list(call);
   waves_.keep_first();
   size_t begin = 0;
-  SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_, stream));
-  SQZ_ASSIGN_OR_RETURN(const PrefillRuns lists, look_up(call, wave, nullptr));
-  SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
-  const auto heads = static_cast<size_t>(setup_.index->metadata().model.kv_heads);
-  std::vector<std::vector<KeyRun>> out(heads);
-  std::vector<uint32_t> counts(heads), faults(heads);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(counts.data(), lists.counts, heads * sizeof(uint32_t), cudaMemcpyDeviceToHost));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(faults.data(), faults_, heads * sizeof(uint32_t), cudaMemcpyDeviceToHost));
-  for (size_t h = 0; h < heads; ++h) {
-    if (faults[h] != 0) {
-      return Status(Code::kNumeric, concat("product of centroids and the queries of layer ",
-                                           call.layer, ", KV head ", h, " is NaN or infinite"));
-    }
-    out[h].resize(counts[h]);
-    static_assert(sizeof(KeyRun) == sizeof(uint2));
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(out[h].data(),
-                                        lists.runs + static_cast<int64_t>(h) * lists.stride,
-                                        counts[h] * sizeof(uint2), cudaMemcpyDeviceToHost));
-  }
-  return out;
+  SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, wave_blocks_, table_,
+                                                         static_cast<cudaStream_t>(call.stream)));
+  return look_up(call, wave, nullptr);
 }
 
 }  // namespace sqz::cuda

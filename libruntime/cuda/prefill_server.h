@@ -47,8 +47,9 @@ class PrefillServer {
 
   // `selects`: whether the layer does. counters [3]: see PrefillLookup.
   Status attend(const AttendCall& call, bool selects, unsigned long long* counters);
-  // The runs of the first block, by lookups of its own, a KV head each. Waits for the GPU.
-  Result<std::vector<std::vector<KeyRun>>> select(const AttendCall& call);
+  // The runs of the first block, by lookups of its own: lists of pairs, one a KV head. They are
+  // there when the stream is done.
+  Result<RunLists> select(const AttendCall& call);
 
  private:
   explicit PrefillServer(const PrefillSetup& setup);
@@ -56,8 +57,8 @@ class PrefillServer {
   size_t lay_out(void* base);
   PrefillLevel level_of(int64_t layer, int level) const;
   Status gather(const AttendCall& call);
-  Result<PrefillRuns> look_up(const AttendCall& call, const BlockWave& wave,
-                              unsigned long long* counters);
+  Result<RunLists> look_up(const AttendCall& call, const BlockWave& wave,
+                           unsigned long long* counters);
   const std::byte* queries_of(const AttendCall& call, int64_t token) const;
 
   PrefillSetup setup_;
@@ -68,8 +69,7 @@ class PrefillServer {
   DeviceMemory memory_;
   int2* table_ = nullptr;       // [wave_blocks_]
   uint32_t* wanted_ = nullptr;  // [scopes, layers, Hkv]; the rule `budget` only
-  uint32_t* faults_ = nullptr;  // [lists]
-  PrefillRuns lists_[2];        // of the levels in turn
+  RunLists lists_[2];           // of the levels in turn
   std::byte *lookup_ = nullptr, *attend_ = nullptr;
   // Of the layer that is served, where they come from a cache.
   std::byte *keys_ = nullptr, *values_ = nullptr;              // [Hkv, M, d]

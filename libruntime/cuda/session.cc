@@ -89,7 +89,7 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   params.exact_keys = layer.exact_keys;
   params.exact_values = layer.exact_values;
   if (selects(call.layer)) {
-    params.lists = static_ != nullptr ? static_->decode_lists(call.layer) : lists_;
+    params.lists = static_ != nullptr ? static_->lists(call.layer) : lists_;
     params.exact_skipped = exact_skipped_;
     params.after_lookup = static_ == nullptr;
   }
@@ -196,7 +196,8 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   } else if (static_ != nullptr) {
     runs_ = static_->runs(call.layer);
   } else if (route == Route::kPrefill && selector_ == SelectorKind::kSqueezed) {
-    SQZ_ASSIGN_OR_RETURN(runs_, prefill_->select(call));
+    SQZ_ASSIGN_OR_RETURN(const RunLists lists, prefill_->select(call));
+    SQZ_RETURN_IF_ERROR(read_runs(call, lists));
   } else if (route == Route::kPrefill || route == Route::kPlain) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, plain_->select(call));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
@@ -248,6 +249,7 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
     out.keys_possible = heads * static_cast<uint64_t>(index_->metadata().tokens - view.exact);
   }
   out.bytes_read = (2 * (out.keys_read + heads * (exact - skipped)) + centroids) * row;
+  out.read_whole = found.whole;
   out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;
   return out;
 }

@@ -42,7 +42,7 @@ class CudaSession final : public ServingSession {
  private:
   // What the kernels add to, of a layer.
   struct DeviceCounters {
-    unsigned long long selections, keys, centroids;
+    unsigned long long selections, keys, centroids, whole;
   };
 
   CudaSession(std::shared_ptr<const ServedIndex> index, std::shared_ptr<DeviceIndex> uploaded,

@@ -247,10 +247,7 @@ size_t CudaSession::lay_out(void* base) {
     offsets_ = layout.take<uint32_t>(model.kv_heads * (width + 1));
     log_sizes_ = layout.take<float>(model.kv_heads * width);
   }
-  lists_.totals = layout.take<RunTotals>(pairs);
-  lists_.first = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
-  lists_.before = layout.take<uint32_t>(pairs * (lists_.capacity + 1));
-  lists_.marks = layout.take<uint32_t>(pairs * lists_.mark_capacity);
+  lists_.lay_out(layout, pairs);
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     LookupParams& lookup = lookups_[static_cast<size_t>(l)];
     lookup.width = shared.width;

@@ -7,7 +7,6 @@
 
 #include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
-#include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/select/selector.h"
 
 namespace sqz::cuda {
@@ -19,17 +18,15 @@ class StaticLists {
   // runs[layer]: empty where a layer is read whole. The device is current.
   static Result<std::unique_ptr<StaticLists>> create(std::vector<HeadRuns> runs);
 
-  // Of one layer, in device memory; those for prompts are of one block of tokens.
-  const RunLists& decode_lists(int64_t layer) const { return layers_[at(layer)].decode; }
-  const PrefillRuns& prefill_lists(int64_t layer) const { return layers_[at(layer)].prefill; }
+  // Of one layer, in device memory: a list a KV head.
+  const RunLists& lists(int64_t layer) const { return layers_[at(layer)].lists; }
   // That one selection reads of a layer, over its KV heads.
   int64_t keys(int64_t layer) const { return layers_[at(layer)].keys; }
   const HeadRuns& runs(int64_t layer) const { return runs_[at(layer)]; }
 
  private:
   struct Layer {
-    RunLists decode;
-    PrefillRuns prefill;
+    RunLists lists;
     int64_t keys = 0, most_runs = 0, most_keys = 0;  // of all heads; of the head with most
   };
   static size_t at(int64_t layer) { return static_cast<size_t>(layer); }

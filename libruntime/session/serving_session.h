@@ -57,6 +57,7 @@ struct Counters {
   // Of the rule mass: sums over queries and query heads, and their number.
   double estimated_mass = 0, delivered_mass = 0;
   uint64_t queries = 0;
+  uint64_t read_whole = 0;
   void add(const Counters& other);
 };
 

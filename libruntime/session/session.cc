@@ -28,6 +28,7 @@ void Counters::add(const Counters& other) {
   estimated_mass += other.estimated_mass;
   delivered_mass += other.delivered_mass;
   queries += other.queries;
+  read_whole += other.read_whole;
 }
 
 Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const ServedIndex> index,

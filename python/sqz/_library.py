@@ -91,6 +91,7 @@ class Stats(Struct):
         ("bytes_read", c.c_uint64), ("bytes_dense", c.c_uint64), ("least_budget", c.c_double),
         ("route", c.c_char_p), ("asked_mass", c.c_double), ("estimated_mass", c.c_double),
         ("delivered_mass", c.c_double), ("estimated_error", c.c_double),
+        ("read_whole", c.c_uint64),
     ]
 
 

@@ -50,6 +50,7 @@ class Stats:
     estimated_mass: float  # by what selects
     delivered_mass: float  # by the keys that were read and estimates of the others; 0 if they are dropped
     estimated_error: float  # of the output, relative to dense: 1 less the lower of the last two
+    read_whole: int  # selections of batches on a GPU in whose place everything was read, which was faster
 
 
 class Session(Handle):

@@ -34,9 +34,13 @@ __nv_bfloat16* random_rows(int64_t rows, uint64_t seed) {
   return data;
 }
 
-PrefillRuns make_lists(int64_t lists, int32_t stride) {
-  return {allocate<uint2>(lists * stride), allocate<uint32_t>(lists * stride),
-          allocate<uint32_t>(lists), allocate<uint32_t>(lists), stride};
+RunLists make_lists(int64_t lists, int64_t capacity) {
+  RunLists out;
+  out.totals = allocate<RunTotals>(lists);
+  out.first = allocate<uint32_t>(lists * (capacity + 1));
+  out.before = allocate<uint32_t>(lists * (capacity + 1));
+  out.capacity = capacity;
+  return out;
 }
 
 struct Level {
@@ -89,10 +93,9 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   const Level fine = make_level(slots, kClusterKeys, 1, 7);
   const Level coarse = make_level(fine.clusters, kFanOut, kClusterKeys, 8);
   const std::vector<uint32_t> wanted(kHeads, static_cast<uint32_t>((1 - sparsity) * keys));
-  const PrefillRuns chosen = make_lists(lists, fine.clusters / 2 + 1);
-  const PrefillRuns survivors = make_lists(lists, coarse.clusters / 2 + 1);
-  auto* faults = allocate<uint32_t>(lists);
-  const auto lookup_of = [&](const Level& level, const PrefillRuns& alive, const PrefillRuns& out) {
+  const RunLists chosen = make_lists(lists, fine.clusters / 2 + 1);
+  const RunLists survivors = make_lists(lists, coarse.clusters / 2 + 1);
+  const auto lookup_of = [&](const Level& level, const RunLists& alive, const RunLists& out) {
     PrefillLookup lookup;
     lookup.shape = shape;
     lookup.blocks = query_blocks;
@@ -103,7 +106,6 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
     lookup.alive = alive;
     lookup.queries = attend.queries;
     lookup.chosen = out;
-    lookup.faults = faults;
     return lookup;
   };
   PrefillLookup flat = lookup_of(fine, {}, chosen);
@@ -115,7 +117,7 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   const auto run_lookup = [&](const PrefillLookup& lookup) {
     check(prefill_lookup(lookup, lookup_workspace, lookup_bytes, multiprocessors, stream));
   };
-  std::vector<uint32_t> totals(lists), counts(lists);
+  std::vector<RunTotals> totals(lists);
   // The threshold that keeps a fraction of the children of a level's clusters.
   const auto calibrate = [&](PrefillLookup& lookup, double children, double fraction) {
     double low = -30, high = 0;
@@ -123,10 +125,11 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
       lookup.level.log_threshold[1] = static_cast<float>((low + high) / 2);
       run_lookup(lookup);
       check(cudaStreamSynchronize(stream), "run");
-      check(cudaMemcpy(totals.data(), lookup.chosen.totals, lists * 4, cudaMemcpyDeviceToHost),
+      check(cudaMemcpy(totals.data(), lookup.chosen.totals, lists * sizeof(RunTotals),
+                       cudaMemcpyDeviceToHost),
             "copy");
       double kept = 0;
-      for (const uint32_t total : totals) kept += total;
+      for (const RunTotals& total : totals) kept += total.keys;
       (kept / lists > fraction * children ? low : high) = lookup.level.log_threshold[1];
     }
   };
@@ -168,14 +171,14 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
                         run_attend();
                       }),
          2 * attended);
-  check(cudaMemcpy(totals.data(), chosen.totals, lists * 4, cudaMemcpyDeviceToHost), "copy");
-  check(cudaMemcpy(counts.data(), chosen.counts, lists * 4, cudaMemcpyDeviceToHost), "copy");
-  std::printf("  first list: %u keys in %u runs\n", totals[0], counts[0]);
+  check(cudaMemcpy(totals.data(), chosen.totals, sizeof(RunTotals), cudaMemcpyDeviceToHost),
+        "copy");
+  std::printf("  first list: %u keys in %u runs\n", totals[0].keys, totals[0].runs);
 
   // Runs as real keys give them: 40 keys on average, no lookup.
   std::mt19937 random(1);
-  std::vector<uint2> runs(static_cast<size_t>(lists) * chosen.stride);
-  std::vector<uint32_t> prefix(runs.size());
+  const auto stride = static_cast<size_t>(chosen.capacity) + 1;
+  std::vector<uint32_t> run_first(lists * stride), run_before(run_first.size());
   double real_keys = 0;
   for (int list = 0; list < lists; ++list) {
     uint32_t at = 0, count = 0, total = 0;
@@ -183,22 +186,21 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
       const uint32_t length = 1 + random() % 79;
       at += random() % static_cast<uint32_t>(79 / (1 - sparsity) * sparsity);
       if (at + length > static_cast<uint32_t>(slots)) break;
-      runs[static_cast<size_t>(list) * chosen.stride + count] = {at, length};
-      prefix[static_cast<size_t>(list) * chosen.stride + count++] = total;
+      run_first[list * stride + count] = at;
+      run_before[list * stride + count++] = total;
       total += length;
       at += length;
     }
-    counts[list] = count;
-    totals[list] = total;
+    run_before[list * stride + count] = total;
+    totals[list] = {count, total, 0, 0};
     real_keys += total;
   }
   const auto copy = [&](auto* to, const auto& from) {
     check(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice),
           "copy");
   };
-  copy(chosen.runs, runs);
-  copy(chosen.prefix, prefix);
-  copy(chosen.counts, counts);
+  copy(chosen.first, run_first);
+  copy(chosen.before, run_before);
   copy(chosen.totals, totals);
   report("attend, runs of 40", milliseconds(stream, kReplays, run_attend),
          2 * (real_keys / lists + kExact));

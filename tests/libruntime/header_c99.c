@@ -11,7 +11,7 @@ EXPECT_SIZE(sqz_session_options, 136);
 EXPECT_SIZE(sqz_attend_args, 96);
 EXPECT_SIZE(sqz_upload_options, 40);
 EXPECT_SIZE(sqz_kv_cache, 64);
-EXPECT_SIZE(sqz_stats, 128);
+EXPECT_SIZE(sqz_stats, 136);
 EXPECT_SIZE(sqz_index_info, 152);
 
 int sqz_header_is_c99(void) {

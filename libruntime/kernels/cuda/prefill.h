@@ -17,6 +17,7 @@
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
 #include "libruntime/attention/lse_rows.h"
+#include "libruntime/kernels/cuda/common/run_lists.h"
 
 namespace sqz::cuda {
 
@@ -37,15 +38,6 @@ struct QueryBlocks {
   const int2* table = nullptr;  // [count] {first token, tokens}; null = every block_tokens
 };
 
-// Lists of runs; a null `runs` means that every list is one run over everything.
-struct PrefillRuns {
-  uint2* runs = nullptr;       // [lists, stride] {first, length}, ascending and disjoint
-  uint32_t* prefix = nullptr;  // [lists, stride] lengths of the runs before, added up
-  uint32_t* counts = nullptr;  // [lists] runs
-  uint32_t* totals = nullptr;  // [lists] lengths of all runs, added up
-  int32_t stride = 0;
-};
-
 // Keys and values of a layer.
 struct PrefillKeys {
   const void* keys = nullptr;          // [Hkv, M, d] in slot order
@@ -61,17 +53,18 @@ struct PrefillAttend {
   PrefillShape shape;
   QueryBlocks blocks;
   PrefillKeys keys;
-  PrefillRuns selected;              // runs of slots
-  const void* queries = nullptr;     // [T, Hq, d]
-  void* out = nullptr;               // [T, Hq, d]; zeros where there are no keys
-  LseRows lse;                       // natural log; -infinity where there are no keys
-  const uint32_t* faults = nullptr;  // [lists] out and lse are NaN where it is not 0; may be null
+  RunLists selected;  // runs of slots; where `fault` is not 0, out and lse are NaN; null: all slots
+  const void* queries = nullptr;  // [T, Hq, d]
+  void* out = nullptr;            // [T, Hq, d]; zeros where there are no keys
+  LseRows lse;                    // natural log; -infinity where there are no keys
   // [lists, mask_stride]: which tokens of a block attend to each key of its list, exact keys
-  // first: bit t for token t. Null: all do. Where they are there, faults has bits of tokens, too.
+  // first: bit t for token t. Null: all do. Where they are there, `fault` has bits of tokens, too.
   // Only for blocks of at most 32 tokens and 128 query rows. mask_stride: a multiple of 4, at least
   // kMaskSlack more than E and the keys in a list's runs.
   const uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
+  // Where it is not 0, all tokens attend to all keys in place of lists and masks; may be null.
+  const uint32_t* whole = nullptr;
   // {selections, …}: one a block is added where there are no lists; may be null.
   unsigned long long* counters = nullptr;
 };
@@ -113,12 +106,11 @@ struct PrefillLookup {
   QueryBlocks blocks;
   PrefillLevel level;
   PrefillGroup policy = PrefillGroup::kMean;
-  PrefillRuns alive;              // runs of clusters to score; null runs = all
+  RunLists alive;                 // runs of clusters to score; null: all
   const void* queries = nullptr;  // [T, Hq, d]
-  PrefillRuns chosen;             // out: stride at least (n + 1) / 2
-  // [lists] 1 where a logit is NaN or +infinity, else 0; where not all clusters are alive, 1 where
-  // it was 1 before, too.
-  uint32_t* faults = nullptr;
+  // Out, with a capacity of at least (n + 1) / 2. fault: 1 where a logit is NaN or +infinity, or
+  // alive's is 1.
+  RunLists chosen;
   // {selections, keys in the runs of the finest level, centroids read} are added to; may be null.
   unsigned long long* counters = nullptr;
 };

@@ -199,6 +199,42 @@ TEST_F(Decode, ManyRequests) {
   }
 }
 
+// Once requests have wanted most of the keys between them, everything is read, and one call of 32
+// selects.
+TEST_F(Decode, BatchesThatWantMost) {
+  TinyIndexOptions options = shape(64, 2, {40, 211});
+  options.layers = 1;
+  options.tokens = 70000;
+  const Served served = serve(options);
+  const auto gpu = gpu_session(served, with_thresholds({1e-5}));
+  const auto dense = gpu_session(served, {.selector = SelectorKind::kDense});
+  constexpr int64_t kRequests = 40;
+  const std::vector<float> queries = make_queries(served, 0, kRequests, 7);
+  DeviceCall call(served, 0, kRequests, DType::kBF16), whole(served, 0, kRequests, DType::kBF16);
+  call.set_queries(queries);
+  whole.set_queries(queries);
+  ASSERT_TRUE(dense->attend(whole.call).ok());
+  Output first;
+  for (uint64_t i = 0; i < 34; ++i) {
+    SCOPED_TRACE(concat("call ", i));
+    ASSERT_TRUE(gpu->attend(call.call).ok());
+    if (std::string(gpu->route()) != "batch") GTEST_SKIP() << "no batches on this GPU";
+    const auto totals = gpu->totals(0);
+    ASSERT_TRUE(totals.ok());
+    EXPECT_EQ(totals->selections, kRequests * (i + 1));
+    EXPECT_EQ(totals->read_whole, kRequests * (i - i / 32));
+    if (i == 0) {
+      first = call.output();
+      EXPECT_LT(totals->keys_read, totals->keys_possible);
+    } else if (i == 32) {
+      EXPECT_EQ(call.output(), first);
+    } else {
+      test::expect_rows_close(call.output(), whole.output(), served.options.head_dim);
+    }
+    if (HasFailure()) return;
+  }
+}
+
 TEST_F(Decode, Routes) {
   const Served served = serve(shape(64, 2, {40, 211}));
   const auto gpu = gpu_session(served, by_budget(0.1));

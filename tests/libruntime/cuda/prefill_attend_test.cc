@@ -44,7 +44,9 @@ class Problem {
   void run_and_check() {
     size_t most = 1;
     for (const auto& list : runs_) most = std::max(most, list.size());
-    DeviceRuns lists(runs_, static_cast<int32_t>(most));
+    std::vector<uint32_t> faults(runs_.size(), 0);
+    if (c_.faulty_list >= 0) faults[static_cast<size_t>(c_.faulty_list)] = 1;
+    DeviceRuns lists(runs_, static_cast<int64_t>(most), faults);
     DeviceArray<int2> table(blocks_);
     const int64_t rows = int64_t{c_.tokens} * heads();
     DeviceArray<uint16_t> out(rows * c_.dim);
@@ -56,10 +58,6 @@ class Problem {
     call.keys = {keys_.device->get(),       values_.device->get(),       c_.slots,
                  exact_keys_.device->get(), exact_values_.device->get(), c_.exact};
     if (!c_.dense) call.selected = lists.lists;
-    std::vector<uint32_t> host_faults(runs_.size(), 0);
-    if (c_.faulty_list >= 0) host_faults[c_.faulty_list] = 1;
-    DeviceArray<uint32_t> faults(host_faults);
-    call.faults = faults.get();
     call.queries = queries_.device->get();
     call.out = out.get();
     call.lse = lse.get();

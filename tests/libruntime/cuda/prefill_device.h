@@ -42,57 +42,64 @@ struct SlotRun {
 
 // Lists of runs as the kernels take and leave them.
 struct DeviceRuns {
-  DeviceArray<uint2> runs;
-  DeviceArray<uint32_t> prefix, counts, totals;
-  PrefillRuns lists;
+  DeviceArray<RunTotals> totals;
+  DeviceArray<uint32_t> first, before;
+  RunLists lists;
 
-  DeviceRuns(int64_t count, int32_t stride)
-      : runs(count * stride), prefix(count * stride), counts(count), totals(count) {
-    lists = {runs.get(), prefix.get(), counts.get(), totals.get(), stride};
+  DeviceRuns(int64_t count, int64_t capacity)
+      : totals(count), first(count * (capacity + 1)), before(count * (capacity + 1)) {
+    lists.totals = totals.get();
+    lists.first = first.get();
+    lists.before = before.get();
+    lists.capacity = capacity;
   }
-  explicit DeviceRuns(const std::vector<std::vector<SlotRun>>& all, int32_t stride)
-      : DeviceRuns(static_cast<int64_t>(all.size()), stride) {
-    std::vector<uint2> host_runs(all.size() * stride);
-    std::vector<uint32_t> host_prefix(all.size() * stride), host_counts, host_totals;
+  // `fault` of every list.
+  explicit DeviceRuns(const std::vector<std::vector<SlotRun>>& all, int64_t capacity,
+                      std::vector<uint32_t> faults = {})
+      : DeviceRuns(static_cast<int64_t>(all.size()), capacity) {
+    faults.resize(all.size());
+    const auto stride = static_cast<size_t>(capacity) + 1;
+    std::vector<uint32_t> host_first(all.size() * stride), host_before(all.size() * stride);
+    std::vector<RunTotals> host_totals;
     for (size_t list = 0; list < all.size(); ++list) {
-      uint32_t total = 0;
-      for (size_t i = 0; i < all[list].size(); ++i) {
-        host_runs[list * stride + i] = {all[list][i].first, all[list][i].length};
-        host_prefix[list * stride + i] = total;
-        total += all[list][i].length;
+      uint32_t total = 0, runs = 0;
+      for (const SlotRun& run : all[list]) {
+        host_first[list * stride + runs] = run.first;
+        host_before[list * stride + runs++] = total;
+        total += run.length;
       }
-      host_counts.push_back(static_cast<uint32_t>(all[list].size()));
-      host_totals.push_back(total);
+      host_before[list * stride + runs] = total;
+      host_totals.push_back({runs, total, faults[list], 0});
     }
     const auto copy = [](auto* to, const auto& from) {
       EXPECT_EQ(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice),
                 cudaSuccess);
     };
-    copy(runs.get(), host_runs);
-    copy(prefix.get(), host_prefix);
-    copy(counts.get(), host_counts);
     copy(totals.get(), host_totals);
+    copy(first.get(), host_first);
+    copy(before.get(), host_before);
   }
 
-  // What the kernels left, checked: ascending, disjoint, neighbours merged, prefixes right.
+  // What the kernels left, checked: ascending, disjoint, neighbours merged, sums right.
   std::vector<std::vector<SlotRun>> host() const {
-    const auto host_runs = runs.host();
-    const auto host_prefix = prefix.host(), host_counts = counts.host(),
-               host_totals = totals.host();
-    std::vector<std::vector<SlotRun>> all(host_counts.size());
+    const auto host_totals = totals.host();
+    const auto host_first = first.host(), host_before = before.host();
+    const size_t stride = static_cast<size_t>(lists.capacity) + 1;
+    std::vector<std::vector<SlotRun>> all(host_totals.size());
     for (size_t list = 0; list < all.size(); ++list) {
-      uint32_t total = 0, end = 0;
-      EXPECT_LE(host_counts[list], static_cast<uint32_t>(lists.stride));
-      for (uint32_t i = 0; i < host_counts[list]; ++i) {
-        const uint2 run = host_runs[list * lists.stride + i];
-        EXPECT_TRUE(i == 0 ? run.x >= end : run.x > end) << "list " << list << " run " << i;
-        EXPECT_GT(run.y, 0u);
-        EXPECT_EQ(host_prefix[list * lists.stride + i], total) << "list " << list << " run " << i;
-        total += run.y;
-        end = run.x + run.y;
-        all[list].push_back({run.x, run.y});
+      const uint32_t* sums = host_before.data() + list * stride;
+      const uint32_t runs = host_totals[list].runs;
+      uint32_t end = 0;
+      EXPECT_LE(runs, lists.capacity);
+      EXPECT_EQ(sums[0], 0u);
+      for (uint32_t i = 0; i < runs && i < stride - 1; ++i) {
+        const uint32_t begin = host_first[list * stride + i];
+        EXPECT_TRUE(i == 0 ? begin >= end : begin > end) << "list " << list << " run " << i;
+        EXPECT_GT(sums[i + 1], sums[i]) << "list " << list << " run " << i;
+        all[list].push_back({begin, sums[i + 1] - sums[i]});
+        end = begin + sums[i + 1] - sums[i];
       }
-      EXPECT_EQ(host_totals[list], total);
+      EXPECT_EQ(host_totals[list].keys, sums[runs]);
     }
     return all;
   }

@@ -196,8 +196,7 @@ class Problem {
 
   std::vector<std::vector<SlotRun>> gpu_runs() {
     DeviceArray<uint32_t> offsets(offsets_),
-        wanted(wanted_.empty() ? std::vector<uint32_t>{0} : wanted_),
-        faults(std::vector<uint32_t>(static_cast<size_t>(lists()), 0));
+        wanted(wanted_.empty() ? std::vector<uint32_t>{0} : wanted_);
     DeviceArray<uint32_t> sizes(sizes_);
     DeviceArray<unsigned long long> counters(std::vector<unsigned long long>(3, 0));
     DeviceRuns alive(alive_, c_.clusters), chosen(lists(), (c_.clusters + 1) / 2);
@@ -218,7 +217,6 @@ class Problem {
     if (c_.some_alive) call.alive = alive.lists;
     call.queries = queries_.device->get();
     call.chosen = chosen.lists;
-    call.faults = faults.get();
     call.counters = counters.get();
     const int64_t bytes =
         prefill_lookup_workspace(call.shape, call.blocks, c_.clusters, call.policy);
@@ -226,7 +224,7 @@ class Problem {
     const Status status = prefill_lookup(call, workspace.get(), bytes, multiprocessors(), nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
     faults_ = 0;
-    for (const uint32_t fault : faults.host()) faults_ += fault;
+    for (const RunTotals& totals : chosen.totals.host()) faults_ += totals.fault;
     const auto found = chosen.host();
     check_counters(counters.host(), found);
     return found;

@@ -40,7 +40,6 @@ __device__ Sums block_sums(const Place& at, Sums sums, Sums (&shared)[kWarps]) {
 struct Part {
   uint32_t first = 0, length = 0;  // slots; none if nobody chose the cluster
   bool begins = false;             // a run
-  uint32_t run_length = 0;         // of the run that it begins
 
   __device__ Part(const LookupLevel& level, int head, const Place& at, uint32_t word) {
     const bool is = word != 0;
@@ -52,10 +51,6 @@ struct Part {
     }
     const unsigned bits = __ballot_sync(~0u, is);
     begins = is && (at.lane == 0 || (bits >> (at.lane - 1) & 1) == 0);
-    const unsigned others = ~(bits >> at.lane);
-    const int members = others == 0 ? 32 - at.lane : __ffs(static_cast<int>(others)) - 1;
-    const uint32_t end = __shfl_sync(~0u, first + length, (at.lane + max(members, 1) - 1) & 31);
-    run_length = begins ? end - first : 0;
   }
 };
 
@@ -73,9 +68,29 @@ __device__ Sums counts_before(const Place& at, const unsigned long long* counts,
   return block_sums(at, before, shared);
 }
 
+// A list of a call that chooses has so many keys. One thread.
+__device__ void remember(const BatchLookup& call, uint32_t keys) {
+  BatchHistory& history = *call.history;
+  atomicAdd(&history.keys, static_cast<unsigned long long>(keys));
+  __threadfence();
+  if (atomicAdd(&history.lists, 1u) + 1 < static_cast<uint32_t>(call.lists())) return;
+  history.next = atomicExch(&history.keys, 0ull) > call.most ? 1 : 0;
+  history.lists = history.calls = 0;
+}
+
+// A call that reads everything. One thread a list.
+__device__ void count_whole(const BatchLookup& call, const BatchList& own) {
+  const auto requests = static_cast<unsigned long long>(own.requests);
+  atomicAdd(&call.lookup.counters[1], requests * call.lookup.slots);
+  if (own.head != 0) return;
+  atomicAdd(&call.lookup.counters[0], requests);
+  atomicAdd(&call.lookup.counters[3], requests);
+  if (own.list == 0 && ++call.history->calls == kBatchAsks - 1) call.history->next = 0;
+}
+
 // Runs, and a word for each of their keys.
 __device__ void emit(const BatchLookup& call, const BatchList& own, const Place& at, uint32_t word,
-                     Sums (&shared)[kWarps]) {
+                     uint32_t faults, Sums (&shared)[kWarps]) {
   const LookupParams& p = call.lookup;
   const int finest = p.levels - 1;
   const Part part(p.level[finest], own.head, at, word);
@@ -106,10 +121,10 @@ __device__ void emit(const BatchLookup& call, const BatchList& own, const Place&
   const Sums before = counts_before(at, counts, shared);
   place.a += before.a;
   place.b += before.b;
+  const int64_t runs = own.list * (call.runs.capacity + 1);
   if (part.begins) {
-    const int64_t run = int64_t{own.list} * call.runs.stride + place.a;
-    call.runs.runs[run] = make_uint2(part.first, part.run_length);
-    call.runs.prefix[run] = place.b;
+    call.runs.first[runs + place.a] = part.first;
+    call.runs.before[runs + place.a] = place.b;
   }
   uint32_t* masks = call.masks + own.list * call.mask_stride;
 #pragma unroll 4
@@ -124,23 +139,24 @@ __device__ void emit(const BatchLookup& call, const BatchList& own, const Place&
     if (at.thread == 0) atomicAdd(&p.counters[1], static_cast<unsigned long long>(keys.a));
   }
   if (at.tile + 1 == static_cast<int>(gridDim.x) && at.thread == 0) {
-    call.runs.counts[own.list] = before.a + all.a;
-    call.runs.totals[own.list] = before.b + all.b;
+    call.runs.before[runs + before.a + all.a] = before.b + all.b;
+    call.runs.totals[own.list] = {before.a + all.a, before.b + all.b, faults, 0};
+    if (call.history != nullptr) remember(call, before.b + all.b);
   }
   if (at.tile != 0) return;
   for (int key = at.thread; key < call.exact; key += kBatchChoose) masks[key] = own.all;
   if (at.thread == 0 && own.head == 0 && p.rule == LookupRule::kThreshold) {
-    const int sound = own.requests - __popc(*own.faults(call, finest) & own.all);
+    const int sound = own.requests - __popc(faults & own.all);
     atomicAdd(&p.counters[0], static_cast<unsigned long long>(sound));
   }
 }
 
 // Words of what was chosen become those of the children, or runs.
 __device__ void pass_on(const BatchLookup& call, const BatchList& own, int k, const Place& at,
-                        uint32_t word, Sums (&shared)[kWarps]) {
+                        uint32_t word, uint32_t faults, Sums (&shared)[kWarps]) {
   const LookupParams& p = call.lookup;
   const LookupLevel& level = p.level[k];
-  if (k + 1 == p.levels) return emit(call, own, at, word, shared);
+  if (k + 1 == p.levels) return emit(call, own, at, word, faults, shared);
   if (at.cluster >= level.clusters) return;
   const uint32_t* offsets =
       level.offsets + static_cast<int64_t>(own.head) * (level.clusters + 1) + at.cluster;
@@ -235,6 +251,10 @@ __global__ void __launch_bounds__(kBatchChoose)
   for (int g = 0; g < kHeads; ++g) heads[g] = min(g, p.group - 1) * call.stride;
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
+  if (call.history != nullptr && call.history->whole != 0) {
+    if (k + 1 == p.levels && at.tile == 0 && at.thread == 0) count_whole(call, own);
+    return;
+  }
   find_denominators<kHeads>(call, own, parts, at, kThreshold ? level.threshold : 0, rows);
   const uint32_t faults = (k == 0 ? 0 : *own.faults(call, k - 1)) | rows.faults;
   if (at.tile == 0 && at.thread == 0) *own.faults(call, k) = faults;
@@ -284,7 +304,7 @@ __global__ void __launch_bounds__(kBatchChoose)
     atomicAdd(&p.counters[2], static_cast<unsigned long long>(centroids));
   }
   if constexpr (kThreshold) {
-    pass_on(call, own, k, at, word, shared);
+    pass_on(call, own, k, at, word, faults, shared);
   } else if (at.tile == 0 && at.thread < own.requests) {
     const int64_t pair = static_cast<int64_t>(own.first + at.thread) * p.kv_heads + own.head;
     call.pair_faults[pair] = faults >> at.thread & 1;
@@ -307,7 +327,7 @@ __global__ void __launch_bounds__(kBatchChoose)
       word |= 1u << request;
     }
   }
-  pass_on(call, own, k, at, word, shared);
+  pass_on(call, own, k, at, word, *own.faults(call, k), shared);
 }
 
 template <class Kernel, class... Args>

@@ -16,21 +16,37 @@ inline constexpr int kBatchParts = 64;    // of a level's clusters, at most: eac
 inline constexpr int kBatchTile = 64;     // clusters of a tile of logits
 inline constexpr int kBatchChoose = 256;  // clusters of a block that chooses
 
+// How much calls with about as many requests selected from a layer. Where that was most of the
+// keys, the next calls read everything, which is faster than to choose; every so often one chooses
+// again.
+inline constexpr uint32_t kBatchAsks = 32;  // calls of which one chooses in any case
+struct BatchHistory {
+  uint32_t whole;           // 1: the present call reads everything
+  uint32_t next;            // 1: the next one does
+  uint32_t calls;           // since one chose
+  uint32_t lists;           // of a call that chooses, whose keys are counted
+  unsigned long long keys;  // of these
+};
+
 struct BatchLookup {
   LookupParams lookup;  // q, shape, rule, levels, wanted, counters; `lists` only for kBudget
   int32_t chunk = 0;    // requests of a list, at most 32, of at most kBatchRows query rows
-  // Out: runs of every list, [lists, mask_stride] words of its keys, the exact ones first, and bits
-  // of the requests that met NaN or infinity at the last level or before: [2, lists], by level % 2.
-  PrefillRuns runs;
+  // Out: runs of every list and [lists, mask_stride] words of its keys, the exact ones first.
+  RunLists runs;
   uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
   int32_t exact = 0;  // E
-  uint32_t* faults = nullptr;
+
+  // Null: every call chooses. `most`: keys of all lists; with more the next calls read everything.
+  BatchHistory* history = nullptr;
+  uint64_t most = 0;
 
   // Workspace.
-  int64_t stride = 0;         // of logits: the width in whole tiles
-  float* logits = nullptr;    // [lists, chunk * group, stride] base 2
-  float2* sums = nullptr;     // [lists, chunk * group, kBatchParts] maximum, sum of exponentials
+  int64_t stride = 0;       // of logits: the width in whole tiles
+  float* logits = nullptr;  // [lists, chunk * group, stride] base 2
+  float2* sums = nullptr;   // [lists, chunk * group, kBatchParts] maximum, sum of exponentials
+  // [2, lists], by level % 2: bits of the requests that met NaN or infinity at the level or before.
+  uint32_t* faults = nullptr;
   uint32_t* words = nullptr;  // [2, lists, width] requests a cluster is alive for, or chosen by
   // [lists, choose_tiles] runs << 32 | keys of the finest level, and a bit when they are there.
   unsigned long long* counts = nullptr;

@@ -44,6 +44,14 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   if (first < own.rows) fetch(begin);  // no earlier kernel writes centroids
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
+  if (call.history != nullptr) {
+    const bool whole = (k == 0 ? call.history->next : call.history->whole) != 0;
+    if (k == 0 && blockIdx.x == 0 && threadIdx.x == 0) call.history->whole = whole ? 1 : 0;
+    if (whole) {
+      ptx::cp_async_wait_group<0>();
+      return;
+    }
+  }
   // Of the kernel that comes next: nothing is counted yet.
   if (first == 0 && k + 1 == p.levels) {
     const int choosing = call.choose_tiles(k);

@@ -17,13 +17,13 @@ using namespace prefill;
 // The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
 // items of split lists are fewer than twice four a multiprocessor. A narrow call's lists, at most
 // one a multiprocessor, all have a slot.
-int64_t cut_workspace(AttendParams& params, int multiprocessors, uint8_t* base) {
+int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t* base) {
   const int64_t tiles =
       int64_t{params.blocks.count} * params.kv_heads * params.tiles.tiles_of_block;
   params.slot_capacity = 9 * multiprocessors;
   params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
   Layout layout(base);
-  params.counts = layout.take<WorkCounts>(1);
+  params.counts = layout.take<WorkCounts>(2);
   params.items = layout.take<WorkItem>(params.item_capacity);
   params.splits = layout.take<SplitTile>(params.slot_capacity);
   params.partial_lse = layout.take<float>(int64_t{params.slot_capacity} * kRows);
@@ -31,9 +31,9 @@ int64_t cut_workspace(AttendParams& params, int multiprocessors, uint8_t* base) 
   return static_cast<int64_t>(layout.used());
 }
 
-AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
-                         int multiprocessors) {
-  AttendParams params = {};
+PrefillAttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
+                                int multiprocessors) {
+  PrefillAttendParams params = {};
   params.blocks = blocks;
   params.tiles = query_tiles(blocks, shape.group, kRows);
   params.dim = shape.dim;
@@ -45,7 +45,7 @@ AttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
 }
 
 template <class T>
-Status launch(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
+Status launch(const PrefillAttendParams& params, const PrefillAttend& call, int multiprocessors,
               cudaStream_t stream) {
   return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
     return launch_attend<T, dim.value>(params, call, multiprocessors, stream);
@@ -61,21 +61,20 @@ bool prefill_narrow(const PrefillShape& shape, const QueryBlocks& blocks, int mu
 
 int64_t prefill_attend_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
                                  int multiprocessors) {
-  AttendParams params = make_params(shape, blocks, multiprocessors);
+  PrefillAttendParams params = make_params(shape, blocks, multiprocessors);
   return cut_workspace(params, multiprocessors, nullptr);
 }
 
 Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t workspace_bytes,
                       int multiprocessors, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
-  AttendParams params = make_params(call.shape, call.blocks, multiprocessors);
+  PrefillAttendParams params = make_params(call.shape, call.blocks, multiprocessors);
   params.selected = call.selected;
   params.slots = call.keys.slots;
   params.exact = call.keys.exact - call.keys.exact_skipped;
   params.exact_skipped = call.keys.exact_skipped;
   params.out = call.out;
   params.lse = call.lse;
-  params.faults = call.faults;
   params.masks = call.masks;
   params.mask_stride = call.mask_stride;
   params.tile_keys = tile_keys(params.dim, params.narrow, params.masks != nullptr);
@@ -92,10 +91,19 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
                    " tokens, expected at most 32 of ", kRows, " query rows")};
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
-  SQZ_RETURN_IF_ERROR(launch_schedule(params, multiprocessors, stream));
-  SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
-                          ? launch<__nv_bfloat16>(params, call, multiprocessors, stream)
-                          : launch<__half>(params, call, multiprocessors, stream));
+  PrefillAttendParams all = params;
+  all.selected = {};
+  all.masks = nullptr;
+  all.tile_keys = tile_keys(params.dim, params.narrow, false);
+  ++all.counts;
+  const auto attend = [&](const PrefillAttendParams& of) {
+    return call.shape.dtype == DType::kBF16
+               ? launch<__nv_bfloat16>(of, call, multiprocessors, stream)
+               : launch<__half>(of, call, multiprocessors, stream);
+  };
+  SQZ_RETURN_IF_ERROR(launch_schedule(params, all, call.whole, multiprocessors, stream));
+  SQZ_RETURN_IF_ERROR(attend(params));
+  if (call.whole != nullptr) SQZ_RETURN_IF_ERROR(attend(all));
   return launch_merge(params, call.shape.dtype, multiprocessors, stream);
 }
 

@@ -30,7 +30,8 @@
 
 namespace sqz::cuda::prefill {
 
-__device__ __forceinline__ KeyListView list_of(const AttendParams& params, const WorkItem& item) {
+__device__ __forceinline__ KeyListView list_of(const PrefillAttendParams& params,
+                                               const WorkItem& item) {
   return KeyListView::of(params.selected, item.block * params.kv_heads + item.kv_head, params.exact,
                          params.exact_skipped, params.slots);
 }
@@ -49,13 +50,13 @@ __device__ __forceinline__ void publish_item(SharedStorage<Config>& shared, cons
 }
 
 // Number of the next item that nobody has taken. All lanes.
-__device__ __forceinline__ uint32_t take_number(const AttendParams& params) {
+__device__ __forceinline__ uint32_t take_number(const PrefillAttendParams& params) {
   uint32_t number = 0;
   if ((threadIdx.x & 31) == 0) number = atomicAdd(&params.counts->next, 1u);
   return __shfl_sync(kAllLanes, number, 0);
 }
 
-__device__ __forceinline__ WorkItem item_of(const AttendParams& params, uint32_t number) {
+__device__ __forceinline__ WorkItem item_of(const PrefillAttendParams& params, uint32_t number) {
   WorkItem item;
   item.block = -1;
   if (number < params.counts->items) item = params.items[number];
@@ -65,7 +66,7 @@ __device__ __forceinline__ WorkItem item_of(const AttendParams& params, uint32_t
 // Keys or values of one item, chunks [first, end); the leader of chunk 0 counts the tile's bytes.
 // `masks`: of the item's list, for keys; or null.
 template <class Config>
-__device__ __forceinline__ void fetch_rows(const AttendParams& params, const WorkItem& item,
+__device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, const WorkItem& item,
                                            const RowMaps& slots, const RowMaps& exact, int first,
                                            int end, uint8_t (*tiles)[Config::kTileBytes],
                                            uint64_t* full, uint64_t* empty,
@@ -92,8 +93,8 @@ __device__ __forceinline__ void fetch_rows(const AttendParams& params, const Wor
 
 // Items, queries, and the first chunks of keys.
 template <class Config, bool kMasked>
-__device__ void fetch_queries_and_keys(SharedStorage<Config>& shared, const AttendParams& params,
-                                       const AttendMaps& maps) {
+__device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
+                                       const PrefillAttendParams& params, const AttendMaps& maps) {
   const uint32_t query_bytes =
       params.tiles.heads * params.tiles.tokens * Config::kChunks * kRowBytes;
   RingPosition<2> item_ring;
@@ -129,7 +130,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared, const Atte
 
 // The other chunks of keys, and values.
 template <class Config>
-__device__ void fetch_others(SharedStorage<Config>& shared, const AttendParams& params,
+__device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                              const AttendMaps& maps, int warp) {
   const bool values = warp != 2;
   const RowMaps& slots = values ? maps.values : maps.keys;
@@ -215,7 +216,8 @@ __device__ __forceinline__ void apply_masks(float (&logits)[kKeys / 2], const ui
 }
 
 template <class T, class Config, bool kNarrow, bool kMasked>
-__device__ void consume(SharedStorage<Config>& shared, const AttendParams& params, int warpgroup) {
+__device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams& params,
+                        int warpgroup) {
   constexpr int kKeys = Config::kKeys;
   constexpr int kStep = kNarrow ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
   const int first_tile = kNarrow ? warpgroup : 0;
@@ -327,7 +329,9 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
 
     const int2 block = block_of(params.blocks, item.block);
     const uint32_t faults =
-        params.faults == nullptr ? 0 : params.faults[item.block * params.kv_heads + item.kv_head];
+        params.selected.totals == nullptr
+            ? 0
+            : params.selected.totals[item.block * params.kv_heads + item.kv_head].fault;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
@@ -363,7 +367,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AttendParams& param
 
 template <class T, class Config, bool kNarrow, bool kMasked>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend_kernel(const __grid_constant__ AttendParams params,
+    attend_kernel(const __grid_constant__ PrefillAttendParams params,
                   const __grid_constant__ AttendMaps maps) {
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
@@ -400,7 +404,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class T, int kDim, bool kNarrow, bool kMasked>
-Status launch_kernel(const AttendParams& params, const AttendMaps& maps, int multiprocessors,
+Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, int multiprocessors,
                      cudaStream_t stream) {
   using Layout = Config<kDim, tile_keys(kDim, kNarrow, kMasked)>;
   constexpr size_t kShared = sizeof(SharedStorage<Layout>);
@@ -414,8 +418,8 @@ Status launch_kernel(const AttendParams& params, const AttendMaps& maps, int mul
 }
 
 template <class T, int kDim>
-Status launch_attend(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
-                     cudaStream_t stream) {
+Status launch_attend(const PrefillAttendParams& params, const PrefillAttend& call,
+                     int multiprocessors, cudaStream_t stream) {
   const PrefillKeys& keys = call.keys;
   // A tensor without rows is never read; another one stands in for its map.
   const bool slots = keys.slots > 0, exact = keys.exact > 0;

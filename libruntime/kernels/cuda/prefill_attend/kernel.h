@@ -9,19 +9,18 @@
 namespace sqz::cuda::prefill {
 
 // What every kernel of an attend call takes.
-struct AttendParams {
+struct PrefillAttendParams {
   QueryBlocks blocks;
   QueryTiles tiles;
-  PrefillRuns selected;
+  RunLists selected;
   int32_t slots;          // M
   int32_t exact;          // exact keys that are attended
   int32_t exact_skipped;  // that lie before them
   int32_t dim, kv_heads, group;
-  float scale;             // of the logits, times log2(e)
-  void* out;               // [T, Hq, d]
-  LseRows lse;             // of all rows
-  const uint32_t* faults;  // [lists] or null
-  const uint32_t* masks;   // [lists, mask_stride] or null
+  float scale;            // of the logits, times log2(e)
+  void* out;              // [T, Hq, d]
+  LseRows lse;            // of all rows
+  const uint32_t* masks;  // [lists, mask_stride] or null
   int64_t mask_stride;
   bool narrow;  // a tile has at most kRows / 2 query rows, for both warpgroups: see kernel.cuh
   unsigned long long* counters;  // or null
@@ -39,13 +38,16 @@ struct AttendMaps {
   RowMaps keys, values, exact_keys, exact_values;
 };
 
-// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares.
-Status launch_schedule(const AttendParams& params, int multiprocessors, cudaStream_t stream);
+// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares. Where *whole
+// is not 0, they are items of `all` and `lists` has none, else the other way round. whole may be
+// null.
+Status launch_schedule(const PrefillAttendParams& lists, const PrefillAttendParams& all,
+                       const uint32_t* whole, int multiprocessors, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>
-Status launch_attend(const AttendParams& params, const PrefillAttend& call, int multiprocessors,
-                     cudaStream_t stream);
+Status launch_attend(const PrefillAttendParams& params, const PrefillAttend& call,
+                     int multiprocessors, cudaStream_t stream);
 
 // Keys of a tile of that kernel. Memory bounds narrow calls: many small tiles are under way. With
 // masks 176 keys do not fit in the registers.
@@ -55,7 +57,7 @@ constexpr int tile_keys(int dim, bool narrow, bool masked) {
 }
 
 // Partial states of split tiles into out and lse, in the order of their keys.
-Status launch_merge(const AttendParams& params, DType dtype, int multiprocessors,
+Status launch_merge(const PrefillAttendParams& params, DType dtype, int multiprocessors,
                     cudaStream_t stream);
 
 }  // namespace sqz::cuda::prefill

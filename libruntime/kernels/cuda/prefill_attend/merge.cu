@@ -15,8 +15,8 @@ constexpr int kBatch = 16;  // states whose rows are under way at once
 
 // Columns [first, first + 64), two a lane.
 template <class T>
-__device__ void merge_row(const AttendParams& params, const SplitTile& tile, int row, int first,
-                          int64_t query) {
+__device__ void merge_row(const PrefillAttendParams& params, const SplitTile& tile, int row,
+                          int first, int64_t query) {
   const int lane = threadIdx.x & 31, column = first + 2 * lane;
   const bool is = column < params.dim;
   // A slot of a narrow tile has two states of every row.
@@ -66,7 +66,7 @@ __device__ void merge_row(const AttendParams& params, const SplitTile& tile, int
 
 template <class T>
 __global__ void __launch_bounds__(kMergeThreads)
-    merge_kernel(const __grid_constant__ AttendParams params) {
+    merge_kernel(const __grid_constant__ PrefillAttendParams params) {
   begin_dependent();
   const int rows = params.narrow ? kRows / 2 : kRows, parts = (params.dim + 63) / 64;
   const int64_t all = static_cast<int64_t>(params.counts->splits) * rows * parts;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 }  // namespace
 
-Status launch_merge(const AttendParams& params, DType dtype, int multiprocessors,
+Status launch_merge(const PrefillAttendParams& params, DType dtype, int multiprocessors,
                     cudaStream_t stream) {
   auto* kernel = dtype == DType::kBF16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>;
   const int64_t tiles =

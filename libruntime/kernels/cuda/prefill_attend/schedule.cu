@@ -21,7 +21,7 @@ constexpr int kItemCost = 1;    // in tiles of keys: beginning and end of an ite
 constexpr int kPartCost = 3;    // writing and merging of a partial state
 
 // Those costs in a call's own tiles: of narrow calls these are a third as large.
-__device__ __forceinline__ uint32_t own_tiles(const AttendParams& params, int tiles) {
+__device__ __forceinline__ uint32_t own_tiles(const PrefillAttendParams& params, int tiles) {
   return params.narrow ? 3 * tiles : tiles;
 }
 
@@ -49,17 +49,18 @@ struct Group {
 };
 
 // Lists head after head: blocks of one head share keys.
-__device__ ListSize size_at(const AttendParams& params, int32_t index) {
+__device__ ListSize size_at(const PrefillAttendParams& params, int32_t index) {
   const int32_t kv_head = index / params.blocks.count, block = index % params.blocks.count;
   const int32_t list = block * params.kv_heads + kv_head;
-  const int32_t selected = params.selected.runs == nullptr
+  const int32_t selected = params.selected.totals == nullptr
                                ? params.slots
-                               : static_cast<int32_t>(params.selected.totals[list]);
+                               : static_cast<int32_t>(params.selected.totals[list].keys);
   const int32_t tokens = block_of(params.blocks, block).y;
   return {params.exact + selected, (tokens + params.tiles.tokens - 1) / params.tiles.tokens};
 }
 
-__device__ Group group_at(const AttendParams& params, const Schedule& shared, int32_t index) {
+__device__ Group group_at(const PrefillAttendParams& params, const Schedule& shared,
+                          int32_t index) {
   const ListSize size = index < kScheduleThreads ? shared.lists[index] : size_at(params, index);
   return {index % params.blocks.count, index / params.blocks.count, size.keys,
           (size.keys + params.tile_keys - 1) / params.tile_keys, size.tiles};
@@ -108,11 +109,13 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
 }
 
 __global__ void __launch_bounds__(kScheduleThreads)
-    schedule_kernel(const __grid_constant__ AttendParams params, int32_t machines) {
+    schedule_kernel(const __grid_constant__ PrefillAttendParams lists,
+                    const __grid_constant__ PrefillAttendParams all, const uint32_t* whole,
+                    int32_t machines) {
   __shared__ Schedule shared;
   const int thread = threadIdx.x;
-  const int32_t groups = params.blocks.count * params.kv_heads;
-  const uint32_t item_cost = own_tiles(params, kItemCost);
+  const int32_t groups = lists.blocks.count * lists.kv_heads;
+  const uint32_t item_cost = own_tiles(lists, kItemCost);
   if (thread == 0) {
     shared.total = 0;
     shared.longest = 1;
@@ -123,6 +126,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
     shared.histogram[i / kBuckets][i % kBuckets] = 0;
   }
   begin_dependent();
+  const PrefillAttendParams& params = whole == nullptr || *whole == 0 ? lists : all;
   __syncthreads();
   if (thread < groups) shared.lists[thread] = size_at(params, thread);
   const auto group_of = [&](int32_t i) { return group_at(params, shared, i); };
@@ -220,20 +224,21 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   __syncthreads();
   if (thread == 0) {
-    if (params.counters != nullptr && params.selected.runs == nullptr) {
+    if (params.counters != nullptr && params.selected.totals == nullptr) {
       atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
     }
+    *lists.counts = *all.counts = {};
     params.counts->items = shared.items;
-    params.counts->next = 0;
-    params.counts->splits = shared.splits;
+    lists.counts->splits = shared.splits;
   }
 }
 
 }  // namespace
 
-Status launch_schedule(const AttendParams& params, int multiprocessors, cudaStream_t stream) {
+Status launch_schedule(const PrefillAttendParams& lists, const PrefillAttendParams& all,
+                       const uint32_t* whole, int multiprocessors, cudaStream_t stream) {
   return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream,
-                          "prefill schedule kernel", params, multiprocessors);
+                          "prefill schedule kernel", lists, all, whole, multiprocessors);
 }
 
 }  // namespace sqz::cuda::prefill

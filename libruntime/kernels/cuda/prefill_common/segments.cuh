@@ -16,30 +16,30 @@ inline constexpr int32_t kOutside = 0x7FFFFF00;  // a row that no tensor has: ar
 
 // One list, in registers of every thread.
 struct KeyListView {
-  const uint2* runs;  // null: one run of `total`
-  const uint32_t* prefix;
-  int32_t count;        // runs
-  int32_t exact;        // keys before the runs
-  int32_t exact_first;  // row of the first of them
-  int32_t total;        // keys in runs
+  const uint32_t* first;   // of each run; null: one run of `total`
+  const uint32_t* before;  // keys in the runs before
+  int32_t count;           // runs
+  int32_t exact;           // keys before the runs
+  int32_t exact_first;     // row of the first of them
+  int32_t total;           // keys in runs
 
-  static __device__ __forceinline__ KeyListView of(const PrefillRuns& lists, int32_t list,
+  static __device__ __forceinline__ KeyListView of(const RunLists& lists, int32_t list,
                                                    int32_t exact, int32_t exact_first,
                                                    int32_t all) {
     KeyListView view;
     view.exact = exact;
     view.exact_first = exact_first;
-    if (lists.runs == nullptr) {
-      view.runs = nullptr;
-      view.prefix = nullptr;
+    if (lists.totals == nullptr) {
+      view.first = nullptr;
+      view.before = nullptr;
       view.count = all > 0 ? 1 : 0;
       view.total = all;
     } else {
-      const int64_t first = static_cast<int64_t>(list) * lists.stride;
-      view.runs = lists.runs + first;
-      view.prefix = lists.prefix + first;
-      view.count = static_cast<int32_t>(lists.counts[list]);
-      view.total = static_cast<int32_t>(lists.totals[list]);
+      const int64_t begin = list * (lists.capacity + 1);
+      view.first = lists.first + begin;
+      view.before = lists.before + begin;
+      view.count = static_cast<int32_t>(lists.totals[list].runs);
+      view.total = static_cast<int32_t>(lists.totals[list].keys);
     }
     return view;
   }
@@ -80,21 +80,21 @@ class SegmentWindow {
     if (index == 0) return {0, list_.exact, list_.exact_first, true};
     const int32_t run = index - 1;
     if (run < list_.count) {
-      if (list_.runs == nullptr) return {list_.exact, list_.exact + list_.total, 0, false};
-      const uint2 rows = list_.runs[run];
-      const int32_t begin = list_.exact + static_cast<int32_t>(list_.prefix[run]);
-      return {begin, begin + static_cast<int32_t>(rows.y), static_cast<int32_t>(rows.x), false};
+      if (list_.first == nullptr) return {list_.exact, list_.exact + list_.total, 0, false};
+      return {list_.exact + static_cast<int32_t>(list_.before[run]),
+              list_.exact + static_cast<int32_t>(list_.before[run + 1]),
+              static_cast<int32_t>(list_.first[run]), false};
     }
     if (run == list_.count) return {list_.exact + list_.total, kEnd, kOutside, false};
     return {kEnd, kEnd, kOutside, false};
   }
 
   __device__ __forceinline__ int32_t first_segment(int32_t begin) const {
-    if (begin < list_.exact || list_.runs == nullptr) return 0;
+    if (begin < list_.exact || list_.first == nullptr) return 0;
     int32_t low = 0, high = list_.count;  // the last run that begins at or before `begin`
     while (high - low > 1) {
       const int32_t middle = (low + high) / 2;
-      if (list_.exact + static_cast<int32_t>(list_.prefix[middle]) <= begin) {
+      if (list_.exact + static_cast<int32_t>(list_.before[middle]) <= begin) {
         low = middle;
       } else {
         high = middle;

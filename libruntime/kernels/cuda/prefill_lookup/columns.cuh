@@ -59,7 +59,8 @@ __device__ __forceinline__ int lse_place(int row) {
 
 // Chunks of queries of an item.
 template <class Config>
-__device__ __forceinline__ int chunks_of(const LookupParams& params, const LookupItem& item) {
+__device__ __forceinline__ int chunks_of(const PrefillLookupParams& params,
+                                         const LookupItem& item) {
   const int tokens = block_of(params.blocks, item.block).y;
   const int tiles = (tokens + params.chunks.tokens - 1) / params.chunks.tokens;
   return min(Config::kQueryChunks, tiles - item.tile * Config::kQueryChunks);
@@ -67,7 +68,7 @@ __device__ __forceinline__ int chunks_of(const LookupParams& params, const Looku
 
 // Queries and their denominators; of a row that is no query +infinity, so that its S are 0.
 template <class Config>
-__device__ void fetch_query_chunks(ColumnStorage<Config>& shared, const LookupParams& params,
+__device__ void fetch_query_chunks(ColumnStorage<Config>& shared, const PrefillLookupParams& params,
                                    const LookupMaps& maps) {
   const int lane = threadIdx.x & 31;
   const uint64_t policy = ptx::createpolicy_evict_last();
@@ -109,7 +110,7 @@ __device__ void fetch_query_chunks(ColumnStorage<Config>& shared, const LookupPa
 
 // Chunks [first, end) of the rows of centroids.
 template <class Config>
-__device__ void fetch_column_tiles(ColumnStorage<Config>& shared, const LookupParams& params,
+__device__ void fetch_column_tiles(ColumnStorage<Config>& shared, const PrefillLookupParams& params,
                                    const LookupMaps& maps, int first, int end) {
   const uint64_t policy = ptx::createpolicy_evict_last();
   ItemReader<ColumnStorage<Config>> items(shared);
@@ -133,7 +134,7 @@ __device__ void fetch_column_tiles(ColumnStorage<Config>& shared, const LookupPa
 }
 
 template <class T, class Config, bool kMaxima>
-__device__ void consume_columns(ColumnStorage<Config>& shared, const LookupParams& params,
+__device__ void consume_columns(ColumnStorage<Config>& shared, const PrefillLookupParams& params,
                                 uint32_t warpgroup) {
   constexpr uint32_t kTeams = Config::kWarpgroups;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
@@ -194,7 +195,7 @@ __device__ void consume_columns(ColumnStorage<Config>& shared, const LookupParam
 
 template <class T, class Config, bool kMaxima>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    columns_kernel(const __grid_constant__ LookupParams params,
+    columns_kernel(const __grid_constant__ PrefillLookupParams params,
                    const __grid_constant__ LookupMaps maps) {
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& shared = *reinterpret_cast<ColumnStorage<Config>*>(bytes);

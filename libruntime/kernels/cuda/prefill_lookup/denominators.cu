@@ -10,15 +10,13 @@ namespace {
 constexpr int kDenominatorThreads = 256;
 
 __global__ void __launch_bounds__(kDenominatorThreads)
-    denominators_kernel(const __grid_constant__ LookupParams params) {
+    denominators_kernel(const __grid_constant__ PrefillLookupParams params) {
   begin_dependent();
   const int32_t list = blockIdx.x, kv_head = list % params.kv_heads;
   const int2 block = block_of(params.blocks, list / params.kv_heads);
   const int32_t row = blockIdx.y * kDenominatorThreads + threadIdx.x;
   if (row >= block.y * params.group) return;
-  const int32_t total = params.alive.runs == nullptr
-                            ? params.clusters
-                            : static_cast<int32_t>(params.alive.totals[list]);
+  const int32_t total = alive_clusters(params, list);
   const int32_t piece = kPieceTiles * params.row_plan.clusters;
   const int32_t pieces = (total + piece - 1) / piece;
   const int64_t queries =
@@ -34,13 +32,13 @@ __global__ void __launch_bounds__(kDenominatorThreads)
   }
   // Of nothing alive: no S is looked at, but none may be NaN.
   const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
-  if (!(lse < INFINITY)) params.faults[list] = 1;
+  if (!(lse < INFINITY)) params.chosen.totals[list].fault = 1;
   params.lse[query] = lse;
 }
 
 }  // namespace
 
-Status launch_denominators(const LookupParams& params, cudaStream_t stream) {
+Status launch_denominators(const PrefillLookupParams& params, cudaStream_t stream) {
   const int32_t rows = params.blocks.block_tokens * params.group;
   const dim3 blocks(static_cast<unsigned>(params.blocks.count * params.kv_heads),
                     static_cast<unsigned>((rows + kDenominatorThreads - 1) / kDenominatorThreads));

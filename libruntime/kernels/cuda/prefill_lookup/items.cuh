@@ -25,12 +25,13 @@ struct LookupMaps {
   RowMaps centroids;
 };
 
-__device__ __forceinline__ KeyListView clusters_of(const LookupParams& params, int32_t list) {
+__device__ __forceinline__ KeyListView clusters_of(const PrefillLookupParams& params,
+                                                   int32_t list) {
   return KeyListView::of(params.alive, list, 0, 0, params.clusters);
 }
 
 // Item `index` of a pass; false if there is nothing to do in it.
-__device__ __forceinline__ bool lookup_item(const LookupParams& params, const ItemPlan& plan,
+__device__ __forceinline__ bool lookup_item(const PrefillLookupParams& params, const ItemPlan& plan,
                                             int32_t index, LookupItem& item) {
   item.row_tile = index % plan.row_tiles;
   index /= plan.row_tiles;
@@ -41,9 +42,7 @@ __device__ __forceinline__ bool lookup_item(const LookupParams& params, const It
   item.list = item.block * params.kv_heads + item.kv_head;
   item.tile = item.row_tile / params.heads_apart;
   item.head = item.row_tile % params.heads_apart;
-  const int32_t total = params.alive.runs == nullptr
-                            ? params.clusters
-                            : static_cast<int32_t>(params.alive.totals[item.list]);
+  const int32_t total = alive_clusters(params, item.list);
   const int32_t tiles = (total + plan.clusters - 1) / plan.clusters;
   const int32_t pieces = (tiles + kPieceTiles - 1) / kPieceTiles;
   if (item.piece >= pieces) return false;
@@ -56,8 +55,8 @@ __device__ __forceinline__ bool lookup_item(const LookupParams& params, const It
 
 // Hands items to the other warps. One thread. `taken`: items beyond the first of each block.
 template <class Storage>
-__device__ void take_lookup_items(Storage& shared, const LookupParams& params, const ItemPlan& plan,
-                                  uint32_t* taken) {
+__device__ void take_lookup_items(Storage& shared, const PrefillLookupParams& params,
+                                  const ItemPlan& plan, uint32_t* taken) {
   const int32_t count = plan.row_tiles * plan.pieces * params.blocks.count * params.kv_heads;
   const auto next = [&] { return static_cast<int32_t>(gridDim.x + atomicAdd(taken, 1u)); };
   RingPosition<2> ring;

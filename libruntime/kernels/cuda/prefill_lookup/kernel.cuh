@@ -7,9 +7,9 @@
 namespace sqz::cuda::prefill {
 
 template <class Storage>
-Status launch_pass(void (*kernel)(LookupParams, LookupMaps), int threads, const ItemPlan& plan,
-                   const LookupParams& params, const LookupMaps& maps, int multiprocessors,
-                   cudaStream_t stream) {
+Status launch_pass(void (*kernel)(PrefillLookupParams, LookupMaps), int threads,
+                   const ItemPlan& plan, const PrefillLookupParams& params, const LookupMaps& maps,
+                   int multiprocessors, cudaStream_t stream) {
   constexpr size_t kShared = sizeof(Storage);
   static_assert(kShared <= kLookupSharedLimit);
   SQZ_RETURN_IF_CUDA_ERROR(
@@ -22,7 +22,7 @@ Status launch_pass(void (*kernel)(LookupParams, LookupMaps), int threads, const 
 }
 
 template <class T, int kDim>
-Status launch_lookup_passes(const LookupParams& params, const PrefillLookup& call,
+Status launch_lookup_passes(const PrefillLookupParams& params, const PrefillLookup& call,
                             int multiprocessors, cudaStream_t stream) {
   using Rows = RowSumConfig<kDim>;
   using Columns = ColumnConfig<kDim>;

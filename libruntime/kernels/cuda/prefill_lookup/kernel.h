@@ -8,10 +8,10 @@
 
 namespace sqz::cuda::prefill {
 
-struct LookupParams {
+struct PrefillLookupParams {
   QueryBlocks blocks;
   QueryTiles tiles;  // of kLookupRows rows; heads = the group, or 1 where heads are kept apart
-  PrefillRuns alive;
+  RunLists alive, chosen;
   int32_t clusters;  // n
   int32_t dim, kv_heads, group;
   int32_t heads_apart;  // group / tiles.heads
@@ -25,22 +25,27 @@ struct LookupParams {
   uint32_t* ids;          // [lists, n] cluster at each position, and its size; neither is used
   uint32_t* alive_sizes;  // [lists, n] where all are alive
   uint32_t* taken;        // [2] items taken, by pass, beyond the first of each block
-  uint32_t* faults;       // [lists]
 };
 
-// `taken` to zero; where all clusters are alive faults, too, otherwise runs of alive clusters to
+__host__ __device__ inline int32_t alive_clusters(const PrefillLookupParams& params, int32_t list) {
+  return params.alive.totals == nullptr ? params.clusters
+                                        : static_cast<int32_t>(params.alive.totals[list].keys);
+}
+
+// `taken` to zero, faults of what is alive to those of what is chosen; runs of alive clusters to
 // ids and sizes of each position.
-Status launch_prepare(const LookupParams& params, cudaStream_t stream);
+Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>
-Status launch_lookup_passes(const LookupParams& params, const PrefillLookup& call,
+Status launch_lookup_passes(const PrefillLookupParams& params, const PrefillLookup& call,
                             int multiprocessors, cudaStream_t stream);
 
 // States of rows to log2 of the denominators.
-Status launch_denominators(const LookupParams& params, cudaStream_t stream);
+Status launch_denominators(const PrefillLookupParams& params, cudaStream_t stream);
 
 // Column sums to scores, the rule, and runs of what it chose.
-Status launch_select(const LookupParams& params, const PrefillLookup& call, cudaStream_t stream);
+Status launch_select(const PrefillLookupParams& params, const PrefillLookup& call,
+                     cudaStream_t stream);
 
 }  // namespace sqz::cuda::prefill

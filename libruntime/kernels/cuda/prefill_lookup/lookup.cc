@@ -20,9 +20,9 @@ ItemPlan make_plan(int32_t tokens, int32_t block_tokens, int32_t heads_apart, in
           (clusters + piece - 1) / piece};
 }
 
-LookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks, int32_t clusters,
-                         PrefillGroup policy) {
-  LookupParams params = {};
+PrefillLookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
+                                int32_t clusters, PrefillGroup policy) {
+  PrefillLookupParams params = {};
   params.blocks = blocks;
   const int32_t heads = policy == PrefillGroup::kMax ? 1 : shape.group;
   params.tiles = query_tiles(blocks, heads, kLookupRows);
@@ -45,7 +45,7 @@ LookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks, i
   return params;
 }
 
-int64_t cut_workspace(LookupParams& params, uint8_t* base) {
+int64_t cut_workspace(PrefillLookupParams& params, uint8_t* base) {
   const int64_t lists = int64_t{params.blocks.count} * params.kv_heads;
   const int64_t queries = int64_t{params.blocks.tokens} * params.kv_heads * params.group;
   Layout layout(base);
@@ -59,7 +59,7 @@ int64_t cut_workspace(LookupParams& params, uint8_t* base) {
 }
 
 template <class T>
-Status launch(const LookupParams& params, const PrefillLookup& call, int multiprocessors,
+Status launch(const PrefillLookupParams& params, const PrefillLookup& call, int multiprocessors,
               cudaStream_t stream) {
   return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
     return launch_lookup_passes<T, dim.value>(params, call, multiprocessors, stream);
@@ -70,17 +70,18 @@ Status launch(const LookupParams& params, const PrefillLookup& call, int multipr
 
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
                                  int32_t clusters, PrefillGroup policy) {
-  LookupParams params = make_params(shape, blocks, clusters, policy);
+  PrefillLookupParams params = make_params(shape, blocks, clusters, policy);
   return cut_workspace(params, nullptr);
 }
 
 Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
                       int multiprocessors, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
-  LookupParams params = make_params(call.shape, call.blocks, call.level.clusters, call.policy);
+  PrefillLookupParams params =
+      make_params(call.shape, call.blocks, call.level.clusters, call.policy);
   params.alive = call.alive;
+  params.chosen = call.chosen;
   params.sizes = call.level.sizes;
-  params.faults = call.faults;
   const int64_t needed = cut_workspace(params, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
     return {Code::kInvalidArgument, concat("prefill_lookup: workspace of ", workspace_bytes,

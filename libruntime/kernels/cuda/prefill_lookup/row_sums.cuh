@@ -12,7 +12,7 @@
 namespace sqz::cuda::prefill {
 
 template <class Config>
-__device__ void fetch_centroids(RowSumStorage<Config>& shared, const LookupParams& params,
+__device__ void fetch_centroids(RowSumStorage<Config>& shared, const PrefillLookupParams& params,
                                 const LookupMaps& maps) {
   const bool leader = (threadIdx.x & 31) == 0;
   const uint64_t often = ptx::createpolicy_evict_last();
@@ -61,7 +61,7 @@ __device__ __forceinline__ void fetch_rest(RowSumStorage<Config>& shared, const 
 
 // The other chunks, and the sizes of each tile's clusters.
 template <class Config>
-__device__ void fetch_sizes(RowSumStorage<Config>& shared, const LookupParams& params,
+__device__ void fetch_sizes(RowSumStorage<Config>& shared, const PrefillLookupParams& params,
                             const LookupMaps& maps) {
   constexpr int kTile = Config::kTile;
   const int lane = threadIdx.x & 31;
@@ -69,7 +69,7 @@ __device__ void fetch_sizes(RowSumStorage<Config>& shared, const LookupParams& p
   RingPosition<Config::kStages> ring;
   LookupItem item;
   while (items.next(item)) {
-    const bool all = params.alive.runs == nullptr;
+    const bool all = params.alive.totals == nullptr;
     const uint32_t* sizes =
         all ? params.sizes + static_cast<int64_t>(item.kv_head) * params.clusters
             : params.alive_sizes + static_cast<int64_t>(item.list) * params.clusters;
@@ -93,7 +93,7 @@ __device__ void fetch_sizes(RowSumStorage<Config>& shared, const LookupParams& p
 }
 
 template <class T, class Config>
-__device__ void consume_rows(RowSumStorage<Config>& shared, const LookupParams& params,
+__device__ void consume_rows(RowSumStorage<Config>& shared, const PrefillLookupParams& params,
                              int warpgroup) {
   constexpr int kTile = Config::kTile;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
@@ -137,7 +137,7 @@ __device__ void consume_rows(RowSumStorage<Config>& shared, const LookupParams& 
 
 template <class T, class Config>
 __global__ void __launch_bounds__(kRowSumThreads, 1)
-    row_sums_kernel(const __grid_constant__ LookupParams params,
+    row_sums_kernel(const __grid_constant__ PrefillLookupParams params,
                     const __grid_constant__ LookupMaps maps) {
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& shared = *reinterpret_cast<RowSumStorage<Config>*>(bytes);

@@ -17,11 +17,10 @@ constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
 struct SelectParams {
-  LookupParams lookup;
+  PrefillLookupParams lookup;
   PrefillLevel level;
   bool maxima;
   unsigned long long* counters;
-  PrefillRuns chosen;
 };
 
 // Sums of uint2 over the block.
@@ -94,7 +93,7 @@ struct List {
 __device__ void combine_scores(const SelectParams& params, const List& list, int2 block,
                                int64_t tile_stride) {
   constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
-  const LookupParams& lookup = params.lookup;
+  const PrefillLookupParams& lookup = params.lookup;
   const int32_t tiles = (block.y + lookup.column_plan.tokens - 1) / lookup.column_plan.tokens;
   const float share =
       params.maxima ? 1.0f : 1.0f / static_cast<float>(block.y * lookup.tiles.heads);
@@ -212,8 +211,9 @@ __device__ void choose_by_budget(const SelectParams& params, const List& list, u
 __device__ void write_runs(const SelectParams& params, const List& list, int32_t number,
                            Shared& shared) {
   constexpr int kWords = 8;  // of a warp at the same time
-  uint2* runs = params.chosen.runs + static_cast<int64_t>(number) * params.chosen.stride;
-  uint32_t* prefix = params.chosen.prefix + static_cast<int64_t>(number) * params.chosen.stride;
+  const RunLists& chosen = params.lookup.chosen;
+  uint32_t* run_first = chosen.first + number * (chosen.capacity + 1);
+  uint32_t* run_before = chosen.before + number * (chosen.capacity + 1);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const uint32_t lanes_below = (1u << lane) - 1;
   uint2 written = make_uint2(0, 0);  // runs, keys
@@ -274,19 +274,16 @@ __device__ void write_runs(const SelectParams& params, const List& list, int32_t
       }
       if (starts[i] >> lane & 1) {
         const uint32_t run = place.x + __popc(starts[i] & lanes_below);
-        runs[run].x = begins[i];
-        prefix[run] = place.y + keys - (ends[i] - begins[i]);
+        run_first[run] = begins[i];
+        run_before[run] = place.y + keys - (ends[i] - begins[i]);
       }
       place = make_uint2(place.x + __popc(starts[i]), place.y + __shfl_sync(kAll, keys, 31));
     }
   }
-  __syncthreads();
-  for (uint32_t run = threadIdx.x; run < written.x; run += kSelectThreads) {
-    runs[run].y = (run + 1 < written.x ? prefix[run + 1] : written.y) - prefix[run];
-  }
   if (threadIdx.x == 0) {
-    params.chosen.counts[number] = written.x;
-    params.chosen.totals[number] = written.y;
+    run_before[written.x] = written.y;
+    chosen.totals[number].runs = written.x;
+    chosen.totals[number].keys = written.y;
     if (params.counters != nullptr) {
       const bool last = params.level.finest;
       if (last && number % params.lookup.kv_heads == 0) atomicAdd(&params.counters[0], 1ull);
@@ -301,13 +298,13 @@ __global__ void __launch_bounds__(kSelectThreads)
   begin_dependent();
   __shared__ Shared shared;
   extern __shared__ uint32_t chosen[];
-  const LookupParams& lookup = params.lookup;
+  const PrefillLookupParams& lookup = params.lookup;
   const int32_t number = blockIdx.x;
   const int32_t block_number = number / lookup.kv_heads, kv_head = number % lookup.kv_heads;
   const int64_t n = lookup.clusters;
-  const bool all = lookup.alive.runs == nullptr;
+  const bool all = lookup.alive.totals == nullptr;
   List list;
-  list.count = all ? lookup.clusters : static_cast<int32_t>(lookup.alive.totals[number]);
+  list.count = alive_clusters(lookup, number);
   list.ids = all ? nullptr : lookup.ids + number * n;
   list.offsets = params.level.offsets + kv_head * (n + 1);
   list.sizes = all ? lookup.sizes + kv_head * n : lookup.alive_sizes + number * n;
@@ -329,47 +326,48 @@ __global__ void __launch_bounds__(kSelectThreads)
 }
 
 // Runs of alive clusters to ids and sizes of each position, one warp a run.
-__device__ void expand(const LookupParams& params, int64_t list) {
+__device__ void expand(const PrefillLookupParams& params, int64_t list) {
   const uint32_t* sizes = params.sizes + list % params.kv_heads * params.clusters;
-  const uint2* runs = params.alive.runs + list * params.alive.stride;
-  const uint32_t* prefix = params.alive.prefix + list * params.alive.stride;
-  const uint32_t count = params.alive.counts[list];
+  const RunLists& alive = params.alive;
+  const uint32_t* before = alive.before + list * (alive.capacity + 1);
+  const uint32_t count = alive.totals[list].runs;
   for (uint32_t run = threadIdx.x / 32; run < count; run += kWarps) {
-    const uint2 clusters = runs[run];
-    const int64_t to = list * params.clusters + prefix[run];
-    for (uint32_t i = threadIdx.x & 31; i < clusters.y; i += 32) {
-      params.ids[to + i] = clusters.x + i;
-      params.alive_sizes[to + i] = sizes[clusters.x + i];
+    const uint32_t first = alive.first[list * (alive.capacity + 1) + run];
+    const int64_t to = list * params.clusters;
+    for (uint32_t i = before[run] + (threadIdx.x & 31); i < before[run + 1]; i += 32) {
+      const uint32_t cluster = first + i - before[run];
+      params.ids[to + i] = cluster;
+      params.alive_sizes[to + i] = sizes[cluster];
     }
   }
 }
 
 __global__ void __launch_bounds__(kSelectThreads)
-    prepare_kernel(const __grid_constant__ LookupParams params) {
+    prepare_kernel(const __grid_constant__ PrefillLookupParams params) {
   begin_dependent();
   const int64_t list = blockIdx.x;
   if (list == 0 && threadIdx.x < 2) params.taken[threadIdx.x] = 0;
-  if (params.alive.runs != nullptr) {
-    expand(params, list);
-  } else if (threadIdx.x == 0) {
-    params.faults[list] = 0;
+  const bool all = params.alive.totals == nullptr;
+  if (threadIdx.x == 0) {
+    params.chosen.totals[list].fault = all ? 0 : params.alive.totals[list].fault;
   }
+  if (!all) expand(params, list);
 }
 
 }  // namespace
 
-Status launch_prepare(const LookupParams& params, cudaStream_t stream) {
+Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream) {
   return launch_dependent(prepare_kernel, params.blocks.count * params.kv_heads, kSelectThreads, 0,
                           stream, "prefill prepare kernel", params);
 }
 
-Status launch_select(const LookupParams& params, const PrefillLookup& call, cudaStream_t stream) {
+Status launch_select(const PrefillLookupParams& params, const PrefillLookup& call,
+                     cudaStream_t stream) {
   SelectParams select = {};
   select.lookup = params;
   select.level = call.level;
   select.counters = call.counters;
   select.maxima = call.policy == PrefillGroup::kAny;
-  select.chosen = call.chosen;
   const size_t bits = static_cast<size_t>(params.clusters + 31) / 32 * sizeof(uint32_t);
   if (bits > kMostBits) {
     return {Code::kUnsupported, concat("prefill on the GPU: ", params.clusters,

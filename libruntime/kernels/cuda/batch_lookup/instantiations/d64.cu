@@ -1,7 +1,0 @@
-#include "libruntime/kernels/cuda/batch_lookup/logits.cuh"
-
-namespace sqz::cuda {
-
-template Status launch_batch_logits<64>(const BatchLookup&, int, int, cudaStream_t);
-
-}  // namespace sqz::cuda

@@ -1,8 +1,0 @@
-#include "libruntime/kernels/cuda/plain/launch.cuh"
-
-namespace sqz::cuda {
-
-template Status launch_plain_lookup<256>(const PlainLookup&, int, cudaStream_t);
-template Status launch_plain_attend<256>(const PlainAttend&, cudaStream_t);
-
-}  // namespace sqz::cuda

@@ -1,5 +1,0 @@
-#include "libruntime/kernels/cuda/prefill_attend/kernel.cuh"
-
-template sqz::Status sqz::cuda::prefill::launch_attend<__nv_bfloat16, 96>(const AttendParams&,
-                                                                          const PrefillAttend&, int,
-                                                                          cudaStream_t);

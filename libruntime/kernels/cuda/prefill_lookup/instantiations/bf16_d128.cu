@@ -1,4 +1,0 @@
-#include "libruntime/kernels/cuda/prefill_lookup/kernel.cuh"
-
-template sqz::Status sqz::cuda::prefill::launch_lookup_passes<__nv_bfloat16, 128>(
-    const LookupParams&, const PrefillLookup&, int, cudaStream_t);

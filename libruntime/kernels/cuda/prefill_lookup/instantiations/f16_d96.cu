@@ -1,5 +1,0 @@
-#include "libruntime/kernels/cuda/prefill_lookup/kernel.cuh"
-
-template sqz::Status sqz::cuda::prefill::launch_lookup_passes<__half, 96>(const LookupParams&,
-                                                                          const PrefillLookup&, int,
-                                                                          cudaStream_t);
