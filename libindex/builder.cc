@@ -1,8 +1,10 @@
 #include "libindex/builder.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <new>
 #include <utility>
 
@@ -69,7 +71,8 @@ class Builder final : public IndexBuilder {
         threads_(resolve_threads(options.threads)),
         engine_(std::move(engine)),
         writer_(std::move(writer)),
-        store_(model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype),
+        stores_{{{model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype},
+                 {model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype}}},
         compressor_(layout_.metadata) {
     calibration_.layers = model_.layers;
     calibration_.kv_heads = model_.kv_heads;
@@ -151,6 +154,7 @@ class Builder final : public IndexBuilder {
     // Single keys are calibrated by 16-bit rows.
     const bool usable = keys_ == nullptr || layout_.metadata.rows_of(layer) == RowKind::k16;
     bool whole = false;
+    if (options_.resume) SQZ_RETURN_IF_ERROR(written());  // the file is read
     if (usable) {
       SQZ_ASSIGN_OR_RETURN(whole, writer_->take_over(layer, hash));
     }
@@ -176,17 +180,28 @@ class Builder final : public IndexBuilder {
     }
     if (layout_.shapes[layer].slots > 0 && layout_.metadata.heavy_hitters) {
       SQZ_RETURN_IF_ERROR(check_attention(layer, input.attention));
-      store_.order_heavy(input.attention);
+      store().order_heavy(input.attention);
     }
     if (layout_.shapes[layer].slots > 0) {
-      SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store_.data().keys));
+      SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store().data().keys));
     }
+    SQZ_RETURN_IF_ERROR(written());
     const Timer timer(report_.seconds.write);
-    LayerData data = store_.data();
+    LayerData data = store().data();
     SQZ_RETURN_IF_ERROR(compressor_.compress(layer, data, threads_));
-    SQZ_RETURN_IF_ERROR(writer_->write_layer(layer, data, hash));
+    // Where no thread can be had, written() writes.
+    writing_ = std::async(std::launch::async | std::launch::deferred,
+                          [this, layer, hash, kept = std::move(data)] {
+                            return writer_->write_layer(layer, kept, hash);
+                          });
     ++next_layer_;
     return Status();
+  }
+
+  // Once the last layer is in the file.
+  Status written() {
+    const Timer timer(report_.seconds.write);
+    return writing_.valid() ? writing_.get() : Status();
   }
 
   Status calibrate_keys(int64_t layer, std::span<const std::byte> keys) {
@@ -217,8 +232,8 @@ class Builder final : public IndexBuilder {
   Status store_pages(int64_t layer, const LayerInput& input) {
     const Timer timer(report_.seconds.cluster);
     SQZ_RETURN_IF_ERROR(check_values(layer, input));
-    return store_.fill_pages(input.keys.data(), input.values.data(), options_.sink,
-                             layout_.clustered, options_.page_size, options_.keep_kv, threads_);
+    return store().fill_pages(input.keys.data(), input.values.data(), options_.sink,
+                              layout_.clustered, options_.page_size, options_.keep_kv, threads_);
   }
 
   Status check_attention(int64_t layer, std::span<const float> attention) const {
@@ -246,9 +261,9 @@ class Builder final : public IndexBuilder {
                                          {input.keys, layout_.metadata.tokens, options_.sink,
                                           layout_.clustered, options_.dtype},
                                          threads_));
-    return store_.fill_buckets(input.keys.data(), input.values.data(), order,
-                               options_.qmodel->layers[static_cast<size_t>(layer)], options_.sink,
-                               options_.keep_kv, threads_);
+    return store().fill_buckets(input.keys.data(), input.values.data(), order,
+                                options_.qmodel->layers[static_cast<size_t>(layer)], options_.sink,
+                                options_.keep_kv, threads_);
   }
 
   Status take_queries(int64_t layer, const LayerInput& input) {
@@ -274,11 +289,11 @@ class Builder final : public IndexBuilder {
                  const std::function<void(int64_t, int64_t)>& progress) {
     const Timer timer(report_.seconds.cluster);
     if (LayerEngine* engine = engine_->layer_engine()) {
-      SQZ_RETURN_IF_ERROR(engine->fill(layer_problem(layer, input), progress, store_.buffers()));
+      SQZ_RETURN_IF_ERROR(engine->fill(layer_problem(layer, input), progress, store().buffers()));
     } else {
       SQZ_RETURN_IF_ERROR(cluster_on_host(layer, input, progress));
     }
-    for (const LayerBuffers::Level& level : store_.buffers().levels) {
+    for (const LayerBuffers::Level& level : store().buffers().levels) {
       calibration_.sparse.back().levels.push_back({level.centroids, level.offsets});
     }
     return Status();
@@ -307,11 +322,11 @@ class Builder final : public IndexBuilder {
 
   Status store_dense(int64_t layer, const LayerInput& input) {
     if (input.device != nullptr) {
-      return engine_->layer_engine()->fill_dense(layer_problem(layer, input), store_.buffers());
+      return engine_->layer_engine()->fill_dense(layer_problem(layer, input), store().buffers());
     }
     SQZ_RETURN_IF_ERROR(check_values(layer, input));
-    return store_.fill_dense(input.keys.data(), input.values.data(), layout_.dense_first(layer),
-                             threads_);
+    return store().fill_dense(input.keys.data(), input.values.data(), layout_.dense_first(layer),
+                              threads_);
   }
 
   Status cluster_on_host(int64_t layer, const LayerInput& input,
@@ -332,8 +347,8 @@ class Builder final : public IndexBuilder {
         return Status();
       }));
     }
-    return store_.fill_sparse(input.keys.data(), input.values.data(), orders, options_.sink,
-                              options_.keep_kv, threads_);
+    return store().fill_sparse(input.keys.data(), input.values.data(), orders, options_.sink,
+                               options_.keep_kv, threads_);
   }
 
   Result<BuildReport> calibrate_and_publish() {
@@ -341,6 +356,7 @@ class Builder final : public IndexBuilder {
       return Status(Code::kInvalidArgument,
                     bad_field("build", "layers added", concat(next_layer_), concat(model_.layers)));
     }
+    SQZ_RETURN_IF_ERROR(written());
     Calibration calibration;
     {
       const Timer timer(report_.seconds.calibrate);
@@ -359,19 +375,23 @@ class Builder final : public IndexBuilder {
     return report_;
   }
 
+  // Of the layer that is made now; the one before is being written from the other.
+  LayerStore& store() { return stores_[static_cast<size_t>(next_layer_ % 2)]; }
+
   const BuildLayout layout_;
   const ModelDescription& model_;
   const BuildOptions options_;
   const int threads_;
   std::unique_ptr<KmeansEngine> engine_;
   std::unique_ptr<SqzWriter> writer_;
-  LayerStore store_;
+  std::array<LayerStore, 2> stores_;
   LayerCompressor compressor_;
   CalibrationInput calibration_;
   std::unique_ptr<KeyCalibrator> keys_;  // null unless keys are calibrated
   BuildReport report_;
   int64_t next_layer_ = 0;
   bool usable_ = true;
+  std::future<Status> writing_;  // last: its end is waited for before what it reads goes
 };
 
 struct PlannedBuild {

@@ -8,7 +8,8 @@
 // Per layer and KV head: k-means of the L2-normalised keys (libindex/kmeans.h), the centroid tree
 // (tree.h), depth-first slot order (order.h), then the tensors go to the file; after the last
 // layer, calibration (calibrate.h) with the runtime's own scorer, and publication. Memory: one
-// layer's keys and values, plus the calibration queries of all layers.
+// layer's keys and values, two layers' tensors (one is being written), plus the calibration queries
+// of all layers.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +77,8 @@ struct LayerInput {
 };
 
 struct BuildSeconds {
-  double cluster = 0, calibrate = 0, write = 0;
+  double cluster = 0, calibrate = 0;
+  double write = 0;  // that the build waited: a layer is written beside the next one's pass
 };
 
 struct BuildReport {
@@ -132,7 +134,8 @@ class IndexBuilder {
 
   // Layers in order. A key or value that is NaN, infinite or beyond the stored dtype is kNumeric
   // and names layer, KV head, token. `progress(done, total)` counts the KV heads of this layer.
-  // After a failure the build is over: destroy it.
+  // After a failure the build is over: destroy it. That a layer could not be written may be the
+  // answer to the next call.
   virtual Status add_layer(int64_t layer, const LayerInput& input,
                            const std::function<void(int64_t, int64_t)>& progress = {}) = 0;
   // Calibrates and publishes; once, after the last layer.

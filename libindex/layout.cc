@@ -221,8 +221,10 @@ uint64_t peak_memory(const BuildLayout& layout, const BuildOptions& options) {
   double clusters = 0;
   for (int64_t n : layout.clusters) clusters += static_cast<double>(n);
 
-  // Stored tensors of one layer: keys and values in 16 bits, positions; means of each cluster.
-  const double stored = heads * (4 * dim * tokens + 4 * clustered + 4 * dim * clusters);
+  // Stored tensors of the layer that is made and of the one that is written: keys and values in 16
+  // bits, positions; means of each cluster.
+  const double layers = std::min<double>(2, static_cast<double>(model.layers));
+  const double stored = layers * heads * (4 * dim * tokens + 4 * clustered + 4 * dim * clusters);
   // Trees: sums in double, means in float, an assignment and an order a key.
   const double trees = heads * (12 * dim * clusters + 8 * clustered);
   // k-means, a head a thread: unit keys, labels, products, centroids twice, a block of products.
