@@ -6,7 +6,6 @@
 #include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
-#include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 
 namespace sqz::training::cuda {
 namespace {
@@ -149,101 +148,83 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kThreads) out[i] = normed[i];
 }
 
-// Sizes of multiply_row: each warp keeps kDepth steps of kPieces * 512 bytes of weights on their
-// way through its own part of shared memory, and nobody waits for another warp.
-template <int kWarpCount, int kPieceCount, int kDepthCount>
-struct RowSizes {
-  static constexpr int kWarps = kWarpCount, kThreads = 32 * kWarps;
-  static constexpr int kPieces = kPieceCount, kDepth = kDepthCount;
-  static constexpr int kStep = 32 * kPieces;  // 16-byte pieces a warp takes at a time
-  static constexpr int kRing = kDepth * kPieces * kThreads;  // 16-byte pieces
-};
-using RowShape = RowSizes<16, 4, 4>;
+constexpr int kRowThreads = 512, kRowWarps = kRowThreads / 32;  // of multiply_row
+constexpr int kAhead = 8;  // 16-byte pieces a lane has on their way
 
-// Shared memory: the ring, then x, and the norm's weights, filled up to whole steps.
-template <class Shape>
-int64_t row_shared_bytes(const ProductParams& p, int64_t element_bytes) {
-  const int64_t step = Shape::kStep * 16;
-  const int64_t row = (p.in * element_bytes + step - 1) / step * step;
-  return Shape::kRing * 16 + (p.norm != nullptr ? 2 : 1) * row;
+// 16-byte pieces of x in shared memory, filled up with zeros to whole steps of a warp.
+__host__ __device__ constexpr int64_t filled_pieces(int64_t pieces) {
+  return (pieces + 32 * kAhead - 1) / (32 * kAhead) * (32 * kAhead);
 }
 
-// A warp an output, or an output's gate and its value. As many blocks as the GPU runs at once; the
-// first weights are on their way before the kernel in front has ended.
-template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
+// Bytes of its shared memory: x, and the norm's weights.
+int64_t row_shared(const ModelSizes& model, const ProductParams& params) {
+  const int64_t bytes = params.in * dtype_size(model.dtype);
+  return (params.norm != nullptr ? 2 : 1) * 16 * filled_pieces(bytes / 16);
+}
+
+// A warp an output, or an output's gate and its value, then the next one, in a block for each
+// multiprocessor: more than one, and a kernel that starts early may find room for two blocks where
+// others get none. Weights are loaded a step ahead, the first before the kernel in front has ended.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, 1)
     multiply_row_kernel(const __grid_constant__ ProductParams p, float eps) {
-  constexpr int kPieces = Shape::kPieces, kDepth = Shape::kDepth;
-  extern __shared__ uint4 pieces_of[];
+  extern __shared__ uint4 x[];
   ptx::griddepcontrol_launch_dependents();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int pieces = static_cast<int>(p.in / kLanes<T>);
-  const int steps = (pieces + Shape::kStep - 1) / Shape::kStep;
-  uint4* ring = pieces_of + thread;
-  uint4* x = pieces_of + Shape::kRing;
-  uint4* norm = x + steps * Shape::kStep;
-  const int64_t stride = int64_t{gridDim.x} * Shape::kWarps;
+  const int filled = static_cast<int>(filled_pieces(pieces)), steps = filled / (32 * kAhead);
+  const int64_t stride = int64_t{gridDim.x} * kRowWarps;
   const int64_t first = blockIdx.x + int64_t{gridDim.x} * (thread / 32);
   const int half = p.gated ? 1 : 0;  // a gate's row is followed by its value's
   const int64_t outputs = p.out_features >> half;
-  const auto row_of = [&](int64_t output, int part) { return output + part * outputs; };
 
-  int64_t next_output = first;
+  // What is loaded next.
+  int64_t next = first;
   int next_part = 0, next_step = 0;
-  const auto fetch = [&](int slot) {
-    if (next_output < outputs) {
-      const uint4* from =
-          static_cast<const uint4*>(p.weight) + row_of(next_output, next_part) * pieces;
+  const uint4* from = static_cast<const uint4*>(p.weight) + next * pieces + lane;
+  const auto left = [&] { return next < outputs ? pieces - next_step * 32 * kAhead - lane : 0; };
+  uint4 ahead[kAhead];
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int at = next_step * Shape::kStep + 32 * i + lane;
-        ptx::cp_async_16(ptx::shared_address(ring + (slot * kPieces + i) * Shape::kThreads),
-                         from + (at < pieces ? at : 0), at < pieces ? 16 : 0);
-      }
-      if (++next_step == steps) {
-        next_step = 0;
-        next_part ^= half;
-        if (next_part == 0) next_output += stride;
-      }
-    }
-    ptx::cp_async_commit_group();
-  };
+  for (int i = 0; i < kAhead; ++i) ahead[i] = 32 * i < left() ? __ldcs(from + 32 * i) : uint4{};
+  uint4* norm = x + filled;
   if (p.norm != nullptr) {
-    for (int i = thread; i < pieces; i += Shape::kThreads) {
-      ptx::cp_async_16(ptx::shared_address(norm + i), static_cast<const uint4*>(p.norm) + i, 16);
+    for (int i = thread; i < pieces; i += kRowThreads) {
+      norm[i] = static_cast<const uint4*>(p.norm)[i];
     }
-    ptx::cp_async_commit_group();
   }
-  for (int i = pieces + thread; i < steps * Shape::kStep; i += Shape::kThreads) x[i] = uint4{};
-  for (int slot = 0; slot < kDepth; ++slot) fetch(slot);
-  ptx::cp_async_wait_group<kDepth>();
+  for (int i = pieces + thread; i < filled; i += kRowThreads) x[i] = uint4{};
   ptx::griddepcontrol_wait();
-  take_row<T, Shape::kWarps>(static_cast<const uint4*>(p.x), static_cast<const uint4*>(p.delta),
-                             p.norm == nullptr ? nullptr : norm,
-                             blockIdx.x == 0 ? static_cast<uint4*>(p.sum) : nullptr, pieces, eps,
-                             x);
+  take_row<T, kRowWarps>(static_cast<const uint4*>(p.x), static_cast<const uint4*>(p.delta),
+                         p.norm == nullptr ? nullptr : norm,
+                         blockIdx.x == 0 ? static_cast<uint4*>(p.sum) : nullptr, pieces, eps, x);
   __syncthreads();
 
-  int slot = 0;
   float gate = 0;
   for (int64_t output = first; output < outputs; output += stride) {
     for (int part = 0; part <= half; ++part) {
+      const int64_t row = output + part * outputs;
       float sum = 0;
       for (int step = 0; step < steps; ++step) {
-        ptx::cp_async_wait_group<kDepth - 1>();
+        from += 32 * kAhead;
+        if (++next_step == steps) {
+          next_step = 0;
+          next_part ^= half;
+          if (next_part == 0) next += stride;
+          from = static_cast<const uint4*>(p.weight) + (next + next_part * outputs) * pieces + lane;
+        }
+        const int more = left();
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
+        for (int i = 0; i < kAhead; ++i) {
           float w[kLanes<T>], v[kLanes<T>];
-          unpack<T>(ring[(slot * kPieces + i) * Shape::kThreads], w);
-          unpack<T>(x[step * Shape::kStep + 32 * i + lane], v);
+          unpack<T>(ahead[i], w);
+          unpack<T>(x[(step * kAhead + i) * 32 + lane], v);
+          ahead[i] = 32 * i < more ? __ldcs(from + 32 * i) : uint4{};
 #pragma unroll
           for (int j = 0; j < kLanes<T>; ++j) sum += w[j] * v[j];
         }
-        fetch(slot);
-        slot = slot + 1 == kDepth ? 0 : slot + 1;
       }
       sum = warp_sum(sum);
-      if (p.bias != nullptr) sum += widen(static_cast<const T*>(p.bias)[row_of(output, part)]);
+      if (p.bias != nullptr) sum += widen(static_cast<const T*>(p.bias)[row]);
       if (part < half) {
         gate = rounded<T>(sum);
         gate = rounded<T>(gate / (1.0f + expf(-gate)));
@@ -507,17 +488,15 @@ Status add_norm(const ModelSizes& model, const NormParams& params, cudaStream_t 
 }
 
 bool fits_multiply_row(const ModelSizes& model, const ProductParams& params) {
-  const auto bytes = static_cast<int64_t>(dtype_size(model.dtype));
-  return params.in * bytes % 16 == 0 &&
-         row_shared_bytes<RowShape>(params, bytes) <= model.device.block_shared;
+  return params.in * dtype_size(model.dtype) % 16 == 0 &&
+         row_shared(model, params) <= model.device.block_shared;
 }
 
 Status multiply_row(const ModelSizes& model, const ProductParams& params, cudaStream_t stream) {
   return for_type(model.dtype, [&](auto type) {
-    using T = decltype(type);
-    return launch(model, multiply_row_kernel<T, RowShape>,
-                  static_cast<unsigned>(model.device.multiprocessors), RowShape::kThreads,
-                  row_shared_bytes<RowShape>(params, sizeof(T)), stream, params, model.rms_eps);
+    return launch(model, multiply_row_kernel<decltype(type)>,
+                  static_cast<unsigned>(model.device.multiprocessors), kRowThreads,
+                  row_shared(model, params), stream, params, model.rms_eps);
   });
 }
 
