@@ -3,12 +3,13 @@
 #include <cstring>
 
 namespace sqz::training {
-namespace {
 
 at::ScalarType scalar_type(DType dtype) {
   if (dtype == DType::kBF16) return at::kBFloat16;
   return dtype == DType::kF16 ? at::kHalf : at::kFloat;
 }
+
+namespace {
 
 // Makes room on the device for every tensor; finish() fills it.
 class Loader {

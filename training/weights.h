@@ -11,6 +11,9 @@
 
 namespace sqz::training {
 
+// LibTorch's name of BF16 and F16; F32 for any other.
+at::ScalarType scalar_type(DType dtype);
+
 struct LayerWeights {
   at::Tensor input_norm, attention_norm;  // [hidden]; before attention, before the MLP
   at::Tensor q_norm, k_norm;              // [d], Qwen3 only

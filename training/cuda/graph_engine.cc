@@ -25,10 +25,6 @@ enum Row { kSlot, kToken, kAt, kLast, kRowKinds };
 DType dtype_of(at::ScalarType type) {
   return type == at::kBFloat16 ? DType::kBF16 : DType::kF32;
 }
-at::ScalarType scalar_type(DType dtype) {
-  if (dtype == DType::kBF16) return at::kBFloat16;
-  return dtype == DType::kF16 ? at::kHalf : at::kFloat;
-}
 
 // Whether the kernels have the model's shape.
 bool fits(const ModelConfig& config) {
