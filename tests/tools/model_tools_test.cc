@@ -376,6 +376,59 @@ TEST_F(ModelToolsTest, TakesSeveralPromptsAndStreamsIntoAPipe) {
   EXPECT_TRUE(partly);
 }
 
+TEST_F(ModelToolsTest, TogetherOrOneAfterTheOtherGivesTheSameAnswers) {
+  ASSERT_EQ(build("a.sqz", {text_file("a.txt", haystack())}).code, 0);
+  std::string lines, asked;
+  for (const Needle& needle : kNeedles) {
+    lines += question(needle) + "\n";
+    asked += Json({{"prompt", question(needle)}, {"id", 7}}).dump() + "\n";
+  }
+  const std::string prompts = text_file("q.jsonl", asked);
+  const ToolRun alone = generate("a.sqz", {"--max-tokens", "6"}, lines);
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  const Json expected = alone.last()["answers"];
+  ASSERT_EQ(expected.size(), std::size(kNeedles));
+  // Fewer at once than there are, as many, and more; from standard input and from a file.
+  for (const std::string width : {"2", "3", "9"}) {
+    const ToolRun together =
+        width == "2"
+            ? generate("a.sqz", {"--max-tokens", "6", "--batch", width}, lines)
+            : generate("a.sqz", {"--max-tokens", "6", "--batch", width, "--prompts", prompts});
+    ASSERT_EQ(together.code, 0) << together.err;
+    const Json last = together.last();
+    ASSERT_EQ(last["answers"].size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(last["answers"][i]["index"], i);
+      EXPECT_EQ(last["answers"][i]["tokens"], expected[i]["tokens"]) << width << ", " << i;
+    }
+    EXPECT_GT(last["tokens_per_second"], 0);
+  }
+  // Text is in the order of the prompts.
+  const std::vector<std::string> text = {"-m", kModel,   "-i",  path("a.sqz"), "--max-tokens", "6",
+                                         "-e", "--stop", "\\n", "--prompts",   prompts};
+  std::vector<std::string> batch = text;
+  batch.insert(batch.end(), {"--batch", "3"});
+  EXPECT_EQ(run(kGenerate, batch).out, run(kGenerate, text).out);
+}
+
+TEST_F(ModelToolsTest, LosslessSaysWhatDenseSays) {
+  ASSERT_EQ(build("a.sqz", {text_file("a.txt", haystack())}).code, 0);
+  const std::vector<std::string> ask = {"-p", question(kNeedles[0]), "--max-tokens", "12"};
+  std::vector<std::string> dense = ask, checked = ask, both = ask;
+  dense.emplace_back("--dense");
+  checked.insert(checked.end(), {"--lossless", "--budget", "0.1"});
+  both.insert(both.end(), {"--lossless", "--batch", "2"});
+  const ToolRun drafted = generate("a.sqz", checked);
+  ASSERT_EQ(drafted.code, 0) << drafted.err;
+  const Json answer = drafted.last();
+  EXPECT_EQ(answer["tokens"], generate("a.sqz", dense).last()["tokens"]);
+  EXPECT_GT(answer["drafts"]["tokens"], 0);
+  EXPECT_LE(answer["drafts"]["accepted"], answer["drafts"]["tokens"]);
+  const ToolRun refused = generate("a.sqz", both);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--lossless: found --batch or --dense"));
+}
+
 TEST_F(ModelToolsTest, AnInterruptedBuildLeavesNothing) {
   const std::string text = text_file("a.txt", prose(16000));
   for (const auto& [output, what] : {std::pair{"a.sqz", "build"}, std::pair{"a.h5", "capture"}}) {
