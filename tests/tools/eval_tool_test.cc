@@ -34,8 +34,8 @@ class EvalTool : public ToolTest {
 };
 
 TEST_F(EvalTool, ReadingEverythingIsDense) {
-  const ToolRun result = eval({"--task", "needle1,needle4,passkey,loss,error,recall", "--trials",
-                               "2", "--budget", "1", "--json"});
+  const ToolRun result = eval({"--task", "needle1,needle4,passkey,loss,error,recall,drafts",
+                               "--trials", "2", "--budget", "1", "--json"});
   ASSERT_EQ(result.code, 0) << result.err;
   std::map<std::string, int> tasks;
   const Json last = result.last();
@@ -49,7 +49,7 @@ TEST_F(EvalTool, ReadingEverythingIsDense) {
     if (row["task"] == "error") {
       EXPECT_EQ(row["value"], 0.0);
       EXPECT_EQ(row["context_error"]["value"], 0.0);
-    } else if (row["task"] == "recall") {
+    } else if (row["task"] == "recall" || row["task"] == "drafts") {
       EXPECT_EQ(row["value"], 1.0);
     } else {
       EXPECT_EQ(row["difference"]["value"], 0.0) << row;
@@ -58,8 +58,9 @@ TEST_F(EvalTool, ReadingEverythingIsDense) {
     }
   }
   const std::map<std::string, int> expected = {
-      {"needle1", 2},   {"needle4", 2},        {"passkey", 2},    {"loss", 2},
-      {"errortext", 1}, {"errorquestions", 1}, {"recalltext", 1}, {"recallquestions", 1}};
+      {"needle1", 2},    {"needle4", 2},         {"passkey", 2},
+      {"loss", 2},       {"errortext", 1},       {"errorquestions", 1},
+      {"recalltext", 1}, {"recallquestions", 1}, {"drafts", 1}};
   EXPECT_EQ(tasks, expected);
   // A line a pass, with the rows so far; a line a row; the result.
   std::map<std::string, int> lines;
@@ -68,7 +69,7 @@ TEST_F(EvalTool, ReadingEverythingIsDense) {
     ++lines[event["event"].get<std::string>()];
     if (event["event"] == "pass") so_far = event["rows"];
   }
-  EXPECT_EQ(lines["row"], 12);
+  EXPECT_EQ(lines["row"], 13);
   EXPECT_GE(lines["pass"], 1);
   EXPECT_EQ(lines["result"], 1);
   EXPECT_EQ(so_far, last["rows"]);

@@ -31,6 +31,7 @@ constexpr TaskText kTasks[] = {
     {"loss", "Loss", "loss, nats a token", false},
     {"error", "Error of the attention output", "error relative to dense", true},
     {"recall", "Recalled attention mass", "recall", true},
+    {"drafts", "Drafts that dense attention keeps", "kept", true},
 };
 
 TaskText task_text(const std::string& task) {

@@ -31,6 +31,8 @@ const char* const kHelp =
     "    recall   part of the dense attention to the fixed context that is on keys that were "
     "read;\n"
     "             not of --residual estimate\n"
+    "    drafts   part of the tokens a setting drafts that dense attention keeps (sqz-generate\n"
+    "             --lossless); of 64 tokens that go on behind each trial of loss\n"
     "  Contexts that differ only in their facts share a dense pass of the model: up to --share "
     "needles\n"
     "  and passkeys are planted in one text, and each trial's index leaves out the tokens of the "
@@ -70,7 +72,8 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
       ->check(whole_number(1));
   app.add_option("--task", arguments.tasks, "What to measure")
       ->delimiter(',')
-      ->check(CLI::IsMember({"needle1", "needle4", "passkey", "loss", "error", "recall"}));
+      ->check(
+          CLI::IsMember({"needle1", "needle4", "passkey", "loss", "error", "recall", "drafts"}));
   app.add_option("--trials", arguments.trials.trials, "Trials of each task")
       ->check(CLI::Range(1, 1000000));
   app.add_option("--share", arguments.trials.share, "Most trials of a kind that share a dense pass")
