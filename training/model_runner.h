@@ -36,9 +36,6 @@ Status check_finite(const at::Tensor& logits, int64_t first_position);
 // Tokens that one thread takes through a layer at a time, unless the caller says otherwise: their
 // activations stay in a core's cache. Never a function of the number of threads.
 inline constexpr int64_t kDefaultChunk = 256;
-// On a GPU: enough rows to fill it, few enough that the widest activations stay small beside the
-// weights.
-inline constexpr int64_t kGpuChunk = 16384;
 
 // Runs `body`, and turns what LibTorch and the allocator throw into a Status.
 template <class Body>

@@ -57,6 +57,10 @@ struct PrefillOptions {
                                               // after each layer, on the caller's thread
 };
 
+// Tokens that a GPU takes through a layer's norms, products and MLP at a time: enough rows to fill
+// it, few enough that the widest activations stay small beside the weights.
+inline constexpr int64_t kGpuChunk = 16384;
+
 // The most tokens that a FixedContext is asked about in one call. A prompt up to this length shares
 // one selection of what to read; a longer one is cut.
 inline constexpr int64_t kMaxContextTokens = 4096;

@@ -138,8 +138,9 @@ Rows index_rows(const std::string& path, const BuiltIndex& index, const BuildOpt
 
 Status print_plan(const BuildPlan& plan, const PassPlan& pass, const BuildOptions& options,
                   int64_t tokens, size_t indexes, const ToolContext& context) {
-  const double seconds = estimate_seconds(pass.flop, plan.kmeans_flop, context.options.threads);
   const bool gpu_pass = context.options.gpu().has_value();
+  const double seconds =
+      estimate_seconds(pass.flop, plan.kmeans_flop, context.options.threads, gpu_pass);
   const uint64_t memory = plan.peak_memory + (gpu_pass ? 0 : pass.memory);
   const uint64_t gpu_pass_memory = gpu_pass ? pass.memory : 0;
   const uint64_t gpu_memory = plan.gpu_memory + gpu_pass_memory;

@@ -10,6 +10,10 @@ namespace {
 // products included; not measured on the machine at hand. docs/results.md has them beside builds.
 constexpr double kPassFlopPerSecond = 80e9;
 constexpr double kKmeansFlopPerSecond = 80e9;
+// And of a GPU of Hopper's size, in bfloat16, which docs/performance.md has beside a build.
+constexpr double kGpuPassFlopPerSecond = 380e12;
+constexpr double kGpuKmeansFlopPerSecond = 170e12;
+constexpr double kGpuStartSeconds = 4;  // model, driver, calibration
 
 }  // namespace
 
@@ -30,14 +34,25 @@ PassPlan plan_pass(const ModelConfig& model, int64_t tokens, const RunnerOptions
   const double weights = element * (embeddings + layers * (projections + mlp));
   // The residual stream, its norm and the attention output; queries; keys and values, and once
   // more as float32 for the consumer.
-  const double states = element * n * (3 * hidden + 2 * queries + 2 * keys) + 4 * n * 2 * keys;
+  double states = element * n * (3 * hidden + 2 * queries + 2 * keys) + 4 * n * 2 * keys;
+  if (options.device != "cpu") {
+    // Norms and the MLP take a block at a time. The attention's output is there as the kernel
+    // wrote it, and twice as float32 while it is put in order.
+    const auto inner = static_cast<double>(model.intermediate_size);
+    states = element * n * (hidden + 2 * queries + 2 * keys) + 8 * n * queries +
+             element * static_cast<double>(std::min(tokens, kGpuChunk)) * (4 * inner + 2 * hidden);
+  }
   out.memory = static_cast<uint64_t>(weights + states);
   // Causal: half of the N x N products of queries with keys, and of weights with values.
   out.flop = layers * (2 * n * (projections + mlp) + 2 * n * n * queries);
   return out;
 }
 
-double estimate_seconds(double pass_flop, double kmeans_flop, int threads) {
+double estimate_seconds(double pass_flop, double kmeans_flop, int threads, bool gpu) {
+  if (gpu) {
+    return kGpuStartSeconds + pass_flop / kGpuPassFlopPerSecond +
+           kmeans_flop / kGpuKmeansFlopPerSecond;
+  }
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   const double used = threads > 0 ? threads : cores;
   return (pass_flop / kPassFlopPerSecond + kmeans_flop / kKmeansFlopPerSecond) / used;

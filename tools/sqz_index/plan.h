@@ -16,8 +16,8 @@ struct PassPlan {
 };
 PassPlan plan_pass(const ModelConfig& model, int64_t tokens, const RunnerOptions& options);
 
-// Seconds, from arithmetic rates that a core of a current server reaches; right to about a factor
-// of two.
-double estimate_seconds(double pass_flop, double kmeans_flop, int threads);
+// Seconds, from arithmetic rates that a core of a current server reaches, or an H200 in bfloat16;
+// right to about a factor of two, on another GPU as far as it is another.
+double estimate_seconds(double pass_flop, double kmeans_flop, int threads, bool gpu);
 
 }  // namespace sqz

@@ -31,7 +31,7 @@ bool fits(const ModelConfig& config) {
   const ModelDescription& model = config.description;
   const auto dims = {64, 96, 128, 256};
   return std::find(dims.begin(), dims.end(), model.head_dim) != dims.end() &&
-         model.group_size() <= 8 &&
+         model.group_size() <= 8 && model.hidden_size % 8 == 0 &&
          std::all_of(model.sliding_window.begin(), model.sliding_window.end(),
                      [](int64_t window) { return window == 0; });
 }
@@ -232,20 +232,48 @@ class GraphEngine final : public StepEngine {
   }
   const int32_t* row(Row kind) const { return rows_[kind].data_ptr<int32_t>(); }
 
-  Result<at::Tensor> multiply(const Linear& linear, const at::Tensor& x) const {
-    const int64_t in = x.size(1);
-    if (x.size(0) > 1 || in * x.element_size() % 16 != 0) return apply(linear, x);
-    at::Tensor out = empty(1, linear.weight.size(0));
-    SQZ_RETURN_IF_ERROR(
-        cuda::multiply_row(sizes_,
-                           {.weight = linear.weight.data_ptr(),
-                            .bias = linear.bias.defined() ? linear.bias.data_ptr() : nullptr,
-                            .x = x.data_ptr(),
-                            .out = out.data_ptr(),
-                            .in = in,
-                            .out_features = linear.weight.size(0)},
-                           stream_));
+  // A row by itself, by a kernel of its own; undefined where that cannot be. `params` has what goes
+  // beyond a product.
+  Result<at::Tensor> multiply_row(const Linear& linear, const at::Tensor& x,
+                                  cuda::ProductParams params) const {
+    params.weight = linear.weight.data_ptr();
+    params.bias = linear.bias.defined() ? linear.bias.data_ptr() : nullptr;
+    params.x = x.data_ptr();
+    params.in = x.size(1);
+    params.out_features = linear.weight.size(0);
+    if (x.size(0) > 1 || !cuda::fits_multiply_row(sizes_, params)) return at::Tensor();
+    const at::Tensor out = empty(1, params.out_features / (params.gated ? 2 : 1));
+    params.out = out.data_ptr();
+    SQZ_RETURN_IF_ERROR(cuda::multiply_row(sizes_, params, stream_));
     return out;
+  }
+
+  Result<at::Tensor> multiply(const Linear& linear, const at::Tensor& x) const {
+    SQZ_ASSIGN_OR_RETURN(const at::Tensor out, multiply_row(linear, x, {}));
+    return out.defined() ? out : apply(linear, x);
+  }
+
+  // x += delta, and the product with the norm of it; gated: of the gate's and its values' weights.
+  Result<at::Tensor> multiply_norm(const Linear& linear, at::Tensor& x, const at::Tensor& delta,
+                                   const at::Tensor& weight, bool gated = false) const {
+    const at::Tensor sum = at::empty_like(x);
+    SQZ_ASSIGN_OR_RETURN(at::Tensor out,
+                         multiply_row(linear, x,
+                                      {.delta = delta.defined() ? delta.data_ptr() : nullptr,
+                                       .norm = weight.data_ptr(),
+                                       .sum = sum.data_ptr(),
+                                       .gated = gated}));
+    if (out.defined()) {
+      x = sum;
+      return out;
+    }
+    SQZ_ASSIGN_OR_RETURN(const at::Tensor h, norm(x, delta, weight, x.size(0)));
+    SQZ_ASSIGN_OR_RETURN(out, multiply(linear, h));
+    if (!gated) return out;
+    const at::Tensor values = empty(x.size(0), sizes_.intermediate);
+    SQZ_RETURN_IF_ERROR(cuda::gate(sizes_, static_cast<int32_t>(x.size(0)), out.data_ptr(),
+                                   values.data_ptr(), stream_));
+    return values;
   }
 
   Result<at::Tensor> norm(at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
@@ -333,19 +361,22 @@ class GraphEngine final : public StepEngine {
                                     weights_.embedding.data_ptr(), x.data_ptr(), stream_));
     for (int64_t l = 0; l < config_.description.layers; ++l) {
       const LayerWeights& layer = weights_.layers[static_cast<size_t>(l)];
-      SQZ_ASSIGN_OR_RETURN(at::Tensor h, norm(x, delta, layer.input_norm, count));
-      SQZ_ASSIGN_OR_RETURN(const at::Tensor qkv, multiply(layer.qkv, h));
+      SQZ_ASSIGN_OR_RETURN(const at::Tensor qkv,
+                           multiply_norm(layer.qkv, x, delta, layer.input_norm));
       SQZ_ASSIGN_OR_RETURN(const at::Tensor state, attend(key, l, qkv));
       SQZ_ASSIGN_OR_RETURN(delta, multiply(layer.o, state));
-      SQZ_ASSIGN_OR_RETURN(h, norm(x, delta, layer.attention_norm, count));
-      SQZ_ASSIGN_OR_RETURN(const at::Tensor gate_up, multiply(layer.gate_up, h));
-      const at::Tensor gated = empty(count, sizes_.intermediate);
-      SQZ_RETURN_IF_ERROR(cuda::gate(sizes_, static_cast<int32_t>(count), gate_up.data_ptr(),
-                                     gated.data_ptr(), stream_));
+      SQZ_ASSIGN_OR_RETURN(const at::Tensor gated,
+                           multiply_norm(layer.gate_up, x, delta, layer.attention_norm, true));
       SQZ_ASSIGN_OR_RETURN(delta, multiply(layer.down, gated));
     }
-    SQZ_ASSIGN_OR_RETURN(const at::Tensor last, norm(x, delta, weights_.norm, chosen, row(kLast)));
-    SQZ_ASSIGN_OR_RETURN(logits, multiply({weights_.lm_head, {}}, last));
+    const Linear head = {weights_.lm_head, {}};
+    if (count == 1) {
+      SQZ_ASSIGN_OR_RETURN(logits, multiply_norm(head, x, delta, weights_.norm));
+    } else {
+      SQZ_ASSIGN_OR_RETURN(const at::Tensor last,
+                           norm(x, delta, weights_.norm, chosen, row(kLast)));
+      SQZ_ASSIGN_OR_RETURN(logits, multiply(head, last));
+    }
     return cuda::choose(sizes_,
                         {.parts = static_cast<int32_t>(chosen),
                          .logits = logits.data_ptr(),

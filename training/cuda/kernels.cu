@@ -41,7 +41,7 @@ __device__ __forceinline__ float rounded(float x) {
 template <class T>
 constexpr int kLanes = 16 / sizeof(T);
 template <class T>
-__device__ __forceinline__ void unpack(const uint4& raw, float (&x)[kLanes<T>]) {
+__device__ __forceinline__ void unpack(uint4 raw, float (&x)[kLanes<T>]) {
   const T* elements = reinterpret_cast<const T*>(&raw);
 #pragma unroll
   for (int i = 0; i < kLanes<T>; ++i) x[i] = widen(elements[i]);
@@ -52,16 +52,6 @@ __device__ __forceinline__ float warp_max(float x) {
   for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
-__device__ __forceinline__ float block_sum(float x, float* shared) {
-  x = warp_sum(x);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  __syncthreads();
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) sum += shared[i];
-  return sum;
-}
-
 // Everything but weights may be read, and anything written, only after this.
 __device__ __forceinline__ void begin() {
   ptx::griddepcontrol_launch_dependents();
@@ -94,71 +84,156 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    add_norm_kernel(const __grid_constant__ NormParams p, int32_t hidden, float eps) {
-  __shared__ float shared[kWarps];
-  extern __shared__ float row_values[];  // [hidden]
-  begin();
-  const int64_t row = p.picked != nullptr ? p.picked[blockIdx.x] : static_cast<int>(blockIdx.x);
-  T* x = static_cast<T*>(p.x) + row * hidden;
-  const T* delta = p.delta == nullptr ? nullptr : static_cast<const T*>(p.delta) + row * hidden;
-  float sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < hidden; i += kThreads) {
-    float value = widen(x[i]);
-    if (delta != nullptr) {
-      value = rounded<T>(value + widen(delta[i]));
-      if (p.picked == nullptr) x[i] = narrow<T>(value);
-    }
-    row_values[i] = value;
-    sum += value * value;
+// `out`, in shared memory: x, or with `norm` the norm of x + delta, which goes to `sum` (null:
+// nowhere). A thread takes the same pieces throughout.
+template <class T, int kWarpCount>
+__device__ __forceinline__ void take_row(const uint4* x, const uint4* delta, const uint4* norm,
+                                         uint4* sum, int pieces, float eps, uint4* out) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (norm == nullptr) {
+    for (int i = thread; i < pieces; i += 32 * kWarpCount) out[i] = x[i];
+    return;
   }
-  const float scale = rsqrtf(block_sum(sum, shared) / static_cast<float>(hidden) + eps);
-  T* out = static_cast<T*>(p.out) + static_cast<int64_t>(blockIdx.x) * hidden;
-  const T* weight = static_cast<const T*>(p.weight);
-  for (int i = static_cast<int>(threadIdx.x); i < hidden; i += kThreads) {
-    out[i] = narrow<T>(rounded<T>(row_values[i] * scale) * widen(weight[i]));
+  __shared__ float sums[kWarpCount];
+  float square = 0;
+  for (int i = thread; i < pieces; i += 32 * kWarpCount) {
+    float value[kLanes<T>], more[kLanes<T>];
+    uint4 raw = x[i];
+    if (delta != nullptr) {
+      unpack<T>(raw, value);
+      unpack<T>(delta[i], more);
+#pragma unroll
+      for (int j = 0; j < kLanes<T>; ++j)
+        reinterpret_cast<T*>(&raw)[j] = narrow<T>(value[j] + more[j]);
+    }
+    unpack<T>(raw, value);
+#pragma unroll
+    for (int j = 0; j < kLanes<T>; ++j) square += value[j] * value[j];
+    out[i] = raw;
+    if (sum != nullptr) sum[i] = raw;
+  }
+  square = warp_sum(square);
+  if (thread % 32 == 0) sums[thread / 32] = square;
+  __syncthreads();
+  square = 0;
+#pragma unroll
+  for (int i = 0; i < kWarpCount; ++i) square += sums[i];
+  const float scale = rsqrtf(square / static_cast<float>(pieces * kLanes<T>) + eps);
+  for (int i = thread; i < pieces; i += 32 * kWarpCount) {
+    float value[kLanes<T>], weight[kLanes<T>];
+    unpack<T>(out[i], value);
+    unpack<T>(norm[i], weight);
+    uint4 raw;
+#pragma unroll
+    for (int j = 0; j < kLanes<T>; ++j) {
+      reinterpret_cast<T*>(&raw)[j] = narrow<T>(rounded<T>(value[j] * scale) * weight[j]);
+    }
+    out[i] = raw;
   }
 }
 
-// A warp an output. The first weights are on their way before the kernel in front has ended.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    multiply_row_kernel(const __grid_constant__ ProductParams p) {
-  constexpr int kAhead = 8;  // 16 bytes a lane each
+    add_norm_kernel(const __grid_constant__ NormParams p, int32_t hidden, float eps) {
+  extern __shared__ uint4 normed[];  // [pieces]
+  begin();
+  const int pieces = hidden / kLanes<T>;
+  const int64_t row = p.picked != nullptr ? p.picked[blockIdx.x] : static_cast<int>(blockIdx.x);
+  uint4* x = static_cast<uint4*>(p.x) + row * pieces;
+  const auto* delta = static_cast<const uint4*>(p.delta);
+  take_row<T, kWarps>(x, delta == nullptr ? nullptr : delta + row * pieces,
+                      static_cast<const uint4*>(p.weight), p.picked == nullptr ? x : nullptr,
+                      pieces, eps, normed);
+  uint4* out = static_cast<uint4*>(p.out) + static_cast<int64_t>(blockIdx.x) * pieces;
+  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kThreads) out[i] = normed[i];
+}
+
+constexpr int kRowThreads = 512, kRowWarps = kRowThreads / 32;  // of multiply_row
+constexpr int kAhead = 8;  // 16-byte pieces a lane has on their way
+
+// 16-byte pieces of x in shared memory, filled up with zeros to whole steps of a warp.
+__host__ __device__ constexpr int64_t filled_pieces(int64_t pieces) {
+  return (pieces + 32 * kAhead - 1) / (32 * kAhead) * (32 * kAhead);
+}
+
+// Bytes of its shared memory: x, and the norm's weights.
+int64_t row_shared(const ModelSizes& model, const ProductParams& params) {
+  const int64_t bytes = params.in * dtype_size(model.dtype);
+  return (params.norm != nullptr ? 2 : 1) * 16 * filled_pieces(bytes / 16);
+}
+
+// A warp an output, or an output's gate and its value, then the next one, in a block for each
+// multiprocessor: more than one, and a kernel that starts early may find room for two blocks where
+// others get none. Weights are loaded a step ahead, the first before the kernel in front has ended.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, 1)
+    multiply_row_kernel(const __grid_constant__ ProductParams p, float eps) {
+  extern __shared__ uint4 x[];
   ptx::griddepcontrol_launch_dependents();
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int64_t pieces = p.in / kLanes<T>;
-  const bool inside = row < p.out_features;
-  const uint4* weight = static_cast<const uint4*>(p.weight) + (inside ? row : 0) * pieces;
-  const uint4* x = static_cast<const uint4*>(p.x);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int pieces = static_cast<int>(p.in / kLanes<T>);
+  const int filled = static_cast<int>(filled_pieces(pieces)), steps = filled / (32 * kAhead);
+  const int64_t stride = int64_t{gridDim.x} * kRowWarps;
+  const int64_t first = blockIdx.x + int64_t{gridDim.x} * (thread / 32);
+  const int half = p.gated ? 1 : 0;  // a gate's row is followed by its value's
+  const int64_t outputs = p.out_features >> half;
+
+  // What is loaded next.
+  int64_t next = first;
+  int next_part = 0, next_step = 0;
+  const uint4* from = static_cast<const uint4*>(p.weight) + next * pieces + lane;
+  const auto left = [&] { return next < outputs ? pieces - next_step * 32 * kAhead - lane : 0; };
   uint4 ahead[kAhead];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int64_t at = lane + 32 * i;
-    ahead[i] = at < pieces ? __ldcs(weight + at) : uint4{};
-  }
-  ptx::griddepcontrol_wait();
-  float sum = 0;
-  for (int64_t first = 0; first < pieces; first += 32 * kAhead) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int64_t at = first + lane + 32 * i;
-      if (at >= pieces) break;
-      float w[kLanes<T>], v[kLanes<T>];
-      unpack<T>(ahead[i], w);
-      unpack<T>(x[at], v);
-#pragma unroll
-      for (int j = 0; j < kLanes<T>; ++j) sum += w[j] * v[j];
-      const int64_t next = at + 32 * kAhead;
-      if (next < pieces) ahead[i] = __ldcs(weight + next);
+  for (int i = 0; i < kAhead; ++i) ahead[i] = 32 * i < left() ? __ldcs(from + 32 * i) : uint4{};
+  uint4* norm = x + filled;
+  if (p.norm != nullptr) {
+    for (int i = thread; i < pieces; i += kRowThreads) {
+      norm[i] = static_cast<const uint4*>(p.norm)[i];
     }
   }
-  sum = warp_sum(sum);
-  if (!inside || lane != 0) return;
-  if (p.bias != nullptr) sum += widen(static_cast<const T*>(p.bias)[row]);
-  static_cast<T*>(p.out)[row] = narrow<T>(sum);
+  for (int i = pieces + thread; i < filled; i += kRowThreads) x[i] = uint4{};
+  ptx::griddepcontrol_wait();
+  take_row<T, kRowWarps>(static_cast<const uint4*>(p.x), static_cast<const uint4*>(p.delta),
+                         p.norm == nullptr ? nullptr : norm,
+                         blockIdx.x == 0 ? static_cast<uint4*>(p.sum) : nullptr, pieces, eps, x);
+  __syncthreads();
+
+  float gate = 0;
+  for (int64_t output = first; output < outputs; output += stride) {
+    for (int part = 0; part <= half; ++part) {
+      const int64_t row = output + part * outputs;
+      float sum = 0;
+      for (int step = 0; step < steps; ++step) {
+        from += 32 * kAhead;
+        if (++next_step == steps) {
+          next_step = 0;
+          next_part ^= half;
+          if (next_part == 0) next += stride;
+          from = static_cast<const uint4*>(p.weight) + (next + next_part * outputs) * pieces + lane;
+        }
+        const int more = left();
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          float w[kLanes<T>], v[kLanes<T>];
+          unpack<T>(ahead[i], w);
+          unpack<T>(x[(step * kAhead + i) * 32 + lane], v);
+          ahead[i] = 32 * i < more ? __ldcs(from + 32 * i) : uint4{};
+#pragma unroll
+          for (int j = 0; j < kLanes<T>; ++j) sum += w[j] * v[j];
+        }
+      }
+      sum = warp_sum(sum);
+      if (p.bias != nullptr) sum += widen(static_cast<const T*>(p.bias)[row]);
+      if (part < half) {
+        gate = rounded<T>(sum);
+        gate = rounded<T>(gate / (1.0f + expf(-gate)));
+      } else if (lane == 0) {
+        if (p.gated) sum = gate * rounded<T>(sum);
+        static_cast<T*>(p.out)[output] = narrow<T>(sum);
+      }
+    }
+  }
 }
 
 // A warp a head: queries, then keys, then values.
@@ -226,13 +301,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block a row and KV head; its warps take 32 keys at a time, a lane a key for the logits and a
-// few dimensions for the values.
+// A block a row and KV head; its warps take eight keys at a time, four lanes a key for the logits
+// and a lane a few dimensions for the values.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads)
     attend_own_kernel(const __grid_constant__ OwnAttentionParams p,
                       const __grid_constant__ ModelSizes m) {
-  constexpr int kMostGroup = 8, kColumns = kDim / 32;
+  constexpr int kMostGroup = 8, kColumns = kDim / 32, kKeys = 8, kParts = 32 / kKeys;
   extern __shared__ float shared[];
   const int warps = static_cast<int>(blockDim.x) / 32;
   begin();
@@ -255,42 +330,49 @@ __global__ void __launch_bounds__(kThreads)
   float out[kMostGroup][kColumns] = {}, top[kMostGroup], sum[kMostGroup] = {};
 #pragma unroll
   for (int g = 0; g < kMostGroup; ++g) top[g] = -FLT_MAX;
-  for (int first = warp * 32; first < length; first += warps * 32) {
-    const int count = min(32, length - first);
+  for (int first = warp * kKeys; first < length; first += warps * kKeys) {
+    const int last = min(kKeys, length - first) - 1, part = lane % kParts;
     float weight[kMostGroup] = {};
     const uint4* key = reinterpret_cast<const uint4*>(
-        keys + static_cast<int64_t>(first + min(lane, count - 1)) * kDim);
-    for (int piece = 0; piece < kDim / kLanes<T>; ++piece) {
+        keys + static_cast<int64_t>(first + min(lane / kParts, last)) * kDim);
+#pragma unroll
+    for (int piece = 0; piece < kDim / kLanes<T>; piece += kParts) {
       float k[kLanes<T>];
-      unpack<T>(key[piece], k);
+      unpack<T>(key[piece + part], k);
 #pragma unroll
       for (int g = 0; g < kMostGroup; ++g) {
         if (g >= group) break;
+        const float* with = q + g * kDim + (piece + part) * kLanes<T>;
 #pragma unroll
-        for (int j = 0; j < kLanes<T>; ++j) weight[g] += k[j] * q[g * kDim + piece * kLanes<T> + j];
+        for (int j = 0; j < kLanes<T>; ++j) weight[g] += k[j] * with[j];
       }
     }
 #pragma unroll
     for (int g = 0; g < kMostGroup; ++g) {
       if (g >= group) break;
-      const float logit = lane < count ? weight[g] : -INFINITY;
+#pragma unroll
+      for (int step = 1; step < kParts; step *= 2) {
+        weight[g] += __shfl_xor_sync(~0u, weight[g], step);
+      }
+      const float logit = lane / kParts <= last ? weight[g] : -INFINITY;
       const float highest = fmaxf(top[g], warp_max(logit));
       const float shrink = expf(top[g] - highest);
       weight[g] = expf(logit - highest);
       top[g] = highest;
-      sum[g] = sum[g] * shrink + warp_sum(weight[g]);
+      sum[g] = sum[g] * shrink + warp_sum(weight[g]) / kParts;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) out[g][c] *= shrink;
     }
-    for (int i = 0; i < count; ++i) {
-      const T* value = values + static_cast<int64_t>(first + i) * kDim;
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const T* value = values + static_cast<int64_t>(first + min(i, last)) * kDim;
       float v[kColumns];
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) v[c] = widen(value[lane + 32 * c]);
 #pragma unroll
       for (int g = 0; g < kMostGroup; ++g) {
         if (g >= group) break;
-        const float w = __shfl_sync(~0u, weight[g], i);
+        const float w = __shfl_sync(~0u, weight[g], i * kParts);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) out[g][c] += w * v[c];
       }
@@ -400,14 +482,21 @@ Status embed(const ModelSizes& model, const RowParams& rows, const void* embeddi
 Status add_norm(const ModelSizes& model, const NormParams& params, cudaStream_t stream) {
   return for_type(model.dtype, [&](auto type) {
     return launch(model, add_norm_kernel<decltype(type)>, params.rows, kThreads,
-                  int64_t{model.hidden} * 4, stream, params, model.hidden, model.rms_eps);
+                  int64_t{model.hidden} * static_cast<int64_t>(sizeof(type)), stream, params,
+                  model.hidden, model.rms_eps);
   });
 }
 
+bool fits_multiply_row(const ModelSizes& model, const ProductParams& params) {
+  return params.in * dtype_size(model.dtype) % 16 == 0 &&
+         row_shared(model, params) <= model.device.block_shared;
+}
+
 Status multiply_row(const ModelSizes& model, const ProductParams& params, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((params.out_features + kWarps - 1) / kWarps);
   return for_type(model.dtype, [&](auto type) {
-    return launch(model, multiply_row_kernel<decltype(type)>, blocks, kThreads, 0, stream, params);
+    return launch(model, multiply_row_kernel<decltype(type)>,
+                  static_cast<unsigned>(model.device.multiprocessors), kRowThreads,
+                  row_shared(model, params), stream, params, model.rms_eps);
   });
 }
 

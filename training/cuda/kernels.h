@@ -19,6 +19,7 @@ namespace sqz::training::cuda {
 // Sizes that do not change from step to step.
 struct ModelSizes {
   DType dtype = DType::kF32;
+  // `hidden` is a multiple of 16 bytes.
   int32_t hidden = 0, query_heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0, vocab = 0;
   float rms_eps = 0, attention_scale = 0;
   sqz::cuda::Device device;
@@ -50,16 +51,23 @@ struct NormParams {
 };
 Status add_norm(const ModelSizes& model, const NormParams& params, cudaStream_t stream);
 
-// out [out_features] = weight [out_features, in] x + bias (null: none), of one row. `in` is a
-// multiple of 16 bytes.
+// out [out_features] = weight [out_features, in] y + bias (null: none), of one row. y is x; with
+// `norm` [in] it is the RMS norm of x + delta (null: nothing), times `norm`, and x + delta goes to
+// `sum` (null: nowhere), which is not x. Gated: the weight's first half makes gates g, its second
+// half values v, and out [out_features / 2] = silu(g) * v.
 struct ProductParams {
   const void* weight = nullptr;
   const void* bias = nullptr;
   const void* x = nullptr;
+  const void *delta = nullptr, *norm = nullptr;
+  void* sum = nullptr;
   void* out = nullptr;
   int64_t in = 0, out_features = 0;
+  bool gated = false;
 };
 Status multiply_row(const ModelSizes& model, const ProductParams& params, cudaStream_t stream);
+// Whether a row is whole 16-byte pieces and fits a block's shared memory.
+bool fits_multiply_row(const ModelSizes& model, const ProductParams& params);
 
 // Norms of heads (null: none), RoPE; keys and values go to the slots' own.
 struct RotateParams {
