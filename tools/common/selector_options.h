@@ -20,7 +20,7 @@ struct SelectorOptions {
   std::string selector = kAutoSelector;
   std::optional<double> budget;  // at most one of the next four; none: kDefaultBudget
   std::optional<double> sparsity;
-  std::optional<double> mass;  // takes the place of the rule, too
+  std::optional<double> mass;      // takes the place of the rule, too
   std::vector<double> thresholds;  // coarse to fine
   int levels = 0;
   std::string rule = "threshold";

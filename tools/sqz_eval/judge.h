@@ -54,6 +54,7 @@ class Judge {
   Result<bool> answered(const Fact& fact, const std::vector<int32_t>& prompt, Served& served);
   Status probe_question(const Pass& pass, const Question& question, std::vector<Served>& served);
   Status measure_text(const Pass& pass, std::vector<Served>& served);
+  Status measure_losses(const Pass& pass, std::vector<Served>& served);
   Status measure_drafts(const Pass& pass, std::vector<Served>& served);
   // Error and recall of the tokens' attention, averaged over `block` tokens; the dense losses.
   Result<std::vector<double>> probe(std::span<const int32_t> tokens, bool losses, int64_t block,

@@ -393,9 +393,9 @@ typedef struct sqz_stats {
                              by centroids or codes; 0 if the residual is dropped */
   double estimated_error; /* of ||out - dense|| / ||dense||: 1 less the lower of the two. Errors
                              that were measured are .2 to 1.1 times that (docs/results.md) */
-  uint64_t read_whole; /* selections in whose place everything was read: with "batch", where the
-                          requests of calls before wanted most of the keys between them, that is
-                          faster. Of 32 calls one selects in any case */
+  uint64_t read_whole;    /* selections in whose place everything was read: with "batch", where the
+                             requests of calls before wanted most of the keys between them, that is
+                             faster. Of 32 calls one selects in any case */
 } sqz_stats;
 
 /* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a
