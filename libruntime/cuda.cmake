@@ -3,7 +3,7 @@
 set(SQZ_RUNTIME_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
 
 set(SQZ_RUNTIME_CUDA_KERNELS)
-foreach(kernel batch_lookup decode_lookup decode_attend decode_classify plain)
+foreach(kernel batch_lookup decode_codes decode_lookup decode_attend decode_classify plain)
   set(folder ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel})
   list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${folder}/kernel.cc
     ${folder}/instantiations/d64.cu ${folder}/instantiations/d96.cu
@@ -12,6 +12,7 @@ endforeach()
 
 add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_blocks.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/coded_server.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/device.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/driver.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/device_index.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/merge.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session_create.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc

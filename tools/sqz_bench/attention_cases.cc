@@ -63,12 +63,13 @@ Result<CaseSetup> attention_case(const Options& options, const AttentionCase& wh
     const auto region = [&](const void* data) {
       return std::span(static_cast<const std::byte*>(data), fixture->key_bytes());
     };
-    return reading("read", options.threads, {region(view.keys), region(view.values)}, fixture);
+    const auto [keys, values] = stored_rows(view);
+    return reading("read", options.threads, {region(keys), region(values)}, fixture);
   };
   SQZ_ASSIGN_OR_RETURN(CaseSetup setup, attention_setup(*fixture, options, what, make));
   setup.baselines = {"dense"};
   if (what.requests) setup.baselines.push_back("read");
-  if (options.torch) {
+  if (options.torch && view.keys != nullptr) {
     for (Contender& one : torch_contenders(options, *fixture)) {
       setup.contenders.push_back(std::move(one));
     }

@@ -18,7 +18,8 @@ of calls that are replayed; times are those of a call.
 Result: machine{cpu, cores, caches, memory_bytes, isa, compiler, version, libtorch, threads,
 load}, cases[] with case, shape, rounds, baselines[], rows[]. Events `row`: case, name,
 seconds{min, median, p90}, gb_per_s, gflop_per_s, of_read, times_faster{}; of sparse rows
-keep, budget, keys_per_run, selections; on a GPU clock{}, route, bytes_read or flop of a call,
+keep, budget, keys_per_run, selections, and for single tokens on a GPU error, the mean relative
+difference to dense attention over keys and values of 16 bits; on a GPU clock{}, route, bytes_read or flop of a call,
 and kernels_us{} with `idle` (needs libcupti); of kmeans assignments, mean_cosine; of upload
 first_layer_seconds.
 
@@ -83,6 +84,12 @@ void add_bench_options(CLI::App& app, Options& o) {
   add("--rule", o.rule, IsMember({"threshold", "budget"}),
       "How clusters are chosen; budget reads exactly what --sparsity asks for");
   add("--levels", o.levels, whole(1, 2), "Levels of the tree that selection uses, one row each");
+  add("--level-fractions", o.level_fractions, Range(0.0001, 1.0),
+      "Clusters per key of each level, coarse to fine, of an index of --capture");
+  add("--rows", o.rows, IsMember({"16", "q8", "q4"}),
+      "attend, prefill: bits of the stored keys and values, as in sqz-index build");
+  add("--key-codes", o.key_codes, IsMember({0, 1, 2}),
+      "attend, prefill: bits a dimension of codes to choose single keys by");
   add("--coarse-keep", o.coarse_keep, Range(1e-6, 1.0),
       "Fraction of the keys that level 1 of the made-up index lets through");
   add("--isa", o.isa, IsMember(sets).description(""),

@@ -68,8 +68,9 @@ IndexFile::~IndexFile() {
   if (!keep_) std::filesystem::remove(path_, ignored);
 }
 
-std::vector<int64_t> made_clusters(int64_t tokens, int64_t slots) {
-  return cluster_counts(std::vector<double>{0.01, 0.05}, tokens, slots);
+std::vector<int64_t> made_clusters(int64_t tokens, int64_t slots,
+                                   const std::vector<double>& fractions) {
+  return cluster_counts(fractions, tokens, slots);
 }
 
 IndexMetadata made_metadata(const Options& options, int64_t tokens, int64_t layers) {

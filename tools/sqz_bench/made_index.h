@@ -94,7 +94,8 @@ Result<SparseIndex> make_sparse_index(const Options& options, double bytes, int6
 IndexMetadata made_metadata(const Options& options, int64_t tokens, int64_t layers);
 
 // Clusters per level, coarse to fine.
-std::vector<int64_t> made_clusters(int64_t tokens, int64_t slots);
+std::vector<int64_t> made_clusters(int64_t tokens, int64_t slots,
+                                   const std::vector<double>& fractions = {0.01, 0.05});
 
 // Writes the one layer of an index. If it has levels, `queries` ([n, Hq, d]) calibrate it.
 Status write_index(const std::string& path, const Options& options, const IndexMetadata& metadata,
