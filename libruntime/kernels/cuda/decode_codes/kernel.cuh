@@ -345,7 +345,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   __device__ void add_codes(const Weight& weight, Sum& sum) const {
     const auto* codes = reinterpret_cast<const char*>(c_.coded_values.codes);
     const auto scaled = [&](uint32_t j, int r) {
-      return weight(j, r) * scale_at(c_.coded_values.scales, this->slot_of(list_[j]));
+      return weight(j, r) * Base::scale_at(c_.coded_values.scales, this->slot_of(list_[j]));
     };
     if (c_.coded_values.bits == 8) {
       add_rows<uint32_t>(
