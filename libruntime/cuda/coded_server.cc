@@ -10,7 +10,8 @@
 namespace sqz::cuda {
 namespace {
 
-constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of what grows with the requests of a launch
+constexpr int64_t kCodedWaveBytes = int64_t{128}
+                                    << 20;  // of what grows with the requests of a launch
 
 // Appends slot or cluster `at`, after the ones before.
 template <class Run>
@@ -120,7 +121,7 @@ size_t CodedServer::lay_out(void* base) {
 
 Status CodedServer::allocate() {
   const ModelDescription& model = setup_.index->metadata().model;
-  wave_ = wave_size(kWaveBytes, setup_.max_tokens, [&](int64_t requests) {
+  wave_ = wave_size(kCodedWaveBytes, setup_.max_tokens, [&](int64_t requests) {
     wave_ = requests;
     return lay_out(nullptr);
   });
