@@ -43,7 +43,7 @@ struct CodedRows {
   const std::byte* codes = nullptr;  // [Hkv, M, code_bytes(d, bits)]
   const void* scales = nullptr;      // [Hkv, M] of the index's dtype, at least 0
 
-  bool rotated() const { return bits > 0 && bits < 8; }
+  constexpr bool rotated() const { return bits > 0 && bits < 8; }
   // Those of one KV head and the ones after it.
   CodedRows from_head(int64_t head, int64_t slots, int64_t dim) const;
 };

@@ -15,7 +15,7 @@ function(sqz_instantiate sources kernel)
 endfunction()
 
 set(SQZ_RUNTIME_CUDA_KERNELS)
-foreach(kernel batch_lookup decode_lookup decode_attend decode_classify plain)
+foreach(kernel batch_lookup decode_codes decode_lookup decode_attend decode_classify plain)
   list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel}/kernel.cc)
   sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS ${kernel} all)
 endforeach()
@@ -27,7 +27,7 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_waves.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/plain_server.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/batch_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/coded_server.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch_lookup/choose.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/compiled_for/kernel.cu

@@ -84,14 +84,6 @@ sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options)
       return invalid(concat("options.device_id: found ", o.device_id,
                             ", where the index is already, expected another device"));
     }
-    if (const sqz::IndexMetadata& m = index->file->metadata(); m.has_codes()) {
-      return Status(
-          Code::kUnsupported,
-          sqz::bad_field(index->file->path(), "rows",
-                         m.key_codes > 0 ? "key codes" : sqz::rows_name(m.rows),
-                         "16 bits without key codes: only the CPU serves others; upload the "
-                         "index that this one was compressed from, or serve on device_type 1"));
-    }
     SQZ_ASSIGN_OR_RETURN(auto whole, sqz::capi::serve(*index));
     SQZ_ASSIGN_OR_RETURN(auto heads,
                          sqz::range_of_heads(std::move(whole), o.first_kv_head, o.kv_heads));

@@ -131,11 +131,24 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.slots = view.slots;
     out.exact = view.exact;
     out.positions = place.take(l, view.positions, heads * view.slots * 4);
+    const auto codes = [&](const CodedRows& from) -> CodedRows {
+      const int64_t count = from.bits > 0 ? heads * view.slots : 0;
+      return {.bits = from.bits,
+              .codes = place.take(l, from.codes, count * code_bytes(view.head_dim, from.bits)),
+              .scales = place.take(l, static_cast<const std::byte*>(from.scales),
+                                   count * dtype_size(view.dtype))};
+    };
+    out.key_codes = codes(view.key_codes);
+    if (view.slots > 0) {
+      out.rotation = place.take(l, view.rotation, view.head_dim * view.head_dim * 4);
+    }
     if (!keys_values_) continue;
     out.exact_keys = rows(view.exact_keys, view.exact);
     out.exact_values = rows(view.exact_values, view.exact);
     out.keys = rows(view.keys, view.slots);
     out.values = rows(view.values, view.slots);
+    out.coded_keys = codes(view.coded_keys);
+    out.coded_values = codes(view.coded_values);
   }
   return place.used();
 }

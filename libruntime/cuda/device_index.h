@@ -45,6 +45,9 @@ struct DeviceLayer {
   const uint32_t* positions = nullptr;  // [Hkv, M]
   const void* keys = nullptr;           // [Hkv, M, d]; null if they were left out
   const void* values = nullptr;
+  CodedRows coded_keys, coded_values;  // in their place, device pointers; bits 0: none
+  CodedRows key_codes;
+  const float* rotation = nullptr;   // [d, d]; null if nothing needs it
   int64_t exact = 0;                 // E
   const void* exact_keys = nullptr;  // [Hkv, E, d]
   const void* exact_values = nullptr;

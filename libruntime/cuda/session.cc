@@ -21,6 +21,9 @@ bool has_blocks(const AttendCall& call) {
 
 CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
+  if (coded_ != nullptr && coded_->serves(call.layer)) {
+    return Route::kCodes;
+  }
   if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Route::kPlain;
   // The selector ideal selects for each token by itself, as decoding does.
   if (has_blocks(call) && !(selecting && is_ideal())) {
@@ -39,6 +42,11 @@ Status CudaSession::check_call(const AttendCall& call) const {
   }
   if (selects(call.layer) && buckets_ != nullptr) {
     SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
+  }
+  if (route_of(call) == Route::kCodes) {
+    if (call.cache == nullptr) return {};
+    return unsupported_on_gpu("found a layer with rows of codes or key codes and args.cache",
+                              "the index's own keys and values");
   }
   if (plain_ != nullptr || !has_blocks(call)) return {};
   // What is read without a lookup is the same for every token.
@@ -130,6 +138,9 @@ Status CudaSession::attend(const AttendCall& call) {
     case Route::kPlain:
       route_ = "prefill-sm80";
       return plain_->attend(call, attend_params(call, 0, call.tokens), looks_up, counters);
+    case Route::kCodes:
+      route_ = "decode-codes";
+      return coded_->attend(call, counters);
     case Route::kBatch: {
       route_ = "batch";
       const LookupParams lookup = lookup_params(call, 0, call.tokens);
@@ -190,11 +201,17 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   const int64_t slots = uploaded_->layer(call.layer).slots;
   const Route route = route_of(call);
   runs_.assign(heads, {});
+  guessed_.assign(heads, {});
   estimated_.assign(heads, {});
   if (!selects(call.layer)) {
     if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (static_ != nullptr) {
     runs_ = static_->runs(call.layer);
+  } else if (route == Route::kCodes) {
+    SQZ_ASSIGN_OR_RETURN(CodedSelection found, coded_->select(call));
+    runs_ = std::move(found.runs);
+    guessed_ = std::move(found.guessed);
+    estimated_ = std::move(found.estimated);
   } else if (route == Route::kPrefill && selector_ == SelectorKind::kSqueezed) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, prefill_->select(call));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
@@ -213,6 +230,9 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     for (const KeyRun& run : runs_[h]) selections_[h].keys += run.length;
     selections_[h].estimated = estimated_[h];
     selections_[h].estimated_count = std::ssize(estimated_[h]);
+    selections_[h].guessed = guessed_[h];
+    selections_[h].guessed_count = std::ssize(guessed_[h]);
+    for (const KeyRun& run : guessed_[h]) selections_[h].guessed_keys += run.length;
     for (const ClusterRun& run : estimated_[h]) selections_[h].estimated_clusters += run.length;
     if (selects(call.layer)) selections_[h].exact_skipped = exact_skipped_;
   }
@@ -248,7 +268,9 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
     // What a pruned layer left out was possible, too.
     out.keys_possible = heads * static_cast<uint64_t>(index_->metadata().tokens - view.exact);
   }
-  out.bytes_read = (2 * (out.keys_read + heads * (exact - skipped)) + centroids) * row;
+  out.bytes_read = (2 * heads * (exact - skipped) + centroids) * row +
+                   out.keys_read * static_cast<uint64_t>(view.slot_bytes());
+  if (found.codes > 0) out.bytes_read += found.codes * static_cast<uint64_t>(view.key_code_bytes());
   out.read_whole = found.whole;
   out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;
   return out;

@@ -9,6 +9,7 @@
 #include "libruntime/cuda/batch_server.h"
 #include "libruntime/cuda/bucket_blocks.h"
 #include "libruntime/cuda/bucket_lookup.h"
+#include "libruntime/cuda/coded_server.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
 #include "libruntime/cuda/plain_server.h"
@@ -42,12 +43,13 @@ class CudaSession final : public ServingSession {
  private:
   // What the kernels add to, of a layer.
   struct DeviceCounters {
-    unsigned long long selections, keys, centroids, whole;
+    unsigned long long selections, keys, centroids, whole, codes;
   };
 
   CudaSession(std::shared_ptr<const ServedIndex> index, std::shared_ptr<DeviceIndex> uploaded,
               const SessionOptions& options);
   Status prepare(const SelectionRequest& request);
+  Status check_codes() const;
   void list_static_runs(const Selector& selector);
   Status allocate(const SelectionRequest& request);
   Status fill_offsets();
@@ -63,6 +65,7 @@ class CudaSession final : public ServingSession {
     kBatch,    // a token a request; what any of them selected is read once
     kPrefill,  // requests of several tokens: sm90
     kPlain,    // the same on any GPU, and what the others do not do
+    kCodes,    // layers with rows of codes or key codes, each token by itself
   };
   Route route_of(const AttendCall& call) const;
   Status check_call(const AttendCall& call) const;
@@ -95,6 +98,7 @@ class CudaSession final : public ServingSession {
   std::unique_ptr<BucketLookup> buckets_;
   std::unique_ptr<BucketBlocks> bucket_blocks_;
   std::unique_ptr<BatchServer> batch_;  // null: every request reads its own
+  std::unique_ptr<CodedServer> coded_;  // null: no layer needs it
   DeviceMemory memory_;
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device
@@ -105,7 +109,7 @@ class CudaSession final : public ServingSession {
 
   // The last select().
   std::vector<HeadSelection> selections_;
-  std::vector<std::vector<KeyRun>> runs_;
+  std::vector<std::vector<KeyRun>> runs_, guessed_;
   std::vector<std::vector<ClusterRun>> estimated_;
 };
 

@@ -166,6 +166,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
     return unsupported_on_gpu("found no keys on the GPU",
                               "an index uploaded with them: selector ideal scores every one");
   }
+  if (index_->metadata().has_codes()) SQZ_RETURN_IF_ERROR(check_codes());
   SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));
   if (plain_only_) gpu_.capability = gpu_.compiled = 80;
   LookupParams shape;
@@ -197,6 +198,17 @@ Status CudaSession::prepare(const SelectionRequest& request) {
     set_levels_of(selector_)(uploaded_->layer(l), plan_, l, lookup);
   }
   return {};
+}
+
+// What the kernel for rows of codes and key codes does not do.
+Status CudaSession::check_codes() const {
+  if (!uploaded_->keys_values()) {
+    return unsupported_on_gpu("found no keys and values on the GPU",
+                              "an index with rows of codes or key codes uploaded with them");
+  }
+  if (plan_.dense || selector_ == SelectorKind::kSqueezed) return {};
+  if (index_->metadata().rows == RowKind::k16) return {};
+  return unsupported_on_gpu("found rows of codes and another selector", "squeezed or dense");
 }
 
 // What a selector reads that looks at no query.
@@ -286,6 +298,14 @@ Status CudaSession::allocate(const SelectionRequest& request) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
   SQZ_RETURN_IF_ERROR(create_batch());
+  SQZ_ASSIGN_OR_RETURN(coded_, CodedServer::create({.index = index_.get(),
+                                                    .uploaded = uploaded_.get(),
+                                                    .plan = &plan_,
+                                                    .lookups = lookups_,
+                                                    .selects = selector_ == SelectorKind::kSqueezed,
+                                                    .estimate = estimate_,
+                                                    .max_tokens = max_tokens_,
+                                                    .device = gpu_}));
   if (max_request_tokens_ > 1 || estimate_ || (buckets_ != nullptr && !buckets_->fits())) {
     SQZ_RETURN_IF_ERROR(create_servers_of_blocks(request));
   }

@@ -2,98 +2,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "libindex/compress.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "sqz/sqz.h"
-#include "tests/libruntime/served_index.h"
+#include "tests/libruntime/coded_rows.h"
 
 namespace sqz {
 namespace {
 
+using testing::decode;
+using testing::Decoded;
 using testing::Output;
+using testing::serve_coded;
 using testing::Served;
 using testing::TinyIndexOptions;
-
-Served serve_coded(const TinyIndexOptions& options, const CompressOptions& compress) {
-  const testing::TemporaryDirectory dir;
-  const std::string path = dir.file("whole.sqz"), out = dir.file("codes.sqz");
-  EXPECT_TRUE(testing::write_tiny_index(path, options).ok());
-  const auto report = compress_index(Env::posix(), **SqzFile::open(path), compress, out, true, 1);
-  EXPECT_TRUE(report.ok()) << report.status().message();
-  auto index = make_served_index(*SqzFile::open(out, OpenMode::kRead));
-  EXPECT_TRUE(index.ok());
-  return {options, *index};
-}
-
-// The layer as float32: rows of codes decoded.
-struct Decoded {
-  LayerView view;
-  std::vector<float> keys, values, codes, exact_keys, exact_values;
-  std::vector<std::vector<float>> means;
-};
-
-std::vector<float> floats(const LayerView& view, const void* data, int64_t rows) {
-  std::vector<float> out;
-  for (int64_t i = 0; i < view.kv_heads * rows * view.head_dim; ++i) {
-    out.push_back(static_cast<float>(reference::element(view.dtype, data, i)));
-  }
-  return out;
-}
-
-std::vector<float> decode(const LayerView& view, const CodedRows& all, const void* means) {
-  const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
-  const int64_t d = view.head_dim;
-  std::vector<float> out;
-  std::vector<int8_t> numbers(static_cast<size_t>(d));
-  for (int64_t head = 0; head < view.kv_heads; ++head) {
-    const CodedRows rows = all.from_head(head, view.slots, d);
-    const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
-    for (int64_t c = 0, slot = 0; slot < view.slots; ++slot) {
-      while (slot >= offsets[c + 1]) ++c;
-      decode_row(rows.codes + slot * code_bytes(d, rows.bits), rows.bits, d, numbers.data());
-      const double scale = reference::element(view.dtype, rows.scales, slot);
-      for (int64_t i = 0; i < d; ++i) {
-        double x = 0;
-        for (int64_t j = 0; j < d; ++j) {
-          const double turn = !rows.rotated() ? i == j : double{view.rotation[i * d + j]};
-          x += turn * numbers[static_cast<size_t>(j)];
-        }
-        x = x * scale + reference::element(view.dtype, means, (head * finest.clusters + c) * d + i);
-        out.push_back(static_cast<float>(x));
-      }
-    }
-  }
-  return out;
-}
-
-Decoded decode(const LayerView& view) {
-  Decoded out{.view = view};
-  const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
-  const bool coded = view.coded_keys.bits > 0;
-  out.keys =
-      coded ? decode(view, view.coded_keys, finest.centroids) : floats(view, view.keys, view.slots);
-  out.values = coded ? decode(view, view.coded_values, finest.value_means)
-                     : floats(view, view.values, view.slots);
-  if (view.key_codes.bits > 0) out.codes = decode(view, view.key_codes, finest.centroids);
-  out.exact_keys = floats(view, view.exact_keys, view.exact);
-  out.exact_values = floats(view, view.exact_values, view.exact);
-  for (int k = 0; k < view.levels; ++k) {
-    LevelView& level = out.view.level[static_cast<size_t>(k)];
-    out.means.push_back(floats(view, level.centroids, level.clusters));
-    out.means.push_back(floats(view, level.value_means, level.clusters));
-  }
-  for (int k = 0; k < view.levels; ++k) {
-    out.view.level[static_cast<size_t>(k)].centroids = out.means[static_cast<size_t>(2 * k)].data();
-    out.view.level[static_cast<size_t>(k)].value_means =
-        out.means[static_cast<size_t>(2 * k + 1)].data();
-  }
-  out.view.dtype = DType::kF32;
-  out.view.keys = out.keys.data();
-  out.view.values = out.values.data();
-  out.view.exact_keys = out.exact_keys.data();
-  out.view.exact_values = out.exact_values.data();
-  return out;
-}
 
 std::vector<float> queries_of(const Served& served, const Decoded& layer, int64_t tokens) {
   const Served decoded = {served.options, [&] {
@@ -583,20 +504,6 @@ TEST(CodedRows, SameBitsForAnyNumberOfThreads) {
       if (!first) first = *output;
       EXPECT_EQ(*output, *first) << threads << " threads";
     }
-  }
-}
-
-TEST(CodedRows, AreNotServedByAGpu) {
-  const testing::TemporaryDirectory dir;
-  const std::string path = dir.file("whole.sqz"), out = dir.file("codes.sqz");
-  ASSERT_TRUE(testing::write_tiny_index(path).ok());
-  for (const CompressOptions& options : {CompressOptions{.rows = RowKind::kQ8}, {.key_codes = 2}}) {
-    ASSERT_TRUE(compress_index(Env::posix(), **SqzFile::open(path), options, out, true, 1).ok());
-    sqz_index* index = nullptr;
-    ASSERT_EQ(sqz_index_open(out.c_str(), SQZ_OPEN_MMAP, &index), SQZ_OK);
-    EXPECT_EQ(sqz_index_upload(index, nullptr), SQZ_UNSUPPORTED);
-    EXPECT_THAT(sqz_last_error(), ::testing::HasSubstr("only the CPU serves others"));
-    sqz_index_close(index);
   }
 }
 

@@ -60,21 +60,16 @@ Result<CaseSetup> attention_case(const Options& options, const AttentionCase& wh
   const LayerView& view = fixture->layer();
   const auto make = [&](const Setting& setting, int /*place*/) -> Result<Contender> {
     if (setting.kind != Setting::kRead) return serve(fixture, options, setting);
-    const auto region = [&](const void* data, const CodedRows& coded) {
-      if (coded.bits == 0) {
-        return std::span(static_cast<const std::byte*>(data), fixture->key_bytes());
-      }
-      const int64_t rows = view.kv_heads * view.slots * code_bytes(view.head_dim, coded.bits);
-      return std::span(coded.codes, static_cast<size_t>(rows));
+    const auto region = [&](const void* data) {
+      return std::span(static_cast<const std::byte*>(data), fixture->key_bytes());
     };
-    return reading("read", options.threads,
-                   {region(view.keys, view.coded_keys), region(view.values, view.coded_values)},
-                   fixture);
+    const auto [keys, values] = stored_rows(view);
+    return reading("read", options.threads, {region(keys), region(values)}, fixture);
   };
   SQZ_ASSIGN_OR_RETURN(CaseSetup setup, attention_setup(*fixture, options, what, make));
   setup.baselines = {"dense"};
   if (what.requests) setup.baselines.push_back("read");
-  if (options.torch && view.coded_keys.bits == 0) {
+  if (options.torch && view.keys != nullptr) {
     for (Contender& one : torch_contenders(options, *fixture)) {
       setup.contenders.push_back(std::move(one));
     }

@@ -1,9 +1,11 @@
 #include "tools/sqz_bench/attention_fixture.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "libindex/compress.h"
+#include "libruntime/session/session.h"
 
 namespace sqz::bench {
 namespace {
@@ -22,15 +24,24 @@ std::vector<std::byte> rounded(const std::vector<float>& from, DType dtype) {
   return out;
 }
 
-Status check_index(const ServedIndex& index, const std::string& selector) {
+Result<std::shared_ptr<const ServedIndex>> open_served(const std::string& path, OpenMode mode) {
+  SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(path, mode));
+  return make_served_index(std::move(file));
+}
+
+// --levels: in use, at most.
+Status check_index(const ServedIndex& index, const Options& options) {
+  const std::string& selector = options.selector;
   const LayerView& view = index.layers[0];
+  const int levels = *std::max_element(options.levels.begin(), options.levels.end());
   const auto refuse = [&](const std::string& found, const std::string& expected) {
     return Status(Code::kInvalidArgument,
                   bad_field(index.file->path(), "layer 0", found, expected));
   };
   if (selector == "squeezed") {
-    if (view.levels == 2 && (view.keys != nullptr || view.coded_keys.bits > 0)) return {};
-    return refuse(concat(view.levels, " levels of clusters"), "two, with keys and values");
+    if (view.levels >= levels && index.metadata().has_kv) return {};
+    return refuse(concat(view.levels, " levels of clusters"),
+                  concat(levels, " or more, --levels, with keys and values"));
   }
   const bool saap = selector == "saap";
   if ((saap ? view.buckets : view.pages) > 0 && view.keys != nullptr) return {};
@@ -66,7 +77,8 @@ std::vector<Setting> settings_of(const Options& options, bool requests) {
 
 size_t Fixture::key_bytes() const {
   const LayerView& view = layer();
-  return static_cast<size_t>(2 * view.kv_heads * view.slots * view.head_dim);
+  const int64_t bits = view.coded_values.bits > 0 ? view.coded_values.bits : 16;
+  return static_cast<size_t>(view.kv_heads * view.slots * view.head_dim * bits / 8);
 }
 
 double Fixture::dense_flop() const {
@@ -88,8 +100,49 @@ AttendCall Fixture::call(const void* q) const {
   return call;
 }
 
-Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options,
+std::vector<float> widened(const std::vector<std::byte>& from, DType dtype) {
+  const auto size = static_cast<size_t>(dtype_size(dtype));
+  std::vector<float> out(from.size() / size);
+  const auto widen = [&]<class T>(T x) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      std::memcpy(&x, from.data() + i * size, size);
+      if constexpr (std::is_same_v<T, float>) out[i] = x;
+      if constexpr (!std::is_same_v<T, float>) out[i] = to_float(x);
+    }
+  };
+  if (dtype == DType::kBF16) widen(BFloat16{});
+  if (dtype == DType::kF16) widen(Float16{});
+  if (dtype == DType::kF32) widen(0.0f);
+  return out;
+}
+
+Result<std::vector<std::vector<float>>> dense_outputs(const Fixture& fixture, int threads,
+                                                      size_t sets) {
+  SessionOptions options;
+  options.threads = threads;
+  options.max_tokens = fixture.tokens;
+  options.selection.selector = SelectorKind::kDense;
+  SQZ_ASSIGN_OR_RETURN(const auto session, Session::create(fixture.whole, options));
+  std::vector<std::vector<float>> out;
+  std::vector<float> lse(static_cast<size_t>(fixture.tokens * fixture.query_heads()));
+  for (size_t set = 0; set < std::min(sets, fixture.queries.size()); ++set) {
+    AttendCall call = fixture.call(fixture.queries[set].data());
+    std::vector<std::byte> bytes(fixture.queries[set].size());
+    call.out = bytes.data();
+    call.lse = lse.data();
+    SQZ_RETURN_IF_ERROR(session->attend(call));
+    out.push_back(widened(bytes, fixture.dtype));
+  }
+  return out;
+}
+
+Result<std::shared_ptr<const Fixture>> make_fixture(const Options& asked,
                                                     const AttentionCase& what) {
+  CompressOptions compress;
+  compress.rows = rows_of(asked.rows);
+  compress.key_codes = asked.key_codes;
+  Options options = asked;
+  if (compress.any()) options.save_index.clear();
   auto fixture = std::make_shared<Fixture>();
   fixture->keys = "made up";
   fixture->before_rope = options.selector == "saap";
@@ -106,18 +159,19 @@ Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options,
     SQZ_ASSIGN_OR_RETURN(fixture->file, make_index(options, what.tokens));
   }
   if (fixture->file != nullptr) path = fixture->file->path();
-  CompressOptions codes;
-  codes.rows = rows_of(options.rows);
-  codes.key_codes = options.key_codes;
-  if (codes.any() && fixture->file != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(const auto whole, SqzFile::open(path));
-    SQZ_RETURN_IF_ERROR(
-        compress_index(Env::posix(), *whole, codes, path, true, options.threads).status());
-  }
   const OpenMode mode = options.open_mode == "read" ? OpenMode::kRead : OpenMode::kMmap;
-  SQZ_ASSIGN_OR_RETURN(auto file, SqzFile::open(path, mode));
-  SQZ_ASSIGN_OR_RETURN(fixture->served, make_served_index(std::move(file)));
-  SQZ_RETURN_IF_ERROR(check_index(*fixture->served, options.selector));
+  SQZ_ASSIGN_OR_RETURN(fixture->served, open_served(path, mode));
+  fixture->whole = fixture->served;
+  if (compress.any()) {
+    fixture->whole_file = std::move(fixture->file);
+    SQZ_ASSIGN_OR_RETURN(fixture->file, IndexFile::create(asked));
+    path = fixture->file->path();
+    SQZ_RETURN_IF_ERROR(
+        compress_index(Env::posix(), *fixture->whole->file, compress, path, true, options.threads)
+            .status());
+    SQZ_ASSIGN_OR_RETURN(fixture->served, open_served(path, mode));
+  }
+  SQZ_RETURN_IF_ERROR(check_index(*fixture->served, options));
   fixture->tokens = what.query_tokens;
   if (what.requests && what.query_tokens > 1) {
     fixture->indptr.resize(static_cast<size_t>(what.query_tokens) + 1);
@@ -181,6 +235,8 @@ Result<CaseSetup> attention_setup(const Fixture& fixture, const Options& options
                  {"keys", fixture.keys},
                  {"sparsity", options.sparsity},
                  {"coarse_keep", options.coarse_keep},
+                 {"rows", rows_name(fixture.served->metadata().rows)},
+                 {"key_codes", fixture.served->metadata().key_codes},
                  {"rule", options.rule},
                  {"open", options.open_mode}};
   setup.rounds = what.rounds;

@@ -2,6 +2,7 @@
 // the ways to serve them.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,6 +26,8 @@ struct AttentionCase {
 struct Fixture {
   std::shared_ptr<const IndexFile> file;  // first: it outlives the mapping; null for --index
   std::shared_ptr<const ServedIndex> served;
+  std::shared_ptr<const IndexFile> whole_file;
+  std::shared_ptr<const ServedIndex> whole;       // the same with keys and values of 16 bits
   std::string keys;                               // where they come from, for people
   int64_t tokens = 0;                             // of a call
   std::vector<int64_t> indptr;                    // of its requests; empty = one
@@ -45,9 +48,22 @@ struct Fixture {
   AttendCall call(const void* q) const;
 };
 
+// Where the clustered keys and values of a LayerView or a cuda::DeviceLayer are, of whatever bits.
+template <class Layer>
+std::array<const void*, 2> stored_rows(const Layer& layer) {
+  if (layer.coded_keys.bits > 0) return {layer.coded_keys.codes, layer.coded_values.codes};
+  return {layer.keys, layer.values};
+}
+
 // An index made for the case, or --index, or one of --capture, with queries.
 Result<std::shared_ptr<const Fixture>> make_fixture(const Options& options,
                                                     const AttentionCase& what);
+
+// Dense attention over `whole` by the CPU, for the first `sets` sets of queries: outputs.
+Result<std::vector<std::vector<float>>> dense_outputs(const Fixture& fixture, int threads,
+                                                      size_t sets);
+// Numbers of the fixture's dtype.
+std::vector<float> widened(const std::vector<std::byte>& from, DType dtype);
 
 // One way to use the fixture.
 struct Setting {

@@ -18,7 +18,8 @@ of calls that are replayed; times are those of a call.
 Result: machine{cpu, cores, caches, memory_bytes, isa, compiler, version, libtorch, threads,
 load}, cases[] with case, shape, rounds, baselines[], rows[]. Events `row`: case, name,
 seconds{min, median, p90}, gb_per_s, gflop_per_s, of_read, times_faster{}; of sparse rows
-keep, budget, keys_per_run, selections; on a GPU clock{}, route, bytes_read or flop of a call,
+keep, budget, keys_per_run, selections, and for single tokens on a GPU error, the mean relative
+difference to dense attention over keys and values of 16 bits; on a GPU clock{}, route, bytes_read or flop of a call,
 and kernels_us{} with `idle` (needs libcupti); of kmeans assignments, mean_cosine; of upload
 first_layer_seconds.
 

@@ -179,7 +179,8 @@ Result<CapturedIndex> make_captured_index(const Options& options, int64_t tokens
   const int64_t dim = info.model.head_dim, wide = options.head_dim;
   const Tiler tiler{options, std::move(heads), copies, info.model.group_size(), dim, wide};
   SQZ_ASSIGN_OR_RETURN(const std::vector<SlotOrder> orders, tiler.orders());
-  const IndexMetadata metadata = made_metadata(options, made, 1);
+  IndexMetadata metadata = made_metadata(options, made, 1);
+  metadata.levels = static_cast<int>(options.level_fractions.size());
 
   CapturedIndex index;
   SQZ_ASSIGN_OR_RETURN(index.file, IndexFile::create(options));

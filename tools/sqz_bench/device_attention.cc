@@ -1,6 +1,7 @@
 // `attend` and `prefill` on a GPU: what libsqz serves with, dense and sparse, and plain reads of
 // the same memory.
 #include <algorithm>
+#include <cmath>
 
 #include "libruntime/cuda/backend.h"
 #include "libruntime/cuda/device_index.h"
@@ -20,6 +21,8 @@ struct Work : DeviceBench {
   int64_t calls = 1;                                       // of a graph
   std::vector<std::shared_ptr<cuda::DeviceIndex>> copies;  // of the layer
   cuda::DeviceMemory queries, out, lse, sink;
+  int threads = 1;
+  std::vector<std::vector<float>> dense;  // what dense_outputs() are, once they were asked for
 
   void* query(size_t set) const {
     return static_cast<std::byte*>(queries.data()) + set * fixture->queries[0].size();
@@ -86,7 +89,8 @@ Result<Contender> reads(const std::shared_ptr<Work>& work, int place) {
   const auto read_copies = [&](cudaStream_t stream) -> Status {
     for (const auto& copy : work->copies) {
       const cuda::DeviceLayer& layer = copy->layer(0);
-      SQZ_RETURN_IF_CUDA_ERROR(read_device(layer.keys, layer.values, work->fixture->key_bytes(),
+      const auto [keys, values] = stored_rows(layer);
+      SQZ_RETURN_IF_CUDA_ERROR(read_device(keys, values, work->fixture->key_bytes(),
                                            static_cast<unsigned*>(work->sink.data()), stream));
     }
     return {};
@@ -120,9 +124,40 @@ double sparse_flop(const Fixture& fixture, const Counters& counters) {
          static_cast<double>(fixture.query_heads()) / heads;
 }
 
+// The mean over tokens and heads of the difference to dense attention over 16 bits, relative to it.
+Result<double> error_of(Serving& serving) {
+  constexpr size_t kSets = 8;
+  Work& work = *serving.work;
+  const Fixture& fixture = *work.fixture;
+  if (work.dense.empty()) {
+    SQZ_ASSIGN_OR_RETURN(work.dense, dense_outputs(fixture, work.threads, kSets));
+  }
+  const auto dim = static_cast<size_t>(fixture.layer().head_dim);
+  double sum = 0, rows = 0;
+  std::vector<std::byte> bytes(fixture.queries[0].size());
+  for (size_t set = 0; set < work.dense.size(); ++set) {
+    const AttendCall call = serving.call(static_cast<int64_t>(set), work.stream.get());
+    SQZ_RETURN_IF_ERROR(serving.sessions[0]->attend(call));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(work.stream.get()));
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaMemcpy(bytes.data(), call.out, bytes.size(), cudaMemcpyDeviceToHost));
+    const std::vector<float> found = widened(bytes, fixture.dtype);
+    for (size_t row = 0; row < found.size(); row += dim, ++rows) {
+      double error = 0, length = 0;
+      for (size_t i = row; i < row + dim; ++i) {
+        const double expected = work.dense[set][i];
+        error += (found[i] - expected) * (found[i] - expected);
+        length += expected * expected;
+      }
+      sum += std::sqrt(error / length);
+    }
+  }
+  return sum / rows;
+}
+
 // What selection came to, and the kernels of a call.
 JsonMembers details(Serving& serving, bool sparse) {
-  const Work& work = *serving.work;
+  Work& work = *serving.work;
   const CurrentDevice current(work.gpu);
   JsonMembers out = {{"clock", work.clock->summary(serving.place)},
                      {"route", serving.sessions[0]->route()}};
@@ -131,6 +166,8 @@ JsonMembers details(Serving& serving, bool sparse) {
     out.merge(delivered(*counted, work.calls));
     if (work.fixture->tokens_apart()) {
       out["bytes_read"] = static_cast<double>(counted->bytes_read) / double(work.calls);
+      const auto error = sparse ? error_of(serving) : Result<double>(0.0);
+      if (sparse && error.ok()) out["error"] = *error;
     } else if (sparse) {
       out["flop"] = sparse_flop(*work.fixture, *counted);
     }
@@ -173,6 +210,7 @@ Result<CaseSetup> device_case(const Options& options, const AttentionCase& what,
                               int64_t calls) {
   const auto work = std::make_shared<Work>();
   work->calls = calls;
+  work->threads = options.threads;
   SQZ_ASSIGN_OR_RETURN(work->fixture, make_fixture(options, what));
   SQZ_RETURN_IF_ERROR(prepare(*work, options.gpu, copies));
   const auto make = [&](const Setting& setting, int place) {

@@ -1,0 +1,216 @@
+#include "libruntime/cuda/coded_server.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/wanted_keys.h"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr int64_t kCodedWaveBytes = int64_t{128}
+                                    << 20;  // of what grows with the requests of a launch
+
+// Appends slot or cluster `at`, after the ones before.
+template <class Run>
+void extend(std::vector<Run>& runs, Run next) {
+  if (!runs.empty() && runs.back().first + runs.back().length == next.first) {
+    ++runs.back().length;
+  } else {
+    runs.push_back(next);
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CodedServer>> CodedServer::create(const CodedSetup& setup) {
+  std::unique_ptr<CodedServer> server(new CodedServer(setup));
+  bool any = false;
+  for (int64_t l = 0; l < std::ssize(setup.index->layers); ++l) any = any || server->serves(l);
+  if (!any) return std::unique_ptr<CodedServer>();
+  SQZ_RETURN_IF_ERROR(server->allocate());
+  return server;
+}
+
+bool CodedServer::serves(int64_t layer) const {
+  const DeviceLayer& from = setup_.uploaded->layer(layer);
+  return from.coded_keys.bits > 0 || (selects(layer) && from.key_codes.bits > 0);
+}
+
+CodedParams CodedServer::params_of(int64_t layer) const {
+  const bool selects = this->selects(layer);
+  const DeviceLayer& from = setup_.uploaded->layer(layer);
+  CodedParams out;
+  out.lookup = setup_.lookups[static_cast<size_t>(layer)];
+  LookupParams& lookup = out.lookup;
+  lookup.slots = static_cast<uint32_t>(from.slots);
+  lookup.exchange = exchange_;
+  lookup.wanted =
+      wanted_ == nullptr ? nullptr : wanted_ + layer * setup_.index->metadata().model.kv_heads;
+  if (!selects) lookup.levels = 1;
+  lookup.width = 0;
+  for (int k = 0; k < lookup.levels; ++k) {
+    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - lookup.levels + k)];
+    if (!selects) {
+      lookup.level[k] = {.centroids = level.centroids,
+                         .offsets = level.offsets,
+                         .sizes = level.sizes,
+                         .log_sizes = level.log_sizes,
+                         .clusters = static_cast<int32_t>(level.clusters)};
+    }
+    lookup.width = std::max<int64_t>(lookup.width, level.clusters);
+    out.value_means[k] = level.value_means;
+  }
+  out.everything = !selects;
+  out.estimate = selects && setup_.estimate;
+  if (selects && from.key_codes.bits > 0) {
+    out.alive =
+        static_cast<uint32_t>(std::llround(setup_.plan->alive * static_cast<double>(from.slots)));
+    out.key_codes = from.key_codes;
+  }
+  out.exact = static_cast<int32_t>(from.exact);
+  out.exact_keys = from.exact_keys;
+  out.exact_values = from.exact_values;
+  out.keys = from.keys;
+  out.values = from.values;
+  out.coded_keys = from.coded_keys;
+  out.coded_values = from.coded_values;
+  out.rotation = from.rotation;
+  out.workspace = workspace_;
+  return out;
+}
+
+// Everything; from null it only counts.
+size_t CodedServer::lay_out(void* base) {
+  const ModelDescription& model = setup_.index->metadata().model;
+  const int64_t layers = std::ssize(setup_.index->layers), group = model.group_size();
+  const int64_t pairs = wave_ * model.kv_heads;
+  const int64_t blocks = std::max<int64_t>(pairs, setup_.device.multiprocessors);
+  int64_t key_words = 0, cluster_words = 0;
+  for (int64_t l = 0; l < layers; ++l) {
+    const DeviceLayer& layer = setup_.uploaded->layer(l);
+    if (!serves(l)) continue;
+    const CodedParams params = params_of(l);
+    const int64_t total = params.total_clusters();
+    most_slots_ = std::max(most_slots_, layer.slots);
+    most_clusters_ = std::max(most_clusters_, total);
+    key_words = std::max(key_words, coded_key_words(layer.slots, params.lookup.width, layer.exact,
+                                                    static_cast<int>(group)));
+    cluster_words = std::max(cluster_words, coded_cluster_words(params.lookup.width, total));
+  }
+  Layout layout(base);
+  workspace_.logits =
+      layout.take<float>(pairs * most_clusters_ * coded_stride(static_cast<int>(group)));
+  workspace_.turned = layout.take<float>(pairs * kMostGroup * model.head_dim);
+  workspace_.keys = layout.take<uint32_t>(pairs * key_words);
+  workspace_.clusters = layout.take<uint32_t>(blocks * cluster_words);
+  workspace_.digits = layout.take<uint32_t>(blocks * 2 * kDigitBins);
+  workspace_.partials = layout.take<float>(blocks * 2 * kMostGroup * (model.head_dim + 2));
+  exchange_ = setup_.device.has_clusters()
+                  ? nullptr
+                  : layout.take<TeamExchange>(setup_.device.multiprocessors);
+  wanted_ = layout.take<uint32_t>(layers * model.kv_heads);
+  uncounted_ = layout.take<unsigned long long>(4);
+  totals_ = layout.take<RunTotals>(model.kv_heads);
+  key_fates_ = layout.take<uint8_t>(model.kv_heads * most_slots_);
+  cluster_fates_ = layout.take<uint8_t>(model.kv_heads * most_clusters_);
+  return layout.used();
+}
+
+Status CodedServer::allocate() {
+  const ModelDescription& model = setup_.index->metadata().model;
+  wave_ = wave_size(kCodedWaveBytes, setup_.max_tokens, [&](int64_t requests) {
+    wave_ = requests;
+    return lay_out(nullptr);
+  });
+  const size_t bytes = lay_out(nullptr);
+  SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
+  lay_out(memory_.data());
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
+  const std::vector<uint32_t> counts = wanted_keys(*setup_.plan, 0, *setup_.index);
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(wanted_, counts.data(), counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  CodedParams shape;
+  shape.lookup = setup_.lookups[0];
+  shape.lookup.dim = static_cast<int32_t>(model.head_dim);
+  SQZ_ASSIGN_OR_RETURN(team_sizes_, coded_team_sizes(shape));
+  return {};
+}
+
+Status CodedServer::attend(const AttendCall& call, unsigned long long* counters) {
+  const ModelDescription& model = setup_.index->metadata().model;
+  const int64_t row = model.query_heads * model.head_dim * dtype_size(call.dtype);
+  CodedParams params = params_of(call.layer);
+  params.lookup.q_dtype = call.dtype;
+  params.lookup.counters = counters;
+  for (int64_t first = 0; first < call.tokens; first += wave_) {
+    const int64_t requests = std::min(wave_, call.tokens - first);
+    params.lookup.q = static_cast<const std::byte*>(call.q) + first * row;
+    params.lookup.requests = static_cast<int32_t>(requests);
+    params.out = static_cast<std::byte*>(call.out) + first * row;
+    params.lse = call.lse.from(first * model.query_heads);
+    SQZ_RETURN_IF_ERROR(decode_codes(params,
+                                     team_sizes_.of(static_cast<int>(requests * model.kv_heads)),
+                                     static_cast<cudaStream_t>(call.stream)));
+  }
+  return {};
+}
+
+Result<CodedSelection> CodedServer::select(const AttendCall& call) {
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const auto heads = static_cast<size_t>(setup_.index->metadata().model.kv_heads);
+  const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
+  CodedParams params = params_of(call.layer);
+  params.lookup.q = call.q;
+  params.lookup.q_dtype = call.dtype;
+  params.lookup.requests = 1;
+  params.lookup.counters = uncounted_;
+  params.lookup.lists.totals = totals_;
+  params.key_fates = key_fates_;
+  params.cluster_fates = cluster_fates_;
+  const auto slots = static_cast<size_t>(layer.slots);
+  const auto clusters = static_cast<size_t>(params.total_clusters());
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(key_fates_, 0, heads * slots, stream));
+  SQZ_RETURN_IF_ERROR(decode_codes(params, team_sizes_.of(static_cast<int>(heads)), stream));
+  SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
+  std::vector<RunTotals> totals(heads);
+  std::vector<uint8_t> keys(heads * slots), fates(heads * clusters);
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(totals.data(), totals_, heads * sizeof(RunTotals), cudaMemcpyDeviceToHost));
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(keys.data(), key_fates_, keys.size(), cudaMemcpyDeviceToHost));
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(fates.data(), cluster_fates_, fates.size(), cudaMemcpyDeviceToHost));
+  CodedSelection out;
+  out.runs.resize(heads);
+  out.estimated.resize(heads);
+  out.guessed.resize(heads);
+  for (size_t h = 0; h < heads; ++h) {
+    if (totals[h].fault != 0) {
+      return Status(Code::kNumeric,
+                    concat("product of centroids or codes and the queries of layer ", call.layer,
+                           ", KV head ", h, " is NaN or infinite"));
+    }
+    for (size_t slot = 0; slot < slots; ++slot) {
+      const uint8_t fate = keys[h * slots + slot];
+      const KeyRun run = {static_cast<uint32_t>(slot), 1};
+      if (fate == kFateChosen) extend(out.runs[h], run);
+      if (fate == kFateEstimated && params.estimate) extend(out.guessed[h], run);
+    }
+    if (!params.estimate) continue;
+    size_t at = h * clusters;
+    for (int k = 0; k < params.lookup.levels; ++k) {
+      const auto level = static_cast<uint32_t>(layer.levels - params.lookup.levels + k);
+      std::vector<ClusterRun> runs;
+      for (int32_t c = 0; c < params.lookup.level[k].clusters; ++c, ++at) {
+        if (fates[at] == kFateEstimated) extend(runs, {level, static_cast<uint32_t>(c), 1});
+      }
+      out.estimated[h].insert(out.estimated[h].end(), runs.begin(), runs.end());
+    }
+  }
+  return out;
+}
+
+}  // namespace sqz::cuda

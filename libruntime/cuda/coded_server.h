@@ -1,0 +1,69 @@
+// Calls on layers with rows of codes or key codes (docs/format.md): each query token by itself, by
+// one kernel (kernels/cuda/decode_codes).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "libruntime/cuda/device.h"
+#include "libruntime/cuda/device_index.h"
+#include "libruntime/kernels/cuda/decode_codes/kernel.h"
+#include "libruntime/select/plan.h"
+#include "libruntime/session/serving_session.h"
+
+namespace sqz::cuda {
+
+// What a session knows when it is created; the pointers live as long as it does.
+struct CodedSetup {
+  const ServedIndex* index = nullptr;
+  const DeviceIndex* uploaded = nullptr;
+  const SelectionPlan* plan = nullptr;
+  std::span<const LookupParams> lookups;  // of the layers; without levels where nothing is selected
+  bool selects = false;                   // the selector squeezed does
+  bool estimate = false;
+  int64_t max_tokens = 0;
+  Device device;
+};
+
+// What became of the slots and clusters of a token, a KV head each.
+struct CodedSelection {
+  std::vector<std::vector<KeyRun>> runs;
+  std::vector<std::vector<ClusterRun>> estimated;
+  std::vector<std::vector<KeyRun>> guessed;
+};
+
+class CodedServer {
+ public:
+  // Null if no layer needs it. Takes all memory. The device is current.
+  static Result<std::unique_ptr<CodedServer>> create(const CodedSetup& setup);
+
+  // Whether a layer needs it: one with rows of codes, or with key codes to select by.
+  bool serves(int64_t layer) const;
+  // counters [5]: {selections, keys, vectors, whole, codes}.
+  Status attend(const AttendCall& call, unsigned long long* counters);
+  // Of the first token. Waits for the GPU.
+  Result<CodedSelection> select(const AttendCall& call);
+
+ private:
+  explicit CodedServer(const CodedSetup& setup) : setup_(setup) {}
+  // By a lookup; else all keys are read.
+  bool selects(int64_t layer) const { return setup_.selects && setup_.plan->selects(layer); }
+  CodedParams params_of(int64_t layer) const;
+  size_t lay_out(void* base);
+  Status allocate();
+
+  CodedSetup setup_;
+  int64_t wave_ = 1;  // most requests of one launch
+  TeamSizes team_sizes_;
+  DeviceMemory memory_;
+  CodedWorkspace workspace_;
+  TeamExchange* exchange_ = nullptr;
+  uint32_t* wanted_ = nullptr;                               // [layers, Hkv]
+  unsigned long long* uncounted_ = nullptr;                  // [4] what select() counts
+  RunTotals* totals_ = nullptr;                              // [Hkv] of select()
+  uint8_t *key_fates_ = nullptr, *cluster_fates_ = nullptr;  // [Hkv, M], [Hkv, clusters]
+  int64_t most_slots_ = 0, most_clusters_ = 0;
+};
+
+}  // namespace sqz::cuda

@@ -1,0 +1,525 @@
+// The kernel: queries in the forms that products take, clusters, keys, and then their values. A
+// block adds up what its own keys, exact keys and estimated clusters are worth; the team merges.
+#pragma once
+
+#include "libruntime/kernels/cuda/decode_codes/keys.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
+
+namespace sqz::cuda {
+
+template <class Element, int kDim>
+class DecodeCodes : private CodedKeys<Element, kDim> {
+ public:
+  using Base = CodedKeys<Element, kDim>;
+  using Base::Base;
+
+  __device__ void run() {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+    if (attend()) {
+      count();
+    } else if (rank_ == 0) {
+      write_fault();
+    }
+    this->leave_team();
+  }
+
+ private:
+  using Base::c_;
+  using Base::chosen_;
+  using Base::chunks_;
+  using Base::first_;
+  using Base::head_;
+  using Base::lane_;
+  using Base::list_;
+  using Base::p_;
+  using Base::pair_;
+  using Base::rank_;
+  using Base::s_;
+  using Base::stride_;
+  using Base::team_;
+  using Base::thread_;
+  using Base::warp_;
+  static constexpr int kWords = kDim / 4;             // of four neighbouring dimensions
+  static constexpr int kPasses = (kWords + 31) / 32;  // of a warp over them
+  static constexpr int kPartial = kDim + 2;           // floats of a partial's row
+
+  __device__ bool attend() {
+    load_queries();
+    if (!this->choose_clusters()) return false;
+    if (c_.key_codes.bits > 0 && !c_.everything) finish_turned();
+    this->list_chunks();
+    this->score_exact();
+    if (!this->choose_keys()) return false;
+    tell_fates();
+    if (c_.out == nullptr) return true;
+    weigh();
+    add_values();
+    this->sync_team();
+    merge();
+    return true;
+  }
+
+  // ---- Queries.
+
+  __device__ void load_queries() {
+    const int64_t first = int64_t{pair_} * p_.group;
+    for (int i = thread_; i < kMostGroup * kDim; i += kCodedThreads) {
+      const int row = i / kDim;
+      s_.query[row][i % kDim] =
+          row < p_.group ? load_1(p_.q_dtype, p_.q, first * kDim + i) * p_.scale : 0.0f;
+    }
+    if (thread_ < 16) {
+      constexpr int8_t kLevels[16] = {-127, -96, -75, -58, -44, -31, -18, -6,
+                                      6,    18,  31,  44,  58,  75,  96,  127};
+      s_.levels4[thread_] = kLevels[thread_];
+    }
+    __syncthreads();
+    make_query_rows<Element, kDim>(s_.queries, p_.group, thread_, kCodedThreads,
+                                   [&](int row, int chunk, float(&x)[8]) {
+#pragma unroll
+                                     for (int i = 0; i < 8; ++i)
+                                       x[i] = s_.query[row][8 * chunk + i];
+                                   });
+    make_query_parts<Rows8<kDim>>(s_.row_parts, s_.query);
+    if (c_.key_codes.bits > 0 && !c_.everything) turn_queries();
+  }
+
+  // This block's dimensions of the queries times the rotation, for the team.
+  __device__ void turn_queries() {
+    const int begin = kDim * rank_ / team_, count = kDim * (rank_ + 1) / team_ - begin;
+    float* turned = c_.workspace.turned + int64_t{pair_} * kMostGroup * kDim;
+#pragma unroll 1
+    for (int first = 0; first < p_.group * count; first += kCodedThreads / 16) {
+      const int item = first + thread_ / 16, row = item / count, dim = begin + item % count;
+      const bool is = item < p_.group * count;
+      float sum = 0;
+      for (int i = thread_ % 16; is && i < kDim; i += 16) {
+        sum += s_.query[row][i] * __ldg(c_.rotation + i * kDim + dim);
+      }
+#pragma unroll
+      for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (is && thread_ % 16 == 0) turned[row * kDim + dim] = sum;
+    }
+  }
+  // Once the team has turned its parts. s_.query is not needed any more.
+  __device__ void finish_turned() {
+    const float* turned = c_.workspace.turned + int64_t{pair_} * kMostGroup * kDim;
+    for (int i = thread_; i < p_.group * kDim; i += kCodedThreads) {
+      s_.query[i / kDim][i % kDim] = __ldcg(turned + i);
+    }
+    __syncthreads();
+    if (c_.key_codes.bits == 2) {
+      make_query_parts<KeyCodes<kDim, 2>>(s_.code_parts, s_.query);
+    } else {
+      make_query_parts<KeyCodes<kDim, 1>>(s_.code_parts, s_.query);
+    }
+  }
+
+  // ---- Weights.
+
+  __device__ uint32_t exact_keys() const {
+    const uint2 slice = this->slice_of(c_.exact);
+    return slice.y - slice.x;
+  }
+
+  // f(first, level, cluster) for each cluster of this block that is estimated, begin and step
+  // apart.
+  template <class Function>
+  __device__ void for_estimated(uint32_t begin, uint32_t step, const Function& f) const {
+    if (!c_.estimate) return;
+    uint32_t first = 0;
+#pragma unroll 1
+    for (int k = 0; k < p_.levels; ++k) {
+      const LookupLevel& level = p_.level[k];
+      const uint2 slice = this->slice_of(level.clusters);
+#pragma unroll 1
+      for (uint32_t j = slice.x + begin; j < slice.y; j += step) {
+        if (this->fates_[first + j] == kFateEstimated && Base::size_of(level, head_, j) > 0) {
+          f(first, k, j);
+        }
+      }
+      first += level.clusters;
+    }
+  }
+
+  // Logits become weights relative to s_.top, the block's greatest; s_.total are their sums.
+  __device__ void weigh() {
+    const uint32_t keys = chunks_ * kChunkKeys;
+    float rows[kMostGroup];
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) rows[r] = kLowestLogit;
+    const auto raise = [&](const auto& logit) {
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) {
+        if (r < p_.group) rows[r] = fmaxf(rows[r], logit(r));
+      }
+    };
+#pragma unroll 1
+    for (uint32_t i = thread_; i < keys; i += kCodedThreads) {
+      if (counts(i)) raise([&](int r) { return this->logit_at(i, r); });
+    }
+#pragma unroll 1
+    for (uint32_t i = thread_; i < exact_keys(); i += kCodedThreads) {
+      raise([&](int r) { return this->exact_logits_[i * stride_ + r]; });
+    }
+    for_estimated(thread_, kCodedThreads, [&](uint32_t first, int k, uint32_t j) {
+      const float size = Base::log2_size(p_.level[k], head_, j);
+      raise([&](int r) { return this->logit_of(first, j, r) + size; });
+    });
+    reduce_rows(rows, s_.top, [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) rows[r] = 0;
+      // A warp has a chunk.
+#pragma unroll 1
+    for (uint32_t i = thread_; i < keys; i += kCodedThreads) {
+      const bool has_mean = c_.coded_values.bits > 0 || !this->is_chosen(i);
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) {
+        if (r >= p_.group) continue;
+        float& logit = this->logit_at(i, r);
+        const float weight = counts(i) ? ptx::ex2_approx(logit - s_.top[r]) : 0;
+        logit = weight;
+        rows[r] += weight;
+        float mean = has_mean ? weight : 0;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) mean += __shfl_xor_sync(~0u, mean, step);
+        if (lane_ == 0) this->mean_weights_[i / kChunkKeys * stride_ + r] = mean;
+      }
+    }
+#pragma unroll 1
+    for (uint32_t i = thread_; i < exact_keys(); i += kCodedThreads) {
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) {
+        if (r >= p_.group) continue;
+        float& logit = this->exact_logits_[i * stride_ + r];
+        logit = ptx::ex2_approx(logit - s_.top[r]);
+        rows[r] += logit;
+      }
+    }
+    for_estimated(thread_, kCodedThreads, [&](uint32_t first, int k, uint32_t j) {
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) {
+        if (r < p_.group) rows[r] += estimate_of(first, k, j, r);
+      }
+    });
+    reduce_rows(rows, s_.total, [](float a, float b) { return a + b; });
+  }
+
+  __device__ bool counts(uint32_t place) const {
+    return this->is_chosen(place) || (c_.estimate && this->is_guessed(place));
+  }
+  __device__ float estimate_of(uint32_t first, int k, uint32_t cluster, int row) const {
+    return ptx::ex2_approx(this->logit_of(first, cluster, row) +
+                           Base::log2_size(p_.level[k], head_, cluster) - s_.top[row]);
+  }
+
+  // Of all threads of the block, in one order.
+  template <class Join>
+  __device__ void reduce_rows(const float (&rows)[kMostGroup], float (&to)[kMostGroup],
+                              const Join& join) {
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) {
+      float x = rows[r];
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) x = join(x, __shfl_xor_sync(~0u, x, step));
+      if (lane_ == 0) s_.maximum[warp_][r] = x;
+    }
+    __syncthreads();
+    if (thread_ < kMostGroup) {
+      float x = s_.maximum[0][thread_];
+      for (int w = 1; w < kCodedWarps; ++w) x = join(x, s_.maximum[w][thread_]);
+      to[thread_] = x;
+    }
+    __syncthreads();
+  }
+
+  // ---- Values.
+
+  // Of a warp: this lane's dimensions 4 (lane + 32 pass) and the next three.
+  struct Sum {
+    float rows[kMostGroup][kPasses][4];
+  };
+
+  // Adds weight(j, r) times the row `load(j, word)` of raw words for the warp's j below count, four
+  // of them under way.
+  template <class Raw, class Load, class Floats, class Weight>
+  __device__ __forceinline__ void add_rows(uint32_t count, const Load& load, const Floats& floats,
+                                           const Weight& weight, Sum& sum) const {
+    constexpr int kAhead = 4;
+#pragma unroll 1
+    for (uint32_t j = warp_; j < count; j += kAhead * kCodedWarps) {
+      Raw raw[kAhead][kPasses];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          const int word = min(lane_ + 32 * pass, kWords - 1);
+          raw[a][pass] = load(min(j + a * kCodedWarps, count - 1), word);
+        }
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        const uint32_t at = j + a * kCodedWarps;
+        if (at >= count) continue;
+        float x[kPasses][4];
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) floats(raw[a][pass], lane_ + 32 * pass, x[pass]);
+#pragma unroll
+        for (int r = 0; r < kMostGroup; ++r) {
+          if (r >= p_.group) continue;
+          const float w = weight(at, r);
+#pragma unroll
+          for (int i = 0; i < 4 * kPasses; ++i) sum.rows[r][i / 4][i % 4] += w * x[i / 4][i % 4];
+        }
+      }
+    }
+  }
+
+  template <class RowAt, class Weight>
+  __device__ __forceinline__ void add_rows_16(uint32_t count, const RowAt& row_at,
+                                              const Weight& weight, Sum& sum) const {
+    add_rows<uint2>(
+        count,
+        [&](uint32_t j, int word) {
+          return __ldg(reinterpret_cast<const uint2*>(row_at(j)) + word);
+        },
+        [](const uint2& raw, int, float(&x)[4]) {
+          x[0] = Element::low(raw.x);
+          x[1] = Element::high(raw.x);
+          x[2] = Element::low(raw.y);
+          x[3] = Element::high(raw.y);
+        },
+        weight, sum);
+  }
+
+  __device__ void add_values() {
+    Sum sum = {};
+    const auto of_chosen = [&](uint32_t j, int r) { return this->logit_at(list_[j], r); };
+    if (c_.coded_values.bits > 0) {
+      add_codes(of_chosen, sum);
+    } else {
+      add_rows_16(
+          chosen_, [&](uint32_t j) { return Base::row_16(c_.values, this->slot_of(list_[j])); },
+          of_chosen, sum);
+    }
+    if (c_.coded_values.rotated()) {
+      leave(1, sum);
+      sum = {};
+    }
+    const LookupLevel& finest = this->finest();
+    add_rows_16(
+        chunks_,
+        [&](uint32_t j) {
+          return Base::row_16(c_.value_means[p_.levels - 1],
+                              int64_t{head_} * finest.clusters + this->cluster_of(j));
+        },
+        [&](uint32_t j, int r) { return this->mean_weights_[j * stride_ + r]; }, sum);
+    const int64_t exact = int64_t{head_} * c_.exact + this->slice_of(c_.exact).x;
+    add_rows_16(
+        exact_keys(), [&](uint32_t j) { return Base::row_16(c_.exact_values, exact + j); },
+        [&](uint32_t j, int r) { return this->exact_logits_[j * stride_ + r]; }, sum);
+    for_estimated(warp_, kCodedWarps, [&](uint32_t first, int k, uint32_t cluster) {
+      const char* row =
+          Base::row_16(c_.value_means[k], int64_t{head_} * p_.level[k].clusters + cluster);
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const uint2 raw =
+            __ldg(reinterpret_cast<const uint2*>(row) + min(lane_ + 32 * pass, kWords - 1));
+#pragma unroll
+        for (int r = 0; r < kMostGroup; ++r) {
+          if (r >= p_.group) continue;
+          const float w = estimate_of(first, k, cluster, r);
+          sum.rows[r][pass][0] += w * Element::low(raw.x);
+          sum.rows[r][pass][1] += w * Element::high(raw.x);
+          sum.rows[r][pass][2] += w * Element::low(raw.y);
+          sum.rows[r][pass][3] += w * Element::high(raw.y);
+        }
+      }
+    });
+    leave(0, sum);
+  }
+
+  // What the rows of codes add to their means, rotated or not.
+  template <class Weight>
+  __device__ void add_codes(const Weight& weight, Sum& sum) const {
+    const auto* codes = reinterpret_cast<const char*>(c_.coded_values.codes);
+    const auto scaled = [&](uint32_t j, int r) {
+      return weight(j, r) * Base::scale_at(c_.coded_values.scales, this->slot_of(list_[j]));
+    };
+    if (c_.coded_values.bits == 8) {
+      add_rows<uint32_t>(
+          chosen_,
+          [&](uint32_t j, int word) {
+            return __ldg(reinterpret_cast<const uint32_t*>(codes + this->slot_of(list_[j]) * kDim) +
+                         word);
+          },
+          [](uint32_t raw, int, float(&x)[4]) {
+            raw ^= 0x80808080u;  // 2^23 + a byte as a float
+            x[0] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7440)) - 8388736.0f;
+            x[1] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7441)) - 8388736.0f;
+            x[2] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7442)) - 8388736.0f;
+            x[3] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7443)) - 8388736.0f;
+          },
+          scaled, sum);
+      return;
+    }
+    // 4 bits: the lower half of the dimensions in the lower halves of the bytes.
+    add_rows<uint32_t>(
+        chosen_,
+        [&](uint32_t j, int word) {
+          return __ldg(
+              reinterpret_cast<const uint32_t*>(codes + this->slot_of(list_[j]) * (kDim / 2)) +
+              word % (kWords / 2));
+        },
+        [&](uint32_t raw, int word, float(&x)[4]) {
+          raw >>= word < kWords / 2 ? 0 : 4;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) x[i] = s_.levels4[raw >> 8 * i & 15];
+        },
+        scaled, sum);
+  }
+
+  __device__ float* partial_of(int rank, int which, int row) const {
+    const int64_t block = static_cast<int>(blockIdx.x) - rank_ + rank;
+    return c_.workspace.partials + ((2 * block + which) * kMostGroup + row) * kPartial;
+  }
+
+  // The sums of the warps, for the team.
+  __device__ void leave(int which, const Sum& sum) {
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) {
+      if (r >= p_.group) continue;
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const int word = lane_ + 32 * pass;
+        if (word >= kWords) continue;
+        *reinterpret_cast<float4*>(&s_.rows[warp_][4 * word]) = make_float4(
+            sum.rows[r][pass][0], sum.rows[r][pass][1], sum.rows[r][pass][2], sum.rows[r][pass][3]);
+      }
+      __syncthreads();
+      float* to = partial_of(rank_, which, r);
+      if (thread_ < kDim) {
+        float x = 0;
+#pragma unroll
+        for (int w = 0; w < kCodedWarps; ++w) x += s_.rows[w][thread_];
+        to[thread_] = x;
+      }
+      if (thread_ == 0) {
+        to[kDim] = s_.top[r];
+        to[kDim + 1] = s_.total[r];
+      }
+      __syncthreads();
+    }
+  }
+
+  // ---- The result.
+
+  // s_.maximum[rank][row]: what the partials of a block are multiplied by; s_.top and s_.total of
+  // all blocks.
+  __device__ void weigh_partials() {
+    if (thread_ < kMostGroup * kMostTeam) {
+      const int row = thread_ / kMostTeam, rank = thread_ % kMostTeam;
+      float top = kLowestLogit, total = 0;
+      if (rank < team_ && row < p_.group) {
+        const float* part = partial_of(rank, 0, row) + kDim;
+        top = __ldcg(part);
+        total = __ldcg(part + 1);
+      }
+      const float own = top;
+      this->add_sums_of_team(top, total);
+      s_.maximum[rank][row] = ptx::ex2_approx(own - top);
+      s_.top[row] = top;
+      s_.total[row] = total;
+    }
+    __syncthreads();
+  }
+  __device__ float merged(int which, int row, int dim) const {
+    float sum = 0;
+#pragma unroll
+    for (int rank = 0; rank < kMostTeam; ++rank) {
+      if (rank < team_) sum += __ldcg(partial_of(rank, which, row) + dim) * s_.maximum[rank][row];
+    }
+    return sum;
+  }
+
+  __device__ void merge() {
+    const bool rotated = c_.coded_values.rotated();
+    weigh_partials();
+    if (rotated) {
+      for (int i = thread_; i < p_.group * kDim; i += kCodedThreads) {
+        s_.query[i / kDim][i % kDim] = merged(1, i / kDim, i % kDim);
+      }
+      __syncthreads();
+    }
+    const uint2 slice = this->slice_of(p_.group * kDim);
+#pragma unroll 1
+    for (uint32_t i = slice.x + thread_; i < slice.y; i += kCodedThreads) {
+      const int row = i / kDim, dim = i % kDim;
+      const float top = s_.top[row], total = s_.total[row];
+      float value = merged(0, row, dim);
+      for (int c = 0; rotated && c < kDim; ++c) {
+        value += __ldg(c_.rotation + dim * kDim + c) * s_.query[row][c];
+      }
+      const int64_t to = int64_t{pair_} * p_.group + row;
+      store_1(p_.q_dtype, c_.out, to * kDim + dim, total == 0 ? 0 : value / total);
+      if (dim == 0) {
+        c_.lse[to] = total == 0 ? -INFINITY : (top + log2f(total)) * 0.6931471805599453f;
+      }
+    }
+  }
+
+  __device__ void write_fault() const {
+    if (c_.out == nullptr) {
+      if (thread_ == 0) p_.lists.totals[pair_] = {0, 0, 1, 0};
+      return;
+    }
+    const int64_t first = int64_t{pair_} * p_.group;
+    for (int i = thread_; i < p_.group * kDim; i += kCodedThreads) {
+      store_1(p_.q_dtype, c_.out, first * kDim + i, NAN);
+    }
+    if (thread_ < p_.group) c_.lse[first + thread_] = NAN;
+  }
+
+  __device__ void tell_fates() {
+    if (c_.key_fates == nullptr) return;
+    for (uint32_t i = thread_; i < chunks_ * kChunkKeys; i += kCodedThreads) {
+      const int64_t slot = this->slot_of(i) - int64_t{head_} * p_.slots;
+      uint8_t* to = c_.key_fates + int64_t{pair_} * p_.slots + slot;
+      if (this->is_chosen(i)) *to = kFateChosen;
+      if (this->is_guessed(i)) *to = kFateEstimated;
+    }
+    if (rank_ != 0) return;
+    for (uint32_t i = thread_; i < this->total_; i += kCodedThreads) {
+      c_.cluster_fates[int64_t{pair_} * this->total_ + i] = this->fates_[i];
+    }
+    if (thread_ == 0) p_.lists.totals[pair_] = {};
+  }
+
+  // What was read, by the first block of a team.
+  __device__ void count() {
+    if (rank_ != 0 || c_.out == nullptr) return;
+    const bool rows = c_.coded_keys.bits > 0, by_codes = c_.key_codes.bits > 0;
+    uint32_t through = 0, estimated = 0;
+    for (uint32_t i = thread_; i < this->total_; i += kCodedThreads) {
+      estimated += this->fates_[i] == kFateEstimated ? 1 : 0;
+      through += i >= first_ && this->fates_[i] == kFateChosen ? 1 : 0;
+    }
+    const Sums sums = this->block_sums({estimated, through});
+    if (thread_ != 0) return;
+    unsigned long long vectors = this->scored_ + (c_.estimate ? sums.a : 0);
+    if (c_.everything) {
+      vectors = rows ? 2 * sums.b : 0;
+    } else if (rows || (by_codes && c_.estimate)) {
+      vectors += sums.b;
+    }
+    if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
+    atomicAdd(&p_.counters[2], vectors);
+    if (c_.everything) return;
+    const uint32_t keys = by_codes ? min(this->wanted_, this->all_.b) : this->all_.b;
+    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(keys));
+    if (by_codes) atomicAdd(&p_.counters[4], static_cast<unsigned long long>(this->all_.b));
+  }
+};
+
+}  // namespace sqz::cuda

@@ -1,0 +1,282 @@
+// Rows of codes and key codes on the GPU: the choice of the CPU backend, which is tested against
+// float64, its attention and its counters; and attention over everything against float64 of the
+// decoded rows.
+#include <gmock/gmock.h>
+
+#include "tests/libruntime/coded_rows.h"
+#include "tests/libruntime/cuda/blocks.h"
+
+namespace sqz::cuda {
+namespace {
+
+using test::by_budget;
+using test::cpu_session;
+using test::DeviceCall;
+using test::gpu_session;
+using test::shape;
+using test::with_thresholds;
+using testing::serve;
+using testing::serve_coded;
+using testing::Served;
+using testing::TinyIndexOptions;
+
+// The same index before and after it was compressed: queries look for keys of the first.
+struct Compressed {
+  Served whole, coded;
+};
+Compressed compress(const TinyIndexOptions& options, const CompressOptions& how) {
+  return {serve(options), serve_coded(options, how)};
+}
+
+std::vector<bool> slots_of(std::span<const KeyRun> runs, int64_t count, int64_t slots) {
+  std::vector<bool> out(static_cast<size_t>(slots), false);
+  for (const KeyRun& run : runs.first(static_cast<size_t>(count))) {
+    for (uint32_t i = 0; i < run.length; ++i) out[run.first + i] = true;
+  }
+  return out;
+}
+
+// Scores that are equal but for rounding may go either way.
+int64_t differing(const std::vector<bool>& a, const std::vector<bool>& b) {
+  int64_t out = 0;
+  for (size_t i = 0; i < a.size(); ++i) out += a[i] != b[i] ? 1 : 0;
+  return out;
+}
+
+void expect_same_choice(ServingSession& gpu, const AttendCall& on_gpu, Session& cpu,
+                        const AttendCall& on_cpu, int64_t slots) {
+  const auto found = gpu.select(on_gpu);
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  const auto expected = cpu.select(on_cpu);
+  ASSERT_TRUE(expected.ok()) << expected.status().message();
+  for (size_t h = 0; h < expected->size(); ++h) {
+    SCOPED_TRACE(concat("KV head ", h));
+    const HeadSelection &a = (*found)[h], &b = (*expected)[h];
+    EXPECT_EQ(a.keys, b.keys);
+    EXPECT_LE(differing(slots_of(a.runs, a.run_count, slots), slots_of(b.runs, b.run_count, slots)),
+              2);
+    EXPECT_LE(differing(slots_of(a.guessed, a.guessed_count, slots),
+                        slots_of(b.guessed, b.guessed_count, slots)),
+              2);
+    EXPECT_EQ(a.guessed_keys, b.guessed_keys);
+    ASSERT_EQ(a.estimated_count, b.estimated_count);
+    for (int64_t i = 0; i < a.estimated_count; ++i) {
+      EXPECT_EQ(a.estimated[i].level, b.estimated[i].level);
+      EXPECT_EQ(a.estimated[i].first, b.estimated[i].first);
+      EXPECT_EQ(a.estimated[i].length, b.estimated[i].length);
+    }
+  }
+}
+
+// Both backends, each request by itself; the share of the keys that was read.
+double compare(const Compressed& index, SelectionRequest selection, int64_t requests,
+               DType dtype = DType::kF32, bool estimate = true) {
+  selection.estimate = estimate;
+  const Served& served = index.coded;
+  const auto gpu = gpu_session(served, selection);
+  const auto cpu = cpu_session(served, selection);
+  if (gpu == nullptr || cpu == nullptr) return 0;
+  uint64_t read = 0, possible = 0;
+  for (int64_t layer = 0; layer < served.options.layers; ++layer) {
+    const auto queries = testing::make_queries(index.whole, layer, requests, 7, 0.6f);
+    DeviceCall call(served, layer, requests, dtype);
+    call.set_queries(queries);
+    const Status status = gpu->attend(call.call);
+    EXPECT_TRUE(status.ok()) << status.message();
+    const testing::CallOptions how{
+        .dtype = dtype, .positions = {}, .indptr = test::single_tokens(requests)};
+    const auto expected = testing::attend(*cpu, layer, queries, how);
+    EXPECT_TRUE(expected.ok()) << expected.status().message();
+    if (dtype == DType::kF32) {
+      test::expect_close(call.output(), *expected, served.options.head_dim);
+    } else {
+      test::expect_rows_close(call.output(), *expected, served.options.head_dim);
+    }
+    const auto found = gpu->totals(layer);
+    EXPECT_TRUE(found.ok());
+    const Counters want = cpu->counters(layer);
+    EXPECT_EQ(found->selections, want.selections);
+    EXPECT_EQ(found->keys_read, want.keys_read);
+    EXPECT_EQ(found->keys_possible, want.keys_possible);
+    EXPECT_EQ(found->bytes_dense, want.bytes_dense);
+    // Where nothing is estimated, the GPU counts the mean values of all clusters that it looked
+    // into, the CPU those of which it reads a key.
+    const bool bound = !estimate && served.index->metadata().key_codes > 0;
+    EXPECT_GE(found->bytes_read, want.bytes_read);
+    if (!bound) test::expect_same_counters(*found, want);
+    read += found->keys_read;
+    possible += found->keys_possible;
+    if (cpu->selects(layer)) {
+      const auto q = testing::stored(dtype, queries);
+      const AttendCall host = testing::make_call(layer, requests, q.data(), how);
+      expect_same_choice(*gpu, call.call, *cpu, host, served.index->layers[layer].slots);
+    }
+    if (::testing::Test::HasFailure()) break;
+  }
+  return static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1));
+}
+
+class Codes : public ::testing::Test {
+ protected:
+  void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
+};
+
+TEST_F(Codes, RowsAndBits) {
+  const TinyIndexOptions options = shape(128, 4, {43});
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+    for (const int bits : {0, 1, 2}) {
+      if (rows == RowKind::k16 && bits == 0) continue;
+      const Compressed index = compress(options, {.rows = rows, .key_codes = bits});
+      for (const bool estimate : {true, false}) {
+        SCOPED_TRACE(concat(rows_name(rows), ", ", bits, " bits, estimate ", estimate));
+        const double keep = compare(index, by_budget(0.1), 1, DType::kF32, estimate);
+        EXPECT_NEAR(keep, 0.1, 0.03);
+        compare(index, with_thresholds({1e-3}), 3, DType::kF32, estimate);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(Codes, ShapesAndGroups) {
+  for (const int64_t dim : {64, 96, 128, 256}) {
+    for (const int64_t group : {1, 4, 7, 8}) {
+      for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+        const int bits = group % 2 == 0 ? 2 : 1;
+        SCOPED_TRACE(concat("dim ", dim, ", group ", group, ", ", rows_name(rows)));
+        const Compressed index =
+            compress(shape(dim, group, {40, 211}), {.rows = rows, .key_codes = bits});
+        compare(index, by_budget(0.05), 1);
+        compare(index, by_budget(0.2), 11);
+        compare(index, with_thresholds({1e-4, 3e-4}), 2);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(Codes, Dtypes) {
+  for (const DType stored : {DType::kBF16, DType::kF16}) {
+    TinyIndexOptions options = shape(128, 4, {211});
+    options.dtype = stored;
+    const Compressed index = compress(options, {.rows = RowKind::kQ8, .key_codes = 2});
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(concat(dtype_name(stored), " and queries ", dtype_name(dtype)));
+      compare(index, by_budget(0.1), 3, dtype);
+    }
+  }
+}
+
+TEST_F(Codes, LevelsAndPolicies) {
+  const Compressed index =
+      compress(shape(64, 4, {9, 70, 500}), {.rows = RowKind::kQ8, .key_codes = 2});
+  for (int group = 0; group < 3; ++group) {
+    SCOPED_TRACE(concat("policy ", group));
+    compare(index, with_thresholds({2e-4, 2e-4, 2e-4}, group), 1);
+    compare(index, with_thresholds({2e-4, 2e-4}, group), 3);
+    SelectionRequest budget = by_budget(0.1);
+    budget.group = group;
+    compare(index, budget, 3);
+  }
+  for (const double keep : {0.01, 0.05, 0.3, 0.9}) {
+    for (const int levels : {1, 2, 3}) compare(index, by_budget(keep, levels), 2);
+  }
+}
+
+// Layers of 16 bits and dense ones beside those of codes.
+TEST_F(Codes, MixedLayers) {
+  TinyIndexOptions options = shape(128, 4, {43});
+  options.layers = 4;
+  options.dense_layers = {1};
+  const Compressed index =
+      compress(options, {.rows = RowKind::kQ8, .key_codes = 2, .layers16 = {2}});
+  compare(index, by_budget(0.1), 2);
+  SelectionRequest dense;
+  dense.selector = SelectorKind::kDense;
+  compare(index, dense, 2, DType::kF32, false);
+}
+
+// All rows, against float64 of what they decode to.
+TEST_F(Codes, EverythingInFloat64) {
+  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+    const Compressed index = compress(shape(128, 4, {43}), {.rows = rows});
+    const Served& served = index.coded;
+    SelectionRequest dense;
+    dense.selector = SelectorKind::kDense;
+    const auto gpu = gpu_session(served, dense);
+    ASSERT_NE(gpu, nullptr);
+    const auto queries = testing::make_queries(index.whole, 0, 2, 7, 0.6f);
+    DeviceCall call(served, 0, 2, DType::kF32);
+    call.set_queries(queries);
+    ASSERT_TRUE(gpu->attend(call.call).ok());
+    const testing::Output found = call.output();
+    const testing::Decoded layer = testing::decode(served.index->layers[0]);
+    const int64_t d = served.options.head_dim;
+    reference::Selected all;
+    all.slots.assign(static_cast<size_t>(layer.view.slots), true);
+    for (int64_t row = 0; row < std::ssize(found.lse); ++row) {
+      const int64_t head = row % served.options.query_heads / served.group();
+      const auto expected =
+          reference::attend(queries.data() + row * d, layer.view, head, served.scale(), all, false);
+      EXPECT_NEAR(found.lse[static_cast<size_t>(row)], expected.lse, 1e-4) << "row " << row;
+      for (int64_t c = 0; c < d; ++c) {
+        EXPECT_NEAR(found.out[static_cast<size_t>(row * d + c)],
+                    expected.out[static_cast<size_t>(c)], 2e-4)
+            << "row " << row;
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// A prompt's tokens choose for themselves: the same as requests of one token.
+TEST_F(Codes, PromptsAreTakenTokenByToken) {
+  const Compressed index = compress(shape(128, 4, {43}), {.rows = RowKind::kQ8, .key_codes = 2});
+  SelectionRequest selection = by_budget(0.1);
+  selection.estimate = true;
+  const auto gpu = gpu_session(index.coded, selection);
+  ASSERT_NE(gpu, nullptr);
+  constexpr int64_t kTokens = 37;
+  const auto queries = testing::make_queries(index.whole, 0, kTokens, 7, 0.6f);
+  DeviceCall single(index.coded, 0, kTokens, DType::kBF16),
+      prompt(index.coded, 0, kTokens, DType::kBF16);
+  single.set_queries(queries);
+  prompt.set_queries(queries);
+  prompt.call.indptr = nullptr;
+  prompt.call.requests = 0;
+  ASSERT_TRUE(gpu->attend(single.call).ok());
+  ASSERT_TRUE(gpu->attend(prompt.call).ok());
+  EXPECT_EQ(prompt.output(), single.output());
+}
+
+TEST_F(Codes, FaultsAreNan) {
+  const Compressed index = compress(shape(64, 4, {43}), {.rows = RowKind::kQ8, .key_codes = 2});
+  const auto gpu = gpu_session(index.coded, by_budget(0.1));
+  ASSERT_NE(gpu, nullptr);
+  auto queries = testing::make_queries(index.whole, 0, 1, 7, 0.6f);
+  const int64_t d = 64, group = 4;
+  queries[static_cast<size_t>(group * d + 5)] = NAN;  // of the second KV head
+  DeviceCall call(index.coded, 0, 1, DType::kF32);
+  call.set_queries(queries);
+  ASSERT_TRUE(gpu->attend(call.call).ok());
+  const testing::Output output = call.output();
+  for (int64_t row = 0; row < 3 * group; ++row) {
+    EXPECT_EQ(std::isnan(output.lse[static_cast<size_t>(row)]), row / group == 1) << row;
+    EXPECT_EQ(std::isnan(output.out[static_cast<size_t>(row * d)]), row / group == 1) << row;
+  }
+  EXPECT_EQ(gpu->select(call.call).status().code(), Code::kNumeric);
+}
+
+TEST_F(Codes, OtherSelectorsAreRefused) {
+  const Compressed index = compress(shape(64, 4, {43}), {.rows = RowKind::kQ8, .key_codes = 2});
+  SessionOptions options;
+  options.selection.selector = SelectorKind::kStream;
+  options.selection.keep = 0.1;
+  const auto session = create_session(index.coded.index, test::uploaded(index.coded), options);
+  ASSERT_FALSE(session.ok());
+  EXPECT_EQ(session.status().code(), Code::kUnsupported);
+  EXPECT_THAT(session.status().message(), ::testing::HasSubstr("squeezed or dense"));
+}
+
+}  // namespace
+}  // namespace sqz::cuda
