@@ -112,7 +112,7 @@ size_t CodedServer::lay_out(void* base) {
                   ? nullptr
                   : layout.take<TeamExchange>(setup_.device.multiprocessors);
   wanted_ = layout.take<uint32_t>(layers * model.kv_heads);
-  uncounted_ = layout.take<unsigned long long>(4);
+  uncounted_ = layout.take<unsigned long long>(5);
   totals_ = layout.take<RunTotals>(model.kv_heads);
   key_fates_ = layout.take<uint8_t>(model.kv_heads * most_slots_);
   cluster_fates_ = layout.take<uint8_t>(model.kv_heads * most_clusters_);

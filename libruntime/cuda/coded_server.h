@@ -60,7 +60,7 @@ class CodedServer {
   CodedWorkspace workspace_;
   TeamExchange* exchange_ = nullptr;
   uint32_t* wanted_ = nullptr;                               // [layers, Hkv]
-  unsigned long long* uncounted_ = nullptr;                  // [4] what select() counts
+  unsigned long long* uncounted_ = nullptr;                  // [5] what select() counts
   RunTotals* totals_ = nullptr;                              // [Hkv] of select()
   uint8_t *key_fates_ = nullptr, *cluster_fates_ = nullptr;  // [Hkv, M], [Hkv, clusters]
   int64_t most_slots_ = 0, most_clusters_ = 0;
