@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "libindex/builder.h"
-#include "libindex/compress.h"
 
 namespace CLI {
 class App;
@@ -36,9 +35,6 @@ struct Options {
   std::string selector = "squeezed", rule = "budget";
   int64_t buckets = 1024, hidden = 1024;  // C and H of the made-up query classifier
   double coarse_keep = BuildOptions().coarse_keep;
-  std::vector<double> level_fractions = {0.01, 0.05};
-  std::string rows = "16";
-  int key_codes = 0;
   std::string query_dtype = "bf16", open_mode = "mmap", isa;
   bool torch = true;
   std::string torch_dtype = "bf16,f32";
