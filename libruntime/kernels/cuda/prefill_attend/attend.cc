@@ -91,20 +91,26 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
                    " tokens, expected at most 32 of ", kRows, " query rows")};
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
+  // Everything is read by one block of all tokens: its tiles share keys in the L2.
+  const QueryBlocks one = {call.blocks.tokens, 1, call.blocks.tokens, nullptr};
   PrefillAttendParams all = params;
+  all.blocks = one;
+  all.tiles = query_tiles(one, call.shape.group, kRows);
+  all.narrow = prefill_narrow(call.shape, one, multiprocessors);
   all.selected = {};
   all.masks = nullptr;
-  all.tile_keys = tile_keys(params.dim, params.narrow, false);
+  all.tile_keys = tile_keys(params.dim, all.narrow, false);
   ++all.counts;
   const auto attend = [&](const PrefillAttendParams& of) {
     return call.shape.dtype == DType::kBF16
                ? launch<__nv_bfloat16>(of, call, multiprocessors, stream)
                : launch<__half>(of, call, multiprocessors, stream);
   };
-  SQZ_RETURN_IF_ERROR(launch_schedule(params, all, call.whole, multiprocessors, stream));
+  const AttendChoice choice = {params, all, call.whole};
+  SQZ_RETURN_IF_ERROR(launch_schedule(choice, multiprocessors, stream));
   SQZ_RETURN_IF_ERROR(attend(params));
   if (call.whole != nullptr) SQZ_RETURN_IF_ERROR(attend(all));
-  return launch_merge(params, call.shape.dtype, multiprocessors, stream);
+  return launch_merge(choice, call.shape.dtype, multiprocessors, stream);
 }
 
 }  // namespace sqz::cuda

@@ -38,11 +38,19 @@ struct AttendMaps {
   RowMaps keys, values, exact_keys, exact_values;
 };
 
-// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares. Where *whole
-// is not 0, they are items of `all` and `lists` has none, else the other way round. whole may be
-// null.
-Status launch_schedule(const PrefillAttendParams& lists, const PrefillAttendParams& all,
-                       const uint32_t* whole, int multiprocessors, cudaStream_t stream);
+// Where *whole is not 0, a call is `all`, and `lists` has no items; else the other way round. whole
+// may be null.
+struct AttendChoice {
+  PrefillAttendParams lists, all;
+  const uint32_t* whole;
+
+  __device__ const PrefillAttendParams& params() const {
+    return whole == nullptr || *whole == 0 ? lists : all;
+  }
+};
+
+// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares.
+Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>
@@ -57,7 +65,7 @@ constexpr int tile_keys(int dim, bool narrow, bool masked) {
 }
 
 // Partial states of split tiles into out and lse, in the order of their keys.
-Status launch_merge(const PrefillAttendParams& params, DType dtype, int multiprocessors,
+Status launch_merge(const AttendChoice& choice, DType dtype, int multiprocessors,
                     cudaStream_t stream);
 
 }  // namespace sqz::cuda::prefill

@@ -109,13 +109,9 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
 }
 
 __global__ void __launch_bounds__(kScheduleThreads)
-    schedule_kernel(const __grid_constant__ PrefillAttendParams lists,
-                    const __grid_constant__ PrefillAttendParams all, const uint32_t* whole,
-                    int32_t machines) {
+    schedule_kernel(const __grid_constant__ AttendChoice choice, int32_t machines) {
   __shared__ Schedule shared;
   const int thread = threadIdx.x;
-  const int32_t groups = lists.blocks.count * lists.kv_heads;
-  const uint32_t item_cost = own_tiles(lists, kItemCost);
   if (thread == 0) {
     shared.total = 0;
     shared.longest = 1;
@@ -126,7 +122,9 @@ __global__ void __launch_bounds__(kScheduleThreads)
     shared.histogram[i / kBuckets][i % kBuckets] = 0;
   }
   begin_dependent();
-  const PrefillAttendParams& params = whole == nullptr || *whole == 0 ? lists : all;
+  const PrefillAttendParams& params = choice.params();
+  const int32_t groups = params.blocks.count * params.kv_heads;
+  const uint32_t item_cost = own_tiles(params, kItemCost);
   __syncthreads();
   if (thread < groups) shared.lists[thread] = size_at(params, thread);
   const auto group_of = [&](int32_t i) { return group_at(params, shared, i); };
@@ -227,18 +225,17 @@ __global__ void __launch_bounds__(kScheduleThreads)
     if (params.counters != nullptr && params.selected.totals == nullptr) {
       atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
     }
-    *lists.counts = *all.counts = {};
+    *choice.lists.counts = *choice.all.counts = {};
     params.counts->items = shared.items;
-    lists.counts->splits = shared.splits;
+    params.counts->splits = shared.splits;
   }
 }
 
 }  // namespace
 
-Status launch_schedule(const PrefillAttendParams& lists, const PrefillAttendParams& all,
-                       const uint32_t* whole, int multiprocessors, cudaStream_t stream) {
+Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream) {
   return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream,
-                          "prefill schedule kernel", lists, all, whole, multiprocessors);
+                          "prefill schedule kernel", choice, multiprocessors);
 }
 
 }  // namespace sqz::cuda::prefill
