@@ -112,9 +112,11 @@ def trained(args, budget):
         failures += apart[0] > 1
     checked, _ = ask(args, NANO, index, prompts, *budget, "--lossless", "--max-tokens", "24", "--run-dtype", "f32")
     whole, _ = ask(args, NANO, index, prompts, "--dense", "--max-tokens", "24", "--run-dtype", "f32")
-    if checked and whole:
-        row("nano: --dense / --lossless", "%d of %d" % differing(whole, checked))
-    return failures
+    if not (checked and whole):
+        return failures + 1
+    apart = differing(whole, checked)
+    row("nano: --dense / --lossless", "%d of %d" % apart)
+    return failures + (apart[0] > 1)
 
 
 def one_by_one(args, model, index, question, budget):

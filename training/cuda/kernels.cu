@@ -462,10 +462,12 @@ __global__ void __launch_bounds__(kChoiceThreads)
   bad = __syncthreads_or(bad);
   if (threadIdx.x != 0) return;
   for (int i = 1; i < kChoiceThreads / 32; ++i) take(best_of[i], token_of[i]);
+  p.choice[part] = bad != 0 ? -1 : token;
+  // A slot goes on behind its last row.
   const int row = p.last_row[part], slot = p.slot[row];
+  if (part + 1 < p.parts && p.slot[p.last_row[part + 1]] == slot) return;
   p.slot_token[slot] = bad != 0 ? 0 : token;
   p.slot_length[slot] = p.place[row] + 1;
-  p.choice[part] = bad != 0 ? -1 : token;
 }
 
 }  // namespace

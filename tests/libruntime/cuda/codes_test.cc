@@ -15,6 +15,7 @@ using test::DeviceCall;
 using test::gpu_session;
 using test::shape;
 using test::with_thresholds;
+using testing::Output;
 using testing::serve;
 using testing::serve_coded;
 using testing::Served;
@@ -36,35 +37,54 @@ std::vector<bool> slots_of(std::span<const KeyRun> runs, int64_t count, int64_t 
   return out;
 }
 
-// Scores that are equal but for rounding may go either way.
 int64_t differing(const std::vector<bool>& a, const std::vector<bool>& b) {
   int64_t out = 0;
   for (size_t i = 0; i < a.size(); ++i) out += a[i] != b[i] ? 1 : 0;
   return out;
 }
 
-void expect_same_choice(ServingSession& gpu, const AttendCall& on_gpu, Session& cpu,
-                        const AttendCall& on_cpu, int64_t slots) {
+// Scores that are equal but for rounding may go either way: one key for another, in few heads.
+// Returns the heads [requests * Hkv] where they did.
+std::vector<bool> compare_choice(ServingSession& gpu, const AttendCall& on_gpu, Session& cpu,
+                                 const AttendCall& on_cpu, int64_t slots) {
+  std::vector<bool> out;
   const auto found = gpu.select(on_gpu);
-  ASSERT_TRUE(found.ok()) << found.status().message();
   const auto expected = cpu.select(on_cpu);
-  ASSERT_TRUE(expected.ok()) << expected.status().message();
+  EXPECT_TRUE(found.ok()) << found.status().message();
+  EXPECT_TRUE(expected.ok()) << expected.status().message();
+  if (!found.ok() || !expected.ok()) return out;
   for (size_t h = 0; h < expected->size(); ++h) {
     SCOPED_TRACE(concat("KV head ", h));
     const HeadSelection &a = (*found)[h], &b = (*expected)[h];
     EXPECT_EQ(a.keys, b.keys);
-    EXPECT_LE(differing(slots_of(a.runs, a.run_count, slots), slots_of(b.runs, b.run_count, slots)),
-              2);
-    EXPECT_LE(differing(slots_of(a.guessed, a.guessed_count, slots),
-                        slots_of(b.guessed, b.guessed_count, slots)),
-              2);
+    const int64_t read =
+        differing(slots_of(a.runs, a.run_count, slots), slots_of(b.runs, b.run_count, slots));
+    const int64_t guessed = differing(slots_of(a.guessed, a.guessed_count, slots),
+                                      slots_of(b.guessed, b.guessed_count, slots));
+    EXPECT_LE(read, 2);
+    EXPECT_LE(guessed, 2);
+    out.push_back(read + guessed > 0);
     EXPECT_EQ(a.guessed_keys, b.guessed_keys);
-    ASSERT_EQ(a.estimated_count, b.estimated_count);
+    EXPECT_EQ(a.estimated_count, b.estimated_count);
+    if (a.estimated_count != b.estimated_count) return out;
     for (int64_t i = 0; i < a.estimated_count; ++i) {
       EXPECT_EQ(a.estimated[i].level, b.estimated[i].level);
       EXPECT_EQ(a.estimated[i].first, b.estimated[i].first);
       EXPECT_EQ(a.estimated[i].length, b.estimated[i].length);
     }
+  }
+  EXPECT_LE(std::count(out.begin(), out.end(), true), 1 + std::ssize(out) / 20);
+  return out;
+}
+
+// The rows of heads that chose another key are not compared.
+void skip_heads(const std::vector<bool>& heads, const Served& served, Output& found,
+                const Output& expected) {
+  const int64_t group = served.group(), d = served.options.head_dim;
+  for (int64_t row = 0; row < std::ssize(heads) * group; ++row) {
+    if (!heads[static_cast<size_t>(row / group)]) continue;
+    found.lse[static_cast<size_t>(row)] = expected.lse[static_cast<size_t>(row)];
+    std::copy_n(expected.out.begin() + row * d, d, found.out.begin() + row * d);
   }
 }
 
@@ -87,11 +107,6 @@ double compare(const Compressed& index, SelectionRequest selection, int64_t requ
         .dtype = dtype, .positions = {}, .indptr = test::single_tokens(requests)};
     const auto expected = testing::attend(*cpu, layer, queries, how);
     EXPECT_TRUE(expected.ok()) << expected.status().message();
-    if (dtype == DType::kF32) {
-      test::expect_close(call.output(), *expected, served.options.head_dim);
-    } else {
-      test::expect_rows_close(call.output(), *expected, served.options.head_dim);
-    }
     const auto found = gpu->totals(layer);
     EXPECT_TRUE(found.ok());
     const Counters want = cpu->counters(layer);
@@ -106,10 +121,17 @@ double compare(const Compressed& index, SelectionRequest selection, int64_t requ
     if (!bound) test::expect_same_counters(*found, want);
     read += found->keys_read;
     possible += found->keys_possible;
+    testing::Output output = call.output();
     if (cpu->selects(layer)) {
       const auto q = testing::stored(dtype, queries);
       const AttendCall host = testing::make_call(layer, requests, q.data(), how);
-      expect_same_choice(*gpu, call.call, *cpu, host, served.index->layers[layer].slots);
+      const int64_t slots = served.index->layers[layer].slots;
+      skip_heads(compare_choice(*gpu, call.call, *cpu, host, slots), served, output, *expected);
+    }
+    if (dtype == DType::kF32) {
+      test::expect_close(output, *expected, served.options.head_dim);
+    } else {
+      test::expect_rows_close(output, *expected, served.options.head_dim);
     }
     if (::testing::Test::HasFailure()) break;
   }
