@@ -165,7 +165,8 @@ class Paged:
             sizes = torch.tensor([0] + [len(p) for p in pages])
             self.pages = sum(len(p) for p in pages)
             wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                torch.empty(128 << 20, dtype=torch.uint8, device="cuda"), "NHD", use_tensor_cores=tensor_cores)
+                torch.empty(128 << 20, dtype=torch.uint8, device="cuda"), "NHD", use_tensor_cores=tensor_cores,
+                backend="fa2")
             arguments = (sizes.cumsum(0).int().cuda(), torch.cat(pages).int().cuda(),
                          torch.full((heads,), page, dtype=torch.int32, device="cuda"), layer.group, 1, layer.dim, page)
             for _ in range(3):
