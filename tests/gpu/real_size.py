@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What sqz is for, at the size people run: Llama-3.1-8B's shape, a context of 128,000 tokens, one GPU. Not part of ctest.
+"""What sqz is for, at the size people run: Llama-3.1-8B's shape (or --shape), 128,000 tokens, one GPU. Not part of ctest.
 
   tests/gpu/real_size.py --bin build/cuda/tools --work /dev/shm/sqz-real
 
@@ -17,12 +17,20 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHAPE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
          "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
          "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
          "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                           "original_max_position_embeddings": 8192},
          "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16"}
+PLAIN = {name: value for name, value in LLAMA.items() if name not in ("rope_scaling", "attention_bias", "mlp_bias")}
+SHAPES = {"llama-3.1-8b": LLAMA,
+          "mistral-7b": {**PLAIN, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "vocab_size": 32768,
+                         "max_position_embeddings": 32768, "rope_theta": 1e6, "sliding_window": None},
+          "qwen2.5-7b": {**PLAIN, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 152064,
+                         "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+                         "num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+                         "use_sliding_window": False}}
 NANO = ROOT / "examples" / "models" / "nano"
 rows = []
 
@@ -32,22 +40,24 @@ def row(name, value):
     print(f"{name}: {value}", flush=True)
 
 
-def make_model(folder, layers):
+def make_model(folder, config):
     """Four shards of random weights, and a tokenizer that has a word for every id."""
     import torch
     from safetensors.torch import save_file
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**SHAPE, "num_hidden_layers": layers}
     torch.manual_seed(1)
     hidden, width, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    biases = {}
     shapes = {"model.embed_tokens": (config["vocab_size"], hidden), "lm_head": (config["vocab_size"], hidden), "model.norm": (hidden,)}
-    for i in range(layers):
+    for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
         shapes |= {at + "input_layernorm": (hidden,), at + "post_attention_layernorm": (hidden,),
                    at + "self_attn.q_proj": (q, hidden), at + "self_attn.k_proj": (kv, hidden), at + "self_attn.v_proj": (kv, hidden),
                    at + "self_attn.o_proj": (hidden, q), at + "mlp.gate_proj": (width, hidden), at + "mlp.up_proj": (width, hidden),
                    at + "mlp.down_proj": (hidden, width)}
+        if config["model_type"] == "qwen2":
+            biases |= {at + "self_attn.q_proj": (q,), at + "self_attn.k_proj": (kv,), at + "self_attn.v_proj": (kv,)}
     names, shards, places = list(shapes), 4, {}
     for shard in range(shards):
         file, tensors = f"model-{shard + 1:05}-of-{shards:05}.safetensors", {}
@@ -56,6 +66,9 @@ def make_model(folder, layers):
             tensor = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.02
             tensors[name + ".weight"] = tensor.to(torch.bfloat16).cpu()
             places[name + ".weight"] = file
+            if name in biases:
+                tensors[name + ".bias"] = (torch.randn(biases[name]) * 0.02).to(torch.bfloat16)
+                places[name + ".bias"] = file
         save_file(tensors, folder / file)
     torch.cuda.empty_cache()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
@@ -146,6 +159,25 @@ def together(args, model, index, questions, budget):
                     f"{found['budget']['delivered']:.3f}, {wall:.1f} s with loading)")
 
 
+def memory_on_cpu(args, model, question):
+    """Weights stay bfloat16, mapped from their files: what the process needs beside them."""
+    index = args.work / "short.sqz"
+    run([args.bin / "sqz-index", "build", "--model", model, "--tokens", args.work / "ids.npy", "--max-tokens", "2000", "-o", index,
+         "--device", "cuda", "--json", "--force"])
+    begun = time.perf_counter()
+    process = subprocess.Popen([args.bin / "sqz-generate", "--model", model, "--index", index, "--device", "cpu", "--run-dtype", "bf16",
+                                "--max-tokens", "8", "--prompt", question, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    most = {"RssAnon": 0, "RssFile": 0}
+    while process.poll() is None:
+        for line in pathlib.Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            name = line.split(":")[0]
+            if name in most:
+                most[name] = max(most[name], int(line.split()[1]) / 1e6)
+        time.sleep(0.05)
+    row("on the CPU in bfloat16, most GB: its own / mapped files", f"{most['RssAnon']:.1f} / {most['RssFile']:.1f}")
+    row("on the CPU in bfloat16, 8 tokens, s", f"{time.perf_counter() - begun:.1f}" if process.returncode == 0 else process.stderr.read())
+
+
 def with_transformers(args, model, ids):
     import torch
     import transformers
@@ -173,7 +205,8 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, required=True, help="33 GB")
     parser.add_argument("--steps", default="trained,single,batch,transformers")
     parser.add_argument("--tokens", type=int, default=128000)
-    parser.add_argument("--layers", type=int, default=32, help="fewer for a trial")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--layers", type=int, help="fewer for a trial")
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--widths", type=int, nargs="*", default=[64, 256])
     parser.add_argument("--answer", type=int, default=64)
@@ -188,7 +221,8 @@ def main():
         rng = random.Random(1)
         ids = numpy.array([rng.randrange(8000) for _ in range(args.tokens)], dtype=numpy.int32)
         if not (model / "tokenizer.json").exists():
-            make_model(model, args.layers)
+            config = SHAPES[args.shape]
+            make_model(model, {**config, "num_hidden_layers": args.layers or config["num_hidden_layers"]})
             numpy.save(args.work / "ids.npy", ids)
             row("model made: s", f"{time.perf_counter() - begun:.1f}")
         if not index.exists():
@@ -199,6 +233,8 @@ def main():
             row("build: s from start to file", f"{wall:.1f} {json.dumps(report['seconds'])}")
         words = (ROOT / "docs" / "runtime.md").read_text().replace("\n", " ").split()
         questions = [" ".join(words[i % 1000:i % 1000 + 17]) for i in range(args.questions)]
+        if "memory" in steps:
+            memory_on_cpu(args, model, questions[0])
         if "single" in steps:
             one_by_one(args, model, index, questions[0], budget)
         if "batch" in steps:
