@@ -159,6 +159,32 @@ def together(args, model, index, questions, budget):
                     f"{found['budget']['delivered']:.3f}, {wall:.1f} s with loading)")
 
 
+def gpu_memory():
+    """Bytes in use, of all processes."""
+    return int(subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"], capture_output=True,
+                              text=True).stdout.split()[0]) << 20
+
+
+def build(args, model, index):
+    """What --dry-run foretells of a build, and what it took."""
+    command = [args.bin / "sqz-index", "build", "--model", model, "--tokens", args.work / "ids.npy", "-o", index, "--rows", args.rows,
+               "--device", "cuda", "--json"]
+    plan, _ = run([*command, "--dry-run"])
+    begun, before, most = time.perf_counter(), gpu_memory(), 0
+    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        most = max(most, gpu_memory() - before)
+        time.sleep(0.2)
+    wall = time.perf_counter() - begun
+    if process.returncode != 0 or plan is None:
+        print(f"FAILED: {process.stderr.read()[-600:]}", flush=True)
+        return
+    found = json.loads(process.stdout.read().splitlines()[-1])
+    row(f"build, {args.tokens} tokens, rows {args.rows}: s, foretold", f"{wall:.1f}, {plan['seconds_estimate']:.1f} {json.dumps(found['seconds'])}")
+    row("its GPU memory: GB, foretold", f"{most / 1e9:.1f}, {plan['gpu_memory'] / 1e9:.1f} (least {plan['gpu_memory_least'] / 1e9:.1f})")
+    row("its file: GB, foretold", f"{index.stat().st_size / 1e9:.2f}, {plan['bytes'] / 1e9:.2f}")
+
+
 def memory_on_cpu(args, model, question):
     """Weights stay bfloat16, mapped from their files: what the process needs beside them."""
     index = args.work / "short.sqz"
@@ -207,6 +233,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=128000)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, help="fewer for a trial")
+    parser.add_argument("--rows", default="bf16", help="of the index that the step `build` makes")
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--widths", type=int, nargs="*", default=[64, 256])
     parser.add_argument("--answer", type=int, default=64)
@@ -222,10 +249,13 @@ def main():
         ids = numpy.array([rng.randrange(8000) for _ in range(args.tokens)], dtype=numpy.int32)
         if not (model / "tokenizer.json").exists():
             config = SHAPES[args.shape]
-            make_model(model, {**config, "num_hidden_layers": args.layers or config["num_hidden_layers"]})
+            make_model(model, {**config, "num_hidden_layers": args.layers or config["num_hidden_layers"],
+                               "max_position_embeddings": max(args.tokens + 4096, config["max_position_embeddings"])})
             numpy.save(args.work / "ids.npy", ids)
             row("model made: s", f"{time.perf_counter() - begun:.1f}")
-        if not index.exists():
+        if "build" in steps:
+            build(args, model, index)
+        elif not index.exists():
             report, wall = run([args.bin / "sqz-index", "build", "--model", model, "--tokens", args.work / "ids.npy", "-o", index,
                                 "--device", "cuda", "--json"])
             if report is None:
