@@ -53,6 +53,8 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
     if (!this->choose_keys()) return false;
     tell_fates();
     if (c_.out == nullptr) return true;
+    // weigh() writes over logits; with key codes the team has met since it read them.
+    if (c_.estimate && c_.key_codes.bits == 0) this->sync_team();
     weigh();
     add_values();
     this->sync_team();
@@ -135,9 +137,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       const uint2 slice = this->slice_of(level.clusters);
 #pragma unroll 1
       for (uint32_t j = slice.x + begin; j < slice.y; j += step) {
-        if (this->fates_[first + j] == kFateEstimated && Base::size_of(level, head_, j) > 0) {
-          f(first, k, j);
-        }
+        if (this->fates_[first + j] == kFateEstimated) f(first, k, j);
       }
       first += level.clusters;
     }
@@ -197,10 +197,15 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
         rows[r] += logit;
       }
     }
+    // Nobody else needs the logits of what this block estimates.
     for_estimated(thread_, kCodedThreads, [&](uint32_t first, int k, uint32_t j) {
+      const float size = Base::log2_size(p_.level[k], head_, j);
 #pragma unroll
       for (int r = 0; r < kMostGroup; ++r) {
-        if (r < p_.group) rows[r] += estimate_of(first, k, j, r);
+        if (r >= p_.group) continue;
+        const float weight = ptx::ex2_approx(this->logit_of(first, j, r) + size - s_.top[r]);
+        this->logits_[(int64_t{first} + j) * stride_ + r] = weight;
+        rows[r] += weight;
       }
     });
     reduce_rows(rows, s_.total, [](float a, float b) { return a + b; });
@@ -208,10 +213,6 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
 
   __device__ bool counts(uint32_t place) const {
     return this->is_chosen(place) || (c_.estimate && this->is_guessed(place));
-  }
-  __device__ float estimate_of(uint32_t first, int k, uint32_t cluster, int row) const {
-    return ptx::ex2_approx(this->logit_of(first, cluster, row) +
-                           Base::log2_size(p_.level[k], head_, cluster) - s_.top[row]);
   }
 
   // Of all threads of the block, in one order.
@@ -241,34 +242,37 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
     float rows[kMostGroup][kPasses][4];
   };
 
-  // Adds weight(j, r) times the row `load(j, word)` of raw words for the warp's j below count, four
-  // of them under way.
-  template <class Raw, class Load, class Floats, class Weight>
+  // Adds scale(j) weight(j, r) times the row `load(j, word)` of raw words for the warp's j below
+  // count, with the loads of kAhead rows under way.
+  template <class Raw, class Load, class Floats, class Scale, class Weight>
   __device__ __forceinline__ void add_rows(uint32_t count, const Load& load, const Floats& floats,
-                                           const Weight& weight, Sum& sum) const {
-    constexpr int kAhead = 4;
+                                           const Scale& scale, const Weight& weight,
+                                           Sum& sum) const {
+    constexpr int kAhead = kPasses > 1 ? 4 : 8;
 #pragma unroll 1
-    for (uint32_t j = warp_; j < count; j += kAhead * kCodedWarps) {
+    for (uint32_t first = warp_; first < count; first += kAhead * kCodedWarps) {
       Raw raw[kAhead][kPasses];
+      float scales[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
+        const uint32_t j = min(first + a * kCodedWarps, count - 1);
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {
-          const int word = min(lane_ + 32 * pass, kWords - 1);
-          raw[a][pass] = load(min(j + a * kCodedWarps, count - 1), word);
+          raw[a][pass] = load(j, min(lane_ + 32 * pass, kWords - 1));
         }
+        scales[a] = scale(j);
       }
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
-        const uint32_t at = j + a * kCodedWarps;
-        if (at >= count) continue;
+        const uint32_t j = min(first + a * kCodedWarps, count - 1);
+        if (j != first + a * kCodedWarps) scales[a] = 0;
         float x[kPasses][4];
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) floats(raw[a][pass], lane_ + 32 * pass, x[pass]);
 #pragma unroll
         for (int r = 0; r < kMostGroup; ++r) {
           if (r >= p_.group) continue;
-          const float w = weight(at, r);
+          const float w = scales[a] * weight(j, r);
 #pragma unroll
           for (int i = 0; i < 4 * kPasses; ++i) sum.rows[r][i / 4][i % 4] += w * x[i / 4][i % 4];
         }
@@ -290,7 +294,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
           x[2] = Element::low(raw.y);
           x[3] = Element::high(raw.y);
         },
-        weight, sum);
+        [](uint32_t) { return 1.0f; }, weight, sum);
   }
 
   __device__ void add_values() {
@@ -319,24 +323,23 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
     add_rows_16(
         exact_keys(), [&](uint32_t j) { return Base::row_16(c_.exact_values, exact + j); },
         [&](uint32_t j, int r) { return this->exact_logits_[j * stride_ + r]; }, sum);
-    for_estimated(warp_, kCodedWarps, [&](uint32_t first, int k, uint32_t cluster) {
-      const char* row =
-          Base::row_16(c_.value_means[k], int64_t{head_} * p_.level[k].clusters + cluster);
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const uint2 raw =
-            __ldg(reinterpret_cast<const uint2*>(row) + min(lane_ + 32 * pass, kWords - 1));
-#pragma unroll
-        for (int r = 0; r < kMostGroup; ++r) {
-          if (r >= p_.group) continue;
-          const float w = estimate_of(first, k, cluster, r);
-          sum.rows[r][pass][0] += w * Element::low(raw.x);
-          sum.rows[r][pass][1] += w * Element::high(raw.x);
-          sum.rows[r][pass][2] += w * Element::low(raw.y);
-          sum.rows[r][pass][3] += w * Element::high(raw.y);
-        }
-      }
-    });
+    uint32_t first = 0;
+#pragma unroll 1
+    for (int k = 0; c_.estimate && k < p_.levels; ++k) {
+      const int64_t clusters = p_.level[k].clusters;
+      const uint2 slice = this->slice_of(p_.level[k].clusters);
+      add_rows_16(
+          slice.y - slice.x,
+          [&](uint32_t j) {
+            return Base::row_16(c_.value_means[k], head_ * clusters + slice.x + j);
+          },
+          [&](uint32_t j, int r) {
+            const bool is = this->fates_[first + slice.x + j] == kFateEstimated;
+            return is ? this->logit_of(first, slice.x + j, r) : 0;
+          },
+          sum);
+      first += p_.level[k].clusters;
+    }
     leave(0, sum);
   }
 
@@ -344,8 +347,8 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   template <class Weight>
   __device__ void add_codes(const Weight& weight, Sum& sum) const {
     const auto* codes = reinterpret_cast<const char*>(c_.coded_values.codes);
-    const auto scaled = [&](uint32_t j, int r) {
-      return weight(j, r) * Base::scale_at(c_.coded_values.scales, this->slot_of(list_[j]));
+    const auto scale = [&](uint32_t j) {
+      return Base::scale_at(c_.coded_values.scales, this->slot_of(list_[j]));
     };
     if (c_.coded_values.bits == 8) {
       add_rows<uint32_t>(
@@ -361,7 +364,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
             x[2] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7442)) - 8388736.0f;
             x[3] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7443)) - 8388736.0f;
           },
-          scaled, sum);
+          scale, weight, sum);
       return;
     }
     // 4 bits: the lower half of the dimensions in the lower halves of the bytes.
@@ -377,7 +380,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
 #pragma unroll
           for (int i = 0; i < 4; ++i) x[i] = s_.levels4[raw >> 8 * i & 15];
         },
-        scaled, sum);
+        scale, weight, sum);
   }
 
   __device__ float* partial_of(int rank, int which, int row) const {
@@ -429,42 +432,48 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       const float own = top;
       this->add_sums_of_team(top, total);
       s_.maximum[rank][row] = ptx::ex2_approx(own - top);
-      s_.top[row] = top;
-      s_.total[row] = total;
+      if (rank == 0) {
+        s_.top[row] = top;
+        s_.total[row] = total;
+      }
     }
     __syncthreads();
   }
-  __device__ float merged(int which, int row, int dim) const {
-    float sum = 0;
-#pragma unroll
-    for (int rank = 0; rank < kMostTeam; ++rank) {
-      if (rank < team_) sum += __ldcg(partial_of(rank, which, row) + dim) * s_.maximum[rank][row];
-    }
-    return sum;
-  }
-
   __device__ void merge() {
     const bool rotated = c_.coded_values.rotated();
     weigh_partials();
     if (rotated) {
       for (int i = thread_; i < p_.group * kDim; i += kCodedThreads) {
-        s_.query[i / kDim][i % kDim] = merged(1, i / kDim, i % kDim);
+        const int row = i / kDim;
+        float sum = 0;
+#pragma unroll
+        for (int rank = 0; rank < kMostTeam; ++rank) {
+          if (rank >= team_) continue;
+          sum += __ldcg(partial_of(rank, 1, row) + i % kDim) * s_.maximum[rank][row];
+        }
+        s_.query[row][i % kDim] = sum;
       }
       __syncthreads();
     }
+    // 16 lanes have an output.
     const uint2 slice = this->slice_of(p_.group * kDim);
 #pragma unroll 1
-    for (uint32_t i = slice.x + thread_; i < slice.y; i += kCodedThreads) {
-      const int row = i / kDim, dim = i % kDim;
-      const float top = s_.top[row], total = s_.total[row];
-      float value = merged(0, row, dim);
-      for (int c = 0; rotated && c < kDim; ++c) {
+    for (uint32_t item = slice.x; item < slice.y; item += kCodedThreads / 16) {
+      const uint32_t i = item + thread_ / 16, at = min(i, slice.y - 1);
+      const int row = at / kDim, dim = at % kDim, rank = thread_ % 16;
+      float value = 0;
+      if (rank < team_) value = __ldcg(partial_of(rank, 0, row) + dim) * s_.maximum[rank][row];
+      for (int c = rank; rotated && c < kDim; c += 16) {
         value += __ldg(c_.rotation + dim * kDim + c) * s_.query[row][c];
       }
+#pragma unroll
+      for (int step = 8; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+      if (i >= slice.y || rank != 0) continue;
+      const float total = s_.total[row];
       const int64_t to = int64_t{pair_} * p_.group + row;
       store_1(p_.q_dtype, c_.out, to * kDim + dim, total == 0 ? 0 : value / total);
       if (dim == 0) {
-        c_.lse[to] = total == 0 ? -INFINITY : (top + log2f(total)) * 0.6931471805599453f;
+        c_.lse[to] = total == 0 ? -INFINITY : (s_.top[row] + log2f(total)) * 0.6931471805599453f;
       }
     }
   }

@@ -180,20 +180,21 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
       load_batch(min(chunk + kCodedWarps, chunks_ - 1), next);
       float x[kChunkKeys / 8][2];
       multiply_parts(s_.code_parts, now.rows, lane_, x);
+      float top = maximum;
 #pragma unroll
       for (int i = 0; i < kChunkKeys / 4; ++i) {
         const int key = 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
         const float scale = __shfl_sync(~0u, now.scale, key);
-        const float y =
-            key < static_cast<int>(now.keys) ? now.mean + scale * x[i / 2][i % 2] : -INFINITY;
-        if (lane_ / 4 >= p_.group) continue;
-        logit_at(chunk * kChunkKeys + key, lane_ / 4) = y;
-        if (y == -INFINITY) continue;
-        if (!(y <= maximum)) {
-          sum *= exp2f(maximum - y);
-          maximum = y;
-        }
-        sum += exp2f(y - maximum);
+        float& y = x[i / 2][i % 2];
+        y = key < static_cast<int>(now.keys) ? now.mean + scale * y : -INFINITY;
+        if (lane_ / 4 < p_.group) logit_at(chunk * kChunkKeys + key, lane_ / 4) = y;
+        if (!(y <= top)) top = y;  // NaN stays
+      }
+      if (lane_ / 4 < p_.group) {
+        sum *= exp2f(maximum - top);
+        maximum = top;
+#pragma unroll
+        for (int i = 0; i < kChunkKeys / 4; ++i) sum += exp2f(x[i / 2][i % 2] - maximum);
       }
       now = next;
     }
@@ -254,7 +255,7 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
       return;
     }
     const auto* codes = reinterpret_cast<const char*>(c_.coded_keys.codes);
-    constexpr int kTiles = 2;
+    constexpr int kTiles = kDim > 128 ? 2 : 4;
 #pragma unroll 1
     for (uint32_t tile = warp_ * 8 * kTiles; tile < chosen_; tile += kCodedWarps * 8 * kTiles) {
       Rows8<kDim> rows[kTiles];
