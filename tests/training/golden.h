@@ -23,8 +23,8 @@ struct Golden {
   std::vector<float> generated_logits;  // of the last rows that chose a token
 };
 
-inline std::string golden_folder() {
-  return SQZ_SOURCE_DIR "/tests/golden/logits/";
+inline std::string golden_path(std::string_view name) {
+  return concat(SQZ_SOURCE_DIR "/tests/golden/logits/", name);
 }
 inline std::string nano_folder() {
   return SQZ_SOURCE_DIR "/examples/models/nano";

@@ -36,13 +36,13 @@ void expect_golden(const std::string& model, const std::string& golden_file) {
 class TinyModel : public testing::TestWithParam<std::string> {};
 
 TEST_P(TinyModel, EqualsTransformers) {
-  const std::string folder = golden_folder() + GetParam();
-  expect_golden(folder, folder + "/golden.safetensors");
+  const std::string folder = golden_path(GetParam());
+  expect_golden(folder, concat(folder, "/golden.safetensors"));
 }
 
 std::vector<std::string> tiny_models() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(golden_folder())) {
+  for (const auto& entry : std::filesystem::directory_iterator(golden_path(""))) {
     if (entry.is_directory()) names.push_back(entry.path().filename());
   }
   return names;
@@ -59,18 +59,18 @@ TEST(Golden, CoversEveryArchitectureAndRopeKind) {
 }
 
 TEST(Golden, NanoEqualsTransformers) {
-  expect_golden(nano_folder(), golden_folder() + "nano.safetensors");
+  expect_golden(nano_folder(), golden_path("nano.safetensors"));
 }
 
 TEST(Golden, EvalEqualsTransformers) {
   const char* folder = std::getenv("SQZ_EVAL_MODEL");
   if (folder == nullptr) GTEST_SKIP() << "SQZ_EVAL_MODEL names no model folder";
-  expect_golden(folder, golden_folder() + "eval.safetensors");
+  expect_golden(folder, golden_path("eval.safetensors"));
 }
 
 // bfloat16 has 8 bits of mantissa: logits (deviation 3.8) may be off by a few times 2^-8 of that.
 TEST(Golden, NanoInBfloat16IsClose) {
-  const Golden golden = read_golden(golden_folder() + "nano.safetensors");
+  const Golden golden = read_golden(golden_path("nano.safetensors"));
   RunnerOptions options;
   options.dtype = DType::kBF16;
   const auto runner = load_runner(nano_folder(), options);

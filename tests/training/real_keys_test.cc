@@ -24,7 +24,7 @@ struct RealContext {
 };
 
 std::vector<int32_t> book_tokens() {
-  const auto tokenizer = Tokenizer::load(nano_folder() + "/tokenizer.json");
+  const auto tokenizer = Tokenizer::load(concat(nano_folder(), "/tokenizer.json"));
   const auto file = Env::posix().open_read(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
   std::string text(20000, '\0');
   EXPECT_TRUE((*file)->read(200000, std::as_writable_bytes(std::span(text))).ok());

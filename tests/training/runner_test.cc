@@ -103,7 +103,7 @@ std::vector<float> gather(const std::vector<float>& all, int64_t heads, int64_t 
 class Model : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    const std::string folder = golden_folder() + GetParam();
+    const std::string folder = golden_path(GetParam());
     golden_ = read_golden(folder + "/golden.safetensors");
     runner_ = load_runner(folder);
     ASSERT_NE(runner_, nullptr);
@@ -218,7 +218,7 @@ TEST_P(Model, CosineIsThatOfHiddenWithAttentionAdded) {
   options.query_positions = {count() - 1};
   std::vector<Kept> kept;
   ASSERT_TRUE(capture(*runner_, golden_.tokens, options, kept).ok());
-  const auto checkpoint = Checkpoint::open(golden_folder() + GetParam());
+  const auto checkpoint = Checkpoint::open(golden_path(GetParam()));
   ASSERT_TRUE(checkpoint.ok());
   for (size_t l = 0; l < kept.size(); ++l) {
     const std::vector<double> delta = attention_delta(**checkpoint, l, kept[l], count());
@@ -365,7 +365,7 @@ TEST_P(Llama, TheSameOnOneAndTwoThreads) {
   for (int threads : {1, 2}) {
     RunnerOptions options;
     options.threads = threads;
-    const auto runner = load_runner(golden_folder() + GetParam(), options);
+    const auto runner = load_runner(golden_path(GetParam()), options);
     PrefillOptions prefill;
     prefill.query_positions = {299};
     prefill.chunk = 64;
