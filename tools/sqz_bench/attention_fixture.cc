@@ -41,7 +41,7 @@ Status check_index(const ServedIndex& index, const Options& options) {
   if (selector == "squeezed") {
     if (view.levels >= levels && index.metadata().has_kv) return {};
     return refuse(concat(view.levels, " levels of clusters"),
-                  concat(levels, " or more, --levels, with keys and values"));
+                  concat(levels, " or more (--levels), with keys and values"));
   }
   const bool saap = selector == "saap";
   if ((saap ? view.buckets : view.pages) > 0 && view.keys != nullptr) return {};
