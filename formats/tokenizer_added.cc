@@ -84,6 +84,11 @@ Result<AddedTokens> AddedTokens::parse(const JsonObject& root, const Normalizer&
     token.pattern = token.content;
     if (token.normalized && normalizer) {
       SQZ_ASSIGN_OR_RETURN(token.pattern, normalizer(std::move(token.pattern)));
+      if (token.pattern.size() > kLongestToken) {
+        return root.bad(concat("added_tokens[", i, "].content"),
+                        concat("a string of ", token.pattern.size(), " bytes when normalized"),
+                        concat("at most ", kLongestToken));
+      }
       if (token.pattern.empty()) {
         return root.bad(concat("added_tokens[", i, "].content"), quote_text(token.content),
                         "a token that is not normalized away");
@@ -115,7 +120,7 @@ Result<bool> AddedTokens::stands_alone(std::string_view text, size_t begin, size
 Status AddedTokens::split(const Piece& piece, const ByteTrie& patterns,
                           std::vector<Piece>& out) const {
   const std::string_view text = piece.text;
-  size_t covered = 0;
+  size_t covered = 0, behind_spaces = 0;
   const auto keep_until = [&](size_t end) {
     if (covered < end) {
       out.push_back(
@@ -135,7 +140,9 @@ Status AddedTokens::split(const Piece& piece, const ByteTrie& patterns,
     }
     keep_until(token.lstrip ? skip_spaces_back(text, found, covered) : found);
     out.push_back({text.substr(found, match.length), token.id, false});
-    covered = token.rstrip ? skip_spaces(text, end) : end;
+    // From within spaces that were skipped before, the same end is found again.
+    if (token.rstrip && end > behind_spaces) behind_spaces = skip_spaces(text, end);
+    covered = token.rstrip ? behind_spaces : end;
   }
   keep_until(text.size());
   return {};

@@ -39,6 +39,12 @@ struct Malformed {
 
 // As JSON: longer than any token may be.
 const std::string kLongToken = "\"" + std::string(1025, 'x') + "\"";
+// 300 letters of 3 bytes, which NFC makes two of 3 bytes each.
+const std::string kGrowingToken = [] {
+  std::string content;
+  for (int i = 0; i < 300; ++i) content += "\u0958";
+  return concat(R"({"id": 5, "normalized": true, "content": ")", content, "\"}");
+}();
 
 const Malformed kMalformed[] = {
     {"model_missing", "/model", "", Code::kCorrupt, "model: found nothing, expected an object"},
@@ -74,6 +80,8 @@ const Malformed kMalformed[] = {
     {"added_number", "/added_tokens/0", "5", Code::kCorrupt, "added_tokens[0]: found number 5"},
     {"added_long", "/added_tokens/0/content", kLongToken.c_str(), Code::kCorrupt,
      "a string of 1025 bytes"},
+    {"added_grows", "/added_tokens/0", kGrowingToken.c_str(), Code::kCorrupt,
+     "a string of 1800 bytes when normalized"},
     {"added_no_id", "/added_tokens/0/id", "", Code::kCorrupt, "added_tokens[0].id: found nothing"},
     {"added_id_clash", "/added_tokens/0/id", "1", Code::kCorrupt, "but \"b\" has it too"},
     {"added_other_id", "/added_tokens/0/content", "\"ab\"", Code::kCorrupt, "the id of \"ab\""},
@@ -189,6 +197,21 @@ TEST_F(MalformedFile, NestedSequencesStopAtTheDepthOfTheParser) {
   for (int i = 0; i < 25; ++i) step = {{"type", "Sequence"}, {"normalizers", {step}}};
   file["normalizer"] = step;
   EXPECT_THAT(load(file.dump()).message(), HasSubstr("nested deeper"));
+}
+
+// Without the end where they met the last time, so many spaces take hours.
+TEST_F(MalformedFile, SpacesThatATokenTakesAlongAreSkippedOnce) {
+  Json file = good();
+  file.erase("post_processor");
+  file["added_tokens"] = {{{"id", 5}, {"content", " "}, {"rstrip", true}}};
+  std::ofstream(directory_.file("tokenizer.json")) << file.dump();
+  const auto tokenizer = Tokenizer::load(directory_.file("tokenizer.json"));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
+  std::vector<int32_t> ids;
+  ASSERT_TRUE((*tokenizer)->encode(std::string(1 << 20, ' ') + "ab", false, ids).ok());
+  ASSERT_EQ(ids.size(), (size_t{1} << 20) + 1);
+  EXPECT_EQ(ids.front(), 5);
+  EXPECT_EQ(ids.back(), 2);
 }
 
 TEST_F(MalformedFile, FarIdsCostNothing) {
