@@ -194,12 +194,33 @@ class RowAttention {
       k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
                     dim_, b_.accumulator, ahead(step, step.keys));
     }
+    if (work_.end == list_.size()) add_rests();
     find_rest();
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
       k_.unpack(DType::kI8, b_.residual + r * d32_, 1, dim_, b_.shares, dim_);
       add_residual(b_.shares, out_.values + r * dim_);
+    }
+  }
+
+  // Clusters whose logits are known, with their mean values.
+  void add_rests() {
+    std::span<const ClusterRest> left = list_.rests;
+    while (!left.empty()) {
+      const auto some = left.first(std::min<size_t>(left.size(), kStreamKeys));
+      for (size_t i = 0; i < some.size(); ++i) {
+        pointers_[i] = list_.coded_values.mean(some[i].cluster);
+        for (int64_t r = 0; r < work_.rows; ++r) {
+          b_.logits[r * kStreamKeys + static_cast<int64_t>(i)] = some[i].logits[r];
+        }
+      }
+      const Step step = {.keys = std::ssize(some), .estimated = true};
+      note_read(step, out_.maximum, out_.sum);
+      stream_softmax(step, 1);
+      k_.accumulate(list_.dtype, b_.logits, kStreamKeys, work_.rows, pointers_, step.keys, dim_,
+                    b_.accumulator, {});
+      left = left.subspan(some.size());
     }
   }
 
@@ -221,7 +242,7 @@ class RowAttention {
     const int64_t rows = work_.rows;
     const auto spans = slots(step);
     products_->few(*step.coded, spans, b_.logits, kStreamKeys);
-    stream_softmax(step);
+    stream_softmax(step, work_.scale);
     const float* p = b_.logits;
     for (size_t s = 0; s < spans.size(); p += spans[s++].count) {
       // Row by row in the inner loop: sums that do not wait for each other.
@@ -267,14 +288,14 @@ class RowAttention {
       k_.dots(list_.dtype, b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
     }
     hide(step, kStreamKeys, 1);
-    stream_softmax(step);
+    stream_softmax(step, work_.scale);
   }
 
-  void stream_softmax(const Step& step) {
+  void stream_softmax(const Step& step, float scale) {
     const int64_t rows = work_.rows, n = step.keys;
     const float* added = bias(step);
     for (int64_t r = 0; r < rows; ++r) {
-      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, work_.scale,
+      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, scale,
                                           &out_.maximum[r], &out_.sum[r]);
       if (factor == 1.0f) continue;
       k_.scale(b_.accumulator + r * d32_, d32_, factor);
