@@ -220,10 +220,13 @@ SQZ_VNNI_INLINE __m512i four_bytes(const int8_t* from) {
 template <int kRows, int kBits>
 SQZ_VNNI void dots_lanes(const __m512i levels, const int16_t* packed, int64_t dim,
                          const float* scales, const void* const* keys, int64_t n, float* out,
-                         int64_t ld) {
+                         int64_t ld, Ahead ahead) {
   const SplitQueries<kRows> query(packed, padded_dim(dim), dim);
   const __m512i mask = _mm512_set1_epi8((1 << kBits) - 1);
   for (int64_t j = 0; j < n; j += kLaneKeys) {
+    for (int64_t i = j + ahead.distance; i < j + ahead.distance + kLaneKeys; ++i) {
+      if (ahead.has(i)) prefetch_row(keys[i], 0, kShort);
+    }
     __m512i bytes[8], high[kRows], low[kRows];
     transpose16(keys + j, n - j, bytes);
 #pragma GCC unroll 4
@@ -258,17 +261,19 @@ SQZ_VNNI void dots_lanes(const __m512i levels, const int16_t* packed, int64_t di
 template <int kBits>
 SQZ_VNNI void dots_lanes_of(const int8_t* table, const int16_t* packed, int64_t dim,
                             const float* scales, int64_t rows, const void* const* keys, int64_t n,
-                            float* out, int64_t ld) {
+                            float* out, int64_t ld, Ahead ahead) {
   const __m512i levels = _mm512_add_epi8(
       _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table))),
       _mm512_set1_epi8(127));
   const int64_t padded = padded_dim(dim);
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
-    dots_lanes<4, kBits>(levels, packed + r * padded, dim, scales + r, keys, n, out + r * ld, ld);
+    dots_lanes<4, kBits>(levels, packed + r * padded, dim, scales + r, keys, n, out + r * ld, ld,
+                         ahead);
   }
   for (; r < rows; ++r) {
-    dots_lanes<1, kBits>(levels, packed + r * padded, dim, scales + r, keys, n, out + r * ld, ld);
+    dots_lanes<1, kBits>(levels, packed + r * padded, dim, scales + r, keys, n, out + r * ld, ld,
+                         ahead);
   }
 }
 
@@ -306,7 +311,7 @@ SQZ_VNNI bool dots_i16(int bits, const int16_t* packed, const float* scales, int
   std::memcpy(table, levels.data(), levels.size());
   if (bytes == kShort) {
     const auto lanes = bits == 2 ? dots_lanes_of<2> : dots_lanes_of<1>;
-    lanes(table, packed, dim, scales, rows, keys, n, out, ld);
+    lanes(table, packed, dim, scales, rows, keys, n, out, ld, ahead);
     return true;
   }
   const __m256i both =
