@@ -4,6 +4,7 @@
 
 #include "libruntime/kernels/cuda/decode_codes/keys.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
+#include "libruntime/kernels/cuda/ptx/prefetch.cuh"
 
 namespace sqz::cuda {
 
@@ -16,11 +17,8 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   __device__ void run() {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
-    if (attend()) {
-      count();
-    } else if (rank_ == 0) {
-      write_fault();
-    }
+    if (!attend() && rank_ == 0) write_fault();
+    this->end_search();
     this->leave_team();
   }
 
@@ -32,6 +30,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   using Base::head_;
   using Base::lane_;
   using Base::list_;
+  using Base::logits_;
   using Base::p_;
   using Base::pair_;
   using Base::rank_;
@@ -44,22 +43,40 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   static constexpr int kPasses = (kWords + 31) / 32;  // of a warp over them
   static constexpr int kPartial = kDim + 2;           // floats of a partial's row
 
+  // All of the team have read the last histogram when it returns.
   __device__ bool attend() {
+    if (c_.estimate) prefetch_means();
+    this->take_level(p_.level[0], false);
     load_queries();
     if (!this->choose_clusters()) return false;
     if (c_.key_codes.bits > 0 && !c_.everything) finish_turned();
     this->list_chunks();
     this->score_exact();
     if (!this->choose_keys()) return false;
-    tell_fates();
-    if (c_.out == nullptr) return true;
-    // weigh() writes over logits; with key codes the team has met since it read them.
-    if (c_.estimate && c_.key_codes.bits == 0) this->sync_team();
+    if (c_.key_fates != nullptr) tell_fates();
+    if (c_.out == nullptr) {
+      this->sync_team();
+      return true;
+    }
     weigh();
     add_values();
     this->sync_team();
     merge();
+    tell_counters();
     return true;
+  }
+
+  // The mean values of all clusters, into the L2 cache while the team chooses: all are needed.
+  __device__ void prefetch_means() const {
+#pragma unroll 1
+    for (int k = 0; k < p_.levels; ++k) {
+      const int64_t bytes = int64_t{p_.level[k].clusters} * Base::kRowBytes;
+      const char* means = static_cast<const char*>(c_.value_means[k]) + head_ * bytes;
+      for (int64_t at = (rank_ * kCodedThreads + thread_) * int64_t{128}; at < bytes;
+           at += int64_t{128} * kCodedThreads * team_) {
+        ptx::prefetch_l2(means + at);
+      }
+    }
   }
 
   // ---- Queries.
@@ -71,6 +88,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       s_.query[row][i % kDim] =
           row < p_.group ? load_1(p_.q_dtype, p_.q, first * kDim + i) * p_.scale : 0.0f;
     }
+    if (thread_ == 0) s_.vectors = s_.codes = 0;
     if (thread_ < 16) {
       constexpr int8_t kLevels[16] = {-127, -96, -75, -58, -44, -31, -18, -6,
                                       6,    18,  31,  44,  58,  75,  96,  127};
@@ -121,26 +139,13 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   // ---- Weights.
 
   __device__ uint32_t exact_keys() const {
-    const uint2 slice = this->slice_of(c_.exact);
-    return slice.y - slice.x;
+    return this->own_of(c_.exact);
   }
-
-  // f(first, level, cluster) for each cluster of this block that is estimated, begin and step
-  // apart.
-  template <class Function>
-  __device__ void for_estimated(uint32_t begin, uint32_t step, const Function& f) const {
-    if (!c_.estimate) return;
-    uint32_t first = 0;
-#pragma unroll 1
-    for (int k = 0; k < p_.levels; ++k) {
-      const LookupLevel& level = p_.level[k];
-      const uint2 slice = this->slice_of(level.clusters);
-#pragma unroll 1
-      for (uint32_t j = slice.x + begin; j < slice.y; j += step) {
-        if (this->fates_[first + j] == kFateEstimated) f(first, k, j);
-      }
-      first += level.clusters;
-    }
+  __device__ uint32_t clusters() const {
+    return first_ + this->own_;
+  }  // this block's, of all levels
+  __device__ bool is_estimated(uint32_t cluster) const {
+    return c_.estimate && this->fates_[cluster] == kFateEstimated;
   }
 
   // Logits become weights relative to s_.top, the block's greatest; s_.total are their sums.
@@ -163,10 +168,12 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
     for (uint32_t i = thread_; i < exact_keys(); i += kCodedThreads) {
       raise([&](int r) { return this->exact_logits_[i * stride_ + r]; });
     }
-    for_estimated(thread_, kCodedThreads, [&](uint32_t first, int k, uint32_t j) {
-      const float size = Base::log2_size(p_.level[k], head_, j);
-      raise([&](int r) { return this->logit_of(first, j, r) + size; });
-    });
+#pragma unroll 1
+    for (uint32_t i = thread_; i < clusters(); i += kCodedThreads) {
+      if (!is_estimated(i)) continue;
+      const float size = log2f(static_cast<float>(this->sizes_[i]));
+      raise([&](int r) { return logits_[i * stride_ + r] + size; });
+    }
     reduce_rows(rows, s_.top, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
     for (int r = 0; r < kMostGroup; ++r) rows[r] = 0;
@@ -197,18 +204,35 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
         rows[r] += logit;
       }
     }
-    // Nobody else needs the logits of what this block estimates.
-    for_estimated(thread_, kCodedThreads, [&](uint32_t first, int k, uint32_t j) {
-      const float size = Base::log2_size(p_.level[k], head_, j);
+#pragma unroll 1
+    for (uint32_t i = thread_; i < clusters(); i += kCodedThreads) {
+      if (!is_estimated(i)) continue;
+      const float size = log2f(static_cast<float>(this->sizes_[i]));
 #pragma unroll
       for (int r = 0; r < kMostGroup; ++r) {
         if (r >= p_.group) continue;
-        const float weight = ptx::ex2_approx(this->logit_of(first, j, r) + size - s_.top[r]);
-        this->logits_[(int64_t{first} + j) * stride_ + r] = weight;
-        rows[r] += weight;
+        float& logit = logits_[i * stride_ + r];
+        logit = ptx::ex2_approx(logit + size - s_.top[r]);
+        rows[r] += logit;
       }
-    });
+    }
     reduce_rows(rows, s_.total, [](float a, float b) { return a + b; });
+    // The keys of a cluster that was let through weigh its mean value together.
+#pragma unroll 1
+    for (uint32_t i = thread_; i < chunks_; i += kCodedThreads) {
+      const uint32_t cluster = this->cluster_of(i);
+      if (i > 0 && this->cluster_of(i - 1) == cluster) continue;
+#pragma unroll
+      for (int r = 0; r < kMostGroup; ++r) {
+        if (r >= p_.group) continue;
+        float weight = 0;
+        for (uint32_t c = i; c < chunks_ && this->cluster_of(c) == cluster; ++c) {
+          weight += this->mean_weights_[c * stride_ + r];
+        }
+        logits_[cluster * stride_ + r] = weight;
+      }
+    }
+    __syncthreads();
   }
 
   __device__ bool counts(uint32_t place) const {
@@ -248,7 +272,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   __device__ __forceinline__ void add_rows(uint32_t count, const Load& load, const Floats& floats,
                                            const Scale& scale, const Weight& weight,
                                            Sum& sum) const {
-    constexpr int kAhead = kPasses > 1 ? 4 : 8;
+    constexpr int kAhead = (kPasses > 1 ? 32 : 64) / sizeof(Raw);
 #pragma unroll 1
     for (uint32_t first = warp_; first < count; first += kAhead * kCodedWarps) {
       Raw raw[kAhead][kPasses];
@@ -280,13 +304,16 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
     }
   }
 
+  // Null: a row of zeros.
   template <class RowAt, class Weight>
   __device__ __forceinline__ void add_rows_16(uint32_t count, const RowAt& row_at,
                                               const Weight& weight, Sum& sum) const {
     add_rows<uint2>(
         count,
         [&](uint32_t j, int word) {
-          return __ldg(reinterpret_cast<const uint2*>(row_at(j)) + word);
+          const char* row = row_at(j);
+          return row == nullptr ? make_uint2(0, 0)
+                                : __ldg(reinterpret_cast<const uint2*>(row) + word);
         },
         [](const uint2& raw, int, float(&x)[4]) {
           x[0] = Element::low(raw.x);
@@ -304,41 +331,33 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       add_codes(of_chosen, sum);
     } else {
       add_rows_16(
-          chosen_, [&](uint32_t j) { return Base::row_16(c_.values, this->slot_of(list_[j])); },
+          chosen_, [&](uint32_t j) { return Base::row_16(c_.values, this->row_of(list_[j])); },
           of_chosen, sum);
     }
     if (c_.coded_values.rotated()) {
       leave(1, sum);
       sum = {};
     }
-    const LookupLevel& finest = this->finest();
+    const int64_t exact = int64_t{head_} * c_.exact;
     add_rows_16(
-        chunks_,
-        [&](uint32_t j) {
-          return Base::row_16(c_.value_means[p_.levels - 1],
-                              int64_t{head_} * finest.clusters + this->cluster_of(j));
-        },
-        [&](uint32_t j, int r) { return this->mean_weights_[j * stride_ + r]; }, sum);
-    const int64_t exact = int64_t{head_} * c_.exact + this->slice_of(c_.exact).x;
-    add_rows_16(
-        exact_keys(), [&](uint32_t j) { return Base::row_16(c_.exact_values, exact + j); },
+        exact_keys(),
+        [&](uint32_t j) { return Base::row_16(c_.exact_values, exact + this->cluster_at(j)); },
         [&](uint32_t j, int r) { return this->exact_logits_[j * stride_ + r]; }, sum);
     uint32_t first = 0;
 #pragma unroll 1
-    for (int k = 0; c_.estimate && k < p_.levels; ++k) {
-      const int64_t clusters = p_.level[k].clusters;
-      const uint2 slice = this->slice_of(p_.level[k].clusters);
+    for (int k = 0; k < p_.levels; ++k) {
+      const uint32_t own = this->own_of(p_.level[k].clusters);
+      const char* means = Base::row_16(c_.value_means[k], int64_t{head_} * p_.level[k].clusters);
+      const bool finest = k + 1 == p_.levels;
       add_rows_16(
-          slice.y - slice.x,
-          [&](uint32_t j) {
-            return Base::row_16(c_.value_means[k], head_ * clusters + slice.x + j);
+          own,
+          [&](uint32_t j) -> const char* {
+            const bool is =
+                is_estimated(first + j) || (finest && this->fates_[first + j] == kFateChosen);
+            return is ? Base::row_16(means, this->cluster_at(j)) : nullptr;
           },
-          [&](uint32_t j, int r) {
-            const bool is = this->fates_[first + slice.x + j] == kFateEstimated;
-            return is ? this->logit_of(first, slice.x + j, r) : 0;
-          },
-          sum);
-      first += p_.level[k].clusters;
+          [&](uint32_t j, int r) { return logits_[(first + j) * stride_ + r]; }, sum);
+      first += own;
     }
     leave(0, sum);
   }
@@ -348,13 +367,13 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   __device__ void add_codes(const Weight& weight, Sum& sum) const {
     const auto* codes = reinterpret_cast<const char*>(c_.coded_values.codes);
     const auto scale = [&](uint32_t j) {
-      return Base::scale_at(c_.coded_values.scales, this->slot_of(list_[j]));
+      return Base::scale_at(c_.coded_values.scales, this->row_of(list_[j]));
     };
     if (c_.coded_values.bits == 8) {
       add_rows<uint32_t>(
           chosen_,
           [&](uint32_t j, int word) {
-            return __ldg(reinterpret_cast<const uint32_t*>(codes + this->slot_of(list_[j]) * kDim) +
+            return __ldg(reinterpret_cast<const uint32_t*>(codes + this->row_of(list_[j]) * kDim) +
                          word);
           },
           [](uint32_t raw, int, float(&x)[4]) {
@@ -372,7 +391,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
         chosen_,
         [&](uint32_t j, int word) {
           return __ldg(
-              reinterpret_cast<const uint32_t*>(codes + this->slot_of(list_[j]) * (kDim / 2)) +
+              reinterpret_cast<const uint32_t*>(codes + this->row_of(list_[j]) * (kDim / 2)) +
               word % (kWords / 2));
         },
         [&](uint32_t raw, int word, float(&x)[4]) {
@@ -390,30 +409,34 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
 
   // The sums of the warps, for the team.
   __device__ void leave(int which, const Sum& sum) {
+    constexpr int kAtOnce = CodedShared<kDim>::kRowsAtOnce;
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) {
-      if (r >= p_.group) continue;
+    for (int first = 0; first < kMostGroup; first += kAtOnce) {
+      if (first >= p_.group) break;
+      __syncthreads();
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const int word = lane_ + 32 * pass;
-        if (word >= kWords) continue;
-        *reinterpret_cast<float4*>(&s_.rows[warp_][4 * word]) = make_float4(
-            sum.rows[r][pass][0], sum.rows[r][pass][1], sum.rows[r][pass][2], sum.rows[r][pass][3]);
+      for (int r = first; r < min(first + kAtOnce, kMostGroup); ++r) {
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          const int word = lane_ + 32 * pass;
+          if (word >= kWords) continue;
+          *reinterpret_cast<float4*>(&s_.rows[r - first][warp_][4 * word]) =
+              make_float4(sum.rows[r][pass][0], sum.rows[r][pass][1], sum.rows[r][pass][2],
+                          sum.rows[r][pass][3]);
+        }
       }
       __syncthreads();
-      float* to = partial_of(rank_, which, r);
-      if (thread_ < kDim) {
-        float x = 0;
+      const int row = first + thread_ / kDim;
+      if (thread_ >= kAtOnce * kDim || row >= p_.group) continue;
+      float x = 0;
 #pragma unroll
-        for (int w = 0; w < kCodedWarps; ++w) x += s_.rows[w][thread_];
-        to[thread_] = x;
-      }
-      if (thread_ == 0) {
-        to[kDim] = s_.top[r];
-        to[kDim + 1] = s_.total[r];
-      }
-      __syncthreads();
+      for (int w = 0; w < kCodedWarps; ++w) x += s_.rows[row - first][w][thread_ % kDim];
+      partial_of(rank_, which, row)[thread_ % kDim] = x;
     }
+    if (thread_ >= p_.group) return;
+    float* to = partial_of(rank_, which, thread_) + kDim;
+    to[0] = s_.top[thread_];
+    to[1] = s_.total[thread_];
   }
 
   // ---- The result.
@@ -456,10 +479,11 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       __syncthreads();
     }
     // 16 lanes have an output.
-    const uint2 slice = this->slice_of(p_.group * kDim);
+    const int each = (p_.group * kDim + team_ - 1) / team_;
+    const int end = min((rank_ + 1) * each, p_.group * kDim);
 #pragma unroll 1
-    for (uint32_t item = slice.x; item < slice.y; item += kCodedThreads / 16) {
-      const uint32_t i = item + thread_ / 16, at = min(i, slice.y - 1);
+    for (int first = rank_ * each; first < end; first += kCodedThreads / 16) {
+      const int i = first + thread_ / 16, at = min(i, end - 1);
       const int row = at / kDim, dim = at % kDim, rank = thread_ % 16;
       float value = 0;
       if (rank < team_) value = __ldcg(partial_of(rank, 0, row) + dim) * s_.maximum[rank][row];
@@ -468,7 +492,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       }
 #pragma unroll
       for (int step = 8; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-      if (i >= slice.y || rank != 0) continue;
+      if (i >= end || rank != 0) continue;
       const float total = s_.total[row];
       const int64_t to = int64_t{pair_} * p_.group + row;
       store_1(p_.q_dtype, c_.out, to * kDim + dim, total == 0 ? 0 : value / total);
@@ -491,43 +515,32 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   }
 
   __device__ void tell_fates() {
-    if (c_.key_fates == nullptr) return;
     for (uint32_t i = thread_; i < chunks_ * kChunkKeys; i += kCodedThreads) {
-      const int64_t slot = this->slot_of(i) - int64_t{head_} * p_.slots;
-      uint8_t* to = c_.key_fates + int64_t{pair_} * p_.slots + slot;
+      uint8_t* to = c_.key_fates + int64_t{pair_} * p_.slots + this->slot_of(i);
       if (this->is_chosen(i)) *to = kFateChosen;
       if (this->is_guessed(i)) *to = kFateEstimated;
     }
-    if (rank_ != 0) return;
-    for (uint32_t i = thread_; i < this->total_; i += kCodedThreads) {
-      c_.cluster_fates[int64_t{pair_} * this->total_ + i] = this->fates_[i];
+    uint8_t* to = c_.cluster_fates + int64_t{pair_} * c_.total_clusters();
+    uint32_t first = 0;
+    for (int k = 0; k < p_.levels; ++k) {
+      const uint32_t own = this->own_of(p_.level[k].clusters);
+      for (uint32_t i = thread_; i < own; i += kCodedThreads) {
+        to[this->cluster_at(i)] = this->fates_[first + i];
+      }
+      first += own;
+      to += p_.level[k].clusters;
     }
-    if (thread_ == 0) p_.lists.totals[pair_] = {};
+    if (rank_ == 0 && thread_ == 0) p_.lists.totals[pair_] = {};
   }
 
-  // What was read, by the first block of a team.
-  __device__ void count() {
-    if (rank_ != 0 || c_.out == nullptr) return;
-    const bool rows = c_.coded_keys.bits > 0, by_codes = c_.key_codes.bits > 0;
-    uint32_t through = 0, estimated = 0;
-    for (uint32_t i = thread_; i < this->total_; i += kCodedThreads) {
-      estimated += this->fates_[i] == kFateEstimated ? 1 : 0;
-      through += i >= first_ && this->fates_[i] == kFateChosen ? 1 : 0;
-    }
-    const Sums sums = this->block_sums({estimated, through});
+  __device__ void tell_counters() const {
     if (thread_ != 0) return;
-    unsigned long long vectors = this->scored_ + (c_.estimate ? sums.a : 0);
-    if (c_.everything) {
-      vectors = rows ? 2 * sums.b : 0;
-    } else if (rows || (by_codes && c_.estimate)) {
-      vectors += sums.b;
-    }
-    if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
-    atomicAdd(&p_.counters[2], vectors);
+    if (head_ == 0 && rank_ == 0) atomicAdd(&p_.counters[0], 1ull);
+    atomicAdd(&p_.counters[2], static_cast<unsigned long long>(s_.vectors));
     if (c_.everything) return;
-    const uint32_t keys = by_codes ? min(this->wanted_, this->all_.b) : this->all_.b;
-    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(keys));
-    if (by_codes) atomicAdd(&p_.counters[4], static_cast<unsigned long long>(this->all_.b));
+    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(chosen_));
+    if (c_.key_codes.bits == 0) return;
+    atomicAdd(&p_.counters[4], static_cast<unsigned long long>(s_.codes));
   }
 };
 
