@@ -31,12 +31,15 @@ class CodedBorder {
   }
   // Whether an item's digits so far are those of the border.
   __device__ bool has(float score, uint32_t place) const {
-    return first_digit(score) == first_ && rest_of(score, place) >> shift_ == prefix_;
+    return first_digit(score) == first_ && has(rest_of(score, place));
   }
+  __device__ bool has(uint64_t rest) const { return rest >> shift_ == prefix_; }
   // kDigitBins: not an item that has().
+  __device__ uint32_t next_digit(uint64_t rest) const {
+    return has(rest) ? rest >> next_ & ((1u << (shift_ - next_)) - 1) : kDigitBins;
+  }
   __device__ uint32_t next_digit(float score, uint32_t place) const {
-    if (!has(score, place)) return kDigitBins;
-    return rest_of(score, place) >> next_ & ((1u << (shift_ - next_)) - 1);
+    return first_digit(score) == first_ ? next_digit(rest_of(score, place)) : kDigitBins;
   }
 
   // The next digit of the border, and the keys of smaller ones.
@@ -54,7 +57,7 @@ class CodedBorder {
     }
     next_ = max(0, shift_ - 10);
   }
-  // At an item, with the keys of those that have the same digits and are better.
+  // At an item that has(), with the keys of better ones that have().
   __device__ void end_at(uint64_t rest, uint32_t before, uint32_t size) {
     prefix_ = rest;
     shift_ = 0;
@@ -114,8 +117,10 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
   __device__ Digits add_digits(uint32_t count, const Digit& digit, const Size& size,
                                uint32_t extra = 0) {
     uint32_t* sizes = s_.search.sizes;
+#pragma unroll 1
     for (int i = thread_; i <= kDigitBins; i += kCodedThreads) sizes[i] = 0;
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = thread_; i < count; i += kCodedThreads) {
       const uint32_t to = digit(i);
       if (to < kDigitBins) atomicAdd(&sizes[to], size(i));
@@ -123,6 +128,7 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
     if (extra > 0) atomicAdd(&sizes[kDigitBins], extra);
     __syncthreads();
     uint32_t* team = space_.digits[turn_of_digits_];
+#pragma unroll 1
     for (int i = thread_; i <= kDigitBins; i += kCodedThreads) {
       if (sizes[i] > 0) atomicAdd(team + i, sizes[i]);
     }
@@ -190,6 +196,7 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
 
  private:
   __device__ void clear_digits() {
+#pragma unroll 1
     for (int i = rank_ * kCodedThreads + thread_; i <= kDigitBins; i += team_ * kCodedThreads) {
       space_.digits[turn_of_digits_][i] = 0;
     }
@@ -224,6 +231,7 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
   __device__ void gather(int which, const CodedBorder& border, uint32_t count, const Score& score,
                          const Size& size, const Place& place) {
     const uint32_t most = kBorderItems / team_;
+#pragma unroll 1
     for (uint32_t i = thread_; i < count; i += kCodedThreads) {
       if (!border.has(score(i), place(i))) continue;
       const uint32_t at = atomicAdd(&s_.search.count[which], 1u);
@@ -233,42 +241,66 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
     }
   }
 
-  // Ends the border if its items are few. Warp r reads rank r's.
+  // Ends the border if the blocks had room for its items.
   __device__ void compare_items(int which, CodedBorder& border) {
+    constexpr int kOwn = kBorderItems / kCodedThreads;
     const uint32_t most = kBorderItems / team_;
-    const CodedItem* from = space_.items[which] + min(warp_, team_ - 1) * most;
     const uint32_t told = lane_ < team_ ? this->told(lane_, which) : 0;
-    uint32_t upto = told;
+    CodedItem own[kOwn];
 #pragma unroll
-    for (int step = 1; step < kMostTeam; step *= 2) {
-      const uint32_t up = __shfl_up_sync(~0u, upto, step);
-      if (lane_ >= step) upto += up;
+    for (int k = 0; k < kOwn; ++k) {
+      const uint32_t i = thread_ + k * kCodedThreads, rank = i / most;
+      const uint4 item = __ldcg(reinterpret_cast<const uint4*>(space_.items[which] + i));
+      const uint32_t count = __shfl_sync(~0u, told, rank % 32);
+      own[k] = {uint64_t{item.y} << 32 | item.x, i - rank * most < count ? item.z : 0, 0};
     }
     if (__ballot_sync(~0u, told > most) != 0) return;
-    const uint32_t items = __shfl_sync(~0u, upto, kMostTeam - 1);
-    const uint32_t count = __shfl_sync(~0u, told, min(warp_, team_ - 1));
-    const uint32_t at = __shfl_sync(~0u, upto, min(warp_, team_ - 1)) - count;
-    for (uint32_t i = lane_; warp_ < team_ && i < count; i += 32) {
-      const uint4 item = __ldcg(reinterpret_cast<const uint4*>(from + i));
-      s_.search.items[at + i] = {uint64_t{item.y} << 32 | item.x, item.z, 0};
+    const auto has = [&](int k) { return own[k].size > 0 && border.has(own[k].rest); };
+    while (!list_few(own, has)) {
+      uint32_t* sizes = s_.search.sizes;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sizes[kEach * thread_ + i] = 0;
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        if (has(k)) atomicAdd(&sizes[border.next_digit(own[k].rest)], own[k].size);
+      }
+      __syncthreads();
+      Digits digits;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) digits.sizes[i] = sizes[kEach * thread_ + i];
+      find_digit(border, digits);
+    }
+    // Every warp looks at all; a lane has one.
+    const CodedItem item = s_.search.few[lane_];
+    const bool is = static_cast<uint32_t>(lane_) < s_.search.count[0];
+    uint32_t before = 0;
+    for (uint32_t j = 0; j < s_.search.count[0]; ++j) {
+      const CodedItem other = s_.search.few[j];
+      before += other.rest < item.rest ? other.size : 0;
+    }
+    const uint32_t last =
+        __ballot_sync(~0u, is && before <= border.left() && border.left() < before + item.size);
+    const int lane = __ffs(static_cast<int>(last)) - 1;
+    border.end_at(uint64_t{__shfl_sync(~0u, static_cast<uint32_t>(item.rest >> 32), lane)} << 32 |
+                      __shfl_sync(~0u, static_cast<uint32_t>(item.rest), lane),
+                  __shfl_sync(~0u, before, lane), __shfl_sync(~0u, item.size, lane));
+    __syncthreads();
+  }
+
+  // The items own[k] of all threads that has(k), in s_.search.few if there is room for them.
+  template <int kOwn, class Has>
+  __device__ bool list_few(const CodedItem (&own)[kOwn], const Has& has) {
+    if (thread_ == 0) s_.search.count[0] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      if (!has(k)) continue;
+      const uint32_t at = atomicAdd(&s_.search.count[0], 1u);
+      if (at < kFewItems) s_.search.few[at] = own[k];
     }
     __syncthreads();
-    for (uint32_t i = thread_; i < items; i += kCodedThreads) {
-      const CodedItem own = s_.search.items[i];
-      uint32_t before = 0;
-      for (uint32_t j = 0; j < items; ++j) {
-        const CodedItem other = s_.search.items[j];
-        before += other.rest < own.rest ? other.size : 0;
-      }
-      if (before <= border.left() && border.left() < before + own.size) {
-        s_.search.last = own.rest;
-        s_.search.found[0] = before;
-        s_.search.found[1] = own.size;
-      }
-    }
-    __syncthreads();
-    border.end_at(s_.search.last, s_.search.found[0], s_.search.found[1]);
-    __syncthreads();
+    return s_.search.count[0] <= kFewItems;
   }
 
   int turn_of_digits_ = 0;

@@ -5,16 +5,17 @@
 #include <cfloat>
 
 #include "libruntime/kernels/cuda/decode_codes/border.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
 
-template <class Element, int kDim>
+template <class Element, int kDim, int kRows>
 class CodedClusters : protected CodedSearch<kDim> {
  public:
   // `room`: words of `memory`, shared.
   __device__ CodedClusters(const CodedParams& params, int team, CodedShared<kDim>& shared,
                            uint32_t* memory, int64_t room)
-      : CodedSearch<kDim>(params, team, shared), stride_(coded_stride(params.lookup.group)) {
+      : CodedSearch<kDim>(params, team, shared) {
     const int64_t total = params.total_clusters();
     const int64_t own = coded_own_clusters(total, p_.levels, team);
     const int64_t words = coded_block_words(own, p_.group);
@@ -29,7 +30,7 @@ class CodedClusters : protected CodedSearch<kDim> {
       room_ = room;
     }
     logits_ = reinterpret_cast<float*>(at);
-    scores_ = logits_ + own * stride_;
+    scores_ = logits_ + own * kRows;
     sizes_ = reinterpret_cast<uint32_t*>(scores_ + own);
     fates_ = reinterpret_cast<uint8_t*>(sizes_ + own);
   }
@@ -69,6 +70,7 @@ class CodedClusters : protected CodedSearch<kDim> {
   __device__ void take_level(const LookupLevel& level, bool has_parents) {
     own_ = own_of(level.clusters);
     const uint32_t* sizes = level.sizes + int64_t{head_} * level.clusters;
+#pragma unroll 1
     for (uint32_t i = thread_; i < own_; i += kCodedThreads) {
       const bool is = !has_parents || __ldcg(born() + cluster_at(i)) != 0;
       const uint32_t size = __ldg(sizes + cluster_at(i));
@@ -81,11 +83,12 @@ class CodedClusters : protected CodedSearch<kDim> {
 
   // ---- For any rows of 16 bits.
 
-  // done(j, r, product) for rows row_at(j) of memory, j in [0, count), each by one lane.
+  // done(first, products) for rows row_at(j) of memory, j in [0, count), by lanes whose query row
+  // lane / 4 there is: products[i] is of row first + row_of_product(i), if that is below count.
   template <class RowAt, class Done>
   __device__ __forceinline__ void multiply_16(uint32_t count, const RowAt& row_at,
                                               const Done& done) const {
-    constexpr int kTiles = kDim > 128 ? 2 : 4;
+    constexpr int kTiles = kProducts / 2;
 #pragma unroll 1
     for (uint32_t tile = warp_ * 8 * kTiles; tile < count; tile += kCodedWarps * 8 * kTiles) {
       RowPart<kDim> rows[kTiles];
@@ -95,14 +98,15 @@ class CodedClusters : protected CodedSearch<kDim> {
       }
       float d[kTiles][4] = {};
       multiply_rows<Element, kDim, kTiles>(s_.queries, rows, lane_, d);
+      float products[kProducts];
 #pragma unroll
-      for (int i = 0; i < 2 * kTiles; ++i) {
-        const uint32_t j = tile + 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
-        if (j < count && lane_ / 4 < p_.group) {
-          done(j, lane_ / 4, d[i / 2][i % 2] + d[i / 2][i % 2 + 2]);
-        }
-      }
+      for (int i = 0; i < kProducts; ++i) products[i] = d[i / 2][i % 2] + d[i / 2][i % 2 + 2];
+      if (lane_ / 4 < p_.group) done(tile + 2 * (lane_ % 4), products);
     }
+  }
+  static constexpr int kProducts = kDim > 128 ? 4 : 8;
+  __device__ static constexpr uint32_t row_of_product(int i) {
+    return 8 * (i / 2) + i % 2;
   }
 
   __device__ static const char* row_16(const void* rows, int64_t row) {
@@ -116,6 +120,20 @@ class CodedClusters : protected CodedSearch<kDim> {
     return own * team_ + rank_;
   }
 
+  // sum 2^maximum += 2^y of all y; a NaN stays.
+  template <int kCount>
+  __device__ static void add_exponentials(const float (&y)[kCount], float& maximum, float& sum) {
+    float top = maximum;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!(y[i] <= top)) top = y[i];
+    }
+    sum *= ptx::ex2_approx(maximum - top);
+    maximum = top;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum += ptx::ex2_approx(y[i] - maximum);
+  }
+
   // s_.lse[r] over the team, from each lane's sum of 2^logits of query row lane / 4; false if one
   // is NaN or infinite.
   __device__ bool add_up(float maximum, float sum) {
@@ -126,12 +144,15 @@ class CodedClusters : protected CodedSearch<kDim> {
     }
     if (thread_ == 0) s_.fault = 0;
     __syncthreads();
-    if (thread_ < kMostGroup) {
-      float m = kLowestLogit, l = 0;
-      for (int w = 0; w < kCodedWarps; ++w)
-        add_sums(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
-      this->own_words()[2 * thread_] = __float_as_uint(m);
-      this->own_words()[2 * thread_ + 1] = __float_as_uint(l);
+    // Thread 16 row + warp.
+    if (thread_ < kMostGroup * kCodedWarps) {
+      const int row = thread_ / kCodedWarps, warp = thread_ % kCodedWarps;
+      float m = s_.maximum[warp][row], l = s_.sum[warp][row];
+      add_sums_of_16(m, l);
+      if (warp == 0) {
+        this->own_words()[2 * row] = __float_as_uint(m);
+        this->own_words()[2 * row + 1] = __float_as_uint(l);
+      }
     }
     this->sync_team();
     if (thread_ < kMostGroup * kMostTeam) {
@@ -142,9 +163,9 @@ class CodedClusters : protected CodedSearch<kDim> {
         m = __uint_as_float(this->told(rank, 2 * row));
         l = __uint_as_float(this->told(rank, 2 * row + 1));
       }
-      add_sums_of_team(m, l);
+      add_sums_of_16(m, l);
       if (rank == 0) {
-        const float lse = l == 0 ? 0 : m + log2f(l);
+        const float lse = l == 0 ? 0 : m + __log2f(l);
         s_.lse[row] = lse;
         if (row < p_.group && !(fabsf(lse) <= FLT_MAX)) s_.fault = 1;
       }
@@ -154,30 +175,32 @@ class CodedClusters : protected CodedSearch<kDim> {
     return s_.fault == 0;
   }
 
-  // Of 16 neighbouring lanes, one a rank.
-  __device__ static void add_sums_of_team(float& maximum, float& sum) {
+  // Of 16 neighbouring lanes: a team's or a block's. All get the same.
+  __device__ static void add_sums_of_16(float& maximum, float& sum) {
 #pragma unroll
-    for (int step = 1; step < kMostTeam; step *= 2) {
+    for (int step = 1; step < 16; step *= 2) {
       const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
-      add_sums(maximum, sum, m, l);
+      const float top = fmaxf(maximum, m);
+      sum = sum * ptx::ex2_approx(maximum - top) + l * ptx::ex2_approx(m - top);
+      maximum = top;
     }
   }
 
   // log2 of the combined S of logits y(r).
   template <class Logit>
   __device__ float combined(const Logit& logit) const {
-    float y[kMostGroup];
+    float y[kRows];
     float top = -INFINITY;
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       y[r] = r < p_.group ? logit(r) - s_.lse[r] : -INFINITY;
       top = fmaxf(top, y[r]);
     }
     if (!p_.mean || top == -INFINITY) return top;
     float sum = 0;
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) sum += r < p_.group ? exp2f(y[r] - top) : 0;
-    return top + log2f(sum) - log2f(static_cast<float>(p_.group));
+    for (int r = 0; r < kRows; ++r) sum += r < p_.group ? ptx::ex2_approx(y[r] - top) : 0;
+    return top + __log2f(sum) - __log2f(static_cast<float>(p_.group));
   }
 
   // Of all threads; vectors and codes that were read.
@@ -189,9 +212,8 @@ class CodedClusters : protected CodedSearch<kDim> {
     if (codes > 0) atomicAdd(&s_.codes, codes);
   }
 
-  const int stride_;
   // Of this block's clusters, level after level.
-  float* logits_;    // [own, stride] without sizes, log2; those of what is estimated: weights later
+  float* logits_;    // [own, kRows] without sizes, log2; those of what is estimated: weights later
   float* scores_;    // [own]
   uint32_t* sizes_;  // [own]
   uint8_t* fates_;   // [own] CodedFate
@@ -211,22 +233,24 @@ class CodedClusters : protected CodedSearch<kDim> {
     const int64_t skip = int64_t{head_} * level.clusters;
     multiply_16(
         own_, [&](uint32_t j) { return row_16(level.centroids, skip + cluster_at(j)); },
-        [&](uint32_t j, int row, float x) {
-          logits_[(first_ + j) * stride_ + row] = x;
-          const float log_size = scores_[first_ + j];
-          if (log_size == -INFINITY) return;
-          const float y = x + log_size;
-          if (!(y <= maximum)) {
-            sum *= exp2f(maximum - y);
-            maximum = y;
+        [&](uint32_t first, float(&x)[kProducts]) {
+          float* to = logits_ + (first_ + first) * kRows + lane_ / 4;
+#pragma unroll
+          for (int i = 0; i < kProducts; ++i) {
+            const uint32_t j = row_of_product(i);
+            const bool is = first + j < own_;
+            if (is) to[j * kRows] = x[i];
+            const float log_size = is ? scores_[first_ + first + j] : -INFINITY;
+            x[i] = log_size > -INFINITY ? x[i] + log_size : -INFINITY;
           }
-          sum += exp2f(y - maximum);
+          add_exponentials(x, maximum, sum);
         });
     return add_up(maximum, sum);
   }
 
   __device__ void let_all_through() {
     uint32_t clusters = 0;
+#pragma unroll 1
     for (uint32_t i = thread_; i < own_; i += kCodedThreads) {
       fates_[i] = sizes_[i] > 0 ? kFateChosen : kFateNone;
       ++clusters;
@@ -239,9 +263,10 @@ class CodedClusters : protected CodedSearch<kDim> {
   __device__ void choose(const LookupLevel& level, bool finest) {
     const bool by_codes = c_.key_codes.bits > 0;
     uint32_t passed = 0;
+#pragma unroll 1
     for (uint32_t i = first_ + thread_; i < first_ + own_; i += kCodedThreads) {
       const float score = scores_[i] > -INFINITY
-                              ? combined([&](int r) { return logits_[i * stride_ + r]; })
+                              ? combined([&](int r) { return logits_[i * kRows + r]; })
                               : -INFINITY;
       scores_[i] = score;
       if (score >= level.threshold && score > -INFINITY) passed += sizes_[i];
@@ -266,6 +291,7 @@ class CodedClusters : protected CodedSearch<kDim> {
     }
     const bool through = finest && (c_.coded_keys.bits > 0 || (by_codes && c_.estimate));
     uint32_t vectors = 0, codes = 0;
+#pragma unroll 1
     for (uint32_t i = thread_; i < own_; i += kCodedThreads) {
       uint8_t& fate = fates_[first_ + i];
       if (fate == kFateNone) continue;

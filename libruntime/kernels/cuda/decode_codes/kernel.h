@@ -17,7 +17,7 @@ namespace sqz::cuda {
 
 inline constexpr int kChunkKeys = 32;      // of one cluster, that a warp has at once
 inline constexpr int kDigitBins = 1024;    // of scores, a histogram's
-inline constexpr int kBorderItems = 1024;  // that are compared one by one
+inline constexpr int kBorderItems = 1024;  // at a border, that a team tells
 
 // What select() asks for: what became of a slot or a cluster.
 enum CodedFate : uint8_t { kFateNone = 0, kFateEstimated = 1, kFateChosen = 2 };

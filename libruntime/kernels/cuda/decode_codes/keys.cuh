@@ -7,10 +7,10 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim>
-class CodedKeys : protected CodedClusters<Element, kDim> {
+template <class Element, int kDim, int kRows>
+class CodedKeys : protected CodedClusters<Element, kDim, kRows> {
  protected:
-  using Base = CodedClusters<Element, kDim>;
+  using Base = CodedClusters<Element, kDim, kRows>;
   using Base::Base;
   using Base::c_;
   using Base::first_;
@@ -22,7 +22,6 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
   using Base::pair_;
   using Base::rank_;
   using Base::s_;
-  using Base::stride_;
   using Base::team_;
   using Base::thread_;
   using Base::warp_;
@@ -38,6 +37,7 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
       return is ? (this->sizes_[first_ + i] + kChunkKeys - 1) / kChunkKeys : 0;
     };
     Sums own, all;
+#pragma unroll 1
     for (uint32_t i = begin; i < end; ++i) own.a += chunks_of(i);
     uint32_t at = this->sums_before(own, all).a;
     chunks_ = all.a;
@@ -47,6 +47,7 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
       const uint32_t count = chunks_of(i), size = this->sizes_[first_ + i];
       if (count == 0) continue;
       const uint32_t slot = __ldg(offsets + this->cluster_at(i));
+#pragma unroll 1
       for (uint32_t c = 0; c < count; ++c) {
         const uint32_t keys = min(size - c * kChunkKeys, uint32_t{kChunkKeys});
         info_[at++] = make_uint2((first_ + i) << 5 | (keys - 1), slot + c * kChunkKeys);
@@ -58,6 +59,7 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
   // False: a logit is NaN or infinite.
   __device__ bool choose_keys() {
     if (c_.everything || c_.key_codes.bits == 0) {
+#pragma unroll 1
       for (uint32_t i = thread_; i < chunks_ * kChunkKeys; i += kCodedThreads) {
         scores_of_keys_[i] = i % kChunkKeys < keys_of(i / kChunkKeys) ? INFINITY : -INFINITY;
       }
@@ -78,7 +80,13 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
     this->multiply_16(
         this->own_of(c_.exact),
         [&](uint32_t j) { return Base::row_16(c_.exact_keys, first + this->cluster_at(j)); },
-        [&](uint32_t j, int row, float x) { exact_logits_[j * stride_ + row] = x; });
+        [&](uint32_t at, const float(&x)[Base::kProducts]) {
+#pragma unroll
+          for (int i = 0; i < Base::kProducts; ++i) {
+            const uint32_t j = at + Base::row_of_product(i);
+            if (j < this->own_of(c_.exact)) exact_logits_[j * kRows + lane_ / 4] = x[i];
+          }
+        });
   }
 
   __device__ uint32_t keys_of(uint32_t chunk) const {
@@ -95,7 +103,7 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
     return int64_t{head_} * p_.slots + slot_of(place);
   }
   __device__ float& logit_at(uint32_t place, int row) const {
-    return key_logits_[(place / kChunkKeys * stride_ + row) * kChunkKeys + place % kChunkKeys];
+    return key_logits_[(place / kChunkKeys * kRows + row) * kChunkKeys + place % kChunkKeys];
   }
   __device__ bool is_chosen(uint32_t place) const {
     return scores_of_keys_[place] == INFINITY;
@@ -109,18 +117,18 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
 
   uint32_t chunks_ = 0;
   uint32_t chosen_ = 0;              // keys that are read: in list_
-  float* key_logits_ = nullptr;      // [chunks, stride, 32], later weights
+  float* key_logits_ = nullptr;      // [chunks, kRows, 32], later weights
   float* scores_of_keys_ = nullptr;  // [chunks, 32]; once chosen: infinity read, 0 guessed
   uint32_t* list_ = nullptr;         // [chunks * 32] places
-  float* mean_weights_ = nullptr;    // [chunks, stride] of their cluster's mean value
+  float* mean_weights_ = nullptr;    // [chunks, kRows] of their cluster's mean value
   uint2* info_ = nullptr;            // [chunks] {this block's cluster << 5 | keys - 1, first slot}
-  float* exact_logits_ = nullptr;    // [this block's exact keys, stride]
+  float* exact_logits_ = nullptr;    // [this block's exact keys, kRows]
 
  private:
   __device__ void take_memory() {
     const int64_t words =
-        (chunks_ * coded_chunk_words(p_.group) + int64_t{this->own_of(c_.exact)} * stride_ + 3) /
-        4 * 4;
+        (chunks_ * coded_chunk_words(p_.group) + int64_t{this->own_of(c_.exact)} * kRows + 3) / 4 *
+        4;
     uint32_t* at = this->memory_;
     if (words > this->room_) {
       if (thread_ == 0) s_.memory = atomicAdd(&this->space_.words, static_cast<uint32_t>(words));
@@ -135,10 +143,10 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
       return part;
     };
     info_ = reinterpret_cast<uint2*>(take(2 * chunks_));
-    key_logits_ = reinterpret_cast<float*>(take(int64_t{chunks_} * stride_ * kChunkKeys));
+    key_logits_ = reinterpret_cast<float*>(take(int64_t{chunks_} * kRows * kChunkKeys));
     scores_of_keys_ = reinterpret_cast<float*>(take(int64_t{chunks_} * kChunkKeys));
     list_ = take(int64_t{chunks_} * kChunkKeys);
-    mean_weights_ = reinterpret_cast<float*>(take(int64_t{chunks_} * stride_));
+    mean_weights_ = reinterpret_cast<float*>(take(int64_t{chunks_} * kRows));
     exact_logits_ = reinterpret_cast<float*>(at);
   }
 
@@ -168,20 +176,23 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
   // way.
   template <int kBits>
   __device__ bool score_codes() {
-    constexpr uint32_t kAhead = kDim > 128 ? 2 : 4;
+    constexpr int kAhead = kDim > 128 ? 2 : 4;
     float maximum = kLowestLogit, sum = 0;
+    Chunk<kBits> loaded[kAhead];
+    uint32_t chunk = warp_, next = warp_;
+    const auto load_next = [&](Chunk<kBits>& to) {
+      if (next < chunks_) load_chunk(next, to);
+      next += kCodedWarps;
+    };
+#pragma unroll
+    for (Chunk<kBits>& to : loaded) load_next(to);
 #pragma unroll 1
-    for (uint32_t first = warp_; first < chunks_; first += kAhead * kCodedWarps) {
-      Chunk<kBits> loaded[kAhead];
+    for (; chunk < chunks_; chunk += kCodedWarps) {
+      const Chunk<kBits> now = loaded[0];
 #pragma unroll
-      for (uint32_t a = 0; a < kAhead; ++a) {
-        load_chunk(min(first + a * kCodedWarps, chunks_ - 1), loaded[a]);
-      }
-#pragma unroll
-      for (uint32_t a = 0; a < kAhead; ++a) {
-        const uint32_t chunk = first + a * kCodedWarps;
-        if (chunk < chunks_) score_chunk(chunk, loaded[a], maximum, sum);
-      }
+      for (int a = 0; a + 1 < kAhead; ++a) loaded[a] = loaded[a + 1];
+      load_next(loaded[kAhead - 1]);
+      score_chunk(chunk, now, maximum, sum);
     }
     __syncwarp();
     return this->add_up(maximum, sum);
@@ -190,25 +201,24 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
   template <int kBits>
   __device__ __forceinline__ void score_chunk(uint32_t chunk, const Chunk<kBits>& loaded,
                                               float& maximum, float& sum) const {
-    float x[kChunkKeys / 8][2];
+    constexpr int kOwn = kChunkKeys / 4;  // keys of a lane
+    float x[kChunkKeys / 8][2], y[kOwn];
     multiply_parts(s_.code_parts, loaded.rows, lane_, x);
-    const int row = lane_ / 4, keys = keys_of(chunk);
-    const float mean = row < p_.group ? logits_[cluster_of(chunk) * stride_ + row] : 0;
-    float top = maximum;
+    const int row = lane_ / 4, keys = keys_of(chunk), first = 2 * (lane_ % 4);
 #pragma unroll
-    for (int i = 0; i < kChunkKeys / 4; ++i) {
-      const int key = 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
-      const float scale = __shfl_sync(~0u, loaded.scale, key);
-      float& y = x[i / 2][i % 2];
-      y = key < keys ? mean + scale * y : -INFINITY;
-      if (row < p_.group) logit_at(chunk * kChunkKeys + key, row) = y;
-      if (!(y <= top)) top = y;  // NaN stays
+    for (int i = 0; i < kOwn; ++i) {
+      y[i] = x[i / 2][i % 2] * __shfl_sync(~0u, loaded.scale, first + 8 * (i / 2) + i % 2);
     }
     if (row >= p_.group) return;
-    sum *= exp2f(maximum - top);
-    maximum = top;
+    const float mean = logits_[cluster_of(chunk) * kRows + row];
+    float* to = key_logits_ + (chunk * kRows + row) * kChunkKeys + first;
 #pragma unroll
-    for (int i = 0; i < kChunkKeys / 4; ++i) sum += exp2f(x[i / 2][i % 2] - maximum);
+    for (int i = 0; i < kOwn; ++i) {
+      const int key = 8 * (i / 2) + i % 2;
+      y[i] = first + key < keys ? mean + y[i] : -INFINITY;
+      to[key] = y[i];
+    }
+    this->add_exponentials(y, maximum, sum);
   }
 
   // As many as the clusters that the rule chose have.
@@ -260,11 +270,17 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
     if (c_.coded_keys.bits == 0) {
       this->multiply_16(
           chosen_, [&](uint32_t j) { return Base::row_16(c_.keys, row_of(list_[j])); },
-          [&](uint32_t j, int row, float x) { logit_at(list_[j], row) = x; });
+          [&](uint32_t at, const float(&x)[Base::kProducts]) {
+#pragma unroll
+            for (int i = 0; i < Base::kProducts; ++i) {
+              const uint32_t j = at + Base::row_of_product(i);
+              if (j < chosen_) logit_at(list_[j], lane_ / 4) = x[i];
+            }
+          });
       return;
     }
     const auto* codes = reinterpret_cast<const char*>(c_.coded_keys.codes);
-    constexpr int kTiles = kDim > 128 ? 2 : 4;
+    constexpr int kTiles = 2;
 #pragma unroll 1
     for (uint32_t tile = warp_ * 8 * kTiles; tile < chosen_; tile += kCodedWarps * 8 * kTiles) {
       Rows8<kDim> rows[kTiles];
@@ -279,7 +295,7 @@ class CodedKeys : protected CodedClusters<Element, kDim> {
         const uint32_t j = min(tile + 8 * (i / 2) + 2 * (lane_ % 4) + i % 2, chosen_ - 1);
         scale[i / 2][i % 2] = scale_at(c_.coded_keys.scales, row_of(list_[j]));
         mean[i / 2][i % 2] = lane_ / 4 < p_.group
-                                 ? logits_[cluster_of(list_[j] / kChunkKeys) * stride_ + lane_ / 4]
+                                 ? logits_[cluster_of(list_[j] / kChunkKeys) * kRows + lane_ / 4]
                                  : 0;
       }
       multiply_parts(s_.row_parts, rows, lane_, x);

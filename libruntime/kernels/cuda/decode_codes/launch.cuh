@@ -7,19 +7,23 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim>
+template <class Element, int kDim, int kRows>
 __global__ void __launch_bounds__(kCodedThreads, 1)
     decode_codes_kernel(const __grid_constant__ CodedParams params, int team, int room) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<CodedShared<kDim>*>(memory);
   auto* rest = reinterpret_cast<uint32_t*>(memory + sizeof(CodedShared<kDim>));
-  DecodeCodes<Element, kDim>(params, team, shared, rest, room).run();
+  DecodeCodes<Element, kDim, kRows>(params, team, shared, rest, room).run();
 }
 
 template <int kDim>
 auto codes_kernel(const CodedParams& params) {
-  return params.lookup.dtype == DType::kBF16 ? decode_codes_kernel<Bf16, kDim>
-                                             : decode_codes_kernel<F16, kDim>;
+  const auto kernel = [&](auto element) {
+    using Element = decltype(element);
+    return params.lookup.group <= 4 ? decode_codes_kernel<Element, kDim, 4>
+                                    : decode_codes_kernel<Element, kDim, kMostGroup>;
+  };
+  return params.lookup.dtype == DType::kBF16 ? kernel(Bf16()) : kernel(F16());
 }
 
 // Teams tell each other by global memory even where there are clusters: these take whole groups of

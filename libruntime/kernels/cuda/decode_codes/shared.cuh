@@ -9,7 +9,8 @@ namespace sqz::cuda {
 
 inline constexpr int kCodedThreads = 512;
 inline constexpr int kCodedWarps = kCodedThreads / 32;
-static_assert(kCodedWarps >= kMostTeam);
+static_assert(kCodedWarps == 16 && kMostTeam == 16);
+inline constexpr int kFewItems = 32;  // that are compared with each other
 
 // Steps of 32 dimensions that products with key codes take: lanes load whole words.
 template <int kDim>
@@ -25,7 +26,7 @@ struct QueryParts {
 
 template <int kDim>
 struct CodedShared {
-  static constexpr int kRowsAtOnce = kCodedThreads / kDim;
+  static constexpr int kRowsAtOnce = 2;
 
   QueryRows<kDim> queries;                  // in 16 bits, times the scale
   QueryParts<kDim / 32> row_parts;          // against rows of 8 bits
@@ -34,12 +35,11 @@ struct CodedShared {
   TeamShared<kCodedThreads> team;
   union {
     struct {
-      CodedItem items[kBorderItems];
-      uint64_t last;
+      CodedItem few[kFewItems];
       uint32_t sizes[kDigitBins + 1];
       uint32_t found[2], count[2];
     } search;
-    float rows[kRowsAtOnce][kCodedWarps][kDim];  // sums of the warps, for some query rows
+    float rows[kRowsAtOnce][kCodedWarps * (256 / kDim)][kDim];  // sums of lanes, of query rows
   };
   float maximum[kCodedWarps][kMostGroup], sum[kCodedWarps][kMostGroup];
   float lse[kMostGroup], top[kMostGroup], total[kMostGroup];
