@@ -69,7 +69,7 @@ std::vector<bool> compare_choice(ServingSession& gpu, const AttendCall& on_gpu, 
     EXPECT_LE(guessed, other + 2);
     out.push_back(read + guessed > 0);
     const int64_t through = a.keys + a.guessed_keys;
-    if (b.guessed_keys > 0) EXPECT_EQ(through, b.keys + b.guessed_keys);
+    EXPECT_TRUE(b.guessed_keys == 0 || through == b.keys + b.guessed_keys) << through;
     EXPECT_EQ(a.estimated_count, b.estimated_count);
     if (a.estimated_count != b.estimated_count) return out;
     for (int64_t i = 0; i < a.estimated_count; ++i) {
