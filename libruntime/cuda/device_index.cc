@@ -5,7 +5,6 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
-#include "libruntime/kernels/cuda/decode_classify/weights.h"
 
 namespace sqz::cuda {
 namespace {
@@ -61,12 +60,12 @@ std::vector<uint32_t> page_offsets(const LayerView& view) {
   return offsets;
 }
 
-DeviceClassifier place_classifier(const LayerView& view, const LayerTable& table, int64_t layer,
-                                  Placement& place) {
+ClassifierNetwork place_classifier(const LayerView& view, const LayerTable& table, int64_t layer,
+                                   Placement& place) {
   const ClassifierView& from = view.classifier;
   const int64_t heads = view.kv_heads;
-  DeviceClassifier out;
-  out.hidden = from.hidden;
+  ClassifierNetwork out;
+  out.hidden = static_cast<int32_t>(from.hidden);
   out.hidden_weight =
       place.take_weights(layer, from.hidden_weight, heads, from.hidden, view.head_dim);
   out.hidden_bias = place.take(layer, from.hidden_bias, heads * from.hidden * 4);

@@ -26,11 +26,7 @@ struct BlockClassify {
   // level[0]: clusters = C, offsets, sizes; scores, faults, and what plain_choose() takes. q as it
   // is after RoPE, unless `frequencies` is null.
   PlainLookup lookup;
-  int32_t hidden = 0;                   // H
-  const void* hidden_weight = nullptr;  // as ClassifyParams
-  const float* hidden_bias = nullptr;
-  const void* output_weight = nullptr;
-  const float* output_bias = nullptr;
+  ClassifierNetwork network;
   const float* frequencies = nullptr;  // [d / 2] radians a token; null: q is before RoPE
   float shrink = 1;                    // of a query after RoPE: as in RopeUndo
   const int64_t* positions = nullptr;  // [T] host memory, if there are frequencies

@@ -169,9 +169,10 @@ Product product_of(const SplitMatrix& rows, const void* weights, int64_t count, 
 
 Status find_units(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
   const LookupParams& p = call.lookup.token;
+  const ClassifierNetwork& network = call.network;
   const Product product =
-      product_of(call.queries, call.hidden_weight, call.hidden, p.dim, call.hidden_bias);
-  return launch(product, UnitsOut{call.units, call.hidden},
+      product_of(call.queries, network.hidden_weight, network.hidden, p.dim, network.hidden_bias);
+  return launch(product, UnitsOut{call.units, network.hidden},
                 classify_rows(stretch.end - stretch.begin, p.group),
                 int64_t{call.units.columns} * kWeightColumns, p.kv_heads, stream);
 }
@@ -179,8 +180,8 @@ Status find_units(const BlockClassify& call, const Stretch& stretch, cudaStream_
 Status find_logits(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
   const LookupParams& p = call.lookup.token;
   const int32_t buckets = p.level[0].clusters;
-  const Product product =
-      product_of(call.units, call.output_weight, buckets, call.hidden, call.output_bias);
+  const Product product = product_of(call.units, call.network.output_weight, buckets,
+                                     call.network.hidden, call.network.output_bias);
   LogitsOut out;
   out.to = call.logits;
   out.width = product.weight_tiles * kWeightRows;

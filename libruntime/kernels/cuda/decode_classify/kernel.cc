@@ -35,7 +35,7 @@ int64_t bytes_of(const ClassifyParams& params, const ClassifyLayout& layout) {
 
 ClassifyLayout layout_of(const ClassifyParams& params, ClassifyTeam team, int ring) {
   const LookupParams& lookup = params.lookup;
-  return ClassifyLayout(params.hidden, lookup.level[0].clusters, lookup.group, team.cluster,
+  return ClassifyLayout(params.network.hidden, lookup.level[0].clusters, lookup.group, team.cluster,
                         team.blocks(), ring);
 }
 
