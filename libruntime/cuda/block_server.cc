@@ -8,7 +8,6 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
-#include "libruntime/kernels/cuda/gather_cache/kernel.h"
 #include "libruntime/select/runs.h"
 
 namespace sqz::cuda {
@@ -113,10 +112,10 @@ size_t BlockServer::lay_out_sm90(void* base) {
       exact = std::max(exact, view.exact);
     }
     const int64_t row = heads * setup_.model().head_dim * 2;
-    keys_ = layout.take<std::byte>(slots * row);
-    values_ = layout.take<std::byte>(slots * row);
-    exact_keys_ = layout.take<std::byte>(exact * row);
-    exact_values_ = layout.take<std::byte>(exact * row);
+    gathered_.keys = layout.take<std::byte>(slots * row);
+    gathered_.values = layout.take<std::byte>(slots * row);
+    gathered_.exact_keys = layout.take<std::byte>(exact * row);
+    gathered_.exact_values = layout.take<std::byte>(exact * row);
   }
   if (width_ == 0) return layout.used();
   sm90_.table = layout.take<int2>(sm90_.blocks);
@@ -205,7 +204,13 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const Wave& memory = sm90 ? sm90_ : plain_;
   AttendParams own = params;
-  if (sm90 && call.cache != nullptr) SQZ_RETURN_IF_ERROR(gather(call, own));
+  if (sm90 && call.cache != nullptr) {
+    SQZ_RETURN_IF_ERROR(gather_cache(params, gathered_, stream));
+    own.keys = gathered_.keys;
+    own.values = gathered_.values;
+    own.exact_keys = gathered_.exact_keys;
+    own.exact_values = gathered_.exact_values;
+  }
   waves_.list(call);
   if (!looks_up) {
     // Dense layers count like the others, one selection a block.
@@ -232,24 +237,6 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
                                             stream));
   }
   return {};
-}
-
-// The cache's keys and values in the order of the index.
-Status BlockServer::gather(const AttendCall& call, AttendParams& params) const {
-  params.keys = keys_;
-  params.values = values_;
-  params.exact_keys = exact_keys_;
-  params.exact_values = exact_values_;
-  return gather_cache({.cache = params.cache,
-                       .kv_heads = params.kv_heads,
-                       .dim = params.dim,
-                       .slots = params.slots,
-                       .exact = params.exact,
-                       .keys = keys_,
-                       .values = values_,
-                       .exact_keys = exact_keys_,
-                       .exact_values = exact_values_},
-                      setup_.device.multiprocessors, static_cast<cudaStream_t>(call.stream));
 }
 
 Status BlockServer::attend_sm90(const AttendParams& params, const QueryBlocks& blocks,

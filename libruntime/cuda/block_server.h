@@ -9,6 +9,7 @@
 
 #include "libruntime/cuda/block_waves.h"
 #include "libruntime/cuda/server_setup.h"
+#include "libruntime/kernels/cuda/gather_cache/kernel.h"
 #include "libruntime/kernels/cuda/plain/kernel.h"
 
 namespace sqz::cuda {
@@ -50,7 +51,6 @@ class BlockServer {
                            unsigned long long* counters);
   Result<RunLists> look_up_sm90(const AttendCall& call, const BlockWave& wave,
                                 unsigned long long* counters);
-  Status gather(const AttendCall& call, AttendParams& params) const;
   Status attend_sm90(const AttendParams& params, const QueryBlocks& blocks,
                      cudaStream_t stream) const;
   Status attend_plain(const AttendParams& params, const QueryBlocks& blocks,
@@ -77,8 +77,7 @@ class BlockServer {
   std::byte *lookup_memory_ = nullptr, *attend_memory_ = nullptr;
   int64_t lookup_bytes_ = 0, attend_bytes_ = 0;
   // Of the layer that is served, where they come from a cache.
-  std::byte *keys_ = nullptr, *values_ = nullptr;              // [Hkv, M, d]
-  std::byte *exact_keys_ = nullptr, *exact_values_ = nullptr;  // [Hkv, E, d]
+  GatheredKeys gathered_;
 };
 
 }  // namespace sqz::cuda

@@ -1,9 +1,9 @@
 // Products of a split matrix with weights, tile by tile: 4 warps with 64 rows and 64 columns each.
 // Tiles are laid out so that a lane finds its part of an mma's operands side by side: 8 columns,
 // which permutes them alike for both sides (common/rows.cuh).
-#include "libruntime/cuda/cuda_status.h"
-#include "libruntime/kernels/cuda/block_classify/steps.h"
+#include "libruntime/kernels/cuda/block_classify/kernel.h"
 #include "libruntime/kernels/cuda/common/element.cuh"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 
 namespace sqz::cuda {
@@ -144,13 +144,10 @@ Status launch(const Product& product, const Out& out, int64_t rows, int64_t want
               cudaStream_t stream) {
   constexpr int kBytes = kRing * sizeof(Stage);
   static_assert(kBytes <= kLeastBlockShared);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
-      product_kernel<Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const dim3 grid(static_cast<unsigned>(rows / kProductTile),
                   static_cast<unsigned>((wanted + kProductTile - 1) / kProductTile),
                   static_cast<unsigned>(heads));
-  product_kernel<Out><<<grid, kThreads, kBytes, stream>>>(product, out);
-  return cuda_status(cudaGetLastError(), "classifier product kernel");
+  return launch_blocks(product_kernel<Out>, grid, kThreads, kBytes, Device(), stream, product, out);
 }
 
 Product product_of(const SplitMatrix& rows, const void* weights, int64_t count, int64_t columns,

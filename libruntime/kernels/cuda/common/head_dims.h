@@ -24,6 +24,14 @@ T for_dim(int dim, T otherwise, const Function& f) {
   }
 }
 
+// Of kernels that hold a GQA group in the 8 upper rows of an mma.
+inline constexpr int kMostGroup = 8;
+inline Status check_group(int group) {
+  if (group >= 1 && group <= kMostGroup) return {};
+  return {Code::kUnsupported,
+          concat("CUDA: found ", group, " query heads a KV head, expected 1 to ", kMostGroup)};
+}
+
 inline Status no_such_dim(int dim) {
   return {Code::kUnsupported,
           concat("CUDA: found head dimension ", dim, ", expected 64, 96, 128 or 256")};

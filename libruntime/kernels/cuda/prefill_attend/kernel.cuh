@@ -23,7 +23,6 @@
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_common/segments.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
-#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor_4d.cuh"
 #include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
 #include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
@@ -410,11 +409,8 @@ Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, 
   constexpr size_t kShared = sizeof(SharedStorage<Layout>);
   static_assert(kShared <= kSharedLimit);
   auto* kernel = attend_kernel<T, Layout, kNarrow, kMasked>;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
-  return launch_dependent(kernel, grid, kThreads, kShared, stream,
-                          "prefill attend kernel, compute capability 9.0", params, maps);
+  return launch_dependent(kernel, grid, kThreads, kShared, stream, params, maps);
 }
 
 template <class T, int kDim>

@@ -3,7 +3,6 @@
 
 #include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/kernels/cuda/prefill_attend/config.h"
-#include "libruntime/kernels/cuda/prefill_common/launch.h"
 #include "libruntime/kernels/cuda/prefill_common/tiles.h"
 
 namespace sqz::cuda::prefill {

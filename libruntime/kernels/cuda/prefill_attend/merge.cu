@@ -93,7 +93,7 @@ Status launch_merge(const AttendChoice& choice, DType dtype, int multiprocessors
   const int64_t warps = tiles * (params.narrow ? kRows / 2 : kRows) * ((params.dim + 63) / 64);
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>(4 * multiprocessors, (warps * 32 + kMergeThreads - 1) / kMergeThreads));
-  return launch_dependent(kernel, blocks, kMergeThreads, 0, stream, "prefill merge kernel", choice);
+  return launch_dependent(kernel, blocks, kMergeThreads, 0, stream, choice);
 }
 
 }  // namespace sqz::cuda::prefill

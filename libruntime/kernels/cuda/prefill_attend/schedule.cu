@@ -234,8 +234,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
 }  // namespace
 
 Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream) {
-  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream,
-                          "prefill schedule kernel", choice, multiprocessors);
+  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream, choice, multiprocessors);
 }
 
 }  // namespace sqz::cuda::prefill

@@ -42,8 +42,7 @@ Status launch_denominators(const PrefillLookupParams& params, cudaStream_t strea
   const int32_t rows = params.blocks.block_tokens * params.group;
   const dim3 blocks(static_cast<unsigned>(params.blocks.count * params.kv_heads),
                     static_cast<unsigned>((rows + kDenominatorThreads - 1) / kDenominatorThreads));
-  return launch_dependent(denominators_kernel, blocks, kDenominatorThreads, 0, stream,
-                          "prefill denominators kernel", params);
+  return launch_dependent(denominators_kernel, blocks, kDenominatorThreads, 0, stream, params);
 }
 
 }  // namespace sqz::cuda::prefill

@@ -12,7 +12,7 @@
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_common/segments.cuh"
 #include "libruntime/kernels/cuda/prefill_lookup/kernel.h"
-#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor_4d.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 #include "libruntime/kernels/cuda/ptx/fence_proxy_async.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"

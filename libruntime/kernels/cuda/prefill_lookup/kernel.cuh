@@ -12,13 +12,10 @@ Status launch_pass(void (*kernel)(PrefillLookupParams, LookupMaps), int threads,
                    int multiprocessors, cudaStream_t stream) {
   constexpr size_t kShared = sizeof(Storage);
   static_assert(kShared <= kLookupSharedLimit);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const int64_t items =
       int64_t{plan.row_tiles} * plan.pieces * params.blocks.count * params.kv_heads;
   const int grid = static_cast<int>(items < multiprocessors ? items : multiprocessors);
-  return launch_dependent(kernel, grid, threads, kShared, stream,
-                          "prefill lookup kernel, compute capability 9.0", params, maps);
+  return launch_dependent(kernel, grid, threads, kShared, stream, params, maps);
 }
 
 template <class T, int kDim>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/prefill.h"
-#include "libruntime/kernels/cuda/prefill_common/launch.h"
 #include "libruntime/kernels/cuda/prefill_common/tiles.h"
 #include "libruntime/kernels/cuda/prefill_lookup/config.h"
 

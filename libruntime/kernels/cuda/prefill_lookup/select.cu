@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream) {
   return launch_dependent(prepare_kernel, params.blocks.count * params.kv_heads, kSelectThreads, 0,
-                          stream, "prefill prepare kernel", params);
+                          stream, params);
 }
 
 Status launch_select(const PrefillLookupParams& params, const PrefillLookup& call,
@@ -374,7 +374,7 @@ Status launch_select(const PrefillLookupParams& params, const PrefillLookup& cal
                                        " clusters, expected at most ", 8 * kMostBits)};
   }
   return launch_dependent(select_kernel, params.blocks.count * params.kv_heads, kSelectThreads,
-                          bits, stream, "prefill select kernel", select);
+                          bits, stream, select);
 }
 
 }  // namespace sqz::cuda::prefill
