@@ -187,8 +187,8 @@ Result<CodedSelection> CodedServer::select(const AttendCall& call) {
     for (int k = 0; k < params.lookup.levels; ++k) {
       const auto level = static_cast<uint32_t>(layer.levels - params.lookup.levels + k);
       for (int32_t c = 0; c < params.lookup.level[k].clusters; ++c, ++at) {
-        if (fates[at] == kFateEstimated)
-          extend(out.estimated[h], {level, static_cast<uint32_t>(c), 1});
+        if (fates[at] != kFateEstimated) continue;
+        extend(out.estimated[h], {level, static_cast<uint32_t>(c), 1});
       }
     }
   }
