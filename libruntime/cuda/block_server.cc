@@ -47,7 +47,7 @@ Status BlockServer::allocate() {
   SQZ_RETURN_IF_ERROR(take_wave(plain_.memory, kPlainBytes, usual, plain_.blocks,
                                 [&](void* base) { return lay_out_plain(base); }));
   if (wanted_ != nullptr) {
-    SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, wanted_));
+    SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, kScopes, wanted_));
   }
   if (!setup_.device.has_wgmma() || setup_.max_request_tokens == 1) return {};
   // Of other selectors the plain lookups find what is read.

@@ -112,9 +112,7 @@ Status CodedServer::allocate() {
   const ModelDescription& model = setup_.model();
   SQZ_RETURN_IF_ERROR(take_wave(memory_, kCodedBytes, setup_.max_tokens, wave_,
                                 [&](void* base) { return lay_out(base); }));
-  const std::vector<uint32_t> counts = wanted_keys(*setup_.plan, 0, *setup_.index);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(wanted_, counts.data(), counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, 1, wanted_));
   CodedParams shape;
   shape.lookup = setup_.lookups[0];
   shape.lookup.dim = static_cast<int32_t>(model.head_dim);

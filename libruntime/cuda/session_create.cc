@@ -182,8 +182,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
                : request.rule == RuleKind::kBudget || is_saap() ? LookupRule::kBudget
                                                                 : LookupRule::kThreshold;
   if (model.kv_heads > kMostPairs || model.group_size() > kMostGroup ||
-      (model.head_dim != 64 && model.head_dim != 96 && model.head_dim != 128 &&
-       model.head_dim != 256)) {
+      !is_kernel_dim(model.head_dim)) {
     return {
         Code::kUnsupported,
         concat("device_type 2 (CUDA): found ", model.kv_heads, " KV heads, ", model.group_size(),
@@ -280,9 +279,7 @@ Status CudaSession::allocate(const SelectionRequest& request) {
                                          is_saap() ? kClassifyRequests : kMostPairs);
   SQZ_RETURN_IF_ERROR(take_wave(memory_, kWaveBytes, std::min(max_tokens_, most), wave_,
                                 [&](void* base) { return lay_out(base); }));
-  const std::vector<uint32_t> counts = wanted_keys(plan_, 0, *index_);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(wanted_, counts.data(), counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  SQZ_RETURN_IF_ERROR(upload_wanted_keys(plan_, *index_, 1, wanted_));
   if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
   if (!static_runs_.empty()) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
