@@ -87,7 +87,7 @@ size_t BatchServer::lay_out(void* base) {
 // key with a mask 1.2 to 1.4 times as long.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
   const bool narrow = prefill_narrow(shape_, blocks, setup_.device.multiprocessors);
-  const int64_t each = narrow ? slots * 85 / 100 - 24000 : slots * 45 / 100;
+  const int64_t each = narrow ? slots * 85 / 100 - 24000 : slots * 35 / 100;
   return static_cast<uint64_t>(blocks.count * int64_t{shape_.kv_heads} * each);
 }
 

@@ -87,19 +87,17 @@ size_t CodedServer::lay_out(void* base) {
     most_clusters_ = std::max(most_clusters_, total);
     key_words = std::max(key_words, coded_key_words(layer.slots, params.lookup.width, layer.exact,
                                                     static_cast<int>(group)));
-    cluster_words = std::max(cluster_words, coded_cluster_words(params.lookup.width, total));
+    cluster_words = std::max(
+        cluster_words, coded_cluster_words(total, params.lookup.levels, static_cast<int>(group)));
   }
   Layout layout(base);
-  workspace_.logits =
-      layout.take<float>(pairs * most_clusters_ * coded_stride(static_cast<int>(group)));
   workspace_.turned = layout.take<float>(pairs * kMostGroup * model.head_dim);
+  workspace_.born = layout.take<uint8_t>(pairs * most_clusters_);
+  workspace_.search = layout.take<CodedSearchSpace>(pairs);
+  workspace_.clusters = layout.take<uint32_t>(pairs * cluster_words);
   workspace_.keys = layout.take<uint32_t>(pairs * key_words);
-  workspace_.clusters = layout.take<uint32_t>(blocks * cluster_words);
-  workspace_.digits = layout.take<uint32_t>(blocks * 2 * kDigitBins);
   workspace_.partials = layout.take<float>(blocks * 2 * kMostGroup * (model.head_dim + 2));
-  exchange_ = setup_.device.has_clusters()
-                  ? nullptr
-                  : layout.take<TeamExchange>(setup_.device.multiprocessors);
+  exchange_ = layout.take<TeamExchange>(setup_.device.multiprocessors);
   wanted_ = layout.take<uint32_t>(layers * model.kv_heads);
   uncounted_ = layout.take<unsigned long long>(5);
   totals_ = layout.take<RunTotals>(model.kv_heads);
