@@ -1,6 +1,8 @@
 // Runs of slots, put together in ascending order.
 #pragma once
 
+#include <vector>
+
 #include "libruntime/select/selector.h"
 
 namespace sqz {

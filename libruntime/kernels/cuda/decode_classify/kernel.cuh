@@ -12,6 +12,7 @@
 #include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
+#include "libruntime/kernels/cuda/ptx/prefetch.cuh"
 
 namespace sqz::cuda {
 
@@ -142,12 +143,8 @@ class Classify : private LookupTeam<kLookupThreads> {
 #pragma unroll 1
     for (int64_t at = thread_ * 128; at < (bucket_end_ - bucket_begin_) * row;
          at += kLookupThreads * 128) {
-      prefetch(from + at);
+      ptx::prefetch_l2(from + at);
     }
-  }
-
-  __device__ static void prefetch(const void* from) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
 
   // The warp's next column of the next rows of tiles; a group of copies in any case.
