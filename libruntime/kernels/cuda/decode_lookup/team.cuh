@@ -5,8 +5,8 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
-#include "libruntime/kernels/cuda/ptx/ld_acquire.cuh"
 
 namespace sqz::cuda {
 
