@@ -51,6 +51,9 @@ struct KeyList {
   CodedHead key_codes;              // of `guessed`
   std::span<const KeyRun> guessed;  // slots that count by their code and their cluster's mean value
   int64_t guessed_keys = 0;
+  // Or, for few rows, which have the logits already: what they weigh together in each cluster. No
+  // part of the sequence; counted with its last key.
+  std::span<const ClusterRest> rests;
   const EngineCache* cache = nullptr;  // holds keys and values in place of `exact` and `slots`
   CachedKeys cached;
 

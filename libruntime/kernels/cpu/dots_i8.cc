@@ -41,6 +41,7 @@ struct Rows8 {
 
 // ... of 1 or 2 bits, where 32 numbers next to each other are the same bits of 32 bytes.
 struct Codes {
+  int64_t dim;
   int bits;
   int64_t bytes;   // of a row: a multiple of 32
   __m256i levels;  // [16] twice
@@ -56,6 +57,7 @@ struct Codes {
 
 // ... of rows of 16 bytes, where they are two fields of bits of all of them.
 struct ShortCodes {
+  int64_t dim;
   int bits;
   __m256i levels;
   SQZ_VNNI_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
@@ -116,8 +118,11 @@ SQZ_VNNI_INLINE void dots4(const Stored& stored, const int16_t* packed, int64_t 
 template <int kRows, int kChunks, class Stored>
 SQZ_VNNI void dots_rows(const Stored& stored, const int16_t* packed, int64_t padded,
                         const float* scales, const void* const* keys, int64_t n, float* out,
-                        int64_t ld) {
+                        int64_t ld, Ahead ahead) {
   for (int64_t j = 0; j < n; j += kAtOnce) {
+    for (int64_t i = j + ahead.distance; i < j + ahead.distance + kAtOnce; ++i) {
+      if (ahead.has(i)) prefetch_row(keys[i], 0, stored.dim);
+    }
     dots4<kRows, kChunks>(stored, packed, padded, scales, keys + j, n - j, out + j, ld);
   }
 }
@@ -125,29 +130,30 @@ SQZ_VNNI void dots_rows(const Stored& stored, const int16_t* packed, int64_t pad
 template <int kChunks, class Stored>
 SQZ_VNNI void dots_all(const Stored& stored, const int16_t* packed, int64_t padded,
                        const float* scales, int64_t rows, const void* const* keys, int64_t n,
-                       float* out, int64_t ld) {
+                       float* out, int64_t ld, Ahead ahead) {
   int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
+  for (; r + 4 <= rows; r += 4, ahead = {}) {
     dots_rows<4, kChunks>(stored, packed + r * padded, padded, scales + r, keys, n, out + r * ld,
-                          ld);
+                          ld, ahead);
   }
-  for (; r < rows; ++r) {
+  for (; r < rows; ++r, ahead = {}) {
     dots_rows<1, kChunks>(stored, packed + r * padded, padded, scales + r, keys, n, out + r * ld,
-                          ld);
+                          ld, ahead);
   }
 }
 
 template <class Stored>
 SQZ_VNNI void dots_of(const Stored& stored, const int16_t* packed, int64_t dim, const float* scales,
-                      int64_t rows, const void* const* keys, int64_t n, float* out, int64_t ld) {
+                      int64_t rows, const void* const* keys, int64_t n, float* out, int64_t ld,
+                      Ahead ahead) {
   const int64_t padded = padded_dim(dim);
   switch (dim) {
     case 64:
-      return dots_all<2>(stored, packed, padded, scales, rows, keys, n, out, ld);
+      return dots_all<2>(stored, packed, padded, scales, rows, keys, n, out, ld, ahead);
     case 128:
-      return dots_all<4>(stored, packed, padded, scales, rows, keys, n, out, ld);
+      return dots_all<4>(stored, packed, padded, scales, rows, keys, n, out, ld, ahead);
     default:
-      return dots_all<0>(stored, packed, padded, scales, rows, keys, n, out, ld);
+      return dots_all<0>(stored, packed, padded, scales, rows, keys, n, out, ld, ahead);
   }
 }
 
@@ -172,9 +178,10 @@ SQZ_VNNI bool pack_i16(const float* row, int64_t dim, int16_t* out, float* scale
 }
 
 SQZ_VNNI bool dots_i16(int bits, const int16_t* packed, const float* scales, int64_t rows,
-                       const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld) {
+                       const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld,
+                       Ahead ahead) {
   if (bits == 8) {
-    dots_of(Rows8{dim}, packed, dim, scales, rows, keys, n, out, ld);
+    dots_of(Rows8{dim}, packed, dim, scales, rows, keys, n, out, ld, ahead);
     return true;
   }
   const int64_t bytes = code_bytes(dim, bits);
@@ -185,9 +192,9 @@ SQZ_VNNI bool dots_i16(int bits, const int16_t* packed, const float* scales, int
   const __m256i both =
       _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   if (bytes == 16) {
-    dots_of(ShortCodes{bits, both}, packed, dim, scales, rows, keys, n, out, ld);
+    dots_of(ShortCodes{dim, bits, both}, packed, dim, scales, rows, keys, n, out, ld, ahead);
   } else {
-    dots_of(Codes{bits, bytes, both}, packed, dim, scales, rows, keys, n, out, ld);
+    dots_of(Codes{dim, bits, bytes, both}, packed, dim, scales, rows, keys, n, out, ld, ahead);
   }
   return true;
 }
