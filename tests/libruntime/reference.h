@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "formats/base/dtype.h"
@@ -271,11 +272,8 @@ class Attention {
 
   // Key and value are rows of arrays like LayerView's; bias is added to the logit.
   void add(const void* keys, const void* values, int64_t row, double bias = 0) {
-    const int64_t d = view_.head_dim;
-    logits_.push_back(scale_ * dot(q_, view_.dtype, keys, row, d) + bias);
-    std::vector<double> value;
-    for (int64_t c = 0; c < d; ++c) value.push_back(element(view_.dtype, values, row * d + c));
-    values_.push_back(std::move(value));
+    logits_.push_back(scale_ * dot(q_, view_.dtype, keys, row, view_.head_dim) + bias);
+    values_.push_back({values, row});
   }
 
   State state() const {
@@ -286,7 +284,10 @@ class Attention {
     for (size_t j = 0; j < logits_.size(); ++j) {
       const double weight = std::exp(logits_[j] - top);
       denominator += weight;
-      for (size_t c = 0; c < state.out.size(); ++c) state.out[c] += weight * values_[j][c];
+      const auto& [values, row] = values_[j];
+      for (int64_t c = 0; c < view_.head_dim; ++c) {
+        state.out[c] += weight * element(view_.dtype, values, row * view_.head_dim + c);
+      }
     }
     for (double& x : state.out) x /= denominator;
     state.lse = top + std::log(denominator);
@@ -298,7 +299,7 @@ class Attention {
   const LayerView& view_;
   double scale_;
   std::vector<double> logits_;
-  std::vector<std::vector<double>> values_;
+  std::vector<std::pair<const void*, int64_t>> values_;  // an array and a row of it
 };
 
 // Exact keys from `first_exact` on, the selected slots, and the estimates if asked for.

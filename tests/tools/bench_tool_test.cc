@@ -22,7 +22,7 @@ class BenchTool : public ToolTest {
       arguments.emplace_back(more);
     }
     arguments.insert(arguments.end(), {"--directory", path("")});
-    return run(SQZ_BENCH_TOOL, arguments);
+    return run("sqz-bench", arguments);
   }
 };
 
@@ -232,10 +232,10 @@ TEST_F(BenchTool, BadInput) {
   expect({"attend", "--index", path("text.h5")}, 3, "text.h5");
   expect({"attend", "--block", "-1"}, 2, "--block");
   expect({"kmeans", "--capture", path("text.h5")}, 3, "text.h5");
-  const ToolRun heads = run(SQZ_BENCH_TOOL, {"attend", "--heads", "7", "--kv-heads", "2"});
+  const ToolRun heads = run("sqz-bench", {"attend", "--heads", "7", "--kv-heads", "2"});
   EXPECT_EQ(heads.code, 2);
   EXPECT_THAT(heads.err, HasSubstr("--heads: found 7, expected a multiple of --kv-heads 2"));
-  const ToolRun folder = run(SQZ_BENCH_TOOL, {"open", "--directory", path("none")});
+  const ToolRun folder = run("sqz-bench", {"open", "--directory", path("none")});
   EXPECT_EQ(folder.code, 3);
   EXPECT_THAT(folder.err, HasSubstr("--directory"));
 }

@@ -9,8 +9,8 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-const std::string kIndex = SQZ_INDEX_TOOL;
-const std::string kGenerate = SQZ_GENERATE_TOOL;
+const std::string kIndex = "sqz-index";
+const std::string kGenerate = "sqz-generate";
 const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
 
 std::string prose(int words) {

@@ -12,8 +12,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
 
-const std::string kIndex = SQZ_INDEX_TOOL;
-const std::string kGenerate = SQZ_GENERATE_TOOL;
+const std::string kIndex = "sqz-index";
+const std::string kGenerate = "sqz-generate";
 const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
 const std::string kTemplate =
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"

@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-const std::string kTool = SQZ_INDEX_TOOL;
+const std::string kTool = "sqz-index";
 
 class CorpusTest : public ToolTest {
  protected:
@@ -149,12 +149,12 @@ TEST_F(CorpusTest, AutoTakesAnArrayOnlyIfItIsWhole) {
 TEST_F(CorpusTest, ASecondRunWithOtherOptionsIsRefused) {
   write_small_capture(path("a.h5"), 4000, 120);
   write_all(path("m.jsonl"), line("one", "a") + "\n");
-  const std::string quick = concat(kTool, " build -qq --capture ", path("a.h5"), " -o ",
+  const std::string quick = concat(SQZ_INDEX_TOOL " build -qq --capture ", path("a.h5"), " -o ",
                                    path("out/one.sqz"), " --levels 1 >", path("log"));
   fs::create_directories(path("out"));
   // Writes the file while the other works.
   const auto overtake = [&](pid_t) { EXPECT_EQ(std::system(quick.c_str()), 0); };
-  const ToolRun slow = build({"--iterations", "300", "--level-fractions", "0.3"}, {}, overtake);
+  const ToolRun slow = build({"--iterations", "500", "--level-fractions", "0.3"}, {}, overtake);
   EXPECT_EQ(slow.code, 3);
   EXPECT_THAT(slow.err, HasSubstr("pass --update to replace it"));
   EXPECT_EQ(build({"--levels", "1"}).last()["there"], 1);

@@ -62,11 +62,11 @@ class CrashTest : public ToolTest,
     }
     if (build_.replaces) arguments.emplace_back("--force");
     if (build_.resume) arguments.emplace_back("--resume");
-    std::vector<std::string> environment = {
-        "LD_PRELOAD=" SQZ_KILL_AT_LIBRARY, "SQZ_KILL_DIR=" + (folder_ / "work").string(),
-        "SQZ_KILL_COUNT=" + (folder_ / "count").string(), concat("SQZ_KILL_AT=", at)};
+    std::vector<std::string> environment = {"SQZ_KILL_DIR=" + (folder_ / "work").string(),
+                                            "SQZ_KILL_COUNT=" + (folder_ / "count").string(),
+                                            concat("SQZ_KILL_AT=", at)};
     if (!build_.unnamed) environment.emplace_back("SQZ_NO_TMPFILE=1");
-    return run(SQZ_INDEX_TOOL, arguments, "", environment, while_running);
+    return run("sqz-index", arguments, "", environment, while_running);
   }
 
   void begin_anew() const {
@@ -197,9 +197,9 @@ TEST_F(TrainingCrashTest, GoesOnFromItsCheckpoint) {
     }
     arguments.push_back(output);
     if (resume) arguments.emplace_back("--resume");
-    return run(SQZ_TRAIN_QMODEL_TOOL, arguments, "",
-               {"LD_PRELOAD=" SQZ_KILL_AT_LIBRARY, "SQZ_KILL_DIR=" + (folder_ / "work").string(),
-                "SQZ_KILL_COUNT=" + count, concat("SQZ_KILL_AT=", at)});
+    return run("sqz-train-qmodel", arguments, "",
+               {"SQZ_KILL_DIR=" + (folder_ / "work").string(), "SQZ_KILL_COUNT=" + count,
+                concat("SQZ_KILL_AT=", at)});
   };
   const ToolRun undisturbed = train(-1, false);
   ASSERT_EQ(undisturbed.code, 0) << undisturbed.err;

@@ -29,7 +29,7 @@ class EvalTool : public ToolTest {
         "--model",        kModel, "--text", path("lines.txt"), "--tokens",  "2000",
         "--continuation", "128",  "--work", path("work"),      "--threads", "2"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    return run(SQZ_EVAL_TOOL, arguments);
+    return run("sqz-eval", arguments);
   }
 };
 

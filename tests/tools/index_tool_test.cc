@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
 
-const std::string kTool = SQZ_INDEX_TOOL;
+const std::string kTool = "sqz-index";
 
 class IndexToolTest : public ToolTest {
  protected:
@@ -297,7 +297,7 @@ TEST_F(IndexToolTest, AFullOrClosedStandardOutputIsAnError) {
   for (const std::string& command : {"info " + index, "info --json " + index, std::string("--help"),
                                      std::string("--version"), "verify " + index}) {
     for (const char* stdout_is : {" > /dev/full", " >&-"}) {
-      const ToolRun full = run("/bin/sh", {"-c", concat(kTool, " ", command, stdout_is)});
+      const ToolRun full = run("/bin/sh", {"-c", concat(SQZ_INDEX_TOOL " ", command, stdout_is)});
       EXPECT_EQ(full.code, 1) << command << stdout_is;
       EXPECT_THAT(full.err, HasSubstr("standard output")) << command << stdout_is;
     }

@@ -35,7 +35,7 @@ class ProfileTool : public ToolTest {
                   const std::string& threads = "2") const {
     std::vector<std::string> arguments = {"--model", model, "--threads", threads};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    return run(SQZ_PROFILE_LAYERS_TOOL, arguments);
+    return run("sqz-profile-layers", arguments);
   }
   ToolRun refused(std::vector<std::string> more, int code, const std::string& says,
                   const std::string& model = kModel) const {
@@ -87,13 +87,13 @@ TEST_F(ProfileTool, WritesWhatItSaysAndIndexToolsReadIt) {
     }
   }
 
-  const Json info = run(SQZ_INDEX_TOOL, {"info", path("l.sqz"), "--json"}).last();
+  const Json info = run("sqz-index", {"info", path("l.sqz"), "--json"}).last();
   EXPECT_EQ(info["kind"], "layers");
   for (const char* field : {"cosine", "cosine_error", "group", "budget", "p", "tokens", "windows",
                             "fingerprint", "tokenizer_hash", "context"}) {
     EXPECT_EQ(info[field], result[field]) << field;
   }
-  const Json verified = run(SQZ_INDEX_TOOL, {"verify", path("l.sqz"), "--json"}).last();
+  const Json verified = run("sqz-index", {"verify", path("l.sqz"), "--json"}).last();
   EXPECT_TRUE(verified["ok"]);
   EXPECT_EQ(verified["checked"], 9);
 
@@ -162,9 +162,9 @@ TEST_F(ProfileTool, MeasuresEveryAllocationAtTheSameTotal) {
       EXPECT_LE(row["loss"], rows.at("uniform")["loss"]) << name;
     }
     EXPECT_TRUE(found);
-    EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("l.sqz")}).code, 0);
+    EXPECT_EQ(run("sqz-index", {"verify", path("l.sqz")}).code, 0);
     EXPECT_EQ(files(), "a.txt\nb.txt\nl.sqz\n") << "no temporary index is left";
-    const ToolRun info = run(SQZ_INDEX_TOOL, {"info", path("l.sqz"), "--json"});
+    const ToolRun info = run("sqz-index", {"info", path("l.sqz"), "--json"});
     EXPECT_EQ(info.last()["measured"]["selector"], selector);
   }
 }
@@ -186,7 +186,7 @@ TEST_F(ProfileTool, BudgetsAreEmbeddedInAnIndexAndServed) {
     std::vector<std::string> arguments = {
         "build", "--model", kModel, path("a.txt"), "-o", index, "--force", "--threads", "2"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    return run(SQZ_INDEX_TOOL, arguments);
+    return run("sqz-index", arguments);
   };
   ASSERT_EQ(indexed({"--heavy-hitters"}).code, 0);
   const auto delivered = [&](std::vector<std::string> more) {
@@ -195,7 +195,7 @@ TEST_F(ProfileTool, BudgetsAreEmbeddedInAnIndexAndServed) {
         "On day 5", "--max-tokens", "2",       "--selector", "h2o",
         "--budget", "0.3",          "--json",  "--threads",  "2"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    const ToolRun result = run(SQZ_GENERATE_TOOL, arguments);
+    const ToolRun result = run("sqz-generate", arguments);
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_NEAR(result.last()["budget"]["delivered"], 0.3, 2e-3);
     return result.last()["text"].get<std::string>();
@@ -205,19 +205,19 @@ TEST_F(ProfileTool, BudgetsAreEmbeddedInAnIndexAndServed) {
                                     "0.2", "-o", path("l.sqz"), "--json"});
   ASSERT_EQ(embedded.code, 0) << embedded.err;
   EXPECT_EQ(embedded.last()["index"], index);
-  const Json info = run(SQZ_INDEX_TOOL, {"info", index, "--json"}).last();
+  const Json info = run("sqz-index", {"info", index, "--json"}).last();
   EXPECT_EQ(info["layer_budgets"]["budget"], embedded.last()["budget"]);
   EXPECT_EQ(info["layer_budgets"]["p"], 0.2);
   EXPECT_EQ(info["heavy_hitters"], true);
-  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", index}).code, 0);
+  EXPECT_EQ(run("sqz-index", {"verify", index}).code, 0);
   // Embedded or given, the same is served.
   EXPECT_EQ(delivered({}), delivered({"--layers", path("l.sqz")}));
   delivered({"--layers", "uniform"});
   // A build embeds, too.
   ASSERT_EQ(indexed({"--layers", path("l.sqz")}).code, 0);
-  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"info", index, "--json"}).last()["layer_budgets"]["budget"],
+  EXPECT_EQ(run("sqz-index", {"info", index, "--json"}).last()["layer_budgets"]["budget"],
             info["layer_budgets"]["budget"]);
-  EXPECT_THAT(run(SQZ_INDEX_TOOL, {"info", index}).out, HasSubstr("layer budgets"));
+  EXPECT_THAT(run("sqz-index", {"info", index}).out, HasSubstr("layer budgets"));
 
   // Texts that the index is not of, and a profile of another model.
   const ToolRun other = profile({path("b.txt"), "--index", index});
@@ -279,7 +279,7 @@ TEST_F(ProfileTool, PrintsALineAndABarALayer) {
   }
   EXPECT_EQ(bars, 6);
   EXPECT_EQ(longest, 40u);
-  const ToolRun info = run(SQZ_INDEX_TOOL, {"info", path("l.sqz")});
+  const ToolRun info = run("sqz-index", {"info", path("l.sqz")});
   EXPECT_EQ(info.out.substr(0, info.out.find("\n\n")),
             result.out.substr(0, result.out.find("\n\n")));
 }
@@ -289,11 +289,11 @@ TEST_F(ProfileTool, VerifySeesDamage) {
   auto raw = testing::RawIndex::read(path("l.sqz"));
   raw.set("cosine", 1, 0.123);
   write_all(path("l.sqz"), raw.bytes());
-  const ToolRun verify = run(SQZ_INDEX_TOOL, {"verify", path("l.sqz"), "--json"});
+  const ToolRun verify = run("sqz-index", {"verify", path("l.sqz"), "--json"});
   EXPECT_EQ(verify.code, 3);
   EXPECT_FALSE(verify.last()["ok"]);
   EXPECT_THAT(verify.last()["problems"].dump(), HasSubstr("cosine"));
-  const ToolRun info = run(SQZ_INDEX_TOOL, {"info", path("l.sqz")});
+  const ToolRun info = run("sqz-index", {"info", path("l.sqz")});
   EXPECT_EQ(info.code, 3);
   EXPECT_THAT(info.err, HasSubstr("tensor \"cosine\": XXH3-64"));
 }

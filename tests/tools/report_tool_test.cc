@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using testing::read_xml;
 using testing::XmlElement;
 
-const std::string kTool = SQZ_INDEX_TOOL;
+const std::string kTool = "sqz-index";
 
 class ReportTool : public ToolTest {
  protected:

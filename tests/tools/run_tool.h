@@ -1,5 +1,6 @@
 // Runs a tool as a user would: arguments, environment and standard input in; exit code, standard
-// output and standard error out (files, so neither is a terminal).
+// output and standard error out (files, so neither is a terminal). A tool that is named
+// ("sqz-index") is its main() in a process of its own; a path is a program that is started.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "tests/common/json.h"
+#include "tests/tools/tool_mains.h"
 
 namespace sqz {
 
@@ -91,6 +93,9 @@ class ToolTest : public ::testing::Test {
     std::vector<char*> argv = {const_cast<char*>(tool.c_str())};
     for (auto& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
+    const bool program = tool.find('/') != std::string::npos;
+    const ToolMain main = program ? nullptr : tool_main(tool);
+    EXPECT_TRUE(program || main) << "no tool " << tool;
     std::fflush(nullptr);
     const pid_t child = ::fork();
     if (child == 0) {
@@ -100,8 +105,14 @@ class ToolTest : public ::testing::Test {
                          std::freopen(err.c_str(), "w", stderr);
       ::signal(SIGINT, SIG_DFL);
       ::signal(SIGHUP, SIG_DFL);
-      if (ready) ::execv(tool.c_str(), argv.data());
-      ::_exit(127);
+      if (ready && program) ::execv(tool.c_str(), argv.data());
+      if (!ready || !main) ::_exit(127);
+      ::setenv("OMP_WAIT_POLICY", "passive", 0);  // let_openmp_sleep() would start the test again
+      const int code = [&]() noexcept {
+        return main(static_cast<int>(arguments.size()) + 1, argv.data());
+      }();
+      std::fflush(nullptr);
+      ::_exit(code);  // what the test has to do at its end is its own
     }
     if (while_running) while_running(child);
     int status = 0;

@@ -39,7 +39,7 @@ class TrainQmodelTool : public ToolTest {
     return out;
   }
   ToolRun train(std::vector<std::string> more) const {
-    return run(SQZ_TRAIN_QMODEL_TOOL, arguments(std::move(more)));
+    return run("sqz-train-qmodel", arguments(std::move(more)));
   }
 };
 
@@ -63,25 +63,25 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   EXPECT_EQ(checks, 2);
   EXPECT_EQ(files(), "other.txt\nq.sqz\ntrain.txt\n") << "the checkpoint is gone";
 
-  const ToolRun info = run(SQZ_INDEX_TOOL, {"info", path("q.sqz"), "--json"});
+  const ToolRun info = run("sqz-index", {"info", path("q.sqz"), "--json"});
   ASSERT_EQ(info.code, 0) << info.err;
   EXPECT_EQ(info.last()["kind"], "qmodel");
   EXPECT_EQ(info.last()["recall"], result["recall"]);
   EXPECT_EQ(info.last()["fingerprint"], result["fingerprint"]);
-  const ToolRun verify = run(SQZ_INDEX_TOOL, {"verify", path("q.sqz"), "--json"});
+  const ToolRun verify = run("sqz-index", {"verify", path("q.sqz"), "--json"});
   EXPECT_EQ(verify.code, 0) << verify.err;
 
   const ToolRun built =
-      run(SQZ_INDEX_TOOL, {"build", "--model", kModel, path("other.txt"), "--qmodel", path("q.sqz"),
-                           "--tail", "64", "--threads", "2", "-o", path("x.sqz"), "--json"});
+      run("sqz-index", {"build", "--model", kModel, path("other.txt"), "--qmodel", path("q.sqz"),
+                        "--tail", "64", "--threads", "2", "-o", path("x.sqz"), "--json"});
   ASSERT_EQ(built.code, 0) << built.err;
   EXPECT_EQ(built.last()["clusters"], Json::array({16}));
-  const Json index = run(SQZ_INDEX_TOOL, {"info", path("x.sqz"), "--json"}).last();
+  const Json index = run("sqz-index", {"info", path("x.sqz"), "--json"}).last();
   EXPECT_EQ(index["partition"], "buckets");
   EXPECT_EQ(index["sink"], 1);
-  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("x.sqz")}).code, 0);
+  EXPECT_EQ(run("sqz-index", {"verify", path("x.sqz")}).code, 0);
   const ToolRun answer =
-      run(SQZ_GENERATE_TOOL,
+      run("sqz-generate",
           {"--model", kModel, "--index", path("x.sqz"), "--prompt", "The Count", "--selector",
            "saap", "--sparsity", "0.6", "--max-tokens", "4", "--threads", "2", "--json"});
   ASSERT_EQ(answer.code, 0) << answer.err;
@@ -91,7 +91,7 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   std::string bytes = read_all(path("q.sqz"));
   bytes[bytes.size() - 5000] = static_cast<char>(bytes[bytes.size() - 5000] ^ 4);
   write_all(path("q.sqz"), bytes);
-  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("q.sqz"), "--json"}).code, 3);
+  EXPECT_EQ(run("sqz-index", {"verify", path("q.sqz"), "--json"}).code, 3);
 }
 
 TEST_F(TrainQmodelTool, AppendedIndexesAreThoseOfOneBuild) {
@@ -106,7 +106,7 @@ TEST_F(TrainQmodelTool, AppendedIndexesAreThoseOfOneBuild) {
   EXPECT_THAT(trained.out, Not(HasSubstr("far queries")));
   const auto index_tool = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--threads", "2", "--json"});
-    return run(SQZ_INDEX_TOOL, arguments);
+    return run("sqz-index", arguments);
   };
   const auto build = [&](std::vector<std::string> texts, const std::string& output) {
     std::vector<std::string> all = {"build"};
@@ -202,7 +202,7 @@ TEST_F(TrainQmodelTool, IsMeasuredBesideItsBaselines) {
   const auto measured = [&](const std::string& qmodel) {
     std::vector<std::string> all = eval;
     all.insert(all.end(), {"--qmodel", path(qmodel)});
-    return run(SQZ_EVAL_TOOL, all);
+    return run("sqz-eval", all);
   };
   ASSERT_EQ(train({"--steps", "40", "-o", path("plain.sqz")}).code, 0);
   const ToolRun refused = measured("plain.sqz");
@@ -210,7 +210,7 @@ TEST_F(TrainQmodelTool, IsMeasuredBesideItsBaselines) {
   EXPECT_THAT(refused.err, HasSubstr("plain.sqz: roped_centroids: found none"));
 
   ASSERT_EQ(train({"--steps", "40", "--roped-centroids", "-o", path("q.sqz")}).code, 0);
-  EXPECT_EQ(run(SQZ_INDEX_TOOL, {"verify", path("q.sqz")}).code, 0);
+  EXPECT_EQ(run("sqz-index", {"verify", path("q.sqz")}).code, 0);
   const ToolRun rows = measured("q.sqz");
   ASSERT_EQ(rows.code, 0) << rows.err;
   std::map<std::string, double> recall;
@@ -229,7 +229,7 @@ TEST_F(TrainQmodelTool, IsMeasuredBesideItsBaselines) {
   EXPECT_NE(recall["kmeans"], recall["kmeans-rope"]);
 
   write_all(path("rows.jsonl"), rows.out);
-  const ToolRun report = run(SQZ_INDEX_TOOL, {"report", path("rows.jsonl"), "-o", path("r.html")});
+  const ToolRun report = run("sqz-index", {"report", path("rows.jsonl"), "-o", path("r.html")});
   ASSERT_EQ(report.code, 0) << report.err;
   const std::string html = read_all(path("r.html"));
   for (const char* name : {"saap", "kmeans", "kmeans-rope"}) {

@@ -180,7 +180,7 @@ int Tool::parse(int argc, char** argv, bool& done) {
   }
 }
 
-int Tool::main(int argc, char** argv) {
+int Tool::run(int argc, char** argv) {
   watch_signals(name_);
   bool done = false;
   const int code = parse(argc, argv, done);

@@ -5,7 +5,7 @@
 //     sqz::Tool tool("sqz-index", "Builds ...", "Examples: ...");
 //     CLI::App* build = tool.command("build", "...", "...", [&](const ToolContext&) { ... });
 //     build->add_option(...);
-//     return tool.main(argc, argv);
+//     return tool.run(argc, argv);
 //   }
 //
 // Every long option --some-name may also be given as SQZ_SOME_NAME; the command line wins.
@@ -80,7 +80,7 @@ class Tool {
   CLI::App* only_command(Run run);
 
   // Parses, runs, and returns the exit code. Catches whatever is thrown.
-  int main(int argc, char** argv);
+  int run(int argc, char** argv);
 
  private:
   void add_common_options(CLI::App& app);

@@ -8,5 +8,5 @@ int main(int argc, char** argv) {
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::bench::run_bench(options, context); });
   sqz::bench::add_bench_options(*app, options);
-  return tool.main(argc, argv);
+  return tool.run(argc, argv);
 }

@@ -9,5 +9,5 @@ int main(int argc, char** argv) {
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::eval::run_eval(arguments, context); });
   sqz::eval::add_eval_options(*app, arguments);
-  return tool.main(argc, argv);
+  return tool.run(argc, argv);
 }

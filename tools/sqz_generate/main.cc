@@ -26,5 +26,5 @@ int main(int argc, char** argv) {
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_generate(arguments, context); });
   sqz::add_generate_options(*app, arguments);
-  return tool.main(argc, argv);
+  return tool.run(argc, argv);
 }

@@ -29,5 +29,5 @@ int main(int argc, char** argv) {
   sqz::add_prune_command(tool);
   sqz::add_report_command(tool);
   sqz::add_verify_command(tool);
-  return tool.main(argc, argv);
+  return tool.run(argc, argv);
 }

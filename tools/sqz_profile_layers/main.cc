@@ -41,5 +41,5 @@ int main(int argc, char** argv) {
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_profile(arguments, context); });
   sqz::add_profile_options(*app, arguments);
-  return tool.main(argc, argv);
+  return tool.run(argc, argv);
 }

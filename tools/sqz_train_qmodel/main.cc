@@ -43,5 +43,5 @@ int main(int argc, char** argv) {
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_train_qmodel(arguments, context); });
   sqz::add_train_qmodel_options(*app, arguments);
-  return tool.main(argc, argv);
+  return tool.run(argc, argv);
 }
