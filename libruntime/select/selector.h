@@ -31,11 +31,11 @@ struct ClusterRun {
   uint32_t length = 0;
 };
 
-// The keys of a finest cluster that are estimated by their codes, as one.
+// The keys of a finest cluster that are estimated by their codes, as one: for each query row the
+// log of the sum of exp over their logits.
 struct ClusterRest {
   uint32_t cluster = 0;
-  std::array<float, kFewRows> logits =
-      {};  // of each query row: log of the sum of exp over the keys
+  std::array<float, kFewRows> logits = {};
 };
 
 // One block of query tokens against one KV head.
