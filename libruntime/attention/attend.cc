@@ -96,12 +96,12 @@ class RowAttention {
     step.estimated = cursor.estimated();
     while (step.keys < most && cursor.coded() == step.coded &&
            cursor.estimated() == step.estimated) {
-      const KeySpan span = cursor.next(most - step.keys);
+      KeySpan& span = spans_[step.span_count];
+      cursor.next(most - step.keys, span);
       if (span.count == 0) break;
-      slots_[step.span_count] = span.slots;
+      slots_[step.span_count++] = span.slots;
       step.has_bias |= span.bias != nullptr;
       step.has_exact |= span.exact_first >= 0;
-      spans_[step.span_count++] = span;
       step.keys += span.count;
     }
     return step.keys > 0;

@@ -116,6 +116,8 @@ CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head, std::span<cons
   const bool decode = decoded && head.rows.bits < 8;
   const int64_t bytes = code_bytes(dim_, head.rows.bits);
   const void** pointers = pointers_.data();
+  for (const CodedSpan& span : spans)
+    prefetch_row(head.rows.scales, 2 * span.first, 2 * span.first + 1);
   int64_t n = 0;
   for (const CodedSpan& span : spans) {
     const std::byte* codes = head.rows.codes + span.first * bytes;
@@ -158,6 +160,7 @@ Ahead CodedProducts::ask_early(const CodedHead* next, std::span<const CodedSpan>
   const void** to = pointers_.data() + n;
   for (const CodedSpan& span : spans) {
     const std::byte* codes = next->rows.codes + span.first * bytes;
+    prefetch_row(next->rows.scales, 2 * span.first, 2 * span.first + 1);
     for (int64_t i = 0; i < span.count; ++i) *to++ = codes + i * bytes;
   }
   return {kAhead, 2 * n};
@@ -175,7 +178,7 @@ const float* CodedProducts::means_of(const CodedHead& head, std::span<const Code
 void CodedProducts::few(const CodedHead& head, std::span<const CodedSpan> spans, float* out,
                         int64_t ld, const CodedHead* next) {
   Rows rows = rows_of(head, spans, !i16_);
-  const Ahead early = head.rows.bits == 8 ? ask_early(next, spans, rows.count) : Ahead();
+  const Ahead early = ask_early(head.rows.bits == 8 ? next : nullptr, spans, rows.count);
   const bool rotated = head.rows.rotated();
   const bool done =
       i16_ && kernels_->dots_i16(head.rows.bits, rotated ? rotated16_.data() : plain16_.data(),

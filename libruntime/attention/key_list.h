@@ -104,10 +104,10 @@ class KeyCursor {
   }
 
   // At most `limit` keys; a count of 0 means the end.
-  KeySpan next(int64_t limit) {
+  void next(int64_t limit, KeySpan& span) {
     const int64_t most = std::min(limit, left_);
-    KeySpan span;
-    if (most == 0) return span;
+    span = {};
+    if (most == 0) return;
     if (exact_at_ < list_.exact_count) {
       span.count = std::min(most, list_.exact_count - exact_at_);
       span.exact_first = exact_at_;
@@ -133,7 +133,6 @@ class KeyCursor {
       step(span.count, run.length, cluster_run_);
     }
     left_ -= span.count;
-    return span;
   }
 
  private:
