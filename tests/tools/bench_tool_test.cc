@@ -216,6 +216,7 @@ TEST_F(BenchTool, BadInput) {
   expect({"juggle"}, 2, "CASE: found juggle, expected attend");
   expect({"attend", "--sparsity", "1.5"}, 2, "--sparsity");
   expect({"attend", "--levels", "3"}, 2, "--levels");
+  expect({"attend", "--level-fractions", "0.05"}, 2, "--level-fractions: found 1, expected two");
   expect({"attend", "--isa", "mmx"}, 2, "--isa");
   expect({"open", "--selector", "saap"}, 2, "--selector: found saap, expected squeezed");
   expect({"attend", "--selector", "saap", "--buckets", "9999"}, 2,
