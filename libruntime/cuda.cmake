@@ -21,12 +21,11 @@ foreach(kernel batch_lookup decode_codes decode_lookup decode_attend decode_clas
 endforeach()
 
 add_library(sqz_runtime_cuda STATIC
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_blocks.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/device.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/driver.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/device_index.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/merge.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session_create.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session_create.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_waves.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/plain_server.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/batch_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_waves.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/batch_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/coded_server.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch_lookup/choose.cu

@@ -10,7 +10,6 @@ add_library(sqz_runtime_cuda_sm90 OBJECT ${SQZ_PREFILL_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda_sm90 90a-real)
 
 target_sources(sqz_runtime_cuda PRIVATE
-  ${CMAKE_CURRENT_LIST_DIR}/cuda/prefill_server.cc
   ${SQZ_PREFILL_DIR}/prefill_common/block_table.cu ${SQZ_PREFILL_DIR}/prefill_common/tiles.cc
   ${SQZ_PREFILL_DIR}/prefill_attend/attend.cc ${SQZ_PREFILL_DIR}/prefill_attend/merge.cu
   ${SQZ_PREFILL_DIR}/prefill_attend/schedule.cu

@@ -8,7 +8,7 @@ namespace {
 // Keys between two softmax steps of the stream path: many, because the processor's prefetchers
 // start anew whenever reading changes from keys to values and back.
 constexpr int64_t kStreamKeys = CodedProducts::kStreamKeys;
-constexpr int64_t kAhead = 48;  // rows
+constexpr int64_t kAhead = CodedProducts::kAhead;
 constexpr int64_t kTileKeys =
     CodedProducts::kTileKeys;  // keys of a tile: with 64 rows, all buffers fit in L2
 constexpr int64_t kMostKeys = std::max(kStreamKeys, kTileKeys);
@@ -96,12 +96,12 @@ class RowAttention {
     step.estimated = cursor.estimated();
     while (step.keys < most && cursor.coded() == step.coded &&
            cursor.estimated() == step.estimated) {
-      const KeySpan span = cursor.next(most - step.keys);
+      KeySpan& span = spans_[step.span_count];
+      cursor.next(most - step.keys, span);
       if (span.count == 0) break;
-      slots_[step.span_count] = span.slots;
+      slots_[step.span_count++] = span.slots;
       step.has_bias |= span.bias != nullptr;
       step.has_exact |= span.exact_first >= 0;
-      spans_[step.span_count++] = span;
       step.keys += span.count;
     }
     return step.keys > 0;
@@ -194,12 +194,33 @@ class RowAttention {
       k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
                     dim_, b_.accumulator, ahead(step, step.keys));
     }
+    if (work_.end == list_.size()) add_rests();
     find_rest();
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
       k_.unpack(DType::kI8, b_.residual + r * d32_, 1, dim_, b_.shares, dim_);
       add_residual(b_.shares, out_.values + r * dim_);
+    }
+  }
+
+  // Clusters whose logits are known, with their mean values.
+  void add_rests() {
+    std::span<const ClusterRest> left = list_.rests;
+    while (!left.empty()) {
+      const auto some = left.first(std::min<size_t>(left.size(), kStreamKeys));
+      for (size_t i = 0; i < some.size(); ++i) {
+        pointers_[i] = list_.coded_values.mean(some[i].cluster);
+        for (int64_t r = 0; r < work_.rows; ++r) {
+          b_.logits[r * kStreamKeys + static_cast<int64_t>(i)] = some[i].logits[r];
+        }
+      }
+      const Step step = {.keys = std::ssize(some), .estimated = true};
+      note_read(step, out_.maximum, out_.sum);
+      stream_softmax(step, 1);
+      k_.accumulate(list_.dtype, b_.logits, kStreamKeys, work_.rows, pointers_, step.keys, dim_,
+                    b_.accumulator, {});
+      left = left.subspan(some.size());
     }
   }
 
@@ -216,24 +237,33 @@ class RowAttention {
     return {slots_, static_cast<size_t>(step.span_count)};
   }
 
+  // In four sums that do not wait for each other.
+  static float sum_of(const float* x, int64_t n) {
+    float sums[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+      for (int64_t k = 0; k < 4; ++k) sums[k] += x[i + k];
+    }
+    for (; i < n; ++i) sums[0] += x[i];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
   // A key of codes is worth its cluster's mean value and, if it is read, its own residual.
   void stream_coded(const Step& step) {
     const int64_t rows = work_.rows;
     const auto spans = slots(step);
-    products_->few(*step.coded, spans, b_.logits, kStreamKeys);
-    stream_softmax(step);
-    const float* p = b_.logits;
-    for (size_t s = 0; s < spans.size(); p += spans[s++].count) {
-      // Row by row in the inner loop: sums that do not wait for each other.
-      float sums[kFewRows] = {};
-      for (int64_t i = 0; i < spans[s].count; ++i) {
-        for (int64_t r = 0; r < rows; ++r) sums[r] += p[r * kStreamKeys + i];
+    products_->few(*step.coded, spans, b_.logits, kStreamKeys, &list_.coded_values);
+    stream_softmax(step, work_.scale);
+    int64_t column = 0, cluster = 0;
+    for_each_cluster(spans, [&](int64_t count) {
+      for (int64_t r = 0; r < rows; ++r) {
+        b_.shares[r * kStreamKeys + cluster] = sum_of(b_.logits + r * kStreamKeys + column, count);
       }
-      for (int64_t r = 0; r < rows; ++r)
-        b_.shares[r * kStreamKeys + static_cast<int64_t>(s)] = sums[r];
-    }
-    k_.accumulate(list_.dtype, b_.shares, kStreamKeys, rows,
-                  products_->stored_means(list_.coded_values, spans), std::ssize(spans), dim_,
+      column += count;
+      ++cluster;
+    });
+    const auto means = products_->stored_means(list_.coded_values, spans);
+    k_.accumulate(list_.dtype, b_.shares, kStreamKeys, rows, means.data(), std::ssize(means), dim_,
                   b_.accumulator, {});
     if (step.coded == &list_.key_codes) return;
     const CodedProducts::Rows values = products_->rows_of(list_.coded_values, spans);
@@ -242,7 +272,7 @@ class RowAttention {
       for (int64_t j = 0; j < values.count; ++j) row[j] *= values.scales[j];
     }
     k_.accumulate(DType::kI8, b_.logits, kStreamKeys, rows, values.numbers, values.count, dim_,
-                  b_.residual, {});
+                  b_.residual, {kAhead, values.count});
   }
 
   void pack_queries() {
@@ -267,14 +297,14 @@ class RowAttention {
       k_.dots(list_.dtype, b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
     }
     hide(step, kStreamKeys, 1);
-    stream_softmax(step);
+    stream_softmax(step, work_.scale);
   }
 
-  void stream_softmax(const Step& step) {
+  void stream_softmax(const Step& step, float scale) {
     const int64_t rows = work_.rows, n = step.keys;
     const float* added = bias(step);
     for (int64_t r = 0; r < rows; ++r) {
-      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, work_.scale,
+      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, scale,
                                           &out_.maximum[r], &out_.sum[r]);
       if (factor == 1.0f) continue;
       k_.scale(b_.accumulator + r * d32_, d32_, factor);

@@ -60,7 +60,7 @@ CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
       mean_floats_(floats_.size()),
       scales_(static_cast<size_t>(kStreamKeys)),
       numbers_(static_cast<size_t>(kStreamKeys * dim)),
-      pointers_(static_cast<size_t>(std::max(kStreamKeys, dim))),
+      pointers_(static_cast<size_t>(std::max(2 * kStreamKeys, dim))),
       mean_pointers_(static_cast<size_t>(kStreamKeys)) {}
 
 void CodedProducts::rotate(const float* const* queries, int64_t rows, const float* rotation) {
@@ -115,6 +115,9 @@ CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head, std::span<cons
                                            bool decoded) {
   const bool decode = decoded && head.rows.bits < 8;
   const int64_t bytes = code_bytes(dim_, head.rows.bits);
+  const void** pointers = pointers_.data();
+  for (const CodedSpan& span : spans)
+    prefetch_row(head.rows.scales, 2 * span.first, 2 * span.first + 1);
   int64_t n = 0;
   for (const CodedSpan& span : spans) {
     const std::byte* codes = head.rows.codes + span.first * bytes;
@@ -124,7 +127,7 @@ CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head, std::span<cons
     const auto* rows =
         decode ? reinterpret_cast<const std::byte*>(numbers_.data() + n * dim_) : codes;
     const int64_t row = decode ? dim_ : bytes;
-    for (int64_t i = 0; i < span.count; ++i) pointers_[n + i] = rows + i * row;
+    for (int64_t i = 0; i < span.count; ++i) pointers[n + i] = rows + i * row;
     load_scales(head, span.first, span.count, scales_.data() + n);
     n += span.count;
   }
@@ -141,10 +144,26 @@ const float* CodedProducts::scaled_rows(const CodedHead& head, std::span<const C
   return floats_.data();
 }
 
-const void* const* CodedProducts::stored_means(const CodedHead& head,
-                                               std::span<const CodedSpan> spans) {
-  for (size_t s = 0; s < spans.size(); ++s) mean_pointers_[s] = head.mean(spans[s].cluster);
-  return mean_pointers_.data();
+std::span<const void* const> CodedProducts::stored_means(const CodedHead& head,
+                                                         std::span<const CodedSpan> spans) {
+  size_t count = 0;
+  for (size_t s = 0; s < spans.size(); ++s) {
+    if (begins_cluster(spans, s)) mean_pointers_[count++] = head.mean(spans[s].cluster);
+  }
+  return std::span(mean_pointers_).first(count);
+}
+
+// Behind the pointers to rows.
+Ahead CodedProducts::ask_early(const CodedHead* next, std::span<const CodedSpan> spans, int64_t n) {
+  if (next == nullptr || !next->coded()) return {kAhead, n};
+  const int64_t bytes = code_bytes(dim_, next->rows.bits);
+  const void** to = pointers_.data() + n;
+  for (const CodedSpan& span : spans) {
+    const std::byte* codes = next->rows.codes + span.first * bytes;
+    prefetch_row(next->rows.scales, 2 * span.first, 2 * span.first + 1);
+    for (int64_t i = 0; i < span.count; ++i) *to++ = codes + i * bytes;
+  }
+  return {kAhead, 2 * n};
 }
 
 const float* CodedProducts::means_of(const CodedHead& head, std::span<const CodedSpan> spans) {
@@ -157,35 +176,37 @@ const float* CodedProducts::means_of(const CodedHead& head, std::span<const Code
 }
 
 void CodedProducts::few(const CodedHead& head, std::span<const CodedSpan> spans, float* out,
-                        int64_t ld) {
+                        int64_t ld, const CodedHead* next) {
   Rows rows = rows_of(head, spans, !i16_);
-  const auto means = std::ssize(spans);
+  const Ahead early = ask_early(head.rows.bits == 8 ? next : nullptr, spans, rows.count);
   const bool rotated = head.rows.rotated();
   const bool done =
       i16_ && kernels_->dots_i16(head.rows.bits, rotated ? rotated16_.data() : plain16_.data(),
                                  rotated ? rotated_scales_ : plain_scales_, rows_, rows.numbers,
-                                 rows.count, dim_, out, ld);
+                                 rows.count, dim_, out, ld, early);
   if (!done) {
     rows = rows_of(head, spans);
     kernels_->dots(DType::kI8, rotated ? rotated_.data() : plain_.data(), rows_, rows.numbers,
-                   rows.count, dim_, out, ld, {});
+                   rows.count, dim_, out, ld, early);
   }
-  const void* const* stored = stored_means(head, spans);
+  const auto means = stored_means(head, spans);
   if (bf16_) {
-    kernels_->dots_bf16(for_means_.data(), rows_, stored, means, dim_, products_.data(),
-                        kStreamKeys, {});
+    kernels_->dots_bf16(for_means_.data(), rows_, means.data(), std::ssize(means), dim_,
+                        products_.data(), kStreamKeys, {});
   } else {
-    kernels_->dots(head.dtype, for_means_.data(), rows_, stored, means, dim_, products_.data(),
-                   kStreamKeys, {});
+    kernels_->dots(head.dtype, for_means_.data(), rows_, means.data(), std::ssize(means), dim_,
+                   products_.data(), kStreamKeys, {});
   }
-  for (int64_t r = 0; r < rows_; ++r) {
-    float* row = out + r * ld;
-    const float* scale = rows.scales;
-    for (int64_t s = 0; s < means; ++s) {
-      const float mean = products_[r * kStreamKeys + s];
-      for (int64_t i = 0; i < spans[s].count; ++i, ++row, ++scale) *row = *row * *scale + mean;
+  int64_t column = 0, cluster = 0;
+  for_each_cluster(spans, [&](int64_t count) {
+    for (int64_t r = 0; r < rows_; ++r) {
+      const float mean = products_[r * kStreamKeys + cluster];
+      float* row = out + r * ld + column;
+      for (int64_t i = 0; i < count; ++i) row[i] = row[i] * rows.scales[column + i] + mean;
     }
-  }
+    column += count;
+    ++cluster;
+  });
 }
 
 void CodedProducts::many(const CodedHead& head, std::span<const CodedSpan> spans, float* out) {

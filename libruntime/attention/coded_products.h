@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "formats/base/dtype.h"
@@ -38,6 +39,22 @@ struct CodedSpan {
   int64_t cluster = 0;
 };
 
+// Whether spans[s] is the first of its cluster among neighbours.
+inline bool begins_cluster(std::span<const CodedSpan> spans, size_t s) {
+  return s == 0 || spans[s].cluster != spans[s - 1].cluster;
+}
+
+// f(count) for each stretch of `count` keys of neighbours of one cluster.
+template <class Function>
+void for_each_cluster(std::span<const CodedSpan> spans, const Function& f) {
+  int64_t count = 0;
+  for (size_t s = 0; s < spans.size(); ++s) {
+    if (s > 0 && begins_cluster(spans, s)) f(std::exchange(count, 0));
+    count += spans[s].count;
+  }
+  if (count > 0) f(count);
+}
+
 // out [d] (+)= x R', which turns what was rotated back.
 void turn_back(const float* x, const float* rotation, int64_t dim, float* out);
 
@@ -45,6 +62,7 @@ class CodedProducts {
  public:
   static constexpr int64_t kStreamKeys = 512;  // most keys of few()
   static constexpr int64_t kTileKeys = 64;     // and of many()
+  static constexpr int64_t kAhead = 48;        // scattered rows asked into the cache early
 
   CodedProducts(const CpuKernels& kernels, int64_t dim);
 
@@ -53,8 +71,10 @@ class CodedProducts {
   void load_few(const float* const* queries, int64_t rows, DType means, const float* rotation);
   void load_many(const float* const* queries, int64_t rows, int64_t lanes, const float* rotation);
 
-  // out[r * ld + j] = q_r . key j of the spans, one after the other. Allocation-free.
-  void few(const CodedHead& head, std::span<const CodedSpan> spans, float* out, int64_t ld);
+  // out[r * ld + j] = q_r . key j of the spans, one after the other. Allocation-free. `next`: of
+  // which the same rows are asked into the cache, if head has 8 bits; null = none.
+  void few(const CodedHead& head, std::span<const CodedSpan> spans, float* out, int64_t ld,
+           const CodedHead* next = nullptr);
   // The same as [keys][lanes].
   void many(const CodedHead& head, std::span<const CodedSpan> spans, float* out);
 
@@ -68,11 +88,14 @@ class CodedProducts {
   Rows rows_of(const CodedHead& head, std::span<const CodedSpan> spans, bool decoded = true);
   // The same as scaled floats, [count][padded_dim]: at most kTileKeys.
   const float* scaled_rows(const CodedHead& head, std::span<const CodedSpan> spans);
-  // The spans' means as floats, [spans][padded_dim], at most kTileKeys; and where they are stored.
+  // The spans' means as floats, [spans][padded_dim], at most kTileKeys.
   const float* means_of(const CodedHead& head, std::span<const CodedSpan> spans);
-  const void* const* stored_means(const CodedHead& head, std::span<const CodedSpan> spans);
+  // Where the mean of each stretch of for_each_cluster() is stored.
+  std::span<const void* const> stored_means(const CodedHead& head,
+                                            std::span<const CodedSpan> spans);
 
  private:
+  Ahead ask_early(const CodedHead* next, std::span<const CodedSpan> spans, int64_t n);
   // turned_ = queries R.
   void rotate(const float* const* queries, int64_t rows, const float* rotation);
 

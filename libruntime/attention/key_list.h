@@ -51,6 +51,9 @@ struct KeyList {
   CodedHead key_codes;              // of `guessed`
   std::span<const KeyRun> guessed;  // slots that count by their code and their cluster's mean value
   int64_t guessed_keys = 0;
+  // Or, for few rows, which have the logits already: what they weigh together in each cluster. No
+  // part of the sequence; counted with its last key.
+  std::span<const ClusterRest> rests;
   const EngineCache* cache = nullptr;  // holds keys and values in place of `exact` and `slots`
   CachedKeys cached;
 
@@ -101,10 +104,10 @@ class KeyCursor {
   }
 
   // At most `limit` keys; a count of 0 means the end.
-  KeySpan next(int64_t limit) {
+  void next(int64_t limit, KeySpan& span) {
     const int64_t most = std::min(limit, left_);
-    KeySpan span;
-    if (most == 0) return span;
+    span = {};
+    if (most == 0) return;
     if (exact_at_ < list_.exact_count) {
       span.count = std::min(most, list_.exact_count - exact_at_);
       span.exact_first = exact_at_;
@@ -130,7 +133,6 @@ class KeyCursor {
       step(span.count, run.length, cluster_run_);
     }
     left_ -= span.count;
-    return span;
   }
 
  private:

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
-#include "libruntime/cuda/prefill_server.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
 
 namespace sqz::cuda {
@@ -20,21 +20,16 @@ constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selec
 
 }  // namespace
 
-Result<std::unique_ptr<BatchServer>> BatchServer::create(const BatchSetup& setup) {
+Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setup,
+                                                         int64_t max_requests) {
   std::unique_ptr<BatchServer> server(new BatchServer(setup));
-  server->wave_ = wave_size(kWaveBytes, setup.max_requests, [&](int64_t requests) {
-    server->wave_ = requests;
-    return server->lay_out(nullptr);
-  });
-  const size_t bytes = server->lay_out(nullptr);
-  SQZ_RETURN_IF_ERROR(server->memory_.reserve(bytes));
-  server->lay_out(server->memory_.data());
-  // Tiles of masks end past those of the last key.
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(server->memory_.data(), 0, bytes));
+  // Zeroed: tiles of masks end past those of the last key.
+  SQZ_RETURN_IF_ERROR(take_wave(server->memory_, kWaveBytes, max_requests, server->wave_,
+                                [&](void* base) { return server->lay_out(base); }));
   return server;
 }
 
-BatchServer::BatchServer(const BatchSetup& setup)
+BatchServer::BatchServer(const ServerSetup& setup)
     : setup_(setup), shape_(prefill_shape(setup.index->metadata())) {}
 
 // Lists of about the same size.
@@ -45,18 +40,17 @@ QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
           static_cast<int32_t>(each), nullptr};
 }
 
-// Everything; from null it only counts.
 size_t BatchServer::lay_out(void* base) {
   Layout layout(base);
   const int multiprocessors = setup_.device.multiprocessors;
   workspace_bytes_ = 0;
-  for (const bool selects : {false, setup_.selects}) {
+  for (const bool selects : {false, setup_.clusters}) {
     workspace_bytes_ =
         std::max(workspace_bytes_,
                  prefill_attend_workspace(shape_, blocks_of(wave_, selects), multiprocessors));
   }
   workspace_ = layout.take<std::byte>(workspace_bytes_);
-  if (!setup_.selects) return layout.used();
+  if (!setup_.clusters) return layout.used();
   const int64_t heads = shape_.kv_heads, most = std::min<int64_t>(32, kBatchRows / shape_.group);
   const int64_t lists = (wave_ + most - 1) / most * heads, pairs = wave_ * heads;
   int64_t width = 0;
@@ -93,45 +87,43 @@ size_t BatchServer::lay_out(void* base) {
 // key with a mask 1.2 to 1.4 times as long.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
   const bool narrow = prefill_narrow(shape_, blocks, setup_.device.multiprocessors);
-  const int64_t each = narrow ? slots * 85 / 100 - 24000 : slots * 45 / 100;
+  const int64_t each = narrow ? slots * 85 / 100 - 24000 : slots * 35 / 100;
   return static_cast<uint64_t>(blocks.count * int64_t{shape_.kv_heads} * each);
 }
 
 bool BatchServer::serves(const AttendCall& call, bool selects) const {
   return call.tokens >= (selects ? kLeastRequests : kLeastDense) && call.cache == nullptr &&
          setup_.uploaded->keys_values() && call.dtype == setup_.index->metadata().dtype &&
-         (!selects || setup_.selects);
+         (!selects || setup_.clusters);
 }
 
-Status BatchServer::attend(const AttendCall& call, const LookupParams* lookup,
-                           unsigned long long* counters) {
-  const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
-  const ModelDescription& model = setup_.index->metadata().model;
+Status BatchServer::attend(const AttendCall& call, const AttendParams& params, bool selects) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   PrefillAttend attend;
   attend.shape = shape_;
-  attend.keys = prefill_keys(layer);
+  attend.keys = prefill_keys(params);
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
-    const int64_t skip = first * model.query_heads * model.head_dim * dtype_size(call.dtype);
-    attend.queries = static_cast<const std::byte*>(call.q) + skip;
-    attend.out = static_cast<std::byte*>(call.out) + skip;
-    attend.lse = call.lse.from(first * model.query_heads);
-    attend.blocks = blocks_of(requests, lookup != nullptr);
-    if (lookup == nullptr) {
+    const CallRows rows = rows_from(call, setup_.model(), first);
+    attend.queries = rows.q;
+    attend.out = rows.out;
+    attend.lse = rows.lse;
+    attend.blocks = blocks_of(requests, selects);
+    if (!selects) {
       SQZ_RETURN_IF_ERROR(
-          add_counters(counters, static_cast<unsigned long long>(requests), 0, stream));
+          add_counters(params.counters, static_cast<unsigned long long>(requests), 0, stream));
     } else {
       BatchLookup batch = lookup_;
-      batch.lookup = *lookup;
-      batch.lookup.q = attend.queries;
+      batch.lookup = setup_.lookups[static_cast<size_t>(call.layer)];
+      batch.lookup.q = rows.q;
+      batch.lookup.q_dtype = call.dtype;
       batch.lookup.requests = static_cast<int32_t>(requests);
       batch.chunk = attend.blocks.block_tokens;
-      batch.exact = static_cast<int32_t>(layer.exact);
-      if (histories_ != nullptr && layer.slots >= kLeastHistory) {
+      batch.exact = static_cast<int32_t>(params.exact);
+      if (histories_ != nullptr && params.slots >= kLeastHistory) {
         const int64_t size = std::bit_width(static_cast<uint64_t>(requests)) - 1;
         batch.history = histories_ + call.layer * kHistories + std::min(size, kHistories - 1);
-        batch.most = most_keys(attend.blocks, layer.slots);
+        batch.most = most_keys(attend.blocks, params.slots);
         attend.whole = &batch.history->whole;
       }
       SQZ_RETURN_IF_ERROR(batch_lookup(batch, stream));

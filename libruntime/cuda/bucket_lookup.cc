@@ -1,24 +1,30 @@
 #include "libruntime/cuda/bucket_lookup.h"
 
 #include <algorithm>
+#include <bit>
 
+#include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
+namespace {
 
-BucketLookup::BucketLookup(const ServedIndex& index, const DeviceIndex& uploaded)
-    : index_(index),
-      uploaded_(uploaded),
-      rope_(index.metadata().model.rope, index.metadata().model.head_dim) {}
+constexpr int64_t kStretchBytes = int64_t{128} << 20;
 
-Result<std::unique_ptr<BucketLookup>> BucketLookup::create(const ServedIndex& index,
-                                                           const DeviceIndex& uploaded,
-                                                           std::span<const LookupParams> lookups) {
-  std::unique_ptr<BucketLookup> out(new BucketLookup(index, uploaded));
-  for (int64_t l = 0; l < std::ssize(lookups); ++l) {
-    const LookupParams& lookup = lookups[static_cast<size_t>(l)];
-    if (lookup.levels == 0 || uploaded.layer(l).buckets == 0) continue;
-    SQZ_ASSIGN_OR_RETURN(out->plan_, plan_classify(out->params_of(l, lookup)));
+}  // namespace
+
+BucketLookup::BucketLookup(const ServerSetup& setup)
+    : setup_(setup), rope_(setup.model().rope, setup.model().head_dim) {}
+
+Result<std::unique_ptr<BucketLookup>> BucketLookup::create(const ServerSetup& setup, bool blocks) {
+  std::unique_ptr<BucketLookup> out(new BucketLookup(setup));
+  for (int64_t l = 0; l < std::ssize(setup.lookups); ++l) {
+    const DeviceLayer& layer = setup.uploaded->layer(l);
+    ClassifyParams params;
+    params.lookup = setup.lookups[static_cast<size_t>(l)];
+    params.network = layer.classifier;
+    if (params.lookup.levels == 0 || layer.buckets == 0) continue;
+    SQZ_ASSIGN_OR_RETURN(out->plan_, plan_classify(params));
     break;  // layers that select have the same shape
   }
   const std::vector<float>& frequencies = out->rope_.frequencies();
@@ -29,7 +35,43 @@ Result<std::unique_ptr<BucketLookup>> BucketLookup::create(const ServedIndex& in
   const auto scratch = static_cast<size_t>(out->plan_.scratch);
   SQZ_RETURN_IF_ERROR(out->scratch_.reserve(scratch));
   SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(out->scratch_.data(), 0, scratch));
+  if (blocks || !out->fits()) SQZ_RETURN_IF_ERROR(out->allocate_blocks());
   return out;
+}
+
+Status BucketLookup::allocate_blocks() {
+  for (int64_t l = 0; l < std::ssize(setup_.lookups); ++l) {
+    const LookupParams& lookup = setup_.lookups[static_cast<size_t>(l)];
+    if (lookup.levels == 0) continue;
+    hidden_ = std::max<int64_t>(hidden_, setup_.uploaded->layer(l).classifier.hidden);
+    buckets_ = std::max<int64_t>(buckets_, lookup.level[0].clusters);
+  }
+  // Whole tiles of rows, whatever the group, tell what a token takes.
+  tokens_ = kProductTile;
+  const int64_t each = static_cast<int64_t>(lay_out_blocks(nullptr)) / kProductTile;
+  const auto room = std::clamp<int64_t>(kStretchBytes / each, 1, kClassifyTokens);
+  // Powers of two fill tiles.
+  tokens_ = std::min(static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(room))),
+                     setup_.max_tokens);
+  return take_memory(memory_, [&](void* base) { return lay_out_blocks(base); });
+}
+
+size_t BucketLookup::lay_out_blocks(void* base) {
+  const int64_t heads = setup_.model().kv_heads;
+  const int64_t rows = classify_rows(tokens_, setup_.model().group_size());
+  Layout layout(base);
+  const auto matrix = [&](int64_t columns) {
+    SplitMatrix out;
+    out.columns = static_cast<int32_t>(weight_columns(columns));
+    out.stride = split_words(rows, columns);
+    out.words = layout.take<uint4>(heads * out.stride);
+    return out;
+  };
+  queries_ = matrix(setup_.model().head_dim);
+  units_ = matrix(hidden_);
+  logits_ = layout.take<float>(heads * rows * weight_rows(buckets_) * kWeightRows);
+  lse_ = layout.take<float>(heads * rows);
+  return layout.used();
 }
 
 Status BucketLookup::check(const AttendCall& call) {
@@ -39,33 +81,46 @@ Status BucketLookup::check(const AttendCall& call) {
           "looks at queries before RoPE"};
 }
 
-ClassifyParams BucketLookup::params_of(int64_t layer, const LookupParams& lookup) const {
-  const DeviceClassifier& network = uploaded_.layer(layer).classifier;
-  ClassifyParams params;
-  params.lookup = lookup;
-  params.hidden = static_cast<int32_t>(network.hidden);
-  params.hidden_weight = network.hidden_weight;
-  params.hidden_bias = network.hidden_bias;
-  params.output_weight = network.output_weight;
-  params.output_bias = network.output_bias;
-  return params;
+const void* BucketLookup::before_rope(const AttendCall& call, int64_t first) const {
+  return static_cast<const std::byte*>(call.q_before_rope) + row_bytes(call, setup_.model(), first);
 }
 
 Status BucketLookup::look_up(const AttendCall& call, int64_t first,
                              const LookupParams& lookup) const {
-  ClassifyParams params = params_of(call.layer, lookup);
+  ClassifyParams params;
+  params.lookup = lookup;
+  params.network = setup_.uploaded->layer(call.layer).classifier;
   if (call.q_before_rope != nullptr) {
-    const ModelDescription& model = index_.metadata().model;
-    params.lookup.q = static_cast<const std::byte*>(call.q_before_rope) +
-                      first * model.query_heads * model.head_dim * dtype_size(call.dtype);
+    params.lookup.q = before_rope(call, first);
   } else {
-    params.frequencies = frequencies();
-    params.shrink = shrink();
+    params.frequencies = static_cast<const float*>(frequencies_.data());
+    params.shrink = rope_.shrink();
     std::transform(call.positions + first, call.positions + first + lookup.requests,
                    params.positions, [](int64_t position) { return static_cast<float>(position); });
   }
   params.scratch = scratch_.data();
   return decode_classify(params, plan_, static_cast<cudaStream_t>(call.stream));
+}
+
+Status BucketLookup::look_up_blocks(const AttendCall& call, const BlockWave& wave,
+                                    const PlainLookup& lookup) const {
+  BlockClassify classify;
+  classify.lookup = lookup;
+  classify.network = setup_.uploaded->layer(call.layer).classifier;
+  if (call.q_before_rope != nullptr) {
+    classify.lookup.token.q = before_rope(call, wave.first);
+  } else {
+    classify.frequencies = static_cast<const float*>(frequencies_.data());
+    classify.shrink = rope_.shrink();
+    classify.positions = call.positions + wave.first;
+  }
+  classify.tokens = static_cast<int32_t>(tokens_);
+  classify.queries = queries_;
+  classify.units = units_;
+  classify.units.columns = static_cast<int32_t>(weight_columns(classify.network.hidden));
+  classify.logits = logits_;
+  classify.lse = lse_;
+  return block_classify(classify, static_cast<cudaStream_t>(call.stream));
 }
 
 }  // namespace sqz::cuda

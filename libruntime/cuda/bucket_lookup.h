@@ -1,48 +1,55 @@
 // Lookups of the selector saap: the queries before RoPE of a call, or its queries and positions, go
-// through the networks of a layer (kernels/cuda/decode_classify).
+// through the networks of a layer; of one token a request (kernels/cuda/decode_classify), or of
+// blocks of several, stretch by stretch of the call (kernels/cuda/block_classify).
 #pragma once
 
 #include <memory>
-#include <span>
 
-#include "libruntime/cuda/device.h"
-#include "libruntime/cuda/device_index.h"
+#include "libruntime/cuda/block_waves.h"
+#include "libruntime/cuda/server_setup.h"
+#include "libruntime/kernels/cuda/block_classify/kernel.h"
 #include "libruntime/kernels/cuda/decode_classify/kernel.h"
 #include "libruntime/rope.h"
-#include "libruntime/session/serving_session.h"
 
 namespace sqz::cuda {
 
 class BucketLookup {
  public:
-  // `index` and `uploaded` live as long as it does; lookups: of the layers, those without levels do
-  // not select. Takes all memory; the device is current. kUnsupported: see plan_classify().
-  static Result<std::unique_ptr<BucketLookup>> create(const ServedIndex& index,
-                                                      const DeviceIndex& uploaded,
-                                                      std::span<const LookupParams> lookups);
+  // Takes all memory; `blocks`: look_up_blocks() will be called. The device is current.
+  // kUnsupported: see plan_classify().
+  static Result<std::unique_ptr<BucketLookup>> create(const ServerSetup& setup, bool blocks);
 
   // Whether a call says what its queries were before RoPE.
   static Status check(const AttendCall& call);
-  // Whether look_up() can serve: otherwise BucketBlocks does, with blocks of one token.
+  // Whether look_up() can serve: otherwise look_up_blocks() does, with blocks of one token.
   bool fits() const { return plan_.fits; }
   // The runs of lookup.requests requests from `first` on, of one token each. `lookup`: of the
   // call's layer, with its queries from `first` on. A captured call keeps its positions.
   Status look_up(const AttendCall& call, int64_t first, const LookupParams& lookup) const;
-
-  // A layer's network; queries are taken to be before RoPE.
-  ClassifyParams params_of(int64_t layer, const LookupParams& lookup) const;
-  const float* frequencies() const { return static_cast<const float*>(frequencies_.data()); }
-  float shrink() const { return rope_.shrink(); }
+  // The runs of a wave's blocks. `lookup`: of the call's layer, with the queries of the wave. A
+  // captured call keeps its positions.
+  Status look_up_blocks(const AttendCall& call, const BlockWave& wave,
+                        const PlainLookup& lookup) const;
 
  private:
-  BucketLookup(const ServedIndex& index, const DeviceIndex& uploaded);
+  explicit BucketLookup(const ServerSetup& setup);
+  Status allocate_blocks();
+  size_t lay_out_blocks(void* base);
+  const void* before_rope(const AttendCall& call, int64_t first) const;
 
-  const ServedIndex& index_;
-  const DeviceIndex& uploaded_;
+  ServerSetup setup_;
   RopeUndo rope_;
   DeviceMemory frequencies_;  // [d / 2]
   DeviceMemory scratch_;
   ClassifyPlan plan_;
+
+  // Of blocks.
+  int64_t hidden_ = 0, buckets_ = 0;  // of the layer with most
+  int64_t tokens_ = 1;                // of a stretch
+  DeviceMemory memory_;
+  SplitMatrix queries_, units_;
+  float* logits_ = nullptr;
+  float* lse_ = nullptr;
 };
 
 }  // namespace sqz::cuda

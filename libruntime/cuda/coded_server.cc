@@ -4,28 +4,19 @@
 #include <cmath>
 #include <numbers>
 
+#include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/wanted_keys.h"
+#include "libruntime/select/runs.h"
 
 namespace sqz::cuda {
 namespace {
 
-constexpr int64_t kCodedWaveBytes = int64_t{128}
-                                    << 20;  // of what grows with the requests of a launch
-
-// Appends slot or cluster `at`, after the ones before.
-template <class Run>
-void extend(std::vector<Run>& runs, Run next) {
-  if (!runs.empty() && runs.back().first + runs.back().length == next.first) {
-    ++runs.back().length;
-  } else {
-    runs.push_back(next);
-  }
-}
+constexpr int64_t kCodedBytes = int64_t{128} << 20;  // of what grows with a launch's requests
 
 }  // namespace
 
-Result<std::unique_ptr<CodedServer>> CodedServer::create(const CodedSetup& setup) {
+Result<std::unique_ptr<CodedServer>> CodedServer::create(const ServerSetup& setup) {
   std::unique_ptr<CodedServer> server(new CodedServer(setup));
   bool any = false;
   for (int64_t l = 0; l < std::ssize(setup.index->layers); ++l) any = any || server->serves(l);
@@ -47,8 +38,7 @@ CodedParams CodedServer::params_of(int64_t layer) const {
   LookupParams& lookup = out.lookup;
   lookup.slots = static_cast<uint32_t>(from.slots);
   lookup.exchange = exchange_;
-  lookup.wanted =
-      wanted_ == nullptr ? nullptr : wanted_ + layer * setup_.index->metadata().model.kv_heads;
+  lookup.wanted = wanted_ == nullptr ? nullptr : wanted_ + layer * setup_.model().kv_heads;
   if (!selects) lookup.levels = 1;
   lookup.width = 0;
   for (int k = 0; k < lookup.levels; ++k) {
@@ -82,9 +72,8 @@ CodedParams CodedServer::params_of(int64_t layer) const {
   return out;
 }
 
-// Everything; from null it only counts.
 size_t CodedServer::lay_out(void* base) {
-  const ModelDescription& model = setup_.index->metadata().model;
+  const ModelDescription& model = setup_.model();
   const int64_t layers = std::ssize(setup_.index->layers), group = model.group_size();
   const int64_t pairs = wave_ * model.kv_heads;
   const int64_t blocks = std::max<int64_t>(pairs, setup_.device.multiprocessors);
@@ -98,19 +87,17 @@ size_t CodedServer::lay_out(void* base) {
     most_clusters_ = std::max(most_clusters_, total);
     key_words = std::max(key_words, coded_key_words(layer.slots, params.lookup.width, layer.exact,
                                                     static_cast<int>(group)));
-    cluster_words = std::max(cluster_words, coded_cluster_words(params.lookup.width, total));
+    cluster_words = std::max(
+        cluster_words, coded_cluster_words(total, params.lookup.levels, static_cast<int>(group)));
   }
   Layout layout(base);
-  workspace_.logits =
-      layout.take<float>(pairs * most_clusters_ * coded_stride(static_cast<int>(group)));
   workspace_.turned = layout.take<float>(pairs * kMostGroup * model.head_dim);
+  workspace_.born = layout.take<uint8_t>(pairs * most_clusters_);
+  workspace_.search = layout.take<CodedSearchSpace>(pairs);
+  workspace_.clusters = layout.take<uint32_t>(pairs * cluster_words);
   workspace_.keys = layout.take<uint32_t>(pairs * key_words);
-  workspace_.clusters = layout.take<uint32_t>(blocks * cluster_words);
-  workspace_.digits = layout.take<uint32_t>(blocks * 2 * kDigitBins);
   workspace_.partials = layout.take<float>(blocks * 2 * kMostGroup * (model.head_dim + 2));
-  exchange_ = setup_.device.has_clusters()
-                  ? nullptr
-                  : layout.take<TeamExchange>(setup_.device.multiprocessors);
+  exchange_ = layout.take<TeamExchange>(setup_.device.multiprocessors);
   wanted_ = layout.take<uint32_t>(layers * model.kv_heads);
   uncounted_ = layout.take<unsigned long long>(5);
   totals_ = layout.take<RunTotals>(model.kv_heads);
@@ -120,18 +107,10 @@ size_t CodedServer::lay_out(void* base) {
 }
 
 Status CodedServer::allocate() {
-  const ModelDescription& model = setup_.index->metadata().model;
-  wave_ = wave_size(kCodedWaveBytes, setup_.max_tokens, [&](int64_t requests) {
-    wave_ = requests;
-    return lay_out(nullptr);
-  });
-  const size_t bytes = lay_out(nullptr);
-  SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
-  lay_out(memory_.data());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
-  const std::vector<uint32_t> counts = wanted_keys(*setup_.plan, 0, *setup_.index);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(wanted_, counts.data(), counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  const ModelDescription& model = setup_.model();
+  SQZ_RETURN_IF_ERROR(take_wave(memory_, kCodedBytes, setup_.max_tokens, wave_,
+                                [&](void* base) { return lay_out(base); }));
+  SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, 1, wanted_));
   CodedParams shape;
   shape.lookup = setup_.lookups[0];
   shape.lookup.dim = static_cast<int32_t>(model.head_dim);
@@ -140,17 +119,17 @@ Status CodedServer::allocate() {
 }
 
 Status CodedServer::attend(const AttendCall& call, unsigned long long* counters) {
-  const ModelDescription& model = setup_.index->metadata().model;
-  const int64_t row = model.query_heads * model.head_dim * dtype_size(call.dtype);
+  const ModelDescription& model = setup_.model();
   CodedParams params = params_of(call.layer);
   params.lookup.q_dtype = call.dtype;
   params.lookup.counters = counters;
   for (int64_t first = 0; first < call.tokens; first += wave_) {
     const int64_t requests = std::min(wave_, call.tokens - first);
-    params.lookup.q = static_cast<const std::byte*>(call.q) + first * row;
+    const CallRows rows = rows_from(call, model, first);
+    params.lookup.q = rows.q;
     params.lookup.requests = static_cast<int32_t>(requests);
-    params.out = static_cast<std::byte*>(call.out) + first * row;
-    params.lse = call.lse.from(first * model.query_heads);
+    params.out = rows.out;
+    params.lse = rows.lse;
     SQZ_RETURN_IF_ERROR(decode_codes(params,
                                      team_sizes_.of(static_cast<int>(requests * model.kv_heads)),
                                      static_cast<cudaStream_t>(call.stream)));
@@ -160,7 +139,7 @@ Status CodedServer::attend(const AttendCall& call, unsigned long long* counters)
 
 Result<CodedSelection> CodedServer::select(const AttendCall& call) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  const auto heads = static_cast<size_t>(setup_.index->metadata().model.kv_heads);
+  const auto heads = static_cast<size_t>(setup_.model().kv_heads);
   const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
   CodedParams params = params_of(call.layer);
   params.lookup.q = call.q;
@@ -203,11 +182,10 @@ Result<CodedSelection> CodedServer::select(const AttendCall& call) {
     size_t at = h * clusters;
     for (int k = 0; k < params.lookup.levels; ++k) {
       const auto level = static_cast<uint32_t>(layer.levels - params.lookup.levels + k);
-      std::vector<ClusterRun> runs;
       for (int32_t c = 0; c < params.lookup.level[k].clusters; ++c, ++at) {
-        if (fates[at] == kFateEstimated) extend(runs, {level, static_cast<uint32_t>(c), 1});
+        if (fates[at] != kFateEstimated) continue;
+        extend(out.estimated[h], {level, static_cast<uint32_t>(c), 1});
       }
-      out.estimated[h].insert(out.estimated[h].end(), runs.begin(), runs.end());
     }
   }
   return out;

@@ -3,28 +3,13 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <vector>
 
-#include "libruntime/cuda/device.h"
-#include "libruntime/cuda/device_index.h"
+#include "libruntime/cuda/server_setup.h"
 #include "libruntime/kernels/cuda/decode_codes/kernel.h"
-#include "libruntime/select/plan.h"
 #include "libruntime/session/serving_session.h"
 
 namespace sqz::cuda {
-
-// What a session knows when it is created; the pointers live as long as it does.
-struct CodedSetup {
-  const ServedIndex* index = nullptr;
-  const DeviceIndex* uploaded = nullptr;
-  const SelectionPlan* plan = nullptr;
-  std::span<const LookupParams> lookups;  // of the layers; without levels where nothing is selected
-  bool selects = false;                   // the selector squeezed does
-  bool estimate = false;
-  int64_t max_tokens = 0;
-  Device device;
-};
 
 // What became of the slots and clusters of a token, a KV head each.
 struct CodedSelection {
@@ -36,7 +21,7 @@ struct CodedSelection {
 class CodedServer {
  public:
   // Null if no layer needs it. Takes all memory. The device is current.
-  static Result<std::unique_ptr<CodedServer>> create(const CodedSetup& setup);
+  static Result<std::unique_ptr<CodedServer>> create(const ServerSetup& setup);
 
   // Whether a layer needs it: one with rows of codes, or with key codes to select by.
   bool serves(int64_t layer) const;
@@ -46,14 +31,14 @@ class CodedServer {
   Result<CodedSelection> select(const AttendCall& call);
 
  private:
-  explicit CodedServer(const CodedSetup& setup) : setup_(setup) {}
+  explicit CodedServer(const ServerSetup& setup) : setup_(setup) {}
   // By a lookup; else all keys are read.
-  bool selects(int64_t layer) const { return setup_.selects && setup_.plan->selects(layer); }
+  bool selects(int64_t layer) const { return setup_.clusters && setup_.plan->selects(layer); }
   CodedParams params_of(int64_t layer) const;
   size_t lay_out(void* base);
   Status allocate();
 
-  CodedSetup setup_;
+  ServerSetup setup_;
   int64_t wave_ = 1;  // most requests of one launch
   TeamSizes team_sizes_;
   DeviceMemory memory_;

@@ -164,6 +164,10 @@ Result<size_t> DeviceMemory::available() const {
   return bytes_ + (free > spared ? free - spared : 0);
 }
 
+Status zero_memory(void* data, size_t bytes) {
+  return bytes == 0 ? Status() : cuda_status(cudaMemset(data, 0, bytes), "cudaMemset");
+}
+
 Stream::~Stream() {
   if (stream_ == nullptr) return;
   const CurrentDevice current(gpu_);

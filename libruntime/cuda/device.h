@@ -45,6 +45,8 @@ struct Device {
   bool has_clusters() const { return compiled >= 90; }
   // The instructions of 9.0 alone (wgmma): what sm90a kernels need.
   bool has_wgmma() const { return capability == 90 && compiled == 90; }
+  // Those of 10.0 alone: what sm100a kernels need.
+  bool has_tcgen05() const { return capability == 100; }
 };
 
 // kUnsupported if this program has no kernels for the GPU. `gpu` is one that check_probe() accepts.
@@ -106,13 +108,30 @@ class Layout {
   size_t used_ = 0;
 };
 
-// How many of what a layout grows with, 1 to `most`, `bytes` have room for; layout_bytes(n) tells
-// the size of the whole layout with n of them.
-template <class LayoutBytes>
-int64_t wave_size(int64_t bytes, int64_t most, LayoutBytes&& layout_bytes) {
-  const auto one = static_cast<int64_t>(layout_bytes(1));
-  const auto each = static_cast<int64_t>(layout_bytes(2)) - one;
-  return std::clamp<int64_t>(bytes / std::max<int64_t>(each, 1), 1, most);
+Status zero_memory(void* data, size_t bytes);
+
+// Reserves `memory` for lay_out(), which lays everything out from an address on and returns the
+// bytes (from null it only counts), and zeroes it.
+template <class LayOut>
+Status take_memory(DeviceMemory& memory, const LayOut& lay_out) {
+  const size_t bytes = lay_out(nullptr);
+  SQZ_RETURN_IF_ERROR(memory.reserve(bytes));
+  lay_out(memory.data());
+  return zero_memory(memory.data(), bytes);
+}
+
+// The same for as many of what the layout grows with, 1 to `most`, as `bytes` have room for:
+// `count` tells lay_out() how many.
+template <class LayOut>
+Status take_wave(DeviceMemory& memory, int64_t bytes, int64_t most, int64_t& count,
+                 const LayOut& lay_out) {
+  const auto bytes_of = [&](int64_t some) {
+    count = some;
+    return static_cast<int64_t>(lay_out(nullptr));
+  };
+  const int64_t one = bytes_of(1), each = std::max<int64_t>(bytes_of(2) - one, 1);
+  count = std::clamp<int64_t>(bytes / each, 1, most);
+  return take_memory(memory, lay_out);
 }
 
 class Stream {

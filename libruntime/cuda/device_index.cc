@@ -5,7 +5,6 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
-#include "libruntime/kernels/cuda/decode_classify/weights.h"
 
 namespace sqz::cuda {
 namespace {
@@ -61,12 +60,12 @@ std::vector<uint32_t> page_offsets(const LayerView& view) {
   return offsets;
 }
 
-DeviceClassifier place_classifier(const LayerView& view, const LayerTable& table, int64_t layer,
-                                  Placement& place) {
+ClassifierNetwork place_classifier(const LayerView& view, const LayerTable& table, int64_t layer,
+                                   Placement& place) {
   const ClassifierView& from = view.classifier;
   const int64_t heads = view.kv_heads;
-  DeviceClassifier out;
-  out.hidden = from.hidden;
+  ClassifierNetwork out;
+  out.hidden = static_cast<int32_t>(from.hidden);
   out.hidden_weight =
       place.take_weights(layer, from.hidden_weight, heads, from.hidden, view.head_dim);
   out.hidden_bias = place.take(layer, from.hidden_bias, heads * from.hidden * 4);
@@ -103,20 +102,18 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     const int64_t row = heads * view.head_dim * dtype_size(view.dtype);
     DeviceLayer& out = layers_[static_cast<size_t>(l)];
     out.levels = view.levels;
+    const auto rows = [&](const void* from, int64_t count) {
+      return place.take(l, static_cast<const std::byte*>(from), row * count);
+    };
     for (int k = 0; k < view.levels; ++k) {
       const LevelView& level = view.level[k];
       out.level[k] = {.clusters = level.clusters,
-                      .centroids = place.take(l, static_cast<const std::byte*>(level.centroids),
-                                              row * level.clusters),
-                      .value_means = place.take(l, static_cast<const std::byte*>(level.value_means),
-                                                row * level.clusters),
+                      .centroids = rows(level.centroids, level.clusters),
+                      .value_means = rows(level.value_means, level.clusters),
                       .offsets = place.take(l, table.level[k].offsets),
                       .sizes = place.take(l, table.level[k].sizes),
                       .log_sizes = place.take(l, table.level[k].log_sizes)};
     }
-    const auto rows = [&](const void* from, int64_t count) {
-      return place.take(l, static_cast<const std::byte*>(from), row * count);
-    };
     out.page_size = view.page_size;
     out.pages = view.pages;
     out.page_min = rows(view.page_min, view.pages);

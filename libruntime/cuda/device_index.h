@@ -8,6 +8,7 @@
 
 #include "libruntime/cuda/backend.h"
 #include "libruntime/cuda/upload.h"
+#include "libruntime/kernels/cuda/decode_classify/weights.h"
 
 namespace sqz::cuda {
 
@@ -21,15 +22,6 @@ struct DeviceLevel {
   const float* log_sizes = nullptr;   // [Hkv, n_k], natural
 };
 
-// Weights as the kernels read them: decode_classify/weights.h.
-struct DeviceClassifier {
-  int64_t hidden = 0;                   // H
-  const void* hidden_weight = nullptr;  // [Hkv] weights [H, d]
-  const float* hidden_bias = nullptr;   // [Hkv, H]
-  const void* output_weight = nullptr;  // [Hkv] weights [C, H]
-  const float* output_bias = nullptr;   // [Hkv, C] as LayerTable::bucket_bias
-};
-
 struct DeviceLayer {
   int levels = 0;
   std::array<DeviceLevel, kMaxLevels> level;
@@ -40,7 +32,7 @@ struct DeviceLayer {
   int64_t buckets = 0;                       // C; 0 = none
   const uint32_t* bucket_offsets = nullptr;  // [Hkv, C + 1]
   const uint32_t* bucket_sizes = nullptr;    // [Hkv, C]
-  DeviceClassifier classifier;
+  ClassifierNetwork classifier;
   int64_t slots = 0;                    // M
   const uint32_t* positions = nullptr;  // [Hkv, M]
   const void* keys = nullptr;           // [Hkv, M, d]; null if they were left out

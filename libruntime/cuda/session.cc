@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
-#include "libruntime/cuda/cache_source.h"
+#include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
+#include "libruntime/select/runs.h"
 
 namespace sqz::cuda {
 namespace {
@@ -27,8 +28,7 @@ CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Route::kPlain;
   // The selector ideal selects for each token by itself, as decoding does.
   if (has_blocks(call) && !(selecting && is_ideal())) {
-    if (prefill_ != nullptr && prefill_->serves(call)) return Route::kPrefill;
-    if (plain_ != nullptr) return Route::kPlain;
+    if (blocks_ != nullptr) return blocks_->takes_sm90(call) ? Route::kPrefill : Route::kPlain;
   }
   if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
     return Route::kBatch;
@@ -48,7 +48,7 @@ Status CudaSession::check_call(const AttendCall& call) const {
     return unsupported_on_gpu("found a layer with rows of codes or key codes and args.cache",
                               "the index's own keys and values");
   }
-  if (plain_ != nullptr || !has_blocks(call)) return {};
+  if (blocks_ != nullptr || !has_blocks(call)) return {};
   // What is read without a lookup is the same for every token.
   if (!selects(call.layer) || static_ != nullptr || is_ideal()) return {};
   return unsupported_on_gpu("found a request with several query tokens",
@@ -57,10 +57,8 @@ Status CudaSession::check_call(const AttendCall& call) const {
 
 LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
                                         int64_t requests) const {
-  const ModelDescription& model = index_->metadata().model;
   LookupParams params = lookups_[static_cast<size_t>(call.layer)];
-  params.q = static_cast<const std::byte*>(call.q) +
-             first * model.query_heads * model.head_dim * dtype_size(call.dtype);
+  params.q = rows_from(call, index_->metadata().model, first).q;
   params.q_dtype = call.dtype;
   params.requests = static_cast<int32_t>(requests);
   return params;
@@ -75,14 +73,13 @@ Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t reque
 
 AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
                                         int64_t requests) const {
-  const ModelDescription& model = index_->metadata().model;
   const DeviceLayer& layer = uploaded_->layer(call.layer);
   const LookupParams lookup = lookup_params(call, first, requests);
+  const CallRows rows = rows_from(call, index_->metadata().model, first);
   AttendParams params;
-  params.q = lookup.q;
-  params.out = static_cast<std::byte*>(call.out) +
-               first * model.query_heads * model.head_dim * dtype_size(call.dtype);
-  params.lse = call.lse.from(first * model.query_heads);
+  params.q = rows.q;
+  params.out = rows.out;
+  params.lse = rows.lse;
   params.q_dtype = call.dtype;
   params.dtype = lookup.dtype;
   params.dim = lookup.dim;
@@ -130,22 +127,19 @@ Status CudaSession::attend(const AttendCall& call) {
   const CurrentDevice current(device());
   if (selects(call.layer) && static_ != nullptr) SQZ_RETURN_IF_ERROR(count_known(call));
   const bool looks_up = selects(call.layer) && static_ == nullptr;
+  const auto all = [&] { return attend_params(call, 0, call.tokens); };
   unsigned long long* counters = &counters_[call.layer].selections;
-  switch (route_of(call)) {
+  switch (const Route route = route_of(call)) {
     case Route::kPrefill:
-      route_ = "prefill-sm90";
-      return prefill_->attend(call, selects(call.layer), counters);
     case Route::kPlain:
-      route_ = "prefill-sm80";
-      return plain_->attend(call, attend_params(call, 0, call.tokens), looks_up, counters);
+      route_ = route == Route::kPrefill ? "prefill-sm90" : "prefill-sm80";
+      return blocks_->attend(call, all(), looks_up, route == Route::kPrefill, counters);
     case Route::kCodes:
       route_ = "decode-codes";
       return coded_->attend(call, counters);
-    case Route::kBatch: {
+    case Route::kBatch:
       route_ = "batch";
-      const LookupParams lookup = lookup_params(call, 0, call.tokens);
-      return batch_->attend(call, looks_up ? &lookup : nullptr, counters);
-    }
+      return batch_->attend(call, all(), looks_up);
     case Route::kDecode:
       route_ = "decode";
   }
@@ -176,14 +170,8 @@ Status CudaSession::read_runs(const AttendCall& call, const RunLists& lists) {
         cudaMemcpy(first.data(), lists.first + at, bytes, cudaMemcpyDeviceToHost));
     SQZ_RETURN_IF_CUDA_ERROR(
         cudaMemcpy(before.data(), lists.before + at, bytes, cudaMemcpyDeviceToHost));
-    std::vector<KeyRun>& runs = runs_[h];
     for (uint32_t r = 0; r < totals.runs; ++r) {
-      const uint32_t length = before[r + 1] - before[r];
-      if (!runs.empty() && runs.back().first + runs.back().length == first[r]) {
-        runs.back().length += length;
-      } else {
-        runs.push_back({first[r], length});
-      }
+      extend(runs_[h], {first[r], before[r + 1] - before[r]});
     }
   }
   return {};
@@ -212,13 +200,10 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     runs_ = std::move(found.runs);
     guessed_ = std::move(found.guessed);
     estimated_ = std::move(found.estimated);
-  } else if (route == Route::kPrefill && selector_ == SelectorKind::kSqueezed) {
-    SQZ_ASSIGN_OR_RETURN(const RunLists lists, prefill_->select(call));
-    SQZ_RETURN_IF_ERROR(read_runs(call, lists));
   } else if (route == Route::kPrefill || route == Route::kPlain) {
-    SQZ_ASSIGN_OR_RETURN(const RunLists lists, plain_->select(call));
+    SQZ_ASSIGN_OR_RETURN(const RunLists lists, blocks_->select(call, route == Route::kPrefill));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
-    SQZ_ASSIGN_OR_RETURN(estimated_, plain_->estimated(call.layer));
+    SQZ_ASSIGN_OR_RETURN(estimated_, blocks_->estimated(call.layer));
   } else {
     SQZ_RETURN_IF_ERROR(look_up(call, 0, 1));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists_));

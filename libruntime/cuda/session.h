@@ -7,13 +7,9 @@
 #include <vector>
 
 #include "libruntime/cuda/batch_server.h"
-#include "libruntime/cuda/bucket_blocks.h"
+#include "libruntime/cuda/block_server.h"
 #include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/coded_server.h"
-#include "libruntime/cuda/device.h"
-#include "libruntime/cuda/device_index.h"
-#include "libruntime/cuda/plain_server.h"
-#include "libruntime/cuda/prefill_server.h"
 #include "libruntime/cuda/static_lists.h"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
@@ -53,8 +49,7 @@ class CudaSession final : public ServingSession {
   void list_static_runs(const Selector& selector);
   Status allocate(const SelectionRequest& request);
   Status fill_offsets();
-  Status create_batch();
-  Status create_servers_of_blocks(const SelectionRequest& request);
+  Status create_servers(const SelectionRequest& request);
   size_t lay_out(void* base);
 
   Counters counters_of(int64_t layer, const DeviceCounters& found) const;
@@ -88,17 +83,14 @@ class CudaSession final : public ServingSession {
   Device gpu_;
   // Served by the plain kernels in any case: what is estimated, and everything.
   const bool estimate_, plain_only_;
-  std::unique_ptr<PrefillServer> prefill_;          // null: no wgmma, or one token a request
-  std::unique_ptr<PlainServer> plain_;              // null: one token a request only
+  std::unique_ptr<BlockServer> blocks_;             // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
   int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read
   std::vector<LookupParams> lookups_;  // by layer, without what a call brings
-  // Of the selector saap, the second if requests have several tokens; else null.
-  std::unique_ptr<BucketLookup> buckets_;
-  std::unique_ptr<BucketBlocks> bucket_blocks_;
-  std::unique_ptr<BatchServer> batch_;  // null: every request reads its own
-  std::unique_ptr<CodedServer> coded_;  // null: no layer needs it
+  std::unique_ptr<BucketLookup> buckets_;  // of the selector saap; else null
+  std::unique_ptr<BatchServer> batch_;     // null: every request reads its own
+  std::unique_ptr<CodedServer> coded_;     // null: no layer needs it
   DeviceMemory memory_;
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device

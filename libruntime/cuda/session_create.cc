@@ -182,8 +182,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
                : request.rule == RuleKind::kBudget || is_saap() ? LookupRule::kBudget
                                                                 : LookupRule::kThreshold;
   if (model.kv_heads > kMostPairs || model.group_size() > kMostGroup ||
-      (model.head_dim != 64 && model.head_dim != 96 && model.head_dim != 128 &&
-       model.head_dim != 256)) {
+      !is_kernel_dim(model.head_dim)) {
     return {
         Code::kUnsupported,
         concat("device_type 2 (CUDA): found ", model.kv_heads, " KV heads, ", model.group_size(),
@@ -230,7 +229,6 @@ void CudaSession::list_static_runs(const Selector& selector) {
   }
 }
 
-// Everything of one session; from null it only counts.
 size_t CudaSession::lay_out(void* base) {
   const ModelDescription& model = index_->metadata().model;
   int64_t width = 0, slots = 0;
@@ -279,92 +277,52 @@ size_t CudaSession::lay_out(void* base) {
 Status CudaSession::allocate(const SelectionRequest& request) {
   const int64_t most = std::min<int64_t>(kMostPairs / index_->metadata().model.kv_heads,
                                          is_saap() ? kClassifyRequests : kMostPairs);
-  wave_ = wave_size(kWaveBytes, std::min(max_tokens_, most), [&](int64_t requests) {
-    wave_ = requests;
-    return lay_out(nullptr);
-  });
-  const size_t bytes = lay_out(nullptr);
-  SQZ_RETURN_IF_ERROR(memory_.reserve(bytes));
-  lay_out(memory_.data());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(memory_.data(), 0, bytes));
-  const std::vector<uint32_t> counts = wanted_keys(plan_, 0, *index_);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(wanted_, counts.data(), counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice));
+  SQZ_RETURN_IF_ERROR(take_wave(memory_, kWaveBytes, std::min(max_tokens_, most), wave_,
+                                [&](void* base) { return lay_out(base); }));
+  SQZ_RETURN_IF_ERROR(upload_wanted_keys(plan_, *index_, 1, wanted_));
   if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
-  if (is_saap() && !plan_.dense) {
-    SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(*index_, *uploaded_, lookups_));
-  }
   if (!static_runs_.empty()) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
-  SQZ_RETURN_IF_ERROR(create_batch());
-  SQZ_ASSIGN_OR_RETURN(coded_, CodedServer::create({.index = index_.get(),
-                                                    .uploaded = uploaded_.get(),
-                                                    .plan = &plan_,
-                                                    .lookups = lookups_,
-                                                    .selects = selector_ == SelectorKind::kSqueezed,
-                                                    .estimate = estimate_,
-                                                    .max_tokens = max_tokens_,
-                                                    .device = gpu_}));
-  if (max_request_tokens_ > 1 || estimate_ || (buckets_ != nullptr && !buckets_->fits())) {
-    SQZ_RETURN_IF_ERROR(create_servers_of_blocks(request));
-  }
+  SQZ_RETURN_IF_ERROR(create_servers(request));
   SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   return {};
 }
 
-Status CudaSession::create_servers_of_blocks(const SelectionRequest& request) {
-  const bool selects = !plan_.dense && static_ == nullptr && !is_ideal();
-  const bool clusters = selector_ == SelectorKind::kSqueezed;
-  const auto group = static_cast<PrefillGroup>(request.group);
-  if (buckets_ != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(bucket_blocks_, BucketBlocks::create(*buckets_, index_->metadata().model,
-                                                              lookups_, max_tokens_));
+Status CudaSession::create_servers(const SelectionRequest& request) {
+  const LookupParams* selecting = nullptr;  // layers that select have the same shape
+  for (int64_t l = 0; selecting == nullptr && l < std::ssize(lookups_); ++l) {
+    if (selects(l) && static_ == nullptr) selecting = &lookups_[static_cast<size_t>(l)];
   }
-  SQZ_ASSIGN_OR_RETURN(plain_, PlainServer::create({.index = index_.get(),
-                                                    .uploaded = uploaded_.get(),
-                                                    .plan = &plan_,
-                                                    .group = group,
-                                                    .lookups = lookups_,
-                                                    .selects = selects,
-                                                    .buckets = bucket_blocks_.get(),
-                                                    .estimate = estimate_,
-                                                    .block = block_,
-                                                    .max_tokens = max_tokens_,
-                                                    .device = gpu_}));
-  if (!gpu_.has_wgmma() || max_request_tokens_ == 1) return {};
-  SQZ_ASSIGN_OR_RETURN(
-      prefill_, PrefillServer::create({.index = index_.get(),
-                                       .uploaded = uploaded_.get(),
-                                       .plan = &plan_,
-                                       .group = group,
-                                       .known = static_.get(),
-                                       .exact_skipped = exact_skipped_,
-                                       .selects = selects && clusters,
-                                       .finder = selects && !clusters ? plain_.get() : nullptr,
-                                       .block = block_,
-                                       .max_tokens = max_tokens_,
-                                       .device = gpu_}));
-  return {};
-}
-
-Status CudaSession::create_batch() {
-  bool looks_up = false;
-  for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
-    if (!selects(l) || static_ != nullptr) continue;
-    looks_up = true;
-    SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(lookups_[static_cast<size_t>(l)]));
-    break;  // layers that select have the same shape
+  if (selecting != nullptr) {
+    SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(*selecting));
   }
-  const int64_t most = std::min(max_tokens_, wave_);
-  if (most < 2 || !gpu_.has_wgmma()) return {};
-  SQZ_ASSIGN_OR_RETURN(
-      batch_, BatchServer::create({.index = index_.get(),
-                                   .uploaded = uploaded_.get(),
-                                   .lookups = lookups_,
-                                   .selects = looks_up && selector_ == SelectorKind::kSqueezed,
-                                   .max_requests = most,
-                                   .device = gpu_}));
+  ServerSetup setup;
+  setup.index = index_.get();
+  setup.uploaded = uploaded_.get();
+  setup.plan = &plan_;
+  setup.lookups = lookups_;
+  setup.clusters = selecting != nullptr && selector_ == SelectorKind::kSqueezed;
+  setup.blocks_look_up = selecting != nullptr && !is_ideal();
+  setup.group = static_cast<PrefillGroup>(request.group);
+  setup.estimate = estimate_;
+  setup.block = block_;
+  setup.max_tokens = max_tokens_;
+  setup.max_request_tokens = max_request_tokens_;
+  setup.device = gpu_;
+  bool blocks = max_request_tokens_ > 1 || estimate_;
+  if (is_saap() && !plan_.dense) {
+    SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(setup, blocks));
+    setup.buckets = buckets_.get();
+    blocks = blocks || !buckets_->fits();
+  }
+  if (const int64_t most = std::min(max_tokens_, wave_); most > 1 && gpu_.has_wgmma()) {
+    SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, most));
+  }
+  SQZ_ASSIGN_OR_RETURN(coded_, CodedServer::create(setup));
+  if (blocks) {
+    SQZ_ASSIGN_OR_RETURN(blocks_, BlockServer::create(setup));
+  }
   return {};
 }
 

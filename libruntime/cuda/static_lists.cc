@@ -19,8 +19,7 @@ Result<std::unique_ptr<StaticLists>> StaticLists::create(std::vector<HeadRuns> r
       layer.most_runs = std::max<int64_t>(layer.most_runs, std::ssize(own));
     }
   }
-  SQZ_RETURN_IF_ERROR(out->memory_.reserve(out->lay_out(nullptr)));
-  out->lay_out(out->memory_.data());
+  SQZ_RETURN_IF_ERROR(take_memory(out->memory_, [&](void* base) { return out->lay_out(base); }));
   for (size_t l = 0; l < out->runs_.size(); ++l) {
     if (!out->runs_[l].empty()) {
       SQZ_RETURN_IF_ERROR(out->fill(out->runs_[l], out->layers_[l]));

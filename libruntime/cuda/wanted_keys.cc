@@ -1,6 +1,7 @@
 #include "libruntime/cuda/wanted_keys.h"
 
 #include <cmath>
+#include <vector>
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/select/layer_spread.h"
@@ -20,8 +21,7 @@ void count_pages(const SelectionPlan& plan, const ServedIndex& index,
   }
 }
 
-}  // namespace
-
+// [layers, Hkv]
 std::vector<uint32_t> wanted_keys(const SelectionPlan& plan, int scope, const ServedIndex& index) {
   const auto heads = static_cast<size_t>(index.metadata().model.kv_heads);
   std::vector<uint32_t> wanted(index.layers.size() * heads);
@@ -39,8 +39,11 @@ std::vector<uint32_t> wanted_keys(const SelectionPlan& plan, int scope, const Se
   return wanted;
 }
 
-Status upload_wanted_keys(const SelectionPlan& plan, const ServedIndex& index, uint32_t* wanted) {
-  for (int scope = 0; scope < kScopes; ++scope) {
+}  // namespace
+
+Status upload_wanted_keys(const SelectionPlan& plan, const ServedIndex& index, int scopes,
+                          uint32_t* wanted) {
+  for (int scope = 0; scope < scopes; ++scope) {
     const std::vector<uint32_t> keys = wanted_keys(plan, scope, index);
     SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(wanted + static_cast<size_t>(scope) * keys.size(),
                                         keys.data(), keys.size() * sizeof(uint32_t),

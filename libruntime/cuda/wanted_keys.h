@@ -2,8 +2,6 @@
 // selector quest pages.
 #pragma once
 
-#include <vector>
-
 #include "libruntime/select/plan.h"
 #include "libruntime/session/served_index.h"
 
@@ -11,10 +9,9 @@ namespace sqz::cuda {
 
 inline constexpr int kScopes = Calibration::kScopes;
 
-// [layers, Hkv]; zeros where nothing is counted.
-std::vector<uint32_t> wanted_keys(const SelectionPlan& plan, int scope, const ServedIndex& index);
-
-// Those of all scopes, to wanted [kScopes, layers, Hkv] on the device.
-Status upload_wanted_keys(const SelectionPlan& plan, const ServedIndex& index, uint32_t* wanted);
+// Of the first `scopes` scopes, to wanted [scopes, layers, Hkv] on the device; zeros where nothing
+// is counted.
+Status upload_wanted_keys(const SelectionPlan& plan, const ServedIndex& index, int scopes,
+                          uint32_t* wanted);
 
 }  // namespace sqz::cuda

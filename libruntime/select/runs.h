@@ -1,6 +1,8 @@
 // Runs of slots, put together in ascending order.
 #pragma once
 
+#include <vector>
+
 #include "libruntime/select/selector.h"
 
 namespace sqz {
@@ -8,7 +10,7 @@ namespace sqz {
 inline void clear(HeadSelection& out) {
   out.run_count = out.estimated_count = out.keys = 0;
   out.estimated_clusters = out.centroids = out.exact_skipped = 0;
-  out.guessed_count = out.guessed_keys = out.codes = out.means = 0;
+  out.rest_count = out.guessed_count = out.guessed_keys = out.codes = out.means = 0;
   out.share = 0;
 }
 
@@ -30,6 +32,22 @@ inline void append_run(HeadSelection& out, uint32_t first, uint32_t end) {
 }
 inline void append_guessed(HeadSelection& out, uint32_t first, uint32_t end) {
   append_run(out.guessed, out.guessed_count, out.guessed_keys, first, end);
+}
+
+inline bool touch(const KeyRun& run, const KeyRun& next) {
+  return run.first + run.length == next.first;
+}
+inline bool touch(const ClusterRun& run, const ClusterRun& next) {
+  return run.level == next.level && run.first + run.length == next.first;
+}
+// Appends to a list that grows; a run that touches the last one goes on with it.
+template <class Run>
+void extend(std::vector<Run>& runs, const Run& next) {
+  if (!runs.empty() && touch(runs.back(), next)) {
+    runs.back().length += next.length;
+  } else {
+    runs.push_back(next);
+  }
 }
 
 }  // namespace sqz

@@ -34,6 +34,7 @@ struct Buffers {
   float* tile;     // [kKeyTile, kRowTile], many rows only
   float* exact;    // [tile, e16] logits of the exact keys
   float* ones;     // [e16]: 1; 0 in the padding
+  float* sums;     // [kRowTile] log of equation 2's sum, of the rows at hand
 };
 
 int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
@@ -59,6 +60,7 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   const int64_t e16 = round_up(p.exact_count, kLanePad);
   b.exact = take(rows * e16);
   b.ones = take(e16);
+  b.sums = take(kRowTile);
   if (buffers != nullptr) *buffers = b;
   return used;
 }
@@ -241,7 +243,7 @@ class Scorer {
       logits(clusters(), rows);
     }
     if (p_.exact_count > 0) logits(exact(), rows);
-    float lse[kRowTile];
+    float* lse = b_.sums;
     for (int64_t r = 0; r < rows; ++r) {
       float* logits = b_.logits + r * n16_;
       std::fill(logits + p_.clusters, logits + n16_, -kInfinity);
@@ -322,6 +324,14 @@ Status check(const ScoreProblem& p, size_t scores, size_t workspace) {
 
 int64_t score_workspace(const ScoreProblem& problem) {
   return cut(problem, nullptr, nullptr);
+}
+
+ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace) {
+  const int64_t rows = problem.tokens * problem.group;
+  if (rows > kFewRows || (problem.policy == Group::kMax && problem.group > 1)) return {};
+  Buffers buffers;
+  cut(problem, workspace.data(), &buffers);
+  return {rows, buffers.logits, round_up(problem.clusters, kLanePad), buffers.sums};
 }
 
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,

@@ -67,4 +67,13 @@ int64_t score_workspace(const ScoreProblem& problem);
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
                       std::span<float> workspace);
 
+// The logits of a problem, times its scale, as score_clusters() leaves them in its workspace.
+struct ScoredRows {
+  int64_t rows = 0;  // query rows, token by token; 0 = not kept, of many rows or Group::kMax
+  const float* logits = nullptr;    // [rows][ld]
+  int64_t ld = 0;                   // n rounded up to kLanePad
+  const float* log_sums = nullptr;  // [rows] of equation 2's sum
+};
+ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace);
+
 }  // namespace sqz

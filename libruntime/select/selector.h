@@ -3,6 +3,7 @@
 // select/registry.cc: see docs/selectors.md.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -12,11 +13,10 @@
 #include "formats/sqz_file.h"
 #include "libruntime/attention/coded_products.h"
 #include "libruntime/index_tables.h"
+#include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/select/score.h"
 
 namespace sqz {
-
-struct CpuKernels;
 
 // Contiguous slots.
 struct KeyRun {
@@ -29,6 +29,13 @@ struct ClusterRun {
   uint32_t level = 0;  // index into LayerView::level
   uint32_t first = 0;
   uint32_t length = 0;
+};
+
+// The keys of a finest cluster that are estimated by their codes, as one: for each query row the
+// log of the sum of exp over their logits.
+struct ClusterRest {
+  uint32_t cluster = 0;
+  std::array<float, kFewRows> logits = {};
 };
 
 // One block of query tokens against one KV head.
@@ -45,8 +52,10 @@ struct HeadSelection {
   std::span<KeyRun> runs;           // capacity
   std::span<ClusterRun> estimated;  // capacity
   std::span<KeyRun> guessed;        // capacity
+  std::span<ClusterRest> rests;     // capacity; may be empty
   int64_t run_count = 0;            // ascending, disjoint, neighbours merged
   int64_t estimated_count = 0;
+  int64_t rest_count = 0;     // of `guessed`; 0 for many rows, whose logits are not kept
   int64_t guessed_count = 0;  // slots estimated by their key code: ascending, disjoint from runs
   int64_t keys = 0;           // in runs
   int64_t estimated_clusters = 0;  // in estimated
@@ -73,6 +82,7 @@ struct SelectorLimits {
   int64_t runs = 0;           // most runs of one HeadSelection
   int64_t estimated = 0;      // most ClusterRuns
   int64_t guessed = 0;        // most runs of guessed keys
+  int64_t rests = 0;          // most ClusterRests
   SelectWorkspace workspace;  // sized; each thread copies it once
 };
 

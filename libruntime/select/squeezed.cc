@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/select/descend.h"
@@ -62,7 +63,10 @@ class SqueezedSelector final : public Selector {
           floats = std::max(floats, score_workspace(problem));
         }
         limits.runs = std::max(limits.runs, (view.slots + 1) / 2);
-        if (options_.estimate) limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
+        if (options_.estimate) {
+          limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
+          limits.rests = std::max(limits.rests, view.level[view.levels - 1].clusters);
+        }
         limits.workspace.products.emplace(*index_.kernels, view.head_dim);
       }
       limits.runs = std::max(limits.runs, (view.level[view.levels - 1].clusters + 1) / 2);
@@ -73,7 +77,7 @@ class SqueezedSelector final : public Selector {
     limits.workspace.order.resize(static_cast<size_t>(most));
     limits.workspace.sizes.resize(static_cast<size_t>(2 * most));
     limits.workspace.ranges.resize(static_cast<size_t>(2 * most));
-    limits.workspace.bytes.resize(static_cast<size_t>(most));
+    limits.workspace.bytes.resize(static_cast<size_t>(most + kLanePad));
     return limits;
   }
 
@@ -189,17 +193,57 @@ class SqueezedSelector final : public Selector {
     } else {
       choose_best(single, wanted, workspace.order, read);
     }
-    size_t i = 0;
+    append_keys(keys, read, out);
+    if (options_.estimate) add_rests(problem, codes, read, workspace.floats, out);
+    return {};
+  }
+
+  // Runs of keys that are read and, if there is an estimate, of those between them.
+  void append_keys(const AliveClusters& keys, std::span<const uint8_t> read,
+                   HeadSelection& out) const {
+    const uint8_t* at = read.data();
     for (const ClusterRange& range : keys.ranges) {
-      for (uint32_t slot = range.first; slot < range.first + range.count; ++slot, ++i) {
-        if (read[i] != 0) {
-          append_run(out, slot, slot + 1);
-        } else if (options_.estimate) {
-          append_guessed(out, slot, slot + 1);
-        }
+      const uint8_t* const begin = at;
+      const uint8_t* const end = at + range.count;
+      const auto slot = [&](const uint8_t* i) {
+        return range.first + static_cast<uint32_t>(i - begin);
+      };
+      while (at < end) {
+        const auto* first =
+            static_cast<const uint8_t*>(std::memchr(at, 1, static_cast<size_t>(end - at)));
+        if (first == nullptr) first = end;
+        if (options_.estimate) append_guessed(out, slot(at), slot(first));
+        for (at = first; at < end && *at != 0;) ++at;
+        append_run(out, slot(first), slot(at));
       }
     }
-    return {};
+  }
+
+  // What the keys that are not read weigh in each of their clusters, by the logits of their codes.
+  void add_rests(const ScoreProblem& keys, const CodedHead& codes, std::span<const uint8_t> read,
+                 std::span<float> floats, HeadSelection& out) const {
+    const ScoredRows scored = scored_rows(keys, floats);
+    if (scored.rows == 0 || out.rests.empty()) return;
+    int64_t place = 0;
+    for (const ClusterRange& range : keys.ranges) {
+      const uint32_t end = range.first + range.count;
+      int64_t cluster = codes.cluster_of(range.first);
+      for (uint32_t first = range.first; first < end; ++cluster) {
+        const uint32_t last = std::min(end, codes.offsets[cluster + 1]);
+        const int64_t count = last - first;
+        ClusterRest& rest = out.rests[static_cast<size_t>(out.rest_count)];
+        rest.cluster = static_cast<uint32_t>(cluster);
+        float most = -INFINITY;
+        for (int64_t r = 0; r < scored.rows; ++r) {
+          rest.logits[r] = index_.kernels->rest_log_sum(scored.logits + r * scored.ld + place,
+                                                        &read[place], count, scored.log_sums[r]);
+          most = std::max(most, rest.logits[r]);
+        }
+        if (most > -INFINITY) ++out.rest_count;
+        first = last;
+        place += count;
+      }
+    }
   }
 
   int first_level(const LayerView& view) const {

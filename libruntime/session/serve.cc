@@ -208,10 +208,12 @@ void Session::make_lists(const AttendCall& call) {
     if (view.coded_keys.bits > 0 && call.cache == nullptr) {
       list.coded_keys = coded_head(view, view.coded_keys, false, head);
     }
-    list.guessed = selection.guessed.first(static_cast<size_t>(selection.guessed_count));
-    list.guessed_keys = selection.guessed_keys;
-    if (list.guessed_keys > 0) list.key_codes = coded_head(view, view.key_codes, false, head);
-    if (list.coded_keys.coded() || list.key_codes.coded()) {
+    list.rests = selection.rests.first(static_cast<size_t>(selection.rest_count));
+    const bool by_codes = list.rests.empty() && selection.guessed_count > 0;
+    list.guessed = selection.guessed.first(by_codes ? selection.guessed_count : 0);
+    list.guessed_keys = by_codes ? selection.guessed_keys : 0;
+    if (by_codes) list.key_codes = coded_head(view, view.key_codes, false, head);
+    if (list.coded_keys.coded() || by_codes || !list.rests.empty()) {
       list.coded_values = coded_head(view, view.coded_values, true, head);
     }
     if (call.cache != nullptr) {

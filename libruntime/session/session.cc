@@ -96,7 +96,8 @@ void Session::allocate(int threads) {
   const int64_t block_bytes =
       kv_heads_ * static_cast<int64_t>((limits.runs + limits.guessed) * sizeof(KeyRun) +
                                        limits.estimated * sizeof(ClusterRun) +
-                                       sizeof(HeadSelection) + sizeof(KeyList));
+                                       limits.rests * sizeof(ClusterRest) + sizeof(HeadSelection) +
+                                       sizeof(KeyList));
   chunk_blocks_ =
       selector_ == nullptr ? 1 : std::clamp<int64_t>(kWaveBytes / block_bytes, 1, max_tokens_);
   const auto entries = static_cast<size_t>(chunk_blocks_ * kv_heads_);
@@ -104,6 +105,7 @@ void Session::allocate(int threads) {
   runs_.reset(new KeyRun[entries * static_cast<size_t>(limits.runs)]);
   estimated_.reset(new ClusterRun[entries * static_cast<size_t>(limits.estimated)]);
   guessed_.reset(new KeyRun[entries * static_cast<size_t>(limits.guessed)]);
+  rests_.reset(new ClusterRest[entries * static_cast<size_t>(limits.rests)]);
   selections_.resize(entries);
   lists_.resize(entries);
   for (size_t i = 0; i < entries; ++i) {
@@ -112,6 +114,7 @@ void Session::allocate(int threads) {
                                 static_cast<size_t>(limits.estimated)};
     selections_[i].guessed = {guessed_.get() + i * limits.guessed,
                               static_cast<size_t>(limits.guessed)};
+    selections_[i].rests = {rests_.get() + i * limits.rests, static_cast<size_t>(limits.rests)};
   }
 
   // A block of t tokens has ceil(t * group / kTileRows) items a head.

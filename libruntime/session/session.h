@@ -110,6 +110,7 @@ class Session final : public ServingSession {
   std::unique_ptr<KeyRun[]> runs_;
   std::unique_ptr<ClusterRun[]> estimated_;
   std::unique_ptr<KeyRun[]> guessed_;
+  std::unique_ptr<ClusterRest[]> rests_;
   std::vector<KeyList> lists_;  // [chunk_blocks, Hkv]
   std::vector<Item> items_;
   std::vector<Split> splits_;

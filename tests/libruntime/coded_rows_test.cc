@@ -172,8 +172,8 @@ std::vector<size_t> ranking(const std::vector<double>& scores) {
 
 // `wanted` keys are read.
 ByCodes choose_by_codes(const Served& served, const Decoded& layer, int64_t head,
-                        const std::vector<float>& queries, int64_t tokens, double alive_share,
-                        int64_t wanted) {
+                        const std::vector<float>& queries, int64_t tokens, Group policy,
+                        double alive_share, int64_t wanted) {
   const LayerView& view = layer.view;
   const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
   const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
@@ -183,7 +183,9 @@ ByCodes choose_by_codes(const Served& served, const Decoded& layer, int64_t head
   const std::vector<uint8_t> all(sizes.size(), 1);
   const auto* means =
       static_cast<const float*>(finest.centroids) + head * finest.clusters * view.head_dim;
-  const auto scores = reference::scores(problem_of(served, own, tokens, means, sizes), all);
+  ScoreProblem clusters = problem_of(served, own, tokens, means, sizes);
+  clusters.policy = policy;
+  const auto scores = reference::scores(clusters, all);
   const int64_t through =
       std::max<int64_t>(wanted, std::llround(alive_share * static_cast<double>(view.slots)));
   ByCodes out;
@@ -204,7 +206,9 @@ ByCodes choose_by_codes(const Served& served, const Decoded& layer, int64_t head
   }
   const std::vector<uint32_t> ones(alive.size(), 1);
   const float* codes = layer.codes.data() + head * view.slots * view.head_dim;
-  const auto single = reference::scores(problem_of(served, own, tokens, codes, ones), alive);
+  ScoreProblem keys_alone = problem_of(served, own, tokens, codes, ones);
+  keys_alone.policy = policy;
+  const auto single = reference::scores(keys_alone, alive);
   const auto best = ranking(single);
   for (int64_t r = 0; r < keys; ++r) {
     (r < wanted ? out.read : out.guessed)[best[static_cast<size_t>(r)]] = true;
@@ -238,8 +242,9 @@ int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t t
   };
   for (int64_t head = 0; head < o.kv_heads; ++head) {
     const HeadSelection& s = heads[static_cast<size_t>(head)];
-    expected.push_back(
-        choose_by_codes(served, layer, head, queries, tokens, session.plan().alive, s.keys));
+    expected.push_back(choose_by_codes(served, layer, head, queries, tokens,
+                                       static_cast<Group>(options.selection.group),
+                                       session.plan().alive, s.keys));
     if (expected.back().margin < 1e-4) return 0;  // rounding may decide otherwise
     EXPECT_EQ(slots_of(s.runs, s.run_count), expected.back().read);
     EXPECT_EQ(s.codes,
@@ -310,6 +315,23 @@ TEST(KeyCodes, ChooseSingleKeysAndEstimateTheOthers) {
     }
   }
   EXPECT_GT(compared, 40) << "of 72";
+}
+
+TEST(KeyCodes, EveryGroupPolicy) {
+  const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ8, .key_codes = 2});
+  for (const Group policy : {Group::kMean, Group::kMax, Group::kAny}) {
+    int64_t compared = 0;
+    for (const int64_t tokens : {1, 2, 3, 4}) {
+      SCOPED_TRACE(concat("policy ", static_cast<int>(policy), " tokens ", tokens));
+      SessionOptions options = options_of(SelectorKind::kSqueezed);
+      options.selection.levels = 1;
+      options.selection.keep = 0.2;
+      options.selection.group = static_cast<int>(policy);
+      options.selection.estimate = true;
+      compared += compare_by_codes(served, options, tokens);
+    }
+    EXPECT_GT(compared, 1) << "of 4, policy " << static_cast<int>(policy);
+  }
 }
 
 TEST(KeyCodes, EveryInstructionSet) {

@@ -5,11 +5,13 @@
 
 #include "libindex/cuda/kmeans/common/assign.h"
 #include "libindex/cuda/kmeans/resolve/kernel.h"
+#include "libindex/cuda/kmeans/sm100/kernel.h"
 #include "libindex/cuda/kmeans/sm80/kernel.h"
 #include "libindex/cuda/kmeans/sm90/kernel.h"
 #include "libindex/cuda/kmeans/update/kernel.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 
 namespace sqz::cuda {
 namespace {
@@ -25,19 +27,18 @@ Result<Device> current_device() {
   return read_device(gpu);
 }
 
-bool hopper_dim(int dim) {
-  return dim == 64 || dim == 96 || dim == 128 || dim == 256;
-}
-
 // The one place where a kernel is chosen: what is required, and what is missing.
 Result<AssignKernel> choose_kernel(const KmeansParams& params, const Device& device) {
-  const bool hopper = device.has_wgmma() && hopper_dim(params.shape.dim);
-  if (params.kernel == AssignKernel::kHopper && !hopper) {
-    return Status(
-        Code::kUnsupported,
-        concat("the Hopper kernel needs compute capability 9.0 and d of 64, 96, 128 or "
-               "256; here they are ",
-               device.capability / 10, ".", device.capability % 10, " and ", params.shape.dim));
+  const bool dim = is_kernel_dim(params.shape.dim), hopper = device.has_wgmma() && dim;
+  const auto needs = [&](const char* kernel, const char* capability) {
+    return Status(Code::kUnsupported,
+                  concat("the ", kernel, " kernel needs compute capability ", capability,
+                         " and d of 64, 96, 128 or 256; here they are ", device.capability / 10,
+                         ".", device.capability % 10, " and ", params.shape.dim));
+  };
+  if (params.kernel == AssignKernel::kHopper && !hopper) return needs("Hopper", "9.0");
+  if (params.kernel == AssignKernel::kBlackwell && !(device.has_tcgen05() && dim)) {
+    return needs("Blackwell", "10.0");
   }
   if (params.kernel != AssignKernel::kAuto) return params.kernel;
   return hopper ? AssignKernel::kHopper : AssignKernel::kPlain;
@@ -52,7 +53,7 @@ Status check_shape(const KmeansShape& shape) {
   if (shape.points < 1 || shape.points > kMaxPoints) {
     return wrong("points", shape.points, "1 to 1073741824");
   }
-  if (d != 32 && !hopper_dim(d)) return wrong("dim", d, "32, 64, 96, 128 or 256");
+  if (d != 32 && !is_kernel_dim(d)) return wrong("dim", d, "32, 64, 96, 128 or 256");
   if (shape.clusters < 1 || shape.clusters > kMaxClusters) {
     return wrong("clusters", shape.clusters, "1 to 131072");
   }
@@ -183,7 +184,7 @@ class Run {
 
   Status assign() {
     SQZ_RETURN_IF_ERROR(clear_counters(0));
-    SQZ_RETURN_IF_ERROR(kernel_ == AssignKernel::kHopper ? assign_hopper() : assign_plain());
+    SQZ_RETURN_IF_ERROR(assign_points());
     return launch_resolve(assign_, multiprocessors_, stream_);
   }
 
@@ -227,32 +228,18 @@ class Run {
         "cudaMemsetAsync");
   }
 
-  Status assign_hopper() {
-    switch (shape_.dim) {
-      case 64:
-        return sm90::launch_assign<64>(assign_, assign_blocks_, stream_);
-      case 96:
-        return sm90::launch_assign<96>(assign_, assign_blocks_, stream_);
-      case 128:
-        return sm90::launch_assign<128>(assign_, assign_blocks_, stream_);
-      default:
-        return sm90::launch_assign<256>(assign_, assign_blocks_, stream_);
-    }
-  }
-
-  Status assign_plain() {
-    switch (shape_.dim) {
-      case 32:
-        return sm80::launch_assign<32>(assign_, stream_);
-      case 64:
-        return sm80::launch_assign<64>(assign_, stream_);
-      case 96:
-        return sm80::launch_assign<96>(assign_, stream_);
-      case 128:
-        return sm80::launch_assign<128>(assign_, stream_);
-      default:
-        return sm80::launch_assign<256>(assign_, stream_);
-    }
+  Status assign_points() {
+    if (shape_.dim == 32) return sm80::launch_assign<32>(assign_, stream_);
+    return for_dim(shape_.dim, no_such_dim(shape_.dim), [&](auto dim) {
+      switch (kernel_) {
+        case AssignKernel::kHopper:
+          return sm90::launch_assign<dim.value>(assign_, assign_blocks_, stream_);
+        case AssignKernel::kBlackwell:
+          return sm100::launch_assign<dim.value>(assign_, assign_blocks_, stream_);
+        default:
+          return sm80::launch_assign<dim.value>(assign_, stream_);
+      }
+    });
   }
 
   KmeansShape shape_;

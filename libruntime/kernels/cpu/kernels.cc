@@ -48,6 +48,7 @@ const CpuKernels& table(const char* name) {
                                     .softmax_lanes = softmax_lanes,
                                     .scale_lanes = scale_lanes,
                                     .log_sum_exp = log_sum_exp,
+                                    .rest_log_sum = rest_log_sum,
                                     .add_rows = add_rows,
                                     .finish_mean = finish_mean,
                                     .page_bounds = page_bounds,

@@ -105,6 +105,9 @@ struct CpuKernels {
   // x *= scale; returns log sum_j weights[j] exp(x[j]): -infinity if all x are, NaN if one is NaN
   // or +infinity.
   float (*log_sum_exp)(float* x, const float* weights, int64_t n, float scale);
+  // log of the sum of exp(x[j]) over those of n with taken[j] = 0; x - around must not overflow
+  // exp. x and taken have room for n rounded up to kLanePad.
+  float (*rest_log_sum)(const float* x, const uint8_t* taken, int64_t n, float around);
   // Adds rows to running log-domain sums: with y = x[r * ld + j] - lse[r], maximum[j] = max(.., y)
   // and sum[j] = the sum of exp(y - maximum[j]) over all rows so far. Start: kLowest, 0.
   void (*add_rows)(const float* x, int64_t ld, const float* lse, int64_t rows, int64_t n,
@@ -128,7 +131,8 @@ struct CpuKernels {
   // codes of this shape. Null where the processor has no such instruction.
   bool (*pack_i16)(const float* row, int64_t dim, int16_t* out, float* scale);
   bool (*dots_i16)(int bits, const int16_t* packed, const float* scales, int64_t rows,
-                   const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld);
+                   const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld,
+                   Ahead ahead);
   // decode_row() of `n` rows of codes of 1, 2 or 4 bits, one after the other: out [n][dim].
   void (*decode_codes)(int bits, const std::byte* codes, int64_t n, int64_t dim, int8_t* out);
 

@@ -107,6 +107,22 @@ float log_sum_exp(float* x, const float* weights, int64_t n, float scale_by) {
   return peak + std::log(hn::GetLane(hn::SumOfLanes(f, total)));
 }
 
+float rest_log_sum(const float* x, const uint8_t* taken, int64_t n, float around) {
+  const F f;
+  const hn::Rebind<uint8_t, F> u8;
+  const hn::Rebind<int32_t, F> i32;
+  const VF middle = hn::Set(f, around);
+  VF total = hn::Zero(f);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const auto left = static_cast<size_t>(std::min<int64_t>(n - j, kLanes));
+    const auto marks = hn::PromoteTo(i32, hn::LoadU(u8, taken + j));
+    const auto rest = hn::And(hn::RebindMask(f, hn::Eq(marks, hn::Zero(i32))), hn::FirstN(f, left));
+    const VF p = exp_of(hn::Sub(hn::LoadU(f, x + j), middle));
+    total = hn::Add(total, hn::IfThenElseZero(rest, p));
+  }
+  return around + std::log(hn::GetLane(hn::SumOfLanes(f, total)));
+}
+
 void add_rows(const float* x, int64_t ld, const float* lse, int64_t rows, int64_t n, float* maximum,
               float* sum) {
   const F f;

@@ -6,6 +6,8 @@
 #define SQZ_CPU_STREAM_INL_H_
 #endif
 
+#include <type_traits>
+
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/kernels/cpu/load-inl.h"
 
@@ -237,7 +239,7 @@ template <class S, int kRows>
 void accumulate_rows(const float* p, int64_t ld, const void* const* values, int64_t n, int64_t dim,
                      float* acc, const Asking& asking) {
   // Sums in half of the registers: 16 of AVX-512's 32, 8 of the others' 16.
-  constexpr int kPairs = kLanes >= 16 ? 4 : kRows >= 4 ? 1 : 2;
+  constexpr int kPairs = kLanes >= 16 ? (kRows >= 4 ? 2 : 4) : kRows >= 4 ? 1 : 2;
   const int64_t padded = padded_dim(dim);
   int64_t c = 0;
   for (; c + kPairs * kChunk <= dim; c += kPairs * kChunk) {
@@ -264,8 +266,9 @@ void accumulate_stretch(const float* p, int64_t ld, int64_t rows, const void* co
   const Asking idle = {.ahead = ahead, .lines = ahead.distance > 0 ? 2 : 0, .next = n};
   Asking asking = {.ahead = ahead};
   int64_t r = 0;
-  // AVX-512 takes two rows over whole values, in the order of memory, not four over half values.
-  if constexpr (kLanes < 16) {
+  // AVX-512 takes two rows over whole values, in the order of memory, not four over half values,
+  // unless a half is a line and converting it costs as much as two products.
+  if constexpr (kLanes < 16 || std::is_same_v<S, StoredI8>) {
     for (; r + 4 <= rows; r += 4, asking = idle) {
       accumulate_rows<S, 4>(p + r * ld, ld, values, n, dim, acc + r * padded, asking);
     }

@@ -183,6 +183,9 @@ class AssignTest : public testing::TestWithParam<std::tuple<AssignKernel, int>> 
     if (kernel() == AssignKernel::kHopper && (!test::have_hopper() || dim() == 32)) {
       GTEST_SKIP() << "the Hopper kernel does not run here";
     }
+    if (kernel() == AssignKernel::kBlackwell && (!test::have_blackwell() || dim() == 32)) {
+      GTEST_SKIP() << "the Blackwell kernel does not run here";
+    }
   }
   AssignKernel kernel() const { return std::get<0>(GetParam()); }
   int dim() const { return std::get<1>(GetParam()); }
@@ -301,15 +304,18 @@ TEST_P(AssignTest, NormsFarFromOne) {
   check(shape, points, unit_rows(130, dim(), 52));
 }
 
+std::string name_of(const testing::TestParamInfo<std::tuple<AssignKernel, int>>& test) {
+  const char* const names[] = {"Auto", "Plain", "Hopper", "Blackwell"};
+  return names[static_cast<size_t>(std::get<0>(test.param))] +
+         std::to_string(std::get<1>(test.param));
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, AssignTest,
                          testing::Combine(testing::Values(AssignKernel::kPlain,
-                                                          AssignKernel::kHopper),
+                                                          AssignKernel::kHopper,
+                                                          AssignKernel::kBlackwell),
                                           testing::Values(32, 64, 96, 128, 256)),
-                         [](const auto& test) {
-                           const bool plain = std::get<0>(test.param) == AssignKernel::kPlain;
-                           return std::string(plain ? "Plain" : "Hopper") +
-                                  std::to_string(std::get<1>(test.param));
-                         });
+                         name_of);
 
 // Clustered points: `groups` directions, noise around them.
 std::vector<uint16_t> grouped_rows(size_t rows, int dim, size_t groups, uint64_t seed) {

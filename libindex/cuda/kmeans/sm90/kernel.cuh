@@ -9,7 +9,7 @@
 #include "libruntime/cuda/driver.h"
 #include "libruntime/kernels/cuda/prefill_common/ring.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
-#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"

@@ -1,5 +1,5 @@
-#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 
 namespace sqz::cuda {
 namespace {
@@ -14,8 +14,7 @@ __global__ void add_counters_kernel(unsigned long long* counters, unsigned long 
 
 Status add_counters(unsigned long long* counters, unsigned long long selections,
                     unsigned long long keys, cudaStream_t stream) {
-  add_counters_kernel<<<1, 1, 0, stream>>>(counters, selections, keys);
-  return cuda_status(cudaGetLastError(), "counter kernel");
+  return launch_blocks(add_counters_kernel, 1, 1, 0, Device(), stream, counters, selections, keys);
 }
 
 }  // namespace sqz::cuda

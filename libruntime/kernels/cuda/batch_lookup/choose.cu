@@ -1,4 +1,4 @@
-#include "libruntime/kernels/cuda/batch_lookup/choose.h"
+#include "libruntime/kernels/cuda/batch_lookup/kernel.h"
 
 #include <algorithm>
 #include <cfloat>
@@ -330,13 +330,6 @@ __global__ void __launch_bounds__(kBatchChoose)
   pass_on(call, own, k, at, word, *own.faults(call, k), shared);
 }
 
-template <class Kernel, class... Args>
-Status launch(Kernel kernel, dim3 blocks, const BatchLookup& call, cudaStream_t stream,
-              const Args&... args) {
-  LaunchOptions launch(blocks, kBatchChoose, 1, call.lookup.device, stream);
-  return launch_team(kernel, launch, 0, call, args...);
-}
-
 dim3 choose_blocks(const BatchLookup& call, int level) {
   return {static_cast<unsigned>(call.choose_tiles(level)), static_cast<unsigned>(call.lists()), 1};
 }
@@ -348,7 +341,8 @@ Status launch_choose(const BatchLookup& call, int level, int parts, cudaStream_t
                  : group == 2 ? batch_choose_kernel<kRule, 2>
                  : group <= 4 ? batch_choose_kernel<kRule, 4>
                               : batch_choose_kernel<kRule, kMostGroup>;
-  return launch(kernel, choose_blocks(call, level), call, stream, level, parts);
+  return launch_blocks(kernel, choose_blocks(call, level), kBatchChoose, 0, call.lookup.device,
+                       stream, call, level, parts);
 }
 
 }  // namespace
@@ -360,7 +354,8 @@ Status launch_batch_choose(const BatchLookup& call, int level, int parts, cudaSt
 }
 
 Status launch_batch_budget(const BatchLookup& call, int level, cudaStream_t stream) {
-  return launch(batch_budget_kernel, choose_blocks(call, level), call, stream, level);
+  return launch_blocks(batch_budget_kernel, choose_blocks(call, level), kBatchChoose, 0,
+                       call.lookup.device, stream, call, level);
 }
 
 }  // namespace sqz::cuda

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include "libruntime/kernels/cuda/batch_lookup/choose.h"
 #include "libruntime/kernels/cuda/common/head_dims.h"
-#include "libruntime/kernels/cuda/plain/choose.h"
+#include "libruntime/kernels/cuda/plain/kernel.h"
 
 namespace sqz::cuda {
 

@@ -145,11 +145,11 @@ Status launch_batch_logits(const BatchLookup& call, int level, int parts, cudaSt
   static_assert(kWideRows * Tile::kStride * 2 <= kLeastBlockShared);
   const int rows = wide ? kWideRows : Tile::kRows + 2 * Tile::kStream;
   const int row_tiles = (call.chunk * p.group + Tile::kRows - 1) / Tile::kRows;
-  LaunchOptions launch(call.lists() * row_tiles * parts, Tile::kThreads, 1, p.device, stream);
   auto* kernel =
       p.dtype == DType::kBF16 ? batch_logits_kernel<Bf16, kDim> : batch_logits_kernel<F16, kDim>;
-  return launch_team(kernel, launch, int64_t{rows} * Tile::kStride * 2, call, level, row_tiles,
-                     parts);
+  return launch_blocks(kernel, call.lists() * row_tiles * parts, Tile::kThreads,
+                       int64_t{rows} * Tile::kStride * 2, p.device, stream, call, level, row_tiles,
+                       parts);
 }
 
 }  // namespace sqz::cuda

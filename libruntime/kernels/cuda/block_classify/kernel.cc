@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "libruntime/cuda/cuda_status.h"
-#include "libruntime/kernels/cuda/block_classify/steps.h"
-#include "libruntime/kernels/cuda/plain/choose.h"
+#include "libruntime/kernels/cuda/plain/kernel.h"
 
 namespace sqz::cuda {
 

@@ -26,11 +26,7 @@ struct BlockClassify {
   // level[0]: clusters = C, offsets, sizes; scores, faults, and what plain_choose() takes. q as it
   // is after RoPE, unless `frequencies` is null.
   PlainLookup lookup;
-  int32_t hidden = 0;                   // H
-  const void* hidden_weight = nullptr;  // as ClassifyParams
-  const float* hidden_bias = nullptr;
-  const void* output_weight = nullptr;
-  const float* output_bias = nullptr;
+  ClassifierNetwork network;
   const float* frequencies = nullptr;  // [d / 2] radians a token; null: q is before RoPE
   float shrink = 1;                    // of a query after RoPE: as in RopeUndo
   const int64_t* positions = nullptr;  // [T] host memory, if there are frequencies
@@ -53,5 +49,25 @@ constexpr int64_t split_words(int64_t rows, int64_t columns) {
 }
 
 Status block_classify(const BlockClassify& call, cudaStream_t stream);
+
+// ---- Its steps, for the tokens [begin, end) of the call.
+
+struct Stretch {
+  int32_t begin = 0, end = 0;
+
+  __host__ __device__ int32_t rows(const BlockClassify& call) const {
+    return (end - begin) * call.lookup.token.group;
+  }
+};
+
+// call.queries from the queries, before RoPE; zeros in the rows to the end of a tile.
+Status split_queries(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream);
+// call.units from call.queries.
+Status find_units(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream);
+// call.logits from call.units.
+Status find_logits(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream);
+// Adds the shares of the stretch to the scores of its blocks, and makes scores of them where a
+// block ends with it.
+Status add_shares(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream);
 
 }  // namespace sqz::cuda

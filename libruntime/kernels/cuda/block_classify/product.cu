@@ -1,9 +1,9 @@
 // Products of a split matrix with weights, tile by tile: 4 warps with 64 rows and 64 columns each.
 // Tiles are laid out so that a lane finds its part of an mma's operands side by side: 8 columns,
 // which permutes them alike for both sides (common/rows.cuh).
-#include "libruntime/cuda/cuda_status.h"
-#include "libruntime/kernels/cuda/block_classify/steps.h"
+#include "libruntime/kernels/cuda/block_classify/kernel.h"
 #include "libruntime/kernels/cuda/common/element.cuh"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 
 namespace sqz::cuda {
@@ -144,13 +144,10 @@ Status launch(const Product& product, const Out& out, int64_t rows, int64_t want
               cudaStream_t stream) {
   constexpr int kBytes = kRing * sizeof(Stage);
   static_assert(kBytes <= kLeastBlockShared);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
-      product_kernel<Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const dim3 grid(static_cast<unsigned>(rows / kProductTile),
                   static_cast<unsigned>((wanted + kProductTile - 1) / kProductTile),
                   static_cast<unsigned>(heads));
-  product_kernel<Out><<<grid, kThreads, kBytes, stream>>>(product, out);
-  return cuda_status(cudaGetLastError(), "classifier product kernel");
+  return launch_blocks(product_kernel<Out>, grid, kThreads, kBytes, Device(), stream, product, out);
 }
 
 Product product_of(const SplitMatrix& rows, const void* weights, int64_t count, int64_t columns,
@@ -169,9 +166,10 @@ Product product_of(const SplitMatrix& rows, const void* weights, int64_t count, 
 
 Status find_units(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
   const LookupParams& p = call.lookup.token;
+  const ClassifierNetwork& network = call.network;
   const Product product =
-      product_of(call.queries, call.hidden_weight, call.hidden, p.dim, call.hidden_bias);
-  return launch(product, UnitsOut{call.units, call.hidden},
+      product_of(call.queries, network.hidden_weight, network.hidden, p.dim, network.hidden_bias);
+  return launch(product, UnitsOut{call.units, network.hidden},
                 classify_rows(stretch.end - stretch.begin, p.group),
                 int64_t{call.units.columns} * kWeightColumns, p.kv_heads, stream);
 }
@@ -179,8 +177,8 @@ Status find_units(const BlockClassify& call, const Stretch& stretch, cudaStream_
 Status find_logits(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
   const LookupParams& p = call.lookup.token;
   const int32_t buckets = p.level[0].clusters;
-  const Product product =
-      product_of(call.units, call.output_weight, buckets, call.hidden, call.output_bias);
+  const Product product = product_of(call.units, call.network.output_weight, buckets,
+                                     call.network.hidden, call.network.output_bias);
   LogitsOut out;
   out.to = call.logits;
   out.width = product.weight_tiles * kWeightRows;

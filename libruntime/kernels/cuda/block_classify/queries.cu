@@ -1,9 +1,9 @@
 // Queries to split matrices, turned back from their positions where they come after RoPE.
 #include <algorithm>
 
-#include "libruntime/cuda/cuda_status.h"
-#include "libruntime/kernels/cuda/block_classify/steps.h"
+#include "libruntime/kernels/cuda/block_classify/kernel.h"
 #include "libruntime/kernels/cuda/common/element.cuh"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 
 namespace sqz::cuda {
 namespace {
@@ -86,8 +86,7 @@ Status split_queries(const BlockClassify& call, const Stretch& stretch, cudaStre
                    [](int64_t position) { return static_cast<float>(position); });
   }
   const auto blocks = static_cast<unsigned>((split.rows + p.group - 1) / p.group);
-  split_kernel<<<blocks, kThreads, 0, stream>>>(split);
-  return cuda_status(cudaGetLastError(), "classifier query kernel");
+  return launch_blocks(split_kernel, blocks, kThreads, 0, Device(), stream, split);
 }
 
 }  // namespace sqz::cuda

@@ -1,7 +1,7 @@
 // From logits to the scores of buckets: the softmax of every query, added up over the tokens and
 // heads of a block, over the bucket's size.
-#include "libruntime/cuda/cuda_status.h"
-#include "libruntime/kernels/cuda/block_classify/steps.h"
+#include "libruntime/kernels/cuda/block_classify/kernel.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
 #include "libruntime/kernels/cuda/plain/tiles.cuh"
 
@@ -87,11 +87,12 @@ Status add_shares(const BlockClassify& call, const Stretch& stretch, cudaStream_
   const int64_t head_rows = classify_rows(call.tokens, p.group);
   const dim3 row_grid(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
                       static_cast<unsigned>(p.kv_heads));
-  row_sums_kernel<<<row_grid, kThreads, 0, stream>>>(call, rows, head_rows);
+  SQZ_RETURN_IF_ERROR(launch_blocks(row_sums_kernel, row_grid, kThreads, 0, Device(), stream, call,
+                                    rows, head_rows));
   const dim3 grid(static_cast<unsigned>(call.lookup.blocks.count * p.kv_heads),
                   static_cast<unsigned>((p.level[0].clusters + 31) / 32));
-  add_shares_kernel<<<grid, kThreads, 0, stream>>>(call, stretch, head_rows);
-  return cuda_status(cudaGetLastError(), "classifier share kernel");
+  return launch_blocks(add_shares_kernel, grid, kThreads, 0, Device(), stream, call, stretch,
+                       head_rows);
 }
 
 }  // namespace sqz::cuda

@@ -95,6 +95,16 @@ __device__ __forceinline__ void load_8(DType dtype, const void* from, int64_t at
   }
 }
 
+// Two numbers, at an even element.
+__device__ __forceinline__ void store_2(DType dtype, float a, float b, void* to, int64_t at) {
+  if (dtype == DType::kF32) {
+    static_cast<float*>(to)[at] = a;
+    static_cast<float*>(to)[at + 1] = b;
+  } else {
+    static_cast<uint32_t*>(to)[at / 2] = dtype == DType::kBF16 ? Bf16::pack(a, b) : F16::pack(a, b);
+  }
+}
+
 __device__ __forceinline__ void store_8(DType dtype, const float (&values)[8], void* to,
                                         int64_t at) {
   if (dtype == DType::kF32) {

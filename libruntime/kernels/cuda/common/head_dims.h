@@ -1,6 +1,8 @@
 // The head dimensions that there are kernels for, made constants.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <type_traits>
 
 #include "formats/base/status.h"
@@ -22,6 +24,19 @@ T for_dim(int dim, T otherwise, const Function& f) {
     default:
       return otherwise;
   }
+}
+
+inline bool is_kernel_dim(int64_t dim) {
+  return for_dim(static_cast<int>(std::min<int64_t>(dim, 1 << 16)), false,
+                 [](auto) { return true; });
+}
+
+// Of kernels that hold a GQA group in the 8 upper rows of an mma.
+inline constexpr int kMostGroup = 8;
+inline Status check_group(int group) {
+  if (group >= 1 && group <= kMostGroup) return {};
+  return {Code::kUnsupported,
+          concat("CUDA: found ", group, " query heads a KV head, expected 1 to ", kMostGroup)};
 }
 
 inline Status no_such_dim(int dim) {

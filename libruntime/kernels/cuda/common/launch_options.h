@@ -50,8 +50,10 @@ template <class Kernel, class... Args>
 Status launch_team(Kernel kernel, LaunchOptions& launch, int64_t shared_bytes,
                    const Args&... args) {
   launch.config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                static_cast<int>(shared_bytes)));
+  if (shared_bytes > 0) {
+    SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  }
   const cudaLaunchAttribute& first = launch.attributes[0];
   if (launch.config.numAttrs > 0 && first.id == cudaLaunchAttributeClusterDimension &&
       first.val.clusterDim.x > 8) {  // larger clusters are not on every GPU
@@ -60,6 +62,16 @@ Status launch_team(Kernel kernel, LaunchOptions& launch, int64_t shared_bytes,
   }
   SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, args...));
   return {};
+}
+
+// Launches `kernel` in single blocks. On a device with programmatic launches it must wait for the
+// kernels before it (griddepcontrol_wait()) before it touches what they read or write; without a
+// device it begins when they have ended.
+template <class Kernel, class... Args>
+Status launch_blocks(Kernel kernel, dim3 blocks, int threads, int64_t shared_bytes,
+                     const Device& device, cudaStream_t stream, const Args&... args) {
+  LaunchOptions launch(blocks, threads, 1, device, stream);
+  return launch_team(kernel, launch, shared_bytes, args...);
 }
 
 // Teams that the GPU holds at once; 0 if it cannot gather one.

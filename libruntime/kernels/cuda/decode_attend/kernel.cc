@@ -8,15 +8,12 @@ template <int kDim>
 Status launch_attend(const AttendParams& params, cudaStream_t stream);
 
 size_t decode_attend_workspace(int multiprocessors, int dim) {
-  const size_t partial = (kAttendRows * (static_cast<size_t>(dim) + 2)) * sizeof(float);
+  const size_t partial = (kMostGroup * (static_cast<size_t>(dim) + 2)) * sizeof(float);
   return kMostPairs * sizeof(uint32_t) + 2 * static_cast<size_t>(multiprocessors) * partial;
 }
 
 Status decode_attend(const AttendParams& params, cudaStream_t stream) {
-  if (params.group < 1 || params.group > kAttendRows) {
-    return {Code::kUnsupported, concat("CUDA: found ", params.group,
-                                       " query heads a KV head, expected 1 to ", kAttendRows)};
-  }
+  SQZ_RETURN_IF_ERROR(check_group(params.group));
   return for_dim(params.dim, no_such_dim(params.dim),
                  [&](auto dim) { return launch_attend<dim.value>(params, stream); });
 }

@@ -8,13 +8,13 @@
 #include "formats/base/status.h"
 #include "libruntime/attention/lse_rows.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
 
 namespace sqz::cuda {
 
 inline constexpr int kMostPairs = 1024;  // of one launch
 inline constexpr int kMostBlocks = 256;  // of a launch: a block a multiprocessor
-inline constexpr int kAttendRows = 8;    // most query heads of a KV head
 
 // Keys and values in an engine's memory, read through positions: see sqz_kv_cache.
 struct CacheSource {

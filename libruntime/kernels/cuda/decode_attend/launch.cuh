@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_attend/kernel.cuh"
 
@@ -25,13 +24,8 @@ Status launch_attend(const AttendParams& params, cudaStream_t stream) {
                                     : decode_attend_kernel<F16, kDim, false>);
   constexpr size_t kBytes = sizeof(AttendShared<kDim>);
   static_assert(kBytes <= kLeastBlockShared);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  LaunchOptions launch(std::min(params.device.multiprocessors, kMostBlocks), kAttendThreads, 1,
-                       params.device, stream);
-  launch.config.dynamicSmemBytes = kBytes;
-  SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, params));
-  return {};
+  return launch_blocks(kernel, std::min(params.device.multiprocessors, kMostBlocks), kAttendThreads,
+                       kBytes, params.device, stream, params);
 }
 
 }  // namespace sqz::cuda

@@ -157,7 +157,7 @@ class AttendMerge : protected AttendShares<kDim> {
       const int64_t to = row_of(segment, row);
       if (dim < kDim) {
         const float inverse = inverse_of(total, fault);
-        store_2(sum.x * inverse, sum.y * inverse, to * kDim + dim);
+        store_2(p_.q_dtype, sum.x * inverse, sum.y * inverse, p_.out, to * kDim + dim);
       }
       if (item % kHalves == 0 && lane_ == 0) p_.lse[to] = lse_of(make_float2(top, total), fault);
     }
@@ -191,8 +191,8 @@ class AttendMerge : protected AttendShares<kDim> {
       const float inverse = inverse_of(s_.total[row].y, fault);
       const float4 sum = merged(row, i % kQuads);
       const int64_t at = row_of(segment, row) * kDim + i % kQuads * 4;
-      store_2(sum.x * inverse, sum.y * inverse, at);
-      store_2(sum.z * inverse, sum.w * inverse, at + 2);
+      store_2(p_.q_dtype, sum.x * inverse, sum.y * inverse, p_.out, at);
+      store_2(p_.q_dtype, sum.z * inverse, sum.w * inverse, p_.out, at + 2);
     }
     if (thread_ < p_.group) p_.lse[row_of(segment, thread_)] = lse_of(s_.total[thread_], fault);
   }
@@ -206,16 +206,6 @@ class AttendMerge : protected AttendShares<kDim> {
   __device__ static float lse_of(float2 total, bool fault) {
     const float lse = (total.x + log2f(total.y)) * 0.6931471805599453f;
     return fault ? NAN : total.y == 0 ? -INFINITY : lse;
-  }
-
-  __device__ void store_2(float a, float b, int64_t at) const {
-    if (p_.q_dtype == DType::kF32) {
-      static_cast<float*>(p_.out)[at] = a;
-      static_cast<float*>(p_.out)[at + 1] = b;
-    } else {
-      static_cast<uint32_t*>(p_.out)[at / 2] =
-          p_.q_dtype == DType::kBF16 ? Bf16::pack(a, b) : F16::pack(a, b);
-    }
   }
 };
 

@@ -19,21 +19,21 @@ inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
 // others. Its first segment may be the end of a pair, its last the beginning of one.
 template <int kDim>
 struct AttendPartial {
-  float values[kAttendRows][kDim];
-  float2 total[kAttendRows];  // maximum, and sum relative to it
+  float values[kMostGroup][kDim];
+  float2 total[kMostGroup];  // maximum, and sum relative to it
 };
 
 template <int kDim>
 struct AttendShared {
   QueryRows<kDim> queries;
-  uint4 early[kEarlyBytes / 16];           // queries as they came
-  int64_t before[kMostPairs + 1];          // keys of the pairs before each
-  float2 sums[kAttendRows][kAttendWarps];  // of the warps: maximum, and sum relative to it
-  float2 total[kAttendRows];
+  uint4 early[kEarlyBytes / 16];          // queries as they came
+  int64_t before[kMostPairs + 1];         // keys of the pairs before each
+  float2 sums[kMostGroup][kAttendWarps];  // of the warps: maximum, and sum relative to it
+  float2 total[kMostGroup];
   uint32_t last;
   union {
-    alignas(16) uint32_t list[kListKeys];                       // where the keys of a segment are
-    alignas(16) float values[kAttendWarps][kAttendRows][kDim];  // of the warps, at its end
+    alignas(16) uint32_t list[kListKeys];                      // where the keys of a segment are
+    alignas(16) float values[kAttendWarps][kMostGroup][kDim];  // of the warps, at its end
   };
 };
 

@@ -21,10 +21,7 @@ namespace {
 
 Status check(const ClassifyParams& params) {
   const LookupParams& lookup = params.lookup;
-  if (lookup.group < 1 || lookup.group > kMostGroup) {
-    return {Code::kUnsupported, concat("CUDA: found ", lookup.group,
-                                       " query heads a KV head, expected 1 to ", kMostGroup)};
-  }
+  SQZ_RETURN_IF_ERROR(check_group(lookup.group));
   return for_dim(lookup.dim, no_such_dim(lookup.dim), [](auto) { return Status(); });
 }
 
@@ -35,7 +32,7 @@ int64_t bytes_of(const ClassifyParams& params, const ClassifyLayout& layout) {
 
 ClassifyLayout layout_of(const ClassifyParams& params, ClassifyTeam team, int ring) {
   const LookupParams& lookup = params.lookup;
-  return ClassifyLayout(params.hidden, lookup.level[0].clusters, lookup.group, team.cluster,
+  return ClassifyLayout(params.network.hidden, lookup.level[0].clusters, lookup.group, team.cluster,
                         team.blocks(), ring);
 }
 

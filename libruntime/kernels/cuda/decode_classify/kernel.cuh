@@ -12,6 +12,7 @@
 #include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
+#include "libruntime/kernels/cuda/ptx/prefetch.cuh"
 
 namespace sqz::cuda {
 
@@ -87,7 +88,7 @@ class Classify : private LookupTeam<kLookupThreads> {
   __device__ void load_unit_tile(int tile, RowPart<kDim>& row, float (&bias)[2]) const {
     constexpr int kColumns = kDim / kWeightColumns;
     const auto* tiles =
-        static_cast<const char*>(c_.hidden_weight) +
+        static_cast<const char*>(c_.network.hidden_weight) +
         (static_cast<int64_t>(head_) * at_.unit_tiles + tile) * kColumns * kWeightTileBytes;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -96,8 +97,9 @@ class Classify : private LookupTeam<kLookupThreads> {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int unit = 8 * tile + 2 * (lane_ % 4) + i;
-      bias[i] = unit < c_.hidden
-                    ? __ldg(c_.hidden_bias + static_cast<int64_t>(head_) * c_.hidden + unit)
+      bias[i] = unit < c_.network.hidden
+                    ? __ldg(c_.network.hidden_bias +
+                            static_cast<int64_t>(head_) * c_.network.hidden + unit)
                     : 0.0f;
     }
   }
@@ -115,7 +117,7 @@ class Classify : private LookupTeam<kLookupThreads> {
     for (int j = first + thread_; j < min(8 * bucket_end_, buckets_); j += kLookupThreads) {
       const auto to =
           static_cast<uint32_t>(__cvta_generic_to_shared(array<float>(at_.biases) + (j - first)));
-      ptx::cp_async_4(to, c_.output_bias + static_cast<int64_t>(head_) * buckets_ + j);
+      ptx::cp_async_4(to, c_.network.output_bias + static_cast<int64_t>(head_) * buckets_ + j);
     }
     copy_tile_ = bucket_begin_;
     copy_column_ = column_begin_;
@@ -136,24 +138,20 @@ class Classify : private LookupTeam<kLookupThreads> {
                       ((bucket_end_ - bucket_begin_ + at_.step_tiles - 1) / at_.step_tiles);
     if (blocks_ == 1 || steps <= kRing) return;
     const int64_t row = int64_t{at_.hidden_columns} * kWeightTileBytes;
-    const auto* from = static_cast<const char*>(c_.output_weight) +
+    const auto* from = static_cast<const char*>(c_.network.output_weight) +
                        (static_cast<int64_t>(head_) * at_.bucket_tiles + bucket_begin_) * row;
 #pragma unroll 1
     for (int64_t at = thread_ * 128; at < (bucket_end_ - bucket_begin_) * row;
          at += kLookupThreads * 128) {
-      prefetch(from + at);
+      ptx::prefetch_l2(from + at);
     }
-  }
-
-  __device__ static void prefetch(const void* from) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
 
   // The warp's next column of the next rows of tiles; a group of copies in any case.
   __device__ void copy_step(int slot) {
     if (copy_column_ < column_end_ && copy_tile_ < bucket_end_) {
       const int64_t row = int64_t{at_.hidden_columns} * kWeightTileBytes;
-      const auto* from = static_cast<const char*>(c_.output_weight) +
+      const auto* from = static_cast<const char*>(c_.network.output_weight) +
                          (static_cast<int64_t>(head_) * at_.bucket_tiles + copy_tile_) * row +
                          copy_column_ * kWeightTileBytes + lane_ * 16;
       auto to = static_cast<uint32_t>(__cvta_generic_to_shared(slot_words(slot)));

@@ -14,11 +14,7 @@ inline constexpr int kClassifyRequests = 128;  // of one launch
 struct ClassifyParams {
   // q: the queries; level[0]: clusters = C, offsets; wanted, lists, counters.
   LookupParams lookup;
-  int32_t hidden = 0;                    // H
-  const void* hidden_weight = nullptr;   // [Hkv] weights [H, d]
-  const float* hidden_bias = nullptr;    // [Hkv, H]
-  const void* output_weight = nullptr;   // [Hkv] weights [C, H]
-  const float* output_bias = nullptr;    // [Hkv, C] with the log of each bucket's size
+  ClassifierNetwork network;
   const float* frequencies = nullptr;    // [d / 2] radians a token; null: q is before RoPE
   float shrink = 1;                      // of a query after RoPE: as in RopeUndo
   float positions[kClassifyRequests]{};  // of the requests, if there are frequencies

@@ -22,6 +22,15 @@ constexpr int64_t weight_bytes(int64_t rows, int64_t columns) {
   return weight_rows(rows) * weight_columns(columns) * kWeightTileBytes;
 }
 
+// The networks of a layer in device memory.
+struct ClassifierNetwork {
+  int32_t hidden = 0;                   // H
+  const void* hidden_weight = nullptr;  // [Hkv] weights [H, d]
+  const float* hidden_bias = nullptr;   // [Hkv, H]
+  const void* output_weight = nullptr;  // [Hkv] weights [C, H]
+  const float* output_bias = nullptr;   // [Hkv, C] with the log of each bucket's size
+};
+
 // to [weight_bytes()]: from [rows, columns]. False if a number is NaN or beyond float16 (65504).
 bool pack_weights(const float* from, int64_t rows, int64_t columns, void* to);
 

@@ -1,33 +1,51 @@
-// The best of scored items until a number of keys is reached, in the order of choose_best()
-// (libruntime/select/rule.h): by score, equal ones by place. Items are a block's own, or a team's.
+// Where a prefix of scored items ends that holds a number of keys, best first: in the order of
+// choose_best() (libruntime/select/rule.h), by score, equal ones by place. Each block of a team has
+// items of its own. The team adds up a histogram of scores, and compares the few items at the
+// border one by one.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_codes/shared.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/team.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
 
 namespace sqz::cuda {
 
-// The border in digits of an item: first 1/16 of a score (log2), down to -64; then, 10 bits at a
-// time, how far the score is below the greatest of that digit, and the place. So digits end at one
-// item, and mostly after the second.
+// Digits of an item: first 1/16 of its score (log2), down to -64; then, 10 bits at a time, how far
+// the score is below the greatest of that digit, and the place.
 class CodedBorder {
  public:
-  uint32_t left = 0;  // keys that the items at the border may have
+  // `nearest`: the item at the border is chosen if most of it is wanted.
+  __device__ CodedBorder(bool wants, uint32_t wanted, bool nearest)
+      : open_(wants), nearest_(nearest), wanted_(wanted), left_(wanted) {}
+
+  // Not found so far.
+  __device__ bool open() const { return open_; }
+  __device__ uint32_t left() const { return left_; }
 
   __device__ static uint32_t first_digit(float score) {
-    return static_cast<uint32_t>(fminf(fmaxf(score * -16.0f, 0.0f), float{kDigitBins - 1}));
+    return score > -INFINITY
+               ? static_cast<uint32_t>(fminf(fmaxf(score * -16.0f, 0.0f), float{kDigitBins - 1}))
+               : kDigitBins;
   }
-  // kDigitBins: not among those that the next digit sorts.
-  __device__ uint32_t digit_of(float score, uint32_t place) const {
-    if (!(score > -INFINITY)) return kDigitBins;
-    if (!begun_) return first_digit(score);
-    if (first_digit(score) != first_) return kDigitBins;
-    const uint64_t rest = rest_of(score, place);
-    return rest >> shift_ == prefix_ ? rest >> next_ & (kDigitBins - 1) & mask() : kDigitBins;
+  __device__ uint64_t rest_of(float score, uint32_t place) const {
+    return uint64_t{top_ - rank_of(score)} << 32 | place;
   }
-  __device__ void narrow(uint32_t digit) {
-    if (!begun_) {
-      begun_ = true;
+  // Whether an item's digits so far are those of the border.
+  __device__ bool has(float score, uint32_t place) const {
+    return first_digit(score) == first_ && has(rest_of(score, place));
+  }
+  __device__ bool has(uint64_t rest) const { return rest >> shift_ == prefix_; }
+  // kDigitBins: not an item that has().
+  __device__ uint32_t next_digit(uint64_t rest) const {
+    return has(rest) ? rest >> next_ & ((1u << (shift_ - next_)) - 1) : kDigitBins;
+  }
+  __device__ uint32_t next_digit(float score, uint32_t place) const {
+    return first_digit(score) == first_ ? next_digit(rest_of(score, place)) : kDigitBins;
+  }
+
+  // The next digit of the border, and the keys of smaller ones.
+  __device__ void narrow(uint32_t digit, uint32_t before) {
+    left_ -= before;
+    if (first_ == kDigitBins) {
       first_ = digit;
       // Scores are above 0 by rounding alone.
       top_ = digit == 0 ? rank_of(1.0f) : rank_of(digit * (-1.0f / 16));
@@ -39,28 +57,38 @@ class CodedBorder {
     }
     next_ = max(0, shift_ - 10);
   }
-  __device__ bool at_end() const { return begun_ && shift_ == 0; }
-  __device__ void take_all() { all_ = true; }
+  // At an item that has(), with the keys of better ones that have().
+  __device__ void end_at(uint64_t rest, uint32_t before, uint32_t size) {
+    prefix_ = rest;
+    shift_ = 0;
+    left_ -= before;
+    size_ = size;
+    open_ = false;
+  }
+  // There are no more keys than are wanted.
+  __device__ void take_all(uint32_t keys) {
+    wanted_ = keys;
+    left_ = size_ = 0;
+    first_ = kDigitBins;
+    open_ = false;
+  }
 
-  // `nearest`: the item at the border is chosen if most of it is wanted.
-  __device__ bool chooses(float score, uint32_t place, uint32_t size, bool nearest) const {
-    if (!(score > -INFINITY)) return false;
-    if (all_) return true;
+  __device__ bool chooses(float score, uint32_t place) const {
     const uint32_t first = first_digit(score);
     if (first != first_) return first < first_;
-    const uint64_t rest = rest_of(score, place) >> shift_;
-    if (rest != prefix_) return rest < prefix_;
-    return nearest ? 2 * left > size : left > 0;
+    if (first == kDigitBins) return false;
+    const uint64_t rest = rest_of(score, place);
+    return rest < prefix_ || (rest == prefix_ && takes_last());
   }
+  // That are chosen.
+  __device__ uint32_t keys() const { return wanted_ - left_ + (takes_last() ? size_ : 0); }
 
  private:
-  __device__ uint64_t rest_of(float score, uint32_t place) const {
-    return uint64_t{top_ - rank_of(score)} << 32 | place;
-  }
-  __device__ uint32_t mask() const { return (1u << (shift_ - next_)) - 1; }
+  __device__ bool takes_last() const { return nearest_ ? 2 * left_ > size_ : left_ > 0; }
 
-  bool begun_ = false, all_ = false;
-  uint32_t first_ = 0, top_ = 0;
+  bool open_, nearest_;
+  uint32_t wanted_, left_;  // left: what the item at the border may have
+  uint32_t first_ = kDigitBins, top_ = 0, size_ = 0;
   uint64_t prefix_ = 0;
   int shift_ = 64, next_ = 64;
 };
@@ -68,97 +96,214 @@ class CodedBorder {
 template <int kDim>
 class CodedSearch : protected LookupTeam<kCodedThreads> {
  protected:
+  static constexpr int kEach = kDigitBins / kCodedThreads;
+  // Keys of the team's items by digit: kEach neighbouring ones a thread.
+  struct Digits {
+    uint32_t sizes[kEach];
+    uint32_t extra;
+  };
+
   __device__ CodedSearch(const CodedParams& params, int team, CodedShared<kDim>& shared)
       : LookupTeam<kCodedThreads>(team, shared.team, params.lookup.exchange),
         c_(params),
         p_(params.lookup),
         s_(shared),
         pair_(static_cast<int>(blockIdx.x) / team),
-        head_(pair_ % params.lookup.kv_heads) {}
+        head_(pair_ % params.lookup.kv_heads),
+        space_(params.workspace.search[pair_]) {}
 
-  // Of `count` items score(i), size(i) and place(i); kTeam: of all blocks, every item of size 1.
-  template <bool kTeam, class Score, class Size, class Place>
-  __device__ CodedBorder find_border(uint32_t count, uint32_t wanted, const Score& score,
-                                     const Size& size, const Place& place) {
-    CodedBorder border;
-    border.left = wanted;
+  // Of this block's `count` items digit(i), or kDigitBins, and size(i); and of each thread's extra.
+  template <class Digit, class Size>
+  __device__ Digits add_digits(uint32_t count, const Digit& digit, const Size& size,
+                               uint32_t extra = 0) {
+    uint32_t* sizes = s_.search.sizes;
 #pragma unroll 1
-    for (;;) {
-      __syncthreads();
-      for (int i = thread_; i < kDigitBins; i += kCodedThreads) s_.sizes[i] = s_.counts[i] = 0;
-      if (thread_ == 0) s_.found[0] = kDigitBins;
-      __syncthreads();
-#pragma unroll 1
-      for (uint32_t i = thread_; i < count; i += kCodedThreads) {
-        const uint32_t digit = border.digit_of(score(i), place(i));
-        if (digit >= kDigitBins) continue;
-        atomicAdd(&s_.sizes[digit], size(i));
-        if (!kTeam) atomicAdd(&s_.counts[digit], 1u);
-      }
-      __syncthreads();
-      if (kTeam) add_team_digits();
-      find_digit(border.left);
-      if (s_.found[0] == kDigitBins) {  // there are no more than wanted
-        border.take_all();
-        break;
-      }
-      border.narrow(s_.found[0]);
-      border.left -= s_.found[1];
-      const uint32_t items = kTeam ? s_.sizes[s_.found[0]] : s_.counts[s_.found[0]];
-      if (border.left == 0 || items == 1 || border.at_end()) break;
-    }
+    for (int i = thread_; i <= kDigitBins; i += kCodedThreads) sizes[i] = 0;
     __syncthreads();
-    return border;
+#pragma unroll 1
+    for (uint32_t i = thread_; i < count; i += kCodedThreads) {
+      const uint32_t to = digit(i);
+      if (to < kDigitBins) atomicAdd(&sizes[to], size(i));
+    }
+    if (extra > 0) atomicAdd(&sizes[kDigitBins], extra);
+    __syncthreads();
+    uint32_t* team = space_.digits[turn_of_digits_];
+#pragma unroll 1
+    for (int i = thread_; i <= kDigitBins; i += kCodedThreads) {
+      if (sizes[i] > 0) atomicAdd(team + i, sizes[i]);
+    }
+    sync_team();
+    Digits out;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) out.sizes[i] = __ldcg(team + kEach * thread_ + i);
+    out.extra = __ldcg(team + kDigitBins);
+    // All have read the one before.
+    turn_of_digits_ ^= 1;
+    clear_digits();
+    return out;
+  }
+  // Leaves the histograms as they were found. All of the team have read the last one.
+  __device__ void end_search() {
+    turn_of_digits_ ^= 1;
+    clear_digits();
+    if (rank_ == 0 && thread_ == 0) space_.words = 0;
+  }
+
+  // Ends the open borders, from the team's `digits` of first_digit(). Items have a score(i), a
+  // size(i) and a place(i) that no other of the team has.
+  template <int kBorders, class Score, class Size, class Place>
+  __device__ void find(CodedBorder (&borders)[kBorders], Digits digits, uint32_t count,
+                       const Score& score, const Size& size, const Place& place) {
+#pragma unroll 1
+    for (bool first = true;; first = false) {
+      bool open = false;
+#pragma unroll
+      for (CodedBorder& border : borders) {
+        if (!border.open()) continue;
+        if (!first) {
+          digits = add_digits(
+              count, [&](uint32_t i) { return border.next_digit(score(i), place(i)); }, size);
+        }
+        find_digit(border, digits);
+        open = open || border.open();
+      }
+      if (!open) return;
+      if (thread_ < kBorders) s_.search.count[thread_] = 0;
+      __syncthreads();
+#pragma unroll
+      for (int b = 0; b < kBorders; ++b) {
+        if (borders[b].open()) gather(b, borders[b], count, score, size, place);
+      }
+      __syncthreads();
+      if (thread_ < kBorders) own_words()[thread_] = s_.search.count[thread_];
+      sync_team();
+      open = false;
+#pragma unroll
+      for (int b = 0; b < kBorders; ++b) {
+        if (borders[b].open()) compare_items(b, borders[b]);
+        open = open || borders[b].open();
+      }
+      next_turn();
+      if (!open) return;
+    }
   }
 
   const CodedParams& c_;
   const LookupParams& p_;
   CodedShared<kDim>& s_;
   const int pair_, head_;
+  CodedSearchSpace& space_;
 
  private:
-  // s_.sizes over the team. An exchange by global memory.
-  __device__ void add_team_digits() {
-    if (team_ == 1) return;
-    uint32_t* own = digits_of(rank_);
-    for (int i = thread_; i < kDigitBins; i += kCodedThreads) own[i] = s_.sizes[i];
-    sync_team();
-    for (int i = thread_; i < kDigitBins; i += kCodedThreads) {
-      uint32_t sum = 0;
-#pragma unroll
-      for (int rank = 0; rank < kMostTeam; ++rank) {
-        sum += rank < team_ ? __ldcg(digits_of(rank) + i) : 0;
-      }
-      s_.sizes[i] = sum;
+  __device__ void clear_digits() {
+#pragma unroll 1
+    for (int i = rank_ * kCodedThreads + thread_; i <= kDigitBins; i += team_ * kCodedThreads) {
+      space_.digits[turn_of_digits_][i] = 0;
     }
-    digits_turn_ ^= 1;
-    __syncthreads();
-  }
-  __device__ uint32_t* digits_of(int rank) const {
-    const int64_t block = static_cast<int>(blockIdx.x) - rank_ + rank;
-    return c_.workspace.digits + (2 * block + digits_turn_) * kDigitBins;
   }
 
-  // s_.found: the digit at which the sum of sizes passes `left`, and the sum before it.
-  __device__ void find_digit(uint32_t left) {
-    constexpr int kEach = kDigitBins / kCodedThreads;
+  // The digit at which the sum of sizes passes what is left.
+  __device__ void find_digit(CodedBorder& border, const Digits& digits) {
+    if (thread_ == 0) s_.search.found[0] = kDigitBins;
     Sums own, all;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) own.a += s_.sizes[kEach * thread_ + i];
+    for (int i = 0; i < kEach; ++i) own.a += digits.sizes[i];
     uint32_t before = sums_before(own, all).a;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const uint32_t size = s_.sizes[kEach * thread_ + i];
-      if (before <= left && left < before + size) {
-        s_.found[0] = kEach * thread_ + i;
-        s_.found[1] = before;
+      if (before <= border.left() && border.left() < before + digits.sizes[i]) {
+        s_.search.found[0] = kEach * thread_ + i;
+        s_.search.found[1] = before;
       }
-      before += size;
+      before += digits.sizes[i];
+    }
+    __syncthreads();
+    if (s_.search.found[0] == kDigitBins) {
+      border.take_all(all.a);
+    } else {
+      border.narrow(s_.search.found[0], s_.search.found[1]);
     }
     __syncthreads();
   }
 
-  int digits_turn_ = 0;
+  // What has the border's digits, for the team.
+  template <class Score, class Size, class Place>
+  __device__ void gather(int which, const CodedBorder& border, uint32_t count, const Score& score,
+                         const Size& size, const Place& place) {
+    const uint32_t most = kBorderItems / team_;
+#pragma unroll 1
+    for (uint32_t i = thread_; i < count; i += kCodedThreads) {
+      if (!border.has(score(i), place(i))) continue;
+      const uint32_t at = atomicAdd(&s_.search.count[which], 1u);
+      if (at < most) {
+        space_.items[which][rank_ * most + at] = {border.rest_of(score(i), place(i)), size(i), 0};
+      }
+    }
+  }
+
+  // Ends the border if the blocks had room for its items.
+  __device__ void compare_items(int which, CodedBorder& border) {
+    constexpr int kOwn = kBorderItems / kCodedThreads;
+    const uint32_t most = kBorderItems / team_;
+    const uint32_t told = lane_ < team_ ? this->told(lane_, which) : 0;
+    CodedItem own[kOwn];
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const uint32_t i = thread_ + k * kCodedThreads, rank = i / most;
+      const uint4 item = __ldcg(reinterpret_cast<const uint4*>(space_.items[which] + i));
+      const uint32_t count = __shfl_sync(~0u, told, rank % 32);
+      own[k] = {uint64_t{item.y} << 32 | item.x, i - rank * most < count ? item.z : 0, 0};
+    }
+    if (__ballot_sync(~0u, told > most) != 0) return;
+    const auto has = [&](int k) { return own[k].size > 0 && border.has(own[k].rest); };
+    while (!list_few(own, has)) {
+      uint32_t* sizes = s_.search.sizes;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sizes[kEach * thread_ + i] = 0;
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        if (has(k)) atomicAdd(&sizes[border.next_digit(own[k].rest)], own[k].size);
+      }
+      __syncthreads();
+      Digits digits;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) digits.sizes[i] = sizes[kEach * thread_ + i];
+      find_digit(border, digits);
+    }
+    // Every warp looks at all; a lane has one.
+    const CodedItem item = s_.search.few[lane_];
+    const bool is = static_cast<uint32_t>(lane_) < s_.search.count[0];
+    uint32_t before = 0;
+    for (uint32_t j = 0; j < s_.search.count[0]; ++j) {
+      const CodedItem other = s_.search.few[j];
+      before += other.rest < item.rest ? other.size : 0;
+    }
+    const uint32_t last =
+        __ballot_sync(~0u, is && before <= border.left() && border.left() < before + item.size);
+    const int lane = __ffs(static_cast<int>(last)) - 1;
+    border.end_at(uint64_t{__shfl_sync(~0u, static_cast<uint32_t>(item.rest >> 32), lane)} << 32 |
+                      __shfl_sync(~0u, static_cast<uint32_t>(item.rest), lane),
+                  __shfl_sync(~0u, before, lane), __shfl_sync(~0u, item.size, lane));
+    __syncthreads();
+  }
+
+  // The items own[k] of all threads that has(k), in s_.search.few if there is room for them.
+  template <int kOwn, class Has>
+  __device__ bool list_few(const CodedItem (&own)[kOwn], const Has& has) {
+    if (thread_ == 0) s_.search.count[0] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      if (!has(k)) continue;
+      const uint32_t at = atomicAdd(&s_.search.count[0], 1u);
+      if (at < kFewItems) s_.search.few[at] = own[k];
+    }
+    __syncthreads();
+    return s_.search.count[0] <= kFewItems;
+  }
+
+  int turn_of_digits_ = 0;
 };
 
 }  // namespace sqz::cuda

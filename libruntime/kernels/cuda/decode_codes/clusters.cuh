@@ -1,35 +1,38 @@
-// Clusters, level by level: every block scores a slice of a level and leaves the logits to its
-// team, and then chooses by itself among all of the level, as the others do.
+// Clusters, level by level. A block has every team-th of each: it scores these, decides what
+// becomes of them once the team has found the border, and has what comes of them to the end.
 #pragma once
 
 #include <cfloat>
 
 #include "libruntime/kernels/cuda/decode_codes/border.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
 
-template <class Element, int kDim>
+template <class Element, int kDim, int kRows>
 class CodedClusters : protected CodedSearch<kDim> {
  public:
   // `room`: words of `memory`, shared.
   __device__ CodedClusters(const CodedParams& params, int team, CodedShared<kDim>& shared,
                            uint32_t* memory, int64_t room)
-      : CodedSearch<kDim>(params, team, shared),
-        total_(static_cast<uint32_t>(params.total_clusters())),
-        stride_(coded_stride(params.lookup.group)),
-        logits_(params.workspace.logits + int64_t{pair_} * total_ * stride_) {
-    const int64_t words = coded_cluster_words(p_.width, total_);
+      : CodedSearch<kDim>(params, team, shared) {
+    const int64_t total = params.total_clusters();
+    const int64_t own = coded_own_clusters(total, p_.levels, team);
+    const int64_t words = coded_block_words(own, p_.group);
     uint32_t* at = memory;
     if (words <= room) {
       memory_ = memory + words;
       room_ = room - words;
     } else {
-      at = params.workspace.clusters + blockIdx.x * words;
+      at = c_.workspace.clusters + pair_ * coded_cluster_words(total, p_.levels, p_.group) +
+           rank_ * words;
       memory_ = memory;
       room_ = room;
     }
-    scores_ = reinterpret_cast<float*>(at);
-    fates_ = reinterpret_cast<uint8_t*>(at + p_.width);
+    logits_ = reinterpret_cast<float*>(at);
+    scores_ = logits_ + own * kRows;
+    sizes_ = reinterpret_cast<uint32_t*>(scores_ + own);
+    fates_ = reinterpret_cast<uint8_t*>(sizes_ + own);
   }
 
  protected:
@@ -46,37 +49,46 @@ class CodedClusters : protected CodedSearch<kDim> {
   using Base::warp_;
   static constexpr int64_t kRowBytes = kDim * 2;
 
-  // False: a logit is NaN or infinite. Queries are in s_.queries.
+  // False: a logit is NaN or infinite. Queries are in s_.queries, and the first level is taken.
   __device__ bool choose_clusters() {
-    for (uint32_t i = thread_; i < total_; i += kCodedThreads) {
-      fates_[i] = i < static_cast<uint32_t>(p_.level[0].clusters) ? kFateEstimated : kFateNone;
-    }
-    __syncthreads();
-    first_ = 0;
 #pragma unroll 1
     for (int k = 0;; ++k) {
-      const bool finest = k + 1 == p_.levels;
       if (!score_level(p_.level[k])) return false;
       if (c_.everything) {
-        for (uint32_t i = thread_; i < total_; i += kCodedThreads) fates_[i] = kFateChosen;
-        __syncthreads();
+        let_all_through();
         return true;
       }
-      combine(p_.level[k]);
-      choose(p_.level[k], finest);
-      if (finest) return true;
-      give_birth(p_.level[k]);
-      first_ += p_.level[k].clusters;
+      choose(p_.level[k], k + 1 == p_.levels);
+      if (k + 1 == p_.levels) return true;
+      give_birth(p_.level[k], p_.level[k + 1]);
+      first_ += own_;
+      take_level(p_.level[k + 1], true);
     }
+  }
+
+  // Sizes and fates of this block's clusters of a level.
+  __device__ void take_level(const LookupLevel& level, bool has_parents) {
+    own_ = own_of(level.clusters);
+    const uint32_t* sizes = level.sizes + int64_t{head_} * level.clusters;
+#pragma unroll 1
+    for (uint32_t i = thread_; i < own_; i += kCodedThreads) {
+      const bool is = !has_parents || __ldcg(born() + cluster_at(i)) != 0;
+      const uint32_t size = __ldg(sizes + cluster_at(i));
+      sizes_[first_ + i] = size;
+      scores_[first_ + i] = is ? log2f(static_cast<float>(size)) : -INFINITY;
+      fates_[first_ + i] = is ? kFateEstimated : kFateNone;
+    }
+    __syncthreads();
   }
 
   // ---- For any rows of 16 bits.
 
-  // done(j, r, product) for rows row_at(j) of memory, j in [0, count), each by one lane.
+  // done(first, products) for rows row_at(j) of memory, j in [0, count), by lanes whose query row
+  // lane / 4 there is: products[i] is of row first + row_of_product(i), if that is below count.
   template <class RowAt, class Done>
   __device__ __forceinline__ void multiply_16(uint32_t count, const RowAt& row_at,
                                               const Done& done) const {
-    constexpr int kTiles = kDim > 128 ? 1 : 2;
+    constexpr int kTiles = kProducts / 2;
 #pragma unroll 1
     for (uint32_t tile = warp_ * 8 * kTiles; tile < count; tile += kCodedWarps * 8 * kTiles) {
       RowPart<kDim> rows[kTiles];
@@ -86,34 +98,40 @@ class CodedClusters : protected CodedSearch<kDim> {
       }
       float d[kTiles][4] = {};
       multiply_rows<Element, kDim, kTiles>(s_.queries, rows, lane_, d);
+      float products[kProducts];
 #pragma unroll
-      for (int i = 0; i < 2 * kTiles; ++i) {
-        const uint32_t j = tile + 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
-        if (j < count && lane_ / 4 < p_.group) {
-          done(j, lane_ / 4, d[i / 2][i % 2] + d[i / 2][i % 2 + 2]);
-        }
-      }
+      for (int i = 0; i < kProducts; ++i) products[i] = d[i / 2][i % 2] + d[i / 2][i % 2 + 2];
+      if (lane_ / 4 < p_.group) done(tile + 2 * (lane_ % 4), products);
     }
+  }
+  static constexpr int kProducts = kDim > 128 ? 4 : 8;
+  __device__ static constexpr uint32_t row_of_product(int i) {
+    return 8 * (i / 2) + i % 2;
   }
 
   __device__ static const char* row_16(const void* rows, int64_t row) {
     return static_cast<const char*>(rows) + row * kRowBytes;
   }
-  // A logit of cluster j of the finest level, or of level `first` + j, without its size.
-  __device__ float logit_of(uint32_t first, uint32_t cluster, int row) const {
-    return __ldcg(logits_ + (int64_t{first} + cluster) * stride_ + row);
+  // Of this block's clusters and keys that are no cluster's.
+  __device__ uint32_t own_of(uint32_t count) const {
+    return (count + team_ - 1 - rank_) / team_;
   }
-  __device__ static float log2_size(const LookupLevel& level, int head, uint32_t cluster) {
-    return __ldg(level.log_sizes + int64_t{head} * level.clusters + cluster) * 1.4426950408889634f;
+  __device__ uint32_t cluster_at(uint32_t own) const {
+    return own * team_ + rank_;
   }
-  __device__ static uint32_t size_of(const LookupLevel& level, int head, uint32_t cluster) {
-    return __ldg(level.sizes + int64_t{head} * level.clusters + cluster);
-  }
-  // This block's part of `count`.
-  __device__ uint2 slice_of(uint32_t count) const {
-    const uint32_t each = count / team_, more = count % team_, rank = rank_;
-    const uint32_t begin = rank * each + min(rank, more);
-    return make_uint2(begin, begin + each + (rank < more ? 1 : 0));
+
+  // sum 2^maximum += 2^y of all y; a NaN stays.
+  template <int kCount>
+  __device__ static void add_exponentials(const float (&y)[kCount], float& maximum, float& sum) {
+    float top = maximum;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!(y[i] <= top)) top = y[i];
+    }
+    sum *= ptx::ex2_approx(maximum - top);
+    maximum = top;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum += ptx::ex2_approx(y[i] - maximum);
   }
 
   // s_.lse[r] over the team, from each lane's sum of 2^logits of query row lane / 4; false if one
@@ -126,12 +144,15 @@ class CodedClusters : protected CodedSearch<kDim> {
     }
     if (thread_ == 0) s_.fault = 0;
     __syncthreads();
-    if (thread_ < kMostGroup) {
-      float m = kLowestLogit, l = 0;
-      for (int w = 0; w < kCodedWarps; ++w)
-        add_sums(m, l, s_.maximum[w][thread_], s_.sum[w][thread_]);
-      this->own_words()[2 * thread_] = __float_as_uint(m);
-      this->own_words()[2 * thread_ + 1] = __float_as_uint(l);
+    // Thread 16 row + warp.
+    if (thread_ < kMostGroup * kCodedWarps) {
+      const int row = thread_ / kCodedWarps, warp = thread_ % kCodedWarps;
+      float m = s_.maximum[warp][row], l = s_.sum[warp][row];
+      add_sums_of_16(m, l);
+      if (warp == 0) {
+        this->own_words()[2 * row] = __float_as_uint(m);
+        this->own_words()[2 * row + 1] = __float_as_uint(l);
+      }
     }
     this->sync_team();
     if (thread_ < kMostGroup * kMostTeam) {
@@ -142,9 +163,9 @@ class CodedClusters : protected CodedSearch<kDim> {
         m = __uint_as_float(this->told(rank, 2 * row));
         l = __uint_as_float(this->told(rank, 2 * row + 1));
       }
-      add_sums_of_team(m, l);
+      add_sums_of_16(m, l);
       if (rank == 0) {
-        const float lse = l == 0 ? 0 : m + log2f(l);
+        const float lse = l == 0 ? 0 : m + __log2f(l);
         s_.lse[row] = lse;
         if (row < p_.group && !(fabsf(lse) <= FLT_MAX)) s_.fault = 1;
       }
@@ -154,128 +175,148 @@ class CodedClusters : protected CodedSearch<kDim> {
     return s_.fault == 0;
   }
 
-  // Of 16 neighbouring lanes, one a rank.
-  __device__ static void add_sums_of_team(float& maximum, float& sum) {
+  // Of 16 neighbouring lanes: a team's or a block's. All get the same.
+  __device__ static void add_sums_of_16(float& maximum, float& sum) {
 #pragma unroll
-    for (int step = 1; step < kMostTeam; step *= 2) {
+    for (int step = 1; step < 16; step *= 2) {
       const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
-      add_sums(maximum, sum, m, l);
+      const float top = fmaxf(maximum, m);
+      sum = sum * ptx::ex2_approx(maximum - top) + l * ptx::ex2_approx(m - top);
+      maximum = top;
     }
   }
 
   // log2 of the combined S of logits y(r).
   template <class Logit>
   __device__ float combined(const Logit& logit) const {
-    float y[kMostGroup];
+    float y[kRows];
     float top = -INFINITY;
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       y[r] = r < p_.group ? logit(r) - s_.lse[r] : -INFINITY;
       top = fmaxf(top, y[r]);
     }
     if (!p_.mean || top == -INFINITY) return top;
     float sum = 0;
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) sum += exp2f(y[r] - top);
-    return top + log2f(sum) - log2f(static_cast<float>(p_.group));
+    for (int r = 0; r < kRows; ++r) sum += r < p_.group ? ptx::ex2_approx(y[r] - top) : 0;
+    return top + __log2f(sum) - __log2f(static_cast<float>(p_.group));
   }
 
-  const uint32_t total_;  // clusters of all levels
-  const int stride_;
-  float* const logits_;       // [total, stride] of the pair
-  float* scores_ = nullptr;   // [width] of the level at hand
-  uint8_t* fates_ = nullptr;  // [total] CodedFate
-  uint32_t first_ = 0;        // of the level at hand, among those of all
-  uint32_t wanted_ = 0;       // keys that the finest level's choice has
-  uint32_t scored_ = 0;       // clusters
-  uint32_t* memory_;          // what is left of shared memory
+  // Of all threads; vectors and codes that were read.
+  __device__ void count(uint32_t vectors, uint32_t codes) {
+    vectors = __reduce_add_sync(~0u, vectors);
+    codes = __reduce_add_sync(~0u, codes);
+    if (lane_ != 0) return;
+    if (vectors > 0) atomicAdd(&s_.vectors, vectors);
+    if (codes > 0) atomicAdd(&s_.codes, codes);
+  }
+
+  // Of this block's clusters, level after level.
+  float* logits_;    // [own, kRows] without sizes, log2; those of what is estimated: weights later
+  float* scores_;    // [own]
+  uint32_t* sizes_;  // [own]
+  uint8_t* fates_;   // [own] CodedFate
+  uint32_t first_ = 0;   // of the level at hand
+  uint32_t own_ = 0;     // of the level at hand
+  uint32_t wanted_ = 0;  // keys that the finest level's choice has
+  uint32_t* memory_;     // what is left of shared memory
   int64_t room_;
 
  private:
+  __device__ uint8_t* born() const {
+    return c_.workspace.born + pair_ * p_.width;
+  }
+
   __device__ bool score_level(const LookupLevel& level) {
-    const uint2 slice = slice_of(level.clusters);
     float maximum = kLowestLogit, sum = 0;
     const int64_t skip = int64_t{head_} * level.clusters;
     multiply_16(
-        slice.y - slice.x, [&](uint32_t j) { return row_16(level.centroids, skip + slice.x + j); },
-        [&](uint32_t j, int row, float x) {
-          const uint32_t cluster = slice.x + j;
-          logits_[(int64_t{first_} + cluster) * stride_ + row] = x;
-          if (fates_[first_ + cluster] == kFateNone) return;
-          const float log_size = log2_size(level, head_, cluster);
-          if (log_size == -INFINITY) return;
-          const float y = x + log_size;
-          if (!(y <= maximum)) {
-            sum *= exp2f(maximum - y);
-            maximum = y;
+        own_, [&](uint32_t j) { return row_16(level.centroids, skip + cluster_at(j)); },
+        [&](uint32_t first, float(&x)[kProducts]) {
+          float* to = logits_ + (first_ + first) * kRows + lane_ / 4;
+#pragma unroll
+          for (int i = 0; i < kProducts; ++i) {
+            const uint32_t j = row_of_product(i);
+            const bool is = first + j < own_;
+            if (is) to[j * kRows] = x[i];
+            const float log_size = is ? scores_[first_ + first + j] : -INFINITY;
+            x[i] = log_size > -INFINITY ? x[i] + log_size : -INFINITY;
           }
-          sum += exp2f(y - maximum);
+          add_exponentials(x, maximum, sum);
         });
     return add_up(maximum, sum);
   }
 
-  __device__ void combine(const LookupLevel& level) {
-    uint32_t alive = 0;
+  __device__ void let_all_through() {
+    uint32_t clusters = 0;
 #pragma unroll 1
-    for (uint32_t j = thread_; j < static_cast<uint32_t>(level.clusters); j += kCodedThreads) {
-      const bool is = fates_[first_ + j] != kFateNone;
-      alive += is ? 1 : 0;
-      scores_[j] = is && size_of(level, head_, j) > 0
-                       ? combined([&](int r) { return logit_of(first_, j, r); })
-                       : -INFINITY;
+    for (uint32_t i = thread_; i < own_; i += kCodedThreads) {
+      fates_[i] = sizes_[i] > 0 ? kFateChosen : kFateNone;
+      ++clusters;
     }
-    scored_ += this->block_sums({alive, 0}).a;
+    count(c_.coded_keys.bits > 0 ? 2 * clusters : 0, 0);
+    __syncthreads();
   }
 
   // The rule's choice, and with key codes as many more as let their keys through.
   __device__ void choose(const LookupLevel& level, bool finest) {
-    uint32_t kept = 0;
-    if (p_.rule == LookupRule::kThreshold || !finest) kept = pass(level);
-    if (p_.rule == LookupRule::kBudget && (finest || kept < p_.wanted[head_])) {
-      kept = best(level, p_.wanted[head_], finest);
-    }
-    wanted_ = kept;
-    if (c_.key_codes.bits == 0) return;
-    if (finest || kept < c_.alive) best(level, max(kept, c_.alive), false);
-  }
-
-  // What reaches the threshold; its keys.
-  __device__ uint32_t pass(const LookupLevel& level) {
-    return mark(
-        level, [&](uint32_t j) { return scores_[j] >= level.threshold && scores_[j] > -INFINITY; });
-  }
-  __device__ uint32_t best(const LookupLevel& level, uint32_t wanted, bool nearest) {
-    const auto size = [&](uint32_t j) { return size_of(level, head_, j); };
-    const CodedBorder border = this->template find_border<false>(
-        level.clusters, wanted, [&](uint32_t j) { return scores_[j]; }, size,
-        [](uint32_t j) { return j; });
-    return mark(level, [&](uint32_t j) { return border.chooses(scores_[j], j, size(j), nearest); });
-  }
-  template <class Chosen>
-  __device__ uint32_t mark(const LookupLevel& level, const Chosen& chosen) {
-    uint32_t keys = 0;
+    const bool by_codes = c_.key_codes.bits > 0;
+    uint32_t passed = 0;
 #pragma unroll 1
-    for (uint32_t j = thread_; j < static_cast<uint32_t>(level.clusters); j += kCodedThreads) {
-      if (fates_[first_ + j] == kFateNone) continue;
-      const bool is = chosen(j);
-      fates_[first_ + j] = is ? kFateChosen : kFateEstimated;
-      keys += is ? size_of(level, head_, j) : 0;
+    for (uint32_t i = first_ + thread_; i < first_ + own_; i += kCodedThreads) {
+      const float score = scores_[i] > -INFINITY
+                              ? combined([&](int r) { return logits_[i * kRows + r]; })
+                              : -INFINITY;
+      scores_[i] = score;
+      if (score >= level.threshold && score > -INFINITY) passed += sizes_[i];
     }
-    return this->block_sums({keys, 0}).a;
+    const bool passes = p_.rule == LookupRule::kThreshold || !finest;
+    bool best = false, more = false;
+    CodedBorder borders[2] = {{false, 0, false}, {false, 0, false}};
+    if (p_.rule == LookupRule::kBudget || by_codes) {
+      const auto digits = this->add_digits(
+          own_, [&](uint32_t i) { return CodedBorder::first_digit(scores_[first_ + i]); },
+          [&](uint32_t i) { return sizes_[first_ + i]; }, passes ? passed : 0);
+      const uint32_t wanted = p_.rule == LookupRule::kBudget ? p_.wanted[head_] : 0;
+      best = p_.rule == LookupRule::kBudget && (finest || digits.extra < wanted);
+      borders[0] = {best, wanted, finest};
+      borders[1] = {by_codes, c_.alive, false};
+      this->find(
+          borders, digits, own_, [&](uint32_t i) { return scores_[first_ + i]; },
+          [&](uint32_t i) { return sizes_[first_ + i]; },
+          [&](uint32_t i) { return cluster_at(i); });
+      wanted_ = best ? borders[0].keys() : digits.extra;
+      more = by_codes && wanted_ < c_.alive;
+    }
+    const bool through = finest && (c_.coded_keys.bits > 0 || (by_codes && c_.estimate));
+    uint32_t vectors = 0, codes = 0;
+#pragma unroll 1
+    for (uint32_t i = thread_; i < own_; i += kCodedThreads) {
+      uint8_t& fate = fates_[first_ + i];
+      if (fate == kFateNone) continue;
+      const float score = scores_[first_ + i];
+      const bool is = more   ? borders[1].chooses(score, cluster_at(i))
+                      : best ? borders[0].chooses(score, cluster_at(i))
+                             : score >= level.threshold && score > -INFINITY;
+      fate = is ? kFateChosen : kFateEstimated;
+      vectors += 1 + (is ? through : c_.estimate);
+      codes += finest && is ? sizes_[first_ + i] : 0;
+    }
+    count(vectors, codes);
+    __syncthreads();
   }
 
   // The children of what was chosen are alive at the next level.
-  __device__ void give_birth(const LookupLevel& level) {
+  __device__ void give_birth(const LookupLevel& level, const LookupLevel& next) {
     const uint32_t* offsets = level.offsets + int64_t{head_} * (level.clusters + 1);
-    uint8_t* children = fates_ + first_ + level.clusters;
 #pragma unroll 1
-    for (uint32_t j = thread_; j < static_cast<uint32_t>(level.clusters); j += kCodedThreads) {
-      if (fates_[first_ + j] != kFateChosen) continue;
-      for (uint32_t child = offsets[j]; child < offsets[j + 1]; ++child) {
-        children[child] = kFateEstimated;
-      }
+    for (uint32_t i = thread_; i < own_; i += kCodedThreads) {
+      const uint32_t j = cluster_at(i);
+      const uint8_t is = fates_[first_ + i] == kFateChosen ? 1 : 0;
+      for (uint32_t child = offsets[j]; child < offsets[j + 1]; ++child) born()[child] = is;
     }
-    __syncthreads();
+    this->sync_team();
   }
 };
 

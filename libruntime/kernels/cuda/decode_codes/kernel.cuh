@@ -4,23 +4,21 @@
 
 #include "libruntime/kernels/cuda/decode_codes/keys.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
+#include "libruntime/kernels/cuda/ptx/prefetch.cuh"
 
 namespace sqz::cuda {
 
-template <class Element, int kDim>
-class DecodeCodes : private CodedKeys<Element, kDim> {
+template <class Element, int kDim, int kRows>
+class DecodeCodes : private CodedKeys<Element, kDim, kRows> {
  public:
-  using Base = CodedKeys<Element, kDim>;
+  using Base = CodedKeys<Element, kDim, kRows>;
   using Base::Base;
 
   __device__ void run() {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
-    if (attend()) {
-      count();
-    } else if (rank_ == 0) {
-      write_fault();
-    }
+    if (!attend() && rank_ == 0) write_fault();
+    this->end_search();
     this->leave_team();
   }
 
@@ -32,45 +30,63 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   using Base::head_;
   using Base::lane_;
   using Base::list_;
+  using Base::logits_;
   using Base::p_;
   using Base::pair_;
   using Base::rank_;
   using Base::s_;
-  using Base::stride_;
   using Base::team_;
   using Base::thread_;
   using Base::warp_;
-  static constexpr int kWords = kDim / 4;             // of four neighbouring dimensions
-  static constexpr int kPasses = (kWords + 31) / 32;  // of a warp over them
-  static constexpr int kPartial = kDim + 2;           // floats of a partial's row
+  static constexpr int kPartial = kDim + 2;  // floats of a partial's row
 
+  // All of the team have read the last histogram when it returns.
   __device__ bool attend() {
+    if (c_.estimate) prefetch_means();
+    this->take_level(p_.level[0], false);
     load_queries();
     if (!this->choose_clusters()) return false;
     if (c_.key_codes.bits > 0 && !c_.everything) finish_turned();
     this->list_chunks();
     this->score_exact();
     if (!this->choose_keys()) return false;
-    tell_fates();
-    if (c_.out == nullptr) return true;
-    // weigh() writes over logits; with key codes the team has met since it read them.
-    if (c_.estimate && c_.key_codes.bits == 0) this->sync_team();
+    if (c_.key_fates != nullptr) tell_fates();
+    if (c_.out == nullptr) {
+      this->sync_team();
+      return true;
+    }
     weigh();
     add_values();
     this->sync_team();
     merge();
+    tell_counters();
     return true;
+  }
+
+  // The mean values of all clusters, into the L2 cache while the team chooses: all are needed.
+  __device__ void prefetch_means() const {
+#pragma unroll 1
+    for (int k = 0; k < p_.levels; ++k) {
+      const int64_t bytes = int64_t{p_.level[k].clusters} * Base::kRowBytes;
+      const char* means = static_cast<const char*>(c_.value_means[k]) + head_ * bytes;
+      for (int64_t at = (rank_ * kCodedThreads + thread_) * int64_t{128}; at < bytes;
+           at += int64_t{128} * kCodedThreads * team_) {
+        ptx::prefetch_l2(means + at);
+      }
+    }
   }
 
   // ---- Queries.
 
   __device__ void load_queries() {
     const int64_t first = int64_t{pair_} * p_.group;
+#pragma unroll 1
     for (int i = thread_; i < kMostGroup * kDim; i += kCodedThreads) {
       const int row = i / kDim;
       s_.query[row][i % kDim] =
           row < p_.group ? load_1(p_.q_dtype, p_.q, first * kDim + i) * p_.scale : 0.0f;
     }
+    if (thread_ == 0) s_.vectors = s_.codes = 0;
     if (thread_ < 16) {
       constexpr int8_t kLevels[16] = {-127, -96, -75, -58, -44, -31, -18, -6,
                                       6,    18,  31,  44,  58,  75,  96,  127};
@@ -96,8 +112,10 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       const int item = first + thread_ / 16, row = item / count, dim = begin + item % count;
       const bool is = item < p_.group * count;
       float sum = 0;
-      for (int i = thread_ % 16; is && i < kDim; i += 16) {
-        sum += s_.query[row][i] * __ldg(c_.rotation + i * kDim + dim);
+#pragma unroll
+      for (int u = 0; u < kDim / 16; ++u) {
+        const int i = 16 * u + thread_ % 16;
+        if (is) sum += s_.query[row][i] * __ldg(c_.rotation + i * kDim + dim);
       }
 #pragma unroll
       for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
@@ -107,6 +125,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   // Once the team has turned its parts. s_.query is not needed any more.
   __device__ void finish_turned() {
     const float* turned = c_.workspace.turned + int64_t{pair_} * kMostGroup * kDim;
+#pragma unroll 1
     for (int i = thread_; i < p_.group * kDim; i += kCodedThreads) {
       s_.query[i / kDim][i % kDim] = __ldcg(turned + i);
     }
@@ -121,37 +140,24 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   // ---- Weights.
 
   __device__ uint32_t exact_keys() const {
-    const uint2 slice = this->slice_of(c_.exact);
-    return slice.y - slice.x;
+    return this->own_of(c_.exact);
   }
-
-  // f(first, level, cluster) for each cluster of this block that is estimated, begin and step
-  // apart.
-  template <class Function>
-  __device__ void for_estimated(uint32_t begin, uint32_t step, const Function& f) const {
-    if (!c_.estimate) return;
-    uint32_t first = 0;
-#pragma unroll 1
-    for (int k = 0; k < p_.levels; ++k) {
-      const LookupLevel& level = p_.level[k];
-      const uint2 slice = this->slice_of(level.clusters);
-#pragma unroll 1
-      for (uint32_t j = slice.x + begin; j < slice.y; j += step) {
-        if (this->fates_[first + j] == kFateEstimated) f(first, k, j);
-      }
-      first += level.clusters;
-    }
+  __device__ uint32_t clusters() const {
+    return first_ + this->own_;
+  }  // this block's, of all levels
+  __device__ bool is_estimated(uint32_t cluster) const {
+    return c_.estimate && this->fates_[cluster] == kFateEstimated;
   }
 
   // Logits become weights relative to s_.top, the block's greatest; s_.total are their sums.
   __device__ void weigh() {
     const uint32_t keys = chunks_ * kChunkKeys;
-    float rows[kMostGroup];
+    float rows[kRows];
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) rows[r] = kLowestLogit;
+    for (int r = 0; r < kRows; ++r) rows[r] = kLowestLogit;
     const auto raise = [&](const auto& logit) {
 #pragma unroll
-      for (int r = 0; r < kMostGroup; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         if (r < p_.group) rows[r] = fmaxf(rows[r], logit(r));
       }
     };
@@ -161,21 +167,23 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
     }
 #pragma unroll 1
     for (uint32_t i = thread_; i < exact_keys(); i += kCodedThreads) {
-      raise([&](int r) { return this->exact_logits_[i * stride_ + r]; });
+      raise([&](int r) { return this->exact_logits_[i * kRows + r]; });
     }
-    for_estimated(thread_, kCodedThreads, [&](uint32_t first, int k, uint32_t j) {
-      const float size = Base::log2_size(p_.level[k], head_, j);
-      raise([&](int r) { return this->logit_of(first, j, r) + size; });
-    });
+#pragma unroll 1
+    for (uint32_t i = thread_; i < clusters(); i += kCodedThreads) {
+      if (!is_estimated(i)) continue;
+      const float size = log2f(static_cast<float>(this->sizes_[i]));
+      raise([&](int r) { return logits_[i * kRows + r] + size; });
+    }
     reduce_rows(rows, s_.top, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) rows[r] = 0;
+    for (int r = 0; r < kRows; ++r) rows[r] = 0;
       // A warp has a chunk.
 #pragma unroll 1
     for (uint32_t i = thread_; i < keys; i += kCodedThreads) {
       const bool has_mean = c_.coded_values.bits > 0 || !this->is_chosen(i);
 #pragma unroll
-      for (int r = 0; r < kMostGroup; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         if (r >= p_.group) continue;
         float& logit = this->logit_at(i, r);
         const float weight = counts(i) ? ptx::ex2_approx(logit - s_.top[r]) : 0;
@@ -184,31 +192,49 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
         float mean = has_mean ? weight : 0;
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) mean += __shfl_xor_sync(~0u, mean, step);
-        if (lane_ == 0) this->mean_weights_[i / kChunkKeys * stride_ + r] = mean;
+        if (lane_ == 0) this->mean_weights_[i / kChunkKeys * kRows + r] = mean;
       }
     }
 #pragma unroll 1
     for (uint32_t i = thread_; i < exact_keys(); i += kCodedThreads) {
 #pragma unroll
-      for (int r = 0; r < kMostGroup; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         if (r >= p_.group) continue;
-        float& logit = this->exact_logits_[i * stride_ + r];
+        float& logit = this->exact_logits_[i * kRows + r];
         logit = ptx::ex2_approx(logit - s_.top[r]);
         rows[r] += logit;
       }
     }
-    // Nobody else needs the logits of what this block estimates.
-    for_estimated(thread_, kCodedThreads, [&](uint32_t first, int k, uint32_t j) {
-      const float size = Base::log2_size(p_.level[k], head_, j);
+#pragma unroll 1
+    for (uint32_t i = thread_; i < clusters(); i += kCodedThreads) {
+      if (!is_estimated(i)) continue;
+      const float size = log2f(static_cast<float>(this->sizes_[i]));
 #pragma unroll
-      for (int r = 0; r < kMostGroup; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         if (r >= p_.group) continue;
-        const float weight = ptx::ex2_approx(this->logit_of(first, j, r) + size - s_.top[r]);
-        this->logits_[(int64_t{first} + j) * stride_ + r] = weight;
-        rows[r] += weight;
+        float& logit = logits_[i * kRows + r];
+        logit = ptx::ex2_approx(logit + size - s_.top[r]);
+        rows[r] += logit;
       }
-    });
+    }
     reduce_rows(rows, s_.total, [](float a, float b) { return a + b; });
+    // The keys of a cluster that was let through weigh its mean value together.
+#pragma unroll 1
+    for (uint32_t i = thread_; i < chunks_; i += kCodedThreads) {
+      const uint32_t cluster = this->cluster_of(i);
+      if (i > 0 && this->cluster_of(i - 1) == cluster) continue;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (r >= p_.group) continue;
+        float weight = 0;
+#pragma unroll 1
+        for (uint32_t c = i; c < chunks_ && this->cluster_of(c) == cluster; ++c) {
+          weight += this->mean_weights_[c * kRows + r];
+        }
+        logits_[cluster * kRows + r] = weight;
+      }
+    }
+    __syncthreads();
   }
 
   __device__ bool counts(uint32_t place) const {
@@ -217,168 +243,195 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
 
   // Of all threads of the block, in one order.
   template <class Join>
-  __device__ void reduce_rows(const float (&rows)[kMostGroup], float (&to)[kMostGroup],
+  __device__ void reduce_rows(const float (&rows)[kRows], float (&to)[kMostGroup],
                               const Join& join) {
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       float x = rows[r];
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) x = join(x, __shfl_xor_sync(~0u, x, step));
       if (lane_ == 0) s_.maximum[warp_][r] = x;
     }
     __syncthreads();
-    if (thread_ < kMostGroup) {
-      float x = s_.maximum[0][thread_];
-      for (int w = 1; w < kCodedWarps; ++w) x = join(x, s_.maximum[w][thread_]);
-      to[thread_] = x;
+    // Thread 16 row + warp.
+    if (thread_ < kRows * kCodedWarps) {
+      float x = s_.maximum[thread_ % kCodedWarps][thread_ / kCodedWarps];
+#pragma unroll
+      for (int step = kCodedWarps / 2; step > 0; step /= 2) {
+        x = join(x, __shfl_xor_sync(~0u, x, step));
+      }
+      if (thread_ % kCodedWarps == 0) to[thread_ / kCodedWarps] = x;
     }
     __syncthreads();
   }
 
   // ---- Values.
 
-  // Of a warp: this lane's dimensions 4 (lane + 32 pass) and the next three.
+  // A warp has kSubs rows at once, each by kDim / 8 lanes: eight dimensions a lane.
+  static constexpr int kSubs = 32 / (kDim / 8);
   struct Sum {
-    float rows[kMostGroup][kPasses][4];
+    float rows[kRows][8];
   };
+  __device__ int column() const {
+    return lane_ % (kDim / 8);
+  }
 
-  // Adds scale(j) weight(j, r) times the row `load(j, word)` of raw words for the warp's j below
-  // count, with the loads of kAhead rows under way.
-  template <class Raw, class Load, class Floats, class Scale, class Weight>
+  // Adds scale(j) weight(j, r) times the row load(j), of this lane's raw numbers, for the block's j
+  // below count, with the loads of kAhead rows under way.
+  template <class Load, class Floats, class Scale, class Weight>
   __device__ __forceinline__ void add_rows(uint32_t count, const Load& load, const Floats& floats,
                                            const Scale& scale, const Weight& weight,
                                            Sum& sum) const {
-    constexpr int kAhead = kPasses > 1 ? 4 : 8;
+    constexpr int kAhead = 4;
+    constexpr uint32_t kStep = kCodedWarps * kSubs;
+    const uint32_t sub = lane_ / (kDim / 8);  // kSubs: a lane that has no row
 #pragma unroll 1
-    for (uint32_t first = warp_; first < count; first += kAhead * kCodedWarps) {
-      Raw raw[kAhead][kPasses];
+    for (uint32_t first = warp_ * kSubs; first < count; first += kAhead * kStep) {
+      decltype(load(0)) raw[kAhead];
       float scales[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
-        const uint32_t j = min(first + a * kCodedWarps, count - 1);
-#pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) {
-          raw[a][pass] = load(j, min(lane_ + 32 * pass, kWords - 1));
-        }
+        const uint32_t j = min(first + a * kStep + sub, count - 1);
+        raw[a] = load(j);
         scales[a] = scale(j);
       }
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
-        const uint32_t j = min(first + a * kCodedWarps, count - 1);
-        if (j != first + a * kCodedWarps) scales[a] = 0;
-        float x[kPasses][4];
+        const uint32_t j = min(first + a * kStep + sub, count - 1);
+        const bool is = j == first + a * kStep + sub && sub < kSubs;
+        float x[8];
+        floats(raw[a], x);
 #pragma unroll
-        for (int pass = 0; pass < kPasses; ++pass) floats(raw[a][pass], lane_ + 32 * pass, x[pass]);
+        for (int r = 0; r < kRows; ++r) {
+          const float w = is && r < p_.group ? scales[a] * weight(j, r) : 0;
 #pragma unroll
-        for (int r = 0; r < kMostGroup; ++r) {
-          if (r >= p_.group) continue;
-          const float w = scales[a] * weight(j, r);
-#pragma unroll
-          for (int i = 0; i < 4 * kPasses; ++i) sum.rows[r][i / 4][i % 4] += w * x[i / 4][i % 4];
+          for (int i = 0; i < 8; ++i) sum.rows[r][i] += w * x[i];
         }
       }
     }
   }
 
-  template <class RowAt, class Weight>
-  __device__ __forceinline__ void add_rows_16(uint32_t count, const RowAt& row_at,
-                                              const Weight& weight, Sum& sum) const {
-    add_rows<uint2>(
-        count,
-        [&](uint32_t j, int word) {
-          return __ldg(reinterpret_cast<const uint2*>(row_at(j)) + word);
+  // Rows of 16 bits in memory: every team-th, or those of the keys in list_, and their weights.
+  struct Rows16 {
+    uint32_t count;
+    const char* rows;
+    const float* weights;  // [count, kRows], or null: of list_
+    const uint8_t*
+        fates;  // [count] CodedFate, of which those from `least` to `most` count; or null
+    uint8_t least, most;
+  };
+
+  __device__ __forceinline__ void add_rows_16(const Rows16& rows, Sum& sum) const {
+    add_rows(
+        rows.count,
+        [&](uint32_t j) {
+          if (rows.fates != nullptr && (rows.fates[j] < rows.least || rows.fates[j] > rows.most)) {
+            return make_uint4(0, 0, 0, 0);
+          }
+          const uint32_t row =
+              rows.weights == nullptr ? this->slot_of(list_[j]) : this->cluster_at(j);
+          return __ldg(reinterpret_cast<const uint4*>(Base::row_16(rows.rows, row)) + column());
         },
-        [](const uint2& raw, int, float(&x)[4]) {
-          x[0] = Element::low(raw.x);
-          x[1] = Element::high(raw.x);
-          x[2] = Element::low(raw.y);
-          x[3] = Element::high(raw.y);
+        [](const uint4& raw, float(&x)[8]) {
+          const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            x[2 * i] = Element::low(words[i]);
+            x[2 * i + 1] = Element::high(words[i]);
+          }
         },
-        [](uint32_t) { return 1.0f; }, weight, sum);
+        [](uint32_t) { return 1.0f; },
+        [&](uint32_t j, int r) {
+          return rows.weights == nullptr ? this->logit_at(list_[j], r)
+                                         : rows.weights[j * kRows + r];
+        },
+        sum);
+  }
+
+  // Values of the keys that are read, unless they are codes; exact ones; and mean values.
+  __device__ Rows16 rows_16(int which) const {
+    if (which == 0) {
+      const bool codes = c_.coded_values.bits > 0;
+      return {codes ? 0 : chosen_,
+              codes ? nullptr : Base::row_16(c_.values, int64_t{head_} * p_.slots),
+              nullptr,
+              nullptr,
+              0,
+              0};
+    }
+    if (which == 1) {
+      return {exact_keys(),
+              Base::row_16(c_.exact_values, int64_t{head_} * c_.exact),
+              this->exact_logits_,
+              nullptr,
+              0,
+              0};
+    }
+    uint32_t first = 0;
+#pragma unroll 1
+    for (int k = 0; k < which - 2; ++k) first += this->own_of(p_.level[k].clusters);
+    const int64_t clusters = p_.level[which - 2].clusters;
+    return {this->own_of(clusters),
+            Base::row_16(c_.value_means[which - 2], head_ * clusters),
+            logits_ + first * kRows,
+            this->fates_ + first,
+            c_.estimate ? kFateEstimated : kFateChosen,
+            which - 1 == p_.levels ? kFateChosen : kFateEstimated};
   }
 
   __device__ void add_values() {
     Sum sum = {};
-    const auto of_chosen = [&](uint32_t j, int r) { return this->logit_at(list_[j], r); };
-    if (c_.coded_values.bits > 0) {
-      add_codes(of_chosen, sum);
-    } else {
-      add_rows_16(
-          chosen_, [&](uint32_t j) { return Base::row_16(c_.values, this->slot_of(list_[j])); },
-          of_chosen, sum);
-    }
+    if (c_.coded_values.bits > 0) add_codes(sum);
     if (c_.coded_values.rotated()) {
       leave(1, sum);
       sum = {};
     }
-    const LookupLevel& finest = this->finest();
-    add_rows_16(
-        chunks_,
-        [&](uint32_t j) {
-          return Base::row_16(c_.value_means[p_.levels - 1],
-                              int64_t{head_} * finest.clusters + this->cluster_of(j));
-        },
-        [&](uint32_t j, int r) { return this->mean_weights_[j * stride_ + r]; }, sum);
-    const int64_t exact = int64_t{head_} * c_.exact + this->slice_of(c_.exact).x;
-    add_rows_16(
-        exact_keys(), [&](uint32_t j) { return Base::row_16(c_.exact_values, exact + j); },
-        [&](uint32_t j, int r) { return this->exact_logits_[j * stride_ + r]; }, sum);
-    uint32_t first = 0;
 #pragma unroll 1
-    for (int k = 0; c_.estimate && k < p_.levels; ++k) {
-      const int64_t clusters = p_.level[k].clusters;
-      const uint2 slice = this->slice_of(p_.level[k].clusters);
-      add_rows_16(
-          slice.y - slice.x,
-          [&](uint32_t j) {
-            return Base::row_16(c_.value_means[k], head_ * clusters + slice.x + j);
-          },
-          [&](uint32_t j, int r) {
-            const bool is = this->fates_[first + slice.x + j] == kFateEstimated;
-            return is ? this->logit_of(first, slice.x + j, r) : 0;
-          },
-          sum);
-      first += p_.level[k].clusters;
-    }
+    for (int which = 0; which < p_.levels + 2; ++which) add_rows_16(rows_16(which), sum);
     leave(0, sum);
   }
 
   // What the rows of codes add to their means, rotated or not.
-  template <class Weight>
-  __device__ void add_codes(const Weight& weight, Sum& sum) const {
-    const auto* codes = reinterpret_cast<const char*>(c_.coded_values.codes);
-    const auto scale = [&](uint32_t j) {
-      return Base::scale_at(c_.coded_values.scales, this->slot_of(list_[j]));
-    };
-    if (c_.coded_values.bits == 8) {
-      add_rows<uint32_t>(
+  __device__ void add_codes(Sum& sum) const {
+    const bool bytes = c_.coded_values.bits == 8;
+    const auto* codes = reinterpret_cast<const char*>(c_.coded_values.codes) +
+                        int64_t{head_} * p_.slots * (bytes ? kDim : kDim / 2);
+    const auto* scales =
+        static_cast<const uint16_t*>(c_.coded_values.scales) + int64_t{head_} * p_.slots;
+    const auto scale = [&](uint32_t j) { return Base::scale_at(scales, this->slot_of(list_[j])); };
+    const auto weight = [&](uint32_t j, int r) { return this->logit_at(list_[j], r); };
+    if (bytes) {
+      add_rows(
           chosen_,
-          [&](uint32_t j, int word) {
-            return __ldg(reinterpret_cast<const uint32_t*>(codes + this->slot_of(list_[j]) * kDim) +
-                         word);
+          [&](uint32_t j) {
+            const char* row = codes + int64_t{this->slot_of(list_[j])} * kDim;
+            return __ldg(reinterpret_cast<const uint2*>(row) + column());
           },
-          [](uint32_t raw, int, float(&x)[4]) {
-            raw ^= 0x80808080u;  // 2^23 + a byte as a float
-            x[0] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7440)) - 8388736.0f;
-            x[1] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7441)) - 8388736.0f;
-            x[2] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7442)) - 8388736.0f;
-            x[3] = __uint_as_float(__byte_perm(raw, 0x4B000000u, 0x7443)) - 8388736.0f;
+          [](const uint2& raw, float(&x)[8]) {
+            const uint32_t words[2] = {raw.x ^ 0x80808080u, raw.y ^ 0x80808080u};
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {  // 2^23 + a byte as a float
+              x[i] = __uint_as_float(__byte_perm(words[i / 4], 0x4B000000u, 0x7440 + i % 4)) -
+                     8388736.0f;
+            }
           },
           scale, weight, sum);
       return;
     }
     // 4 bits: the lower half of the dimensions in the lower halves of the bytes.
-    add_rows<uint32_t>(
+    constexpr int kHalf = kDim / 16;
+    add_rows(
         chosen_,
-        [&](uint32_t j, int word) {
-          return __ldg(
-              reinterpret_cast<const uint32_t*>(codes + this->slot_of(list_[j]) * (kDim / 2)) +
-              word % (kWords / 2));
+        [&](uint32_t j) {
+          const char* row = codes + int64_t{this->slot_of(list_[j])} * (kDim / 2);
+          return __ldg(reinterpret_cast<const uint2*>(row) + column() % kHalf);
         },
-        [&](uint32_t raw, int word, float(&x)[4]) {
-          raw >>= word < kWords / 2 ? 0 : 4;
+        [&](const uint2& raw, float(&x)[8]) {
+          const int shift = column() < kHalf ? 0 : 4;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) x[i] = s_.levels4[raw >> 8 * i & 15];
+          for (int i = 0; i < 8; ++i) {
+            x[i] = s_.levels4[(i < 4 ? raw.x : raw.y) >> (8 * (i % 4) + shift) & 15];
+          }
         },
         scale, weight, sum);
   }
@@ -390,30 +443,32 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
 
   // The sums of the warps, for the team.
   __device__ void leave(int which, const Sum& sum) {
+    constexpr int kAtOnce = CodedShared<kDim>::kRowsAtOnce;
+    const int sub = lane_ / (kDim / 8);
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) {
-      if (r >= p_.group) continue;
+    for (int first = 0; first < kRows; first += kAtOnce) {
+      if (first >= p_.group) break;
+      __syncthreads();
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const int word = lane_ + 32 * pass;
-        if (word >= kWords) continue;
-        *reinterpret_cast<float4*>(&s_.rows[warp_][4 * word]) = make_float4(
-            sum.rows[r][pass][0], sum.rows[r][pass][1], sum.rows[r][pass][2], sum.rows[r][pass][3]);
+      for (int r = first; r < first + kAtOnce; ++r) {
+        if (sub == kSubs) continue;
+        auto* to =
+            reinterpret_cast<float4*>(&s_.rows[r - first][warp_ * kSubs + sub][8 * column()]);
+        to[0] = make_float4(sum.rows[r][0], sum.rows[r][1], sum.rows[r][2], sum.rows[r][3]);
+        to[1] = make_float4(sum.rows[r][4], sum.rows[r][5], sum.rows[r][6], sum.rows[r][7]);
       }
       __syncthreads();
-      float* to = partial_of(rank_, which, r);
-      if (thread_ < kDim) {
-        float x = 0;
+      const int row = first + thread_ / kDim;
+      if (thread_ >= kAtOnce * kDim || row >= p_.group) continue;
+      float x = 0;
 #pragma unroll
-        for (int w = 0; w < kCodedWarps; ++w) x += s_.rows[w][thread_];
-        to[thread_] = x;
-      }
-      if (thread_ == 0) {
-        to[kDim] = s_.top[r];
-        to[kDim + 1] = s_.total[r];
-      }
-      __syncthreads();
+      for (int w = 0; w < kCodedWarps * kSubs; ++w) x += s_.rows[row - first][w][thread_ % kDim];
+      partial_of(rank_, which, row)[thread_ % kDim] = x;
     }
+    if (thread_ >= p_.group) return;
+    float* to = partial_of(rank_, which, thread_) + kDim;
+    to[0] = s_.top[thread_];
+    to[1] = s_.total[thread_];
   }
 
   // ---- The result.
@@ -430,7 +485,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
         total = __ldcg(part + 1);
       }
       const float own = top;
-      this->add_sums_of_team(top, total);
+      this->add_sums_of_16(top, total);
       s_.maximum[rank][row] = ptx::ex2_approx(own - top);
       if (rank == 0) {
         s_.top[row] = top;
@@ -443,6 +498,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
     const bool rotated = c_.coded_values.rotated();
     weigh_partials();
     if (rotated) {
+#pragma unroll 1
       for (int i = thread_; i < p_.group * kDim; i += kCodedThreads) {
         const int row = i / kDim;
         float sum = 0;
@@ -456,19 +512,21 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       __syncthreads();
     }
     // 16 lanes have an output.
-    const uint2 slice = this->slice_of(p_.group * kDim);
+    const int each = (p_.group * kDim + team_ - 1) / team_;
+    const int end = min((rank_ + 1) * each, p_.group * kDim);
 #pragma unroll 1
-    for (uint32_t item = slice.x; item < slice.y; item += kCodedThreads / 16) {
-      const uint32_t i = item + thread_ / 16, at = min(i, slice.y - 1);
+    for (int first = rank_ * each; first < end; first += kCodedThreads / 16) {
+      const int i = first + thread_ / 16, at = min(i, end - 1);
       const int row = at / kDim, dim = at % kDim, rank = thread_ % 16;
       float value = 0;
       if (rank < team_) value = __ldcg(partial_of(rank, 0, row) + dim) * s_.maximum[rank][row];
+#pragma unroll 1
       for (int c = rank; rotated && c < kDim; c += 16) {
         value += __ldg(c_.rotation + dim * kDim + c) * s_.query[row][c];
       }
 #pragma unroll
       for (int step = 8; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-      if (i >= slice.y || rank != 0) continue;
+      if (i >= end || rank != 0) continue;
       const float total = s_.total[row];
       const int64_t to = int64_t{pair_} * p_.group + row;
       store_1(p_.q_dtype, c_.out, to * kDim + dim, total == 0 ? 0 : value / total);
@@ -484,6 +542,7 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
       return;
     }
     const int64_t first = int64_t{pair_} * p_.group;
+#pragma unroll 1
     for (int i = thread_; i < p_.group * kDim; i += kCodedThreads) {
       store_1(p_.q_dtype, c_.out, first * kDim + i, NAN);
     }
@@ -491,43 +550,35 @@ class DecodeCodes : private CodedKeys<Element, kDim> {
   }
 
   __device__ void tell_fates() {
-    if (c_.key_fates == nullptr) return;
+#pragma unroll 1
     for (uint32_t i = thread_; i < chunks_ * kChunkKeys; i += kCodedThreads) {
-      const int64_t slot = this->slot_of(i) - int64_t{head_} * p_.slots;
-      uint8_t* to = c_.key_fates + int64_t{pair_} * p_.slots + slot;
+      uint8_t* to = c_.key_fates + int64_t{pair_} * p_.slots + this->slot_of(i);
       if (this->is_chosen(i)) *to = kFateChosen;
       if (this->is_guessed(i)) *to = kFateEstimated;
     }
-    if (rank_ != 0) return;
-    for (uint32_t i = thread_; i < this->total_; i += kCodedThreads) {
-      c_.cluster_fates[int64_t{pair_} * this->total_ + i] = this->fates_[i];
+    uint8_t* to = c_.cluster_fates + int64_t{pair_} * c_.total_clusters();
+    uint32_t first = 0;
+#pragma unroll 1
+    for (int k = 0; k < p_.levels; ++k) {
+      const uint32_t own = this->own_of(p_.level[k].clusters);
+#pragma unroll 1
+      for (uint32_t i = thread_; i < own; i += kCodedThreads) {
+        to[this->cluster_at(i)] = this->fates_[first + i];
+      }
+      first += own;
+      to += p_.level[k].clusters;
     }
-    if (thread_ == 0) p_.lists.totals[pair_] = {};
+    if (rank_ == 0 && thread_ == 0) p_.lists.totals[pair_] = {};
   }
 
-  // What was read, by the first block of a team.
-  __device__ void count() {
-    if (rank_ != 0 || c_.out == nullptr) return;
-    const bool rows = c_.coded_keys.bits > 0, by_codes = c_.key_codes.bits > 0;
-    uint32_t through = 0, estimated = 0;
-    for (uint32_t i = thread_; i < this->total_; i += kCodedThreads) {
-      estimated += this->fates_[i] == kFateEstimated ? 1 : 0;
-      through += i >= first_ && this->fates_[i] == kFateChosen ? 1 : 0;
-    }
-    const Sums sums = this->block_sums({estimated, through});
+  __device__ void tell_counters() const {
     if (thread_ != 0) return;
-    unsigned long long vectors = this->scored_ + (c_.estimate ? sums.a : 0);
-    if (c_.everything) {
-      vectors = rows ? 2 * sums.b : 0;
-    } else if (rows || (by_codes && c_.estimate)) {
-      vectors += sums.b;
-    }
-    if (head_ == 0) atomicAdd(&p_.counters[0], 1ull);
-    atomicAdd(&p_.counters[2], vectors);
+    if (head_ == 0 && rank_ == 0) atomicAdd(&p_.counters[0], 1ull);
+    atomicAdd(&p_.counters[2], static_cast<unsigned long long>(s_.vectors));
     if (c_.everything) return;
-    const uint32_t keys = by_codes ? min(this->wanted_, this->all_.b) : this->all_.b;
-    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(keys));
-    if (by_codes) atomicAdd(&p_.counters[4], static_cast<unsigned long long>(this->all_.b));
+    atomicAdd(&p_.counters[1], static_cast<unsigned long long>(chosen_));
+    if (c_.key_codes.bits == 0) return;
+    atomicAdd(&p_.counters[4], static_cast<unsigned long long>(s_.codes));
   }
 };
 

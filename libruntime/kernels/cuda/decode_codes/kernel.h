@@ -15,20 +15,34 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kChunkKeys = 32;    // of one cluster, that a warp has at once
-inline constexpr int kDigitBins = 1024;  // of scores, a histogram's
+inline constexpr int kChunkKeys = 32;      // of one cluster, that a warp has at once
+inline constexpr int kDigitBins = 1024;    // of scores, a histogram's
+inline constexpr int kBorderItems = 1024;  // at a border, that a team tells
 
 // What select() asks for: what became of a slot or a cluster.
 enum CodedFate : uint8_t { kFateNone = 0, kFateEstimated = 1, kFateChosen = 2 };
 
+// What may be the item at a border (border.cuh).
+struct alignas(16) CodedItem {
+  uint64_t rest;
+  uint32_t size, unused;
+};
+
+// Where the blocks of a pair look for borders together. Zero between launches but for items.
+struct CodedSearchSpace {
+  uint32_t digits[2][kDigitBins + 1];
+  uint32_t words;  // of workspace.keys that are taken
+  CodedItem items[2][kBorderItems];
+};
+
 // Memory that a call works with. Pairs are (request, KV head); blocks those of the launch.
 struct CodedWorkspace {
-  float* logits = nullptr;       // [pairs, clusters of all levels, stride]: of clusters, log2
-  float* turned = nullptr;       // [pairs, kMostGroup, d]: queries times the rotation
-  uint32_t* keys = nullptr;      // [pairs, coded_key_words()]: where shared memory is too small
-  uint32_t* clusters = nullptr;  // [blocks, coded_cluster_words()], likewise
-  uint32_t* digits = nullptr;    // [blocks, 2, kDigitBins]
-  float* partials = nullptr;     // [blocks, 2, kMostGroup, d + 2]
+  float* turned = nullptr;             // [pairs, kMostGroup, d]: queries times the rotation
+  uint8_t* born = nullptr;             // [pairs, clusters]: whether a parent was chosen
+  CodedSearchSpace* search = nullptr;  // [pairs], zeroed once
+  uint32_t* clusters = nullptr;        // [pairs, coded_cluster_words()]: where shared memory is too
+  uint32_t* keys = nullptr;            // [pairs, coded_key_words()]      small
+  float* partials = nullptr;           // [blocks, 2, kMostGroup, d + 2]
 };
 
 struct CodedParams {
@@ -71,11 +85,18 @@ constexpr int64_t coded_chunk_words(int group) {
 // Of a pair, however many blocks share it.
 constexpr int64_t coded_key_words(int64_t slots, int64_t clusters, int64_t exact, int group) {
   const int64_t chunks = (slots + kChunkKeys - 1) / kChunkKeys + clusters + kMostTeam;
-  return chunks * coded_chunk_words(group) + (exact + kMostTeam) * coded_stride(group);
+  return chunks * coded_chunk_words(group) + (exact + 2 * kMostTeam) * coded_stride(group);
 }
-// Of a block: scores of a level, fates of all.
-constexpr int64_t coded_cluster_words(int64_t width, int64_t total_clusters) {
-  return (width + (total_clusters + 3) / 4 + 3) / 4 * 4;
+// A block's clusters of all levels: every `team`-th.
+constexpr int64_t coded_own_clusters(int64_t total, int levels, int team) {
+  return total / team + levels;
+}
+// Their logits, scores, sizes and fates; of a block, and of a pair, however many blocks share it.
+constexpr int64_t coded_block_words(int64_t own, int group) {
+  return (own * (coded_stride(group) + 2) + (own + 3) / 4 + 3) / 4 * 4;
+}
+constexpr int64_t coded_cluster_words(int64_t total, int levels, int group) {
+  return coded_block_words(total + kMostTeam * (levels + 5), group);
 }
 
 // Teams of which size the GPU holds at once.

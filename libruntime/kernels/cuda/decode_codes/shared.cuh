@@ -9,6 +9,8 @@ namespace sqz::cuda {
 
 inline constexpr int kCodedThreads = 512;
 inline constexpr int kCodedWarps = kCodedThreads / 32;
+static_assert(kCodedWarps == 16 && kMostTeam == 16);
+inline constexpr int kFewItems = 32;  // that are compared with each other
 
 // Steps of 32 dimensions that products with key codes take: lanes load whole words.
 template <int kDim>
@@ -24,19 +26,27 @@ struct QueryParts {
 
 template <int kDim>
 struct CodedShared {
+  static constexpr int kRowsAtOnce = 2;
+
   QueryRows<kDim> queries;                  // in 16 bits, times the scale
   QueryParts<kDim / 32> row_parts;          // against rows of 8 bits
   QueryParts<kCodeSteps<kDim>> code_parts;  // times the rotation, against key codes
   float query[kMostGroup][kDim];
   TeamShared<kCodedThreads> team;
-  alignas(16) uint32_t sizes[kDigitBins];
-  uint32_t counts[kDigitBins];
+  union {
+    struct {
+      CodedItem few[kFewItems];
+      uint32_t sizes[kDigitBins + 1];
+      uint32_t found[2], count[2];
+    } search;
+    float rows[kRowsAtOnce][kCodedWarps * (256 / kDim)][kDim];  // sums of lanes, of query rows
+  };
   float maximum[kCodedWarps][kMostGroup], sum[kCodedWarps][kMostGroup];
   float lse[kMostGroup], top[kMostGroup], total[kMostGroup];
-  uint32_t found[3];
   uint32_t fault;
-  float levels4[16];              // what codes of 4 bits stand for
-  float rows[kCodedWarps][kDim];  // of the warps, one query row at a time
+  uint32_t vectors, codes;  // that this block has read
+  uint64_t memory;          // where the team's keys are, if not here
+  float levels4[16];        // what codes of 4 bits stand for
 };
 static_assert(sizeof(CodedShared<256>) <= kLeastBlockShared);
 

@@ -11,12 +11,6 @@ template <int kDim>
 int lookup_teams_at_once(const LookupParams& params, int team);
 namespace {
 
-Status check(const LookupParams& params) {
-  if (params.group >= 1 && params.group <= kMostGroup) return {};
-  return {Code::kUnsupported, concat("CUDA: found ", params.group,
-                                     " query heads a KV head, expected 1 to ", kMostGroup)};
-}
-
 int teams_at_once(const LookupParams& params, int team) {
   return for_dim(params.dim, 0,
                  [&](auto dim) { return lookup_teams_at_once<dim.value>(params, team); });
@@ -25,7 +19,7 @@ int teams_at_once(const LookupParams& params, int team) {
 }  // namespace
 
 Result<TeamSizes> team_sizes(const LookupParams& params) {
-  SQZ_RETURN_IF_ERROR(check(params));
+  SQZ_RETURN_IF_ERROR(check_group(params.group));
   TeamSizes out;
   for (int team = 2; team <= kMostTeam; ++team) {
     out.teams[team] = teams_at_once(params, team);
@@ -34,7 +28,7 @@ Result<TeamSizes> team_sizes(const LookupParams& params) {
 }
 
 Status decode_lookup(const LookupParams& params, int team, cudaStream_t stream) {
-  SQZ_RETURN_IF_ERROR(check(params));
+  SQZ_RETURN_IF_ERROR(check_group(params.group));
   return for_dim(params.dim, no_such_dim(params.dim),
                  [&](auto dim) { return launch_lookup<dim.value>(params, team, stream); });
 }

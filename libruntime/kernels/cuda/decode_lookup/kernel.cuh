@@ -8,6 +8,7 @@
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/rules.cuh"
+#include "libruntime/kernels/cuda/ptx/prefetch.cuh"
 
 namespace sqz::cuda {
 
@@ -91,7 +92,7 @@ class Lookup : private LookupRules {
 #pragma unroll 1
     for (int64_t at = (rank_ * kLookupThreads + thread_) * int64_t{128}; at < bytes;
          at += team_ * kLookupThreads * int64_t{128}) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+      ptx::prefetch_l2(from + at);
     }
   }
 

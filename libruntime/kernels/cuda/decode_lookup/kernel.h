@@ -8,11 +8,11 @@
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
 
 namespace sqz::cuda {
 
-inline constexpr int kMostGroup = 8;  // query heads of a KV head
 inline constexpr int kMostLevels = 4;
 inline constexpr int kMostTeam = 16;        // blocks of a team: they share a pair
 inline constexpr int kExchangeWords = 256;  // that a block tells its team at once

@@ -12,6 +12,7 @@
 #include "libruntime/kernels/cuda/decode_lookup/pushing_team.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
+#include "libruntime/kernels/cuda/ptx/prefetch.cuh"
 
 namespace sqz::cuda {
 
@@ -187,7 +188,7 @@ class PushingLookup : private BorderSearch<kPushingThreads> {
   __device__ void ask_for(const void* array, int64_t begin, int64_t end) const {
 #pragma unroll 1
     for (int64_t at = begin + thread_ * 128; at < end; at += kPushingThreads * 128) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(array) + at));
+      ptx::prefetch_l2(static_cast<const char*>(array) + at);
     }
   }
 

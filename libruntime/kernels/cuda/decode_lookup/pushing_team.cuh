@@ -7,7 +7,6 @@
 #include "libruntime/kernels/cuda/decode_lookup/team.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
-#include "libruntime/kernels/cuda/ptx/st_async.cuh"
 
 namespace sqz::cuda {
 

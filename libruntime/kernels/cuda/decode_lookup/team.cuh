@@ -5,8 +5,8 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
-#include "libruntime/kernels/cuda/ptx/ld_acquire.cuh"
 
 namespace sqz::cuda {
 
@@ -42,7 +42,7 @@ class LookupTeam {
 
  protected:
   // What was written before, to global memory too, is seen after it.
-  __device__ void sync_team() const {
+  __device__ void sync_team() {
     __syncthreads();
     if (team_ == 1) return;
     if (exchange_ == nullptr) {
@@ -51,8 +51,9 @@ class LookupTeam {
     }
     if (thread_ == 0) {
       __threadfence();
-      const uint32_t team = team_, before = atomicAdd(&exchange_->arrived, 1);
-      while (ptx::ld_acquire(&exchange_->arrived) < (before / team + 1) * team) {
+      atomicAdd(&exchange_->arrived, 1);
+      waited_for_ += team_;
+      while (ptx::ld_acquire(&exchange_->arrived) < waited_for_) {
       }
       __threadfence();
     }
@@ -154,6 +155,9 @@ class LookupTeam {
   TeamExchange* const exchange_;
   const int team_, rank_, thread_, lane_, warp_;
   int turn_ = 0;
+
+ private:
+  uint32_t waited_for_ = 0;  // thread 0: arrivals
 };
 
 }  // namespace sqz::cuda

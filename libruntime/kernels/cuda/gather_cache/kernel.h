@@ -6,16 +6,14 @@
 
 namespace sqz::cuda {
 
-struct GatherParams {
-  CacheSource cache;
-  int32_t kv_heads = 0, dim = 0;
-  int64_t slots = 0, exact = 0;  // M, E
+struct GatheredKeys {
   void* keys = nullptr;          // [Hkv, M, d]
   void* values = nullptr;        // [Hkv, M, d]
   void* exact_keys = nullptr;    // [Hkv, E, d]
   void* exact_values = nullptr;  // [Hkv, E, d]
 };
 
-Status gather_cache(const GatherParams& params, int multiprocessors, cudaStream_t stream);
+// The cache, M, E and the shape are those of `from`.
+Status gather_cache(const AttendParams& from, const GatheredKeys& to, cudaStream_t stream);
 
 }  // namespace sqz::cuda

@@ -1,15 +1,27 @@
-// A warp a row.
+// Merges states of the same queries over disjoint keys, as merge_rows() does on the CPU, and makes
+// the state of no keys (libruntime/cuda/backend.h). A warp a row.
 #include <algorithm>
 
-#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/backend.h"
 #include "libruntime/kernels/cuda/common/element.cuh"
-#include "libruntime/kernels/cuda/merge_states/kernel.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 
 namespace sqz::cuda {
 namespace {
 
 constexpr int kThreads = 128;
 constexpr int64_t kMostGrid = 65536;
+
+// b into a, in place. A row whose lse is NaN or +infinity in one of them becomes NaN: nothing waits
+// for the GPU to say so.
+struct MergeStatesParams {
+  DType dtype = DType::kF32;  // of out: F32, F16 or BF16
+  int64_t rows = 0, dim = 0;
+  void* out_a = nullptr;  // [rows, dim]
+  LseRows lse_a;          // natural
+  const void* out_b = nullptr;
+  ConstLseRows lse_b;
+};
 
 __global__ void __launch_bounds__(kThreads)
     merge_states_kernel(const __grid_constant__ MergeStatesParams p) {
@@ -45,22 +57,37 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-Status launch(void (*kernel)(MergeStatesParams), const MergeStatesParams& params,
-              cudaStream_t stream) {
+Status check_gpu(int gpu) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  forget(error);
+  if (error == cudaSuccess && gpu >= 0 && gpu < count) return {};
+  const Status usable = check_probe(probe_device(gpu), gpu);
+  if (usable.ok()) return {};
+  return {usable.code(), concat("device_type 2 (CUDA): ", usable.message())};
+}
+
+Status launch(void (*kernel)(MergeStatesParams), int gpu, const MergeStatesParams& params,
+              void* stream) {
+  SQZ_RETURN_IF_ERROR(check_gpu(gpu));
   if (params.rows == 0) return {};
+  const CurrentDevice current(gpu);
   const int64_t blocks = (params.rows + kThreads / 32 - 1) / (kThreads / 32);
-  kernel<<<static_cast<unsigned>(std::min(blocks, kMostGrid)), kThreads, 0, stream>>>(params);
-  return cuda_status(cudaGetLastError(), "merge kernel");
+  return launch_blocks(kernel, static_cast<unsigned>(std::min(blocks, kMostGrid)), kThreads, 0,
+                       Device(), static_cast<cudaStream_t>(stream), params);
 }
 
 }  // namespace
 
-Status launch_merge_states(const MergeStatesParams& params, cudaStream_t stream) {
-  return launch(merge_states_kernel, params, stream);
+Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a,
+                    const LseRows& lse_a, const void* out_b, const ConstLseRows& lse_b,
+                    void* stream) {
+  return launch(merge_states_kernel, gpu, {dtype, rows, dim, out_a, lse_a, out_b, lse_b}, stream);
 }
 
-Status launch_clear_states(const MergeStatesParams& params, cudaStream_t stream) {
-  return launch(clear_states_kernel, params, stream);
+Status clear_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out, const LseRows& lse,
+                    void* stream) {
+  return launch(clear_states_kernel, gpu, {dtype, rows, dim, out, lse, nullptr, {}}, stream);
 }
 
 }  // namespace sqz::cuda

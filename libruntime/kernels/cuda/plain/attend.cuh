@@ -6,14 +6,9 @@
 #include "libruntime/kernels/cuda/common/cache_row.cuh"
 #include "libruntime/kernels/cuda/plain/kernel.h"
 #include "libruntime/kernels/cuda/plain/tiles.cuh"
-#include "libruntime/kernels/cuda/ptx/ldmatrix_trans.cuh"
+#include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 
 namespace sqz::cuda {
-
-// How rows and keys are cut.
-struct PlainCut {
-  int row_tiles, parts;
-};
 
 inline constexpr uint32_t kPlainExact = 0x80000000u;
 
@@ -269,7 +264,7 @@ class PlainAttention {
       const float factor = fault ? NAN : sum == 0 ? 0 : 1 / sum;
 #pragma unroll
       for (int t = 0; t < kOutTiles; ++t) {
-        store_2(out_[t][2 * row] * factor, out_[t][2 * row + 1] * factor,
+        store_2(p_.q_dtype, out_[t][2 * row] * factor, out_[t][2 * row + 1] * factor, p_.out,
                 row_of(r) * kDim + 8 * t + 2 * (lane_ % 4));
       }
       if (lane_ % 4 == 0) {
@@ -290,15 +285,6 @@ class PlainAttention {
           make_float2(out_[t][2 * row], out_[t][2 * row + 1]);
     }
     if (lane_ % 4 == 0) *reinterpret_cast<float2*>(to + kDim) = make_float2(maximum_[row], sum);
-  }
-
-  __device__ void store_2(float a, float b, int64_t at) const {
-    if (p_.q_dtype == DType::kF32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(p_.out) + at) = make_float2(a, b);
-    } else {
-      static_cast<uint32_t*>(p_.out)[at / 2] =
-          p_.q_dtype == DType::kBF16 ? Bf16::pack(a, b) : F16::pack(a, b);
-    }
   }
 
   const PlainAttend& call_;

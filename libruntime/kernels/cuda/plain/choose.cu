@@ -1,9 +1,9 @@
 #include <cfloat>
 #include <cmath>
 
-#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/rules.cuh"
-#include "libruntime/kernels/cuda/plain/choose.h"
+#include "libruntime/kernels/cuda/plain/kernel.h"
 #include "libruntime/kernels/cuda/plain/tiles.cuh"
 
 namespace sqz::cuda {
@@ -106,14 +106,13 @@ __global__ void __launch_bounds__(kLookupThreads)
 
 Status plain_lse(const PlainLookup& call, cudaStream_t stream) {
   const auto pairs = static_cast<unsigned>(call.blocks.count * call.token.kv_heads);
-  plain_lse_kernel<<<pairs, kThreads, 0, stream>>>(call);
-  return cuda_status(cudaGetLastError(), "plain denominators kernel");
+  return launch_blocks(plain_lse_kernel, pairs, kThreads, 0, Device(), stream, call);
 }
 
 Status plain_choose(const PlainLookup& call, int level, cudaStream_t stream) {
   const auto pairs = static_cast<unsigned>(call.blocks.count * call.token.kv_heads);
-  plain_choose_kernel<<<pairs, kLookupThreads, 0, stream>>>(call, level);
-  return cuda_status(cudaGetLastError(), "plain choice kernel");
+  return launch_blocks(plain_choose_kernel, pairs, kLookupThreads, 0, Device(), stream, call,
+                       level);
 }
 
 }  // namespace sqz::cuda

@@ -65,9 +65,25 @@ struct PlainAttend {
   float* partials = nullptr;  // of plain_attend_workspace() bytes
 };
 
+// How rows and keys are cut.
+struct PlainCut {
+  int row_tiles, parts;
+};
+
 size_t plain_attend_workspace(int multiprocessors, int dim);
 
 // Results depend on the number of multiprocessors, not on timing.
 Status plain_attend(const PlainAttend& call, cudaStream_t stream);
+
+// ---- The steps that do not depend on the head dimension.
+
+// call.lse from call.sums, and call.faults.
+Status plain_lse(const PlainLookup& call, cudaStream_t stream);
+
+// From the scores of a level to what is alive at the next one, or to runs.
+Status plain_choose(const PlainLookup& call, int level, cudaStream_t stream);
+
+// What attention left in parts, into the result. rows: of a row tile.
+Status plain_merge(const PlainAttend& call, const PlainCut& cut, int rows, cudaStream_t stream);
 
 }  // namespace sqz::cuda

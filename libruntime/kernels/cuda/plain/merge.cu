@@ -1,6 +1,5 @@
-#include "libruntime/kernels/cuda/plain/merge.h"
-
-#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/launch_options.h"
+#include "libruntime/kernels/cuda/plain/attend.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -47,8 +46,7 @@ __global__ void __launch_bounds__(kThreads)
 Status plain_merge(const PlainAttend& call, const PlainCut& cut, int rows, cudaStream_t stream) {
   const auto tiles =
       static_cast<unsigned>(call.blocks.count * call.params.kv_heads * cut.row_tiles);
-  plain_merge_kernel<<<tiles, kThreads, 0, stream>>>(call, cut, rows);
-  return cuda_status(cudaGetLastError(), "plain merge kernel");
+  return launch_blocks(plain_merge_kernel, tiles, kThreads, 0, Device(), stream, call, cut, rows);
 }
 
 }  // namespace sqz::cuda

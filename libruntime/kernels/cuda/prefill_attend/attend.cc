@@ -19,7 +19,7 @@ using namespace prefill;
 // one a multiprocessor, all have a slot.
 int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t* base) {
   const int64_t tiles =
-      int64_t{params.blocks.count} * params.kv_heads * params.tiles.tiles_of_block;
+      int64_t{params.blocks.count} * params.shape.kv_heads * params.tiles.tiles_of_block;
   params.slot_capacity = 9 * multiprocessors;
   params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
   Layout layout(base);
@@ -27,28 +27,28 @@ int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t*
   params.items = layout.take<WorkItem>(params.item_capacity);
   params.splits = layout.take<SplitTile>(params.slot_capacity);
   params.partial_lse = layout.take<float>(int64_t{params.slot_capacity} * kRows);
-  params.partial_out = layout.take<float>(int64_t{params.slot_capacity} * kRows * params.dim);
+  params.partial_out = layout.take<float>(int64_t{params.slot_capacity} * kRows * params.shape.dim);
   return static_cast<int64_t>(layout.used());
 }
 
-PrefillAttendParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
-                                int multiprocessors) {
-  PrefillAttendParams params = {};
-  params.blocks = blocks;
-  params.tiles = query_tiles(blocks, shape.group, kRows);
-  params.dim = shape.dim;
-  params.kv_heads = shape.kv_heads;
-  params.group = shape.group;
-  params.scale = shape.scale * static_cast<float>(M_LOG2E);
-  params.narrow = prefill_narrow(shape, blocks, multiprocessors);
+void set_tiles(PrefillAttendParams& params, int multiprocessors) {
+  params.tiles = query_tiles(params.blocks, params.shape.group, kRows);
+  params.narrow = prefill_narrow(params.shape, params.blocks, multiprocessors);
+  params.tile_keys = tile_keys(params.shape.dim, params.narrow, params.masks != nullptr);
+}
+
+PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) {
+  PrefillAttendParams params = {call};
+  params.exact = call.keys.exact - call.keys.exact_skipped;
+  params.scale = call.shape.scale * static_cast<float>(M_LOG2E);
+  set_tiles(params, multiprocessors);
   return params;
 }
 
 template <class T>
-Status launch(const PrefillAttendParams& params, const PrefillAttend& call, int multiprocessors,
-              cudaStream_t stream) {
-  return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
-    return launch_attend<T, dim.value>(params, call, multiprocessors, stream);
+Status launch(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
+  return for_dim(params.shape.dim, no_such_dim(params.shape.dim), [&](auto dim) {
+    return launch_attend<T, dim.value>(params, multiprocessors, stream);
   });
 }
 
@@ -61,24 +61,17 @@ bool prefill_narrow(const PrefillShape& shape, const QueryBlocks& blocks, int mu
 
 int64_t prefill_attend_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
                                  int multiprocessors) {
-  PrefillAttendParams params = make_params(shape, blocks, multiprocessors);
+  PrefillAttend call;
+  call.shape = shape;
+  call.blocks = blocks;
+  PrefillAttendParams params = make_params(call, multiprocessors);
   return cut_workspace(params, multiprocessors, nullptr);
 }
 
 Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t workspace_bytes,
                       int multiprocessors, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
-  PrefillAttendParams params = make_params(call.shape, call.blocks, multiprocessors);
-  params.selected = call.selected;
-  params.slots = call.keys.slots;
-  params.exact = call.keys.exact - call.keys.exact_skipped;
-  params.exact_skipped = call.keys.exact_skipped;
-  params.out = call.out;
-  params.lse = call.lse;
-  params.masks = call.masks;
-  params.mask_stride = call.mask_stride;
-  params.tile_keys = tile_keys(params.dim, params.narrow, params.masks != nullptr);
-  params.counters = call.counters;
+  PrefillAttendParams params = make_params(call, multiprocessors);
   const int64_t needed = cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
     return {Code::kInvalidArgument, concat("prefill_attend: workspace of ", workspace_bytes,
@@ -92,21 +85,17 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   // Everything is read by one block of all tokens: its tiles share keys in the L2.
-  const QueryBlocks one = {call.blocks.tokens, 1, call.blocks.tokens, nullptr};
   PrefillAttendParams all = params;
-  all.blocks = one;
-  all.tiles = query_tiles(one, call.shape.group, kRows);
-  all.narrow = prefill_narrow(call.shape, one, multiprocessors);
+  all.blocks = {call.blocks.tokens, 1, call.blocks.tokens, nullptr};
   all.selected = {};
   all.masks = nullptr;
-  all.tile_keys = tile_keys(params.dim, all.narrow, false);
+  set_tiles(all, multiprocessors);
   ++all.counts;
   const auto attend = [&](const PrefillAttendParams& of) {
-    return call.shape.dtype == DType::kBF16
-               ? launch<__nv_bfloat16>(of, call, multiprocessors, stream)
-               : launch<__half>(of, call, multiprocessors, stream);
+    return call.shape.dtype == DType::kBF16 ? launch<__nv_bfloat16>(of, multiprocessors, stream)
+                                            : launch<__half>(of, multiprocessors, stream);
   };
-  const AttendChoice choice = {params, all, call.whole};
+  const AttendChoice choice = {params, all};
   SQZ_RETURN_IF_ERROR(launch_schedule(choice, multiprocessors, stream));
   SQZ_RETURN_IF_ERROR(attend(params));
   if (call.whole != nullptr) SQZ_RETURN_IF_ERROR(attend(all));

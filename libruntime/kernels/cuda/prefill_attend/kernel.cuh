@@ -23,7 +23,6 @@
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_common/segments.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
-#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor_4d.cuh"
 #include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
 #include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
@@ -32,8 +31,8 @@ namespace sqz::cuda::prefill {
 
 __device__ __forceinline__ KeyListView list_of(const PrefillAttendParams& params,
                                                const WorkItem& item) {
-  return KeyListView::of(params.selected, item.block * params.kv_heads + item.kv_head, params.exact,
-                         params.exact_skipped, params.slots);
+  return KeyListView::of(params.selected, item.block * params.shape.kv_heads + item.kv_head,
+                         params.exact, params.keys.exact_skipped, params.keys.slots);
 }
 
 // Hands an item to the other roles.
@@ -119,7 +118,8 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
     __syncwarp();
     const uint32_t* masks = nullptr;
     if (kMasked) {
-      masks = params.masks + (item.block * params.kv_heads + item.kv_head) * params.mask_stride;
+      masks =
+          params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
     fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
                        shared.keys, shared.keys_full, shared.keys_empty, ring, masks, shared.masks);
@@ -331,7 +331,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     const uint32_t faults =
         params.selected.totals == nullptr
             ? 0
-            : params.selected.totals[item.block * params.kv_heads + item.kv_head].fault;
+            : params.selected.totals[item.block * params.shape.kv_heads + item.kv_head].fault;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
@@ -349,8 +349,8 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
         }
         continue;
       }
-      const int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads,
-                                        params.group, item.tile, row);
+      const int64_t query = query_index(params.tiles, block, item.kv_head, params.shape.kv_heads,
+                                        params.shape.group, item.tile, row);
       if (query < 0) continue;
       if ((lane & 3) == 0) params.lse[query] = end.lse;
       uint32_t* to =
@@ -410,17 +410,13 @@ Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, 
   constexpr size_t kShared = sizeof(SharedStorage<Layout>);
   static_assert(kShared <= kSharedLimit);
   auto* kernel = attend_kernel<T, Layout, kNarrow, kMasked>;
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
-  return launch_dependent(kernel, grid, kThreads, kShared, stream,
-                          "prefill attend kernel, compute capability 9.0", params, maps);
+  return launch_dependent(kernel, grid, kThreads, kShared, stream, params, maps);
 }
 
 template <class T, int kDim>
-Status launch_attend(const PrefillAttendParams& params, const PrefillAttend& call,
-                     int multiprocessors, cudaStream_t stream) {
-  const PrefillKeys& keys = call.keys;
+Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
+  const PrefillKeys& keys = params.keys;
   // A tensor without rows is never read; another one stands in for its map.
   const bool slots = keys.slots > 0, exact = keys.exact > 0;
   const PrefillKeys all = {
@@ -428,10 +424,11 @@ Status launch_attend(const PrefillAttendParams& params, const PrefillAttend& cal
       slots ? keys.slots : keys.exact,         exact ? keys.exact_keys : keys.keys,
       exact ? keys.exact_values : keys.values, exact ? keys.exact : keys.slots};
   AttendMaps maps;
-  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, call.shape, call.queries, call.blocks.tokens,
-                                       params.tiles.heads, params.tiles.tokens));
+  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
+                                       params.blocks.tokens, params.tiles.heads,
+                                       params.tiles.tokens));
   const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
-    return encode_row_maps(to, data, call.shape.kv_heads, rows, kDim);
+    return encode_row_maps(to, data, params.shape.kv_heads, rows, kDim);
   };
   SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));

@@ -18,7 +18,7 @@ template <class T>
 __device__ void merge_row(const PrefillAttendParams& params, const SplitTile& tile, int row,
                           int first, int64_t query) {
   const int lane = threadIdx.x & 31, column = first + 2 * lane;
-  const bool is = column < params.dim;
+  const bool is = column < params.shape.dim;
   // A slot of a narrow tile has two states of every row.
   const int rows = params.narrow ? kRows / 2 : kRows, states = tile.parts * (kRows / rows);
   const int64_t at = static_cast<int64_t>(tile.slot) * kRows + row;
@@ -31,8 +31,8 @@ __device__ void merge_row(const PrefillAttendParams& params, const SplitTile& ti
   }
   float sum = 0;
   float2 out = {0, 0};
-  const float* from = params.partial_out + at * params.dim + (is ? column : 0);
-  const int64_t stride = int64_t{rows} * params.dim;
+  const float* from = params.partial_out + at * params.shape.dim + (is ? column : 0);
+  const int64_t stride = int64_t{rows} * params.shape.dim;
   // A lane has the weight of one of 32 states.
   for (int begin = 0; begin < states; begin += 32) {
     const int count = min(32, states - begin);
@@ -58,7 +58,7 @@ __device__ void merge_row(const PrefillAttendParams& params, const SplitTile& ti
   }
   const float inverse = sum == 0 ? 0.0f : 1 / sum;
   if (is) {
-    *reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * params.dim + column) =
+    *reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * params.shape.dim + column) =
         pack_pair<T>(out.x * inverse, out.y * inverse);
   }
   if (column == 0) params.lse[query] = sum == 0 ? -INFINITY : maximum + logf(sum);
@@ -69,14 +69,15 @@ __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ AttendChoice choice) {
   begin_dependent();
   const PrefillAttendParams& params = choice.params();
-  const int rows = params.narrow ? kRows / 2 : kRows, parts = (params.dim + 63) / 64;
+  const int rows = params.narrow ? kRows / 2 : kRows, parts = (params.shape.dim + 63) / 64;
   const int64_t all = static_cast<int64_t>(params.counts->splits) * rows * parts;
   const int64_t warps = gridDim.x * (kMergeThreads / 32);
   for (int64_t i = blockIdx.x * (kMergeThreads / 32) + threadIdx.x / 32; i < all; i += warps) {
     const SplitTile tile = params.splits[i / (rows * parts)];
     const int within = static_cast<int>(i % (rows * parts)), row = within / parts;
-    const int64_t query = query_index(params.tiles, block_of(params.blocks, tile.block),
-                                      tile.kv_head, params.kv_heads, params.group, tile.tile, row);
+    const int64_t query =
+        query_index(params.tiles, block_of(params.blocks, tile.block), tile.kv_head,
+                    params.shape.kv_heads, params.shape.group, tile.tile, row);
     if (query >= 0) merge_row<T>(params, tile, row, within % parts * 64, query);
   }
 }
@@ -89,11 +90,12 @@ Status launch_merge(const AttendChoice& choice, DType dtype, int multiprocessors
   // `all` has as many rows.
   const PrefillAttendParams& params = choice.lists;
   const int64_t tiles =
-      int64_t{params.blocks.count} * params.kv_heads * params.tiles.tiles_of_block;
-  const int64_t warps = tiles * (params.narrow ? kRows / 2 : kRows) * ((params.dim + 63) / 64);
+      int64_t{params.blocks.count} * params.shape.kv_heads * params.tiles.tiles_of_block;
+  const int64_t warps =
+      tiles * (params.narrow ? kRows / 2 : kRows) * ((params.shape.dim + 63) / 64);
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>(4 * multiprocessors, (warps * 32 + kMergeThreads - 1) / kMergeThreads));
-  return launch_dependent(kernel, blocks, kMergeThreads, 0, stream, "prefill merge kernel", choice);
+  return launch_dependent(kernel, blocks, kMergeThreads, 0, stream, choice);
 }
 
 }  // namespace sqz::cuda::prefill

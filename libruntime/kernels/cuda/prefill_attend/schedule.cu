@@ -51,9 +51,9 @@ struct Group {
 // Lists head after head: blocks of one head share keys.
 __device__ ListSize size_at(const PrefillAttendParams& params, int32_t index) {
   const int32_t kv_head = index / params.blocks.count, block = index % params.blocks.count;
-  const int32_t list = block * params.kv_heads + kv_head;
+  const int32_t list = block * params.shape.kv_heads + kv_head;
   const int32_t selected = params.selected.totals == nullptr
-                               ? params.slots
+                               ? params.keys.slots
                                : static_cast<int32_t>(params.selected.totals[list].keys);
   const int32_t tokens = block_of(params.blocks, block).y;
   return {params.exact + selected, (tokens + params.tiles.tokens - 1) / params.tiles.tokens};
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   begin_dependent();
   const PrefillAttendParams& params = choice.params();
-  const int32_t groups = params.blocks.count * params.kv_heads;
+  const int32_t groups = params.blocks.count * params.shape.kv_heads;
   const uint32_t item_cost = own_tiles(params, kItemCost);
   __syncthreads();
   if (thread < groups) shared.lists[thread] = size_at(params, thread);
@@ -234,8 +234,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
 }  // namespace
 
 Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream) {
-  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream,
-                          "prefill schedule kernel", choice, multiprocessors);
+  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream, choice, multiprocessors);
 }
 
 }  // namespace sqz::cuda::prefill

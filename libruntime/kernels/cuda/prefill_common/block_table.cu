@@ -1,6 +1,5 @@
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/prefill_common/block_table.h"
-
-#include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
 namespace {
@@ -13,8 +12,7 @@ __global__ void table_kernel(const __grid_constant__ TablePart part, int2* to) {
 }  // namespace
 
 Status write_table(const TablePart& part, int2* to, cudaStream_t stream) {
-  table_kernel<<<1, kTablePart, 0, stream>>>(part, to);
-  return cuda_status(cudaGetLastError(), "prefill block table kernel");
+  return launch_blocks(table_kernel, 1, kTablePart, 0, Device(), stream, part, to);
 }
 
 }  // namespace sqz::cuda

@@ -1,6 +1,7 @@
-// The device's side of launch_dependent().
+// Kernels of a prompt, one after the other: the device's side and the host's.
 #pragma once
 
+#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
 
 namespace sqz::cuda::prefill {
@@ -10,6 +11,14 @@ namespace sqz::cuda::prefill {
 __device__ __forceinline__ void begin_dependent() {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
+}
+
+// Launches `kernel`, which calls begin_dependent() first.
+template <class Kernel, class... Args>
+Status launch_dependent(Kernel kernel, dim3 blocks, int threads, int64_t shared_bytes,
+                        cudaStream_t stream, const Args&... args) {
+  constexpr Device kHopper = {.capability = 90, .compiled = 90};
+  return launch_blocks(kernel, blocks, threads, shared_bytes, kHopper, stream, args...);
 }
 
 }  // namespace sqz::cuda::prefill

@@ -6,7 +6,7 @@
 #include <cuda.h>
 
 #include "libruntime/kernels/cuda/prefill_common/tiles.h"
-#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
 
 namespace sqz::cuda {

@@ -1,16 +1,15 @@
 #include "libruntime/kernels/cuda/prefill_common/tiles.h"
 
 #include "libruntime/cuda/driver.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 
 namespace sqz::cuda {
+
 Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks) {
   if (shape.dtype != DType::kBF16 && shape.dtype != DType::kF16) {
     return {Code::kUnsupported, "prefill on the GPU takes BF16 and F16"};
   }
-  if (shape.dim != 64 && shape.dim != 96 && shape.dim != 128 && shape.dim != 256) {
-    return {Code::kUnsupported, concat("prefill on the GPU: head dimension ", shape.dim,
-                                       ", expected 64, 96, 128 or 256")};
-  }
+  if (!is_kernel_dim(shape.dim)) return no_such_dim(shape.dim);
   if (shape.kv_heads <= 0 || shape.group <= 0 || shape.group > 128 || !(shape.scale > 0)) {
     return {Code::kInvalidArgument,
             concat("prefill on the GPU: ", shape.kv_heads, " KV heads of ", shape.group,

@@ -84,8 +84,8 @@ __device__ void fetch_query_chunks(ColumnStorage<Config>& shared, const PrefillL
       float lse[kColumnRows / 32];
 #pragma unroll
       for (int i = 0; i < kColumnRows / 32; ++i) {
-        const int64_t query = query_index(params.chunks, block, item.kv_head, params.kv_heads,
-                                          params.group, tile, lane + 32 * i);
+        const int64_t query = query_index(params.chunks, block, item.kv_head, params.shape.kv_heads,
+                                          params.shape.group, tile, lane + 32 * i);
         lse[i] = query < 0 ? INFINITY : params.lse[query + item.head];
       }
       ptx::mbarrier_wait_parity(&shared.queries_empty[c], ring.parity ^ 1);
@@ -138,7 +138,7 @@ __device__ void consume_columns(ColumnStorage<Config>& shared, const PrefillLook
                                 uint32_t warpgroup) {
   constexpr uint32_t kTeams = Config::kWarpgroups;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const int64_t lists = static_cast<int64_t>(params.blocks.count) * params.kv_heads;
+  const int64_t lists = static_cast<int64_t>(params.blocks.count) * params.shape.kv_heads;
   const float scale = params.scale;
   ItemReader<ColumnStorage<Config>> items(shared);
   RingPosition<1> query_ring;
@@ -148,7 +148,7 @@ __device__ void consume_columns(ColumnStorage<Config>& shared, const PrefillLook
   while (items.next(item)) {
     const uint32_t tiles = (item.end - item.begin + kColumnTile - 1) / kColumnTile;
     const int chunks = chunks_of<Config>(params, item);
-    float* to = params.columns + (item.row_tile * lists + item.list) * params.clusters;
+    float* to = params.columns + (item.row_tile * lists + item.list) * params.level.clusters;
     // Every warpgroup waits for a chunk before it gives it back, used or not: none is ever so far
     // ahead that a parity could stand for two rounds.
     const auto wait_queries = [&](int c) {

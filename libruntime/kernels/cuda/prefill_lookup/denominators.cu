@@ -12,19 +12,19 @@ constexpr int kDenominatorThreads = 256;
 __global__ void __launch_bounds__(kDenominatorThreads)
     denominators_kernel(const __grid_constant__ PrefillLookupParams params) {
   begin_dependent();
-  const int32_t list = blockIdx.x, kv_head = list % params.kv_heads;
-  const int2 block = block_of(params.blocks, list / params.kv_heads);
+  const int32_t list = blockIdx.x, kv_head = list % params.shape.kv_heads;
+  const int2 block = block_of(params.blocks, list / params.shape.kv_heads);
   const int32_t row = blockIdx.y * kDenominatorThreads + threadIdx.x;
-  if (row >= block.y * params.group) return;
+  if (row >= block.y * params.shape.group) return;
   const int32_t total = alive_clusters(params, list);
   const int32_t piece = kPieceTiles * params.row_plan.clusters;
   const int32_t pieces = (total + piece - 1) / piece;
   const int64_t queries =
-      static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
+      static_cast<int64_t>(params.blocks.tokens) * params.shape.kv_heads * params.shape.group;
   const int64_t query =
-      (static_cast<int64_t>(block.x + row / params.group) * params.kv_heads + kv_head) *
-          params.group +
-      row % params.group;
+      (static_cast<int64_t>(block.x + row / params.shape.group) * params.shape.kv_heads + kv_head) *
+          params.shape.group +
+      row % params.shape.group;
   float2 state = make_float2(-INFINITY, 0);
 #pragma unroll 4
   for (int32_t i = 0; i < pieces; ++i) {
@@ -39,11 +39,10 @@ __global__ void __launch_bounds__(kDenominatorThreads)
 }  // namespace
 
 Status launch_denominators(const PrefillLookupParams& params, cudaStream_t stream) {
-  const int32_t rows = params.blocks.block_tokens * params.group;
-  const dim3 blocks(static_cast<unsigned>(params.blocks.count * params.kv_heads),
+  const int32_t rows = params.blocks.block_tokens * params.shape.group;
+  const dim3 blocks(static_cast<unsigned>(params.blocks.count * params.shape.kv_heads),
                     static_cast<unsigned>((rows + kDenominatorThreads - 1) / kDenominatorThreads));
-  return launch_dependent(denominators_kernel, blocks, kDenominatorThreads, 0, stream,
-                          "prefill denominators kernel", params);
+  return launch_dependent(denominators_kernel, blocks, kDenominatorThreads, 0, stream, params);
 }
 
 }  // namespace sqz::cuda::prefill

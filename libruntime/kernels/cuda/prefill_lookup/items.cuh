@@ -12,7 +12,7 @@
 #include "libruntime/kernels/cuda/prefill_common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill_common/segments.cuh"
 #include "libruntime/kernels/cuda/prefill_lookup/kernel.h"
-#include "libruntime/kernels/cuda/ptx/cp_async_bulk_tensor_4d.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 #include "libruntime/kernels/cuda/ptx/fence_proxy_async.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
@@ -27,7 +27,7 @@ struct LookupMaps {
 
 __device__ __forceinline__ KeyListView clusters_of(const PrefillLookupParams& params,
                                                    int32_t list) {
-  return KeyListView::of(params.alive, list, 0, 0, params.clusters);
+  return KeyListView::of(params.alive, list, 0, 0, params.level.clusters);
 }
 
 // Item `index` of a pass; false if there is nothing to do in it.
@@ -39,7 +39,7 @@ __device__ __forceinline__ bool lookup_item(const PrefillLookupParams& params, c
   index /= plan.pieces;
   item.block = index % params.blocks.count;
   item.kv_head = index / params.blocks.count;
-  item.list = item.block * params.kv_heads + item.kv_head;
+  item.list = item.block * params.shape.kv_heads + item.kv_head;
   item.tile = item.row_tile / params.heads_apart;
   item.head = item.row_tile % params.heads_apart;
   const int32_t total = alive_clusters(params, item.list);
@@ -57,7 +57,7 @@ __device__ __forceinline__ bool lookup_item(const PrefillLookupParams& params, c
 template <class Storage>
 __device__ void take_lookup_items(Storage& shared, const PrefillLookupParams& params,
                                   const ItemPlan& plan, uint32_t* taken) {
-  const int32_t count = plan.row_tiles * plan.pieces * params.blocks.count * params.kv_heads;
+  const int32_t count = plan.row_tiles * plan.pieces * params.blocks.count * params.shape.kv_heads;
   const auto next = [&] { return static_cast<int32_t>(gridDim.x + atomicAdd(taken, 1u)); };
   RingPosition<2> ring;
   LookupItem item;

@@ -2,33 +2,27 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/prefill.h"
-#include "libruntime/kernels/cuda/prefill_common/launch.h"
 #include "libruntime/kernels/cuda/prefill_common/tiles.h"
 #include "libruntime/kernels/cuda/prefill_lookup/config.h"
 
 namespace sqz::cuda::prefill {
 
-struct PrefillLookupParams {
-  QueryBlocks blocks;
-  QueryTiles tiles;  // of kLookupRows rows; heads = the group, or 1 where heads are kept apart
-  RunLists alive, chosen;
-  int32_t clusters;  // n
-  int32_t dim, kv_heads, group;
-  int32_t heads_apart;  // group / tiles.heads
-  QueryTiles chunks;    // of kColumnRows queries
-  ItemPlan row_plan, column_plan;
-  float scale;            // of the logits, times log2(e)
-  const uint32_t* sizes;  // [Hkv, n]
-  float2* row_states;     // [row_plan.pieces, T, Hq] {maximum, sum}, to base 2
-  float* lse;             // [T, Hq] log2 of the denominators
-  float* columns;         // [column_plan.row_tiles, lists, n] at positions of the list
-  uint32_t* ids;          // [lists, n] cluster at each position, and its size; neither is used
-  uint32_t* alive_sizes;  // [lists, n] where all are alive
-  uint32_t* taken;        // [2] items taken, by pass, beyond the first of each block
+struct PrefillLookupParams : PrefillLookup {
+  QueryTiles tiles = {};  // of kLookupRows rows; heads = the group, or 1 where heads are kept apart
+  int32_t heads_apart = 1;  // group / tiles.heads
+  QueryTiles chunks = {};   // of kColumnRows queries
+  ItemPlan row_plan = {}, column_plan = {};
+  float scale = 0;                  // of the logits, times log2(e)
+  float2* row_states = nullptr;     // [row_plan.pieces, T, Hq] {maximum, sum}, to base 2
+  float* lse = nullptr;             // [T, Hq] log2 of the denominators
+  float* columns = nullptr;         // [column_plan.row_tiles, lists, n] at positions of the list
+  uint32_t* ids = nullptr;          // [lists, n] cluster at each position, and its size; neither is
+  uint32_t* alive_sizes = nullptr;  // [lists, n] used where all are alive
+  uint32_t* taken = nullptr;        // [2] items taken, by pass, beyond the first of each block
 };
 
 __host__ __device__ inline int32_t alive_clusters(const PrefillLookupParams& params, int32_t list) {
-  return params.alive.totals == nullptr ? params.clusters
+  return params.alive.totals == nullptr ? params.level.clusters
                                         : static_cast<int32_t>(params.alive.totals[list].keys);
 }
 
@@ -38,14 +32,13 @@ Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>
-Status launch_lookup_passes(const PrefillLookupParams& params, const PrefillLookup& call,
-                            int multiprocessors, cudaStream_t stream);
+Status launch_lookup_passes(const PrefillLookupParams& params, int multiprocessors,
+                            cudaStream_t stream);
 
 // States of rows to log2 of the denominators.
 Status launch_denominators(const PrefillLookupParams& params, cudaStream_t stream);
 
 // Column sums to scores, the rule, and runs of what it chose.
-Status launch_select(const PrefillLookupParams& params, const PrefillLookup& call,
-                     cudaStream_t stream);
+Status launch_select(const PrefillLookupParams& params, cudaStream_t stream);
 
 }  // namespace sqz::cuda::prefill

@@ -20,16 +20,13 @@ ItemPlan make_plan(int32_t tokens, int32_t block_tokens, int32_t heads_apart, in
           (clusters + piece - 1) / piece};
 }
 
-PrefillLookupParams make_params(const PrefillShape& shape, const QueryBlocks& blocks,
-                                int32_t clusters, PrefillGroup policy) {
-  PrefillLookupParams params = {};
-  params.blocks = blocks;
-  const int32_t heads = policy == PrefillGroup::kMax ? 1 : shape.group;
+PrefillLookupParams make_params(const PrefillLookup& call) {
+  const PrefillShape& shape = call.shape;
+  const QueryBlocks& blocks = call.blocks;
+  const int32_t clusters = call.level.clusters;
+  const int32_t heads = call.policy == PrefillGroup::kMax ? 1 : shape.group;
+  PrefillLookupParams params = {call};
   params.tiles = query_tiles(blocks, heads, kLookupRows);
-  params.clusters = clusters;
-  params.dim = shape.dim;
-  params.kv_heads = shape.kv_heads;
-  params.group = shape.group;
   params.heads_apart = shape.group / heads;
   for_dim(shape.dim, 0, [&](auto dim) {
     constexpr int kDim = dim.value;
@@ -46,23 +43,23 @@ PrefillLookupParams make_params(const PrefillShape& shape, const QueryBlocks& bl
 }
 
 int64_t cut_workspace(PrefillLookupParams& params, uint8_t* base) {
-  const int64_t lists = int64_t{params.blocks.count} * params.kv_heads;
-  const int64_t queries = int64_t{params.blocks.tokens} * params.kv_heads * params.group;
+  const int64_t lists = int64_t{params.blocks.count} * params.shape.kv_heads;
+  const int64_t queries =
+      int64_t{params.blocks.tokens} * params.shape.kv_heads * params.shape.group;
   Layout layout(base);
   params.taken = layout.take<uint32_t>(2);
   params.row_states = layout.take<float2>(params.row_plan.pieces * queries);
   params.lse = layout.take<float>(queries);
-  params.columns = layout.take<float>(params.column_plan.row_tiles * lists * params.clusters);
-  params.ids = layout.take<uint32_t>(lists * params.clusters);
-  params.alive_sizes = layout.take<uint32_t>(lists * params.clusters);
+  params.columns = layout.take<float>(params.column_plan.row_tiles * lists * params.level.clusters);
+  params.ids = layout.take<uint32_t>(lists * params.level.clusters);
+  params.alive_sizes = layout.take<uint32_t>(lists * params.level.clusters);
   return static_cast<int64_t>(layout.used());
 }
 
 template <class T>
-Status launch(const PrefillLookupParams& params, const PrefillLookup& call, int multiprocessors,
-              cudaStream_t stream) {
-  return for_dim(params.dim, no_such_dim(params.dim), [&](auto dim) {
-    return launch_lookup_passes<T, dim.value>(params, call, multiprocessors, stream);
+Status launch(const PrefillLookupParams& params, int multiprocessors, cudaStream_t stream) {
+  return for_dim(params.shape.dim, no_such_dim(params.shape.dim), [&](auto dim) {
+    return launch_lookup_passes<T, dim.value>(params, multiprocessors, stream);
   });
 }
 
@@ -70,18 +67,19 @@ Status launch(const PrefillLookupParams& params, const PrefillLookup& call, int 
 
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
                                  int32_t clusters, PrefillGroup policy) {
-  PrefillLookupParams params = make_params(shape, blocks, clusters, policy);
+  PrefillLookup call;
+  call.shape = shape;
+  call.blocks = blocks;
+  call.level.clusters = clusters;
+  call.policy = policy;
+  PrefillLookupParams params = make_params(call);
   return cut_workspace(params, nullptr);
 }
 
 Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
                       int multiprocessors, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
-  PrefillLookupParams params =
-      make_params(call.shape, call.blocks, call.level.clusters, call.policy);
-  params.alive = call.alive;
-  params.chosen = call.chosen;
-  params.sizes = call.level.sizes;
+  PrefillLookupParams params = make_params(call);
   const int64_t needed = cut_workspace(params, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
     return {Code::kInvalidArgument, concat("prefill_lookup: workspace of ", workspace_bytes,
@@ -90,9 +88,9 @@ Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t worksp
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   SQZ_RETURN_IF_ERROR(launch_prepare(params, stream));
   SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
-                          ? launch<__nv_bfloat16>(params, call, multiprocessors, stream)
-                          : launch<__half>(params, call, multiprocessors, stream));
-  return launch_select(params, call, stream);
+                          ? launch<__nv_bfloat16>(params, multiprocessors, stream)
+                          : launch<__half>(params, multiprocessors, stream));
+  return launch_select(params, stream);
 }
 
 }  // namespace sqz::cuda

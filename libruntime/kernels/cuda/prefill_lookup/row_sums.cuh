@@ -71,8 +71,8 @@ __device__ void fetch_sizes(RowSumStorage<Config>& shared, const PrefillLookupPa
   while (items.next(item)) {
     const bool all = params.alive.totals == nullptr;
     const uint32_t* sizes =
-        all ? params.sizes + static_cast<int64_t>(item.kv_head) * params.clusters
-            : params.alive_sizes + static_cast<int64_t>(item.list) * params.clusters;
+        all ? params.level.sizes + static_cast<int64_t>(item.kv_head) * params.level.clusters
+            : params.alive_sizes + static_cast<int64_t>(item.list) * params.level.clusters;
     SegmentWindow window(clusters_of(params, item.list), item.begin);
     for (int32_t at = item.begin; at < item.end; at += kTile, ring.advance()) {
       float mine[kTile / 32];
@@ -122,12 +122,12 @@ __device__ void consume_rows(RowSumStorage<Config>& shared, const PrefillLookupP
     query_ring.advance();
     const int2 block = block_of(params.blocks, item.block);
     const int64_t queries_of_call =
-        static_cast<int64_t>(params.blocks.tokens) * params.kv_heads * params.group;
+        static_cast<int64_t>(params.blocks.tokens) * params.shape.kv_heads * params.shape.group;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 state = sums.finish(half);
-      const int64_t query = query_index(params.tiles, block, item.kv_head, params.kv_heads,
-                                        params.group, item.tile, first_row + 8 * half);
+      const int64_t query = query_index(params.tiles, block, item.kv_head, params.shape.kv_heads,
+                                        params.shape.group, item.tile, first_row + 8 * half);
       if ((lane & 3) == 0 && query >= 0) {
         params.row_states[item.piece * queries_of_call + query + item.head] = state;
       }

@@ -16,13 +16,6 @@ constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
 constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-struct SelectParams {
-  PrefillLookupParams lookup;
-  PrefillLevel level;
-  bool maxima;
-  unsigned long long* counters;
-};
-
 // Sums of uint2 over the block.
 struct BlockScan {
   static_assert(kWarps == 32);
@@ -90,13 +83,12 @@ struct List {
 
 // Combined S of every position, over the row tiles of the block, into the first tile's place, and
 // which ones the threshold chooses.
-__device__ void combine_scores(const SelectParams& params, const List& list, int2 block,
+__device__ void combine_scores(const PrefillLookupParams& params, const List& list, int2 block,
                                int64_t tile_stride) {
   constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
-  const PrefillLookupParams& lookup = params.lookup;
-  const int32_t tiles = (block.y + lookup.column_plan.tokens - 1) / lookup.column_plan.tokens;
-  const float share =
-      params.maxima ? 1.0f : 1.0f / static_cast<float>(block.y * lookup.tiles.heads);
+  const int32_t tiles = (block.y + params.column_plan.tokens - 1) / params.column_plan.tokens;
+  const bool maxima = params.policy == PrefillGroup::kAny;
+  const float share = maxima ? 1.0f : 1.0f / static_cast<float>(block.y * params.tiles.heads);
   for (int32_t first = 0; first < list.count; first += kAtOnce * kSelectThreads) {
     const auto position = [&](int i) {
       return first + i * kSelectThreads + static_cast<int32_t>(threadIdx.x);
@@ -107,14 +99,14 @@ __device__ void combine_scores(const SelectParams& params, const List& list, int
     for (int i = 0; i < kAtOnce; ++i) {
       keys[i] = position(i) < list.count ? list.keys(position(i)) : 0;
     }
-    for (int32_t head = 0; head < lookup.heads_apart; ++head) {
+    for (int32_t head = 0; head < params.heads_apart; ++head) {
       float sums[kAtOnce] = {};
       for (int32_t tile = 0; tile < tiles; ++tile) {
-        const float* values = list.scores + (tile * lookup.heads_apart + head) * tile_stride;
+        const float* values = list.scores + (tile * params.heads_apart + head) * tile_stride;
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const float value = position(i) < list.count ? values[position(i)] : 0.0f;
-          sums[i] = params.maxima ? fmaxf(sums[i], value) : sums[i] + value;
+          sums[i] = maxima ? fmaxf(sums[i], value) : sums[i] + value;
         }
       }
 #pragma unroll
@@ -182,8 +174,8 @@ __device__ void find_border(const List& list, uint32_t wanted, Shared& shared) {
 
 // The prefix of the ranking whose keys are nearest to `wanted` (at the finest level), or the first
 // one that holds them.
-__device__ void choose_by_budget(const SelectParams& params, const List& list, uint32_t wanted,
-                                 Shared& shared) {
+__device__ void choose_by_budget(const PrefillLookupParams& params, const List& list,
+                                 uint32_t wanted, Shared& shared) {
   find_border(list, wanted, shared);
   const uint32_t border = shared.prefix;
   uint32_t left = shared.left;
@@ -208,10 +200,10 @@ __device__ void choose_by_budget(const SelectParams& params, const List& list, u
 
 // Runs of what the chosen clusters hold, neighbours merged, in ascending order. Chosen clusters are
 // never empty, so that those that touch are one run, also over empty ones between them.
-__device__ void write_runs(const SelectParams& params, const List& list, int32_t number,
+__device__ void write_runs(const PrefillLookupParams& params, const List& list, int32_t number,
                            Shared& shared) {
   constexpr int kWords = 8;  // of a warp at the same time
-  const RunLists& chosen = params.lookup.chosen;
+  const RunLists& chosen = params.chosen;
   uint32_t* run_first = chosen.first + number * (chosen.capacity + 1);
   uint32_t* run_before = chosen.before + number * (chosen.capacity + 1);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -286,7 +278,7 @@ __device__ void write_runs(const SelectParams& params, const List& list, int32_t
     chosen.totals[number].keys = written.y;
     if (params.counters != nullptr) {
       const bool last = params.level.finest;
-      if (last && number % params.lookup.kv_heads == 0) atomicAdd(&params.counters[0], 1ull);
+      if (last && number % params.shape.kv_heads == 0) atomicAdd(&params.counters[0], 1ull);
       if (last) atomicAdd(&params.counters[1], static_cast<unsigned long long>(written.y));
       atomicAdd(&params.counters[2], static_cast<unsigned long long>(list.count));
     }
@@ -294,23 +286,23 @@ __device__ void write_runs(const SelectParams& params, const List& list, int32_t
 }
 
 __global__ void __launch_bounds__(kSelectThreads)
-    select_kernel(const __grid_constant__ SelectParams params) {
+    select_kernel(const __grid_constant__ PrefillLookupParams params) {
   begin_dependent();
   __shared__ Shared shared;
   extern __shared__ uint32_t chosen[];
-  const PrefillLookupParams& lookup = params.lookup;
   const int32_t number = blockIdx.x;
-  const int32_t block_number = number / lookup.kv_heads, kv_head = number % lookup.kv_heads;
-  const int64_t n = lookup.clusters;
-  const bool all = lookup.alive.totals == nullptr;
+  const int32_t block_number = number / params.shape.kv_heads,
+                kv_head = number % params.shape.kv_heads;
+  const int64_t n = params.level.clusters;
+  const bool all = params.alive.totals == nullptr;
   List list;
-  list.count = alive_clusters(lookup, number);
-  list.ids = all ? nullptr : lookup.ids + number * n;
+  list.count = alive_clusters(params, number);
+  list.ids = all ? nullptr : params.ids + number * n;
   list.offsets = params.level.offsets + kv_head * (n + 1);
-  list.sizes = all ? lookup.sizes + kv_head * n : lookup.alive_sizes + number * n;
-  list.scores = lookup.columns + number * n;
+  list.sizes = all ? params.level.sizes + kv_head * n : params.alive_sizes + number * n;
+  list.scores = params.columns + number * n;
   list.chosen = chosen;
-  const int2 block = block_of(lookup.blocks, block_number);
+  const int2 block = block_of(params.blocks, block_number);
   const int scope = block.y > 1 ? 1 : 0;
   list.wanted = params.level.wanted[scope];
   list.log_threshold = params.level.log_threshold[scope];
@@ -327,13 +319,13 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 // Runs of alive clusters to ids and sizes of each position, one warp a run.
 __device__ void expand(const PrefillLookupParams& params, int64_t list) {
-  const uint32_t* sizes = params.sizes + list % params.kv_heads * params.clusters;
+  const uint32_t* sizes = params.level.sizes + list % params.shape.kv_heads * params.level.clusters;
   const RunLists& alive = params.alive;
   const uint32_t* before = alive.before + list * (alive.capacity + 1);
   const uint32_t count = alive.totals[list].runs;
   for (uint32_t run = threadIdx.x / 32; run < count; run += kWarps) {
     const uint32_t first = alive.first[list * (alive.capacity + 1) + run];
-    const int64_t to = list * params.clusters;
+    const int64_t to = list * params.level.clusters;
     for (uint32_t i = before[run] + (threadIdx.x & 31); i < before[run + 1]; i += 32) {
       const uint32_t cluster = first + i - before[run];
       params.ids[to + i] = cluster;
@@ -357,24 +349,18 @@ __global__ void __launch_bounds__(kSelectThreads)
 }  // namespace
 
 Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream) {
-  return launch_dependent(prepare_kernel, params.blocks.count * params.kv_heads, kSelectThreads, 0,
-                          stream, "prefill prepare kernel", params);
+  return launch_dependent(prepare_kernel, params.blocks.count * params.shape.kv_heads,
+                          kSelectThreads, 0, stream, params);
 }
 
-Status launch_select(const PrefillLookupParams& params, const PrefillLookup& call,
-                     cudaStream_t stream) {
-  SelectParams select = {};
-  select.lookup = params;
-  select.level = call.level;
-  select.counters = call.counters;
-  select.maxima = call.policy == PrefillGroup::kAny;
-  const size_t bits = static_cast<size_t>(params.clusters + 31) / 32 * sizeof(uint32_t);
+Status launch_select(const PrefillLookupParams& params, cudaStream_t stream) {
+  const size_t bits = static_cast<size_t>(params.level.clusters + 31) / 32 * sizeof(uint32_t);
   if (bits > kMostBits) {
-    return {Code::kUnsupported, concat("prefill on the GPU: ", params.clusters,
+    return {Code::kUnsupported, concat("prefill on the GPU: ", params.level.clusters,
                                        " clusters, expected at most ", 8 * kMostBits)};
   }
-  return launch_dependent(select_kernel, params.blocks.count * params.kv_heads, kSelectThreads,
-                          bits, stream, "prefill select kernel", select);
+  return launch_dependent(select_kernel, params.blocks.count * params.shape.kv_heads,
+                          kSelectThreads, bits, stream, params);
 }
 
 }  // namespace sqz::cuda::prefill

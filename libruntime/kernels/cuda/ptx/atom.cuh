@@ -1,5 +1,5 @@
-// atom.acq_rel.gpu: counters of arrivals. What a block wrote before its barrier is seen by those
-// that find a later count, after theirs.
+// atom.acq_rel.gpu, ld.acquire.gpu: counters of arrivals. What a block wrote before its barrier is
+// seen by those that find a later count, after theirs.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,13 @@ __device__ __forceinline__ uint32_t atom_inc_acq_rel(uint32_t* counter, uint32_t
                : "l"(__cvta_generic_to_global(counter)), "r"(last)
                : "memory");
   return before;
+}
+
+// Sees what another block wrote before it changed the value.
+__device__ __forceinline__ uint32_t ld_acquire(const uint32_t* from) {
+  uint32_t out;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(out) : "l"(from) : "memory");
+  return out;
 }
 
 }  // namespace sqz::cuda::ptx

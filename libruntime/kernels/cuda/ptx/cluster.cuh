@@ -54,6 +54,19 @@ __device__ __forceinline__ void st_shared_cluster_8(uint32_t address, uint32_t a
 #endif
 }
 
+// st.async: the same, counted on an mbarrier of that block, which must have initialised it. Both
+// addresses by mapa().
+__device__ __forceinline__ void st_async_8(uint32_t address, uint32_t a, uint32_t b,
+                                           uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(
+          address),
+      "r"(a), "r"(b), "r"(barrier)
+      : "memory");
+#endif
+}
+
 // Waits for the kernels that this one depends on, and sees what they wrote.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900

@@ -13,4 +13,12 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&fragment)[4], uint32_t ad
                : "memory");
 }
 
+// As ldmatrix_x4(), each 8x8 matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&fragment)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(address)
+               : "memory");
+}
+
 }  // namespace sqz::cuda::ptx

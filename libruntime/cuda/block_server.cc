@@ -1,0 +1,311 @@
+#include "libruntime/cuda/block_server.h"
+
+#include <algorithm>
+#include <numbers>
+
+#include "libruntime/cuda/bucket_lookup.h"
+#include "libruntime/cuda/call_parts.h"
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/wanted_keys.h"
+#include "libruntime/kernels/cuda/add_counters/kernel.h"
+#include "libruntime/select/runs.h"
+
+namespace sqz::cuda {
+namespace {
+
+// Of what grows with the blocks of a wave.
+constexpr int64_t kPlainBytes = int64_t{64} << 20, kSm90Bytes = int64_t{512} << 20;
+constexpr int64_t kPieceQueries = 256;  // whose parts a block of threads adds up, or more
+
+}  // namespace
+
+Result<std::unique_ptr<BlockServer>> BlockServer::create(const ServerSetup& setup) {
+  std::unique_ptr<BlockServer> server(new BlockServer(setup));
+  SQZ_RETURN_IF_ERROR(server->allocate());
+  return server;
+}
+
+BlockServer::BlockServer(const ServerSetup& setup)
+    : setup_(setup),
+      shape_(prefill_shape(setup.index->metadata())),
+      waves_(setup.block, setup.max_tokens) {
+  for (const LookupParams& lookup : setup.lookups) {
+    int64_t clusters = 0;
+    for (int k = 0; setup.blocks_look_up && k < lookup.levels; ++k) {
+      clusters += lookup.level[k].clusters;
+      scored_ = std::max(scored_, clusters);
+      width_ = std::max<int64_t>(width_, lookup.level[k].clusters);
+      slots_ = std::max<int64_t>(slots_, lookup.slots);
+    }
+  }
+}
+
+// ---- Memory.
+
+Status BlockServer::allocate() {
+  const int64_t usual = waves_.usual(setup_.max_tokens);
+  SQZ_RETURN_IF_ERROR(take_wave(plain_.memory, kPlainBytes, usual, plain_.blocks,
+                                [&](void* base) { return lay_out_plain(base); }));
+  if (wanted_ != nullptr) {
+    SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, kScopes, wanted_));
+  }
+  if (!setup_.device.has_wgmma() || setup_.max_request_tokens == 1) return {};
+  // Of other selectors the plain lookups find what is read.
+  const bool finds = setup_.clusters || !setup_.blocks_look_up;
+  return take_wave(sm90_.memory, kSm90Bytes, finds ? usual : std::min(usual, plain_.blocks),
+                   sm90_.blocks, [&](void* base) { return lay_out_sm90(base); });
+}
+
+size_t BlockServer::lay_out_plain(void* base) {
+  const ModelDescription& model = setup_.model();
+  const int64_t pairs = plain_.blocks * model.kv_heads;
+  Layout layout(base);
+  partials_ = layout.take<float>(static_cast<int64_t>(
+      plain_attend_workspace(setup_.device.multiprocessors, static_cast<int>(model.head_dim)) /
+      sizeof(float)));
+  if (width_ == 0) return layout.used();
+  const int64_t block_tokens = waves_.block_tokens(setup_.max_tokens);
+  const int64_t tokens = std::min(setup_.max_tokens, plain_.blocks * block_tokens);
+  if (setup_.lookups[0].pages) {
+    const int64_t rows = setup_.group == PrefillGroup::kMax ? model.group_size() : 1;
+    const int64_t queries = block_tokens * model.group_size() / rows;
+    lookup_.pieces = static_cast<int32_t>(std::clamp<int64_t>(queries / kPieceQueries, 1, 16));
+    lookup_.parts = layout.take<float>(pairs * rows * lookup_.pieces * 2 * model.head_dim);
+  } else if (setup_.buckets == nullptr) {
+    lookup_.sums = layout.take<float2>(tokens * model.query_heads * kPlainParts);
+    lookup_.lse = layout.take<float>(tokens * model.query_heads);
+  }
+  lookup_.scores = layout.take<float>(pairs * width_);
+  lookup_.state = layout.take<uint2>(pairs);
+  lookup_.faults = layout.take<uint32_t>(pairs);
+  lookup_.token.alive = layout.take<uint32_t>(pairs * 2 * width_);
+  plain_.table = layout.take<int2>(plain_.blocks);
+  wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * model.kv_heads);
+  if (setup_.estimate) {
+    lookup_.estimates.capacity = scored_;
+    lookup_.estimates.list = layout.take<uint32_t>(pairs * scored_);
+    lookup_.estimates.counts = layout.take<uint32_t>(pairs);
+  }
+  uncounted_ = layout.take<unsigned long long>(3);
+  // Lists have an entry beyond their last run, which is read with them.
+  lists_.capacity = run_capacity(width_);
+  lists_.mark_capacity = (slots_ + kMarkKeys - 1) / kMarkKeys;
+  lists_.lay_out(layout, pairs);
+  return layout.used();
+}
+
+size_t BlockServer::lay_out_sm90(void* base) {
+  const int64_t heads = setup_.model().kv_heads;
+  const int multiprocessors = setup_.device.multiprocessors;
+  const auto tokens = static_cast<int32_t>(setup_.max_tokens);
+  const QueryBlocks all = {tokens, 1, tokens, nullptr};
+  const QueryBlocks wave = {tokens, static_cast<int32_t>(sm90_.blocks),
+                            static_cast<int32_t>(waves_.block_tokens(tokens)), nullptr};
+  Layout layout(base);
+  attend_bytes_ = std::max(prefill_attend_workspace(shape_, all, multiprocessors),
+                           prefill_attend_workspace(shape_, wave, multiprocessors));
+  attend_memory_ = layout.take<std::byte>(attend_bytes_);
+  if (!setup_.uploaded->keys_values()) {
+    int64_t slots = 0, exact = 0;  // of the layer with most
+    for (const LayerView& view : setup_.index->layers) {
+      slots = std::max(slots, view.slots);
+      exact = std::max(exact, view.exact);
+    }
+    const int64_t row = heads * setup_.model().head_dim * 2;
+    gathered_.keys = layout.take<std::byte>(slots * row);
+    gathered_.values = layout.take<std::byte>(slots * row);
+    gathered_.exact_keys = layout.take<std::byte>(exact * row);
+    gathered_.exact_values = layout.take<std::byte>(exact * row);
+  }
+  if (width_ == 0) return layout.used();
+  sm90_.table = layout.take<int2>(sm90_.blocks);
+  if (!setup_.clusters) return layout.used();
+  lookup_bytes_ =
+      prefill_lookup_workspace(shape_, wave, static_cast<int32_t>(width_), setup_.group);
+  lookup_memory_ = layout.take<std::byte>(lookup_bytes_);
+  for (RunLists& to : level_lists_) {
+    to.capacity = (width_ + 1) / 2;
+    to.lay_out(layout, sm90_.blocks * heads);
+  }
+  return layout.used();
+}
+
+// ---- Lookups.
+
+Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockWave& wave, bool sm90,
+                                      unsigned long long* counters) {
+  if (sm90 && setup_.clusters) return look_up_sm90(call, wave, counters);
+  PlainLookup lookup = lookup_;
+  lookup.token = setup_.lookups[static_cast<size_t>(call.layer)];
+  LookupParams& params = lookup.token;
+  params.q = rows_from(call, setup_.model(), wave.first).q;
+  params.q_dtype = call.dtype;
+  params.width = width_;
+  params.alive = lookup_.token.alive;
+  params.lists = lists_;
+  params.counters = counters;
+  lookup.block = params;
+  for (int scope = 0; scope < kScopes; ++scope) {
+    LookupParams& to = scope == 0 ? lookup.token : lookup.block;
+    // Selectors of pages and buckets count, and have none.
+    for (int k = 0; k < setup_.plan->levels; ++k) {
+      to.level[k].threshold = setup_.plan->log_threshold(scope, call.layer, k) *
+                              static_cast<float>(std::numbers::log2e);
+    }
+    to.wanted = wanted_of(scope, call.layer);
+  }
+  lookup.blocks = wave.blocks;
+  lookup.policy = setup_.group;
+  SQZ_RETURN_IF_ERROR(setup_.buckets != nullptr
+                          ? setup_.buckets->look_up_blocks(call, wave, lookup)
+                          : plain_lookup(lookup, static_cast<cudaStream_t>(call.stream)));
+  return lists_;
+}
+
+Result<RunLists> BlockServer::look_up_sm90(const AttendCall& call, const BlockWave& wave,
+                                           unsigned long long* counters) {
+  const LookupParams& levels = setup_.lookups[static_cast<size_t>(call.layer)];
+  PrefillLookup lookup;
+  lookup.shape = shape_;
+  lookup.blocks = wave.blocks;
+  lookup.policy = setup_.group;
+  lookup.queries = rows_from(call, setup_.model(), wave.first).q;
+  lookup.counters = counters;
+  for (int k = 0; k < levels.levels; ++k) {
+    const LookupLevel& from = levels.level[k];
+    PrefillLevel& to = lookup.level;
+    to = {.centroids = from.centroids,
+          .offsets = from.offsets,
+          .sizes = from.sizes,
+          .clusters = from.clusters,
+          .finest = k + 1 == levels.levels};
+    for (int scope = 0; scope < kScopes; ++scope) {
+      to.log_threshold[scope] = setup_.plan->log_threshold(scope, call.layer, k);
+      if (!setup_.plan->head_keep.empty()) to.wanted[scope] = wanted_of(scope, call.layer);
+    }
+    lookup.alive = lookup.chosen;  // of the level before; at the first one all
+    lookup.chosen = level_lists_[k % 2];
+    SQZ_RETURN_IF_ERROR(prefill_lookup(lookup, lookup_memory_, lookup_bytes_,
+                                       setup_.device.multiprocessors,
+                                       static_cast<cudaStream_t>(call.stream)));
+  }
+  return lookup.chosen;
+}
+
+// ---- Attention.
+
+bool BlockServer::takes_sm90(const AttendCall& call) const {
+  return attend_memory_ != nullptr && (call.cache != nullptr) != setup_.uploaded->keys_values() &&
+         call.dtype == setup_.index->metadata().dtype;
+}
+
+Status BlockServer::attend(const AttendCall& call, const AttendParams& params, bool looks_up,
+                           bool sm90, unsigned long long* counters) {
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const Wave& memory = sm90 ? sm90_ : plain_;
+  AttendParams own = params;
+  if (sm90 && call.cache != nullptr) {
+    SQZ_RETURN_IF_ERROR(gather_cache(params, gathered_, stream));
+    own.keys = gathered_.keys;
+    own.values = gathered_.values;
+    own.exact_keys = gathered_.exact_keys;
+    own.exact_values = gathered_.exact_values;
+  }
+  waves_.list(call);
+  if (!looks_up) {
+    // Dense layers count like the others, one selection a block.
+    if (params.lists.totals == nullptr) {
+      SQZ_RETURN_IF_ERROR(
+          add_counters(counters, static_cast<unsigned long long>(waves_.size()), 0, stream));
+    }
+    // What is read is the same for all tokens: they share one reading of the keys.
+    waves_.list_whole(call.tokens);
+  }
+  for (size_t begin = 0; begin < waves_.size();) {
+    SQZ_ASSIGN_OR_RETURN(const BlockWave wave,
+                         waves_.next(begin, memory.blocks, memory.table, stream));
+    const CallRows rows = rows_from(call, setup_.model(), wave.first);
+    own.q = rows.q;
+    own.out = rows.out;
+    own.lse = rows.lse;
+    if (looks_up) {
+      SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, wave, sm90, counters));
+    }
+    SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, wave.blocks, stream)
+                             : attend_plain(own, wave.blocks,
+                                            looks_up ? estimates_of(call.layer) : PlainEstimates(),
+                                            stream));
+  }
+  return {};
+}
+
+Status BlockServer::attend_sm90(const AttendParams& params, const QueryBlocks& blocks,
+                                cudaStream_t stream) const {
+  PrefillAttend attend;
+  attend.shape = shape_;
+  attend.blocks = blocks;
+  attend.keys = prefill_keys(params);
+  attend.selected = params.lists;
+  attend.queries = params.q;
+  attend.out = params.out;
+  attend.lse = params.lse;
+  return prefill_attend(attend, attend_memory_, attend_bytes_, setup_.device.multiprocessors,
+                        stream);
+}
+
+Status BlockServer::attend_plain(const AttendParams& params, const QueryBlocks& blocks,
+                                 const PlainEstimates& estimates, cudaStream_t stream) const {
+  PlainAttend attend = {params, blocks, estimates, partials_};
+  const bool single = blocks.block_tokens == 1 && blocks.count * params.kv_heads <= kMostPairs;
+  if (!single || setup_.estimate) return plain_attend(attend, stream);
+  attend.params.requests = blocks.count;
+  attend.params.after_lookup = false;
+  return decode_attend(attend.params, stream);
+}
+
+// ---- Selections.
+
+Result<RunLists> BlockServer::select(const AttendCall& call, bool sm90) {
+  const Wave& memory = sm90 ? sm90_ : plain_;
+  waves_.list(call);
+  waves_.keep_first();
+  size_t begin = 0;
+  SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, memory.blocks, memory.table,
+                                                         static_cast<cudaStream_t>(call.stream)));
+  return look_up(call, wave, sm90, uncounted_);
+}
+
+PlainEstimates BlockServer::estimates_of(int64_t layer) const {
+  PlainEstimates out = lookup_.estimates;
+  const DeviceLayer& from = setup_.uploaded->layer(layer);
+  const int levels = setup_.lookups[static_cast<size_t>(layer)].levels;
+  for (int k = 0; out.list != nullptr && k < levels; ++k) {
+    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - levels + k)];
+    out.level[k] = {level.centroids, level.value_means, level.log_sizes, level.clusters};
+  }
+  return out;
+}
+
+Result<std::vector<std::vector<ClusterRun>>> BlockServer::estimated(int64_t layer) const {
+  const PlainEstimates& from = lookup_.estimates;
+  std::vector<std::vector<ClusterRun>> out(static_cast<size_t>(setup_.model().kv_heads));
+  if (from.list == nullptr) return out;
+  const int first_level =
+      setup_.uploaded->layer(layer).levels - setup_.lookups[static_cast<size_t>(layer)].levels;
+  std::vector<uint32_t> list(static_cast<size_t>(from.capacity));
+  for (size_t h = 0; h < out.size(); ++h) {
+    uint32_t count = 0;
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaMemcpy(&count, from.counts + h, sizeof(count), cudaMemcpyDeviceToHost));
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(list.data(),
+                                        from.list + static_cast<int64_t>(h) * from.capacity,
+                                        count * sizeof(uint32_t), cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t level = static_cast<uint32_t>(first_level) + (list[i] >> kLevelShift);
+      extend(out[h], {level, list[i] & ((1u << kLevelShift) - 1), 1});
+    }
+  }
+  return out;
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,83 @@
+// Calls with several query tokens a request: cut into blocks that share a selection, as the CPU
+// backend does, and into waves of them, with the memory for it. The kernels for Hopper (prefill_*)
+// serve what they can; the plain ones serve on other GPUs and what is left, and look up for the
+// selectors quest and saap in any case.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "libruntime/cuda/block_waves.h"
+#include "libruntime/cuda/server_setup.h"
+#include "libruntime/kernels/cuda/gather_cache/kernel.h"
+#include "libruntime/kernels/cuda/plain/kernel.h"
+
+namespace sqz::cuda {
+
+class BlockServer {
+ public:
+  // Takes all memory. The device is current.
+  static Result<std::unique_ptr<BlockServer>> create(const ServerSetup& setup);
+
+  // Whether the kernels for Hopper take a call: of the index's element type, on a GPU of compute
+  // capability 9.0, from the index's own keys and values or, where those were not uploaded, from an
+  // engine's cache, which is brought into the order of the index first, layer by layer.
+  bool takes_sm90(const AttendCall& call) const;
+
+  // params: of all tokens of the call; `looks_up`: whether the layer's keys are found by a lookup,
+  // else params.lists is known or empty. counters [3]: {selections, keys, centroids}.
+  Status attend(const AttendCall& call, const AttendParams& params, bool looks_up, bool sm90,
+                unsigned long long* counters);
+  // The runs of the first block: lists of pairs, one a KV head. They are there when the stream is
+  // done.
+  Result<RunLists> select(const AttendCall& call, bool sm90);
+  // What that select() left to be estimated, a KV head each. Waits for the GPU.
+  Result<std::vector<std::vector<ClusterRun>>> estimated(int64_t layer) const;
+
+ private:
+  // What grows with the blocks that are served at once.
+  struct Wave {
+    DeviceMemory memory;
+    int64_t blocks = 1;
+    int2* table = nullptr;  // [blocks]
+  };
+
+  explicit BlockServer(const ServerSetup& setup);
+  Status allocate();
+  size_t lay_out_plain(void* base);
+  size_t lay_out_sm90(void* base);
+  // Lists of pairs; they stay until the next call.
+  Result<RunLists> look_up(const AttendCall& call, const BlockWave& wave, bool sm90,
+                           unsigned long long* counters);
+  Result<RunLists> look_up_sm90(const AttendCall& call, const BlockWave& wave,
+                                unsigned long long* counters);
+  Status attend_sm90(const AttendParams& params, const QueryBlocks& blocks,
+                     cudaStream_t stream) const;
+  Status attend_plain(const AttendParams& params, const QueryBlocks& blocks,
+                      const PlainEstimates& estimates, cudaStream_t stream) const;
+  PlainEstimates estimates_of(int64_t layer) const;
+  const uint32_t* wanted_of(int scope, int64_t layer) const {
+    return wanted_ + (scope * std::ssize(setup_.lookups) + layer) * setup_.model().kv_heads;
+  }
+
+  ServerSetup setup_;
+  PrefillShape shape_;
+  BlockWaves waves_;
+  int64_t width_ = 0, scored_ = 0, slots_ = 0;  // clusters of a level, of all, slots: the most
+
+  Wave plain_;
+  uint32_t* wanted_ = nullptr;               // [scopes, layers, Hkv]
+  unsigned long long* uncounted_ = nullptr;  // [3] what select() counts
+  RunLists lists_;
+  PlainLookup lookup_;  // the workspace of it
+  float* partials_ = nullptr;
+
+  Wave sm90_;
+  RunLists level_lists_[2];  // of the levels in turn
+  std::byte *lookup_memory_ = nullptr, *attend_memory_ = nullptr;
+  int64_t lookup_bytes_ = 0, attend_bytes_ = 0;
+  // Of the layer that is served, where they come from a cache.
+  GatheredKeys gathered_;
+};
+
+}  // namespace sqz::cuda

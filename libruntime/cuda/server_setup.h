@@ -1,0 +1,36 @@
+// What a session knows when it is created, for the servers that it is put together from.
+#pragma once
+
+#include <span>
+
+#include "libruntime/cuda/device.h"
+#include "libruntime/cuda/device_index.h"
+#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/select/plan.h"
+
+namespace sqz::cuda {
+
+class BucketLookup;
+
+// The pointers live as long as the session.
+struct ServerSetup {
+  const ServedIndex* index = nullptr;
+  const DeviceIndex* uploaded = nullptr;
+  const SelectionPlan* plan = nullptr;
+  // Of the layers, as for decoding: without levels where nothing is looked up.
+  std::span<const LookupParams> lookups;
+  bool clusters = false;                  // are looked up: the selector squeezed selects
+  bool blocks_look_up = false;            // blocks of tokens do, of clusters, pages or buckets
+  const BucketLookup* buckets = nullptr;  // of the selector saap; else null
+  PrefillGroup group = PrefillGroup::kMean;
+  bool estimate = false;           // what is looked up but not chosen
+  int64_t block = 0;               // tokens that share a selection; 0 = all of a request
+  int64_t max_tokens = 0;          // of a call
+  int64_t max_request_tokens = 0;  // of one of its requests
+  Device device;
+
+  const ModelDescription& model() const { return index->metadata().model; }
+};
+
+}  // namespace sqz::cuda
