@@ -118,6 +118,9 @@ function(sqz_add_test name)
   add_test(NAME ${name} COMMAND ${ARG_COMMAND} WORKING_DIRECTORY ${ARG_WORKING_DIRECTORY})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT "${ARG_ENVIRONMENT}" SKIP_RETURN_CODE 77)
+  if(long IN_LIST ARG_LABELS)
+    set_tests_properties(${name} PROPERTIES COST 1)  # first, so that none runs alone at the end
+  endif()
 endfunction()
 
 # Settings of a target with CUDA sources.

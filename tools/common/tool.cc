@@ -12,6 +12,7 @@
 #include <new>
 
 #include "tools/common/exit_codes.h"
+#include "tools/common/openmp_wait.h"
 #include "tools/common/signals.h"
 
 namespace sqz {
@@ -180,11 +181,12 @@ int Tool::parse(int argc, char** argv, bool& done) {
   }
 }
 
-int Tool::run(int argc, char** argv) {
-  watch_signals(name_);
+int Tool::run(int argc, char** argv, bool sleeping_openmp) {
   bool done = false;
   const int code = parse(argc, argv, done);
   if (done) return code;
+  if (sleeping_openmp) let_openmp_sleep(argv);
+  watch_signals(name_);
   set_up_log(name_, options_);
   const ToolContext context{options_, Output(options_.json)};
   const auto run = [&]() -> Status {

@@ -79,8 +79,9 @@ class Tool {
   // For a tool without subcommands.
   CLI::App* only_command(Run run);
 
-  // Parses, runs, and returns the exit code. Catches whatever is thrown.
-  int run(int argc, char** argv);
+  // Parses, runs, and returns the exit code. Catches whatever is thrown. With `sleeping_openmp`, of
+  // tools that work for minutes, let_openmp_sleep() comes before the work (openmp_wait.h).
+  int run(int argc, char** argv, bool sleeping_openmp = false);
 
  private:
   void add_common_options(CLI::App& app);

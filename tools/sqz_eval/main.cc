@@ -1,13 +1,11 @@
 // sqz-eval: what a selector costs in quality, and what it reads, against dense attention.
-#include "tools/common/openmp_wait.h"
 #include "tools/sqz_eval/eval.h"
 
 int main(int argc, char** argv) {
-  sqz::let_openmp_sleep(argv);
   sqz::Tool tool("sqz-eval", sqz::eval::kDescription, sqz::eval::kHelp);
   sqz::eval::EvalArguments arguments;
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::eval::run_eval(arguments, context); });
   sqz::eval::add_eval_options(*app, arguments);
-  return tool.run(argc, argv);
+  return tool.run(argc, argv, true);
 }

@@ -1,9 +1,7 @@
 // sqz-profile-layers: how much each layer's attention matters, and what share of a budget it gets.
-#include "tools/common/openmp_wait.h"
 #include "tools/sqz_profile_layers/profile_layers.h"
 
 int main(int argc, char** argv) {
-  sqz::let_openmp_sleep(argv);
   sqz::Tool tool(
       "sqz-profile-layers",
       "Measures how much the attention of each layer changes the hidden state, and shares out a "
@@ -41,5 +39,5 @@ int main(int argc, char** argv) {
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_profile(arguments, context); });
   sqz::add_profile_options(*app, arguments);
-  return tool.run(argc, argv);
+  return tool.run(argc, argv, true);
 }

@@ -1,9 +1,7 @@
 // sqz-train-qmodel: which buckets of keys a model's queries need, learned once a model.
-#include "tools/common/openmp_wait.h"
 #include "tools/sqz_train_qmodel/train_qmodel.h"
 
 int main(int argc, char** argv) {
-  sqz::let_openmp_sleep(argv);
   sqz::Tool tool(
       "sqz-train-qmodel",
       "Trains a query classifier for a model: buckets of keys, and networks that say which buckets "
@@ -43,5 +41,5 @@ int main(int argc, char** argv) {
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_train_qmodel(arguments, context); });
   sqz::add_train_qmodel_options(*app, arguments);
-  return tool.run(argc, argv);
+  return tool.run(argc, argv, true);
 }
