@@ -10,6 +10,12 @@
 #include "tests/tools/run_tool.h"
 
 namespace sqz {
+
+// Programs alone are run here.
+ToolMain tool_main(std::string_view) {
+  return nullptr;
+}
+
 namespace {
 
 using ::testing::HasSubstr;
