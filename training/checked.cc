@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kMostDrafts = 16;
 constexpr int64_t kFirstDrafts = 4;
+constexpr int64_t kMostGuesses = 8;
 
 // How many tokens to draft: what gives most tokens a second at the share that was accepted and the
 // times that drafts and checks took.
@@ -49,12 +50,73 @@ class DraftLength {
   double checks_ = 0;
 };
 
+// What followed where the longest end of the text stood before (prompt lookup decoding): as many
+// tokens as that end has, at most `most`. Of equals the last place; none if the last token is new.
+std::vector<int32_t> look_up(std::span<const int32_t> text, int64_t most) {
+  int64_t longest = 0, place = 0;
+  const int64_t size = std::ssize(text);
+  for (int64_t end = size - 1; end > 0 && longest < most; --end) {
+    int64_t same = 0;
+    while (same < std::min(end, most) && text[end - 1 - same] == text[size - 1 - same]) ++same;
+    if (same <= longest) continue;
+    longest = same;
+    place = end;
+  }
+  const auto from = text.subspan(place, std::min(longest, size - place));
+  return {from.begin(), from.end()};
+}
+
 Result<StepResult> run_step(StepEngine& engine, int64_t at, std::vector<int32_t> tokens,
                             const StepOptions& options) {
   const StepPart part{0, at, std::move(tokens)};
   SQZ_RETURN_IF_ERROR(engine.start({&part, 1}, options));
   return engine.finish();
 }
+
+// Drafts over one context.
+class Drafter {
+ public:
+  Drafter(StepEngine& engine, FixedContext& context, bool logits)
+      : engine_(engine), context_(context), logits_(logits) {}
+
+  int64_t steps() const { return steps_; }
+
+  // `wanted` tokens behind `text`, whose last token is number `at` of the slot and was not run.
+  // Guesses from the text itself are drafts of the drafts: a step runs them all, and they end where
+  // it chooses another token. Fewer, if a choice is not finite.
+  Result<std::vector<int32_t>> draft(std::vector<int32_t> text, int64_t at, int64_t wanted,
+                                     Sampler sampler) {
+    const size_t begin = text.size();
+    const auto left = [&] { return wanted - std::ssize(text) + static_cast<int64_t>(begin); };
+    while (left() > 0) {
+      const auto guesses = look_up(text, std::min(kMostGuesses, left() - 1));
+      std::vector<int32_t> tokens = {text.back()};
+      tokens.insert(tokens.end(), guesses.begin(), guesses.end());
+      const int64_t run = at + std::ssize(text) - static_cast<int64_t>(begin);
+      SQZ_ASSIGN_OR_RETURN(const StepResult next, run_step(engine_, run, std::move(tokens),
+                                                           {&context_, !guesses.empty(), logits_}));
+      ++steps_;
+      for (size_t row = 0; row < next.choices.size(); ++row) {
+        if (next.choices[row] < 0) return std::vector(text.begin() + begin, text.end());
+        text.push_back(pick(next, row, sampler));
+        if (row < guesses.size() && text.back() != guesses[row]) break;
+      }
+    }
+    return std::vector(text.begin() + begin, text.end());
+  }
+
+ private:
+  int32_t pick(const StepResult& step, size_t row, Sampler& sampler) const {
+    if (!logits_) return step.choices[row];
+    const auto vocab = static_cast<size_t>(step.logits.size(1));
+    return sampler.next({step.logits.data_ptr<float>() + row * vocab, vocab});
+  }
+
+  StepEngine& engine_;
+  FixedContext& context_;
+  bool logits_;
+  int64_t steps_ = 0;
+};
 
 }  // namespace
 
@@ -66,7 +128,8 @@ Result<Generation> generate_checked(const ModelConfig& config, StepEngine& engin
   Answering answering(config, question.options, context.tokens() + at);
   SQZ_RETURN_IF_ERROR(engine.reserve(at + answering.most()));
   const bool logits = !answering.greedy();
-  const StepOptions draft{&context, false, logits}, whole{&check, true, logits};
+  const StepOptions whole{&check, true, logits};
+  Drafter drafter(engine, context, logits);
 
   SQZ_ASSIGN_OR_RETURN(StepResult result,
                        run_step(engine, 0, question.prompt, {&check, false, logits}));
@@ -76,17 +139,13 @@ Result<Generation> generate_checked(const ModelConfig& config, StepEngine& engin
   while (more) {
     const int64_t left = answering.most() - std::ssize(answering.tokens());
     const int64_t wanted = std::min(length.best(), left - 1);
-    std::vector<int32_t> tokens = {answering.last()};
-    Sampler sampler = answering.sampler();  // the numbers that the check will draw
+    std::vector<int32_t> text = question.prompt;
+    text.insert(text.end(), answering.tokens().begin(), answering.tokens().end());
     Stopwatch watch;
-    while (std::ssize(tokens) <= wanted) {
-      SQZ_ASSIGN_OR_RETURN(const StepResult next,
-                           run_step(engine, at + std::ssize(tokens) - 1, {tokens.back()}, draft));
-      if (next.choices[0] < 0) break;
-      const auto vocab = static_cast<size_t>(logits ? next.logits.size(1) : 0);
-      tokens.push_back(logits ? sampler.next({next.logits.data_ptr<float>(), vocab})
-                              : next.choices[0]);
-    }
+    // Drawn with the numbers that the check will draw.
+    SQZ_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
+                         drafter.draft(std::move(text), at, wanted, answering.sampler()));
+    tokens.insert(tokens.begin(), answering.last());
     const double draft_seconds = watch.seconds();
     watch = {};
     SQZ_ASSIGN_OR_RETURN(result, run_step(engine, at, tokens, whole));
@@ -105,6 +164,7 @@ Result<Generation> generate_checked(const ModelConfig& config, StepEngine& engin
   out.drafted = drafted;
   out.accepted = accepted;
   out.checks = checks;
+  out.draft_steps = drafter.steps();
   return out;
 }
 

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <vector>
+
+#include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz::training {
 namespace {
@@ -27,23 +30,68 @@ bool must_split(const Linear& linear, const at::Tensor& x) {
          x.size(0) * linear.weight.numel() >= kWorthIt;
 }
 
+// Products of a few rows, where a BLAS spends its time on copying the weights into panels.
+constexpr int64_t kMostRows = 64;
+
+bool few_rows(const at::Tensor& x) {
+  return x.device().is_cpu() && x.scalar_type() == at::kFloat && x.size(0) <= kMostRows;
+}
+
+DType stored_type(const at::Tensor& weight) {
+  if (weight.scalar_type() == at::kBFloat16) return DType::kBF16;
+  return weight.scalar_type() == at::kHalf ? DType::kF16 : DType::kF32;
+}
+
+// kFewRows at a time meet weights that stay in the cache. A row's products do not depend on the
+// rows beside it, nor on the threads.
+at::Tensor apply_to_few(const Linear& linear, const at::Tensor& x) {
+  const CpuKernels& kernels = cpu_kernels();
+  const DType dtype = stored_type(linear.weight);
+  const at::Tensor rows = x.contiguous(), weight = linear.weight.contiguous();
+  const int64_t count = x.size(0), dim = x.size(1), features = weight.size(0);
+  const int64_t d32 = padded_dim(dim), row_bytes = dim * dtype_size(dtype);
+  const at::Tensor packed = at::empty({count, d32}, x.options());
+  at::Tensor out = at::empty({count, features}, x.options());
+  auto *queries = packed.data_ptr<float>(), *products = out.data_ptr<float>();
+  const auto* stored = static_cast<const std::byte*>(weight.data_ptr());
+  kernels.pack(dtype, rows.data_ptr<float>(), dim, count, dim, queries);
+  constexpr int64_t kColumns = 64;  // of a block of the product
+  at::parallel_for(0, (features + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
+    const void* weights[kColumns];
+    for (int64_t first = begin * kColumns; first < std::min(features, end * kColumns);
+         first += kColumns) {
+      const int64_t columns = std::min(kColumns, features - first);
+      for (int64_t i = 0; i < columns; ++i) weights[i] = stored + (first + i) * row_bytes;
+      for (int64_t r = 0; r < count; r += kFewRows) {
+        kernels.dots(dtype, queries + r * d32, std::min(kFewRows, count - r), weights, columns, dim,
+                     products + r * features + first, features, {});
+      }
+    }
+  });
+  if (linear.bias.defined()) out.add_(linear.bias);
+  return out;
+}
+
 }  // namespace
 
 at::Tensor apply(const Linear& linear, const at::Tensor& x) {
-  if (!must_split(linear, x)) return at::linear(x, linear.weight, linear.bias);
+  if (few_rows(x)) return apply_to_few(linear, x);
+  if (!must_split(linear, x)) {
+    return at::linear(x, linear.weight.to(x.scalar_type()), linear.bias);
+  }
   const int64_t features = linear.weight.size(0), threads = at::get_num_threads();
   at::Tensor out = at::empty({x.size(0), features}, x.options());
-  at::parallel_for(0, features, (features + threads - 1) / threads,
-                   [&](int64_t begin, int64_t end) {
-                     const c10::InferenceMode inference;  // thread-local
-                     at::Tensor part = out.narrow(1, begin, end - begin);
-                     const at::Tensor weight = linear.weight.narrow(0, begin, end - begin).t();
-                     if (linear.bias.defined()) {
-                       at::addmm_out(part, linear.bias.narrow(0, begin, end - begin), x, weight);
-                     } else {
-                       at::mm_out(part, x, weight);
-                     }
-                   });
+  at::parallel_for(
+      0, features, (features + threads - 1) / threads, [&](int64_t begin, int64_t end) {
+        const c10::InferenceMode inference;  // thread-local
+        at::Tensor part = out.narrow(1, begin, end - begin);
+        const at::Tensor weight = linear.weight.narrow(0, begin, end - begin).to(at::kFloat).t();
+        if (linear.bias.defined()) {
+          at::addmm_out(part, linear.bias.narrow(0, begin, end - begin), x, weight);
+        } else {
+          at::mm_out(part, x, weight);
+        }
+      });
   return out;
 }
 

@@ -9,7 +9,7 @@
 namespace sqz::training {
 
 struct Linear {
-  at::Tensor weight;  // [out, in]
+  at::Tensor weight;  // [out, in], of the type of x, or with x of float32 on a CPU of 16 bits
   at::Tensor bias;    // [out] or undefined
 };
 

@@ -124,8 +124,9 @@ struct GenerateOptions {
 struct Generation {
   std::vector<int32_t> tokens;  // generated ids, without the stop token
   double prefill_seconds = 0, decode_seconds = 0;
-  std::string stop_reason;                        // "stop", "length", "callback"
-  int64_t drafted = 0, accepted = 0, checks = 0;  // tokens, and calls, with GenerateOptions::check
+  std::string stop_reason;  // "stop", "length", "callback"
+  // With GenerateOptions::check: tokens, and steps over the one context and over the other.
+  int64_t drafted = 0, accepted = 0, draft_steps = 0, checks = 0;
 };
 
 struct BatchQuestion {

@@ -18,7 +18,7 @@ void Transformer::wait_for_weights() const {
 at::Tensor Transformer::embed(std::span<const int32_t> tokens) const {
   const at::Tensor ids = at::empty({static_cast<int64_t>(tokens.size())}, at::kLong);
   std::copy(tokens.begin(), tokens.end(), ids.data_ptr<int64_t>());
-  return weights_.embedding.index_select(0, ids.to(device()));
+  return weights_.embedding.index_select(0, ids.to(device())).to(weights_.norm.scalar_type());
 }
 
 RopeTable Transformer::rope(int64_t first, int64_t count) const {

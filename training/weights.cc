@@ -1,6 +1,7 @@
 #include "training/weights.h"
 
 #include <cstring>
+#include <optional>
 
 namespace sqz::training {
 
@@ -20,7 +21,8 @@ class Loader {
   // The first failure is kept; tensors after it are undefined.
   const Status& status() const { return status_; }
 
-  at::Tensor tensor(const std::string& name) { return joined({name}); }
+  at::Tensor tensor(const std::string& name) { return joined({name}, dtype_); }
+  at::Tensor matrix(const std::string& name) { return joined({name}, matrix_type({name})); }
 
   Linear linear(const std::string& prefix, const std::vector<std::string>& parts, bool bias) {
     std::vector<std::string> weights, biases;
@@ -28,7 +30,7 @@ class Loader {
       weights.push_back(prefix + part + ".weight");
       if (bias) biases.push_back(prefix + part + ".bias");
     }
-    return {joined(weights), bias ? joined(biases) : at::Tensor()};
+    return {joined(weights, matrix_type(weights)), bias ? joined(biases, dtype_) : at::Tensor()};
   }
 
   Status finish() {
@@ -43,8 +45,22 @@ class Loader {
   }
 
  private:
+  // On a CPU 16-bit matrices stay as they are: a product of a few rows takes as long as reading
+  // them, and apply() widens them for one of many.
+  at::ScalarType matrix_type(const std::vector<std::string>& names) const {
+    std::optional<at::ScalarType> type;
+    for (const std::string& name : names) {
+      const auto part = checkpoint_.tensor(name);
+      if (!part.ok() || !device_.is_cpu() || dtype_ != at::kFloat) return dtype_;
+      const at::ScalarType found = scalar_type(part->dtype);
+      if (type.value_or(found) != found) return dtype_;
+      type = found;
+    }
+    return type.value_or(dtype_);
+  }
+
   // One below the other.
-  at::Tensor joined(const std::vector<std::string>& names) {
+  at::Tensor joined(const std::vector<std::string>& names, at::ScalarType dtype) {
     std::vector<Checkpoint::Tensor> parts;
     std::vector<int64_t> shape;
     for (const std::string& name : names) {
@@ -60,7 +76,7 @@ class Loader {
       }
       parts.push_back(*std::move(found));
     }
-    const at::Tensor out = at::empty(shape, at::device(device_).dtype(dtype_));
+    const at::Tensor out = at::empty(shape, at::device(device_).dtype(dtype));
     int64_t row = 0;
     for (const Checkpoint::Tensor& part : parts) {
       const int64_t rows = part.shape[0];
@@ -100,13 +116,13 @@ Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device devic
   const ModelConfig& config = checkpoint.config();
   Loader load(checkpoint, device, dtype);
   ModelWeights out;
-  out.embedding = load.tensor("model.embed_tokens.weight");
+  out.embedding = load.matrix("model.embed_tokens.weight");
   for (int64_t l = 0; l < config.description.layers; ++l) {
     out.layers.push_back(load_layer(load, config, concat("model.layers.", l, ".")));
     SQZ_RETURN_IF_ERROR(load.status());
   }
   out.norm = load.tensor("model.norm.weight");
-  out.lm_head = config.tie_embeddings ? out.embedding : load.tensor("lm_head.weight");
+  out.lm_head = config.tie_embeddings ? out.embedding : load.matrix("lm_head.weight");
   SQZ_RETURN_IF_ERROR(load.status());
   SQZ_RETURN_IF_ERROR(load.finish());
   return out;

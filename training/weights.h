@@ -21,6 +21,7 @@ struct LayerWeights {
   Linear o, gate_up, down;                // gate_up: gate, up stacked
 };
 
+// In the type that the model computes in, but that on a CPU matrices keep the 16 bits of the file.
 struct ModelWeights {
   at::Tensor embedding;  // [vocab, hidden]
   std::vector<LayerWeights> layers;

@@ -191,6 +191,7 @@ JsonMembers answer_json(const Answered& answered, double load_seconds) {
   if (generation.checks > 0) {
     json["drafts"] = {{"tokens", generation.drafted},
                       {"accepted", generation.accepted},
+                      {"steps", generation.draft_steps},
                       {"checks", generation.checks}};
   }
   return json;

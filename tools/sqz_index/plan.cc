@@ -31,7 +31,9 @@ PassPlan plan_pass(const ModelConfig& model, int64_t tokens, const RunnerOptions
   const auto element = static_cast<double>(dtype_size(options.dtype));
 
   PassPlan out;
-  const double weights = element * (embeddings + layers * (projections + mlp));
+  const bool stored = options.device == "cpu" && options.dtype == DType::kF32;
+  const auto of_weight = stored ? static_cast<double>(dtype_size(model.dtype)) : element;
+  const double weights = of_weight * (embeddings + layers * (projections + mlp));
   // The residual stream, its norm and the attention output; queries; keys and values, and once
   // more as float32 for the consumer.
   double states = element * n * (3 * hidden + 2 * queries + 2 * keys) + 4 * n * 2 * keys;
