@@ -53,10 +53,11 @@ BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> l
   return model;
 }
 
-// How many of the keys are worth looking at by their codes, of a budget or keep: more than are
-// read, but codes must not eat the budget. From measurements, docs/design.md.
-double alive_share(double asked) {
-  return 1 - std::exp(-6 * asked);
+// The share of the keys that is worth looking at by its codes, if what sink, tail, centroids and
+// means leave of the budget pays for the codes of all keys `times` over: most, but codes must not
+// eat the budget. From measurements, docs/design.md.
+double alive_share(double times) {
+  return std::clamp(1 - std::exp(-times), 0.0, std::max(0.0, 0.7 * times));
 }
 
 double budget_for(const ReadingCost& cost, double keep) {
@@ -220,13 +221,18 @@ ReadingCost BudgetModel::cost() const {
     if (estimate) cost.fixed += 0.5 * (survive[k] - next) * clusters[k];
   }
   cost.fixed += alive * code_cost * static_cast<double>(clustered);
-  if (alive > 0) cost.fixed_names = "centroids, codes, sink and tail";
   // An estimate by codes stands on the mean values of all clusters, read or not.
   if (estimate && alive > 0) return cost;
   if (estimate) cost.per_keep -= 0.5 * clusters.back();
   // So do rows of codes, on those of their own clusters.
   cost.per_keep += 0.5 * coded * clusters.back();
   return cost;
+}
+
+double BudgetModel::times_all_codes(double budget) const {
+  const double all = code_cost * static_cast<double>(clustered);
+  if (all == 0) return 0;
+  return (budget * static_cast<double>(tokens) - (cost().fixed - alive * all)) / all;
 }
 
 float calibrated_threshold(const float* grid, double keep) {
@@ -288,18 +294,16 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
   BudgetModel model;
   const auto plan_levels = [&](int levels) {
     plan.levels = levels;
-    model = model_of(metadata, layers, calibration, levels, request.estimate, plan.alive);
-    resolve(model.cost(), request, plan);
+    // Of a keep, the budget depends on the codes that it pays for: 32 steps settle both.
+    for (int i = 0; i < (codes ? 32 : 1); ++i) {
+      model = model_of(metadata, layers, calibration, levels, request.estimate, plan.alive);
+      resolve(model.cost(), request, plan);
+      if (codes) plan.alive = alive_share(model.times_all_codes(plan.asked_budget));
+    }
   };
-  if (codes) plan.alive = alive_share(request.budget + request.keep);
   plan_levels(plan.levels);
   if (plan.levels > 1 && std::max(plan.asked_keep, plan.alive) > model.survive.back()) {
     plan_levels(1);
-  }
-  // The least budget pays for the codes that it has itself, not for those of what was asked.
-  for (int i = 0; i < 16 && codes && plan.asked_keep <= 0; ++i) {
-    plan.alive = alive_share(budget_for(model.cost(), 0));
-    plan_levels(plan.levels);
   }
   SQZ_RETURN_IF_ERROR(settle(model.cost(), request, path, plan));
   if (plan.dense) return plan;

@@ -151,6 +151,8 @@ struct BudgetModel {
   double coded = 0;      // fraction of the layers whose rows are of codes
 
   ReadingCost cost() const;
+  // How many times over the codes of all keys fit into what the rest of `fixed` leaves of a budget.
+  double times_all_codes(double budget) const;
 };
 
 // `path` opens messages.

@@ -40,7 +40,7 @@ def row(name, value):
     print(f"{name}: {value}", flush=True)
 
 
-def make_model(folder, config, attention):
+def make_model(folder, config, loop):
     """Four shards of random weights, and a tokenizer that has a word for every id."""
     import torch
     from safetensors.torch import save_file
@@ -64,7 +64,13 @@ def make_model(folder, config, attention):
         for name in names[shard::shards]:
             shape = shapes[name]
             tensor = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.02
-            tensor *= attention if name.endswith("o_proj") else 1
+            if loop and name == "model.embed_tokens":
+                tensor *= 200  # outweighs what the layers add: the token in front decides
+                follows = tensor
+            elif loop and name == "lm_head":
+                ids = torch.arange(shape[0], device="cuda")
+                before = torch.where(ids % loop > 0, ids - 1, torch.minimum(ids + loop - 1, ids.max()))
+                tensor = follows[before]
             tensors[name + ".weight"] = tensor.to(torch.bfloat16).cpu()
             places[name + ".weight"] = file
             if name in biases:
@@ -234,8 +240,8 @@ def main():
     parser.add_argument("--tokens", type=int, default=128000)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, help="fewer for a trial")
-    parser.add_argument("--attention", type=float, default=1.0,
-                        help="factor of what attention adds; .001: selected and dense answers agree, as a trained model's do")
+    parser.add_argument("--loop", type=int, default=0,
+                        help="the model says the N tokens of a loop, whatever it reads: times --lossless where all drafts are kept")
     parser.add_argument("--rows", default="bf16", help="of the index that the step `build` makes")
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--widths", type=int, nargs="*", default=[64, 256])
@@ -254,7 +260,7 @@ def main():
             config = SHAPES[args.shape]
             make_model(model, {**config, "num_hidden_layers": args.layers or config["num_hidden_layers"],
                                "max_position_embeddings": max(args.tokens + 4096, config["max_position_embeddings"])},
-                       args.attention)
+                       args.loop)
             numpy.save(args.work / "ids.npy", ids)
             row("model made: s", f"{time.perf_counter() - begun:.1f}")
         if "build" in steps:
