@@ -38,6 +38,7 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/gather_cache/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/plain/choose.cu ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/plain/merge.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/unpack_rows/kernel.cu
   ${SQZ_RUNTIME_CUDA_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda "${SQZ_CUDA_ARCHITECTURES}")
 target_link_libraries(sqz_runtime_cuda PUBLIC sqz_runtime_core)

@@ -200,7 +200,7 @@ bool BlockServer::takes_sm90(const AttendCall& call) const {
 }
 
 Status BlockServer::attend(const AttendCall& call, const AttendParams& params, bool looks_up,
-                           bool sm90, unsigned long long* counters) {
+                           bool sm90, unsigned long long* counters, const CodedServer* coded) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const Wave& memory = sm90 ? sm90_ : plain_;
   AttendParams own = params;
@@ -218,6 +218,10 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
       SQZ_RETURN_IF_ERROR(
           add_counters(counters, static_cast<unsigned long long>(waves_.size()), 0, stream));
     }
+    if (coded != nullptr) {
+      SQZ_RETURN_IF_ERROR(coded->count_means(call.layer, {}, static_cast<int64_t>(waves_.size()),
+                                             counters, stream));
+    }
     // What is read is the same for all tokens: they share one reading of the keys.
     waves_.list_whole(call.tokens);
   }
@@ -230,6 +234,10 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
     own.lse = rows.lse;
     if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, wave, sm90, counters));
+      if (coded != nullptr) {
+        SQZ_RETURN_IF_ERROR(
+            coded->count_means(call.layer, own.lists, wave.blocks.count, counters, stream));
+      }
     }
     SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, wave.blocks, stream)
                              : attend_plain(own, wave.blocks,

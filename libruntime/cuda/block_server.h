@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libruntime/cuda/block_waves.h"
+#include "libruntime/cuda/coded_server.h"
 #include "libruntime/cuda/server_setup.h"
 #include "libruntime/kernels/cuda/gather_cache/kernel.h"
 #include "libruntime/kernels/cuda/plain/kernel.h"
@@ -25,9 +26,10 @@ class BlockServer {
   bool takes_sm90(const AttendCall& call) const;
 
   // params: of all tokens of the call; `looks_up`: whether the layer's keys are found by a lookup,
-  // else params.lists is known or empty. counters [3]: {selections, keys, centroids}.
+  // else params.lists is known or empty. counters [3]: {selections, keys, centroids}. `coded`: that
+  // has unpacked the keys and values, or null.
   Status attend(const AttendCall& call, const AttendParams& params, bool looks_up, bool sm90,
-                unsigned long long* counters);
+                unsigned long long* counters, const CodedServer* coded);
   // The runs of the first block: lists of pairs, one a KV head. They are there when the stream is
   // done.
   Result<RunLists> select(const AttendCall& call, bool sm90);

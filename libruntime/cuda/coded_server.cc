@@ -27,7 +27,19 @@ Result<std::unique_ptr<CodedServer>> CodedServer::create(const ServerSetup& setu
 
 bool CodedServer::serves(int64_t layer) const {
   const DeviceLayer& from = setup_.uploaded->layer(layer);
-  return from.coded_keys.bits > 0 || (selects(layer) && from.key_codes.bits > 0);
+  return from.coded_keys.bits > 0 || chooses_keys(layer);
+}
+
+bool CodedServer::unpacks(int64_t layer) const {
+  return setup_.max_request_tokens > 1 && setup_.uploaded->layer(layer).coded_keys.bits > 0 &&
+         !chooses_keys(layer);
+}
+
+FinestClusters CodedServer::finest_of(int64_t layer) const {
+  const DeviceLayer& from = setup_.uploaded->layer(layer);
+  const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - 1)];
+  return {level.offsets, static_cast<int32_t>(level.clusters),
+          static_cast<int32_t>(setup_.model().kv_heads)};
 }
 
 CodedParams CodedServer::params_of(int64_t layer) const {
@@ -77,7 +89,8 @@ size_t CodedServer::lay_out(void* base) {
   const int64_t layers = std::ssize(setup_.index->layers), group = model.group_size();
   const int64_t pairs = wave_ * model.kv_heads;
   const int64_t blocks = std::max<int64_t>(pairs, setup_.device.multiprocessors);
-  int64_t key_words = 0, cluster_words = 0;
+  int64_t key_words = 0, cluster_words = 0, unpacked_slots = 0;
+  bool turns = false;  // rows that are unpacked
   for (int64_t l = 0; l < layers; ++l) {
     const DeviceLayer& layer = setup_.uploaded->layer(l);
     if (!serves(l)) continue;
@@ -89,6 +102,9 @@ size_t CodedServer::lay_out(void* base) {
                                                     static_cast<int>(group)));
     cluster_words = std::max(
         cluster_words, coded_cluster_words(total, params.lookup.levels, static_cast<int>(group)));
+    if (!unpacks(l)) continue;
+    unpacked_slots = std::max(unpacked_slots, layer.slots);
+    turns = turns || layer.coded_values.rotated();
   }
   Layout layout(base);
   workspace_.turned = layout.take<float>(pairs * kMostGroup * model.head_dim);
@@ -103,6 +119,11 @@ size_t CodedServer::lay_out(void* base) {
   totals_ = layout.take<RunTotals>(model.kv_heads);
   key_fates_ = layout.take<uint8_t>(model.kv_heads * most_slots_);
   cluster_fates_ = layout.take<uint8_t>(model.kv_heads * most_clusters_);
+  if (unpacked_slots > 0) {
+    unpacked_keys_ = layout.take<uint16_t>(model.kv_heads * unpacked_slots * model.head_dim);
+    unpacked_values_ = layout.take<uint16_t>(model.kv_heads * unpacked_slots * model.head_dim);
+  }
+  if (turns) turned_back_ = layout.take<float>(model.head_dim * model.head_dim);
   return layout.used();
 }
 
@@ -111,11 +132,55 @@ Status CodedServer::allocate() {
   SQZ_RETURN_IF_ERROR(take_wave(memory_, kCodedBytes, setup_.max_tokens, wave_,
                                 [&](void* base) { return lay_out(base); }));
   SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, 1, wanted_));
+  if (turned_back_ != nullptr) SQZ_RETURN_IF_ERROR(upload_rotation());
   CodedParams shape;
   shape.lookup = setup_.lookups[0];
   shape.lookup.dim = static_cast<int32_t>(model.head_dim);
   SQZ_ASSIGN_OR_RETURN(team_sizes_, coded_team_sizes(shape));
   return {};
+}
+
+// Layers share one rotation.
+Status CodedServer::upload_rotation() {
+  const int64_t d = setup_.model().head_dim;
+  std::vector<float> transposed(static_cast<size_t>(d * d));
+  for (const LayerView& view : setup_.index->layers) {
+    if (view.rotation == nullptr) continue;
+    for (int64_t i = 0; i < d * d; ++i) {
+      transposed[static_cast<size_t>(i)] = view.rotation[i % d * d + i / d];
+    }
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(turned_back_, transposed.data(),
+                                        transposed.size() * sizeof(float), cudaMemcpyHostToDevice));
+    return {};
+  }
+  return {};
+}
+
+Status CodedServer::unpack(int64_t layer, AttendParams& params, cudaStream_t stream) const {
+  const DeviceLayer& from = setup_.uploaded->layer(layer);
+  const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - 1)];
+  UnpackRows call;
+  call.rows = from.coded_keys;
+  call.finest = finest_of(layer);
+  call.means = level.centroids;
+  call.turned_back = turned_back_;
+  call.slots = from.slots;
+  call.dim = static_cast<int32_t>(setup_.model().head_dim);
+  call.dtype = setup_.index->metadata().dtype;
+  call.out = unpacked_keys_;
+  SQZ_RETURN_IF_ERROR(unpack_rows(call, stream));
+  call.rows = from.coded_values;
+  call.means = level.value_means;
+  call.out = unpacked_values_;
+  SQZ_RETURN_IF_ERROR(unpack_rows(call, stream));
+  params.keys = unpacked_keys_;
+  params.values = unpacked_values_;
+  return {};
+}
+
+Status CodedServer::count_means(int64_t layer, const RunLists& lists, int64_t blocks,
+                                unsigned long long* counters, cudaStream_t stream) const {
+  return sqz::cuda::count_means(lists, finest_of(layer), blocks, counters + 2, stream);
 }
 
 Status CodedServer::attend(const AttendCall& call, unsigned long long* counters) {

@@ -1,12 +1,16 @@
-// Calls on layers with rows of codes or key codes (docs/format.md): each query token by itself, by
-// one kernel (kernels/cuda/decode_codes).
+// Calls on layers with rows of codes or key codes (docs/format.md). Where key codes choose, and for
+// requests of one token, each query token is served by itself, by one kernel
+// (kernels/cuda/decode_codes). Other prompts are served from a layer's rows in 16 bits, as rows of
+// an index are that has 16 bits (block_server.h).
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "libruntime/cuda/server_setup.h"
+#include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_codes/kernel.h"
+#include "libruntime/kernels/cuda/unpack_rows/kernel.h"
 #include "libruntime/session/serving_session.h"
 
 namespace sqz::cuda {
@@ -25,6 +29,13 @@ class CodedServer {
 
   // Whether a layer needs it: one with rows of codes, or with key codes to select by.
   bool serves(int64_t layer) const;
+  // Of these, whether prompts read the layer's rows in 16 bits.
+  bool unpacks(int64_t layer) const;
+  // Unpacks all rows into memory that all layers share, and points `params` there.
+  Status unpack(int64_t layer, AttendParams& params, cudaStream_t stream) const;
+  // Adds to counters[2] the means that the rows of these runs stand on, in layers that unpack.
+  Status count_means(int64_t layer, const RunLists& lists, int64_t blocks,
+                     unsigned long long* counters, cudaStream_t stream) const;
   // counters [5]: {selections, keys, vectors, whole, codes}.
   Status attend(const AttendCall& call, unsigned long long* counters);
   // Of the first token. Waits for the GPU.
@@ -34,9 +45,15 @@ class CodedServer {
   explicit CodedServer(const ServerSetup& setup) : setup_(setup) {}
   // By a lookup; else all keys are read.
   bool selects(int64_t layer) const { return setup_.clusters && setup_.plan->selects(layer); }
+  // By key codes.
+  bool chooses_keys(int64_t layer) const {
+    return selects(layer) && setup_.uploaded->layer(layer).key_codes.bits > 0;
+  }
+  FinestClusters finest_of(int64_t layer) const;
   CodedParams params_of(int64_t layer) const;
   size_t lay_out(void* base);
   Status allocate();
+  Status upload_rotation();
 
   ServerSetup setup_;
   int64_t wave_ = 1;  // most requests of one launch
@@ -49,6 +66,9 @@ class CodedServer {
   RunTotals* totals_ = nullptr;                              // [Hkv] of select()
   uint8_t *key_fates_ = nullptr, *cluster_fates_ = nullptr;  // [Hkv, M], [Hkv, clusters]
   int64_t most_slots_ = 0, most_clusters_ = 0;
+  // Of the layer that a prompt is served from: [Hkv, M, d] of 16 bits.
+  void *unpacked_keys_ = nullptr, *unpacked_values_ = nullptr;
+  float* turned_back_ = nullptr;  // [d, d] the rotation transposed; null if no row is rotated
 };
 
 }  // namespace sqz::cuda

@@ -22,7 +22,7 @@ bool has_blocks(const AttendCall& call) {
 
 CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
-  if (coded_ != nullptr && coded_->serves(call.layer)) {
+  if (is_coded(call.layer) && !(has_blocks(call) && coded_->unpacks(call.layer))) {
     return Route::kCodes;
   }
   if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Route::kPlain;
@@ -43,7 +43,7 @@ Status CudaSession::check_call(const AttendCall& call) const {
   if (selects(call.layer) && buckets_ != nullptr) {
     SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
   }
-  if (route_of(call) == Route::kCodes) {
+  if (is_coded(call.layer)) {
     if (call.cache == nullptr) return {};
     return unsupported_on_gpu("found a layer with rows of codes or key codes and args.cache",
                               "the index's own keys and values");
@@ -131,9 +131,16 @@ Status CudaSession::attend(const AttendCall& call) {
   unsigned long long* counters = &counters_[call.layer].selections;
   switch (const Route route = route_of(call)) {
     case Route::kPrefill:
-    case Route::kPlain:
+    case Route::kPlain: {
       route_ = route == Route::kPrefill ? "prefill-sm90" : "prefill-sm80";
-      return blocks_->attend(call, all(), looks_up, route == Route::kPrefill, counters);
+      AttendParams params = all();
+      const CodedServer* coded = is_coded(call.layer) ? coded_.get() : nullptr;
+      if (coded != nullptr) {
+        SQZ_RETURN_IF_ERROR(
+            coded->unpack(call.layer, params, static_cast<cudaStream_t>(call.stream)));
+      }
+      return blocks_->attend(call, params, looks_up, route == Route::kPrefill, counters, coded);
+    }
     case Route::kCodes:
       route_ = "decode-codes";
       return coded_->attend(call, counters);

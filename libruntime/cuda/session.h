@@ -69,6 +69,7 @@ class CudaSession final : public ServingSession {
   Status count_known(const AttendCall& call);
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
   Status read_runs(const AttendCall& call, const RunLists& lists);
+  bool is_coded(int64_t layer) const { return coded_ != nullptr && coded_->serves(layer); }
   bool is_ideal() const { return selector_ == SelectorKind::kIdeal; }
   bool is_saap() const { return selector_ == SelectorKind::kSaap; }
 

@@ -45,6 +45,7 @@ struct BlockOptions {
   int64_t block = 0;
   DType dtype = DType::kBF16;  // of queries and results
   bool plain_kernels = false;
+  const Served* wanted = nullptr;  // whose keys the queries look for, if not the served ones
 };
 
 // {level, first, length} of what is estimated for the first block, KV head by KV head.
@@ -82,7 +83,8 @@ inline double compare_blocks(const Served& served, const SelectionRequest& selec
   const DType dtype = how.dtype;
   uint64_t read = 0, possible = 0;
   for (int64_t layer = 0; layer < served.options.layers; ++layer) {
-    const std::vector<float> queries = testing::make_queries(served, layer, tokens, 7, 0.6f);
+    const std::vector<float> queries =
+        testing::make_queries(how.wanted == nullptr ? served : *how.wanted, layer, tokens, 7, 0.6f);
     DeviceCall call(served, layer, tokens, dtype);
     call.set_queries(queries);
     call.call.indptr = indptr.data();

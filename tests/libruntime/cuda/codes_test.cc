@@ -1,8 +1,10 @@
 // Rows of codes and key codes on the GPU: the choice of the CPU backend, which is tested against
-// float64, its attention and its counters; and attention over everything against float64 of the
-// decoded rows.
+// float64, its attention and its counters; attention over everything against float64 of the decoded
+// rows; and these rows themselves.
 #include <gmock/gmock.h>
 
+#include "libruntime/cuda/device_index.h"
+#include "libruntime/kernels/cuda/unpack_rows/kernel.h"
 #include "tests/libruntime/coded_rows.h"
 #include "tests/libruntime/cuda/blocks.h"
 
@@ -160,6 +162,36 @@ double compare(const Compressed& index, SelectionRequest selection, int64_t requ
   return static_cast<double>(read) / static_cast<double>(std::max<uint64_t>(possible, 1));
 }
 
+// All keys or values of a layer, as unpack_rows() writes them.
+std::vector<float> unpacked(const LayerView& view, const DeviceLayer& layer, bool values) {
+  const DeviceLevel& finest = layer.level[static_cast<size_t>(layer.levels - 1)];
+  const int64_t d = view.head_dim, count = view.kv_heads * view.slots * d;
+  DeviceMemory out, rotation;
+  EXPECT_TRUE(out.reserve(static_cast<size_t>(count) * 2).ok());
+  EXPECT_TRUE(rotation.reserve(static_cast<size_t>(d * d) * sizeof(float)).ok());
+  std::vector<float> transposed(static_cast<size_t>(d * d));
+  for (int64_t i = 0; view.rotation != nullptr && i < d * d; ++i) {
+    transposed[static_cast<size_t>(i)] = view.rotation[i % d * d + i / d];
+  }
+  cudaMemcpy(rotation.data(), transposed.data(), transposed.size() * sizeof(float),
+             cudaMemcpyHostToDevice);
+  UnpackRows call;
+  call.rows = values ? layer.coded_values : layer.coded_keys;
+  call.finest = {finest.offsets, static_cast<int32_t>(finest.clusters),
+                 static_cast<int32_t>(view.kv_heads)};
+  call.means = values ? finest.value_means : finest.centroids;
+  call.turned_back = static_cast<const float*>(rotation.data());
+  call.slots = view.slots;
+  call.dim = static_cast<int32_t>(d);
+  call.dtype = view.dtype;
+  call.out = out.data();
+  EXPECT_TRUE(unpack_rows(call, nullptr).ok());
+  std::vector<uint16_t> bits(static_cast<size_t>(count));
+  EXPECT_EQ(cudaMemcpy(bits.data(), out.data(), bits.size() * 2, cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  return testing::floats(view, bits.data(), view.slots);
+}
+
 class Codes : public ::testing::Test {
  protected:
   void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
@@ -273,8 +305,79 @@ TEST_F(Codes, EverythingInFloat64) {
   }
 }
 
-// A prompt's tokens choose for themselves: the same as requests of one token.
-TEST_F(Codes, PromptsAreTakenTokenByToken) {
+// Prompts over rows of codes share a selection of clusters a block, as on the CPU. Rows in bf16
+// would be rounded too much for these tolerances; UnpackedRows has both types.
+TEST_F(Codes, Prompts) {
+  for (const int64_t dim : {64, 96, 128, 256}) {
+    TinyIndexOptions options = shape(dim, dim == 96 ? 7 : 4, {40, 211});
+    options.dtype = DType::kF16;
+    for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+      const Compressed index = compress(options, {.rows = rows});
+      const auto run = [&](const SelectionRequest& selection, const std::vector<int64_t>& lengths,
+                           bool plain = false) {
+        return test::compare_blocks(
+            index.coded, selection, lengths,
+            {.block = 32, .dtype = DType::kF16, .plain_kernels = plain, .wanted = &index.whole});
+      };
+      for (const bool plain : {false, true}) {
+        SCOPED_TRACE(concat("dim ", dim, ", ", rows_name(rows), plain ? ", plain" : ""));
+        EXPECT_NEAR(run(by_budget(0.1), {70}, plain), 0.1, 0.03);
+        run(with_thresholds({1e-4, 3e-4}), {1, 40, 33, 0, 5}, plain);
+        SelectionRequest dense;
+        dense.selector = SelectorKind::kDense;
+        EXPECT_EQ(run(dense, {50, 3}, plain), 1.0);
+        SelectionRequest estimate = by_budget(0.1);
+        estimate.estimate = true;
+        run(estimate, {70}, plain);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Layers of 16 bits and dense ones beside those of codes.
+TEST_F(Codes, PromptsOverMixedLayers) {
+  TinyIndexOptions options = shape(128, 4, {43});
+  options.dtype = DType::kF16;
+  options.layers = 4;
+  options.dense_layers = {1};
+  const Compressed index = compress(options, {.rows = RowKind::kQ4, .layers16 = {2}});
+  test::compare_blocks(index.coded, by_budget(0.1), {50, 1, 20},
+                       {.block = 16, .dtype = DType::kF16, .wanted = &index.whole});
+}
+
+// The rows themselves: those of float64, rounded once.
+TEST_F(Codes, UnpackedRows) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int64_t dim : {64, 96, 128, 256}) {
+      TinyIndexOptions options = shape(dim, 1, {40, 211});
+      options.dtype = dtype;
+      for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+        SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
+        const Served served = serve_coded(options, {.rows = rows});
+        const testing::Decoded expected = testing::decode(served.index->layers[0]);
+        const auto uploaded = test::uploaded(served);
+        ASSERT_TRUE(uploaded->wait(0).ok());
+        for (const bool values : {false, true}) {
+          const std::vector<float>& want = values ? expected.values : expected.keys;
+          const std::vector<float> found =
+              unpacked(served.index->layers[0], uploaded->layer(0), values);
+          ASSERT_EQ(found.size(), want.size());
+          const double half = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;  // of the last place
+          for (size_t i = 0; i < want.size(); ++i) {
+            const double magnitude = std::abs(double{want[i]});
+            ASSERT_NEAR(found[i], want[i], 1.001 * half * magnitude + 1e-5)
+                << (values ? "value " : "key ") << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Where key codes choose, a prompt's tokens choose for themselves: the same as requests of one
+// token.
+TEST_F(Codes, TokensOfPromptsChooseKeysByThemselves) {
   const Compressed index = compress(shape(128, 4, {43}), {.rows = RowKind::kQ8, .key_codes = 2});
   SelectionRequest selection = by_budget(0.1);
   selection.estimate = true;
