@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <set>
 
@@ -224,16 +223,6 @@ void check_contents(const QmodelFile& f, Problems& problems) {
   }
 }
 
-void load(std::span<const std::byte> bytes, DType dtype, std::vector<float>& out) {
-  out.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
-  if (dtype == DType::kF32) {
-    std::memcpy(out.data(), bytes.data(), bytes.size());
-    return;
-  }
-  const auto* stored = reinterpret_cast<const BFloat16*>(bytes.data());
-  std::transform(stored, stored + out.size(), out.begin(), [](BFloat16 x) { return to_float(x); });
-}
-
 struct OpenedQmodel {
   QmodelFile qmodel;
   VerifyReport report;
@@ -251,7 +240,11 @@ Result<OpenedQmodel> open_qmodel(const std::string& path, Env& env) {
   SQZ_RETURN_IF_ERROR(match_tensors(container.header, *tensors, path));
   f.layers.resize(static_cast<size_t>(f.model.layers));
   each_tensor(f, [&](size_t layer, size_t field, const std::string& name) {
-    load(container.tensor(name), stored_type(f, field), f.layers[layer].*kFields[field].values);
+    const DType dtype = stored_type(f, field);
+    const std::span<const std::byte> bytes = container.tensor(name);
+    std::vector<float>& values = f.layers[layer].*kFields[field].values;
+    values.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
+    to_floats(bytes.data(), dtype, std::ssize(values), values.data());
   });
   out.report = check_tensors(container);
   check_contents(f, out.report.problems);

@@ -58,11 +58,7 @@ class Calibrator {
       for (int group = 0; group < kGroups; ++group) {
         const ScoreSketch& sketch =
             sketches[scope][is_copied_sketch(scope, group) ? group - 1 : group];
-        float* out = grid(scope, path, group);
-        for (int64_t i = 0; i < Calibration::kGrid; ++i) {
-          out[i] = sketch.threshold(static_cast<double>(i) / (Calibration::kGrid - 1));
-        }
-        out[Calibration::kGrid - 1] = kBelowAllScores;
+        sketch.fill_curve({grid(scope, path, group), Calibration::kGrid});
       }
     }
   }
@@ -135,6 +131,19 @@ class Calibrator {
 };
 
 }  // namespace
+
+CalibrationInput calibration_input(const IndexMetadata& metadata, std::string source) {
+  const ModelDescription& model = metadata.model;
+  CalibrationInput out;
+  out.layers = model.layers;
+  out.kv_heads = model.kv_heads;
+  out.group = model.group_size();
+  out.dim = model.head_dim;
+  out.scale = static_cast<float>(model.attention_scale);
+  out.dtype = metadata.dtype;
+  out.source = std::move(source);
+  return out;
+}
 
 std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t group, int64_t n,
                                  int64_t dim) {

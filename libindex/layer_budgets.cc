@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace sqz {
 namespace {
@@ -24,40 +25,28 @@ Status check_cosines(std::span<const double> cosines) {
   return {};
 }
 
-// Sums of squared distances to the mean, of any stretch of ascending values.
-class Spread {
- public:
-  explicit Spread(std::span<const double> values) : values_(values) {}
-  double operator()(size_t first, size_t end) const {
-    const std::span<const double> part = values_.subspan(first, end - first);
-    const double mean =
-        std::accumulate(part.begin(), part.end(), 0.0) / static_cast<double>(part.size());
-    double sum = 0;
-    for (const double value : part) sum += (value - mean) * (value - mean);
-    return sum;
-  }
+// The sum of squared distances to the mean.
+double spread(std::span<const double> values) {
+  const double mean =
+      std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  double sum = 0;
+  for (const double value : values) sum += (value - mean) * (value - mean);
+  return sum;
+}
 
- private:
-  std::span<const double> values_;
-};
-
-// best[k][i]: the least spread of the first i values in k + 1 groups that are not empty, and where
-// the last of these begins.
-struct Split {
-  double spread = std::numeric_limits<double>::infinity();
-  size_t begin = 0;
-};
-
-std::vector<std::vector<Split>> best_splits(std::span<const double> values) {
-  const Spread spread(values);
-  std::vector<std::vector<Split>> best(kLayerGroups, std::vector<Split>(values.size() + 1));
-  for (size_t i = 1; i <= values.size(); ++i) best[0][i] = {spread(0, i), 0};
-  for (size_t k = 1; k < kLayerGroups; ++k) {
-    for (size_t i = k + 1; i <= values.size(); ++i) {
-      for (size_t begin = k; begin < i; ++begin) {
-        const double sum = best[k - 1][begin].spread + spread(begin, i);
-        if (sum < best[k][i].spread) best[k][i] = {sum, begin};
-      }
+// Where the second and the third of the groups begin whose spreads have the least sum, in ascending
+// values.
+std::pair<size_t, size_t> best_split(std::span<const double> values) {
+  std::pair<size_t, size_t> best;
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t last = 2; last < values.size(); ++last) {
+    const double rest = spread(values.subspan(last));
+    for (size_t middle = 1; middle < last; ++middle) {
+      const double sum =
+          spread(values.first(middle)) + spread(values.subspan(middle, last - middle)) + rest;
+      if (sum >= least) continue;
+      least = sum;
+      best = {middle, last};
     }
   }
   return best;
@@ -92,14 +81,9 @@ Result<std::vector<int>> group_layers(std::span<const double> cosines) {
                cosines.size(), " layers, expected at least ", kLayerGroups,
                ": layers that are alike cannot be grouped; keep the uniform budget"));
   }
-  const auto best = best_splits(sorted);
+  const auto [middle, last] = best_split(sorted);
   std::vector<int> groups(cosines.size());
-  size_t end = sorted.size();
-  for (int k = kLast; k >= 0; --k) {
-    const size_t begin = best[static_cast<size_t>(k)][end].begin;
-    for (size_t i = begin; i < end; ++i) groups[order[i]] = k;
-    end = begin;
-  }
+  for (size_t i = 0; i < order.size(); ++i) groups[order[i]] = (i >= middle) + (i >= last);
   return groups;
 }
 

@@ -12,14 +12,9 @@ namespace sqz {
 namespace {
 
 float largest(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-      return 65504.0f;
-    case DType::kBF16:
-      return 0x1.fep127f;
-    default:
-      return std::numeric_limits<float>::max();
-  }
+  return dtype == DType::kF16    ? 65504.0f
+         : dtype == DType::kBF16 ? 0x1.fep127f
+                                 : std::numeric_limits<float>::max();
 }
 
 void store_row(const float* row, int64_t dim, DType dtype, std::byte* out) {

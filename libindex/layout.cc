@@ -15,11 +15,8 @@ namespace {
 
 constexpr const char* kUsualEngine = "faiss";  // is not written to the file
 
-Status bad_option(std::string_view name, const auto& found, std::string_view expected) {
-  return Status(Code::kInvalidArgument, bad_field("build options", name, concat(found), expected));
-}
-
 Status check_options(const BuildOptions& options) {
+  const Refuse bad_option{"build options", Code::kInvalidArgument};
   if (options.sink < 0) return bad_option("sink", options.sink, "0 or more");
   if (options.tail < 1) {
     return bad_option("tail", options.tail, "1 or more: the tail's queries calibrate");
@@ -60,9 +57,7 @@ Status check_options(const BuildOptions& options) {
 }
 
 Status check_model(const ModelDescription& model) {
-  const auto bad = [](std::string_view field, int64_t found, std::string_view expected) {
-    return Status(Code::kInvalidArgument, bad_field("model", field, concat(found), expected));
-  };
+  const Refuse bad{"model", Code::kInvalidArgument};
   if (model.layers < 1) return bad("layers", model.layers, "1 or more");
   if (model.head_dim < 1) return bad("head_dim", model.head_dim, "1 or more");
   if (model.kv_heads < 1) return bad("kv_heads", model.kv_heads, "1 or more");
@@ -143,8 +138,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     SQZ_RETURN_IF_ERROR(check_same_model(options.qmodel->model, model, "the query classifier"));
   }
   if (tokens < 1 || tokens > std::numeric_limits<int32_t>::max()) {
-    return Status(Code::kInvalidArgument,
-                  bad_field("text", "tokens", concat(tokens), "1 to 2147483647"));
+    return Refuse{"text", Code::kInvalidArgument}("tokens", tokens, "1 to 2147483647");
   }
 
   BuildLayout layout;
@@ -172,17 +166,6 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     }
   }
 
-  for (const LayerPolicy& policy : layout.metadata.layers) {
-    LayerShape shape;
-    if (policy.dense) {
-      shape.exact = policy.window > 0 ? std::min(policy.window, tokens) : tokens;
-    } else {
-      shape.clusters = layout.clusters;
-      shape.slots = layout.clustered;
-      shape.exact = options.sink + options.tail;
-    }
-    layout.shapes.push_back(std::move(shape));
-  }
   IndexMetadata& metadata = layout.metadata;
   metadata.model = model;
   metadata.tokens = tokens;
@@ -206,6 +189,10 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     metadata.has_value_means = false;
   }
   metadata.build = build_parameters(options, engine);
+  for (int64_t l = 0; l < model.layers; ++l) {
+    layout.shapes.push_back(shape_without_clusters(metadata, l));
+    if (!metadata.layers[l].dense) layout.shapes.back().clusters = layout.clusters;
+  }
   SQZ_RETURN_IF_ERROR(set_rows(options.compress, metadata));
   return layout;
 }

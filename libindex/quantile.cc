@@ -54,6 +54,12 @@ float ScoreSketch::threshold(double fraction) const {
   return kBelowAllScores;
 }
 
+void ScoreSketch::fill_curve(std::span<float> out) const {
+  const auto steps = static_cast<double>(out.size() - 1);
+  for (size_t i = 0; i < out.size(); ++i) out[i] = threshold(static_cast<double>(i) / steps);
+  out.back() = kBelowAllScores;
+}
+
 std::vector<float> ScoreSketch::kept(std::span<const float> thresholds) const {
   std::vector<uint64_t> above(bins_.size() + 1, 0);  // [b]: keys in bins b and higher
   for (size_t b = bins_.size(); b-- > 0;) above[b] = above[b + 1] + bins_[b];
