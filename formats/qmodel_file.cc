@@ -223,21 +223,12 @@ void check_contents(const QmodelFile& f, Problems& problems) {
   }
 }
 
-struct OpenedQmodel {
-  QmodelFile qmodel;
-  VerifyReport report;
-};
-
-Result<OpenedQmodel> open_qmodel(const std::string& path, Env& env) {
+Result<QmodelFile> open_qmodel(const std::string& path, Env& env, VerifyReport& report) {
   SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
                        open_container(path, FileKind::kQmodel, OpenMode::kMmap, env));
-  OpenedQmodel out;
-  QmodelFile& f = out.qmodel;
-  SQZ_ASSIGN_OR_RETURN(f, qmodel_from_strings(container.header.metadata, path));
+  SQZ_ASSIGN_OR_RETURN(QmodelFile f, qmodel_from_strings(container.header.metadata, path));
   SQZ_RETURN_IF_ERROR(check_fields(f, Refuse{path + ": __metadata__"}));
-  auto tensors = plan(f, path);
-  if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
-  SQZ_RETURN_IF_ERROR(match_tensors(container.header, *tensors, path));
+  SQZ_RETURN_IF_ERROR(match_tensors(container.header, plan(f, path), path));
   f.layers.resize(static_cast<size_t>(f.model.layers));
   each_tensor(f, [&](size_t layer, size_t field, const std::string& name) {
     const DType dtype = stored_type(f, field);
@@ -246,9 +237,9 @@ Result<OpenedQmodel> open_qmodel(const std::string& path, Env& env) {
     values.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
     to_floats(bytes.data(), dtype, std::ssize(values), values.data());
   });
-  out.report = check_tensors(container);
-  check_contents(f, out.report.problems);
-  return out;
+  report = check_tensors(container);
+  check_contents(f, report.problems);
+  return f;
 }
 
 Status check_to_write(const QmodelFile& f, const std::string& path) {
@@ -296,18 +287,16 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
 }
 
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(OpenedQmodel opened, open_qmodel(path, env));
-  SQZ_RETURN_IF_ERROR(first_of(opened.report.problems, path, Code::kCorrupt));
-  return std::move(opened.qmodel);
+  VerifyReport report;
+  SQZ_ASSIGN_OR_RETURN(QmodelFile out, open_qmodel(path, env, report));
+  SQZ_RETURN_IF_ERROR(first_of(report.problems, path, Code::kCorrupt));
+  return out;
 }
 
 Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(OpenedQmodel opened, open_qmodel(path, env));
-  return std::move(opened.report);
-}
-
-bool is_qmodel_file(const std::string& path, Env& env) {
-  return has_kind(path, FileKind::kQmodel, env);
+  VerifyReport report;
+  SQZ_RETURN_IF_ERROR(open_qmodel(path, env, report).status());
+  return report;
 }
 
 }  // namespace sqz

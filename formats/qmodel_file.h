@@ -68,7 +68,4 @@ Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env = Env::pos
 // All that is wrong with the contents of a file whose header is right.
 Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env = Env::posix());
 
-// Whether a file says that it is a query classifier; false also where it cannot be read.
-bool is_qmodel_file(const std::string& path, Env& env = Env::posix());
-
 }  // namespace sqz

@@ -37,8 +37,9 @@ void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file,
 
 // All of an index, for SqzFile::verify(). `bytes`: the whole file. `threads`: 0 = all cores; the
 // report does not depend on it. Takes at most 16 MiB a thread, whatever the file's size.
-VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
-                          const std::function<void(uint64_t, uint64_t)>& progress, int threads);
+Result<VerifyReport> verify_index(const SqzFile& file, std::span<const std::byte> bytes,
+                                  const std::function<void(uint64_t, uint64_t)>& progress,
+                                  int threads);
 
 // All tensors of a file that is small enough to be looked at in one go.
 VerifyReport check_tensors(const SqzContainer& container);

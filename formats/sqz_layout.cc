@@ -94,10 +94,6 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
 
 }  // namespace
 
-PlannedTensor header_hash_tensor() {
-  return {kHeaderHashName, DType::kU8, {16}};
-}
-
 LayerShape shape_without_clusters(const IndexMetadata& m, int64_t layer) {
   const LayerPolicy& policy = m.layers[static_cast<size_t>(layer)];
   if (policy.dense) {
@@ -107,19 +103,6 @@ LayerShape shape_without_clusters(const IndexMetadata& m, int64_t layer) {
   return {.clusters = {},
           .slots = m.pruned ? policy.kept : m.tokens - m.sink - m.tail,
           .exact = m.sink + m.tail};
-}
-
-Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label) {
-  for (PlannedTensor& tensor : tensors) {
-    const auto count = checked_elements(tensor.shape);
-    const auto bytes = count ? checked_mul(*count, dtype_size(tensor.dtype)) : std::nullopt;
-    if (!bytes) {
-      return Refuse{label, Code::kInvalidArgument}(tensor.name, shape_text(tensor.shape),
-                                                   "a size below 2^63 bytes");
-    }
-    tensor.bytes = static_cast<uint64_t>(*bytes);
-  }
-  return {};
 }
 
 Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
@@ -148,56 +131,6 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
   return tensors;
-}
-
-Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tensors) {
-  std::vector<PlannedTensor> placed;
-  placed.reserve(2 * tensors.size());
-  uint64_t end = 0;
-  int64_t paddings = 0;
-  for (PlannedTensor& tensor : tensors) {
-    const uint64_t gap = (tensor.alignment - end % tensor.alignment) % tensor.alignment;
-    if (gap > 0) {
-      placed.push_back({.name = concat(kPaddingPrefix, paddings++),
-                        .shape = {static_cast<int64_t>(gap)},
-                        .offset = end,
-                        .bytes = gap});
-    }
-    tensor.offset = end + gap;  // no overflow: end is at most 2^63, see below
-    end = tensor.offset + tensor.bytes;
-    if (end > uint64_t{INT64_MAX}) {
-      return Status(Code::kInvalidArgument,
-                    concat("the index would be larger than 2^63 bytes at ", tensor.name));
-    }
-    placed.push_back(std::move(tensor));
-  }
-  return placed;
-}
-
-std::string header_text(const std::map<std::string, std::string>& metadata,
-                        std::span<const PlannedTensor> tensors) {
-  std::string out = "{\"__metadata__\":" + JsonText(metadata).str();
-  for (const PlannedTensor& tensor : tensors) {
-    out += ',' + JsonText(tensor.name).str() +
-           ":{\"dtype\":" + JsonText(dtype_name(tensor.dtype)).str() +
-           ",\"shape\":" + JsonText(tensor.shape).str() + ",\"data_offsets\":" +
-           JsonText(std::vector{tensor.offset, tensor.offset + tensor.bytes}).str() + '}';
-  }
-  out += '}';
-  return out;
-}
-
-std::string checksum_text(std::span<const PlannedTensor> tensors,
-                          std::span<const uint64_t> hashes) {
-  std::string out = "{";
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!has_checksum(tensors[i].name)) continue;
-    if (out.size() > 1) out += ',';
-    out += JsonText(tensors[i].name).str() + ':' +
-           JsonText(hex(hashes.empty() ? uint64_t{0} : hashes[i])).str();
-  }
-  out += '}';
-  return out;
 }
 
 }  // namespace sqz

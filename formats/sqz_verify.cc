@@ -1,16 +1,14 @@
+#include "formats/base/parallel.h"
 #include "formats/sqz_checksums.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
-#include <exception>
 #include <map>
 #include <mutex>
 #include <random>
-#include <thread>
 
 namespace sqz {
 namespace {
@@ -72,28 +70,6 @@ void add_slots(int64_t first, int64_t end, const T* vectors, int64_t d, Sums& ou
     }
     out.add(sum.data(), absolute.data(), double(last - first));
   }
-}
-
-// item(0) .. item(count - 1), each once, on `threads` threads, the caller's among them.
-void for_each_item(size_t count, int threads, const std::function<void(size_t)>& item) {
-  std::atomic<size_t> next{0};
-  std::exception_ptr failure;
-  std::mutex mutex;
-  const auto work = [&] {
-    try {
-      for (size_t i = next++; i < count; i = next++) item(i);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
-      next = count;
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    for (int t = 1; t < threads; ++t) others.emplace_back(work);
-    work();
-  }
-  if (failure) std::rethrow_exception(failure);
 }
 
 // Every invariant of one KV head of one layer.
@@ -374,7 +350,6 @@ class HeadCheck {
   Problems& problems_;
 };
 
-// The rotation's rows have length 1 and stand at right angles.
 // Whether row `a` of a matrix [d, d] is orthogonal to all rows and of length 1.
 Status check_rotation_row(const float* rows, int64_t d, int64_t a) {
   for (int64_t b = 0; b < d; ++b) {
@@ -428,9 +403,9 @@ Status check_calibration_of(const SqzFile& file) {
 }  // namespace
 
 // Items are independent; what they find is reported in their order, whatever the threads.
-VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
-                          const std::function<void(uint64_t, uint64_t)>& progress, int threads) {
-  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
+Result<VerifyReport> verify_index(const SqzFile& file, std::span<const std::byte> bytes,
+                                  const std::function<void(uint64_t, uint64_t)>& progress,
+                                  int threads) {
   // A thread costs more than it gains where there are a few MiB to check.
   const auto useful = static_cast<int>(std::min<size_t>(1 + bytes.size() / kChecksumChunk, 1024));
   std::mutex mutex;
@@ -446,23 +421,24 @@ VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
   const auto& tensors = file.header().tensors;
   report.checked = std::ssize(tensors);
   const Checksums checksums = read_checksums(file.header(), file.path(), report.problems);
-  const auto heads = static_cast<size_t>(file.metadata().model.kv_heads);
-  const size_t items = tensors.size() + heads * file.metadata().layers.size();
-  std::map<size_t, Problems> found;  // the first kMaxProblems items that have some
-  for_each_item(items, std::clamp(threads, 1, useful), [&](size_t i) {
+  const int64_t heads = file.metadata().model.kv_heads;
+  const int64_t items = report.checked + heads * std::ssize(file.metadata().layers);
+  std::map<int64_t, Problems> found;  // the first kMaxProblems items that have some
+  const auto check = [&](int64_t i) {
     Problems problems;
-    if (i < tensors.size()) {
-      check_bytes(tensors[i], bytes, checksums, advance, problems);
+    if (i < report.checked) {
+      check_bytes(tensors[static_cast<size_t>(i)], bytes, checksums, advance, problems);
     } else {
-      const auto head = static_cast<int64_t>(i - tensors.size());
-      const auto layer = head / static_cast<int64_t>(heads);
-      HeadCheck(file, layer, head % static_cast<int64_t>(heads), problems).run();
+      const int64_t head = i - report.checked;
+      HeadCheck(file, head / heads, head % heads, problems).run();
     }
-    if (problems.empty()) return;
+    if (problems.empty()) return Status();
     const std::lock_guard lock(mutex);
     found[i] = std::move(problems);
     if (found.size() > kMaxProblems) found.erase(std::prev(found.end()));
-  });
+    return Status();
+  };
+  SQZ_RETURN_IF_ERROR(parallel_for(items, std::min(resolve_threads(threads), useful), check));
   for (auto& [item, problems] : found) {
     for (std::string& text : problems) note(report.problems, std::move(text));
   }

@@ -1,7 +1,6 @@
 #include "formats/tokenizer_files.h"
 
 #include <algorithm>
-#include <new>
 #include <unordered_map>
 
 #include "formats/base/hash.h"
@@ -95,10 +94,10 @@ Result<std::unique_ptr<Tokenizer>> JsonTokenizer::parse(const JsonObject& root, 
   SQZ_ASSIGN_OR_RETURN(const JsonObject model, root.object("model"));
   SQZ_ASSIGN_OR_RETURN(Bpe bpe, Bpe::parse(model));
   std::unique_ptr<JsonTokenizer> self(new JsonTokenizer(std::move(bpe)));
-  SQZ_ASSIGN_OR_RETURN(self->normalizer_, parse_normalizer(root, "normalizer"));
-  SQZ_ASSIGN_OR_RETURN(self->pre_tokenizer_, parse_pre_tokenizer(root, "pre_tokenizer"));
-  SQZ_ASSIGN_OR_RETURN(self->decoder_, parse_decoder(root, "decoder"));
-  SQZ_ASSIGN_OR_RETURN(self->affixes_, parse_post_processor(root, "post_processor"));
+  SQZ_ASSIGN_OR_RETURN(self->normalizer_, root.optional("normalizer", parse_normalizer));
+  SQZ_ASSIGN_OR_RETURN(self->pre_tokenizer_, root.optional("pre_tokenizer", parse_pre_tokenizer));
+  SQZ_ASSIGN_OR_RETURN(self->decoder_, root.optional("decoder", parse_decoder));
+  SQZ_ASSIGN_OR_RETURN(self->affixes_, root.optional("post_processor", parse_post_processor));
   SQZ_ASSIGN_OR_RETURN(self->added_, AddedTokens::parse(root, self->normalizer_));
   SQZ_RETURN_IF_ERROR(self->index_tokens(root));
   self->hash_ = std::move(hash);
@@ -145,23 +144,19 @@ Status JsonTokenizer::encode_text(std::span<const TextPart> parts, bool add_spec
   const auto add = [&](const std::vector<int32_t>& special) {
     if (add_special) ids.insert(ids.end(), special.begin(), special.end());
   };
-  try {
+  const auto encode_all = [&] {
     add(affixes_.before);
-    Status status = encode_pieces(parts, ids);
-    if (!status.ok()) {
-      ids.resize(before);
-      return status;
-    }
+    SQZ_RETURN_IF_ERROR(encode_pieces(parts, ids));
     add(affixes_.after);
-  } catch (const std::bad_alloc&) {
-    ids.resize(before);
-    return {Code::kOutOfMemory, concat("out of memory while encoding ", bytes, " bytes")};
-  }
-  return {};
+    return Status();
+  };
+  Status status = within_memory(encode_all, "out of memory while encoding ", bytes, " bytes");
+  if (!status.ok()) ids.resize(before);
+  return status;
 }
 
 Result<std::string> JsonTokenizer::decode(std::span<const int32_t> ids, bool keep_special) const {
-  try {
+  const auto text_of = [&]() -> Result<std::string> {
     std::vector<std::string> tokens;
     tokens.reserve(ids.size());
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -180,9 +175,8 @@ Result<std::string> JsonTokenizer::decode(std::span<const int32_t> ids, bool kee
       text += tokens[i];
     }
     return text;
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, concat("out of memory while decoding ", ids.size(), " ids"));
-  }
+  };
+  return within_memory(text_of, "out of memory while decoding ", ids.size(), " ids");
 }
 
 }  // namespace

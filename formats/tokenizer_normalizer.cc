@@ -17,7 +17,9 @@ Result<Normalizer> replace_normalizer(const JsonObject& object) {
   });
 }
 
-Result<Normalizer> normalizer_of(const JsonObject& object) {
+}  // namespace
+
+Result<Normalizer> parse_normalizer(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string type, object.string("type"));
   if (type == "NFC") return unicode(UnicodeForm::kNfc);
   if (type == "NFD") return unicode(UnicodeForm::kNfd);
@@ -31,19 +33,13 @@ Result<Normalizer> normalizer_of(const JsonObject& object) {
   if (type != "Sequence") {
     return object.unsupported("type", concat("normalizer ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("normalizers", normalizer_of));
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("normalizers", parse_normalizer));
   return Normalizer([steps](std::string text) -> Result<std::string> {
     for (const Normalizer& step : steps) {
       SQZ_ASSIGN_OR_RETURN(text, step(std::move(text)));
     }
     return text;
   });
-}
-
-}  // namespace
-
-Result<Normalizer> parse_normalizer(const JsonObject& owner, std::string_view key) {
-  return owner.optional(key, normalizer_of);
 }
 
 Result<Regex> parse_pattern(const JsonObject& owner) {

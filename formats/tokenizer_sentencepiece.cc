@@ -1,8 +1,5 @@
 #include "formats/tokenizer_files.h"
 
-#include <algorithm>
-#include <new>
-
 #include "formats/base/hash.h"
 #include "formats/bpe.h"
 #include "formats/byte_trie.h"
@@ -130,7 +127,7 @@ Status SentencePieceTokenizer::encode(std::string_view text, bool add_special,
   if (const auto offset = find_invalid_utf8(text)) {
     return {Code::kInvalidArgument, concat("text: not valid UTF-8 at byte ", *offset)};
   }
-  try {
+  const auto append = [&]() -> Status {
     SQZ_ASSIGN_OR_RETURN(const std::string normalized, normalizer_->apply(text));
     std::vector<int32_t> out;
     if (bpe_) {
@@ -141,10 +138,9 @@ Status SentencePieceTokenizer::encode(std::string_view text, bool add_special,
     ids.reserve(ids.size() + out.size() + 1);
     if (add_special && model_.bos) ids.push_back(*model_.bos);
     ids.insert(ids.end(), out.begin(), out.end());
-  } catch (const std::bad_alloc&) {
-    return {Code::kOutOfMemory, concat("out of memory while encoding ", text.size(), " bytes")};
-  }
-  return {};
+    return {};
+  };
+  return within_memory(append, "out of memory while encoding ", text.size(), " bytes");
 }
 
 // The text of a piece that is not a byte. The space that the dummy prefix left at the start is
@@ -175,7 +171,7 @@ Result<std::string> SentencePieceTokenizer::decode(std::span<const int32_t> ids,
                                                    "the id of a token of the vocabulary");
     }
   }
-  try {
+  const auto text_of = [&]() -> Result<std::string> {
     std::string text;
     std::string bytes;
     bool at_start = true;  // control pieces aside
@@ -194,9 +190,8 @@ Result<std::string> SentencePieceTokenizer::decode(std::span<const int32_t> ids,
       text += piece.type == Type::kControl && keep_special ? piece.text : surface;
     }
     return text + text_of_bytes(bytes);
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, concat("out of memory while decoding ", ids.size(), " ids"));
-  }
+  };
+  return within_memory(text_of, "out of memory while decoding ", ids.size(), " ids");
 }
 
 }  // namespace

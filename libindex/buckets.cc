@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "formats/base/parallel.h"
 #include "libindex/nearest.h"
-#include "libindex/parallel.h"
 #include "libruntime/rope.h"
 
 namespace sqz {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "formats/base/hash.h"
+#include "formats/base/parallel.h"
 #include "formats/base/stopwatch.h"
 #include "formats/sqz_container.h"
 #include "formats/sqz_layout.h"
@@ -19,7 +20,6 @@
 #include "libindex/layer_store.h"
 #include "libindex/layout.h"
 #include "libindex/order.h"
-#include "libindex/parallel.h"
 #include "libindex/tree.h"
 
 namespace sqz {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "formats/base/parallel.h"
 #include "libindex/calibrate.h"
-#include "libindex/parallel.h"
 #include "libruntime/select/score.h"
 
 namespace sqz {

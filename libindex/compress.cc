@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "formats/base/parallel.h"
 #include "formats/sqz_layout.h"
 #include "libindex/copy_index.h"
-#include "libindex/parallel.h"
 
 namespace sqz {
 namespace {

@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
+#include "formats/base/parallel.h"
 #include "libindex/faiss_kmeans.h"
 #include "libindex/nearest.h"
-#include "libindex/parallel.h"
 
 namespace sqz {
 namespace {

@@ -5,8 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include "formats/base/parallel.h"
 #include "formats/sqz_layout.h"
-#include "libindex/parallel.h"
 
 namespace sqz {
 namespace {

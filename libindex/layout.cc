@@ -5,9 +5,9 @@
 #include <string_view>
 
 #include "formats/base/hash.h"
+#include "formats/base/parallel.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
-#include "libindex/parallel.h"
 #include "libindex/tree.h"
 
 namespace sqz {

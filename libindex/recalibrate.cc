@@ -4,11 +4,11 @@
 #include <cmath>
 #include <numeric>
 
+#include "formats/base/parallel.h"
 #include "libindex/calibrate.h"
 #include "libindex/calibrate_keys.h"
 #include "libindex/compress.h"
 #include "libindex/copy_index.h"
-#include "libindex/parallel.h"
 
 namespace sqz {
 namespace {

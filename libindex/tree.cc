@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "libindex/parallel.h"
+#include "formats/base/parallel.h"
 
 namespace sqz {
 namespace {
