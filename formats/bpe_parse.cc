@@ -1,4 +1,3 @@
-#include <unordered_set>
 
 #include "formats/bpe.h"
 #include "formats/utf8.h"

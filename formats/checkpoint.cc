@@ -1,8 +1,5 @@
 #include "formats/checkpoint.h"
 
-#include <algorithm>
-#include <set>
-
 #include "formats/base/hash.h"
 
 namespace sqz {
@@ -96,32 +93,30 @@ Status Checkpoint::open_shards(Env& env) {
 
 Status Checkpoint::open_sharded(Env& env, const std::string& index_path) {
   SQZ_ASSIGN_OR_RETURN(const auto weight_map, read_weight_map(env, index_path));
-  std::set<std::string> names;
-  for (const auto& [tensor, shard] : weight_map) names.insert(shard);
-  for (const std::string& name : names) {
+  std::map<std::string, size_t> places;  // of shards_, by name
+  for (const auto& [tensor, shard] : weight_map) places[shard] = 0;
+  for (auto& [name, place] : places) {
     if (!env.exists(directory_ + "/" + name)) {
       return {Code::kNotFound,
               concat(directory_, "/", name, ": no such file; ", index_path, " names it")};
     }
+    place = shards_.size();
     SQZ_RETURN_IF_ERROR(open_shard(env, name));
   }
   for (const auto& [tensor, name] : weight_map) {
-    const auto shard =
-        std::lower_bound(shards_.begin(), shards_.end(), name,
-                         [](const Shard& s, const std::string& wanted) { return s.name < wanted; });
-    const TensorInfo* info = shard->header.find(tensor);
+    const size_t shard = places[name];
+    const TensorInfo* info = shards_[shard].header.find(tensor);
     if (info == nullptr) {
-      return Refuse{shard->file->path(), Code::kMismatch}(
+      return Refuse{shards_[shard].file->path(), Code::kMismatch}(
           tensor, "no such tensor", concat("the tensor that ", index_path, " places there"));
     }
-    tensors_[tensor] = {static_cast<size_t>(shard - shards_.begin()), info};
+    tensors_[tensor] = {shard, info};
   }
   return {};
 }
 
 Status Checkpoint::open_shard(Env& env, const std::string& name) {
   Shard shard;
-  shard.name = name;
   SQZ_ASSIGN_OR_RETURN(shard.file, env.open_read(directory_ + "/" + name));
   SQZ_ASSIGN_OR_RETURN(shard.header, read_safetensors_header(*shard.file));
   SQZ_ASSIGN_OR_RETURN(shard.mapping, shard.file->map());

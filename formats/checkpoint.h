@@ -80,7 +80,6 @@ class Checkpoint {
 
  private:
   struct Shard {
-    std::string name;  // within the directory
     std::unique_ptr<ReadFile> file;
     std::unique_ptr<Mapping> mapping;
     SafetensorsHeader header;

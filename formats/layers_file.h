@@ -9,7 +9,6 @@
 
 #include "formats/base/file.h"
 #include "formats/base/json.h"
-#include "formats/model_description.h"
 #include "formats/sqz_file.h"
 
 namespace sqz {

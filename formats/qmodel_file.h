@@ -11,7 +11,6 @@
 
 #include "formats/base/file.h"
 #include "formats/base/json.h"
-#include "formats/model_description.h"
 #include "formats/sqz_file.h"
 
 namespace sqz {

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "formats/base/checked.h"
-#include "formats/base/hash.h"
-#include "formats/base/json.h"
 #include "formats/sqz_metadata.h"
 
 namespace sqz {

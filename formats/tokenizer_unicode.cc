@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <new>
 
 #include "formats/tokenizer_steps.h"
 #include "formats/utf8.h"

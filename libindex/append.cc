@@ -35,56 +35,6 @@ std::vector<float> in_token_order(const LayerView& view, const IndexMetadata& me
   return out;
 }
 
-class Appender final : public IndexAppender {
- public:
-  Appender(std::shared_ptr<const SqzFile> index, int64_t tokens)
-      : index_(std::move(index)), qmodel_(embedded_qmodel(*index_)), tokens_(tokens) {}
-
-  Status open(Env& env, const std::string& output, bool replace, std::span<const int32_t> tokens,
-              int threads) {
-    const IndexMetadata& metadata = index_->metadata();
-    BuildOptions options = options_of(*index_, qmodel_);
-    options.threads = threads;
-    SQZ_ASSIGN_OR_RETURN(builder_, IndexBuilder::create(env, output, replace, metadata.model,
-                                                        tokens, metadata.tokenizer_hash, options));
-    return {};
-  }
-
-  Status add_layer(int64_t layer, std::span<const float> keys,
-                   std::span<const float> values) override {
-    const IndexMetadata& metadata = index_->metadata();
-    const ModelDescription& model = metadata.model;
-    if (layer < 0 || layer >= model.layers) {
-      return Refuse{"append", Code::kInvalidArgument}("layer", layer,
-                                                      concat("0 to ", model.layers - 1));
-    }
-    const int64_t wanted = model.kv_heads * (tokens_ - metadata.tokens) * model.head_dim;
-    for (const auto& [name, given] : {std::pair("keys", keys), std::pair("values", values)}) {
-      if (std::cmp_equal(given.size(), wanted)) continue;
-      return Refuse{concat("layer ", layer), Code::kInvalidArgument}(concat("floats of ", name),
-                                                                     given.size(), wanted);
-    }
-    const auto add = [&] {
-      const LayerView view = index_->layer(layer);
-      const auto whole = [&](const void* slots, const void* exact, std::span<const float> fresh) {
-        return in_token_order(view, metadata, tokens_, slots, exact, fresh);
-      };
-      const std::vector<float> all_keys = whole(view.keys, view.exact_keys, keys);
-      const std::vector<float> all_values = whole(view.values, view.exact_values, values);
-      return builder_->add_layer(layer, {all_keys, all_values, {}, nullptr});
-    };
-    return within_memory(add, "not enough memory for the keys of layer ", layer);
-  }
-
-  Result<BuildReport> finish() override { return builder_->finish(); }
-
- private:
-  const std::shared_ptr<const SqzFile> index_;
-  const QmodelFile qmodel_;
-  const int64_t tokens_;
-  std::unique_ptr<IndexBuilder> builder_;
-};
-
 }  // namespace
 
 Status check_appendable(const SqzFile& index, std::span<const int32_t> tokens) {
@@ -139,11 +89,44 @@ Result<std::unique_ptr<IndexAppender>> IndexAppender::create(
           "keys and values alone, to append to without a pass over all tokens");
     }
     SQZ_RETURN_IF_ERROR(index->check_whole({}, threads));
-    auto out = std::make_unique<Appender>(std::move(index), std::ssize(tokens));
-    SQZ_RETURN_IF_ERROR(out->open(env, output, replace, tokens, threads));
-    return std::unique_ptr<IndexAppender>(std::move(out));
+    auto out = std::make_unique<IndexAppender>();
+    out->index_ = index;
+    out->qmodel_ = embedded_qmodel(*index);
+    out->tokens_ = std::ssize(tokens);
+    BuildOptions options = options_of(*index, out->qmodel_);
+    options.threads = threads;
+    SQZ_ASSIGN_OR_RETURN(out->builder_,
+                         IndexBuilder::create(env, output, replace, metadata.model, tokens,
+                                              metadata.tokenizer_hash, options));
+    return out;
   };
   return within_memory(open, "not enough memory to append to the index");
+}
+
+Status IndexAppender::add_layer(int64_t layer, std::span<const float> keys,
+                                std::span<const float> values) {
+  const IndexMetadata& metadata = index_->metadata();
+  const ModelDescription& model = metadata.model;
+  if (layer < 0 || layer >= model.layers) {
+    return Refuse{"append", Code::kInvalidArgument}("layer", layer,
+                                                    concat("0 to ", model.layers - 1));
+  }
+  const int64_t wanted = model.kv_heads * (tokens_ - metadata.tokens) * model.head_dim;
+  for (const auto& [name, given] : {std::pair("keys", keys), std::pair("values", values)}) {
+    if (std::cmp_equal(given.size(), wanted)) continue;
+    return Refuse{concat("layer ", layer), Code::kInvalidArgument}(concat("floats of ", name),
+                                                                   given.size(), wanted);
+  }
+  const auto add = [&] {
+    const LayerView view = index_->layer(layer);
+    const auto whole = [&](const void* slots, const void* exact, std::span<const float> fresh) {
+      return in_token_order(view, metadata, tokens_, slots, exact, fresh);
+    };
+    const std::vector<float> all_keys = whole(view.keys, view.exact_keys, keys);
+    const std::vector<float> all_values = whole(view.values, view.exact_values, values);
+    return builder_->add_layer(layer, {all_keys, all_values, {}, nullptr});
+  };
+  return within_memory(add, "not enough memory for the keys of layer ", layer);
 }
 
 }  // namespace sqz

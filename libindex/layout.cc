@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <string_view>
 
 #include "formats/base/hash.h"
 #include "formats/base/parallel.h"

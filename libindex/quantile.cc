@@ -1,7 +1,6 @@
 #include "libindex/quantile.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "libindex/score_bins.h"
 
