@@ -79,8 +79,7 @@ class Bpe {
 
   TokenMap<int32_t> vocab_;
   MergeTable merges_;
-  std::unordered_set<uint64_t>
-      joints_;  // last character, first character of each merge's two tokens
+  std::unordered_set<uint64_t> joints_;  // of each merge: last character before, first behind it
   std::array<int32_t, 512> common_characters_;  // ids of one-character tokens below U+0200; or -1
   std::array<int32_t, 256> byte_tokens_;        // ids of <0x00> to <0xFF>; -1 if missing
   std::optional<int32_t> unk_;

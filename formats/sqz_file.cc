@@ -64,11 +64,9 @@ LayerView view_of(const IndexMetadata& metadata, int64_t layer, const LayerShape
     view.buckets = metadata.buckets;
     view.classifier.hidden = metadata.hidden;
     set(view.bucket_offsets, "buckets.offsets");
-    set(view.classifier.centroids, "buckets.centroids");
-    set(view.classifier.hidden_weight, "buckets.hidden.weight");
-    set(view.classifier.hidden_bias, "buckets.hidden.bias");
-    set(view.classifier.output_weight, "buckets.output.weight");
-    set(view.classifier.output_bias, "buckets.output.bias");
+    for (const auto& part : classifier_tensors(metadata.model, view.buckets, metadata.hidden)) {
+      set(view.classifier.*part.view, concat("buckets.", part.name));
+    }
   }
   set(view.positions, "positions");
   set(view.heavy, "heavy");

@@ -35,7 +35,7 @@ Status check_shape(const IndexMetadata& metadata, int64_t layer, const LayerShap
 void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& shape,
                 std::vector<PlannedTensor>& tensors) {
   const int64_t heads = metadata.model.kv_heads, dim = metadata.model.head_dim;
-  const DType dtype = metadata.dtype, f32 = DType::kF32, u32 = DType::kU32;
+  const DType dtype = metadata.dtype, u32 = DType::kU32;
   const std::string prefix = layer_prefix(layer);
   uint64_t alignment = kPage;
   const auto add = [&](const std::string& name, DType type, std::vector<int64_t> dims) {
@@ -55,13 +55,10 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
     add("pages.max", dtype, {heads, pages, dim});
   }
   if (shape.slots > 0 && metadata.partition == Partition::kBuckets) {
-    const int64_t buckets = metadata.buckets, hidden = metadata.hidden;
-    add("buckets.offsets", u32, {heads, buckets + 1});
-    add("buckets.centroids", f32, {heads, buckets, dim});
-    add("buckets.hidden.weight", f32, {heads, hidden, dim});
-    add("buckets.hidden.bias", f32, {heads, hidden});
-    add("buckets.output.weight", f32, {heads, buckets, hidden});
-    add("buckets.output.bias", f32, {heads, buckets});
+    add("buckets.offsets", u32, {heads, metadata.buckets + 1});
+    for (auto& part : classifier_tensors(metadata.model, metadata.buckets, metadata.hidden)) {
+      add(concat("buckets.", part.name), DType::kF32, std::move(part.shape));
+    }
   }
   if (shape.slots > 0) {
     add("positions", u32, {heads, shape.slots});
@@ -90,6 +87,18 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
 }
 
 }  // namespace
+
+std::vector<ClassifierTensor> classifier_tensors(const ModelDescription& model, int64_t buckets,
+                                                 int64_t hidden) {
+  using V = ClassifierView;
+  using Q = QmodelLayer;
+  const int64_t heads = model.kv_heads, d = model.head_dim;
+  return {{"centroids", &V::centroids, &Q::centroids, {heads, buckets, d}},
+          {"hidden.weight", &V::hidden_weight, &Q::hidden_weight, {heads, hidden, d}},
+          {"hidden.bias", &V::hidden_bias, &Q::hidden_bias, {heads, hidden}},
+          {"output.weight", &V::output_weight, &Q::output_weight, {heads, buckets, hidden}},
+          {"output.bias", &V::output_bias, &Q::output_bias, {heads, buckets}}};
+}
 
 LayerShape shape_without_clusters(const IndexMetadata& m, int64_t layer) {
   const LayerPolicy& policy = m.layers[static_cast<size_t>(layer)];

@@ -31,6 +31,17 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
                                                 std::span<const LayerShape> shapes,
                                                 const std::string& label);
 
+// A tensor of a layer's query classifier, in an index and in a file of its own.
+struct ClassifierTensor {
+  const char* name;  // "centroids", behind "buckets." in an index
+  const float* ClassifierView::*view;
+  std::vector<float> QmodelLayer::*values;
+  std::vector<int64_t> shape;
+};
+// buckets: C, hidden: H.
+std::vector<ClassifierTensor> classifier_tensors(const ModelDescription& model, int64_t buckets,
+                                                 int64_t hidden);
+
 constexpr int64_t page_count(int64_t slots, int64_t page_size) {
   return slots / page_size + (slots % page_size != 0);
 }

@@ -1,3 +1,4 @@
+#include "formats/base/checked.h"
 #include "formats/base/parallel.h"
 #include "formats/sqz_checksums.h"
 #include "formats/sqz_layout.h"
@@ -82,13 +83,7 @@ class HeadCheck {
         head_(head),
         problems_(problems) {}
 
-  void run() {
-    if (layer_.dtype == DType::kBF16) {
-      run_as<BFloat16>();
-    } else {
-      run_as<Float16>();
-    }
-  }
+  void run() { layer_.dtype == DType::kBF16 ? run_as<BFloat16>() : run_as<Float16>(); }
 
  private:
   template <class T>
@@ -222,19 +217,15 @@ class HeadCheck {
 
   void check_classifier() {
     const ClassifierView& c = layer_.classifier;
-    const int64_t buckets = layer_.buckets, d = layer_.head_dim;
-    const auto finite = [&](const char* name, const float* data, int64_t count) {
-      const float* first = data + head_ * count;
+    for (const auto& part : classifier_tensors(metadata_.model, layer_.buckets, c.hidden)) {
+      const int64_t count = *checked_elements(part.shape) / layer_.kv_heads;
+      const float* first = c.*part.view + head_ * count;
       const float* bad =
           std::find_if_not(first, first + count, [](float x) { return std::isfinite(x); });
-      if (bad == first + count) return;
-      complain(concat("buckets.", name), concat("element ", bad - first), *bad, "a finite number");
-    };
-    finite("centroids", c.centroids, buckets * d);
-    finite("hidden.weight", c.hidden_weight, c.hidden * d);
-    finite("hidden.bias", c.hidden_bias, c.hidden);
-    finite("output.weight", c.output_weight, buckets * c.hidden);
-    finite("output.bias", c.output_bias, buckets);
+      if (bad == first + count) continue;
+      complain(concat("buckets.", part.name), concat("element ", bad - first), *bad,
+               "a finite number");
+    }
   }
 
   template <class T>
@@ -388,18 +379,6 @@ Status check_rotation(const SqzFile& file) {
   return {};
 }
 
-// As SqzFile::calibration(), without a copy of the tables.
-Status check_calibration_of(const SqzFile& file) {
-  Calibration parameters;
-  SQZ_RETURN_IF_ERROR(parse_calibration_text(file.raw_metadata().at(kCalibrationKey),
-                                             file.metadata().levels, file.path(), parameters));
-  const auto stored = [&](const CalibrationTable& table) {
-    const auto bytes = file.tensor(table.name);
-    return std::span(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float));
-  };
-  return check_calibration(parameters, stored, file.metadata(), file.path(), Code::kCorrupt);
-}
-
 }  // namespace
 
 // Items are independent; what they find is reported in their order, whatever the threads.
@@ -442,7 +421,7 @@ Result<VerifyReport> verify_index(const SqzFile& file, std::span<const std::byte
   for (auto& [item, problems] : found) {
     for (std::string& text : problems) note(report.problems, std::move(text));
   }
-  for (const Status& status : {check_calibration_of(file), check_rotation(file)}) {
+  for (const Status& status : {file.calibration().status(), check_rotation(file)}) {
     if (!status.ok()) note(report.problems, status.message());
   }
   return report;

@@ -265,11 +265,7 @@ Result<CompressReport> compress_index(Env& env, const SqzFile& index,
 
 std::vector<float> decoded_keys(const LayerView& view) {
   std::vector<float> out(static_cast<size_t>(view.kv_heads * view.slots * view.head_dim));
-  if (view.dtype == DType::kBF16) {
-    decode_keys<BFloat16>(view, out);
-  } else {
-    decode_keys<Float16>(view, out);
-  }
+  view.dtype == DType::kBF16 ? decode_keys<BFloat16>(view, out) : decode_keys<Float16>(view, out);
   return out;
 }
 

@@ -77,9 +77,9 @@ bool is_dense(const QmodelFile* qmodel, int64_t layer) {
 std::string hash_of(const QmodelFile& qmodel) {
   Xxh3Stream hash;
   for (const QmodelLayer& layer : qmodel.layers) {
-    for (const auto* part : {&layer.centroids, &layer.hidden_weight, &layer.hidden_bias,
-                             &layer.output_weight, &layer.output_bias})
-      hash.update(std::as_bytes(std::span(*part)));
+    for (const auto& part : classifier_tensors(qmodel.model, qmodel.buckets, qmodel.hidden)) {
+      hash.update(std::as_bytes(std::span(layer.*part.values)));
+    }
   }
   return hex(hash.digest());
 }
