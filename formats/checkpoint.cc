@@ -27,7 +27,7 @@ Status merge_generation_config(Env& env, const std::string& path, ModelConfig& c
   if (!env.exists(path)) return {};
   SQZ_ASSIGN_OR_RETURN(const JsonDocument json, read_json(env, path));
   JsonFields fields(json.root(), path);
-  std::vector<int32_t> eos = parse_eos_tokens(fields);
+  std::vector<int32_t> eos = parse_tokens(fields, "eos_token_id");
   SQZ_RETURN_IF_ERROR(fields.status());
   if (!eos.empty()) config.eos_tokens = std::move(eos);
   return {};
