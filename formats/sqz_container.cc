@@ -25,6 +25,10 @@ const Kind& kind_of(FileKind kind) {
   return kFileKinds[static_cast<size_t>(kind)];
 }
 
+bool has_checksum(std::string_view tensor) {
+  return !tensor.starts_with(kPaddingPrefix) && tensor != kHeaderHashName;
+}
+
 Result<std::shared_ptr<std::byte>> read_all(const ReadFile& file) {
   const auto size = static_cast<size_t>(file.size());
   void* memory = nullptr;

@@ -78,9 +78,6 @@ std::string header_text(const std::map<std::string, std::string>& metadata,
 // JSON text of {name: hash}, of the tensors that have a checksum. `hashes`: one a tensor, those of
 // others are ignored; empty stands for zeros (the text has the same length).
 std::string checksum_text(std::span<const PlannedTensor> tensors, std::span<const uint64_t> hashes);
-inline bool has_checksum(std::string_view tensor) {
-  return !tensor.starts_with(kPaddingPrefix) && tensor != kHeaderHashName;
-}
 
 // kCorrupt or kUnsupported, naming the field, for whatever is no whole file of this kind that this
 // build reads. The cost does not grow with the tensors, but in OpenMode::kRead.

@@ -160,26 +160,23 @@ class Builder final : public IndexBuilder {
       ++next_layer_;
       return Status();
     }
-    if (layout_.shapes[layer].slots == 0) {
-      const Timer timer(report_.seconds.write);
-      SQZ_RETURN_IF_ERROR(store_dense(layer, input));
-      if (progress) progress(model_.kv_heads, model_.kv_heads);
-    } else if (engine_ == nullptr) {
-      if (keys_ != nullptr) SQZ_RETURN_IF_ERROR(take_queries(layer, input));
-      SQZ_RETURN_IF_ERROR(layout_.pages > 0 ? store_pages(layer, input)
-                                            : store_buckets(layer, input));
-      if (progress) progress(model_.kv_heads, model_.kv_heads);
-    } else {
+    const bool sparse = layout_.shapes[layer].slots > 0;
+    if (sparse && (engine_ != nullptr || keys_ != nullptr)) {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
-      SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
     }
-    if (layout_.shapes[layer].slots > 0 && layout_.metadata.heavy_hitters) {
+    if (sparse && engine_ != nullptr) {
+      SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
+    } else {
+      SQZ_RETURN_IF_ERROR(!sparse             ? store_dense(layer, input)
+                          : layout_.pages > 0 ? store_pages(layer, input)
+                                              : store_buckets(layer, input));
+      if (progress) progress(model_.kv_heads, model_.kv_heads);
+    }
+    if (sparse && layout_.metadata.heavy_hitters) {
       SQZ_RETURN_IF_ERROR(check_attention(layer, input.attention));
       store().order_heavy(input.attention);
     }
-    if (layout_.shapes[layer].slots > 0) {
-      SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store().data().keys));
-    }
+    if (sparse) SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store().data().keys));
     SQZ_RETURN_IF_ERROR(written());
     const Timer timer(report_.seconds.write);
     LayerData data = store().data();
@@ -313,6 +310,7 @@ class Builder final : public IndexBuilder {
   }
 
   Status store_dense(int64_t layer, const LayerInput& input) {
+    const Timer timer(report_.seconds.write);
     if (input.device != nullptr) {
       return engine_->layer_engine()->fill_dense(layer_problem(layer, input), store().buffers());
     }
