@@ -69,9 +69,6 @@ class Bpe {
   Status add_merge(const JsonObject& model, size_t i, std::string_view left,
                    std::string_view right);
   void add_joint(std::string_view left, std::string_view right);
-  // Calls `visit(left, right)` for each way to make `text` of two tokens.
-  template <class Visit>
-  void each_split(std::string_view text, Visit visit) const;
   int32_t id_of(std::string_view token) const;  // -1 if there is no such token
   void index_common_characters();
   void index_byte_tokens();
