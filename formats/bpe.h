@@ -69,9 +69,6 @@ class Bpe {
   Status add_merge(const JsonObject& model, size_t i, std::string_view left,
                    std::string_view right);
   void add_joint(std::string_view left, std::string_view right);
-  // Calls `visit(left, right)` for each way to make `text` of two tokens.
-  template <class Visit>
-  void each_split(std::string_view text, Visit visit) const;
   int32_t id_of(std::string_view token) const;  // -1 if there is no such token
   void index_common_characters();
   void index_byte_tokens();
@@ -79,8 +76,7 @@ class Bpe {
 
   TokenMap<int32_t> vocab_;
   MergeTable merges_;
-  std::unordered_set<uint64_t>
-      joints_;  // last character, first character of each merge's two tokens
+  std::unordered_set<uint64_t> joints_;  // of each merge: last character before, first behind it
   std::array<int32_t, 512> common_characters_;  // ids of one-character tokens below U+0200; or -1
   std::array<int32_t, 256> byte_tokens_;        // ids of <0x00> to <0xFF>; -1 if missing
   std::optional<int32_t> unk_;

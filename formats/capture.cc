@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <new>
 
 #include "formats/hdf5.h"
 #include "formats/safetensors.h"
@@ -57,7 +56,7 @@ class Reader : public CaptureReader {
       return Refuse{path_, Code::kInvalidArgument}("layer", layer,
                                                    concat("0 to ", info_.model.layers - 1));
     }
-    try {
+    const auto read = [&]() -> Result<CapturedLayer> {
       const Hdf5Quiet quiet;
       CapturedLayer out;
       for (const CapturePart& part : capture_parts(info_, has_cosine_)) {
@@ -68,9 +67,8 @@ class Reader : public CaptureReader {
         SQZ_ASSIGN_OR_RETURN(out.*part.values, read_floats(dataset, type));
       }
       return out;
-    } catch (const std::bad_alloc&) {
-      return Status(Code::kOutOfMemory, concat(path_, ": no memory for layer ", layer));
-    }
+    };
+    return within_memory(read, path_, ": no memory for layer ", layer);
   }
 
  private:
@@ -183,13 +181,12 @@ std::vector<CapturePart> capture_parts(const CaptureInfo& info, bool cosine) {
 }
 
 Result<std::unique_ptr<CaptureReader>> CaptureReader::open(const std::string& path) {
-  try {
+  const auto open = [&]() -> Result<std::unique_ptr<CaptureReader>> {
     auto reader = std::make_unique<Reader>(path);
     SQZ_RETURN_IF_ERROR(reader->init());
     return std::unique_ptr<CaptureReader>(std::move(reader));
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, concat(path, ": no memory to open the capture"));
-  }
+  };
+  return within_memory(open, path, ": no memory to open the capture");
 }
 
 }  // namespace sqz

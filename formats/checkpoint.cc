@@ -1,8 +1,5 @@
 #include "formats/checkpoint.h"
 
-#include <algorithm>
-#include <set>
-
 #include "formats/base/hash.h"
 
 namespace sqz {
@@ -30,7 +27,7 @@ Status merge_generation_config(Env& env, const std::string& path, ModelConfig& c
   if (!env.exists(path)) return {};
   SQZ_ASSIGN_OR_RETURN(const JsonDocument json, read_json(env, path));
   JsonFields fields(json.root(), path);
-  std::vector<int32_t> eos = parse_eos_tokens(fields);
+  std::vector<int32_t> eos = parse_tokens(fields, "eos_token_id");
   SQZ_RETURN_IF_ERROR(fields.status());
   if (!eos.empty()) config.eos_tokens = std::move(eos);
   return {};
@@ -96,32 +93,30 @@ Status Checkpoint::open_shards(Env& env) {
 
 Status Checkpoint::open_sharded(Env& env, const std::string& index_path) {
   SQZ_ASSIGN_OR_RETURN(const auto weight_map, read_weight_map(env, index_path));
-  std::set<std::string> names;
-  for (const auto& [tensor, shard] : weight_map) names.insert(shard);
-  for (const std::string& name : names) {
+  std::map<std::string, size_t> places;  // of shards_, by name
+  for (const auto& [tensor, shard] : weight_map) places[shard] = 0;
+  for (auto& [name, place] : places) {
     if (!env.exists(directory_ + "/" + name)) {
       return {Code::kNotFound,
               concat(directory_, "/", name, ": no such file; ", index_path, " names it")};
     }
+    place = shards_.size();
     SQZ_RETURN_IF_ERROR(open_shard(env, name));
   }
   for (const auto& [tensor, name] : weight_map) {
-    const auto shard =
-        std::lower_bound(shards_.begin(), shards_.end(), name,
-                         [](const Shard& s, const std::string& wanted) { return s.name < wanted; });
-    const TensorInfo* info = shard->header.find(tensor);
+    const size_t shard = places[name];
+    const TensorInfo* info = shards_[shard].header.find(tensor);
     if (info == nullptr) {
-      return Refuse{shard->file->path(), Code::kMismatch}(
+      return Refuse{shards_[shard].file->path(), Code::kMismatch}(
           tensor, "no such tensor", concat("the tensor that ", index_path, " places there"));
     }
-    tensors_[tensor] = {static_cast<size_t>(shard - shards_.begin()), info};
+    tensors_[tensor] = {shard, info};
   }
   return {};
 }
 
 Status Checkpoint::open_shard(Env& env, const std::string& name) {
   Shard shard;
-  shard.name = name;
   SQZ_ASSIGN_OR_RETURN(shard.file, env.open_read(directory_ + "/" + name));
   SQZ_ASSIGN_OR_RETURN(shard.header, read_safetensors_header(*shard.file));
   SQZ_ASSIGN_OR_RETURN(shard.mapping, shard.file->map());
@@ -187,6 +182,39 @@ Result<Checkpoint::Tensor> Checkpoint::tensor(const std::string& name) const {
 
 bool Checkpoint::has(const std::string& name) const {
   return tensors_.contains(name);
+}
+
+std::vector<RequiredTensor> required_tensors(const ModelConfig& config) {
+  const ModelDescription& model = config.description;
+  const int64_t hidden = model.hidden_size, inner = config.intermediate_size;
+  const int64_t q = model.query_heads * model.head_dim, kv = model.kv_heads * model.head_dim;
+  std::vector<RequiredTensor> out = {{"model.embed_tokens.weight", {model.vocab_size, hidden}}};
+  for (int64_t l = 0; l < model.layers; ++l) {
+    const std::string prefix = concat("model.layers.", l, ".");
+    const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+      out.push_back({prefix + name, std::move(shape)});
+    };
+    const auto add_linear = [&](const std::string& name, int64_t rows, int64_t columns, bool bias) {
+      add(name + ".weight", {rows, columns});
+      if (bias) add(name + ".bias", {rows});
+    };
+    add("input_layernorm.weight", {hidden});
+    add_linear("self_attn.q_proj", q, hidden, config.qkv_bias);
+    add_linear("self_attn.k_proj", kv, hidden, config.qkv_bias);
+    add_linear("self_attn.v_proj", kv, hidden, config.qkv_bias);
+    add_linear("self_attn.o_proj", hidden, q, config.o_bias);
+    if (config.qk_norm) {
+      add("self_attn.q_norm.weight", {model.head_dim});
+      add("self_attn.k_norm.weight", {model.head_dim});
+    }
+    add("post_attention_layernorm.weight", {hidden});
+    add_linear("mlp.gate_proj", inner, hidden, config.mlp_bias);
+    add_linear("mlp.up_proj", inner, hidden, config.mlp_bias);
+    add_linear("mlp.down_proj", hidden, inner, config.mlp_bias);
+  }
+  out.push_back({"model.norm.weight", {hidden}});
+  if (!config.tie_embeddings) out.push_back({"lm_head.weight", {model.vocab_size, hidden}});
+  return out;
 }
 
 }  // namespace sqz

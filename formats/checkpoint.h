@@ -40,8 +40,8 @@ struct ModelConfig {
 // `text` is config.json's; `path` names it in messages. description.weights_hash is left empty.
 Result<ModelConfig> parse_model_config(const std::string& text, const std::string& path);
 
-// The ids of `eos_token_id`, one or several; none if it is absent.
-std::vector<int32_t> parse_eos_tokens(JsonFields& config);
+// The ids of a field that is one id or an array of ids; none if it is absent.
+std::vector<int32_t> parse_tokens(JsonFields& config, std::string_view field);
 // The RoPE parameters in both spellings: "rope_theta" + "rope_scaling" ("type" or "rope_type"), and
 // the "rope_parameters" block that transformers 5 writes. `max_positions` is
 // max_position_embeddings. Types other than default, linear, llama3 and yarn, partial rotation and
@@ -80,7 +80,6 @@ class Checkpoint {
 
  private:
   struct Shard {
-    std::string name;  // within the directory
     std::unique_ptr<ReadFile> file;
     std::unique_ptr<Mapping> mapping;
     SafetensorsHeader header;

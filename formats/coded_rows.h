@@ -3,7 +3,6 @@
 // residual itself; those of fewer are numbers of the residual times the index's rotation.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>

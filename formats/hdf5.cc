@@ -170,9 +170,7 @@ Result<std::vector<float>> read_floats(const Hdf5Dataset& dataset, DType type) {
   std::vector<uint16_t> bits(out.size());
   SQZ_RETURN_IF_ERROR(
       read(type == DType::kF16 ? half_type().get() : H5T_NATIVE_UINT16, bits.data()));
-  std::transform(bits.begin(), bits.end(), out.begin(), [&](uint16_t x) {
-    return type == DType::kF16 ? to_float(Float16{x}) : to_float(BFloat16{x});
-  });
+  to_floats(bits.data(), type, count, out.data());
   return out;
 }
 

@@ -140,27 +140,19 @@ void check_contents(const LayersFile& f, Problems& problems) {
   }
 }
 
-struct OpenedLayers {
-  LayersFile layers;
-  VerifyReport report;
-};
-
-Result<OpenedLayers> open_layers(const std::string& path, Env& env) {
+Result<LayersFile> open_layers(const std::string& path, Env& env, VerifyReport& report) {
   SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
                        open_container(path, FileKind::kLayers, OpenMode::kMmap, env));
-  OpenedLayers out;
-  SQZ_ASSIGN_OR_RETURN(out.layers, layers_from_strings(container.header.metadata, path));
-  SQZ_RETURN_IF_ERROR(check_fields(out.layers, Refuse{path + ": __metadata__"}));
-  auto tensors = plan(out.layers, path);
-  if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
-  SQZ_RETURN_IF_ERROR(match_tensors(container.header, *tensors, path));
-  each_of_layers(out.layers, [&](const char* name, DType, auto& values) {
+  SQZ_ASSIGN_OR_RETURN(LayersFile out, layers_from_strings(container.header.metadata, path));
+  SQZ_RETURN_IF_ERROR(check_fields(out, Refuse{path + ": __metadata__"}));
+  SQZ_RETURN_IF_ERROR(match_tensors(container.header, plan(out, path), path));
+  each_of_layers(out, [&](const char* name, DType, auto& values) {
     const std::span<const std::byte> bytes = container.tensor(name);
-    values.resize(static_cast<size_t>(out.layers.model.layers));
+    values.resize(static_cast<size_t>(out.model.layers));
     std::memcpy(values.data(), bytes.data(), bytes.size());
   });
-  out.report = check_tensors(container);
-  check_contents(out.layers, out.report.problems);
+  report = check_tensors(container);
+  check_contents(out, report.problems);
   return out;
 }
 
@@ -193,18 +185,16 @@ Result<uint64_t> write_layers_file(Env& env, const std::string& path, bool repla
 }
 
 Result<LayersFile> read_layers_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(OpenedLayers opened, open_layers(path, env));
-  SQZ_RETURN_IF_ERROR(first_of(opened.report.problems, path, Code::kCorrupt));
-  return std::move(opened.layers);
+  VerifyReport report;
+  SQZ_ASSIGN_OR_RETURN(LayersFile out, open_layers(path, env, report));
+  SQZ_RETURN_IF_ERROR(first_of(report.problems, path, Code::kCorrupt));
+  return out;
 }
 
 Result<VerifyReport> verify_layers_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(OpenedLayers opened, open_layers(path, env));
-  return std::move(opened.report);
-}
-
-bool is_layers_file(const std::string& path, Env& env) {
-  return has_kind(path, FileKind::kLayers, env);
+  VerifyReport report;
+  SQZ_RETURN_IF_ERROR(open_layers(path, env, report).status());
+  return report;
 }
 
 }  // namespace sqz

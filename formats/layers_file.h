@@ -9,7 +9,6 @@
 
 #include "formats/base/file.h"
 #include "formats/base/json.h"
-#include "formats/model_description.h"
 #include "formats/sqz_file.h"
 
 namespace sqz {
@@ -37,8 +36,5 @@ Result<LayersFile> read_layers_file(const std::string& path, Env& env = Env::pos
 
 // All that is wrong with the contents of a file whose header is right.
 Result<VerifyReport> verify_layers_file(const std::string& path, Env& env = Env::posix());
-
-// Whether a file says that it is a layer profile; false also where it cannot be read.
-bool is_layers_file(const std::string& path, Env& env = Env::posix());
 
 }  // namespace sqz

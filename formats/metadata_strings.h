@@ -8,7 +8,7 @@
 
 #include "formats/base/json.h"
 #include "formats/base/status.h"
-#include "formats/sqz_container.h"
+#include "formats/sqz_file.h"
 
 namespace sqz {
 

@@ -143,8 +143,9 @@ DType read_dtype(JsonFields& config) {
   return DType::kF32;
 }
 
-// The ids of a field that is one id or an array of ids; none if it is absent.
-std::vector<int32_t> read_tokens(JsonFields& config, std::string_view field) {
+}  // namespace
+
+std::vector<int32_t> parse_tokens(JsonFields& config, std::string_view field) {
   std::vector<int32_t> tokens;
   const JsonValue* value = config.find(field);
   if (value == nullptr) return tokens;
@@ -154,12 +155,6 @@ std::vector<int32_t> read_tokens(JsonFields& config, std::string_view field) {
     tokens.push_back(static_cast<int32_t>(token.value_or(0)));
   }
   return tokens;
-}
-
-}  // namespace
-
-std::vector<int32_t> parse_eos_tokens(JsonFields& config) {
-  return read_tokens(config, "eos_token_id");
 }
 
 Result<ModelConfig> parse_model_config(const std::string& text, const std::string& path) {
@@ -193,10 +188,10 @@ Result<ModelConfig> parse_model_config(const std::string& text, const std::strin
   out.dtype = read_dtype(config);
   if (const JsonValue* bos = config.find("bos_token_id")) {
     if (bos->is_array()) config.complain("bos_token_id", "token ids from 0 to 2147483647");
-    const auto tokens = read_tokens(config, "bos_token_id");
+    const auto tokens = parse_tokens(config, "bos_token_id");
     if (!tokens.empty()) out.bos_token = tokens.front();
   }
-  out.eos_tokens = parse_eos_tokens(config);
+  out.eos_tokens = parse_tokens(config, "eos_token_id");
   SQZ_RETURN_IF_ERROR(config.status());
   return out;
 }

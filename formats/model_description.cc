@@ -1,8 +1,6 @@
 #include "formats/model_description.h"
 
 #include <algorithm>
-#include <array>
-#include <limits>
 
 #include "formats/base/hash.h"
 #include "formats/json_fields.h"

@@ -1,9 +1,8 @@
 // NumPy .npy files holding token ids: one-dimensional, little-endian, integer, C order; versions 1
-// to 3. Errors name the file and what was found. Writing makes version 1 files of int32.
+// to 3. Errors name the file and what was found.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -13,7 +12,5 @@ namespace sqz {
 
 // Ids must be in [0, 2^31): a value outside names its index in the array.
 Result<std::vector<int32_t>> read_npy_tokens(Env& env, const std::string& path);
-Status write_npy_tokens(Env& env, const std::string& path, std::span<const int32_t> tokens,
-                        bool replace);
 
 }  // namespace sqz

@@ -206,7 +206,9 @@ Result<PreTokenizer> parse_metaspace(const JsonObject& object) {
   });
 }
 
-Result<PreTokenizer> pre_tokenizer_of(const JsonObject& object) {
+}  // namespace
+
+Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string type, object.string("type"));
   if (type == "Split") return parse_split(object);
   if (type == "ByteLevel") return parse_byte_level(object);
@@ -215,17 +217,11 @@ Result<PreTokenizer> pre_tokenizer_of(const JsonObject& object) {
   if (type != "Sequence") {
     return object.unsupported("type", concat("pre-tokenizer ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("pretokenizers", pre_tokenizer_of));
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("pretokenizers", parse_pre_tokenizer));
   return PreTokenizer([steps](std::vector<Piece>& pieces, TextStore& store) -> Status {
     for (const PreTokenizer& step : steps) SQZ_RETURN_IF_ERROR(step(pieces, store));
     return {};
   });
-}
-
-}  // namespace
-
-Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& owner, std::string_view key) {
-  return owner.optional(key, pre_tokenizer_of);
 }
 
 }  // namespace sqz

@@ -1,9 +1,7 @@
 #include "formats/qmodel_file.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <set>
 
@@ -11,6 +9,7 @@
 #include "formats/json_fields.h"
 #include "formats/metadata_strings.h"
 #include "formats/sqz_checksums.h"
+#include "formats/sqz_layout.h"
 
 namespace sqz {
 namespace {
@@ -19,59 +18,46 @@ constexpr int64_t kMaxKeys = int64_t{UINT32_MAX};
 constexpr int64_t kMaxUnits = int64_t{1} << 20;  // of buckets and hidden units
 constexpr double kUnitTolerance = 1e-3;  // of a centroid's length: float32 rounding, no more
 
-struct Field {
-  const char* name;
-  std::vector<float> QmodelLayer::*values;
-  bool weight;  // stored in the file's dtype
-};
-constexpr std::array<Field, 6> kFields = {
-    {{"centroids", &QmodelLayer::centroids, false},
-     {"hidden.weight", &QmodelLayer::hidden_weight, true},
-     {"hidden.bias", &QmodelLayer::hidden_bias, false},
-     {"output.weight", &QmodelLayer::output_weight, true},
-     {"output.bias", &QmodelLayer::output_bias, false},
-     {"roped_centroids", &QmodelLayer::roped_centroids, false}}};
 constexpr const char* kRopedCentroids = "roped_centroids";  // metadata: there, and "stored", or not
 constexpr const char* kStored = "stored";
 
-std::span<const Field> fields_of(const QmodelFile& f) {
-  return std::span(kFields).first(kFields.size() - (f.has_roped_centroids ? 0 : 1));
+// The tensors of a layer with buckets, in file order.
+std::vector<ClassifierTensor> fields_of(const QmodelFile& f, bool roped) {
+  auto out = classifier_tensors(f.model, f.buckets, f.hidden);
+  if (!roped) return out;
+  out.push_back({kRopedCentroids, nullptr, &QmodelLayer::roped_centroids, out[0].shape});
+  return out;
 }
 
-std::string tensor_name(int64_t layer, const Field& field) {
+std::string tensor_name(int64_t layer, const ClassifierTensor& field) {
   return concat("layers.", layer, ".", field.name);
-}
-
-std::vector<int64_t> shape_of(const QmodelFile& f, size_t field) {
-  const int64_t heads = f.model.kv_heads, d = f.model.head_dim, c = f.buckets, h = f.hidden;
-  const std::array<std::vector<int64_t>, kFields.size()> shapes = {
-      {{heads, c, d}, {heads, h, d}, {heads, h}, {heads, c, h}, {heads, c}, {heads, c, d}}};
-  return shapes[field];
 }
 
 bool is_dense(const QmodelFile& f, int64_t layer) {
   return std::binary_search(f.dense.begin(), f.dense.end(), layer);
 }
 
-// Calls visit(layer, field number, name of the tensor) for each tensor, in file order.
+// Calls visit(layer, field, name of the tensor) for each tensor, in file order.
 template <class Visit>
 void each_tensor(const QmodelFile& f, Visit visit) {
+  const auto fields = fields_of(f, f.has_roped_centroids);
   for (int64_t layer = 0; layer < f.model.layers; ++layer) {
-    for (size_t i = 0; i < fields_of(f).size() && !is_dense(f, layer); ++i) {
-      visit(static_cast<size_t>(layer), i, tensor_name(layer, kFields[i]));
+    if (is_dense(f, layer)) continue;
+    for (const ClassifierTensor& field : fields) {
+      visit(static_cast<size_t>(layer), field, tensor_name(layer, field));
     }
   }
 }
 
-DType stored_type(const QmodelFile& f, size_t field) {
-  return kFields[field].weight ? f.dtype : DType::kF32;
+DType stored_type(const QmodelFile& f, const ClassifierTensor& field) {
+  return std::string_view(field.name).ends_with("weight") ? f.dtype : DType::kF32;
 }
 
 Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& label) {
   std::vector<PlannedTensor> tensors;
-  each_tensor(f, [&](size_t, size_t field, const std::string& name) {
-    tensors.push_back(
-        {name, stored_type(f, field), shape_of(f, field), field == 0 ? kPage : kCacheLine});
+  each_tensor(f, [&](size_t, const ClassifierTensor& field, const std::string& name) {
+    const bool first = field.values == &QmodelLayer::centroids;
+    tensors.push_back({name, stored_type(f, field), field.shape, first ? kPage : kCacheLine});
   });
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
@@ -190,7 +176,8 @@ Status check_fields(const QmodelFile& f, const Refuse& refuse) {
   return {};
 }
 
-void check_centroids(const QmodelFile& f, int64_t layer, const Field& field, Problems& problems) {
+void check_centroids(const QmodelFile& f, int64_t layer, const ClassifierTensor& field,
+                     Problems& problems) {
   const std::vector<float>& centroids = f.layers[static_cast<size_t>(layer)].*field.values;
   const auto d = static_cast<size_t>(f.model.head_dim);
   for (size_t row = 0; row * d < centroids.size(); ++row) {
@@ -209,7 +196,7 @@ void check_contents(const QmodelFile& f, Problems& problems) {
   const auto finite = [](float x) { return std::isfinite(x); };
   for (int64_t l = 0; l < f.model.layers; ++l) {
     const QmodelLayer& layer = f.layers[static_cast<size_t>(l)];
-    for (const Field& field : fields_of(f)) {
+    for (const ClassifierTensor& field : fields_of(f, f.has_roped_centroids)) {
       const std::vector<float>& values = layer.*field.values;
       const auto bad = std::find_if_not(values.begin(), values.end(), finite);
       const bool directions =
@@ -224,38 +211,23 @@ void check_contents(const QmodelFile& f, Problems& problems) {
   }
 }
 
-void load(std::span<const std::byte> bytes, DType dtype, std::vector<float>& out) {
-  out.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
-  if (dtype == DType::kF32) {
-    std::memcpy(out.data(), bytes.data(), bytes.size());
-    return;
-  }
-  const auto* stored = reinterpret_cast<const BFloat16*>(bytes.data());
-  std::transform(stored, stored + out.size(), out.begin(), [](BFloat16 x) { return to_float(x); });
-}
-
-struct OpenedQmodel {
-  QmodelFile qmodel;
-  VerifyReport report;
-};
-
-Result<OpenedQmodel> open_qmodel(const std::string& path, Env& env) {
+Result<QmodelFile> open_qmodel(const std::string& path, Env& env, VerifyReport& report) {
   SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
                        open_container(path, FileKind::kQmodel, OpenMode::kMmap, env));
-  OpenedQmodel out;
-  QmodelFile& f = out.qmodel;
-  SQZ_ASSIGN_OR_RETURN(f, qmodel_from_strings(container.header.metadata, path));
+  SQZ_ASSIGN_OR_RETURN(QmodelFile f, qmodel_from_strings(container.header.metadata, path));
   SQZ_RETURN_IF_ERROR(check_fields(f, Refuse{path + ": __metadata__"}));
-  auto tensors = plan(f, path);
-  if (!tensors.ok()) return Status(Code::kCorrupt, tensors.status().message());
-  SQZ_RETURN_IF_ERROR(match_tensors(container.header, *tensors, path));
+  SQZ_RETURN_IF_ERROR(match_tensors(container.header, plan(f, path), path));
   f.layers.resize(static_cast<size_t>(f.model.layers));
-  each_tensor(f, [&](size_t layer, size_t field, const std::string& name) {
-    load(container.tensor(name), stored_type(f, field), f.layers[layer].*kFields[field].values);
+  each_tensor(f, [&](size_t layer, const ClassifierTensor& field, const std::string& name) {
+    const DType dtype = stored_type(f, field);
+    const std::span<const std::byte> bytes = container.tensor(name);
+    std::vector<float>& values = f.layers[layer].*field.values;
+    values.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
+    to_floats(bytes.data(), dtype, std::ssize(values), values.data());
   });
-  out.report = check_tensors(container);
-  check_contents(f, out.report.problems);
-  return out;
+  report = check_tensors(container);
+  check_contents(f, report.problems);
+  return f;
 }
 
 Status check_to_write(const QmodelFile& f, const std::string& path) {
@@ -265,13 +237,14 @@ Status check_to_write(const QmodelFile& f, const std::string& path) {
     return refuse("layers", f.layers.size(), f.model.layers);
   }
   for (int64_t l = 0; l < f.model.layers; ++l) {
-    for (size_t i = 0; i < kFields.size(); ++i) {
-      const auto found = std::ssize(f.layers[static_cast<size_t>(l)].*kFields[i].values);
-      const auto count = checked_elements(shape_of(f, i));
-      const bool none = is_dense(f, l) || i >= fields_of(f).size();
+    for (const ClassifierTensor& field : fields_of(f, true)) {
+      const auto found = std::ssize(f.layers[static_cast<size_t>(l)].*field.values);
+      const auto count = checked_elements(field.shape);
+      const bool roped = field.values == &QmodelLayer::roped_centroids;
+      const bool none = is_dense(f, l) || (roped && !f.has_roped_centroids);
       const int64_t expected = none ? 0 : count.value_or(-1);
       if (found == expected) continue;
-      return refuse(tensor_name(l, kFields[i]), concat(found, " values"), expected);
+      return refuse(tensor_name(l, field), concat(found, " values"), expected);
     }
   }
   Problems problems;
@@ -289,9 +262,9 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
   std::map<std::string, std::vector<BFloat16>> rounded;
   std::set<std::string> names;  // what the views of `contents` look at
   TensorContents contents;
-  each_tensor(qmodel, [&](size_t layer, size_t field, const std::string& tensor) {
+  each_tensor(qmodel, [&](size_t layer, const ClassifierTensor& field, const std::string& tensor) {
     const std::string& name = *names.insert(tensor).first;
-    const std::vector<float>& values = qmodel.layers[layer].*kFields[field].values;
+    const std::vector<float>& values = qmodel.layers[layer].*field.values;
     contents[name] = std::as_bytes(std::span(values));
     if (stored_type(qmodel, field) == DType::kF32) return;
     std::vector<BFloat16>& out = rounded[name];
@@ -303,18 +276,16 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
 }
 
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(OpenedQmodel opened, open_qmodel(path, env));
-  SQZ_RETURN_IF_ERROR(first_of(opened.report.problems, path, Code::kCorrupt));
-  return std::move(opened.qmodel);
+  VerifyReport report;
+  SQZ_ASSIGN_OR_RETURN(QmodelFile out, open_qmodel(path, env, report));
+  SQZ_RETURN_IF_ERROR(first_of(report.problems, path, Code::kCorrupt));
+  return out;
 }
 
 Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env) {
-  SQZ_ASSIGN_OR_RETURN(OpenedQmodel opened, open_qmodel(path, env));
-  return std::move(opened.report);
-}
-
-bool is_qmodel_file(const std::string& path, Env& env) {
-  return has_kind(path, FileKind::kQmodel, env);
+  VerifyReport report;
+  SQZ_RETURN_IF_ERROR(open_qmodel(path, env, report).status());
+  return report;
 }
 
 }  // namespace sqz

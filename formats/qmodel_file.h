@@ -11,7 +11,6 @@
 
 #include "formats/base/file.h"
 #include "formats/base/json.h"
-#include "formats/model_description.h"
 #include "formats/sqz_file.h"
 
 namespace sqz {
@@ -67,8 +66,5 @@ Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env = Env::pos
 
 // All that is wrong with the contents of a file whose header is right.
 Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env = Env::posix());
-
-// Whether a file says that it is a query classifier; false also where it cannot be read.
-bool is_qmodel_file(const std::string& path, Env& env = Env::posix());
 
 }  // namespace sqz

@@ -1,6 +1,7 @@
 #include "formats/safetensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -24,8 +25,8 @@ class HeaderHandler : public JsonVisitor {
       tensor_.shape.push_back(static_cast<int64_t>(*number));
       return {};
     }
-    if (place_ == Place::kOffsets && number && offsets_ < 2) {
-      range_[offsets_++] = *number;
+    if (place_ == Place::kOffsets && number && range_.size() < 2) {
+      range_.push_back(*number);
       return {};
     }
     if (place_ == Place::kMetadata && value.is_string()) {
@@ -43,14 +44,10 @@ class HeaderHandler : public JsonVisitor {
   Status key(std::string_view name) override {
     key_ = name;
     if (place_ != Place::kTensor) return {};
-    const unsigned field = key_ == "dtype"          ? kDType
-                           : key_ == "shape"        ? kShape
-                           : key_ == "data_offsets" ? kOffsets
-                                                    : 0;
-    if (field == 0) return fail(in_quotes(key_), "dtype, shape and data_offsets only");
-    if (fields_ & field) return duplicate();
-    fields_ |= field;
-    return {};
+    const auto field =
+        static_cast<size_t>(std::find(kFields.begin(), kFields.end(), name) - kFields.begin());
+    if (field == kFields.size()) return fail(in_quotes(key_), "dtype, shape and data_offsets only");
+    return std::exchange(seen_[field], true) ? duplicate() : Status();
   }
 
   Status open(bool object) override {
@@ -70,13 +67,13 @@ class HeaderHandler : public JsonVisitor {
     tensor_ = {};
     tensor_.name = std::move(key_);
     key_.clear();
-    fields_ = 0;
+    seen_ = {};
     return {};
   }
 
   Status close(bool object) override {
     if (!object) {
-      if (place_ == Place::kOffsets && offsets_ != 2) return unexpected("one number or none");
+      if (place_ == Place::kOffsets && range_.size() != 2) return unexpected("one number or none");
       place_ = Place::kTensor;
       return {};
     }
@@ -96,7 +93,7 @@ class HeaderHandler : public JsonVisitor {
       place_ = Place::kShape;
     } else if (place_ == Place::kTensor && key_ == "data_offsets") {
       place_ = Place::kOffsets;
-      offsets_ = 0;
+      range_.clear();
     } else {
       return unexpected("an array");
     }
@@ -104,7 +101,7 @@ class HeaderHandler : public JsonVisitor {
   }
 
   enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets, kEnd };
-  static constexpr unsigned kDType = 1, kShape = 2, kOffsets = 4;
+  static constexpr std::array<std::string_view, 3> kFields = {"dtype", "shape", "data_offsets"};
 
   // What the value at hand belongs to, as messages name it.
   std::string field() const {
@@ -133,11 +130,8 @@ class HeaderHandler : public JsonVisitor {
 
   Status finish_tensor() {
     key_.clear();
-    if (fields_ != (kDType | kShape | kOffsets)) {
-      return fail(concat("no ", !(fields_ & kDType)   ? "dtype"
-                                : !(fields_ & kShape) ? "shape"
-                                                      : "data_offsets"),
-                  "dtype, shape and data_offsets");
+    for (size_t i = 0; i < kFields.size(); ++i) {
+      if (!seen_[i]) return fail(concat("no ", kFields[i]), "dtype, shape and data_offsets");
     }
     key_ = "data_offsets";
     const auto [begin, end] = std::pair(range_[0], range_[1]);
@@ -163,9 +157,8 @@ class HeaderHandler : public JsonVisitor {
   Place place_ = Place::kStart;
   std::string key_;
   TensorInfo tensor_;
-  unsigned fields_ = 0;  // of tensor_, seen so far
-  uint64_t range_[2] = {};
-  int offsets_ = 0;
+  std::array<bool, kFields.size()> seen_{};  // of tensor_, so far
+  std::vector<uint64_t> range_;
   bool seen_metadata_ = false;
 };
 

@@ -3,19 +3,92 @@
 #include <bit>
 #include <cmath>
 
-#include "formats/protobuf_reader.h"
 #include "formats/utf8.h"
 
 namespace sqz {
 namespace {
-
-using Field = ProtobufField;
 
 constexpr char kExpected[] = "a SentencePiece model";
 constexpr size_t kLargestModel = size_t{64} << 20;  // the largest that is known has 5 MB
 // Every way to cut a piece in two is tried: quadratic in its length.
 constexpr size_t kLongestPiece = 1024;
 constexpr char kRemedy[] = "a tokenizer.json of the same tokenizer would work";
+
+// A field of a protobuf message, as the wire has it.
+struct Field {
+  // The values are those of the wire. Groups (3 and 4) are refused: nothing writes them any more.
+  enum class Type : uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+  uint32_t number = 0;
+  Type type = Type::kVarint;
+  uint64_t value = 0;      // of a varint or a fixed number, as it stands
+  std::string_view bytes;  // of kBytes: inside the file
+};
+
+// One message's fields, one after the other, nothing trusted: kCorrupt for what breaks the format,
+// such as a number of more than 64 bits, a length beyond the end, field number 0, an unknown type.
+class MessageReader {
+ public:
+  MessageReader(std::string_view message, const std::string& path)
+      : message_(message), path_(path) {}
+
+  bool at_end() const { return offset_ == message_.size(); }
+
+  Status next(Field& field) {
+    uint64_t tag = 0;
+    SQZ_RETURN_IF_ERROR(read_varint(tag));
+    constexpr uint64_t kLargestNumber = (uint64_t{1} << 29) - 1;
+    if (tag >> 3 == 0 || tag >> 3 > kLargestNumber) return bad(concat("field number ", tag >> 3));
+    field = {static_cast<uint32_t>(tag >> 3), static_cast<Field::Type>(tag & 7), 0, {}};
+    using Type = Field::Type;
+    return field.type == Type::kVarint    ? read_varint(field.value)
+           : field.type == Type::kFixed64 ? read_fixed(8, field.value)
+           : field.type == Type::kFixed32 ? read_fixed(4, field.value)
+           : field.type == Type::kBytes
+               ? read_bytes(field.bytes)
+               : bad(concat("wire type ", tag & 7, " of field ", field.number));
+  }
+
+ private:
+  Status bad(std::string_view found) const { return Refuse{path_}("content", found, kExpected); }
+
+  Status read_varint(uint64_t& value) {
+    value = 0;
+    for (unsigned shift = 0; offset_ < message_.size(); shift += 7) {
+      const auto byte = static_cast<unsigned char>(message_[offset_++]);
+      // The tenth byte has room for one bit.
+      if (shift == 63 && byte > 1) return bad("a number of more than 64 bits");
+      value |= uint64_t{byte & 0x7fu} << shift;
+      if ((byte & 0x80u) == 0) return {};
+    }
+    return bad("an end within a number");
+  }
+
+  Status read_fixed(size_t size, uint64_t& value) {
+    if (message_.size() - offset_ < size) return bad("an end within a number");
+    value = 0;
+    for (size_t i = 0; i < size; ++i) {
+      value |= uint64_t{static_cast<unsigned char>(message_[offset_ + i])} << (8 * i);
+    }
+    offset_ += size;
+    return {};
+  }
+
+  Status read_bytes(std::string_view& bytes) {
+    uint64_t length = 0;
+    SQZ_RETURN_IF_ERROR(read_varint(length));
+    if (length > message_.size() - offset_) {
+      return bad(
+          concat("a field of ", length, " bytes where ", message_.size() - offset_, " follow"));
+    }
+    bytes = message_.substr(offset_, length);
+    offset_ += length;
+    return {};
+  }
+
+  std::string_view message_;
+  const std::string& path_;
+  size_t offset_ = 0;
+};
 
 class ModelParser {
  public:
@@ -55,13 +128,12 @@ class ModelParser {
   // Calls `read(field)` for each field of `message`.
   template <class Read>
   Status each_field(std::string_view message, Read read) const {
-    ProtobufReader reader(message, path_, kExpected);
-    Field field;
-    while (true) {
-      SQZ_ASSIGN_OR_RETURN(const bool more, reader.next(field));
-      if (!more) return {};
+    MessageReader reader(message, path_);
+    for (Field field; !reader.at_end();) {
+      SQZ_RETURN_IF_ERROR(reader.next(field));
       SQZ_RETURN_IF_ERROR(read(field));
     }
+    return {};
   }
 
   Status expect(const Field& field, Field::Type type, std::string_view name) const {

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "formats/base/checked.h"
 #include "formats/base/hash.h"
+#include "formats/base/json.h"
 #include "formats/metadata_strings.h"
 
 namespace sqz {
@@ -21,6 +23,10 @@ constexpr Kind kFileKinds[] = {{"index", "an index"},
                                {"qmodel-checkpoint", "a checkpoint of a query classifier"}};
 const Kind& kind_of(FileKind kind) {
   return kFileKinds[static_cast<size_t>(kind)];
+}
+
+bool has_checksum(std::string_view tensor) {
+  return !tensor.starts_with(kPaddingPrefix) && tensor != kHeaderHashName;
 }
 
 Result<std::shared_ptr<std::byte>> read_all(const ReadFile& file) {
@@ -145,8 +151,9 @@ Result<SqzContainer> open_container(const std::string& path, FileKind kind, Open
   return c;
 }
 
-Status match_tensors(const SafetensorsHeader& header, std::vector<PlannedTensor>& plan,
-                     const std::string& path) {
+Status match_tensors(const SafetensorsHeader& header,
+                     const Result<std::vector<PlannedTensor>>& plan, const std::string& path) {
+  if (!plan.ok()) return Status(Code::kCorrupt, plan.status().message());
   const Refuse refuse{path};
   const auto type_of = [](const auto& tensor) {
     return concat(dtype_name(tensor.dtype), shape_text(tensor.shape));
@@ -162,8 +169,8 @@ Status match_tensors(const SafetensorsHeader& header, std::vector<PlannedTensor>
       if (found.dtype == DType::kU8 && found.shape.size() == 1) continue;
       return refuse(field, type_of(found), "a padding: U8, one dimension");
     }
-    if (next == plan.size()) return refuse(field, "a tensor too many", "the end of the file");
-    PlannedTensor& want = plan[next++];
+    if (next == plan->size()) return refuse(field, "a tensor too many", "the end of the file");
+    const PlannedTensor& want = (*plan)[next++];
     if (found.name != want.name) {
       return refuse(field, "it", concat("tensor ", in_quotes(want.name), " here"));
     }
@@ -174,10 +181,9 @@ Status match_tensors(const SafetensorsHeader& header, std::vector<PlannedTensor>
       return refuse(field + ": offset", concat("byte ", found.offset),
                     concat("a multiple of ", want.alignment));
     }
-    want.offset = found.offset;
   }
-  if (next == plan.size()) return {};
-  return refuse("tensor " + in_quotes(plan[next].name), "nothing", "it");
+  if (next == plan->size()) return {};
+  return refuse("tensor " + in_quotes((*plan)[next].name), "nothing", "it");
 }
 
 bool has_kind(const std::string& path, FileKind kind, Env& env) {
@@ -228,6 +234,73 @@ std::string sealed_header(std::string text, uint64_t data_offset) {
   std::string length(8, '\0');
   for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(room >> (8 * i) & 0xff);
   return length + text;
+}
+
+PlannedTensor header_hash_tensor() {
+  return {kHeaderHashName, DType::kU8, {16}};
+}
+
+Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label) {
+  for (PlannedTensor& tensor : tensors) {
+    const auto count = checked_elements(tensor.shape);
+    const auto bytes = count ? checked_mul(*count, dtype_size(tensor.dtype)) : std::nullopt;
+    if (!bytes) {
+      return Refuse{label, Code::kInvalidArgument}(tensor.name, shape_text(tensor.shape),
+                                                   "a size below 2^63 bytes");
+    }
+    tensor.bytes = static_cast<uint64_t>(*bytes);
+  }
+  return {};
+}
+
+Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tensors) {
+  std::vector<PlannedTensor> placed;
+  placed.reserve(2 * tensors.size());
+  uint64_t end = 0;
+  int64_t paddings = 0;
+  for (PlannedTensor& tensor : tensors) {
+    const uint64_t gap = (tensor.alignment - end % tensor.alignment) % tensor.alignment;
+    if (gap > 0) {
+      placed.push_back({.name = concat(kPaddingPrefix, paddings++),
+                        .shape = {static_cast<int64_t>(gap)},
+                        .offset = end,
+                        .bytes = gap});
+    }
+    tensor.offset = end + gap;  // no overflow: end is at most 2^63, see below
+    end = tensor.offset + tensor.bytes;
+    if (end > uint64_t{INT64_MAX}) {
+      return Status(Code::kInvalidArgument,
+                    concat("the index would be larger than 2^63 bytes at ", tensor.name));
+    }
+    placed.push_back(std::move(tensor));
+  }
+  return placed;
+}
+
+std::string header_text(const std::map<std::string, std::string>& metadata,
+                        std::span<const PlannedTensor> tensors) {
+  std::string out = "{\"__metadata__\":" + JsonText(metadata).str();
+  for (const PlannedTensor& tensor : tensors) {
+    out += ',' + JsonText(tensor.name).str() +
+           ":{\"dtype\":" + JsonText(dtype_name(tensor.dtype)).str() +
+           ",\"shape\":" + JsonText(tensor.shape).str() + ",\"data_offsets\":" +
+           JsonText(std::vector{tensor.offset, tensor.offset + tensor.bytes}).str() + '}';
+  }
+  out += '}';
+  return out;
+}
+
+std::string checksum_text(std::span<const PlannedTensor> tensors,
+                          std::span<const uint64_t> hashes) {
+  std::string out = "{";
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!has_checksum(tensors[i].name)) continue;
+    if (out.size() > 1) out += ',';
+    out += JsonText(tensors[i].name).str() + ':' +
+           JsonText(hex(hashes.empty() ? uint64_t{0} : hashes[i])).str();
+  }
+  out += '}';
+  return out;
 }
 
 }  // namespace sqz

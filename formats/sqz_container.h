@@ -11,7 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/sqz_layout.h"
+#include "formats/base/file.h"
+#include "formats/safetensors.h"
 
 namespace sqz {
 
@@ -23,6 +24,13 @@ inline constexpr const char* kChecksumsKey = "checksums";  // of "__metadata__"
 
 // "sqz 0.1.0": this build.
 std::string producer_name();
+
+enum class OpenMode {
+  kMmap,  // map the file. A file that is truncated, or a disk that fails, while mapped raises
+          // SIGBUS
+  kRead,  // read it all into memory at open: for hosts that must not meet SIGBUS, and remote disks
+  kVerify,  // the same, and check_whole() of what was read
+};
 
 // A file whose header was parsed and agrees with its hash. Movable: `bytes` stays where it is.
 struct SqzContainer {
@@ -37,18 +45,52 @@ struct SqzContainer {
   std::span<const std::byte> tensor(std::string_view name) const;
 };
 
+inline constexpr uint64_t kPage = 4096;     // the data, and the first tensor of every layer
+inline constexpr uint64_t kCacheLine = 64;  // every other tensor
+inline constexpr const char* kHeaderHashName = "header.xxh3_128";
+inline constexpr const char* kRotationName = "rotation";
+inline constexpr const char* kPaddingPrefix = "padding.";
+
+struct PlannedTensor {
+  std::string name;  // which says what is in it
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape;
+  uint64_t alignment = kCacheLine;
+  int64_t layer = -1;   // -1: not of a layer
+  uint64_t offset = 0;  // from the start of the data, once placed
+  uint64_t bytes = 0;
+};
+
+// The one that ends every file.
+PlannedTensor header_hash_tensor();
+
+// Sets every tensor's bytes from its shape; kInvalidArgument if one overflows.
+Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label);
+
+// Tensors with bytes, in file order: with offsets, and with the paddings that the alignments ask
+// for.
+Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tensors);
+
+// The header's JSON text: metadata first, then the tensors in order.
+std::string header_text(const std::map<std::string, std::string>& metadata,
+                        std::span<const PlannedTensor> tensors);
+
+// JSON text of {name: hash}, of the tensors that have a checksum. `hashes`: one a tensor, those of
+// others are ignored; empty stands for zeros (the text has the same length).
+std::string checksum_text(std::span<const PlannedTensor> tensors, std::span<const uint64_t> hashes);
+
 // kCorrupt or kUnsupported, naming the field, for whatever is no whole file of this kind that this
 // build reads. The cost does not grow with the tensors, but in OpenMode::kRead.
 Result<SqzContainer> open_container(const std::string& path, FileKind kind, OpenMode mode,
                                     Env& env);
 
 // The file's tensors against the plan: same names, dtypes and shapes in the same order, aligned,
-// with paddings between them as it likes. Sets the plan's offsets, from the start of the file.
-Status match_tensors(const SafetensorsHeader& header, std::vector<PlannedTensor>& plan,
-                     const std::string& path);
+// with paddings between them as it likes. A plan that failed is the file's fault, too.
+Status match_tensors(const SafetensorsHeader& header,
+                     const Result<std::vector<PlannedTensor>>& plan, const std::string& path);
 
 // Whether a file says that it is of this kind; false also where it cannot be read.
-bool has_kind(const std::string& path, FileKind kind, Env& env);
+bool has_kind(const std::string& path, FileKind kind, Env& env = Env::posix());
 
 // What each tensor of a file is to hold, by name.
 using TensorContents = std::map<std::string_view, std::span<const std::byte>>;

@@ -1,6 +1,5 @@
 #include "formats/sqz_file.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "formats/sqz_checksums.h"
@@ -33,17 +32,13 @@ Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
   return shapes;
 }
 
-// `tensors` are the layer's in the plan, `file` are the file's bytes.
-LayerView view_of(const IndexMetadata& metadata, const LayerShape& shape, RowKind layer_rows,
-                  std::span<const PlannedTensor> tensors, const std::byte* file) {
-  // Null if the plan has no such tensor. Alignment was checked against the file, whose bytes start
-  // on a page in memory.
-  const size_t prefix = tensors.empty() ? 0 : layer_prefix(tensors[0].layer).size();
-  const auto set = [&]<class T>(const T*& pointer, std::string_view name) {
-    for (const PlannedTensor& tensor : tensors) {
-      if (std::string_view(tensor.name).substr(prefix) != name) continue;
-      pointer = reinterpret_cast<const T*>(file + tensor.offset);
-    }
+LayerView view_of(const IndexMetadata& metadata, int64_t layer, const LayerShape& shape,
+                  const SqzContainer& file) {
+  // Null if there is no such tensor. Alignment was checked against the file, whose bytes start on a
+  // page in memory.
+  const std::string prefix = layer_prefix(layer);
+  const auto set = [&]<class T>(const T*& pointer, const std::string& name) {
+    pointer = reinterpret_cast<const T*>(file.tensor(prefix + name).data());
   };
   LayerView view;
   view.dtype = metadata.dtype;
@@ -69,14 +64,14 @@ LayerView view_of(const IndexMetadata& metadata, const LayerShape& shape, RowKin
     view.buckets = metadata.buckets;
     view.classifier.hidden = metadata.hidden;
     set(view.bucket_offsets, "buckets.offsets");
-    set(view.classifier.centroids, "buckets.centroids");
-    set(view.classifier.hidden_weight, "buckets.hidden.weight");
-    set(view.classifier.hidden_bias, "buckets.hidden.bias");
-    set(view.classifier.output_weight, "buckets.output.weight");
-    set(view.classifier.output_bias, "buckets.output.bias");
+    for (const auto& part : classifier_tensors(metadata.model, view.buckets, metadata.hidden)) {
+      set(view.classifier.*part.view, concat("buckets.", part.name));
+    }
   }
   set(view.positions, "positions");
   set(view.heavy, "heavy");
+  view.rotation = reinterpret_cast<const float*>(file.tensor(kRotationName).data());
+  const RowKind layer_rows = metadata.rows_of(layer);
   const auto set_codes = [&](CodedRows& rows, int bits, const std::string& name) {
     rows.bits = bits;
     set(rows.codes, name);
@@ -99,78 +94,33 @@ LayerView view_of(const IndexMetadata& metadata, const LayerShape& shape, RowKin
 
 }  // namespace
 
-struct SqzFile::State {
-  SqzContainer container;
-  IndexMetadata metadata;
-  std::vector<LayerView> layers;
-};
-
-SqzFile::SqzFile(std::unique_ptr<State> state) : state_(std::move(state)) {}
-SqzFile::~SqzFile() = default;
-
 Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, OpenMode mode,
                                                      Env& env) {
-  auto state = std::make_unique<State>();
-  State& s = *state;
-  SQZ_ASSIGN_OR_RETURN(s.container, open_container(path, FileKind::kIndex, mode, env));
-  const SafetensorsHeader& header = s.container.header;
-  SQZ_ASSIGN_OR_RETURN(s.metadata, metadata_from_strings(header.metadata, path));
+  std::shared_ptr<SqzFile> file(new SqzFile);
+  SqzFile& s = *file;
+  SQZ_ASSIGN_OR_RETURN(s.container_, open_container(path, FileKind::kIndex, mode, env));
+  const SafetensorsHeader& header = s.container_.header;
+  SQZ_ASSIGN_OR_RETURN(s.metadata_, metadata_from_strings(header.metadata, path));
   if (!header.metadata.contains(kCalibrationKey)) {
     return Refuse{path}(concat("__metadata__: ", kCalibrationKey), "nothing", "a value");
   }
 
-  SQZ_ASSIGN_OR_RETURN(const auto shapes, layer_shapes(s.metadata, header, path));
-  Result<std::vector<PlannedTensor>> plan = plan_tensors(s.metadata, shapes, path);
-  if (!plan.ok()) return Status(Code::kCorrupt, plan.status().message());
-  SQZ_RETURN_IF_ERROR(match_tensors(header, *plan, path));
-
-  std::span<const PlannedTensor> rest(*plan);
+  SQZ_ASSIGN_OR_RETURN(const auto shapes, layer_shapes(s.metadata_, header, path));
+  SQZ_RETURN_IF_ERROR(match_tensors(header, plan_tensors(s.metadata_, shapes, path), path));
   for (const LayerShape& shape : shapes) {
-    const auto layer = std::ssize(s.layers);
-    const auto end = std::find_if(rest.begin(), rest.end(),
-                                  [&](const PlannedTensor& t) { return t.layer != layer; });
-    const auto count = static_cast<size_t>(end - rest.begin());
-    s.layers.push_back(view_of(s.metadata, shape, s.metadata.rows_of(layer), rest.first(count),
-                               s.container.bytes.data()));
-    s.layers.back().rotation =
-        reinterpret_cast<const float*>(s.container.tensor(kRotationName).data());
-    rest = rest.subspan(count);
+    s.layers_.push_back(view_of(s.metadata_, std::ssize(s.layers_), shape, s.container_));
   }
-  std::shared_ptr<const SqzFile> file(new SqzFile(std::move(state)));
   if (mode == OpenMode::kVerify) {
     const Status whole = file->check_whole();
     if (!whole.ok()) return Status(whole.code(), concat(path, ": ", whole.message()));
   }
-  return file;
-}
-
-const std::string& SqzFile::path() const {
-  return state_->container.path;
-}
-uint64_t SqzFile::file_bytes() const {
-  return state_->container.bytes.size();
-}
-const IndexMetadata& SqzFile::metadata() const {
-  return state_->metadata;
-}
-const std::map<std::string, std::string>& SqzFile::raw_metadata() const {
-  return state_->container.header.metadata;
-}
-const SafetensorsHeader& SqzFile::header() const {
-  return state_->container.header;
-}
-std::span<const std::byte> SqzFile::tensor(std::string_view name) const {
-  return state_->container.tensor(name);
-}
-LayerView SqzFile::layer(int64_t index) const {
-  return state_->layers[static_cast<size_t>(index)];
+  return std::shared_ptr<const SqzFile>(std::move(file));
 }
 
 Status SqzFile::copy(const void* at, std::span<std::byte> out) const {
   const auto* from = static_cast<const std::byte*>(at);
-  const SqzContainer& container = state_->container;
-  if (container.file != nullptr) {
-    return container.file->read(static_cast<uint64_t>(from - container.bytes.data()), out);
+  if (container_.file != nullptr) {
+    return container_.file->read(static_cast<uint64_t>(from - container_.bytes.data()), out);
   }
   std::memcpy(out.data(), from, out.size());
   return {};
@@ -192,7 +142,7 @@ Result<Calibration> SqzFile::calibration() const {
 
 Result<VerifyReport> SqzFile::verify(const std::function<void(uint64_t, uint64_t)>& progress,
                                      int threads) const {
-  return verify_index(*this, state_->container.bytes, progress, threads);
+  return verify_index(*this, container_.bytes, progress, threads);
 }
 
 Status SqzFile::check_whole(const std::function<void(uint64_t, uint64_t)>& progress,

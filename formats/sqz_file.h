@@ -24,7 +24,7 @@
 #include "formats/base/json.h"
 #include "formats/coded_rows.h"
 #include "formats/model_description.h"
-#include "formats/safetensors.h"
+#include "formats/sqz_container.h"
 
 namespace sqz {
 
@@ -203,13 +203,6 @@ struct LayerView {
   }
 };
 
-enum class OpenMode {
-  kMmap,  // map the file. A file that is truncated, or a disk that fails, while mapped raises
-          // SIGBUS
-  kRead,  // read it all into memory at open: for hosts that must not meet SIGBUS, and remote disks
-  kVerify,  // the same, and check_whole() of what was read
-};
-
 struct VerifyReport {
   int64_t checked = 0;                // tensors whose checksum and invariants were checked
   std::vector<std::string> problems;  // empty: the file is whole
@@ -220,17 +213,16 @@ class SqzFile {
   static Result<std::shared_ptr<const SqzFile>> open(const std::string& path,
                                                      OpenMode mode = OpenMode::kMmap,
                                                      Env& env = Env::posix());
-  ~SqzFile();
 
-  const std::string& path() const;
-  uint64_t file_bytes() const;
-  const IndexMetadata& metadata() const;
+  const std::string& path() const { return container_.path; }
+  uint64_t file_bytes() const { return container_.bytes.size(); }
+  const IndexMetadata& metadata() const { return metadata_; }
   // Raw "__metadata__" strings as stored, for `info`.
-  const std::map<std::string, std::string>& raw_metadata() const;
-  const SafetensorsHeader& header() const;
+  const std::map<std::string, std::string>& raw_metadata() const { return header().metadata; }
+  const SafetensorsHeader& header() const { return container_.header; }
   // The bytes of a tensor; empty if there is none of this name. They live as long as the SqzFile.
-  std::span<const std::byte> tensor(std::string_view name) const;
-  LayerView layer(int64_t index) const;  // 0 <= index < metadata().model.layers
+  std::span<const std::byte> tensor(std::string_view name) const { return container_.tensor(name); }
+  LayerView layer(int64_t index) const { return layers_[index]; }  // from 0 on
   // Copies bytes of a tensor, which begin at `at`. Of a mapped file they are read, not touched:
   // fast for many bytes, and what the disk or another process does to the file is a Status.
   Status copy(const void* at, std::span<std::byte> out) const;
@@ -248,9 +240,11 @@ class SqzFile {
                      int threads = 0) const;
 
  private:
-  struct State;
-  explicit SqzFile(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  SqzFile() = default;
+
+  SqzContainer container_;
+  IndexMetadata metadata_;
+  std::vector<LayerView> layers_;
 };
 
 }  // namespace sqz

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "formats/base/checked.h"
-#include "formats/base/hash.h"
-#include "formats/base/json.h"
 #include "formats/sqz_metadata.h"
 
 namespace sqz {
@@ -38,7 +35,7 @@ Status check_shape(const IndexMetadata& metadata, int64_t layer, const LayerShap
 void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& shape,
                 std::vector<PlannedTensor>& tensors) {
   const int64_t heads = metadata.model.kv_heads, dim = metadata.model.head_dim;
-  const DType dtype = metadata.dtype, f32 = DType::kF32, u32 = DType::kU32;
+  const DType dtype = metadata.dtype, u32 = DType::kU32;
   const std::string prefix = layer_prefix(layer);
   uint64_t alignment = kPage;
   const auto add = [&](const std::string& name, DType type, std::vector<int64_t> dims) {
@@ -58,13 +55,10 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
     add("pages.max", dtype, {heads, pages, dim});
   }
   if (shape.slots > 0 && metadata.partition == Partition::kBuckets) {
-    const int64_t buckets = metadata.buckets, hidden = metadata.hidden;
-    add("buckets.offsets", u32, {heads, buckets + 1});
-    add("buckets.centroids", f32, {heads, buckets, dim});
-    add("buckets.hidden.weight", f32, {heads, hidden, dim});
-    add("buckets.hidden.bias", f32, {heads, hidden});
-    add("buckets.output.weight", f32, {heads, buckets, hidden});
-    add("buckets.output.bias", f32, {heads, buckets});
+    add("buckets.offsets", u32, {heads, metadata.buckets + 1});
+    for (auto& part : classifier_tensors(metadata.model, metadata.buckets, metadata.hidden)) {
+      add(concat("buckets.", part.name), DType::kF32, std::move(part.shape));
+    }
   }
   if (shape.slots > 0) {
     add("positions", u32, {heads, shape.slots});
@@ -94,8 +88,16 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
 
 }  // namespace
 
-PlannedTensor header_hash_tensor() {
-  return {kHeaderHashName, DType::kU8, {16}};
+std::vector<ClassifierTensor> classifier_tensors(const ModelDescription& model, int64_t buckets,
+                                                 int64_t hidden) {
+  using V = ClassifierView;
+  using Q = QmodelLayer;
+  const int64_t heads = model.kv_heads, d = model.head_dim;
+  return {{"centroids", &V::centroids, &Q::centroids, {heads, buckets, d}},
+          {"hidden.weight", &V::hidden_weight, &Q::hidden_weight, {heads, hidden, d}},
+          {"hidden.bias", &V::hidden_bias, &Q::hidden_bias, {heads, hidden}},
+          {"output.weight", &V::output_weight, &Q::output_weight, {heads, buckets, hidden}},
+          {"output.bias", &V::output_bias, &Q::output_bias, {heads, buckets}}};
 }
 
 LayerShape shape_without_clusters(const IndexMetadata& m, int64_t layer) {
@@ -107,19 +109,6 @@ LayerShape shape_without_clusters(const IndexMetadata& m, int64_t layer) {
   return {.clusters = {},
           .slots = m.pruned ? policy.kept : m.tokens - m.sink - m.tail,
           .exact = m.sink + m.tail};
-}
-
-Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label) {
-  for (PlannedTensor& tensor : tensors) {
-    const auto count = checked_elements(tensor.shape);
-    const auto bytes = count ? checked_mul(*count, dtype_size(tensor.dtype)) : std::nullopt;
-    if (!bytes) {
-      return Refuse{label, Code::kInvalidArgument}(tensor.name, shape_text(tensor.shape),
-                                                   "a size below 2^63 bytes");
-    }
-    tensor.bytes = static_cast<uint64_t>(*bytes);
-  }
-  return {};
 }
 
 Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
@@ -148,56 +137,6 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
   return tensors;
-}
-
-Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tensors) {
-  std::vector<PlannedTensor> placed;
-  placed.reserve(2 * tensors.size());
-  uint64_t end = 0;
-  int64_t paddings = 0;
-  for (PlannedTensor& tensor : tensors) {
-    const uint64_t gap = (tensor.alignment - end % tensor.alignment) % tensor.alignment;
-    if (gap > 0) {
-      placed.push_back({.name = concat(kPaddingPrefix, paddings++),
-                        .shape = {static_cast<int64_t>(gap)},
-                        .offset = end,
-                        .bytes = gap});
-    }
-    tensor.offset = end + gap;  // no overflow: end is at most 2^63, see below
-    end = tensor.offset + tensor.bytes;
-    if (end > uint64_t{INT64_MAX}) {
-      return Status(Code::kInvalidArgument,
-                    concat("the index would be larger than 2^63 bytes at ", tensor.name));
-    }
-    placed.push_back(std::move(tensor));
-  }
-  return placed;
-}
-
-std::string header_text(const std::map<std::string, std::string>& metadata,
-                        std::span<const PlannedTensor> tensors) {
-  std::string out = "{\"__metadata__\":" + JsonText(metadata).str();
-  for (const PlannedTensor& tensor : tensors) {
-    out += ',' + JsonText(tensor.name).str() +
-           ":{\"dtype\":" + JsonText(dtype_name(tensor.dtype)).str() +
-           ",\"shape\":" + JsonText(tensor.shape).str() + ",\"data_offsets\":" +
-           JsonText(std::vector{tensor.offset, tensor.offset + tensor.bytes}).str() + '}';
-  }
-  out += '}';
-  return out;
-}
-
-std::string checksum_text(std::span<const PlannedTensor> tensors,
-                          std::span<const uint64_t> hashes) {
-  std::string out = "{";
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!has_checksum(tensors[i].name)) continue;
-    if (out.size() > 1) out += ',';
-    out += JsonText(tensors[i].name).str() + ':' +
-           JsonText(hex(hashes.empty() ? uint64_t{0} : hashes[i])).str();
-  }
-  out += '}';
-  return out;
 }
 
 }  // namespace sqz

@@ -1,16 +1,15 @@
+#include "formats/base/checked.h"
+#include "formats/base/parallel.h"
 #include "formats/sqz_checksums.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
-#include <exception>
 #include <map>
 #include <mutex>
 #include <random>
-#include <thread>
 
 namespace sqz {
 namespace {
@@ -74,28 +73,6 @@ void add_slots(int64_t first, int64_t end, const T* vectors, int64_t d, Sums& ou
   }
 }
 
-// item(0) .. item(count - 1), each once, on `threads` threads, the caller's among them.
-void for_each_item(size_t count, int threads, const std::function<void(size_t)>& item) {
-  std::atomic<size_t> next{0};
-  std::exception_ptr failure;
-  std::mutex mutex;
-  const auto work = [&] {
-    try {
-      for (size_t i = next++; i < count; i = next++) item(i);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
-      next = count;
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    for (int t = 1; t < threads; ++t) others.emplace_back(work);
-    work();
-  }
-  if (failure) std::rethrow_exception(failure);
-}
-
 // Every invariant of one KV head of one layer.
 class HeadCheck {
  public:
@@ -106,13 +83,7 @@ class HeadCheck {
         head_(head),
         problems_(problems) {}
 
-  void run() {
-    if (layer_.dtype == DType::kBF16) {
-      run_as<BFloat16>();
-    } else {
-      run_as<Float16>();
-    }
-  }
+  void run() { layer_.dtype == DType::kBF16 ? run_as<BFloat16>() : run_as<Float16>(); }
 
  private:
   template <class T>
@@ -246,19 +217,15 @@ class HeadCheck {
 
   void check_classifier() {
     const ClassifierView& c = layer_.classifier;
-    const int64_t buckets = layer_.buckets, d = layer_.head_dim;
-    const auto finite = [&](const char* name, const float* data, int64_t count) {
-      const float* first = data + head_ * count;
+    for (const auto& part : classifier_tensors(metadata_.model, layer_.buckets, c.hidden)) {
+      const int64_t count = *checked_elements(part.shape) / layer_.kv_heads;
+      const float* first = c.*part.view + head_ * count;
       const float* bad =
           std::find_if_not(first, first + count, [](float x) { return std::isfinite(x); });
-      if (bad == first + count) return;
-      complain(concat("buckets.", name), concat("element ", bad - first), *bad, "a finite number");
-    };
-    finite("centroids", c.centroids, buckets * d);
-    finite("hidden.weight", c.hidden_weight, c.hidden * d);
-    finite("hidden.bias", c.hidden_bias, c.hidden);
-    finite("output.weight", c.output_weight, buckets * c.hidden);
-    finite("output.bias", c.output_bias, buckets);
+      if (bad == first + count) continue;
+      complain(concat("buckets.", part.name), concat("element ", bad - first), *bad,
+               "a finite number");
+    }
   }
 
   template <class T>
@@ -374,7 +341,6 @@ class HeadCheck {
   Problems& problems_;
 };
 
-// The rotation's rows have length 1 and stand at right angles.
 // Whether row `a` of a matrix [d, d] is orthogonal to all rows and of length 1.
 Status check_rotation_row(const float* rows, int64_t d, int64_t a) {
   for (int64_t b = 0; b < d; ++b) {
@@ -413,24 +379,12 @@ Status check_rotation(const SqzFile& file) {
   return {};
 }
 
-// As SqzFile::calibration(), without a copy of the tables.
-Status check_calibration_of(const SqzFile& file) {
-  Calibration parameters;
-  SQZ_RETURN_IF_ERROR(parse_calibration_text(file.raw_metadata().at(kCalibrationKey),
-                                             file.metadata().levels, file.path(), parameters));
-  const auto stored = [&](const CalibrationTable& table) {
-    const auto bytes = file.tensor(table.name);
-    return std::span(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float));
-  };
-  return check_calibration(parameters, stored, file.metadata(), file.path(), Code::kCorrupt);
-}
-
 }  // namespace
 
 // Items are independent; what they find is reported in their order, whatever the threads.
-VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
-                          const std::function<void(uint64_t, uint64_t)>& progress, int threads) {
-  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
+Result<VerifyReport> verify_index(const SqzFile& file, std::span<const std::byte> bytes,
+                                  const std::function<void(uint64_t, uint64_t)>& progress,
+                                  int threads) {
   // A thread costs more than it gains where there are a few MiB to check.
   const auto useful = static_cast<int>(std::min<size_t>(1 + bytes.size() / kChecksumChunk, 1024));
   std::mutex mutex;
@@ -446,27 +400,28 @@ VerifyReport verify_index(const SqzFile& file, std::span<const std::byte> bytes,
   const auto& tensors = file.header().tensors;
   report.checked = std::ssize(tensors);
   const Checksums checksums = read_checksums(file.header(), file.path(), report.problems);
-  const auto heads = static_cast<size_t>(file.metadata().model.kv_heads);
-  const size_t items = tensors.size() + heads * file.metadata().layers.size();
-  std::map<size_t, Problems> found;  // the first kMaxProblems items that have some
-  for_each_item(items, std::clamp(threads, 1, useful), [&](size_t i) {
+  const int64_t heads = file.metadata().model.kv_heads;
+  const int64_t items = report.checked + heads * std::ssize(file.metadata().layers);
+  std::map<int64_t, Problems> found;  // the first kMaxProblems items that have some
+  const auto check = [&](int64_t i) {
     Problems problems;
-    if (i < tensors.size()) {
-      check_bytes(tensors[i], bytes, checksums, advance, problems);
+    if (i < report.checked) {
+      check_bytes(tensors[static_cast<size_t>(i)], bytes, checksums, advance, problems);
     } else {
-      const auto head = static_cast<int64_t>(i - tensors.size());
-      const auto layer = head / static_cast<int64_t>(heads);
-      HeadCheck(file, layer, head % static_cast<int64_t>(heads), problems).run();
+      const int64_t head = i - report.checked;
+      HeadCheck(file, head / heads, head % heads, problems).run();
     }
-    if (problems.empty()) return;
+    if (problems.empty()) return Status();
     const std::lock_guard lock(mutex);
     found[i] = std::move(problems);
     if (found.size() > kMaxProblems) found.erase(std::prev(found.end()));
-  });
+    return Status();
+  };
+  SQZ_RETURN_IF_ERROR(parallel_for(items, std::min(resolve_threads(threads), useful), check));
   for (auto& [item, problems] : found) {
     for (std::string& text : problems) note(report.problems, std::move(text));
   }
-  for (const Status& status : {check_calibration_of(file), check_rotation(file)}) {
+  for (const Status& status : {file.calibration().status(), check_rotation(file)}) {
     if (!status.ok()) note(report.problems, status.message());
   }
   return report;

@@ -37,7 +37,8 @@ Result<FileLayout> lay_out(const IndexMetadata& metadata, const std::vector<Laye
 }
 
 // What a layer's tensors hold, by what follows "layers.N." in their names.
-std::map<std::string, std::span<const std::byte>> contents_of(const LayerData& data) {
+std::map<std::string, std::span<const std::byte>> contents_of(const LayerData& data,
+                                                              const IndexMetadata& metadata) {
   const auto bytes = [](const auto& items) { return std::as_bytes(std::span(items)); };
   std::map<std::string, std::span<const std::byte>> out = {
       {"positions", bytes(data.positions)},
@@ -59,12 +60,9 @@ std::map<std::string, std::span<const std::byte>> contents_of(const LayerData& d
     out[level + "offsets"] = bytes(data.levels[k].offsets);
     out[level + "value_means"] = data.levels[k].value_means;
   }
-  if (data.classifier != nullptr) {
-    out["buckets.centroids"] = bytes(data.classifier->centroids);
-    out["buckets.hidden.weight"] = bytes(data.classifier->hidden_weight);
-    out["buckets.hidden.bias"] = bytes(data.classifier->hidden_bias);
-    out["buckets.output.weight"] = bytes(data.classifier->output_weight);
-    out["buckets.output.bias"] = bytes(data.classifier->output_bias);
+  if (data.classifier == nullptr) return out;
+  for (const auto& part : classifier_tensors(metadata.model, metadata.buckets, metadata.hidden)) {
+    out[concat("buckets.", part.name)] = bytes(data.classifier->*part.values);
   }
   return out;
 }
@@ -181,7 +179,7 @@ Status SqzWriter::write_layer(int64_t layer, const LayerData& data, uint64_t inp
                                              concat(data.levels.size(), " levels"), levels);
     }
   }
-  const auto contents = contents_of(data);
+  const auto contents = contents_of(data, s.metadata);
   const size_t prefix = layer_prefix(layer).size();
   SQZ_RETURN_IF_ERROR(s.put_layer(layer, [&](const PlannedTensor& tensor) {
     const auto found = contents.find(tensor.name.substr(prefix));

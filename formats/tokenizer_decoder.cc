@@ -119,7 +119,9 @@ Result<Decoder> replace_decoder(const JsonObject& object) {
   });
 }
 
-Result<Decoder> decoder_of(const JsonObject& object) {
+}  // namespace
+
+Result<Decoder> parse_decoder(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string type, object.string("type"));
   if (type == "ByteLevel") return Decoder(decode_byte_level);
   if (type == "ByteFallback") return Decoder(decode_bytes);
@@ -128,17 +130,11 @@ Result<Decoder> decoder_of(const JsonObject& object) {
   if (type == "Strip") return strip_decoder(object);
   if (type == "Metaspace") return metaspace_decoder(object);
   if (type != "Sequence") return object.unsupported("type", concat("decoder ", quote_text(type)));
-  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("decoders", decoder_of));
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("decoders", parse_decoder));
   return Decoder([steps](Tokens& tokens) -> Status {
     for (const Decoder& step : steps) SQZ_RETURN_IF_ERROR(step(tokens));
     return {};
   });
-}
-
-}  // namespace
-
-Result<Decoder> parse_decoder(const JsonObject& owner, std::string_view key) {
-  return owner.optional(key, decoder_of);
 }
 
 }  // namespace sqz

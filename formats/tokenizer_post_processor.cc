@@ -33,26 +33,22 @@ Result<SpecialAffixes> parse_template(const JsonObject& processor) {
   return affixes;
 }
 
-Result<SpecialAffixes> affixes_of(const JsonObject& object) {
+}  // namespace
+
+Result<SpecialAffixes> parse_post_processor(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string type, object.string("type"));
   if (type == "ByteLevel") return SpecialAffixes{};
   if (type == "TemplateProcessing") return parse_template(object);
   if (type != "Sequence") {
     return object.unsupported("type", concat("post-processor ", quote_text(type)));
   }
-  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("processors", affixes_of));
+  SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("processors", parse_post_processor));
   SpecialAffixes all;
   for (const SpecialAffixes& outer : steps) {
     all.before.insert(all.before.begin(), outer.before.begin(), outer.before.end());
     all.after.insert(all.after.end(), outer.after.begin(), outer.after.end());
   }
   return all;
-}
-
-}  // namespace
-
-Result<SpecialAffixes> parse_post_processor(const JsonObject& owner, std::string_view key) {
-  return owner.optional(key, affixes_of);
 }
 
 }  // namespace sqz

@@ -2,8 +2,8 @@
 // words, the model (formats/bpe.h) cuts those into tokens, the post-processor adds special ones;
 // and the decoder goes from tokens back to text.
 //
-// Each is a function that may be called from several threads, made from `owner`'s field `key`.
-// Where that is null or absent the function is empty. What is not named here is kUnsupported.
+// Each is a function that may be called from several threads, made from an object of the file. What
+// is not named here is kUnsupported.
 #pragma once
 
 #include <deque>
@@ -20,7 +20,7 @@ namespace sqz {
 // Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD. From valid UTF-8 to valid UTF-8; an empty text
 // stays empty.
 using Normalizer = std::function<Result<std::string>(std::string)>;
-Result<Normalizer> parse_normalizer(const JsonObject& owner, std::string_view key);
+Result<Normalizer> parse_normalizer(const JsonObject& object);
 
 // The four Unicode normalisation forms; the text is valid UTF-8. Linear but for the sorting of runs
 // of combining marks.
@@ -43,7 +43,7 @@ using TextStore = std::deque<std::string>;
 // Sequence, Split, ByteLevel, Digits, Metaspace. Cuts every piece that is not an added token. Texts
 // are valid UTF-8 and outlive the pieces, as the store does. No piece of the result is empty.
 using PreTokenizer = std::function<Status(std::vector<Piece>&, TextStore&)>;
-Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& owner, std::string_view key);
+Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& object);
 
 // Byte-level text: each byte is written as one printable character, as GPT-2 does it.
 void append_byte_level(std::string_view bytes, std::string& out);
@@ -55,11 +55,11 @@ bool append_byte_level_decoded(std::string_view text, std::string& out);
 struct SpecialAffixes {
   std::vector<int32_t> before, after;
 };
-Result<SpecialAffixes> parse_post_processor(const JsonObject& owner, std::string_view key);
+Result<SpecialAffixes> parse_post_processor(const JsonObject& object);
 
 // Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace. Rewrites the tokens; their
 // concatenation after the last step is the text. Tokens and results are valid UTF-8.
 using Decoder = std::function<Status(std::vector<std::string>&)>;
-Result<Decoder> parse_decoder(const JsonObject& owner, std::string_view key);
+Result<Decoder> parse_decoder(const JsonObject& object);
 
 }  // namespace sqz

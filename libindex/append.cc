@@ -1,7 +1,6 @@
 #include "libindex/append.h"
 
 #include <algorithm>
-#include <new>
 
 #include "formats/base/hash.h"
 #include "libindex/buckets.h"
@@ -9,125 +8,54 @@
 namespace sqz {
 namespace {
 
-template <class T>
-void to_floats(const void* rows, int64_t first, int64_t count, float* out) {
-  const T* from = static_cast<const T*>(rows) + first;
-  std::transform(from, from + count, out, [](T x) { return to_float(x); });
+// Rows [Hkv, tokens, d] in token order, float32: of a layer of an index, stored as `slots` and
+// `exact`, and behind them `fresh`, [Hkv, n, d]. Tokens that a layer with a sliding window has
+// dropped are zero.
+std::vector<float> in_token_order(const LayerView& view, const IndexMetadata& metadata,
+                                  int64_t tokens, const void* slots, const void* exact,
+                                  std::span<const float> fresh) {
+  const int64_t d = view.head_dim, known = metadata.tokens, added = tokens - known;
+  std::vector<float> out(static_cast<size_t>(view.kv_heads * tokens * d));
+  const auto copy = [&](const void* from, int64_t row, float* to) {
+    to_floats(static_cast<const uint16_t*>(from) + row * d, view.dtype, d, to);
+  };
+  for (int64_t head = 0; head < view.kv_heads; ++head) {
+    float* to = out.data() + head * tokens * d;
+    for (int64_t s = 0; s < view.slots; ++s) {
+      const int64_t slot = head * view.slots + s;
+      copy(slots, slot, to + int64_t{view.positions[slot]} * d);
+    }
+    for (int64_t e = 0; e < view.exact; ++e) {
+      const bool sink = view.slots > 0 && e < metadata.sink;
+      const int64_t token = sink ? e : known - view.exact + e;
+      copy(exact, head * view.exact + e, to + token * d);
+    }
+    std::copy_n(fresh.data() + head * added * d, added * d, to + known * d);
+  }
+  return out;
 }
-
-// Rows [Hkv, rows of a head, d] of an index, as float32 in token order.
-class TokenOrder {
- public:
-  TokenOrder(const LayerView& view, const IndexMetadata& metadata, int64_t tokens)
-      : view_(view), metadata_(metadata), tokens_(tokens) {}
-
-  // Tokens that a layer with a sliding window has dropped are zero. fresh: [Hkv, n, d].
-  std::vector<float> rows(const void* slots, const void* exact,
-                          std::span<const float> fresh) const {
-    const int64_t d = view_.head_dim, known = metadata_.tokens, added = tokens_ - known;
-    std::vector<float> out(static_cast<size_t>(view_.kv_heads * tokens_ * d));
-    for (int64_t head = 0; head < view_.kv_heads; ++head) {
-      float* to = out.data() + head * tokens_ * d;
-      for (int64_t s = 0; s < view_.slots; ++s) {
-        const int64_t slot = head * view_.slots + s;
-        copy(slots, slot, to + int64_t{view_.positions[slot]} * d);
-      }
-      for (int64_t e = 0; e < view_.exact; ++e) {
-        const bool sink = view_.slots > 0 && e < metadata_.sink;
-        const int64_t token = sink ? e : known - view_.exact + e;
-        copy(exact, head * view_.exact + e, to + token * d);
-      }
-      std::copy_n(fresh.data() + head * added * d, added * d, to + known * d);
-    }
-    return out;
-  }
-
- private:
-  void copy(const void* from, int64_t row, float* to) const {
-    const int64_t d = view_.head_dim;
-    if (view_.dtype == DType::kBF16) {
-      to_floats<BFloat16>(from, row * d, d, to);
-    } else {
-      to_floats<Float16>(from, row * d, d, to);
-    }
-  }
-
-  const LayerView& view_;
-  const IndexMetadata& metadata_;
-  int64_t tokens_;
-};
-
-class Appender final : public IndexAppender {
- public:
-  Appender(std::shared_ptr<const SqzFile> index, int64_t tokens)
-      : index_(std::move(index)), qmodel_(embedded_qmodel(*index_)), tokens_(tokens) {}
-
-  Status open(Env& env, const std::string& output, bool replace, std::span<const int32_t> tokens,
-              int threads) {
-    const IndexMetadata& metadata = index_->metadata();
-    BuildOptions options = options_of(*index_, qmodel_);
-    options.threads = threads;
-    SQZ_ASSIGN_OR_RETURN(builder_, IndexBuilder::create(env, output, replace, metadata.model,
-                                                        tokens, metadata.tokenizer_hash, options));
-    return {};
-  }
-
-  Status add_layer(int64_t layer, std::span<const float> keys,
-                   std::span<const float> values) override {
-    const IndexMetadata& metadata = index_->metadata();
-    const ModelDescription& model = metadata.model;
-    if (layer < 0 || layer >= model.layers) {
-      return {Code::kInvalidArgument,
-              bad_field("append", "layer", concat(layer), concat("0 to ", model.layers - 1))};
-    }
-    const int64_t wanted = model.kv_heads * (tokens_ - metadata.tokens) * model.head_dim;
-    for (const auto& [name, given] : {std::pair("keys", keys), std::pair("values", values)}) {
-      if (std::cmp_equal(given.size(), wanted)) continue;
-      return {Code::kInvalidArgument, bad_field(concat("layer ", layer), concat("floats of ", name),
-                                                concat(given.size()), concat(wanted))};
-    }
-    try {
-      const LayerView view = index_->layer(layer);
-      const TokenOrder order(view, metadata, tokens_);
-      const std::vector<float> all_keys = order.rows(view.keys, view.exact_keys, keys);
-      const std::vector<float> all_values = order.rows(view.values, view.exact_values, values);
-      return builder_->add_layer(layer, {all_keys, all_values, {}, nullptr});
-    } catch (const std::bad_alloc&) {
-      return {Code::kOutOfMemory, concat("not enough memory for the keys of layer ", layer)};
-    }
-  }
-
-  Result<BuildReport> finish() override { return builder_->finish(); }
-
- private:
-  const std::shared_ptr<const SqzFile> index_;
-  const QmodelFile qmodel_;
-  const int64_t tokens_;
-  std::unique_ptr<IndexBuilder> builder_;
-};
 
 }  // namespace
 
 Status check_appendable(const SqzFile& index, std::span<const int32_t> tokens) {
   const IndexMetadata& metadata = index.metadata();
   if (metadata.partition != Partition::kBuckets) {
-    return {Code::kUnsupported,
-            bad_field(index.path(), "partition", partition_name(metadata.partition),
-                      "buckets (sqz-index build --qmodel): build others anew")};
+    return Refuse{index.path(), Code::kUnsupported}(
+        "partition", partition_name(metadata.partition),
+        "buckets (sqz-index build --qmodel): build others anew");
   }
   const auto known = static_cast<size_t>(metadata.tokens);
   if (tokens.size() <= known) {
-    return {Code::kCorrupt,
-            bad_field(index.path(), "all tokens", concat(tokens.size()),
-                      concat("more than the ", known,
-                             " that it has: give its own texts first, then the new ones"))};
+    return Refuse{index.path()}(
+        "all tokens", tokens.size(),
+        concat("more than the ", known,
+               " that it has: give its own texts first, then the new ones"));
   }
   const std::string hash = hex(xxh3_64(std::as_bytes(tokens.first(known))));
   if (hash == metadata.tokens_hash) return {};
-  return {Code::kMismatch,
-          bad_field(index.path(), concat("hash of the first ", known, " tokens"), hash,
-                    concat(metadata.tokens_hash,
-                           ": give the index's own texts first, then the new ones"))};
+  return Refuse{index.path(), Code::kMismatch}(
+      concat("hash of the first ", known, " tokens"), hash,
+      concat(metadata.tokens_hash, ": give the index's own texts first, then the new ones"));
 }
 
 BuildOptions options_of(const SqzFile& index, const QmodelFile& qmodel) {
@@ -151,24 +79,54 @@ BuildOptions options_of(const SqzFile& index, const QmodelFile& qmodel) {
 Result<std::unique_ptr<IndexAppender>> IndexAppender::create(
     Env& env, std::shared_ptr<const SqzFile> index, const std::string& output, bool replace,
     std::span<const int32_t> tokens, int threads) {
-  try {
+  const auto open = [&]() -> Result<std::unique_ptr<IndexAppender>> {
     SQZ_RETURN_IF_ERROR(check_appendable(*index, tokens));
     const IndexMetadata& metadata = index->metadata();
     if (!metadata.has_kv || metadata.heavy_hitters || metadata.key_calibration) {
-      return Status(
-          Code::kUnsupported,
-          bad_field(index->path(), "contents",
-                    !metadata.has_kv ? "no keys and values"
-                                     : "heavy hitters or a calibration of single keys",
-                    "keys and values alone, to append to without a pass over all tokens"));
+      return Refuse{index->path(), Code::kUnsupported}(
+          "contents",
+          !metadata.has_kv ? "no keys and values" : "heavy hitters or a calibration of single keys",
+          "keys and values alone, to append to without a pass over all tokens");
     }
     SQZ_RETURN_IF_ERROR(index->check_whole({}, threads));
-    auto out = std::make_unique<Appender>(std::move(index), std::ssize(tokens));
-    SQZ_RETURN_IF_ERROR(out->open(env, output, replace, tokens, threads));
-    return std::unique_ptr<IndexAppender>(std::move(out));
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "not enough memory to append to the index");
+    auto out = std::make_unique<IndexAppender>();
+    out->index_ = index;
+    out->qmodel_ = embedded_qmodel(*index);
+    out->tokens_ = std::ssize(tokens);
+    BuildOptions options = options_of(*index, out->qmodel_);
+    options.threads = threads;
+    SQZ_ASSIGN_OR_RETURN(out->builder_,
+                         IndexBuilder::create(env, output, replace, metadata.model, tokens,
+                                              metadata.tokenizer_hash, options));
+    return out;
+  };
+  return within_memory(open, "not enough memory to append to the index");
+}
+
+Status IndexAppender::add_layer(int64_t layer, std::span<const float> keys,
+                                std::span<const float> values) {
+  const IndexMetadata& metadata = index_->metadata();
+  const ModelDescription& model = metadata.model;
+  if (layer < 0 || layer >= model.layers) {
+    return Refuse{"append", Code::kInvalidArgument}("layer", layer,
+                                                    concat("0 to ", model.layers - 1));
   }
+  const int64_t wanted = model.kv_heads * (tokens_ - metadata.tokens) * model.head_dim;
+  for (const auto& [name, given] : {std::pair("keys", keys), std::pair("values", values)}) {
+    if (std::cmp_equal(given.size(), wanted)) continue;
+    return Refuse{concat("layer ", layer), Code::kInvalidArgument}(concat("floats of ", name),
+                                                                   given.size(), wanted);
+  }
+  const auto add = [&] {
+    const LayerView view = index_->layer(layer);
+    const auto whole = [&](const void* slots, const void* exact, std::span<const float> fresh) {
+      return in_token_order(view, metadata, tokens_, slots, exact, fresh);
+    };
+    const std::vector<float> all_keys = whole(view.keys, view.exact_keys, keys);
+    const std::vector<float> all_values = whole(view.values, view.exact_values, values);
+    return builder_->add_layer(layer, {all_keys, all_values, {}, nullptr});
+  };
+  return within_memory(add, "not enough memory for the keys of layer ", layer);
 }
 
 }  // namespace sqz

@@ -33,14 +33,18 @@ class IndexAppender {
                                                        const std::string& output, bool replace,
                                                        std::span<const int32_t> tokens,
                                                        int threads);
-  virtual ~IndexAppender() = default;
 
   // keys, values: [Hkv, n, d] of the new tokens, float32, keys after RoPE; borrowed for the call.
   // Errors as IndexBuilder's. Memory: one layer's keys and values of all tokens, in float32.
-  virtual Status add_layer(int64_t layer, std::span<const float> keys,
-                           std::span<const float> values) = 0;
+  Status add_layer(int64_t layer, std::span<const float> keys, std::span<const float> values);
   // Publishes; once, after the last layer.
-  virtual Result<BuildReport> finish() = 0;
+  Result<BuildReport> finish() { return builder_->finish(); }
+
+ private:
+  std::shared_ptr<const SqzFile> index_;
+  QmodelFile qmodel_;  // the index's own, which the builder borrows
+  int64_t tokens_ = 0;
+  std::unique_ptr<IndexBuilder> builder_;
 };
 
 }  // namespace sqz

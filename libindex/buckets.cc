@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "formats/base/checked.h"
+#include "formats/base/parallel.h"
+#include "formats/sqz_layout.h"
 #include "libindex/nearest.h"
-#include "libindex/parallel.h"
 #include "libruntime/rope.h"
 
 namespace sqz {
@@ -66,8 +68,7 @@ QmodelFile embedded_qmodel(const SqzFile& index) {
   if (const JsonValue* recent = build.root().find("trained_for_recent")) {
     out.recent = recent->integer(0, INT64_MAX).value_or(0);
   }
-  const int64_t heads = metadata.model.kv_heads, dim = metadata.model.head_dim;
-  const int64_t buckets = out.buckets, hidden = out.hidden;
+  const auto parts = classifier_tensors(metadata.model, out.buckets, out.hidden);
   out.layers.resize(static_cast<size_t>(metadata.model.layers));
   for (int64_t l = 0; l < metadata.model.layers; ++l) {
     const LayerView view = index.layer(l);
@@ -75,13 +76,11 @@ QmodelFile embedded_qmodel(const SqzFile& index) {
       if (metadata.layers[static_cast<size_t>(l)].window == 0) out.dense.push_back(l);
       continue;
     }
-    const ClassifierView& from = view.classifier;
-    QmodelLayer& layer = out.layers[static_cast<size_t>(l)];
-    layer.centroids.assign(from.centroids, from.centroids + heads * buckets * dim);
-    layer.hidden_weight.assign(from.hidden_weight, from.hidden_weight + heads * hidden * dim);
-    layer.hidden_bias.assign(from.hidden_bias, from.hidden_bias + heads * hidden);
-    layer.output_weight.assign(from.output_weight, from.output_weight + heads * buckets * hidden);
-    layer.output_bias.assign(from.output_bias, from.output_bias + heads * buckets);
+    for (const ClassifierTensor& part : parts) {
+      const float* from = view.classifier.*part.view;
+      (out.layers[static_cast<size_t>(l)].*part.values)
+          .assign(from, from + *checked_elements(part.shape));
+    }
   }
   return out;
 }

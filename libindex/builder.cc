@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <future>
-#include <new>
 #include <utility>
 
 #include "formats/base/hash.h"
+#include "formats/base/parallel.h"
 #include "formats/base/stopwatch.h"
 #include "formats/sqz_container.h"
 #include "formats/sqz_layout.h"
@@ -20,7 +20,6 @@
 #include "libindex/layer_store.h"
 #include "libindex/layout.h"
 #include "libindex/order.h"
-#include "libindex/parallel.h"
 #include "libindex/tree.h"
 
 namespace sqz {
@@ -51,14 +50,18 @@ std::string name_of(const KmeansEngine* engine) {
   return engine == nullptr ? "none" : engine->name();
 }
 
-// Runs the body of a public function; allocations may fail anywhere below.
-template <class Body>
-auto without_exceptions(const Body& body) -> decltype(body()) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "not enough memory to build the index");
-  }
+constexpr const char* kNoMemory = "not enough memory to build the index";
+
+LayerProblem problem_of(const BuildLayout& layout, const BuildOptions& options) {
+  LayerProblem problem;
+  problem.heads = layout.metadata.model.kv_heads;
+  problem.tokens = layout.metadata.tokens;
+  problem.dim = layout.metadata.model.head_dim;
+  problem.sink = options.sink;
+  problem.clustered = layout.clustered;
+  problem.tree.clusters = layout.clusters;
+  problem.dtype = options.dtype;
+  return problem;
 }
 
 class Builder final : public IndexBuilder {
@@ -74,17 +77,11 @@ class Builder final : public IndexBuilder {
         stores_{{{model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype},
                  {model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype}}},
         compressor_(layout_.metadata) {
-    calibration_.layers = model_.layers;
-    calibration_.kv_heads = model_.kv_heads;
-    calibration_.group = model_.group_size();
-    calibration_.dim = model_.head_dim;
-    calibration_.scale = static_cast<float>(model_.attention_scale);
-    calibration_.dtype = options.dtype;
+    calibration_ = calibration_input(layout_.metadata, kTailSource);
     const auto coarse_levels = static_cast<double>(std::ssize(options.level_fractions) - 1);
     if (coarse_levels > 0) {
       calibration_.coarse_keep = std::pow(options.coarse_keep, 1 / coarse_levels);
     }
-    calibration_.source = kTailSource;
     if (layout_.metadata.key_calibration) {
       keys_ = std::make_unique<KeyCalibrator>(model_, options.dtype, kTailSource);
     }
@@ -100,7 +97,7 @@ class Builder final : public IndexBuilder {
                    const std::function<void(int64_t, int64_t)>& progress) override {
     if (!usable_) return ended();
     usable_ = false;
-    SQZ_RETURN_IF_ERROR(without_exceptions([&] { return add(layer, input, progress); }));
+    SQZ_RETURN_IF_ERROR(within_memory([&] { return add(layer, input, progress); }, kNoMemory));
     usable_ = true;
     return Status();
   }
@@ -108,7 +105,7 @@ class Builder final : public IndexBuilder {
   Result<BuildReport> finish() override {
     if (!usable_) return ended();
     usable_ = false;
-    return without_exceptions([&] { return calibrate_and_publish(); });
+    return within_memory([&] { return calibrate_and_publish(); }, kNoMemory);
   }
 
  private:
@@ -118,9 +115,8 @@ class Builder final : public IndexBuilder {
 
   Status check_input(int64_t layer, const LayerInput& input) {
     if (layer != next_layer_ || layer >= model_.layers) {
-      return Status(Code::kInvalidArgument,
-                    bad_field("build", "layer", concat(layer),
-                              concat(next_layer_, " of ", model_.layers, ", in order")));
+      return Refuse{"build", Code::kInvalidArgument}(
+          "layer", layer, concat(next_layer_, " of ", model_.layers, ", in order"));
     }
     if (input.device != nullptr) {
       if (takes_device_rows() && input.device->device == options_.gpu) return Status();
@@ -131,10 +127,9 @@ class Builder final : public IndexBuilder {
     const auto wanted =
         static_cast<size_t>(model_.kv_heads * layout_.metadata.tokens * model_.head_dim);
     if (input.keys.size() != wanted || input.values.size() != wanted) {
-      return Status(
-          Code::kInvalidArgument,
-          bad_field(concat("layer ", layer), "elements of keys and values",
-                    concat(input.keys.size(), " and ", input.values.size()), concat(wanted)));
+      return Refuse{concat("layer ", layer), Code::kInvalidArgument}(
+          "elements of keys and values", concat(input.keys.size(), " and ", input.values.size()),
+          wanted);
     }
     return Status();
   }
@@ -165,26 +160,23 @@ class Builder final : public IndexBuilder {
       ++next_layer_;
       return Status();
     }
-    if (layout_.shapes[layer].slots == 0) {
-      const Timer timer(report_.seconds.write);
-      SQZ_RETURN_IF_ERROR(store_dense(layer, input));
-      if (progress) progress(model_.kv_heads, model_.kv_heads);
-    } else if (engine_ == nullptr) {
-      if (keys_ != nullptr) SQZ_RETURN_IF_ERROR(take_queries(layer, input));
-      SQZ_RETURN_IF_ERROR(layout_.pages > 0 ? store_pages(layer, input)
-                                            : store_buckets(layer, input));
-      if (progress) progress(model_.kv_heads, model_.kv_heads);
-    } else {
+    const bool sparse = layout_.shapes[layer].slots > 0;
+    if (sparse && (engine_ != nullptr || keys_ != nullptr)) {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
-      SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
     }
-    if (layout_.shapes[layer].slots > 0 && layout_.metadata.heavy_hitters) {
+    if (sparse && engine_ != nullptr) {
+      SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
+    } else {
+      SQZ_RETURN_IF_ERROR(!sparse             ? store_dense(layer, input)
+                          : layout_.pages > 0 ? store_pages(layer, input)
+                                              : store_buckets(layer, input));
+      if (progress) progress(model_.kv_heads, model_.kv_heads);
+    }
+    if (sparse && layout_.metadata.heavy_hitters) {
       SQZ_RETURN_IF_ERROR(check_attention(layer, input.attention));
       store().order_heavy(input.attention);
     }
-    if (layout_.shapes[layer].slots > 0) {
-      SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store().data().keys));
-    }
+    if (sparse) SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store().data().keys));
     SQZ_RETURN_IF_ERROR(written());
     const Timer timer(report_.seconds.write);
     LayerData data = store().data();
@@ -240,17 +232,16 @@ class Builder final : public IndexBuilder {
     const std::string label = concat("layer ", layer);
     const int64_t wanted = model_.kv_heads * layout_.metadata.tokens;
     if (std::cmp_not_equal(attention.size(), wanted)) {
-      return {Code::kInvalidArgument,
-              bad_field(label, "elements of attention", concat(attention.size()), concat(wanted))};
+      return Refuse{label, Code::kInvalidArgument}("elements of attention", attention.size(),
+                                                   wanted);
     }
     const auto bad = std::find_if_not(attention.begin(), attention.end(),
                                       [](float x) { return std::isfinite(x); });
     if (bad == attention.end()) return {};
     const int64_t at = bad - attention.begin();
-    return {Code::kNumeric, bad_field(label,
-                                      concat("attention to token ", at % layout_.metadata.tokens,
-                                             ", KV head ", at / layout_.metadata.tokens),
-                                      concat(*bad), "a number")};
+    return Refuse{label, Code::kNumeric}(concat("attention to token ", at % layout_.metadata.tokens,
+                                                ", KV head ", at / layout_.metadata.tokens),
+                                         *bad, "a number");
   }
 
   Status store_buckets(int64_t layer, const LayerInput& input) {
@@ -271,9 +262,9 @@ class Builder final : public IndexBuilder {
     const auto floats = static_cast<int64_t>(input.queries.size());
     const int64_t n = calibration_.sparse.empty() ? floats / row : calibration_.queries;
     if (n < 1 || floats != n * row) {
-      return Status(Code::kInvalidArgument,
-                    bad_field(concat("layer ", layer), "elements of queries", concat(floats),
-                              concat("a multiple of ", row, ", the same for all layers")));
+      return Refuse{concat("layer ", layer), Code::kInvalidArgument}(
+          "elements of queries", floats,
+          concat("a multiple of ", row, ", the same for all layers"));
     }
     SQZ_RETURN_IF_ERROR(check_storable(input.queries, model_.query_heads, model_.head_dim,
                                        DType::kF32, layer, "query head", "query", 1));
@@ -305,14 +296,12 @@ class Builder final : public IndexBuilder {
 
   LayerProblem layer_problem(int64_t layer, const LayerInput& input) const {
     const bool dense = layout_.shapes[layer].clusters.empty();
-    LayerProblem problem;
-    problem.heads = model_.kv_heads;
-    problem.tokens = layout_.metadata.tokens;
-    problem.dim = model_.head_dim;
-    problem.sink = dense ? layout_.dense_first(layer) : options_.sink;
-    problem.clustered = dense ? 0 : layout_.clustered;
+    LayerProblem problem = problem_of(layout_, options_);
+    if (dense) {
+      problem.sink = layout_.dense_first(layer);
+      problem.clustered = 0;
+    }
     problem.tree = tree_options(layer);
-    problem.dtype = options_.dtype;
     problem.keep_kv = options_.keep_kv;
     problem.keys = input.keys;
     problem.values = input.values;
@@ -321,6 +310,7 @@ class Builder final : public IndexBuilder {
   }
 
   Status store_dense(int64_t layer, const LayerInput& input) {
+    const Timer timer(report_.seconds.write);
     if (input.device != nullptr) {
       return engine_->layer_engine()->fill_dense(layer_problem(layer, input), store().buffers());
     }
@@ -353,8 +343,7 @@ class Builder final : public IndexBuilder {
 
   Result<BuildReport> calibrate_and_publish() {
     if (next_layer_ != model_.layers) {
-      return Status(Code::kInvalidArgument,
-                    bad_field("build", "layers added", concat(next_layer_), concat(model_.layers)));
+      return Refuse{"build", Code::kInvalidArgument}("layers added", next_layer_, model_.layers);
     }
     SQZ_RETURN_IF_ERROR(written());
     Calibration calibration;
@@ -419,35 +408,11 @@ Result<PlannedBuild> plan_build(const ModelDescription& model, std::span<const i
   return out;
 }
 
-Result<std::unique_ptr<IndexBuilder>> create_builder(Env& env, const std::string& path,
-                                                     bool replace, const ModelDescription& model,
-                                                     std::span<const int32_t> tokens,
-                                                     const std::string& tokenizer_hash,
-                                                     const BuildOptions& options) {
-  SQZ_ASSIGN_OR_RETURN(PlannedBuild build, plan_build(model, tokens, tokenizer_hash, options));
-  // Said where they are as usual, too: a build may have been begun with others.
-  const JsonMembers resume = {{"engine", name_of(build.engine.get())}, {"pass", options.pass}};
-  SQZ_ASSIGN_OR_RETURN(
-      auto writer, SqzWriter::create(env, path, replace, build.layout.metadata, build.layout.shapes,
-                                     options.resume ? &resume : nullptr));
-  return std::unique_ptr<IndexBuilder>(
-      new Builder(std::move(build.layout), options, std::move(build.engine), std::move(writer)));
-}
-
 Status plan_gpu(const PlannedBuild& build, const BuildOptions& options, bool on_device,
                 BuildPlan& plan) {
-  const BuildLayout& layout = build.layout;
-  const ModelDescription& model = layout.metadata.model;
-  if (layout.clusters.empty() || build.engine->layer_engine() == nullptr) return Status();
+  if (build.layout.clusters.empty() || build.engine->layer_engine() == nullptr) return Status();
   const DeviceRows rows;
-  LayerProblem problem;
-  problem.heads = model.kv_heads;
-  problem.tokens = layout.metadata.tokens;
-  problem.dim = model.head_dim;
-  problem.sink = options.sink;
-  problem.clustered = layout.clustered;
-  problem.tree.clusters = layout.clusters;
-  problem.dtype = options.dtype;
+  LayerProblem problem = problem_of(build.layout, options);
   problem.device = on_device ? &rows : nullptr;
   SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, build.engine->layer_engine()->memory(problem));
   plan.gpu_memory = memory.whole;
@@ -463,8 +428,17 @@ Result<std::unique_ptr<IndexBuilder>> IndexBuilder::create(Env& env, const std::
                                                            std::span<const int32_t> tokens,
                                                            const std::string& tokenizer_hash,
                                                            const BuildOptions& options) {
-  return without_exceptions(
-      [&] { return create_builder(env, path, replace, model, tokens, tokenizer_hash, options); });
+  const auto make = [&]() -> Result<std::unique_ptr<IndexBuilder>> {
+    SQZ_ASSIGN_OR_RETURN(PlannedBuild build, plan_build(model, tokens, tokenizer_hash, options));
+    // Said where they are as usual, too: a build may have been begun with others.
+    const JsonMembers resume = {{"engine", name_of(build.engine.get())}, {"pass", options.pass}};
+    SQZ_ASSIGN_OR_RETURN(
+        auto writer, SqzWriter::create(env, path, replace, build.layout.metadata,
+                                       build.layout.shapes, options.resume ? &resume : nullptr));
+    return std::unique_ptr<IndexBuilder>(
+        new Builder(std::move(build.layout), options, std::move(build.engine), std::move(writer)));
+  };
+  return within_memory(make, kNoMemory);
 }
 
 Result<BuildReport> IndexBuilder::find(Env& env, const std::string& path,
@@ -484,13 +458,13 @@ Result<BuildReport> IndexBuilder::find(Env& env, const std::string& path,
   }
   SQZ_RETURN_IF_ERROR(
       check_same_build(file->raw_metadata(), metadata_to_strings(build.layout.metadata), path));
-  return Status(Code::kMismatch,
-                bad_field(path, "calibration", concat('"', calibration.source, '"'), kTailSource));
+  return Refuse{path, Code::kMismatch}("calibration", concat('"', calibration.source, '"'),
+                                       kTailSource);
 }
 
 Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t tokens,
                                      const BuildOptions& options, bool on_device) {
-  return without_exceptions([&]() -> Result<BuildPlan> {
+  const auto make = [&]() -> Result<BuildPlan> {
     SQZ_ASSIGN_OR_RETURN(PlannedBuild build, plan_build(model, tokens, options));
     BuildLayout& layout = build.layout;
     // As long as the real ones: they are in the file.
@@ -503,7 +477,8 @@ Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t toke
     plan.pages = layout.pages;
     SQZ_RETURN_IF_ERROR(plan_gpu(build, options, on_device, plan));
     return plan;
-  });
+  };
+  return within_memory(make, kNoMemory);
 }
 
 }  // namespace sqz

@@ -88,9 +88,8 @@ struct BuildReport {
                                       // for pages
   int64_t pages = 0;                  // a KV head; 0 for clusters
   int64_t resumed = 0;                // layers that were taken over
-  std::string
-      engine;  // what clustered: "faiss", "cuda (NVIDIA H200)"; "none" for pages and buckets
-  std::string build_id;  // formats/sqz_metadata.h
+  std::string engine;                 // that clustered: "faiss", "cuda (NVIDIA H200)"; else "none"
+  std::string build_id;               // formats/sqz_metadata.h
   BuildSeconds seconds;
 };
 

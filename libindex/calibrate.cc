@@ -34,12 +34,10 @@ class Calibrator {
 
   Result<Calibration> run() {
     SQZ_RETURN_IF_ERROR(measure_flat());
-    for (int k = 0; k < levels_ - 1; ++k) SQZ_RETURN_IF_ERROR(measure_tree(k));
-    if (levels_ > 1) return finish_tree();
-    for (int scope = 0; scope < kScopes; ++scope) {
-      for (int group = 0; group < kGroups; ++group) {
-        std::copy_n(grid(scope, 0, group), Calibration::kGrid, grid(scope, 1, group));
-      }
+    for (int k = 0; k < levels_ - 1; ++k) SQZ_RETURN_IF_ERROR(measure_coarse(k));
+    if (levels_ > 1) {
+      SQZ_ASSIGN_OR_RETURN(const CalibrationSketches total, measure_level(levels_ - 1));
+      fill_grid(1, total);
     }
     return std::move(result_);
   }
@@ -58,11 +56,7 @@ class Calibrator {
       for (int group = 0; group < kGroups; ++group) {
         const ScoreSketch& sketch =
             sketches[scope][is_copied_sketch(scope, group) ? group - 1 : group];
-        float* out = grid(scope, path, group);
-        for (int64_t i = 0; i < Calibration::kGrid; ++i) {
-          out[i] = sketch.threshold(static_cast<double>(i) / (Calibration::kGrid - 1));
-        }
-        out[Calibration::kGrid - 1] = kBelowAllScores;
+        sketch.fill_curve({grid(scope, path, group), Calibration::kGrid});
       }
     }
   }
@@ -85,6 +79,7 @@ class Calibrator {
           }
         }));
     fill_grid(0, total);
+    if (levels_ == 1) fill_grid(1, total);
     for (int64_t index = 0; index < head_count_; ++index) {
       const int64_t layer = input_.sparse[index / input_.kv_heads].layer;
       for (int scope = 0; scope < kScopes; ++scope) {
@@ -99,15 +94,16 @@ class Calibrator {
   }
 
   // Level `k` of what the levels above it let through.
-  Status measure_level(int k, CalibrationSketches& total) {
-    return scorer_.run({k, result_.coarse},
-                       [&](int64_t, CalibrationSketches& head) { merge(head, total); });
+  Result<CalibrationSketches> measure_level(int k) {
+    CalibrationSketches total;
+    SQZ_RETURN_IF_ERROR(scorer_.run(
+        {k, result_.coarse}, [&](int64_t, CalibrationSketches& head) { merge(head, total); }));
+    return total;
   }
 
   // T_(k+1), given those above it.
-  Status measure_tree(int k) {
-    CalibrationSketches total;
-    SQZ_RETURN_IF_ERROR(measure_level(k, total));
+  Status measure_coarse(int k) {
+    SQZ_ASSIGN_OR_RETURN(const CalibrationSketches total, measure_level(k));
     for (int scope = 0; scope < kScopes; ++scope) {
       for (int group = 0; group < kGroups; ++group) {
         const ScoreSketch& sketch =
@@ -119,13 +115,6 @@ class Calibrator {
     return Status();
   }
 
-  Result<Calibration> finish_tree() {
-    CalibrationSketches total;
-    SQZ_RETURN_IF_ERROR(measure_level(levels_ - 1, total));
-    fill_grid(1, total);
-    return std::move(result_);
-  }
-
   const CalibrationInput& input_;
   CalibrationScorer& scorer_;
   const int levels_;
@@ -135,6 +124,19 @@ class Calibrator {
 };
 
 }  // namespace
+
+CalibrationInput calibration_input(const IndexMetadata& metadata, std::string source) {
+  const ModelDescription& model = metadata.model;
+  CalibrationInput out;
+  out.layers = model.layers;
+  out.kv_heads = model.kv_heads;
+  out.group = model.group_size();
+  out.dim = model.head_dim;
+  out.scale = static_cast<float>(model.attention_scale);
+  out.dtype = metadata.dtype;
+  out.source = std::move(source);
+  return out;
+}
 
 std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t group, int64_t n,
                                  int64_t dim) {

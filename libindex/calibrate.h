@@ -25,7 +25,6 @@
 
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -57,6 +56,9 @@ struct CalibrationInput {
   std::string source;        // for people: "tail"
   std::vector<CalibrationLayer> sparse;
 };
+
+// That of an index, without queries and layers.
+CalibrationInput calibration_input(const IndexMetadata& metadata, std::string source);
 
 // [Hq, n, d], as a model gives them, to [Hkv, n, group, d], as they are scored.
 std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t group, int64_t n,

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "formats/base/parallel.h"
 #include "libindex/calibrate.h"
-#include "libindex/parallel.h"
 #include "libruntime/select/score.h"
 
 namespace sqz {
@@ -73,10 +73,7 @@ void KeyCalibrator::finish(Calibration& calibration) const {
     for (const Head& head : heads_[scope]) all.merge(head.sketch);
     const std::span<float> curve =
         std::span(calibration.key_thresholds).subspan(static_cast<size_t>(scope * kGrid), kGrid);
-    for (int64_t i = 0; i < kGrid; ++i) {
-      curve[i] = all.threshold(static_cast<double>(i) / static_cast<double>(kGrid - 1));
-    }
-    curve[kGrid - 1] = kBelowAllScores;
+    all.fill_curve(curve);
     for (const Head& head : heads_[scope]) {
       const std::vector<float> kept = head.sketch.kept(curve);
       const int64_t row = (scope * model_.layers + head.layer) * model_.kv_heads + head.kv_head;

@@ -4,8 +4,8 @@
 #include <mutex>
 #include <numeric>
 
+#include "formats/base/parallel.h"
 #include "libindex/order.h"
-#include "libindex/parallel.h"
 #include "libruntime/select/descend.h"
 
 namespace sqz {

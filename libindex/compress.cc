@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <new>
 
+#include "formats/base/parallel.h"
+#include "formats/sqz_layout.h"
 #include "libindex/copy_index.h"
-#include "libindex/parallel.h"
 
 namespace sqz {
 namespace {
@@ -119,36 +119,32 @@ Status encode(const Residuals& in, int bits, const std::vector<float>& rotation,
   });
 }
 
-LayerData data_of(const LayerView& view) {
-  const auto heads = view.kv_heads, row = view.head_dim * dtype_size(view.dtype);
-  const auto rows = [&](const void* from, int64_t count) {
-    return std::span(static_cast<const std::byte*>(from),
-                     static_cast<size_t>(from == nullptr ? 0 : heads * count * row));
-  };
-  const auto numbers = [&](const uint32_t* from, int64_t count) {
-    return std::span(from, static_cast<size_t>(from == nullptr ? 0 : heads * count));
+// The tensors of a layer that may get rows of codes.
+LayerData data_of(const SqzFile& index, int64_t layer) {
+  const std::string prefix = layer_prefix(layer);
+  const auto bytes = [&](const std::string& name) { return index.tensor(prefix + name); };
+  const auto numbers = [&](const std::string& name) {
+    const auto data = bytes(name);
+    return std::span(reinterpret_cast<const uint32_t*>(data.data()), data.size() / 4);
   };
   LayerData data;
-  for (int k = 0; k < view.levels; ++k) {
-    const LevelView& level = view.level[static_cast<size_t>(k)];
-    data.levels.push_back({rows(level.centroids, level.clusters),
-                           rows(level.value_means, level.clusters),
-                           numbers(level.offsets, level.clusters + 1)});
+  for (int k = 1; k <= index.layer(layer).levels; ++k) {
+    const std::string level = level_prefix(static_cast<size_t>(k));
+    data.levels.push_back(
+        {bytes(level + "centroids"), bytes(level + "value_means"), numbers(level + "offsets")});
   }
-  data.positions = numbers(view.positions, view.slots);
-  data.heavy = numbers(view.heavy, view.slots);
-  data.keys = rows(view.keys, view.slots);
-  data.values = rows(view.values, view.slots);
-  data.exact_keys = rows(view.exact_keys, view.exact);
-  data.exact_values = rows(view.exact_values, view.exact);
+  data.positions = numbers("positions");
+  data.heavy = numbers("heavy");
+  data.keys = bytes("keys");
+  data.values = bytes("values");
+  data.exact_keys = bytes("exact.keys");
+  data.exact_values = bytes("exact.values");
   return data;
 }
 
 Status check_compressible(const SqzFile& index) {
   const IndexMetadata& metadata = index.metadata();
-  const auto refuse = [&](const char* field, const std::string& found, const char* expected) {
-    return Status(Code::kUnsupported, bad_field(index.path(), field, found, expected));
-  };
+  const Refuse refuse{index.path(), Code::kUnsupported};
   if (metadata.partition != Partition::kKmeans || metadata.levels == 0) {
     return refuse("partition", partition_name(metadata.partition), "kmeans, with clusters");
   }
@@ -163,9 +159,7 @@ template <class T>
 void decode_keys(const LayerView& view, std::vector<float>& out) {
   const int64_t d = view.head_dim;
   if (view.coded_keys.bits == 0) {
-    const T* keys = static_cast<const T*>(view.keys);
-    for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(keys[i]);
-    return;
+    return to_floats(view.keys, view.dtype, std::ssize(out), out.data());
   }
   const LevelView& level = view.level[static_cast<size_t>(view.levels - 1)];
   std::vector<int8_t> numbers(static_cast<size_t>(d));
@@ -184,33 +178,6 @@ void decode_keys(const LayerView& view, std::vector<float>& out) {
       }
     }
   }
-}
-
-Result<CompressReport> compress(Env& env, const SqzFile& index, const CompressOptions& options,
-                                const std::string& output, bool replace, int threads,
-                                const std::function<void(double)>& progress) {
-  SQZ_RETURN_IF_ERROR(check_compressible(index));
-  IndexMetadata metadata = index.metadata();
-  metadata.producer.clear();  // this build's
-  SQZ_RETURN_IF_ERROR(set_rows(options, metadata));
-  SQZ_RETURN_IF_ERROR(index.check_whole({}, threads));
-  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index.calibration());
-  const int64_t layers = metadata.model.layers;
-  std::vector<LayerShape> shapes;
-  for (int64_t layer = 0; layer < layers; ++layer) shapes.push_back(shape_of(index.layer(layer)));
-  SQZ_ASSIGN_OR_RETURN(const auto writer,
-                       SqzWriter::create(env, output, replace, metadata, shapes));
-  LayerCompressor compressor(metadata);
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    LayerData data = data_of(index.layer(layer));
-    SQZ_RETURN_IF_ERROR(compressor.compress(layer, data, resolve_threads(threads)));
-    SQZ_RETURN_IF_ERROR(writer->write_layer(layer, data));
-    if (progress) progress(static_cast<double>(layer + 1) / static_cast<double>(layers));
-  }
-  CompressReport report;
-  report.bytes_before = index.file_bytes();
-  SQZ_ASSIGN_OR_RETURN(report.bytes, writer->commit(calibration));
-  return report;
 }
 
 }  // namespace
@@ -275,20 +242,30 @@ Result<CompressReport> compress_index(Env& env, const SqzFile& index,
                                       const CompressOptions& options, const std::string& output,
                                       bool replace, int threads,
                                       const std::function<void(double)>& progress) {
-  try {
-    return compress(env, index, options, output, replace, threads, progress);
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "not enough memory to compress the index");
-  }
+  const auto compress = [&]() -> Result<CompressReport> {
+    SQZ_RETURN_IF_ERROR(check_compressible(index));
+    IndexMetadata metadata = index.metadata();
+    SQZ_RETURN_IF_ERROR(set_rows(options, metadata));
+    SQZ_RETURN_IF_ERROR(index.check_whole({}, threads));
+    SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index.calibration());
+    LayerCompressor compressor(metadata);
+    const auto put = [&](SqzWriter& writer, int64_t layer) {
+      LayerData data = data_of(index, layer);
+      SQZ_RETURN_IF_ERROR(compressor.compress(layer, data, resolve_threads(threads)));
+      return writer.write_layer(layer, data);
+    };
+    CompressReport report;
+    report.bytes_before = index.file_bytes();
+    SQZ_ASSIGN_OR_RETURN(report.bytes, copy_index(env, index, metadata, calibration, output,
+                                                  replace, progress, put));
+    return report;
+  };
+  return within_memory(compress, "not enough memory to compress the index");
 }
 
 std::vector<float> decoded_keys(const LayerView& view) {
   std::vector<float> out(static_cast<size_t>(view.kv_heads * view.slots * view.head_dim));
-  if (view.dtype == DType::kBF16) {
-    decode_keys<BFloat16>(view, out);
-  } else {
-    decode_keys<Float16>(view, out);
-  }
+  view.dtype == DType::kBF16 ? decode_keys<BFloat16>(view, out) : decode_keys<Float16>(view, out);
   return out;
 }
 

@@ -14,10 +14,9 @@ namespace sqz {
 
 struct CompressOptions {
   RowKind rows = RowKind::k16;
-  int key_codes = 0;  // bits a dimension: 0 (none), 1 or 2
-  std::vector<int64_t>
-      layers16;       // layers whose rows stay of 16 bits; they get key codes all the same
-  uint64_t seed = 0;  // of the rotation
+  int key_codes = 0;              // bits a dimension: 0 (none), 1 or 2
+  std::vector<int64_t> layers16;  // whose rows stay of 16 bits; key codes they get all the same
+  uint64_t seed = 0;              // of the rotation
 
   bool any() const { return rows != RowKind::k16 || key_codes > 0; }
 };

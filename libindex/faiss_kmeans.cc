@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
+#include "formats/base/parallel.h"
 #include "libindex/faiss_kmeans.h"
 #include "libindex/nearest.h"
-#include "libindex/parallel.h"
 
 namespace sqz {
 namespace {
@@ -63,12 +63,6 @@ class FlatAssigner final : public faiss::Index {
   std::optional<NearestCentroids> centroids_;
 };
 
-Status solve(const KmeansProblem& problem, int threads) {
-  const SingleThreadedOpenMp openmp;
-  FlatAssigner assigner(problem.dim, threads);
-  return faiss_lloyd(problem, assigner);
-}
-
 class FaissKmeans final : public KmeansEngine {
  public:
   std::string name() const override { return "faiss"; }
@@ -77,7 +71,9 @@ class FaissKmeans final : public KmeansEngine {
              const std::function<void()>& done) override {
     std::mutex mutex;
     auto solve_one = [&](const KmeansProblem& problem, int inner) {
-      SQZ_RETURN_IF_ERROR(solve(problem, inner));
+      const SingleThreadedOpenMp openmp;
+      FlatAssigner assigner(problem.dim, inner);
+      SQZ_RETURN_IF_ERROR(faiss_lloyd(problem, assigner));
       const std::lock_guard lock(mutex);
       if (done) done();
       return Status();

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
+
+#include "libruntime/select/layer_spread.h"
 
 namespace sqz {
 namespace {
@@ -24,40 +27,28 @@ Status check_cosines(std::span<const double> cosines) {
   return {};
 }
 
-// Sums of squared distances to the mean, of any stretch of ascending values.
-class Spread {
- public:
-  explicit Spread(std::span<const double> values) : values_(values) {}
-  double operator()(size_t first, size_t end) const {
-    const std::span<const double> part = values_.subspan(first, end - first);
-    const double mean =
-        std::accumulate(part.begin(), part.end(), 0.0) / static_cast<double>(part.size());
-    double sum = 0;
-    for (const double value : part) sum += (value - mean) * (value - mean);
-    return sum;
-  }
+// The sum of squared distances to the mean.
+double spread(std::span<const double> values) {
+  const double mean =
+      std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  double sum = 0;
+  for (const double value : values) sum += (value - mean) * (value - mean);
+  return sum;
+}
 
- private:
-  std::span<const double> values_;
-};
-
-// best[k][i]: the least spread of the first i values in k + 1 groups that are not empty, and where
-// the last of these begins.
-struct Split {
-  double spread = std::numeric_limits<double>::infinity();
-  size_t begin = 0;
-};
-
-std::vector<std::vector<Split>> best_splits(std::span<const double> values) {
-  const Spread spread(values);
-  std::vector<std::vector<Split>> best(kLayerGroups, std::vector<Split>(values.size() + 1));
-  for (size_t i = 1; i <= values.size(); ++i) best[0][i] = {spread(0, i), 0};
-  for (size_t k = 1; k < kLayerGroups; ++k) {
-    for (size_t i = k + 1; i <= values.size(); ++i) {
-      for (size_t begin = k; begin < i; ++begin) {
-        const double sum = best[k - 1][begin].spread + spread(begin, i);
-        if (sum < best[k][i].spread) best[k][i] = {sum, begin};
-      }
+// Where the second and the third of the groups begin whose spreads have the least sum, in ascending
+// values.
+std::pair<size_t, size_t> best_split(std::span<const double> values) {
+  std::pair<size_t, size_t> best;
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t last = 2; last < values.size(); ++last) {
+    const double rest = spread(values.subspan(last));
+    for (size_t middle = 1; middle < last; ++middle) {
+      const double sum =
+          spread(values.first(middle)) + spread(values.subspan(middle, last - middle)) + rest;
+      if (sum >= least) continue;
+      least = sum;
+      best = {middle, last};
     }
   }
   return best;
@@ -65,12 +56,66 @@ std::vector<std::vector<Split>> best_splits(std::span<const double> values) {
 
 // `total` dealt to `layers` as evenly as whole keys allow, none above `most`; what is left over is
 // returned.
-int64_t deal(int64_t total, int64_t most, std::span<const size_t> layers,
-             std::vector<int64_t>& budgets) {
+int64_t deal_keys(int64_t total, int64_t most, std::span<const size_t> layers,
+                  std::vector<int64_t>& budgets) {
   const int64_t n = std::ssize(layers);
   const int64_t dealt = std::min(total, n * most);
   for (int64_t i = 0; i < n; ++i) budgets[layers[i]] = dealt / n + (i < dealt % n ? 1 : 0);
   return total - dealt;
+}
+
+Status check_budget(const BudgetRequest& request) {
+  if (request.budget >= 1 && request.budget <= request.context) return {};
+  return {Code::kInvalidArgument, concat("budget: found ", request.budget, ", expected 1 .. ",
+                                         request.context, " keys, what a layer has")};
+}
+
+using Point = LayerLoss::Point;
+
+// A piece of a layer's hull, on which each key gains the same.
+struct Piece {
+  size_t layer = 0;
+  double keys = 0, gain = 0;  // in all; gain a key falls from piece to piece of a layer
+  double slope() const { return gain / keys; }
+};
+
+// Ascending keys, falling and convex losses.
+std::vector<Point> lower_hull(std::vector<Point> points) {
+  std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) {
+    return a.keys != b.keys ? a.keys < b.keys : a.loss < b.loss;
+  });
+  std::vector<Point> hull;
+  for (const Point& point : points) {
+    if (!hull.empty() && (point.keys == hull.back().keys || point.loss >= hull.back().loss)) {
+      continue;  // more keys for nothing
+    }
+    while (hull.size() > 1) {
+      const Point& a = hull[hull.size() - 2];
+      const Point& b = hull.back();
+      const double to_b = (a.loss - b.loss) * (point.keys - a.keys);
+      const double to_point = (a.loss - point.loss) * (b.keys - a.keys);
+      if (to_b > to_point) break;
+      hull.pop_back();
+    }
+    hull.push_back(point);
+  }
+  return hull;
+}
+
+Status check_losses(std::span<const LayerLoss> layers) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (layers[l].points.empty()) {
+      return {Code::kInvalidArgument, concat("losses of layer ", l, ": found none")};
+    }
+    for (const Point& point : layers[l].points) {
+      if (point.keys >= 0 && point.keys <= 1 && point.loss >= 0 && std::isfinite(point.loss)) {
+        continue;
+      }
+      return {Code::kInvalidArgument, concat("losses of layer ", l, ": found ", point.loss, " at ",
+                                             point.keys, " of the keys, expected both from 0")};
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -92,14 +137,9 @@ Result<std::vector<int>> group_layers(std::span<const double> cosines) {
                cosines.size(), " layers, expected at least ", kLayerGroups,
                ": layers that are alike cannot be grouped; keep the uniform budget"));
   }
-  const auto best = best_splits(sorted);
+  const auto [middle, last] = best_split(sorted);
   std::vector<int> groups(cosines.size());
-  size_t end = sorted.size();
-  for (int k = kLast; k >= 0; --k) {
-    const size_t begin = best[static_cast<size_t>(k)][end].begin;
-    for (size_t i = begin; i < end; ++i) groups[order[i]] = k;
-    end = begin;
-  }
+  for (size_t i = 0; i < order.size(); ++i) groups[order[i]] = (i >= middle) + (i >= last);
   return groups;
 }
 
@@ -111,9 +151,7 @@ Result<std::vector<int64_t>> layer_budgets(std::span<const int> groups,
   };
   const int64_t budget = request.budget;
   if (request.context < 1) return refuse("context", request.context, "at least 1 key");
-  if (budget < 1 || budget > request.context) {
-    return refuse("budget", budget, "1 .. ", request.context, " keys, what a layer has");
-  }
+  SQZ_RETURN_IF_ERROR(check_budget(request));
   if (!(request.p > 0 && request.p <= 1)) return refuse("p", request.p, "a number in (0, 1]");
   const int64_t shrunk = std::llround(request.p * static_cast<double>(budget));
   if (shrunk < 1) {
@@ -132,8 +170,65 @@ Result<std::vector<int64_t>> layer_budgets(std::span<const int> groups,
   }
   std::vector<int64_t> budgets(groups.size(), 0);
   const int64_t total = budget * std::ssize(groups), kept = shrunk * std::ssize(last);
-  const int64_t back = deal(total - kept, request.context, others, budgets);
-  deal(kept + back, request.context, last, budgets);
+  const int64_t back = deal_keys(total - kept, request.context, others, budgets);
+  deal_keys(kept + back, request.context, last, budgets);
+  return budgets;
+}
+
+Result<std::vector<double>> least_loss_keys(std::span<const LayerLoss> layers, double total) {
+  SQZ_RETURN_IF_ERROR(check_losses(layers));
+  std::vector<double> keys;
+  std::vector<Piece> pieces;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const std::vector<Point> hull = lower_hull(layers[l].points);
+    keys.push_back(hull.front().keys);
+    for (size_t i = 1; i < hull.size(); ++i) {
+      pieces.push_back({l, hull[i].keys - hull[i - 1].keys, hull[i - 1].loss - hull[i].loss});
+    }
+  }
+  const double least = std::accumulate(keys.begin(), keys.end(), 0.0);
+  double left = total - least;
+  if (!(left >= -1e-9) || total > static_cast<double>(layers.size()) + 1e-9) {
+    return Status(Code::kInvalidArgument,
+                  concat("keys of all layers: found ", total, ", expected ", least, " to ",
+                         layers.size(), " times those of a layer"));
+  }
+  std::stable_sort(pieces.begin(), pieces.end(),
+                   [](const Piece& a, const Piece& b) { return a.slope() > b.slope(); });
+  for (const Piece& piece : pieces) {
+    const double taken = std::clamp(left, 0.0, piece.keys);
+    keys[piece.layer] += taken;
+    left -= taken;
+  }
+  if (left <= 0) return keys;
+  std::vector<double> room;
+  for (const double own : keys) room.push_back(1 - own);
+  const std::vector<double> ones(keys.size(), 1.0);
+  const std::vector<double> more = deal(left, ones, room);
+  for (size_t l = 0; l < keys.size(); ++l) keys[l] += more[l];
+  return keys;
+}
+
+Result<std::vector<int64_t>> scaled_budgets(std::span<const double> scales,
+                                            const BudgetRequest& request) {
+  SQZ_RETURN_IF_ERROR(check_budget(request));
+  const auto layers = std::ssize(scales);
+  const double sum = std::accumulate(scales.begin(), scales.end(), 0.0);
+  SelectionPlan plan;
+  for (size_t l = 0; l < scales.size(); ++l) {
+    if (!(scales[l] > 0 && std::isfinite(scales[l]))) {
+      return Status(Code::kInvalidArgument,
+                    concat("scale of layer ", l, ": found ", scales[l], ", expected above 0"));
+    }
+    plan.layer_keep.push_back(scales[l] * static_cast<double>(layers) / sum);
+  }
+  // One key for each layer first.
+  const int64_t more = request.context - 1;
+  std::vector<int64_t> budgets(scales.size(), 1);
+  if (more == 0) return budgets;
+  plan.asked_keep = static_cast<double>(request.budget - 1) / static_cast<double>(more);
+  const std::vector<int64_t> keys = layer_keys(plan, more);
+  for (size_t l = 0; l < budgets.size(); ++l) budgets[l] += keys[l];
   return budgets;
 }
 

@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "formats/base/device_rows.h"
 #include "libindex/calibration_scorer.h"

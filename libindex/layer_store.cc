@@ -5,21 +5,16 @@
 #include <limits>
 #include <numeric>
 
+#include "formats/base/parallel.h"
 #include "formats/sqz_layout.h"
-#include "libindex/parallel.h"
 
 namespace sqz {
 namespace {
 
 float largest(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-      return 65504.0f;
-    case DType::kBF16:
-      return 0x1.fep127f;
-    default:
-      return std::numeric_limits<float>::max();
-  }
+  return dtype == DType::kF16    ? 65504.0f
+         : dtype == DType::kBF16 ? 0x1.fep127f
+                                 : std::numeric_limits<float>::max();
 }
 
 void store_row(const float* row, int64_t dim, DType dtype, std::byte* out) {
@@ -103,17 +98,18 @@ Status LayerStore::fill_sparse(const float* keys, const float* values,
     const float* head_values = values + head * tokens_ * dim_;
     const SlotOrder& order = orders[head];
     store_means(head_values + sink * dim_, order, head);
+    const auto store = [&](int64_t token, int64_t row, auto& to_keys, auto& to_values) {
+      store_row(head_keys + token * dim_, dim_, dtype_, to_keys.data() + row * dim_ * 2);
+      store_row(head_values + token * dim_, dim_, dtype_, to_values.data() + row * dim_ * 2);
+    };
     for (int64_t s = 0; s < slots; ++s) {
-      const int64_t token = sink + order.keys[s], out = (head * slots + s) * dim_ * 2;
-      buffers_.positions[head * slots + s] = static_cast<uint32_t>(token);
-      if (!keep_kv) continue;
-      store_row(head_keys + token * dim_, dim_, dtype_, buffers_.keys.data() + out);
-      store_row(head_values + token * dim_, dim_, dtype_, buffers_.values.data() + out);
+      const int64_t token = sink + order.keys[s], row = head * slots + s;
+      buffers_.positions[row] = static_cast<uint32_t>(token);
+      if (keep_kv) store(token, row, buffers_.keys, buffers_.values);
     }
     for (int64_t e = 0; e < exact; ++e) {
-      const int64_t token = e < sink ? e : e + slots, out = (head * exact + e) * dim_ * 2;
-      store_row(head_keys + token * dim_, dim_, dtype_, buffers_.exact_keys.data() + out);
-      store_row(head_values + token * dim_, dim_, dtype_, buffers_.exact_values.data() + out);
+      const int64_t token = e < sink ? e : e + slots;
+      store(token, head * exact + e, buffers_.exact_keys, buffers_.exact_values);
     }
     return Status();
   });

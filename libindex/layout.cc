@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <string_view>
 
 #include "formats/base/hash.h"
+#include "formats/base/parallel.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
-#include "libindex/parallel.h"
 #include "libindex/tree.h"
 
 namespace sqz {
@@ -15,11 +14,8 @@ namespace {
 
 constexpr const char* kUsualEngine = "faiss";  // is not written to the file
 
-Status bad_option(std::string_view name, const auto& found, std::string_view expected) {
-  return Status(Code::kInvalidArgument, bad_field("build options", name, concat(found), expected));
-}
-
 Status check_options(const BuildOptions& options) {
+  const Refuse bad_option{"build options", Code::kInvalidArgument};
   if (options.sink < 0) return bad_option("sink", options.sink, "0 or more");
   if (options.tail < 1) {
     return bad_option("tail", options.tail, "1 or more: the tail's queries calibrate");
@@ -60,9 +56,7 @@ Status check_options(const BuildOptions& options) {
 }
 
 Status check_model(const ModelDescription& model) {
-  const auto bad = [](std::string_view field, int64_t found, std::string_view expected) {
-    return Status(Code::kInvalidArgument, bad_field("model", field, concat(found), expected));
-  };
+  const Refuse bad{"model", Code::kInvalidArgument};
   if (model.layers < 1) return bad("layers", model.layers, "1 or more");
   if (model.head_dim < 1) return bad("head_dim", model.head_dim, "1 or more");
   if (model.kv_heads < 1) return bad("kv_heads", model.kv_heads, "1 or more");
@@ -83,9 +77,9 @@ bool is_dense(const QmodelFile* qmodel, int64_t layer) {
 std::string hash_of(const QmodelFile& qmodel) {
   Xxh3Stream hash;
   for (const QmodelLayer& layer : qmodel.layers) {
-    for (const auto* part : {&layer.centroids, &layer.hidden_weight, &layer.hidden_bias,
-                             &layer.output_weight, &layer.output_bias})
-      hash.update(std::as_bytes(std::span(*part)));
+    for (const auto& part : classifier_tensors(qmodel.model, qmodel.buckets, qmodel.hidden)) {
+      hash.update(std::as_bytes(std::span(layer.*part.values)));
+    }
   }
   return hex(hash.digest());
 }
@@ -143,8 +137,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     SQZ_RETURN_IF_ERROR(check_same_model(options.qmodel->model, model, "the query classifier"));
   }
   if (tokens < 1 || tokens > std::numeric_limits<int32_t>::max()) {
-    return Status(Code::kInvalidArgument,
-                  bad_field("text", "tokens", concat(tokens), "1 to 2147483647"));
+    return Refuse{"text", Code::kInvalidArgument}("tokens", tokens, "1 to 2147483647");
   }
 
   BuildLayout layout;
@@ -172,17 +165,6 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     }
   }
 
-  for (const LayerPolicy& policy : layout.metadata.layers) {
-    LayerShape shape;
-    if (policy.dense) {
-      shape.exact = policy.window > 0 ? std::min(policy.window, tokens) : tokens;
-    } else {
-      shape.clusters = layout.clusters;
-      shape.slots = layout.clustered;
-      shape.exact = options.sink + options.tail;
-    }
-    layout.shapes.push_back(std::move(shape));
-  }
   IndexMetadata& metadata = layout.metadata;
   metadata.model = model;
   metadata.tokens = tokens;
@@ -206,6 +188,10 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     metadata.has_value_means = false;
   }
   metadata.build = build_parameters(options, engine);
+  for (int64_t l = 0; l < model.layers; ++l) {
+    layout.shapes.push_back(shape_without_clusters(metadata, l));
+    if (!metadata.layers[l].dense) layout.shapes.back().clusters = layout.clusters;
+  }
   SQZ_RETURN_IF_ERROR(set_rows(options.compress, metadata));
   return layout;
 }

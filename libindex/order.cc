@@ -1,6 +1,5 @@
 #include "libindex/order.h"
 
-#include <algorithm>
 #include <span>
 
 namespace sqz {

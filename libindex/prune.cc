@@ -1,8 +1,6 @@
 #include "libindex/prune.h"
 
-#include <cstring>
-#include <new>
-
+#include "formats/sqz_layout.h"
 #include "formats/sqz_writer.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/static_selection.h"
@@ -11,14 +9,14 @@
 namespace sqz {
 namespace {
 
-struct Choice {
+struct KeptKeys {
   PreparedSelector prepared;
   std::vector<std::vector<KeyRun>> runs;  // [layer * kv_heads + head]
 };
 
-Result<Choice> choose(const ServedIndex& index, const SelectionRequest& policy) {
+Result<KeptKeys> choose(const ServedIndex& index, const SelectionRequest& policy) {
   const ModelDescription& model = index.metadata().model;
-  Choice out;
+  KeptKeys out;
   SQZ_ASSIGN_OR_RETURN(
       out.prepared, prepare_selector({.metadata = index.metadata(),
                                       .calibration = index.calibration,
@@ -52,13 +50,13 @@ Result<Choice> choose(const ServedIndex& index, const SelectionRequest& policy) 
   return out;
 }
 
-// Rows of `width` bytes of the chosen slots, heads one after the other.
-std::vector<std::byte> gather(const void* rows, int64_t slots, int64_t width,
-                              std::span<const std::vector<KeyRun>> heads) {
-  std::vector<std::byte> out;
+// Rows of `width` items of the chosen slots, heads one after the other.
+template <class T>
+std::vector<T> gather(const void* rows, int64_t slots, int64_t width,
+                      std::span<const std::vector<KeyRun>> heads) {
+  std::vector<T> out;
   for (size_t head = 0; head < heads.size(); ++head) {
-    const auto* own =
-        static_cast<const std::byte*>(rows) + static_cast<int64_t>(head) * slots * width;
+    const T* own = static_cast<const T*>(rows) + static_cast<int64_t>(head) * slots * width;
     for (const KeyRun& run : heads[head]) {
       out.insert(out.end(), own + run.first * width, own + (run.first + run.length) * width);
     }
@@ -66,25 +64,18 @@ std::vector<std::byte> gather(const void* rows, int64_t slots, int64_t width,
   return out;
 }
 
-Status write_layer(SqzWriter& writer, const LayerView& view, int64_t layer,
+Status write_layer(SqzWriter& writer, const SqzFile& index, const LayerView& view, int64_t layer,
                    std::span<const std::vector<KeyRun>> heads) {
   const int64_t row = view.head_dim * dtype_size(view.dtype);
-  const auto bytes_of = [&](const void* data, int64_t rows) {
-    return std::span(static_cast<const std::byte*>(data),
-                     static_cast<size_t>(data == nullptr ? 0 : view.kv_heads * rows * row));
-  };
   LayerData data;
-  data.exact_keys = bytes_of(view.exact_keys, view.exact);
-  data.exact_values = bytes_of(view.exact_values, view.exact);
+  data.exact_keys = index.tensor(layer_prefix(layer) + "exact.keys");
+  data.exact_values = index.tensor(layer_prefix(layer) + "exact.values");
   std::vector<std::byte> keys, values;
   std::vector<uint32_t> positions;
   if (view.slots > 0) {
-    keys = gather(view.keys, view.slots, row, heads);
-    values = gather(view.values, view.slots, row, heads);
-    const std::vector<std::byte> tokens =
-        gather(view.positions, view.slots, sizeof(uint32_t), heads);
-    positions.resize(tokens.size() / sizeof(uint32_t));
-    std::memcpy(positions.data(), tokens.data(), tokens.size());
+    keys = gather<std::byte>(view.keys, view.slots, row, heads);
+    values = gather<std::byte>(view.values, view.slots, row, heads);
+    positions = gather<uint32_t>(view.positions, view.slots, 1, heads);
   }
   data.keys = keys;
   data.values = values;
@@ -109,63 +100,16 @@ Status check_prunable(const SqzFile& index, const SelectionRequest& policy) {
             "dense_layers: found some, expected none: nothing of such a "
             "layer can be left out"};
   }
+  const Refuse refuse{index.path(), Code::kUnsupported};
   if (!index.metadata().has_kv) {
-    return {Code::kUnsupported,
-            bad_field(index.path(), "keys", "none", "keys and values, to keep some of them")};
+    return refuse("keys", "none", "keys and values, to keep some of them");
   }
   if (index.metadata().has_codes()) {
-    return {Code::kUnsupported,
-            bad_field(index.path(), "rows", "codes",
-                      "rows of 16 bits: what is pruned has no clusters for codes to stand on")};
+    return refuse("rows", "codes",
+                  "rows of 16 bits: what is pruned has no clusters for codes to stand on");
   }
   if (!index.metadata().pruned) return {};
-  return {Code::kUnsupported,
-          bad_field(index.path(), "partition", "pruned", "an index with all its keys")};
-}
-
-Result<PruneReport> prune(Env& env, std::shared_ptr<const SqzFile> index,
-                          const SelectionRequest& policy, const std::string& output, bool replace,
-                          int threads) {
-  SQZ_RETURN_IF_ERROR(check_prunable(*index, policy));
-  SQZ_RETURN_IF_ERROR(index->check_whole({}, threads));
-  SQZ_ASSIGN_OR_RETURN(const auto served, make_served_index(index));
-  SQZ_ASSIGN_OR_RETURN(const Choice choice, choose(*served, policy));
-
-  const auto heads = static_cast<size_t>(index->metadata().model.kv_heads);
-  PruneReport report;
-  report.budget = choice.prepared.plan.asked_budget;
-  report.keep = choice.prepared.plan.asked_keep;
-  IndexMetadata metadata = index->metadata();
-  metadata.producer.clear();  // this build's
-  metadata.partition = Partition::kPruned;
-  metadata.page_size = metadata.buckets = metadata.hidden = 0;
-  metadata.levels = 0;
-  metadata.has_value_means = metadata.key_calibration = metadata.heavy_hitters = false;
-  metadata.layer_budgets.reset();
-  metadata.pruned = {selector_types()[static_cast<size_t>(policy.selector)].name, report.budget,
-                     report.keep};
-  std::vector<LayerShape> shapes;
-  for (size_t l = 0; l < metadata.layers.size(); ++l) {
-    const LayerView& view = served->layers[l];
-    LayerPolicy& layer = metadata.layers[l];
-    layer.kept = count(choice.runs[l * heads]);
-    if (view.slots > 0 && layer.kept == 0) {
-      return Status(Code::kInvalidArgument,
-                    concat("layer ", l,
-                           ": the budget leaves it no key but sink and tail, expected "
-                           "one at least"));
-    }
-    report.kept.push_back(layer.kept);
-    shapes.push_back({{}, layer.kept, view.exact});
-  }
-  SQZ_ASSIGN_OR_RETURN(const auto writer,
-                       SqzWriter::create(env, output, replace, std::move(metadata), shapes));
-  for (size_t l = 0; l < shapes.size(); ++l) {
-    SQZ_RETURN_IF_ERROR(write_layer(*writer, served->layers[l], static_cast<int64_t>(l),
-                                    std::span(choice.runs).subspan(l * heads, heads)));
-  }
-  SQZ_ASSIGN_OR_RETURN(report.bytes, writer->commit({}));
-  return report;
+  return refuse("partition", "pruned", "an index with all its keys");
 }
 
 }  // namespace
@@ -173,11 +117,49 @@ Result<PruneReport> prune(Env& env, std::shared_ptr<const SqzFile> index,
 Result<PruneReport> prune_index(Env& env, std::shared_ptr<const SqzFile> index,
                                 const SelectionRequest& policy, const std::string& output,
                                 bool replace, int threads) {
-  try {
-    return prune(env, std::move(index), policy, output, replace, threads);
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "not enough memory to prune the index");
-  }
+  const auto prune = [&]() -> Result<PruneReport> {
+    SQZ_RETURN_IF_ERROR(check_prunable(*index, policy));
+    SQZ_RETURN_IF_ERROR(index->check_whole({}, threads));
+    SQZ_ASSIGN_OR_RETURN(const auto served, make_served_index(index));
+    SQZ_ASSIGN_OR_RETURN(const KeptKeys choice, choose(*served, policy));
+
+    const auto heads = static_cast<size_t>(index->metadata().model.kv_heads);
+    PruneReport report;
+    report.budget = choice.prepared.plan.asked_budget;
+    report.keep = choice.prepared.plan.asked_keep;
+    IndexMetadata metadata = index->metadata();
+    metadata.producer.clear();  // this build's
+    metadata.partition = Partition::kPruned;
+    metadata.page_size = metadata.buckets = metadata.hidden = 0;
+    metadata.levels = 0;
+    metadata.has_value_means = metadata.key_calibration = metadata.heavy_hitters = false;
+    metadata.layer_budgets.reset();
+    metadata.pruned = {selector_types()[static_cast<size_t>(policy.selector)].name, report.budget,
+                       report.keep};
+    std::vector<LayerShape> shapes;
+    for (size_t l = 0; l < metadata.layers.size(); ++l) {
+      const LayerView& view = served->layers[l];
+      LayerPolicy& layer = metadata.layers[l];
+      layer.kept = count(choice.runs[l * heads]);
+      if (view.slots > 0 && layer.kept == 0) {
+        return Status(Code::kInvalidArgument,
+                      concat("layer ", l,
+                             ": the budget leaves it no key but sink and tail, expected "
+                             "one at least"));
+      }
+      report.kept.push_back(layer.kept);
+      shapes.push_back({{}, layer.kept, view.exact});
+    }
+    SQZ_ASSIGN_OR_RETURN(const auto writer,
+                         SqzWriter::create(env, output, replace, std::move(metadata), shapes));
+    for (size_t l = 0; l < shapes.size(); ++l) {
+      SQZ_RETURN_IF_ERROR(write_layer(*writer, *index, served->layers[l], static_cast<int64_t>(l),
+                                      std::span(choice.runs).subspan(l * heads, heads)));
+    }
+    SQZ_ASSIGN_OR_RETURN(report.bytes, writer->commit({}));
+    return report;
+  };
+  return within_memory(prune, "not enough memory to prune the index");
 }
 
 }  // namespace sqz

@@ -1,7 +1,6 @@
 #include "libindex/quantile.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "libindex/score_bins.h"
 
@@ -52,6 +51,12 @@ float ScoreSketch::threshold(double fraction) const {
     above += inside;
   }
   return kBelowAllScores;
+}
+
+void ScoreSketch::fill_curve(std::span<float> out) const {
+  const auto steps = static_cast<double>(out.size() - 1);
+  for (size_t i = 0; i < out.size(); ++i) out[i] = threshold(static_cast<double>(i) / steps);
+  out.back() = kBelowAllScores;
 }
 
 std::vector<float> ScoreSketch::kept(std::span<const float> thresholds) const {

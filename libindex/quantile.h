@@ -33,6 +33,9 @@ class ScoreSketch {
   // fraction <= 0: kAboveAllScores. More than were scored: kBelowAllScores, which keeps all that
   // were. Non-increasing in `fraction`.
   float threshold(double fraction) const;
+  // Thresholds of fractions from 0 to 1, as many steps apart as `out` is long; the last below every
+  // score.
+  void fill_curve(std::span<float> out) const;
   // For each threshold, the fraction of all keys with a score >= it, by the same interpolation.
   std::vector<float> kept(std::span<const float> thresholds) const;
 

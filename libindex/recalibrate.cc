@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <new>
 #include <numeric>
 
+#include "formats/base/parallel.h"
 #include "libindex/calibrate.h"
 #include "libindex/calibrate_keys.h"
 #include "libindex/compress.h"
 #include "libindex/copy_index.h"
-#include "libindex/parallel.h"
 
 namespace sqz {
 namespace {
@@ -23,22 +22,21 @@ int64_t total(const std::vector<int64_t>& calls) {
 
 Status check_queries(const RecordedQueries& queries, const SqzFile& index) {
   const ModelDescription& model = index.metadata().model;
+  const Refuse refuse{"calibration queries", Code::kInvalidArgument};
   const bool positive = std::all_of(queries.calls.begin(), queries.calls.end(),
                                     [](int64_t count) { return count > 0; });
   const int64_t n = positive ? total(queries.calls) : 0;
   if (n < 1 || std::cmp_not_equal(queries.layers.size(), model.layers)) {
-    return {Code::kInvalidArgument,
-            bad_field("calibration queries", "calls and layers",
-                      concat(queries.calls.size(), " calls, ", queries.layers.size(), " layers"),
-                      concat("1 call or more, ", model.layers, " layers"))};
+    return refuse("calls and layers",
+                  concat(queries.calls.size(), " calls, ", queries.layers.size(), " layers"),
+                  concat("1 call or more, ", model.layers, " layers"));
   }
   const int64_t row = model.query_heads * model.head_dim;
   for (int64_t layer = 0; layer < model.layers; ++layer) {
     if (index.metadata().layers[static_cast<size_t>(layer)].dense) continue;
     const std::vector<float>& given = queries.layers[static_cast<size_t>(layer)];
     if (std::cmp_not_equal(given.size(), n * row)) {
-      return {Code::kInvalidArgument, bad_field("calibration queries", concat("layer ", layer),
-                                                concat(given.size(), " floats"), concat(n * row))};
+      return refuse(concat("layer ", layer), concat(given.size(), " floats"), n * row);
     }
     const auto bad =
         std::find_if_not(given.begin(), given.end(), [](float x) { return std::isfinite(x); });
@@ -83,17 +81,10 @@ Result<Calibration> calibrate_index(const SqzFile& index, const RecordedQueries&
                                     int threads) {
   const IndexMetadata& metadata = index.metadata();
   SQZ_ASSIGN_OR_RETURN(const Calibration before, index.calibration());
-  CalibrationInput input;
-  input.layers = metadata.model.layers;
-  input.kv_heads = metadata.model.kv_heads;
-  input.group = metadata.model.group_size();
-  input.dim = metadata.model.head_dim;
+  CalibrationInput input = calibration_input(metadata, queries.source);
   input.queries = total(queries.calls);
   input.calls = queries.calls;
-  input.scale = static_cast<float>(metadata.model.attention_scale);
-  input.dtype = metadata.dtype;
   if (!before.coarse_keep.empty()) input.coarse_keep = before.coarse_keep.front();
-  input.source = queries.source;
   KeyCalibrator keys(metadata.model, DType::kF32, queries.source);
   for (int64_t layer = 0; layer < input.layers; ++layer) {
     if (metadata.layers[static_cast<size_t>(layer)].dense) continue;
@@ -127,7 +118,7 @@ Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueri
   const auto show = [&](double done) {
     if (progress) progress(done);
   };
-  try {
+  const auto run = [&]() -> Result<uint64_t> {
     SQZ_RETURN_IF_ERROR(check_calibratable(index));
     SQZ_RETURN_IF_ERROR(check_queries(queries, index));
     const auto show_verify = [&](uint64_t done, uint64_t all) {
@@ -145,9 +136,8 @@ Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueri
                         const double before = kVerifyShare + kCalibrateShare;
                         show(before + (1 - before) * done);
                       });
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "not enough memory to calibrate the index");
-  }
+  };
+  return within_memory(run, "not enough memory to calibrate the index");
 }
 
 }  // namespace sqz

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "libindex/parallel.h"
+#include "formats/base/parallel.h"
 
 namespace sqz {
 namespace {
@@ -14,26 +14,16 @@ struct Sums {
   std::vector<int64_t> count;  // [n] keys
 };
 
-Sums sum_keys(const float* keys, const std::vector<int32_t>& parents, int64_t dim, int64_t n) {
+// children: [parents.size(), d], keys or the sums of clusters of `counts` keys each.
+template <class T>
+Sums sum_children(const T* children, const int64_t* counts, const std::vector<int32_t>& parents,
+                  int64_t dim, int64_t n) {
   Sums sums{std::vector<double>(static_cast<size_t>(n * dim), 0.0),
             std::vector<int64_t>(static_cast<size_t>(n), 0)};
-  for (size_t i = 0; i < parents.size(); ++i) {
+  for (size_t i = 0; i < parents.size(); ++i, children += dim) {
     double* total = sums.total.data() + parents[i] * dim;
-    const float* key = keys + static_cast<int64_t>(i) * dim;
-    for (int64_t c = 0; c < dim; ++c) total[c] += key[c];
-    ++sums.count[parents[i]];
-  }
-  return sums;
-}
-
-Sums sum_children(const Sums& below, const std::vector<int32_t>& parents, int64_t dim, int64_t n) {
-  Sums sums{std::vector<double>(static_cast<size_t>(n * dim), 0.0),
-            std::vector<int64_t>(static_cast<size_t>(n), 0)};
-  for (size_t i = 0; i < parents.size(); ++i) {
-    double* total = sums.total.data() + parents[i] * dim;
-    const double* child = below.total.data() + static_cast<int64_t>(i) * dim;
-    for (int64_t c = 0; c < dim; ++c) total[c] += child[c];
-    sums.count[parents[i]] += below.count[i];
+    for (int64_t c = 0; c < dim; ++c) total[c] += children[c];
+    sums.count[parents[i]] += counts == nullptr ? 1 : counts[i];
   }
   return sums;
 }
@@ -96,8 +86,8 @@ Result<std::vector<HeadTree>> build_trees(KmeansEngine& engine, std::span<const 
     }));
     const auto summarise = [&](int64_t h) {
       const std::vector<int32_t>& parents = trees[h].parents[k];
-      sums[h] =
-          finest ? sum_keys(heads[h], parents, dim, n) : sum_children(sums[h], parents, dim, n);
+      sums[h] = finest ? sum_children(heads[h], nullptr, parents, dim, n)
+                       : sum_children(sums[h].total.data(), sums[h].count.data(), parents, dim, n);
       trees[h].means[k] = means_of(sums[h], dim);
       weights[h].assign(sums[h].count.begin(), sums[h].count.end());
       return Status();

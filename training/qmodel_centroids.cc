@@ -2,8 +2,8 @@
 
 #include <cmath>
 
+#include "formats/base/parallel.h"
 #include "libindex/kmeans.h"
-#include "libindex/parallel.h"
 
 namespace sqz::training {
 namespace {

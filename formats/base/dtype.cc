@@ -1,7 +1,7 @@
 #include "formats/base/dtype.h"
 
+#include <algorithm>
 #include <array>
-#include <utility>
 
 namespace sqz {
 namespace {
@@ -65,6 +65,15 @@ Float16 to_float16(float x) {
   }
   const uint32_t round = 0xfffu + (magnitude >> 13 & 1u);
   return {static_cast<uint16_t>(sign | ((magnitude + round - 0x38000000u) >> 13))};
+}
+
+void to_floats(const void* stored, DType dtype, int64_t count, float* out) {
+  const auto convert = [&]<class T>(const T* from) {
+    std::transform(from, from + count, out, [](T x) { return to_float(x); });
+  };
+  if (dtype == DType::kBF16) return convert(static_cast<const BFloat16*>(stored));
+  if (dtype == DType::kF16) return convert(static_cast<const Float16*>(stored));
+  convert(static_cast<const float*>(stored));
 }
 
 }  // namespace sqz

@@ -67,4 +67,7 @@ inline BFloat16 to_bfloat16(float x) {
 
 Float16 to_float16(float x);
 
+// `count` numbers stored as BF16, F16 or F32, in float32.
+void to_floats(const void* stored, DType dtype, int64_t count, float* out);
+
 }  // namespace sqz

@@ -44,8 +44,6 @@ Xxh3Stream::Xxh3Stream() : state_(new State) {
   XXH3_64bits_reset(&state_->xxh);
 }
 Xxh3Stream::~Xxh3Stream() = default;
-Xxh3Stream::Xxh3Stream(Xxh3Stream&&) noexcept = default;
-Xxh3Stream& Xxh3Stream::operator=(Xxh3Stream&&) noexcept = default;
 
 void Xxh3Stream::update(std::span<const std::byte> data) {
   XXH3_64bits_update(&state_->xxh, data.data(), data.size());

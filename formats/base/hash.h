@@ -23,8 +23,6 @@ class Xxh3Stream {
  public:
   Xxh3Stream();
   ~Xxh3Stream();
-  Xxh3Stream(Xxh3Stream&&) noexcept;
-  Xxh3Stream& operator=(Xxh3Stream&&) noexcept;
 
   void update(std::span<const std::byte> data);
   uint64_t digest() const;

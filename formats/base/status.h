@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -95,6 +96,16 @@ struct Refuse {
     return {code, bad_field(file, field, found, expected)};
   }
 };
+
+// What `body` returns; kOutOfMemory with these parts of a message where memory runs out in it.
+template <class Body, class... Parts>
+auto within_memory(const Body& body, const Parts&... parts) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, concat(parts...));
+  }
+}
 
 }  // namespace sqz
 

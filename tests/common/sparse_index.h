@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "formats/base/hash.h"
-#include "formats/sqz_container.h"
+#include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
 #include "tests/common/tiny_index.h"
 #include "tests/formats/raw_safetensors.h"

@@ -98,10 +98,10 @@ TEST(LayersFile, IsToldFromAnIndex) {
   write(dir.file("l.sqz"));
   ASSERT_TRUE(testing::write_tiny_index(dir.file("x.sqz")).ok());
   testing::write_file(dir.file("x.txt"), "some text");
-  EXPECT_TRUE(is_layers_file(dir.file("l.sqz")));
-  EXPECT_FALSE(is_layers_file(dir.file("x.sqz")));
-  EXPECT_FALSE(is_layers_file(dir.file("x.txt")));
-  EXPECT_FALSE(is_layers_file(dir.file("none")));
+  EXPECT_TRUE(has_kind(dir.file("l.sqz"), FileKind::kLayers));
+  EXPECT_FALSE(has_kind(dir.file("x.sqz"), FileKind::kLayers));
+  EXPECT_FALSE(has_kind(dir.file("x.txt"), FileKind::kLayers));
+  EXPECT_FALSE(has_kind(dir.file("none"), FileKind::kLayers));
   const auto index = SqzFile::open(dir.file("l.sqz"));
   EXPECT_EQ(index.status().code(), Code::kUnsupported);
   EXPECT_THAT(index.status().message(), HasSubstr("kind: found \"layers\", expected \"index\""));

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/common/npy_file.h"
+
 namespace sqz {
 namespace {
 
@@ -94,18 +96,19 @@ TEST_F(NpyTest, ReadsMoreThanOneBlock) {
 
 TEST_F(NpyTest, WritesWhatItReads) {
   const std::vector<int32_t> ids = {5, 0, 2147483647};
-  ASSERT_TRUE(write_npy_tokens(Env::posix(), path_, ids, false).ok());
+  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path_, ids, false).ok());
   EXPECT_EQ(read().value(), ids);
   // numpy's rule for the header: magic to newline is a multiple of 64.
   EXPECT_EQ((fs::file_size(path_) - ids.size() * 4) % 64, 0u);
 }
 
 TEST_F(NpyTest, KeepsAnExistingFileUnlessTold) {
-  ASSERT_TRUE(write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{1}, false).ok());
-  const Status status = write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{2}, false);
+  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{1}, false).ok());
+  const Status status =
+      testing::write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{2}, false);
   EXPECT_EQ(status.code(), Code::kExists);
   EXPECT_THAT(read().value(), ElementsAre(1));
-  ASSERT_TRUE(write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{2}, true).ok());
+  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{2}, true).ok());
   EXPECT_THAT(read().value(), ElementsAre(2));
 }
 

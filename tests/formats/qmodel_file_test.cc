@@ -136,9 +136,9 @@ TEST(QmodelFile, IsToldFromAnIndex) {
   write(dir.file("q.sqz"));
   ASSERT_TRUE(testing::write_tiny_index(dir.file("x.sqz")).ok());
   testing::write_file(dir.file("x.txt"), "some text");
-  EXPECT_TRUE(is_qmodel_file(dir.file("q.sqz")));
-  EXPECT_FALSE(is_qmodel_file(dir.file("x.sqz")));
-  EXPECT_FALSE(is_qmodel_file(dir.file("none")));
+  EXPECT_TRUE(has_kind(dir.file("q.sqz"), FileKind::kQmodel));
+  EXPECT_FALSE(has_kind(dir.file("x.sqz"), FileKind::kQmodel));
+  EXPECT_FALSE(has_kind(dir.file("none"), FileKind::kQmodel));
   EXPECT_THAT(SqzFile::open(dir.file("q.sqz")).status().message(),
               HasSubstr("kind: found \"qmodel\", expected \"index\""));
   EXPECT_THAT(read_qmodel_file(dir.file("x.sqz")).status().message(),

@@ -143,7 +143,7 @@ TEST(Normalizer, ComposesOverAsciiOnly) {
 TEST(ByteFallback, BytesThatFormNoTextBecomeOneReplacementEach) {
   const auto json = parse_json(R"({"decoder": {"type": "ByteFallback"}})", "test");
   ASSERT_TRUE(json.ok());
-  const auto decoder = parse_decoder(JsonObject{json->root(), "test", ""}, "decoder");
+  const auto decoder = JsonObject{json->root(), "test", ""}.optional("decoder", parse_decoder);
   ASSERT_TRUE(decoder.ok());
   std::vector<std::string> tokens{"<0xE2>", "<0x82>", "<0xAC>", "a",     "<0xE2>",
                                   "<0x82>", "b",      "<0xZZ>", "<0x41>"};

@@ -5,10 +5,10 @@
 #include <set>
 
 #include "formats/checkpoint.h"
-#include "formats/npy.h"
 #include "formats/sqz_container.h"
 #include "libindex/compress.h"
 #include "libindex/prune.h"
+#include "tests/common/npy_file.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
@@ -198,7 +198,7 @@ Status write_all(const std::filesystem::path& folder) {
           .status());
   SQZ_RETURN_IF_ERROR(write_training(at(seeds / "sqz_file_fuzz", "training.sqz")));
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5};
-  SQZ_RETURN_IF_ERROR(write_npy_tokens(env, at(seeds / "npy_fuzz", "ids.npy"), ids, true));
+  SQZ_RETURN_IF_ERROR(testing::write_npy_tokens(env, at(seeds / "npy_fuzz", "ids.npy"), ids, true));
   write_capture(at(seeds / "capture_fuzz", "one_layer"));
   write_checkpoints(seeds / "checkpoint_fuzz");
   write_sentencepiece(seeds / "sentencepiece_fuzz");

@@ -1,5 +1,5 @@
 // Keys dealt by measured losses against every other way to deal them.
-#include "libindex/measured_budgets.h"
+#include "libindex/layer_budgets.h"
 
 #include <gmock/gmock.h>
 

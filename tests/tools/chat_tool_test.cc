@@ -1,8 +1,8 @@
 // --chat, from text to answers, with the example model and a template and tokens of our own.
 #include <gmock/gmock.h>
 
-#include "formats/npy.h"
 #include "formats/tokenizer.h"
+#include "tests/common/npy_file.h"
 #include "tests/tools/run_tool.h"
 
 namespace sqz {
@@ -76,7 +76,7 @@ TEST_F(ChatTool, TheContextStandsInTheSystemTurn) {
   const std::string text = read_all(path("a.txt"));
   const auto ids = ids_of({{"<|im_start|>system\n"}, {text, false}});
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 8191), 0);
-  ASSERT_TRUE(write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
+  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
   ASSERT_EQ(build("ids.sqz", {"--tokens", path("ids.npy")}).code, 0);
   EXPECT_EQ(info("chat.sqz")["tokens_hash"], info("ids.sqz")["tokens_hash"]);
   EXPECT_EQ(info("chat.sqz")["chat"], (Json{{"name", "chatml"},
@@ -162,7 +162,7 @@ TEST_F(ChatTool, RefusesWhatHasNoTurns) {
     EXPECT_FALSE(fs::exists(path("a.sqz")));
   };
   const auto ids = ids_of({{"House"}});
-  ASSERT_TRUE(write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
+  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
   expect_refused({"--tokens", path("ids.npy"), "--chat"}, 2, "pass texts with --chat");
   expect_refused({path("a.txt"), "--chat-format", path("none.json")}, 3, "none.json");
   write_all(path("m/tokenizer_config.json"), Json({{"chat_template", "{{ messages }}"}}).dump());

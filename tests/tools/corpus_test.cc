@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "formats/npy.h"
+#include "tests/common/npy_file.h"
 #include "tests/tools/run_tool.h"
 #include "tests/tools/small_capture.h"
 
@@ -307,7 +307,7 @@ TEST_F(CorpusTest, TextsAndTokensByOneModelThatIsLoadedOnce) {
   }
   std::vector<int32_t> ids(300);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 97 + 5);
-  ASSERT_TRUE(write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
+  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
   write_all(path("m.jsonl"), lines + R"({"key": "n", "tokens": "ids.npy"})" + "\n");
   const ToolRun first = build({"--model", model, "-v", "--together", "3"});
   EXPECT_EQ(first.code, 0) << first.err;

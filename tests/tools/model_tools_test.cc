@@ -3,8 +3,8 @@
 
 #include <fstream>
 
-#include "formats/npy.h"
 #include "formats/tokenizer.h"
+#include "tests/common/npy_file.h"
 #include "tests/tools/run_tool.h"
 
 namespace sqz {
@@ -187,7 +187,7 @@ TEST_F(ModelToolsTest, TextsFoldersStandardInputAndIdsAreTheSameContext) {
   ASSERT_TRUE(tokenizer->encode(first, true, ids).ok());
   EXPECT_EQ(ids.front(), tokenizer->bos_token());
   ASSERT_TRUE(tokenizer->encode(second, false, ids).ok());
-  ASSERT_TRUE(write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
+  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
   const ToolRun given = build("ids.sqz", {"--tokens", path("ids.npy")});
   ASSERT_EQ(given.code, 0) << given.err;
   const Json by_ids = run(kIndex, {"info", path("ids.sqz"), "--json"}).last();
@@ -236,7 +236,7 @@ TEST_F(ModelToolsTest, RefusesTextsThatMakeNoContext) {
   EXPECT_THAT(longer.err, HasSubstr("--max-tokens"));
   std::vector<int32_t> ids(500, 1);
   ids[77] = 8192;
-  ASSERT_TRUE(write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
+  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
   const ToolRun foreign = build("x.sqz", {"--tokens", path("ids.npy")});
   expect_refused(foreign, 3, "id 8192");
   EXPECT_THAT(foreign.err, HasSubstr("8192 entries"));

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "libindex/parallel.h"
+#include "formats/base/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "tools/common/tool.h"
 #include "tools/sqz_bench/cases.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "libindex/parallel.h"
+#include "formats/base/parallel.h"
 #include "libruntime/cuda/backend.h"
 #include "libruntime/cuda/device_index.h"
 #include "tools/sqz_bench/device_bench.h"

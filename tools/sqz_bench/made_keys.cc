@@ -3,10 +3,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "formats/base/parallel.h"
 #include "formats/qmodel_file.h"
 #include "formats/sqz_layout.h"
 #include "libindex/layer_store.h"
-#include "libindex/parallel.h"
 #include "tools/sqz_bench/made_index.h"
 
 namespace sqz::bench {

@@ -8,9 +8,9 @@
 #include <mutex>
 #include <new>
 
+#include "formats/base/parallel.h"
 #include "formats/base/stopwatch.h"
 #include "formats/capture.h"
-#include "libindex/parallel.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/output_file.h"
 #include "tools/common/signals.h"

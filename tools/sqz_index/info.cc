@@ -35,8 +35,8 @@ Status info_of_qmodel(const std::string& path, const ToolContext& context) {
 }
 
 Status run_info(const std::string& path, const ToolContext& context) {
-  if (is_layers_file(path)) return info_of_layers(path, context);
-  if (is_qmodel_file(path)) return info_of_qmodel(path, context);
+  if (has_kind(path, FileKind::kLayers)) return info_of_layers(path, context);
+  if (has_kind(path, FileKind::kQmodel)) return info_of_qmodel(path, context);
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
   context.output.result(index_json(*file, calibration), index_rows(*file, calibration));

@@ -69,11 +69,11 @@ Result<std::string> add_file(const std::string& path, HtmlPage& page, Together& 
     SQZ_RETURN_IF_ERROR(add_results(path, page, together));
     return std::string("results");
   }
-  if (is_layers_file(path)) {
+  if (has_kind(path, FileKind::kLayers)) {
     SQZ_RETURN_IF_ERROR(add_layers(path, page, together));
     return std::string("layers");
   }
-  if (is_qmodel_file(path)) {
+  if (has_kind(path, FileKind::kQmodel)) {
     SQZ_RETURN_IF_ERROR(add_qmodel(path, page));
     return std::string("qmodel");
   }

@@ -9,8 +9,8 @@ namespace sqz {
 namespace {
 
 Result<VerifyReport> check(const std::string& path, const ToolContext& context) {
-  if (is_layers_file(path)) return verify_layers_file(path);
-  if (is_qmodel_file(path)) return verify_qmodel_file(path);
+  if (has_kind(path, FileKind::kLayers)) return verify_layers_file(path);
+  if (has_kind(path, FileKind::kQmodel)) return verify_qmodel_file(path);
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   Progress progress(context.progress_style(), "verify");
   const auto show = [&](uint64_t done, uint64_t total) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "libindex/measured_budgets.h"
+#include "libindex/layer_budgets.h"
 #include "tools/common/selector_options.h"
 #include "tools/sqz_eval/metrics.h"
 #include "training/runner.h"

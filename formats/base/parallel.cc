@@ -1,4 +1,4 @@
-#include "libindex/parallel.h"
+#include "formats/base/parallel.h"
 
 #include <algorithm>
 #include <atomic>
