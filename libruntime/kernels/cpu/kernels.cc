@@ -71,8 +71,7 @@ HWY_AFTER_NAMESPACE();
 
 #include <array>
 
-#include "libruntime/kernels/cpu/dots_bf16.h"
-#include "libruntime/kernels/cpu/dots_i8.h"
+#include "libruntime/kernels/cpu/dots_avx512.h"
 
 namespace sqz {
 namespace {
@@ -116,7 +115,7 @@ Tables find_tables() {
     kernels.dots_i16 = dots_i16;
     return kernels;
   }();
-  if (!has_avx512_vnni()) return tables;
+  if (!__builtin_cpu_supports("avx512vnni")) return tables;
   tables.add(kWithVnni);
   static const CpuKernels kWithBf16 = [] {
     CpuKernels kernels = kWithVnni;
@@ -127,7 +126,7 @@ Tables find_tables() {
     kernels.tile_bf16 = tile_bf16;
     return kernels;
   }();
-  if (has_avx512_bf16()) tables.add(kWithBf16);
+  if (__builtin_cpu_supports("avx512bf16")) tables.add(kWithBf16);
 #endif
   return tables;
 }

@@ -12,6 +12,7 @@
 
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/kernels/cpu/load-inl.h"
+#include "libruntime/kernels/cpu/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sqz {
@@ -36,14 +37,8 @@ HWY_INLINE void nearest_tile(const float* x, int64_t dim, const float* panel, in
   for (int i = 0; i < kM; ++i) {
     for (int v = 0; v < kV; ++v) sum[i][v] = hn::Zero(f);
   }
-  for (int64_t k = 0; k < dim; ++k) {
-    VF right[kV];
-    for (int v = 0; v < kV; ++v) right[v] = hn::LoadU(f, panel + k * kPanel + v * kLanes);
-    for (int i = 0; i < kM; ++i) {
-      const VF left = hn::Set(f, x[i * dim + k]);
-      for (int v = 0; v < kV; ++v) sum[i][v] = hn::MulAdd(left, right[v], sum[i][v]);
-    }
-  }
+  const auto point = [&](int i, int64_t k) { return x[i * dim + k]; };
+  add_products(point, panel, kPanel, dim, sum);
   for (int i = 0; i < kM; ++i) {
     VF best = hn::Load(f, products + i * kLanes);
     auto label = hn::Load(integers, labels + i * kLanes);

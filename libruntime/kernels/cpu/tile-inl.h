@@ -40,27 +40,42 @@ void to_float(DType dtype, const void* in, int64_t n, int64_t dim, float* out) {
   with_stored(dtype, [&](auto s) HWY_ATTR { to_float_as<decltype(s)>(in, n, dim, out); });
 }
 
-// kM x kV vectors of c stay in registers over the whole depth.
-template <int kM, int kV>
-HWY_INLINE void multiply_block(const float* a, int64_t a_row, int64_t a_col, const float* b,
-                               float* c, int64_t depth, int64_t rows, bool add) {
+// sum[i][v] += the sum over `depth` of left(i, k) b[k][v]: kM x kV vectors stay in registers.
+template <int kM, int kV, class Left>
+HWY_INLINE void add_products(const Left& left, const float* b, int64_t ldb, int64_t depth,
+                             VF (&sum)[kM][kV]) {
   const F f;
-  VF sum[kM][kV];
-  for (int i = 0; i < kM; ++i) {
-    for (int v = 0; v < kV; ++v) {
-      sum[i][v] = add ? hn::LoadU(f, c + i * rows + v * kLanes) : hn::Zero(f);
-    }
-  }
   for (int64_t k = 0; k < depth; ++k) {
     VF right[kV];
-    for (int v = 0; v < kV; ++v) right[v] = hn::LoadU(f, b + k * rows + v * kLanes);
+#pragma GCC unroll 4
+    for (int v = 0; v < kV; ++v) right[v] = hn::LoadU(f, b + k * ldb + v * kLanes);
+#pragma GCC unroll 16
     for (int i = 0; i < kM; ++i) {
-      const VF left = hn::Set(f, a[i * a_row + k * a_col]);
-      for (int v = 0; v < kV; ++v) sum[i][v] = hn::MulAdd(left, right[v], sum[i][v]);
+      const VF x = hn::Set(f, left(i, k));
+#pragma GCC unroll 4
+      for (int v = 0; v < kV; ++v) sum[i][v] = hn::MulAdd(x, right[v], sum[i][v]);
     }
   }
+}
+
+// c[kM, kV vectors] (+)= left b.
+template <int kM, int kV, class Left>
+HWY_INLINE void multiply_block(const Left& left, const float* b, int64_t ldb, int64_t depth,
+                               float* c, int64_t ldc, bool add) {
+  const F f;
+  VF sum[kM][kV];
+#pragma GCC unroll 16
   for (int i = 0; i < kM; ++i) {
-    for (int v = 0; v < kV; ++v) hn::StoreU(sum[i][v], f, c + i * rows + v * kLanes);
+#pragma GCC unroll 4
+    for (int v = 0; v < kV; ++v) {
+      sum[i][v] = add ? hn::LoadU(f, c + i * ldc + v * kLanes) : hn::Zero(f);
+    }
+  }
+  add_products(left, b, ldb, depth, sum);
+#pragma GCC unroll 16
+  for (int i = 0; i < kM; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kV; ++v) hn::StoreU(sum[i][v], f, c + i * ldc + v * kLanes);
   }
 }
 
@@ -68,15 +83,14 @@ template <int kV>
 HWY_INLINE void multiply_columns(const float* a, int64_t a_row, int64_t a_col, const float* b,
                                  float* c, int64_t m, int64_t depth, int64_t rows, bool add) {
   int64_t i = 0;
+  const auto left = [&](int row, int64_t k) { return a[(i + row) * a_row + k * a_col]; };
   for (; i + 6 <= m; i += 6) {
-    multiply_block<6, kV>(a + i * a_row, a_row, a_col, b, c + i * rows, depth, rows, add);
+    multiply_block<6, kV>(left, b, rows, depth, c + i * rows, rows, add);
   }
   for (; i + 2 <= m; i += 2) {
-    multiply_block<2, kV>(a + i * a_row, a_row, a_col, b, c + i * rows, depth, rows, add);
+    multiply_block<2, kV>(left, b, rows, depth, c + i * rows, rows, add);
   }
-  for (; i < m; ++i) {
-    multiply_block<1, kV>(a + i * a_row, a_row, a_col, b, c + i * rows, depth, rows, add);
-  }
+  for (; i < m; ++i) multiply_block<1, kV>(left, b, rows, depth, c + i * rows, rows, add);
 }
 
 void multiply(const float* a, int64_t a_row, int64_t a_col, const float* b, float* c, int64_t m,
