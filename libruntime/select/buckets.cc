@@ -99,8 +99,8 @@ Result<PreparedSelector> prepare_buckets(const SelectorInputs& inputs,
   out.plan.head_keep.assign(Calibration::kScopes,
                             std::vector<float>(heads, static_cast<float>(out.plan.asked_keep)));
   spread_head_keep(inputs.metadata, out.plan);
-  out.selector = std::make_unique<BucketSelector>(
-      inputs.index, std::move(scorer), make_budget_rule({}, out.plan.head_keep, view->kv_heads));
+  out.selector = std::make_unique<BucketSelector>(inputs.index, std::move(scorer),
+                                                  make_planned_rule(out.plan, view->kv_heads));
   return out;
 }
 

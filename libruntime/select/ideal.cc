@@ -31,12 +31,7 @@ class IdealSelector final : public Selector {
       if (view.coded_keys.bits > 0) {
         limits.workspace.products.emplace(*index_.kernels, view.head_dim);
       }
-      // score_workspace() does not grow from this many tokens on.
-      for (const int64_t tokens : {int64_t{1}, kFewRows + 1}) {
-        ScoreProblem problem = problem_of(view);
-        problem.tokens = tokens;
-        floats = std::max(floats, score_workspace(problem));
-      }
+      floats = std::max(floats, most_score_workspace(problem_of(view)));
     }
     limits.runs = (std::ssize(ones_) + 1) / 2;
     limits.workspace.floats.resize(static_cast<size_t>(floats));
@@ -143,15 +138,12 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
     const std::array curves = {grid, grid + Calibration::kGrid};
     spread_thresholds(inputs.metadata, inputs.calibration.key_shares, curves, 1.0, plan);
   }
-  std::unique_ptr<Rule> rule;
   if (request.rule == RuleKind::kBudget) {
     fill_head_keep(inputs.metadata, inputs.calibration.key_shares, plan);
     spread_head_keep(inputs.metadata, plan);
-    rule = make_budget_rule(plan.log_thresholds, plan.head_keep, inputs.metadata.model.kv_heads);
-  } else {
-    rule = make_threshold_rule(plan.log_thresholds, plan.layer_thresholds);
   }
-  out.selector = std::make_unique<IdealSelector>(inputs.index, std::move(rule));
+  out.selector = std::make_unique<IdealSelector>(
+      inputs.index, make_planned_rule(plan, inputs.metadata.model.kv_heads));
   return out;
 }
 

@@ -46,22 +46,14 @@ class SqueezedSelector final : public Selector {
         const int64_t clusters = view.level[k].clusters;
         most = std::max(most, clusters);
         estimated += (clusters + 1) / 2;
-        // score_workspace() does not grow from this many tokens on.
-        for (const int64_t tokens : {int64_t{1}, kFewRows + 1}) {
-          ScoreProblem problem = problem_of(view, k);
-          problem.tokens = tokens;
-          floats = std::max(floats, score_workspace(problem));
-        }
+        floats = std::max(floats, most_score_workspace(problem_of(view, k)));
       }
       if (view.levels == 0) continue;
       if (view.key_codes.bits > 0) {
         most = std::max(most, view.slots);
-        for (const int64_t tokens : {int64_t{1}, kFewRows + 1}) {
-          ScoreProblem problem = problem_of(view, view.levels - 1);
-          problem.clusters = view.slots;
-          problem.tokens = tokens;
-          floats = std::max(floats, score_workspace(problem));
-        }
+        ScoreProblem keys = problem_of(view, view.levels - 1);
+        keys.clusters = view.slots;
+        floats = std::max(floats, most_score_workspace(keys));
         limits.runs = std::max(limits.runs, (view.slots + 1) / 2);
         if (options_.estimate) {
           limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
@@ -294,14 +286,8 @@ class SqueezedSelector final : public Selector {
       for (uint32_t cluster = range.first; cluster < end; ++cluster, ++i) {
         if (chosen[i] != 0 || alive.sizes[i] == 0) continue;
         ++out.estimated_clusters;
-        ClusterRun* last =
-            out.estimated_count > 0 ? &out.estimated[out.estimated_count - 1] : nullptr;
-        if (last != nullptr && last->level == static_cast<uint32_t>(level) &&
-            last->first + last->length == cluster) {
-          ++last->length;
-        } else {
-          out.estimated[out.estimated_count++] = {static_cast<uint32_t>(level), cluster, 1};
-        }
+        append_run(out.estimated, out.estimated_count,
+                   ClusterRun{static_cast<uint32_t>(level), cluster, 1});
       }
     }
   }
@@ -335,12 +321,8 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
                                    .estimate = request.estimate,
                                    .alive = out.plan.alive,
                                    .mass = request.mass > 0};
-  const int64_t kv_heads = inputs.metadata.model.kv_heads;
-  auto rule = request.mass > 0 ? make_mass_rule(request.mass)
-              : request.rule == RuleKind::kBudget
-                  ? make_budget_rule(out.plan.log_thresholds, out.plan.head_keep, kv_heads)
-                  : make_threshold_rule(out.plan.log_thresholds, out.plan.layer_thresholds);
-  out.selector = std::make_unique<SqueezedSelector>(inputs.index, options, std::move(rule));
+  out.selector = std::make_unique<SqueezedSelector>(
+      inputs.index, options, make_planned_rule(out.plan, inputs.metadata.model.kv_heads));
   return out;
 }
 
