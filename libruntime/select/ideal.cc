@@ -25,24 +25,14 @@ class IdealSelector final : public Selector {
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
-    int64_t floats = 0;
     for (const LayerView& view : index_.layers) {
       if (view.slots == 0) continue;
+      limits.choose_among(view.slots);
+      limits.use_floats(most_score_workspace(problem_of(view)));
       if (view.coded_keys.bits > 0) {
         limits.workspace.products.emplace(*index_.kernels, view.head_dim);
       }
-      // score_workspace() does not grow from this many tokens on.
-      for (const int64_t tokens : {int64_t{1}, kFewRows + 1}) {
-        ScoreProblem problem = problem_of(view);
-        problem.tokens = tokens;
-        floats = std::max(floats, score_workspace(problem));
-      }
     }
-    limits.runs = (std::ssize(ones_) + 1) / 2;
-    limits.workspace.floats.resize(static_cast<size_t>(floats));
-    limits.workspace.scores.resize(ones_.size());
-    limits.workspace.order.resize(ones_.size());
-    limits.workspace.bytes.resize(ones_.size());
     return limits;
   }
 
@@ -129,7 +119,6 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
   } else {
     const ReadingCost cost = keys_cost(*view);
-    resolve(cost, request, plan);
     SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, plan));
     if (plan.dense) return out;
     for (int scope = 0; scope < Calibration::kScopes; ++scope) {
@@ -143,15 +132,12 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
     const std::array curves = {grid, grid + Calibration::kGrid};
     spread_thresholds(inputs.metadata, inputs.calibration.key_shares, curves, 1.0, plan);
   }
-  std::unique_ptr<Rule> rule;
   if (request.rule == RuleKind::kBudget) {
     fill_head_keep(inputs.metadata, inputs.calibration.key_shares, plan);
     spread_head_keep(inputs.metadata, plan);
-    rule = make_budget_rule(plan.log_thresholds, plan.head_keep, inputs.metadata.model.kv_heads);
-  } else {
-    rule = make_threshold_rule(plan.log_thresholds, plan.layer_thresholds);
   }
-  out.selector = std::make_unique<IdealSelector>(inputs.index, std::move(rule));
+  out.selector = std::make_unique<IdealSelector>(
+      inputs.index, make_planned_rule(plan, inputs.metadata.model.kv_heads));
   return out;
 }
 

@@ -24,33 +24,49 @@ double units(const LayerView& view, int64_t bytes) {
          static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
 }
 
-BudgetModel model_of(const IndexMetadata& metadata, std::span<const LayerView> layers,
-                     const Calibration& calibration, int levels, bool estimate, double alive) {
-  BudgetModel model;
-  model.estimate = estimate;
-  model.alive = alive;
-  model.clusters.assign(static_cast<size_t>(levels), 0.0);
-  double sparse = 0, slot_cost = 0;
+// Of the tree with `levels` in use, where codes of `alive` of the keys are read. A centroid or a
+// value mean costs half a unit. See docs/runtime.md, "How much is read".
+ReadingCost tree_cost(std::span<const LayerView> layers, const Calibration& calibration, int levels,
+                      bool estimate, double alive) {
+  std::vector<double> clusters(static_cast<size_t>(levels));  // averaged over layers
+  double sparse = 0, slot_cost = 0, code_cost = 0, coded = 0;
+  double slots = 0, exact = 0;
   for (const LayerView& view : layers) {
     if (view.slots == 0) continue;
     ++sparse;
-    model.tokens = view.slots + view.exact;
-    model.clustered = view.slots;
+    slots = static_cast<double>(view.slots);
+    exact = static_cast<double>(view.exact);
     slot_cost += slot_units(view);
-    if (view.key_codes.bits > 0) model.code_cost = units(view, view.key_code_bytes());
-    model.coded += view.coded_keys.bits > 0 ? 1 : 0;
+    if (view.key_codes.bits > 0) code_cost = units(view, view.key_code_bytes());
+    coded += view.coded_keys.bits > 0 ? 1 : 0;
     for (int k = 0; k < levels; ++k) {
-      model.clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
+      clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
     }
   }
-  for (double& clusters : model.clusters) clusters /= sparse;
-  model.slot_cost = slot_cost / sparse;
-  model.coded /= sparse;
+  for (double& count : clusters) count /= sparse;
+  ReadingCost cost{.tokens = slots + exact,
+                   .fixed = exact,
+                   .per_keep = slots * (slot_cost / sparse),
+                   .fixed_names = "centroids, sink and tail"};
+  // The fraction of the keys that is alive at a level in use.
+  const auto survive = [&](int k) -> double {
+    if (k == 0 || k == levels) return k == 0 ? 1 : 0;
+    return calibration
+        .coarse_keep[calibration.coarse_keep.size() - static_cast<size_t>(levels - k)];
+  };
   for (int k = 0; k < levels; ++k) {
-    const int above = metadata.levels - levels + k - 1;  // index of the coarser level
-    model.survive.push_back(k == 0 ? 1.0 : calibration.coarse_keep[above]);
+    cost.fixed += 0.5 * survive(k) * clusters[k];
+    // Estimated: what is alive at this level and not at the next; at the finest, what is not kept.
+    if (estimate) cost.fixed += 0.5 * (survive(k) - survive(k + 1)) * clusters[k];
   }
-  return model;
+  cost.all_codes = code_cost * slots;
+  cost.fixed += alive * cost.all_codes;
+  // An estimate by codes stands on the mean values of all clusters, read or not.
+  if (estimate && alive > 0) return cost;
+  if (estimate) cost.per_keep -= 0.5 * clusters.back();
+  // So do rows of codes, on those of their own clusters.
+  cost.per_keep += 0.5 * (coded / sparse) * clusters.back();
+  return cost;
 }
 
 // The share of the keys that is worth looking at by its codes, if what sink, tail, centroids and
@@ -62,6 +78,13 @@ double alive_share(double times) {
 
 double budget_for(const ReadingCost& cost, double keep) {
   return (cost.fixed + keep * cost.per_keep) / cost.tokens;
+}
+
+// asked_keep and asked_budget of the plan, from whichever of keep and budget is given.
+void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan) {
+  plan.asked_keep = request.keep != 0 ? request.keep
+                                      : (request.budget * cost.tokens - cost.fixed) / cost.per_keep;
+  plan.asked_budget = request.keep != 0 ? budget_for(cost, request.keep) : request.budget;
 }
 
 }  // namespace
@@ -82,15 +105,11 @@ Status check_amount(const SelectionRequest& r) {
   if (given != 1) {
     return invalid(concat("found ", given, " of budget, keep, thresholds and mass, expected one"));
   }
-  const auto in_range = [](double x) { return x > 0 && x <= 1; };
-  if (r.budget != 0 && !in_range(r.budget)) {
-    return invalid(concat("budget: found ", r.budget, ", expected above 0 and at most 1"));
-  }
-  if (r.keep != 0 && !in_range(r.keep)) {
-    return invalid(concat("keep: found ", r.keep, ", expected above 0 and at most 1"));
-  }
-  if (r.mass != 0 && !in_range(r.mass)) {
-    return invalid(concat("mass: found ", r.mass, ", expected above 0 and at most 1"));
+  const std::pair<const char*, double> amounts[] = {
+      {"budget", r.budget}, {"keep", r.keep}, {"mass", r.mass}};
+  for (const auto& [name, amount] : amounts) {
+    if (amount == 0 || (amount > 0 && amount <= 1)) continue;
+    return invalid(concat(name, ": found ", amount, ", expected above 0 and at most 1"));
   }
   if ((r.rule == RuleKind::kMass) != (r.mass != 0)) {
     return invalid(r.mass != 0 ? "the rules threshold and budget take no mass"
@@ -147,6 +166,14 @@ Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
   return {};
 }
 
+std::unique_ptr<Rule> make_planned_rule(const SelectionPlan& plan, int64_t kv_heads) {
+  if (plan.asked_mass > 0) return make_mass_rule(plan.asked_mass);
+  if (plan.head_keep.empty()) {
+    return make_threshold_rule(plan.log_thresholds, plan.layer_thresholds);
+  }
+  return make_budget_rule(plan.log_thresholds, plan.head_keep, kv_heads);
+}
+
 const LayerView* first_sparse(std::span<const LayerView> layers) {
   const auto at = std::find_if(layers.begin(), layers.end(),
                                [](const LayerView& view) { return view.slots > 0; });
@@ -180,14 +207,9 @@ ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
           .fixed_names = exact_skipped > 0 ? "tail" : "sink and tail"};
 }
 
-void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan) {
-  plan.asked_keep = request.keep != 0 ? request.keep
-                                      : (request.budget * cost.tokens - cost.fixed) / cost.per_keep;
-  plan.asked_budget = request.keep != 0 ? budget_for(cost, request.keep) : request.budget;
-}
-
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
               SelectionPlan& plan) {
+  resolve(cost, request, plan);
   const double least_budget = budget_for(cost, cost.least_keep);
   plan.least_budget = least_budget;
   if (plan.asked_keep >= 1 || plan.asked_budget >= 1 || least_budget >= 1) {
@@ -207,32 +229,6 @@ Status settle(const ReadingCost& cost, const SelectionRequest& request, const st
   return invalid(concat(path, ": budget: found ", request.budget, ", expected ",
                         cost.least_keep > 0 ? "at least " : "more than ", least_budget,
                         ", the cost of ", cost.fixed_names));
-}
-
-ReadingCost BudgetModel::cost() const {
-  ReadingCost cost{.tokens = static_cast<double>(tokens),
-                   .fixed = static_cast<double>(tokens - clustered),
-                   .per_keep = static_cast<double>(clustered) * slot_cost,
-                   .fixed_names = "centroids, sink and tail"};
-  for (size_t k = 0; k < clusters.size(); ++k) {
-    cost.fixed += 0.5 * survive[k] * clusters[k];
-    // Estimated: what is alive at this level and not at the next; at the finest, what is not kept.
-    const double next = k + 1 < clusters.size() ? survive[k + 1] : 0.0;
-    if (estimate) cost.fixed += 0.5 * (survive[k] - next) * clusters[k];
-  }
-  cost.fixed += alive * code_cost * static_cast<double>(clustered);
-  // An estimate by codes stands on the mean values of all clusters, read or not.
-  if (estimate && alive > 0) return cost;
-  if (estimate) cost.per_keep -= 0.5 * clusters.back();
-  // So do rows of codes, on those of their own clusters.
-  cost.per_keep += 0.5 * coded * clusters.back();
-  return cost;
-}
-
-double BudgetModel::times_all_codes(double budget) const {
-  const double all = code_cost * static_cast<double>(clustered);
-  if (all == 0) return 0;
-  return (budget * static_cast<double>(tokens) - (cost().fixed - alive * all)) / all;
 }
 
 float calibrated_threshold(const float* grid, double keep) {
@@ -291,21 +287,23 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
 
   // The tree serves budgets below what its coarse levels let through; above, the finest level
   // alone.
-  BudgetModel model;
+  ReadingCost cost;
   const auto plan_levels = [&](int levels) {
     plan.levels = levels;
     // Of a keep, the budget depends on the codes that it pays for: 32 steps settle both.
     for (int i = 0; i < (codes ? 32 : 1); ++i) {
-      model = model_of(metadata, layers, calibration, levels, request.estimate, plan.alive);
-      resolve(model.cost(), request, plan);
-      if (codes) plan.alive = alive_share(model.times_all_codes(plan.asked_budget));
+      cost = tree_cost(layers, calibration, levels, request.estimate, plan.alive);
+      resolve(cost, request, plan);
+      if (cost.all_codes == 0) continue;
+      const double rest = plan.asked_budget * cost.tokens - cost.fixed;
+      plan.alive = alive_share(plan.alive + rest / cost.all_codes);
     }
   };
   plan_levels(plan.levels);
-  if (plan.levels > 1 && std::max(plan.asked_keep, plan.alive) > model.survive.back()) {
+  if (plan.levels > 1 && std::max(plan.asked_keep, plan.alive) > calibration.coarse_keep.back()) {
     plan_levels(1);
   }
-  SQZ_RETURN_IF_ERROR(settle(model.cost(), request, path, plan));
+  SQZ_RETURN_IF_ERROR(settle(cost, request, path, plan));
   if (plan.dense) return plan;
 
   for (int scope = 0; scope < C::kScopes; ++scope) {

@@ -84,6 +84,7 @@ struct ReadingCost {
   double tokens = 0;  // of the layer: the cost of reading everything
   double fixed = 0;   // sink, tail, metadata
   double per_keep = 0;
+  double all_codes = 0;               // the codes of all keys; `fixed` has those that are read
   double least_keep = 0;              // less cannot be kept
   const char* fixed_names = nullptr;  // "pages, sink and tail", for messages
 };
@@ -94,11 +95,10 @@ double slot_units(const LayerView& view);
 // `exact_skipped`.
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped = 0);
 
-// asked_keep and asked_budget of the plan, from whichever of keep and budget is given.
-void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan);
-// Whether what was resolved pays: the plan becomes dense where reading everything costs no more, or
-// where a short context cannot meet the budget. kInvalidArgument where a longer one cannot; the
-// message, which `path` opens, has the least that can be met.
+// asked_keep and asked_budget of the plan, from whichever of keep and budget is given, and whether
+// that pays: the plan becomes dense where reading everything costs no more, or where a short
+// context cannot meet the budget. kInvalidArgument where a longer one cannot; the message, which
+// `path` opens, has the least that can be met.
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
               SelectionPlan& plan);
 
@@ -116,6 +116,8 @@ void fill_head_keep(const IndexMetadata& metadata, const std::vector<float>& tab
 inline int64_t whole_keys(const SelectionPlan& plan, int64_t slots) {
   return static_cast<int64_t>(plan.asked_keep * static_cast<double>(slots) + 1e-6);
 }
+// The rule that a plan with selection has: by mass, by head_keep or by thresholds.
+std::unique_ptr<Rule> make_planned_rule(const SelectionPlan& plan, int64_t kv_heads);
 // Null if every layer is dense; sparse layers have the same shape.
 const LayerView* first_sparse(std::span<const LayerView> layers);
 SelectionPlan dense_plan(SelectionPlan plan, bool fallback);
@@ -137,23 +139,6 @@ float calibrated_threshold(const float* grid, double keep);
 const float* threshold_curve(const Calibration& calibration, int scope, int levels, int group);
 
 // ---- The centroid tree (selector `squeezed`).
-
-// A centroid or a value mean costs half a unit. See docs/runtime.md, "How much is read".
-struct BudgetModel {
-  int64_t tokens = 0;            // M + E
-  int64_t clustered = 0;         // M
-  std::vector<double> clusters;  // per level in use, averaged over layers
-  std::vector<double> survive;   // fraction of the keys alive at each level in use; the first is 1
-  bool estimate = false;
-  double alive = 0;      // share of the keys whose codes are read
-  double code_cost = 0;  // of a key's codes
-  double slot_cost = 1;  // of a key and its value, averaged over layers
-  double coded = 0;      // fraction of the layers whose rows are of codes
-
-  ReadingCost cost() const;
-  // How many times over the codes of all keys fit into what the rest of `fixed` leaves of a budget.
-  double times_all_codes(double budget) const;
-};
 
 // `path` opens messages.
 Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,

@@ -1,4 +1,4 @@
-// Rules: which of the scored clusters of one KV head are kept. A new rule is one class in one file.
+// Rules: which of the scored clusters of one KV head are kept. A new rule is one class in rule.cc.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,9 @@ std::unique_ptr<Rule> make_mass_rule(double mass);
 // The same until what is not chosen has at most `rest` of the attention to clusters and exact keys.
 void choose_heaviest(const Choice& choice, double rest, std::span<uint32_t> order,
                      std::span<uint8_t> chosen);
+
+// Keys of the clusters that were chosen.
+int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen);
 
 // The share of the attention that is left of choice.share after a choice.
 double chosen_share(const Choice& choice, std::span<const uint8_t> chosen);

@@ -14,33 +14,37 @@ inline void clear(HeadSelection& out) {
   out.share = 0;
 }
 
-// Slots [first, end), which begin at or after the end of the last run. A run that begins where the
-// last one ends becomes part of it; an empty one, between two chosen ones, separates nothing.
-inline void append_run(std::span<KeyRun> runs, int64_t& count, int64_t& keys, uint32_t first,
-                       uint32_t end) {
-  if (first == end) return;
-  keys += end - first;
-  KeyRun* last = count > 0 ? &runs[count - 1] : nullptr;
-  if (last != nullptr && last->first + last->length == first) {
-    last->length += end - first;
-  } else {
-    runs[count++] = {first, end - first};
-  }
-}
-inline void append_run(HeadSelection& out, uint32_t first, uint32_t end) {
-  append_run(out.runs, out.run_count, out.keys, first, end);
-}
-inline void append_guessed(HeadSelection& out, uint32_t first, uint32_t end) {
-  append_run(out.guessed, out.guessed_count, out.guessed_keys, first, end);
-}
-
 inline bool touch(const KeyRun& run, const KeyRun& next) {
   return run.first + run.length == next.first;
 }
 inline bool touch(const ClusterRun& run, const ClusterRun& next) {
   return run.level == next.level && run.first + run.length == next.first;
 }
-// Appends to a list that grows; a run that touches the last one goes on with it.
+
+// Appends to the first `count` of a list with room; a run that touches the last one goes on with
+// it.
+template <class Run>
+void append_run(std::span<Run> runs, int64_t& count, const Run& next) {
+  if (count > 0 && touch(runs[count - 1], next)) {
+    runs[count - 1].length += next.length;
+  } else {
+    runs[count++] = next;
+  }
+}
+// Slots [first, end), which begin at or after the end of the last run. An empty run, between two
+// chosen ones, separates nothing.
+inline void append_run(HeadSelection& out, uint32_t first, uint32_t end) {
+  if (first == end) return;
+  out.keys += end - first;
+  append_run(out.runs, out.run_count, KeyRun{first, end - first});
+}
+inline void append_guessed(HeadSelection& out, uint32_t first, uint32_t end) {
+  if (first == end) return;
+  out.guessed_keys += end - first;
+  append_run(out.guessed, out.guessed_count, KeyRun{first, end - first});
+}
+
+// The same for a list that grows.
 template <class Run>
 void extend(std::vector<Run>& runs, const Run& next) {
   if (!runs.empty() && touch(runs.back(), next)) {

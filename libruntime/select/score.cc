@@ -326,6 +326,13 @@ int64_t score_workspace(const ScoreProblem& problem) {
   return cut(problem, nullptr, nullptr);
 }
 
+int64_t most_score_workspace(ScoreProblem problem) {
+  problem.tokens = 1;
+  const int64_t few = score_workspace(problem);
+  problem.tokens = kFewRows + 1;
+  return std::max(few, score_workspace(problem));
+}
+
 ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace) {
   const int64_t rows = problem.tokens * problem.group;
   if (rows > kFewRows || (problem.policy == Group::kMax && problem.group > 1)) return {};

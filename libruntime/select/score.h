@@ -60,6 +60,8 @@ struct ScoreProblem {
 // Floats of workspace that score_clusters() needs for a problem of this shape. Grows with n and d,
 // not with the tokens beyond a few.
 int64_t score_workspace(const ScoreProblem& problem);
+// The same for any number of tokens.
+int64_t most_score_workspace(ScoreProblem problem);
 
 // scores[i] = log of the combined S of the i-th alive cluster, [n]; -infinity if it is empty.
 // kNumeric if any logit is NaN or +infinity (never a silent "select nothing"). Single-threaded,

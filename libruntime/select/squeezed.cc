@@ -39,45 +39,28 @@ class SqueezedSelector final : public Selector {
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
-    int64_t most = 0, floats = 0;
     for (const LayerView& view : index_.layers) {
       int64_t estimated = 0;
       for (int k = first_level(view); k < view.levels; ++k) {
-        const int64_t clusters = view.level[k].clusters;
-        most = std::max(most, clusters);
-        estimated += (clusters + 1) / 2;
-        // score_workspace() does not grow from this many tokens on.
-        for (const int64_t tokens : {int64_t{1}, kFewRows + 1}) {
-          ScoreProblem problem = problem_of(view, k);
-          problem.tokens = tokens;
-          floats = std::max(floats, score_workspace(problem));
-        }
+        limits.choose_among(view.level[k].clusters);
+        limits.use_floats(most_score_workspace(problem_of(view, k)));
+        estimated += (view.level[k].clusters + 1) / 2;
       }
-      if (view.levels == 0) continue;
-      if (view.key_codes.bits > 0) {
-        most = std::max(most, view.slots);
-        for (const int64_t tokens : {int64_t{1}, kFewRows + 1}) {
-          ScoreProblem problem = problem_of(view, view.levels - 1);
-          problem.clusters = view.slots;
-          problem.tokens = tokens;
-          floats = std::max(floats, score_workspace(problem));
-        }
-        limits.runs = std::max(limits.runs, (view.slots + 1) / 2);
-        if (options_.estimate) {
-          limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
-          limits.rests = std::max(limits.rests, view.level[view.levels - 1].clusters);
-        }
-        limits.workspace.products.emplace(*index_.kernels, view.head_dim);
-      }
-      limits.runs = std::max(limits.runs, (view.level[view.levels - 1].clusters + 1) / 2);
       if (options_.estimate) limits.estimated = std::max(limits.estimated, estimated);
+      if (view.levels == 0 || view.key_codes.bits == 0) continue;
+      ScoreProblem keys = problem_of(view, view.levels - 1);
+      keys.clusters = view.slots;
+      limits.choose_among(view.slots);
+      limits.use_floats(most_score_workspace(keys));
+      limits.workspace.products.emplace(*index_.kernels, view.head_dim);
+      if (!options_.estimate) continue;
+      limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
+      limits.rests = std::max(limits.rests, view.level[view.levels - 1].clusters);
     }
-    limits.workspace.floats.resize(static_cast<size_t>(floats));
-    limits.workspace.scores.resize(static_cast<size_t>(most));
-    limits.workspace.order.resize(static_cast<size_t>(most));
-    limits.workspace.sizes.resize(static_cast<size_t>(2 * most));
-    limits.workspace.ranges.resize(static_cast<size_t>(2 * most));
-    limits.workspace.bytes.resize(static_cast<size_t>(most + kLanePad));
+    const size_t most = limits.workspace.scores.size();
+    limits.workspace.sizes.resize(2 * most);
+    limits.workspace.ranges.resize(2 * most);
+    limits.workspace.bytes.resize(most + kLanePad);
     return limits;
   }
 
@@ -137,16 +120,10 @@ class SqueezedSelector final : public Selector {
     return std::llround(options_.alive * static_cast<double>(choice.keys));
   }
 
-  static int64_t keys_of(const Choice& choice, std::span<const uint8_t> chosen) {
-    int64_t keys = 0;
-    for (size_t i = 0; i < chosen.size(); ++i) keys += chosen[i] != 0 ? choice.sizes[i] : 0;
-    return keys;
-  }
-
   // Coarser levels leave as many keys as codes will be read of.
   void let_through(const Choice& choice, std::span<uint32_t> order,
                    std::span<uint8_t> chosen) const {
-    if (keys_of(choice, chosen) >= alive_keys(choice)) return;
+    if (chosen_keys(choice, chosen) >= alive_keys(choice)) return;
     choose_best(choice, alive_keys(choice), order, chosen);
   }
 
@@ -157,7 +134,7 @@ class SqueezedSelector final : public Selector {
     const LayerView& view = index_.layers[query.layer];
     const int finest = view.levels - 1;
     const std::span<uint8_t> chosen = std::span(workspace.bytes).first(alive.sizes.size());
-    const int64_t wanted = keys_of(clusters, chosen);
+    const int64_t wanted = chosen_keys(clusters, chosen);
     Choice through = clusters;
     through.finest = false;
     if (!options_.mass) {
@@ -294,14 +271,8 @@ class SqueezedSelector final : public Selector {
       for (uint32_t cluster = range.first; cluster < end; ++cluster, ++i) {
         if (chosen[i] != 0 || alive.sizes[i] == 0) continue;
         ++out.estimated_clusters;
-        ClusterRun* last =
-            out.estimated_count > 0 ? &out.estimated[out.estimated_count - 1] : nullptr;
-        if (last != nullptr && last->level == static_cast<uint32_t>(level) &&
-            last->first + last->length == cluster) {
-          ++last->length;
-        } else {
-          out.estimated[out.estimated_count++] = {static_cast<uint32_t>(level), cluster, 1};
-        }
+        append_run(out.estimated, out.estimated_count,
+                   ClusterRun{static_cast<uint32_t>(level), cluster, 1});
       }
     }
   }
@@ -335,12 +306,8 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
                                    .estimate = request.estimate,
                                    .alive = out.plan.alive,
                                    .mass = request.mass > 0};
-  const int64_t kv_heads = inputs.metadata.model.kv_heads;
-  auto rule = request.mass > 0 ? make_mass_rule(request.mass)
-              : request.rule == RuleKind::kBudget
-                  ? make_budget_rule(out.plan.log_thresholds, out.plan.head_keep, kv_heads)
-                  : make_threshold_rule(out.plan.log_thresholds, out.plan.layer_thresholds);
-  out.selector = std::make_unique<SqueezedSelector>(inputs.index, options, std::move(rule));
+  out.selector = std::make_unique<SqueezedSelector>(
+      inputs.index, options, make_planned_rule(out.plan, inputs.metadata.model.kv_heads));
   return out;
 }
 

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "libruntime/attention/state.h"
-#include "libruntime/session/limits.h"
 #include "libruntime/session/session.h"
 
 namespace sqz {
@@ -59,8 +58,7 @@ Status Session::load_unroped(const AttendCall& call, int64_t tokens) {
   pool_->for_each(tokens, [&](int64_t token, int worker) {
     float* to = unroped_.get() + token * row;
     if (call.q_before_rope == nullptr) {
-      rope_.apply(call.positions[token], query(token, 0), query_heads_,
-                  workers_[worker].values.data(), to);
+      rope_.apply(call.positions[token], query(token, 0), query_heads_, slot_of(worker).values, to);
       return;
     }
     const auto* from =
@@ -272,12 +270,14 @@ void Session::make_items() {
 }
 
 PartialRows Session::slot(int64_t index) {
-  return {partial_maximum_.data() + index * kTileRows, partial_sum_.data() + index * kTileRows,
-          partial_values_.get() + index * kTileRows * dim_,
-          partial_rest_.empty() ? nullptr : partial_rest_.data() + index * kTileRows};
+  float* const at = partials_.get() + index * kTileRows * (dim_ + 3);
+  return {.maximum = at,
+          .sum = at + kTileRows,
+          .values = at + 3 * kTileRows,
+          .rest = plan_.asked_mass > 0 ? at + 2 * kTileRows : nullptr};
 }
 
-void Session::run_split(const AttendCall& call, const Split& split, Worker& worker) {
+void Session::run_split(const AttendCall& call, const Split& split, int worker) {
   const Item& item = items_[split.item];
   const Block& block = blocks_[item.block];
   const LayerView& view = index_->layers[call.layer];
@@ -293,9 +293,7 @@ void Session::run_split(const AttendCall& call, const Split& split, Worker& work
       first_visible[r] = call.positions[token] - window + 1 - first_stored;
     }
   }
-  const PartialRows own = {worker.maximum.data(), worker.sum.data(), worker.values.data(),
-                           partial_rest_.empty() ? nullptr : worker.rest.data()};
-  const PartialRows out = split.slot >= 0 ? slot(split.slot) : own;
+  const PartialRows out = split.slot >= 0 ? slot(split.slot) : slot_of(worker);
   const AttendRows work = {.list = &lists_[item.block * kv_heads_ + item.head],
                            .begin = split.begin,
                            .end = split.end,
@@ -303,7 +301,7 @@ void Session::run_split(const AttendCall& call, const Split& split, Worker& work
                            .rows = item.rows,
                            .queries = queries,
                            .first_visible = window > 0 ? first_visible : nullptr};
-  attend_rows(kernels_, work, *worker.attend, out);
+  attend_rows(kernels_, work, *workers_[worker].attend, out);
   if (split.slot < 0) finish_item(call, item, out);
 }
 
@@ -323,7 +321,7 @@ Status Session::attend_chunk(const AttendCall& call) {
   make_items();
   first_bad_ = kNone;
   pool_->for_each(std::ssize(splits_),
-                  [&](int64_t i, int worker) { run_split(call, splits_[i], workers_[worker]); });
+                  [&](int64_t i, int worker) { run_split(call, splits_[i], worker); });
   pool_->for_each(std::ssize(items_), [&](int64_t i, int) {
     const Item& item = items_[i];
     if (item.slot < 0) return;

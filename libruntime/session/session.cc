@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "libruntime/select/dense.h"
-#include "libruntime/session/limits.h"
+#include "libruntime/select/static_selection.h"
 
 namespace sqz {
 namespace {
@@ -102,20 +101,19 @@ void Session::allocate(int threads) {
       selector_ == nullptr ? 1 : std::clamp<int64_t>(kWaveBytes / block_bytes, 1, max_tokens_);
   const auto entries = static_cast<size_t>(chunk_blocks_ * kv_heads_);
   blocks_.reserve(static_cast<size_t>(chunk_blocks_));
-  runs_.reset(new KeyRun[entries * static_cast<size_t>(limits.runs)]);
-  estimated_.reset(new ClusterRun[entries * static_cast<size_t>(limits.estimated)]);
-  guessed_.reset(new KeyRun[entries * static_cast<size_t>(limits.guessed)]);
-  rests_.reset(new ClusterRest[entries * static_cast<size_t>(limits.rests)]);
   selections_.resize(entries);
   lists_.resize(entries);
-  for (size_t i = 0; i < entries; ++i) {
-    selections_[i].runs = {runs_.get() + i * limits.runs, static_cast<size_t>(limits.runs)};
-    selections_[i].estimated = {estimated_.get() + i * limits.estimated,
-                                static_cast<size_t>(limits.estimated)};
-    selections_[i].guessed = {guessed_.get() + i * limits.guessed,
-                              static_cast<size_t>(limits.guessed)};
-    selections_[i].rests = {rests_.get() + i * limits.rests, static_cast<size_t>(limits.rests)};
-  }
+  const auto share_out = [&](auto& memory, int64_t each, auto HeadSelection::*capacity) {
+    const auto count = static_cast<size_t>(each);
+    memory.reset(new std::remove_reference_t<decltype(memory[0])>[entries * count]);
+    for (size_t i = 0; i < entries; ++i) {
+      selections_[i].*capacity = {memory.get() + i * count, count};
+    }
+  };
+  share_out(runs_, limits.runs, &HeadSelection::runs);
+  share_out(estimated_, limits.estimated, &HeadSelection::estimated);
+  share_out(guessed_, limits.guessed, &HeadSelection::guessed);
+  share_out(rests_, limits.rests, &HeadSelection::rests);
 
   // A block of t tokens has ceil(t * group / kTileRows) items a head.
   const int64_t items = kv_heads_ * (max_tokens_ * group_ / kTileRows + chunk_blocks_ + 1);
@@ -126,23 +124,14 @@ void Session::allocate(int threads) {
   if (selector_ != nullptr && selector_->before_rope()) {
     unroped_.reset(new float[static_cast<size_t>(max_tokens_ * query_heads_ * dim_)]);
   }
-  partial_values_.reset(new float[static_cast<size_t>(kMostSlots * kTileRows * dim_)]);
-  partial_maximum_.resize(static_cast<size_t>(kMostSlots * kTileRows));
-  partial_sum_.resize(partial_maximum_.size());
-  if (plan_.asked_mass > 0) {
-    partial_rest_.resize(partial_maximum_.size());
-    read_shares_.resize(static_cast<size_t>(max_tokens_ * query_heads_));
-  }
+  partials_.reset(new float[static_cast<size_t>((kMostSlots + threads) * kTileRows * (dim_ + 3))]);
+  if (plan_.asked_mass > 0) read_shares_.resize(static_cast<size_t>(max_tokens_ * query_heads_));
 
   for (int i = 0; i < threads; ++i) {
     Worker worker;
     worker.select = limits.workspace;
     worker.attend =
         std::make_unique<AttendWorkspace>(kernels_, dim_, index_->metadata().has_codes());
-    worker.maximum.resize(kTileRows);
-    worker.sum.resize(kTileRows);
-    worker.rest.resize(kTileRows);
-    worker.values.resize(static_cast<size_t>(kTileRows * dim_));
     workers_.push_back(std::move(worker));
   }
   pool_ = std::make_unique<ThreadPool>(threads);

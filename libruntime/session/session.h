@@ -65,8 +65,16 @@ class Session final : public ServingSession {
   struct Worker {
     SelectWorkspace select;
     std::unique_ptr<AttendWorkspace> attend;
-    std::vector<float> maximum, sum, values, rest;  // one PartialRows
   };
+
+  // How a chunk of attention is cut into splits. Constants, because the cut must not depend on the
+  // machine.
+  static constexpr int64_t kTargetSplits = 256;  // enough for the cores of a large host
+  static constexpr int64_t kLeastKeys = 1024;    // below, the merge costs more than it gains
+  static constexpr int64_t kKeyStep = 512;       // splits end on whole softmax steps
+  // Splits of an item of n keys: ceil(n / L), where L >= (sum of n) / kTargetSplits. An item with
+  // more than one split has n > L, hence fewer than 2 n / L splits: at most this many in all.
+  static constexpr int64_t kMostSlots = 2 * kTargetSplits;
 
   Session(std::shared_ptr<const ServedIndex> index, const SessionOptions& options);
   Status prepare(const SelectionRequest& request);
@@ -81,11 +89,12 @@ class Session final : public ServingSession {
   Status attend_chunk(const AttendCall& call);
   void make_lists(const AttendCall& call);
   void make_items();
-  void run_split(const AttendCall& call, const Split& split, Worker& worker);
+  void run_split(const AttendCall& call, const Split& split, int worker);
   void finish_item(const AttendCall& call, const Item& item, const PartialRows& state);
   void count_chunk(const AttendCall& call);
   void count_mass(const Block& block, const HeadSelection& selection, Counters& sum) const;
   PartialRows slot(int64_t index);
+  PartialRows slot_of(int worker) { return slot(kMostSlots + worker); }
   const float* query(int64_t token, int64_t head) const;
   Status numeric_error(const AttendCall& call, const char* what);
   void note_bad(int64_t index);
@@ -114,8 +123,7 @@ class Session final : public ServingSession {
   std::vector<KeyList> lists_;  // [chunk_blocks, Hkv]
   std::vector<Item> items_;
   std::vector<Split> splits_;
-  std::unique_ptr<float[]> partial_values_;                          // [slots, kTileRows, d]
-  std::vector<float> partial_maximum_, partial_sum_, partial_rest_;  // [slots, kTileRows]
+  std::unique_ptr<float[]> partials_;  // [kMostSlots + workers, kTileRows, d + 3]
   std::vector<float>
       read_shares_;  // [max_tokens, Hq] of the attention, with an estimate of the rest
   std::vector<Worker> workers_;

@@ -14,6 +14,7 @@
 #include "libruntime/kernels/cpu/causal.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/kernels/cpu/load-inl.h"
+#include "libruntime/kernels/cpu/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sqz {
@@ -36,35 +37,6 @@ HWY_INLINE VF exp2_of(VF x) {
   p = hn::MulAdd(p, rest, hn::Set(f, 1.0f));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(integers, shifted));
   return hn::BitCast(f, hn::Add(hn::BitCast(integers, p), exponent));
-}
-
-// c[kRows, 2 vectors] = (or +=) a b over `depth`. Element (i, k) of a is a[i * kRow + k * kColumn]:
-// compile-time strides keep all rows on one address register.
-template <int kRows, int64_t kRow, int64_t kColumn, bool kAdd>
-HWY_INLINE void causal_tile(const float* a, const float* b, int64_t ldb, int64_t depth, float* c,
-                            int64_t ldc) {
-  static_assert(kCausalPanel % (2 * kLanes) == 0 && kCausalBlock % kCausalPanel == 0);
-  const F f;
-  VF sum[kRows][2];
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) {
-    sum[i][0] = kAdd ? hn::LoadU(f, c + i * ldc) : hn::Zero(f);
-    sum[i][1] = kAdd ? hn::LoadU(f, c + i * ldc + kLanes) : hn::Zero(f);
-  }
-  for (int64_t k = 0; k < depth; ++k) {
-    const VF b0 = hn::LoadU(f, b + k * ldb), b1 = hn::LoadU(f, b + k * ldb + kLanes);
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-      const VF x = hn::Set(f, a[i * kRow + k * kColumn]);
-      sum[i][0] = hn::MulAdd(x, b0, sum[i][0]);
-      sum[i][1] = hn::MulAdd(x, b1, sum[i][1]);
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) {
-    hn::StoreU(sum[i][0], f, c + i * ldc);
-    hn::StoreU(sum[i][1], f, c + i * ldc + kLanes);
-  }
 }
 
 // Turns scores s[kCausalBlock] of one row into weights against the running maximum and adds up
@@ -101,6 +73,7 @@ HWY_INLINE void causal_weights(float* s, int64_t keys, int64_t low, int64_t high
 
 template <int kRows>
 void attend_causal_tiled(const CausalTask& t) {
+  static_assert(kCausalPanel % (2 * kLanes) == 0 && kCausalBlock % kCausalPanel == 0);
   const int64_t dim = t.dim, width = padded_dim(dim);
   const int64_t groups = (t.rows + kRows - 1) / kRows, padded_rows = groups * kRows;
   float* q = t.workspace;                       // [groups, d, kRows]
@@ -128,10 +101,12 @@ void attend_causal_tiled(const CausalTask& t) {
     for (int64_t panel = 0; panel < keys; panel += kCausalPanel) {
       const float* b = t.panels + (block + panel) * dim;
       for (int64_t g = 0; g < groups; ++g) {
+        // Compile-time strides keep all rows on one address register.
+        const float* a = q + g * dim * kRows;
+        const auto queries = [a](int i, int64_t k) { return a[i + k * kRows]; };
         for (int64_t c = 0; c < kCausalPanel; c += 2 * kLanes) {
-          causal_tile<kRows, 1, kRows, false>(q + g * dim * kRows, b + c, kCausalPanel, dim,
-                                              s + g * kRows * kCausalBlock + panel + c,
-                                              kCausalBlock);
+          multiply_block<kRows, 2>(queries, b + c, kCausalPanel, dim,
+                                   s + g * kRows * kCausalBlock + panel + c, kCausalBlock, false);
         }
       }
     }
@@ -147,9 +122,10 @@ void attend_causal_tiled(const CausalTask& t) {
     }
     for (int64_t c = 0; c < width; c += 2 * kLanes) {
       for (int64_t g = 0; g < groups; ++g) {
-        causal_tile<kRows, kCausalBlock, 1, true>(s + g * kRows * kCausalBlock,
-                                                  t.values + block * width + c, width, seen,
-                                                  out + g * kRows * width + c, width);
+        const float* a = s + g * kRows * kCausalBlock;
+        const auto weights = [a](int i, int64_t k) { return a[i * kCausalBlock + k]; };
+        multiply_block<kRows, 2>(weights, t.values + block * width + c, width, seen,
+                                 out + g * kRows * width + c, width, true);
       }
     }
   }

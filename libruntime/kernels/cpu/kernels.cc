@@ -18,10 +18,7 @@
 #include "hwy/highway.h"
 // clang-format on
 #include "libruntime/kernels/cpu/causal-inl.h"
-#include "libruntime/kernels/cpu/codes-inl.h"
 #include "libruntime/kernels/cpu/load-inl.h"
-#include "libruntime/kernels/cpu/nearest-inl.h"
-#include "libruntime/kernels/cpu/pages-inl.h"
 #include "libruntime/kernels/cpu/softmax-inl.h"
 #include "libruntime/kernels/cpu/stream-inl.h"
 #include "libruntime/kernels/cpu/tile-inl.h"
@@ -37,14 +34,10 @@ const CpuKernels& table(const char* name) {
                                     .unpack = unpack,
                                     .dots = dots,
                                     .accumulate = accumulate,
-                                    .pack_bf16 = nullptr,
-                                    .dots_bf16 = nullptr,
                                     .softmax_row = softmax_row,
                                     .scale = scale,
                                     .to_float = to_float,
                                     .multiply = multiply,
-                                    .pair_bf16 = nullptr,
-                                    .tile_bf16 = nullptr,
                                     .softmax_lanes = softmax_lanes,
                                     .scale_lanes = scale_lanes,
                                     .log_sum_exp = log_sum_exp,
@@ -52,8 +45,6 @@ const CpuKernels& table(const char* name) {
                                     .add_rows = add_rows,
                                     .finish_mean = finish_mean,
                                     .page_bounds = page_bounds,
-                                    .pack_i16 = nullptr,
-                                    .dots_i16 = nullptr,
                                     .decode_codes = decode_codes,
                                     .nearest = nearest,
                                     .attend_causal = attend_causal};
@@ -71,8 +62,7 @@ HWY_AFTER_NAMESPACE();
 
 #include <array>
 
-#include "libruntime/kernels/cpu/dots_bf16.h"
-#include "libruntime/kernels/cpu/dots_i8.h"
+#include "libruntime/kernels/cpu/dots_avx512.h"
 
 namespace sqz {
 namespace {
@@ -116,7 +106,7 @@ Tables find_tables() {
     kernels.dots_i16 = dots_i16;
     return kernels;
   }();
-  if (!has_avx512_vnni()) return tables;
+  if (!__builtin_cpu_supports("avx512vnni")) return tables;
   tables.add(kWithVnni);
   static const CpuKernels kWithBf16 = [] {
     CpuKernels kernels = kWithVnni;
@@ -127,7 +117,7 @@ Tables find_tables() {
     kernels.tile_bf16 = tile_bf16;
     return kernels;
   }();
-  if (has_avx512_bf16()) tables.add(kWithBf16);
+  if (__builtin_cpu_supports("avx512bf16")) tables.add(kWithBf16);
 #endif
   return tables;
 }

@@ -1,5 +1,5 @@
-// Choosing the best of scored clusters until their weights add up: to a number of keys or to a
-// share of the attention.
+// The rules, and choosing the best of scored clusters until their weights add up: to a number of
+// keys or to a share of the attention.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -103,6 +103,78 @@ void choose(const Choice& choice, const WeightOf& weight_of, const Wanted& wante
   fill_last_bucket(choice, weight_of, left, reach, order.first(tied), chosen);
 }
 
+class ThresholdRule final : public Rule {
+ public:
+  ThresholdRule(LogThresholds log_thresholds, LogThresholds layer_thresholds)
+      : log_thresholds_(std::move(log_thresholds)),
+        layer_thresholds_(std::move(layer_thresholds)) {}
+
+  void choose(const Choice& choice, std::span<uint32_t> /*order*/,
+              std::span<uint8_t> chosen) const override {
+    const float threshold = choice.finest && !layer_thresholds_.empty()
+                                ? layer_thresholds_[choice.scope][choice.layer]
+                                : log_thresholds_[choice.scope][choice.level];
+    for (size_t i = 0; i < choice.scores.size(); ++i) {
+      const float score = choice.scores[i];
+      chosen[i] = score >= threshold && score > -INFINITY ? 1 : 0;
+    }
+  }
+
+ private:
+  LogThresholds log_thresholds_, layer_thresholds_;
+};
+
+class BudgetRule final : public Rule {
+ public:
+  BudgetRule(LogThresholds log_thresholds, std::vector<std::vector<float>> head_keep,
+             int64_t kv_heads)
+      : filter_(make_threshold_rule(std::move(log_thresholds))),
+        head_keep_(std::move(head_keep)),
+        kv_heads_(kv_heads) {}
+
+  void choose(const Choice& choice, std::span<uint32_t> order,
+              std::span<uint8_t> chosen) const override {
+    const double keep = head_keep_[choice.scope][choice.layer * kv_heads_ + choice.kv_head];
+    const int64_t wanted = std::llround(keep * static_cast<double>(choice.keys));
+    if (!choice.finest) {
+      filter_->choose(choice, order, chosen);
+      if (chosen_keys(choice, chosen) >= wanted) return;
+    }
+    choose_best(choice, wanted, order, chosen);
+  }
+
+ private:
+  std::unique_ptr<Rule> filter_;
+  std::vector<std::vector<float>> head_keep_;
+  int64_t kv_heads_;
+};
+
+class TopRule final : public Rule {
+ public:
+  explicit TopRule(std::vector<int64_t> counts) : counts_(std::move(counts)) {}
+
+  void choose(const Choice& choice, std::span<uint32_t> order,
+              std::span<uint8_t> chosen) const override {
+    const auto& scores = choice.scores;
+    int64_t n = 0;
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (scores[i] > -INFINITY) order[n++] = static_cast<uint32_t>(i);
+    }
+    const int64_t count = std::min(counts_[choice.layer], n);
+    if (count < n) {
+      std::nth_element(order.begin(), order.begin() + count, order.begin() + n,
+                       [&](uint32_t a, uint32_t b) {
+                         return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+                       });
+    }
+    std::fill(chosen.begin(), chosen.end(), uint8_t{0});
+    for (int64_t i = 0; i < count; ++i) chosen[order[i]] = 1;
+  }
+
+ private:
+  std::vector<int64_t> counts_;
+};
+
 class MassRule final : public Rule {
  public:
   explicit MassRule(double mass) : mass_(mass) {}
@@ -133,11 +205,32 @@ void choose_heaviest(const Choice& choice, double rest, std::span<uint32_t> orde
   choose(choice, mass_of(choice), wanted, true, order, chosen);
 }
 
+int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen) {
+  int64_t keys = 0;
+  for (size_t i = 0; i < chosen.size(); ++i) keys += chosen[i] != 0 ? choice.sizes[i] : 0;
+  return keys;
+}
+
 double chosen_share(const Choice& choice, std::span<const uint8_t> chosen) {
   const MassOf weight_of = mass_of(choice);
   double rest = 0;
   for (size_t i = 0; i < chosen.size(); ++i) rest += chosen[i] != 0 ? 0.0 : weight_of(i);
   return choice.share * (1 - rest);
+}
+
+std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds,
+                                          LogThresholds layer_thresholds) {
+  return std::make_unique<ThresholdRule>(std::move(log_thresholds), std::move(layer_thresholds));
+}
+
+std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
+                                       std::vector<std::vector<float>> head_keep,
+                                       int64_t kv_heads) {
+  return std::make_unique<BudgetRule>(std::move(log_thresholds), std::move(head_keep), kv_heads);
+}
+
+std::unique_ptr<Rule> make_top_rule(std::vector<int64_t> counts) {
+  return std::make_unique<TopRule>(std::move(counts));
 }
 
 std::unique_ptr<Rule> make_mass_rule(double mass) {

@@ -1,0 +1,491 @@
+#include "libruntime/kernels/cpu/dots_avx512.h"
+
+#if defined(__x86_64__)
+#pragma GCC diagnostic push
+#if !defined(__clang__)  // gcc 12 takes its own _mm512_undefined_ps() for a mistake
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "formats/coded_rows.h"
+#include "libruntime/kernels/cpu/kernels.h"
+
+// A function that is given whole numbers has none of BF16's instructions, which its processor may
+// lack: only their intrinsics make them.
+#define SQZ_AVX512 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")))
+#define SQZ_AVX512_INLINE SQZ_AVX512 inline __attribute__((always_inline))
+
+namespace sqz {
+namespace {
+
+constexpr int64_t kNumbers = 32;  // dimensions of one vector
+constexpr int kAtOnce = 4;        // at once
+// A sum of products of 8 and 16 bits over more dimensions might not fit 32 bits.
+constexpr int64_t kMostNumbers = 512;
+
+// Of a vector, those of the `left` numbers of a row.
+inline __mmask32 present(int64_t left) {
+  return static_cast<__mmask32>((uint64_t{1} << std::min(kNumbers, left)) - 1);
+}
+
+// What dots4() needs to know of stored rows: chunk(), numbers [32 c, 32 c + 32) of one; what is
+// added up of their products with a query's, four bytes a lane; and what a sum of these is as a
+// float. Nothing beyond a row is touched: it may be the end of a mapping.
+struct BFloat16Rows {
+  int64_t dim;
+  int64_t row_bytes() const { return 2 * dim; }
+  template <bool kWhole>
+  SQZ_AVX512_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
+    const std::byte* from = row + 2 * c * kNumbers;
+    return kWhole ? _mm512_loadu_si512(from)
+                  : _mm512_maskz_loadu_epi16(present(dim - c * kNumbers), from);
+  }
+  SQZ_AVX512_INLINE static __m512i add_products(__m512i sum, __m512i q, __m512i k) {
+    return _mm512_castps_si512(
+        _mm512_dpbf16_ps(_mm512_castsi512_ps(sum), (__m512bh)q, (__m512bh)k));
+  }
+  SQZ_AVX512_INLINE static __m512i add(__m512i a, __m512i b) {
+    return _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
+  }
+  SQZ_AVX512_INLINE __m128 finish(__m128i sum, int64_t /*row*/) const {
+    return _mm_castsi128_ps(sum);
+  }
+};
+
+// Whole numbers: the queries' are of 16 bits, times a scale a row.
+struct WholeNumbers {
+  int64_t dim;
+  const float* scales;
+  int64_t row_bytes() const { return dim; }
+  SQZ_AVX512_INLINE static __m512i add_products(__m512i sum, __m512i q, __m512i k) {
+    return _mm512_dpwssd_epi32(sum, q, k);
+  }
+  SQZ_AVX512_INLINE static __m512i add(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+  SQZ_AVX512_INLINE __m128 finish(__m128i sum, int64_t row) const {
+    return _mm_mul_ps(_mm_cvtepi32_ps(sum), _mm_set1_ps(scales[row]));
+  }
+};
+
+// Rows of 8 bits a number.
+struct Rows8 : WholeNumbers {
+  template <bool kWhole>
+  SQZ_AVX512_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
+    const __mmask32 there = kWhole ? ~__mmask32{0} : present(dim - c * kNumbers);
+    return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(there, row + c * kNumbers));
+  }
+};
+
+// ... of 1 or 2 bits, where 32 numbers next to each other are the same bits of 32 bytes.
+struct Codes : WholeNumbers {
+  int bits;
+  int64_t bytes;   // of a row: a multiple of 32
+  __m256i levels;  // [16] twice
+  template <bool>
+  SQZ_AVX512_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
+    const int64_t first = c * kNumbers;
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + first % bytes));
+    const __m128i shift = _mm_cvtsi64_si128(first / bytes * bits);
+    const __m256i mask = _mm256_set1_epi8(static_cast<char>((1 << bits) - 1));
+    const __m256i codes = _mm256_and_si256(_mm256_srl_epi16(all, shift), mask);
+    return _mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, codes));
+  }
+};
+
+// ... of rows of 16 bytes, where they are two fields of bits of all of them.
+struct ShortCodes : WholeNumbers {
+  int bits;
+  __m256i levels;
+  template <bool>
+  SQZ_AVX512_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
+    const __m256i all =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row)));
+    const auto low = static_cast<int16_t>(2 * c * bits);
+    const __m256i shifts =
+        _mm256_setr_m128i(_mm_set1_epi16(low), _mm_set1_epi16(static_cast<int16_t>(low + bits)));
+    const __m256i mask = _mm256_set1_epi8(static_cast<char>((1 << bits) - 1));
+    const __m256i codes = _mm256_and_si256(_mm256_srlv_epi16(all, shifts), mask);
+    return _mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, codes));
+  }
+};
+
+// a and b side by side, pairs of lanes added: half of two horizontal sums, then the other half.
+template <class Stored>
+SQZ_AVX512_INLINE __m512i add_pairs(__m512i a, __m512i b) {
+  return Stored::add(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+template <class Stored>
+SQZ_AVX512_INLINE __m512i add_halves(__m512i a, __m512i b) {
+  return Stored::add(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+// Query rows [first, first + kRows): in registers if the head dimension is known to be short enough
+// (kChunks > 0), else where they are.
+template <int kRows, int kChunks>
+struct QueryRows {
+  const int16_t* packed;
+  int64_t padded, first;
+  __m512i vector[kRows][kChunks + 1];
+  SQZ_AVX512_INLINE QueryRows(const int16_t* queries, int64_t dim, int64_t row)
+      : packed(queries + row * padded_dim(dim)), padded(padded_dim(dim)), first(row) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChunks; ++c) vector[r][c] = load(r, c);
+    }
+  }
+  SQZ_AVX512_INLINE __m512i load(int r, int64_t c) const {
+    return _mm512_loadu_si512(packed + r * padded + c * kNumbers);
+  }
+  SQZ_AVX512_INLINE __m512i at(int r, int64_t c) const {
+    return kChunks > 0 ? vector[r][c] : load(r, c);
+  }
+  int64_t chunks() const {
+    return kChunks > 0 ? kChunks : padded / kNumbers;
+  }
+};
+
+// One key against kRows rows, lane by lane. Key by key, so that memory is walked in its order: the
+// processor's own prefetchers see a stream.
+template <int kRows, int kChunks, class Stored>
+SQZ_AVX512_INLINE void products(const Stored& stored, const QueryRows<kRows, kChunks>& query,
+                                const void* key, __m512i (&sum)[kRows]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_si512();
+  const int64_t chunks = query.chunks();
+#pragma GCC unroll 4
+  for (int64_t c = 0; c < chunks; ++c) {
+    const __m512i k = stored.template chunk<(kChunks > 0)>(static_cast<const std::byte*>(key), c);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sum[r] = Stored::add_products(sum[r], query.at(r, c), k);
+  }
+}
+
+// kRows rows x 4 keys (`n` of them real: the others repeat the last).
+template <int kRows, int kChunks, class Stored>
+SQZ_AVX512_INLINE void dots4(const Stored& stored, const QueryRows<kRows, kChunks>& query,
+                             const void* const* keys, int64_t n, float* out, int64_t ld) {
+  __m512i halves[2][kRows];
+#pragma GCC unroll 2
+  for (int j = 0; j < kAtOnce; j += 2) {
+    __m512i a[kRows], b[kRows];
+    products(stored, query, keys[j < n ? j : n - 1], a);
+    products(stored, query, keys[j + 1 < n ? j + 1 : n - 1], b);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) halves[j / 2][r] = add_pairs<Stored>(a[r], b[r]);
+  }
+  const auto four = static_cast<__mmask8>(n >= kAtOnce ? 0xf : (1 << n) - 1);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    // Lane 4 i + j is a part of the product with key j.
+    __m512i parts = add_halves<Stored>(halves[0][r], halves[1][r]);
+    parts = Stored::add(parts, _mm512_shuffle_i64x2(parts, parts, 0x4e));
+    parts = Stored::add(parts, _mm512_shuffle_i64x2(parts, parts, 0xb1));
+    _mm_mask_storeu_ps(out + r * ld, four,
+                       stored.finish(_mm512_castsi512_si128(parts), query.first + r));
+  }
+}
+
+template <int kRows, int kChunks, class Stored>
+SQZ_AVX512 void dots_rows(const Stored& stored, const int16_t* packed, int64_t row,
+                          const void* const* keys, int64_t n, float* out, int64_t ld, Ahead ahead) {
+  const QueryRows<kRows, kChunks> query(packed, stored.dim, row);
+  for (int64_t j = 0; j < n; j += kAtOnce) {
+    for (int64_t i = j + ahead.distance; i < j + ahead.distance + kAtOnce; ++i) {
+      if (ahead.has(i)) prefetch_row(keys[i], 0, stored.row_bytes());
+    }
+    dots4(stored, query, keys + j, n - j, out + row * ld + j, ld);
+  }
+}
+
+template <int kChunks, class Stored>
+SQZ_AVX512 void dots_all(const Stored& stored, const int16_t* packed, int64_t rows,
+                         const void* const* keys, int64_t n, float* out, int64_t ld, Ahead ahead) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4, ahead = {}) {
+    dots_rows<4, kChunks>(stored, packed, r, keys, n, out, ld, ahead);
+  }
+  for (; r + 2 <= rows; r += 2, ahead = {}) {
+    dots_rows<2, kChunks>(stored, packed, r, keys, n, out, ld, ahead);
+  }
+  if (r < rows) dots_rows<1, kChunks>(stored, packed, r, keys, n, out, ld, ahead);
+}
+
+template <class Stored>
+SQZ_AVX512 void dots_of(const Stored& stored, const int16_t* packed, int64_t rows,
+                        const void* const* keys, int64_t n, float* out, int64_t ld, Ahead ahead) {
+  switch (stored.dim) {
+    case 64:
+      return dots_all<2>(stored, packed, rows, keys, n, out, ld, ahead);
+    case 96:
+      return dots_all<3>(stored, packed, rows, keys, n, out, ld, ahead);
+    case 128:
+      return dots_all<4>(stored, packed, rows, keys, n, out, ld, ahead);
+    default:
+      return dots_all<0>(stored, packed, rows, keys, n, out, ld, ahead);
+  }
+}
+
+constexpr int64_t kLaneKeys = 16;  // keys of one vector, one a lane
+constexpr int64_t kShort = 32;     // bytes of their rows of codes
+// 16 bits in two: what is 256 times the higher number and the lower one, both of 8 bits.
+constexpr int kLargest = 127 * 256 + 127;
+
+// out[b]: bytes [4 b, 4 b + 4) of 16 rows of kShort bytes (`n` of them real: the others repeat the
+// last).
+SQZ_AVX512_INLINE void transpose16(const void* const* keys, int64_t n, __m512i out[8]) {
+  __m512i part[2][4];  // [u][d]: of rows 8 u to 8 u + 7, dwords d and d + 4 of four and four
+#pragma GCC unroll 2
+  for (int u = 0; u < 2; ++u) {
+    __m512i z[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+      const auto row = [&](int64_t i) SQZ_AVX512 {
+        return _mm256_loadu_si256(static_cast<const __m256i*>(keys[i < n ? i : n - 1]));
+      };
+      z[k] = _mm512_inserti64x4(_mm512_castsi256_si512(row(8 * u + k)), row(8 * u + k + 4), 1);
+    }
+    const __m512i a = _mm512_unpacklo_epi32(z[0], z[1]), b = _mm512_unpackhi_epi32(z[0], z[1]);
+    const __m512i c = _mm512_unpacklo_epi32(z[2], z[3]), d = _mm512_unpackhi_epi32(z[2], z[3]);
+    part[u][0] = _mm512_unpacklo_epi64(a, c);
+    part[u][1] = _mm512_unpackhi_epi64(a, c);
+    part[u][2] = _mm512_unpacklo_epi64(b, d);
+    part[u][3] = _mm512_unpackhi_epi64(b, d);
+  }
+#pragma GCC unroll 4
+  for (int d = 0; d < 4; ++d) {
+    out[d] = _mm512_shuffle_i64x2(part[0][d], part[1][d], 0x88);
+    out[d + 4] = _mm512_shuffle_i64x2(part[0][d], part[1][d], 0xdd);
+  }
+}
+
+// Both halves of kRows queries, and 127 times the sums of their numbers: codes stand for numbers
+// that are 127 greater here, none below 0.
+template <int kRows>
+struct SplitQueries {
+  static constexpr int64_t kMost = kShort * 8;
+  alignas(64) int8_t high[kRows][kMost], low[kRows][kMost];
+  int32_t sums[kRows] = {};
+
+  SplitQueries(const int16_t* packed, int64_t padded, int64_t dim) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int64_t c = 0; c < dim; ++c) {
+        const int q = packed[r * padded + c];
+        low[r][c] = static_cast<int8_t>(q);
+        high[r][c] = static_cast<int8_t>((q - low[r][c]) >> 8);
+        sums[r] += 127 * q;
+      }
+    }
+  }
+};
+
+SQZ_AVX512_INLINE __m512i four_bytes(const int8_t* from) {
+  int32_t bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return _mm512_set1_epi32(bytes);
+}
+
+// Keys in lanes, so that no sum over lanes is needed.
+template <int kRows, int kBits>
+SQZ_AVX512 void dots_lanes(const __m512i levels, const int16_t* packed, int64_t dim,
+                           const float* scales, const void* const* keys, int64_t n, float* out,
+                           int64_t ld, Ahead ahead) {
+  const SplitQueries<kRows> query(packed, padded_dim(dim), dim);
+  const __m512i mask = _mm512_set1_epi8((1 << kBits) - 1);
+  for (int64_t j = 0; j < n; j += kLaneKeys) {
+    for (int64_t i = j + ahead.distance; i < j + ahead.distance + kLaneKeys; ++i) {
+      if (ahead.has(i)) prefetch_row(keys[i], 0, kShort);
+    }
+    __m512i bytes[8], high[kRows], low[kRows];
+    transpose16(keys + j, n - j, bytes);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      high[r] = _mm512_setzero_si512();
+      low[r] = _mm512_set1_epi32(-query.sums[r]);
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < 8; ++b) {
+#pragma GCC unroll 8
+      for (int part = 0; part < 8 / kBits; ++part) {
+        const __m512i codes = _mm512_and_si512(_mm512_srli_epi16(bytes[b], part * kBits), mask);
+        const __m512i numbers = _mm512_shuffle_epi8(levels, codes);
+        const int64_t first = part * kShort + 4 * b;
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          high[r] = _mm512_dpbusd_epi32(high[r], numbers, four_bytes(query.high[r] + first));
+          low[r] = _mm512_dpbusd_epi32(low[r], numbers, four_bytes(query.low[r] + first));
+        }
+      }
+    }
+    const auto present = static_cast<__mmask16>(n - j >= kLaneKeys ? 0xffff : (1 << (n - j)) - 1);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i total = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
+      _mm512_mask_storeu_ps(out + r * ld + j, present,
+                            _mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_set1_ps(scales[r])));
+    }
+  }
+}
+
+template <int kBits>
+SQZ_AVX512 void dots_lanes_of(const int8_t* table, const int16_t* packed, int64_t dim,
+                              const float* scales, int64_t rows, const void* const* keys, int64_t n,
+                              float* out, int64_t ld, Ahead ahead) {
+  const __m512i levels = _mm512_add_epi8(
+      _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table))),
+      _mm512_set1_epi8(127));
+  const int64_t padded = padded_dim(dim);
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    dots_lanes<4, kBits>(levels, packed + r * padded, dim, scales + r, keys, n, out + r * ld, ld,
+                         ahead);
+  }
+  for (; r < rows; ++r) {
+    dots_lanes<1, kBits>(levels, packed + r * padded, dim, scales + r, keys, n, out + r * ld, ld,
+                         ahead);
+  }
+}
+
+// kTile keys x kVectors vectors of rows stay in registers over the whole depth.
+template <int kTile, int kVectors>
+SQZ_AVX512_INLINE void tile_block(const uint32_t* queries, int64_t lanes, const uint32_t* keys,
+                                  int64_t pairs, float* out) {
+  __m512 sum[kTile][kVectors];
+#pragma GCC unroll 8
+  for (int j = 0; j < kTile; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[j][v] = _mm512_setzero_ps();
+  }
+  for (int64_t c = 0; c < pairs; ++c) {
+    __m512i q[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) q[v] = _mm512_loadu_si512(queries + c * lanes + 16 * v);
+#pragma GCC unroll 8
+    for (int j = 0; j < kTile; ++j) {
+      const __m512i key = _mm512_set1_epi32(static_cast<int>(keys[j * pairs + c]));
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        sum[j][v] = _mm512_dpbf16_ps(sum[j][v], (__m512bh)q[v], (__m512bh)key);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < kTile; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(out + j * lanes + 16 * v, sum[j][v]);
+  }
+}
+
+template <int kVectors>
+SQZ_AVX512 void tile_columns(const uint32_t* queries, int64_t lanes, const uint32_t* keys,
+                             int64_t n, int64_t pairs, float* out) {
+  int64_t j = 0;
+  for (; j + 6 <= n; j += 6) {
+    tile_block<6, kVectors>(queries, lanes, keys + j * pairs, pairs, out + j * lanes);
+  }
+  for (; j < n; ++j) {
+    tile_block<1, kVectors>(queries, lanes, keys + j * pairs, pairs, out + j * lanes);
+  }
+}
+
+}  // namespace
+
+SQZ_AVX512 bool pack_i16(const float* row, int64_t dim, int16_t* out, float* scale) {
+  if (dim > kMostNumbers) return false;
+  const auto load = [&](int64_t i) SQZ_AVX512 {
+    const int64_t present = std::clamp<int64_t>(dim - i, 0, 16);
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << present) - 1), row + i);
+  };
+  __m512 most = _mm512_setzero_ps();
+  for (int64_t i = 0; i < dim; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(load(i)));
+  const float largest = _mm512_reduce_max_ps(most);
+  const __m512 inverse = _mm512_set1_ps(largest > 0 ? kLargest / largest : 0);
+  *scale = largest / kLargest;
+  for (int64_t i = 0; i < padded_dim(dim); i += 16) {
+    const __m512i numbers = _mm512_cvtps_epi32(_mm512_mul_ps(load(i), inverse));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtsepi32_epi16(numbers));
+  }
+  return std::isfinite(largest) && std::isnormal(*scale);
+}
+
+SQZ_AVX512 bool dots_i16(int bits, const int16_t* packed, const float* scales, int64_t rows,
+                         const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld,
+                         Ahead ahead) {
+  if (bits == 8) {
+    dots_of(Rows8{{dim, scales}}, packed, rows, keys, n, out, ld, ahead);
+    return true;
+  }
+  const int64_t bytes = code_bytes(dim, bits);
+  if (bits > 2 || dim % kNumbers != 0 || (bytes != 16 && bytes % kNumbers != 0)) return false;
+  alignas(16) int8_t table[16] = {};
+  const auto levels = code_levels(bits);
+  std::memcpy(table, levels.data(), levels.size());
+  if (bytes == kShort) {
+    const auto lanes = bits == 2 ? dots_lanes_of<2> : dots_lanes_of<1>;
+    lanes(table, packed, dim, scales, rows, keys, n, out, ld, ahead);
+    return true;
+  }
+  const __m256i both =
+      _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+  if (bytes == 16) {
+    dots_of(ShortCodes{{dim, scales}, bits, both}, packed, rows, keys, n, out, ld, ahead);
+  } else {
+    dots_of(Codes{{dim, scales}, bits, bytes, both}, packed, rows, keys, n, out, ld, ahead);
+  }
+  return true;
+}
+
+bool pack_bf16(const float* rows, int64_t stride, int64_t count, int64_t dim, float* out) {
+  const int64_t padded = padded_dim(dim);
+  auto* to = reinterpret_cast<uint16_t*>(out);
+  uint32_t rest = 0;
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t c = 0; c < padded; ++c) {
+      const uint32_t bits = c < dim ? std::bit_cast<uint32_t>(rows[r * stride + c]) : 0;
+      to[r * padded + c] = static_cast<uint16_t>(bits >> 16);
+      rest |= bits & 0xffffu;
+    }
+  }
+  return rest == 0;
+}
+
+SQZ_AVX512 void dots_bf16(const float* packed, int64_t rows, const void* const* keys, int64_t n,
+                          int64_t dim, float* out, int64_t ld, Ahead ahead) {
+  dots_of(BFloat16Rows{dim}, reinterpret_cast<const int16_t*>(packed), rows, keys, n, out, ld,
+          ahead);
+}
+
+bool pair_bf16(const float* const* rows, int64_t count, int64_t lanes, int64_t dim, float* out) {
+  auto* to = reinterpret_cast<uint32_t*>(out);
+  uint32_t rest = dim % 2 == 0 ? 0 : 1;
+  for (int64_t r = 0; r < lanes; ++r) {
+    for (int64_t c = 0; c + 1 < dim; c += 2) {
+      const uint32_t low = r < count ? std::bit_cast<uint32_t>(rows[r][c]) : 0;
+      const uint32_t high = r < count ? std::bit_cast<uint32_t>(rows[r][c + 1]) : 0;
+      to[c / 2 * lanes + r] = low >> 16 | (high & 0xffff0000u);
+      rest |= (low | high) & 0xffffu;
+    }
+  }
+  return rest == 0;
+}
+
+void tile_bf16(const float* pairs, int64_t lanes, const void* keys, int64_t n, int64_t dim,
+               float* out) {
+  const auto* queries = reinterpret_cast<const uint32_t*>(pairs);
+  const auto* key = static_cast<const uint32_t*>(keys);
+  int64_t r = 0;
+  for (; r + 64 <= lanes; r += 64) {
+    tile_columns<4>(queries + r, lanes, key, n, dim / 2, out + r);
+  }
+  for (; r < lanes; r += 16) tile_columns<1>(queries + r, lanes, key, n, dim / 2, out + r);
+}
+
+}  // namespace sqz
+#endif
