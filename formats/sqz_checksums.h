@@ -36,8 +36,7 @@ void check_bytes(const TensorInfo& tensor, std::span<const std::byte> file,
                  Problems& problems);
 
 // All of an index, for SqzFile::verify(). `bytes`: the whole file. `threads`: 0 = all cores; the
-// report does not depend on it. Takes at most 16 MiB a thread and the calibration, whatever the
-// file's size.
+// report does not depend on it. Takes at most 16 MiB a thread, whatever the file's size.
 Result<VerifyReport> verify_index(const SqzFile& file, std::span<const std::byte> bytes,
                                   const std::function<void(uint64_t, uint64_t)>& progress,
                                   int threads);

@@ -1,6 +1,7 @@
 // "__metadata__" of a .sqz index: to and from IndexMetadata, and the calibration's parameters.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -49,7 +50,12 @@ struct CalibrationTable {
 // Those of an index with this metadata, in file order.
 std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata);
 
-// Sizes and values of a whole calibration. Nothing is asked of it if every layer is dense.
+// Sizes and values of a whole calibration: its parameters, and `values` of each table. Nothing is
+// asked of it if every layer is dense.
+using CalibrationValues = std::function<std::span<const float>(const CalibrationTable&)>;
+Status check_calibration(const Calibration& parameters, const CalibrationValues& values,
+                         const IndexMetadata& metadata, const std::string& label, Code code);
+// The same of a calibration that has its tables.
 Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
                          const std::string& label, Code code);
 
