@@ -8,8 +8,6 @@
 
 struct sqz_call {
   sqz::capi::CheckedCall call;
-  std::vector<int64_t> indptr;
-  std::vector<sqz_session*> sessions;
 };
 
 namespace {
@@ -37,12 +35,9 @@ sqz_status sqz_call_create(sqz_session* session, const sqz_attend_args* args, sq
   return fence([&]() -> Status {
     if (call == nullptr) return invalid("call: found null, expected where to put the handle");
     *call = nullptr;
-    SQZ_ASSIGN_OR_RETURN(CheckedCall checked, CheckedCall::check(session, args, true));
-    const auto indptr = checked.indptr();
-    const auto sessions = checked.sessions();
-    auto handle = std::make_unique<sqz_call>(
-        sqz_call{checked, {indptr.begin(), indptr.end()}, {sessions.begin(), sessions.end()}});
-    handle->call.use_copies(handle->indptr.data(), handle->sessions.data());
+    auto handle = std::make_unique<sqz_call>();
+    SQZ_ASSIGN_OR_RETURN(handle->call, CheckedCall::check(session, args, true));
+    handle->call.keep();
     *call = handle.release();
     return {};
   });

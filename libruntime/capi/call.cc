@@ -267,19 +267,14 @@ Result<std::span<const HeadSelection>> CheckedCall::select() const {
   return session->select(part(n));
 }
 
-std::span<const int64_t> CheckedCall::indptr() const {
-  if (call_.indptr == nullptr) return {};
-  return {call_.indptr, static_cast<size_t>(call_.requests) + 1};
-}
-
-std::span<sqz_session* const> CheckedCall::sessions() const {
-  if (sessions_ == nullptr) return {};
-  return {sessions_, static_cast<size_t>(call_.request_count())};
-}
-
-void CheckedCall::use_copies(const int64_t* indptr, sqz_session* const* sessions) {
-  if (call_.indptr != nullptr) call_.indptr = indptr;
-  if (sessions_ != nullptr) sessions_ = sessions;
+void CheckedCall::keep() {
+  if (sessions_ != nullptr) {
+    kept_sessions_.assign(sessions_, sessions_ + call_.request_count());
+    sessions_ = kept_sessions_.data();
+  }
+  if (call_.indptr == nullptr) return;
+  indptr_.assign(call_.indptr, call_.indptr + call_.requests + 1);
+  call_.indptr = indptr_.data();
 }
 
 }  // namespace sqz::capi

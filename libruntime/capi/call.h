@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "libruntime/capi/handles.h"
 
@@ -18,10 +19,8 @@ class CheckedCall {
   // The selection of the first block.
   Result<std::span<const HeadSelection>> select() const;
 
-  // What a call that outlives its arguments copies, and where the copies are.
-  std::span<const int64_t> indptr() const;
-  std::span<sqz_session* const> sessions() const;
-  void use_copies(const int64_t* indptr, sqz_session* const* sessions);
+  // Copies what a call needs that outlives its arguments; it stays where it is from now on.
+  void keep();
 
  private:
   // Requests [first, end) of one session; null: they have no context.
@@ -44,6 +43,8 @@ class CheckedCall {
   AttendCall call_;                         // of all requests
   EngineCache cache_;
   bool cached_ = false;
+  std::vector<int64_t> indptr_;  // the copies of keep()
+  std::vector<sqz_session*> kept_sessions_;
 };
 
 }  // namespace sqz::capi

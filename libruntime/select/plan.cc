@@ -97,15 +97,11 @@ Status check_amount(const SelectionRequest& r) {
   if (given != 1) {
     return invalid(concat("found ", given, " of budget, keep, thresholds and mass, expected one"));
   }
-  const auto in_range = [](double x) { return x > 0 && x <= 1; };
-  if (r.budget != 0 && !in_range(r.budget)) {
-    return invalid(concat("budget: found ", r.budget, ", expected above 0 and at most 1"));
-  }
-  if (r.keep != 0 && !in_range(r.keep)) {
-    return invalid(concat("keep: found ", r.keep, ", expected above 0 and at most 1"));
-  }
-  if (r.mass != 0 && !in_range(r.mass)) {
-    return invalid(concat("mass: found ", r.mass, ", expected above 0 and at most 1"));
+  const std::pair<const char*, double> amounts[] = {
+      {"budget", r.budget}, {"keep", r.keep}, {"mass", r.mass}};
+  for (const auto& [name, amount] : amounts) {
+    if (amount == 0 || (amount > 0 && amount <= 1)) continue;
+    return invalid(concat(name, ": found ", amount, ", expected above 0 and at most 1"));
   }
   if ((r.rule == RuleKind::kMass) != (r.mass != 0)) {
     return invalid(r.mass != 0 ? "the rules threshold and budget take no mass"

@@ -1,5 +1,6 @@
-// The list of selectors. A new one is its own file, which has a function like those below, and one
-// line of the list in registry.cc, in the place of its value in sqz_selector.
+// The list of selectors. A new one is its own file, or a part of that of its kind, which has a
+// function like those below, and one line of the list in registry.cc, in the place of its value in
+// sqz_selector.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Rules: which of the scored clusters of one KV head are kept. A new rule is one class in one file.
+// Rules: which of the scored clusters of one KV head are kept. A new rule is one class in rule.cc.
 #pragma once
 
 #include <cstdint>

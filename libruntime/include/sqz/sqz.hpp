@@ -33,6 +33,15 @@ inline void check(sqz_status status) {
   if (status != SQZ_OK) throw Error(status);
 }
 
+namespace detail {
+template <class T, void (*close)(T*)>
+struct Close {
+  void operator()(T* handle) const noexcept { close(handle); }
+};
+template <class T, void (*close)(T*)>
+using Handle = std::unique_ptr<T, Close<T, close>>;
+}  // namespace detail
+
 // A zeroed struct of the ABI with struct_size set: the defaults.
 template <class T>
 T make() {
@@ -81,10 +90,7 @@ class Index {
   sqz_index* handle() const noexcept { return handle_.get(); }
 
  private:
-  struct Close {
-    void operator()(sqz_index* index) const noexcept { sqz_index_close(index); }
-  };
-  std::unique_ptr<sqz_index, Close> handle_;
+  detail::Handle<sqz_index, sqz_index_close> handle_;
 };
 
 class Session {
@@ -125,10 +131,7 @@ class Session {
   sqz_session* handle() const noexcept { return handle_.get(); }
 
  private:
-  struct Destroy {
-    void operator()(sqz_session* session) const noexcept { sqz_session_destroy(session); }
-  };
-  std::unique_ptr<sqz_session, Destroy> handle_;
+  detail::Handle<sqz_session, sqz_session_destroy> handle_;
 };
 
 // Arguments that were checked once, to run for any layer: see sqz_call_create().
@@ -142,10 +145,7 @@ class Call {
   void run(int64_t layer) { check(sqz_call_run(handle_.get(), layer)); }
 
  private:
-  struct Destroy {
-    void operator()(sqz_call* call) const noexcept { sqz_call_destroy(call); }
-  };
-  std::unique_ptr<sqz_call, Destroy> handle_;
+  detail::Handle<sqz_call, sqz_call_destroy> handle_;
 };
 
 // A contiguous CPU tensor over your memory. `shape` is borrowed: it must outlive the tensor.
