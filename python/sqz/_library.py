@@ -30,83 +30,70 @@ class Struct(c.Structure):
             raise
 
 
+_CTYPES = {"int32": c.c_int32, "int64": c.c_int64, "uint8": c.c_uint8, "uint16": c.c_uint16, "uint32": c.c_uint32,
+           "uint64": c.c_uint64, "double": c.c_double, "text": c.c_char_p, "pointer": c.c_void_p,
+           "int64s": c.POINTER(c.c_int64), "doubles": c.POINTER(c.c_double)}
+
+
+def _fields(*declarations: str) -> list[tuple[str, Any]]:
+    """Fields in their order, by type: "int64 tokens sink tail"."""
+    return [(name, _CTYPES[kind]) for kind, *names in map(str.split, declarations) for name in names]
+
+
 class IndexInfo(Struct):
     c_name = "sqz_index_info"
-    _fields_ = [
-        ("struct_size", c.c_uint32), ("format_version", c.c_int32), ("tokens", c.c_int64), ("sink", c.c_int64),
-        ("tail", c.c_int64), ("layers", c.c_int64), ("query_heads", c.c_int64), ("kv_heads", c.c_int64),
-        ("head_dim", c.c_int64), ("levels", c.c_int64), ("attention_scale", c.c_double), ("file_bytes", c.c_uint64),
-        ("has_kv", c.c_int32), ("partition", c.c_int32), ("producer", c.c_char_p), ("architecture", c.c_char_p),
-        ("model_fingerprint", c.c_char_p), ("tokenizer_hash", c.c_char_p), ("tokens_hash", c.c_char_p),
-        ("page_size", c.c_int64), ("dtype_code", c.c_int32), ("dtype_bits", c.c_int32),
-    ]
+    _fields_ = _fields(
+        "uint32 struct_size", "int32 format_version",
+        "int64 tokens sink tail layers query_heads kv_heads head_dim levels", "double attention_scale",
+        "uint64 file_bytes", "int32 has_kv partition",
+        "text producer architecture model_fingerprint tokenizer_hash tokens_hash", "int64 page_size",
+        "int32 dtype_code dtype_bits")
 
 
 class UploadOptions(Struct):
     c_name = "sqz_upload_options"
-    _fields_ = [
-        ("struct_size", c.c_uint32), ("device_id", c.c_int32), ("no_keys_values", c.c_int32), ("background", c.c_int32),
-        ("threads", c.c_int32), ("reserved", c.c_int32), ("first_kv_head", c.c_int64), ("kv_heads", c.c_int64),
-    ]
+    _fields_ = _fields("uint32 struct_size", "int32 device_id no_keys_values background threads reserved",
+                       "int64 first_kv_head kv_heads")
 
 
 class SessionOptions(Struct):
     c_name = "sqz_session_options"
-    _fields_ = [
-        ("struct_size", c.c_uint32), ("device_type", c.c_int32), ("device_id", c.c_int32), ("selector", c.c_int32),
-        ("rule", c.c_int32), ("group", c.c_int32), ("residual", c.c_int32), ("levels", c.c_int32),
-        ("budget", c.c_double), ("keep", c.c_double), ("thresholds", c.POINTER(c.c_double)), ("block", c.c_int64),
-        ("max_tokens", c.c_int64), ("threads", c.c_int32), ("dense_layers", c.c_int32),
-        ("max_request_tokens", c.c_int64), ("layer_scales", c.POINTER(c.c_double)), ("layer_scale_count", c.c_int64),
-        ("uniform_layers", c.c_int32), ("reserved", c.c_int32), ("first_kv_head", c.c_int64), ("kv_heads", c.c_int64),
-        ("mass", c.c_double),
-    ]
+    _fields_ = _fields(
+        "uint32 struct_size", "int32 device_type device_id selector rule group residual levels", "double budget keep",
+        "doubles thresholds", "int64 block max_tokens", "int32 threads dense_layers", "int64 max_request_tokens",
+        "doubles layer_scales", "int64 layer_scale_count", "int32 uniform_layers reserved",
+        "int64 first_kv_head kv_heads", "double mass")
 
 
 class KVCache(Struct):
     c_name = "sqz_kv_cache"
-    _fields_ = [
-        ("struct_size", c.c_uint32), ("page_size", c.c_int32), ("keys", c.c_void_p), ("values", c.c_void_p),
-        ("token_stride", c.c_int64), ("head_stride", c.c_int64), ("page_stride", c.c_int64),
-        ("block_table", c.c_void_p), ("pages", c.c_int64),
-    ]
+    _fields_ = _fields("uint32 struct_size", "int32 page_size", "pointer keys values",
+                       "int64 token_stride head_stride page_stride", "pointer block_table", "int64 pages")
 
 
 class AttendArgs(Struct):
     c_name = "sqz_attend_args"
-    _fields_ = [
-        ("struct_size", c.c_uint32), ("reserved", c.c_int32), ("layer", c.c_int64), ("q", c.c_void_p),
-        ("out", c.c_void_p), ("lse", c.c_void_p), ("positions", c.c_void_p), ("indptr", c.c_void_p),
-        ("requests", c.c_int64), ("stream", c.c_void_p), ("cache", c.c_void_p), ("q_before_rope", c.c_void_p),
-        ("sessions", c.c_void_p),
-    ]
+    _fields_ = _fields("uint32 struct_size", "int32 reserved", "int64 layer", "pointer q out lse positions indptr",
+                       "int64 requests", "pointer stream cache q_before_rope sessions")
 
 
 class Stats(Struct):
     c_name = "sqz_stats"
-    _fields_ = [
-        ("struct_size", c.c_uint32), ("dense_fallback", c.c_int32), ("asked_budget", c.c_double),
-        ("delivered_budget", c.c_double), ("asked_keep", c.c_double), ("delivered_keep", c.c_double),
-        ("selections", c.c_uint64), ("keys_read", c.c_uint64), ("keys_possible", c.c_uint64),
-        ("bytes_read", c.c_uint64), ("bytes_dense", c.c_uint64), ("least_budget", c.c_double),
-        ("route", c.c_char_p), ("asked_mass", c.c_double), ("estimated_mass", c.c_double),
-        ("delivered_mass", c.c_double), ("estimated_error", c.c_double),
-        ("read_whole", c.c_uint64),
-    ]
+    _fields_ = _fields(
+        "uint32 struct_size", "int32 dense_fallback", "double asked_budget delivered_budget asked_keep delivered_keep",
+        "uint64 selections keys_read keys_possible bytes_read bytes_dense", "double least_budget", "text route",
+        "double asked_mass estimated_mass delivered_mass estimated_error", "uint64 read_whole")
 
 
 class Run(c.Structure):
     c_name = "sqz_run"
-    _fields_ = [("first", c.c_uint32), ("length", c.c_uint32)]
+    _fields_ = _fields("uint32 first length")
 
 
 class Tensor(c.Structure):
     c_name = "sqz_tensor"
-    _fields_ = [
-        ("data", c.c_void_p), ("device_type", c.c_int32), ("device_id", c.c_int32), ("ndim", c.c_int32),
-        ("dtype_code", c.c_uint8), ("dtype_bits", c.c_uint8), ("dtype_lanes", c.c_uint16),
-        ("shape", c.POINTER(c.c_int64)), ("strides", c.POINTER(c.c_int64)), ("byte_offset", c.c_uint64),
-    ]
+    _fields_ = _fields("pointer data", "int32 device_type device_id ndim", "uint8 dtype_code dtype_bits",
+                       "uint16 dtype_lanes", "int64s shape strides", "uint64 byte_offset")
 
 
 # Functions that return a sqz_status, and their arguments: p a pointer, i an int32, l an int64.
