@@ -25,15 +25,12 @@ class RowAttention {
         out_(out),
         dim_(list_.dim),
         d32_(padded_dim(dim_)),
+        b_(workspace.buffers_),
         spans_(workspace.spans_.data()),
         pointers_(workspace.pointers_.data()),
         slots_(workspace.slots_.data()),
         products_(list_.coded_keys.coded() || list_.key_codes.coded() ? &*workspace.products_
-                                                                      : nullptr) {
-    cut(dim_, workspace.floats_.data(), &b_);
-  }
-
-  static int64_t floats(int64_t dim) { return cut(dim, nullptr, nullptr); }
+                                                                      : nullptr) {}
 
   void run() {
     if (work_.rows <= kFewRows) {
@@ -44,41 +41,6 @@ class RowAttention {
   }
 
  private:
-  struct Buffers {
-    float* queries;      // stream: packed [kFewRows, d32]; tile: transposed [d32, kTileRows]
-    float* accumulator;  // the same shapes
-    float* logits;       // stream: [kFewRows, kStreamKeys]; tile: [kTileKeys, kTileRows]
-    float* keys;         // [kTileKeys, d32]: keys, then values
-    float* bias;         // [kMostKeys]
-    float* maximum;      // [kTileRows]
-    float* sum;          // [kTileRows]
-    float* factor;       // [kTileRows]
-    float* shares;       // weights of means, shaped as the logits
-    float* residual;     // accumulator of rows of codes, shaped as the other
-  };
-
-  static int64_t cut(int64_t dim, float* base, Buffers* buffers) {
-    const int64_t d32 = padded_dim(dim);
-    int64_t used = 0;
-    const auto take = [&](int64_t count) {
-      float* at = base == nullptr ? nullptr : base + used;
-      used += count;
-      return at;
-    };
-    const Buffers b = {take(d32 * kTileRows),
-                       take(d32 * kTileRows),
-                       take(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows)),
-                       take(kTileKeys * d32),
-                       take(kMostKeys),
-                       take(kTileRows),
-                       take(kTileRows),
-                       take(kTileRows),
-                       take(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows)),
-                       take(d32 * kTileRows)};
-    if (buffers != nullptr) *buffers = b;
-    return used;
-  }
-
   // The keys of one softmax step, in spans_: short runs share one.
   struct Step {
     int span_count = 0;
@@ -415,7 +377,7 @@ class RowAttention {
   const PartialRows& out_;
   int64_t dim_;
   int64_t d32_;
-  Buffers b_{};
+  const AttendWorkspace::Buffers& b_;
   KeySpan* spans_;           // [kMostKeys] of the step
   const void** pointers_;    // [2 kMostKeys]
   CodedSpan* slots_;         // [kMostKeys] of the spans of a step of codes
@@ -426,10 +388,22 @@ class RowAttention {
 };
 
 AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded)
-    : floats_(static_cast<size_t>(RowAttention::floats(dim))),
-      spans_(kMostKeys),
-      pointers_(2 * kMostKeys),
-      slots_(kMostKeys) {
+    : spans_(kMostKeys), pointers_(2 * kMostKeys), slots_(kMostKeys) {
+  const auto take = [&](int64_t count) {
+    return floats_.emplace_back(new float[static_cast<size_t>(count)]()).get();
+  };
+  const int64_t rows = padded_dim(dim) * kTileRows;
+  const int64_t logits = std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows);
+  buffers_ = {.queries = take(rows),
+              .accumulator = take(rows),
+              .logits = take(logits),
+              .keys = take(kTileKeys * padded_dim(dim)),
+              .bias = take(kMostKeys),
+              .maximum = take(kTileRows),
+              .sum = take(kTileRows),
+              .factor = take(kTileRows),
+              .shares = take(logits),
+              .residual = take(rows)};
   if (coded) products_.emplace(kernels, dim);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -40,7 +41,20 @@ class AttendWorkspace {
 
  private:
   friend class RowAttention;
-  std::vector<float> floats_;
+  struct Buffers {
+    float* queries;      // stream: packed [kFewRows, d32]; tile: transposed [d32, kTileRows]
+    float* accumulator;  // the same shapes
+    float* logits;       // stream: [rows, keys of a step]; tile: the other way round
+    float* keys;         // [kTileKeys, d32]: keys, then values
+    float* bias;         // [kMostKeys]
+    float* maximum;      // [kTileRows]
+    float* sum;          // [kTileRows]
+    float* factor;       // [kTileRows]
+    float* shares;       // weights of means, shaped as the logits
+    float* residual;     // accumulator of rows of codes, shaped as the other
+  };
+  std::vector<std::unique_ptr<float[]>> floats_;
+  Buffers buffers_{};
   std::vector<KeySpan> spans_;
   std::vector<const void*> pointers_;
   std::vector<CodedSpan> slots_;

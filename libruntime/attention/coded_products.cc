@@ -49,11 +49,11 @@ CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
     : kernels_(&kernels),
       dim_(dim),
       d32_(padded_dim(dim)),
-      plain_(static_cast<size_t>(d32_ * kTileRows)),
-      rotated_(plain_.size()),
-      for_means_(plain_.size()),
-      plain16_(static_cast<size_t>(d32_ * kFewRows)),
-      rotated16_(plain16_.size()),
+      plain_{.floats = std::vector<float>(static_cast<size_t>(d32_ * kTileRows)),
+             .numbers = std::vector<int16_t>(static_cast<size_t>(d32_ * kFewRows)),
+             .scales = {}},
+      rotated_(plain_),
+      for_means_(plain_.floats.size()),
       turned_(static_cast<size_t>(kTileRows * dim)),
       products_(static_cast<size_t>(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows))),
       floats_(static_cast<size_t>(kTileKeys * d32_)),
@@ -79,19 +79,16 @@ void CodedProducts::load_few(const float* const* queries, int64_t rows, DType me
   rows_ = rows;
   bf16_ = kernels_->pack_bf16 != nullptr && means == DType::kBF16;
   i16_ = kernels_->pack_i16 != nullptr;
-  const auto pack16 = [&](const float* row, int64_t r, std::vector<int16_t>& to, float* scales) {
-    i16_ = i16_ && kernels_->pack_i16(row, dim_, to.data() + r * d32_, scales + r);
+  const auto pack = [&](const float* row, int64_t r, Queries& to) {
+    i16_ = i16_ && kernels_->pack_i16(row, dim_, to.numbers.data() + r * d32_, to.scales + r);
+    kernels_->pack(DType::kI8, row, dim_, 1, dim_, to.floats.data() + r * d32_);
   };
   if (rotation != nullptr) rotate(queries, rows, rotation);
   for (int64_t r = 0; r < rows; ++r) {
-    pack16(queries[r], r, plain16_, plain_scales_);
-    kernels_->pack(DType::kI8, queries[r], dim_, 1, dim_, plain_.data() + r * d32_);
+    pack(queries[r], r, plain_);
+    if (rotation != nullptr) pack(turned_.data() + r * dim_, r, rotated_);
     bf16_ =
         bf16_ && kernels_->pack_bf16(queries[r], dim_, 1, dim_, for_means_.data() + r * d32_ / 2);
-    if (rotation == nullptr) continue;
-    const float* turned = turned_.data() + r * dim_;
-    pack16(turned, r, rotated16_, rotated_scales_);
-    kernels_->pack(DType::kI8, turned, dim_, 1, dim_, rotated_.data() + r * d32_);
   }
   for (int64_t r = 0; r < rows && !bf16_; ++r) {
     kernels_->pack(means, queries[r], dim_, 1, dim_, for_means_.data() + r * d32_);
@@ -105,8 +102,9 @@ void CodedProducts::load_many(const float* const* queries, int64_t rows, int64_t
   if (rotation != nullptr) rotate(queries, rows, rotation);
   for (int64_t r = 0; r < lanes; ++r) {
     for (int64_t c = 0; c < dim_; ++c) {
-      plain_[c * lanes + r] = r < rows ? queries[r][c] : 0.0f;
-      rotated_[c * lanes + r] = r < rows && rotation != nullptr ? turned_[r * dim_ + c] : 0.0f;
+      plain_.floats[c * lanes + r] = r < rows ? queries[r][c] : 0.0f;
+      rotated_.floats[c * lanes + r] =
+          r < rows && rotation != nullptr ? turned_[r * dim_ + c] : 0.0f;
     }
   }
 }
@@ -179,15 +177,14 @@ void CodedProducts::few(const CodedHead& head, std::span<const CodedSpan> spans,
                         int64_t ld, const CodedHead* next) {
   Rows rows = rows_of(head, spans, !i16_);
   const Ahead early = ask_early(head.rows.bits == 8 ? next : nullptr, spans, rows.count);
-  const bool rotated = head.rows.rotated();
+  const Queries& queries = queries_of(head);
   const bool done =
-      i16_ && kernels_->dots_i16(head.rows.bits, rotated ? rotated16_.data() : plain16_.data(),
-                                 rotated ? rotated_scales_ : plain_scales_, rows_, rows.numbers,
-                                 rows.count, dim_, out, ld, early);
+      i16_ && kernels_->dots_i16(head.rows.bits, queries.numbers.data(), queries.scales, rows_,
+                                 rows.numbers, rows.count, dim_, out, ld, early);
   if (!done) {
     rows = rows_of(head, spans);
-    kernels_->dots(DType::kI8, rotated ? rotated_.data() : plain_.data(), rows_, rows.numbers,
-                   rows.count, dim_, out, ld, early);
+    kernels_->dots(DType::kI8, queries.floats.data(), rows_, rows.numbers, rows.count, dim_, out,
+                   ld, early);
   }
   const auto means = stored_means(head, spans);
   if (bf16_) {
@@ -213,9 +210,8 @@ void CodedProducts::many(const CodedHead& head, std::span<const CodedSpan> spans
   const float* rows = scaled_rows(head, spans);
   int64_t n = 0;
   for (const CodedSpan& span : spans) n += span.count;
-  const float* queries = head.rows.rotated() ? rotated_.data() : plain_.data();
-  kernels_->multiply(rows, d32_, 1, queries, out, n, dim_, lanes_, false);
-  kernels_->multiply(means_of(head, spans), d32_, 1, plain_.data(), products_.data(),
+  kernels_->multiply(rows, d32_, 1, queries_of(head).floats.data(), out, n, dim_, lanes_, false);
+  kernels_->multiply(means_of(head, spans), d32_, 1, plain_.floats.data(), products_.data(),
                      std::ssize(spans), dim_, lanes_, false);
   const float* mean = products_.data();
   for (const CodedSpan& span : spans) {

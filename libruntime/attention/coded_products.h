@@ -95,6 +95,14 @@ class CodedProducts {
                                             std::span<const CodedSpan> spans);
 
  private:
+  struct Queries {
+    std::vector<float> floats;     // packed, or [d][lanes]
+    std::vector<int16_t> numbers;  // [kFewRows, d32]
+    float scales[kFewRows];
+  };
+  const Queries& queries_of(const CodedHead& head) const {
+    return head.rows.rotated() ? rotated_ : plain_;
+  }
   Ahead ask_early(const CodedHead* next, std::span<const CodedSpan> spans, int64_t n);
   // turned_ = queries R.
   void rotate(const float* const* queries, int64_t rows, const float* rotation);
@@ -103,12 +111,11 @@ class CodedProducts {
   int64_t dim_, d32_;
   int64_t rows_ = 0, lanes_ = 0;
   bool bf16_ = false;
-  bool i16_ = false;  // plain16_ and rotated16_ are the queries of few(), too
-  std::vector<float> plain_, rotated_, for_means_;  // queries: packed, or [d][lanes]
-  std::vector<int16_t> plain16_, rotated16_;        // [kFewRows, d32]
-  float plain_scales_[kFewRows], rotated_scales_[kFewRows];
-  std::vector<float> turned_;    // [kTileRows, d]
-  std::vector<float> products_;  // of means: [kFewRows][kStreamKeys] or [kTileKeys][lanes]
+  bool i16_ = false;  // `numbers` are the queries of few(), too
+  Queries plain_, rotated_;
+  std::vector<float> for_means_;  // packed
+  std::vector<float> turned_;     // [kTileRows, d]
+  std::vector<float> products_;   // of means: [kFewRows][kStreamKeys] or [kTileKeys][lanes]
   std::vector<float> floats_, mean_floats_;  // [kTileKeys][d32]
   std::vector<float> scales_;                // [kStreamKeys]
   std::vector<int8_t> numbers_;              // [kStreamKeys, d]

@@ -70,9 +70,10 @@ struct CpuKernels {
                      const void* const* values, int64_t n, int64_t dim, float* acc, Ahead ahead);
   // pack() and dots() for BF16 keys and queries that are BF16 numbers; false if one is not: use the
   // others. Null where the processor has no such instruction.
-  bool (*pack_bf16)(const float* rows, int64_t stride, int64_t count, int64_t dim, float* out);
+  bool (*pack_bf16)(const float* rows, int64_t stride, int64_t count, int64_t dim,
+                    float* out) = nullptr;
   void (*dots_bf16)(const float* packed, int64_t rows, const void* const* keys, int64_t n,
-                    int64_t dim, float* out, int64_t ld, Ahead ahead);
+                    int64_t dim, float* out, int64_t ld, Ahead ahead) = nullptr;
   // One online-softmax step of one row: x[j] = scale * x[j] + bias[j] (bias may be null), the
   // running maximum and sum are updated, x becomes exp(x - maximum). Returns the factor by which
   // what was accumulated before must be scaled. x has room for n rounded up to kLanePad.
@@ -92,9 +93,9 @@ struct CpuKernels {
   // if one is not a BF16 number or dim is odd: use multiply(). Null where the processor has no such
   // instruction.
   bool (*pair_bf16)(const float* const* rows, int64_t count, int64_t lanes, int64_t dim,
-                    float* out);
+                    float* out) = nullptr;
   void (*tile_bf16)(const float* pairs, int64_t lanes, const void* keys, int64_t n, int64_t dim,
-                    float* out);
+                    float* out) = nullptr;
   // softmax_row() for `rows` lanes at once: x [n][rows], maximum, sum, factor [rows].
   void (*softmax_lanes)(float* x, const float* bias, int64_t n, int64_t rows, float scale,
                         float* maximum, float* sum, float* factor);
@@ -129,10 +130,10 @@ struct CpuKernels {
   // times *scale; false if the row is not finite or too long: use pack(). dots_i16(): keys point to
   // rows of codes of `bits`, scales [rows] are those of the queries; false if it does not take
   // codes of this shape. Null where the processor has no such instruction.
-  bool (*pack_i16)(const float* row, int64_t dim, int16_t* out, float* scale);
+  bool (*pack_i16)(const float* row, int64_t dim, int16_t* out, float* scale) = nullptr;
   bool (*dots_i16)(int bits, const int16_t* packed, const float* scales, int64_t rows,
                    const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld,
-                   Ahead ahead);
+                   Ahead ahead) = nullptr;
   // decode_row() of `n` rows of codes of 1, 2 or 4 bits, one after the other: out [n][dim].
   void (*decode_codes)(int bits, const std::byte* codes, int64_t n, int64_t dim, int8_t* out);
 
