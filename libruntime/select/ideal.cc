@@ -25,19 +25,14 @@ class IdealSelector final : public Selector {
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
-    int64_t floats = 0;
     for (const LayerView& view : index_.layers) {
       if (view.slots == 0) continue;
+      limits.choose_among(view.slots);
+      limits.use_floats(most_score_workspace(problem_of(view)));
       if (view.coded_keys.bits > 0) {
         limits.workspace.products.emplace(*index_.kernels, view.head_dim);
       }
-      floats = std::max(floats, most_score_workspace(problem_of(view)));
     }
-    limits.runs = (std::ssize(ones_) + 1) / 2;
-    limits.workspace.floats.resize(static_cast<size_t>(floats));
-    limits.workspace.scores.resize(ones_.size());
-    limits.workspace.order.resize(ones_.size());
-    limits.workspace.bytes.resize(ones_.size());
     return limits;
   }
 
@@ -124,7 +119,6 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
   } else {
     const ReadingCost cost = keys_cost(*view);
-    resolve(cost, request, plan);
     SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, plan));
     if (plan.dense) return out;
     for (int scope = 0; scope < Calibration::kScopes; ++scope) {

@@ -79,6 +79,13 @@ double budget_for(const ReadingCost& cost, double keep) {
   return (cost.fixed + keep * cost.per_keep) / cost.tokens;
 }
 
+// asked_keep and asked_budget of the plan, from whichever of keep and budget is given.
+void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan) {
+  plan.asked_keep = request.keep != 0 ? request.keep
+                                      : (request.budget * cost.tokens - cost.fixed) / cost.per_keep;
+  plan.asked_budget = request.keep != 0 ? budget_for(cost, request.keep) : request.budget;
+}
+
 }  // namespace
 
 GridPoint grid_point(double keep) {
@@ -199,14 +206,9 @@ ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
           .fixed_names = exact_skipped > 0 ? "tail" : "sink and tail"};
 }
 
-void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan) {
-  plan.asked_keep = request.keep != 0 ? request.keep
-                                      : (request.budget * cost.tokens - cost.fixed) / cost.per_keep;
-  plan.asked_budget = request.keep != 0 ? budget_for(cost, request.keep) : request.budget;
-}
-
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
               SelectionPlan& plan) {
+  resolve(cost, request, plan);
   const double least_budget = budget_for(cost, cost.least_keep);
   plan.least_budget = least_budget;
   if (plan.asked_keep >= 1 || plan.asked_budget >= 1 || least_budget >= 1) {

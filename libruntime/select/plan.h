@@ -94,11 +94,10 @@ double slot_units(const LayerView& view);
 // `exact_skipped`.
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped = 0);
 
-// asked_keep and asked_budget of the plan, from whichever of keep and budget is given.
-void resolve(const ReadingCost& cost, const SelectionRequest& request, SelectionPlan& plan);
-// Whether what was resolved pays: the plan becomes dense where reading everything costs no more, or
-// where a short context cannot meet the budget. kInvalidArgument where a longer one cannot; the
-// message, which `path` opens, has the least that can be met.
+// asked_keep and asked_budget of the plan, from whichever of keep and budget is given, and whether
+// that pays: the plan becomes dense where reading everything costs no more, or where a short
+// context cannot meet the budget. kInvalidArgument where a longer one cannot; the message, which
+// `path` opens, has the least that can be met.
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
               SelectionPlan& plan);
 

@@ -24,15 +24,11 @@ class QuestSelector final : public Selector {
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
-    int64_t pages = 0;
-    for (const LayerView& view : index_.layers) pages = std::max(pages, view.pages);
-    const int64_t dim = index_.layers[0].head_dim;
-    limits.runs = (pages + 1) / 2;
-    limits.workspace.floats.resize(
-        static_cast<size_t>(kFewRows * (2 * dim + 2 * padded_dim(dim) + pages)));
-    limits.workspace.scores.resize(static_cast<size_t>(pages));
-    limits.workspace.order.resize(static_cast<size_t>(pages));
-    limits.workspace.bytes.resize(static_cast<size_t>(pages));
+    for (const LayerView& view : index_.layers) {
+      limits.choose_among(view.pages);
+      limits.use_floats(kFewRows *
+                        (2 * view.head_dim + 2 * padded_dim(view.head_dim) + view.pages));
+    }
     return limits;
   }
 
@@ -151,7 +147,6 @@ Result<PreparedSelector> prepare_quest(const SelectorInputs& inputs,
                          .per_keep = slots,
                          .least_keep = std::min(page / slots, 1.0),
                          .fixed_names = "bounds, one page, sink and tail"};
-  resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;
   out.plan.layer_keep = inputs.layer_keep;

@@ -138,9 +138,7 @@ class BudgetRule final : public Rule {
     const int64_t wanted = std::llround(keep * static_cast<double>(choice.keys));
     if (!choice.finest) {
       filter_->choose(choice, order, chosen);
-      int64_t kept = 0;
-      for (size_t i = 0; i < chosen.size(); ++i) kept += chosen[i] != 0 ? choice.sizes[i] : 0;
-      if (kept >= wanted) return;
+      if (chosen_keys(choice, chosen) >= wanted) return;
     }
     choose_best(choice, wanted, order, chosen);
   }
@@ -205,6 +203,12 @@ void choose_heaviest(const Choice& choice, double rest, std::span<uint32_t> orde
     return std::accumulate(weights.begin(), weights.end(), 0.0) - rest;
   };
   choose(choice, mass_of(choice), wanted, true, order, chosen);
+}
+
+int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen) {
+  int64_t keys = 0;
+  for (size_t i = 0; i < chosen.size(); ++i) keys += chosen[i] != 0 ? choice.sizes[i] : 0;
+  return keys;
 }
 
 double chosen_share(const Choice& choice, std::span<const uint8_t> chosen) {

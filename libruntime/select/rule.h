@@ -59,6 +59,9 @@ std::unique_ptr<Rule> make_mass_rule(double mass);
 void choose_heaviest(const Choice& choice, double rest, std::span<uint32_t> order,
                      std::span<uint8_t> chosen);
 
+// Keys of the clusters that were chosen.
+int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen);
+
 // The share of the attention that is left of choice.share after a choice.
 double chosen_share(const Choice& choice, std::span<const uint8_t> chosen);
 

@@ -34,13 +34,8 @@ class BucketSelector final : public Selector {
     SelectorLimits limits;
     for (const LayerView& view : index_.layers) {
       if (view.buckets == 0) continue;
-      const auto buckets = static_cast<size_t>(view.buckets);
-      const auto floats = static_cast<size_t>(scorer_.floats(view));
-      limits.runs = std::max(limits.runs, static_cast<int64_t>((buckets + 1) / 2));
-      limits.workspace.floats.resize(std::max(limits.workspace.floats.size(), floats));
-      limits.workspace.scores.resize(std::max(limits.workspace.scores.size(), buckets));
-      limits.workspace.order.resize(limits.workspace.scores.size());
-      limits.workspace.bytes.resize(limits.workspace.scores.size());
+      limits.choose_among(view.buckets);
+      limits.use_floats(scorer_.floats(view));
     }
     return limits;
   }
@@ -103,7 +98,6 @@ Result<PreparedSelector> prepare_buckets(const SelectorInputs& inputs,
                                    " needs an index built with --qmodel")));
   }
   const ReadingCost cost = keys_cost(*view);
-  resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;
   out.plan.layer_keep = inputs.layer_keep;

@@ -3,6 +3,7 @@
 // select/registry.cc: see docs/selectors.md.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -84,6 +85,17 @@ struct SelectorLimits {
   int64_t guessed = 0;        // most runs of guessed keys
   int64_t rests = 0;          // most ClusterRests
   SelectWorkspace workspace;  // sized; each thread copies it once
+
+  // Room for a choice among n items of slots that follow each other.
+  void choose_among(int64_t n) {
+    runs = std::max(runs, (n + 1) / 2);
+    workspace.scores.resize(std::max(workspace.scores.size(), static_cast<size_t>(n)));
+    workspace.order.resize(workspace.scores.size());
+    workspace.bytes.resize(workspace.scores.size());
+  }
+  void use_floats(int64_t n) {
+    workspace.floats.resize(std::max(workspace.floats.size(), static_cast<size_t>(n)));
+  }
 };
 
 class Selector {

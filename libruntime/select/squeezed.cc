@@ -39,37 +39,28 @@ class SqueezedSelector final : public Selector {
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
-    int64_t most = 0, floats = 0;
     for (const LayerView& view : index_.layers) {
       int64_t estimated = 0;
       for (int k = first_level(view); k < view.levels; ++k) {
-        const int64_t clusters = view.level[k].clusters;
-        most = std::max(most, clusters);
-        estimated += (clusters + 1) / 2;
-        floats = std::max(floats, most_score_workspace(problem_of(view, k)));
+        limits.choose_among(view.level[k].clusters);
+        limits.use_floats(most_score_workspace(problem_of(view, k)));
+        estimated += (view.level[k].clusters + 1) / 2;
       }
-      if (view.levels == 0) continue;
-      if (view.key_codes.bits > 0) {
-        most = std::max(most, view.slots);
-        ScoreProblem keys = problem_of(view, view.levels - 1);
-        keys.clusters = view.slots;
-        floats = std::max(floats, most_score_workspace(keys));
-        limits.runs = std::max(limits.runs, (view.slots + 1) / 2);
-        if (options_.estimate) {
-          limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
-          limits.rests = std::max(limits.rests, view.level[view.levels - 1].clusters);
-        }
-        limits.workspace.products.emplace(*index_.kernels, view.head_dim);
-      }
-      limits.runs = std::max(limits.runs, (view.level[view.levels - 1].clusters + 1) / 2);
       if (options_.estimate) limits.estimated = std::max(limits.estimated, estimated);
+      if (view.levels == 0 || view.key_codes.bits == 0) continue;
+      ScoreProblem keys = problem_of(view, view.levels - 1);
+      keys.clusters = view.slots;
+      limits.choose_among(view.slots);
+      limits.use_floats(most_score_workspace(keys));
+      limits.workspace.products.emplace(*index_.kernels, view.head_dim);
+      if (!options_.estimate) continue;
+      limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
+      limits.rests = std::max(limits.rests, view.level[view.levels - 1].clusters);
     }
-    limits.workspace.floats.resize(static_cast<size_t>(floats));
-    limits.workspace.scores.resize(static_cast<size_t>(most));
-    limits.workspace.order.resize(static_cast<size_t>(most));
-    limits.workspace.sizes.resize(static_cast<size_t>(2 * most));
-    limits.workspace.ranges.resize(static_cast<size_t>(2 * most));
-    limits.workspace.bytes.resize(static_cast<size_t>(most + kLanePad));
+    const size_t most = limits.workspace.scores.size();
+    limits.workspace.sizes.resize(2 * most);
+    limits.workspace.ranges.resize(2 * most);
+    limits.workspace.bytes.resize(most + kLanePad);
     return limits;
   }
 
@@ -129,16 +120,10 @@ class SqueezedSelector final : public Selector {
     return std::llround(options_.alive * static_cast<double>(choice.keys));
   }
 
-  static int64_t keys_of(const Choice& choice, std::span<const uint8_t> chosen) {
-    int64_t keys = 0;
-    for (size_t i = 0; i < chosen.size(); ++i) keys += chosen[i] != 0 ? choice.sizes[i] : 0;
-    return keys;
-  }
-
   // Coarser levels leave as many keys as codes will be read of.
   void let_through(const Choice& choice, std::span<uint32_t> order,
                    std::span<uint8_t> chosen) const {
-    if (keys_of(choice, chosen) >= alive_keys(choice)) return;
+    if (chosen_keys(choice, chosen) >= alive_keys(choice)) return;
     choose_best(choice, alive_keys(choice), order, chosen);
   }
 
@@ -149,7 +134,7 @@ class SqueezedSelector final : public Selector {
     const LayerView& view = index_.layers[query.layer];
     const int finest = view.levels - 1;
     const std::span<uint8_t> chosen = std::span(workspace.bytes).first(alive.sizes.size());
-    const int64_t wanted = keys_of(clusters, chosen);
+    const int64_t wanted = chosen_keys(clusters, chosen);
     Choice through = clusters;
     through.finest = false;
     if (!options_.mass) {

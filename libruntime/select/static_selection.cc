@@ -130,7 +130,6 @@ Result<PreparedSelector> prepare_static(const SelectorInputs& inputs,
   PreparedSelector out;
   if (sparse == nullptr) return PreparedSelector{nothing_sparse_plan(request), nullptr};
   const ReadingCost cost = keys_cost(*sparse, selection.exact_skipped);
-  resolve(cost, request, out.plan);
   SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, out.plan));
   if (out.plan.dense) return out;
   out.plan.layer_keep = inputs.layer_keep;
