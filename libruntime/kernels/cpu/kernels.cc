@@ -18,10 +18,7 @@
 #include "hwy/highway.h"
 // clang-format on
 #include "libruntime/kernels/cpu/causal-inl.h"
-#include "libruntime/kernels/cpu/codes-inl.h"
 #include "libruntime/kernels/cpu/load-inl.h"
-#include "libruntime/kernels/cpu/nearest-inl.h"
-#include "libruntime/kernels/cpu/pages-inl.h"
 #include "libruntime/kernels/cpu/softmax-inl.h"
 #include "libruntime/kernels/cpu/stream-inl.h"
 #include "libruntime/kernels/cpu/tile-inl.h"

@@ -1,4 +1,4 @@
-// A few query rows against keys and values read once: lanes run along the head dimension.
+// A few query rows against keys, values or pages read once: lanes run along the head dimension.
 #if defined(SQZ_CPU_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SQZ_CPU_STREAM_INL_H_
 #undef SQZ_CPU_STREAM_INL_H_
@@ -6,8 +6,10 @@
 #define SQZ_CPU_STREAM_INL_H_
 #endif
 
+#include <algorithm>
 #include <type_traits>
 
+#include "formats/coded_rows.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/kernels/cpu/load-inl.h"
 
@@ -295,6 +297,97 @@ void accumulate(DType dtype, const float* p, int64_t ld, int64_t rows, const voi
   with_stored(dtype, [&](auto s) HWY_ATTR {
     accumulate_as<decltype(s)>(p, ld, rows, values, n, dim, acc, ahead);
   });
+}
+
+// ---- Bounds of pages: query rows against the least and the greatest key of each page.
+
+// kRows rows against one page.
+template <class S, int kRows>
+HWY_INLINE void bound_page(const float* upper, const float* lower, int64_t padded,
+                           const typename S::Element* min, const typename S::Element* max,
+                           int64_t dim, float* out, int64_t ld) {
+  const F f;
+  VF high[kRows], low[kRows];  // two chains a row: sums wait for each other half as long
+  for (int r = 0; r < kRows; ++r) high[r] = low[r] = hn::Zero(f);
+  const auto add = [&](int64_t c, const Pair& most, const Pair& least) HWY_ATTR {
+    for (int r = 0; r < kRows; ++r) {
+      const float* up = upper + r * padded + c;
+      const float* down = lower + r * padded + c;
+      high[r] = hn::MulAdd(hn::LoadU(f, up), most.a, high[r]);
+      low[r] = hn::MulAdd(hn::LoadU(f, down), least.a, low[r]);
+      high[r] = hn::MulAdd(hn::LoadU(f, up + kLanes), most.b, high[r]);
+      low[r] = hn::MulAdd(hn::LoadU(f, down + kLanes), least.b, low[r]);
+    }
+  };
+  int64_t c = 0;
+  for (; c + kChunk <= dim; c += kChunk) add(c, load_pair<S>(max + c), load_pair<S>(min + c));
+  if (c < dim) add(c, load_pair_tail<S>(max + c, dim - c), load_pair_tail<S>(min + c, dim - c));
+  for (int r = 0; r < kRows; ++r) {
+    out[r * ld] = hn::GetLane(hn::SumOfLanes(f, hn::Add(high[r], low[r])));
+  }
+}
+
+template <class S>
+void page_bounds_as(const float* upper, const float* lower, int64_t rows, const void* min,
+                    const void* max, int64_t n, int64_t dim, float* out, int64_t ld) {
+  const auto* least = static_cast<const typename S::Element*>(min);
+  const auto* most = static_cast<const typename S::Element*>(max);
+  const int64_t padded = padded_dim(dim);
+  for (int64_t j = 0; j < n; ++j) {
+    const int64_t at = j * dim;
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+      bound_page<S, 4>(upper + r * padded, lower + r * padded, padded, least + at, most + at, dim,
+                       out + r * ld + j, ld);
+    }
+    for (; r < rows; ++r) {
+      bound_page<S, 1>(upper + r * padded, lower + r * padded, padded, least + at, most + at, dim,
+                       out + r * ld + j, ld);
+    }
+  }
+}
+
+void page_bounds(DType dtype, const float* upper, const float* lower, int64_t rows, const void* min,
+                 const void* max, int64_t n, int64_t dim, float* out, int64_t ld) {
+  with_stored(dtype, [&](auto s) HWY_ATTR {
+    page_bounds_as<decltype(s)>(upper, lower, rows, min, max, n, dim, out, ld);
+  });
+}
+
+// ---- Codes of fewer than 8 bits as the numbers that they stand for.
+
+// The numbers of one part of a row: the codes that begin at bit `shift` of each byte.
+HWY_INLINE void decode_part(const uint8_t* codes, int64_t count, int shift, uint8_t mask,
+                            const uint8_t* levels, uint8_t* out) {
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR  // HWY_SCALAR lacks the operation
+  const hn::FixedTag<uint8_t, 16> u8;
+  const hn::FixedTag<uint16_t, 8> u16;
+  const auto table = hn::LoadU(u8, levels), masks = hn::Set(u8, mask);
+  for (; i + 16 <= count; i += 16) {
+    // Bits of the byte beside it are masked away.
+    const auto moved = hn::ShiftRightSame(hn::BitCast(u16, hn::LoadU(u8, codes + i)), shift);
+    const auto indices = hn::And(hn::BitCast(u8, moved), masks);
+    hn::StoreU(hn::TableLookupBytes(table, indices), u8, out + i);
+  }
+#endif
+  for (; i < count; ++i) out[i] = levels[codes[i] >> shift & mask];
+}
+
+void decode_codes(int bits, const std::byte* codes, int64_t n, int64_t dim, int8_t* out) {
+  HWY_ALIGN uint8_t levels[16] = {};
+  const auto values = code_levels(bits);
+  std::memcpy(levels, values.data(), values.size());
+  const int64_t bytes = code_bytes(dim, bits);
+  const auto mask = static_cast<uint8_t>((1 << bits) - 1);
+  for (int64_t row = 0; row < n; ++row) {
+    const auto* from = reinterpret_cast<const uint8_t*>(codes + row * bytes);
+    auto* to = reinterpret_cast<uint8_t*>(out + row * dim);
+    for (int64_t done = 0; done < dim; done += bytes) {
+      const int shift = static_cast<int>(done / bytes) * bits;
+      decode_part(from, std::min(bytes, dim - done), shift, mask, levels, to + done);
+    }
+  }
 }
 
 }  // namespace HWY_NAMESPACE
