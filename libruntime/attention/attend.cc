@@ -390,7 +390,7 @@ class RowAttention {
 AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded)
     : spans_(kMostKeys), pointers_(2 * kMostKeys), slots_(kMostKeys) {
   const auto take = [&](int64_t count) {
-    return floats_.emplace_back(new float[static_cast<size_t>(count)]()).get();
+    return floats_.emplace_back(std::make_unique<float[]>(static_cast<size_t>(count))).get();
   };
   const int64_t rows = padded_dim(dim) * kTileRows;
   const int64_t logits = std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows);
