@@ -1,4 +1,4 @@
-// A block of threads unpacks kRows neighbouring slots of a KV head. Rows of 8 bits: a thread has 8
+// A block of threads unpacks neighbouring slots of a KV head. Rows of 8 bits: a thread has 8
 // numbers at a time. Rows of 4 bits are turned back: a thread has dimension i of kTogether rows.
 #include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
@@ -7,7 +7,11 @@
 namespace sqz::cuda {
 namespace {
 
-constexpr int kThreads = 256, kRows = 32, kTogether = 16, kMostDim = 256;
+constexpr int kThreads = 256, kTogether = 16, kMostDim = 256;
+constexpr int kTurnedRows = 32;  // of a block, of those that are turned back
+constexpr int rows_of_block(bool turned) {
+  return turned ? kTurnedRows : 128;
+}
 
 // Clusters that begin at `slot` or before it; the last of them holds it.
 __device__ uint32_t clusters_up_to(const uint32_t* offsets, uint32_t clusters, uint32_t slot) {
@@ -65,7 +69,7 @@ template <class Element>
 __device__ void unpack_4(const UnpackRows& p, const Tile& tile, float* numbers) {
   const int32_t bytes = p.dim / 2;
   const auto* codes = reinterpret_cast<const uint8_t*>(p.rows.codes) + tile.first * bytes;
-  for (int32_t i = threadIdx.x; i < kRows * bytes; i += kThreads) {
+  for (int32_t i = threadIdx.x; i < kTurnedRows * bytes; i += kThreads) {
     const int32_t row = i / bytes, byte = i % bytes;
     const uint32_t both = row < tile.rows ? codes[i] : 0;
     numbers[row * p.dim + byte] = level_of(both & 15);
@@ -74,7 +78,7 @@ __device__ void unpack_4(const UnpackRows& p, const Tile& tile, float* numbers) 
   __syncthreads();
   const auto* scales = static_cast<const uint16_t*>(p.rows.scales);
   const auto* means = static_cast<const uint16_t*>(p.means);
-  for (int32_t i = threadIdx.x; i < kRows / kTogether * p.dim; i += kThreads) {
+  for (int32_t i = threadIdx.x; i < kTurnedRows / kTogether * p.dim; i += kThreads) {
     const int32_t x = i % p.dim, first = i / p.dim * kTogether;
     float sums[kTogether] = {};
 #pragma unroll 1
@@ -105,8 +109,9 @@ __device__ void unpack_4(const UnpackRows& p, const Tile& tile, float* numbers) 
 
 template <class Element, bool kTurned>
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ UnpackRows p) {
+  constexpr int kRows = rows_of_block(kTurned);
   __shared__ uint32_t rows_of_means[kRows];
-  __shared__ alignas(16) float numbers[kTurned ? kRows * kMostDim : 1];
+  __shared__ alignas(16) float numbers[kTurned ? kTurnedRows * kMostDim : 1];
   const int64_t tiles = (p.slots + kRows - 1) / kRows, head = blockIdx.x / tiles;
   const int64_t slot = blockIdx.x % tiles * kRows;
   const auto rows = static_cast<int32_t>(min(p.slots - slot, int64_t{kRows}));
@@ -146,10 +151,11 @@ __global__ void count_means_kernel(RunLists lists, FinestClusters finest, int64_
 
 template <class Element>
 Status launch_unpack(const UnpackRows& call, cudaStream_t stream) {
-  const int64_t blocks = call.finest.kv_heads * ((call.slots + kRows - 1) / kRows);
-  return launch_blocks(
-      call.rows.bits == 8 ? unpack_kernel<Element, false> : unpack_kernel<Element, true>,
-      static_cast<unsigned>(blocks), kThreads, 0, Device(), stream, call);
+  const bool turned = call.rows.rotated();
+  const int rows = rows_of_block(turned);
+  const int64_t blocks = call.finest.kv_heads * ((call.slots + rows - 1) / rows);
+  return launch_blocks(turned ? unpack_kernel<Element, true> : unpack_kernel<Element, false>,
+                       static_cast<unsigned>(blocks), kThreads, 0, Device(), stream, call);
 }
 
 }  // namespace
