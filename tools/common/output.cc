@@ -59,6 +59,23 @@ std::string printable(const std::string& text) {
   return out;
 }
 
+std::string columns_text(const std::vector<std::vector<std::string>>& lines, size_t left) {
+  std::vector<size_t> widths(lines[0].size());
+  for (const auto& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  }
+  std::string out;
+  for (const auto& line : lines) {
+    std::string text;
+    for (size_t i = 0; i < line.size(); ++i) {
+      const std::string fill(widths[i] - line[i].size(), ' ');
+      text += (i == 0 ? "" : "  ") + (i < left ? line[i] + fill : fill + line[i]);
+    }
+    out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
+  }
+  return out;
+}
+
 Rows member_rows(const std::string& prefix, const JsonText& object) {
   Rows rows;
   const JsonDocument document = object.parsed();

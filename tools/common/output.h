@@ -36,6 +36,9 @@ Status finish_stdout();
 // Text for a terminal: control characters as \\x1b, so that a file cannot send the terminal
 // commands.
 std::string printable(const std::string& text);
+// Lines of as many cells each, as text: a column is as wide as its widest cell, two spaces from the
+// next; the first `left` columns stand to the left, the others to the right.
+std::string columns_text(const std::vector<std::vector<std::string>>& lines, size_t left);
 // A row for each member of an object, named PREFIX.KEY; none if it is no object.
 Rows member_rows(const std::string& prefix, const JsonText& object);
 // Numbers as printf writes them, at most 399 bytes.

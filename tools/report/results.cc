@@ -95,10 +95,13 @@ class Reader {
     const std::string kind = fields.text("event");
     SQZ_RETURN_IF_ERROR(fields.status());
     if (kind == "row") return add_row(event, label, out_.rows);
-    if (kind == "pass") return add_pass(event, label);
+    if (kind == "pass") return read_rows(event, label, pass_);
     if (kind == "check") return add_check(event, label);
     if (kind != "result") return {};
-    if (fields.has("rows")) return add_rows(event, label);
+    if (fields.has("rows")) {
+      pass_.clear();
+      return read_rows(event, label, out_.rows);
+    }
     if (fields.has("cosine")) return add_profile(event, label);
     if (fields.has("scores")) return add_scores(event, label);
     return {};
@@ -121,8 +124,8 @@ class Reader {
     return {};
   }
 
-  static Status add_list(const JsonValue& event, const std::string& label,
-                         std::vector<EvalRow>& rows) {
+  static Status read_rows(const JsonValue& event, const std::string& label,
+                          std::vector<EvalRow>& rows) {
     JsonFields fields(event, label);
     const JsonValue* list = fields.array("rows");
     SQZ_RETURN_IF_ERROR(fields.status());
@@ -131,15 +134,6 @@ class Reader {
       SQZ_RETURN_IF_ERROR(add_row((*list)[i], concat(label, ": rows[", i, "]"), rows));
     }
     return {};
-  }
-
-  Status add_pass(const JsonValue& event, const std::string& label) {
-    return add_list(event, label, pass_);
-  }
-
-  Status add_rows(const JsonValue& event, const std::string& label) {
-    pass_.clear();
-    return add_list(event, label, out_.rows);
   }
 
   Status add_check(const JsonValue& event, const std::string& label) {

@@ -177,22 +177,12 @@ std::string table(const char* name, const std::vector<std::string>& baselines,
                                  {"bytes", {"budget"}},
                                  {"run", {"keys_per_run"}},
                                  {"SM MHz", {"clock", "sm_mhz", "median"}, "%.0f"}});
-  std::vector<std::string> lines(1 + rows.size());
+  std::vector<std::vector<std::string>> lines(1 + rows.size());
   for (const Column& column : columns) {
-    std::vector<std::string> cells = {column.title};
-    for (const JsonValue& row : rows.items()) cells.push_back(cell(row, column));
-    size_t width = 0;
-    for (const std::string& text : cells) width = std::max(width, text.size());
-    for (size_t i = 0; i < lines.size(); ++i) {
-      const std::string space(width - cells[i].size(), ' ');
-      lines[i] += &column == &columns[0] ? cells[i] + space : "  " + space + cells[i];
-    }
+    lines[0].push_back(column.title);
+    for (size_t i = 0; i < rows.size(); ++i) lines[i + 1].push_back(cell(rows[i], column));
   }
-  std::string out;
-  for (const std::string& line : lines) {
-    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
-  }
-  return out + kernel_table(rows) + "\n";
+  return columns_text(lines, 1) + kernel_table(rows) + "\n";
 }
 
 // "of_read": a row's bytes a second beside those of the row `read`.

@@ -8,58 +8,48 @@ const char* const kDescription =
     "attention.";
 
 const char* const kHelp =
-    "Trials\n"
-    "  A context is a slice of a text, from a random line on (--seed), of exactly --tokens "
-    "tokens,\n"
-    "  with facts planted at line ends, at depths spread over all but sink and tail:\n"
-    "    needle   \"One of the special magic numbers for harbour is: 1234567.\"\n"
-    "    passkey  \"The pass key is 48213. Remember it. 48213 is the pass key.\"\n"
-    "  The question follows the context; the answer is generated greedily and counts only if it "
-    "is\n"
-    "  the whole number.\n"
-    "    needle1  one needle in the context, a trial a context\n"
-    "    needle4  four needles in the context, all asked for: four trials a context\n"
-    "    passkey  one passkey in the context; beside it may stand the needle of a needle1 trial\n"
-    "    loss     mean loss (nats) of the --continuation tokens that follow the context; a trial "
-    "is\n"
-    "             128 of them\n"
-    "    error    ||sparse - dense|| / ||dense|| of the attention output (the fixed context "
-    "merged\n"
-    "             with the exact attention to the tokens since), mean over layers, query heads "
-    "and\n"
-    "             tokens, all other layers dense; of the text that follows and of the questions\n"
-    "    recall   part of the dense attention to the fixed context that is on keys that were "
-    "read;\n"
-    "             not of --residual estimate\n"
-    "    drafts   part of the tokens a setting drafts that dense attention keeps (sqz-generate\n"
-    "             --lossless); of 64 tokens that go on behind each trial of loss\n"
-    "  Contexts that differ only in their facts share a dense pass of the model: up to --share "
-    "needles\n"
-    "  and passkeys are planted in one text, and each trial's index leaves out the tokens of the "
-    "facts\n"
-    "  that belong to others (at most 2 % of the context). --share 1 gives each trial a pass of "
-    "its\n"
-    "  own. All selectors and budgets are served from the same indexes.\n"
-    "\n"
-    "Rows\n"
-    "  One a (context length, task, setting). asked, delivered: fraction of the context's bytes,\n"
-    "  metadata included; lowest, highest: delivered to one question or text; keys: fraction of "
-    "the\n"
-    "  clustered keys that was read; +- standard error (binomial, or over trials); to dense: the\n"
-    "  difference, trial by trial. mass: of --rule mass, asked / estimated by what selects /\n"
-    "  delivered as attention sees it (- if dropped: see recall), and the estimated error.\n"
-    "\n"
-    "Result: rows[] with task, on, tokens, the setting, trials, value, stderr, difference,\n"
-    "agreement, context_error, budget, keep, mass, dense_fallback; model, fingerprint, seed, "
-    "seconds.\n"
-    "Events `pass` have the rows so far, events `row` those of a context length. A run that is\n"
-    "stopped prints what it has measured, with \"stopped\": true.\n"
-    "\n"
-    "Examples:\n"
-    "  sqz-eval --model MODEL --text book.txt --tokens 8000 --trials 24\n"
-    "  sqz-eval --model MODEL --text a.txt --text b.txt --tokens 16000,31000 \\\n"
-    "    --task needle1,needle4,passkey,loss,error,recall --selector squeezed --levels 1,2 \\\n"
-    "    --rule threshold,budget --budget 0.125,0.25 --json\n";
+    R"(Trials
+  A context is a slice of a text, from a random line on (--seed), of exactly --tokens tokens,
+  with facts planted at line ends, at depths spread over all but sink and tail:
+    needle   "One of the special magic numbers for harbour is: 1234567."
+    passkey  "The pass key is 48213. Remember it. 48213 is the pass key."
+  The question follows the context; the answer is generated greedily and counts only if it is
+  the whole number.
+    needle1  one needle in the context, a trial a context
+    needle4  four needles in the context, all asked for: four trials a context
+    passkey  one passkey in the context; beside it may stand the needle of a needle1 trial
+    loss     mean loss (nats) of the --continuation tokens that follow the context; a trial is
+             128 of them
+    error    ||sparse - dense|| / ||dense|| of the attention output (the fixed context merged
+             with the exact attention to the tokens since), mean over layers, query heads and
+             tokens, all other layers dense; of the text that follows and of the questions
+    recall   part of the dense attention to the fixed context that is on keys that were read;
+             not of --residual estimate
+    drafts   part of the tokens a setting drafts that dense attention keeps (sqz-generate
+             --lossless); of 64 tokens that go on behind each trial of loss
+  Contexts that differ only in their facts share a dense pass of the model: up to --share needles
+  and passkeys are planted in one text, and each trial's index leaves out the tokens of the facts
+  that belong to others (at most 2 % of the context). --share 1 gives each trial a pass of its
+  own. All selectors and budgets are served from the same indexes.
+
+Rows
+  One a (context length, task, setting). asked, delivered: fraction of the context's bytes,
+  metadata included; lowest, highest: delivered to one question or text; keys: fraction of the
+  clustered keys that was read; +- standard error (binomial, or over trials); to dense: the
+  difference, trial by trial. mass: of --rule mass, asked / estimated by what selects /
+  delivered as attention sees it (- if dropped: see recall), and the estimated error.
+
+Result: rows[] with task, on, tokens, the setting, trials, value, stderr, difference,
+agreement, context_error, budget, keep, mass, dense_fallback; model, fingerprint, seed, seconds.
+Events `pass` have the rows so far, events `row` those of a context length. A run that is
+stopped prints what it has measured, with "stopped": true.
+
+Examples:
+  sqz-eval --model MODEL --text book.txt --tokens 8000 --trials 24
+  sqz-eval --model MODEL --text a.txt --text b.txt --tokens 16000,31000 \
+    --task needle1,needle4,passkey,loss,error,recall --selector squeezed --levels 1,2 \
+    --rule threshold,budget --budget 0.125,0.25 --json
+)";
 
 namespace {
 

@@ -11,7 +11,7 @@ namespace {
 using Line = std::vector<std::string>;
 
 constexpr const char* kNone = "-";
-constexpr size_t kTextColumns = 8;  // the first ones are text, to the left; the rest are numbers
+constexpr size_t kTextColumns = 7;  // the first ones are text; the rest are numbers
 
 std::string estimate_text(const Estimate& estimate) {
   return fixed_text(estimate.value, 4) + " +- " + fixed_text(estimate.error, 4);
@@ -120,20 +120,7 @@ JsonMembers row_json(const Row& row) {
 std::string table_text(const std::vector<Row>& rows) {
   std::vector<Line> lines = {header()};
   for (const Row& row : rows) lines.push_back(line_of(row));
-  std::vector<size_t> widths(lines[0].size());
-  for (const Line& line : lines) {
-    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
-  }
-  std::string out;
-  for (const Line& line : lines) {
-    std::string text;
-    for (size_t i = 0; i < line.size(); ++i) {
-      const std::string fill(widths[i] - line[i].size(), ' ');
-      text += (i == 0 ? "" : "  ") + (i < kTextColumns - 1 ? line[i] + fill : fill + line[i]);
-    }
-    out += text + "\n";
-  }
-  return out;
+  return columns_text(lines, kTextColumns);
 }
 
 }  // namespace sqz::eval

@@ -141,80 +141,57 @@ Status check_arguments(const BuildArguments& arguments) {
   const SourceOptions& source = arguments.source;
   const bool from_capture = !arguments.capture.empty();
   const bool from_model = !source.texts.empty() || !source.tokens.empty();
-  if (arguments.manifest.empty() ? arguments.update || !arguments.shard.empty() ||
-                                       !arguments.status.empty() || arguments.together > 0
-                                 : from_capture || from_model || arguments.separate) {
-    return {
-        Code::kInvalidArgument,
-        arguments.manifest.empty()
-            ? "--shard, --update, --status and --together are for a corpus: pass --manifest F.jsonl"
-            : "--manifest names the documents: pass no text, --tokens, --capture or "
-              "--separate beside it"};
-  }
-  if (!arguments.manifest.empty() && (arguments.dry_run || !arguments.calibrate_with.empty())) {
-    return {Code::kInvalidArgument,
-            "--manifest: --dry-run and --calibrate-with are for a single index"};
-  }
-  if (from_capture && (from_model || !source.model.empty() || source.max_tokens > 0)) {
-    return {Code::kInvalidArgument,
-            "--capture brings model, tokens and keys with it: pass no --model, --tokens, "
-            "--max-tokens or text beside it"};
-  }
-  if (from_capture && source.in_turns()) {
-    return {Code::kInvalidArgument,
-            "--capture brings its tokens with it, which no turn can be put around: build from the "
-            "model with --chat"};
-  }
-  if (from_capture && !arguments.calibrate_with.empty()) {
-    return {Code::kInvalidArgument,
-            "--calibrate-with runs the model, which a build from --capture does not have: build "
-            "without it, then use sqz-index calibrate"};
-  }
-  if (arguments.build.resume && !arguments.calibrate_with.empty()) {
-    return {Code::kInvalidArgument,
-            "--calibrate-with is for a whole index: build with --resume alone, then use sqz-index "
-            "calibrate"};
-  }
-  if (from_capture && arguments.build.heavy_hitters) {
-    return {Code::kInvalidArgument,
-            "--heavy-hitters looks at all queries of the context, which a capture does not hold: "
-            "build from the model"};
-  }
-  if (arguments.separate && source.texts.empty()) {
-    return {Code::kInvalidArgument, "--separate makes one index a document: name text files"};
-  }
-  if (!arguments.calibrate_with.empty() && arguments.partition == "pages" &&
-      !arguments.build.calibrate_keys) {
-    return {Code::kInvalidArgument,
-            "--calibrate-with: an index of pages has nothing to calibrate without "
-            "--calibrate-keys"};
-  }
-  if (!arguments.qmodel.empty() && arguments.partition != "kmeans") {
-    return {Code::kInvalidArgument,
-            "--qmodel brings its own buckets: pass it or --partition pages, not both"};
-  }
-  if (!arguments.calibrate_with.empty() && !arguments.qmodel.empty() &&
-      !arguments.build.calibrate_keys) {
-    return {Code::kInvalidArgument,
-            "--calibrate-with: an index of buckets has nothing to calibrate without "
-            "--calibrate-keys"};
-  }
-  if (arguments.build.calibrate_keys && arguments.no_kv) {
-    return {Code::kInvalidArgument,
-            "--calibrate-keys is for --selector ideal, which needs the keys that --no-kv leaves "
-            "out: pass one of the two"};
-  }
+  const bool corpus = !arguments.manifest.empty(), prompts = !arguments.calibrate_with.empty();
+  const bool keys = arguments.build.calibrate_keys;
   const auto& fractions = arguments.level_fractions;
-  if (fractions.size() > static_cast<size_t>(kMaxLevels)) {
-    return {Code::kInvalidArgument, concat("--level-fractions: found ", fractions.size(),
-                                           " levels, expected at most ", kMaxLevels)};
+  const struct {
+    bool refused;
+    std::string message;
+  } checks[] = {
+      {!corpus && (arguments.update || !arguments.shard.empty() || !arguments.status.empty() ||
+                   arguments.together > 0),
+       "--shard, --update, --status and --together are for a corpus: pass --manifest F.jsonl"},
+      {corpus && (from_capture || from_model || arguments.separate),
+       "--manifest names the documents: pass no text, --tokens, --capture or --separate beside it"},
+      {corpus && (arguments.dry_run || prompts),
+       "--manifest: --dry-run and --calibrate-with are for a single index"},
+      {from_capture && (from_model || !source.model.empty() || source.max_tokens > 0),
+       "--capture brings model, tokens and keys with it: pass no --model, --tokens, --max-tokens "
+       "or text beside it"},
+      {from_capture && source.in_turns(),
+       "--capture brings its tokens with it, which no turn can be put around: build from the "
+       "model with --chat"},
+      {from_capture && prompts,
+       "--calibrate-with runs the model, which a build from --capture does not have: build "
+       "without it, then use sqz-index calibrate"},
+      {arguments.build.resume && prompts,
+       "--calibrate-with is for a whole index: build with --resume alone, then use sqz-index "
+       "calibrate"},
+      {from_capture && arguments.build.heavy_hitters,
+       "--heavy-hitters looks at all queries of the context, which a capture does not hold: "
+       "build from the model"},
+      {arguments.separate && source.texts.empty(),
+       "--separate makes one index a document: name text files"},
+      {prompts && arguments.partition == "pages" && !keys,
+       "--calibrate-with: an index of pages has nothing to calibrate without --calibrate-keys"},
+      {!arguments.qmodel.empty() && arguments.partition != "kmeans",
+       "--qmodel brings its own buckets: pass it or --partition pages, not both"},
+      {prompts && !arguments.qmodel.empty() && !keys,
+       "--calibrate-with: an index of buckets has nothing to calibrate without --calibrate-keys"},
+      {keys && arguments.no_kv,
+       "--calibrate-keys is for --selector ideal, which needs the keys that --no-kv leaves out: "
+       "pass one of the two"},
+      {fractions.size() > static_cast<size_t>(kMaxLevels),
+       concat("--level-fractions: found ", fractions.size(), " levels, expected at most ",
+              kMaxLevels)},
+      {std::adjacent_find(fractions.begin(), fractions.end(), std::greater_equal<>()) !=
+           fractions.end(),
+       "--level-fractions: every level must have more clusters than the coarser one before it"},
+  };
+  for (const auto& check : checks) {
+    if (check.refused) return {Code::kInvalidArgument, check.message};
   }
-  if (std::adjacent_find(fractions.begin(), fractions.end(), std::greater_equal<>()) ==
-      fractions.end()) {
-    return {};
-  }
-  return {Code::kInvalidArgument,
-          "--level-fractions: every level must have more clusters than the coarser one before it"};
+  return {};
 }
 
 BuildOptions build_options(const BuildArguments& arguments, const CommonOptions& common) {

@@ -9,34 +9,30 @@
 namespace sqz {
 namespace {
 
-Status info_of_layers(const std::string& path, const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(const LayersFile layers, read_layers_file(path));
-  JsonMembers fields = layers_json(layers);
-  fields["path"] = path;
-  fields["kind"] = "layers";
-  fields["model"] = to_json(layers.model);
-  Rows rows = {{"layer profile", path}};
-  for (auto& row : layers_rows(layers)) rows.push_back(std::move(row));
-  context.output.text(layers_table(layers) + "\n");
+// Of a file that is no index: what its own tool says of it, with its path, kind and model.
+void print_file(const std::string& path, const char* kind, const char* title,
+                const ModelDescription& model, JsonMembers fields, const Rows& more,
+                const ToolContext& context) {
+  fields.merge(JsonMembers{{"path", path}, {"kind", kind}, {"model", to_json(model)}});
+  Rows rows = {{title, path}};
+  rows.insert(rows.end(), more.begin(), more.end());
   context.output.result(fields, rows);
-  return {};
-}
-
-Status info_of_qmodel(const std::string& path, const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(const QmodelFile qmodel, read_qmodel_file(path));
-  JsonMembers fields = qmodel_json(qmodel);
-  fields["path"] = path;
-  fields["kind"] = "qmodel";
-  fields["model"] = to_json(qmodel.model);
-  Rows rows = {{"query classifier", path}};
-  for (auto& row : qmodel_rows(qmodel)) rows.push_back(std::move(row));
-  context.output.result(fields, rows);
-  return {};
 }
 
 Status run_info(const std::string& path, const ToolContext& context) {
-  if (has_kind(path, FileKind::kLayers)) return info_of_layers(path, context);
-  if (has_kind(path, FileKind::kQmodel)) return info_of_qmodel(path, context);
+  if (has_kind(path, FileKind::kLayers)) {
+    SQZ_ASSIGN_OR_RETURN(const LayersFile layers, read_layers_file(path));
+    context.output.text(layers_table(layers) + "\n");
+    print_file(path, "layers", "layer profile", layers.model, layers_json(layers),
+               layers_rows(layers), context);
+    return {};
+  }
+  if (has_kind(path, FileKind::kQmodel)) {
+    SQZ_ASSIGN_OR_RETURN(const QmodelFile qmodel, read_qmodel_file(path));
+    print_file(path, "qmodel", "query classifier", qmodel.model, qmodel_json(qmodel),
+               qmodel_rows(qmodel), context);
+    return {};
+  }
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
   context.output.result(index_json(*file, calibration), index_rows(*file, calibration));

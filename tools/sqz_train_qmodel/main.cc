@@ -6,37 +6,31 @@ int main(int argc, char** argv) {
       "sqz-train-qmodel",
       "Trains a query classifier for a model: buckets of keys, and networks that say which buckets "
       "a query needs.",
-      "Method\n"
-      "  Runs the model over windows of the texts. Keys before RoPE are clustered into buckets, a\n"
-      "  set for each KV head; a network for each KV head learns, from queries before RoPE, which\n"
-      "  share of the attention each bucket holds (SAAP). Recall is the share of the attention "
-      "mass\n"
-      "  beyond the last --recent tokens that is found where a given share of the keys is read.\n"
-      "\n"
-      "  Interrupted, it leaves a checkpoint and exits with 4; the same command with --resume "
-      "goes\n"
-      "  on and gives the same result.\n"
-      "\n"
-      "Refused: fewer than 32 tokens to train on for each bucket, or than two windows; a "
-      "checkpoint\n"
-      "of other options, texts or model; a loss that is not a number, which leaves the last good\n"
-      "checkpoint.\n"
-      "\n"
-      "Result: path, bytes, steps, loss, windows, tokens, measured_windows, recall{} by\n"
-      "selectivity, the file's metadata, and scores[] with method (classifier; classifier-share, "
-      "by\n"
-      "share alone; kmeans and kmeans-rope, by centroids before and after RoPE), queries (all; "
-      "far:\n"
-      "the best key is beyond --recent), keys (what selectivity is a share of: the window's, "
-      "those\n"
-      "seen, the far ones), recall{}, stderr{} over windows. Events `check`: step, loss, "
-      "recall{},\n"
-      "far_recall{}.\n"
-      "\n"
-      "Examples:\n"
-      "  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda\n"
-      "  sqz-train-qmodel --model MODEL books/ -o q.sqz --buckets 256 --test other.txt --json\n"
-      "  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda --resume\n");
+      R"(Method
+  Runs the model over windows of the texts. Keys before RoPE are clustered into buckets, a
+  set for each KV head; a network for each KV head learns, from queries before RoPE, which
+  share of the attention each bucket holds (SAAP). Recall is the share of the attention mass
+  beyond the last --recent tokens that is found where a given share of the keys is read.
+
+  Interrupted, it leaves a checkpoint and exits with 4; the same command with --resume goes
+  on and gives the same result.
+
+Refused: fewer than 32 tokens to train on for each bucket, or than two windows; a checkpoint
+of other options, texts or model; a loss that is not a number, which leaves the last good
+checkpoint.
+
+Result: path, bytes, steps, loss, windows, tokens, measured_windows, recall{} by
+selectivity, the file's metadata, and scores[] with method (classifier; classifier-share, by
+share alone; kmeans and kmeans-rope, by centroids before and after RoPE), queries (all; far:
+the best key is beyond --recent), keys (what selectivity is a share of: the window's, those
+seen, the far ones), recall{}, stderr{} over windows. Events `check`: step, loss, recall{},
+far_recall{}.
+
+Examples:
+  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda
+  sqz-train-qmodel --model MODEL books/ -o q.sqz --buckets 256 --test other.txt --json
+  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda --resume
+)");
   sqz::TrainQmodelArguments arguments;
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_train_qmodel(arguments, context); });
