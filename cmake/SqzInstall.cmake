@@ -29,6 +29,7 @@ install(FILES ${PROJECT_BINARY_DIR}/sqz.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/p
 
 # Every program of tools/, and of each a manual page and a bash completion from its --help.
 set(SQZ_INSTALLED_TOOLS)
+set(SQZ_HELP_DIR ${PROJECT_BINARY_DIR}/help)  # what each says, asked once
 if(SQZ_TOOLS AND NOT SQZ_RUNTIME_ONLY)
   get_property(targets DIRECTORY tools PROPERTY BUILDSYSTEM_TARGETS)
   foreach(target ${targets})
@@ -45,15 +46,20 @@ foreach(tool ${SQZ_INSTALLED_TOOLS})
   endif()
   set(page ${PROJECT_BINARY_DIR}/man/${tool}.1)
   set(completion ${PROJECT_BINARY_DIR}/completions/${tool})
-  foreach(made man:${page} completion:${completion})
+  set(help ${SQZ_HELP_DIR}/${tool})
+  foreach(made help:${help} man:${page} completion:${completion})
     string(REGEX MATCH "^([a-z]+):(.*)$" made ${made})
     set(script ${PROJECT_SOURCE_DIR}/scripts/make_${CMAKE_MATCH_1})
     set(file ${CMAKE_MATCH_2})
+    set(from ${help})
+    if(CMAKE_MATCH_1 STREQUAL "help")
+      set(from $<TARGET_FILE:${tool}>)
+    endif()
     get_filename_component(folder ${file} DIRECTORY)
     add_custom_command(OUTPUT ${file}
       COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
-      COMMAND ${script} $<TARGET_FILE:${tool}> ${file}
-      DEPENDS ${tool} ${script} ${PROJECT_SOURCE_DIR}/scripts/help.sh
+      COMMAND ${script} ${from} ${file}
+      DEPENDS ${from} ${script} ${PROJECT_SOURCE_DIR}/scripts/help.sh
       COMMENT "${CMAKE_MATCH_1} of ${tool}" VERBATIM)
   endforeach()
   list(APPEND SQZ_MAN_PAGES ${page})

@@ -11,6 +11,7 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
+find_program(SQZ_GOLD ld.gold)
 find_program(SQZ_CCACHE ccache)
 if(SQZ_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${SQZ_CCACHE})
@@ -53,14 +54,15 @@ function(sqz_executable name)
 endfunction()
 
 # How test programs are compiled: quickly, since it is the libraries that are to be fast and watched.
-# References compute for long, so programs with the label `numeric` are optimised, and not slowed by
-# AddressSanitizer: what the libraries do to their memory is seen all the same.
-function(sqz_test_options target labels)
-  set(options -O1)
-  if(labels STREQUAL "unit")
-    set(options -O0)
-  elseif(SQZ_SANITIZE MATCHES address)
-    list(APPEND options -fno-sanitize=address)
+# References compute for long, so `numeric` and `gpu` programs are optimised, and not slowed by AddressSanitizer:
+# what the libraries do to their memory is seen all the same.
+function(sqz_test_options target numeric)
+  set(options -O0)
+  if(numeric)
+    set(options -O1)
+    if(SQZ_SANITIZE MATCHES address)
+      list(APPEND options -fno-sanitize=address)
+    endif()
   endif()
   if(SQZ_SANITIZE MATCHES undefined)  # GoogleTest's macros take UBSan minutes to compile
     list(APPEND options -fno-sanitize=undefined)
@@ -71,15 +73,39 @@ function(sqz_test_options target labels)
   target_compile_definitions(${target} PRIVATE SQZ_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 endfunction()
 
-# sqz_test(NAME source... LABELS label... [LINK library...] [TIMEOUT seconds] [ENVIRONMENT NAME=VALUE...])
-# A GoogleTest program is one test of the same name; HACKING.md says what the labels mean.
+# sqz_test_main(NAME NUMERIC header... [LINK library...])
+# main() of test programs, and the headers that they share, precompiled with their options.
+function(sqz_test_main name numeric)
+  cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
+  sqz_library(${name} ${PROJECT_SOURCE_DIR}/tests/common/test_main.cc LINK GTest::gmock nlohmann_json::nlohmann_json
+    ${ARG_LINK})
+  sqz_test_options(${name} ${numeric})
+  set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${name} PRIVATE -fPIE)  # as executables are
+  target_precompile_headers(${name} PRIVATE ${ARG_UNPARSED_ARGUMENTS})
+endfunction()
+
+# sqz_test(NAME source... LABELS label... [MAIN target] [LINK library...] [TIMEOUT seconds]
+#          [ENVIRONMENT NAME=VALUE...])
+# A GoogleTest program is one test of the same name; HACKING.md says what the labels mean. MAIN: a sqz_test_main()
 function(sqz_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;LINK;ENVIRONMENT" ${ARGN})
-  sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} sqz_test_main
-    nlohmann_json::nlohmann_json)
-  sqz_test_options(${name} "${ARG_LABELS}")
-  target_precompile_headers(${name} REUSE_FROM sqz_test_main)
-  set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)  # LibTorch wants flags of its own
+  cmake_parse_arguments(ARG "" "TIMEOUT;MAIN" "LABELS;LINK;ENVIRONMENT" ${ARGN})
+  set(numeric OFF)
+  if(NOT ARG_MAIN)
+    set(ARG_MAIN sqz_test_main)
+    if("numeric" IN_LIST ARG_LABELS OR "gpu" IN_LIST ARG_LABELS)
+      set(numeric ON)
+      set(ARG_MAIN sqz_numeric_test_main)
+    endif()
+  endif()
+  sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} ${ARG_MAIN})
+  sqz_test_options(${name} ${numeric})
+  target_precompile_headers(${name} REUSE_FROM ${ARG_MAIN})
+  set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)  # flags of libraries differ
+  # It reads LibTorch's symbols in a tenth of the time.
+  if(SQZ_GOLD AND SQZ_TRAINING AND NOT SQZ_SANITIZE AND NOT SQZ_CUDA)
+    target_link_options(${name} PRIVATE $<$<LINK_LANGUAGE:CXX>:-fuse-ld=gold>)
+  endif()
   sqz_add_test(${name} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT ${ARG_ENVIRONMENT}
     COMMAND ${name})
 endfunction()

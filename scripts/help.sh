@@ -1,6 +1,9 @@
-# Shared by make_man, make_cli and make_completion: what a tool's --help names. Sourced.
+# Reads what make_help wrote. Sourced.
 
-commands_of() { "$1" --help | awk '/^Subcommands:/ { on = 1; next } /^$/ { on = 0 } on { print $1 }'; }
+# help_of HELP [COMMAND]: what the tool says with [COMMAND] --help.
+help_of() { awk -v command="${2-}" '/^@/ { on = /^@help / && $3 == command; next } on' "$1"; }
 
-# options_of TOOL [COMMAND]
-options_of() { "$@" --help | grep -oE '^  -[^ ]*' | grep -oE -- '--?[a-z][a-z-]*'; }
+commands_of() { sed -n 's/^@help [^ ]* //p' "$1"; }
+
+# options_of HELP [COMMAND]
+options_of() { help_of "$@" | grep -oE '^  -[^ ]*' | grep -oE -- '--?[a-z][a-z-]*'; }

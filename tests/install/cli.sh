@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# docs/cli.md is what scripts/make_cli prints of the tools.
-# usage: cli.sh SOURCE_DIR TOOL...
+# docs/cli.md is what scripts/make_cli prints of what the tools say with --help.
+# usage: cli.sh SOURCE_DIR HELP...
 set -euo pipefail
 source=$1; shift
 if ! "$source/scripts/make_cli" "$@" | diff -u "$source/docs/cli.md" -; then

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # bash completes every command and option that --help names, and leaves the rest to file names.
-# usage: completion.sh TOOL COMPLETION
+# usage: completion.sh HELP COMPLETION
 set -euo pipefail
-tool=$1
-name=$(basename "$tool")
+help=$1
+name=$(basename "$help")
+. "$(dirname "$0")/../../scripts/help.sh"
 # shellcheck source=/dev/null
 . "$2"
 fail() { echo "FAILED: $*" >&2; exit 1; }
@@ -13,12 +14,12 @@ offered() {  # WORD...: what is offered for the last one
   "_${name//-/_}"
   echo "${COMPREPLY[@]}"
 }
-commands=$("$tool" --help | awk '/^Subcommands:/ { on = 1; next } /^$/ { on = 0 } on { print $1 }')
+commands=$(help_of "$help" | awk '/^Subcommands:/ { on = 1; next } /^$/ { on = 0 } on { print $1 }')
 checked=0
 for command in "" $commands; do
   [ -z "$command" ] || [ "$(offered "$command")" = "$command" ] || fail "command $command"
   # shellcheck disable=SC2086  # no command: no argument
-  for option in $("$tool" $command --help | grep -oE '^  -[^ ]*' | grep -oE -- '--[a-z-]+'); do
+  for option in $(help_of "$help" "$command" | grep -oE '^  -[^ ]*' | grep -oE -- '--[a-z-]+'); do
     [[ " $(offered $command "$option") " == *" $option "* ]] || fail "$command $option"
     checked=$((checked + 1))
   done

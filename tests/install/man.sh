@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Every option that --help names, of every command, is in the manual page, and the page is sound.
-# usage: man.sh TOOL PAGE.1
+# usage: man.sh HELP PAGE.1
 set -euo pipefail
-tool=$1 page=$2
+help=$1 page=$2
+. "$(dirname "$0")/../../scripts/help.sh"
 fail() { echo "FAILED: $page: $*" >&2; exit 1; }
 plain=$(sed 's/\\-/-/g; s/\\e/\\/g; s/^\\&//' "$page")
-commands=$("$tool" --help | awk '/^Subcommands:/ { on = 1; next } /^$/ { on = 0 } on { print $1 }')
+commands=$(help_of "$help" | awk '/^Subcommands:/ { on = 1; next } /^$/ { on = 0 } on { print $1 }')
 checked=0
 for command in "" $commands; do
-  # shellcheck disable=SC2086  # no command: no argument
-  for option in $("$tool" $command --help | grep -oE '^  [^ ]+' | grep -oE -- '--[a-z-]+'); do
+  for option in $(help_of "$help" "$command" | grep -oE '^  [^ ]+' | grep -oE -- '--[a-z-]+'); do
     grep -qE -- "^\.B .*$option( |,|$|\{)" <<<"$plain" || fail "$command $option is missing"
     checked=$((checked + 1))
   done
