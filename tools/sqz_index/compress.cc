@@ -48,7 +48,7 @@ void add_compress_command(Tool& tool) {
   CLI::App* app = tool.command(
       "compress", "Store keys and values of an index in fewer bits, or add key codes.",
       "The result is byte for byte what `sqz-index build` writes with the same options. It needs\n"
-      "no model. Sink, tail and dense layers stay in 16 bits. Only the CPU serves the result.\n"
+      "no model. Sink, tail and dense layers stay in 16 bits.\n"
       "\n"
       "Result: path, bytes, bytes_before, rows, key_codes.\n"
       "\n"
