@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
-#include <vector>
 
 #include "libruntime/kernels/cpu/kernels.h"
 
