@@ -49,8 +49,8 @@ constexpr int64_t kCluster = 80;  // keys of a large one
 
 // Scores that are equal but for rounding may go either way, in few heads: one key for another, or
 // one cluster for another at the border that says how many keys are read (queries are rounded to 15
-// bits; 4 of 22 heads were seen with 256 dimensions). Returns the heads [Hkv] where they did, of one
-// token.
+// bits; 4 of 22 heads were seen with 256 dimensions). Returns the heads [Hkv] where they did, of
+// one token.
 std::vector<bool> compare_choice(ServingSession& gpu, const AttendCall& on_gpu, Session& cpu,
                                  const AttendCall& on_cpu, int64_t slots) {
   std::vector<bool> out;
