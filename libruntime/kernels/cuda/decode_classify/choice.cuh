@@ -17,7 +17,7 @@ __device__ inline float score_of(uint32_t rank) {
 template <int kDim>
 class BucketChoice {
  public:
-  static constexpr uint32_t kTile = 4 * kLookupThreads;
+  static constexpr uint32_t kTile = 4 * kClassifyThreads;
 
   // scores, spans: [C], rounded up to a multiple of 4, in shared memory; list: workspace there,
   // [C]. s.best, s.worst, s.tied and the histogram are {0, ~0, 0, 0}, since the last barrier or
@@ -42,7 +42,7 @@ class BucketChoice {
     find_scale();
     add_sizes();
     __syncthreads();
-    const uint2 border = find_border(s_.rules.histogram, lane_, wanted);
+    const uint2 border = find_border(s_.histogram, lane_, wanted);
 #pragma unroll 1
     for (uint32_t tile = 0; tile < end_; tile += kTile) compare(tile + 4 * thread_, border.x);
     __syncthreads();
@@ -106,7 +106,7 @@ class BucketChoice {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (own.score[i] > -INFINITY) {
-          atomicAdd(&s_.rules.histogram[digit_of(own.score[i])], own.size[i]);
+          atomicAdd(&s_.histogram[digit_of(own.score[i])], own.size[i]);
         }
       }
     }
@@ -147,7 +147,7 @@ class BucketChoice {
   __device__ void drop_tied(uint32_t left) {
     const uint32_t count = s_.tied;
 #pragma unroll 1
-    for (uint32_t i = thread_; i < count; i += kLookupThreads) {
+    for (uint32_t i = thread_; i < count; i += kClassifyThreads) {
       const uint4 own = list_[i];
       uint32_t before = 0;
 #pragma unroll 4
@@ -199,7 +199,7 @@ class BucketChoice {
       Sums* of_warps = s_.warp_runs[turn];
       if (lane_ == 31) of_warps[warp_] = {runs, scan};
       __syncthreads();
-      const Sums of_warp = lane_ < kLookupWarps ? of_warps[lane_] : Sums();
+      const Sums of_warp = lane_ < kClassifyWarps ? of_warps[lane_] : Sums();
       const bool is_before = lane_ < warp_;
       const Sums at = {all.a + runs_before + __reduce_add_sync(~0u, is_before ? of_warp.a : 0),
                        all.b + scan - keys + __reduce_add_sync(~0u, is_before ? of_warp.b : 0)};

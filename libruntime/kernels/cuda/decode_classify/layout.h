@@ -8,6 +8,7 @@
 namespace sqz::cuda {
 
 inline constexpr int kClassifyWarps = 8;  // of a block
+inline constexpr int kClassifyThreads = 32 * kClassifyWarps;
 // Tiles of weights in a step of a warp, at most: some rows of one column of tiles.
 inline constexpr int kStepTiles = 11;
 
