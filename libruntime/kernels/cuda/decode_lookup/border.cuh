@@ -126,13 +126,7 @@ class BorderSearch : protected Team {
     const bool adds = thread_ < kDigits;
     this->await_told(kDigits, adds);
     if (adds) {
-      uint2 sum = make_uint2(0, 0);
-#pragma unroll 4
-      for (int rank = 0; rank < this->team_; ++rank) {
-        const uint2 words = this->told_digit(rank, digit);
-        sum.x += words.x;
-        sum.y += words.y;
-      }
+      const uint2 sum = this->sums_told(digit);
       border_.all.keys[digit] = sum.x;
       border_.all.clusters[digit] = sum.y;
     }

@@ -112,12 +112,16 @@ class Choice : protected BorderSearch<Team> {
                       keys);
   }
 
-  // Calls body(span) for every chosen cluster of this thread.
+  // Calls body(span) for every chosen cluster of this thread that is not empty: of clusters those
+  // never are, of pages and buckets they may be.
   template <class Body>
   __device__ void for_each(const Chosen& chosen, const LookupLevel& level, const uint32_t* alive,
                            const Body& body) const {
     const uint32_t first = thread_ * each();
-    chosen.for_each(own_count(), [&](uint32_t i) { body(span(level, alive, first + i)); });
+    chosen.for_each(own_count(), [&](uint32_t i) {
+      const uint2 own = span(level, alive, first + i);
+      if (kRoomy || own.y > own.x) body(own);
+    });
   }
 
   // The children of what was chosen, for the next level; how many.
@@ -139,7 +143,8 @@ class Choice : protected BorderSearch<Team> {
     // Where the clusters of the lane before end, if its last is chosen.
     uint32_t last = ~0u;
     if (own_count() == each() && chosen.has(each() - 1)) {
-      last = span(level, alive, thread_ * each() + each() - 1).y;
+      const uint2 own = span(level, alive, thread_ * each() + each() - 1);
+      if (kRoomy || own.y > own.x) last = own.y;
     }
     last = __shfl_up_sync(~0u, last, 1);
     if (lane_ == 0) last = ~0u;

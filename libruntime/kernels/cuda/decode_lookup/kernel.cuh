@@ -88,7 +88,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
   __device__ void look_up() {
     this->begin_team();
     // Nothing of this depends on earlier kernels.
-    Step steps[2];
+    Step steps[kSteps];
     uint32_t wanted = 0;
     if (rule() != LookupRule::kThreshold) {
       wanted = __ldg(p_.wanted + head_);
@@ -137,8 +137,9 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
 
   // Of 8 rows, in a step.
   static constexpr int kTiles = kPages || kDim > 128 ? 1 : kDim > 64 ? 2 : 4;
-  static constexpr uint32_t kTileStride = 8 * kLookupWarps;        // rows between a warp's tiles
-  static constexpr uint32_t kStride = kTiles * kTileStride;  // and between its steps
+  static constexpr int kSteps = kPages && kDim > 128 ? 1 : 2;  // of a warp, under way
+  static constexpr uint32_t kTileStride = 8 * kLookupWarps;    // rows between a warp's tiles
+  static constexpr uint32_t kStride = kTiles * kTileStride;    // and between its steps
 
   // A step of a warp: centroids, and what the columns of their products stand for; of pages their
   // greatest keys and their least.
@@ -159,13 +160,15 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
   __device__ uint32_t* alive_list(int level) const {
     return p_.alive + (static_cast<int64_t>(pair_) * 2 + level % 2) * p_.width;
   }
+
   // ---- What is fetched.
 
-  // The first two steps of a level, and where the children, or slots, of the slice's clusters begin
+  // The first steps of a level, and where the children, or slots, of the slice's clusters begin
   // and end.
-  __device__ void begin_level(const LookupLevel& level, const uint32_t* alive, Step (&steps)[2]) {
+  __device__ void begin_level(const LookupLevel& level, const uint32_t* alive,
+                              Step (&steps)[kSteps]) {
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
+    for (int s = 0; s < kSteps; ++s) {
       const uint32_t at = 8 * warp_ + s * kStride;
       if (at < size_) load_step(level, alive, at, steps[s]);
     }
@@ -208,7 +211,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
   // To the L2: the rest of the slice, and what is small of lower levels.
   __device__ void ask_ahead() const {
     const int64_t first = static_cast<int64_t>(head_) * p_.level[0].clusters + begin_;
-    const int64_t begin = (first + 2 * kStride) * kDim * 2, end = (first + size_) * kDim * 2;
+    const int64_t begin = (first + kSteps * kStride) * kDim * 2, end = (first + size_) * kDim * 2;
     ask_for(p_.level[0].centroids, begin, end);
     if (kPages) ask_for(p_.level[0].greatest, begin, end);
 #pragma unroll 1
@@ -279,14 +282,14 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
 
   // Logits of the slice to memory, -infinity for empty clusters; the log-sum-exp of clusters, a
   // lane's share of it.
-  __device__ void score(const LookupLevel& level, const uint32_t* alive, Step (&steps)[2]) {
+  __device__ void score(const LookupLevel& level, const uint32_t* alive, Step (&steps)[kSteps]) {
     maximum_ = kLowestLogit;
     sum_ = 0;
 #pragma unroll 1
-    for (uint32_t at = 8 * warp_; at < size_; at += 2 * kStride) {
+    for (uint32_t at = 8 * warp_; at < size_; at += kSteps * kStride) {
 #pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        const uint32_t here = at + s * kStride, next = here + 2 * kStride;
+      for (int s = 0; s < kSteps; ++s) {
+        const uint32_t here = at + s * kStride, next = here + kSteps * kStride;
         if (here >= size_) continue;
         float d[kTiles][4] = {};
         multiply_rows<Element, kDim, kTiles>(s_.queries[0], steps[s].rows, lane_, d);

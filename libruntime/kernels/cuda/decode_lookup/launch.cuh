@@ -10,11 +10,15 @@ namespace sqz::cuda {
 template <class Element, int kDim, LookupKind kKind>
 __global__ void __launch_bounds__(kLookupThreads, 1)
     decode_lookup_kernel(const __grid_constant__ LookupParams params, int team, int slice) {
-#if __CUDA_ARCH__ < 900
-  if constexpr (pushes(kKind)) return;
+#if __CUDA_ARCH__ >= 900
+  constexpr bool kRuns = true;
+#else
+  constexpr bool kRuns = !pushes(kKind);
 #endif
-  extern __shared__ __align__(16) char lookup_memory[];
-  Lookup<Element, kDim, kKind>(params, team, slice, lookup_memory).run();
+  if constexpr (kRuns) {
+    extern __shared__ __align__(16) char lookup_memory[];
+    Lookup<Element, kDim, kKind>(params, team, slice, lookup_memory).run();
+  }
 }
 
 // What serves a call, where shared memory has room for it.

@@ -70,8 +70,20 @@ class PushingTeam {
   }
   // What block `rank` told.
   __device__ uint2 told(int rank, int item) const { return *slot(rank, item); }
-  __device__ uint2 told_digit(int rank, int digit) const { return *digit_slot(rank, digit); }
-  __device__ void end_exchange() { ++exchange_; }
+  // The sums of what all told of a digit.
+  __device__ uint2 sums_told(int digit) const {
+    uint2 sums = make_uint2(0, 0);
+#pragma unroll 4
+    for (int rank = 0; rank < team_; ++rank) {
+      const uint2 words = *digit_slot(rank, digit);
+      sums.x += words.x;
+      sums.y += words.y;
+    }
+    return sums;
+  }
+  __device__ void end_exchange() {
+    ++exchange_;
+  }
   // What the team wrote before, to global memory, is seen after it.
   __device__ void meet() const {
     __syncwarp();

@@ -83,24 +83,6 @@ class LookupTeam {
     return ptx::ld_shared_cluster(ptx::mapa(address, static_cast<uint32_t>(rank)));
   }
 
-  // Sums of the block, for all its threads.
-  __device__ Sums block_sums(Sums sums) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      sums.a += __shfl_xor_sync(~0u, sums.a, step);
-      sums.b += __shfl_xor_sync(~0u, sums.b, step);
-    }
-    __syncthreads();
-    if (lane_ == 0) shared_.warp_sums[warp_] = sums;
-    __syncthreads();
-    Sums all;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      all.a += shared_.warp_sums[w].a;
-      all.b += shared_.warp_sums[w].b;
-    }
-    return all;
-  }
-
   // Sums of the threads before this one, and of the block.
   __device__ Sums sums_before(Sums own, Sums& all) {
     Sums scan = own;
@@ -189,9 +171,22 @@ class MeetingTeam : protected LookupTeam<kThreads, kExchangeWords> {
   __device__ uint2 told(int rank, int item) {
     return make_uint2(Team::told(rank, 2 * item), Team::told(rank, 2 * item + 1));
   }
-  __device__ uint2 told_digit(int rank, int digit) { return told(rank, digit); }
-  __device__ void end_exchange() { this->next_turn(); }
-  __device__ void meet() { this->sync_team(); }
+  __device__ uint2 sums_told(int digit) {
+    uint2 sums = make_uint2(0, 0);
+#pragma unroll
+    for (int rank = 0; rank < kMostTeam; ++rank) {
+      const uint2 words = rank < this->team_ ? told(rank, digit) : make_uint2(0, 0);
+      sums.x += words.x;
+      sums.y += words.y;
+    }
+    return sums;
+  }
+  __device__ void end_exchange() {
+    this->next_turn();
+  }
+  __device__ void meet() {
+    this->sync_team();
+  }
 
   __device__ Sums sums_before(Sums own, Sums& all) {
     Sums block;
