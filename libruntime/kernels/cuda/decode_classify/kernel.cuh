@@ -9,6 +9,7 @@
 #include <cfloat>
 
 #include "libruntime/kernels/cuda/decode_classify/choice.cuh"
+#include "libruntime/kernels/cuda/decode_classify/shared.cuh"
 #include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
@@ -46,7 +47,6 @@ class Classify : private LookupTeam<kClassifyThreads> {
     UnitStep units;
     load_units(unit_begin_ + warp_, units);
     start_copies();
-    clear_choice();
     const uint32_t wanted = __ldg(p_.wanted + head_);
     if (c_.frequencies != nullptr) find_angles();
     ptx::griddepcontrol_wait();
@@ -351,14 +351,6 @@ class Classify : private LookupTeam<kClassifyThreads> {
 
   // ---- The choice.
 
-  // As BucketChoice wants it: long before there is anything to choose from.
-  __device__ void clear_choice() {
-    s_.histogram[thread_] = 0;
-    if (thread_ != 0) return;
-    s_.tied = s_.best = 0;
-    s_.worst = ~0u;
-  }
-
   // Whether all blocks of the pair have told their part.
   __device__ bool comes_last() {
     __syncthreads();
@@ -374,7 +366,7 @@ class Classify : private LookupTeam<kClassifyThreads> {
   __device__ void fetch_logits() const {
     const int row = at_.bucket_tiles * 32;
 #pragma unroll 1
-    for (int j = 4 * thread_; j < buckets_; j += BucketChoice<kDim>::kTile) {
+    for (int j = 4 * thread_; j < buckets_; j += 4 * kClassifyThreads) {
       const char* from = told() + 4 * j;
       auto to = static_cast<uint32_t>(__cvta_generic_to_shared(arrays_ + at_.logits + 4 * j));
 #pragma unroll 4
@@ -397,20 +389,16 @@ class Classify : private LookupTeam<kClassifyThreads> {
     }
     auto* scores = array<float>(at_.scores);
     auto* spans = array<uint2>(at_.spans);
-    float best = -INFINITY, worst = INFINITY;
 #pragma unroll 1
-    for (int j = 4 * thread_; j < buckets_; j += BucketChoice<kDim>::kTile) {
+    for (int j = 4 * thread_; j < buckets_; j += 4 * kClassifyThreads) {
       float found[4];
       score_4(j, spans, found);
       *reinterpret_cast<float4*>(scores + j) = make_float4(found[0], found[1], found[2], found[3]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        best = fmaxf(best, found[i]);
-        if (found[i] > -INFINITY) worst = fminf(worst, found[i]);
-      }
     }
-    BucketChoice<kDim>(p_, pair_, s_, scores, spans, array<uint4>(at_.list))
-        .run(best, worst, wanted);
+    __syncthreads();  // the logits have been read
+    auto* words = array<uint32_t>(at_.choice);
+    auto& shared = *reinterpret_cast<BucketChoice::Shared*>(words + 8 * at_.bucket_tiles);
+    BucketChoice(p_, pair_, shared, words, spans).run(scores, wanted);
   }
 
   // s_.lse of this warp's row, base 2; NaN or infinite if a logit is.

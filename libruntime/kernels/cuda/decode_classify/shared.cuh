@@ -12,13 +12,9 @@ template <int kDim>
 struct alignas(128) ClassifyShared {
   QueryRows<kDim> queries;
   TeamShared<kClassifyThreads> team;
-  alignas(16) uint32_t histogram[kDigits];
   float cosines[kDim / 2], sines[kDim / 2];
   float lse[kMostGroup];
-  uint32_t best, worst;               // rank_of() scores
-  uint32_t tied;                      // buckets in the list
-  uint32_t arrived;                   // blocks of the pair, before this one
-  Sums warp_runs[2][kClassifyWarps];  // runs and keys of the warps, in turn
+  uint32_t arrived;  // blocks of the pair, before this one
 };
 
 }  // namespace sqz::cuda

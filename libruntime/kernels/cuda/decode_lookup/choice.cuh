@@ -40,6 +40,7 @@ struct ChosenWords {
 template <class Team, bool kRoomy>
 class Choice : protected BorderSearch<Team> {
  protected:
+  using Window = typename BorderSearch<Team>::Window;
   using Chosen = std::conditional_t<kRoomy, ChosenBits, ChosenWords>;
   using Team::kThreads;
   using Team::lane_;
@@ -48,11 +49,11 @@ class Choice : protected BorderSearch<Team> {
   using Team::thread_;
 
   // `border`: border_bytes() of shared memory, for rules that count.
-  __device__ Choice(const LookupParams& params, int team, typename Team::Shared& shared,
+  __device__ Choice(const LookupParams& params, int team, int pair, typename Team::Shared& shared,
                     char* border)
       : BorderSearch<Team>(team, shared, params.exchange, border),
         p_(params),
-        pair_(static_cast<int>(blockIdx.x) / team),
+        pair_(pair),
         head_(pair_ % params.kv_heads) {}
 
   // Of the slice's j-th.
@@ -81,11 +82,12 @@ class Choice : protected BorderSearch<Team> {
     }
   }
 
-  // pass() compares with the level's threshold; combine() comes before score(i).
+  // pass() compares with the level's threshold; combine() comes before score(i). `window`: where
+  // the border of rules that count is looked for first.
   template <class Pass, class Combine, class Score>
   __device__ Chosen choose(LookupRule rule, const LookupLevel& level, const uint32_t* alive,
-                           bool finest, uint32_t wanted, const Pass& pass, const Combine& combine,
-                           const Score& score) {
+                           bool finest, uint32_t wanted, Window window, const Pass& pass,
+                           const Combine& combine, const Score& score) {
     if (rule == LookupRule::kThreshold) return pass();
     const uint32_t first = thread_ * each();
     const auto keys = [&](uint32_t i) -> uint32_t {
@@ -105,11 +107,8 @@ class Choice : protected BorderSearch<Team> {
       if (all.b >= wanted) return chosen;
     }
     combine();
-    // Bounds of pages and shares of buckets have no threshold beside them.
-    const bool expected = kRoomy || level.log_sizes != nullptr;
-    return this->best(none(), own_count(), wanted, finest && rule == LookupRule::kBudget,
-                      expected ? Window::around(level.threshold) : Window::everything(), score,
-                      keys);
+    return this->best(none(), own_count(), wanted, finest && rule == LookupRule::kBudget, window,
+                      score, keys);
   }
 
   // Calls body(span) for every chosen cluster of this thread that is not empty: of clusters those
@@ -183,9 +182,6 @@ class Choice : protected BorderSearch<Team> {
   uint32_t* words_ = nullptr;      // [slice] unless kRoomy: which are chosen
   uint32_t begin_ = 0, size_ = 0;  // of what is alive, this block's
   uint32_t centroids_ = 0;         // vectors that were read to decide
-
- private:
-  using Window = typename BorderSearch<Team>::Window;
 };
 
 }  // namespace sqz::cuda

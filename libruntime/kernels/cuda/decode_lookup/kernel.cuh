@@ -64,13 +64,14 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
   using Shared = LookupShared<kDim, kKind>;
   using Base::p_, Base::pair_, Base::head_, Base::spans_, Base::words_, Base::begin_, Base::size_;
   using Base::team_, Base::rank_, Base::thread_, Base::lane_, Base::warp_;
-  using typename Base::Chosen;
+  using typename Base::Chosen, typename Base::Window;
   static constexpr bool kPages = kKind == LookupKind::kPages, kPushes = pushes(kKind);
 
  public:
   // `slice`: clusters that a block's shared memory has room for; 0: it has none.
   __device__ Lookup(const LookupParams& params, int team, int slice, char* memory)
-      : Base(params, team, reinterpret_cast<Shared*>(memory)->team, memory + sizeof(Shared)),
+      : Base(params, team, static_cast<int>(blockIdx.x) / team,
+             reinterpret_cast<Shared*>(memory)->team, memory + sizeof(Shared)),
         s_(*reinterpret_cast<Shared*>(memory)),
         stride_(kPushes || slice > 0 ? logit_stride(slice) : static_cast<int>(params.width)) {
     if (!kPushes && slice == 0) return;
@@ -114,7 +115,9 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
       const bool finest = k + 1 == p_.levels;
       const uint32_t first = thread_ * this->each();
       const Chosen chosen = this->choose(
-          rule(), level, alive, finest, wanted, [&] { return pass(level.threshold); },
+          rule(), level, alive, finest, wanted,
+          kPages ? Window::everything() : Window::around(level.threshold),
+          [&] { return pass(level.threshold); },
           [&] {
             if (!kPages) combine();
           },

@@ -28,6 +28,10 @@ __device__ inline uint32_t rank_of(float score) {
   const uint32_t bits = __float_as_uint(score);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
+// The other way.
+__device__ inline float score_of(uint32_t rank) {
+  return __uint_as_float((rank & 0x80000000u) != 0 ? rank ^ 0x80000000u : ~rank);
+}
 
 // {the digit at which the sum of sizes passes `left`, or kDigits; what is left before it}, best
 // digit first. Every lane of a warp, 8 digits each.

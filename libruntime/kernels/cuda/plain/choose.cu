@@ -42,7 +42,9 @@ struct PlainShared {
 class PlainChoice : private Choice<PlainTeam, false> {
  public:
   __device__ PlainChoice(const PlainLookup& call, const LookupParams& params, PlainShared& shared)
-      : Choice(params, 1, shared.team, reinterpret_cast<char*>(&shared.border)), call_(call) {}
+      : Choice(params, 1, static_cast<int>(blockIdx.x), shared.team,
+               reinterpret_cast<char*>(&shared.border)),
+        call_(call) {}
 
   __device__ void run(int k) {
     const LookupLevel& level = p_.level[k];
@@ -70,6 +72,8 @@ class PlainChoice : private Choice<PlainTeam, false> {
     const float* scores = call_.scores + pair_ * p_.width + thread_ * each();
     const Chosen chosen = choose(
         p_.rule, level, alive, finest, p_.rule == LookupRule::kThreshold ? 0 : p_.wanted[head_],
+        // Bounds of pages and shares of buckets have no threshold beside them.
+        level.log_sizes == nullptr ? Window::everything() : Window::around(level.threshold),
         [&] {
           Chosen passed = none();
           for (uint32_t i = 0; i < own_count(); ++i) {
