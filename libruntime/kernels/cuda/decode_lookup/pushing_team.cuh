@@ -10,9 +10,9 @@
 
 namespace sqz::cuda {
 
-// Exchanges follow each other, the same for all blocks: in each, a block
-// tells every member as much, itself too, and awaits as much from every member. Exchange number
-// exchange_ has the buffers of turn(): nobody is two exchanges ahead of a block that still reads.
+// Exchanges follow each other, the same for all blocks: in each, a block tells every member as
+// much, itself too, and awaits as much from every member. Exchange number exchange_ has the buffers
+// of turn(): nobody is two exchanges ahead of a block that still reads.
 template <int kBlockThreads>
 class PushingTeam {
  public:
@@ -51,7 +51,8 @@ class PushingTeam {
   }
   __device__ void await_team() const { ptx::barrier_cluster_wait(); }
 
-  // Two words to block `rank`, as item `item` of this exchange, or digit `digit`.
+  // Two words to block `rank`, as item `item` of this exchange, or digit `digit`: to every block
+  // the same, so that a team may also keep them for all to fetch.
   __device__ void tell(int rank, int item, uint32_t a, uint32_t b) const {
     push(rank, slot(rank_, item), a, b);
   }

@@ -145,7 +145,8 @@ class LookupTeam {
   uint32_t waited_for_ = 0;  // thread 0: arrivals
 };
 
-// Speaks to its members as PushingTeam does, but they come for what is told once all have met.
+// Speaks to its members as PushingTeam does, but they fetch what is told, after a barrier of the
+// team. For every GPU, and for a team of one.
 template <int kThreads>
 class MeetingTeam : protected LookupTeam<kThreads, kExchangeWords> {
   using Team = LookupTeam<kThreads, kExchangeWords>;

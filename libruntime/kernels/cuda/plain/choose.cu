@@ -10,6 +10,9 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+// Of a choice. A thread has clusters that follow each other: the fewer, the fewer lines of memory
+// a load of a warp touches.
+constexpr int kChooseThreads = 1024;
 
 // The sums of a pair's rows over their parts.
 __global__ void __launch_bounds__(kThreads)
@@ -34,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A block of threads a pair: a team of one.
-using PlainTeam = MeetingTeam<kThreads>;
+using PlainTeam = MeetingTeam<kChooseThreads>;
 struct PlainShared {
   PlainTeam::Shared team;
   BorderShared border;
@@ -120,7 +123,7 @@ class PlainChoice : private Choice<PlainTeam, false> {
   const PlainLookup& call_;
 };
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kChooseThreads)
     plain_choose_kernel(const __grid_constant__ PlainLookup call, int level) {
   __shared__ PlainShared shared;
   const int tokens = block_of(call.blocks, static_cast<int>(blockIdx.x) / call.token.kv_heads).y;
@@ -136,7 +139,8 @@ Status plain_lse(const PlainLookup& call, cudaStream_t stream) {
 
 Status plain_choose(const PlainLookup& call, int level, cudaStream_t stream) {
   const auto pairs = static_cast<unsigned>(call.blocks.count * call.token.kv_heads);
-  return launch_blocks(plain_choose_kernel, pairs, kThreads, 0, Device(), stream, call, level);
+  return launch_blocks(plain_choose_kernel, pairs, kChooseThreads, 0, Device(), stream, call,
+                       level);
 }
 
 }  // namespace sqz::cuda
