@@ -2,7 +2,6 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/pushing_team.cuh"
 
 namespace sqz::cuda {
 

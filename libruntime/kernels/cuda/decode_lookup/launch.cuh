@@ -1,6 +1,8 @@
 // The kernels of one head dimension and their launches.
 #pragma once
 
+#include <type_traits>
+
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.cuh"
