@@ -8,13 +8,18 @@
 
 namespace sqz::cuda {
 
+static_assert(kClassifyWarps == kLookupWarps);
+
 template <int kDim>
 struct alignas(128) ClassifyShared {
   QueryRows<kDim> queries;
-  TeamShared<kClassifyThreads> team;
+  RulesShared rules;
   float cosines[kDim / 2], sines[kDim / 2];
   float lse[kMostGroup];
-  uint32_t arrived;  // blocks of the pair, before this one
+  uint32_t best, worst;             // rank_of() scores
+  uint32_t tied;                    // buckets in the list
+  uint32_t arrived;                 // blocks of the pair, before this one
+  Sums warp_runs[2][kLookupWarps];  // runs and keys of the warps, in turn
 };
 
 }  // namespace sqz::cuda
