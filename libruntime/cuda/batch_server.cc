@@ -34,7 +34,7 @@ BatchServer::BatchServer(const ServerSetup& setup)
 
 // Lists of about the same size.
 QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
-  const int64_t most = selects ? BatchLookup::most_requests(shape_.group) : requests;
+  const int64_t most = selects ? std::min<int64_t>(32, kBatchRows / shape_.group) : requests;
   const int64_t lists = (requests + most - 1) / most, each = (requests + lists - 1) / lists;
   return {static_cast<int32_t>(requests), static_cast<int32_t>((requests + each - 1) / each),
           static_cast<int32_t>(each), nullptr};
@@ -51,7 +51,7 @@ size_t BatchServer::lay_out(void* base) {
   }
   workspace_ = layout.take<std::byte>(workspace_bytes_);
   if (!setup_.clusters) return layout.used();
-  const int64_t heads = shape_.kv_heads, most = BatchLookup::most_requests(shape_.group);
+  const int64_t heads = shape_.kv_heads, most = std::min<int64_t>(32, kBatchRows / shape_.group);
   const int64_t lists = (wave_ + most - 1) / most * heads, pairs = wave_ * heads;
   int64_t width = 0;
   for (size_t l = 0; l < setup_.lookups.size(); ++l) {
@@ -61,11 +61,14 @@ size_t BatchServer::lay_out(void* base) {
     lookup_.mask_stride =
         std::max(lookup_.mask_stride, (view.slots + view.exact + kMaskSlack + 3) / 4 * 4);
   }
+  lookup_.stride = (width + kBatchTile - 1) / kBatchTile * kBatchTile;
   lookup_.runs.capacity = run_capacity(width);
   lookup_.runs.lay_out(layout, lists);
   lookup_.masks = layout.take<uint32_t>(lists * lookup_.mask_stride);
   lookup_.faults = layout.take<uint32_t>(2 * lists);
-  lookup_.sums = layout.take<float2>(lists * kBatchRows * kBatchParts);
+  const int64_t rows = lists * most * shape_.group;
+  lookup_.logits = layout.take<float>(rows * lookup_.stride);
+  lookup_.sums = layout.take<float2>(rows * kBatchParts);
   lookup_.words = layout.take<uint32_t>(2 * lists * width);
   lookup_.counts =
       layout.take<unsigned long long>(lists * ((width + kBatchChoose - 1) / kBatchChoose));

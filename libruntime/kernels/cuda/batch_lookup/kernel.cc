@@ -7,17 +7,20 @@
 
 namespace sqz::cuda {
 
+template <int kDim>
+Status launch_batch_logits(const BatchLookup& call, int level, int parts, cudaStream_t stream);
+
 namespace {
 
 // As many blocks of threads as the GPU holds at once, of about as many tiles each.
 int parts_of(const BatchLookup& call, int level) {
-  constexpr int kTile = 64;  // clusters
-  const int rows = call.chunk * BatchLookup::padded(call.lookup.group);
-  const int at_once = (rows > kBatchRows / 2 ? 3 : 4) * call.lookup.device.multiprocessors;
-  const int tiles = (call.lookup.level[level].clusters + kTile - 1) / kTile;
-  const int most = std::clamp(at_once / call.lists(), 1, kBatchParts);
-  const int each = std::max(1, (tiles + most - 1) / most);
-  return std::max(1, (tiles + each - 1) / each);
+  constexpr int kBlocks = 4;  // a multiprocessor
+  const int rows = call.chunk * call.lookup.group, row_tiles = (rows + kBatchTile - 1) / kBatchTile;
+  const int tiles = (call.lookup.level[level].clusters + kBatchTile - 1) / kBatchTile;
+  const int most = kBlocks * call.lookup.device.multiprocessors / (call.lists() * row_tiles);
+  const int each =
+      (tiles + std::clamp(most, 1, kBatchParts) - 1) / std::clamp(most, 1, kBatchParts);
+  return std::max(1, each == 0 ? 1 : (tiles + each - 1) / each);
 }
 
 // A level alone, for the scores of all of its clusters: those that are not alive have none.
@@ -41,9 +44,9 @@ Status batch_lookup(const BatchLookup& call, cudaStream_t stream) {
   for (int level = 0; level < call.lookup.levels; ++level) {
     const int parts = parts_of(call, level);
     SQZ_RETURN_IF_ERROR(for_dim(call.lookup.dim, no_such_dim(call.lookup.dim), [&](auto dim) {
-      SQZ_RETURN_IF_ERROR(launch_batch_sums<dim.value>(call, level, parts, stream));
-      return launch_batch_choose<dim.value>(call, level, parts, stream);
+      return launch_batch_logits<dim.value>(call, level, parts, stream);
     }));
+    SQZ_RETURN_IF_ERROR(launch_batch_choose(call, level, parts, stream));
     if (call.lookup.rule != LookupRule::kBudget) continue;
     SQZ_RETURN_IF_ERROR(plain_choose(budget_of(call, level), 0, stream));
     SQZ_RETURN_IF_ERROR(launch_batch_budget(call, level, stream));

@@ -6,9 +6,6 @@
 // chunk's number * Hkv + head.
 #pragma once
 
-#include <algorithm>
-#include <bit>
-
 #include "libruntime/kernels/cuda/plain/kernel.h"
 #include "libruntime/kernels/cuda/prefill.h"
 
@@ -16,7 +13,8 @@ namespace sqz::cuda {
 
 inline constexpr int kBatchRows = 128;    // query rows of a list, at most
 inline constexpr int kBatchParts = 64;    // of a level's clusters, at most: each leaves sums
-inline constexpr int kBatchChoose = 128;  // clusters of a block that chooses
+inline constexpr int kBatchTile = 64;     // clusters of a tile of logits
+inline constexpr int kBatchChoose = 256;  // clusters of a block that chooses
 
 // How much calls with about as many requests selected from a layer. Where that was most of the
 // keys, the next calls read everything, which is faster than to choose; every so often one chooses
@@ -32,7 +30,7 @@ struct BatchHistory {
 
 struct BatchLookup {
   LookupParams lookup;  // q, shape, rule, levels, wanted, counters; `lists` only for kBudget
-  int32_t chunk = 0;    // requests of a list: at most most_requests()
+  int32_t chunk = 0;    // requests of a list, at most 32, of at most kBatchRows query rows
   // Out: runs of every list and [lists, mask_stride] words of its keys, the exact ones first.
   RunLists runs;
   uint32_t* masks = nullptr;
@@ -44,23 +42,18 @@ struct BatchLookup {
   uint64_t most = 0;
 
   // Workspace.
-  float2* sums = nullptr;  // [lists, kBatchRows, kBatchParts] maximum, sum of exponentials
+  int64_t stride = 0;       // of logits: the width in whole tiles
+  float* logits = nullptr;  // [lists, chunk * group, stride] base 2
+  float2* sums = nullptr;   // [lists, chunk * group, kBatchParts] maximum, sum of exponentials
   // [2, lists], by level % 2: bits of the requests that met NaN or infinity at the level or before.
   uint32_t* faults = nullptr;
   uint32_t* words = nullptr;  // [2, lists, width] requests a cluster is alive for, or chosen by
-  // [lists, choose_tiles()] runs << 32 | keys of the finest level, and a bit when they are there.
+  // [lists, choose_tiles] runs << 32 | keys of the finest level, and a bit when they are there.
   unsigned long long* counts = nullptr;
   // Of the rule kBudget, by pair = request * Hkv + head:
   float* scores = nullptr;          // [pairs, width]
   uint2* state = nullptr;           // [pairs]
   uint32_t* pair_faults = nullptr;  // [pairs]
-
-  // Heads of a request among a list's query rows: the group, and what fills it up to a power of
-  // two.
-  static int padded(int group) {
-    return static_cast<int>(std::bit_ceil(static_cast<uint32_t>(group)));
-  }
-  static int most_requests(int group) { return std::min(32, kBatchRows / padded(group)); }
 
   __host__ __device__ int chunks() const { return (lookup.requests + chunk - 1) / chunk; }
   __host__ __device__ int lists() const { return chunks() * lookup.kv_heads; }
@@ -74,16 +67,11 @@ struct BatchLookup {
 // kUnsupported for a dim that there is no kernel for.
 Status batch_lookup(const BatchLookup& call, cudaStream_t stream);
 
-// ---- Its kernels, a level at a time. `parts`: blocks that share a list's clusters.
+// ---- The steps that do not depend on the head dimension.
 
-// Sums of exponentials of every row.
-template <int kDim>
-Status launch_batch_sums(const BatchLookup& call, int level, int parts, cudaStream_t stream);
-
-// From these and the logits, which are cheaper to find again than to keep: by the rule kThreshold
-// to words of what is chosen, and from these to those of the children, or to runs and masks; by the
-// rule kBudget to scores.
-template <int kDim>
+// From logits and sums of a level, of so many parts: by the rule kThreshold to words of what is
+// chosen, and from these to those of the children, or to runs and masks; by the rule kBudget to
+// scores.
 Status launch_batch_choose(const BatchLookup& call, int level, int parts, cudaStream_t stream);
 
 // The rule kBudget: from scores to words, and on.

@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_query_rows(const void* queries, DType q_dty
                                                 const At& at, uint16_t* high, uint16_t* low) {
   using Tile = PlainTile<kDim>;
 #pragma unroll 1
-  for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += blockDim.x) {
+  for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += Tile::kThreads) {
     const int row = item / Tile::kChunks, chunk = item % Tile::kChunks;
     const int64_t from = at(row);
     const int to = row * Tile::kStride + chunk * 8;
@@ -57,7 +57,7 @@ template <int kDim, int kRows, class At>
 __device__ __forceinline__ void fetch_rows(const At& at, uint16_t* to) {
   using Tile = PlainTile<kDim>;
 #pragma unroll 1
-  for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += blockDim.x) {
+  for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += Tile::kThreads) {
     const int row = item / Tile::kChunks, chunk = item % Tile::kChunks;
     ptx::cp_async_16(ptx::shared_address(to + row * Tile::kStride + chunk * 8),
                      static_cast<const char*>(at(row)) + chunk * 16, 16);
