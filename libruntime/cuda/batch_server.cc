@@ -76,6 +76,7 @@ size_t BatchServer::lay_out(void* base) {
     histories_ = layout.take<BatchHistory>(std::ssize(setup_.lookups) * kHistories);
   } else {
     lookup_.scores = layout.take<float>(pairs * width);
+    lookup_.chosen = layout.take<uint32_t>(pairs * width);
     lookup_.state = layout.take<uint2>(pairs);
     lookup_.pair_faults = layout.take<uint32_t>(pairs);
   }

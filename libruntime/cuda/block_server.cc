@@ -76,6 +76,7 @@ size_t BlockServer::lay_out_plain(void* base) {
     lookup_.lse = layout.take<float>(tokens * model.query_heads);
   }
   lookup_.scores = layout.take<float>(pairs * width_);
+  lookup_.chosen = layout.take<uint32_t>(pairs * width_);
   lookup_.state = layout.take<uint2>(pairs);
   lookup_.faults = layout.take<uint32_t>(pairs);
   lookup_.token.alive = layout.take<uint32_t>(pairs * 2 * width_);

@@ -246,7 +246,7 @@ size_t CudaSession::lay_out(void* base) {
   wanted_ = layout.take<uint32_t>(std::ssize(lookups_) * model.kv_heads);
   LookupParams shared;
   shared.width = width;
-  shared.logits = layout.take<float>(pairs * model.group_size() * width);
+  shared.logits = layout.take<float>(pairs * (model.group_size() + 1) * width);
   shared.alive = layout.take<uint32_t>(pairs * 2 * width);
   if (pairs > 0 && !gpu_.has_clusters()) {
     shared.exchange = layout.take<TeamExchange>(gpu_.multiprocessors);

@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kBatchChoose)
 #pragma unroll 4
   for (int request = 0; at.cluster < p.level[k].clusters && request < own.requests; ++request) {
     const int64_t pair = static_cast<int64_t>(own.first + request) * p.kv_heads + own.head;
-    if (call.pair_faults[pair] == 0 && call.scores[pair * p.width + at.cluster] > -INFINITY) {
+    if (call.pair_faults[pair] == 0 && call.chosen[pair * p.width + at.cluster] != 0) {
       word |= 1u << request;
     }
   }

@@ -33,6 +33,7 @@ PlainLookup budget_of(const BatchLookup& call, int level) {
   plain.block = plain.token;
   plain.blocks = {call.lookup.requests, call.lookup.requests, 1, nullptr};
   plain.scores = call.scores;
+  plain.chosen = call.chosen;
   plain.state = call.state;
   plain.faults = call.pair_faults;
   return plain;

@@ -52,6 +52,7 @@ struct BatchLookup {
   unsigned long long* counts = nullptr;
   // Of the rule kBudget, by pair = request * Hkv + head:
   float* scores = nullptr;          // [pairs, width]
+  uint32_t* chosen = nullptr;       // [pairs, width]
   uint2* state = nullptr;           // [pairs]
   uint32_t* pair_faults = nullptr;  // [pairs]
 

@@ -9,6 +9,7 @@
 #include <cfloat>
 
 #include "libruntime/kernels/cuda/decode_classify/choice.cuh"
+#include "libruntime/kernels/cuda/decode_classify/shared.cuh"
 #include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
@@ -17,12 +18,12 @@
 namespace sqz::cuda {
 
 template <int kDim, int kRing>
-class Classify : private LookupTeam<kLookupThreads> {
+class Classify : private LookupTeam<kClassifyThreads> {
  public:
   __device__ Classify(const ClassifyParams& params, const ClassifyTeam& team,
                       const ClassifyLayout& layout, char* memory)
-      : LookupTeam<kLookupThreads>(
-            team.cluster, reinterpret_cast<ClassifyShared<kDim>*>(memory)->rules.team, nullptr),
+      : LookupTeam<kClassifyThreads>(
+            team.cluster, reinterpret_cast<ClassifyShared<kDim>*>(memory)->team, nullptr),
         c_(params),
         p_(params.lookup),
         s_(*reinterpret_cast<ClassifyShared<kDim>*>(memory)),
@@ -37,8 +38,8 @@ class Classify : private LookupTeam<kLookupThreads> {
     unit_end_ = min(unit_begin_ + at_.own_unit_tiles, at_.unit_tiles);
     bucket_begin_ = min(block_ * at_.own_bucket_tiles, at_.bucket_tiles);
     bucket_end_ = min(bucket_begin_ + at_.own_bucket_tiles, at_.bucket_tiles);
-    column_begin_ = at_.hidden_columns * warp_ / kLookupWarps;
-    column_end_ = at_.hidden_columns * (warp_ + 1) / kLookupWarps;
+    column_begin_ = at_.hidden_columns * warp_ / kClassifyWarps;
+    column_end_ = at_.hidden_columns * (warp_ + 1) / kClassifyWarps;
   }
 
   __device__ void run() {
@@ -46,7 +47,6 @@ class Classify : private LookupTeam<kLookupThreads> {
     UnitStep units;
     load_units(unit_begin_ + warp_, units);
     start_copies();
-    clear_choice();
     const uint32_t wanted = __ldg(p_.wanted + head_);
     if (c_.frequencies != nullptr) find_angles();
     ptx::griddepcontrol_wait();
@@ -71,8 +71,8 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   static constexpr int kUnitTiles = kDim <= 128 ? 4 : 2;  // that registers have room for
 
-  // Rows of tiles of the hidden weights, kLookupWarps apart: the parts of a lane, and the biases of
-  // its two units.
+  // Rows of tiles of the hidden weights, kClassifyWarps apart: the parts of a lane, and the biases
+  // of its two units.
   struct UnitStep {
     RowPart<kDim> rows[kUnitTiles];
     float bias[kUnitTiles][2];
@@ -80,7 +80,7 @@ class Classify : private LookupTeam<kLookupThreads> {
 
   __device__ void load_units(int tile, UnitStep& step) const {
 #pragma unroll
-    for (int i = 0; i < kUnitTiles; ++i, tile += kLookupWarps) {
+    for (int i = 0; i < kUnitTiles; ++i, tile += kClassifyWarps) {
       if (tile < unit_end_) load_unit_tile(tile, step.rows[i], step.bias[i]);
     }
   }
@@ -107,14 +107,14 @@ class Classify : private LookupTeam<kLookupThreads> {
   __device__ void start_copies() {
     const uint32_t* offsets = p_.level[0].offsets + static_cast<int64_t>(head_) * (buckets_ + 1);
 #pragma unroll 1
-    for (int j = thread_; j < buckets_; j += kLookupThreads) {
+    for (int j = thread_; j < buckets_; j += kClassifyThreads) {
       const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(array<uint2>(at_.spans) + j));
       ptx::cp_async_4(to, offsets + j);
       ptx::cp_async_4(to + 4, offsets + j + 1);
     }
     const int first = 8 * bucket_begin_;
 #pragma unroll 1
-    for (int j = first + thread_; j < min(8 * bucket_end_, buckets_); j += kLookupThreads) {
+    for (int j = first + thread_; j < min(8 * bucket_end_, buckets_); j += kClassifyThreads) {
       const auto to =
           static_cast<uint32_t>(__cvta_generic_to_shared(array<float>(at_.biases) + (j - first)));
       ptx::cp_async_4(to, c_.network.output_bias + static_cast<int64_t>(head_) * buckets_ + j);
@@ -142,7 +142,7 @@ class Classify : private LookupTeam<kLookupThreads> {
                        (static_cast<int64_t>(head_) * at_.bucket_tiles + bucket_begin_) * row;
 #pragma unroll 1
     for (int64_t at = thread_ * 128; at < (bucket_end_ - bucket_begin_) * row;
-         at += kLookupThreads * 128) {
+         at += kClassifyThreads * 128) {
       ptx::prefetch_l2(from + at);
     }
   }
@@ -203,7 +203,7 @@ class Classify : private LookupTeam<kLookupThreads> {
         x[i] = x[i] * s_.cosines[angle + i] + y[i] * (upper ? -sine : sine);
       }
     };
-    make_query_rows<F16, kDim>(s_.queries, p_.group, thread_, kLookupThreads, value);
+    make_query_rows<F16, kDim>(s_.queries, p_.group, thread_, kClassifyThreads, value);
     __syncthreads();
   }
 
@@ -214,7 +214,7 @@ class Classify : private LookupTeam<kLookupThreads> {
   __device__ void find_units(UnitStep& units) {
     const int row = lane_ / 4, part = lane_ % 4;
 #pragma unroll 1
-    for (int tile = unit_begin_ + warp_; tile < unit_end_; tile += kUnitTiles * kLookupWarps) {
+    for (int tile = unit_begin_ + warp_; tile < unit_end_; tile += kUnitTiles * kClassifyWarps) {
       float d[kUnitTiles][4] = {};
       multiply_rows<F16, kDim, kUnitTiles>(s_.queries, units.rows, lane_, d);
       uint2 words[kUnitTiles];
@@ -228,23 +228,23 @@ class Classify : private LookupTeam<kLookupThreads> {
         }
         split<F16>(x[0], x[1], words[t].x, words[t].y);
       }
-      load_units(tile + kUnitTiles * kLookupWarps, units);
-      // Four neighbours are a column of the output weights; kLookupWarps tiles are two.
+      load_units(tile + kUnitTiles * kClassifyWarps, units);
+      // Four neighbours are a column of the output weights; kClassifyWarps tiles are two.
       const int place = (tile / 4 * 2 + part / 2) * 32 + row * 4 + tile % 4;
       if (row < p_.group) tell_units(tile, at_.activations + place * 16 + part % 2 * 8, words);
     }
   }
 
-  // words: of tiles kLookupWarps apart, the first of which belongs at `at`.
+  // words: of tiles kClassifyWarps apart, the first of which belongs at `at`.
   __device__ void tell_units(int tile, int32_t at, const uint2 (&words)[kUnitTiles]) const {
-    constexpr int kApart = kLookupWarps / 4 * 1024;
+    constexpr int kApart = kClassifyWarps / 4 * 1024;
     const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(arrays_ + at));
 #pragma unroll 1
     for (int rank = 0; rank < team_; ++rank) {
       const uint32_t to = ptx::mapa(own, static_cast<uint32_t>(rank));
 #pragma unroll
       for (int t = 0; t < kUnitTiles; ++t) {
-        if (tile + t * kLookupWarps >= unit_end_) continue;
+        if (tile + t * kClassifyWarps >= unit_end_) continue;
         if (team_ == 1) {
           *array<uint2>(at + t * kApart) = words[t];
         } else {
@@ -307,7 +307,7 @@ class Classify : private LookupTeam<kLookupThreads> {
       }
       __syncthreads();
 #pragma unroll 1
-      for (int t = warp_; t < min(at_.step_tiles, bucket_end_ - tile); t += kLookupWarps) {
+      for (int t = warp_; t < min(at_.step_tiles, bucket_end_ - tile); t += kClassifyWarps) {
         add_up_tile(tile + t, t, maximum, sum);
       }
     }
@@ -319,7 +319,7 @@ class Classify : private LookupTeam<kLookupThreads> {
     const auto* partial = array<float2>(at_.partial) + t * 32 + lane_;
     float x[2] = {};
 #pragma unroll
-    for (int w = 0; w < kLookupWarps; ++w) {
+    for (int w = 0; w < kClassifyWarps; ++w) {
       const float2 one = partial[w * at_.step_tiles * 32];
       x[0] += one.x;
       x[1] += one.y;
@@ -346,18 +346,10 @@ class Classify : private LookupTeam<kLookupThreads> {
     add_sums_of_lanes(maximum, sum);
     if (lane_ % 4 != 0 || lane_ / 4 >= p_.group) return;
     auto* to = reinterpret_cast<float2*>(told() + at_.sums - at_.logits);
-    to[(block_ * kLookupWarps + warp_) * kMostGroup + lane_ / 4] = make_float2(maximum, sum);
+    to[(block_ * kClassifyWarps + warp_) * kMostGroup + lane_ / 4] = make_float2(maximum, sum);
   }
 
   // ---- The choice.
-
-  // As BucketChoice wants it: long before there is anything to choose from.
-  __device__ void clear_choice() {
-    s_.rules.histogram[thread_] = 0;
-    if (thread_ != 0) return;
-    s_.tied = s_.best = 0;
-    s_.worst = ~0u;
-  }
 
   // Whether all blocks of the pair have told their part.
   __device__ bool comes_last() {
@@ -374,7 +366,7 @@ class Classify : private LookupTeam<kLookupThreads> {
   __device__ void fetch_logits() const {
     const int row = at_.bucket_tiles * 32;
 #pragma unroll 1
-    for (int j = 4 * thread_; j < buckets_; j += BucketChoice<kDim>::kTile) {
+    for (int j = 4 * thread_; j < buckets_; j += 4 * kClassifyThreads) {
       const char* from = told() + 4 * j;
       auto to = static_cast<uint32_t>(__cvta_generic_to_shared(arrays_ + at_.logits + 4 * j));
 #pragma unroll 4
@@ -397,32 +389,28 @@ class Classify : private LookupTeam<kLookupThreads> {
     }
     auto* scores = array<float>(at_.scores);
     auto* spans = array<uint2>(at_.spans);
-    float best = -INFINITY, worst = INFINITY;
 #pragma unroll 1
-    for (int j = 4 * thread_; j < buckets_; j += BucketChoice<kDim>::kTile) {
+    for (int j = 4 * thread_; j < buckets_; j += 4 * kClassifyThreads) {
       float found[4];
       score_4(j, spans, found);
       *reinterpret_cast<float4*>(scores + j) = make_float4(found[0], found[1], found[2], found[3]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        best = fmaxf(best, found[i]);
-        if (found[i] > -INFINITY) worst = fminf(worst, found[i]);
-      }
     }
-    BucketChoice<kDim>(p_, pair_, s_, scores, spans, array<uint4>(at_.list))
-        .run(best, worst, wanted);
+    __syncthreads();  // the logits have been read
+    auto* words = array<uint32_t>(at_.choice);
+    auto& shared = *reinterpret_cast<BucketChoice::Shared*>(words + 8 * at_.bucket_tiles);
+    BucketChoice(p_, pair_, shared, words, spans).run(scores, wanted);
   }
 
   // s_.lse of this warp's row, base 2; NaN or infinite if a logit is.
   __device__ void find_denominator() {
-    constexpr int kParts = kMostTeam * kLookupWarps / 32;  // of a lane
+    constexpr int kParts = kMostTeam * kClassifyWarps / 32;  // of a lane
     const auto* sums = reinterpret_cast<const float2*>(told() + at_.sums - at_.logits) + warp_;
     float2 part[kParts];
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       const int from = lane_ + 32 * i;
       part[i] = make_float2(kLowestLogit, 0);
-      if (from >= blocks_ * kLookupWarps) continue;
+      if (from >= blocks_ * kClassifyWarps) continue;
       part[i] = blocks_ == 1 ? sums[from * kMostGroup] : __ldcg(sums + from * kMostGroup);
     }
     float m = kLowestLogit, l = 0;

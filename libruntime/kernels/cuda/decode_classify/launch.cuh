@@ -8,7 +8,7 @@
 namespace sqz::cuda {
 
 template <int kDim, int kRing>
-__global__ void __launch_bounds__(kLookupThreads, 1)
+__global__ void __launch_bounds__(kClassifyThreads, 1)
     decode_classify_kernel(const __grid_constant__ ClassifyParams params,
                            const __grid_constant__ ClassifyTeam team,
                            const __grid_constant__ ClassifyLayout layout) {
@@ -29,7 +29,7 @@ int64_t classify_bytes(const ClassifyLayout& layout) {
 
 template <int kDim>
 int clusters_at_once(int cluster, const ClassifyLayout& layout, const Device& device) {
-  return teams_of(classify_kernel<kDim>(layout.steps), kLookupThreads, cluster,
+  return teams_of(classify_kernel<kDim>(layout.steps), kClassifyThreads, cluster,
                   classify_bytes<kDim>(layout), device);
 }
 
@@ -37,7 +37,7 @@ template <int kDim>
 Status launch_classify(const ClassifyParams& params, ClassifyTeam team,
                        const ClassifyLayout& layout, cudaStream_t stream) {
   const LookupParams& lookup = params.lookup;
-  LaunchOptions launch(lookup.requests * lookup.kv_heads * team.blocks(), kLookupThreads,
+  LaunchOptions launch(lookup.requests * lookup.kv_heads * team.blocks(), kClassifyThreads,
                        team.cluster, lookup.device, stream);
   return launch_team(classify_kernel<kDim>(layout.steps), launch, classify_bytes<kDim>(layout),
                      params, team, layout);

@@ -8,6 +8,8 @@
 namespace sqz::cuda {
 
 inline constexpr int kClassifyWarps = 8;  // of a block
+inline constexpr int kClassifyThreads = 32 * kClassifyWarps;
+inline constexpr int kChoiceBytes = 10304;  // of BucketChoice::Shared
 // Tiles of weights in a step of a warp, at most: some rows of one column of tiles.
 inline constexpr int kStepTiles = 11;
 
@@ -30,7 +32,8 @@ struct ClassifyLayout {
   // it has of its own. In the place of the ring if there are other blocks.
   int32_t logits;  // [group, 8 bucket_tiles] base 2
   int32_t sums;    // [blocks, warps, kMostGroup] float2: maximum, sum of exponentials
-  int32_t list;    // [C] uint4: buckets at the border; in the place of the logits
+  // [8 bucket_tiles] words and kChoiceBytes of the choice; in the place of the logits.
+  int32_t choice;
   int32_t scores;  // [C]
   int32_t spans;   // [C] uint2
   int32_t biases;  // [8 own_bucket_tiles] of the output
@@ -48,13 +51,13 @@ struct ClassifyLayout {
     step_tiles = (own_bucket_tiles + rounds - 1) / rounds;
 
     const int ring_bytes = kClassifyWarps * steps * step_tiles * kWeightTileBytes;
-    const int chosen = std::max(told_bytes(group, blocks), bucket_tiles * 128);
+    const int chosen = std::max(told_bytes(group, blocks), bucket_tiles * 32 + kChoiceBytes);
     const int scores_bytes = bucket_tiles * 32;
     activations = std::max(ring_bytes, blocks > 1 ? chosen + scores_bytes : 0);
     int end = activations + hidden_columns * 1024;
     partial = rounds == 1 ? activations : end;
     end = std::max(end, partial + kClassifyWarps * step_tiles * 256);
-    logits = list = blocks > 1 ? 0 : end;
+    logits = choice = blocks > 1 ? 0 : end;
     sums = logits + group * bucket_tiles * 32;
     scores = logits + chosen;
     spans = std::max(end, scores + scores_bytes);

@@ -8,18 +8,13 @@
 
 namespace sqz::cuda {
 
-static_assert(kClassifyWarps == kLookupWarps);
-
 template <int kDim>
 struct alignas(128) ClassifyShared {
   QueryRows<kDim> queries;
-  RulesShared rules;
+  TeamShared<kClassifyThreads> team;
   float cosines[kDim / 2], sines[kDim / 2];
   float lse[kMostGroup];
-  uint32_t best, worst;             // rank_of() scores
-  uint32_t tied;                    // buckets in the list
-  uint32_t arrived;                 // blocks of the pair, before this one
-  Sums warp_runs[2][kLookupWarps];  // runs and keys of the warps, in turn
+  uint32_t arrived;  // blocks of the pair, before this one
 };
 
 }  // namespace sqz::cuda

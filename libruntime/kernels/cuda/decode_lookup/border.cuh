@@ -1,8 +1,7 @@
-// The rule `budget` in a team that pushes: the best clusters until a number of keys is reached.
+// Rules that count: the best clusters until a number of keys, or of pages, is reached.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/pushing_team.cuh"
 
 namespace sqz::cuda {
 
@@ -11,67 +10,35 @@ struct Digits {
   uint32_t clusters[kDigits];
 };
 
-// In shared memory; behind it the team's digits, uint2 [2][team][kDigits].
+// In shared memory; behind it what a team keeps there of its members' digits.
 struct BorderShared {
   Digits own[2];  // of this block, in turn; the one that comes next is zero
   Digits all;     // of the team
 };
-// None for other rules.
-constexpr int64_t border_bytes(LookupRule rule, int team) {
-  if (rule != LookupRule::kBudget) return 0;
-  return static_cast<int64_t>(sizeof(BorderShared) + sizeof(uint2) * 2 * kDigits * team);
+template <class Team>
+constexpr int64_t border_bytes(int team) {
+  return static_cast<int64_t>(sizeof(BorderShared)) + Team::digit_bytes(team);
 }
 
 // Finds the score at the border digit by digit, from the keys by digit over the whole team. The
 // first digits are those around a score that is expected there: mostly one of them holds the
 // border, and among the 256 digits of that one the cluster at the border is alone.
-template <int kThreads>
-class BorderSearch : protected PushingTeam<kThreads> {
+template <class Team>
+class BorderSearch : protected Team {
  public:
   // `border`: border_bytes() of shared memory, for best().
-  __device__ BorderSearch(int team, PushingTeamShared<kThreads>& shared, char* border)
-      : PushingTeam<kThreads>(team, shared),
-        border_(*reinterpret_cast<BorderShared*>(border)),
-        told_(reinterpret_cast<uint2*>(border + sizeof(BorderShared))) {}
+  __device__ BorderSearch(int team, typename Team::Shared& shared, TeamExchange* exchange,
+                          char* border)
+      : Team(team, shared, exchange, reinterpret_cast<uint2*>(border + sizeof(BorderShared))),
+        border_(*reinterpret_cast<BorderShared*>(border)) {}
 
  protected:
-  using Team = PushingTeam<kThreads>;
   using Team::thread_;
-  static_assert(kThreads % kDigits == 0);
+  static_assert(Team::kThreads % kDigits == 0);
 
   // Before the first best(), a barrier between.
   __device__ void clear_digits() { clear(border_.own[0]); }
 
-  // Bits of this thread's clusters that are among the best: until `wanted` keys are passed, or, if
-  // `nearest`, with or without the last cluster, whichever is nearer. score(i) and keys(i) of the
-  // i-th of `count`; those of score -infinity are not there. Equal scores go by their place.
-  template <class Score, class Keys>
-  __device__ uint32_t best(int count, uint32_t wanted, bool nearest, float expected,
-                           const Score& score, const Keys& keys) {
-    Window window = Window::around(expected);
-    uint32_t left = wanted, clusters = 0;
-#pragma unroll 1
-    for (;;) {
-      add_digits(count, window, score, keys);
-      const uint2 border = find_border(border_.all.keys, this->lane_, left);
-      if (window.open && (border.x == 0 || border.x == kDigits)) {
-        window = Window::everything();
-        continue;
-      }
-      if (border.x == kDigits) {  // there are no more than wanted
-        window = Window::below_all();
-        break;
-      }
-      clusters = border_.all.clusters[border.x];
-      window.narrow(border.x);
-      left = border.y;
-      if (clusters == 1 || window.shift == 0) break;
-      window.split();
-    }
-    return take(count, window, left, clusters, nearest, score, keys);
-  }
-
- private:
   // Ranks [high - 256 2^shift + 1, high], of which digit 0 has the greatest; of one digit, when
   // narrow() has been called.
   struct Window {
@@ -98,6 +65,36 @@ class BorderSearch : protected PushingTeam<kThreads> {
     }
   };
 
+  // Adds to `chosen` which of this thread's clusters are among the best: until `wanted` keys are
+  // passed, or, if `nearest`, with or without the last cluster, whichever is nearer. score(i) and
+  // keys(i) of the i-th of `count`; those of score -infinity are not there. Equal scores go by
+  // their place. `window`: where the border is looked for first.
+  template <class Chosen, class Score, class Keys>
+  __device__ Chosen best(Chosen chosen, int count, uint32_t wanted, bool nearest, Window window,
+                         const Score& score, const Keys& keys) {
+    uint32_t left = wanted, clusters = 0;
+#pragma unroll 1
+    for (;;) {
+      add_digits(count, window, score, keys);
+      const uint2 border = find_border(border_.all.keys, this->lane_, left);
+      if (window.open && (border.x == 0 || border.x == kDigits)) {
+        window = Window::everything();
+        continue;
+      }
+      if (border.x == kDigits) {  // there are no more than wanted
+        window = Window::below_all();
+        break;
+      }
+      clusters = border_.all.clusters[border.x];
+      window.narrow(border.x);
+      left = border.y;
+      if (clusters == 1 || window.shift == 0) break;
+      window.split();
+    }
+    return take(chosen, count, window, left, clusters, nearest, score, keys);
+  }
+
+ private:
   __device__ void clear(Digits& digits) const {
     if (thread_ >= kDigits) return;
     digits.keys[thread_] = digits.clusters[thread_] = 0;
@@ -117,35 +114,29 @@ class BorderSearch : protected PushingTeam<kThreads> {
       atomicAdd(&own.clusters[digit], 1);
     }
     __syncthreads();
-    uint2* told = told_ + this->turn() * this->team_ * kDigits;
     const int digit = thread_ % kDigits;
     const uint2 words = make_uint2(own.keys[digit], own.clusters[digit]);
 #pragma unroll 1
-    for (int rank = thread_ / kDigits; rank < this->team_; rank += kThreads / kDigits) {
-      this->tell(rank, told + this->rank_ * kDigits + digit, words.x, words.y);
+    for (int rank = thread_ / kDigits; rank < this->team_; rank += Team::kThreads / kDigits) {
+      this->tell_digit(rank, digit, words.x, words.y);
     }
     digits_turn_ ^= 1;
     clear(border_.own[digits_turn_]);
-    if (thread_ < kDigits) {
-      this->await_told(kDigits);
-      uint2 sum = make_uint2(0, 0);
-#pragma unroll 4
-      for (int rank = 0; rank < this->team_; ++rank) {
-        const uint2 words = told[rank * kDigits + digit];
-        sum.x += words.x;
-        sum.y += words.y;
-      }
+    const bool adds = thread_ < kDigits;
+    this->await_told(kDigits, adds);
+    if (adds) {
+      const uint2 sum = this->sums_told(digit);
       border_.all.keys[digit] = sum.x;
       border_.all.clusters[digit] = sum.y;
     }
-    ++this->exchange_;
+    this->end_exchange();
     __syncthreads();
   }
 
   // `window`: the digit at the border, with so many clusters; `left`: keys for these.
-  template <class Score, class Keys>
-  __device__ uint32_t take(int count, const Window& window, uint32_t left, uint32_t clusters,
-                           bool nearest, const Score& score, const Keys& keys) {
+  template <class Chosen, class Score, class Keys>
+  __device__ Chosen take(Chosen chosen, int count, const Window& window, uint32_t left,
+                         uint32_t clusters, bool nearest, const Score& score, const Keys& keys) {
     const uint32_t high = window.high, low = high - ((1u << window.shift) - 1);
     const auto is_tied = [&](float x) {
       return x > -INFINITY && rank_of(x) <= high && rank_of(x) >= low;
@@ -157,7 +148,6 @@ class BorderSearch : protected PushingTeam<kThreads> {
       for (int i = 0; i < count; ++i) own.b += is_tied(score(i)) ? keys(i) : 0;
       before = this->sums_before(own, all).b;
     }
-    uint32_t chosen = 0;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const float x = score(i);
@@ -167,13 +157,12 @@ class BorderSearch : protected PushingTeam<kThreads> {
         is = before < left && (!nearest || 2 * (left - before) > size);
         before += size;
       }
-      chosen |= is ? 1u << i : 0;
+      chosen.set(i, is);
     }
     return chosen;
   }
 
   BorderShared& border_;
-  uint2* const told_;
   int digits_turn_ = 0;
 };
 

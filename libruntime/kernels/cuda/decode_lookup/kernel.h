@@ -15,13 +15,13 @@ namespace sqz::cuda {
 
 inline constexpr int kMostLevels = 4;
 inline constexpr int kMostTeam = 16;        // blocks of a team: they share a pair
-inline constexpr int kExchangeWords = 256;  // that a block tells its team at once
+inline constexpr int kExchangeWords = 512;  // that a block tells its team at once
 
 // What the blocks of a team tell each other on GPUs whose blocks do not see each other's shared
 // memory.
 struct TeamExchange {
   uint32_t arrived = 0, left = 0;  // blocks; zero between launches
-  uint32_t words[2][kMostTeam][kExchangeWords];
+  alignas(8) uint32_t words[2][kMostTeam][kExchangeWords];
 };
 
 enum class LookupRule : int32_t { kThreshold, kBudget, kTop };
@@ -54,7 +54,8 @@ struct LookupParams {
 
   // Workspace; width: at least every n.
   int64_t width = 0;
-  float* logits = nullptr;           // [pairs, group, width], used where shared memory is too small
+  // [pairs, group + 1, width] used where shared memory is too small: logits, what is chosen.
+  float* logits = nullptr;
   uint32_t* alive = nullptr;         // [pairs, 2, width]
   TeamExchange* exchange = nullptr;  // [device.multiprocessors] zeroed once; null with clusters
   RunLists lists;

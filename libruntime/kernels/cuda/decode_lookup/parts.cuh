@@ -1,29 +1,11 @@
-// What the lookup is put together from: its shared memory, sums of exponentials, the order of
-// scores, chosen clusters, the end of a pair's lists.
+// What the lookup is put together from: sums of exponentials, the order of scores, the end of a
+// pair's lists.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/rows.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/team.cuh"
 
 namespace sqz::cuda {
-
-inline constexpr int kDigits = 256;  // of scores, a histogram's
-static_assert(kDigits <= kExchangeWords);
-
-// Shared memory of a block: what rules need, and all.
-struct RulesShared {
-  TeamShared<kLookupThreads> team;
-  alignas(16) uint32_t histogram[kDigits];
-};
-template <int kDim>
-struct LookupShared {
-  QueryRows<kDim> queries;
-  QueryRows<kDim> lower;  // pages: the negative parts
-  RulesShared rules;
-  float maximum[kLookupWarps][kMostGroup], sum[kLookupWarps][kMostGroup];
-  float lse[kMostGroup];
-  uint32_t fault;
-};
 
 // Adds l 2^m to sum 2^maximum.
 __device__ inline void add_sums(float& maximum, float& sum, float m, float l) {
@@ -45,6 +27,10 @@ __device__ inline void add_sums_of_lanes(float& maximum, float& sum) {
 __device__ inline uint32_t rank_of(float score) {
   const uint32_t bits = __float_as_uint(score);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+// The other way.
+__device__ inline float score_of(uint32_t rank) {
+  return __uint_as_float((rank & 0x80000000u) != 0 ? rank ^ 0x80000000u : ~rank);
 }
 
 // {the digit at which the sum of sizes passes `left`, or kDigits; what is left before it}, best
@@ -80,26 +66,6 @@ __device__ inline uint2 find_border(const uint32_t (&sizes)[kDigits], int lane, 
   return make_uint2(__shfl_sync(~0u, digit, border),
                     left - __shfl_sync(~0u, before + fitting, border));
 }
-
-inline constexpr int kItems = 4;  // clusters of a thread that are looked at together
-
-// Chosen clusters of the finest level, kItems neighbours of the slice a thread, as runs. A run
-// ends at the latest where a warp's clusters end.
-struct Chosen {
-  uint32_t first[kItems];   // slot
-  uint32_t length[kItems];  // slots; 0: not chosen
-  bool begins[kItems];      // a run
-
-  __device__ Sums sums() const {
-    Sums out;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      out.a += begins[i] ? 1 : 0;
-      out.b += length[i];
-    }
-    return out;
-  }
-};
 
 // One thread of a team, when its blocks write runs: where these end, totals, counters. `all`: runs
 // and keys; `centroids`: read to decide, if they are not counted elsewhere.

@@ -10,30 +10,35 @@
 
 namespace sqz::cuda {
 
-template <int kThreads>
-struct PushingTeamShared {
-  uint2 told[2][kMostGroup * kMostTeam];  // by the team, in turn
-  uint64_t arrived[2];                    // mbarriers: all of an exchange is there
-  uint2 warp_sums[2][kThreads / 32];      // in turn
-};
-
-// Of blocks of kThreads. Exchanges follow each other, the same for all blocks: in each, a block
-// tells every member as much, itself too, and awaits as much from every member. Exchange number
-// exchange_ has the buffers of turn(): nobody is two exchanges ahead of a block that still reads.
-template <int kThreads>
+// Exchanges follow each other, the same for all blocks: in each, a block tells every member as
+// much, itself too, and awaits as much from every member. Exchange number exchange_ has the buffers
+// of turn(): nobody is two exchanges ahead of a block that still reads.
+template <int kBlockThreads>
 class PushingTeam {
  public:
-  __device__ PushingTeam(int team, PushingTeamShared<kThreads>& shared)
+  static constexpr int kThreads = kBlockThreads;
+  static constexpr int kWarps = kThreads / 32;
+
+  struct Shared {
+    uint2 told[2][kMostGroup * kMostTeam];  // by the team, in turn
+    uint64_t arrived[2];                    // mbarriers: all of an exchange is there
+    uint2 warp_sums[2][kWarps];             // in turn
+  };
+  // Of `digits`: what the team tells of digits, uint2 [2][team][kDigits].
+  static constexpr int64_t digit_bytes(int team) {
+    return static_cast<int64_t>(sizeof(uint2)) * 2 * kDigits * team;
+  }
+
+  __device__ PushingTeam(int team, Shared& shared, TeamExchange*, uint2* digits)
       : team_(team),
         rank_(static_cast<int>(blockIdx.x) % team),
         thread_(static_cast<int>(threadIdx.x)),
         lane_(thread_ % 32),
         warp_(thread_ / 32),
-        shared_(shared) {}
+        shared_(shared),
+        digits_(digits) {}
 
  protected:
-  static constexpr int kWarps = kThreads / 32;
-
   // Blocks write only to blocks that have begun: before the first tell(), await_team().
   __device__ void begin_team() const {
     if (thread_ == 0) {
@@ -46,21 +51,46 @@ class PushingTeam {
   }
   __device__ void await_team() const { ptx::barrier_cluster_wait(); }
 
-  __device__ int turn() const { return exchange_ % 2; }
-  // Two words to where `item` is in the shared memory of block `rank`.
-  __device__ void tell(int rank, const uint2* item, uint32_t a, uint32_t b) const {
-    ptx::st_async_8(ptx::mapa(ptx::shared_address(item), rank), a, b,
-                    ptx::mapa(ptx::shared_address(&shared_.arrived[turn()]), rank));
+  // Two words to block `rank`, as item `item` of this exchange, or digit `digit`: to every block
+  // the same, so that a team may also keep them for all to fetch.
+  __device__ void tell(int rank, int item, uint32_t a, uint32_t b) const {
+    push(rank, slot(rank_, item), a, b);
   }
-  // Until every member has told `items`. By warp 0 and any others; ++exchange_ by all threads
-  // follows.
-  __device__ void await_told(int items) const {
+  __device__ void tell_digit(int rank, int digit, uint32_t a, uint32_t b) const {
+    push(rank, digit_slot(rank_, digit), a, b);
+  }
+  // Until every member has told `items`. By the whole block; threads that read what was told wait,
+  // warp 0 among them. end_exchange() follows.
+  __device__ void await_told(int items, bool reads = true) const {
+    if (!reads) return;
     if (thread_ == 0) {
       ptx::mbarrier_arrive_expect_tx(&shared_.arrived[turn()],
                                      static_cast<uint32_t>(items * team_) * sizeof(uint2));
     }
     ptx::mbarrier_wait_parity(&shared_.arrived[turn()], exchange_ / 2 % 2);
   }
+  // What block `rank` told.
+  __device__ uint2 told(int rank, int item) const { return *slot(rank, item); }
+  // The sums of what all told of a digit.
+  __device__ uint2 sums_told(int digit) const {
+    uint2 sums = make_uint2(0, 0);
+#pragma unroll 4
+    for (int rank = 0; rank < team_; ++rank) {
+      const uint2 words = *digit_slot(rank, digit);
+      sums.x += words.x;
+      sums.y += words.y;
+    }
+    return sums;
+  }
+  __device__ void end_exchange() {
+    ++exchange_;
+  }
+  // What the team wrote before, to global memory, is seen after it.
+  __device__ void meet() const {
+    __syncwarp();
+    ptx::barrier_cluster();
+  }
+  __device__ void leave_team() const {}
 
   // Sums of the threads before this one over the team, and of the team. An exchange.
   __device__ Sums sums_before(Sums own, Sums& all) {
@@ -76,14 +106,13 @@ class PushingTeam {
     __syncthreads();
     // Lane w: of warp w.
     const uint2 of_warp = lane_ < kWarps ? warp_sums[lane_] : make_uint2(0, 0);
-    const uint2* told = shared_.told[turn()];
     if (warp_ == 0) {
       const uint32_t a = __reduce_add_sync(~0u, of_warp.x), b = __reduce_add_sync(~0u, of_warp.y);
-      if (lane_ < team_) tell(lane_, told + rank_, a, b);
+      if (lane_ < team_) tell(lane_, 0, a, b);
     }
     await_told(1);
-    const uint2 of_rank = lane_ < team_ ? told[lane_] : make_uint2(0, 0);
-    ++exchange_;
+    const uint2 of_rank = lane_ < team_ ? told(lane_, 0) : make_uint2(0, 0);
+    end_exchange();
     all.a = __reduce_add_sync(~0u, of_rank.x);
     all.b = __reduce_add_sync(~0u, of_rank.y);
     const uint32_t a = (lane_ < warp_ ? of_warp.x : 0) + (lane_ < rank_ ? of_rank.x : 0);
@@ -92,7 +121,24 @@ class PushingTeam {
   }
 
   const int team_, rank_, thread_, lane_, warp_;
-  PushingTeamShared<kThreads>& shared_;
+
+ private:
+  __device__ int turn() const {
+    return exchange_ % 2;
+  }
+  __device__ uint2* slot(int rank, int item) const {
+    return shared_.told[turn()] + item * kMostTeam + rank;
+  }
+  __device__ uint2* digit_slot(int rank, int digit) const {
+    return digits_ + (turn() * team_ + rank) * kDigits + digit;
+  }
+  __device__ void push(int rank, const uint2* to, uint32_t a, uint32_t b) const {
+    ptx::st_async_8(ptx::mapa(ptx::shared_address(to), rank), a, b,
+                    ptx::mapa(ptx::shared_address(&shared_.arrived[turn()]), rank));
+  }
+
+  Shared& shared_;
+  uint2* const digits_;
   int exchange_ = 0;
 };
 

@@ -10,26 +10,29 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kLookupThreads = 256;
-inline constexpr int kLookupWarps = kLookupThreads / 32;
+inline constexpr int kDigits = 256;  // of scores, a histogram's
+static_assert(2 * kDigits <= kExchangeWords);
 inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
 
 struct Sums {
   uint32_t a = 0, b = 0;
 };
 
-template <int kThreads>
+template <int kThreads, int kWords = 256>
 struct TeamShared {
-  uint32_t exchange[2][kExchangeWords];  // what the block tells its team, in turn
+  alignas(8) uint32_t exchange[2][kWords];  // what the block tells its team, in turn
   Sums warp_sums[kThreads / 32];
 };
 
-// Of blocks of kThreads.
-template <int kThreads>
+// Of blocks of kBlockThreads.
+template <int kBlockThreads, int kWords = 256>
 class LookupTeam {
  public:
+  static constexpr int kThreads = kBlockThreads;
+  using Shared = TeamShared<kThreads, kWords>;
+
   // `exchange`: of all teams; null where a team is a cluster.
-  __device__ LookupTeam(int team, TeamShared<kThreads>& shared, TeamExchange* exchange)
+  __device__ LookupTeam(int team, Shared& shared, TeamExchange* exchange)
       : shared_(shared),
         exchange_(exchange == nullptr || team == 1
                       ? nullptr
@@ -78,24 +81,6 @@ class LookupTeam {
     const auto address =
         static_cast<uint32_t>(__cvta_generic_to_shared(&shared_.exchange[turn_][word]));
     return ptx::ld_shared_cluster(ptx::mapa(address, static_cast<uint32_t>(rank)));
-  }
-
-  // Sums of the block, for all its threads.
-  __device__ Sums block_sums(Sums sums) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      sums.a += __shfl_xor_sync(~0u, sums.a, step);
-      sums.b += __shfl_xor_sync(~0u, sums.b, step);
-    }
-    __syncthreads();
-    if (lane_ == 0) shared_.warp_sums[warp_] = sums;
-    __syncthreads();
-    Sums all;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      all.a += shared_.warp_sums[w].a;
-      all.b += shared_.warp_sums[w].b;
-    }
-    return all;
   }
 
   // Sums of the threads before this one, and of the block.
@@ -151,13 +136,65 @@ class LookupTeam {
     turn_ ^= 1;
   }
 
-  TeamShared<kThreads>& shared_;
+  Shared& shared_;
   TeamExchange* const exchange_;
   const int team_, rank_, thread_, lane_, warp_;
   int turn_ = 0;
 
  private:
   uint32_t waited_for_ = 0;  // thread 0: arrivals
+};
+
+// Speaks to its members as PushingTeam does, but they fetch what is told, after a barrier of the
+// team. For every GPU, and for a team of one.
+template <int kThreads>
+class MeetingTeam : protected LookupTeam<kThreads, kExchangeWords> {
+  using Team = LookupTeam<kThreads, kExchangeWords>;
+
+ public:
+  using typename Team::Shared;
+  static constexpr int64_t digit_bytes(int) { return 0; }
+
+  __device__ MeetingTeam(int team, Shared& shared, TeamExchange* exchange, uint2*)
+      : Team(team, shared, exchange) {}
+
+ protected:
+  __device__ void begin_team() const {}
+  __device__ void await_team() const {}
+  // All are told at once, with the first.
+  __device__ void tell(int rank, int item, uint32_t a, uint32_t b) {
+    if (rank == 0) reinterpret_cast<uint2*>(this->own_words())[item] = make_uint2(a, b);
+  }
+  __device__ void tell_digit(int rank, int digit, uint32_t a, uint32_t b) {
+    tell(rank, digit, a, b);
+  }
+  __device__ void await_told(int, bool = true) { this->sync_team(); }
+  __device__ uint2 told(int rank, int item) {
+    return make_uint2(Team::told(rank, 2 * item), Team::told(rank, 2 * item + 1));
+  }
+  __device__ uint2 sums_told(int digit) {
+    uint2 sums = make_uint2(0, 0);
+#pragma unroll
+    for (int rank = 0; rank < kMostTeam; ++rank) {
+      const uint2 words = rank < this->team_ ? told(rank, digit) : make_uint2(0, 0);
+      sums.x += words.x;
+      sums.y += words.y;
+    }
+    return sums;
+  }
+  __device__ void end_exchange() {
+    this->next_turn();
+  }
+  __device__ void meet() {
+    this->sync_team();
+  }
+
+  __device__ Sums sums_before(Sums own, Sums& all) {
+    Sums block;
+    const Sums at = Team::sums_before(own, block);
+    const Sums before = this->team_sums(block, all);
+    return {before.a + at.a, before.b + at.b};
+  }
 };
 
 }  // namespace sqz::cuda

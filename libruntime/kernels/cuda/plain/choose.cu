@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "libruntime/kernels/cuda/common/launch_options.h"
-#include "libruntime/kernels/cuda/decode_lookup/rules.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/choice.cuh"
 #include "libruntime/kernels/cuda/plain/kernel.h"
 #include "libruntime/kernels/cuda/plain/tiles.cuh"
 
@@ -10,6 +10,9 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+// Of a choice. A thread has clusters that follow each other: the fewer, the fewer lines of memory
+// a load of a warp touches.
+constexpr int kChooseThreads = 1024;
 
 // The sums of a pair's rows over their parts.
 __global__ void __launch_bounds__(kThreads)
@@ -34,10 +37,17 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A block of threads a pair: a team of one.
-class PlainChoice : private LookupRules {
+using PlainTeam = MeetingTeam<kChooseThreads>;
+struct PlainShared {
+  PlainTeam::Shared team;
+  BorderShared border;
+};
+class PlainChoice : private Choice<PlainTeam, false> {
  public:
-  __device__ PlainChoice(const PlainLookup& call, const LookupParams& params, RulesShared& shared)
-      : LookupRules(params, 1, static_cast<int>(blockIdx.x), shared), call_(call) {}
+  __device__ PlainChoice(const PlainLookup& call, const LookupParams& params, PlainShared& shared)
+      : Choice(params, 1, static_cast<int>(blockIdx.x), shared.team,
+               reinterpret_cast<char*>(&shared.border)),
+        call_(call) {}
 
   __device__ void run(int k) {
     const LookupLevel& level = p_.level[k];
@@ -54,50 +64,68 @@ class PlainChoice : private LookupRules {
       return p_.alive + (static_cast<int64_t>(pair_) * 2 + of % 2) * p_.width;
     };
     const uint32_t* alive = k == 0 ? nullptr : alive_at(k - 1);
-    scores_ = call_.scores + pair_ * p_.width;
-    end_ = state.x;
+    words_ = call_.chosen + pair_ * p_.width;
+    size_ = state.x;
     // Of buckets nothing counts: networks are the model's.
     const uint32_t vectors = level.centroids == nullptr ? 0 : p_.pages ? 2 : 1;
     centroids_ = state.y + state.x * vectors;
     const bool finest = k + 1 == p_.levels;
-    choose(level, alive, finest);
-    const uint32_t estimated = call_.estimates.list == nullptr ? 0 : list_estimated(k, alive);
+    clear_digits();
+    __syncthreads();
+    const float* scores = call_.scores + pair_ * p_.width + thread_ * each();
+    const Chosen chosen = choose(
+        p_.rule, level, alive, finest, p_.rule == LookupRule::kThreshold ? 0 : p_.wanted[head_],
+        // Bounds of pages and shares of buckets have no threshold beside them.
+        level.log_sizes == nullptr ? Window::everything() : Window::around(level.threshold),
+        [&] {
+          Chosen passed = none();
+          for (uint32_t i = 0; i < own_count(); ++i) {
+            passed.set(i, scores[i] >= level.threshold && scores[i] > -INFINITY);
+          }
+          return passed;
+        },
+        [] {}, [&](uint32_t i) { return scores[i]; });
+    const uint32_t estimated =
+        call_.estimates.list == nullptr ? 0 : list_estimated(k, alive, chosen);
     if (finest) {
       centroids_ += estimated;  // their mean values
-      emit(level, alive);
+      emit(chosen, level, alive);
       return;
     }
-    const uint32_t count = list_children(level, alive, alive_at(k));
+    const uint32_t count = list_children(chosen, level, alive, alive_at(k));
     if (thread_ == 0) call_.state[pair_] = make_uint2(count, centroids_);
   }
 
  private:
   // What is not empty and was not chosen, after those of the levels before; how many.
-  __device__ uint32_t list_estimated(int k, const uint32_t* alive) {
+  __device__ uint32_t list_estimated(int k, const uint32_t* alive, const Chosen& chosen) {
     uint32_t* list = call_.estimates.list + pair_ * call_.estimates.capacity;
-    uint32_t before = k == 0 ? 0 : call_.estimates.counts[pair_];
-#pragma unroll 1
-    for (uint32_t tile = 0; tile < end_; tile += kLookupThreads) {
-      const uint32_t j = tile + thread_;
-      const uint32_t cluster = j < end_ ? cluster_of(alive, j) : 0;
-      const bool is =
-          j < end_ && !(scores_[j] > -INFINITY) && size_of(p_.level[k], head_, cluster) > 0;
-      Sums all;
-      const uint32_t at = before + sums_before({is ? 1u : 0u, 0}, all).a;
-      before += all.a;
-      if (is) list[at] = static_cast<uint32_t>(k) << kLevelShift | cluster;
-    }
+    const uint32_t before = k == 0 ? 0 : call_.estimates.counts[pair_];
+    const LookupLevel& level = p_.level[k];
+    const auto for_each = [&](const auto& body) {
+      for (uint32_t i = 0; i < own_count(); ++i) {
+        const uint32_t cluster = cluster_of(alive, thread_ * each() + i);
+        if (!chosen.has(i) && level.sizes[int64_t{head_} * level.clusters + cluster] > 0) {
+          body(cluster);
+        }
+      }
+    };
+    Sums own, all;
+    for_each([&](uint32_t) { ++own.a; });
+    uint32_t at = before + sums_before(own, all).a;
+    for_each(
+        [&](uint32_t cluster) { list[at++] = static_cast<uint32_t>(k) << kLevelShift | cluster; });
     __syncthreads();
-    if (thread_ == 0) call_.estimates.counts[pair_] = before;
-    return before;
+    if (thread_ == 0) call_.estimates.counts[pair_] = before + all.a;
+    return before + all.a;
   }
 
   const PlainLookup& call_;
 };
 
-__global__ void __launch_bounds__(kLookupThreads)
+__global__ void __launch_bounds__(kChooseThreads)
     plain_choose_kernel(const __grid_constant__ PlainLookup call, int level) {
-  __shared__ RulesShared shared;
+  __shared__ PlainShared shared;
   const int tokens = block_of(call.blocks, static_cast<int>(blockIdx.x) / call.token.kv_heads).y;
   PlainChoice(call, tokens > 1 ? call.block : call.token, shared).run(level);
 }
@@ -111,7 +139,7 @@ Status plain_lse(const PlainLookup& call, cudaStream_t stream) {
 
 Status plain_choose(const PlainLookup& call, int level, cudaStream_t stream) {
   const auto pairs = static_cast<unsigned>(call.blocks.count * call.token.kv_heads);
-  return launch_blocks(plain_choose_kernel, pairs, kLookupThreads, 0, Device(), stream, call,
+  return launch_blocks(plain_choose_kernel, pairs, kChooseThreads, 0, Device(), stream, call,
                        level);
 }
 

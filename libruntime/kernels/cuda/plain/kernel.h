@@ -49,6 +49,7 @@ struct PlainLookup {
   float* parts = nullptr;
   int32_t pieces = 1;
   float* scores = nullptr;     // [pairs, width] log2 of the combined S; of pages their bounds
+  uint32_t* chosen = nullptr;  // [pairs, width] 1: by plain_choose()
   uint2* state = nullptr;      // [pairs] {clusters alive at the next level, centroids read}
   uint32_t* faults = nullptr;  // [pairs] 1: a logit was NaN or infinite
 };
