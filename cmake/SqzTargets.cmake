@@ -15,10 +15,8 @@ find_program(SQZ_GOLD ld.gold)
 find_program(SQZ_CCACHE ccache)
 if(SQZ_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${SQZ_CCACHE})
-  # The sloppiness that ccache wants for precompiled headers; and unity sources, which CMake makes in the build
-  # folder, are the same in another one: the wheel's test (tests/python) finds the objects of libsqz.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
-    CCACHE_BASEDIR=${PROJECT_BINARY_DIR} ${SQZ_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER  # the sloppiness that ccache wants for precompiled headers
+    ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${SQZ_CCACHE})
 endif()
 
 function(sqz_configure_target target)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds the wheel as a user does, lets auditwheel check its name, installs it into a fresh virtual environment and
 # runs the tests of the module there. Exit code 77: the tools of PyPI cannot be had.
-# usage: wheel.sh SOURCE_DIR BUILD_DIR PYTHON CUDA WERROR
+# usage: wheel.sh SOURCE_DIR PYTHON CUDA WERROR
 set -euo pipefail
-source=$1 build=$2.wheel python=$3 cuda=$4 werror=$5  # a neighbour's paths are the same to ccache
+source=$1 python=$2 cuda=$3 werror=$4
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch" "$build"' EXIT
+trap 'rm -rf "$scratch"' EXIT
 fail() { echo "FAILED: $*" >&2; exit 1; }
 
 "$python" -m venv "$scratch/tools" || { echo "skipped: $python makes no virtual environments"; exit 77; }
@@ -13,8 +13,9 @@ fail() { echo "FAILED: $*" >&2; exit 1; }
   { tail -1 "$scratch/pip.log"; echo "skipped: scikit-build-core and auditwheel cannot be had from PyPI"; exit 77; }
 PATH=$scratch/tools/bin:$PATH
 
-pip wheel -q "$source" --no-deps --no-build-isolation -w "$scratch" --config-settings=build-dir="$build" \
-  --config-settings=cmake.define.SQZ_CUDA="$cuda" --config-settings=cmake.define.SQZ_WERROR="$werror"
+# Each source by itself: a missing include shows.
+pip wheel -q "$source" --no-deps --no-build-isolation -w "$scratch" --config-settings=cmake.define.SQZ_CUDA="$cuda" \
+  --config-settings=cmake.define.SQZ_WERROR="$werror" --config-settings=cmake.define.CMAKE_UNITY_BUILD=OFF
 version=$(sed -n 's/^project(sqz VERSION \([0-9.]*\).*/\1/p' "$source/CMakeLists.txt")
 wheel=$scratch/sqz-$version-py3-none-manylinux_2_34_x86_64.whl
 [ -e "$wheel" ] || fail "expected $(basename "$wheel"), found $(cd "$scratch"; echo *.whl)"
