@@ -188,7 +188,8 @@ TEST_F(Decode, DenseLayersAndSessions) {
 
 TEST_F(Decode, ManyRequests) {
   // 400 requests are more pairs than one launch takes. No score, coarse or fine, lies within 6e-6 T
-  // of these thresholds: 400 requests have 170,000 of them, and nearer ones are decided by rounding.
+  // of these thresholds: 400 requests have 170,000 of them, and nearer ones are decided by
+  // rounding.
   const Served served = serve(shape(64, 2, {40, 211}));
   for (const int64_t requests : {5, 17, 64, 400}) {
     SCOPED_TRACE(concat(requests, " requests"));
