@@ -31,8 +31,8 @@ bool CodedServer::serves(int64_t layer) const {
 }
 
 bool CodedServer::unpacks(int64_t layer) const {
-  return setup_.max_request_tokens > 1 && setup_.uploaded->layer(layer).coded_keys.bits > 0 &&
-         !chooses_keys(layer);
+  return setup_.uploaded->layer(layer).coded_keys.bits > 0 &&
+         serves_blocks(layer, setup_.blocks_choose_clusters);
 }
 
 FinestClusters CodedServer::finest_of(int64_t layer) const {

@@ -1,7 +1,7 @@
-// Calls on layers with rows of codes or key codes (docs/format.md). Where key codes choose, and for
-// requests of one token, each query token is served by itself, by one kernel
-// (kernels/cuda/decode_codes). Other prompts are served from a layer's rows in 16 bits, as rows of
-// an index are that has 16 bits (block_server.h).
+// Calls on layers with rows of codes or key codes (docs/format.md). Requests of one token, and
+// those of options.block = 1 where key codes choose, are served by one kernel, each token by itself
+// (kernels/cuda/decode_codes). Other prompts choose whole clusters, and are served from a layer's
+// rows in 16 bits, as rows of an index are that has 16 bits (block_server.h).
 #pragma once
 
 #include <memory>
@@ -29,7 +29,12 @@ class CodedServer {
 
   // Whether a layer needs it: one with rows of codes, or with key codes to select by.
   bool serves(int64_t layer) const;
-  // Of these, whether prompts read the layer's rows in 16 bits.
+  // Of these, whether prompts read the layer's rows in 16 bits, in blocks of tokens. Where key
+  // codes choose for single tokens they do if blocks choose `clusters` instead.
+  bool serves_blocks(int64_t layer, bool clusters) const {
+    return setup_.max_request_tokens > 1 && (clusters || !chooses_keys(layer));
+  }
+  // Whether these rows are unpacked for that.
   bool unpacks(int64_t layer) const;
   // Unpacks all rows into memory that all layers share, and points `params` there.
   Status unpack(int64_t layer, AttendParams& params, cudaStream_t stream) const;

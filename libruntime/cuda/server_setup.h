@@ -22,6 +22,7 @@ struct ServerSetup {
   std::span<const LookupParams> lookups;
   bool clusters = false;                  // are looked up: the selector squeezed selects
   bool blocks_look_up = false;            // blocks of tokens do, of clusters, pages or buckets
+  bool blocks_choose_clusters = false;    // where key codes choose for single tokens
   const BucketLookup* buckets = nullptr;  // of the selector saap; else null
   PrefillGroup group = PrefillGroup::kMean;
   bool estimate = false;           // what is looked up but not chosen

@@ -22,10 +22,13 @@ bool has_blocks(const AttendCall& call) {
 
 CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
-  if (is_coded(call.layer) && !(has_blocks(call) && coded_->unpacks(call.layer))) {
+  const bool clusters = !block_lookups_.empty() && block_plan_.selects(call.layer);
+  if (is_coded(call.layer) && !(has_blocks(call) && coded_->serves_blocks(call.layer, clusters))) {
     return Route::kCodes;
   }
-  if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Route::kPlain;
+  if (selecting && ((estimate_ && !clusters) || (is_saap() && !buckets_->fits()))) {
+    return Route::kPlain;
+  }
   // The selector ideal selects for each token by itself, as decoding does.
   if (has_blocks(call) && !(selecting && is_ideal())) {
     if (blocks_ != nullptr) return blocks_->takes_sm90(call) ? Route::kPrefill : Route::kPlain;
@@ -134,7 +137,8 @@ Status CudaSession::attend(const AttendCall& call) {
     case Route::kPlain: {
       route_ = route == Route::kPrefill ? "prefill-sm90" : "prefill-sm80";
       AttendParams params = all();
-      const CodedServer* coded = is_coded(call.layer) ? coded_.get() : nullptr;
+      const bool unpacks = is_coded(call.layer) && coded_->unpacks(call.layer);
+      const CodedServer* coded = unpacks ? coded_.get() : nullptr;
       if (coded != nullptr) {
         SQZ_RETURN_IF_ERROR(
             coded->unpack(call.layer, params, static_cast<cudaStream_t>(call.stream)));

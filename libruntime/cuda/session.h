@@ -45,6 +45,8 @@ class CudaSession final : public ServingSession {
   CudaSession(std::shared_ptr<const ServedIndex> index, std::shared_ptr<DeviceIndex> uploaded,
               const SessionOptions& options);
   Status prepare(const SelectionRequest& request);
+  Status plan_blocks(SelectionRequest request, const LookupParams& shape);
+  std::vector<LookupParams> lookups_of(const SelectionPlan& plan, const LookupParams& shape) const;
   Status check_codes() const;
   void list_static_runs(const Selector& selector);
   Status allocate(const SelectionRequest& request);
@@ -60,7 +62,7 @@ class CudaSession final : public ServingSession {
     kBatch,    // a token a request; what any of them selected is read once
     kPrefill,  // requests of several tokens: sm90
     kPlain,    // the same on any GPU, and what the others do not do
-    kCodes,    // layers with rows of codes or key codes, each token by itself
+    kCodes,    // layers with rows of codes or key codes: a token a request, or `block` is 1
   };
   Route route_of(const AttendCall& call) const;
   Status check_call(const AttendCall& call) const;
@@ -76,6 +78,7 @@ class CudaSession final : public ServingSession {
   std::shared_ptr<const ServedIndex> index_;
   std::shared_ptr<DeviceIndex> uploaded_;
   SelectionPlan plan_;
+  SelectionPlan block_plan_;  // of requests of several tokens, where key codes choose for others
   SelectorKind selector_;
   int64_t block_, max_tokens_, max_request_tokens_;
   int64_t wave_ = 1;  // most requests of one launch
@@ -89,9 +92,10 @@ class CudaSession final : public ServingSession {
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
   int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read
   std::vector<LookupParams> lookups_;  // by layer, without what a call brings
-  std::unique_ptr<BucketLookup> buckets_;  // of the selector saap; else null
-  std::unique_ptr<BatchServer> batch_;     // null: every request reads its own
-  std::unique_ptr<CodedServer> coded_;     // null: no layer needs it
+  std::vector<LookupParams> block_lookups_;  // the same of block_plan_; empty: lookups_
+  std::unique_ptr<BucketLookup> buckets_;    // of the selector saap; else null
+  std::unique_ptr<BatchServer> batch_;       // null: every request reads its own
+  std::unique_ptr<CodedServer> coded_;       // null: no layer needs it
   DeviceMemory memory_;
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device

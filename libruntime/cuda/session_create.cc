@@ -18,6 +18,12 @@ constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
 static_assert(kMostLevels == kMaxLevels);
 
+// Blocks of tokens choose as many keys in whole clusters as halfway from what key codes choose for
+// a token to what they look at: about the error that a block has by codes (docs/results.md).
+double cluster_keep(const SelectionPlan& by_codes) {
+  return (by_codes.asked_keep + by_codes.alive) / 2;
+}
+
 // What a selector looks up in a layer: sets `to.levels` and the levels.
 using SetLevels = void (*)(const DeviceLayer& from, const SelectionPlan& plan, int64_t layer,
                            LookupParams& to);
@@ -61,6 +67,18 @@ void set_clusters(const DeviceLayer& from, const SelectionPlan& plan, int64_t la
                    .clusters = static_cast<int32_t>(level.clusters),
                    .threshold = plan.log_threshold(0, layer, k) * kLog2E};
   }
+}
+
+SelectorInputs inputs_of(const ServedIndex& index, const IndexMetadata& metadata,
+                         std::span<const LayerView> layers) {
+  return {.metadata = metadata,
+          .calibration = index.calibration,
+          .index = {.layers = layers,
+                    .tables = index.tables,
+                    .group = metadata.model.group_size(),
+                    .scale = static_cast<float>(metadata.model.attention_scale),
+                    .kernels = nullptr},
+          .path = index.file->path()};
 }
 
 // Null: there are no kernels for the selector. Without a default: the compiler asks for those that
@@ -148,17 +166,8 @@ bool CudaSession::selects(int64_t layer) const {
 Status CudaSession::prepare(const SelectionRequest& request) {
   const ModelDescription& model = index_->metadata().model;
   const ServedIndex& whole = index_->whole();
-  SQZ_ASSIGN_OR_RETURN(
-      PreparedSelector prepared,
-      prepare_selector({.metadata = whole.metadata(),
-                        .calibration = whole.calibration,
-                        .index = {.layers = whole.layers,
-                                  .tables = whole.tables,
-                                  .group = model.group_size(),
-                                  .scale = static_cast<float>(model.attention_scale),
-                                  .kernels = nullptr},
-                        .path = index_->file->path()},
-                       request));
+  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared,
+                       prepare_selector(inputs_of(whole, whole.metadata(), whole.layers), request));
   plan_ = std::move(prepared.plan);
   if (plan_.block > 0) block_ = plan_.block;
   if (!plan_.dense && is_static(selector_)) list_static_runs(*prepared.selector);
@@ -189,13 +198,43 @@ Status CudaSession::prepare(const SelectionRequest& request) {
                " query heads each, head dimension ", model.head_dim, "; expected at most ",
                kMostPairs, ", at most ", kMostGroup, ", and 64, 96, 128 or 256")};
   }
-  lookups_.assign(index_->layers.size(), shape);
-  for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
-    if (!selects(l)) continue;
-    LookupParams& lookup = lookups_[static_cast<size_t>(l)];
-    lookup.slots = static_cast<uint32_t>(uploaded_->layer(l).slots);
-    set_levels_of(selector_)(uploaded_->layer(l), plan_, l, lookup);
+  lookups_ = lookups_of(plan_, shape);
+  const bool by_codes = whole.metadata().key_codes > 0 && selector_ == SelectorKind::kSqueezed;
+  if (by_codes && !plan_.dense && max_request_tokens_ > 1 && block_ != 1) {
+    return plan_blocks(request, shape);
   }
+  return {};
+}
+
+std::vector<LookupParams> CudaSession::lookups_of(const SelectionPlan& plan,
+                                                  const LookupParams& shape) const {
+  std::vector<LookupParams> out(index_->layers.size(), shape);
+  for (int64_t l = 0; l < std::ssize(out); ++l) {
+    if (!plan.selects(l)) continue;
+    LookupParams& lookup = out[static_cast<size_t>(l)];
+    lookup.slots = static_cast<uint32_t>(uploaded_->layer(l).slots);
+    set_levels_of(selector_)(uploaded_->layer(l), plan, l, lookup);
+  }
+  return out;
+}
+
+// As of the same index without key codes. Nothing is planned where that has nothing to choose.
+Status CudaSession::plan_blocks(SelectionRequest request, const LookupParams& shape) {
+  const ServedIndex& whole = index_->whole();
+  IndexMetadata metadata = whole.metadata();
+  metadata.key_codes = 0;
+  std::vector<LayerView> layers(whole.layers.begin(), whole.layers.end());
+  for (LayerView& view : layers) view.key_codes = {};
+  request.estimate = false;
+  if (request.thresholds == nullptr) {
+    request.budget = 0;
+    request.keep = cluster_keep(plan_);
+  }
+  SQZ_ASSIGN_OR_RETURN(const PreparedSelector prepared,
+                       prepare_selector(inputs_of(whole, metadata, layers), request));
+  if (prepared.plan.dense) return {};
+  block_plan_ = prepared.plan;
+  block_lookups_ = lookups_of(block_plan_, shape);
   return {};
 }
 
@@ -319,7 +358,13 @@ Status CudaSession::create_servers(const SelectionRequest& request) {
   if (const int64_t most = std::min(max_tokens_, wave_); most > 1 && gpu_.has_wgmma()) {
     SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, most));
   }
+  setup.blocks_choose_clusters = !block_lookups_.empty();
   SQZ_ASSIGN_OR_RETURN(coded_, CodedServer::create(setup));
+  if (!block_lookups_.empty()) {
+    setup.plan = &block_plan_;
+    setup.lookups = block_lookups_;
+    setup.estimate = false;
+  }
   if (blocks) {
     SQZ_ASSIGN_OR_RETURN(blocks_, BlockServer::create(setup));
   }

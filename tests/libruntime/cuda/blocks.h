@@ -46,6 +46,9 @@ struct BlockOptions {
   DType dtype = DType::kBF16;  // of queries and results
   bool plain_kernels = false;
   const Served* wanted = nullptr;  // whose keys the queries look for, if not the served ones
+  // What the CPU serves, if not the same: of equal clusters and rows.
+  const Served* on_cpu = nullptr;
+  const SelectionRequest* cpu_selection = nullptr;
 };
 
 // {level, first, length} of what is estimated for the first block, KV head by KV head.
@@ -73,7 +76,9 @@ inline double compare_blocks(const Served& served, const SelectionRequest& selec
   options.plain_kernels = how.plain_kernels;
   const auto gpu = create_session(served.index, uploaded(served), options);
   options.threads = 2;
-  const auto cpu = Session::create(served.index, options);
+  if (how.cpu_selection != nullptr) options.selection = *how.cpu_selection;
+  const auto cpu =
+      Session::create(how.on_cpu == nullptr ? served.index : how.on_cpu->index, options);
   EXPECT_TRUE(gpu.ok()) << gpu.status().message();
   EXPECT_TRUE(cpu.ok()) << cpu.status().message();
   if (!gpu.ok() || !cpu.ok()) return 0;

@@ -376,14 +376,49 @@ TEST_F(Codes, UnpackedRows) {
   }
 }
 
-// Where key codes choose, a prompt's tokens choose for themselves: the same as requests of one
-// token.
-TEST_F(Codes, TokensOfPromptsChooseKeysByThemselves) {
+// With key codes a prompt's blocks choose whole clusters: those of an index without key codes, and
+// of so many keys as lie halfway between what a token chooses and what it looks at.
+TEST_F(Codes, PromptsWithKeyCodes) {
+  TinyIndexOptions options = shape(128, 4, {40, 211});
+  options.dtype = DType::kF16;
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+    const Compressed index = compress(options, {.rows = rows, .key_codes = 2});
+    const Served uncoded =
+        rows == RowKind::k16 ? serve(options) : serve_coded(options, {.rows = rows});
+    const auto compare = [&](const SelectionRequest& selection, const SelectionRequest& clusters,
+                             bool plain) {
+      return test::compare_blocks(index.coded, selection, {70, 1, 33},
+                                  {.block = 32,
+                                   .dtype = DType::kF16,
+                                   .plain_kernels = plain,
+                                   .wanted = &index.whole,
+                                   .on_cpu = &uncoded,
+                                   .cpu_selection = &clusters});
+    };
+    SelectionRequest selection = by_budget(0.1);
+    selection.estimate = true;
+    const auto plan = gpu_session(index.coded, selection)->plan();
+    ASSERT_GT(plan.alive, plan.asked_keep);
+    const double keep = (plan.asked_keep + plan.alive) / 2;
+    for (const bool plain : {false, true}) {
+      SCOPED_TRACE(concat(rows_name(rows), plain ? ", sm80" : ""));
+      EXPECT_NEAR(compare(selection, by_budget(keep), plain), keep, 0.05);
+      compare(with_thresholds({1e-4, 3e-4}), with_thresholds({1e-4, 3e-4}), plain);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// But for blocks of one token, which are the same as requests of one token.
+TEST_F(Codes, BlocksOfOneTokenChooseKeys) {
   const Compressed index = compress(shape(128, 4, {43}), {.rows = RowKind::kQ8, .key_codes = 2});
-  SelectionRequest selection = by_budget(0.1);
-  selection.estimate = true;
-  const auto gpu = gpu_session(index.coded, selection);
-  ASSERT_NE(gpu, nullptr);
+  SessionOptions options;
+  options.selection = by_budget(0.1);
+  options.selection.estimate = true;
+  options.block = 1;
+  const auto created = create_session(index.coded.index, test::uploaded(index.coded), options);
+  ASSERT_TRUE(created.ok()) << created.status().message();
+  const auto& gpu = *created;
   constexpr int64_t kTokens = 37;
   const auto queries = testing::make_queries(index.whole, 0, kTokens, 7, 0.6f);
   DeviceCall single(index.coded, 0, kTokens, DType::kBF16),

@@ -131,7 +131,8 @@ inline void expect_rows_close(const Output& found, const Output& expected, int64
     if (std::isinf(expected.lse[row])) {
       ASSERT_EQ(found.lse[row], expected.lse[row]) << "row " << row;
     } else {
-      ASSERT_NEAR(found.lse[row], expected.lse[row], 1e-3) << "row " << row;
+      const double tolerance = 1e-4 * std::max(10.0, std::abs(double{expected.lse[row]}));
+      ASSERT_NEAR(found.lse[row], expected.lse[row], tolerance) << "row " << row;
     }
     double error = 0, length = 0;
     for (int64_t c = 0; c < dim; ++c) {
