@@ -42,6 +42,17 @@ FinestClusters CodedServer::finest_of(int64_t layer) const {
           static_cast<int32_t>(setup_.model().kv_heads)};
 }
 
+CodedSource CodedServer::source_of(int64_t layer) const {
+  const DeviceLayer& from = setup_.uploaded->layer(layer);
+  const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - 1)];
+  return {.keys = from.coded_keys,
+          .values = from.coded_values,
+          .clusters = from.clusters_of_slots,
+          .mean_keys = level.centroids,
+          .mean_values = level.value_means,
+          .count = static_cast<int32_t>(level.clusters)};
+}
+
 CodedParams CodedServer::params_of(int64_t layer) const {
   const bool selects = this->selects(layer);
   const DeviceLayer& from = setup_.uploaded->layer(layer);
@@ -175,6 +186,7 @@ Status CodedServer::unpack(int64_t layer, AttendParams& params, cudaStream_t str
   SQZ_RETURN_IF_ERROR(unpack_rows(call, stream));
   params.keys = unpacked_keys_;
   params.values = unpacked_values_;
+  params.coded = {};
   return {};
 }
 

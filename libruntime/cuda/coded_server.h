@@ -34,7 +34,13 @@ class CodedServer {
   bool serves_blocks(int64_t layer, bool clusters) const {
     return setup_.max_request_tokens > 1 && (clusters || !chooses_keys(layer));
   }
-  // Whether these rows are unpacked for that.
+  // Whether requests of one token read whole clusters of rows of 8 bits, which decode_attend()
+  // does; and these rows.
+  bool reads_clusters(int64_t layer) const {
+    return setup_.uploaded->layer(layer).clusters_of_slots != nullptr && !chooses_keys(layer);
+  }
+  CodedSource source_of(int64_t layer) const;
+  // Whether rows are unpacked for prompts.
   bool unpacks(int64_t layer) const;
   // Unpacks all rows into memory that all layers share, and points `params` there.
   Status unpack(int64_t layer, AttendParams& params, cudaStream_t stream) const;

@@ -42,6 +42,24 @@ class Placement {
     used_ += (static_cast<size_t>(heads) * bytes + kAlignment - 1) / kAlignment * kAlignment;
     return first;
   }
+  // [heads, slots], from [heads, clusters + 1].
+  const uint32_t* take_clusters(int64_t layer, const std::vector<uint32_t>& offsets, int64_t heads,
+                                int64_t slots) {
+    std::byte* first = base_ + used_;
+    const int64_t each = std::ssize(offsets) / heads;
+    const auto bytes = static_cast<size_t>(slots) * sizeof(uint32_t);
+    for (int64_t h = 0; h < heads; ++h) {
+      Copy copy;
+      copy.layer = layer;
+      copy.from = offsets.data() + h * each;
+      copy.to = first + static_cast<size_t>(h) * bytes;
+      copy.bytes = bytes;
+      copy.clusters = each - 1;
+      copies_.push_back(copy);
+    }
+    used_ += (static_cast<size_t>(heads) * bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return reinterpret_cast<const uint32_t*>(first);
+  }
   size_t used() const { return used_; }
 
  private:
@@ -146,6 +164,10 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.values = rows(view.values, view.slots);
     out.coded_keys = codes(view.coded_keys);
     out.coded_values = codes(view.coded_values);
+    if (view.coded_keys.bits == 8 && view.coded_values.bits == 8) {
+      const LevelTable& finest = table.level[static_cast<size_t>(view.levels - 1)];
+      out.clusters_of_slots = place.take_clusters(l, finest.offsets, heads, view.slots);
+    }
   }
   return place.used();
 }

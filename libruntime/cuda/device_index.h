@@ -39,9 +39,10 @@ struct DeviceLayer {
   const void* values = nullptr;
   CodedRows coded_keys, coded_values;  // in their place, device pointers; bits 0: none
   CodedRows key_codes;
-  const float* rotation = nullptr;   // [d, d]; null if nothing needs it
-  int64_t exact = 0;                 // E
-  const void* exact_keys = nullptr;  // [Hkv, E, d]
+  const uint32_t* clusters_of_slots = nullptr;  // [Hkv, M] as CodedSource::clusters; rows of q8
+  const float* rotation = nullptr;              // [d, d]; null if nothing needs it
+  int64_t exact = 0;                            // E
+  const void* exact_keys = nullptr;             // [Hkv, E, d]
   const void* exact_values = nullptr;
 };
 

@@ -24,7 +24,8 @@ CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
   const bool clusters = !block_lookups_.empty() && block_plan_.selects(call.layer);
   if (is_coded(call.layer) && !(has_blocks(call) && coded_->serves_blocks(call.layer, clusters))) {
-    return Route::kCodes;
+    const bool estimates = selecting && estimate_;
+    return coded_->reads_clusters(call.layer) && !estimates ? Route::kDecode : Route::kCodes;
   }
   if (selecting && ((estimate_ && !clusters) || (is_saap() && !buckets_->fits()))) {
     return Route::kPlain;
@@ -105,6 +106,7 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   params.workspace = attend_workspace_;
   params.device = gpu_;
   if (call.cache != nullptr) params.cache = cache_source(*call.cache, *index_, layer);
+  if (is_coded(call.layer)) params.coded = coded_->source_of(call.layer);
   return params;
 }
 

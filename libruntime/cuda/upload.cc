@@ -5,6 +5,7 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_classify/weights.h"
 
 namespace sqz::cuda {
@@ -38,6 +39,20 @@ struct Lane {
   }
 };
 
+void list_clusters(const Copy& piece, std::byte* out) {
+  const auto* offsets = static_cast<const uint32_t*>(piece.from);
+  const auto begin = static_cast<uint32_t>(piece.slot);
+  const auto end = begin + static_cast<uint32_t>(piece.bytes / sizeof(uint32_t));
+  auto* to = reinterpret_cast<uint32_t*>(out);
+  // The cluster that holds `begin`: the last that does not begin behind it.
+  auto c = static_cast<uint32_t>(std::upper_bound(offsets, offsets + piece.clusters + 1, begin) -
+                                 offsets - 1);
+  for (uint32_t slot = begin; slot < end; ++slot) {
+    while (offsets[c + 1] <= slot) ++c;
+    *to++ = slot == offsets[c] ? c | kFirstSlot : c;
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Upload>> Upload::start(std::shared_ptr<const SqzFile> file, int device,
@@ -64,8 +79,11 @@ void Upload::cut(const Copy& copy) {
     Copy piece = copy;
     piece.bytes = std::min(most, copy.bytes - done);
     piece.to = copy.to + done;
+    piece.slot = static_cast<int64_t>(done / sizeof(uint32_t));
     piece.from = static_cast<const std::byte*>(copy.from) +
-                 (copy.columns > 0 ? 4 * before * static_cast<size_t>(copy.columns) : done);
+                 (copy.clusters > 0  ? 0
+                  : copy.columns > 0 ? 4 * before * static_cast<size_t>(copy.columns)
+                                     : done);
     piece.rows = std::min(static_cast<int64_t>(piece.bytes / strip) * kWeightRows,
                           copy.rows - static_cast<int64_t>(before));
     pieces_.push_back(piece);
@@ -110,6 +128,10 @@ Status Upload::read(const Copy& piece, std::vector<float>& weights, std::byte* o
             bad_field(file_->path(), concat("layers.", piece.layer, ".classifier weights"),
                       "a number that is NaN or above 65504 in size",
                       "float16 numbers, which the GPU computes with")};
+  }
+  if (piece.clusters > 0) {
+    list_clusters(piece, out);
+    return {};
   }
   if (piece.of_file) return file_->copy(piece.from, {out, piece.bytes});
   std::memcpy(out, piece.from, piece.bytes);

@@ -25,6 +25,9 @@ struct Copy {
   // Not 0: `from` is float32 [rows, columns] of the file, `to` gets the weights that the kernels
   // read (kernels/cuda/decode_classify/weights.h), `bytes` of them.
   int64_t rows = 0, columns = 0;
+  // Not 0: `from` are the offsets [clusters + 1] of a KV head, uint32; `to` gets the clusters of
+  // its slots from `slot` on, with kFirstSlot (kernels/cuda/decode_attend/kernel.h).
+  int64_t clusters = 0, slot = 0;
 };
 
 inline constexpr size_t kPiece = size_t{2} << 20;  // long enough for the bus, short for a cache

@@ -232,6 +232,27 @@ TEST_F(Codes, ShapesAndGroups) {
   }
 }
 
+// Rows of 8 bits without key codes: whole clusters, by the kernel for rows of 16 bits.
+TEST_F(Codes, WholeClusters) {
+  SelectionRequest dense;
+  dense.selector = SelectorKind::kDense;
+  for (const DType stored : {DType::kBF16, DType::kF16}) {
+    for (const int64_t dim : {64, 96, 128, 256}) {
+      for (const int64_t group : {1, 4, 7}) {
+        SCOPED_TRACE(concat(dtype_name(stored), ", dim ", dim, ", group ", group));
+        TinyIndexOptions options = shape(dim, group, {40, 211});
+        options.dtype = stored;
+        const Compressed index = compress(options, {.rows = RowKind::kQ8});
+        compare(index, by_budget(0.05), 1, DType::kF32, false);
+        compare(index, by_budget(0.4, 1), 11, stored, false);
+        compare(index, with_thresholds({1e-4, 3e-4}), 2, DType::kF32, false);
+        compare(index, dense, 3, DType::kF32, false);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_F(Codes, Dtypes) {
   for (const DType stored : {DType::kBF16, DType::kF16}) {
     TinyIndexOptions options = shape(128, 4, {211});

@@ -44,6 +44,13 @@ struct RowPart {
 #pragma unroll
     for (int c = 0; c < kDim / 32; ++c) words[c] = load_stream(row + 64 * c + 16 * (lane % 4));
   }
+  // Of a row that is read again.
+  __device__ __forceinline__ void load_kept(const char* row, int lane) {
+#pragma unroll
+    for (int c = 0; c < kDim / 32; ++c) {
+      words[c] = __ldg(reinterpret_cast<const uint4*>(row + 64 * c + 16 * (lane % 4)));
+    }
+  }
 };
 
 // d[16, 8] += queries * rows: of 8 rows from memory each. Query row r = lane / 4 against row 2 t is

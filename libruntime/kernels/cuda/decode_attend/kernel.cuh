@@ -4,7 +4,7 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/common/cache_row.cuh"
-#include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/common/rows8.cuh"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_attend/merge.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
@@ -12,7 +12,7 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim, bool kCache>
+template <class Element, int kDim, KeyRows kRows>
 class Attend : private AttendMerge<kDim> {
  public:
   __device__ Attend(const AttendParams& params, AttendShared<kDim>& shared)
@@ -58,26 +58,40 @@ class Attend : private AttendMerge<kDim> {
   using typename Merge::Segment;
   using typename Merge::State;
   static constexpr int64_t kRowBytes = kDim * 2;
+  static constexpr bool kCache = kRows == KeyRows::kCache, kCoded = kRows == KeyRows::k8;
 
   __device__ void attend_segment(const Segment& segment) {
     head_ = segment.pair % p_.kv_heads;
     const int64_t count = segment.end;
-    const bool list = listed_ || kCache;
-    const int64_t step = list ? kListKeys : segment.end - segment.begin;
+    const bool list = listed_ || kCache || kCoded;
+    const int64_t step = kCoded ? kCodedKeys : list ? kListKeys : segment.end - segment.begin;
     Runs runs;
     if (listed_) runs = runs_from(segment, segment.begin);  // on their way beside the queries
     load_queries(segment.pair);
     State state = {.maximum = kLowestMaximum};
-    for (int64_t at = segment.begin; at < count; at += step) {
-      const int64_t stop = min(at + step, count);
+    int64_t stop;
+    for (int64_t at = segment.begin; at < count; at = stop) {
+      stop = min(at + step, count);
+      if (kCoded && at < exact_) {
+        stop = min(count, exact_);
+        __syncthreads();
+        attend_keys(at, stop, false, state);
+        continue;
+      }
       if (at > segment.begin) {
         __syncthreads();
         if (listed_) runs = runs_from(segment, at);
       }
       if (list) locate(segment, at, stop, runs);
       __syncthreads();
-      attend_keys(at, stop, list, state);
+      if constexpr (kCoded) {
+        complete(stop - at);
+        attend_codes(stop - at, state);
+      } else {
+        attend_keys(at, stop, list, state);
+      }
     }
+    if constexpr (kCoded) count_means();
     this->finish_segment(segment, state);
   }
 
@@ -101,6 +115,15 @@ class Attend : private AttendMerge<kDim> {
 #pragma unroll
           for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
         });
+    if constexpr (kCoded) {
+      make_query_rows<Bf16, kDim>(s_.queries_8, p_.group, thread_, kAttendThreads,
+                                  [&](int row, int block, float(&x)[8]) {
+                                    const int64_t dims = RowPart8<kDim>::dims_of(block) * 8;
+                                    load_8(p_.q_dtype, queries_, (first + row) * kDim + dims, x);
+#pragma unroll
+                                    for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
+                                  });
+    }
   }
 
   // ---- Where keys are.
@@ -180,6 +203,10 @@ class Attend : private AttendMerge<kDim> {
   }
 
   __device__ void put(int64_t begin, int64_t key, uint32_t where) {
+    if constexpr (kCoded) {
+      s_.coded[key - begin].slot = where;
+      return;
+    }
     s_.list[key - begin] = kCache ? row_in_cache(where) : where;
   }
 
@@ -211,6 +238,30 @@ class Attend : private AttendMerge<kDim> {
     if (list) return s_.list[index];
     const int64_t key = begin + index;
     return key < exact_ ? exact_key(key) : static_cast<uint32_t>(key - exact_);
+  }
+
+  // Clusters and scales of the first `count` of s_.coded, all under way at once.
+  __device__ void complete(int64_t count) {
+#pragma unroll 8
+    for (int64_t k = thread_; k < count; k += kAttendThreads) {
+      CodedKey& key = s_.coded[k];
+      const int64_t row = head_ * p_.slots + key.slot;
+      const uint32_t cluster = __ldg(p_.coded.clusters + row);
+      means_ += cluster / kFirstSlot;
+      key.cluster = cluster & ~kFirstSlot;
+      key.key_scale = Element::low(__ldg(static_cast<const uint16_t*>(p_.coded.keys.scales) + row));
+      key.value_scale =
+          Element::low(__ldg(static_cast<const uint16_t*>(p_.coded.values.scales) + row));
+    }
+    __syncthreads();
+  }
+  // A lookup has read the mean keys, not the mean values.
+  __device__ void count_means() {
+    const uint32_t means = __reduce_add_sync(~0u, means_) * (listed_ ? 1 : 2);
+    if (lane_ == 0 && means > 0 && p_.counters != nullptr) {
+      atomicAdd(p_.counters + 2, static_cast<unsigned long long>(means));
+    }
+    means_ = 0;
   }
 
   // ---- The keys of a warp.
@@ -261,16 +312,119 @@ class Attend : private AttendMerge<kDim> {
       multiply_rows<Element, kDim, 2>(s_.queries, keys, lane_, logits);
       // Under way while this tile's softmax and values are worked on.
       if (tile + kStep < count) load_keys(begin, tile + kStep, count, list, keys);
-      uint32_t weights[4];
+      float weights[4];
       softmax(logits, count - tile, weights, state);
       add_values(weights, values, state);
     }
   }
 
-  // Weights of the tile as the A side of a product: upper rows rounded, lower rows the rest.
-  __device__ __forceinline__ void softmax(const float (&logits)[2][4], int64_t left,
-                                          uint32_t (&weights)[4], State& state) {
-    float x[4];
+  // ---- The same of rows of codes: products with means, and with codes times their scales.
+
+  // Lane 4 n + t: as load_values().
+  struct CodedValues {
+    uint2 words[4][kHalves];
+  };
+
+  __device__ __forceinline__ const CodedKey& coded_key(int64_t index, int64_t count) const {
+    return s_.coded[min(index, count - 1)];
+  }
+  __device__ __forceinline__ const char* code_row(const CodedRows& rows, uint32_t slot) const {
+    return reinterpret_cast<const char*>(rows.codes) + (head_ * p_.slots + slot) * kDim;
+  }
+  __device__ __forceinline__ const char* mean_row(const void* means, uint32_t cluster) const {
+    return static_cast<const char*>(means) +
+           (int64_t{head_} * p_.coded.count + cluster) * kRowBytes;
+  }
+
+  __device__ __forceinline__ void load_codes(int64_t tile, int64_t count,
+                                             RowPart8<kDim> (&codes)[2]) const {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      codes[t].load(code_row(p_.coded.keys, coded_key(tile + 8 * t + lane_ / 4, count).slot),
+                    lane_);
+    }
+  }
+
+  __device__ __forceinline__ void load_coded_values(int64_t tile, int64_t count, Values& means,
+                                                    CodedValues& codes) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const CodedKey& key = coded_key(tile + 2 * (lane_ % 4) + i % 2 + i / 2 * 8, count);
+      const char* row = code_row(p_.coded.values, key.slot);
+      const char* mean = mean_row(p_.coded.mean_values, key.cluster);
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const int dim = 64 * h + 8 * (lane_ / 4);
+        const bool inside = kDim % 64 == 0 || dim < kDim;
+        codes.words[i][h] =
+            inside ? __ldg(reinterpret_cast<const uint2*>(row + dim)) : make_uint2(0, 0);
+        means.words[i][h] =
+            inside ? __ldg(reinterpret_cast<const uint4*>(mean + 2 * dim)) : make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+
+  __device__ void attend_codes(int64_t count, State& state) {
+    constexpr int64_t kStep = kAttendWarps * kTileKeys;
+    int64_t tile = warp_ * kTileKeys;
+    if (tile >= count) return;
+    RowPart8<kDim> codes[2];
+    load_codes(tile, count, codes);
+#pragma unroll 1
+    for (; tile < count; tile += kStep) {
+      Values mean_values;
+      CodedValues values;
+      load_coded_values(tile, count, mean_values, values);
+      RowPart<kDim> means[2];
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const uint32_t cluster = coded_key(tile + 8 * t + lane_ / 4, count).cluster;
+        means[t].load_kept(mean_row(p_.coded.mean_keys, cluster), lane_);
+      }
+      float sums[2][4] = {}, logits[2][4] = {}, weights[4];
+      multiply_rows_8<kDim, 2>(s_.queries_8, codes, lane_, sums);
+      // Under way while this tile's softmax and values are worked on.
+      if (tile + kStep < count) load_codes(tile + kStep, count, codes);
+      multiply_rows<Element, kDim, 2>(s_.queries, means, lane_, logits);
+      float value_scales[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const CodedKey& key = coded_key(tile + 8 * (i / 2) + 2 * (lane_ % 4) + i % 2, count);
+        value_scales[i] = key.value_scale;
+        logits[i / 2][i % 2] += key.key_scale * sums[i / 2][i % 2];
+        logits[i / 2][i % 2 + 2] += key.key_scale * sums[i / 2][i % 2 + 2];
+      }
+      softmax(logits, count - tile, weights, state);
+      add_values(weights, mean_values, state);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[i] *= value_scales[i];
+      add_codes(weights, values, state);
+    }
+  }
+
+  __device__ __forceinline__ void add_codes(const float (&weights)[4], const CodedValues& values,
+                                            State& state) {
+    uint32_t a[4];
+    split<Bf16>(weights[0], weights[1], a[0], a[1]);
+    split<Bf16>(weights[2], weights[3], a[2], a[3]);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int d = 0; d < 8; ++d) {
+        const auto word = [&](int key) { return (&values.words[key][h].x)[d / 4]; };
+        // Byte d % 4 of either word.
+        const uint32_t selector = 0x4400 + d % 4 * 0x1111;
+        Bf16::mma(state.out[8 * h + d], a, pair_of_bytes(word(0), word(1), selector),
+                  pair_of_bytes(word(2), word(3), selector));
+      }
+    }
+  }
+
+  // ---- Weights and values.
+
+  // x: weights of this lane's keys of the tile, 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane 4 n + t.
+  __device__ __forceinline__ void softmax(const float (&logits)[2][4], int64_t left, float (&x)[4],
+                                          State& state) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
@@ -295,12 +449,14 @@ class Attend : private AttendMerge<kDim> {
       x[i] = ptx::ex2_approx(x[i] - state.maximum);
       state.sum += x[i];
     }
-    split<Element>(x[0], x[1], weights[0], weights[1]);
-    split<Element>(x[2], x[3], weights[2], weights[3]);
   }
 
-  __device__ __forceinline__ void add_values(const uint32_t (&weights)[4], const Values& values,
+  // Weights are the A side of a product: upper rows rounded, lower rows the rest.
+  __device__ __forceinline__ void add_values(const float (&x)[4], const Values& values,
                                              State& state) {
+    uint32_t weights[4];
+    split<Element>(x[0], x[1], weights[0], weights[1]);
+    split<Element>(x[2], x[3], weights[2], weights[3]);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
@@ -317,6 +473,7 @@ class Attend : private AttendMerge<kDim> {
 
   const void* queries_;
   int head_ = 0;
+  uint32_t means_ = 0;  // of this thread's keys, that are a cluster's first
 };
 
 }  // namespace sqz::cuda

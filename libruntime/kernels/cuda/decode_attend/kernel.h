@@ -6,6 +6,7 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
+#include "formats/coded_rows.h"
 #include "libruntime/attention/lse_rows.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/common/head_dims.h"
@@ -29,6 +30,17 @@ struct CacheSource {
   int64_t sink = 0;                     // of the exact keys; the others are the last tokens
 };
 
+// Rows of 8 bits, all of them of whole clusters: keys and values are codes times a scale plus the
+// mean of their cluster.
+struct CodedSource {
+  CodedRows keys, values;              // [Hkv, M, d]; bits 0: rows of 16 bits are read
+  const uint32_t* clusters = nullptr;  // [Hkv, M] of slots, with kFirstSlot for its first
+  const void* mean_keys = nullptr;     // [Hkv, n, d]
+  const void* mean_values = nullptr;   // [Hkv, n, d]
+  int32_t count = 0;                   // n
+};
+inline constexpr uint32_t kFirstSlot = 0x80000000u;
+
 struct AttendParams {
   const void* q = nullptr;  // [requests, Hq, d] of q_dtype
   void* out = nullptr;      // [requests, Hq, d] of q_dtype
@@ -45,8 +57,11 @@ struct AttendParams {
   const void* exact_keys = nullptr;    // [Hkv, E, d]
   const void* exact_values = nullptr;  // [Hkv, E, d]
   CacheSource cache;
-  RunLists lists;                          // without totals: every slot
-  unsigned long long* counters = nullptr;  // selections are added to, where there are no lists
+  CodedSource coded;
+  RunLists lists;  // without totals: every slot
+  // {selections, keys, vectors}. Selections are added to where there are no lists, vectors with
+  // rows of codes: the means that nothing has read before.
+  unsigned long long* counters = nullptr;
 
   // Workspace, of decode_attend_workspace() bytes; zeroed once.
   void* workspace = nullptr;

@@ -8,20 +8,24 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim, bool kCache>
+template <class Element, int kDim, KeyRows kRows>
 __global__ void __launch_bounds__(kAttendThreads, 1)
     decode_attend_kernel(const __grid_constant__ AttendParams params) {
   extern __shared__ __align__(16) char memory[];
-  Attend<Element, kDim, kCache>(params, *reinterpret_cast<AttendShared<kDim>*>(memory)).run();
+  Attend<Element, kDim, kRows>(params, *reinterpret_cast<AttendShared<kDim>*>(memory)).run();
+}
+
+template <class Element, int kDim>
+auto attend_kernel_of(const AttendParams& params) {
+  return params.cache.keys != nullptr ? decode_attend_kernel<Element, kDim, KeyRows::kCache>
+         : params.coded.keys.bits > 0 ? decode_attend_kernel<Element, kDim, KeyRows::k8>
+                                      : decode_attend_kernel<Element, kDim, KeyRows::k16>;
 }
 
 template <int kDim>
 Status launch_attend(const AttendParams& params, cudaStream_t stream) {
-  const bool bf16 = params.dtype == DType::kBF16, cache = params.cache.keys != nullptr;
-  const auto kernel = bf16 ? (cache ? decode_attend_kernel<Bf16, kDim, true>
-                                    : decode_attend_kernel<Bf16, kDim, false>)
-                           : (cache ? decode_attend_kernel<F16, kDim, true>
-                                    : decode_attend_kernel<F16, kDim, false>);
+  const auto kernel = params.dtype == DType::kBF16 ? attend_kernel_of<Bf16, kDim>(params)
+                                                   : attend_kernel_of<F16, kDim>(params);
   constexpr size_t kBytes = sizeof(AttendShared<kDim>);
   static_assert(kBytes <= kLeastBlockShared);
   return launch_blocks(kernel, std::min(params.device.multiprocessors, kMostBlocks), kAttendThreads,

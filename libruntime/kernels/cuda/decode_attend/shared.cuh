@@ -9,6 +9,7 @@ namespace sqz::cuda {
 inline constexpr int kAttendThreads = 256;
 inline constexpr int kAttendWarps = kAttendThreads / 32;
 inline constexpr int kListKeys = 4096;      // of a segment, located at once
+inline constexpr int kCodedKeys = 2048;     // the same of rows of codes
 inline constexpr int kTileKeys = 16;        // of a warp, at once
 inline constexpr int64_t kLeastKeys = 128;  // of a block: less is not worth a merge
 inline constexpr uint32_t kExactKey = 0x80000000u;
@@ -23,9 +24,18 @@ struct AttendPartial {
   float2 total[kMostGroup];  // maximum, and sum relative to it
 };
 
+// Where the keys and values of the kernel are.
+enum class KeyRows { k16, kCache, k8 };
+
+struct CodedKey {
+  uint32_t slot, cluster;
+  float key_scale, value_scale;
+};
+
 template <int kDim>
 struct AttendShared {
   QueryRows<kDim> queries;
+  QueryRows<kDim> queries_8;              // against rows of 8 bits
   uint4 early[kEarlyBytes / 16];          // queries as they came
   int64_t before[kMostPairs + 1];         // keys of the pairs before each
   float2 sums[kMostGroup][kAttendWarps];  // of the warps: maximum, and sum relative to it
@@ -33,6 +43,7 @@ struct AttendShared {
   uint32_t last;
   union {
     alignas(16) uint32_t list[kListKeys];                      // where the keys of a segment are
+    alignas(16) CodedKey coded[kCodedKeys];                    // the same
     alignas(16) float values[kAttendWarps][kMostGroup][kDim];  // of the warps, at its end
   };
 };

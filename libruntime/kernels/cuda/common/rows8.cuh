@@ -1,0 +1,68 @@
+// Rows of 8 bits (docs/format.md, "Rows of codes") as the tensor cores take them: whole numbers up
+// to 127, which bfloat16 has exactly. Scales and means are the caller's.
+#pragma once
+
+#include "libruntime/kernels/cuda/common/rows.cuh"
+
+namespace sqz::cuda {
+
+// Two of the eight bytes of a and b, two's complement, as a pair of bf16: those that the lower and
+// the upper half of `selector` name. A number is its lower 7 bits, less 128 if it is negative.
+__device__ __forceinline__ uint32_t pair_of_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint32_t bytes = __byte_perm(a, b, selector);
+  const uint32_t up = (bytes & 0x007F007Fu) | 0x43004300u;    // 128 + 7 bits
+  const uint32_t down = (bytes & 0x00800080u) | 0x43004300u;  // 128, or 256
+  const __nv_bfloat162 pair = __hsub2(reinterpret_cast<const __nv_bfloat162&>(up),
+                                      reinterpret_cast<const __nv_bfloat162&>(down));
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// What a lane holds of one row: lane 4 n + t bytes [64 c + 16 t, + 16) of row n, for each c, and of
+// what is left, if 64 do not divide the row, 8 bytes.
+template <int kDim>
+struct RowPart8 {
+  static constexpr int kWhole = kDim / 64;
+  uint32_t words[kDim / 16];
+
+  __device__ __forceinline__ void load(const char* row, int lane) {
+#pragma unroll
+    for (int c = 0; c < kWhole; ++c) {
+      const uint4 part = load_stream(row + 64 * c + 16 * (lane % 4));
+      words[4 * c] = part.x;
+      words[4 * c + 1] = part.y;
+      words[4 * c + 2] = part.z;
+      words[4 * c + 3] = part.w;
+    }
+    if constexpr (kDim % 64 != 0) {
+      const uint2 part = __ldg(reinterpret_cast<const uint2*>(row + 64 * kWhole + 8 * (lane % 4)));
+      words[4 * kWhole] = part.x;
+      words[4 * kWhole + 1] = part.y;
+    }
+  }
+
+  // For make_query_rows(): which 8 dimensions meet words 2 h and 2 h + 1 of lane group t, if
+  // `block` is 4 h + t.
+  __device__ static int dims_of(int block) {
+    const int h = block / 4, t = block % 4;
+    return h / 2 < kWhole ? 8 * (h / 2) + 2 * t + h % 2 : 8 * kWhole + t;
+  }
+};
+
+// As multiply_rows(): d[16, 8] += queries * rows, with queries made of bf16 for RowPart8.
+template <int kDim, int kTiles>
+__device__ __forceinline__ void multiply_rows_8(const QueryRows<kDim>& queries,
+                                                const RowPart8<kDim> (&rows)[kTiles], int lane,
+                                                float (&d)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kDim / 16; ++i) {
+    const uint4 words = queries.words[i * 32 + lane];
+    const uint32_t a[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const uint32_t word = rows[t].words[i];
+      Bf16::mma(d[t], a, pair_of_bytes(word, 0, 0x1100), pair_of_bytes(word, 0, 0x3322));
+    }
+  }
+}
+
+}  // namespace sqz::cuda
