@@ -129,5 +129,20 @@ __device__ __forceinline__ uint4 load_stream(const void* from) {
                : "l"(from));
   return v;
 }
+__device__ __forceinline__ uint2 load_stream_8(const void* from) {
+  uint2 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(from));
+  return v;
+}
+// The same of bytes that are read again soon.
+__device__ __forceinline__ uint4 load_kept(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
 
 }  // namespace sqz::cuda

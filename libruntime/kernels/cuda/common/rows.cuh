@@ -48,7 +48,7 @@ struct RowPart {
   __device__ __forceinline__ void load_kept(const char* row, int lane) {
 #pragma unroll
     for (int c = 0; c < kDim / 32; ++c) {
-      words[c] = __ldg(reinterpret_cast<const uint4*>(row + 64 * c + 16 * (lane % 4)));
+      words[c] = sqz::cuda::load_kept(row + 64 * c + 16 * (lane % 4));
     }
   }
 };

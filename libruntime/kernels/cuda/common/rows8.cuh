@@ -6,12 +6,12 @@
 
 namespace sqz::cuda {
 
-// Two of the eight bytes of a and b, two's complement, as a pair of bf16: those that the lower and
-// the upper half of `selector` name. A number is its lower 7 bits, less 128 if it is negative.
-__device__ __forceinline__ uint32_t pair_of_bytes(uint32_t a, uint32_t b, uint32_t selector) {
-  const uint32_t bytes = __byte_perm(a, b, selector);
-  const uint32_t up = (bytes & 0x007F007Fu) | 0x43004300u;    // 128 + 7 bits
-  const uint32_t down = (bytes & 0x00800080u) | 0x43004300u;  // 128, or 256
+// Bytes 0 and 1 of a word, or 2 and 3, two's complement, as a pair of bf16. A number is its lower 7
+// bits, less 128 if it is negative: 0x4300 is 128 and 0x4380 is 256.
+template <int kHalf>
+__device__ __forceinline__ uint32_t bf16_of_bytes(uint32_t word) {
+  const uint32_t bytes = __byte_perm(word, 0x43434343u, kHalf == 0 ? 0x4140 : 0x4342);
+  const uint32_t up = bytes & 0xFF7FFF7Fu, down = bytes & 0xFF80FF80u;
   const __nv_bfloat162 pair = __hsub2(reinterpret_cast<const __nv_bfloat162&>(up),
                                       reinterpret_cast<const __nv_bfloat162&>(down));
   return reinterpret_cast<const uint32_t&>(pair);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void multiply_rows_8(const QueryRows<kDim>& queries,
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const uint32_t word = rows[t].words[i];
-      Bf16::mma(d[t], a, pair_of_bytes(word, 0, 0x1100), pair_of_bytes(word, 0, 0x3322));
+      Bf16::mma(d[t], a, bf16_of_bytes<0>(word), bf16_of_bytes<1>(word));
     }
   }
 }

@@ -86,7 +86,7 @@ class Attend : private AttendMerge<kDim> {
       __syncthreads();
       if constexpr (kCoded) {
         complete(stop - at);
-        attend_codes(stop - at, state);
+        attend_codes(static_cast<int>(stop - at), state);
       } else {
         attend_keys(at, stop, list, state);
       }
@@ -240,18 +240,20 @@ class Attend : private AttendMerge<kDim> {
     return key < exact_ ? exact_key(key) : static_cast<uint32_t>(key - exact_);
   }
 
-  // Clusters and scales of the first `count` of s_.coded, all under way at once.
+  // Clusters and scales of the first `count` of s_.coded, all under way at once; and the last key
+  // again, to the end of its tile.
   __device__ void complete(int64_t count) {
+    const auto keys = static_cast<int>(count);
 #pragma unroll 8
-    for (int64_t k = thread_; k < count; k += kAttendThreads) {
-      CodedKey& key = s_.coded[k];
-      const int64_t row = head_ * p_.slots + key.slot;
+    for (int k = thread_; k < this->round_up(keys); k += kAttendThreads) {
+      const uint32_t slot = s_.coded[min(k, keys - 1)].slot;
+      const int64_t row = head_ * p_.slots + slot;
       const uint32_t cluster = __ldg(p_.coded.clusters + row);
-      means_ += cluster / kFirstSlot;
-      key.cluster = cluster & ~kFirstSlot;
-      key.key_scale = Element::low(__ldg(static_cast<const uint16_t*>(p_.coded.keys.scales) + row));
-      key.value_scale =
-          Element::low(__ldg(static_cast<const uint16_t*>(p_.coded.values.scales) + row));
+      means_ += k < keys ? cluster / kFirstSlot : 0;
+      const auto scale = [&](const CodedRows& rows) {
+        return Element::low(__ldg(static_cast<const uint16_t*>(rows.scales) + row));
+      };
+      s_.coded[k] = {slot, cluster & ~kFirstSlot, scale(p_.coded.keys), scale(p_.coded.values)};
     }
     __syncthreads();
   }
@@ -325,80 +327,108 @@ class Attend : private AttendMerge<kDim> {
     uint2 words[4][kHalves];
   };
 
-  __device__ __forceinline__ const CodedKey& coded_key(int64_t index, int64_t count) const {
-    return s_.coded[min(index, count - 1)];
+  // What a warp has of a tile. Each part is loaded for the next tile once this one's is used.
+  struct CodedTile {
+    RowPart8<kDim> keys[2];
+    RowPart<kDim> mean_keys[2];
+    Values mean_values;
+    CodedValues values;
+  };
+
+  // What lanes have of a tile's rows: of keys a quarter of row lane / 4, and of row lane / 4 + 8;
+  // of values 8 dimensions of the rows that load_values() names.
+  struct CodedBases {
+    const char *keys, *mean_keys, *values, *mean_values;
+  };
+  __device__ CodedBases coded_bases() const {
+    const auto at = [&](const void* rows, int64_t row, int bytes) {
+      return static_cast<const char*>(rows) + row * bytes;
+    };
+    const int64_t slot = head_ * p_.slots, cluster = int64_t{head_} * p_.coded.count;
+    return {at(p_.coded.keys.codes, slot, kDim), at(p_.coded.mean_keys, cluster, kRowBytes),
+            at(p_.coded.values.codes, slot, kDim) + 8 * (lane_ / 4),
+            at(p_.coded.mean_values, cluster, kRowBytes) + 16 * (lane_ / 4)};
   }
-  __device__ __forceinline__ const char* code_row(const CodedRows& rows, uint32_t slot) const {
-    return reinterpret_cast<const char*>(rows.codes) + (head_ * p_.slots + slot) * kDim;
-  }
-  __device__ __forceinline__ const char* mean_row(const void* means, uint32_t cluster) const {
-    return static_cast<const char*>(means) +
-           (int64_t{head_} * p_.coded.count + cluster) * kRowBytes;
+  __device__ __forceinline__ const CodedKey& coded_key(int tile, int i) const {
+    return s_.coded[tile + 2 * (lane_ % 4) + i % 2 + i / 2 * 8];
   }
 
-  __device__ __forceinline__ void load_codes(int64_t tile, int64_t count,
-                                             RowPart8<kDim> (&codes)[2]) const {
+  __device__ __forceinline__ void load_coded_keys(const CodedBases& from, int tile,
+                                                  CodedTile& to) const {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      codes[t].load(code_row(p_.coded.keys, coded_key(tile + 8 * t + lane_ / 4, count).slot),
-                    lane_);
+      to.keys[t].load(from.keys + uint64_t{s_.coded[tile + 8 * t + lane_ / 4].slot} * kDim, lane_);
     }
   }
-
-  __device__ __forceinline__ void load_coded_values(int64_t tile, int64_t count, Values& means,
-                                                    CodedValues& codes) const {
+  __device__ __forceinline__ void load_mean_keys(const CodedBases& from, int tile,
+                                                 CodedTile& to) const {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const uint32_t cluster = s_.coded[tile + 8 * t + lane_ / 4].cluster;
+      to.mean_keys[t].load_kept(from.mean_keys + uint64_t{cluster} * kRowBytes, lane_);
+    }
+  }
+  __device__ __forceinline__ void load_mean_values(const CodedBases& from, int tile,
+                                                   CodedTile& to) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const CodedKey& key = coded_key(tile + 2 * (lane_ % 4) + i % 2 + i / 2 * 8, count);
-      const char* row = code_row(p_.coded.values, key.slot);
-      const char* mean = mean_row(p_.coded.mean_values, key.cluster);
+      const char* row = from.mean_values + uint64_t{coded_key(tile, i).cluster} * kRowBytes;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        const int dim = 64 * h + 8 * (lane_ / 4);
-        const bool inside = kDim % 64 == 0 || dim < kDim;
-        codes.words[i][h] =
-            inside ? __ldg(reinterpret_cast<const uint2*>(row + dim)) : make_uint2(0, 0);
-        means.words[i][h] =
-            inside ? __ldg(reinterpret_cast<const uint4*>(mean + 2 * dim)) : make_uint4(0, 0, 0, 0);
+        to.mean_values.words[i][h] =
+            has_dims(h) ? load_kept(row + 128 * h) : make_uint4(0, 0, 0, 0);
       }
     }
   }
+  __device__ __forceinline__ void load_coded_values(const CodedBases& from, int tile,
+                                                    CodedTile& to) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const char* row = from.values + uint64_t{coded_key(tile, i).slot} * kDim;
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        to.values.words[i][h] = has_dims(h) ? load_stream_8(row + 64 * h) : make_uint2(0, 0);
+      }
+    }
+  }
+  // Whether half h of a row has dimensions of this lane.
+  __device__ __forceinline__ bool has_dims(int h) const {
+    return kDim % 64 == 0 || 64 * h + 8 * (lane_ / 4) < kDim;
+  }
 
-  __device__ void attend_codes(int64_t count, State& state) {
-    constexpr int64_t kStep = kAttendWarps * kTileKeys;
-    int64_t tile = warp_ * kTileKeys;
+  __device__ void attend_codes(int count, State& state) {
+    constexpr int kStep = kAttendWarps * kTileKeys;
+    int tile = warp_ * kTileKeys;
     if (tile >= count) return;
-    RowPart8<kDim> codes[2];
-    load_codes(tile, count, codes);
+    const CodedBases from = coded_bases();
+    CodedTile loaded;
+    load_coded_keys(from, tile, loaded);
+    load_mean_keys(from, tile, loaded);
+    load_coded_values(from, tile, loaded);
+    load_mean_values(from, tile, loaded);
 #pragma unroll 1
     for (; tile < count; tile += kStep) {
-      Values mean_values;
-      CodedValues values;
-      load_coded_values(tile, count, mean_values, values);
-      RowPart<kDim> means[2];
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        const uint32_t cluster = coded_key(tile + 8 * t + lane_ / 4, count).cluster;
-        means[t].load_kept(mean_row(p_.coded.mean_keys, cluster), lane_);
-      }
-      float sums[2][4] = {}, logits[2][4] = {}, weights[4];
-      multiply_rows_8<kDim, 2>(s_.queries_8, codes, lane_, sums);
-      // Under way while this tile's softmax and values are worked on.
-      if (tile + kStep < count) load_codes(tile + kStep, count, codes);
-      multiply_rows<Element, kDim, 2>(s_.queries, means, lane_, logits);
-      float value_scales[4];
+      const int next = tile + kStep;
+      const bool more = next < count;
+      float sums[2][4] = {}, logits[2][4] = {}, weights[4], value_scales[4];
+      multiply_rows_8<kDim, 2>(s_.queries_8, loaded.keys, lane_, sums);
+      if (more) load_coded_keys(from, next, loaded);
+      multiply_rows<Element, kDim, 2>(s_.queries, loaded.mean_keys, lane_, logits);
+      if (more) load_mean_keys(from, next, loaded);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const CodedKey& key = coded_key(tile + 8 * (i / 2) + 2 * (lane_ % 4) + i % 2, count);
+        const CodedKey& key = coded_key(tile, i);
         value_scales[i] = key.value_scale;
         logits[i / 2][i % 2] += key.key_scale * sums[i / 2][i % 2];
         logits[i / 2][i % 2 + 2] += key.key_scale * sums[i / 2][i % 2 + 2];
       }
       softmax(logits, count - tile, weights, state);
-      add_values(weights, mean_values, state);
+      add_values(weights, loaded.mean_values, state);
+      if (more) load_mean_values(from, next, loaded);
 #pragma unroll
       for (int i = 0; i < 4; ++i) weights[i] *= value_scales[i];
-      add_codes(weights, values, state);
+      add_codes(weights, loaded.values, state);
+      if (more) load_coded_values(from, next, loaded);
     }
   }
 
@@ -410,12 +440,15 @@ class Attend : private AttendMerge<kDim> {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
-      for (int d = 0; d < 8; ++d) {
-        const auto word = [&](int key) { return (&values.words[key][h].x)[d / 4]; };
-        // Byte d % 4 of either word.
-        const uint32_t selector = 0x4400 + d % 4 * 0x1111;
-        Bf16::mma(state.out[8 * h + d], a, pair_of_bytes(word(0), word(1), selector),
-                  pair_of_bytes(word(2), word(3), selector));
+      for (int w = 0; w < 4; ++w) {
+        // Pairs of keys of two dimensions, from four dimensions of one key.
+        const auto word = [&](int key) { return (&values.words[key][h].x)[w / 2]; };
+        const uint32_t selector = w % 2 == 0 ? 0x5140 : 0x7362;
+        const uint32_t upper = __byte_perm(word(0), word(1), selector);
+        const uint32_t lower = __byte_perm(word(2), word(3), selector);
+        Bf16::mma(state.out[8 * h + 2 * w], a, bf16_of_bytes<0>(upper), bf16_of_bytes<0>(lower));
+        Bf16::mma(state.out[8 * h + 2 * w + 1], a, bf16_of_bytes<1>(upper),
+                  bf16_of_bytes<1>(lower));
       }
     }
   }
