@@ -396,39 +396,52 @@ class Attend : private AttendMerge<kDim> {
     return kDim % 64 == 0 || 64 * h + 8 * (lane_ / 4) < kDim;
   }
 
+  __device__ __forceinline__ void multiply_coded(int tile, const CodedTile& loaded,
+                                                 float (&logits)[2][4]) const {
+    float sums[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) logits[i / 4][i % 4] = 0;
+    multiply_rows_8<kDim, 2>(s_.queries_8, loaded.keys, lane_, sums);
+    multiply_rows<Element, kDim, 2>(s_.queries, loaded.mean_keys, lane_, logits);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float scale = coded_key(tile, i).key_scale;
+      logits[i / 2][i % 2] += scale * sums[i / 2][i % 2];
+      logits[i / 2][i % 2 + 2] += scale * sums[i / 2][i % 2 + 2];
+    }
+  }
+
+  // While a tile's values are added up, the logits of the next are on their way; of the last tile
+  // once more, so that there is no branch between the two.
   __device__ void attend_codes(int count, State& state) {
     constexpr int kStep = kAttendWarps * kTileKeys;
     int tile = warp_ * kTileKeys;
     if (tile >= count) return;
+    const int last = tile + (count - 1 - tile) / kStep * kStep;
     const CodedBases from = coded_bases();
     CodedTile loaded;
     load_coded_keys(from, tile, loaded);
     load_mean_keys(from, tile, loaded);
-    load_coded_values(from, tile, loaded);
     load_mean_values(from, tile, loaded);
+    load_coded_values(from, tile, loaded);
+    float logits[2][4];
+    multiply_coded(tile, loaded, logits);
+    load_coded_keys(from, min(tile + kStep, last), loaded);
+    load_mean_keys(from, min(tile + kStep, last), loaded);
 #pragma unroll 1
-    for (; tile < count; tile += kStep) {
-      const int next = tile + kStep;
-      const bool more = next < count;
-      float sums[2][4] = {}, logits[2][4] = {}, weights[4], value_scales[4];
-      multiply_rows_8<kDim, 2>(s_.queries_8, loaded.keys, lane_, sums);
-      if (more) load_coded_keys(from, next, loaded);
-      multiply_rows<Element, kDim, 2>(s_.queries, loaded.mean_keys, lane_, logits);
-      if (more) load_mean_keys(from, next, loaded);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const CodedKey& key = coded_key(tile, i);
-        value_scales[i] = key.value_scale;
-        logits[i / 2][i % 2] += key.key_scale * sums[i / 2][i % 2];
-        logits[i / 2][i % 2 + 2] += key.key_scale * sums[i / 2][i % 2 + 2];
-      }
+    for (; tile <= last; tile += kStep) {
+      const int next = min(tile + kStep, last), later = min(tile + 2 * kStep, last);
+      float weights[4], coded_weights[4];
       softmax(logits, count - tile, weights, state);
-      add_values(weights, loaded.mean_values, state);
-      if (more) load_mean_values(from, next, loaded);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) weights[i] *= value_scales[i];
-      add_codes(weights, loaded.values, state);
-      if (more) load_coded_values(from, next, loaded);
+      for (int i = 0; i < 4; ++i) coded_weights[i] = weights[i] * coded_key(tile, i).value_scale;
+      multiply_coded(next, loaded, logits);
+      add_values(weights, loaded.mean_values, state);
+      add_codes(coded_weights, loaded.values, state);
+      load_coded_keys(from, later, loaded);
+      load_mean_keys(from, later, loaded);
+      load_mean_values(from, next, loaded);
+      load_coded_values(from, next, loaded);
     }
   }
 
