@@ -13,7 +13,7 @@ namespace {
 // Fewer requests that select are served sooner when each reads its own.
 constexpr int64_t kLeastRequests = 6;
 constexpr int64_t kLeastDense = 2;
-constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of what grows with the requests of a launch
+constexpr int64_t kChunkBytes = int64_t{128} << 20;  // of what grows with the requests of a launch
 // Numbers of requests between two powers of two have a history of their own.
 constexpr int64_t kHistories = 9;
 constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selects
@@ -24,8 +24,8 @@ Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setu
                                                          int64_t max_requests) {
   std::unique_ptr<BatchServer> server(new BatchServer(setup));
   // Zeroed: tiles of masks end past those of the last key.
-  SQZ_RETURN_IF_ERROR(take_wave(server->memory_, kWaveBytes, max_requests, server->wave_,
-                                [&](void* base) { return server->lay_out(base); }));
+  SQZ_RETURN_IF_ERROR(take_chunk(server->memory_, kChunkBytes, max_requests, server->chunk_,
+                                 [&](void* base) { return server->lay_out(base); }));
   return server;
 }
 
@@ -47,12 +47,12 @@ size_t BatchServer::lay_out(void* base) {
   for (const bool selects : {false, setup_.clusters}) {
     workspace_bytes_ =
         std::max(workspace_bytes_,
-                 prefill_attend_workspace(shape_, blocks_of(wave_, selects), multiprocessors));
+                 prefill_attend_workspace(shape_, blocks_of(chunk_, selects), multiprocessors));
   }
   workspace_ = layout.take<std::byte>(workspace_bytes_);
   if (!setup_.clusters) return layout.used();
   const int64_t heads = shape_.kv_heads, most = std::min<int64_t>(32, kBatchRows / shape_.group);
-  const int64_t lists = (wave_ + most - 1) / most * heads, pairs = wave_ * heads;
+  const int64_t lists = (chunk_ + most - 1) / most * heads, pairs = chunk_ * heads;
   int64_t width = 0;
   for (size_t l = 0; l < setup_.lookups.size(); ++l) {
     const LayerView& view = setup_.index->layers[l];
@@ -103,8 +103,8 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
   PrefillAttend attend;
   attend.shape = shape_;
   attend.keys = prefill_keys(params);
-  for (int64_t first = 0; first < call.tokens; first += wave_) {
-    const int64_t requests = std::min(wave_, call.tokens - first);
+  for (int64_t first = 0; first < call.tokens; first += chunk_) {
+    const int64_t requests = std::min(chunk_, call.tokens - first);
     const CallRows rows = rows_from(call, setup_.model(), first);
     attend.queries = rows.q;
     attend.out = rows.out;

@@ -35,7 +35,7 @@ class BatchServer {
 
   ServerSetup setup_;
   PrefillShape shape_;
-  int64_t wave_ = 1;  // requests of a launch
+  int64_t chunk_ = 1;  // requests of a launch
   DeviceMemory memory_;
   BatchLookup lookup_;
   BatchHistory* histories_ = nullptr;  // [layers, kHistories]; null: the rule kBudget

@@ -13,8 +13,8 @@
 namespace sqz::cuda {
 namespace {
 
-// Of what grows with the blocks of a wave.
-constexpr int64_t kPlainBytes = int64_t{64} << 20, kSm90Bytes = int64_t{512} << 20;
+// Of what grows with the blocks of a chunk.
+constexpr int64_t kSm80Bytes = int64_t{64} << 20, kSm90Bytes = int64_t{512} << 20;
 constexpr int64_t kPieceQueries = 256;  // whose parts a block of threads adds up, or more
 
 }  // namespace
@@ -28,7 +28,7 @@ Result<std::unique_ptr<BlockServer>> BlockServer::create(const ServerSetup& setu
 BlockServer::BlockServer(const ServerSetup& setup)
     : setup_(setup),
       shape_(prefill_shape(setup.index->metadata())),
-      waves_(setup.block, setup.max_tokens) {
+      chunks_(setup.block, setup.max_tokens) {
   for (const LookupParams& lookup : setup.lookups) {
     int64_t clusters = 0;
     for (int k = 0; setup.blocks_look_up && k < lookup.levels; ++k) {
@@ -43,36 +43,36 @@ BlockServer::BlockServer(const ServerSetup& setup)
 // ---- Memory.
 
 Status BlockServer::allocate() {
-  const int64_t usual = waves_.usual(setup_.max_tokens);
-  SQZ_RETURN_IF_ERROR(take_wave(plain_.memory, kPlainBytes, usual, plain_.blocks,
-                                [&](void* base) { return lay_out_plain(base); }));
+  const int64_t usual = chunks_.usual(setup_.max_tokens);
+  SQZ_RETURN_IF_ERROR(take_chunk(sm80_.memory, kSm80Bytes, usual, sm80_.blocks,
+                                 [&](void* base) { return lay_out_sm80(base); }));
   if (wanted_ != nullptr) {
     SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, kScopes, wanted_));
   }
   if (!setup_.device.has_wgmma() || setup_.max_request_tokens == 1) return {};
-  // Of other selectors the plain lookups find what is read.
+  // Of other selectors the sm80 lookups find what is read.
   const bool finds = setup_.clusters || !setup_.blocks_look_up;
-  return take_wave(sm90_.memory, kSm90Bytes, finds ? usual : std::min(usual, plain_.blocks),
-                   sm90_.blocks, [&](void* base) { return lay_out_sm90(base); });
+  return take_chunk(sm90_.memory, kSm90Bytes, finds ? usual : std::min(usual, sm80_.blocks),
+                    sm90_.blocks, [&](void* base) { return lay_out_sm90(base); });
 }
 
-size_t BlockServer::lay_out_plain(void* base) {
+size_t BlockServer::lay_out_sm80(void* base) {
   const ModelDescription& model = setup_.model();
-  const int64_t pairs = plain_.blocks * model.kv_heads;
+  const int64_t pairs = sm80_.blocks * model.kv_heads;
   Layout layout(base);
   partials_ = layout.take<float>(static_cast<int64_t>(
-      plain_attend_workspace(setup_.device.multiprocessors, static_cast<int>(model.head_dim)) /
+      sm80_attend_workspace(setup_.device.multiprocessors, static_cast<int>(model.head_dim)) /
       sizeof(float)));
   if (width_ == 0) return layout.used();
-  const int64_t block_tokens = waves_.block_tokens(setup_.max_tokens);
-  const int64_t tokens = std::min(setup_.max_tokens, plain_.blocks * block_tokens);
+  const int64_t block_tokens = chunks_.block_tokens(setup_.max_tokens);
+  const int64_t tokens = std::min(setup_.max_tokens, sm80_.blocks * block_tokens);
   if (setup_.lookups[0].pages) {
     const int64_t rows = setup_.group == PrefillGroup::kMax ? model.group_size() : 1;
     const int64_t queries = block_tokens * model.group_size() / rows;
     lookup_.pieces = static_cast<int32_t>(std::clamp<int64_t>(queries / kPieceQueries, 1, 16));
     lookup_.parts = layout.take<float>(pairs * rows * lookup_.pieces * 2 * model.head_dim);
   } else if (setup_.buckets == nullptr) {
-    lookup_.sums = layout.take<float2>(tokens * model.query_heads * kPlainParts);
+    lookup_.sums = layout.take<float2>(tokens * model.query_heads * kSm80Parts);
     lookup_.lse = layout.take<float>(tokens * model.query_heads);
   }
   lookup_.scores = layout.take<float>(pairs * width_);
@@ -80,7 +80,7 @@ size_t BlockServer::lay_out_plain(void* base) {
   lookup_.state = layout.take<uint2>(pairs);
   lookup_.faults = layout.take<uint32_t>(pairs);
   lookup_.token.alive = layout.take<uint32_t>(pairs * 2 * width_);
-  plain_.table = layout.take<int2>(plain_.blocks);
+  sm80_.table = layout.take<int2>(sm80_.blocks);
   wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * model.kv_heads);
   if (setup_.estimate) {
     lookup_.estimates.capacity = scored_;
@@ -100,11 +100,11 @@ size_t BlockServer::lay_out_sm90(void* base) {
   const int multiprocessors = setup_.device.multiprocessors;
   const auto tokens = static_cast<int32_t>(setup_.max_tokens);
   const QueryBlocks all = {tokens, 1, tokens, nullptr};
-  const QueryBlocks wave = {tokens, static_cast<int32_t>(sm90_.blocks),
-                            static_cast<int32_t>(waves_.block_tokens(tokens)), nullptr};
+  const QueryBlocks chunk = {tokens, static_cast<int32_t>(sm90_.blocks),
+                             static_cast<int32_t>(chunks_.block_tokens(tokens)), nullptr};
   Layout layout(base);
   attend_bytes_ = std::max(prefill_attend_workspace(shape_, all, multiprocessors),
-                           prefill_attend_workspace(shape_, wave, multiprocessors));
+                           prefill_attend_workspace(shape_, chunk, multiprocessors));
   attend_memory_ = layout.take<std::byte>(attend_bytes_);
   if (!setup_.uploaded->keys_values()) {
     int64_t slots = 0, exact = 0;  // of the layer with most
@@ -122,7 +122,7 @@ size_t BlockServer::lay_out_sm90(void* base) {
   sm90_.table = layout.take<int2>(sm90_.blocks);
   if (!setup_.clusters) return layout.used();
   lookup_bytes_ =
-      prefill_lookup_workspace(shape_, wave, static_cast<int32_t>(width_), setup_.group);
+      prefill_lookup_workspace(shape_, chunk, static_cast<int32_t>(width_), setup_.group);
   lookup_memory_ = layout.take<std::byte>(lookup_bytes_);
   for (RunLists& to : level_lists_) {
     to.capacity = (width_ + 1) / 2;
@@ -133,13 +133,13 @@ size_t BlockServer::lay_out_sm90(void* base) {
 
 // ---- Lookups.
 
-Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockWave& wave, bool sm90,
+Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockChunk& chunk, bool sm90,
                                       unsigned long long* counters) {
-  if (sm90 && setup_.clusters) return look_up_sm90(call, wave, counters);
-  PlainLookup lookup = lookup_;
+  if (sm90 && setup_.clusters) return look_up_sm90(call, chunk, counters);
+  Sm80Lookup lookup = lookup_;
   lookup.token = setup_.lookups[static_cast<size_t>(call.layer)];
   LookupParams& params = lookup.token;
-  params.q = rows_from(call, setup_.model(), wave.first).q;
+  params.q = rows_from(call, setup_.model(), chunk.first).q;
   params.q_dtype = call.dtype;
   params.width = width_;
   params.alive = lookup_.token.alive;
@@ -155,22 +155,22 @@ Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockWave& w
     }
     to.wanted = wanted_of(scope, call.layer);
   }
-  lookup.blocks = wave.blocks;
+  lookup.blocks = chunk.blocks;
   lookup.policy = setup_.group;
   SQZ_RETURN_IF_ERROR(setup_.buckets != nullptr
-                          ? setup_.buckets->look_up_blocks(call, wave, lookup)
-                          : plain_lookup(lookup, static_cast<cudaStream_t>(call.stream)));
+                          ? setup_.buckets->look_up_blocks(call, chunk, lookup)
+                          : sm80_lookup(lookup, static_cast<cudaStream_t>(call.stream)));
   return lists_;
 }
 
-Result<RunLists> BlockServer::look_up_sm90(const AttendCall& call, const BlockWave& wave,
+Result<RunLists> BlockServer::look_up_sm90(const AttendCall& call, const BlockChunk& chunk,
                                            unsigned long long* counters) {
   const LookupParams& levels = setup_.lookups[static_cast<size_t>(call.layer)];
   PrefillLookup lookup;
   lookup.shape = shape_;
-  lookup.blocks = wave.blocks;
+  lookup.blocks = chunk.blocks;
   lookup.policy = setup_.group;
-  lookup.queries = rows_from(call, setup_.model(), wave.first).q;
+  lookup.queries = rows_from(call, setup_.model(), chunk.first).q;
   lookup.counters = counters;
   for (int k = 0; k < levels.levels; ++k) {
     const LookupLevel& from = levels.level[k];
@@ -203,7 +203,7 @@ bool BlockServer::takes_sm90(const AttendCall& call) const {
 Status BlockServer::attend(const AttendCall& call, const AttendParams& params, bool looks_up,
                            bool sm90, unsigned long long* counters, const CodedServer* coded) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  const Wave& memory = sm90 ? sm90_ : plain_;
+  const Chunk& memory = sm90 ? sm90_ : sm80_;
   AttendParams own = params;
   if (sm90 && call.cache != nullptr) {
     SQZ_RETURN_IF_ERROR(gather_cache(params, gathered_, stream));
@@ -212,38 +212,38 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
     own.exact_keys = gathered_.exact_keys;
     own.exact_values = gathered_.exact_values;
   }
-  waves_.list(call);
+  chunks_.list(call);
   if (!looks_up) {
     // Dense layers count like the others, one selection a block.
     if (params.lists.totals == nullptr) {
       SQZ_RETURN_IF_ERROR(
-          add_counters(counters, static_cast<unsigned long long>(waves_.size()), 0, stream));
+          add_counters(counters, static_cast<unsigned long long>(chunks_.size()), 0, stream));
     }
     if (coded != nullptr) {
-      SQZ_RETURN_IF_ERROR(coded->count_means(call.layer, {}, static_cast<int64_t>(waves_.size()),
+      SQZ_RETURN_IF_ERROR(coded->count_means(call.layer, {}, static_cast<int64_t>(chunks_.size()),
                                              counters, stream));
     }
     // What is read is the same for all tokens: they share one reading of the keys.
-    waves_.list_whole(call.tokens);
+    chunks_.list_whole(call.tokens);
   }
-  for (size_t begin = 0; begin < waves_.size();) {
-    SQZ_ASSIGN_OR_RETURN(const BlockWave wave,
-                         waves_.next(begin, memory.blocks, memory.table, stream));
-    const CallRows rows = rows_from(call, setup_.model(), wave.first);
+  for (size_t begin = 0; begin < chunks_.size();) {
+    SQZ_ASSIGN_OR_RETURN(const BlockChunk chunk,
+                         chunks_.next(begin, memory.blocks, memory.table, stream));
+    const CallRows rows = rows_from(call, setup_.model(), chunk.first);
     own.q = rows.q;
     own.out = rows.out;
     own.lse = rows.lse;
     if (looks_up) {
-      SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, wave, sm90, counters));
+      SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, chunk, sm90, counters));
       if (coded != nullptr) {
         SQZ_RETURN_IF_ERROR(
-            coded->count_means(call.layer, own.lists, wave.blocks.count, counters, stream));
+            coded->count_means(call.layer, own.lists, chunk.blocks.count, counters, stream));
       }
     }
-    SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, wave.blocks, stream)
-                             : attend_plain(own, wave.blocks,
-                                            looks_up ? estimates_of(call.layer) : PlainEstimates(),
-                                            stream));
+    SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, chunk.blocks, stream)
+                             : attend_sm80(own, chunk.blocks,
+                                           looks_up ? estimates_of(call.layer) : Sm80Estimates(),
+                                           stream));
   }
   return {};
 }
@@ -262,11 +262,11 @@ Status BlockServer::attend_sm90(const AttendParams& params, const QueryBlocks& b
                         stream);
 }
 
-Status BlockServer::attend_plain(const AttendParams& params, const QueryBlocks& blocks,
-                                 const PlainEstimates& estimates, cudaStream_t stream) const {
-  PlainAttend attend = {params, blocks, estimates, partials_};
+Status BlockServer::attend_sm80(const AttendParams& params, const QueryBlocks& blocks,
+                                const Sm80Estimates& estimates, cudaStream_t stream) const {
+  Sm80Attend attend = {params, blocks, estimates, partials_};
   const bool single = blocks.block_tokens == 1 && blocks.count * params.kv_heads <= kMostPairs;
-  if (!single || setup_.estimate) return plain_attend(attend, stream);
+  if (!single || setup_.estimate) return sm80_attend(attend, stream);
   attend.params.requests = blocks.count;
   attend.params.after_lookup = false;
   return decode_attend(attend.params, stream);
@@ -275,17 +275,18 @@ Status BlockServer::attend_plain(const AttendParams& params, const QueryBlocks& 
 // ---- Selections.
 
 Result<RunLists> BlockServer::select(const AttendCall& call, bool sm90) {
-  const Wave& memory = sm90 ? sm90_ : plain_;
-  waves_.list(call);
-  waves_.keep_first();
+  const Chunk& memory = sm90 ? sm90_ : sm80_;
+  chunks_.list(call);
+  chunks_.keep_first();
   size_t begin = 0;
-  SQZ_ASSIGN_OR_RETURN(const BlockWave wave, waves_.next(begin, memory.blocks, memory.table,
-                                                         static_cast<cudaStream_t>(call.stream)));
-  return look_up(call, wave, sm90, uncounted_);
+  SQZ_ASSIGN_OR_RETURN(
+      const BlockChunk chunk,
+      chunks_.next(begin, memory.blocks, memory.table, static_cast<cudaStream_t>(call.stream)));
+  return look_up(call, chunk, sm90, uncounted_);
 }
 
-PlainEstimates BlockServer::estimates_of(int64_t layer) const {
-  PlainEstimates out = lookup_.estimates;
+Sm80Estimates BlockServer::estimates_of(int64_t layer) const {
+  Sm80Estimates out = lookup_.estimates;
   const DeviceLayer& from = setup_.uploaded->layer(layer);
   const int levels = setup_.lookups[static_cast<size_t>(layer)].levels;
   for (int k = 0; out.list != nullptr && k < levels; ++k) {
@@ -296,7 +297,7 @@ PlainEstimates BlockServer::estimates_of(int64_t layer) const {
 }
 
 Result<std::vector<std::vector<ClusterRun>>> BlockServer::estimated(int64_t layer) const {
-  const PlainEstimates& from = lookup_.estimates;
+  const Sm80Estimates& from = lookup_.estimates;
   std::vector<std::vector<ClusterRun>> out(static_cast<size_t>(setup_.model().kv_heads));
   if (from.list == nullptr) return out;
   const int first_level =

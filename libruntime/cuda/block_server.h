@@ -1,17 +1,17 @@
 // Calls with several query tokens a request: cut into blocks that share a selection, as the CPU
-// backend does, and into waves of them, with the memory for it. The kernels for Hopper (prefill_*)
-// serve what they can; the plain ones serve on other GPUs and what is left, and look up for the
+// backend does, and into chunks of them, with the memory for it. The kernels for Hopper (prefill_*)
+// serve what they can; the sm80 ones serve on other GPUs and what is left, and look up for the
 // selectors quest and saap in any case.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "libruntime/cuda/block_waves.h"
+#include "libruntime/cuda/block_chunks.h"
 #include "libruntime/cuda/coded_server.h"
 #include "libruntime/cuda/server_setup.h"
 #include "libruntime/kernels/cuda/gather_cache/kernel.h"
-#include "libruntime/kernels/cuda/plain/kernel.h"
+#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
 
 namespace sqz::cuda {
 
@@ -38,7 +38,7 @@ class BlockServer {
 
  private:
   // What grows with the blocks that are served at once.
-  struct Wave {
+  struct Chunk {
     DeviceMemory memory;
     int64_t blocks = 1;
     int2* table = nullptr;  // [blocks]
@@ -46,35 +46,35 @@ class BlockServer {
 
   explicit BlockServer(const ServerSetup& setup);
   Status allocate();
-  size_t lay_out_plain(void* base);
+  size_t lay_out_sm80(void* base);
   size_t lay_out_sm90(void* base);
   // Lists of pairs; they stay until the next call.
-  Result<RunLists> look_up(const AttendCall& call, const BlockWave& wave, bool sm90,
+  Result<RunLists> look_up(const AttendCall& call, const BlockChunk& chunk, bool sm90,
                            unsigned long long* counters);
-  Result<RunLists> look_up_sm90(const AttendCall& call, const BlockWave& wave,
+  Result<RunLists> look_up_sm90(const AttendCall& call, const BlockChunk& chunk,
                                 unsigned long long* counters);
   Status attend_sm90(const AttendParams& params, const QueryBlocks& blocks,
                      cudaStream_t stream) const;
-  Status attend_plain(const AttendParams& params, const QueryBlocks& blocks,
-                      const PlainEstimates& estimates, cudaStream_t stream) const;
-  PlainEstimates estimates_of(int64_t layer) const;
+  Status attend_sm80(const AttendParams& params, const QueryBlocks& blocks,
+                     const Sm80Estimates& estimates, cudaStream_t stream) const;
+  Sm80Estimates estimates_of(int64_t layer) const;
   const uint32_t* wanted_of(int scope, int64_t layer) const {
     return wanted_ + (scope * std::ssize(setup_.lookups) + layer) * setup_.model().kv_heads;
   }
 
   ServerSetup setup_;
   PrefillShape shape_;
-  BlockWaves waves_;
+  BlockChunks chunks_;
   int64_t width_ = 0, scored_ = 0, slots_ = 0;  // clusters of a level, of all, slots: the most
 
-  Wave plain_;
+  Chunk sm80_;
   uint32_t* wanted_ = nullptr;               // [scopes, layers, Hkv]
   unsigned long long* uncounted_ = nullptr;  // [3] what select() counts
   RunLists lists_;
-  PlainLookup lookup_;  // the workspace of it
+  Sm80Lookup lookup_;  // the workspace of it
   float* partials_ = nullptr;
 
-  Wave sm90_;
+  Chunk sm90_;
   RunLists level_lists_[2];  // of the levels in turn
   std::byte *lookup_memory_ = nullptr, *attend_memory_ = nullptr;
   int64_t lookup_bytes_ = 0, attend_bytes_ = 0;

@@ -102,17 +102,17 @@ Status BucketLookup::look_up(const AttendCall& call, int64_t first,
   return decode_classify(params, plan_, static_cast<cudaStream_t>(call.stream));
 }
 
-Status BucketLookup::look_up_blocks(const AttendCall& call, const BlockWave& wave,
-                                    const PlainLookup& lookup) const {
+Status BucketLookup::look_up_blocks(const AttendCall& call, const BlockChunk& chunk,
+                                    const Sm80Lookup& lookup) const {
   BlockClassify classify;
   classify.lookup = lookup;
   classify.network = setup_.uploaded->layer(call.layer).classifier;
   if (call.q_before_rope != nullptr) {
-    classify.lookup.token.q = before_rope(call, wave.first);
+    classify.lookup.token.q = before_rope(call, chunk.first);
   } else {
     classify.frequencies = static_cast<const float*>(frequencies_.data());
     classify.shrink = rope_.shrink();
-    classify.positions = call.positions + wave.first;
+    classify.positions = call.positions + chunk.first;
   }
   classify.tokens = static_cast<int32_t>(tokens_);
   classify.queries = queries_;

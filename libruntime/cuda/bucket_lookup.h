@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "libruntime/cuda/block_waves.h"
+#include "libruntime/cuda/block_chunks.h"
 #include "libruntime/cuda/server_setup.h"
 #include "libruntime/kernels/cuda/block_classify/kernel.h"
 #include "libruntime/kernels/cuda/decode_classify/kernel.h"
@@ -26,10 +26,10 @@ class BucketLookup {
   // The runs of lookup.requests requests from `first` on, of one token each. `lookup`: of the
   // call's layer, with its queries from `first` on. A captured call keeps its positions.
   Status look_up(const AttendCall& call, int64_t first, const LookupParams& lookup) const;
-  // The runs of a wave's blocks. `lookup`: of the call's layer, with the queries of the wave. A
+  // The runs of a chunk's blocks. `lookup`: of the call's layer, with the queries of the chunk. A
   // captured call keeps its positions.
-  Status look_up_blocks(const AttendCall& call, const BlockWave& wave,
-                        const PlainLookup& lookup) const;
+  Status look_up_blocks(const AttendCall& call, const BlockChunk& chunk,
+                        const Sm80Lookup& lookup) const;
 
  private:
   explicit BucketLookup(const ServerSetup& setup);

@@ -98,7 +98,7 @@ CodedParams CodedServer::params_of(int64_t layer) const {
 size_t CodedServer::lay_out(void* base) {
   const ModelDescription& model = setup_.model();
   const int64_t layers = std::ssize(setup_.index->layers), group = model.group_size();
-  const int64_t pairs = wave_ * model.kv_heads;
+  const int64_t pairs = chunk_ * model.kv_heads;
   const int64_t blocks = std::max<int64_t>(pairs, setup_.device.multiprocessors);
   int64_t key_words = 0, cluster_words = 0, unpacked_slots = 0;
   bool turns = false;  // rows that are unpacked
@@ -140,8 +140,8 @@ size_t CodedServer::lay_out(void* base) {
 
 Status CodedServer::allocate() {
   const ModelDescription& model = setup_.model();
-  SQZ_RETURN_IF_ERROR(take_wave(memory_, kCodedBytes, setup_.max_tokens, wave_,
-                                [&](void* base) { return lay_out(base); }));
+  SQZ_RETURN_IF_ERROR(take_chunk(memory_, kCodedBytes, setup_.max_tokens, chunk_,
+                                 [&](void* base) { return lay_out(base); }));
   SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, 1, wanted_));
   if (turned_back_ != nullptr) SQZ_RETURN_IF_ERROR(upload_rotation());
   CodedParams shape;
@@ -200,8 +200,8 @@ Status CodedServer::attend(const AttendCall& call, unsigned long long* counters)
   CodedParams params = params_of(call.layer);
   params.lookup.q_dtype = call.dtype;
   params.lookup.counters = counters;
-  for (int64_t first = 0; first < call.tokens; first += wave_) {
-    const int64_t requests = std::min(wave_, call.tokens - first);
+  for (int64_t first = 0; first < call.tokens; first += chunk_) {
+    const int64_t requests = std::min(chunk_, call.tokens - first);
     const CallRows rows = rows_from(call, model, first);
     params.lookup.q = rows.q;
     params.lookup.requests = static_cast<int32_t>(requests);

@@ -67,7 +67,7 @@ class CodedServer {
   Status upload_rotation();
 
   ServerSetup setup_;
-  int64_t wave_ = 1;  // most requests of one launch
+  int64_t chunk_ = 1;  // most requests of one launch
   TeamSizes team_sizes_;
   DeviceMemory memory_;
   CodedWorkspace workspace_;

@@ -123,8 +123,8 @@ Status take_memory(DeviceMemory& memory, const LayOut& lay_out) {
 // The same for as many of what the layout grows with, 1 to `most`, as `bytes` have room for:
 // `count` tells lay_out() how many.
 template <class LayOut>
-Status take_wave(DeviceMemory& memory, int64_t bytes, int64_t most, int64_t& count,
-                 const LayOut& lay_out) {
+Status take_chunk(DeviceMemory& memory, int64_t bytes, int64_t most, int64_t& count,
+                  const LayOut& lay_out) {
   const auto bytes_of = [&](int64_t some) {
     count = some;
     return static_cast<int64_t>(lay_out(nullptr));

@@ -28,11 +28,12 @@ CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
     return coded_->reads_clusters(call.layer) && !estimates ? Route::kDecode : Route::kCodes;
   }
   if (selecting && ((estimate_ && !clusters) || (is_saap() && !buckets_->fits()))) {
-    return Route::kPlain;
+    return Route::kPrefillSm80;
   }
   // The selector ideal selects for each token by itself, as decoding does.
   if (has_blocks(call) && !(selecting && is_ideal())) {
-    if (blocks_ != nullptr) return blocks_->takes_sm90(call) ? Route::kPrefill : Route::kPlain;
+    if (blocks_ != nullptr)
+      return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
   }
   if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
     return Route::kBatch;
@@ -135,9 +136,9 @@ Status CudaSession::attend(const AttendCall& call) {
   const auto all = [&] { return attend_params(call, 0, call.tokens); };
   unsigned long long* counters = &counters_[call.layer].selections;
   switch (const Route route = route_of(call)) {
-    case Route::kPrefill:
-    case Route::kPlain: {
-      route_ = route == Route::kPrefill ? "prefill-sm90" : "prefill-sm80";
+    case Route::kPrefillSm90:
+    case Route::kPrefillSm80: {
+      route_ = route == Route::kPrefillSm90 ? "prefill-sm90" : "prefill-sm80";
       AttendParams params = all();
       const bool unpacks = is_coded(call.layer) && coded_->unpacks(call.layer);
       const CodedServer* coded = unpacks ? coded_.get() : nullptr;
@@ -145,7 +146,7 @@ Status CudaSession::attend(const AttendCall& call) {
         SQZ_RETURN_IF_ERROR(
             coded->unpack(call.layer, params, static_cast<cudaStream_t>(call.stream)));
       }
-      return blocks_->attend(call, params, looks_up, route == Route::kPrefill, counters, coded);
+      return blocks_->attend(call, params, looks_up, route == Route::kPrefillSm90, counters, coded);
     }
     case Route::kCodes:
       route_ = "decode-codes";
@@ -156,8 +157,8 @@ Status CudaSession::attend(const AttendCall& call) {
     case Route::kDecode:
       route_ = "decode";
   }
-  for (int64_t first = 0; first < call.tokens; first += wave_) {
-    const int64_t requests = std::min(wave_, call.tokens - first);
+  for (int64_t first = 0; first < call.tokens; first += chunk_) {
+    const int64_t requests = std::min(chunk_, call.tokens - first);
     if (looks_up) SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
     SQZ_RETURN_IF_ERROR(decode_attend(attend_params(call, first, requests),
                                       static_cast<cudaStream_t>(call.stream)));
@@ -213,8 +214,8 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     runs_ = std::move(found.runs);
     guessed_ = std::move(found.guessed);
     estimated_ = std::move(found.estimated);
-  } else if (route == Route::kPrefill || route == Route::kPlain) {
-    SQZ_ASSIGN_OR_RETURN(const RunLists lists, blocks_->select(call, route == Route::kPrefill));
+  } else if (route == Route::kPrefillSm90 || route == Route::kPrefillSm80) {
+    SQZ_ASSIGN_OR_RETURN(const RunLists lists, blocks_->select(call, route == Route::kPrefillSm90));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
     SQZ_ASSIGN_OR_RETURN(estimated_, blocks_->estimated(call.layer));
   } else {

@@ -58,11 +58,11 @@ class CudaSession final : public ServingSession {
   bool selects(int64_t layer) const;
   // Which kernels serve a call: the one place that decides.
   enum class Route {
-    kDecode,   // a token a request; each reads its own selection
-    kBatch,    // a token a request; what any of them selected is read once
-    kPrefill,  // requests of several tokens: sm90
-    kPlain,    // the same on any GPU, and what the others do not do
-    kCodes,    // layers with rows of codes or key codes: a token a request, or `block` is 1
+    kDecode,       // a token a request; each reads its own selection
+    kBatch,        // a token a request; what any of them selected is read once
+    kPrefillSm90,  // requests of several tokens: sm90
+    kPrefillSm80,  // the same on any GPU, and what the others do not do
+    kCodes,        // layers with rows of codes or key codes: a token a request, or `block` is 1
   };
   Route route_of(const AttendCall& call) const;
   Status check_call(const AttendCall& call) const;
@@ -81,12 +81,12 @@ class CudaSession final : public ServingSession {
   SelectionPlan block_plan_;  // of requests of several tokens, where key codes choose for others
   SelectorKind selector_;
   int64_t block_, max_tokens_, max_request_tokens_;
-  int64_t wave_ = 1;  // most requests of one launch
+  int64_t chunk_ = 1;  // most requests of one launch
   const char* route_ = "";
   TeamSizes team_sizes_;
   Device gpu_;
-  // Served by the plain kernels in any case: what is estimated, and everything.
-  const bool estimate_, plain_only_;
+  // Served by the sm80 kernels in any case: what is estimated, and everything.
+  const bool estimate_, sm80_only_;
   std::unique_ptr<BlockServer> blocks_;             // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null

@@ -12,7 +12,7 @@
 namespace sqz::cuda {
 namespace {
 
-constexpr int64_t kWaveBytes = int64_t{128} << 20;  // of the workspace of lookups
+constexpr int64_t kChunkBytes = int64_t{128} << 20;  // of the workspace of lookups
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
@@ -151,7 +151,7 @@ CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
       max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
                                                           : max_tokens_),
       estimate_(options.selection.estimate),
-      plain_only_(options.plain_kernels) {}
+      sm80_only_(options.sm80_kernels) {}
 
 CudaSession::~CudaSession() {
   // Work that still uses the memory is on streams of the caller.
@@ -177,7 +177,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   }
   if (index_->metadata().has_codes()) SQZ_RETURN_IF_ERROR(check_codes());
   SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));
-  if (plain_only_) gpu_.capability = gpu_.compiled = 80;
+  if (sm80_only_) gpu_.capability = gpu_.compiled = 80;
   LookupParams shape;
   shape.dtype = index_->metadata().dtype;
   shape.dim = static_cast<int32_t>(model.head_dim);
@@ -277,7 +277,7 @@ size_t CudaSession::lay_out(void* base) {
     }
     slots = std::max<int64_t>(slots, lookup.slots);
   }
-  const int64_t pairs = width == 0 ? 0 : wave_ * model.kv_heads;
+  const int64_t pairs = width == 0 ? 0 : chunk_ * model.kv_heads;
   Layout layout(base);
   counters_ = layout.take<DeviceCounters>(std::ssize(lookups_));
   attend_workspace_ = layout.take<std::byte>(static_cast<int64_t>(
@@ -316,8 +316,8 @@ size_t CudaSession::lay_out(void* base) {
 Status CudaSession::allocate(const SelectionRequest& request) {
   const int64_t most = std::min<int64_t>(kMostPairs / index_->metadata().model.kv_heads,
                                          is_saap() ? kClassifyRequests : kMostPairs);
-  SQZ_RETURN_IF_ERROR(take_wave(memory_, kWaveBytes, std::min(max_tokens_, most), wave_,
-                                [&](void* base) { return lay_out(base); }));
+  SQZ_RETURN_IF_ERROR(take_chunk(memory_, kChunkBytes, std::min(max_tokens_, most), chunk_,
+                                 [&](void* base) { return lay_out(base); }));
   SQZ_RETURN_IF_ERROR(upload_wanted_keys(plan_, *index_, 1, wanted_));
   if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
   if (!static_runs_.empty()) {
@@ -355,7 +355,7 @@ Status CudaSession::create_servers(const SelectionRequest& request) {
     setup.buckets = buckets_.get();
     blocks = blocks || !buckets_->fits();
   }
-  if (const int64_t most = std::min(max_tokens_, wave_); most > 1 && gpu_.has_wgmma()) {
+  if (const int64_t most = std::min(max_tokens_, chunk_); most > 1 && gpu_.has_wgmma()) {
     SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, most));
   }
   setup.blocks_choose_clusters = !block_lookups_.empty();

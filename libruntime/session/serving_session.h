@@ -23,7 +23,7 @@ struct SessionOptions {
   int threads = 0;                      // 0 = all cores
   const CpuKernels* kernels = nullptr;  // null = the machine's best
   // CUDA: the kernels of GPUs before compute capability 9.0, whatever the GPU; for tests.
-  bool plain_kernels = false;
+  bool sm80_kernels = false;
 };
 
 // Validated by the C interface: shapes fit the index, tokens <= max_tokens, indptr in order,

@@ -44,7 +44,7 @@ inline SelectionRequest by_budget(double keep, int levels = 0) {
 struct BlockOptions {
   int64_t block = 0;
   DType dtype = DType::kBF16;  // of queries and results
-  bool plain_kernels = false;
+  bool sm80_kernels = false;
   const Served* wanted = nullptr;  // whose keys the queries look for, if not the served ones
   // What the CPU serves, if not the same: of equal clusters and rows.
   const Served* on_cpu = nullptr;
@@ -73,7 +73,7 @@ inline double compare_blocks(const Served& served, const SelectionRequest& selec
   SessionOptions options;
   options.selection = selection;
   options.block = how.block;
-  options.plain_kernels = how.plain_kernels;
+  options.sm80_kernels = how.sm80_kernels;
   const auto gpu = create_session(served.index, uploaded(served), options);
   options.threads = 2;
   if (how.cpu_selection != nullptr) options.selection = *how.cpu_selection;

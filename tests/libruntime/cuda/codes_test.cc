@@ -48,7 +48,7 @@ int64_t differing(const std::vector<bool>& a, const std::vector<bool>& b) {
 constexpr int64_t kCluster = 80;  // keys of a large one
 
 // Scores that are equal but for rounding may go either way, in few heads: one key for another, or
-// one cluster for another at the border that says how many keys are read (queries are rounded to 15
+// one cluster for another at the cutoff that says how many keys are read (queries are rounded to 15
 // bits; 4 of 22 heads were seen with 256 dimensions). Returns the heads [Hkv] where they did, of
 // one token.
 std::vector<bool> compare_choice(ServingSession& gpu, const AttendCall& on_gpu, Session& cpu,
@@ -336,21 +336,21 @@ TEST_F(Codes, Prompts) {
     for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
       const Compressed index = compress(options, {.rows = rows});
       const auto run = [&](const SelectionRequest& selection, const std::vector<int64_t>& lengths,
-                           bool plain = false) {
+                           bool sm80 = false) {
         return test::compare_blocks(
             index.coded, selection, lengths,
-            {.block = 32, .dtype = DType::kF16, .plain_kernels = plain, .wanted = &index.whole});
+            {.block = 32, .dtype = DType::kF16, .sm80_kernels = sm80, .wanted = &index.whole});
       };
-      for (const bool plain : {false, true}) {
-        SCOPED_TRACE(concat("dim ", dim, ", ", rows_name(rows), plain ? ", plain" : ""));
-        EXPECT_NEAR(run(by_budget(0.1), {70}, plain), 0.1, 0.03);
-        run(with_thresholds({1e-4, 3e-4}), {1, 40, 33, 0, 5}, plain);
+      for (const bool sm80 : {false, true}) {
+        SCOPED_TRACE(concat("dim ", dim, ", ", rows_name(rows), sm80 ? ", sm80" : ""));
+        EXPECT_NEAR(run(by_budget(0.1), {70}, sm80), 0.1, 0.03);
+        run(with_thresholds({1e-4, 3e-4}), {1, 40, 33, 0, 5}, sm80);
         SelectionRequest dense;
         dense.selector = SelectorKind::kDense;
-        EXPECT_EQ(run(dense, {50, 3}, plain), 1.0);
+        EXPECT_EQ(run(dense, {50, 3}, sm80), 1.0);
         SelectionRequest estimate = by_budget(0.1);
         estimate.estimate = true;
-        run(estimate, {70}, plain);
+        run(estimate, {70}, sm80);
         if (HasFailure()) return;
       }
     }
@@ -407,11 +407,11 @@ TEST_F(Codes, PromptsWithKeyCodes) {
     const Served uncoded =
         rows == RowKind::k16 ? serve(options) : serve_coded(options, {.rows = rows});
     const auto compare = [&](const SelectionRequest& selection, const SelectionRequest& clusters,
-                             bool plain) {
+                             bool sm80) {
       return test::compare_blocks(index.coded, selection, {70, 1, 33},
                                   {.block = 32,
                                    .dtype = DType::kF16,
-                                   .plain_kernels = plain,
+                                   .sm80_kernels = sm80,
                                    .wanted = &index.whole,
                                    .on_cpu = &uncoded,
                                    .cpu_selection = &clusters});
@@ -421,10 +421,10 @@ TEST_F(Codes, PromptsWithKeyCodes) {
     const auto plan = gpu_session(index.coded, selection)->plan();
     ASSERT_GT(plan.alive, plan.asked_keep);
     const double keep = (plan.asked_keep + plan.alive) / 2;
-    for (const bool plain : {false, true}) {
-      SCOPED_TRACE(concat(rows_name(rows), plain ? ", sm80" : ""));
-      EXPECT_NEAR(compare(selection, by_budget(keep), plain), keep, 0.05);
-      compare(with_thresholds({1e-4, 3e-4}), with_thresholds({1e-4, 3e-4}), plain);
+    for (const bool sm80 : {false, true}) {
+      SCOPED_TRACE(concat(rows_name(rows), sm80 ? ", sm80" : ""));
+      EXPECT_NEAR(compare(selection, by_budget(keep), sm80), keep, 0.05);
+      compare(with_thresholds({1e-4, 3e-4}), with_thresholds({1e-4, 3e-4}), sm80);
       if (HasFailure()) return;
     }
   }

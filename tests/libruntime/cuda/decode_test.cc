@@ -139,9 +139,9 @@ TEST_F(Decode, LevelsPoliciesAndRules) {
   }
 }
 
-// Thresholds of this index say that a score at the border is expected to be far from what scores
+// Thresholds of this index say that a score at the cutoff is expected to be far from what scores
 // are (-12, log2), but for a share of .45; they are all the same, close together or far apart.
-TEST_F(Decode, BordersOfBudgets) {
+TEST_F(Decode, CutoffsOfBudgets) {
   const Served served = serve(shape(128, 4, {9, 70, 500}));
   for (const double keep : {0.01, 0.1, 0.45, 0.9}) {
     for (const float strength : {0.0f, 0.05f, 3.0f}) {

@@ -68,9 +68,9 @@ class Problem {
         ASSERT_LE(run.first + run.length, slots.size());
         std::fill_n(slots.begin() + run.first, run.length, 1);
       }
-      float border = INFINITY;  // the worst score that is chosen
+      float cutoff = INFINITY;  // the worst score that is chosen
       for (int i = 0; i < c_.clusters; ++i) {
-        if (expected[i] != 0) border = std::min(border, scores[l][i]);
+        if (expected[i] != 0) cutoff = std::min(cutoff, scores[l][i]);
       }
       for (int i = 0; i < c_.clusters; ++i) {
         total += expected[i];
@@ -80,7 +80,7 @@ class Problem {
         if (offsets[i] == offsets[i + 1] || slots[offsets[i]] == expected[i]) continue;
         ++different;
         // Ties within rounding may fall either way.
-        EXPECT_NEAR(scores[l][i], c_.budget ? border : log_threshold_, 2e-3)
+        EXPECT_NEAR(scores[l][i], c_.budget ? cutoff : log_threshold_, 2e-3)
             << "list " << l << " cluster " << i;
       }
     }

@@ -97,9 +97,9 @@ TEST_F(QuestPrompts, DenseLayersAndLayerBudgets) {
 }
 
 // Other kernels for attention, the same for the lookup.
-TEST_F(QuestPrompts, PlainKernels) {
+TEST_F(QuestPrompts, Sm80Kernels) {
   const Served served = serve(pages(128, 4));
-  test::compare_blocks(served, quest(0.1), {40, 1, 3}, {.block = 16, .plain_kernels = true});
+  test::compare_blocks(served, quest(0.1), {40, 1, 3}, {.block = 16, .sm80_kernels = true});
 }
 
 TEST_F(QuestPrompts, GraphReplayWithOtherQueries) {

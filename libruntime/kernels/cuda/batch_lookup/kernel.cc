@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "libruntime/kernels/cuda/common/head_dims.h"
-#include "libruntime/kernels/cuda/plain/kernel.h"
+#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
 
 namespace sqz::cuda {
 
@@ -24,19 +24,19 @@ int parts_of(const BatchLookup& call, int level) {
 }
 
 // A level alone, for the scores of all of its clusters: those that are not alive have none.
-PlainLookup budget_of(const BatchLookup& call, int level) {
-  PlainLookup plain;
-  plain.token = call.lookup;
-  plain.token.level[0] = call.lookup.level[level];
-  plain.token.level[0].centroids = nullptr;  // they are counted already
-  plain.token.levels = level + 1 == call.lookup.levels ? 1 : 2;
-  plain.block = plain.token;
-  plain.blocks = {call.lookup.requests, call.lookup.requests, 1, nullptr};
-  plain.scores = call.scores;
-  plain.chosen = call.chosen;
-  plain.state = call.state;
-  plain.faults = call.pair_faults;
-  return plain;
+Sm80Lookup budget_of(const BatchLookup& call, int level) {
+  Sm80Lookup budget;
+  budget.token = call.lookup;
+  budget.token.level[0] = call.lookup.level[level];
+  budget.token.level[0].centroids = nullptr;  // they are counted already
+  budget.token.levels = level + 1 == call.lookup.levels ? 1 : 2;
+  budget.block = budget.token;
+  budget.blocks = {call.lookup.requests, call.lookup.requests, 1, nullptr};
+  budget.scores = call.scores;
+  budget.chosen = call.chosen;
+  budget.state = call.state;
+  budget.faults = call.pair_faults;
+  return budget;
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ Status batch_lookup(const BatchLookup& call, cudaStream_t stream) {
     }));
     SQZ_RETURN_IF_ERROR(launch_batch_choose(call, level, parts, stream));
     if (call.lookup.rule != LookupRule::kBudget) continue;
-    SQZ_RETURN_IF_ERROR(plain_choose(budget_of(call, level), 0, stream));
+    SQZ_RETURN_IF_ERROR(sm80_choose(budget_of(call, level), 0, stream));
     SQZ_RETURN_IF_ERROR(launch_batch_budget(call, level, stream));
   }
   return {};

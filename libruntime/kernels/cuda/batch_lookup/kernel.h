@@ -6,8 +6,8 @@
 // chunk's number * Hkv + head.
 #pragma once
 
-#include "libruntime/kernels/cuda/plain/kernel.h"
 #include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
 
 namespace sqz::cuda {
 

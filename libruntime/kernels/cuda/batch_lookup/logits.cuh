@@ -5,14 +5,14 @@
 #include "libruntime/kernels/cuda/batch_lookup/list.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
-#include "libruntime/kernels/cuda/plain/tiles.cuh"
+#include "libruntime/kernels/cuda/prefill_sm80/tiles.cuh"
 
 namespace sqz::cuda {
 
 template <class Element, int kDim>
-__global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
+__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
     batch_logits_kernel(const __grid_constant__ BatchLookup call, int k, int row_tiles, int parts) {
-  using Tile = PlainTile<kDim>;
+  using Tile = Sm80Tile<kDim>;
   constexpr int kTiles = Tile::kStream / 8;
   extern __shared__ __align__(16) uint16_t memory[];
   __shared__ float log_sizes[Tile::kStream];
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
 // `parts`: of the level's clusters.
 template <int kDim>
 Status launch_batch_logits(const BatchLookup& call, int level, int parts, cudaStream_t stream) {
-  using Tile = PlainTile<kDim>;
+  using Tile = Sm80Tile<kDim>;
   const LookupParams& p = call.lookup;
   const bool wide = p.q_dtype != p.dtype;
   constexpr int kWideRows = 2 * (Tile::kRows + Tile::kStream);

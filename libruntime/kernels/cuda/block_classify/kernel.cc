@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "libruntime/cuda/cuda_status.h"
-#include "libruntime/kernels/cuda/plain/kernel.h"
+#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
 
 namespace sqz::cuda {
 
@@ -19,7 +19,7 @@ Status block_classify(const BlockClassify& call, cudaStream_t stream) {
     SQZ_RETURN_IF_ERROR(find_logits(call, stretch, stream));
     SQZ_RETURN_IF_ERROR(add_shares(call, stretch, stream));
   }
-  return plain_choose(call.lookup, 0, stream);
+  return sm80_choose(call.lookup, 0, stream);
 }
 
 }  // namespace sqz::cuda

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_classify/weights.h"
-#include "libruntime/kernels/cuda/plain/kernel.h"
+#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
 
 namespace sqz::cuda {
 
@@ -23,9 +23,9 @@ struct SplitMatrix {
 };
 
 struct BlockClassify {
-  // level[0]: clusters = C, offsets, sizes; scores, faults, and what plain_choose() takes. q as it
+  // level[0]: clusters = C, offsets, sizes; scores, faults, and what sm80_choose() takes. q as it
   // is after RoPE, unless `frequencies` is null.
-  PlainLookup lookup;
+  Sm80Lookup lookup;
   ClassifierNetwork network;
   const float* frequencies = nullptr;  // [d / 2] radians a token; null: q is before RoPE
   float shrink = 1;                    // of a query after RoPE: as in RopeUndo

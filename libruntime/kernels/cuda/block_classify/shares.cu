@@ -3,7 +3,7 @@
 #include "libruntime/kernels/cuda/block_classify/kernel.h"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
-#include "libruntime/kernels/cuda/plain/tiles.cuh"
+#include "libruntime/kernels/cuda/prefill_sm80/tiles.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
     add_shares_kernel(const __grid_constant__ BlockClassify call, Stretch stretch,
                       int64_t head_rows) {
   __shared__ float sums[kWarps][32];
-  const PlainLookup& lookup = call.lookup;
+  const Sm80Lookup& lookup = call.lookup;
   const LookupParams& p = lookup.token;
   const int pair = static_cast<int>(blockIdx.x), head = pair % p.kv_heads;
   const int2 block = block_of(lookup.blocks, pair / p.kv_heads);

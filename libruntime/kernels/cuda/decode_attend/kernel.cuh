@@ -30,9 +30,9 @@ class Attend : private AttendMerge<kDim> {
     int64_t at = 0, end = 0;
     int pair = 0;
     bool more = false;
-    const bool by_pairs = this->share_by_pairs(segment, more);
+    const bool by_pairs = this->split_by_pairs(segment, more);
     if (!by_pairs) {
-      pair = this->share_all(at, end);
+      pair = this->split_evenly(at, end);
       more = at < end;
     }
 #pragma unroll 1

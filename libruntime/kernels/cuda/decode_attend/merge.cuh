@@ -1,18 +1,18 @@
-// The end of a segment: the states of its warps into one, the parts of its pair into the result.
+// The end of a segment: the states of its warps into one, the splits of its pair into the result.
 // The block that finishes last merges them in the order of the keys: the same bits whatever the
 // timing.
 #pragma once
 
-#include "libruntime/kernels/cuda/decode_attend/shares.cuh"
+#include "libruntime/kernels/cuda/decode_attend/work_split.cuh"
 #include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
 
 template <int kDim>
-class AttendMerge : protected AttendShares<kDim> {
+class AttendMerge : protected AttendWorkSplit<kDim> {
  protected:
-  using Base = AttendShares<kDim>;
+  using Base = AttendWorkSplit<kDim>;
   using Segment = typename Base::Segment;
   using Base::Base;
   using Base::lane_;
@@ -32,9 +32,9 @@ class AttendMerge : protected AttendShares<kDim> {
 
   __device__ void finish_segment(const Segment& segment, State& state) {
     merge_warps(state);
-    const bool merges = segment.parts > 1 && share_part(segment);
-    if (merges) merge_parts(segment);
-    if (segment.parts == 1) write_own(segment);
+    const bool merges = segment.splits > 1 && leave_split(segment);
+    if (merges) merge_splits(segment);
+    if (segment.splits == 1) write_own(segment);
     __syncthreads();
   }
 
@@ -98,7 +98,7 @@ class AttendMerge : protected AttendShares<kDim> {
   }
 
   // Leaves this block's part to others; true if they all did before: the pair is to be merged here.
-  __device__ bool share_part(const Segment& segment) {
+  __device__ bool leave_split(const Segment& segment) {
     AttendPartial<kDim>* own = segment.own;
 #pragma unroll 1
     for (int i = thread_; i < p_.group * kQuads; i += kAttendThreads) {
@@ -110,34 +110,34 @@ class AttendMerge : protected AttendShares<kDim> {
     if (thread_ == 0) {
       auto* arrived = static_cast<uint32_t*>(p_.workspace) + segment.pair;
       const uint32_t before = ptx::atom_add_acq_rel(arrived, 1);
-      s_.last = before == static_cast<uint32_t>(segment.parts) - 1 ? 1 : 0;
+      s_.last = before == static_cast<uint32_t>(segment.splits) - 1 ? 1 : 0;
       if (s_.last != 0) *arrived = 0;  // for the next launch
     }
     __syncthreads();
     return s_.last != 0;
   }
 
-  // A warp takes 64 dimensions of a row, two neighbours a lane, and adds them up over the parts,
-  // kBatch of them under way. Lane i weighs parts i, 32 + i, ...
-  __device__ void merge_parts(const Segment& segment) const {
+  // A warp takes 64 dimensions of a row, two neighbours a lane, and adds them up over the splits,
+  // kBatch of them under way. Lane i weighs splits i, 32 + i, ...
+  __device__ void merge_splits(const Segment& segment) const {
     constexpr int kBatch = 16;
     static_assert(32 % kBatch == 0);
 #pragma unroll 1
     for (int item = warp_; item < p_.group * kHalves; item += kAttendWarps) {
       const int row = item / kHalves, dim = item % kHalves * 64 + 2 * lane_;
       float2 values[kBatch], own = total_of(segment, lane_, row), sum = {};
-      load_parts(segment, 0, row, dim, values);
+      load_splits(segment, 0, row, dim, values);
       float top = own.x, total = 0;
 #pragma unroll 1
-      for (int i = lane_ + 32; i < segment.parts; i += 32) {
+      for (int i = lane_ + 32; i < segment.splits; i += 32) {
         top = fmaxf(top, total_of(segment, i, row).x);
       }
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
       float weight = 0;
 #pragma unroll 1
-      for (int first = 0; first < segment.parts; first += kBatch) {
-        if (first > 0) load_parts(segment, first, row, dim, values);
+      for (int first = 0; first < segment.splits; first += kBatch) {
+        if (first > 0) load_splits(segment, first, row, dim, values);
         if (first % 32 == 0) {
           if (first > 0) own = total_of(segment, first + lane_, row);
           weight = ptx::ex2_approx(own.x - top);
@@ -145,10 +145,10 @@ class AttendMerge : protected AttendShares<kDim> {
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          const float of_part = __shfl_sync(~0u, weight, (first + i) % 32);
-          if (first + i >= segment.parts) continue;
-          sum.x += values[i].x * of_part;
-          sum.y += values[i].y * of_part;
+          const float of_split = __shfl_sync(~0u, weight, (first + i) % 32);
+          if (first + i >= segment.splits) continue;
+          sum.x += values[i].x * of_split;
+          sum.y += values[i].y * of_split;
         }
       }
 #pragma unroll
@@ -163,22 +163,22 @@ class AttendMerge : protected AttendShares<kDim> {
     }
   }
 
-  // Maximum and sum of a part; of none beyond the last.
-  __device__ static float2 total_of(const Segment& segment, int part, int row) {
-    if (part >= segment.parts) return make_float2(kLowestMaximum, 0);
-    return __ldcg(&segment.part(part)->total[row]);
+  // Maximum and sum of a split; of none beyond the last.
+  __device__ static float2 total_of(const Segment& segment, int split, int row) {
+    if (split >= segment.splits) return make_float2(kLowestMaximum, 0);
+    return __ldcg(&segment.split(split)->total[row]);
   }
 
   template <int kBatch>
-  __device__ static void load_parts(const Segment& segment, int first, int row, int dim,
-                                    float2 (&values)[kBatch]) {
+  __device__ static void load_splits(const Segment& segment, int first, int row, int dim,
+                                     float2 (&values)[kBatch]) {
     if (dim >= kDim) return;
-    const AttendPartial<kDim>* parts = segment.second + 2 * (first - 1);
+    const AttendPartial<kDim>* splits = segment.second + 2 * (first - 1);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (first + i >= segment.parts) continue;
-      const AttendPartial<kDim>* part = i == 0 && first == 0 ? segment.first : parts + 2 * i;
-      values[i] = __ldcg(reinterpret_cast<const float2*>(&part->values[row][dim]));
+      if (first + i >= segment.splits) continue;
+      const AttendPartial<kDim>* split = i == 0 && first == 0 ? segment.first : splits + 2 * i;
+      values[i] = __ldcg(reinterpret_cast<const float2*>(&split->values[row][dim]));
     }
   }
 

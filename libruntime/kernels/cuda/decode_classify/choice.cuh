@@ -6,27 +6,27 @@
 
 namespace sqz::cuda {
 
-class BucketChoice : private Choice<MeetingTeam<kClassifyThreads>, false> {
+class BucketChoice : private Choice<PullTeam<kClassifyThreads>, false> {
  public:
   struct Shared {
-    MeetingTeam<kClassifyThreads>::Shared team;
-    BorderShared border;
+    PullTeam<kClassifyThreads>::Shared team;
+    CutoffShared cutoff;
   };
 
   // words, spans: [C] in shared memory, words workspace there.
   __device__ BucketChoice(const LookupParams& params, int pair, Shared& shared, uint32_t* words,
                           uint2* spans)
-      : Choice(params, 1, pair, shared.team, reinterpret_cast<char*>(&shared.border)) {
+      : Choice(params, 1, pair, shared.team, reinterpret_cast<char*>(&shared.cutoff)) {
     words_ = words;
     spans_ = spans;
     size_ = static_cast<uint32_t>(params.level[0].clusters);
-    clear_digits();
+    clear_bins();
   }
 
   // By the rule `budget`, from scores [C] that the block has written since its last barrier.
   __device__ void run(const float* scores, uint32_t wanted) {
     __syncthreads();
-    // Where every slot has as much, or somewhat above, is the border expected.
+    // Where every slot has as much, or somewhat above, is the cutoff expected.
     const float even = __log2f(static_cast<float>(p_.group) / static_cast<float>(p_.slots));
     const float* own = scores + thread_ * each();
     const Chosen chosen = choose(

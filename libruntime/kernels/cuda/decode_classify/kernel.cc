@@ -94,9 +94,9 @@ Result<ClassifyPlan> plan_classify(const ClassifyParams& params) {
   for (int pairs = 1; pairs <= kTeamPairs; ++pairs) {
     plan.teams[pairs] = best_team(params, plan, at_once, pairs);
   }
-  const int64_t told =
-      layout_of(params, {1, kMostTeam}, kShortRing).told_bytes(params.lookup.group, kMostTeam);
-  plan.scratch = kScratchBegin + kTeamPairs * told;
+  const int64_t bytes =
+      layout_of(params, {1, kMostTeam}, kShortRing).exchange_bytes(params.lookup.group, kMostTeam);
+  plan.scratch = kScratchBegin + kTeamPairs * bytes;
   return plan;
 }
 

@@ -256,14 +256,14 @@ class Classify : private LookupTeam<kClassifyThreads> {
 
   // ---- Logits of the slice's buckets.
 
-  __device__ int32_t told_bytes() const {
-    return at_.told_bytes(p_.group, blocks_);
+  __device__ int32_t exchange_bytes() const {
+    return at_.exchange_bytes(p_.group, blocks_);
   }
-  // Where the pair's blocks tell each other what begins at at_.logits.
-  __device__ char* told() const {
+  // Where the pair's blocks exchange what begins at at_.logits.
+  __device__ char* exchange() const {
     return blocks_ == 1 ? arrays_ + at_.logits
                         : static_cast<char*>(c_.scratch) + kScratchBegin +
-                              static_cast<int64_t>(pair_) * told_bytes();
+                              static_cast<int64_t>(pair_) * exchange_bytes();
   }
 
   // A warp has some columns of all tiles: the fragments of hidden units are read once, and its
@@ -337,7 +337,7 @@ class Classify : private LookupTeam<kClassifyThreads> {
     sum = sum * ptx::ex2_approx(maximum - top) + ptx::ex2_approx(y[0] - top) +
           ptx::ex2_approx(y[1] - top);
     maximum = top;
-    auto* to = reinterpret_cast<float*>(told()) + row * at_.bucket_tiles * 8 + bucket;
+    auto* to = reinterpret_cast<float*>(exchange()) + row * at_.bucket_tiles * 8 + bucket;
     *reinterpret_cast<float2*>(to) = make_float2(y[0], y[1]);
   }
 
@@ -345,13 +345,13 @@ class Classify : private LookupTeam<kClassifyThreads> {
   __device__ void tell_sums(float maximum, float sum) {
     add_sums_of_lanes(maximum, sum);
     if (lane_ % 4 != 0 || lane_ / 4 >= p_.group) return;
-    auto* to = reinterpret_cast<float2*>(told() + at_.sums - at_.logits);
+    auto* to = reinterpret_cast<float2*>(exchange() + at_.sums - at_.logits);
     to[(block_ * kClassifyWarps + warp_) * kMostGroup + lane_ / 4] = make_float2(maximum, sum);
   }
 
   // ---- The choice.
 
-  // Whether all blocks of the pair have told their part.
+  // Whether all blocks of the pair have sent their part.
   __device__ bool comes_last() {
     __syncthreads();
     if (blocks_ == 1) return true;
@@ -367,7 +367,7 @@ class Classify : private LookupTeam<kClassifyThreads> {
     const int row = at_.bucket_tiles * 32;
 #pragma unroll 1
     for (int j = 4 * thread_; j < buckets_; j += 4 * kClassifyThreads) {
-      const char* from = told() + 4 * j;
+      const char* from = exchange() + 4 * j;
       auto to = static_cast<uint32_t>(__cvta_generic_to_shared(arrays_ + at_.logits + 4 * j));
 #pragma unroll 4
       for (int r = 0; r < p_.group; ++r, from += row, to += row) ptx::cp_async_16(to, from, 16);
@@ -404,7 +404,7 @@ class Classify : private LookupTeam<kClassifyThreads> {
   // s_.lse of this warp's row, base 2; NaN or infinite if a logit is.
   __device__ void find_denominator() {
     constexpr int kParts = kMostTeam * kClassifyWarps / 32;  // of a lane
-    const auto* sums = reinterpret_cast<const float2*>(told() + at_.sums - at_.logits) + warp_;
+    const auto* sums = reinterpret_cast<const float2*>(exchange() + at_.sums - at_.logits) + warp_;
     float2 part[kParts];
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {

@@ -13,7 +13,7 @@ inline constexpr int kChoiceBytes = 10304;  // of BucketChoice::Shared
 // Tiles of weights in a step of a warp, at most: some rows of one column of tiles.
 inline constexpr int kStepTiles = 11;
 
-// Scratch: a counter of arrivals a pair, then what blocks tell, pair after pair.
+// Scratch: a counter of arrivals a pair, then what blocks exchange, pair after pair.
 inline constexpr int kScratchBegin = kTeamPairs * 4;
 
 // Where the arrays begin, in bytes from the end of the struct; all multiples of 16.
@@ -28,7 +28,7 @@ struct ClassifyLayout {
   // [warps, step_tiles, 32] float2: sums of a warp's columns. Of a block with one step a column in
   // the place of the activations.
   int32_t partial;
-  // What a pair's blocks tell the one that chooses, the same in the scratch of the pair; and what
+  // What a pair's blocks send the one that chooses, the same in the scratch of the pair; and what
   // it has of its own. In the place of the ring if there are other blocks.
   int32_t logits;  // [group, 8 bucket_tiles] base 2
   int32_t sums;    // [blocks, warps, kMostGroup] float2: maximum, sum of exponentials
@@ -51,7 +51,7 @@ struct ClassifyLayout {
     step_tiles = (own_bucket_tiles + rounds - 1) / rounds;
 
     const int ring_bytes = kClassifyWarps * steps * step_tiles * kWeightTileBytes;
-    const int chosen = std::max(told_bytes(group, blocks), bucket_tiles * 32 + kChoiceBytes);
+    const int chosen = std::max(exchange_bytes(group, blocks), bucket_tiles * 32 + kChoiceBytes);
     const int scores_bytes = bucket_tiles * 32;
     activations = std::max(ring_bytes, blocks > 1 ? chosen + scores_bytes : 0);
     int end = activations + hidden_columns * 1024;
@@ -65,7 +65,7 @@ struct ClassifyLayout {
     bytes = biases + own_bucket_tiles * 32;
   }
   // Of a pair's logits and sums.
-  constexpr int32_t told_bytes(int group, int blocks) const {
+  constexpr int32_t exchange_bytes(int group, int blocks) const {
     return group * bucket_tiles * 32 + blocks * kClassifyWarps * kMostGroup * 8;
   }
 };

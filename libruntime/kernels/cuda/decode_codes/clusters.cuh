@@ -1,10 +1,10 @@
 // Clusters, level by level. A block has every team-th of each: it scores these, decides what
-// becomes of them once the team has found the border, and has what comes of them to the end.
+// becomes of them once the team has found the cutoff, and has what comes of them to the end.
 #pragma once
 
 #include <cfloat>
 
-#include "libruntime/kernels/cuda/decode_codes/border.cuh"
+#include "libruntime/kernels/cuda/decode_codes/cutoff.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
@@ -160,8 +160,8 @@ class CodedClusters : protected CodedSearch<kDim> {
       const int row = thread_ / kMostTeam, rank = thread_ % kMostTeam;
       float m = kLowestLogit, l = 0;
       if (rank < team_) {
-        m = __uint_as_float(this->told(rank, 2 * row));
-        l = __uint_as_float(this->told(rank, 2 * row + 1));
+        m = __uint_as_float(this->received(rank, 2 * row));
+        l = __uint_as_float(this->received(rank, 2 * row + 1));
       }
       add_sums_of_16(m, l);
       if (rank == 0) {
@@ -273,20 +273,20 @@ class CodedClusters : protected CodedSearch<kDim> {
     }
     const bool passes = p_.rule == LookupRule::kThreshold || !finest;
     bool best = false, more = false;
-    CodedBorder borders[2] = {{false, 0, false}, {false, 0, false}};
+    CodedCutoff cutoffs[2] = {{false, 0, false}, {false, 0, false}};
     if (p_.rule == LookupRule::kBudget || by_codes) {
-      const auto digits = this->add_digits(
-          own_, [&](uint32_t i) { return CodedBorder::first_digit(scores_[first_ + i]); },
+      const auto bins = this->add_bins(
+          own_, [&](uint32_t i) { return CodedCutoff::first_bin(scores_[first_ + i]); },
           [&](uint32_t i) { return sizes_[first_ + i]; }, passes ? passed : 0);
       const uint32_t wanted = p_.rule == LookupRule::kBudget ? p_.wanted[head_] : 0;
-      best = p_.rule == LookupRule::kBudget && (finest || digits.extra < wanted);
-      borders[0] = {best, wanted, finest};
-      borders[1] = {by_codes, c_.alive, false};
+      best = p_.rule == LookupRule::kBudget && (finest || bins.extra < wanted);
+      cutoffs[0] = {best, wanted, finest};
+      cutoffs[1] = {by_codes, c_.alive, false};
       this->find(
-          borders, digits, own_, [&](uint32_t i) { return scores_[first_ + i]; },
+          cutoffs, bins, own_, [&](uint32_t i) { return scores_[first_ + i]; },
           [&](uint32_t i) { return sizes_[first_ + i]; },
           [&](uint32_t i) { return cluster_at(i); });
-      wanted_ = best ? borders[0].keys() : digits.extra;
+      wanted_ = best ? cutoffs[0].keys() : bins.extra;
       more = by_codes && wanted_ < c_.alive;
     }
     const bool through = finest && (c_.coded_keys.bits > 0 || (by_codes && c_.estimate));
@@ -296,8 +296,8 @@ class CodedClusters : protected CodedSearch<kDim> {
       uint8_t& fate = fates_[first_ + i];
       if (fate == kFateNone) continue;
       const float score = scores_[first_ + i];
-      const bool is = more   ? borders[1].chooses(score, cluster_at(i))
-                      : best ? borders[0].chooses(score, cluster_at(i))
+      const bool is = more   ? cutoffs[1].chooses(score, cluster_at(i))
+                      : best ? cutoffs[0].chooses(score, cluster_at(i))
                              : score >= level.threshold && score > -INFINITY;
       fate = is ? kFateChosen : kFateEstimated;
       vectors += 1 + (is ? through : c_.estimate);

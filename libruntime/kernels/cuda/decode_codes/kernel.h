@@ -16,23 +16,23 @@
 namespace sqz::cuda {
 
 inline constexpr int kChunkKeys = 32;      // of one cluster, that a warp has at once
-inline constexpr int kDigitBins = 1024;    // of scores, a histogram's
-inline constexpr int kBorderItems = 1024;  // at a border, that a team tells
+inline constexpr int kCodeBins = 1024;     // of scores, a histogram's
+inline constexpr int kCutoffItems = 1024;  // at a cutoff, that a team exchanges
 
 // What select() asks for: what became of a slot or a cluster.
 enum CodedFate : uint8_t { kFateNone = 0, kFateEstimated = 1, kFateChosen = 2 };
 
-// What may be the item at a border (border.cuh).
+// What may be the item at a cutoff (cutoff.cuh).
 struct alignas(16) CodedItem {
   uint64_t rest;
   uint32_t size, unused;
 };
 
-// Where the blocks of a pair look for borders together. Zero between launches but for items.
+// Where the blocks of a pair look for cutoffs together. Zero between launches but for items.
 struct CodedSearchSpace {
-  uint32_t digits[2][kDigitBins + 1];
+  uint32_t bins[2][kCodeBins + 1];
   uint32_t words;  // of workspace.keys that are taken
-  CodedItem items[2][kBorderItems];
+  CodedItem items[2][kCutoffItems];
 };
 
 // Memory that a call works with. Pairs are (request, KV head); blocks those of the launch.

@@ -230,13 +230,13 @@ class CodedKeys : protected CodedClusters<Element, kDim, kRows> {
     }
     const auto score = [&](uint32_t i) { return scores_of_keys_[i]; };
     const auto size = [](uint32_t) { return 1u; };
-    const auto digits = this->add_digits(
-        count, [&](uint32_t i) { return CodedBorder::first_digit(score(i)); }, size);
-    CodedBorder borders[1] = {{true, this->wanted_, false}};
-    this->find(borders, digits, count, score, size, [&](uint32_t i) { return slot_of(i); });
+    const auto bins = this->add_bins(
+        count, [&](uint32_t i) { return CodedCutoff::first_bin(score(i)); }, size);
+    CodedCutoff cutoffs[1] = {{true, this->wanted_, false}};
+    this->find(cutoffs, bins, count, score, size, [&](uint32_t i) { return slot_of(i); });
 #pragma unroll 1
     for (uint32_t i = thread_; i < count; i += kCodedThreads) {
-      const bool is = borders[0].chooses(score(i), slot_of(i));
+      const bool is = cutoffs[0].chooses(score(i), slot_of(i));
       const bool is_key = i % kChunkKeys < keys_of(i / kChunkKeys);
       scores_of_keys_[i] = is ? INFINITY : is_key ? 0.0f : -INFINITY;
     }

@@ -26,7 +26,7 @@ auto codes_kernel(const CodedParams& params) {
   return params.lookup.dtype == DType::kBF16 ? kernel(Bf16()) : kernel(F16());
 }
 
-// Teams tell each other by global memory even where there are clusters: these take whole groups of
+// Teams exchange words in global memory even where there are clusters: these take whole groups of
 // multiprocessors, and an H200 that holds eight teams of 16 blocks has room for seven such
 // clusters.
 inline Device without_clusters(Device device) {

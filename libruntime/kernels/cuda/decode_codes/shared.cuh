@@ -36,7 +36,7 @@ struct CodedShared {
   union {
     struct {
       CodedItem few[kFewItems];
-      uint32_t sizes[kDigitBins + 1];
+      uint32_t sizes[kCodeBins + 1];
       uint32_t found[2], count[2];
     } search;
     float rows[kRowsAtOnce][kCodedWarps * (256 / kDim)][kDim];  // sums of lanes, of query rows

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "libruntime/kernels/cuda/decode_lookup/border.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/cutoff.cuh"
 
 namespace sqz::cuda {
 
@@ -38,9 +38,9 @@ struct ChosenWords {
 
 // kRoomy: slices are in shared memory, at most kMostOfThread clusters a thread.
 template <class Team, bool kRoomy>
-class Choice : protected BorderSearch<Team> {
+class Choice : protected CutoffSearch<Team> {
  protected:
-  using Window = typename BorderSearch<Team>::Window;
+  using Window = typename CutoffSearch<Team>::Window;
   using Chosen = std::conditional_t<kRoomy, ChosenBits, ChosenWords>;
   using Team::kThreads;
   using Team::lane_;
@@ -48,10 +48,10 @@ class Choice : protected BorderSearch<Team> {
   using Team::team_;
   using Team::thread_;
 
-  // `border`: border_bytes() of shared memory, for rules that count.
+  // `cutoff`: cutoff_bytes() of shared memory, for rules that count.
   __device__ Choice(const LookupParams& params, int team, int pair, typename Team::Shared& shared,
-                    char* border)
-      : BorderSearch<Team>(team, shared, params.exchange, border),
+                    char* cutoff)
+      : CutoffSearch<Team>(team, shared, params.exchange, cutoff),
         p_(params),
         pair_(pair),
         head_(pair_ % params.kv_heads) {}
@@ -83,7 +83,7 @@ class Choice : protected BorderSearch<Team> {
   }
 
   // pass() compares with the level's threshold; combine() comes before score(i). `window`: where
-  // the border of rules that count is looked for first.
+  // the cutoff of rules that count is looked for first.
   template <class Pass, class Combine, class Score>
   __device__ Chosen choose(LookupRule rule, const LookupLevel& level, const uint32_t* alive,
                            bool finest, uint32_t wanted, Window window, const Pass& pass,

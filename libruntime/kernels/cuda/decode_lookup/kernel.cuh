@@ -1,5 +1,5 @@
 // Lookup for one token a request, all levels in one kernel: the fewest steps one after the other.
-// A team of blocks serves a pair: it splits what is alive at a level, tells its members sums, and
+// A team of blocks serves a pair: it splits what is alive at a level, sends its members sums, and
 // goes on together. Centroids are on their way to registers before the queries are there.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "libruntime/kernels/cuda/decode_lookup/choice.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
-#include "libruntime/kernels/cuda/decode_lookup/pushing_team.cuh"
+#include "libruntime/kernels/cuda/decode_lookup/push_team.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 #include "libruntime/kernels/cuda/ptx/prefetch.cuh"
@@ -29,7 +29,7 @@ constexpr bool pushes(LookupKind kind) {
 }
 template <LookupKind kKind>
 using TeamOf =
-    std::conditional_t<pushes(kKind), PushingTeam<kLookupThreads>, MeetingTeam<kLookupThreads>>;
+    std::conditional_t<pushes(kKind), PushTeam<kLookupThreads>, PullTeam<kLookupThreads>>;
 
 // At the beginning of a block's dynamic shared memory; what rules that count need and, if there is
 // room, spans, logits and (unless it pushes) what is chosen of its slice follow.
@@ -49,7 +49,7 @@ __host__ __device__ constexpr int logit_stride(int slice) {
 template <int kDim, LookupKind kKind>
 constexpr int64_t fixed_bytes(int team) {
   return static_cast<int64_t>(sizeof(LookupShared<kDim, kKind>)) +
-         (kKind == LookupKind::kThreshold ? 0 : border_bytes<TeamOf<kKind>>(team));
+         (kKind == LookupKind::kThreshold ? 0 : cutoff_bytes<TeamOf<kKind>>(team));
 }
 // Shared memory of a block for slices of `slice` clusters.
 template <int kDim, LookupKind kKind>
@@ -93,7 +93,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
     uint32_t wanted = 0;
     if (rule() != LookupRule::kThreshold) {
       wanted = __ldg(p_.wanted + head_);
-      this->clear_digits();
+      this->clear_bins();
     }
     take_slice(p_.level[0].clusters);
     begin_level(p_.level[0], nullptr, steps);
@@ -358,13 +358,13 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
     if (adds) {
       own = s_.sums[row][at];
       add_sums<kLookupWarps>(own);
-      if (at < team_) this->tell(at, row, __float_as_uint(own.x), __float_as_uint(own.y));
+      if (at < team_) this->send(at, row, __float_as_uint(own.x), __float_as_uint(own.y));
     }
-    this->await_told(kMostGroup, adds);
+    this->await_received(kMostGroup, adds);
     if (adds) {
       float2 sums = make_float2(kLowestLogit, 0);
       if (at < team_) {
-        const uint2 words = this->told(at, row);
+        const uint2 words = this->received(at, row);
         sums = make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
       }
       add_sums<kMostTeam>(sums);

@@ -15,9 +15,9 @@ namespace sqz::cuda {
 
 inline constexpr int kMostLevels = 4;
 inline constexpr int kMostTeam = 16;        // blocks of a team: they share a pair
-inline constexpr int kExchangeWords = 512;  // that a block tells its team at once
+inline constexpr int kExchangeWords = 512;  // that a block sends its team at once
 
-// What the blocks of a team tell each other on GPUs whose blocks do not see each other's shared
+// What the blocks of a team exchange on GPUs whose blocks do not see each other's shared
 // memory.
 struct TeamExchange {
   uint32_t arrived = 0, left = 0;  // blocks; zero between launches

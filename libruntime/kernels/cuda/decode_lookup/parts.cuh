@@ -33,12 +33,12 @@ __device__ inline float score_of(uint32_t rank) {
   return __uint_as_float((rank & 0x80000000u) != 0 ? rank ^ 0x80000000u : ~rank);
 }
 
-// {the digit at which the sum of sizes passes `left`, or kDigits; what is left before it}, best
-// digit first. Every lane of a warp, 8 digits each.
-__device__ inline uint2 find_border(const uint32_t (&sizes)[kDigits], int lane, uint32_t left) {
+// {the bin at which the sum of sizes passes `left`, or kRadixBins; what is left before it}, best
+// bin first. Every lane of a warp, 8 bins each.
+__device__ inline uint2 find_cutoff(const uint32_t (&sizes)[kRadixBins], int lane, uint32_t left) {
   const auto* words = reinterpret_cast<const uint4*>(sizes) + 2 * lane;
   const uint4 a = words[0], b = words[1];
-  // Sums up to and with each digit.
+  // Sums up to and with each bin.
   const uint32_t upto[8] = {a.x,
                             a.x + a.y,
                             a.x + a.y + a.z,
@@ -54,17 +54,17 @@ __device__ inline uint2 find_border(const uint32_t (&sizes)[kDigits], int lane, 
     scan += lane >= step ? up : 0;
   }
   const unsigned passes = __ballot_sync(~0u, scan > left);
-  const int border = passes == 0 ? 31 : __ffs(static_cast<int>(passes)) - 1;
+  const int cutoff = passes == 0 ? 31 : __ffs(static_cast<int>(passes)) - 1;
   const uint32_t before = scan - upto[7];
-  uint32_t digit = 8 * lane, fitting = 0;
+  uint32_t bin = 8 * lane, fitting = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const bool fits = before + upto[i] <= left;
-    digit += fits ? 1 : 0;
+    bin += fits ? 1 : 0;
     fitting = max(fitting, fits ? upto[i] : 0);
   }
-  return make_uint2(__shfl_sync(~0u, digit, border),
-                    left - __shfl_sync(~0u, before + fitting, border));
+  return make_uint2(__shfl_sync(~0u, bin, cutoff),
+                    left - __shfl_sync(~0u, before + fitting, cutoff));
 }
 
 // One thread of a team, when its blocks write runs: where these end, totals, counters. `all`: runs

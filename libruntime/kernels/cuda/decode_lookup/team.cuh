@@ -1,7 +1,7 @@
-// Teams of blocks: sums over a block's threads and over the blocks that share a pair. Where there
-// are clusters, a team is one: its blocks read each other's shared memory and wait at its barrier.
-// Elsewhere they write to global memory and wait for each other there, and run at once because the
-// launch is cooperative.
+// Teams: the thread blocks that share a pair, and sums over them. On GPUs with thread block
+// clusters a team is one of these: its blocks read each other's shared memory (DSMEM) and wait at
+// the cluster's barrier. Elsewhere blocks exchange words in global memory and wait for each other
+// there; the launch is cooperative, so all of them run at once.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
@@ -10,8 +10,8 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kDigits = 256;  // of scores, a histogram's
-static_assert(2 * kDigits <= kExchangeWords);
+inline constexpr int kRadixBins = 256;  // of scores, a histogram's
+static_assert(2 * kRadixBins <= kExchangeWords);
 inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
 
 struct Sums {
@@ -20,7 +20,7 @@ struct Sums {
 
 template <int kThreads, int kWords = 256>
 struct TeamShared {
-  alignas(8) uint32_t exchange[2][kWords];  // what the block tells its team, in turn
+  alignas(8) uint32_t exchange[2][kWords];  // what the block sends its team, in turn
   Sums warp_sums[kThreads / 32];
 };
 
@@ -71,11 +71,11 @@ class LookupTeam {
       exchange_->arrived = exchange_->left = 0;
     }
   }
-  // What this block tells; after sync_team(), what rank r told.
+  // What this block sends; after sync_team(), what rank r has sent.
   __device__ uint32_t* own_words() {
     return exchange_ == nullptr ? shared_.exchange[turn_] : exchange_->words[turn_][rank_];
   }
-  __device__ uint32_t told(int rank, int word) {
+  __device__ uint32_t received(int rank, int word) {
     if (exchange_ != nullptr) return __ldcg(&exchange_->words[turn_][rank][word]);
     if (team_ == 1) return shared_.exchange[turn_][word];
     const auto address =
@@ -121,7 +121,8 @@ class LookupTeam {
       own_words()[1] = own.b;
     }
     sync_team();
-    const uint32_t a = lane_ < team_ ? told(lane_, 0) : 0, b = lane_ < team_ ? told(lane_, 1) : 0;
+    const uint32_t a = lane_ < team_ ? received(lane_, 0) : 0,
+                   b = lane_ < team_ ? received(lane_, 1) : 0;
     Sums before;
     before.a = __reduce_add_sync(~0u, lane_ < rank_ ? a : 0);
     before.b = __reduce_add_sync(~0u, lane_ < rank_ ? b : 0);
@@ -145,38 +146,36 @@ class LookupTeam {
   uint32_t waited_for_ = 0;  // thread 0: arrivals
 };
 
-// Speaks to its members as PushingTeam does, but they fetch what is told, after a barrier of the
-// team. For every GPU, and for a team of one.
+// The interface of PushTeam, but members fetch what was sent, after a barrier of the team. For
+// every GPU, and for a team of one.
 template <int kThreads>
-class MeetingTeam : protected LookupTeam<kThreads, kExchangeWords> {
+class PullTeam : protected LookupTeam<kThreads, kExchangeWords> {
   using Team = LookupTeam<kThreads, kExchangeWords>;
 
  public:
   using typename Team::Shared;
-  static constexpr int64_t digit_bytes(int) { return 0; }
+  static constexpr int64_t bin_bytes(int) { return 0; }
 
-  __device__ MeetingTeam(int team, Shared& shared, TeamExchange* exchange, uint2*)
+  __device__ PullTeam(int team, Shared& shared, TeamExchange* exchange, uint2*)
       : Team(team, shared, exchange) {}
 
  protected:
   __device__ void begin_team() const {}
   __device__ void await_team() const {}
-  // All are told at once, with the first.
-  __device__ void tell(int rank, int item, uint32_t a, uint32_t b) {
+  // All members read the same words: sending to the first is enough.
+  __device__ void send(int rank, int item, uint32_t a, uint32_t b) {
     if (rank == 0) reinterpret_cast<uint2*>(this->own_words())[item] = make_uint2(a, b);
   }
-  __device__ void tell_digit(int rank, int digit, uint32_t a, uint32_t b) {
-    tell(rank, digit, a, b);
+  __device__ void send_bin(int rank, int bin, uint32_t a, uint32_t b) { send(rank, bin, a, b); }
+  __device__ void await_received(int, bool = true) { this->sync_team(); }
+  __device__ uint2 received(int rank, int item) {
+    return make_uint2(Team::received(rank, 2 * item), Team::received(rank, 2 * item + 1));
   }
-  __device__ void await_told(int, bool = true) { this->sync_team(); }
-  __device__ uint2 told(int rank, int item) {
-    return make_uint2(Team::told(rank, 2 * item), Team::told(rank, 2 * item + 1));
-  }
-  __device__ uint2 sums_told(int digit) {
+  __device__ uint2 received_sums(int bin) {
     uint2 sums = make_uint2(0, 0);
 #pragma unroll
     for (int rank = 0; rank < kMostTeam; ++rank) {
-      const uint2 words = rank < this->team_ ? told(rank, digit) : make_uint2(0, 0);
+      const uint2 words = rank < this->team_ ? received(rank, bin) : make_uint2(0, 0);
       sums.x += words.x;
       sums.y += words.y;
     }

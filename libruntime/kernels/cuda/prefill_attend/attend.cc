@@ -15,7 +15,7 @@ using namespace prefill;
 // Sets the capacities and, where `base` is not null, the pointers. Returns the bytes used.
 //
 // The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
-// items of split lists are fewer than twice four a multiprocessor. A narrow call's lists, at most
+// items of split lists are fewer than twice four a multiprocessor. A small-M call's lists, at most
 // one a multiprocessor, all have a slot.
 int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t* base) {
   const int64_t tiles =
@@ -33,8 +33,8 @@ int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t*
 
 void set_tiles(PrefillAttendParams& params, int multiprocessors) {
   params.tiles = query_tiles(params.blocks, params.shape.group, kRows);
-  params.narrow = prefill_narrow(params.shape, params.blocks, multiprocessors);
-  params.tile_keys = tile_keys(params.shape.dim, params.narrow, params.masks != nullptr);
+  params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
+  params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr);
 }
 
 PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) {
@@ -54,7 +54,7 @@ Status launch(const PrefillAttendParams& params, int multiprocessors, cudaStream
 
 }  // namespace
 
-bool prefill_narrow(const PrefillShape& shape, const QueryBlocks& blocks, int multiprocessors) {
+bool prefill_small_m(const PrefillShape& shape, const QueryBlocks& blocks, int multiprocessors) {
   return blocks.block_tokens * shape.group <= kRows / 2 &&
          int64_t{blocks.count} * shape.kv_heads <= multiprocessors;
 }

@@ -6,7 +6,7 @@
 // barriers), and within a warpgroup the product of a tile's queries and keys runs beside that of
 // the weights and values before it.
 //
-// A narrow call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
+// A small-M call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
 // then, take tiles of keys in turn and leave a state each. Keys may have masks: which of the
 // block's tokens attend to a key.
 #pragma once
@@ -434,10 +434,10 @@ Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cud
   SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
-  auto* launch = params.masks == nullptr ? (params.narrow ? launch_kernel<T, kDim, true, false>
-                                                          : launch_kernel<T, kDim, false, false>)
-                                         : (params.narrow ? launch_kernel<T, kDim, true, true>
-                                                          : launch_kernel<T, kDim, false, true>);
+  auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
+                                                           : launch_kernel<T, kDim, false, false>)
+                                         : (params.small_m ? launch_kernel<T, kDim, true, true>
+                                                           : launch_kernel<T, kDim, false, true>);
   return launch(params, maps, multiprocessors, stream);
 }
 

@@ -12,7 +12,7 @@ struct PrefillAttendParams : PrefillAttend {
   QueryTiles tiles = {};
   int32_t exact = 0;      // exact keys that are attended
   float scale = 0;        // of the logits, times log2(e)
-  bool narrow = false;    // a tile has at most kRows / 2 query rows, for both warpgroups
+  bool small_m = false;   // a tile has at most kRows / 2 query rows, for both warpgroups
   int32_t tile_keys = 0;  // keys of a tile of the attend kernel
   int32_t item_capacity = 0, slot_capacity = 0;
   WorkItem* items = nullptr;    // [item_capacity]
@@ -43,10 +43,10 @@ Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStre
 template <class T, int kDim>
 Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream);
 
-// Keys of a tile of that kernel. Memory bounds narrow calls: many small tiles are under way. With
+// Keys of a tile of that kernel. Memory bounds small-M calls: many small tiles are under way. With
 // masks 176 keys do not fit in the registers.
-constexpr int tile_keys(int dim, bool narrow, bool masked) {
-  if (narrow) return 64;
+constexpr int tile_keys(int dim, bool small_m, bool masked) {
+  if (small_m) return 64;
   return dim == 256 ? (masked ? 64 : 80) : dim == 128 && !masked ? 176 : 128;
 }
 

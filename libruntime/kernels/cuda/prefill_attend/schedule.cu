@@ -20,9 +20,9 @@ constexpr int kLeastPart = 8;   // tiles of keys: below, the merge costs more th
 constexpr int kItemCost = 1;    // in tiles of keys: beginning and end of an item
 constexpr int kPartCost = 3;    // writing and merging of a partial state
 
-// Those costs in a call's own tiles: of narrow calls these are a third as large.
+// Those costs in a call's own tiles: of small-M calls these are a third as large.
 __device__ __forceinline__ uint32_t own_tiles(const PrefillAttendParams& params, int tiles) {
-  return params.narrow ? 3 * tiles : tiles;
+  return params.small_m ? 3 * tiles : tiles;
 }
 
 // A list's keys and tiles of query rows, read once for the first lists.
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
     const Group group = i < groups ? group_of(i) : Group{};
     const int32_t parts = parts_of(group, shared.limits[best]);
     const int32_t part_tiles = tiles_of_part(group, parts), items = group.tiles * parts;
-    const bool partial = parts > 1 || params.narrow;
+    const bool partial = parts > 1 || params.small_m;
     uint32_t at = 0, slot = 0, split = 0;
     if (lane == 0 && items > 0) {
       at = atomicAdd(&shared.cursor[bucket_of(part_tiles, shared.longest)],

@@ -132,9 +132,9 @@ __device__ uint32_t keys_chosen(const List& list, Shared& shared) {
   return total.x;
 }
 
-// The border of the ranking: bits of the score at which `wanted` keys are passed, some at a time
+// The cutoff of the ranking: bits of the score at which `wanted` keys are passed, some at a time
 // from the top, and how many keys are left for the clusters of just that score.
-__device__ void find_border(const List& list, uint32_t wanted, Shared& shared) {
+__device__ void find_cutoff(const List& list, uint32_t wanted, Shared& shared) {
   constexpr int kShifts[] = {20, 9, 0};  // of 31 bits: scores have no sign
   static_assert(kDigits == 2 * kSelectThreads);
   if (threadIdx.x == 0) {
@@ -176,14 +176,14 @@ __device__ void find_border(const List& list, uint32_t wanted, Shared& shared) {
 // one that holds them.
 __device__ void choose_by_budget(const PrefillLookupParams& params, const List& list,
                                  uint32_t wanted, Shared& shared) {
-  find_border(list, wanted, shared);
-  const uint32_t border = shared.prefix;
+  find_cutoff(list, wanted, shared);
+  const uint32_t cutoff = shared.prefix;
   uint32_t left = shared.left;
   for (int32_t first = 0; first < list.count; first += kSelectThreads) {
     const int32_t at = first + static_cast<int32_t>(threadIdx.x);
     const uint32_t bits = at < list.count ? __float_as_uint(list.scores[at]) : 0;
-    const bool tie = bits != 0 && bits == border;
-    bool chosen = bits > border;
+    const bool tie = bits != 0 && bits == cutoff;
+    bool chosen = bits > cutoff;
     if (__syncthreads_or(tie)) {
       const uint32_t keys = tie ? list.keys(at) : 0;
       uint2 total;
@@ -192,7 +192,7 @@ __device__ void choose_by_budget(const PrefillLookupParams& params, const List& 
         const uint32_t rest = left - before;
         chosen = keys <= rest || (params.level.finest ? 2 * uint64_t{rest} > keys : rest > 0);
       }
-      left = total.x <= left ? left - total.x : 0;  // past the border nothing is taken
+      left = total.x <= left ? left - total.x : 0;  // past the cutoff nothing is taken
     }
     list.set_chosen(at, chosen);
   }

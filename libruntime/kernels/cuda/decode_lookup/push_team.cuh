@@ -1,6 +1,6 @@
-// Blocks of a team (a cluster of compute capability 9.0) that push what they have to say into each
-// other's shared memory (st.async), counted on an mbarrier there: without a barrier that would wait
-// for all that they wrote. A block leaves when it is done.
+// A team that is a cluster of compute capability 9.0. Its blocks push words into each other's
+// shared memory (st.async), and an mbarrier there counts them. No barrier waits for all that a
+// block has written, and a block leaves when it is done.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
@@ -10,36 +10,36 @@
 
 namespace sqz::cuda {
 
-// Exchanges follow each other, the same for all blocks: in each, a block tells every member as
+// Exchanges follow each other, the same for all blocks: in each, a block sends every member as
 // much, itself too, and awaits as much from every member. Exchange number exchange_ has the buffers
 // of turn(): nobody is two exchanges ahead of a block that still reads.
 template <int kBlockThreads>
-class PushingTeam {
+class PushTeam {
  public:
   static constexpr int kThreads = kBlockThreads;
   static constexpr int kWarps = kThreads / 32;
 
   struct Shared {
-    uint2 told[2][kMostGroup * kMostTeam];  // by the team, in turn
-    uint64_t arrived[2];                    // mbarriers: all of an exchange is there
-    uint2 warp_sums[2][kWarps];             // in turn
+    uint2 inbox[2][kMostGroup * kMostTeam];  // by the team, in turn
+    uint64_t arrived[2];                     // mbarriers: all of an exchange is there
+    uint2 warp_sums[2][kWarps];              // in turn
   };
-  // Of `digits`: what the team tells of digits, uint2 [2][team][kDigits].
-  static constexpr int64_t digit_bytes(int team) {
-    return static_cast<int64_t>(sizeof(uint2)) * 2 * kDigits * team;
+  // Of `bins`: where members send their bins, uint2 [2][team][kRadixBins].
+  static constexpr int64_t bin_bytes(int team) {
+    return static_cast<int64_t>(sizeof(uint2)) * 2 * kRadixBins * team;
   }
 
-  __device__ PushingTeam(int team, Shared& shared, TeamExchange*, uint2* digits)
+  __device__ PushTeam(int team, Shared& shared, TeamExchange*, uint2* bins)
       : team_(team),
         rank_(static_cast<int>(blockIdx.x) % team),
         thread_(static_cast<int>(threadIdx.x)),
         lane_(thread_ % 32),
         warp_(thread_ / 32),
         shared_(shared),
-        digits_(digits) {}
+        bins_(bins) {}
 
  protected:
-  // Blocks write only to blocks that have begun: before the first tell(), await_team().
+  // Blocks write only to blocks that have begun: before the first send(), await_team().
   __device__ void begin_team() const {
     if (thread_ == 0) {
       ptx::mbarrier_init(&shared_.arrived[0], 1);
@@ -51,17 +51,17 @@ class PushingTeam {
   }
   __device__ void await_team() const { ptx::barrier_cluster_wait(); }
 
-  // Two words to block `rank`, as item `item` of this exchange, or digit `digit`: to every block
+  // Two words to block `rank`, as item `item` of this exchange, or bin `bin`: to every block
   // the same, so that a team may also keep them for all to fetch.
-  __device__ void tell(int rank, int item, uint32_t a, uint32_t b) const {
+  __device__ void send(int rank, int item, uint32_t a, uint32_t b) const {
     push(rank, slot(rank_, item), a, b);
   }
-  __device__ void tell_digit(int rank, int digit, uint32_t a, uint32_t b) const {
-    push(rank, digit_slot(rank_, digit), a, b);
+  __device__ void send_bin(int rank, int bin, uint32_t a, uint32_t b) const {
+    push(rank, bin_slot(rank_, bin), a, b);
   }
-  // Until every member has told `items`. By the whole block; threads that read what was told wait,
+  // Until every member has sent `items`. By the whole block; threads that read what was sent wait,
   // warp 0 among them. end_exchange() follows.
-  __device__ void await_told(int items, bool reads = true) const {
+  __device__ void await_received(int items, bool reads = true) const {
     if (!reads) return;
     if (thread_ == 0) {
       ptx::mbarrier_arrive_expect_tx(&shared_.arrived[turn()],
@@ -69,14 +69,14 @@ class PushingTeam {
     }
     ptx::mbarrier_wait_parity(&shared_.arrived[turn()], exchange_ / 2 % 2);
   }
-  // What block `rank` told.
-  __device__ uint2 told(int rank, int item) const { return *slot(rank, item); }
-  // The sums of what all told of a digit.
-  __device__ uint2 sums_told(int digit) const {
+  // What block `rank` has sent.
+  __device__ uint2 received(int rank, int item) const { return *slot(rank, item); }
+  // The sums of what all members sent for a bin.
+  __device__ uint2 received_sums(int bin) const {
     uint2 sums = make_uint2(0, 0);
 #pragma unroll 4
     for (int rank = 0; rank < team_; ++rank) {
-      const uint2 words = *digit_slot(rank, digit);
+      const uint2 words = *bin_slot(rank, bin);
       sums.x += words.x;
       sums.y += words.y;
     }
@@ -108,10 +108,10 @@ class PushingTeam {
     const uint2 of_warp = lane_ < kWarps ? warp_sums[lane_] : make_uint2(0, 0);
     if (warp_ == 0) {
       const uint32_t a = __reduce_add_sync(~0u, of_warp.x), b = __reduce_add_sync(~0u, of_warp.y);
-      if (lane_ < team_) tell(lane_, 0, a, b);
+      if (lane_ < team_) send(lane_, 0, a, b);
     }
-    await_told(1);
-    const uint2 of_rank = lane_ < team_ ? told(lane_, 0) : make_uint2(0, 0);
+    await_received(1);
+    const uint2 of_rank = lane_ < team_ ? received(lane_, 0) : make_uint2(0, 0);
     end_exchange();
     all.a = __reduce_add_sync(~0u, of_rank.x);
     all.b = __reduce_add_sync(~0u, of_rank.y);
@@ -127,10 +127,10 @@ class PushingTeam {
     return exchange_ % 2;
   }
   __device__ uint2* slot(int rank, int item) const {
-    return shared_.told[turn()] + item * kMostTeam + rank;
+    return shared_.inbox[turn()] + item * kMostTeam + rank;
   }
-  __device__ uint2* digit_slot(int rank, int digit) const {
-    return digits_ + (turn() * team_ + rank) * kDigits + digit;
+  __device__ uint2* bin_slot(int rank, int bin) const {
+    return bins_ + (turn() * team_ + rank) * kRadixBins + bin;
   }
   __device__ void push(int rank, const uint2* to, uint32_t a, uint32_t b) const {
     ptx::st_async_8(ptx::mapa(ptx::shared_address(to), rank), a, b,
@@ -138,7 +138,7 @@ class PushingTeam {
   }
 
   Shared& shared_;
-  uint2* const digits_;
+  uint2* const bins_;
   int exchange_ = 0;
 };
 

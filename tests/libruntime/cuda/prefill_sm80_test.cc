@@ -17,15 +17,15 @@ using testing::TinyIndexOptions;
 double compare(const Served& served, const SelectionRequest& selection,
                const std::vector<int64_t>& lengths, int64_t block, DType dtype = DType::kBF16) {
   return test::compare_blocks(served, selection, lengths,
-                              {.block = block, .dtype = dtype, .plain_kernels = true});
+                              {.block = block, .dtype = dtype, .sm80_kernels = true});
 }
 
-class PlainServing : public ::testing::Test {
+class PrefillSm80 : public ::testing::Test {
  protected:
   void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
 };
 
-TEST_F(PlainServing, ShapesAndRules) {
+TEST_F(PrefillSm80, ShapesAndRules) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     for (const int64_t group : {1, 2, 4, 7, 8}) {
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
@@ -40,7 +40,7 @@ TEST_F(PlainServing, ShapesAndRules) {
   }
 }
 
-TEST_F(PlainServing, Types) {
+TEST_F(PrefillSm80, Types) {
   for (const DType stored : {DType::kBF16, DType::kF16}) {
     TinyIndexOptions o = shape(128, 4, {40, 211});
     o.dtype = stored;
@@ -53,7 +53,7 @@ TEST_F(PlainServing, Types) {
 }
 
 // Requests that end within a block, and single tokens, whose thresholds and shares are others.
-TEST_F(PlainServing, RaggedRequests) {
+TEST_F(PrefillSm80, RaggedRequests) {
   const Served served = serve(shape(128, 4, {40, 211}));
   compare(served, by_budget(0.1), {1, 40, 33, 0, 1, 64, 5}, 32);
   compare(served, with_thresholds({1e-4, 3e-4}), {7, 1, 100}, 0);
@@ -61,7 +61,7 @@ TEST_F(PlainServing, RaggedRequests) {
   compare(served, by_budget(0.05), std::vector<int64_t>(300, 2), 2);
 }
 
-TEST_F(PlainServing, LevelsAndPolicies) {
+TEST_F(PrefillSm80, LevelsAndPolicies) {
   const Served served = serve(shape(64, 4, {9, 70, 500}));
   for (int group = 0; group < 3; ++group) {
     SCOPED_TRACE(concat("policy ", group));
@@ -75,7 +75,7 @@ TEST_F(PlainServing, LevelsAndPolicies) {
   }
 }
 
-TEST_F(PlainServing, EverythingNothingAndOneCluster) {
+TEST_F(PrefillSm80, EverythingNothingAndOneCluster) {
   const Served served = serve(shape(128, 4, {40, 211}));
   EXPECT_EQ(compare(served, with_thresholds({0, 0}), {20}, 0), 1);
   EXPECT_EQ(compare(served, with_thresholds({1, 1}), {20}, 0), 0);
@@ -86,7 +86,7 @@ TEST_F(PlainServing, EverythingNothingAndOneCluster) {
 }
 
 // Few rows, whose keys are cut into parts, and so many that they are not.
-TEST_F(PlainServing, Dense) {
+TEST_F(PrefillSm80, Dense) {
   const Served served = serve(shape(64, 8, {40, 211}));
   SelectionRequest dense;
   dense.selector = SelectorKind::kDense;
@@ -97,7 +97,7 @@ TEST_F(PlainServing, Dense) {
   compare(serve(o), by_budget(0.1), {40}, 16);
 }
 
-TEST_F(PlainServing, SelectorsThatLookAtNoQuery) {
+TEST_F(PrefillSm80, SelectorsThatLookAtNoQuery) {
   TinyIndexOptions o = shape(128, 4, {40, 211});
   o.heavy_hitters = true;
   const Served served = serve(o);
@@ -112,7 +112,7 @@ TEST_F(PlainServing, SelectorsThatLookAtNoQuery) {
 }
 
 // Decoding without teams of blocks and launches that overlap.
-TEST_F(PlainServing, SingleTokens) {
+TEST_F(PrefillSm80, SingleTokens) {
   const Served served = serve(shape(128, 4, {40, 211}));
   for (const int64_t requests : {1, 3, 20}) {
     const std::vector<int64_t> lengths(static_cast<size_t>(requests), 1);
@@ -123,7 +123,7 @@ TEST_F(PlainServing, SingleTokens) {
 }
 
 // On any GPU: what the kernels of Hopper do not take.
-TEST_F(PlainServing, QueriesOfAnotherType) {
+TEST_F(PrefillSm80, QueriesOfAnotherType) {
   const Served served = serve(shape(128, 4, {40, 211}));
   for (const DType dtype : {DType::kF32, DType::kF16}) {
     test::compare_blocks(served, by_budget(0.1), {40, 1, 3}, {.block = 16, .dtype = dtype});
@@ -131,7 +131,7 @@ TEST_F(PlainServing, QueriesOfAnotherType) {
 }
 
 // The residual: what was scored and not chosen, by its centroids and mean values.
-TEST_F(PlainServing, Estimate) {
+TEST_F(PrefillSm80, Estimate) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     SCOPED_TRACE(concat("dim ", dim));
     const Served served = serve(shape(dim, 4, {40, 211}));
@@ -140,8 +140,8 @@ TEST_F(PlainServing, Estimate) {
       return request;
     };
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
-      for (const bool plain : {false, true}) {
-        const test::BlockOptions how = {.block = 16, .dtype = dtype, .plain_kernels = plain};
+      for (const bool sm80 : {false, true}) {
+        const test::BlockOptions how = {.block = 16, .dtype = dtype, .sm80_kernels = sm80};
         // Single tokens, and requests of several.
         for (const std::vector<int64_t>& lengths :
              {std::vector<int64_t>{1}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {40, 1, 3}}) {
@@ -162,14 +162,14 @@ TEST_F(PlainServing, Estimate) {
   EXPECT_EQ(compare(deep, request, {5}, 0), 0);
 }
 
-TEST_F(PlainServing, NanStaysInItsBlockAndGroup) {
+TEST_F(PrefillSm80, NanStaysInItsBlockAndGroup) {
   const Served served = serve(shape(128, 4, {40, 211}));
   for (const bool dense : {false, true}) {
     SessionOptions options;
     options.selection = with_thresholds({1e-4, 1e-4});
     if (dense) options.selection = {.selector = SelectorKind::kDense};
     options.block = 16;
-    options.plain_kernels = true;
+    options.sm80_kernels = true;
     const auto gpu = create_session(served.index, test::uploaded(served), options);
     ASSERT_TRUE(gpu.ok()) << gpu.status().message();
     const std::vector<int64_t> indptr = {0, 32};
@@ -201,14 +201,14 @@ TEST_F(PlainServing, NanStaysInItsBlockAndGroup) {
 }
 
 // Keys and values in an engine's cache, of an index that was uploaded with and without its own.
-TEST_F(PlainServing, Caches) {
+TEST_F(PrefillSm80, Caches) {
   TinyIndexOptions o = shape(64, 4, {30, 150});
   o.dense_layers = {1};
   const Served served = serve(o);
   SessionOptions options;
   options.selection = with_thresholds({1e-4, 1e-4});
   options.block = 16;
-  options.plain_kernels = true;
+  options.sm80_kernels = true;
   const auto own = create_session(served.index, test::uploaded(served), options);
   const auto without = create_session(served.index, test::uploaded(served, false), options);
   ASSERT_TRUE(own.ok() && without.ok());

@@ -4,24 +4,24 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/common/cache_row.cuh"
-#include "libruntime/kernels/cuda/plain/kernel.h"
-#include "libruntime/kernels/cuda/plain/tiles.cuh"
+#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill_sm80/tiles.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 
 namespace sqz::cuda {
 
-inline constexpr uint32_t kPlainExact = 0x80000000u;
+inline constexpr uint32_t kSm80Exact = 0x80000000u;
 
 // A key and its value in memory, and what is added to the logit (log2).
-struct PlainPlace {
+struct Sm80Place {
   const char *key, *value;
   float bias;
 };
 
 // The keys of a pair: exact ones, then slots or those in its runs, then estimated clusters.
-class PlainKeys {
+class Sm80Keys {
  public:
-  __device__ PlainKeys(const PlainAttend& call, int pair)
+  __device__ Sm80Keys(const Sm80Attend& call, int pair)
       : p_(call.params),
         estimates_(call.estimates),
         pair_(pair),
@@ -36,23 +36,23 @@ class PlainKeys {
   __device__ int64_t count() const { return count_; }
   __device__ bool fault() const { return listed_ && p_.lists.totals[list_].fault != 0; }
 
-  __device__ PlainPlace locate(int64_t key) const {
+  __device__ Sm80Place locate(int64_t key) const {
     if (key >= read_) return estimated(key - read_);
-    uint32_t where = 0;  // a slot, or an exact key with kPlainExact
+    uint32_t where = 0;  // a slot, or an exact key with kSm80Exact
     if (key < exact_) {
-      where = kPlainExact | static_cast<uint32_t>(key + p_.exact_skipped);
+      where = kSm80Exact | static_cast<uint32_t>(key + p_.exact_skipped);
     } else {
       where = listed_ ? slot_of(static_cast<uint32_t>(key - exact_))
                       : static_cast<uint32_t>(key - exact_);
     }
-    const bool is_exact = (where & kPlainExact) != 0;
+    const bool is_exact = (where & kSm80Exact) != 0;
     if (p_.cache.keys != nullptr) {
-      const int64_t token = is_exact ? exact_token(p_.cache, p_.exact, where & ~kPlainExact)
+      const int64_t token = is_exact ? exact_token(p_.cache, p_.exact, where & ~kSm80Exact)
                                      : int64_t{p_.cache.positions[head_ * p_.slots + where]};
       const int64_t bytes = cache_bytes(p_.cache, cache_row(p_.cache, token), head_);
       return at(p_.cache.keys, p_.cache.values, bytes, 0);
     }
-    const int64_t row = head_ * (is_exact ? p_.exact : p_.slots) + (where & ~kPlainExact);
+    const int64_t row = head_ * (is_exact ? p_.exact : p_.slots) + (where & ~kSm80Exact);
     return is_exact ? at(p_.exact_keys, p_.exact_values, row * p_.dim * 2, 0)
                     : at(p_.keys, p_.values, row * p_.dim * 2, 0);
   }
@@ -77,20 +77,20 @@ class PlainKeys {
     return lists.first[list_ * (lists.capacity + 1) + low] + (key - before[low]);
   }
 
-  __device__ PlainPlace estimated(int64_t index) const {
+  __device__ Sm80Place estimated(int64_t index) const {
     const uint32_t entry = estimates_.list[pair_ * estimates_.capacity + index];
-    const PlainEstimates::Level& level = estimates_.level[entry >> kLevelShift];
+    const Sm80Estimates::Level& level = estimates_.level[entry >> kLevelShift];
     const int64_t row = head_ * level.clusters + (entry & ((1u << kLevelShift) - 1));
     return at(level.centroids, level.value_means, row * p_.dim * 2,
               level.log_sizes[row] * 1.4426950408889634f);
   }
 
-  __device__ static PlainPlace at(const void* keys, const void* values, int64_t bytes, float bias) {
+  __device__ static Sm80Place at(const void* keys, const void* values, int64_t bytes, float bias) {
     return {static_cast<const char*>(keys) + bytes, static_cast<const char*>(values) + bytes, bias};
   }
 
   const AttendParams& p_;
-  const PlainEstimates& estimates_;
+  const Sm80Estimates& estimates_;
   const int64_t pair_;
   const int head_;
   const int64_t list_, exact_;
@@ -99,13 +99,13 @@ class PlainKeys {
 };
 
 template <class Element, int kDim>
-class PlainAttention {
-  using Tile = PlainTile<kDim>;
+class Sm80Attention {
+  using Tile = Sm80Tile<kDim>;
   static constexpr int kKeyTiles = Tile::kStream / 8, kOutTiles = kDim / 8;
 
  public:
-  __device__ PlainAttention(const PlainAttend& call, const PlainCut& cut, uint16_t* memory,
-                            PlainPlace (&list)[2][Tile::kStream])
+  __device__ Sm80Attention(const Sm80Attend& call, const Sm80Cut& cut, uint16_t* memory,
+                           Sm80Place (&list)[2][Tile::kStream])
       : call_(call),
         p_(call.params),
         list_(list),
@@ -184,20 +184,20 @@ class PlainAttention {
       list_of(tile)[threadIdx.x] = keys_.locate(min(tile + threadIdx.x, end_ - 1));
     }
   }
-  __device__ PlainPlace* list_of(int64_t tile) const {
+  __device__ Sm80Place* list_of(int64_t tile) const {
     return list_[(tile - begin_) / Tile::kStream % 2];
   }
   __device__ void fetch_keys(int64_t tile) const {
-    const PlainPlace* list = list_of(tile);
+    const Sm80Place* list = list_of(tile);
     fetch_rows<kDim, Tile::kStream>([&](int r) { return list[r].key; }, key_rows_);
   }
   __device__ void fetch_values(int64_t tile) const {
-    const PlainPlace* list = list_of(tile);
+    const Sm80Place* list = list_of(tile);
     fetch_rows<kDim, Tile::kStream>([&](int r) { return list[r].value; }, value_rows_);
   }
 
   // Logits to weights.
-  __device__ void softmax(float (&x)[kKeyTiles][4], int64_t left, const PlainPlace* places) {
+  __device__ void softmax(float (&x)[kKeyTiles][4], int64_t left, const Sm80Place* places) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       float top = maximum_[row];
@@ -287,13 +287,13 @@ class PlainAttention {
     if (lane_ % 4 == 0) *reinterpret_cast<float2*>(to + kDim) = make_float2(maximum_[row], sum);
   }
 
-  const PlainAttend& call_;
+  const Sm80Attend& call_;
   const AttendParams& p_;
-  PlainPlace (&list_)[2][Tile::kStream];
+  Sm80Place (&list_)[2][Tile::kStream];
   const int part_, parts_, first_, pair_;
   const int2 block_;
   const int rows_;
-  const PlainKeys keys_;
+  const Sm80Keys keys_;
   const bool wide_;
   const int lane_, warp_;
   uint16_t *key_rows_, *value_rows_, *high_, *low_;
@@ -303,12 +303,12 @@ class PlainAttention {
 };
 
 template <class Element, int kDim>
-__global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
-    plain_attend_kernel(const __grid_constant__ PlainAttend call,
-                        const __grid_constant__ PlainCut cut) {
+__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
+    sm80_attend_kernel(const __grid_constant__ Sm80Attend call,
+                       const __grid_constant__ Sm80Cut cut) {
   extern __shared__ __align__(16) uint16_t memory[];
-  __shared__ PlainPlace list[2][PlainTile<kDim>::kStream];
-  PlainAttention<Element, kDim>(call, cut, memory, list).run();
+  __shared__ Sm80Place list[2][Sm80Tile<kDim>::kStream];
+  Sm80Attention<Element, kDim>(call, cut, memory, list).run();
 }
 
 }  // namespace sqz::cuda

@@ -11,7 +11,7 @@
 namespace sqz::cuda {
 
 template <int kDim>
-struct PlainTile {
+struct Sm80Tile {
   static constexpr int kWarps = kDim == 256 ? 2 : 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kWarps;              // that stay
@@ -25,7 +25,7 @@ struct PlainTile {
 template <class Element, int kDim, int kRows, class At>
 __device__ __forceinline__ void load_query_rows(const void* queries, DType q_dtype, DType dtype,
                                                 const At& at, uint16_t* high, uint16_t* low) {
-  using Tile = PlainTile<kDim>;
+  using Tile = Sm80Tile<kDim>;
 #pragma unroll 1
   for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += Tile::kThreads) {
     const int row = item / Tile::kChunks, chunk = item % Tile::kChunks;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_query_rows(const void* queries, DType q_dty
 // Starts the way of kRows rows to shared memory; at(row): where they are.
 template <int kDim, int kRows, class At>
 __device__ __forceinline__ void fetch_rows(const At& at, uint16_t* to) {
-  using Tile = PlainTile<kDim>;
+  using Tile = Sm80Tile<kDim>;
 #pragma unroll 1
   for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += Tile::kThreads) {
     const int row = item / Tile::kChunks, chunk = item % Tile::kChunks;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void fetch_rows(const At& at, uint16_t* to) {
 template <class Element, int kDim, int kTiles>
 __device__ __forceinline__ void add_product(const uint16_t* rows, const uint16_t* streamed,
                                             float (&d)[kTiles][4]) {
-  constexpr int kStride = PlainTile<kDim>::kStride;
+  constexpr int kStride = Sm80Tile<kDim>::kStride;
   const int lane = threadIdx.x % 32;
   const uint32_t a_at = ptx::shared_address(rows + lane % 16 * kStride + lane / 16 * 8);
   const uint32_t b_at =

@@ -4,13 +4,13 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_lookup/parts.cuh"
-#include "libruntime/kernels/cuda/plain/kernel.h"
-#include "libruntime/kernels/cuda/plain/tiles.cuh"
+#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill_sm80/tiles.cuh"
 
 namespace sqz::cuda {
 
 // A block of queries and a KV head, as both kernels see it.
-struct PlainPair {
+struct Sm80Pair {
   int pair, head, tokens;
   int64_t first_row;       // of q: the block's first token, the first head of the group
   uint32_t count;          // clusters to score
@@ -18,7 +18,7 @@ struct PlainPair {
   const char* centroids;   // [n, d] of the head
   const float* log_sizes;  // [n]
 
-  __device__ PlainPair(const PlainLookup& call, int level, int index)
+  __device__ Sm80Pair(const Sm80Lookup& call, int level, int index)
       : pair(index), head(index % call.token.kv_heads) {
     const LookupParams& p = call.token;
     const int2 block = block_of(call.blocks, pair / p.kv_heads);
@@ -41,9 +41,9 @@ struct PlainPair {
 };
 
 template <class Element, int kDim>
-__global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
-    plain_sums_kernel(const __grid_constant__ PlainLookup call, int level, int row_tiles) {
-  using Tile = PlainTile<kDim>;
+__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
+    sm80_sums_kernel(const __grid_constant__ Sm80Lookup call, int level, int row_tiles) {
+  using Tile = Sm80Tile<kDim>;
   constexpr int kTiles = Tile::kStream / 8;
   extern __shared__ __align__(16) uint16_t memory[];
   __shared__ float log_sizes[Tile::kStream];
@@ -51,9 +51,9 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   uint16_t* high = centroids + Tile::kStream * Tile::kStride;
   uint16_t* low = high + Tile::kRows * Tile::kStride;
   const LookupParams& p = call.token;
-  const int item = static_cast<int>(blockIdx.x), part = item % kPlainParts;
-  const int first = item / kPlainParts % row_tiles * Tile::kRows;
-  const PlainPair own(call, level, item / kPlainParts / row_tiles);
+  const int item = static_cast<int>(blockIdx.x), part = item % kSm80Parts;
+  const int first = item / kSm80Parts % row_tiles * Tile::kRows;
+  const Sm80Pair own(call, level, item / kSm80Parts / row_tiles);
   const int rows = own.tokens * p.group;
   if (first >= rows) return;
   const bool wide = p.q_dtype != p.dtype;
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
         return r < rows ? own.row_of(p, r / p.group, r % p.group) * kDim : -1;
       },
       high, low);
-  const auto begin = static_cast<uint32_t>(int64_t{own.count} * part / kPlainParts);
-  const auto end = static_cast<uint32_t>(int64_t{own.count} * (part + 1) / kPlainParts);
+  const auto begin = static_cast<uint32_t>(int64_t{own.count} * part / kSm80Parts);
+  const auto end = static_cast<uint32_t>(int64_t{own.count} * (part + 1) / kSm80Parts);
   float maximum[2] = {kLowestLogit, kLowestLogit}, sum[2] = {};
 #pragma unroll 1
   for (uint32_t tile = begin; tile < end; tile += Tile::kStream) {
@@ -103,15 +103,15 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
     add_sums_of_lanes(maximum[row], sum[row]);
     const int r = first + warp * 16 + 8 * row + lane / 4;
     if (r >= rows || lane % 4 != 0) continue;
-    call.sums[own.row_of(p, r / p.group, r % p.group) * kPlainParts + part] =
+    call.sums[own.row_of(p, r / p.group, r % p.group) * kSm80Parts + part] =
         make_float2(maximum[row], sum[row]);
   }
 }
 
 template <class Element, int kDim>
-__global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
-    plain_scores_kernel(const __grid_constant__ PlainLookup call, int level, int cluster_tiles) {
-  using Tile = PlainTile<kDim>;
+__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
+    sm80_scores_kernel(const __grid_constant__ Sm80Lookup call, int level, int cluster_tiles) {
+  using Tile = Sm80Tile<kDim>;
   constexpr int kTiles = Tile::kStream / 8;
   extern __shared__ __align__(16) uint16_t memory[];
   __shared__ float lse[Tile::kStream];
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
   uint16_t* high = centroids + Tile::kRows * Tile::kStride;
   uint16_t* low = high + Tile::kStream * Tile::kStride;
   const LookupParams& p = call.token;
-  const PlainPair own(call, level, static_cast<int>(blockIdx.x) / cluster_tiles);
+  const Sm80Pair own(call, level, static_cast<int>(blockIdx.x) / cluster_tiles);
   const auto first = static_cast<uint32_t>(blockIdx.x % cluster_tiles * Tile::kRows);
   if (first >= own.count || call.faults[own.pair] != 0) return;
   const bool wide = p.q_dtype != p.dtype;

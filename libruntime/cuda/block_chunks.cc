@@ -1,4 +1,4 @@
-#include "libruntime/cuda/block_waves.h"
+#include "libruntime/cuda/block_chunks.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 
 namespace sqz::cuda {
 
-void BlockWaves::list(const AttendCall& call) {
+void BlockChunks::list(const AttendCall& call) {
   blocks_.clear();
   for (int64_t r = 0; r < call.request_count(); ++r) {
     const int64_t end = call.request_begin(r + 1);
@@ -18,11 +18,11 @@ void BlockWaves::list(const AttendCall& call) {
   }
 }
 
-Result<BlockWave> BlockWaves::next(size_t& begin, int64_t most, int2* table,
-                                   cudaStream_t stream) const {
+Result<BlockChunk> BlockChunks::next(size_t& begin, int64_t most, int2* table,
+                                     cudaStream_t stream) const {
   const size_t end = std::min(blocks_.size(), begin + static_cast<size_t>(most));
-  BlockWave wave;
-  wave.first = blocks_[begin].first;
+  BlockChunk chunk;
+  chunk.first = blocks_[begin].first;
   int64_t longest = 0;
   bool uniform = true;
   for (size_t i = begin; i < end; ++i) {
@@ -30,25 +30,25 @@ Result<BlockWave> BlockWaves::next(size_t& begin, int64_t most, int2* table,
     uniform = uniform && (i + 1 == end || blocks_[i].tokens == blocks_[begin].tokens);
   }
   uniform = uniform && longest == blocks_[begin].tokens;
-  wave.blocks.tokens =
-      static_cast<int32_t>(blocks_[end - 1].first + blocks_[end - 1].tokens - wave.first);
-  wave.blocks.count = static_cast<int32_t>(end - begin);
-  wave.blocks.block_tokens = static_cast<int32_t>(longest);
+  chunk.blocks.tokens =
+      static_cast<int32_t>(blocks_[end - 1].first + blocks_[end - 1].tokens - chunk.first);
+  chunk.blocks.count = static_cast<int32_t>(end - begin);
+  chunk.blocks.block_tokens = static_cast<int32_t>(longest);
   if (!uniform) {
     for (size_t i = begin; i < end; i += kTablePart) {
       TablePart part;
       part.count = static_cast<int32_t>(std::min(end - i, size_t{kTablePart}));
       for (int32_t j = 0; j < part.count; ++j) {
         const Block& block = blocks_[i + static_cast<size_t>(j)];
-        part.blocks[j] = {static_cast<int32_t>(block.first - wave.first),
+        part.blocks[j] = {static_cast<int32_t>(block.first - chunk.first),
                           static_cast<int32_t>(block.tokens)};
       }
       SQZ_RETURN_IF_ERROR(write_table(part, table + (i - begin), stream));
     }
-    wave.blocks.table = table;
+    chunk.blocks.table = table;
   }
   begin = end;
-  return wave;
+  return chunk;
 }
 
 }  // namespace sqz::cuda

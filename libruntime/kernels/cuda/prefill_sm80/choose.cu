@@ -3,8 +3,8 @@
 
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode_lookup/choice.cuh"
-#include "libruntime/kernels/cuda/plain/kernel.h"
-#include "libruntime/kernels/cuda/plain/tiles.cuh"
+#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill_sm80/tiles.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -16,7 +16,7 @@ constexpr int kChooseThreads = 1024;
 
 // The sums of a pair's rows over their parts.
 __global__ void __launch_bounds__(kThreads)
-    plain_lse_kernel(const __grid_constant__ PlainLookup call) {
+    sm80_lse_kernel(const __grid_constant__ Sm80Lookup call) {
   const LookupParams& p = call.token;
   const int pair = static_cast<int>(blockIdx.x), head = pair % p.kv_heads;
   const int2 block = block_of(call.blocks, pair / p.kv_heads);
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t token = block.x + r / p.group;
     const int64_t row = (token * p.kv_heads + head) * p.group + r % p.group;
     float maximum = kLowestLogit, sum = 0;
-    for (int part = 0; part < kPlainParts; ++part) {
-      const float2 own = call.sums[row * kPlainParts + part];
+    for (int part = 0; part < kSm80Parts; ++part) {
+      const float2 own = call.sums[row * kSm80Parts + part];
       add_sums(maximum, sum, own.x, own.y);
     }
     // Nothing alive: no logit will be compared with it.
@@ -37,16 +37,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A block of threads a pair: a team of one.
-using PlainTeam = MeetingTeam<kChooseThreads>;
-struct PlainShared {
-  PlainTeam::Shared team;
-  BorderShared border;
+using Sm80Team = PullTeam<kChooseThreads>;
+struct Sm80Shared {
+  Sm80Team::Shared team;
+  CutoffShared cutoff;
 };
-class PlainChoice : private Choice<PlainTeam, false> {
+class Sm80Choice : private Choice<Sm80Team, false> {
  public:
-  __device__ PlainChoice(const PlainLookup& call, const LookupParams& params, PlainShared& shared)
+  __device__ Sm80Choice(const Sm80Lookup& call, const LookupParams& params, Sm80Shared& shared)
       : Choice(params, 1, static_cast<int>(blockIdx.x), shared.team,
-               reinterpret_cast<char*>(&shared.border)),
+               reinterpret_cast<char*>(&shared.cutoff)),
         call_(call) {}
 
   __device__ void run(int k) {
@@ -70,7 +70,7 @@ class PlainChoice : private Choice<PlainTeam, false> {
     const uint32_t vectors = level.centroids == nullptr ? 0 : p_.pages ? 2 : 1;
     centroids_ = state.y + state.x * vectors;
     const bool finest = k + 1 == p_.levels;
-    clear_digits();
+    clear_bins();
     __syncthreads();
     const float* scores = call_.scores + pair_ * p_.width + thread_ * each();
     const Chosen chosen = choose(
@@ -120,27 +120,26 @@ class PlainChoice : private Choice<PlainTeam, false> {
     return before + all.a;
   }
 
-  const PlainLookup& call_;
+  const Sm80Lookup& call_;
 };
 
 __global__ void __launch_bounds__(kChooseThreads)
-    plain_choose_kernel(const __grid_constant__ PlainLookup call, int level) {
-  __shared__ PlainShared shared;
+    sm80_choose_kernel(const __grid_constant__ Sm80Lookup call, int level) {
+  __shared__ Sm80Shared shared;
   const int tokens = block_of(call.blocks, static_cast<int>(blockIdx.x) / call.token.kv_heads).y;
-  PlainChoice(call, tokens > 1 ? call.block : call.token, shared).run(level);
+  Sm80Choice(call, tokens > 1 ? call.block : call.token, shared).run(level);
 }
 
 }  // namespace
 
-Status plain_lse(const PlainLookup& call, cudaStream_t stream) {
+Status sm80_lse(const Sm80Lookup& call, cudaStream_t stream) {
   const auto pairs = static_cast<unsigned>(call.blocks.count * call.token.kv_heads);
-  return launch_blocks(plain_lse_kernel, pairs, kThreads, 0, Device(), stream, call);
+  return launch_blocks(sm80_lse_kernel, pairs, kThreads, 0, Device(), stream, call);
 }
 
-Status plain_choose(const PlainLookup& call, int level, cudaStream_t stream) {
+Status sm80_choose(const Sm80Lookup& call, int level, cudaStream_t stream) {
   const auto pairs = static_cast<unsigned>(call.blocks.count * call.token.kv_heads);
-  return launch_blocks(plain_choose_kernel, pairs, kChooseThreads, 0, Device(), stream, call,
-                       level);
+  return launch_blocks(sm80_choose_kernel, pairs, kChooseThreads, 0, Device(), stream, call, level);
 }
 
 }  // namespace sqz::cuda

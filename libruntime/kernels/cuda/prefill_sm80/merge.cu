@@ -1,5 +1,5 @@
 #include "libruntime/kernels/cuda/common/launch_options.h"
-#include "libruntime/kernels/cuda/plain/attend.cuh"
+#include "libruntime/kernels/cuda/prefill_sm80/attend.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -8,13 +8,13 @@ constexpr int kThreads = 256;
 
 // A block a row tile, eight dimensions of a row a thread, parts in the order of their keys.
 __global__ void __launch_bounds__(kThreads)
-    plain_merge_kernel(const __grid_constant__ PlainAttend call,
-                       const __grid_constant__ PlainCut cut, int rows) {
+    sm80_merge_kernel(const __grid_constant__ Sm80Attend call, const __grid_constant__ Sm80Cut cut,
+                      int rows) {
   const AttendParams& p = call.params;
   const int tile = static_cast<int>(blockIdx.x), pair = tile / cut.row_tiles;
   const int first = tile % cut.row_tiles * rows, head = pair % p.kv_heads;
   const int2 block = block_of(call.blocks, pair / p.kv_heads);
-  const bool fault = PlainKeys(call, pair).fault();
+  const bool fault = Sm80Keys(call, pair).fault();
   const int chunks = p.dim / 8, stride = p.dim + 2;
 #pragma unroll 1
   for (int item = threadIdx.x; item < rows * chunks; item += kThreads) {
@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Status plain_merge(const PlainAttend& call, const PlainCut& cut, int rows, cudaStream_t stream) {
+Status sm80_merge(const Sm80Attend& call, const Sm80Cut& cut, int rows, cudaStream_t stream) {
   const auto tiles =
       static_cast<unsigned>(call.blocks.count * call.params.kv_heads * cut.row_tiles);
-  return launch_blocks(plain_merge_kernel, tiles, kThreads, 0, Device(), stream, call, cut, rows);
+  return launch_blocks(sm80_merge_kernel, tiles, kThreads, 0, Device(), stream, call, cut, rows);
 }
 
 }  // namespace sqz::cuda

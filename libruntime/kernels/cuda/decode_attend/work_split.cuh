@@ -9,9 +9,9 @@
 namespace sqz::cuda {
 
 template <int kDim>
-class AttendShares {
+class AttendWorkSplit {
  protected:
-  __device__ AttendShares(const AttendParams& params, AttendShared<kDim>& shared)
+  __device__ AttendWorkSplit(const AttendParams& params, AttendShared<kDim>& shared)
       : p_(params),
         s_(shared),
         thread_(static_cast<int>(threadIdx.x)),
@@ -21,16 +21,16 @@ class AttendShares {
         exact_(params.exact - params.exact_skipped),
         listed_(params.lists.totals != nullptr) {}
 
-  // What a block has of a pair, and where the parts of the pair are: the first by itself, the
+  // What a block has of a pair, and where the splits of the pair are: the first by itself, the
   // others from the second on, two partials apart.
   struct Segment {
     int pair;
     RunTotals totals;
     int64_t begin, end;  // keys; none, if the pair has none
-    int parts;
+    int splits;
     AttendPartial<kDim>*own, *first, *second;
 
-    __device__ const AttendPartial<kDim>* part(int i) const {
+    __device__ const AttendPartial<kDim>* split(int i) const {
       return i == 0 ? first : second + 2 * (i - 1);
     }
   };
@@ -50,8 +50,8 @@ class AttendShares {
 
   // A block that serves two pairs pays for another start and end. If giving every pair blocks of
   // its own makes no block longer than that costs, do so. Each warp finds out by itself, lane i for
-  // pair i. False: share_all() it is. `any`: this block has a segment.
-  __device__ bool share_by_pairs(Segment& segment, bool& any) const {
+  // pair i. False: split_evenly() it is. `any`: this block has a segment.
+  __device__ bool split_by_pairs(Segment& segment, bool& any) const {
     constexpr uint32_t kMostKeys = 1u << 26;  // of a pair: sums stay in 32 bits
     constexpr uint32_t kSwitchKeys = 320;     // that could be read in the time of a switch
     if (pairs_ > 32) return false;
@@ -89,19 +89,19 @@ class AttendShares {
     any = serves != 0;
     if (!any) return true;
     const int pair = __ffs(serves) - 1;
-    const uint32_t parts = __shfl_sync(~0u, own, pair);
-    const uint32_t first_block = __shfl_sync(~0u, end, pair) - parts;
+    const uint32_t splits = __shfl_sync(~0u, own, pair);
+    const uint32_t first_block = __shfl_sync(~0u, end, pair) - splits;
     const uint32_t pair_keys = __shfl_sync(~0u, keys, pair);
     segment.totals.runs = __shfl_sync(~0u, totals.runs, pair);
     segment.totals.keys = __shfl_sync(~0u, totals.keys, pair);
     segment.totals.fault = __shfl_sync(~0u, totals.fault, pair);
     // Evenly, not the last one short.
-    const uint32_t each = round_up((pair_keys + parts - 1) / parts);
+    const uint32_t each = round_up((pair_keys + splits - 1) / splits);
     const auto present = static_cast<uint32_t>(keys_of(segment.totals));
     segment.pair = pair;
     segment.begin = min((blockIdx.x - first_block) * each, present);
     segment.end = min((blockIdx.x - first_block + 1) * each, present);
-    segment.parts = static_cast<int>(parts);
+    segment.splits = static_cast<int>(splits);
     segment.own = partial(blockIdx.x, 0);
     segment.first = partial(first_block, 0);
     segment.second = partial(first_block + 1, 0);
@@ -118,13 +118,13 @@ class AttendShares {
   // ---- Keys laid end to end.
 
   // The first pair of this block and the ends of its keys.
-  __device__ int share_all(int64_t& at, int64_t& end) {
+  __device__ int split_evenly(int64_t& at, int64_t& end) {
     count_keys();
     const int64_t total = s_.before[pairs_];
     const auto blocks = static_cast<int64_t>(gridDim.x);
-    share_ = max(kLeastKeys, round_up((total + blocks - 1) / blocks));
-    at = blockIdx.x * share_;
-    end = min(at + share_, total);
+    keys_a_block_ = max(kLeastKeys, round_up((total + blocks - 1) / blocks));
+    at = blockIdx.x * keys_a_block_;
+    end = min(at + keys_a_block_, total);
     int pair = 0;
 #pragma unroll 1
     for (int step = kMostPairs; step > 0; step /= 2) {
@@ -136,15 +136,15 @@ class AttendShares {
   // This block's keys of a pair, from `at` of all keys on; where they end.
   __device__ int64_t segment_of(int pair, int64_t at, int64_t end, Segment& segment) {
     const int64_t first = s_.before[pair], last = s_.before[pair + 1];
-    const int64_t first_block = first / share_, last_block = (last - 1) / share_;
+    const int64_t first_block = first / keys_a_block_, last_block = (last - 1) / keys_a_block_;
     const RunTotals totals = totals_of(pair);
     segment = {.pair = pair,
                .totals = totals,
                .begin = at - first,
                .end = min(min(last, end) - first, keys_of(totals)),
-               .parts = static_cast<int>(last_block - first_block) + 1,
-               .own = partial(blockIdx.x, first > blockIdx.x * share_ ? 1 : 0),
-               .first = partial(first_block, first > first_block * share_ ? 1 : 0),
+               .splits = static_cast<int>(last_block - first_block) + 1,
+               .own = partial(blockIdx.x, first > blockIdx.x * keys_a_block_ ? 1 : 0),
+               .first = partial(first_block, first > first_block * keys_a_block_ ? 1 : 0),
                .second = partial(first_block + 1, 0)};
     return min(last, end);
   }
@@ -196,7 +196,7 @@ class AttendShares {
   const bool listed_;
 
  private:
-  int64_t share_ = 1;  // keys of a block, laid end to end
+  int64_t keys_a_block_ = 1;  // keys of a block, laid end to end
 };
 
 }  // namespace sqz::cuda

@@ -1,7 +1,7 @@
 // Where a prefix of scored items ends that holds a number of keys, best first: in the order of
 // choose_best() (libruntime/select/rule.h), by score, equal ones by place. Each block of a team has
 // items of its own. The team adds up a histogram of scores, and compares the few items at the
-// border one by one.
+// cutoff one by one.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode_codes/shared.cuh"
@@ -9,50 +9,50 @@
 
 namespace sqz::cuda {
 
-// Digits of an item: first 1/16 of its score (log2), down to -64; then, 10 bits at a time, how far
-// the score is below the greatest of that digit, and the place.
-class CodedBorder {
+// The radix digits of an item: first 1/16 of its score (log2), down to -64; then, 10 bits at a
+// time, how far the score is below the greatest of that bin, and the place.
+class CodedCutoff {
  public:
-  // `nearest`: the item at the border is chosen if most of it is wanted.
-  __device__ CodedBorder(bool wants, uint32_t wanted, bool nearest)
+  // `nearest`: the item at the cutoff is chosen if most of it is wanted.
+  __device__ CodedCutoff(bool wants, uint32_t wanted, bool nearest)
       : open_(wants), nearest_(nearest), wanted_(wanted), left_(wanted) {}
 
   // Not found so far.
   __device__ bool open() const { return open_; }
   __device__ uint32_t left() const { return left_; }
 
-  __device__ static uint32_t first_digit(float score) {
+  __device__ static uint32_t first_bin(float score) {
     return score > -INFINITY
-               ? static_cast<uint32_t>(fminf(fmaxf(score * -16.0f, 0.0f), float{kDigitBins - 1}))
-               : kDigitBins;
+               ? static_cast<uint32_t>(fminf(fmaxf(score * -16.0f, 0.0f), float{kCodeBins - 1}))
+               : kCodeBins;
   }
   __device__ uint64_t rest_of(float score, uint32_t place) const {
     return uint64_t{top_ - rank_of(score)} << 32 | place;
   }
-  // Whether an item's digits so far are those of the border.
+  // Whether an item's bins so far are those of the cutoff.
   __device__ bool has(float score, uint32_t place) const {
-    return first_digit(score) == first_ && has(rest_of(score, place));
+    return first_bin(score) == first_ && has(rest_of(score, place));
   }
   __device__ bool has(uint64_t rest) const { return rest >> shift_ == prefix_; }
-  // kDigitBins: not an item that has().
-  __device__ uint32_t next_digit(uint64_t rest) const {
-    return has(rest) ? rest >> next_ & ((1u << (shift_ - next_)) - 1) : kDigitBins;
+  // kCodeBins: not an item that has().
+  __device__ uint32_t next_bin(uint64_t rest) const {
+    return has(rest) ? rest >> next_ & ((1u << (shift_ - next_)) - 1) : kCodeBins;
   }
-  __device__ uint32_t next_digit(float score, uint32_t place) const {
-    return first_digit(score) == first_ ? next_digit(rest_of(score, place)) : kDigitBins;
+  __device__ uint32_t next_bin(float score, uint32_t place) const {
+    return first_bin(score) == first_ ? next_bin(rest_of(score, place)) : kCodeBins;
   }
 
-  // The next digit of the border, and the keys of smaller ones.
-  __device__ void narrow(uint32_t digit, uint32_t before) {
+  // The next bin of the cutoff, and the keys of smaller ones.
+  __device__ void narrow(uint32_t bin, uint32_t before) {
     left_ -= before;
-    if (first_ == kDigitBins) {
-      first_ = digit;
+    if (first_ == kCodeBins) {
+      first_ = bin;
       // Scores are above 0 by rounding alone.
-      top_ = digit == 0 ? rank_of(1.0f) : rank_of(digit * (-1.0f / 16));
-      const uint32_t end = rank_of(digit + 1 == kDigitBins ? -3.4e38f : (digit + 1) * (-1.0f / 16));
+      top_ = bin == 0 ? rank_of(1.0f) : rank_of(bin * (-1.0f / 16));
+      const uint32_t end = rank_of(bin + 1 == kCodeBins ? -3.4e38f : (bin + 1) * (-1.0f / 16));
       shift_ = 64 - __clz(static_cast<int>(top_ - end));
     } else {
-      prefix_ = prefix_ << (shift_ - next_) | digit;
+      prefix_ = prefix_ << (shift_ - next_) | bin;
       shift_ = next_;
     }
     next_ = max(0, shift_ - 10);
@@ -69,14 +69,14 @@ class CodedBorder {
   __device__ void take_all(uint32_t keys) {
     wanted_ = keys;
     left_ = size_ = 0;
-    first_ = kDigitBins;
+    first_ = kCodeBins;
     open_ = false;
   }
 
   __device__ bool chooses(float score, uint32_t place) const {
-    const uint32_t first = first_digit(score);
+    const uint32_t first = first_bin(score);
     if (first != first_) return first < first_;
-    if (first == kDigitBins) return false;
+    if (first == kCodeBins) return false;
     const uint64_t rest = rest_of(score, place);
     return rest < prefix_ || (rest == prefix_ && takes_last());
   }
@@ -87,8 +87,8 @@ class CodedBorder {
   __device__ bool takes_last() const { return nearest_ ? 2 * left_ > size_ : left_ > 0; }
 
   bool open_, nearest_;
-  uint32_t wanted_, left_;  // left: what the item at the border may have
-  uint32_t first_ = kDigitBins, top_ = 0, size_ = 0;
+  uint32_t wanted_, left_;  // left: what the item at the cutoff may have
+  uint32_t first_ = kCodeBins, top_ = 0, size_ = 0;
   uint64_t prefix_ = 0;
   int shift_ = 64, next_ = 64;
 };
@@ -96,9 +96,9 @@ class CodedBorder {
 template <int kDim>
 class CodedSearch : protected LookupTeam<kCodedThreads> {
  protected:
-  static constexpr int kEach = kDigitBins / kCodedThreads;
-  // Keys of the team's items by digit: kEach neighbouring ones a thread.
-  struct Digits {
+  static constexpr int kEach = kCodeBins / kCodedThreads;
+  // Keys of the team's items by bin: kEach neighbouring ones a thread.
+  struct RadixBins {
     uint32_t sizes[kEach];
     uint32_t extra;
   };
@@ -112,76 +112,76 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
         head_(pair_ % params.lookup.kv_heads),
         space_(params.workspace.search[pair_]) {}
 
-  // Of this block's `count` items digit(i), or kDigitBins, and size(i); and of each thread's extra.
-  template <class Digit, class Size>
-  __device__ Digits add_digits(uint32_t count, const Digit& digit, const Size& size,
-                               uint32_t extra = 0) {
+  // Of this block's `count` items bin(i), or kCodeBins, and size(i); and of each thread's extra.
+  template <class RadixBin, class Size>
+  __device__ RadixBins add_bins(uint32_t count, const RadixBin& bin, const Size& size,
+                                uint32_t extra = 0) {
     uint32_t* sizes = s_.search.sizes;
 #pragma unroll 1
-    for (int i = thread_; i <= kDigitBins; i += kCodedThreads) sizes[i] = 0;
+    for (int i = thread_; i <= kCodeBins; i += kCodedThreads) sizes[i] = 0;
     __syncthreads();
 #pragma unroll 1
     for (uint32_t i = thread_; i < count; i += kCodedThreads) {
-      const uint32_t to = digit(i);
-      if (to < kDigitBins) atomicAdd(&sizes[to], size(i));
+      const uint32_t to = bin(i);
+      if (to < kCodeBins) atomicAdd(&sizes[to], size(i));
     }
-    if (extra > 0) atomicAdd(&sizes[kDigitBins], extra);
+    if (extra > 0) atomicAdd(&sizes[kCodeBins], extra);
     __syncthreads();
-    uint32_t* team = space_.digits[turn_of_digits_];
+    uint32_t* team = space_.bins[turn_of_bins_];
 #pragma unroll 1
-    for (int i = thread_; i <= kDigitBins; i += kCodedThreads) {
+    for (int i = thread_; i <= kCodeBins; i += kCodedThreads) {
       if (sizes[i] > 0) atomicAdd(team + i, sizes[i]);
     }
     sync_team();
-    Digits out;
+    RadixBins out;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) out.sizes[i] = __ldcg(team + kEach * thread_ + i);
-    out.extra = __ldcg(team + kDigitBins);
+    out.extra = __ldcg(team + kCodeBins);
     // All have read the one before.
-    turn_of_digits_ ^= 1;
-    clear_digits();
+    turn_of_bins_ ^= 1;
+    clear_bins();
     return out;
   }
   // Leaves the histograms as they were found. All of the team have read the last one.
   __device__ void end_search() {
-    turn_of_digits_ ^= 1;
-    clear_digits();
+    turn_of_bins_ ^= 1;
+    clear_bins();
     if (rank_ == 0 && thread_ == 0) space_.words = 0;
   }
 
-  // Ends the open borders, from the team's `digits` of first_digit(). Items have a score(i), a
+  // Ends the open cutoffs, from the team's `bins` of first_bin(). Items have a score(i), a
   // size(i) and a place(i) that no other of the team has.
-  template <int kBorders, class Score, class Size, class Place>
-  __device__ void find(CodedBorder (&borders)[kBorders], Digits digits, uint32_t count,
+  template <int kCutoffs, class Score, class Size, class Place>
+  __device__ void find(CodedCutoff (&cutoffs)[kCutoffs], RadixBins bins, uint32_t count,
                        const Score& score, const Size& size, const Place& place) {
 #pragma unroll 1
     for (bool first = true;; first = false) {
       bool open = false;
 #pragma unroll
-      for (CodedBorder& border : borders) {
-        if (!border.open()) continue;
+      for (CodedCutoff& cutoff : cutoffs) {
+        if (!cutoff.open()) continue;
         if (!first) {
-          digits = add_digits(
-              count, [&](uint32_t i) { return border.next_digit(score(i), place(i)); }, size);
+          bins = add_bins(
+              count, [&](uint32_t i) { return cutoff.next_bin(score(i), place(i)); }, size);
         }
-        find_digit(border, digits);
-        open = open || border.open();
+        find_bin(cutoff, bins);
+        open = open || cutoff.open();
       }
       if (!open) return;
-      if (thread_ < kBorders) s_.search.count[thread_] = 0;
+      if (thread_ < kCutoffs) s_.search.count[thread_] = 0;
       __syncthreads();
 #pragma unroll
-      for (int b = 0; b < kBorders; ++b) {
-        if (borders[b].open()) gather(b, borders[b], count, score, size, place);
+      for (int b = 0; b < kCutoffs; ++b) {
+        if (cutoffs[b].open()) gather(b, cutoffs[b], count, score, size, place);
       }
       __syncthreads();
-      if (thread_ < kBorders) own_words()[thread_] = s_.search.count[thread_];
+      if (thread_ < kCutoffs) own_words()[thread_] = s_.search.count[thread_];
       sync_team();
       open = false;
 #pragma unroll
-      for (int b = 0; b < kBorders; ++b) {
-        if (borders[b].open()) compare_items(b, borders[b]);
-        open = open || borders[b].open();
+      for (int b = 0; b < kCutoffs; ++b) {
+        if (cutoffs[b].open()) compare_items(b, cutoffs[b]);
+        open = open || cutoffs[b].open();
       }
       next_turn();
       if (!open) return;
@@ -195,67 +195,67 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
   CodedSearchSpace& space_;
 
  private:
-  __device__ void clear_digits() {
+  __device__ void clear_bins() {
 #pragma unroll 1
-    for (int i = rank_ * kCodedThreads + thread_; i <= kDigitBins; i += team_ * kCodedThreads) {
-      space_.digits[turn_of_digits_][i] = 0;
+    for (int i = rank_ * kCodedThreads + thread_; i <= kCodeBins; i += team_ * kCodedThreads) {
+      space_.bins[turn_of_bins_][i] = 0;
     }
   }
 
-  // The digit at which the sum of sizes passes what is left.
-  __device__ void find_digit(CodedBorder& border, const Digits& digits) {
-    if (thread_ == 0) s_.search.found[0] = kDigitBins;
+  // The bin at which the sum of sizes passes what is left.
+  __device__ void find_bin(CodedCutoff& cutoff, const RadixBins& bins) {
+    if (thread_ == 0) s_.search.found[0] = kCodeBins;
     Sums own, all;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) own.a += digits.sizes[i];
+    for (int i = 0; i < kEach; ++i) own.a += bins.sizes[i];
     uint32_t before = sums_before(own, all).a;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (before <= border.left() && border.left() < before + digits.sizes[i]) {
+      if (before <= cutoff.left() && cutoff.left() < before + bins.sizes[i]) {
         s_.search.found[0] = kEach * thread_ + i;
         s_.search.found[1] = before;
       }
-      before += digits.sizes[i];
+      before += bins.sizes[i];
     }
     __syncthreads();
-    if (s_.search.found[0] == kDigitBins) {
-      border.take_all(all.a);
+    if (s_.search.found[0] == kCodeBins) {
+      cutoff.take_all(all.a);
     } else {
-      border.narrow(s_.search.found[0], s_.search.found[1]);
+      cutoff.narrow(s_.search.found[0], s_.search.found[1]);
     }
     __syncthreads();
   }
 
-  // What has the border's digits, for the team.
+  // What has the cutoff's bins, for the team.
   template <class Score, class Size, class Place>
-  __device__ void gather(int which, const CodedBorder& border, uint32_t count, const Score& score,
+  __device__ void gather(int which, const CodedCutoff& cutoff, uint32_t count, const Score& score,
                          const Size& size, const Place& place) {
-    const uint32_t most = kBorderItems / team_;
+    const uint32_t most = kCutoffItems / team_;
 #pragma unroll 1
     for (uint32_t i = thread_; i < count; i += kCodedThreads) {
-      if (!border.has(score(i), place(i))) continue;
+      if (!cutoff.has(score(i), place(i))) continue;
       const uint32_t at = atomicAdd(&s_.search.count[which], 1u);
       if (at < most) {
-        space_.items[which][rank_ * most + at] = {border.rest_of(score(i), place(i)), size(i), 0};
+        space_.items[which][rank_ * most + at] = {cutoff.rest_of(score(i), place(i)), size(i), 0};
       }
     }
   }
 
-  // Ends the border if the blocks had room for its items.
-  __device__ void compare_items(int which, CodedBorder& border) {
-    constexpr int kOwn = kBorderItems / kCodedThreads;
-    const uint32_t most = kBorderItems / team_;
-    const uint32_t told = lane_ < team_ ? this->told(lane_, which) : 0;
+  // Ends the cutoff if the blocks had room for its items.
+  __device__ void compare_items(int which, CodedCutoff& cutoff) {
+    constexpr int kOwn = kCutoffItems / kCodedThreads;
+    const uint32_t most = kCutoffItems / team_;
+    const uint32_t received = lane_ < team_ ? this->received(lane_, which) : 0;
     CodedItem own[kOwn];
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
       const uint32_t i = thread_ + k * kCodedThreads, rank = i / most;
       const uint4 item = __ldcg(reinterpret_cast<const uint4*>(space_.items[which] + i));
-      const uint32_t count = __shfl_sync(~0u, told, rank % 32);
+      const uint32_t count = __shfl_sync(~0u, received, rank % 32);
       own[k] = {uint64_t{item.y} << 32 | item.x, i - rank * most < count ? item.z : 0, 0};
     }
-    if (__ballot_sync(~0u, told > most) != 0) return;
-    const auto has = [&](int k) { return own[k].size > 0 && border.has(own[k].rest); };
+    if (__ballot_sync(~0u, received > most) != 0) return;
+    const auto has = [&](int k) { return own[k].size > 0 && cutoff.has(own[k].rest); };
     while (!list_few(own, has)) {
       uint32_t* sizes = s_.search.sizes;
 #pragma unroll
@@ -263,13 +263,13 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
       __syncthreads();
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) {
-        if (has(k)) atomicAdd(&sizes[border.next_digit(own[k].rest)], own[k].size);
+        if (has(k)) atomicAdd(&sizes[cutoff.next_bin(own[k].rest)], own[k].size);
       }
       __syncthreads();
-      Digits digits;
+      RadixBins bins;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) digits.sizes[i] = sizes[kEach * thread_ + i];
-      find_digit(border, digits);
+      for (int i = 0; i < kEach; ++i) bins.sizes[i] = sizes[kEach * thread_ + i];
+      find_bin(cutoff, bins);
     }
     // Every warp looks at all; a lane has one.
     const CodedItem item = s_.search.few[lane_];
@@ -280,9 +280,9 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
       before += other.rest < item.rest ? other.size : 0;
     }
     const uint32_t last =
-        __ballot_sync(~0u, is && before <= border.left() && border.left() < before + item.size);
+        __ballot_sync(~0u, is && before <= cutoff.left() && cutoff.left() < before + item.size);
     const int lane = __ffs(static_cast<int>(last)) - 1;
-    border.end_at(uint64_t{__shfl_sync(~0u, static_cast<uint32_t>(item.rest >> 32), lane)} << 32 |
+    cutoff.end_at(uint64_t{__shfl_sync(~0u, static_cast<uint32_t>(item.rest >> 32), lane)} << 32 |
                       __shfl_sync(~0u, static_cast<uint32_t>(item.rest), lane),
                   __shfl_sync(~0u, before, lane), __shfl_sync(~0u, item.size, lane));
     __syncthreads();
@@ -303,7 +303,7 @@ class CodedSearch : protected LookupTeam<kCodedThreads> {
     return s_.search.count[0] <= kFewItems;
   }
 
-  int turn_of_digits_ = 0;
+  int turn_of_bins_ = 0;
 };
 
 }  // namespace sqz::cuda

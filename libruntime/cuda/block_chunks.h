@@ -1,5 +1,5 @@
 // How a call is cut: into blocks of tokens that share a selection, as the CPU backend does, and
-// blocks into waves that are served at once.
+// blocks into chunks that are served at once.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,15 +13,15 @@
 namespace sqz::cuda {
 
 // Blocks that are served at once, and their tokens.
-struct BlockWave {
+struct BlockChunk {
   int64_t first = 0;  // token of the call
   QueryBlocks blocks;
 };
 
-class BlockWaves {
+class BlockChunks {
  public:
   // block: tokens that share a selection; 0 = all of a request. Takes all memory.
-  BlockWaves(int64_t block, int64_t max_tokens) : block_(block) {
+  BlockChunks(int64_t block, int64_t max_tokens) : block_(block) {
     blocks_.reserve(static_cast<size_t>(max_tokens));
   }
 
@@ -42,7 +42,7 @@ class BlockWaves {
 
   // At most `most` blocks from number `begin` on, which moves. Blocks of several lengths are told
   // to the kernels by `table` [most], device memory that is written on the stream.
-  Result<BlockWave> next(size_t& begin, int64_t most, int2* table, cudaStream_t stream) const;
+  Result<BlockChunk> next(size_t& begin, int64_t most, int2* table, cudaStream_t stream) const;
 
  private:
   struct Block {

@@ -6,7 +6,7 @@
 
 #include <cfloat>
 
-#include "libruntime/kernels/cuda/plain/lookup.cuh"
+#include "libruntime/kernels/cuda/prefill_sm80/lookup.cuh"
 
 namespace sqz::cuda {
 
@@ -19,20 +19,20 @@ __device__ __forceinline__ float part_of(float x, bool positive) {
 }
 
 // Rows of mean parts that a pair has: the policy `max` has one for each head.
-__device__ __forceinline__ int mean_rows(const PlainLookup& call) {
+__device__ __forceinline__ int mean_rows(const Sm80Lookup& call) {
   return call.policy == PrefillGroup::kMax ? call.token.group : 1;
 }
 
 // call.parts: the sums of a row's parts over a piece of its queries, a block of threads each.
 template <int kDim>
 __global__ void __launch_bounds__(kPartThreads)
-    plain_parts_kernel(const __grid_constant__ PlainLookup call) {
+    sm80_parts_kernel(const __grid_constant__ Sm80Lookup call) {
   constexpr int kChunks = kDim / 8, kLanes = kPartThreads / kChunks;
   __shared__ float sums[kLanes][2 * kDim];
   const LookupParams& p = call.token;
   const int rows = mean_rows(call), item = static_cast<int>(blockIdx.x);
   const int piece = item % call.pieces, row = item / call.pieces % rows;
-  const PlainPair own(call, 0, item / call.pieces / rows);
+  const Sm80Pair own(call, 0, item / call.pieces / rows);
   const int heads = p.group / rows, count = own.tokens * heads;
   const int begin = static_cast<int>(int64_t{count} * piece / call.pieces);
   const int end = static_cast<int>(int64_t{count} * (piece + 1) / call.pieces);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kPartThreads)
 // A row's parts to shared memory, each as what its type holds and what that rounded away.
 template <class Element, int kDim>
 struct PageRows {
-  static constexpr int kWords = kPageStream * PlainTile<kDim>::kStride;
+  static constexpr int kWords = kPageStream * Sm80Tile<kDim>::kStride;
   uint16_t* high[2];  // of the positive and the negative part
   uint16_t* low[2];
 
@@ -76,7 +76,7 @@ struct PageRows {
   // value(row, chunk, positive, out[8]) for rows below `rows`; the others are zero.
   template <class Value>
   __device__ void load(int rows, const Value& value) const {
-    using Tile = PlainTile<kDim>;
+    using Tile = Sm80Tile<kDim>;
 #pragma unroll 1
     for (int item = threadIdx.x; item < 2 * kPageStream * Tile::kChunks; item += Tile::kThreads) {
       const int chunk = item % Tile::kChunks, row = item / Tile::kChunks % kPageStream;
@@ -98,7 +98,7 @@ struct PageRows {
 // Pages of a KV head in shared memory, 16 a warp, and the rows that stream past.
 template <class Element, int kDim>
 struct PageTile {
-  using Tile = PlainTile<kDim>;
+  using Tile = Sm80Tile<kDim>;
   static constexpr int kTiles = kPageStream / 8;
   uint16_t* bounds[2];  // greatest and least keys
   PageRows<Element, kDim> streamed;
@@ -145,15 +145,14 @@ __device__ __forceinline__ bool is_sound(float bound) {
 // Mean parts of several blocks of queries at once, `columns` rows a block: mean_rows(), rounded up
 // to a power of two.
 template <class Element, int kDim>
-__global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
-    plain_mean_bounds_kernel(const __grid_constant__ PlainLookup call, int page_tiles,
-                             int columns) {
+__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
+    sm80_mean_bounds_kernel(const __grid_constant__ Sm80Lookup call, int page_tiles, int columns) {
   extern __shared__ __align__(16) uint16_t memory[];
   const PageTile<Element, kDim> tile(memory);
   const LookupParams& p = call.token;
   const int item = static_cast<int>(blockIdx.x), head = item / page_tiles % p.kv_heads;
   const int first_block = item / page_tiles / p.kv_heads * (kPageStream / columns);
-  const auto first = static_cast<uint32_t>(item % page_tiles * PlainTile<kDim>::kRows);
+  const auto first = static_cast<uint32_t>(item % page_tiles * Sm80Tile<kDim>::kRows);
   tile.fetch(p, head, first);
   const int rows = mean_rows(call);
   const auto pair_of = [&](int column) {
@@ -205,14 +204,14 @@ __global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
 
 // The parts of every query of a block.
 template <class Element, int kDim>
-__global__ void __launch_bounds__(PlainTile<kDim>::kThreads)
-    plain_bounds_kernel(const __grid_constant__ PlainLookup call, int page_tiles) {
+__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
+    sm80_bounds_kernel(const __grid_constant__ Sm80Lookup call, int page_tiles) {
   constexpr int kTiles = PageTile<Element, kDim>::kTiles;
   extern __shared__ __align__(16) uint16_t memory[];
   const PageTile<Element, kDim> tile(memory);
   const LookupParams& p = call.token;
-  const PlainPair own(call, 0, static_cast<int>(blockIdx.x) / page_tiles);
-  const auto first = static_cast<uint32_t>(blockIdx.x % page_tiles * PlainTile<kDim>::kRows);
+  const Sm80Pair own(call, 0, static_cast<int>(blockIdx.x) / page_tiles);
+  const auto first = static_cast<uint32_t>(blockIdx.x % page_tiles * Sm80Tile<kDim>::kRows);
   tile.fetch(p, own.head, first);
   const int lane = threadIdx.x % 32, rows = own.tokens * p.group;
   float score[2] = {-INFINITY, -INFINITY};

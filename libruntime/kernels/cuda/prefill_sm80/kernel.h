@@ -10,15 +10,15 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kPlainParts = 8;  // of a level's clusters, for denominators
+inline constexpr int kSm80Parts = 8;  // of a level's clusters, for denominators
 // Attention cuts keys into parts while fewer blocks of threads than so many a multiprocessor would
 // run, of at least so many keys each.
-inline constexpr int kPlainWaves = 4;
-inline constexpr int kPlainLeastKeys = 256;
+inline constexpr int kSm80Waves = 4;
+inline constexpr int kSm80LeastKeys = 256;
 
 // Clusters that were scored but not chosen, which attention takes as one key each: the residual
 // `estimate`. A level is one in use, from the coarsest on.
-struct PlainEstimates {
+struct Sm80Estimates {
   uint32_t* list = nullptr;    // [pairs, capacity] level << kLevelShift | cluster; null: none
   uint32_t* counts = nullptr;  // [pairs]
   int64_t capacity = 0;
@@ -33,15 +33,15 @@ inline constexpr int kLevelShift = 28;
 
 // Queries, shape, levels, width, alive, lists and counters are in LookupParams, whose lists are of
 // pairs; `requests` is not looked at.
-struct PlainLookup {
+struct Sm80Lookup {
   LookupParams token, block;  // the same but for thresholds and wanted keys: blocks of one token,
                               // and of several
   QueryBlocks blocks;         // tokens as in q
   PrefillGroup policy = PrefillGroup::kMean;
-  PlainEstimates estimates;  // out, unless the list is null
+  Sm80Estimates estimates;  // out, unless the list is null
 
   // Workspace.
-  float2* sums = nullptr;  // [T, Hq, kPlainParts] maximum, sum of exponentials; not of pages
+  float2* sums = nullptr;  // [T, Hq, kSm80Parts] maximum, sum of exponentials; not of pages
   float* lse = nullptr;    // [T, Hq] log2 of the denominators; not of pages
   // Pages: [pairs, rows, pieces, 2, d] sums of the positive and negative parts of the block's
   // queries, in so many pieces; one row or, of the policy `max`, one a head. Of the policy `any`
@@ -49,42 +49,42 @@ struct PlainLookup {
   float* parts = nullptr;
   int32_t pieces = 1;
   float* scores = nullptr;     // [pairs, width] log2 of the combined S; of pages their bounds
-  uint32_t* chosen = nullptr;  // [pairs, width] 1: by plain_choose()
+  uint32_t* chosen = nullptr;  // [pairs, width] 1: by sm80_choose()
   uint2* state = nullptr;      // [pairs] {clusters alive at the next level, centroids read}
   uint32_t* faults = nullptr;  // [pairs] 1: a logit was NaN or infinite
 };
 
 // kUnsupported for a dim or group that there is no kernel for.
-Status plain_lookup(const PlainLookup& call, cudaStream_t stream);
+Status sm80_lookup(const Sm80Lookup& call, cudaStream_t stream);
 
 // q, out, lse, shape, keys, cache and lists (of pairs, or of heads) are in AttendParams; requests,
 // counters and its workspace are not looked at.
-struct PlainAttend {
+struct Sm80Attend {
   AttendParams params;
   QueryBlocks blocks;
-  PlainEstimates estimates;
-  float* partials = nullptr;  // of plain_attend_workspace() bytes
+  Sm80Estimates estimates;
+  float* partials = nullptr;  // of sm80_attend_workspace() bytes
 };
 
 // How rows and keys are cut.
-struct PlainCut {
+struct Sm80Cut {
   int row_tiles, parts;
 };
 
-size_t plain_attend_workspace(int multiprocessors, int dim);
+size_t sm80_attend_workspace(int multiprocessors, int dim);
 
 // Results depend on the number of multiprocessors, not on timing.
-Status plain_attend(const PlainAttend& call, cudaStream_t stream);
+Status sm80_attend(const Sm80Attend& call, cudaStream_t stream);
 
 // ---- The steps that do not depend on the head dimension.
 
 // call.lse from call.sums, and call.faults.
-Status plain_lse(const PlainLookup& call, cudaStream_t stream);
+Status sm80_lse(const Sm80Lookup& call, cudaStream_t stream);
 
 // From the scores of a level to what is alive at the next one, or to runs.
-Status plain_choose(const PlainLookup& call, int level, cudaStream_t stream);
+Status sm80_choose(const Sm80Lookup& call, int level, cudaStream_t stream);
 
 // What attention left in parts, into the result. rows: of a row tile.
-Status plain_merge(const PlainAttend& call, const PlainCut& cut, int rows, cudaStream_t stream);
+Status sm80_merge(const Sm80Attend& call, const Sm80Cut& cut, int rows, cudaStream_t stream);
 
 }  // namespace sqz::cuda
