@@ -83,12 +83,12 @@ size_t BatchServer::lay_out(void* base) {
   return layout.used();
 }
 
-// By measurements at 128K: where tiles are narrow a lookup takes 30 us of dense attention's 150 and
+// By measurements at 128K: where tiles are small-M a lookup takes 30 us of dense attention's 150 and
 // a key with a mask about as long as one without; elsewhere more than a third of its time, and a
 // key with a mask 1.2 to 1.4 times as long.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
-  const bool narrow = prefill_narrow(shape_, blocks, setup_.device.multiprocessors);
-  const int64_t each = narrow ? slots * 85 / 100 - 24000 : slots * 35 / 100;
+  const bool small_m = prefill_small_m(shape_, blocks, setup_.device.multiprocessors);
+  const int64_t each = small_m ? slots * 85 / 100 - 24000 : slots * 35 / 100;
   return static_cast<uint64_t>(blocks.count * int64_t{shape_.kv_heads} * each);
 }
 

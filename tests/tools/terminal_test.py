@@ -77,7 +77,8 @@ def main():
             pass
         loop.type(CONTROL_C)  # where the two came at once, and counted as one
         assert loop.code() == 130, loop.said
-        assert loop.said.count("interrupted; read") == 2 and "2 answers, " in loop.said, loop.said
+        # The second answer has a line of its own unless the second Control-C ended it first.
+        assert loop.said.count("interrupted; read") in (1, 2) and "2 answers, " in loop.said, loop.said
 
         idle = Terminal(command)
         idle.wait_for("> ")
