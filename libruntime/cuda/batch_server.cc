@@ -83,9 +83,9 @@ size_t BatchServer::lay_out(void* base) {
   return layout.used();
 }
 
-// By measurements at 128K: where tiles are small-M a lookup takes 30 us of dense attention's 150 and
-// a key with a mask about as long as one without; elsewhere more than a third of its time, and a
-// key with a mask 1.2 to 1.4 times as long.
+// By measurements at 128K: where tiles are small-M a lookup takes 30 us of dense attention's 150
+// and a key with a mask about as long as one without; elsewhere more than a third of its time, and
+// a key with a mask 1.2 to 1.4 times as long.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
   const bool small_m = prefill_small_m(shape_, blocks, setup_.device.multiprocessors);
   const int64_t each = small_m ? slots * 85 / 100 - 24000 : slots * 35 / 100;

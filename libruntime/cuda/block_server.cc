@@ -302,17 +302,14 @@ Result<std::vector<std::vector<ClusterRun>>> BlockServer::estimated(int64_t laye
   if (from.list == nullptr) return out;
   const int first_level =
       setup_.uploaded->layer(layer).levels - setup_.lookups[static_cast<size_t>(layer)].levels;
-  std::vector<uint32_t> list(static_cast<size_t>(from.capacity));
+  std::vector<uint32_t> counts(out.size());
+  SQZ_RETURN_IF_ERROR(read_back(from.counts, counts));
   for (size_t h = 0; h < out.size(); ++h) {
-    uint32_t count = 0;
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(&count, from.counts + h, sizeof(count), cudaMemcpyDeviceToHost));
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(list.data(),
-                                        from.list + static_cast<int64_t>(h) * from.capacity,
-                                        count * sizeof(uint32_t), cudaMemcpyDeviceToHost));
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t level = static_cast<uint32_t>(first_level) + (list[i] >> kLevelShift);
-      extend(out[h], {level, list[i] & ((1u << kLevelShift) - 1), 1});
+    std::vector<uint32_t> list(counts[h]);
+    SQZ_RETURN_IF_ERROR(read_back(from.list + static_cast<int64_t>(h) * from.capacity, list));
+    for (const uint32_t item : list) {
+      const uint32_t level = static_cast<uint32_t>(first_level) + (item >> kLevelShift);
+      extend(out[h], {level, item & ((1u << kLevelShift) - 1), 1});
     }
   }
   return out;

@@ -28,13 +28,11 @@ Result<std::unique_ptr<BucketLookup>> BucketLookup::create(const ServerSetup& se
     break;  // layers that select have the same shape
   }
   const std::vector<float>& frequencies = out->rope_.frequencies();
-  const size_t bytes = frequencies.size() * sizeof(float);
-  SQZ_RETURN_IF_ERROR(out->frequencies_.reserve(bytes));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(out->frequencies_.data(), frequencies.data(), bytes, cudaMemcpyHostToDevice));
+  SQZ_RETURN_IF_ERROR(out->frequencies_.reserve(frequencies.size() * sizeof(float)));
+  SQZ_RETURN_IF_ERROR(write_device(static_cast<float*>(out->frequencies_.data()), frequencies));
   const auto scratch = static_cast<size_t>(out->plan_.scratch);
   SQZ_RETURN_IF_ERROR(out->scratch_.reserve(scratch));
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(out->scratch_.data(), 0, scratch));
+  SQZ_RETURN_IF_ERROR(zero_memory(out->scratch_.data(), scratch));
   if (blocks || !out->fits()) SQZ_RETURN_IF_ERROR(out->allocate_blocks());
   return out;
 }

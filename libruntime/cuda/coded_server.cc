@@ -160,9 +160,7 @@ Status CodedServer::upload_rotation() {
     for (int64_t i = 0; i < d * d; ++i) {
       transposed[static_cast<size_t>(i)] = view.rotation[i % d * d + i / d];
     }
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(turned_back_, transposed.data(),
-                                        transposed.size() * sizeof(float), cudaMemcpyHostToDevice));
-    return {};
+    return write_device(turned_back_, transposed);
   }
   return {};
 }
@@ -214,7 +212,7 @@ Status CodedServer::attend(const AttendCall& call, unsigned long long* counters)
   return {};
 }
 
-Result<CodedSelection> CodedServer::select(const AttendCall& call) {
+Status CodedServer::select(const AttendCall& call, FoundRuns& out) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const auto heads = static_cast<size_t>(setup_.model().kv_heads);
   const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
@@ -233,21 +231,13 @@ Result<CodedSelection> CodedServer::select(const AttendCall& call) {
   SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
   std::vector<RunTotals> totals(heads);
   std::vector<uint8_t> keys(heads * slots), fates(heads * clusters);
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(totals.data(), totals_, heads * sizeof(RunTotals), cudaMemcpyDeviceToHost));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(keys.data(), key_fates_, keys.size(), cudaMemcpyDeviceToHost));
-  SQZ_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(fates.data(), cluster_fates_, fates.size(), cudaMemcpyDeviceToHost));
-  CodedSelection out;
-  out.runs.resize(heads);
-  out.estimated.resize(heads);
-  out.guessed.resize(heads);
+  SQZ_RETURN_IF_ERROR(read_back(totals_, totals));
+  SQZ_RETURN_IF_ERROR(read_back(key_fates_, keys));
+  SQZ_RETURN_IF_ERROR(read_back(cluster_fates_, fates));
   for (size_t h = 0; h < heads; ++h) {
     if (totals[h].fault != 0) {
-      return Status(Code::kNumeric,
-                    concat("product of centroids or codes and the queries of layer ", call.layer,
-                           ", KV head ", h, " is NaN or infinite"));
+      return {Code::kNumeric, concat("product of centroids or codes and the queries of layer ",
+                                     call.layer, ", KV head ", h, " is NaN or infinite")};
     }
     for (size_t slot = 0; slot < slots; ++slot) {
       const uint8_t fate = keys[h * slots + slot];
@@ -265,7 +255,7 @@ Result<CodedSelection> CodedServer::select(const AttendCall& call) {
       }
     }
   }
-  return out;
+  return {};
 }
 
 }  // namespace sqz::cuda

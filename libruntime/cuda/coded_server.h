@@ -15,13 +15,6 @@
 
 namespace sqz::cuda {
 
-// What became of the slots and clusters of a token, a KV head each.
-struct CodedSelection {
-  std::vector<std::vector<KeyRun>> runs;
-  std::vector<std::vector<ClusterRun>> estimated;
-  std::vector<std::vector<KeyRun>> guessed;
-};
-
 class CodedServer {
  public:
   // Null if no layer needs it. Takes all memory. The device is current.
@@ -49,8 +42,8 @@ class CodedServer {
                      unsigned long long* counters, cudaStream_t stream) const;
   // counters [5]: {selections, keys, vectors, whole, codes}.
   Status attend(const AttendCall& call, unsigned long long* counters);
-  // Of the first token. Waits for the GPU.
-  Result<CodedSelection> select(const AttendCall& call);
+  // Of the first token, to `out` that has nothing yet. Waits for the GPU.
+  Status select(const AttendCall& call, FoundRuns& out);
 
  private:
   explicit CodedServer(const ServerSetup& setup) : setup_(setup) {}

@@ -168,6 +168,11 @@ Status zero_memory(void* data, size_t bytes) {
   return bytes == 0 ? Status() : cuda_status(cudaMemset(data, 0, bytes), "cudaMemset");
 }
 
+Status copy_memory(void* to, const void* from, size_t bytes) {
+  return bytes == 0 ? Status()
+                    : cuda_status(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
 Stream::~Stream() {
   if (stream_ == nullptr) return;
   const CurrentDevice current(gpu_);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "formats/base/status.h"
 
@@ -109,6 +110,17 @@ class Layout {
 };
 
 Status zero_memory(void* data, size_t bytes);
+// Between device and host memory, either way; waits.
+Status copy_memory(void* to, const void* from, size_t bytes);
+template <class T>
+Status write_device(T* to, const std::vector<T>& from) {
+  return copy_memory(to, from.data(), from.size() * sizeof(T));
+}
+// As many as `to` has.
+template <class T>
+Status read_back(const T* from, std::vector<T>& to) {
+  return copy_memory(to.data(), from, to.size() * sizeof(T));
+}
 
 // Reserves `memory` for lay_out(), which lays everything out from an address on and returns the
 // bytes (from null it only counts), and zeroes it.

@@ -2,16 +2,26 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
 #include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/select/plan.h"
+#include "libruntime/select/selector.h"
 
 namespace sqz::cuda {
 
 class BucketLookup;
+
+// What became of the slots and clusters of a token, a KV head each.
+struct FoundRuns {
+  explicit FoundRuns(size_t heads = 0) : runs(heads), guessed(heads), estimated(heads) {}
+
+  std::vector<std::vector<KeyRun>> runs, guessed;  // read; estimated by their codes
+  std::vector<std::vector<ClusterRun>> estimated;
+};
 
 // The pointers live as long as the session.
 struct ServerSetup {

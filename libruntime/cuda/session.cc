@@ -166,26 +166,23 @@ Status CudaSession::attend(const AttendCall& call) {
   return {};
 }
 
-// runs_ from the lists of the first pairs, once the stream is done.
+// found_.runs from the lists of the first pairs, once the stream is done.
 Status CudaSession::read_runs(const AttendCall& call, const RunLists& lists) {
   SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(static_cast<cudaStream_t>(call.stream)));
-  std::vector<uint32_t> first(static_cast<size_t>(lists.capacity) + 1), before(first.size());
-  for (size_t h = 0; h < runs_.size(); ++h) {
-    RunTotals totals;
+  std::vector<RunTotals> all(found_.runs.size());
+  SQZ_RETURN_IF_ERROR(read_back(lists.totals, all));
+  for (size_t h = 0; h < all.size(); ++h) {
+    const RunTotals& totals = all[h];
     const auto at = static_cast<int64_t>(h) * (lists.capacity + 1);
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(&totals, lists.totals + h, sizeof(totals), cudaMemcpyDeviceToHost));
     if (totals.fault != 0) {
       return {Code::kNumeric, concat("product of centroids and the queries of layer ", call.layer,
                                      ", KV head ", h, " is NaN or infinite")};
     }
-    const size_t bytes = (totals.runs + 1) * sizeof(uint32_t);
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(first.data(), lists.first + at, bytes, cudaMemcpyDeviceToHost));
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(before.data(), lists.before + at, bytes, cudaMemcpyDeviceToHost));
+    std::vector<uint32_t> first(totals.runs), before(totals.runs + 1);
+    SQZ_RETURN_IF_ERROR(read_back(lists.first + at, first));
+    SQZ_RETURN_IF_ERROR(read_back(lists.before + at, before));
     for (uint32_t r = 0; r < totals.runs; ++r) {
-      extend(runs_[h], {first[r], before[r + 1] - before[r]});
+      extend(found_.runs[h], {first[r], before[r + 1] - before[r]});
     }
   }
   return {};
@@ -202,38 +199,34 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
   const int64_t slots = uploaded_->layer(call.layer).slots;
   const Route route = route_of(call);
-  runs_.assign(heads, {});
-  guessed_.assign(heads, {});
-  estimated_.assign(heads, {});
+  found_ = FoundRuns(heads);
   if (!selects(call.layer)) {
-    if (slots > 0) runs_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
+    if (slots > 0) found_.runs.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (static_ != nullptr) {
-    runs_ = static_->runs(call.layer);
+    found_.runs = static_->runs(call.layer);
   } else if (route == Route::kCodes) {
-    SQZ_ASSIGN_OR_RETURN(CodedSelection found, coded_->select(call));
-    runs_ = std::move(found.runs);
-    guessed_ = std::move(found.guessed);
-    estimated_ = std::move(found.estimated);
+    SQZ_RETURN_IF_ERROR(coded_->select(call, found_));
   } else if (route == Route::kPrefillSm90 || route == Route::kPrefillSm80) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, blocks_->select(call, route == Route::kPrefillSm90));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
-    SQZ_ASSIGN_OR_RETURN(estimated_, blocks_->estimated(call.layer));
+    SQZ_ASSIGN_OR_RETURN(found_.estimated, blocks_->estimated(call.layer));
   } else {
     SQZ_RETURN_IF_ERROR(look_up(call, 0, 1));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists_));
   }
   selections_.assign(heads, {});
   for (size_t h = 0; h < heads; ++h) {
-    selections_[h].runs = runs_[h];
-    selections_[h].run_count = std::ssize(runs_[h]);
-    for (const KeyRun& run : runs_[h]) selections_[h].keys += run.length;
-    selections_[h].estimated = estimated_[h];
-    selections_[h].estimated_count = std::ssize(estimated_[h]);
-    selections_[h].guessed = guessed_[h];
-    selections_[h].guessed_count = std::ssize(guessed_[h]);
-    for (const KeyRun& run : guessed_[h]) selections_[h].guessed_keys += run.length;
-    for (const ClusterRun& run : estimated_[h]) selections_[h].estimated_clusters += run.length;
-    if (selects(call.layer)) selections_[h].exact_skipped = exact_skipped_;
+    HeadSelection& to = selections_[h];
+    to.runs = found_.runs[h];
+    to.run_count = std::ssize(to.runs);
+    for (const KeyRun& run : to.runs) to.keys += run.length;
+    to.estimated = found_.estimated[h];
+    to.estimated_count = std::ssize(to.estimated);
+    for (const ClusterRun& run : to.estimated) to.estimated_clusters += run.length;
+    to.guessed = found_.guessed[h];
+    to.guessed_count = std::ssize(to.guessed);
+    for (const KeyRun& run : to.guessed) to.guessed_keys += run.length;
+    if (selects(call.layer)) to.exact_skipped = exact_skipped_;
   }
   return std::span<const HeadSelection>(selections_);
 }
@@ -242,8 +235,7 @@ Result<Counters> CudaSession::totals(int64_t layer) {
   const CurrentDevice current(device());
   SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   std::vector<DeviceCounters> found(lookups_.size());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(
-      found.data(), counters_, found.size() * sizeof(DeviceCounters), cudaMemcpyDeviceToHost));
+  SQZ_RETURN_IF_ERROR(read_back(counters_, found));
   Counters sum;
   for (int64_t l = 0; l < std::ssize(found); ++l) {
     if (layer < 0 || l == layer) sum.add(counters_of(l, found[static_cast<size_t>(l)]));

@@ -106,8 +106,7 @@ class CudaSession final : public ServingSession {
 
   // The last select().
   std::vector<HeadSelection> selections_;
-  std::vector<std::vector<KeyRun>> runs_, guessed_;
-  std::vector<std::vector<ClusterRun>> estimated_;
+  FoundRuns found_;
 };
 
 }  // namespace sqz::cuda

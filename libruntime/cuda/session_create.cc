@@ -381,9 +381,7 @@ Status CudaSession::fill_offsets() {
     for (int64_t i = 0; i < heads * row; ++i) {
       offsets[static_cast<size_t>(i)] = static_cast<uint32_t>(i % row);
     }
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(offsets_, offsets.data(), offsets.size() * sizeof(uint32_t),
-                                        cudaMemcpyHostToDevice));
-    return {};  // layers that select have the same shape
+    return write_device(offsets_, offsets);  // layers that select have the same shape
   }
   return {};
 }

@@ -60,15 +60,10 @@ Status StaticLists::fill(const HeadRuns& heads, const Layer& to) {
     before[h * stride + own.size()] = keys;
     totals[h] = {static_cast<uint32_t>(own.size()), keys, 0, 0};
   }
-  const auto copy = [](auto* device, const auto& from) {
-    const size_t bytes = from.size() * sizeof(from[0]);
-    return cuda_status(cudaMemcpy(device, from.data(), bytes, cudaMemcpyHostToDevice),
-                       "cudaMemcpy");
-  };
-  SQZ_RETURN_IF_ERROR(copy(to.lists.totals, totals));
-  SQZ_RETURN_IF_ERROR(copy(to.lists.first, first));
-  SQZ_RETURN_IF_ERROR(copy(to.lists.before, before));
-  return copy(to.lists.marks, marks);
+  SQZ_RETURN_IF_ERROR(write_device(to.lists.totals, totals));
+  SQZ_RETURN_IF_ERROR(write_device(to.lists.first, first));
+  SQZ_RETURN_IF_ERROR(write_device(to.lists.before, before));
+  return write_device(to.lists.marks, marks);
 }
 
 }  // namespace sqz::cuda

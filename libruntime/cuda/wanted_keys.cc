@@ -45,9 +45,7 @@ Status upload_wanted_keys(const SelectionPlan& plan, const ServedIndex& index, i
                           uint32_t* wanted) {
   for (int scope = 0; scope < scopes; ++scope) {
     const std::vector<uint32_t> keys = wanted_keys(plan, scope, index);
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy(wanted + static_cast<size_t>(scope) * keys.size(),
-                                        keys.data(), keys.size() * sizeof(uint32_t),
-                                        cudaMemcpyHostToDevice));
+    SQZ_RETURN_IF_ERROR(write_device(wanted + static_cast<size_t>(scope) * keys.size(), keys));
   }
   return {};
 }
