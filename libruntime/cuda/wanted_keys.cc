@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/cuda/device.h"
 #include "libruntime/select/layer_spread.h"
 
 namespace sqz::cuda {
