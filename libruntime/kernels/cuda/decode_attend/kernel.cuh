@@ -245,16 +245,18 @@ class Attend : private AttendMerge<kDim> {
   __device__ void complete(int64_t count) {
     const auto keys = static_cast<int>(count);
 #pragma unroll 8
-    for (int k = thread_; k < this->round_up(keys); k += kAttendThreads) {
-      const uint32_t slot = s_.coded[min(k, keys - 1)].slot;
+    for (int k = thread_; k < keys; k += kAttendThreads) {
+      const uint32_t slot = s_.coded[k].slot;
       const int64_t row = head_ * p_.slots + slot;
       const uint32_t cluster = __ldg(p_.coded.clusters + row);
-      means_ += k < keys ? cluster / kFirstSlot : 0;
+      means_ += cluster / kFirstSlot;
       const auto scale = [&](const CodedRows& rows) {
         return Element::low(__ldg(static_cast<const uint16_t*>(rows.scales) + row));
       };
       s_.coded[k] = {slot, cluster & ~kFirstSlot, scale(p_.coded.keys), scale(p_.coded.values)};
     }
+    __syncthreads();
+    if (const int k = keys + thread_; k < this->round_up(keys)) s_.coded[k] = s_.coded[keys - 1];
     __syncthreads();
   }
   // A lookup has read the mean keys, not the mean values.
