@@ -22,6 +22,7 @@ bool has_blocks(const AttendCall& call) {
 
 CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
+  // Of rows that key codes choose for single tokens.
   const bool clusters = !block_lookups_.empty() && block_plan_.selects(call.layer);
   if (is_coded(call.layer) && !(has_blocks(call) && coded_->serves_blocks(call.layer, clusters))) {
     const bool estimates = selecting && estimate_;
@@ -31,9 +32,8 @@ CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
     return Route::kPrefillSm80;
   }
   // The selector ideal selects for each token by itself, as decoding does.
-  if (has_blocks(call) && !(selecting && is_ideal())) {
-    if (blocks_ != nullptr)
-      return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
+  if (blocks_ != nullptr && has_blocks(call) && !(selecting && is_ideal())) {
+    return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
   }
   if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
     return Route::kBatch;
