@@ -28,7 +28,7 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_chunks.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/batch_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/coded_server.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch_lookup/choose.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch_lookup/chosen.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/compiled_for/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/kernel.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/product.cu

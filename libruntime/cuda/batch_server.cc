@@ -34,7 +34,7 @@ BatchServer::BatchServer(const ServerSetup& setup)
 
 // Lists of about the same size.
 QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
-  const int64_t most = selects ? std::min<int64_t>(32, kBatchRows / shape_.group) : requests;
+  const int64_t most = selects ? batch_chunk(shape_.group) : requests;
   const int64_t lists = (requests + most - 1) / most, each = (requests + lists - 1) / lists;
   return {static_cast<int32_t>(requests), static_cast<int32_t>((requests + each - 1) / each),
           static_cast<int32_t>(each), nullptr};
@@ -51,7 +51,7 @@ size_t BatchServer::lay_out(void* base) {
   }
   workspace_ = layout.take<std::byte>(workspace_bytes_);
   if (!setup_.clusters) return layout.used();
-  const int64_t heads = shape_.kv_heads, most = std::min<int64_t>(32, kBatchRows / shape_.group);
+  const int64_t heads = shape_.kv_heads, most = batch_chunk(shape_.group);
   const int64_t lists = (chunk_ + most - 1) / most * heads, pairs = chunk_ * heads;
   int64_t width = 0;
   for (size_t l = 0; l < setup_.lookups.size(); ++l) {
@@ -61,34 +61,31 @@ size_t BatchServer::lay_out(void* base) {
     lookup_.mask_stride =
         std::max(lookup_.mask_stride, (view.slots + view.exact + kMaskSlack + 3) / 4 * 4);
   }
-  lookup_.stride = (width + kBatchTile - 1) / kBatchTile * kBatchTile;
   lookup_.runs.capacity = run_capacity(width);
   lookup_.runs.lay_out(layout, lists);
   lookup_.masks = layout.take<uint32_t>(lists * lookup_.mask_stride);
-  lookup_.faults = layout.take<uint32_t>(2 * lists);
-  const int64_t rows = lists * most * shape_.group;
-  lookup_.logits = layout.take<float>(rows * lookup_.stride);
-  lookup_.sums = layout.take<float2>(rows * kBatchParts);
-  lookup_.words = layout.take<uint32_t>(2 * lists * width);
-  lookup_.counts =
-      layout.take<unsigned long long>(lists * ((width + kBatchChoose - 1) / kBatchChoose));
+  lookup_.words = layout.take<uint32_t>(4 * lists * width);
+  lookup_.sums = layout.take<float2>(lists * kBatchParts * kBatchRows);
+  lookup_.counts = layout.take<unsigned long long>(lists * kBatchParts);
+  lookup_.faults = layout.take<uint32_t>(pairs);
   if (setup_.lookups[0].rule == LookupRule::kThreshold) {
     histories_ = layout.take<BatchHistory>(std::ssize(setup_.lookups) * kHistories);
   } else {
     lookup_.scores = layout.take<float>(pairs * width);
     lookup_.chosen = layout.take<uint32_t>(pairs * width);
     lookup_.state = layout.take<uint2>(pairs);
-    lookup_.pair_faults = layout.take<uint32_t>(pairs);
   }
   return layout.used();
 }
 
-// By measurements at 128K: where tiles are small-M a lookup takes 30 us of dense attention's 150
-// and a key with a mask about as long as one without; elsewhere more than a third of its time, and
-// a key with a mask 1.2 to 1.4 times as long.
+// By measurements at 128K: where tiles are small-M a lookup and what else it needs take 30 to 40 us
+// of dense attention's 150 and a key with a mask as long as one without; elsewhere a quarter to a
+// third of its time, and a key with a mask 1.2 times as long, of more than four lists 1.4 times.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
   const bool small_m = prefill_small_m(shape_, blocks, setup_.device.multiprocessors);
-  const int64_t each = small_m ? slots * 85 / 100 - 24000 : slots * 35 / 100;
+  const int64_t each = small_m            ? slots * 92 / 100 - 17000
+                       : blocks.count > 4 ? slots * 40 / 100
+                                          : slots * 52 / 100;
   return static_cast<uint64_t>(blocks.count * int64_t{shape_.kv_heads} * each);
 }
 

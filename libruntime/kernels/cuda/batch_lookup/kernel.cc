@@ -1,27 +1,14 @@
 #include "libruntime/kernels/cuda/batch_lookup/kernel.h"
 
-#include <algorithm>
-
 #include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
 
 namespace sqz::cuda {
 
 template <int kDim>
-Status launch_batch_logits(const BatchLookup& call, int level, int parts, cudaStream_t stream);
+Status launch_batch_lookup(const BatchLookup& call, int level, cudaStream_t stream);
 
 namespace {
-
-// As many blocks of threads as the GPU holds at once, of about as many tiles each.
-int parts_of(const BatchLookup& call, int level) {
-  constexpr int kBlocks = 4;  // a multiprocessor
-  const int rows = call.chunk * call.lookup.group, row_tiles = (rows + kBatchTile - 1) / kBatchTile;
-  const int tiles = (call.lookup.level[level].clusters + kBatchTile - 1) / kBatchTile;
-  const int most = kBlocks * call.lookup.device.multiprocessors / (call.lists() * row_tiles);
-  const int each =
-      (tiles + std::clamp(most, 1, kBatchParts) - 1) / std::clamp(most, 1, kBatchParts);
-  return std::max(1, each == 0 ? 1 : (tiles + each - 1) / each);
-}
 
 // A level alone, for the scores of all of its clusters: those that are not alive have none.
 Sm80Lookup budget_of(const BatchLookup& call, int level) {
@@ -35,7 +22,7 @@ Sm80Lookup budget_of(const BatchLookup& call, int level) {
   budget.scores = call.scores;
   budget.chosen = call.chosen;
   budget.state = call.state;
-  budget.faults = call.pair_faults;
+  budget.faults = call.faults;
   return budget;
 }
 
@@ -43,14 +30,12 @@ Sm80Lookup budget_of(const BatchLookup& call, int level) {
 
 Status batch_lookup(const BatchLookup& call, cudaStream_t stream) {
   for (int level = 0; level < call.lookup.levels; ++level) {
-    const int parts = parts_of(call, level);
     SQZ_RETURN_IF_ERROR(for_dim(call.lookup.dim, no_such_dim(call.lookup.dim), [&](auto dim) {
-      return launch_batch_logits<dim.value>(call, level, parts, stream);
+      return launch_batch_lookup<dim.value>(call, level, stream);
     }));
-    SQZ_RETURN_IF_ERROR(launch_batch_choose(call, level, parts, stream));
     if (call.lookup.rule != LookupRule::kBudget) continue;
     SQZ_RETURN_IF_ERROR(sm80_choose(budget_of(call, level), 0, stream));
-    SQZ_RETURN_IF_ERROR(launch_batch_budget(call, level, stream));
+    SQZ_RETURN_IF_ERROR(launch_batch_chosen(call, level, stream));
   }
   return {};
 }

@@ -6,15 +6,27 @@
 // chunk's number * Hkv + head.
 #pragma once
 
+#include <algorithm>
+
 #include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
 
 namespace sqz::cuda {
 
-inline constexpr int kBatchRows = 128;    // query rows of a list, at most
-inline constexpr int kBatchParts = 64;    // of a level's clusters, at most: each leaves sums
-inline constexpr int kBatchTile = 64;     // clusters of a tile of logits
-inline constexpr int kBatchChoose = 256;  // clusters of a block that chooses
+inline constexpr int kBatchRows = 128;  // query heads of a list, at most,
+inline constexpr int kBatchGroup = 64;  // and of a warp
+inline constexpr int kBatchParts = 64;  // of a level's clusters, at most: a block each
+inline constexpr int kBatchTile = 16;   // clusters of a product; parts are of whole tiles
+
+// log2 of the rows of a request: its heads, and zeros up to a power of two.
+__host__ __device__ constexpr int batch_log_heads(int group) {
+  return group > 4 ? 3 : group > 2 ? 2 : group - 1;
+}
+// Requests of a list, at most: bits of a word.
+constexpr int batch_chunk(int group) {
+  const int requests = kBatchRows >> batch_log_heads(group);
+  return requests < 32 ? requests : 32;
+}
 
 // How much calls with about as many requests selected from a layer. Where that was most of the
 // keys, the next calls read everything, which is faster than to choose; every so often one chooses
@@ -30,7 +42,7 @@ struct BatchHistory {
 
 struct BatchLookup {
   LookupParams lookup;  // q, shape, rule, levels, wanted, counters; `lists` only for kBudget
-  int32_t chunk = 0;    // requests of a list, at most 32, of at most kBatchRows query rows
+  int32_t chunk = 0;    // requests of a list, at most batch_chunk()
   // Out: runs of every list and [lists, mask_stride] words of its keys, the exact ones first.
   RunLists runs;
   uint32_t* masks = nullptr;
@@ -41,41 +53,33 @@ struct BatchLookup {
   BatchHistory* history = nullptr;
   uint64_t most = 0;
 
-  // Workspace.
-  int64_t stride = 0;       // of logits: the width in whole tiles
-  float* logits = nullptr;  // [lists, chunk * group, stride] base 2
-  float2* sums = nullptr;   // [lists, chunk * group, kBatchParts] maximum, sum of exponentials
-  // [2, lists], by level % 2: bits of the requests that met NaN or infinity at the level or before.
-  uint32_t* faults = nullptr;
-  uint32_t* words = nullptr;  // [2, lists, width] requests a cluster is alive for, or chosen by
-  // [lists, choose_tiles] runs << 32 | keys of the finest level, and a bit when they are there.
+  // Workspace. [4, lists, width]: the requests that a cluster is alive for, by level % 2, and those
+  // that chose it, by the group of their rows.
+  uint32_t* words = nullptr;
+  float2* sums = nullptr;  // [lists, kBatchParts, kBatchRows] maximum, sum of exponentials
+  // [lists, kBatchParts] runs << 32 | keys of the finest level, and a bit when they are there.
   unsigned long long* counts = nullptr;
+  uint32_t* faults = nullptr;  // [pairs] 1: met NaN or infinity
   // Of the rule kBudget, by pair = request * Hkv + head:
-  float* scores = nullptr;          // [pairs, width]
-  uint32_t* chosen = nullptr;       // [pairs, width]
-  uint2* state = nullptr;           // [pairs]
-  uint32_t* pair_faults = nullptr;  // [pairs]
+  float* scores = nullptr;     // [pairs, width]
+  uint32_t* chosen = nullptr;  // [pairs, width]
+  uint2* state = nullptr;      // [pairs]
 
   __host__ __device__ int chunks() const { return (lookup.requests + chunk - 1) / chunk; }
   __host__ __device__ int lists() const { return chunks() * lookup.kv_heads; }
-  // Blocks that choose from a level, for each list.
-  __host__ __device__ int choose_tiles(int level) const {
-    const int clusters = lookup.level[level].clusters;
-    return clusters == 0 ? 1 : (clusters + kBatchChoose - 1) / kBatchChoose;
+  // Of a level, for each list: about as many blocks as the GPU holds at once.
+  int parts(int level) const {
+    constexpr int kBlocks = 2;  // a multiprocessor
+    const int tiles = (lookup.level[level].clusters + kBatchTile - 1) / kBatchTile;
+    const int most = kBlocks * lookup.device.multiprocessors / lists();
+    return std::clamp(std::min(most, (tiles + 7) / 8), 1, kBatchParts);
   }
 };
 
 // kUnsupported for a dim that there is no kernel for.
 Status batch_lookup(const BatchLookup& call, cudaStream_t stream);
 
-// ---- The steps that do not depend on the head dimension.
-
-// From logits and sums of a level, of so many parts: by the rule kThreshold to words of what is
-// chosen, and from these to those of the children, or to runs and masks; by the rule kBudget to
-// scores.
-Status launch_batch_choose(const BatchLookup& call, int level, int parts, cudaStream_t stream);
-
-// The rule kBudget: from scores to words, and on.
-Status launch_batch_budget(const BatchLookup& call, int level, cudaStream_t stream);
+// The rule kBudget, after sm80_choose(): from what pairs chose to words, and on.
+Status launch_batch_chosen(const BatchLookup& call, int level, cudaStream_t stream);
 
 }  // namespace sqz::cuda

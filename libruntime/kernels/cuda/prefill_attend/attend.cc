@@ -90,7 +90,9 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   all.selected = {};
   all.masks = nullptr;
   set_tiles(all, multiprocessors);
-  ++all.counts;
+  // Small-M calls of one block have the same tiles either way: one launch does both.
+  const bool same = params.small_m && params.blocks.count == 1;
+  if (!same) ++all.counts;
   const auto attend = [&](const PrefillAttendParams& of) {
     return call.shape.dtype == DType::kBF16 ? launch<__nv_bfloat16>(of, multiprocessors, stream)
                                             : launch<__half>(of, multiprocessors, stream);
@@ -98,7 +100,7 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   const AttendChoice choice = {params, all};
   SQZ_RETURN_IF_ERROR(launch_schedule(choice, multiprocessors, stream));
   SQZ_RETURN_IF_ERROR(attend(params));
-  if (call.whole != nullptr) SQZ_RETURN_IF_ERROR(attend(all));
+  if (call.whole != nullptr && !same) SQZ_RETURN_IF_ERROR(attend(all));
   return launch_merge(choice, call.shape.dtype, multiprocessors, stream);
 }
 

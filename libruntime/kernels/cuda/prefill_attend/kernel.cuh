@@ -31,8 +31,9 @@ namespace sqz::cuda::prefill {
 
 __device__ __forceinline__ KeyListView list_of(const PrefillAttendParams& params,
                                                const WorkItem& item) {
-  return KeyListView::of(params.selected, item.block * params.shape.kv_heads + item.kv_head,
-                         params.exact, params.keys.exact_skipped, params.keys.slots);
+  return KeyListView::of(item.whole != 0 ? RunLists() : params.selected,
+                         item.block * params.shape.kv_heads + item.kv_head, params.exact,
+                         params.keys.exact_skipped, params.keys.slots);
 }
 
 // Hands an item to the other roles.
@@ -117,7 +118,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
     }
     __syncwarp();
     const uint32_t* masks = nullptr;
-    if (kMasked) {
+    if (kMasked && item.whole == 0) {
       masks =
           params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
@@ -262,7 +263,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     float out[Config::kDim / 2];
     Softmax<T, kKeys> softmax(params.scale);
     const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
-      if (kMasked) apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
+      if (kMasked && item.whole == 0) apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
       if (i + kStep >= tiles) release(&shared.queries_empty);
@@ -329,7 +330,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
 
     const int2 block = block_of(params.blocks, item.block);
     const uint32_t faults =
-        params.selected.totals == nullptr
+        params.selected.totals == nullptr || item.whole != 0
             ? 0
             : params.selected.totals[item.block * params.shape.kv_heads + item.kv_head].fault;
 #pragma unroll

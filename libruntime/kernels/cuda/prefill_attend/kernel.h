@@ -27,7 +27,8 @@ struct AttendMaps {
   RowMaps keys, values, exact_keys, exact_values;
 };
 
-// Where *whole is not 0, a call is `all`, and `lists` has no items; else the other way round.
+// Where *whole is not 0, a call is `all`, and `lists` has no items; else the other way round. With
+// the same `counts` they have the same items, and one launch serves both.
 struct AttendChoice {
   PrefillAttendParams lists, all;
 

@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   begin_dependent();
   const PrefillAttendParams& params = choice.params();
+  const int32_t whole = &params == &choice.all ? 1 : 0;
   const int32_t groups = params.blocks.count * params.shape.kv_heads;
   const uint32_t item_cost = own_tiles(params, kItemCost);
   __syncthreads();
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
           group.block, group.kv_head,
           tile,        begin,
           end,         partial ? static_cast<int32_t>(slot) + tile * parts + part : -1,
-          {}};
+          whole};
     }
   }
   __syncthreads();
