@@ -73,7 +73,7 @@ ReadingCost tree_cost(std::span<const LayerView> layers, const Calibration& cali
 // means leave of the budget pays for the codes of all keys `times` over: most, but codes must not
 // eat the budget. From measurements, docs/design.md.
 double alive_share(double times) {
-  return std::clamp(1 - std::exp(-times), 0.0, std::max(0.0, 0.65 * times));
+  return std::clamp(1 - std::exp(-times), 0.0, std::max(0.0, 0.6 * times));
 }
 
 double budget_for(const ReadingCost& cost, double keep) {
