@@ -18,9 +18,13 @@ void load_scales(const CodedHead& head, int64_t first, int64_t count, float* out
 
 }  // namespace
 
-int64_t CodedHead::cluster_of(int64_t slot) const {
-  const uint32_t* end = offsets + clusters + 1;
-  return std::upper_bound(offsets, end, static_cast<uint32_t>(slot)) - offsets - 1;
+int64_t CodedHead::cluster_of(int64_t slot, int64_t from) const {
+  const auto sought = static_cast<uint32_t>(slot);
+  const uint32_t* begin = offsets + from;
+  const uint32_t* const end = offsets + clusters + 1;
+  std::ptrdiff_t step = 1;
+  for (; step < end - begin && begin[step] <= sought; step *= 2) begin += step;
+  return std::upper_bound(begin, begin + std::min(step, end - begin), sought) - offsets - 1;
 }
 
 CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, int64_t head) {

@@ -26,7 +26,8 @@ struct CodedHead {
 
   bool coded() const { return rows.bits > 0; }
   const void* mean(int64_t cluster) const { return means + cluster * dim * dtype_size(dtype); }
-  int64_t cluster_of(int64_t slot) const;
+  // `from`: that cluster or one before it, best one near.
+  int64_t cluster_of(int64_t slot, int64_t from = 0) const;
 };
 
 // Of `rows` of a layer's keys, or of its values, which stand on mean values. Without codes it still

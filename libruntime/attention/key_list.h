@@ -138,11 +138,9 @@ class KeyCursor {
  private:
   // Slots from `first` on, as many of one cluster as `most` allows.
   void place(KeySpan& span, const CodedHead& head, int64_t first, int64_t most) {
-    if (&head != span_of_ || first < head.offsets[cluster_] ||
-        first >= head.offsets[cluster_ + 1]) {
-      cluster_ = head.cluster_of(first);
-      span_of_ = &head;
-    }
+    if (&head != span_of_ || first < head.offsets[cluster_]) cluster_ = 0;
+    span_of_ = &head;
+    cluster_ = head.cluster_of(first, cluster_);
     span.coded = &head;
     span.count = std::min(most, head.offsets[cluster_ + 1] - first);
     span.slots = {first, span.count, cluster_};

@@ -220,9 +220,11 @@ class Scorer {
       keys = 0;
     };
     const int64_t most = few ? CodedProducts::kStreamKeys : kKeyTile;
+    int64_t before = 0;
     clusters().for_each_range([&](int64_t first, int64_t, int64_t count) {
       const int64_t end = first + count;
-      for (int64_t cluster = p_.coded->cluster_of(first); first < end; ++cluster) {
+      before = p_.coded->cluster_of(first, before);
+      for (int64_t cluster = before; first < end; ++cluster) {
         const int64_t last = std::min(end, int64_t{p_.coded->offsets[cluster + 1]});
         while (first < last) {
           const int64_t taken = std::min(last - first, most - keys);

@@ -201,10 +201,11 @@ class SqueezedSelector final : public Selector {
                  std::span<float> floats, HeadSelection& out) const {
     const ScoredRows scored = scored_rows(keys, floats);
     if (scored.rows == 0 || out.rests.empty()) return;
-    int64_t place = 0;
+    int64_t place = 0, before = 0;
     for (const ClusterRange& range : keys.ranges) {
       const uint32_t end = range.first + range.count;
-      int64_t cluster = codes.cluster_of(range.first);
+      before = codes.cluster_of(range.first, before);
+      int64_t cluster = before;
       for (uint32_t first = range.first; first < end; ++cluster) {
         const uint32_t last = std::min(end, codes.offsets[cluster + 1]);
         const int64_t count = last - first;

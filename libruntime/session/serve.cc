@@ -174,8 +174,8 @@ namespace {
 int64_t clusters_of(const KeyList& list) {
   int64_t count = 0, before = -1;
   for (const KeyRun& run : list.runs) {
-    const int64_t first = list.coded_keys.cluster_of(run.first);
-    const int64_t last = list.coded_keys.cluster_of(int64_t{run.first} + run.length - 1);
+    const int64_t first = list.coded_keys.cluster_of(run.first, std::max<int64_t>(before, 0));
+    const int64_t last = list.coded_keys.cluster_of(int64_t{run.first} + run.length - 1, first);
     count += last - std::max(first, before + 1) + 1;
     before = last;
   }
