@@ -21,12 +21,9 @@ SetBlasThreads openblas_set_threads() {
 }
 
 // Whether at::linear() would leave the other threads idle.
-bool must_split(const Linear& linear, const at::Tensor& x) {
+bool must_split(const at::Tensor& x) {
   static const bool openblas = openblas_set_threads() != nullptr;
-  constexpr int64_t kWorthIt = int64_t{1} << 20;  // multiplications
-  return openblas && x.device().is_cpu() && x.scalar_type() == at::kFloat &&
-         at::get_num_threads() > 1 && !at::in_parallel_region() &&
-         x.size(0) * linear.weight.numel() >= kWorthIt;
+  return openblas && x.device().is_cpu() && x.scalar_type() == at::kFloat;
 }
 
 // Products of a few rows, where a BLAS spends its time on copying the weights into panels.
@@ -71,26 +68,50 @@ at::Tensor apply_to_few(const Linear& linear, const at::Tensor& x) {
   return out;
 }
 
+// The blocks are the same for any number of threads, because OpenBLAS adds up the last rows and
+// columns of a product in another order than the others.
+at::Tensor apply_by_blocks(const Linear& linear, const at::Tensor& x) {
+  constexpr int64_t kProductBlock = 512;
+  const int64_t rows = x.size(0), features = linear.weight.size(0);
+  const int64_t down = (rows + kProductBlock - 1) / kProductBlock,
+                across = (features + kProductBlock - 1) / kProductBlock;
+  at::Tensor out = at::empty({rows, features}, x.options());
+  at::parallel_for(0, down * across, 1, [&](int64_t begin, int64_t end) {
+    const c10::InferenceMode inference;  // thread-local
+    for (; begin < end; ++begin) {
+      const auto cut = [&](const at::Tensor& whole, int64_t dim, int64_t block) {
+        return whole.narrow(dim, block * kProductBlock,
+                            std::min(kProductBlock, whole.size(dim) - block * kProductBlock));
+      };
+      const int64_t i = begin % down, j = begin / down;
+      at::Tensor part = cut(cut(out, 0, i), 1, j);
+      const at::Tensor weight = cut(linear.weight, 0, j).to(at::kFloat).t();
+      if (linear.bias.defined()) {
+        at::addmm_out(part, cut(linear.bias, 0, j), cut(x, 0, i), weight);
+      } else {
+        at::mm_out(part, cut(x, 0, i), weight);
+      }
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 at::Tensor apply(const Linear& linear, const at::Tensor& x) {
   if (few_rows(x)) return apply_to_few(linear, x);
-  if (!must_split(linear, x)) {
-    return at::linear(x, linear.weight.to(x.scalar_type()), linear.bias);
-  }
-  const int64_t features = linear.weight.size(0), threads = at::get_num_threads();
-  at::Tensor out = at::empty({x.size(0), features}, x.options());
-  at::parallel_for(
-      0, features, (features + threads - 1) / threads, [&](int64_t begin, int64_t end) {
-        const c10::InferenceMode inference;  // thread-local
-        at::Tensor part = out.narrow(1, begin, end - begin);
-        const at::Tensor weight = linear.weight.narrow(0, begin, end - begin).to(at::kFloat).t();
-        if (linear.bias.defined()) {
-          at::addmm_out(part, linear.bias.narrow(0, begin, end - begin), x, weight);
-        } else {
-          at::mm_out(part, x, weight);
-        }
-      });
+  if (must_split(x)) return apply_by_blocks(linear, x);
+  return at::linear(x, linear.weight.to(x.scalar_type()), linear.bias);
+}
+
+at::Tensor silu_of_rows(const at::Tensor& x) {
+  if (!x.device().is_cpu()) return at::silu(x);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  at::parallel_for(0, x.size(0), 16, [&](int64_t begin, int64_t end) {
+    const c10::InferenceMode inference;  // thread-local
+    at::Tensor part = out.narrow(0, begin, end - begin);
+    at::silu_out(part, x.narrow(0, begin, end - begin));
+  });
   return out;
 }
 
