@@ -104,13 +104,15 @@ at::Tensor apply(const Linear& linear, const at::Tensor& x) {
   return at::linear(x, linear.weight.to(x.scalar_type()), linear.bias);
 }
 
-at::Tensor silu_of_rows(const at::Tensor& x) {
-  if (!x.device().is_cpu()) return at::silu(x);
+at::Tensor by_rows(const at::Tensor& x, at::Tensor& (*op)(at::Tensor&, const at::Tensor&)) {
   at::Tensor out = at::empty(x.sizes(), x.options());
+  if (!x.device().is_cpu()) return op(out, x);
   at::parallel_for(0, x.size(0), 16, [&](int64_t begin, int64_t end) {
     const c10::InferenceMode inference;  // thread-local
-    at::Tensor part = out.narrow(0, begin, end - begin);
-    at::silu_out(part, x.narrow(0, begin, end - begin));
+    for (; begin < end; ++begin) {
+      at::Tensor row = out.select(0, begin);
+      op(row, x.select(0, begin));
+    }
   });
   return out;
 }

@@ -16,9 +16,9 @@ struct Linear {
 // x [T, in] -> [T, out]. On a CPU the same bits for any number of threads.
 at::Tensor apply(const Linear& linear, const at::Tensor& x);
 
-// at::silu() of x [T, n], on a CPU whole rows a thread: at::silu() cuts them anywhere, and rounds
-// what is left of a vector at a cut in another way.
-at::Tensor silu_of_rows(const at::Tensor& x);
+// op, as at::silu_out, of x [T, ...]. On a CPU the same bits for any number of threads: LibTorch
+// itself cuts x for its threads, and rounds what is left of a vector at a cut in another way.
+at::Tensor by_rows(const at::Tensor& x, at::Tensor& (*op)(at::Tensor&, const at::Tensor&));
 
 // Sets the number of CPU threads for the whole process; 0 = all cores. LibTorch on OpenBLAS
 // (Debian's) has a second pool of threads, which spins against the first: it is reduced to one

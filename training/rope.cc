@@ -1,5 +1,7 @@
 #include "training/rope.h"
 
+#include "training/linear.h"
+
 namespace sqz::training {
 
 RopeTable rope_table(const RopeDescription& rope, int64_t head_dim, int64_t first, int64_t count) {
@@ -8,7 +10,7 @@ RopeTable rope_table(const RopeDescription& rope, int64_t head_dim, int64_t firs
   const at::Tensor positions = at::arange(first, first + count, at::kLong).to(at::kFloat);
   const at::Tensor angles = positions.view({count, 1, 1}) * f;
   const double factor = rope.kind == RopeDescription::Kind::kYarn ? rope.attention_factor : 1.0;
-  return {at::cos(angles).mul_(factor), at::sin(angles).mul_(factor)};
+  return {by_rows(angles, at::cos_out).mul_(factor), by_rows(angles, at::sin_out).mul_(factor)};
 }
 
 at::Tensor apply_rope(const at::Tensor& x, const RopeTable& table) {

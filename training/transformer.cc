@@ -57,7 +57,7 @@ Projection Transformer::project(const LayerWeights& layer, const at::Tensor& x,
 void Transformer::mlp(const LayerWeights& layer, at::Tensor& x) const {
   const at::Tensor gate_up = apply(layer.gate_up, norm(x, layer.attention_norm));
   const int64_t width = config_.intermediate_size;
-  at::Tensor gate = silu_of_rows(gate_up.narrow(1, 0, width));
+  at::Tensor gate = by_rows(gate_up.narrow(1, 0, width), at::silu_out);
   x.add_(apply(layer.down, gate.mul_(gate_up.narrow(1, width, width))));
 }
 
