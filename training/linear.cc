@@ -20,7 +20,7 @@ SetBlasThreads openblas_set_threads() {
   return reinterpret_cast<SetBlasThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
 }
 
-// Whether at::linear() would leave the other threads idle.
+// Whether at::linear() would run on one thread: set_threads().
 bool must_split(const at::Tensor& x) {
   static const bool openblas = openblas_set_threads() != nullptr;
   return openblas && x.device().is_cpu() && x.scalar_type() == at::kFloat;
@@ -73,24 +73,21 @@ at::Tensor apply_to_few(const Linear& linear, const at::Tensor& x) {
 at::Tensor apply_by_blocks(const Linear& linear, const at::Tensor& x) {
   constexpr int64_t kProductBlock = 512;
   const int64_t rows = x.size(0), features = linear.weight.size(0);
-  const int64_t down = (rows + kProductBlock - 1) / kProductBlock,
-                across = (features + kProductBlock - 1) / kProductBlock;
+  const int64_t down = (rows + kProductBlock - 1) / kProductBlock;
+  const int64_t across = (features + kProductBlock - 1) / kProductBlock;
+  const auto cut = [&](const at::Tensor& whole, int64_t dim, int64_t block) {
+    const int64_t first = block * kProductBlock;
+    return whole.narrow(dim, first, std::min(kProductBlock, whole.size(dim) - first));
+  };
   at::Tensor out = at::empty({rows, features}, x.options());
-  at::parallel_for(0, down * across, 1, [&](int64_t begin, int64_t end) {
-    const c10::InferenceMode inference;  // thread-local
-    for (; begin < end; ++begin) {
-      const auto cut = [&](const at::Tensor& whole, int64_t dim, int64_t block) {
-        return whole.narrow(dim, block * kProductBlock,
-                            std::min(kProductBlock, whole.size(dim) - block * kProductBlock));
-      };
-      const int64_t i = begin % down, j = begin / down;
-      at::Tensor part = cut(cut(out, 0, i), 1, j);
-      const at::Tensor weight = cut(linear.weight, 0, j).to(at::kFloat).t();
-      if (linear.bias.defined()) {
-        at::addmm_out(part, cut(linear.bias, 0, j), cut(x, 0, i), weight);
-      } else {
-        at::mm_out(part, cut(x, 0, i), weight);
-      }
+  for_blocks(down * across, 1, [&](int64_t block, int64_t) {
+    const int64_t i = block % down, j = block / down;
+    at::Tensor part = cut(cut(out, 0, i), 1, j);
+    const at::Tensor weight = cut(linear.weight, 0, j).to(at::kFloat).t();
+    if (linear.bias.defined()) {
+      at::addmm_out(part, cut(linear.bias, 0, j), cut(x, 0, i), weight);
+    } else {
+      at::mm_out(part, cut(x, 0, i), weight);
     }
   });
   return out;
@@ -107,11 +104,10 @@ at::Tensor apply(const Linear& linear, const at::Tensor& x) {
 at::Tensor by_rows(const at::Tensor& x, at::Tensor& (*op)(at::Tensor&, const at::Tensor&)) {
   at::Tensor out = at::empty(x.sizes(), x.options());
   if (!x.device().is_cpu()) return op(out, x);
-  at::parallel_for(0, x.size(0), 16, [&](int64_t begin, int64_t end) {
-    const c10::InferenceMode inference;  // thread-local
-    for (; begin < end; ++begin) {
-      at::Tensor row = out.select(0, begin);
-      op(row, x.select(0, begin));
+  for_blocks(x.size(0), 16, [&](int64_t first, int64_t count) {
+    for (int64_t r = first; r < first + count; ++r) {
+      at::Tensor row = out.select(0, r);
+      op(row, x.select(0, r));
     }
   });
   return out;

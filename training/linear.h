@@ -13,7 +13,7 @@ struct Linear {
   at::Tensor bias;    // [out] or undefined
 };
 
-// x [T, in] -> [T, out]. On a CPU the same bits for any number of threads.
+// x [T, in] -> [T, out]. In float32 on OpenBLAS the same bits for any number of threads.
 at::Tensor apply(const Linear& linear, const at::Tensor& x);
 
 // op, as at::silu_out, of x [T, ...]. On a CPU the same bits for any number of threads: LibTorch
