@@ -109,7 +109,7 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
     attend.blocks = blocks_of(requests, selects);
     if (!selects) {
       SQZ_RETURN_IF_ERROR(
-          add_counters(params.counters, static_cast<unsigned long long>(requests), 0, stream));
+          add_counters(params.counters, static_cast<unsigned long long>(requests), 0, 0, stream));
     } else {
       BatchLookup batch = lookup_;
       batch.lookup = setup_.lookups[static_cast<size_t>(call.layer)];

@@ -8,6 +8,7 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
+#include "libruntime/kernels/cuda/unpack_rows/kernel.h"
 #include "libruntime/select/runs.h"
 
 namespace sqz::cuda {
@@ -48,6 +49,10 @@ Status BlockServer::allocate() {
                                  [&](void* base) { return lay_out_sm80(base); }));
   if (wanted_ != nullptr) {
     SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, kScopes, wanted_));
+  }
+  if (setup_.uploaded->keys_values() && setup_.index->metadata().rows != RowKind::k16) {
+    SQZ_RETURN_IF_ERROR(
+        take_memory(unpacked_memory_, [&](void* base) { return lay_out_unpacked(base); }));
   }
   if (!setup_.device.has_wgmma() || setup_.max_request_tokens == 1) return {};
   // Of other selectors the sm80 lookups find what is read.
@@ -131,6 +136,18 @@ size_t BlockServer::lay_out_sm90(void* base) {
   return layout.used();
 }
 
+size_t BlockServer::lay_out_unpacked(void* base) {
+  const ModelDescription& model = setup_.model();
+  int64_t slots = 0;  // of the layer with most
+  for (const LayerView& view : setup_.index->layers) {
+    if (view.coded_keys.bits > 0) slots = std::max(slots, view.slots);
+  }
+  Layout layout(base);
+  unpacked_keys_ = layout.take<uint16_t>(model.kv_heads * slots * model.head_dim);
+  unpacked_values_ = layout.take<uint16_t>(model.kv_heads * slots * model.head_dim);
+  return layout.used();
+}
+
 // ---- Lookups.
 
 Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockChunk& chunk, bool sm90,
@@ -201,10 +218,16 @@ bool BlockServer::takes_sm90(const AttendCall& call) const {
 }
 
 Status BlockServer::attend(const AttendCall& call, const AttendParams& params, bool looks_up,
-                           bool sm90, unsigned long long* counters, const CodedServer* coded) {
+                           bool sm90, unsigned long long* counters) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const Chunk& memory = sm90 ? sm90_ : sm80_;
+  const bool coded = params.coded.keys.bits > 0;
   AttendParams own = params;
+  if (coded) {
+    SQZ_RETURN_IF_ERROR(unpack_rows(params, unpacked_keys_, unpacked_values_, stream));
+    own.keys = unpacked_keys_;
+    own.values = unpacked_values_;
+  }
   if (sm90 && call.cache != nullptr) {
     SQZ_RETURN_IF_ERROR(gather_cache(params, gathered_, stream));
     own.keys = gathered_.keys;
@@ -216,12 +239,10 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
   if (!looks_up) {
     // Dense layers count like the others, one selection a block.
     if (params.lists.totals == nullptr) {
+      const auto blocks = static_cast<int64_t>(chunks_.size());
       SQZ_RETURN_IF_ERROR(
-          add_counters(counters, static_cast<unsigned long long>(chunks_.size()), 0, stream));
-    }
-    if (coded != nullptr) {
-      SQZ_RETURN_IF_ERROR(coded->count_means(call.layer, {}, static_cast<int64_t>(chunks_.size()),
-                                             counters, stream));
+          add_counters(counters, static_cast<unsigned long long>(blocks), 0, 0, stream));
+      if (coded) SQZ_RETURN_IF_ERROR(count_means(own, blocks, counters + 2, stream));
     }
     // What is read is the same for all tokens: they share one reading of the keys.
     chunks_.list_whole(call.tokens);
@@ -235,9 +256,8 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
     own.lse = rows.lse;
     if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, chunk, sm90, counters));
-      if (coded != nullptr) {
-        SQZ_RETURN_IF_ERROR(
-            coded->count_means(call.layer, own.lists, chunk.blocks.count, counters, stream));
+      if (coded) {
+        SQZ_RETURN_IF_ERROR(count_means(own, chunk.blocks.count, counters + 2, stream));
       }
     }
     SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, chunk.blocks, stream)
@@ -267,6 +287,7 @@ Status BlockServer::attend_sm80(const AttendParams& params, const QueryBlocks& b
   Sm80Attend attend = {params, blocks, estimates, partials_};
   const bool single = blocks.block_tokens == 1 && blocks.count * params.kv_heads <= kMostPairs;
   if (!single || setup_.estimate) return sm80_attend(attend, stream);
+  attend.params.coded = {};  // as unpacked
   attend.params.requests = blocks.count;
   attend.params.after_lookup = false;
   return decode_attend(attend.params, stream);

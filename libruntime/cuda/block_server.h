@@ -1,14 +1,14 @@
 // Calls with several query tokens a request: cut into blocks that share a selection, as the CPU
 // backend does, and into chunks of them, with the memory for it. The kernels for Hopper (prefill_*)
 // serve what they can; the sm80 ones serve on other GPUs and what is left, and look up for the
-// selectors quest and saap in any case.
+// selectors quest and saap in any case. Rows of codes are unpacked to 16 bits in each call, those
+// of a layer at once.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "libruntime/cuda/block_chunks.h"
-#include "libruntime/cuda/coded_server.h"
 #include "libruntime/cuda/server_setup.h"
 #include "libruntime/kernels/cuda/gather_cache/kernel.h"
 #include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
@@ -26,10 +26,9 @@ class BlockServer {
   bool takes_sm90(const AttendCall& call) const;
 
   // params: of all tokens of the call; `looks_up`: whether the layer's keys are found by a lookup,
-  // else params.lists is known or empty. counters [3]: {selections, keys, centroids}. `coded`: that
-  // has unpacked the keys and values, or null.
+  // else params.lists is known or empty. counters [3]: {selections, keys, vectors}.
   Status attend(const AttendCall& call, const AttendParams& params, bool looks_up, bool sm90,
-                unsigned long long* counters, const CodedServer* coded);
+                unsigned long long* counters);
   // The runs of the first block: lists of pairs, one a KV head. They are there when the stream is
   // done.
   Result<RunLists> select(const AttendCall& call, bool sm90);
@@ -48,6 +47,7 @@ class BlockServer {
   Status allocate();
   size_t lay_out_sm80(void* base);
   size_t lay_out_sm90(void* base);
+  size_t lay_out_unpacked(void* base);
   // Lists of pairs; they stay until the next call.
   Result<RunLists> look_up(const AttendCall& call, const BlockChunk& chunk, bool sm90,
                            unsigned long long* counters);
@@ -80,6 +80,10 @@ class BlockServer {
   int64_t lookup_bytes_ = 0, attend_bytes_ = 0;
   // Of the layer that is served, where they come from a cache.
   GatheredKeys gathered_;
+
+  // Of the layer that is served, where it has rows of codes: [Hkv, M, d].
+  DeviceMemory unpacked_memory_;
+  void *unpacked_keys_ = nullptr, *unpacked_values_ = nullptr;
 };
 
 }  // namespace sqz::cuda

@@ -44,6 +44,18 @@ inline PrefillKeys prefill_keys(const AttendParams& params) {
           static_cast<int32_t>(params.exact_skipped)};
 }
 
+// Rows of codes; empty if the layer has none.
+inline CodedSource coded_source(const DeviceLayer& layer) {
+  if (layer.coded_keys.bits == 0) return {};
+  const DeviceLevel& finest = layer.level[static_cast<size_t>(layer.levels - 1)];
+  return {.keys = layer.coded_keys,
+          .values = layer.coded_values,
+          .clusters = layer.clusters_of_slots,
+          .mean_keys = finest.centroids,
+          .mean_values = finest.value_means,
+          .count = static_cast<int32_t>(finest.clusters)};
+}
+
 // An engine's cache.
 inline CacheSource cache_source(const EngineCache& cache, const ServedIndex& index,
                                 const DeviceLayer& layer) {

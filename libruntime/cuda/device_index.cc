@@ -5,6 +5,7 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 
 namespace sqz::cuda {
 namespace {
@@ -21,8 +22,7 @@ class Placement {
   template <class T>
   const T* take(int64_t layer, const T* from, int64_t bytes, bool of_file = true) {
     if (from == nullptr || bytes == 0) return nullptr;
-    std::byte* to = base_ + used_;
-    used_ += (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+    std::byte* to = place(static_cast<size_t>(bytes));
     copies_.push_back({layer, from, to, static_cast<size_t>(bytes), of_file});
     return reinterpret_cast<const T*>(to);
   }
@@ -33,21 +33,20 @@ class Placement {
   // Of all heads: from [heads, rows, columns].
   const void* take_weights(int64_t layer, const float* from, int64_t heads, int64_t rows,
                            int64_t columns) {
-    std::byte* first = base_ + used_;
     const auto bytes = static_cast<size_t>(weight_bytes(rows, columns));
+    std::byte* first = place(static_cast<size_t>(heads) * bytes);
     for (int64_t h = 0; h < heads; ++h) {
       copies_.push_back({layer, from + h * rows * columns, first + static_cast<size_t>(h) * bytes,
                          bytes, true, rows, columns});
     }
-    used_ += (static_cast<size_t>(heads) * bytes + kAlignment - 1) / kAlignment * kAlignment;
     return first;
   }
   // [heads, slots], from [heads, clusters + 1].
   const uint32_t* take_clusters(int64_t layer, const std::vector<uint32_t>& offsets, int64_t heads,
                                 int64_t slots) {
-    std::byte* first = base_ + used_;
     const int64_t each = std::ssize(offsets) / heads;
     const auto bytes = static_cast<size_t>(slots) * sizeof(uint32_t);
+    std::byte* first = place(static_cast<size_t>(heads) * bytes);
     for (int64_t h = 0; h < heads; ++h) {
       Copy copy;
       copy.layer = layer;
@@ -57,12 +56,39 @@ class Placement {
       copy.clusters = each - 1;
       copies_.push_back(copy);
     }
-    used_ += (static_cast<size_t>(heads) * bytes + kAlignment - 1) / kAlignment * kAlignment;
     return reinterpret_cast<const uint32_t*>(first);
+  }
+  // Rows of codes as rows of 8 bits.
+  CodedRows take_codes(int64_t layer, const CodedRows& from, const LayerView& view) {
+    const int64_t count = from.bits > 0 ? view.kv_heads * view.slots : 0;
+    const auto* scales = static_cast<const std::byte*>(from.scales);
+    if (!from.rotated()) {
+      return {.bits = from.bits,
+              .codes = take(layer, from.codes, count * view.head_dim),
+              .scales = take(layer, scales, count * dtype_size(view.dtype))};
+    }
+    Copy copy;
+    copy.layer = layer;
+    copy.from = from.codes;
+    copy.bytes = static_cast<size_t>(count * view.head_dim);
+    copy.to = place(copy.bytes);
+    copy.turned = {.scales = scales,
+                   .scales_to = place(static_cast<size_t>(count) * 2),
+                   .rotation = view.rotation,
+                   .dim = view.head_dim,
+                   .dtype = view.dtype};
+    copies_.push_back(copy);
+    return {.bits = 8, .codes = copy.to, .scales = copy.turned.scales_to};
   }
   size_t used() const { return used_; }
 
  private:
+  std::byte* place(size_t bytes) {
+    std::byte* to = base_ + used_;
+    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return to;
+  }
+
   std::byte* base_;
   std::vector<Copy>& copies_;
   size_t used_ = 0;
@@ -100,6 +126,9 @@ Status check_sizes(const ServedIndex& index) {
     if (view.slots + view.exact > kMostKeys) {
       return {Code::kUnsupported, concat("device_type 2 (CUDA): found ", view.slots + view.exact,
                                          " keys a KV head; expected at most ", kMostKeys)};
+    }
+    if (view.coded_values.rotated() && !is_kernel_dim(view.head_dim)) {
+      return no_such_dim(static_cast<int>(view.head_dim));
     }
     if (weight_bytes(1, view.classifier.hidden) <= static_cast<int64_t>(kPiece)) continue;
     return {Code::kUnsupported,
@@ -146,25 +175,14 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.slots = view.slots;
     out.exact = view.exact;
     out.positions = place.take(l, view.positions, heads * view.slots * 4);
-    const auto codes = [&](const CodedRows& from) -> CodedRows {
-      const int64_t count = from.bits > 0 ? heads * view.slots : 0;
-      return {.bits = from.bits,
-              .codes = place.take(l, from.codes, count * code_bytes(view.head_dim, from.bits)),
-              .scales = place.take(l, static_cast<const std::byte*>(from.scales),
-                                   count * dtype_size(view.dtype))};
-    };
-    out.key_codes = codes(view.key_codes);
-    if (view.slots > 0) {
-      out.rotation = place.take(l, view.rotation, view.head_dim * view.head_dim * 4);
-    }
     if (!keys_values_) continue;
     out.exact_keys = rows(view.exact_keys, view.exact);
     out.exact_values = rows(view.exact_values, view.exact);
     out.keys = rows(view.keys, view.slots);
     out.values = rows(view.values, view.slots);
-    out.coded_keys = codes(view.coded_keys);
-    out.coded_values = codes(view.coded_values);
-    if (view.coded_keys.bits == 8 && view.coded_values.bits == 8) {
+    out.coded_keys = place.take_codes(l, view.coded_keys, view);
+    out.coded_values = place.take_codes(l, view.coded_values, view);
+    if (out.coded_keys.bits > 0) {
       const LevelTable& finest = table.level[static_cast<size_t>(view.levels - 1)];
       out.clusters_of_slots = place.take_clusters(l, finest.offsets, heads, view.slots);
     }

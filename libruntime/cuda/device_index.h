@@ -37,10 +37,9 @@ struct DeviceLayer {
   const uint32_t* positions = nullptr;  // [Hkv, M]
   const void* keys = nullptr;           // [Hkv, M, d]; null if they were left out
   const void* values = nullptr;
-  CodedRows coded_keys, coded_values;  // in their place, device pointers; bits 0: none
-  CodedRows key_codes;
-  const uint32_t* clusters_of_slots = nullptr;  // [Hkv, M] as CodedSource::clusters; rows of q8
-  const float* rotation = nullptr;              // [d, d]; null if nothing needs it
+  // In their place, device pointers: of 8 bits, whatever the index has; bits 0: none.
+  CodedRows coded_keys, coded_values;
+  const uint32_t* clusters_of_slots = nullptr;  // [Hkv, M] as CodedSource::clusters; rows of codes
   int64_t exact = 0;                            // E
   const void* exact_keys = nullptr;             // [Hkv, E, d]
   const void* exact_values = nullptr;

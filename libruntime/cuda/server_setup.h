@@ -17,9 +17,9 @@ class BucketLookup;
 
 // What became of the slots and clusters of a token, a KV head each.
 struct FoundRuns {
-  explicit FoundRuns(size_t heads = 0) : runs(heads), guessed(heads), estimated(heads) {}
+  explicit FoundRuns(size_t heads = 0) : runs(heads), estimated(heads) {}
 
-  std::vector<std::vector<KeyRun>> runs, guessed;  // read; estimated by their codes
+  std::vector<std::vector<KeyRun>> runs;  // read
   std::vector<std::vector<ClusterRun>> estimated;
 };
 
@@ -32,7 +32,6 @@ struct ServerSetup {
   std::span<const LookupParams> lookups;
   bool clusters = false;                  // are looked up: the selector squeezed selects
   bool blocks_look_up = false;            // blocks of tokens do, of clusters, pages or buckets
-  bool blocks_choose_clusters = false;    // where key codes choose for single tokens
   const BucketLookup* buckets = nullptr;  // of the selector saap; else null
   PrefillGroup group = PrefillGroup::kMean;
   bool estimate = false;           // what is looked up but not chosen

@@ -22,20 +22,13 @@ bool has_blocks(const AttendCall& call) {
 
 CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
-  // Of rows that key codes choose for single tokens.
-  const bool clusters = !block_lookups_.empty() && block_plan_.selects(call.layer);
-  if (is_coded(call.layer) && !(has_blocks(call) && coded_->serves_blocks(call.layer, clusters))) {
-    const bool estimates = selecting && estimate_;
-    return coded_->reads_clusters(call.layer) && !estimates ? Route::kDecode : Route::kCodes;
-  }
-  if (selecting && ((estimate_ && !clusters) || (is_saap() && !buckets_->fits()))) {
-    return Route::kPrefillSm80;
-  }
+  if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Route::kPrefillSm80;
   // The selector ideal selects for each token by itself, as decoding does.
   if (blocks_ != nullptr && has_blocks(call) && !(selecting && is_ideal())) {
     return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
   }
-  if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
+  if (batch_ != nullptr && !is_coded(call.layer) && selecting == looks_up &&
+      batch_->serves(call, looks_up)) {
     return Route::kBatch;
   }
   return Route::kDecode;
@@ -50,7 +43,7 @@ Status CudaSession::check_call(const AttendCall& call) const {
   }
   if (is_coded(call.layer)) {
     if (call.cache == nullptr) return {};
-    return unsupported_on_gpu("found a layer with rows of codes or key codes and args.cache",
+    return unsupported_on_gpu("found a layer with rows of codes and args.cache",
                               "the index's own keys and values");
   }
   if (blocks_ != nullptr || !has_blocks(call)) return {};
@@ -103,11 +96,12 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
     params.exact_skipped = exact_skipped_;
     params.after_lookup = static_ == nullptr;
   }
-  params.counters = &counters_[call.layer].selections;
+  // What a static selector reads is counted before.
+  if (!params.lists.of_heads) params.counters = &counters_[call.layer].selections;
   params.workspace = attend_workspace_;
   params.device = gpu_;
   if (call.cache != nullptr) params.cache = cache_source(*call.cache, *index_, layer);
-  if (is_coded(call.layer)) params.coded = coded_->source_of(call.layer);
+  params.coded = coded_source(layer);
   return params;
 }
 
@@ -118,9 +112,11 @@ Status CudaSession::count_known(const AttendCall& call) {
     const int64_t tokens = call.request_tokens(r);
     blocks += block_ == 0 ? std::min<int64_t>(tokens, 1) : (tokens + block_ - 1) / block_;
   }
-  return add_counters(&counters_[call.layer].selections, static_cast<unsigned long long>(blocks),
-                      static_cast<unsigned long long>(blocks * static_->keys(call.layer)),
-                      static_cast<cudaStream_t>(call.stream));
+  return add_counters(
+      &counters_[call.layer].selections, static_cast<unsigned long long>(blocks),
+      static_cast<unsigned long long>(blocks * static_->keys(call.layer)),
+      static_cast<unsigned long long>(blocks * static_means_[static_cast<size_t>(call.layer)]),
+      static_cast<cudaStream_t>(call.stream));
 }
 
 Status CudaSession::attend(const AttendCall& call) {
@@ -137,20 +133,9 @@ Status CudaSession::attend(const AttendCall& call) {
   unsigned long long* counters = &counters_[call.layer].selections;
   switch (const Route route = route_of(call)) {
     case Route::kPrefillSm90:
-    case Route::kPrefillSm80: {
+    case Route::kPrefillSm80:
       route_ = route == Route::kPrefillSm90 ? "prefill-sm90" : "prefill-sm80";
-      AttendParams params = all();
-      const bool unpacks = is_coded(call.layer) && coded_->unpacks(call.layer);
-      const CodedServer* coded = unpacks ? coded_.get() : nullptr;
-      if (coded != nullptr) {
-        SQZ_RETURN_IF_ERROR(
-            coded->unpack(call.layer, params, static_cast<cudaStream_t>(call.stream)));
-      }
-      return blocks_->attend(call, params, looks_up, route == Route::kPrefillSm90, counters, coded);
-    }
-    case Route::kCodes:
-      route_ = "decode-codes";
-      return coded_->attend(call, counters);
+      return blocks_->attend(call, all(), looks_up, route == Route::kPrefillSm90, counters);
     case Route::kBatch:
       route_ = "batch";
       return batch_->attend(call, all(), looks_up);
@@ -204,8 +189,6 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     if (slots > 0) found_.runs.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (static_ != nullptr) {
     found_.runs = static_->runs(call.layer);
-  } else if (route == Route::kCodes) {
-    SQZ_RETURN_IF_ERROR(coded_->select(call, found_));
   } else if (route == Route::kPrefillSm90 || route == Route::kPrefillSm80) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, blocks_->select(call, route == Route::kPrefillSm90));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
@@ -223,9 +206,6 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
     to.estimated = found_.estimated[h];
     to.estimated_count = std::ssize(to.estimated);
     for (const ClusterRun& run : to.estimated) to.estimated_clusters += run.length;
-    to.guessed = found_.guessed[h];
-    to.guessed_count = std::ssize(to.guessed);
-    for (const KeyRun& run : to.guessed) to.guessed_keys += run.length;
     if (selects(call.layer)) to.exact_skipped = exact_skipped_;
   }
   return std::span<const HeadSelection>(selections_);
@@ -250,7 +230,7 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
   const auto exact = static_cast<uint64_t>(view.exact);
   const auto skipped = selects(layer) ? static_cast<uint64_t>(exact_skipped_) : 0;
   // Keys that are scored to find the best ones are not counted, as on the CPU.
-  const uint64_t centroids = is_ideal() ? 0 : found.centroids;
+  const uint64_t vectors = is_ideal() ? 0 : found.vectors;
   Counters out;
   out.selections = found.selections;
   out.keys_possible = heads * static_cast<uint64_t>(view.slots);
@@ -259,9 +239,8 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
     // What a pruned layer left out was possible, too.
     out.keys_possible = heads * static_cast<uint64_t>(index_->metadata().tokens - view.exact);
   }
-  out.bytes_read = (2 * heads * (exact - skipped) + centroids) * row +
+  out.bytes_read = (2 * heads * (exact - skipped) + vectors) * row +
                    out.keys_read * static_cast<uint64_t>(view.slot_bytes());
-  if (found.codes > 0) out.bytes_read += found.codes * static_cast<uint64_t>(view.key_code_bytes());
   out.read_whole = found.whole;
   out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;
   return out;

@@ -9,7 +9,6 @@
 #include "libruntime/cuda/batch_server.h"
 #include "libruntime/cuda/block_server.h"
 #include "libruntime/cuda/bucket_lookup.h"
-#include "libruntime/cuda/coded_server.h"
 #include "libruntime/cuda/static_lists.h"
 #include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/decode_lookup/kernel.h"
@@ -39,15 +38,14 @@ class CudaSession final : public ServingSession {
  private:
   // What the kernels add to, of a layer.
   struct DeviceCounters {
-    unsigned long long selections, keys, centroids, whole, codes;
+    unsigned long long selections, keys, vectors, whole;
   };
 
   CudaSession(std::shared_ptr<const ServedIndex> index, std::shared_ptr<DeviceIndex> uploaded,
               const SessionOptions& options);
   Status prepare(const SelectionRequest& request);
-  Status plan_blocks(SelectionRequest request, const LookupParams& shape);
-  std::vector<LookupParams> lookups_of(const SelectionPlan& plan, const LookupParams& shape) const;
-  Status check_codes() const;
+  std::vector<LookupParams> lookups_of(const LookupParams& shape) const;
+  Status check_rows() const;
   void list_static_runs(const Selector& selector);
   Status allocate(const SelectionRequest& request);
   Status fill_offsets();
@@ -61,8 +59,7 @@ class CudaSession final : public ServingSession {
     kDecode,       // a token a request; each reads its own selection
     kBatch,        // a token a request; what any of them selected is read once
     kPrefillSm90,  // requests of several tokens: sm90
-    kPrefillSm80,  // the same on any GPU, and what the others do not do
-    kCodes,        // layers with rows of codes or key codes: a token a request, or `block` is 1
+    kPrefillSm80   // the same on any GPU, and what the others do not do
   };
   Route route_of(const AttendCall& call) const;
   Status check_call(const AttendCall& call) const;
@@ -71,14 +68,14 @@ class CudaSession final : public ServingSession {
   Status count_known(const AttendCall& call);
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
   Status read_runs(const AttendCall& call, const RunLists& lists);
-  bool is_coded(int64_t layer) const { return coded_ != nullptr && coded_->serves(layer); }
+  // Rows of codes.
+  bool is_coded(int64_t layer) const { return uploaded_->layer(layer).coded_keys.bits > 0; }
   bool is_ideal() const { return selector_ == SelectorKind::kIdeal; }
   bool is_saap() const { return selector_ == SelectorKind::kSaap; }
 
   std::shared_ptr<const ServedIndex> index_;
   std::shared_ptr<DeviceIndex> uploaded_;
   SelectionPlan plan_;
-  SelectionPlan block_plan_;  // of requests of several tokens, where key codes choose for others
   SelectorKind selector_;
   int64_t block_, max_tokens_, max_request_tokens_;
   int64_t chunk_ = 1;  // most requests of one launch
@@ -86,16 +83,17 @@ class CudaSession final : public ServingSession {
   TeamSizes team_sizes_;
   Device gpu_;
   // Served by the sm80 kernels in any case: what is estimated, and everything.
-  const bool estimate_, sm80_only_;
+  bool estimate_ = false;
+  const bool sm80_only_;
   std::unique_ptr<BlockServer> blocks_;             // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
-  int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read
-  std::vector<LookupParams> lookups_;  // by layer, without what a call brings
-  std::vector<LookupParams> block_lookups_;  // the same of block_plan_; empty: lookups_
-  std::unique_ptr<BucketLookup> buckets_;    // of the selector saap; else null
-  std::unique_ptr<BatchServer> batch_;       // null: every request reads its own
-  std::unique_ptr<CodedServer> coded_;       // null: no layer needs it
+  std::vector<int64_t>
+      static_means_;           // [layers] of rows of codes: means that a selection stands on
+  int64_t exact_skipped_ = 0;  // first exact keys that a layer that selects does not read
+  std::vector<LookupParams> lookups_;      // by layer, without what a call brings
+  std::unique_ptr<BucketLookup> buckets_;  // of the selector saap; else null
+  std::unique_ptr<BatchServer> batch_;     // null: every request reads its own
   DeviceMemory memory_;
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device

@@ -18,12 +18,6 @@ constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
 static_assert(kMostLevels == kMaxLevels);
 
-// Blocks of tokens choose as many keys in whole clusters as halfway from what key codes choose for
-// a token to what they look at: about the error that a block has by codes (docs/results.md).
-double cluster_keep(const SelectionPlan& by_codes) {
-  return (by_codes.asked_keep + by_codes.alive) / 2;
-}
-
 // What a selector looks up in a layer: sets `to.levels` and the levels.
 using SetLevels = void (*)(const DeviceLayer& from, const SelectionPlan& plan, int64_t layer,
                            LookupParams& to);
@@ -79,6 +73,52 @@ SelectorInputs inputs_of(const ServedIndex& index, const IndexMetadata& metadata
                     .scale = static_cast<float>(metadata.model.attention_scale),
                     .kernels = nullptr},
           .path = index.file->path()};
+}
+
+// As many keys in whole clusters as halfway from what key codes choose to what they look at: about
+// the error that a block has by codes (docs/results.md).
+double cluster_keep(const SelectionPlan& by_codes) {
+  return (by_codes.asked_keep + by_codes.alive) / 2;
+}
+
+// Of an index with key codes squeezed reads whole clusters, as of the same index without them, and
+// nothing is estimated. Stats say what was asked for.
+Result<PreparedSelector> prepare_for_gpu(const ServedIndex& whole, SelectionRequest request) {
+  IndexMetadata metadata = whole.metadata();
+  SQZ_ASSIGN_OR_RETURN(PreparedSelector asked,
+                       prepare_selector(inputs_of(whole, metadata, whole.layers), request));
+  if (metadata.key_codes == 0 || request.selector != SelectorKind::kSqueezed || asked.plan.dense) {
+    return asked;
+  }
+  metadata.key_codes = 0;
+  std::vector<LayerView> layers(whole.layers.begin(), whole.layers.end());
+  for (LayerView& view : layers) view.key_codes = {};
+  request.estimate = false;
+  if (request.thresholds == nullptr) {
+    request.budget = 0;
+    request.keep = cluster_keep(asked.plan);
+  }
+  SQZ_ASSIGN_OR_RETURN(PreparedSelector out,
+                       prepare_selector(inputs_of(whole, metadata, layers), request));
+  out.selector = nullptr;  // it looks at `layers`
+  out.plan.asked_budget = asked.plan.asked_budget;
+  out.plan.asked_keep = asked.plan.asked_keep;
+  out.plan.least_budget = asked.plan.least_budget;
+  return out;
+}
+
+// Finest clusters of which a key is in these runs, of one KV head. offsets: [n + 1].
+int64_t clusters_of(std::span<const KeyRun> runs, std::span<const uint32_t> offsets) {
+  const auto cluster_of = [&](uint32_t slot) {
+    return std::upper_bound(offsets.begin(), offsets.end(), slot) - offsets.begin() - 1;
+  };
+  int64_t count = 0, before = -1;
+  for (const KeyRun& run : runs) {
+    const int64_t first = cluster_of(run.first), last = cluster_of(run.first + run.length - 1);
+    count += last - std::max(first, before + 1) + 1;
+    before = last;
+  }
+  return count;
 }
 
 // Null: there are no kernels for the selector. Without a default: the compiler asks for those that
@@ -150,7 +190,6 @@ CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
       max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
       max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
                                                           : max_tokens_),
-      estimate_(options.selection.estimate),
       sm80_only_(options.sm80_kernels) {}
 
 CudaSession::~CudaSession() {
@@ -165,17 +204,16 @@ bool CudaSession::selects(int64_t layer) const {
 
 Status CudaSession::prepare(const SelectionRequest& request) {
   const ModelDescription& model = index_->metadata().model;
-  const ServedIndex& whole = index_->whole();
-  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared,
-                       prepare_selector(inputs_of(whole, whole.metadata(), whole.layers), request));
+  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared, prepare_for_gpu(index_->whole(), request));
   plan_ = std::move(prepared.plan);
+  estimate_ = plan_.estimate && !plan_.dense;
   if (plan_.block > 0) block_ = plan_.block;
   if (!plan_.dense && is_static(selector_)) list_static_runs(*prepared.selector);
   if (!plan_.dense && is_ideal() && !uploaded_->keys_values()) {
     return unsupported_on_gpu("found no keys on the GPU",
                               "an index uploaded with them: selector ideal scores every one");
   }
-  if (index_->metadata().has_codes()) SQZ_RETURN_IF_ERROR(check_codes());
+  SQZ_RETURN_IF_ERROR(check_rows());
   SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));
   if (sm80_only_) gpu_.capability = gpu_.compiled = 80;
   LookupParams shape;
@@ -198,55 +236,30 @@ Status CudaSession::prepare(const SelectionRequest& request) {
                " query heads each, head dimension ", model.head_dim, "; expected at most ",
                kMostPairs, ", at most ", kMostGroup, ", and 64, 96, 128 or 256")};
   }
-  lookups_ = lookups_of(plan_, shape);
-  const bool by_codes = whole.metadata().key_codes > 0 && selector_ == SelectorKind::kSqueezed;
-  if (by_codes && !plan_.dense && max_request_tokens_ > 1 && block_ != 1) {
-    return plan_blocks(request, shape);
-  }
+  lookups_ = lookups_of(shape);
   return {};
 }
 
-std::vector<LookupParams> CudaSession::lookups_of(const SelectionPlan& plan,
-                                                  const LookupParams& shape) const {
+std::vector<LookupParams> CudaSession::lookups_of(const LookupParams& shape) const {
   std::vector<LookupParams> out(index_->layers.size(), shape);
   for (int64_t l = 0; l < std::ssize(out); ++l) {
-    if (!plan.selects(l)) continue;
+    if (!selects(l)) continue;
     LookupParams& lookup = out[static_cast<size_t>(l)];
     lookup.slots = static_cast<uint32_t>(uploaded_->layer(l).slots);
-    set_levels_of(selector_)(uploaded_->layer(l), plan, l, lookup);
+    set_levels_of(selector_)(uploaded_->layer(l), plan_, l, lookup);
   }
   return out;
 }
 
-// As of the same index without key codes. Nothing is planned where that has nothing to choose.
-Status CudaSession::plan_blocks(SelectionRequest request, const LookupParams& shape) {
-  const ServedIndex& whole = index_->whole();
-  IndexMetadata metadata = whole.metadata();
-  metadata.key_codes = 0;
-  std::vector<LayerView> layers(whole.layers.begin(), whole.layers.end());
-  for (LayerView& view : layers) view.key_codes = {};
-  request.estimate = false;
-  if (request.thresholds == nullptr) {
-    request.budget = 0;
-    request.keep = cluster_keep(plan_);
-  }
-  SQZ_ASSIGN_OR_RETURN(const PreparedSelector prepared,
-                       prepare_selector(inputs_of(whole, metadata, layers), request));
-  if (prepared.plan.dense) return {};
-  block_plan_ = prepared.plan;
-  block_lookups_ = lookups_of(block_plan_, shape);
-  return {};
-}
-
-// What the kernel for rows of codes and key codes does not do.
-Status CudaSession::check_codes() const {
+Status CudaSession::check_rows() const {
+  if (index_->metadata().rows == RowKind::k16) return {};
   if (!uploaded_->keys_values()) {
     return unsupported_on_gpu("found no keys and values on the GPU",
-                              "an index with rows of codes or key codes uploaded with them");
+                              "an index with rows of codes uploaded with them");
   }
-  if (plan_.dense || selector_ == SelectorKind::kSqueezed) return {};
-  if (index_->metadata().rows == RowKind::k16) return {};
-  return unsupported_on_gpu("found rows of codes and another selector", "squeezed or dense");
+  if (plan_.dense || !is_ideal()) return {};
+  return unsupported_on_gpu("found rows of codes and selector ideal, which scores every key",
+                            "another selector");
 }
 
 // What a selector reads that looks at no query.
@@ -254,8 +267,10 @@ void CudaSession::list_static_runs(const Selector& selector) {
   std::vector<KeyRun> runs(static_cast<size_t>(selector.limits().runs));
   SelectWorkspace workspace;
   static_runs_.resize(index_->layers.size());
+  static_means_.resize(index_->layers.size());
   for (size_t l = 0; l < static_runs_.size(); ++l) {
-    for (int64_t h = 0; selects(static_cast<int64_t>(l)) && h < index_->layers[l].kv_heads; ++h) {
+    const LayerView& view = index_->layers[l];
+    for (int64_t h = 0; selects(static_cast<int64_t>(l)) && h < view.kv_heads; ++h) {
       SelectQuery query;
       query.layer = static_cast<int64_t>(l);
       query.kv_head = index_->first_head + h;
@@ -264,6 +279,11 @@ void CudaSession::list_static_runs(const Selector& selector) {
       (void)selector.select(query, workspace, found);  // it has nothing that could fail
       static_runs_[l].emplace_back(runs.begin(), runs.begin() + found.run_count);
       exact_skipped_ = found.exact_skipped;
+      if (view.coded_keys.bits == 0) continue;
+      const LevelView& finest = view.level[view.levels - 1];
+      const auto each = static_cast<size_t>(finest.clusters + 1);
+      const std::span offsets(finest.offsets + h * (finest.clusters + 1), each);
+      static_means_[l] += 2 * clusters_of(static_runs_[l].back(), offsets);  // keys and values
     }
   }
 }
@@ -357,13 +377,6 @@ Status CudaSession::create_servers(const SelectionRequest& request) {
   }
   if (const int64_t most = std::min(max_tokens_, chunk_); most > 1 && gpu_.has_wgmma()) {
     SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, most));
-  }
-  setup.blocks_choose_clusters = !block_lookups_.empty();
-  SQZ_ASSIGN_OR_RETURN(coded_, CodedServer::create(setup));
-  if (!block_lookups_.empty()) {
-    setup.plan = &block_plan_;
-    setup.lookups = block_lookups_;
-    setup.estimate = false;
   }
   if (blocks) {
     SQZ_ASSIGN_OR_RETURN(blocks_, BlockServer::create(setup));

@@ -7,9 +7,9 @@
 
 namespace sqz::cuda {
 
-// counters: {selections, keys, …}, in device memory. On the stream, so that replays of a graph
-// count.
+// counters: {selections, keys, vectors, …}, in device memory. On the stream, so that replays of a
+// graph count.
 Status add_counters(unsigned long long* counters, unsigned long long selections,
-                    unsigned long long keys, cudaStream_t stream);
+                    unsigned long long keys, unsigned long long vectors, cudaStream_t stream);
 
 }  // namespace sqz::cuda

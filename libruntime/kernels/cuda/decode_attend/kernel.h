@@ -30,8 +30,7 @@ struct CacheSource {
   int64_t sink = 0;                     // of the exact keys; the others are the last tokens
 };
 
-// Rows of 8 bits, all of them of whole clusters: keys and values are codes times a scale plus the
-// mean of their cluster.
+// Rows of 8 bits: keys and values are codes times a scale plus the mean of their cluster.
 struct CodedSource {
   CodedRows keys, values;              // [Hkv, M, d]; bits 0: rows of 16 bits are read
   const uint32_t* clusters = nullptr;  // [Hkv, M] of slots, with kFirstSlot for its first
@@ -59,8 +58,8 @@ struct AttendParams {
   CacheSource cache;
   CodedSource coded;
   RunLists lists;  // without totals: every slot
-  // {selections, keys, vectors}. Selections are added to where there are no lists, vectors with
-  // rows of codes: the means that nothing has read before.
+  // {selections, keys, vectors}, or null. Selections are added to where there are no lists, vectors
+  // with rows of codes: the means that nothing has read before, if runs are of whole clusters.
   unsigned long long* counters = nullptr;
 
   // Workspace, of decode_attend_workspace() bytes; zeroed once.
