@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "libindex/compress.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/libruntime/cuda/buckets.h"
 #include "tests/libruntime/cuda/faults.h"
@@ -49,7 +50,14 @@ void write_index(const std::string& path, const std::string& kind) {
     options.page_size = 16;
     options.key_calibration = options.heavy_hitters = false;
   }
-  if (kind == "buckets") {
+  if (kind == "codes") {
+    ASSERT_TRUE(testing::write_tiny_index(path, options).ok());
+    const auto file = SqzFile::open(path);
+    ASSERT_TRUE(file.ok()) << file.status().message();
+    const auto report =
+        compress_index(Env::posix(), **file, {.rows = RowKind::kQ4, .key_codes = 2}, path, true, 1);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+  } else if (kind == "buckets") {
     const auto written = testing::write_tiny_buckets(
         path, cuda::test::network({.dim = kDim, .group = kGroup, .heads = kHeads}), kContext);
     ASSERT_TRUE(written.ok()) << written.status().message();
@@ -59,8 +67,8 @@ void write_index(const std::string& path, const std::string& kind) {
   }
 }
 
-// One index, and calls of every kind: a token, three requests of one, a prompt, and the same with
-// an engine's cache.
+// One index, and calls of every kind: a token, three requests of one, a prompt, and, unless it has
+// rows of codes, the same with an engine's cache.
 class Serving {
  public:
   Serving(const std::string& path, const Case& c)
@@ -77,6 +85,7 @@ class Serving {
     cache_.head_stride = kDim;
     EXPECT_EQ(cudaMemset(zeros_.get(), 0, kContext * kHeads * kDim * 2), cudaSuccess);
     for (const int64_t tokens : {1, 3, 40, 1, 40}) {
+      if (calls.size() == 3 && std::string_view(c.index) == "codes") break;
       calls.push_back(std::make_unique<Tokens>(queries(tokens, kQueryHeads), kQueryHeads, true));
       sqz_attend_args& args = calls.back()->args;
       args.layer = 1;
@@ -294,8 +303,9 @@ std::string name_of(const ::testing::TestParamInfo<Case>& test) {
 constexpr Case kThreshold{"clusters", SQZ_SELECTOR_SQUEEZED, SQZ_RULE_THRESHOLD, 0};
 constexpr Case kQuest{"pages", SQZ_SELECTOR_QUEST, 0, 0};
 constexpr Case kSaap{"buckets", SQZ_SELECTOR_SAAP, 0, 0};
-INSTANTIATE_TEST_SUITE_P(Partitions, CudaUploadFaults, ::testing::Values(kThreshold, kQuest, kSaap),
-                         name_of);
+constexpr Case kCodes{"codes", SQZ_SELECTOR_SQUEEZED, SQZ_RULE_BUDGET, 0};
+INSTANTIATE_TEST_SUITE_P(Partitions, CudaUploadFaults,
+                         ::testing::Values(kThreshold, kQuest, kSaap, kCodes), name_of);
 INSTANTIATE_TEST_SUITE_P(
     Selectors, CudaFaults,
     ::testing::Values(
