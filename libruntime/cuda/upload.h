@@ -41,7 +41,7 @@ struct Copy {
   // its slots from `slot` on, with kFirstSlot (kernels/cuda/decode_attend/kernel.h).
   int64_t clusters = 0, slot = 0;
   // With a dim: `from` are codes of 4 bits of the file, `to` gets those of 8 bits, `bytes` of them.
-  TurnedRows turned;
+  TurnedRows turned = {};
 };
 
 inline constexpr size_t kPiece = size_t{2} << 20;  // long enough for the bus, short for a cache

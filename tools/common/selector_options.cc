@@ -61,7 +61,7 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
   app.add_option(
          "--residual", options.residual,
          "Clusters that are not read: dropped or estimated (default: drop, of an index with key "
-         "codes estimate)")
+         "codes estimate; on a GPU those are always dropped)")
       ->check(CLI::IsMember({"drop", "estimate"}));
   app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
       ->check(whole_number(0));

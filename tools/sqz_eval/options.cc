@@ -106,7 +106,8 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
       ->check(CLI::IsMember({"mean", "max", "any"}));
   app.add_option(
          "--residual", settings.residuals,
-         "Clusters that are not read: drop, estimate (default: drop, with key codes estimate)")
+         "Clusters that are not read: drop, estimate (default: drop, with key codes estimate; "
+         "with these a GPU always drops)")
       ->delimiter(',')
       ->check(CLI::IsMember({"drop", "estimate"}));
   app.add_option("--rows", settings.rows,

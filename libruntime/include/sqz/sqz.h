@@ -235,7 +235,7 @@ typedef enum sqz_residual {
                                 with the mean value; keys whose codes were looked at count by
                                 these, with the mean value */
   SQZ_RESIDUAL_DROP = 2      /* what is not read counts nothing */
-} sqz_residual;
+} sqz_residual;              /* on CUDA, squeezed with key codes: DROP, whatever is asked for */
 
 typedef struct sqz_session_options {
   uint32_t struct_size; /* sizeof(sqz_session_options) */
@@ -377,7 +377,8 @@ typedef struct sqz_stats {
   uint64_t selections;     /* (layer, block) pairs served */
   uint64_t keys_read;      /* clustered keys, summed over KV heads and selections */
   uint64_t keys_possible;
-  uint64_t bytes_read;  /* keys, values, centroids, value means, sink and tail */
+  uint64_t bytes_read;  /* keys and values as they are stored, centroids, value means, key codes,
+                           sink and tail */
   uint64_t bytes_dense; /* what dense attention would have read */
   double least_budget; /* a lower budget cannot be delivered: centroids, sink and tail cost it; 1 if
                           nothing is to be selected, 0 with thresholds */
