@@ -234,8 +234,9 @@ typedef enum sqz_residual {
   SQZ_RESIDUAL_ESTIMATE = 1, /* clusters that are not read count as N_i keys equal to the centroid
                                 with the mean value; keys whose codes were looked at count by
                                 these, with the mean value */
-  SQZ_RESIDUAL_DROP = 2      /* what is not read counts nothing */
-} sqz_residual;              /* on CUDA, squeezed with key codes: DROP, whatever is asked for */
+  SQZ_RESIDUAL_DROP = 2      /* what is not read counts nothing; on CUDA so always for squeezed and
+                                an index with key codes, of which whole clusters are read */
+} sqz_residual;
 
 typedef struct sqz_session_options {
   uint32_t struct_size; /* sizeof(sqz_session_options) */
