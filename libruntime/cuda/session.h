@@ -88,10 +88,9 @@ class CudaSession final : public ServingSession {
   std::unique_ptr<BlockServer> blocks_;             // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
-  std::vector<int64_t>
-      static_means_;           // [layers] of rows of codes: means that a selection stands on
-  int64_t exact_skipped_ = 0;  // first exact keys that a layer that selects does not read
-  std::vector<LookupParams> lookups_;      // by layer, without what a call brings
+  std::vector<int64_t> static_means_;               // [layers] means that a selection stands on
+  int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read
+  std::vector<LookupParams> lookups_;  // by layer, without what a call brings
   std::unique_ptr<BucketLookup> buckets_;  // of the selector saap; else null
   std::unique_ptr<BatchServer> batch_;     // null: every request reads its own
   DeviceMemory memory_;

@@ -46,26 +46,31 @@ struct Lane {
   }
   // What buffer `at` has, to its place.
   Status send(const Copy& piece, int at) {
-    const TurnedRows& turned = piece.turned;
-    const int64_t rows = turned.dim > 0 ? static_cast<int64_t>(piece.bytes) / turned.dim : 0;
-    const size_t bytes =
-        turned.dim > 0 ? static_cast<size_t>(turned.staged_bytes(rows)) : piece.bytes;
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(turned.dim > 0 ? staged : piece.to, buffer[at], bytes,
-                                             cudaMemcpyHostToDevice, stream));
-    if (turned.dim > 0) {
-      SQZ_RETURN_IF_ERROR(requantise_rows({.codes = staged,
-                                           .scales = staged + rows * turned.code_bytes(),
-                                           .rotation = rotation,
-                                           .rows = rows,
-                                           .dim = static_cast<int32_t>(turned.dim),
-                                           .dtype = turned.dtype,
-                                           .out = piece.to,
-                                           .out_scales = turned.scales_to},
-                                          stream));
+    if (piece.turned.dim > 0) {
+      SQZ_RETURN_IF_ERROR(send_turned(piece, buffer[at]));
+    } else {
+      SQZ_RETURN_IF_CUDA_ERROR(
+          cudaMemcpyAsync(piece.to, buffer[at], piece.bytes, cudaMemcpyHostToDevice, stream));
     }
     SQZ_RETURN_IF_CUDA_ERROR(cudaEventRecord(copied[at], stream));
     pending[at] = &piece;
     return {};
+  }
+  Status send_turned(const Copy& piece, const std::byte* from) {
+    const TurnedRows& turned = piece.turned;
+    const int64_t rows = static_cast<int64_t>(piece.bytes) / turned.dim;
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(staged, from,
+                                             static_cast<size_t>(turned.staged_bytes(rows)),
+                                             cudaMemcpyHostToDevice, stream));
+    return requantise_rows({.codes = staged,
+                            .scales = staged + rows * turned.code_bytes(),
+                            .rotation = rotation,
+                            .rows = rows,
+                            .dim = static_cast<int32_t>(turned.dim),
+                            .dtype = turned.dtype,
+                            .out = piece.to,
+                            .out_scales = turned.scales_to},
+                           stream);
   }
   ~Lane() {
     if (stream != nullptr) forget(cudaStreamSynchronize(stream));

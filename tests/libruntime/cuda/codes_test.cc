@@ -258,6 +258,7 @@ TEST_F(Codes, RowsAndBits) {
       const Compressed index = compress(options, {.rows = rows, .key_codes = bits});
       compare(index, by_budget(0.1), {});
       compare(index, with_thresholds({1e-3}), {tokens(3)});
+      compare(index, by_budget(0.1), {tokens(9), DType::kBF16});  // of 16 bits they share keys
       compare(index, dense(), {tokens(2)});
       if (bits == 0) continue;  // nothing is estimated
       compare(index, estimated(by_budget(0.1)), {tokens(2)});
