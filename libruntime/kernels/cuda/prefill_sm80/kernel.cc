@@ -12,8 +12,6 @@ Status launch_sm80_attend(const Sm80Attend& call, cudaStream_t stream);
 
 namespace {
 
-constexpr size_t kMostRows = 64;  // of a row tile
-
 Status look_up_level(const Sm80Lookup& call, int level, cudaStream_t stream) {
   return for_dim(call.token.dim, no_such_dim(call.token.dim),
                  [&](auto dim) { return launch_sm80_lookup<dim.value>(call, level, stream); });
@@ -31,7 +29,7 @@ Status sm80_lookup(const Sm80Lookup& call, cudaStream_t stream) {
 }
 
 size_t sm80_attend_workspace(int multiprocessors, int dim) {
-  return kSm80Waves * static_cast<size_t>(multiprocessors) * kMostRows *
+  return kSm80Waves * static_cast<size_t>(multiprocessors) * kSm80Rows *
          (static_cast<size_t>(dim) + 2) * sizeof(float);
 }
 

@@ -11,10 +11,11 @@
 namespace sqz::cuda {
 
 inline constexpr int kSm80Parts = 8;  // of a level's clusters, for denominators
-// Attention cuts keys into parts while fewer blocks of threads than so many a multiprocessor would
-// run, of at least so many keys each.
-inline constexpr int kSm80Waves = 4;
+// Attention cuts keys into parts, of at least so many keys each and for at most so many blocks of
+// threads a multiprocessor, of so many rows or fewer.
 inline constexpr int kSm80LeastKeys = 256;
+inline constexpr int kSm80Waves = 4;
+inline constexpr int kSm80Rows = 128;
 
 // Clusters that were scored but not chosen, which attention takes as one key each: the residual
 // `estimate`. A level is one in use, from the coarsest on.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/prefill_sm80/attend.cuh"
@@ -12,10 +13,20 @@
 
 namespace sqz::cuda {
 
-// Rows of `rows` query rows and `others` in shared memory; wide queries are there twice.
+// Of so many rows in shared memory.
 template <int kDim>
-constexpr int64_t sm80_bytes(int rows, int others, bool wide) {
-  return int64_t{(wide ? 2 * rows : rows) + others} * Sm80Tile<kDim>::kStride * 2;
+constexpr int64_t sm80_bytes(int rows) {
+  return int64_t{rows} * Sm80Tile<kDim>::kStride * 2;
+}
+
+// Calls launch() with the 16-row tiles of a warp: two where there are rows enough, unless registers
+// are too few or queries are `wide`, in two parts each of which stays in shared memory.
+template <int kDim, class Launch>
+Status with_tiles(bool wide, int rows, const Launch& launch) {
+  if constexpr (kDim < 256) {
+    if (!wide && rows > Sm80Tile<kDim>::kRows) return launch(std::integral_constant<int, 2>());
+  }
+  return launch(std::integral_constant<int, 1>());
 }
 
 template <int kDim>
@@ -25,7 +36,7 @@ Status launch_sm80_pages(const Sm80Lookup& call, cudaStream_t stream) {
   const bool bf16 = p.dtype == DType::kBF16;
   const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
   const int page_tiles = (p.level[0].clusters + Tile::kRows - 1) / Tile::kRows;
-  constexpr int64_t bytes = sm80_bytes<kDim>(2 * kPageStream, 2 * Tile::kRows, true);
+  constexpr int64_t bytes = sm80_bytes<kDim>(4 * kPageStream + 2 * Tile::kRows);
   static_assert(bytes <= kLeastBlockShared);
   if (call.policy == PrefillGroup::kAny) {
     SQZ_RETURN_IF_ERROR(launch_blocks(
@@ -47,44 +58,68 @@ Status launch_sm80_pages(const Sm80Lookup& call, cudaStream_t stream) {
 
 template <int kDim>
 Status launch_sm80_lookup(const Sm80Lookup& call, int level, cudaStream_t stream) {
-  using Tile = Sm80Tile<kDim>;
   const LookupParams& p = call.token;
   if (p.pages) return launch_sm80_pages<kDim>(call, stream);
   const bool bf16 = p.dtype == DType::kBF16, wide = p.q_dtype != p.dtype;
   const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
-  const int row_tiles = (call.blocks.block_tokens * p.group + Tile::kRows - 1) / Tile::kRows;
-  const int cluster_tiles = (p.level[level].clusters + Tile::kRows - 1) / Tile::kRows;
-  SQZ_RETURN_IF_ERROR(
-      launch_blocks(bf16 ? sm80_sums_kernel<Bf16, kDim> : sm80_sums_kernel<F16, kDim>,
-                    pairs * row_tiles * kSm80Parts, Tile::kThreads,
-                    sm80_bytes<kDim>(Tile::kRows, Tile::kStream, wide), Device(), stream, call,
-                    level, row_tiles));
+  const int rows = call.blocks.block_tokens * p.group;
+  SQZ_RETURN_IF_ERROR(with_tiles<kDim>(wide, rows, [&](auto tiles) {
+    using Tile = Sm80Tile<kDim, tiles.value>;
+    const int row_tiles = (rows + Tile::kRows - 1) / Tile::kRows;
+    return launch_blocks(
+        bf16 ? sm80_sums_kernel<Bf16, kDim, tiles.value> : sm80_sums_kernel<F16, kDim, tiles.value>,
+        pairs * row_tiles * kSm80Parts, Tile::kThreads,
+        sm80_bytes<kDim>((wide ? 2 : 1) * Tile::kRows + 2 * Tile::kStream), Device(), stream, call,
+        level, row_tiles);
+  }));
   SQZ_RETURN_IF_ERROR(sm80_lse(call, stream));
-  SQZ_RETURN_IF_ERROR(
-      launch_blocks(bf16 ? sm80_scores_kernel<Bf16, kDim> : sm80_scores_kernel<F16, kDim>,
-                    pairs * std::max(cluster_tiles, 1), Tile::kThreads,
-                    sm80_bytes<kDim>(Tile::kStream, Tile::kRows, wide), Device(), stream, call,
-                    level, std::max(cluster_tiles, 1)));
+  SQZ_RETURN_IF_ERROR(with_tiles<kDim>(wide, p.level[level].clusters, [&](auto tiles) {
+    using Tile = Sm80Tile<kDim, tiles.value>;
+    const int cluster_tiles =
+        std::max((p.level[level].clusters + Tile::kRows - 1) / Tile::kRows, 1);
+    return launch_blocks(bf16 ? sm80_scores_kernel<Bf16, kDim, tiles.value>
+                              : sm80_scores_kernel<F16, kDim, tiles.value>,
+                         pairs * cluster_tiles, Tile::kThreads,
+                         sm80_bytes<kDim>(Tile::kRows + (wide ? 4 : 2) * Tile::kStream), Device(),
+                         stream, call, level, cluster_tiles);
+  }));
   return sm80_choose(call, level, stream);
+}
+
+// Parts of the keys of each of `tiles` row tiles: the fewest with which blocks, of which the GPU
+// runs `resident` at once, end about as early as with any.
+inline int parts_of(int64_t tiles, int64_t resident, int64_t most) {
+  const auto rounds = [&](int64_t parts) { return (tiles * parts + resident - 1) / resident; };
+  int64_t best = 1;
+  for (int64_t parts = 2; parts <= most; ++parts) {
+    if (rounds(parts) * best * 16 < rounds(best) * parts * 15) best = parts;
+  }
+  return static_cast<int>(best);
 }
 
 template <int kDim>
 Status launch_sm80_attend(const Sm80Attend& call, cudaStream_t stream) {
-  using Tile = Sm80Tile<kDim>;
   const AttendParams& p = call.params;
   const bool bf16 = p.dtype == DType::kBF16, wide = p.q_dtype != p.dtype;
   const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
-  static_assert(sm80_bytes<kDim>(Tile::kRows, 2 * Tile::kStream, true) <= kLeastBlockShared);
-  Sm80Cut cut;
-  cut.row_tiles = (call.blocks.block_tokens * p.group + Tile::kRows - 1) / Tile::kRows;
-  const int64_t most = kSm80Waves * int64_t{p.device.multiprocessors} / (pairs * cut.row_tiles);
-  const int64_t wanted = (p.slots + p.exact + kSm80LeastKeys - 1) / kSm80LeastKeys;
-  cut.parts = static_cast<int>(std::max<int64_t>(1, std::min(most, wanted)));
-  SQZ_RETURN_IF_ERROR(launch_blocks(
-      bf16 ? sm80_attend_kernel<Bf16, kDim> : sm80_attend_kernel<F16, kDim>,
-      pairs * cut.row_tiles * cut.parts, Tile::kThreads,
-      sm80_bytes<kDim>(Tile::kRows, 2 * Tile::kStream, wide), Device(), stream, call, cut));
-  return cut.parts > 1 ? sm80_merge(call, cut, Tile::kRows, stream) : Status();
+  const int rows = call.blocks.block_tokens * p.group;
+  return with_tiles<kDim>(wide, rows, [&](auto tiles) -> Status {
+    using Tile = Sm80Tile<kDim, tiles.value>;
+    static_assert(Tile::kRows <= kSm80Rows);
+    const int64_t bytes = sm80_bytes<kDim>((wide ? 2 : 1) * Tile::kRows + 2 * Tile::kStream);
+    Sm80Cut cut;
+    cut.row_tiles = (rows + Tile::kRows - 1) / Tile::kRows;
+    const int64_t blocks = std::clamp<int64_t>(p.device.block_shared / bytes, 1, 2);
+    const int64_t most = kSm80Waves * int64_t{p.device.multiprocessors} / (pairs * cut.row_tiles);
+    const int64_t wanted = (p.slots + p.exact + kSm80LeastKeys - 1) / kSm80LeastKeys;
+    cut.parts =
+        parts_of(pairs * cut.row_tiles, blocks * p.device.multiprocessors, std::min(most, wanted));
+    SQZ_RETURN_IF_ERROR(launch_blocks(bf16 ? sm80_attend_kernel<Bf16, kDim, tiles.value>
+                                           : sm80_attend_kernel<F16, kDim, tiles.value>,
+                                      pairs * cut.row_tiles * cut.parts, Tile::kThreads, bytes,
+                                      Device(), stream, call, cut));
+    return cut.parts > 1 ? sm80_merge(call, cut, Tile::kRows, stream) : Status();
+  });
 }
 
 }  // namespace sqz::cuda

@@ -40,146 +40,182 @@ struct Sm80Pair {
   }
 };
 
-template <class Element, int kDim>
-__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
+// Where a kernel's rows are in shared memory: those that stay, with what rounding left of them, and
+// two tiles of those that stream past, of which one is on its way.
+template <int kDim, int kTiles>
+struct Sm80Rows {
+  using Tile = Sm80Tile<kDim, kTiles>;
+  static constexpr int kStayWords = Tile::kRows * Tile::kStride;
+  static constexpr int kStreamWords = Tile::kStream * Tile::kStride;
+  uint16_t *stay, *stream;
+
+  __device__ explicit Sm80Rows(uint16_t* memory, int stay_parts)
+      : stay(memory), stream(memory + stay_parts * kStayWords) {}
+  // Of the warp.
+  __device__ const uint16_t* own(int part = 0) const {
+    return stay + part * kStayWords + threadIdx.x / 32 * Tile::kWarpRows * Tile::kStride;
+  }
+};
+
+template <class Element, int kDim, int kTiles>
+__global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDim, kTiles>::kBlocks)
     sm80_sums_kernel(const __grid_constant__ Sm80Lookup call, int level, int row_tiles) {
-  using Tile = Sm80Tile<kDim>;
-  constexpr int kTiles = Tile::kStream / 8;
+  using Rows = Sm80Rows<kDim, kTiles>;
+  using Tile = typename Rows::Tile;
+  constexpr int kStreamed = Tile::kStream / 8;
   extern __shared__ __align__(16) uint16_t memory[];
-  __shared__ float log_sizes[Tile::kStream];
-  uint16_t* centroids = memory;
-  uint16_t* high = centroids + Tile::kStream * Tile::kStride;
-  uint16_t* low = high + Tile::kRows * Tile::kStride;
+  __shared__ float log_sizes[2][Tile::kStream];
   const LookupParams& p = call.token;
   const int item = static_cast<int>(blockIdx.x), part = item % kSm80Parts;
   const int first = item / kSm80Parts % row_tiles * Tile::kRows;
   const Sm80Pair own(call, level, item / kSm80Parts / row_tiles);
-  const int rows = own.tokens * p.group;
-  if (first >= rows) return;
-  const bool wide = p.q_dtype != p.dtype;
+  const int count = own.tokens * p.group;
+  if (first >= count) return;
+  const bool wide = kTiles == 1 && p.q_dtype != p.dtype;
+  const Rows rows(memory, wide ? 2 : 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   load_query_rows<Element, kDim, Tile::kRows>(
       p.q, p.q_dtype, p.dtype,
       [&](int r) -> int64_t {
         r += first;
-        return r < rows ? own.row_of(p, r / p.group, r % p.group) * kDim : -1;
+        return r < count ? own.row_of(p, r / p.group, r % p.group) * kDim : -1;
       },
-      high, low);
+      rows.stay, rows.stay + Rows::kStayWords);
   const auto begin = static_cast<uint32_t>(int64_t{own.count} * part / kSm80Parts);
   const auto end = static_cast<uint32_t>(int64_t{own.count} * (part + 1) / kSm80Parts);
-  float maximum[2] = {kLowestLogit, kLowestLogit}, sum[2] = {};
-#pragma unroll 1
-  for (uint32_t tile = begin; tile < end; tile += Tile::kStream) {
-    __syncthreads();  // the tile before has been read
+  const auto fetch = [&](uint32_t tile, int stage) {
     fetch_rows<kDim, Tile::kStream>(
         [&](int r) {
           return own.centroids + int64_t{own.cluster(min(tile + r, end - 1))} * kDim * 2;
         },
-        centroids);
+        rows.stream + stage * Rows::kStreamWords);
     ptx::cp_async_commit_group();
-    if (threadIdx.x < Tile::kStream) {
-      const uint32_t j = tile + threadIdx.x;
-      log_sizes[threadIdx.x] =
-          j < end ? own.log_sizes[own.cluster(j)] * 1.4426950408889634f : -INFINITY;
-    }
+    if (threadIdx.x >= Tile::kStream) return;
+    const uint32_t j = tile + threadIdx.x;
+    log_sizes[stage][threadIdx.x] =
+        j < end ? own.log_sizes[own.cluster(j)] * 1.4426950408889634f : -INFINITY;
+  };
+  float maximum[2 * kTiles], sum[2 * kTiles] = {};
+#pragma unroll
+  for (float& most : maximum) most = kLowestLogit;
+  if (begin < end) fetch(begin, 0);
+  int stage = 0;
+#pragma unroll 1
+  for (uint32_t tile = begin; tile < end; tile += Tile::kStream, stage ^= 1) {
     ptx::cp_async_wait_group<0>();
-    __syncthreads();
-    float d[kTiles][4] = {};
-    add_product<Element, kDim, kTiles>(high + warp * 16 * Tile::kStride, centroids, d);
-    if (wide) add_product<Element, kDim, kTiles>(low + warp * 16 * Tile::kStride, centroids, d);
+    __syncthreads();  // the tile before has been read, too
+    if (tile + Tile::kStream < end) fetch(tile + Tile::kStream, stage ^ 1);
+    const uint16_t* streamed = rows.stream + stage * Rows::kStreamWords;
+    float d[kTiles][kStreamed][4] = {};
+    add_product<Element, kDim>(rows.own(), streamed, d);
+    if (wide) add_product<Element, kDim>(rows.own(1), streamed, d);
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
+    for (int i = 0; i < 2 * kStreamed; ++i) {
+      const float log_size = log_sizes[stage][i / 2 * 8 + 2 * (lane % 4) + i % 2];
 #pragma unroll
-      for (int i = 0; i < 2 * kTiles; ++i) {
-        float& x = d[i / 2][2 * row + i % 2];
-        const float log_size = log_sizes[i / 2 * 8 + 2 * (lane % 4) + i % 2];
-        x = log_size == -INFINITY ? -INFINITY : x * p.scale + log_size;
+      for (int m = 0; m < 2 * kTiles; ++m) {
+        float& x = d[m / 2][i / 2][m % 2 * 2 + i % 2];
+        x = log_size == -INFINITY ? -INFINITY : fmaf(x, p.scale, log_size);
       }
-      add_exponentials(d, row, maximum[row], sum[row]);
     }
+    add_exponentials(d, maximum, sum);
   }
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    add_sums_of_lanes(maximum[row], sum[row]);
-    const int r = first + warp * 16 + 8 * row + lane / 4;
-    if (r >= rows || lane % 4 != 0) continue;
+  for (int m = 0; m < 2 * kTiles; ++m) {
+    add_sums_of_lanes(maximum[m], sum[m]);
+    const int r = first + warp * Tile::kWarpRows + 8 * m + lane / 4;
+    if (r >= count || lane % 4 != 0) continue;
     call.sums[own.row_of(p, r / p.group, r % p.group) * kSm80Parts + part] =
-        make_float2(maximum[row], sum[row]);
+        make_float2(maximum[m], sum[m]);
   }
 }
 
-template <class Element, int kDim>
-__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
+template <class Element, int kDim, int kTiles>
+__global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDim, kTiles>::kBlocks)
     sm80_scores_kernel(const __grid_constant__ Sm80Lookup call, int level, int cluster_tiles) {
-  using Tile = Sm80Tile<kDim>;
-  constexpr int kTiles = Tile::kStream / 8;
+  using Rows = Sm80Rows<kDim, kTiles>;
+  using Tile = typename Rows::Tile;
+  constexpr int kStreamed = Tile::kStream / 8;
   extern __shared__ __align__(16) uint16_t memory[];
-  __shared__ float lse[Tile::kStream];
-  uint16_t* centroids = memory;
-  uint16_t* high = centroids + Tile::kRows * Tile::kStride;
-  uint16_t* low = high + Tile::kStream * Tile::kStride;
+  __shared__ float lse[2][Tile::kStream];
   const LookupParams& p = call.token;
   const Sm80Pair own(call, level, static_cast<int>(blockIdx.x) / cluster_tiles);
   const auto first = static_cast<uint32_t>(blockIdx.x % cluster_tiles * Tile::kRows);
   if (first >= own.count || call.faults[own.pair] != 0) return;
-  const bool wide = p.q_dtype != p.dtype;
+  const bool wide = kTiles == 1 && p.q_dtype != p.dtype;
+  const Rows rows(memory, 1);
+  const int stream_words = (wide ? 2 : 1) * Rows::kStreamWords;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   fetch_rows<kDim, Tile::kRows>(
       [&](int r) {
         return own.centroids + int64_t{own.cluster(min(first + r, own.count - 1))} * kDim * 2;
       },
-      centroids);
-  ptx::cp_async_commit_group();
-  ptx::cp_async_wait_group<0>();
+      rows.stay);
   // The policy `max` takes the mean over the tokens of one head after the other.
   const bool by_head = call.policy == PrefillGroup::kMax;
-  const int passes = by_head ? p.group : 1, rows = by_head ? own.tokens : own.tokens * p.group;
+  const int passes = by_head ? p.group : 1, count = by_head ? own.tokens : own.tokens * p.group;
   const auto row_of = [&](int r, int pass) {
     return by_head ? own.row_of(p, r, pass) : own.row_of(p, r / p.group, r % p.group);
   };
-  float score[2] = {-INFINITY, -INFINITY};
+  const auto fetch = [&](int pass, int tile, int stage) {
+    uint16_t* high = rows.stream + stage * stream_words;
+    load_query_rows<Element, kDim, Tile::kStream>(
+        p.q, p.q_dtype, p.dtype,
+        [&](int r) -> int64_t { return tile + r < count ? row_of(tile + r, pass) * kDim : -1; },
+        high, high + Rows::kStreamWords);
+    ptx::cp_async_commit_group();
+    if (threadIdx.x >= Tile::kStream) return;
+    const int r = tile + static_cast<int>(threadIdx.x);
+    lse[stage][threadIdx.x] = r < count ? call.lse[row_of(r, pass)] : INFINITY;
+  };
+  float score[2 * kTiles];
+#pragma unroll
+  for (float& most : score) most = -INFINITY;
+  fetch(0, 0, 0);
+  int stage = 0;
 #pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
-    float maximum[2] = {kLowestLogit, kLowestLogit}, sum[2] = {};
+    float maximum[2 * kTiles], sum[2 * kTiles] = {};
+#pragma unroll
+    for (float& most : maximum) most = kLowestLogit;
 #pragma unroll 1
-    for (int tile = 0; tile < rows; tile += Tile::kStream) {
-      __syncthreads();  // the tile before has been read
-      load_query_rows<Element, kDim, Tile::kStream>(
-          p.q, p.q_dtype, p.dtype,
-          [&](int r) -> int64_t { return tile + r < rows ? row_of(tile + r, pass) * kDim : -1; },
-          high, low);
-      if (threadIdx.x < Tile::kStream) {
-        const int r = tile + static_cast<int>(threadIdx.x);
-        lse[threadIdx.x] = r < rows ? call.lse[row_of(r, pass)] : INFINITY;
+    for (int tile = 0; tile < count; tile += Tile::kStream, stage ^= 1) {
+      ptx::cp_async_wait_group<0>();
+      __syncthreads();  // the tile before has been read, too
+      if (tile + Tile::kStream < count) {
+        fetch(pass, tile + Tile::kStream, stage ^ 1);
+      } else if (pass + 1 < passes) {
+        fetch(pass + 1, 0, stage ^ 1);
       }
-      __syncthreads();
-      float d[kTiles][4] = {};
-      add_product<Element, kDim, kTiles>(centroids + warp * 16 * Tile::kStride, high, d);
-      if (wide) add_product<Element, kDim, kTiles>(centroids + warp * 16 * Tile::kStride, low, d);
+      const uint16_t* high = rows.stream + stage * stream_words;
+      float d[kTiles][kStreamed][4] = {};
+      add_product<Element, kDim>(rows.own(), high, d);
+      if (wide) add_product<Element, kDim>(rows.own(), high + Rows::kStreamWords, d);
 #pragma unroll
-      for (int row = 0; row < 2; ++row) {
+      for (int i = 0; i < 2 * kStreamed; ++i) {
+        const float own_lse = lse[stage][i / 2 * 8 + 2 * (lane % 4) + i % 2];
 #pragma unroll
-        for (int i = 0; i < 2 * kTiles; ++i) {
-          float& y = d[i / 2][2 * row + i % 2];
-          y = y * p.scale - lse[i / 2 * 8 + 2 * (lane % 4) + i % 2];
+        for (int m = 0; m < 2 * kTiles; ++m) {
+          float& y = d[m / 2][i / 2][m % 2 * 2 + i % 2];
+          y = fmaf(y, p.scale, -own_lse);
         }
-        add_exponentials(d, row, maximum[row], sum[row]);
       }
+      add_exponentials(d, maximum, sum);
     }
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      add_sums_of_lanes(maximum[row], sum[row]);
+    for (int m = 0; m < 2 * kTiles; ++m) {
+      add_sums_of_lanes(maximum[m], sum[m]);
       const bool any = call.policy == PrefillGroup::kAny;
-      const float mean = maximum[row] + log2f(sum[row]) - log2f(static_cast<float>(rows));
-      if (sum[row] > 0) score[row] = fmaxf(score[row], any ? maximum[row] : mean);
+      const float mean = maximum[m] + log2f(sum[m]) - log2f(static_cast<float>(count));
+      if (sum[m] > 0) score[m] = fmaxf(score[m], any ? maximum[m] : mean);
     }
   }
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const uint32_t j = first + warp * 16 + 8 * row + lane / 4;
+  for (int m = 0; m < 2 * kTiles; ++m) {
+    const uint32_t j = first + warp * Tile::kWarpRows + 8 * m + lane / 4;
     if (j >= own.count || lane % 4 != 0) continue;
     const bool empty = own.log_sizes[own.cluster(j)] == -INFINITY;
-    call.scores[own.pair * p.width + j] = empty ? -INFINITY : score[row];
+    call.scores[own.pair * p.width + j] = empty ? -INFINITY : score[m];
   }
 }
 

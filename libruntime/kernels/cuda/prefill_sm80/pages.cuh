@@ -123,12 +123,12 @@ struct PageTile {
   }
 
   // Bounds of the warp's pages, as add_product().
-  __device__ void multiply(bool wide, float (&d)[kTiles][4]) const {
+  __device__ void multiply(bool wide, float (&d)[1][kTiles][4]) const {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       const uint16_t* pages = bounds[part] + threadIdx.x / 32 * 16 * Tile::kStride;
-      add_product<Element, kDim, kTiles>(pages, streamed.high[part], d);
-      if (wide) add_product<Element, kDim, kTiles>(pages, streamed.low[part], d);
+      add_product<Element, kDim>(pages, streamed.high[part], d);
+      if (wide) add_product<Element, kDim>(pages, streamed.low[part], d);
     }
   }
 
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
     for (int i = 0; i < 8; ++i) x[i] *= weight;
   });
   __syncthreads();
-  float d[PageTile<Element, kDim>::kTiles][4] = {};
+  float d[1][PageTile<Element, kDim>::kTiles][4] = {};
   tile.multiply(true, d);
 #pragma unroll
   for (int i = 0; i < 2 * PageTile<Element, kDim>::kTiles; ++i) {
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
     float x[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const float bound = d[i / 2][2 * row + c];
+      const float bound = d[0][i / 2][2 * row + c];
       x[c] = is_row(column + c) ? bound : -INFINITY;
       if (is_row(column + c) && !is_sound(bound)) call.faults[pair_of(column + c)] = 1;
     }
@@ -226,13 +226,13 @@ __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
       for (int i = 0; i < 8; ++i) x[i] = part_of(x[i], positive);
     });
     __syncthreads();
-    float d[kTiles][4] = {};
+    float d[1][kTiles][4] = {};
     tile.multiply(p.q_dtype != p.dtype, d);
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) {
       if (begin + i / 4 * 8 + 2 * (lane % 4) + i % 2 >= rows) continue;
-      sound = sound && is_sound(d[i / 4][i % 4]);
-      score[i % 4 / 2] = fmaxf(score[i % 4 / 2], d[i / 4][i % 4]);
+      sound = sound && is_sound(d[0][i / 4][i % 4]);
+      score[i % 4 / 2] = fmaxf(score[i % 4 / 2], d[0][i / 4][i % 4]);
     }
   }
   if (!sound) call.faults[own.pair] = 1;
