@@ -66,9 +66,8 @@ struct Config {
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
   static constexpr int kStages = kFit < kMost ? kFit : kMost;
   // Of a thread. Fetching many short runs wants more than 24.
-  static constexpr bool kFew = kKeys == 64 && kDim < 256;  // that consumers need
-  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kFew ? 216 : 224;
-  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kFew ? 72 : 56;
+  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kDim == 256 ? 224 : 216;
+  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kDim == 256 ? 56 : 72;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 
