@@ -86,6 +86,7 @@ struct Call {
   DType dtype = DType::kF32;
   int64_t block = 0;
   bool sm80 = false;
+  double lse_slack = 0;
 };
 
 // Both backends; the share of the keys that was read, which must be about the one asked for. With
@@ -103,7 +104,9 @@ double compare(const Compressed& index, const SelectionRequest& selection, const
                                             .sm80_kernels = how.sm80,
                                             .wanted = &index.whole,
                                             .on_cpu = &index.uploaded,
-                                            .cpu_selection = &on_cpu});
+                                            .cpu_selection = &on_cpu,
+                                            .plain_queries = true,
+                                            .lse_slack = how.lse_slack});
   if (on_cpu.keep > 0) {
     EXPECT_NEAR(read, on_cpu.keep, 0.05);
   }
@@ -141,6 +144,7 @@ TEST_F(Codes, UploadedRows) {
     for (const int64_t dim : {64, 96, 128, 256}) {
       TinyIndexOptions options = shape(dim, 1, {40, 211});
       options.dtype = dtype;
+      options.tokens = 1500;
       for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
         SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
         const Served served = serve_coded(options, {.rows = rows, .key_codes = 1});
@@ -226,6 +230,7 @@ TEST_F(Codes, UnpackedRows) {
     for (const int64_t dim : {64, 96, 128, 256}) {
       TinyIndexOptions options = shape(dim, 1, {40, 211});
       options.dtype = dtype;
+      options.tokens = 1500;
       for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
         SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
         const auto uploaded = as_uploaded(serve_coded(options, {.rows = rows}));
@@ -402,7 +407,8 @@ TEST_F(Codes, StaticSelectors) {
       selection.keep = 0.1;
       compare(index, selection, {tokens(3)});
       for (const bool sm80 : {false, true}) {
-        compare(index, selection, {{70, 1, 33}, DType::kF16, 32, sm80});
+        // A window of few keys: the rounding of one shows in the sum.
+        compare(index, selection, {{70, 1, 33}, DType::kF16, 32, sm80, 5e-4});
       }
       if (HasFailure()) return;
     }

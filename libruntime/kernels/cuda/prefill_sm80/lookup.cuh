@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
 #pragma unroll
       for (int m = 0; m < 2 * kTiles; ++m) {
         float& x = d[m / 2][i / 2][m % 2 * 2 + i % 2];
-        x = log_size == -INFINITY ? -INFINITY : fmaf(x, p.scale, log_size);
+        x = fmaf(x, p.scale, log_size);
       }
     }
     add_exponentials(d, maximum, sum);
@@ -138,6 +138,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   constexpr int kStreamed = Tile::kStream / 8;
   extern __shared__ __align__(16) uint16_t memory[];
   __shared__ float lse[2][Tile::kStream];
+  __shared__ int64_t query_rows[2][Tile::kStream];  // of q; below 0: none
   const LookupParams& p = call.token;
   const Sm80Pair own(call, level, static_cast<int>(blockIdx.x) / cluster_tiles);
   const auto first = static_cast<uint32_t>(blockIdx.x % cluster_tiles * Tile::kRows);
@@ -157,43 +158,51 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   const auto row_of = [&](int r, int pass) {
     return by_head ? own.row_of(p, r, pass) : own.row_of(p, r / p.group, r % p.group);
   };
-  const auto fetch = [&](int pass, int tile, int stage) {
-    uint16_t* high = rows.stream + stage * stream_words;
+  // Tiles are numbered through the passes. Rows are located a tile before they are fetched.
+  const int tiles = (count + Tile::kStream - 1) / Tile::kStream, last = passes * tiles;
+  const auto locate = [&](int tile) {
+    if (threadIdx.x >= Tile::kStream || tile >= last) return;
+    const int r = tile % tiles * Tile::kStream + static_cast<int>(threadIdx.x);
+    query_rows[tile % 2][threadIdx.x] = r < count ? row_of(r, tile / tiles) : -1;
+  };
+  const auto fetch = [&](int tile) {
+    if (tile >= last) return;
+    const int64_t* from = query_rows[tile % 2];
+    uint16_t* high = rows.stream + tile % 2 * stream_words;
     load_query_rows<Element, kDim, Tile::kStream>(
-        p.q, p.q_dtype, p.dtype,
-        [&](int r) -> int64_t { return tile + r < count ? row_of(tile + r, pass) * kDim : -1; },
-        high, high + Rows::kStreamWords);
+        p.q, p.q_dtype, p.dtype, [&](int r) { return from[r] < 0 ? -1 : from[r] * kDim; }, high,
+        high + Rows::kStreamWords);
     ptx::cp_async_commit_group();
     if (threadIdx.x >= Tile::kStream) return;
-    const int r = tile + static_cast<int>(threadIdx.x);
-    lse[stage][threadIdx.x] = r < count ? call.lse[row_of(r, pass)] : INFINITY;
+    const int64_t row = from[threadIdx.x];
+    lse[tile % 2][threadIdx.x] = row < 0 ? INFINITY : call.lse[row];
   };
   float score[2 * kTiles];
 #pragma unroll
   for (float& most : score) most = -INFINITY;
-  fetch(0, 0, 0);
-  int stage = 0;
+  locate(0);
+  locate(1);
+  __syncthreads();
+  fetch(0);
+  int tile = 0;
 #pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
     float maximum[2 * kTiles], sum[2 * kTiles] = {};
 #pragma unroll
     for (float& most : maximum) most = kLowestLogit;
 #pragma unroll 1
-    for (int tile = 0; tile < count; tile += Tile::kStream, stage ^= 1) {
+    for (int end = tile + tiles; tile < end; ++tile) {
       ptx::cp_async_wait_group<0>();
       __syncthreads();  // the tile before has been read, too
-      if (tile + Tile::kStream < count) {
-        fetch(pass, tile + Tile::kStream, stage ^ 1);
-      } else if (pass + 1 < passes) {
-        fetch(pass + 1, 0, stage ^ 1);
-      }
-      const uint16_t* high = rows.stream + stage * stream_words;
+      fetch(tile + 1);
+      locate(tile + 2);
+      const uint16_t* high = rows.stream + tile % 2 * stream_words;
       float d[kTiles][kStreamed][4] = {};
       add_product<Element, kDim>(rows.own(), high, d);
       if (wide) add_product<Element, kDim>(rows.own(), high + Rows::kStreamWords, d);
 #pragma unroll
       for (int i = 0; i < 2 * kStreamed; ++i) {
-        const float own_lse = lse[stage][i / 2 * 8 + 2 * (lane % 4) + i % 2];
+        const float own_lse = lse[tile % 2][i / 2 * 8 + 2 * (lane % 4) + i % 2];
 #pragma unroll
         for (int m = 0; m < 2 * kTiles; ++m) {
           float& y = d[m / 2][i / 2][m % 2 * 2 + i % 2];

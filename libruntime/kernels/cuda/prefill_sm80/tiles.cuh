@@ -94,7 +94,8 @@ __device__ __forceinline__ void add_product(const uint16_t* rows, const uint16_t
   }
 }
 
-// Adds 2^x of a lane's values in its rows to sum 2^maximum.
+// Adds 2^x of a lane's values in its rows to sum 2^maximum. What is NaN or +infinity makes the sum
+// NaN.
 template <int kTiles, int kStreamed>
 __device__ __forceinline__ void add_exponentials(const float (&x)[kTiles][kStreamed][4],
                                                  float (&maximum)[2 * kTiles],
@@ -104,8 +105,7 @@ __device__ __forceinline__ void add_exponentials(const float (&x)[kTiles][kStrea
     float top = maximum[m];
 #pragma unroll
     for (int i = 0; i < 2 * kStreamed; ++i) {
-      const float value = x[m / 2][i / 2][m % 2 * 2 + i % 2];
-      if (!(value <= top)) top = value;  // NaN, too
+      top = fmaxf(top, x[m / 2][i / 2][m % 2 * 2 + i % 2]);
     }
     sum[m] *= ptx::ex2_approx(maximum[m] - top);
     maximum[m] = top;
