@@ -85,7 +85,7 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   attend.out = random_rows(rows, 6);
   attend.lse = allocate<float>(rows);
   const int64_t bytes = prefill_attend_workspace(shape, query_blocks, multiprocessors);
-  auto* workspace = upload(std::vector<uint8_t>(static_cast<size_t>(bytes), 0));
+  auto* workspace = allocate<uint8_t>(bytes);
   const auto run_attend = [&] {
     check(prefill_attend(attend, workspace, bytes, multiprocessors, stream));
   };

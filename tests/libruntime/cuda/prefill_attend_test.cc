@@ -49,6 +49,8 @@ class Problem {
     DeviceRuns lists(runs_, static_cast<int64_t>(most), faults);
     DeviceArray<int2> table(blocks_);
     const int64_t rows = int64_t{c_.tokens} * heads();
+    DeviceArray<uint16_t> out(rows * c_.dim);
+    DeviceArray<float> lse(rows);
     PrefillAttend call;
     call.shape = shape();
     call.blocks = {c_.tokens, static_cast<int32_t>(blocks_.size()), c_.block,
@@ -57,26 +59,13 @@ class Problem {
                  exact_keys_.device->get(), exact_values_.device->get(), c_.exact};
     if (!c_.dense) call.selected = lists.lists;
     call.queries = queries_.device->get();
+    call.out = out.get();
+    call.lse = lse.get();
     const int64_t bytes = prefill_attend_workspace(call.shape, call.blocks, multiprocessors());
-    const DeviceArray<uint8_t> workspace(std::vector<uint8_t>(static_cast<size_t>(bytes), 0));
-    std::vector<uint16_t> first;
-    for (int i = 0; i < 3; ++i) {
-      DeviceArray<uint16_t> out(rows * c_.dim);
-      DeviceArray<float> lse(rows);
-      call.out = out.get();
-      call.lse = lse.get();
-      const Status status =
-          prefill_attend(call, workspace.get(), bytes, multiprocessors(), nullptr);
-      ASSERT_TRUE(status.ok()) << status.message();
-      const std::vector<uint16_t> found = out.host();
-      if (i == 0) {
-        first = found;
-        check(found, lse.host());
-      } else {
-        // The same bits, whoever came first.
-        ASSERT_EQ(found, first) << "call " << i;
-      }
-    }
+    DeviceArray<uint8_t> workspace(bytes);
+    const Status status = prefill_attend(call, workspace.get(), bytes, multiprocessors(), nullptr);
+    ASSERT_TRUE(status.ok()) << status.message();
+    check(out.host(), lse.host());
   }
 
  private:
@@ -243,37 +232,6 @@ TEST(PrefillAttend, RunsOfOneKeyAndRunsOfMany) {
   Problem(c, 122, [](size_t l, testing::Random&) {
     return std::vector<SlotRun>{{static_cast<uint32_t>(l), 176}};
   }).run_and_check();
-}
-
-// At most 64 query rows: blocks that share a list merge it themselves.
-TEST(PrefillAttend, FewRows) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  uint64_t seed = 160;
-  for (const int dim : {64, 96, 128, 256}) {
-    for (const int kv_heads : {1, 5, 40}) {
-      for (const int group : {3, 4}) {
-        SCOPED_TRACE(::testing::Message()
-                     << "d " << dim << " heads " << kv_heads << " x " << group);
-        Case c;
-        c.dim = dim;
-        c.kv_heads = kv_heads;
-        c.group = group;
-        c.tokens = c.block = group == 4 ? 16 : 7;
-        c.slots = kv_heads == 1 ? 15001 : kv_heads == 5 ? 4001 : 701;
-        // Long lists, short ones and empty ones beside each other.
-        const auto many = random_runs(c.slots, 60, 2), few = random_runs(c.slots, 3, 100);
-        Problem(c, seed++, [&](size_t l, testing::Random& random) {
-          return l % 3 == 0   ? many(l, random)
-                 : l % 3 == 1 ? few(l, random)
-                              : std::vector<SlotRun>();
-        }).run_and_check();
-        c.exact = 0;
-        c.dense = group == 4;
-        Problem(c, seed++, no_runs).run_and_check();
-        if (HasFailure()) return;
-      }
-    }
-  }
 }
 
 // One head with far more keys than the others: its lists are split and merged.

@@ -119,9 +119,8 @@ enum class BatchChoose { kMean, kGreatest, kScore };
 
 template <int kDim>
 struct BatchChoiceShared : BatchShared<kDim> {
-  float lse[kBatchRows];       // with log2 T for the rule kThreshold; infinite: no such head
-  float2 sums[kBatchThreads];  // of a thread's parts
-  uint32_t faults;             // bits of requests
+  float lse[kBatchRows];  // with log2 T for the rule kThreshold; infinite: no such head
+  uint32_t faults;        // bits of requests
 };
 
 template <class Element, int kDim, BatchChoose kChoose>
@@ -164,30 +163,16 @@ class BatchChoice : private BatchProduct<Element, kDim> {
   }
 
  private:
-  // Threads take the parts of a row in turn; one of them adds up what they have.
+  // A thread a row.
   __device__ void find_denominators() {
-    constexpr int kOnce = 8;  // parts under way
-    const int rows = groups_ * kBatchGroup, shares = kBatchThreads / rows, row = thread_ % rows;
-    const float2* parts = call_.sums + int64_t{list_} * kBatchParts * kBatchRows + row;
+    const int group = thread_ / kBatchGroup, v = thread_ / 8 % kBatchOwn, n = thread_ % 8;
+    if (group >= groups_) return;
+    const float2* parts = call_.sums + int64_t{list_} * kBatchParts * kBatchRows + thread_;
     float m = kLowestLogit, l = 0;
-    for (int first = thread_ / rows; first < parts_; first += kOnce * shares) {
-      float2 found[kOnce];
-#pragma unroll
-      for (int i = 0; i < kOnce; ++i) {
-        const int part = first + i * shares;
-        found[i] = make_float2(kLowestLogit, 0);
-        if (part < parts_) found[i] = __ldcg(parts + part * kBatchRows);
-      }
-#pragma unroll
-      for (int i = 0; i < kOnce; ++i) add_exponentials(found[i], m, l);
+#pragma unroll 8
+    for (int part = 0; part < parts_; ++part) {
+      add_exponentials(__ldcg(parts + part * kBatchRows), m, l);
     }
-    s_.sums[thread_] = make_float2(m, l);
-    __syncthreads();
-    if (thread_ >= rows) return;
-    for (int share = 1; share < shares; ++share) {
-      add_exponentials(s_.sums[share * rows + row], m, l);
-    }
-    const int group = row / kBatchGroup, v = row / 8 % kBatchOwn, n = row % 8;
     // Nothing alive: no logit will be compared with it.
     const float lse = l == 0 ? 0 : m + log2f(l);
     const bool is = this->has(group, v, n);

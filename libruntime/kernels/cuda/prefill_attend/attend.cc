@@ -15,16 +15,14 @@ using namespace prefill;
 // Sets the capacities and, where `base` is not null, the pointers. Returns the bytes used.
 //
 // The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
-// items of split lists are fewer than twice four a multiprocessor. Those of a small-M call are
-// fewer than the lists and multiprocessors together. The arrivals keep their place from call to
-// call.
+// items of split lists are fewer than twice four a multiprocessor. A small-M call's lists, at most
+// one a multiprocessor, all have a slot.
 int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t* base) {
   const int64_t tiles =
       int64_t{params.blocks.count} * params.shape.kv_heads * params.tiles.tiles_of_block;
   params.slot_capacity = 9 * multiprocessors;
   params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
   Layout layout(base);
-  params.arrivals = layout.take<unsigned long long>(multiprocessors);
   params.counts = layout.take<WorkCounts>(2);
   params.items = layout.take<WorkItem>(params.item_capacity);
   params.splits = layout.take<SplitTile>(params.slot_capacity);
@@ -34,9 +32,8 @@ int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t*
 }
 
 void set_tiles(PrefillAttendParams& params, int multiprocessors) {
+  params.tiles = query_tiles(params.blocks, params.shape.group, kRows);
   params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
-  params.tiles =
-      query_tiles(params.blocks, params.shape.group, params.small_m ? kSmallRows : kRows);
   params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr);
 }
 
@@ -58,7 +55,7 @@ Status launch(const PrefillAttendParams& params, int multiprocessors, cudaStream
 }  // namespace
 
 bool prefill_small_m(const PrefillShape& shape, const QueryBlocks& blocks, int multiprocessors) {
-  return blocks.block_tokens * shape.group <= kSmallRows &&
+  return blocks.block_tokens * shape.group <= kRows / 2 &&
          int64_t{blocks.count} * shape.kv_heads <= multiprocessors;
 }
 
@@ -86,9 +83,6 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
             concat("prefill_attend: masks for blocks of ", tokens,
                    " tokens, expected at most 32 of ", kRows, " query rows")};
   }
-  if (call.rows != nullptr && (call.masks == nullptr || call.whole != nullptr)) {
-    return {Code::kInvalidArgument, "prefill_attend: rows without masks, or with `whole`"};
-  }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   // Everything is read by one block of all tokens: its tiles share keys in the L2.
   PrefillAttendParams all = params;
@@ -97,21 +91,16 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   all.masks = nullptr;
   set_tiles(all, multiprocessors);
   // Small-M calls of one block have the same tiles either way: one launch does both.
-  const bool both = call.whole != nullptr && !(params.small_m && params.blocks.count == 1);
-  if (both) {
-    ++all.counts;
-    params.serves[1] = all.serves[0] = false;
-  }
+  const bool same = params.small_m && params.blocks.count == 1;
+  if (!same) ++all.counts;
   const auto attend = [&](const PrefillAttendParams& of) {
     return call.shape.dtype == DType::kBF16 ? launch<__nv_bfloat16>(of, multiprocessors, stream)
                                             : launch<__half>(of, multiprocessors, stream);
   };
   const AttendChoice choice = {params, all};
-  const bool scheduled = !params.small_m || (both && !all.small_m);
-  if (scheduled) SQZ_RETURN_IF_ERROR(launch_schedule(choice, multiprocessors, stream));
+  SQZ_RETURN_IF_ERROR(launch_schedule(choice, multiprocessors, stream));
   SQZ_RETURN_IF_ERROR(attend(params));
-  if (both) SQZ_RETURN_IF_ERROR(attend(all));
-  if (!scheduled) return {};
+  if (call.whole != nullptr && !same) SQZ_RETURN_IF_ERROR(attend(all));
   return launch_merge(choice, call.shape.dtype, multiprocessors, stream);
 }
 

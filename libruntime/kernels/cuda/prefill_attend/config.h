@@ -7,9 +7,8 @@
 
 namespace sqz::cuda::prefill {
 
-inline constexpr int kRows = 128;             // query rows of a tile, 64 a consumer warpgroup
-inline constexpr int kSmallRows = kRows / 2;  // of a small-M call, the same for both
-inline constexpr int kConsumerWarps = 8;      // two warpgroups
+inline constexpr int kRows = 128;         // query rows of a tile, 64 a consumer warpgroup
+inline constexpr int kConsumerWarps = 8;  // two warpgroups
 inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
 inline constexpr int kSharedLimit = 232448;                 // of a block, compute capability 9.0
 // A row's maximum is moved only when a logit exceeds it by this power of two: weights of up to
@@ -23,23 +22,11 @@ constexpr float slack_of(int keys) {
 struct alignas(16) WorkItem {
   int32_t block, kv_head, tile;
   int32_t begin, end;
-  int32_t slot;    // of the partial state; -1: all keys of the list, the result is final
-  int32_t whole;   // 1: every key of the layer, whatever the lists and masks say
-  uint32_t share;  // of a small-M call: Share::packed()
+  int32_t slot;   // of the partial state; -1: all keys of the list, the result is final
+  int32_t whole;  // 1: every key of the layer, whatever the lists and masks say
+  int32_t unused;
 };
 static_assert(sizeof(WorkItem) == 32);
-
-// What a block has of a small-M call's list: number `part` of `parts`. `merging` of the blocks that
-// have these have nothing to do afterwards; `last`: this one has not. A Hopper GPU has at most 144
-// multiprocessors, a block each.
-struct Share {
-  uint32_t part, parts, merging, last;
-
-  __device__ uint32_t packed() const { return part | parts << 8 | merging << 16 | last << 24; }
-  static __device__ Share of(uint32_t packed) {
-    return {packed & 0xFF, packed >> 8 & 0xFF, packed >> 16 & 0xFF, packed >> 24};
-  }
-};
 
 // A tile of query rows whose keys were split over `parts` consecutive slots.
 struct alignas(16) SplitTile {
@@ -62,12 +49,12 @@ struct Config {
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
-  static constexpr int kFit = (kSharedLimit - 3072 - kQueryBytes) / (2 * kTileBytes);
+  static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / (2 * kTileBytes);
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
   static constexpr int kStages = kFit < kMost ? kFit : kMost;
   // Of a thread. Fetching many short runs wants more than 24.
-  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kDim == 256 ? 224 : 216;
-  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kDim == 256 ? 56 : 72;
+  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : 224;
+  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : 56;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 
@@ -82,10 +69,6 @@ struct SharedStorage {
   uint64_t queries_full, queries_empty;
   uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];
   uint64_t values_full[Config::kStages], values_empty[Config::kStages];
-  // Of a small-M item: shift and sum of weights of its rows, by warpgroup; the shares of its list
-  // that this block merges, from and to.
-  float2 sums[2][kSmallRows];
-  uint32_t merged[2];
 };
 
 }  // namespace sqz::cuda::prefill

@@ -7,21 +7,15 @@
 // the weights and values before it.
 //
 // A small-M call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
-// then, take tiles of keys in turn and join their states (finish.cuh); there is no schedule
-// (shares.cuh). Keys may have masks: which of the block's tokens attend to a key.
+// then, take tiles of keys in turn and leave a state each. Keys may have masks: which of the
+// block's tokens attend to a key.
 #pragma once
 
 #include <cuda.h>
 
-#include <algorithm>
-#include <type_traits>
-
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/prefill_attend/config.h"
-#include "libruntime/kernels/cuda/prefill_attend/finish.cuh"
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
-#include "libruntime/kernels/cuda/prefill_attend/listed_rows.cuh"
-#include "libruntime/kernels/cuda/prefill_attend/shares.cuh"
 #include "libruntime/kernels/cuda/prefill_attend/softmax.cuh"
 #include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill_common/items.cuh"
@@ -55,32 +49,19 @@ __device__ __forceinline__ void publish_item(SharedStorage<Config>& shared, cons
   ring.advance();
 }
 
-// Items of the schedule that nobody has taken. All lanes.
-class ScheduledItems {
- public:
-  __device__ __forceinline__ explicit ScheduledItems(const PrefillAttendParams& params)
-      : params_(params) {
-    ask();
-  }
+// Number of the next item that nobody has taken. All lanes.
+__device__ __forceinline__ uint32_t take_number(const PrefillAttendParams& params) {
+  uint32_t number = 0;
+  if ((threadIdx.x & 31) == 0) number = atomicAdd(&params.counts->next, 1u);
+  return __shfl_sync(kAllLanes, number, 0);
+}
 
-  // Takes the number of an item before it is needed.
-  __device__ __forceinline__ void ask() {
-    uint32_t number = 0;
-    if ((threadIdx.x & 31) == 0) number = atomicAdd(&params_.counts->next, 1u);
-    number_ = __shfl_sync(kAllLanes, number, 0);
-  }
-
-  __device__ __forceinline__ WorkItem next() {
-    WorkItem item;
-    item.block = -1;
-    if (number_ < params_.counts->items) item = params_.items[number_];
-    return item;
-  }
-
- private:
-  const PrefillAttendParams& params_;
-  uint32_t number_;
-};
+__device__ __forceinline__ WorkItem item_of(const PrefillAttendParams& params, uint32_t number) {
+  WorkItem item;
+  item.block = -1;
+  if (number < params.counts->items) item = params.items[number];
+  return item;
+}
 
 // Keys or values of one item, chunks [first, end); the leader of chunk 0 counts the tile's bytes.
 // `masks`: of the item's list, for keys; or null.
@@ -111,7 +92,7 @@ __device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, co
 }
 
 // Items, queries, and the first chunks of keys.
-template <class Config, bool kNarrow, bool kMasked>
+template <class Config, bool kMasked>
 __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
                                        const PrefillAttendParams& params, const AttendMaps& maps) {
   const uint32_t query_bytes =
@@ -119,11 +100,10 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
   RingPosition<2> item_ring;
   RingPosition<Config::kStages> ring;
   RingPosition<1> queries;
-  std::conditional_t<kNarrow, ShareItems, ScheduledItems> items(params);
-  WorkItem item = items.next();
+  WorkItem item = item_of(params, take_number(params));
   publish_item(shared, item, item_ring);
   while (item.block >= 0) {
-    items.ask();
+    const uint32_t next = take_number(params);
     ptx::mbarrier_wait_parity(&shared.queries_empty, queries.parity ^ 1);
     queries.advance();
     if ((threadIdx.x & 31) == 0) {
@@ -142,22 +122,15 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
       masks =
           params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
-    if (kMasked && params.rows != nullptr) {
-      fetch_listed_rows<Config>(params, item, params.keys.keys, 0, Config::kFirstChunks,
-                                shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
-                                shared.masks);
-    } else {
-      fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
-                         shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
-                         shared.masks);
-    }
-    item = items.next();
+    fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
+                       shared.keys, shared.keys_full, shared.keys_empty, ring, masks, shared.masks);
+    item = item_of(params, next);
     publish_item(shared, item, item_ring);
   }
 }
 
 // The other chunks of keys, and values.
-template <class Config, bool kMasked>
+template <class Config>
 __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                              const AttendMaps& maps, int warp) {
   const bool values = warp != 2;
@@ -172,15 +145,9 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendP
     // Nobody waits for a warp that fetches nothing: it would fall behind by a round of the ring,
     // and then wait for a parity that never comes.
     if (first == end) continue;
-    auto* tiles = values ? shared.values : shared.keys;
-    uint64_t* full = values ? shared.values_full : shared.keys_full;
-    uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
-    if (kMasked && params.rows != nullptr) {
-      fetch_listed_rows<Config>(params, item, values ? params.keys.values : params.keys.keys, first,
-                                end, tiles, full, empty, ring, nullptr, nullptr);
-    } else {
-      fetch_rows<Config>(params, item, slots, exact, first, end, tiles, full, empty, ring);
-    }
+    fetch_rows<Config>(params, item, slots, exact, first, end, values ? shared.values : shared.keys,
+                       values ? shared.values_full : shared.keys_full,
+                       values ? shared.values_empty : shared.keys_empty, ring);
   }
 }
 
@@ -299,7 +266,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       if (kMasked && item.whole == 0) apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
-      if (!kNarrow && i + kStep >= tiles) release(&shared.queries_empty);
+      if (i + kStep >= tiles) release(&shared.queries_empty);
       if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * kKeys);
     };
     ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
@@ -309,7 +276,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
         pass_keys();
         pass_values();
       }
-      if (!kNarrow) release(&shared.queries_empty);
+      release(&shared.queries_empty);
 #pragma unroll
       for (int i = 0; i < Config::kDim / 2; ++i) out[i] = 0;
     } else {
@@ -361,24 +328,17 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       }
     }
 
+    const int2 block = block_of(params.blocks, item.block);
     const uint32_t faults =
         params.selected.totals == nullptr || item.whole != 0
             ? 0
             : params.selected.totals[item.block * params.shape.kv_heads + item.kv_head].fault;
-    const auto fault_of = [&](int half) { return (kMasked ? faults & bits[half] : faults) != 0; };
-    if constexpr (kNarrow) {
-      const RowSum sums[2] = {softmax.finish(0), softmax.finish(1)};
-      const bool fault[2] = {fault_of(0), fault_of(1)};
-      join_warpgroups<T>(shared, params, item, warpgroup, out, sums, fault);
-      if (item.slot >= 0) merge_list<T>(shared, params, item);
-      continue;
-    }
-    const int2 block = block_of(params.blocks, item.block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
-      RowEnd end = end_of(softmax.finish(half));
-      if (fault_of(half)) end = {NAN, NAN};
+      const bool fault = (kMasked ? faults & bits[half] : faults) != 0;
+      RowEnd end = softmax.finish(half);
+      if (fault) end = {NAN, NAN};
       if (item.slot >= 0) {
         const int64_t at = static_cast<int64_t>(item.slot) * kRows + row;
         if ((lane & 3) == 0) params.partial_lse[at] = end.lse;
@@ -419,12 +379,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
-    const bool listed = kMasked && params.rows != nullptr;
     ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(&shared.keys_full[stage], listed ? 1 + copy_arrivals<Config>() : 1);
+      ptx::mbarrier_init(&shared.keys_full[stage], 1);
       ptx::mbarrier_init(&shared.keys_empty[stage], kConsumers);
-      ptx::mbarrier_init(&shared.values_full[stage], listed ? copy_arrivals<Config>() : 1);
+      ptx::mbarrier_init(&shared.values_full[stage], 1);
       ptx::mbarrier_init(&shared.values_empty[stage], kConsumers);
     }
     ptx::fence_mbarrier_init();
@@ -435,9 +394,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
-      fetch_queries_and_keys<Config, kNarrow, kMasked>(shared, params, maps);
+      fetch_queries_and_keys<Config, kMasked>(shared, params, maps);
     } else {
-      fetch_others<Config, kMasked>(shared, params, maps, threadIdx.x / 32);
+      fetch_others(shared, params, maps, threadIdx.x / 32);
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -452,11 +411,12 @@ Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, 
   constexpr size_t kShared = sizeof(SharedStorage<Layout>);
   static_assert(kShared <= kSharedLimit);
   auto* kernel = attend_kernel<T, Layout, kNarrow, kMasked>;
-  const int grid = kNarrow ? multiprocessors : std::min(params.item_capacity, multiprocessors);
+  const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
   return launch_dependent(kernel, grid, kThreads, kShared, stream, params, maps);
 }
 
-inline Status encode_key_maps(const PrefillAttendParams& params, AttendMaps& maps) {
+template <class T, int kDim>
+Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
   const PrefillKeys& keys = params.keys;
   // A tensor without rows is never read; another one stands in for its map.
   const bool slots = keys.slots > 0, exact = keys.exact > 0;
@@ -464,22 +424,17 @@ inline Status encode_key_maps(const PrefillAttendParams& params, AttendMaps& map
       slots ? keys.keys : keys.exact_keys,     slots ? keys.values : keys.exact_values,
       slots ? keys.slots : keys.exact,         exact ? keys.exact_keys : keys.keys,
       exact ? keys.exact_values : keys.values, exact ? keys.exact : keys.slots};
-  const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
-    return encode_row_maps(to, data, params.shape.kv_heads, rows, params.shape.dim);
-  };
-  SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
-  SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
-  SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
-  return encode(maps.exact_values, all.exact_values, all.exact);
-}
-
-template <class T, int kDim>
-Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
   AttendMaps maps;
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
                                        params.blocks.tokens, params.tiles.heads,
                                        params.tiles.tokens));
-  if (params.rows == nullptr) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
+  const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
+    return encode_row_maps(to, data, params.shape.kv_heads, rows, kDim);
+  };
+  SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
+  SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
+  SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
+  SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
   auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
                                                            : launch_kernel<T, kDim, false, false>)
                                          : (params.small_m ? launch_kernel<T, kDim, true, true>

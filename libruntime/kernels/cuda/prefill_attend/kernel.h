@@ -10,21 +10,16 @@ namespace sqz::cuda::prefill {
 // What every kernel of an attend call takes.
 struct PrefillAttendParams : PrefillAttend {
   QueryTiles tiles = {};
-  int32_t exact = 0;     // exact keys that are attended
-  float scale = 0;       // of the logits, times log2(e)
-  bool small_m = false;  // a tile has at most kSmallRows query rows, for both warpgroups
-  // A small-M call has items where `whole` is or points to 0, and where it does not.
-  bool serves[2] = {true, true};
+  int32_t exact = 0;      // exact keys that are attended
+  float scale = 0;        // of the logits, times log2(e)
+  bool small_m = false;   // a tile has at most kRows / 2 query rows, for both warpgroups
   int32_t tile_keys = 0;  // keys of a tile of the attend kernel
-  // Of a small-M call's lists, a multiprocessor each: how many blocks have come how far
-  // (shares.cuh). 0 between calls.
-  unsigned long long* arrivals = nullptr;
   int32_t item_capacity = 0, slot_capacity = 0;
   WorkItem* items = nullptr;    // [item_capacity]
   SplitTile* splits = nullptr;  // [slot_capacity]
   WorkCounts* counts = nullptr;
-  float* partial_out = nullptr;  // [slot_capacity, kRows or kSmallRows, d] normalised
-  float* partial_lse = nullptr;  // the same rows, natural log
+  float* partial_out = nullptr;  // [slot_capacity, kRows, d] normalised
+  float* partial_lse = nullptr;  // [slot_capacity, kRows] natural log
 };
 
 struct AttendMaps {
@@ -42,8 +37,7 @@ struct AttendChoice {
   }
 };
 
-// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares. Small-M
-// calls have none: their blocks find them by themselves.
+// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares.
 Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.

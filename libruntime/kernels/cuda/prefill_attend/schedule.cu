@@ -1,5 +1,4 @@
-// The list of work of an attend call that is not small-M, made on the device: the lists' lengths
-// are known there only.
+// The list of work of an attend call, made on the device: the lists' lengths are known there only.
 //
 // A list's query tiles all cost the same and take their keys from the same memory, so they stand
 // together. Lists longer than a limit are split into equal parts; the limit is the one of several
@@ -15,11 +14,16 @@ namespace sqz::cuda::prefill {
 namespace {
 
 constexpr int kScheduleThreads = 1024;
-constexpr int kCandidates = 8;      // limits that are compared
-constexpr int kBuckets = 64;        // of lengths
-constexpr uint32_t kLeastPart = 8;  // tiles of keys: below, the merge costs more than it gains
-constexpr uint32_t kItemCost = 1;   // in tiles of keys: beginning and end of an item
-constexpr uint32_t kPartCost = 3;   // writing and merging of a partial state
+constexpr int kCandidates = 8;  // limits that are compared
+constexpr int kBuckets = 64;    // of lengths
+constexpr int kLeastPart = 8;   // tiles of keys: below, the merge costs more than it gains
+constexpr int kItemCost = 1;    // in tiles of keys: beginning and end of an item
+constexpr int kPartCost = 3;    // writing and merging of a partial state
+
+// Those costs in a call's own tiles: of small-M calls these are a third as large.
+__device__ __forceinline__ uint32_t own_tiles(const PrefillAttendParams& params, int tiles) {
+  return params.small_m ? 3 * tiles : tiles;
+}
 
 // A list's keys and tiles of query rows, read once for the first lists.
 struct ListSize {
@@ -88,8 +92,8 @@ __device__ __forceinline__ uint32_t warp_scan(uint32_t value) {
 
 // How long parts in descending order take on `machines`: machine m + 1 of them and the one after
 // share. All lanes of a warp, two buckets each.
-__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t machines,
-                             unsigned long long total) {
+__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t item_cost,
+                             uint32_t machines, unsigned long long total) {
   static_assert(kBuckets == 64);
   const int first = 2 * (threadIdx.x & 31);
   const uint32_t counts[2] = {histogram[first], histogram[first + 1]};
@@ -98,7 +102,7 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
   for (int i = 0; i < 2; ++i) {
     before += counts[i];
     const uint32_t cost =
-        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + kItemCost;
+        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + item_cost;
     if (counts[i] != 0) worst = max(worst, ((before - 1) / machines + 1) * cost);
   }
   return __reduce_max_sync(~0u, worst);
@@ -119,12 +123,9 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   begin_dependent();
   const PrefillAttendParams& params = choice.params();
-  if (params.small_m) {  // the other call has no items
-    if (thread == 0) *choice.lists.counts = *choice.all.counts = {};
-    return;
-  }
   const int32_t whole = &params == &choice.all ? 1 : 0;
   const int32_t groups = params.blocks.count * params.shape.kv_heads;
+  const uint32_t item_cost = own_tiles(params, kItemCost);
   __syncthreads();
   if (thread < groups) shared.lists[thread] = size_at(params, thread);
   const auto group_of = [&](int32_t i) { return group_at(params, shared, i); };
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   uint32_t longest = 1;
   for (int32_t i = thread; i < groups; i += kScheduleThreads) {
     const Group group = group_of(i);
-    total += static_cast<unsigned long long>(group.cost + kItemCost) * group.tiles;
+    total += static_cast<unsigned long long>(group.cost + item_cost) * group.tiles;
     longest = max(longest, static_cast<uint32_t>(group.cost));
   }
   // One addition a warp: 64 bits wide they are slow where many threads want the same place.
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
     const uint32_t share = static_cast<uint32_t>(shared.total / machines) + 1;
     const uint32_t parts_of_32[kCandidates] = {0, 36, 33, 32, 24, 16, 12, 8};
     const uint32_t limit = thread == 0 ? shared.longest : (share * parts_of_32[thread] + 31) / 32;
-    shared.limits[thread] = max(limit, kLeastPart);
+    shared.limits[thread] = max(limit, own_tiles(params, kLeastPart));
   }
   __syncthreads();
   for (int32_t i = thread; i < groups * kCandidates; i += kScheduleThreads) {
@@ -159,14 +160,14 @@ __global__ void __launch_bounds__(kScheduleThreads)
     atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
               static_cast<uint32_t>(group.tiles * parts));
     if (parts > 1) {
-      atomicAdd(&shared.overhead[c], group.tiles * parts * kPartCost);
+      atomicAdd(&shared.overhead[c], group.tiles * parts * own_tiles(params, kPartCost));
     }
   }
   __syncthreads();
   if (thread < 32 * kCandidates) {
     const int c = thread / 32;
-    const uint32_t time =
-        estimate(shared.histogram[c], shared.longest, machines, shared.total + shared.overhead[c]);
+    const uint32_t time = estimate(shared.histogram[c], shared.longest, item_cost, machines,
+                                   shared.total + shared.overhead[c]);
     if (thread % 32 == 0) shared.makespan[c] = time;
   }
   __syncthreads();
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
     const Group group = i < groups ? group_of(i) : Group{};
     const int32_t parts = parts_of(group, shared.limits[best]);
     const int32_t part_tiles = tiles_of_part(group, parts), items = group.tiles * parts;
-    const bool partial = parts > 1;
+    const bool partial = parts > 1 || params.small_m;
     uint32_t at = 0, slot = 0, split = 0;
     if (lane == 0 && items > 0) {
       at = atomicAdd(&shared.cursor[bucket_of(part_tiles, shared.longest)],
@@ -217,11 +218,14 @@ __global__ void __launch_bounds__(kScheduleThreads)
           group.block, group.kv_head,
           tile,        begin,
           end,         partial ? static_cast<int32_t>(slot) + tile * parts + part : -1,
-          whole,       0};
+          whole};
     }
   }
   __syncthreads();
   if (thread == 0) {
+    if (params.counters != nullptr && params.selected.totals == nullptr) {
+      atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
+    }
     *choice.lists.counts = *choice.all.counts = {};
     params.counts->items = shared.items;
     params.counts->splits = shared.splits;

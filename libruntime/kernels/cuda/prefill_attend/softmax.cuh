@@ -23,21 +23,10 @@ __device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// Weights are 2^(logit - shift), logits with their scale. Of no keys: -infinity, 0.
-struct RowSum {
-  float shift, sum;
-};
-
 struct RowEnd {
   float inverse;  // 1 / sum of weights; 0 of no keys
   float lse;      // natural log; -infinity of no keys
 };
-
-__device__ __forceinline__ RowEnd end_of(const RowSum& row) {
-  if (row.sum == 0) return {0.0f, -INFINITY};
-  constexpr float kLn2 = 0.69314718055994531f;
-  return {1.0f / row.sum, row.shift * kLn2 + logf(row.sum)};
-}
 
 template <class T, int kKeys>
 class Softmax {
@@ -124,11 +113,13 @@ class Softmax {
   }
 
   // Of row r + 8 half.
-  __device__ __forceinline__ RowSum finish(int half) const {
+  __device__ __forceinline__ RowEnd finish(int half) const {
     float sum = sum_[half];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    return {shift_[half], sum};
+    if (sum == 0) return {0.0f, -INFINITY};
+    constexpr float kLn2 = 0.69314718055994531f;
+    return {1.0f / sum, shift_[half] * kLn2 + logf(sum)};
   }
 
  private:

@@ -6,22 +6,12 @@
 
 namespace sqz::cuda::ptx {
 
-// All return the count before.
+// Both return the count before.
 __device__ __forceinline__ uint32_t atom_add_acq_rel(uint32_t* counter, uint32_t value) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
                : "=r"(before)
                : "l"(__cvta_generic_to_global(counter)), "r"(value)
-               : "memory");
-  return before;
-}
-
-__device__ __forceinline__ unsigned long long atom_add_acq_rel(unsigned long long* counter,
-                                                               unsigned long long value) {
-  unsigned long long before;
-  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(__cvta_generic_to_global(counter)), "l"(value)
                : "memory");
   return before;
 }
@@ -40,11 +30,6 @@ __device__ __forceinline__ uint32_t atom_inc_acq_rel(uint32_t* counter, uint32_t
 __device__ __forceinline__ uint32_t ld_acquire(const uint32_t* from) {
   uint32_t out;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(out) : "l"(from) : "memory");
-  return out;
-}
-__device__ __forceinline__ unsigned long long ld_acquire(const unsigned long long* from) {
-  unsigned long long out;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(out) : "l"(from) : "memory");
   return out;
 }
 
