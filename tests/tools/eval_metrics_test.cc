@@ -110,6 +110,24 @@ TEST(EvalSettings, CrossProductWithDenseFirstAndOnce) {
   EXPECT_EQ(index_kinds(*settings).size(), 1u);
 }
 
+TEST(EvalSettings, WithKeyCodesAGpuAlwaysDrops) {
+  const auto residuals = [](bool gpu, std::vector<std::string> given) {
+    SettingOptions options;
+    options.selectors = {"squeezed"};
+    options.key_codes = {0, 2};
+    options.gpu = gpu;
+    options.residuals = std::move(given);
+    std::vector<std::string> out;
+    for (const Setting& setting : *make_settings(options)) {
+      if (!setting.dense()) out.push_back(setting.options.residual);
+    }
+    return out;
+  };
+  EXPECT_THAT(residuals(false, {}), ElementsAre("drop", "estimate"));
+  EXPECT_THAT(residuals(true, {}), ElementsAre("drop", "drop"));
+  EXPECT_THAT(residuals(true, {"estimate"}), ElementsAre("estimate", "drop"));
+}
+
 TEST(EvalSettings, UnknownSelectorIsRefused) {
   SettingOptions options;
   options.selectors = {"psychic"};

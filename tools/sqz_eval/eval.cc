@@ -90,7 +90,9 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
     SQZ_ASSIGN_OR_RETURN(const Task task, parse_task(name));
     out.tasks.push_back(task);
   }
-  SQZ_ASSIGN_OR_RETURN(out.settings, make_settings(arguments.settings));
+  SettingOptions options = arguments.settings;
+  options.gpu = common.gpu().has_value();
+  SQZ_ASSIGN_OR_RETURN(out.settings, make_settings(options));
   if (needs_qmodel(out.settings) == arguments.qmodel.empty()) {
     return Status(Code::kInvalidArgument, arguments.qmodel.empty()
                                               ? "--selector saap, kmeans and kmeans-rope need "

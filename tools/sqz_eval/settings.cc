@@ -75,7 +75,8 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options, c
                   std::vector<Setting>& out) {
   const SelectorOptions standard;
   Setting setting = coded;
-  const std::string usual = setting.key_codes > 0 ? "estimate" : "drop";
+  const bool codes = setting.key_codes > 0, drops = codes && options.gpu;
+  const std::string usual = codes && !drops ? "estimate" : "drop";
   setting.options.selector = traits.name;
   setting.options.block = options.block;
   setting.options.dense_layers = options.dense_layers;
@@ -87,8 +88,8 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options, c
       setting.options.rule = rule;
       for (const auto& group : taken(traits.group && !mass, options.groups, standard.group)) {
         setting.options.group = group;
-        for (const auto& residual :
-             taken(traits.residual && !options.residuals.empty(), options.residuals, usual)) {
+        const bool given = traits.residual && !options.residuals.empty() && !drops;
+        for (const auto& residual : taken(given, options.residuals, usual)) {
           setting.options.residual = residual;
           add_amounts(options, setting, out);
         }

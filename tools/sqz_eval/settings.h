@@ -65,6 +65,7 @@ struct SettingOptions {
   std::vector<std::string> residuals;  // empty: estimate with key codes, else drop
   std::vector<std::string> rows = {"bf16"};
   std::vector<int> key_codes = {0};
+  bool gpu = false;  // serves: with key codes it always drops
   int64_t block = 0;
   std::optional<int> dense_layers;
   std::vector<std::string> layers = {kUniformLayers};  // profiles of layers to compare
