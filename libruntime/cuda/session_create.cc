@@ -75,35 +75,20 @@ SelectorInputs inputs_of(const ServedIndex& index, const IndexMetadata& metadata
           .path = index.file->path()};
 }
 
-// As many keys in whole clusters as halfway from what key codes choose to what they look at: about
-// the error that a block has by codes (docs/results.md).
-double cluster_keep(const SelectionPlan& by_codes) {
-  return (by_codes.asked_keep + by_codes.alive) / 2;
-}
-
-// Of an index with key codes squeezed reads whole clusters, as of the same index without them, and
-// nothing is estimated. Stats say what was asked for.
+// A GPU has no key codes: squeezed is planned as of the same index without them, and nothing is
+// estimated.
 Result<PreparedSelector> prepare_for_gpu(const ServedIndex& whole, SelectionRequest request) {
   IndexMetadata metadata = whole.metadata();
-  SQZ_ASSIGN_OR_RETURN(PreparedSelector asked,
-                       prepare_selector(inputs_of(whole, metadata, whole.layers), request));
-  if (metadata.key_codes == 0 || request.selector != SelectorKind::kSqueezed || asked.plan.dense) {
-    return asked;
+  if (metadata.key_codes == 0 || request.selector != SelectorKind::kSqueezed) {
+    return prepare_selector(inputs_of(whole, metadata, whole.layers), request);
   }
   metadata.key_codes = 0;
   std::vector<LayerView> layers(whole.layers.begin(), whole.layers.end());
   for (LayerView& view : layers) view.key_codes = {};
   request.estimate = false;
-  if (request.thresholds == nullptr) {
-    request.budget = 0;
-    request.keep = cluster_keep(asked.plan);
-  }
   SQZ_ASSIGN_OR_RETURN(PreparedSelector out,
                        prepare_selector(inputs_of(whole, metadata, layers), request));
   out.selector = nullptr;  // it looks at `layers`
-  out.plan.asked_budget = asked.plan.asked_budget;
-  out.plan.asked_keep = asked.plan.asked_keep;
-  out.plan.least_budget = asked.plan.least_budget;
   return out;
 }
 

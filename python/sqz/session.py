@@ -62,8 +62,8 @@ class Session(Handle):
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
         level in use, coarse to fine.
     rule: "threshold", "budget" or "mass". group: "mean", "max" or "any". residual: what is not read is
-        dropped ("drop") or estimated ("estimate"); "auto" estimates if the index has key codes. With
-        key codes "squeezed" on a GPU reads whole clusters and estimates nothing.
+        dropped ("drop") or estimated ("estimate"); "auto" estimates if the index has key codes. On a GPU
+        "squeezed" serves such an index as if it had no key codes.
     levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
     layer_scales: each layer's keep as a multiple of the average. uniform_layers: all alike, whatever the index says.

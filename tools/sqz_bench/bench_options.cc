@@ -90,7 +90,7 @@ void add_bench_options(CLI::App& app, Options& o) {
       "attend, prefill: rows of that index, of clusters; others than bf16 without LibTorch");
   add("--key-codes", o.key_codes, Range(0, 2),
       "attend, prefill: bits a dimension of its key codes; with them a CPU estimates what is not "
-      "read, and a GPU reads whole clusters");
+      "read, and a GPU does without them");
   add("--coarse-keep", o.coarse_keep, real_number(1e-6, 1.0),
       "Fraction of the keys that level 1 of the made-up index lets through");
   add("--isa", o.isa, IsMember(sets).description(""),

@@ -235,7 +235,7 @@ typedef enum sqz_residual {
                                 with the mean value; keys whose codes were looked at count by
                                 these, with the mean value */
   SQZ_RESIDUAL_DROP = 2      /* what is not read counts nothing; on CUDA so always for squeezed and
-                                an index with key codes, of which whole clusters are read */
+                                an index with key codes, which is served as if it had none */
 } sqz_residual;
 
 typedef struct sqz_session_options {

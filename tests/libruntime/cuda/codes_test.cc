@@ -71,16 +71,6 @@ Compressed compress(const TinyIndexOptions& options, const CompressOptions& how)
   return out;
 }
 
-// As many keys as lie halfway between what codes choose and what they look at.
-double cluster_keep(const Compressed& index, const SelectionRequest& selection) {
-  const auto by_codes = cpu_session(index.coded, selection);
-  EXPECT_NE(by_codes, nullptr);
-  if (by_codes == nullptr) return 0;
-  const SelectionPlan& plan = by_codes->plan();
-  EXPECT_GT(plan.alive, plan.asked_keep);
-  return (plan.asked_keep + plan.alive) / 2;
-}
-
 struct Call {
   std::vector<int64_t> lengths = {1};  // of its requests
   DType dtype = DType::kF32;
@@ -89,15 +79,11 @@ struct Call {
   double lse_slack = 0;
 };
 
-// Both backends; the share of the keys that was read, which must be about the one asked for. With
-// key codes that many keys are asked for of the index without them.
+// Both backends; the share of the keys that was read, which must be about the one asked for.
 double compare(const Compressed& index, const SelectionRequest& selection, const Call& how) {
   SelectionRequest on_cpu = selection;
   const bool codes = index.coded.index->metadata().key_codes > 0;
-  if (codes && selection.selector == SelectorKind::kSqueezed) {
-    on_cpu.estimate = false;
-    if (selection.thresholds == nullptr) on_cpu.keep = cluster_keep(index, selection);
-  }
+  if (codes && selection.selector == SelectorKind::kSqueezed) on_cpu.estimate = false;
   const double read = test::compare_blocks(index.coded, selection, how.lengths,
                                            {.block = how.block,
                                             .dtype = how.dtype,
@@ -468,21 +454,24 @@ TEST_F(Codes, PromptsWithKeyCodes) {
 
 // ---- Sessions.
 
-// Plans, and so stats, say what was asked for.
-TEST_F(Codes, PlansSayWhatWasAsked) {
+// Plans are those of the index without key codes.
+TEST_F(Codes, PlansWithoutKeyCodes) {
   const Compressed index =
       compress(shape(128, 4, {40, 211}), {.rows = RowKind::kQ8, .key_codes = 2});
-  const SelectionRequest selection = estimated(by_budget(0.1));
+  SelectionRequest selection = estimated(by_budget(0));
+  selection.budget = 0.125;
   const auto gpu = gpu_session(index.coded, selection);
-  const auto cpu = cpu_session(index.coded, selection);
+  selection.estimate = false;
+  const auto cpu = cpu_session(index.uploaded, selection);
   ASSERT_NE(gpu, nullptr);
   ASSERT_NE(cpu, nullptr);
-  EXPECT_EQ(gpu->plan().asked_keep, 0.1);
-  EXPECT_EQ(gpu->plan().asked_budget, cpu->plan().asked_budget);
-  EXPECT_EQ(gpu->plan().least_budget, cpu->plan().least_budget);
-  EXPECT_FALSE(gpu->plan().dense);
-  EXPECT_FALSE(gpu->plan().estimate);
-  EXPECT_EQ(gpu->plan().alive, 0);
+  const SelectionPlan &found = gpu->plan(), &want = cpu->plan();
+  EXPECT_EQ(found.asked_budget, 0.125);
+  EXPECT_EQ(found.asked_keep, want.asked_keep);
+  EXPECT_EQ(found.least_budget, want.least_budget);
+  EXPECT_FALSE(found.dense);
+  EXPECT_FALSE(found.estimate);
+  EXPECT_EQ(found.alive, 0);
 }
 
 TEST_F(Codes, FaultsAreNan) {
