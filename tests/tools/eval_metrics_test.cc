@@ -117,8 +117,9 @@ TEST(EvalSettings, WithKeyCodesAGpuAlwaysDrops) {
     options.key_codes = {0, 2};
     options.gpu = gpu;
     options.residuals = std::move(given);
+    const auto settings = make_settings(options);
     std::vector<std::string> out;
-    for (const Setting& setting : *make_settings(options)) {
+    for (const Setting& setting : *settings) {
       if (!setting.dense()) out.push_back(setting.options.residual);
     }
     return out;
