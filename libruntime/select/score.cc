@@ -35,6 +35,7 @@ struct Buffers {
   float* exact;    // [tile, e16] logits of the exact keys
   float* ones;     // [e16]: 1; 0 in the padding
   float* sums;     // [kRowTile] log of equation 2's sum, of the rows at hand
+  float* peaks;    // [kRowTile] as in ScoredRows
 };
 
 int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
@@ -61,6 +62,7 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   b.exact = take(rows * e16);
   b.ones = take(e16);
   b.sums = take(kRowTile);
+  b.peaks = take(kRowTile);
   if (buffers != nullptr) *buffers = b;
   return used;
 }
@@ -83,6 +85,12 @@ class Scorer {
     const bool per_head = p_.policy == Group::kMax;
     const int64_t passes = per_head ? p_.group : 1;
     const int64_t rows = per_head ? p_.tokens : p_.tokens * p_.group;
+    const bool few_keys = p_.coded != nullptr && rows <= kFewRows && passes == 1;
+    if (few_keys && p_.policy == Group::kMean) {
+      SQZ_RETURN_IF_ERROR(score_keys(rows, scores));
+      // Of keys e^87 below all peaks the order is lost: that wants logarithms.
+      if (std::find(scores.begin(), scores.end(), -kInfinity) == scores.end()) return {};
+    }
     std::fill(scores.begin(), scores.end(), -kInfinity);
     for (int64_t pass = 0; pass < passes; ++pass) {
       std::fill(b_.maximum, b_.maximum + n16_, kLowest);
@@ -97,10 +105,42 @@ class Scorer {
       }
       finish(rows, scores);
     }
+    for (int64_t r = 0; few_keys && r < rows; ++r) (void)weigh(r, 1);
     return {};
   }
 
  private:
+  // Single keys and few rows: the exponentials of one pass are both scores and weights.
+  Status score_keys(int64_t rows, std::span<float> scores) {
+    for (int64_t i = 0; i < rows; ++i) gather(i, i / p_.group, i % p_.group);
+    coded_logits(rows);
+    if (p_.exact_count > 0) logits(exact(), rows);
+    float factors[kFewRows];
+    for (int64_t r = 0; r < rows; ++r) {
+      SQZ_ASSIGN_OR_RETURN(b_.sums[r], checked(std::log(weigh(r, p_.scale)) + b_.peaks[r]));
+      if (p_.exact_count > 0) SQZ_RETURN_IF_ERROR(add_exact(r, b_.sums[r]));
+      factors[r] = std::exp(b_.peaks[r] - b_.sums[r]) / static_cast<float>(rows);
+    }
+    k_.log_sums(b_.logits, n16_, factors, rows, p_.clusters, scores.data());
+    return {};
+  }
+
+  // Logits of a row to weights; their sum.
+  float weigh(int64_t r, float scale) {
+    float sum = 0;
+    b_.peaks[r] = kLowest;
+    (void)k_.softmax_row(b_.logits + r * n16_, nullptr, p_.clusters, scale, &b_.peaks[r], &sum);
+    return sum;
+  }
+
+  // The log of a sum of exponentials, as kNumeric if a logit was none.
+  static Result<float> checked(float log_sum) {
+    if (std::isnan(log_sum) || log_sum == kInfinity) {
+      return Status(Code::kNumeric, "the product of a query and a centroid is NaN or infinite");
+    }
+    return log_sum;
+  }
+
   void gather(int64_t i, int64_t token, int64_t head) {
     const int64_t stride = p_.token_stride != 0 ? p_.token_stride : p_.group * p_.dim;
     const float* from = p_.queries + token * stride + head * p_.dim;
@@ -250,10 +290,7 @@ class Scorer {
       float* logits = b_.logits + r * n16_;
       std::fill(logits + p_.clusters, logits + n16_, -kInfinity);
       if (some_empty_) silence_empty(logits);
-      lse[r] = k_.log_sum_exp(logits, b_.weights, n16_, p_.scale);
-      if (std::isnan(lse[r]) || lse[r] == kInfinity) {
-        return {Code::kNumeric, "the product of a query and a centroid is NaN or infinite"};
-      }
+      SQZ_ASSIGN_OR_RETURN(lse[r], checked(k_.log_sum_exp(logits, b_.weights, n16_, p_.scale)));
       // No keys at all: every score stays -infinity, and must not become -inf - -inf.
       if (lse[r] == -kInfinity) lse[r] = 0.0f;
       if (p_.exact_count > 0) SQZ_RETURN_IF_ERROR(add_exact(r, lse[r]));
@@ -340,7 +377,7 @@ ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace) 
   if (rows > kFewRows || (problem.policy == Group::kMax && problem.group > 1)) return {};
   Buffers buffers;
   cut(problem, workspace.data(), &buffers);
-  return {rows, buffers.logits, round_up(problem.clusters, kLanePad), buffers.sums};
+  return {rows, buffers.logits, round_up(problem.clusters, kLanePad), buffers.peaks};
 }
 
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,

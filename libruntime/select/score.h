@@ -69,12 +69,13 @@ int64_t most_score_workspace(ScoreProblem problem);
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
                       std::span<float> workspace);
 
-// The logits of a problem, times its scale, as score_clusters() leaves them in its workspace.
+// What single keys weigh, as score_clusters() leaves it in its workspace of a problem with `coded`:
+// e^(logit - peak), of logits times the scale.
 struct ScoredRows {
   int64_t rows = 0;  // query rows, token by token; 0 = not kept, of many rows or Group::kMax
-  const float* logits = nullptr;    // [rows][ld]
-  int64_t ld = 0;                   // n rounded up to kLanePad
-  const float* log_sums = nullptr;  // [rows] of equation 2's sum
+  const float* weights = nullptr;  // [rows][ld]
+  int64_t ld = 0;                  // n rounded up to kLanePad
+  const float* peaks = nullptr;    // [rows] the greatest logit
 };
 ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace);
 

@@ -213,8 +213,9 @@ class SqueezedSelector final : public Selector {
         rest.cluster = static_cast<uint32_t>(cluster);
         float most = -INFINITY;
         for (int64_t r = 0; r < scored.rows; ++r) {
-          rest.logits[r] = index_.kernels->rest_log_sum(scored.logits + r * scored.ld + place,
-                                                        &read[place], count, scored.log_sums[r]);
+          const float* weights = scored.weights + r * scored.ld + place;
+          rest.logits[r] =
+              scored.peaks[r] + std::log(index_.kernels->rest_sum(weights, &read[place], count));
           most = std::max(most, rest.logits[r]);
         }
         if (most > -INFINITY) ++out.rest_count;

@@ -106,9 +106,12 @@ struct CpuKernels {
   // x *= scale; returns log sum_j weights[j] exp(x[j]): -infinity if all x are, NaN if one is NaN
   // or +infinity.
   float (*log_sum_exp)(float* x, const float* weights, int64_t n, float scale);
-  // log of the sum of exp(x[j]) over those of n with taken[j] = 0; x - around must not overflow
-  // exp. x and taken have room for n rounded up to kLanePad.
-  float (*rest_log_sum)(const float* x, const uint8_t* taken, int64_t n, float around);
+  // Sum of x[j] over those of n with taken[j] = 0. x and taken have room for n rounded up to
+  // kLanePad.
+  float (*rest_sum)(const float* x, const uint8_t* taken, int64_t n);
+  // scores[j] = log of the sum over r of factors[r] x[r * ld + j]; n need not be a multiple.
+  void (*log_sums)(const float* x, int64_t ld, const float* factors, int64_t rows, int64_t n,
+                   float* scores);
   // Adds rows to running log-domain sums: with y = x[r * ld + j] - lse[r], maximum[j] = max(.., y)
   // and sum[j] = the sum of exp(y - maximum[j]) over all rows so far. Start: kLowest, 0.
   void (*add_rows)(const float* x, int64_t ld, const float* lse, int64_t rows, int64_t n,

@@ -107,20 +107,43 @@ float log_sum_exp(float* x, const float* weights, int64_t n, float scale_by) {
   return peak + std::log(hn::GetLane(hn::SumOfLanes(f, total)));
 }
 
-float rest_log_sum(const float* x, const uint8_t* taken, int64_t n, float around) {
+float rest_sum(const float* x, const uint8_t* taken, int64_t n) {
   const F f;
   const hn::Rebind<uint8_t, F> u8;
   const hn::Rebind<int32_t, F> i32;
-  const VF middle = hn::Set(f, around);
   VF total = hn::Zero(f);
   for (int64_t j = 0; j < n; j += kLanes) {
     const auto left = static_cast<size_t>(std::min<int64_t>(n - j, kLanes));
     const auto marks = hn::PromoteTo(i32, hn::LoadU(u8, taken + j));
     const auto rest = hn::And(hn::RebindMask(f, hn::Eq(marks, hn::Zero(i32))), hn::FirstN(f, left));
-    const VF p = exp_of(hn::Sub(hn::LoadU(f, x + j), middle));
-    total = hn::Add(total, hn::IfThenElseZero(rest, p));
+    total = hn::Add(total, hn::IfThenElseZero(rest, hn::LoadU(f, x + j)));
   }
-  return around + std::log(hn::GetLane(hn::SumOfLanes(f, total)));
+  return hn::GetLane(hn::SumOfLanes(f, total));
+}
+
+// out[j] = of(j) for n numbers, a vector of them at a time.
+template <class Of>
+HWY_INLINE void store_all(int64_t n, float* out, const Of& of) {
+  const F f;
+  int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) hn::StoreU(of(j), f, out + j);
+  if (j == n) return;
+  HWY_ALIGN float rest[kLanes];
+  hn::Store(of(j), f, rest);
+  std::copy(rest, rest + (n - j), out + j);
+}
+
+void log_sums(const float* x, int64_t ld, const float* factors, int64_t rows, int64_t n,
+              float* scores) {
+  const F f;
+  const VF minus_infinity = hn::Set(f, -std::numeric_limits<float>::infinity());
+  store_all(n, scores, [&](int64_t j) HWY_ATTR {
+    VF total = hn::Zero(f);
+    for (int64_t r = 0; r < rows; ++r) {
+      total = hn::MulAdd(hn::Set(f, factors[r]), hn::LoadU(f, x + r * ld + j), total);
+    }
+    return hn::IfThenElse(hn::Gt(total, hn::Zero(f)), hn::Log(f, total), minus_infinity);
+  });
 }
 
 void add_rows(const float* x, int64_t ld, const float* lse, int64_t rows, int64_t n, float* maximum,
