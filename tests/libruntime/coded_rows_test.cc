@@ -220,15 +220,18 @@ ByCodes choose_by_codes(const Served& served, const Decoded& layer, int64_t head
   return out;
 }
 
-// Set and attention of every KV head against the reference.
-int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t tokens) {
+// Set and attention of every KV head against the reference. Of queries that are `longer` the set
+// alone: float32 cannot tell their attention so exactly.
+int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t tokens,
+                         float longer = 1) {
   const auto opened = Session::create(served.index, options);
   EXPECT_TRUE(opened.ok()) << opened.status().message();
   Session& session = **opened;
   EXPECT_FALSE(session.plan().dense);
   const auto& o = served.options;
   const Decoded layer = decode(served.index->layers[0]);
-  const auto queries = queries_of(served, layer, tokens);
+  auto queries = queries_of(served, layer, tokens);
+  for (float& x : queries) x *= longer;
   const auto selected = session.select(testing::make_call(0, tokens, queries.data(), {}));
   EXPECT_TRUE(selected.ok()) << selected.status().message();
   std::vector<HeadSelection> heads(selected->begin(), selected->end());
@@ -253,6 +256,13 @@ int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t t
     if (!options.selection.estimate) continue;
     EXPECT_EQ(slots_of(s.guessed, s.guessed_count), expected.back().guessed);
     EXPECT_EQ(s.estimated_clusters, std::ssize(expected.back().estimated));
+  }
+  if (longer != 1) {
+    for (const HeadSelection& s : heads) {
+      EXPECT_NEAR(static_cast<double>(s.keys) / static_cast<double>(layer.view.slots),
+                  options.selection.keep, 0.05);
+    }
+    return 1;
   }
   const auto output = testing::attend(session, 0, queries);
   EXPECT_TRUE(output.ok()) << output.status().message();
@@ -315,6 +325,22 @@ TEST(KeyCodes, ChooseSingleKeysAndEstimateTheOthers) {
     }
   }
   EXPECT_GT(compared, 40) << "of 72";
+}
+
+// Keys whose exponentials are 0 beside the greatest.
+TEST(KeyCodes, HugeLogitsKeepTheirOrder) {
+  const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ8, .key_codes = 2});
+  int64_t compared = 0;
+  for (const int64_t tokens : {1, 2, 3, 20}) {
+    SCOPED_TRACE(concat("tokens ", tokens));
+    SessionOptions options = options_of(SelectorKind::kSqueezed);
+    options.selection.levels = 1;
+    options.selection.keep = 0.3;
+    options.selection.rule = RuleKind::kBudget;
+    options.selection.estimate = true;
+    compared += compare_by_codes(served, options, tokens, 60);
+  }
+  EXPECT_EQ(compared, 4);
 }
 
 TEST(KeyCodes, EveryGroupPolicy) {
