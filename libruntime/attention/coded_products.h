@@ -3,6 +3,7 @@
 // bits meet the rotated query, which has the same product with the rotated residual.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -28,6 +29,18 @@ struct CodedHead {
   const void* mean(int64_t cluster) const { return means + cluster * dim * dtype_size(dtype); }
   // `from`: that cluster or one before it, best one near.
   int64_t cluster_of(int64_t slot, int64_t from = 0) const;
+  // f(cluster, first, last) for each cluster with slots in [first, end). Returns where the search
+  // for the next range may begin; `from`: what the range before returned, or 0.
+  template <class Function>
+  int64_t for_each_cluster(int64_t first, int64_t end, int64_t from, const Function& f) const {
+    from = cluster_of(first, from);
+    for (int64_t cluster = from; first < end; ++cluster) {
+      const int64_t last = std::min(end, int64_t{offsets[cluster + 1]});
+      if (first < last) f(cluster, first, last);
+      first = last;
+    }
+    return from;
+  }
 };
 
 // Of `rows` of a layer's keys, or of its values, which stand on mean values. Without codes it still

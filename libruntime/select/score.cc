@@ -261,19 +261,17 @@ class Scorer {
     };
     const int64_t most = few ? CodedProducts::kStreamKeys : kKeyTile;
     int64_t before = 0;
-    clusters().for_each_range([&](int64_t first, int64_t, int64_t count) {
-      const int64_t end = first + count;
-      before = p_.coded->cluster_of(first, before);
-      for (int64_t cluster = before; first < end; ++cluster) {
-        const int64_t last = std::min(end, int64_t{p_.coded->offsets[cluster + 1]});
-        while (first < last) {
-          const int64_t taken = std::min(last - first, most - keys);
-          spans[used++] = {first, taken, cluster};
-          first += taken;
-          keys += taken;
-          if (keys == most) flush();
-        }
+    const auto add = [&](int64_t cluster, int64_t first, int64_t last) {
+      while (first < last) {
+        const int64_t taken = std::min(last - first, most - keys);
+        spans[used++] = {first, taken, cluster};
+        first += taken;
+        keys += taken;
+        if (keys == most) flush();
       }
+    };
+    clusters().for_each_range([&](int64_t first, int64_t, int64_t count) {
+      before = p_.coded->for_each_cluster(first, first + count, before, add);
     });
     if (keys > 0) flush();
   }

@@ -202,26 +202,21 @@ class SqueezedSelector final : public Selector {
     const ScoredRows scored = scored_rows(keys, floats);
     if (scored.rows == 0 || out.rests.empty()) return;
     int64_t place = 0, before = 0;
-    for (const ClusterRange& range : keys.ranges) {
-      const uint32_t end = range.first + range.count;
-      before = codes.cluster_of(range.first, before);
-      int64_t cluster = before;
-      for (uint32_t first = range.first; first < end; ++cluster) {
-        const uint32_t last = std::min(end, codes.offsets[cluster + 1]);
-        const int64_t count = last - first;
-        ClusterRest& rest = out.rests[static_cast<size_t>(out.rest_count)];
-        rest.cluster = static_cast<uint32_t>(cluster);
-        float most = -INFINITY;
-        for (int64_t r = 0; r < scored.rows; ++r) {
-          const float* weights = scored.weights + r * scored.ld + place;
-          rest.logits[r] =
-              scored.peaks[r] + std::log(index_.kernels->rest_sum(weights, &read[place], count));
-          most = std::max(most, rest.logits[r]);
-        }
-        if (most > -INFINITY) ++out.rest_count;
-        first = last;
-        place += count;
+    const auto add = [&](int64_t cluster, int64_t first, int64_t last) {
+      ClusterRest& rest = out.rests[static_cast<size_t>(out.rest_count)];
+      rest.cluster = static_cast<uint32_t>(cluster);
+      float most = -INFINITY;
+      for (int64_t r = 0; r < scored.rows; ++r) {
+        const float* weights = scored.weights + r * scored.ld + place;
+        const float sum = index_.kernels->rest_sum(weights, &read[place], last - first);
+        rest.logits[r] = scored.peaks[r] + std::log(sum);
+        most = std::max(most, rest.logits[r]);
       }
+      if (most > -INFINITY) ++out.rest_count;
+      place += last - first;
+    };
+    for (const ClusterRange& range : keys.ranges) {
+      before = codes.for_each_cluster(range.first, range.first + range.count, before, add);
     }
   }
 
