@@ -74,11 +74,8 @@ class Scorer {
         k_(problem.kernels != nullptr ? *problem.kernels : cpu_kernels()),
         n16_(round_up(problem.clusters, kLanePad)) {
     cut(p_, workspace.data(), &b_);
-    for (int64_t j = 0; j < p_.clusters; ++j) b_.weights[j] = static_cast<float>(p_.sizes[j]);
-    std::fill(b_.weights + p_.clusters, b_.weights + n16_, 0.0f);
     std::fill(b_.ones, b_.ones + round_up(p_.exact_count, kLanePad), 0.0f);
     std::fill(b_.ones, b_.ones + p_.exact_count, 1.0f);
-    some_empty_ = std::count(p_.sizes, p_.sizes + p_.clusters, uint32_t{0}) > 0;
   }
 
   Status run(std::span<float> scores) {
@@ -91,6 +88,7 @@ class Scorer {
       // Of keys e^87 below all peaks the order is lost: that wants logarithms.
       if (std::find(scores.begin(), scores.end(), -kInfinity) == scores.end()) return {};
     }
+    weigh_sizes();
     std::fill(scores.begin(), scores.end(), -kInfinity);
     for (int64_t pass = 0; pass < passes; ++pass) {
       std::fill(b_.maximum, b_.maximum + n16_, kLowest);
@@ -110,6 +108,12 @@ class Scorer {
   }
 
  private:
+  void weigh_sizes() {
+    for (int64_t j = 0; j < p_.clusters; ++j) b_.weights[j] = static_cast<float>(p_.sizes[j]);
+    std::fill(b_.weights + p_.clusters, b_.weights + n16_, 0.0f);
+    some_empty_ = std::count(p_.sizes, p_.sizes + p_.clusters, uint32_t{0}) > 0;
+  }
+
   // Single keys and few rows: the exponentials of one pass are both scores and weights.
   Status score_keys(int64_t rows, std::span<float> scores) {
     for (int64_t i = 0; i < rows; ++i) gather(i, i / p_.group, i % p_.group);
