@@ -18,6 +18,23 @@ constexpr int64_t kChunkBytes = int64_t{128} << 20;  // of what grows with the r
 constexpr int64_t kHistories = 9;
 constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selects
 
+// Whether rows of a cache lie at multiples of 16 bytes that 32 bits can count.
+bool lists_rows(const EngineCache& cache, const IndexMetadata& metadata) {
+  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  constexpr int64_t kUnit = 8;  // elements
+  if (!aligned(cache.keys) || !aligned(cache.values) || cache.token_stride % kUnit != 0 ||
+      cache.head_stride % kUnit != 0 || cache.page_stride % kUnit != 0) {
+    return false;
+  }
+  const bool paged = cache.page_size != 0;
+  const auto last = [](int64_t count) { return static_cast<double>(count - 1); };
+  const double most =
+      last(metadata.model.kv_heads) * static_cast<double>(cache.head_stride) +
+      last(paged ? cache.page_size : cache.tokens) * static_cast<double>(cache.token_stride) +
+      (paged ? last(cache.pages) * static_cast<double>(cache.page_stride) : 0);
+  return most < static_cast<double>(kUnit) * UINT32_MAX;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setup,
@@ -64,6 +81,7 @@ size_t BatchServer::lay_out(void* base) {
   lookup_.runs.capacity = run_capacity(width);
   lookup_.runs.lay_out(layout, lists);
   lookup_.masks = layout.take<uint32_t>(lists * lookup_.mask_stride);
+  lookup_.rows = layout.take<uint32_t>(lists * lookup_.mask_stride);
   lookup_.words = layout.take<uint32_t>(4 * lists * width);
   lookup_.sums = layout.take<float2>(lists * kBatchParts * kBatchRows);
   lookup_.counts = layout.take<unsigned long long>(lists * kBatchParts);
@@ -91,9 +109,11 @@ uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const 
 }
 
 bool BatchServer::serves(const AttendCall& call, bool selects) const {
-  return call.tokens >= (selects ? kLeastRequests : kLeastDense) && call.cache == nullptr &&
-         setup_.uploaded->keys_values() && call.dtype == setup_.index->metadata().dtype &&
-         (!selects || setup_.clusters);
+  const IndexMetadata& metadata = setup_.index->metadata();
+  const bool reads = call.cache == nullptr ? setup_.uploaded->keys_values()
+                                           : selects && lists_rows(*call.cache, metadata);
+  return call.tokens >= (selects ? kLeastRequests : kLeastDense) && reads &&
+         call.dtype == metadata.dtype && (!selects || setup_.clusters);
 }
 
 Status BatchServer::attend(const AttendCall& call, const AttendParams& params, bool selects) {
@@ -101,6 +121,10 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
   PrefillAttend attend;
   attend.shape = shape_;
   attend.keys = prefill_keys(params);
+  if (call.cache != nullptr) {
+    attend.keys.keys = params.cache.keys;
+    attend.keys.values = params.cache.values;
+  }
   for (int64_t first = 0; first < call.tokens; first += chunk_) {
     const int64_t requests = std::min(chunk_, call.tokens - first);
     const CallRows rows = rows_from(call, setup_.model(), first);
@@ -119,7 +143,9 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
       batch.lookup.requests = static_cast<int32_t>(requests);
       batch.chunk = attend.blocks.block_tokens;
       batch.exact = static_cast<int32_t>(params.exact);
-      if (histories_ != nullptr && params.slots >= kLeastHistory) {
+      batch.cache = params.cache;
+      if (call.cache == nullptr) batch.rows = nullptr;
+      if (batch.rows == nullptr && histories_ != nullptr && params.slots >= kLeastHistory) {
         const int64_t size = std::bit_width(static_cast<uint64_t>(requests)) - 1;
         batch.history = histories_ + call.layer * kHistories + std::min(size, kHistories - 1);
         batch.most = most_keys(attend.blocks, params.slots);
@@ -129,6 +155,7 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
       attend.selected = batch.runs;
       attend.masks = batch.masks;
       attend.mask_stride = batch.mask_stride;
+      attend.rows = batch.rows;
     }
     SQZ_RETURN_IF_ERROR(prefill_attend(attend, workspace_, workspace_bytes_,
                                        setup_.device.multiprocessors, stream));

@@ -18,7 +18,8 @@ class BatchServer {
                                                      int64_t max_requests);
 
   // Whether a call of one token a request is one for this server: it has several requests, of the
-  // index's element type, for keys and values that are on the GPU.
+  // index's element type, for keys and values that are on the GPU; those of an engine's cache only
+  // where they are looked up.
   bool serves(const AttendCall& call, bool selects) const;
 
   // params: of all tokens of the call; `selects`: what they read is looked up, else the layer is

@@ -63,6 +63,10 @@ struct PrefillAttend {
   // kMaskSlack more than E and the keys in a list's runs.
   const uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
+  // Where masks are: [lists, mask_stride] where the row of each key of a list lies, in units of 16
+  // bytes from keys.keys, and that of its value from keys.values. Null: in `keys` as they say. Not
+  // with `whole`.
+  const uint32_t* rows = nullptr;
   // Where it is not 0, all tokens attend to all keys in place of lists and masks; may be null.
   const uint32_t* whole = nullptr;
   // {selections, …}: one a block is added where there are no lists; may be null.

@@ -1,4 +1,7 @@
 // Keys and values in an engine's own memory, and the upload.
+#include <string>
+
+#include "tests/libruntime/cuda/blocks.h"
 #include "tests/libruntime/cuda/cached_rows.h"
 
 namespace sqz::cuda {
@@ -71,6 +74,41 @@ void check_single_tokens(const SelectionRequest& request) {
 TEST_F(CacheTest, GivesWhatTheIndexGives) {
   check_single_tokens(selection());
   check_single_tokens(window());
+}
+
+// Requests that share their reading of the keys: of a list of at most 64 query rows, of one of more
+// and of several lists.
+TEST_F(CacheTest, ManyRequestsShareIt) {
+  if (!test::have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
+  for (const int64_t dim : {64, 96, 128, 256}) {
+    TinyIndexOptions o = shape();
+    o.head_dim = dim;
+    const Served served = serve(o);
+    for (const SelectionRequest& request :
+         {selection(), test::with_thresholds({1e-4}), test::by_budget(0.1)}) {
+      const auto own = test::gpu_session(served, request);
+      const auto without = test::gpu_session(served, request, 0, false);
+      for (const int64_t requests : {7, 16, 32, 50}) {
+        const auto queries = make_queries(served, 0, requests, 3);
+        DeviceCall expected(served, 0, requests, DType::kBF16);
+        DeviceCall call(served, 0, requests, DType::kBF16);
+        expected.set_queries(queries);
+        call.set_queries(queries);
+        ASSERT_TRUE(own->attend(expected.call).ok());
+        for (const int64_t page_size : {0, 16, 256}) {
+          SCOPED_TRACE(concat("d ", dim, ", ", requests, " requests, pages of ", page_size));
+          const test::CachedRows rows(served, 0, page_size);
+          call.call.cache = &rows.cache;
+          for (const auto& session : {&without, &own}) {
+            ASSERT_TRUE((*session)->attend(call.call).ok());
+            ASSERT_STREQ((*session)->route(), "batch");
+            // The same keys in the same order: the same bits.
+            ASSERT_EQ(call.output(), expected.output());
+          }
+        }
+      }
+    }
+  }
 }
 
 void check_prompts(const SelectionRequest& request) {
@@ -165,18 +203,20 @@ TEST_F(CacheTest, HostileBlockTableIsReadAsPageZero) {
                        .head_stride = d,
                        .page_stride = 64 * heads * d,
                        .page_size = 64,
-                       .block_table = zero_table.get(),
                        .pages = keys.pages};
-  DeviceCall expected(served, 0, 1, DType::kF32), found(served, 0, 1, DType::kF32);
-  for (DeviceCall* call : {&expected, &found}) {
-    call->set_queries(make_queries(served, 0, 1, 3));
-    call->call.cache = &cache;
-    ASSERT_TRUE(session->attend(call->call).ok());
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    cache.block_table = hostile_table.get();
+  for (const int64_t requests : {1, 8}) {
+    DeviceCall expected(served, 0, requests, DType::kBF16),
+        found(served, 0, requests, DType::kBF16);
+    for (DeviceCall* call : {&expected, &found}) {
+      cache.block_table = call == &expected ? zero_table.get() : hostile_table.get();
+      call->set_queries(make_queries(served, 0, requests, 3));
+      call->call.cache = &cache;
+      ASSERT_TRUE(session->attend(call->call).ok());
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    }
+    EXPECT_EQ(found.output(), expected.output());
+    EXPECT_TRUE(std::isfinite(found.output().lse[0]));
   }
-  EXPECT_EQ(found.output(), expected.output());
-  EXPECT_TRUE(std::isfinite(found.output().lse[0]));
 }
 
 TEST_F(CacheTest, UploadInTheBackground) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "libruntime/kernels/cuda/decode_attend/kernel.h"
 #include "libruntime/kernels/cuda/prefill.h"
 #include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
 
@@ -48,6 +49,10 @@ struct BatchLookup {
   uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
   int32_t exact = 0;  // E
+  // For keys in an engine's cache: [lists, mask_stride] where it has the row of each key of a list,
+  // in units of 16 bytes from its first one. Null: not wanted.
+  uint32_t* rows = nullptr;
+  CacheSource cache;
 
   // Null: every call chooses. `most`: keys of all lists; with more the next calls read everything.
   BatchHistory* history = nullptr;

@@ -5,6 +5,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "libruntime/kernels/cuda/batch_lookup/kernel.h"
+#include "libruntime/kernels/cuda/common/cache_row.cuh"
 #include "libruntime/kernels/cuda/decode_lookup/team.cuh"
 
 namespace sqz::cuda {
@@ -118,8 +119,10 @@ class BatchList {
     return call_.words + (plane * int64_t{call_.lists()} + list_) * p_.width;
   }
 
-  // to[first, + length) = word, of every lane one after the other.
-  __device__ void write_words(uint32_t* to, uint32_t first, uint32_t length, uint32_t word) const {
+  // to[first, + length) = word, of every lane one after the other; slots[first, + length) = slot
+  // and so on, if there is such a list.
+  __device__ void write_words(uint32_t* to, uint32_t first, uint32_t length, uint32_t word,
+                              uint32_t* slots = nullptr, uint32_t slot = 0) const {
 #pragma unroll 1
     for (uint32_t left = __ballot_sync(~0u, length != 0); left != 0; left &= left - 1) {
       const int i = __ffs(left) - 1;
@@ -127,6 +130,36 @@ class BatchList {
       const uint32_t begin = __shfl_sync(~0u, first, i), of = __shfl_sync(~0u, word, i);
 #pragma unroll 1
       for (uint32_t j = lane_; j < count; j += 32) to[begin + j] = of;
+      if (slots == nullptr) continue;
+      const uint32_t from = __shfl_sync(~0u, slot, i);
+#pragma unroll 1
+      for (uint32_t j = lane_; j < count; j += 32) slots[begin + j] = from + j;
+    }
+  }
+
+  // Where the cache has a token, in units of 16 bytes.
+  __device__ uint32_t row_of(int64_t token) const {
+    return static_cast<uint32_t>(cache_bytes(call_.cache, cache_row(call_.cache, token), head_) /
+                                 16);
+  }
+  // Slots of [begin, end) become rows, some at once: each takes two reads that wait for each other.
+  __device__ void find_rows(uint32_t* list, uint32_t begin, uint32_t end) const {
+    constexpr int kOnce = 4;
+    const uint32_t* positions = call_.cache.positions + int64_t{head_} * p_.slots;
+#pragma unroll 1
+    for (uint32_t first = begin + thread_; first < end; first += kOnce * kBatchThreads) {
+      uint32_t at[kOnce], row[kOnce];
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) {
+        at[i] = first + i * kBatchThreads;
+        row[i] = at[i] < end ? positions[list[at[i]]] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) row[i] = row_of(row[i]);
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) {
+        if (at[i] < end) list[at[i]] = row[i];
+      }
     }
   }
 
@@ -180,19 +213,28 @@ class BatchList {
     at = parts + at;
     const int64_t runs = list_ * (call_.runs.capacity + 1);
     uint32_t* masks = call_.masks + list_ * call_.mask_stride;
+    uint32_t* rows = call_.rows == nullptr ? nullptr : call_.rows + list_ * call_.mask_stride;
+    uint32_t* slots = rows == nullptr ? nullptr : rows + call_.exact;
     for_each([&](const Cluster& cluster, Sums part) {
       if (part.a != 0) {
         call_.runs.first[runs + at.a] = cluster.first;
         call_.runs.before[runs + at.a] = at.b;
       }
-      write_words(masks + call_.exact, at.b, part.b, cluster.word);
+      write_words(masks + call_.exact, at.b, part.b, cluster.word, slots, cluster.first);
       at = at + part;
     });
+    if (slots != nullptr) {
+      __syncthreads();
+      find_rows(slots, parts.b, parts.b + all.b);
+    }
     // The rule kBudget has counted what its requests chose.
     const bool counts = p_.rule == LookupRule::kThreshold;
     if (counts) post(1);
     if (part_ == 0) {
-      for (int key = thread_; key < call_.exact; key += kBatchThreads) masks[key] = all_;
+      for (int key = thread_; key < call_.exact; key += kBatchThreads) {
+        masks[key] = all_;
+        if (rows != nullptr) rows[key] = row_of(exact_token(call_.cache, call_.exact, key));
+      }
       if (counts && thread_ == 0 && head_ == 0) {
         atomicAdd(&p_.counters[0], static_cast<unsigned long long>(requests_ - __popc(faults)));
       }

@@ -83,6 +83,9 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
             concat("prefill_attend: masks for blocks of ", tokens,
                    " tokens, expected at most 32 of ", kRows, " query rows")};
   }
+  if (call.rows != nullptr && (call.masks == nullptr || call.whole != nullptr)) {
+    return {Code::kInvalidArgument, "prefill_attend: rows without masks, or with `whole`"};
+  }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   // Everything is read by one block of all tokens: its tiles share keys in the L2.
   PrefillAttendParams all = params;

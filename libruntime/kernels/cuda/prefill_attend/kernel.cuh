@@ -16,6 +16,7 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/prefill_attend/config.h"
 #include "libruntime/kernels/cuda/prefill_attend/kernel.h"
+#include "libruntime/kernels/cuda/prefill_attend/listed_rows.cuh"
 #include "libruntime/kernels/cuda/prefill_attend/softmax.cuh"
 #include "libruntime/kernels/cuda/prefill_common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill_common/items.cuh"
@@ -122,15 +123,22 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
       masks =
           params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
-    fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
-                       shared.keys, shared.keys_full, shared.keys_empty, ring, masks, shared.masks);
+    if (kMasked && params.rows != nullptr) {
+      fetch_listed_rows<Config>(params, item, params.keys.keys, 0, Config::kFirstChunks,
+                                shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
+                                shared.masks);
+    } else {
+      fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
+                         shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
+                         shared.masks);
+    }
     item = item_of(params, next);
     publish_item(shared, item, item_ring);
   }
 }
 
 // The other chunks of keys, and values.
-template <class Config>
+template <class Config, bool kMasked>
 __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                              const AttendMaps& maps, int warp) {
   const bool values = warp != 2;
@@ -145,9 +153,15 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendP
     // Nobody waits for a warp that fetches nothing: it would fall behind by a round of the ring,
     // and then wait for a parity that never comes.
     if (first == end) continue;
-    fetch_rows<Config>(params, item, slots, exact, first, end, values ? shared.values : shared.keys,
-                       values ? shared.values_full : shared.keys_full,
-                       values ? shared.values_empty : shared.keys_empty, ring);
+    auto* tiles = values ? shared.values : shared.keys;
+    uint64_t* full = values ? shared.values_full : shared.keys_full;
+    uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
+    if (kMasked && params.rows != nullptr) {
+      fetch_listed_rows<Config>(params, item, values ? params.keys.values : params.keys.keys, first,
+                                end, tiles, full, empty, ring, nullptr, nullptr);
+    } else {
+      fetch_rows<Config>(params, item, slots, exact, first, end, tiles, full, empty, ring);
+    }
   }
 }
 
@@ -379,11 +393,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
+    const bool listed = kMasked && params.rows != nullptr;
     ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(&shared.keys_full[stage], 1);
+      ptx::mbarrier_init(&shared.keys_full[stage], listed ? 1 + copy_arrivals<Config>() : 1);
       ptx::mbarrier_init(&shared.keys_empty[stage], kConsumers);
-      ptx::mbarrier_init(&shared.values_full[stage], 1);
+      ptx::mbarrier_init(&shared.values_full[stage], listed ? copy_arrivals<Config>() : 1);
       ptx::mbarrier_init(&shared.values_empty[stage], kConsumers);
     }
     ptx::fence_mbarrier_init();
@@ -396,7 +411,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x < 32) {
       fetch_queries_and_keys<Config, kMasked>(shared, params, maps);
     } else {
-      fetch_others(shared, params, maps, threadIdx.x / 32);
+      fetch_others<Config, kMasked>(shared, params, maps, threadIdx.x / 32);
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -415,8 +430,7 @@ Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, 
   return launch_dependent(kernel, grid, kThreads, kShared, stream, params, maps);
 }
 
-template <class T, int kDim>
-Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
+inline Status encode_key_maps(const PrefillAttendParams& params, AttendMaps& maps) {
   const PrefillKeys& keys = params.keys;
   // A tensor without rows is never read; another one stands in for its map.
   const bool slots = keys.slots > 0, exact = keys.exact > 0;
@@ -424,17 +438,22 @@ Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cud
       slots ? keys.keys : keys.exact_keys,     slots ? keys.values : keys.exact_values,
       slots ? keys.slots : keys.exact,         exact ? keys.exact_keys : keys.keys,
       exact ? keys.exact_values : keys.values, exact ? keys.exact : keys.slots};
-  AttendMaps maps;
-  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
-                                       params.blocks.tokens, params.tiles.heads,
-                                       params.tiles.tokens));
   const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
-    return encode_row_maps(to, data, params.shape.kv_heads, rows, kDim);
+    return encode_row_maps(to, data, params.shape.kv_heads, rows, params.shape.dim);
   };
   SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
   SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
-  SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
+  return encode(maps.exact_values, all.exact_values, all.exact);
+}
+
+template <class T, int kDim>
+Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
+  AttendMaps maps;
+  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
+                                       params.blocks.tokens, params.tiles.heads,
+                                       params.tiles.tokens));
+  if (params.rows == nullptr) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
   auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
                                                            : launch_kernel<T, kDim, false, false>)
                                          : (params.small_m ? launch_kernel<T, kDim, true, true>
