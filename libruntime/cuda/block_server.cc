@@ -8,7 +8,6 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
-#include "libruntime/kernels/cuda/unpack_rows/kernel.h"
 #include "libruntime/select/runs.h"
 
 namespace sqz::cuda {
@@ -143,8 +142,9 @@ size_t BlockServer::lay_out_unpacked(void* base) {
     if (view.coded_keys.bits > 0) slots = std::max(slots, view.slots);
   }
   Layout layout(base);
-  unpacked_keys_ = layout.take<uint16_t>(model.kv_heads * slots * model.head_dim);
-  unpacked_values_ = layout.take<uint16_t>(model.kv_heads * slots * model.head_dim);
+  unpacked_.keys = layout.take<uint16_t>(model.kv_heads * slots * model.head_dim);
+  unpacked_.values = layout.take<uint16_t>(model.kv_heads * slots * model.head_dim);
+  unpacked_.bits = layout.take<uint32_t>(2 * model.kv_heads * UnpackedRows::words(slots));
   return layout.used();
 }
 
@@ -224,9 +224,9 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
   const bool coded = params.coded.keys.bits > 0;
   AttendParams own = params;
   if (coded) {
-    SQZ_RETURN_IF_ERROR(unpack_rows(params, unpacked_keys_, unpacked_values_, stream));
-    own.keys = unpacked_keys_;
-    own.values = unpacked_values_;
+    SQZ_RETURN_IF_ERROR(forget_rows(params, unpacked_, stream));
+    own.keys = unpacked_.keys;
+    own.values = unpacked_.values;
   }
   if (sm90 && call.cache != nullptr) {
     SQZ_RETURN_IF_ERROR(gather_cache(params, gathered_, stream));
@@ -238,11 +238,15 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
   chunks_.list(call);
   if (!looks_up) {
     // Dense layers count like the others, one selection a block.
-    if (params.lists.totals == nullptr) {
-      const auto blocks = static_cast<int64_t>(chunks_.size());
+    const auto blocks = static_cast<int64_t>(chunks_.size());
+    const bool dense = params.lists.totals == nullptr;
+    if (dense) {
       SQZ_RETURN_IF_ERROR(
           add_counters(counters, static_cast<unsigned long long>(blocks), 0, 0, stream));
-      if (coded) SQZ_RETURN_IF_ERROR(count_means(own, blocks, counters + 2, stream));
+    }
+    if (coded) {
+      SQZ_RETURN_IF_ERROR(
+          unpack_rows(own, blocks, unpacked_, dense ? counters + 2 : nullptr, stream));
     }
     // What is read is the same for all tokens: they share one reading of the keys.
     chunks_.list_whole(call.tokens);
@@ -257,7 +261,8 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
     if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, chunk, sm90, counters));
       if (coded) {
-        SQZ_RETURN_IF_ERROR(count_means(own, chunk.blocks.count, counters + 2, stream));
+        SQZ_RETURN_IF_ERROR(
+            unpack_rows(own, chunk.blocks.count, unpacked_, counters + 2, stream));
       }
     }
     SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, chunk.blocks, stream)

@@ -12,6 +12,7 @@
 #include "libruntime/cuda/server_setup.h"
 #include "libruntime/kernels/cuda/gather_cache/kernel.h"
 #include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
+#include "libruntime/kernels/cuda/unpack_rows/kernel.h"
 
 namespace sqz::cuda {
 
@@ -83,7 +84,7 @@ class BlockServer {
 
   // Of the layer that is served, where it has rows of codes: [Hkv, M, d].
   DeviceMemory unpacked_memory_;
-  void *unpacked_keys_ = nullptr, *unpacked_values_ = nullptr;
+  UnpackedRows unpacked_;
 };
 
 }  // namespace sqz::cuda

@@ -7,6 +7,7 @@
 #include "libruntime/kernels/cuda/unpack_rows/kernel.h"
 #include "tests/libruntime/coded_rows.h"
 #include "tests/libruntime/cuda/blocks.h"
+#include "tests/libruntime/cuda/prefill_device.h"
 
 namespace sqz::cuda {
 namespace {
@@ -14,8 +15,10 @@ namespace {
 using test::by_budget;
 using test::cpu_session;
 using test::DeviceCall;
+using test::DeviceRuns;
 using test::gpu_session;
 using test::shape;
+using test::SlotRun;
 using test::with_thresholds;
 using testing::serve;
 using testing::serve_coded;
@@ -195,20 +198,31 @@ TEST_F(Codes, UploadsInPieces) {
   }
 }
 
-// All keys or values of a layer, as unpack_rows() writes them.
-std::array<std::vector<float>, 2> unpacked(const LayerView& view, const DeviceLayer& layer) {
+// Where unpack_rows() writes the keys and values of a layer; NaN until then.
+struct Unpacked {
+  const LayerView& view;
   AttendParams params;
-  params.coded = coded_source(layer);
-  params.dtype = view.dtype;
-  params.dim = static_cast<int32_t>(view.head_dim);
-  params.kv_heads = static_cast<int32_t>(view.kv_heads);
-  params.slots = view.slots;
-  const auto count = static_cast<size_t>(view.kv_heads * view.slots * view.head_dim);
-  test::DeviceArray<uint16_t> keys(count), values(count);
-  EXPECT_TRUE(unpack_rows(params, keys.get(), values.get(), nullptr).ok());
-  return {testing::floats(view, keys.host().data(), view.slots),
-          testing::floats(view, values.host().data(), view.slots)};
-}
+  test::DeviceArray<uint16_t> keys, values;
+  test::DeviceArray<uint32_t> bits;
+  UnpackedRows to;
+
+  Unpacked(const LayerView& from, const DeviceLayer& layer)
+      : view(from),
+        keys(static_cast<size_t>(from.kv_heads * from.slots * from.head_dim)),
+        values(static_cast<size_t>(from.kv_heads * from.slots * from.head_dim)),
+        bits(static_cast<size_t>(2 * from.kv_heads * UnpackedRows::words(from.slots))),
+        to{keys.get(), values.get(), bits.get()} {
+    params.coded = coded_source(layer);
+    params.dtype = view.dtype;
+    params.dim = static_cast<int32_t>(view.head_dim);
+    params.kv_heads = static_cast<int32_t>(view.kv_heads);
+    params.slots = view.slots;
+  }
+  std::array<std::vector<float>, 2> host() const {
+    return {testing::floats(view, keys.host().data(), view.slots),
+            testing::floats(view, values.host().data(), view.slots)};
+  }
+};
 
 // Those of float64, rounded once.
 TEST_F(Codes, UnpackedRows) {
@@ -221,7 +235,9 @@ TEST_F(Codes, UnpackedRows) {
         SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
         const auto uploaded = as_uploaded(serve_coded(options, {.rows = rows}));
         const testing::Decoded expected = testing::decode(uploaded->layers[0]);
-        const auto both = unpacked(uploaded->layers[0], uploaded->on_gpu->layer(0));
+        const Unpacked unpacked(uploaded->layers[0], uploaded->on_gpu->layer(0));
+        ASSERT_TRUE(unpack_rows(unpacked.params, 1, unpacked.to, nullptr, nullptr).ok());
+        const auto both = unpacked.host();
         for (const bool values : {false, true}) {
           const std::vector<float>& want = values ? expected.values : expected.keys;
           const std::vector<float>& found = both[values ? 1 : 0];
@@ -235,6 +251,62 @@ TEST_F(Codes, UnpackedRows) {
         }
       }
     }
+  }
+}
+
+// With lists their rows alone, and each once in a call.
+TEST_F(Codes, UnpackedRowsOfLists) {
+  TinyIndexOptions options = shape(96, 1, {40, 211});
+  options.tokens = 1500;
+  const auto uploaded = as_uploaded(serve_coded(options, {.rows = RowKind::kQ8}));
+  const LayerView& view = uploaded->layers[0];
+  const Unpacked all(view, uploaded->on_gpu->layer(0)), some(view, uploaded->on_gpu->layer(0));
+  ASSERT_TRUE(unpack_rows(all.params, 1, all.to, nullptr, nullptr).ok());
+  const std::vector<uint16_t> keys = all.keys.host(), values = all.values.host();
+
+  // Runs of two selections, three heads each: bits of one word, of some, of a whole tile and more.
+  const std::vector<std::vector<SlotRun>> once = {
+      {{3, 1}, {31, 2}, {200, 700}}, {}, {{0, 1}, {1383, 1}}, {{64, 32}}, {{5, 9}}, {{0, 1384}}};
+  const std::vector<std::vector<SlotRun>> again = {
+      {{0, 5}}, {{96, 1}}, {{1000, 384}}, {}, {{0, 32}}, {{40, 1}}};
+  ASSERT_EQ(view.slots, 1384);
+  std::vector<bool> listed(static_cast<size_t>(view.kv_heads * view.slots));
+  uint64_t means = 0;
+  test::DeviceArray<unsigned long long> counter(std::vector<unsigned long long>{0});
+  ASSERT_TRUE(forget_rows(some.params, some.to, nullptr).ok());
+  for (const auto* lists : {&once, &again}) {
+    const DeviceRuns runs(*lists, 8);
+    AttendParams params = some.params;
+    params.lists = runs.lists;
+    ASSERT_TRUE(unpack_rows(params, 2, some.to, counter.get(), nullptr).ok());
+    const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
+    for (size_t list = 0; list < lists->size(); ++list) {
+      const size_t head = list % static_cast<size_t>(view.kv_heads);
+      const uint32_t* ends = finest.offsets + head * static_cast<size_t>(finest.clusters + 1) + 1;
+      const auto cluster_of = [&](uint32_t slot) {
+        return std::upper_bound(ends, ends + finest.clusters, slot) - ends;
+      };
+      for (const SlotRun& run : (*lists)[list]) {
+        const uint32_t last = run.first + run.length - 1;
+        means += static_cast<uint64_t>(cluster_of(last) - cluster_of(run.first) + 1);
+        for (uint32_t slot = run.first; slot <= last; ++slot) {
+          listed[head * static_cast<size_t>(view.slots) + slot] = true;
+        }
+      }
+    }
+    EXPECT_EQ(counter.host()[0], means);
+    const std::vector<uint16_t> found = some.keys.host(), found_values = some.values.host();
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const bool there = listed[i / static_cast<size_t>(view.head_dim)];
+      ASSERT_EQ(found[i], there ? keys[i] : 0xFFFF) << i;
+      ASSERT_EQ(found_values[i], there ? values[i] : 0xFFFF) << i;
+    }
+    // What is there is not written again.
+    ASSERT_EQ(cudaMemset(some.keys.get(), 0xFF, keys.size() * 2), cudaSuccess);
+    ASSERT_TRUE(unpack_rows(params, 2, some.to, nullptr, nullptr).ok());
+    ASSERT_THAT(some.keys.host(), ::testing::Each(0xFFFF));
+    ASSERT_EQ(cudaMemcpy(some.keys.get(), found.data(), found.size() * 2, cudaMemcpyHostToDevice),
+              cudaSuccess);
   }
 }
 

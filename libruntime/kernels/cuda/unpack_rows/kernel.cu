@@ -6,97 +6,132 @@
 namespace sqz::cuda {
 namespace {
 
-constexpr int kThreads = 256, kRows = 128;
-
-__device__ uint32_t cluster_of(const CodedSource& from, int64_t row) {
-  return from.clusters[row] & ~kFirstSlot;
-}
+constexpr int kThreads = 256;
 
 struct Unpack {
   CodedSource from;
-  int64_t slots;
+  RunLists lists;  // totals null: all rows
+  int64_t slots, blocks;
   int32_t kv_heads, dim;
-  void *keys, *values;
+  UnpackedRows to;
+  unsigned long long* vectors;  // may be null
+
+  __host__ __device__ int64_t words() const { return UnpackedRows::words(slots); }
+  // Of slots [32 i, 32 i + 32) of a head: those of the lists, and those that are there.
+  __device__ uint32_t& wanted(int64_t head, int64_t i) const { return to.bits[head * words() + i]; }
+  __device__ uint32_t& there(int64_t head, int64_t i) const {
+    return to.bits[(kv_heads + head) * words() + i];
+  }
+  __device__ uint32_t cluster_of(int64_t row) const { return from.clusters[row] & ~kFirstSlot; }
 };
 
-// Blocks [Hkv * tiles of slots, 2]: keys, then values.
+// Counts mean vectors, and notes what the lists have. A warp a list.
+__global__ void mark_kernel(const __grid_constant__ Unpack p) {
+  const int64_t list = int64_t{blockIdx.x} * (p.lists.capacity + 1);
+  const int64_t head = blockIdx.x % p.kv_heads;
+  unsigned long long count = 0;
+  for (uint32_t run = threadIdx.x; run < p.lists.totals[blockIdx.x].runs; run += 32) {
+    const uint32_t first = p.lists.first[list + run];
+    const uint32_t last =
+        first + p.lists.before[list + run + 1] - p.lists.before[list + run] - 1;
+    const int64_t row = head * p.slots;
+    count += p.cluster_of(row + last) - p.cluster_of(row + first) + 1;
+    for (uint32_t word = first / 32; word <= last / 32; ++word) {
+      const uint32_t from = word == first / 32 ? ~0u << first % 32 : ~0u;
+      const uint32_t to = word == last / 32 ? ~0u >> (31 - last % 32) : ~0u;
+      atomicOr(&p.wanted(head, word), from & to);
+    }
+  }
+  if (p.vectors != nullptr && count > 0) atomicAdd(p.vectors, count);
+}
+
+// Blocks [Hkv * tiles of slots].
 template <class Element>
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ Unpack p) {
-  __shared__ uint32_t rows_of_means[kRows];
-  const int64_t tiles = (p.slots + kRows - 1) / kRows, head = blockIdx.x / tiles;
-  const int64_t slot = blockIdx.x % tiles * kRows, first = head * p.slots + slot;
-  const auto rows = static_cast<int32_t>(min(p.slots - slot, int64_t{kRows}));
-  if (threadIdx.x < rows) {
-    rows_of_means[threadIdx.x] =
-        static_cast<uint32_t>(head) * p.from.count + cluster_of(p.from, first + threadIdx.x);
+  constexpr int kWords = kUnpackRows / 32;
+  __shared__ uint32_t rows_of_means[kUnpackRows], slots_of[kUnpackRows], words[kWords];
+  const int64_t tiles = (p.slots + kUnpackRows - 1) / kUnpackRows, head = blockIdx.x / tiles;
+  const int64_t tile = blockIdx.x % tiles, first = head * p.slots + tile * kUnpackRows;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kWords) {
+    const auto left = static_cast<int>(min(p.slots - tile * kUnpackRows - 32 * thread, int64_t{32}));
+    words[thread] = left <= 0 ? 0 : ~0u >> (32 - left);
+    if (p.lists.totals != nullptr) {
+      uint32_t& there = p.there(head, tile * kWords + thread);
+      words[thread] = p.wanted(head, tile * kWords + thread) & ~there;
+      there |= words[thread];
+    }
   }
   __syncthreads();
-  const bool is_key = blockIdx.y == 0;
-  const CodedRows& coded = is_key ? p.from.keys : p.from.values;
-  const auto* all_codes = reinterpret_cast<const uint2*>(coded.codes);
-  const auto* all_means = static_cast<const uint4*>(is_key ? p.from.mean_keys : p.from.mean_values);
-  const auto* scales = static_cast<const uint16_t*>(coded.scales);
-  auto* out = static_cast<uint4*>(is_key ? p.keys : p.values);
+  int rows = 0;
+  for (int i = 0; i < kWords; ++i) {
+    if (i == thread / 32 && (words[i] >> thread % 32 & 1) != 0) {
+      const int at = rows + __popc(words[i] & ((1u << thread % 32) - 1));
+      slots_of[at] = thread;
+      rows_of_means[at] =
+          static_cast<uint32_t>(head) * p.from.count + p.cluster_of(first + thread);
+    }
+    rows += __popc(words[i]);
+  }
+  __syncthreads();
   const int32_t chunks = p.dim / 8;
+  for (const bool is_key : {true, false}) {
+    const CodedRows& coded = is_key ? p.from.keys : p.from.values;
+    const auto* all_codes = reinterpret_cast<const uint2*>(coded.codes);
+    const auto* all_means =
+        static_cast<const uint4*>(is_key ? p.from.mean_keys : p.from.mean_values);
+    const auto* scales = static_cast<const uint16_t*>(coded.scales);
+    auto* out = static_cast<uint4*>(is_key ? p.to.keys : p.to.values);
 #pragma unroll 2
-  for (int32_t i = threadIdx.x; i < rows * chunks; i += kThreads) {
-    const int32_t row = i / chunks, chunk = i % chunks;
-    const int64_t at = (first + row) * chunks + chunk;
-    const uint2 codes = all_codes[at];
-    const uint4 means = all_means[int64_t{rows_of_means[row]} * chunks + chunk];
-    const float scale = Element::low(scales[first + row]);
-    const auto pair = [&](uint32_t two, uint32_t mean_pair) {  // of the lower 16 bits
-      const auto a = static_cast<float>(static_cast<int8_t>(two & 0xFF));
-      const auto b = static_cast<float>(static_cast<int8_t>(two >> 8 & 0xFF));
-      return Element::pack(fmaf(scale, a, Element::low(mean_pair)),
-                           fmaf(scale, b, Element::high(mean_pair)));
-    };
-    out[at] = make_uint4(pair(codes.x, means.x), pair(codes.x >> 16, means.y),
-                         pair(codes.y, means.z), pair(codes.y >> 16, means.w));
+    for (int32_t i = thread; i < rows * chunks; i += kThreads) {
+      const int32_t chunk = i % chunks;
+      const int64_t row = first + slots_of[i / chunks], at = row * chunks + chunk;
+      const uint2 codes = all_codes[at];
+      const uint4 means = all_means[int64_t{rows_of_means[i / chunks]} * chunks + chunk];
+      const float scale = Element::low(scales[row]);
+      const auto pair = [&](uint32_t two, uint32_t mean_pair) {  // of the lower 16 bits
+        const auto a = static_cast<float>(static_cast<int8_t>(two & 0xFF));
+        const auto b = static_cast<float>(static_cast<int8_t>(two >> 8 & 0xFF));
+        return Element::pack(fmaf(scale, a, Element::low(mean_pair)),
+                             fmaf(scale, b, Element::high(mean_pair)));
+      };
+      out[at] = make_uint4(pair(codes.x, means.x), pair(codes.x >> 16, means.y),
+                           pair(codes.y, means.z), pair(codes.y >> 16, means.w));
+    }
   }
 }
 
-struct Counted {
-  CodedSource from;
-  RunLists lists;
-  int64_t slots, blocks;
-  int32_t kv_heads;
-  unsigned long long* vectors;
-};
-
-// A warp a pair; one in all without lists.
-__global__ void count_means_kernel(const __grid_constant__ Counted p) {
-  unsigned long long count = 0;
-  if (p.lists.totals == nullptr) {
-    if (threadIdx.x == 0) count = 2ull * p.blocks * p.kv_heads * p.from.count;
-  } else {
-    const int64_t pair = blockIdx.x, list = pair * (p.lists.capacity + 1);
-    const int64_t head = pair % p.kv_heads * p.slots;
-    for (uint32_t run = threadIdx.x; run < p.lists.totals[pair].runs; run += 32) {
-      const int64_t first = head + p.lists.first[list + run];
-      const uint32_t keys = p.lists.before[list + run + 1] - p.lists.before[list + run];
-      count += cluster_of(p.from, first + keys - 1) - cluster_of(p.from, first) + 1;
-    }
-  }
-  if (count > 0) atomicAdd(p.vectors, count);
+// Mean keys and mean values of everything.
+__global__ void count_all_kernel(const __grid_constant__ Unpack p) {
+  atomicAdd(p.vectors, 2ull * p.blocks * p.kv_heads * p.from.count);
 }
 
 }  // namespace
 
-Status unpack_rows(const AttendParams& params, void* keys, void* values, cudaStream_t stream) {
-  if (params.slots == 0) return {};
-  const Unpack call = {params.coded, params.slots, params.kv_heads, params.dim, keys, values};
-  const int64_t blocks = params.kv_heads * ((params.slots + kRows - 1) / kRows);
-  return launch_blocks(params.dtype == DType::kBF16 ? unpack_kernel<Bf16> : unpack_kernel<F16>,
-                       dim3(static_cast<unsigned>(blocks), 2), kThreads, 0, Device(), stream, call);
+Status forget_rows(const AttendParams& params, const UnpackedRows& to, cudaStream_t stream) {
+  const int64_t words = 2 * params.kv_heads * UnpackedRows::words(params.slots);
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(to.bits, 0, static_cast<size_t>(words) * sizeof(uint32_t), stream));
+  return {};
 }
 
-Status count_means(const AttendParams& params, int64_t blocks, unsigned long long* vectors,
-                   cudaStream_t stream) {
-  const int64_t pairs = params.lists.totals == nullptr ? 1 : blocks * params.kv_heads;
-  const Counted call = {params.coded, params.lists, params.slots, blocks, params.kv_heads, vectors};
-  return launch_blocks(count_means_kernel, static_cast<unsigned>(pairs), 32, 0, Device(), stream,
-                       call);
+Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRows& to,
+                   unsigned long long* vectors, cudaStream_t stream) {
+  if (params.slots == 0) return {};
+  const Unpack call = {params.coded,    params.lists, params.slots, blocks,
+                       params.kv_heads, params.dim,   to,           vectors};
+  const auto launch = [&](auto* kernel, int64_t grid, int threads) {
+    return launch_blocks(kernel, static_cast<unsigned>(grid), threads, 0, Device(), stream, call);
+  };
+  if (params.lists.totals != nullptr) {
+    const int64_t selections = params.lists.of_heads ? 1 : blocks;
+    SQZ_RETURN_IF_ERROR(launch(mark_kernel, selections * params.kv_heads, 32));
+  } else if (vectors != nullptr) {
+    SQZ_RETURN_IF_ERROR(launch(count_all_kernel, 1, 1));
+  }
+  const int64_t tiles = (params.slots + kUnpackRows - 1) / kUnpackRows;
+  return launch(params.dtype == DType::kBF16 ? unpack_kernel<Bf16> : unpack_kernel<F16>,
+                params.kv_heads * tiles, kThreads);
 }
 
 }  // namespace sqz::cuda

@@ -6,14 +6,27 @@
 
 namespace sqz::cuda {
 
-// All rows of params.coded, rounded once, to `keys` and `values` [Hkv, M, d] of params.dtype. dim:
-// a multiple of 8.
-Status unpack_rows(const AttendParams& params, void* keys, void* values, cudaStream_t stream);
+inline constexpr int kUnpackRows = 128;  // that a block of threads has
 
-// Adds to *vectors the vectors that rows of codes stand on and that no lookup has read: a mean
-// value for each cluster in the runs of params.lists, which are of pairs. Without lists all keys of
-// `blocks` selections are read, and the mean keys as well.
-Status count_means(const AttendParams& params, int64_t blocks, unsigned long long* vectors,
-                   cudaStream_t stream);
+// Of a layer.
+struct UnpackedRows {
+  void *keys = nullptr, *values = nullptr;  // [Hkv, M, d] of AttendParams::dtype
+  // [2, Hkv, words] a bit a slot: those that lists have now, and those that are there.
+  uint32_t* bits = nullptr;
+
+  static constexpr int64_t words(int64_t slots) {
+    return (slots + kUnpackRows - 1) / kUnpackRows * (kUnpackRows / 32);
+  }
+};
+
+// Nothing is there any more.
+Status forget_rows(const AttendParams& params, const UnpackedRows& to, cudaStream_t stream);
+
+// Unpacks the rows of params.coded that params.lists have, which are of `blocks` selections, and
+// that are not there, each number rounded once; without lists all rows. dim: a multiple of 8.
+// Unless `vectors` is null, adds to it the vectors that these rows stand on and that no lookup has
+// read: a mean value for each cluster in the runs; without lists, the mean keys as well.
+Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRows& to,
+                   unsigned long long* vectors, cudaStream_t stream);
 
 }  // namespace sqz::cuda
