@@ -10,9 +10,10 @@
 namespace sqz::cuda {
 namespace {
 
-// Fewer requests that select are served sooner when each reads its own.
-constexpr int64_t kLeastRequests = 6;
-constexpr int64_t kLeastDense = 2;
+// Fewer requests are served sooner when each reads its own.
+int64_t least_requests(bool selects, bool coded) {
+  return (selects ? 6 : 2) + (coded ? 1 : 0);
+}
 constexpr int64_t kChunkBytes = int64_t{128} << 20;  // of what grows with the requests of a launch
 // Numbers of requests between two powers of two have a history of their own.
 constexpr int64_t kHistories = 9;
@@ -96,10 +97,11 @@ size_t BatchServer::lay_out(void* base) {
   return layout.used();
 }
 
-// By measurements at 128K: where tiles are small-M a lookup and what else it needs take 30 to 40 us
-// of dense attention's 150 and a key with a mask as long as one without; elsewhere a quarter to a
-// third of its time, and a key with a mask 1.2 times as long. Of more than four lists it takes 2.2
-// times as long: .34 of the keys cost as much as three quarters of dense attention.
+// By measurements at 128K with rows of 16 bits: where tiles are small-M a lookup and what else it
+// needs take 30 to 40 us of dense attention's 150 and a key with a mask as long as one without;
+// elsewhere a quarter to a third of its time, and a key with a mask 1.2 times as long. Of more than
+// four lists it takes 2.2 times as long: .34 of the keys cost as much as three quarters of dense
+// attention.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
   const bool small_m = prefill_small_m(shape_, blocks, setup_.device.multiprocessors);
   const int64_t each = small_m            ? slots * 92 / 100 - 17000
@@ -110,10 +112,14 @@ uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const 
 
 bool BatchServer::serves(const AttendCall& call, bool selects) const {
   const IndexMetadata& metadata = setup_.index->metadata();
-  const bool reads = call.cache == nullptr ? setup_.uploaded->keys_values()
+  const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
+  const bool coded = layer.coded_keys.bits > 0;
+  const bool fits = !coded || (metadata.model.head_dim <= kMostCodedDim &&
+                               metadata.model.kv_heads * layer.slots < int64_t{kExactRow});
+  const bool reads = call.cache == nullptr ? setup_.uploaded->keys_values() && fits
                                            : selects && lists_rows(*call.cache, metadata);
-  return call.tokens >= (selects ? kLeastRequests : kLeastDense) && reads &&
-         call.dtype == metadata.dtype && (!selects || setup_.clusters);
+  return call.tokens >= least_requests(selects, coded) && reads && call.dtype == metadata.dtype &&
+         (!selects || setup_.clusters);
 }
 
 Status BatchServer::attend(const AttendCall& call, const AttendParams& params, bool selects) {
@@ -125,6 +131,7 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
     attend.keys.keys = params.cache.keys;
     attend.keys.values = params.cache.values;
   }
+  const bool coded = params.coded.keys.bits > 0;
   for (int64_t first = 0; first < call.tokens; first += chunk_) {
     const int64_t requests = std::min(chunk_, call.tokens - first);
     const CallRows rows = rows_from(call, setup_.model(), first);
@@ -133,8 +140,9 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
     attend.lse = rows.lse;
     attend.blocks = blocks_of(requests, selects);
     if (!selects) {
-      SQZ_RETURN_IF_ERROR(
-          add_counters(params.counters, static_cast<unsigned long long>(requests), 0, 0, stream));
+      const int64_t means = 2 * requests * shape_.kv_heads * (coded ? params.coded.count : 0);
+      SQZ_RETURN_IF_ERROR(add_counters(params.counters, static_cast<unsigned long long>(requests),
+                                       0, static_cast<unsigned long long>(means), stream));
     } else {
       BatchLookup batch = lookup_;
       batch.lookup = setup_.lookups[static_cast<size_t>(call.layer)];
@@ -144,8 +152,9 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
       batch.chunk = attend.blocks.block_tokens;
       batch.exact = static_cast<int32_t>(params.exact);
       batch.cache = params.cache;
-      if (call.cache == nullptr) batch.rows = nullptr;
-      if (batch.rows == nullptr && histories_ != nullptr && params.slots >= kLeastHistory) {
+      batch.means = coded ? params.coded.count : 0;
+      if (call.cache == nullptr && !coded) batch.rows = nullptr;
+      if (call.cache == nullptr && histories_ != nullptr && params.slots >= kLeastHistory) {
         const int64_t size = std::bit_width(static_cast<uint64_t>(requests)) - 1;
         batch.history = histories_ + call.layer * kHistories + std::min(size, kHistories - 1);
         batch.most = most_keys(attend.blocks, params.slots);

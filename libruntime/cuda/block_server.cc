@@ -261,8 +261,7 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
     if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, chunk, sm90, counters));
       if (coded) {
-        SQZ_RETURN_IF_ERROR(
-            unpack_rows(own, chunk.blocks.count, unpacked_, counters + 2, stream));
+        SQZ_RETURN_IF_ERROR(unpack_rows(own, chunk.blocks.count, unpacked_, counters + 2, stream));
       }
     }
     SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, chunk.blocks, stream)
@@ -279,6 +278,7 @@ Status BlockServer::attend_sm90(const AttendParams& params, const QueryBlocks& b
   attend.shape = shape_;
   attend.blocks = blocks;
   attend.keys = prefill_keys(params);
+  attend.keys.coded = {};  // as unpacked
   attend.selected = params.lists;
   attend.queries = params.q;
   attend.out = params.out;

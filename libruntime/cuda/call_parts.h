@@ -41,7 +41,8 @@ inline PrefillKeys prefill_keys(const AttendParams& params) {
           params.exact_keys,
           params.exact_values,
           static_cast<int32_t>(params.exact),
-          static_cast<int32_t>(params.exact_skipped)};
+          static_cast<int32_t>(params.exact_skipped),
+          params.coded};
 }
 
 // Rows of codes; empty if the layer has none.

@@ -27,8 +27,7 @@ CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   if (blocks_ != nullptr && has_blocks(call) && !(selecting && is_ideal())) {
     return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
   }
-  if (batch_ != nullptr && !is_coded(call.layer) && selecting == looks_up &&
-      batch_->serves(call, looks_up)) {
+  if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
     return Route::kBatch;
   }
   return Route::kDecode;

@@ -18,6 +18,7 @@
 #include "formats/base/status.h"
 #include "libruntime/attention/lse_rows.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
+#include "libruntime/kernels/cuda/decode_attend/kernel.h"
 
 namespace sqz::cuda {
 
@@ -38,6 +39,9 @@ struct QueryBlocks {
   const int2* table = nullptr;  // [count] {first token, tokens}; null = every block_tokens
 };
 
+inline constexpr uint32_t kExactRow = 0x80000000u;
+inline constexpr int32_t kMostCodedDim = 128;  // of rows of 8 bits
+
 // Keys and values of a layer.
 struct PrefillKeys {
   const void* keys = nullptr;          // [Hkv, M, d] in slot order
@@ -47,6 +51,7 @@ struct PrefillKeys {
   const void* exact_values = nullptr;  // [Hkv, E, d]
   int32_t exact = 0;                   // E
   int32_t exact_skipped = 0;           // of them, from the first on, that are not attended
+  CodedSource coded;                   // in place of `keys` and `values`
 };
 
 struct PrefillAttend {
@@ -63,9 +68,10 @@ struct PrefillAttend {
   // kMaskSlack more than E and the keys in a list's runs.
   const uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
-  // Where masks are: [lists, mask_stride] where the row of each key of a list lies, in units of 16
-  // bytes from keys.keys, and that of its value from keys.values. Null: in `keys` as they say. Not
-  // with `whole`.
+  // Where masks are: [lists, mask_stride] where the row of each key of a list lies, and that of its
+  // value. Of rows of 8 bits their number, head * M + slot, or kExactRow and that of an exact one;
+  // else in units of 16 bytes from keys.keys and keys.values, and not with `whole`. Null: in `keys`
+  // as they say; not for rows of 8 bits.
   const uint32_t* rows = nullptr;
   // Where it is not 0, all tokens attend to all keys in place of lists and masks; may be null.
   const uint32_t* whole = nullptr;

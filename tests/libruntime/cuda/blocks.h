@@ -52,7 +52,7 @@ struct BlockOptions {
   // Queries as bf16 has them, of which kernels that take f32 in two parts round nothing: two scores
   // within that rounding may be chosen either way.
   bool plain_queries = false;
-  double lse_slack = 0;  // of 16-bit queries: what the rounding of unpacked keys adds
+  double rounding = 1;  // of 16-bit queries: as many times the error, of keys rounded once more
 };
 
 // {level, first, length} of what is estimated for the first block, KV head by KV head.
@@ -114,7 +114,7 @@ inline double compare_blocks(const Served& served, const SelectionRequest& selec
     if (dtype == DType::kF32) {
       expect_close(call.output(), *expected, served.options.head_dim);
     } else {
-      expect_rows_within(call.output(), *expected, served.options.head_dim, how.lse_slack);
+      expect_rows_within(call.output(), *expected, served.options.head_dim, how.rounding);
     }
 
     const auto found = (*gpu)->totals(layer);

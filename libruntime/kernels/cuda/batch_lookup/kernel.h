@@ -49,10 +49,12 @@ struct BatchLookup {
   uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
   int32_t exact = 0;  // E
-  // For keys in an engine's cache: [lists, mask_stride] where it has the row of each key of a list,
-  // in units of 16 bytes from its first one. Null: not wanted.
+  // For keys in an engine's cache or in rows of 8 bits: [lists, mask_stride] where the row of each
+  // key of a list lies, as in PrefillAttend. Null: not wanted.
   uint32_t* rows = nullptr;
   CacheSource cache;
+  // Of rows of 8 bits: their clusters, whose means are counted; else 0.
+  int32_t means = 0;
 
   // Null: every call chooses. `most`: keys of all lists; with more the next calls read everything.
   BatchHistory* history = nullptr;

@@ -23,7 +23,7 @@ class BatchList {
   using Scan = cub::BlockScan<Sums, kBatchThreads>;
   struct Shared {
     Scan::TempStorage scan;
-    uint32_t tally;
+    uint32_t tally, means;
   };
 
   __device__ BatchList(const BatchLookup& call, int level, Shared& shared)
@@ -42,7 +42,7 @@ class BatchList {
     const int tiles = (level_.clusters + kBatchTile - 1) / kBatchTile;
     begin_ = tiles * part_ / parts_ * kBatchTile;
     end_ = min(tiles * (part_ + 1) / parts_ * kBatchTile, level_.clusters);
-    if (thread_ == 0) shared.tally = 0;
+    if (thread_ == 0) shared.tally = shared.means = 0;
   }
 
  protected:
@@ -60,14 +60,8 @@ class BatchList {
 
   // Adds what the block's threads have, after the block's first barrier; a barrier later, once:
   // post().
-  __device__ void tally(uint32_t own) {
-    own = __reduce_add_sync(~0u, own);
-    if (lane_ == 0 && own != 0) atomicAdd(&shared_.tally, own);
-  }
-  __device__ void post(int counter) const {
-    if (thread_ != 0) return;
-    atomicAdd(&p_.counters[counter], static_cast<unsigned long long>(shared_.tally));
-  }
+  __device__ void tally(uint32_t own) { add_up(own, shared_.tally); }
+  __device__ void post(int counter) const { post(counter, shared_.tally); }
 
   // The words of chosen_words(), of so many groups, become those of the children, or runs.
   __device__ void pass_on(int groups, uint32_t faults) {
@@ -84,6 +78,7 @@ class BatchList {
   __device__ void count_whole() const {
     const auto requests = static_cast<unsigned long long>(requests_);
     atomicAdd(&p_.counters[1], requests * p_.slots);
+    atomicAdd(&p_.counters[2], 2 * requests * call_.means);
     if (head_ != 0) return;
     atomicAdd(&p_.counters[0], requests);
     atomicAdd(&p_.counters[3], requests);
@@ -103,6 +98,14 @@ class BatchList {
  private:
   static constexpr uint32_t kCounted = 1u << 31;  // in the upper half of a part's counts
 
+  __device__ void add_up(uint32_t own, uint32_t& sum) {
+    own = __reduce_add_sync(~0u, own);
+    if (lane_ == 0 && own != 0) atomicAdd(&sum, own);
+  }
+  __device__ void post(int counter, uint32_t sum) const {
+    if (thread_ == 0) atomicAdd(&p_.counters[counter], static_cast<unsigned long long>(sum));
+  }
+
   struct Cluster {
     uint32_t first = 0, length = 0;  // children, or slots
     uint32_t word = 0;               // who chose it
@@ -119,10 +122,10 @@ class BatchList {
     return call_.words + (plane * int64_t{call_.lists()} + list_) * p_.width;
   }
 
-  // to[first, + length) = word, of every lane one after the other; slots[first, + length) = slot
-  // and so on, if there is such a list.
+  // to[first, + length) = word, of every lane one after the other; rows[first, + length) = row and
+  // so on, if there is such a list.
   __device__ void write_words(uint32_t* to, uint32_t first, uint32_t length, uint32_t word,
-                              uint32_t* slots = nullptr, uint32_t slot = 0) const {
+                              uint32_t* rows = nullptr, uint32_t row = 0) const {
 #pragma unroll 1
     for (uint32_t left = __ballot_sync(~0u, length != 0); left != 0; left &= left - 1) {
       const int i = __ffs(left) - 1;
@@ -130,32 +133,38 @@ class BatchList {
       const uint32_t begin = __shfl_sync(~0u, first, i), of = __shfl_sync(~0u, word, i);
 #pragma unroll 1
       for (uint32_t j = lane_; j < count; j += 32) to[begin + j] = of;
-      if (slots == nullptr) continue;
-      const uint32_t from = __shfl_sync(~0u, slot, i);
+      if (rows == nullptr) continue;
+      const uint32_t from = __shfl_sync(~0u, row, i);
 #pragma unroll 1
-      for (uint32_t j = lane_; j < count; j += 32) slots[begin + j] = from + j;
+      for (uint32_t j = lane_; j < count; j += 32) rows[begin + j] = from + j;
     }
   }
 
-  // Where the cache has a token, in units of 16 bytes.
-  __device__ uint32_t row_of(int64_t token) const {
+  // Where the row of an exact key lies; of a token in the cache, in units of 16 bytes.
+  __device__ uint32_t exact_row(int key) const {
+    if (call_.cache.keys == nullptr) {
+      return kExactRow | static_cast<uint32_t>(head_ * call_.exact + key);
+    }
+    return row_in_cache(exact_token(call_.cache, call_.exact, key));
+  }
+  __device__ uint32_t row_in_cache(int64_t token) const {
     return static_cast<uint32_t>(cache_bytes(call_.cache, cache_row(call_.cache, token), head_) /
                                  16);
   }
-  // Slots of [begin, end) become rows, some at once: each takes two reads that wait for each other.
-  __device__ void find_rows(uint32_t* list, uint32_t begin, uint32_t end) const {
+  // Numbers of rows at [begin, end) of the list become places in the cache, some at once: each
+  // takes two reads that wait for each other.
+  __device__ void find_in_cache(uint32_t* list, uint32_t begin, uint32_t end) const {
     constexpr int kOnce = 4;
-    const uint32_t* positions = call_.cache.positions + int64_t{head_} * p_.slots;
 #pragma unroll 1
     for (uint32_t first = begin + thread_; first < end; first += kOnce * kBatchThreads) {
       uint32_t at[kOnce], row[kOnce];
 #pragma unroll
       for (int i = 0; i < kOnce; ++i) {
         at[i] = first + i * kBatchThreads;
-        row[i] = at[i] < end ? positions[list[at[i]]] : 0;
+        row[i] = at[i] < end ? call_.cache.positions[list[at[i]]] : 0;
       }
 #pragma unroll
-      for (int i = 0; i < kOnce; ++i) row[i] = row_of(row[i]);
+      for (int i = 0; i < kOnce; ++i) row[i] = row_in_cache(row[i]);
 #pragma unroll
       for (int i = 0; i < kOnce; ++i) {
         if (at[i] < end) list[at[i]] = row[i];
@@ -200,12 +209,14 @@ class BatchList {
       }
     };
     Sums own, at, all;
-    uint32_t wanted = 0;  // keys, counted for every request
+    uint32_t wanted = 0, means = 0;  // keys and clusters, counted for every request
     for_each([&](const Cluster& cluster, Sums part) {
       own = own + part;
       wanted += part.b * __popc(cluster.word);
+      means += __popc(cluster.word);
     });
     tally(wanted);
+    if (call_.means > 0) add_up(means, shared_.means);
     Scan(shared_.scan)
         .ExclusiveScan(
             own, at, Sums(), [](Sums a, Sums b) { return a + b; }, all);
@@ -214,26 +225,29 @@ class BatchList {
     const int64_t runs = list_ * (call_.runs.capacity + 1);
     uint32_t* masks = call_.masks + list_ * call_.mask_stride;
     uint32_t* rows = call_.rows == nullptr ? nullptr : call_.rows + list_ * call_.mask_stride;
-    uint32_t* slots = rows == nullptr ? nullptr : rows + call_.exact;
+    uint32_t* chosen = rows == nullptr ? nullptr : rows + call_.exact;
+    const auto first_row = static_cast<uint32_t>(head_ * p_.slots);
     for_each([&](const Cluster& cluster, Sums part) {
       if (part.a != 0) {
         call_.runs.first[runs + at.a] = cluster.first;
         call_.runs.before[runs + at.a] = at.b;
       }
-      write_words(masks + call_.exact, at.b, part.b, cluster.word, slots, cluster.first);
+      write_words(masks + call_.exact, at.b, part.b, cluster.word, chosen,
+                  first_row + cluster.first);
       at = at + part;
     });
-    if (slots != nullptr) {
+    if (call_.cache.keys != nullptr) {
       __syncthreads();
-      find_rows(slots, parts.b, parts.b + all.b);
+      find_in_cache(chosen, parts.b, parts.b + all.b);
     }
     // The rule kBudget has counted what its requests chose.
     const bool counts = p_.rule == LookupRule::kThreshold;
     if (counts) post(1);
+    if (call_.means > 0) post(2, shared_.means);
     if (part_ == 0) {
       for (int key = thread_; key < call_.exact; key += kBatchThreads) {
         masks[key] = all_;
-        if (rows != nullptr) rows[key] = row_of(exact_token(call_.cache, call_.exact, key));
+        if (rows != nullptr) rows[key] = exact_row(key);
       }
       if (counts && thread_ == 0 && head_ == 0) {
         atomicAdd(&p_.counters[0], static_cast<unsigned long long>(requests_ - __popc(faults)));

@@ -2,6 +2,8 @@
 // to 127, which bfloat16 has exactly. Scales and means are the caller's.
 #pragma once
 
+#include <type_traits>
+
 #include "libruntime/kernels/cuda/common/rows.cuh"
 
 namespace sqz::cuda {
@@ -15,6 +17,41 @@ __device__ __forceinline__ uint32_t bf16_of_bytes(uint32_t word) {
   const __nv_bfloat162 pair = __hsub2(reinterpret_cast<const __nv_bfloat162&>(up),
                                       reinterpret_cast<const __nv_bfloat162&>(down));
   return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// The same as a pair of f16: 0x6400 is 1024, and 0x6480 is 1152.
+template <int kHalf>
+__device__ __forceinline__ uint32_t f16_of_bytes(uint32_t word) {
+  const uint32_t up = __byte_perm(word ^ 0x80808080u, 0x64646464u, kHalf == 0 ? 0x4140 : 0x4342);
+  const uint32_t down = 0x64806480u;
+  const __half2 pair =
+      __hsub2(reinterpret_cast<const __half2&>(up), reinterpret_cast<const __half2&>(down));
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// Two numbers of a row, of pairs of them, of their means and of the row's scale; rounded once.
+template <class Element>
+__device__ __forceinline__ uint32_t decode_pair(uint32_t numbers, uint32_t scales, uint32_t means) {
+  using Pair = std::conditional_t<std::is_same_v<Element, F16>, __half2, __nv_bfloat162>;
+  const Pair pair =
+      __hfma2(reinterpret_cast<const Pair&>(numbers), reinterpret_cast<const Pair&>(scales),
+              reinterpret_cast<const Pair&>(means));
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+// Eight of them.
+template <class Element>
+__device__ __forceinline__ uint4 decode_8(uint2 bytes, uint16_t scale, uint4 means) {
+  const uint32_t scales = scale | uint32_t{scale} << 16;
+  const auto two = [&](auto half, uint32_t word, uint32_t means_of) {
+    constexpr int kHalf = decltype(half)::value;
+    const uint32_t numbers =
+        std::is_same_v<Element, F16> ? f16_of_bytes<kHalf>(word) : bf16_of_bytes<kHalf>(word);
+    return decode_pair<Element>(numbers, scales, means_of);
+  };
+  constexpr std::integral_constant<int, 0> kLow;
+  constexpr std::integral_constant<int, 1> kHigh;
+  return make_uint4(two(kLow, bytes.x, means.x), two(kHigh, bytes.x, means.y),
+                    two(kLow, bytes.y, means.z), two(kHigh, bytes.y, means.w));
 }
 
 // What a lane holds of one row: lane 4 n + t bytes [64 c + 16 t, + 16) of row n, for each c, and of

@@ -34,7 +34,8 @@ int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t*
 void set_tiles(PrefillAttendParams& params, int multiprocessors) {
   params.tiles = query_tiles(params.blocks, params.shape.group, kRows);
   params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
-  params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr);
+  params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
+                               params.keys.coded.keys.bits > 0);
 }
 
 PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) {
@@ -83,15 +84,19 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
             concat("prefill_attend: masks for blocks of ", tokens,
                    " tokens, expected at most 32 of ", kRows, " query rows")};
   }
-  if (call.rows != nullptr && (call.masks == nullptr || call.whole != nullptr)) {
-    return {Code::kInvalidArgument, "prefill_attend: rows without masks, or with `whole`"};
+  const bool coded = call.keys.coded.keys.bits > 0;
+  if (coded ? call.selected.totals != nullptr && (call.rows == nullptr || call.masks == nullptr)
+            : call.rows != nullptr && (call.masks == nullptr || call.whole != nullptr)) {
+    return {Code::kInvalidArgument,
+            "prefill_attend: rows without masks or with `whole`, or none where rows have 8 bits"};
   }
+  if (coded && call.shape.dim > kMostCodedDim) return no_such_dim(call.shape.dim);
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   // Everything is read by one block of all tokens: its tiles share keys in the L2.
   PrefillAttendParams all = params;
   all.blocks = {call.blocks.tokens, 1, call.blocks.tokens, nullptr};
   all.selected = {};
-  all.masks = nullptr;
+  all.masks = all.rows = nullptr;
   set_tiles(all, multiprocessors);
   // Small-M calls of one block have the same tiles either way: one launch does both.
   const bool same = params.small_m && params.blocks.count == 1;

@@ -41,25 +41,39 @@ struct WorkCounts {
   uint32_t unused;
 };
 
-template <int kDimArg, int kKeysArg>
+// kCodedArg: rows of 8 bits.
+template <int kDimArg, int kKeysArg, bool kCodedArg = false>
 struct Config {
+  static constexpr bool kCoded = kCodedArg;
   static constexpr int kDim = kDimArg;
   static constexpr int kKeys = kKeysArg;                  // of a tile: wgmma's N of Q K
   static constexpr int kChunks = (kDim + 63) / 64;        // of a row, kRowBytes each
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
-  static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / (2 * kTileBytes);
+  // Of codes, a byte a number; with a word for each key and producer.
+  static constexpr int kCodeBytes = kCoded ? kTileBytes / 2 : 0;
+  static constexpr int kStageBytes = 2 * (kTileBytes + kCodeBytes) + (kCoded ? 16 * kKeys : 0);
+  static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / kStageBytes;
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
   static constexpr int kStages = kFit < kMost ? kFit : kMost;
   // Of a thread. Fetching many short runs wants more than 24.
-  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : 224;
-  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : 56;
+  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kCoded ? 208 : 224;
+  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kCoded ? 88 : 56;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 
+// Rows of 8 bits on their way, of each stage.
+template <class Config, bool kCoded>
+struct CodeStorage {};
 template <class Config>
-struct SharedStorage {
+struct CodeStorage<Config, true> {
+  alignas(16) uint8_t codes[2][Config::kStages][Config::kCodeBytes];  // keys, values: [chunk][key]
+  uint32_t scales[4][Config::kStages][Config::kKeys];  // of a producer: of a row, or kNotCoded
+};
+
+template <class Config>
+struct SharedStorage : CodeStorage<Config, Config::kCoded> {
   alignas(1024) uint8_t queries[Config::kQueryBytes];               // [chunk][row][kRowBytes]
   alignas(1024) uint8_t keys[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
   alignas(1024) uint8_t values[Config::kStages][Config::kTileBytes];

@@ -92,8 +92,14 @@ __device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, co
   }
 }
 
-// Items, queries, and the first chunks of keys.
+// Whether warps copy rows, and the copy engine does not.
 template <class Config, bool kMasked>
+__device__ __forceinline__ bool lists_rows(const PrefillAttendParams& params) {
+  return Config::kCoded || (kMasked && params.rows != nullptr);
+}
+
+// Items, queries, and the first chunks of keys.
+template <class T, class Config, bool kMasked>
 __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
                                        const PrefillAttendParams& params, const AttendMaps& maps) {
   const uint32_t query_bytes =
@@ -123,10 +129,8 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
       masks =
           params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
-    if (kMasked && params.rows != nullptr) {
-      fetch_listed_rows<Config>(params, item, params.keys.keys, 0, Config::kFirstChunks,
-                                shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
-                                shared.masks);
+    if (lists_rows<Config, kMasked>(params)) {
+      RowFetcher<T, Config>(shared, params, item, false, 0, Config::kFirstChunks).run(ring);
     } else {
       fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
                          shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
@@ -138,7 +142,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
 }
 
 // The other chunks of keys, and values.
-template <class Config, bool kMasked>
+template <class T, class Config, bool kMasked>
 __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                              const AttendMaps& maps, int warp) {
   const bool values = warp != 2;
@@ -156,9 +160,8 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendP
     auto* tiles = values ? shared.values : shared.keys;
     uint64_t* full = values ? shared.values_full : shared.keys_full;
     uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
-    if (kMasked && params.rows != nullptr) {
-      fetch_listed_rows<Config>(params, item, values ? params.keys.values : params.keys.keys, first,
-                                end, tiles, full, empty, ring, nullptr, nullptr);
+    if (lists_rows<Config, kMasked>(params)) {
+      RowFetcher<T, Config>(shared, params, item, values, first, end).run(ring);
     } else {
       fetch_rows<Config>(params, item, slots, exact, first, end, tiles, full, empty, ring);
     }
@@ -393,12 +396,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
-    const bool listed = kMasked && params.rows != nullptr;
+    const uint32_t producers = lists_rows<Config, kMasked>(params) ? copy_arrivals<Config>() : 1;
     ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(&shared.keys_full[stage], listed ? 1 + copy_arrivals<Config>() : 1);
+      ptx::mbarrier_init(&shared.keys_full[stage], producers);
       ptx::mbarrier_init(&shared.keys_empty[stage], kConsumers);
-      ptx::mbarrier_init(&shared.values_full[stage], listed ? copy_arrivals<Config>() : 1);
+      ptx::mbarrier_init(&shared.values_full[stage], producers);
       ptx::mbarrier_init(&shared.values_empty[stage], kConsumers);
     }
     ptx::fence_mbarrier_init();
@@ -409,9 +412,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
-      fetch_queries_and_keys<Config, kMasked>(shared, params, maps);
+      fetch_queries_and_keys<T, Config, kMasked>(shared, params, maps);
     } else {
-      fetch_others<Config, kMasked>(shared, params, maps, threadIdx.x / 32);
+      fetch_others<T, Config, kMasked>(shared, params, maps, threadIdx.x / 32);
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -419,10 +422,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <class T, int kDim, bool kNarrow, bool kMasked>
+template <class T, int kDim, bool kNarrow, bool kMasked, bool kCoded = false>
 Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, int multiprocessors,
                      cudaStream_t stream) {
-  using Layout = Config<kDim, tile_keys(kDim, kNarrow, kMasked)>;
+  using Layout = Config<kDim, tile_keys(kDim, kNarrow, kMasked, kCoded), kCoded>;
   constexpr size_t kShared = sizeof(SharedStorage<Layout>);
   static_assert(kShared <= kSharedLimit);
   auto* kernel = attend_kernel<T, Layout, kNarrow, kMasked>;
@@ -433,11 +436,17 @@ Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, 
 inline Status encode_key_maps(const PrefillAttendParams& params, AttendMaps& maps) {
   const PrefillKeys& keys = params.keys;
   // A tensor without rows is never read; another one stands in for its map.
-  const bool slots = keys.slots > 0, exact = keys.exact > 0;
-  const PrefillKeys all = {
-      slots ? keys.keys : keys.exact_keys,     slots ? keys.values : keys.exact_values,
-      slots ? keys.slots : keys.exact,         exact ? keys.exact_keys : keys.keys,
-      exact ? keys.exact_values : keys.values, exact ? keys.exact : keys.slots};
+  PrefillKeys all = keys;
+  if (keys.slots == 0) {
+    all.keys = keys.exact_keys;
+    all.values = keys.exact_values;
+    all.slots = keys.exact;
+  }
+  if (keys.exact == 0) {
+    all.exact_keys = keys.keys;
+    all.exact_values = keys.values;
+    all.exact = keys.slots;
+  }
   const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
     return encode_row_maps(to, data, params.shape.kv_heads, rows, params.shape.dim);
   };
@@ -453,11 +462,18 @@ Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cud
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
                                        params.blocks.tokens, params.tiles.heads,
                                        params.tiles.tokens));
-  if (params.rows == nullptr) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
+  const bool coded = params.keys.coded.keys.bits > 0;
+  if (!coded && params.rows == nullptr) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
   auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
                                                            : launch_kernel<T, kDim, false, false>)
                                          : (params.small_m ? launch_kernel<T, kDim, true, true>
                                                            : launch_kernel<T, kDim, false, true>);
+  if constexpr (kDim <= kMostCodedDim) {
+    if (coded) {
+      launch = params.small_m ? launch_kernel<T, kDim, true, true, true>
+                              : launch_kernel<T, kDim, false, true, true>;
+    }
+  }
   return launch(params, maps, multiprocessors, stream);
 }
 

@@ -40,14 +40,15 @@ struct AttendChoice {
 // Tiles of all lists as items, longest first, in `multiprocessors` about equal shares.
 Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream);
 
-// T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
+// T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256, the last not for rows of 8 bits, whose tiles
+// do not fit. Compute capability 9.0.
 template <class T, int kDim>
 Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream);
 
 // Keys of a tile of that kernel. Memory bounds small-M calls: many small tiles are under way. With
-// masks 176 keys do not fit in the registers.
-constexpr int tile_keys(int dim, bool small_m, bool masked) {
-  if (small_m) return 64;
+// masks 176 keys do not fit in the registers, and rows of 8 bits take shared memory for codes.
+constexpr int tile_keys(int dim, bool small_m, bool masked, bool coded) {
+  if (small_m || coded) return 64;
   return dim == 256 ? (masked ? 64 : 80) : dim == 128 && !masked ? 176 : 128;
 }
 

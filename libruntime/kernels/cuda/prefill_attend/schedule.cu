@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   begin_dependent();
   const PrefillAttendParams& params = choice.params();
-  const int32_t whole = &params == &choice.all ? 1 : 0;
+  const int32_t whole = params.selected.totals == nullptr ? 1 : 0;
   const int32_t groups = params.blocks.count * params.shape.kv_heads;
   const uint32_t item_cost = own_tiles(params, kItemCost);
   __syncthreads();

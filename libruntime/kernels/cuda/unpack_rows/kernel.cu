@@ -1,12 +1,12 @@
 // A block of threads unpacks neighbouring slots of a KV head; a thread has 8 numbers at a time.
-#include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
+#include "libruntime/kernels/cuda/common/rows8.cuh"
 #include "libruntime/kernels/cuda/unpack_rows/kernel.h"
 
 namespace sqz::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kMarkThreads = 256;
 
 struct Unpack {
   CodedSource from;
@@ -25,15 +25,15 @@ struct Unpack {
   __device__ uint32_t cluster_of(int64_t row) const { return from.clusters[row] & ~kFirstSlot; }
 };
 
-// Counts mean vectors, and notes what the lists have. A warp a list.
-__global__ void mark_kernel(const __grid_constant__ Unpack p) {
+// Counts mean vectors, and notes what the lists have. A block a list.
+__global__ void __launch_bounds__(kMarkThreads) mark_kernel(const __grid_constant__ Unpack p) {
   const int64_t list = int64_t{blockIdx.x} * (p.lists.capacity + 1);
   const int64_t head = blockIdx.x % p.kv_heads;
-  unsigned long long count = 0;
-  for (uint32_t run = threadIdx.x; run < p.lists.totals[blockIdx.x].runs; run += 32) {
+  uint32_t count = 0;
+  const uint32_t runs = p.lists.totals[blockIdx.x].runs;
+  for (uint32_t run = threadIdx.x; run < runs; run += kMarkThreads) {
     const uint32_t first = p.lists.first[list + run];
-    const uint32_t last =
-        first + p.lists.before[list + run + 1] - p.lists.before[list + run] - 1;
+    const uint32_t last = first + p.lists.before[list + run + 1] - p.lists.before[list + run] - 1;
     const int64_t row = head * p.slots;
     count += p.cluster_of(row + last) - p.cluster_of(row + first) + 1;
     for (uint32_t word = first / 32; word <= last / 32; ++word) {
@@ -42,7 +42,10 @@ __global__ void mark_kernel(const __grid_constant__ Unpack p) {
       atomicOr(&p.wanted(head, word), from & to);
     }
   }
-  if (p.vectors != nullptr && count > 0) atomicAdd(p.vectors, count);
+  count = __reduce_add_sync(~0u, count);
+  if (p.vectors != nullptr && count > 0 && threadIdx.x % 32 == 0) {
+    atomicAdd(p.vectors, static_cast<unsigned long long>(count));
+  }
 }
 
 // Blocks [Hkv * tiles of slots].
@@ -54,7 +57,8 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
   const int64_t tile = blockIdx.x % tiles, first = head * p.slots + tile * kUnpackRows;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kWords) {
-    const auto left = static_cast<int>(min(p.slots - tile * kUnpackRows - 32 * thread, int64_t{32}));
+    const auto left =
+        static_cast<int>(min(p.slots - tile * kUnpackRows - 32 * thread, int64_t{32}));
     words[thread] = left <= 0 ? 0 : ~0u >> (32 - left);
     if (p.lists.totals != nullptr) {
       uint32_t& there = p.there(head, tile * kWords + thread);
@@ -68,8 +72,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
     if (i == thread / 32 && (words[i] >> thread % 32 & 1) != 0) {
       const int at = rows + __popc(words[i] & ((1u << thread % 32) - 1));
       slots_of[at] = thread;
-      rows_of_means[at] =
-          static_cast<uint32_t>(head) * p.from.count + p.cluster_of(first + thread);
+      rows_of_means[at] = static_cast<uint32_t>(head) * p.from.count + p.cluster_of(first + thread);
     }
     rows += __popc(words[i]);
   }
@@ -88,15 +91,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
       const int64_t row = first + slots_of[i / chunks], at = row * chunks + chunk;
       const uint2 codes = all_codes[at];
       const uint4 means = all_means[int64_t{rows_of_means[i / chunks]} * chunks + chunk];
-      const float scale = Element::low(scales[row]);
-      const auto pair = [&](uint32_t two, uint32_t mean_pair) {  // of the lower 16 bits
-        const auto a = static_cast<float>(static_cast<int8_t>(two & 0xFF));
-        const auto b = static_cast<float>(static_cast<int8_t>(two >> 8 & 0xFF));
-        return Element::pack(fmaf(scale, a, Element::low(mean_pair)),
-                             fmaf(scale, b, Element::high(mean_pair)));
-      };
-      out[at] = make_uint4(pair(codes.x, means.x), pair(codes.x >> 16, means.y),
-                           pair(codes.y, means.z), pair(codes.y >> 16, means.w));
+      out[at] = decode_8<Element>(codes, scales[row], means);
     }
   }
 }
@@ -125,7 +120,7 @@ Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRow
   };
   if (params.lists.totals != nullptr) {
     const int64_t selections = params.lists.of_heads ? 1 : blocks;
-    SQZ_RETURN_IF_ERROR(launch(mark_kernel, selections * params.kv_heads, 32));
+    SQZ_RETURN_IF_ERROR(launch(mark_kernel, selections * params.kv_heads, kMarkThreads));
   } else if (vectors != nullptr) {
     SQZ_RETURN_IF_ERROR(launch(count_all_kernel, 1, 1));
   }
