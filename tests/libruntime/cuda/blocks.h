@@ -52,7 +52,9 @@ struct BlockOptions {
   // Queries as bf16 has them, of which kernels that take f32 in two parts round nothing: two scores
   // within that rounding may be chosen either way.
   bool plain_queries = false;
-  double rounding = 1;  // of 16-bit queries: as many times the error, of keys rounded once more
+  // Of 16-bit queries, what the rounding of unpacked keys adds to log-sum-exps; as many times the
+  // error of everything.
+  double lse_slack = 0, rounding = 1;
 };
 
 // {level, first, length} of what is estimated for the first block, KV head by KV head.
@@ -114,7 +116,8 @@ inline double compare_blocks(const Served& served, const SelectionRequest& selec
     if (dtype == DType::kF32) {
       expect_close(call.output(), *expected, served.options.head_dim);
     } else {
-      expect_rows_within(call.output(), *expected, served.options.head_dim, how.rounding);
+      expect_rows_within(call.output(), *expected, served.options.head_dim, how.lse_slack,
+                         how.rounding);
     }
 
     const auto found = (*gpu)->totals(layer);

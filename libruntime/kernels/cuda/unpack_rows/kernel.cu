@@ -6,7 +6,7 @@
 namespace sqz::cuda {
 namespace {
 
-constexpr int kThreads = 256, kMarkThreads = 256;
+constexpr int kThreads = 256;
 
 struct Unpack {
   CodedSource from;
@@ -16,7 +16,7 @@ struct Unpack {
   UnpackedRows to;
   unsigned long long* vectors;  // may be null
 
-  __host__ __device__ int64_t words() const { return UnpackedRows::words(slots); }
+  __device__ int64_t words() const { return UnpackedRows::words(slots); }
   // Of slots [32 i, 32 i + 32) of a head: those of the lists, and those that are there.
   __device__ uint32_t& wanted(int64_t head, int64_t i) const { return to.bits[head * words() + i]; }
   __device__ uint32_t& there(int64_t head, int64_t i) const {
@@ -26,12 +26,12 @@ struct Unpack {
 };
 
 // Counts mean vectors, and notes what the lists have. A block a list.
-__global__ void __launch_bounds__(kMarkThreads) mark_kernel(const __grid_constant__ Unpack p) {
+__global__ void __launch_bounds__(kThreads) mark_kernel(const __grid_constant__ Unpack p) {
   const int64_t list = int64_t{blockIdx.x} * (p.lists.capacity + 1);
   const int64_t head = blockIdx.x % p.kv_heads;
   uint32_t count = 0;
   const uint32_t runs = p.lists.totals[blockIdx.x].runs;
-  for (uint32_t run = threadIdx.x; run < runs; run += kMarkThreads) {
+  for (uint32_t run = threadIdx.x; run < runs; run += kThreads) {
     const uint32_t first = p.lists.first[list + run];
     const uint32_t last = first + p.lists.before[list + run + 1] - p.lists.before[list + run] - 1;
     const int64_t row = head * p.slots;
@@ -53,7 +53,7 @@ template <class Element>
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ Unpack p) {
   constexpr int kWords = kUnpackRows / 32;
   __shared__ uint32_t rows_of_means[kUnpackRows], slots_of[kUnpackRows], words[kWords];
-  const int64_t tiles = (p.slots + kUnpackRows - 1) / kUnpackRows, head = blockIdx.x / tiles;
+  const int64_t tiles = UnpackedRows::tiles(p.slots), head = blockIdx.x / tiles;
   const int64_t tile = blockIdx.x % tiles, first = head * p.slots + tile * kUnpackRows;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kWords) {
@@ -120,13 +120,12 @@ Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRow
   };
   if (params.lists.totals != nullptr) {
     const int64_t selections = params.lists.of_heads ? 1 : blocks;
-    SQZ_RETURN_IF_ERROR(launch(mark_kernel, selections * params.kv_heads, kMarkThreads));
+    SQZ_RETURN_IF_ERROR(launch(mark_kernel, selections * params.kv_heads, kThreads));
   } else if (vectors != nullptr) {
     SQZ_RETURN_IF_ERROR(launch(count_all_kernel, 1, 1));
   }
-  const int64_t tiles = (params.slots + kUnpackRows - 1) / kUnpackRows;
   return launch(params.dtype == DType::kBF16 ? unpack_kernel<Bf16> : unpack_kernel<F16>,
-                params.kv_heads * tiles, kThreads);
+                params.kv_heads * UnpackedRows::tiles(params.slots), kThreads);
 }
 
 }  // namespace sqz::cuda

@@ -14,9 +14,8 @@ struct UnpackedRows {
   // [2, Hkv, words] a bit a slot: those that lists have now, and those that are there.
   uint32_t* bits = nullptr;
 
-  static constexpr int64_t words(int64_t slots) {
-    return (slots + kUnpackRows - 1) / kUnpackRows * (kUnpackRows / 32);
-  }
+  static constexpr int64_t tiles(int64_t slots) { return (slots + kUnpackRows - 1) / kUnpackRows; }
+  static constexpr int64_t words(int64_t slots) { return tiles(slots) * (kUnpackRows / 32); }
 };
 
 // Nothing is there any more.
