@@ -1,0 +1,215 @@
+// Rows of codes on the GPU: those that an upload makes and those that are unpacked, against
+// float64.
+#include <gmock/gmock.h>
+
+#include "libruntime/cuda/call_parts.h"
+#include "libruntime/kernels/cuda/unpack_rows/kernel.h"
+#include "tests/libruntime/coded_rows.h"
+#include "tests/libruntime/cuda/blocks.h"
+#include "tests/libruntime/cuda/prefill_device.h"
+#include "tests/libruntime/cuda/uploaded_index.h"
+
+namespace sqz::cuda {
+namespace {
+
+using test::as_uploaded;
+using test::DeviceRuns;
+using test::shape;
+using test::SlotRun;
+using testing::serve_coded;
+using testing::Served;
+using testing::TinyIndexOptions;
+
+class CodedRowsTest : public ::testing::Test {
+ protected:
+  void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
+};
+
+// Rows of 8 bits are those of the index. Values of 4 bits become numbers of 8 bits, of a scale that
+// is the largest magnitude m of the residual over 127, rounded to 16 bits (2^-9 of it at most, in
+// bf16): each is within half a scale of what it was, .5 (1 + 2^-9) m / 127. The largest may be
+// beyond 127 scales by 2^-9 of it, a quarter of a scale.
+TEST_F(CodedRowsTest, UploadedRows) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int64_t dim : {64, 96, 128, 256}) {
+      TinyIndexOptions options = shape(dim, 1, {40, 211});
+      options.dtype = dtype;
+      options.tokens = 1500;
+      for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+        SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
+        const Served served = serve_coded(options, {.rows = rows, .key_codes = 1});
+        const auto uploaded = as_uploaded(served);
+        const LayerView &from = served.index->layers[1], &found = uploaded->layers[1];
+        const LevelView& finest = from.level[static_cast<size_t>(from.levels - 1)];
+        // Residuals: over means of zero.
+        const std::vector<std::byte> zeros(
+            static_cast<size_t>(from.kv_heads * finest.clusters * dim * 2));
+        const auto residuals = [&](const LayerView& view, const CodedRows& coded) {
+          return testing::decode(view, coded, zeros.data());
+        };
+        EXPECT_EQ(residuals(found, found.coded_keys), residuals(from, from.coded_keys));
+        const std::vector<float> values = residuals(found, found.coded_values);
+        const std::vector<float> want = residuals(from, from.coded_values);
+        if (rows == RowKind::kQ8) {
+          EXPECT_EQ(values, want);
+          continue;
+        }
+        ASSERT_EQ(values.size(), want.size());
+        for (size_t row = 0; row < want.size(); row += static_cast<size_t>(dim)) {
+          float most = 0;
+          for (int64_t i = 0; i < dim; ++i) {
+            most = std::max(most, std::abs(want[row + static_cast<size_t>(i)]));
+          }
+          const double tolerance = 0.5 * (1 + 0x1p-9) * most / 127 + 1e-5 * most;  // of float32
+          for (size_t i = row; i < row + static_cast<size_t>(dim); ++i) {
+            ASSERT_NEAR(values[i], want[i], tolerance) << "row " << row / dim << ", number " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+// A layer of several pieces of an upload, whose last block of rows is not whole: every row is there
+// once, under its own scale.
+TEST_F(CodedRowsTest, UploadsInPieces) {
+  TinyIndexOptions options = shape(64, 1, {300});
+  options.layers = 1;
+  options.tokens = 100000;  // of 4-bit values 3 KV heads have 10 MB
+  const Served served = serve_coded(options, {.rows = RowKind::kQ4});
+  const auto uploaded = as_uploaded(served);
+  const LayerView &from = served.index->layers[0], &found = uploaded->layers[0];
+  std::vector<int8_t> numbers(64);
+  for (int64_t row = 0; row < from.kv_heads * from.slots; row += 17) {
+    const auto number = [&](const LayerView& view, int64_t i) {
+      const CodedRows& coded = view.coded_values;
+      const int64_t bytes = code_bytes(64, coded.bits);
+      decode_row(coded.codes + row * bytes, coded.bits, 64, numbers.data());
+      double sum = 0;
+      for (int64_t j = 0; j < 64; ++j) {
+        const double turn = !coded.rotated() ? i == j : double{view.rotation[i * 64 + j]};
+        sum += turn * numbers[static_cast<size_t>(j)];
+      }
+      return sum * reference::element(view.dtype, coded.scales, row);
+    };
+    const double scale = reference::element(found.dtype, found.coded_values.scales, row);
+    for (int64_t i = row % 7; i < 64; i += 7) {
+      ASSERT_NEAR(number(found, i), number(from, i), 0.51 * scale) << "row " << row;
+    }
+  }
+}
+
+// Where unpack_rows() writes the keys and values of a layer; NaN until then.
+struct Unpacked {
+  const LayerView& view;
+  AttendParams params;
+  test::DeviceArray<uint16_t> keys, values;
+  test::DeviceArray<uint32_t> bits;
+  UnpackedRows to;
+
+  Unpacked(const LayerView& from, const DeviceLayer& layer)
+      : view(from),
+        keys(static_cast<size_t>(from.kv_heads * from.slots * from.head_dim)),
+        values(static_cast<size_t>(from.kv_heads * from.slots * from.head_dim)),
+        bits(static_cast<size_t>(2 * from.kv_heads * UnpackedRows::words(from.slots))),
+        to{keys.get(), values.get(), bits.get()} {
+    params.coded = coded_source(layer);
+    params.dtype = view.dtype;
+    params.dim = static_cast<int32_t>(view.head_dim);
+    params.kv_heads = static_cast<int32_t>(view.kv_heads);
+    params.slots = view.slots;
+  }
+  std::array<std::vector<float>, 2> host() const {
+    return {testing::floats(view, keys.host().data(), view.slots),
+            testing::floats(view, values.host().data(), view.slots)};
+  }
+};
+
+// Those of float64, rounded once.
+TEST_F(CodedRowsTest, UnpackedRows) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int64_t dim : {64, 96, 128, 256}) {
+      TinyIndexOptions options = shape(dim, 1, {40, 211});
+      options.dtype = dtype;
+      options.tokens = 1500;
+      for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
+        SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
+        const auto uploaded = as_uploaded(serve_coded(options, {.rows = rows}));
+        const testing::Decoded expected = testing::decode(uploaded->layers[0]);
+        const Unpacked unpacked(uploaded->layers[0], uploaded->on_gpu->layer(0));
+        ASSERT_TRUE(unpack_rows(unpacked.params, 1, unpacked.to, nullptr, nullptr).ok());
+        const auto both = unpacked.host();
+        for (const bool values : {false, true}) {
+          const std::vector<float>& want = values ? expected.values : expected.keys;
+          const std::vector<float>& found = both[values ? 1 : 0];
+          ASSERT_EQ(found.size(), want.size());
+          const double half = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;  // of the last place
+          for (size_t i = 0; i < want.size(); ++i) {
+            const double magnitude = std::abs(double{want[i]});
+            ASSERT_NEAR(found[i], want[i], 1.001 * half * magnitude + 1e-5)
+                << (values ? "value " : "key ") << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+// With lists their rows alone, and each once in a call.
+TEST_F(CodedRowsTest, UnpackedRowsOfLists) {
+  TinyIndexOptions options = shape(96, 1, {40, 211});
+  options.tokens = 1500;
+  const auto uploaded = as_uploaded(serve_coded(options, {.rows = RowKind::kQ8}));
+  const LayerView& view = uploaded->layers[0];
+  const Unpacked all(view, uploaded->on_gpu->layer(0)), some(view, uploaded->on_gpu->layer(0));
+  ASSERT_TRUE(unpack_rows(all.params, 1, all.to, nullptr, nullptr).ok());
+  const std::vector<uint16_t> keys = all.keys.host(), values = all.values.host();
+
+  // Runs of two selections, three heads each: bits of one word, of some, of a whole tile and more.
+  const std::vector<std::vector<SlotRun>> once = {
+      {{3, 1}, {31, 2}, {200, 700}}, {}, {{0, 1}, {1383, 1}}, {{64, 32}}, {{5, 9}}, {{0, 1384}}};
+  const std::vector<std::vector<SlotRun>> again = {{{0, 5}}, {{96, 1}}, {{1000, 384}},
+                                                   {},       {{0, 32}}, {{40, 1}}};
+  ASSERT_EQ(view.slots, 1384);
+  std::vector<bool> listed(static_cast<size_t>(view.kv_heads * view.slots));
+  uint64_t means = 0;
+  test::DeviceArray<unsigned long long> counter(std::vector<unsigned long long>{0});
+  ASSERT_TRUE(forget_rows(some.params, some.to, nullptr).ok());
+  for (const auto* lists : {&once, &again}) {
+    const DeviceRuns runs(*lists, 8);
+    AttendParams params = some.params;
+    params.lists = runs.lists;
+    ASSERT_TRUE(unpack_rows(params, 2, some.to, counter.get(), nullptr).ok());
+    const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
+    for (size_t list = 0; list < lists->size(); ++list) {
+      const size_t head = list % static_cast<size_t>(view.kv_heads);
+      const uint32_t* ends = finest.offsets + head * static_cast<size_t>(finest.clusters + 1) + 1;
+      const auto cluster_of = [&](uint32_t slot) {
+        return std::upper_bound(ends, ends + finest.clusters, slot) - ends;
+      };
+      for (const SlotRun& run : (*lists)[list]) {
+        const uint32_t last = run.first + run.length - 1;
+        means += static_cast<uint64_t>(cluster_of(last) - cluster_of(run.first) + 1);
+        for (uint32_t slot = run.first; slot <= last; ++slot) {
+          listed[head * static_cast<size_t>(view.slots) + slot] = true;
+        }
+      }
+    }
+    EXPECT_EQ(counter.host()[0], means);
+    const std::vector<uint16_t> found = some.keys.host(), found_values = some.values.host();
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const bool there = listed[i / static_cast<size_t>(view.head_dim)];
+      ASSERT_EQ(found[i], there ? keys[i] : 0xFFFF) << i;
+      ASSERT_EQ(found_values[i], there ? values[i] : 0xFFFF) << i;
+    }
+    // What is there is not written again.
+    ASSERT_EQ(cudaMemset(some.keys.get(), 0xFF, keys.size() * 2), cudaSuccess);
+    ASSERT_TRUE(unpack_rows(params, 2, some.to, nullptr, nullptr).ok());
+    ASSERT_THAT(some.keys.host(), ::testing::Each(0xFFFF));
+    ASSERT_EQ(cudaMemcpy(some.keys.get(), found.data(), found.size() * 2, cudaMemcpyHostToDevice),
+              cudaSuccess);
+  }
+}
+
+}  // namespace
+}  // namespace sqz::cuda
