@@ -163,20 +163,34 @@ class BatchChoice : private BatchProduct<Element, kDim> {
   }
 
  private:
-  // A thread a row.
+  // kOwn lanes a row, each some of the parts: all are on their way at once.
   __device__ void find_denominators() {
-    const int group = thread_ / kBatchGroup, v = thread_ / 8 % kBatchOwn, n = thread_ % 8;
+    constexpr int kOwn = kBatchThreads / kBatchRows, kOnce = 20;
+    const int row = thread_ / kOwn;
+    const int group = row / kBatchGroup, v = row / 8 % kBatchOwn, n = row % 8;
     if (group >= groups_) return;
-    const float2* parts = call_.sums + int64_t{list_} * kBatchParts * kBatchRows + thread_;
+    const float2* parts = call_.sums + int64_t{list_} * kBatchParts * kBatchRows + row;
     float m = kLowestLogit, l = 0;
-#pragma unroll 8
-    for (int part = 0; part < parts_; ++part) {
-      add_exponentials(__ldcg(parts + part * kBatchRows), m, l);
+    for (int first = thread_ % kOwn; first < parts_; first += kOnce * kOwn) {
+      float2 sums[kOnce];
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) {
+        const int part = first + i * kOwn;
+        sums[i] = part < parts_ ? __ldcg(parts + part * kBatchRows) : make_float2(kLowestLogit, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) add_exponentials(sums[i], m, l);
     }
+#pragma unroll
+    for (int step = 1; step < kOwn; step *= 2) {
+      const float2 other = {__shfl_xor_sync(~0u, m, step), __shfl_xor_sync(~0u, l, step)};
+      add_exponentials(other, m, l);
+    }
+    if (thread_ % kOwn != 0) return;
     // Nothing alive: no logit will be compared with it.
     const float lse = l == 0 ? 0 : m + log2f(l);
     const bool is = this->has(group, v, n);
-    s_.lse[thread_] = is ? lse + (kScores ? 0 : level_.threshold) : INFINITY;
+    s_.lse[row] = is ? lse + (kScores ? 0 : level_.threshold) : INFINITY;
     if (is && !(fabsf(lse) <= FLT_MAX)) {
       atomicOr(&s_.faults, 1u << this->request_of(group, v, n));
     }

@@ -195,14 +195,17 @@ class BatchList {
   __device__ void emit(int groups, uint32_t faults) {
     const int each = (end_ - begin_ + kBatchThreads - 1) / kBatchThreads;
     const int first = begin_ + thread_ * each;
-    const bool last = each > 0 && cluster_at(groups, first + each - 1).word != 0;
+    // Most threads have one cluster: it is read once.
+    const Cluster only = each == 1 ? cluster_at(groups, first) : Cluster();
+    const bool last =
+        each == 1 ? only.word != 0 : each > 0 && cluster_at(groups, first + each - 1).word != 0;
     const bool before = (__ballot_sync(~0u, last) << 1 >> lane_ & 1) != 0;
     // body(cluster, what it adds to the list), by all lanes.
     const auto for_each = [&](const auto& body) {
       bool chosen = before;
 #pragma unroll 1
       for (int i = 0; i < each; ++i) {
-        const Cluster own = cluster_at(groups, first + i);
+        const Cluster own = each == 1 ? only : cluster_at(groups, first + i);
         const bool is = own.word != 0;
         body(own, Sums{is && !chosen ? 1u : 0u, is ? own.length : 0});
         chosen = is;

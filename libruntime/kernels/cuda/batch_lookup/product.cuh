@@ -82,7 +82,9 @@ class BatchProduct : protected BatchList {
 
   // The warp's first tile.
   __device__ void load_first(Tile& to) const {
-    if (first_tile() < end_) load(first_tile(), to);
+    if (first_tile() >= end_) return;
+    load_rows(first_tile(), to);
+    load_sizes(first_tile(), to);
   }
 
   // Calls body(its first cluster, logits without scale) for the warp's tiles; unless kAll not for
@@ -102,11 +104,13 @@ class BatchProduct : protected BatchList {
         } else {
           multiply<kBatchTiles>(tile, d);
         }
+        if (at + stride < end_) load_rows(at + stride, tile);  // on their way meanwhile
         body(at, d);
       } else {
+        if (at + stride < end_) load_rows(at + stride, tile);
         skipped(at);
       }
-      if (at + stride < end_) load(at + stride, tile);
+      if (at + stride < end_) load_sizes(at + stride, tile);
     }
   }
 
@@ -121,13 +125,20 @@ class BatchProduct : protected BatchList {
     return begin_ + warp_ / groups_ * kBatchTile;
   }
 
-  __device__ __forceinline__ void load(int tile, Tile& to) const {
+  // Two warps read the same rows where there are two groups.
+  __device__ __forceinline__ void load_rows(int tile, Tile& to) const {
     const int64_t first = static_cast<int64_t>(head_) * level_.clusters;
     const auto* rows = static_cast<const char*>(level_.centroids) + first * kDim * 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = min(tile + 8 * i + lane_ / 4, end_ - 1);
-      to.rows[i].load(rows + static_cast<int64_t>(row) * kDim * 2, lane_);
+      to.rows[i].load_kept(rows + static_cast<int64_t>(row) * kDim * 2, lane_);
+    }
+  }
+  __device__ __forceinline__ void load_sizes(int tile, Tile& to) const {
+    const int64_t first = static_cast<int64_t>(head_) * level_.clusters;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int cluster = cluster_of(tile, i, e), present = min(cluster, end_ - 1);

@@ -91,14 +91,16 @@ class SegmentWindow {
 
   __device__ __forceinline__ int32_t first_segment(int32_t begin) const {
     if (begin < list_.exact || list_.first == nullptr) return 0;
-    int32_t low = 0, high = list_.count;  // the last run that begins at or before `begin`
-    while (high - low > 1) {
-      const int32_t middle = (low + high) / 2;
-      if (list_.exact + static_cast<int32_t>(list_.before[middle]) <= begin) {
-        low = middle;
-      } else {
-        high = middle;
-      }
+    // The last run that begins at or before `begin` is one of [low, low + count). Lanes look at 32
+    // of them at once, every step-th: each look waits for memory.
+    const auto keys = static_cast<uint32_t>(begin - list_.exact);
+    int32_t low = 0, count = list_.count;
+    while (count > 1) {
+      const int32_t step = (count + 31) / 32, own = low + step * lane();
+      const bool before = step * lane() < count && list_.before[own] <= keys;
+      const int32_t last = 31 - __clz(__ballot_sync(kAllLanes, before) | 1u);
+      low += step * last;
+      count = min(step, count - step * last);
     }
     return 1 + low;
   }
