@@ -15,7 +15,7 @@ function(sqz_instantiate sources kernel)
 endfunction()
 
 set(SQZ_RUNTIME_CUDA_KERNELS)
-foreach(kernel batch_lookup decode_lookup decode_attend decode_classify prefill_sm80)
+foreach(kernel batch/lookup decode/lookup decode/attend decode/classify prefill/lookup/sm80 prefill/attend/sm80)
   list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel}/kernel.cc)
   sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS ${kernel} all)
 endforeach()
@@ -28,18 +28,18 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_chunks.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/batch_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch_lookup/chosen.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch/lookup/chosen.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/compiled_for/kernel.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/kernel.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/product.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/queries.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/block_classify/shares.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode_classify/weights.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/gather_cache/kernel.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/kernel.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/product.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/queries.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/shares.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode/classify/weights.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/gather_cache/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill_sm80/choose.cu ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill_sm80/merge.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/requantise_rows/kernel.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/unpack_rows/kernel.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/lookup/sm80/choose.cu ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/attend/sm80/merge.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/upload/requantise_rows/kernel.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/unpack_rows/kernel.cu
   ${SQZ_RUNTIME_CUDA_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda "${SQZ_CUDA_ARCHITECTURES}")
 target_link_libraries(sqz_runtime_cuda PUBLIC sqz_runtime_core)

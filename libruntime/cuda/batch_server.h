@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "libruntime/cuda/server_setup.h"
-#include "libruntime/kernels/cuda/batch_lookup/kernel.h"
+#include "libruntime/kernels/cuda/batch/lookup/kernel.h"
 #include "libruntime/session/serving_session.h"
 
 namespace sqz::cuda {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "libruntime/kernels/cuda/prefill_common/block_table.h"
+#include "libruntime/kernels/cuda/prefill/common/block_table.h"
 
 namespace sqz::cuda {
 

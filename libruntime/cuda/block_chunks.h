@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
 #include "libruntime/session/serving_session.h"
 
 namespace sqz::cuda {

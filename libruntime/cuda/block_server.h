@@ -10,9 +10,10 @@
 
 #include "libruntime/cuda/block_chunks.h"
 #include "libruntime/cuda/server_setup.h"
-#include "libruntime/kernels/cuda/gather_cache/kernel.h"
-#include "libruntime/kernels/cuda/prefill_sm80/kernel.h"
-#include "libruntime/kernels/cuda/unpack_rows/kernel.h"
+#include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill/gather_cache/kernel.h"
+#include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill/unpack_rows/kernel.h"
 
 namespace sqz::cuda {
 

@@ -1,14 +1,14 @@
 // Lookups of the selector saap: the queries before RoPE of a call, or its queries and positions, go
-// through the networks of a layer; of one token a request (kernels/cuda/decode_classify), or of
-// blocks of several, stretch by stretch of the call (kernels/cuda/block_classify).
+// through the networks of a layer; of one token a request (kernels/cuda/decode/classify), or of
+// blocks of several, stretch by stretch of the call (kernels/cuda/prefill/classify).
 #pragma once
 
 #include <memory>
 
 #include "libruntime/cuda/block_chunks.h"
 #include "libruntime/cuda/server_setup.h"
-#include "libruntime/kernels/cuda/block_classify/kernel.h"
-#include "libruntime/kernels/cuda/decode_classify/kernel.h"
+#include "libruntime/kernels/cuda/decode/classify/kernel.h"
+#include "libruntime/kernels/cuda/prefill/classify/kernel.h"
 #include "libruntime/rope.h"
 
 namespace sqz::cuda {

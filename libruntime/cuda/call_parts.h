@@ -4,8 +4,8 @@
 #include <bit>
 
 #include "libruntime/cuda/device_index.h"
-#include "libruntime/kernels/cuda/decode_attend/kernel.h"
-#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/decode/attend/kernel.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
 #include "libruntime/session/serving_session.h"
 
 namespace sqz::cuda {

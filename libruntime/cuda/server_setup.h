@@ -6,8 +6,8 @@
 
 #include "libruntime/cuda/device.h"
 #include "libruntime/cuda/device_index.h"
-#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
-#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/decode/lookup/kernel.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
 #include "libruntime/select/plan.h"
 #include "libruntime/select/selector.h"
 

@@ -10,8 +10,8 @@
 #include "libruntime/cuda/block_server.h"
 #include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/static_lists.h"
-#include "libruntime/kernels/cuda/decode_attend/kernel.h"
-#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/decode/attend/kernel.h"
+#include "libruntime/kernels/cuda/decode/lookup/kernel.h"
 
 namespace sqz::cuda {
 

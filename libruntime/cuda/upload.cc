@@ -5,9 +5,9 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
-#include "libruntime/kernels/cuda/decode_attend/kernel.h"
-#include "libruntime/kernels/cuda/decode_classify/weights.h"
-#include "libruntime/kernels/cuda/requantise_rows/kernel.h"
+#include "libruntime/kernels/cuda/decode/attend/kernel.h"
+#include "libruntime/kernels/cuda/decode/classify/weights.h"
+#include "libruntime/kernels/cuda/upload/requantise_rows/kernel.h"
 
 namespace sqz::cuda {
 namespace {

@@ -15,7 +15,7 @@
 
 namespace sqz::cuda {
 
-// Rows of 4 bits that the GPU makes rows of 8 bits of (kernels/cuda/requantise_rows).
+// Rows of 4 bits that the GPU makes rows of 8 bits of (kernels/cuda/upload/requantise_rows).
 struct TurnedRows {
   const std::byte* scales = nullptr;  // of the file, 16 bits a row
   std::byte* scales_to = nullptr;     // device
@@ -35,10 +35,10 @@ struct Copy {
   size_t bytes = 0;
   bool of_file = true;
   // Not 0: `from` is float32 [rows, columns] of the file, `to` gets the weights that the kernels
-  // read (kernels/cuda/decode_classify/weights.h), `bytes` of them.
+  // read (kernels/cuda/decode/classify/weights.h), `bytes` of them.
   int64_t rows = 0, columns = 0;
   // Not 0: `from` are the offsets [clusters + 1] of a KV head, uint32; `to` gets the clusters of
-  // its slots from `slot` on, with kFirstSlot (kernels/cuda/decode_attend/kernel.h).
+  // its slots from `slot` on, with kFirstSlot (kernels/cuda/decode/attend/kernel.h).
   int64_t clusters = 0, slot = 0;
   // With a dim: `from` are codes of 4 bits of the file, `to` gets those of 8 bits, `bytes` of them.
   TurnedRows turned = {};

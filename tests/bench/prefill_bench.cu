@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
 #include "tests/bench/gpu_bench.cuh"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "libruntime/cuda/call_parts.h"
-#include "libruntime/kernels/cuda/unpack_rows/kernel.h"
+#include "libruntime/kernels/cuda/prefill/unpack_rows/kernel.h"
 #include "tests/libruntime/coded_rows.h"
 #include "tests/libruntime/cuda/blocks.h"
 #include "tests/libruntime/cuda/prefill_device.h"

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "libruntime/cuda/driver.h"
-#include "libruntime/kernels/cuda/decode_lookup/kernel.h"
+#include "libruntime/kernels/cuda/decode/lookup/kernel.h"
 #include "tests/libruntime/cuda/blocks.h"
 
 namespace sqz::cuda {

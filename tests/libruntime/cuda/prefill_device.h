@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "formats/base/dtype.h"
-#include "libruntime/kernels/cuda/prefill.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
 #include "tests/libindex/cuda/capability.h"
 #include "tests/libindex/cuda/device.h"
 #include "tests/libruntime/random_data.h"

@@ -1,5 +1,5 @@
 // Requests of several tokens by the selector saap on the GPU, against the CPU backend.
-#include "libruntime/kernels/cuda/block_classify/kernel.h"
+#include "libruntime/kernels/cuda/prefill/classify/kernel.h"
 #include "tests/libruntime/cuda/bucket_backends.h"
 
 namespace sqz::cuda {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "formats/base/dtype.h"
-#include "libruntime/kernels/cuda/decode_classify/weights.h"
+#include "libruntime/kernels/cuda/decode/classify/weights.h"
 #include "tests/libruntime/cuda/bucket_backends.h"
 
 namespace sqz::cuda {

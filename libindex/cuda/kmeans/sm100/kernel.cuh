@@ -12,7 +12,7 @@
 #include "libindex/cuda/kmeans/sm100/kernel.h"
 #include "libruntime/cuda/driver.h"
 #include "libruntime/kernels/cuda/common/launch_options.h"
-#include "libruntime/kernels/cuda/prefill_common/ring.cuh"
+#include "libruntime/kernels/cuda/prefill/common/ring.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/tcgen05.cuh"
 

@@ -7,7 +7,7 @@
 #include "libindex/cuda/kmeans/sm90/kernel.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/driver.h"
-#include "libruntime/kernels/cuda/prefill_common/ring.cuh"
+#include "libruntime/kernels/cuda/prefill/common/ring.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"

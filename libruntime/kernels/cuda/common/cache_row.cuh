@@ -1,7 +1,7 @@
 // Where an engine's cache has a key.
 #pragma once
 
-#include "libruntime/kernels/cuda/decode_attend/kernel.h"
+#include "libruntime/kernels/cuda/decode/attend/kernel.h"
 
 namespace sqz::cuda {
 

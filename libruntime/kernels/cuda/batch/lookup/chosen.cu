@@ -1,0 +1,45 @@
+// The rule kBudget, once a level's cutoffs are known.
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/batch/lookup/list.cuh"
+#include "libruntime/kernels/cuda/common/launch_options.h"
+
+namespace sqz::cuda {
+namespace {
+
+class BatchChosen : private BatchList {
+ public:
+  using BatchList::BatchList;
+
+  __device__ void run() {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+    const uint32_t faults = faults_before();
+    uint32_t* words = chosen_words(0);
+#pragma unroll 1
+    for (int cluster = begin_ + thread_; cluster < end_; cluster += kBatchThreads) {
+      uint32_t word = 0;
+#pragma unroll 8
+      for (int r = 0; r < requests_; ++r) {
+        word |= (call_.chosen[pair_of(r) * p_.width + cluster] != 0 ? 1u : 0u) << r;
+      }
+      words[cluster] = word & ~faults;
+    }
+    pass_on(1, faults);
+  }
+};
+
+__global__ void __launch_bounds__(kBatchThreads)
+    batch_chosen_kernel(const __grid_constant__ BatchLookup call, int level) {
+  __shared__ BatchList::Shared shared;
+  BatchChosen(call, level, shared).run();
+}
+
+}  // namespace
+
+Status launch_batch_chosen(const BatchLookup& call, int level, cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(call.parts(level)), static_cast<unsigned>(call.lists()));
+  return launch_blocks(batch_chosen_kernel, blocks, kBatchThreads, 0, call.lookup.device, stream,
+                       call, level);
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,307 @@
+// Two kernels a level: sums of exponentials, and the choice. Both make the product of centroids and
+// queries: reading centroids again, from the L2, takes less than writing logits, which are as large
+// for 64 query heads and larger for more.
+#pragma once
+
+#include <cfloat>
+
+#include "libruntime/kernels/cuda/batch/lookup/product.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
+
+namespace sqz::cuda {
+
+// Adds l 2^m. What is NaN or infinite shows in the sum.
+__device__ __forceinline__ void add_exponentials(float2 other, float& m, float& l) {
+  const float top = fmaxf(m, other.x);
+  l = l * ptx::ex2_approx(m - top) + other.y * ptx::ex2_approx(other.x - top);
+  m = top;
+}
+
+template <int kDim>
+struct BatchSumsShared : BatchShared<kDim> {
+  float2 sums[kBatchWarps][kBatchGroup];
+};
+
+// call.sums of a part.
+template <class Element, int kDim, bool kAll>
+class BatchSums : private BatchProduct<Element, kDim> {
+  using Base = BatchProduct<Element, kDim>;
+  using Base::call_, Base::p_, Base::k_, Base::part_, Base::list_, Base::group_, Base::groups_,
+      Base::thread_, Base::lane_, Base::warp_;
+  using typename Base::Tile, typename Base::Logits;
+
+ public:
+  __device__ BatchSums(const BatchLookup& call, int level, BatchSumsShared<kDim>& shared)
+      : Base(call, level, shared), s_(shared) {}
+
+  __device__ void run() {
+    Tile tile;
+    if (kAll) this->load_first(tile);  // no earlier kernel writes it
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+    uint32_t whole = 0;
+    if (call_.history != nullptr) {
+      BatchHistory& history = *call_.history;
+      whole = k_ == 0 ? history.next : history.whole;
+      if (k_ == 0 && part_ == 0 && list_ == 0 && thread_ == 0) history.whole = whole;
+    }
+    // Of the kernel that comes next: nothing is counted yet.
+    if (thread_ == 0) call_.counts[int64_t{list_} * kBatchParts + part_] = 0;
+    if (!kAll) this->load_first(tile);
+    this->load_queries();
+    if (whole != 0) return;
+    add_up(tile);
+    this->tally(lane_ < 4 && group_ == 0 ? centroids_ : 0);
+    __syncthreads();
+    this->post(2);
+    const int group = thread_ / kBatchGroup;
+    if (group >= groups_) return;
+    float m = kLowestLogit, l = 0;
+    for (int w = group; w < kBatchWarps; w += groups_) {
+      add_exponentials(s_.sums[w][thread_ % kBatchGroup], m, l);
+    }
+    call_.sums[(int64_t{list_} * kBatchParts + part_) * kBatchRows + thread_] = make_float2(m, l);
+  }
+
+ private:
+  // s_.sums of the warp.
+  __device__ void add_up(Tile& tile) {
+    float maximum[kBatchOwn], sum[kBatchOwn];
+#pragma unroll
+    for (int v = 0; v < kBatchOwn; ++v) {
+      maximum[v] = kLowestLogit;
+      sum[v] = 0;
+    }
+    const auto body = [&](int, const Logits& d) {
+#pragma unroll
+      for (int at = 0; at < 4; ++at) centroids_ += __popc(tile.words[at / 2][at % 2]);
+#pragma unroll
+      for (int v = 0; v < kBatchOwn; ++v) {
+        if (v >= kBatchOwn / 2 && this->few_) break;
+        float y[4], top = maximum[v];
+#pragma unroll
+        for (int at = 0; at < 4; ++at) {
+          const int i = at / 2, e = at % 2;
+          y[at] = fmaf(d[v / 2][i][v % 2 * 2 + e], p_.scale, tile.log_sizes[i][e]);
+          const int request = this->request_of(group_, v, lane_ / 4);
+          if (!kAll && (tile.words[i][e] >> min(request, 31) & 1) == 0) y[at] = -INFINITY;
+          top = fmaxf(top, y[at]);
+        }
+        sum[v] *= ptx::ex2_approx(maximum[v] - top);
+        maximum[v] = top;
+#pragma unroll
+        for (int at = 0; at < 4; ++at) sum[v] += ptx::ex2_approx(y[at] - top);
+      }
+    };
+    this->template for_tiles<kAll>(tile, body, [](int) {});
+    // Lanes 4 n + t, one of four each.
+#pragma unroll
+    for (int v = 0; v < kBatchOwn; ++v) {
+#pragma unroll
+      for (int step = 1; step <= 2; step *= 2) {
+        const float m = __shfl_xor_sync(~0u, maximum[v], step);
+        const float l = __shfl_xor_sync(~0u, sum[v], step);
+        add_exponentials(make_float2(m, l), maximum[v], sum[v]);
+      }
+      if (v / 2 == lane_ % 4) {
+        s_.sums[warp_][v * 8 + lane_ / 4] = make_float2(maximum[v], sum[v]);
+      }
+    }
+  }
+
+  BatchSumsShared<kDim>& s_;
+  uint32_t centroids_ = 0;
+};
+
+// How a cluster is chosen: by the mean of its scores over the heads or the greatest, with the rule
+// kThreshold; by kBudget it gets a score.
+enum class BatchChoose { kMean, kGreatest, kScore };
+
+template <int kDim>
+struct BatchChoiceShared : BatchShared<kDim> {
+  float lse[kBatchRows];  // with log2 T for the rule kThreshold; infinite: no such head
+  uint32_t faults;        // bits of requests
+};
+
+template <class Element, int kDim, BatchChoose kChoose>
+class BatchChoice : private BatchProduct<Element, kDim> {
+  using Base = BatchProduct<Element, kDim>;
+  using Base::call_, Base::p_, Base::level_, Base::k_, Base::part_, Base::parts_, Base::list_,
+      Base::requests_, Base::end_, Base::group_, Base::groups_, Base::log_heads_, Base::thread_,
+      Base::lane_;
+  using typename Base::Tile, typename Base::Logits;
+  static constexpr bool kScores = kChoose == BatchChoose::kScore;
+  using Rows = float[kBatchOwn];  // of a cluster
+
+ public:
+  __device__ BatchChoice(const BatchLookup& call, int level, BatchChoiceShared<kDim>& shared)
+      : Base(call, level, shared), s_(shared) {}
+
+  __device__ void run() {
+    Tile tile;
+    if (k_ == 0) this->load_first(tile);
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+    const uint32_t whole = call_.history == nullptr ? 0 : call_.history->whole;
+    if (k_ > 0) this->load_first(tile);
+    const uint32_t before = k_ == 0 ? 0 : this->faults_before();
+    if (thread_ == 0) s_.faults = before;
+    this->load_queries();
+    if (whole != 0) {
+      if (k_ + 1 == p_.levels && part_ == 0 && thread_ == 0) this->count_whole();
+      return;
+    }
+    find_denominators();
+    __syncthreads();
+    const uint32_t faults = s_.faults;
+    choose(tile, faults);
+    // Blocks that still read those before may find these: they would add them.
+    if (part_ == 0 && thread_ < requests_) {
+      call_.faults[this->pair_of(thread_)] = faults >> thread_ & 1;
+    }
+    if (!kScores) this->pass_on(groups_, faults);
+  }
+
+ private:
+  // kOwn lanes a row, each some of the parts: all are on their way at once.
+  __device__ void find_denominators() {
+    constexpr int kOwn = kBatchThreads / kBatchRows, kOnce = 20;
+    const int row = thread_ / kOwn;
+    const int group = row / kBatchGroup, v = row / 8 % kBatchOwn, n = row % 8;
+    if (group >= groups_) return;
+    const float2* parts = call_.sums + int64_t{list_} * kBatchParts * kBatchRows + row;
+    float m = kLowestLogit, l = 0;
+    for (int first = thread_ % kOwn; first < parts_; first += kOnce * kOwn) {
+      float2 sums[kOnce];
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) {
+        const int part = first + i * kOwn;
+        sums[i] = part < parts_ ? __ldcg(parts + part * kBatchRows) : make_float2(kLowestLogit, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) add_exponentials(sums[i], m, l);
+    }
+#pragma unroll
+    for (int step = 1; step < kOwn; step *= 2) {
+      const float2 other = {__shfl_xor_sync(~0u, m, step), __shfl_xor_sync(~0u, l, step)};
+      add_exponentials(other, m, l);
+    }
+    if (thread_ % kOwn != 0) return;
+    // Nothing alive: no logit will be compared with it.
+    const float lse = l == 0 ? 0 : m + log2f(l);
+    const bool is = this->has(group, v, n);
+    s_.lse[row] = is ? lse + (kScores ? 0 : level_.threshold) : INFINITY;
+    if (is && !(fabsf(lse) <= FLT_MAX)) {
+      atomicOr(&s_.faults, 1u << this->request_of(group, v, n));
+    }
+  }
+
+  // Words of the part's clusters: who chose them; or scores.
+  __device__ void choose(Tile& tile, uint32_t faults) {
+    uint32_t* words = this->chosen_words(group_);
+    Rows lse;
+#pragma unroll
+    for (int v = 0; v < kBatchOwn; ++v) {
+      lse[v] = s_.lse[group_ * kBatchGroup + v * 8 + lane_ / 4];
+    }
+    const auto body = [&](int first, const Logits& d) {
+#pragma unroll
+      for (int at = 0; at < 4; ++at) {
+        const int i = at / 2, e = at % 2, cluster = this->cluster_of(first, i, e);
+        const uint32_t alive = tile.log_sizes[i][e] > -INFINITY ? tile.words[i][e] & ~faults : 0;
+        Rows y;
+#pragma unroll
+        for (int v = 0; v < kBatchOwn; ++v) {
+          y[v] = fmaf(d[v / 2][i][v % 2 * 2 + e], p_.scale, -lse[v]);
+        }
+        if constexpr (kScores) {
+          put_scores(y, cluster, alive);
+        } else {
+          uint32_t word = pass(y) & alive;
+#pragma unroll
+          for (int step = 4; step < 32; step *= 2) word |= __shfl_xor_sync(~0u, word, step);
+          if (lane_ / 4 == at && cluster < end_) words[cluster] = word;
+        }
+      }
+    };
+    this->template for_tiles<kScores>(tile, body, [&](int first) {
+      if (lane_ < kBatchTile && first + lane_ < end_) words[first + lane_] = 0;
+    });
+  }
+
+  // Combines the rows of each request: the results are y[0], y[heads], y[2 heads], ...
+  template <class Combine>
+  __device__ __forceinline__ void over_heads(Rows& y, const Combine& combine) const {
+#pragma unroll
+    for (int log = 0; log < 3; ++log) {
+      if (log >= log_heads_) return;
+#pragma unroll
+      for (int v = 0; v < kBatchOwn; v += 2 << log) y[v] = combine(y[v], y[v + (1 << log)]);
+    }
+  }
+  // body(v, request) for the results of over_heads().
+  template <class Body>
+  __device__ __forceinline__ void for_requests(const Body& body) const {
+#pragma unroll
+    for (int v = 0; v < kBatchOwn; ++v) {
+      if (this->head_of(v) == 0) body(v, this->request_of(group_, v, lane_ / 4));
+    }
+  }
+
+  // S, its mean or maximum over the heads, is compared with T as 2^(log2 S - log2 T) with 1: what
+  // overflows is chosen, what underflows is far from it.
+  __device__ __forceinline__ uint32_t pass(Rows& y) const {
+    constexpr bool kMean = kChoose == BatchChoose::kMean;
+    const float enough = kMean ? static_cast<float>(p_.group) : 1.0f;
+#pragma unroll
+    for (float& x : y) x = ptx::ex2_approx(x);
+    over_heads(y, [](float a, float b) { return kMean ? a + b : fmaxf(a, b); });
+    uint32_t word = 0;
+    for_requests([&](int v, int request) { word |= y[v] >= enough ? 1u << request : 0; });
+    return word;
+  }
+
+  // log2 S, its mean or maximum over the heads; of requests that are not alive -infinity.
+  __device__ __forceinline__ void put_scores(Rows& y, int cluster, uint32_t alive) const {
+    Rows top;
+#pragma unroll
+    for (int v = 0; v < kBatchOwn; ++v) top[v] = y[v];
+    over_heads(top, [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+    for (int log = 2; log >= 0; --log) {  // and for every head
+      if (log >= log_heads_) continue;
+#pragma unroll
+      for (int v = 0; v < kBatchOwn; v += 2 << log) top[v + (1 << log)] = top[v];
+    }
+#pragma unroll
+    for (int v = 0; v < kBatchOwn; ++v) y[v] = exp2f(y[v] - top[v]);
+    over_heads(y, [](float a, float b) { return a + b; });
+    const float log_group = log2f(static_cast<float>(p_.group));
+    for_requests([&](int v, int request) {
+      if (request >= requests_ || cluster >= end_) return;
+      const float score = p_.mean ? top[v] + log2f(y[v]) - log_group : top[v];
+      call_.scores[this->pair_of(request) * p_.width + cluster] =
+          (alive >> request & 1) != 0 ? score : -INFINITY;
+    });
+  }
+
+  BatchChoiceShared<kDim>& s_;
+};
+
+template <class Element, int kDim, bool kAll>
+__global__ void __launch_bounds__(kBatchThreads, 2)
+    batch_sums_kernel(const __grid_constant__ BatchLookup call, int level) {
+  extern __shared__ __align__(16) char batch_memory[];
+  auto& shared = *reinterpret_cast<BatchSumsShared<kDim>*>(batch_memory);
+  BatchSums<Element, kDim, kAll>(call, level, shared).run();
+}
+
+template <class Element, int kDim, BatchChoose kChoose>
+__global__ void __launch_bounds__(kBatchThreads, 2)
+    batch_choose_kernel(const __grid_constant__ BatchLookup call, int level) {
+  extern __shared__ __align__(16) char batch_memory[];
+  auto& shared = *reinterpret_cast<BatchChoiceShared<kDim>*>(batch_memory);
+  BatchChoice<Element, kDim, kChoose>(call, level, shared).run();
+}
+
+}  // namespace sqz::cuda

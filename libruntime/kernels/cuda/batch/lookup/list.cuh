@@ -1,0 +1,279 @@
+// A list of the batch, and a block's part of a level's clusters: from words that say who chose a
+// cluster to those of its children, or to runs and the masks of their keys.
+#pragma once
+
+#include <cub/block/block_scan.cuh>
+
+#include "libruntime/kernels/cuda/batch/lookup/kernel.h"
+#include "libruntime/kernels/cuda/common/cache_row.cuh"
+#include "libruntime/kernels/cuda/decode/lookup/team.cuh"
+
+namespace sqz::cuda {
+
+inline constexpr int kBatchThreads = 256;
+inline constexpr int kBatchWarps = kBatchThreads / 32;
+
+__device__ inline Sums operator+(Sums a, Sums b) {
+  return {a.a + b.a, a.b + b.b};
+}
+
+// Block blockIdx.x has that part of list blockIdx.y.
+class BatchList {
+ public:
+  using Scan = cub::BlockScan<Sums, kBatchThreads>;
+  struct Shared {
+    Scan::TempStorage scan;
+    uint32_t tally, means;
+  };
+
+  __device__ BatchList(const BatchLookup& call, int level, Shared& shared)
+      : call_(call),
+        p_(call.lookup),
+        level_(p_.level[level]),
+        k_(level),
+        part_(static_cast<int>(blockIdx.x)),
+        parts_(static_cast<int>(gridDim.x)),
+        list_(static_cast<int>(blockIdx.y)),
+        head_(list_ % p_.kv_heads),
+        first_(list_ / p_.kv_heads * call.chunk),
+        requests_(min(call.chunk, p_.requests - first_)),
+        all_(requests_ == 32 ? ~0u : (1u << requests_) - 1),
+        shared_(shared) {
+    const int tiles = (level_.clusters + kBatchTile - 1) / kBatchTile;
+    begin_ = tiles * part_ / parts_ * kBatchTile;
+    end_ = min(tiles * (part_ + 1) / parts_ * kBatchTile, level_.clusters);
+    if (thread_ == 0) shared.tally = shared.means = 0;
+  }
+
+ protected:
+  __device__ int64_t pair_of(int request) const {
+    return static_cast<int64_t>(first_ + request) * p_.kv_heads + head_;
+  }
+  // [n]: who a cluster is alive for; who chose it, of a group of rows.
+  __device__ uint32_t* alive_words(int level) const { return words(level % 2); }
+  __device__ uint32_t* chosen_words(int group) const { return words(2 + group); }
+  // Bits of the requests that have met NaN or infinity.
+  __device__ uint32_t faults_before() const {
+    const bool is = lane_ < requests_ && call_.faults[pair_of(lane_)] != 0;
+    return __ballot_sync(~0u, is);
+  }
+
+  // Adds what the block's threads have, after the block's first barrier; a barrier later, once:
+  // post().
+  __device__ void tally(uint32_t own) { add_up(own, shared_.tally); }
+  __device__ void post(int counter) const { post(counter, shared_.tally); }
+
+  // The words of chosen_words(), of so many groups, become those of the children, or runs.
+  __device__ void pass_on(int groups, uint32_t faults) {
+    __syncthreads();
+    if (k_ + 1 == p_.levels) return emit(groups, faults);
+#pragma unroll 1
+    for (int at = begin_ + 32 * warp_; at < end_; at += kBatchThreads) {
+      const Cluster own = cluster_at(groups, at + lane_);
+      write_words(alive_words(k_ + 1), own.first, own.length, own.word);
+    }
+  }
+
+  // A call that reads everything. One thread a list.
+  __device__ void count_whole() const {
+    const auto requests = static_cast<unsigned long long>(requests_);
+    atomicAdd(&p_.counters[1], requests * p_.slots);
+    atomicAdd(&p_.counters[2], 2 * requests * call_.means);
+    if (head_ != 0) return;
+    atomicAdd(&p_.counters[0], requests);
+    atomicAdd(&p_.counters[3], requests);
+    if (list_ == 0 && ++call_.history->calls == kBatchAsks - 1) call_.history->next = 0;
+  }
+
+  const BatchLookup& call_;
+  const LookupParams& p_;
+  const LookupLevel& level_;
+  const int k_;                               // the level
+  const int part_, parts_;                    // of its clusters
+  const int list_, head_, first_, requests_;  // `first_`: of the requests
+  const uint32_t all_;                        // a bit for every request
+  int begin_, end_;                           // clusters of this block
+  const int thread_ = static_cast<int>(threadIdx.x), lane_ = thread_ % 32, warp_ = thread_ / 32;
+
+ private:
+  static constexpr uint32_t kCounted = 1u << 31;  // in the upper half of a part's counts
+
+  __device__ void add_up(uint32_t own, uint32_t& sum) {
+    own = __reduce_add_sync(~0u, own);
+    if (lane_ == 0 && own != 0) atomicAdd(&sum, own);
+  }
+  __device__ void post(int counter, uint32_t sum) const {
+    if (thread_ == 0) atomicAdd(&p_.counters[counter], static_cast<unsigned long long>(sum));
+  }
+
+  struct Cluster {
+    uint32_t first = 0, length = 0;  // children, or slots
+    uint32_t word = 0;               // who chose it
+  };
+  __device__ Cluster cluster_at(int groups, int cluster) const {
+    if (cluster >= end_) return {};
+    const uint32_t* offsets =
+        level_.offsets + static_cast<int64_t>(head_) * (level_.clusters + 1) + cluster;
+    uint32_t word = __ldcg(chosen_words(0) + cluster);
+    if (groups > 1) word |= __ldcg(chosen_words(1) + cluster);
+    return {offsets[0], offsets[1] - offsets[0], word};
+  }
+  __device__ uint32_t* words(int plane) const {
+    return call_.words + (plane * int64_t{call_.lists()} + list_) * p_.width;
+  }
+
+  // to[first, + length) = word, of every lane one after the other; rows[first, + length) = row and
+  // so on, if there is such a list.
+  __device__ void write_words(uint32_t* to, uint32_t first, uint32_t length, uint32_t word,
+                              uint32_t* rows = nullptr, uint32_t row = 0) const {
+#pragma unroll 1
+    for (uint32_t left = __ballot_sync(~0u, length != 0); left != 0; left &= left - 1) {
+      const int i = __ffs(left) - 1;
+      const uint32_t count = __shfl_sync(~0u, length, i);
+      const uint32_t begin = __shfl_sync(~0u, first, i), of = __shfl_sync(~0u, word, i);
+#pragma unroll 1
+      for (uint32_t j = lane_; j < count; j += 32) to[begin + j] = of;
+      if (rows == nullptr) continue;
+      const uint32_t from = __shfl_sync(~0u, row, i);
+#pragma unroll 1
+      for (uint32_t j = lane_; j < count; j += 32) rows[begin + j] = from + j;
+    }
+  }
+
+  // Where the row of an exact key lies; of a token in the cache, in units of 16 bytes.
+  __device__ uint32_t exact_row(int key) const {
+    if (call_.cache.keys == nullptr) {
+      return kExactRow | static_cast<uint32_t>(head_ * call_.exact + key);
+    }
+    return row_in_cache(exact_token(call_.cache, call_.exact, key));
+  }
+  __device__ uint32_t row_in_cache(int64_t token) const {
+    return static_cast<uint32_t>(cache_bytes(call_.cache, cache_row(call_.cache, token), head_) /
+                                 16);
+  }
+  // Numbers of rows at [begin, end) of the list become places in the cache, some at once: each
+  // takes two reads that wait for each other.
+  __device__ void find_in_cache(uint32_t* list, uint32_t begin, uint32_t end) const {
+    constexpr int kOnce = 4;
+#pragma unroll 1
+    for (uint32_t first = begin + thread_; first < end; first += kOnce * kBatchThreads) {
+      uint32_t at[kOnce], row[kOnce];
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) {
+        at[i] = first + i * kBatchThreads;
+        row[i] = at[i] < end ? call_.cache.positions[list[at[i]]] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) row[i] = row_in_cache(row[i]);
+#pragma unroll
+      for (int i = 0; i < kOnce; ++i) {
+        if (at[i] < end) list[at[i]] = row[i];
+      }
+    }
+  }
+
+  // Of the blocks before this one, which began before it and wait for nobody behind them; theirs
+  // are 0 until they are there. Every warp by itself.
+  __device__ Sums counts_before(Sums own) const {
+    unsigned long long* counts = call_.counts + int64_t{list_} * kBatchParts;
+    if (thread_ == 0) {
+      *static_cast<volatile unsigned long long*>(counts + part_) =
+          static_cast<unsigned long long>(own.a | kCounted) << 32 | own.b;
+    }
+    Sums before;
+    for (int part = lane_; part < part_; part += 32) {
+      unsigned long long count = 0;
+      while (count == 0) count = *static_cast<const volatile unsigned long long*>(counts + part);
+      before = before +
+               Sums{static_cast<uint32_t>(count >> 32) & ~kCounted, static_cast<uint32_t>(count)};
+    }
+    return {__reduce_add_sync(~0u, before.a), __reduce_add_sync(~0u, before.b)};
+  }
+
+  // Thread t has clusters [t each, (t + 1) each) of the block's. Runs end at the latest with a
+  // warp's clusters.
+  __device__ void emit(int groups, uint32_t faults) {
+    const int each = (end_ - begin_ + kBatchThreads - 1) / kBatchThreads;
+    const int first = begin_ + thread_ * each;
+    // Most threads have one cluster: it is read once.
+    const Cluster only = each == 1 ? cluster_at(groups, first) : Cluster();
+    const bool last =
+        each == 1 ? only.word != 0 : each > 0 && cluster_at(groups, first + each - 1).word != 0;
+    const bool before = (__ballot_sync(~0u, last) << 1 >> lane_ & 1) != 0;
+    // body(cluster, what it adds to the list), by all lanes.
+    const auto for_each = [&](const auto& body) {
+      bool chosen = before;
+#pragma unroll 1
+      for (int i = 0; i < each; ++i) {
+        const Cluster own = each == 1 ? only : cluster_at(groups, first + i);
+        const bool is = own.word != 0;
+        body(own, Sums{is && !chosen ? 1u : 0u, is ? own.length : 0});
+        chosen = is;
+      }
+    };
+    Sums own, at, all;
+    uint32_t wanted = 0, means = 0;  // keys and clusters, counted for every request
+    for_each([&](const Cluster& cluster, Sums part) {
+      own = own + part;
+      wanted += part.b * __popc(cluster.word);
+      means += __popc(cluster.word);
+    });
+    tally(wanted);
+    if (call_.means > 0) add_up(means, shared_.means);
+    Scan(shared_.scan)
+        .ExclusiveScan(
+            own, at, Sums(), [](Sums a, Sums b) { return a + b; }, all);
+    const Sums parts = counts_before(all);
+    at = parts + at;
+    const int64_t runs = list_ * (call_.runs.capacity + 1);
+    uint32_t* masks = call_.masks + list_ * call_.mask_stride;
+    uint32_t* rows = call_.rows == nullptr ? nullptr : call_.rows + list_ * call_.mask_stride;
+    uint32_t* chosen = rows == nullptr ? nullptr : rows + call_.exact;
+    const auto first_row = static_cast<uint32_t>(head_ * p_.slots);
+    for_each([&](const Cluster& cluster, Sums part) {
+      if (part.a != 0) {
+        call_.runs.first[runs + at.a] = cluster.first;
+        call_.runs.before[runs + at.a] = at.b;
+      }
+      write_words(masks + call_.exact, at.b, part.b, cluster.word, chosen,
+                  first_row + cluster.first);
+      at = at + part;
+    });
+    if (call_.cache.keys != nullptr) {
+      __syncthreads();
+      find_in_cache(chosen, parts.b, parts.b + all.b);
+    }
+    // The rule kBudget has counted what its requests chose.
+    const bool counts = p_.rule == LookupRule::kThreshold;
+    if (counts) post(1);
+    if (call_.means > 0) post(2, shared_.means);
+    if (part_ == 0) {
+      for (int key = thread_; key < call_.exact; key += kBatchThreads) {
+        masks[key] = all_;
+        if (rows != nullptr) rows[key] = exact_row(key);
+      }
+      if (counts && thread_ == 0 && head_ == 0) {
+        atomicAdd(&p_.counters[0], static_cast<unsigned long long>(requests_ - __popc(faults)));
+      }
+    }
+    if (part_ + 1 < parts_ || thread_ != 0) return;
+    const Sums total = parts + all;
+    call_.runs.before[runs + total.a] = total.b;
+    call_.runs.totals[list_] = {total.a, total.b, faults, 0};
+    if (call_.history != nullptr) remember(total.b);
+  }
+
+  // A list of a call that chooses has so many keys. One thread.
+  __device__ void remember(uint32_t keys) const {
+    BatchHistory& history = *call_.history;
+    atomicAdd(&history.keys, static_cast<unsigned long long>(keys));
+    __threadfence();
+    if (atomicAdd(&history.lists, 1u) + 1 < static_cast<uint32_t>(call_.lists())) return;
+    history.next = atomicExch(&history.keys, 0ull) > call_.most ? 1 : 0;
+    history.lists = history.calls = 0;
+  }
+
+  Shared& shared_;
+};
+
+}  // namespace sqz::cuda

@@ -1,0 +1,212 @@
+// The end of a segment: the states of its warps into one, the splits of its pair into the result.
+// The block that finishes last merges them in the order of the keys: the same bits whatever the
+// timing.
+#pragma once
+
+#include "libruntime/kernels/cuda/decode/attend/work_split.cuh"
+#include "libruntime/kernels/cuda/ptx/atom.cuh"
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
+
+namespace sqz::cuda {
+
+template <int kDim>
+class AttendMerge : protected AttendWorkSplit<kDim> {
+ protected:
+  using Base = AttendWorkSplit<kDim>;
+  using Segment = typename Base::Segment;
+  using Base::Base;
+  using Base::lane_;
+  using Base::p_;
+  using Base::s_;
+  using Base::thread_;
+  using Base::warp_;
+
+  static constexpr int kHalves = (kDim + 63) / 64;  // of a value row: 64 dimensions each
+  static constexpr int kTilesOut = kHalves * 8;     // of 8 dimensions
+
+  // Of a warp: query row lane / 4.
+  struct State {
+    float maximum, sum;       // sum over this lane's keys
+    float out[kTilesOut][4];  // tile 8 h + j, column n: dimension 64 h + 8 n + j
+  };
+
+  __device__ void finish_segment(const Segment& segment, State& state) {
+    merge_warps(state);
+    const bool merges = segment.splits > 1 && leave_split(segment);
+    if (merges) merge_splits(segment);
+    if (segment.splits == 1) write_own(segment);
+    __syncthreads();
+  }
+
+ private:
+  static constexpr int kQuads = kDim / 4;  // of four neighbouring dimensions of a row
+
+  // Quad q of a row of s_.values; swizzled, for the lanes of merge_warps() to fall on all banks.
+  __device__ float4& quad(int warp, int row, int q) const {
+    const int place = q ^ (row % 2 + q / 8 % 2 * 2);
+    return *reinterpret_cast<float4*>(&s_.values[warp][row][4 * place]);
+  }
+
+  // The warps' states to s_.values, relative to one maximum.
+  __device__ void merge_warps(State& state) {
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+      state.sum += __shfl_xor_sync(~0u, state.sum, step);
+    }
+    const int row = lane_ / 4;
+    if (lane_ % 4 == 0) s_.sums[row][warp_] = make_float2(state.maximum, state.sum);
+    __syncthreads();  // the list has been read, too
+    float top = kLowestMaximum, sum = 0;
+    float2 sums[kAttendWarps];
+#pragma unroll
+    for (int w = 0; w < kAttendWarps; ++w) {
+      sums[w] = s_.sums[row][w];
+      top = fmaxf(top, sums[w].x);
+    }
+#pragma unroll
+    for (int w = 0; w < kAttendWarps; ++w) sum += sums[w].y * ptx::ex2_approx(sums[w].x - top);
+    if (warp_ == 0 && lane_ % 4 == 0) s_.total[row] = make_float2(top, sum);
+    const float factor = ptx::ex2_approx(state.maximum - top);
+#pragma unroll
+    for (int i = 0; i < kTilesOut; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int dim = 64 * (i / 8) + 8 * (2 * (lane_ % 4) + j) + i % 8;
+        const auto value = [&](int tile) {
+          return (state.out[tile][j] + state.out[tile][j + 2]) * factor;
+        };
+        if (row < p_.group && dim < kDim) {
+          quad(warp_, row, dim / 4) =
+              make_float4(value(i), value(i + 1), value(i + 2), value(i + 3));
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ float4 merged(int row, int q) const {
+    float4 sum = {};
+#pragma unroll
+    for (int w = 0; w < kAttendWarps; ++w) {
+      const float4 own = quad(w, row, q);
+      sum.x += own.x;
+      sum.y += own.y;
+      sum.z += own.z;
+      sum.w += own.w;
+    }
+    return sum;
+  }
+
+  // Leaves this block's part to others; true if they all did before: the pair is to be merged here.
+  __device__ bool leave_split(const Segment& segment) {
+    AttendPartial<kDim>* own = segment.own;
+#pragma unroll 1
+    for (int i = thread_; i < p_.group * kQuads; i += kAttendThreads) {
+      *reinterpret_cast<float4*>(&own->values[i / kQuads][i % kQuads * 4]) =
+          merged(i / kQuads, i % kQuads);
+    }
+    if (thread_ < p_.group) own->total[thread_] = s_.total[thread_];
+    __syncthreads();
+    if (thread_ == 0) {
+      auto* arrived = static_cast<uint32_t*>(p_.workspace) + segment.pair;
+      const uint32_t before = ptx::atom_add_acq_rel(arrived, 1);
+      s_.last = before == static_cast<uint32_t>(segment.splits) - 1 ? 1 : 0;
+      if (s_.last != 0) *arrived = 0;  // for the next launch
+    }
+    __syncthreads();
+    return s_.last != 0;
+  }
+
+  // A warp takes 64 dimensions of a row, two neighbours a lane, and adds them up over the splits,
+  // kBatch of them under way. Lane i weighs splits i, 32 + i, ...
+  __device__ void merge_splits(const Segment& segment) const {
+    constexpr int kBatch = 16;
+    static_assert(32 % kBatch == 0);
+#pragma unroll 1
+    for (int item = warp_; item < p_.group * kHalves; item += kAttendWarps) {
+      const int row = item / kHalves, dim = item % kHalves * 64 + 2 * lane_;
+      float2 values[kBatch], own = total_of(segment, lane_, row), sum = {};
+      load_splits(segment, 0, row, dim, values);
+      float top = own.x, total = 0;
+#pragma unroll 1
+      for (int i = lane_ + 32; i < segment.splits; i += 32) {
+        top = fmaxf(top, total_of(segment, i, row).x);
+      }
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      float weight = 0;
+#pragma unroll 1
+      for (int first = 0; first < segment.splits; first += kBatch) {
+        if (first > 0) load_splits(segment, first, row, dim, values);
+        if (first % 32 == 0) {
+          if (first > 0) own = total_of(segment, first + lane_, row);
+          weight = ptx::ex2_approx(own.x - top);
+          total += own.y * weight;
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const float of_split = __shfl_sync(~0u, weight, (first + i) % 32);
+          if (first + i >= segment.splits) continue;
+          sum.x += values[i].x * of_split;
+          sum.y += values[i].y * of_split;
+        }
+      }
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
+      const bool fault = segment.totals.fault != 0;
+      const int64_t to = row_of(segment, row);
+      if (dim < kDim) {
+        const float inverse = inverse_of(total, fault);
+        store_2(p_.q_dtype, sum.x * inverse, sum.y * inverse, p_.out, to * kDim + dim);
+      }
+      if (item % kHalves == 0 && lane_ == 0) p_.lse[to] = lse_of(make_float2(top, total), fault);
+    }
+  }
+
+  // Maximum and sum of a split; of none beyond the last.
+  __device__ static float2 total_of(const Segment& segment, int split, int row) {
+    if (split >= segment.splits) return make_float2(kLowestMaximum, 0);
+    return __ldcg(&segment.split(split)->total[row]);
+  }
+
+  template <int kBatch>
+  __device__ static void load_splits(const Segment& segment, int first, int row, int dim,
+                                     float2 (&values)[kBatch]) {
+    if (dim >= kDim) return;
+    const AttendPartial<kDim>* splits = segment.second + 2 * (first - 1);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i >= segment.splits) continue;
+      const AttendPartial<kDim>* split = i == 0 && first == 0 ? segment.first : splits + 2 * i;
+      values[i] = __ldcg(reinterpret_cast<const float2*>(&split->values[row][dim]));
+    }
+  }
+
+  // The result of a pair that is this block's alone.
+  __device__ void write_own(const Segment& segment) const {
+    const bool fault = segment.totals.fault != 0;
+#pragma unroll 1
+    for (int i = thread_; i < p_.group * kQuads; i += kAttendThreads) {
+      const int row = i / kQuads;
+      const float inverse = inverse_of(s_.total[row].y, fault);
+      const float4 sum = merged(row, i % kQuads);
+      const int64_t at = row_of(segment, row) * kDim + i % kQuads * 4;
+      store_2(p_.q_dtype, sum.x * inverse, sum.y * inverse, p_.out, at);
+      store_2(p_.q_dtype, sum.z * inverse, sum.w * inverse, p_.out, at + 2);
+    }
+    if (thread_ < p_.group) p_.lse[row_of(segment, thread_)] = lse_of(s_.total[thread_], fault);
+  }
+
+  __device__ int64_t row_of(const Segment& segment, int row) const {
+    return static_cast<int64_t>(segment.pair) * p_.group + row;
+  }
+  __device__ static float inverse_of(float sum, bool fault) {
+    return fault ? NAN : sum == 0 ? 0 : __fdividef(1.0f, sum);
+  }
+  __device__ static float lse_of(float2 total, bool fault) {
+    const float lse = (total.x + log2f(total.y)) * 0.6931471805599453f;
+    return fault ? NAN : total.y == 0 ? -INFINITY : lse;
+  }
+};
+
+}  // namespace sqz::cuda

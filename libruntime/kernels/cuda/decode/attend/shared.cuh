@@ -1,0 +1,51 @@
+// The constants of the attention kernel, its shared memory and what it leaves in the workspace.
+#pragma once
+
+#include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/decode/attend/kernel.h"
+
+namespace sqz::cuda {
+
+inline constexpr int kAttendThreads = 256;
+inline constexpr int kAttendWarps = kAttendThreads / 32;
+inline constexpr int kListKeys = 4096;      // of a segment, located at once
+inline constexpr int kCodedKeys = 2048;     // the same of rows of codes
+inline constexpr int kTileKeys = 16;        // of a warp, at once
+inline constexpr int64_t kLeastKeys = 128;  // of a block: less is not worth a merge
+inline constexpr uint32_t kExactKey = 0x80000000u;
+inline constexpr int kEarlyBytes = 8192;           // of queries that are fetched early, at most
+inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
+
+// In the workspace, after one counter a pair: what a block leaves of a pair that it shares with
+// others. Its first segment may be the end of a pair, its last the beginning of one.
+template <int kDim>
+struct AttendPartial {
+  float values[kMostGroup][kDim];
+  float2 total[kMostGroup];  // maximum, and sum relative to it
+};
+
+// Where the keys and values of the kernel are.
+enum class KeyRows { k16, kCache, k8 };
+
+struct CodedKey {
+  uint32_t slot, cluster;
+  float key_scale, value_scale;
+};
+
+template <int kDim>
+struct AttendShared {
+  QueryRows<kDim> queries;
+  QueryRows<kDim> queries_8;              // against rows of 8 bits
+  uint4 early[kEarlyBytes / 16];          // queries as they came
+  int64_t before[kMostPairs + 1];         // keys of the pairs before each
+  float2 sums[kMostGroup][kAttendWarps];  // of the warps: maximum, and sum relative to it
+  float2 total[kMostGroup];
+  uint32_t last;
+  union {
+    alignas(16) uint32_t list[kListKeys];                      // where the keys of a segment are
+    alignas(16) CodedKey coded[kCodedKeys];                    // the same
+    alignas(16) float values[kAttendWarps][kMostGroup][kDim];  // of the warps, at its end
+  };
+};
+
+}  // namespace sqz::cuda

@@ -1,0 +1,363 @@
+// Attention of blocks: a block of threads has some query rows of one pair and a part of its keys,
+// tile by tile. Values are on their way while logits are made, keys of the next tile while values
+// are worked on; two blocks share a multiprocessor, so that one multiplies while the other weighs.
+// Parts of the same rows are merged by a kernel of their own.
+#pragma once
+
+#include "libruntime/kernels/cuda/common/cache_row.cuh"
+#include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
+#include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
+
+namespace sqz::cuda {
+
+inline constexpr uint32_t kSm80Exact = 0x80000000u;
+
+// A key and its value in memory, and what is added to the logit (log2).
+struct Sm80Place {
+  const char *key, *value;
+  float bias;
+};
+
+// Those of a tile.
+template <int kKeys>
+struct Sm80Places {
+  const char *keys[kKeys], *values[kKeys];
+  alignas(8) float bias[kKeys];
+};
+
+// The keys of a pair: exact ones, then slots or those in its runs, then estimated clusters. A
+// thread asks for keys in ascending order.
+class Sm80Keys {
+ public:
+  __device__ Sm80Keys(const Sm80Attend& call, int pair)
+      : p_(call.params),
+        estimates_(call.estimates),
+        pair_(pair),
+        head_(pair % p_.kv_heads),
+        list_(p_.lists.of_heads ? head_ : pair),
+        exact_(static_cast<int>(p_.exact - p_.exact_skipped)),
+        listed_(p_.lists.totals != nullptr) {
+    read_ = exact_ + static_cast<int>(listed_ ? p_.lists.totals[list_].keys : p_.slots);
+    count_ = read_ + static_cast<int>(estimates_.list == nullptr ? 0 : estimates_.counts[pair]);
+  }
+
+  __device__ int count() const { return count_; }
+  __device__ int read() const { return read_; }
+  __device__ bool fault() const { return listed_ && p_.lists.totals[list_].fault != 0; }
+
+  __device__ Sm80Place locate(int key) {
+    if (key >= read_) return estimated(key - read_);
+    uint32_t where = 0;  // a slot, or an exact key with kSm80Exact
+    if (key < exact_) {
+      where = kSm80Exact | static_cast<uint32_t>(key + p_.exact_skipped);
+    } else {
+      where = listed_ ? slot_of(static_cast<uint32_t>(key - exact_))
+                      : static_cast<uint32_t>(key - exact_);
+    }
+    const bool is_exact = (where & kSm80Exact) != 0;
+    if (p_.cache.keys != nullptr) {
+      const int64_t token = is_exact ? exact_token(p_.cache, p_.exact, where & ~kSm80Exact)
+                                     : int64_t{p_.cache.positions[head_ * p_.slots + where]};
+      const int64_t bytes = cache_bytes(p_.cache, cache_row(p_.cache, token), head_);
+      return at(p_.cache.keys, p_.cache.values, bytes, 0);
+    }
+    const int64_t row = head_ * (is_exact ? p_.exact : p_.slots) + (where & ~kSm80Exact);
+    return is_exact ? at(p_.exact_keys, p_.exact_values, row * p_.dim * 2, 0)
+                    : at(p_.keys, p_.values, row * p_.dim * 2, 0);
+  }
+
+ private:
+  // The run of the first key is sought by halves, that of a later one from the one before it.
+  __device__ uint32_t slot_of(uint32_t key) {
+    const RunLists& lists = p_.lists;
+    const uint32_t* before = lists.before + list_ * (lists.capacity + 1);
+    if (run_ == kNone) {
+      const uint32_t* marks = lists.marks + list_ * lists.mark_capacity;
+      const RunTotals totals = lists.totals[list_];
+      const uint32_t mark = key / kMarkKeys;
+      run_ = marks[mark];
+      uint32_t high = (mark + 1) * kMarkKeys < totals.keys ? marks[mark + 1] : totals.runs - 1;
+      while (run_ < high) {
+        const uint32_t middle = (run_ + high + 1) / 2;
+        if (before[middle] <= key) {
+          run_ = middle;
+        } else {
+          high = middle - 1;
+        }
+      }
+    }
+    while (before[run_ + 1] <= key) ++run_;
+    return lists.first[list_ * (lists.capacity + 1) + run_] + (key - before[run_]);
+  }
+
+  __device__ Sm80Place estimated(int index) const {
+    const uint32_t entry = estimates_.list[pair_ * estimates_.capacity + index];
+    const Sm80Estimates::Level& level = estimates_.level[entry >> kLevelShift];
+    const int64_t row = head_ * level.clusters + (entry & ((1u << kLevelShift) - 1));
+    return at(level.centroids, level.value_means, row * p_.dim * 2,
+              level.log_sizes[row] * 1.4426950408889634f);
+  }
+
+  __device__ static Sm80Place at(const void* keys, const void* values, int64_t bytes, float bias) {
+    return {static_cast<const char*>(keys) + bytes, static_cast<const char*>(values) + bytes, bias};
+  }
+
+  const AttendParams& p_;
+  const Sm80Estimates& estimates_;
+  const int64_t pair_;
+  const int head_;
+  const int64_t list_;
+  const int exact_;
+  const bool listed_;
+  int read_, count_;  // keys that are read; with the estimated ones
+  static constexpr uint32_t kNone = ~0u;
+  uint32_t run_ = kNone;  // of the last key
+};
+
+template <class Element, int kDim, int kTiles>
+class Sm80Attention {
+  using Tile = Sm80Tile<kDim, kTiles>;
+  static constexpr int kKeyTiles = Tile::kStream / 8, kOutTiles = kDim / 8;
+  using Logits = float[kTiles][kKeyTiles][4];
+
+ public:
+  using Places = Sm80Places<Tile::kStream>;
+
+  __device__ Sm80Attention(const Sm80Attend& call, const Sm80Cut& cut, uint16_t* memory,
+                           Places (&places)[2])
+      : call_(call),
+        p_(call.params),
+        places_(places),
+        part_(static_cast<int>(blockIdx.x) % cut.parts),
+        parts_(cut.parts),
+        first_(static_cast<int>(blockIdx.x) / cut.parts % cut.row_tiles * Tile::kRows),
+        pair_(static_cast<int>(blockIdx.x) / cut.parts / cut.row_tiles),
+        block_(block_of(call.blocks, pair_ / call.params.kv_heads)),
+        rows_(block_.y * call.params.group),
+        keys_(call, pair_),
+        wide_(kTiles == 1 && p_.q_dtype != p_.dtype),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        key_rows_(memory),
+        value_rows_(key_rows_ + Tile::kStream * Tile::kStride),
+        high_(value_rows_ + Tile::kStream * Tile::kStride),
+        low_(high_ + Tile::kRows * Tile::kStride) {
+#pragma unroll
+    for (float& maximum : maximum_) maximum = -3.0e38f;
+  }
+
+  __device__ void run() {
+    if (first_ >= rows_) return;
+    load_query_rows<Element, kDim, Tile::kRows>(
+        p_.q, p_.q_dtype, p_.dtype,
+        [&](int r) -> int64_t { return first_ + r < rows_ ? row_of(first_ + r) * kDim : -1; },
+        high_, low_);
+    begin_ = static_cast<int>(int64_t{keys_.count()} * part_ / parts_);
+    end_ = static_cast<int>(int64_t{keys_.count()} * (part_ + 1) / parts_);
+    attend();
+    finish();
+  }
+
+ private:
+  // Row of q, out and lse of row r of the block.
+  __device__ int64_t row_of(int r) const {
+    const int64_t token = block_.x + r / p_.group;
+    return (token * p_.kv_heads + pair_ % p_.kv_heads) * p_.group + r % p_.group;
+  }
+
+  __device__ void attend() {
+    if (begin_ < end_) locate(begin_);
+    __syncthreads();
+    if (begin_ < end_) fetch(places_of(begin_).keys, key_rows_);
+    const uint16_t* high = high_ + warp_ * Tile::kWarpRows * Tile::kStride;
+    const uint16_t* low = low_ + warp_ * Tile::kWarpRows * Tile::kStride;
+#pragma unroll 1
+    for (int tile = begin_; tile < end_; tile += Tile::kStream) {
+      const int next = tile + Tile::kStream;
+      arrive();  // the tile's keys; the values before it have been read
+      fetch(places_of(tile).values, value_rows_);
+      if (next < end_) locate(next);
+      Logits logits = {};
+      add_product<Element, kDim>(high, key_rows_, logits);
+      if (wide_) add_product<Element, kDim>(low, key_rows_, logits);
+      arrive();  // its values; the keys have been read
+      if (next < end_) fetch(places_of(next).keys, key_rows_);
+      weigh(logits, next > end_ || next > keys_.read() ? places_of(tile).bias : nullptr);
+      add_values(logits);
+    }
+  }
+
+  // What was fetched is there, and every warp has read what it read.
+  __device__ static void arrive() {
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+  }
+
+  // Beyond the last key the last one's, with no weight.
+  __device__ void locate(int tile) {
+    if (threadIdx.x >= Tile::kStream) return;
+    const int key = tile + static_cast<int>(threadIdx.x);
+    const Sm80Place place = keys_.locate(min(key, end_ - 1));
+    Places& to = places_of(tile);
+    to.keys[threadIdx.x] = place.key;
+    to.values[threadIdx.x] = place.value;
+    to.bias[threadIdx.x] = key < end_ ? place.bias : -INFINITY;
+  }
+  __device__ Places& places_of(int tile) const {
+    return places_[(tile - begin_) / Tile::kStream % 2];
+  }
+  __device__ void fetch(const char* const (&rows)[Tile::kStream], uint16_t* to) const {
+    fetch_rows<kDim, Tile::kStream>([&](int r) { return rows[r]; }, to);
+    ptx::cp_async_commit_group();
+  }
+
+  // Logits to weights, relative to the maxima of their rows. bias: null where it is 0 everywhere.
+  __device__ void weigh(Logits& x, const float* bias) {
+    float scale = p_.scale;
+    if (bias != nullptr) {
+      scale = 1;
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) {
+        const auto own = *reinterpret_cast<const float2*>(bias + 8 * i + 2 * (lane_ % 4));
+#pragma unroll
+        for (int m = 0; m < 2 * kTiles; ++m) {
+          float* at = x[m / 2][i] + m % 2 * 2;
+          at[0] = fmaf(at[0], p_.scale, own.x);
+          at[1] = fmaf(at[1], p_.scale, own.y);
+        }
+      }
+    }
+    float top[2 * kTiles];
+    bool moves = false;
+#pragma unroll
+    for (int m = 0; m < 2 * kTiles; ++m) {
+      float most = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < 2 * kKeyTiles; ++i) {
+        most = fmaxf(most, x[m / 2][i / 2][m % 2 * 2 + i % 2]);
+      }
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      top[m] = fmaxf(maximum_[m], most * scale);
+      moves = moves || top[m] > maximum_[m];
+    }
+    if (__any_sync(~0u, moves)) move_maxima(top);
+#pragma unroll
+    for (int m = 0; m < 2 * kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2 * kKeyTiles; ++i) {
+        float& weight = x[m / 2][i / 2][m % 2 * 2 + i % 2];
+        weight = ptx::ex2_approx(fmaf(weight, scale, -maximum_[m]));
+        sum_[m] += weight;
+      }
+    }
+  }
+
+  __device__ void move_maxima(const float (&top)[2 * kTiles]) {
+#pragma unroll
+    for (int m = 0; m < 2 * kTiles; ++m) {
+      const float factor = ptx::ex2_approx(maximum_[m] - top[m]);
+      maximum_[m] = top[m];
+      sum_[m] *= factor;
+#pragma unroll
+      for (int i = 0; i < 2 * kOutTiles; ++i) {
+        out_[m / 2][i / 2][m % 2 * 2 + i % 2] *= factor;
+      }
+    }
+  }
+
+  __device__ void add_values(const Logits& weights) {
+    const uint32_t at =
+        ptx::shared_address(value_rows_ + lane_ % 16 * Tile::kStride + lane_ / 16 * 8);
+#pragma unroll
+    for (int k = 0; k < kKeyTiles / 2; ++k) {
+      uint32_t high[kTiles][4], low[kTiles][4];
+#pragma unroll
+      for (int i = 0; i < 4 * kTiles; ++i) {
+        const float* pair = &weights[i / 4][2 * k + i % 4 / 2][i % 2 * 2];
+        split<Element>(pair[0], pair[1], high[i / 4][i % 4], low[i / 4][i % 4]);
+      }
+#pragma unroll
+      for (int t = 0; t < kOutTiles / 2; ++t) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, at + (16 * k * Tile::kStride + t * 16) * 2);
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          Element::mma(out_[m][2 * t], high[m], b[0], b[1]);
+          Element::mma(out_[m][2 * t + 1], high[m], b[2], b[3]);
+          if (!wide_) continue;
+          Element::mma(out_[m][2 * t], low[m], b[0], b[1]);
+          Element::mma(out_[m][2 * t + 1], low[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  __device__ void finish() {
+#pragma unroll
+    for (int m = 0; m < 2 * kTiles; ++m) {
+      float sum = sum_[m];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int local = warp_ * Tile::kWarpRows + 8 * m + lane_ / 4, r = first_ + local;
+      if (r >= rows_) continue;
+      if (parts_ > 1) {
+        leave_part(m, local, sum);
+        continue;
+      }
+      const bool fault = keys_.fault();
+      const float factor = fault ? NAN : sum == 0 ? 0 : 1 / sum;
+#pragma unroll
+      for (int t = 0; t < kOutTiles; ++t) {
+        const float* out = out_[m / 2][t] + m % 2 * 2;
+        store_2(p_.q_dtype, out[0] * factor, out[1] * factor, p_.out,
+                row_of(r) * kDim + 8 * t + 2 * (lane_ % 4));
+      }
+      if (lane_ % 4 == 0) {
+        p_.lse[row_of(r)] = fault      ? NAN
+                            : sum == 0 ? -INFINITY
+                                       : (maximum_[m] + log2f(sum)) * 0.6931471805599453f;
+      }
+    }
+  }
+
+  // For the merge: [values [d], maximum, sum] of a row.
+  __device__ void leave_part(int m, int local, float sum) const {
+    float* to =
+        call_.partials + (static_cast<int64_t>(blockIdx.x) * Tile::kRows + local) * (kDim + 2);
+#pragma unroll
+    for (int t = 0; t < kOutTiles; ++t) {
+      const float* out = out_[m / 2][t] + m % 2 * 2;
+      *reinterpret_cast<float2*>(to + 8 * t + 2 * (lane_ % 4)) = make_float2(out[0], out[1]);
+    }
+    if (lane_ % 4 == 0) *reinterpret_cast<float2*>(to + kDim) = make_float2(maximum_[m], sum);
+  }
+
+  const Sm80Attend& call_;
+  const AttendParams& p_;
+  Places (&places_)[2];
+  const int part_, parts_, first_, pair_;
+  const int2 block_;
+  const int rows_;
+  Sm80Keys keys_;
+  const bool wide_;
+  const int lane_, warp_;
+  uint16_t *key_rows_, *value_rows_, *high_, *low_;
+  int begin_ = 0, end_ = 0;
+  // Of row 8 m + lane / 4 of the warp's.
+  float maximum_[2 * kTiles], sum_[2 * kTiles] = {};
+  float out_[kTiles][kOutTiles][4] = {};
+};
+
+template <class Element, int kDim, int kTiles>
+__global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDim, kTiles>::kBlocks)
+    sm80_attend_kernel(const __grid_constant__ Sm80Attend call,
+                       const __grid_constant__ Sm80Cut cut) {
+  using Attention = Sm80Attention<Element, kDim, kTiles>;
+  extern __shared__ __align__(16) uint16_t memory[];
+  __shared__ typename Attention::Places places[2];
+  Attention(call, cut, memory, places).run();
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,48 @@
+// The kernels of one head dimension and their launches.
+#pragma once
+
+#include <algorithm>
+
+#include "libruntime/kernels/cuda/common/launch_options.h"
+#include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.cuh"
+#include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
+
+namespace sqz::cuda {
+
+// Parts of the keys of each of `tiles` row tiles: the fewest with which blocks, of which the GPU
+// runs `resident` at once, end about as early as with any.
+inline int parts_of(int64_t tiles, int64_t resident, int64_t most) {
+  const auto rounds = [&](int64_t parts) { return (tiles * parts + resident - 1) / resident; };
+  int64_t best = 1;
+  for (int64_t parts = 2; parts <= most; ++parts) {
+    if (rounds(parts) * best * 16 < rounds(best) * parts * 15) best = parts;
+  }
+  return static_cast<int>(best);
+}
+
+template <int kDim>
+Status launch_sm80_attend(const Sm80Attend& call, cudaStream_t stream) {
+  const AttendParams& p = call.params;
+  const bool bf16 = p.dtype == DType::kBF16, wide = p.q_dtype != p.dtype;
+  const int64_t pairs = int64_t{call.blocks.count} * p.kv_heads;
+  const int rows = call.blocks.block_tokens * p.group;
+  return with_tiles<kDim>(wide, rows, [&](auto tiles) -> Status {
+    using Tile = Sm80Tile<kDim, tiles.value>;
+    static_assert(Tile::kRows <= kSm80Rows);
+    const int64_t bytes = sm80_bytes<kDim>((wide ? 2 : 1) * Tile::kRows + 2 * Tile::kStream);
+    Sm80Cut cut;
+    cut.row_tiles = (rows + Tile::kRows - 1) / Tile::kRows;
+    const int64_t blocks = std::clamp<int64_t>(p.device.block_shared / bytes, 1, 2);
+    const int64_t most = kSm80Waves * int64_t{p.device.multiprocessors} / (pairs * cut.row_tiles);
+    const int64_t wanted = (p.slots + p.exact + kSm80LeastKeys - 1) / kSm80LeastKeys;
+    cut.parts =
+        parts_of(pairs * cut.row_tiles, blocks * p.device.multiprocessors, std::min(most, wanted));
+    SQZ_RETURN_IF_ERROR(launch_blocks(bf16 ? sm80_attend_kernel<Bf16, kDim, tiles.value>
+                                           : sm80_attend_kernel<F16, kDim, tiles.value>,
+                                      pairs * cut.row_tiles * cut.parts, Tile::kThreads, bytes,
+                                      Device(), stream, call, cut));
+    return cut.parts > 1 ? sm80_merge(call, cut, Tile::kRows, stream) : Status();
+  });
+}
+
+}  // namespace sqz::cuda

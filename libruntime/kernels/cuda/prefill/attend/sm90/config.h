@@ -1,0 +1,88 @@
+// Tile sizes and the shared-memory plan of the Hopper attend kernel, and the work that it takes.
+#pragma once
+
+#include <cstdint>
+
+#include "libruntime/kernels/cuda/prefill/common/tiles.h"
+
+namespace sqz::cuda::prefill {
+
+inline constexpr int kRows = 128;         // query rows of a tile, 64 a consumer warpgroup
+inline constexpr int kConsumerWarps = 8;  // two warpgroups
+inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
+inline constexpr int kSharedLimit = 232448;                 // of a block, compute capability 9.0
+// A row's maximum is moved only when a logit exceeds it by this power of two: weights of up to
+// 2^8 cost little precision and rescaling becomes rare. Small tiles move it always: the weight of a
+// row's heaviest key is then 1, which is not rounded, in whichever tile it is.
+constexpr float slack_of(int keys) {
+  return keys > 64 ? 8 : 0;
+}
+
+// One tile of query rows over keys [begin, end) of its list.
+struct alignas(16) WorkItem {
+  int32_t block, kv_head, tile;
+  int32_t begin, end;
+  int32_t slot;   // of the partial state; -1: all keys of the list, the result is final
+  int32_t whole;  // 1: every key of the layer, whatever the lists and masks say
+  int32_t unused;
+};
+static_assert(sizeof(WorkItem) == 32);
+
+// A tile of query rows whose keys were split over `parts` consecutive slots.
+struct alignas(16) SplitTile {
+  int32_t block, kv_head, tile;
+  int32_t slot, parts;
+  int32_t unused[3];
+};
+
+struct WorkCounts {
+  uint32_t items, splits;
+  uint32_t next;  // item that the next free block takes
+  uint32_t unused;
+};
+
+// kCodedArg: rows of 8 bits.
+template <int kDimArg, int kKeysArg, bool kCodedArg = false>
+struct Config {
+  static constexpr bool kCoded = kCodedArg;
+  static constexpr int kDim = kDimArg;
+  static constexpr int kKeys = kKeysArg;                  // of a tile: wgmma's N of Q K
+  static constexpr int kChunks = (kDim + 63) / 64;        // of a row, kRowBytes each
+  static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
+  static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
+  static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
+  // Of codes, a byte a number; with a word for each key and producer.
+  static constexpr int kCodeBytes = kCoded ? kTileBytes / 2 : 0;
+  static constexpr int kStageBytes = 2 * (kTileBytes + kCodeBytes) + (kCoded ? 16 * kKeys : 0);
+  static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / kStageBytes;
+  static constexpr int kMost = kKeys > 64 ? 4 : 6;
+  static constexpr int kStages = kFit < kMost ? kFit : kMost;
+  // Of a thread. Fetching many short runs wants more than 24.
+  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kCoded ? 208 : 224;
+  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kCoded ? 88 : 56;
+  static_assert(kKeys % 16 == 0 && kStages >= 2);
+};
+
+// Rows of 8 bits on their way, of each stage.
+template <class Config, bool kCoded>
+struct CodeStorage {};
+template <class Config>
+struct CodeStorage<Config, true> {
+  alignas(16) uint8_t codes[2][Config::kStages][Config::kCodeBytes];  // keys, values: [chunk][key]
+  uint32_t scales[4][Config::kStages][Config::kKeys];  // of a producer: of a row, or kNotCoded
+};
+
+template <class Config>
+struct SharedStorage : CodeStorage<Config, Config::kCoded> {
+  alignas(1024) uint8_t queries[Config::kQueryBytes];               // [chunk][row][kRowBytes]
+  alignas(1024) uint8_t keys[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
+  alignas(1024) uint8_t values[Config::kStages][Config::kTileBytes];
+  alignas(16) uint32_t masks[Config::kStages][Config::kKeys];  // of tokens, a bit each
+  WorkItem items[2];
+  uint64_t item_full[2], item_empty[2];
+  uint64_t queries_full, queries_empty;
+  uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];
+  uint64_t values_full[Config::kStages], values_empty[Config::kStages];
+};
+
+}  // namespace sqz::cuda::prefill

@@ -1,0 +1,115 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+
+#include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
+#include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
+
+namespace sqz::cuda {
+namespace {
+
+using namespace prefill;
+
+// Sets the capacities and, where `base` is not null, the pointers. Returns the bytes used.
+//
+// The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
+// items of split lists are fewer than twice four a multiprocessor. A small-M call's lists, at most
+// one a multiprocessor, all have a slot.
+int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t* base) {
+  const int64_t tiles =
+      int64_t{params.blocks.count} * params.shape.kv_heads * params.tiles.tiles_of_block;
+  params.slot_capacity = 9 * multiprocessors;
+  params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
+  Layout layout(base);
+  params.counts = layout.take<WorkCounts>(2);
+  params.items = layout.take<WorkItem>(params.item_capacity);
+  params.splits = layout.take<SplitTile>(params.slot_capacity);
+  params.partial_lse = layout.take<float>(int64_t{params.slot_capacity} * kRows);
+  params.partial_out = layout.take<float>(int64_t{params.slot_capacity} * kRows * params.shape.dim);
+  return static_cast<int64_t>(layout.used());
+}
+
+void set_tiles(PrefillAttendParams& params, int multiprocessors) {
+  params.tiles = query_tiles(params.blocks, params.shape.group, kRows);
+  params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
+  params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
+                               params.keys.coded.keys.bits > 0);
+}
+
+PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) {
+  PrefillAttendParams params = {call};
+  params.exact = call.keys.exact - call.keys.exact_skipped;
+  params.scale = call.shape.scale * static_cast<float>(M_LOG2E);
+  set_tiles(params, multiprocessors);
+  return params;
+}
+
+template <class T>
+Status launch(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
+  return for_dim(params.shape.dim, no_such_dim(params.shape.dim), [&](auto dim) {
+    return launch_attend<T, dim.value>(params, multiprocessors, stream);
+  });
+}
+
+}  // namespace
+
+bool prefill_small_m(const PrefillShape& shape, const QueryBlocks& blocks, int multiprocessors) {
+  return blocks.block_tokens * shape.group <= kRows / 2 &&
+         int64_t{blocks.count} * shape.kv_heads <= multiprocessors;
+}
+
+int64_t prefill_attend_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
+                                 int multiprocessors) {
+  PrefillAttend call;
+  call.shape = shape;
+  call.blocks = blocks;
+  PrefillAttendParams params = make_params(call, multiprocessors);
+  return cut_workspace(params, multiprocessors, nullptr);
+}
+
+Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t workspace_bytes,
+                      int multiprocessors, cudaStream_t stream) {
+  SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
+  PrefillAttendParams params = make_params(call, multiprocessors);
+  const int64_t needed = cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
+  if (workspace_bytes < needed) {
+    return {Code::kInvalidArgument, concat("prefill_attend: workspace of ", workspace_bytes,
+                                           " bytes, ", needed, " needed")};
+  }
+  const int64_t tokens = call.blocks.block_tokens;
+  if (call.masks != nullptr && (tokens > 32 || tokens * call.shape.group > kRows)) {
+    return {Code::kInvalidArgument,
+            concat("prefill_attend: masks for blocks of ", tokens,
+                   " tokens, expected at most 32 of ", kRows, " query rows")};
+  }
+  const bool coded = call.keys.coded.keys.bits > 0;
+  if (coded ? call.selected.totals != nullptr && (call.rows == nullptr || call.masks == nullptr)
+            : call.rows != nullptr && (call.masks == nullptr || call.whole != nullptr)) {
+    return {Code::kInvalidArgument,
+            "prefill_attend: rows without masks or with `whole`, or none where rows have 8 bits"};
+  }
+  if (coded && call.shape.dim > kMostCodedDim) return no_such_dim(call.shape.dim);
+  if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
+  // Everything is read by one block of all tokens: its tiles share keys in the L2.
+  PrefillAttendParams all = params;
+  all.blocks = {call.blocks.tokens, 1, call.blocks.tokens, nullptr};
+  all.selected = {};
+  all.masks = all.rows = nullptr;
+  set_tiles(all, multiprocessors);
+  // Small-M calls of one block have the same tiles either way: one launch does both.
+  const bool same = params.small_m && params.blocks.count == 1;
+  if (!same) ++all.counts;
+  const auto attend = [&](const PrefillAttendParams& of) {
+    return call.shape.dtype == DType::kBF16 ? launch<__nv_bfloat16>(of, multiprocessors, stream)
+                                            : launch<__half>(of, multiprocessors, stream);
+  };
+  const AttendChoice choice = {params, all};
+  SQZ_RETURN_IF_ERROR(launch_schedule(choice, multiprocessors, stream));
+  SQZ_RETURN_IF_ERROR(attend(params));
+  if (call.whole != nullptr && !same) SQZ_RETURN_IF_ERROR(attend(all));
+  return launch_merge(choice, call.shape.dtype, multiprocessors, stream);
+}
+
+}  // namespace sqz::cuda

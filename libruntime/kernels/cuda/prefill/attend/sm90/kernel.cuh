@@ -1,0 +1,480 @@
+// Attention of tiles of query rows over lists of runs, for Hopper.
+//
+// A persistent block an SM: one warp takes items from the list of work and fetches queries, it and
+// three others fetch keys and values, a warp half a row; two consumer warpgroups hold 64 query rows
+// each. While one of them computes its softmax the other multiplies (they take turns by named
+// barriers), and within a warpgroup the product of a tile's queries and keys runs beside that of
+// the weights and values before it.
+//
+// A small-M call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
+// then, take tiles of keys in turn and leave a state each. Keys may have masks: which of the
+// block's tokens attend to a key.
+#pragma once
+
+#include <cuda.h>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
+#include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
+#include "libruntime/kernels/cuda/prefill/attend/sm90/listed_rows.cuh"
+#include "libruntime/kernels/cuda/prefill/attend/sm90/softmax.cuh"
+#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
+#include "libruntime/kernels/cuda/prefill/common/items.cuh"
+#include "libruntime/kernels/cuda/prefill/common/ring.cuh"
+#include "libruntime/kernels/cuda/prefill/common/rows.cuh"
+#include "libruntime/kernels/cuda/prefill/common/segments.cuh"
+#include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
+#include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
+#include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
+#include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
+
+namespace sqz::cuda::prefill {
+
+__device__ __forceinline__ KeyListView list_of(const PrefillAttendParams& params,
+                                               const WorkItem& item) {
+  return KeyListView::of(item.whole != 0 ? RunLists() : params.selected,
+                         item.block * params.shape.kv_heads + item.kv_head, params.exact,
+                         params.keys.exact_skipped, params.keys.slots);
+}
+
+// Hands an item to the other roles.
+template <class Config>
+__device__ __forceinline__ void publish_item(SharedStorage<Config>& shared, const WorkItem& item,
+                                             RingPosition<2>& ring) {
+  ptx::mbarrier_wait_parity(&shared.item_empty[ring.stage], ring.parity ^ 1);
+  if ((threadIdx.x & 31) == 0) {
+    shared.items[ring.stage] = item;
+    ptx::mbarrier_arrive(&shared.item_full[ring.stage]);
+  }
+  __syncwarp();
+  ring.advance();
+}
+
+// Number of the next item that nobody has taken. All lanes.
+__device__ __forceinline__ uint32_t take_number(const PrefillAttendParams& params) {
+  uint32_t number = 0;
+  if ((threadIdx.x & 31) == 0) number = atomicAdd(&params.counts->next, 1u);
+  return __shfl_sync(kAllLanes, number, 0);
+}
+
+__device__ __forceinline__ WorkItem item_of(const PrefillAttendParams& params, uint32_t number) {
+  WorkItem item;
+  item.block = -1;
+  if (number < params.counts->items) item = params.items[number];
+  return item;
+}
+
+// Keys or values of one item, chunks [first, end); the leader of chunk 0 counts the tile's bytes.
+// `masks`: of the item's list, for keys; or null.
+template <class Config>
+__device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, const WorkItem& item,
+                                           const RowMaps& slots, const RowMaps& exact, int first,
+                                           int end, uint8_t (*tiles)[Config::kTileBytes],
+                                           uint64_t* full, uint64_t* empty,
+                                           RingPosition<Config::kStages>& ring,
+                                           const uint32_t* masks = nullptr,
+                                           uint32_t (*to_masks)[Config::kKeys] = nullptr) {
+  const bool counts = (threadIdx.x & 31) == 0 && first == 0;
+  const uint64_t policy = ptx::createpolicy_evict_last();
+  SegmentWindow window(list_of(params, item), item.begin);
+  for (int32_t key = item.begin; key < item.end; key += Config::kKeys, ring.advance()) {
+    ptx::mbarrier_wait_parity(&empty[ring.stage], ring.parity ^ 1);
+    if (counts && masks != nullptr) {
+      constexpr uint32_t kBytes = Config::kKeys * sizeof(uint32_t);
+      ptx::mbarrier_arrive_expect_tx(&full[ring.stage], Config::kTileBytes + kBytes);
+      ptx::cp_async_bulk(to_masks[ring.stage], masks + key, kBytes, &full[ring.stage]);
+    } else if (counts) {
+      ptx::mbarrier_arrive_expect_tx(&full[ring.stage], Config::kTileBytes);
+    }
+    __syncwarp();
+    fetch_tile<Config::kKeys>(first, end, window, key, item.kv_head, slots, exact,
+                              tiles[ring.stage], &full[ring.stage], policy);
+  }
+}
+
+// Whether warps copy rows, and the copy engine does not.
+template <class Config, bool kMasked>
+__device__ __forceinline__ bool lists_rows(const PrefillAttendParams& params) {
+  return Config::kCoded || (kMasked && params.rows != nullptr);
+}
+
+// Items, queries, and the first chunks of keys.
+template <class T, class Config, bool kMasked>
+__device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
+                                       const PrefillAttendParams& params, const AttendMaps& maps) {
+  const uint32_t query_bytes =
+      params.tiles.heads * params.tiles.tokens * Config::kChunks * kRowBytes;
+  RingPosition<2> item_ring;
+  RingPosition<Config::kStages> ring;
+  RingPosition<1> queries;
+  WorkItem item = item_of(params, take_number(params));
+  publish_item(shared, item, item_ring);
+  while (item.block >= 0) {
+    const uint32_t next = take_number(params);
+    ptx::mbarrier_wait_parity(&shared.queries_empty, queries.parity ^ 1);
+    queries.advance();
+    if ((threadIdx.x & 31) == 0) {
+      const int2 block = block_of(params.blocks, item.block);
+      const uint64_t once = ptx::createpolicy_evict_first();
+      ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
+      for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+        ptx::cp_async_bulk_tensor_4d(
+            shared.queries + chunk * kRows * kRowBytes, &maps.queries, chunk * (kRowBytes / 2), 0,
+            item.kv_head, block.x + item.tile * params.tiles.tokens, &shared.queries_full, once);
+      }
+    }
+    __syncwarp();
+    const uint32_t* masks = nullptr;
+    if (kMasked && item.whole == 0) {
+      masks =
+          params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
+    }
+    if (lists_rows<Config, kMasked>(params)) {
+      RowFetcher<T, Config>(shared, params, item, false, 0, Config::kFirstChunks).run(ring);
+    } else {
+      fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
+                         shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
+                         shared.masks);
+    }
+    item = item_of(params, next);
+    publish_item(shared, item, item_ring);
+  }
+}
+
+// The other chunks of keys, and values.
+template <class T, class Config, bool kMasked>
+__device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendParams& params,
+                             const AttendMaps& maps, int warp) {
+  const bool values = warp != 2;
+  const RowMaps& slots = values ? maps.values : maps.keys;
+  const RowMaps& exact = values ? maps.exact_values : maps.exact_keys;
+  const int first = warp == 1 ? 0 : Config::kFirstChunks;
+  const int end = warp == 1 ? Config::kFirstChunks : Config::kChunks;
+  ItemReader<SharedStorage<Config>> items(shared);
+  RingPosition<Config::kStages> ring;
+  WorkItem item;
+  while (items.next(item)) {
+    // Nobody waits for a warp that fetches nothing: it would fall behind by a round of the ring,
+    // and then wait for a parity that never comes.
+    if (first == end) continue;
+    auto* tiles = values ? shared.values : shared.keys;
+    uint64_t* full = values ? shared.values_full : shared.keys_full;
+    uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
+    if (lists_rows<Config, kMasked>(params)) {
+      RowFetcher<T, Config>(shared, params, item, values, first, end).run(ring);
+    } else {
+      fetch_rows<Config>(params, item, slots, exact, first, end, tiles, full, empty, ring);
+    }
+  }
+}
+
+// Starts logits = queries of a warpgroup times a tile of keys.
+template <class T, class Config>
+__device__ __forceinline__ void start_logits(float (&logits)[Config::kKeys / 2], uint64_t queries,
+                                             uint64_t keys) {
+  ptx::fence_registers(logits);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Config::kDim / 16; ++k) {
+    const int chunk = k / 4, within = k % 4 * 32;
+    ptx::WgmmaProduct<T, Config::kKeys>::template multiply<0>(
+        logits, queries + ((chunk * kRows * kRowBytes + within) >> 4),
+        keys + ((chunk * Config::kKeys * kRowBytes + within) >> 4), k > 0);
+  }
+  ptx::wgmma_commit_group();
+}
+
+// Starts out += weights times a tile of values.
+template <class T, class Config>
+__device__ __forceinline__ void start_values(float (&out)[Config::kDim / 2],
+                                             const uint32_t (&weights)[Config::kKeys / 16][4],
+                                             uint64_t values, int keep) {
+  ptx::fence_registers(out);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Config::kKeys / 16; ++k) {
+    ptx::WgmmaProduct<T, Config::kDim>::template multiply<1>(
+        out, weights[k], values + ((16 * k * kRowBytes) >> 4), k > 0 ? 1 : keep);
+  }
+  ptx::wgmma_commit_group();
+}
+
+// The turns of the two warpgroups in issuing products, if they take turns.
+template <bool kTaken>
+struct Turns {
+  int mine, others;
+
+  explicit __device__ __forceinline__ Turns(int warpgroup)
+      : mine(1 + warpgroup), others(2 - warpgroup) {
+    if (warpgroup == 1) pass();  // the first one begins
+  }
+  __device__ __forceinline__ void wait() const {
+    if (kTaken) ptx::bar_sync(mine, 32 * kConsumerWarps);
+  }
+  __device__ __forceinline__ void pass() const {
+    if (kTaken) ptx::bar_arrive(others, 32 * kConsumerWarps);
+  }
+};
+
+// Logits of keys that a row's token does not attend to become -infinity. `bits`: of the tokens of
+// rows r and r + 8.
+template <int kKeys>
+__device__ __forceinline__ void apply_masks(float (&logits)[kKeys / 2], const uint32_t* masks,
+                                            const uint32_t (&bits)[2]) {
+  const uint2* pairs = reinterpret_cast<const uint2*>(masks) + (threadIdx.x & 3);
+#pragma unroll
+  for (int j = 0; j < kKeys / 8; ++j) {
+    const uint2 pair = pairs[4 * j];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if ((pair.x & bits[half]) == 0) logits[4 * j + 2 * half] = -INFINITY;
+      if ((pair.y & bits[half]) == 0) logits[4 * j + 2 * half + 1] = -INFINITY;
+    }
+  }
+}
+
+template <class T, class Config, bool kNarrow, bool kMasked>
+__device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams& params,
+                        int warpgroup) {
+  constexpr int kKeys = Config::kKeys;
+  constexpr int kStep = kNarrow ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
+  const int first_tile = kNarrow ? warpgroup : 0;
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(
+      ptx::shared_address(shared.queries) + (kNarrow ? 0 : 64 * warpgroup) * kRowBytes);
+  const uint64_t first_keys =
+      ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.keys[0]));
+  const uint64_t first_values =
+      ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.values[0]), kKeys * kRowBytes);
+  auto stage_of = [](int stage) {
+    return static_cast<uint64_t>(stage * (Config::kTileBytes >> 4));
+  };
+  auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
+
+  // Of the tokens of this lane's rows.
+  uint32_t bits[2] = {0, 0};
+  if (kMasked) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (kNarrow ? 0 : 64 * warpgroup) + 16 * warp + 8 * half + (lane >> 2);
+      // Rows past the last token have a result that nobody reads.
+      bits[half] = 1u << min(row / params.tiles.heads, 31);
+    }
+  }
+  const Turns<!kNarrow> turns(warpgroup);
+  ItemReader<SharedStorage<Config>> items(shared);
+  RingPosition<Config::kStages> keys, values;
+  RingPosition<1> query_ring;
+  WorkItem item;
+  while (items.next(item)) {
+    const int tiles = (item.end - item.begin + kKeys - 1) / kKeys;
+    // The other warpgroup's tile: it is waited for and released here as well, so that the two are
+    // never so far apart that a parity could stand for two rounds.
+    const auto pass = [&](RingPosition<Config::kStages>& ring, uint64_t* full, uint64_t* empty) {
+      ptx::mbarrier_wait_parity(&full[ring.stage], ring.parity);
+      release(&empty[ring.stage]);
+      ring.advance();
+    };
+    const auto pass_keys = [&] { pass(keys, shared.keys_full, shared.keys_empty); };
+    const auto pass_values = [&] { pass(values, shared.values_full, shared.values_empty); };
+    float out[Config::kDim / 2];
+    Softmax<T, kKeys> softmax(params.scale);
+    const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
+      if (kMasked && item.whole == 0) apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
+      release(&shared.keys_empty[keys.stage]);
+      keys.advance();
+      if (i + kStep >= tiles) release(&shared.queries_empty);
+      if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * kKeys);
+    };
+    ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
+    query_ring.advance();
+    if (tiles <= first_tile) {
+      if (tiles > 0) {
+        pass_keys();
+        pass_values();
+      }
+      release(&shared.queries_empty);
+#pragma unroll
+      for (int i = 0; i < Config::kDim / 2; ++i) out[i] = 0;
+    } else {
+      float logits[kKeys / 2];
+      uint32_t weights[kKeys / 16][4];
+      if (kNarrow && first_tile > 0) pass_keys();
+      ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
+      turns.wait();
+      start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
+      turns.pass();
+      ptx::wgmma_wait_group<0>();
+      ptx::fence_registers(logits);
+      finish_logits(logits, first_tile);
+      softmax.weigh(logits);
+      softmax.pack(logits, weights);
+      int last = first_tile;  // whose values are still to be multiplied
+      for (int i = first_tile + kStep; i < tiles; last = i, i += kStep) {
+        if (kNarrow) pass_keys();
+        ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
+        turns.wait();
+        start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
+        if (kNarrow && last > 0) pass_values();
+        ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
+        start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
+                                last > first_tile);
+        turns.pass();
+        ptx::wgmma_wait_group<1>();
+        ptx::fence_registers(logits);
+        finish_logits(logits, i);
+        const bool moved = softmax.weigh(logits);
+        ptx::wgmma_wait_group<0>();
+        ptx::fence_registers(out);
+        release(&shared.values_empty[values.stage]);
+        values.advance();
+        softmax.pack(logits, weights);
+        if (moved) softmax.template rescale<Config::kDim>(out);
+      }
+      if (kNarrow && last > 0) pass_values();
+      ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
+      start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
+                              last > first_tile);
+      ptx::wgmma_wait_group<0>();
+      ptx::fence_registers(out);
+      release(&shared.values_empty[values.stage]);
+      values.advance();
+      if (kNarrow && last + 1 < tiles) {
+        pass_keys();
+        pass_values();
+      }
+    }
+
+    const int2 block = block_of(params.blocks, item.block);
+    const uint32_t faults =
+        params.selected.totals == nullptr || item.whole != 0
+            ? 0
+            : params.selected.totals[item.block * params.shape.kv_heads + item.kv_head].fault;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
+      const bool fault = (kMasked ? faults & bits[half] : faults) != 0;
+      RowEnd end = softmax.finish(half);
+      if (fault) end = {NAN, NAN};
+      if (item.slot >= 0) {
+        const int64_t at = static_cast<int64_t>(item.slot) * kRows + row;
+        if ((lane & 3) == 0) params.partial_lse[at] = end.lse;
+        float* to = params.partial_out + at * Config::kDim + 2 * (lane & 3);
+#pragma unroll
+        for (int j = 0; j < Config::kDim / 8; ++j) {
+          *reinterpret_cast<float2*>(to + 8 * j) = make_float2(
+              out[4 * j + 2 * half] * end.inverse, out[4 * j + 2 * half + 1] * end.inverse);
+        }
+        continue;
+      }
+      const int64_t query = query_index(params.tiles, block, item.kv_head, params.shape.kv_heads,
+                                        params.shape.group, item.tile, row);
+      if (query < 0) continue;
+      if ((lane & 3) == 0) params.lse[query] = end.lse;
+      uint32_t* to =
+          reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * Config::kDim) +
+          (lane & 3);
+#pragma unroll
+      for (int j = 0; j < Config::kDim / 8; ++j) {
+        to[4 * j] = pack_pair<T>(out[4 * j + 2 * half] * end.inverse,
+                                 out[4 * j + 2 * half + 1] * end.inverse);
+      }
+    }
+  }
+}
+
+template <class T, class Config, bool kNarrow, bool kMasked>
+__global__ void __launch_bounds__(kThreads, 1)
+    attend_kernel(const __grid_constant__ PrefillAttendParams params,
+                  const __grid_constant__ AttendMaps maps) {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(&shared.item_full[i], 1);
+      ptx::mbarrier_init(&shared.item_empty[i], ptx::kWarpArrivals * (3 + kConsumerWarps));
+    }
+    ptx::mbarrier_init(&shared.queries_full, 1);
+    constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
+    const uint32_t producers = lists_rows<Config, kMasked>(params) ? copy_arrivals<Config>() : 1;
+    ptx::mbarrier_init(&shared.queries_empty, kConsumers);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(&shared.keys_full[stage], producers);
+      ptx::mbarrier_init(&shared.keys_empty[stage], kConsumers);
+      ptx::mbarrier_init(&shared.values_full[stage], producers);
+      ptx::mbarrier_init(&shared.values_empty[stage], kConsumers);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  begin_dependent();
+  __syncthreads();
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      fetch_queries_and_keys<T, Config, kMasked>(shared, params, maps);
+    } else {
+      fetch_others<T, Config, kMasked>(shared, params, maps, threadIdx.x / 32);
+    }
+  } else {
+    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    consume<T, Config, kNarrow, kMasked>(shared, params, warpgroup - 1);
+  }
+}
+
+template <class T, int kDim, bool kNarrow, bool kMasked, bool kCoded = false>
+Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, int multiprocessors,
+                     cudaStream_t stream) {
+  using Layout = Config<kDim, tile_keys(kDim, kNarrow, kMasked, kCoded), kCoded>;
+  constexpr size_t kShared = sizeof(SharedStorage<Layout>);
+  static_assert(kShared <= kSharedLimit);
+  auto* kernel = attend_kernel<T, Layout, kNarrow, kMasked>;
+  const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
+  return launch_dependent(kernel, grid, kThreads, kShared, stream, params, maps);
+}
+
+inline Status encode_key_maps(const PrefillAttendParams& params, AttendMaps& maps) {
+  const PrefillKeys& keys = params.keys;
+  // A tensor without rows is never read; another one stands in for its map.
+  PrefillKeys all = keys;
+  if (keys.slots == 0) {
+    all.keys = keys.exact_keys;
+    all.values = keys.exact_values;
+    all.slots = keys.exact;
+  }
+  if (keys.exact == 0) {
+    all.exact_keys = keys.keys;
+    all.exact_values = keys.values;
+    all.exact = keys.slots;
+  }
+  const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
+    return encode_row_maps(to, data, params.shape.kv_heads, rows, params.shape.dim);
+  };
+  SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
+  SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
+  SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
+  return encode(maps.exact_values, all.exact_values, all.exact);
+}
+
+template <class T, int kDim>
+Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
+  AttendMaps maps;
+  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
+                                       params.blocks.tokens, params.tiles.heads,
+                                       params.tiles.tokens));
+  const bool coded = params.keys.coded.keys.bits > 0;
+  if (!coded && params.rows == nullptr) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
+  auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
+                                                           : launch_kernel<T, kDim, false, false>)
+                                         : (params.small_m ? launch_kernel<T, kDim, true, true>
+                                                           : launch_kernel<T, kDim, false, true>);
+  if constexpr (kDim <= kMostCodedDim) {
+    if (coded) {
+      launch = params.small_m ? launch_kernel<T, kDim, true, true, true>
+                              : launch_kernel<T, kDim, false, true, true>;
+    }
+  }
+  return launch(params, maps, multiprocessors, stream);
+}
+
+}  // namespace sqz::cuda::prefill

@@ -1,0 +1,59 @@
+// The parts of prefill_attend(): schedule, attend, merge.
+#pragma once
+
+#include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
+#include "libruntime/kernels/cuda/prefill/common/tiles.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
+
+namespace sqz::cuda::prefill {
+
+// What every kernel of an attend call takes.
+struct PrefillAttendParams : PrefillAttend {
+  QueryTiles tiles = {};
+  int32_t exact = 0;      // exact keys that are attended
+  float scale = 0;        // of the logits, times log2(e)
+  bool small_m = false;   // a tile has at most kRows / 2 query rows, for both warpgroups
+  int32_t tile_keys = 0;  // keys of a tile of the attend kernel
+  int32_t item_capacity = 0, slot_capacity = 0;
+  WorkItem* items = nullptr;    // [item_capacity]
+  SplitTile* splits = nullptr;  // [slot_capacity]
+  WorkCounts* counts = nullptr;
+  float* partial_out = nullptr;  // [slot_capacity, kRows, d] normalised
+  float* partial_lse = nullptr;  // [slot_capacity, kRows] natural log
+};
+
+struct AttendMaps {
+  CUtensorMap queries;
+  RowMaps keys, values, exact_keys, exact_values;
+};
+
+// Where *whole is not 0, a call is `all`, and `lists` has no items; else the other way round. With
+// the same `counts` they have the same items, and one launch serves both.
+struct AttendChoice {
+  PrefillAttendParams lists, all;
+
+  __device__ const PrefillAttendParams& params() const {
+    return lists.whole == nullptr || *lists.whole == 0 ? lists : all;
+  }
+};
+
+// Tiles of all lists as items, longest first, in `multiprocessors` about equal shares.
+Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream);
+
+// T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256, the last not for rows of 8 bits, whose tiles
+// do not fit. Compute capability 9.0.
+template <class T, int kDim>
+Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream);
+
+// Keys of a tile of that kernel. Memory bounds small-M calls: many small tiles are under way. With
+// masks 176 keys do not fit in the registers, and rows of 8 bits take shared memory for codes.
+constexpr int tile_keys(int dim, bool small_m, bool masked, bool coded) {
+  if (small_m || coded) return 64;
+  return dim == 256 ? (masked ? 64 : 80) : dim == 128 && !masked ? 176 : 128;
+}
+
+// Partial states of split tiles into out and lse, in the order of their keys.
+Status launch_merge(const AttendChoice& choice, DType dtype, int multiprocessors,
+                    cudaStream_t stream);
+
+}  // namespace sqz::cuda::prefill

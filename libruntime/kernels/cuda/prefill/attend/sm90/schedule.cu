@@ -1,0 +1,241 @@
+// The list of work of an attend call, made on the device: the lists' lengths are known there only.
+//
+// A list's query tiles all cost the same and take their keys from the same memory, so they stand
+// together. Lists longer than a limit are split into equal parts; the limit is the one of several
+// for which an estimate of the whole time, with what splitting costs, is least. Items are in
+// descending order of length, so that the last ones to be taken are short.
+#include <cuda_runtime.h>
+
+#include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
+#include "libruntime/kernels/cuda/prefill/common/rows.cuh"
+
+namespace sqz::cuda::prefill {
+namespace {
+
+constexpr int kScheduleThreads = 1024;
+constexpr int kCandidates = 8;  // limits that are compared
+constexpr int kBuckets = 64;    // of lengths
+constexpr int kLeastPart = 8;   // tiles of keys: below, the merge costs more than it gains
+constexpr int kItemCost = 1;    // in tiles of keys: beginning and end of an item
+constexpr int kPartCost = 3;    // writing and merging of a partial state
+
+// Those costs in a call's own tiles: of small-M calls these are a third as large.
+__device__ __forceinline__ uint32_t own_tiles(const PrefillAttendParams& params, int tiles) {
+  return params.small_m ? 3 * tiles : tiles;
+}
+
+// A list's keys and tiles of query rows, read once for the first lists.
+struct ListSize {
+  int32_t keys, tiles;
+};
+
+struct Schedule {
+  ListSize lists[kScheduleThreads];
+  unsigned long long total;  // of all items, in tiles of keys
+  uint32_t longest;          // list, in tiles of keys
+  uint32_t limits[kCandidates];
+  uint32_t histogram[kCandidates][kBuckets];
+  uint32_t overhead[kCandidates];
+  uint32_t makespan[kCandidates];
+  uint32_t cursor[kBuckets];
+  uint32_t slots, splits, items;
+};
+
+struct Group {
+  int32_t block, kv_head;
+  int32_t keys, cost;  // cost: tiles of keys
+  int32_t tiles;       // of query rows
+};
+
+// Lists head after head: blocks of one head share keys.
+__device__ ListSize size_at(const PrefillAttendParams& params, int32_t index) {
+  const int32_t kv_head = index / params.blocks.count, block = index % params.blocks.count;
+  const int32_t list = block * params.shape.kv_heads + kv_head;
+  const int32_t selected = params.selected.totals == nullptr
+                               ? params.keys.slots
+                               : static_cast<int32_t>(params.selected.totals[list].keys);
+  const int32_t tokens = block_of(params.blocks, block).y;
+  return {params.exact + selected, (tokens + params.tiles.tokens - 1) / params.tiles.tokens};
+}
+
+__device__ Group group_at(const PrefillAttendParams& params, const Schedule& shared,
+                          int32_t index) {
+  const ListSize size = index < kScheduleThreads ? shared.lists[index] : size_at(params, index);
+  return {index % params.blocks.count, index / params.blocks.count, size.keys,
+          (size.keys + params.tile_keys - 1) / params.tile_keys, size.tiles};
+}
+
+__device__ __forceinline__ int32_t parts_of(const Group& group, uint32_t limit) {
+  return max(1, (group.cost + static_cast<int32_t>(limit) - 1) / static_cast<int32_t>(limit));
+}
+
+__device__ __forceinline__ int32_t tiles_of_part(const Group& group, int32_t parts) {
+  return (group.cost + parts - 1) / parts;
+}
+
+// 0 for the longest.
+__device__ __forceinline__ int bucket_of(int32_t cost, uint32_t longest) {
+  return kBuckets - 1 - static_cast<int>(static_cast<uint32_t>(cost) * (kBuckets - 1) / longest);
+}
+
+// Inclusive sums over a warp.
+__device__ __forceinline__ uint32_t warp_scan(uint32_t value) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value += other;
+  }
+  return value;
+}
+
+// How long parts in descending order take on `machines`: machine m + 1 of them and the one after
+// share. All lanes of a warp, two buckets each.
+__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t item_cost,
+                             uint32_t machines, unsigned long long total) {
+  static_assert(kBuckets == 64);
+  const int first = 2 * (threadIdx.x & 31);
+  const uint32_t counts[2] = {histogram[first], histogram[first + 1]};
+  uint32_t before = warp_scan(counts[0] + counts[1]) - counts[0] - counts[1];
+  uint32_t worst = static_cast<uint32_t>((total + machines - 1) / machines);
+  for (int i = 0; i < 2; ++i) {
+    before += counts[i];
+    const uint32_t cost =
+        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + item_cost;
+    if (counts[i] != 0) worst = max(worst, ((before - 1) / machines + 1) * cost);
+  }
+  return __reduce_max_sync(~0u, worst);
+}
+
+__global__ void __launch_bounds__(kScheduleThreads)
+    schedule_kernel(const __grid_constant__ AttendChoice choice, int32_t machines) {
+  __shared__ Schedule shared;
+  const int thread = threadIdx.x;
+  if (thread == 0) {
+    shared.total = 0;
+    shared.longest = 1;
+    shared.slots = shared.splits = shared.items = 0;
+  }
+  if (thread < kCandidates) shared.overhead[thread] = 0;
+  for (int i = thread; i < kCandidates * kBuckets; i += kScheduleThreads) {
+    shared.histogram[i / kBuckets][i % kBuckets] = 0;
+  }
+  begin_dependent();
+  const PrefillAttendParams& params = choice.params();
+  const int32_t whole = params.selected.totals == nullptr ? 1 : 0;
+  const int32_t groups = params.blocks.count * params.shape.kv_heads;
+  const uint32_t item_cost = own_tiles(params, kItemCost);
+  __syncthreads();
+  if (thread < groups) shared.lists[thread] = size_at(params, thread);
+  const auto group_of = [&](int32_t i) { return group_at(params, shared, i); };
+  unsigned long long total = 0;
+  uint32_t longest = 1;
+  for (int32_t i = thread; i < groups; i += kScheduleThreads) {
+    const Group group = group_of(i);
+    total += static_cast<unsigned long long>(group.cost + item_cost) * group.tiles;
+    longest = max(longest, static_cast<uint32_t>(group.cost));
+  }
+  // One addition a warp: 64 bits wide they are slow where many threads want the same place.
+  for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
+  longest = __reduce_max_sync(~0u, longest);
+  if (thread % 32 == 0 && total != 0) {
+    atomicAdd(&shared.total, total);
+    atomicMax(&shared.longest, longest);
+  }
+  __syncthreads();
+  // No limit; a fair share and some more, for parts that just fit; then 1, 3/4, 1/2, 3/8, 1/4.
+  if (thread < kCandidates) {
+    const uint32_t share = static_cast<uint32_t>(shared.total / machines) + 1;
+    const uint32_t parts_of_32[kCandidates] = {0, 36, 33, 32, 24, 16, 12, 8};
+    const uint32_t limit = thread == 0 ? shared.longest : (share * parts_of_32[thread] + 31) / 32;
+    shared.limits[thread] = max(limit, own_tiles(params, kLeastPart));
+  }
+  __syncthreads();
+  for (int32_t i = thread; i < groups * kCandidates; i += kScheduleThreads) {
+    const Group group = group_of(i / kCandidates);
+    const int c = i % kCandidates;
+    if (group.tiles == 0) continue;
+    const int32_t parts = parts_of(group, shared.limits[c]);
+    atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
+              static_cast<uint32_t>(group.tiles * parts));
+    if (parts > 1) {
+      atomicAdd(&shared.overhead[c], group.tiles * parts * own_tiles(params, kPartCost));
+    }
+  }
+  __syncthreads();
+  if (thread < 32 * kCandidates) {
+    const int c = thread / 32;
+    const uint32_t time = estimate(shared.histogram[c], shared.longest, item_cost, machines,
+                                   shared.total + shared.overhead[c]);
+    if (thread % 32 == 0) shared.makespan[c] = time;
+  }
+  __syncthreads();
+  int best = 0;
+  for (int c = 1; c < kCandidates; ++c) {
+    if (shared.makespan[c] < shared.makespan[best]) best = c;
+  }
+  if (thread < 32) {
+    const uint32_t* counts = shared.histogram[best] + 2 * thread;
+    const uint32_t end = warp_scan(counts[0] + counts[1]);
+    shared.cursor[2 * thread] = end - counts[1] - counts[0];
+    shared.cursor[2 * thread + 1] = end - counts[1];
+    if (thread == 31) shared.items = end;
+  }
+  __syncthreads();
+  // Where lists are few, some lanes write the items of one.
+  int lanes = 32;
+  while (lanes > 1 && groups * lanes > kScheduleThreads) lanes /= 2;
+  const int lane = thread % lanes;
+  for (int32_t first = 0; first < groups; first += kScheduleThreads / lanes) {
+    const int32_t i = first + thread / lanes;
+    const Group group = i < groups ? group_of(i) : Group{};
+    const int32_t parts = parts_of(group, shared.limits[best]);
+    const int32_t part_tiles = tiles_of_part(group, parts), items = group.tiles * parts;
+    const bool partial = parts > 1 || params.small_m;
+    uint32_t at = 0, slot = 0, split = 0;
+    if (lane == 0 && items > 0) {
+      at = atomicAdd(&shared.cursor[bucket_of(part_tiles, shared.longest)],
+                     static_cast<uint32_t>(items));
+      if (partial) {
+        slot = atomicAdd(&shared.slots, static_cast<uint32_t>(items));
+        split = atomicAdd(&shared.splits, static_cast<uint32_t>(group.tiles));
+      }
+    }
+    at = __shfl_sync(~0u, at, 0, lanes);
+    slot = __shfl_sync(~0u, slot, 0, lanes);
+    split = __shfl_sync(~0u, split, 0, lanes);
+    // Items are read whole, with what is not used.
+    for (int32_t tile = lane; partial && tile < group.tiles; tile += lanes) {
+      params.splits[split + tile] = {
+          group.block, group.kv_head, tile, static_cast<int32_t>(slot) + tile * parts, parts, {}};
+    }
+    for (int32_t item = lane; item < items; item += lanes) {
+      const int32_t part = item / group.tiles, tile = item % group.tiles;
+      const int32_t begin = min(part * part_tiles * params.tile_keys, group.keys);
+      const int32_t end = min((part + 1) * part_tiles * params.tile_keys, group.keys);
+      params.items[at + item] = {
+          group.block, group.kv_head,
+          tile,        begin,
+          end,         partial ? static_cast<int32_t>(slot) + tile * parts + part : -1,
+          whole};
+    }
+  }
+  __syncthreads();
+  if (thread == 0) {
+    if (params.counters != nullptr && params.selected.totals == nullptr) {
+      atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
+    }
+    *choice.lists.counts = *choice.all.counts = {};
+    params.counts->items = shared.items;
+    params.counts->splits = shared.splits;
+  }
+}
+
+}  // namespace
+
+Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream) {
+  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream, choice, multiprocessors);
+}
+
+}  // namespace sqz::cuda::prefill

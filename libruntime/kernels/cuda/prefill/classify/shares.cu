@@ -1,0 +1,98 @@
+// From logits to the scores of buckets: the softmax of every query, added up over the tokens and
+// heads of a block, over the bucket's size.
+#include "libruntime/kernels/cuda/common/launch_options.h"
+#include "libruntime/kernels/cuda/decode/lookup/parts.cuh"
+#include "libruntime/kernels/cuda/prefill/classify/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+// A warp a row.
+__global__ void __launch_bounds__(kThreads)
+    row_sums_kernel(const __grid_constant__ BlockClassify call, int rows, int64_t head_rows) {
+  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x / 32);
+  const int head = static_cast<int>(blockIdx.y), lane = threadIdx.x % 32;
+  if (row >= rows) return;
+  const int width = (call.lookup.token.level[0].clusters + 7) / 8 * 8;
+  const float* logits = call.logits + (head * head_rows + row) * width;
+  float maximum = kLowestLogit, sum = 0;
+#pragma unroll 4
+  for (int i = lane; i < width; i += 32) {
+    const float x = logits[i];
+    if (!(x <= maximum)) {
+      sum *= exp2f(maximum - x);
+      maximum = x;
+    }
+    sum += exp2f(x - maximum);
+  }
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
+    add_sums(maximum, sum, m, l);
+  }
+  if (lane == 0) call.lse[head * head_rows + row] = maximum + log2f(sum);
+}
+
+// Warps take rows in turn, lanes are buckets: 32 of a pair.
+__global__ void __launch_bounds__(kThreads)
+    add_shares_kernel(const __grid_constant__ BlockClassify call, Stretch stretch,
+                      int64_t head_rows) {
+  __shared__ float sums[kWarps][32];
+  const Sm80Lookup& lookup = call.lookup;
+  const LookupParams& p = lookup.token;
+  const int pair = static_cast<int>(blockIdx.x), head = pair % p.kv_heads;
+  const int2 block = block_of(lookup.blocks, pair / p.kv_heads);
+  const int last = block.x + block.y;
+  const int begin = max(block.x, stretch.begin), end = min(last, stretch.end);
+  if (begin >= end) return;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int buckets = p.level[0].clusters, width = (buckets + 7) / 8 * 8;
+  const int bucket = static_cast<int>(blockIdx.y) * 32 + lane;
+  const int64_t first = head * head_rows;
+  float sum = 0;
+  if (bucket < buckets) {
+#pragma unroll 8
+    for (int row = (begin - stretch.begin) * p.group + warp; row < (end - stretch.begin) * p.group;
+         row += kWarps) {
+      sum += exp2f(call.logits[(first + row) * width + bucket] - call.lse[first + row]);
+    }
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || bucket >= buckets) return;
+  float* score = lookup.scores + pair * p.width + bucket;
+  float share = begin == block.x ? 0.0f : *score;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) share += sums[w][lane];
+  if (end < last) {
+    *score = share;
+    return;
+  }
+  const uint32_t size = p.level[0].sizes[static_cast<int64_t>(head) * buckets + bucket];
+  const float found =
+      log2f(share / static_cast<float>(block.y * p.group)) - log2f(static_cast<float>(size));
+  *score = size == 0 ? -INFINITY : found;
+  if (size != 0 && !(found < INFINITY)) lookup.faults[pair] = 1;
+}
+
+}  // namespace
+
+Status add_shares(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
+  const LookupParams& p = call.lookup.token;
+  const int rows = stretch.rows(call);
+  const int64_t head_rows = classify_rows(call.tokens, p.group);
+  const dim3 row_grid(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
+                      static_cast<unsigned>(p.kv_heads));
+  SQZ_RETURN_IF_ERROR(launch_blocks(row_sums_kernel, row_grid, kThreads, 0, Device(), stream, call,
+                                    rows, head_rows));
+  const dim3 grid(static_cast<unsigned>(call.lookup.blocks.count * p.kv_heads),
+                  static_cast<unsigned>((p.level[0].clusters + 31) / 32));
+  return launch_blocks(add_shares_kernel, grid, kThreads, 0, Device(), stream, call, stretch,
+                       head_rows);
+}
+
+}  // namespace sqz::cuda

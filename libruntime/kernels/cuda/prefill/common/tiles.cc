@@ -1,0 +1,44 @@
+#include "libruntime/kernels/cuda/prefill/common/tiles.h"
+
+#include "libruntime/cuda/driver.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
+
+namespace sqz::cuda {
+
+Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks) {
+  if (shape.dtype != DType::kBF16 && shape.dtype != DType::kF16) {
+    return {Code::kUnsupported, "prefill on the GPU takes BF16 and F16"};
+  }
+  if (!is_kernel_dim(shape.dim)) return no_such_dim(shape.dim);
+  if (shape.kv_heads <= 0 || shape.group <= 0 || shape.group > 128 || !(shape.scale > 0)) {
+    return {Code::kInvalidArgument,
+            concat("prefill on the GPU: ", shape.kv_heads, " KV heads of ", shape.group,
+                   " query heads, scale ", shape.scale,
+                   "; expected at least one of 1 to 128 and a scale above zero")};
+  }
+  if (blocks.tokens < 0 || blocks.count < 0 || blocks.block_tokens <= 0) {
+    return {Code::kInvalidArgument, concat("prefill on the GPU: ", blocks.tokens, " tokens in ",
+                                           blocks.count, " blocks of ", blocks.block_tokens)};
+  }
+  return {};
+}
+
+Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim) {
+  for (uint32_t i = 0; i < kBoxes; ++i) {
+    SQZ_RETURN_IF_ERROR(encode_rows(maps.box[i], data, heads, rows, dim, 1u << i, kRowBytes));
+  }
+  return {};
+}
+
+Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void* queries,
+                        int32_t total_tokens, int32_t heads, int32_t tokens) {
+  const auto d = static_cast<uint64_t>(shape.dim), group = static_cast<uint64_t>(shape.group);
+  const auto kv_heads = static_cast<uint64_t>(shape.kv_heads);
+  const uint64_t sizes[4] = {d, group, kv_heads, static_cast<uint64_t>(total_tokens)};
+  const uint64_t strides[3] = {2 * d, 2 * d * group, 2 * d * group * kv_heads};
+  const uint32_t box[4] = {kRowBytes / 2, static_cast<uint32_t>(heads), 1,
+                           static_cast<uint32_t>(tokens)};
+  return encode_tensor_map(map, queries, 4, sizes, strides, box, kRowBytes);
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,47 @@
+// What the prefill kernels share on the host and on the device: the tiles of query rows, and the
+// tensor maps by which rows of keys are fetched.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "formats/base/status.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
+
+namespace sqz::cuda {
+
+// Rows lie in shared memory in chunks of 64 elements, swizzled over these 128 bytes, so that a box
+// may begin at any row. The last chunk is filled up with zeros.
+inline constexpr int kRowBytes = 128;
+inline constexpr int kBoxes = 8;  // boxes of 1, 2, 4 … 128 rows
+
+// Rows of a tensor [heads, rows, d], in boxes of every power of two, so that a run of any length is
+// fetched in few of them.
+struct RowMaps {
+  CUtensorMap box[kBoxes];
+};
+
+Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim);
+
+// Queries [T, Hq, d] in boxes of `tokens` tokens and `heads` heads of one group; what lies past T
+// arrives as zeros.
+Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void* queries,
+                        int32_t total_tokens, int32_t heads, int32_t tokens);
+
+// kUnsupported or kInvalidArgument for what the prefill kernels do not take.
+Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks);
+
+// Row r of a tile of query rows is head r % heads of token r / heads.
+struct QueryTiles {
+  int32_t heads;           // of a tile: the group, or 1
+  int32_t tokens;          // of a tile
+  int32_t tiles_of_block;  // most; those past the end of a short block are empty
+};
+
+inline QueryTiles query_tiles(const QueryBlocks& blocks, int32_t heads, int32_t rows) {
+  const int32_t tokens = rows / heads;
+  return {heads, tokens, (blocks.block_tokens + tokens - 1) / tokens};
+}
+
+}  // namespace sqz::cuda

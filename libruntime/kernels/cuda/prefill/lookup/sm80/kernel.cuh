@@ -1,0 +1,231 @@
+// One level of a lookup: denominators of the query rows (rows stay, centroids stream past), then
+// scores of the clusters (centroids stay, rows stream past). Logits are worked out twice instead of
+// being kept: a block has more of them than a memory pass is worth.
+#pragma once
+
+#include "libruntime/kernels/cuda/decode/lookup/parts.cuh"
+#include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
+#include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.h"
+
+namespace sqz::cuda {
+
+// A block of queries and a KV head, as both kernels see it.
+struct Sm80Pair {
+  int pair, head, tokens;
+  int64_t first_row;       // of q: the block's first token, the first head of the group
+  uint32_t count;          // clusters to score
+  const uint32_t* alive;   // which; null = all
+  const char* centroids;   // [n, d] of the head
+  const float* log_sizes;  // [n]
+
+  __device__ Sm80Pair(const Sm80Lookup& call, int level, int index)
+      : pair(index), head(index % call.token.kv_heads) {
+    const LookupParams& p = call.token;
+    const int2 block = block_of(call.blocks, pair / p.kv_heads);
+    tokens = block.y;
+    first_row = (static_cast<int64_t>(block.x) * p.kv_heads + head) * p.group;
+    const LookupLevel& from = p.level[level];
+    count = level == 0 ? static_cast<uint32_t>(from.clusters) : call.state[pair].x;
+    alive = level == 0 ? nullptr
+                       : p.alive + (static_cast<int64_t>(pair) * 2 + (level - 1) % 2) * p.width;
+    const int64_t skip = static_cast<int64_t>(head) * from.clusters;
+    centroids = static_cast<const char*>(from.centroids) + skip * p.dim * 2;
+    log_sizes = from.log_sizes + skip;
+  }
+
+  __device__ uint32_t cluster(uint32_t j) const { return alive == nullptr ? j : alive[j]; }
+  // Row of q, as of lse, of row r of the block: token r / group.
+  __device__ int64_t row_of(const LookupParams& p, int token, int head_in_group) const {
+    return first_row + static_cast<int64_t>(token) * p.kv_heads * p.group + head_in_group;
+  }
+};
+
+// Where a kernel's rows are in shared memory: those that stay, with what rounding left of them, and
+// two tiles of those that stream past, of which one is on its way.
+template <int kDim, int kTiles>
+struct Sm80Rows {
+  using Tile = Sm80Tile<kDim, kTiles>;
+  static constexpr int kStayWords = Tile::kRows * Tile::kStride;
+  static constexpr int kStreamWords = Tile::kStream * Tile::kStride;
+  uint16_t *stay, *stream;
+
+  __device__ explicit Sm80Rows(uint16_t* memory, int stay_parts)
+      : stay(memory), stream(memory + stay_parts * kStayWords) {}
+  // Of the warp.
+  __device__ const uint16_t* own(int part = 0) const {
+    return stay + part * kStayWords + threadIdx.x / 32 * Tile::kWarpRows * Tile::kStride;
+  }
+};
+
+template <class Element, int kDim, int kTiles>
+__global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDim, kTiles>::kBlocks)
+    sm80_sums_kernel(const __grid_constant__ Sm80Lookup call, int level, int row_tiles) {
+  using Rows = Sm80Rows<kDim, kTiles>;
+  using Tile = typename Rows::Tile;
+  constexpr int kStreamed = Tile::kStream / 8;
+  extern __shared__ __align__(16) uint16_t memory[];
+  __shared__ float log_sizes[2][Tile::kStream];
+  const LookupParams& p = call.token;
+  const int item = static_cast<int>(blockIdx.x), part = item % kSm80Parts;
+  const int first = item / kSm80Parts % row_tiles * Tile::kRows;
+  const Sm80Pair own(call, level, item / kSm80Parts / row_tiles);
+  const int count = own.tokens * p.group;
+  if (first >= count) return;
+  const bool wide = kTiles == 1 && p.q_dtype != p.dtype;
+  const Rows rows(memory, wide ? 2 : 1);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  load_query_rows<Element, kDim, Tile::kRows>(
+      p.q, p.q_dtype, p.dtype,
+      [&](int r) -> int64_t {
+        r += first;
+        return r < count ? own.row_of(p, r / p.group, r % p.group) * kDim : -1;
+      },
+      rows.stay, rows.stay + Rows::kStayWords);
+  const auto begin = static_cast<uint32_t>(int64_t{own.count} * part / kSm80Parts);
+  const auto end = static_cast<uint32_t>(int64_t{own.count} * (part + 1) / kSm80Parts);
+  const auto fetch = [&](uint32_t tile, int stage) {
+    fetch_rows<kDim, Tile::kStream>(
+        [&](int r) {
+          return own.centroids + int64_t{own.cluster(min(tile + r, end - 1))} * kDim * 2;
+        },
+        rows.stream + stage * Rows::kStreamWords);
+    ptx::cp_async_commit_group();
+    if (threadIdx.x >= Tile::kStream) return;
+    const uint32_t j = tile + threadIdx.x;
+    log_sizes[stage][threadIdx.x] =
+        j < end ? own.log_sizes[own.cluster(j)] * 1.4426950408889634f : -INFINITY;
+  };
+  float maximum[2 * kTiles], sum[2 * kTiles] = {};
+#pragma unroll
+  for (float& most : maximum) most = kLowestLogit;
+  if (begin < end) fetch(begin, 0);
+  int stage = 0;
+#pragma unroll 1
+  for (uint32_t tile = begin; tile < end; tile += Tile::kStream, stage ^= 1) {
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // the tile before has been read, too
+    if (tile + Tile::kStream < end) fetch(tile + Tile::kStream, stage ^ 1);
+    const uint16_t* streamed = rows.stream + stage * Rows::kStreamWords;
+    float d[kTiles][kStreamed][4] = {};
+    add_product<Element, kDim>(rows.own(), streamed, d);
+    if (wide) add_product<Element, kDim>(rows.own(1), streamed, d);
+#pragma unroll
+    for (int i = 0; i < 2 * kStreamed; ++i) {
+      const float log_size = log_sizes[stage][i / 2 * 8 + 2 * (lane % 4) + i % 2];
+#pragma unroll
+      for (int m = 0; m < 2 * kTiles; ++m) {
+        float& x = d[m / 2][i / 2][m % 2 * 2 + i % 2];
+        x = fmaf(x, p.scale, log_size);
+      }
+    }
+    add_exponentials(d, maximum, sum);
+  }
+#pragma unroll
+  for (int m = 0; m < 2 * kTiles; ++m) {
+    add_sums_of_lanes(maximum[m], sum[m]);
+    const int r = first + warp * Tile::kWarpRows + 8 * m + lane / 4;
+    if (r >= count || lane % 4 != 0) continue;
+    call.sums[own.row_of(p, r / p.group, r % p.group) * kSm80Parts + part] =
+        make_float2(maximum[m], sum[m]);
+  }
+}
+
+template <class Element, int kDim, int kTiles>
+__global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDim, kTiles>::kBlocks)
+    sm80_scores_kernel(const __grid_constant__ Sm80Lookup call, int level, int cluster_tiles) {
+  using Rows = Sm80Rows<kDim, kTiles>;
+  using Tile = typename Rows::Tile;
+  constexpr int kStreamed = Tile::kStream / 8;
+  extern __shared__ __align__(16) uint16_t memory[];
+  __shared__ float lse[2][Tile::kStream];
+  __shared__ int64_t query_rows[2][Tile::kStream];  // of q; below 0: none
+  const LookupParams& p = call.token;
+  const Sm80Pair own(call, level, static_cast<int>(blockIdx.x) / cluster_tiles);
+  const auto first = static_cast<uint32_t>(blockIdx.x % cluster_tiles * Tile::kRows);
+  if (first >= own.count || call.faults[own.pair] != 0) return;
+  const bool wide = kTiles == 1 && p.q_dtype != p.dtype;
+  const Rows rows(memory, 1);
+  const int stream_words = (wide ? 2 : 1) * Rows::kStreamWords;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  fetch_rows<kDim, Tile::kRows>(
+      [&](int r) {
+        return own.centroids + int64_t{own.cluster(min(first + r, own.count - 1))} * kDim * 2;
+      },
+      rows.stay);
+  // The policy `max` takes the mean over the tokens of one head after the other.
+  const bool by_head = call.policy == PrefillGroup::kMax;
+  const int passes = by_head ? p.group : 1, count = by_head ? own.tokens : own.tokens * p.group;
+  const auto row_of = [&](int r, int pass) {
+    return by_head ? own.row_of(p, r, pass) : own.row_of(p, r / p.group, r % p.group);
+  };
+  // Tiles are numbered through the passes. Rows are located a tile before they are fetched.
+  const int tiles = (count + Tile::kStream - 1) / Tile::kStream, last = passes * tiles;
+  const auto locate = [&](int tile) {
+    if (threadIdx.x >= Tile::kStream || tile >= last) return;
+    const int r = tile % tiles * Tile::kStream + static_cast<int>(threadIdx.x);
+    query_rows[tile % 2][threadIdx.x] = r < count ? row_of(r, tile / tiles) : -1;
+  };
+  const auto fetch = [&](int tile) {
+    if (tile >= last) return;
+    const int64_t* from = query_rows[tile % 2];
+    uint16_t* high = rows.stream + tile % 2 * stream_words;
+    load_query_rows<Element, kDim, Tile::kStream>(
+        p.q, p.q_dtype, p.dtype, [&](int r) { return from[r] < 0 ? -1 : from[r] * kDim; }, high,
+        high + Rows::kStreamWords);
+    ptx::cp_async_commit_group();
+    if (threadIdx.x >= Tile::kStream) return;
+    const int64_t row = from[threadIdx.x];
+    lse[tile % 2][threadIdx.x] = row < 0 ? INFINITY : call.lse[row];
+  };
+  float score[2 * kTiles];
+#pragma unroll
+  for (float& most : score) most = -INFINITY;
+  locate(0);
+  locate(1);
+  __syncthreads();
+  fetch(0);
+  int tile = 0;
+#pragma unroll 1
+  for (int pass = 0; pass < passes; ++pass) {
+    float maximum[2 * kTiles], sum[2 * kTiles] = {};
+#pragma unroll
+    for (float& most : maximum) most = kLowestLogit;
+#pragma unroll 1
+    for (int end = tile + tiles; tile < end; ++tile) {
+      ptx::cp_async_wait_group<0>();
+      __syncthreads();  // the tile before has been read, too
+      fetch(tile + 1);
+      locate(tile + 2);
+      const uint16_t* high = rows.stream + tile % 2 * stream_words;
+      float d[kTiles][kStreamed][4] = {};
+      add_product<Element, kDim>(rows.own(), high, d);
+      if (wide) add_product<Element, kDim>(rows.own(), high + Rows::kStreamWords, d);
+#pragma unroll
+      for (int i = 0; i < 2 * kStreamed; ++i) {
+        const float own_lse = lse[tile % 2][i / 2 * 8 + 2 * (lane % 4) + i % 2];
+#pragma unroll
+        for (int m = 0; m < 2 * kTiles; ++m) {
+          float& y = d[m / 2][i / 2][m % 2 * 2 + i % 2];
+          y = fmaf(y, p.scale, -own_lse);
+        }
+      }
+      add_exponentials(d, maximum, sum);
+    }
+#pragma unroll
+    for (int m = 0; m < 2 * kTiles; ++m) {
+      add_sums_of_lanes(maximum[m], sum[m]);
+      const bool any = call.policy == PrefillGroup::kAny;
+      const float mean = maximum[m] + log2f(sum[m]) - log2f(static_cast<float>(count));
+      if (sum[m] > 0) score[m] = fmaxf(score[m], any ? maximum[m] : mean);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < 2 * kTiles; ++m) {
+    const uint32_t j = first + warp * Tile::kWarpRows + 8 * m + lane / 4;
+    if (j >= own.count || lane % 4 != 0) continue;
+    const bool empty = own.log_sizes[own.cluster(j)] == -INFINITY;
+    call.scores[own.pair * p.width + j] = empty ? -INFINITY : score[m];
+  }
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,48 @@
+// The states that the pieces of a list left for a row, added up in their order: a thread a row.
+#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
+#include "libruntime/kernels/cuda/prefill/common/rows.cuh"
+#include "libruntime/kernels/cuda/prefill/lookup/sm90/epilogue.cuh"
+#include "libruntime/kernels/cuda/prefill/lookup/sm90/kernel.h"
+
+namespace sqz::cuda::prefill {
+namespace {
+
+constexpr int kDenominatorThreads = 256;
+
+__global__ void __launch_bounds__(kDenominatorThreads)
+    denominators_kernel(const __grid_constant__ PrefillLookupParams params) {
+  begin_dependent();
+  const int32_t list = blockIdx.x, kv_head = list % params.shape.kv_heads;
+  const int2 block = block_of(params.blocks, list / params.shape.kv_heads);
+  const int32_t row = blockIdx.y * kDenominatorThreads + threadIdx.x;
+  if (row >= block.y * params.shape.group) return;
+  const int32_t total = alive_clusters(params, list);
+  const int32_t piece = kPieceTiles * params.row_plan.clusters;
+  const int32_t pieces = (total + piece - 1) / piece;
+  const int64_t queries =
+      static_cast<int64_t>(params.blocks.tokens) * params.shape.kv_heads * params.shape.group;
+  const int64_t query =
+      (static_cast<int64_t>(block.x + row / params.shape.group) * params.shape.kv_heads + kv_head) *
+          params.shape.group +
+      row % params.shape.group;
+  float2 state = make_float2(-INFINITY, 0);
+#pragma unroll 4
+  for (int32_t i = 0; i < pieces; ++i) {
+    state = RowSums::add_states(state, params.row_states[i * queries + query]);
+  }
+  // Of nothing alive: no S is looked at, but none may be NaN.
+  const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
+  if (!(lse < INFINITY)) params.chosen.totals[list].fault = 1;
+  params.lse[query] = lse;
+}
+
+}  // namespace
+
+Status launch_denominators(const PrefillLookupParams& params, cudaStream_t stream) {
+  const int32_t rows = params.blocks.block_tokens * params.shape.group;
+  const dim3 blocks(static_cast<unsigned>(params.blocks.count * params.shape.kv_heads),
+                    static_cast<unsigned>((rows + kDenominatorThreads - 1) / kDenominatorThreads));
+  return launch_dependent(denominators_kernel, blocks, kDenominatorThreads, 0, stream, params);
+}
+
+}  // namespace sqz::cuda::prefill

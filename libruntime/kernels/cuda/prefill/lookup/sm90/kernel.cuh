@@ -1,0 +1,45 @@
+// Both passes of the prefill lookup for one type and dimension.
+#pragma once
+
+#include "libruntime/kernels/cuda/prefill/lookup/sm90/columns.cuh"
+#include "libruntime/kernels/cuda/prefill/lookup/sm90/row_sums.cuh"
+
+namespace sqz::cuda::prefill {
+
+template <class Storage>
+Status launch_pass(void (*kernel)(PrefillLookupParams, LookupMaps), int threads,
+                   const ItemPlan& plan, const PrefillLookupParams& params, const LookupMaps& maps,
+                   int multiprocessors, cudaStream_t stream) {
+  constexpr size_t kShared = sizeof(Storage);
+  static_assert(kShared <= kLookupSharedLimit);
+  const int64_t items =
+      int64_t{plan.row_tiles} * plan.pieces * params.blocks.count * params.shape.kv_heads;
+  const int grid = static_cast<int>(items < multiprocessors ? items : multiprocessors);
+  return launch_dependent(kernel, grid, threads, kShared, stream, params, maps);
+}
+
+template <class T, int kDim>
+Status launch_lookup_passes(const PrefillLookupParams& params, int multiprocessors,
+                            cudaStream_t stream) {
+  using Rows = RowSumConfig<kDim>;
+  using Columns = ColumnConfig<kDim>;
+  LookupMaps maps;
+  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
+                                       params.blocks.tokens, params.tiles.heads,
+                                       params.tiles.tokens));
+  SQZ_RETURN_IF_ERROR(encode_row_maps(maps.centroids, params.level.centroids, params.shape.kv_heads,
+                                      params.level.clusters, kDim));
+  SQZ_RETURN_IF_ERROR(launch_pass<RowSumStorage<Rows>>(row_sums_kernel<T, Rows>, kRowSumThreads,
+                                                       params.row_plan, params, maps,
+                                                       multiprocessors, stream));
+  SQZ_RETURN_IF_ERROR(launch_denominators(params, stream));
+  SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
+                                       params.blocks.tokens, params.chunks.heads,
+                                       params.chunks.tokens));
+  auto* columns = params.policy == PrefillGroup::kAny ? columns_kernel<T, Columns, true>
+                                                      : columns_kernel<T, Columns, false>;
+  return launch_pass<ColumnStorage<Columns>>(columns, Columns::kThreads, params.column_plan, params,
+                                             maps, multiprocessors, stream);
+}
+
+}  // namespace sqz::cuda::prefill
