@@ -45,7 +45,7 @@ class Head {
   void start(int k) { alive_ = {{&whole_[k], 1}, sizes_[k]}; }
 
   // Scores the alive clusters, which are of level `k`.
-  Status score(int k, const CalibrationUnit& unit, Group policy) {
+  Status score(int k, const CalibrationUnit& unit, GroupPolicy policy) {
     ScoreProblem problem;
     problem.dtype = input_.dtype;
     problem.dim = input_.dim;
@@ -128,7 +128,7 @@ class CpuScorer final : public CalibrationScorer {
  private:
   static Status measure(Head& head, const CalibrationPass& pass, int scope, int group,
                         const CalibrationUnit& unit, ScoreSketch& sketch) {
-    const Group policy = kCalibrationPolicies[group];
+    const GroupPolicy policy = kGroupPolicies[group];
     const int first = pass.tree() ? 0 : pass.level;
     head.start(first);
     for (int above = first; above < pass.level; ++above) {

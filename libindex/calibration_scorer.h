@@ -15,13 +15,12 @@
 
 namespace sqz {
 
-inline constexpr Group kCalibrationPolicies[Calibration::kGroups] = {Group::kMean, Group::kMax,
-                                                                     Group::kAny};
+static_assert(std::size(kGroupPolicies) == Calibration::kGroups);
 
 // With one token, max over heads of a mean over tokens is the max over both: scope 0 has no sketch
 // of its own for the policy `any`.
 inline bool is_copied_sketch(int scope, int group) {
-  return scope == 0 && kCalibrationPolicies[group] == Group::kAny;
+  return scope == 0 && kGroupPolicies[group] == GroupPolicy::kAny;
 }
 
 // [scope][group policy], of one KV head or of all.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "formats/base/host_device.h"
 
@@ -22,13 +23,13 @@ struct BasicLseRows {
     token_stride = of_head;
   }
 
-  operator BasicLseRows<const Float>() const {
-    BasicLseRows<const Float> same(data);
-    same.heads = heads;
-    same.token_stride = token_stride;
-    same.head_stride = head_stride;
-    return same;
-  }
+  // ConstLseRows of LseRows.
+  template <class Other, class = std::enable_if_t<std::is_same_v<const Other, Float>>>
+  BasicLseRows(const BasicLseRows<Other>& rows)
+      : data(rows.data),
+        heads(rows.heads),
+        token_stride(rows.token_stride),
+        head_stride(rows.head_stride) {}
 
   SQZ_HOST_DEVICE Float& operator[](int64_t row) const {
     if (heads == 1) return data[row * token_stride];

@@ -34,7 +34,7 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o, bool code
   sqz::SessionOptions options;
   options.selection.selector = static_cast<sqz::SelectorKind>(o.selector);
   options.selection.rule = static_cast<sqz::RuleKind>(o.rule);
-  options.selection.group = o.group;
+  options.selection.group = static_cast<sqz::GroupPolicy>(o.group);
   const bool chooses_keys = codes && options.selection.selector == sqz::SelectorKind::kSqueezed;
   options.selection.estimate =
       o.residual == SQZ_RESIDUAL_ESTIMATE || (o.residual == SQZ_RESIDUAL_AUTO && chooses_keys);

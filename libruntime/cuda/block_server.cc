@@ -71,7 +71,7 @@ size_t BlockServer::lay_out_sm80(void* base) {
   const int64_t block_tokens = chunks_.block_tokens(setup_.max_tokens);
   const int64_t tokens = std::min(setup_.max_tokens, sm80_.blocks * block_tokens);
   if (setup_.lookups[0].pages) {
-    const int64_t rows = setup_.group == PrefillGroup::kMax ? model.group_size() : 1;
+    const int64_t rows = setup_.group == GroupPolicy::kMax ? model.group_size() : 1;
     const int64_t queries = block_tokens * model.group_size() / rows;
     lookup_.pieces = static_cast<int32_t>(std::clamp<int64_t>(queries / kPieceQueries, 1, 16));
     lookup_.parts = layout.take<float>(pairs * rows * lookup_.pieces * 2 * model.head_dim);

@@ -207,7 +207,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   shape.kv_heads = static_cast<int32_t>(model.kv_heads);
   shape.group = static_cast<int32_t>(model.group_size());
   shape.scale = static_cast<float>(model.attention_scale) * kLog2E;
-  shape.mean = request.group == 0;
+  shape.mean = request.group == GroupPolicy::kMean;
   shape.pages = request.selector == SelectorKind::kQuest;
   shape.device = gpu_;
   shape.rule = shape.pages                                      ? LookupRule::kTop
@@ -348,7 +348,7 @@ Status CudaSession::create_servers(const SelectionRequest& request) {
   setup.lookups = lookups_;
   setup.clusters = selecting != nullptr && selector_ == SelectorKind::kSqueezed;
   setup.blocks_look_up = selecting != nullptr && !is_ideal();
-  setup.group = static_cast<PrefillGroup>(request.group);
+  setup.group = request.group;
   setup.estimate = estimate_;
   setup.block = block_;
   setup.max_tokens = max_tokens_;

@@ -14,8 +14,9 @@ Status invalid(std::string message) {
   return {Code::kInvalidArgument, std::move(message)};
 }
 
-float coarse_of(const Calibration& c, int scope, int group, int level, int index_levels) {
-  return c.coarse[static_cast<size_t>((scope * C::kGroups + group) * (index_levels - 1) + level)];
+float coarse_of(const Calibration& c, int scope, GroupPolicy group, int level, int index_levels) {
+  const int row = scope * C::kGroups + static_cast<int>(group);
+  return c.coarse[static_cast<size_t>(row * (index_levels - 1) + level)];
 }
 
 // In keys and values of 16 bits.
@@ -95,9 +96,10 @@ GridPoint grid_point(double keep) {
   return {low, at - static_cast<double>(low)};
 }
 
-const float* threshold_curve(const Calibration& c, int scope, int levels, int group) {
+const float* threshold_curve(const Calibration& c, int scope, int levels, GroupPolicy group) {
   const int path = levels > 1 ? 1 : 0;
-  return c.thresholds.data() + ((scope * C::kPaths + path) * C::kGroups + group) * C::kGrid;
+  const int curve = (scope * C::kPaths + path) * C::kGroups + static_cast<int>(group);
+  return c.thresholds.data() + curve * C::kGrid;
 }
 
 Status check_amount(const SelectionRequest& r) {
@@ -267,9 +269,9 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
   plan.estimate = request.estimate;
   const bool codes = metadata.key_codes > 0;
   if (request.mass != 0) {
-    if (request.group != 0) {
-      return invalid(concat("the rule mass: group: found ", request.group,
-                            ", expected 0 (mean): only means of shares add up to one"));
+    if (request.group != GroupPolicy::kMean) {
+      return invalid(concat("the rule mass: group: found ", group_policy_name(request.group),
+                            ", expected mean: only means of shares add up to one"));
     }
     if (!metadata.has_kv) {
       return Status(Code::kUnsupported,

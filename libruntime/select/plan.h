@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/sqz_file.h"
+#include "libruntime/select/group_policy.h"
 #include "libruntime/select/rule.h"
 
 namespace sqz {
@@ -31,7 +32,7 @@ enum class RuleKind { kThreshold, kBudget, kMass };
 struct SelectionRequest {
   SelectorKind selector = SelectorKind::kSqueezed;
   RuleKind rule = RuleKind::kThreshold;
-  int group = 0;  // as in Calibration
+  GroupPolicy group = GroupPolicy::kMean;
   bool estimate = false;
   int levels = 0;  // 0 = all
   double budget = 0;
@@ -136,7 +137,8 @@ GridPoint grid_point(double keep);
 float calibrated_threshold(const float* grid, double keep);
 
 // The calibrated thresholds of the finest level, [kGrid], with `levels` in use.
-const float* threshold_curve(const Calibration& calibration, int scope, int levels, int group);
+const float* threshold_curve(const Calibration& calibration, int scope, int levels,
+                             GroupPolicy group);
 
 // ---- The centroid tree (selector `squeezed`).
 

@@ -19,7 +19,7 @@ namespace {
 
 class QuestSelector final : public Selector {
  public:
-  QuestSelector(const SelectableIndex& index, Group policy, std::unique_ptr<Rule> rule)
+  QuestSelector(const SelectableIndex& index, GroupPolicy policy, std::unique_ptr<Rule> rule)
       : index_(index), policy_(policy), rule_(std::move(rule)) {}
 
   SelectorLimits limits() const override {
@@ -83,10 +83,10 @@ class QuestSelector final : public Selector {
       }
       if (++rows.count == kFewRows) flush(query, rows, scratch, scores);
     };
-    if (policy_ == Group::kMean) {
+    if (policy_ == GroupPolicy::kMean) {
       add_mean(0, query.tokens, 0, index_.group);
     } else {
-      const int64_t tokens = policy_ == Group::kMax ? query.tokens : 1;
+      const int64_t tokens = policy_ == GroupPolicy::kMax ? query.tokens : 1;
       for (int64_t t = 0; t < query.tokens; t += tokens) {
         for (int64_t h = 0; h < index_.group; ++h) add_mean(t, tokens, h, 1);
       }
@@ -122,7 +122,7 @@ class QuestSelector final : public Selector {
   }
 
   SelectableIndex index_;
-  Group policy_;
+  GroupPolicy policy_;
   std::unique_ptr<Rule> rule_;
 };
 
@@ -152,8 +152,8 @@ Result<PreparedSelector> prepare_quest(const SelectorInputs& inputs,
   out.plan.layer_keep = inputs.layer_keep;
   std::vector<int64_t> pages = layer_keys(out.plan, view->slots);
   for (int64_t& count : pages) count /= view->page_size;
-  out.selector = std::make_unique<QuestSelector>(inputs.index, static_cast<Group>(request.group),
-                                                 make_top_rule(std::move(pages)));
+  out.selector =
+      std::make_unique<QuestSelector>(inputs.index, request.group, make_top_rule(std::move(pages)));
   return out;
 }
 

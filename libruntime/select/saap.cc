@@ -83,7 +83,7 @@ Result<PreparedSelector> prepare_buckets(const SelectorInputs& inputs,
                                          const BucketScorer& scorer) {
   SQZ_RETURN_IF_ERROR(check_amount(request));
   SQZ_RETURN_IF_ERROR(check_plain(request, scorer.name, false));
-  if (request.group != 0) {
+  if (request.group != GroupPolicy::kMean) {
     return Status(Code::kInvalidArgument,
                   concat("group: selector ", scorer.name,
                          " adds up the scores of a group's heads: expected mean"));

@@ -18,7 +18,7 @@ constexpr int64_t kFewTile = 1024;  // and for few
 constexpr int64_t kAhead = 64;      // scattered centroids asked into the cache early
 
 int64_t row_tile(const ScoreProblem& p) {
-  const int64_t rows = p.policy == Group::kMax ? p.tokens : p.tokens * p.group;
+  const int64_t rows = p.policy == GroupPolicy::kMax ? p.tokens : p.tokens * p.group;
   return rows <= kFewRows ? rows : kRowTile;
 }
 
@@ -79,11 +79,11 @@ class Scorer {
   }
 
   Status run(std::span<float> scores) {
-    const bool per_head = p_.policy == Group::kMax;
+    const bool per_head = p_.policy == GroupPolicy::kMax;
     const int64_t passes = per_head ? p_.group : 1;
     const int64_t rows = per_head ? p_.tokens : p_.tokens * p_.group;
     const bool few_keys = p_.coded != nullptr && rows <= kFewRows && passes == 1;
-    if (few_keys && p_.policy == Group::kMean) {
+    if (few_keys && p_.policy == GroupPolicy::kMean) {
       SQZ_RETURN_IF_ERROR(score_keys(rows, scores));
       // Of keys e^87 below all peaks the order is lost: that wants logarithms.
       if (std::find(scores.begin(), scores.end(), -kInfinity) == scores.end()) return {};
@@ -322,7 +322,7 @@ class Scorer {
   }
 
   void finish(int64_t rows, std::span<float> scores) {
-    if (p_.policy == Group::kAny) {
+    if (p_.policy == GroupPolicy::kAny) {
       for (int64_t j = 0; j < p_.clusters; ++j) {
         if (b_.sum[j] > 0) scores[j] = b_.maximum[j];
       }
@@ -376,7 +376,7 @@ int64_t most_score_workspace(ScoreProblem problem) {
 
 ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace) {
   const int64_t rows = problem.tokens * problem.group;
-  if (rows > kFewRows || (problem.policy == Group::kMax && problem.group > 1)) return {};
+  if (rows > kFewRows || (problem.policy == GroupPolicy::kMax && problem.group > 1)) return {};
   Buffers buffers;
   cut(problem, workspace.data(), &buffers);
   return {rows, buffers.logits, round_up(problem.clusters, kLanePad), buffers.peaks};

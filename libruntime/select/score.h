@@ -13,18 +13,13 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
+#include "libruntime/select/group_policy.h"
 
 namespace sqz {
 
 class CodedProducts;
 struct CodedHead;
 struct CpuKernels;
-
-enum class Group : int32_t {
-  kMean = 0,  // mean of S over the block's tokens and the group's heads (paper 4.1)
-  kMax = 1,   // max over the heads of the mean over the tokens
-  kAny = 2,   // max over heads and tokens: a cluster that any query wants
-};
 
 // Clusters [first, first + count) of one level of one KV head.
 struct ClusterRange {
@@ -44,7 +39,7 @@ struct ScoreProblem {
   int64_t tokens = 0;
   int64_t group = 0;  // query heads per KV head
   float scale = 0;    // usually 1/sqrt(d)
-  Group policy = Group::kMean;
+  GroupPolicy policy = GroupPolicy::kMean;
   int64_t token_stride = 0;             // floats between tokens of `queries`; 0 = group * d
   const CpuKernels* kernels = nullptr;  // instruction set; null = the machine's best
   // If there is one, its rows are what is scored, in the place of `centroids`, and ranges are of
@@ -72,7 +67,7 @@ Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
 // What single keys weigh, as score_clusters() leaves it in its workspace of a problem with `coded`:
 // e^(logit - peak), of logits times the scale.
 struct ScoredRows {
-  int64_t rows = 0;  // query rows, token by token; 0 = not kept, of many rows or Group::kMax
+  int64_t rows = 0;  // query rows, token by token; 0 = not kept, of many rows or GroupPolicy::kMax
   const float* weights = nullptr;  // [rows][ld]
   int64_t ld = 0;                  // n rounded up to kLanePad
   const float* peaks = nullptr;    // [rows] the greatest logit

@@ -19,7 +19,7 @@ namespace {
 
 struct SqueezedOptions {
   int levels = 1;  // in use, the finest ones of the index
-  Group group = Group::kMean;
+  GroupPolicy group = GroupPolicy::kMean;
   bool estimate = false;  // report clusters that are not read, for the residual
   double alive = 0;       // share of the keys whose codes are read
   bool mass = false;      // the rule is mass: codes decide like a finer level, not how many to read
@@ -299,7 +299,7 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
     spread_head_keep(inputs.metadata, out.plan);
   }
   const SqueezedOptions options = {.levels = out.plan.levels,
-                                   .group = static_cast<Group>(request.group),
+                                   .group = request.group,
                                    .estimate = request.estimate,
                                    .alive = out.plan.alive,
                                    .mass = request.mass > 0};

@@ -147,7 +147,7 @@ TEST(Attend, EveryInstructionSetAndQueryType) {
 
 struct SparseCase {
   int levels;
-  Group group;
+  GroupPolicy group;
   bool budget_rule;
   bool estimate;
   int64_t block;
@@ -165,12 +165,14 @@ bool check_sparse(const Served& served, const SparseCase& c) {
   options.threads = 2;
   options.max_tokens = 256;
   options.block = c.block;
-  options.selection.group = static_cast<int>(c.group);
+  options.selection.group = c.group;
   options.selection.rule = c.budget_rule ? RuleKind::kBudget : RuleKind::kThreshold;
   options.selection.estimate = c.estimate;
   options.selection.levels = c.levels;
   // T relative to 1 / M, the mean of S over keys; a maximum over more queries is larger.
-  const double relative = c.group == Group::kMean ? 0.35 : c.group == Group::kMax ? 1.0 : 4.0;
+  const double relative = c.group == GroupPolicy::kMean  ? 0.35
+                          : c.group == GroupPolicy::kMax ? 1.0
+                                                         : 4.0;
   std::vector<double> thresholds(c.levels, relative / static_cast<double>(view.slots));
   if (c.budget_rule) {
     options.selection.keep = keep;
@@ -247,7 +249,7 @@ TEST(Attend, SparseEqualsReference) {
                                         .clusters = {6, 30, 120}});
   int clear = 0, total = 0;
   for (const int levels : {1, 2, 3}) {
-    for (const Group group : {Group::kMean, Group::kMax, Group::kAny}) {
+    for (const GroupPolicy group : {GroupPolicy::kMean, GroupPolicy::kMax, GroupPolicy::kAny}) {
       for (const bool budget_rule : {false, true}) {
         for (const bool estimate : {false, true}) {
           const SparseCase shapes[] = {
@@ -284,7 +286,7 @@ TEST(Attend, GroupSizesAndDims) {
                                             .dtype = group % 2 == 0 ? DType::kF16 : DType::kBF16});
       for (const int64_t tokens : {1, 11}) {
         SCOPED_TRACE(concat("dim ", dim, " group ", group, " tokens ", tokens));
-        clear += check_sparse(served, {2, Group::kMean, false, true, 0, tokens, {}}) ? 1 : 0;
+        clear += check_sparse(served, {2, GroupPolicy::kMean, false, true, 0, tokens, {}}) ? 1 : 0;
         ++total;
         if (HasFailure()) return;
       }

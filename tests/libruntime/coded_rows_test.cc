@@ -172,7 +172,7 @@ std::vector<size_t> ranking(const std::vector<double>& scores) {
 
 // `wanted` keys are read.
 ByCodes choose_by_codes(const Served& served, const Decoded& layer, int64_t head,
-                        const std::vector<float>& queries, int64_t tokens, Group policy,
+                        const std::vector<float>& queries, int64_t tokens, GroupPolicy policy,
                         double alive_share, int64_t wanted) {
   const LayerView& view = layer.view;
   const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
@@ -246,7 +246,7 @@ int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t t
   for (int64_t head = 0; head < o.kv_heads; ++head) {
     const HeadSelection& s = heads[static_cast<size_t>(head)];
     expected.push_back(choose_by_codes(served, layer, head, queries, tokens,
-                                       static_cast<Group>(options.selection.group),
+                                       static_cast<GroupPolicy>(options.selection.group),
                                        session.plan().alive, s.keys));
     if (expected.back().margin < 1e-4) return 0;  // rounding may decide otherwise
     EXPECT_EQ(slots_of(s.runs, s.run_count), expected.back().read);
@@ -345,18 +345,18 @@ TEST(KeyCodes, HugeLogitsKeepTheirOrder) {
 
 TEST(KeyCodes, EveryGroupPolicy) {
   const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ8, .key_codes = 2});
-  for (const Group policy : {Group::kMean, Group::kMax, Group::kAny}) {
+  for (const GroupPolicy policy : kGroupPolicies) {
     int64_t compared = 0;
     for (const int64_t tokens : {1, 2, 3, 4}) {
-      SCOPED_TRACE(concat("policy ", static_cast<int>(policy), " tokens ", tokens));
+      SCOPED_TRACE(concat("policy ", group_policy_name(policy), " tokens ", tokens));
       SessionOptions options = options_of(SelectorKind::kSqueezed);
       options.selection.levels = 1;
       options.selection.keep = 0.2;
-      options.selection.group = static_cast<int>(policy);
+      options.selection.group = policy;
       options.selection.estimate = true;
       compared += compare_by_codes(served, options, tokens);
     }
-    EXPECT_GT(compared, 1) << "of 4, policy " << static_cast<int>(policy);
+    EXPECT_GT(compared, 1) << "of 4, policy " << group_policy_name(policy);
   }
 }
 

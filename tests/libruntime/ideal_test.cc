@@ -162,7 +162,7 @@ TEST_P(Ideal, RefusesWhatItCannotServe) {
       Code::kUnsupported);
   const Served served = testing::serve(shape(GetParam()));
   const SelectionRequest bad[] = {{.selector = kIdeal},
-                                  {.selector = kIdeal, .group = 1, .keep = 0.2},
+                                  {.selector = kIdeal, .group = GroupPolicy::kMax, .keep = 0.2},
                                   {.selector = kIdeal, .estimate = true, .keep = 0.2},
                                   {.selector = kIdeal, .levels = 1, .keep = 0.2}};
   for (const auto& request : bad) {

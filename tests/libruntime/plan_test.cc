@@ -112,7 +112,7 @@ TEST(Plan, AboveWhatTheTreeLetsThroughTheFlatPathServes) {
 }
 
 TEST(Plan, GroupPicksItsOwnThresholds) {
-  const SelectionPlan p = plan(make_setup(), {.group = 2, .keep = 0.25});
+  const SelectionPlan p = plan(make_setup(), {.group = GroupPolicy::kAny, .keep = 0.25});
   EXPECT_NEAR(p.log_thresholds[0][1], -2.56 - 40 - 160, 1e-4);
   EXPECT_EQ(p.log_thresholds[0][0], -2.5f);
   EXPECT_EQ(p.log_thresholds[1][0], -5.5f);

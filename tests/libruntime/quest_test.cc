@@ -67,11 +67,11 @@ TEST(Quest, KernelIsTheBoundOfThePage) {
 }
 
 // Whether the choice was clear enough to be compared.
-bool check_against_brute_force(const Served& served, int group_policy, int64_t tokens,
+bool check_against_brute_force(const Served& served, GroupPolicy policy, int64_t tokens,
                                const CpuKernels* kernels) {
   const double keep = 0.2;
   auto options = testing::session_options(
-      {.selector = kQuest, .group = group_policy, .keep = keep, .dense_layers = -1});
+      {.selector = kQuest, .group = policy, .keep = keep, .dense_layers = -1});
   options.kernels = kernels;
   const auto session = testing::open_session(served, options);
   if (session == nullptr) return false;
@@ -81,8 +81,7 @@ bool check_against_brute_force(const Served& served, int group_policy, int64_t t
   const auto count = static_cast<int64_t>(keep * static_cast<double>(view.slots)) / view.page_size;
   for (int64_t head = 0; head < served.options.kv_heads; ++head) {
     const auto block = testing::group_of(served, queries, 0, tokens, head);
-    const auto bounds = reference::page_bounds(view, head, block, tokens, served.group(),
-                                               static_cast<Group>(group_policy));
+    const auto bounds = reference::page_bounds(view, head, block, tokens, served.group(), policy);
     const auto expected = reference::best_pages(view, bounds, count);
     if (expected.margin < 1e-4) return false;
     EXPECT_EQ(slots[head], expected.slots) << "head " << head;
@@ -97,10 +96,10 @@ TEST(Quest, EqualsBruteForce) {
     for (const int64_t dim : {64, 80}) {
       for (const int64_t group : {1, 4}) {
         const Served served = testing::serve(paged(page_size, dim, group));
-        for (int policy = 0; policy < 3; ++policy) {
+        for (const GroupPolicy policy : kGroupPolicies) {
           for (const int64_t tokens : {1, 5}) {
             SCOPED_TRACE(concat("page ", page_size, " dim ", dim, " group ", group, " policy ",
-                                policy, " tokens ", tokens));
+                                group_policy_name(policy), " tokens ", tokens));
             ++total;
             clear += check_against_brute_force(served, policy, tokens, nullptr);
             if (HasFailure()) return;
@@ -116,7 +115,7 @@ TEST(Quest, EveryInstructionSetChoosesTheSame) {
   const Served served = testing::serve(paged(16, 96, 3));
   for (const CpuKernels* kernels : available_cpu_kernels()) {
     SCOPED_TRACE(kernels->name);
-    EXPECT_TRUE(check_against_brute_force(served, 2, 3, kernels));
+    EXPECT_TRUE(check_against_brute_force(served, GroupPolicy::kAny, 3, kernels));
   }
 }
 

@@ -40,7 +40,7 @@ inline double dot(const float* q, DType dtype, const void* keys, int64_t row, in
 inline std::vector<double> scores(const ScoreProblem& p, const std::vector<uint8_t>& alive) {
   const int64_t n = p.clusters;
   const auto scored = [&](int64_t j) { return p.sizes[j] != 0 && alive[j] != 0; };
-  std::vector<double> combined(n, p.policy == Group::kMean ? 0.0 : -kInfinity);
+  std::vector<double> combined(n, p.policy == GroupPolicy::kMean ? 0.0 : -kInfinity);
   for (int64_t g = 0; g < p.group; ++g) {
     std::vector<double> head_mean(n, 0.0);
     for (int64_t t = 0; t < p.tokens; ++t) {
@@ -60,12 +60,13 @@ inline std::vector<double> scores(const ScoreProblem& p, const std::vector<uint8
         if (!scored(j)) continue;
         const double s = std::exp(logit[j] - top) / denominator;
         head_mean[j] += s / static_cast<double>(p.tokens);
-        if (p.policy == Group::kAny) combined[j] = std::max(combined[j], s);
+        if (p.policy == GroupPolicy::kAny) combined[j] = std::max(combined[j], s);
       }
     }
     for (int64_t j = 0; j < n; ++j) {
-      if (p.policy == Group::kMean) combined[j] += head_mean[j] / static_cast<double>(p.group);
-      if (p.policy == Group::kMax) combined[j] = std::max(combined[j], head_mean[j]);
+      if (p.policy == GroupPolicy::kMean)
+        combined[j] += head_mean[j] / static_cast<double>(p.group);
+      if (p.policy == GroupPolicy::kMax) combined[j] = std::max(combined[j], head_mean[j]);
     }
   }
   for (int64_t j = 0; j < n; ++j) {
@@ -78,7 +79,7 @@ inline std::vector<double> scores(const ScoreProblem& p, const std::vector<uint8
 
 struct SelectParameters {
   int levels = 1;  // in use, the finest ones
-  Group group = Group::kMean;
+  GroupPolicy group = GroupPolicy::kMean;
   bool budget_rule = false;
   std::vector<double> log_thresholds;  // [levels]
   double share = 0;                    // budget rule: fraction of the head's keys
@@ -218,7 +219,7 @@ inline double page_bound(const float* q, const LayerView& view, int64_t head, in
 // Combined over queries [tokens, group, d]: see sqz_group.
 inline std::vector<double> page_bounds(const LayerView& view, int64_t head,
                                        const std::vector<float>& queries, int64_t tokens,
-                                       int64_t group, Group policy) {
+                                       int64_t group, GroupPolicy policy) {
   std::vector<double> out;
   for (int64_t page = 0; page < view.pages; ++page) {
     double mean = 0, max_of_means = -kInfinity, any = -kInfinity;
@@ -233,7 +234,9 @@ inline std::vector<double> page_bounds(const LayerView& view, int64_t head,
       mean += head_mean / static_cast<double>(group);
       max_of_means = std::max(max_of_means, head_mean);
     }
-    out.push_back(policy == Group::kMean ? mean : policy == Group::kMax ? max_of_means : any);
+    out.push_back(policy == GroupPolicy::kMean  ? mean
+                  : policy == GroupPolicy::kMax ? max_of_means
+                                                : any);
   }
   return out;
 }

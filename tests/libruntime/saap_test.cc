@@ -267,11 +267,12 @@ TEST_F(Saap, LayersReadTheirShareOfTheKeys) {
 
 TEST_F(Saap, RefusesWhatItCannotServe) {
   const double threshold = 0.1;
-  const SelectionRequest bad[] = {{.selector = SelectorKind::kSaap},
-                                  {.selector = SelectorKind::kSaap, .estimate = true, .keep = 0.2},
-                                  {.selector = SelectorKind::kSaap, .group = 1, .keep = 0.2},
-                                  {.selector = SelectorKind::kSaap, .thresholds = &threshold},
-                                  {.selector = SelectorKind::kKmeans, .group = 2, .keep = 0.2}};
+  const SelectionRequest bad[] = {
+      {.selector = SelectorKind::kSaap},
+      {.selector = SelectorKind::kSaap, .estimate = true, .keep = 0.2},
+      {.selector = SelectorKind::kSaap, .group = GroupPolicy::kMax, .keep = 0.2},
+      {.selector = SelectorKind::kSaap, .thresholds = &threshold},
+      {.selector = SelectorKind::kKmeans, .group = GroupPolicy::kAny, .keep = 0.2}};
   for (const auto& request : bad) {
     EXPECT_EQ(testing::refusal(served_, request).code(), Code::kInvalidArgument) << &request - bad;
   }

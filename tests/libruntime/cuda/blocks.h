@@ -23,7 +23,8 @@ inline testing::TinyIndexOptions shape(int64_t dim, int64_t group, std::vector<i
   return o;
 }
 
-inline SelectionRequest with_thresholds(const std::vector<double>& thresholds, int group = 0) {
+inline SelectionRequest with_thresholds(const std::vector<double>& thresholds,
+                                        GroupPolicy group = GroupPolicy::kMean) {
   static std::list<std::vector<double>> kept;  // a request only points to them
   kept.push_back(thresholds);
   SelectionRequest request;

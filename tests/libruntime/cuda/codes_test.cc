@@ -192,8 +192,8 @@ TEST_F(Codes, RequestsThatWantMost) {
 TEST_F(Codes, LevelsAndPolicies) {
   const Compressed index =
       compress(shape(64, 4, {9, 70, 500}), {.rows = RowKind::kQ8, .key_codes = 2});
-  for (int group = 0; group < 3; ++group) {
-    SCOPED_TRACE(concat("policy ", group));
+  for (const GroupPolicy group : kGroupPolicies) {
+    SCOPED_TRACE(concat("policy ", group_policy_name(group)));
     compare(index, with_thresholds({2e-4, 2e-4, 2e-4}, group), {});
     compare(index, with_thresholds({2e-4, 2e-4}, group), {tokens(3)});
     SelectionRequest budget = by_budget(0.1);

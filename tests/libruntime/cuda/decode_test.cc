@@ -124,8 +124,8 @@ TEST_F(Decode, Dtypes) {
 
 TEST_F(Decode, LevelsPoliciesAndRules) {
   const Served served = serve(shape(64, 4, {9, 70, 500}));
-  for (int group = 0; group < 3; ++group) {
-    SCOPED_TRACE(concat("policy ", group));
+  for (const GroupPolicy group : kGroupPolicies) {
+    SCOPED_TRACE(concat("policy ", group_policy_name(group)));
     for (const int64_t requests : {1, 3}) {
       compare(served, with_thresholds({2e-4, 2e-4, 2e-4}, group), requests);
       compare(served, with_thresholds({2e-4, 2e-4}, group), requests);
@@ -145,8 +145,9 @@ TEST_F(Decode, CutoffsOfBudgets) {
   const Served served = serve(shape(128, 4, {9, 70, 500}));
   for (const double keep : {0.01, 0.1, 0.45, 0.9}) {
     for (const float strength : {0.0f, 0.05f, 3.0f}) {
-      for (int group = 0; group < 2; ++group) {
-        SCOPED_TRACE(concat("keep ", keep, ", queries of ", strength, ", policy ", group));
+      for (const GroupPolicy group : {GroupPolicy::kMean, GroupPolicy::kMax}) {
+        SCOPED_TRACE(concat("keep ", keep, ", queries of ", strength, ", policy ",
+                            group_policy_name(group)));
         SelectionRequest budget = by_budget(keep, 1);
         budget.group = group;
         EXPECT_NEAR(compare(served, budget, 1, DType::kBF16, strength).keep, keep, 0.01);
@@ -256,8 +257,8 @@ TEST_F(Decode, Routes) {
 
 TEST_F(Decode, Pages) {
   for (const int64_t page_size : {16, 7}) {
-    for (int group = 0; group < 3; ++group) {
-      SCOPED_TRACE(concat("pages of ", page_size, ", policy ", group));
+    for (const GroupPolicy group : kGroupPolicies) {
+      SCOPED_TRACE(concat("pages of ", page_size, ", policy ", group_policy_name(group)));
       TinyIndexOptions o = shape(128, 4, {});
       o.page_size = page_size;
       SelectionRequest quest;

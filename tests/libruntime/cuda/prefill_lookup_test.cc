@@ -17,7 +17,7 @@ struct Case {
   int clusters = 500;
   float query_scale = 1.5f;
   float opposed = 0;  // first element of every centroid, and the negative of every query's
-  Group policy = Group::kMean;
+  GroupPolicy policy = GroupPolicy::kMean;
   int empty_every = 0;  // every how many-th cluster is empty; 0 = none
   bool some_alive = false;
   double keep = 0.2;  // of the keys: as threshold or as budget
@@ -213,7 +213,7 @@ class Problem {
     const int scope = c_.block > 1 ? 1 : 0;
     call.level.log_threshold[scope] = log_threshold_;
     if (c_.budget) call.level.wanted[scope] = wanted.get();
-    call.policy = static_cast<PrefillGroup>(c_.policy);
+    call.policy = static_cast<GroupPolicy>(c_.policy);
     if (c_.some_alive) call.alive = alive.lists;
     call.queries = queries_.device->get();
     call.chosen = chosen.lists;
@@ -280,7 +280,7 @@ TEST(PrefillLookup, DimensionsTypesAndGroups) {
 TEST(PrefillLookup, PoliciesAndRules) {
   SQZ_SKIP_WITHOUT_HOPPER();
   uint64_t seed = 100;
-  for (const Group policy : {Group::kMean, Group::kMax, Group::kAny}) {
+  for (const GroupPolicy policy : {GroupPolicy::kMean, GroupPolicy::kMax, GroupPolicy::kAny}) {
     for (const bool budget : {false, true}) {
       for (const bool finest : {false, true}) {
         for (const double keep : {0.0, 0.05, 0.5, 2.0}) {
@@ -303,7 +303,7 @@ TEST(PrefillLookup, PoliciesAndRules) {
 TEST(PrefillLookup, Survivors) {
   SQZ_SKIP_WITHOUT_HOPPER();
   for (const bool budget : {false, true}) {
-    for (const Group policy : {Group::kMean, Group::kMax}) {
+    for (const GroupPolicy policy : {GroupPolicy::kMean, GroupPolicy::kMax}) {
       Case c;
       c.some_alive = true;
       c.clusters = 5000;
@@ -324,10 +324,10 @@ TEST(PrefillLookup, ManyTilesOneClusterAndEmptyOnes) {
   Problem(c, 300).run_and_check();
   c.budget = true;
   Problem(c, 301).run_and_check();
-  c.policy = Group::kMax;
+  c.policy = GroupPolicy::kMax;
   Problem(c, 302).run_and_check();
   c.budget = false;
-  c.policy = Group::kMean;
+  c.policy = GroupPolicy::kMean;
   c.empty_every = 7;
   Problem(c, 303).run_and_check();
   c.empty_every = 0;

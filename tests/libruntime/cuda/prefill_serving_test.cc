@@ -52,7 +52,9 @@ TEST_F(PrefillServing, RaggedRequests) {
 
 TEST_F(PrefillServing, Groups) {
   const Served served = serve(shape(64, 4, {40, 211}));
-  for (const int group : {1, 2}) compare(served, with_thresholds({3e-4}, group), {50}, 16);
+  for (const GroupPolicy group : {GroupPolicy::kMax, GroupPolicy::kAny}) {
+    compare(served, with_thresholds({3e-4}, group), {50}, 16);
+  }
 }
 
 TEST_F(PrefillServing, Dense) {

@@ -63,8 +63,8 @@ TEST_F(PrefillSm80, RaggedRequests) {
 
 TEST_F(PrefillSm80, LevelsAndPolicies) {
   const Served served = serve(shape(64, 4, {9, 70, 500}));
-  for (int group = 0; group < 3; ++group) {
-    SCOPED_TRACE(concat("policy ", group));
+  for (const GroupPolicy group : kGroupPolicies) {
+    SCOPED_TRACE(concat("policy ", group_policy_name(group)));
     compare(served, with_thresholds({2e-4, 2e-4, 2e-4}, group), {50}, 16);
     SelectionRequest budget = by_budget(0.2);
     budget.group = group;

@@ -17,7 +17,7 @@ TinyIndexOptions pages(int64_t dim, int64_t group, int64_t page_size = 16) {
   return o;
 }
 
-SelectionRequest quest(double keep, int group = 0) {
+SelectionRequest quest(double keep, GroupPolicy group = GroupPolicy::kMean) {
   SelectionRequest request;
   request.selector = SelectorKind::kQuest;
   request.dense_layers = -1;
@@ -40,8 +40,9 @@ TEST_F(QuestPrompts, ShapesAndPolicies) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     for (const int64_t group : {1, 4, 7, 8}) {
       const Served served = serve(pages(dim, group, group == 7 ? 9 : 16));
-      for (int policy = 0; policy < 3; ++policy) {
-        SCOPED_TRACE(concat("dim ", dim, ", group ", group, ", policy ", policy));
+      for (const GroupPolicy policy : kGroupPolicies) {
+        SCOPED_TRACE(
+            concat("dim ", dim, ", group ", group, ", policy ", group_policy_name(policy)));
         EXPECT_NEAR(compare(served, quest(0.1, policy), {70}, 32), 0.1, 0.005);
         compare(served, quest(0.05, policy), {37}, 32, DType::kF32);
         if (HasFailure()) return;
@@ -56,8 +57,9 @@ TEST_F(QuestPrompts, Types) {
     o.dtype = stored;
     const Served served = serve(o);
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      for (int policy = 0; policy < 3; ++policy) {
-        SCOPED_TRACE(concat(dtype_name(stored), ", queries ", dtype_name(dtype), ", ", policy));
+      for (const GroupPolicy policy : kGroupPolicies) {
+        SCOPED_TRACE(concat(dtype_name(stored), ", queries ", dtype_name(dtype), ", ",
+                            group_policy_name(policy)));
         compare(served, quest(0.1, policy), {40}, 32, dtype);
       }
     }
@@ -67,8 +69,8 @@ TEST_F(QuestPrompts, Types) {
 // Blocks that requests end within, single tokens among prompts, and blocks longer than a prompt.
 TEST_F(QuestPrompts, RaggedRequests) {
   const Served served = serve(pages(128, 4));
-  for (int policy = 0; policy < 3; ++policy) {
-    SCOPED_TRACE(concat("policy ", policy));
+  for (const GroupPolicy policy : kGroupPolicies) {
+    SCOPED_TRACE(concat("policy ", group_policy_name(policy)));
     compare(served, quest(0.1, policy), {1, 40, 33, 0, 1, 64, 5}, 32);
     compare(served, quest(0.1, policy), {7, 1, 100}, 0);
     compare(served, quest(0.1, policy), {40, 1}, 1000);
@@ -137,7 +139,7 @@ TEST_F(QuestPrompts, GraphReplayWithOtherQueries) {
 
 TEST_F(QuestPrompts, NanStaysInItsBlockAndGroup) {
   const Served served = serve(pages(128, 4));
-  for (int policy = 0; policy < 3; ++policy) {
+  for (const GroupPolicy policy : kGroupPolicies) {
     SessionOptions options;
     options.selection = quest(0.1, policy);
     options.block = 16;
@@ -158,9 +160,9 @@ TEST_F(QuestPrompts, NanStaysInItsBlockAndGroup) {
     const auto found = call.output();
     for (size_t row = 0; row < 32 * heads; ++row) {
       if (row / heads >= 16 && row % heads / 4 == 1) {
-        ASSERT_TRUE(std::isnan(found.lse[row])) << policy << ", " << row;
+        ASSERT_TRUE(std::isnan(found.lse[row])) << group_policy_name(policy) << ", " << row;
       } else {
-        ASSERT_EQ(found.lse[row], clean.lse[row]) << policy << ", " << row;
+        ASSERT_EQ(found.lse[row], clean.lse[row]) << group_policy_name(policy) << ", " << row;
       }
     }
     queries[5 * 128 + 17] = INFINITY;

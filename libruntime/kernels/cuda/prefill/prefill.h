@@ -19,6 +19,7 @@
 #include "libruntime/attention/lse_rows.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
+#include "libruntime/select/group_policy.h"
 
 namespace sqz::cuda {
 
@@ -109,13 +110,11 @@ struct PrefillLevel {
   const uint32_t* wanted[2] = {nullptr, nullptr};
 };
 
-enum class PrefillGroup : int32_t { kMean = 0, kMax = 1, kAny = 2 };  // as sqz::Group
-
 struct PrefillLookup {
   PrefillShape shape;
   QueryBlocks blocks;
   PrefillLevel level;
-  PrefillGroup policy = PrefillGroup::kMean;
+  GroupPolicy policy = GroupPolicy::kMean;
   RunLists alive;                 // runs of clusters to score; null: all
   const void* queries = nullptr;  // [T, Hq, d]
   // Out, with a capacity of at least (n + 1) / 2. fault: 1 where a logit is NaN or +infinity, or
@@ -126,7 +125,7 @@ struct PrefillLookup {
 };
 
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
-                                 int32_t clusters, PrefillGroup policy);
+                                 int32_t clusters, GroupPolicy policy);
 
 Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
                       int multiprocessors, cudaStream_t stream);

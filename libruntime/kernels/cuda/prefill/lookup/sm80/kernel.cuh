@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
       },
       rows.stay);
   // The policy `max` takes the mean over the tokens of one head after the other.
-  const bool by_head = call.policy == PrefillGroup::kMax;
+  const bool by_head = call.policy == GroupPolicy::kMax;
   const int passes = by_head ? p.group : 1, count = by_head ? own.tokens : own.tokens * p.group;
   const auto row_of = [&](int r, int pass) {
     return by_head ? own.row_of(p, r, pass) : own.row_of(p, r / p.group, r % p.group);
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
 #pragma unroll
     for (int m = 0; m < 2 * kTiles; ++m) {
       add_sums_of_lanes(maximum[m], sum[m]);
-      const bool any = call.policy == PrefillGroup::kAny;
+      const bool any = call.policy == GroupPolicy::kAny;
       const float mean = maximum[m] + log2f(sum[m]) - log2f(static_cast<float>(count));
       if (sum[m] > 0) score[m] = fmaxf(score[m], any ? maximum[m] : mean);
     }

@@ -18,7 +18,7 @@ struct Sm80Lookup {
   LookupParams token, block;  // the same but for thresholds and wanted keys: blocks of one token,
                               // and of several
   QueryBlocks blocks;         // tokens as in q
-  PrefillGroup policy = PrefillGroup::kMean;
+  GroupPolicy policy = GroupPolicy::kMean;
   Sm80Estimates estimates;  // out, unless the list is null
 
   // Workspace.

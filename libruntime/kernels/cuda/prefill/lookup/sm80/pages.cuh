@@ -20,7 +20,7 @@ __device__ __forceinline__ float part_of(float x, bool positive) {
 
 // Rows of mean parts that a pair has: the policy `max` has one for each head.
 __device__ __forceinline__ int mean_rows(const Sm80Lookup& call) {
-  return call.policy == PrefillGroup::kMax ? call.token.group : 1;
+  return call.policy == GroupPolicy::kMax ? call.token.group : 1;
 }
 
 // call.parts: the sums of a row's parts over a piece of its queries, a block of threads each.

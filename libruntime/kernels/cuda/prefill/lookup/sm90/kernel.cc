@@ -24,7 +24,7 @@ PrefillLookupParams make_params(const PrefillLookup& call) {
   const PrefillShape& shape = call.shape;
   const QueryBlocks& blocks = call.blocks;
   const int32_t clusters = call.level.clusters;
-  const int32_t heads = call.policy == PrefillGroup::kMax ? 1 : shape.group;
+  const int32_t heads = call.policy == GroupPolicy::kMax ? 1 : shape.group;
   PrefillLookupParams params = {call};
   params.tiles = query_tiles(blocks, heads, kLookupRows);
   params.heads_apart = shape.group / heads;
@@ -66,7 +66,7 @@ Status launch(const PrefillLookupParams& params, int multiprocessors, cudaStream
 }  // namespace
 
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
-                                 int32_t clusters, PrefillGroup policy) {
+                                 int32_t clusters, GroupPolicy policy) {
   PrefillLookup call;
   call.shape = shape;
   call.blocks = blocks;

@@ -87,7 +87,7 @@ __device__ void combine_scores(const PrefillLookupParams& params, const List& li
                                int64_t tile_stride) {
   constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
   const int32_t tiles = (block.y + params.column_plan.tokens - 1) / params.column_plan.tokens;
-  const bool maxima = params.policy == PrefillGroup::kAny;
+  const bool maxima = params.policy == GroupPolicy::kAny;
   const float share = maxima ? 1.0f : 1.0f / static_cast<float>(block.y * params.tiles.heads);
   for (int32_t first = 0; first < list.count; first += kAtOnce * kSelectThreads) {
     const auto position = [&](int i) {
