@@ -233,15 +233,15 @@ __device__ __forceinline__ void apply_masks(float (&logits)[kKeys / 2], const ui
   }
 }
 
-template <class T, class Config, bool kNarrow, bool kMasked>
+template <class T, class Config, bool kSmallM, bool kMasked>
 __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                         int warpgroup) {
   constexpr int kKeys = Config::kKeys;
-  constexpr int kStep = kNarrow ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
-  const int first_tile = kNarrow ? warpgroup : 0;
+  constexpr int kStep = kSmallM ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
+  const int first_tile = kSmallM ? warpgroup : 0;
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
   const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(
-      ptx::shared_address(shared.queries) + (kNarrow ? 0 : 64 * warpgroup) * kRowBytes);
+      ptx::shared_address(shared.queries) + (kSmallM ? 0 : 64 * warpgroup) * kRowBytes);
   const uint64_t first_keys =
       ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.keys[0]));
   const uint64_t first_values =
@@ -256,12 +256,12 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   if (kMasked) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = (kNarrow ? 0 : 64 * warpgroup) + 16 * warp + 8 * half + (lane >> 2);
+      const int row = (kSmallM ? 0 : 64 * warpgroup) + 16 * warp + 8 * half + (lane >> 2);
       // Rows past the last token have a result that nobody reads.
       bits[half] = 1u << min(row / params.tiles.heads, 31);
     }
   }
-  const Turns<!kNarrow> turns(warpgroup);
+  const Turns<!kSmallM> turns(warpgroup);
   ItemReader<SharedStorage<Config>> items(shared);
   RingPosition<Config::kStages> keys, values;
   RingPosition<1> query_ring;
@@ -299,7 +299,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     } else {
       float logits[kKeys / 2];
       uint32_t weights[kKeys / 16][4];
-      if (kNarrow && first_tile > 0) pass_keys();
+      if (kSmallM && first_tile > 0) pass_keys();
       ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
       turns.wait();
       start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
@@ -311,11 +311,11 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       softmax.pack(logits, weights);
       int last = first_tile;  // whose values are still to be multiplied
       for (int i = first_tile + kStep; i < tiles; last = i, i += kStep) {
-        if (kNarrow) pass_keys();
+        if (kSmallM) pass_keys();
         ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
         turns.wait();
         start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
-        if (kNarrow && last > 0) pass_values();
+        if (kSmallM && last > 0) pass_values();
         ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
         start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
                                 last > first_tile);
@@ -331,7 +331,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
         softmax.pack(logits, weights);
         if (moved) softmax.template rescale<Config::kDim>(out);
       }
-      if (kNarrow && last > 0) pass_values();
+      if (kSmallM && last > 0) pass_values();
       ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
       start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
                               last > first_tile);
@@ -339,7 +339,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       ptx::fence_registers(out);
       release(&shared.values_empty[values.stage]);
       values.advance();
-      if (kNarrow && last + 1 < tiles) {
+      if (kSmallM && last + 1 < tiles) {
         pass_keys();
         pass_values();
       }
@@ -383,7 +383,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   }
 }
 
-template <class T, class Config, bool kNarrow, bool kMasked>
+template <class T, class Config, bool kSmallM, bool kMasked>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_kernel(const __grid_constant__ PrefillAttendParams params,
                   const __grid_constant__ AttendMaps maps) {
@@ -418,17 +418,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    consume<T, Config, kNarrow, kMasked>(shared, params, warpgroup - 1);
+    consume<T, Config, kSmallM, kMasked>(shared, params, warpgroup - 1);
   }
 }
 
-template <class T, int kDim, bool kNarrow, bool kMasked, bool kCoded = false>
+template <class T, int kDim, bool kSmallM, bool kMasked, bool kCoded = false>
 Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, int multiprocessors,
                      cudaStream_t stream) {
-  using Layout = Config<kDim, tile_keys(kDim, kNarrow, kMasked, kCoded), kCoded>;
+  using Layout = Config<kDim, tile_keys(kDim, kSmallM, kMasked, kCoded), kCoded>;
   constexpr size_t kShared = sizeof(SharedStorage<Layout>);
   static_assert(kShared <= kSharedLimit);
-  auto* kernel = attend_kernel<T, Layout, kNarrow, kMasked>;
+  auto* kernel = attend_kernel<T, Layout, kSmallM, kMasked>;
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
   return launch_dependent(kernel, grid, kThreads, kShared, stream, params, maps);
 }
