@@ -20,7 +20,7 @@ constexpr int64_t kHistories = 9;
 constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selects
 
 // Whether rows of a cache lie at multiples of 16 bytes that 32 bits can count.
-bool lists_rows(const EngineCache& cache, const IndexMetadata& metadata) {
+bool rows_have_numbers(const EngineCache& cache, const IndexMetadata& metadata) {
   const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
   constexpr int64_t kUnit = 8;  // elements
   if (!aligned(cache.keys) || !aligned(cache.values) || cache.token_stride % kUnit != 0 ||
@@ -117,7 +117,7 @@ bool BatchServer::serves(const AttendCall& call, bool selects) const {
   const bool fits = !coded || (metadata.model.head_dim <= kMostCodedDim &&
                                metadata.model.kv_heads * layer.slots < int64_t{kExactRow});
   const bool reads = call.cache == nullptr ? setup_.uploaded->keys_values() && fits
-                                           : selects && lists_rows(*call.cache, metadata);
+                                           : selects && rows_have_numbers(*call.cache, metadata);
   return call.tokens >= least_requests(selects, coded) && reads && call.dtype == metadata.dtype &&
          (!selects || setup_.clusters);
 }

@@ -94,7 +94,7 @@ __device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, co
 
 // Whether warps copy rows, and the copy engine does not.
 template <class Config, bool kMasked>
-__device__ __forceinline__ bool lists_rows(const PrefillAttendParams& params) {
+__device__ __forceinline__ bool copies_rows(const PrefillAttendParams& params) {
   return Config::kCoded || (kMasked && params.rows != nullptr);
 }
 
@@ -129,7 +129,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
       masks =
           params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
-    if (lists_rows<Config, kMasked>(params)) {
+    if (copies_rows<Config, kMasked>(params)) {
       RowFetcher<T, Config>(shared, params, item, false, 0, Config::kFirstChunks).run(ring);
     } else {
       fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
@@ -160,7 +160,7 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendP
     auto* tiles = values ? shared.values : shared.keys;
     uint64_t* full = values ? shared.values_full : shared.keys_full;
     uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
-    if (lists_rows<Config, kMasked>(params)) {
+    if (copies_rows<Config, kMasked>(params)) {
       RowFetcher<T, Config>(shared, params, item, values, first, end).run(ring);
     } else {
       fetch_rows<Config>(params, item, slots, exact, first, end, tiles, full, empty, ring);
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
-    const uint32_t producers = lists_rows<Config, kMasked>(params) ? copy_arrivals<Config>() : 1;
+    const uint32_t producers = copies_rows<Config, kMasked>(params) ? copy_arrivals<Config>() : 1;
     ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(&shared.keys_full[stage], producers);
