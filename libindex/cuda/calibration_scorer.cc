@@ -213,7 +213,7 @@ class CudaScorer final : public CalibrationScorer {
   Status measure_one(const CalibrationPass& pass, const ScorerMemory& memory, int64_t heads,
                      int scope, int group) {
     const int first = first_level(pass);
-    const int policy = static_cast<int>(kGroupPolicies[group]);
+    const GroupPolicy policy = kGroupPolicies[group];
     for (int k = first;; ++k) {
       const ScorerLevel& level = memory.levels[static_cast<size_t>(k)];
       const UnitScores scores = scores_of(memory, level, scope, heads, k > first);

@@ -131,7 +131,7 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
     attend.keys.keys = params.cache.keys;
     attend.keys.values = params.cache.values;
   }
-  const bool coded = params.coded.keys.bits > 0;
+  const bool coded = params.coded.present();
   for (int64_t first = 0; first < call.tokens; first += chunk_) {
     const int64_t requests = std::min(chunk_, call.tokens - first);
     const CallRows rows = rows_from(call, setup_.model(), first);

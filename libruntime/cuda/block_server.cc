@@ -221,13 +221,20 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
                            bool sm90, unsigned long long* counters) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const Chunk& memory = sm90 ? sm90_ : sm80_;
-  const bool coded = params.coded.keys.bits > 0;
-  AttendParams own = params;
+  const bool coded = params.coded.present();
+  AttendParams own = params;  // as attention reads it: no rows of codes
   if (coded) {
     SQZ_RETURN_IF_ERROR(forget_rows(params, unpacked_, stream));
     own.keys = unpacked_.keys;
     own.values = unpacked_.values;
+    own.coded = {};
   }
+  const auto unpack = [&](int64_t blocks, unsigned long long* means) -> Status {
+    if (!coded) return {};
+    AttendParams rows = params;
+    rows.lists = own.lists;
+    return unpack_rows(rows, blocks, unpacked_, means, stream);
+  };
   if (sm90 && call.cache != nullptr) {
     SQZ_RETURN_IF_ERROR(gather_cache(params, gathered_, stream));
     own.keys = gathered_.keys;
@@ -244,10 +251,7 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
       SQZ_RETURN_IF_ERROR(
           add_counters(counters, static_cast<unsigned long long>(blocks), 0, 0, stream));
     }
-    if (coded) {
-      SQZ_RETURN_IF_ERROR(
-          unpack_rows(own, blocks, unpacked_, dense ? counters + 2 : nullptr, stream));
-    }
+    SQZ_RETURN_IF_ERROR(unpack(blocks, dense ? counters + 2 : nullptr));
     // What is read is the same for all tokens: they share one reading of the keys.
     chunks_.list_whole(call.tokens);
   }
@@ -260,9 +264,7 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
     own.lse = rows.lse;
     if (looks_up) {
       SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, chunk, sm90, counters));
-      if (coded) {
-        SQZ_RETURN_IF_ERROR(unpack_rows(own, chunk.blocks.count, unpacked_, counters + 2, stream));
-      }
+      SQZ_RETURN_IF_ERROR(unpack(chunk.blocks.count, counters + 2));
     }
     SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, chunk.blocks, stream)
                              : attend_sm80(own, chunk.blocks,
@@ -278,7 +280,6 @@ Status BlockServer::attend_sm90(const AttendParams& params, const QueryBlocks& b
   attend.shape = shape_;
   attend.blocks = blocks;
   attend.keys = prefill_keys(params);
-  attend.keys.coded = {};  // as unpacked
   attend.selected = params.lists;
   attend.queries = params.q;
   attend.out = params.out;
@@ -292,7 +293,6 @@ Status BlockServer::attend_sm80(const AttendParams& params, const QueryBlocks& b
   Sm80Attend attend = {params, blocks, estimates, partials_};
   const bool single = blocks.block_tokens == 1 && blocks.count * params.kv_heads <= kMostPairs;
   if (!single || setup_.estimate) return sm80_attend(attend, stream);
-  attend.params.coded = {};  // as unpacked
   attend.params.requests = blocks.count;
   attend.params.after_lookup = false;
   return decode_attend(attend.params, stream);

@@ -249,7 +249,7 @@ TEST(Attend, SparseEqualsReference) {
                                         .clusters = {6, 30, 120}});
   int clear = 0, total = 0;
   for (const int levels : {1, 2, 3}) {
-    for (const GroupPolicy group : {GroupPolicy::kMean, GroupPolicy::kMax, GroupPolicy::kAny}) {
+    for (const GroupPolicy group : kGroupPolicies) {
       for (const bool budget_rule : {false, true}) {
         for (const bool estimate : {false, true}) {
           const SparseCase shapes[] = {

@@ -246,8 +246,7 @@ int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t t
   for (int64_t head = 0; head < o.kv_heads; ++head) {
     const HeadSelection& s = heads[static_cast<size_t>(head)];
     expected.push_back(choose_by_codes(served, layer, head, queries, tokens,
-                                       static_cast<GroupPolicy>(options.selection.group),
-                                       session.plan().alive, s.keys));
+                                       options.selection.group, session.plan().alive, s.keys));
     if (expected.back().margin < 1e-4) return 0;  // rounding may decide otherwise
     EXPECT_EQ(slots_of(s.runs, s.run_count), expected.back().read);
     EXPECT_EQ(s.codes,

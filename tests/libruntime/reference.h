@@ -64,8 +64,9 @@ inline std::vector<double> scores(const ScoreProblem& p, const std::vector<uint8
       }
     }
     for (int64_t j = 0; j < n; ++j) {
-      if (p.policy == GroupPolicy::kMean)
+      if (p.policy == GroupPolicy::kMean) {
         combined[j] += head_mean[j] / static_cast<double>(p.group);
+      }
       if (p.policy == GroupPolicy::kMax) combined[j] = std::max(combined[j], head_mean[j]);
     }
   }

@@ -93,7 +93,7 @@ TEST(Score, EqualsReferenceOnEveryInstructionSet) {
 }
 
 TEST(Score, GroupPoliciesAndDeadClusters) {
-  for (const GroupPolicy policy : {GroupPolicy::kMean, GroupPolicy::kMax, GroupPolicy::kAny}) {
+  for (const GroupPolicy policy : kGroupPolicies) {
     for (const int64_t group : {1, 2, 4, 7, 8}) {
       for (const int64_t tokens : {1, 2, 9, 65}) {
         for (const int64_t alive : {10, 6, 1}) {
@@ -162,7 +162,7 @@ TEST(Score, WithoutRangesTheFirstClustersAreAlive) {
 }
 
 TEST(Score, EmptyClustersScoreMinusInfinityWhateverTheirCentroids) {
-  for (const GroupPolicy policy : {GroupPolicy::kMean, GroupPolicy::kMax, GroupPolicy::kAny}) {
+  for (const GroupPolicy policy : kGroupPolicies) {
     for (const int64_t tokens : {1, 20}) {
       Case c = make_case(DType::kF32, 64, 50, tokens, 2, policy, 10);
       const std::vector<float> expected = run(c.problem);

@@ -125,7 +125,8 @@ __device__ float log_sum(const float* logits, const float* lse, int count, int s
 }
 
 // A thread a cluster of a unit.
-__global__ void __launch_bounds__(kThreads) scores_kernel(const UnitScores params, int policy) {
+__global__ void __launch_bounds__(kThreads)
+    scores_kernel(const UnitScores params, GroupPolicy policy) {
   const int64_t head = blockIdx.z, unit = blockIdx.y;
   const int cluster = blockIdx.x * kThreads + threadIdx.x;
   if (cluster >= params.clusters) return;
@@ -135,9 +136,9 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const UnitScores param
   const float* lse = params.lse + first;
   float score = -INFINITY;
   if (scored(params, head, unit, cluster)) {
-    if (policy == 0) {
+    if (policy == GroupPolicy::kMean) {
       score = log_sum(logits, lse, rows.y, 1, params.clusters) - logf(static_cast<float>(rows.y));
-    } else if (policy == 1) {
+    } else if (policy == GroupPolicy::kMax) {
       const int tokens = rows.y / params.group;
       for (int member = 0; member < params.group; ++member) {
         const float of_member = log_sum(logits + static_cast<int64_t>(member) * params.clusters,
@@ -211,7 +212,7 @@ Status calibration_lse(const UnitScores& params, cudaStream_t stream) {
   return cuda_status(cudaGetLastError(), "calibration sums kernel");
 }
 
-Status calibration_scores(const UnitScores& params, int policy, cudaStream_t stream) {
+Status calibration_scores(const UnitScores& params, GroupPolicy policy, cudaStream_t stream) {
   scores_kernel<<<grid(params.clusters, params.units, params.heads), kThreads, 0, stream>>>(params,
                                                                                             policy);
   return cuda_status(cudaGetLastError(), "calibration scores kernel");

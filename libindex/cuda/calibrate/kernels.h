@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "formats/base/status.h"
+#include "libruntime/select/group_policy.h"
 
 namespace sqz::cuda {
 
@@ -42,8 +43,8 @@ struct UnitScores {
 // lse[b, r] = log sum_c sizes[b, c] exp(logits[b, r, c]) over what is alive; 0 if nothing is.
 Status calibration_lse(const UnitScores& params, cudaStream_t stream);
 
-// scores[b, u, c] from lse, by GroupPolicy policy 0 (mean), 1 (max) or 2 (any).
-Status calibration_scores(const UnitScores& params, int policy, cudaStream_t stream);
+// scores[b, u, c] from lse.
+Status calibration_scores(const UnitScores& params, GroupPolicy policy, cudaStream_t stream);
 
 // next[b, u, i] = 1 for the children i of clusters with a score of at least `threshold`, else 0.
 struct DescendParams {

@@ -25,11 +25,9 @@ class CodedRowsTest : public ::testing::Test {
   void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
 };
 
-// Rows of 8 bits are those of the index. Values of 4 bits become numbers of 8 bits, of a scale that
-// is the largest magnitude m of the residual over 127, rounded to 16 bits (2^-9 of it at most, in
-// bf16): each is within half a scale of what it was, .5 (1 + 2^-9) m / 127. The largest may be
-// beyond 127 scales by 2^-9 of it, a quarter of a scale.
-TEST_F(CodedRowsTest, UploadedRows) {
+// body(options, rows) for both types, every dimension and both kinds of rows of codes.
+template <class Body>
+void for_rows(const Body& body) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const int64_t dim : {64, 96, 128, 256}) {
       TinyIndexOptions options = shape(dim, 1, {40, 211});
@@ -37,37 +35,49 @@ TEST_F(CodedRowsTest, UploadedRows) {
       options.tokens = 1500;
       for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
         SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
-        const Served served = serve_coded(options, {.rows = rows, .key_codes = 1});
-        const auto uploaded = as_uploaded(served);
-        const LayerView &from = served.index->layers[1], &found = uploaded->layers[1];
-        const LevelView& finest = from.level[static_cast<size_t>(from.levels - 1)];
-        // Residuals: over means of zero.
-        const std::vector<std::byte> zeros(
-            static_cast<size_t>(from.kv_heads * finest.clusters * dim * 2));
-        const auto residuals = [&](const LayerView& view, const CodedRows& coded) {
-          return testing::decode(view, coded, zeros.data());
-        };
-        EXPECT_EQ(residuals(found, found.coded_keys), residuals(from, from.coded_keys));
-        const std::vector<float> values = residuals(found, found.coded_values);
-        const std::vector<float> want = residuals(from, from.coded_values);
-        if (rows == RowKind::kQ8) {
-          EXPECT_EQ(values, want);
-          continue;
-        }
-        ASSERT_EQ(values.size(), want.size());
-        for (size_t row = 0; row < want.size(); row += static_cast<size_t>(dim)) {
-          float most = 0;
-          for (int64_t i = 0; i < dim; ++i) {
-            most = std::max(most, std::abs(want[row + static_cast<size_t>(i)]));
-          }
-          const double tolerance = 0.5 * (1 + 0x1p-9) * most / 127 + 1e-5 * most;  // of float32
-          for (size_t i = row; i < row + static_cast<size_t>(dim); ++i) {
-            ASSERT_NEAR(values[i], want[i], tolerance) << "row " << row / dim << ", number " << i;
-          }
-        }
+        body(options, rows);
+        if (::testing::Test::HasFatalFailure()) return;
       }
     }
   }
+}
+
+// Rows of 8 bits are those of the index. Values of 4 bits become numbers of 8 bits, of a scale that
+// is the largest magnitude m of the residual over 127, rounded to 16 bits (2^-9 of it at most, in
+// bf16): each is within half a scale of what it was, .5 (1 + 2^-9) m / 127. The largest may be
+// beyond 127 scales by 2^-9 of it, a quarter of a scale.
+TEST_F(CodedRowsTest, UploadedRows) {
+  for_rows([](const TinyIndexOptions& options, RowKind rows) {
+    const int64_t dim = options.head_dim;
+    const Served served = serve_coded(options, {.rows = rows, .key_codes = 1});
+    const auto uploaded = as_uploaded(served);
+    const LayerView &from = served.index->layers[1], &found = uploaded->layers[1];
+    const LevelView& finest = from.level[static_cast<size_t>(from.levels - 1)];
+    // Residuals: over means of zero.
+    const std::vector<std::byte> zeros(
+        static_cast<size_t>(from.kv_heads * finest.clusters * dim * 2));
+    const auto residuals = [&](const LayerView& view, const CodedRows& coded) {
+      return testing::decode(view, coded, zeros.data());
+    };
+    EXPECT_EQ(residuals(found, found.coded_keys), residuals(from, from.coded_keys));
+    const std::vector<float> values = residuals(found, found.coded_values);
+    const std::vector<float> want = residuals(from, from.coded_values);
+    if (rows == RowKind::kQ8) {
+      EXPECT_EQ(values, want);
+      return;
+    }
+    ASSERT_EQ(values.size(), want.size());
+    for (size_t row = 0; row < want.size(); row += static_cast<size_t>(dim)) {
+      float most = 0;
+      for (int64_t i = 0; i < dim; ++i) {
+        most = std::max(most, std::abs(want[row + static_cast<size_t>(i)]));
+      }
+      const double tolerance = 0.5 * (1 + 0x1p-9) * most / 127 + 1e-5 * most;  // of float32
+      for (size_t i = row; i < row + static_cast<size_t>(dim); ++i) {
+        ASSERT_NEAR(values[i], want[i], tolerance) << "row " << row / dim << ", number " << i;
+      }
+    }
+  });
 }
 
 // A layer of several pieces of an upload, whose last block of rows is not whole: every row is there
@@ -127,32 +137,24 @@ struct Unpacked {
 
 // Those of float64, rounded once.
 TEST_F(CodedRowsTest, UnpackedRows) {
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    for (const int64_t dim : {64, 96, 128, 256}) {
-      TinyIndexOptions options = shape(dim, 1, {40, 211});
-      options.dtype = dtype;
-      options.tokens = 1500;
-      for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-        SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
-        const auto uploaded = as_uploaded(serve_coded(options, {.rows = rows}));
-        const testing::Decoded expected = testing::decode(uploaded->layers[0]);
-        const Unpacked unpacked(uploaded->layers[0], uploaded->on_gpu->layer(0));
-        ASSERT_TRUE(unpack_rows(unpacked.params, 1, unpacked.to, nullptr, nullptr).ok());
-        const auto both = unpacked.host();
-        for (const bool values : {false, true}) {
-          const std::vector<float>& want = values ? expected.values : expected.keys;
-          const std::vector<float>& found = both[values ? 1 : 0];
-          ASSERT_EQ(found.size(), want.size());
-          const double half = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;  // of the last place
-          for (size_t i = 0; i < want.size(); ++i) {
-            const double magnitude = std::abs(double{want[i]});
-            ASSERT_NEAR(found[i], want[i], 1.001 * half * magnitude + 1e-5)
-                << (values ? "value " : "key ") << i;
-          }
-        }
+  for_rows([](const TinyIndexOptions& options, RowKind rows) {
+    const auto uploaded = as_uploaded(serve_coded(options, {.rows = rows}));
+    const testing::Decoded expected = testing::decode(uploaded->layers[0]);
+    const Unpacked unpacked(uploaded->layers[0], uploaded->on_gpu->layer(0));
+    ASSERT_TRUE(unpack_rows(unpacked.params, 1, unpacked.to, nullptr, nullptr).ok());
+    const auto both = unpacked.host();
+    for (const bool values : {false, true}) {
+      const std::vector<float>& want = values ? expected.values : expected.keys;
+      const std::vector<float>& found = both[values ? 1 : 0];
+      ASSERT_EQ(found.size(), want.size());
+      const double half = options.dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;  // of the last place
+      for (size_t i = 0; i < want.size(); ++i) {
+        const double magnitude = std::abs(double{want[i]});
+        ASSERT_NEAR(found[i], want[i], 1.001 * half * magnitude + 1e-5)
+            << (values ? "value " : "key ") << i;
       }
     }
-  }
+  });
 }
 
 // With lists their rows alone, and each once in a call.

@@ -93,7 +93,7 @@ TEST_F(Codes, RowsAndBits) {
       const Compressed index = compress(options, {.rows = rows, .key_codes = bits});
       compare(index, by_budget(0.1), {});
       compare(index, with_thresholds({1e-3}), {tokens(3)});
-      compare(index, by_budget(0.1), {tokens(9), DType::kBF16, 0, false, 0, 4});
+      compare(index, by_budget(0.1), {.lengths = tokens(9), .dtype = DType::kBF16, .rounding = 4});
       compare(index, dense(), {tokens(2)});
       if (bits == 0) continue;  // nothing is estimated
       compare(index, estimated(by_budget(0.1)), {tokens(2)});
@@ -132,7 +132,7 @@ TEST_F(Codes, Dtypes) {
         compare(index, by_budget(0.1), {tokens(3), dtype});
         // They share what they read, and rows become 16 bits.
         const double rounding = dtype == stored && dtype == DType::kBF16 ? 4 : 1;
-        compare(index, dense(), {tokens(3), dtype, 0, false, 0, rounding});
+        compare(index, dense(), {.lengths = tokens(3), .dtype = dtype, .rounding = rounding});
       }
     }
   }
@@ -149,7 +149,10 @@ TEST_F(Codes, ManyRequests) {
       for (const int64_t requests : {2, 6, 16, 40, 70}) {
         SCOPED_TRACE(concat(dtype_name(stored), ", dim ", dim, ", ", requests, " requests"));
         const bool bf16 = stored == DType::kBF16;
-        const Call call = {tokens(requests), stored, 0, false, bf16 ? 2e-3 : 0.0, bf16 ? 4.0 : 2.0};
+        const Call call = {.lengths = tokens(requests),
+                           .dtype = stored,
+                           .lse_slack = bf16 ? 2e-3 : 0.0,
+                           .rounding = bf16 ? 4.0 : 2.0};
         compare(index, dense(), call);
         compare(index, with_thresholds({1e-4, 3e-4}), call);
         compare(index, by_budget(0.1), call);

@@ -213,7 +213,7 @@ class Problem {
     const int scope = c_.block > 1 ? 1 : 0;
     call.level.log_threshold[scope] = log_threshold_;
     if (c_.budget) call.level.wanted[scope] = wanted.get();
-    call.policy = static_cast<GroupPolicy>(c_.policy);
+    call.policy = c_.policy;
     if (c_.some_alive) call.alive = alive.lists;
     call.queries = queries_.device->get();
     call.chosen = chosen.lists;
@@ -280,7 +280,7 @@ TEST(PrefillLookup, DimensionsTypesAndGroups) {
 TEST(PrefillLookup, PoliciesAndRules) {
   SQZ_SKIP_WITHOUT_HOPPER();
   uint64_t seed = 100;
-  for (const GroupPolicy policy : {GroupPolicy::kMean, GroupPolicy::kMax, GroupPolicy::kAny}) {
+  for (const GroupPolicy policy : kGroupPolicies) {
     for (const bool budget : {false, true}) {
       for (const bool finest : {false, true}) {
         for (const double keep : {0.0, 0.05, 0.5, 2.0}) {

@@ -37,6 +37,8 @@ struct CodedSource {
   const void* mean_keys = nullptr;     // [Hkv, n, d]
   const void* mean_values = nullptr;   // [Hkv, n, d]
   int32_t count = 0;                   // n
+
+  bool present() const { return keys.bits > 0; }
 };
 inline constexpr uint32_t kFirstSlot = 0x80000000u;
 

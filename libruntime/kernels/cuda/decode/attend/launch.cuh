@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1)
 template <class Element, int kDim>
 auto attend_kernel_of(const AttendParams& params) {
   return params.cache.keys != nullptr ? decode_attend_kernel<Element, kDim, KeyRows::kCache>
-         : params.coded.keys.bits > 0 ? decode_attend_kernel<Element, kDim, KeyRows::k8>
+         : params.coded.present()     ? decode_attend_kernel<Element, kDim, KeyRows::k8>
                                       : decode_attend_kernel<Element, kDim, KeyRows::k16>;
 }
 

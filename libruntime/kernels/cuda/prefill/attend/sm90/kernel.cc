@@ -35,7 +35,7 @@ void set_tiles(PrefillAttendParams& params, int multiprocessors) {
   params.tiles = query_tiles(params.blocks, params.shape.group, kRows);
   params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
   params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
-                               params.keys.coded.keys.bits > 0);
+                               params.keys.coded.present());
 }
 
 PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) {
@@ -84,7 +84,7 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
             concat("prefill_attend: masks for blocks of ", tokens,
                    " tokens, expected at most 32 of ", kRows, " query rows")};
   }
-  const bool coded = call.keys.coded.keys.bits > 0;
+  const bool coded = call.keys.coded.present();
   if (coded ? call.selected.totals != nullptr && (call.rows == nullptr || call.masks == nullptr)
             : call.rows != nullptr && (call.masks == nullptr || call.whole != nullptr)) {
     return {Code::kInvalidArgument,

@@ -462,7 +462,7 @@ Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cud
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
                                        params.blocks.tokens, params.tiles.heads,
                                        params.tiles.tokens));
-  const bool coded = params.keys.coded.keys.bits > 0;
+  const bool coded = params.keys.coded.present();
   if (!coded && params.rows == nullptr) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
   auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
                                                            : launch_kernel<T, kDim, false, false>)
