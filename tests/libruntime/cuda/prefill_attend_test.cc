@@ -16,6 +16,7 @@ struct Case {
   bool dense = false;  // no lists: everything
   std::vector<int2> table = {};
   int faulty_list = -1;
+  bool masked = false;  // a token attends to a quarter of its list's keys, the third one to none
 };
 
 class Problem {
@@ -35,6 +36,7 @@ class Problem {
       blocks_.push_back({first, std::min(c.block, c.tokens - first)});
     }
     for (size_t l = 0; l < blocks_.size() * c.kv_heads; ++l) runs_.push_back(runs_of(l, random_));
+    if (c.masked) draw_masks();
   }
 
   PrefillShape shape() const {
@@ -58,6 +60,12 @@ class Problem {
     call.keys = {keys_.device->get(),       values_.device->get(),       c_.slots,
                  exact_keys_.device->get(), exact_values_.device->get(), c_.exact};
     if (!c_.dense) call.selected = lists.lists;
+    std::unique_ptr<DeviceArray<uint32_t>> masks;
+    if (c_.masked) {
+      masks = std::make_unique<DeviceArray<uint32_t>>(masks_);
+      call.masks = masks->get();
+      call.mask_stride = mask_stride_;
+    }
     call.queries = queries_.device->get();
     call.out = out.get();
     call.lse = lse.get();
@@ -70,6 +78,25 @@ class Problem {
 
  private:
   int heads() const { return c_.kv_heads * c_.group; }
+
+  void draw_masks() {
+    mask_stride_ = (c_.exact + c_.slots + kMaskSlack + 3) / 4 * 4;
+    masks_.resize(runs_.size() * mask_stride_);
+    for (uint32_t& word : masks_) {
+      word = static_cast<uint32_t>(random_.below(int64_t{1} << 32)) &
+             static_cast<uint32_t>(random_.below(int64_t{1} << 32)) & ~4u;
+    }
+  }
+  // Those of a list's rows that a token of its block attends to.
+  std::vector<const float*> attended(const std::vector<const float*>& rows, size_t list,
+                                     int token) const {
+    if (!c_.masked) return rows;
+    std::vector<const float*> own;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if ((masks_[list * mask_stride_ + i] >> token & 1) != 0) own.push_back(rows[i]);
+    }
+    return own;
+  }
 
   std::vector<const float*> rows_of(int kv_head, const std::vector<SlotRun>& runs,
                                     bool values) const {
@@ -97,11 +124,14 @@ class Problem {
     for (size_t block = 0; block < blocks_.size(); ++block) {
       for (int h = 0; h < c_.kv_heads; ++h) {
         const auto& runs = runs_[block * c_.kv_heads + h];
-        const auto keys = rows_of(h, runs, false), values = rows_of(h, runs, true);
+        const auto all_keys = rows_of(h, runs, false), all_values = rows_of(h, runs, true);
         for (int token = blocks_[block].x; token < blocks_[block].x + blocks_[block].y; ++token) {
+          const size_t list = block * c_.kv_heads + h;
+          const auto keys = attended(all_keys, list, token - blocks_[block].x);
+          const auto values = attended(all_values, list, token - blocks_[block].x);
           for (int g = 0; g < c_.group; ++g) {
             const int64_t row = int64_t{token} * heads() + h * c_.group + g;
-            if (static_cast<int>(block) * c_.kv_heads + h == c_.faulty_list) {
+            if (static_cast<int>(list) == c_.faulty_list) {
               ASSERT_TRUE(std::isnan(lse[row])) << "row " << row;
               continue;
             }
@@ -153,6 +183,8 @@ class Problem {
   Tensor queries_, keys_, values_, exact_keys_, exact_values_;
   std::vector<int2> blocks_;
   std::vector<std::vector<SlotRun>> runs_;
+  std::vector<uint32_t> masks_;  // [lists, mask_stride_]
+  size_t mask_stride_ = 0;
 };
 
 // Random runs of 1 to `longest` keys that hold about 1 / `one_in` of the slots.
@@ -258,6 +290,31 @@ TEST(PrefillAttend, LargeLogits) {
   Case c;
   c.query_scale = 40;
   Problem(c, 140, random_runs(c.slots, 40, 3)).run_and_check();
+}
+
+// Each token has keys of its own in the lists of its block. With logits of some hundreds most keys
+// that a row does not attend to are far above those that it does.
+TEST(PrefillAttend, Masks) {
+  SQZ_SKIP_WITHOUT_HOPPER();
+  uint64_t seed = 160;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int dim : {64, 96, 128, 256}) {
+      for (const auto& [group, block] : {std::pair(4, 32), {4, 16}, {1, 32}, {2, 32}, {7, 9}}) {
+        if (dtype == DType::kF16 && group != 4) continue;
+        SCOPED_TRACE(::testing::Message() << "d " << dim << " group " << group << " block " << block
+                                          << " " << dtype_name(dtype));
+        Case c;
+        c.dtype = dtype;
+        c.dim = dim;
+        c.group = group;
+        c.block = block;
+        c.masked = true;
+        c.exact = block == 16 ? 0 : 20;
+        c.query_scale = group == 7 ? 40 : 1;
+        Problem(c, seed++, random_runs(c.slots, 40, 4)).run_and_check();
+      }
+    }
+  }
 }
 
 TEST(PrefillAttend, FaultsShow) {

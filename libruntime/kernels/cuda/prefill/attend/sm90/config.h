@@ -78,6 +78,7 @@ struct SharedStorage : CodeStorage<Config, Config::kCoded> {
   alignas(1024) uint8_t keys[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
   alignas(1024) uint8_t values[Config::kStages][Config::kTileBytes];
   alignas(16) uint32_t masks[Config::kStages][Config::kKeys];  // of tokens, a bit each
+  float lse[2][kRows / 2];  // of the warpgroups' states that are joined
   WorkItem items[2];
   uint64_t item_full[2], item_empty[2];
   uint64_t queries_full, queries_empty;

@@ -15,12 +15,11 @@ using namespace prefill;
 // Sets the capacities and, where `base` is not null, the pointers. Returns the bytes used.
 //
 // The schedule splits no list into parts of less than a quarter of a multiprocessor's share, so the
-// items of split lists are fewer than twice four a multiprocessor. A small-M call's lists, at most
-// one a multiprocessor, all have a slot.
+// items of split lists are fewer than twice four a multiprocessor.
 int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t* base) {
   const int64_t tiles =
       int64_t{params.blocks.count} * params.shape.kv_heads * params.tiles.tiles_of_block;
-  params.slot_capacity = 9 * multiprocessors;
+  params.slot_capacity = 8 * multiprocessors;
   params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
   Layout layout(base);
   params.counts = layout.take<WorkCounts>(2);
@@ -32,8 +31,8 @@ int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t*
 }
 
 void set_tiles(PrefillAttendParams& params, int multiprocessors) {
-  params.tiles = query_tiles(params.blocks, params.shape.group, kRows);
   params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
+  params.tiles = query_tiles(params.blocks, params.shape.group, params.slot_rows());
   params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
                                params.keys.coded.present());
 }

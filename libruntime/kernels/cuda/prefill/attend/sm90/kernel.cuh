@@ -7,7 +7,7 @@
 // the weights and values before it.
 //
 // A small-M call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
-// then, take tiles of keys in turn and leave a state each. Keys may have masks: which of the
+// then, take tiles of keys in turn and join their states. Keys may have masks: which of the
 // block's tokens attend to a key.
 #pragma once
 
@@ -18,6 +18,7 @@
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/listed_rows.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/softmax.cuh"
+#include "libruntime/kernels/cuda/prefill/attend/sm90/states.cuh"
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/items.cuh"
 #include "libruntime/kernels/cuda/prefill/common/ring.cuh"
@@ -251,14 +252,14 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   };
   auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
 
+  const int first_row = (kSmallM ? 0 : 64 * warpgroup) + 16 * warp + (lane >> 2);
   // Of the tokens of this lane's rows.
   uint32_t bits[2] = {0, 0};
   if (kMasked) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = (kSmallM ? 0 : 64 * warpgroup) + 16 * warp + 8 * half + (lane >> 2);
       // Rows past the last token have a result that nobody reads.
-      bits[half] = 1u << min(row / params.tiles.heads, 31);
+      bits[half] = 1u << min((first_row + 8 * half) / params.tiles.heads, 31);
     }
   }
   const Turns<!kSmallM> turns(warpgroup);
@@ -345,39 +346,44 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       }
     }
 
-    const int2 block = block_of(params.blocks, item.block);
     const uint32_t faults =
         params.selected.totals == nullptr || item.whole != 0
             ? 0
             : params.selected.totals[item.block * params.shape.kv_heads + item.kv_head].fault;
+    float lse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = 64 * warpgroup + 16 * warp + 8 * half + (lane >> 2);
       const bool fault = (kMasked ? faults & bits[half] : faults) != 0;
-      RowEnd end = softmax.finish(half);
-      if (fault) end = {NAN, NAN};
-      if (item.slot >= 0) {
-        const int64_t at = static_cast<int64_t>(item.slot) * kRows + row;
-        if ((lane & 3) == 0) params.partial_lse[at] = end.lse;
-        float* to = params.partial_out + at * Config::kDim + 2 * (lane & 3);
+      const RowEnd end = fault ? RowEnd{NAN, NAN} : softmax.finish(half);
+      lse[half] = end.lse;
 #pragma unroll
-        for (int j = 0; j < Config::kDim / 8; ++j) {
-          *reinterpret_cast<float2*>(to + 8 * j) = make_float2(
-              out[4 * j + 2 * half] * end.inverse, out[4 * j + 2 * half + 1] * end.inverse);
-        }
-        continue;
+      for (int i = 0; i < Config::kDim / 2; ++i) {
+        if (i / 2 % 2 == half) out[i] *= end.inverse;
       }
-      const int64_t query = query_index(params.tiles, block, item.kv_head, params.shape.kv_heads,
-                                        params.shape.group, item.tile, row);
-      if (query < 0) continue;
-      if ((lane & 3) == 0) params.lse[query] = end.lse;
-      uint32_t* to =
-          reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * Config::kDim) +
-          (lane & 3);
+    }
+    if (kSmallM) join_states<Config>(shared, warpgroup, out, lse);
+    const int2 block = block_of(params.blocks, item.block);
 #pragma unroll
-      for (int j = 0; j < Config::kDim / 8; ++j) {
-        to[4 * j] = pack_pair<T>(out[4 * j + 2 * half] * end.inverse,
-                                 out[4 * j + 2 * half + 1] * end.inverse);
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + 8 * half;
+      int64_t state = -1, query = 0;
+      if (item.slot >= 0) {
+        state = static_cast<int64_t>(item.slot) * params.slot_rows() + row;
+      } else {
+        query = query_index(params.tiles, block, item.kv_head, params.shape.kv_heads,
+                            params.shape.group, item.tile, row);
+        if (query < 0) continue;
+      }
+      if ((lane & 3) == 0 && (!kSmallM || warpgroup == 0)) {
+        (state >= 0 ? params.partial_lse[state] : params.lse[query]) = lse[half];
+      }
+      constexpr int kAll = Config::kDim / 2;
+      if (!kSmallM) {
+        store_row<T, Config, 0, kAll>(params, state, query, half, out);
+      } else if (warpgroup == 0) {
+        store_row<T, Config, 0, kAll / 2>(params, state, query, half, out);
+      } else {
+        store_row<T, Config, kAll / 2, kAll>(params, state, query, half, out);
       }
     }
   }

@@ -18,8 +18,10 @@ struct PrefillAttendParams : PrefillAttend {
   WorkItem* items = nullptr;    // [item_capacity]
   SplitTile* splits = nullptr;  // [slot_capacity]
   WorkCounts* counts = nullptr;
-  float* partial_out = nullptr;  // [slot_capacity, kRows, d] normalised
-  float* partial_lse = nullptr;  // [slot_capacity, kRows] natural log
+  float* partial_out = nullptr;  // [slot_capacity, slot_rows(), d] normalised
+  float* partial_lse = nullptr;  // [slot_capacity, slot_rows()] natural log
+
+  __host__ __device__ int slot_rows() const { return small_m ? kRows / 2 : kRows; }
 };
 
 struct AttendMaps {

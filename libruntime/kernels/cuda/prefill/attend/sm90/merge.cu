@@ -19,9 +19,8 @@ __device__ void merge_row(const PrefillAttendParams& params, const SplitTile& ti
                           int first, int64_t query) {
   const int lane = threadIdx.x & 31, column = first + 2 * lane;
   const bool is = column < params.shape.dim;
-  // A slot of a small-M tile has two states of every row.
-  const int rows = params.small_m ? kRows / 2 : kRows, states = tile.parts * (kRows / rows);
-  const int64_t at = static_cast<int64_t>(tile.slot) * kRows + row;
+  const int rows = params.slot_rows(), states = tile.parts;
+  const int64_t at = static_cast<int64_t>(tile.slot) * rows + row;
   const float* lse = params.partial_lse + at;
   float maximum = -INFINITY;
   for (int i = lane; i < states; i += 32) maximum = fmaxf(maximum, lse[i * rows]);
@@ -69,7 +68,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ AttendChoice choice) {
   begin_dependent();
   const PrefillAttendParams& params = choice.params();
-  const int rows = params.small_m ? kRows / 2 : kRows, parts = (params.shape.dim + 63) / 64;
+  const int rows = params.slot_rows(), parts = (params.shape.dim + 63) / 64;
   const int64_t all = static_cast<int64_t>(params.counts->splits) * rows * parts;
   const int64_t warps = gridDim.x * (kMergeThreads / 32);
   for (int64_t i = blockIdx.x * (kMergeThreads / 32) + threadIdx.x / 32; i < all; i += warps) {
@@ -87,12 +86,11 @@ __global__ void __launch_bounds__(kMergeThreads)
 Status launch_merge(const AttendChoice& choice, DType dtype, int multiprocessors,
                     cudaStream_t stream) {
   auto* kernel = dtype == DType::kBF16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>;
-  // `all` has as many rows.
+  // `all` has about as many rows.
   const PrefillAttendParams& params = choice.lists;
   const int64_t tiles =
       int64_t{params.blocks.count} * params.shape.kv_heads * params.tiles.tiles_of_block;
-  const int64_t warps =
-      tiles * (params.small_m ? kRows / 2 : kRows) * ((params.shape.dim + 63) / 64);
+  const int64_t warps = tiles * params.slot_rows() * ((params.shape.dim + 63) / 64);
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>(4 * multiprocessors, (warps * 32 + kMergeThreads - 1) / kMergeThreads));
   return launch_dependent(kernel, blocks, kMergeThreads, 0, stream, choice);

@@ -14,11 +14,11 @@ namespace sqz::cuda::prefill {
 namespace {
 
 constexpr int kScheduleThreads = 1024;
-constexpr int kCandidates = 8;  // limits that are compared
-constexpr int kBuckets = 64;    // of lengths
-constexpr int kLeastPart = 8;   // tiles of keys: below, the merge costs more than it gains
-constexpr int kItemCost = 1;    // in tiles of keys: beginning and end of an item
-constexpr int kPartCost = 3;    // writing and merging of a partial state
+constexpr int kCandidates = 10;  // limits that are compared
+constexpr int kBuckets = 64;     // of costs
+constexpr int kLeastPart = 8;    // tiles of keys: below, the merge costs more than it gains
+constexpr int kItemCost = 1;     // in tiles of keys: beginning and end of an item
+constexpr int kPartCost = 3;     // writing and merging of a partial state
 
 // Those costs in a call's own tiles: of small-M calls these are a third as large.
 __device__ __forceinline__ uint32_t own_tiles(const PrefillAttendParams& params, int tiles) {
@@ -36,6 +36,7 @@ struct Schedule {
   uint32_t longest;          // list, in tiles of keys
   uint32_t limits[kCandidates];
   uint32_t histogram[kCandidates][kBuckets];
+  uint32_t longest_part[kCandidates];  // its cost
   uint32_t overhead[kCandidates];
   uint32_t makespan[kCandidates];
   uint32_t cursor[kBuckets];
@@ -74,9 +75,15 @@ __device__ __forceinline__ int32_t tiles_of_part(const Group& group, int32_t par
   return (group.cost + parts - 1) / parts;
 }
 
-// 0 for the longest.
-__device__ __forceinline__ int bucket_of(int32_t cost, uint32_t longest) {
-  return kBuckets - 1 - static_cast<int>(static_cast<uint32_t>(cost) * (kBuckets - 1) / longest);
+// What a part of a list takes, in tiles of keys.
+__device__ __forceinline__ uint32_t cost_of_part(const PrefillAttendParams& params,
+                                                 const Group& group, int32_t parts) {
+  return tiles_of_part(group, parts) + own_tiles(params, kItemCost + (parts > 1 ? kPartCost : 0));
+}
+
+// 0 for the longest part.
+__device__ __forceinline__ int bucket_of(uint32_t cost, uint32_t longest) {
+  return min(static_cast<int>(uint64_t{longest - cost} * kBuckets / longest), kBuckets - 1);
 }
 
 // Inclusive sums over a warp.
@@ -92,8 +99,8 @@ __device__ __forceinline__ uint32_t warp_scan(uint32_t value) {
 
 // How long parts in descending order take on `machines`: machine m + 1 of them and the one after
 // share. All lanes of a warp, two buckets each.
-__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t item_cost,
-                             uint32_t machines, unsigned long long total) {
+__device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t machines,
+                             unsigned long long total) {
   static_assert(kBuckets == 64);
   const int first = 2 * (threadIdx.x & 31);
   const uint32_t counts[2] = {histogram[first], histogram[first + 1]};
@@ -101,8 +108,7 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
   uint32_t worst = static_cast<uint32_t>((total + machines - 1) / machines);
   for (int i = 0; i < 2; ++i) {
     before += counts[i];
-    const uint32_t cost =
-        static_cast<uint32_t>(kBuckets - 1 - first - i) * longest / (kBuckets - 1) + item_cost;
+    const auto cost = static_cast<uint32_t>(uint64_t{longest} * (kBuckets - first - i) / kBuckets);
     if (counts[i] != 0) worst = max(worst, ((before - 1) / machines + 1) * cost);
   }
   return __reduce_max_sync(~0u, worst);
@@ -117,7 +123,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
     shared.longest = 1;
     shared.slots = shared.splits = shared.items = 0;
   }
-  if (thread < kCandidates) shared.overhead[thread] = 0;
+  if (thread < kCandidates) shared.overhead[thread] = shared.longest_part[thread] = 0;
   for (int i = thread; i < kCandidates * kBuckets; i += kScheduleThreads) {
     shared.histogram[i / kBuckets][i % kBuckets] = 0;
   }
@@ -147,7 +153,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   // No limit; a fair share and some more, for parts that just fit; then 1, 3/4, 1/2, 3/8, 1/4.
   if (thread < kCandidates) {
     const uint32_t share = static_cast<uint32_t>(shared.total / machines) + 1;
-    const uint32_t parts_of_32[kCandidates] = {0, 36, 33, 32, 24, 16, 12, 8};
+    const uint32_t parts_of_32[kCandidates] = {0, 38, 36, 34, 33, 32, 24, 16, 12, 8};
     const uint32_t limit = thread == 0 ? shared.longest : (share * parts_of_32[thread] + 31) / 32;
     shared.limits[thread] = max(limit, own_tiles(params, kLeastPart));
   }
@@ -156,8 +162,17 @@ __global__ void __launch_bounds__(kScheduleThreads)
     const Group group = group_of(i / kCandidates);
     const int c = i % kCandidates;
     if (group.tiles == 0) continue;
+    atomicMax(&shared.longest_part[c],
+              cost_of_part(params, group, parts_of(group, shared.limits[c])));
+  }
+  __syncthreads();
+  for (int32_t i = thread; i < groups * kCandidates; i += kScheduleThreads) {
+    const Group group = group_of(i / kCandidates);
+    const int c = i % kCandidates;
+    if (group.tiles == 0) continue;
     const int32_t parts = parts_of(group, shared.limits[c]);
-    atomicAdd(&shared.histogram[c][bucket_of(tiles_of_part(group, parts), shared.longest)],
+    const uint32_t cost = cost_of_part(params, group, parts);
+    atomicAdd(&shared.histogram[c][bucket_of(cost, shared.longest_part[c])],
               static_cast<uint32_t>(group.tiles * parts));
     if (parts > 1) {
       atomicAdd(&shared.overhead[c], group.tiles * parts * own_tiles(params, kPartCost));
@@ -166,7 +181,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   __syncthreads();
   if (thread < 32 * kCandidates) {
     const int c = thread / 32;
-    const uint32_t time = estimate(shared.histogram[c], shared.longest, item_cost, machines,
+    const uint32_t time = estimate(shared.histogram[c], shared.longest_part[c], machines,
                                    shared.total + shared.overhead[c]);
     if (thread % 32 == 0) shared.makespan[c] = time;
   }
@@ -192,10 +207,11 @@ __global__ void __launch_bounds__(kScheduleThreads)
     const Group group = i < groups ? group_of(i) : Group{};
     const int32_t parts = parts_of(group, shared.limits[best]);
     const int32_t part_tiles = tiles_of_part(group, parts), items = group.tiles * parts;
-    const bool partial = parts > 1 || params.small_m;
+    const bool partial = parts > 1;
     uint32_t at = 0, slot = 0, split = 0;
     if (lane == 0 && items > 0) {
-      at = atomicAdd(&shared.cursor[bucket_of(part_tiles, shared.longest)],
+      const uint32_t cost = cost_of_part(params, group, parts);
+      at = atomicAdd(&shared.cursor[bucket_of(cost, shared.longest_part[best])],
                      static_cast<uint32_t>(items));
       if (partial) {
         slot = atomicAdd(&shared.slots, static_cast<uint32_t>(items));
