@@ -14,7 +14,8 @@ namespace {
 int64_t least_requests(bool selects, bool coded) {
   return (selects ? 6 : 2) + (coded ? 1 : 0);
 }
-constexpr int64_t kChunkBytes = int64_t{128} << 20;  // of what grows with the requests of a launch
+constexpr int64_t kMostRequests = 256;              // of a launch
+constexpr int64_t kMostBytes = int64_t{128} << 20;  // of what grows with them, if more than a list
 // Numbers of requests between two powers of two have a history of their own.
 constexpr int64_t kHistories = 9;
 constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selects
@@ -39,16 +40,25 @@ bool rows_have_numbers(const EngineCache& cache, const IndexMetadata& metadata) 
 }  // namespace
 
 Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setup,
-                                                         int64_t max_requests) {
-  std::unique_ptr<BatchServer> server(new BatchServer(setup));
+                                                         int64_t lookup_requests) {
+  const bool budget = setup.clusters && setup.lookups[0].rule == LookupRule::kBudget;
+  const int64_t most =
+      std::min(setup.max_tokens, budget ? std::min(lookup_requests, kMostRequests) : kMostRequests);
+  std::unique_ptr<BatchServer> server(new BatchServer(setup, most));
+  const auto grows = [&] {
+    return static_cast<int64_t>(server->lay_out(nullptr)) - server->workspace_bytes_;
+  };
+  while (server->most_ > batch_chunk(server->shape_.group) && grows() > kMostBytes) {
+    server->most_ /= 2;
+  }
   // Zeroed: tiles of masks end past those of the last key.
-  SQZ_RETURN_IF_ERROR(take_chunk(server->memory_, kChunkBytes, max_requests, server->chunk_,
-                                 [&](void* base) { return server->lay_out(base); }));
+  SQZ_RETURN_IF_ERROR(
+      take_memory(server->memory_, [&](void* base) { return server->lay_out(base); }));
   return server;
 }
 
-BatchServer::BatchServer(const ServerSetup& setup)
-    : setup_(setup), shape_(prefill_shape(setup.index->metadata())) {}
+BatchServer::BatchServer(const ServerSetup& setup, int64_t most)
+    : setup_(setup), shape_(prefill_shape(setup.index->metadata())), most_(most) {}
 
 // Lists of about the same size.
 QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
@@ -65,12 +75,12 @@ size_t BatchServer::lay_out(void* base) {
   for (const bool selects : {false, setup_.clusters}) {
     workspace_bytes_ =
         std::max(workspace_bytes_,
-                 prefill_attend_workspace(shape_, blocks_of(chunk_, selects), multiprocessors));
+                 prefill_attend_workspace(shape_, blocks_of(most_, selects), multiprocessors));
   }
   workspace_ = layout.take<std::byte>(workspace_bytes_);
   if (!setup_.clusters) return layout.used();
   const int64_t heads = shape_.kv_heads, most = batch_chunk(shape_.group);
-  const int64_t lists = (chunk_ + most - 1) / most * heads, pairs = chunk_ * heads;
+  const int64_t lists = (most_ + most - 1) / most * heads, pairs = most_ * heads;
   int64_t width = 0;
   for (size_t l = 0; l < setup_.lookups.size(); ++l) {
     const LayerView& view = setup_.index->layers[l];
@@ -132,8 +142,10 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
     attend.keys.values = params.cache.values;
   }
   const bool coded = params.coded.present();
-  for (int64_t first = 0; first < call.tokens; first += chunk_) {
-    const int64_t requests = std::min(chunk_, call.tokens - first);
+  const int64_t launches = (call.tokens + most_ - 1) / most_;
+  const int64_t each = (call.tokens + launches - 1) / launches;
+  for (int64_t first = 0; first < call.tokens; first += each) {
+    const int64_t requests = std::min(each, call.tokens - first);
     const CallRows rows = rows_from(call, setup_.model(), first);
     attend.queries = rows.q;
     attend.out = rows.out;

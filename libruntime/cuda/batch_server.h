@@ -12,10 +12,10 @@ namespace sqz::cuda {
 
 class BatchServer {
  public:
-  // max_requests: of a launch; the lookups have the workspace for them. Takes all memory. The
-  // device is current and has wgmma.
+  // lookup_requests: those that setup.lookups have the workspace for, which the rule kBudget needs.
+  // Takes all memory. The device is current and has wgmma.
   static Result<std::unique_ptr<BatchServer>> create(const ServerSetup& setup,
-                                                     int64_t max_requests);
+                                                     int64_t lookup_requests);
 
   // Whether a call of one token a request is one for this server: it has several requests, of the
   // index's element type, for keys and values that are on the GPU; those of an engine's cache only
@@ -27,7 +27,7 @@ class BatchServer {
   Status attend(const AttendCall& call, const AttendParams& params, bool selects);
 
  private:
-  explicit BatchServer(const ServerSetup& setup);
+  BatchServer(const ServerSetup& setup, int64_t most);
   size_t lay_out(void* base);
   // How `requests` of them are cut into lists.
   QueryBlocks blocks_of(int64_t requests, bool selects) const;
@@ -36,7 +36,7 @@ class BatchServer {
 
   ServerSetup setup_;
   PrefillShape shape_;
-  int64_t chunk_ = 1;  // requests of a launch
+  int64_t most_ = 1;  // requests of a launch
   DeviceMemory memory_;
   BatchLookup lookup_;
   BatchHistory* histories_ = nullptr;  // [layers, kHistories]; null: the rule kBudget

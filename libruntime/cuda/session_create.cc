@@ -360,8 +360,8 @@ Status CudaSession::create_servers(const SelectionRequest& request) {
     setup.buckets = buckets_.get();
     blocks = blocks || !buckets_->fits();
   }
-  if (const int64_t most = std::min(max_tokens_, chunk_); most > 1 && gpu_.has_wgmma()) {
-    SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, most));
+  if (max_tokens_ > 1 && gpu_.has_wgmma()) {
+    SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, chunk_));
   }
   if (blocks) {
     SQZ_ASSIGN_OR_RETURN(blocks_, BlockServer::create(setup));
