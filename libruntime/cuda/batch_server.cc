@@ -12,7 +12,8 @@ namespace {
 
 // Fewer requests are served sooner when each reads its own.
 int64_t least_requests(bool selects, bool coded) {
-  return (selects ? 6 : 2) + (coded ? 1 : 0);
+  if (selects) return coded ? 7 : 5;
+  return coded ? 3 : 2;
 }
 constexpr int64_t kMostRequests = 256;              // of a launch
 constexpr int64_t kMostBytes = int64_t{128} << 20;  // of what grows with them, if more than a list
@@ -109,14 +110,15 @@ size_t BatchServer::lay_out(void* base) {
 
 // By measurements at 128K with rows of 16 bits: where tiles are small-M a lookup and what else it
 // needs take 30 to 40 us of dense attention's 150 and a key with a mask as long as one without;
-// elsewhere a quarter to a third of its time, and a key with a mask 1.2 times as long. Of more than
-// four lists it takes 2.2 times as long: .34 of the keys cost as much as three quarters of dense
-// attention.
+// elsewhere they take a quarter to a third of its time, and lists of the same head are read by
+// themselves: each selects .38 of the keys where a call of 32, 64, 128 or 256 requests takes .69,
+// .90, .93 or 1.2 times as long as dense attention.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
   const bool small_m = prefill_small_m(shape_, blocks, setup_.device.multiprocessors);
-  const int64_t each = small_m            ? slots * 92 / 100 - 17000
-                       : blocks.count > 4 ? slots * 30 / 100
-                                          : slots * 52 / 100;
+  const int64_t each = small_m             ? slots * 92 / 100 - 17000
+                       : blocks.count == 1 ? slots * 60 / 100
+                       : blocks.count <= 4 ? slots * 42 / 100
+                                           : slots * 30 / 100;
   return static_cast<uint64_t>(blocks.count * int64_t{shape_.kv_heads} * each);
 }
 
