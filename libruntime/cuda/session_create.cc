@@ -360,7 +360,7 @@ Status CudaSession::create_servers(const SelectionRequest& request) {
     setup.buckets = buckets_.get();
     blocks = blocks || !buckets_->fits();
   }
-  if (max_tokens_ > 1 && gpu_.has_wgmma()) {
+  if (std::min(max_tokens_, chunk_) > 1 && gpu_.has_wgmma()) {
     SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, chunk_));
   }
   if (blocks) {
