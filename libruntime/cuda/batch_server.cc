@@ -42,12 +42,15 @@ bool rows_have_numbers(const EngineCache& cache, const IndexMetadata& metadata) 
 
 Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setup,
                                                          int64_t lookup_requests) {
-  const bool budget = setup.clusters && setup.lookups[0].rule == LookupRule::kBudget;
+  // With an estimate of what is not chosen, the kernels of prompts serve calls that select.
+  const bool selects = setup.clusters && !setup.estimate;
+  const bool budget = selects && setup.lookups[0].rule == LookupRule::kBudget;
   const int64_t most =
       std::min(setup.max_tokens, budget ? std::min(lookup_requests, kMostRequests) : kMostRequests);
-  std::unique_ptr<BatchServer> server(new BatchServer(setup, most));
+  std::unique_ptr<BatchServer> server(new BatchServer(setup, selects, most));
   const auto grows = [&] {
-    return static_cast<int64_t>(server->lay_out(nullptr)) - server->workspace_bytes_;
+    const auto bytes = static_cast<int64_t>(server->lay_out(nullptr));
+    return bytes - server->workspace_bytes_;
   };
   while (server->most_ > batch_chunk(server->shape_.group) && grows() > kMostBytes) {
     server->most_ /= 2;
@@ -58,8 +61,11 @@ Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setu
   return server;
 }
 
-BatchServer::BatchServer(const ServerSetup& setup, int64_t most)
-    : setup_(setup), shape_(prefill_shape(setup.index->metadata())), most_(most) {}
+BatchServer::BatchServer(const ServerSetup& setup, bool selects, int64_t most)
+    : setup_(setup),
+      shape_(prefill_shape(setup.index->metadata())),
+      selects_(selects),
+      most_(most) {}
 
 // Lists of about the same size.
 QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
@@ -73,13 +79,13 @@ size_t BatchServer::lay_out(void* base) {
   Layout layout(base);
   const int multiprocessors = setup_.device.multiprocessors;
   workspace_bytes_ = 0;
-  for (const bool selects : {false, setup_.clusters}) {
+  for (const bool selects : {false, selects_}) {
     workspace_bytes_ =
         std::max(workspace_bytes_,
                  prefill_attend_workspace(shape_, blocks_of(most_, selects), multiprocessors));
   }
   workspace_ = layout.take<std::byte>(workspace_bytes_);
-  if (!setup_.clusters) return layout.used();
+  if (!selects_) return layout.used();
   const int64_t heads = shape_.kv_heads, most = batch_chunk(shape_.group);
   const int64_t lists = (most_ + most - 1) / most * heads, pairs = most_ * heads;
   int64_t width = 0;
@@ -131,7 +137,7 @@ bool BatchServer::serves(const AttendCall& call, bool selects) const {
   const bool reads = call.cache == nullptr ? setup_.uploaded->keys_values() && fits
                                            : selects && rows_have_numbers(*call.cache, metadata);
   return call.tokens >= least_requests(selects, coded) && reads && call.dtype == metadata.dtype &&
-         (!selects || setup_.clusters);
+         (!selects || selects_);
 }
 
 Status BatchServer::attend(const AttendCall& call, const AttendParams& params, bool selects) {

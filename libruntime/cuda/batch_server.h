@@ -27,7 +27,7 @@ class BatchServer {
   Status attend(const AttendCall& call, const AttendParams& params, bool selects);
 
  private:
-  BatchServer(const ServerSetup& setup, int64_t most);
+  BatchServer(const ServerSetup& setup, bool selects, int64_t most);
   size_t lay_out(void* base);
   // How `requests` of them are cut into lists.
   QueryBlocks blocks_of(int64_t requests, bool selects) const;
@@ -36,6 +36,7 @@ class BatchServer {
 
   ServerSetup setup_;
   PrefillShape shape_;
+  bool selects_;      // calls that select are served, too
   int64_t most_ = 1;  // requests of a launch
   DeviceMemory memory_;
   BatchLookup lookup_;

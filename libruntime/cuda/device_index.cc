@@ -10,7 +10,8 @@
 namespace sqz::cuda {
 namespace {
 
-constexpr int64_t kMostKeys = std::numeric_limits<int32_t>::max() - 1024;  // tiles end past them
+constexpr int64_t kMostKeys =
+    std::numeric_limits<int32_t>::max() - (1 << 18);  // parts end past them
 
 constexpr size_t kAlignment = 256;
 

@@ -2,6 +2,7 @@
 #include "libruntime/cuda/session.h"
 
 #include <algorithm>
+#include <limits>
 #include <numbers>
 
 #include "libruntime/cuda/cuda_status.h"
@@ -197,6 +198,14 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   if (!plan_.dense && is_ideal() && !uploaded_->keys_values()) {
     return unsupported_on_gpu("found no keys on the GPU",
                               "an index uploaded with them: selector ideal scores every one");
+  }
+  for (int64_t l = 0; is_ideal() && l < std::ssize(index_->layers); ++l) {
+    // Its lookup numbers the scores of a KV head with 32 bits.
+    const int64_t scores = index_->layers[static_cast<size_t>(l)].slots * model.group_size();
+    if (!selects(l) || scores <= std::numeric_limits<int32_t>::max()) continue;
+    return {Code::kUnsupported, concat("device_type 2 (CUDA): selector ideal: found ", scores,
+                                       " scores of a KV head's keys and query heads in layer ", l,
+                                       "; expected at most ", std::numeric_limits<int32_t>::max())};
   }
   SQZ_RETURN_IF_ERROR(check_rows());
   SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));

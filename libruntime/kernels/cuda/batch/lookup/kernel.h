@@ -42,8 +42,9 @@ struct BatchHistory {
 };
 
 struct BatchLookup {
-  LookupParams lookup;  // q, shape, rule, levels, wanted, counters; `lists` only for kBudget
-  int32_t chunk = 0;    // requests of a list, at most batch_chunk()
+  // q, shape, width, rule, levels, wanted, counters; `lists` and `alive` only for kBudget.
+  LookupParams lookup;
+  int32_t chunk = 0;  // requests of a list, at most batch_chunk()
   // Out: runs of every list and [lists, mask_stride] words of its keys, the exact ones first.
   RunLists runs;
   uint32_t* masks = nullptr;

@@ -152,10 +152,11 @@ __global__ void __launch_bounds__(kScheduleThreads)
   __syncthreads();
   // No limit; a fair share and some more, for parts that just fit; then 1, 3/4, 1/2, 3/8, 1/4.
   if (thread < kCandidates) {
-    const uint32_t share = static_cast<uint32_t>(shared.total / machines) + 1;
+    const uint64_t share = shared.total / machines + 1;
     const uint32_t parts_of_32[kCandidates] = {0, 38, 36, 34, 33, 32, 24, 16, 12, 8};
-    const uint32_t limit = thread == 0 ? shared.longest : (share * parts_of_32[thread] + 31) / 32;
-    shared.limits[thread] = max(limit, own_tiles(params, kLeastPart));
+    const uint64_t limit = thread == 0 ? shared.longest : (share * parts_of_32[thread] + 31) / 32;
+    shared.limits[thread] = max(static_cast<uint32_t>(min(limit, uint64_t{INT32_MAX / 2})),
+                                own_tiles(params, kLeastPart));
   }
   __syncthreads();
   for (int32_t i = thread; i < groups * kCandidates; i += kScheduleThreads) {
