@@ -15,14 +15,18 @@ Status invalid(const char* name, const std::string& field, const std::string& fo
   return {Code::kInvalidArgument, bad_field(name, field, found, expected)};
 }
 
-template <class Range>
-std::string shape_text(const Range& shape) {
+std::string list_text(std::span<const int64_t> shape, bool any) {
   std::string text = "[";
   for (const int64_t dim : shape) {
     if (text.size() > 1) text += ", ";
-    text += dim < 0 ? "any" : std::to_string(dim);
+    text += any && dim < 0 ? "any" : std::to_string(dim);
   }
   return text + "]";
+}
+
+// As expected: any number is right where one is negative.
+std::string shape_text(std::initializer_list<int64_t> shape) {
+  return list_text({shape.begin(), shape.size()}, true);
 }
 
 Result<DType> dtype_of(const sqz_tensor& t, const char* name) {
@@ -46,7 +50,7 @@ Status check_shape(const sqz_tensor& t, const char* name, std::initializer_list<
   for (size_t i = 0; i < shape.size(); ++i) {
     const int64_t want = shape.begin()[i];
     if (found[i] < 0 || (want >= 0 && found[i] != want)) {
-      return invalid(name, "shape", shape_text(found), shape_text(shape));
+      return invalid(name, "shape", list_text(found, false), shape_text(shape));
     }
   }
   return {};
@@ -134,7 +138,7 @@ Result<LseView> check_lse(const sqz_tensor* tensor, const char* name, int64_t to
   const auto all_tokens = checked_mul(t, token), all_heads = checked_mul(h, head);
   const bool apart = token >= 1 && head >= 1 &&
                      ((all_heads && token >= *all_heads) || (all_tokens && head >= *all_tokens));
-  if (!apart && view.tensor.bytes != 0) {
+  if (!apart && t > 0 && h > 0) {
     return invalid(name, "strides", concat("[", token, ", ", head, "]"),
                    concat("strides that keep ", t, " x ", h, " elements apart"));
   }

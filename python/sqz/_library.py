@@ -133,8 +133,11 @@ class Error(RuntimeError):
     """A failure that the library reports: its sentence, and its sqz_status as `status`."""
 
     def __init__(self, status: int, message: str = "") -> None:
-        super().__init__(message or lib.sqz_last_error().decode())
+        super().__init__(message or lib.sqz_last_error().decode(errors="backslashreplace"))
         self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.status, str(self))
 
 
 INVALID_ARGUMENT = 1

@@ -18,7 +18,18 @@ class DLPackTensor(Protocol):
     def __dlpack_device__(self) -> Any: ...
 
 
-Integers: TypeAlias = Sequence[int] | np.ndarray[Any, Any]
+class TorchDevice(Protocol):
+    """A torch.device."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def index(self) -> Any: ...
+
+
+Integers: TypeAlias = Sequence[int] | np.ndarray[Any, Any] | DLPackTensor
+Device: TypeAlias = int | str | TorchDevice
 
 _pointer_of = c.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = c.c_void_p
@@ -94,8 +105,8 @@ def integers(name: str, values: Integers) -> np.ndarray[Any, Any]:
 
 
 def device_of(device: Any) -> tuple[int, int]:
-    """(type, number) as in DLPack of None, "cpu", a number, "cuda" or "cuda:1"."""
-    if device is None or str(device) == "cpu":
+    """(type, number) as in DLPack of None, "cpu", a number, "cuda", "cuda:1" or a torch.device."""
+    if device is None or str(device) in ("cpu", "cpu:0"):
         return CPU, 0
     text = str(device).removeprefix("cuda:") if not isinstance(device, bool) else ""
     if text == "cuda":

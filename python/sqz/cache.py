@@ -20,10 +20,13 @@ class KVCache:
         self._keys, self._values = Borrowed("cache.keys", keys), Borrowed("cache.values", values)
         self._table = None if block_table is None else Borrowed("cache.block_table", block_table)
 
-    def describe(self, info: IndexInfo, kv_heads: int) -> _library.KVCache:
-        """The library's struct, checked against the index and the number of KV heads of a session."""
+    def describe(self, info: IndexInfo, kv_heads: int, device: tuple[int, int]) -> _library.KVCache:
+        """The library's struct, which holds this; checked against the index, and a session's KV heads and device."""
         keys, values, table = self._keys, self._values, self._table
         for name, one in (("cache.keys", keys), ("cache.values", values)):
+            if (one.view.device_type, one.view.device_id) != device:
+                raise ValueError(f"{name}: found on device {one.view.device_id} of type {one.view.device_type}, "
+                                 f"expected {device[1]} of {device[0]} (DLPack's numbers), the session's")
             if (one.view.dtype_code, one.view.dtype_bits) != (_CODES[info.dtype], 16):
                 raise ValueError(f"{name}: found another dtype, expected {info.dtype}, as in the index")
             if len(one.shape) != (3 if table is None else 4) or one.strides[-1] != 1:
@@ -38,6 +41,7 @@ class KVCache:
                              f"expected those of keys, {list(keys.shape)} and {list(keys.strides)}")
         found = _library.KVCache(keys=_first(keys), values=_first(values), token_stride=keys.strides[-2],
                                  head_stride=keys.strides[-3])
+        found.owner = self  # the addresses in it own nothing
         if table is None:
             if keys.shape[1] < info.tokens:
                 raise ValueError(f"cache.keys: found {keys.shape[1]} tokens, expected the index's {info.tokens}")

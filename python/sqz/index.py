@@ -9,7 +9,7 @@ from sqz import _library
 from sqz._arguments import head_range
 from sqz._handle import Handle
 from sqz._library import check, lib
-from sqz._tensors import CUDA, device_of
+from sqz._tensors import CUDA, Device, device_of
 
 _PARTITIONS = ("kmeans", "pages", "pruned", "buckets")
 
@@ -60,6 +60,7 @@ class Index(Handle):
         values |= {"path": os.fsdecode(path), "has_kv": bool(raw.has_kv), "partition": _PARTITIONS[raw.partition],
                    "dtype": "bfloat16" if raw.dtype_code == 4 else "float16"}
         self.info = IndexInfo(**values)
+        self._file = os.path.abspath(self.info.path)  # wherever the process goes
         self._uploaded: dict[int, int] = {}  # KV heads by GPU
 
     def verify(self) -> None:
@@ -67,7 +68,7 @@ class Index(Handle):
         with self._pointer.lock:
             self._check(lib.sqz_index_verify(self._pointer.at))
 
-    def upload(self, device: int | str = 0, kv_heads: tuple[int, int] | None = None, keys_values: bool = True,
+    def upload(self, device: Device = 0, kv_heads: tuple[int, int] | None = None, keys_values: bool = True,
                background: bool = False, threads: int = 0) -> None:
         """Puts the index in the memory of a GPU, where sessions on that device find it.
 
@@ -85,7 +86,7 @@ class Index(Handle):
             self._check(lib.sqz_index_upload(self._pointer.at, c.byref(options)))
         self._uploaded[number] = count or self.info.kv_heads
 
-    def unload(self, device: int | str = 0) -> None:
+    def unload(self, device: Device = 0) -> None:
         """Frees the GPU's memory once the sessions that use it are closed."""
         with self._pointer.lock:
             self._check(lib.sqz_index_unload(self._pointer.at, device_of(device)[1]))

@@ -10,7 +10,7 @@ def merge_states(out_a: DLPackTensor, lse_a: DLPackTensor, out_b: DLPackTensor, 
 
     out = (e^lse_a out_a + e^lse_b out_b) / (e^lse_a + e^lse_b), and lse is the logarithm of the denominator.
     out: [tokens, heads, head_dim] float32, float16 or bfloat16, both the same. lse: [tokens, heads] float32, natural
-    logarithm, any strides. On a GPU it is done on `stream`, as Session.attend() says.
+    logarithm, any positive strides. On a GPU it is done on `stream`, as Session.attend() says.
     """
     tensors = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
     borrowed = [Borrowed(name, tensor) for name, tensor in tensors.items()]

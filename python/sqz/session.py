@@ -12,7 +12,7 @@ from sqz import _library
 from sqz._arguments import Arguments, doubles, head_range
 from sqz._handle import Handle, Pointer
 from sqz._library import INVALID_ARGUMENT, choice, lib
-from sqz._tensors import CUDA, DLPackTensor, Integers, device_of, empty, require
+from sqz._tensors import CUDA, Device, DLPackTensor, Integers, device_of, empty, require
 from sqz.cache import KVCache
 from sqz.index import Index
 
@@ -68,7 +68,7 @@ class Session(Handle):
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
     layer_scales: each layer's keep as a multiple of the average. uniform_layers: all alike, whatever the index says.
     max_tokens: most query tokens of a call, 0 = 4096. max_request_tokens: of one request, 0 = max_tokens.
-    threads: of the CPU, 0 = all cores. device: None or "cpu", a number, "cuda" or "cuda:1".
+    threads: of the CPU, 0 = all cores. device: None or "cpu", a number, "cuda", "cuda:1" or a torch.device.
     kv_heads: (first, count), those of one rank of tensor parallelism; None = all.
     mass: with rule "mass", in the place of a budget: the share of the attention to read by estimate, in (0, 1].
     """
@@ -77,16 +77,21 @@ class Session(Handle):
                  thresholds: Sequence[float] | None = None, rule: str = "threshold", group: str = "mean",
                  residual: str = "auto", levels: int = 0, block: int = 0, dense_layers: int = 0,
                  layer_scales: Sequence[float] | None = None, uniform_layers: bool = False, max_tokens: int = 0,
-                 max_request_tokens: int = 0, threads: int = 0, device: int | str | None = None,
+                 max_request_tokens: int = 0, threads: int = 0, device: Device | None = None,
                  kv_heads: tuple[int, int] | None = None, mass: float | None = None) -> None:
-        device_type, device_id = device_of(device)
+        if not isinstance(index, Index):
+            raise TypeError(f"index: found {type(index).__name__}, expected an Index")
+        self._device = device_type, device_id = device_of(device)
         first, count = head_range(kv_heads)
-        scales = doubles("layer_scales", layer_scales)
+        scales, limits = doubles("layer_scales", layer_scales), doubles("thresholds", thresholds)
+        used = 1 if selector == "ideal" else min(levels or index.info.levels, index.info.levels) or 1
+        if limits is not None and len(limits) != used:
+            raise ValueError(f"thresholds: found {len(limits)}, expected {used}, one for each level in use")
         options = _library.SessionOptions(
             device_type=device_type, device_id=device_id, selector=choice("selector", selector, _SELECTORS),
             rule=choice("rule", rule, _RULES), mass=mass or 0, group=choice("group", group, _GROUPS),
             residual=choice("residual", residual, _RESIDUALS), levels=levels, budget=budget or 0, keep=keep or 0,
-            thresholds=doubles("thresholds", thresholds), block=block, max_tokens=max_tokens, threads=threads,
+            thresholds=limits, block=block, max_tokens=max_tokens, threads=threads,
             dense_layers=dense_layers, max_request_tokens=max_request_tokens, layer_scales=scales,
             layer_scale_count=len(scales or ()), uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count)
         self.index = index
@@ -111,7 +116,7 @@ class Session(Handle):
 
         layer: 0 to info.layers - 1. q: [tokens, query heads, head_dim] float32, float16 or bfloat16, after RoPE at
         positions from info.tokens on, not scaled. out: as q. lse: [tokens, query heads] float32, natural logarithm,
-        any strides; what is None is made. positions: one for each token, which layers with a sliding window need.
+        positive strides; what is None is made. positions: one for each token, which layers with a sliding window need.
         indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
         number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
         before its work is done. cache: keys and values in the engine's memory. q_before_rope: for selector saap.
@@ -161,7 +166,9 @@ class Session(Handle):
     def _arguments(self, layer: int, q: DLPackTensor, out: Any, lse: Any, positions: Integers | None,
                    indptr: Integers | None, stream: int | None, cache: KVCache | None,
                    q_before_rope: DLPackTensor | None) -> Arguments:
-        described = None if cache is None else cache.describe(self.index.info, self.kv_heads)
+        if cache is not None and not isinstance(cache, KVCache):
+            raise TypeError(f"cache: found {type(cache).__name__}, expected a KVCache")
+        described = None if cache is None else cache.describe(self.index.info, self.kv_heads, self._device)
         return Arguments(layer, q, out, lse, positions, indptr, stream, described, q_before_rope)
 
 
@@ -199,6 +206,9 @@ def attend(sessions: Sequence[Session | None], layer: int, q: DLPackTensor, out:
 
     A request whose session is None has no fixed context: its lse is -infinity and its out 0. indptr: [requests + 1].
     """
+    for number, one in enumerate(sessions):
+        if one is not None and not isinstance(one, Session):
+            raise TypeError(f"sessions[{number}]: found {type(one).__name__}, expected a Session or None")
     out, lse = _results(q, out, lse)
     present = sorted({one for one in sessions if one is not None}, key=id)  # in one order, whoever calls
     with ExitStack() as locked:

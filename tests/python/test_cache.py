@@ -1,6 +1,8 @@
 """Keys and values in the engine's memory: a dense session attends to exactly these."""
 
 import ctypes
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -57,6 +59,19 @@ def test_pages(index):
     session.prepare(q, out, lse, cache=sqz.KVCache(keys, values, table))(0)
     np.testing.assert_allclose(out, expected[0], atol=1e-4)
     np.testing.assert_allclose(lse, expected[1], atol=1e-4)
+
+
+def test_a_prepared_call_keeps_them(index):
+    session, q = sqz.Session(index, selector="dense"), queries(index.info, 1)
+    cache = sqz.KVCache(Bfloat16(np.zeros((1, 32, 8))), Bfloat16(np.zeros((1, 32, 8))))
+    call = session.prepare(q, np.empty_like(q), np.empty(q.shape[:2], np.float32), cache=cache)
+    kept = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert kept() is not None
+    del call
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("keys, values, table, sentence", [

@@ -1,6 +1,7 @@
 """The end of the interpreter, fork(), threads, and libraries that are not there."""
 
 import os
+import pickle
 import threading
 
 import numpy as np
@@ -29,6 +30,14 @@ call(0)
 def test_handles_that_are_open_at_the_end(rest):
     end = python(OPEN + rest)
     assert (end.returncode, end.stderr) == (0, "")
+
+
+def test_errors_of_other_processes():
+    with pytest.raises(sqz.Error) as raised:
+        sqz.Index(b"/nowhere/\xff.sqz")
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (str(again), again.status) == (str(raised.value), raised.value.status)
+    assert "nowhere" in str(again)
 
 
 def test_a_thread_that_attends_at_the_end():

@@ -16,6 +16,8 @@ from conftest import SEEDS, queries
     ({"group": "median"}, ValueError, "group: found 'median', expected mean, max, any"),
     ({"residual": "keep"}, ValueError, "residual: found 'keep', expected auto, estimate, drop"),
     ({"thresholds": 0.5}, TypeError, "thresholds: found 0.5, expected a sequence of numbers"),
+    ({"thresholds": [0.5] * 5}, ValueError, "thresholds: found 5, expected [12], one for each level in use"),
+    ({"thresholds": []}, ValueError, "thresholds: found 0, expected"),
     ({"layer_scales": ["a"]}, TypeError, "layer_scales: found"),
     ({"device": "tpu"}, ValueError, "device: found 'tpu', expected"),
     ({"device": True}, ValueError, "device: found True, expected"),
@@ -30,6 +32,16 @@ from conftest import SEEDS, queries
 def test_options(index, options, error, sentence):
     with pytest.raises(error, match=sentence):
         sqz.Session(index, **options)
+
+
+def test_what_is_no_index_session_or_cache(index):
+    session, q = sqz.Session(index, selector="dense"), queries(index.info, 1)
+    with pytest.raises(TypeError, match="index: found str, expected an Index"):
+        sqz.Session("manual.sqz", selector="dense")
+    with pytest.raises(TypeError, match=r"sessions\[0\]: found Index, expected a Session or None"):
+        sqz.attend([index], 0, q)
+    with pytest.raises(TypeError, match="cache: found tuple, expected a KVCache"):
+        session.attend(0, q, cache=(q, q))
 
 
 def test_an_index_without_keys_and_values():
@@ -49,6 +61,7 @@ def test_an_index_without_keys_and_values():
     ({"q": np.zeros((3, 1, 16), np.float32)[..., ::2]}, sqz.Error, "q.*strides"),
     ({"q": np.full((3, 1, 8), np.nan, np.float32)}, sqz.Error, "token 0"),
     ({"out": np.zeros((3, 1, 8), np.float16)}, sqz.Error, "out.*dtype"),
+    ({"lse": np.zeros((3, 1), np.float32)[::-1]}, sqz.Error, "lse.*strides"),
     ({"out": np.zeros((2, 1, 8), np.float32)}, sqz.Error, "out.*shape"),
     ({"lse": np.zeros((3, 1), np.float64)}, sqz.Error, "lse.*dtype"),
     ({"positions": [40]}, ValueError, "positions: found 1, expected 3, one for each token of q"),

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -221,3 +222,62 @@ def test_captures(model, folder, tmp_path):
     run = subprocess.run([tool("sqz-index"), "build", "--capture", tmp_path / "c.h5", "-o", tmp_path / "c.sqz"],
                          capture_output=True, text=True, check=False)
     assert "do not end with the last 100 tokens" in run.stderr
+
+
+def test_an_index_opened_in_another_folder(model, index, tmp_path, monkeypatch):
+    monkeypatch.chdir(index.parent)
+    with sqz.Index(index.name) as opened:
+        monkeypatch.chdir(tmp_path)
+        with torch.no_grad(), sqz.transformers.FixedContext(model, opened, selector="dense", threads=1) as context:
+            model(QUESTION)
+            assert context.stats().selections > 0
+
+
+def test_another_model_with_the_same_configuration(model, index):
+    other = type(model)(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        expected = other(QUESTION).logits
+        with sqz.transformers.FixedContext(model, index, selector="dense", threads=1) as context:
+            model(QUESTION)
+            asked = context.stats().selections
+            torch.testing.assert_close(other(QUESTION).logits, expected)
+            assert context.stats().selections == asked
+
+
+def test_a_question_in_two_parts_and_under_autocast(model, index):
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad(), sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+        expected = model(QUESTION).logits[0, -1]
+        model(QUESTION[:, :4], past_key_values=cache)
+        torch.testing.assert_close(model(QUESTION[:, 4:], past_key_values=cache).logits[0, -1], expected, atol=1e-3,
+                                   rtol=1e-3)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = model(QUESTION).logits[0, -1].float()
+    assert torch.nn.functional.cosine_similarity(rounded, expected, 0) > 0.99
+
+
+def test_threads_that_call_the_model(model, index):
+    interval = sys.getswitchinterval()
+    questions = [torch.arange(10, 10 + tokens)[None] for tokens in (7, 19, 33)]
+    wrong, done = [], []
+    with torch.no_grad(), sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+        expected = [model(question).logits for question in questions]
+
+        def ask(number):
+            with torch.no_grad():
+                for _ in range(20):
+                    if not torch.allclose(model(questions[number]).logits, expected[number], atol=1e-4):
+                        wrong.append(number)
+            done.append(number)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(questions))]
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+    assert (wrong, sorted(done)) == ([], [0, 1, 2])

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import sqz
 
@@ -88,7 +89,7 @@ class FixedContext:
         self._config = self._model.config.get_text_config(decoder=True)
         if not info.has_kv:
             raise ValueError(f"{info.path}: an index without keys and values (--no-kv): build it with them")
-        self._described = stored_description(info.path)
+        self._described = stored_description(index._file)
         described = describe(self._model)
         if fingerprint_of(described) != info.model_fingerprint:
             raise ValueError(f"{info.path}: not an index of this model: {difference(self._described, described)}")
@@ -129,10 +130,11 @@ class FixedContext:
         self._mask: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self._checked: set[int] = set()
+        self._modules = {id(module) for module in decoder.modules()}
         self._calls = 0
         stack.enter_context(attention_function(decoder, self._attend))
         stack.callback(decoder.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove)
-        stack.callback(decoder.register_forward_hook(self._after_forward).remove)
+        stack.callback(decoder.register_forward_hook(self._after_forward, always_call=True).remove)
         self._generate = model.generate
         model.generate = self._generate_alone
         stack.callback(model.__dict__.pop, "generate", None)
@@ -163,6 +165,8 @@ class FixedContext:
 
     def _before_forward(self, decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Puts the tokens behind the context, and says which rows ask the index."""
+        if not torch.compiler.is_compiling():
+            self._lock.acquire()  # _after_forward() releases it
         self._check_open()
         if args:
             kwargs = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments
@@ -170,7 +174,9 @@ class FixedContext:
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
         batch, tokens = inputs.shape[:2]
-        mask, cache, positions = (kwargs.get(name) for name in ("attention_mask", "past_key_values", "position_ids"))
+        mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        # From 5.24 on the cache is named so.
+        cache = next((kwargs[name] for name in ("past_key_values", "cache") if kwargs.get(name) is not None), None)
         mask = mask.get("full_attention") if isinstance(mask, dict) else mask
         seen = 0
         if cache is not None and (mask is None or positions is None):
@@ -188,6 +194,11 @@ class FixedContext:
                 attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
                 **options: Any) -> tuple[torch.Tensor, None]:
         """The attention function: the state over the own keys, merged with that over the fixed context."""
+        if id(module) not in self._modules:  # of another model with the same configuration
+            plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+                module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
+            return plain
+        key, value = key.to(query.dtype), value.to(query.dtype)  # they differ under autocast
         batch, heads, tokens, dim = query.shape
         layer: Any = module.layer_idx
         if torch.compiler.is_compiling():
@@ -211,6 +222,9 @@ class FixedContext:
         return own.view(batch, tokens, heads, dim), None
 
     def _after_forward(self, decoder: PreTrainedModel, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and self._calls != self._info.layers:
+        if torch.compiler.is_compiling():
+            return
+        self._lock.release()
+        if output is not None and self._calls != self._info.layers:
             raise ValueError(f"{type(decoder).__name__}: {self._calls} of {self._info.layers} layers called the "
                              "attention function: the others do not see the context")
