@@ -306,8 +306,8 @@ typedef struct sqz_attend_args {
   int64_t layer;       /* 0 .. layers - 1 */
   const sqz_tensor* q; /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
   sqz_tensor* out;     /* [T, Hq, d] dtype of q */
-  sqz_tensor* lse;     /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were read (or
-                          estimated); -infinity and out = 0 where none was */
+  sqz_tensor* lse; /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were read
+                      (or estimated); -infinity and out = 0 where none was */
   const int64_t* positions; /* [T] token positions of the queries: needed by layers with a sliding
                                window (each >= N), else null is fine. Host memory, as indptr */
   const int64_t* indptr; /* [requests + 1], requests' first tokens in q, first 0, last T; null = one
@@ -344,7 +344,8 @@ SQZ_API void sqz_call_destroy(sqz_call* call);
 
 /* Merges two states of the same queries over disjoint keys, in place into a:
  * out = (e^(lse_a) out_a + e^(lse_b) out_b) / (e^(lse_a) + e^(lse_b)), lse = log of the
- * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32, any strides above 0. */
+ * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32, any strides above 0.
+ */
 SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                                     const sqz_tensor* lse_b);
 /* The same on a stream, a cudaStream_t, with all four tensors on one CUDA device (sqz_merge_states
