@@ -21,6 +21,12 @@ constexpr int64_t kMostBytes = int64_t{128} << 20;  // of what grows with them, 
 constexpr int64_t kHistories = 9;
 constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selects
 
+// Requests of a part, where they are cut into as few as have at most `most`, of about one size.
+int64_t part_of(int64_t requests, int64_t most) {
+  const int64_t parts = (requests + most - 1) / most;
+  return (requests + parts - 1) / parts;
+}
+
 // Whether rows of a cache lie at multiples of 16 bytes that 32 bits can count.
 bool rows_have_numbers(const EngineCache& cache, const IndexMetadata& metadata) {
   const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
@@ -42,12 +48,11 @@ bool rows_have_numbers(const EngineCache& cache, const IndexMetadata& metadata) 
 
 Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setup,
                                                          int64_t lookup_requests) {
-  // With an estimate of what is not chosen, the kernels of prompts serve calls that select.
-  const bool selects = setup.clusters && !setup.estimate;
-  const bool budget = selects && setup.lookups[0].rule == LookupRule::kBudget;
-  const int64_t most =
-      std::min(setup.max_tokens, budget ? std::min(lookup_requests, kMostRequests) : kMostRequests);
-  std::unique_ptr<BatchServer> server(new BatchServer(setup, selects, most));
+  std::unique_ptr<BatchServer> server(new BatchServer(setup));
+  server->most_ = std::min(setup.max_tokens, kMostRequests);
+  if (server->selects_ && setup.lookups[0].rule == LookupRule::kBudget) {
+    server->most_ = std::min(server->most_, lookup_requests);
+  }
   const auto grows = [&] {
     const auto bytes = static_cast<int64_t>(server->lay_out(nullptr));
     return bytes - server->workspace_bytes_;
@@ -61,16 +66,16 @@ Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setu
   return server;
 }
 
-BatchServer::BatchServer(const ServerSetup& setup, bool selects, int64_t most)
+// With an estimate of what is not chosen, the kernels of prompts serve calls that select.
+BatchServer::BatchServer(const ServerSetup& setup)
     : setup_(setup),
       shape_(prefill_shape(setup.index->metadata())),
-      selects_(selects),
-      most_(most) {}
+      selects_(setup.clusters && !setup.estimate) {}
 
 // Lists of about the same size.
 QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
   const int64_t most = selects ? batch_chunk(shape_.group) : requests;
-  const int64_t lists = (requests + most - 1) / most, each = (requests + lists - 1) / lists;
+  const int64_t each = part_of(requests, most);
   return {static_cast<int32_t>(requests), static_cast<int32_t>((requests + each - 1) / each),
           static_cast<int32_t>(each), nullptr};
 }
@@ -150,8 +155,7 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
     attend.keys.values = params.cache.values;
   }
   const bool coded = params.coded.present();
-  const int64_t launches = (call.tokens + most_ - 1) / most_;
-  const int64_t each = (call.tokens + launches - 1) / launches;
+  const int64_t each = part_of(call.tokens, most_);
   for (int64_t first = 0; first < call.tokens; first += each) {
     const int64_t requests = std::min(each, call.tokens - first);
     const CallRows rows = rows_from(call, setup_.model(), first);

@@ -27,7 +27,7 @@ class BatchServer {
   Status attend(const AttendCall& call, const AttendParams& params, bool selects);
 
  private:
-  BatchServer(const ServerSetup& setup, bool selects, int64_t most);
+  explicit BatchServer(const ServerSetup& setup);
   size_t lay_out(void* base);
   // How `requests` of them are cut into lists.
   QueryBlocks blocks_of(int64_t requests, bool selects) const;

@@ -70,8 +70,10 @@ class Borrowed:
             return tuple(self.view.strides[:self.view.ndim])
         return tuple(int(np.prod(self.shape[axis + 1:])) for axis in range(self.view.ndim))
 
-    def same_device(self, other: "Borrowed") -> bool:
-        return bool((self.view.device_type, self.view.device_id) == (other.view.device_type, other.view.device_id))
+    @property
+    def device(self) -> tuple[int, int]:
+        """(type, number) as in DLPack."""
+        return self.view.device_type, self.view.device_id
 
 
 def _is_torch(tensor: Any) -> Any:

@@ -24,8 +24,8 @@ class KVCache:
         """The library's struct, which holds this; checked against the index, and a session's KV heads and device."""
         keys, values, table = self._keys, self._values, self._table
         for name, one in (("cache.keys", keys), ("cache.values", values)):
-            if (one.view.device_type, one.view.device_id) != device:
-                raise ValueError(f"{name}: found on device {one.view.device_id} of type {one.view.device_type}, "
+            if one.device != device:
+                raise ValueError(f"{name}: found on device {one.device[1]} of type {one.device[0]}, "
                                  f"expected {device[1]} of {device[0]} (DLPack's numbers), the session's")
             if (one.view.dtype_code, one.view.dtype_bits) != (_CODES[info.dtype], 16):
                 raise ValueError(f"{name}: found another dtype, expected {info.dtype}, as in the index")
@@ -51,7 +51,7 @@ class KVCache:
         if (table.view.dtype_code, table.view.dtype_bits, table.strides) != (0, 32, (1,)) or table.shape[0] < wanted:
             raise ValueError(f"cache.block_table: found shape {list(table.shape)} of {table.view.dtype_bits} bits, "
                              f"expected at least {wanted} contiguous int32")
-        if not all(table.same_device(one) for one in (keys, values)):
+        if table.device != device:
             raise ValueError("cache.block_table: found on another device, expected on that of keys and values")
         found.block_table = _first(table)
         return found
