@@ -16,7 +16,7 @@ int64_t least_requests(bool selects, bool coded) {
   return coded ? 3 : 2;
 }
 constexpr int64_t kMostRequests = 256;              // of a launch
-constexpr int64_t kMostBytes = int64_t{128} << 20;  // of what grows with them, if more than a list
+constexpr int64_t kMostBytes = int64_t{192} << 20;  // for all but the first of them
 // Numbers of requests between two powers of two have a history of their own.
 constexpr int64_t kHistories = 9;
 constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selects
@@ -49,20 +49,13 @@ bool rows_have_numbers(const EngineCache& cache, const IndexMetadata& metadata) 
 Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setup,
                                                          int64_t lookup_requests) {
   std::unique_ptr<BatchServer> server(new BatchServer(setup));
-  server->most_ = std::min(setup.max_tokens, kMostRequests);
+  int64_t most = std::min(setup.max_tokens, kMostRequests);
   if (server->selects_ && setup.lookups[0].rule == LookupRule::kBudget) {
-    server->most_ = std::min(server->most_, lookup_requests);
-  }
-  const auto grows = [&] {
-    const auto bytes = static_cast<int64_t>(server->lay_out(nullptr));
-    return bytes - server->workspace_bytes_;
-  };
-  while (server->most_ > batch_chunk(server->shape_.group) && grows() > kMostBytes) {
-    server->most_ /= 2;
+    most = std::min(most, lookup_requests);
   }
   // Zeroed: tiles of masks end past those of the last key.
-  SQZ_RETURN_IF_ERROR(
-      take_memory(server->memory_, [&](void* base) { return server->lay_out(base); }));
+  SQZ_RETURN_IF_ERROR(take_chunk(server->memory_, kMostBytes, most, server->most_,
+                                 [&](void* base) { return server->lay_out(base); }));
   return server;
 }
 
@@ -120,16 +113,16 @@ size_t BatchServer::lay_out(void* base) {
 }
 
 // By measurements at 128K with rows of 16 bits: where tiles are small-M a lookup and what else it
-// needs take 30 to 40 us of dense attention's 150 and a key with a mask as long as one without;
-// elsewhere they take a quarter to a third of its time, and lists of the same head are read by
-// themselves: each selects .38 of the keys where a call of 32, 64, 128 or 256 requests takes .69,
-// .90, .93 or 1.2 times as long as dense attention.
+// needs take 30 to 40 us of dense attention's 150 and a key with a mask as long as one without.
+// Elsewhere they take a quarter to a third of its time, and lists of the same head are read by
+// themselves: on an H100 calls of 32, 64, 128 and 256 requests take as long as dense attention where
+// each list has .75, .55, .51 and .63 of the keys. The first is .56 on an H200, which reads faster.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
   const bool small_m = prefill_small_m(shape_, blocks, setup_.device.multiprocessors);
   const int64_t each = small_m             ? slots * 92 / 100 - 17000
                        : blocks.count == 1 ? slots * 60 / 100
-                       : blocks.count <= 4 ? slots * 42 / 100
-                                           : slots * 30 / 100;
+                       : blocks.count <= 4 ? slots * 52 / 100
+                                           : slots * 62 / 100;
   return static_cast<uint64_t>(blocks.count * int64_t{shape_.kv_heads} * each);
 }
 

@@ -132,8 +132,8 @@ Status take_memory(DeviceMemory& memory, const LayOut& lay_out) {
   return zero_memory(memory.data(), bytes);
 }
 
-// The same for as many of what the layout grows with, 1 to `most`, as `bytes` have room for:
-// `count` tells lay_out() how many.
+// The same for as many of what the layout grows with, 1 to `most`, as can be added to the first in
+// `bytes`: `count` tells lay_out() how many.
 template <class LayOut>
 Status take_chunk(DeviceMemory& memory, int64_t bytes, int64_t most, int64_t& count,
                   const LayOut& lay_out) {
@@ -141,8 +141,17 @@ Status take_chunk(DeviceMemory& memory, int64_t bytes, int64_t most, int64_t& co
     count = some;
     return static_cast<int64_t>(lay_out(nullptr));
   };
-  const int64_t one = bytes_of(1), each = std::max<int64_t>(bytes_of(2) - one, 1);
-  count = std::clamp<int64_t>(bytes / each, 1, most);
+  const int64_t room = bytes_of(1) + bytes;
+  int64_t low = 1;
+  for (int64_t high = most; low < high;) {
+    const int64_t middle = high - (high - low) / 2;
+    if (bytes_of(middle) <= room) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  count = low;
   return take_memory(memory, lay_out);
 }
 

@@ -11,7 +11,7 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int64_t kMostKeys =
-    std::numeric_limits<int32_t>::max() - (1 << 18);  // parts end past them
+    std::numeric_limits<int32_t>::max() - (1 << 19);  // parts look two steps past them
 
 constexpr size_t kAlignment = 256;
 

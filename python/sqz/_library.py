@@ -28,6 +28,9 @@ class Struct(c.Structure):
                 except TypeError:
                     raise TypeError(f"{name}: found {value!r}, expected a number") from None
             raise
+        for name, value in fields.items():
+            if isinstance(value, int) and (getattr(self, name) or 0) != value:
+                raise ValueError(f"{name}: found {value}, which is out of range")
 
 
 _CTYPES = {"int32": c.c_int32, "int64": c.c_int64, "uint8": c.c_uint8, "uint16": c.c_uint16, "uint32": c.c_uint32,

@@ -3,6 +3,7 @@
 import ctypes as c
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -53,7 +54,8 @@ class Borrowed:
         try:
             self.on_cpu = tensor.__dlpack_device__()[0] == CPU
             # On a GPU the caller's stream orders the work; -1 asks the producer not to.
-            self._capsule = tensor.__dlpack__() if self.on_cpu else tensor.__dlpack__(stream=-1)
+            with _current_device(tensor):
+                self._capsule = tensor.__dlpack__() if self.on_cpu else tensor.__dlpack__(stream=-1)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from None
         self.at: int = _pointer_of(self._capsule, b"dltensor")
@@ -80,6 +82,12 @@ def _is_torch(tensor: Any) -> Any:
     """The module torch if the tensor is torch's; nobody else needs it imported."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(tensor, torch.Tensor) else None
+
+
+def _current_device(tensor: Any) -> AbstractContextManager[Any]:
+    """Makes the tensor's GPU torch's current one: torch exports tensors of no other."""
+    torch = _is_torch(tensor)
+    return torch.cuda.device(tensor.device) if torch is not None and tensor.is_cuda else nullcontext()
 
 
 def empty(name: str, like: Any, shape: tuple[int, ...], float32: bool = False) -> Any:

@@ -11,6 +11,7 @@ from conftest import SEEDS, queries
     ({"bugdet": 1}, TypeError, "bugdet"),
     ({"budget": "much"}, TypeError, "budget: found 'much', expected a number"),
     ({"block": 0.5}, TypeError, "block: found 0.5, expected a number"),
+    ({"levels": 1 << 32}, ValueError, "levels: found 4294967296, which is out of range"),
     ({"selector": "best"}, ValueError, "selector: found 'best', expected auto, squeezed, dense, quest"),
     ({"rule": "any"}, ValueError, "rule: found 'any', expected threshold, budget"),
     ({"group": "median"}, ValueError, "group: found 'median', expected mean, max, any"),
@@ -53,6 +54,7 @@ def test_an_index_without_keys_and_values():
 
 @pytest.mark.parametrize("change, error, sentence", [
     ({"layer": 1}, sqz.Error, "layer: found 1, expected 0 to 0"),
+    ({"layer": 1 << 64}, ValueError, "layer: found 18446744073709551616, which is out of range"),
     ({"layer": "first"}, TypeError, "layer: found 'first', expected a number"),
     ({"q": [[0.0]]}, TypeError, "q: found list, expected a numpy array, a torch tensor"),
     ({"q": np.zeros((3, 1, 8))}, sqz.Error, "q.*dtype"),

@@ -86,3 +86,16 @@ def test_a_rank_on_a_gpu(made):
     whole = sqz.Session(index, keep=0.2, levels=1).select(0, q)
     session = sqz.Session(index, keep=0.2, levels=1, device="cuda")
     assert session.kv_heads == 1 and session.select(0, q[:, 2:].cuda()) == whole[1:]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second GPU here")
+def test_on_a_gpu_that_is_not_the_current_one(made):
+    index = sqz.Index(made)
+    index.upload("cuda:1")
+    q = torch.from_numpy(queries(index.info, 3))
+    expected_out, expected_lse = sqz.Session(index, selector="dense").attend(0, q)
+    out, lse = sqz.Session(index, selector="dense", device="cuda:1").attend(0, q.to("cuda:1"))
+    torch.cuda.synchronize("cuda:1")
+    assert torch.cuda.current_device() == 0
+    torch.testing.assert_close(out.cpu(), expected_out, atol=1e-3, rtol=0)
+    torch.testing.assert_close(lse.cpu(), expected_lse, atol=1e-3, rtol=0)

@@ -59,6 +59,17 @@ class SegmentWindow {
     current_ = segment(base_ + lane());
   }
 
+  // Leaves positions before `begin` out.
+  __device__ __forceinline__ void skip_to(int32_t begin) {
+    const auto reaches = [&] { return __shfl_sync(kAllLanes, current_.end, 31) > begin; };
+    if (reaches()) return;
+    base_ += 32;
+    current_ = segment(base_ + lane());
+    if (reaches()) return;
+    base_ = first_segment(begin);
+    current_ = segment(base_ + lane());
+  }
+
   // f(segment, lo, hi) in the lane that holds positions [lo, hi) of [begin, end); ascending calls.
   template <class Function>
   __device__ __forceinline__ void for_each(int32_t begin, int32_t end, const Function& f) {

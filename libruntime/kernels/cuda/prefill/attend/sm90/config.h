@@ -18,13 +18,13 @@ constexpr float slack_of(int keys) {
   return keys > 64 ? 8 : 0;
 }
 
-// One tile of query rows over keys [begin, end) of its list.
+// One tile of query rows over some of its list: tiles of keys that begin at begin, begin + step, …
+// before `end`.
 struct alignas(16) WorkItem {
   int32_t block, kv_head, tile;
-  int32_t begin, end;
+  int32_t begin, end, step;
   int32_t slot;   // of the partial state; -1: all keys of the list, the result is final
   int32_t whole;  // 1: every key of the layer, whatever the lists and masks say
-  int32_t unused;
 };
 static_assert(sizeof(WorkItem) == 32);
 
@@ -47,6 +47,7 @@ struct Config {
   static constexpr bool kCoded = kCodedArg;
   static constexpr int kDim = kDimArg;
   static constexpr int kKeys = kKeysArg;                  // of a tile: wgmma's N of Q K
+  static constexpr bool kSkips = kKeys <= 128;            // items may leave tiles out
   static constexpr int kChunks = (kDim + 63) / 64;        // of a row, kRowBytes each
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;

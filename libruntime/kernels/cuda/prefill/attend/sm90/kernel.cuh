@@ -78,7 +78,9 @@ __device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, co
   const bool counts = (threadIdx.x & 31) == 0 && first == 0;
   const uint64_t policy = ptx::createpolicy_evict_last();
   SegmentWindow window(list_of(params, item), item.begin);
-  for (int32_t key = item.begin; key < item.end; key += Config::kKeys, ring.advance()) {
+  const int32_t step = Config::kSkips ? item.step : Config::kKeys;
+  for (int32_t key = item.begin; key < item.end; key += step, ring.advance()) {
+    if (Config::kSkips) window.skip_to(key);
     ptx::mbarrier_wait_parity(&empty[ring.stage], ring.parity ^ 1);
     if (counts && masks != nullptr) {
       constexpr uint32_t kBytes = Config::kKeys * sizeof(uint32_t);
@@ -268,7 +270,8 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   RingPosition<1> query_ring;
   WorkItem item;
   while (items.next(item)) {
-    const int tiles = (item.end - item.begin + kKeys - 1) / kKeys;
+    const int step = Config::kSkips ? item.step : kKeys;
+    const int tiles = (item.end - item.begin + step - 1) / step;
     // The other warpgroup's tile: it is waited for and released here as well, so that the two are
     // never so far apart that a parity could stand for two rounds.
     const auto pass = [&](RingPosition<Config::kStages>& ring, uint64_t* full, uint64_t* empty) {
@@ -285,7 +288,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
       if (i + kStep >= tiles) release(&shared.queries_empty);
-      if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * kKeys);
+      if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * step);
     };
     ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
     query_ring.advance();

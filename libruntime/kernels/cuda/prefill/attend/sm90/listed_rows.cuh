@@ -69,12 +69,12 @@ class RowFetcher {
     };
     Own places, next, clusters, scales;
     find(item_.begin, places);
-    find(item_.begin + kKeys, next);
+    find(item_.begin + item_.step, next);
     if (kCoded) find_clusters(places, clusters, scales);
 #pragma unroll 1
-    for (int32_t key = item_.begin; key < item_.end; key += kKeys, ring.advance()) {
+    for (int32_t key = item_.begin; key < item_.end; key += item_.step, ring.advance()) {
       Own later, next_clusters, next_scales;
-      find(key + 2 * kKeys, later);
+      find(key + 2 * item_.step, later);
       if (kCoded) find_clusters(next, next_clusters, next_scales);
       ptx::mbarrier_wait_parity(&empty[ring.stage], ring.parity ^ 1);
       if (first_ == 0 && lane_ == 0) {

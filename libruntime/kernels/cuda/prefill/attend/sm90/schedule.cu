@@ -4,6 +4,9 @@
 // together. Lists longer than a limit are split into equal parts; the limit is the one of several
 // for which an estimate of the whole time, with what splitting costs, is least. Items are in
 // descending order of length, so that the last ones to be taken are short.
+//
+// Where a head has several lists with masks, part p of n takes tiles p, p + n, … of its list: all
+// parts of all lists go through the keys together, and what lists share is in the L2.
 #include <cuda_runtime.h>
 
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
@@ -227,15 +230,19 @@ __global__ void __launch_bounds__(kScheduleThreads)
       params.splits[split + tile] = {
           group.block, group.kv_head, tile, static_cast<int32_t>(slot) + tile * parts, parts, {}};
     }
+    const bool apart = params.masks == nullptr || params.blocks.count == 1;
+    const int32_t keys = (apart ? part_tiles : 1) * params.tile_keys;  // that follow each other
     for (int32_t item = lane; item < items; item += lanes) {
       const int32_t part = item / group.tiles, tile = item % group.tiles;
-      const int32_t begin = min(part * part_tiles * params.tile_keys, group.keys);
-      const int32_t end = min((part + 1) * part_tiles * params.tile_keys, group.keys);
-      params.items[at + item] = {
-          group.block, group.kv_head,
-          tile,        begin,
-          end,         partial ? static_cast<int32_t>(slot) + tile * parts + part : -1,
-          whole};
+      const int32_t begin = min(part * keys, group.keys);
+      params.items[at + item] = {group.block,
+                                 group.kv_head,
+                                 tile,
+                                 begin,
+                                 apart ? min(begin + keys, group.keys) : group.keys,
+                                 apart ? params.tile_keys : parts * params.tile_keys,
+                                 partial ? static_cast<int32_t>(slot) + tile * parts + part : -1,
+                                 whole};
     }
   }
   __syncthreads();
