@@ -357,7 +357,8 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool fault = (kMasked ? faults & bits[half] : faults) != 0;
-      const RowEnd end = fault ? RowEnd{NAN, NAN} : softmax.finish(half);
+      RowEnd end = softmax.finish(half);  // by all lanes
+      if (fault) end = {NAN, NAN};
       lse[half] = end.lse;
 #pragma unroll
       for (int i = 0; i < Config::kDim / 2; ++i) {
