@@ -249,9 +249,10 @@ TEST_F(ProfileTool, RefusesWhatCannotBeMeasured) {
   };
   refused(with({"--sweep", "p=1,0"}), 2, "--sweep: p: found 0, expected a number in (0, 1]");
   refused(with({"--sweep", "p=1,x"}), 2, "--sweep: p: found x");
-  refused(with({"--selector", "dense", "--p", "auto"}), 2, "--selector: found dense");
-  refused(with({"--selector", "psychic"}), 2, "--selector: found psychic");
-  refused(with({"--selector", "saap"}), 2, "--selector: found saap");
+  const std::string listed = "not in {squeezed,quest,ideal,stream,window,h2o}";
+  for (const char* selector : {"dense", "psychic", "saap", "kmeans", "kmeans-rope"}) {
+    refused(with({"--selector", selector, "--p", "auto"}), 2, concat(selector, " ", listed));
+  }
   refused(with({"--allocate", "measured", "--p", "0.5"}), 2, "--allocate measured takes no --p");
   refused(with({"--index", path("x.sqz"), "--tokens", "100"}), 2, "--index brings");
   refused(with({"--p", "auto", "--tokens", "900"}), 3, "a.txt: text: found ");

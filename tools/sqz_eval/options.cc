@@ -85,7 +85,8 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
 void add_setting_options(CLI::App& app, SettingOptions& settings) {
   const HelpSection section(app, "Selection (all combinations are measured)");
   app.add_option("--selector", settings.selectors,
-                 "Selectors: " + known_selectors() + "; dense is always among them")
+                 "Selectors: " + CLI::detail::join(known_selectors(), ", ") +
+                     "; dense is always among them")
       ->delimiter(',');
   app.add_option("--budget", settings.budgets, "Fractions of the fixed context's bytes to read")
       ->delimiter(',')

@@ -120,12 +120,14 @@ const SelectorTraits* find_selector(const std::string& name) {
   return found == kSelectors.end() ? nullptr : found;
 }
 
-std::string known_selectors() {
-  std::string out;
-  for (const SelectorTraits& traits : kSelectors) {
-    out += concat(out.empty() ? "" : ", ", traits.name);
-  }
+std::vector<std::string> known_selectors() {
+  std::vector<std::string> out;
+  for (const SelectorTraits& traits : kSelectors) out.emplace_back(traits.name);
   return out;
+}
+
+bool SelectorTraits::qmodel() const {
+  return index == std::string_view(kBuckets) || index == std::string_view(kRoped);
 }
 
 std::string IndexKind::name() const {
@@ -163,9 +165,7 @@ QmodelFile roped_qmodel(QmodelFile qmodel) {
 }
 
 bool needs_qmodel(const std::vector<Setting>& settings) {
-  return needs_roped(settings) || any(settings, [](const SelectorTraits& traits) {
-           return traits.index == std::string_view(kBuckets);
-         });
+  return any(settings, [](const SelectorTraits& traits) { return traits.qmodel(); });
 }
 
 bool needs_roped(const std::vector<Setting>& settings) {
@@ -211,8 +211,8 @@ Result<std::vector<Setting>> make_settings(const SettingOptions& options) {
     const std::string& name = options.selectors[i];
     const SelectorTraits* traits = find_selector(name);
     if (traits == nullptr) {
-      return Status(Code::kInvalidArgument,
-                    concat("--selector: found ", name, ", expected one of ", known_selectors()));
+      return Status(Code::kInvalidArgument, concat("--selector: found ", name, ", expected one of ",
+                                                   CLI::detail::join(known_selectors(), ", ")));
     }
     const auto end = options.selectors.begin() + static_cast<int64_t>(i);
     const bool again = std::find(options.selectors.begin(), end, name) != end;

@@ -21,6 +21,8 @@ struct SelectorTraits {
   bool keys = false;                 // needs the calibration of single keys
   bool heavy = false;                // needs the order of heavy hitters
   bool rows = false, codes = false;  // takes rows of codes; chooses by key codes
+
+  bool qmodel() const;  // serves from buckets, which a query classifier has
 };
 
 struct EvalBuildOptions : BuildOptions {
@@ -29,7 +31,7 @@ struct EvalBuildOptions : BuildOptions {
 };
 
 const SelectorTraits* find_selector(const std::string& name);
-std::string known_selectors();  // "dense, squeezed, ..."
+std::vector<std::string> known_selectors();
 
 // What an index is: "kmeans", "pages", ... and, of clusters, its rows. One with rows of codes or
 // key codes is compressed from the one without.

@@ -15,6 +15,16 @@ Result<double> p_of(const std::string& text, const char* option) {
                 concat(option, ": p: found ", text, ", expected a number in (0, 1]"));
 }
 
+// Those that serve from indexes made of the windows alone.
+std::vector<std::string> measured_selectors() {
+  std::vector<std::string> out = eval::known_selectors();
+  std::erase_if(out, [](const std::string& name) {
+    const eval::SelectorTraits& traits = *eval::find_selector(name);
+    return !traits.budget || traits.qmodel();
+  });
+  return out;
+}
+
 void add_measure_options(CLI::App& app, ProfileArguments& arguments) {
   const HelpSection section(app, "Measuring on held-out text");
   app.add_option("--allocate", arguments.allocate,
@@ -23,8 +33,8 @@ void add_measure_options(CLI::App& app, ProfileArguments& arguments) {
   app.add_option("--sweep", arguments.sweep,
                  "Values of p to measure: p=1,0.9,0.7 (with --p auto 1 to 0.3)")
       ->type_name("p=LIST");
-  app.add_option("--selector", arguments.selector,
-                 "What reads: " + eval::known_selectors() + " but dense and saap");
+  app.add_option("--selector", arguments.selector, "What reads")
+      ->check(CLI::IsMember(measured_selectors()));
   app.add_option("--rule", arguments.rule, "Of squeezed and ideal")
       ->check(CLI::IsMember({"threshold", "budget"}));
   app.add_option("--block", arguments.block,
@@ -92,11 +102,6 @@ Result<ProfileNumbers> profile_numbers(const ProfileArguments& arguments) {
   }
   if (!arguments.index.empty() && (arguments.tokens != 0 || arguments.windows != 1)) {
     return refuse("--index brings its context with it: pass no --tokens or --windows beside it");
-  }
-  const eval::SelectorTraits* traits = eval::find_selector(arguments.selector);
-  if (traits == nullptr || !traits->budget || traits->index == std::string_view("buckets")) {
-    return refuse(concat("--selector: found ", arguments.selector, ", expected one of ",
-                         eval::known_selectors(), " but dense and saap"));
   }
   std::string sweep =
       arguments.sweep.empty() && arguments.p == "auto" ? kStandardSweep : arguments.sweep;
