@@ -18,7 +18,6 @@ namespace sqz {
 namespace training {
 namespace {
 
-constexpr int64_t kLeastKeys = 32;       // a bucket, to be clustered at all
 constexpr int64_t kClusterWindows = 16;  // windows that keys for the clustering come from, at most
 constexpr int64_t kHeldOutShare = 10;    // one window in so many is held out,
 constexpr int64_t kMostHeldOut = 4;      // but no more than these
@@ -123,7 +122,7 @@ Status Training::prepare(std::span<const QmodelText> texts, std::span<const Qmod
   std::vector<QmodelWindow> all = cut_windows(texts, o_);
   test_ = cut_windows(test, o_);
   const auto count = std::ssize(all);
-  const int64_t needed = std::max(kLeastKeys * o_.buckets, o_.window);
+  const int64_t needed = std::max(kLeastBucketKeys * o_.buckets, o_.window);
   for (const QmodelWindow& window : all) tokens_ += std::ssize(window.tokens);
   const int64_t held_out = std::clamp<int64_t>(count / kHeldOutShare, 1, kMostHeldOut);
   if (count < 2 || tokens_ * (count - held_out) / count < needed) {
@@ -414,7 +413,7 @@ Status check_options(const QmodelOptions& o, const ModelDescription& model) {
                                            {"batch", o.batch, 2},
                                            {"positions", o.positions, 1},
                                            {"queries", o.queries, 1},
-                                           {"keys_per_bucket", o.keys_per_bucket, kLeastKeys},
+                                           {"keys_per_bucket", o.keys_per_bucket, kLeastBucketKeys},
                                            {"checks", o.checks, 1},
                                            {"patience", o.patience, 1},
                                            {"window", o.window, 4 * (o.recent + o.sink) + 4}}) {

@@ -34,6 +34,8 @@ struct QmodelProgress {
   std::vector<QmodelRecall> far_recall;  // and those whose best key is far
 };
 
+inline constexpr int64_t kLeastBucketKeys = 32;  // for a bucket to be clustered
+
 struct QmodelOptions {
   int64_t buckets = 1024;  // C
   int64_t hidden = 1024;   // H

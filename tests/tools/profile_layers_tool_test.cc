@@ -222,6 +222,11 @@ TEST_F(ProfileTool, BudgetsAreEmbeddedInAnIndexAndServed) {
             info["layer_budgets"]["budget"]);
   EXPECT_THAT(run("sqz-index", {"info", index}).out, HasSubstr("layer budgets"));
 
+  const ToolRun behind =
+      profile({path("a.txt"), "--index", index, "--p", "auto", "--held-out", "32700"});
+  EXPECT_EQ(behind.code, 2);
+  EXPECT_THAT(behind.err, HasSubstr(concat("what ", index, " leaves of the positions")));
+
   // Texts that the index is not of, and a profile of another model.
   const ToolRun other = profile({path("b.txt"), "--index", index});
   EXPECT_EQ(other.code, 3);
@@ -258,6 +263,8 @@ TEST_F(ProfileTool, RefusesWhatCannotBeMeasured) {
   refused(with({"--p", "auto", "--tokens", "900"}), 3, "a.txt: text: found ");
   refused(with({"--p", "auto", "--tokens", "32000", "--held-out", "1024"}), 2,
           "--tokens: found 32000, expected at most 31743");
+  refused(with({"--p", "auto", "--held-out", "40000"}), 2,
+          "--held-out: found 40000, expected at most 32766, what a window leaves of the positions");
   for (const char* selector : {"squeezed", "stream"}) {
     refused(with({"--allocate", "measured", "--tokens", "600", "--held-out", "128", "--budget",
                   "0.05", "--selector", selector}),

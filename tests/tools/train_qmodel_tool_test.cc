@@ -249,7 +249,18 @@ TEST_F(TrainQmodelTool, SaysWhatIsWrong) {
   refused({"--buckets", "1024"}, 3, "expected at least 32768 for 1024 buckets");
   refused({"--resume"}, 3, "no checkpoint to go on from");
   refused({"--preset", "other"}, 2, "--preset");
-  refused({"--lr", "2"}, 2, "learning rate: found 2");
+  // What the options take is what the training takes.
+  refused({"--lr", "2"}, 2, "--lr: expected 1e-12 to 1, found 2");
+  refused({"--keys", "31"}, 2, "--keys: expected 32 to ");
+  for (const char* option : {"--queries", "--positions", "--window"}) {
+    refused({option, "0"}, 2, concat(option, ": expected 1 to "));
+  }
+  for (const char* option : {"--buckets", "--batch"}) {
+    refused({option, "1"}, 2, concat(option, ": expected 2 to "));
+  }
+  for (const char* size : {"-1", "0", "99999999999999999999"}) {
+    refused({"--memory", size}, 2, concat("--memory: Value ", size, " not in range 1 to "));
+  }
   refused({"--dense", "0,7"}, 2, "dense: found 7");
   refused({"--checkpoint", path("bad.sqz"), "--force"}, 2, "bad.sqz: is an input and the output");
   const std::string text = read_all(path("other.txt"));

@@ -53,6 +53,14 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
     SQZ_RETURN_IF_ERROR(check_same_model(out.index->metadata().model, model, arguments.index));
     out.options.window = out.index->metadata().tokens;
   }
+  const int64_t left = model.max_positions - (out.index ? out.options.window : 1) - 1;
+  if (arguments.measures() && arguments.held_out > left) {
+    return Status(
+        Code::kInvalidArgument,
+        concat("--held-out: found ", arguments.held_out, ", expected at most ",
+               std::max<int64_t>(left, 0), ", what ", out.index ? arguments.index : "a window",
+               " leaves of the positions of ", arguments.model));
+  }
   if (out.options.window + out.behind > model.max_positions) {
     return Status(Code::kInvalidArgument,
                   concat("--tokens: found ", out.options.window, ", expected at most ",

@@ -6,27 +6,26 @@ namespace {
 
 void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
   const HelpSection section(app, "Network");
-  const auto number = [&](const char* name, std::optional<int64_t>& value, const char* text) {
-    app.add_option(name, value, text)
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-        ->type_name("N");
+  const auto number = [&](const char* name, std::optional<int64_t>& value, int64_t least,
+                          const char* text) {
+    app.add_option(name, value, text)->check(whole_number(least))->type_name("N");
   };
   app.add_option("--preset", arguments.preset,
                  "small: 4000 steps of 1024 queries, half of them near, rate 2e-3 falling to 0; "
                  "paper: 40000 steps of 1000, none near, rate 1e-5. Both: 1024 buckets, 1024 "
                  "hidden units")
       ->check(CLI::IsMember({"small", "paper"}));
-  number("--buckets", arguments.buckets, "Buckets of each KV head");
-  number("--hidden", arguments.hidden, "Hidden units of each network");
-  number("--steps", arguments.steps, "Updates of the weights at most");
-  number("--batch", arguments.batch, "Queries of a step, of each KV head");
+  number("--buckets", arguments.buckets, 2, "Buckets of each KV head");
+  number("--hidden", arguments.hidden, 1, "Hidden units of each network");
+  number("--steps", arguments.steps, 1, "Updates of the weights at most");
+  number("--batch", arguments.batch, 2, "Queries of a step, of each KV head");
   app.add_option("--near", arguments.near_queries,
                  "Share of the queries learned from whose best key is among the last --recent "
                  "tokens; of the others the best is further back")
       ->check(real_number(0.0, 1.0))
       ->type_name("X");
   app.add_option("--lr", arguments.learning_rate, "Learning rate of Adam")
-      ->check(real_number(1e-12, 10.0))
+      ->check(real_number(1e-12, 1.0))
       ->type_name("X");
   app.add_option("--decay", arguments.decay, "How the learning rate falls: cosine, to 0, or none")
       ->check(CLI::IsMember({"cosine", "none"}));
@@ -44,21 +43,23 @@ void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
 
 void add_data_options(CLI::App& app, QmodelOptions& options) {
   const HelpSection section(app, "Samples");
-  const auto number = [&](const char* name, int64_t& value, const char* text) {
-    app.add_option(name, value, text)
-        ->check(CLI::Range(int64_t{0}, int64_t{UINT32_MAX}))
-        ->type_name("N");
+  const auto number = [&](const char* name, int64_t& value, int64_t least, const char* text) {
+    app.add_option(name, value, text)->check(whole_number(least))->type_name("N");
   };
-  number("--window", options.window, "Tokens of a window, which is one dense pass");
-  number("--recent", options.recent,
+  number("--window", options.window, 1,
+         "Tokens of a window, which is one dense pass: more than four times --recent and --sink");
+  number("--recent", options.recent, 0,
          "Last tokens that will be attended exactly: their keys do not count");
-  number("--sink", options.sink, "First tokens that will be attended exactly");
-  number("--positions", options.positions, "Tokens of a window whose queries are looked at");
-  number("--queries", options.queries, "Of these, kept at most for each KV head");
-  number("--keys", options.keys_per_bucket, "Keys that are clustered, by bucket");
+  number("--sink", options.sink, 0, "First tokens that will be attended exactly");
+  number("--positions", options.positions, 1, "Tokens of a window whose queries are looked at");
+  number("--queries", options.queries, 1, "Of these, kept at most for each KV head");
+  number("--keys", options.keys_per_bucket, kLeastBucketKeys,
+         "Keys that are clustered, by bucket: 32 or more");
   app.add_option("--memory", options.memory,
-                 "Bytes of samples that are held to train on (units: K, M, G)")
+                 "Bytes of samples that are held to train on, one window's at least (units: K, M, "
+                 "G)")
       ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50).description(""))
       ->type_name("SIZE");
 }
 
