@@ -230,12 +230,24 @@ TEST_F(BenchTool, BadInput) {
   expect({"open", "--capture", path("text.h5")}, 2, "attend, prefill and kmeans alone");
   expect({"open", "--index", path("text.h5")}, 2, "it is for attend or prefill alone");
   expect({"attend", "prefill", "--save-index", path("a.sqz")}, 2, "for attend or prefill alone");
+  expect({"attend", "--save-index", path("a.sqz"), "--index", path("text.h5")}, 2,
+         "nothing beside --index");
+  for (const char* rows : {"bf16", "q8"}) {  // what is there stays
+    expect({"attend", "--no-torch", "--rows", rows, "--save-index", path("text.h5")}, 1,
+           "text.h5 exists; give another name, or remove it first");
+    EXPECT_EQ(read_all(path("text.h5")), "no capture");
+  }
+  expect({"attend", "--save-index", path("none/a.sqz")}, 2, "does not exist; create it first");
   expect({"attend", "--index", path("text.h5")}, 3, "text.h5");
   expect({"attend", "--block", "-1"}, 2, "--block");
   expect({"kmeans", "--capture", path("text.h5")}, 3, "text.h5");
   const ToolRun heads = run("sqz-bench", {"attend", "--heads", "7", "--kv-heads", "2"});
   EXPECT_EQ(heads.code, 2);
   EXPECT_THAT(heads.err, HasSubstr("--heads: found 7, expected a multiple of --kv-heads 2"));
+  const ToolRun memory = run("sqz-bench", {"bandwidth", "--tokens", "2147483648", "--kv-heads",
+                                           "1024", "--heads", "1024", "--head-dim", "1024"});
+  EXPECT_EQ(memory.code, 1);
+  EXPECT_THAT(memory.err, HasSubstr("not enough memory; use fewer tokens or a larger machine"));
   const ToolRun folder = run("sqz-bench", {"open", "--directory", path("none")});
   EXPECT_EQ(folder.code, 3);
   EXPECT_THAT(folder.err, HasSubstr("--directory"));

@@ -185,6 +185,26 @@ TEST_F(CorpusTest, AFolderThatIsNotThereAndEndsWithASlash) {
   EXPECT_EQ(outputs(), std::vector<std::string>{"x/one.sqz"});
 }
 
+// Where a folder should be: nothing can be replaced, and --update is not advised.
+TEST_F(CorpusTest, AFileInThePlaceOfAFolder) {
+  write({"a"}, {line("x/one", "a")});
+  write_all(path("out"), "mine");
+  for (const char* option : {"--manifest", "--separate"}) {
+    std::vector<std::string> arguments = {"build", "-o", path("out"), option};
+    arguments.push_back(path(option == std::string("--manifest") ? "m.jsonl" : "a.txt"));
+    const ToolRun refused = run(kTool, arguments);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, HasSubstr("out: is a file; with --manifest or --separate"));
+    EXPECT_EQ(read_all(path("out")), "mine");
+  }
+  fs::remove(path("out"));
+  fs::create_directories(path("out"));
+  write_all(path("out/x"), "mine");
+  const ToolRun failed = build();
+  EXPECT_EQ(failed.code, 3);
+  EXPECT_THAT(failed.err, HasSubstr("out/x/one.sqz: open: Not a directory\n"));
+}
+
 TEST_F(CorpusTest, APartOfAnotherBuildIsBegunAnewWithUpdate) {
   const auto spoil = [](CaptureInfo&, CapturedLayer& data) {
     static int layer = 0;

@@ -227,6 +227,11 @@ TEST_F(ProfileTool, BudgetsAreEmbeddedInAnIndexAndServed) {
   EXPECT_EQ(behind.code, 2);
   EXPECT_THAT(behind.err, HasSubstr(concat("what ", index, " leaves of the positions")));
 
+  const ToolRun shorter =
+      profile({path("a.txt"), "--index", index, "--p", "auto", "--held-out", "128"});
+  EXPECT_EQ(shorter.code, 3);
+  EXPECT_THAT(shorter.err, HasSubstr("that are held out; pass fewer --held-out"));
+
   // Texts that the index is not of, and a profile of another model.
   const ToolRun other = profile({path("b.txt"), "--index", index});
   EXPECT_EQ(other.code, 3);

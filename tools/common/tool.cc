@@ -193,8 +193,7 @@ int Tool::run(int argc, char** argv, bool sleeping_openmp) {
     try {
       return run_(context);
     } catch (const std::bad_alloc&) {
-      return {Code::kOutOfMemory,
-              "not enough memory; use fewer tokens (--max-tokens) or a larger machine"};
+      return {Code::kOutOfMemory, "not enough memory; use fewer tokens or a larger machine"};
     } catch (const std::exception& error) {
       return {Code::kInternal, concat("unexpected failure: ", error.what())};
     }

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "formats/base/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
+#include "tools/common/output_file.h"
 #include "tools/common/tool.h"
 #include "tools/sqz_bench/cases.h"
 #include "tools/sqz_bench/machine.h"
@@ -77,6 +79,8 @@ Status check_options(const Options& options, const CommonOptions& common,
        "nothing; it is for attend or prefill alone"},
       {options.save_index.empty() || one_index, "--save-index", options.save_index,
        "nothing; it is for attend or prefill alone"},
+      {options.save_index.empty() || options.index.empty(), "--save-index", options.save_index,
+       "nothing beside --index"},
       {options.selector == "squeezed" || (attention && options.capture.empty()), "--selector",
        options.selector,
        concat("squeezed; ", options.selector, " is for attend and prefill without --capture")},
@@ -94,6 +98,14 @@ Status check_options(const Options& options, const CommonOptions& common,
     if (!check.fine) return refuse(check.field, check.found, check.expected);
   }
   return {};
+}
+
+Status check_saved(const std::string& path) {
+  std::error_code error;
+  if (path.empty()) return {};
+  if (!std::filesystem::exists(path, error)) return check_output(path, false);
+  return {Code::kExists,
+          concat("--save-index: ", path, " exists; give another name, or remove it first")};
 }
 
 // A number that was put into a row.
@@ -240,6 +252,7 @@ Status run_bench(Options options, const ToolContext& context) {
   }
   SQZ_ASSIGN_OR_RETURN(const auto cases, find_cases(options.cases));
   SQZ_RETURN_IF_ERROR(check_options(options, context.options, cases));
+  SQZ_RETURN_IF_ERROR(check_saved(options.save_index));
   if (const std::optional<int> gpu = context.options.gpu()) {
     options.gpu = *gpu;
     SQZ_RETURN_IF_ERROR(check_device(options));

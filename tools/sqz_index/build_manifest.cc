@@ -161,6 +161,7 @@ class Corpus {
     if (built.ok()) return std::optional(Outcome{*built, true});
     const Status& status = built.status();
     if (status.code() == Code::kNotFound || target.force) return std::optional<Outcome>();
+    if (status.code() == Code::kIo) return status;
     return Status(status.code() == Code::kMismatch ? Code::kExists : status.code(),
                   status.message() + "; pass --update to replace it");
   }

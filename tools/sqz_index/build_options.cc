@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 
 #include "tools/common/layer_policy.h"
 
@@ -144,6 +145,9 @@ Status check_arguments(const BuildArguments& arguments) {
   const bool corpus = !arguments.manifest.empty(), prompts = !arguments.calibrate_with.empty();
   const bool keys = arguments.build.calibrate_keys;
   const auto& fractions = arguments.level_fractions;
+  std::error_code error;
+  const bool file = std::filesystem::exists(arguments.output, error) &&
+                    !std::filesystem::is_directory(arguments.output, error);
   const struct {
     bool refused;
     std::string message;
@@ -153,6 +157,9 @@ Status check_arguments(const BuildArguments& arguments) {
        "--shard, --update, --status and --together are for a corpus: pass --manifest F.jsonl"},
       {corpus && (from_capture || from_model || arguments.separate),
        "--manifest names the documents: pass no text, --tokens, --capture or --separate beside it"},
+      {file && (corpus || arguments.separate),
+       concat(arguments.output,
+              ": is a file; with --manifest or --separate give the name of a folder with -o")},
       {corpus && (arguments.dry_run || prompts),
        "--manifest: --dry-run and --calibrate-with are for a single index"},
       {from_capture && (from_model || !source.model.empty() || source.max_tokens > 0),

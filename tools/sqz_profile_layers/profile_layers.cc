@@ -119,7 +119,8 @@ Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments, c
     return Status(Code::kCorrupt,
                   bad_field(text.name, "text", concat(text.tokens.size(), " tokens"),
                             concat("at least ", needed, ": a window of ", window, " and ",
-                                   plan.behind, " that are held out; pass fewer --tokens")));
+                                   plan.behind, " that are held out; pass fewer ",
+                                   plan.index ? "--held-out" : "--tokens")));
   }
   return out;
 }

@@ -75,7 +75,7 @@ Status Trials::check_budget() const {
     return {Code::kInvalidArgument,
             concat("--budget: found ", selector_.budget.value_or(kDefaultBudget),
                    ", expected more than sink, tail and centroids cost in a window; pass a larger "
-                   "one or more --tokens")};
+                   "one, or make the window longer")};
   }
   return {};
 }
