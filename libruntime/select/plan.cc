@@ -185,6 +185,8 @@ const LayerView* first_sparse(std::span<const LayerView> layers) {
 SelectionPlan dense_plan(SelectionPlan plan, bool fallback) {
   plan.dense = true;
   plan.fallback = fallback;
+  plan.asked_budget = std::min(plan.asked_budget, 1.0);  // no centroids are read beside all keys
+  plan.asked_keep = std::clamp(plan.asked_keep, 0.0, 1.0);
   return plan;
 }
 

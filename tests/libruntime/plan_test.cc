@@ -144,8 +144,12 @@ TEST(Plan, ThresholdsAtTheEndsOfTheGrid) {
 TEST(Plan, ReadsEverythingWhenThatCostsNoMore) {
   const Inputs s = make_setup();
   EXPECT_TRUE(plan(s, {.budget = 1.0}).fallback);
-  EXPECT_TRUE(plan(s, {.keep = 1.0}).fallback);
-  EXPECT_TRUE(plan(s, {.keep = 0.99}).fallback);  // with the centroids more than everything
+  for (const double keep : {0.99, 1.0}) {  // with the centroids more than everything
+    const SelectionPlan p = plan(s, {.keep = keep});
+    EXPECT_TRUE(p.fallback);
+    EXPECT_EQ(p.asked_budget, 1);
+    EXPECT_EQ(p.asked_keep, keep);
+  }
   EXPECT_FALSE(plan(s, {.keep = 0.9}).fallback);
 }
 
@@ -157,6 +161,7 @@ TEST(Plan, BudgetThatCannotBeMet) {
   const SelectionPlan p = plan(make_setup(1000, 116), {.budget = 0.125});
   EXPECT_TRUE(p.dense && p.fallback);
   EXPECT_EQ(p.asked_budget, 0.125);
+  EXPECT_EQ(plan(make_setup(1000, 116), {.budget = 0.1}).asked_keep, 0);
 }
 
 TEST(Plan, RefusesRequestsThatMakeNoSense) {

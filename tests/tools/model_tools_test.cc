@@ -337,6 +337,26 @@ TEST_F(ModelToolsTest, ServesEveryKindOfIndexWithoutASelector) {
       << off.err;
 }
 
+TEST_F(ModelToolsTest, SaysWhatWasAskedFor) {
+  ASSERT_EQ(build("a.sqz", {text_file("a.txt", prose(700))}).code, 0);
+  const auto asked = [&](std::vector<std::string> more, const std::string& says) {
+    more.insert(more.end(), {"-p", "x", "--max-tokens", "1"});
+    const ToolRun answer = generate("a.sqz", more);
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    EXPECT_THAT(answer.err, HasSubstr("(asked for " + says + ")"));
+    return answer.last();
+  };
+  asked({"--threshold", "0.01,0.001"}, "thresholds of 0.01, 0.001");
+  const Json mass = asked({"--mass", "0.8"}, "a mass of 0.8");
+  EXPECT_EQ(mass["budget"]["asked"], 0.0);
+  EXPECT_EQ(mass["mass"]["asked"], 0.8);
+  EXPECT_GE(mass["mass"]["estimated"], 0.8);
+  // All keys are read without the centroids that would choose them.
+  const Json all = asked({"--sparsity", "0"}, "100 %");
+  EXPECT_EQ(all["budget"], Json({{"asked", 1.0}, {"delivered", 1.0}}));
+  EXPECT_FALSE(all.contains("mass"));
+}
+
 TEST_F(ModelToolsTest, SaysWhyAllOfAShortContextIsRead) {
   ASSERT_EQ(build("a.sqz", {text_file("a.txt", prose(700)), "--tail", "300"}).code, 0);
   const ToolRun answer = generate("a.sqz", {"-p", "x", "--budget", "0.1", "--max-tokens", "1"});

@@ -174,9 +174,17 @@ Result<Answered> answer_prompt(const Opened& opened, const GenerateArguments& ar
 
 // How much of the context was read.
 JsonMembers reading_json(const sqz_stats& stats) {
-  return {{"budget", {{"asked", stats.asked_budget}, {"delivered", stats.delivered_budget}}},
-          {"keep", {{"asked", stats.asked_keep}, {"delivered", stats.delivered_keep}}},
-          {"dense_fallback", stats.dense_fallback != 0}};
+  JsonMembers out = {
+      {"budget", {{"asked", stats.asked_budget}, {"delivered", stats.delivered_budget}}},
+      {"keep", {{"asked", stats.asked_keep}, {"delivered", stats.delivered_keep}}},
+      {"dense_fallback", stats.dense_fallback != 0}};
+  if (stats.asked_mass > 0) {
+    out["mass"] = {{"asked", stats.asked_mass},
+                   {"estimated", stats.estimated_mass},
+                   {"delivered", stats.delivered_mass},
+                   {"error", stats.estimated_error}};
+  }
+  return out;
 }
 
 JsonMembers answer_json(const Answered& answered, double load_seconds) {
@@ -229,11 +237,18 @@ std::string reading_note(const Opened& opened, const sqz_stats& stats) {
   return off && uncalibrated(opened) ? "; not calibrated with prompts: sqz-index calibrate" : "";
 }
 
-void log_answer(const Opened& opened, const Answered& answered) {
+// A mass and thresholds ask for no part of the context that is known before.
+std::string asked_text(const SelectorOptions& selector, const sqz_stats& stats) {
+  if (stats.asked_budget > 0) return concat(percent(stats.asked_budget), " %");
+  if (selector.mass) return concat("a mass of ", *selector.mass);
+  return "thresholds of " + CLI::detail::join(selector.thresholds, ", ");
+}
+
+void log_answer(const Opened& opened, const SelectorOptions& selector, const Answered& answered) {
   const sqz_stats& stats = answered.stats;
-  spdlog::info("{}read {} % of the fixed context (asked for {} %{}), {} tokens in {:.2f} s",
+  spdlog::info("{}read {} % of the fixed context (asked for {}{}), {} tokens in {:.2f} s",
                answered.generation.stop_reason == "interrupted" ? "interrupted; " : "",
-               percent(stats.delivered_budget), percent(stats.asked_budget),
+               percent(stats.delivered_budget), asked_text(selector, stats),
                reading_note(opened, stats), answered.generation.tokens.size(),
                answered.generation.prefill_seconds + answered.generation.decode_seconds);
 }
@@ -245,7 +260,7 @@ Result<Answered> serve(const Opened& opened, const GenerateArguments& arguments,
   const auto show = [&](const std::string& piece) { context.output.text(piece); };
   SQZ_ASSIGN_OR_RETURN(Answered answered, answer_prompt(opened, arguments, text, show));
   context.output.text("\n");
-  log_answer(opened, answered);
+  log_answer(opened, arguments.selector, answered);
   return answered;
 }
 
