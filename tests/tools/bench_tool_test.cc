@@ -217,6 +217,10 @@ TEST_F(BenchTool, BadInput) {
   expect({"attend", "--sparsity", "1.5"}, 2, "--sparsity");
   expect({"attend", "--levels", "3"}, 2, "--levels");
   expect({"attend", "--level-fractions", "0.05"}, 2, "--level-fractions: found 1, expected two");
+  for (const char* fractions : {"0.05,0.01", "0.05,0.05"}) {
+    expect({"attend", "--level-fractions", fractions}, 2,
+           concat("--level-fractions: found ", fractions, ", expected the coarse level first"));
+  }
   expect({"attend", "--isa", "mmx"}, 2, "--isa");
   expect({"open", "--selector", "saap"}, 2, "--selector: found saap, expected squeezed");
   expect({"attend", "--selector", "saap", "--buckets", "9999"}, 2,

@@ -75,6 +75,23 @@ TEST_F(IndexToolTest, UsageErrorsExitWithTwo) {
                  "pass one of them");
   expect_refused({"build", "--capture", "c.h5", "--model", "m", "-o", path("x.sqz")}, 2,
                  "--capture brings");
+  // What would not be used.
+  const auto unused = [&](std::vector<std::string> more, const std::string& part) {
+    more.insert(more.begin(), {"build", "--capture", capture(), "-o", path("x.sqz")});
+    expect_refused(more, 2, part);
+  };
+  unused({"--page-size", "16"}, "--page-size: is for pages: pass --partition pages with it");
+  unused({"--run-dtype", "f32"}, "--run-dtype: is of a model, which --capture does not run");
+  unused({"--answer-tokens", "8"}, "--answer-tokens: is of prompts: pass --calibrate-with");
+  unused({"--levels", "2", "--level-fractions", "0.01,0.05"}, "--levels: --level-fractions says");
+  for (const auto& [option, value] : {std::pair("--levels", "2"),
+                                      {"--level-fractions", "0.05"},
+                                      {"--coarse-keep", "0.5"},
+                                      {"--iterations", "10"},
+                                      {"--engine", "faiss"}}) {
+    unused({"--partition", "pages", option, value}, concat(option, ": is for clusters"));
+    unused({"--qmodel", "q.sqz", option, value}, concat(option, ": is for clusters"));
+  }
   expect_refused({"build", "--capture", "c.h5", "--separate", "-o", path("x")}, 2, "--separate");
   expect_refused(
       {"build", "--capture", capture(), "--level-fractions", "0.05,0.01", "-o", path("x.sqz")}, 2,

@@ -279,6 +279,32 @@ TEST_F(ModelToolsTest, GenerateRefusesWhatItCannotServe) {
   EXPECT_EQ(generate("a.sqz", {"--prompt", "x", "--budget", "1.5"}).code, 2);
   EXPECT_EQ(generate("a.sqz", {"--prompt", "x", "--threshold", "0.1", "--levels", "2"}).code, 2);
   EXPECT_EQ(generate("a.sqz", {"--prompt", "x", "--selector", "magic"}).code, 2);
+  for (const auto& [option, value] : {std::pair("--budget", "0.1"),
+                                      {"--sparsity", "0.9"},
+                                      {"--threshold", "0.1"},
+                                      {"--mass", "0.9"},
+                                      {"--levels", "1"},
+                                      {"--selector", "squeezed"}}) {
+    const ToolRun dense = generate("a.sqz", {"-p", "x", "--dense", option, value});
+    EXPECT_EQ(dense.code, 2);
+    EXPECT_THAT(dense.err, HasSubstr(concat(option, ": --dense reads everything")));
+  }
+  const std::vector<std::string> named = {"-p", "x", "--max-tokens", "1", "--selector", "dense"};
+  EXPECT_EQ(generate("a.sqz", named).code, 0);
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--budget", "0.1"}, {"--lossless"}}) {
+    std::vector<std::string> both = named;
+    both.insert(both.end(), more.begin(), more.end());
+    const ToolRun refused = generate("a.sqz", both);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, HasSubstr("--selector dense"));
+  }
+  // A variable is for every run, and says nothing where it is of no use.
+  EXPECT_EQ(
+      run(kGenerate, {"-m", kModel, "-i", path("a.sqz"), "-p", "x", "--max-tokens", "1", "--dense"},
+          "", {"SQZ_BUDGET=0.1"})
+          .code,
+      0);
   EXPECT_EQ(run(kGenerate, {"--version"}).out, "sqz-generate " SQZ_VERSION "\n");
   EXPECT_THAT(run(kGenerate, {"--help"}).out, HasSubstr("Exit codes: 0 ok"));
 }

@@ -27,7 +27,7 @@ Result<int32_t> selector_number(const std::string& name) {
 }  // namespace
 
 void add_selector_options(CLI::App& app, SelectorOptions& options) {
-  const HelpSection section(app, "Selection");
+  const HelpSection section(app, kSelectionSection);
   std::vector<std::string> names = selector_names();
   names.insert(names.begin(), kAutoSelector);
   app.add_option("--selector", options.selector,

@@ -36,6 +36,8 @@ struct SelectorOptions {
 
 inline constexpr double kDefaultBudget = 0.125;
 
+// In the section kSelectionSection of --help.
+inline constexpr const char* kSelectionSection = "Selection";
 void add_selector_options(CLI::App& app, SelectorOptions& options);
 
 // The selectors of libruntime, by name, in the order of sqz_selector.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <new>
@@ -93,6 +94,15 @@ CLI::Validator real_number(double least, double most) {
     return good ? std::string() : concat("expected ", least, " to ", most, ", found ", text);
   });
   return out;
+}
+
+void refuse_given(const CLI::App& app, const std::vector<std::string>& names,
+                  const std::string& why) {
+  for (const std::string& name : names) {
+    const CLI::Option* option = app.get_option(name);
+    if (option->count() == 0 || std::getenv(option->get_envname().c_str()) != nullptr) continue;
+    throw CLI::ValidationError(name, why);
+  }
 }
 
 Tool::Tool(const std::string& name, const std::string& description, const std::string& examples)

@@ -16,6 +16,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "formats/base/status.h"
 #include "tools/common/output.h"
@@ -47,6 +48,11 @@ CLI::Validator whole_number(int64_t least);
 
 // Numbers from `least` to `most`. --help prints the range.
 CLI::Validator real_number(double least, double most);
+
+// From a callback of `app`: none of these options may be on the command line, because what they say
+// would not be used; `why` says so, and what to do. Variables are for every tool and may be set.
+void refuse_given(const CLI::App& app, const std::vector<std::string>& names,
+                  const std::string& why);
 
 // Options that are added while it lives stand in this section of --help, with their defaults.
 class HelpSection {

@@ -427,6 +427,18 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
   add_selector_options(app, arguments.selector);
+  app.final_callback([&app, &arguments] {
+    const bool named = arguments.selector.selector == "dense";
+    if (!arguments.dense && !named) return;
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options()) {
+      if (option->get_group() == kSelectionSection) names.push_back(option->get_name());
+    }
+    if (named) std::erase(names, "--selector");
+    refuse_given(app, names,
+                 concat(named ? "--selector dense" : "--dense",
+                        " reads everything, however it is selected: pass one of the two"));
+  });
 }
 
 Status run_generate(const GenerateArguments& arguments, const ToolContext& context) {
@@ -434,8 +446,10 @@ Status run_generate(const GenerateArguments& arguments, const ToolContext& conte
                   [](const std::string& stop) { return stop.empty(); })) {
     return {Code::kInvalidArgument, "--stop: an empty text would end every answer at once"};
   }
-  if (arguments.lossless && (arguments.batch > 0 || arguments.dense)) {
-    return {Code::kInvalidArgument, "--lossless: found --batch or --dense, expected neither"};
+  const bool dense = arguments.dense || arguments.selector.selector == "dense";
+  if (arguments.lossless && (arguments.batch > 0 || dense)) {
+    return {Code::kInvalidArgument,
+            "--lossless: found --batch, --dense or --selector dense, expected none of them"};
   }
   GenerateArguments seeded = arguments;
   seeded.generate.seed = context.options.seed;

@@ -84,6 +84,15 @@ void add_profile_options(CLI::App& app, ProfileArguments& arguments) {
       ->type_name("N");
   add_run_dtype_option(app, arguments.run_dtype);
   add_measure_options(app, arguments);
+  app.final_callback([&app, &arguments] {
+    if (!arguments.measures()) {
+      refuse_given(app, {"--selector", "--rule", "--block", "--held-out"},
+                   "is of what is measured: pass --p auto, --sweep or --allocate measured with it");
+    }
+    if (!eval::find_selector(arguments.selector)->rule) {
+      refuse_given(app, {"--rule"}, "is for --selector squeezed and ideal");
+    }
+  });
 }
 
 Result<ProfileNumbers> profile_numbers(const ProfileArguments& arguments) {
@@ -112,6 +121,9 @@ Result<ProfileNumbers> profile_numbers(const ProfileArguments& arguments) {
     if (std::find(out.sweep.begin(), out.sweep.end(), p) == out.sweep.end()) {
       out.sweep.push_back(p);
     }
+  }
+  if (out.sweep.empty() && !arguments.sweep.empty()) {
+    return refuse(concat("--sweep: found ", arguments.sweep, ", expected a list: p=1,0.9,0.7"));
   }
   return out;
 }
