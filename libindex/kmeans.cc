@@ -58,9 +58,15 @@ std::vector<int32_t> cut(const float* unit, int64_t dim, std::vector<int32_t>& m
 }  // namespace
 
 Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice) {
+  // What cannot run here was chosen: the choice is wrong, not a file.
+  const auto chosen = [](Result<std::unique_ptr<KmeansEngine>> engine) {
+    if (engine.ok() || engine.status().code() != Code::kUnsupported) return engine;
+    return Result<std::unique_ptr<KmeansEngine>>(
+        Status(Code::kInvalidArgument, engine.status().message()));
+  };
   if (choice.name == "faiss") return make_faiss_kmeans();
-  if (choice.name == "faiss-gpu") return make_faiss_gpu_kmeans(choice.gpu);
-  if (choice.name == "cuda") return make_cuda_kmeans(choice.dim, choice.gpu);
+  if (choice.name == "faiss-gpu") return chosen(make_faiss_gpu_kmeans(choice.gpu));
+  if (choice.name == "cuda") return chosen(make_cuda_kmeans(choice.dim, choice.gpu));
   if (choice.name != "auto") {
     return Status(Code::kInvalidArgument,
                   bad_field("options", "engine", concat('"', choice.name, '"'),

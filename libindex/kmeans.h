@@ -56,7 +56,7 @@ struct EngineChoice {
 //   "faiss-gpu"  where the FAISS that sqz was built against has GPU support
 //   "cuda"       this project's kernels, where sqz was built with SQZ_CUDA
 //   "auto"       the fastest of these that can run here: cuda, faiss-gpu, faiss
-// Another name is kInvalidArgument. An engine that cannot run here is kUnsupported, and the message
+// Another name is kInvalidArgument. So is an engine that cannot run here, and the message
 // says why: not compiled in, no GPU, driver or GPU too old, or a `dim` that it cannot do.
 Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice);
 

@@ -281,7 +281,7 @@ TEST(Kmeans, MissingEnginesSayWhy) {
       EXPECT_EQ(engine.value()->name().rfind(name, 0), 0u);
       continue;
     }
-    EXPECT_EQ(engine.status().code(), Code::kUnsupported);
+    EXPECT_EQ(engine.status().code(), Code::kInvalidArgument);
     EXPECT_NE(engine.status().message().find(concat("engine ", name, ": ")), std::string::npos)
         << engine.status().message();
   }

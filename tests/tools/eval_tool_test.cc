@@ -171,6 +171,8 @@ TEST_F(EvalTool, BadInput) {
   expect({"--reuse"}, 2, "--save");
   expect({"--calibrate-prompts", "100"}, 2, "--calibrate-prompts");
   expect({"--device", "cuda"}, 2, "device");
+  expect({"--device", "cuda", "--selector", "kmeans", "--qmodel", path("q.sqz")}, 2,
+         "--selector kmeans: it is served on the CPU only");
 }
 
 }  // namespace

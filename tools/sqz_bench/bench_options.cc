@@ -44,7 +44,7 @@ void add_bench_options(CLI::App& app, Options& o) {
       option->delimiter(',');
     }
   };
-  using CLI::ExistingFile, CLI::IsMember, CLI::Range;
+  using CLI::IsMember, CLI::Range;
   const CLI::Validator any;
   const auto whole = [](int64_t least, int64_t most) { return Range(least, most); };
   constexpr int64_t kMost = int64_t{1} << 31;
@@ -101,10 +101,10 @@ void add_bench_options(CLI::App& app, Options& o) {
   add("--torch-dtype", o.torch_dtype, IsMember({"f32", "bf16", "bf16,f32"}),
       "Types that LibTorch computes in");
   add("--open-mode", o.open_mode, IsMember({"mmap", "read"}), "How the index is opened");
-  add("--index", o.index, ExistingFile,
+  add("--index", o.index, any,
       "attend, prefill: serve layer 0 of this index instead of a made-up one");
   add("--save-index", o.save_index, any, "attend, prefill: leave the made-up index here");
-  add("--capture", o.capture, ExistingFile,
+  add("--capture", o.capture, any,
       "attend, prefill, kmeans: a model's keys (.h5), not made-up ones; attend and "
       "prefill tile them up to the shape");
   add("--compute-capability", o.compute_capability,

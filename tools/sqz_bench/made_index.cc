@@ -56,8 +56,9 @@ Result<std::shared_ptr<const IndexFile>> IndexFile::create(const Options& option
   const fs::path folder =
       options.directory.empty() ? fs::temp_directory_path(error) : fs::path(options.directory);
   if (error || !fs::is_directory(folder, error)) {
-    return Status(Code::kNotFound, bad_field("--directory", folder.string(), "no such folder",
-                                             "a folder for temporary files"));
+    return Status(Code::kInvalidArgument,
+                  bad_field("--directory", folder.string(), "no such folder",
+                            "a folder for temporary files"));
   }
   const std::string name = concat("sqz-bench.", ::getpid(), ".", counter.fetch_add(1), ".sqz");
   return std::make_shared<const IndexFile>((folder / name).string(), false);

@@ -77,8 +77,8 @@ Status check_device(const CommonOptions& common, const std::vector<Setting>& set
   if (!common.gpu()) return {};
   for (const Setting& setting : settings) {
     if (setting.traits->served == std::string_view("kmeans")) {
-      return {Code::kUnsupported, concat("--selector ", setting.options.selector,
-                                         ": it is served on the CPU only; pass --device cpu")};
+      return {Code::kInvalidArgument, concat("--selector ", setting.options.selector,
+                                             ": it is served on the CPU only; pass --device cpu")};
     }
   }
   return DeviceStaging::create(*common.gpu()).status();

@@ -49,7 +49,7 @@ TEST(CudaEngine, MissingWithoutAGpu) {
   if (cuda::test::have_gpu()) GTEST_SKIP() << "this machine has a GPU";
   const auto engine = make_kmeans_engine({"cuda", 64, 0});
   ASSERT_FALSE(engine.ok());
-  EXPECT_EQ(engine.status().code(), Code::kUnsupported);
+  EXPECT_EQ(engine.status().code(), Code::kInvalidArgument);
   EXPECT_NE(engine.status().message().find("no NVIDIA"), std::string::npos)
       << engine.status().message();
   EXPECT_EQ(make_kmeans_engine({"auto", 64, 0}).value()->name(), "faiss");
@@ -61,8 +61,8 @@ TEST(CudaEngine, AutoTakesItWhereItCan) {
   const bool with_faiss_gpu = make_faiss_gpu_kmeans(0).ok();
   EXPECT_EQ(make_kmeans_engine({"auto", 300, 0}).value()->name(),
             with_faiss_gpu ? "faiss-gpu" : "faiss");
-  EXPECT_EQ(make_kmeans_engine({"cuda", 300, 0}).status().code(), Code::kUnsupported);
-  EXPECT_EQ(make_kmeans_engine({"cuda", 64, 99}).status().code(), Code::kUnsupported);
+  EXPECT_EQ(make_kmeans_engine({"cuda", 300, 0}).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(make_kmeans_engine({"cuda", 64, 99}).status().code(), Code::kInvalidArgument);
 }
 
 struct Heads {
