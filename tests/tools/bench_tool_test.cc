@@ -225,6 +225,13 @@ TEST_F(BenchTool, BadInput) {
   expect({"open", "--selector", "saap"}, 2, "--selector: found saap, expected squeezed");
   expect({"attend", "--selector", "saap", "--buckets", "9999"}, 2,
          "--buckets: found 9999, expected at most the 3884 clustered keys");
+  for (const char* selector : {"saap", "quest"}) {
+    expect({"attend", "--selector", selector, "--rows", "q8"}, 2,
+           concat("--selector: found ", selector, ", expected squeezed"));
+    expect({"attend", "--selector", selector, "--key-codes", "1"}, 2,
+           concat("--selector: found ", selector, ", expected squeezed"));
+  }
+  expect({"attend", "--device", "cuda:all"}, 2, "--device: found cuda:all, expected one");
   expect({"verify", "--device", "cuda"}, 2, "attend, prefill, kmeans and upload run on a GPU");
   expect({"upload"}, 2, "--device: found cpu, expected cuda");
   expect({"attend", "--device", "cuda:99"}, 2, "--device: ");

@@ -165,6 +165,9 @@ TEST_F(EvalTool, BadInput) {
   write_all(path("bad.sqz"), "no profile");
   expect({"--layers", path("bad.sqz")}, 3, "bad.sqz");
   expect({"--task", "juggling"}, 2, "--task");
+  expect({"--mass", "0.8"}, 2, "--mass: is of a rule: pass --rule mass with it");
+  expect({"--dense-layers", "7"}, 2, "--dense-layers: found 7, expected 0 to 6, the layers of");
+  expect({"--levels", "1,3"}, 2, "--levels: found 3, expected 0 to 2, the levels of");
   expect({"--tokens", "40000"}, 2, "positions");
   expect({"--tokens", "20000"}, 2, "lines.txt: the text has");
   expect({"--text", path("none.txt")}, 3, "none.txt");

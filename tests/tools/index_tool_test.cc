@@ -81,6 +81,7 @@ TEST_F(IndexToolTest, UsageErrorsExitWithTwo) {
     expect_refused(more, 2, part);
   };
   unused({"--page-size", "16"}, "--page-size: is for pages: pass --partition pages with it");
+  unused({"--device", "cuda:all"}, "--device cuda:all is for a corpus: pass --manifest F.jsonl");
   unused({"--run-dtype", "f32"}, "--run-dtype: is of a model, which --capture does not run");
   unused({"--answer-tokens", "8"}, "--answer-tokens: is of prompts: pass --calibrate-with");
   unused({"--levels", "2", "--level-fractions", "0.01,0.05"}, "--levels: --level-fractions says");

@@ -449,6 +449,12 @@ TEST_F(ModelToolsTest, TogetherOrOneAfterTheOtherGivesTheSameAnswers) {
     }
     EXPECT_GT(last["tokens_per_second"], 0);
   }
+  // - is standard input here, too.
+  const ToolRun dash = generate("a.sqz", {"--max-tokens", "6", "--batch", "2", "-p", "-"}, lines);
+  EXPECT_EQ(dash.last()["answers"].size(), expected.size());
+  const ToolRun mixed = generate("a.sqz", {"--batch", "2", "-p", "-", "-p", "x"}, lines);
+  EXPECT_EQ(mixed.code, 2);
+  EXPECT_THAT(mixed.err, HasSubstr("--prompt -: with --batch it must be the only prompt"));
   // Text is in the order of the prompts.
   const std::vector<std::string> text = {"-m", kModel,   "-i",  path("a.sqz"), "--max-tokens", "6",
                                          "-e", "--stop", "\\n", "--prompts",   prompts};
@@ -472,7 +478,8 @@ TEST_F(ModelToolsTest, LosslessSaysWhatDenseSays) {
   EXPECT_LE(answer["drafts"]["accepted"], answer["drafts"]["tokens"]);
   const ToolRun refused = generate("a.sqz", both);
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--lossless: found --batch or --dense"));
+  EXPECT_THAT(refused.err, HasSubstr("--lossless: found --batch, --dense or --selector dense"));
+  EXPECT_THAT(drafted.err, HasSubstr("drafts read "));
 }
 
 TEST_F(ModelToolsTest, AnInterruptedBuildLeavesNothing) {

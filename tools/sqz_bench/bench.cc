@@ -69,6 +69,7 @@ Status check_options(const Options& options, const CommonOptions& common,
     const char* field;
     std::string found, expected;
   } checks[] = {
+      {common.device != "cuda:all", "--device", common.device, "one: cpu, cuda or cuda:N"},
       {!common.gpu() || all(&CaseInfo::on_gpu), "--device", common.device,
        "cpu; of the cases, attend, prefill, kmeans and upload run on a GPU"},
       {common.gpu() || all(&CaseInfo::on_cpu), "--device", common.device,
@@ -84,6 +85,8 @@ Status check_options(const Options& options, const CommonOptions& common,
       {options.selector == "squeezed" || (attention && options.capture.empty()), "--selector",
        options.selector,
        concat("squeezed; ", options.selector, " is for attend and prefill without --capture")},
+      {options.selector == "squeezed" || (options.rows == "bf16" && options.key_codes == 0),
+       "--selector", options.selector, "squeezed, whose rows --rows and --key-codes are about"},
       {options.index.empty() || options.capture.empty(), "--index", options.index,
        "nothing beside --capture"},
       {options.query_heads % options.kv_heads == 0, "--heads", concat(options.query_heads),

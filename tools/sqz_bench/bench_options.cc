@@ -98,8 +98,8 @@ void add_bench_options(CLI::App& app, Options& o) {
   app.add_flag("--torch,!--no-torch", o.torch,
                "LibTorch's attention too, where it was built in (default: yes)")
       ->group(group);
-  add("--torch-dtype", o.torch_dtype, IsMember({"f32", "bf16", "bf16,f32"}),
-      "Types that LibTorch computes in");
+  add("--torch-dtype", o.torch_dtype, IsMember({"f32", "bf16", "bf16,f32"}).description(""),
+      "Types that LibTorch computes in: f32, bf16 or bf16,f32");
   add("--open-mode", o.open_mode, IsMember({"mmap", "read"}), "How the index is opened");
   add("--index", o.index, any,
       "attend, prefill: serve layer 0 of this index instead of a made-up one");

@@ -84,6 +84,21 @@ Status check_device(const CommonOptions& common, const std::vector<Setting>& set
   return DeviceStaging::create(*common.gpu()).status();
 }
 
+// What every index or the model would refuse.
+Status check_numbers(const EvalArguments& arguments, const ModelDescription& model) {
+  const int dense = arguments.settings.dense_layers.value_or(0);
+  if (dense > model.layers) {
+    return {Code::kInvalidArgument, concat("--dense-layers: found ", dense, ", expected 0 to ",
+                                           model.layers, ", the layers of ", arguments.model)};
+  }
+  const auto& levels = arguments.settings.levels;
+  const int most = *std::max_element(levels.begin(), levels.end());
+  if (most <= std::ssize(arguments.level_fractions)) return {};
+  return {Code::kInvalidArgument,
+          concat("--levels: found ", most, ", expected 0 to ", arguments.level_fractions.size(),
+                 ", the levels of --level-fractions")};
+}
+
 Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common) {
   Work out;
   for (const std::string& name : arguments.tasks) {
@@ -103,6 +118,7 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   SQZ_RETURN_IF_ERROR(check_device(common, out.settings));
   const RunnerOptions runner = runner_options(arguments.run_dtype, common);
   SQZ_ASSIGN_OR_RETURN(out.model, EvalModel::load(arguments.model, runner));
+  SQZ_RETURN_IF_ERROR(check_numbers(arguments, out.model->description()));
   for (Setting& setting : out.settings) {
     SQZ_RETURN_IF_ERROR(load_layers(setting.options, out.model->description()));
   }

@@ -38,7 +38,8 @@ Result<std::vector<Judge::Served>> Judge::open(const Pass& pass, size_t view,
       if (gpu_) SQZ_RETURN_IF_ERROR(file->upload(*gpu_));
     }
     auto index = IndexContext::create(file, options);
-    if (!index.ok() && index.status().code() == Code::kInvalidArgument) {
+    const bool refused = !index.ok() && index.status().code() == Code::kInvalidArgument;
+    if (refused && !settings_[i].dense()) {
       // A budget that cannot be met, usually: no reason to lose the other settings.
       skipped_[i] = index.status().message();
       spdlog::warn("{}: skipped: {}", settings_[i].text(), skipped_[i]);

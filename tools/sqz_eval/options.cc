@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tools/sqz_eval/eval.h"
 
 namespace sqz::eval {
@@ -162,6 +164,12 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
   app.add_flag("--force", arguments.force, "Replace indexes that --save has kept")
       ->needs(save)
       ->excludes(reuse);
+  app.final_callback([&app, &arguments] {
+    const auto& rules = arguments.settings.rules;
+    if (std::find(rules.begin(), rules.end(), "mass") == rules.end()) {
+      refuse_given(app, {"--mass"}, "is of a rule: pass --rule mass with it");
+    }
+  });
 }
 
 }  // namespace sqz::eval

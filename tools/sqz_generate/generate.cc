@@ -246,10 +246,11 @@ std::string asked_text(const SelectorOptions& selector, const sqz_stats& stats) 
 
 void log_answer(const Opened& opened, const SelectorOptions& selector, const Answered& answered) {
   const sqz_stats& stats = answered.stats;
-  spdlog::info("{}read {} % of the fixed context (asked for {}{}), {} tokens in {:.2f} s",
+  spdlog::info("{}{} {} % of the fixed context (asked for {}{}), {} tokens in {:.2f} s",
                answered.generation.stop_reason == "interrupted" ? "interrupted; " : "",
-               percent(stats.delivered_budget), asked_text(selector, stats),
-               reading_note(opened, stats), answered.generation.tokens.size(),
+               opened.whole ? "drafts read" : "read", percent(stats.delivered_budget),
+               asked_text(selector, stats), reading_note(opened, stats),
+               answered.generation.tokens.size(),
                answered.generation.prefill_seconds + answered.generation.decode_seconds);
 }
 
@@ -446,12 +447,19 @@ Status run_generate(const GenerateArguments& arguments, const ToolContext& conte
                   [](const std::string& stop) { return stop.empty(); })) {
     return {Code::kInvalidArgument, "--stop: an empty text would end every answer at once"};
   }
+  const auto& given = arguments.prompts;
+  const bool lines = std::find(given.begin(), given.end(), "-") != given.end();
+  if (arguments.batch > 0 && lines && (given.size() > 1 || !arguments.prompt_files.empty())) {
+    return {Code::kInvalidArgument,
+            "--prompt -: with --batch it must be the only prompt; pass the lines by --prompts F"};
+  }
   const bool dense = arguments.dense || arguments.selector.selector == "dense";
   if (arguments.lossless && (arguments.batch > 0 || dense)) {
     return {Code::kInvalidArgument,
             "--lossless: found --batch, --dense or --selector dense, expected none of them"};
   }
   GenerateArguments seeded = arguments;
+  if (arguments.batch > 0 && lines) seeded.prompts.clear();
   seeded.generate.seed = context.options.seed;
   SQZ_ASSIGN_OR_RETURN(const Opened opened, open_all(seeded, context));
   if (opened.chat) {

@@ -347,6 +347,10 @@ void add_build_command(Tool& tool) {
       [arguments](const ToolContext& context) -> Status {
         SQZ_RETURN_IF_ERROR(check_arguments(*arguments));
         if (!arguments->manifest.empty()) return build_from_manifest(*arguments, context);
+        if (context.options.device == "cuda:all") {
+          return {Code::kInvalidArgument,
+                  "--device cuda:all is for a corpus: pass --manifest F.jsonl, or one device"};
+        }
         return arguments->capture.empty() ? build_from_texts(*arguments, context)
                                           : build_from_file(*arguments, context);
       });

@@ -102,9 +102,7 @@ void add_calibrate_command(Tool& tool) {
                   "Tokens of each greedy answer that count beside the prompt")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  app->add_option("--run-dtype", arguments->source.run_dtype, "What the model computes in")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+  add_run_dtype_option(*app, arguments->source.run_dtype);
 }
 
 }  // namespace sqz

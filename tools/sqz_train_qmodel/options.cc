@@ -87,7 +87,8 @@ void add_stopping_options(CLI::App& app, TrainQmodelArguments& arguments) {
 }  // namespace
 
 void add_train_qmodel_options(CLI::App& app, TrainQmodelArguments& arguments) {
-  app.add_option("TEXT", arguments.texts, "Text files, or folders of them (recursive, sorted)")
+  app.add_option("TEXT", arguments.texts,
+                 "Text files, or folders of them (recursive, sorted); - reads standard input")
       ->required();
   app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
       ->required();
