@@ -16,7 +16,7 @@ struct Case {
   bool dense = false;  // no lists: everything
   std::vector<int2> table = {};
   int faulty_list = -1;  // if masked: for its first token
-  bool masked = false;  // a token attends to a quarter of its list's keys, the third one to none
+  bool masked = false;   // a token attends to a quarter of its list's keys, the third one to none
 };
 
 class Problem {
