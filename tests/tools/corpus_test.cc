@@ -259,6 +259,24 @@ TEST_F(CorpusTest, WhatIsWrongIsSaidBeforeAnythingIsBuilt) {
   EXPECT_EQ(run(kTool, {"build", "--capture", path("a.h5"), "-o", path("x"), "--update"}).code, 2);
 }
 
+// Nor those of other documents.
+TEST_F(CorpusTest, CapturesAreNotReplacedByIndexes) {
+  fs::create_directories(path("out"));
+  write_small_capture(path("out/a.sqz"), 600, 120);
+  const std::string before = read_all(path("out/a.sqz"));
+  const std::string its = R"({"key": "a", "capture": "out/a.sqz"})";
+  const std::string others = R"({"key": "b", "capture": "out/../out/a.sqz"})";
+  for (const auto& lines : {std::vector{its}, std::vector{line("a", "a"), others}}) {
+    write({"a"}, lines);
+    for (const char* option : {"--force", "--update"}) {
+      const ToolRun refused = build({option});
+      EXPECT_EQ(refused.code, 2) << refused.err;
+      EXPECT_THAT(refused.err, HasSubstr("a.sqz: is an input and the output"));
+      EXPECT_TRUE(read_all(path("out/a.sqz")) == before);
+    }
+  }
+}
+
 TEST_F(CorpusTest, StatusFilesGrowAndAreDrawn) {
   write({"a"}, {line("x/one", "a"), line("lost", "none")});
   const std::vector<std::string> status = {"--status", path("status"), "--shard", "0/1"};

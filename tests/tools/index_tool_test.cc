@@ -308,6 +308,11 @@ TEST_F(IndexToolTest, AnOutputThatIsAnInputIsKept) {
   EXPECT_EQ(read_all(file), before);
   const std::string index = built("x.sqz");
   expect_refused({"report", index, "-o", index, "--force"}, 2, "is an input");
+  // Of a folder, the files that are read; others in it are written anew.
+  write_all(path("page.html"), "old");
+  expect_refused({"report", path(""), "-o", path("./x.sqz"), "--force"}, 2, "is an input");
+  EXPECT_EQ(run(kTool, {"report", path(""), "-o", path("page.html"), "--force"}).code, 0);
+  EXPECT_EQ(run(kTool, {"verify", index}).code, 0);
 }
 
 TEST_F(IndexToolTest, AFullOrClosedStandardOutputIsAnError) {

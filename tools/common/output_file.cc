@@ -1,31 +1,48 @@
 #include "tools/common/output_file.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
+#include <set>
 
 #include "formats/base/file.h"
 
 namespace sqz {
 
-Status check_not_input(const std::string& path, const std::vector<std::string>& inputs) {
-  namespace fs = std::filesystem;
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a file is, whichever of its names it was given; of one that is not there, its whole name.
+std::string identity(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0) return concat(info.st_dev, ":", info.st_ino);
   std::error_code error;
-  const fs::path whole = fs::weakly_canonical(path, error);  // empty after an error
-  for (const std::string& input : inputs) {
-    const bool same = !whole.empty() && whole == fs::weakly_canonical(input, error);
-    if (!same && !fs::equivalent(path, input, error)) continue;
+  const fs::path whole = fs::absolute(path, error);
+  return fs::weakly_canonical(whole, error).string();
+}
+
+}  // namespace
+
+Status check_not_inputs(const std::vector<std::string>& outputs,
+                        const std::vector<std::string>& inputs) {
+  std::set<std::string> read;
+  for (const std::string& input : inputs) read.insert(identity(input));
+  read.erase("");  // of options that were not given
+  for (const std::string& output : outputs) {
+    if (read.count(identity(output)) == 0) continue;
     return {Code::kInvalidArgument,
-            concat(path, ": is an input and the output; give another name")};
+            concat(output, ": is an input and the output; give another name")};
   }
   return {};
 }
 
 Status check_output(const std::string& path, bool force, const std::vector<std::string>& inputs) {
-  namespace fs = std::filesystem;
   std::error_code error;
   if (fs::is_directory(path, error)) {
     return {Code::kInvalidArgument, concat(path, ": is a folder; give the name of a file with -o")};
   }
-  SQZ_RETURN_IF_ERROR(check_not_input(path, inputs));
+  SQZ_RETURN_IF_ERROR(check_not_inputs({path}, inputs));
   const fs::path folder = fs::path(path).parent_path();
   if (!folder.empty() && !fs::is_directory(folder, error)) {
     return {Code::kInvalidArgument,
@@ -38,7 +55,7 @@ Status check_output(const std::string& path, bool force, const std::vector<std::
 
 Status make_folder(const std::string& folder, const std::string& label) {
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  fs::create_directories(folder, error);
   if (error) return {Code::kIo, concat(label, ": create folder: ", error.message())};
   return {};
 }

@@ -8,8 +8,10 @@
 
 namespace sqz {
 
-// kInvalidArgument if `path` is one of the `inputs`, whether it is there or not.
-Status check_not_input(const std::string& path, const std::vector<std::string>& inputs);
+// kInvalidArgument if an output is one of the `inputs`, by whatever name, and whether it is there
+// or not. Of a folder that is read, name the files in it: model_files() and so on.
+Status check_not_inputs(const std::vector<std::string>& outputs,
+                        const std::vector<std::string>& inputs);
 
 // Fails before the long work if `path` exists (without `force`), is one of the `inputs` or could
 // not be written.

@@ -47,18 +47,27 @@ void add_index(const std::string& path, CorpusFiles& corpus) {
 
 }  // namespace
 
-Status read_corpus(const std::string& folder, CorpusFiles& corpus) {
+Result<std::vector<std::string>> corpus_files(const std::string& folder) {
   std::vector<std::string> paths;
   std::error_code error;
   for (auto at = fs::recursive_directory_iterator(folder, error);
        !error && at != fs::recursive_directory_iterator(); at.increment(error)) {
-    if (at->is_regular_file()) paths.push_back(at->path().string());
+    const std::string path = at->path().string();
+    const bool known = path.ends_with(".sqz") || path.ends_with(".jsonl");
+    if (known && at->is_regular_file()) paths.push_back(path);
   }
-  if (error) return {Code::kIo, concat(folder, ": ", error.message())};
+  if (error) return Status(Code::kIo, concat(folder, ": ", error.message()));
   std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+Status read_corpus(const std::string& folder, CorpusFiles& corpus) {
+  SQZ_ASSIGN_OR_RETURN(const std::vector<std::string> paths, corpus_files(folder));
   for (const std::string& path : paths) {
-    if (path.ends_with(".sqz")) add_index(path, corpus);
-    if (!path.ends_with(".jsonl")) continue;
+    if (path.ends_with(".sqz")) {
+      add_index(path, corpus);
+      continue;
+    }
     SQZ_RETURN_IF_ERROR(each_line(Env::posix(), path,
                                   [&](const std::string& line, int64_t, const std::string& label) {
                                     return add_status_line(line, label, corpus);

@@ -40,8 +40,9 @@ struct CorpusFiles {
   std::vector<std::string> unreadable;        // why they do not open
   std::map<std::string, Document> documents;  // of status files, by key
 };
-// Adds the indexes (*.sqz) and the status files (*.jsonl) of a folder and those below. kCorrupt
-// without any.
+// The indexes (*.sqz) and the status files (*.jsonl) of a folder and those below, sorted.
+Result<std::vector<std::string>> corpus_files(const std::string& folder);
+// Adds what they hold. kCorrupt without any.
 Status read_corpus(const std::string& folder, CorpusFiles& corpus);
 // Totals, sizes and seconds against tokens, a table of what failed.
 void add_corpus_section(const CorpusFiles& corpus, HtmlPage& page);

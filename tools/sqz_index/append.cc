@@ -17,6 +17,9 @@ Status run_append(const AppendArguments& arguments, const ToolContext& context) 
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
   const IndexMetadata& metadata = index->metadata();
   SQZ_ASSIGN_OR_RETURN(Source source, Source::open(arguments.source));
+  const bool in_place = arguments.output.empty() || arguments.output == arguments.index;
+  const std::string output = in_place ? arguments.index : arguments.output;
+  if (!in_place) SQZ_RETURN_IF_ERROR(check_output(output, arguments.force, source.files()));
   SQZ_ASSIGN_OR_RETURN(std::optional<ChatFormat> chat, chat_of(*index));
   if (arguments.source.tokens.empty()) SQZ_RETURN_IF_ERROR(source.set_chat(std::move(chat)));
   SQZ_RETURN_IF_ERROR(
@@ -24,9 +27,6 @@ Status run_append(const AppendArguments& arguments, const ToolContext& context) 
   SQZ_ASSIGN_OR_RETURN(const FixedTokens tokens, source.tokens(source.documents()));
   SQZ_RETURN_IF_ERROR(check_appendable(*index, tokens.ids));
   SQZ_RETURN_IF_ERROR(index->check_whole({}, context.options.threads));
-  const bool in_place = arguments.output.empty() || arguments.output == arguments.index;
-  const std::string output = in_place ? arguments.index : arguments.output;
-  if (!in_place) SQZ_RETURN_IF_ERROR(check_output(output, arguments.force, source.files()));
 
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,

@@ -63,13 +63,6 @@ void warn_if_nothing_saved(const BuildPlan& plan, const std::string& label) {
       label);
 }
 
-std::vector<std::string> inputs_of(const BuildArguments& arguments,
-                                   std::vector<std::string> inputs) {
-  inputs.insert(inputs.end(), {arguments.layers, arguments.qmodel});
-  inputs.insert(inputs.end(), arguments.calibrate_with.begin(), arguments.calibrate_with.end());
-  return inputs;
-}
-
 // What --resume finds done.
 std::optional<BuiltIndex> built_before(const ModelDescription& model, const FixedTokens& tokens,
                                        const IndexTarget& target) {
@@ -82,7 +75,10 @@ std::optional<BuiltIndex> built_before(const ModelDescription& model, const Fixe
 Status check_jobs(std::vector<Job>& jobs, const Source& source, const BuildArguments& arguments,
                   const BuildOptions& options) {
   const ModelDescription& model = source.model().description;
-  const std::vector<std::string> inputs = inputs_of(arguments, source.files());
+  std::vector<std::string> outputs, inputs = files_of(arguments);
+  for (const Job& job : jobs) outputs.push_back(job.output);
+  for (std::string& path : paths_of(source.documents())) inputs.push_back(std::move(path));
+  if (!arguments.dry_run) SQZ_RETURN_IF_ERROR(check_not_inputs(outputs, inputs));
   for (Job& job : jobs) {
     const auto tokens = static_cast<int64_t>(job.tokens.ids.size());
     const auto plan = IndexBuilder::plan(model, tokens, options);
@@ -100,7 +96,7 @@ Status check_jobs(std::vector<Job>& jobs, const Source& source, const BuildArgum
       SQZ_RETURN_IF_ERROR(make_folder(fs::path(job.output).parent_path(), job.output));
     }
     job.built = built_before(model, job.tokens, {job.output, arguments.force, options});
-    if (!job.built) SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force, inputs));
+    if (!job.built) SQZ_RETURN_IF_ERROR(check_output(job.output, arguments.force));
   }
   return {};
 }
@@ -279,8 +275,7 @@ Status build_from_file(const BuildArguments& arguments, const ToolContext& conte
   const IndexTarget target{arguments.output, arguments.force, options};
   const auto built = built_before(info.model, {info.tokens, info.tokenizer_hash}, target);
   if (!built) {
-    SQZ_RETURN_IF_ERROR(
-        check_output(arguments.output, arguments.force, inputs_of(arguments, {arguments.capture})));
+    SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, files_of(arguments)));
   }
   Progress progress(context.progress_style(), "build");
   SQZ_ASSIGN_OR_RETURN(const BuiltIndex index,

@@ -248,11 +248,23 @@ class Journal {
   int64_t built_ = 0, there_ = 0, failed_ = 0, tokens_ = 0;
 };
 
+// No index of the corpus takes the place of what one of them is made from.
+Status check_outputs(const BuildArguments& arguments, const std::vector<ManifestEntry>& entries) {
+  std::vector<std::string> outputs, inputs = files_of(arguments);
+  for (const ManifestEntry& entry : entries) {
+    outputs.push_back(entry.output(arguments.output));
+    inputs.insert(inputs.end(), {entry.tokens, entry.capture});
+    inputs.insert(inputs.end(), entry.texts.begin(), entry.texts.end());
+  }
+  return check_not_inputs(outputs, inputs);
+}
+
 }  // namespace
 
 Status build_from_manifest(const BuildArguments& arguments, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const Shard shard, parse_shard(arguments.shard));
   SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, shard));
+  SQZ_RETURN_IF_ERROR(check_outputs(arguments, entries));
   SQZ_ASSIGN_OR_RETURN(std::deque<Device> devices, devices_of(arguments, context.options));
   Corpus corpus(arguments, context);
   Journal journal(arguments, context, entries.size());

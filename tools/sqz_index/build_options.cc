@@ -155,6 +155,14 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   });
 }
 
+std::vector<std::string> files_of(const BuildArguments& arguments) {
+  std::vector<std::string> out = files_of(arguments.source);
+  out.insert(out.end(),
+             {arguments.capture, arguments.manifest, arguments.layers, arguments.qmodel});
+  out.insert(out.end(), arguments.calibrate_with.begin(), arguments.calibrate_with.end());
+  return out;
+}
+
 Status check_arguments(const BuildArguments& arguments) {
   SQZ_RETURN_IF_ERROR(compress_options(arguments.rows, dtype_of(arguments), {}).status());
   const SourceOptions& source = arguments.source;

@@ -52,6 +52,9 @@ void add_build_options(CLI::App& app, BuildArguments& arguments);
 // Combinations that CLI11 cannot check.
 Status check_arguments(const BuildArguments& arguments);
 
+// The files that the options name, those of the model too; not the texts.
+std::vector<std::string> files_of(const BuildArguments& arguments);
+
 // The options, with what their files hold: the layer profile that is to be embedded, and the query
 // classifier, which `qmodel` keeps.
 Result<BuildOptions> full_options(const BuildArguments& arguments, const CommonOptions& common,

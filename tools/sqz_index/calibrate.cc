@@ -41,7 +41,9 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   SQZ_ASSIGN_OR_RETURN(
       calibration.prompts,
       encode_prompts(*tokenizer, prompts, index->metadata().model.vocab_size, chat));
-  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, arguments.prompts));
+  std::vector<std::string> inputs = model_files(arguments.source.model);
+  inputs.insert(inputs.end(), arguments.prompts.begin(), arguments.prompts.end());
+  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, inputs));
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
       load_runner(arguments.source.model, runner_options(arguments.source, context.options)));

@@ -90,7 +90,14 @@ Status write_page(const ReportArguments& arguments, const std::string& text) {
 }
 
 Status run_report(const ReportArguments& arguments, const ToolContext& context) {
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, arguments.files));
+  std::vector<std::string> read;
+  for (const std::string& path : arguments.files) {
+    read.push_back(path);
+    if (!std::filesystem::is_directory(path)) continue;
+    SQZ_ASSIGN_OR_RETURN(const auto files, corpus_files(path));
+    read.insert(read.end(), files.begin(), files.end());
+  }
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, read));
   HtmlPage page(arguments.title);
   Together together;
   std::vector<JsonText> inputs;

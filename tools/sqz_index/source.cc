@@ -31,6 +31,12 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
   add_run_dtype_option(app, options.run_dtype);
 }
 
+std::vector<std::string> files_of(const SourceOptions& options) {
+  std::vector<std::string> out = model_files(options.model);
+  out.insert(out.end(), {options.tokens, options.chat_format});
+  return out;
+}
+
 RunnerOptions runner_options(const SourceOptions& source, const CommonOptions& common) {
   return runner_options(source.run_dtype, common);
 }
@@ -104,8 +110,8 @@ Result<FixedTokens> Source::tokens(std::span<const Document> documents) const {
 }
 
 std::vector<std::string> Source::files() const {
-  std::vector<std::string> out = paths_of(documents_);
-  if (!options_.tokens.empty()) out.push_back(options_.tokens);
+  std::vector<std::string> out = files_of(options_);
+  for (std::string& path : paths_of(documents_)) out.push_back(std::move(path));
   return out;
 }
 

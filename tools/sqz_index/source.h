@@ -30,6 +30,8 @@ struct SourceOptions {
 };
 
 void add_source_options(CLI::App& app, SourceOptions& options);
+// The files that the options name, those of the model too; not the texts.
+std::vector<std::string> files_of(const SourceOptions& options);
 RunnerOptions runner_options(const SourceOptions& source, const CommonOptions& common);
 
 struct FixedTokens {
@@ -54,7 +56,7 @@ class Source {
   Status set_chat(std::optional<ChatFormat> chat);
   // Every file found under the arguments; empty if ids were given.
   const std::vector<Document>& documents() const { return documents_; }
-  // Every file that is read for its tokens.
+  // Every file that is read: of the model, and for tokens.
   std::vector<std::string> files() const;
   // The ids of `documents`, or of the NumPy file, checked against the model.
   Result<FixedTokens> tokens(std::span<const Document> documents) const;

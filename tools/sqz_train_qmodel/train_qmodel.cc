@@ -129,9 +129,11 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   if (!arguments.test.empty()) {
     SQZ_ASSIGN_OR_RETURN(test_documents, find_documents(arguments.test));
   }
-  std::vector<std::string> inputs = paths_of(documents);
-  for (std::string& path : paths_of(test_documents)) inputs.push_back(std::move(path));
-  SQZ_RETURN_IF_ERROR(check_not_input(options.checkpoint, inputs));
+  std::vector<std::string> inputs = model_files(arguments.model);
+  for (const auto& read : {documents, test_documents}) {
+    for (std::string& path : paths_of(read)) inputs.push_back(std::move(path));
+  }
+  SQZ_RETURN_IF_ERROR(check_not_inputs({options.checkpoint}, inputs));
   inputs.push_back(options.checkpoint);
   SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, inputs));
   SQZ_RETURN_IF_ERROR(check_checkpoint(options, arguments.force));
