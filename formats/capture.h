@@ -42,7 +42,8 @@ class CaptureReader {
 
 class CaptureWriter {
  public:
-  // Published like every other output: temporary name, rename at commit().
+  // Published like every other output: temporary name, rename at commit(). kIo if the disk has no
+  // room for the layers.
   static Result<std::unique_ptr<CaptureWriter>> create(const std::string& path, bool replace,
                                                        const CaptureInfo& info);
   virtual ~CaptureWriter() = default;

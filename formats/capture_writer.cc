@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 #include "formats/base/checked.h"
 #include "formats/base/file.h"
@@ -9,6 +11,18 @@ namespace sqz {
 namespace {
 
 constexpr int64_t kChunkRows = 4096;  // 1 MiB of float32 at head_dim 64: HDF5's default chunk cache
+
+constexpr std::string_view kErrno = "errno = ";  // in messages of HDF5
+
+// Of all layers, without cosines.
+uint64_t least_bytes(const CaptureInfo& info) {
+  uint64_t out = 0;
+  for (const CapturePart& part : capture_parts(info, false)) {
+    const auto floats = static_cast<uint64_t>(checked_elements(part.shape).value_or(0));
+    out += floats * sizeof(float) * static_cast<uint64_t>(info.model.layers);
+  }
+  return out;
+}
 
 // The type of T in memory and in the file.
 template <class T>
@@ -22,6 +36,11 @@ class Writer : public CaptureWriter {
  public:
   Writer(std::string path, AtomicFile output, CaptureInfo info)
       : path_(std::move(path)), output_(std::move(output)), info_(std::move(info)) {}
+
+  ~Writer() override {
+    const Hdf5Quiet quiet;
+    file_.reset();
+  }
 
   Status init() {
     const Hdf5Quiet quiet;
@@ -67,15 +86,18 @@ class Writer : public CaptureWriter {
     hsize_t bytes = 0;
     if (H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) < 0) return write_error("flush");
     if (H5Fget_filesize(file_.get(), &bytes) < 0) return write_error("file size");
-    file_.reset();
+    if (!file_.reset()) return write_error("close");
     SQZ_RETURN_IF_ERROR(output_.commit());
     return bytes;
   }
 
  private:
-  // HDF5 failing to write is the operating system's doing, not the file's.
-  Status write_error(const std::string& what) const {
-    return {Code::kIo, hdf5_error(path_, what).message()};
+  // HDF5 failing to write is the operating system's doing, not the file's. Its message has errno.
+  Status write_error(const std::string& call) const {
+    const std::string said = hdf5_error(path_, call).message();
+    const size_t at = said.find(kErrno);
+    if (at == std::string::npos) return {Code::kIo, said};
+    return io_error(path_, call, std::atoi(said.c_str() + at + kErrno.size()));
   }
 
   Status check(int64_t layer, const CapturedLayer& data) const {
@@ -111,10 +133,10 @@ class Writer : public CaptureWriter {
     const Hdf5Id space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr));
     Hdf5Id dataset(H5Dcreate2(file_.get(), name.c_str(), file, space.get(), links.get(),
                               properties.get(), H5P_DEFAULT));
-    if (!dataset.ok()) return write_error(name);
+    if (!dataset.ok()) return write_error("write " + name);
     if (data.empty()) return dataset;
     if (H5Dwrite(dataset.get(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) < 0) {
-      return write_error(name);
+      return write_error("write " + name);
     }
     return dataset;
   }
@@ -132,6 +154,7 @@ Result<std::unique_ptr<CaptureWriter>> CaptureWriter::create(const std::string& 
                                                              const CaptureInfo& info) {
   SQZ_ASSIGN_OR_RETURN(AtomicFile output, AtomicFile::create(Env::posix(), path, replace,
                                                              Temporary::kNamed));  // HDF5 opens it
+  SQZ_RETURN_IF_ERROR(Env::posix().check_room(path, least_bytes(info)));
   auto writer = std::make_unique<Writer>(path, std::move(output), info);
   SQZ_RETURN_IF_ERROR(writer->init());
   return std::unique_ptr<CaptureWriter>(std::move(writer));

@@ -77,11 +77,13 @@ Status check_stored(const Hdf5Dataset& dataset, hid_t file, bool compressed) {
 
 }  // namespace
 
-void Hdf5Id::reset() {
-  if (id_ >= 0) H5Idec_ref(std::exchange(id_, -1));  // closes, whatever it is
+bool Hdf5Id::reset() {
+  return id_ < 0 || H5Idec_ref(std::exchange(id_, -1)) >= 0;  // closes, whatever it is
 }
 
 Hdf5Quiet::Hdf5Quiet() {
+  // What could not be written is not to be written when the process ends: that crashes.
+  [[maybe_unused]] static const herr_t once = H5dont_atexit();
   H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }

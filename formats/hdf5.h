@@ -43,13 +43,14 @@ class Hdf5Id {
 
   hid_t get() const { return id_; }
   bool ok() const { return id_ >= 0; }
-  void reset();  // closes, ignoring errors
+  bool reset();  // closes; whether HDF5 could
 
  private:
   hid_t id_ = -1;
 };
 
-// Silences HDF5's printing while it lives.
+// Silences HDF5's printing while it lives. HDF5 does nothing when the process ends: what opens a
+// file closes it.
 class Hdf5Quiet {
  public:
   Hdf5Quiet();

@@ -19,14 +19,6 @@
 namespace sqz {
 namespace {
 
-Status io_error(const std::string& path, const char* call, int error) {
-  const Code code = error == ENOENT ? Code::kNotFound : error == EEXIST ? Code::kExists : Code::kIo;
-  std::string hint;
-  if (error == ENOSPC || error == EDQUOT)
-    hint = "; free some space on that file system and try again";
-  return {code, concat(path, ": ", call, ": ", std::strerror(error), hint)};
-}
-
 // Kernels and file systems without O_TMPFILE have several ways to say so.
 Status create_error(const std::string& path, Temporary kind, int error) {
   const bool unsupported =
@@ -280,6 +272,14 @@ Status exists_error(const std::string& path) {
 }
 
 }  // namespace
+
+Status io_error(const std::string& path, const std::string& call, int error) {
+  const Code code = error == ENOENT ? Code::kNotFound : error == EEXIST ? Code::kExists : Code::kIo;
+  std::string hint;
+  if (error == ENOSPC || error == EDQUOT)
+    hint = "; free some space on that file system and try again";
+  return {code, concat(path, ": ", call, ": ", std::strerror(error), hint)};
+}
 
 Env& Env::posix() {
   static PosixEnv env;

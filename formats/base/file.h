@@ -17,6 +17,10 @@
 
 namespace sqz {
 
+// What the operating system refused: "PATH: CALL: its words for `error`", of errno. kNotFound,
+// kExists or kIo.
+Status io_error(const std::string& path, const std::string& call, int error);
+
 // A read-only mapping of a whole file. Unmapped on destruction. Reading a page that the file no
 // longer has (truncated, or a failing disk) raises SIGBUS: see OpenMode in formats/sqz_file.h.
 class Mapping {

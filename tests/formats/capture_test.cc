@@ -439,5 +439,16 @@ TEST_F(CaptureTest, EqualInputGivesEqualFiles) {
   EXPECT_EQ(bytes(), bytes());
 }
 
+TEST_F(CaptureTest, AFullDiskIsFoundBeforeTheWork) {
+  CaptureInfo info = tiny_info();
+  info.model.layers = info.model.kv_heads = info.model.head_dim = 100000;
+  const auto writer = CaptureWriter::create(path_, false, info);
+  ASSERT_FALSE(writer.ok());
+  EXPECT_EQ(writer.status().code(), Code::kIo);
+  // 12 keys and values, 3 queries of 4 heads.
+  EXPECT_THAT(writer.status().message(), HasSubstr("needs 96000480000000000 bytes"));
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
 }  // namespace
 }  // namespace sqz

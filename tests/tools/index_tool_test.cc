@@ -496,6 +496,23 @@ TEST_F(IndexToolTest, SignalsStopABuildAndLeaveNothing) {
   }
 }
 
+#ifdef SQZ_WITH_TRAINING
+// A write beyond RLIMIT_FSIZE, as one to a full disk. A program of its own: HDF5 has its own ideas
+// of how a process ends.
+TEST_F(IndexToolTest, ACaptureThatFindsNoRoomIsOneError) {
+  write_all(path("a.txt"), std::string(4000, 'a'));
+  const std::string command =
+      concat("trap '' XFSZ; ulimit -f 100; exec " SQZ_INDEX_TOOL " capture --model ",
+             SQZ_SOURCE_DIR "/examples/models/nano ", path("a.txt"), " -o ", path("x.h5"));
+  const ToolRun full = run("/bin/sh", {"-c", command});
+  EXPECT_EQ(full.code, 1);
+  EXPECT_THAT(full.err, HasSubstr("x.h5: write /layers/"));
+  EXPECT_THAT(full.err, HasSubstr(": File too large"));
+  EXPECT_EQ(std::count(full.err.begin(), full.err.end(), '\n'), 1) << full.err;
+  EXPECT_EQ(files(), "a.txt\n");
+}
+#endif
+
 #ifndef SQZ_WITH_TRAINING
 TEST_F(IndexToolTest, WithoutLibTorchAModelIsRefusedWithTheWayOut) {
   const std::string model = SQZ_SOURCE_DIR "/examples/models/nano";
