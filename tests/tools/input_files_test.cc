@@ -60,9 +60,9 @@ TEST_F(InputFiles, OfAModelAreKeptWhereverTheyLie) {
 }
 
 TEST_F(InputFiles, OfOptionsAreKept) {
-  expect_kept("sqz-index", "chat.json",
-              {"build", path("a.txt"), "--chat-format", path("chat.json"), "-o",
-               path("chat.json")});
+  expect_kept(
+      "sqz-index", "chat.json",
+      {"build", path("a.txt"), "--chat-format", path("chat.json"), "-o", path("chat.json")});
 }
 
 TEST_F(InputFiles, IndexesBesideAModelAreReplaced) {

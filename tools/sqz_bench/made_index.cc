@@ -13,6 +13,7 @@
 #include "formats/sqz_metadata.h"
 #include "libindex/calibrate.h"
 #include "libindex/tree.h"
+#include "tools/common/signals.h"
 
 namespace sqz::bench {
 namespace {
@@ -49,8 +50,10 @@ Result<Calibration> calibration_of(const Options& options, const IndexMetadata& 
 
 Result<std::shared_ptr<const IndexFile>> IndexFile::create(const Options& options) {
   namespace fs = std::filesystem;
-  if (!options.save_index.empty())
+  if (!options.save_index.empty()) {
+    protect_output(options.save_index);
     return std::make_shared<const IndexFile>(options.save_index, true);
+  }
   static std::atomic<int> counter{0};
   std::error_code error;
   const fs::path folder =
@@ -60,8 +63,11 @@ Result<std::shared_ptr<const IndexFile>> IndexFile::create(const Options& option
                   bad_field("--directory", folder.string(), "no such folder",
                             "a folder for temporary files"));
   }
-  const std::string name = concat("sqz-bench.", ::getpid(), ".", counter.fetch_add(1), ".sqz");
-  return std::make_shared<const IndexFile>((folder / name).string(), false);
+  // A name that protect_output() looks for.
+  const std::string base = (folder / "sqz-bench").string();
+  protect_output(base);
+  return std::make_shared<const IndexFile>(
+      concat(base, ".tmp.", ::getpid(), ".", counter.fetch_add(1), ".sqz"), false);
 }
 
 IndexFile::~IndexFile() {
