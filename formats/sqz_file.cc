@@ -110,10 +110,7 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
   for (const LayerShape& shape : shapes) {
     s.layers_.push_back(view_of(s.metadata_, std::ssize(s.layers_), shape, s.container_));
   }
-  if (mode == OpenMode::kVerify) {
-    const Status whole = file->check_whole();
-    if (!whole.ok()) return Status(whole.code(), concat(path, ": ", whole.message()));
-  }
+  if (mode == OpenMode::kVerify) SQZ_RETURN_IF_ERROR(file->check_whole());
   return std::shared_ptr<const SqzFile>(std::move(file));
 }
 
@@ -148,7 +145,7 @@ Result<VerifyReport> SqzFile::verify(const std::function<void(uint64_t, uint64_t
 Status SqzFile::check_whole(const std::function<void(uint64_t, uint64_t)>& progress,
                             int threads) const {
   SQZ_ASSIGN_OR_RETURN(const VerifyReport report, verify(progress, threads));
-  return report.problems.empty() ? Status() : Status(Code::kCorrupt, report.problems.front());
+  return first_of(report.problems, path(), Code::kCorrupt);
 }
 
 }  // namespace sqz

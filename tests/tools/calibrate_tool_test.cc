@@ -7,6 +7,7 @@ namespace sqz {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 const std::string kIndex = "sqz-index";
@@ -110,14 +111,36 @@ TEST_F(CalibrateTool, BadInputLeavesTheIndexAsItWas) {
   };
   expect({"--prompts", path("none.txt")}, 3, "none.txt");
   expect(prompts("empty.txt", "\n\n"), 3, "empty.txt: prompts: found none");
-  expect(prompts("bad.txt", "good\n\xff\n"), 3, "prompt 2");
+  expect(prompts("bad.txt", "good\n\n\xff\n"), 3,
+         "bad.txt: line 3: text: not valid UTF-8 at byte 0");
+  expect(prompts("bad.jsonl", "{\"prompt\": \"\xff\"}\n"), 3, "bad.jsonl: line 1");
   expect(prompts("list.jsonl", "{\"prompt\": \"x\"}\n[1]\n"), 3, "list.jsonl: line 2");
   expect(prompts("typed.jsonl", "{\"prompt\": 5}\n"), 3, "typed.jsonl: line 1");
   expect(prompts("blank.jsonl", "{\"prompt\": \"\"}\n"), 3, "blank.jsonl: line 1");
   expect(prompts("cut.jsonl", "{\"prompt\": \"x\n"), 3, "cut.jsonl: line 1");
   std::string endless = prose(40000);
   std::replace(endless.begin(), endless.end(), '\n', ' ');
-  expect(prompts("long.txt", endless + "\n"), 2, "calibration prompt 1");
+  // Before the model runs, which takes long, and says how far it is.
+  for (auto more :
+       {prompts("long.txt", "short\n" + endless + "\n"),
+        prompts("long.jsonl", "{\"prompt\": \"short\"}\n{\"prompt\": \"" + endless + "\"}\n")}) {
+    more.push_back("--progress");
+    const ToolRun refused = calibrate("a.sqz", more);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, HasSubstr(more[1] + ": line 2: tokens: found "));
+    EXPECT_THAT(refused.err, Not(HasSubstr("%")));
+    more[0] = "--calibrate-with";
+    const ToolRun unbuilt = build("b.sqz", more);
+    EXPECT_EQ(unbuilt.code, 2);
+    EXPECT_THAT(unbuilt.err, HasSubstr(more[1] + ": line 2: tokens: found "));
+    EXPECT_THAT(unbuilt.err, Not(HasSubstr("%")));
+  }
+  std::string damage = before;
+  damage[damage.size() / 2] = static_cast<char>(damage[damage.size() / 2] ^ 1);
+  write_all(path("a.sqz"), damage);
+  const ToolRun damaged = calibrate("a.sqz", {"--prompts", path("q.txt")});
+  EXPECT_EQ(damaged.code, 3);
+  EXPECT_THAT(damaged.err, HasSubstr("a.sqz: tensor \""));
 }
 
 TEST_F(CalibrateTool, RefusesAnotherModelAndUsage) {

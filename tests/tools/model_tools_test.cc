@@ -275,6 +275,9 @@ TEST_F(ModelToolsTest, GenerateRefusesWhatItCannotServe) {
   EXPECT_THAT(bare.err, HasSubstr("--no-kv"));
   EXPECT_EQ(generate("none.sqz", {"--prompt", "x"}).code, 3);
   EXPECT_EQ(generate("a.sqz", {}, "\n\n").code, 2);  // no prompt at all
+  const ToolRun bytes = generate("a.sqz", {"--prompts", text_file("p.txt", "good\n\xff\n")});
+  EXPECT_EQ(bytes.code, 3);
+  EXPECT_THAT(bytes.err, HasSubstr("p.txt: line 2: text: not valid UTF-8 at byte 0"));
   EXPECT_EQ(generate("a.sqz", {"--prompt", "x", "--budget", "0.1", "--sparsity", "0.9"}).code, 2);
   EXPECT_EQ(generate("a.sqz", {"--prompt", "x", "--budget", "1.5"}).code, 2);
   EXPECT_EQ(generate("a.sqz", {"--prompt", "x", "--threshold", "0.1", "--levels", "2"}).code, 2);

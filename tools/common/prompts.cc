@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formats/json_fields.h"
+#include "formats/utf8.h"
 #include "tools/common/texts.h"
 
 namespace sqz {
@@ -16,53 +17,68 @@ Result<std::string> prompt_of_json(const std::string& line, const std::string& l
   return prompt;
 }
 
-Status read_file(Env& env, const std::string& path, std::vector<std::string>& out) {
+Result<std::string> prompt_of_text(const std::string& line, const std::string& label) {
+  const auto bad = find_invalid_utf8(line);
+  if (!bad) return line;
+  return Status(Code::kCorrupt, concat(label, ": text: not valid UTF-8 at byte ", *bad));
+}
+
+Status read_file(Env& env, const std::string& path, std::vector<Prompt>& out) {
   const bool json = path.ends_with(".jsonl");
   const size_t before = out.size();
   SQZ_RETURN_IF_ERROR(
       each_line(env, path, [&](const std::string& line, int64_t, const std::string& label) {
-        if (!json) {
-          out.push_back(line);
-          return Status();
-        }
-        SQZ_ASSIGN_OR_RETURN(std::string prompt, prompt_of_json(line, label));
+        SQZ_ASSIGN_OR_RETURN(std::string prompt,
+                             json ? prompt_of_json(line, label) : prompt_of_text(line, label));
         if (prompt.empty()) {
           return Status(Code::kCorrupt, bad_field(label, "prompt", "an empty text", "some text"));
         }
-        out.push_back(std::move(prompt));
+        out.push_back({std::move(prompt), label});
         return Status();
       }));
   if (out.size() > before) return {};
   return {Code::kCorrupt, bad_field(path, "prompts", "none", "at least one, one a line")};
 }
 
+Status check_ids(std::span<const int32_t> ids, const std::string& label,
+                 const ModelDescription& model, int64_t context) {
+  if (ids.empty()) return {Code::kCorrupt, bad_field(label, "tokens", "none", "some")};
+  const int64_t highest = *std::max_element(ids.begin(), ids.end());
+  if (highest >= model.vocab_size) {
+    return {Code::kMismatch,
+            bad_field(label, "token id", concat(highest),
+                      concat("below ", model.vocab_size, ", the vocabulary of the model"))};
+  }
+  const int64_t most = model.max_positions - context;
+  if (std::ssize(ids) <= most) return {};
+  return {Code::kInvalidArgument,
+          bad_field(label, "tokens", concat(ids.size()),
+                    concat("at most ", most, ": the model has ", model.max_positions,
+                           " positions, the context ", context, " tokens"))};
+}
+
 }  // namespace
 
-Result<std::vector<std::string>> read_prompts(Env& env, const std::vector<std::string>& paths) {
-  std::vector<std::string> out;
+Result<std::vector<Prompt>> read_prompts(Env& env, const std::vector<std::string>& paths) {
+  std::vector<Prompt> out;
   for (const std::string& path : paths) SQZ_RETURN_IF_ERROR(read_file(env, path, out));
   return out;
 }
 
 Result<std::vector<std::vector<int32_t>>> encode_prompts(const Tokenizer& tokenizer,
-                                                         const std::vector<std::string>& prompts,
-                                                         int64_t vocab_size,
+                                                         const std::vector<Prompt>& prompts,
+                                                         const ModelDescription& model,
+                                                         int64_t context,
                                                          const std::optional<ChatFormat>& chat) {
   std::vector<std::vector<int32_t>> out;
-  for (size_t i = 0; i < prompts.size(); ++i) {
+  for (const Prompt& prompt : prompts) {
     std::vector<int32_t>& ids = out.emplace_back();
-    const Status status = chat ? encode_question(tokenizer, *chat, prompts[i], ids)
-                               : tokenizer.encode(prompts[i], false, ids);
+    const Status status = chat ? encode_question(tokenizer, *chat, prompt.text, ids)
+                               : tokenizer.encode(prompt.text, false, ids);
     if (!status.ok()) {
-      return Status(Code::kCorrupt, concat("prompt ", i + 1, ": ", status.message()));
+      return Status(Code::kCorrupt, concat(prompt.label, ": ", status.message()));
     }
-    const int64_t highest = ids.empty() ? -1 : *std::max_element(ids.begin(), ids.end());
-    if (highest >= 0 && highest < vocab_size) continue;
-    return Status(ids.empty() ? Code::kCorrupt : Code::kMismatch,
-                  ids.empty()
-                      ? bad_field(concat("prompt ", i + 1), "tokens", "none", "some")
-                      : bad_field(concat("prompt ", i + 1), "token id", concat(highest),
-                                  concat("below ", vocab_size, ", the vocabulary of the model")));
+    SQZ_RETURN_IF_ERROR(check_ids(ids, prompt.label, model, context));
   }
   return out;
 }

@@ -270,7 +270,7 @@ Result<std::vector<std::string>> given_prompts(const GenerateArguments& argument
   std::vector<std::string> out = arguments.prompts;
   if (arguments.prompt_files.empty()) return out;
   SQZ_ASSIGN_OR_RETURN(auto read, read_prompts(Env::posix(), arguments.prompt_files));
-  out.insert(out.end(), read.begin(), read.end());
+  for (Prompt& prompt : read) out.push_back(std::move(prompt.text));
   return out;
 }
 

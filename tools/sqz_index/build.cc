@@ -205,15 +205,16 @@ void print_total(const std::vector<JsonMembers>& built, int64_t tokens, uint64_t
 }
 
 Result<CalibrationPrompts> calibration_prompts(const BuildArguments& arguments,
-                                               const Source& source) {
+                                               const Source& source, const std::vector<Job>& jobs) {
   CalibrationPrompts out;
   out.answer_tokens = arguments.answer_tokens;
   if (arguments.calibrate_with.empty()) return out;
   SQZ_ASSIGN_OR_RETURN(const auto prompts, read_prompts(Env::posix(), arguments.calibrate_with));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.source.model));
-  SQZ_ASSIGN_OR_RETURN(
-      out.prompts,
-      encode_prompts(*tokenizer, prompts, source.model().description.vocab_size, source.chat()));
+  int64_t longest = 0;
+  for (const Job& job : jobs) longest = std::max(longest, std::ssize(job.tokens.ids));
+  SQZ_ASSIGN_OR_RETURN(out.prompts, encode_prompts(*tokenizer, prompts, source.model().description,
+                                                   longest, source.chat()));
   return out;
 }
 
@@ -228,7 +229,8 @@ Status build_from_texts(const BuildArguments& arguments, const ToolContext& cont
   options.chat = source.chat_json();
   SQZ_ASSIGN_OR_RETURN(std::vector<Job> jobs, make_jobs(source, arguments));
   SQZ_RETURN_IF_ERROR(check_jobs(jobs, source, arguments, options));
-  SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts, calibration_prompts(arguments, source));
+  SQZ_ASSIGN_OR_RETURN(const CalibrationPrompts prompts,
+                       calibration_prompts(arguments, source, jobs));
   if (arguments.dry_run) return dry_run(jobs, source.model(), arguments, options, context);
 
   std::unique_ptr<Runner> runner;
