@@ -273,15 +273,16 @@ TEST_F(BenchTool, BadInput) {
 }
 
 // Prompts so long that no round ends in the time that a stop may take.
-TEST_F(BenchTool, StoppedItLeavesNoIndex) {
+TEST_F(BenchTool, StoppedItSaysSoAndLeavesNoIndex) {
   const ToolRun stopped =
       run("sqz-bench",
           {"prefill", "--tokens", "20000", "--queries", "16384", "--heads", "8", "--kv-heads", "1",
-           "--head-dim", "64", "--threads", "1", "--no-torch", "--directory", path("")},
+           "--head-dim", "64", "--threads", "1", "--no-torch", "--json", "--directory", path("")},
           "", {}, [&](pid_t child) {
             signal_when(child, SIGTERM, [&] { return files().find("sqz-bench") != files().npos; });
           });
   EXPECT_EQ(stopped.code, 143) << stopped.err;
+  EXPECT_EQ(stopped.last("error")["message"], "stopped by a signal");
   EXPECT_EQ(files(), "");
 }
 

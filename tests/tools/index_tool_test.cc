@@ -101,6 +101,21 @@ TEST_F(IndexToolTest, UsageErrorsExitWithTwo) {
                  "--threads");
 }
 
+TEST_F(IndexToolTest, UsageErrorsAreJsonToo) {
+  const std::vector<std::vector<std::string>> commands = {{"info", "--json", "--nonsense", "x"},
+                                                          {"info", "--nonsense", "x", "--json"},
+                                                          {"info", "--threads", "x", "--json"},
+                                                          {"bilud", "--json"},
+                                                          {"build", "--json"}};
+  for (const auto& command : commands) {
+    const ToolRun refused = run(kTool, command);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_EQ(refused.last("error")["code"], "invalid argument");
+    EXPECT_THAT(refused.err, HasSubstr(std::string(refused.last("error")["message"])));
+    EXPECT_EQ(refused.events().size(), 1u);
+  }
+}
+
 TEST_F(IndexToolTest, FilesOfOtherKindsAreNamed) {
   write_all(path("m.gguf"), std::string("GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16));
   write_all(path("a.txt"), "text");
@@ -486,12 +501,13 @@ TEST_F(IndexToolTest, SignalsStopABuildAndLeaveNothing) {
        {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}, std::pair{SIGHUP, 143}}) {
     const ToolRun stopped = run(kTool,
                                 {"build", "--capture", file, "-o", path("x.sqz"), "--iterations",
-                                 "10000", "--level-fractions", "0.3", "--progress"},
+                                 "10000", "--level-fractions", "0.3", "--progress", "--json"},
                                 "", {}, [&, number = signal](pid_t child) {
                                   signal_when(child, number, [&] { return has_spoken(); });
                                 });
     EXPECT_EQ(stopped.code, code) << stopped.err;
     EXPECT_THAT(stopped.err, HasSubstr("stopping"));
+    EXPECT_EQ(stopped.last("error")["message"], "stopped by a signal");
     EXPECT_EQ(files(), "capture.h5\n");
   }
 }

@@ -20,16 +20,25 @@ void write_stdout(const std::string& text) {
 
 }  // namespace
 
-void Output::event(const std::string& kind, const JsonMembers& fields) const {
-  if (!json_) return;
+void Output::line(const std::string& kind, const JsonMembers& fields, bool last) const {
+  const std::lock_guard lock(mutex_);
+  if (!json_ || ended_) return;
+  ended_ = last;
   JsonMembers line = fields;
   line["event"] = kind;
   write_stdout(JsonText(line).str() + "\n");
 }
 
+void Output::event(const std::string& kind, const JsonMembers& fields) const {
+  line(kind, fields, false);
+}
+
+void Output::error(const Status& status) const {
+  line("error", {{"code", code_name(status.code())}, {"message", status.message()}}, true);
+}
+
 void Output::result(const JsonMembers& fields, const Rows& rows) const {
-  has_result_ = true;
-  if (json_) return event("result", fields);
+  if (json_) return line("result", fields, true);
   size_t width = 0;
   for (const auto& [name, value] : rows) width = std::max(width, name.size());
   for (const auto& [name, value] : rows) {

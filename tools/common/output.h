@@ -1,7 +1,9 @@
 // What a tool writes to stdout: results and nothing else. With --json one JSON object a line, the
 // last of which is {"event": "result", ...} or {"event": "error", ...}; without, text for people.
+// Several threads may say something at once.
 #pragma once
 
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,17 +20,22 @@ class Output {
   explicit Output(bool json) : json_(json) {}
 
   bool json() const { return json_; }
-  bool has_result() const { return has_result_; }
-  // One line {"event": KIND, ...fields}; nothing without --json.
+  // One line {"event": KIND, ...fields}; nothing without --json, nor behind the last line.
   void event(const std::string& kind, const JsonMembers& fields) const;
   // The result: `fields` with --json, else `rows` as an aligned table.
   void result(const JsonMembers& fields, const Rows& rows) const;
+  // {"event": "error", "code", "message"}, unless there was a result: a command that fails after it
+  // (verify, of a damaged file) has said why.
+  void error(const Status& status) const;
   // Text as it is; nothing with --json.
   void text(const std::string& text) const;
 
  private:
+  void line(const std::string& kind, const JsonMembers& fields, bool last) const;
+
   bool json_;
-  mutable bool has_result_ = false;
+  mutable std::mutex mutex_;
+  mutable bool ended_ = false;  // the last line was written
 };
 
 // What was written to stdout is there: kIo after a full disk or a closed pipe.

@@ -1,5 +1,6 @@
 #include "tools/common/signals.h"
 
+#include <poll.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <unistd.h>
@@ -74,7 +75,7 @@ void wait_for_signal() {
   }
 }
 
-void watch(std::string tool) {
+void watch(std::string tool, std::function<void()> goodbye) {
   wait_for_signal();
   const std::string message =
       tool + (resumable ? ": stopping; the same command with --resume goes on\n" : ": stopping\n");
@@ -90,14 +91,16 @@ void watch(std::string tool) {
   Outputs& protected_outputs = outputs();
   const std::lock_guard lock(protected_outputs.mutex);
   for (const std::string& path : protected_outputs.paths) remove_temporaries(path);
+  pollfd out = {STDOUT_FILENO, POLLOUT, 0};
+  if (::poll(&out, 1, 0) == 1 && out.revents == POLLOUT) goodbye();  // else it would wait
   ::_exit(stop_exit_code());
 }
 
 }  // namespace
 
-void watch_signals(const std::string& tool) {
+void watch_signals(const std::string& tool, std::function<void()> goodbye) {
   sem_init(&signalled, 0, 0);
-  std::thread(watch, tool).detach();
+  std::thread(watch, tool, std::move(goodbye)).detach();
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction action = {};
     sigaction(signal, nullptr, &action);

@@ -14,8 +14,9 @@
 namespace sqz {
 
 // To be called once, first thing in main(). `tool` names the tool in messages. A signal that is
-// ignored when the tool starts stays ignored.
-void watch_signals(const std::string& tool);
+// ignored when the tool starts stays ignored. `goodbye` writes to standard output what there is to
+// say, a few hundred bytes, when work that cannot look is ended; not where nobody reads it.
+void watch_signals(const std::string& tool, std::function<void()> goodbye);
 
 bool stop_requested();
 // kCancelled if stop_requested(), else ok.

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <new>
 
 #include "tools/common/exit_codes.h"
@@ -185,7 +186,11 @@ int Tool::parse(int argc, char** argv, bool& done) {
     done = true;
     const auto chosen = app_.get_subcommands();
     const std::string help = chosen.empty() ? name_ : name_ + " " + chosen.front()->get_name();
-    std::cerr << name_ << ": " << printable(problem(error.what(), argc, argv)) << "\nRun '" << help
+    const std::string message = problem(error.what(), argc, argv);
+    // Options behind the wrong one may not have been read.
+    const bool json = options_.json || std::count(argv, argv + argc, std::string("--json")) > 0;
+    Output(json).error({Code::kInvalidArgument, message});
+    std::cerr << name_ << ": " << printable(message) << "\nRun '" << help
               << " --help' for what can be given.\n";
     return kExitUsage;
   }
@@ -196,28 +201,27 @@ int Tool::run(int argc, char** argv, bool sleeping_openmp) {
   const int code = parse(argc, argv, done);
   if (done) return code;
   if (sleeping_openmp) let_openmp_sleep(argv);
-  watch_signals(name_);
+  // The thread that watches may outlive this function.
+  const std::shared_ptr<const ToolContext> context(
+      new ToolContext{options_, Output(options_.json)});
+  watch_signals(name_, [context] { context->output.error(check_stop()); });
   set_up_log(name_, options_);
-  const ToolContext context{options_, Output(options_.json)};
   const auto run = [&]() -> Status {
     try {
-      return run_(context);
+      return run_(*context);
     } catch (const std::bad_alloc&) {
       return {Code::kOutOfMemory, "not enough memory; use fewer tokens or a larger machine"};
     } catch (const std::exception& error) {
       return {Code::kInternal, concat("unexpected failure: ", error.what())};
     }
   };
-  return finish(run(), context.output);
+  return finish(run(), context->output);
 }
 
 int Tool::finish(const Status& found, const Output& output) const {
   const Status status = found.ok() ? finish_stdout() : found;
   if (status.ok()) return kExitOk;
-  // A command that has said its result and fails (verify, of a damaged file) has said why.
-  if (!output.has_result()) {
-    output.event("error", {{"code", code_name(status.code())}, {"message", status.message()}});
-  }
+  output.error(status);
   if (stop_requested()) return stop_exit_code();
   spdlog::error("{}", printable(status.message()));
   return exit_code(status);
