@@ -115,9 +115,8 @@ size_t BatchServer::lay_out(void* base) {
 // By measurements at 128K with rows of 16 bits: where tiles are small-M a lookup and what else it
 // needs take 30 to 40 us of dense attention's 150 and a key with a mask as long as one without.
 // Elsewhere they take a quarter to a third of its time, and lists of the same head are read by
-// themselves: on an H100 calls of 32, 64, 128 and 256 requests take as long as dense attention
-// where lists have .75, .55, .51 and .63 of the keys. The first limit is lower for the sake of an
-// H200, where dense attention takes 156 us and not 203.
+// themselves: calls of 32, 64, 128 and 256 requests take as long as dense attention where lists
+// have .63 of the keys on an H200 and .75, .55, .51 and .63 on an H100.
 uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
   const bool small_m = prefill_small_m(shape_, blocks, setup_.device.multiprocessors);
   const int64_t each = small_m             ? slots * 92 / 100 - 17000

@@ -3,7 +3,7 @@
 import ctypes as c
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -84,8 +84,8 @@ def _is_torch(tensor: Any) -> Any:
     return torch if torch is not None and isinstance(tensor, torch.Tensor) else None
 
 
-def _current_device(tensor: Any) -> AbstractContextManager[Any]:
-    """Makes the tensor's GPU torch's current one: torch exports tensors of no other."""
+def _current_device(tensor: Any) -> Any:
+    """A context in which the tensor's GPU is torch's current one: torch exports tensors of no other."""
     torch = _is_torch(tensor)
     return torch.cuda.device(tensor.device) if torch is not None and tensor.is_cuda else nullcontext()
 

@@ -57,9 +57,10 @@ time.sleep(0.05)
 
 
 def test_a_forked_child_opens_its_own_session():
-    """With a thread of the parent inside the session when it forks."""
+    """With a thread of the parent inside the session when it forks, which Python 3.12 warns of."""
     end = python(OPEN + """
-import os, threading, time
+import os, threading, warnings
+warnings.simplefilter("ignore")
 threading.Thread(target=lambda: [call(0) for _ in range(10000)]).start()
 child = os.fork()
 if child == 0:
