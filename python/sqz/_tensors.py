@@ -87,7 +87,9 @@ def _is_torch(tensor: Any) -> Any:
 def _current_device(tensor: Any) -> Any:
     """A context in which the tensor's GPU is torch's current one: torch exports tensors of no other."""
     torch = _is_torch(tensor)
-    return torch.cuda.device(tensor.device) if torch is not None and tensor.is_cuda else nullcontext()
+    if torch is None or not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 def empty(name: str, like: Any, shape: tuple[int, ...], float32: bool = False) -> Any:

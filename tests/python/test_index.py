@@ -45,7 +45,8 @@ def test_verify_names_what_is_broken(index, tmp_path):
     data[8 + size + begin] ^= 1
     broken = tmp_path / "broken.sqz"
     broken.write_bytes(data)
-    with sqz.Index(broken) as other, pytest.raises(sqz.Error, match='broken.sqz: tensor "layers.0.values": XXH3-64: found') as raised:
+    sentence = 'broken.sqz: tensor "layers.0.values": XXH3-64: found'
+    with sqz.Index(broken) as other, pytest.raises(sqz.Error, match=sentence) as raised:
         other.verify()
     assert raised.value.status == 4
     with pytest.raises(sqz.Error, match='broken.sqz.*"layers.0.values": XXH3-64: found'):

@@ -60,7 +60,7 @@ def test_a_forked_child_opens_its_own_session():
     """With a thread of the parent inside the session when it forks, which Python 3.12 warns of."""
     end = python(OPEN + """
 import os, threading, warnings
-warnings.simplefilter("ignore")
+warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
 threading.Thread(target=lambda: [call(0) for _ in range(10000)]).start()
 child = os.fork()
 if child == 0:

@@ -41,7 +41,7 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   SQZ_ASSIGN_OR_RETURN(
       calibration.prompts,
       encode_prompts(*tokenizer, prompts, index->metadata().model, index->metadata().tokens, chat));
-  std::vector<std::string> inputs = model_files(arguments.source.model);
+  std::vector<std::string> inputs = files_of(arguments.source);
   inputs.insert(inputs.end(), arguments.prompts.begin(), arguments.prompts.end());
   SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, inputs));
   SQZ_ASSIGN_OR_RETURN(
