@@ -10,18 +10,6 @@ add_library(sqz_index_cuda_sm90 OBJECT
   ${SQZ_INDEX_CUDA_DIR}/kmeans/sm90/instantiations/d256.cu)
 sqz_cuda_target(sqz_index_cuda_sm90 90a-real)
 
-# Those for compute capability 10.0 need CUDA 12.8; an older one compiles their launches alone.
-add_library(sqz_index_cuda_sm100 OBJECT
-  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm100/instantiations/d64.cu
-  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm100/instantiations/d96.cu
-  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm100/instantiations/d128.cu
-  ${SQZ_INDEX_CUDA_DIR}/kmeans/sm100/instantiations/d256.cu)
-if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
-  sqz_cuda_target(sqz_index_cuda_sm100 100a-real)
-else()
-  sqz_cuda_target(sqz_index_cuda_sm100 90a-real)
-endif()
-
 add_library(sqz_index_cuda STATIC
   ${SQZ_INDEX_CUDA_DIR}/kmeans/kmeans.cc
   ${SQZ_INDEX_CUDA_DIR}/kmeans/means.cu
@@ -37,6 +25,6 @@ add_library(sqz_index_cuda STATIC
   ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d96.cu
   ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d128.cu
   ${SQZ_INDEX_CUDA_DIR}/kmeans/sm80/instantiations/d256.cu
-  $<TARGET_OBJECTS:sqz_index_cuda_sm90> $<TARGET_OBJECTS:sqz_index_cuda_sm100>)
+  $<TARGET_OBJECTS:sqz_index_cuda_sm90>)
 sqz_cuda_target(sqz_index_cuda "${SQZ_CUDA_ARCHITECTURES}")
 target_link_libraries(sqz_index_cuda PUBLIC sqz_runtime_cuda)

@@ -39,9 +39,6 @@ enum class AssignKernel : int32_t {
   kAuto = 0,    // the fastest that the current device and the shape allow
   kPlain = 1,   // any GPU from compute capability 8.0
   kHopper = 2,  // compute capability 9.0; d of 64, 96, 128 or 256
-  // Compute capability 10.0, and the same dimensions. Not among those of kAuto: it compiles, but no
-  // such GPU has run or measured it yet.
-  kBlackwell = 3,
 };
 
 // What a run found wrong with the points, as bits of KmeansParams::fault.

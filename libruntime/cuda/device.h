@@ -46,8 +46,6 @@ struct Device {
   bool has_clusters() const { return compiled >= 90; }
   // The instructions of 9.0 alone (wgmma): what sm90a kernels need.
   bool has_wgmma() const { return capability == 90 && compiled == 90; }
-  // Those of 10.0 alone: what sm100a kernels need.
-  bool has_tcgen05() const { return capability == 100; }
 };
 
 // kUnsupported if this program has no kernels for the GPU. `gpu` is one that check_probe() accepts.

@@ -5,7 +5,6 @@
 
 #include "libindex/cuda/kmeans/common/assign.h"
 #include "libindex/cuda/kmeans/resolve/kernel.h"
-#include "libindex/cuda/kmeans/sm100/kernel.h"
 #include "libindex/cuda/kmeans/sm80/kernel.h"
 #include "libindex/cuda/kmeans/sm90/kernel.h"
 #include "libindex/cuda/kmeans/update/kernel.h"
@@ -29,16 +28,13 @@ Result<Device> current_device() {
 
 // The one place where a kernel is chosen: what is required, and what is missing.
 Result<AssignKernel> choose_kernel(const KmeansParams& params, const Device& device) {
-  const bool dim = is_kernel_dim(params.shape.dim), hopper = device.has_wgmma() && dim;
-  const auto needs = [&](const char* kernel, const char* capability) {
-    return Status(Code::kUnsupported,
-                  concat("the ", kernel, " kernel needs compute capability ", capability,
-                         " and d of 64, 96, 128 or 256; here they are ", device.capability / 10,
-                         ".", device.capability % 10, " and ", params.shape.dim));
-  };
-  if (params.kernel == AssignKernel::kHopper && !hopper) return needs("Hopper", "9.0");
-  if (params.kernel == AssignKernel::kBlackwell && !(device.has_tcgen05() && dim)) {
-    return needs("Blackwell", "10.0");
+  const bool hopper = device.has_wgmma() && is_kernel_dim(params.shape.dim);
+  if (params.kernel == AssignKernel::kHopper && !hopper) {
+    return Status(
+        Code::kUnsupported,
+        concat("the Hopper kernel needs compute capability 9.0 and d of 64, 96, 128 or "
+               "256; here they are ",
+               device.capability / 10, ".", device.capability % 10, " and ", params.shape.dim));
   }
   if (params.kernel != AssignKernel::kAuto) return params.kernel;
   return hopper ? AssignKernel::kHopper : AssignKernel::kPlain;
@@ -231,14 +227,10 @@ class Run {
   Status assign_points() {
     if (shape_.dim == 32) return sm80::launch_assign<32>(assign_, stream_);
     return for_dim(shape_.dim, no_such_dim(shape_.dim), [&](auto dim) {
-      switch (kernel_) {
-        case AssignKernel::kHopper:
-          return sm90::launch_assign<dim.value>(assign_, assign_blocks_, stream_);
-        case AssignKernel::kBlackwell:
-          return sm100::launch_assign<dim.value>(assign_, assign_blocks_, stream_);
-        default:
-          return sm80::launch_assign<dim.value>(assign_, stream_);
+      if (kernel_ == AssignKernel::kHopper) {
+        return sm90::launch_assign<dim.value>(assign_, assign_blocks_, stream_);
       }
+      return sm80::launch_assign<dim.value>(assign_, stream_);
     });
   }
 

@@ -19,9 +19,4 @@ inline bool have_hopper() {
   return device.ok() && device->has_wgmma();
 }
 
-inline bool have_blackwell() {
-  const auto device = read_device(0);
-  return device.ok() && device->has_tcgen05();
-}
-
 }  // namespace sqz::cuda::test
