@@ -16,16 +16,6 @@ uint64_t pair_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
 
-// Calls visit(left, right) for each way to make `text` of two tokens.
-template <class Visit>
-void each_split(const TokenMap<int32_t>& vocab, std::string_view text, Visit visit) {
-  for (size_t cut = utf8_length(text[0]); cut < text.size(); cut += utf8_length(text[cut])) {
-    const auto left = vocab.find(text.substr(0, cut));
-    const auto right = vocab.find(text.substr(cut));
-    if (left != vocab.end() && right != vocab.end()) visit(*left, *right);
-  }
-}
-
 }  // namespace
 
 void Bpe::MergeTable::reserve(size_t count) {
@@ -172,47 +162,6 @@ Result<Bpe> Bpe::parse(const JsonObject& model) {
   SQZ_RETURN_IF_ERROR(bpe.parse_merges(model));
   bpe.index_common_characters();
   bpe.index_byte_tokens();
-  return bpe;
-}
-
-Bpe Bpe::from_scores(std::vector<ScoredPiece> pieces, int32_t unk,
-                     const std::array<int32_t, 256>* byte_tokens, int32_t first_stray,
-                     std::vector<std::string>& strays) {
-  Bpe bpe;
-  bpe.byte_fallback_ = byte_tokens != nullptr;
-  bpe.byte_tokens_.fill(-1);
-  if (byte_tokens != nullptr) bpe.byte_tokens_ = *byte_tokens;
-  bpe.unk_ = unk;
-  bpe.fuse_unk_ = true;
-
-  bpe.vocab_.reserve(pieces.size());
-  for (const ScoredPiece& piece : pieces) bpe.vocab_.emplace(piece.text, piece.id);
-  for (const ScoredPiece& piece : pieces) {
-    for (size_t offset = 0; offset < piece.text.size();) {
-      const std::string character(piece.text.substr(offset, utf8_length(piece.text[offset])));
-      offset += character.size();
-      const auto id = first_stray + static_cast<int32_t>(strays.size());
-      if (bpe.vocab_.emplace(character, id).second) strays.push_back(character);
-    }
-  }
-  bpe.index_common_characters();
-
-  size_t count = 0;
-  for (const ScoredPiece& piece : pieces) {
-    each_split(bpe.vocab_, piece.text, [&](const auto&, const auto&) { ++count; });
-  }
-  bpe.merges_.reserve(count);
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const ScoredPiece& a, const ScoredPiece& b) { return a.score > b.score; });
-  uint32_t rank = 0;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    // Equal scores are one rank: the leftmost pair is joined first.
-    if (i > 0 && pieces[i].score != pieces[i - 1].score) ++rank;
-    each_split(bpe.vocab_, pieces[i].text, [&](const auto& left, const auto& right) {
-      bpe.add_joint(left.first, right.first);
-      bpe.merges_.insert(left.second, right.second, {rank, pieces[i].id});
-    });
-  }
   return bpe;
 }
 

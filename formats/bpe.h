@@ -28,20 +28,6 @@ class Bpe {
   // Reads the object "model". Vocabulary ids must be distinct and merges must name known tokens.
   static Result<Bpe> parse(const JsonObject& model);
 
-  // SentencePiece's BPE: two adjacent tokens are joined if the result is one of `pieces` (distinct,
-  // valid UTF-8), those of the highest score first, whatever they are made of. A character of a
-  // piece that is no piece itself can still be joined: such characters are appended to `strays` and
-  // get ids from `first_stray` on, which encode() gives where they stay alone. Other characters
-  // give their bytes' tokens, or `unk` once for a run of them if `byte_tokens` is null.
-  struct ScoredPiece {
-    std::string_view text;
-    int32_t id;
-    float score;
-  };
-  static Bpe from_scores(std::vector<ScoredPiece> pieces, int32_t unk,
-                         const std::array<int32_t, 256>* byte_tokens, int32_t first_stray,
-                         std::vector<std::string>& strays);
-
   const TokenMap<int32_t>& vocab() const { return vocab_; }
 
  private:

@@ -49,8 +49,8 @@ JsonText to_json(const ChatFormat& chat);
 // What an index was built with; none if without.
 Result<std::optional<ChatFormat>> chat_of(const SqzFile& index);
 
-// Append the ids of a context in its turn and of a question in its own. A tokenizer.model without
-// tokenizer.json is kUnsupported, an empty text kInvalidArgument.
+// Append the ids of a context in its turn and of a question in its own. An empty text is
+// kInvalidArgument.
 Status encode_context(const Tokenizer& tokenizer, const ChatFormat& chat, std::string_view context,
                       std::vector<int32_t>& ids);
 Status encode_question(const Tokenizer& tokenizer, const ChatFormat& chat,

@@ -1,8 +1,8 @@
-// Text to token ids and back, with the ids that Hugging Face `tokenizers` or SentencePiece give.
+// Text to token ids and back, with the ids that Hugging Face `tokenizers` gives.
 //
-// Two file formats: tokenizer.json (byte-level BPE, as Llama 3, Qwen 2/3 and GPT-2 use it, and the
-// BPE with byte fallback that converted SentencePiece models use) and SentencePiece
-// tokenizer.model. A tokenizer is immutable after loading and may be used from several threads.
+// The file is tokenizer.json with byte pair encoding: byte-level, as in Llama 3, Qwen 2/3 and
+// GPT-2, or with byte fallback, as transformers writes it for a SentencePiece model. A tokenizer is
+// immutable after loading, and several threads may use it.
 #pragma once
 
 #include <cstdint>
@@ -26,40 +26,35 @@ struct TextPart {
 
 class Tokenizer {
  public:
-  // Loads DIR/tokenizer.json, else DIR/tokenizer.model; `path` may also name the file itself. What
-  // the file asks for that is not done here (another normalizer, model or pre-tokenizer) is
-  // kUnsupported and named.
+  // Loads DIR/tokenizer.json; `path` may also name the file itself. A normalizer, model,
+  // pre-tokenizer, post-processor or decoder that this class does not know is kUnsupported, and the
+  // message names it. Truncation and padding are ignored.
   static Result<std::unique_ptr<Tokenizer>> load(const std::string& path, Env& env = Env::posix());
+  // `json` is the content of a tokenizer.json, which `label` names in messages.
+  static Result<std::unique_ptr<Tokenizer>> parse(std::string_view json, const std::string& label);
   virtual ~Tokenizer() = default;
 
   // Appends the ids of `text` to `ids`. Special tokens written out in the text are recognised.
-  // With `add_special`, what the file's post-processor adds (usually BOS) is added.
-  // Text that is not valid UTF-8 is kInvalidArgument and says at which byte; so is text of more
-  // than 1 GiB. After an error `ids` is as it was.
-  //
-  // SentencePiece models: as in Hugging Face's LlamaTokenizer, `add_special` puts the model's BOS
-  // first. Control pieces written out in the text ("<s>") are plain text, as libsentencepiece has
-  // it; user-defined pieces are recognised. A tokenizer.json's truncation and padding are ignored.
+  // With `add_special`, the tokens of the file's post-processor (usually BOS) are added.
+  // Text that is not valid UTF-8 is kInvalidArgument, and the message names the byte; so is text of
+  // more than 1 GiB. After an error `ids` is as it was.
   virtual Status encode(std::string_view text, bool add_special,
                         std::vector<int32_t>& ids) const = 0;
 
-  // Appends the ids of the parts one after the other, which are one text: a token may begin in one
-  // part and end in the next. Adds no special tokens. kUnsupported but for a tokenizer.json.
-  virtual Status encode_parts(std::span<const TextPart>, std::vector<int32_t>&) const {
-    return {Code::kUnsupported,
-            "this tokenizer recognises no special tokens in a text: a tokenizer.json is needed"};
-  }
+  // Appends the ids of the parts, which form one text: a token may begin in one part and end in the
+  // next. Adds no special tokens.
+  virtual Status encode_parts(std::span<const TextPart> parts, std::vector<int32_t>& ids) const = 0;
 
-  // The text of `ids`; special tokens are left out unless asked for. Bytes that do not form valid
-  // UTF-8 are replaced by U+FFFD, as `tokenizers` does. An id outside the vocabulary is
+  // The text of `ids`; special tokens are left out unless `keep_special`. Bytes that do not form
+  // valid UTF-8 are replaced by U+FFFD, as `tokenizers` does. An id outside the vocabulary is
   // kInvalidArgument.
   virtual Result<std::string> decode(std::span<const int32_t> ids,
                                      bool keep_special = false) const = 0;
 
   virtual int64_t vocab_size() const = 0;  // highest id + 1
   virtual std::optional<int32_t> token_to_id(std::string_view token) const = 0;
-  // What `add_special` puts first: the first token of the post-processor's template, or the model's
-  // BOS; empty if the tokenizer adds none (Qwen 2, GPT-2).
+  // The first token of the post-processor's template, which `add_special` puts first; empty if the
+  // tokenizer adds none (Qwen 2, GPT-2).
   virtual std::optional<int32_t> bos_token() const = 0;
   // XXH3-64 hex of the file's bytes.
   virtual const std::string& hash() const = 0;

@@ -1,16 +1,19 @@
-#include "formats/tokenizer_files.h"
-
 #include <algorithm>
 #include <unordered_map>
 
 #include "formats/base/hash.h"
 #include "formats/bpe.h"
+#include "formats/tokenizer.h"
 #include "formats/tokenizer_added.h"
 #include "formats/tokenizer_steps.h"
 #include "formats/utf8.h"
 
 namespace sqz {
 namespace {
+
+// Bytes of a text that is encoded, at most. Symbols of one word are counted with 32 bits, and
+// byte-level text is at most twice as long.
+constexpr size_t kLongestText = size_t{1} << 30;
 
 struct TokenText {
   std::string text;
@@ -19,7 +22,7 @@ struct TokenText {
 
 class JsonTokenizer : public Tokenizer {
  public:
-  static Result<std::unique_ptr<Tokenizer>> parse(const JsonObject& root, std::string hash) {
+  static Result<std::unique_ptr<Tokenizer>> make(const JsonObject& root, std::string hash) {
     SQZ_ASSIGN_OR_RETURN(const std::string version, root.string_or("version", "1.0"));
     if (version != "1.0") return root.unsupported("version", quote_text(version));
     SQZ_ASSIGN_OR_RETURN(const JsonObject model, root.object("model"));
@@ -172,14 +175,14 @@ class JsonTokenizer : public Tokenizer {
 
 }  // namespace
 
-Result<std::unique_ptr<Tokenizer>> load_json_tokenizer(std::string_view text,
-                                                       const std::string& path) {
-  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(text, path));
-  if (!json.root().is_object()) {
-    return Refuse{path}("the document", describe_json(json.root()), "an object");
+Result<std::unique_ptr<Tokenizer>> Tokenizer::parse(std::string_view json,
+                                                    const std::string& label) {
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument document, parse_json(json, label));
+  if (!document.root().is_object()) {
+    return Refuse{label}("the document", describe_json(document.root()), "an object");
   }
-  return JsonTokenizer::parse({json.root(), path, ""},
-                              hex(xxh3_64(std::as_bytes(std::span(text)))));
+  return JsonTokenizer::make({document.root(), label, ""},
+                             hex(xxh3_64(std::as_bytes(std::span(json)))));
 }
 
 }  // namespace sqz

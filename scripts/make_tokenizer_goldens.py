@@ -1,22 +1,18 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/tokenizer: small tokenizers, and the ids that Hugging Face `tokenizers` and
-`sentencepiece` give for the adversarial texts of texts.json. A new text is a line of that file; a
-new feature of tokenizer.json is a line of variants.json, whose cases this fills in.
+"""Makes tests/golden/tokenizer: small tokenizers, and the ids that Hugging Face `tokenizers` gives
+for the adversarial texts of texts.json and for a book. A new text is a line of texts.json; a new
+feature of tokenizer.json is a line of variants.json, whose cases this fills in.
 
-Needs: pip install tokenizers sentencepiece==0.1.97 xxhash
-(the version whose ids formats/ gives: later ones break ties of unigram models the other way)
+Needs: pip install tokenizers xxhash
 
     scripts/make_tokenizer_goldens.py                 ids of the stored tokenizers again
-    scripts/make_tokenizer_goldens.py --train FILE... train the stored tokenizers anew first
-    scripts/make_tokenizer_goldens.py --corpus DIR    also corpus_hashes.json, for every .txt below DIR
+    scripts/make_tokenizer_goldens.py --train FILE... train the stored byte-level tokenizers anew first
 """
 import argparse
 import json
 import pathlib
 import struct
-import tempfile
 
-import sentencepiece
 import tokenizers
 import xxhash
 from tokenizers import models, pre_tokenizers, trainers
@@ -24,6 +20,7 @@ from tokenizers import models, pre_tokenizers, trainers
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests/golden/tokenizer"
 NANO = ROOT / "examples/models/nano/tokenizer.json"
+BOOK = ROOT / "examples/texts/dracula.txt"
 
 LONGEST_STORED = 400  # ids; longer lists are stored as a hash
 
@@ -52,14 +49,6 @@ def hugging_face(tokenizer):
             lambda ids, keep: tokenizer.decode(ids, skip_special_tokens=not keep))
 
 
-def sentence_piece(path):
-    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    # Versions of the library differ in how they give control pieces back; only the text
-    # without them is compared.
-    return (lambda text: [model.bos_id()] + model.encode(text),
-            lambda ids, keep: model.decode([i for i in ids if not model.is_control(i)]))
-
-
 def compact(value):
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
@@ -72,8 +61,6 @@ def encoders():
     yield "nano", *hugging_face(tokenizers.Tokenizer.from_file(str(NANO)))
     for name in ("qwen2", "gpt2", "ignore_merges", "llama2", "llama2_metaspace"):
         yield name, *hugging_face(tokenizers.Tokenizer.from_file(str(GOLDEN / f"{name}.json")))
-    for name in ("spm_bpe", "spm_unigram", "spm_symbols"):
-        yield name, *sentence_piece(GOLDEN / f"{name}.model")
 
 
 def train_byte_level(name, texts):
@@ -105,52 +92,6 @@ def train(texts):
     ignore["model"]["merges"] = [m for m in merges if m[0] + m[1] in made or m[0] + m[1] in used]
     write_json(GOLDEN / "ignore_merges.json", ignore)
 
-    with tempfile.TemporaryDirectory() as directory:
-        corpus = pathlib.Path(directory) / "corpus.txt"
-        corpus.write_text("\n".join(texts))
-        for kind in ("bpe", "unigram"):
-            sentencepiece.SentencePieceTrainer.train(
-                input=str(corpus), model_prefix=f"{directory}/{kind}", model_type=kind,
-                vocab_size=1200 if kind == "bpe" else 800, byte_fallback=True, split_digits=True,
-                normalization_rule_name="identity" if kind == "bpe" else "nmt_nfkc",
-                remove_extra_whitespaces=kind != "bpe", allow_whitespace_only_pieces=True,
-                character_coverage=0.9995, max_sentence_length=100000, minloglevel=2)
-            model = pathlib.Path(f"{directory}/{kind}.model")
-            (GOLDEN / f"spm_{kind}.model").write_bytes(model.read_bytes())
-        # Rules of its own, no bytes, symbols that merges must not touch, and many unknown characters.
-        rules = pathlib.Path(directory) / "rules.tsv"
-        rules.write_text("FF21\tA\n41\t61\nFB01\t66 69\n2160 2160\t32\n09\t20\nA0\t20\n"
-                         "65 301\tE9\nAD\t\n")
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(corpus), model_prefix=f"{directory}/symbols", model_type="bpe",
-            vocab_size=600, normalization_rule_tsv=str(rules), character_coverage=0.99,
-            user_defined_symbols=["<|im_start|>", "<|im_", "the", "he", "''", "\u2581\u2581", "7"],
-            max_sentence_length=100000, minloglevel=2)
-        (GOLDEN / "spm_symbols.model").write_bytes(
-            pathlib.Path(f"{directory}/symbols.model").read_bytes())
-    convert_llama2()
-
-
-def convert_llama2():
-    """The pieces of spm_bpe.model in tokenizer.json, in the two shapes that conversion has had."""
-    model = sentencepiece.SentencePieceProcessor(model_file=str(GOLDEN / "spm_bpe.model"))
-    pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    # As transformers does: every way to make a piece of two pieces, best pieces first, then the
-    # earlier left and right parts first.
-    merges = []
-    for piece in pieces:
-        local = [(piece[:i], piece[i:]) for i in range(1, len(piece))
-                 if piece[:i] in vocab and piece[i:] in vocab]
-        local.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-        merges += [(vocab[piece], pair) for pair in local]
-    merges.sort(key=lambda merge: -model.get_score(merge[0]))
-    for name, made in (("llama2", [f"{a} {b}" for _, (a, b) in merges]),
-                       ("llama2_metaspace", [list(pair) for _, pair in merges])):
-        golden = json.loads((GOLDEN / f"{name}.json").read_text())
-        golden["model"].update(vocab=vocab, merges=made)
-        write_json(GOLDEN / f"{name}.json", golden)
-
 
 def make_variants(texts):
     """The cases of variants.json: JSON patches of one tiny tokenizer, each showing one feature in its ids.
@@ -179,7 +120,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", nargs="+", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--corpus", type=pathlib.Path, metavar="DIR")
     arguments = parser.parse_args()
     GOLDEN.mkdir(parents=True, exist_ok=True)
     if arguments.train:
@@ -190,16 +130,12 @@ def main():
     for name, encode, decode in encoders():
         write_json(GOLDEN / f"{name}_ids.json", [golden(text, encode(text), decode) for text in texts])
     make_variants(texts)
-    if arguments.corpus:
-        hashes = {}
-        files = sorted(arguments.corpus.rglob("*.txt"))
-        texts = [file.read_bytes().decode() for file in files]
-        for name, encode, _ in encoders():
-            hashes[name] = {}
-            for file, text in zip(files, texts):
-                ids = encode(text)
-                hashes[name][str(file.relative_to(arguments.corpus))] = [len(ids), hash_ids(ids)]
-        write_json(GOLDEN / "corpus_hashes.json", hashes)
+    book = BOOK.read_bytes().decode()
+    hashes = {}
+    for name, encode, _ in encoders():
+        ids = encode(book)
+        hashes[name] = [len(ids), hash_ids(ids)]
+    write_json(GOLDEN / "book_hashes.json", hashes)
 
 
 if __name__ == "__main__":

@@ -216,13 +216,5 @@ TEST_F(ChatFormatTest, RefusesAnEmptyText) {
   EXPECT_TRUE(encode_question(Bytes(), chat, " ", ids).ok());
 }
 
-TEST_F(ChatFormatTest, ASentencePieceModelHasNoTurns) {
-  const auto tokenizer = load_golden("spm_bpe");
-  std::vector<int32_t> ids;
-  const Status status = encode_context(*tokenizer, {}, "x", ids);
-  EXPECT_EQ(status.code(), Code::kUnsupported);
-  EXPECT_THAT(status.message(), HasSubstr("tokenizer.json"));
-}
-
 }  // namespace
 }  // namespace sqz

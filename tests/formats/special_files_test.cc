@@ -34,8 +34,6 @@ TEST(SpecialFiles, AreRefusedAtOnce) {
       {"npy", [&](const auto& path) { return read_npy_tokens(env, path).status(); }},
       {"capture", [](const auto& path) { return CaptureReader::open(path).status(); }},
       {"tokenizer.json", [](const auto& path) { return Tokenizer::load(path + ".json").status(); }},
-      {"tokenizer.model",
-       [](const auto& path) { return Tokenizer::load(path + ".model").status(); }},
       {"prompts and texts", [&](const auto& path) { return read_text_file(env, path).status(); }}};
   testing::TemporaryDirectory folder;
   const auto make_each = [&](const std::string& path, const std::function<void()>& check) {

@@ -1,9 +1,6 @@
 sqz_test(tokenizer_test tokenizer_test.cc tokenizer_malformed_test.cc tokenizer_parts_test.cc
-  tokenizer_sentencepiece_test.cc
   LABELS unit LINK sqz_tokenizer)
 set_target_properties(tokenizer_test PROPERTIES UNITY_BUILD ON)
-# Compares with Hugging Face's ids on every file of a folder of texts; see the file's head.
-sqz_test(tokenizer_corpus_test tokenizer_corpus_test.cc LABELS unit LINK sqz_tokenizer)
 if(NOT SQZ_SANITIZE)
   sqz_executable(tokenizer_bench ${PROJECT_SOURCE_DIR}/tests/bench/tokenizer_bench.cc
     LINK sqz_tokenizer)

@@ -19,7 +19,7 @@ inline std::string golden_path(const std::string& name) {
 
 inline std::string tokenizer_path(const std::string& name) {
   if (name == "nano") return concat(SQZ_SOURCE_DIR, "/examples/models/nano/tokenizer.json");
-  return golden_path(name + (name.starts_with("spm_") ? ".model" : ".json"));
+  return golden_path(name + ".json");
 }
 
 inline Json read_golden(const std::string& name) {

@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "formats/tokenizer_files.h"
+#include "formats/tokenizer.h"
 #include "tests/common/json.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/tokenizer_golden.h"
@@ -156,7 +156,7 @@ class MalformedFile : public MalformedTokenizer {};
 TEST_F(MalformedFile, EveryTruncationIsRefused) {
   const std::string text = kGood;
   for (size_t length = 0; length < text.size(); ++length) {
-    const Status status = load_json_tokenizer(text.substr(0, length), "tokenizer.json").status();
+    const Status status = Tokenizer::parse(text.substr(0, length), "tokenizer.json").status();
     EXPECT_EQ(status.code(), Code::kCorrupt) << length << ": " << status.message();
   }
 }
@@ -168,7 +168,7 @@ TEST_F(MalformedFile, EveryFlippedBitIsHandled) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string text = kGood;
       text[byte] = static_cast<char>(text[byte] ^ (1 << bit));
-      const Status status = load_json_tokenizer(text, "tokenizer.json").status();
+      const Status status = Tokenizer::parse(text, "tokenizer.json").status();
       refused += status.ok() ? 0 : 1;
       EXPECT_TRUE(status.ok() || !status.message().empty());
     }
@@ -235,19 +235,6 @@ TEST_F(MalformedFile, NulInTokensIsAByteLikeOthers) {
   std::vector<int32_t> ids;
   ASSERT_TRUE((*tokenizer)->encode(std::string("a\0b", 3), false, ids).ok());
   EXPECT_EQ(ids, (std::vector<int32_t>{0, 9, 1}));
-}
-
-TEST_F(MalformedFile, SentencePieceModels) {
-  const std::string model = *read_text_file(Env::posix(), testing::golden_path("spm_bpe.model"));
-  ASSERT_TRUE(load(model, "tokenizer.model").ok());
-  for (const std::string& bad :
-       {std::string(), std::string("not a model"), std::string(1000, '\0'),
-        model.substr(0, model.size() / 2), std::string("PK\x03\x04"), std::string("{}")}) {
-    const Status status = load(bad, "tokenizer.model");
-    EXPECT_EQ(status.code(), Code::kCorrupt) << bad.size();
-    EXPECT_THAT(status.message(), AllOf(HasSubstr("tokenizer.model: content: found"),
-                                        HasSubstr("expected a SentencePiece model")));
-  }
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 #include "tests/common/tiny_layers.h"
 #include "tests/common/tiny_qmodel.h"
 #include "tests/formats/raw_safetensors.h"
-#include "tests/formats/tokenizer_sentencepiece_file.h"
 
 namespace sqz::testing {
 namespace {
@@ -143,18 +142,6 @@ void write_checkpoints(const std::filesystem::path& folder) {
                    true);
 }
 
-void write_sentencepiece(const std::filesystem::path& folder) {
-  for (const auto kind : {ModelFile::kUnigram, ModelFile::kBpe}) {
-    ModelFile file(kind);
-    for (const char* text : {"\xe2\x96\x81", "I", "t", "It", "'", "s", "1", "12", "\xc3\xa9"}) {
-      file.add(text, -static_cast<float>(std::strlen(text)));
-    }
-    file.add("<s>", 0, kControl).add("x\xef\xac\x81", 0, kUserDefined);
-    write_file(at(folder, kind == ModelFile::kBpe ? "bpe" : "unigram"), file.str());
-    if (kind == ModelFile::kBpe) write_file(at(folder, "bytes"), file.add_bytes().str());
-  }
-}
-
 // Every name in a JSON object below, in quotes.
 void collect_names(const nlohmann::json& json, std::set<std::string>& names) {
   for (const auto& [name, value] : json.items()) {
@@ -201,7 +188,6 @@ Status write_all(const std::filesystem::path& folder) {
   SQZ_RETURN_IF_ERROR(testing::write_npy_tokens(env, at(seeds / "npy_fuzz", "ids.npy"), ids, true));
   write_capture(at(seeds / "capture_fuzz", "one_layer"));
   write_checkpoints(seeds / "checkpoint_fuzz");
-  write_sentencepiece(seeds / "sentencepiece_fuzz");
   write_dictionary(seeds, at(folder / "dictionaries", "json.dict"));
   return {};
 }

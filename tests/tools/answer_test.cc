@@ -12,6 +12,9 @@ class ByteTokenizer : public Tokenizer {
     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
     return {};
   }
+  Status encode_parts(std::span<const TextPart>, std::vector<int32_t>&) const override {
+    return {Code::kUnsupported, "no parts"};
+  }
   Result<std::string> decode(std::span<const int32_t> ids, bool) const override {
     std::string out;
     for (size_t i = 0; i < ids.size(); ++i) {

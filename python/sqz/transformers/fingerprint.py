@@ -11,7 +11,6 @@ from transformers.utils import cached_file
 from xxhash import xxh3_64_hexdigest
 
 _SHARDS = ("model.safetensors", "model.safetensors.index.json")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _SAMPLES, _SAMPLE = 16, 4096  # blocks of a shard's data, and bytes of a block
 
 
@@ -72,10 +71,10 @@ def difference(index: dict[str, Any], model: dict[str, Any]) -> str:
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """XXH3-64 of the file that a tokenizer was loaded from; FileNotFoundError if there is none."""
-    path = _checkpoint_file(tokenizer.name_or_path, _TOKENIZERS, None)
+    path = _checkpoint_file(tokenizer.name_or_path, ("tokenizer.json",), None)
     if path is None:
-        raise FileNotFoundError(f"tokenizer: neither {' nor '.join(_TOKENIZERS)} was found for "
-                                f"{tokenizer.name_or_path!r}; pass no tokenizer to leave it unchecked")
+        raise FileNotFoundError(f"tokenizer: no tokenizer.json was found for {tokenizer.name_or_path!r}; "
+                                "pass no tokenizer to leave it unchecked")
     with open(path, "rb") as file:
         return _hash(file.read())
 
