@@ -35,10 +35,8 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/queries.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/shares.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode/classify/weights.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/gather_cache/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/lookup/sm80/choose.cu ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/attend/sm80/merge.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/upload/requantise_rows/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/unpack_rows/kernel.cu
   ${SQZ_RUNTIME_CUDA_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda "${SQZ_CUDA_ARCHITECTURES}")

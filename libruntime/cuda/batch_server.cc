@@ -27,23 +27,6 @@ int64_t part_of(int64_t requests, int64_t most) {
   return (requests + parts - 1) / parts;
 }
 
-// Whether rows of a cache lie at multiples of 16 bytes that 32 bits can count.
-bool rows_have_numbers(const EngineCache& cache, const IndexMetadata& metadata) {
-  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  constexpr int64_t kUnit = 8;  // elements
-  if (!aligned(cache.keys) || !aligned(cache.values) || cache.token_stride % kUnit != 0 ||
-      cache.head_stride % kUnit != 0 || cache.page_stride % kUnit != 0) {
-    return false;
-  }
-  const bool paged = cache.page_size != 0;
-  const auto last = [](int64_t count) { return static_cast<double>(count - 1); };
-  const double most =
-      last(metadata.model.kv_heads) * static_cast<double>(cache.head_stride) +
-      last(paged ? cache.page_size : cache.tokens) * static_cast<double>(cache.token_stride) +
-      (paged ? last(cache.pages) * static_cast<double>(cache.page_stride) : 0);
-  return most < static_cast<double>(kUnit) * UINT32_MAX;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setup,
@@ -59,11 +42,8 @@ Result<std::unique_ptr<BatchServer>> BatchServer::create(const ServerSetup& setu
   return server;
 }
 
-// With an estimate of what is not chosen, the kernels of prompts serve calls that select.
 BatchServer::BatchServer(const ServerSetup& setup)
-    : setup_(setup),
-      shape_(prefill_shape(setup.index->metadata())),
-      selects_(setup.clusters && !setup.estimate) {}
+    : setup_(setup), shape_(prefill_shape(setup.index->metadata())), selects_(setup.clusters) {}
 
 // Lists of about the same size.
 QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
@@ -132,9 +112,7 @@ bool BatchServer::serves(const AttendCall& call, bool selects) const {
   const bool coded = layer.coded_keys.bits > 0;
   const bool fits = !coded || (metadata.model.head_dim <= kMostCodedDim &&
                                metadata.model.kv_heads * layer.slots < int64_t{kExactRow});
-  const bool reads = call.cache == nullptr ? setup_.uploaded->keys_values() && fits
-                                           : selects && rows_have_numbers(*call.cache, metadata);
-  return call.tokens >= least_requests(selects, coded) && reads && call.dtype == metadata.dtype &&
+  return call.tokens >= least_requests(selects, coded) && fits && call.dtype == metadata.dtype &&
          (!selects || selects_);
 }
 
@@ -143,10 +121,6 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
   PrefillAttend attend;
   attend.shape = shape_;
   attend.keys = prefill_keys(params);
-  if (call.cache != nullptr) {
-    attend.keys.keys = params.cache.keys;
-    attend.keys.values = params.cache.values;
-  }
   const bool coded = params.coded.present();
   const int64_t each = part_of(call.tokens, most_);
   for (int64_t first = 0; first < call.tokens; first += each) {
@@ -168,10 +142,9 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
       batch.lookup.requests = static_cast<int32_t>(requests);
       batch.chunk = attend.blocks.block_tokens;
       batch.exact = static_cast<int32_t>(params.exact);
-      batch.cache = params.cache;
       batch.means = coded ? params.coded.count : 0;
-      if (call.cache == nullptr && !coded) batch.rows = nullptr;
-      if (call.cache == nullptr && histories_ != nullptr && params.slots >= kLeastHistory) {
+      if (!coded) batch.rows = nullptr;
+      if (histories_ != nullptr && params.slots >= kLeastHistory) {
         const int64_t size = std::bit_width(static_cast<uint64_t>(requests)) - 1;
         batch.history = histories_ + call.layer * kHistories + std::min(size, kHistories - 1);
         batch.most = most_keys(attend.blocks, params.slots);

@@ -17,9 +17,8 @@ class BatchServer {
   static Result<std::unique_ptr<BatchServer>> create(const ServerSetup& setup,
                                                      int64_t lookup_requests);
 
-  // Whether a call of one token a request is one for this server: it has several requests, of the
-  // index's element type, for keys and values that are on the GPU; those of an engine's cache only
-  // where they are looked up.
+  // Whether this server takes a call of one token a request: it has several requests, and its
+  // queries are of the index's element type.
   bool serves(const AttendCall& call, bool selects) const;
 
   // params: of all tokens of the call; `selects`: what they read is looked up, else the layer is

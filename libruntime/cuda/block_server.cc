@@ -8,7 +8,6 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
-#include "libruntime/select/runs.h"
 
 namespace sqz::cuda {
 namespace {
@@ -30,10 +29,7 @@ BlockServer::BlockServer(const ServerSetup& setup)
       shape_(prefill_shape(setup.index->metadata())),
       chunks_(setup.block, setup.max_tokens) {
   for (const LookupParams& lookup : setup.lookups) {
-    int64_t clusters = 0;
     for (int k = 0; setup.blocks_look_up && k < lookup.levels; ++k) {
-      clusters += lookup.level[k].clusters;
-      scored_ = std::max(scored_, clusters);
       width_ = std::max<int64_t>(width_, lookup.level[k].clusters);
       slots_ = std::max<int64_t>(slots_, lookup.slots);
     }
@@ -49,7 +45,7 @@ Status BlockServer::allocate() {
   if (wanted_ != nullptr) {
     SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, kScopes, wanted_));
   }
-  if (setup_.uploaded->keys_values() && setup_.index->metadata().rows != RowKind::k16) {
+  if (setup_.index->metadata().rows != RowKind::k16) {
     SQZ_RETURN_IF_ERROR(
         take_memory(unpacked_memory_, [&](void* base) { return lay_out_unpacked(base); }));
   }
@@ -71,10 +67,9 @@ size_t BlockServer::lay_out_sm80(void* base) {
   const int64_t block_tokens = chunks_.block_tokens(setup_.max_tokens);
   const int64_t tokens = std::min(setup_.max_tokens, sm80_.blocks * block_tokens);
   if (setup_.lookups[0].pages) {
-    const int64_t rows = setup_.group == GroupPolicy::kMax ? model.group_size() : 1;
-    const int64_t queries = block_tokens * model.group_size() / rows;
+    const int64_t queries = block_tokens * model.group_size();
     lookup_.pieces = static_cast<int32_t>(std::clamp<int64_t>(queries / kPieceQueries, 1, 16));
-    lookup_.parts = layout.take<float>(pairs * rows * lookup_.pieces * 2 * model.head_dim);
+    lookup_.parts = layout.take<float>(pairs * lookup_.pieces * 2 * model.head_dim);
   } else if (setup_.buckets == nullptr) {
     lookup_.sums = layout.take<float2>(tokens * model.query_heads * kSm80Parts);
     lookup_.lse = layout.take<float>(tokens * model.query_heads);
@@ -86,11 +81,6 @@ size_t BlockServer::lay_out_sm80(void* base) {
   lookup_.token.alive = layout.take<uint32_t>(pairs * 2 * width_);
   sm80_.table = layout.take<int2>(sm80_.blocks);
   wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * model.kv_heads);
-  if (setup_.estimate) {
-    lookup_.estimates.capacity = scored_;
-    lookup_.estimates.list = layout.take<uint32_t>(pairs * scored_);
-    lookup_.estimates.counts = layout.take<uint32_t>(pairs);
-  }
   uncounted_ = layout.take<unsigned long long>(3);
   // Lists have an entry beyond their last run, which is read with them.
   lists_.capacity = run_capacity(width_);
@@ -110,23 +100,10 @@ size_t BlockServer::lay_out_sm90(void* base) {
   attend_bytes_ = std::max(prefill_attend_workspace(shape_, all, multiprocessors),
                            prefill_attend_workspace(shape_, chunk, multiprocessors));
   attend_memory_ = layout.take<std::byte>(attend_bytes_);
-  if (!setup_.uploaded->keys_values()) {
-    int64_t slots = 0, exact = 0;  // of the layer with most
-    for (const LayerView& view : setup_.index->layers) {
-      slots = std::max(slots, view.slots);
-      exact = std::max(exact, view.exact);
-    }
-    const int64_t row = heads * setup_.model().head_dim * 2;
-    gathered_.keys = layout.take<std::byte>(slots * row);
-    gathered_.values = layout.take<std::byte>(slots * row);
-    gathered_.exact_keys = layout.take<std::byte>(exact * row);
-    gathered_.exact_values = layout.take<std::byte>(exact * row);
-  }
   if (width_ == 0) return layout.used();
   sm90_.table = layout.take<int2>(sm90_.blocks);
   if (!setup_.clusters) return layout.used();
-  lookup_bytes_ =
-      prefill_lookup_workspace(shape_, chunk, static_cast<int32_t>(width_), setup_.group);
+  lookup_bytes_ = prefill_lookup_workspace(shape_, chunk, static_cast<int32_t>(width_));
   lookup_memory_ = layout.take<std::byte>(lookup_bytes_);
   for (RunLists& to : level_lists_) {
     to.capacity = (width_ + 1) / 2;
@@ -173,7 +150,6 @@ Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockChunk& 
     to.wanted = wanted_of(scope, call.layer);
   }
   lookup.blocks = chunk.blocks;
-  lookup.policy = setup_.group;
   SQZ_RETURN_IF_ERROR(setup_.buckets != nullptr
                           ? setup_.buckets->look_up_blocks(call, chunk, lookup)
                           : sm80_lookup(lookup, static_cast<cudaStream_t>(call.stream)));
@@ -186,7 +162,6 @@ Result<RunLists> BlockServer::look_up_sm90(const AttendCall& call, const BlockCh
   PrefillLookup lookup;
   lookup.shape = shape_;
   lookup.blocks = chunk.blocks;
-  lookup.policy = setup_.group;
   lookup.queries = rows_from(call, setup_.model(), chunk.first).q;
   lookup.counters = counters;
   for (int k = 0; k < levels.levels; ++k) {
@@ -213,8 +188,7 @@ Result<RunLists> BlockServer::look_up_sm90(const AttendCall& call, const BlockCh
 // ---- Attention.
 
 bool BlockServer::takes_sm90(const AttendCall& call) const {
-  return attend_memory_ != nullptr && (call.cache != nullptr) != setup_.uploaded->keys_values() &&
-         call.dtype == setup_.index->metadata().dtype;
+  return attend_memory_ != nullptr && call.dtype == setup_.index->metadata().dtype;
 }
 
 Status BlockServer::attend(const AttendCall& call, const AttendParams& params, bool looks_up,
@@ -235,13 +209,6 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
     rows.lists = own.lists;
     return unpack_rows(rows, blocks, unpacked_, means, stream);
   };
-  if (sm90 && call.cache != nullptr) {
-    SQZ_RETURN_IF_ERROR(gather_cache(params, gathered_, stream));
-    own.keys = gathered_.keys;
-    own.values = gathered_.values;
-    own.exact_keys = gathered_.exact_keys;
-    own.exact_values = gathered_.exact_values;
-  }
   chunks_.list(call);
   if (!looks_up) {
     // Dense layers count like the others, one selection a block.
@@ -267,9 +234,7 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
       SQZ_RETURN_IF_ERROR(unpack(chunk.blocks.count, counters + 2));
     }
     SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, chunk.blocks, stream)
-                             : attend_sm80(own, chunk.blocks,
-                                           looks_up ? estimates_of(call.layer) : Sm80Estimates(),
-                                           stream));
+                             : attend_sm80(own, chunk.blocks, stream));
   }
   return {};
 }
@@ -289,10 +254,10 @@ Status BlockServer::attend_sm90(const AttendParams& params, const QueryBlocks& b
 }
 
 Status BlockServer::attend_sm80(const AttendParams& params, const QueryBlocks& blocks,
-                                const Sm80Estimates& estimates, cudaStream_t stream) const {
-  Sm80Attend attend = {params, blocks, estimates, partials_};
+                                cudaStream_t stream) const {
+  Sm80Attend attend = {params, blocks, partials_};
   const bool single = blocks.block_tokens == 1 && blocks.count * params.kv_heads <= kMostPairs;
-  if (!single || setup_.estimate) return sm80_attend(attend, stream);
+  if (!single) return sm80_attend(attend, stream);
   attend.params.requests = blocks.count;
   attend.params.after_lookup = false;
   return decode_attend(attend.params, stream);
@@ -309,36 +274,6 @@ Result<RunLists> BlockServer::select(const AttendCall& call, bool sm90) {
       const BlockChunk chunk,
       chunks_.next(begin, memory.blocks, memory.table, static_cast<cudaStream_t>(call.stream)));
   return look_up(call, chunk, sm90, uncounted_);
-}
-
-Sm80Estimates BlockServer::estimates_of(int64_t layer) const {
-  Sm80Estimates out = lookup_.estimates;
-  const DeviceLayer& from = setup_.uploaded->layer(layer);
-  const int levels = setup_.lookups[static_cast<size_t>(layer)].levels;
-  for (int k = 0; out.list != nullptr && k < levels; ++k) {
-    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - levels + k)];
-    out.level[k] = {level.centroids, level.value_means, level.log_sizes, level.clusters};
-  }
-  return out;
-}
-
-Result<std::vector<std::vector<ClusterRun>>> BlockServer::estimated(int64_t layer) const {
-  const Sm80Estimates& from = lookup_.estimates;
-  std::vector<std::vector<ClusterRun>> out(static_cast<size_t>(setup_.model().kv_heads));
-  if (from.list == nullptr) return out;
-  const int first_level =
-      setup_.uploaded->layer(layer).levels - setup_.lookups[static_cast<size_t>(layer)].levels;
-  std::vector<uint32_t> counts(out.size());
-  SQZ_RETURN_IF_ERROR(read_back(from.counts, counts));
-  for (size_t h = 0; h < out.size(); ++h) {
-    std::vector<uint32_t> list(counts[h]);
-    SQZ_RETURN_IF_ERROR(read_back(from.list + static_cast<int64_t>(h) * from.capacity, list));
-    for (const uint32_t item : list) {
-      const uint32_t level = static_cast<uint32_t>(first_level) + (item >> kLevelShift);
-      extend(out[h], {level, item & ((1u << kLevelShift) - 1), 1});
-    }
-  }
-  return out;
 }
 
 }  // namespace sqz::cuda

@@ -11,7 +11,6 @@
 #include "libruntime/cuda/block_chunks.h"
 #include "libruntime/cuda/server_setup.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
-#include "libruntime/kernels/cuda/prefill/gather_cache/kernel.h"
 #include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.h"
 #include "libruntime/kernels/cuda/prefill/unpack_rows/kernel.h"
 
@@ -22,9 +21,8 @@ class BlockServer {
   // Takes all memory. The device is current.
   static Result<std::unique_ptr<BlockServer>> create(const ServerSetup& setup);
 
-  // Whether the kernels for Hopper take a call: of the index's element type, on a GPU of compute
-  // capability 9.0, from the index's own keys and values or, where those were not uploaded, from an
-  // engine's cache, which is brought into the order of the index first, layer by layer.
+  // Whether the kernels for Hopper take a call: its queries are of the index's element type, and
+  // the GPU has compute capability 9.0.
   bool takes_sm90(const AttendCall& call) const;
 
   // params: of all tokens of the call; `looks_up`: whether the layer's keys are found by a lookup,
@@ -34,8 +32,6 @@ class BlockServer {
   // The runs of the first block: lists of pairs, one a KV head. They are there when the stream is
   // done.
   Result<RunLists> select(const AttendCall& call, bool sm90);
-  // What that select() left to be estimated, a KV head each. Waits for the GPU.
-  Result<std::vector<std::vector<ClusterRun>>> estimated(int64_t layer) const;
 
  private:
   // What grows with the blocks that are served at once.
@@ -58,8 +54,7 @@ class BlockServer {
   Status attend_sm90(const AttendParams& params, const QueryBlocks& blocks,
                      cudaStream_t stream) const;
   Status attend_sm80(const AttendParams& params, const QueryBlocks& blocks,
-                     const Sm80Estimates& estimates, cudaStream_t stream) const;
-  Sm80Estimates estimates_of(int64_t layer) const;
+                     cudaStream_t stream) const;
   const uint32_t* wanted_of(int scope, int64_t layer) const {
     return wanted_ + (scope * std::ssize(setup_.lookups) + layer) * setup_.model().kv_heads;
   }
@@ -67,7 +62,7 @@ class BlockServer {
   ServerSetup setup_;
   PrefillShape shape_;
   BlockChunks chunks_;
-  int64_t width_ = 0, scored_ = 0, slots_ = 0;  // clusters of a level, of all, slots: the most
+  int64_t width_ = 0, slots_ = 0;  // most clusters of a level, most slots
 
   Chunk sm80_;
   uint32_t* wanted_ = nullptr;               // [scopes, layers, Hkv]
@@ -80,8 +75,6 @@ class BlockServer {
   RunLists level_lists_[2];  // of the levels in turn
   std::byte *lookup_memory_ = nullptr, *attend_memory_ = nullptr;
   int64_t lookup_bytes_ = 0, attend_bytes_ = 0;
-  // Of the layer that is served, where they come from a cache.
-  GatheredKeys gathered_;
 
   // Of the layer that is served, where it has rows of codes: [Hkv, M, d].
   DeviceMemory unpacked_memory_;

@@ -5,7 +5,6 @@
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
-#include "libruntime/kernels/cuda/common/head_dims.h"
 
 namespace sqz::cuda {
 namespace {
@@ -59,27 +58,13 @@ class Placement {
     }
     return reinterpret_cast<const uint32_t*>(first);
   }
-  // Rows of codes as rows of 8 bits.
+  // Rows of 8 bits, if there are any.
   CodedRows take_codes(int64_t layer, const CodedRows& from, const LayerView& view) {
     const int64_t count = from.bits > 0 ? view.kv_heads * view.slots : 0;
     const auto* scales = static_cast<const std::byte*>(from.scales);
-    if (!from.rotated()) {
-      return {.bits = from.bits,
-              .codes = take(layer, from.codes, count * view.head_dim),
-              .scales = take(layer, scales, count * dtype_size(view.dtype))};
-    }
-    Copy copy;
-    copy.layer = layer;
-    copy.from = from.codes;
-    copy.bytes = static_cast<size_t>(count * view.head_dim);
-    copy.to = place(copy.bytes);
-    copy.turned = {.scales = scales,
-                   .scales_to = place(static_cast<size_t>(count) * 2),
-                   .rotation = view.rotation,
-                   .dim = view.head_dim,
-                   .dtype = view.dtype};
-    copies_.push_back(copy);
-    return {.bits = 8, .codes = copy.to, .scales = copy.turned.scales_to};
+    return {.bits = from.bits,
+            .codes = take(layer, from.codes, count * view.head_dim),
+            .scales = take(layer, scales, count * dtype_size(view.dtype))};
   }
   size_t used() const { return used_; }
 
@@ -128,9 +113,6 @@ Status check_sizes(const ServedIndex& index) {
       return {Code::kUnsupported, concat("device_type 2 (CUDA): found ", view.slots + view.exact,
                                          " keys a KV head; expected at most ", kMostKeys)};
     }
-    if (view.coded_values.rotated() && !is_kernel_dim(view.head_dim)) {
-      return no_such_dim(static_cast<int>(view.head_dim));
-    }
     if (weight_bytes(1, view.classifier.hidden) <= static_cast<int64_t>(kPiece)) continue;
     return {Code::kUnsupported,
             concat("device_type 2 (CUDA): found a query classifier of ", view.classifier.hidden,
@@ -176,7 +158,6 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.slots = view.slots;
     out.exact = view.exact;
     out.positions = place.take(l, view.positions, heads * view.slots * 4);
-    if (!keys_values_) continue;
     out.exact_keys = rows(view.exact_keys, view.exact);
     out.exact_values = rows(view.exact_values, view.exact);
     out.keys = rows(view.keys, view.slots);
@@ -203,7 +184,6 @@ Result<std::shared_ptr<DeviceIndex>> DeviceIndex::create(std::shared_ptr<const S
   std::shared_ptr<DeviceIndex> out(new DeviceIndex);
   out->index_ = std::move(index);
   out->device_ = options.device;
-  out->keys_values_ = options.keys_values && out->index_->metadata().has_kv;
   out->layers_.resize(out->index_->layers.size());
   for (const LayerView& view : out->index_->layers) {
     out->page_offsets_.push_back(page_offsets(view));

@@ -35,9 +35,9 @@ struct DeviceLayer {
   ClassifierNetwork classifier;
   int64_t slots = 0;                    // M
   const uint32_t* positions = nullptr;  // [Hkv, M]
-  const void* keys = nullptr;           // [Hkv, M, d]; null if they were left out
+  const void* keys = nullptr;           // [Hkv, M, d]
   const void* values = nullptr;
-  // In their place, device pointers: of 8 bits, whatever the index has; bits 0: none.
+  // Rows of 8 bits in their place, device pointers; bits 0: none.
   CodedRows coded_keys, coded_values;
   const uint32_t* clusters_of_slots = nullptr;  // [Hkv, M] as CodedSource::clusters; rows of codes
   int64_t exact = 0;                            // E
@@ -55,7 +55,6 @@ class DeviceIndex {
   DeviceIndex& operator=(const DeviceIndex&) = delete;
 
   int device() const { return device_; }
-  bool keys_values() const { return keys_values_; }
   const DeviceLayer& layer(int64_t index) const { return layers_[static_cast<size_t>(index)]; }
   size_t bytes() const { return bytes_; }
   // Returns once the layer is there, or with the error that the upload met.
@@ -68,7 +67,6 @@ class DeviceIndex {
 
   std::shared_ptr<const ServedIndex> index_;
   int device_ = 0;
-  bool keys_values_ = true;
   std::vector<DeviceLayer> layers_;
   std::vector<std::vector<uint32_t>> page_offsets_;  // what the file does not store, by layer
   void* memory_ = nullptr;

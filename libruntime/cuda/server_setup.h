@@ -15,14 +15,6 @@ namespace sqz::cuda {
 
 class BucketLookup;
 
-// What became of the slots and clusters of a token, a KV head each.
-struct FoundRuns {
-  explicit FoundRuns(size_t heads = 0) : runs(heads), estimated(heads) {}
-
-  std::vector<std::vector<KeyRun>> runs;  // read
-  std::vector<std::vector<ClusterRun>> estimated;
-};
-
 // The pointers live as long as the session.
 struct ServerSetup {
   const ServedIndex* index = nullptr;
@@ -33,11 +25,9 @@ struct ServerSetup {
   bool clusters = false;                  // are looked up: the selector squeezed selects
   bool blocks_look_up = false;            // blocks of tokens do, of clusters, pages or buckets
   const BucketLookup* buckets = nullptr;  // of the selector saap; else null
-  GroupPolicy group = GroupPolicy::kMean;
-  bool estimate = false;           // what is looked up but not chosen
-  int64_t block = 0;               // tokens that share a selection; 0 = all of a request
-  int64_t max_tokens = 0;          // of a call
-  int64_t max_request_tokens = 0;  // of one of its requests
+  int64_t block = 0;                      // tokens that share a selection; 0 = all of a request
+  int64_t max_tokens = 0;                 // of a call
+  int64_t max_request_tokens = 0;         // of one of its requests
   Device device;
 
   const ModelDescription& model() const { return index->metadata().model; }

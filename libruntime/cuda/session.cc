@@ -22,9 +22,8 @@ bool has_blocks(const AttendCall& call) {
 
 CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
-  if (selecting && (estimate_ || (is_saap() && !buckets_->fits()))) return Route::kPrefillSm80;
-  // The selector ideal selects for each token by itself, as decoding does.
-  if (blocks_ != nullptr && has_blocks(call) && !(selecting && is_ideal())) {
+  if (selecting && is_saap() && !buckets_->fits()) return Route::kPrefillSm80;
+  if (blocks_ != nullptr && has_blocks(call)) {
     return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
   }
   if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
@@ -40,14 +39,10 @@ Status CudaSession::check_call(const AttendCall& call) const {
   if (selects(call.layer) && buckets_ != nullptr) {
     SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
   }
-  if (is_coded(call.layer)) {
-    if (call.cache == nullptr) return {};
-    return unsupported_on_gpu("found a layer with rows of codes and args.cache",
-                              "the index's own keys and values");
-  }
+  if (is_coded(call.layer)) return {};
   if (blocks_ != nullptr || !has_blocks(call)) return {};
   // What is read without a lookup is the same for every token.
-  if (!selects(call.layer) || static_ != nullptr || is_ideal()) return {};
+  if (!selects(call.layer) || static_ != nullptr) return {};
   return unsupported_on_gpu("found a request with several query tokens",
                             "one token a request, as options.max_request_tokens says");
 }
@@ -99,7 +94,6 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   if (!params.lists.of_heads) params.counters = &counters_[call.layer].selections;
   params.workspace = attend_workspace_;
   params.device = gpu_;
-  if (call.cache != nullptr) params.cache = cache_source(*call.cache, *index_, layer);
   params.coded = coded_source(layer);
   return params;
 }
@@ -120,10 +114,6 @@ Status CudaSession::count_known(const AttendCall& call) {
 
 Status CudaSession::attend(const AttendCall& call) {
   SQZ_RETURN_IF_ERROR(check_call(call));
-  if (call.cache == nullptr && !uploaded_->keys_values()) {
-    return unsupported_on_gpu("found no keys and values on the GPU",
-                              "args.cache, or an index uploaded with them");
-  }
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
   if (selects(call.layer) && static_ != nullptr) SQZ_RETURN_IF_ERROR(count_known(call));
@@ -150,10 +140,10 @@ Status CudaSession::attend(const AttendCall& call) {
   return {};
 }
 
-// found_.runs from the lists of the first pairs, once the stream is done.
+// Fills found_ from the lists of the first pairs, once the stream is done.
 Status CudaSession::read_runs(const AttendCall& call, const RunLists& lists) {
   SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(static_cast<cudaStream_t>(call.stream)));
-  std::vector<RunTotals> all(found_.runs.size());
+  std::vector<RunTotals> all(found_.size());
   SQZ_RETURN_IF_ERROR(read_back(lists.totals, all));
   for (size_t h = 0; h < all.size(); ++h) {
     const RunTotals& totals = all[h];
@@ -166,7 +156,7 @@ Status CudaSession::read_runs(const AttendCall& call, const RunLists& lists) {
     SQZ_RETURN_IF_ERROR(read_back(lists.first + at, first));
     SQZ_RETURN_IF_ERROR(read_back(lists.before + at, before));
     for (uint32_t r = 0; r < totals.runs; ++r) {
-      extend(found_.runs[h], {first[r], before[r + 1] - before[r]});
+      extend(found_[h], {first[r], before[r + 1] - before[r]});
     }
   }
   return {};
@@ -183,15 +173,14 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
   const int64_t slots = uploaded_->layer(call.layer).slots;
   const Route route = route_of(call);
-  found_ = FoundRuns(heads);
+  found_.assign(heads, {});
   if (!selects(call.layer)) {
-    if (slots > 0) found_.runs.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
+    if (slots > 0) found_.assign(heads, {KeyRun{0, static_cast<uint32_t>(slots)}});
   } else if (static_ != nullptr) {
-    found_.runs = static_->runs(call.layer);
+    found_ = static_->runs(call.layer);
   } else if (route == Route::kPrefillSm90 || route == Route::kPrefillSm80) {
     SQZ_ASSIGN_OR_RETURN(const RunLists lists, blocks_->select(call, route == Route::kPrefillSm90));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists));
-    SQZ_ASSIGN_OR_RETURN(found_.estimated, blocks_->estimated(call.layer));
   } else {
     SQZ_RETURN_IF_ERROR(look_up(call, 0, 1));
     SQZ_RETURN_IF_ERROR(read_runs(call, lists_));
@@ -199,12 +188,9 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   selections_.assign(heads, {});
   for (size_t h = 0; h < heads; ++h) {
     HeadSelection& to = selections_[h];
-    to.runs = found_.runs[h];
+    to.runs = found_[h];
     to.run_count = std::ssize(to.runs);
     for (const KeyRun& run : to.runs) to.keys += run.length;
-    to.estimated = found_.estimated[h];
-    to.estimated_count = std::ssize(to.estimated);
-    for (const ClusterRun& run : to.estimated) to.estimated_clusters += run.length;
     if (selects(call.layer)) to.exact_skipped = exact_skipped_;
   }
   return std::span<const HeadSelection>(selections_);
@@ -228,8 +214,6 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
   const uint64_t heads = found.selections * static_cast<uint64_t>(view.kv_heads);
   const auto exact = static_cast<uint64_t>(view.exact);
   const auto skipped = selects(layer) ? static_cast<uint64_t>(exact_skipped_) : 0;
-  // Keys that are scored to find the best ones are not counted, as on the CPU.
-  const uint64_t vectors = is_ideal() ? 0 : found.vectors;
   Counters out;
   out.selections = found.selections;
   out.keys_possible = heads * static_cast<uint64_t>(view.slots);
@@ -238,7 +222,7 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
     // What a pruned layer left out was possible, too.
     out.keys_possible = heads * static_cast<uint64_t>(index_->metadata().tokens - view.exact);
   }
-  out.bytes_read = (2 * heads * (exact - skipped) + vectors) * row +
+  out.bytes_read = (2 * heads * (exact - skipped) + found.vectors) * row +
                    out.keys_read * static_cast<uint64_t>(view.slot_bytes());
   out.read_whole = found.whole;
   out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;

@@ -45,11 +45,9 @@ class CudaSession final : public ServingSession {
               const SessionOptions& options);
   Status prepare(const SelectionRequest& request);
   std::vector<LookupParams> lookups_of(const LookupParams& shape) const;
-  Status check_rows() const;
   void list_static_runs(const Selector& selector);
-  Status allocate(const SelectionRequest& request);
-  Status fill_offsets();
-  Status create_servers(const SelectionRequest& request);
+  Status allocate();
+  Status create_servers();
   size_t lay_out(void* base);
 
   Counters counters_of(int64_t layer, const DeviceCounters& found) const;
@@ -68,9 +66,7 @@ class CudaSession final : public ServingSession {
   Status count_known(const AttendCall& call);
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
   Status read_runs(const AttendCall& call, const RunLists& lists);
-  // Rows of codes.
   bool is_coded(int64_t layer) const { return uploaded_->layer(layer).coded_keys.bits > 0; }
-  bool is_ideal() const { return selector_ == SelectorKind::kIdeal; }
   bool is_saap() const { return selector_ == SelectorKind::kSaap; }
 
   std::shared_ptr<const ServedIndex> index_;
@@ -82,9 +78,7 @@ class CudaSession final : public ServingSession {
   const char* route_ = "";
   TeamSizes team_sizes_;
   Device gpu_;
-  // Served by the sm80 kernels in any case: what is estimated, and everything.
-  bool estimate_ = false;
-  const bool sm80_only_;
+  const bool sm80_only_;                            // the sm80 kernels serve everything, for tests
   std::unique_ptr<BlockServer> blocks_;             // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
   std::unique_ptr<StaticLists> static_;             // of selectors that look at no query; else null
@@ -97,13 +91,11 @@ class CudaSession final : public ServingSession {
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device
   void* attend_workspace_ = nullptr;
-  uint32_t* wanted_ = nullptr;   // [layers, Hkv], device
-  uint32_t* offsets_ = nullptr;  // ideal: [Hkv, M + 1] every key a cluster of one
-  float* log_sizes_ = nullptr;   // ideal: [Hkv, M]
+  uint32_t* wanted_ = nullptr;  // [layers, Hkv], device
 
   // The last select().
   std::vector<HeadSelection> selections_;
-  FoundRuns found_;
+  std::vector<std::vector<KeyRun>> found_;  // of a KV head each
 };
 
 }  // namespace sqz::cuda

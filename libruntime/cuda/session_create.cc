@@ -2,7 +2,6 @@
 #include "libruntime/cuda/session.h"
 
 #include <algorithm>
-#include <limits>
 #include <numbers>
 
 #include "libruntime/cuda/cuda_status.h"
@@ -25,13 +24,6 @@ using SetLevels = void (*)(const DeviceLayer& from, const SelectionPlan& plan, i
 
 void set_nothing(const DeviceLayer&, const SelectionPlan&, int64_t, LookupParams& to) {
   to.levels = 0;
-}
-
-void set_keys(const DeviceLayer& from, const SelectionPlan& plan, int64_t layer, LookupParams& to) {
-  to.levels = 1;
-  to.level[0].centroids = from.keys;
-  to.level[0].clusters = static_cast<int32_t>(from.slots);
-  to.level[0].threshold = plan.log_threshold(0, layer, 0) * kLog2E;
 }
 
 void set_buckets(const DeviceLayer& from, const SelectionPlan&, int64_t, LookupParams& to) {
@@ -86,7 +78,6 @@ Result<PreparedSelector> prepare_for_gpu(const ServedIndex& whole, SelectionRequ
   metadata.key_codes = 0;
   std::vector<LayerView> layers(whole.layers.begin(), whole.layers.end());
   for (LayerView& view : layers) view.key_codes = {};
-  request.estimate = false;
   SQZ_ASSIGN_OR_RETURN(PreparedSelector out,
                        prepare_selector(inputs_of(whole, metadata, layers), request));
   out.selector = nullptr;  // it looks at `layers`
@@ -120,11 +111,9 @@ SetLevels set_levels_of(SelectorKind selector) {
       return set_nothing;
     case SelectorKind::kQuest:
       return set_pages;
-    case SelectorKind::kIdeal:
-      return set_keys;
     case SelectorKind::kSaap:
       return set_buckets;
-    case SelectorKind::kKmeans:
+    case SelectorKind::kIdeal:
       return nullptr;
   }
   return nullptr;
@@ -163,7 +152,7 @@ Result<std::unique_ptr<CudaSession>> CudaSession::create(std::shared_ptr<const S
   std::unique_ptr<CudaSession> session(
       new CudaSession(std::move(index), std::move(uploaded), options));
   SQZ_RETURN_IF_ERROR(session->prepare(options.selection));
-  SQZ_RETURN_IF_ERROR(session->allocate(options.selection));
+  SQZ_RETURN_IF_ERROR(session->allocate());
   return session;
 }
 
@@ -192,22 +181,8 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   const ModelDescription& model = index_->metadata().model;
   SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared, prepare_for_gpu(index_->whole(), request));
   plan_ = std::move(prepared.plan);
-  estimate_ = plan_.estimate && !plan_.dense;
   if (plan_.block > 0) block_ = plan_.block;
   if (!plan_.dense && is_static(selector_)) list_static_runs(*prepared.selector);
-  if (!plan_.dense && is_ideal() && !uploaded_->keys_values()) {
-    return unsupported_on_gpu("found no keys on the GPU",
-                              "an index uploaded with them: selector ideal scores every one");
-  }
-  for (int64_t l = 0; is_ideal() && l < std::ssize(index_->layers); ++l) {
-    // Its lookup numbers the scores of a KV head with 32 bits.
-    const int64_t scores = index_->layers[static_cast<size_t>(l)].slots * model.group_size();
-    if (!selects(l) || scores <= std::numeric_limits<int32_t>::max()) continue;
-    return {Code::kUnsupported, concat("device_type 2 (CUDA): selector ideal: found ", scores,
-                                       " scores of a KV head's keys and query heads in layer ", l,
-                                       "; expected at most ", std::numeric_limits<int32_t>::max())};
-  }
-  SQZ_RETURN_IF_ERROR(check_rows());
   SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));
   if (sm80_only_) gpu_.capability = gpu_.compiled = 80;
   LookupParams shape;
@@ -216,7 +191,6 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   shape.kv_heads = static_cast<int32_t>(model.kv_heads);
   shape.group = static_cast<int32_t>(model.group_size());
   shape.scale = static_cast<float>(model.attention_scale) * kLog2E;
-  shape.mean = request.group == GroupPolicy::kMean;
   shape.pages = request.selector == SelectorKind::kQuest;
   shape.device = gpu_;
   shape.rule = shape.pages                                      ? LookupRule::kTop
@@ -243,17 +217,6 @@ std::vector<LookupParams> CudaSession::lookups_of(const LookupParams& shape) con
     set_levels_of(selector_)(uploaded_->layer(l), plan_, l, lookup);
   }
   return out;
-}
-
-Status CudaSession::check_rows() const {
-  if (index_->metadata().rows == RowKind::k16) return {};
-  if (!uploaded_->keys_values()) {
-    return unsupported_on_gpu("found no keys and values on the GPU",
-                              "an index with rows of codes uploaded with them");
-  }
-  if (plan_.dense || !is_ideal()) return {};
-  return unsupported_on_gpu("found rows of codes and selector ideal, which scores every key",
-                            "another selector");
 }
 
 // What a selector reads that looks at no query.
@@ -306,10 +269,6 @@ size_t CudaSession::lay_out(void* base) {
   }
   lists_.capacity = run_capacity(width);
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
-  if (is_ideal() && width > 0) {
-    offsets_ = layout.take<uint32_t>(model.kv_heads * (width + 1));
-    log_sizes_ = layout.take<float>(model.kv_heads * width);
-  }
   lists_.lay_out(layout, pairs);
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     LookupParams& lookup = lookups_[static_cast<size_t>(l)];
@@ -320,29 +279,25 @@ size_t CudaSession::lay_out(void* base) {
     lookup.lists = lists_;
     lookup.wanted = wanted_ + l * model.kv_heads;
     lookup.counters = &counters_[l].selections;
-    if (!is_ideal()) continue;
-    lookup.level[0].offsets = offsets_;
-    lookup.level[0].log_sizes = log_sizes_;
   }
   return layout.used();
 }
 
-Status CudaSession::allocate(const SelectionRequest& request) {
+Status CudaSession::allocate() {
   const int64_t most = std::min<int64_t>(kMostPairs / index_->metadata().model.kv_heads,
                                          is_saap() ? kClassifyRequests : kMostPairs);
   SQZ_RETURN_IF_ERROR(take_chunk(memory_, kChunkBytes, std::min(max_tokens_, most), chunk_,
                                  [&](void* base) { return lay_out(base); }));
   SQZ_RETURN_IF_ERROR(upload_wanted_keys(plan_, *index_, 1, wanted_));
-  if (offsets_ != nullptr) SQZ_RETURN_IF_ERROR(fill_offsets());
   if (!static_runs_.empty()) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
-  SQZ_RETURN_IF_ERROR(create_servers(request));
+  SQZ_RETURN_IF_ERROR(create_servers());
   SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   return {};
 }
 
-Status CudaSession::create_servers(const SelectionRequest& request) {
+Status CudaSession::create_servers() {
   const LookupParams* selecting = nullptr;  // layers that select have the same shape
   for (int64_t l = 0; selecting == nullptr && l < std::ssize(lookups_); ++l) {
     if (selects(l) && static_ == nullptr) selecting = &lookups_[static_cast<size_t>(l)];
@@ -356,14 +311,12 @@ Status CudaSession::create_servers(const SelectionRequest& request) {
   setup.plan = &plan_;
   setup.lookups = lookups_;
   setup.clusters = selecting != nullptr && selector_ == SelectorKind::kSqueezed;
-  setup.blocks_look_up = selecting != nullptr && !is_ideal();
-  setup.group = request.group;
-  setup.estimate = estimate_;
+  setup.blocks_look_up = selecting != nullptr;
   setup.block = block_;
   setup.max_tokens = max_tokens_;
   setup.max_request_tokens = max_request_tokens_;
   setup.device = gpu_;
-  bool blocks = max_request_tokens_ > 1 || estimate_;
+  bool blocks = max_request_tokens_ > 1;
   if (is_saap() && !plan_.dense) {
     SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(setup, blocks));
     setup.buckets = buckets_.get();
@@ -374,21 +327,6 @@ Status CudaSession::create_servers(const SelectionRequest& request) {
   }
   if (blocks) {
     SQZ_ASSIGN_OR_RETURN(blocks_, BlockServer::create(setup));
-  }
-  return {};
-}
-
-// Every key a cluster of one.
-Status CudaSession::fill_offsets() {
-  const int64_t heads = index_->metadata().model.kv_heads;
-  for (const LookupParams& lookup : lookups_) {
-    if (lookup.levels == 0 || lookup.slots == 0) continue;
-    const int64_t row = int64_t{lookup.slots} + 1;
-    std::vector<uint32_t> offsets(static_cast<size_t>(heads * row));
-    for (int64_t i = 0; i < heads * row; ++i) {
-      offsets[static_cast<size_t>(i)] = static_cast<uint32_t>(i % row);
-    }
-    return write_device(offsets_, offsets);  // layers that select have the same shape
   }
   return {};
 }

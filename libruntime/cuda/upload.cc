@@ -7,7 +7,6 @@
 #include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
 #include "libruntime/kernels/cuda/decode/classify/weights.h"
-#include "libruntime/kernels/cuda/upload/requantise_rows/kernel.h"
 
 namespace sqz::cuda {
 namespace {
@@ -20,9 +19,6 @@ struct Lane {
   std::byte* buffer[kBuffers] = {};
   cudaEvent_t copied[kBuffers] = {};
   const Copy* pending[kBuffers] = {};
-  // Of rows that are turned, on the device; the stream keeps the pieces there apart.
-  std::byte* staged = nullptr;
-  float* rotation = nullptr;
 
   Status create() {
     SQZ_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -33,49 +29,16 @@ struct Lane {
     }
     return {};
   }
-  // What rows that are turned need.
-  Status create_turned(const SqzFile& file, const TurnedRows& rows) {
-    const auto bytes = static_cast<size_t>(rows.dim * rows.dim) * sizeof(float);
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&staged), kPiece));
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&rotation), bytes));
-    SQZ_RETURN_IF_ERROR(file.copy(rows.rotation, {buffer[0], bytes}));
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpyAsync(rotation, buffer[0], bytes, cudaMemcpyHostToDevice, stream));
-    SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
-    return {};
-  }
   // What buffer `at` has, to its place.
   Status send(const Copy& piece, int at) {
-    if (piece.turned.dim > 0) {
-      SQZ_RETURN_IF_ERROR(send_turned(piece, buffer[at]));
-    } else {
-      SQZ_RETURN_IF_CUDA_ERROR(
-          cudaMemcpyAsync(piece.to, buffer[at], piece.bytes, cudaMemcpyHostToDevice, stream));
-    }
+    SQZ_RETURN_IF_CUDA_ERROR(
+        cudaMemcpyAsync(piece.to, buffer[at], piece.bytes, cudaMemcpyHostToDevice, stream));
     SQZ_RETURN_IF_CUDA_ERROR(cudaEventRecord(copied[at], stream));
     pending[at] = &piece;
     return {};
   }
-  Status send_turned(const Copy& piece, const std::byte* from) {
-    const TurnedRows& turned = piece.turned;
-    const int64_t rows = static_cast<int64_t>(piece.bytes) / turned.dim;
-    SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(staged, from,
-                                             static_cast<size_t>(turned.staged_bytes(rows)),
-                                             cudaMemcpyHostToDevice, stream));
-    return requantise_rows({.codes = staged,
-                            .scales = staged + rows * turned.code_bytes(),
-                            .rotation = rotation,
-                            .rows = rows,
-                            .dim = static_cast<int32_t>(turned.dim),
-                            .dtype = turned.dtype,
-                            .out = piece.to,
-                            .out_scales = turned.scales_to},
-                           stream);
-  }
   ~Lane() {
     if (stream != nullptr) forget(cudaStreamSynchronize(stream));
-    if (staged != nullptr) forget(cudaFree(staged));
-    if (rotation != nullptr) forget(cudaFree(rotation));
     for (int i = 0; i < kBuffers; ++i) {
       if (buffer[i] != nullptr) forget(cudaFreeHost(buffer[i]));
       if (copied[i] != nullptr) forget(cudaEventDestroy(copied[i]));
@@ -115,26 +78,7 @@ Result<std::unique_ptr<Upload>> Upload::start(std::shared_ptr<const SqzFile> fil
   return upload;
 }
 
-// Whole rows, codes and scales of which fit in a piece.
-void Upload::cut_turned(const Copy& copy) {
-  const TurnedRows& turned = turned_ = copy.turned;
-  constexpr int64_t kTogether = 64;  // rows: codes of a piece begin at 16 bytes
-  const auto dim = static_cast<size_t>(turned.dim);
-  const size_t most = kPiece / static_cast<size_t>(turned.staged_bytes(kTogether)) * kTogether;
-  for (size_t row = 0; row < copy.bytes / dim; row += most) {
-    Copy piece = copy;
-    piece.bytes = std::min(most * dim, copy.bytes - row * dim);
-    piece.to = copy.to + row * dim;
-    piece.from = static_cast<const std::byte*>(copy.from) + row * dim / 2;
-    piece.turned.scales = turned.scales + 2 * row;
-    piece.turned.scales_to = turned.scales_to + 2 * row;
-    pieces_.push_back(piece);
-    ++left_[static_cast<size_t>(copy.layer)];
-  }
-}
-
 void Upload::cut(const Copy& copy) {
-  if (copy.turned.dim > 0) return cut_turned(copy);
   // Weights come in whole rows of tiles.
   const auto strip = static_cast<size_t>(copy.columns > 0 ? weight_bytes(1, copy.columns) : 1);
   const size_t most = kPiece / strip * strip;
@@ -197,12 +141,6 @@ Status Upload::read(const Copy& piece, std::vector<float>& weights, std::byte* o
     list_clusters(piece, out);
     return {};
   }
-  if (const TurnedRows& turned = piece.turned; turned.dim > 0) {
-    const auto rows = static_cast<int64_t>(piece.bytes) / turned.dim;
-    const auto bytes = static_cast<size_t>(rows * turned.code_bytes());
-    SQZ_RETURN_IF_ERROR(file_->copy(piece.from, {out, bytes}));
-    return file_->copy(turned.scales, {out + bytes, static_cast<size_t>(2 * rows)});
-  }
   if (piece.of_file) return file_->copy(piece.from, {out, piece.bytes});
   std::memcpy(out, piece.from, piece.bytes);
   return {};
@@ -212,7 +150,6 @@ Status Upload::copy_pieces() {
   SQZ_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
   Lane lane;
   SQZ_RETURN_IF_ERROR(lane.create());
-  if (turned_.dim > 0) SQZ_RETURN_IF_ERROR(lane.create_turned(*file_, turned_));
   const auto drain = [&](int i) -> Status {
     if (lane.pending[i] == nullptr) return {};
     SQZ_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(lane.copied[i]));

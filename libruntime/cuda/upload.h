@@ -15,18 +15,6 @@
 
 namespace sqz::cuda {
 
-// Rows of 4 bits that the GPU makes rows of 8 bits of (kernels/cuda/upload/requantise_rows).
-struct TurnedRows {
-  const std::byte* scales = nullptr;  // of the file, 16 bits a row
-  std::byte* scales_to = nullptr;     // device
-  const float* rotation = nullptr;    // of the file, the same for all
-  int64_t dim = 0;
-  DType dtype = DType::kBF16;  // of scales
-
-  int64_t code_bytes() const { return dim / 2; }
-  int64_t staged_bytes(int64_t rows) const { return rows * (code_bytes() + 2); }
-};
-
 // From the file (through SqzFile::copy) or from other memory that outlives the upload.
 struct Copy {
   int64_t layer = 0;
@@ -40,15 +28,13 @@ struct Copy {
   // Not 0: `from` are the offsets [clusters + 1] of a KV head, uint32; `to` gets the clusters of
   // its slots from `slot` on, with kFirstSlot (kernels/cuda/decode/attend/kernel.h).
   int64_t clusters = 0, slot = 0;
-  // With a dim: `from` are codes of 4 bits of the file, `to` gets those of 8 bits, `bytes` of them.
-  TurnedRows turned = {};
 };
 
 inline constexpr size_t kPiece = size_t{2} << 20;  // long enough for the bus, short for a cache
 
 class Upload {
  public:
-  // `copies` in the order of their layers. Threads start at once. 8 rows of weights and a rotation
+  // `copies` in the order of their layers. Threads start at once. 8 rows of weights
   // are at most kPiece bytes each.
   static Result<std::unique_ptr<Upload>> start(std::shared_ptr<const SqzFile> file, int device,
                                                int threads, int64_t layers,
@@ -63,7 +49,6 @@ class Upload {
   Upload() = default;
   void work();
   void cut(const Copy& copy);
-  void cut_turned(const Copy& copy);
   Status copy_pieces();
   Status read(const Copy& piece, std::vector<float>& weights, std::byte* out) const;
   void finish(int64_t layer);
@@ -72,7 +57,6 @@ class Upload {
   std::shared_ptr<const SqzFile> file_;
   int device_ = 0;
   std::vector<Copy> pieces_;
-  TurnedRows turned_;  // of any piece; without a dim there are none
   std::atomic<size_t> next_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::atomic<int64_t>> left_;  // pieces, by layer

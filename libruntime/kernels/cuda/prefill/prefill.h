@@ -19,7 +19,6 @@
 #include "libruntime/attention/lse_rows.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
-#include "libruntime/select/group_policy.h"
 
 namespace sqz::cuda {
 
@@ -69,10 +68,8 @@ struct PrefillAttend {
   // kMaskSlack more than E and the keys in a list's runs.
   const uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
-  // Where masks are: [lists, mask_stride] where the row of each key of a list lies, and that of its
-  // value. Of rows of 8 bits their number, head * M + slot, or kExactRow and that of an exact one;
-  // else in units of 16 bytes from keys.keys and keys.values, and not with `whole`. Null: in `keys`
-  // as they say; not for rows of 8 bits.
+  // With masks, for rows of 8 bits: [lists, mask_stride] the number of each key's row, head * M +
+  // slot, or kExactRow and the number of an exact row. Else null.
   const uint32_t* rows = nullptr;
   // Where it is not 0, all tokens attend to all keys in place of lists and masks; may be null.
   const uint32_t* whole = nullptr;
@@ -114,7 +111,6 @@ struct PrefillLookup {
   PrefillShape shape;
   QueryBlocks blocks;
   PrefillLevel level;
-  GroupPolicy policy = GroupPolicy::kMean;
   RunLists alive;                 // runs of clusters to score; null: all
   const void* queries = nullptr;  // [T, Hq, d]
   // Out, with a capacity of at least (n + 1) / 2. fault: 1 where a logit is NaN or +infinity, or
@@ -125,7 +121,7 @@ struct PrefillLookup {
 };
 
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
-                                 int32_t clusters, GroupPolicy policy);
+                                 int32_t clusters);
 
 Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
                       int multiprocessors, cudaStream_t stream);

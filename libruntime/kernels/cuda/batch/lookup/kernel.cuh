@@ -113,24 +113,20 @@ class BatchSums : private BatchProduct<Element, kDim> {
   uint32_t centroids_ = 0;
 };
 
-// How a cluster is chosen: by the mean of its scores over the heads or the greatest, with the rule
-// kThreshold; by kBudget it gets a score.
-enum class BatchChoose { kMean, kGreatest, kScore };
-
 template <int kDim>
 struct BatchChoiceShared : BatchShared<kDim> {
   float lse[kBatchRows];  // with log2 T for the rule kThreshold; infinite: no such head
   uint32_t faults;        // bits of requests
 };
 
-template <class Element, int kDim, BatchChoose kChoose>
+// kScores: clusters get a score, for the rule kBudget. Else they are compared with a threshold.
+template <class Element, int kDim, bool kScores>
 class BatchChoice : private BatchProduct<Element, kDim> {
   using Base = BatchProduct<Element, kDim>;
   using Base::call_, Base::p_, Base::level_, Base::k_, Base::part_, Base::parts_, Base::list_,
       Base::requests_, Base::end_, Base::group_, Base::groups_, Base::log_heads_, Base::thread_,
       Base::lane_;
   using typename Base::Tile, typename Base::Logits;
-  static constexpr bool kScores = kChoose == BatchChoose::kScore;
   using Rows = float[kBatchOwn];  // of a cluster
 
  public:
@@ -248,20 +244,19 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     }
   }
 
-  // S, its mean or maximum over the heads, is compared with T as 2^(log2 S - log2 T) with 1: what
-  // overflows is chosen, what underflows is far from it.
+  // S, the mean over the heads, is compared with T as 2^(log2 S - log2 T) with 1. A ratio that
+  // overflows is chosen, and one that underflows is far below.
   __device__ __forceinline__ uint32_t pass(Rows& y) const {
-    constexpr bool kMean = kChoose == BatchChoose::kMean;
-    const float enough = kMean ? static_cast<float>(p_.group) : 1.0f;
+    const auto enough = static_cast<float>(p_.group);
 #pragma unroll
     for (float& x : y) x = ptx::ex2_approx(x);
-    over_heads(y, [](float a, float b) { return kMean ? a + b : fmaxf(a, b); });
+    over_heads(y, [](float a, float b) { return a + b; });
     uint32_t word = 0;
     for_requests([&](int v, int request) { word |= y[v] >= enough ? 1u << request : 0; });
     return word;
   }
 
-  // log2 S, its mean or maximum over the heads; of requests that are not alive -infinity.
+  // Writes log2 S, the mean over the heads; -infinity for requests that are not alive.
   __device__ __forceinline__ void put_scores(Rows& y, int cluster, uint32_t alive) const {
     Rows top;
 #pragma unroll
@@ -279,7 +274,7 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     const float log_group = log2f(static_cast<float>(p_.group));
     for_requests([&](int v, int request) {
       if (request >= requests_ || cluster >= end_) return;
-      const float score = p_.mean ? top[v] + log2f(y[v]) - log_group : top[v];
+      const float score = top[v] + log2f(y[v]) - log_group;
       call_.scores[this->pair_of(request) * p_.width + cluster] =
           (alive >> request & 1) != 0 ? score : -INFINITY;
     });
@@ -296,12 +291,12 @@ __global__ void __launch_bounds__(kBatchThreads, 2)
   BatchSums<Element, kDim, kAll>(call, level, shared).run();
 }
 
-template <class Element, int kDim, BatchChoose kChoose>
+template <class Element, int kDim, bool kScores>
 __global__ void __launch_bounds__(kBatchThreads, 2)
     batch_choose_kernel(const __grid_constant__ BatchLookup call, int level) {
   extern __shared__ __align__(16) char batch_memory[];
   auto& shared = *reinterpret_cast<BatchChoiceShared<kDim>*>(batch_memory);
-  BatchChoice<Element, kDim, kChoose>(call, level, shared).run();
+  BatchChoice<Element, kDim, kScores>(call, level, shared).run();
 }
 
 }  // namespace sqz::cuda

@@ -50,10 +50,9 @@ struct BatchLookup {
   uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
   int32_t exact = 0;  // E
-  // For keys in an engine's cache or in rows of 8 bits: [lists, mask_stride] where the row of each
-  // key of a list lies, as in PrefillAttend. Null: not wanted.
+  // For rows of 8 bits: [lists, mask_stride] the number of each key's row, as in PrefillAttend.
+  // Null: not wanted.
   uint32_t* rows = nullptr;
-  CacheSource cache;
   // Of rows of 8 bits: their clusters, whose means are counted; else 0.
   int32_t means = 0;
 

@@ -9,13 +9,11 @@ namespace sqz::cuda {
 
 template <class Element, int kDim>
 Status launch_batch_level(const BatchLookup& call, int level, cudaStream_t stream) {
-  using enum BatchChoose;
   const LookupParams& p = call.lookup;
   auto* sums =
       level == 0 ? batch_sums_kernel<Element, kDim, true> : batch_sums_kernel<Element, kDim, false>;
-  auto* choose = p.rule == LookupRule::kBudget ? batch_choose_kernel<Element, kDim, kScore>
-                 : p.mean                      ? batch_choose_kernel<Element, kDim, kMean>
-                                               : batch_choose_kernel<Element, kDim, kGreatest>;
+  auto* choose = p.rule == LookupRule::kBudget ? batch_choose_kernel<Element, kDim, true>
+                                               : batch_choose_kernel<Element, kDim, false>;
   static_assert(sizeof(BatchSumsShared<kDim>) <= kLeastBlockShared);
   const auto launch = [&](auto* kernel, size_t shared) {
     const dim3 blocks(static_cast<unsigned>(call.parts(level)),

@@ -5,7 +5,6 @@
 #include <cub/block/block_scan.cuh>
 
 #include "libruntime/kernels/cuda/batch/lookup/kernel.h"
-#include "libruntime/kernels/cuda/common/cache_row.cuh"
 #include "libruntime/kernels/cuda/decode/lookup/team.cuh"
 
 namespace sqz::cuda {
@@ -140,38 +139,6 @@ class BatchList {
     }
   }
 
-  // Where the row of an exact key lies; of a token in the cache, in units of 16 bytes.
-  __device__ uint32_t exact_row(int key) const {
-    if (call_.cache.keys == nullptr) {
-      return kExactRow | static_cast<uint32_t>(head_ * call_.exact + key);
-    }
-    return row_in_cache(exact_token(call_.cache, call_.exact, key));
-  }
-  __device__ uint32_t row_in_cache(int64_t token) const {
-    return static_cast<uint32_t>(cache_bytes(call_.cache, cache_row(call_.cache, token), head_) /
-                                 16);
-  }
-  // Numbers of rows at [begin, end) of the list become places in the cache, some at once: each
-  // takes two reads that wait for each other.
-  __device__ void find_in_cache(uint32_t* list, uint32_t begin, uint32_t end) const {
-    constexpr int kOnce = 4;
-#pragma unroll 1
-    for (uint32_t first = begin + thread_; first < end; first += kOnce * kBatchThreads) {
-      uint32_t at[kOnce], row[kOnce];
-#pragma unroll
-      for (int i = 0; i < kOnce; ++i) {
-        at[i] = first + i * kBatchThreads;
-        row[i] = at[i] < end ? call_.cache.positions[list[at[i]]] : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kOnce; ++i) row[i] = row_in_cache(row[i]);
-#pragma unroll
-      for (int i = 0; i < kOnce; ++i) {
-        if (at[i] < end) list[at[i]] = row[i];
-      }
-    }
-  }
-
   // Of the blocks before this one, which began before it and wait for nobody behind them; theirs
   // are 0 until they are there. Every warp by itself.
   __device__ Sums counts_before(Sums own) const {
@@ -239,10 +206,6 @@ class BatchList {
                   first_row + cluster.first);
       at = at + part;
     });
-    if (call_.cache.keys != nullptr) {
-      __syncthreads();
-      find_in_cache(chosen, parts.b, parts.b + all.b);
-    }
     // The rule kBudget has counted what its requests chose.
     const bool counts = p_.rule == LookupRule::kThreshold;
     if (counts) post(1);
@@ -250,7 +213,8 @@ class BatchList {
     if (part_ == 0) {
       for (int key = thread_; key < call_.exact; key += kBatchThreads) {
         masks[key] = all_;
-        if (rows != nullptr) rows[key] = exact_row(key);
+        if (rows != nullptr)
+          rows[key] = kExactRow | static_cast<uint32_t>(head_ * call_.exact + key);
       }
       if (counts && thread_ == 0 && head_ == 0) {
         atomicAdd(&p_.counters[0], static_cast<unsigned long long>(requests_ - __popc(faults)));

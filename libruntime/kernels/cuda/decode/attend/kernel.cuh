@@ -3,7 +3,6 @@
 // registers.
 #pragma once
 
-#include "libruntime/kernels/cuda/common/cache_row.cuh"
 #include "libruntime/kernels/cuda/common/rows8.cuh"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
 #include "libruntime/kernels/cuda/decode/attend/merge.cuh"
@@ -12,7 +11,8 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim, KeyRows kRows>
+// kCoded: keys and values are rows of 8 bits.
+template <class Element, int kDim, bool kCoded>
 class Attend : private AttendMerge<kDim> {
  public:
   __device__ Attend(const AttendParams& params, AttendShared<kDim>& shared)
@@ -58,12 +58,11 @@ class Attend : private AttendMerge<kDim> {
   using typename Merge::Segment;
   using typename Merge::State;
   static constexpr int64_t kRowBytes = kDim * 2;
-  static constexpr bool kCache = kRows == KeyRows::kCache, kCoded = kRows == KeyRows::k8;
 
   __device__ void attend_segment(const Segment& segment) {
     head_ = segment.pair % p_.kv_heads;
     const int64_t count = segment.end;
-    const bool list = listed_ || kCache || kCoded;
+    const bool list = listed_ || kCoded;
     const int64_t step = kCoded ? kCodedKeys : list ? kListKeys : segment.end - segment.begin;
     Runs runs;
     if (listed_) runs = runs_from(segment, segment.begin);  // on their way beside the queries
@@ -157,7 +156,7 @@ class Attend : private AttendMerge<kDim> {
     runs.end[half] = is ? p_.lists.before[list + run + 1] : 0;
   }
 
-  // s_.list of keys [begin, end): slots, or exact keys with kExactKey; with a cache rows of it.
+  // Fills s_.list for keys [begin, end): slots, or exact keys with kExactKey.
   __device__ void locate(const Segment& segment, int64_t begin, int64_t end, Runs& runs) {
     const int64_t exact_end = min(end, exact_);
 #pragma unroll 1
@@ -207,13 +206,7 @@ class Attend : private AttendMerge<kDim> {
       s_.coded[key - begin].slot = where;
       return;
     }
-    s_.list[key - begin] = kCache ? row_in_cache(where) : where;
-  }
-
-  __device__ uint32_t row_in_cache(uint32_t where) const {
-    return cache_row(p_.cache, (where & kExactKey) != 0
-                                   ? exact_token(p_.cache, p_.exact, where & ~kExactKey)
-                                   : int64_t{p_.cache.positions[head_ * p_.slots + where]});
+    s_.list[key - begin] = where;
   }
 
   __device__ uint32_t exact_key(int64_t key) const {
@@ -222,9 +215,6 @@ class Attend : private AttendMerge<kDim> {
   // Bytes from the start of keys or values; of exact keys from the start of theirs.
   __device__ __forceinline__ const char* row_at(uint32_t where, const void* slots,
                                                 const void* exact) const {
-    if (kCache) {
-      return static_cast<const char*>(slots) + cache_bytes(p_.cache, where, head_);
-    }
     const bool is_exact = (where & kExactKey) != 0;
     const char* base = static_cast<const char*>(is_exact ? exact : slots);
     const int64_t row = head_ * (is_exact ? p_.exact : p_.slots) + (where & ~kExactKey);
@@ -276,22 +266,20 @@ class Attend : private AttendMerge<kDim> {
 
   __device__ __forceinline__ void load_keys(int64_t begin, int64_t tile, int64_t count, bool list,
                                             RowPart<kDim> (&keys)[2]) const {
-    const void* slots = kCache ? p_.cache.keys : p_.keys;
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
       const uint32_t at = where(begin, tile + 8 * t + lane_ / 4, count, list);
-      keys[t].load(row_at(at, slots, p_.exact_keys), lane_);
+      keys[t].load(row_at(at, p_.keys, p_.exact_keys), lane_);
     }
   }
 
   // Lane 4 n + t: dimensions [64 h + 8 n, + 8) of keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
   __device__ __forceinline__ void load_values(int64_t begin, int64_t tile, int64_t count, bool list,
                                               Values& values) const {
-    const void* slots = kCache ? p_.cache.values : p_.values;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t key = tile + 2 * (lane_ % 4) + i % 2 + i / 2 * 8;
-      const char* row = row_at(where(begin, key, count, list), slots, p_.exact_values);
+      const char* row = row_at(where(begin, key, count, list), p_.values, p_.exact_values);
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
         const int byte = 128 * h + 16 * (lane_ / 4);

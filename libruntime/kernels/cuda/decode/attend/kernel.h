@@ -17,19 +17,6 @@ namespace sqz::cuda {
 inline constexpr int kMostPairs = 1024;  // of one launch
 inline constexpr int kMostBlocks = 256;  // of a launch: a block a multiprocessor
 
-// Keys and values in an engine's memory, read through positions: see sqz_kv_cache.
-struct CacheSource {
-  const void* keys = nullptr;  // null: the index's own are read
-  const void* values = nullptr;
-  int64_t token_stride = 0, head_stride = 0, page_stride = 0;  // in elements
-  int32_t page_shift = 31;                                     // log2(page_size); 31 = no pages
-  const int32_t* block_table = nullptr;
-  int64_t pages = 0;
-  const uint32_t* positions = nullptr;  // [Hkv, M]
-  int64_t tokens = 0;                   // N
-  int64_t sink = 0;                     // of the exact keys; the others are the last tokens
-};
-
 // Rows of 8 bits: keys and values are codes times a scale plus the mean of their cluster.
 struct CodedSource {
   CodedRows keys, values;              // [Hkv, M, d]; bits 0: rows of 16 bits are read
@@ -57,7 +44,6 @@ struct AttendParams {
   const void* values = nullptr;        // [Hkv, M, d]
   const void* exact_keys = nullptr;    // [Hkv, E, d]
   const void* exact_values = nullptr;  // [Hkv, E, d]
-  CacheSource cache;
   CodedSource coded;
   RunLists lists;  // without totals: every slot
   // {selections, keys, vectors}, or null. Selections are added to where there are no lists, vectors

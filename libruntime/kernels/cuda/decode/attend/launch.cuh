@@ -8,18 +8,17 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim, KeyRows kRows>
+template <class Element, int kDim, bool kCoded>
 __global__ void __launch_bounds__(kAttendThreads, 1)
     decode_attend_kernel(const __grid_constant__ AttendParams params) {
   extern __shared__ __align__(16) char memory[];
-  Attend<Element, kDim, kRows>(params, *reinterpret_cast<AttendShared<kDim>*>(memory)).run();
+  Attend<Element, kDim, kCoded>(params, *reinterpret_cast<AttendShared<kDim>*>(memory)).run();
 }
 
 template <class Element, int kDim>
 auto attend_kernel_of(const AttendParams& params) {
-  return params.cache.keys != nullptr ? decode_attend_kernel<Element, kDim, KeyRows::kCache>
-         : params.coded.present()     ? decode_attend_kernel<Element, kDim, KeyRows::k8>
-                                      : decode_attend_kernel<Element, kDim, KeyRows::k16>;
+  return params.coded.present() ? decode_attend_kernel<Element, kDim, true>
+                                : decode_attend_kernel<Element, kDim, false>;
 }
 
 template <int kDim>

@@ -24,9 +24,6 @@ struct AttendPartial {
   float2 total[kMostGroup];  // maximum, and sum relative to it
 };
 
-// Where the keys and values of the kernel are.
-enum class KeyRows { k16, kCache, k8 };
-
 struct CodedKey {
   uint32_t slot, cluster;
   float key_scale, value_scale;

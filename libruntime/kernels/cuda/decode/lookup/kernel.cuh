@@ -251,17 +251,15 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
       // mean over queries is the bound of their mean parts.
       for (int part = 0; part < 2; ++part) {
         make_query_rows<Element, kDim>(
-            s_.queries[part], rows(), thread_, kLookupThreads,
-            [&](int row, int chunk, float(&x)[8]) {
-              const int of = p_.mean ? p_.group : 1;
-              for (int r = 0; r < of; ++r) {
+            s_.queries[part], rows(), thread_, kLookupThreads, [&](int, int chunk, float(&x)[8]) {
+              for (int r = 0; r < p_.group; ++r) {
                 float y[8];
-                load(p_.mean ? r : row, chunk, y);
+                load(r, chunk, y);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                   const float z = part == 0 ? fmaxf(y[i], 0.0f) : fminf(y[i], 0.0f);
                   // fmaxf and fminf drop NaN; a bound must not.
-                  x[i] += (y[i] == y[i] ? z : y[i]) / static_cast<float>(of);
+                  x[i] += (y[i] == y[i] ? z : y[i]) / static_cast<float>(p_.group);
                 }
               }
             });
@@ -278,7 +276,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
   }
   // Of logits.
   __device__ int rows() const {
-    return kPages && p_.mean ? 1 : p_.group;
+    return kPages ? 1 : p_.group;
   }
 
   // ---- Scores.
@@ -404,37 +402,34 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
 
   // ---- What is chosen.
 
-  // S, its mean or maximum over the rows, is compared with T as 2^(log2 S - log2 T) with 1: what
-  // overflows is chosen, what underflows is far from it.
+  // S, the mean over the rows, is compared with T as 2^(log2 S - log2 T) with 1. A ratio that
+  // overflows is chosen, and one that underflows is far below.
   __device__ Chosen pass(float threshold) const {
     const uint32_t count = this->own_count(), first = thread_ * this->each();
     const int rows = p_.group;
     float least[kMostGroup];
 #pragma unroll
     for (int r = 0; r < kMostGroup; ++r) least[r] = r < rows ? s_.lse[r] + threshold : 0;
-    const float enough = p_.mean ? static_cast<float>(rows) : 1.0f;
     Chosen chosen = this->none();
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       const float* logits = logits_ + first + i;
-      float sum = 0, top = 0;
+      float sum = 0;
 #pragma unroll
       for (int r = 0; r < kMostGroup; ++r) {
         if (r >= rows) break;
-        const float ratio = ptx::ex2_approx(logits[r * stride_] - least[r]);
-        sum += ratio;
-        top = fmaxf(top, ratio);
+        sum += ptx::ex2_approx(logits[r * stride_] - least[r]);
       }
-      chosen.set(i, (p_.mean ? sum : top) >= enough);
+      chosen.set(i, sum >= static_cast<float>(rows));
     }
     return chosen;
   }
 
-  // log2 S, its mean or maximum over the rows, in the place of the first row's logit.
+  // Puts log2 S, the mean over the rows, in the place of the first row's logit.
   __device__ void combine() {
     const uint32_t count = this->own_count(), first = thread_ * this->each();
     const int rows = p_.group;
-    const float log_group = p_.mean ? __log2f(static_cast<float>(rows)) : 0;
+    const float log_group = __log2f(static_cast<float>(rows));
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       float* logits = logits_ + first + i;
@@ -448,7 +443,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
 #pragma unroll
       for (int r = 0; r < kMostGroup; ++r) sum += ptx::ex2_approx(y[r] - top);
       // Of an empty cluster all are -infinity.
-      if (top > -INFINITY && p_.mean) top += __log2f(sum) - log_group;
+      if (top > -INFINITY) top += __log2f(sum) - log_group;
       logits[0] = top;
     }
   }

@@ -42,8 +42,7 @@ struct LookupParams {
   DType dtype = DType::kBF16;  // of centroids: BF16 or F16
   int32_t dim = 0;             // 64, 96, 128 or 256
   int32_t requests = 0, kv_heads = 0, group = 0;
-  float scale = 0;   // attention scale * log2(e)
-  bool mean = true;  // over the group; else the maximum
+  float scale = 0;  // attention scale * log2(e)
   bool pages = false;
   Device device;
   LookupRule rule = LookupRule::kThreshold;

@@ -4,67 +4,47 @@
 // Parts of the same rows are merged by a kernel of their own.
 #pragma once
 
-#include "libruntime/kernels/cuda/common/cache_row.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
 #include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 
 namespace sqz::cuda {
 
-inline constexpr uint32_t kSm80Exact = 0x80000000u;
-
-// A key and its value in memory, and what is added to the logit (log2).
+// A key and its value in memory.
 struct Sm80Place {
   const char *key, *value;
-  float bias;
 };
 
-// Those of a tile.
+// The places of a tile's keys and values.
 template <int kKeys>
 struct Sm80Places {
   const char *keys[kKeys], *values[kKeys];
-  alignas(8) float bias[kKeys];
 };
 
-// The keys of a pair: exact ones, then slots or those in its runs, then estimated clusters. A
-// thread asks for keys in ascending order.
+// The keys of a pair: exact ones, then slots or those in its runs. A thread asks for keys in
+// ascending order.
 class Sm80Keys {
  public:
   __device__ Sm80Keys(const Sm80Attend& call, int pair)
       : p_(call.params),
-        estimates_(call.estimates),
-        pair_(pair),
         head_(pair % p_.kv_heads),
         list_(p_.lists.of_heads ? head_ : pair),
         exact_(static_cast<int>(p_.exact - p_.exact_skipped)),
         listed_(p_.lists.totals != nullptr) {
-    read_ = exact_ + static_cast<int>(listed_ ? p_.lists.totals[list_].keys : p_.slots);
-    count_ = read_ + static_cast<int>(estimates_.list == nullptr ? 0 : estimates_.counts[pair]);
+    count_ = exact_ + static_cast<int>(listed_ ? p_.lists.totals[list_].keys : p_.slots);
   }
 
   __device__ int count() const { return count_; }
-  __device__ int read() const { return read_; }
   __device__ bool fault() const { return listed_ && p_.lists.totals[list_].fault != 0; }
 
   __device__ Sm80Place locate(int key) {
-    if (key >= read_) return estimated(key - read_);
-    uint32_t where = 0;  // a slot, or an exact key with kSm80Exact
-    if (key < exact_) {
-      where = kSm80Exact | static_cast<uint32_t>(key + p_.exact_skipped);
-    } else {
-      where = listed_ ? slot_of(static_cast<uint32_t>(key - exact_))
-                      : static_cast<uint32_t>(key - exact_);
-    }
-    const bool is_exact = (where & kSm80Exact) != 0;
-    if (p_.cache.keys != nullptr) {
-      const int64_t token = is_exact ? exact_token(p_.cache, p_.exact, where & ~kSm80Exact)
-                                     : int64_t{p_.cache.positions[head_ * p_.slots + where]};
-      const int64_t bytes = cache_bytes(p_.cache, cache_row(p_.cache, token), head_);
-      return at(p_.cache.keys, p_.cache.values, bytes, 0);
-    }
-    const int64_t row = head_ * (is_exact ? p_.exact : p_.slots) + (where & ~kSm80Exact);
-    return is_exact ? at(p_.exact_keys, p_.exact_values, row * p_.dim * 2, 0)
-                    : at(p_.keys, p_.values, row * p_.dim * 2, 0);
+    const bool is_exact = key < exact_;
+    const auto selected = static_cast<uint32_t>(key - exact_);
+    const int64_t row = is_exact ? head_ * p_.exact + p_.exact_skipped + key
+                                 : head_ * p_.slots + (listed_ ? slot_of(selected) : selected);
+    const int64_t bytes = row * p_.dim * 2;
+    return {static_cast<const char*>(is_exact ? p_.exact_keys : p_.keys) + bytes,
+            static_cast<const char*>(is_exact ? p_.exact_values : p_.values) + bytes};
   }
 
  private:
@@ -91,26 +71,12 @@ class Sm80Keys {
     return lists.first[list_ * (lists.capacity + 1) + run_] + (key - before[run_]);
   }
 
-  __device__ Sm80Place estimated(int index) const {
-    const uint32_t entry = estimates_.list[pair_ * estimates_.capacity + index];
-    const Sm80Estimates::Level& level = estimates_.level[entry >> kLevelShift];
-    const int64_t row = head_ * level.clusters + (entry & ((1u << kLevelShift) - 1));
-    return at(level.centroids, level.value_means, row * p_.dim * 2,
-              level.log_sizes[row] * 1.4426950408889634f);
-  }
-
-  __device__ static Sm80Place at(const void* keys, const void* values, int64_t bytes, float bias) {
-    return {static_cast<const char*>(keys) + bytes, static_cast<const char*>(values) + bytes, bias};
-  }
-
   const AttendParams& p_;
-  const Sm80Estimates& estimates_;
-  const int64_t pair_;
   const int head_;
   const int64_t list_;
   const int exact_;
   const bool listed_;
-  int read_, count_;  // keys that are read; with the estimated ones
+  int count_;
   static constexpr uint32_t kNone = ~0u;
   uint32_t run_ = kNone;  // of the last key
 };
@@ -183,7 +149,8 @@ class Sm80Attention {
       if (wide_) add_product<Element, kDim>(low, key_rows_, logits);
       arrive();  // its values; the keys have been read
       if (next < end_) fetch(places_of(next).keys, key_rows_);
-      weigh(logits, next > end_ || next > keys_.read() ? places_of(tile).bias : nullptr);
+      if (next > end_) mask(logits, end_ - tile);
+      weigh(logits);
       add_values(logits);
     }
   }
@@ -194,7 +161,7 @@ class Sm80Attention {
     __syncthreads();
   }
 
-  // Beyond the last key the last one's, with no weight.
+  // Beyond the last key the place is the last one's; mask() gives it no weight.
   __device__ void locate(int tile) {
     if (threadIdx.x >= Tile::kStream) return;
     const int key = tile + static_cast<int>(threadIdx.x);
@@ -202,7 +169,6 @@ class Sm80Attention {
     Places& to = places_of(tile);
     to.keys[threadIdx.x] = place.key;
     to.values[threadIdx.x] = place.value;
-    to.bias[threadIdx.x] = key < end_ ? place.bias : -INFINITY;
   }
   __device__ Places& places_of(int tile) const {
     return places_[(tile - begin_) / Tile::kStream % 2];
@@ -212,22 +178,18 @@ class Sm80Attention {
     ptx::cp_async_commit_group();
   }
 
-  // Logits to weights, relative to the maxima of their rows. bias: null where it is 0 everywhere.
-  __device__ void weigh(Logits& x, const float* bias) {
-    float scale = p_.scale;
-    if (bias != nullptr) {
-      scale = 1;
+  // Keys from `count` on have no weight.
+  __device__ void mask(Logits& x, int count) const {
 #pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i) {
-        const auto own = *reinterpret_cast<const float2*>(bias + 8 * i + 2 * (lane_ % 4));
+    for (int i = 0; i < 2 * kKeyTiles; ++i) {
+      if (8 * (i / 2) + 2 * (lane_ % 4) + i % 2 < count) continue;
 #pragma unroll
-        for (int m = 0; m < 2 * kTiles; ++m) {
-          float* at = x[m / 2][i] + m % 2 * 2;
-          at[0] = fmaf(at[0], p_.scale, own.x);
-          at[1] = fmaf(at[1], p_.scale, own.y);
-        }
-      }
+      for (int m = 0; m < 2 * kTiles; ++m) x[m / 2][i / 2][m % 2 * 2 + i % 2] = -INFINITY;
     }
+  }
+
+  // Logits to weights, relative to the maxima of their rows.
+  __device__ void weigh(Logits& x) {
     float top[2 * kTiles];
     bool moves = false;
 #pragma unroll
@@ -239,7 +201,7 @@ class Sm80Attention {
       }
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      top[m] = fmaxf(maximum_[m], most * scale);
+      top[m] = fmaxf(maximum_[m], most * p_.scale);
       moves = moves || top[m] > maximum_[m];
     }
     if (__any_sync(~0u, moves)) move_maxima(top);
@@ -248,7 +210,7 @@ class Sm80Attention {
 #pragma unroll
       for (int i = 0; i < 2 * kKeyTiles; ++i) {
         float& weight = x[m / 2][i / 2][m % 2 * 2 + i % 2];
-        weight = ptx::ex2_approx(fmaf(weight, scale, -maximum_[m]));
+        weight = ptx::ex2_approx(fmaf(weight, p_.scale, -maximum_[m]));
         sum_[m] += weight;
       }
     }

@@ -1,11 +1,10 @@
 // Attention of blocks of query tokens on GPUs before Hopper, and for calls that the Hopper kernels
-// do not take: other types of queries, caches beside uploaded keys, what is estimated. On mma.sync,
-// for every shape; it computes what decode_attend() does, with the lists of sm80_lookup(). Pairs
-// are numbered pair = block * Hkv + head.
+// do not take, such as calls with queries of another type. It uses mma.sync, serves every shape and
+// computes the same as decode_attend(), with the lists of sm80_lookup(). Pairs are numbered pair =
+// block * Hkv + head.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
-#include "libruntime/kernels/cuda/prefill/common/estimates.h"
 #include "libruntime/kernels/cuda/prefill/prefill.h"
 
 namespace sqz::cuda {
@@ -16,12 +15,11 @@ inline constexpr int kSm80LeastKeys = 256;
 inline constexpr int kSm80Waves = 4;
 inline constexpr int kSm80Rows = 128;
 
-// q, out, lse, shape, keys, cache and lists (of pairs, or of heads) are in AttendParams; requests,
+// q, out, lse, shape, keys and lists (of pairs, or of heads) are in AttendParams; requests,
 // counters and its workspace are not looked at.
 struct Sm80Attend {
   AttendParams params;
   QueryBlocks blocks;
-  Sm80Estimates estimates;
   float* partials = nullptr;  // of sm80_attend_workspace() bytes
 };
 

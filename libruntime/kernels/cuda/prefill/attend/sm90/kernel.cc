@@ -84,10 +84,8 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
                    " tokens, expected at most 32 of ", kRows, " query rows")};
   }
   const bool coded = call.keys.coded.present();
-  if (coded ? call.selected.totals != nullptr && (call.rows == nullptr || call.masks == nullptr)
-            : call.rows != nullptr && (call.masks == nullptr || call.whole != nullptr)) {
-    return {Code::kInvalidArgument,
-            "prefill_attend: rows without masks or with `whole`, or none where rows have 8 bits"};
+  if (coded && call.selected.totals != nullptr && (call.rows == nullptr || call.masks == nullptr)) {
+    return {Code::kInvalidArgument, "prefill_attend: rows of 8 bits without rows or masks"};
   }
   if (coded && call.shape.dim > kMostCodedDim) return no_such_dim(call.shape.dim);
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};

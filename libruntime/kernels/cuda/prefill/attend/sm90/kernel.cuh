@@ -95,12 +95,6 @@ __device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, co
   }
 }
 
-// Whether warps copy rows, and the copy engine does not.
-template <class Config, bool kMasked>
-__device__ __forceinline__ bool copies_rows(const PrefillAttendParams& params) {
-  return Config::kCoded || (kMasked && params.rows != nullptr);
-}
-
 // Items, queries, and the first chunks of keys.
 template <class T, class Config, bool kMasked>
 __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
@@ -132,7 +126,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
       masks =
           params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
-    if (copies_rows<Config, kMasked>(params)) {
+    if constexpr (Config::kCoded) {
       RowFetcher<T, Config>(shared, params, item, false, 0, Config::kFirstChunks).run(ring);
     } else {
       fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
@@ -163,7 +157,7 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendP
     auto* tiles = values ? shared.values : shared.keys;
     uint64_t* full = values ? shared.values_full : shared.keys_full;
     uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
-    if (copies_rows<Config, kMasked>(params)) {
+    if constexpr (Config::kCoded) {
       RowFetcher<T, Config>(shared, params, item, values, first, end).run(ring);
     } else {
       fetch_rows<Config>(params, item, slots, exact, first, end, tiles, full, empty, ring);
@@ -406,7 +400,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
-    const uint32_t producers = copies_rows<Config, kMasked>(params) ? copy_arrivals<Config>() : 1;
+    constexpr uint32_t producers = Config::kCoded ? copy_arrivals<Config>() : 1;
     ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(&shared.keys_full[stage], producers);
@@ -473,7 +467,7 @@ Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cud
                                        params.blocks.tokens, params.tiles.heads,
                                        params.tiles.tokens));
   const bool coded = params.keys.coded.present();
-  if (!coded && params.rows == nullptr) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
+  if (!coded) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
   auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
                                                            : launch_kernel<T, kDim, false, false>)
                                          : (params.small_m ? launch_kernel<T, kDim, true, true>

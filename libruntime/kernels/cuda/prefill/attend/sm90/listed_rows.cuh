@@ -1,6 +1,5 @@
-// Rows that boxes of the copy engine do not serve: those that lie anywhere in an engine's cache,
-// each by itself, for which boxes of one row would take longer than memory; and rows of 8 bits,
-// which become 16 bits on their way. Lanes copy 16 bytes each.
+// Fetches rows of 8 bits, which become 16 bits on their way. The copy engine cannot do that: lanes
+// copy 16 bytes each.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +27,7 @@ template <class T, class Config>
 class RowFetcher {
   using Element = std::conditional_t<std::is_same_v<T, __half>, F16, Bf16>;
   static constexpr int kKeys = Config::kKeys, kOwn = kKeys / 32, kDim = Config::kDim;
-  static constexpr bool kCoded = Config::kCoded;
+  static_assert(Config::kCoded);
   static constexpr uint32_t kNone = ~0u;      // in place of a place: past the last key, zeros
   static constexpr uint32_t kNotCoded = ~0u;  // in place of a scale: a row of 16 bits
   using Own = uint32_t[kOwn];                 // of the lane's keys of a tile: every 32nd
@@ -61,7 +60,7 @@ class RowFetcher {
     int under_way = 0;
     const auto hand_over = [&] {
       __syncwarp();
-      if constexpr (kCoded) decode(copied.stage);
+      decode(copied.stage);
       ptx::fence_proxy_async_shared();
       ptx::mbarrier_arrive_warp(&full[copied.stage]);
       copied.advance();
@@ -70,12 +69,12 @@ class RowFetcher {
     Own places, next, clusters, scales;
     find(item_.begin, places);
     find(item_.begin + item_.step, next);
-    if (kCoded) find_clusters(places, clusters, scales);
+    find_clusters(places, clusters, scales);
 #pragma unroll 1
     for (int32_t key = item_.begin; key < item_.end; key += item_.step, ring.advance()) {
       Own later, next_clusters, next_scales;
       find(key + 2 * item_.step, later);
-      if (kCoded) find_clusters(next, next_clusters, next_scales);
+      find_clusters(next, next_clusters, next_scales);
       ptx::mbarrier_wait_parity(&empty[ring.stage], ring.parity ^ 1);
       if (first_ == 0 && lane_ == 0) {
         constexpr uint32_t kBytes = kKeys * sizeof(uint32_t);
@@ -86,19 +85,15 @@ class RowFetcher {
         }
       }
       __syncwarp();
-      if constexpr (kCoded) {
-        copy_codes(ring.stage, places, scales);
-        copy_rows(ring.stage, places, clusters);
-      } else {
-        copy_rows(ring.stage, places, places);
-      }
+      copy_codes(ring.stage, places, scales);
+      copy_rows(ring.stage, places, clusters);
       ptx::cp_async_commit_group();
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         places[i] = next[i];
         next[i] = later[i];
-        if (kCoded) clusters[i] = next_clusters[i];
-        if (kCoded) scales[i] = next_scales[i];
+        clusters[i] = next_clusters[i];
+        scales[i] = next_scales[i];
       }
       if (++under_way > kLag) {
         ptx::cp_async_wait_group<kLag>();
@@ -179,21 +174,19 @@ class RowFetcher {
     }
   }
 
-  // Starts the copies of rows of 16 bits to where they belong: of rows of codes their means.
+  // Starts the copies of the means of rows of codes, and of exact rows, to where the rows belong.
   __device__ void copy_rows(int stage, const Own& places, const Own& clusters) const {
     const PrefillKeys& keys = params_.keys;
     const CodedSource& coded = keys.coded;
-    const auto* rows =
-        static_cast<const char*>(kCoded ? (values_ ? coded.mean_values : coded.mean_keys)
-                                        : (values_ ? keys.values : keys.keys));
+    const auto* means = static_cast<const char*>(values_ ? coded.mean_values : coded.mean_keys);
     const auto* exact = static_cast<const char*>(values_ ? keys.exact_values : keys.exact_keys);
-    constexpr int kOnce = kCoded ? 4 : 1;
+    constexpr int kOnce = 4;
     const int piece = lane_ & 7;  // 8 numbers
-    Own from;                     // in units of a row, or for a cache of 16 bytes
+    Own from;                     // in units of a row
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       from[i] = places[i];
-      if (kCoded && (places[i] & kExactRow) == 0) {
+      if ((places[i] & kExactRow) == 0) {
         from[i] = item_.kv_head * coded.count + (clusters[i] & ~kFirstSlot);
       }
     }
@@ -212,9 +205,8 @@ class RowFetcher {
 #pragma unroll
           for (int n = 0; n < kOnce; ++n) {
             const bool is = place[n] != kNone && at < kDim / 8;
-            const char* base = kCoded && (place[n] & kExactRow) != 0 ? exact : rows;
-            const int64_t offset =
-                kCoded ? int64_t{place[n] & ~kExactRow} * (2 * kDim) : int64_t{place[n]} * 16;
+            const char* base = (place[n] & kExactRow) != 0 ? exact : means;
+            const int64_t offset = int64_t{place[n] & ~kExactRow} * (2 * kDim);
             uint8_t* to = row_at(stage, chunk, 32 * i + 4 * (j + n) + lane_ / 8, piece);
             ptx::cp_async_16(ptx::shared_address(to), base + (is ? offset + 16 * at : 0),
                              is ? 16 : 0);

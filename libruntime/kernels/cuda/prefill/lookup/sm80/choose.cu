@@ -55,7 +55,6 @@ class Sm80Choice : private Choice<Sm80Team, false> {
     if (call_.faults[pair_] != 0) {
       if (thread_ == 0) {
         end_with_fault(p_, pair_);
-        if (call_.estimates.list != nullptr) call_.estimates.counts[pair_] = 0;
         call_.state[pair_] = make_uint2(0, 0);
       }
       return;
@@ -85,41 +84,12 @@ class Sm80Choice : private Choice<Sm80Team, false> {
           return passed;
         },
         [] {}, [&](uint32_t i) { return scores[i]; });
-    const uint32_t estimated =
-        call_.estimates.list == nullptr ? 0 : list_estimated(k, alive, chosen);
-    if (finest) {
-      centroids_ += estimated;  // their mean values
-      emit(chosen, level, alive);
-      return;
-    }
+    if (finest) return emit(chosen, level, alive);
     const uint32_t count = list_children(chosen, level, alive, alive_at(k));
     if (thread_ == 0) call_.state[pair_] = make_uint2(count, centroids_);
   }
 
  private:
-  // What is not empty and was not chosen, after those of the levels before; how many.
-  __device__ uint32_t list_estimated(int k, const uint32_t* alive, const Chosen& chosen) {
-    uint32_t* list = call_.estimates.list + pair_ * call_.estimates.capacity;
-    const uint32_t before = k == 0 ? 0 : call_.estimates.counts[pair_];
-    const LookupLevel& level = p_.level[k];
-    const auto for_each = [&](const auto& body) {
-      for (uint32_t i = 0; i < own_count(); ++i) {
-        const uint32_t cluster = cluster_of(alive, thread_ * each() + i);
-        if (!chosen.has(i) && level.sizes[int64_t{head_} * level.clusters + cluster] > 0) {
-          body(cluster);
-        }
-      }
-    };
-    Sums own, all;
-    for_each([&](uint32_t) { ++own.a; });
-    uint32_t at = before + sums_before(own, all).a;
-    for_each(
-        [&](uint32_t cluster) { list[at++] = static_cast<uint32_t>(k) << kLevelShift | cluster; });
-    __syncthreads();
-    if (thread_ == 0) call_.estimates.counts[pair_] = before + all.a;
-    return before + all.a;
-  }
-
   const Sm80Lookup& call_;
 };
 

@@ -152,21 +152,15 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
         return own.centroids + int64_t{own.cluster(min(first + r, own.count - 1))} * kDim * 2;
       },
       rows.stay);
-  // The policy `max` takes the mean over the tokens of one head after the other.
-  const bool by_head = call.policy == GroupPolicy::kMax;
-  const int passes = by_head ? p.group : 1, count = by_head ? own.tokens : own.tokens * p.group;
-  const auto row_of = [&](int r, int pass) {
-    return by_head ? own.row_of(p, r, pass) : own.row_of(p, r / p.group, r % p.group);
-  };
-  // Tiles are numbered through the passes. Rows are located a tile before they are fetched.
-  const int tiles = (count + Tile::kStream - 1) / Tile::kStream, last = passes * tiles;
+  // Rows are located a tile before they are fetched.
+  const int count = own.tokens * p.group, tiles = (count + Tile::kStream - 1) / Tile::kStream;
   const auto locate = [&](int tile) {
-    if (threadIdx.x >= Tile::kStream || tile >= last) return;
-    const int r = tile % tiles * Tile::kStream + static_cast<int>(threadIdx.x);
-    query_rows[tile % 2][threadIdx.x] = r < count ? row_of(r, tile / tiles) : -1;
+    if (threadIdx.x >= Tile::kStream || tile >= tiles) return;
+    const int r = tile * Tile::kStream + static_cast<int>(threadIdx.x);
+    query_rows[tile % 2][threadIdx.x] = r < count ? own.row_of(p, r / p.group, r % p.group) : -1;
   };
   const auto fetch = [&](int tile) {
-    if (tile >= last) return;
+    if (tile >= tiles) return;
     const int64_t* from = query_rows[tile % 2];
     uint16_t* high = rows.stream + tile % 2 * stream_words;
     load_query_rows<Element, kDim, Tile::kStream>(
@@ -177,54 +171,43 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
     const int64_t row = from[threadIdx.x];
     lse[tile % 2][threadIdx.x] = row < 0 ? INFINITY : call.lse[row];
   };
-  float score[2 * kTiles];
-#pragma unroll
-  for (float& most : score) most = -INFINITY;
   locate(0);
   locate(1);
   __syncthreads();
   fetch(0);
-  int tile = 0;
+  float maximum[2 * kTiles], sum[2 * kTiles] = {};
+#pragma unroll
+  for (float& most : maximum) most = kLowestLogit;
 #pragma unroll 1
-  for (int pass = 0; pass < passes; ++pass) {
-    float maximum[2 * kTiles], sum[2 * kTiles] = {};
+  for (int tile = 0; tile < tiles; ++tile) {
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // the tile before has been read, too
+    fetch(tile + 1);
+    locate(tile + 2);
+    const uint16_t* high = rows.stream + tile % 2 * stream_words;
+    float d[kTiles][kStreamed][4] = {};
+    add_product<Element, kDim>(rows.own(), high, d);
+    if (wide) add_product<Element, kDim>(rows.own(), high + Rows::kStreamWords, d);
 #pragma unroll
-    for (float& most : maximum) most = kLowestLogit;
-#pragma unroll 1
-    for (int end = tile + tiles; tile < end; ++tile) {
-      ptx::cp_async_wait_group<0>();
-      __syncthreads();  // the tile before has been read, too
-      fetch(tile + 1);
-      locate(tile + 2);
-      const uint16_t* high = rows.stream + tile % 2 * stream_words;
-      float d[kTiles][kStreamed][4] = {};
-      add_product<Element, kDim>(rows.own(), high, d);
-      if (wide) add_product<Element, kDim>(rows.own(), high + Rows::kStreamWords, d);
+    for (int i = 0; i < 2 * kStreamed; ++i) {
+      const float own_lse = lse[tile % 2][i / 2 * 8 + 2 * (lane % 4) + i % 2];
 #pragma unroll
-      for (int i = 0; i < 2 * kStreamed; ++i) {
-        const float own_lse = lse[tile % 2][i / 2 * 8 + 2 * (lane % 4) + i % 2];
-#pragma unroll
-        for (int m = 0; m < 2 * kTiles; ++m) {
-          float& y = d[m / 2][i / 2][m % 2 * 2 + i % 2];
-          y = fmaf(y, p.scale, -own_lse);
-        }
+      for (int m = 0; m < 2 * kTiles; ++m) {
+        float& y = d[m / 2][i / 2][m % 2 * 2 + i % 2];
+        y = fmaf(y, p.scale, -own_lse);
       }
-      add_exponentials(d, maximum, sum);
     }
-#pragma unroll
-    for (int m = 0; m < 2 * kTiles; ++m) {
-      add_sums_of_lanes(maximum[m], sum[m]);
-      const bool any = call.policy == GroupPolicy::kAny;
-      const float mean = maximum[m] + log2f(sum[m]) - log2f(static_cast<float>(count));
-      if (sum[m] > 0) score[m] = fmaxf(score[m], any ? maximum[m] : mean);
-    }
+    add_exponentials(d, maximum, sum);
   }
+  const float log_count = log2f(static_cast<float>(count));
 #pragma unroll
   for (int m = 0; m < 2 * kTiles; ++m) {
+    add_sums_of_lanes(maximum[m], sum[m]);
     const uint32_t j = first + warp * Tile::kWarpRows + 8 * m + lane / 4;
     if (j >= own.count || lane % 4 != 0) continue;
-    const bool empty = own.log_sizes[own.cluster(j)] == -INFINITY;
-    call.scores[own.pair * p.width + j] = empty ? -INFINITY : score[m];
+    const bool empty = sum[m] == 0 || own.log_sizes[own.cluster(j)] == -INFINITY;
+    call.scores[own.pair * p.width + j] =
+        empty ? -INFINITY : maximum[m] + log2f(sum[m]) - log_count;
   }
 }
 

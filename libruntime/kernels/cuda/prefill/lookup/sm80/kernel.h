@@ -1,11 +1,10 @@
 // Lookup for blocks of query tokens on GPUs before Hopper, and for calls that the Hopper kernels do
-// not take: other types of queries, pages, what is estimated. On mma.sync, for every shape; it
-// computes what decode_lookup() does, with one selection a block. Pairs are numbered pair = block *
-// Hkv + head.
+// not take: queries of another type, and pages. It uses mma.sync, serves every shape and computes
+// the same as decode_lookup(), with one selection a block. Pairs are numbered pair = block * Hkv +
+// head.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/lookup/kernel.h"
-#include "libruntime/kernels/cuda/prefill/common/estimates.h"
 #include "libruntime/kernels/cuda/prefill/prefill.h"
 
 namespace sqz::cuda {
@@ -18,15 +17,11 @@ struct Sm80Lookup {
   LookupParams token, block;  // the same but for thresholds and wanted keys: blocks of one token,
                               // and of several
   QueryBlocks blocks;         // tokens as in q
-  GroupPolicy policy = GroupPolicy::kMean;
-  Sm80Estimates estimates;  // out, unless the list is null
 
   // Workspace.
   float2* sums = nullptr;  // [T, Hq, kSm80Parts] maximum, sum of exponentials; not of pages
   float* lse = nullptr;    // [T, Hq] log2 of the denominators; not of pages
-  // Pages: [pairs, rows, pieces, 2, d] sums of the positive and negative parts of the block's
-  // queries, in so many pieces; one row or, of the policy `max`, one a head. Of the policy `any`
-  // none.
+  // Pages: [pairs, pieces, 2, d] sums of the positive and negative parts of the block's queries.
   float* parts = nullptr;
   int32_t pieces = 1;
   float* scores = nullptr;     // [pairs, width] log2 of the combined S; of pages their bounds

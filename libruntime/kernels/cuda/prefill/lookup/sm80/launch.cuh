@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.cuh"
@@ -20,21 +19,12 @@ Status launch_sm80_pages(const Sm80Lookup& call, cudaStream_t stream) {
   const int page_tiles = (p.level[0].clusters + Tile::kRows - 1) / Tile::kRows;
   constexpr int64_t bytes = sm80_bytes<kDim>(4 * kPageStream + 2 * Tile::kRows);
   static_assert(bytes <= kLeastBlockShared);
-  if (call.policy == GroupPolicy::kAny) {
-    SQZ_RETURN_IF_ERROR(launch_blocks(
-        bf16 ? sm80_bounds_kernel<Bf16, kDim> : sm80_bounds_kernel<F16, kDim>, pairs * page_tiles,
-        Tile::kThreads, bytes, Device(), stream, call, page_tiles));
-    return sm80_choose(call, 0, stream);
-  }
-  const int rows = call.policy == GroupPolicy::kMax ? p.group : 1;
-  const int columns = static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
-  const int64_t groups = (call.blocks.count * columns + kPageStream - 1) / kPageStream;
-  SQZ_RETURN_IF_ERROR(launch_blocks(sm80_parts_kernel<kDim>, pairs * rows * call.pieces,
-                                    kPartThreads, 0, Device(), stream, call));
-  SQZ_RETURN_IF_ERROR(
-      launch_blocks(bf16 ? sm80_mean_bounds_kernel<Bf16, kDim> : sm80_mean_bounds_kernel<F16, kDim>,
-                    groups * p.kv_heads * page_tiles, Tile::kThreads, bytes, Device(), stream, call,
-                    page_tiles, columns));
+  const int64_t groups = (call.blocks.count + kPageStream - 1) / kPageStream;
+  SQZ_RETURN_IF_ERROR(launch_blocks(sm80_parts_kernel<kDim>, pairs * call.pieces, kPartThreads, 0,
+                                    Device(), stream, call));
+  SQZ_RETURN_IF_ERROR(launch_blocks(
+      bf16 ? sm80_bounds_kernel<Bf16, kDim> : sm80_bounds_kernel<F16, kDim>,
+      groups * p.kv_heads * page_tiles, Tile::kThreads, bytes, Device(), stream, call, page_tiles));
   return sm80_choose(call, 0, stream);
 }
 

@@ -1,7 +1,7 @@
 // Scores of pages: the upper bound of a query's logits with the keys of a page is max(q, 0) . max +
-// min(q, 0) . min (libruntime/select/quest.cc). It is linear in the two parts of q, so that rows
-// here are what the policy makes of a block's queries: their mean parts, or each of them. Pages
-// stay, rows stream past, and a page's score is the greatest of its bounds.
+// min(q, 0) . min (libruntime/select/quest.cc). It is linear in the two parts of q, so the mean
+// bound over a block's queries is the bound of their mean parts: one row a block. Pages stay in
+// shared memory, and rows stream past.
 #pragma once
 
 #include <cfloat>
@@ -18,22 +18,17 @@ __device__ __forceinline__ float part_of(float x, bool positive) {
   return x != x ? x : positive ? fmaxf(x, 0.0f) : fminf(x, 0.0f);
 }
 
-// Rows of mean parts that a pair has: the policy `max` has one for each head.
-__device__ __forceinline__ int mean_rows(const Sm80Lookup& call) {
-  return call.policy == GroupPolicy::kMax ? call.token.group : 1;
-}
-
-// call.parts: the sums of a row's parts over a piece of its queries, a block of threads each.
+// Fills call.parts: the sums of the parts over a piece of a pair's queries, a block of threads
+// each.
 template <int kDim>
 __global__ void __launch_bounds__(kPartThreads)
     sm80_parts_kernel(const __grid_constant__ Sm80Lookup call) {
   constexpr int kChunks = kDim / 8, kLanes = kPartThreads / kChunks;
   __shared__ float sums[kLanes][2 * kDim];
   const LookupParams& p = call.token;
-  const int rows = mean_rows(call), item = static_cast<int>(blockIdx.x);
-  const int piece = item % call.pieces, row = item / call.pieces % rows;
-  const Sm80Pair own(call, 0, item / call.pieces / rows);
-  const int heads = p.group / rows, count = own.tokens * heads;
+  const int item = static_cast<int>(blockIdx.x), piece = item % call.pieces;
+  const Sm80Pair own(call, 0, item / call.pieces);
+  const int count = own.tokens * p.group;
   const int begin = static_cast<int>(int64_t{count} * piece / call.pieces);
   const int end = static_cast<int>(int64_t{count} * (piece + 1) / call.pieces);
   const int chunk = threadIdx.x % kChunks, first = threadIdx.x / kChunks;
@@ -42,7 +37,7 @@ __global__ void __launch_bounds__(kPartThreads)
 #pragma unroll 4
     for (int i = begin + first; i < end; i += kLanes) {
       float x[8];
-      load_8(p.q_dtype, p.q, own.row_of(p, i / heads, row + i % heads) * kDim + chunk * 8, x);
+      load_8(p.q_dtype, p.q, own.row_of(p, i / p.group, i % p.group) * kDim + chunk * 8, x);
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         parts[0][c] += part_of(x[c], true);
@@ -123,12 +118,12 @@ struct PageTile {
   }
 
   // Bounds of the warp's pages, as add_product().
-  __device__ void multiply(bool wide, float (&d)[1][kTiles][4]) const {
+  __device__ void multiply(float (&d)[1][kTiles][4]) const {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       const uint16_t* pages = bounds[part] + threadIdx.x / 32 * 16 * Tile::kStride;
       add_product<Element, kDim>(pages, streamed.high[part], d);
-      if (wide) add_product<Element, kDim>(pages, streamed.low[part], d);
+      add_product<Element, kDim>(pages, streamed.low[part], d);
     }
   }
 
@@ -138,39 +133,29 @@ struct PageTile {
   }
 };
 
-__device__ __forceinline__ bool is_sound(float bound) {
-  return fabsf(bound) <= FLT_MAX;
-}
-
-// Mean parts of several blocks of queries at once, `columns` rows a block: mean_rows(), rounded up
-// to a power of two.
+// Bounds by the mean parts of several blocks of queries at once, a column each.
 template <class Element, int kDim>
 __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
-    sm80_mean_bounds_kernel(const __grid_constant__ Sm80Lookup call, int page_tiles, int columns) {
+    sm80_bounds_kernel(const __grid_constant__ Sm80Lookup call, int page_tiles) {
   extern __shared__ __align__(16) uint16_t memory[];
   const PageTile<Element, kDim> tile(memory);
   const LookupParams& p = call.token;
   const int item = static_cast<int>(blockIdx.x), head = item / page_tiles % p.kv_heads;
-  const int first_block = item / page_tiles / p.kv_heads * (kPageStream / columns);
+  const int first_block = item / page_tiles / p.kv_heads * kPageStream;
   const auto first = static_cast<uint32_t>(item % page_tiles * Sm80Tile<kDim>::kRows);
   tile.fetch(p, head, first);
-  const int rows = mean_rows(call);
   const auto pair_of = [&](int column) {
-    return int64_t{first_block + column / columns} * p.kv_heads + head;
+    return int64_t{first_block + column} * p.kv_heads + head;
   };
-  const auto is_row = [&](int column) {
-    return first_block + column / columns < call.blocks.count && column % columns < rows;
-  };
-  tile.streamed.load(kPageStream, [&](int column, int chunk, bool positive, float(&x)[8]) {
-    if (!is_row(column)) return;
-    const int tokens = block_of(call.blocks, first_block + column / columns).y;
-    const float weight = 1.0f / static_cast<float>(tokens * (p.group / rows));
-    const int64_t row = pair_of(column) * rows + column % columns;
+  const int columns = min(kPageStream, call.blocks.count - first_block);
+  tile.streamed.load(columns, [&](int column, int chunk, bool positive, float(&x)[8]) {
+    const int tokens = block_of(call.blocks, first_block + column).y;
+    const float weight = 1.0f / static_cast<float>(tokens * p.group);
 #pragma unroll 1
     for (int piece = 0; piece < call.pieces; ++piece) {
       float y[8];
       load_8(DType::kF32, call.parts,
-             ((row * call.pieces + piece) * 2 + !positive) * kDim + chunk * 8, y);
+             ((pair_of(column) * call.pieces + piece) * 2 + !positive) * kDim + chunk * 8, y);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] += y[i];
     }
@@ -179,71 +164,16 @@ __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
   });
   __syncthreads();
   float d[1][PageTile<Element, kDim>::kTiles][4] = {};
-  tile.multiply(true, d);
+  tile.multiply(d);
 #pragma unroll
-  for (int i = 0; i < 2 * PageTile<Element, kDim>::kTiles; ++i) {
-    const int column = i / 2 * 8 + 2 * static_cast<int>(threadIdx.x % 4), row = i % 2;
-    const uint32_t page = tile.page_of(first, row);
-    float x[2];
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const float bound = d[0][i / 2][2 * row + c];
-      x[c] = is_row(column + c) ? bound : -INFINITY;
-      if (is_row(column + c) && !is_sound(bound)) call.faults[pair_of(column + c)] = 1;
-    }
-    if (columns > 1) x[0] = fmaxf(x[0], x[1]);
-    for (int step = 1; step < columns / 2; step *= 2) {
-      x[0] = fmaxf(x[0], __shfl_xor_sync(~0u, x[0], step));
-    }
-    if (page >= static_cast<uint32_t>(p.level[0].clusters) || column % columns != 0) continue;
-    for (int c = 0; c < (columns > 1 ? 1 : 2); ++c) {
-      if (is_row(column + c)) call.scores[pair_of(column + c) * p.width + page] = x[c];
-    }
-  }
-}
-
-// The parts of every query of a block.
-template <class Element, int kDim>
-__global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
-    sm80_bounds_kernel(const __grid_constant__ Sm80Lookup call, int page_tiles) {
-  constexpr int kTiles = PageTile<Element, kDim>::kTiles;
-  extern __shared__ __align__(16) uint16_t memory[];
-  const PageTile<Element, kDim> tile(memory);
-  const LookupParams& p = call.token;
-  const Sm80Pair own(call, 0, static_cast<int>(blockIdx.x) / page_tiles);
-  const auto first = static_cast<uint32_t>(blockIdx.x % page_tiles * Sm80Tile<kDim>::kRows);
-  tile.fetch(p, own.head, first);
-  const int lane = threadIdx.x % 32, rows = own.tokens * p.group;
-  float score[2] = {-INFINITY, -INFINITY};
-  bool sound = true;
-#pragma unroll 1
-  for (int begin = 0; begin < rows; begin += kPageStream) {
-    __syncthreads();  // the rows before have been read
-    tile.streamed.load(rows - begin, [&](int r, int chunk, bool positive, float(&x)[8]) {
-      const int64_t row = own.row_of(p, (begin + r) / p.group, (begin + r) % p.group);
-      load_8(p.q_dtype, p.q, row * kDim + chunk * 8, x);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = part_of(x[i], positive);
-    });
-    __syncthreads();
-    float d[1][kTiles][4] = {};
-    tile.multiply(p.q_dtype != p.dtype, d);
-#pragma unroll
-    for (int i = 0; i < 4 * kTiles; ++i) {
-      if (begin + i / 4 * 8 + 2 * (lane % 4) + i % 2 >= rows) continue;
-      sound = sound && is_sound(d[0][i / 4][i % 4]);
-      score[i % 4 / 2] = fmaxf(score[i % 4 / 2], d[0][i / 4][i % 4]);
-    }
-  }
-  if (!sound) call.faults[own.pair] = 1;
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      score[row] = fmaxf(score[row], __shfl_xor_sync(~0u, score[row], step));
-    }
-    const uint32_t page = tile.page_of(first, row);
-    if (page < own.count && lane % 4 == 0) call.scores[own.pair * p.width + page] = score[row];
+  for (int i = 0; i < 4 * PageTile<Element, kDim>::kTiles; ++i) {
+    const int column = i / 4 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
+    const uint32_t page = tile.page_of(first, i % 4 / 2);
+    const float bound = d[0][i / 4][i % 4];
+    if (column >= columns) continue;
+    if (!(fabsf(bound) <= FLT_MAX)) call.faults[pair_of(column)] = 1;
+    if (page >= static_cast<uint32_t>(p.level[0].clusters)) continue;
+    call.scores[pair_of(column) * p.width + page] = bound;
   }
 }
 

@@ -11,8 +11,7 @@
 
 namespace sqz::cuda::prefill {
 
-// Sums (or maxima) over queries of 2^(x - lse), of centroids r and r + 8.
-template <bool kMaxima>
+// Sums over queries of 2^(x - lse), of centroids r and r + 8.
 class ColumnSums {
  public:
   // lse: of the chunk, in the order of lse_place().
@@ -35,17 +34,14 @@ class ColumnSums {
 
   // Of centroid r + 8 half, in the four lanes of its row.
   __device__ __forceinline__ float finish(int half) const {
-    float sum = combine(sums_[half][0], sums_[half][1]);
-    sum = combine(sum, __shfl_xor_sync(~0u, sum, 1));
-    return combine(sum, __shfl_xor_sync(~0u, sum, 2));
+    float sum = sums_[half][0] + sums_[half][1];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    return sum + __shfl_xor_sync(~0u, sum, 2);
   }
 
  private:
-  static __device__ __forceinline__ float combine(float a, float b) {
-    return kMaxima ? fmaxf(a, b) : a + b;
-  }
   __device__ __forceinline__ void add(int half, int part, float logit, float shift, float scale) {
-    sums_[half][part] = combine(sums_[half][part], ptx::ex2_approx(fmaf(logit, scale, -shift)));
+    sums_[half][part] += ptx::ex2_approx(fmaf(logit, scale, -shift));
   }
 
   float sums_[2][2] = {};
@@ -86,7 +82,7 @@ __device__ void fetch_query_chunks(ColumnStorage<Config>& shared, const PrefillL
       for (int i = 0; i < kColumnRows / 32; ++i) {
         const int64_t query = query_index(params.chunks, block, item.kv_head, params.shape.kv_heads,
                                           params.shape.group, tile, lane + 32 * i);
-        lse[i] = query < 0 ? INFINITY : params.lse[query + item.head];
+        lse[i] = query < 0 ? INFINITY : params.lse[query];
       }
       ptx::mbarrier_wait_parity(&shared.queries_empty[c], ring.parity ^ 1);
 #pragma unroll
@@ -95,8 +91,8 @@ __device__ void fetch_query_chunks(ColumnStorage<Config>& shared, const PrefillL
         ptx::mbarrier_arrive_expect_tx(&shared.queries_full[c], bytes);
         for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
           ptx::cp_async_bulk_tensor_4d(shared.queries[c] + chunk * kColumnRows * kRowBytes,
-                                       &maps.queries, chunk * (kRowBytes / 2), item.head,
-                                       item.kv_head, block.x + tile * params.chunks.tokens,
+                                       &maps.queries, chunk * (kRowBytes / 2), 0, item.kv_head,
+                                       block.x + tile * params.chunks.tokens,
                                        &shared.queries_full[c], policy);
         }
       } else if (lane == 0) {
@@ -133,7 +129,7 @@ __device__ void fetch_column_tiles(ColumnStorage<Config>& shared, const PrefillL
   }
 }
 
-template <class T, class Config, bool kMaxima>
+template <class T, class Config>
 __device__ void consume_columns(ColumnStorage<Config>& shared, const PrefillLookupParams& params,
                                 uint32_t warpgroup) {
   constexpr uint32_t kTeams = Config::kWarpgroups;
@@ -148,7 +144,7 @@ __device__ void consume_columns(ColumnStorage<Config>& shared, const PrefillLook
   while (items.next(item)) {
     const uint32_t tiles = (item.end - item.begin + kColumnTile - 1) / kColumnTile;
     const int chunks = chunks_of<Config>(params, item);
-    float* to = params.columns + (item.row_tile * lists + item.list) * params.level.clusters;
+    float* to = params.columns + (item.tile * lists + item.list) * params.level.clusters;
     // Every warpgroup waits for a chunk before it gives it back, used or not: none is ever so far
     // ahead that a parity could stand for two rounds.
     const auto wait_queries = [&](int c) {
@@ -168,7 +164,7 @@ __device__ void consume_columns(ColumnStorage<Config>& shared, const PrefillLook
       const uint32_t stage = (before + i) % Config::kStages;
       ptx::mbarrier_wait_parity(&shared.full[stage], (before + i) / Config::kStages & 1);
       const uint64_t centroids = tile_descriptor(shared.centroids[stage]);
-      ColumnSums<kMaxima> sums;
+      ColumnSums sums;
       for (int c = 0; c < chunks; ++c) {
         if (i == first) wait_queries(c);
         start_product<T, Config::kDim, kColumnTile, kColumnRows>(
@@ -193,7 +189,7 @@ __device__ void consume_columns(ColumnStorage<Config>& shared, const PrefillLook
   }
 }
 
-template <class T, class Config, bool kMaxima>
+template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     columns_kernel(const __grid_constant__ PrefillLookupParams params,
                    const __grid_constant__ LookupMaps maps) {
@@ -234,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    consume_columns<T, Config, kMaxima>(shared, params, warpgroup - 1);
+    consume_columns<T, Config>(shared, params, warpgroup - 1);
   }
 }
 

@@ -16,7 +16,7 @@ inline constexpr int kPieceTiles = 20;  // tiles of centroids of an item, at mos
 
 // Row tiles of a block and pieces of the clusters of its list: how a pass is cut into items.
 struct ItemPlan {
-  int32_t row_tiles;  // of a block, heads apart
+  int32_t row_tiles;  // of a block
   int32_t tokens;     // of a row tile
   int32_t clusters;   // of a tile of centroids
   int32_t pieces;     // of a list, at most
@@ -25,13 +25,12 @@ struct ItemPlan {
 // A tile of query rows against positions [begin, end) of a list of clusters.
 struct alignas(16) LookupItem {
   int32_t list, block, kv_head;
-  int32_t row_tile;    // tile * heads apart + head
-  int32_t tile, head;  // of the block; first head within the group
+  int32_t tile;  // of the block
   int32_t begin, end;
   int32_t piece;
-  int32_t unused[3];
+  int32_t unused;
 };
-static_assert(sizeof(LookupItem) == 48);
+static_assert(sizeof(LookupItem) == 32);
 
 // The first pass: query rows, the M of products, against tiles of centroids.
 inline constexpr int kLookupRows = 256;  // of a tile of queries, 64 a consumer warpgroup

@@ -33,15 +33,13 @@ __device__ __forceinline__ KeyListView clusters_of(const PrefillLookupParams& pa
 // Item `index` of a pass; false if there is nothing to do in it.
 __device__ __forceinline__ bool lookup_item(const PrefillLookupParams& params, const ItemPlan& plan,
                                             int32_t index, LookupItem& item) {
-  item.row_tile = index % plan.row_tiles;
+  item.tile = index % plan.row_tiles;
   index /= plan.row_tiles;
   item.piece = index % plan.pieces;
   index /= plan.pieces;
   item.block = index % params.blocks.count;
   item.kv_head = index / params.blocks.count;
   item.list = item.block * params.shape.kv_heads + item.kv_head;
-  item.tile = item.row_tile / params.heads_apart;
-  item.head = item.row_tile % params.heads_apart;
   const int32_t total = alive_clusters(params, item.list);
   const int32_t tiles = (total + plan.clusters - 1) / plan.clusters;
   const int32_t pieces = (tiles + kPieceTiles - 1) / kPieceTiles;

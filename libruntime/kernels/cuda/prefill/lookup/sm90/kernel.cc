@@ -13,29 +13,24 @@ namespace {
 
 using namespace prefill;
 
-ItemPlan make_plan(int32_t tokens, int32_t block_tokens, int32_t heads_apart, int32_t tile,
-                   int32_t clusters) {
+ItemPlan make_plan(int32_t tokens, int32_t block_tokens, int32_t tile, int32_t clusters) {
   const int32_t piece = kPieceTiles * tile;
-  return {(block_tokens + tokens - 1) / tokens * heads_apart, tokens, tile,
-          (clusters + piece - 1) / piece};
+  return {(block_tokens + tokens - 1) / tokens, tokens, tile, (clusters + piece - 1) / piece};
 }
 
 PrefillLookupParams make_params(const PrefillLookup& call) {
   const PrefillShape& shape = call.shape;
   const QueryBlocks& blocks = call.blocks;
   const int32_t clusters = call.level.clusters;
-  const int32_t heads = call.policy == GroupPolicy::kMax ? 1 : shape.group;
   PrefillLookupParams params = {call};
-  params.tiles = query_tiles(blocks, heads, kLookupRows);
-  params.heads_apart = shape.group / heads;
+  params.tiles = query_tiles(blocks, shape.group, kLookupRows);
   for_dim(shape.dim, 0, [&](auto dim) {
     constexpr int kDim = dim.value;
-    params.chunks = query_tiles(blocks, heads, kColumnRows);
+    params.chunks = query_tiles(blocks, shape.group, kColumnRows);
     const int32_t tokens = params.chunks.tokens * ColumnConfig<kDim>::kQueryChunks;
-    params.row_plan = make_plan(params.tiles.tokens, blocks.block_tokens, params.heads_apart,
-                                RowSumConfig<kDim>::kTile, clusters);
-    params.column_plan =
-        make_plan(tokens, blocks.block_tokens, params.heads_apart, kColumnTile, clusters);
+    params.row_plan =
+        make_plan(params.tiles.tokens, blocks.block_tokens, RowSumConfig<kDim>::kTile, clusters);
+    params.column_plan = make_plan(tokens, blocks.block_tokens, kColumnTile, clusters);
     return 0;
   });
   params.scale = shape.scale * static_cast<float>(M_LOG2E);
@@ -66,12 +61,11 @@ Status launch(const PrefillLookupParams& params, int multiprocessors, cudaStream
 }  // namespace
 
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
-                                 int32_t clusters, GroupPolicy policy) {
+                                 int32_t clusters) {
   PrefillLookup call;
   call.shape = shape;
   call.blocks = blocks;
   call.level.clusters = clusters;
-  call.policy = policy;
   PrefillLookupParams params = make_params(call);
   return cut_workspace(params, nullptr);
 }

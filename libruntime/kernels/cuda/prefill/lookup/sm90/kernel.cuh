@@ -36,10 +36,9 @@ Status launch_lookup_passes(const PrefillLookupParams& params, int multiprocesso
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
                                        params.blocks.tokens, params.chunks.heads,
                                        params.chunks.tokens));
-  auto* columns = params.policy == GroupPolicy::kAny ? columns_kernel<T, Columns, true>
-                                                     : columns_kernel<T, Columns, false>;
-  return launch_pass<ColumnStorage<Columns>>(columns, Columns::kThreads, params.column_plan, params,
-                                             maps, multiprocessors, stream);
+  return launch_pass<ColumnStorage<Columns>>(columns_kernel<T, Columns>, Columns::kThreads,
+                                             params.column_plan, params, maps, multiprocessors,
+                                             stream);
 }
 
 }  // namespace sqz::cuda::prefill

@@ -8,9 +8,8 @@
 namespace sqz::cuda::prefill {
 
 struct PrefillLookupParams : PrefillLookup {
-  QueryTiles tiles = {};  // of kLookupRows rows; heads = the group, or 1 where heads are kept apart
-  int32_t heads_apart = 1;  // group / tiles.heads
-  QueryTiles chunks = {};   // of kColumnRows queries
+  QueryTiles tiles = {};   // of kLookupRows rows
+  QueryTiles chunks = {};  // of kColumnRows queries
   ItemPlan row_plan = {}, column_plan = {};
   float scale = 0;                  // of the logits, times log2(e)
   float2* row_states = nullptr;     // [row_plan.pieces, T, Hq] {maximum, sum}, to base 2

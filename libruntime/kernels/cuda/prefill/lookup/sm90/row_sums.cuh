@@ -30,8 +30,8 @@ __device__ void fetch_centroids(RowSumStorage<Config>& shared, const PrefillLook
       for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
         ptx::cp_async_bulk_tensor_4d(
             shared.queries[queries.stage] + chunk * kLookupRows * kRowBytes, &maps.queries,
-            chunk * (kRowBytes / 2), item.head, item.kv_head,
-            block.x + item.tile * params.tiles.tokens, &shared.queries_full[queries.stage], often);
+            chunk * (kRowBytes / 2), 0, item.kv_head, block.x + item.tile * params.tiles.tokens,
+            &shared.queries_full[queries.stage], often);
       }
     }
     queries.advance();
@@ -129,7 +129,7 @@ __device__ void consume_rows(RowSumStorage<Config>& shared, const PrefillLookupP
       const int64_t query = query_index(params.tiles, block, item.kv_head, params.shape.kv_heads,
                                         params.shape.group, item.tile, first_row + 8 * half);
       if ((lane & 3) == 0 && query >= 0) {
-        params.row_states[item.piece * queries_of_call + query + item.head] = state;
+        params.row_states[item.piece * queries_of_call + query] = state;
       }
     }
   }

@@ -87,34 +87,27 @@ __device__ void combine_scores(const PrefillLookupParams& params, const List& li
                                int64_t tile_stride) {
   constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
   const int32_t tiles = (block.y + params.column_plan.tokens - 1) / params.column_plan.tokens;
-  const bool maxima = params.policy == GroupPolicy::kAny;
-  const float share = maxima ? 1.0f : 1.0f / static_cast<float>(block.y * params.tiles.heads);
+  const float share = 1.0f / static_cast<float>(block.y * params.shape.group);
   for (int32_t first = 0; first < list.count; first += kAtOnce * kSelectThreads) {
     const auto position = [&](int i) {
       return first + i * kSelectThreads + static_cast<int32_t>(threadIdx.x);
     };
-    float scores[kAtOnce] = {};
+    float sums[kAtOnce] = {};
     uint32_t keys[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       keys[i] = position(i) < list.count ? list.keys(position(i)) : 0;
     }
-    for (int32_t head = 0; head < params.heads_apart; ++head) {
-      float sums[kAtOnce] = {};
-      for (int32_t tile = 0; tile < tiles; ++tile) {
-        const float* values = list.scores + (tile * params.heads_apart + head) * tile_stride;
+    for (int32_t tile = 0; tile < tiles; ++tile) {
+      const float* values = list.scores + tile * tile_stride;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const float value = position(i) < list.count ? values[position(i)] : 0.0f;
-          sums[i] = maxima ? fmaxf(sums[i], value) : sums[i] + value;
-        }
+      for (int i = 0; i < kAtOnce; ++i) {
+        sums[i] += position(i) < list.count ? values[position(i)] : 0.0f;
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) scores[i] = fmaxf(scores[i], sums[i] * share);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float score = keys[i] == 0 ? 0.0f : scores[i];
+      const float score = keys[i] == 0 ? 0.0f : sums[i] * share;
       if (list.wanted != nullptr && position(i) < list.count) list.scores[position(i)] = score;
       list.set_chosen(position(i), score > 0 && logf(score) >= list.log_threshold);
     }
