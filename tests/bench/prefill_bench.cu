@@ -111,8 +111,7 @@ void bench(int tokens, int keys, int block, double sparsity, int multiprocessors
   PrefillLookup flat = lookup_of(fine, {}, chosen);
   PrefillLookup first = lookup_of(coarse, {}, survivors);
   PrefillLookup second = lookup_of(fine, survivors, chosen);
-  const int64_t lookup_bytes =
-      prefill_lookup_workspace(shape, query_blocks, fine.clusters, sqz::GroupPolicy::kMean);
+  const int64_t lookup_bytes = prefill_lookup_workspace(shape, query_blocks, fine.clusters);
   auto* lookup_workspace = allocate<uint8_t>(lookup_bytes);
   const auto run_lookup = [&](const PrefillLookup& lookup) {
     check(prefill_lookup(lookup, lookup_workspace, lookup_bytes, multiprocessors, stream));

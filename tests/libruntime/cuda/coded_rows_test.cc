@@ -1,5 +1,4 @@
-// Rows of codes on the GPU: those that an upload makes and those that are unpacked, against
-// float64.
+// Rows of codes that the GPU unpacks, against float64.
 #include <gmock/gmock.h>
 
 #include "libruntime/cuda/call_parts.h"
@@ -7,12 +6,10 @@
 #include "tests/libruntime/coded_rows.h"
 #include "tests/libruntime/cuda/blocks.h"
 #include "tests/libruntime/cuda/prefill_device.h"
-#include "tests/libruntime/cuda/uploaded_index.h"
 
 namespace sqz::cuda {
 namespace {
 
-using test::as_uploaded;
 using test::DeviceRuns;
 using test::shape;
 using test::SlotRun;
@@ -25,7 +22,7 @@ class CodedRowsTest : public ::testing::Test {
   void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
 };
 
-// body(options, rows) for both types, every dimension and both kinds of rows of codes.
+// Calls body(options) for both types and every dimension.
 template <class Body>
 void for_rows(const Body& body) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
@@ -33,78 +30,9 @@ void for_rows(const Body& body) {
       TinyIndexOptions options = shape(dim, 1, {40, 211});
       options.dtype = dtype;
       options.tokens = 1500;
-      for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-        SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim, ", ", rows_name(rows)));
-        body(options, rows);
-        if (::testing::Test::HasFatalFailure()) return;
-      }
-    }
-  }
-}
-
-// Rows of 8 bits are those of the index. Values of 4 bits become numbers of 8 bits, of a scale that
-// is the largest magnitude m of the residual over 127, rounded to 16 bits (2^-9 of it at most, in
-// bf16): each is within half a scale of what it was, .5 (1 + 2^-9) m / 127. The largest may be
-// beyond 127 scales by 2^-9 of it, a quarter of a scale.
-TEST_F(CodedRowsTest, UploadedRows) {
-  for_rows([](const TinyIndexOptions& options, RowKind rows) {
-    const int64_t dim = options.head_dim;
-    const Served served = serve_coded(options, {.rows = rows, .key_codes = 1});
-    const auto uploaded = as_uploaded(served);
-    const LayerView &from = served.index->layers[1], &found = uploaded->layers[1];
-    const LevelView& finest = from.level[static_cast<size_t>(from.levels - 1)];
-    // Residuals: over means of zero.
-    const std::vector<std::byte> zeros(
-        static_cast<size_t>(from.kv_heads * finest.clusters * dim * 2));
-    const auto residuals = [&](const LayerView& view, const CodedRows& coded) {
-      return testing::decode(view, coded, zeros.data());
-    };
-    EXPECT_EQ(residuals(found, found.coded_keys), residuals(from, from.coded_keys));
-    const std::vector<float> values = residuals(found, found.coded_values);
-    const std::vector<float> want = residuals(from, from.coded_values);
-    if (rows == RowKind::kQ8) {
-      EXPECT_EQ(values, want);
-      return;
-    }
-    ASSERT_EQ(values.size(), want.size());
-    for (size_t row = 0; row < want.size(); row += static_cast<size_t>(dim)) {
-      float most = 0;
-      for (int64_t i = 0; i < dim; ++i) {
-        most = std::max(most, std::abs(want[row + static_cast<size_t>(i)]));
-      }
-      const double tolerance = 0.5 * (1 + 0x1p-9) * most / 127 + 1e-5 * most;  // of float32
-      for (size_t i = row; i < row + static_cast<size_t>(dim); ++i) {
-        ASSERT_NEAR(values[i], want[i], tolerance) << "row " << row / dim << ", number " << i;
-      }
-    }
-  });
-}
-
-// A layer of several pieces of an upload, whose last block of rows is not whole: every row is there
-// once, under its own scale.
-TEST_F(CodedRowsTest, UploadsInPieces) {
-  TinyIndexOptions options = shape(64, 1, {300});
-  options.layers = 1;
-  options.tokens = 100000;  // of 4-bit values 3 KV heads have 10 MB
-  const Served served = serve_coded(options, {.rows = RowKind::kQ4});
-  const auto uploaded = as_uploaded(served);
-  const LayerView &from = served.index->layers[0], &found = uploaded->layers[0];
-  std::vector<int8_t> numbers(64);
-  for (int64_t row = 0; row < from.kv_heads * from.slots; row += 17) {
-    const auto number = [&](const LayerView& view, int64_t i) {
-      const CodedRows& coded = view.coded_values;
-      const int64_t bytes = code_bytes(64, coded.bits);
-      decode_row(coded.codes + row * bytes, coded.bits, 64, numbers.data());
-      double sum = 0;
-      for (int64_t j = 0; j < 64; ++j) {
-        const double turn = !coded.rotated() ? i == j : double{view.rotation[i * 64 + j]};
-        sum += turn * numbers[static_cast<size_t>(j)];
-      }
-      return sum * reference::element(view.dtype, coded.scales, row);
-    };
-    const double scale = reference::element(found.dtype, found.coded_values.scales, row);
-    for (int64_t i = row % 7; i < 64; i += 7) {
-      ASSERT_NEAR(number(found, i), number(from, i), 0.51 * scale) << "row " << row;
+      SCOPED_TRACE(concat(dtype_name(dtype), ", dim ", dim));
+      body(options);
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
 }
@@ -137,10 +65,11 @@ struct Unpacked {
 
 // Those of float64, rounded once.
 TEST_F(CodedRowsTest, UnpackedRows) {
-  for_rows([](const TinyIndexOptions& options, RowKind rows) {
-    const auto uploaded = as_uploaded(serve_coded(options, {.rows = rows}));
-    const testing::Decoded expected = testing::decode(uploaded->layers[0]);
-    const Unpacked unpacked(uploaded->layers[0], uploaded->on_gpu->layer(0));
+  for_rows([](const TinyIndexOptions& options) {
+    const Served served = serve_coded(options, {.rows = RowKind::kQ8});
+    const auto on_gpu = test::uploaded(served);
+    const testing::Decoded expected = testing::decode(served.index->layers[0]);
+    const Unpacked unpacked(served.index->layers[0], on_gpu->layer(0));
     ASSERT_TRUE(unpack_rows(unpacked.params, 1, unpacked.to, nullptr, nullptr).ok());
     const auto both = unpacked.host();
     for (const bool values : {false, true}) {
@@ -161,9 +90,10 @@ TEST_F(CodedRowsTest, UnpackedRows) {
 TEST_F(CodedRowsTest, UnpackedRowsOfLists) {
   TinyIndexOptions options = shape(96, 1, {40, 211});
   options.tokens = 1500;
-  const auto uploaded = as_uploaded(serve_coded(options, {.rows = RowKind::kQ8}));
-  const LayerView& view = uploaded->layers[0];
-  const Unpacked all(view, uploaded->on_gpu->layer(0)), some(view, uploaded->on_gpu->layer(0));
+  const Served served = serve_coded(options, {.rows = RowKind::kQ8});
+  const auto on_gpu = test::uploaded(served);
+  const LayerView& view = served.index->layers[0];
+  const Unpacked all(view, on_gpu->layer(0)), some(view, on_gpu->layer(0));
   ASSERT_TRUE(unpack_rows(all.params, 1, all.to, nullptr, nullptr).ok());
   const std::vector<uint16_t> keys = all.keys.host(), values = all.values.host();
 

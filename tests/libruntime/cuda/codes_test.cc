@@ -1,16 +1,13 @@
-// What is served on the GPU of rows of codes and key codes, against the CPU backend over the rows
-// that an upload makes (it is tested against float64) and without key codes, by which a GPU does
-// not choose.
+// Indexes with rows of codes on the GPU, against the CPU backend. A GPU does not choose by key
+// codes, so the CPU serves the same index without them.
 #include <gmock/gmock.h>
 
 #include "tests/libruntime/coded_rows.h"
 #include "tests/libruntime/cuda/blocks.h"
-#include "tests/libruntime/cuda/uploaded_index.h"
 
 namespace sqz::cuda {
 namespace {
 
-using test::as_uploaded;
 using test::by_budget;
 using test::cpu_session;
 using test::DeviceCall;
@@ -22,14 +19,24 @@ using testing::serve_coded;
 using testing::Served;
 using testing::TinyIndexOptions;
 
-// The same index before and after it was compressed, and as a GPU has it: queries look for keys of
-// the first.
+struct WithoutKeyCodes : ServedIndex {
+  explicit WithoutKeyCodes(const std::shared_ptr<const ServedIndex>& index)
+      : ServedIndex(*index), from(index) {
+    of_range = index->metadata();
+    of_range->key_codes = 0;
+    for (LayerView& view : layers) view.key_codes = {};
+  }
+  std::shared_ptr<const ServedIndex> from;  // keeps its offsets
+};
+
+// The same index before and after it was compressed, and without key codes. Queries look for keys
+// of the first.
 struct Compressed {
-  Served whole, coded, uploaded;
+  Served whole, coded, plain;
 };
 Compressed compress(const TinyIndexOptions& options, const CompressOptions& how) {
   Compressed out = {serve(options), serve_coded(options, how), {}};
-  out.uploaded = {options, as_uploaded(out.coded)};
+  out.plain = {options, std::make_shared<WithoutKeyCodes>(out.coded.index)};
   return out;
 }
 
@@ -43,33 +50,22 @@ struct Call {
 
 // Both backends; the share of the keys that was read, which must be about the one asked for.
 double compare(const Compressed& index, const SelectionRequest& selection, const Call& how) {
-  SelectionRequest on_cpu = selection;
-  const bool codes = index.coded.index->metadata().key_codes > 0;
-  if (codes && selection.selector == SelectorKind::kSqueezed) on_cpu.estimate = false;
   const double read = test::compare_blocks(index.coded, selection, how.lengths,
                                            {.block = how.block,
                                             .dtype = how.dtype,
                                             .sm80_kernels = how.sm80,
                                             .wanted = &index.whole,
-                                            .on_cpu = &index.uploaded,
-                                            .cpu_selection = &on_cpu,
+                                            .on_cpu = &index.plain,
                                             .plain_queries = true,
                                             .lse_slack = how.lse_slack,
                                             .rounding = how.rounding});
-  if (on_cpu.keep > 0) {
-    EXPECT_NEAR(read, on_cpu.keep, 0.05);
-  }
+  if (selection.keep > 0) EXPECT_NEAR(read, selection.keep, 0.05);
   return read;
 }
 
 SelectionRequest dense() {
   SelectionRequest request;
   request.selector = SelectorKind::kDense;
-  return request;
-}
-
-SelectionRequest estimated(SelectionRequest request) {
-  request.estimate = true;
   return request;
 }
 
@@ -86,7 +82,7 @@ class Codes : public ::testing::Test {
 
 TEST_F(Codes, RowsAndBits) {
   const TinyIndexOptions options = shape(128, 4, {43});
-  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8}) {
     for (const int bits : {0, 1, 2}) {
       if (rows == RowKind::k16 && bits == 0) continue;
       SCOPED_TRACE(concat(rows_name(rows), ", ", bits, " bits"));
@@ -95,9 +91,6 @@ TEST_F(Codes, RowsAndBits) {
       compare(index, with_thresholds({1e-3}), {tokens(3)});
       compare(index, by_budget(0.1), {.lengths = tokens(9), .dtype = DType::kBF16, .rounding = 4});
       compare(index, dense(), {tokens(2)});
-      if (bits == 0) continue;  // nothing is estimated
-      compare(index, estimated(by_budget(0.1)), {tokens(2)});
-      compare(index, estimated(with_thresholds({1e-3})), {});
       if (HasFailure()) return;
     }
   }
@@ -106,16 +99,12 @@ TEST_F(Codes, RowsAndBits) {
 TEST_F(Codes, ShapesAndGroups) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     for (const int64_t group : {1, 4, 7, 8}) {
-      for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-        const int bits = rows == RowKind::kQ8 ? 0 : group % 2 == 0 ? 2 : 1;
-        SCOPED_TRACE(concat("dim ", dim, ", group ", group, ", ", rows_name(rows), ", ", bits));
-        const Compressed index =
-            compress(shape(dim, group, {40, 211}), {.rows = rows, .key_codes = bits});
-        compare(index, by_budget(0.05), {});
-        compare(index, by_budget(0.2), {tokens(11)});
-        compare(index, with_thresholds({1e-4, 3e-4}), {tokens(2)});
-        if (HasFailure()) return;
-      }
+      SCOPED_TRACE(concat("dim ", dim, ", group ", group));
+      const Compressed index = compress(shape(dim, group, {40, 211}), {.rows = RowKind::kQ8});
+      compare(index, by_budget(0.05), {});
+      compare(index, by_budget(0.2), {tokens(11)});
+      compare(index, with_thresholds({1e-4, 3e-4}), {tokens(2)});
+      if (HasFailure()) return;
     }
   }
 }
@@ -124,16 +113,13 @@ TEST_F(Codes, Dtypes) {
   for (const DType stored : {DType::kBF16, DType::kF16}) {
     TinyIndexOptions options = shape(128, 4, {211});
     options.dtype = stored;
-    for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-      const Compressed index = compress(options, {.rows = rows, .key_codes = 2});
-      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-        SCOPED_TRACE(
-            concat(dtype_name(stored), ", ", rows_name(rows), " and queries ", dtype_name(dtype)));
-        compare(index, by_budget(0.1), {tokens(3), dtype});
-        // They share what they read, and rows become 16 bits.
-        const double rounding = dtype == stored && dtype == DType::kBF16 ? 4 : 1;
-        compare(index, dense(), {.lengths = tokens(3), .dtype = dtype, .rounding = rounding});
-      }
+    const Compressed index = compress(options, {.rows = RowKind::kQ8, .key_codes = 2});
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(concat(dtype_name(stored), " and queries ", dtype_name(dtype)));
+      compare(index, by_budget(0.1), {tokens(3), dtype});
+      // The requests share a reading, for which rows become 16 bits.
+      const double rounding = dtype == stored && dtype == DType::kBF16 ? 4 : 1;
+      compare(index, dense(), {.lengths = tokens(3), .dtype = dtype, .rounding = rounding});
     }
   }
 }
@@ -145,7 +131,7 @@ TEST_F(Codes, ManyRequests) {
       TinyIndexOptions options = shape(dim, dim == 64 ? 7 : 4, {40, 211});
       options.dtype = stored;
       options.layers = 1;
-      const Compressed index = compress(options, {.rows = dim == 96 ? RowKind::kQ4 : RowKind::kQ8});
+      const Compressed index = compress(options, {.rows = RowKind::kQ8});
       for (const int64_t requests : {2, 6, 16, 40, 70}) {
         SCOPED_TRACE(concat(dtype_name(stored), ", dim ", dim, ", ", requests, " requests"));
         const bool bf16 = stored == DType::kBF16;
@@ -192,17 +178,11 @@ TEST_F(Codes, RequestsThatWantMost) {
   }
 }
 
-TEST_F(Codes, LevelsAndPolicies) {
+TEST_F(Codes, Levels) {
   const Compressed index =
       compress(shape(64, 4, {9, 70, 500}), {.rows = RowKind::kQ8, .key_codes = 2});
-  for (const GroupPolicy group : kGroupPolicies) {
-    SCOPED_TRACE(concat("policy ", group_policy_name(group)));
-    compare(index, with_thresholds({2e-4, 2e-4, 2e-4}, group), {});
-    compare(index, with_thresholds({2e-4, 2e-4}, group), {tokens(3)});
-    SelectionRequest budget = by_budget(0.1);
-    budget.group = group;
-    compare(index, budget, {tokens(3)});
-  }
+  compare(index, with_thresholds({2e-4, 2e-4, 2e-4}), {});
+  compare(index, with_thresholds({2e-4, 2e-4}), {tokens(3)});
   for (const double keep : {0.01, 0.05, 0.3}) {
     for (const int levels : {1, 2, 3}) compare(index, by_budget(keep, levels), {tokens(2)});
   }
@@ -221,59 +201,32 @@ TEST_F(Codes, MixedLayers) {
   }
 }
 
-// All rows, against float64 of what is on the GPU.
+// All rows, against float64.
 TEST_F(Codes, EverythingInFloat64) {
-  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-    const Compressed index = compress(shape(128, 4, {43}), {.rows = rows});
-    const Served& served = index.coded;
-    const auto gpu = gpu_session(served, dense());
-    ASSERT_NE(gpu, nullptr);
-    const auto queries = testing::make_queries(index.whole, 0, 2, 7, 0.6f);
-    DeviceCall call(served, 0, 2, DType::kF32);
-    call.set_queries(queries);
-    ASSERT_TRUE(gpu->attend(call.call).ok());
-    const testing::Output found = call.output();
-    const testing::Decoded layer = testing::decode(index.uploaded.index->layers[0]);
-    const int64_t d = served.options.head_dim;
-    reference::Selected all;
-    all.slots.assign(static_cast<size_t>(layer.view.slots), true);
-    for (int64_t row = 0; row < std::ssize(found.lse); ++row) {
-      const int64_t head = row % served.options.query_heads / served.group();
-      const auto expected =
-          reference::attend(queries.data() + row * d, layer.view, head, served.scale(), all, false);
-      EXPECT_NEAR(found.lse[static_cast<size_t>(row)], expected.lse, 1e-4) << "row " << row;
-      for (int64_t c = 0; c < d; ++c) {
-        EXPECT_NEAR(found.out[static_cast<size_t>(row * d + c)],
-                    expected.out[static_cast<size_t>(c)], 2e-4)
-            << "row " << row;
-      }
-      if (HasFailure()) return;
+  const Compressed index = compress(shape(128, 4, {43}), {.rows = RowKind::kQ8});
+  const Served& served = index.coded;
+  const auto gpu = gpu_session(served, dense());
+  ASSERT_NE(gpu, nullptr);
+  const auto queries = testing::make_queries(index.whole, 0, 2, 7, 0.6f);
+  DeviceCall call(served, 0, 2, DType::kF32);
+  call.set_queries(queries);
+  ASSERT_TRUE(gpu->attend(call.call).ok());
+  const testing::Output found = call.output();
+  const testing::Decoded layer = testing::decode(served.index->layers[0]);
+  const int64_t d = served.options.head_dim;
+  reference::Selected all;
+  all.slots.assign(static_cast<size_t>(layer.view.slots), true);
+  for (int64_t row = 0; row < std::ssize(found.lse); ++row) {
+    const int64_t head = row % served.options.query_heads / served.group();
+    const auto expected =
+        reference::attend(queries.data() + row * d, layer.view, head, served.scale(), all, false);
+    EXPECT_NEAR(found.lse[static_cast<size_t>(row)], expected.lse, 1e-4) << "row " << row;
+    for (int64_t c = 0; c < d; ++c) {
+      EXPECT_NEAR(found.out[static_cast<size_t>(row * d + c)], expected.out[static_cast<size_t>(c)],
+                  2e-4)
+          << "row " << row;
     }
-  }
-}
-
-// What is estimated is served from unpacked rows, single tokens as well. Rows in bf16 would be
-// rounded too much for these tolerances; UnpackedRows has both types.
-TEST_F(Codes, Estimates) {
-  for (const int64_t dim : {64, 128}) {
-    TinyIndexOptions options = shape(dim, 4, {40, 211});
-    options.dtype = DType::kF16;
-    for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-      SCOPED_TRACE(concat("dim ", dim, ", ", rows_name(rows)));
-      const Compressed index = compress(options, {.rows = rows});
-      compare(index, estimated(by_budget(0.1)), {tokens(1), DType::kF16});
-      compare(index, estimated(by_budget(0.1)), {tokens(5), DType::kF16});
-      compare(index, estimated(with_thresholds({1e-4, 3e-4})), {tokens(2), DType::kF16});
-      SessionOptions one;
-      one.selection = estimated(by_budget(0.1));
-      one.max_request_tokens = 1;
-      const auto session = create_session(index.coded.index, test::uploaded(index.coded), one);
-      ASSERT_TRUE(session.ok()) << session.status().message();
-      DeviceCall call(index.coded, 0, 2, DType::kF16);
-      call.set_queries(testing::make_queries(index.whole, 0, 2, 7, 0.6f));
-      ASSERT_TRUE((*session)->attend(call.call).ok());
-      EXPECT_STREQ((*session)->route(), "prefill-sm80");
-    }
+    if (HasFailure()) return;
   }
 }
 
@@ -282,21 +235,19 @@ TEST_F(Codes, StaticSelectors) {
   TinyIndexOptions options = shape(128, 4, {40, 211});
   options.dtype = DType::kF16;
   options.heavy_hitters = true;
-  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-    const Compressed index = compress(options, {.rows = rows, .key_codes = 1});
-    for (const SelectorKind kind :
-         {SelectorKind::kStream, SelectorKind::kWindow, SelectorKind::kH2o}) {
-      SCOPED_TRACE(concat(rows_name(rows), ", selector ", static_cast<int>(kind)));
-      SelectionRequest selection;
-      selection.selector = kind;
-      selection.keep = 0.1;
-      compare(index, selection, {tokens(3)});
-      for (const bool sm80 : {false, true}) {
-        // A window of few keys: the rounding of one shows in the sum.
-        compare(index, selection, {{70, 1, 33}, DType::kF16, 32, sm80, 5e-4});
-      }
-      if (HasFailure()) return;
+  const Compressed index = compress(options, {.rows = RowKind::kQ8, .key_codes = 1});
+  for (const SelectorKind kind :
+       {SelectorKind::kStream, SelectorKind::kWindow, SelectorKind::kH2o}) {
+    SCOPED_TRACE(concat("selector ", static_cast<int>(kind)));
+    SelectionRequest selection;
+    selection.selector = kind;
+    selection.keep = 0.1;
+    compare(index, selection, {tokens(3)});
+    for (const bool sm80 : {false, true}) {
+      // A window of few keys: the rounding of one shows in the sum.
+      compare(index, selection, {{70, 1, 33}, DType::kF16, 32, sm80, 5e-4});
     }
+    if (HasFailure()) return;
   }
 }
 
@@ -307,19 +258,16 @@ TEST_F(Codes, Prompts) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     TinyIndexOptions options = shape(dim, dim == 96 ? 7 : 4, {40, 211});
     options.dtype = DType::kF16;
-    for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-      const Compressed index = compress(options, {.rows = rows});
-      for (const bool sm80 : {false, true}) {
-        SCOPED_TRACE(concat("dim ", dim, ", ", rows_name(rows), sm80 ? ", sm80" : ""));
-        const auto run = [&](const SelectionRequest& selection, std::vector<int64_t> lengths) {
-          return compare(index, selection, {std::move(lengths), DType::kF16, 32, sm80});
-        };
-        run(by_budget(0.1), {70});
-        run(with_thresholds({1e-4, 3e-4}), {1, 40, 33, 0, 5});
-        EXPECT_EQ(run(dense(), {50, 3}), 1.0);
-        run(estimated(by_budget(0.1)), {70});
-        if (HasFailure()) return;
-      }
+    const Compressed index = compress(options, {.rows = RowKind::kQ8});
+    for (const bool sm80 : {false, true}) {
+      SCOPED_TRACE(concat("dim ", dim, sm80 ? ", sm80" : ""));
+      const auto run = [&](const SelectionRequest& selection, std::vector<int64_t> lengths) {
+        return compare(index, selection, {std::move(lengths), DType::kF16, 32, sm80});
+      };
+      run(by_budget(0.1), {70});
+      run(with_thresholds({1e-4, 3e-4}), {1, 40, 33, 0, 5});
+      EXPECT_EQ(run(dense(), {50, 3}), 1.0);
+      if (HasFailure()) return;
     }
   }
 }
@@ -329,7 +277,7 @@ TEST_F(Codes, PromptsOverMixedLayers) {
   options.dtype = DType::kF16;
   options.layers = 4;
   options.dense_layers = {1};
-  const Compressed index = compress(options, {.rows = RowKind::kQ4, .layers16 = {2}});
+  const Compressed index = compress(options, {.rows = RowKind::kQ8, .layers16 = {2}});
   compare(index, by_budget(0.1), {{50, 1, 20}, DType::kF16, 16});
 }
 
@@ -337,13 +285,13 @@ TEST_F(Codes, PromptsOverMixedLayers) {
 TEST_F(Codes, PromptsWithKeyCodes) {
   TinyIndexOptions options = shape(128, 4, {40, 211});
   options.dtype = DType::kF16;
-  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8}) {
     const Compressed index = compress(options, {.rows = rows, .key_codes = 2});
     for (const bool sm80 : {false, true}) {
       SCOPED_TRACE(concat(rows_name(rows), sm80 ? ", sm80" : ""));
       for (const int64_t block : {32, 1}) {
         const Call call = {{70, 1, 33}, DType::kF16, block, sm80};
-        compare(index, estimated(by_budget(0.1)), call);
+        compare(index, by_budget(0.1), call);
         compare(index, with_thresholds({1e-4, 3e-4}), call);
       }
       if (HasFailure()) return;
@@ -357,11 +305,10 @@ TEST_F(Codes, PromptsWithKeyCodes) {
 TEST_F(Codes, PlansWithoutKeyCodes) {
   const Compressed index =
       compress(shape(128, 4, {40, 211}), {.rows = RowKind::kQ8, .key_codes = 2});
-  SelectionRequest selection = estimated(by_budget(0));
+  SelectionRequest selection = by_budget(0);
   selection.budget = 0.125;
   const auto gpu = gpu_session(index.coded, selection);
-  selection.estimate = false;
-  const auto cpu = cpu_session(index.uploaded, selection);
+  const auto cpu = cpu_session(index.plain, selection);
   ASSERT_NE(gpu, nullptr);
   ASSERT_NE(cpu, nullptr);
   const SelectionPlan &found = gpu->plan(), &want = cpu->plan();
@@ -369,8 +316,6 @@ TEST_F(Codes, PlansWithoutKeyCodes) {
   EXPECT_EQ(found.asked_keep, want.asked_keep);
   EXPECT_EQ(found.least_budget, want.least_budget);
   EXPECT_FALSE(found.dense);
-  EXPECT_FALSE(found.estimate);
-  EXPECT_EQ(found.alive, 0);
 }
 
 TEST_F(Codes, FaultsAreNan) {
@@ -389,27 +334,6 @@ TEST_F(Codes, FaultsAreNan) {
     EXPECT_EQ(std::isnan(output.out[static_cast<size_t>(row * d)]), row / group == 1) << row;
   }
   EXPECT_EQ(gpu->select(call.call).status().code(), Code::kNumeric);
-}
-
-TEST_F(Codes, WhatIsRefused) {
-  const auto refused = [](const Served& served, SelectorKind selector, bool keys_values) {
-    SessionOptions options;
-    options.selection.selector = selector;
-    options.selection.keep = 0.1;
-    const auto session = create_session(served.index, test::uploaded(served, keys_values), options);
-    EXPECT_EQ(session.ok() ? Code::kUnsupported : session.status().code(), Code::kUnsupported);
-    return session.ok() ? std::string() : session.status().message();
-  };
-  TinyIndexOptions shape_64 = shape(64, 4, {43});
-  shape_64.key_calibration = true;
-  const Served rows = serve_coded(shape_64, {.rows = RowKind::kQ8, .key_codes = 2});
-  EXPECT_THAT(refused(rows, SelectorKind::kIdeal, true), ::testing::HasSubstr("selector ideal"));
-  EXPECT_THAT(refused(rows, SelectorKind::kSqueezed, false),
-              ::testing::HasSubstr("no keys and values on the GPU"));
-  // Key codes are not there: an index of 16-bit rows is served as if it had none.
-  const Served codes = serve_coded(shape_64, {.rows = RowKind::k16, .key_codes = 2});
-  EXPECT_EQ(refused(codes, SelectorKind::kIdeal, true), "");
-  EXPECT_EQ(refused(codes, SelectorKind::kSqueezed, false), "");
 }
 
 }  // namespace

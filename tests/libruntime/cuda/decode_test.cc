@@ -122,18 +122,13 @@ TEST_F(Decode, Dtypes) {
   }
 }
 
-TEST_F(Decode, LevelsPoliciesAndRules) {
+TEST_F(Decode, LevelsAndRules) {
   const Served served = serve(shape(64, 4, {9, 70, 500}));
-  for (const GroupPolicy group : kGroupPolicies) {
-    SCOPED_TRACE(concat("policy ", group_policy_name(group)));
-    for (const int64_t requests : {1, 3}) {
-      compare(served, with_thresholds({2e-4, 2e-4, 2e-4}, group), requests);
-      compare(served, with_thresholds({2e-4, 2e-4}, group), requests);
-    }
-    SelectionRequest budget = by_budget(0.2);
-    budget.group = group;
-    compare(served, budget, 3);
+  for (const int64_t requests : {1, 3}) {
+    compare(served, with_thresholds({2e-4, 2e-4, 2e-4}), requests);
+    compare(served, with_thresholds({2e-4, 2e-4}), requests);
   }
+  compare(served, by_budget(0.2), 3);
   for (const double keep : {0.02, 0.1, 0.24}) {
     for (const int levels : {1, 2, 3}) compare(served, by_budget(keep, levels), 3);
   }
@@ -145,14 +140,8 @@ TEST_F(Decode, CutoffsOfBudgets) {
   const Served served = serve(shape(128, 4, {9, 70, 500}));
   for (const double keep : {0.01, 0.1, 0.45, 0.9}) {
     for (const float strength : {0.0f, 0.05f, 3.0f}) {
-      for (const GroupPolicy group : {GroupPolicy::kMean, GroupPolicy::kMax}) {
-        SCOPED_TRACE(concat("keep ", keep, ", queries of ", strength, ", policy ",
-                            group_policy_name(group)));
-        SelectionRequest budget = by_budget(keep, 1);
-        budget.group = group;
-        EXPECT_NEAR(compare(served, budget, 1, DType::kBF16, strength).keep, keep, 0.01);
-      }
-      SCOPED_TRACE(concat("keep ", keep, ", queries of ", strength, ", all levels"));
+      SCOPED_TRACE(concat("keep ", keep, ", queries of ", strength));
+      EXPECT_NEAR(compare(served, by_budget(keep, 1), 1, DType::kBF16, strength).keep, keep, 0.01);
       compare(served, by_budget(keep), 2, DType::kBF16, strength);
     }
   }
@@ -257,18 +246,14 @@ TEST_F(Decode, Routes) {
 
 TEST_F(Decode, Pages) {
   for (const int64_t page_size : {16, 7}) {
-    for (const GroupPolicy group : kGroupPolicies) {
-      SCOPED_TRACE(concat("pages of ", page_size, ", policy ", group_policy_name(group)));
-      TinyIndexOptions o = shape(128, 4, {});
-      o.page_size = page_size;
-      SelectionRequest quest;
-      quest.selector = SelectorKind::kQuest;
-      quest.dense_layers = -1;
-      quest.keep = 0.1;
-      quest.group = group;
-      const Tally tally = compare(serve(o), quest, 3);
-      EXPECT_NEAR(tally.keep, 0.1, 0.01);
-    }
+    SCOPED_TRACE(concat("pages of ", page_size));
+    TinyIndexOptions o = shape(128, 4, {});
+    o.page_size = page_size;
+    SelectionRequest quest;
+    quest.selector = SelectorKind::kQuest;
+    quest.dense_layers = -1;
+    quest.keep = 0.1;
+    EXPECT_NEAR(compare(serve(o), quest, 3).keep, 0.1, 0.01);
   }
 }
 
@@ -293,30 +278,6 @@ TEST_F(Decode, SelectorsThatLookAtNoQuery) {
     TinyIndexOptions other = shape(64, 7, {40, 211});
     other.heavy_hitters = true;
     compare(serve(other), request, 400);
-  }
-}
-
-// Keys one by one, in clusters and in pages.
-TEST_F(Decode, Ideal) {
-  for (const int64_t page_size : {0, 16}) {
-    TinyIndexOptions o = shape(128, 4, {40, 211});
-    if (page_size > 0) o.clusters.clear();
-    o.page_size = page_size;
-    o.key_calibration = true;
-    const Served served = serve(o);
-    const std::vector<double> threshold = {3e-4};
-    SelectionRequest ideal;
-    ideal.selector = SelectorKind::kIdeal;
-    ideal.thresholds = threshold.data();
-    for (const int64_t requests : {1, 3}) {
-      SCOPED_TRACE(concat("pages of ", page_size, ", ", requests, " requests"));
-      const Tally tally = compare(served, ideal, requests);
-      EXPECT_GT(tally.keep, 0.005);
-      EXPECT_LT(tally.keep, 0.9);
-      SelectionRequest budget = by_budget(0.1);
-      budget.selector = SelectorKind::kIdeal;
-      compare(served, budget, requests);
-    }
   }
 }
 

@@ -1,5 +1,5 @@
 // What engines need of the C ABI (tests/libruntime/engine_test.cc) on a GPU, beside the same calls
-// on the CPU: strides of lse, sessions and no context a request, ranks of KV heads, prepared calls.
+// on the CPU: strides of lse, sessions and no context a request, ranks of KV heads, captured calls.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -74,14 +74,12 @@ TEST_F(CudaEngine, RanksOfKvHeads) {
   struct Case {
     const char* index;
     sqz_selector selector;
-    int32_t rule, residual;
+    int32_t rule;
   };
-  for (const Case& c :
-       {Case{"a", SQZ_SELECTOR_SQUEEZED, SQZ_RULE_BUDGET, 0},
-        Case{"a", SQZ_SELECTOR_SQUEEZED, SQZ_RULE_BUDGET, SQZ_RESIDUAL_ESTIMATE},
-        Case{"a", SQZ_SELECTOR_DENSE, 0, 0}, Case{"a", SQZ_SELECTOR_H2O, 0, 0},
-        Case{"a", SQZ_SELECTOR_STREAM, 0, 0}, Case{"a", SQZ_SELECTOR_IDEAL, SQZ_RULE_BUDGET, 0},
-        Case{"pages", SQZ_SELECTOR_QUEST, 0, 0}}) {
+  for (const Case& c : {Case{"a", SQZ_SELECTOR_SQUEEZED, SQZ_RULE_BUDGET},
+                        Case{"a", SQZ_SELECTOR_SQUEEZED, SQZ_RULE_THRESHOLD},
+                        Case{"a", SQZ_SELECTOR_DENSE, 0}, Case{"a", SQZ_SELECTOR_H2O, 0},
+                        Case{"a", SQZ_SELECTOR_STREAM, 0}, Case{"pages", SQZ_SELECTOR_QUEST, 0}}) {
     SCOPED_TRACE(sqz_selector_name(c.selector));
     runtime::Index index(path(c.index));
     auto upload = make<sqz_upload_options>();
@@ -92,7 +90,6 @@ TEST_F(CudaEngine, RanksOfKvHeads) {
       auto options = held_budget(c.selector == SQZ_SELECTOR_DENSE ? 0 : 0.3, false);
       options.selector = c.selector;
       options.rule = c.rule;
-      options.residual = c.residual;
       options.dense_layers = -1;
       options.first_kv_head = 1;
       options.kv_heads = 2;
@@ -116,7 +113,7 @@ TEST_F(CudaEngine, RanksOfKvHeads) {
   }
 }
 
-TEST_F(CudaEngine, PreparedCallsAreCaptured) {
+TEST_F(CudaEngine, CallsAreCaptured) {
   runtime::Index index(path("a"));
   index.upload();
   runtime::Session on_gpu(index, held_budget(0.2, true)), on_cpu(index, held_budget(0.2, false));
@@ -125,16 +122,15 @@ TEST_F(CudaEngine, PreparedCallsAreCaptured) {
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   gpu.args.stream = stream;
-  sqz_call* call = nullptr;
-  ASSERT_EQ(sqz_call_create(on_gpu.handle(), &gpu.args, &call), SQZ_OK) << sqz_last_error();
   cudaGraph_t graph;
   cudaGraphExec_t executable;
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  EXPECT_EQ(sqz_call_run(call, 0), SQZ_OK) << sqz_last_error();
-  EXPECT_EQ(sqz_call_run(call, 1), SQZ_OK) << sqz_last_error();
+  for (const int64_t layer : {0, 1}) {
+    gpu.args.layer = layer;
+    EXPECT_EQ(sqz_attend(on_gpu.handle(), &gpu.args), SQZ_OK) << sqz_last_error();
+  }
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  sqz_call_destroy(call);
   for (int i = 0; i < 2; ++i) {
     ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);

@@ -16,8 +16,7 @@ struct Case {
   int tokens = 70, block = 32;
   int clusters = 500;
   float query_scale = 1.5f;
-  float opposed = 0;  // first element of every centroid, and the negative of every query's
-  GroupPolicy policy = GroupPolicy::kMean;
+  float opposed = 0;    // first element of every centroid, and the negative of every query's
   int empty_every = 0;  // every how many-th cluster is empty; 0 = none
   bool some_alive = false;
   double keep = 0.2;  // of the keys: as threshold or as budget
@@ -148,7 +147,6 @@ class Problem {
     problem.token_stride = int64_t{c_.kv_heads} * c_.group * c_.dim;
     problem.group = c_.group;
     problem.scale = 1 / std::sqrt(static_cast<float>(c_.dim));
-    problem.policy = c_.policy;
     std::vector<float> scores(alive_sizes.size()), workspace(score_workspace(problem));
     const Status status = score_clusters(problem, scores, workspace);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -213,13 +211,11 @@ class Problem {
     const int scope = c_.block > 1 ? 1 : 0;
     call.level.log_threshold[scope] = log_threshold_;
     if (c_.budget) call.level.wanted[scope] = wanted.get();
-    call.policy = c_.policy;
     if (c_.some_alive) call.alive = alive.lists;
     call.queries = queries_.device->get();
     call.chosen = chosen.lists;
     call.counters = counters.get();
-    const int64_t bytes =
-        prefill_lookup_workspace(call.shape, call.blocks, c_.clusters, call.policy);
+    const int64_t bytes = prefill_lookup_workspace(call.shape, call.blocks, c_.clusters);
     DeviceArray<uint8_t> workspace(bytes);
     const Status status = prefill_lookup(call, workspace.get(), bytes, multiprocessors(), nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -277,23 +273,20 @@ TEST(PrefillLookup, DimensionsTypesAndGroups) {
   }
 }
 
-TEST(PrefillLookup, PoliciesAndRules) {
+TEST(PrefillLookup, Rules) {
   SQZ_SKIP_WITHOUT_HOPPER();
   uint64_t seed = 100;
-  for (const GroupPolicy policy : kGroupPolicies) {
-    for (const bool budget : {false, true}) {
-      for (const bool finest : {false, true}) {
-        for (const double keep : {0.0, 0.05, 0.5, 2.0}) {
-          SCOPED_TRACE(::testing::Message() << "policy " << static_cast<int>(policy) << " budget "
-                                            << budget << " finest " << finest << " keep " << keep);
-          Case c;
-          c.policy = policy;
-          c.budget = budget;
-          c.finest = finest;
-          c.keep = keep;
-          c.clusters = 777;
-          Problem(c, seed++).run_and_check();
-        }
+  for (const bool budget : {false, true}) {
+    for (const bool finest : {false, true}) {
+      for (const double keep : {0.0, 0.05, 0.5, 2.0}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "budget " << budget << " finest " << finest << " keep " << keep);
+        Case c;
+        c.budget = budget;
+        c.finest = finest;
+        c.keep = keep;
+        c.clusters = 777;
+        Problem(c, seed++).run_and_check();
       }
     }
   }
@@ -303,15 +296,12 @@ TEST(PrefillLookup, PoliciesAndRules) {
 TEST(PrefillLookup, Survivors) {
   SQZ_SKIP_WITHOUT_HOPPER();
   for (const bool budget : {false, true}) {
-    for (const GroupPolicy policy : {GroupPolicy::kMean, GroupPolicy::kMax}) {
-      Case c;
-      c.some_alive = true;
-      c.clusters = 5000;
-      c.budget = budget;
-      c.policy = policy;
-      c.keep = 0.1;
-      Problem(c, 200).run_and_check();
-    }
+    Case c;
+    c.some_alive = true;
+    c.clusters = 5000;
+    c.budget = budget;
+    c.keep = 0.1;
+    Problem(c, 200).run_and_check();
   }
 }
 
@@ -324,10 +314,7 @@ TEST(PrefillLookup, ManyTilesOneClusterAndEmptyOnes) {
   Problem(c, 300).run_and_check();
   c.budget = true;
   Problem(c, 301).run_and_check();
-  c.policy = GroupPolicy::kMax;
-  Problem(c, 302).run_and_check();
   c.budget = false;
-  c.policy = GroupPolicy::kMean;
   c.empty_every = 7;
   Problem(c, 303).run_and_check();
   c.empty_every = 0;

@@ -50,13 +50,6 @@ TEST_F(PrefillServing, RaggedRequests) {
   compare(served, by_budget(0.05), std::vector<int64_t>(300, 2), 2);
 }
 
-TEST_F(PrefillServing, Groups) {
-  const Served served = serve(shape(64, 4, {40, 211}));
-  for (const GroupPolicy group : {GroupPolicy::kMax, GroupPolicy::kAny}) {
-    compare(served, with_thresholds({3e-4}, group), {50}, 16);
-  }
-}
-
 TEST_F(PrefillServing, Dense) {
   const Served served = serve(shape(128, 4, {40, 211}));
   SelectionRequest dense;
@@ -81,18 +74,6 @@ TEST_F(PrefillServing, SelectorsThatLookAtNoQuery) {
     compare(served, request, {1, 40, 33, 0, 5}, 32);
     compare(served, request, {7, 100}, 0);
   }
-}
-
-// It selects for each token by itself.
-TEST_F(PrefillServing, Ideal) {
-  TinyIndexOptions o = shape(128, 4, {40, 211});
-  o.key_calibration = true;
-  const Served served = serve(o);
-  const double threshold = 3e-4;
-  SelectionRequest ideal;
-  ideal.selector = SelectorKind::kIdeal;
-  ideal.thresholds = &threshold;
-  compare(served, ideal, {7, 1, 30}, 32);
 }
 
 // A graph keeps the table of blocks, and takes the queries that are there when it runs.

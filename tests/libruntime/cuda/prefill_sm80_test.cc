@@ -1,7 +1,6 @@
-// The kernels of GPUs before Hopper, and of queries and caches that those of Hopper do not take,
+// The kernels of GPUs before Hopper, which also serve queries that the Hopper kernels do not take,
 // against the CPU backend.
 #include "tests/libruntime/cuda/blocks.h"
-#include "tests/libruntime/cuda/cached_rows.h"
 
 namespace sqz::cuda {
 namespace {
@@ -61,15 +60,10 @@ TEST_F(PrefillSm80, RaggedRequests) {
   compare(served, by_budget(0.05), std::vector<int64_t>(300, 2), 2);
 }
 
-TEST_F(PrefillSm80, LevelsAndPolicies) {
+TEST_F(PrefillSm80, LevelsAndRules) {
   const Served served = serve(shape(64, 4, {9, 70, 500}));
-  for (const GroupPolicy group : kGroupPolicies) {
-    SCOPED_TRACE(concat("policy ", group_policy_name(group)));
-    compare(served, with_thresholds({2e-4, 2e-4, 2e-4}, group), {50}, 16);
-    SelectionRequest budget = by_budget(0.2);
-    budget.group = group;
-    compare(served, budget, {50, 3}, 0);
-  }
+  compare(served, with_thresholds({2e-4, 2e-4, 2e-4}), {50}, 16);
+  compare(served, by_budget(0.2), {50, 3}, 0);
   for (const double keep : {0.02, 0.1, 0.24}) {
     for (const int levels : {1, 2, 3}) compare(served, by_budget(keep, levels), {33}, 16);
   }
@@ -130,38 +124,6 @@ TEST_F(PrefillSm80, QueriesOfAnotherType) {
   }
 }
 
-// The residual: what was scored and not chosen, by its centroids and mean values.
-TEST_F(PrefillSm80, Estimate) {
-  for (const int64_t dim : {64, 96, 128, 256}) {
-    SCOPED_TRACE(concat("dim ", dim));
-    const Served served = serve(shape(dim, 4, {40, 211}));
-    const auto estimating = [](SelectionRequest request) {
-      request.estimate = true;
-      return request;
-    };
-    for (const DType dtype : {DType::kBF16, DType::kF32}) {
-      for (const bool sm80 : {false, true}) {
-        const test::BlockOptions how = {.block = 16, .dtype = dtype, .sm80_kernels = sm80};
-        // Single tokens, and requests of several.
-        for (const std::vector<int64_t>& lengths :
-             {std::vector<int64_t>{1}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {40, 1, 3}}) {
-          test::compare_blocks(served, estimating(with_thresholds({1e-4, 3e-4})), lengths, how);
-          test::compare_blocks(served, estimating(with_thresholds({3e-4})), lengths, how);
-          test::compare_blocks(served, estimating(by_budget(0.1)), lengths, how);
-        }
-      }
-    }
-    if (HasFailure()) return;
-  }
-  const Served deep = serve(shape(64, 4, {9, 70, 500}));
-  SelectionRequest request = with_thresholds({2e-4, 2e-4, 2e-4});
-  request.estimate = true;
-  compare(deep, request, {33}, 16);
-  request = with_thresholds({1, 1, 1});  // nothing but estimates and exact keys
-  request.estimate = true;
-  EXPECT_EQ(compare(deep, request, {5}, 0), 0);
-}
-
 TEST_F(PrefillSm80, NanStaysInItsBlockAndGroup) {
   const Served served = serve(shape(128, 4, {40, 211}));
   for (const bool dense : {false, true}) {
@@ -197,41 +159,6 @@ TEST_F(PrefillSm80, NanStaysInItsBlockAndGroup) {
     }
     // Its block lost its selection, too.
     EXPECT_EQ(std::isnan(found.lse[16 * heads + 4]), !dense);
-  }
-}
-
-// Keys and values in an engine's cache, of an index that was uploaded with and without its own.
-TEST_F(PrefillSm80, Caches) {
-  TinyIndexOptions o = shape(64, 4, {30, 150});
-  o.dense_layers = {1};
-  const Served served = serve(o);
-  SessionOptions options;
-  options.selection = with_thresholds({1e-4, 1e-4});
-  options.block = 16;
-  options.sm80_kernels = true;
-  const auto own = create_session(served.index, test::uploaded(served), options);
-  const auto without = create_session(served.index, test::uploaded(served, false), options);
-  ASSERT_TRUE(own.ok() && without.ok());
-  const std::vector<int64_t> indptr = {0, 40, 41};
-  for (int64_t layer = 0; layer < 2; ++layer) {
-    test::DeviceCall call(served, layer, 41, DType::kBF16);
-    call.call.indptr = indptr.data();
-    call.call.requests = 2;
-    call.set_queries(make_queries(served, layer, 41, 3));
-    ASSERT_TRUE((*own)->attend(call.call).ok());
-    const auto expected = call.output();
-    for (const int64_t page_size : {0, 16, 256}) {
-      SCOPED_TRACE(concat("layer ", layer, ", pages of ", page_size));
-      const test::CachedRows rows(served, layer, page_size);
-      call.call.cache = &rows.cache;
-      for (const auto* session : {&own, &without}) {
-        ASSERT_TRUE((**session)->attend(call.call).ok());
-        const auto found = call.output();
-        EXPECT_EQ(found.out, expected.out);
-        EXPECT_EQ(found.lse, expected.lse);
-      }
-    }
-    call.call.cache = nullptr;
   }
 }
 

@@ -1,6 +1,5 @@
 // Requests of several tokens by the selector quest on the GPU, against the CPU backend.
 #include "tests/libruntime/cuda/blocks.h"
-#include "tests/libruntime/cuda/cached_rows.h"
 #include "tests/libruntime/cuda/graph.h"
 
 namespace sqz::cuda {
@@ -17,12 +16,11 @@ TinyIndexOptions pages(int64_t dim, int64_t group, int64_t page_size = 16) {
   return o;
 }
 
-SelectionRequest quest(double keep, GroupPolicy group = GroupPolicy::kMean) {
+SelectionRequest quest(double keep) {
   SelectionRequest request;
   request.selector = SelectorKind::kQuest;
   request.dense_layers = -1;
   request.keep = keep;
-  request.group = group;
   return request;
 }
 
@@ -36,17 +34,14 @@ class QuestPrompts : public ::testing::Test {
   void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
 };
 
-TEST_F(QuestPrompts, ShapesAndPolicies) {
+TEST_F(QuestPrompts, Shapes) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     for (const int64_t group : {1, 4, 7, 8}) {
       const Served served = serve(pages(dim, group, group == 7 ? 9 : 16));
-      for (const GroupPolicy policy : kGroupPolicies) {
-        SCOPED_TRACE(
-            concat("dim ", dim, ", group ", group, ", policy ", group_policy_name(policy)));
-        EXPECT_NEAR(compare(served, quest(0.1, policy), {70}, 32), 0.1, 0.005);
-        compare(served, quest(0.05, policy), {37}, 32, DType::kF32);
-        if (HasFailure()) return;
-      }
+      SCOPED_TRACE(concat("dim ", dim, ", group ", group));
+      EXPECT_NEAR(compare(served, quest(0.1), {70}, 32), 0.1, 0.005);
+      compare(served, quest(0.05), {37}, 32, DType::kF32);
+      if (HasFailure()) return;
     }
   }
 }
@@ -57,11 +52,8 @@ TEST_F(QuestPrompts, Types) {
     o.dtype = stored;
     const Served served = serve(o);
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      for (const GroupPolicy policy : kGroupPolicies) {
-        SCOPED_TRACE(concat(dtype_name(stored), ", queries ", dtype_name(dtype), ", ",
-                            group_policy_name(policy)));
-        compare(served, quest(0.1, policy), {40}, 32, dtype);
-      }
+      SCOPED_TRACE(concat(dtype_name(stored), ", queries ", dtype_name(dtype)));
+      compare(served, quest(0.1), {40}, 32, dtype);
     }
   }
 }
@@ -69,13 +61,10 @@ TEST_F(QuestPrompts, Types) {
 // Blocks that requests end within, single tokens among prompts, and blocks longer than a prompt.
 TEST_F(QuestPrompts, RaggedRequests) {
   const Served served = serve(pages(128, 4));
-  for (const GroupPolicy policy : kGroupPolicies) {
-    SCOPED_TRACE(concat("policy ", group_policy_name(policy)));
-    compare(served, quest(0.1, policy), {1, 40, 33, 0, 1, 64, 5}, 32);
-    compare(served, quest(0.1, policy), {7, 1, 100}, 0);
-    compare(served, quest(0.1, policy), {40, 1}, 1000);
-    compare(served, quest(0.05, policy), std::vector<int64_t>(300, 2), 2);
-  }
+  compare(served, quest(0.1), {1, 40, 33, 0, 1, 64, 5}, 32);
+  compare(served, quest(0.1), {7, 1, 100}, 0);
+  compare(served, quest(0.1), {40, 1}, 1000);
+  compare(served, quest(0.05), std::vector<int64_t>(300, 2), 2);
 }
 
 TEST_F(QuestPrompts, OnePageNearlyAllAndFewPages) {
@@ -139,62 +128,34 @@ TEST_F(QuestPrompts, GraphReplayWithOtherQueries) {
 
 TEST_F(QuestPrompts, NanStaysInItsBlockAndGroup) {
   const Served served = serve(pages(128, 4));
-  for (const GroupPolicy policy : kGroupPolicies) {
-    SessionOptions options;
-    options.selection = quest(0.1, policy);
-    options.block = 16;
-    const auto gpu = create_session(served.index, test::uploaded(served), options);
-    ASSERT_TRUE(gpu.ok()) << gpu.status().message();
-    std::vector<float> queries = make_queries(served, 0, 32, 5);
-    test::DeviceCall call(served, 0, 32, DType::kBF16);
-    call.call.indptr = nullptr;
-    call.call.requests = 0;
-    call.set_queries(queries);
-    ASSERT_TRUE((*gpu)->attend(call.call).ok());
-    const auto clean = call.output();
-    // Token 18, head 5: the second block, KV head 1.
-    const auto heads = static_cast<size_t>(served.options.query_heads);
-    queries[(18 * heads + 5) * 128 + 17] = NAN;
-    call.set_queries(queries);
-    ASSERT_TRUE((*gpu)->attend(call.call).ok());
-    const auto found = call.output();
-    for (size_t row = 0; row < 32 * heads; ++row) {
-      if (row / heads >= 16 && row % heads / 4 == 1) {
-        ASSERT_TRUE(std::isnan(found.lse[row])) << group_policy_name(policy) << ", " << row;
-      } else {
-        ASSERT_EQ(found.lse[row], clean.lse[row]) << group_policy_name(policy) << ", " << row;
-      }
-    }
-    queries[5 * 128 + 17] = INFINITY;
-    call.set_queries(queries);
-    EXPECT_EQ((*gpu)->select(call.call).status().code(), Code::kNumeric);
-  }
-}
-
-// Keys and values in an engine's cache.
-TEST_F(QuestPrompts, Caches) {
-  const Served served = serve(pages(64, 4));
   SessionOptions options;
   options.selection = quest(0.1);
   options.block = 16;
-  const auto own = create_session(served.index, test::uploaded(served), options);
-  const auto without = create_session(served.index, test::uploaded(served, false), options);
-  ASSERT_TRUE(own.ok() && without.ok());
-  const std::vector<int64_t> indptr = {0, 40, 41};
-  test::DeviceCall call(served, 1, 41, DType::kBF16);
-  call.call.indptr = indptr.data();
-  call.call.requests = 2;
-  call.set_queries(make_queries(served, 1, 41, 3));
-  ASSERT_TRUE((*own)->attend(call.call).ok());
-  const auto expected = call.output();
-  for (const int64_t page_size : {0, 16}) {
-    const test::CachedRows rows(served, 1, page_size);
-    call.call.cache = &rows.cache;
-    for (const auto* session : {&own, &without}) {
-      ASSERT_TRUE((**session)->attend(call.call).ok());
-      test::expect_rows_close(call.output(), expected, 64);
+  const auto gpu = create_session(served.index, test::uploaded(served), options);
+  ASSERT_TRUE(gpu.ok()) << gpu.status().message();
+  std::vector<float> queries = make_queries(served, 0, 32, 5);
+  test::DeviceCall call(served, 0, 32, DType::kBF16);
+  call.call.indptr = nullptr;
+  call.call.requests = 0;
+  call.set_queries(queries);
+  ASSERT_TRUE((*gpu)->attend(call.call).ok());
+  const auto clean = call.output();
+  // Token 18, head 5: the second block, KV head 1.
+  const auto heads = static_cast<size_t>(served.options.query_heads);
+  queries[(18 * heads + 5) * 128 + 17] = NAN;
+  call.set_queries(queries);
+  ASSERT_TRUE((*gpu)->attend(call.call).ok());
+  const auto found = call.output();
+  for (size_t row = 0; row < 32 * heads; ++row) {
+    if (row / heads >= 16 && row % heads / 4 == 1) {
+      ASSERT_TRUE(std::isnan(found.lse[row])) << row;
+    } else {
+      ASSERT_EQ(found.lse[row], clean.lse[row]) << row;
     }
   }
+  queries[5 * 128 + 17] = INFINITY;
+  call.set_queries(queries);
+  EXPECT_EQ((*gpu)->select(call.call).status().code(), Code::kNumeric);
 }
 
 }  // namespace

@@ -19,20 +19,19 @@ using testing::CallOptions;
 using testing::Output;
 using testing::Served;
 
-inline std::shared_ptr<DeviceIndex> uploaded(const Served& served, bool keys_values = true) {
-  auto index = upload_index(served.index, {.device = 0, .keys_values = keys_values});
+inline std::shared_ptr<DeviceIndex> uploaded(const Served& served) {
+  auto index = upload_index(served.index, {.device = 0});
   EXPECT_TRUE(index.ok()) << index.status().message();
   return *index;
 }
 
 inline std::unique_ptr<ServingSession> gpu_session(const Served& served,
                                                    const SelectionRequest& selection,
-                                                   int64_t max_tokens = 0,
-                                                   bool keys_values = true) {
+                                                   int64_t max_tokens = 0) {
   SessionOptions options;
   options.selection = selection;
   options.max_tokens = max_tokens;
-  auto session = create_session(served.index, uploaded(served, keys_values), options);
+  auto session = create_session(served.index, uploaded(served), options);
   EXPECT_TRUE(session.ok()) << session.status().message();
   return session.ok() ? std::move(*session) : nullptr;
 }
