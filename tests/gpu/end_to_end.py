@@ -8,8 +8,8 @@ Plants needles in the text and asks for every one of them with sqz-generate, on 
 the CPU's answer wherever the CPU finds the needle, and from pruned indexes in any case.
 
 squeezed: builds the index of the text with --device cuda several times, timed from the start of the process to the published file,
-and checks that all files are the same bytes and whole (sqz-index verify). Asks densely from that index, with selection (the
-residual `estimate`, too) from one of a shorter context, which the CPU answers in minutes, and from what sqz-index prune leaves of
+and checks that all files are the same bytes and whole (sqz-index verify). Asks densely from that index, with selection
+from one of a shorter context, which the CPU answers in minutes, and from what sqz-index prune leaves of
 that one.
 quest, saap: asks with selection from an index of pages, and from one of the buckets of a query classifier (--qmodel), of the
 shorter context: in blocks of a few tokens of the question, too. Standard library only.
@@ -23,8 +23,32 @@ import subprocess
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
-from needle_agreement import QUESTION, WORDS, make_context, run  # noqa: E402
+WORDS = ("harbour lantern orchard violin compass meadow saddle kettle glacier ribbon thunder anchor "
+         "walnut mirror canyon feather pepper copper marble tunnel garden falcon candle bridge").split()
+QUESTION = ("\nWhat is the special magic number for {0} mentioned in the provided text? The special "
+            "magic number for {0} mentioned in the provided text is")
+
+
+def run(command, prompts=None):
+    """Runs a tool with --json; returns its JSON objects."""
+    done = subprocess.run(command, input=prompts, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def make_context(book, chars, needles, rng):
+    """A slice of the book with the needles at even distances, moved by up to a third of one."""
+    start = rng.randrange(0, max(1, len(book) - chars))
+    start = book.find("\n", start) + 1
+    text = book[start:start + chars]
+    pieces, last = [], 0
+    for i, (word, number) in enumerate(needles):
+        at = int(len(text) * (i + 0.5 + rng.uniform(-1 / 3, 1 / 3)) / len(needles))
+        at = text.find("\n", at) if text.find("\n", at) >= 0 else at
+        pieces += [text[last:at], f"\nOne of the special magic numbers for {word} is: {number}.\n"]
+        last = at
+    return "".join(pieces + [text[last:]])
 
 
 def write_context(args, tool, source, needles, wanted):
@@ -80,8 +104,7 @@ def squeezed_cases(args, needles, short_source, short_tokens):
     cases = [
         (f"{tokens} tokens, dense", index, ["--dense"], False),
         (name, short, budget, False),
-        (f"{name}, rule budget", short, [*budget, "--rule", "budget"], False),
-        (f"{name}, estimate", short, [*budget, "--residual", "estimate"], False),
+        (f"{name}, rule threshold", short, [*budget, "--rule", "threshold"], False),
     ]
     for selector in ("window", "h2o"):
         pruned = args.work / f"{selector}.sqz"
