@@ -1,5 +1,5 @@
 // k-means through faiss::Clustering over FAISS's exact flat index on a GPU. Compiled where the
-// FAISS that CMake found has GPU support (docs/kmeans-gpu.md).
+// FAISS that CMake found has GPU support (docs/design.md).
 #include <faiss/gpu/GpuIndexFlat.h>
 #include <faiss/gpu/StandardGpuResources.h>
 #include <faiss/gpu/utils/DeviceUtils.h>

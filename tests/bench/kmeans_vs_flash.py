@@ -1,4 +1,4 @@
-"""flash-kmeans beside sqz-bench kmeans on the four shapes of docs/kmeans-gpu.md, in one run.
+"""flash-kmeans beside sqz-bench kmeans on the four shapes of docs/performance.md, in one run.
 
   kmeans_vs_flash.py --sqz-bench build/cuda/tools/sqz-bench
 
