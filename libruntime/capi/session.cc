@@ -18,16 +18,14 @@ Status check_choice(const char* field, int32_t found, int32_t last) {
   return invalid(concat("options.", field, ": found ", found, ", expected 0 to ", last));
 }
 
-// `codes`: the index has key codes.
+// `codes`: the index has key codes. The selector is resolved.
 Result<sqz::SessionOptions> read_options(const sqz_session_options& o, bool codes) {
   SQZ_RETURN_IF_ERROR(check_choice("device_type", o.device_type, kCuda));
   if (o.device_type != kCuda && o.device_id != 0) {
     return invalid(concat("options.device_id: found ", o.device_id, ", expected 0 on the CPU"));
   }
   const auto last_selector = static_cast<int32_t>(sqz::selector_types().size()) - 1;
-  if (o.selector != SQZ_SELECTOR_AUTO) {
-    SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, last_selector));
-  }
+  SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, last_selector));
   SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_MASS));
   SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
   SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_DROP));
@@ -73,7 +71,11 @@ Status check_same_heads(const sqz::ServedIndex& asked, const sqz::ServedIndex& u
 }
 
 Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
-                                                            const sqz_session_options& options) {
+                                                            sqz_session_options options) {
+  // First, because other defaults follow from the selector.
+  if (options.selector == SQZ_SELECTOR_AUTO) {
+    options.selector = static_cast<int32_t>(sqz::fitting_selector(index.file->metadata()));
+  }
   SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted,
                        read_options(options, index.file->metadata().key_codes > 0));
   const bool cuda = options.device_type == kCuda;
@@ -98,9 +100,6 @@ Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
         served, sqz::range_of_heads(std::move(served), options.first_kv_head, options.kv_heads));
   }
   if (uploaded.heads != nullptr) SQZ_RETURN_IF_ERROR(check_same_heads(*served, *uploaded.heads));
-  if (options.selector == SQZ_SELECTOR_AUTO) {
-    wanted.selection.selector = sqz::fitting_selector(served->metadata());
-  }
   if (cuda) {
     return sqz::cuda::create_session(std::move(served), std::move(uploaded.memory), wanted);
   }

@@ -60,7 +60,7 @@ inline std::vector<float> decode(const LayerView& view, const CodedRows& all, co
 
 inline Decoded decode(const LayerView& view) {
   Decoded out{.view = view};
-  const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
+  const LevelView& finest = view.level[static_cast<size_t>(std::max(view.levels - 1, 0))];
   const bool coded = view.coded_keys.bits > 0;
   out.keys =
       coded ? decode(view, view.coded_keys, finest.centroids) : floats(view, view.keys, view.slots);

@@ -84,6 +84,10 @@ struct SelectParameters {
   bool budget_rule = false;
   std::vector<double> log_thresholds;  // [levels]
   double share = 0;                    // budget rule: fraction of the head's keys
+  // With key codes: what they stand for, [Hkv, M, d] as view.dtype, and the fraction of the keys
+  // whose codes are read at least.
+  const void* codes = nullptr;
+  double alive = 0;
 };
 
 struct Cluster {
@@ -94,7 +98,9 @@ struct Cluster {
 struct Selected {
   std::vector<bool> slots;         // [M]
   std::vector<Cluster> estimated;  // scored but not kept, with at least one key
+  std::vector<bool> guessed;       // [M] keys that count by their code; empty without key codes
   int64_t centroids = 0;           // scored
+  int64_t means = 0;               // finest clusters whose codes are read
   double margin = kInfinity;       // how close the nearest decision was, in log S
 };
 
@@ -108,6 +114,33 @@ inline int64_t first_slot(const LayerView& view, int64_t head, int level, int64_
 
 inline int64_t keys_below(const LayerView& view, int64_t head, const Cluster& c) {
   return first_slot(view, head, c.level, c.index + 1) - first_slot(view, head, c.level, c.index);
+}
+
+// Of the slots in `out`, the `read` best by their codes stay, and the others are guessed. `problem`
+// is that of the clusters.
+inline void choose_by_codes(ScoreProblem problem, const LayerView& view, int64_t head,
+                            const void* codes, int64_t read, Selected& out) {
+  const std::vector<uint32_t> ones(view.slots, 1);
+  const std::vector<uint8_t> alive(out.slots.begin(), out.slots.end());
+  problem.clusters = view.slots;
+  problem.sizes = ones.data();
+  problem.centroids = static_cast<const std::byte*>(codes) +
+                      head * view.slots * view.head_dim * dtype_size(view.dtype);
+  const std::vector<double> score = scores(problem, alive);
+  std::vector<int64_t> ranked;
+  for (int64_t i = 0; i < view.slots; ++i) {
+    if (alive[i] != 0) ranked.push_back(i);
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [&](int64_t a, int64_t b) { return score[a] > score[b]; });
+  out.guessed.assign(view.slots, false);
+  for (int64_t r = read; r < std::ssize(ranked); ++r) {
+    out.slots[ranked[r]] = false;
+    out.guessed[ranked[r]] = true;
+  }
+  if (read > 0 && read < std::ssize(ranked)) {
+    out.margin = std::min(out.margin, score[ranked[read - 1]] - score[ranked[read]]);
+  }
 }
 
 // queries: [tokens, group, d].
@@ -146,34 +179,36 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
     std::stable_sort(ranked.begin(), ranked.end(),
                      [&](int64_t a, int64_t b) { return score[a] > score[b]; });
     std::vector<bool> kept(v.clusters, false);
-    const double log_threshold = p.log_thresholds[level - first];
     int64_t keys = 0;
+    // Best first: until `wanted` keys are there, or as near to it as can be.
+    const auto keep_best = [&](int64_t wanted, bool reach) {
+      kept.assign(v.clusters, false);
+      keys = 0;
+      for (size_t r = 0; r < ranked.size(); ++r) {
+        const int64_t with = keys + sizes[ranked[r]];
+        if (!(reach ? keys < wanted : with - wanted < wanted - keys)) {
+          if (r > 0) out.margin = std::min(out.margin, score[ranked[r - 1]] - score[ranked[r]]);
+          break;
+        }
+        kept[ranked[r]] = true;
+        keys = with;
+      }
+    };
     if (!p.budget_rule || !finest) {
+      const double log_threshold = p.log_thresholds[level - first];
       for (const int64_t i : ranked) {
         kept[i] = score[i] >= log_threshold;
         if (kept[i]) keys += sizes[i];
         out.margin = std::min(out.margin, std::abs(score[i] - log_threshold));
       }
     }
-    if (p.budget_rule) {
-      const int64_t wanted = std::llround(p.share * static_cast<double>(view.slots));
-      if (finest || keys < wanted) {
-        // Best first; the finest level stops nearest to the share, a coarser one beyond it.
-        kept.assign(v.clusters, false);
-        keys = 0;
-        for (size_t r = 0; r < ranked.size(); ++r) {
-          const int64_t with = keys + sizes[ranked[r]];
-          const bool take = finest ? with - wanted < wanted - keys : keys < wanted;
-          if (!take) {
-            if (r > 0) {
-              out.margin = std::min(out.margin, score[ranked[r - 1]] - score[ranked[r]]);
-            }
-            break;
-          }
-          kept[ranked[r]] = true;
-          keys = with;
-        }
-      }
+    const auto part = [&](double share) {
+      return std::llround(share * static_cast<double>(view.slots));
+    };
+    if (p.budget_rule && (finest || keys < part(p.share))) keep_best(part(p.share), !finest);
+    const int64_t read = keys;
+    if (p.codes != nullptr && (finest || keys < part(p.alive))) {
+      keep_best(finest ? std::max<int64_t>(read, part(p.alive)) : part(p.alive), true);
     }
 
     std::vector<uint8_t> next(finest ? 0 : view.level[level + 1].clusters, 0);
@@ -193,6 +228,10 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
       }
     }
     alive = next;
+    if (finest && p.codes != nullptr) {
+      out.means = std::count(kept.begin(), kept.end(), true);
+      choose_by_codes(problem, view, head, p.codes, read, out);
+    }
   }
   return out;
 }
@@ -276,8 +315,11 @@ class Attention {
 
   // Key and value are rows of arrays like LayerView's; bias is added to the logit.
   void add(const void* keys, const void* values, int64_t row, double bias = 0) {
-    logits_.push_back(scale_ * dot(q_, view_.dtype, keys, row, view_.head_dim) + bias);
-    values_.push_back({values, row});
+    add(keys, row, values, row, bias);
+  }
+  void add(const void* keys, int64_t key, const void* values, int64_t value, double bias = 0) {
+    logits_.push_back(scale_ * dot(q_, view_.dtype, keys, key, view_.head_dim) + bias);
+    values_.push_back({values, value});
   }
 
   State state() const {
@@ -306,9 +348,11 @@ class Attention {
   std::vector<std::pair<const void*, int64_t>> values_;  // an array and a row of it
 };
 
-// Exact keys from `first_exact` on, the selected slots, and the estimates if asked for.
+// Exact keys from `first_exact` on, the selected slots, and the estimates if asked for. codes: as
+// SelectParameters::codes; a guessed key has the mean value of its finest cluster.
 inline State attend(const float* q, const LayerView& view, int64_t head, double scale,
-                    const Selected& selected, bool estimate, int64_t first_exact = 0) {
+                    const Selected& selected, bool estimate, int64_t first_exact = 0,
+                    const void* codes = nullptr) {
   Attention attention(q, view, scale);
   for (int64_t i = first_exact; i < view.exact; ++i) {
     attention.add(view.exact_keys, view.exact_values, head * view.exact + i);
@@ -321,6 +365,15 @@ inline State attend(const float* q, const LayerView& view, int64_t head, double 
     const LevelView& level = view.level[c.level];
     attention.add(level.centroids, level.value_means, head * level.clusters + c.index,
                   std::log(static_cast<double>(keys_below(view, head, c))));
+  }
+  const LevelView& finest = view.level[std::max(view.levels - 1, 0)];
+  const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
+  for (int64_t i = 0; i < finest.clusters && estimate && !selected.guessed.empty(); ++i) {
+    for (int64_t slot = offsets[i]; slot < offsets[i + 1]; ++slot) {
+      if (!selected.guessed[slot]) continue;
+      attention.add(codes, head * view.slots + slot, finest.value_means,
+                    head * finest.clusters + i);
+    }
   }
   return attention.state();
 }

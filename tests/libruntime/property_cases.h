@@ -1,0 +1,257 @@
+// A random configuration, drawn from a seed: an index, a session and a call.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <initializer_list>
+#include <numeric>
+
+#include "libindex/builder.h"
+#include "libindex/prune.h"
+#include "sqz/sqz.hpp"
+#include "tests/common/tiny_qmodel.h"
+#include "tests/libindex/clustered_data.h"
+#include "tests/libruntime/random_data.h"
+
+namespace sqz::testing {
+
+struct PropertyCase {
+  uint64_t seed = 0;
+  bool gpu = false;
+  // Index.
+  ModelDescription model;
+  BuildOptions build;
+  QmodelFile qmodel;  // if build.partition is kBuckets
+  int64_t tokens = 0;
+  double pruned_keep = 0;  // above 0: the index is pruned for the session's selector
+  // Session; pointers are set by options().
+  sqz_selector selector = SQZ_SELECTOR_DENSE;  // auto is resolved here
+  bool by_auto = false, by_budget_rule = false;
+  std::vector<double> thresholds, layer_scales;
+  double keep = 0, budget = 0;  // at most one; both 0: `thresholds`, or nothing
+  int64_t block = 0;
+  int levels = 0, dense_layers = 0, uniform_layers = 0;
+  // Call.
+  DType dtype = DType::kF32;
+  std::vector<int64_t> indptr;
+  bool turned_lse = false, before_rope = false;
+
+  int64_t group() const { return model.group_size(); }
+  bool codes() const { return build.compress.key_codes > 0 && !gpu; }
+  sqz_session_options options(int threads) const {
+    auto o = runtime::make<sqz_session_options>();
+    o.device_type = gpu ? 2 : 1;
+    o.selector = by_auto ? SQZ_SELECTOR_AUTO : selector;
+    o.rule = by_budget_rule ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
+    o.levels = levels;
+    o.budget = budget;
+    o.keep = keep;
+    o.thresholds = thresholds.empty() ? nullptr : thresholds.data();
+    o.block = block;
+    o.max_tokens = indptr.back() + 1;
+    o.threads = threads;
+    o.dense_layers = dense_layers;
+    o.layer_scales = layer_scales.empty() ? nullptr : layer_scales.data();
+    o.layer_scale_count = std::ssize(layer_scales);
+    o.uniform_layers = uniform_layers;
+    return o;
+  }
+};
+
+inline std::string describe(const PropertyCase& c) {
+  std::string out =
+      concat("seed ", c.seed, ": partition ", partition_name(c.build.partition),
+             c.pruned_keep > 0 ? " pruned" : "", " layers ", c.model.layers, " heads ",
+             c.model.query_heads, "/", c.model.kv_heads, " dim ", c.model.head_dim, " tokens ",
+             c.tokens, " sink ", c.build.sink, " tail ", c.build.tail, " levels ",
+             c.build.level_fractions.size(), " page ", c.build.page_size, " rows ",
+             rows_name(c.build.compress.rows), " codes ", c.build.compress.key_codes, " dtype ",
+             dtype_name(c.build.dtype), "; selector ", sqz_selector_name(c.selector),
+             c.by_auto ? " (auto)" : "", " rule ", c.by_budget_rule ? "budget" : "threshold",
+             " budget ", c.budget, " keep ", c.keep, " block ", c.block, " levels ", c.levels,
+             " dense_layers ", c.dense_layers, "; queries ", dtype_name(c.dtype), " indptr");
+  for (const int64_t t : c.indptr) out += concat(" ", t);
+  for (const double t : c.thresholds) out += concat(" T ", t);
+  for (const double s : c.layer_scales) out += concat(" scale ", s);
+  for (const int64_t w : c.model.sliding_window) out += concat(" window ", w);
+  return out;
+}
+
+inline PropertyCase draw_case(uint64_t seed, bool gpu) {
+  Random random(seed);
+  const auto pick = [&](std::initializer_list<int64_t> of) {
+    return *(of.begin() + random.below(std::ssize(of)));
+  };
+  const auto between = [&](int64_t low, int64_t high) {
+    return low + random.below(high - low + 1);
+  };
+  const auto chance = [&](int percent) { return random.below(100) < percent; };
+  const auto real = [&](double low, double high) {
+    return low + (high - low) * static_cast<double>(random.below(1 << 20)) / (1 << 20);
+  };
+  PropertyCase c{.seed = seed, .gpu = gpu};
+  const int64_t part = random.below(10);  // kmeans, pages, buckets
+  BuildOptions& b = c.build;
+  b.partition = part < 6 ? Partition::kKmeans : part < 8 ? Partition::kPages : Partition::kBuckets;
+  // Few long contexts: they are split, and refuse what shorter ones serve densely.
+  const bool is_long = chance(8);
+  const int64_t layers = between(b.partition == Partition::kBuckets ? 2 : 1, is_long ? 2 : 3);
+  const int64_t kv_heads = between(1, is_long ? 2 : 3);
+  const int64_t group = is_long ? between(1, 2) : pick({1, 1, 2, 2, 3, 4, 7, 8});
+  const int64_t dim = gpu       ? pick({64, 64, 96, 128, 256})
+                      : is_long ? 16
+                                : pick({8, 8, 10, 16, 16, 64, 64, 96, 128});
+  c.tokens = is_long ? between(4100, 4600) : between(120, chance(15) ? 1800 : 600);
+  c.model = tiny_model(layers, kv_heads * group, kv_heads, dim);
+  c.model.max_positions = 8192;
+  b.sink = pick({0, 1, 4, 16});
+  b.tail = between(1, 24);
+  b.level_fractions = {real(0.03, 0.12)};
+  const int64_t index_levels = pick({1, 1, 2, 2, 3});
+  for (int64_t l = 1; l < index_levels; ++l) {
+    b.level_fractions.insert(b.level_fractions.begin(), b.level_fractions[0] * real(0.2, 0.6));
+  }
+  b.iterations = 3;
+  b.seed = seed;
+  b.threads = 1;
+  b.engine = "faiss";
+  b.dtype = chance(50) ? DType::kBF16 : DType::kF16;
+  b.page_size = pick({1, 7, 16, 32});
+  b.calibrate_keys = chance(40);
+  b.heavy_hitters = chance(40);
+  if (b.partition == Partition::kKmeans) {
+    b.compress.rows = chance(40) ? RowKind::kQ8 : RowKind::k16;
+    b.compress.key_codes = static_cast<int>(pick({0, 0, 1, 2}));
+    b.compress.seed = seed;
+    const auto sparse = static_cast<int64_t>(seed) % layers;
+    if (b.compress.rows != RowKind::k16 && layers > 1 && chance(30)) b.compress.layers16 = {sparse};
+  }
+  for (int64_t l = 0; l < layers && !gpu && b.partition != Partition::kBuckets; ++l) {
+    if (l == static_cast<int64_t>(seed) % layers) continue;  // one layer is sparse
+    if (chance(15)) c.model.sliding_window[l] = between(1, c.tokens + 50);
+  }
+  if (b.partition == Partition::kBuckets) {
+    c.qmodel = tiny_qmodel({.layers = layers,
+                            .query_heads = kv_heads * group,
+                            .kv_heads = kv_heads,
+                            .head_dim = dim,
+                            .buckets = between(2, 40),
+                            .hidden = between(1, 40),
+                            .seed = seed});
+    for (QmodelLayer& layer : c.qmodel.layers) {  // no share is 0 in float32
+      for (float& x : layer.hidden_weight) x /= std::sqrt(static_cast<float>(dim));
+      for (float& x : layer.output_weight) x *= 2 / std::sqrt(static_cast<float>(c.qmodel.hidden));
+    }
+    if (chance(30)) {
+      c.model.rope = {.kind = RopeDescription::Kind::kYarn,
+                      .factor = 4,
+                      .original_max_positions = 1024,
+                      .attention_factor = 1.2};
+    }
+    c.qmodel.model = c.model;
+  }
+  const auto scales = [&] {
+    std::vector<double> out(layers);
+    for (double& x : out) x = real(0.3, 2);
+    return out;
+  };
+  if (layers > 1 && chance(20)) {
+    LayerBudgets budgets{.context = c.tokens, .uniform_budget = c.tokens / 4};
+    for (const double s : scales()) budgets.budget.push_back(1 + std::llround(s * 40));
+    budgets.uniform_budget =
+        std::accumulate(budgets.budget.begin(), budgets.budget.end(), 0) / layers;
+    budgets.budget.back() += layers * budgets.uniform_budget -
+                             std::accumulate(budgets.budget.begin(), budgets.budget.end(), 0);
+    budgets.cosine.assign(layers, 0.5);
+    b.layer_budgets = budgets;
+    c.uniform_layers = chance(30);
+  }
+
+  // The selector: often the partition's own.
+  const sqz_selector own = b.partition == Partition::kKmeans  ? SQZ_SELECTOR_SQUEEZED
+                           : b.partition == Partition::kPages ? SQZ_SELECTOR_QUEST
+                                                              : SQZ_SELECTOR_SAAP;
+  std::vector<sqz_selector> fitting(6, own);
+  for (const auto s : {SQZ_SELECTOR_DENSE, SQZ_SELECTOR_STREAM, SQZ_SELECTOR_WINDOW}) {
+    fitting.push_back(s);
+  }
+  const bool coded = b.compress.rows != RowKind::k16;
+  if (!(gpu && coded)) fitting.insert(fitting.end(), b.calibrate_keys ? 2 : 0, SQZ_SELECTOR_IDEAL);
+  fitting.insert(fitting.end(), b.heavy_hitters ? 2 : 0, SQZ_SELECTOR_H2O);
+  c.selector = fitting[static_cast<size_t>(random.below(std::ssize(fitting)))];
+  const bool fixed = c.selector == SQZ_SELECTOR_STREAM || c.selector == SQZ_SELECTOR_WINDOW ||
+                     c.selector == SQZ_SELECTOR_H2O;
+  const bool ruled = c.selector == SQZ_SELECTOR_SQUEEZED || c.selector == SQZ_SELECTOR_IDEAL;
+  c.block = chance(50) ? 0 : between(1, 6);
+  if (fixed && !coded && b.compress.key_codes == 0 && chance(60)) {
+    c.pruned_keep = real(0.1, 0.9);
+    c.keep = chance(50) ? c.pruned_keep : 0;
+    c.by_auto = chance(50);
+  } else if (c.selector != SQZ_SELECTOR_DENSE) {
+    c.by_auto = c.selector == own && chance(50);
+    c.by_budget_rule = ruled && chance(60);
+    c.dense_layers = static_cast<int>(pick({0, 0, -1, -1, -1, 1}));
+    if (c.selector == SQZ_SELECTOR_SQUEEZED) c.levels = static_cast<int>(between(0, index_levels));
+    if (ruled && !c.by_budget_rule && chance(35)) {
+      const int64_t used = c.selector == SQZ_SELECTOR_IDEAL ? 1
+                           : c.levels == 0                  ? index_levels
+                                                            : c.levels;
+      for (int64_t k = 0; k < used; ++k) {
+        c.thresholds.push_back(real(0.1, 1) * static_cast<double>(k + 1) /
+                               static_cast<double>(used * c.tokens));
+      }
+    } else {
+      const double amount = chance(4) ? 1 : chance(4) ? 0.001 : real(0.08, chance(50) ? 0.9 : 0.4);
+      (chance(60) ? c.budget : c.keep) = amount;
+      if (layers > 1 && chance(20)) {
+        c.layer_scales = scales();
+        if (chance(30)) c.layer_scales[0] = INFINITY;
+      }
+    }
+  }
+  c.dtype = std::array{DType::kF32, DType::kF16, DType::kBF16}[random.below(3)];
+  c.indptr = {0};
+  for (int64_t requests = between(1, 5); requests > 0; --requests) {
+    c.indptr.push_back(c.indptr.back() + (chance(15) ? between(8, 30) : pick({0, 1, 1, 1, 2, 5})));
+  }
+  if (c.indptr.back() == 0) c.indptr.back() = 1;
+  c.turned_lse = chance(30);
+  c.before_rope = chance(50);
+  return c;
+}
+
+// Builds the case's index at `path`. base: the same before it is pruned.
+inline Status build_index(const PropertyCase& c, const std::string& base, const std::string& path) {
+  const int64_t rows = c.model.kv_heads * c.tokens, dim = c.model.head_dim;
+  BuildOptions options = c.build;
+  if (options.partition == Partition::kBuckets) options.qmodel = &c.qmodel;
+  std::vector<int32_t> ids(static_cast<size_t>(c.tokens));
+  std::iota(ids.begin(), ids.end(), 0);
+  SQZ_ASSIGN_OR_RETURN(const auto builder,
+                       IndexBuilder::create(Env::posix(), base, true, c.model, ids, "", options));
+  for (int64_t l = 0; l < c.model.layers; ++l) {
+    Random random(c.seed * 10 + static_cast<uint64_t>(l));
+    const auto keys =
+        test::clustered_points(rows, dim, 12, 0.5f, c.seed + static_cast<uint64_t>(l));
+    const auto values = random.normals(rows * dim);
+    const auto queries = random.normals(c.model.query_heads * options.tail * dim, 1.5f);
+    std::vector<float> attention = random.normals(rows);
+    for (float& x : attention) x = std::abs(x);
+    SQZ_RETURN_IF_ERROR(builder->add_layer(
+        l, {.keys = keys, .values = values, .queries = queries, .attention = attention}));
+  }
+  SQZ_RETURN_IF_ERROR(builder->finish().status());
+  if (c.pruned_keep == 0) {
+    std::filesystem::rename(base, path);
+    return {};
+  }
+  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(base, OpenMode::kRead));
+  SelectionRequest policy;
+  policy.selector = static_cast<SelectorKind>(c.selector);
+  policy.keep = c.pruned_keep;
+  policy.uniform_layers = c.uniform_layers != 0;
+  return prune_index(Env::posix(), file, policy, path, true, 1).status();
+}
+
+}  // namespace sqz::testing
