@@ -177,7 +177,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     fitting.push_back(s);
   }
   const bool coded = b.compress.rows != RowKind::k16;
-  if (!(gpu && coded)) fitting.insert(fitting.end(), b.calibrate_keys ? 2 : 0, SQZ_SELECTOR_IDEAL);
+  if (!gpu) fitting.insert(fitting.end(), b.calibrate_keys ? 2 : 0, SQZ_SELECTOR_IDEAL);
   fitting.insert(fitting.end(), b.heavy_hitters ? 2 : 0, SQZ_SELECTOR_H2O);
   c.selector = fitting[static_cast<size_t>(random.below(std::ssize(fitting)))];
   const bool fixed = c.selector == SQZ_SELECTOR_STREAM || c.selector == SQZ_SELECTOR_WINDOW ||
