@@ -1,4 +1,4 @@
-"""flash-kmeans beside sqz-bench kmeans on the four shapes of docs/performance.md, in one run.
+"""flash-kmeans beside sqz-bench kmeans on four shapes, in one run.
 
   kmeans_vs_flash.py --sqz-bench build/cuda/tools/sqz-bench
 
@@ -58,21 +58,21 @@ def flash(heads, count, dim, clusters, runs):
     return time, objective(points, labels, centroids), clock.text()
 
 
-def ours(program, heads, count, dim, fraction, runs):
-    command = [program, "kmeans", "--device", "cuda", "--json", "--no-progress", "--repeat", str(runs),
-               "--kmeans-heads", str(heads), "--tokens", str(count), "--head-dim", str(dim),
-               "--kmeans-fraction", str(fraction)]
+def ours(program, heads, count, dim, fraction, iterations):
+    """The benchmark's row, with one assignment after the last iteration."""
+    command = [program, "kmeans", "--device=cuda", f"--kv-heads={heads}", f"--tokens={count}", f"--head-dim={dim}",
+               f"--clusters={fraction}", f"--iterations={iterations}", "--benchmark_filter=kernels",
+               "--benchmark_format=json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    case = json.loads(done.stdout.splitlines()[-1])["cases"][0]
-    return case["shape"]["clusters"], {row["name"]: row for row in case["rows"]}
+    return json.loads(done.stdout)["benchmarks"][0]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sqz-bench", required=True, help="the program, built with SQZ_CUDA")
-    parser.add_argument("--runs", type=int, default=3, help="timed runs of each")
+    parser.add_argument("--runs", type=int, default=3, help="timed runs of flash-kmeans")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("kmeans_vs_flash: no CUDA device")
@@ -80,20 +80,20 @@ def main():
     version = getattr(flash_kmeans, "__version__", "of unknown version")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, flash-kmeans {version}", flush=True)
     for heads, count, dim, fraction in SHAPES:
-        clusters, rows = ours(args.sqz_bench, heads, count, dim, fraction, args.runs)
+        clusters = round(fraction * count)
+        whole = ours(args.sqz_bench, heads, count, dim, fraction, ITERATIONS)
+        equal = ours(args.sqz_bench, heads, count, dim, fraction, ITERATIONS - 1)
         time, cosine, clock = flash(heads, count, dim, clusters, args.runs)
         torch.cuda.empty_cache()
-        whole, equal = rows["cuda"], rows["cuda, 10 assignments"]
         flop = 2.0 * heads * count * clusters * dim * ITERATIONS
         print(f"{heads} heads x {count} x d{dim}, C {clusters}")
         for name, row in (("sqz", whole), ("sqz, 10 assignments", equal)):
-            median = row["seconds"]["median"] * 1e3
-            print(f"  {name:20} {median:9.2f} ms  {row['gflop_per_s'] * 1e-3:6.1f} TFLOP/s  mean cosine "
-                  f"{row['mean_cosine']:.5f}  {json.dumps(row['clock'])}")
+            print(f"  {name:20} {row['real_time']:9.2f} ms  {row['flop_per_s'] * 1e-12:6.1f} TFLOP/s  mean cosine "
+                  f"{row['mean_cosine']:.5f}")
         print(f"  {'flash-kmeans':20} {time:9.2f} ms  {flop / time * 1e-9:6.1f} TFLOP/s  mean cosine "
               f"{cosine:.5f}  {clock}")
-        print(f"  flash-kmeans / sqz: {time * 1e-3 / equal['seconds']['median']:.2f} with 10 assignments each, "
-              f"{time * 1e-3 / whole['seconds']['median']:.2f} with our final labelling", flush=True)
+        print(f"  flash-kmeans / sqz: {time / equal['real_time']:.2f} with 10 assignments each, "
+              f"{time / whole['real_time']:.2f} with our final labelling", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def made(tmp_path):
     if not bench:
         pytest.skip("SQZ_BENCH names no sqz-bench, which makes the index")
     path = tmp_path / "made.sqz"
-    subprocess.run([bench, "attend", "--tokens", "6000", "--heads", "4", "--kv-heads", "2", "--head-dim", "64",
-                    "--repeat", "1", "--no-torch", "-q", "--save-index", path], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([bench, "attend", "--tokens=6000", "--heads=4", "--kv-heads=2", "--head-dim=64",
+                    "--benchmark_filter=dense", "--save-index", path], check=True, capture_output=True)
     return path
 
 

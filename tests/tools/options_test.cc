@@ -63,7 +63,7 @@ TEST_P(OptionsTest, RefusesWhatIsNoNumber) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tools, OptionsTest,
-                         ::testing::Values("sqz-bench", "sqz-index"
+                         ::testing::Values("sqz-index"
 #ifdef SQZ_WITH_TRAINING
                                            ,
                                            "sqz-eval", "sqz-generate", "sqz-profile-layers",

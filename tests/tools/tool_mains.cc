@@ -1,8 +1,5 @@
 #include "tests/tools/tool_mains.h"
 
-#define main sqz_bench_main
-#include "tools/sqz_bench/main.cc"
-#undef main
 #define main sqz_index_main
 #include "tools/sqz_index/main.cc"
 #undef main
@@ -24,7 +21,6 @@
 namespace sqz {
 
 ToolMain tool_main(std::string_view name) {
-  if (name == "sqz-bench") return sqz_bench_main;
   if (name == "sqz-index") return sqz_index_main;
 #ifdef SQZ_WITH_TRAINING
   if (name == "sqz-eval") return sqz_eval_main;

@@ -1,0 +1,298 @@
+// `attend` and `prefill`: sqz.h's sessions over one layer, dense and sparse.
+#include <unistd.h>
+
+#include <filesystem>
+#include <numeric>
+
+#include "sqz/sqz.hpp"
+#include "tools/sqz_bench/benchmarks.h"
+
+namespace sqz::bench {
+namespace {
+
+using runtime::Index, runtime::Session;
+
+// Calls of a GPU go over copies of the layer in turn, so that the L2 cache holds nothing of what is
+// read next.
+constexpr int kCopies = 4;
+
+// What the benchmarks of a run share.
+struct Layer {
+  std::shared_ptr<const Device> device;
+  std::shared_ptr<const SqzFile> file;
+  std::vector<Index> copies;
+  DType dtype = DType::kBF16;  // of queries and outputs
+  bool prompt = false;
+  int threads = 0;
+  uint64_t seed = 0;
+
+  const ModelDescription& model() const { return file->metadata().model; }
+};
+
+struct Case {
+  bool dense = true;
+  int64_t tokens = 1, block = 0;
+  int rule = SQZ_RULE_BUDGET, levels = 0;
+  double keep = 0, budget = 0;
+};
+
+// Memory and a tensor over it.
+class Tensor {
+ public:
+  Tensor(const Device& device, std::vector<int64_t> shape, DType dtype,
+         std::span<const std::byte> bytes)
+      : shape_(std::move(shape)), memory_(device.copy(bytes)) {
+    tensor_.data = memory_.get();
+    tensor_.device_type = device.number() < 0 ? 1 : 2;
+    tensor_.device_id = std::max(device.number(), 0);
+    tensor_.ndim = static_cast<int32_t>(shape_.size());
+    tensor_.dtype_code = dtype == DType::kBF16 ? 4 : 2;
+    tensor_.dtype_bits = static_cast<uint8_t>(8 * dtype_size(dtype));
+    tensor_.dtype_lanes = 1;
+    tensor_.shape = shape_.data();
+  }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  sqz_tensor* get() { return &tensor_; }
+
+ private:
+  std::vector<int64_t> shape_;
+  std::shared_ptr<void> memory_;
+  sqz_tensor tensor_{};
+};
+
+std::vector<std::byte> rounded(const std::vector<float>& from, DType dtype) {
+  std::vector<std::byte> out;
+  out.reserve(from.size() * static_cast<size_t>(dtype_size(dtype)));
+  const auto append = [&](auto x) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&x);
+    out.insert(out.end(), bytes, bytes + sizeof(x));
+  };
+  for (const float x : from) {
+    if (dtype == DType::kBF16) append(to_bfloat16(x));
+    if (dtype == DType::kF16) append(to_float16(x));
+    if (dtype == DType::kF32) append(x);
+  }
+  return out;
+}
+
+sqz_session_options session_options(const Layer& layer, const Case& what) {
+  auto options = runtime::make<sqz_session_options>();
+  options.device_type = layer.device->number() < 0 ? 1 : 2;
+  options.device_id = std::max(layer.device->number(), 0);
+  options.threads = layer.threads;
+  options.max_tokens = what.tokens;
+  options.max_request_tokens = layer.prompt ? what.tokens : 1;
+  options.block = what.block;
+  options.selector = what.dense ? SQZ_SELECTOR_DENSE : SQZ_SELECTOR_AUTO;
+  if (what.dense) return options;
+  options.rule = what.rule;
+  options.levels = what.levels;
+  options.keep = what.keep;
+  options.budget = what.budget;
+  options.dense_layers = -1;
+  options.uniform_layers = 1;
+  return options;
+}
+
+class Serving {
+ public:
+  Serving(const Layer& layer, const Case& what) : layer_(layer) {
+    const int64_t heads = layer.model().query_heads, dim = layer.model().head_dim;
+    const std::vector<int64_t> shape = {what.tokens, heads, dim};
+    const int64_t sets = layer.prompt ? 2 : 8;
+    std::vector<std::byte> last;
+    for (const auto& set : make_queries(*layer.file, sets, what.tokens, layer.seed)) {
+      last = rounded(set, layer.dtype);
+      queries_.push_back(std::make_unique<Tensor>(*layer.device, shape, layer.dtype, last));
+    }
+    out_ = std::make_unique<Tensor>(*layer.device, shape, layer.dtype, last);
+    const std::vector<std::byte> lse(static_cast<size_t>(what.tokens * heads) * sizeof(float));
+    lse_ =
+        std::make_unique<Tensor>(*layer.device, std::vector{what.tokens, heads}, DType::kF32, lse);
+    if (!layer.prompt) {
+      indptr_.resize(static_cast<size_t>(what.tokens) + 1);
+      std::iota(indptr_.begin(), indptr_.end(), 0);
+    }
+    const sqz_session_options options = session_options(layer, what);
+    for (const Index& copy : layer.copies) sessions_.emplace_back(copy, options);
+  }
+
+  void attend(int64_t i) { sessions_[static_cast<size_t>(i) % sessions_.size()].attend(call(i)); }
+  void reset() {
+    for (Session& session : sessions_) session.reset_stats();
+  }
+  // Of all sessions: the shares are the same in each.
+  sqz_stats stats() const { return sessions_[0].stats(); }
+  // The mean length of the runs that a call selects.
+  double keys_a_run() {
+    double keys = 0, runs = 0;
+    for (const auto& head : sessions_[0].select(call(0), layer_.model().kv_heads)) {
+      runs += static_cast<double>(head.size());
+      for (const sqz_run& run : head) keys += run.length;
+    }
+    return keys / std::max(runs, 1.0);
+  }
+
+ private:
+  sqz_attend_args call(int64_t i) {
+    auto args = runtime::make<sqz_attend_args>();
+    args.q = queries_[static_cast<size_t>(i) % queries_.size()]->get();
+    args.out = out_->get();
+    args.lse = lse_->get();
+    args.stream = layer_.device->stream();
+    if (layer_.file->metadata().buckets > 0) args.q_before_rope = args.q;
+    if (!indptr_.empty()) {
+      args.indptr = indptr_.data();
+      args.requests = std::ssize(indptr_) - 1;
+    }
+    return args;
+  }
+
+  const Layer& layer_;
+  std::vector<std::unique_ptr<Tensor>> queries_;
+  std::unique_ptr<Tensor> out_, lse_;
+  std::vector<int64_t> indptr_;
+  std::vector<Session> sessions_;
+};
+
+void run(benchmark::State& state, const Layer& layer, const Case& what) {
+  Serving serving(layer, what);
+  layer.device->time(
+      state, layer.prompt ? 2 : 32, [&](int64_t i) { serving.attend(i); },
+      [&] { serving.reset(); });
+  const sqz_stats stats = serving.stats();
+  state.SetLabel(concat(stats.route, stats.dense_fallback ? ", everything read" : ""));
+  const auto rate = [&](const char* name, double a_call) {
+    state.counters[name] =
+        benchmark::Counter(a_call, benchmark::Counter::kIsIterationInvariantRate);
+  };
+  if (!layer.prompt) {  // dense attention reads everything once for all requests
+    const auto selections = static_cast<double>(std::max<uint64_t>(stats.selections, 1));
+    rate("bytes_per_s", static_cast<double>(stats.bytes_read) / selections *
+                            static_cast<double>(what.dense ? 1 : what.tokens));
+  } else if (what.dense) {
+    const ModelDescription& model = layer.model();
+    rate("flop_per_s", 4.0 * static_cast<double>(what.tokens * model.query_heads * model.head_dim) *
+                           static_cast<double>(layer.file->metadata().tokens));
+  }
+  if (what.dense) return;
+  state.counters["keys"] = stats.delivered_keep;
+  state.counters["bytes"] = stats.delivered_budget;
+  state.counters["keys_a_run"] = serving.keys_a_run();
+}
+
+DType dtype_of(const std::string& name) {
+  return name == "f32" ? DType::kF32 : name == "f16" ? DType::kF16 : DType::kBF16;
+}
+
+// Opens --index, or makes one and removes it again unless it is to be saved: what is open stays.
+Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
+                                          std::shared_ptr<const Device> device) {
+  std::string path = options.index, temporary;
+  if (path.empty()) {
+    path = options.save_index;
+    if (path.empty()) {
+      path = temporary =
+          (std::filesystem::temp_directory_path() / concat("sqz-bench.", ::getpid(), ".sqz"))
+              .string();
+    }
+    SQZ_RETURN_IF_ERROR(make_index(options.made, path));
+  }
+  const auto layer = std::make_shared<Layer>();
+  const auto open = [&]() -> Status {
+    SQZ_ASSIGN_OR_RETURN(layer->file, SqzFile::open(path));
+    const bool gpu = device->number() >= 0;
+    for (int i = 0; i < (gpu && !options.prompt ? kCopies : 1); ++i) {
+      layer->copies.emplace_back(path);
+      if (gpu) layer->copies.back().upload(device->number());
+    }
+    return {};
+  };
+  const Status opened = open();
+  if (!temporary.empty()) ::unlink(temporary.c_str());
+  SQZ_RETURN_IF_ERROR(opened);
+  layer->device = std::move(device);
+  layer->dtype = dtype_of(options.query_dtype);
+  layer->prompt = options.prompt;
+  layer->threads = options.made.threads;
+  layer->seed = options.made.seed;
+  return layer;
+}
+
+class Registrar {
+ public:
+  Registrar(const AttentionOptions& options, std::shared_ptr<Layer> layer)
+      : options_(options), layer_(std::move(layer)) {}
+
+  void add_all() const {
+    for (const int64_t tokens : options_.prompt ? options_.queries : options_.requests) {
+      Case what;
+      what.tokens = tokens;
+      const std::string size = concat(options_.prompt ? "/queries:" : "/requests:", tokens);
+      add("dense", size, what);
+      what.dense = false;
+      if (!options_.prompt) add_selectors(size, what);
+      for (const int64_t block : options_.prompt ? options_.block : std::vector<int64_t>()) {
+        what.block = block;
+        add_selectors(concat(size, "/block:", block), what);
+      }
+    }
+  }
+
+ private:
+  // Of an index without clusters, rules and levels are left out.
+  void add_selectors(const std::string& size, Case what) const {
+    const bool clusters = layer_->file->layer(0).levels > 0;
+    const bool budgets = !options_.budget.empty();
+    for (const double share : budgets ? options_.budget : options_.keep) {
+      (budgets ? what.budget : what.keep) = share;
+      const std::string asked = concat(budgets ? "/budget:" : "/keep:", share);
+      if (!clusters) add("sparse", asked + size, what);
+      for (const std::string& rule : clusters ? options_.rules : std::vector<std::string>()) {
+        for (const int levels : options_.levels) {
+          what.rule = rule == "budget" ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
+          what.levels = levels;
+          add("sparse", concat(asked, "/rule:", rule, "/levels:", levels, size), what);
+        }
+      }
+    }
+  }
+
+  void add(const char* kind, const std::string& sizes, const Case& what) const {
+    const auto body = [layer = layer_, what](benchmark::State& state) {
+      try {
+        run(state, *layer, what);
+      } catch (const std::exception& error) {
+        fail(state, error.what());
+      }
+    };
+    const std::string name = concat(options_.prompt ? "prefill/" : "attend/", kind, sizes);
+    auto* benchmark = benchmark::RegisterBenchmark(name.c_str(), body);
+    if (layer_->device->number() < 0) {
+      benchmark->UseRealTime()->Unit(benchmark::kMillisecond);
+    } else {
+      benchmark->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(20);
+    }
+  }
+
+  const AttentionOptions& options_;
+  std::shared_ptr<Layer> layer_;
+};
+
+}  // namespace
+
+Status add_attention(const AttentionOptions& options, std::shared_ptr<const Device> device) {
+  SQZ_ASSIGN_OR_RETURN(auto layer, open_layer(options, std::move(device)));
+  const IndexMetadata& metadata = layer->file->metadata();
+  benchmark::AddCustomContext("keys", options.index.empty() ? "made up" : options.index);
+  benchmark::AddCustomContext(
+      "layer",
+      concat(metadata.tokens, " tokens, ", metadata.model.query_heads, " query heads, ",
+             metadata.model.kv_heads, " KV heads of ", metadata.model.head_dim, " dimensions, ",
+             dtype_name(layer->file->layer(0).dtype), ", queries ", options.query_dtype));
+  Registrar(options, std::move(layer)).add_all();
+  return {};
+}
+
+}  // namespace sqz::bench
