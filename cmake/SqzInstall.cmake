@@ -1,5 +1,5 @@
 # What `cmake --install` and `cpack` deliver, in three components:
-#   runtime  libsqz.so.0          for machines that serve
+#   runtime  libsqz.so.0.2        for machines that serve
 #   dev      headers, CMake package, pkg-config file, examples
 #   tools    the sqz-* programs, their manual pages and what bash completes
 include(GNUInstallDirs)
@@ -19,7 +19,7 @@ install(EXPORT sqzTargets NAMESPACE sqz:: DESTINATION ${SQZ_CMAKE_DIR} COMPONENT
 configure_package_config_file(cmake/sqzConfig.cmake.in ${PROJECT_BINARY_DIR}/sqzConfig.cmake
   INSTALL_DESTINATION ${SQZ_CMAKE_DIR})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/sqzConfigVersion.cmake
-  COMPATIBILITY SameMajorVersion)
+  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/sqzConfig.cmake ${PROJECT_BINARY_DIR}/sqzConfigVersion.cmake
   DESTINATION ${SQZ_CMAKE_DIR} COMPONENT dev)
 # The file finds the prefix from its own place, so that it is right wherever it is unpacked.

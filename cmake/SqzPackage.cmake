@@ -1,5 +1,5 @@
 # `cpack` in the build folder makes Debian packages of the three components:
-#   libsqz0  libsqz-dev  sqz-tools
+#   libsqz0.2  libsqz-dev  sqz-tools
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME sqz)
 set(CPACK_PACKAGE_VENDOR sqz)
@@ -26,7 +26,8 @@ if(SQZ_INSTALLED_TOOLS)
   list(APPEND CPACK_COMPONENTS_ALL tools)
 endif()
 
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libsqz0)
+set(SQZ_SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libsqz${SQZ_SOVERSION})
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
 set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library that an inference engine loads.")
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
@@ -34,18 +35,18 @@ set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libsqz-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_COMPONENT_DEV_DESCRIPTION "Headers, CMake package, pkg-config file and examples.")
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libsqz0 (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libsqz${SQZ_SOVERSION} (= ${PROJECT_VERSION})")
 
 set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME sqz-tools)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION science)
 set(CPACK_COMPONENT_TOOLS_DESCRIPTION "The programs that build, check, serve and measure indexes.")
 set(CPACK_DEBIAN_TOOLS_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "libsqz0 (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "libsqz${SQZ_SOVERSION} (= ${PROJECT_VERSION})")
 # Where dpkg-shlibdeps finds the library that is not installed yet.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/libruntime)
 
 # What a program that is built against the library will depend on.
-file(WRITE ${PROJECT_BINARY_DIR}/debian/shlibs "libsqz 0 libsqz0 (>= ${PROJECT_VERSION})\n")
+file(WRITE ${PROJECT_BINARY_DIR}/debian/shlibs "libsqz ${SQZ_SOVERSION} libsqz${SQZ_SOVERSION} (>= ${PROJECT_VERSION})\n")
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/debian/shlibs)
 foreach(component ${CPACK_COMPONENTS_ALL})
   string(TOUPPER ${component} upper)

@@ -9,32 +9,26 @@ namespace {
 
 constexpr int8_t kOneBit[] = {-127, 127};
 constexpr int8_t kTwoBits[] = {-127, -38, 38, 127};
-constexpr int8_t kFourBits[] = {-127, -96, -75, -58, -44, -31, -18, -6,
-                                6,    18,  31,  44,  58,  75,  96,  127};
 
 constexpr int64_t kScaleBytes = 2;
 
 }  // namespace
 
 const char* rows_name(RowKind rows) {
-  return rows == RowKind::kQ8 ? "q8" : rows == RowKind::kQ4 ? "q4" : "16";
+  return rows == RowKind::kQ8 ? "q8" : "16";
 }
 
 RowKind rows_of(std::string_view name) {
-  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-    if (name == rows_name(rows)) return rows;
-  }
-  return RowKind::k16;
+  return name == rows_name(RowKind::kQ8) ? RowKind::kQ8 : RowKind::k16;
 }
 
 std::span<const int8_t> code_levels(int bits) {
   if (bits == 1) return kOneBit;
-  if (bits == 2) return kTwoBits;
-  return kFourBits;
+  return kTwoBits;
 }
 
 double greatest_level(int bits) {
-  return bits == 1 ? 0.7979 : bits == 2 ? 1.510 : 2.733;
+  return bits == 1 ? 0.7979 : 1.510;
 }
 
 CodedRows CodedRows::from_head(int64_t head, int64_t slots, int64_t dim) const {

@@ -14,15 +14,10 @@ namespace sqz {
 // How the keys and values of clusters are stored.
 enum class RowKind {
   k16,  // in the index's dtype
-  kQ8,  // both in 8 bits a number
-  kQ4   // keys in 8, values in 4
+  kQ8   // in 8 bits a number
 };
-const char* rows_name(RowKind rows);     // "16", "q8", "q4"
+const char* rows_name(RowKind rows);     // "16", "q8"
 RowKind rows_of(std::string_view name);  // and back; k16 for any other name
-
-constexpr int value_bits(RowKind rows) {
-  return rows == RowKind::kQ4 ? 4 : 8;
-}
 
 // Bytes of a row of `dim` codes. Dimension i is in byte i % code_bytes, from bit bits * (i /
 // code_bytes) on.
@@ -30,7 +25,7 @@ constexpr int64_t code_bytes(int64_t dim, int bits) {
   return (dim * bits + 7) / 8;
 }
 
-// What codes of 1, 2 and 4 bits stand for: levels of Lloyd and Max for a normal distribution, the
+// What codes of 1 and 2 bits stand for: levels of Lloyd and Max for a normal distribution, the
 // greatest as 127. Ascending, so that a code and its complement differ in sign alone.
 std::span<const int8_t> code_levels(int bits);
 // The greatest of these levels in standard deviations.
@@ -38,7 +33,7 @@ double greatest_level(int bits);
 
 // Rows of one kind of a layer, as stored; `bits` is 0 if there are none.
 struct CodedRows {
-  int bits = 0;                      // 1, 2, 4 or 8 a number
+  int bits = 0;                      // 1, 2 or 8 a number
   const std::byte* codes = nullptr;  // [Hkv, M, code_bytes(d, bits)]
   const void* scales = nullptr;      // [Hkv, M] of the index's dtype, at least 0
 

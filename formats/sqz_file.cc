@@ -79,7 +79,7 @@ LayerView view_of(const IndexMetadata& metadata, int64_t layer, const LayerShape
   };
   if (view.slots > 0 && layer_rows != RowKind::k16) {
     set_codes(view.coded_keys, 8, "keys");
-    set_codes(view.coded_values, value_bits(layer_rows), "values");
+    set_codes(view.coded_values, 8, "values");
   } else {
     set(view.keys, "keys");
     set(view.values, "values");

@@ -129,7 +129,6 @@ struct IndexMetadata : FileOrigin {
   RowKind rows = RowKind::k16;   // of clusters' keys and values; sink, tail and dense layers: k16
   int key_codes = 0;             // bits a dimension of LayerView::key_codes: 0 (none), 1 or 2
   uint64_t rotation_seed = 0;    // of LayerView::rotation, if there is one
-  bool has_kv = true;            // false after --no-kv
   bool has_value_means = true;   // false if the partition is not kKmeans
   bool key_calibration = false;  // there are curves for the selector `ideal`
   bool heavy_hitters = false;    // there is LayerView::heavy, for the selector `h2o`
@@ -144,7 +143,7 @@ struct IndexMetadata : FileOrigin {
     return policy.dense || policy.rows16 ? RowKind::k16 : rows;
   }
   bool has_codes() const { return rows != RowKind::k16 || key_codes > 0; }
-  bool has_rotation() const { return rows == RowKind::kQ4 || key_codes > 0; }
+  bool has_rotation() const { return key_codes > 0; }
 };
 
 struct LevelView {
@@ -183,9 +182,9 @@ struct LayerView {
   int64_t buckets = 0;                  // C; 0: no buckets
   const uint32_t* bucket_offsets = nullptr;  // [Hkv, C + 1]: first slot of each; may be empty
   ClassifierView classifier;
-  const void* keys = nullptr;    // [Hkv, M, d] slot order; null after --no-kv, and if there are
-  const void* values = nullptr;  // [Hkv, M, d] rows of codes in their place:
-  CodedRows coded_keys, coded_values;  // 8 bits; 8 or 4
+  const void* keys = nullptr;          // [Hkv, M, d] slot order; null if there are rows of codes in
+  const void* values = nullptr;        // [Hkv, M, d] their place:
+  CodedRows coded_keys, coded_values;  // 8 bits
   CodedRows key_codes;                 // 1 or 2 bits: keys again, for selectors to choose by
   const float* rotation = nullptr;     // [d, d], the same for all layers; null if nothing needs it
   int64_t exact = 0;                   // E

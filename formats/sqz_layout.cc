@@ -64,15 +64,13 @@ void plan_layer(const IndexMetadata& metadata, int64_t layer, const LayerShape& 
     add("positions", u32, {heads, shape.slots});
     if (metadata.heavy_hitters) add("heavy", u32, {heads, shape.slots});
     const RowKind rows = metadata.rows_of(layer);
-    if (metadata.has_kv && rows == RowKind::k16) {
+    if (rows == RowKind::k16) {
       add("keys", dtype, {heads, shape.slots, dim});
       add("values", dtype, {heads, shape.slots, dim});
-    } else if (metadata.has_kv) {
-      const int bits = value_bits(rows);
+    } else {
       add("keys", DType::kI8, {heads, shape.slots, dim});
       add("keys.scales", dtype, {heads, shape.slots});
-      add("values", bits == 8 ? DType::kI8 : DType::kU8,
-          {heads, shape.slots, code_bytes(dim, bits)});
+      add("values", DType::kI8, {heads, shape.slots, dim});
       add("values.scales", dtype, {heads, shape.slots});
     }
     if (metadata.key_codes > 0) {

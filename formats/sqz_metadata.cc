@@ -149,7 +149,6 @@ Status check_pruned(const IndexMetadata& m, bool all_dense, const Refuse& refuse
     const char* expected;
   };
   for (const Field& field : {Field{"levels", m.levels != 0, concat(m.levels), "0"},
-                             Field{"kv", !m.has_kv, "false", "true"},
                              Field{"value_means", m.has_value_means, "true", "false"},
                              Field{"key_calibration", m.key_calibration, "true", "false"},
                              Field{"heavy_hitters", m.heavy_hitters, "true", "false"},
@@ -183,9 +182,8 @@ Status check_codes(const IndexMetadata& m, const Refuse& refuse) {
     return refuse("partition", partition_name(m.partition),
                   "kmeans, with a layer that has clusters: the index has " + what);
   }
-  for (const auto& [field, there] : {std::pair("kv", m.has_kv), {"value_means", m.has_value_means}})
-    if (!there) return refuse(field, "false", "true: the index has " + what);
-  return {};
+  if (m.has_value_means) return {};
+  return refuse("value_means", "false", "true: the index has " + what);
 }
 
 // The fields that one partition has and the others do not.
@@ -220,8 +218,10 @@ Status check_partition(const IndexMetadata& m, const Refuse& refuse) {
 void read_codes(MetadataStrings& in, IndexMetadata& m) {
   if (in.has("rows")) {
     const std::string rows = in.string("rows");
-    m.rows = rows == rows_name(RowKind::kQ4) ? RowKind::kQ4 : RowKind::kQ8;
-    if (rows != rows_name(m.rows)) in.fail("rows", in_quotes(rows), "\"q8\" or \"q4\"");
+    m.rows = RowKind::kQ8;
+    if (rows != rows_name(m.rows)) {
+      in.fail("rows", in_quotes(rows), "\"q8\": build the index again with --rows q8");
+    }
   }
   if (in.has("key_codes")) m.key_codes = static_cast<int>(in.integer("key_codes", 1, 2));
   if (m.has_rotation()) {
@@ -295,7 +295,7 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
   out["partition"] = partition_name(m.partition);
   out["levels"] = std::to_string(m.levels);
   out["dtype"] = dtype_name(m.dtype);
-  out["kv"] = JsonText(m.has_kv).str();
+  out["kv"] = "true";  // earlier readers want it
   out["value_means"] = JsonText(m.has_value_means).str();
   out["layers"] = layers_to_json(m).str();
   out["build"] = m.build.str();
@@ -370,7 +370,9 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   m.sink = in.integer("sink", 0, kMaxTokens);
   m.tail = in.integer("tail", 0, kMaxTokens);
   m.levels = static_cast<int>(in.integer("levels", 0, kMaxLevels));
-  m.has_kv = in.boolean("kv");
+  if (in.has("kv") && !in.boolean("kv")) {
+    in.fail("kv", "false", "true: build the index again, keys and values are stored now");
+  }
   m.has_value_means = in.boolean("value_means");
   m.build = JsonText(in.json("build").root());
   const std::string partition = in.string("partition"), dtype = in.string("dtype");

@@ -27,8 +27,8 @@ struct LayerShape {
 };
 
 // One layer's data, in the file's dtypes; shapes as in LayerView. Spans are borrowed for the call.
-// What the file does not store (value means, keys and values of the clusters after --no-kv, all of
-// the clusters in a dense layer) is ignored and may be empty. Contents are not looked at.
+// What the file does not store (value means, all of the clusters in a dense layer) is ignored and
+// may be empty. Contents are not looked at.
 struct LayerData {
   struct Level {
     std::span<const std::byte> centroids, value_means;

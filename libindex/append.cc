@@ -66,7 +66,6 @@ BuildOptions options_of(const SqzFile& index, const QmodelFile& qmodel) {
   out.sink = metadata.sink;
   out.tail = metadata.tail;
   out.dtype = metadata.dtype;
-  out.keep_kv = metadata.has_kv;
   out.calibrate_keys = metadata.key_calibration;
   out.heavy_hitters = metadata.heavy_hitters;
   out.layer_budgets = metadata.layer_budgets;
@@ -82,10 +81,9 @@ Result<std::unique_ptr<IndexAppender>> IndexAppender::create(
   const auto open = [&]() -> Result<std::unique_ptr<IndexAppender>> {
     SQZ_RETURN_IF_ERROR(check_appendable(*index, tokens));
     const IndexMetadata& metadata = index->metadata();
-    if (!metadata.has_kv || metadata.heavy_hitters || metadata.key_calibration) {
+    if (metadata.heavy_hitters || metadata.key_calibration) {
       return Refuse{index->path(), Code::kUnsupported}(
-          "contents",
-          !metadata.has_kv ? "no keys and values" : "heavy hitters or a calibration of single keys",
+          "contents", "heavy hitters or a calibration of single keys",
           "keys and values alone, to append to without a pass over all tokens");
     }
     SQZ_RETURN_IF_ERROR(index->check_whole({}, threads));

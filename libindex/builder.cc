@@ -225,7 +225,7 @@ class Builder final : public IndexBuilder {
     const Timer timer(report_.seconds.cluster);
     SQZ_RETURN_IF_ERROR(check_values(layer, input));
     return store().fill_pages(input.keys.data(), input.values.data(), options_.sink,
-                              layout_.clustered, options_.page_size, options_.keep_kv, threads_);
+                              layout_.clustered, options_.page_size, threads_);
   }
 
   Status check_attention(int64_t layer, std::span<const float> attention) const {
@@ -254,7 +254,7 @@ class Builder final : public IndexBuilder {
                                          threads_));
     return store().fill_buckets(input.keys.data(), input.values.data(), order,
                                 options_.qmodel->layers[static_cast<size_t>(layer)], options_.sink,
-                                options_.keep_kv, threads_);
+                                threads_);
   }
 
   Status take_queries(int64_t layer, const LayerInput& input) {
@@ -302,7 +302,6 @@ class Builder final : public IndexBuilder {
       problem.clustered = 0;
     }
     problem.tree = tree_options(layer);
-    problem.keep_kv = options_.keep_kv;
     problem.keys = input.keys;
     problem.values = input.values;
     problem.device = input.device;
@@ -338,7 +337,7 @@ class Builder final : public IndexBuilder {
       }));
     }
     return store().fill_sparse(input.keys.data(), input.values.data(), orders, options_.sink,
-                               options_.keep_kv, threads_);
+                               threads_);
   }
 
   Result<BuildReport> calibrate_and_publish() {

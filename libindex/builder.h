@@ -45,8 +45,7 @@ struct BuildOptions {
   // The buckets, if the partition is kBuckets: no k-means then. Of the same model; its dense layers
   // are stored dense. Borrowed until finish(), null otherwise.
   const QmodelFile* qmodel = nullptr;
-  bool keep_kv = true;       // false: no clustered keys and values in the file (sink and tail stay)
-  CompressOptions compress;  // rows of fewer bits and key codes, of clusters alone
+  CompressOptions compress;                   // rows of fewer bits and key codes, of clusters alone
   std::optional<LayerBudgets> layer_budgets;  // to embed: sessions spread their budget by it
   JsonText chat;                              // as IndexMetadata::chat
   std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)

@@ -148,7 +148,6 @@ Status check_compressible(const SqzFile& index) {
   if (metadata.partition != Partition::kKmeans || metadata.levels == 0) {
     return refuse("partition", partition_name(metadata.partition), "kmeans, with clusters");
   }
-  if (!metadata.has_kv) return refuse("keys and values", "none", "16-bit ones to compress");
   if (!metadata.has_value_means) return refuse("value means", "none", "some");
   if (!metadata.has_codes()) return {};
   return refuse("rows", metadata.rows == RowKind::k16 ? "key codes" : rows_name(metadata.rows),
@@ -185,7 +184,7 @@ void decode_keys(const LayerView& view, std::vector<float>& out) {
 Status set_rows(const CompressOptions& options, IndexMetadata& metadata) {
   if (!options.any()) {
     if (options.layers16.empty()) return {};
-    return {Code::kInvalidArgument, "layers of 16-bit rows: found some, expected rows q8 or q4"};
+    return {Code::kInvalidArgument, "layers of 16-bit rows: found some, expected rows q8"};
   }
   metadata.rows = options.rows;
   metadata.key_codes = options.key_codes;
@@ -230,7 +229,7 @@ Status LayerCompressor::compress(int64_t layer, LayerData& data, int threads) {
   }
   if (rows == RowKind::k16) return {};
   SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", 8, keys_));
-  SQZ_RETURN_IF_ERROR(make(data.values, finest.value_means, "value", value_bits(rows), values_));
+  SQZ_RETURN_IF_ERROR(make(data.values, finest.value_means, "value", 8, values_));
   data.keys = keys_.codes;
   data.key_scales = keys_.scales;
   data.values = values_.codes;

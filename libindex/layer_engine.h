@@ -21,7 +21,6 @@ struct LayerProblem {
   int64_t clustered = 0;                   // M: those after them that are; the rest is the tail
   TreeOptions tree;                        // clusters, iterations, seed, layer
   DType dtype = DType::kBF16;              // of what is stored
-  bool keep_kv = true;
 
   // One of the two, borrowed for the call.
   std::span<const float> keys, values;  // [Hkv, N, d] on the host

@@ -43,7 +43,7 @@ Status check_storable(std::span<const float> data, int64_t heads, int64_t dim, D
 }
 
 void LayerBuffers::resize(int64_t heads, int64_t dim, std::span<const int64_t> clusters,
-                          int64_t slots, int64_t exact, bool keep_kv) {
+                          int64_t slots, int64_t exact) {
   const auto rows = [&](int64_t count) { return static_cast<size_t>(heads * count * dim * 2); };
   levels.resize(clusters.size());
   for (size_t k = 0; k < levels.size(); ++k) {
@@ -52,8 +52,8 @@ void LayerBuffers::resize(int64_t heads, int64_t dim, std::span<const int64_t> c
     levels[k].offsets.resize(static_cast<size_t>(heads * (clusters[k] + 1)));
   }
   positions.resize(static_cast<size_t>(heads * slots));
-  keys.resize(keep_kv ? rows(slots) : 0);
-  values.resize(keep_kv ? rows(slots) : 0);
+  keys.resize(rows(slots));
+  values.resize(rows(slots));
   exact_keys.resize(rows(exact));
   exact_values.resize(rows(exact));
 }
@@ -84,15 +84,14 @@ void LayerStore::store_means(const float* values, const SlotOrder& order, int64_
 }
 
 Status LayerStore::fill_sparse(const float* keys, const float* values,
-                               std::span<const SlotOrder> orders, int64_t sink, bool keep_kv,
-                               int threads) {
+                               std::span<const SlotOrder> orders, int64_t sink, int threads) {
   const auto slots = static_cast<int64_t>(orders[0].keys.size());
   const int64_t exact = tokens_ - slots;
   std::vector<int64_t> clusters;
   for (const auto& offsets : orders[0].offsets) {
     clusters.push_back(static_cast<int64_t>(offsets.size()) - 1);
   }
-  buffers_.resize(kv_heads_, dim_, clusters, slots, exact, keep_kv);
+  buffers_.resize(kv_heads_, dim_, clusters, slots, exact);
   return parallel_for(kv_heads_, threads, [&](int64_t head) {
     const float* head_keys = keys + head * tokens_ * dim_;
     const float* head_values = values + head * tokens_ * dim_;
@@ -105,7 +104,7 @@ Status LayerStore::fill_sparse(const float* keys, const float* values,
     for (int64_t s = 0; s < slots; ++s) {
       const int64_t token = sink + order.keys[s], row = head * slots + s;
       buffers_.positions[row] = static_cast<uint32_t>(token);
-      if (keep_kv) store(token, row, buffers_.keys, buffers_.values);
+      store(token, row, buffers_.keys, buffers_.values);
     }
     for (int64_t e = 0; e < exact; ++e) {
       const int64_t token = e < sink ? e : e + slots;
@@ -138,12 +137,12 @@ void LayerStore::store_pages(const float* keys, int64_t slots, int64_t page_size
 }
 
 Status LayerStore::fill_pages(const float* keys, const float* values, int64_t sink, int64_t slots,
-                              int64_t page_size, bool keep_kv, int threads) {
+                              int64_t page_size, int threads) {
   SlotOrder in_token_order;
   in_token_order.keys.resize(static_cast<size_t>(slots));
   std::iota(in_token_order.keys.begin(), in_token_order.keys.end(), 0u);
   const std::vector<SlotOrder> orders(static_cast<size_t>(kv_heads_), in_token_order);
-  SQZ_RETURN_IF_ERROR(fill_sparse(keys, values, orders, sink, keep_kv, threads));
+  SQZ_RETURN_IF_ERROR(fill_sparse(keys, values, orders, sink, threads));
   const auto bytes = static_cast<size_t>(kv_heads_ * page_count(slots, page_size) * dim_ * 2);
   page_min_.resize(bytes);
   page_max_.resize(bytes);
@@ -154,15 +153,15 @@ Status LayerStore::fill_pages(const float* keys, const float* values, int64_t si
 }
 
 Status LayerStore::fill_buckets(const float* keys, const float* values, const BucketOrder& order,
-                                const QmodelLayer& layer, int64_t sink, bool keep_kv, int threads) {
+                                const QmodelLayer& layer, int64_t sink, int threads) {
   bucket_offsets_ = order.offsets;
   classifier_ = &layer;
-  return fill_sparse(keys, values, order.heads, sink, keep_kv, threads);
+  return fill_sparse(keys, values, order.heads, sink, threads);
 }
 
 Status LayerStore::fill_dense(const float* keys, const float* values, int64_t first, int threads) {
   const int64_t exact = tokens_ - first;
-  buffers_.resize(kv_heads_, dim_, {}, 0, exact, false);
+  buffers_.resize(kv_heads_, dim_, {}, 0, exact);
   return parallel_for(kv_heads_, threads, [&](int64_t head) {
     for (int64_t e = 0; e < exact; ++e) {
       const int64_t row = (head * tokens_ + first + e) * dim_, out = (head * exact + e) * dim_ * 2;

@@ -31,7 +31,7 @@ struct LayerBuffers {
 
   // clusters: n_k; none for a layer without clusters. Memory is kept, contents are undefined.
   void resize(int64_t heads, int64_t dim, std::span<const int64_t> clusters, int64_t slots,
-              int64_t exact, bool keep_kv);
+              int64_t exact);
 };
 
 class LayerStore {
@@ -41,14 +41,14 @@ class LayerStore {
 
   // A clustered layer. keys, values: [Hkv, N, d]; orders: one a head, over tokens sink .. sink + M.
   Status fill_sparse(const float* keys, const float* values, std::span<const SlotOrder> orders,
-                     int64_t sink, bool keep_kv, int threads);
+                     int64_t sink, int threads);
   // A layer of pages: tokens sink .. sink + slots in token order, and the range of each page's
   // keys.
   Status fill_pages(const float* keys, const float* values, int64_t sink, int64_t slots,
-                    int64_t page_size, bool keep_kv, int threads);
+                    int64_t page_size, int threads);
   // A layer of buckets, with the classifier of `layer`, which is borrowed.
   Status fill_buckets(const float* keys, const float* values, const BucketOrder& order,
-                      const QmodelLayer& layer, int64_t sink, bool keep_kv, int threads);
+                      const QmodelLayer& layer, int64_t sink, int threads);
   // A dense layer: tokens first .. N - 1.
   Status fill_dense(const float* keys, const float* values, int64_t first, int threads);
 

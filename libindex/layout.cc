@@ -37,9 +37,6 @@ Status check_options(const BuildOptions& options) {
   }
   if (options.iterations < 1) return bad_option("iterations", options.iterations, "1 or more");
   if (options.threads < 0) return bad_option("threads", options.threads, "0 (all cores) or more");
-  if (options.calibrate_keys && !options.keep_kv) {
-    return bad_option("calibrate keys", "true", "false: without stored keys nothing could use it");
-  }
   if (options.dtype != DType::kBF16 && options.dtype != DType::kF16) {
     return bad_option("dtype", dtype_name(options.dtype), "BF16 or F16");
   }
@@ -172,7 +169,6 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   metadata.tail = any_sparse ? options.tail : 0;
   metadata.levels = static_cast<int>(layout.clusters.size());
   metadata.dtype = options.dtype;
-  metadata.has_kv = options.keep_kv;
   metadata.partition = options.partition;
   metadata.key_calibration = options.calibrate_keys && any_sparse;
   metadata.heavy_hitters = options.heavy_hitters && any_sparse;

@@ -101,9 +101,6 @@ Status check_prunable(const SqzFile& index, const SelectionRequest& policy) {
             "layer can be left out"};
   }
   const Refuse refuse{index.path(), Code::kUnsupported};
-  if (!index.metadata().has_kv) {
-    return refuse("keys", "none", "keys and values, to keep some of them");
-  }
   if (index.metadata().has_codes()) {
     return refuse("rows", "codes",
                   "rows of 16 bits: what is pruned has no clusters for codes to stand on");

@@ -129,8 +129,6 @@ Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueri
     SQZ_ASSIGN_OR_RETURN(const Calibration calibration,
                          calibrate_index(index, queries, resolve_threads(options.threads)));
     IndexMetadata metadata = index.metadata();
-    metadata.has_kv = metadata.has_kv && options.keep_kv;
-    metadata.key_calibration = metadata.key_calibration && metadata.has_kv;
     return copy_index(env, index, std::move(metadata), calibration, output, options.replace,
                       [&](double done) {
                         const double before = kVerifyShare + kCalibrateShare;

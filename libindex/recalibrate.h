@@ -22,7 +22,6 @@ struct RecordedQueries {
 
 struct RecalibrateOptions {
   bool replace = false;  // an existing output
-  bool keep_kv = true;   // false: leave the clustered keys and values out of the output
   int threads = 0;       // 0: all cores. The file does not depend on it
 };
 

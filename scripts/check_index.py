@@ -213,11 +213,9 @@ def check_layer(index, layer, policy):
         if meta.get("heavy_hitters") == "true":
             want["heavy"] = [heads, slots]
         rows = "16" if policy.get("rows") else meta.get("rows", "16")
-        if meta["kv"] == "true":
-            want["keys"] = want["values"] = [heads, slots, dim]
+        want["keys"] = want["values"] = [heads, slots, dim]
         if rows != "16":
             want["keys.scales"] = want["values.scales"] = [heads, slots]
-            want["values"] = [heads, slots, -(-dim // 2) if rows == "q4" else dim]
         if "key_codes" in meta:
             want["key_codes"] = [heads, slots, -(-dim * int(meta["key_codes"]) // 8)]
             want["key_codes.scales"] = [heads, slots]

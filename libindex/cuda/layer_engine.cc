@@ -359,7 +359,6 @@ class Group {
   }
 
   Status store_rows(const void* rows, std::vector<std::byte>& out) {
-    if (!problem_.keep_kv) return {};
     SQZ_RETURN_IF_ERROR(gather_rows(
         {heads(), clustered(), dim(), rows, level(levels() - 1).file_children, memory_.staging},
         stream_));
@@ -469,7 +468,7 @@ Status CudaLayerEngine::fill(const LayerProblem& problem,
   const CurrentDevice current(gpu_);
   SQZ_RETURN_IF_ERROR(prepare());
   buffers.resize(problem.heads, problem.dim, problem.tree.clusters, problem.clustered,
-                 problem.tokens - problem.clustered, problem.keep_kv);
+                 problem.tokens - problem.clustered);
   SQZ_ASSIGN_OR_RETURN(const int64_t group, group_size(problem));
   for (int64_t first = 0; first < problem.heads; first += group) {
     const int64_t heads = std::min(group, problem.heads - first);

@@ -186,13 +186,9 @@ class RowAttention {
     }
   }
 
-  // What rows of codes add to a row of the output [d].
+  // Adds what rows of codes contribute to a row of the output.
   void add_residual(const float* residual, float* out) const {
-    if (list_.coded_values.rows.rotated()) {
-      turn_back(residual, list_.coded_values.rotation, dim_, out);
-    } else {
-      for (int64_t c = 0; c < dim_; ++c) out[c] += residual[c];
-    }
+    for (int64_t c = 0; c < dim_; ++c) out[c] += residual[c];
   }
 
   std::span<const CodedSpan> slots(const Step& step) const {

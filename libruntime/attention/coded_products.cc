@@ -41,14 +41,6 @@ CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, 
           .rotation = rows.rotated() ? view.rotation : nullptr};
 }
 
-void turn_back(const float* x, const float* rotation, int64_t dim, float* out) {
-  for (int64_t i = 0; i < dim; ++i) {
-    float sum = 0;
-    for (int64_t j = 0; j < dim; ++j) sum += rotation[i * dim + j] * x[j];
-    out[i] += sum;
-  }
-}
-
 CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
     : kernels_(&kernels),
       dim_(dim),

@@ -1,6 +1,6 @@
 // Products of queries and rows of codes (formats/coded_rows.h): q . (mean + scale numbers), in
-// float32. The product with a mean is taken once for all keys of its cluster; codes of fewer than 8
-// bits meet the rotated query, which has the same product with the rotated residual.
+// float32. The product with a mean is taken once for all keys of its cluster; key codes, of 1 or 2
+// bits, meet the rotated query, which has the same product with the rotated residual.
 #pragma once
 
 #include <algorithm>
@@ -68,9 +68,6 @@ void for_each_cluster(std::span<const CodedSpan> spans, const Function& f) {
   }
   if (count > 0) f(count);
 }
-
-// out [d] (+)= x R', which turns what was rotated back.
-void turn_back(const float* x, const float* rotation, int64_t dim, float* out);
 
 class CodedProducts {
  public:

@@ -10,7 +10,6 @@
 #include <span>
 
 #include "libruntime/attention/coded_products.h"
-#include "libruntime/attention/engine_cache.h"
 #include "libruntime/select/selector.h"
 
 namespace sqz {
@@ -19,20 +18,6 @@ namespace sqz {
 struct KeyRows {
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;
-};
-
-// Which token of an engine's cache a key of a list is.
-struct CachedKeys {
-  int64_t head = 0;
-  const uint32_t* positions = nullptr;  // [M] of the slots
-  int64_t exact_skipped = 0;            // exact keys before those of the list
-  int64_t sink = 0;                     // exact keys that are the context's first tokens
-  int64_t before_tail = 0;              // added to the number of any other exact key
-
-  int64_t token_of_exact(int64_t i) const {
-    i += exact_skipped;
-    return i < sink ? i : before_tail + i;
-  }
 };
 
 struct KeyList {
@@ -54,8 +39,6 @@ struct KeyList {
   // Or, for few rows, which have the logits already: what they weigh together in each cluster. No
   // part of the sequence; counted with its last key.
   std::span<const ClusterRest> rests;
-  const EngineCache* cache = nullptr;  // holds keys and values in place of `exact` and `slots`
-  CachedKeys cached;
 
   int64_t size() const { return exact_count + run_keys + estimated_clusters + guessed_keys; }
 };
@@ -111,8 +94,7 @@ class KeyCursor {
     if (exact_at_ < list_.exact_count) {
       span.count = std::min(most, list_.exact_count - exact_at_);
       span.exact_first = exact_at_;
-      place(span, list_.exact, exact_at_,
-            [&](int64_t i) { return list_.cached.token_of_exact(i); });
+      span.rows = at(list_.exact, exact_at_);
       exact_at_ += span.count;
     } else if (const CodedHead* head = coded()) {
       const bool guessed = run_ == list_.runs.size();
@@ -122,8 +104,7 @@ class KeyCursor {
     } else if (run_ < list_.runs.size()) {
       const KeyRun& run = list_.runs[run_];
       span.count = std::min(most, int64_t{run.length} - within_);
-      place(span, list_.slots, run.first + within_,
-            [&](int64_t slot) { return int64_t{list_.cached.positions[slot]}; });
+      span.rows = at(list_.slots, run.first + within_);
       step(span.count, run.length, run_);
     } else {
       const ClusterRun& run = list_.estimated[cluster_run_];
@@ -146,25 +127,6 @@ class KeyCursor {
     span.slots = {first, span.count, cluster_};
   }
 
-  // The span's rows from number `first` on: of the index, or of the cache, where they end at the
-  // first row that does not lie behind the one before it.
-  template <class TokenOf>
-  void place(KeySpan& span, const KeyRows& rows, int64_t first, const TokenOf& token_of) const {
-    if (list_.cache == nullptr) {
-      span.rows = at(rows, first);
-      return;
-    }
-    const int64_t element = dtype_size(list_.dtype);
-    const auto offset = [&](int64_t i) {
-      return list_.cache->row(token_of(first + i), list_.cached.head) * element;
-    };
-    const int64_t begin = offset(0);
-    span.rows = {static_cast<const std::byte*>(list_.cache->keys) + begin,
-                 static_cast<const std::byte*>(list_.cache->values) + begin};
-    int64_t count = 1;
-    while (count < span.count && offset(count) == begin + count * list_.dim * element) ++count;
-    span.count = count;
-  }
   KeyRows at(const KeyRows& rows, int64_t row) const {
     const int64_t bytes = row * list_.dim * dtype_size(list_.dtype);
     return {rows.keys + bytes, rows.values + bytes};

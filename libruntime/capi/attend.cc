@@ -1,14 +1,10 @@
-// sqz_attend() and what goes with it: prepared calls, the selection alone, merging.
+// sqz_attend() and what goes with it: the selection alone, merging.
 #include <algorithm>
 
 #include "libruntime/attention/state.h"
 #include "libruntime/capi/call.h"
 #include "libruntime/capi/fence.h"
 #include "libruntime/capi/tensor.h"
-
-struct sqz_call {
-  sqz::capi::CheckedCall call;
-};
 
 namespace {
 
@@ -27,31 +23,8 @@ extern "C" {
 sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args) {
   return fence([&]() -> Status {
     SQZ_ASSIGN_OR_RETURN(const CheckedCall call, CheckedCall::check(session, args, true));
-    return call.attend(call.layer());
+    return call.attend();
   });
-}
-
-sqz_status sqz_call_create(sqz_session* session, const sqz_attend_args* args, sqz_call** call) {
-  return fence([&]() -> Status {
-    if (call == nullptr) return invalid("call: found null, expected where to put the handle");
-    *call = nullptr;
-    auto handle = std::make_unique<sqz_call>();
-    SQZ_ASSIGN_OR_RETURN(handle->call, CheckedCall::check(session, args, true));
-    handle->call.keep();
-    *call = handle.release();
-    return {};
-  });
-}
-
-sqz_status sqz_call_run(sqz_call* call, int64_t layer) {
-  return fence([&]() -> Status {
-    if (call == nullptr) return invalid("call: found null");
-    return call->call.attend(layer);
-  });
-}
-
-void sqz_call_destroy(sqz_call* call) {
-  delete call;
 }
 
 sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run* runs,

@@ -38,42 +38,6 @@ Status check_indptr(const sqz_attend_args& args, int64_t tokens) {
   return {};
 }
 
-Result<EngineCache> read_cache(const sqz_kv_cache* in, const IndexMetadata& metadata) {
-  sqz_kv_cache cache;
-  SQZ_RETURN_IF_ERROR(read_struct(in, "args.cache", cache));
-  const auto refuse = [](const char* field, int64_t found, const char* expected) {
-    return invalid(concat("args.cache.", field, ": found ", found, ", expected ", expected));
-  };
-  if (cache.keys == nullptr || cache.values == nullptr) {
-    return invalid("args.cache: found null keys or values, expected both");
-  }
-  const bool paged = cache.page_size != 0;
-  if (cache.page_size < 0 || (cache.page_size & (cache.page_size - 1)) != 0) {
-    return refuse("page_size", cache.page_size, "0 or a power of two");
-  }
-  if (paged && (cache.block_table == nullptr || cache.pages < 1)) {
-    return refuse("pages", cache.pages, "at least 1, and a block_table, with a page_size");
-  }
-  if (cache.token_stride < metadata.model.head_dim || cache.token_stride % 8 != 0) {
-    return refuse("token_stride", cache.token_stride, "a multiple of 8 not below head_dim");
-  }
-  if (cache.head_stride < 0 || cache.head_stride % 8 != 0) {
-    return refuse("head_stride", cache.head_stride, "a multiple of 8");
-  }
-  if (paged && (cache.page_stride < 0 || cache.page_stride % 8 != 0)) {
-    return refuse("page_stride", cache.page_stride, "a multiple of 8");
-  }
-  return EngineCache{.keys = cache.keys,
-                     .values = cache.values,
-                     .token_stride = cache.token_stride,
-                     .head_stride = cache.head_stride,
-                     .page_stride = cache.page_stride,
-                     .page_size = cache.page_size,
-                     .block_table = cache.block_table,
-                     .pages = cache.pages,
-                     .tokens = metadata.tokens};
-}
-
 const ModelDescription& model_of(const ServingSession& session) {
   return session.index().metadata().model;
 }
@@ -118,10 +82,6 @@ Result<CheckedCall> CheckedCall::check(sqz_session* session, const sqz_attend_ar
   SQZ_ASSIGN_OR_RETURN(const ServingSession* const here, session_here(checked.session_));
   const IndexMetadata& metadata = here->index().metadata();
   SQZ_RETURN_IF_ERROR(check_layer(call.layer, metadata.model.layers));
-  if (args.cache != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(checked.cache_, read_cache(args.cache, metadata));
-    checked.cached_ = true;
-  }
   return checked;
 }
 
@@ -129,8 +89,6 @@ Status CheckedCall::check_sessions(const sqz_attend_args& args) {
   if (sessions_ == nullptr) {
     return session_here(session_).status();
   }
-  if (args.cache != nullptr)
-    return invalid("args.cache: found a cache, expected null with sessions");
   session_ = nullptr;
   for (int64_t r = 0; r < std::max<int64_t>(args.requests, 1); ++r) {
     if (sessions_[r] == nullptr) continue;
@@ -226,7 +184,6 @@ AttendCall CheckedCall::part(const Neighbours& requests) const {
     part.indptr = call_.indptr + requests.first;
     part.requests = requests.end - requests.first;
   }
-  part.cache = cached_ ? &cache_ : nullptr;
   return part;
 }
 
@@ -242,17 +199,15 @@ Status CheckedCall::clear(const AttendCall& call) const {
   return {};
 }
 
-Status CheckedCall::attend(int64_t layer) const {
+Status CheckedCall::attend() const {
   for (Neighbours n; n.end < call_.request_count();) {
     n = neighbours(n.end);
-    AttendCall call = part(n);
-    call.layer = layer;
+    const AttendCall call = part(n);
     if (n.session == nullptr) {
       SQZ_RETURN_IF_ERROR(clear(call));
       continue;
     }
     SQZ_ASSIGN_OR_RETURN(ServingSession* const session, session_here(n.session));
-    SQZ_RETURN_IF_ERROR(check_layer(layer, model_of(*session).layers));
     SQZ_RETURN_IF_ERROR(session->attend(call));
   }
   return {};
@@ -265,16 +220,6 @@ Result<std::span<const HeadSelection>> CheckedCall::select() const {
   }
   SQZ_ASSIGN_OR_RETURN(ServingSession* const session, session_here(n.session));
   return session->select(part(n));
-}
-
-void CheckedCall::keep() {
-  if (sessions_ != nullptr) {
-    kept_sessions_.assign(sessions_, sessions_ + call_.request_count());
-    sessions_ = kept_sessions_.data();
-  }
-  if (call_.indptr == nullptr) return;
-  indptr_.assign(call_.indptr, call_.indptr + call_.requests + 1);
-  call_.indptr = indptr_.data();
 }
 
 }  // namespace sqz::capi

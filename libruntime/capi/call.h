@@ -1,8 +1,7 @@
-// A checked call of sqz_attend(), which may run many times. Borrows what its arguments point to.
+// A checked call of sqz_attend(). Borrows what its arguments point to.
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "libruntime/capi/handles.h"
 
@@ -13,14 +12,10 @@ class CheckedCall {
   // `outputs`: out and lse are checked, too. `session` may be null with args.sessions.
   static Result<CheckedCall> check(sqz_session* session, const sqz_attend_args* args, bool outputs);
 
-  int64_t layer() const { return call_.layer; }
-  // The state of every request at one layer, which is checked.
-  Status attend(int64_t layer) const;
+  // The state of every request.
+  Status attend() const;
   // The selection of the first block.
   Result<std::span<const HeadSelection>> select() const;
-
-  // Copies what a call needs that outlives its arguments; it stays where it is from now on.
-  void keep();
 
  private:
   // Requests [first, end) of one session; null: they have no context.
@@ -41,10 +36,6 @@ class CheckedCall {
   int device_ = -1;                         // CUDA device; -1 = the CPU
   int64_t heads_ = 0, dim_ = 0;             // Hq, d
   AttendCall call_;                         // of all requests
-  EngineCache cache_;
-  bool cached_ = false;
-  std::vector<int64_t> indptr_;  // the copies of keep()
-  std::vector<sqz_session*> kept_sessions_;
 };
 
 }  // namespace sqz::capi

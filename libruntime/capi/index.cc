@@ -56,7 +56,6 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info) {
     out.levels = m.levels;
     out.attention_scale = m.model.attention_scale;
     out.file_bytes = index->file->file_bytes();
-    out.has_kv = m.has_kv ? 1 : 0;
     out.partition = static_cast<int32_t>(m.partition);
     out.page_size = m.page_size;
     out.dtype_code = m.dtype == sqz::DType::kBF16 ? 4 : 2;
@@ -87,11 +86,9 @@ sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options)
     SQZ_ASSIGN_OR_RETURN(auto whole, sqz::capi::serve(*index));
     SQZ_ASSIGN_OR_RETURN(auto heads,
                          sqz::range_of_heads(std::move(whole), o.first_kv_head, o.kv_heads));
-    SQZ_ASSIGN_OR_RETURN(auto memory,
-                         sqz::cuda::upload_index(heads, {.device = o.device_id,
-                                                         .keys_values = o.no_keys_values == 0,
-                                                         .threads = o.threads,
-                                                         .wait = o.background == 0}));
+    SQZ_ASSIGN_OR_RETURN(auto memory, sqz::cuda::upload_index(heads, {.device = o.device_id,
+                                                                      .threads = o.threads,
+                                                                      .wait = o.background == 0}));
     index->uploaded[o.device_id] = sqz::capi::OfThisProcess<sqz::capi::Uploaded>(
         {.heads = std::move(heads), .memory = std::move(memory)});
     return {};

@@ -18,8 +18,8 @@ Status check_choice(const char* field, int32_t found, int32_t last) {
   return invalid(concat("options.", field, ": found ", found, ", expected 0 to ", last));
 }
 
-// `codes`: the index has key codes. The selector is resolved.
-Result<sqz::SessionOptions> read_options(const sqz_session_options& o, bool codes) {
+// The selector is resolved.
+Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
   SQZ_RETURN_IF_ERROR(check_choice("device_type", o.device_type, kCuda));
   if (o.device_type != kCuda && o.device_id != 0) {
     return invalid(concat("options.device_id: found ", o.device_id, ", expected 0 on the CPU"));
@@ -28,14 +28,10 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o, bool code
   SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, last_selector));
   SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_MASS));
   SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
-  SQZ_RETURN_IF_ERROR(check_choice("residual", o.residual, SQZ_RESIDUAL_DROP));
   sqz::SessionOptions options;
   options.selection.selector = static_cast<sqz::SelectorKind>(o.selector);
   options.selection.rule = static_cast<sqz::RuleKind>(o.rule);
   options.selection.group = static_cast<sqz::GroupPolicy>(o.group);
-  const bool chooses_keys = codes && options.selection.selector == sqz::SelectorKind::kSqueezed;
-  options.selection.estimate =
-      o.residual == SQZ_RESIDUAL_ESTIMATE || (o.residual == SQZ_RESIDUAL_AUTO && chooses_keys);
   options.selection.levels = o.levels;
   options.selection.budget = o.budget;
   options.selection.keep = o.keep;
@@ -76,8 +72,7 @@ Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
   if (options.selector == SQZ_SELECTOR_AUTO) {
     options.selector = static_cast<int32_t>(sqz::fitting_selector(index.file->metadata()));
   }
-  SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted,
-                       read_options(options, index.file->metadata().key_codes > 0));
+  SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted, read_options(options));
   const bool cuda = options.device_type == kCuda;
   if (cuda && wanted.selection.rule == sqz::RuleKind::kMass) {
     return Status(Code::kUnsupported,
@@ -180,8 +175,8 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stat
     if (sum.queries > 0) {
       const auto queries = static_cast<double>(sum.queries);
       out.estimated_mass = sum.estimated_mass / queries;
-      if (s.plan().estimate) out.delivered_mass = sum.delivered_mass / queries;
-      const double known = s.plan().estimate ? out.delivered_mass : out.estimated_mass;
+      if (s.plan().approximate) out.delivered_mass = sum.delivered_mass / queries;
+      const double known = s.plan().approximate ? out.delivered_mass : out.estimated_mass;
       out.estimated_error = 1 - std::min(out.estimated_mass, known);
     }
     out.read_whole = sum.read_whole;

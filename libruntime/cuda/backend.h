@@ -13,9 +13,8 @@ class DeviceIndex;
 
 struct UploadOptions {
   int device = 0;
-  bool keys_values = true;  // false: the engine's own cache holds them
-  int threads = 0;          // that copy; 0 = 12, or as many as the machine has
-  bool wait = true;         // false: return as soon as layer 0 can be used
+  int threads = 0;   // that copy; 0 = 12, or as many as the machine has
+  bool wait = true;  // false: return as soon as layer 0 can be used
 };
 
 // kUnsupported: no usable GPU, or this build is without CUDA; kOutOfMemory says what was needed.

@@ -88,10 +88,6 @@ class IdealSelector final : public Selector {
 
 Status check_index(const SelectorInputs& inputs, bool calibrated) {
   const IndexMetadata& metadata = inputs.metadata;
-  if (!metadata.has_kv) {
-    return {Code::kUnsupported, bad_field(inputs.path, "keys", "none",
-                                          "keys: selector ideal scores every one of them")};
-  }
   if (metadata.key_calibration || !calibrated) return {};
   return {Code::kUnsupported,
           bad_field(inputs.path, "calibration of single keys", "none",

@@ -28,7 +28,7 @@ double units(const LayerView& view, int64_t bytes) {
 // Of the tree with `levels` in use, where codes of `alive` of the keys are read. A centroid or a
 // value mean costs half a unit. See docs/runtime.md, "How much is read".
 ReadingCost tree_cost(std::span<const LayerView> layers, const Calibration& calibration, int levels,
-                      bool estimate, double alive) {
+                      double alive) {
   std::vector<double> clusters(static_cast<size_t>(levels));  // averaged over layers
   double sparse = 0, slot_cost = 0, code_cost = 0, coded = 0;
   double slots = 0, exact = 0;
@@ -57,15 +57,16 @@ ReadingCost tree_cost(std::span<const LayerView> layers, const Calibration& cali
   };
   for (int k = 0; k < levels; ++k) {
     cost.fixed += 0.5 * survive(k) * clusters[k];
-    // Estimated: what is alive at this level and not at the next; at the finest, what is not kept.
-    if (estimate) cost.fixed += 0.5 * (survive(k) - survive(k + 1)) * clusters[k];
+    // Approximated: what is alive at this level and not at the next; at the finest, what is not
+    // kept.
+    if (code_cost > 0) cost.fixed += 0.5 * (survive(k) - survive(k + 1)) * clusters[k];
   }
   cost.all_codes = code_cost * slots;
   cost.fixed += alive * cost.all_codes;
-  // An estimate by codes stands on the mean values of all clusters, read or not.
-  if (estimate && alive > 0) return cost;
-  if (estimate) cost.per_keep -= 0.5 * clusters.back();
-  // So do rows of codes, on those of their own clusters.
+  // An approximation by codes stands on the mean values of all clusters, read or not.
+  if (code_cost > 0 && alive > 0) return cost;
+  if (code_cost > 0) cost.per_keep -= 0.5 * clusters.back();
+  // Rows of codes stand on those of their own clusters.
   cost.per_keep += 0.5 * (coded / sparse) * clusters.back();
   return cost;
 }
@@ -134,7 +135,6 @@ Status check_plain(const SelectionRequest& r, const char* selector, bool thresho
   };
   if (r.mass != 0) return refuse("rule", "mass", "threshold or budget: mass is of squeezed");
   if (r.levels != 0) return refuse("levels", concat(r.levels), "0: it has no centroids");
-  if (r.estimate) return refuse("residual", "estimate", "drop: it has no centroids");
   if (r.thresholds != nullptr && !thresholds) {
     return refuse("thresholds", "some", "a budget or keep");
   }
@@ -261,23 +261,13 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
   }
   SelectionPlan plan;
   if (metadata.levels == 0) return nothing_sparse_plan(request);
-  if (request.estimate && !metadata.has_value_means) {
-    return Status(Code::kUnsupported,
-                  concat(path,
-                         ": residual estimate needs value means: found none, expected an "
-                         "index built with them"));
-  }
   plan.levels = request.levels == 0 ? metadata.levels : request.levels;
-  plan.estimate = request.estimate;
   const bool codes = metadata.key_codes > 0;
+  plan.approximate = codes;
   if (request.mass != 0) {
     if (request.group != GroupPolicy::kMean) {
       return invalid(concat("the rule mass: group: found ", group_policy_name(request.group),
                             ", expected mean: only means of shares add up to one"));
-    }
-    if (!metadata.has_kv) {
-      return Status(Code::kUnsupported,
-                    bad_field(path, "keys", "none", "keys: the rule mass weighs sink and tail"));
     }
     plan.asked_budget = plan.asked_keep = plan.least_budget = 0;
     plan.asked_mass = request.mass;
@@ -296,7 +286,7 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
     plan.levels = levels;
     // Of a keep, the budget depends on the codes that it pays for: 32 steps settle both.
     for (int i = 0; i < (codes ? 32 : 1); ++i) {
-      cost = tree_cost(layers, calibration, levels, request.estimate, plan.alive);
+      cost = tree_cost(layers, calibration, levels, plan.alive);
       resolve(cost, request, plan);
       if (cost.all_codes == 0) continue;
       const double rest = plan.asked_budget * cost.tokens - cost.fixed;

@@ -33,7 +33,6 @@ struct SelectionRequest {
   SelectorKind selector = SelectorKind::kSqueezed;
   RuleKind rule = RuleKind::kThreshold;
   GroupPolicy group = GroupPolicy::kMean;
-  bool estimate = false;
   int levels = 0;  // 0 = all
   double budget = 0;
   double keep = 0;
@@ -53,7 +52,7 @@ struct SelectionPlan {
   double asked_budget = 1;
   double asked_keep = 1;  // both 0 with thresholds or mass: what they read is not known before
   double asked_mass = 0;  // 0 unless the rule is mass
-  bool estimate = false;  // what is not read is estimated
+  bool approximate = false;  // keys and clusters that are not read are approximated
   double alive = 0;       // share of the clustered keys whose codes are read; 0 without codes
   LogThresholds log_thresholds;  // [scope][level in use]
   // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; rule
@@ -105,7 +104,7 @@ Status settle(const ReadingCost& cost, const SelectionRequest& request, const st
 
 // Exactly one of budget, keep, thresholds and mass, in range. kInvalidArgument otherwise.
 Status check_amount(const SelectionRequest& request);
-// For selectors without centroids: levels, residual and (unless `thresholds`) thresholds are not
+// For selectors without centroids: levels and (unless `thresholds`) thresholds are not
 // theirs, and never a mass. kInvalidArgument names selector and option.
 Status check_plain(const SelectionRequest& request, const char* selector, bool thresholds);
 // Thresholds as given, for every scope: kInvalidArgument if one is outside [0, 1].

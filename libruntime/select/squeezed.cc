@@ -20,7 +20,7 @@ namespace {
 struct SqueezedOptions {
   int levels = 1;  // in use, the finest ones of the index
   GroupPolicy group = GroupPolicy::kMean;
-  bool estimate = false;  // report clusters that are not read, for the residual
+  bool approximate = false;  // report clusters and keys that are not read
   double alive = 0;       // share of the keys whose codes are read
   bool mass = false;      // the rule is mass: codes decide like a finer level, not how many to read
 };
@@ -46,14 +46,14 @@ class SqueezedSelector final : public Selector {
         limits.use_floats(most_score_workspace(problem_of(view, k)));
         estimated += (view.level[k].clusters + 1) / 2;
       }
-      if (options_.estimate) limits.estimated = std::max(limits.estimated, estimated);
+      if (options_.approximate) limits.estimated = std::max(limits.estimated, estimated);
       if (view.levels == 0 || view.key_codes.bits == 0) continue;
       ScoreProblem keys = problem_of(view, view.levels - 1);
       keys.clusters = view.slots;
       limits.choose_among(view.slots);
       limits.use_floats(most_score_workspace(keys));
       limits.workspace.products.emplace(*index_.kernels, view.head_dim);
-      if (!options_.estimate) continue;
+      if (!options_.approximate) continue;
       limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
       limits.rests = std::max(limits.rests, view.level[view.levels - 1].clusters);
     }
@@ -99,7 +99,7 @@ class SqueezedSelector final : public Selector {
       }
       out.centroids += static_cast<int64_t>(n);
       if (finest && by_codes) return choose_keys(query, choice, alive, workspace, out);
-      if (options_.estimate) add_estimates(k, alive, chosen, out);
+      if (options_.approximate) add_estimates(k, alive, chosen, out);
 
       const uint32_t* offsets =
           view.level[k].offsets + query.kv_head * (view.level[k].clusters + 1);
@@ -140,7 +140,7 @@ class SqueezedSelector final : public Selector {
     if (!options_.mass) {
       choose_best(through, std::max(wanted, alive_keys(clusters)), workspace.order, chosen);
     }
-    if (options_.estimate) {
+    if (options_.approximate) {
       add_estimates(finest, alive, chosen, out);
       out.means = std::count(chosen.begin(), chosen.end(), 1);
     }
@@ -171,7 +171,7 @@ class SqueezedSelector final : public Selector {
       choose_best(single, wanted, workspace.order, read);
     }
     append_keys(keys, read, out);
-    if (options_.estimate) add_rests(problem, codes, read, workspace.floats, out);
+    if (options_.approximate) add_rests(problem, codes, read, workspace.floats, out);
     return {};
   }
 
@@ -189,7 +189,7 @@ class SqueezedSelector final : public Selector {
         const auto* first =
             static_cast<const uint8_t*>(std::memchr(at, 1, static_cast<size_t>(end - at)));
         if (first == nullptr) first = end;
-        if (options_.estimate) append_guessed(out, slot(at), slot(first));
+        if (options_.approximate) append_guessed(out, slot(at), slot(first));
         for (at = first; at < end && *at != 0;) ++at;
         append_run(out, slot(first), slot(at));
       }
@@ -300,7 +300,7 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
   }
   const SqueezedOptions options = {.levels = out.plan.levels,
                                    .group = request.group,
-                                   .estimate = request.estimate,
+                                   .approximate = out.plan.approximate,
                                    .alive = out.plan.alive,
                                    .mass = request.mass > 0};
   out.selector = std::make_unique<SqueezedSelector>(

@@ -107,11 +107,6 @@ int64_t Session::count_blocks(const AttendCall& call) const {
 }
 
 Status Session::attend(const AttendCall& call) {
-  if (!index_->metadata().has_kv && call.cache == nullptr) {
-    return {Code::kUnsupported, concat(index_->file->path(),
-                                       ": keys and values: found none (the index was built without "
-                                       "them), expected an index with them, or args.cache")};
-  }
   SQZ_RETURN_IF_ERROR(check_window(call));
   SQZ_RETURN_IF_ERROR(load_queries(call, call.tokens));
   BlockCursor cursor;
@@ -201,9 +196,8 @@ void Session::make_lists(const AttendCall& call) {
     list.exact_count = view.exact - selection.exact_skipped;
     list.runs = selection.runs.first(static_cast<size_t>(selection.run_count));
     list.run_keys = selection.keys;
-    list.cache = call.cache;
     list.coded_keys = list.coded_values = list.key_codes = {};
-    if (view.coded_keys.bits > 0 && call.cache == nullptr) {
+    if (view.coded_keys.bits > 0) {
       list.coded_keys = coded_head(view, view.coded_keys, false, head);
     }
     list.rests = selection.rests.first(static_cast<size_t>(selection.rest_count));
@@ -214,18 +208,10 @@ void Session::make_lists(const AttendCall& call) {
     if (list.coded_keys.coded() || by_codes || !list.rests.empty()) {
       list.coded_values = coded_head(view, view.coded_values, true, head);
     }
-    if (call.cache != nullptr) {
-      list.cached = {.head = head,
-                     .positions = view.positions + head * view.slots,
-                     .exact_skipped = selection.exact_skipped,
-                     .sink = view.slots > 0 ? index_->metadata().sink : 0,
-                     .before_tail = index_->metadata().tokens - view.exact};
-    } else {
-      if (view.keys != nullptr) list.slots = rows(view.keys, view.values, head, view.slots);
-      list.exact = rows(view.exact_keys, view.exact_values, head, view.exact);
-      list.exact.keys += selection.exact_skipped * row_bytes;
-      list.exact.values += selection.exact_skipped * row_bytes;
-    }
+    if (view.keys != nullptr) list.slots = rows(view.keys, view.values, head, view.slots);
+    list.exact = rows(view.exact_keys, view.exact_values, head, view.exact);
+    list.exact.keys += selection.exact_skipped * row_bytes;
+    list.exact.values += selection.exact_skipped * row_bytes;
     list.estimated = selection.estimated.first(static_cast<size_t>(selection.estimated_count));
     list.estimated_clusters = selection.estimated_clusters;
     if (selection.estimated_count == 0) continue;
@@ -359,7 +345,7 @@ void Session::count_chunk(const AttendCall& call) {
     sum.keys_possible += possible;
     const int64_t whole = view.exact - s.exact_skipped;
     sum.bytes_read += (2 * whole + s.centroids + s.estimated_clusters) * row_bytes;
-    sum.bytes_read += s.keys * (call.cache != nullptr ? 2 * row_bytes : view.slot_bytes());
+    sum.bytes_read += s.keys * view.slot_bytes();
     sum.bytes_read += s.codes * view.key_code_bytes() + s.means * row_bytes;
     if (lists_[i].coded_keys.coded() && s.means == 0) {
       // Rows of codes stand on their clusters' means, of which a lookup has read the centroids.

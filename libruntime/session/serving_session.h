@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <span>
 
-#include "libruntime/attention/engine_cache.h"
 #include "libruntime/attention/lse_rows.h"
 #include "libruntime/select/plan.h"
 #include "libruntime/select/selector.h"
@@ -39,7 +38,6 @@ struct AttendCall {
   const int64_t* indptr = nullptr;     // [requests + 1] or null, on the host
   int64_t requests = 0;
   void* stream = nullptr;               // cudaStream_t; CUDA only
-  const EngineCache* cache = nullptr;   // null = the index's own keys and values
   const void* q_before_rope = nullptr;  // [T, Hq, d] of `dtype`, or null
 
   int64_t request_count() const { return indptr == nullptr ? 1 : requests; }

@@ -10,10 +10,9 @@ sqz.Error with its sentence. docs/python.md is the reference.
 """
 
 from sqz._library import Error, version
-from sqz.cache import KVCache
 from sqz.index import Index, IndexInfo
 from sqz.merge import merge_states
-from sqz.session import Call, Session, Stats, attend
+from sqz.session import Session, Stats, attend
 
 __version__ = version
-__all__ = ["Call", "Error", "Index", "IndexInfo", "KVCache", "Session", "Stats", "attend", "merge_states"]
+__all__ = ["Error", "Index", "IndexInfo", "Session", "Stats", "attend", "merge_states"]

@@ -34,7 +34,7 @@ class Arguments:
 
     def __init__(self, layer: int, q: DLPackTensor, out: DLPackTensor | None, lse: DLPackTensor | None,
                  positions: Integers | None, indptr: Integers | None, stream: int | None,
-                 cache: _library.KVCache | None = None, q_before_rope: DLPackTensor | None = None,
+                 q_before_rope: DLPackTensor | None = None,
                  sessions: Sequence[c.c_void_p | None] | None = None) -> None:
         tensors = {"q": q, "out": out, "lse": lse, "q_before_rope": q_before_rope}
         self._borrowed = {name: Borrowed(name, tensor) for name, tensor in tensors.items() if tensor is not None}
@@ -51,10 +51,8 @@ class Arguments:
                 raise ValueError(f"sessions: found {len(sessions)}, expected {requests if indptr is not None else 1}, "
                                  "one for each request")
             self._sessions = (c.c_void_p * len(sessions))(*(None if one is None else one.value for one in sessions))
-        self._cache = cache
         self.struct = _library.AttendArgs(
             layer=layer, requests=requests, stream=stream_of(q) if stream is None else stream,
-            cache=None if cache is None else c.addressof(cache),
             sessions=None if self._sessions is None else c.addressof(self._sessions),
             **{name: one.at for name, one in self._borrowed.items()},
             **{name: one.ctypes.data for name, one in self._numbers.items()})

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from sqz._library import INVALID_ARGUMENT, Error, check
 
@@ -15,21 +15,13 @@ if TYPE_CHECKING:
 
 
 class Pointer:
-    """What the library gave out, and the lock of the threads that use it: its own, or that of what it works on."""
+    """The address that the library gave out, and the lock of the threads that use it."""
 
-    def __init__(self, destroy: Callable[[c.c_void_p], None], owner: Optional["Pointer"] = None) -> None:
+    def __init__(self, destroy: Callable[[c.c_void_p], None]) -> None:
         self.at = c.c_void_p()
+        self.lock = threading.RLock()
         self._destroy = destroy
-        self._owner = owner
-        self._lock = threading.RLock()
         _pointers.add(self)
-
-    @property
-    def lock(self) -> threading.RLock:
-        return self._owner.lock if self._owner else self._lock
-
-    def renew_lock(self) -> None:
-        self._lock = threading.RLock()
 
     def release(self) -> None:
         with self.lock:
@@ -43,7 +35,7 @@ _pointers: "weakref.WeakSet[Pointer]" = weakref.WeakSet()
 def _renew_locks() -> None:
     """In a forked child: the thread that held a lock may not be there."""
     for pointer in _pointers:
-        pointer.renew_lock()
+        pointer.lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_locks)
@@ -52,8 +44,8 @@ os.register_at_fork(after_in_child=_renew_locks)
 class Handle:
     """Closed by close(), at the end of a `with`, with its last reference, or before the interpreter ends."""
 
-    def __init__(self, destroy: Callable[[c.c_void_p], None], owner: Pointer | None = None) -> None:
-        self._pointer = Pointer(destroy, owner)
+    def __init__(self, destroy: Callable[[c.c_void_p], None]) -> None:
+        self._pointer = Pointer(destroy)
         self._release = weakref.finalize(self, self._pointer.release)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 def _path() -> str:
     """SQZ_LIBRARY, else the library in the wheel, else the system's."""
     inside = Path(__file__).with_name("libsqz.so")
-    return os.environ.get("SQZ_LIBRARY") or (str(inside) if inside.exists() else "libsqz.so.0")
+    return os.environ.get("SQZ_LIBRARY") or (str(inside) if inside.exists() else "libsqz.so.0.2")
 
 
 class Struct(c.Structure):
@@ -48,36 +48,29 @@ class IndexInfo(Struct):
     _fields_ = _fields(
         "uint32 struct_size", "int32 format_version",
         "int64 tokens sink tail layers query_heads kv_heads head_dim levels", "double attention_scale",
-        "uint64 file_bytes", "int32 has_kv partition",
+        "uint64 file_bytes", "int32 partition dtype_code",
         "text producer architecture model_fingerprint tokenizer_hash tokens_hash", "int64 page_size",
-        "int32 dtype_code dtype_bits")
+        "int32 dtype_bits")
 
 
 class UploadOptions(Struct):
     c_name = "sqz_upload_options"
-    _fields_ = _fields("uint32 struct_size", "int32 device_id no_keys_values background threads reserved",
+    _fields_ = _fields("uint32 struct_size", "int32 device_id background threads",
                        "int64 first_kv_head kv_heads")
 
 
 class SessionOptions(Struct):
     c_name = "sqz_session_options"
     _fields_ = _fields(
-        "uint32 struct_size", "int32 device_type device_id selector rule group residual levels", "double budget keep",
-        "doubles thresholds", "int64 block max_tokens", "int32 threads dense_layers", "int64 max_request_tokens",
-        "doubles layer_scales", "int64 layer_scale_count", "int32 uniform_layers reserved",
-        "int64 first_kv_head kv_heads", "double mass")
-
-
-class KVCache(Struct):
-    c_name = "sqz_kv_cache"
-    _fields_ = _fields("uint32 struct_size", "int32 page_size", "pointer keys values",
-                       "int64 token_stride head_stride page_stride", "pointer block_table", "int64 pages")
+        "uint32 struct_size", "int32 device_type device_id selector rule group levels uniform_layers",
+        "double budget keep", "doubles thresholds", "int64 block max_tokens", "int32 threads dense_layers", "int64 max_request_tokens",
+        "doubles layer_scales", "int64 layer_scale_count first_kv_head kv_heads", "double mass")
 
 
 class AttendArgs(Struct):
     c_name = "sqz_attend_args"
-    _fields_ = _fields("uint32 struct_size", "int32 reserved", "int64 layer", "pointer q out lse positions indptr",
-                       "int64 requests", "pointer stream cache q_before_rope sessions")
+    _fields_ = _fields("uint32 struct_size", "int64 layer", "pointer q out lse positions indptr",
+                       "int64 requests", "pointer stream q_before_rope sessions")
 
 
 class Stats(Struct):
@@ -102,8 +95,8 @@ class Tensor(c.Structure):
 # Functions that return a sqz_status, and their arguments: p a pointer, i an int32, l an int64.
 FUNCTIONS = {
     "sqz_index_open": "pip", "sqz_index_describe": "pp", "sqz_index_verify": "p", "sqz_index_upload": "pp",
-    "sqz_index_unload": "pi", "sqz_session_create": "ppp", "sqz_attend": "pp", "sqz_call_create": "ppp",
-    "sqz_call_run": "pl", "sqz_merge_states_on": "ppppp", "sqz_select": "ppplpp", "sqz_session_stats": "plp",
+    "sqz_index_unload": "pi", "sqz_session_create": "ppp", "sqz_attend": "pp",
+    "sqz_merge_states_on": "ppppp", "sqz_select": "ppplpp", "sqz_session_stats": "plp",
     "sqz_session_reset_stats": "p",
 }
 _TYPES = {"p": c.c_void_p, "i": c.c_int32, "l": c.c_int64}
@@ -114,17 +107,17 @@ def _load(path: str) -> c.CDLL:
         library = c.CDLL(path)
         for name, arguments in FUNCTIONS.items():
             getattr(library, name).argtypes = [_TYPES[kind] for kind in arguments]
-        for name in ("sqz_index_close", "sqz_session_destroy", "sqz_call_destroy"):
+        for name in ("sqz_index_close", "sqz_session_destroy"):
             getattr(library, name).argtypes = [c.c_void_p]
             getattr(library, name).restype = None
         for name in ("sqz_last_error", "sqz_version", "sqz_selector_name"):
             getattr(library, name).restype = c.c_char_p
     except OSError as error:
         raise ImportError(f"libsqz cannot be loaded: {error}. Install it, or set SQZ_LIBRARY to the path of "
-                          "libsqz.so.0") from None
+                          "libsqz.so.0.2") from None
     except AttributeError as error:
         raise ImportError(f"libsqz is too old for this module: {error}. Set SQZ_LIBRARY to the path of a newer "
-                          "libsqz.so.0") from None
+                          "libsqz.so.0.2") from None
     return library
 
 

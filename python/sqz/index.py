@@ -30,11 +30,10 @@ class IndexInfo:
     levels: int  # of the centroid tree; 0 = pages, or every layer is dense
     attention_scale: float  # logits are scale * q.k
     file_bytes: int
-    has_kv: bool  # False after `sqz-index build --no-kv`
     partition: str  # "kmeans", "pages", "pruned" or "buckets"
     page_size: int  # tokens of a page; 0 = no pages
     dtype: str  # of keys, values and centroids: "bfloat16" or "float16"
-    producer: str  # "sqz 0.1.0"
+    producer: str  # "sqz 0.2.0"
     architecture: str  # "LlamaForCausalLM"
     model_fingerprint: str  # hexadecimal; equal for equal models
     tokenizer_hash: str  # "" if the index was built from token ids
@@ -57,7 +56,7 @@ class Index(Handle):
         check(lib.sqz_index_describe(self._pointer.at, c.byref(raw)))
         values: dict[str, Any] = {field.name: getattr(raw, field.name, None) for field in fields(IndexInfo)}
         values = {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
-        values |= {"path": os.fsdecode(path), "has_kv": bool(raw.has_kv), "partition": _PARTITIONS[raw.partition],
+        values |= {"path": os.fsdecode(path), "partition": _PARTITIONS[raw.partition],
                    "dtype": "bfloat16" if raw.dtype_code == 4 else "float16"}
         self.info = IndexInfo(**values)
         self._file = os.path.abspath(self.info.path)  # wherever the process goes
@@ -68,20 +67,18 @@ class Index(Handle):
         with self._pointer.lock:
             self._check(lib.sqz_index_verify(self._pointer.at))
 
-    def upload(self, device: Device = 0, kv_heads: tuple[int, int] | None = None, keys_values: bool = True,
+    def upload(self, device: Device = 0, kv_heads: tuple[int, int] | None = None,
                background: bool = False, threads: int = 0) -> None:
         """Puts the index in the memory of a GPU, where sessions on that device find it.
 
-        kv_heads: (first, count), a rank's own; None = all. keys_values=False: only centroids, offsets and positions,
-        for sessions that read the engine's cache. background: return as soon as the memory is there. threads that
-        copy: 0 = 12, or as many as the machine has.
+        kv_heads: (first, count), a rank's own; None = all. background: return as soon as the memory is there. threads
+        that copy: 0 = 12, or as many as the machine has.
         """
         kind, number = device_of(device)
         if kind != CUDA:
             raise ValueError(f"device: found {device!r}, expected a GPU")
         first, count = head_range(kv_heads)
-        options = _library.UploadOptions(device_id=number, no_keys_values=not keys_values, background=background,
-                                         threads=threads, first_kv_head=first, kv_heads=count)
+        options = _library.UploadOptions(device_id=number, background=background, threads=threads, first_kv_head=first, kv_heads=count)
         with self._pointer.lock:
             self._check(lib.sqz_index_upload(self._pointer.at, c.byref(options)))
         self._uploaded[number] = count or self.info.kv_heads

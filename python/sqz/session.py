@@ -1,7 +1,6 @@
-"""Serving attention over an index: sessions, and calls whose arguments are checked once."""
+"""Serving attention over an index: sessions."""
 
 import ctypes as c
-import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -10,10 +9,9 @@ from typing import Any
 
 from sqz import _library
 from sqz._arguments import Arguments, doubles, head_range
-from sqz._handle import Handle, Pointer
+from sqz._handle import Handle
 from sqz._library import INVALID_ARGUMENT, choice, lib
 from sqz._tensors import CUDA, Device, DLPackTensor, Integers, device_of, empty, require
-from sqz.cache import KVCache
 from sqz.index import Index
 
 
@@ -27,7 +25,6 @@ def _selectors() -> dict[str, int]:
 _SELECTORS = _selectors()
 _RULES = {"threshold": 0, "budget": 1, "mass": 2}
 _GROUPS = {"mean": 0, "max": 1, "any": 2}
-_RESIDUALS = {"auto": 0, "estimate": 1, "drop": 2}
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,8 @@ class Session(Handle):
         "saap" or "kmeans". Unless it is dense, give one of the next three.
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
         level in use, coarse to fine.
-    rule: "threshold", "budget" or "mass". group: "mean", "max" or "any". residual: what is not read is
-        dropped ("drop") or estimated ("estimate"); "auto" estimates if the index has key codes. On a GPU
-        "squeezed" serves such an index as if it had no key codes.
+    rule: "threshold", "budget" or "mass". group: "mean", "max" or "any". What is not read
+        is dropped; "squeezed" approximates it if the index has key codes, which a GPU does not use.
     levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
     layer_scales: each layer's keep as a multiple of the average. uniform_layers: all alike, whatever the index says.
@@ -75,13 +71,13 @@ class Session(Handle):
 
     def __init__(self, index: Index, selector: str = "auto", budget: float | None = None, keep: float | None = None,
                  thresholds: Sequence[float] | None = None, rule: str = "threshold", group: str = "mean",
-                 residual: str = "auto", levels: int = 0, block: int = 0, dense_layers: int = 0,
+                 levels: int = 0, block: int = 0, dense_layers: int = 0,
                  layer_scales: Sequence[float] | None = None, uniform_layers: bool = False, max_tokens: int = 0,
                  max_request_tokens: int = 0, threads: int = 0, device: Device | None = None,
                  kv_heads: tuple[int, int] | None = None, mass: float | None = None) -> None:
         if not isinstance(index, Index):
             raise TypeError(f"index: found {type(index).__name__}, expected an Index")
-        self._device = device_type, device_id = device_of(device)
+        device_type, device_id = device_of(device)
         first, count = head_range(kv_heads)
         scales, limits = doubles("layer_scales", layer_scales), doubles("thresholds", thresholds)
         used = 1 if selector == "ideal" else min(levels or index.info.levels, index.info.levels) or 1
@@ -90,27 +86,19 @@ class Session(Handle):
         options = _library.SessionOptions(
             device_type=device_type, device_id=device_id, selector=choice("selector", selector, _SELECTORS),
             rule=choice("rule", rule, _RULES), mass=mass or 0, group=choice("group", group, _GROUPS),
-            residual=choice("residual", residual, _RESIDUALS), levels=levels, budget=budget or 0, keep=keep or 0,
+            levels=levels, budget=budget or 0, keep=keep or 0,
             thresholds=limits, block=block, max_tokens=max_tokens, threads=threads,
             dense_layers=dense_layers, max_request_tokens=max_request_tokens, layer_scales=scales,
             layer_scale_count=len(scales or ()), uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count)
         self.index = index
         on_gpu = index._uploaded.get(device_id) if device_type == CUDA else None
         self.kv_heads = count or on_gpu or index.info.kv_heads
-        self._calls = calls = weakref.WeakSet[Pointer]()
-        destroy_session = lib.sqz_session_destroy
-
-        def destroy(at: c.c_void_p) -> None:
-            for call in list(calls):  # the library wants them to go first
-                call.release()
-            destroy_session(at)
-
-        super().__init__(destroy)
+        super().__init__(lib.sqz_session_destroy)
         with index._pointer.lock:
             index._check(lib.sqz_session_create(index._pointer.at, c.byref(options), c.byref(self._pointer.at)))
 
     def attend(self, layer: int, q: DLPackTensor, out: Any = None, lse: Any = None, positions: Integers | None = None,
-               indptr: Integers | None = None, stream: int | None = None, cache: KVCache | None = None,
+               indptr: Integers | None = None, stream: int | None = None,
                q_before_rope: DLPackTensor | None = None) -> tuple[Any, Any]:
         """Attention of queries over the fixed context: (out, lse), which merge_states() joins with your own.
 
@@ -119,26 +107,20 @@ class Session(Handle):
         positive strides; what is None is made. positions: one for each token, which layers with a sliding window need.
         indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
         number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
-        before its work is done. cache: keys and values in the engine's memory. q_before_rope: for selector saap.
+        before its work is done. q_before_rope: for selector saap.
         Error with status 8 names a token and head whose query is NaN or infinite; on a GPU the rows become NaN.
         """
         out, lse = _results(q, out, lse)
-        args = self._arguments(layer, q, out, lse, positions, indptr, stream, cache, q_before_rope)
+        args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope)
         with self._pointer.lock:
             status = lib.sqz_attend(self._pointer.at, c.byref(args.struct))
         self._check(status)
         return out, lse
 
-    def prepare(self, q: DLPackTensor, out: DLPackTensor, lse: DLPackTensor, positions: Integers | None = None,
-                indptr: Integers | None = None, stream: int | None = None, cache: KVCache | None = None,
-                q_before_rope: DLPackTensor | None = None) -> "Call":
-        """attend() with arguments that are checked once: run what it returns with a layer, as often as you like."""
-        return Call(self, self._arguments(0, q, out, lse, positions, indptr, stream, cache, q_before_rope))
-
     def select(self, layer: int, q: DLPackTensor, positions: Integers | None = None, indptr: Integers | None = None,
                stream: int | None = None, q_before_rope: DLPackTensor | None = None) -> list[list[tuple[int, int]]]:
         """What attend() would read for the first block of q: for each KV head the (first slot, slots) of runs."""
-        args = self._arguments(layer, q, None, None, positions, indptr, stream, None, q_before_rope)
+        args = Arguments(layer, q, None, None, positions, indptr, stream, q_before_rope)
         starts, count = (c.c_int64 * (self.kv_heads + 1))(), c.c_int64()
         runs = (_library.Run * 1)()
         with self._pointer.lock:
@@ -162,41 +144,6 @@ class Session(Handle):
         """Counts from 0 again."""
         with self._pointer.lock:
             self._check(lib.sqz_session_reset_stats(self._pointer.at))
-
-    def _arguments(self, layer: int, q: DLPackTensor, out: Any, lse: Any, positions: Integers | None,
-                   indptr: Integers | None, stream: int | None, cache: KVCache | None,
-                   q_before_rope: DLPackTensor | None) -> Arguments:
-        if cache is not None and not isinstance(cache, KVCache):
-            raise TypeError(f"cache: found {type(cache).__name__}, expected a KVCache")
-        described = None if cache is None else cache.describe(self.index.info, self.kv_heads, self._device)
-        return Arguments(layer, q, out, lse, positions, indptr, stream, described, q_before_rope)
-
-
-class Call(Handle):
-    """A prepared attend(): call it with a layer. It reads and writes the tensors of prepare(), at the same addresses.
-
-    Tensors, positions and cache stay in memory as long as it lives. It is closed with its session.
-    """
-
-    def __init__(self, session: Session, args: Arguments) -> None:
-        super().__init__(lib.sqz_call_destroy, session._pointer)
-        self._args, self._session, self._of_session, self._at = args, session, session._pointer, self._pointer.at
-        session._calls.add(self._pointer)
-        with self._of_session.lock:
-            status = lib.sqz_call_create(self._of_session.at, c.byref(args.struct), c.byref(self._at))
-        session._check(status)
-
-    def __call__(self, layer: int) -> None:
-        try:
-            with self._of_session.lock:
-                status = _call_run(self._at, layer)
-        except c.ArgumentError:
-            raise TypeError(f"layer: found {layer!r}, expected a number") from None
-        if status != 0:
-            self._check(status)
-
-
-_call_run = lib.sqz_call_run
 
 
 def attend(sessions: Sequence[Session | None], layer: int, q: DLPackTensor, out: Any = None, lse: Any = None,

@@ -1,7 +1,7 @@
 """Attention from an index on the GPU beside PyTorch's and FlashInfer's, in one run.
 
   sqz-bench attend --save-index 128k.sqz --benchmark_filter=dense
-  SQZ_LIBRARY=build/cuda/libruntime/libsqz.so.0 attention_vs_torch.py 128k.sqz --prefill 4096 1024 --requests 16
+  SQZ_LIBRARY=build/cuda/libruntime/libsqz.so.0.2 attention_vs_torch.py 128k.sqz --prefill 4096 1024 --requests 16
 
 An INDEX has one layer (32 query heads, 8 KV heads, d 128, bf16). Keys and values are those of the index, for everybody: dense
 attention does not depend on their order. Queries are mixtures of coarse centroids. Ours is libsqz through

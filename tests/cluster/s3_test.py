@@ -38,7 +38,7 @@ def main() -> int:
 
     sys.path.insert(0, str(ROOT / "python"))
     os.environ["PYTHONPATH"] = str(ROOT / "python")
-    os.environ["SQZ_LIBRARY"] = str(pathlib.Path(sys.argv[1]).resolve().parent / "libruntime" / "libsqz.so.0")
+    os.environ["SQZ_LIBRARY"] = str(pathlib.Path(sys.argv[1]).resolve().parent / "libruntime" / "libsqz.so.0.2")
     import sqz._staging
     import sqz.ray
 

@@ -34,7 +34,6 @@ struct TinyIndexOptions {
   std::set<int64_t> dense_layers;      // stored dense, full attention
   std::map<int64_t, int64_t> windows;  // layer -> sliding window: dense, too
   DType dtype = DType::kBF16;
-  bool has_kv = true;
   bool has_value_means = true;
   double spread = 0.5;  // of keys around their cluster's centre, whose entries are N(0, 1)
   uint64_t seed = 1;
@@ -120,7 +119,6 @@ inline IndexMetadata metadata(const TinyIndexOptions& o) {
   m.sink = o.sink;
   m.tail = o.tail;
   m.dtype = o.dtype;
-  m.has_kv = o.has_kv;
   m.has_value_means = o.has_value_means && o.page_size == 0;
   m.partition = o.page_size > 0 ? Partition::kPages : Partition::kKmeans;
   m.page_size = o.page_size;

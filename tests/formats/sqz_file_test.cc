@@ -39,7 +39,6 @@ std::vector<Case> cases() {
           {"FourLevels", with([](O& o) {
              o.clusters = {1, 4, 4, 20};
            })},
-          {"NoKv", with([](O& o) { o.has_kv = false; })},
           {"NoValueMeans", with([](O& o) { o.has_value_means = false; })},
           {"DenseAndWindows", with([](O& o) {
              o.layers = 4, o.dense_layers = {0}, o.windows = {{2, 10}, {3, 1000}};
@@ -74,7 +73,7 @@ TEST_P(SqzFileRoundTrip, MetadataComesBack) {
   const auto file = SqzFile::open(path_);
   ASSERT_TRUE(file.ok()) << file.status().message();
   const IndexMetadata &found = (*file)->metadata(), &want = index_.metadata;
-  EXPECT_EQ(found.producer, "sqz 0.1.0");
+  EXPECT_EQ(found.producer, "sqz 0.2.0");
   EXPECT_EQ(found.model, want.model);
   EXPECT_EQ(found.tokenizer_hash, want.tokenizer_hash);
   EXPECT_EQ(found.tokens_hash, want.tokens_hash);
@@ -83,7 +82,6 @@ TEST_P(SqzFileRoundTrip, MetadataComesBack) {
   EXPECT_EQ(found.tail, want.tail);
   EXPECT_EQ(found.levels, want.levels);
   EXPECT_EQ(found.dtype, want.dtype);
-  EXPECT_EQ(found.has_kv, want.has_kv);
   EXPECT_EQ(found.has_value_means, want.has_value_means);
   EXPECT_EQ(found.build, want.build);
   ASSERT_EQ(found.layers.size(), want.layers.size());
@@ -137,8 +135,8 @@ TEST_P(SqzFileRoundTrip, EveryTensorComesBackInEitherMode) {
       EXPECT_EQ(view.exact, want.shape.exact);
       ASSERT_EQ(view.levels, static_cast<int>(want.shape.clusters.size()));
       EXPECT_EQ(view.positions != nullptr, view.levels > 0);
-      EXPECT_EQ(view.keys != nullptr, view.levels > 0 && o.has_kv);
-      EXPECT_EQ(view.values != nullptr, view.levels > 0 && o.has_kv);
+      EXPECT_EQ(view.keys != nullptr, view.levels > 0);
+      EXPECT_EQ(view.values != nullptr, view.levels > 0);
       for (size_t k = 0; k < want.shape.clusters.size(); ++k) {
         const LevelView& level = view.level[k];
         ASSERT_EQ(level.clusters, want.shape.clusters[k]);

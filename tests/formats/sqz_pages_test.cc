@@ -251,20 +251,5 @@ TEST_P(SqzPagesDamaged, IsFoundByVerify) {
 INSTANTIATE_TEST_SUITE_P(Pages, SqzPagesDamaged, ::testing::ValuesIn(found_by_verify()),
                          kPagesName);
 
-TEST(SqzPages, WithoutKeysTheBoundsAreCheckedAgainstEachOther) {
-  testing::TemporaryDirectory dir;
-  const std::string path = dir.file("x.sqz");
-  auto o = options();
-  o.has_kv = o.key_calibration = false;
-  ASSERT_TRUE(testing::write_tiny_index(path, o).ok());
-  EXPECT_THAT((*SqzFile::open(path))->verify()->problems, IsEmpty());
-  RawIndex index = RawIndex::read(path);
-  index.set("layers.0.pages.min", 9, bits(1e6f));
-  index.fix_checksums();
-  testing::write_file(path, index.bytes());
-  EXPECT_THAT((*SqzFile::open(path))->verify()->problems,
-              ::testing::ElementsAre(HasSubstr("layers.0.pages: head 0, page 1, dimension 1")));
-}
-
 }  // namespace
 }  // namespace sqz

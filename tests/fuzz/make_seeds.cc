@@ -29,11 +29,10 @@ Status write_indexes(const std::filesystem::path& folder) {
       .layers = 1, .query_heads = 1, .kv_heads = 1, .tokens = 32, .clusters = {2, 4}};
   SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "two_levels.sqz"), o).status());
   o.clusters = {3};
-  o.has_kv = o.has_value_means = false;
+  o.has_value_means = false;
   o.dtype = DType::kF16;
-  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "one_level_without_kv.sqz"), o).status());
+  SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "one_level.sqz"), o).status());
   o.layers = 2;
-  o.has_kv = true;
   o.dtype = DType::kBF16;
   o.windows = {{0, 8}};
   o.dense_layers = {1};
@@ -54,7 +53,7 @@ Status write_indexes(const std::filesystem::path& folder) {
   SQZ_ASSIGN_OR_RETURN(const auto rows, SqzFile::open(plain, OpenMode::kRead));
   for (const auto& [name, options] :
        {std::pair{"q8.sqz", CompressOptions{.rows = RowKind::kQ8, .key_codes = 1}},
-        {"q4.sqz", CompressOptions{.rows = RowKind::kQ4, .key_codes = 2}}}) {
+        {"key_codes.sqz", CompressOptions{.key_codes = 2}}}) {
     SQZ_RETURN_IF_ERROR(
         compress_index(Env::posix(), *rows, options, at(folder, name), true, 1).status());
   }

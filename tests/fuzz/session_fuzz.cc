@@ -38,15 +38,6 @@ void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens, bo
   args.out = &out_tensor;
   args.lse = &lse_tensor;
   args.positions = positions.data();
-  std::vector<uint16_t> cached;
-  auto cache = make<sqz_kv_cache>();
-  if (own_cache && rows < (1 << 18) / info.kv_heads) {
-    cached.resize(static_cast<size_t>(rows * info.kv_heads));
-    cache.keys = cache.values = cached.data();
-    cache.token_stride = info.head_dim;
-    cache.head_stride = rows;
-    args.cache = &cache;
-  }
   std::vector<int64_t> indptr(static_cast<size_t>(info.kv_heads) + 1);
   std::vector<sqz_run> runs(64);
   int64_t count = 0;
@@ -63,7 +54,7 @@ void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens, bo
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sqz::SqzInput input({data, size});
-  const auto [how, amount, rule, group, residual, levels, tokens, block] = input.settings;
+  const auto [how, amount, rule, group, unused, levels, tokens, block] = input.settings;
   const sqz::InputFile file(input.file);
   sqz_index* index = nullptr;
   const sqz_open_mode mode = how & 128 ? SQZ_OPEN_VERIFY : how & 1 ? SQZ_OPEN_MMAP : SQZ_OPEN_READ;
@@ -77,7 +68,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.dense_layers = how & 8 ? 0 : -1;
   options.uniform_layers = how >> 4 & 1;
   options.group = group % 3;
-  options.residual = residual % 3;
   options.levels = levels % 5;
   options.block = block % 4;
   options.threads = 1;
@@ -107,7 +97,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       heads.kv_heads = 1;
       heads.query_heads /= info.kv_heads;
     }
-    attend(session, heads, options.max_tokens, how & 64 || !info.has_kv);
+    attend(session, heads, options.max_tokens);
     sqz_session_destroy(session);
   }
   sqz_index_close(index);

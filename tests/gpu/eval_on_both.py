@@ -19,13 +19,13 @@ ACCURACIES = ("needle1", "needle4", "passkey")
 def evaluate(args, device, extra):
     command = [args.bin / "sqz-eval", "--json", "--no-progress", "--device", device, "--model", args.model, "--text", args.text,
                "--tokens", args.tokens, "--trials", args.trials, "--task", "needle1,loss,error,recall", "--continuation", 384,
-               "--selector", args.selector, "--levels", "1,2", "--rule", "threshold,budget", "--residual", "drop,estimate",
+               "--selector", args.selector, "--levels", "1,2", "--rule", "threshold,budget",
                "--budget", args.budget, "--block", 64, "--seed", args.seed, "--save", args.work, *extra]
     found = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if found.returncode != 0:
         sys.exit(f"--device {device}: exit code {found.returncode}: {found.stderr.strip()}")
     rows = json.loads(found.stdout.splitlines()[-1])["rows"]
-    names = ("task", "on", "selector", "levels", "rule", "residual")
+    names = ("task", "on", "selector", "levels", "rule")
     return {tuple(str(row.get(name, "")) for name in names): row for row in rows}
 
 

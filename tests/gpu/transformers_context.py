@@ -92,7 +92,7 @@ def case(args, name, model, context, questions, dtype):
 def sparse(args, model, index, questions):
     """The GPU's selection beside the CPU's, in float32."""
     cpu = copy.deepcopy(model).to("cpu")
-    for options in ({"budget": 0.25}, {"budget": 0.25, "rule": "budget"}, {"budget": 0.3, "residual": "estimate"}):
+    for options in ({"budget": 0.25}, {"budget": 0.25, "rule": "budget"}):
         tokens, kept = [], []
         for each in (model, cpu):
             with sqz.transformers.FixedContext(each, index, **options) as fixed:

@@ -19,21 +19,21 @@ file_of() { echo "$scratch/packages/$1"_*.deb; }
 field() { dpkg-deb -f "$(file_of "$1")" "$2"; }
 files_of() { dpkg-deb --fsys-tarfile "$(file_of "$1")" | tar -t | sed 's|^\./|/|' | grep -v '/$'; }
 
-version=$(field libsqz0 Version)
-runtime=$(field libsqz0 Depends) tools=$(field sqz-tools Depends || true)
-[[ $runtime =~ libc6 && $runtime =~ libstdc\+\+6 ]] || fail "libsqz0 depends on: $runtime"
-[[ ! $runtime =~ torch|hdf5|blas|gomp|spdlog ]] || fail "libsqz0 depends on: $runtime"
-[ "$(field libsqz-dev Depends)" = "libsqz0 (= $version)" ] || fail "libsqz-dev: $(field libsqz-dev Depends)"
-[[ $(field libsqz0 Maintainer) =~ .+\ \<.+@.+\> ]] || fail "maintainer: $(field libsqz0 Maintainer)"
-files_of libsqz0 | grep -vE '/libsqz\.so\.0(\.[0-9]+)*$|/doc/libsqz0/copyright$' && fail "in libsqz0"
+version=$(field libsqz0.2 Version)
+runtime=$(field libsqz0.2 Depends) tools=$(field sqz-tools Depends || true)
+[[ $runtime =~ libc6 && $runtime =~ libstdc\+\+6 ]] || fail "libsqz0.2 depends on: $runtime"
+[[ ! $runtime =~ torch|hdf5|blas|gomp|spdlog ]] || fail "libsqz0.2 depends on: $runtime"
+[ "$(field libsqz-dev Depends)" = "libsqz0.2 (= $version)" ] || fail "libsqz-dev: $(field libsqz-dev Depends)"
+[[ $(field libsqz0.2 Maintainer) =~ .+\ \<.+@.+\> ]] || fail "maintainer: $(field libsqz0.2 Maintainer)"
+files_of libsqz0.2 | grep -vE '/libsqz\.so\.0\.2(\.[0-9]+)*$|/doc/libsqz0.2/copyright$' && fail "in libsqz0.2"
 for wanted in include/sqz/sqz.h libsqz.so sqz.pc sqzConfig.cmake examples/embed/embed.cc; do
   files_of libsqz-dev | grep -q "/$wanted$" || fail "libsqz-dev has no $wanted"
 done
-dpkg-deb -I "$(file_of libsqz0)" shlibs | grep -q '^libsqz 0 libsqz0' || fail "shlibs"
-packages=(libsqz0 libsqz-dev)
+dpkg-deb -I "$(file_of libsqz0.2)" shlibs | grep -q '^libsqz 0.2 libsqz0.2' || fail "shlibs"
+packages=(libsqz0.2 libsqz-dev)
 if [ -e "$(file_of sqz-tools)" ]; then
   packages+=(sqz-tools)
-  [[ $tools =~ libsqz0\ \(=\ $version\) && $tools =~ hdf5 ]] || fail "sqz-tools depends on: $tools"
+  [[ $tools =~ libsqz0\.2\ \(=\ $version\) && $tools =~ hdf5 ]] || fail "sqz-tools depends on: $tools"
   for tool in $(files_of sqz-tools | sed -n 's|.*/bin/||p'); do
     files_of sqz-tools | grep -q "/man/man1/$tool.1$" || fail "$tool has no manual page"
     files_of sqz-tools | grep -q "/bash-completion/completions/$tool$" || fail "$tool has no completion"

@@ -28,7 +28,7 @@ cp "$index" "$scratch/book.sqz"
 
 # libruntime alone says nothing of the tools that it does not bring.
 cmake -G Ninja -S "$source" -B "$scratch/alone" -DSQZ_RUNTIME_ONLY=ON -DSQZ_TESTS=OFF >/dev/null
-grep -q /doc/libsqz0 "$scratch/alone/cmake_install.cmake"
+grep -q /doc/libsqz0.2 "$scratch/alone/cmake_install.cmake"
 if grep -q sqz-tools "$scratch/alone/cmake_install.cmake"; then
   echo "FAILED: a runtime-only tree installs something of sqz-tools" >&2
   exit 1

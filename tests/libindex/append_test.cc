@@ -156,9 +156,6 @@ TEST_F(Append, RefusesIndexesThatLackWhatItNeeds) {
     EXPECT_EQ(status.code(), Code::kUnsupported) << status.message();
     EXPECT_THAT(status.message(), HasSubstr(says));
   };
-  options_.keep_kv = false;
-  refused("contents: found no keys and values");
-  options_.keep_kv = true;
   options_.heavy_hitters = true;
   refused("contents: found heavy hitters");
   options_.heavy_hitters = false;

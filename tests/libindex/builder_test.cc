@@ -125,7 +125,7 @@ void check_sparse_layer(const LayerView& view, const Layer& layer, const BuildOp
     std::sort(sorted.begin(), sorted.end());
     for (int64_t s = 0; s < view.slots; ++s) {
       ASSERT_EQ(sorted[s], static_cast<uint32_t>(options.sink + s));
-      for (int64_t c = 0; c < kDim && options.keep_kv; ++c) {
+      for (int64_t c = 0; c < kDim; ++c) {
         const int64_t at = (h * view.slots + s) * kDim + c, from = positions[s] * kDim + c;
         ASSERT_EQ(element(view.keys, view.dtype, at), rounded(keys[from], view.dtype));
         ASSERT_EQ(element(view.values, view.dtype, at), rounded(values[from], view.dtype));
@@ -218,25 +218,20 @@ TEST_F(BuilderTest, SameBytesForAnyThreadsAndEveryTime) {
 }
 
 TEST_F(BuilderTest, PlanIsWhatIsBuilt) {
-  for (bool keep_kv : {true, false}) {
-    BuildOptions options = make_options();
-    options.keep_kv = keep_kv;
-    const auto plan = IndexBuilder::plan(make_model(), kTokens, options);
-    ASSERT_TRUE(plan.ok()) << plan.status().message();
-    EXPECT_TRUE(files().empty());
-    const auto report = build(path(), make_model(), options);
-    ASSERT_TRUE(report.ok()) << report.status().message();
-    EXPECT_EQ(plan->bytes, report->bytes);
-    EXPECT_EQ(plan->clusters, report->clusters);
-    // 676 keys to 35 clusters and these to 7, 16 dimensions, 11 assignments, 3 layers x 2 heads
-    EXPECT_DOUBLE_EQ(plan->kmeans_flop, 2.0 * (676 * 35 + 35 * 7) * 16 * 11 * 6);
-    EXPECT_GT(plan->peak_memory, 4u * kHeads * kTokens * kDim);
-    const auto file = SqzFile::open(path());
-    ASSERT_TRUE(file.ok());
-    check_sparse_layer(file.value()->layer(1), make_layer(1), options);
-    EXPECT_EQ(file.value()->layer(0).keys != nullptr, keep_kv);
-    std::filesystem::remove(path());
-  }
+  const BuildOptions options = make_options();
+  const auto plan = IndexBuilder::plan(make_model(), kTokens, options);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_TRUE(files().empty());
+  const auto report = build(path(), make_model(), options);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(plan->bytes, report->bytes);
+  EXPECT_EQ(plan->clusters, report->clusters);
+  // 676 keys to 35 clusters and these to 7, 16 dimensions, 11 assignments, 3 layers x 2 heads
+  EXPECT_DOUBLE_EQ(plan->kmeans_flop, 2.0 * (676 * 35 + 35 * 7) * 16 * 11 * 6);
+  EXPECT_GT(plan->peak_memory, 4u * kHeads * kTokens * kDim);
+  const auto file = SqzFile::open(path());
+  ASSERT_TRUE(file.ok());
+  check_sparse_layer(file.value()->layer(1), make_layer(1), options);
 }
 
 TEST_F(BuilderTest, SlidingWindowLayersKeepTheirWindow) {

@@ -68,7 +68,7 @@ double error_of(const SqzFile& whole, const SqzFile& file, const CodedRows Layer
 TEST(Compress, DecodesToWhatWasStored) {
   testing::TemporaryDirectory dir;
   for (const int bits : {1, 2}) {
-    const auto file = SqzFile::open(compressed(dir, {.rows = RowKind::kQ4, .key_codes = bits}));
+    const auto file = SqzFile::open(compressed(dir, {.rows = RowKind::kQ8, .key_codes = bits}));
     const auto whole = SqzFile::open(dir.file("whole.sqz"));
     ASSERT_TRUE(file.ok()) << file.status().message();
     EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
@@ -121,7 +121,6 @@ TEST(Compress, RefusesWhatItCannotCompress) {
   };
   const CompressOptions q8 = {.rows = RowKind::kQ8};
   EXPECT_THAT(refused(write({.page_size = 8}), q8), HasSubstr("partition: found pages"));
-  EXPECT_THAT(refused(write({.has_kv = false}), q8), HasSubstr("keys and values: found none"));
   EXPECT_THAT(refused(write({.has_value_means = false}), q8), HasSubstr("value means"));
   EXPECT_THAT(refused(write({.dense_layers = {0, 1}}), q8), HasSubstr("with clusters"));
   EXPECT_THAT(refused(write({}), {.rows = RowKind::kQ8, .layers16 = {2}}),
@@ -143,7 +142,7 @@ int checked(const std::string& path) {
 TEST(Compress, TheIndependentCheckerAgrees) {
   testing::TemporaryDirectory dir;
   for (const CompressOptions& options : {CompressOptions{.rows = RowKind::kQ8},
-                                         {.rows = RowKind::kQ4, .key_codes = 1, .layers16 = {0}},
+                                         {.rows = RowKind::kQ8, .key_codes = 1, .layers16 = {0}},
                                          {.key_codes = 2}}) {
     const int code = checked(compressed(dir, options));
     if (code < 0) GTEST_SKIP() << "no numpy; SQZ_PYTHON names another Python";
@@ -239,7 +238,7 @@ class CompressMalformed : public ::testing::TestWithParam<Malformed> {};
 
 TEST_P(CompressMalformed, IsRefusedByName) {
   testing::TemporaryDirectory dir;
-  const std::string path = compressed(dir, {.rows = RowKind::kQ4, .key_codes = 2});
+  const std::string path = compressed(dir, {.rows = RowKind::kQ8, .key_codes = 2});
   RawIndex index = RawIndex::read(path);
   GetParam().change(index);
   if (!GetParam().at_open) index.fix_checksums();

@@ -123,17 +123,6 @@ TEST(Pages, AreTheSameBytesForAnyNumberOfThreads) {
   EXPECT_EQ(bytes_of(dir.file("one")), bytes_of(dir.file("three")));
 }
 
-TEST(Pages, NeedNeitherKeysInTheFileNorQueries) {
-  const testing::TemporaryDirectory dir;
-  BuildOptions options = page_options();
-  options.keep_kv = false;
-  ASSERT_TRUE(build(dir.file("x"), options).ok());
-  const auto file = SqzFile::open(dir.file("x"));
-  EXPECT_EQ((*file)->layer(0).keys, nullptr);
-  EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
-  EXPECT_EQ((*file)->calibration()->queries, 0);
-}
-
 TEST(Pages, RefuseOptionsThatMakeNoSense) {
   const auto refusal = [](const BuildOptions& options) {
     return IndexBuilder::plan(make_model(), kTokens, options).status();
@@ -141,10 +130,6 @@ TEST(Pages, RefuseOptionsThatMakeNoSense) {
   EXPECT_EQ(refusal(page_options(0)).code(), Code::kInvalidArgument);
   EXPECT_NE(refusal(page_options(-1)).message().find("page size: found -1, expected 1 to"),
             std::string::npos);
-  BuildOptions options = page_options();
-  options.calibrate_keys = true;
-  options.keep_kv = false;
-  EXPECT_EQ(refusal(options).code(), Code::kInvalidArgument);
 }
 
 // log of each key's attention weight: mean over the heads of the group and `count` queries.

@@ -184,10 +184,6 @@ TEST_F(Prune, RefusesWhatCannotBePruned) {
   file.close();
   EXPECT_THAT(refused(path, {.selector = kH2o, .budget = 0.2}, Code::kCorrupt),
               HasSubstr("XXH3-64"));
-  TinyIndexOptions without = shape();
-  without.has_kv = false;
-  EXPECT_THAT(refused(index(without), {.selector = kH2o, .budget = 0.2}, Code::kUnsupported),
-              HasSubstr("keys: found none"));
 }
 
 TEST_F(Prune, MalformedFilesAreRefused) {

@@ -89,11 +89,9 @@ TEST_F(Recalibrate, SingleKeysToo) {
     EXPECT_EQ(after.source, "prompts: 2 prompts");
     EXPECT_NE(after.key_thresholds, before.key_thresholds);
     EXPECT_EQ(after.thresholds.empty(), page_size > 0);
-    // Other queries, other thresholds; without keys in the file nobody could use them.
+    // Other queries, other thresholds.
     ASSERT_TRUE(run(make_queries(o, 6), {.replace = true}, output).ok());
     EXPECT_NE(open(output)->calibration()->key_thresholds, after.key_thresholds);
-    ASSERT_TRUE(run(make_queries(o), {.replace = true, .keep_kv = false}, output).ok());
-    EXPECT_FALSE(open(output)->metadata().key_calibration);
   }
 }
 
@@ -174,19 +172,6 @@ TEST_F(Recalibrate, InPlaceAndForAnyThreads) {
   ASSERT_TRUE(run(make_queries(options_), {.threads = 1}, output).ok());
   ASSERT_TRUE(run(make_queries(options_), {.replace = true, .threads = 3}, path_).ok());
   EXPECT_EQ(bytes_of(path_), bytes_of(output));
-}
-
-TEST_F(Recalibrate, KeysAndValuesMayBeLeftOut) {
-  const std::string output = directory_.file("out.sqz");
-  ASSERT_TRUE(run(make_queries(options_), {.keep_kv = false}, output).ok());
-  const auto after = open(output);
-  EXPECT_FALSE(after->metadata().has_kv);
-  EXPECT_EQ(after->layer(0).keys, nullptr);
-  EXPECT_NE(after->layer(0).positions, nullptr);
-  EXPECT_NE(after->layer(1).exact_keys, nullptr);
-  const auto report = after->verify();
-  ASSERT_TRUE(report.ok());
-  EXPECT_TRUE(report->problems.empty());
 }
 
 TEST_F(Recalibrate, WhateverCallFailsTheOldFileStays) {

@@ -108,7 +108,6 @@ class Resume : public ::testing::TestWithParam<Kind> {
 
 constexpr Kind kKinds[] = {
     {"Clusters", nullptr},
-    {"NoKeys", [](BuildOptions& o) { o.keep_kv = false; }},
     {"KeysAndHitters", [](BuildOptions& o) { o.calibrate_keys = o.heavy_hitters = true; }},
     {"Pages", [](BuildOptions& o) { o.partition = Partition::kPages; }},
     {"Buckets", [](BuildOptions& o) {

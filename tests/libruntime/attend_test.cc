@@ -149,7 +149,6 @@ struct SparseCase {
   int levels;
   GroupPolicy group;
   bool budget_rule;
-  bool estimate;
   int64_t block;
   int64_t tokens;
   std::vector<int64_t> indptr;
@@ -167,7 +166,6 @@ bool check_sparse(const Served& served, const SparseCase& c) {
   options.block = c.block;
   options.selection.group = c.group;
   options.selection.rule = c.budget_rule ? RuleKind::kBudget : RuleKind::kThreshold;
-  options.selection.estimate = c.estimate;
   options.selection.levels = c.levels;
   // T relative to 1 / M, the mean of S over keys; a maximum over more queries is larger.
   const double relative = c.group == GroupPolicy::kMean  ? 0.35
@@ -186,7 +184,7 @@ bool check_sparse(const Served& served, const SparseCase& c) {
   const auto output = testing::attend(*session, 0, queries, {.indptr = c.indptr});
   EXPECT_TRUE(output.ok()) << output.status().message();
   if (!output.ok()) return false;
-  uint64_t keys = 0, centroids = 0, estimated = 0, blocks = 0;
+  uint64_t keys = 0, centroids = 0, blocks = 0;
   bool clear = true;
   for (const Block& block : blocks_of(c.tokens, c.block, c.indptr)) {
     ++blocks;
@@ -211,12 +209,11 @@ bool check_sparse(const Served& served, const SparseCase& c) {
       }
       keys += std::count(selected.slots.begin(), selected.slots.end(), true);
       centroids += selected.centroids;
-      estimated += c.estimate ? selected.estimated.size() : 0;
       for (int64_t r = 0; r < block.tokens * served.group(); ++r) {
         const int64_t row = (block.first + r / served.group()) * o.query_heads +
                             head * served.group() + r % served.group();
         const auto expected = reference::attend(queries.data() + row * o.head_dim, view, head,
-                                                served.scale(), selected, c.estimate);
+                                                served.scale(), selected, false);
         expect_state(expected, *output, row, o.head_dim, 2e-5);
         if (::testing::Test::HasFatalFailure()) return true;
       }
@@ -229,7 +226,7 @@ bool check_sparse(const Served& served, const SparseCase& c) {
     EXPECT_EQ(counters.keys_read, keys);
     EXPECT_EQ(counters.keys_possible, blocks * o.kv_heads * view.slots);
     EXPECT_EQ(counters.bytes_read,
-              unit * (2 * keys + 2 * blocks * o.kv_heads * view.exact + centroids + estimated));
+              unit * (2 * keys + 2 * blocks * o.kv_heads * view.exact + centroids));
     EXPECT_EQ(counters.bytes_dense, unit * 2 * blocks * o.kv_heads * o.tokens);
     // A test in which everything or nothing is read would test little.
     EXPECT_LT(keys, counters.keys_possible * 9 / 10);
@@ -251,21 +248,18 @@ TEST(Attend, SparseEqualsReference) {
   for (const int levels : {1, 2, 3}) {
     for (const GroupPolicy group : kGroupPolicies) {
       for (const bool budget_rule : {false, true}) {
-        for (const bool estimate : {false, true}) {
-          const SparseCase shapes[] = {
-              {levels, group, budget_rule, estimate, 0, 1, {}},
-              {levels, group, budget_rule, estimate, 0, 13, {}},
-              {levels, group, budget_rule, estimate, 4, 10, {}},
-              {levels, group, budget_rule, estimate, 3, 9, {0, 1, 1, 5, 9}},
-              {levels, group, budget_rule, estimate, 0, 6, {0, 1, 2, 3, 4, 5, 6}}};
-          for (const SparseCase& c : shapes) {
-            SCOPED_TRACE(concat("levels ", levels, " group ", static_cast<int>(group), " rule ",
-                                budget_rule, " estimate ", estimate, " block ", c.block, " tokens ",
-                                c.tokens, " requests ", c.indptr.size()));
-            clear += check_sparse(served, c) ? 1 : 0;
-            ++total;
-            if (HasFailure()) return;
-          }
+        const SparseCase shapes[] = {{levels, group, budget_rule, 0, 1, {}},
+                                     {levels, group, budget_rule, 0, 13, {}},
+                                     {levels, group, budget_rule, 4, 10, {}},
+                                     {levels, group, budget_rule, 3, 9, {0, 1, 1, 5, 9}},
+                                     {levels, group, budget_rule, 0, 6, {0, 1, 2, 3, 4, 5, 6}}};
+        for (const SparseCase& c : shapes) {
+          SCOPED_TRACE(concat("levels ", levels, " group ", static_cast<int>(group), " rule ",
+                              budget_rule, " block ", c.block, " tokens ", c.tokens, " requests ",
+                              c.indptr.size()));
+          clear += check_sparse(served, c) ? 1 : 0;
+          ++total;
+          if (HasFailure()) return;
         }
       }
     }
@@ -286,7 +280,7 @@ TEST(Attend, GroupSizesAndDims) {
                                             .dtype = group % 2 == 0 ? DType::kF16 : DType::kBF16});
       for (const int64_t tokens : {1, 11}) {
         SCOPED_TRACE(concat("dim ", dim, " group ", group, " tokens ", tokens));
-        clear += check_sparse(served, {2, GroupPolicy::kMean, false, true, 0, tokens, {}}) ? 1 : 0;
+        clear += check_sparse(served, {2, GroupPolicy::kMean, false, 0, tokens, {}}) ? 1 : 0;
         ++total;
         if (HasFailure()) return;
       }
@@ -330,7 +324,7 @@ TEST(Attend, SameBitsForAnyNumberOfThreads) {
       std::vector<Output> outputs;
       for (const int threads : {1, 2, 4, 7}) {
         SessionOptions options = dense_options();
-        if (!dense) options.selection = {.estimate = true, .thresholds = thresholds};
+        if (!dense) options.selection = {.thresholds = thresholds};
         options.threads = threads;
         options.block = 16;
         const auto session = open(served, options);
@@ -412,7 +406,7 @@ TEST(Attend, HugeLogitsAreNeitherNanNorNothing) {
       testing::serve({.layers = 1, .head_dim = 64, .tokens = 900, .clusters = {6, 60}});
   const double thresholds[] = {0.3 / 828, 0.3 / 828};
   SessionOptions options = dense_options();
-  options.selection = {.estimate = true, .thresholds = thresholds};
+  options.selection = {.thresholds = thresholds};
   const auto session = open(served, options);
   for (const int64_t tokens : {1, 20}) {
     const auto queries = testing::make_queries(served, 0, tokens, 13, 5000.0f);
@@ -445,17 +439,6 @@ TEST(Attend, NanNamesTokenAndHead) {
     auto queries = testing::make_queries(served, 0, 7, 14, 3e38f);
     EXPECT_EQ(testing::attend(*session, 0, queries).status().code(), Code::kNumeric);
   }
-}
-
-TEST(Attend, WithoutKeysThereIsSelectionButNoAttention) {
-  const Served served = testing::serve(
-      {.layers = 1, .head_dim = 64, .tokens = 900, .clusters = {60}, .has_kv = false});
-  SessionOptions options = dense_options();
-  options.selection = {.keep = 0.3};
-  const auto session = open(served, options);
-  const std::vector<float> queries(4 * 64, 0.25f);
-  EXPECT_EQ(testing::attend(*session, 0, queries).status().code(), Code::kUnsupported);
-  EXPECT_TRUE(session->select(testing::make_call(0, 1, queries.data(), {})).ok());
 }
 
 TEST(Select, RunsAreTheReferencesSlots) {

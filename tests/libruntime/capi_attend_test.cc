@@ -48,11 +48,6 @@ TEST_F(CApi, AttendRefusesWrongCalls) {
       {[](Call& c) { c.args.lse = nullptr; }, SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.args.struct_size = 4; }, SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.args.stream = &c; }, SQZ_INVALID_ARGUMENT},
-      {[](Call& c) {
-         static const sqz_kv_cache cache = make<sqz_kv_cache>();
-         c.args.cache = &cache;
-       },
-       SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.q_tensor.data = nullptr; }, SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.q_tensor.shape = nullptr; }, SQZ_INVALID_ARGUMENT},
       {[](Call& c) { c.q_tensor.ndim = 2; }, SQZ_INVALID_ARGUMENT},

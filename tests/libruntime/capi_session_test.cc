@@ -185,7 +185,6 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.budget = 0, o.mass = 0.5, o.rule = 2, o.device_type = 2; }, SQZ_UNSUPPORTED},
       {[](auto& o) { o.group = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.group = -1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.residual = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.block = -1; }, SQZ_INVALID_ARGUMENT},
@@ -279,23 +278,18 @@ TEST_F(CApi, StatsOfAMass) {
   options.rule = SQZ_RULE_MASS;
   options.mass = 0.6;
   options.threads = 1;
-  for (const int32_t residual : {SQZ_RESIDUAL_DROP, SQZ_RESIDUAL_ESTIMATE}) {
-    options.residual = residual;
-    runtime::Session session(*index_, options);
-    EXPECT_EQ(session.stats().estimated_mass, 0);
-    Call call(1, 3);
-    session.attend(call.args);
-    const sqz_stats stats = session.stats();
-    EXPECT_EQ(stats.asked_mass, 0.6);
-    EXPECT_EQ(stats.asked_budget, 0);
-    EXPECT_GE(stats.estimated_mass, 0.6);
-    EXPECT_LT(stats.estimated_mass, 1);
-    EXPECT_LT(stats.delivered_budget, 1);
-    const bool known = residual == SQZ_RESIDUAL_ESTIMATE;
-    EXPECT_EQ(stats.delivered_mass > 0, known);
-    const double delivered = known ? stats.delivered_mass : 1;
-    EXPECT_EQ(stats.estimated_error, 1 - std::min(stats.estimated_mass, delivered));
-  }
+  runtime::Session session(*index_, options);
+  EXPECT_EQ(session.stats().estimated_mass, 0);
+  Call call(1, 3);
+  session.attend(call.args);
+  const sqz_stats stats = session.stats();
+  EXPECT_EQ(stats.asked_mass, 0.6);
+  EXPECT_EQ(stats.asked_budget, 0);
+  EXPECT_GE(stats.estimated_mass, 0.6);
+  EXPECT_LT(stats.estimated_mass, 1);
+  EXPECT_LT(stats.delivered_budget, 1);
+  EXPECT_EQ(stats.delivered_mass, 0);
+  EXPECT_EQ(stats.estimated_error, 1 - stats.estimated_mass);
 }
 
 TEST_F(CApi, StatsReportAskedAndDelivered) {

@@ -31,7 +31,6 @@ TEST_F(CApi, OpenAndDescribe) {
     EXPECT_EQ(info.kv_heads, 2);
     EXPECT_EQ(info.head_dim, 16);
     EXPECT_EQ(info.levels, 2);
-    EXPECT_EQ(info.has_kv, 1);
     EXPECT_DOUBLE_EQ(info.attention_scale, 0.25);
     EXPECT_STREQ(info.architecture, "LlamaForCausalLM");
     EXPECT_STREQ(info.tokens_hash, "00000000000000bb");

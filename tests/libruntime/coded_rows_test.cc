@@ -51,12 +51,6 @@ void expect_reference(const Served& served, const SessionOptions& options, int64
     for (int64_t i = 0; i < s.run_count; ++i) {
       for (uint32_t j = 0; j < s.runs[i].length; ++j) head.slots[s.runs[i].first + j] = true;
     }
-    for (int64_t i = 0; i < s.estimated_count; ++i) {
-      for (uint32_t j = 0; j < s.estimated[i].length; ++j) {
-        head.estimated.push_back(
-            {static_cast<int>(s.estimated[i].level), int64_t{s.estimated[i].first} + j});
-      }
-    }
   }
   const auto output = testing::attend(session, 0, queries);
   ASSERT_TRUE(output.ok()) << output.status().message();
@@ -64,7 +58,7 @@ void expect_reference(const Served& served, const SessionOptions& options, int64
     const int64_t head = row % o.query_heads / served.group();
     const auto expected =
         reference::attend(queries.data() + row * o.head_dim, layer.view, head, served.scale(),
-                          heads[static_cast<size_t>(head)], options.selection.estimate);
+                          heads[static_cast<size_t>(head)], false);
     ASSERT_NEAR(output->lse[row], expected.lse, 5e-5) << "row " << row;
     for (int64_t c = 0; c < o.head_dim; ++c) {
       ASSERT_NEAR(output->out[row * o.head_dim + c], expected.out[c], 5e-5) << "row " << row;
@@ -87,23 +81,21 @@ TinyIndexOptions tiny(int64_t dim, int64_t group = 4, DType dtype = DType::kBF16
 }
 
 TEST(CodedRows, DenseEqualsReferenceForAllShapes) {
-  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-    for (const int64_t dim : {64, 96, 128, 5}) {
-      for (const int64_t group : {1, 7}) {
-        const Served served = serve_coded(
-            tiny(dim, group, dim % 3 == 0 ? DType::kF16 : DType::kBF16), {.rows = rows});
-        for (const int64_t tokens : {1, 3, 20}) {
-          SCOPED_TRACE(concat(rows_name(rows), " dim ", dim, " group ", group, " x ", tokens));
-          expect_reference(served, options_of(SelectorKind::kDense), tokens);
-          if (HasFatalFailure()) return;
-        }
+  for (const int64_t dim : {64, 96, 128, 5}) {
+    for (const int64_t group : {1, 7}) {
+      const Served served = serve_coded(
+          tiny(dim, group, dim % 3 == 0 ? DType::kF16 : DType::kBF16), {.rows = RowKind::kQ8});
+      for (const int64_t tokens : {1, 3, 20}) {
+        SCOPED_TRACE(concat("dim ", dim, " group ", group, " x ", tokens));
+        expect_reference(served, options_of(SelectorKind::kDense), tokens);
+        if (HasFatalFailure()) return;
       }
     }
   }
 }
 
 TEST(CodedRows, EveryInstructionSet) {
-  const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ4});
+  const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ8});
   for (const CpuKernels* kernels : available_cpu_kernels()) {
     for (const int64_t tokens : {1, 20}) {
       SCOPED_TRACE(concat(kernels->name, " x ", tokens));
@@ -115,26 +107,17 @@ TEST(CodedRows, EveryInstructionSet) {
 }
 
 TEST(CodedRows, EverySelectorOfClusters) {
-  for (const RowKind rows : {RowKind::kQ8, RowKind::kQ4}) {
-    const Served served = serve_coded(tiny(64), {.rows = rows});
-    for (const SelectorKind selector :
-         {SelectorKind::kSqueezed, SelectorKind::kIdeal, SelectorKind::kStream,
-          SelectorKind::kWindow, SelectorKind::kH2o}) {
-      for (const bool estimate : {false, true}) {
-        if (estimate && selector != SelectorKind::kSqueezed) continue;
-        SCOPED_TRACE(concat(rows_name(rows), " selector ", static_cast<int>(selector), " estimate ",
-                            estimate));
-        SessionOptions options = options_of(selector);
-        options.selection.estimate = estimate;
-        options.selection.rule =
-            selector == SelectorKind::kSqueezed ? RuleKind::kBudget : RuleKind::kThreshold;
-        for (const int64_t tokens : {1, 20}) {
-          if (tokens > 1 && selector == SelectorKind::kIdeal)
-            continue;                                       // it selects token by token
-          if (selector == SelectorKind::kWindow) continue;  // it leaves the sink out
-          expect_reference(served, options, tokens);
-        }
-      }
+  const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ8});
+  // window is left out: it does not read the sink.
+  for (const SelectorKind selector : {SelectorKind::kSqueezed, SelectorKind::kIdeal,
+                                      SelectorKind::kStream, SelectorKind::kH2o}) {
+    SCOPED_TRACE(concat("selector ", static_cast<int>(selector)));
+    SessionOptions options = options_of(selector);
+    options.selection.rule =
+        selector == SelectorKind::kSqueezed ? RuleKind::kBudget : RuleKind::kThreshold;
+    for (const int64_t tokens : {1, 20}) {
+      if (tokens > 1 && selector == SelectorKind::kIdeal) continue;  // it selects token by token
+      expect_reference(served, options, tokens);
     }
   }
 }
@@ -252,7 +235,6 @@ int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t t
     EXPECT_EQ(s.codes,
               std::count(expected.back().read.begin(), expected.back().read.end(), true) +
                   std::count(expected.back().guessed.begin(), expected.back().guessed.end(), true));
-    if (!options.selection.estimate) continue;
     EXPECT_EQ(slots_of(s.guessed, s.guessed_count), expected.back().guessed);
     EXPECT_EQ(s.estimated_clusters, std::ssize(expected.back().estimated));
   }
@@ -282,13 +264,12 @@ int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t t
         const int64_t at = head * layer.view.slots + slot;
         if (chosen.read[static_cast<size_t>(slot)]) {
           attention.add(layer.keys.data(), layer.values.data(), at);
-        } else if (options.selection.estimate && chosen.guessed[static_cast<size_t>(slot)]) {
+        } else if (chosen.guessed[static_cast<size_t>(slot)]) {
           attention.add(layer.codes.data() + at * d, mean, 0);
         }
       }
     }
     for (const reference::Cluster& c : chosen.estimated) {
-      if (!options.selection.estimate) break;
       attention.add(finest.centroids, finest.value_means, head * finest.clusters + c.index,
                     std::log(static_cast<double>(offsets[c.index + 1] - offsets[c.index])));
     }
@@ -303,27 +284,24 @@ int64_t compare_by_codes(const Served& served, SessionOptions options, int64_t t
 
 TEST(KeyCodes, ChooseSingleKeysAndEstimateTheOthers) {
   int64_t compared = 0;
-  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8}) {
     for (const int bits : {1, 2}) {
       const Served served = serve_coded(tiny(64), {.rows = rows, .key_codes = bits});
       for (const RuleKind rule : {RuleKind::kThreshold, RuleKind::kBudget}) {
-        for (const bool estimate : {false, true}) {
-          for (const int64_t tokens : {1, 3, 20}) {
-            SCOPED_TRACE(concat(rows_name(rows), " bits ", bits, " rule ", static_cast<int>(rule),
-                                " estimate ", estimate, " tokens ", tokens));
-            SessionOptions options = options_of(SelectorKind::kSqueezed);
-            options.selection.levels = 1;
-            options.selection.keep = 0.2;
-            options.selection.rule = rule;
-            options.selection.estimate = estimate;
-            compared += compare_by_codes(served, options, tokens);
-            if (HasFailure()) return;
-          }
+        for (const int64_t tokens : {1, 3, 20}) {
+          SCOPED_TRACE(concat(rows_name(rows), " bits ", bits, " rule ", static_cast<int>(rule),
+                              " tokens ", tokens));
+          SessionOptions options = options_of(SelectorKind::kSqueezed);
+          options.selection.levels = 1;
+          options.selection.keep = 0.2;
+          options.selection.rule = rule;
+          compared += compare_by_codes(served, options, tokens);
+          if (HasFailure()) return;
         }
       }
     }
   }
-  EXPECT_GT(compared, 40) << "of 72";
+  EXPECT_GT(compared, 13) << "of 24";
 }
 
 // Keys whose exponentials are 0 beside the greatest.
@@ -336,7 +314,6 @@ TEST(KeyCodes, HugeLogitsKeepTheirOrder) {
     options.selection.levels = 1;
     options.selection.keep = 0.3;
     options.selection.rule = RuleKind::kBudget;
-    options.selection.estimate = true;
     compared += compare_by_codes(served, options, tokens, 60);
   }
   EXPECT_EQ(compared, 4);
@@ -352,8 +329,7 @@ TEST(KeyCodes, EveryGroupPolicy) {
       options.selection.levels = 1;
       options.selection.keep = 0.2;
       options.selection.group = policy;
-      options.selection.estimate = true;
-      compared += compare_by_codes(served, options, tokens);
+        compared += compare_by_codes(served, options, tokens);
     }
     EXPECT_GT(compared, 1) << "of 4, policy " << group_policy_name(policy);
   }
@@ -369,8 +345,7 @@ TEST(KeyCodes, EveryInstructionSet) {
         SessionOptions options = options_of(SelectorKind::kSqueezed);
         options.selection.levels = 1;
         options.selection.keep = 0.2;
-        options.selection.estimate = true;
-        options.kernels = kernels;
+            options.kernels = kernels;
         compared += compare_by_codes(served, options, tokens);
         ++all;
       }
@@ -383,29 +358,25 @@ TEST(KeyCodes, DeliverTheBudgetThatIsAsked) {
   TinyIndexOptions large = tiny(64, 2);
   large.tokens = 6000;
   large.clusters = {60, 300};
-  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
+  for (const RowKind rows : {RowKind::k16, RowKind::kQ8}) {
     const Served served = serve_coded(large, {.rows = rows, .key_codes = 2});
     const Decoded layer = decode(served.index->layers[0]);
     for (const double budget : {0.1, 0.2, 0.4}) {
-      for (const bool estimate : {false, true}) {
-        SessionOptions options = options_of(SelectorKind::kSqueezed);
-        options.selection.keep = 0;
-        options.selection.budget = budget;
-        options.selection.rule = RuleKind::kBudget;
-        options.selection.estimate = estimate;
-        const auto session = Session::create(served.index, options);
-        ASSERT_TRUE(session.ok()) << session.status().message();
-        EXPECT_GT((*session)->plan().alive, (*session)->plan().asked_keep);
-        for (int call = 0; call < 4; ++call) {
-          const auto queries = queries_of(served, layer, 1);
-          ASSERT_TRUE(testing::attend(**session, 0, queries).ok());
-        }
-        const Counters& c = (*session)->counters(0);
-        const double delivered =
-            static_cast<double>(c.bytes_read) / static_cast<double>(c.bytes_dense);
-        EXPECT_NEAR(delivered / budget, 1, 0.08)
-            << rows_name(rows) << " budget " << budget << " estimate " << estimate;
+      SessionOptions options = options_of(SelectorKind::kSqueezed);
+      options.selection.keep = 0;
+      options.selection.budget = budget;
+      options.selection.rule = RuleKind::kBudget;
+      const auto session = Session::create(served.index, options);
+      ASSERT_TRUE(session.ok()) << session.status().message();
+      EXPECT_GT((*session)->plan().alive, (*session)->plan().asked_keep);
+      for (int call = 0; call < 4; ++call) {
+        const auto queries = queries_of(served, layer, 1);
+        ASSERT_TRUE(testing::attend(**session, 0, queries).ok());
       }
+      const Counters& c = (*session)->counters(0);
+      const double delivered =
+          static_cast<double>(c.bytes_read) / static_cast<double>(c.bytes_dense);
+      EXPECT_NEAR(delivered / budget, 1, 0.08) << rows_name(rows) << " budget " << budget;
     }
   }
 }
@@ -417,7 +388,6 @@ TEST(KeyCodes, ABudgetBelowWhatCodesCostIsRefusedWithTheLeast) {
   const Served served = serve_coded(large, {.rows = RowKind::kQ8, .key_codes = 2});
   SessionOptions options = options_of(SelectorKind::kSqueezed);
   options.selection.keep = 0;
-  options.selection.estimate = true;
   options.selection.budget = 0.02;
   const auto refused = Session::create(served.index, options);
   ASSERT_FALSE(refused.ok());
@@ -495,48 +465,8 @@ TEST(Mass, WholeClustersUntilTheEstimateIsThere) {
   }
 }
 
-// The share that is delivered is that of two answers: with the rest dropped, and with it estimated.
-TEST(Mass, DeliveredIsWhatAttentionSees) {
-  for (const RowKind rows : {RowKind::k16, RowKind::kQ8, RowKind::kQ4}) {
-    for (const int bits : {0, 2}) {
-      if (rows == RowKind::k16 && bits == 0) continue;
-      const Served served = serve_coded(tiny(64), {.rows = rows, .key_codes = bits});
-      const Decoded layer = decode(served.index->layers[0]);
-      for (const int levels : {1, 2}) {
-        for (const int64_t tokens : {1, 20}) {
-          SCOPED_TRACE(
-              concat(rows_name(rows), " bits ", bits, " levels ", levels, " tokens ", tokens));
-          const auto queries = queries_of(served, layer, tokens);
-          SessionOptions options = options_of(SelectorKind::kSqueezed);
-          options.selection.keep = 0;
-          options.selection.rule = RuleKind::kMass;
-          options.selection.mass = 0.7;
-          options.selection.levels = levels;
-          const auto dropping = Session::create(served.index, options);
-          ASSERT_TRUE(dropping.ok()) << dropping.status().message();
-          options.selection.estimate = true;
-          const auto estimating = Session::create(served.index, options);
-          const auto dropped = testing::attend(**dropping, 0, queries);
-          const auto estimated = testing::attend(**estimating, 0, queries);
-          ASSERT_TRUE(dropped.ok() && estimated.ok());
-          double share = 0;
-          for (size_t i = 0; i < dropped->lse.size(); ++i) {
-            share += std::exp(double{dropped->lse[i]} - estimated->lse[i]);
-          }
-          const Counters& c = (*estimating)->counters(0);
-          EXPECT_EQ(c.queries, dropped->lse.size());
-          EXPECT_NEAR(c.delivered_mass, share, 1e-4 * share);
-          EXPECT_GE(c.estimated_mass, 0.7 * static_cast<double>(c.queries) - 1e-4);
-          EXPECT_EQ(c.keys_read, (*dropping)->counters(0).keys_read);
-          EXPECT_LT(c.keys_read, c.keys_possible);
-        }
-      }
-    }
-  }
-}
-
 TEST(CodedRows, SameBitsForAnyNumberOfThreads) {
-  const Served served = serve_coded(tiny(96), {.rows = RowKind::kQ4, .key_codes = 2});
+  const Served served = serve_coded(tiny(96), {.rows = RowKind::kQ8, .key_codes = 2});
   const Decoded layer = decode(served.index->layers[0]);
   for (const int64_t tokens : {1, 20}) {
     const auto queries = queries_of(served, layer, tokens);
@@ -544,8 +474,7 @@ TEST(CodedRows, SameBitsForAnyNumberOfThreads) {
     for (const int threads : {1, 2, 5}) {
       SessionOptions options = options_of(SelectorKind::kSqueezed);
       options.threads = threads;
-      options.selection.estimate = true;
-      const auto session = Session::create(served.index, options);
+        const auto session = Session::create(served.index, options);
       const auto output = testing::attend(**session, 0, queries);
       ASSERT_TRUE(output.ok());
       if (!first) first = *output;
@@ -554,19 +483,17 @@ TEST(CodedRows, SameBitsForAnyNumberOfThreads) {
   }
 }
 
-// 64 numbers of a key in 64 bytes, of a value in 64 or 32, two scales of 2 bytes.
+// 64 numbers of a key in 64 bytes, of its value, too, and two scales of 2 bytes.
 TEST(CodedRows, StatsCountTheBytesThatAreRead) {
-  for (const auto& [rows, bytes] : {std::pair{RowKind::kQ8, 132}, {RowKind::kQ4, 100}}) {
-    const Served served = serve_coded(tiny(64), {.rows = rows});
-    const auto session = Session::create(served.index, options_of(SelectorKind::kDense));
-    const auto queries = queries_of(served, decode(served.index->layers[0]), 1);
-    ASSERT_TRUE(testing::attend(**session, 0, queries).ok());
-    const Counters& counters = (*session)->counters(0);
-    const int64_t row = 64 * 2, exact = 23, slots = 400 - exact;
-    // Every cluster has a mean key and a mean value.
-    EXPECT_EQ(counters.bytes_read, 2 * (slots * bytes + 2 * exact * row + 2 * 40 * row));
-    EXPECT_EQ(counters.bytes_dense, 2 * 2 * 400 * row);
-  }
+  const Served served = serve_coded(tiny(64), {.rows = RowKind::kQ8});
+  const auto session = Session::create(served.index, options_of(SelectorKind::kDense));
+  const auto queries = queries_of(served, decode(served.index->layers[0]), 1);
+  ASSERT_TRUE(testing::attend(**session, 0, queries).ok());
+  const Counters& counters = (*session)->counters(0);
+  const int64_t row = 64 * 2, exact = 23, slots = 400 - exact;
+  // Every cluster has a mean key and a mean value.
+  EXPECT_EQ(counters.bytes_read, 2 * (slots * 132 + 2 * exact * row + 2 * 40 * row));
+  EXPECT_EQ(counters.bytes_dense, 2 * 2 * 400 * row);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // What engines need of the C ABI beyond one call for one index: calls over several sessions and
-// without a context, ranks of KV heads, an engine's own cache, prepared calls, fork().
+// without a context, ranks of KV heads, fork().
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,17 +18,6 @@ using testing::Call;
 struct CloseIndex {
   void operator()(sqz_index* index) const { sqz_index_close(index); }
 };
-struct DestroyCall {
-  void operator()(sqz_call* call) const { sqz_call_destroy(call); }
-};
-using Prepared = std::unique_ptr<sqz_call, DestroyCall>;
-
-Prepared prepare(sqz_session* session, const sqz_attend_args& args) {
-  sqz_call* call = nullptr;
-  EXPECT_EQ(sqz_call_create(session, &args, &call), SQZ_OK) << sqz_last_error();
-  return Prepared(call);
-}
-
 class Engine : public testing::CIndexTest {
  protected:
   // Another context of the same model.
@@ -226,7 +215,6 @@ TEST_F(Engine, RanksOfKvHeads) {
     expect_ranks_agree(other_path(), options, 1);
     if (selector != SQZ_SELECTOR_SQUEEZED && selector != SQZ_SELECTOR_IDEAL) continue;
     options.rule = SQZ_RULE_BUDGET;
-    options.residual = selector == SQZ_SELECTOR_SQUEEZED ? SQZ_RESIDUAL_ESTIMATE : 0;
     expect_ranks_agree(other_path(), options, 1);
   }
   expect_ranks_agree(path(), testing::held_budget(0.2), 1);  // a sliding window
@@ -264,194 +252,11 @@ TEST_F(Engine, RangesOfKvHeadsAreChecked) {
   }
 }
 
-// The keys and values of a tiny index in an engine's memory: contiguous [Hkv, N, stride], or pages
-// [pages, Hkv, page, stride] in an order of their own.
-struct Cache {
-  Cache(const testing::TinyIndex& index, int64_t layer, int64_t page_size) {
-    const testing::TinyIndexOptions& o = index.options;
-    const int64_t stride = o.head_dim + 8;
-    const int64_t page = page_size == 0 ? o.tokens : page_size;
-    const int64_t count = (o.tokens + page - 1) / page;
-    args = make<sqz_kv_cache>();
-    args.page_size = static_cast<int32_t>(page_size);
-    args.token_stride = stride;
-    args.head_stride = page * stride;
-    args.page_stride = o.kv_heads * page * stride;
-    args.pages = count + 1;
-    for (int64_t p = 0; p < count; ++p)
-      table.push_back(static_cast<int32_t>((p * 7 + 3) % count + 1));
-    const std::vector<float>* from[] = {&index.layers[static_cast<size_t>(layer)].keys,
-                                        &index.layers[static_cast<size_t>(layer)].values};
-    for (int k = 0; k < 2; ++k) {
-      std::vector<float> rows(static_cast<size_t>((count + 1) * args.page_stride), 99.0f);
-      for (int64_t h = 0; h < o.kv_heads; ++h) {
-        for (int64_t t = 0; t < o.tokens; ++t) {
-          const int64_t at =
-              (page_size == 0 ? 0 : table[static_cast<size_t>(t / page)]) * args.page_stride +
-              h * args.head_stride + t % page * stride;
-          std::copy_n(from[k]->begin() + (h * o.tokens + t) * o.head_dim, o.head_dim,
-                      rows.begin() + at);
-        }
-      }
-      data[k] = testing::stored(o.dtype, rows);
-    }
-    args.keys = data[0].data();
-    args.values = data[1].data();
-    args.block_table = table.data();
-  }
-
-  std::vector<int32_t> table;
-  std::vector<std::byte> data[2];
-  sqz_kv_cache args;
-};
-
-TEST_F(Engine, CacheOnTheCpu) {
-  testing::TinyIndexOptions options = testing::c_index_options();
-  const auto made = testing::write_tiny_index(other_path(), options);
-  ASSERT_TRUE(made.ok());
-  const runtime::Index index(other_path());
-  options.has_kv = false;
-  ASSERT_TRUE(testing::write_tiny_index(path() + ".nokv", options).ok());
-  const runtime::Index without(path() + ".nokv");
-  std::vector<int64_t> positions(40);
-  for (size_t i = 0; i < positions.size(); ++i) positions[i] = 5000 + static_cast<int64_t>(i);
-  for (const int64_t layer : {0, 1}) {         // layer 1 has a sliding window
-    for (const int64_t tokens : {1, 3, 40}) {  // few rows, and tiles of them
-      for (const int64_t page_size : {0, 16, 1024}) {
-        SCOPED_TRACE(layer * 100000 + tokens * 10000 + page_size);
-        const Cache cache(*made, layer, page_size);
-        for (auto& session_options : {testing::held_budget(0.2), runtime::dense_options()}) {
-          Call own(tokens, 3, layer), cached(tokens, 3, layer), external(tokens, 3, layer);
-          for (Call* call : {&own, &cached, &external}) call->args.positions = positions.data();
-          cached.args.cache = external.args.cache = &cache.args;
-          runtime::Session(index, session_options).attend(own.args);
-          runtime::Session(index, session_options).attend(cached.args);
-          runtime::Session(without, session_options).attend(external.args);
-          EXPECT_EQ(cached.out, own.out);
-          EXPECT_EQ(cached.lse, own.lse);
-          EXPECT_EQ(external.out, own.out);
-        }
-      }
-    }
-  }
-}
-
-TEST_F(Engine, CacheOfARank) {
-  const auto made = testing::write_tiny_index(other_path(), testing::c_index_options());
-  ASSERT_TRUE(made.ok());
-  const runtime::Index index(other_path());
-  Cache cache(*made, 0, 64);
-  // The rank's engine has its own head alone: head 1 is at the front.
-  const int64_t bytes = cache.args.head_stride * 2;
-  cache.args.keys = cache.data[0].data() + bytes;
-  cache.args.values = cache.data[1].data() + bytes;
-  auto options = testing::held_budget(0.2);
-  options.first_kv_head = 1;
-  runtime::Session rank(index, options);
-  Call own(2), cached(2);
-  for (Call* call : {&own, &cached}) call->out_shape[1] = call->lse_shape[1] = 2;
-  cached.args.cache = &cache.args;
-  rank.attend(own.args);
-  rank.attend(cached.args);
-  EXPECT_EQ(cached.out, own.out);
-}
-
-TEST_F(Engine, PagesOutOfBoundsAreNotRead) {
-  const auto made = testing::write_tiny_index(other_path(), testing::c_index_options());
-  ASSERT_TRUE(made.ok());
-  const runtime::Index index(other_path());
-  runtime::Session session(index, runtime::dense_options());
-  Cache cache(*made, 0, 16);
-  cache.table[5] = -1;
-  cache.table[6] = 1 << 30;
-  Call call(2);
-  call.args.cache = &cache.args;
-  session.attend(call.args);  // AddressSanitizer looks on
-  cache.args.page_size = 12;
-  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
-}
-
-TEST_F(Engine, PreparedCallsRunManyTimesAtAnyLayer) {
-  const runtime::Index index(path());
-  runtime::Session session(index, testing::held_budget(0.2));
-  const std::vector<int64_t> positions = {5000, 5001, 5002};
-  Call call(3);
-  Prepared prepared;
-  {
-    const int64_t indptr[] = {0, 1, 3};
-    Call arguments(3);
-    arguments.q_tensor.data = call.q.data();
-    arguments.out_tensor.data = call.out.data();
-    arguments.lse_tensor.data = call.lse.data();
-    arguments.args.positions = positions.data();
-    arguments.args.indptr = indptr;
-    arguments.args.requests = 2;
-    prepared = prepare(session.handle(), arguments.args);
-  }
-  for (int round = 0; round < 3; ++round) {
-    for (const int64_t layer : {0, 1}) {
-      Call plain(3, static_cast<uint64_t>(10 + round), layer);
-      const int64_t indptr[] = {0, 1, 3};
-      plain.args.positions = positions.data();
-      plain.args.indptr = indptr;
-      plain.args.requests = 2;
-      call.q = plain.q;  // the same address
-      session.attend(plain.args);
-      ASSERT_EQ(sqz_call_run(prepared.get(), layer), SQZ_OK) << sqz_last_error();
-      EXPECT_EQ(call.out, plain.out);
-      EXPECT_EQ(call.lse, plain.lse);
-    }
-  }
-  EXPECT_EQ(sqz_call_run(prepared.get(), 2), SQZ_INVALID_ARGUMENT);
-  EXPECT_EQ(sqz_call_run(prepared.get(), -1), SQZ_INVALID_ARGUMENT);
-  EXPECT_EQ(sqz_call_run(nullptr, 0), SQZ_INVALID_ARGUMENT);
-  sqz_call_destroy(nullptr);
-}
-
-TEST_F(Engine, PreparedCallsOfSeveralSessions) {
-  ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
-  const runtime::Index index(path()), other(other_path());
-  runtime::Session a(index, testing::held_budget(0.2)), b(other, testing::held_budget(0.2));
-  Call call(3), plain(3);
-  Prepared prepared;
-  {
-    sqz_session* sessions[] = {b.handle(), nullptr, a.handle()};
-    const int64_t indptr[] = {0, 1, 2, 3};
-    for (Call* each : {&call, &plain}) {
-      each->args.indptr = indptr;
-      each->args.requests = 3;
-      each->args.sessions = sessions;
-    }
-    prepared = prepare(nullptr, call.args);
-    ASSERT_EQ(sqz_attend(nullptr, &plain.args), SQZ_OK);
-  }
-  ASSERT_EQ(sqz_call_run(prepared.get(), 0), SQZ_OK) << sqz_last_error();
-  EXPECT_EQ(call.out, plain.out);
-  EXPECT_EQ(call.lse, plain.lse);
-}
-
-TEST_F(Engine, PreparingChecksTheArguments) {
-  const runtime::Index index(path());
-  runtime::Session session(index, testing::held_budget(0.2));
-  Call call(3);
-  sqz_call* prepared = reinterpret_cast<sqz_call*>(8);
-  EXPECT_EQ(sqz_call_create(nullptr, &call.args, &prepared), SQZ_INVALID_ARGUMENT);
-  EXPECT_EQ(prepared, nullptr);
-  EXPECT_EQ(sqz_call_create(session.handle(), nullptr, &prepared), SQZ_INVALID_ARGUMENT);
-  EXPECT_EQ(sqz_call_create(session.handle(), &call.args, nullptr), SQZ_INVALID_ARGUMENT);
-  call.args.out = nullptr;
-  EXPECT_EQ(sqz_call_create(session.handle(), &call.args, &prepared), SQZ_INVALID_ARGUMENT);
-}
-
 // What a child of fork() finds; the bits that are missing from 15 say what failed.
-int look_from_child(sqz_index* index, sqz_session* session, sqz_call* prepared,
-                    const Call& expected) {
+int look_from_child(sqz_index* index, sqz_session* session, const Call& expected) {
   int good = 0;
   Call call(2);
-  if (sqz_attend(session, &call.args) == SQZ_UNSUPPORTED &&
-      sqz_call_run(prepared, 0) == SQZ_UNSUPPORTED) {
-    good |= 1;
-  }
+  if (sqz_attend(session, &call.args) == SQZ_UNSUPPORTED) good |= 1;
   if (std::strstr(sqz_last_error(), "fork()") != nullptr) good |= 2;
   auto options = testing::held_budget(0.2);
   sqz_session* own = nullptr;
@@ -460,7 +265,6 @@ int look_from_child(sqz_index* index, sqz_session* session, sqz_call* prepared,
     good |= 4;
   }
   sqz_session_destroy(own);
-  sqz_call_destroy(prepared);
   sqz_session_destroy(session);
   sqz_index_close(index);
   return good | 8;
@@ -475,12 +279,11 @@ TEST_F(Engine, AForkedChildSharesTheIndexAlone) {
   ASSERT_EQ(sqz_session_create(opened, &options, &session), SQZ_OK);
   Call expected(2);
   ASSERT_EQ(sqz_attend(session, &expected.args), SQZ_OK);
-  sqz_call* prepared = prepare(session, expected.args).release();
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     alarm(60);
-    _exit(look_from_child(opened, session, prepared, expected));
+    _exit(look_from_child(opened, session, expected));
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -490,7 +293,6 @@ TEST_F(Engine, AForkedChildSharesTheIndexAlone) {
   Call again(2);
   EXPECT_EQ(sqz_attend(session, &again.args), SQZ_OK) << sqz_last_error();
   EXPECT_EQ(again.out, expected.out);
-  sqz_call_destroy(prepared);
   sqz_session_destroy(session);
 }
 

@@ -76,7 +76,6 @@ TEST(H2o, RefusesAnIndexWithoutTheOrder) {
   EXPECT_THAT(status.message(), HasSubstr("order of heavy hitters: found none"));
   const double threshold = 0.1;
   const SelectionRequest bad[] = {{.selector = kH2o},
-                                  {.selector = kH2o, .estimate = true, .keep = 0.2},
                                   {.selector = kH2o, .levels = 1, .keep = 0.2},
                                   {.selector = kH2o, .thresholds = &threshold}};
   for (const auto& request : bad) {

@@ -155,15 +155,9 @@ TEST_P(Ideal, RefusesWhatItCannotServe) {
   EXPECT_NE(status.message().find("--calibrate-keys"), std::string::npos) << status.message();
   const double threshold = 0.1;
   EXPECT_TRUE(testing::refusal(plain, {.selector = kIdeal, .thresholds = &threshold}).ok());
-  without.has_kv = false;
-  EXPECT_EQ(
-      testing::refusal(testing::serve(without), {.selector = kIdeal, .thresholds = &threshold})
-          .code(),
-      Code::kUnsupported);
   const Served served = testing::serve(shape(GetParam()));
   const SelectionRequest bad[] = {{.selector = kIdeal},
                                   {.selector = kIdeal, .group = GroupPolicy::kMax, .keep = 0.2},
-                                  {.selector = kIdeal, .estimate = true, .keep = 0.2},
                                   {.selector = kIdeal, .levels = 1, .keep = 0.2}};
   for (const auto& request : bad) {
     EXPECT_EQ(testing::refusal(served, request).code(), Code::kInvalidArgument) << &request - bad;

@@ -86,19 +86,28 @@ TEST(Plan, BudgetOnTheTree) {
   EXPECT_EQ(p.log_thresholds[1][0], -3.5f);
 }
 
-TEST(Plan, BudgetFlatAndWithEstimates) {
+TEST(Plan, BudgetFlat) {
   const SelectionPlan flat = plan(make_setup(), {.levels = 1, .budget = 0.125});
   EXPECT_NEAR(flat.asked_keep, (1250 - 100 - 250) / 9900.0, 1e-12);
   EXPECT_NEAR(flat.log_thresholds[0][0], -flat.asked_keep * 10.24, 1e-4);
-  // Value means of the (1 - keep) 500 clusters that are not read, half a key each.
-  const SelectionPlan estimate =
-      plan(make_setup(), {.estimate = true, .levels = 1, .budget = 0.125});
-  const double keep = estimate.asked_keep;
-  EXPECT_NEAR(100 + 250 + 250 * (1 - keep) + 9900 * keep, 1250, 1e-9);
-  // The tree: level 1 drops half of 100, level 2 half of 500 but what is kept.
-  const SelectionPlan tree = plan(make_setup(), {.estimate = true, .budget = 0.125});
-  EXPECT_NEAR(100 + 50 + 125 + 25 + 250 * (0.5 - tree.asked_keep) + 9900 * tree.asked_keep, 1250,
-              1e-9);
+}
+
+TEST(Plan, BudgetWithKeyCodes) {
+  Inputs coded = make_setup();
+  coded.metadata.key_codes = 2;
+  for (LayerView& view : coded.layers) {
+    view.head_dim = 64;
+    view.key_codes.bits = 2;
+  }
+  const double code = 18 / 256.0;  // 64 times 2 bits and a scale, beside a key and its value
+  for (const auto& [levels, fixed] : {std::pair(1, 100 + 250 + 250.0), {2, 100 + 50 + 125 + 25.0}}) {
+    const SelectionPlan p = plan(coded, {.levels = levels, .budget = 0.125});
+    EXPECT_TRUE(p.approximate);
+    EXPECT_GT(p.alive, p.asked_keep);
+    // Means stand for what is not read: at level 1 half of 100, at level 2 half of 500.
+    const double means = levels == 2 ? 125 : 0;
+    EXPECT_NEAR(fixed + means + 9900 * (p.alive * code + p.asked_keep), 1250, 0.1);
+  }
 }
 
 TEST(Plan, AboveWhatTheTreeLetsThroughTheFlatPathServes) {
@@ -183,9 +192,6 @@ TEST(Plan, RefusesRequestsThatMakeNoSense) {
   for (const SelectionRequest& request : bad) {
     EXPECT_EQ(refusal(s, request).code(), Code::kInvalidArgument) << &request - bad;
   }
-  Inputs without = s;
-  without.metadata.has_value_means = false;
-  EXPECT_EQ(refusal(without, {.estimate = true, .keep = 0.1}).code(), Code::kUnsupported);
 }
 
 }  // namespace

@@ -218,7 +218,6 @@ TEST(Quest, RefusesWhatItCannotServe) {
   const double threshold = 0.1;
   const SelectionRequest bad[] = {
       {.selector = kQuest},
-      {.selector = kQuest, .estimate = true, .keep = 0.2},
       {.selector = kQuest, .levels = 1, .keep = 0.2},
       {.selector = kQuest, .thresholds = &threshold},
       {.selector = kQuest, .budget = 0.2, .keep = 0.2},

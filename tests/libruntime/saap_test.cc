@@ -269,7 +269,6 @@ TEST_F(Saap, RefusesWhatItCannotServe) {
   const double threshold = 0.1;
   const SelectionRequest bad[] = {
       {.selector = SelectorKind::kSaap},
-      {.selector = SelectorKind::kSaap, .estimate = true, .keep = 0.2},
       {.selector = SelectorKind::kSaap, .group = GroupPolicy::kMax, .keep = 0.2},
       {.selector = SelectorKind::kSaap, .thresholds = &threshold},
       {.selector = SelectorKind::kKmeans, .group = GroupPolicy::kAny, .keep = 0.2}};

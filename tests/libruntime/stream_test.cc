@@ -64,7 +64,6 @@ TEST_P(Stream, RefusesOrReadsEverything) {
   const Served served = testing::serve(shape(GetParam()));
   const double threshold = 0.1;
   const SelectionRequest bad[] = {{.selector = kStream},
-                                  {.selector = kStream, .estimate = true, .keep = 0.2},
                                   {.selector = kStream, .levels = 1, .keep = 0.2},
                                   {.selector = kStream, .thresholds = &threshold}};
   for (const auto& request : bad) {

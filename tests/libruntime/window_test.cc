@@ -91,7 +91,6 @@ TEST_P(Window, RefusesOrReadsEverything) {
   const Served served = testing::serve(longer);
   const double threshold = 0.1;
   const SelectionRequest bad[] = {{.selector = kWindow},
-                                  {.selector = kWindow, .estimate = true, .keep = 0.2},
                                   {.selector = kWindow, .levels = 1, .keep = 0.2},
                                   {.selector = kWindow, .thresholds = &threshold}};
   for (const auto& request : bad) {

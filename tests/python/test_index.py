@@ -14,18 +14,18 @@ def test_info_is_what_the_file_says(index):
     assert (info.query_heads, info.kv_heads, info.head_dim) == (1, 1, 8)
     assert info.path == str(SEEDS / "two_levels.sqz")
     assert info.file_bytes == (SEEDS / "two_levels.sqz").stat().st_size
-    assert (info.producer, info.architecture, info.dtype) == ("sqz 0.1.0", "LlamaForCausalLM", "bfloat16")
-    assert info.has_kv is True and info.partition == "kmeans"
+    assert (info.producer, info.architecture, info.dtype) == ("sqz 0.2.0", "LlamaForCausalLM", "bfloat16")
+    assert info.partition == "kmeans"
     assert info.attention_scale == pytest.approx(8 ** -0.5)
     assert len(info.model_fingerprint) == 16 and int(info.tokenizer_hash, 16) == 0xaa
     assert repr(info).startswith("IndexInfo(path=")
 
 
-@pytest.mark.parametrize("name, partition, has_kv, page_size", [
-    ("pages", "pages", True, 8), ("buckets", "buckets", True, 0), ("one_level_without_kv", "kmeans", False, 0)])
-def test_partitions(name, partition, has_kv, page_size):
+@pytest.mark.parametrize("name, partition, page_size", [
+    ("pages", "pages", 8), ("buckets", "buckets", 0), ("one_level", "kmeans", 0)])
+def test_partitions(name, partition, page_size):
     info = sqz.Index(SEEDS / f"{name}.sqz").info
-    assert (info.partition, info.has_kv, info.page_size) == (partition, has_kv, page_size)
+    assert (info.partition, info.page_size) == (partition, page_size)
 
 
 def test_read_into_memory(index, tmp_path):

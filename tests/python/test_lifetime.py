@@ -15,15 +15,14 @@ import numpy as np, sqz
 index = sqz.Index({str(SEEDS / "two_levels.sqz")!r})
 session = sqz.Session(index, selector="dense", threads=2)
 q = np.ones((1, 1, 8), np.float32)
-call = session.prepare(q, np.empty_like(q), np.empty((1, 1), np.float32))
-call(0)
+session.attend(0, q)
 """
 
 
 @pytest.mark.parametrize("rest", [
     "",
-    "import builtins; builtins.kept = index, session, call",  # outlives the module
-    "import builtins; builtins.kept = index, session, call; sqz._library.lib = sqz.session.lib = None",
+    "import builtins; builtins.kept = index, session",  # outlives the module
+    "import builtins; builtins.kept = index, session; sqz._library.lib = sqz.session.lib = None",
     "session.me = session",  # only the collector finds it
     "raise SystemExit",
 ])
@@ -47,7 +46,7 @@ import threading, time
 def serve():
     try:
         while True:
-            call(0)
+            session.attend(0, q)
     except sqz.Error:
         pass
 threading.Thread(target=serve, daemon=True).start()
@@ -61,16 +60,15 @@ def test_a_forked_child_opens_its_own_session():
     end = python(OPEN + """
 import os, threading, warnings
 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
-threading.Thread(target=lambda: [call(0) for _ in range(10000)]).start()
+threading.Thread(target=lambda: [session.attend(0, q) for _ in range(10000)]).start()
 child = os.fork()
 if child == 0:
-    for use in (lambda: session.attend(0, q), lambda: call(0)):
-        try:
-            use()
-        except sqz.Error as error:
-            assert error.status == 5 and "fork" in str(error), error
-        else:
-            raise AssertionError("a parent's session served its child")
+    try:
+        session.attend(0, q)
+    except sqz.Error as error:
+        assert error.status == 5 and "fork" in str(error), error
+    else:
+        raise AssertionError("a parent's session served its child")
     index.verify()
     out, lse = sqz.Session(index, selector="dense").attend(0, q)
     assert np.isfinite(lse).all()
@@ -90,12 +88,9 @@ def test_threads_take_turns(heads):
 
     def serve(seed):
         q = queries(heads.info, 2, seed)
-        out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
-        call = session.prepare(q, out, lse)
         try:
             for turn in range(10**6):
-                call(0)
-                if not np.array_equal(out, expected[seed]):
+                if not np.array_equal(session.attend(0, q)[0], expected[seed]):
                     failures.append((seed, turn))
                 served.append(seed)
         except sqz.Error as error:
@@ -129,8 +124,8 @@ def test_two_calls_over_the_same_sessions_do_not_lock_each_other_out(heads):
 
 
 def test_a_library_that_is_not_there():
-    end = python("import sqz", SQZ_LIBRARY="/nowhere/libsqz.so.0")
-    assert "ImportError: libsqz cannot be loaded: /nowhere/libsqz.so.0" in end.stderr
+    end = python("import sqz", SQZ_LIBRARY="/nowhere/libsqz.so.0.2")
+    assert "ImportError: libsqz cannot be loaded: /nowhere/libsqz.so.0.2" in end.stderr
     assert "set SQZ_LIBRARY" in end.stderr
 
 

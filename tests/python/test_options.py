@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import sqz
-from conftest import SEEDS, queries
+from conftest import queries
 
 
 @pytest.mark.parametrize("options, error, sentence", [
@@ -15,7 +15,6 @@ from conftest import SEEDS, queries
     ({"selector": "best"}, ValueError, "selector: found 'best', expected auto, squeezed, dense, quest"),
     ({"rule": "any"}, ValueError, "rule: found 'any', expected threshold, budget"),
     ({"group": "median"}, ValueError, "group: found 'median', expected mean, max, any"),
-    ({"residual": "keep"}, ValueError, "residual: found 'keep', expected auto, estimate, drop"),
     ({"thresholds": 0.5}, TypeError, "thresholds: found 0.5, expected a sequence of numbers"),
     ({"thresholds": [0.5] * 5}, ValueError, "thresholds: found 5, expected [12], one for each level in use"),
     ({"thresholds": []}, ValueError, "thresholds: found 0, expected"),
@@ -35,21 +34,11 @@ def test_options(index, options, error, sentence):
         sqz.Session(index, **options)
 
 
-def test_what_is_no_index_session_or_cache(index):
-    session, q = sqz.Session(index, selector="dense"), queries(index.info, 1)
+def test_what_is_no_index_or_session(index):
     with pytest.raises(TypeError, match="index: found str, expected an Index"):
         sqz.Session("manual.sqz", selector="dense")
     with pytest.raises(TypeError, match=r"sessions\[0\]: found Index, expected a Session or None"):
-        sqz.attend([index], 0, q)
-    with pytest.raises(TypeError, match="cache: found tuple, expected a KVCache"):
-        session.attend(0, q, cache=(q, q))
-
-
-def test_an_index_without_keys_and_values():
-    index = sqz.Index(SEEDS / "one_level_without_kv.sqz")
-    with pytest.raises(sqz.Error) as raised:
-        sqz.Session(index, selector="dense").attend(0, queries(index.info, 1))
-    assert raised.value.status == 5
+        sqz.attend([index], 0, queries(index.info, 1))
 
 
 @pytest.mark.parametrize("change, error, sentence", [
@@ -78,12 +67,6 @@ def test_arguments(index, change, error, sentence):
     arguments = {"layer": 0, "q": queries(index.info, 3)} | change
     with pytest.raises(error, match=sentence):
         session.attend(**arguments)
-    if "layer" not in change:
-        with pytest.raises(error, match=sentence):
-            prepared = {"out": np.empty((3, 1, 8), np.float32), "lse": np.empty((3, 1), np.float32)} | change
-            session.prepare(**{"q": arguments["q"]} | prepared)
-            if "token 0" in sentence:  # a matter of the run
-                session.prepare(**{"q": arguments["q"]} | prepared)(0)
 
 
 def test_memory_that_must_not_be_written(index):

@@ -90,8 +90,6 @@ def test_broken_indexes(model, index, folder, tmp_path):
     refused(sqz.Error, "No such file", model, tmp_path / "none.sqz")
     (tmp_path / "cut.sqz").write_bytes(index.read_bytes()[:-4096])
     refused(sqz.Error, "cut.sqz", model, tmp_path / "cut.sqz")
-    refused(ValueError, "without keys and values", model,
-            build(folder / "context.h5", tmp_path / "no-kv.sqz", "--no-kv"))
     refused(sqz.Error, "budget", model, index, selector="auto", budget=2.0)
     refused(TypeError, "bugdet", model, index, bugdet=0.5)
 

@@ -16,7 +16,6 @@ def test_mypy_strict(tmp_path):
                     "with sqz.Index('a.sqz') as index, sqz.Session(index, budget=0.125, device='cuda:1') as session:\n"
                     "    q = np.zeros((1, index.info.query_heads, index.info.head_dim), np.float32)\n"
                     "    out, lse = session.attend(0, q, indptr=[0, 1], positions=np.array([index.info.tokens]))\n"
-                    "    session.prepare(q, out, lse)(0)\n"
                     "    share: float = session.stats().delivered_budget\n")
     # Before 1.11, errors have other names, and what torch would tell is not there.
     old = tuple(map(int, version("mypy").split(".")[:2])) < (1, 11)

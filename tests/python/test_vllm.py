@@ -131,7 +131,7 @@ def test_a_layers_number(name, number):
         context.number_of(name + ".5")
 
 
-INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_heads=2, head_dim=64, has_kv=True,
+INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_heads=2, head_dim=64,
                        partition="kmeans")
 
 

@@ -86,16 +86,6 @@ TEST_F(CalibrateTool, ThePromptsGetTheBudgetThatIsAsked) {
   EXPECT_NEAR(answer.last()["keep"]["delivered"], 0.3, 0.04);
 }
 
-TEST_F(CalibrateTool, KeysNeedNotStayInTheFile) {
-  ASSERT_EQ(build("bare.sqz", {"--no-kv", "--calibrate-with", path("q.txt")}).code, 0);
-  const Json info = run(kIndex, {"info", path("bare.sqz"), "--json"}).last();
-  EXPECT_FALSE(info["kv"]);
-  EXPECT_THAT(info["calibration"]["source"].get<std::string>(), HasSubstr("prompts"));
-  const ToolRun refused = calibrate("bare.sqz", {"--prompts", path("q.txt")});
-  EXPECT_EQ(refused.code, 3);
-  EXPECT_THAT(refused.err, HasSubstr("no keys and values"));
-}
-
 TEST_F(CalibrateTool, BadInputLeavesTheIndexAsItWas) {
   ASSERT_EQ(build("a.sqz").code, 0);
   const std::string before = read_all(path("a.sqz"));

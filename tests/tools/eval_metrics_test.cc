@@ -110,23 +110,16 @@ TEST(EvalSettings, CrossProductWithDenseFirstAndOnce) {
   EXPECT_EQ(index_kinds(*settings).size(), 1u);
 }
 
-TEST(EvalSettings, WithKeyCodesAGpuAlwaysDrops) {
-  const auto residuals = [](bool gpu, std::vector<std::string> given) {
+TEST(EvalSettings, KeyCodesApproximateOnACpuAlone) {
+  for (const bool gpu : {false, true}) {
     SettingOptions options;
     options.selectors = {"squeezed"};
     options.key_codes = {0, 2};
     options.gpu = gpu;
-    options.residuals = std::move(given);
     const auto settings = make_settings(options);
-    std::vector<std::string> out;
-    for (const Setting& setting : *settings) {
-      if (!setting.dense()) out.push_back(setting.options.residual);
-    }
-    return out;
-  };
-  EXPECT_THAT(residuals(false, {}), ElementsAre("drop", "estimate"));
-  EXPECT_THAT(residuals(true, {}), ElementsAre("drop", "drop"));
-  EXPECT_THAT(residuals(true, {"estimate"}), ElementsAre("estimate", "drop"));
+    EXPECT_FALSE(settings->at(1).approximates);
+    EXPECT_EQ(settings->at(2).approximates, !gpu);
+  }
 }
 
 TEST(EvalSettings, UnknownSelectorIsRefused) {

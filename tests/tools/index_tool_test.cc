@@ -188,8 +188,6 @@ TEST_F(IndexToolTest, BuildsPages) {
                  "--partition");
   expect_refused({"build", "--capture", file, "-o", path("y.sqz"), "--page-size", "0"}, 2,
                  "--page-size");
-  expect_refused({"build", "--capture", file, "-o", path("y.sqz"), "--calibrate-keys", "--no-kv"},
-                 2, "--calibrate-keys is for");
 }
 
 TEST_F(IndexToolTest, CompressWritesTheBytesOfABuild) {
@@ -197,7 +195,7 @@ TEST_F(IndexToolTest, CompressWritesTheBytesOfABuild) {
   ASSERT_EQ(run(kTool, {"build", "--capture", file, "-o", whole}).code, 0);
   const std::vector<std::vector<std::string>> cases = {
       {"--rows", "q8"},
-      {"--rows", "q4", "--key-codes", "1", "--layers16", "0"},
+      {"--rows", "q8", "--key-codes", "1", "--layers16", "0"},
       {"--key-codes", "2"}};
   for (const auto& options : cases) {
     std::vector<std::string> build = {"build", "--capture", file, "-o", path("y.sqz"), "--force"};
@@ -234,7 +232,7 @@ TEST_F(IndexToolTest, OptionsComeFromTheEnvironmentToo) {
 TEST_F(IndexToolTest, DryRunTellsTheSizeAndWritesNothing) {
   const std::string file = capture(), index = path("x.sqz");
   for (const std::vector<std::string>& options : std::vector<std::vector<std::string>>{
-           {}, {"--no-kv"}, {"--levels", "1"}, {"--dtype", "f16", "--tail", "40"}}) {
+           {}, {"--levels", "1"}, {"--dtype", "f16", "--tail", "40"}}) {
     std::vector<std::string> arguments = {"build", "--capture", file,     "-o",
                                           index,   "--json",    "--force"};
     arguments.insert(arguments.end(), options.begin(), options.end());

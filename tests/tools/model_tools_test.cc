@@ -269,10 +269,6 @@ TEST_F(ModelToolsTest, RefusesAnIndexOfAnotherModelOrTokenizer) {
 TEST_F(ModelToolsTest, GenerateRefusesWhatItCannotServe) {
   const std::string text = text_file("a.txt", prose(400));
   ASSERT_EQ(build("a.sqz", {text}).code, 0);
-  ASSERT_EQ(build("bare.sqz", {text, "--no-kv"}).code, 0);
-  const ToolRun bare = generate("bare.sqz", {"--prompt", "x"});
-  EXPECT_EQ(bare.code, 3);
-  EXPECT_THAT(bare.err, HasSubstr("--no-kv"));
   EXPECT_EQ(generate("none.sqz", {"--prompt", "x"}).code, 3);
   EXPECT_EQ(generate("a.sqz", {}, "\n\n").code, 2);  // no prompt at all
   const ToolRun bytes = generate("a.sqz", {"--prompts", text_file("p.txt", "good\n\xff\n")});

@@ -21,7 +21,6 @@ Json eval_row_json() {
           {"levels", 2},
           {"rule", "budget"},
           {"group", "mean"},
-          {"residual", "drop"},
           {"layers", "uniform"},
           {"block", 0},
           {"trials", 8},
@@ -146,8 +145,8 @@ TEST_F(Results, SettingsAreTold) {
     EXPECT_TRUE(results.ok()) << results.status().message();
     return results.ok() ? results->rows.at(0).setting : "";
   };
-  EXPECT_EQ(setting({{"levels", 1}, {"group", "max"}, {"residual", "estimate"}}),
-            "squeezed, 1 level, rule budget, group max, residual estimate");
+  EXPECT_EQ(setting({{"levels", 1}, {"group", "max"}}),
+            "squeezed, 1 level, rule budget, group max");
   const Json bare = {{"levels", nullptr}, {"rule", nullptr}};  // a merge patch takes them away
   const auto with = [&](Json more) {
     more.update(bare);

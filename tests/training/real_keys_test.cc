@@ -197,7 +197,7 @@ bool check_layer(const testing::Served& served, Session& session, int64_t layer,
       const int64_t row =
           i / served.group() * o.query_heads + head * served.group() + i % served.group();
       const auto expected = reference::attend(&queries[row * o.head_dim], view, head,
-                                              served.scale(), selected, request.estimate);
+                                              served.scale(), selected, false);
       EXPECT_NEAR(output->lse[row], expected.lse, 2e-5) << "row " << row;
       for (int64_t c = 0; c < o.head_dim; ++c) {
         EXPECT_NEAR(output->out[row * o.head_dim + c], expected.out[c],
@@ -216,14 +216,14 @@ TEST_F(RealKeys, SelectionsAndStatesEqualTheReference) {
   for (const int levels : {1, 2}) {
     for (const RuleKind rule : {RuleKind::kThreshold, RuleKind::kBudget}) {
       for (const GroupPolicy group : kGroupPolicies) {
-        for (const bool estimate : {false, true}) {
+        {
           const SelectionRequest request{
-              .rule = rule, .group = group, .estimate = estimate, .levels = levels, .keep = 0.1};
+              .rule = rule, .group = group, .levels = levels, .keep = 0.1};
           const auto session = open(request);
           for (int64_t layer = 0; layer < served().options.layers; ++layer) {
             for (const int64_t tokens : {int64_t{1}, kQuestion}) {
               SCOPED_TRACE(concat("levels ", levels, " rule ", static_cast<int>(rule), " group ",
-                                  group_policy_name(group), " estimate ", estimate, " layer ",
+                                  group_policy_name(group), " layer ",
                                   layer, " tokens ", tokens));
               clear +=
                   check_layer(served(), *session, layer, questions(layer, tokens), request, fill);

@@ -51,12 +51,7 @@ std::string source_text(const CalibrationPrompts& prompts, int64_t answer_tokens
 }  // namespace
 
 Status check_prompts_possible(const SqzFile& index) {
-  SQZ_RETURN_IF_ERROR(check_calibratable(index));
-  if (index.metadata().has_kv) return {};
-  return {Code::kUnsupported,
-          concat(index.path(),
-                 ": the index holds no keys and values to answer prompts with (it was built with "
-                 "--no-kv); build it again with --no-kv --calibrate-with")};
+  return check_calibratable(index);
 }
 
 Result<RecordedQueries> record_queries(Runner& runner, const std::string& path,

@@ -48,11 +48,9 @@ JsonText pruned_json(const IndexMetadata& metadata) {
 }
 
 std::string rows_text(const IndexMetadata& metadata) {
-  if (!metadata.has_kv) return "not stored: the engine brings them";
   std::string out = "stored";
   if (metadata.rows != RowKind::k16) {
-    out += concat(" as ", rows_name(metadata.rows), ": keys in 8 bits, values in ",
-                  value_bits(metadata.rows));
+    out += concat(" as ", rows_name(metadata.rows), ", in 8 bits");
   }
   std::vector<int64_t> layers16;
   for (size_t i = 0; i < metadata.layers.size(); ++i) {
@@ -120,7 +118,6 @@ JsonMembers index_json(const SqzFile& file, const Calibration& calibration) {
           {"dtype", dtype_name(metadata.dtype)},
           {"rows", rows_name(metadata.rows)},
           {"key_codes", metadata.key_codes},
-          {"kv", metadata.has_kv},
           {"value_means", metadata.has_value_means},
           {"layers", layers_json(metadata)},
           {"calibration",

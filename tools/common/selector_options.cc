@@ -58,11 +58,6 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
       ->excludes(mass);
   app.add_option("--group", options.group, "How scores of a GQA group are combined")
       ->check(CLI::IsMember({"mean", "max", "any"}));
-  app.add_option(
-         "--residual", options.residual,
-         "Clusters that are not read: dropped or estimated (default: drop, of an index with key "
-         "codes estimate; on a GPU those are always dropped)")
-      ->check(CLI::IsMember({"drop", "estimate"}));
   app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
       ->check(whole_number(0));
   app.add_option("--layers", options.layers,
@@ -103,9 +98,6 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
   out.group = options.group == "mean"  ? SQZ_GROUP_MEAN
               : options.group == "max" ? SQZ_GROUP_MAX
                                        : SQZ_GROUP_ANY;
-  out.residual = options.residual == "estimate" ? SQZ_RESIDUAL_ESTIMATE
-                 : options.residual == "drop"   ? SQZ_RESIDUAL_DROP
-                                                : SQZ_RESIDUAL_AUTO;
   if (out.selector == SQZ_SELECTOR_DENSE) return out;
   out.uniform_layers = options.layers == kUniformLayers ? 1 : 0;
   if (!options.layer_scales.empty()) {

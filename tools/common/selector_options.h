@@ -25,7 +25,6 @@ struct SelectorOptions {
   int levels = 0;
   std::string rule = "threshold";
   std::string group = "mean";
-  std::string residual;  // empty: estimate with key codes, else drop
   int64_t block = 0;
   std::optional<int> dense_layers;  // none: what the selector wants
   std::string layers;  // a layer profile, or kUniformLayers; empty: what the index embeds

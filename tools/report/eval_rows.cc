@@ -40,8 +40,6 @@ std::string setting_of(JsonFields& fields, double asked, const std::string& labe
   if (fields.has("rule")) out += ", rule " + fields.text("rule");
   const std::string group = fields.text("group", "mean");
   if (group != "mean") out += ", group " + group;
-  const std::string residual = fields.text("residual", "drop");
-  if (residual != "drop") out += ", residual " + residual;
   if (fields.has("dense_layers")) {
     out += concat(", dense layers ", fields.integer("dense_layers", 0, INT64_MAX));
   }

@@ -138,7 +138,7 @@ Status calibrate(EvalModel& model, const Pass& pass, const std::string& path, in
     SQZ_RETURN_IF_ERROR(
         model.tokenizer().encode(pass.facts[i].prompt, false, prompts.prompts.back()));
   }
-  const RecalibrateOptions in_place{true, true, threads};
+  const RecalibrateOptions in_place{true, threads};
   return calibrate_with_prompts(model.runner(), path, prompts, path, in_place, [](double) {})
       .status();
 }

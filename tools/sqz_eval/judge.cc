@@ -138,8 +138,8 @@ Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool l
         cells_[error][one.setting].context_error.add(value);
       }
     }
-    // An estimate's lse counts keys that were not read.
-    if (wants(Task::kRecall) && settings_[one.setting].options.residual == "drop") {
+    // The lse counts keys that were approximated, too.
+    if (wants(Task::kRecall) && !settings_[one.setting].approximates) {
       SQZ_RETURN_IF_ERROR(add(recall, one, block_means(results[i].recall, block)));
     }
   }

@@ -26,7 +26,7 @@ const char* const kHelp =
              with the exact attention to the tokens since), mean over layers, query heads and
              tokens, all other layers dense; of the text that follows and of the questions
     recall   part of the dense attention to the fixed context that is on keys that were read;
-             not of --residual estimate
+             not with --key-codes on a CPU, which approximate the others
     drafts   part of the tokens a setting drafts that dense attention keeps (sqz-generate
              --lossless); of 64 tokens that go on behind each trial of loss
   Contexts that differ only in their facts share a dense pass of the model: up to --share needles
@@ -107,16 +107,10 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
                  "How a GQA group's scores are combined: mean, max, any")
       ->delimiter(',')
       ->check(CLI::IsMember({"mean", "max", "any"}));
-  app.add_option(
-         "--residual", settings.residuals,
-         "Clusters that are not read: drop, estimate (default: drop, with key codes estimate; "
-         "with these a GPU always drops)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"drop", "estimate"}));
   app.add_option("--rows", settings.rows,
-                 "Rows of the index: bf16, q8, q4 (of selectors that read clusters)")
+                 "Rows of the index: bf16, q8 (of selectors that read clusters)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"bf16", "q8", "q4"}));
+      ->check(CLI::IsMember({"bf16", "q8"}));
   app.add_option("--key-codes", settings.key_codes,
                  "Bits a dimension of the key codes that squeezed chooses by; 0: none")
       ->delimiter(',')

@@ -19,7 +19,6 @@ constexpr std::array kSelectors = {
                    .levels = true,
                    .rule = true,
                    .group = true,
-                   .residual = true,
                    .mass = true,
                    .rows = true,
                    .codes = true},
@@ -75,8 +74,7 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options, c
                   std::vector<Setting>& out) {
   const SelectorOptions standard;
   Setting setting = coded;
-  const bool codes = setting.key_codes > 0, drops = codes && options.gpu;
-  const std::string usual = codes && !drops ? "estimate" : "drop";
+  setting.approximates = setting.key_codes > 0 && !options.gpu;
   setting.options.selector = traits.name;
   setting.options.block = options.block;
   setting.options.dense_layers = options.dense_layers;
@@ -88,11 +86,7 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options, c
       setting.options.rule = rule;
       for (const auto& group : taken(traits.group && !mass, options.groups, standard.group)) {
         setting.options.group = group;
-        const bool given = traits.residual && !options.residuals.empty() && !drops;
-        for (const auto& residual : taken(given, options.residuals, usual)) {
-          setting.options.residual = residual;
-          add_amounts(options, setting, out);
-        }
+        add_amounts(options, setting, out);
       }
     }
   }
@@ -198,7 +192,6 @@ std::string Setting::text() const {
   if (traits->levels) out += concat(", levels ", options.levels);
   if (traits->rule) out += ", rule " + options.rule;
   if (traits->group) out += ", group " + options.group;
-  if (traits->residual) out += ", residual " + options.residual;
   if (traits->budget && options.layers != kUniformLayers) out += ", layers " + options.layers;
   if (options.dense_layers && !dense()) out += concat(", dense layers ", *options.dense_layers);
   return out;

@@ -16,7 +16,7 @@ struct SelectorTraits {
   const char* name;
   const char* served;  // the selector of libruntime that it is
   const char* index;   // kind of index: one is built of each view for every kind in use
-  bool budget = true, levels = false, rule = false, group = false, residual = false;
+  bool budget = true, levels = false, rule = false, group = false;
   bool mass = false;                 // ... the rule mass
   bool keys = false;                 // needs the calibration of single keys
   bool heavy = false;                // needs the order of heavy hitters
@@ -64,10 +64,9 @@ struct SettingOptions {
   std::vector<double> masses = {0.9};  // of the rule mass
   std::vector<int> levels = {0};
   std::vector<std::string> rules = {"threshold"}, groups = {"mean"};
-  std::vector<std::string> residuals;  // empty: estimate with key codes, else drop
   std::vector<std::string> rows = {"bf16"};
   std::vector<int> key_codes = {0};
-  bool gpu = false;  // serves: with key codes it always drops
+  bool gpu = false;  // serves: it does not use key codes
   int64_t block = 0;
   std::optional<int> dense_layers;
   std::vector<std::string> layers = {kUniformLayers};  // profiles of layers to compare
@@ -78,6 +77,7 @@ struct Setting {
   SelectorOptions options;
   RowKind rows = RowKind::k16;
   int key_codes = 0;
+  bool approximates = false;  // keys that are not read, by key codes
 
   IndexKind index() const { return {traits->index, rows, key_codes}; }
   std::string coding() const;  // " q8, codes 2"; empty of 16-bit rows without codes

@@ -22,7 +22,7 @@ JsonText estimate_json(const Estimate& estimate) {
 }
 
 Line header() {
-  return {"task",   "selector", "levels", "rule",      "group",  "residual",
+  return {"task",   "selector", "levels", "rule",      "group",
           "layers", "tokens",   "asked",  "delivered", "lowest", "highest",
           "keys",   "mass",     "value",  "to dense",  "agree",  "n"};
 }
@@ -45,7 +45,6 @@ Line line_of(const Row& row) {
                                     : concat(options.levels),
               traits.rule ? options.rule : kNone,
               traits.group ? options.group : kNone,
-              traits.residual ? options.residual : kNone,
               traits.budget ? std::filesystem::path(options.layers).filename().string() : kNone,
               concat(row.tokens)};
   if (!row.skipped.empty()) {
@@ -84,7 +83,6 @@ JsonMembers row_json(const Row& row) {
   if (traits.levels) out["levels"] = options.levels;
   if (traits.rule) out["rule"] = options.rule;
   if (traits.group) out["group"] = options.group;
-  if (traits.residual) out["residual"] = options.residual;
   if (traits.budget) out["layers"] = options.layers;
   if (options.layer_budgets) out["allocation"] = allocation_json(*options.layer_budgets);
   out["block"] = options.block;

@@ -52,12 +52,6 @@ Status check_index(const sqz_index_info& index, const ModelDescription& model,
     SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(arguments.index));
     return check_same_model(file->metadata().model, model, arguments.index);
   }
-  if (index.has_kv == 0) {
-    return {Code::kUnsupported,
-            concat(arguments.index,
-                   ": the index holds no keys and values (it was built with --no-kv); "
-                   "build it without --no-kv to generate from it")};
-  }
   const std::string built_with = index.tokenizer_hash;
   if (built_with.empty() || built_with == tokenizer.hash()) return {};
   return {Code::kMismatch,

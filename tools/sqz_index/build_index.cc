@@ -154,12 +154,11 @@ Result<BuiltIndex> build_with_prompts(Runner& runner, const FixedTokens& tokens,
   protect_output(target.path);
   // A name that protect_output() looks for.
   const Scratch scratch(concat(target.path, ".tmp.", ::getpid(), ".uncalibrated"));
-  IndexTarget uncalibrated{scratch.path(), true, target.options};
-  uncalibrated.options.keep_kv = true;
+  const IndexTarget uncalibrated{scratch.path(), true, target.options};
   SQZ_ASSIGN_OR_RETURN(BuiltIndex out,
                        build_pass(runner, tokens, uncalibrated, progress, kBuildShare));
   const Stopwatch watch;
-  const RecalibrateOptions options{target.force, target.options.keep_kv, target.options.threads};
+  const RecalibrateOptions options{target.force, target.options.threads};
   SQZ_ASSIGN_OR_RETURN(out.report.bytes,
                        calibrate_with_prompts(
                            runner, scratch.path(), prompts, target.path, options, [&](double done) {

@@ -27,9 +27,8 @@ DType dtype_of(const BuildArguments& arguments) {
 
 void add_row_options(CLI::App& app, RowOptions& options) {
   app.add_option("--rows", options.rows,
-                 "Keys and values of clusters: in 16 bits a number (bf16, f16), in 8 (q8), or keys "
-                 "in 8 and values in 4 (q4)")
-      ->check(CLI::IsMember({"bf16", "f16", "q8", "q4"}));
+                 "Keys and values of clusters: in 16 bits a number (bf16, f16) or in 8 (q8)")
+      ->check(CLI::IsMember({"bf16", "f16", "q8"}));
   app.add_option("--key-codes", options.key_codes,
                  "Bits a dimension of codes that choose single keys; 0: none")
       ->check(CLI::Range(0, 2));
@@ -48,7 +47,7 @@ Result<CompressOptions> compress_options(const RowOptions& rows, DType dtype,
   const char* own = dtype == DType::kF16 ? "f16" : "bf16";
   if (out.rows != RowKind::k16 || rows.rows.empty() || rows.rows == own) return out;
   return Status(Code::kInvalidArgument, concat("--rows: found ", rows.rows, ", expected ", own,
-                                               ", the type of the index, q8 or q4"));
+                                               ", the type of the index, or q8"));
 }
 
 void add_build_options(CLI::App& app, BuildArguments& arguments) {
@@ -126,8 +125,6 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
                  "Type of stored keys, values and centroids (default: that of --rows, or bf16)")
       ->check(CLI::IsMember({"bf16", "f16"}));
   add_row_options(app, arguments.rows);
-  app.add_flag("--no-kv", arguments.no_kv,
-               "Store no clustered keys and values: the engine brings its own cache");
   app.add_option("--calibrate-with", arguments.calibrate_with,
                  "Prompts that calibrate instead of the context's last tokens: one a line; in "
                  "F.jsonl objects with \"prompt\". May be repeated")
@@ -211,9 +208,6 @@ Status check_arguments(const BuildArguments& arguments) {
        "--qmodel brings its own buckets: pass it or --partition pages, not both"},
       {prompts && !arguments.qmodel.empty() && !keys,
        "--calibrate-with: an index of buckets has nothing to calibrate without --calibrate-keys"},
-      {keys && arguments.no_kv,
-       "--calibrate-keys is for --selector ideal, which needs the keys that --no-kv leaves out: "
-       "pass one of the two"},
       {fractions.size() > static_cast<size_t>(kMaxLevels),
        concat("--level-fractions: found ", fractions.size(), " levels, expected at most ",
               kMaxLevels)},
@@ -240,7 +234,6 @@ BuildOptions build_options(const BuildArguments& arguments, const CommonOptions&
   out.dtype = dtype_of(arguments);
   const auto compress = compress_options(arguments.rows, out.dtype, common);
   if (compress.ok()) out.compress = *compress;  // check_arguments() refuses the others
-  out.keep_kv = !arguments.no_kv;
   out.partition = arguments.partition == "pages" ? Partition::kPages
                   : buckets                      ? Partition::kBuckets
                                                  : Partition::kKmeans;

@@ -13,7 +13,7 @@ namespace sqz {
 
 // --rows, --key-codes, --layers16.
 struct RowOptions {
-  std::string rows;  // "bf16", "f16", "q8", "q4"; empty: the index's dtype
+  std::string rows;  // "bf16", "f16", "q8"; empty: the index's dtype
   int key_codes = 0;
   std::vector<int64_t> layers16;
 };
@@ -36,8 +36,7 @@ struct BuildArguments {
   std::optional<int64_t> sink, tail;  // absent: the defaults of the partition
   int levels = 2;
   std::vector<double> level_fractions;  // empty: the defaults of `levels`
-  bool no_kv = false;
-  std::string dtype;  // empty: what the rows are of, or bf16
+  std::string dtype;                    // empty: what the rows are of, or bf16
   RowOptions rows;
   std::vector<std::string> calibrate_with;  // files of prompts; empty: the tail calibrates
   int64_t answer_tokens = kAnswerTokens;

@@ -50,7 +50,7 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
 
   protect_output(output);
   Progress progress(context.progress_style(), "calibrate");
-  const RecalibrateOptions options{arguments.force || in_place, true, context.options.threads};
+  const RecalibrateOptions options{arguments.force || in_place, context.options.threads};
   SQZ_ASSIGN_OR_RETURN(
       const uint64_t bytes,
       calibrate_with_prompts(*runner, arguments.index, calibration, output, options,

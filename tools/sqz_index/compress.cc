@@ -20,7 +20,7 @@ Status run_compress(const CompressArguments& arguments, const ToolContext& conte
                        compress_options(arguments.rows, index->metadata().dtype, context.options));
   if (!options.any()) {
     return {Code::kInvalidArgument,
-            "found neither --rows q8 or q4 nor --key-codes: there is nothing to do"};
+            "found neither --rows q8 nor --key-codes: there is nothing to do"};
   }
   SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, {arguments.index}));
   protect_output(arguments.output);

@@ -20,8 +20,8 @@
  * use one session per thread (they share the index).
  *
  * Fork. A child process may use an index that was opened before fork(), as long as no other thread
- * was inside this library then: it shares the mapped pages with its parent. Sessions, prepared
- * calls and uploads belong to the process that made them. In a child they are refused with
+ * was inside this library then: it shares the mapped pages with its parent. Sessions and
+ * uploads belong to the process that made them. In a child they are refused with
  * SQZ_UNSUPPORTED, and destroying them there frees nothing; make new ones. CUDA itself does not
  * work in a child of a process that has used it.
  *
@@ -85,7 +85,7 @@ SQZ_API const char* sqz_status_string(sqz_status status);
 /* The sentence of the last failure on this thread; "" if there was none. Valid until the next
  * failure on this thread. */
 SQZ_API const char* sqz_last_error(void);
-/* "0.1.0", static. */
+/* "0.2.0", static. */
 SQZ_API const char* sqz_version(void);
 
 /* ---- Tensors -------------------------------------------------------------------------------- */
@@ -143,15 +143,14 @@ typedef struct sqz_index_info {
   int64_t levels;         /* of the centroid tree; 0 = pages, or every layer is dense */
   double attention_scale; /* logits are scale * q.k */
   uint64_t file_bytes;
-  int32_t has_kv;                /* 0 after `sqz-index build --no-kv` */
   int32_t partition;             /* sqz_partition */
-  const char* producer;          /* "sqz 0.1.0" */
+  int32_t dtype_code;            /* of keys, values and centroids, as in sqz_tensor: 2 or 4 */
+  const char* producer;          /* "sqz 0.2.0" */
   const char* architecture;      /* "LlamaForCausalLM" */
   const char* model_fingerprint; /* hexadecimal; equal for equal models */
   const char* tokenizer_hash;    /* "" if the index was built from token ids */
   const char* tokens_hash;       /* XXH3-64 of the token ids as little-endian int32, hexadecimal */
   int64_t page_size;             /* tokens of a page; 0 = no pages */
-  int32_t dtype_code;            /* of keys, values and centroids, as in sqz_tensor: 2 or 4 */
   int32_t dtype_bits;            /* 16 */
 } sqz_index_info;
 
@@ -164,13 +163,11 @@ SQZ_API sqz_status sqz_index_verify(const sqz_index* index);
 /* ---- GPUs ----------------------------------------------------------------------------------- */
 
 typedef struct sqz_upload_options {
-  uint32_t struct_size;   /* sizeof(sqz_upload_options) */
-  int32_t device_id;      /* CUDA device */
-  int32_t no_keys_values; /* 1: keys and values stay out; sessions read the engine's own cache */
-  int32_t background;     /* 1: return as soon as memory is there; the first sqz_attend() of a layer
-                             that is not there yet waits for it. Layers come in order */
-  int32_t threads;        /* that copy; 0 = 12, or as many as the machine has */
-  int32_t reserved;
+  uint32_t struct_size; /* sizeof(sqz_upload_options) */
+  int32_t device_id;    /* CUDA device */
+  int32_t background;   /* 1: return as soon as memory is there; the first sqz_attend() of a layer
+                           that is not there yet waits for it. Layers come in order */
+  int32_t threads;      /* that copy; 0 = 12, or as many as the machine has */
   int64_t first_kv_head, kv_heads; /* the range to upload; kv_heads 0 = all from the first on */
 } sqz_upload_options;
 
@@ -188,7 +185,12 @@ SQZ_API sqz_status sqz_index_unload(sqz_index* index, int32_t device_id);
 typedef struct sqz_session sqz_session;
 
 typedef enum sqz_selector {
-  SQZ_SELECTOR_SQUEEZED = 0, /* clusters scored by equations 1 to 3 of Squeezed Attention */
+  SQZ_SELECTOR_SQUEEZED = 0, /* clusters scored by equations 1 to 3 of Squeezed Attention. If the
+                                index has key codes, these choose single keys, and what is not read
+                                is approximated: a key by its code and its cluster's mean value, a
+                                cluster of N keys by N keys equal to its centroid with the mean
+                                value. Without key codes, and on CUDA, which does not use them,
+                                what is not read counts nothing */
   SQZ_SELECTOR_DENSE = 1,    /* every key: the reference */
   SQZ_SELECTOR_QUEST = 2,    /* the pages with the greatest upper bound of q.k, as many as the
                                 budget pays; needs an index of pages */
@@ -229,15 +231,6 @@ typedef enum sqz_group {
   SQZ_GROUP_ANY = 2   /* max over heads and tokens */
 } sqz_group; /* of squeezed and quest, where S is the bound of a page; ideal takes the mean */
 
-typedef enum sqz_residual {
-  SQZ_RESIDUAL_AUTO = 0,     /* SQZ_RESIDUAL_ESTIMATE with key codes, else SQZ_RESIDUAL_DROP */
-  SQZ_RESIDUAL_ESTIMATE = 1, /* clusters that are not read count as N_i keys equal to the centroid
-                                with the mean value; keys whose codes were looked at count by
-                                these, with the mean value */
-  SQZ_RESIDUAL_DROP = 2      /* what is not read counts nothing; on CUDA so always for squeezed and
-                                an index with key codes, which is served as if it had none */
-} sqz_residual;
-
 typedef struct sqz_session_options {
   uint32_t struct_size; /* sizeof(sqz_session_options) */
   int32_t device_type;  /* 0 or 1 = CPU, 2 = CUDA: the index must have been uploaded */
@@ -245,12 +238,12 @@ typedef struct sqz_session_options {
   int32_t selector; /* sqz_selector */
   int32_t rule;     /* sqz_rule */
   int32_t group;    /* sqz_group */
-  int32_t residual; /* sqz_residual */
   int32_t levels;   /* levels to use, finest last: 0 = all that the index has, 1 = flat lookup */
+  int32_t uniform_layers; /* 1: all layers alike, whatever the index embeds */
   /* How much to read: exactly one of the next three, or `mass`, unless dense. All in (0, 1]; 0 =
    * not given. */
-  double budget; /* fraction of a sparse layer's KV bytes, centroids or page bounds, value means (if
-                    they are estimated), sink and tail included */
+  double budget; /* fraction of a sparse layer's KV bytes, centroids or page bounds, key codes and
+                    value means (if they are read), sink and tail included */
   double keep;   /* fraction of the clustered keys to keep: 1 - sparsity */
   const double* thresholds; /* [levels used], coarse to fine: T itself, as in the paper */
   int64_t block;            /* query tokens that share one selection in a call with several tokens;
@@ -269,8 +262,6 @@ typedef struct sqz_session_options {
                                  get what is left over. null = what the index embeds, if it does,
                                  else all alike. Not together with thresholds */
   int64_t layer_scale_count;  /* entries of layer_scales; 0 without them */
-  int32_t uniform_layers;     /* 1: all layers alike, whatever the index embeds */
-  int32_t reserved;
   int64_t first_kv_head, kv_heads; /* the range to serve; kv_heads 0 = all from the first on. On
                                       CUDA both 0, or the range that was uploaded */
   double mass; /* share of the attention, in (0, 1], with SQZ_RULE_MASS and only then */
@@ -285,36 +276,19 @@ SQZ_API sqz_status sqz_session_create(sqz_index* index, const sqz_session_option
                                       sqz_session** session);
 SQZ_API void sqz_session_destroy(sqz_session* session);
 
-/* The fixed context's keys and values in an engine's own memory, on the session's device, in token
- * order, of the index's dtype: row t of head h begins at element h * head_stride + t * token_stride
- * or, with pages, at block_table[t / page_size] * page_stride + h * head_stride + t % page_size *
- * token_stride. Rows must be 16-byte aligned. */
-typedef struct sqz_kv_cache {
-  uint32_t struct_size; /* sizeof(sqz_kv_cache) */
-  int32_t page_size;    /* tokens: a power of two; 0 = contiguous */
-  const void* keys;
-  const void* values;                             /* laid out as keys */
-  int64_t token_stride, head_stride, page_stride; /* in elements */
-  const int32_t* block_table; /* [ceil(N / page_size)], on the session's device; an entry outside
-                                 0 .. pages - 1 is read as 0 */
-  int64_t pages;              /* in keys and in values */
-} sqz_kv_cache;
-
 typedef struct sqz_attend_args {
   uint32_t struct_size; /* sizeof(sqz_attend_args) */
-  int32_t reserved;
-  int64_t layer;       /* 0 .. layers - 1 */
-  const sqz_tensor* q; /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
-  sqz_tensor* out;     /* [T, Hq, d] dtype of q */
+  int64_t layer;        /* 0 .. layers - 1 */
+  const sqz_tensor* q;  /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
+  sqz_tensor* out;      /* [T, Hq, d] dtype of q */
   sqz_tensor* lse; /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were read
-                      (or estimated); -infinity and out = 0 where none was */
+                      or approximated; -infinity and out = 0 where none was */
   const int64_t* positions; /* [T] token positions of the queries: needed by layers with a sliding
                                window (each >= N), else null is fine. Host memory, as indptr */
   const int64_t* indptr; /* [requests + 1], requests' first tokens in q, first 0, last T; null = one
                             request. Tokens of different requests never share a selection */
   int64_t requests;
-  void* stream;              /* cudaStream_t on CUDA (null = the default stream); null on the CPU */
-  const sqz_kv_cache* cache; /* read keys and values from here; null = from the index */
+  void* stream; /* cudaStream_t on CUDA (null = the default stream); null on the CPU */
   const sqz_tensor* q_before_rope; /* [T, Hq, d] dtype of q: the same queries before RoPE, for
                                       selector saap; null = turn q back by `positions` and the
                                       model's RoPE, which the index knows */
@@ -322,25 +296,12 @@ typedef struct sqz_attend_args {
                                    may be null: sessions of one model and device, on one index or
                                    several. A request whose entry is null has no context: lse =
                                    -infinity, out = 0. Neighbours with the same session are served
-                                   together. Not with cache. null = `session` serves all */
+                                   together. null = `session` serves all */
 } sqz_attend_args;
 
 /* The state (out, lse) of each query over the fixed context. q, out and lse must not share memory.
- * SQZ_NUMERIC, naming token and head, if a query or a logit is NaN or infinite. SQZ_UNSUPPORTED for
- * an index without keys and values. */
+ * SQZ_NUMERIC, naming token and head, if a query or a logit is NaN or infinite. */
 SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args);
-
-/* A call whose arguments were checked once, to run many times. */
-typedef struct sqz_call sqz_call;
-
-/* Checks and keeps `args`. Tensors, positions and what the cache points to are read and written at
- * each run, at the same addresses: they must stay. indptr, sessions and the structs themselves are
- * copied. Destroy it before its sessions. */
-SQZ_API sqz_status sqz_call_create(sqz_session* session, const sqz_attend_args* args,
-                                   sqz_call** call);
-/* sqz_attend() with what was kept, for any layer. On CUDA it can be captured in a graph. */
-SQZ_API sqz_status sqz_call_run(sqz_call* call, int64_t layer);
-SQZ_API void sqz_call_destroy(sqz_call* call);
 
 /* Merges two states of the same queries over disjoint keys, in place into a:
  * out = (e^(lse_a) out_a + e^(lse_b) out_b) / (e^(lse_a) + e^(lse_b)), lse = log of the
@@ -393,7 +354,7 @@ typedef struct sqz_stats {
   double asked_mass;
   double estimated_mass;  /* of what is read, by the centroids or codes that chose it */
   double delivered_mass;  /* the same by the logits of the keys that were read, and the others still
-                             by centroids or codes; 0 if the residual is dropped */
+                             by centroids or codes; 0 if these are dropped */
   double estimated_error; /* of ||out - dense|| / ||dense||: 1 less the lower of the two. Errors
                              that were measured are .2 to 1.1 times that (docs/results.md) */
   uint64_t read_whole;    /* selections in whose place everything was read: with "batch", where the

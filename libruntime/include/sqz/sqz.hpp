@@ -134,20 +134,6 @@ class Session {
   detail::Handle<sqz_session, sqz_session_destroy> handle_;
 };
 
-// Arguments that were checked once, to run for any layer: see sqz_call_create().
-class Call {
- public:
-  Call(Session& session, const sqz_attend_args& args) {
-    sqz_call* handle = nullptr;
-    check(sqz_call_create(session.handle(), &args, &handle));
-    handle_.reset(handle);
-  }
-  void run(int64_t layer) { check(sqz_call_run(handle_.get(), layer)); }
-
- private:
-  detail::Handle<sqz_call, sqz_call_destroy> handle_;
-};
-
 // A contiguous CPU tensor over your memory. `shape` is borrowed: it must outlive the tensor.
 inline sqz_tensor f32_tensor(float* data, int64_t* shape, int32_t ndim) {
   sqz_tensor tensor{};

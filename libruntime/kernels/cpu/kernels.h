@@ -137,7 +137,7 @@ struct CpuKernels {
   bool (*dots_i16)(int bits, const int16_t* packed, const float* scales, int64_t rows,
                    const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld,
                    Ahead ahead) = nullptr;
-  // decode_row() of `n` rows of codes of 1, 2 or 4 bits, one after the other: out [n][dim].
+  // decode_row() of `n` rows of codes of 1 or 2 bits, one after the other: out [n][dim].
   void (*decode_codes)(int bits, const std::byte* codes, int64_t n, int64_t dim, int8_t* out);
 
   // ---- assignment of keys (libindex/nearest.h).

@@ -87,8 +87,6 @@ class FixedContext:
     def _check_match(self, index: sqz.Index) -> None:
         info = self._info = index.info
         self._config = self._model.config.get_text_config(decoder=True)
-        if not info.has_kv:
-            raise ValueError(f"{info.path}: an index without keys and values (--no-kv): build it with them")
         self._described = stored_description(index._file)
         described = describe(self._model)
         if fingerprint_of(described) != info.model_fingerprint:
@@ -126,7 +124,7 @@ class FixedContext:
         """Changes the model; the stack undoes it."""
         model, decoder = self._model, self._decoder
         needs_positions = any(self._described["sliding_window"]) or self._info.partition == "buckets"
-        self._serving = Serving(self._session, self._options, self._device, model.dtype, needs_positions)
+        self._serving = Serving(self._session, self._options, needs_positions)
         self._mask: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self._checked: set[int] = set()

@@ -15,21 +15,17 @@ _numbers = itertools.count(1)
 
 
 class Serving:
-    """A session, and the memory of calls that are made again and again.
+    """A session, and what a forward pass asks of it.
 
-    options: those of the session. dtype: the model's. needs_positions: layers with a sliding window, or buckets.
+    options: those of the session. needs_positions: layers with a sliding window, or buckets.
     """
 
-    def __init__(self, session: sqz.Session, options: dict[str, Any], device: torch.device, dtype: torch.dtype,
-                 needs_positions: bool) -> None:
-        self._session, self._info, self._device, self._dtype = session, session.index.info, device, dtype
-        self._needs_positions = needs_positions
+    def __init__(self, session: sqz.Session, options: dict[str, Any], needs_positions: bool) -> None:
+        self._session, self._needs_positions = session, needs_positions
         self._block = options.get("block") or 0
         self._most = options.get("max_tokens") or 4096  # rows of a call, as the session's default
         self._most_of_request = min(self._most, options.get("max_request_tokens") or self._most)
         self._rows = Rows(None, [], None)
-        self._buffers: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._calls: dict[tuple[int, torch.dtype, int], sqz.Call] = {}
         self.number = next(_numbers)
         _servings[self.number] = self
 
@@ -48,7 +44,6 @@ class Serving:
             flat = positions.expand(batch, tokens).flatten()
             found = (flat if index is None else flat[index]).tolist()
         self._rows = Rows(index, cut(lengths, self._most if tokens == 1 else self._most_of_request, self._block), found)
-        self._buffers_of(batch, self._dtype)  # before a graph of the tokens that follow is captured
 
     def add(self, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int) -> None:
         """Merges the state over the context into own and own_lse.
@@ -57,12 +52,6 @@ class Serving:
         """
         plan = self._rows
         if tokens == 1 and not self._needs_positions:
-            if len(rows) <= self._most:
-                q, out, lse = self._buffers_of(len(rows), rows.dtype)
-                q.copy_(rows)
-                self._call_of(len(rows), rows.dtype)(layer)
-                sqz.merge_states(own, own_lse, out, lse)
-                return
             plan = Rows(None, cut([1] * len(rows), self._most, 0), None)
         if plan.index is None:
             self._add_pieces(plan, rows.contiguous(), own, own_lse, layer)
@@ -77,23 +66,6 @@ class Serving:
             positions = None if plan.positions is None else plan.positions[some]
             out, lse = self._session.attend(layer, rows[some], indptr=piece.indptr, positions=positions)
             sqz.merge_states(own[some], own_lse[some], out, lse)
-
-    def _buffers_of(self, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, out and lse of one token a request, in memory that stays."""
-        key = (rows, dtype)
-        if key not in self._buffers:
-            shape = (rows, self._info.query_heads, self._info.head_dim)
-            q = torch.empty(shape, dtype=dtype, device=self._device)
-            self._buffers[key] = q, torch.empty_like(q), torch.empty(shape[:2], device=self._device)
-        return self._buffers[key]
-
-    def _call_of(self, rows: int, dtype: torch.dtype) -> sqz.Call:
-        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
-        key = (rows, dtype, stream)
-        if key not in self._calls:
-            q, out, lse = self._buffers_of(rows, dtype)
-            self._calls[key] = self._session.prepare(q, out, lse, indptr=range(rows + 1), stream=stream)
-        return self._calls[key]
 
 
 @torch.library.custom_op("sqz::add_context", mutates_args=("own", "own_lse"))  # type: ignore[untyped-decorator]

@@ -36,8 +36,6 @@ def check_configurations(options: Options) -> None:
 def check(config: Any, options: Options, on_cpu: bool) -> None:
     """config: a vllm.config.VllmConfig. Raises ValueError, or sqz.Error for an index that cannot be used."""
     with sqz.Index(options.index) as index:
-        if not index.info.has_kv:
-            raise ValueError(f"{options.index}: the index has no keys and values; build it without --no-kv")
         sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
         info = index.info
     check_same_model(config, info)
