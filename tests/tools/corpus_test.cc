@@ -297,17 +297,6 @@ TEST_F(CorpusTest, StatusFilesGrowAndAreDrawn) {
   std::sort(states.begin(), states.end());
   EXPECT_EQ(states,
             (std::vector<std::string>{"lost failed", "lost failed", "x/one built", "x/one there"}));
-  const ToolRun drawn =
-      run(kTool, {"report", path("out"), path("status"), "-o", path("r.html"), "--json"});
-  EXPECT_EQ(drawn.code, 0) << drawn.err;
-  EXPECT_EQ(drawn.last()["figures"], 2);
-  EXPECT_EQ(drawn.last()["inputs"][0]["kind"], "corpus");
-  const std::string page = read_all(path("r.html"));
-  for (const char* part : {"<td>lost</td>", "not found", "Seconds that each document took"}) {
-    EXPECT_THAT(page, HasSubstr(part));
-  }
-  fs::create_directories(path("empty"));
-  EXPECT_EQ(run(kTool, {"report", path("empty"), "-o", path("e.html")}).code, 3);
 }
 
 // What a full disk looks like, from the kernel itself: a write beyond RLIMIT_FSIZE.

@@ -52,7 +52,7 @@ TEST_F(IndexToolTest, HelpAndVersion) {
     EXPECT_THAT(help.out, HasSubstr(part));
   }
   for (const char* command :
-       {"append", "build", "capture", "compress", "info", "prune", "report", "verify"}) {
+       {"append", "build", "capture", "compress", "info", "prune", "verify"}) {
     const ToolRun sub = run(kTool, {command, "--help"});
     EXPECT_EQ(sub.code, 0) << command;
     for (const char* part : {"Example", "Exit codes:", "--json", "SQZ_THREADS", "--no-progress"}) {
@@ -319,13 +319,6 @@ TEST_F(IndexToolTest, AnOutputThatIsAnInputIsKept) {
   std::filesystem::create_hard_link(file, path("same.h5"));
   expect_refused({"build", "--capture", file, "-o", path("same.h5"), "--force"}, 2, "is an input");
   EXPECT_EQ(read_all(file), before);
-  const std::string index = built("x.sqz");
-  expect_refused({"report", index, "-o", index, "--force"}, 2, "is an input");
-  // Of a folder, the files that are read; others in it are written anew.
-  write_all(path("page.html"), "old");
-  expect_refused({"report", path(""), "-o", path("./x.sqz"), "--force"}, 2, "is an input");
-  EXPECT_EQ(run(kTool, {"report", path(""), "-o", path("page.html"), "--force"}).code, 0);
-  EXPECT_EQ(run(kTool, {"verify", index}).code, 0);
 }
 
 TEST_F(IndexToolTest, AFullOrClosedStandardOutputIsAnError) {
@@ -423,8 +416,7 @@ TEST_F(IndexToolTest, PipesAreRefusedAtOnce) {
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"info", path("pipe")},
-        {"build", "--capture", path("pipe"), "-o", path("x.sqz")},
-        {"report", path("pipe"), "-o", path("x.html")}}) {
+        {"build", "--capture", path("pipe"), "-o", path("x.sqz")}}) {
     expect_refused(command, 2, "not a regular file");
   }
 }

@@ -227,14 +227,6 @@ TEST_F(TrainQmodelTool, IsMeasuredBesideItsBaselines) {
   }
   EXPECT_NE(recall["saap"], recall["kmeans"]);
   EXPECT_NE(recall["kmeans"], recall["kmeans-rope"]);
-
-  write_all(path("rows.jsonl"), rows.out);
-  const ToolRun report = run("sqz-index", {"report", path("rows.jsonl"), "-o", path("r.html")});
-  ASSERT_EQ(report.code, 0) << report.err;
-  const std::string html = read_all(path("r.html"));
-  for (const char* name : {"saap", "kmeans", "kmeans-rope"}) {
-    EXPECT_THAT(html, HasSubstr(concat(">", name)));
-  }
 }
 
 TEST_F(TrainQmodelTool, SaysWhatIsWrong) {

@@ -14,7 +14,6 @@ void add_corpus_command(Tool& tool);
 void add_gc_command(Tool& tool);
 void add_info_command(Tool& tool);
 void add_prune_command(Tool& tool);
-void add_report_command(Tool& tool);
 void add_verify_command(Tool& tool);
 
 // The result of `gc` and of `corpus gc`.

@@ -8,7 +8,6 @@ int main(int argc, char** argv) {
       "  sqz-index build --model MODEL book.txt -o book.sqz\n"
       "  sqz-index info book.sqz\n"
       "  sqz-index verify book.sqz\n"
-      "  sqz-index report book.sqz -o book.html\n"
       "'sqz-index COMMAND --help' has the options of a command.\n"
       "\n"
       "Every option --some-name may also be given as the variable SQZ_SOME_NAME; the\n"
@@ -27,7 +26,6 @@ int main(int argc, char** argv) {
   sqz::add_gc_command(tool);
   sqz::add_info_command(tool);
   sqz::add_prune_command(tool);
-  sqz::add_report_command(tool);
   sqz::add_verify_command(tool);
   return tool.run(argc, argv);
 }

@@ -1,5 +1,5 @@
 // What became of the documents of a shard, a JSON object a line, in a file that grows from run to
-// run: `sqz-index report` draws it.
+// run.
 #pragma once
 
 #include <memory>
