@@ -121,11 +121,15 @@ Status check_budgets(const LayerBudgets& b, int64_t layers, const std::string& l
                 concat(layers * b.uniform_budget, ", uniform_budget of every layer"));
 }
 
+// Each layer has the model's sliding window, and a layer that has one is dense.
 Status check_windows(const IndexMetadata& m, const Refuse& refuse) {
-  for (const LayerPolicy& layer : m.layers) {
-    if (layer.window == 0 || (layer.window > 0 && layer.dense)) continue;
-    return refuse("layers", concat("a window of ", layer.window, " in a sparse layer"),
-                  "windows in dense layers only");
+  const std::vector<int64_t>& windows = m.model.sliding_window;
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const int64_t window = l < windows.size() ? windows[l] : 0, found = m.layers[l].window;
+    if (found == window && (found == 0 || m.layers[l].dense)) continue;
+    return refuse(concat("layers[", l, "].window"), found,
+                  found == window ? "0: the layer is not dense"
+                                  : concat(window, ", the model's sliding window"));
   }
   return {};
 }

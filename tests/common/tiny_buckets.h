@@ -66,6 +66,9 @@ inline Result<uint64_t> write_tiny_buckets(const std::string& path, const Qmodel
       offsets.insert(offsets.end(), first.begin(), first.end());
       uint32_t* positions = layer.positions.data() + h * slots;
       std::shuffle(positions, positions + slots, rng);
+      for (int64_t c = 0; c < buckets; ++c) {
+        std::sort(positions + first[c], positions + first[c + 1]);
+      }
       for (int64_t s = 0; s < slots; ++s) add(positions[s], keys, values);
     }
     data.positions = layer.positions;

@@ -266,8 +266,7 @@ std::vector<Wrong> wrong_headers() {
 
 std::vector<Wrong> wrong_contents() {
   return {
-      value("CentroidNan", "layers.1.centroids", 5, std::nanf(""),
-            "layers.1.centroids: element 5: found nan"),
+      value("CentroidNan", "layers.1.centroids", 5, std::nanf(""), "layers.1.centroids\""),
       value("CentroidLong", "layers.1.centroids", 13, 2.0f,
             "layers.1.centroids: KV head 1, bucket 0: length: found "),
       {"CentroidZero",
@@ -275,13 +274,10 @@ std::vector<Wrong> wrong_contents() {
          for (size_t i = 4; i < 8; ++i) file.set("layers.1.centroids", i, 0.0f);
        },
        "layers.1.centroids: KV head 0, bucket 1: length: found 0, expected 1"},
-      value("WeightInfinite", "layers.1.hidden.weight", 0, INFINITY,
-            "layers.1.hidden.weight: element 0: found inf"),
-      value("BiasNan", "layers.1.hidden.bias", 9, std::nanf(""), "layers.1.hidden.bias: element 9"),
-      value("OutputNan", "layers.1.output.weight", 3, std::nanf(""),
-            "layers.1.output.weight: element 3"),
-      value("OutputBiasInfinite", "layers.1.output.bias", 1, -INFINITY,
-            "layers.1.output.bias: element 1: found -inf"),
+      value("WeightInfinite", "layers.1.hidden.weight", 0, INFINITY, "layers.1.hidden.weight\""),
+      value("BiasNan", "layers.1.hidden.bias", 9, std::nanf(""), "layers.1.hidden.bias\""),
+      value("OutputNan", "layers.1.output.weight", 3, std::nanf(""), "layers.1.output.weight\""),
+      value("OutputBiasInfinite", "layers.1.output.bias", 1, -INFINITY, "layers.1.output.bias\""),
       {"PaddingNotZero", [](RawIndex& file) { file.at("padding.0").data[3] = 'x'; },
        "tensor \"padding.0\": found other bytes"},
   };

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/base/dtype.h"
 #include "formats/base/hash.h"
 
 namespace sqz::testing {
@@ -82,6 +83,20 @@ struct RawIndex {
   template <class T>
   void set(const std::string& name, size_t i, T value) {
     std::memcpy(at(name).data.data() + i * sizeof(T), &value, sizeof(T));
+  }
+
+  // The i-th number of a tensor, in the tensor's type.
+  void set_number(const std::string& name, size_t i, double value) {
+    const std::string& dtype = at(name).dtype;
+    if (dtype == "BF16") {
+      set(name, i, to_bfloat16(static_cast<float>(value)).bits);
+    } else if (dtype == "F32") {
+      set(name, i, static_cast<float>(value));
+    } else if (dtype == "U32") {
+      set(name, i, static_cast<uint32_t>(value));
+    } else {
+      set(name, i, static_cast<char>(value));
+    }
   }
 
   // A field of a metadata value that is JSON text.

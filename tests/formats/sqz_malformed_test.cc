@@ -140,7 +140,7 @@ std::vector<Malformed> bad_metadata() {
       meta("LayersOfNumbers", "layers", "[1,2]", {"layers: found 1, expected an object"}),
       edit("WindowInSparseLayer",
            [](RawIndex& index) { index.set_json("layers", "/1/window", 10); },
-           {"a window of 10 in a sparse layer"}),
+           {"layers[1].window: found 10"}),
       edit("LayerSaidToBeDense",
            [](RawIndex& index) { index.set_json("layers", "/1/dense", true); },
            {"layers.1.level.1.centroids", "layers.1.exact.keys"}),

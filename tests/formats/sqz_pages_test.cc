@@ -1,5 +1,4 @@
-// Indexes of pages: what is written is read, what is malformed is refused at open, and what is
-// wrong in the contents is found by verify().
+// Indexes of pages: what is written is read, what is malformed is refused at open.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -181,75 +180,8 @@ TEST_P(SqzPagesMalformed, IsRefusedAtOpenByName) {
   for (const std::string& part : GetParam().says) EXPECT_THAT(message, HasSubstr(part));
 }
 
-const auto kPagesName = [](const auto& test) { return test.param.name; };
 INSTANTIATE_TEST_SUITE_P(Pages, SqzPagesMalformed, ::testing::ValuesIn(refused_at_open()),
-                         kPagesName);
-
-uint16_t bits(float x) {
-  return to_bfloat16(x).bits;
-}
-
-std::vector<Case> found_by_verify() {
-  // Page 1 of head 1 in layer 1, dimension 3.
-  constexpr size_t kAt = (1 * 4 + 1) * 8 + 3;
-  return {
-      {"MinAboveMax",
-       [](RawIndex& index) { index.set("layers.1.pages.min", kAt, bits(1e6f)); },
-       {"layers.1.pages: head 1, page 1, dimension 3: found", "the range of its keys"}},
-      {"MinTooLow",
-       [](RawIndex& index) { index.set("layers.1.pages.min", kAt, bits(-1e6f)); },
-       {"layers.1.pages: head 1, page 1, dimension 3"}},
-      {"MaxTooHigh",
-       [](RawIndex& index) { index.set("layers.1.pages.max", kAt, bits(1e6f)); },
-       {"layers.1.pages: head 1, page 1, dimension 3"}},
-      {"KeyAboveMax",
-       [](RawIndex& index) { index.set("layers.1.keys", (1 * 56 + 20) * 8 + 3, bits(1e6f)); },
-       {"layers.1.pages: head 1, page 1, dimension 3"}},
-      {"KeyOfTheShortPage",
-       [](RawIndex& index) { index.set("layers.0.keys", 55 * 8, bits(-1e6f)); },
-       {"layers.0.pages: head 0, page 3, dimension 0"}},
-      {"MinIsNaN",
-       [](RawIndex& index) { index.set<uint16_t>("layers.0.pages.min", 0, 0x7fc0); },
-       {"\"layers.0.pages.min\": found NaN or infinity", "layers.0.pages: head 0, page 0"}},
-      {"PositionsSwapped",
-       [](RawIndex& index) {
-         index.set<uint32_t>("layers.0.positions", 56 + 8, 11);
-         index.set<uint32_t>("layers.0.positions", 56 + 9, 10);
-       },
-       {"layers.0.positions: head 1, slot 8: found 11, expected 10: pages are in token order"}},
-      {"PositionTwice",
-       [](RawIndex& index) { index.set<uint32_t>("layers.1.positions", 3, 2); },
-       {"layers.1.positions: head 0, slot 3: found 2 again"}},
-      {"KeyThresholdsRise",
-       [](RawIndex& index) { index.set("calibration.keys.thresholds", 1025 + 5, 1.0f); },
-       {"calibration.keys.thresholds[1030]: found 1, expected at most the one before"}},
-      {"KeyShareAboveOne",
-       [](RawIndex& index) { index.set("calibration.keys.shares", 7, 1.5f); },
-       {"calibration.keys.shares[7]: found 1.5"}},
-  };
-}
-
-class SqzPagesDamaged : public ::testing::TestWithParam<Case> {};
-
-TEST_P(SqzPagesDamaged, IsFoundByVerify) {
-  testing::TemporaryDirectory dir;
-  const std::string path = dir.file("x.sqz");
-  ASSERT_TRUE(testing::write_tiny_index(path, options()).ok());
-  RawIndex index = RawIndex::read(path);
-  GetParam().change(index);
-  index.fix_checksums();
-  testing::write_file(path, index.bytes());
-  const auto file = SqzFile::open(path);
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  const auto report = (*file)->verify();
-  ASSERT_TRUE(report.ok());
-  for (const std::string& part : GetParam().says) {
-    EXPECT_THAT(report->problems, ::testing::Contains(HasSubstr(part)));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Pages, SqzPagesDamaged, ::testing::ValuesIn(found_by_verify()),
-                         kPagesName);
+                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace sqz

@@ -2,17 +2,14 @@
 // verify(), and so are contents that were wrong from the start.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <functional>
 #include <random>
-#include <sstream>
 
 #include "formats/sqz_file.h"
-#include "tests/common/json.h"
+#include "tests/common/check_index.h"
 #include "tests/common/temporary_directory.h"
+#include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
 #include "tests/formats/raw_safetensors.h"
 
@@ -149,220 +146,152 @@ TEST(SqzDamage, EveryPayloadFlipIsFoundByVerify) {
   }
 }
 
-// Contents that were wrong before the checksums were taken.
+// One element of a tensor that was wrong before the checksums were taken; `field` is in the report.
 struct Wrong {
-  const char* name;
-  std::function<void(RawIndex&)> change;
-  std::string says;
-  bool fix_checksums = true;
+  const char* file;  // of make_files()
+  const char* tensor;
+  size_t at;
+  double value;
+  const char* field;
 };
 
-// The tiny index: 2 layers, 2 KV heads, d = 8, 56 slots, tokens 2 .. 57, 3 and 9 clusters.
-std::vector<Wrong> wrong_contents() {
-  const auto key = [](size_t i, uint16_t bits) {
-    return [=](RawIndex& index) { index.set("layers.1.keys", i, bits); };
-  };
-  const auto entry = [](const char* tensor, size_t i, auto value) {
-    return [=](RawIndex& index) { index.set(tensor, i, value); };
-  };
-  return {
-      {"PositionTwice",
-       [](RawIndex& index) {
-         index.set("layers.0.positions", 5, index.get<uint32_t>("layers.0.positions", 4));
-       },
-       "layers.0.positions: head 0, slot 5: found "},
-      {"PositionOfTheSink", entry("layers.0.positions", 56 + 3, uint32_t{1}),
-       "layers.0.positions: head 1, slot 3: found 1, expected each token from 2 to 57 once"},
-      {"PositionOfTheTail", entry("layers.0.positions", 0, uint32_t{58}), "found 58"},
-      {"PositionHuge", entry("layers.0.positions", 0, UINT32_MAX), "found 4294967295"},
-      {"OffsetsNotFromZero", entry("layers.0.level.2.offsets", 0, uint32_t{1}),
-       "layers.0.level.2.offsets: head 0, entry 0: found 1, expected 0"},
-      {"OffsetsDecrease", entry("layers.0.level.2.offsets", 10 + 4, uint32_t{0}),
-       "layers.0.level.2.offsets: head 1, entry 4: found 0, expected more"},
-      {"OffsetsBeyondTheEnd", entry("layers.0.level.2.offsets", 9, uint32_t{57}),
-       "entry 9: found 57, expected 56"},
-      {"OffsetsShortOfTheEnd", entry("layers.1.level.2.offsets", 9, uint32_t{55}),
-       "layers.1.level.2.offsets: head 0, entry 9: found 55, expected 56"},
-      {"CoarseOffsetsBeyondTheEnd", entry("layers.0.level.1.offsets", 3, uint32_t{10}),
-       "layers.0.level.1.offsets: head 0, entry 3: found 10, expected 9"},
-      {"OffsetHuge", entry("layers.0.level.1.offsets", 1, UINT32_MAX), "layers.0.level.1.offsets"},
-      {"EmptyCluster",
-       [](RawIndex& index) {
-         index.set("layers.0.level.2.offsets", 4,
-                   index.get<uint32_t>("layers.0.level.2.offsets", 3));
-       },
-       "layers.0.level.2.offsets: head 0, entry 4"},
-      {"NanKey", key(100, 0x7fc0), "layers.1.keys\": found NaN or infinity"},
-      {"InfiniteKey", key(17, 0xff80), "layers.1.keys\": found NaN or infinity"},
-      {"NanValueMean", entry("layers.0.level.1.value_means", 3, uint16_t{0xffff}),
-       "layers.0.level.1.value_means\": found NaN or infinity"},
-      {"CentroidOff", entry("layers.0.level.2.centroids", (9 + 2) * 8 + 5, uint16_t{0x4120}),
-       "layers.0.level.2.centroids: head 1: cluster 2, dimension 5: found 10, expected "},
-      {"CoarseCentroidOff", entry("layers.1.level.1.centroids", 1 * 8, uint16_t{0xc120}),
-       "layers.1.level.1.centroids: head 0: cluster 1, dimension 0: found -10, expected "},
-      {"ValueMeanOff", entry("layers.0.level.2.value_means", 0, uint16_t{0x4120}),
-       "layers.0.level.2.value_means: head 0: cluster 0, dimension 0: found 10"},
-      {"KeyMoved",
-       [](RawIndex& index) {  // within range, but its cluster's mean is no longer
-         index.set("layers.0.keys", 0, uint16_t{0x4240});
-       },
-       "layers.0.level.2.centroids: head 0: cluster 0, dimension 0"},
-      {"PaddingNotZero", [](RawIndex& index) { index.at("padding.0").data[3] = 'x'; },
-       "tensor \"padding.0\": found other bytes, expected zeros"},
-      {"ThresholdRises", entry("calibration.thresholds", 1025 + 7, 2.0f),
-       "calibration.thresholds[1032]: found 2, expected at most the one before"},
-      {"ThresholdNan", entry("calibration.thresholds", 0, NAN), "calibration.thresholds[0]"},
-      {"ThresholdInfinite", entry("calibration.thresholds", 2050, INFINITY),
-       "calibration.thresholds[2050]: found inf"},
-      {"CoarseNan", entry("calibration.coarse", 2, NAN), "calibration.coarse[2]"},
-      {"ShareAboveOne", entry("calibration.shares", 9, 1.5f),
-       "calibration.shares[9]: found 1.5, expected a number in [0, 1]"},
-      {"ShareNegative", entry("calibration.shares", 9, -0.25f), "calibration.shares[9]"},
-      {"CalibrationNotJson", [](RawIndex& index) { index.metadata["calibration"] = "x"; },
-       "calibration: not valid JSON"},
-      {"CoarseKeepMissing",
-       [](RawIndex& index) { index.set_json("calibration", "/coarse_keep", Json::array()); },
-       "coarse_keep: found an array of 0, expected an array of 1"},
-      {"CoarseKeepZero",
-       [](RawIndex& index) { index.set_json("calibration", "/coarse_keep/0", 0.0); },
-       "coarse_keep: found 0.0"},
-      {"ChecksumsNotJson", [](RawIndex& index) { index.metadata["checksums"] = "no checksums"; },
-       "checksums: not valid JSON", false},
-      {"ChecksumsNotAnObject", [](RawIndex& index) { index.metadata["checksums"] = "[]"; },
-       "checksums: found an array", false},
-      {"ChecksumMissing",
-       [](RawIndex& index) {
-         auto json = Json::parse(index.metadata["checksums"]);
-         json.erase("layers.0.keys");
-         index.metadata["checksums"] = json.dump();
-       },
-       "tensor \"layers.0.keys\": XXH3-64"},
-      {"ChecksumWrong",
-       [](RawIndex& index) { index.set_json("checksums", "/layers.0.keys", "0123456789abcdef"); },
-       "tensor \"layers.0.keys\": XXH3-64", false},
-      {"ChecksumOfNothing",
-       [](RawIndex& index) { index.set_json("checksums", "/layers.9.keys", "0"); },
-       "checksums: found "},
-  };
+// The tiny index has 2 layers, 2 KV heads, d = 8, 56 slots (tokens 2 .. 57), 3 and 9 clusters.
+const Wrong kWrong[] = {
+    {"tree", "layers.0.positions", 56 + 3, 1, "layers.0.positions: head 1, entry 3"},
+    {"tree", "layers.0.positions", 0, 58, "layers.0.positions: head 0, entry 0"},
+    {"tree", "layers.0.positions", 5, UINT32_MAX, "layers.0.positions: head 0, entry 5"},
+    {"tree", "layers.0.level.2.offsets", 0, 1, "layers.0.level.2.offsets: head 0, entry 0"},
+    {"tree", "layers.0.level.2.offsets", 10 + 4, 0, "layers.0.level.2.offsets: head 1, entry 4"},
+    {"tree", "layers.0.level.2.offsets", 9, 57, "layers.0.level.2.offsets: head 0, entry 9"},
+    {"tree", "layers.1.level.2.offsets", 9, 55, "layers.1.level.2.offsets: head 0, entry 9"},
+    {"tree", "layers.0.level.1.offsets", 3, 10, "layers.0.level.1.offsets: head 0, entry 3"},
+    {"tree", "layers.0.level.1.offsets", 1, UINT32_MAX, "layers.0.level.1.offsets: head 0"},
+    {"tree", "layers.1.keys", 100, NAN, "\"layers.1.keys\""},
+    {"tree", "layers.1.keys", 17, INFINITY, "\"layers.1.keys\""},
+    {"tree", "layers.0.level.1.value_means", 3, NAN, "\"layers.0.level.1.value_means\""},
+    {"tree", "padding.0", 3, 'x', "\"padding.0\""},
+    {"tree", "calibration.thresholds", 1025 + 7, 2, "calibration.thresholds[1032]"},
+    {"tree", "calibration.thresholds", 0, NAN, "calibration.thresholds[0]"},
+    {"tree", "calibration.thresholds", 2050, INFINITY, "calibration.thresholds[2050]"},
+    {"tree", "calibration.coarse", 0, NAN, "calibration.coarse[0]"},
+    {"tree", "calibration.shares", 9, 1.5, "calibration.shares[9]"},
+    {"tree", "calibration.shares", 9, -0.25, "calibration.shares[9]"},
+    {"pages", "layers.0.positions", 0, 3, "layers.0.positions: head 0"},
+    {"pages", "layers.1.heavy", 0, 56, "layers.1.heavy: head 0, entry 0"},
+    {"pages", "calibration.keys.shares", 0, -1, "calibration.keys.shares[0]"},
+    {"buckets", "layers.1.buckets.offsets", 1, 200, "layers.1.buckets.offsets: head 0, entry"},
+    {"buckets", "layers.1.buckets.offsets", 0, 1, "layers.1.buckets.offsets: head 0, entry 0"},
+    {"buckets", "layers.1.buckets.hidden.bias", 1, NAN, "\"layers.1.buckets.hidden.bias\""},
+};
+
+// Contents that scripts/check_index.py alone recomputes.
+const Wrong kWrongMeans[] = {
+    {"tree", "layers.0.level.2.centroids", (9 + 2) * 8 + 5, 10, "layers.0.level.2.centroids"},
+    {"tree", "layers.1.level.1.centroids", 8, -10, "layers.1.level.1.centroids"},
+    {"tree", "layers.0.level.2.value_means", 0, 10, "layers.0.level.2.value_means"},
+    {"pages", "layers.0.pages.min", 9, 2, "layers.0.pages"},
+    {"pages", "layers.1.pages.max", 5, 3, "layers.1.pages"},
+};
+
+std::string write_wrong(const TemporaryDirectory& dir, const Wrong& wrong, size_t number) {
+  RawIndex index = RawIndex::read(dir.file(concat(wrong.file, ".sqz")));
+  index.set_number(wrong.tensor, wrong.at, wrong.value);
+  index.fix_checksums();
+  const std::string name = concat("wrong", number);
+  testing::write_file(dir.file(name), index.bytes());
+  return name;
 }
 
-class SqzVerify : public ::testing::TestWithParam<Wrong> {};
-
-TEST_P(SqzVerify, NamesWhatIsWrong) {
-  TemporaryDirectory dir;
-  const std::string path = dir.file("x.sqz");
-  ASSERT_TRUE(testing::write_tiny_index(path).ok());
-  RawIndex index = RawIndex::read(path);
-  GetParam().change(index);
-  if (GetParam().fix_checksums && Json::accept(index.metadata["checksums"])) index.fix_checksums();
-  testing::write_file(path, index.bytes());
-  const auto file = SqzFile::open(path);
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  const auto report = (*file)->verify();
-  ASSERT_TRUE(report.ok());
-  EXPECT_THAT(report->problems, ::testing::Contains(HasSubstr(GetParam().says)));
-}
-
-INSTANTIATE_TEST_SUITE_P(All, SqzVerify, ::testing::ValuesIn(wrong_contents()),
-                         [](const auto& test) { return test.param.name; });
-
-// scripts/check_index.py reads the file by the format page alone. It must like what we like, and
-// see what we see.
-TEST(SqzVerify, TheIndependentCheckerAgrees) {
-  const char* named = std::getenv("SQZ_PYTHON");
-  const std::string python = named ? named : "python3";
-  if (std::system((python + " -c 'import numpy' 2>/dev/null").c_str()) != 0) {
-    GTEST_SKIP() << "no numpy for " << python << "; SQZ_PYTHON names another Python";
+class SqzVerify : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    TinyIndexOptions pages;
+    pages.page_size = 16;
+    pages.key_calibration = pages.heavy_hitters = true;
+    ASSERT_TRUE(testing::write_tiny_index(dir_.file("tree.sqz")).ok());
+    ASSERT_TRUE(testing::write_tiny_index(dir_.file("pages.sqz"), pages).ok());
+    ASSERT_TRUE(
+        testing::write_tiny_buckets(dir_.file("buckets.sqz"), testing::tiny_qmodel(), 132).ok());
   }
-  TemporaryDirectory dir;
-  const auto check = [&](const std::string& files) {
-    const std::string command = "cd " + dir.path() + " && " + python +
-                                " " SQZ_SOURCE_DIR "/scripts/check_index.py " + files + " > out";
-    const int code = WEXITSTATUS(std::system(command.c_str()));
-    return std::pair(code, testing::read_file(dir.file("out")));
-  };
+  std::vector<std::string> problems_of(const std::string& name) {
+    const auto file = SqzFile::open(dir_.file(name));
+    EXPECT_TRUE(file.ok()) << file.status().message();
+    return file.ok() ? (*file)->verify()->problems : std::vector<std::string>();
+  }
+  TemporaryDirectory dir_;
+};
+
+TEST_F(SqzVerify, NamesTheTensorThatIsWrong) {
+  for (size_t i = 0; i < std::size(kWrong); ++i) {
+    EXPECT_THAT(problems_of(write_wrong(dir_, kWrong[i], i)),
+                ::testing::Contains(HasSubstr(kWrong[i].field)));
+  }
+}
+
+TEST_F(SqzVerify, SlotsOfABucketAreInTokenOrder) {
+  RawIndex index = RawIndex::read(dir_.file("buckets.sqz"));
+  size_t slot = 0;  // the first of a bucket with two
+  for (size_t c = 0; slot == 0; ++c) {
+    const auto first = index.get<uint32_t>("layers.1.buckets.offsets", c);
+    if (index.get<uint32_t>("layers.1.buckets.offsets", c + 1) > first + 1) slot = first + 1;
+  }
+  std::string& positions = index.at("layers.1.positions").data;
+  std::swap_ranges(positions.begin() + 4 * static_cast<std::ptrdiff_t>(slot - 1),
+                   positions.begin() + 4 * static_cast<std::ptrdiff_t>(slot),
+                   positions.begin() + 4 * static_cast<std::ptrdiff_t>(slot));
+  index.fix_checksums();
+  testing::write_file(dir_.file("x"), index.bytes());
+  EXPECT_THAT(problems_of("x"), ::testing::ElementsAre(HasSubstr("layers.1.positions: head 0")));
+}
+
+TEST_F(SqzVerify, ChecksumsAreThoseOfTheTensors) {
+  const RawIndex whole = RawIndex::read(dir_.file("tree.sqz"));
+  const std::pair<std::string, const char*> wrong[] = {
+      {"no JSON", "checksums"},
+      {"[]", "checksums"},
+      {R"({"layers.0.keys": 3})", "layers.0.keys"},
+      {R"({"layers.9.keys": "0"})", "layers.9.keys"},
+      {R"({"layers.0.keys": "0123456789abcdef"})", "\"layers.0.keys\": XXH3-64"},
+      {"{}", "\"layers.0.keys\": XXH3-64"}};
+  for (const auto& [checksums, field] : wrong) {
+    RawIndex index = whole;
+    index.metadata["checksums"] = checksums;
+    testing::write_file(dir_.file("x"), index.bytes());
+    EXPECT_THAT(problems_of("x"), ::testing::Contains(HasSubstr(field))) << checksums;
+  }
+}
+
+// scripts/check_index.py must like what we like, and see what we see and more.
+TEST_F(SqzVerify, TheIndependentCheckerAgrees) {
   TinyIndexOptions other;
   other.layers = 3;
   other.dtype = DType::kF16;
   other.dense_layers = {0};
   other.windows = {{1, 10}};
-  ASSERT_TRUE(testing::write_tiny_index(dir.file("good.sqz")).ok());
-  ASSERT_TRUE(testing::write_tiny_index(dir.file("other.sqz"), other).ok());
-  TinyIndexOptions paged;
-  paged.page_size = 16;
-  paged.key_calibration = true;
-  paged.heavy_hitters = true;
-  ASSERT_TRUE(testing::write_tiny_index(dir.file("paged.sqz"), paged).ok());
-  const auto [good, said] = check("good.sqz other.sqz paged.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(dir_.file("other.sqz"), other).ok());
+  std::string whole, damaged;
+  for (const char* name : {"tree.sqz ", "other.sqz ", "pages.sqz ", "buckets.sqz "}) {
+    whole += dir_.file(name);
+  }
+  const auto [good, said] = testing::check_index(whole);
+  if (good < 0) GTEST_SKIP() << "no numpy";
   EXPECT_EQ(good, 0) << said;
 
-  std::string files;
-  const auto damage_pages = [&](const std::string& name, const auto& change) {
-    RawIndex index = RawIndex::read(dir.file("paged.sqz"));
-    change(index);
-    index.fix_checksums();
-    testing::write_file(dir.file(name), index.bytes());
-    files.append(name).append(" ");
-  };
-  damage_pages("PageMin",
-               [](auto& index) { index.template set<uint16_t>("layers.0.pages.min", 9, 0x4000); });
-  damage_pages("PageMax",
-               [](auto& index) { index.template set<uint16_t>("layers.1.pages.max", 5, 0x4400); });
-  damage_pages("PageOrder", [](auto& index) {
-    index.template set<uint32_t>("layers.0.positions", 0, 3);
-    index.template set<uint32_t>("layers.0.positions", 1, 2);
-  });
-  damage_pages("Heavy", [](auto& index) { index.template set<uint32_t>("layers.1.heavy", 0, 60); });
-  damage_pages("KeyShares", [](auto& index) { index.set("calibration.keys.shares", 0, -1.0f); });
-  for (const Wrong& wrong : wrong_contents()) {
-    const std::string name = wrong.name;  // the checker leaves some of the metadata to the reader
-    if (name.starts_with("Check") || name.ends_with("NotJson") || name.starts_with("CoarseKeep")) {
-      continue;
-    }
-    RawIndex index = RawIndex::read(dir.file("good.sqz"));
-    wrong.change(index);
-    index.fix_checksums();
-    testing::write_file(dir.file(name), index.bytes());
-    files += name + " ";
-  }
-  const auto [bad, found] = check(files);
+  std::vector<Wrong> all(std::begin(kWrong), std::end(kWrong));
+  all.insert(all.end(), std::begin(kWrongMeans), std::end(kWrongMeans));
+  for (size_t i = 0; i < all.size(); ++i) damaged += dir_.file(write_wrong(dir_, all[i], i)) + " ";
+  const auto [bad, found] = testing::check_index(damaged);
   EXPECT_EQ(bad, 1) << found;
-  std::istringstream names(files);
-  for (std::string name; names >> name;) {
-    EXPECT_THAT(found, HasSubstr(name + ": "));
-    EXPECT_THAT(found, ::testing::Not(::testing::ContainsRegex(name + ": .*no problem found")));
-  }
-}
-
-TEST(SqzVerify, CalibrationRefusesWhatVerifyWouldReport) {
-  TemporaryDirectory dir;
-  const std::string path = dir.file("x.sqz");
-  ASSERT_TRUE(testing::write_tiny_index(path).ok());
-  RawIndex index = RawIndex::read(path);
-  index.set("calibration.thresholds", 3, std::nanf(""));
-  testing::write_file(path, index.bytes());
-  const auto file = SqzFile::open(path);
-  ASSERT_TRUE(file.ok()) << "contents are not looked at when a file is opened";
-  EXPECT_EQ((*file)->calibration().status().code(), Code::kCorrupt);
-}
-
-// Means in the file are rounded, and so are the keys: the check must allow for that and no more.
-TEST(SqzVerify, RoundedMeansOfManyKeysPass) {
-  TemporaryDirectory dir;
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    TinyIndexOptions options;
-    options.dtype = dtype;
-    options.tokens = 3000;
-    options.clusters = {1, 4};
-    ASSERT_TRUE(testing::write_tiny_index(dir.file("x.sqz"), options).ok());
-    const auto file = SqzFile::open(dir.file("x.sqz"));
-    ASSERT_TRUE(file.ok());
-    EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::string name = concat("wrong", i, ": ");
+    EXPECT_THAT(found, HasSubstr(name)) << all[i].field;
+    EXPECT_THAT(found, ::testing::Not(::testing::ContainsRegex(name + ".*no problem found")))
+        << all[i].field;
   }
 }
 
 // Large enough to be worth several threads; what they find comes in the order of the file.
-TEST(SqzVerify, SameReportForAnyNumberOfThreads) {
+TEST(SqzVerifyThreads, SameReportForAnyNumberOfThreads) {
   TemporaryDirectory dir;
   const std::string path = dir.file("x.sqz");
   TinyIndexOptions options;

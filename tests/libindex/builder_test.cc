@@ -12,6 +12,7 @@
 #include <iterator>
 #include <limits>
 
+#include "tests/common/check_index.h"
 #include "tests/common/tiny_model.h"
 #include "tests/formats/fault_env.h"
 #include "tests/libindex/clustered_data.h"
@@ -199,6 +200,8 @@ TEST_F(BuilderTest, FileHoldsWhatWasBuilt) {
     const auto verified = index.verify();
     ASSERT_TRUE(verified.ok());
     EXPECT_EQ(verified->problems, std::vector<std::string>());
+    const auto [code, said] = testing::check_index(to);  // means, too
+    EXPECT_LE(code, 0) << said;
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "libindex/builder.h"
 #include "libindex/calibrate_keys.h"
+#include "tests/common/check_index.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
@@ -90,6 +91,8 @@ TEST(Pages, AreInTokenOrderWithTheRangeOfTheirKeys) {
       const auto file = SqzFile::open(dir.file("x"));
       ASSERT_TRUE(file.ok()) << file.status().message();
       EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
+      const auto [code, said] = testing::check_index(dir.file("x"));  // bounds, too
+      EXPECT_LE(code, 0) << said;
       EXPECT_EQ((*file)->layer(1).exact, kWindow);
       EXPECT_EQ((*file)->layer(1).pages, 0);
       const LayerView view = (*file)->layer(2);

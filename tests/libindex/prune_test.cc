@@ -234,8 +234,8 @@ TEST_F(Prune, MalformedFilesAreRefused) {
     testing::write_file(directory_.file("bad"), raw.bytes());
     const auto report = SqzFile::open(directory_.file("bad")).value()->verify();
     ASSERT_EQ(report->problems.size(), 1u);
-    EXPECT_THAT(report->problems[0], HasSubstr("layers.1.positions: head 1, slot 5"));
-    EXPECT_THAT(report->problems[0], HasSubstr("each token from 13 to 679 once"));
+    EXPECT_THAT(report->problems[0], HasSubstr("layers.1.positions: head 1, entry 5"));
+    EXPECT_THAT(report->problems[0], HasSubstr("each number from 13 to 679 at most once"));
   }
 }
 
