@@ -1,186 +1,192 @@
 #include <algorithm>
-#include <deque>
+#include <cmath>
 #include <utility>
 
-#include "training/answering.h"
+#include "formats/base/stopwatch.h"
 #include "training/model_runner.h"
+#include "training/sampler.h"
 
 namespace sqz::training {
 namespace {
 
-// Questions that share steps, each in a slot of its own.
-class Batch {
- public:
-  Batch(const ModelConfig& config, StepEngine& engine, FixedContext* context,
-        const BatchOptions& options, std::vector<float>* logits)
-      : config_(config),
-        engine_(engine),
-        context_(context),
-        options_(options),
-        logits_(logits),
-        slots_(static_cast<size_t>(options.width)) {}
+Status check_question(const ModelConfig& config, const Question& question, int64_t first) {
+  const GenerateOptions& options = question.options;
+  if (options.max_tokens < 0) {
+    return {Code::kInvalidArgument,
+            concat("max_tokens ", options.max_tokens, ": expected 0 or more")};
+  }
+  if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
+    return {Code::kInvalidArgument,
+            concat("temperature ", options.temperature, ": expected a finite number, 0 or more")};
+  }
+  if (!(options.top_p > 0 && options.top_p <= 1)) {
+    return {Code::kInvalidArgument,
+            concat("top_p ", options.top_p, ": expected more than 0 and at most 1")};
+  }
+  return check_tokens(config.description, question.prompt, first);
+}
 
-  Status run() {
-    for (;;) {
-      if (started_.empty()) {
-        SQZ_RETURN_IF_ERROR(join());
-        if (running() == 0 && drained_) return {};
-      }
-      const bool ahead = engine_.runs_ahead() && greedy();
-      while (std::ssize(started_) < (ahead ? 2 : 1)) {
-        if (!started_.empty() && room_for_others()) break;  // they join when nothing is under way
-        SQZ_ASSIGN_OR_RETURN(const bool more, start_tokens(ahead));
-        if (!more) break;
-      }
-      if (!started_.empty()) SQZ_RETURN_IF_ERROR(finish_step());
+// One question while it is answered.
+class Answering {
+ public:
+  Answering(const Transformer& transformer, const Question& question, int64_t index,
+            int64_t context_tokens)
+      : options_(question.options),
+        index_(index),
+        stops_(question.options.stop),
+        next_(question.prompt),
+        sampler_(options_.temperature, options_.top_p, options_.seed) {
+    const ModelConfig& config = transformer.config();
+    stops_.insert(stops_.end(), config.eos_tokens.begin(), config.eos_tokens.end());
+    const int64_t room =
+        config.description.max_positions - context_tokens - std::ssize(question.prompt);
+    most_ = std::min(options_.max_tokens, room + 1);
+    out_.stop_reason = "length";
+    for (int64_t l = 0; l < config.description.layers; ++l)
+      caches_.push_back(transformer.make_cache());
+  }
+
+  int64_t index() const { return index_; }
+  KvCache& cache(int64_t layer) const { return *caches_[static_cast<size_t>(layer)]; }
+  // The tokens that the next step runs: the prompt, then the last token.
+  const std::vector<int32_t>& next() const { return next_; }
+
+  // Chooses a token by the logits of the last one. False: the answer has ended.
+  bool take(std::span<const float> logits) {
+    if (std::exchange(first_, false)) {
+      out_.prefill_seconds = watch_.seconds();
+      watch_ = {};
     }
+    if (most_ <= 0) return false;
+    const int32_t token = sampler_.next(logits);
+    if (std::find(stops_.begin(), stops_.end(), token) != stops_.end()) {
+      out_.stop_reason = "stop";
+      return false;
+    }
+    out_.tokens.push_back(token);
+    next_ = {token};
+    if (options_.on_token && !options_.on_token(token)) {
+      out_.stop_reason = "callback";
+      return false;
+    }
+    return std::ssize(out_.tokens) < most_;
+  }
+
+  Generation finish() {
+    out_.decode_seconds = watch_.seconds();
+    return std::move(out_);
   }
 
  private:
-  struct Running {
-    Answering answering;
-    int64_t index = 0;
-    int64_t run = 0, most_run = 0;  // own tokens that steps were started for, and may be
-  };
-  struct Started {
-    std::vector<int64_t> slots, indexes;
-  };
-
-  int64_t running() const {
-    return std::count_if(slots_.begin(), slots_.end(), [](const auto& slot) { return !!slot; });
-  }
-  bool greedy() const {
-    return std::all_of(slots_.begin(), slots_.end(),
-                       [](const auto& slot) { return !slot || slot->answering.greedy(); });
-  }
-  // A prompt makes the others wait, so some join together, unless nobody is there to wait.
-  bool room_for_others() const {
-    const int64_t free = options_.width - running();
-    return !drained_ && free >= std::max<int64_t>(1, options_.width / 8);
-  }
-
-  // New questions run their prompts, in as few steps as their lengths allow.
-  Status join() {
-    std::vector<StepPart> parts;
-    int64_t tokens = 0;
-    while (!drained_ && running() < options_.width && (!parts.empty() || room_for_others())) {
-      SQZ_ASSIGN_OR_RETURN(auto question, options_.next(/*wait=*/running() == 0, drained_));
-      if (!question) break;
-      const int64_t first = context_ == nullptr ? 0 : context_->tokens();
-      SQZ_RETURN_IF_ERROR(check_generate(config_, question->prompt, question->options, first));
-      const auto slot = std::find(slots_.begin(), slots_.end(), nullptr) - slots_.begin();
-      const auto count = static_cast<int64_t>(question->prompt.size());
-      auto entered = std::make_unique<Running>(
-          Running{Answering(config_, question->options, first + count), next_index_++, count, 0});
-      entered->most_run = count + entered->answering.most() - 1;
-      SQZ_RETURN_IF_ERROR(engine_.reserve(count + entered->answering.most()));
-      if (tokens + count > kMaxContextTokens && !parts.empty()) {
-        SQZ_RETURN_IF_ERROR(run_prompts(parts));
-        tokens = 0;
-      }
-      slots_[static_cast<size_t>(slot)] = std::move(entered);
-      tokens += count;
-      parts.push_back({slot, 0, std::move(question->prompt)});
-    }
-    return parts.empty() ? Status() : run_prompts(parts);
-  }
-
-  Status run_prompts(std::vector<StepPart>& parts) {
-    SQZ_RETURN_IF_ERROR(start(parts));
-    parts.clear();
-    return finish_step();
-  }
-
-  Status start(const std::vector<StepPart>& parts) {
-    StepOptions step;
-    step.context = context_;
-    step.all_rows = logits_ != nullptr;
-    step.logits = step.all_rows || !greedy();
-    SQZ_RETURN_IF_ERROR(engine_.start(parts, step));
-    Started& started = started_.emplace_back();
-    for (const StepPart& part : parts) {
-      started.slots.push_back(part.slot);
-      started.indexes.push_back(slots_[static_cast<size_t>(part.slot)]->index);
-    }
-    return {};
-  }
-
-  // One more token of everybody whose answer may go on. False if nobody's may.
-  Result<bool> start_tokens(bool ahead) {
-    std::vector<StepPart> parts;
-    for (size_t i = 0; i < slots_.size(); ++i) {
-      if (!slots_[i] || slots_[i]->most_run <= slots_[i]->run) continue;
-      StepPart part{static_cast<int64_t>(i), slots_[i]->run++, {}};
-      if (!ahead) part.tokens = {slots_[i]->answering.last()};
-      parts.push_back(std::move(part));
-    }
-    if (parts.empty()) return false;
-    SQZ_RETURN_IF_ERROR(start(parts));
-    return true;
-  }
-
-  Status finish_step() {
-    SQZ_ASSIGN_OR_RETURN(const StepResult result, engine_.finish());
-    const Started started = std::move(started_.front());
-    started_.pop_front();
-    if (logits_ != nullptr) {
-      const float* all = result.logits.data_ptr<float>();
-      logits_->insert(logits_->end(), all, all + result.logits.numel());
-    }
-    for (size_t i = 0; i < started.slots.size(); ++i) {
-      auto& slot = slots_[static_cast<size_t>(started.slots[i])];
-      if (!slot || slot->index != started.indexes[i]) continue;  // ended before this step did
-      const size_t row = result.choices.size() - started.slots.size() + i;
-      SQZ_ASSIGN_OR_RETURN(const bool more, slot->answering.take(result, row));
-      if (more) continue;
-      SQZ_RETURN_IF_ERROR(options_.done(slot->index, slot->answering.finish()));
-      slot = nullptr;
-    }
-    return {};
-  }
-
-  const ModelConfig& config_;
-  StepEngine& engine_;
-  FixedContext* context_;
-  const BatchOptions& options_;
-  std::vector<float>* logits_;  // of every row; then there is one question
-  std::vector<std::unique_ptr<Running>> slots_;
-  std::deque<Started> started_;
-  int64_t next_index_ = 0;
-  bool drained_ = false;  // there are no more questions
+  const GenerateOptions& options_;
+  int64_t index_, most_ = 0;
+  std::vector<int32_t> stops_, next_;
+  std::vector<std::unique_ptr<KvCache>> caches_;  // [layers]
+  Sampler sampler_;
+  Generation out_;
+  Stopwatch watch_;
+  bool first_ = true;
 };
 
-// What a runner keeps with a context.
-struct KeptEngine {
-  const Transformer* transformer;
-  std::unique_ptr<StepEngine> engine;
+using Group = std::vector<Answering*>;
+
+// Runs the next tokens of a group through all layers. Returns the logits of all tokens, or of the
+// last token of each.
+Result<at::Tensor> run_step(const Transformer& transformer, const Group& group,
+                            FixedContext* context, bool all_rows) {
+  const int64_t fixed = context == nullptr ? 0 : context->tokens();
+  Step step;
+  step.block = kDefaultChunk;
+  step.context = context;
+  step.indptr = {0};
+  std::vector<int32_t> tokens;
+  std::vector<at::Tensor> cosines, sines;
+  const at::Tensor rows = at::empty({std::ssize(group)}, at::kLong);
+  for (size_t r = 0; r < group.size(); ++r) {
+    const std::vector<int32_t>& next = group[r]->next();
+    const RopeTable rope = transformer.rope(fixed + group[r]->cache(0).size(), std::ssize(next));
+    cosines.push_back(rope.cos);
+    sines.push_back(rope.sin);
+    tokens.insert(tokens.end(), next.begin(), next.end());
+    step.indptr.push_back(std::ssize(tokens));
+    rows.data_ptr<int64_t>()[r] = std::ssize(tokens) - 1;
+  }
+  step.x = transformer.embed(tokens);
+  step.rope = {at::cat(cosines), at::cat(sines)};
+  std::vector<KvCache*> caches(group.size());
+  for (int64_t l = 0; l < transformer.config().description.layers; ++l) {
+    for (size_t r = 0; r < group.size(); ++r) caches[r] = &group[r]->cache(l);
+    SQZ_RETURN_IF_ERROR(transformer.run_layer(l, step, caches));
+  }
+  if (!all_rows) step.x = step.x.index_select(0, rows.to(step.x.device()));
+  const at::Tensor logits = transformer.logits(step.x).contiguous();
+  SQZ_RETURN_IF_ERROR(check_finite(logits, 0));
+  return logits;
+}
+
+// Questions that share steps. New ones run their prompts in a step of their own.
+class Batch {
+ public:
+  Batch(const Transformer& transformer, FixedContext* context,
+        const std::function<Status(int64_t, Generation)>& done, std::vector<float>* logits)
+      : transformer_(transformer), context_(context), done_(done), logits_(logits) {}
+
+  Status run(std::span<const Question> questions, int64_t width) {
+    const int64_t first = context_ == nullptr ? 0 : context_->tokens();
+    size_t asked = 0;
+    while (asked < questions.size() || !running_.empty()) {
+      Group joined;
+      int64_t tokens = 0;
+      for (; asked < questions.size() && std::ssize(running_) < width; ++asked) {
+        const Question& question = questions[asked];
+        SQZ_RETURN_IF_ERROR(check_question(transformer_.config(), question, first));
+        tokens += std::ssize(question.prompt);
+        if (!joined.empty() && tokens > kMaxContextTokens) break;
+        running_.push_back(std::make_unique<Answering>(transformer_, question,
+                                                       static_cast<int64_t>(asked), first));
+        joined.push_back(running_.back().get());
+      }
+      if (joined.empty()) {
+        for (const auto& answering : running_) joined.push_back(answering.get());
+      }
+      SQZ_RETURN_IF_ERROR(advance(joined));
+    }
+    return {};
+  }
+
+ private:
+  Status advance(const Group& group) {
+    SQZ_ASSIGN_OR_RETURN(const at::Tensor logits,
+                         run_step(transformer_, group, context_, logits_ != nullptr));
+    const auto vocab = static_cast<size_t>(logits.size(1));
+    const std::span all(logits.data_ptr<float>(), static_cast<size_t>(logits.numel()));
+    if (logits_ != nullptr) logits_->insert(logits_->end(), all.begin(), all.end());
+    size_t row = static_cast<size_t>(logits.size(0)) - group.size();
+    for (Answering* answering : group) {
+      if (answering->take(all.subspan(vocab * row++, vocab))) continue;
+      SQZ_RETURN_IF_ERROR(done_(answering->index(), answering->finish()));
+      std::erase_if(running_, [&](const auto& one) { return one.get() == answering; });
+    }
+    return {};
+  }
+
+  const Transformer& transformer_;
+  FixedContext* context_;
+  const std::function<Status(int64_t, Generation)>& done_;
+  std::vector<float>* logits_;  // of every token; then there is one question
+  std::vector<std::unique_ptr<Answering>> running_;
 };
 
 }  // namespace
 
-Result<std::shared_ptr<StepEngine>> ModelRunner::engine(FixedContext* context, int64_t slots) {
-  if (context != nullptr) {
-    const auto kept = std::static_pointer_cast<KeptEngine>(context->runner_state);
-    if (kept && kept->transformer == &transformer_ && kept->engine->slots() >= slots) {
-      return std::shared_ptr<StepEngine>(kept, kept->engine.get());
-    }
-    SQZ_ASSIGN_OR_RETURN(auto graphs, make_graph_engine(transformer_, *context, slots));
-    if (graphs) {
-      const auto keep = std::make_shared<KeptEngine>(KeptEngine{&transformer_, std::move(graphs)});
-      context->runner_state = keep;
-      return std::shared_ptr<StepEngine>(keep, keep->engine.get());
-    }
-  }
-  return std::shared_ptr<StepEngine>(make_layer_engine(transformer_, slots));
-}
-
-Status ModelRunner::generate_batch(const BatchOptions& options, FixedContext& context) {
+Status ModelRunner::generate_batch(std::span<const Question> questions, int64_t width,
+                                   FixedContext& context,
+                                   const std::function<Status(int64_t, Generation)>& done) {
   return guarded([&]() -> Status {
-    if (options.width < 1) {
-      return {Code::kInvalidArgument, concat("width ", options.width, ": expected 1 or more")};
+    if (width < 1) {
+      return {Code::kInvalidArgument, concat("width ", width, ": expected 1 or more")};
     }
-    SQZ_ASSIGN_OR_RETURN(const auto steps, engine(&context, options.width));
-    return Batch(config(), *steps, &context, options, nullptr).run();
+    return Batch(transformer_, &context, done, nullptr).run(questions, width);
   });
 }
 
@@ -189,23 +195,13 @@ Result<Generation> ModelRunner::generate(std::span<const int32_t> prompt,
                                          std::vector<float>* logits) {
   return guarded([&]() -> Result<Generation> {
     if (logits != nullptr) logits->clear();
-    BatchQuestion question{{prompt.begin(), prompt.end()}, options};
-    SQZ_ASSIGN_OR_RETURN(const auto steps, engine(context, 1));
-    if (options.check != nullptr) {
-      return generate_checked(config(), *steps, question, *context);
-    }
+    const Question question{{prompt.begin(), prompt.end()}, options};
     Generation out;
-    BatchOptions batch;
-    bool asked = false;
-    batch.next = [&](bool, bool& ended) -> Result<std::optional<BatchQuestion>> {
-      ended = std::exchange(asked, true);
-      return ended ? std::optional<BatchQuestion>() : std::optional(std::move(question));
-    };
-    batch.done = [&](int64_t, Generation generation) {
-      out = std::move(generation);
+    const std::function<Status(int64_t, Generation)> done = [&](int64_t, Generation answer) {
+      out = std::move(answer);
       return Status();
     };
-    SQZ_RETURN_IF_ERROR(Batch(config(), *steps, context, batch, logits).run());
+    SQZ_RETURN_IF_ERROR(Batch(transformer_, context, done, logits).run({&question, 1}, 1));
     return out;
   });
 }

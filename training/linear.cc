@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <thread>
 
+#include "formats/base/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz::training {
@@ -129,7 +129,7 @@ void for_blocks(int64_t total, int64_t block, const std::function<void(int64_t, 
 }
 
 void set_threads(int threads) {
-  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  threads = resolve_threads(threads);
   at::set_num_threads(threads);
   if (const SetBlasThreads set = openblas_set_threads()) set(1);
 }

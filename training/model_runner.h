@@ -2,7 +2,6 @@
 #pragma once
 
 #include "training/runner.h"
-#include "training/step_engine.h"
 #include "training/transformer.h"
 
 namespace sqz::training {
@@ -16,15 +15,12 @@ class ModelRunner final : public Runner {
                                      const PrefillOptions& options) override;
   Result<Generation> generate(std::span<const int32_t> prompt, const GenerateOptions& options,
                               FixedContext* context, std::vector<float>* logits) override;
-  Status generate_batch(const BatchOptions& options, FixedContext& context) override;
+  Status generate_batch(std::span<const Question> questions, int64_t width, FixedContext& context,
+                        const std::function<Status(int64_t, Generation)>& done) override;
   Result<std::vector<double>> score(std::span<const int32_t> tokens, FixedContext& context,
                                     const ScoreOptions& options) override;
 
  private:
-  // What runs steps over `context` (may be null), with so many slots or more. Graphs are kept with
-  // the context.
-  Result<std::shared_ptr<StepEngine>> engine(FixedContext* context, int64_t slots);
-
   Transformer transformer_;
 };
 

@@ -51,18 +51,15 @@ Result<std::unique_ptr<Runner>> Runner::load(const std::string& directory,
   });
 }
 
-Status FixedContext::attend_requests(int64_t layer, const HostQueries& queries) {
+Status FixedContext::attend_requests(int64_t layer, const ContextQueries& queries) {
+  const auto* q = static_cast<const float*>(queries.q);
+  auto* out = static_cast<float*>(queries.out);
   for (size_t r = 0; r < queries.first.size(); ++r) {
     const int64_t begin = queries.indptr[r], row = begin * queries.heads;
     SQZ_RETURN_IF_ERROR(attend(layer, queries.first[r], queries.indptr[r + 1] - begin,
-                               queries.q + row * queries.dim, queries.out + row * queries.dim,
-                               queries.lse + row));
+                               q + row * queries.dim, out + row * queries.dim, queries.lse + row));
   }
   return {};
-}
-
-Status FixedContext::attend_on_device(int64_t, const DeviceQueries&) {
-  return {Code::kUnsupported, "this context does not serve from a GPU's memory"};
 }
 
 namespace training {

@@ -65,27 +65,16 @@ inline constexpr int64_t kGpuChunk = 16384;
 // one selection of what to read; a longer one is cut.
 inline constexpr int64_t kMaxContextTokens = 4096;
 
-// Queries of several requests: request r has the tokens indptr[r] .. indptr[r + 1] - 1, which stand
-// at positions first[r], first[r] + 1, ...
-struct HostQueries {
-  const float* q = nullptr;  // [T, Hq, d] after RoPE
-  float* out = nullptr;      // [T, Hq, d]
-  float* lse = nullptr;      // [T, Hq]
-  int64_t heads = 0, dim = 0;
+// Queries of several requests. Request r has the tokens indptr[r] .. indptr[r + 1] - 1, and they
+// stand at the positions first[r], first[r] + 1, ...
+struct ContextQueries {
+  DType dtype = DType::kF32;        // of q and out
+  const void* q = nullptr;          // [T, Hq, d] after RoPE
+  void* out = nullptr;              // [T, Hq, d]
+  float* lse = nullptr;             // [T, Hq]
+  int64_t heads = 0, dim = 0;       // Hq, d
   std::span<const int64_t> indptr;  // [requests + 1], first 0, last T
   std::span<const int64_t> first;   // [requests]
-};
-
-// Queries of several requests in GPU memory, for work on a stream. `dtype` is kF32 or the type of
-// FixedContext::device_dtype(), of q, before_rope and out.
-struct DeviceQueries {
-  DType dtype = DType::kF32;
-  const void* q = nullptr;            // [T, Hq, d] after RoPE
-  const void* before_rope = nullptr;  // [T, Hq, d]
-  void* out = nullptr;                // [T, Hq, d]
-  float* lse = nullptr;               // [T, Hq]
-  std::span<const int64_t> indptr;    // [requests + 1]: where each begins
-  void* stream = nullptr;             // cudaStream_t
 };
 
 // Attention over a fixed context, from an index or from anything else.
@@ -97,16 +86,14 @@ class FixedContext {
   // state over the fixed context: out [T, Hq, d], lse [T, Hq] (natural log).
   virtual Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                         float* lse) = 0;
-  // The same for several requests in one call, each with the answer that it would get alone.
-  virtual Status attend_requests(int64_t layer, const HostQueries& queries);
-  // The CUDA device that attend_on_device() serves from; none if it does not.
+  // The same for several requests in one call. Each gets the answer that it would get alone. By
+  // default every request is one call of attend().
+  virtual Status attend_requests(int64_t layer, const ContextQueries& queries);
+  // The CUDA device that attend_requests() works on. Then its tensors are in the memory of this
+  // device, and it puts its work on the default stream without waiting. None: they are on the host.
   virtual std::optional<int> device() const { return {}; }
-  // The type that queries of several tokens, or several requests, are best given in.
+  // On a device: the type of q and out if there is more than one token. One token may also be F32.
   virtual DType device_dtype() const { return DType::kF32; }
-  // Only puts work on the stream, and can be captured in a CUDA graph.
-  virtual Status attend_on_device(int64_t layer, const DeviceQueries& queries);
-
-  std::shared_ptr<void> runner_state;  // what a Runner keeps from call to call: graphs
 };
 
 struct GenerateOptions {
@@ -116,32 +103,17 @@ struct GenerateOptions {
   uint64_t seed = 0;
   std::vector<int32_t> stop;  // token ids that end the answer (not part of it); model's EOS too
   std::function<bool(int32_t)> on_token;  // called for each id; returning false stops; may be empty
-  // The context that decides, read whole: tokens are drafted with the other one, several at a time,
-  // and kept as far as this one chooses the same. It changes speed alone. Null: no drafts.
-  FixedContext* check = nullptr;
 };
 
 struct Generation {
   std::vector<int32_t> tokens;  // generated ids, without the stop token
   double prefill_seconds = 0, decode_seconds = 0;
   std::string stop_reason;  // "stop", "length", "callback"
-  // With GenerateOptions::check: tokens, and steps over the one context and over the other.
-  int64_t drafted = 0, accepted = 0, draft_steps = 0, checks = 0;
 };
 
-struct BatchQuestion {
+struct Question {
   std::vector<int32_t> prompt;
-  GenerateOptions options;  // without `check`
-};
-
-// Questions that are answered together. What one is answered does not depend on the others, but for
-// the order in which a GPU adds up products of one row or of several.
-struct BatchOptions {
-  int64_t width = 1;  // most questions at once
-  // The next question, or none: sets `ended` unless others may come. With `wait` it waits for them.
-  std::function<Result<std::optional<BatchQuestion>>(bool wait, bool& ended)> next;
-  // Each answer as it ends; `index` counts the questions from 0.
-  std::function<Status(int64_t index, Generation)> done;
+  GenerateOptions options;
 };
 
 // The attention of given tokens in one layer, in its two parts: over the fixed context, and
@@ -190,8 +162,12 @@ class Runner {
                                       FixedContext* context = nullptr,
                                       std::vector<float>* logits = nullptr) = 0;
 
-  // generate() for many questions, up to `width` at a time: as one ends, the next joins.
-  virtual Status generate_batch(const BatchOptions& options, FixedContext& context) = 0;
+  // generate() for many questions, up to `width` at a time: when one ends, the next joins. `done`
+  // receives each answer as it ends; an error stops the others. An answer does not depend on the
+  // other questions, except for the order in which products of one row or of several are added up.
+  virtual Status generate_batch(
+      std::span<const Question> questions, int64_t width, FixedContext& context,
+      const std::function<Status(int64_t question, Generation)>& done) = 0;
 
   // Runs given tokens behind the context, as generate() does with a prompt, and returns the loss of
   // each but the first, in nats: -log p(tokens[i + 1] | context, tokens[0 .. i]).

@@ -21,22 +21,47 @@ class ObservedContext final : public FixedContext, public LayerObserver {
 
   int64_t tokens() const override { return inner_.tokens(); }
 
+  std::optional<int> device() const override { return inner_.device(); }
+  DType device_dtype() const override { return inner_.device_dtype(); }
+
   Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                 float* lse) override {
-    SQZ_RETURN_IF_ERROR(inner_.attend(layer, first, count, q, out, lse));
-    const at::Tensor queries = at::from_blob(
-        const_cast<float*>(q), {count, model_.query_heads, model_.head_dim}, at::kFloat);
+    const int64_t indptr[] = {0, count};
+    return attend_requests(layer, {.q = q,
+                                   .out = out,
+                                   .lse = lse,
+                                   .heads = model_.query_heads,
+                                   .dim = model_.head_dim,
+                                   .indptr = indptr,
+                                   .first = {&first, 1}});
+  }
+
+  // One request. The observer gets float32 on the host.
+  Status attend_requests(int64_t layer, const ContextQueries& queries) override {
+    SQZ_RETURN_IF_ERROR(inner_.attend_requests(layer, queries));
+    const int64_t first = queries.first.front(), count = queries.indptr.back();
+    const auto place =
+        device() ? at::Device(at::kCUDA, static_cast<int8_t>(*device())) : at::Device(at::kCPU);
+    const auto tensor = [&](const void* data, at::IntArrayRef shape, DType dtype) {
+      return at::from_blob(const_cast<void*>(data), shape,
+                           at::device(place).dtype(scalar_type(dtype)));
+    };
+    const at::Tensor q = tensor(queries.q, {count, queries.heads, queries.dim}, queries.dtype);
+    const at::Tensor out = tensor(queries.out, q.sizes(), queries.dtype);
+    const at::Tensor lse = tensor(queries.lse, {count, queries.heads}, DType::kF32);
     const at::Tensor keys = own_->keys();  // where and of what type the cache computes, if not here
     const AttentionState own =
-        own_->attend(keys.defined() ? queries.to(keys.options()) : queries, first - inner_.tokens(),
+        own_->attend(keys.defined() ? q.to(keys.options()) : q, first - inner_.tokens(),
                      model_.sliding_window[static_cast<size_t>(layer)]);
-    const at::Tensor own_out = own.out.cpu(), own_lse = own.lse.cpu();
+    const auto host = [](const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); };
+    const at::Tensor host_q = host(q), host_out = host(out), host_lse = host(lse);
+    const at::Tensor own_out = host(own.out), own_lse = host(own.lse);
     return options_.observer({.layer = layer,
                               .first = first,
                               .count = count,
-                              .queries = q,
-                              .context_out = out,
-                              .context_lse = lse,
+                              .queries = host_q.data_ptr<float>(),
+                              .context_out = host_out.data_ptr<float>(),
+                              .context_lse = host_lse.data_ptr<float>(),
                               .own_out = own_out.data_ptr<float>(),
                               .own_lse = own_lse.data_ptr<float>()});
   }

@@ -65,11 +65,17 @@ Result<AttentionState> Transformer::attend_context(int64_t l, FixedContext& cont
                                                    std::span<const int64_t> indptr,
                                                    std::span<const int64_t> positions,
                                                    const at::Tensor& q) {
-  const at::Tensor queries = q.to(at::kCPU, at::kFloat).contiguous();
-  AttentionState fixed{at::empty_like(queries),
-                       at::empty({q.size(0), q.size(1)}, queries.options())};
   const int64_t heads = q.size(1), dim = q.size(2);
-  // As many requests at a time as one call takes; a longer one goes by itself, in pieces.
+  const bool here = context.device().has_value() && q.is_cuda();
+  const DType dtype = here && q.size(0) > 1 ? context.device_dtype() : DType::kF32;
+  const at::Tensor queries =
+      q.to(here ? q.device() : at::Device(at::kCPU), scalar_type(dtype)).contiguous();
+  const at::Tensor out = at::empty_like(queries);
+  const at::Tensor lse = at::empty({q.size(0), heads}, queries.options().dtype(at::kFloat));
+  const auto at_row = [&](const at::Tensor& tensor, int64_t row) {
+    return static_cast<std::byte*>(tensor.data_ptr()) + row * heads * dim * dtype_size(dtype);
+  };
+  // As many requests at a time as one call takes. A longer request goes by itself, in pieces.
   for (size_t r = 0, end = 0; r < positions.size(); r = end) {
     end = r + 1;
     while (end < positions.size() && indptr[end + 1] - indptr[r] <= kMaxContextTokens) ++end;
@@ -78,18 +84,18 @@ Result<AttentionState> Transformer::attend_context(int64_t l, FixedContext& cont
       std::vector<int64_t> cut;
       for (size_t i = r; i <= end; ++i) cut.push_back(std::min(indptr[i] - indptr[r], count));
       const int64_t begin = positions[r] + first - indptr[r];
-      HostQueries part = {
-          .q = queries.data_ptr<float>() + first * heads * dim,
-          .out = fixed.out.data_ptr<float>() + first * heads * dim,
-          .lse = fixed.lse.data_ptr<float>() + first * heads,
-          .heads = heads,
-          .dim = dim,
-          .indptr = cut,
-          .first = end == r + 1 ? std::span(&begin, 1) : positions.subspan(r, end - r)};
-      SQZ_RETURN_IF_ERROR(context.attend_requests(l, part));
+      SQZ_RETURN_IF_ERROR(context.attend_requests(
+          l, {.dtype = dtype,
+              .q = at_row(queries, first),
+              .out = at_row(out, first),
+              .lse = lse.data_ptr<float>() + first * heads,
+              .heads = heads,
+              .dim = dim,
+              .indptr = cut,
+              .first = end == r + 1 ? std::span(&begin, 1) : positions.subspan(r, end - r)}));
     }
   }
-  return AttentionState{fixed.out.to(q.device()), fixed.lse.to(q.device())};
+  return AttentionState{out.to(q.device(), at::kFloat), lse.to(q.device())};
 }
 
 Status Transformer::run_layer(int64_t l, const Step& step, std::span<KvCache* const> caches) const {

@@ -12,7 +12,7 @@ at::ScalarType scalar_type(DType dtype) {
 
 namespace {
 
-// Makes room on the device for every tensor; finish() fills it.
+// Copies tensors to the device.
 class Loader {
  public:
   Loader(const Checkpoint& checkpoint, at::Device device, at::ScalarType dtype)
@@ -31,17 +31,6 @@ class Loader {
       if (bias) biases.push_back(prefix + part + ".bias");
     }
     return {joined(weights, matrix_type(weights)), bias ? joined(biases, dtype_) : at::Tensor()};
-  }
-
-  Status finish() {
-    if (!device_.is_cpu()) return upload_weights(copies_);
-    for (const WeightCopy& copy : copies_) {
-      at::Tensor raw =
-          copy.to.scalar_type() == copy.type ? copy.to : at::empty(copy.to.sizes(), copy.type);
-      std::memcpy(raw.data_ptr(), copy.from.data(), copy.from.size());
-      if (!raw.is_same(copy.to)) at::Tensor(copy.to).copy_(raw);
-    }
-    return {};
   }
 
  private:
@@ -80,16 +69,24 @@ class Loader {
     int64_t row = 0;
     for (const Checkpoint::Tensor& part : parts) {
       const int64_t rows = part.shape[0];
-      copies_.push_back({out.narrow(0, row, rows), scalar_type(part.dtype), part.data});
+      fill(out.narrow(0, row, rows), part);
       row += rows;
     }
     return out;
   }
 
+  // `to` is contiguous. The numbers in the file have no particular alignment.
+  static void fill(const at::Tensor& to, const Checkpoint::Tensor& from) {
+    const at::ScalarType type = scalar_type(from.dtype);
+    const bool direct = to.is_cpu() && to.scalar_type() == type;
+    const at::Tensor raw = direct ? to : at::empty(to.sizes(), type);
+    std::memcpy(raw.data_ptr(), from.data.data(), from.data.size());
+    if (!direct) to.copy_(raw);
+  }
+
   const Checkpoint& checkpoint_;
   at::Device device_;
   at::ScalarType dtype_;
-  std::vector<WeightCopy> copies_;
   Status status_;
 };
 
@@ -124,7 +121,6 @@ Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device devic
   out.norm = load.tensor("model.norm.weight");
   out.lm_head = config.tie_embeddings ? out.embedding : load.matrix("lm_head.weight");
   SQZ_RETURN_IF_ERROR(load.status());
-  SQZ_RETURN_IF_ERROR(load.finish());
   return out;
 }
 

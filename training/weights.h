@@ -1,8 +1,6 @@
 // The tensors of a model, copied out of a checkpoint to a device and dtype.
 #pragma once
 
-#include <cstddef>
-#include <span>
 #include <vector>
 
 #include "formats/checkpoint.h"
@@ -28,15 +26,6 @@ struct ModelWeights {
   at::Tensor norm;     // [hidden]
   at::Tensor lm_head;  // [vocab, hidden]; the embedding if tied
 };
-
-// A part of a tensor and what it is filled with: numbers of `type`, at no particular alignment.
-struct WeightCopy {
-  at::Tensor to;  // contiguous
-  at::ScalarType type;
-  std::span<const std::byte> from;
-};
-// To a GPU: several threads read, and numbers of another type are converted there.
-Status upload_weights(std::span<const WeightCopy> copies);
 
 // Throws what LibTorch throws.
 Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device device,

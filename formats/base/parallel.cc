@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstring>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <new>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -22,11 +27,32 @@ Status run_task(const std::function<Status(int64_t)>& task, int64_t index) {
   }
 }
 
+// Cores that this process may use, by its affinity and the CPU quota of its container.
+int usable_cores() {
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  // The quota of this process's cgroup (version 2) and of those above it: "200000 100000" in
+  // cpu.max is two cores.
+  double quota = cores;
+  std::string line;
+  std::ifstream groups("/proc/self/cgroup");
+  while (std::getline(groups, line) && !line.starts_with("0::")) {
+  }
+  std::filesystem::path group = "/sys/fs/cgroup";
+  if (line.size() > 4) group += line.substr(3);
+  for (; group.string().size() >= std::strlen("/sys/fs/cgroup"); group = group.parent_path()) {
+    double microseconds = 0, period = 0;
+    if (std::ifstream(group / "cpu.max") >> microseconds >> period && period > 0) {
+      quota = std::min(quota, std::ceil(microseconds / period));
+    }
+  }
+  return std::max(1, static_cast<int>(quota));
+}
+
 }  // namespace
 
 int resolve_threads(int threads) {
-  if (threads > 0) return threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  static const int cores = usable_cores();
+  return threads > 0 ? threads : cores;
 }
 
 Status parallel_for(int64_t count, int threads, const std::function<Status(int64_t)>& task) {

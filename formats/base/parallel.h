@@ -8,7 +8,8 @@
 
 namespace sqz {
 
-// The number of threads that an option means: 0 = all cores.
+// The number of threads that an option means. 0: all cores that this process may use, by its
+// affinity and by the CPU quota of its cgroup.
 int resolve_threads(int threads);
 
 // Calls task(0) .. task(count - 1), each once, on at most `threads` threads (the caller's among

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/base/parallel.h"
 #include "libruntime/select/static_selection.h"
 
 namespace sqz {
@@ -39,10 +40,7 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const ServedInd
   if (options.threads < 0 || options.threads > kMostThreads) {
     return out_of_range("threads", options.threads, 0, kMostThreads);
   }
-  const int threads =
-      options.threads > 0
-          ? options.threads
-          : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
+  const int threads = std::min(resolve_threads(options.threads), kMostThreads);
   std::unique_ptr<Session> session(new Session(std::move(index), options));
   SQZ_RETURN_IF_ERROR(session->prepare(options.selection));
   session->allocate(threads);

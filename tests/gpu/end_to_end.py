@@ -68,10 +68,11 @@ def ask(args, index, device, options):
     """The number that each question is answered with, the tokens and the delivered budget."""
     prompts = "".join(QUESTION.format(word).replace("\n", "\\n") + "\n" for word in WORDS[:args.needles])
     begun = time.perf_counter()
-    answers = run([args.bin / "sqz-generate", "--model", args.model, "--index", index, "--device", device, "--json",
-                   "--escapes", "--max-tokens", "12", *options], prompts)[-1]["answers"]
-    seconds = time.perf_counter() - begun
-    budget = sum(answer["budget"]["delivered"] for answer in answers) / len(answers)
+    result = run([args.bin / "sqz-generate", "--model", args.model, "--index", index, "--device", device, "--json",
+                  "--escapes", "--max-tokens", "12", *options], prompts)[-1]
+    seconds, answers = time.perf_counter() - begun, result["answers"]
+    budgets = [answer["budget"] for answer in answers if "budget" in answer] or [result["budget"]]
+    budget = sum(one["delivered"] for one in budgets) / len(budgets)
     numbers = [answer["text"].strip().split(".")[0].split("\n")[0] for answer in answers]
     return numbers, [answer["tokens"] for answer in answers], budget, seconds
 
@@ -105,6 +106,7 @@ def squeezed_cases(args, needles, short_source, short_tokens):
         (f"{tokens} tokens, dense", index, ["--dense"], False),
         (name, short, budget, False),
         (f"{name}, rule threshold", short, [*budget, "--rule", "threshold"], False),
+        (f"{name}, together", short, [*budget, "--batch", str(args.needles)], False),
     ]
     for selector in ("window", "h2o"):
         pruned = args.work / f"{selector}.sqz"

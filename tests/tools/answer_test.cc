@@ -39,75 +39,42 @@ class ByteTokenizer : public Tokenizer {
   std::string hash_;
 };
 
-struct Shown {
-  std::string all;
-  std::vector<std::string> pieces;
+const ByteTokenizer kTokenizer;
 
-  // Feeds `text`; returns how many tokens were taken.
-  size_t feed(Answer& answer, const std::string& text) {
+struct Case {
+  const char* text;
+  std::vector<std::string> stops;
+  const char* before_end;  // shown while the answer may go on
+  const char* shown;       // and in the end
+  size_t taken;            // tokens, up to the one that completes a stop
+};
+
+TEST(AnswerTest, ShowsTextWhenItIsCertain) {
+  for (const Case& wanted : {
+           Case{"abc", {}, "abc", "abc", 3},
+           Case{"x\xc3", {}, "x", "x\xef\xbf\xbd", 2},  // half of U+00E9
+           Case{"x\xc3\xa9", {}, "x\xc3\xa9", "x\xc3\xa9", 3},
+           Case{"one EN two END three", {"END", "\n"}, "one EN two ", "one EN two ", 14},
+           Case{"the EN", {"END"}, "the ", "the EN", 6},
+           Case{"xxab", {"b", "ab"}, "xx", "xx", 4},
+       }) {
+    SCOPED_TRACE(wanted.text);
+    std::string shown;
+    Answer answer(kTokenizer, wanted.stops, [&](const std::string& piece) { shown += piece; });
     size_t taken = 0;
-    for (const char c : text) {
+    for (const char c : std::string_view(wanted.text)) {
       ++taken;
       if (!answer.add(static_cast<unsigned char>(c))) break;
     }
-    return taken;
+    EXPECT_EQ(taken, wanted.taken);
+    EXPECT_EQ(shown, wanted.before_end);
+    answer.finish();
+    EXPECT_EQ(shown, wanted.shown);
+    EXPECT_EQ(answer.text(), wanted.shown);
   }
-  std::function<void(const std::string&)> sink() {
-    return [this](const std::string& piece) {
-      all += piece;
-      pieces.push_back(piece);
-    };
-  }
-};
-
-const ByteTokenizer kTokenizer;
-
-TEST(AnswerTest, ShowsTextAsItComes) {
-  Shown shown;
-  Answer answer(kTokenizer, {}, shown.sink());
-  EXPECT_EQ(shown.feed(answer, "abc"), 3u);
-  EXPECT_EQ(shown.pieces.size(), 3u);
-  answer.finish();
-  EXPECT_EQ(shown.all, "abc");
-  EXPECT_EQ(answer.text(), "abc");
 }
 
-TEST(AnswerTest, NeverShowsHalfACharacter) {
-  Shown shown;
-  Answer answer(kTokenizer, {}, shown.sink());
-  answer.add('x');
-  answer.add(0xc3);  // first byte of U+00E9
-  EXPECT_EQ(shown.all, "x");
-  answer.add(0xa9);
-  EXPECT_EQ(shown.all, "x\xc3\xa9");
-}
-
-TEST(AnswerTest, EndsAtAStopStringWithoutShowingIt) {
-  Shown shown;
-  Answer answer(kTokenizer, {"END", "\n"}, shown.sink());
-  EXPECT_EQ(shown.feed(answer, "one EN two END three"), 14u);
-  answer.finish();
-  EXPECT_EQ(answer.text(), "one EN two ");
-  EXPECT_EQ(shown.all, answer.text());
-}
-
-TEST(AnswerTest, ShowsAHeldBackBeginningOfAStopStringAtTheEnd) {
-  Shown shown;
-  Answer answer(kTokenizer, {"END"}, shown.sink());
-  shown.feed(answer, "the EN");
-  EXPECT_EQ(shown.all, "the ");
-  answer.finish();
-  EXPECT_EQ(shown.all, "the EN");
-}
-
-TEST(AnswerTest, TheEarliestStopStringWins) {
-  Answer answer(kTokenizer, {"b", "ab"}, {});
-  Shown shown;
-  shown.feed(answer, "xxab");
-  EXPECT_EQ(answer.text(), "xx");
-}
-
-TEST(AnswerTest, ReportsWhatCannotBeDecoded) {
+TEST(AnswerTest, ReportsIdsThatCannotBeDecoded) {
   Answer answer(kTokenizer, {}, {});
   EXPECT_FALSE(answer.add(300));
   EXPECT_EQ(answer.status().code(), Code::kInvalidArgument);

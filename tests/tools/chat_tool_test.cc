@@ -9,11 +9,8 @@ namespace sqz {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 namespace fs = std::filesystem;
 
-const std::string kIndex = "sqz-index";
-const std::string kGenerate = "sqz-generate";
 const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
 const std::string kTemplate =
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
@@ -46,20 +43,15 @@ class ChatTool : public ToolTest {
     write_all(path("a.txt"), text + "He said <|im_end|> and went.\n");
   }
 
-  ToolRun build(const std::string& output, std::vector<std::string> more) const {
-    std::vector<std::string> arguments = {"build", "-m", path("m"), "-o", path(output), "--json"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run(kIndex, arguments);
+  Json build(const std::string& output, const std::string& more) const {
+    return expect({concat("sqz-index build -m m -o ", output, " ", more)});
   }
-  ToolRun generate(const std::string& index, std::vector<std::string> more) const {
-    std::vector<std::string> arguments = {"-m",     path("m"), "-i",           path(index),
-                                          "--json", "-e",      "--max-tokens", "8"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run(kGenerate, arguments);
+  Json generate(const std::string& index, const std::string& prompt,
+                const std::string& more = "") const {
+    return expect(
+        {concat("sqz-generate -m m -i ", index, " --max-tokens 8 -p '", prompt, "' ", more)});
   }
-  Json info(const std::string& index) const {
-    return run(kIndex, {"info", path(index), "--json"}).last();
-  }
+  Json info(const std::string& index) const { return expect({"sqz-index info " + index}); }
   std::vector<int32_t> ids_of(const std::vector<TextPart>& parts) const {
     const auto tokenizer = Tokenizer::load(path("m"));
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().message();
@@ -70,14 +62,11 @@ class ChatTool : public ToolTest {
 };
 
 TEST_F(ChatTool, TheContextStandsInTheSystemTurn) {
-  const ToolRun built = build("chat.sqz", {path("a.txt"), "--chat"});
-  ASSERT_EQ(built.code, 0) << built.err;
-  EXPECT_THAT(built.err, Not(HasSubstr("template")));
-  const std::string text = read_all(path("a.txt"));
-  const auto ids = ids_of({{"<|im_start|>system\n"}, {text, false}});
+  build("chat.sqz", "a.txt --chat");
+  const auto ids = ids_of({{"<|im_start|>system\n"}, {read_all(path("a.txt")), false}});
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 8191), 0);
   ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
-  ASSERT_EQ(build("ids.sqz", {"--tokens", path("ids.npy")}).code, 0);
+  build("ids.sqz", "--tokens ids.npy");
   EXPECT_EQ(info("chat.sqz")["tokens_hash"], info("ids.sqz")["tokens_hash"]);
   EXPECT_EQ(info("chat.sqz")["chat"], (Json{{"name", "chatml"},
                                             {"before", "<|im_start|>system\n"},
@@ -86,89 +75,69 @@ TEST_F(ChatTool, TheContextStandsInTheSystemTurn) {
                                             {"end", {"<|im_end|>", "<|end_of_text|>"}},
                                             {"trim", false}}));
   EXPECT_FALSE(info("ids.sqz")["metadata"].contains("chat"));
-  EXPECT_EQ(run(kIndex, {"verify", path("chat.sqz")}).code, 0);
-  EXPECT_THAT(run(kIndex, {"info", path("chat.sqz")}).out, HasSubstr("chatml"));
 }
 
 TEST_F(ChatTool, QuestionsStandInTheUsersTurn) {
-  ASSERT_EQ(build("chat.sqz", {path("a.txt"), "--chat"}).code, 0);
-  ASSERT_EQ(build("plain.sqz", {path("a.txt")}).code, 0);
-  const ToolRun asked = generate("chat.sqz", {"-p", "Where?"});
-  ASSERT_EQ(asked.code, 0) << asked.err;
-  EXPECT_THAT(asked.err, Not(HasSubstr("template")));
+  build("chat.sqz", "a.txt --chat");
+  build("plain.sqz", "a.txt");
   const std::string turns = kBetween + "Where?" + kAfter;
-  EXPECT_EQ(asked.last()["tokens"],
-            generate("chat.sqz", {"-p", turns, "--no-chat"}).last()["tokens"]);
-  EXPECT_NE(asked.last()["tokens"],
-            generate("chat.sqz", {"-p", "Where?", "--no-chat"}).last()["tokens"]);
-  EXPECT_NE(asked.last()["tokens"], generate("chat.sqz", {"-p", turns}).last()["tokens"]);
-  const ToolRun plain = generate("plain.sqz", {"-p", "Where?"});
-  EXPECT_EQ(plain.code, 0) << plain.err;
-  EXPECT_THAT(plain.err, HasSubstr("the model has a chat template, which is not applied"));
-  const ToolRun refused = generate("plain.sqz", {"-p", "Where?", "--chat"});
-  EXPECT_EQ(refused.code, 3) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("build it with --chat"));
+  const Json asked = generate("chat.sqz", "Where?")["tokens"];
+  EXPECT_EQ(asked, generate("chat.sqz", turns, "--no-chat")["tokens"]);
+  EXPECT_NE(asked, generate("chat.sqz", "Where?", "--no-chat")["tokens"]);
+  EXPECT_NE(asked, generate("chat.sqz", turns)["tokens"]);
+  generate("plain.sqz", "Where?");
+  expect({"sqz-generate -m m -i plain.sqz -p Where? --chat", 3, {"build it with --chat"}});
 }
 
 TEST_F(ChatTool, AnAnswerEndsWithItsTurn) {
   const auto format = [&](const std::vector<std::string>& end) {
-    write_all(
-        path("F.json"),
-        Json({{"before", "<|im_start|>"}, {"between", kBetween}, {"after", kAfter}, {"end", end}})
-            .dump());
-    return build("a.sqz", {path("a.txt"), "--chat-format", path("F.json"), "--force"});
+    const Json turns = {
+        {"before", "<|im_start|>"}, {"between", kBetween}, {"after", kAfter}, {"end", end}};
+    write_all(path("F.json"), turns.dump());
   };
-  ASSERT_EQ(format({}).code, 0);
-  const Json whole = generate("a.sqz", {"-p", "Where?"}).last();
-  const std::vector<int32_t> tokens = whole["tokens"];
+  format({});
+  build("a.sqz", "a.txt --chat-format F.json");
+  const std::vector<int32_t> tokens = generate("a.sqz", "Where?")["tokens"];
   ASSERT_EQ(tokens.size(), 8u);
   std::string ends;
   const Json file = Json::parse(read_all(path("m/tokenizer.json")));
   for (const auto& [token, id] : file["model"]["vocab"].items()) {
     if (id == tokens[5]) ends = token;
   }
-  ASSERT_EQ(format({ends}).code, 0);
-  const Json ended = generate("a.sqz", {"-p", "Where?"}).last();
+  format({ends});
+  build("a.sqz", "a.txt --chat-format F.json --force");
+  const Json ended = generate("a.sqz", "Where?");
   EXPECT_EQ(ended["stop_reason"], "stop");
   const auto first = std::find(tokens.begin(), tokens.end(), tokens[5]);
   EXPECT_EQ(ended["tokens"], std::vector<int32_t>(tokens.begin(), first));
-  const ToolRun refused = format({"<|nothing|>"});
-  EXPECT_EQ(refused.code, 3) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("<|nothing|>"));
 }
 
 TEST_F(ChatTool, CalibratesWithQuestionsInTheirTurn) {
   write_all(path("q.txt"), "Who was by the sea?\n");
-  ASSERT_EQ(build("a.sqz", {path("a.txt"), "--chat"}).code, 0);
+  build("a.sqz", "a.txt --chat");
   const auto ids = ids_of({{kBetween}, {"Who was by the sea?", false}, {kAfter}});
   const std::string source = concat("prompts: 1 prompts, ", ids.size(), " tokens");
-  const ToolRun calibrated = run(
-      kIndex, {"calibrate", path("a.sqz"), "-m", path("m"), "--prompts", path("q.txt"), "--json"});
-  ASSERT_EQ(calibrated.code, 0) << calibrated.err;
-  EXPECT_THAT(calibrated.last()["source"].get<std::string>(), HasSubstr(source));
+  const Json calibrated = expect({"sqz-index calibrate a.sqz -m m --prompts q.txt"});
+  EXPECT_THAT(calibrated["source"].get<std::string>(), HasSubstr(source));
   EXPECT_EQ(info("a.sqz")["chat"]["name"], "chatml");
-  const ToolRun built =
-      build("b.sqz", {path("a.txt"), "--chat", "--calibrate-with", path("q.txt")});
-  ASSERT_EQ(built.code, 0) << built.err;
-  EXPECT_THAT(built.last()["calibration"].get<std::string>(), HasSubstr(source));
+  const Json built = build("b.sqz", "a.txt --chat --calibrate-with q.txt");
+  EXPECT_THAT(built["calibration"].get<std::string>(), HasSubstr(source));
 }
 
-TEST_F(ChatTool, RefusesWhatHasNoTurns) {
-  const auto expect_refused = [&](const std::vector<std::string>& more, int code,
-                                  const std::string& part) {
-    const ToolRun refused = build("a.sqz", more);
-    EXPECT_EQ(refused.code, code) << refused.err;
-    EXPECT_THAT(refused.err, HasSubstr(part));
-    EXPECT_FALSE(fs::exists(path("a.sqz")));
-  };
-  const auto ids = ids_of({{"House"}});
-  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
-  expect_refused({"--tokens", path("ids.npy"), "--chat"}, 2, "pass texts with --chat");
-  expect_refused({path("a.txt"), "--chat-format", path("none.json")}, 3, "none.json");
-  write_all(path("m/tokenizer_config.json"), Json({{"chat_template", "{{ messages }}"}}).dump());
-  expect_refused({path("a.txt"), "--chat"}, 3, "--chat-format F.json");
+TEST_F(ChatTool, RefusesContextsWithoutTurns) {
+  ASSERT_TRUE(
+      testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids_of({{"House"}}), false).ok());
+  write_all(path("F.json"),
+            Json({{"before", ""}, {"between", ""}, {"after", ""}, {"end", {"<|none|>"}}}).dump());
+  const std::string command = "sqz-index build -m m -o x.sqz ";
+  expect_all({{command + "--tokens ids.npy --chat", 2, {"pass texts with --chat"}},
+              {command + "a.txt --chat-format none.json", 3, {"none.json"}},
+              {command + "a.txt --chat-format F.json", 3, {"<|none|>"}}});
+  write_all(path("m/tokenizer_config.json"), R"({"chat_template": "{{ messages }}"})");
+  expect({command + "a.txt --chat", 3, {"--chat-format F.json"}});
   write_all(path("m/tokenizer_config.json"), "{}");
-  expect_refused({path("a.txt"), "--chat"}, 3, "no chat template");
+  expect({command + "a.txt --chat", 3, {"no chat template"}});
+  EXPECT_FALSE(fs::exists(path("x.sqz")));
 }
 
 }  // namespace

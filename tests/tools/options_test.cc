@@ -1,10 +1,7 @@
-// Every option that takes a number with a fraction refuses NaN, which CLI11's own ranges take, and
-// --seed what 64 bits do not hold: exit code 2, and one line that names the option and what it
-// found.
+// Options that all tools share, and the numbers that options take.
 #include <gmock/gmock.h>
 
 #include <regex>
-#include <set>
 
 #include "tests/tools/run_tool.h"
 
@@ -13,68 +10,91 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> out;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) out.push_back(line);
-  return out;
-}
-
-class OptionsTest : public ToolTest, public ::testing::WithParamInterface<const char*> {};
-
-TEST_P(OptionsTest, RefusesWhatIsNoNumber) {
-  const std::string tool = GetParam();
-  std::vector<std::string> commands;
-  bool list = false;
-  for (const std::string& line : lines_of(run(tool, {"--help"}).out)) {
-    list = line == "Subcommands:" || (list && !line.empty());
-    if (list && line.starts_with("  ") && line[2] != ' ') {
-      commands.push_back(line.substr(2, line.find(' ', 2) - 2));
-    }
-  }
-  if (commands.empty()) commands.emplace_back();
-  const std::regex option("^  (?:-[a-z],)?(--[a-z0-9-]+) (X|S|UINT|FLOAT)\\b");
-  int checked = 0;
-  bool seed = false;  // a common option: once a tool
-  for (const std::string& command : commands) {
-    std::vector<std::string> arguments;
-    if (!command.empty()) arguments.push_back(command);
-    arguments.emplace_back("--help");
-    const std::string help = run(tool, arguments).out;
-    for (const std::string& line : lines_of(help)) {
-      std::smatch found;
-      if (!std::regex_search(line, found, option)) continue;
-      if (found[1] == "--seed" && std::exchange(seed, true)) continue;
-      const std::string value = found[2] == "UINT" ? "99999999999999999999" : "nan";
-      arguments.back() = concat(found[1].str(), "=", value);
-      const ToolRun refused = run(tool, arguments);
-      const std::string said = refused.err.substr(0, refused.err.find('\n'));
-      SCOPED_TRACE(concat(tool, " ", command, " ", arguments.back()));
-      EXPECT_EQ(refused.code, 2);
-      EXPECT_THAT(said, HasSubstr(found[1].str()));
-      EXPECT_THAT(said, HasSubstr(value));
-      EXPECT_LE(said.size(), 200u) << said;
-      EXPECT_EQ(refused.out, "");
-      ++checked;
-    }
-  }
-  std::printf("%d options\n", checked);
-  EXPECT_GT(checked, 1);
-}
-
-INSTANTIATE_TEST_SUITE_P(Tools, OptionsTest,
-                         ::testing::Values("sqz-index"
+const char* const kTools[] = {"sqz-index",
 #ifdef SQZ_WITH_TRAINING
-                                           ,
-                                           "sqz-eval", "sqz-generate", "sqz-profile-layers",
-                                           "sqz-train-qmodel"
+                              "sqz-eval", "sqz-generate", "sqz-profile-layers", "sqz-train-qmodel"
 #endif
-                                           ),
-                         [](const auto& tool) {
-                           std::string name = tool.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+};
+
+class Options : public ToolTest {
+ protected:
+  // Pairs of a command ("" if the tool has none) and its --help.
+  std::vector<std::pair<std::string, std::string>> helps(const std::string& tool) const {
+    const std::string top = run(tool, {"--help"}).out;
+    std::vector<std::pair<std::string, std::string>> out;
+    std::istringstream lines(top);
+    bool list = false;
+    for (std::string line; std::getline(lines, line);) {
+      list = line == "Subcommands:" || (list && !line.empty());
+      if (!list || !line.starts_with("  ") || line[2] == ' ') continue;
+      const std::string command = line.substr(2, line.find(' ', 2) - 2);
+      out.emplace_back(command, run(tool, {command, "--help"}).out);
+    }
+    if (out.empty()) out.emplace_back("", top);
+    return out;
+  }
+};
+
+TEST_F(Options, HelpHasExamplesCodesAndVariables) {
+  for (const std::string tool : kTools) {
+    EXPECT_EQ(run(tool, {"--version"}).out, tool + " " SQZ_VERSION "\n");
+    for (const auto& [command, help] : helps(tool)) {
+      SCOPED_TRACE(tool + " " + command);
+      for (const char* part : {"Example", "Exit codes: 0 ok", "SQZ_SOME_NAME", "--json"}) {
+        EXPECT_THAT(help, HasSubstr(part));
+      }
+      EXPECT_LT(help.find("Example"), help.find("--json")) << "examples come first";
+    }
+  }
+}
+
+// NaN passes CLI11's own ranges, and 64 bits do not hold each --seed.
+TEST_F(Options, NumbersAreNumbers) {
+  const std::regex option("^  (?:-[a-z],)?(--[a-z0-9-]+) (UINT|FLOAT)\\b");
+  for (const std::string tool : kTools) {
+    int checked = 0;
+    for (const auto& [command, help] : helps(tool)) {
+      std::istringstream lines(help);
+      for (std::string line; std::getline(lines, line);) {
+        std::smatch found;
+        if (!std::regex_search(line, found, option)) continue;
+        const std::string value = found[2] == "UINT" ? "99999999999999999999" : "nan";
+        const std::string name = found[1];
+        expect({concat(tool, " ", command, " ", name, "=", value), 2, {name, value}});
+        ++checked;
+      }
+    }
+    EXPECT_GT(checked, 0) << tool;
+  }
+}
+
+TEST_F(Options, WrongWordsAreNamed) {
+  expect_all({
+      {"sqz-index", 2, {"subcommand is required"}},
+      {"sqz-index bilud", 2, {"no command bilud", "build"}},
+      {"sqz-index info a.sqz --verbse", 2, {"no option --verbse"}},
+      {"sqz-index info a.sqz --nothing-like-it=3", 2, {"no option --nothing-like-it"}},
+      {"sqz-index info a.sqz --threads -1", 2, {"--threads", "-1"}},
+      {"sqz-index info a.sqz --device gpu", 2, {"--device", "gpu"}},
+      {"sqz-index info a.sqz", 3, {"a.sqz"}},
+  });
+}
+
+TEST_F(Options, MoreThreadsThanCoresAreReduced) {
+  write_all(path("seed.sqz"),
+            read_all(SQZ_SOURCE_DIR "/tests/fuzz/seeds/sqz_file_fuzz/two_levels.sqz"));
+  const ToolRun many = run("sqz-index", {"verify", path("seed.sqz"), "--threads", "4096"});
+  EXPECT_EQ(many.code, 0) << many.err;
+  EXPECT_THAT(many.err, HasSubstr("--threads 4096: this process may use"));
+  const ToolRun quiet = run("sqz-index", {"verify", path("seed.sqz"), "--threads", "4096", "-q"});
+  EXPECT_EQ(quiet.err, "");
+  EXPECT_NE(quiet.out, "") << "results are printed";
+}
+
+TEST_F(Options, TextOfAFileCannotCommandATerminal) {
+  EXPECT_EQ(run("sqz-index", {"info", path("a\x1b[2J\xc2\x9b.sqz")}).err.find_first_of("\x1b\x9b"),
+            std::string::npos);
+}
 
 }  // namespace
 }  // namespace sqz

@@ -260,14 +260,6 @@ TEST_F(ProfileTool, RefusesWhatCannotBeMeasured) {
   refused(with({"--sweep", "p=1,0"}), 2, "--sweep: p: found 0, expected a number in (0, 1]");
   refused(with({"--sweep", "p=1,x"}), 2, "--sweep: p: found x");
   refused(with({"--sweep", "p="}), 2, "--sweep: found p=, expected a list: p=1,0.9,0.7");
-  for (const auto& [option, value] : {std::pair("--selector", "stream"),
-                                      {"--rule", "budget"},
-                                      {"--block", "8"},
-                                      {"--held-out", "256"}}) {
-    refused(with({option, value}), 2, concat(option, ": is of what is measured: pass --p auto"));
-  }
-  refused(with({"--p", "auto", "--selector", "h2o", "--rule", "budget"}), 2,
-          "--rule: is for --selector squeezed and ideal");
   const std::string listed = "not in {squeezed,quest,ideal,stream,window,h2o}";
   for (const char* selector : {"dense", "psychic", "saap", "kmeans", "kmeans-rope"}) {
     refused(with({"--selector", selector, "--p", "auto"}), 2, concat(selector, " ", listed));

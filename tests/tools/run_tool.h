@@ -1,6 +1,11 @@
 // Runs a tool as a user would: arguments, environment and standard input in; exit code, standard
-// output and standard error out (files, so neither is a terminal). A tool that is named
-// ("sqz-index") is its main() in a process of its own; a path is a program that is started.
+// output and standard error out (files, so neither is a terminal). The name of a tool ("sqz-index")
+// is its main() in a process of its own. A path is a program that is started.
+//
+// Most calls are rows of a table, a command and what it must answer (ToolCase):
+//
+//   expect_all({{"sqz-index info a.sqz", 0, {"tokens", "build.engine"}},
+//               {"sqz-index info none.sqz", 3, {"none.sqz"}}});
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,10 +13,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,7 +29,7 @@
 namespace sqz {
 
 struct ToolRun {
-  int code = -1;  // exit code, or 1000 + the signal that ended it
+  int code = -1;  // exit code, or 128 + the signal that ended it, as in a shell
   std::string out, err;
 
   // stdout, one JSON object a line; the test fails where a line is something else.
@@ -45,6 +52,17 @@ struct ToolRun {
     }
     return all.back();
   }
+};
+
+struct ToolCase {
+  // The tool and its arguments, separated by spaces. 'Words in quotes' stay together, and $NAME is
+  // replaced by ToolTest::variables. Relative paths are in the test's folder. --json is added.
+  std::string command;
+  int code = 0;
+  // Keys of the result ("budget.delivered") if the code is 0, else parts of the error message.
+  std::vector<std::string> parts;
+  std::string input;
+  std::vector<std::string> environment;
 };
 
 inline std::string read_all(const std::filesystem::path& path) {
@@ -99,6 +117,7 @@ class ToolTest : public ::testing::Test {
     std::fflush(nullptr);
     const pid_t child = ::fork();
     if (child == 0) {
+      std::filesystem::current_path(folder_ / "work");
       for (auto& variable : environment) ::putenv(variable.data());
       const bool ready = std::freopen(in.c_str(), "r", stdin) &&
                          std::freopen(out.c_str(), "w", stdout) &&
@@ -118,11 +137,69 @@ class ToolTest : public ::testing::Test {
     int status = 0;
     ::waitpid(child, &status, 0);
     ToolRun result;
-    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     result.out = read_all(out);
     result.err = read_all(err);
     return result;
   }
+
+  // Runs a case and checks its answer. Returns the result, or the error.
+  Json expect(const ToolCase& wanted) const {
+    SCOPED_TRACE(wanted.command);
+    std::vector<std::string> words = words_of(wanted.command);
+    const std::string tool = words.front();
+    words.erase(words.begin());
+    words.emplace_back("--json");
+    const ToolRun found = run(tool, words, wanted.input, wanted.environment);
+    EXPECT_EQ(found.code, wanted.code) << found.out << found.err;
+    if (found.code != wanted.code) return Json::object();
+    const Json last = found.last(wanted.code == 0 ? "result" : "error");
+    for (const std::string& part : wanted.parts) {
+      if (wanted.code == 0) {
+        std::string pointer = "/" + part;
+        std::replace(pointer.begin(), pointer.end(), '.', '/');
+        EXPECT_TRUE(last.contains(Json::json_pointer(pointer))) << "no " << part << " in " << last;
+      } else {
+        const std::string said = last.value("message", "");
+        EXPECT_NE(said.find(part), std::string::npos) << "no \"" << part << "\" in: " << said;
+        EXPECT_NE(found.err.find(part), std::string::npos) << found.err;
+      }
+    }
+    return last;
+  }
+  void expect_all(const std::vector<ToolCase>& cases) const {
+    for (const ToolCase& one : cases) expect(one);
+  }
+
+  // The words of a ToolCase::command.
+  std::vector<std::string> words_of(const std::string& command) const {
+    std::vector<std::string> words;
+    bool quoted = false, open = false;
+    for (size_t i = 0; i < command.size(); ++i) {
+      const char c = command[i];
+      if (c == '\'') {
+        quoted = !quoted;
+      } else if (c == ' ' && !quoted) {
+        open = false;
+        continue;
+      }
+      if (!open) words.emplace_back();
+      open = true;
+      if (c == '\'') continue;
+      if (c != '$') {
+        words.back() += c;
+        continue;
+      }
+      size_t end = i + 1;
+      while (end < command.size() && std::isupper(static_cast<unsigned char>(command[end]))) ++end;
+      words.back() += variables.at(command.substr(i + 1, end - i - 1));
+      i = end - 1;
+    }
+    return words;
+  }
+
+  std::map<std::string, std::string> variables = {
+      {"MODEL", SQZ_SOURCE_DIR "/examples/models/nano"}};
 
   // The tool that runs just now has written to its standard error: with --progress, that it works,
   // and is ready for signals.

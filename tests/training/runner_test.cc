@@ -264,7 +264,7 @@ TEST_P(Model, AnswersTogetherAreThoseOneByOne) {
   const std::span<const int32_t> all(golden_.tokens);
   ASSERT_TRUE(capture(*runner_, all.first(kSplit), {}, kept).ok());
   ExactContext context(model(), std::move(kept), kSplit);
-  std::vector<BatchQuestion> questions;
+  std::vector<Question> questions;
   for (int64_t i = 0; i < kQuestions; ++i) {
     const auto prompt =
         all.subspan(static_cast<size_t>(kSplit + 9 * i), static_cast<size_t>(3 + i));
@@ -276,19 +276,13 @@ TEST_P(Model, AnswersTogetherAreThoseOneByOne) {
   }
   for (int64_t width : {1, 3, 16}) {
     std::vector<Generation> together(kQuestions);
-    size_t asked = 0, ended = 0;
-    BatchOptions batch;
-    batch.width = width;
-    batch.next = [&](bool, bool& none) -> Result<std::optional<BatchQuestion>> {
-      none = asked == questions.size();
-      return none ? std::optional<BatchQuestion>() : std::optional(questions[asked++]);
-    };
-    batch.done = [&](int64_t index, Generation generation) {
-      together[static_cast<size_t>(index)] = std::move(generation);
-      ++ended;
-      return Status();
-    };
-    const Status status = runner_->generate_batch(batch, context);
+    size_t ended = 0;
+    const Status status = runner_->generate_batch(
+        questions, width, context, [&](int64_t index, Generation generation) {
+          together[static_cast<size_t>(index)] = std::move(generation);
+          ++ended;
+          return Status();
+        });
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(ended, questions.size());
     for (size_t i = 0; i < questions.size(); ++i) {
@@ -296,41 +290,6 @@ TEST_P(Model, AnswersTogetherAreThoseOneByOne) {
       ASSERT_TRUE(alone.ok());
       EXPECT_EQ(together[i].tokens, alone->tokens) << "question " << i << ", width " << width;
       EXPECT_EQ(together[i].stop_reason, alone->stop_reason);
-    }
-  }
-}
-
-// Drafts from a context that lacks most keys are checked by the whole one; and by themselves.
-TEST_P(Model, CheckedDraftsAreTheAnswersOfTheWholeContext) {
-  constexpr int64_t kSplit = 150;
-  std::vector<Kept> kept;
-  const std::span<const int32_t> all(golden_.tokens);
-  ASSERT_TRUE(capture(*runner_, all.first(kSplit), {}, kept).ok());
-  ExactContext whole(model(), kept, kSplit), same(model(), kept, kSplit);
-  for (Kept& layer : kept) {
-    for (size_t i = 0; i < layer.values.size(); i += 3) layer.values[i] = 0;
-  }
-  ExactContext rough(model(), std::move(kept), kSplit);
-  for (double temperature : {0.0, 0.9}) {
-    GenerateOptions options;
-    options.max_tokens = 40;
-    options.temperature = temperature;
-    options.seed = 5;
-    const auto prompt = all.subspan(kSplit, 8);
-    const auto expected = runner_->generate(prompt, options, &whole);
-    ASSERT_TRUE(expected.ok());
-    options.check = &whole;
-    const auto checked = runner_->generate(prompt, options, &rough);
-    ASSERT_TRUE(checked.ok()) << checked.status().message();
-    EXPECT_EQ(checked->tokens, expected->tokens);
-    EXPECT_EQ(checked->stop_reason, expected->stop_reason);
-    const auto agreed = runner_->generate(prompt, options, &same);
-    ASSERT_TRUE(agreed.ok());
-    EXPECT_EQ(agreed->tokens, expected->tokens);
-    EXPECT_EQ(agreed->accepted, agreed->drafted) << "the same context drafts what it checks";
-    EXPECT_TRUE(agreed->accepted > 0 || agreed->tokens.size() < 3);
-    if (temperature == 0) {
-      EXPECT_LT(agreed->draft_steps, agreed->drafted) << "answers in a loop are guessed from it";
     }
   }
 }

@@ -1,7 +1,7 @@
 #include "tools/common/calibration.h"
 
+#include "tools/common/index_context.h"
 #include "tools/common/signals.h"
-#include "tools/sqz_generate/index_context.h"
 
 namespace sqz {
 namespace {

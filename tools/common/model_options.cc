@@ -39,18 +39,6 @@ Status check_model_folder(const std::string& path) {
                                    : "")};
 }
 
-std::vector<std::string> model_files(const std::string& path) {
-  std::vector<std::string> out;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(path, error)) {
-    const fs::path kind = entry.path().extension();
-    if (kind == ".json" || kind == ".safetensors" || kind == ".model" || kind == ".jinja") {
-      out.push_back(entry.path().string());
-    }
-  }
-  return out;
-}
-
 void warn_of_chat_template(const std::string& path) {
   const auto text = read_chat_template(path);
   if (!text.ok() || text->empty()) return;

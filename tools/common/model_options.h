@@ -1,27 +1,24 @@
-// How the model of a tool runs, as options.
+// The model folder of a tool, and the options that say how the model runs.
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "tools/common/tool.h"
 #include "training/runner.h"
 
 namespace sqz {
 
-// `path` is a folder. kNotFound for another file, a GGUF say, and for a name that is none: of a
-// model hub, say, from which nothing is downloaded. What is in the folder is not looked at.
+// Checks that `path` is a folder. Returns kNotFound for a file (for example a GGUF) and for a name
+// that does not exist; the message says that nothing is downloaded from a model hub. Does not look
+// inside the folder.
 Status check_model_folder(const std::string& path);
-// The files of the folder that a model may be read from: configuration, weights, tokenizer, chat
-// template. Indexes and captures beside them are none.
-std::vector<std::string> model_files(const std::string& path);
-// One line of warning where the model's folder has a chat template, which is not applied.
+// Logs a warning if the model has a chat template, because it is not applied.
 void warn_of_chat_template(const std::string& path);
 
 void add_run_dtype_option(CLI::App& app, std::string& run_dtype);
-// `run_dtype`: "f32", "bf16"; empty: f32 on the CPU, bf16 on a GPU.
+// `run_dtype` is "f32", "bf16" or empty: f32 on the CPU, bf16 on a GPU.
 RunnerOptions runner_options(const std::string& run_dtype, const CommonOptions& common);
-// For BuildOptions::pass: "bf16, cuda"; empty for f32 on the CPU.
+// BuildOptions::pass, for example "bf16, cuda"; empty for f32 on the CPU.
 std::string pass_name(const RunnerOptions& options);
 
 }  // namespace sqz

@@ -42,7 +42,8 @@ void Output::result(const JsonMembers& fields, const Rows& rows) const {
   size_t width = 0;
   for (const auto& [name, value] : rows) width = std::max(width, name.size());
   for (const auto& [name, value] : rows) {
-    write_stdout(concat(name, std::string(width - name.size() + 2, ' '), printable(value), "\n"));
+    write_stdout(
+        concat(printable(name), std::string(width - name.size() + 2, ' '), printable(value), "\n"));
   }
 }
 
@@ -60,10 +61,13 @@ Status finish_stdout() {
 
 std::string printable(const std::string& text) {
   std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
-    out += control ? printed("\\x%02x", byte) : std::string(1, c);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    const bool c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;  // U+0080 to U+009F
+    out += byte < 0x20 || byte == 0x7f ? printed("\\x%02x", byte)
+           : c1                        ? printed("\\x%02x", text[++i] & 0xff)
+                                       : std::string(1, text[i]);
   }
   return out;
 }

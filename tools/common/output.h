@@ -1,6 +1,6 @@
-// What a tool writes to stdout: results and nothing else. With --json one JSON object a line, the
-// last of which is {"event": "result", ...} or {"event": "error", ...}; without, text for people.
-// Several threads may say something at once.
+// Standard output of a tool: results and nothing else. With --json it is one JSON object a line,
+// and the last one is {"event": "result", ...} or {"event": "error", ...}. Without, it is text for
+// people. Several threads may write at once.
 #pragma once
 
 #include <mutex>
@@ -20,12 +20,12 @@ class Output {
   explicit Output(bool json) : json_(json) {}
 
   bool json() const { return json_; }
-  // One line {"event": KIND, ...fields}; nothing without --json, nor behind the last line.
+  // With --json: one line {"event": KIND, ...fields}. Nothing follows the last line.
   void event(const std::string& kind, const JsonMembers& fields) const;
-  // The result: `fields` with --json, else `rows` as an aligned table.
+  // The last line: `fields` with --json, else `rows` as an aligned table.
   void result(const JsonMembers& fields, const Rows& rows) const;
-  // {"event": "error", "code", "message"}, unless there was a result: a command that fails after it
-  // (verify, of a damaged file) has said why.
+  // The last line {"event": "error", "code", "message"}, unless there was a result. A command that
+  // fails after its result (verify, of a damaged file) has said why.
   void error(const Status& status) const;
   // Text as it is; nothing with --json.
   void text(const std::string& text) const;
@@ -38,19 +38,19 @@ class Output {
   mutable bool ended_ = false;  // the last line was written
 };
 
-// What was written to stdout is there: kIo after a full disk or a closed pipe.
+// Flushes standard output. kIo if a write failed, as on a full disk or a closed pipe.
 Status finish_stdout();
-// Text for a terminal: control characters as \\x1b, so that a file cannot send the terminal
-// commands.
+// The text with control characters as \\x1b, so that a file can neither send commands to a terminal
+// nor begin a line.
 std::string printable(const std::string& text);
-// Lines of as many cells each, as text: a column is as wide as its widest cell, two spaces from the
-// next; the first `left` columns stand to the left, the others to the right.
+// A table. All lines have as many cells. A column is as wide as its widest cell, and two spaces
+// separate columns. The first `left` columns are aligned to the left, the others to the right.
 std::string columns_text(const std::vector<std::vector<std::string>>& lines, size_t left);
-// A row for each member of an object, named PREFIX.KEY; none if it is no object.
+// A row named PREFIX.KEY for each member of an object; no rows for other JSON.
 Rows member_rows(const std::string& prefix, const JsonText& object);
 // Numbers as printf writes them, at most 399 bytes.
 [[gnu::format(printf, 1, 2)]] std::string printed(const char* pattern, ...);
-// "0.125": so many digits behind the point.
+// "0.125": `digits` digits behind the point.
 std::string fixed_text(double value, int digits);
 // "1.5 MiB", "12 bytes".
 std::string bytes_text(double bytes);

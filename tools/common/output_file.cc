@@ -1,38 +1,22 @@
 #include "tools/common/output_file.h"
 
-#include <sys/stat.h>
-
 #include <filesystem>
-#include <set>
 
 #include "formats/base/file.h"
 
 namespace sqz {
 
-namespace {
-
 namespace fs = std::filesystem;
-
-// What a file is, whichever of its names it was given; of one that is not there, its whole name.
-std::string identity(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) == 0) return concat(info.st_dev, ":", info.st_ino);
-  std::error_code error;
-  const fs::path whole = fs::absolute(path, error);
-  return fs::weakly_canonical(whole, error).string();
-}
-
-}  // namespace
 
 Status check_not_inputs(const std::vector<std::string>& outputs,
                         const std::vector<std::string>& inputs) {
-  std::set<std::string> read;
-  for (const std::string& input : inputs) read.insert(identity(input));
-  read.erase("");  // of options that were not given
+  std::error_code error;
   for (const std::string& output : outputs) {
-    if (read.count(identity(output)) == 0) continue;
-    return {Code::kInvalidArgument,
-            concat(output, ": is an input and the output; give another name")};
+    for (const std::string& input : inputs) {
+      if (output != input && !fs::equivalent(output, input, error)) continue;
+      return {Code::kInvalidArgument,
+              concat(output, ": is an input and the output; give another name")};
+    }
   }
   return {};
 }
@@ -48,8 +32,7 @@ Status check_output(const std::string& path, bool force, const std::vector<std::
     return {Code::kInvalidArgument,
             concat(path, ": the folder ", folder.string(), " does not exist; create it first")};
   }
-  // Creating the temporary file is the only check that a read-only file system cannot fool; it is
-  // removed at once.
+  // Only an attempt shows a read-only file system. The temporary file is removed at once.
   return AtomicFile::create(Env::posix(), path, force).status();
 }
 

@@ -26,8 +26,9 @@ Result<int32_t> selector_number(const std::string& name) {
 
 }  // namespace
 
-void add_selector_options(CLI::App& app, SelectorOptions& options) {
-  const HelpSection section(app, kSelectionSection);
+void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* dense) {
+  std::optional<HelpSection> section;
+  section.emplace(app, "Selection");
   std::vector<std::string> names = selector_names();
   names.insert(names.begin(), kAutoSelector);
   app.add_option("--selector", options.selector,
@@ -37,6 +38,7 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
   auto* budget = app.add_option("--budget", options.budget,
                                 "Fraction of the fixed context's bytes to read (default 0.125)")
                      ->check(in_unit_interval);
+  section.emplace(app, "Advanced");
   auto* sparsity = app.add_option("--sparsity", options.sparsity,
                                   "Fraction of the clustered keys not to read, instead of a budget")
                        ->check(real_number(0.0, 0.999999));
@@ -67,6 +69,11 @@ void add_selector_options(CLI::App& app, SelectorOptions& options) {
   app.add_option("--dense-layers", options.dense_layers,
                  "First layers that are read whole (default: what the selector wants, quest 2)")
       ->check(whole_number(0));
+  section.reset();
+  for (CLI::Option* option : app.get_options()) {
+    const bool ours = option->get_group() == "Selection" || option->get_group() == "Advanced";
+    if (dense != nullptr && ours) dense->excludes(option);
+  }
 }
 
 Status load_layers(SelectorOptions& options, const ModelDescription& model) {

@@ -35,9 +35,8 @@ struct SelectorOptions {
 
 inline constexpr double kDefaultBudget = 0.125;
 
-// In the section kSelectionSection of --help.
-inline constexpr const char* kSelectionSection = "Selection";
-void add_selector_options(CLI::App& app, SelectorOptions& options);
+// `dense`: an option that excludes them all; may be null.
+void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* dense = nullptr);
 
 // The selectors of libruntime, by name, in the order of sqz_selector.
 std::vector<std::string> selector_names();

@@ -10,21 +10,21 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
-#include <memory>
 #include <new>
 
-#include "tools/common/exit_codes.h"
+#include "formats/base/parallel.h"
 #include "tools/common/openmp_wait.h"
 #include "tools/common/signals.h"
 
 namespace sqz {
 namespace {
 
-constexpr const char* kExitCodes =
+constexpr const char* kCommonNotes =
+    "Every option --some-name may also be given as the variable SQZ_SOME_NAME; the command line "
+    "wins.\n"
     "Exit codes: 0 ok; 1 the system refused, an output exists, or a bug; 2 options that cannot be "
     "used, together or with this input or machine; 3 bad input file: missing, broken, unsupported "
-    "or of another model; 4 stopped, --resume goes on; 130 stopped by SIGINT, 143 by SIGTERM or "
-    "SIGHUP: nothing half-written is left.\n";
+    "or of another model.\n";
 
 // Whether a text is a whole number that a Number can hold.
 template <class Number>
@@ -34,36 +34,80 @@ bool fits(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-std::string footer(const std::string& examples) {
-  return examples + "\n" + kExitCodes;
+// Examples stand behind the usage.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  explicit HelpFormatter(std::string examples) : examples_(std::move(examples)) {}
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    return CLI::Formatter::make_usage(app, name) + examples_;
+  }
+  // The error says which options exclude each other; a list at every option hides the rest.
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string all = CLI::Formatter::make_option_opts(option);
+    return all.substr(0, all.find(" Excludes: "));
+  }
+
+ private:
+  std::string examples_;
+};
+
+std::string variable_of(const CLI::Option& option) {
+  std::string name = option.get_lnames().front();
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
+    return static_cast<char>(c == '-' ? '_' : std::toupper(c));
+  });
+  return "SQZ_" + name;
 }
 
-// --some-name -> SQZ_SOME_NAME, for every option but --help and --version.
-void set_environment_names(CLI::App& app) {
-  for (CLI::Option* option : app.get_options()) {
-    const auto& names = option->get_lnames();
-    if (names.empty() || option->get_positional()) continue;
-    std::string name = names.front();
-    if (name == "help" || name == "version") continue;
-    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
-      return static_cast<char>(c == '-' ? '_' : std::toupper(c));
-    });
-    option->envname("SQZ_" + name);
-  }
+const char* value_of(const CLI::Option& option) {
+  if (option.get_lnames().empty() || option.get_positional()) return nullptr;
+  const std::string& name = option.get_lnames().front();
+  if (name == "help" || name == "version") return nullptr;
+  return std::getenv(variable_of(option).c_str());
+}
+
+// Whether the option is on the command line.
+bool is_given(const CLI::Option& option, const std::vector<std::string>& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [&](const std::string& argument) {
+    if (argument.starts_with("--")) {
+      return option.check_lname(argument.substr(2, argument.find('=') - 2));
+    }
+    return argument.size() > 1 && argument[0] == '-' && option.check_sname(argument.substr(1, 1));
+  });
 }
 
 void set_up_log(const std::string& name, const CommonOptions& options) {
   auto logger = spdlog::stderr_color_mt(name);
   logger->set_pattern("%n: %^%l%$: %v");
-  logger->set_level(options.quiet > 1     ? spdlog::level::off
-                    : options.quiet == 1  ? spdlog::level::err
-                    : options.verbose > 1 ? spdlog::level::trace
-                    : options.verbose > 0 ? spdlog::level::debug
-                                          : spdlog::level::info);
+  logger->set_level(options.quiet     ? spdlog::level::err
+                    : options.verbose ? spdlog::level::debug
+                                      : spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
 }
 
 }  // namespace
+
+int exit_code(const Status& status) {
+  switch (status.code()) {
+    case Code::kOk:
+      return kExitOk;
+    case Code::kInvalidArgument:
+      return kExitUsage;
+    case Code::kNotFound:
+    case Code::kCorrupt:
+    case Code::kUnsupported:
+    case Code::kMismatch:
+    case Code::kNumeric:
+      return kExitBadInput;
+    case Code::kCancelled:
+    case Code::kIo:
+    case Code::kOutOfMemory:
+    case Code::kExists:
+    case Code::kInternal:
+      return kExitError;
+  }
+  return kExitError;
+}
 
 std::optional<int> CommonOptions::gpu() const {
   if (device == "cpu") return std::nullopt;
@@ -71,7 +115,7 @@ std::optional<int> CommonOptions::gpu() const {
 }
 
 ProgressStyle ToolContext::progress_style() const {
-  return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1, options.quiet > 0);
+  return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1, options.quiet);
 }
 
 CLI::Validator whole_number(int64_t least) {
@@ -88,7 +132,7 @@ CLI::Validator whole_number(int64_t least) {
 }
 
 CLI::Validator real_number(double least, double most) {
-  CLI::Validator out = CLI::Range(least, most);  // its --help; it takes NaN
+  CLI::Validator out = CLI::Range(least, most);  // for --help; it accepts NaN
   out.operation([least, most](const std::string& text) {
     double value = 0;
     const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
@@ -97,28 +141,24 @@ CLI::Validator real_number(double least, double most) {
   return out;
 }
 
-void refuse_given(const CLI::App& app, const std::vector<std::string>& names,
-                  const std::string& why) {
-  for (const std::string& name : names) {
-    const CLI::Option* option = app.get_option(name);
-    if (option->count() == 0 || std::getenv(option->get_envname().c_str()) != nullptr) continue;
-    throw CLI::ValidationError(name, why);
-  }
+Tool::Tool(const std::string& name, const std::string& description, const std::string& notes)
+    : name_(name), app_(description, name), chosen_(&app_) {
+  app_.set_version_flag("--version", name + " " + SQZ_VERSION);
+  set_notes(app_, notes);
 }
 
-Tool::Tool(const std::string& name, const std::string& description, const std::string& examples)
-    : name_(name), app_(description, name) {
-  app_.set_version_flag("--version", name + " " + SQZ_VERSION);
-  app_.footer(footer(examples));
+void Tool::set_notes(CLI::App& app, const std::string& notes) {
+  const size_t examples = std::min(notes.find("Example"), notes.size());
+  app.footer(notes.substr(0, examples) + (examples > 0 ? "\n" : "") + kCommonNotes);
+  app.formatter(std::make_shared<HelpFormatter>("\n" + notes.substr(examples)));
 }
 
 CLI::App* Tool::command(const std::string& name, const std::string& description,
-                        const std::string& examples, Run run) {
+                        const std::string& notes, Run run) {
   app_.require_subcommand(1);
   CLI::App* sub = app_.add_subcommand(name, description);
-  sub->footer(footer(examples));
+  set_notes(*sub, notes);
   add_common_options(*sub);
-  // A callback on completion also keeps CLI11 from reading the environment for other subcommands.
   sub->parse_complete_callback([this, run = std::move(run)] { run_ = run; });
   return sub;
 }
@@ -134,14 +174,16 @@ void Tool::add_common_options(CLI::App& app) {
   app.add_flag(
       "--json", options_.json,
       "Print JSON, one object a line, each with `event`; the last is the result or the error");
-  app.add_flag("-q,--quiet", options_.quiet, "Print errors only; twice: nothing");
-  app.add_flag("-v,--verbose", options_.verbose, "Say more; twice: everything");
+  app.add_flag("-q,--quiet", options_.quiet,
+               "No messages but errors on standard error; results are still printed");
+  app.add_flag("-v,--verbose", options_.verbose, "Say more");
   app.add_flag_function(
       "--progress,!--no-progress", [this](int64_t count) { options_.progress = count > 0; },
       "Force or forbid the progress bar (default: on a terminal; elsewhere a line every 30 "
       "seconds)");
   app.add_option("--threads", options_.threads,
-                 "CPU threads; 0 = all cores. Results do not depend on it")
+                 "CPU threads, at most the cores that this process may use; 0 = all of these. "
+                 "Results do not depend on it")
       ->check(CLI::Range(0, 4096));
   app.add_option("--seed", options_.seed, "Seed of everything random")
       ->check([](const std::string& text) {
@@ -158,42 +200,71 @@ void Tool::add_common_options(CLI::App& app) {
       });
 }
 
-// CLI11 says that a command is missing, not which word is none.
-std::string Tool::problem(const std::string& said, int argc, char** argv) const {
+// Adds options from variables, unless the command line has the option or one that excludes it, and
+// unless the option needs another one that is not given.
+std::vector<std::string> Tool::with_variables(std::vector<std::string> arguments) {
+  const auto end = std::find(arguments.begin(), arguments.end(), "--");
+  const std::vector<std::string> given(arguments.begin(), end);
+  std::vector<std::string> added;
+  for (const CLI::Option* option : chosen_->get_options()) {
+    const char* value = value_of(*option);
+    const auto on_line = [&](const CLI::Option* other) { return is_given(*other, given); };
+    const auto excluded = option->get_excludes(), needed = option->get_needs();
+    if (value == nullptr || on_line(option) ||
+        std::any_of(excluded.begin(), excluded.end(), on_line) ||
+        !std::all_of(needed.begin(), needed.end(), [&](const CLI::Option* other) {
+          return on_line(other) || value_of(*other) != nullptr;
+        })) {
+      continue;
+    }
+    added.push_back(concat("--", option->get_lnames().front(), "=", value));
+    variables_ += concat(variables_.empty() ? "" : ", ", variable_of(*option), "=", value);
+  }
+  arguments.insert(end, added.begin(), added.end());
+  return arguments;
+}
+
+std::string Tool::problem(const CLI::ParseError& error) const {
   std::string commands;
   for (const CLI::App* sub : app_.get_subcommands({})) {
     commands += concat(commands.empty() ? "" : ", ", sub->get_name());
   }
-  const bool named = argc > 1 && argv[1][0] != '-' && app_.get_subcommands().empty();
-  if (commands.empty() || !named) return said;
-  return concat("no command ", argv[1], "; expected ", commands);
+  const std::vector<std::string> extra = app_.remaining(true);
+  const auto option = std::find_if(extra.begin(), extra.end(),
+                                   [](const std::string& word) { return word.starts_with("-"); });
+  if (option != extra.end()) return concat("no option ", option->substr(0, option->find('=')));
+  if (extra.empty()) return error.what();
+  if (chosen_ == &app_ && !commands.empty()) {
+    return concat("no command ", extra.front(), "; expected ", commands);
+  }
+  return concat("unexpected argument ", extra.front());
 }
 
 int Tool::parse(int argc, char** argv, bool& done) {
-  set_environment_names(app_);
-  for (CLI::App* sub : app_.get_subcommands({})) set_environment_names(*sub);
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  for (CLI::App* sub : app_.get_subcommands({})) {
+    if (!arguments.empty() && arguments.front() == sub->get_name()) chosen_ = sub;
+  }
+  arguments = with_variables(std::move(arguments));
+  done = true;
   try {
-    app_.parse(argc, argv);
-    done = false;
-    return kExitOk;
+    std::reverse(arguments.begin(), arguments.end());
+    app_.parse(std::move(arguments));
   } catch (const CLI::Success& help) {  // --help, --version
-    done = true;
     const int code = app_.exit(help);
     const Status written = finish_stdout();
-    if (!written.ok()) std::cerr << name_ << ": " << written.message() << '\n';
+    if (!written.ok()) say_error(written);
     return written.ok() ? code : exit_code(written);
   } catch (const CLI::ParseError& error) {
-    done = true;
-    const auto chosen = app_.get_subcommands();
-    const std::string help = chosen.empty() ? name_ : name_ + " " + chosen.front()->get_name();
-    const std::string message = problem(error.what(), argc, argv);
+    const Status refused(Code::kInvalidArgument, problem(error));
     // Options behind the wrong one may not have been read.
     const bool json = options_.json || std::count(argv, argv + argc, std::string("--json")) > 0;
-    Output(json).error({Code::kInvalidArgument, message});
-    std::cerr << name_ << ": " << printable(message) << "\nRun '" << help
-              << " --help' for what can be given.\n";
+    Output(json).error(refused);
+    say_error(refused);
     return kExitUsage;
   }
+  done = false;
+  return kExitOk;
 }
 
 int Tool::run(int argc, char** argv, bool sleeping_openmp) {
@@ -201,30 +272,41 @@ int Tool::run(int argc, char** argv, bool sleeping_openmp) {
   const int code = parse(argc, argv, done);
   if (done) return code;
   if (sleeping_openmp) let_openmp_sleep(argv);
-  // The thread that watches may outlive this function.
-  const std::shared_ptr<const ToolContext> context(
-      new ToolContext{options_, Output(options_.json)});
-  watch_signals(name_, [context] { context->output.error(check_stop()); });
+  handle_signals(name_);
   set_up_log(name_, options_);
+  const int cores = resolve_threads(0);
+  if (options_.threads > cores) {
+    spdlog::warn("--threads {}: this process may use {} cores, so as many threads run",
+                 options_.threads, cores);
+  }
+  if (options_.threads == 0 || options_.threads > cores) options_.threads = cores;
+  const ToolContext context{options_, Output(options_.json)};
   const auto run = [&]() -> Status {
     try {
-      return run_(*context);
+      return run_(context);
     } catch (const std::bad_alloc&) {
       return {Code::kOutOfMemory, "not enough memory; use fewer tokens or a larger machine"};
     } catch (const std::exception& error) {
       return {Code::kInternal, concat("unexpected failure: ", error.what())};
     }
   };
-  return finish(run(), context->output);
+  return finish(run(), context.output);
 }
 
 int Tool::finish(const Status& found, const Output& output) const {
   const Status status = found.ok() ? finish_stdout() : found;
-  if (status.ok()) return kExitOk;
-  output.error(status);
-  if (stop_requested()) return stop_exit_code();
-  spdlog::error("{}", printable(status.message()));
+  if (!status.ok()) output.error(status);
+  end_by_signal();
+  if (!status.ok()) say_error(status);
   return exit_code(status);
+}
+
+void Tool::say_error(const Status& status) const {
+  std::cerr << name_ << ": error: " << printable(status.message()) << '\n';
+  if (exit_code(status) != kExitUsage) return;
+  if (!variables_.empty()) std::cerr << "Set by variables: " << printable(variables_) << '\n';
+  const std::string command = chosen_ == &app_ ? "" : " " + chosen_->get_name();
+  std::cerr << "Run '" << name_ << command << " --help' for the options.\n";
 }
 
 }  // namespace sqz

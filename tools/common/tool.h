@@ -1,19 +1,21 @@
-// What all tools share: the common options, environment variables, --help with examples and exit
-// codes, logging, signals, and the way from a Status to an exit code.
+// The frame of all tools: common options, variables, --help, logging, signals, and the exit code of
+// a Status.
 //
 //   int main(int argc, char** argv) {
-//     sqz::Tool tool("sqz-index", "Builds ...", "Examples: ...");
+//     sqz::Tool tool("sqz-index", "Builds ...", "Result: ...\n\nExamples: ...");
 //     CLI::App* build = tool.command("build", "...", "...", [&](const ToolContext&) { ... });
 //     build->add_option(...);
 //     return tool.run(argc, argv);
 //   }
 //
-// Every long option --some-name may also be given as SQZ_SOME_NAME; the command line wins.
+// Every option --some-name may also be given as the variable SQZ_SOME_NAME. The command line wins:
+// over the same option, and over options that exclude it.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,11 +26,19 @@
 
 namespace sqz {
 
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitError = 1,     // the operating system refused, an output exists, or a bug
+  kExitUsage = 2,     // options that cannot be used, together, with this input or on this machine
+  kExitBadInput = 3,  // an input file is missing, broken, unsupported or of another model
+};
+int exit_code(const Status& status);
+
 struct CommonOptions {
   bool json = false;
-  int quiet = 0;    // -q: errors only; -qq: nothing on stderr
-  int verbose = 0;  // -v: debug messages; -vv: all
-  int threads = 0;  // 0: all cores
+  bool quiet = false;  // errors only on standard error; results are still written
+  bool verbose = false;
+  int threads = 0;  // after parsing: from 1 to the cores that this process may use
   uint64_t seed = 0;
   std::string device = "cpu";
   std::optional<bool> progress;
@@ -43,18 +53,13 @@ struct ToolContext {
   ProgressStyle progress_style() const;
 };
 
-// Whole numbers from `least` on, as far as any makes sense. --help does not print the range.
+// Accepts whole numbers from `least` to 2^31. --help does not print the range.
 CLI::Validator whole_number(int64_t least);
 
-// Numbers from `least` to `most`. --help prints the range.
+// Accepts numbers from `least` to `most`, and no NaN. --help prints the range.
 CLI::Validator real_number(double least, double most);
 
-// From a callback of `app`: none of these options may be on the command line, because what they say
-// would not be used; `why` says so, and what to do. Variables are for every tool and may be set.
-void refuse_given(const CLI::App& app, const std::vector<std::string>& names,
-                  const std::string& why);
-
-// Options that are added while it lives stand in this section of --help, with their defaults.
+// While it lives, new options stand in this section of --help, with their defaults.
 class HelpSection {
  public:
   HelpSection(CLI::App& app, const std::string& title) : app_(app) {
@@ -77,28 +82,35 @@ class Tool {
  public:
   using Run = std::function<Status(const ToolContext&)>;
 
-  Tool(const std::string& name, const std::string& description, const std::string& examples);
+  // `notes` stands at the end of --help, but its part from "Examples:" on stands in front of the
+  // options.
+  Tool(const std::string& name, const std::string& description, const std::string& notes);
 
-  // A subcommand; the caller adds its own options to what is returned.
+  // Adds a subcommand. The caller adds its own options to the result.
   CLI::App* command(const std::string& name, const std::string& description,
-                    const std::string& examples, Run run);
+                    const std::string& notes, Run run);
   // For a tool without subcommands.
   CLI::App* only_command(Run run);
 
-  // Parses, runs, and returns the exit code. Catches whatever is thrown. With `sleeping_openmp`, of
-  // tools that work for minutes, let_openmp_sleep() comes before the work (openmp_wait.h).
+  // Parses, runs, and returns the exit code. Catches all exceptions. `sleeping_openmp`: calls
+  // let_openmp_sleep() first (openmp_wait.h), for tools that work for minutes.
   int run(int argc, char** argv, bool sleeping_openmp = false);
 
  private:
+  void set_notes(CLI::App& app, const std::string& notes);
   void add_common_options(CLI::App& app);
   int parse(int argc, char** argv, bool& done);
-  std::string problem(const std::string& said, int argc, char** argv) const;
+  std::vector<std::string> with_variables(std::vector<std::string> arguments);
+  std::string problem(const CLI::ParseError& error) const;
   int finish(const Status& status, const Output& output) const;
+  void say_error(const Status& status) const;
 
   std::string name_;
   CLI::App app_;
+  CLI::App* chosen_;  // the command that was named, or app_
   CommonOptions options_;
-  Run run_;  // of the command that was named
+  Run run_;                // of the command that was named
+  std::string variables_;  // those that were used, as NAME=VALUE
 };
 
 }  // namespace sqz

@@ -5,7 +5,6 @@
 #include "formats/base/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "sqz/sqz.hpp"
-#include "tools/common/exit_codes.h"
 #include "tools/common/tool.h"
 #include "tools/sqz_bench/benchmarks.h"
 

@@ -13,8 +13,6 @@
 namespace sqz::eval {
 namespace {
 
-// Temporaries carry the name that protect_output() looks for: a tool that is killed by a signal
-// leaves none.
 constexpr const char* kTemporary = "/sqz-eval";
 
 std::string hash_of(std::span<const int32_t> ids) {
@@ -164,7 +162,6 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
                                       const std::function<void(double)>& progress) {
   PassIndexes out;
   out.temporary_ = !store.keep;
-  if (out.temporary_) protect_output(store.folder + kTemporary);
   std::vector<Build> builds;
   std::vector<Compression> coded;
   for (size_t v = 0; v < pass.views.size(); ++v) {
@@ -176,7 +173,6 @@ Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
                            find_reusable(path, store, model, pass, view, options));
       out.files_.push_back({v, kind, path, present});
       if (present) continue;
-      if (store.keep) protect_output(path);
       if (options.compress.any()) {
         coded.push_back({v, kind, path, options.compress});
         continue;

@@ -12,7 +12,6 @@ namespace {
 
 constexpr const char* kText = "text";
 constexpr const char* kQuestions = "questions";
-constexpr int64_t kDraftedTokens = 64;
 constexpr int64_t kSpareTokens = 2;  // of an answer: enough to see that no digit follows
 
 }  // namespace
@@ -150,7 +149,7 @@ Status Judge::measure_text(const Pass& pass, std::vector<Served>& served) {
   if (wants(Task::kError) || wants(Task::kRecall) || wants(Task::kLoss)) {
     SQZ_RETURN_IF_ERROR(measure_losses(pass, served));
   }
-  return wants(Task::kDrafts) ? measure_drafts(pass, served) : Status();
+  return {};
 }
 
 Status Judge::measure_losses(const Pass& pass, std::vector<Served>& served) {
@@ -169,27 +168,6 @@ Status Judge::measure_losses(const Pass& pass, std::vector<Served>& served) {
     SQZ_ASSIGN_OR_RETURN(const auto losses,
                          model_.runner().score(pass.continuation, *served[i].context, {}));
     SQZ_RETURN_IF_ERROR(add({Task::kLoss, ""}, served[i], block_means(losses, kBlockTokens)));
-  }
-  return {};
-}
-
-Status Judge::measure_drafts(const Pass& pass, std::vector<Served>& served) {
-  GenerateOptions options;
-  options.max_tokens = kDraftedTokens;
-  options.check = served[0].context.get();
-  const std::span<const int32_t> text = pass.continuation;
-  for (size_t i = 1; i < served.size(); ++i) {
-    SQZ_RETURN_IF_ERROR(served[i].index->reset_stats());
-    std::vector<double> kept;
-    for (size_t end = kBlockTokens; end <= text.size(); end += kBlockTokens) {
-      SQZ_RETURN_IF_ERROR(check_stop());
-      SQZ_ASSIGN_OR_RETURN(
-          const Generation answer,
-          model_.runner().generate(text.first(end), options, served[i].context.get()));
-      if (answer.drafted == 0) continue;  // the text ended at once
-      kept.push_back(static_cast<double>(answer.accepted) / static_cast<double>(answer.drafted));
-    }
-    SQZ_RETURN_IF_ERROR(add({Task::kDrafts, ""}, served[i], kept));
   }
   return {};
 }

@@ -55,7 +55,6 @@ class Judge {
   Status probe_question(const Pass& pass, const Question& question, std::vector<Served>& served);
   Status measure_text(const Pass& pass, std::vector<Served>& served);
   Status measure_losses(const Pass& pass, std::vector<Served>& served);
-  Status measure_drafts(const Pass& pass, std::vector<Served>& served);
   // Error and recall of the tokens' attention, averaged over `block` tokens; the dense losses.
   Result<std::vector<double>> probe(std::span<const int32_t> tokens, bool losses, int64_t block,
                                     const std::string& on, std::vector<Served>& served);

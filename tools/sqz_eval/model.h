@@ -5,7 +5,7 @@
 #include <string>
 
 #include "formats/tokenizer.h"
-#include "tools/sqz_generate/index_context.h"
+#include "tools/common/index_context.h"
 #include "training/runner.h"
 
 namespace sqz::eval {
@@ -37,6 +37,11 @@ class PlacedContext final : public FixedContext {
                 float* lse) override {
     return inner_.attend(layer, first, count, q, out, lse);
   }
+  Status attend_requests(int64_t layer, const ContextQueries& queries) override {
+    return inner_.attend_requests(layer, queries);
+  }
+  std::optional<int> device() const override { return inner_.device(); }
+  DType device_dtype() const override { return inner_.device_dtype(); }
 
  private:
   FixedContext& inner_;

@@ -27,8 +27,6 @@ const char* const kHelp =
              tokens, all other layers dense; of the text that follows and of the questions
     recall   part of the dense attention to the fixed context that is on keys that were read;
              not with --key-codes on a CPU, which approximate the others
-    drafts   part of the tokens a setting drafts that dense attention keeps (sqz-generate
-             --lossless); of 64 tokens that go on behind each trial of loss
   Contexts that differ only in their facts share a dense pass of the model: up to --share needles
   and passkeys are planted in one text, and each trial's index leaves out the tokens of the facts
   that belong to others (at most 2 % of the context). --share 1 gives each trial a pass of its
@@ -68,8 +66,7 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
       ->check(whole_number(1));
   app.add_option("--task", arguments.tasks, "What to measure")
       ->delimiter(',')
-      ->check(
-          CLI::IsMember({"needle1", "needle4", "passkey", "loss", "error", "recall", "drafts"}));
+      ->check(CLI::IsMember({"needle1", "needle4", "passkey", "loss", "error", "recall"}));
   app.add_option("--trials", arguments.trials.trials, "Trials of each task")
       ->check(CLI::Range(1, 1000000));
   app.add_option("--share", arguments.trials.share, "Most trials of a kind that share a dense pass")
@@ -158,12 +155,6 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
   app.add_flag("--force", arguments.force, "Replace indexes that --save has kept")
       ->needs(save)
       ->excludes(reuse);
-  app.final_callback([&app, &arguments] {
-    const auto& rules = arguments.settings.rules;
-    if (std::find(rules.begin(), rules.end(), "mass") == rules.end()) {
-      refuse_given(app, {"--mass"}, "is of a rule: pass --rule mass with it");
-    }
-  });
 }
 
 }  // namespace sqz::eval

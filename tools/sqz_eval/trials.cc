@@ -7,8 +7,8 @@
 namespace sqz::eval {
 namespace {
 
-constexpr std::array<const char*, 7> kTaskNames = {"needle1", "needle4", "passkey", "loss",
-                                                   "error",   "recall",  "drafts"};
+constexpr std::array<const char*, 6> kTaskNames = {"needle1", "needle4", "passkey",
+                                                   "loss",    "error",   "recall"};
 constexpr int64_t kNeedlesOfFour = 4;
 constexpr int64_t kFactTokens = 50;  // a needle and a passkey, roughly
 constexpr int64_t kLineSearch = 64;  // tokens: how far a fact moves to stand at a line's end
@@ -150,14 +150,14 @@ Result<Task> parse_task(const std::string& name) {
   }
   return Status(Code::kInvalidArgument,
                 concat("--task: found ", name,
-                       ", expected needle1, needle4, passkey, loss, error, recall or drafts"));
+                       ", expected needle1, needle4, passkey, loss, error or recall"));
 }
 
 std::vector<PassShape> plan_passes(const TrialOptions& options) {
   const bool four = wants(options, Task::kNeedle4);
   const bool passkeys = wants(options, Task::kPasskey);
   const bool probes = wants(options, Task::kError) || wants(options, Task::kRecall);
-  const bool text = probes || wants(options, Task::kLoss) || wants(options, Task::kDrafts);
+  const bool text = probes || wants(options, Task::kLoss);
   const bool questions = wants(options, Task::kNeedle1) || probes;
   const int64_t singles = questions || passkeys ? options.trials : 0;
   const int64_t fours = four ? divide_up(options.trials, kNeedlesOfFour) : 0;

@@ -19,7 +19,7 @@
 
 namespace sqz::eval {
 
-enum class Task { kNeedle1, kNeedle4, kPasskey, kLoss, kError, kRecall, kDrafts };
+enum class Task { kNeedle1, kNeedle4, kPasskey, kLoss, kError, kRecall };
 const char* task_name(Task task);
 Result<Task> parse_task(const std::string& name);
 

@@ -1,4 +1,4 @@
-// The work of sqz-generate: prompts answered over one opened index.
+// The work of sqz-generate: answers prompts over the fixed context of one index.
 #pragma once
 
 #include <optional>
@@ -13,13 +13,11 @@ namespace sqz {
 
 struct GenerateArguments {
   std::string model, index;
-  std::vector<std::string> prompts;  // none, or "-": one a line of standard input
-  std::vector<std::string> prompt_files;
+  std::vector<std::string> prompts, prompt_files;  // both empty: one a line of standard input
   int64_t batch = 0;  // prompts that are answered together; 0: one after the other
   bool dense = false, escapes = false;
-  bool lossless = false;     // draft with the selection, keep what reading everything would say
   std::optional<bool> chat;  // put prompts into the user's turn; none: if the index has turns
-  std::string run_dtype = "f32";
+  std::string run_dtype;
   std::vector<std::string> stop;
   GenerateOptions generate;
   SelectorOptions selector;

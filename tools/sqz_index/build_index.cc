@@ -74,18 +74,15 @@ Result<std::unique_ptr<IndexBuilder>> begin(const ModelDescription& model,
                                             std::span<const int32_t> tokens,
                                             const std::string& tokenizer_hash,
                                             const IndexTarget& target) {
-  protect_output(target.path);
   SQZ_ASSIGN_OR_RETURN(auto builder,
                        IndexBuilder::create(Env::posix(), target.path, target.force, model, tokens,
                                             tokenizer_hash, target.options));
-  if (target.options.resume) set_resumable(target.path);
   return builder;
 }
 
 Result<BuildReport> finish(IndexBuilder& builder) {
   SQZ_RETURN_IF_ERROR(check_stop());
   SQZ_ASSIGN_OR_RETURN(BuildReport report, builder.finish());
-  set_resumable({});
   return report;
 }
 
@@ -151,8 +148,6 @@ Result<BuiltIndex> build_from_model(Runner& runner, const FixedTokens& tokens,
 Result<BuiltIndex> build_with_prompts(Runner& runner, const FixedTokens& tokens,
                                       const IndexTarget& target, const CalibrationPrompts& prompts,
                                       Progress& progress) {
-  protect_output(target.path);
-  // A name that protect_output() looks for.
   const Scratch scratch(concat(target.path, ".tmp.", ::getpid(), ".uncalibrated"));
   const IndexTarget uncalibrated{scratch.path(), true, target.options};
   SQZ_ASSIGN_OR_RETURN(BuiltIndex out,

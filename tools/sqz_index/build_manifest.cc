@@ -272,7 +272,7 @@ Status build_from_manifest(const BuildArguments& arguments, const ToolContext& c
   const Stopwatch watch;
   std::atomic<size_t> next{0};
   const auto work = [&](Device& device) {
-    for (size_t i; !stop_requested() && (i = next.fetch_add(1)) < entries.size();) {
+    for (size_t i; check_stop().ok() && (i = next.fetch_add(1)) < entries.size();) {
       const Stopwatch one;
       const auto document = [&]() -> Result<Outcome> {
         try {
@@ -281,7 +281,7 @@ Status build_from_manifest(const BuildArguments& arguments, const ToolContext& c
           return Status(Code::kOutOfMemory, "not enough memory");
         }
       }();
-      if (!stop_requested()) journal.add(entries[i], document, one.seconds());
+      if (check_stop().ok()) journal.add(entries[i], document, one.seconds());
     }
   };
   const int together = arguments.together > 0 ? arguments.together : context.options.gpu() ? 4 : 2;

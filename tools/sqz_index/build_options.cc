@@ -132,24 +132,15 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_option("--answer-tokens", arguments.answer_tokens,
                  "Tokens of each greedy answer that count beside a prompt of --calibrate-with")
       ->check(CLI::Range(0, 4096));
-  app.final_callback([&app, &arguments] {
-    const bool pages = arguments.partition == "pages";
-    if (!pages) refuse_given(app, {"--page-size"}, "is for pages: pass --partition pages with it");
-    if (pages || !arguments.qmodel.empty()) {
-      refuse_given(app,
-                   {"--levels", "--level-fractions", "--coarse-keep", "--iterations", "--engine"},
-                   "is for clusters: pass no --partition pages or --qmodel with it");
-    }
-    if (!arguments.level_fractions.empty()) {
-      refuse_given(app, {"--levels"}, "--level-fractions says how many: pass one of the two");
-    }
-    if (!arguments.capture.empty()) {
-      refuse_given(app, {"--run-dtype"}, "is of a model, which --capture does not run");
-    }
-    if (arguments.calibrate_with.empty()) {
-      refuse_given(app, {"--answer-tokens"}, "is of prompts: pass --calibrate-with with it");
-    }
-  });
+  const auto option = [&](const char* name) { return app.get_option(name); };
+  for (const char* name :
+       {"--levels", "--level-fractions", "--coarse-keep", "--iterations", "--engine"}) {
+    option("--qmodel")->excludes(option(name));
+    option("--page-size")->excludes(option(name));
+  }
+  option("--level-fractions")->excludes(option("--levels"));
+  option("--capture")->excludes(option("--run-dtype"));
+  option("--answer-tokens")->needs(option("--calibrate-with"));
 }
 
 std::vector<std::string> files_of(const BuildArguments& arguments) {

@@ -2,7 +2,6 @@
 #include "tools/common/calibration.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/prompts.h"
-#include "tools/common/signals.h"
 #include "tools/sqz_index/commands.h"
 #include "tools/sqz_index/source.h"
 
@@ -48,7 +47,6 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
       const auto runner,
       load_runner(arguments.source.model, runner_options(arguments.source, context.options)));
 
-  protect_output(output);
   Progress progress(context.progress_style(), "calibrate");
   const RecalibrateOptions options{arguments.force || in_place, context.options.threads};
   SQZ_ASSIGN_OR_RETURN(

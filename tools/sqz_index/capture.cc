@@ -36,7 +36,6 @@ Status run_capture(const CaptureArguments& arguments, const ToolContext& context
   info.query_positions =
       last_positions(static_cast<int64_t>(info.tokens.size()), arguments.queries);
   info.keys_post_rope = !arguments.pre_rope;
-  protect_output(arguments.output);
   SQZ_ASSIGN_OR_RETURN(const auto writer,
                        CaptureWriter::create(arguments.output, arguments.force, info));
 

@@ -1,7 +1,6 @@
 #include "libindex/compress.h"
 
 #include "tools/common/output_file.h"
-#include "tools/common/signals.h"
 #include "tools/sqz_index/build_options.h"
 #include "tools/sqz_index/commands.h"
 
@@ -23,7 +22,6 @@ Status run_compress(const CompressArguments& arguments, const ToolContext& conte
             "found neither --rows q8 nor --key-codes: there is nothing to do"};
   }
   SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, {arguments.index}));
-  protect_output(arguments.output);
   Progress progress(context.progress_style(), "compress");
   SQZ_ASSIGN_OR_RETURN(
       const CompressReport report,

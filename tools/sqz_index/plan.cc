@@ -1,7 +1,8 @@
 #include "tools/sqz_index/plan.h"
 
 #include <algorithm>
-#include <thread>
+
+#include "formats/base/parallel.h"
 
 namespace sqz {
 namespace {
@@ -55,8 +56,7 @@ double estimate_seconds(double pass_flop, double kmeans_flop, int threads, bool 
     return kGpuStartSeconds + pass_flop / kGpuPassFlopPerSecond +
            kmeans_flop / kGpuKmeansFlopPerSecond;
   }
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  const double used = threads > 0 ? threads : cores;
+  const double used = resolve_threads(threads);
   return (pass_flop / kPassFlopPerSecond + kmeans_flop / kKmeansFlopPerSecond) / used;
 }
 

@@ -3,7 +3,6 @@
 #include "libruntime/select/registry.h"
 #include "tools/common/layer_policy.h"
 #include "tools/common/output_file.h"
-#include "tools/common/signals.h"
 #include "tools/sqz_index/commands.h"
 
 namespace sqz {
@@ -39,7 +38,6 @@ Status run_prune(const PruneArguments& arguments, const ToolContext& context) {
   }
   SQZ_RETURN_IF_ERROR(
       check_output(arguments.output, arguments.force, {arguments.index, arguments.layers}));
-  protect_output(arguments.output);
   SQZ_ASSIGN_OR_RETURN(const PruneReport report,
                        prune_index(Env::posix(), index, policy, arguments.output, arguments.force,
                                    context.options.threads));

@@ -32,7 +32,7 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
 }
 
 std::vector<std::string> files_of(const SourceOptions& options) {
-  std::vector<std::string> out = model_files(options.model);
+  std::vector<std::string> out;
   out.insert(out.end(), {options.tokens, options.chat_format});
   return out;
 }

@@ -84,15 +84,6 @@ void add_profile_options(CLI::App& app, ProfileArguments& arguments) {
       ->type_name("N");
   add_run_dtype_option(app, arguments.run_dtype);
   add_measure_options(app, arguments);
-  app.final_callback([&app, &arguments] {
-    if (!arguments.measures()) {
-      refuse_given(app, {"--selector", "--rule", "--block", "--held-out"},
-                   "is of what is measured: pass --p auto, --sweep or --allocate measured with it");
-    }
-    if (!eval::find_selector(arguments.selector)->rule) {
-      refuse_given(app, {"--rule"}, "is for --selector squeezed and ideal");
-    }
-  });
 }
 
 Result<ProfileNumbers> profile_numbers(const ProfileArguments& arguments) {

@@ -197,7 +197,6 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
     return check_stop();
   };
   if (arguments.measures() && !plan.index) {
-    protect_output(beside);
     const BuildOptions build = trial_options(arguments, context.options);
     plan.options.attention = build.heavy_hitters;
     plan.options.tail_queries = build.tail;
@@ -280,7 +279,7 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   const ModelDescription& model = checkpoint->config().description;
   SQZ_ASSIGN_OR_RETURN(Plan plan, make_plan(arguments, model));
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
-  std::vector<std::string> inputs = model_files(arguments.model);
+  std::vector<std::string> inputs;
   for (std::string& path : paths_of(documents)) inputs.push_back(std::move(path));
   if (!arguments.index.empty()) {
     SQZ_RETURN_IF_ERROR(check_not_inputs({arguments.index}, inputs));
@@ -306,14 +305,12 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   JsonMembers result;
   Rows rows;
   if (!arguments.index.empty()) {
-    protect_output(arguments.index);
     SQZ_RETURN_IF_ERROR(embed_layer_budgets(Env::posix(), *plan.index, layers, arguments.index,
                                             true, context.options.threads)
                             .status());
     rows.emplace_back("embedded in", arguments.index);
   }
   if (!arguments.output.empty()) {
-    protect_output(arguments.output);
     SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, write_layers_file(Env::posix(), arguments.output,
                                                                  arguments.force, layers));
     SQZ_ASSIGN_OR_RETURN(layers, read_layers_file(arguments.output));

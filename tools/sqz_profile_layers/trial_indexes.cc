@@ -12,7 +12,6 @@ TrialIndexes::~TrialIndexes() {
 }
 
 std::string TrialIndexes::add(std::span<const int32_t> tokens) {
-  // A name that protect_output() looks for.
   windows_.push_back({concat(output_, ".tmp.", ::getpid(), ".trial", windows_.size()), tokens});
   return windows_.back().path;
 }

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <limits>
 
+#include "tools/common/index_context.h"
 #include "tools/common/layer_policy.h"
 #include "tools/common/signals.h"
-#include "tools/sqz_generate/index_context.h"
 
 namespace sqz {
 namespace {

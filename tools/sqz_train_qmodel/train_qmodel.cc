@@ -97,8 +97,6 @@ class Reporter {
       : context_(context), checkpoint_(checkpoint), bar_(context.progress_style(), "train") {}
 
   Status operator()(const QmodelProgress& now) {
-    const bool begun = std::string_view(now.phase) != "cluster";
-    if (begun) set_resumable(checkpoint_);
     bar_.update(now.done);
     if (now.checked) {
       context_.output.event("check", {{"step", now.step},
@@ -129,7 +127,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   if (!arguments.test.empty()) {
     SQZ_ASSIGN_OR_RETURN(test_documents, find_documents(arguments.test));
   }
-  std::vector<std::string> inputs = model_files(arguments.model);
+  std::vector<std::string> inputs;
   for (const auto& read : {documents, test_documents}) {
     for (std::string& path : paths_of(read)) inputs.push_back(std::move(path));
   }
@@ -148,7 +146,6 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   SQZ_ASSIGN_OR_RETURN(const auto runner, load_runner(arguments.model, run));
   const double load_seconds = watch.seconds();
 
-  protect_output(options.checkpoint);
   Reporter reporter(context, options.checkpoint);
   options.progress = [&](const QmodelProgress& now) { return reporter(now); };
   SQZ_ASSIGN_OR_RETURN(QmodelTrained trained, train_qmodel(*runner, texts, test, options));
@@ -158,10 +155,8 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   trained.file.tokenizer_hash = tokenizer->hash();
   trained.file.dtype = *dtype_from_name(arguments.dtype);
   trained.file.training["preset"] = arguments.preset;
-  protect_output(arguments.output);
   SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, write_qmodel_file(Env::posix(), arguments.output,
                                                                arguments.force, trained.file));
-  set_resumable({});
   SQZ_RETURN_IF_ERROR(Env::posix().remove(options.checkpoint));
 
   JsonMembers result = qmodel_json(trained.file);

@@ -1,0 +1,122 @@
+#include "tools/common/index_context.h"
+
+#include <numeric>
+
+#include "tools/common/signals.h"
+
+namespace sqz {
+namespace {
+
+constexpr int32_t kCpu = 1, kCuda = 2;              // as sqz_tensor::device_type counts
+constexpr uint8_t kFloatCode = 2, kBfloatCode = 4;  // as sqz_tensor::dtype_code counts
+
+}  // namespace
+
+// The two enums share their values: sqz.h says so of sqz_status, status.h of Code.
+Status to_status(sqz_status status) {
+  return status == SQZ_OK ? Status() : Status(static_cast<Code>(status), sqz_last_error());
+}
+
+Result<std::shared_ptr<OpenIndex>> OpenIndex::open(const std::string& path) {
+  std::shared_ptr<OpenIndex> out(new OpenIndex);
+  SQZ_RETURN_IF_ERROR(to_status(sqz_index_open(path.c_str(), SQZ_OPEN_MMAP, &out->index_)));
+  out->info_.struct_size = sizeof(out->info_);
+  SQZ_RETURN_IF_ERROR(to_status(sqz_index_describe(out->index_, &out->info_)));
+  return out;
+}
+
+Status OpenIndex::upload(int gpu) {
+  gpu_ = gpu;
+  sqz_upload_options options = {};
+  options.struct_size = sizeof(options);
+  options.device_id = gpu;
+  return to_status(sqz_index_upload(index_, &options));
+}
+
+OpenIndex::~OpenIndex() {
+  sqz_index_close(index_);
+}
+
+Result<std::unique_ptr<IndexContext>> IndexContext::create(std::shared_ptr<const OpenIndex> index,
+                                                           sqz_session_options options) {
+  std::unique_ptr<IndexContext> out(new IndexContext(std::move(index)));
+  options.device_type = out->device() ? kCuda : kCpu;
+  options.device_id = out->device().value_or(0);
+  SQZ_RETURN_IF_ERROR(to_status(sqz_session_create(out->index_->get(), &options, &out->session_)));
+  return out;
+}
+
+Result<std::unique_ptr<IndexContext>> IndexContext::open(const std::string& path,
+                                                         const sqz_session_options& options) {
+  SQZ_ASSIGN_OR_RETURN(auto index, OpenIndex::open(path));
+  return create(std::move(index), options);
+}
+
+IndexContext::~IndexContext() {
+  sqz_session_destroy(session_);
+}
+
+DType IndexContext::device_dtype() const {
+  return info().dtype_code == kBfloatCode ? DType::kBF16 : DType::kF16;
+}
+
+Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
+                            float* lse) {
+  const int64_t indptr[] = {0, count};
+  return attend_requests(layer, {.q = q,
+                                 .out = out,
+                                 .lse = lse,
+                                 .heads = info().query_heads,
+                                 .dim = info().head_dim,
+                                 .indptr = indptr,
+                                 .first = {&first, 1}});
+}
+
+Status IndexContext::attend_requests(int64_t layer, const ContextQueries& queries) {
+  SQZ_RETURN_IF_ERROR(check_stop());
+  const int64_t count = queries.indptr.back();
+  positions_.resize(static_cast<size_t>(count));
+  for (size_t r = 0; r < queries.first.size(); ++r) {
+    std::iota(positions_.begin() + queries.indptr[r], positions_.begin() + queries.indptr[r + 1],
+              queries.first[r]);
+  }
+  int64_t shape[] = {count, queries.heads, queries.dim};
+  const auto tensor = [&](DType dtype, const void* data, int32_t dimensions) {
+    sqz_tensor out = {};
+    out.data = const_cast<void*>(data);
+    out.device_type = device() ? kCuda : kCpu;
+    out.device_id = device().value_or(0);
+    out.ndim = dimensions;
+    out.dtype_code = dtype == DType::kBF16 ? kBfloatCode : kFloatCode;
+    out.dtype_bits = dtype == DType::kF32 ? 32 : 16;
+    out.dtype_lanes = 1;
+    out.shape = shape;
+    return out;
+  };
+  const sqz_tensor q = tensor(queries.dtype, queries.q, 3);
+  sqz_tensor out = tensor(queries.dtype, queries.out, 3);
+  sqz_tensor lse = tensor(DType::kF32, queries.lse, 2);
+  sqz_attend_args args = {};
+  args.struct_size = sizeof(args);
+  args.layer = layer;
+  args.q = &q;
+  args.out = &out;
+  args.lse = &lse;
+  args.positions = positions_.data();
+  args.indptr = queries.indptr.data();
+  args.requests = std::ssize(queries.first);
+  return to_status(sqz_attend(session_, &args));
+}
+
+Result<sqz_stats> IndexContext::stats(int64_t layer) const {
+  sqz_stats out = {};
+  out.struct_size = sizeof(out);
+  SQZ_RETURN_IF_ERROR(to_status(sqz_session_stats(session_, layer, &out)));
+  return out;
+}
+
+Status IndexContext::reset_stats() {
+  return to_status(sqz_session_reset_stats(session_));
+}
+
+}  // namespace sqz

@@ -1,0 +1,73 @@
+// The fixed context of an index, for a Runner: sqz.h behind FixedContext.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/base/dtype.h"
+#include "formats/base/status.h"
+#include "sqz/sqz.h"
+#include "training/runner.h"
+
+namespace sqz {
+
+// The status of a call of sqz.h, with its sentence.
+Status to_status(sqz_status status);
+
+// An index that several contexts may share.
+class OpenIndex {
+ public:
+  static Result<std::shared_ptr<OpenIndex>> open(const std::string& path);
+  // Copies the index to this CUDA device. Contexts that are created afterwards serve from there.
+  Status upload(int gpu);
+  ~OpenIndex();
+  OpenIndex(const OpenIndex&) = delete;
+  OpenIndex& operator=(const OpenIndex&) = delete;
+
+  sqz_index* get() const { return index_; }
+  const sqz_index_info& info() const { return info_; }
+  std::optional<int> gpu() const { return gpu_; }
+
+ private:
+  OpenIndex() = default;
+
+  sqz_index* index_ = nullptr;
+  sqz_index_info info_ = {};
+  std::optional<int> gpu_;
+};
+
+class IndexContext final : public FixedContext {
+ public:
+  // Serves from the index's GPU if it was uploaded, else on the CPU. `options` is borrowed for the
+  // call; its device is ignored.
+  static Result<std::unique_ptr<IndexContext>> create(std::shared_ptr<const OpenIndex> index,
+                                                      sqz_session_options options);
+  // On the CPU, of an index that is not shared.
+  static Result<std::unique_ptr<IndexContext>> open(const std::string& path,
+                                                    const sqz_session_options& options);
+  ~IndexContext() override;
+
+  const sqz_index_info& info() const { return index_->info(); }
+  int64_t tokens() const override { return info().tokens; }
+  std::optional<int> device() const override { return index_->gpu(); }
+  DType device_dtype() const override;
+  // Both return kCancelled after a signal.
+  Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
+                float* lse) override;
+  Status attend_requests(int64_t layer, const ContextQueries& queries) override;
+
+  // Totals since open() or reset_stats(), of one layer or (-1) of all.
+  Result<sqz_stats> stats(int64_t layer = -1) const;
+  Status reset_stats();
+
+ private:
+  explicit IndexContext(std::shared_ptr<const OpenIndex> index) : index_(std::move(index)) {}
+
+  std::shared_ptr<const OpenIndex> index_;
+  sqz_session* session_ = nullptr;
+  std::vector<int64_t> positions_;
+};
+
+}  // namespace sqz
