@@ -9,6 +9,9 @@
 namespace sqz {
 namespace {
 
+// Older versions have the curves of three group policies: mean, max, any.
+constexpr int64_t kVersionOfOnePolicy = 3, kOldPolicies = 3;
+
 // Index of the first value that breaks `rule`, or -1.
 template <class Rule>
 int64_t first_bad(std::span<const float> values, Rule rule) {
@@ -43,7 +46,23 @@ Status check_table(const CalibrationTable& table, std::span<const float> values,
   return {};
 }
 
+// Keeps the first row of each kOldPolicies rows.
+void keep_first_policy(std::vector<float>& rows, int64_t length) {
+  const auto step = kOldPolicies * length;
+  auto to = rows.begin();
+  for (auto from = rows.begin(); from != rows.end(); from += step) {
+    to = std::copy_n(from, length, to);
+  }
+  rows.erase(to, rows.end());
+}
+
 }  // namespace
+
+void drop_old_policies(const IndexMetadata& metadata, Calibration& calibration) {
+  if (metadata.version >= kVersionOfOnePolicy || metadata.levels == 0) return;
+  keep_first_policy(calibration.thresholds, Calibration::kGrid);
+  keep_first_policy(calibration.coarse, std::max(metadata.levels - 1, 1));
+}
 
 std::string calibration_text(const Calibration& calibration) {
   return JsonText({{"queries", calibration.queries},
@@ -81,19 +100,20 @@ std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata) 
   using T = CalibrationTable;
   const std::vector<int64_t> heads = {C::kScopes, metadata.model.layers, metadata.model.kv_heads,
                                       C::kGrid};
-  const int64_t coarse = std::max(metadata.levels - 1, 1);
+  std::vector<int64_t> curves = {C::kScopes, C::kPaths, C::kGrid};
+  std::vector<int64_t> coarse = {C::kScopes, std::max(metadata.levels - 1, 1)};
+  if (metadata.version < kVersionOfOnePolicy) {
+    curves.insert(curves.begin() + 2, kOldPolicies);
+    coarse.insert(coarse.begin() + 1, kOldPolicies);
+  }
   std::vector<T> out;
   if (metadata.key_calibration) {
     out = {{"calibration.keys.thresholds", &C::key_thresholds, {C::kScopes, C::kGrid}, T::kCurves},
            {"calibration.keys.shares", &C::key_shares, heads, T::kShares}};
   }
   if (metadata.levels == 0) return out;
-  out.push_back({"calibration.thresholds",
-                 &C::thresholds,
-                 {C::kScopes, C::kPaths, C::kGroups, C::kGrid},
-                 T::kCurves});
-  out.push_back(
-      {"calibration.coarse", &C::coarse, {C::kScopes, C::kGroups, coarse}, T::kThresholds});
+  out.push_back({"calibration.thresholds", &C::thresholds, curves, T::kCurves});
+  out.push_back({"calibration.coarse", &C::coarse, coarse, T::kThresholds});
   out.push_back({"calibration.shares", &C::shares, heads, T::kShares});
   return out;
 }

@@ -134,6 +134,7 @@ Result<Calibration> SqzFile::calibration() const {
     std::memcpy(out.data(), bytes.data(), out.size() * sizeof(float));
   }
   SQZ_RETURN_IF_ERROR(check_calibration(calibration, metadata(), path(), Code::kCorrupt));
+  drop_old_policies(metadata(), calibration);
   return calibration;
 }
 

@@ -29,9 +29,10 @@
 namespace sqz {
 
 inline constexpr int kMaxLevels = 4;
-// The newest version that is read. Files that an old reader understands are written as version 1,
-// those with rows of codes as 2.
-inline constexpr int64_t kFormatVersion = 2;
+// The version that is written, and the newest one that is read. Version 2 brought rows of codes.
+// Versions 1 and 2 have calibration curves for three group policies, of which the first one, the
+// mean, is left.
+inline constexpr int64_t kFormatVersion = 3;
 
 // How the keys of a KV head are split: into clusters, by k-means, in cluster order; into pages,
 // runs of consecutive tokens, in token order; not at all: what is left of an index once the keys
@@ -45,31 +46,31 @@ inline constexpr int64_t kMaxPageSize = int64_t{1} << 20;  // tokens
 // How a level-k threshold and the rule `budget` get their numbers from any asked sparsity. Filled
 // by libindex/calibrate, used by libruntime. Everything is in the log domain (natural log).
 //
-// `thresholds[scope][path][group][i]`: log T such that, over all (sparse layer, KV head,
+// `thresholds[scope][path][i]`: log T such that, over all (sparse layer, KV head,
 // calibration query), the mean fraction of clustered keys in clusters with score >= T is i / (kGrid
 // - 1).
 //   scope 0: one query at a time (generation); scope 1: the calibration queries as one block
 //   (prompt) path  0: finest level alone; path 1: the whole tree, coarser levels filtered by
-//   `coarse` group 0: mean over the GQA group, 1: max, 2: any
-// `coarse[scope][group][k]`: log T of level k+1 (k < levels - 1), each keeping `coarse_keep[k]`.
+//   `coarse`
+// `coarse[scope][k]`: log T of level k+1 (k < levels - 1), each keeping `coarse_keep[k]`.
 // Ends: thresholds[..][0] is above every score, thresholds[..][kGrid - 1] below every finite score
 //   (at most -1e30). A fraction that the coarser levels do not let through has that lowest
 //   threshold too: it can be met by path 0 alone.
 // `shares[scope][layer][kv_head][i]`: the fraction of its clustered keys that this head keeps at
-//   thresholds[scope][0][0][i]. Dense layers hold 1.
+//   thresholds[scope][0][i]. Dense layers hold 1.
 //
 // The curves of clusters are there if the index has levels. `key_thresholds[scope][i]` and
-// `key_shares[scope][layer][kv_head][i]` are the same of single keys in place of clusters, group
-// policy mean, for the selector `ideal`; there if the metadata's `key_calibration` says so.
+// `key_shares[scope][layer][kv_head][i]` are the same of single keys in place of clusters, for the
+// selector `ideal`; there if the metadata's `key_calibration` says so.
 struct Calibration {
   static constexpr int64_t kGrid = 1025;
-  static constexpr int kScopes = 2, kPaths = 2, kGroups = 3;
+  static constexpr int kScopes = 2, kPaths = 2;
 
   int64_t queries = 0;                // calibration queries per (layer, query head)
   std::string source;                 // "tail", or what else the queries came from
   std::vector<double> coarse_keep;    // [levels - 1]
-  std::vector<float> thresholds;      // [kScopes, kPaths, kGroups, kGrid]
-  std::vector<float> coarse;          // [kScopes, kGroups, max(levels - 1, 1)]
+  std::vector<float> thresholds;      // [kScopes, kPaths, kGrid]
+  std::vector<float> coarse;          // [kScopes, max(levels - 1, 1)]
   std::vector<float> shares;          // [kScopes, layers, kv_heads, kGrid]
   std::vector<float> key_thresholds;  // [kScopes, kGrid]
   std::vector<float> key_shares;      // [kScopes, layers, kv_heads, kGrid]
@@ -117,8 +118,9 @@ struct FileOrigin {
 
 // Everything in "__metadata__" but the checksums, decoded and range-checked.
 struct IndexMetadata : FileOrigin {
-  std::string tokens_hash;  // XXH3-64 hex of the token ids as little-endian i32
-  int64_t tokens = 0;       // N
+  int64_t version = kFormatVersion;  // of the file that was read
+  std::string tokens_hash;           // XXH3-64 hex of the token ids as little-endian i32
+  int64_t tokens = 0;                // N
   int64_t sink = 0;
   int64_t tail = 0;
   Partition partition = Partition::kKmeans;

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMaxTokens = int64_t{UINT32_MAX};  // positions are u32
 constexpr int64_t kMaxWidth = int64_t{1} << 20;      // of buckets and hidden units
 
-constexpr const char* kVersionOfCodes = "2";  // earlier readers do not know their tensors
+constexpr int64_t kVersionOfCodes = 2;  // earlier readers do not know their tensors
 constexpr const char* kPartitions[] = {"kmeans", "pages", "pruned", "buckets"};
 
 JsonText layers_to_json(const IndexMetadata& metadata) {
@@ -231,9 +231,10 @@ void read_codes(MetadataStrings& in, IndexMetadata& m) {
   if (m.has_rotation()) {
     m.rotation_seed = static_cast<uint64_t>(in.integer("rotation_seed", 0, INT64_MAX));
   }
-  const std::string version = in.string("format_version");
-  if (m.has_codes() && version != kVersionOfCodes) {
-    in.fail("format_version", version, concat(kVersionOfCodes, ": the index has rows of codes"));
+  m.version = in.integer("format_version", 1, kFormatVersion);
+  if (m.has_codes() && m.version < kVersionOfCodes) {
+    in.fail("format_version", concat(m.version),
+            concat("at least ", kVersionOfCodes, ": the index has rows of codes"));
   }
 }
 
@@ -309,7 +310,7 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
     out["hidden"] = std::to_string(m.hidden);
     out[kLogitsKey] = kLogitsOfKeys;
   }
-  if (m.has_codes()) out["format_version"] = kVersionOfCodes;
+  out["format_version"] = std::to_string(kFormatVersion);
   if (m.rows != RowKind::k16) out["rows"] = rows_name(m.rows);
   if (m.key_codes > 0) out["key_codes"] = std::to_string(m.key_codes);
   if (m.has_rotation()) out["rotation_seed"] = std::to_string(m.rotation_seed);

@@ -47,8 +47,10 @@ struct CalibrationTable {
   std::vector<int64_t> shape;
   enum { kThresholds, kCurves, kShares } kind;  // curves: thresholds that do not rise
 };
-// Those of an index with this metadata, in file order.
+// Those of an index with this metadata, in file order, with the shapes of its version.
 std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata);
+// Turns tables of the metadata's version into those of the newest one.
+void drop_old_policies(const IndexMetadata& metadata, Calibration& calibration);
 
 // Sizes and values of a whole calibration: its parameters, and `values` of each table. Nothing is
 // asked of it if every layer is dense.

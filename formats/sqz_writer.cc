@@ -135,6 +135,7 @@ Result<uint64_t> SqzWriter::planned_bytes(const IndexMetadata& metadata,
                                           const std::vector<LayerShape>& shapes) {
   IndexMetadata named = metadata;
   if (named.producer.empty()) named.producer = producer_name();
+  named.version = kFormatVersion;
   if (named.tokens_hash.empty()) named.tokens_hash = hex(uint64_t{0});
   SQZ_ASSIGN_OR_RETURN(const FileLayout layout, lay_out(named, shapes, "index"));
   return layout.bytes;
@@ -145,6 +146,7 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
                                                      std::vector<LayerShape> shapes,
                                                      const JsonMembers* resume) {
   if (metadata.producer.empty()) metadata.producer = producer_name();
+  metadata.version = kFormatVersion;
   SQZ_ASSIGN_OR_RETURN(FileLayout layout, lay_out(metadata, shapes, path));
   const size_t tensors = layout.tensors.size(), layers = metadata.layers.size();
   JsonMembers settings;

@@ -11,7 +11,7 @@
 namespace sqz {
 namespace {
 
-constexpr int kScopes = Calibration::kScopes, kGroups = Calibration::kGroups;
+constexpr int kScopes = Calibration::kScopes;
 
 class Calibrator {
  public:
@@ -26,8 +26,8 @@ class Calibrator {
     for (int k = 1; k < levels_; ++k) {
       result_.coarse_keep.push_back(std::pow(input.coarse_keep, k));
     }
-    result_.thresholds.resize(size_t{kScopes} * Calibration::kPaths * kGroups * Calibration::kGrid);
-    result_.coarse.assign(static_cast<size_t>(kScopes * kGroups * coarse_levels_), kBelowAllScores);
+    result_.thresholds.resize(size_t{kScopes} * Calibration::kPaths * Calibration::kGrid);
+    result_.coarse.assign(static_cast<size_t>(kScopes * coarse_levels_), kBelowAllScores);
     result_.shares.assign(
         static_cast<size_t>(kScopes * input.layers * input.kv_heads * Calibration::kGrid), 1.0f);
   }
@@ -43,40 +43,28 @@ class Calibrator {
   }
 
  private:
-  float* grid(int scope, int path, int group) {
-    return result_.thresholds.data() +
-           ((scope * Calibration::kPaths + path) * kGroups + group) * Calibration::kGrid;
-  }
-  float& coarse(int scope, int group, int k) {
-    return result_.coarse[static_cast<size_t>((scope * kGroups + group) * coarse_levels_ + k)];
+  std::span<float> grid(int scope, int path) {
+    return std::span(result_.thresholds)
+        .subspan(static_cast<size_t>((scope * Calibration::kPaths + path) * Calibration::kGrid),
+                 static_cast<size_t>(Calibration::kGrid));
   }
 
   void fill_grid(int path, const CalibrationSketches& sketches) {
-    for (int scope = 0; scope < kScopes; ++scope) {
-      for (int group = 0; group < kGroups; ++group) {
-        const ScoreSketch& sketch =
-            sketches[scope][is_copied_sketch(scope, group) ? group - 1 : group];
-        sketch.fill_curve({grid(scope, path, group), Calibration::kGrid});
-      }
-    }
+    for (int scope = 0; scope < kScopes; ++scope) sketches[scope].fill_curve(grid(scope, path));
   }
 
   static void merge(const CalibrationSketches& head, CalibrationSketches& total) {
-    for (int scope = 0; scope < kScopes; ++scope) {
-      for (int group = 0; group < kGroups; ++group) total[scope][group].merge(head[scope][group]);
-    }
+    for (int scope = 0; scope < kScopes; ++scope) total[scope].merge(head[scope]);
   }
 
   // The finest level alone: path 0 and the shares.
   Status measure_flat() {
     CalibrationSketches total;
-    std::vector<ScoreSketch> means(static_cast<size_t>(head_count_ * kScopes));  // policy mean
+    std::vector<CalibrationSketches> heads(static_cast<size_t>(head_count_));
     SQZ_RETURN_IF_ERROR(
         scorer_.run({levels_ - 1, {}}, [&](int64_t index, CalibrationSketches& head) {
           merge(head, total);
-          for (int scope = 0; scope < kScopes; ++scope) {
-            means[static_cast<size_t>(index * kScopes + scope)] = std::move(head[scope][0]);
-          }
+          heads[static_cast<size_t>(index)] = std::move(head);
         }));
     fill_grid(0, total);
     if (levels_ == 1) fill_grid(1, total);
@@ -85,8 +73,8 @@ class Calibrator {
       for (int scope = 0; scope < kScopes; ++scope) {
         const int64_t row =
             (scope * input_.layers + layer) * input_.kv_heads + index % input_.kv_heads;
-        const std::vector<float> kept = means[static_cast<size_t>(index * kScopes + scope)].kept(
-            std::span<const float>(grid(scope, 0, 0), Calibration::kGrid));
+        const std::vector<float> kept =
+            heads[static_cast<size_t>(index)][scope].kept(grid(scope, 0));
         std::copy(kept.begin(), kept.end(), result_.shares.begin() + row * Calibration::kGrid);
       }
     }
@@ -104,13 +92,10 @@ class Calibrator {
   // T_(k+1), given those above it.
   Status measure_coarse(int k) {
     SQZ_ASSIGN_OR_RETURN(const CalibrationSketches total, measure_level(k));
+    const double keep = result_.coarse_keep[static_cast<size_t>(k)];
     for (int scope = 0; scope < kScopes; ++scope) {
-      for (int group = 0; group < kGroups; ++group) {
-        const ScoreSketch& sketch =
-            total[scope][is_copied_sketch(scope, group) ? group - 1 : group];
-        const double keep = result_.coarse_keep[static_cast<size_t>(k)];
-        coarse(scope, group, k) = keep < 1 ? sketch.threshold(keep) : kBelowAllScores;
-      }
+      result_.coarse[static_cast<size_t>(scope * coarse_levels_ + k)] =
+          keep < 1 ? total[scope].threshold(keep) : kBelowAllScores;
     }
     return Status();
   }

@@ -3,8 +3,8 @@
 //
 // What is measured: a cluster's score counts with its number of keys, over all (sparse layer, KV
 // head, query); thresholds are quantiles of that one distribution, so they are global, as in the
-// paper (3.2). Scope 0 (generation) scores a query on its own: the heads of its GQA group are
-// combined by the policy. Scope 1 (prompt) scores a block of queries together. Queries of the tail
+// paper (3.2). Scope 0 (generation) scores a query on its own, with the mean over the heads of its
+// GQA group. Scope 1 (prompt) scores a block of queries together. Queries of the tail
 // count in both scopes: each on its own, and all as one block. Of recorded calls of an engine those
 // with one query count in scope 0 and those with several, each as one block, in scope 1, as they
 // are served; calls weigh the same, whatever their length.
@@ -18,7 +18,7 @@
 // budgets.
 //
 // With one level the paths are the same. thresholds[..][0] is above and thresholds[..][kGrid - 1]
-// below every finite score. In scope 0 the policies max and any are the same.
+// below every finite score.
 //
 // Deterministic: the same bits for any number of threads.
 #pragma once

@@ -45,7 +45,7 @@ class Head {
   void start(int k) { alive_ = {{&whole_[k], 1}, sizes_[k]}; }
 
   // Scores the alive clusters, which are of level `k`.
-  Status score(int k, const CalibrationUnit& unit, GroupPolicy policy) {
+  Status score(int k, const CalibrationUnit& unit) {
     ScoreProblem problem;
     problem.dtype = input_.dtype;
     problem.dim = input_.dim;
@@ -57,7 +57,6 @@ class Head {
     problem.tokens = unit.count;
     problem.group = input_.group;
     problem.scale = input_.scale;
-    problem.policy = policy;
     workspace_.resize(std::max(workspace_.size(), static_cast<size_t>(score_workspace(problem))));
     return score_clusters(problem, scores_[k], workspace_);
   }
@@ -111,12 +110,9 @@ class CpuScorer final : public CalibrationScorer {
       Head head(input_, input_.sparse[index / input_.kv_heads], index % input_.kv_heads);
       CalibrationSketches sketches;
       for (int scope = 0; scope < Calibration::kScopes; ++scope) {
-        for (int group = 0; group < Calibration::kGroups; ++group) {
-          if (is_copied_sketch(scope, group)) continue;
-          for (const CalibrationUnit& unit : units_[scope]) {
-            const Status status = measure(head, pass, scope, group, unit, sketches[scope][group]);
-            if (!status.ok()) return calibration_error(input_, index, status);
-          }
+        for (const CalibrationUnit& unit : units_[scope]) {
+          const Status status = measure(head, pass, scope, unit, sketches[scope]);
+          if (!status.ok()) return calibration_error(input_, index, status);
         }
       }
       const std::lock_guard lock(mutex);
@@ -126,16 +122,15 @@ class CpuScorer final : public CalibrationScorer {
   }
 
  private:
-  static Status measure(Head& head, const CalibrationPass& pass, int scope, int group,
+  static Status measure(Head& head, const CalibrationPass& pass, int scope,
                         const CalibrationUnit& unit, ScoreSketch& sketch) {
-    const GroupPolicy policy = kGroupPolicies[group];
     const int first = pass.tree() ? 0 : pass.level;
     head.start(first);
     for (int above = first; above < pass.level; ++above) {
-      SQZ_RETURN_IF_ERROR(head.score(above, unit, policy));
-      head.descend(above, pass.threshold(scope, group, above));
+      SQZ_RETURN_IF_ERROR(head.score(above, unit));
+      head.descend(above, pass.threshold(scope, above));
     }
-    SQZ_RETURN_IF_ERROR(head.score(pass.level, unit, policy));
+    SQZ_RETURN_IF_ERROR(head.score(pass.level, unit));
     head.record(pass.level, sketch);
     return Status();
   }

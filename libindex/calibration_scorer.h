@@ -15,30 +15,20 @@
 
 namespace sqz {
 
-static_assert(std::size(kGroupPolicies) == Calibration::kGroups);
+// One a scope, of one KV head or of all.
+using CalibrationSketches = std::array<ScoreSketch, Calibration::kScopes>;
 
-// With one token, max over heads of a mean over tokens is the max over both: scope 0 has no sketch
-// of its own for the policy `any`.
-inline bool is_copied_sketch(int scope, int group) {
-  return scope == 0 && kGroupPolicies[group] == GroupPolicy::kAny;
-}
-
-// [scope][group policy], of one KV head or of all.
-using CalibrationSketches =
-    std::array<std::array<ScoreSketch, Calibration::kGroups>, Calibration::kScopes>;
-
-// One measurement of every unit of every scope, under every policy.
+// One measurement of every unit of every scope.
 struct CalibrationPass {
   int level = 0;  // whose scores are recorded; 0 is the coarsest
-  // T of each level above it, [scopes, groups, thresholds.size() / 6]: its clusters are those whose
-  // parents reach them. Empty: all of the level is scored, as it is without a tree.
+  // T of each level above it, [scopes, thresholds.size() / 2]: the clusters whose parents reach
+  // them are scored. Empty: all of the level is scored, as without a tree.
   std::span<const float> thresholds;
 
   bool tree() const { return !thresholds.empty(); }
-  float threshold(int scope, int group, int above) const {
-    const size_t levels = thresholds.size() / (Calibration::kScopes * Calibration::kGroups);
-    const auto row = static_cast<size_t>(scope * Calibration::kGroups + group);
-    return thresholds[row * levels + static_cast<size_t>(above)];
+  float threshold(int scope, int above) const {
+    const size_t levels = thresholds.size() / Calibration::kScopes;
+    return thresholds[static_cast<size_t>(scope) * levels + static_cast<size_t>(above)];
   }
 };
 

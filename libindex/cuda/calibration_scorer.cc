@@ -11,7 +11,7 @@
 namespace sqz::cuda {
 namespace {
 
-constexpr int kScopes = Calibration::kScopes, kGroups = Calibration::kGroups;
+constexpr int kScopes = Calibration::kScopes;
 
 struct ScorerLevel {
   int32_t clusters = 0, children = 0;
@@ -30,7 +30,7 @@ struct ScorerMemory {
   float* scores = nullptr;          // [G, U, widest n_k]
   int2* unit_rows[kScopes] = {};
   int32_t* row_units[kScopes] = {};
-  unsigned long long* counts = nullptr;  // [kScopes, kGroups, G, kScoreBins]
+  unsigned long long* counts = nullptr;  // [kScopes, G, kScoreBins]
   uint32_t* faults = nullptr;            // [G]
   size_t used = 0;
 };
@@ -90,7 +90,7 @@ class CudaScorer final : public CalibrationScorer {
       memory.unit_rows[scope] = layout.take<int2>(units);
       memory.row_units[scope] = layout.take<int32_t>(rows_);
     }
-    memory.counts = layout.take<unsigned long long>(kScopes * kGroups * heads * kScoreBins);
+    memory.counts = layout.take<unsigned long long>(kScopes * heads * kScoreBins);
     memory.faults = layout.take<uint32_t>(heads);
     memory.used = layout.used();
     return memory;
@@ -144,7 +144,7 @@ class CudaScorer final : public CalibrationScorer {
     for (int scope = 0; scope < kScopes; ++scope) {
       SQZ_RETURN_IF_ERROR(upload_units(memory, scope));
     }
-    const auto counts = static_cast<size_t>(kScopes * kGroups * heads * kScoreBins);
+    const auto counts = static_cast<size_t>(kScopes * heads * kScoreBins);
     SQZ_RETURN_IF_CUDA_ERROR(
         cudaMemsetAsync(memory.counts, 0, counts * sizeof(uint64_t), stream_.get()));
     SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(
@@ -173,7 +173,6 @@ class CudaScorer final : public CalibrationScorer {
     out.rows = static_cast<int32_t>(rows_);
     out.units = static_cast<int32_t>(units_[static_cast<size_t>(scope)].size());
     out.clusters = level.clusters;
-    out.group = static_cast<int32_t>(input_.group);
     out.unit_rows = memory.unit_rows[scope];
     out.row_units = memory.row_units[scope];
     out.sizes = level.sizes;
@@ -201,26 +200,22 @@ class CudaScorer final : public CalibrationScorer {
       SQZ_RETURN_IF_ERROR(calibration_logits(logits, stream_.get()));
     }
     for (int scope = 0; scope < kScopes; ++scope) {
-      for (int group = 0; group < kGroups; ++group) {
-        if (is_copied_sketch(scope, group)) continue;
-        SQZ_RETURN_IF_ERROR(measure_one(pass, memory, heads, scope, group));
-      }
+      SQZ_RETURN_IF_ERROR(measure_scope(pass, memory, heads, scope));
     }
     return {};
   }
 
   // Level by level down to the one that is recorded.
-  Status measure_one(const CalibrationPass& pass, const ScorerMemory& memory, int64_t heads,
-                     int scope, int group) {
+  Status measure_scope(const CalibrationPass& pass, const ScorerMemory& memory, int64_t heads,
+                       int scope) {
     const int first = first_level(pass);
-    const GroupPolicy policy = kGroupPolicies[group];
     for (int k = first;; ++k) {
       const ScorerLevel& level = memory.levels[static_cast<size_t>(k)];
       const UnitScores scores = scores_of(memory, level, scope, heads, k > first);
       SQZ_RETURN_IF_ERROR(calibration_lse(scores, stream_.get()));
-      SQZ_RETURN_IF_ERROR(calibration_scores(scores, policy, stream_.get()));
+      SQZ_RETURN_IF_ERROR(calibration_scores(scores, stream_.get()));
       if (k == pass.level) {
-        unsigned long long* counts = memory.counts + (scope * kGroups + group) * heads * kScoreBins;
+        unsigned long long* counts = memory.counts + scope * heads * kScoreBins;
         return calibration_record(scores, counts, stream_.get());
       }
       DescendParams descend;
@@ -228,7 +223,7 @@ class CudaScorer final : public CalibrationScorer {
       descend.units = scores.units;
       descend.clusters = level.clusters;
       descend.children = level.children;
-      descend.threshold = pass.threshold(scope, group, k);
+      descend.threshold = pass.threshold(scope, k);
       descend.scores = memory.scores;
       descend.offsets = level.offsets;
       descend.next = memory.levels[static_cast<size_t>(k) + 1].alive;
@@ -238,7 +233,7 @@ class CudaScorer final : public CalibrationScorer {
 
   Status download(const ScorerMemory& memory, int64_t first, int64_t heads,
                   const std::function<void(int64_t, CalibrationSketches&)>& take) {
-    std::vector<uint64_t> counts(static_cast<size_t>(kScopes * kGroups * heads * kScoreBins));
+    std::vector<uint64_t> counts(static_cast<size_t>(kScopes * heads * kScoreBins));
     std::vector<uint32_t> faults(static_cast<size_t>(heads));
     SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(counts.data(), memory.counts,
                                              counts.size() * sizeof(uint64_t),
@@ -255,12 +250,9 @@ class CudaScorer final : public CalibrationScorer {
       }
       CalibrationSketches sketches;
       for (int scope = 0; scope < kScopes; ++scope) {
-        for (int group = 0; group < kGroups; ++group) {
-          if (is_copied_sketch(scope, group)) continue;
-          const int64_t at = ((scope * kGroups + group) * heads + h) * kScoreBins;
-          const std::span<const uint64_t> bins(counts.data() + at, kScoreBins);
-          sketches[scope][group].add_bins(bins, dropped(bins, scope, first + h));
-        }
+        const int64_t at = (scope * heads + h) * kScoreBins;
+        const std::span<const uint64_t> bins(counts.data() + at, kScoreBins);
+        sketches[scope].add_bins(bins, dropped(bins, scope, first + h));
       }
       take(first + h, sketches);
     }

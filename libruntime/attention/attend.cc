@@ -47,7 +47,7 @@ class RowAttention {
     int64_t keys = 0;
     bool has_bias = false;
     bool has_exact = false;
-    bool estimated = false;            // all keys of the step are, or none is
+    bool estimated = false;            // all keys of the step are estimated, or all are read
     const CodedHead* coded = nullptr;  // all keys of the step are its rows, or none is of codes
   };
 
@@ -67,23 +67,6 @@ class RowAttention {
       step.keys += span.count;
     }
     return step.keys > 0;
-  }
-
-  // The keys of the list that are read come before those that are estimated: what their sums are.
-  void note_read(const Step& step, const float* maximum, const float* sum) {
-    if (read_all_ && step.estimated) {
-      std::copy(maximum, maximum + work_.rows, read_maximum_);
-      std::copy(sum, sum + work_.rows, read_sum_);
-      read_all_ = false;
-    }
-  }
-  // Of the finished sums in out_.
-  void find_rest() {
-    for (int64_t r = 0; r < work_.rows && out_.rest != nullptr; ++r) {
-      const float read =
-          read_all_ ? out_.sum[r] : read_sum_[r] * std::exp(read_maximum_[r] - out_.maximum[r]);
-      out_.rest[r] = out_.sum[r] - read;
-    }
   }
 
   // [step.keys] what is added to the logits; null = nothing.
@@ -146,7 +129,6 @@ class RowAttention {
       products_->load_few(work_.queries, rows, list_.dtype, list_.key_codes.rotation);
     }
     while (collect(cursor, kStreamKeys, step)) {
-      note_read(step, out_.maximum, out_.sum);
       if (step.coded != nullptr) {
         stream_coded(step);
         continue;
@@ -157,7 +139,6 @@ class RowAttention {
                     dim_, b_.accumulator, ahead(step, step.keys));
     }
     if (work_.end == list_.size()) add_rests();
-    find_rest();
     k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
@@ -177,8 +158,7 @@ class RowAttention {
           b_.logits[r * kStreamKeys + static_cast<int64_t>(i)] = some[i].logits[r];
         }
       }
-      const Step step = {.keys = std::ssize(some), .estimated = true};
-      note_read(step, out_.maximum, out_.sum);
+      const Step step = {.keys = std::ssize(some)};
       stream_softmax(step, 1);
       k_.accumulate(list_.dtype, b_.logits, kStreamKeys, work_.rows, pointers_, step.keys, dim_,
                     b_.accumulator, {});
@@ -319,7 +299,6 @@ class RowAttention {
     KeyCursor cursor(list_, work_.begin, work_.end);
     Step step;
     while (collect(cursor, kTileKeys, step)) {
-      note_read(step, b_.maximum, b_.sum);
       const int64_t keys = step.keys;
       tile_logits(step, lanes);
       hide(step, 1, lanes);
@@ -346,7 +325,6 @@ class RowAttention {
       for (int64_t c = 0; c < dim_; ++c) b_.shares[c] = b_.residual[c * lanes + r];
       add_residual(b_.shares, out_.values + r * dim_);
     }
-    find_rest();
   }
 
   void tile_coded(const Step& step, int64_t lanes) {
@@ -379,8 +357,6 @@ class RowAttention {
   CodedSpan* slots_;         // [kMostKeys] of the spans of a step of codes
   CodedProducts* products_;  // null if the list has no rows of codes
   bool bf16_ = false;        // queries are packed as BF16
-  bool read_all_ = true;     // no estimated key yet; else the sums before the first one:
-  float read_maximum_[kTileRows], read_sum_[kTileRows];
 };
 
 AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded)

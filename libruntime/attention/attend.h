@@ -21,7 +21,6 @@ struct PartialRows {
   float* maximum = nullptr;  // [rows]
   float* sum = nullptr;      // [rows]
   float* values = nullptr;   // [rows, d]
-  float* rest = nullptr;  // [rows] the part of `sum` that is of estimated keys; null = not wanted
 };
 
 struct AttendRows {

@@ -38,7 +38,6 @@ void add_partial(const PartialRows& into, const PartialRows& part, int64_t rows,
     const float fresh = std::exp(part.maximum[r] - maximum);
     into.maximum[r] = maximum;
     into.sum[r] = into.sum[r] * old + part.sum[r] * fresh;
-    if (into.rest != nullptr) into.rest[r] = into.rest[r] * old + part.rest[r] * fresh;
     float* to = into.values + r * dim;
     const float* from = part.values + r * dim;
     for (int64_t c = 0; c < dim; ++c) to[c] = to[c] * old + from[c] * fresh;

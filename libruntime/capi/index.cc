@@ -45,7 +45,7 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info) {
     if (index == nullptr) return invalid("index: found null");
     const sqz::IndexMetadata& m = index->file->metadata();
     sqz_index_info out = {};
-    out.format_version = m.has_codes() ? 2 : 1;
+    out.format_version = static_cast<int32_t>(m.version);
     out.tokens = m.tokens;
     out.sink = m.sink;
     out.tail = m.tail;

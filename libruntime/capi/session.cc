@@ -1,11 +1,8 @@
-#include <algorithm>
-
 #include "libruntime/capi/fence.h"
 #include "libruntime/capi/handles.h"
 
 namespace {
 
-using sqz::Code;
 using sqz::concat;
 using sqz::Result;
 using sqz::Status;
@@ -26,17 +23,14 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
   }
   const auto last_selector = static_cast<int32_t>(sqz::selector_types().size()) - 1;
   SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, last_selector));
-  SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_MASS));
-  SQZ_RETURN_IF_ERROR(check_choice("group", o.group, SQZ_GROUP_ANY));
+  SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_BUDGET));
   sqz::SessionOptions options;
   options.selection.selector = static_cast<sqz::SelectorKind>(o.selector);
   options.selection.rule = static_cast<sqz::RuleKind>(o.rule);
-  options.selection.group = static_cast<sqz::GroupPolicy>(o.group);
   options.selection.levels = o.levels;
   options.selection.budget = o.budget;
   options.selection.keep = o.keep;
   options.selection.thresholds = o.thresholds;
-  options.selection.mass = o.mass;
   options.selection.dense_layers = o.dense_layers;
   if (o.layer_scale_count < 0 || (o.layer_scales == nullptr) != (o.layer_scale_count == 0)) {
     return invalid(concat("options.layer_scale_count: found ", o.layer_scale_count, ", expected ",
@@ -74,11 +68,6 @@ Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
   }
   SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted, read_options(options));
   const bool cuda = options.device_type == kCuda;
-  if (cuda && wanted.selection.rule == sqz::RuleKind::kMass) {
-    return Status(Code::kUnsupported,
-                  "options.rule: found 2 (mass), expected 0 or 1 on CUDA: the "
-                  "rule mass is served on the CPU");
-  }
   std::shared_ptr<const sqz::ServedIndex> served;
   sqz::capi::Uploaded uploaded;
   {
@@ -118,7 +107,6 @@ static_assert(static_cast<int>(sqz::SelectorKind::kStream) == SQZ_SELECTOR_STREA
 static_assert(static_cast<int>(sqz::SelectorKind::kWindow) == SQZ_SELECTOR_WINDOW);
 static_assert(static_cast<int>(sqz::SelectorKind::kH2o) == SQZ_SELECTOR_H2O);
 static_assert(static_cast<int>(sqz::SelectorKind::kSaap) == SQZ_SELECTOR_SAAP);
-static_assert(static_cast<int>(sqz::SelectorKind::kKmeans) == SQZ_SELECTOR_KMEANS);
 
 extern "C" {
 
@@ -171,14 +159,6 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stat
     out.bytes_dense = sum.bytes_dense;
     out.least_budget = s.plan().least_budget;
     out.route = s.route();
-    out.asked_mass = s.plan().asked_mass;
-    if (sum.queries > 0) {
-      const auto queries = static_cast<double>(sum.queries);
-      out.estimated_mass = sum.estimated_mass / queries;
-      if (s.plan().approximate) out.delivered_mass = sum.delivered_mass / queries;
-      const double known = s.plan().approximate ? out.delivered_mass : out.estimated_mass;
-      out.estimated_error = 1 - std::min(out.estimated_mass, known);
-    }
     out.read_whole = sum.read_whole;
     return sqz::capi::write_struct(out, "stats", stats);
   });

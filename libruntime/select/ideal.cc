@@ -100,11 +100,6 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
                                        const SelectionRequest& request) {
   SQZ_RETURN_IF_ERROR(check_amount(request));
   SQZ_RETURN_IF_ERROR(check_plain(request, "ideal", true));
-  if (request.group != GroupPolicy::kMean) {
-    return Status(Code::kInvalidArgument,
-                  concat("selector ideal: group: found ", group_policy_name(request.group),
-                         ", expected mean, as it is calibrated"));
-  }
   const LayerView* view = first_sparse(inputs.index.layers);
   PreparedSelector out;
   if (view == nullptr) return PreparedSelector{nothing_sparse_plan(request), nullptr};

@@ -14,9 +14,8 @@ Status invalid(std::string message) {
   return {Code::kInvalidArgument, std::move(message)};
 }
 
-float coarse_of(const Calibration& c, int scope, GroupPolicy group, int level, int index_levels) {
-  const int row = scope * C::kGroups + static_cast<int>(group);
-  return c.coarse[static_cast<size_t>(row * (index_levels - 1) + level)];
+float coarse_of(const Calibration& c, int scope, int level, int index_levels) {
+  return c.coarse[static_cast<size_t>(scope * (index_levels - 1) + level)];
 }
 
 // In keys and values of 16 bits.
@@ -97,30 +96,22 @@ GridPoint grid_point(double keep) {
   return {low, at - static_cast<double>(low)};
 }
 
-const float* threshold_curve(const Calibration& c, int scope, int levels, GroupPolicy group) {
+const float* threshold_curve(const Calibration& c, int scope, int levels) {
   const int path = levels > 1 ? 1 : 0;
-  const int curve = (scope * C::kPaths + path) * C::kGroups + static_cast<int>(group);
-  return c.thresholds.data() + curve * C::kGrid;
+  return c.thresholds.data() + (scope * C::kPaths + path) * C::kGrid;
 }
 
 Status check_amount(const SelectionRequest& r) {
-  const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr) + (r.mass != 0);
+  const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr);
   if (given != 1) {
-    return invalid(concat("found ", given, " of budget, keep, thresholds and mass, expected one"));
+    return invalid(concat("found ", given, " of budget, keep and thresholds, expected one"));
   }
-  const std::pair<const char*, double> amounts[] = {
-      {"budget", r.budget}, {"keep", r.keep}, {"mass", r.mass}};
-  for (const auto& [name, amount] : amounts) {
+  for (const auto& [name, amount] : {std::pair("budget", r.budget), std::pair("keep", r.keep)}) {
     if (amount == 0 || (amount > 0 && amount <= 1)) continue;
     return invalid(concat(name, ": found ", amount, ", expected above 0 and at most 1"));
   }
-  if ((r.rule == RuleKind::kMass) != (r.mass != 0)) {
-    return invalid(r.mass != 0 ? "the rules threshold and budget take no mass"
-                               : "the rule mass takes a mass, found a budget, keep or thresholds");
-  }
-  if ((r.thresholds != nullptr || r.mass != 0) && !r.layer_scales.empty()) {
-    return invalid(concat("layer_scales take a budget or keep, found ",
-                          r.mass != 0 ? "a mass" : "thresholds"));
+  if (r.thresholds != nullptr && !r.layer_scales.empty()) {
+    return invalid("layer_scales take a budget or keep, found thresholds");
   }
   if (r.thresholds != nullptr && r.rule == RuleKind::kBudget) {
     return invalid("the rule budget takes a budget or keep, found thresholds");
@@ -133,7 +124,6 @@ Status check_plain(const SelectionRequest& r, const char* selector, bool thresho
     return invalid(
         concat("selector ", selector, ": ", option, ": found ", found, ", expected ", expected));
   };
-  if (r.mass != 0) return refuse("rule", "mass", "threshold or budget: mass is of squeezed");
   if (r.levels != 0) return refuse("levels", concat(r.levels), "0: it has no centroids");
   if (r.thresholds != nullptr && !thresholds) {
     return refuse("thresholds", "some", "a budget or keep");
@@ -169,7 +159,6 @@ Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
 }
 
 std::unique_ptr<Rule> make_planned_rule(const SelectionPlan& plan, int64_t kv_heads) {
-  if (plan.asked_mass > 0) return make_mass_rule(plan.asked_mass);
   if (plan.head_keep.empty()) {
     return make_threshold_rule(plan.log_thresholds, plan.layer_thresholds);
   }
@@ -264,15 +253,6 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
   plan.levels = request.levels == 0 ? metadata.levels : request.levels;
   const bool codes = metadata.key_codes > 0;
   plan.approximate = codes;
-  if (request.mass != 0) {
-    if (request.group != GroupPolicy::kMean) {
-      return invalid(concat("the rule mass: group: found ", group_policy_name(request.group),
-                            ", expected mean: only means of shares add up to one"));
-    }
-    plan.asked_budget = plan.asked_keep = plan.least_budget = 0;
-    plan.asked_mass = request.mass;
-    return plan;
-  }
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
     if (codes) plan.alive = kAliveOfThresholds;
@@ -304,10 +284,10 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
     std::vector<float> logs;
     for (int k = 0; k + 1 < plan.levels; ++k) {
       const int level = metadata.levels - plan.levels + k;
-      logs.push_back(coarse_of(calibration, scope, request.group, level, metadata.levels));
+      logs.push_back(coarse_of(calibration, scope, level, metadata.levels));
     }
-    logs.push_back(calibrated_threshold(
-        threshold_curve(calibration, scope, plan.levels, request.group), plan.asked_keep));
+    logs.push_back(
+        calibrated_threshold(threshold_curve(calibration, scope, plan.levels), plan.asked_keep));
     plan.log_thresholds.push_back(std::move(logs));
   }
   if (request.rule == RuleKind::kBudget) fill_head_keep(metadata, calibration.shares, plan);

@@ -8,36 +8,22 @@
 #include <vector>
 
 #include "formats/sqz_file.h"
-#include "libruntime/select/group_policy.h"
 #include "libruntime/select/rule.h"
 
 namespace sqz {
 
 // As in sqz.h; each is an entry of selector_types() (select/registry.h).
-enum class SelectorKind {
-  kSqueezed,
-  kDense,
-  kQuest,
-  kIdeal,
-  kStream,
-  kWindow,
-  kH2o,
-  kSaap,
-  kKmeans
-};
-enum class RuleKind { kThreshold, kBudget, kMass };
+enum class SelectorKind { kSqueezed, kDense, kQuest, kIdeal, kStream, kWindow, kH2o, kSaap };
+enum class RuleKind { kThreshold, kBudget };
 
-// At most one of budget, keep, thresholds and mass is given; see sqz_session_options for their
-// meaning.
+// At most one of budget, keep and thresholds is given; see sqz_session_options for their meaning.
 struct SelectionRequest {
   SelectorKind selector = SelectorKind::kSqueezed;
   RuleKind rule = RuleKind::kThreshold;
-  GroupPolicy group = GroupPolicy::kMean;
   int levels = 0;  // 0 = all
   double budget = 0;
   double keep = 0;
   const double* thresholds = nullptr;  // [levels in use], T
-  double mass = 0;                     // of the rule kMass, and only of it
   int dense_layers = 0;  // first layers that are read whole: 0 = what the selector wants, -1 = none
   std::span<const double> layer_scales;  // [layers] as in sqz_session_options; may be empty
   bool uniform_layers = false;           // what the index embeds about layers is not used
@@ -50,10 +36,9 @@ struct SelectionPlan {
   int64_t block = 0;        // query tokens that share a selection; 0 = as the session says
   double least_budget = 1;  // that selection could deliver; 1 if all layers are dense
   double asked_budget = 1;
-  double asked_keep = 1;  // both 0 with thresholds or mass: what they read is not known before
-  double asked_mass = 0;  // 0 unless the rule is mass
+  double asked_keep = 1;     // both 0 with thresholds: what they read is not known before
   bool approximate = false;  // keys and clusters that are not read are approximated
-  double alive = 0;       // share of the clustered keys whose codes are read; 0 without codes
+  double alive = 0;          // share of the clustered keys whose codes are read; 0 without codes
   LogThresholds log_thresholds;  // [scope][level in use]
   // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; rule
   // kBudget only.
@@ -102,10 +87,10 @@ ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped = 0);
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
               SelectionPlan& plan);
 
-// Exactly one of budget, keep, thresholds and mass, in range. kInvalidArgument otherwise.
+// Exactly one of budget, keep and thresholds, in range. kInvalidArgument otherwise.
 Status check_amount(const SelectionRequest& request);
 // For selectors without centroids: levels and (unless `thresholds`) thresholds are not
-// theirs, and never a mass. kInvalidArgument names selector and option.
+// theirs. kInvalidArgument names selector and option.
 Status check_plain(const SelectionRequest& request, const char* selector, bool thresholds);
 // Thresholds as given, for every scope: kInvalidArgument if one is outside [0, 1].
 Status fill_explicit(const double* thresholds, SelectionPlan& plan);
@@ -116,7 +101,7 @@ void fill_head_keep(const IndexMetadata& metadata, const std::vector<float>& tab
 inline int64_t whole_keys(const SelectionPlan& plan, int64_t slots) {
   return static_cast<int64_t>(plan.asked_keep * static_cast<double>(slots) + 1e-6);
 }
-// The rule that a plan with selection has: by mass, by head_keep or by thresholds.
+// The rule that a plan with selection has: by head_keep or by thresholds.
 std::unique_ptr<Rule> make_planned_rule(const SelectionPlan& plan, int64_t kv_heads);
 // Null if every layer is dense; sparse layers have the same shape.
 const LayerView* first_sparse(std::span<const LayerView> layers);
@@ -136,8 +121,7 @@ GridPoint grid_point(double keep);
 float calibrated_threshold(const float* grid, double keep);
 
 // The calibrated thresholds of the finest level, [kGrid], with `levels` in use.
-const float* threshold_curve(const Calibration& calibration, int scope, int levels,
-                             GroupPolicy group);
+const float* threshold_curve(const Calibration& calibration, int scope, int levels);
 
 // ---- The centroid tree (selector `squeezed`).
 

@@ -2,9 +2,9 @@
 // their keys, sum over c of max(q_c min_c, q_c max_c) (Quest, section 3.3); the best ones that the
 // budget pays, what the bounds themselves cost included.
 //
-// Several queries: the bound is max(q, 0) . max + min(q, 0) . min, linear in the two parts of q, so
-// that the mean over queries is the bound of their mean parts. Policies: the mean over tokens and
-// heads; the max over heads of the mean over tokens; the max over all.
+// A page's score for several queries is the mean of its bounds, over the block's tokens and the
+// group's heads. The bound is max(q, 0) . max + min(q, 0) . min, linear in the two parts of q: so
+// the mean of the bounds is the bound of the mean parts.
 #include <algorithm>
 #include <cmath>
 
@@ -19,15 +19,14 @@ namespace {
 
 class QuestSelector final : public Selector {
  public:
-  QuestSelector(const SelectableIndex& index, GroupPolicy policy, std::unique_ptr<Rule> rule)
-      : index_(index), policy_(policy), rule_(std::move(rule)) {}
+  QuestSelector(const SelectableIndex& index, std::unique_ptr<Rule> rule)
+      : index_(index), rule_(std::move(rule)) {}
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
     for (const LayerView& view : index_.layers) {
       limits.choose_among(view.pages);
-      limits.use_floats(kFewRows *
-                        (2 * view.head_dim + 2 * padded_dim(view.head_dim) + view.pages));
+      limits.use_floats(2 * (view.head_dim + padded_dim(view.head_dim)));
     }
     return limits;
   }
@@ -52,77 +51,38 @@ class QuestSelector final : public Selector {
   }
 
  private:
-  // Rows of queries, in their positive and negative parts.
-  struct Rows {
-    float* upper;  // [kFewRows, d]
-    float* lower;
-    int64_t count = 0;
-  };
-
   Status score(const SelectQuery& query, float* floats, std::span<float> scores) const {
-    const int64_t dim = index_.layers[query.layer].head_dim;
-    Rows rows{floats, floats + kFewRows * dim};
-    float* scratch = floats + 2 * kFewRows * dim;
-    std::fill(scores.begin(), scores.end(), -INFINITY);
-    // A row is the mean of the queries of `tokens` tokens and `heads` heads.
-    const auto add_mean = [&](int64_t first_token, int64_t tokens, int64_t first_head,
-                              int64_t heads) {
-      float* upper = rows.upper + rows.count * dim;
-      float* lower = rows.lower + rows.count * dim;
-      std::fill(upper, upper + dim, 0.0f);
-      std::fill(lower, lower + dim, 0.0f);
-      const float weight = 1.0f / static_cast<float>(tokens * heads);
-      for (int64_t t = first_token; t < first_token + tokens; ++t) {
-        for (int64_t h = first_head; h < first_head + heads; ++h) {
-          const float* q = query.queries + t * query.token_stride + h * dim;
-          for (int64_t c = 0; c < dim; ++c) {
-            upper[c] += weight * std::max(q[c], 0.0f);
-            lower[c] += weight * std::min(q[c], 0.0f);
-          }
+    const LayerView& view = index_.layers[query.layer];
+    const int64_t dim = view.head_dim;
+    float* upper = floats;
+    float* lower = upper + dim;
+    std::fill(upper, lower + dim, 0.0f);
+    const float weight = 1.0f / static_cast<float>(query.tokens * index_.group);
+    for (int64_t t = 0; t < query.tokens; ++t) {
+      for (int64_t h = 0; h < index_.group; ++h) {
+        const float* q = query.queries + t * query.token_stride + h * dim;
+        for (int64_t c = 0; c < dim; ++c) {
+          upper[c] += weight * std::max(q[c], 0.0f);
+          lower[c] += weight * std::min(q[c], 0.0f);
         }
       }
-      if (++rows.count == kFewRows) flush(query, rows, scratch, scores);
-    };
-    if (policy_ == GroupPolicy::kMean) {
-      add_mean(0, query.tokens, 0, index_.group);
-    } else {
-      const int64_t tokens = policy_ == GroupPolicy::kMax ? query.tokens : 1;
-      for (int64_t t = 0; t < query.tokens; t += tokens) {
-        for (int64_t h = 0; h < index_.group; ++h) add_mean(t, tokens, h, 1);
-      }
     }
-    flush(query, rows, scratch, scores);
+    float* packed_upper = lower + dim;
+    float* packed_lower = packed_upper + padded_dim(dim);
+    const CpuKernels& kernels = *index_.kernels;
+    kernels.pack(view.dtype, upper, dim, 1, dim, packed_upper);
+    kernels.pack(view.dtype, lower, dim, 1, dim, packed_lower);
+    const int64_t skip = query.kv_head * view.pages * dim * dtype_size(view.dtype);
+    kernels.page_bounds(
+        view.dtype, packed_upper, packed_lower, static_cast<const std::byte*>(view.page_min) + skip,
+        static_cast<const std::byte*>(view.page_max) + skip, view.pages, dim, scores.data());
     const bool finite =
         std::all_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); });
     if (finite) return {};
     return {Code::kNumeric, "the product of a query and a page's bounds is NaN or infinite"};
   }
 
-  // scores = max(scores, bounds of the rows).
-  void flush(const SelectQuery& query, Rows& rows, float* scratch, std::span<float> scores) const {
-    if (rows.count == 0) return;
-    const LayerView& view = index_.layers[query.layer];
-    const int64_t dim = view.head_dim, padded = padded_dim(dim);
-    float* upper = scratch;
-    float* lower = upper + kFewRows * padded;
-    float* bounds = lower + kFewRows * padded;
-    const CpuKernels& kernels = index_.kernels != nullptr ? *index_.kernels : cpu_kernels();
-    kernels.pack(view.dtype, rows.upper, dim, rows.count, dim, upper);
-    kernels.pack(view.dtype, rows.lower, dim, rows.count, dim, lower);
-    const int64_t skip = query.kv_head * view.pages * dim * dtype_size(view.dtype);
-    kernels.page_bounds(
-        view.dtype, upper, lower, rows.count, static_cast<const std::byte*>(view.page_min) + skip,
-        static_cast<const std::byte*>(view.page_max) + skip, view.pages, dim, bounds, view.pages);
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const float* row = bounds + r * view.pages;
-      // Written so that a NaN stays.
-      for (int64_t p = 0; p < view.pages; ++p) scores[p] = scores[p] > row[p] ? scores[p] : row[p];
-    }
-    rows.count = 0;
-  }
-
   SelectableIndex index_;
-  GroupPolicy policy_;
   std::unique_ptr<Rule> rule_;
 };
 
@@ -152,8 +112,7 @@ Result<PreparedSelector> prepare_quest(const SelectorInputs& inputs,
   out.plan.layer_keep = inputs.layer_keep;
   std::vector<int64_t> pages = layer_keys(out.plan, view->slots);
   for (int64_t& count : pages) count /= view->page_size;
-  out.selector =
-      std::make_unique<QuestSelector>(inputs.index, request.group, make_top_rule(std::move(pages)));
+  out.selector = std::make_unique<QuestSelector>(inputs.index, make_top_rule(std::move(pages)));
   return out;
 }
 

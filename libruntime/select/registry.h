@@ -50,6 +50,6 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
                                           const SelectionRequest& request);
 
 PrepareSelector prepare_squeezed, prepare_dense, prepare_quest, prepare_ideal, prepare_stream,
-    prepare_window, prepare_h2o, prepare_saap, prepare_kmeans;
+    prepare_window, prepare_h2o, prepare_saap;
 
 }  // namespace sqz

@@ -1,9 +1,7 @@
-// The rules, and choosing the best of scored clusters until their weights add up: to a number of
-// keys or to a share of the attention.
+// The rules, and choosing the best of scored clusters until they hold a number of keys.
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 
 #include "libruntime/select/rule.h"
 
@@ -20,44 +18,10 @@ uint32_t bucket_of(float score) {
   return score > -INFINITY ? static_cast<uint32_t>(static_cast<int32_t>(bucket)) : kBuckets;
 }
 
-// The weight of a cluster's keys: their number.
-struct KeysOf {
-  using Weight = int64_t;
-  const Choice& choice;
-  int64_t operator()(size_t i) const { return choice.sizes[i]; }
-};
-
-// ... their estimated share of the attention, N exp(score), to 1e-5 of it.
-struct MassOf {
-  using Weight = double;
-  const Choice& choice;
-  const float* exps;  // [kBuckets] of the buckets' best scores
-
-  double operator()(size_t i) const {
-    const float score = choice.scores[i];
-    const uint32_t bucket = bucket_of(score);
-    if (bucket == kBuckets) return 0;
-    const float below =
-        std::clamp(-score - static_cast<float>(bucket) / kPerNat, 0.0f, 1 / kPerNat);
-    return static_cast<double>(choice.sizes[i]) * (exps[bucket] * (1 - below + below * below / 2));
-  }
-};
-
-MassOf mass_of(const Choice& choice) {
-  static const auto exps = [] {
-    std::array<float, kBuckets> out;
-    for (uint32_t b = 0; b < kBuckets; ++b) out[b] = std::exp(-static_cast<float>(b) / kPerNat);
-    return out;
-  }();
-  return {choice, exps.data()};
-}
-
-// The best of `order`, which weigh more than `left` in all. A selection by halves instead of a
+// The best of `order`, which have more than `left` keys in all. A selection by halves instead of a
 // sort, since only the last one that fits matters. `reach`: at least `left`, else as near as can
 // be.
-template <class WeightOf>
-void fill_last_bucket(const Choice& choice, const WeightOf& weight_of,
-                      typename WeightOf::Weight left, bool reach, std::span<uint32_t> order,
+void fill_last_bucket(const Choice& choice, int64_t left, bool reach, std::span<uint32_t> order,
                       std::span<uint8_t> chosen) {
   const auto& scores = choice.scores;
   const auto better = [&](uint32_t a, uint32_t b) {
@@ -68,39 +32,18 @@ void fill_last_bucket(const Choice& choice, const WeightOf& weight_of,
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
     std::nth_element(begin + low, begin + middle, begin + high, better);
-    typename WeightOf::Weight weight = 0;
-    for (int64_t i = low; i < middle; ++i) weight += weight_of(order[i]);
-    if (weight <= left) {
-      left -= weight;
+    int64_t keys = 0;
+    for (int64_t i = low; i < middle; ++i) keys += choice.sizes[order[i]];
+    if (keys <= left) {
+      left -= keys;
       low = middle;
     } else {
       high = middle;
     }
   }
   // order[0 .. low) fits, order[low] does not fit whole.
-  if (reach ? left > 0 : 2 * left > weight_of(order[low])) ++low;
+  if (reach ? left > 0 : 2 * left > choice.sizes[order[low]]) ++low;
   for (int64_t i = 0; i < low; ++i) chosen[order[i]] = 1;
-}
-
-// Best first, until wanted(weight of all) is there. Only the bucket in which that runs out is
-// looked at closely.
-template <class WeightOf, class Wanted>
-void choose(const Choice& choice, const WeightOf& weight_of, const Wanted& wanted, bool reach,
-            std::span<uint32_t> order, std::span<uint8_t> chosen) {
-  const size_t n = choice.scores.size();
-  std::array<typename WeightOf::Weight, kBuckets + 1> weights{};
-  for (size_t i = 0; i < n; ++i) order[i] = bucket_of(choice.scores[i]);
-  for (size_t i = 0; i < n; ++i) weights[order[i]] += weight_of(i);
-  typename WeightOf::Weight left = wanted(weights);
-  uint32_t last = 0;
-  while (last < kBuckets && weights[last] <= left) left -= weights[last++];
-  for (size_t i = 0; i < n; ++i) chosen[i] = order[i] < last ? 1 : 0;
-  if (last == kBuckets) return;
-  size_t tied = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if (order[i] == last) order[tied++] = static_cast<uint32_t>(i);
-  }
-  fill_last_bucket(choice, weight_of, left, reach, order.first(tied), chosen);
 }
 
 class ThresholdRule final : public Rule {
@@ -175,47 +118,30 @@ class TopRule final : public Rule {
   std::vector<int64_t> counts_;
 };
 
-class MassRule final : public Rule {
- public:
-  explicit MassRule(double mass) : mass_(mass) {}
-
-  void choose(const Choice& choice, std::span<uint32_t> order,
-              std::span<uint8_t> chosen) const override {
-    const double spare = std::max(0.0, choice.share - mass_) * (choice.finest ? 1 : 0.25);
-    choose_heaviest(choice, spare / choice.share, order, chosen);
-  }
-
- private:
-  double mass_;
-};
-
 }  // namespace
 
+// Only the bucket in which the wanted keys run out is looked at closely.
 void choose_best(const Choice& choice, int64_t wanted, std::span<uint32_t> order,
                  std::span<uint8_t> chosen) {
-  choose(
-      choice, KeysOf{choice}, [&](const auto&) { return wanted; }, !choice.finest, order, chosen);
-}
-
-void choose_heaviest(const Choice& choice, double rest, std::span<uint32_t> order,
-                     std::span<uint8_t> chosen) {
-  const auto wanted = [&](const auto& weights) {
-    return std::accumulate(weights.begin(), weights.end(), 0.0) - rest;
-  };
-  choose(choice, mass_of(choice), wanted, true, order, chosen);
+  const size_t n = choice.scores.size();
+  std::array<int64_t, kBuckets + 1> keys{};
+  for (size_t i = 0; i < n; ++i) order[i] = bucket_of(choice.scores[i]);
+  for (size_t i = 0; i < n; ++i) keys[order[i]] += choice.sizes[i];
+  uint32_t last = 0;
+  while (last < kBuckets && keys[last] <= wanted) wanted -= keys[last++];
+  for (size_t i = 0; i < n; ++i) chosen[i] = order[i] < last ? 1 : 0;
+  if (last == kBuckets) return;
+  size_t tied = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (order[i] == last) order[tied++] = static_cast<uint32_t>(i);
+  }
+  fill_last_bucket(choice, wanted, !choice.finest, order.first(tied), chosen);
 }
 
 int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen) {
   int64_t keys = 0;
   for (size_t i = 0; i < chosen.size(); ++i) keys += chosen[i] != 0 ? choice.sizes[i] : 0;
   return keys;
-}
-
-double chosen_share(const Choice& choice, std::span<const uint8_t> chosen) {
-  const MassOf weight_of = mass_of(choice);
-  double rest = 0;
-  for (size_t i = 0; i < chosen.size(); ++i) rest += chosen[i] != 0 ? 0.0 : weight_of(i);
-  return choice.share * (1 - rest);
 }
 
 std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds,
@@ -231,10 +157,6 @@ std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
 
 std::unique_ptr<Rule> make_top_rule(std::vector<int64_t> counts) {
   return std::make_unique<TopRule>(std::move(counts));
-}
-
-std::unique_ptr<Rule> make_mass_rule(double mass) {
-  return std::make_unique<MassRule>(mass);
 }
 
 }  // namespace sqz

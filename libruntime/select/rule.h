@@ -18,9 +18,6 @@ struct Choice {
   int64_t keys = 0;                 // M, clustered keys of the head
   std::span<const float> scores;    // [n] log S
   std::span<const uint32_t> sizes;  // [n] N_i
-  // Of the rule mass: the estimated share of the attention that the clusters and the exact keys
-  // have, which score_clusters() counted with them.
-  double share = 1;
 };
 
 class Rule {
@@ -51,19 +48,8 @@ std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
 void choose_best(const Choice& choice, int64_t wanted, std::span<uint32_t> order,
                  std::span<uint8_t> chosen);
 
-// Top-p: best first until the estimated share of the attention that is read, exact keys included,
-// is `mass`. Coarser levels let through what gives away a quarter of what may be left out.
-std::unique_ptr<Rule> make_mass_rule(double mass);
-
-// The same until what is not chosen has at most `rest` of the attention to clusters and exact keys.
-void choose_heaviest(const Choice& choice, double rest, std::span<uint32_t> order,
-                     std::span<uint8_t> chosen);
-
 // Keys of the clusters that were chosen.
 int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen);
-
-// The share of the attention that is left of choice.share after a choice.
-double chosen_share(const Choice& choice, std::span<const uint8_t> chosen);
 
 // The best, as many as the layer's count, whatever their sizes. counts[layer].
 std::unique_ptr<Rule> make_top_rule(std::vector<int64_t> counts);

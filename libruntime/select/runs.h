@@ -11,7 +11,6 @@ inline void clear(HeadSelection& out) {
   out.run_count = out.estimated_count = out.keys = 0;
   out.estimated_clusters = out.centroids = out.exact_skipped = 0;
   out.rest_count = out.guessed_count = out.guessed_keys = out.codes = out.means = 0;
-  out.share = 0;
 }
 
 inline bool touch(const KeyRun& run, const KeyRun& next) {

@@ -18,7 +18,7 @@ constexpr int64_t kFewTile = 1024;  // and for few
 constexpr int64_t kAhead = 64;      // scattered centroids asked into the cache early
 
 int64_t row_tile(const ScoreProblem& p) {
-  const int64_t rows = p.policy == GroupPolicy::kMax ? p.tokens : p.tokens * p.group;
+  const int64_t rows = p.tokens * p.group;
   return rows <= kFewRows ? rows : kRowTile;
 }
 
@@ -32,8 +32,6 @@ struct Buffers {
   float* rows;     // [kRowTile, d] gathered queries
   float* keys;     // [kKeyTile, d32], many rows only
   float* tile;     // [kKeyTile, kRowTile], many rows only
-  float* exact;    // [tile, e16] logits of the exact keys
-  float* ones;     // [e16]: 1; 0 in the padding
   float* sums;     // [kRowTile] log of equation 2's sum, of the rows at hand
   float* peaks;    // [kRowTile] as in ScoredRows
 };
@@ -58,9 +56,6 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   b.rows = take(d32 * kRowTile);
   b.keys = take(few ? 0 : kKeyTile * d32);
   b.tile = take(few ? 0 : kKeyTile * kRowTile);
-  const int64_t e16 = round_up(p.exact_count, kLanePad);
-  b.exact = take(rows * e16);
-  b.ones = take(e16);
   b.sums = take(kRowTile);
   b.peaks = take(kRowTile);
   if (buffers != nullptr) *buffers = b;
@@ -74,35 +69,26 @@ class Scorer {
         k_(problem.kernels != nullptr ? *problem.kernels : cpu_kernels()),
         n16_(round_up(problem.clusters, kLanePad)) {
     cut(p_, workspace.data(), &b_);
-    std::fill(b_.ones, b_.ones + round_up(p_.exact_count, kLanePad), 0.0f);
-    std::fill(b_.ones, b_.ones + p_.exact_count, 1.0f);
   }
 
   Status run(std::span<float> scores) {
-    const bool per_head = p_.policy == GroupPolicy::kMax;
-    const int64_t passes = per_head ? p_.group : 1;
-    const int64_t rows = per_head ? p_.tokens : p_.tokens * p_.group;
-    const bool few_keys = p_.coded != nullptr && rows <= kFewRows && passes == 1;
-    if (few_keys && p_.policy == GroupPolicy::kMean) {
+    const int64_t rows = p_.tokens * p_.group;
+    const bool few_keys = p_.coded != nullptr && rows <= kFewRows;
+    if (few_keys) {
       SQZ_RETURN_IF_ERROR(score_keys(rows, scores));
       // Of keys e^87 below all peaks the order is lost: that wants logarithms.
       if (std::find(scores.begin(), scores.end(), -kInfinity) == scores.end()) return {};
     }
     weigh_sizes();
-    std::fill(scores.begin(), scores.end(), -kInfinity);
-    for (int64_t pass = 0; pass < passes; ++pass) {
-      std::fill(b_.maximum, b_.maximum + n16_, kLowest);
-      std::fill(b_.sum, b_.sum + n16_, 0.0f);
-      for (int64_t first = 0; first < rows; first += kRowTile) {
-        const int64_t count = std::min(kRowTile, rows - first);
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t row = first + i;
-          gather(i, per_head ? row : row / p_.group, per_head ? pass : row % p_.group);
-        }
-        SQZ_RETURN_IF_ERROR(add_rows(count));
-      }
-      finish(rows, scores);
+    std::fill(b_.maximum, b_.maximum + n16_, kLowest);
+    std::fill(b_.sum, b_.sum + n16_, 0.0f);
+    for (int64_t first = 0; first < rows; first += kRowTile) {
+      const int64_t count = std::min(kRowTile, rows - first);
+      for (int64_t i = 0; i < count; ++i) gather(i, first + i);
+      SQZ_RETURN_IF_ERROR(add_rows(count));
     }
+    k_.finish_mean(b_.maximum, b_.sum, p_.clusters, std::log(static_cast<float>(rows)),
+                   scores.data());
     for (int64_t r = 0; few_keys && r < rows; ++r) (void)weigh(r, 1);
     return {};
   }
@@ -116,13 +102,11 @@ class Scorer {
 
   // Single keys and few rows: the exponentials of one pass are both scores and weights.
   Status score_keys(int64_t rows, std::span<float> scores) {
-    for (int64_t i = 0; i < rows; ++i) gather(i, i / p_.group, i % p_.group);
+    for (int64_t i = 0; i < rows; ++i) gather(i, i);
     coded_logits(rows);
-    if (p_.exact_count > 0) logits(exact(), rows);
     float factors[kFewRows];
     for (int64_t r = 0; r < rows; ++r) {
       SQZ_ASSIGN_OR_RETURN(b_.sums[r], checked(std::log(weigh(r, p_.scale)) + b_.peaks[r]));
-      if (p_.exact_count > 0) SQZ_RETURN_IF_ERROR(add_exact(r, b_.sums[r]));
       factors[r] = std::exp(b_.peaks[r] - b_.sums[r]) / static_cast<float>(rows);
     }
     k_.log_sums(b_.logits, n16_, factors, rows, p_.clusters, scores.data());
@@ -145,50 +129,28 @@ class Scorer {
     return log_sum;
   }
 
-  void gather(int64_t i, int64_t token, int64_t head) {
+  void gather(int64_t i, int64_t row) {
     const int64_t stride = p_.token_stride != 0 ? p_.token_stride : p_.group * p_.dim;
-    const float* from = p_.queries + token * stride + head * p_.dim;
+    const float* from = p_.queries + row / p_.group * stride + row % p_.group * p_.dim;
     std::copy(from, from + p_.dim, b_.rows + i * p_.dim);
   }
 
-  // Rows as stored and where the logits of those in `ranges` (empty: the first `count`) go.
-  struct Stored {
-    const void* rows;
-    std::span<const ClusterRange> ranges;
-    int64_t count;
-    float* logits;
-    int64_t ld;
-
-    // f(first, place, count) for each range; place: of its first row among all of them.
-    template <class Function>
-    void for_each_range(const Function& f) const {
-      if (ranges.empty()) return f(0, 0, count);
-      int64_t place = 0;
-      for (const ClusterRange& range : ranges) {
-        f(range.first, place, range.count);
-        place += range.count;
-      }
-    }
-  };
-
-  Stored clusters() const { return {p_.centroids, p_.ranges, p_.clusters, b_.logits, n16_}; }
-  Stored exact() const {
-    return {p_.exact, {}, p_.exact_count, b_.exact, round_up(p_.exact_count, kLanePad)};
-  }
-
-  const void* row_of(const Stored& stored, int64_t j) const {
-    return static_cast<const char*>(stored.rows) + j * p_.dim * dtype_size(p_.dtype);
-  }
-
-  void logits(const Stored& stored, int64_t rows) {
-    if (row_tile(p_) <= kFewRows) {
-      few_logits(stored, rows);
-    } else {
-      many_logits(stored, rows);
+  // f(first, place, count) for each range; place: of its first cluster among the alive ones.
+  template <class Function>
+  void for_each_range(const Function& f) const {
+    if (p_.ranges.empty()) return f(0, 0, p_.clusters);
+    int64_t place = 0;
+    for (const ClusterRange& range : p_.ranges) {
+      f(range.first, place, range.count);
+      place += range.count;
     }
   }
 
-  void few_logits(const Stored& stored, int64_t rows) {
+  const void* centroid(int64_t j) const {
+    return static_cast<const char*>(p_.centroids) + j * p_.dim * dtype_size(p_.dtype);
+  }
+
+  void few_logits(int64_t rows) {
     const bool bf16 = k_.pack_bf16 != nullptr && p_.dtype == DType::kBF16 &&
                       k_.pack_bf16(b_.rows, p_.dim, rows, p_.dim, b_.queries);
     if (!bf16) k_.pack(p_.dtype, b_.rows, p_.dim, rows, p_.dim, b_.queries);
@@ -196,18 +158,18 @@ class Scorer {
     const int64_t row_bytes = p_.dim * dtype_size(p_.dtype);
     int64_t filled = 0, place = 0;
     const auto flush = [&] {
-      float* out = stored.logits + place;
-      const Ahead early = {stored.ranges.size() > 1 ? kAhead : 0, filled};
+      float* out = b_.logits + place;
+      const Ahead early = {p_.ranges.size() > 1 ? kAhead : 0, filled};
       if (bf16) {
-        k_.dots_bf16(b_.queries, rows, centroids, filled, p_.dim, out, stored.ld, early);
+        k_.dots_bf16(b_.queries, rows, centroids, filled, p_.dim, out, n16_, early);
       } else {
-        k_.dots(p_.dtype, b_.queries, rows, centroids, filled, p_.dim, out, stored.ld, early);
+        k_.dots(p_.dtype, b_.queries, rows, centroids, filled, p_.dim, out, n16_, early);
       }
       place += filled;
       filled = 0;
     };
-    stored.for_each_range([&](int64_t first, int64_t, int64_t count) {
-      const auto* next = static_cast<const char*>(row_of(stored, first));
+    for_each_range([&](int64_t first, int64_t, int64_t count) {
+      const auto* next = static_cast<const char*>(centroid(first));
       for (int64_t i = 0; i < count; ++i, next += row_bytes) {
         centroids[filled++] = next;
         if (filled == kFewTile) flush();
@@ -216,20 +178,20 @@ class Scorer {
     if (filled > 0) flush();
   }
 
-  void many_logits(const Stored& stored, int64_t rows) {
+  void many_logits(int64_t rows) {
     for (int64_t c = 0; c < p_.dim; ++c) {
       for (int64_t r = 0; r < kRowTile; ++r) {
         b_.queries[c * kRowTile + r] = r < rows ? b_.rows[r * p_.dim + c] : 0.0f;
       }
     }
-    stored.for_each_range([&](int64_t first, int64_t place, int64_t total) {
+    for_each_range([&](int64_t first, int64_t place, int64_t total) {
       for (int64_t done = 0; done < total; done += kKeyTile) {
         const int64_t count = std::min(kKeyTile, total - done);
-        k_.to_float(p_.dtype, row_of(stored, first + done), count, p_.dim, b_.keys);
+        k_.to_float(p_.dtype, centroid(first + done), count, p_.dim, b_.keys);
         k_.multiply(b_.keys, padded_dim(p_.dim), 1, b_.queries, b_.tile, count, p_.dim, kRowTile,
                     false);
         for (int64_t r = 0; r < rows; ++r) {
-          float* out = stored.logits + r * stored.ld + place + done;
+          float* out = b_.logits + r * n16_ + place + done;
           for (int64_t j = 0; j < count; ++j) out[j] = b_.tile[j * kRowTile + r];
         }
       }
@@ -274,7 +236,7 @@ class Scorer {
         if (keys == most) flush();
       }
     };
-    clusters().for_each_range([&](int64_t first, int64_t, int64_t count) {
+    for_each_range([&](int64_t first, int64_t, int64_t count) {
       before = p_.coded->for_each_cluster(first, first + count, before, add);
     });
     if (keys > 0) flush();
@@ -283,10 +245,11 @@ class Scorer {
   Status add_rows(int64_t rows) {
     if (p_.coded != nullptr) {
       coded_logits(rows);
+    } else if (row_tile(p_) <= kFewRows) {
+      few_logits(rows);
     } else {
-      logits(clusters(), rows);
+      many_logits(rows);
     }
-    if (p_.exact_count > 0) logits(exact(), rows);
     float* lse = b_.sums;
     for (int64_t r = 0; r < rows; ++r) {
       float* logits = b_.logits + r * n16_;
@@ -295,22 +258,8 @@ class Scorer {
       SQZ_ASSIGN_OR_RETURN(lse[r], checked(k_.log_sum_exp(logits, b_.weights, n16_, p_.scale)));
       // No keys at all: every score stays -infinity, and must not become -inf - -inf.
       if (lse[r] == -kInfinity) lse[r] = 0.0f;
-      if (p_.exact_count > 0) SQZ_RETURN_IF_ERROR(add_exact(r, lse[r]));
     }
     k_.add_rows(b_.logits, n16_, lse, rows, n16_, b_.maximum, b_.sum);
-    return {};
-  }
-
-  Status add_exact(int64_t r, float& lse) {
-    const Stored stored = exact();
-    float* row = stored.logits + r * stored.ld;
-    std::fill(row + stored.count, row + stored.ld, -kInfinity);
-    const float added = k_.log_sum_exp(row, b_.ones, stored.ld, p_.scale);
-    if (std::isnan(added) || added == kInfinity) {
-      return {Code::kNumeric, "the product of a query and an exact key is NaN or infinite"};
-    }
-    const float high = std::max(lse, added);
-    lse = high + std::log(std::exp(lse - high) + std::exp(added - high));
     return {};
   }
 
@@ -319,17 +268,6 @@ class Scorer {
     for (int64_t j = 0; j < p_.clusters; ++j) {
       if (p_.sizes[j] == 0) logits[j] = -kInfinity;
     }
-  }
-
-  void finish(int64_t rows, std::span<float> scores) {
-    if (p_.policy == GroupPolicy::kAny) {
-      for (int64_t j = 0; j < p_.clusters; ++j) {
-        if (b_.sum[j] > 0) scores[j] = b_.maximum[j];
-      }
-      return;
-    }
-    k_.finish_mean(b_.maximum, b_.sum, p_.clusters, std::log(static_cast<float>(rows)),
-                   scores.data());
   }
 
   const ScoreProblem& p_;
@@ -376,7 +314,7 @@ int64_t most_score_workspace(ScoreProblem problem) {
 
 ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace) {
   const int64_t rows = problem.tokens * problem.group;
-  if (rows > kFewRows || (problem.policy == GroupPolicy::kMax && problem.group > 1)) return {};
+  if (rows > kFewRows) return {};
   Buffers buffers;
   cut(problem, workspace.data(), &buffers);
   return {rows, buffers.logits, round_up(problem.clusters, kLanePad), buffers.peaks};

@@ -2,10 +2,10 @@
 //
 //   S_i = exp(s q.C_i) / sum_j N_j exp(s q.C_j)      s = attention scale, j over the alive clusters
 //
-// for every query of a block and every query head of one GQA group, combined into one score a
-// cluster by the group policy. libindex calibrates with this very function. Clusters that are not
-// alive (equation 3) are no part of a problem: neither read nor counted, and nothing has a place
-// for them.
+// for every query of a block and every query head of one GQA group. A cluster's score is the mean
+// over these queries and heads (section 4.1). libindex calibrates with this very function. Clusters
+// that are not alive (equation 3) are no part of a problem: neither read nor counted, and nothing
+// has a place for them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,6 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
-#include "libruntime/select/group_policy.h"
 
 namespace sqz {
 
@@ -37,19 +36,14 @@ struct ScoreProblem {
   const uint32_t* sizes = nullptr;       // [n]: N_j, keys below each; 0 = empty, scores -inf
   const float* queries = nullptr;        // [tokens, group, d], after RoPE
   int64_t tokens = 0;
-  int64_t group = 0;  // query heads per KV head
-  float scale = 0;    // usually 1/sqrt(d)
-  GroupPolicy policy = GroupPolicy::kMean;
+  int64_t group = 0;                    // query heads per KV head
+  float scale = 0;                      // usually 1/sqrt(d)
   int64_t token_stride = 0;             // floats between tokens of `queries`; 0 = group * d
   const CpuKernels* kernels = nullptr;  // instruction set; null = the machine's best
   // If there is one, its rows are what is scored, in the place of `centroids`, and ranges are of
   // slots: single keys. `products` is workspace then.
   const CodedHead* coded = nullptr;
   CodedProducts* products = nullptr;
-  // Keys [exact_count, d] of `dtype` that the sum of equation 2 counts, too, so that N_j S_j is a
-  // cluster's share of the attention to both.
-  const void* exact = nullptr;
-  int64_t exact_count = 0;
 };
 
 // Floats of workspace that score_clusters() needs for a problem of this shape. Grows with n and d,
@@ -67,7 +61,7 @@ Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
 // What single keys weigh, as score_clusters() leaves it in its workspace of a problem with `coded`:
 // e^(logit - peak), of logits times the scale.
 struct ScoredRows {
-  int64_t rows = 0;  // query rows, token by token; 0 = not kept, of many rows or GroupPolicy::kMax
+  int64_t rows = 0;                // query rows, token by token; 0 = not kept, of many rows
   const float* weights = nullptr;  // [rows][ld]
   int64_t ld = 0;                  // n rounded up to kLanePad
   const float* peaks = nullptr;    // [rows] the greatest logit

@@ -65,7 +65,6 @@ struct HeadSelection {
   int64_t means = 0;               // finest clusters whose mean value the guessed keys stand on
   int64_t centroids = 0;           // vectors of d that were read to decide: centroids, page bounds
   int64_t exact_skipped = 0;       // first exact keys that are not read
-  double share = 0;  // estimated, of the attention, that what is read has; rule mass only
 };
 
 // Workspace of one thread.

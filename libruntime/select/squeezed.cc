@@ -18,11 +18,9 @@ namespace sqz {
 namespace {
 
 struct SqueezedOptions {
-  int levels = 1;  // in use, the finest ones of the index
-  GroupPolicy group = GroupPolicy::kMean;
+  int levels = 1;            // in use, the finest ones of the index
   bool approximate = false;  // report clusters and keys that are not read
-  double alive = 0;       // share of the keys whose codes are read
-  bool mass = false;      // the rule is mass: codes decide like a finer level, not how many to read
+  double alive = 0;          // share of the keys whose codes are read
 };
 
 class SqueezedSelector final : public Selector {
@@ -73,7 +71,6 @@ class SqueezedSelector final : public Selector {
     const ClusterRange all = {0, static_cast<uint32_t>(view.level[first].clusters)};
     AliveClusters alive = {{&all, 1}, {sizes_of(query, first), all.count}};
     clear(out);
-    double share = 1;
     for (int k = first; k < view.levels; ++k) {
       const size_t n = alive.sizes.size();
       const std::span<float> scores = std::span(workspace.scores).first(n);
@@ -86,17 +83,12 @@ class SqueezedSelector final : public Selector {
                              .kv_head = query.kv_head,
                              .scope = query.tokens > 1 ? 1 : 0,
                              .level = k - first,
-                             .finest = finest && !(options_.mass && by_codes),
+                             .finest = finest,
                              .keys = view.slots,
                              .scores = scores,
-                             .sizes = alive.sizes,
-                             .share = share};
+                             .sizes = alive.sizes};
       rule_->choose(choice, workspace.order, chosen);
-      if (options_.mass) {
-        out.share = share = chosen_share(choice, chosen);
-      } else if (!finest && by_codes) {
-        let_through(choice, workspace.order, chosen);
-      }
+      if (!finest && by_codes) let_through(choice, workspace.order, chosen);
       out.centroids += static_cast<int64_t>(n);
       if (finest && by_codes) return choose_keys(query, choice, alive, workspace, out);
       if (options_.approximate) add_estimates(k, alive, chosen, out);
@@ -127,8 +119,8 @@ class SqueezedSelector final : public Selector {
     choose_best(choice, alive_keys(choice), order, chosen);
   }
 
-  // As many keys as the chosen clusters have, by their codes; of the rule mass, those of them that
-  // have it. `clusters`: the finest level, `alive` and chosen in workspace.bytes.
+  // As many keys as the chosen clusters have, by their codes. `clusters`: the finest level, `alive`
+  // and chosen in workspace.bytes.
   Status choose_keys(const SelectQuery& query, const Choice& clusters, const AliveClusters& alive,
                      SelectWorkspace& workspace, HeadSelection& out) const {
     const LayerView& view = index_.layers[query.layer];
@@ -137,9 +129,7 @@ class SqueezedSelector final : public Selector {
     const int64_t wanted = chosen_keys(clusters, chosen);
     Choice through = clusters;
     through.finest = false;
-    if (!options_.mass) {
-      choose_best(through, std::max(wanted, alive_keys(clusters)), workspace.order, chosen);
-    }
+    choose_best(through, std::max(wanted, alive_keys(clusters)), workspace.order, chosen);
     if (options_.approximate) {
       add_estimates(finest, alive, chosen, out);
       out.means = std::count(chosen.begin(), chosen.end(), 1);
@@ -162,14 +152,7 @@ class SqueezedSelector final : public Selector {
     Choice single = clusters;
     single.scores = scores;
     single.sizes = keys.sizes;
-    if (options_.mass) {
-      single.finest = true;
-      single.share = out.share;
-      rule_->choose(single, workspace.order, read);
-      out.share = chosen_share(single, read);
-    } else {
-      choose_best(single, wanted, workspace.order, read);
-    }
+    choose_best(single, wanted, workspace.order, read);
     append_keys(keys, read, out);
     if (options_.approximate) add_rests(problem, codes, read, workspace.floats, out);
     return {};
@@ -232,8 +215,6 @@ class SqueezedSelector final : public Selector {
     problem.clusters = view.level[level].clusters;
     problem.group = index_.group;
     problem.scale = index_.scale;
-    problem.policy = options_.group;
-    problem.exact_count = options_.mass ? view.exact : 0;
     problem.kernels = index_.kernels;
     return problem;
   }
@@ -244,8 +225,6 @@ class SqueezedSelector final : public Selector {
     problem.centroids = static_cast<const std::byte*>(view.level[level].centroids) +
                         query.kv_head * problem.clusters * view.head_dim * dtype_size(view.dtype);
     problem.clusters = std::ssize(alive.sizes);
-    problem.exact = static_cast<const std::byte*>(view.exact_keys) +
-                    query.kv_head * view.exact * view.head_dim * dtype_size(view.dtype);
     problem.ranges = alive.ranges;
     problem.sizes = alive.sizes.data();
     problem.queries = query.queries;
@@ -289,20 +268,17 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
                                                 inputs.calibration, request, inputs.path));
   if (out.plan.dense) return out;
   out.plan.layer_keep = inputs.layer_keep;
-  if (request.thresholds == nullptr && request.mass == 0) {
+  if (request.thresholds == nullptr) {
     std::array<const float*, Calibration::kScopes> curves;
     for (int scope = 0; scope < Calibration::kScopes; ++scope) {
-      curves[scope] = threshold_curve(inputs.calibration, scope, out.plan.levels, request.group);
+      curves[scope] = threshold_curve(inputs.calibration, scope, out.plan.levels);
     }
     const double most = out.plan.levels > 1 ? inputs.calibration.coarse_keep.back() : 1.0;
     spread_thresholds(inputs.metadata, inputs.calibration.shares, curves, most, out.plan);
     spread_head_keep(inputs.metadata, out.plan);
   }
-  const SqueezedOptions options = {.levels = out.plan.levels,
-                                   .group = request.group,
-                                   .approximate = out.plan.approximate,
-                                   .alive = out.plan.alive,
-                                   .mass = request.mass > 0};
+  const SqueezedOptions options = {
+      .levels = out.plan.levels, .approximate = out.plan.approximate, .alive = out.plan.alive};
   out.selector = std::make_unique<SqueezedSelector>(
       inputs.index, options, make_planned_rule(out.plan, inputs.metadata.model.kv_heads));
   return out;

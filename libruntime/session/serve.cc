@@ -256,11 +256,8 @@ void Session::make_items() {
 }
 
 PartialRows Session::slot(int64_t index) {
-  float* const at = partials_.get() + index * kTileRows * (dim_ + 3);
-  return {.maximum = at,
-          .sum = at + kTileRows,
-          .values = at + 3 * kTileRows,
-          .rest = plan_.asked_mass > 0 ? at + 2 * kTileRows : nullptr};
+  float* const at = partials_.get() + index * kTileRows * (dim_ + 2);
+  return {.maximum = at, .sum = at + kTileRows, .values = at + 2 * kTileRows};
 }
 
 void Session::run_split(const AttendCall& call, const Split& split, int worker) {
@@ -297,8 +294,6 @@ void Session::finish_item(const AttendCall& call, const Item& item, const Partia
     const int64_t row = token * query_heads_ + item.head * group_ + (item.row + r) % group_;
     auto* out = static_cast<std::byte*>(call.out) + row * dim_ * dtype_size(call.dtype);
     if (!finish_row(state, r, dim_, call.dtype, out, &call.lse[row])) note_bad(row);
-    if (state.rest == nullptr) continue;
-    read_shares_[row] = state.sum[r] > 0 ? 1 - state.rest[r] / state.sum[r] : 1;
   }
 }
 
@@ -318,18 +313,6 @@ Status Session::attend_chunk(const AttendCall& call) {
     finish_item(call, item, state);
   });
   return first_bad_ == kNone ? Status() : numeric_error(call, "attention");
-}
-
-// Of one KV head of a block.
-void Session::count_mass(const Block& block, const HeadSelection& s, Counters& sum) const {
-  const int64_t head = (&s - selections_.data()) % kv_heads_;
-  const bool selected = s.share > 0;  // a layer that is read whole has no selection
-  sum.queries += block.tokens * group_;
-  sum.estimated_mass += (selected ? s.share : 1) * static_cast<double>(block.tokens * group_);
-  for (int64_t token = block.first; token < block.first + block.tokens; ++token) {
-    const float* shares = read_shares_.data() + token * query_heads_ + head * group_;
-    sum.delivered_mass += std::accumulate(shares, shares + group_, 0.0);
-  }
 }
 
 void Session::count_chunk(const AttendCall& call) {
@@ -352,7 +335,6 @@ void Session::count_chunk(const AttendCall& call) {
       sum.bytes_read += clusters_of(lists_[i]) * (s.centroids > 0 ? 1 : 2) * row_bytes;
     }
     sum.bytes_dense += 2 * (possible + view.exact) * row_bytes;
-    if (plan_.asked_mass > 0) count_mass(blocks_[i / kv_heads_], s, sum);
   }
   sum.selections = blocks_.size();
   // Dense layers are read once for all, but count like the others, so that totals over layers weigh

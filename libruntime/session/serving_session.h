@@ -52,9 +52,6 @@ struct AttendCall {
 // Sums over selections; see sqz_stats.
 struct Counters {
   uint64_t selections = 0, keys_read = 0, keys_possible = 0, bytes_read = 0, bytes_dense = 0;
-  // Of the rule mass: sums over queries and query heads, and their number.
-  double estimated_mass = 0, delivered_mass = 0;
-  uint64_t queries = 0;
   uint64_t read_whole = 0;
   void add(const Counters& other);
 };

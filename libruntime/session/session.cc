@@ -25,9 +25,6 @@ void Counters::add(const Counters& other) {
   keys_possible += other.keys_possible;
   bytes_read += other.bytes_read;
   bytes_dense += other.bytes_dense;
-  estimated_mass += other.estimated_mass;
-  delivered_mass += other.delivered_mass;
-  queries += other.queries;
   read_whole += other.read_whole;
 }
 
@@ -122,8 +119,7 @@ void Session::allocate(int threads) {
   if (selector_ != nullptr && selector_->before_rope()) {
     unroped_.reset(new float[static_cast<size_t>(max_tokens_ * query_heads_ * dim_)]);
   }
-  partials_.reset(new float[static_cast<size_t>((kMostSlots + threads) * kTileRows * (dim_ + 3))]);
-  if (plan_.asked_mass > 0) read_shares_.resize(static_cast<size_t>(max_tokens_ * query_heads_));
+  partials_.reset(new float[static_cast<size_t>((kMostSlots + threads) * kTileRows * (dim_ + 2))]);
 
   for (int i = 0; i < threads; ++i) {
     Worker worker;

@@ -92,7 +92,6 @@ class Session final : public ServingSession {
   void run_split(const AttendCall& call, const Split& split, int worker);
   void finish_item(const AttendCall& call, const Item& item, const PartialRows& state);
   void count_chunk(const AttendCall& call);
-  void count_mass(const Block& block, const HeadSelection& selection, Counters& sum) const;
   PartialRows slot(int64_t index);
   PartialRows slot_of(int worker) { return slot(kMostSlots + worker); }
   const float* query(int64_t token, int64_t head) const;
@@ -123,9 +122,7 @@ class Session final : public ServingSession {
   std::vector<KeyList> lists_;  // [chunk_blocks, Hkv]
   std::vector<Item> items_;
   std::vector<Split> splits_;
-  std::unique_ptr<float[]> partials_;  // [kMostSlots + workers, kTileRows, d + 3]
-  std::vector<float>
-      read_shares_;  // [max_tokens, Hq] of the attention, with an estimate of the rest
+  std::unique_ptr<float[]> partials_;  // [kMostSlots + workers, kTileRows, d + 2]
   std::vector<Worker> workers_;
   std::atomic<int64_t> first_bad_{0};  // lowest offending index of a parallel loop
   std::unique_ptr<ThreadPool> pool_;

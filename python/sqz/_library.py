@@ -64,7 +64,7 @@ class SessionOptions(Struct):
     _fields_ = _fields(
         "uint32 struct_size", "int32 device_type device_id selector rule group levels uniform_layers",
         "double budget keep", "doubles thresholds", "int64 block max_tokens", "int32 threads dense_layers", "int64 max_request_tokens",
-        "doubles layer_scales", "int64 layer_scale_count first_kv_head kv_heads", "double mass")
+        "doubles layer_scales", "int64 layer_scale_count first_kv_head kv_heads")
 
 
 class AttendArgs(Struct):
@@ -78,7 +78,7 @@ class Stats(Struct):
     _fields_ = _fields(
         "uint32 struct_size", "int32 dense_fallback", "double asked_budget delivered_budget asked_keep delivered_keep",
         "uint64 selections keys_read keys_possible bytes_read bytes_dense", "double least_budget", "text route",
-        "double asked_mass estimated_mass delivered_mass estimated_error", "uint64 read_whole")
+        "uint64 read_whole")
 
 
 class Run(c.Structure):

@@ -23,8 +23,7 @@ def _selectors() -> dict[str, int]:
 
 
 _SELECTORS = _selectors()
-_RULES = {"threshold": 0, "budget": 1, "mass": 2}
-_GROUPS = {"mean": 0, "max": 1, "any": 2}
+_RULES = {"threshold": 0, "budget": 1}
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,6 @@ class Stats:
     bytes_dense: int  # what dense attention would have read
     least_budget: float  # a lower budget cannot be delivered
     route: str  # what served the last call: "cpu", or which kernels of a GPU; "" before it
-    asked_mass: float  # share of the attention; this and the next three are 0 unless the rule is mass
-    estimated_mass: float  # by what selects
-    delivered_mass: float  # by the keys that were read and estimates of the others; 0 if they are dropped
-    estimated_error: float  # of the output, relative to dense: 1 less the lower of the last two
     read_whole: int  # selections of batches on a GPU in whose place everything was read, which was faster
 
 
@@ -55,10 +50,10 @@ class Session(Handle):
 
     index: an open Index; for a GPU one that was uploaded there. It may be closed before its sessions.
     selector: "auto" (what the index was built for), "squeezed", "dense", "quest", "ideal", "stream", "window", "h2o",
-        "saap" or "kmeans". Unless it is dense, give one of the next three.
+        or "saap". Unless it is dense, give one of the next three.
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
         level in use, coarse to fine.
-    rule: "threshold", "budget" or "mass". group: "mean", "max" or "any". What is not read
+    rule: "threshold" or "budget". What is not read
         is dropped; "squeezed" approximates it if the index has key codes, which a GPU does not use.
     levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
@@ -66,15 +61,14 @@ class Session(Handle):
     max_tokens: most query tokens of a call, 0 = 4096. max_request_tokens: of one request, 0 = max_tokens.
     threads: of the CPU, 0 = all cores. device: None or "cpu", a number, "cuda", "cuda:1" or a torch.device.
     kv_heads: (first, count), those of one rank of tensor parallelism; None = all.
-    mass: with rule "mass", in the place of a budget: the share of the attention to read by estimate, in (0, 1].
     """
 
     def __init__(self, index: Index, selector: str = "auto", budget: float | None = None, keep: float | None = None,
-                 thresholds: Sequence[float] | None = None, rule: str = "threshold", group: str = "mean",
+                 thresholds: Sequence[float] | None = None, rule: str = "threshold",
                  levels: int = 0, block: int = 0, dense_layers: int = 0,
                  layer_scales: Sequence[float] | None = None, uniform_layers: bool = False, max_tokens: int = 0,
                  max_request_tokens: int = 0, threads: int = 0, device: Device | None = None,
-                 kv_heads: tuple[int, int] | None = None, mass: float | None = None) -> None:
+                 kv_heads: tuple[int, int] | None = None) -> None:
         if not isinstance(index, Index):
             raise TypeError(f"index: found {type(index).__name__}, expected an Index")
         device_type, device_id = device_of(device)
@@ -85,7 +79,7 @@ class Session(Handle):
             raise ValueError(f"thresholds: found {len(limits)}, expected {used}, one for each level in use")
         options = _library.SessionOptions(
             device_type=device_type, device_id=device_id, selector=choice("selector", selector, _SELECTORS),
-            rule=choice("rule", rule, _RULES), mass=mass or 0, group=choice("group", group, _GROUPS),
+            rule=choice("rule", rule, _RULES),
             levels=levels, budget=budget or 0, keep=keep or 0,
             thresholds=limits, block=block, max_tokens=max_tokens, threads=threads,
             dense_layers=dense_layers, max_request_tokens=max_request_tokens, layer_scales=scales,

@@ -287,13 +287,13 @@ inline Calibration calibration(const IndexMetadata& m) {
   }
   if (m.levels == 0) return c;
   for (int k = 1; k < m.levels; ++k) c.coarse_keep.push_back(std::pow(0.5, k));
-  for (int curve = 0; curve < C::kScopes * C::kPaths * C::kGroups; ++curve) {
+  for (int curve = 0; curve < C::kScopes * C::kPaths; ++curve) {
     for (int64_t i = 0; i < C::kGrid; ++i) {
       const float t = 1.0f - 20.0f * static_cast<float>(i) / (C::kGrid - 1);
       c.thresholds.push_back(i + 1 == C::kGrid ? -INFINITY : t);
     }
   }
-  for (int i = 0; i < C::kScopes * C::kGroups; ++i) {
+  for (int i = 0; i < C::kScopes; ++i) {
     for (int k = 0; k < std::max(m.levels - 1, 1); ++k) {
       c.coarse.push_back(-3.0f - static_cast<float>(k));
     }

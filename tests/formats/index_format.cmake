@@ -4,6 +4,6 @@ sqz_test(format_file_test file_test.cc LABELS unit LINK sqz_base)
 sqz_test(format_index_test
   layers_file_test.cc model_description_test.cc safetensors_test.cc sqz_file_test.cc
   qmodel_file_test.cc sqz_buckets_test.cc sqz_layer_budgets_test.cc sqz_publish_test.cc
-  sqz_malformed_test.cc sqz_pages_test.cc sqz_verify_test.cc
+  sqz_malformed_test.cc sqz_old_versions_test.cc sqz_pages_test.cc sqz_verify_test.cc
   LABELS unit LINK sqz_index_format)
 set_target_properties(format_index_test PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)

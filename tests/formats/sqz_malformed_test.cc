@@ -84,8 +84,8 @@ std::vector<Malformed> bad_metadata() {
   return {
       edit("FormatMissing", [](RawIndex& index) { index.metadata.erase("format"); },
            {"not an index"}),
-      meta("NewerVersion", "format_version", "3",
-           {"format_version: found 3", "sqz 0.2.0", "expected at most 2", "newer sqz"},
+      meta("NewerVersion", "format_version", "4",
+           {"format_version: found 4", "sqz 0.2.0", "expected at most 3", "newer sqz"},
            Code::kUnsupported),
       meta("VersionZero", "format_version", "0", {"format_version: found 0"}),
       meta("VersionIsText", "format_version", "one", {"format_version", "not valid JSON"}),

@@ -83,13 +83,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     options.budget = dense || exact || !(how & 2) ? 0 : share;
     options.keep = dense || exact || (how & 2) ? 0 : share;
     options.thresholds = dense || !exact ? nullptr : thresholds;
-    options.mass = 0;
-    if (n == 1 && rule % 4 == 2) {
-      options.rule = SQZ_RULE_MASS;
-      options.mass = share;
-      options.budget = options.keep = 0;
-      options.thresholds = nullptr;
-    }
     sqz_session* session = nullptr;
     if (!ok(sqz_session_create(index, &options, &session))) continue;
     sqz_index_info heads = info;

@@ -52,12 +52,11 @@ struct PlainHead {
   }
 
   // log of the combined S of tokens first .. first + count - 1; -infinity where not alive.
-  std::vector<double> scores(size_t k, const std::vector<bool>& alive, int64_t first, int64_t count,
-                             int policy) const {
+  std::vector<double> scores(size_t k, const std::vector<bool>& alive, int64_t first,
+                             int64_t count) const {
     const auto n = static_cast<size_t>(clusters(k));
-    std::vector<double> mean(n, 0.0), best(n, 0.0), any(n, 0.0);
+    std::vector<double> mean(n, 0.0);
     for (int64_t member = 0; member < kGroup; ++member) {
-      std::vector<double> of_member(n, 0.0);
       for (int64_t token = first; token < first + count; ++token) {
         std::vector<double> s(n, 0.0);
         double denominator = 0;
@@ -68,28 +67,21 @@ struct PlainHead {
           denominator += s[i] * static_cast<double>(keys_below(k, cluster));
         }
         for (size_t i = 0; i < n; ++i) {
-          s[i] /= denominator;
-          any[i] = std::max(any[i], s[i]);
-          of_member[i] += s[i] / static_cast<double>(count);
+          mean[i] += s[i] / denominator / static_cast<double>(count * kGroup);
         }
       }
-      for (size_t i = 0; i < n; ++i) {
-        mean[i] += of_member[i] / kGroup;
-        best[i] = std::max(best[i], of_member[i]);
-      }
     }
-    std::vector<double>& chosen = policy == 0 ? mean : policy == 1 ? best : any;
-    for (double& s : chosen) s = s > 0 ? std::log(s) : -std::numeric_limits<double>::infinity();
-    return chosen;
+    for (double& s : mean) s = s > 0 ? std::log(s) : -std::numeric_limits<double>::infinity();
+    return mean;
   }
 
   // The fraction of keys of the clusters of level `last` that survive all thresholds down to it.
   double kept(size_t first_level, size_t last, const std::vector<double>& thresholds, int64_t token,
-              int64_t count, int policy) const {
+              int64_t count) const {
     std::vector<bool> alive(static_cast<size_t>(clusters(first_level)), true);
     int64_t keys = 0;
     for (size_t k = first_level; k <= last; ++k) {
-      const std::vector<double> s = scores(k, alive, token, count, policy);
+      const std::vector<double> s = scores(k, alive, token, count);
       std::vector<bool> next(k < last ? static_cast<size_t>(clusters(k + 1)) : 0, false);
       for (int64_t i = 0; i < clusters(k); ++i) {
         if (!alive[i] || s[i] < thresholds[k - first_level]) continue;
@@ -105,7 +97,7 @@ struct PlainHead {
 
   // Mean over the selections of a scope.
   double mean_kept(int scope, size_t first_level, size_t last,
-                   const std::vector<double>& thresholds, int policy) const {
+                   const std::vector<double>& thresholds) const {
     std::vector<std::pair<int64_t, int64_t>> selections;  // first token, count
     int64_t first = 0;
     for (const int64_t count : input.calls) {
@@ -118,18 +110,18 @@ struct PlainHead {
     }
     double sum = 0;
     for (const auto& [token, count] : selections) {
-      sum += kept(first_level, last, thresholds, token, count, policy);
+      sum += kept(first_level, last, thresholds, token, count);
     }
     return sum / static_cast<double>(selections.size());
   }
 };
 
 double mean_over_heads(const CalibrationInput& input, int scope, size_t first_level, size_t last,
-                       const std::vector<double>& thresholds, int policy) {
+                       const std::vector<double>& thresholds) {
   double sum = 0;
   for (const CalibrationLayer& layer : input.sparse) {
     for (int64_t h = 0; h < kHeads; ++h) {
-      sum += PlainHead{input, layer, h}.mean_kept(scope, first_level, last, thresholds, policy);
+      sum += PlainHead{input, layer, h}.mean_kept(scope, first_level, last, thresholds);
     }
   }
   return sum / static_cast<double>(input.sparse.size() * kHeads);
@@ -141,15 +133,14 @@ Calibration calibrated(const CalibrationInput& input, int threads = 2) {
   return result.ok() ? std::move(result).value() : Calibration();
 }
 
-const float* curve(const Calibration& c, int scope, int path, int group) {
-  return c.thresholds.data() +
-         ((scope * Calibration::kPaths + path) * Calibration::kGroups + group) * Calibration::kGrid;
+const float* curve(const Calibration& c, int scope, int path) {
+  return c.thresholds.data() + (scope * Calibration::kPaths + path) * Calibration::kGrid;
 }
 
-// scope, group policy
-class Calibrated : public testing::TestWithParam<std::tuple<int, int>> {
+// Of a scope.
+class Calibrated : public testing::TestWithParam<int> {
  protected:
-  const int scope_ = std::get<0>(GetParam()), group_ = std::get<1>(GetParam());
+  const int scope_ = GetParam();
   // A threshold can only fall between clusters. Scope 1 has 6 selections, scope 0 has 150.
   const double tolerance_ = scope_ == 0 ? 0.004 : 0.012;
 };
@@ -158,23 +149,22 @@ TEST_P(Calibrated, FlatThresholdsKeepTheirFraction) {
   const CalibrationInput input = make_input({12, 150}, 1500);
   const Calibration c = calibrated(input);
   for (int64_t i : {10, 64, 128, 300, 512, 900, 1015}) {
-    const double threshold = curve(c, scope_, 0, group_)[i];
-    EXPECT_NEAR(mean_over_heads(input, scope_, 1, 1, {threshold}, group_),
-                static_cast<double>(i) / kLast, tolerance_);
+    const double threshold = curve(c, scope_, 0)[i];
+    EXPECT_NEAR(mean_over_heads(input, scope_, 1, 1, {threshold}), static_cast<double>(i) / kLast,
+                tolerance_);
   }
 }
 
 TEST_P(Calibrated, TwoLevelThresholdsKeepTheirFraction) {
   const CalibrationInput input = make_input({60, 300}, 1500);
   const Calibration c = calibrated(input);
-  const double first = c.coarse[scope_ * Calibration::kGroups + group_];
+  const double first = c.coarse[scope_];
   EXPECT_EQ(c.coarse_keep, std::vector<double>{0.5});
   // Level 1 has few clusters, so that one is a larger part of the keys.
-  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}, group_), 0.5, 2 * tolerance_);
+  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}), 0.5, 2 * tolerance_);
   for (int64_t i : {10, 64, 128, 300}) {
-    EXPECT_NEAR(
-        mean_over_heads(input, scope_, 0, 1, {first, curve(c, scope_, 1, group_)[i]}, group_),
-        static_cast<double>(i) / kLast, tolerance_);
+    EXPECT_NEAR(mean_over_heads(input, scope_, 0, 1, {first, curve(c, scope_, 1)[i]}),
+                static_cast<double>(i) / kLast, tolerance_);
   }
 }
 
@@ -182,15 +172,14 @@ TEST_P(Calibrated, ThreeLevelThresholdsKeepTheirFraction) {
   CalibrationInput input = make_input({60, 150, 400}, 1500);
   input.coarse_keep = 0.7;
   const Calibration c = calibrated(input);
-  const double first = c.coarse[(scope_ * Calibration::kGroups + group_) * 2];
-  const double second = c.coarse[(scope_ * Calibration::kGroups + group_) * 2 + 1];
+  const double first = c.coarse[scope_ * 2];
+  const double second = c.coarse[scope_ * 2 + 1];
   ASSERT_EQ(c.coarse_keep.size(), 2u);
   EXPECT_DOUBLE_EQ(c.coarse_keep[1], 0.49);
-  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}, group_), 0.7, 2 * tolerance_);
-  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 1, {first, second}, group_), 0.49, 2 * tolerance_);
+  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}), 0.7, 2 * tolerance_);
+  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 1, {first, second}), 0.49, 2 * tolerance_);
   for (int64_t i : {64, 128, 300}) {
-    EXPECT_NEAR(mean_over_heads(input, scope_, 0, 2,
-                                {first, second, curve(c, scope_, 1, group_)[i]}, group_),
+    EXPECT_NEAR(mean_over_heads(input, scope_, 0, 2, {first, second, curve(c, scope_, 1)[i]}),
                 static_cast<double>(i) / kLast, tolerance_);
   }
 }
@@ -200,20 +189,16 @@ TEST_P(Calibrated, CallsCountInTheScopeThatServesThem) {
   CalibrationInput input = make_input({60, 300}, 1500);
   input.calls = {7, 1, 1, 1, 3, 1, 5, 1, 1, 4};
   const Calibration c = calibrated(input);
-  const double first = c.coarse[scope_ * Calibration::kGroups + group_];
-  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}, group_), 0.5, 0.02);
+  const double first = c.coarse[scope_];
+  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}), 0.5, 0.02);
   for (int64_t i : {64, 128, 300}) {
     const double asked = static_cast<double>(i) / kLast;
-    EXPECT_NEAR(mean_over_heads(input, scope_, 1, 1, {curve(c, scope_, 0, group_)[i]}, group_),
-                asked, 0.01);
-    EXPECT_NEAR(
-        mean_over_heads(input, scope_, 0, 1, {first, curve(c, scope_, 1, group_)[i]}, group_),
-        asked, 0.01);
+    EXPECT_NEAR(mean_over_heads(input, scope_, 1, 1, {curve(c, scope_, 0)[i]}), asked, 0.01);
+    EXPECT_NEAR(mean_over_heads(input, scope_, 0, 1, {first, curve(c, scope_, 1)[i]}), asked, 0.01);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(ScopesAndGroups, Calibrated,
-                         testing::Combine(testing::Values(0, 1), testing::Values(0, 1, 2)));
+INSTANTIATE_TEST_SUITE_P(Scopes, Calibrated, testing::Values(0, 1));
 
 TEST(Calibrate, SharesAreWhatEachHeadKeeps) {
   CalibrationInput input = make_input({12, 150}, 1500);
@@ -221,13 +206,13 @@ TEST(Calibrate, SharesAreWhatEachHeadKeeps) {
   const Calibration c = calibrated(input);
   for (int scope : {0, 1}) {
     for (int64_t i : {int64_t{0}, int64_t{128}, int64_t{512}, kLast}) {
-      const double threshold = curve(c, scope, 0, 0)[i];
+      const double threshold = curve(c, scope, 0)[i];
       double sum = 0;
       for (const CalibrationLayer& layer : input.sparse) {
         for (int64_t h = 0; h < kHeads; ++h) {
           const float share =
               c.shares[((scope * kLayers + layer.layer) * kHeads + h) * Calibration::kGrid + i];
-          EXPECT_NEAR(share, (PlainHead{input, layer, h}.mean_kept(scope, 1, 1, {threshold}, 0)),
+          EXPECT_NEAR(share, (PlainHead{input, layer, h}.mean_kept(scope, 1, 1, {threshold})),
                       scope == 0 ? 0.01 : 0.05);  // one selection in scope 1: a cluster is 1 to 4 %
           sum += share;
         }
@@ -246,13 +231,11 @@ TEST(Calibrate, CurvesFallAndEndBeyondEveryScore) {
   const Calibration c = calibrated(make_input({12, 150}, 1500));
   for (int scope : {0, 1}) {
     for (int path : {0, 1}) {
-      for (int group : {0, 1, 2}) {
-        const float* t = curve(c, scope, path, group);
-        EXPECT_GT(t[0], 0.0f);
-        EXPECT_LT(t[kLast], -1e30f);
-        EXPECT_TRUE(std::isfinite(t[kLast]));
-        for (int64_t i = 1; i <= kLast; ++i) EXPECT_LE(t[i], t[i - 1]);
-      }
+      const float* t = curve(c, scope, path);
+      EXPECT_GT(t[0], 0.0f);
+      EXPECT_LT(t[kLast], -1e30f);
+      EXPECT_TRUE(std::isfinite(t[kLast]));
+      for (int64_t i = 1; i <= kLast; ++i) EXPECT_LE(t[i], t[i - 1]);
     }
   }
 }
@@ -260,23 +243,23 @@ TEST(Calibrate, CurvesFallAndEndBeyondEveryScore) {
 TEST(Calibrate, WhatTheTreeCannotKeepGetsTheLowestThreshold) {
   const CalibrationInput input = make_input({60, 300}, 1500);
   const Calibration c = calibrated(input);
-  EXPECT_GT(curve(c, 0, 1, 0)[kLast * 45 / 100], -1000.0f);
-  EXPECT_LT(curve(c, 0, 1, 0)[kLast * 55 / 100], -1e30f);
-  EXPECT_GT(curve(c, 0, 0, 0)[kLast * 55 / 100], -1000.0f);
+  EXPECT_GT(curve(c, 0, 1)[kLast * 45 / 100], -1000.0f);
+  EXPECT_LT(curve(c, 0, 1)[kLast * 55 / 100], -1e30f);
+  EXPECT_GT(curve(c, 0, 0)[kLast * 55 / 100], -1000.0f);
 }
 
 TEST(Calibrate, OneLevelHasOnePath) {
   const Calibration c = calibrated(make_input({150}, 1500));
   EXPECT_TRUE(c.coarse_keep.empty());
-  EXPECT_EQ(c.coarse.size(), 6u);
-  for (int64_t i = 0; i <= kLast; ++i) EXPECT_EQ(curve(c, 0, 0, 1)[i], curve(c, 0, 1, 1)[i]);
+  EXPECT_EQ(c.coarse.size(), 2u);
+  for (int64_t i = 0; i <= kLast; ++i) EXPECT_EQ(curve(c, 0, 0)[i], curve(c, 0, 1)[i]);
 }
 
 TEST(Calibrate, KeepingEverythingInTheCoarseLevelsIsTheFlatLookup) {
   CalibrationInput input = make_input({12, 150}, 1500);
   input.coarse_keep = 1.0;
   const Calibration c = calibrated(input);
-  for (int64_t i = 0; i <= kLast; ++i) EXPECT_EQ(curve(c, 1, 0, 0)[i], curve(c, 1, 1, 0)[i]);
+  for (int64_t i = 0; i <= kLast; ++i) EXPECT_EQ(curve(c, 1, 0)[i], curve(c, 1, 1)[i]);
 }
 
 TEST(Calibrate, SameBitsForAnyThreads) {
@@ -295,8 +278,8 @@ TEST(Calibrate, AScopeWithoutCallsTakesWhatThereIs) {
   input.calls.assign(kQueries, 1);  // answers alone
   const Calibration answers = calibrated(input);
   for (int64_t i = 0; i <= kLast; ++i) {
-    EXPECT_EQ(curve(answers, 0, 0, 0)[i], curve(tail, 0, 0, 0)[i]);
-    EXPECT_EQ(curve(answers, 1, 0, 0)[i], curve(tail, 0, 0, 0)[i]);
+    EXPECT_EQ(curve(answers, 0, 0)[i], curve(tail, 0, 0)[i]);
+    EXPECT_EQ(curve(answers, 1, 0)[i], curve(tail, 0, 0)[i]);
   }
 }
 

@@ -96,13 +96,6 @@ TEST(Compress, FloatSixteenAndLayersOfSixteenBits) {
   EXPECT_NE((*file)->layer(1).keys, nullptr);
   EXPECT_EQ((*file)->layer(2).exact, 64);
   EXPECT_EQ((*file)->layer(0).rotation, nullptr) << "8 bits are not rotated";
-  EXPECT_EQ((*file)->raw_metadata().at("format_version"), "2");
-}
-
-TEST(Compress, AnIndexOfSixteenBitsIsWrittenAsEver) {
-  testing::TemporaryDirectory dir;
-  ASSERT_TRUE(testing::write_tiny_index(dir.file("x.sqz")).ok());
-  EXPECT_EQ((*SqzFile::open(dir.file("x.sqz")))->raw_metadata().at("format_version"), "1");
 }
 
 TEST(Compress, RefusesWhatItCannotCompress) {

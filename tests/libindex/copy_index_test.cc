@@ -53,6 +53,23 @@ TEST(EmbedLayerBudgets, EverythingElseStays) {
   EXPECT_EQ(SqzFile::open(output).value()->metadata().layer_budgets->budget, other.budget);
 }
 
+// A file of version 1 becomes one of the newest version, without the group policies max and any.
+TEST(CopyIndex, WritesTheNewestVersion) {
+  const testing::TemporaryDirectory directory;
+  const auto before = SqzFile::open(SQZ_SOURCE_DIR "/tests/golden/index/version1.sqz").value();
+  const Calibration calibration = before->calibration().value();
+  ASSERT_TRUE(copy_index(Env::posix(), *before, before->metadata(), calibration,
+                         directory.file("b.sqz"), false)
+                  .ok());
+  const auto after = SqzFile::open(directory.file("b.sqz")).value();
+  EXPECT_EQ(after->metadata().version, kFormatVersion);
+  EXPECT_TRUE(after->verify().value().problems.empty());
+  EXPECT_EQ(after->calibration().value().thresholds, calibration.thresholds);
+  EXPECT_EQ(after->calibration().value().coarse, calibration.coarse);
+  EXPECT_EQ(3 * after->tensor("calibration.thresholds").size(),
+            before->tensor("calibration.thresholds").size());
+}
+
 TEST(EmbedLayerBudgets, RefusesWhatDoesNotFitOrIsDamaged) {
   const testing::TemporaryDirectory directory;
   const std::string path = directory.file("a.sqz"), output = directory.file("b.sqz");

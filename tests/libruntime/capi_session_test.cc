@@ -21,7 +21,6 @@ TEST_F(CApi, SelectorsHaveNamesAndNumbers) {
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_WINDOW), "window");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_H2O), "h2o");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_SAAP), "saap");
-  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_KMEANS), "kmeans");
   const volatile int none = 9;
   EXPECT_EQ(sqz_selector_name(static_cast<sqz_selector>(none)), nullptr);
 }
@@ -177,14 +176,6 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.dense_layers = -2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_DENSE; }, SQZ_INVALID_ARGUMENT},  // with a budget
       {[](auto& o) { o.rule = 3; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.rule = SQZ_RULE_MASS; }, SQZ_INVALID_ARGUMENT},      // a budget
-      {[](auto& o) { o.mass = 0.5; }, SQZ_INVALID_ARGUMENT},                // both
-      {[](auto& o) { o.budget = 0, o.mass = 0.5; }, SQZ_INVALID_ARGUMENT},  // another rule
-      {[](auto& o) { o.budget = 0, o.mass = 1.5, o.rule = 2; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.budget = 0, o.mass = 0.5, o.rule = 2, o.group = 1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.budget = 0, o.mass = 0.5, o.rule = 2, o.device_type = 2; }, SQZ_UNSUPPORTED},
-      {[](auto& o) { o.group = 3; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.group = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.block = -1; }, SQZ_INVALID_ARGUMENT},
@@ -271,25 +262,6 @@ TEST_F(CApi, EverythingAtOnce) {
     created.wait();
     shared.reset();
   }
-}
-
-TEST_F(CApi, StatsOfAMass) {
-  auto options = make<sqz_session_options>();
-  options.rule = SQZ_RULE_MASS;
-  options.mass = 0.6;
-  options.threads = 1;
-  runtime::Session session(*index_, options);
-  EXPECT_EQ(session.stats().estimated_mass, 0);
-  Call call(1, 3);
-  session.attend(call.args);
-  const sqz_stats stats = session.stats();
-  EXPECT_EQ(stats.asked_mass, 0.6);
-  EXPECT_EQ(stats.asked_budget, 0);
-  EXPECT_GE(stats.estimated_mass, 0.6);
-  EXPECT_LT(stats.estimated_mass, 1);
-  EXPECT_LT(stats.delivered_budget, 1);
-  EXPECT_EQ(stats.delivered_mass, 0);
-  EXPECT_EQ(stats.estimated_error, 1 - stats.estimated_mass);
 }
 
 TEST_F(CApi, StatsReportAskedAndDelivered) {

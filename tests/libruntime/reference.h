@@ -40,9 +40,8 @@ inline double dot(const float* q, DType dtype, const void* keys, int64_t row, in
 inline std::vector<double> scores(const ScoreProblem& p, const std::vector<uint8_t>& alive) {
   const int64_t n = p.clusters;
   const auto scored = [&](int64_t j) { return p.sizes[j] != 0 && alive[j] != 0; };
-  std::vector<double> combined(n, p.policy == GroupPolicy::kMean ? 0.0 : -kInfinity);
+  std::vector<double> combined(n, 0.0);
   for (int64_t g = 0; g < p.group; ++g) {
-    std::vector<double> head_mean(n, 0.0);
     for (int64_t t = 0; t < p.tokens; ++t) {
       const float* q = p.queries + (t * p.group + g) * p.dim;
       std::vector<double> logit(n, -kInfinity);
@@ -58,16 +57,9 @@ inline std::vector<double> scores(const ScoreProblem& p, const std::vector<uint8
       }
       for (int64_t j = 0; j < n; ++j) {
         if (!scored(j)) continue;
-        const double s = std::exp(logit[j] - top) / denominator;
-        head_mean[j] += s / static_cast<double>(p.tokens);
-        if (p.policy == GroupPolicy::kAny) combined[j] = std::max(combined[j], s);
+        combined[j] +=
+            std::exp(logit[j] - top) / denominator / static_cast<double>(p.tokens * p.group);
       }
-    }
-    for (int64_t j = 0; j < n; ++j) {
-      if (p.policy == GroupPolicy::kMean) {
-        combined[j] += head_mean[j] / static_cast<double>(p.group);
-      }
-      if (p.policy == GroupPolicy::kMax) combined[j] = std::max(combined[j], head_mean[j]);
     }
   }
   for (int64_t j = 0; j < n; ++j) {
@@ -80,7 +72,6 @@ inline std::vector<double> scores(const ScoreProblem& p, const std::vector<uint8
 
 struct SelectParameters {
   int levels = 1;  // in use, the finest ones
-  GroupPolicy group = GroupPolicy::kMean;
   bool budget_rule = false;
   std::vector<double> log_thresholds;  // [levels]
   double share = 0;                    // budget rule: fraction of the head's keys
@@ -168,7 +159,6 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
     problem.tokens = tokens;
     problem.group = group;
     problem.scale = static_cast<float>(scale);
-    problem.policy = p.group;
     const std::vector<double> score = scores(problem, alive);
     out.centroids += std::count(alive.begin(), alive.end(), 1);
 
@@ -256,27 +246,17 @@ inline double page_bound(const float* q, const LayerView& view, int64_t head, in
   return sum;
 }
 
-// Combined over queries [tokens, group, d]: see sqz_group.
+// Means over the queries [tokens, group, d].
 inline std::vector<double> page_bounds(const LayerView& view, int64_t head,
                                        const std::vector<float>& queries, int64_t tokens,
-                                       int64_t group, GroupPolicy policy) {
+                                       int64_t group) {
   std::vector<double> out;
   for (int64_t page = 0; page < view.pages; ++page) {
-    double mean = 0, max_of_means = -kInfinity, any = -kInfinity;
-    for (int64_t g = 0; g < group; ++g) {
-      double head_mean = 0;
-      for (int64_t t = 0; t < tokens; ++t) {
-        const double bound =
-            page_bound(queries.data() + (t * group + g) * view.head_dim, view, head, page);
-        head_mean += bound / static_cast<double>(tokens);
-        any = std::max(any, bound);
-      }
-      mean += head_mean / static_cast<double>(group);
-      max_of_means = std::max(max_of_means, head_mean);
+    double sum = 0;
+    for (int64_t row = 0; row < tokens * group; ++row) {
+      sum += page_bound(queries.data() + row * view.head_dim, view, head, page);
     }
-    out.push_back(policy == GroupPolicy::kMean  ? mean
-                  : policy == GroupPolicy::kMax ? max_of_means
-                                                : any);
+    out.push_back(sum / static_cast<double>(tokens * group));
   }
   return out;
 }

@@ -30,7 +30,7 @@ struct Case {
 
 // Sizes include empty clusters; `alive_share` of 10 clusters live.
 Case make_case(DType dtype, int64_t dim, int64_t clusters, int64_t tokens, int64_t group,
-               GroupPolicy policy, int64_t alive_share, float query_scale = 1.5f) {
+               int64_t alive_share, float query_scale = 1.5f) {
   testing::Random random(static_cast<uint64_t>(dim * 1000003 + clusters * 101 + tokens));
   Case c;
   c.centroids = testing::stored(dtype, random.normals(clusters * dim));
@@ -50,8 +50,7 @@ Case make_case(DType dtype, int64_t dim, int64_t clusters, int64_t tokens, int64
                .queries = c.queries.data(),
                .tokens = tokens,
                .group = group,
-               .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
-               .policy = policy};
+               .scale = 1.0f / std::sqrt(static_cast<float>(dim))};
   return c;
 }
 
@@ -81,7 +80,7 @@ TEST(Score, EqualsReferenceOnEveryInstructionSet) {
     for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
       for (const int64_t dim : {64, 80, 96, 128, 3, 256}) {
         for (const int64_t tokens : {1, 3, 37}) {
-          Case c = make_case(dtype, dim, 71, tokens, 4, GroupPolicy::kMean, 10);
+          Case c = make_case(dtype, dim, 71, tokens, 4, 10);
           c.problem.kernels = kernels;
           SCOPED_TRACE(
               concat(kernels->name, " ", dtype_name(dtype), " dim ", dim, " tokens ", tokens));
@@ -92,16 +91,13 @@ TEST(Score, EqualsReferenceOnEveryInstructionSet) {
   }
 }
 
-TEST(Score, GroupPoliciesAndDeadClusters) {
-  for (const GroupPolicy policy : kGroupPolicies) {
-    for (const int64_t group : {1, 2, 4, 7, 8}) {
-      for (const int64_t tokens : {1, 2, 9, 65}) {
-        for (const int64_t alive : {10, 6, 1}) {
-          const Case c = make_case(DType::kBF16, 64, 133, tokens, group, policy, alive);
-          SCOPED_TRACE(concat("policy ", static_cast<int>(policy), " group ", group, " tokens ",
-                              tokens, " alive ", alive));
-          expect_near(run(c.problem), c.expected(), 2e-5);
-        }
+TEST(Score, GroupsAndDeadClusters) {
+  for (const int64_t group : {1, 2, 4, 7, 8}) {
+    for (const int64_t tokens : {1, 2, 9, 65}) {
+      for (const int64_t alive : {10, 6, 1}) {
+        const Case c = make_case(DType::kBF16, 64, 133, tokens, group, alive);
+        SCOPED_TRACE(concat("group ", group, " tokens ", tokens, " alive ", alive));
+        expect_near(run(c.problem), c.expected(), 2e-5);
       }
     }
   }
@@ -109,7 +105,7 @@ TEST(Score, GroupPoliciesAndDeadClusters) {
 
 TEST(Score, MeanOfExpOverKeysIsOne) {
   // sum_i N_i S_i = 1 by construction of equation 1, whatever the queries.
-  const Case c = make_case(DType::kBF16, 128, 300, 5, 4, GroupPolicy::kMean, 10);
+  const Case c = make_case(DType::kBF16, 128, 300, 5, 4, 10);
   const std::vector<float> scores = run(c.problem);
   double total = 0;
   for (size_t j = 0; j < scores.size(); ++j) total += c.sizes[j] * std::exp(double{scores[j]});
@@ -119,7 +115,7 @@ TEST(Score, MeanOfExpOverKeysIsOne) {
 TEST(Score, HugeLogitsStayOrderedAndFinite) {
   for (const int64_t tokens : {1, 20}) {
     // Logits near 1e4: exp() of them overflows, exp() of their differences underflows.
-    Case c = make_case(DType::kF32, 64, 50, tokens, 2, GroupPolicy::kMean, 10, 2000.0f);
+    Case c = make_case(DType::kF32, 64, 50, tokens, 2, 10, 2000.0f);
     const std::vector<double> expected = c.expected();
     const std::vector<float> scores = run(c.problem);
     int alive = 0;
@@ -140,13 +136,13 @@ TEST(Score, HugeLogitsStayOrderedAndFinite) {
 TEST(Score, NanAndInfinityAreErrorsNotEmptySelections) {
   for (const int64_t tokens : {1, 30}) {
     for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
-      Case c = make_case(DType::kF32, 64, 50, tokens, 2, GroupPolicy::kMean, 10);
+      Case c = make_case(DType::kF32, 64, 50, tokens, 2, 10);
       c.queries[c.queries.size() - 3] = bad;
       SCOPED_TRACE(concat("tokens ", tokens, " value ", bad));
       run(c.problem, Code::kNumeric);
     }
     // Finite numbers whose product is not.
-    Case c = make_case(DType::kF32, 64, 50, tokens, 2, GroupPolicy::kMean, 10, 1e30f);
+    Case c = make_case(DType::kF32, 64, 50, tokens, 2, 10, 1e30f);
     std::vector<float> centroids(50 * 64, 1e30f);
     std::fill(c.queries.begin(), c.queries.end(), 1e30f);
     c.problem.centroids = centroids.data();
@@ -155,32 +151,30 @@ TEST(Score, NanAndInfinityAreErrorsNotEmptySelections) {
 }
 
 TEST(Score, WithoutRangesTheFirstClustersAreAlive) {
-  Case c = make_case(DType::kBF16, 64, 133, 2, 4, GroupPolicy::kMean, 10);
+  Case c = make_case(DType::kBF16, 64, 133, 2, 4, 10);
   const std::vector<float> expected = run(c.problem);
   c.problem.ranges = {};
   EXPECT_EQ(run(c.problem), expected);
 }
 
 TEST(Score, EmptyClustersScoreMinusInfinityWhateverTheirCentroids) {
-  for (const GroupPolicy policy : kGroupPolicies) {
-    for (const int64_t tokens : {1, 20}) {
-      Case c = make_case(DType::kF32, 64, 50, tokens, 2, policy, 10);
-      const std::vector<float> expected = run(c.problem);
-      for (size_t j = 0; j < c.sizes.size(); ++j) {
-        if (c.sizes[j] > 0) continue;
-        EXPECT_EQ(expected[j], -INFINITY);
-        std::fill_n(reinterpret_cast<float*>(c.centroids.data()) + j * 64, 64, std::nanf(""));
-      }
-      EXPECT_EQ(run(c.problem), expected);
-
-      std::fill(c.alive_sizes.begin(), c.alive_sizes.end(), 0u);
-      for (const float score : run(c.problem)) EXPECT_EQ(score, -INFINITY);
+  for (const int64_t tokens : {1, 20}) {
+    Case c = make_case(DType::kF32, 64, 50, tokens, 2, 10);
+    const std::vector<float> expected = run(c.problem);
+    for (size_t j = 0; j < c.sizes.size(); ++j) {
+      if (c.sizes[j] > 0) continue;
+      EXPECT_EQ(expected[j], -INFINITY);
+      std::fill_n(reinterpret_cast<float*>(c.centroids.data()) + j * 64, 64, std::nanf(""));
     }
+    EXPECT_EQ(run(c.problem), expected);
+
+    std::fill(c.alive_sizes.begin(), c.alive_sizes.end(), 0u);
+    for (const float score : run(c.problem)) EXPECT_EQ(score, -INFINITY);
   }
 }
 
 TEST(Score, TokenStrideSkipsOtherHeads) {
-  const Case c = make_case(DType::kBF16, 64, 40, 3, 2, GroupPolicy::kMean, 10);
+  const Case c = make_case(DType::kBF16, 64, 40, 3, 2, 10);
   // The same queries as heads 2 and 3 of 6.
   std::vector<float> wide(3 * 6 * 64, 1e9f);
   for (int64_t t = 0; t < 3; ++t) {
@@ -193,7 +187,7 @@ TEST(Score, TokenStrideSkipsOtherHeads) {
 }
 
 TEST(Score, RefusesBadProblems) {
-  const Case c = make_case(DType::kBF16, 64, 40, 1, 2, GroupPolicy::kMean, 10);
+  const Case c = make_case(DType::kBF16, 64, 40, 1, 2, 10);
   std::vector<float> scores(40), workspace(score_workspace(c.problem));
   const auto code = [&](const ScoreProblem& p, std::span<float> s, std::span<float> w) {
     return score_clusters(p, s, w).code();

@@ -14,7 +14,6 @@ from conftest import queries
     ({"levels": 1 << 32}, ValueError, "levels: found 4294967296, which is out of range"),
     ({"selector": "best"}, ValueError, "selector: found 'best', expected auto, squeezed, dense, quest"),
     ({"rule": "any"}, ValueError, "rule: found 'any', expected threshold, budget"),
-    ({"group": "median"}, ValueError, "group: found 'median', expected mean, max, any"),
     ({"thresholds": 0.5}, TypeError, "thresholds: found 0.5, expected a sequence of numbers"),
     ({"thresholds": [0.5] * 5}, ValueError, "thresholds: found 5, expected [12], one for each level in use"),
     ({"thresholds": []}, ValueError, "thresholds: found 0, expected"),

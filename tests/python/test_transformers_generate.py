@@ -65,7 +65,7 @@ def test_dense_is_transformers_over_the_whole_context(model, tokenizer, context,
 
 @pytest.mark.parametrize("session", [
     {"budget": 0.25}, {"budget": 0.25, "rule": "budget"}, {"keep": 0.1, "levels": 1},
-    {"budget": 0.3, "group": "max"}, {"budget": 0.3, "block": 4}])
+    {"budget": 0.3, "block": 4}])
 def test_sparse_is_sqz_generate(session, index, ask, tokenizer, model):
     options = [part for name, value in session.items() for part in (
         ("--sparsity", str(1 - value)) if name == "keep" else (f"--{name}", str(value)))]

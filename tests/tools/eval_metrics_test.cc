@@ -185,15 +185,13 @@ TEST(EvalSettings, EachSelectorHasItsIndexAndItsOptions) {
   SettingOptions options;
   options.selectors = {"quest", "ideal", "stream"};
   options.rules = {"threshold", "budget"};
-  options.groups = {"mean", "max"};
   options.levels = {1, 2};
   options.dense_layers = 0;
   const auto settings = make_settings(options);
   ASSERT_TRUE(settings.ok());
   std::vector<std::string> texts;
   for (const Setting& setting : *settings) texts.push_back(setting.text());
-  EXPECT_THAT(texts, ElementsAre("dense", "quest, budget 0.125, group mean, dense layers 0",
-                                 "quest, budget 0.125, group max, dense layers 0",
+  EXPECT_THAT(texts, ElementsAre("dense", "quest, budget 0.125, dense layers 0",
                                  "ideal, budget 0.125, rule threshold, dense layers 0",
                                  "ideal, budget 0.125, rule budget, dense layers 0",
                                  "stream, budget 0.125, dense layers 0"));
@@ -218,15 +216,10 @@ TEST(EvalSettings, EachSelectorHasItsIndexAndItsOptions) {
   base.roped = &roped;
   EXPECT_EQ(index_options("roped-buckets", base).qmodel, &roped);
   EXPECT_EQ(index_options("roped-buckets", base).partition, Partition::kBuckets);
-  options.selectors = {"saap", "kmeans"};
+  options.selectors = {"saap"};
   EXPECT_TRUE(needs_qmodel(*make_settings(options)));
   EXPECT_FALSE(needs_roped(*make_settings(options)));
   EXPECT_THAT(index_kinds(*make_settings(options)), ElementsAre("kmeans", "buckets"));
-  options.selectors = {"kmeans-rope"};
-  EXPECT_TRUE(needs_qmodel(*make_settings(options)));
-  EXPECT_TRUE(needs_roped(*make_settings(options)));
-  EXPECT_THAT(index_kinds(*make_settings(options)), ElementsAre("kmeans", "roped-buckets"));
-  EXPECT_STREQ(make_settings(options)->at(1).traits->served, "kmeans");
   const auto plain = session_options(settings->at(1).options, 1);
   EXPECT_EQ(plain->dense_layers, -1);
 }

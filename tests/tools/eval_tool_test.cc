@@ -157,8 +157,8 @@ TEST_F(EvalTool, BadInput) {
     EXPECT_EQ(result.out, "");
   };
   expect({"--selector", "psychic"}, 2, "found psychic, expected one of dense");
-  expect({"--selector", "saap"}, 2, "kmeans-rope need --qmodel");
-  expect({"--qmodel", path("q.sqz")}, 2, "--qmodel is for --selector saap, kmeans");
+  expect({"--selector", "saap"}, 2, "--selector saap needs --qmodel");
+  expect({"--qmodel", path("q.sqz")}, 2, "--qmodel is for --selector saap");
   expect({"--layers", path("none.sqz")}, 3, "none.sqz");
   write_all(path("bad.sqz"), "no profile");
   expect({"--layers", path("bad.sqz")}, 3, "bad.sqz");
@@ -171,8 +171,6 @@ TEST_F(EvalTool, BadInput) {
   expect({"--reuse"}, 2, "--save");
   expect({"--calibrate-prompts", "100"}, 2, "--calibrate-prompts");
   expect({"--device", "cuda"}, 2, "device");
-  expect({"--device", "cuda", "--selector", "kmeans", "--qmodel", path("q.sqz")}, 2,
-         "--selector kmeans: it is served on the CPU only");
 }
 
 }  // namespace

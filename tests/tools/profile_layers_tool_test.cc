@@ -261,7 +261,7 @@ TEST_F(ProfileTool, RefusesWhatCannotBeMeasured) {
   refused(with({"--sweep", "p=1,x"}), 2, "--sweep: p: found x");
   refused(with({"--sweep", "p="}), 2, "--sweep: found p=, expected a list: p=1,0.9,0.7");
   const std::string listed = "not in {squeezed,quest,ideal,stream,window,h2o}";
-  for (const char* selector : {"dense", "psychic", "saap", "kmeans", "kmeans-rope"}) {
+  for (const char* selector : {"dense", "psychic", "saap"}) {
     refused(with({"--selector", selector, "--p", "auto"}), 2, concat(selector, " ", listed));
   }
   refused(with({"--allocate", "measured", "--p", "0.5"}), 2, "--allocate measured takes no --p");

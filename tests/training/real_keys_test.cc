@@ -176,7 +176,6 @@ bool check_layer(const testing::Served& served, Session& session, int64_t layer,
   for (int64_t head = 0; head < o.kv_heads; ++head) {
     reference::SelectParameters p;
     p.levels = session.plan().levels;
-    p.group = request.group;
     p.budget_rule = request.rule == RuleKind::kBudget;
     const auto& thresholds = session.plan().log_thresholds[scope];
     p.log_thresholds.assign(thresholds.begin(), thresholds.end());
@@ -215,22 +214,15 @@ TEST_F(RealKeys, SelectionsAndStatesEqualTheReference) {
   Fill fill;
   for (const int levels : {1, 2}) {
     for (const RuleKind rule : {RuleKind::kThreshold, RuleKind::kBudget}) {
-      for (const GroupPolicy group : kGroupPolicies) {
-        {
-          const SelectionRequest request{
-              .rule = rule, .group = group, .levels = levels, .keep = 0.1};
-          const auto session = open(request);
-          for (int64_t layer = 0; layer < served().options.layers; ++layer) {
-            for (const int64_t tokens : {int64_t{1}, kQuestion}) {
-              SCOPED_TRACE(concat("levels ", levels, " rule ", static_cast<int>(rule), " group ",
-                                  group_policy_name(group), " layer ",
-                                  layer, " tokens ", tokens));
-              clear +=
-                  check_layer(served(), *session, layer, questions(layer, tokens), request, fill);
-              ++total;
-              if (HasFailure()) return;
-            }
-          }
+      const SelectionRequest request{.rule = rule, .levels = levels, .keep = 0.1};
+      const auto session = open(request);
+      for (int64_t layer = 0; layer < served().options.layers; ++layer) {
+        for (const int64_t tokens : {int64_t{1}, kQuestion}) {
+          SCOPED_TRACE(concat("levels ", levels, " rule ", static_cast<int>(rule), " layer ", layer,
+                              " tokens ", tokens));
+          clear += check_layer(served(), *session, layer, questions(layer, tokens), request, fill);
+          ++total;
+          if (HasFailure()) return;
         }
       }
     }

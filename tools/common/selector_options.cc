@@ -46,20 +46,12 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
                                    "The thresholds themselves, coarse to fine, instead of a budget")
                         ->delimiter(',')
                         ->check(in_unit_interval);
-  auto* mass = app.add_option("--mass", options.mass,
-                              "Top-p, instead of a budget: read, per query and head, until this "
-                              "share of the attention is there, by estimate")
-                   ->check(in_unit_interval);
-  budget->excludes(sparsity)->excludes(threshold)->excludes(mass);
-  sparsity->excludes(threshold)->excludes(mass);
-  threshold->excludes(mass);
+  budget->excludes(sparsity)->excludes(threshold);
+  sparsity->excludes(threshold);
   app.add_option("--levels", options.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->check(CLI::Range(0, 16));
   app.add_option("--rule", options.rule, "One threshold for all heads, or the budget held by each")
-      ->check(CLI::IsMember({"threshold", "budget"}))
-      ->excludes(mass);
-  app.add_option("--group", options.group, "How scores of a GQA group are combined")
-      ->check(CLI::IsMember({"mean", "max", "any"}));
+      ->check(CLI::IsMember({"threshold", "budget"}));
   app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
       ->check(whole_number(0));
   app.add_option("--layers", options.layers,
@@ -102,19 +94,11 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
   if (options.dense_layers)
     out.dense_layers = *options.dense_layers > 0 ? *options.dense_layers : -1;
   out.rule = options.rule == "budget" ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
-  out.group = options.group == "mean"  ? SQZ_GROUP_MEAN
-              : options.group == "max" ? SQZ_GROUP_MAX
-                                       : SQZ_GROUP_ANY;
   if (out.selector == SQZ_SELECTOR_DENSE) return out;
   out.uniform_layers = options.layers == kUniformLayers ? 1 : 0;
   if (!options.layer_scales.empty()) {
     out.layer_scales = options.layer_scales.data();
     out.layer_scale_count = std::ssize(options.layer_scales);
-  }
-  if (options.mass) {
-    out.rule = SQZ_RULE_MASS;
-    out.mass = *options.mass;
-    return out;
   }
   if (!options.thresholds.empty()) {
     if (out.layer_scales != nullptr) {

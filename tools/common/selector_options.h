@@ -18,13 +18,11 @@ inline constexpr const char* kAutoSelector = "auto";  // the one that the index 
 
 struct SelectorOptions {
   std::string selector = kAutoSelector;
-  std::optional<double> budget;  // at most one of the next four; none: kDefaultBudget
+  std::optional<double> budget;  // at most one of the next three; none: kDefaultBudget
   std::optional<double> sparsity;
-  std::optional<double> mass;      // takes the place of the rule, too
   std::vector<double> thresholds;  // coarse to fine
   int levels = 0;
   std::string rule = "threshold";
-  std::string group = "mean";
   int64_t block = 0;
   std::optional<int> dense_layers;  // none: what the selector wants
   std::string layers;  // a layer profile, or kUniformLayers; empty: what the index embeds

@@ -73,14 +73,8 @@ Status load_qmodel(const std::string& path, Work& work) {
 }
 
 // What would fail only after the first dense pass.
-Status check_device(const CommonOptions& common, const std::vector<Setting>& settings) {
+Status check_device(const CommonOptions& common) {
   if (!common.gpu()) return {};
-  for (const Setting& setting : settings) {
-    if (setting.traits->served == std::string_view("kmeans")) {
-      return {Code::kInvalidArgument, concat("--selector ", setting.options.selector,
-                                             ": it is served on the CPU only; pass --device cpu")};
-    }
-  }
   return {};
 }
 
@@ -110,12 +104,10 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   SQZ_ASSIGN_OR_RETURN(out.settings, make_settings(options));
   if (needs_qmodel(out.settings) == arguments.qmodel.empty()) {
     return Status(Code::kInvalidArgument, arguments.qmodel.empty()
-                                              ? "--selector saap, kmeans and kmeans-rope need "
-                                                "--qmodel F.sqz"
-                                              : "--qmodel is for --selector saap, kmeans and "
-                                                "kmeans-rope: pass both");
+                                              ? "--selector saap needs --qmodel F.sqz"
+                                              : "--qmodel is for --selector saap: pass both");
   }
-  SQZ_RETURN_IF_ERROR(check_device(common, out.settings));
+  SQZ_RETURN_IF_ERROR(check_device(common));
   const RunnerOptions runner = runner_options(arguments.run_dtype, common);
   SQZ_ASSIGN_OR_RETURN(out.model, EvalModel::load(arguments.model, runner));
   SQZ_RETURN_IF_ERROR(check_numbers(arguments, out.model->description()));

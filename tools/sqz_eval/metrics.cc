@@ -94,14 +94,6 @@ void Reads::add(const sqz_stats& stats) {
   bytes_read += stats.bytes_read;
   bytes_dense += stats.bytes_dense;
   const double delivered = ratio(stats.bytes_read, stats.bytes_dense);
-  asked_mass = stats.asked_mass;
-  ++sessions;
-  const auto mean = [&](double& so_far, double value) {
-    so_far += (value - so_far) / static_cast<double>(sessions);
-  };
-  mean(estimated_mass, stats.estimated_mass);
-  mean(delivered_mass, stats.delivered_mass);
-  mean(estimated_error, stats.estimated_error);
   lowest = std::min(lowest, delivered);
   highest = std::max(highest, delivered);
 }

@@ -54,9 +54,6 @@ struct Reads {
   bool dense_fallback = false;              // of any session
   uint64_t keys_read = 0, keys_possible = 0, bytes_read = 0, bytes_dense = 0;
   double lowest = 1, highest = 0;  // delivered budget of a session
-  // Means over sessions, as in sqz_stats; 0 unless the rule is mass.
-  double asked_mass = 0, estimated_mass = 0, delivered_mass = 0, estimated_error = 0;
-  int64_t sessions = 0;
 
   void add(const sqz_stats& stats);
   double delivered_budget() const;  // 0 if nothing was served

@@ -36,11 +36,10 @@ Rows
   One a (context length, task, setting). asked, delivered: fraction of the context's bytes,
   metadata included; lowest, highest: delivered to one question or text; keys: fraction of the
   clustered keys that was read; +- standard error (binomial, or over trials); to dense: the
-  difference, trial by trial. mass: of --rule mass, asked / estimated by what selects /
-  delivered as attention sees it (- if dropped: see recall), and the estimated error.
+  difference, trial by trial.
 
 Result: rows[] with task, on, tokens, the setting, trials, value, stderr, difference,
-agreement, context_error, budget, keep, mass, dense_fallback; model, fingerprint, seed, seconds.
+agreement, context_error, budget, keep, dense_fallback; model, fingerprint, seed, seconds.
 Events `pass` have the rows so far, events `row` those of a context length. A run that is
 stopped prints what it has measured, with "stopped": true.
 
@@ -93,17 +92,9 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
   app.add_option("--levels", settings.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->delimiter(',')
       ->check(CLI::Range(0, 16));
-  app.add_option("--rule", settings.rules, "threshold, budget, and of squeezed mass, see --mass")
+  app.add_option("--rule", settings.rules, "threshold, budget (of squeezed and ideal)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"threshold", "budget", "mass"}));
-  app.add_option("--mass", settings.masses,
-                 "Of --rule mass, in the place of budgets: shares of the attention, by estimate")
-      ->delimiter(',')
-      ->check(real_number(1e-6, 1.0));
-  app.add_option("--group", settings.groups,
-                 "How a GQA group's scores are combined: mean, max, any")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"mean", "max", "any"}));
+      ->check(CLI::IsMember({"threshold", "budget"}));
   app.add_option("--rows", settings.rows,
                  "Rows of the index: bf16, q8 (of selectors that read clusters)")
       ->delimiter(',')
@@ -133,7 +124,7 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
   app.add_option("--run-dtype", arguments.run_dtype, "What the model computes in")
       ->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--qmodel", arguments.qmodel,
-                 "Query classifier (.sqz) for --selector saap, kmeans, kmeans-rope, of this model");
+                 "Query classifier (.sqz) for --selector saap, of this model");
   app.add_option("--engine", arguments.engine, "What clusters the indexes")
       ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}));
   app.add_option("--coarse-keep", arguments.coarse_keep,

@@ -18,11 +18,9 @@ constexpr std::array kSelectors = {
                    .index = kKmeans,
                    .levels = true,
                    .rule = true,
-                   .group = true,
-                   .mass = true,
                    .rows = true,
                    .codes = true},
-    SelectorTraits{.name = "quest", .served = "quest", .index = kPages, .group = true},
+    SelectorTraits{.name = "quest", .served = "quest", .index = kPages},
     SelectorTraits{.name = "ideal",
                    .served = "ideal",
                    .index = kKmeans,
@@ -33,8 +31,6 @@ constexpr std::array kSelectors = {
     SelectorTraits{.name = "window", .served = "window", .index = kKmeans, .rows = true},
     SelectorTraits{.name = "h2o", .served = "h2o", .index = kKmeans, .heavy = true, .rows = true},
     SelectorTraits{.name = "saap", .served = "saap", .index = kBuckets},
-    SelectorTraits{.name = "kmeans", .served = "kmeans", .index = kBuckets},
-    SelectorTraits{.name = "kmeans-rope", .served = "kmeans", .index = kRoped},
 };
 
 // Whether one of the settings has a selector with this trait.
@@ -53,14 +49,6 @@ std::vector<T> taken(bool takes, const std::vector<T>& values, const T& standard
 // How much to read, and for how many layers alike.
 void add_amounts(const SettingOptions& options, Setting setting, std::vector<Setting>& out) {
   const SelectorTraits& traits = *setting.traits;
-  if (setting.options.rule == "mass") {
-    setting.options.layers = SelectorOptions().layers;
-    for (const double mass : options.masses) {
-      setting.options.mass = mass;
-      out.push_back(setting);
-    }
-    return;
-  }
   for (const double budget : taken(traits.budget, options.budgets, 1.0)) {
     if (traits.budget) setting.options.budget = budget;
     for (const auto& layers : taken(traits.budget, options.layers, SelectorOptions().layers)) {
@@ -81,13 +69,8 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options, c
   for (const int levels : taken(traits.levels, options.levels, standard.levels)) {
     setting.options.levels = levels;
     for (const auto& rule : taken(traits.rule, options.rules, standard.rule)) {
-      const bool mass = rule == "mass";
-      if (mass && !traits.mass) continue;
       setting.options.rule = rule;
-      for (const auto& group : taken(traits.group && !mass, options.groups, standard.group)) {
-        setting.options.group = group;
-        add_amounts(options, setting, out);
-      }
+      add_amounts(options, setting, out);
     }
   }
 }
@@ -184,14 +167,9 @@ std::string Setting::coding() const {
 
 std::string Setting::text() const {
   std::string out = options.selector + coding();
-  if (options.mass) {
-    out += concat(", mass ", *options.mass);
-  } else if (traits->budget) {
-    out += concat(", budget ", *options.budget);
-  }
+  if (traits->budget) out += concat(", budget ", *options.budget);
   if (traits->levels) out += concat(", levels ", options.levels);
   if (traits->rule) out += ", rule " + options.rule;
-  if (traits->group) out += ", group " + options.group;
   if (traits->budget && options.layers != kUniformLayers) out += ", layers " + options.layers;
   if (options.dense_layers && !dense()) out += concat(", dense layers ", *options.dense_layers);
   return out;

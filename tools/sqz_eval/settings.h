@@ -16,8 +16,7 @@ struct SelectorTraits {
   const char* name;
   const char* served;  // the selector of libruntime that it is
   const char* index;   // kind of index: one is built of each view for every kind in use
-  bool budget = true, levels = false, rule = false, group = false;
-  bool mass = false;                 // ... the rule mass
+  bool budget = true, levels = false, rule = false;
   bool keys = false;                 // needs the calibration of single keys
   bool heavy = false;                // needs the order of heavy hitters
   bool rows = false, codes = false;  // takes rows of codes; chooses by key codes
@@ -61,9 +60,8 @@ QmodelFile roped_qmodel(QmodelFile qmodel);
 struct SettingOptions {
   std::vector<std::string> selectors = {"dense", "squeezed"};
   std::vector<double> budgets = {kDefaultBudget};
-  std::vector<double> masses = {0.9};  // of the rule mass
   std::vector<int> levels = {0};
-  std::vector<std::string> rules = {"threshold"}, groups = {"mean"};
+  std::vector<std::string> rules = {"threshold"};
   std::vector<std::string> rows = {"bf16"};
   std::vector<int> key_codes = {0};
   bool gpu = false;  // serves: it does not use key codes

@@ -22,17 +22,8 @@ JsonText estimate_json(const Estimate& estimate) {
 }
 
 Line header() {
-  return {"task",   "selector", "levels", "rule",      "group",
-          "layers", "tokens",   "asked",  "delivered", "lowest", "highest",
-          "keys",   "mass",     "value",  "to dense",  "agree",  "n"};
-}
-
-// Asked / estimated / delivered, estimated error.
-std::string mass_text(const Reads& reads) {
-  const std::string delivered =
-      reads.delivered_mass > 0 ? fixed_text(reads.delivered_mass, 4) : kNone;
-  return concat(fixed_text(reads.asked_mass, 3), " / ", fixed_text(reads.estimated_mass, 4), " / ",
-                delivered, ", ", fixed_text(reads.estimated_error, 4));
+  return {"task",   "selector", "levels", "rule",  "layers",   "tokens", "asked", "delivered",
+          "lowest", "highest",  "keys",   "value", "to dense", "agree",  "n"};
 }
 
 Line line_of(const Row& row) {
@@ -44,7 +35,6 @@ Line line_of(const Row& row) {
               : options.levels == 0 ? "all"
                                     : concat(options.levels),
               traits.rule ? options.rule : kNone,
-              traits.group ? options.group : kNone,
               traits.budget ? std::filesystem::path(options.layers).filename().string() : kNone,
               concat(row.tokens)};
   if (!row.skipped.empty()) {
@@ -55,8 +45,7 @@ Line line_of(const Row& row) {
   out.insert(out.end(),
              {fixed_text(row.reads.asked_budget, 4), fixed_text(row.reads.delivered_budget(), 4),
               fixed_text(row.reads.lowest, 4), fixed_text(row.reads.highest, 4),
-              fixed_text(row.reads.delivered_keep(), 4),
-              row.reads.asked_mass > 0 ? mass_text(row.reads) : kNone, estimate_text(row.value),
+              fixed_text(row.reads.delivered_keep(), 4), estimate_text(row.value),
               row.difference ? estimate_text(*row.difference) : kNone,
               row.agreement ? concat(row.agreement->both, "/", row.agreement->dense) : kNone,
               concat(row.trials)});
@@ -82,7 +71,6 @@ JsonMembers row_json(const Row& row) {
   if (row.setting.key_codes > 0) out["key_codes"] = row.setting.key_codes;
   if (traits.levels) out["levels"] = options.levels;
   if (traits.rule) out["rule"] = options.rule;
-  if (traits.group) out["group"] = options.group;
   if (traits.budget) out["layers"] = options.layers;
   if (options.layer_budgets) out["allocation"] = allocation_json(*options.layer_budgets);
   out["block"] = options.block;
@@ -105,12 +93,6 @@ JsonMembers row_json(const Row& row) {
                    {"lowest", row.reads.lowest},
                    {"highest", row.reads.highest}};
   out["keep"] = {{"asked", row.reads.asked_keep}, {"delivered", row.reads.delivered_keep()}};
-  if (row.reads.asked_mass > 0) {
-    out["mass"] = {{"asked", row.reads.asked_mass},
-                   {"estimated", row.reads.estimated_mass},
-                   {"delivered", row.reads.delivered_mass},
-                   {"error", row.reads.estimated_error}};
-  }
   out["dense_fallback"] = row.reads.dense_fallback;
   return out;
 }

@@ -110,12 +110,11 @@ __global__ void __launch_bounds__(kThreads) lse_kernel(const UnitScores params) 
   }
 }
 
-// log of the sum over `count` rows, `stride` apart, of exp(logit - lse).
-__device__ float log_sum(const float* logits, const float* lse, int count, int stride,
-                         int clusters) {
+// log of the sum over `count` rows of exp(logit - lse).
+__device__ float log_sum(const float* logits, const float* lse, int count, int clusters) {
   float most = -INFINITY, sum = 0;
   for (int i = 0; i < count; ++i) {
-    const float value = logits[static_cast<int64_t>(i) * stride * clusters] - lse[i * stride];
+    const float value = logits[static_cast<int64_t>(i) * clusters] - lse[i];
     const float larger = fmaxf(most, value);
     if (larger == -INFINITY) continue;
     sum = sum * expf(most - larger) + expf(value - larger);
@@ -125,8 +124,7 @@ __device__ float log_sum(const float* logits, const float* lse, int count, int s
 }
 
 // A thread a cluster of a unit.
-__global__ void __launch_bounds__(kThreads)
-    scores_kernel(const UnitScores params, GroupPolicy policy) {
+__global__ void __launch_bounds__(kThreads) scores_kernel(const UnitScores params) {
   const int64_t head = blockIdx.z, unit = blockIdx.y;
   const int cluster = blockIdx.x * kThreads + threadIdx.x;
   if (cluster >= params.clusters) return;
@@ -136,20 +134,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* lse = params.lse + first;
   float score = -INFINITY;
   if (scored(params, head, unit, cluster)) {
-    if (policy == GroupPolicy::kMean) {
-      score = log_sum(logits, lse, rows.y, 1, params.clusters) - logf(static_cast<float>(rows.y));
-    } else if (policy == GroupPolicy::kMax) {
-      const int tokens = rows.y / params.group;
-      for (int member = 0; member < params.group; ++member) {
-        const float of_member = log_sum(logits + static_cast<int64_t>(member) * params.clusters,
-                                        lse + member, tokens, params.group, params.clusters);
-        score = fmaxf(score, of_member - logf(static_cast<float>(tokens)));
-      }
-    } else {
-      for (int i = 0; i < rows.y; ++i) {
-        score = fmaxf(score, logits[static_cast<int64_t>(i) * params.clusters] - lse[i]);
-      }
-    }
+    score = log_sum(logits, lse, rows.y, params.clusters) - logf(static_cast<float>(rows.y));
   }
   params.scores[(head * params.units + unit) * params.clusters + cluster] = score;
 }
@@ -212,9 +197,8 @@ Status calibration_lse(const UnitScores& params, cudaStream_t stream) {
   return cuda_status(cudaGetLastError(), "calibration sums kernel");
 }
 
-Status calibration_scores(const UnitScores& params, GroupPolicy policy, cudaStream_t stream) {
-  scores_kernel<<<grid(params.clusters, params.units, params.heads), kThreads, 0, stream>>>(params,
-                                                                                            policy);
+Status calibration_scores(const UnitScores& params, cudaStream_t stream) {
+  scores_kernel<<<grid(params.clusters, params.units, params.heads), kThreads, 0, stream>>>(params);
   return cuda_status(cudaGetLastError(), "calibration scores kernel");
 }
 

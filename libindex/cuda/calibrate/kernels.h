@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "formats/base/status.h"
-#include "libruntime/select/group_policy.h"
 
 namespace sqz::cuda {
 
@@ -29,7 +28,6 @@ Status calibration_logits(const LogitParams& params, cudaStream_t stream);
 // What the next ones share: one level, one scope.
 struct UnitScores {
   int32_t heads = 0, rows = 0, units = 0, clusters = 0;
-  int32_t group = 0;                   // rows of a token
   const int2* unit_rows = nullptr;     // [U]: first row, rows
   const int32_t* row_units = nullptr;  // [R]: the unit of a row, or negative
   const uint32_t* sizes = nullptr;     // [B, C]: keys below; 0 scores -infinity
@@ -44,7 +42,7 @@ struct UnitScores {
 Status calibration_lse(const UnitScores& params, cudaStream_t stream);
 
 // scores[b, u, c] from lse.
-Status calibration_scores(const UnitScores& params, GroupPolicy policy, cudaStream_t stream);
+Status calibration_scores(const UnitScores& params, cudaStream_t stream);
 
 // next[b, u, i] = 1 for the children i of clusters with a score of at least `threshold`, else 0.
 struct DescendParams {

@@ -206,8 +206,6 @@ typedef enum sqz_selector {
                                 RoPE, best first until the keys asked for are read; needs an index
                                 of buckets, and q_before_rope or positions in sqz_attend_args.
                                 The networks' bytes are the model's, and not counted */
-  SQZ_SELECTOR_KMEANS = 8,   /* the same buckets by the product of the query before RoPE and their
-                                centroids: what saap is compared with. CPU only */
   SQZ_SELECTOR_AUTO = 255    /* the one that the index was built for: squeezed for clusters, quest
                                 for pages, saap for buckets, a pruned index's own. It has no name */
 } sqz_selector;
@@ -218,18 +216,9 @@ SQZ_API const char* sqz_selector_name(sqz_selector selector);
 
 typedef enum sqz_rule {
   SQZ_RULE_THRESHOLD = 0, /* score >= T, one T for all layers and heads (the paper's) */
-  SQZ_RULE_BUDGET = 1,    /* per (layer, KV head) the calibrated share, filled best first: holds
+  SQZ_RULE_BUDGET = 1     /* per (layer, KV head) the calibrated share, filled best first: holds
                              the asked number of keys, to half a cluster a head */
-  SQZ_RULE_MASS = 2       /* top-p: per block and KV head, best first until the estimated share of
-                             the attention to the fixed context is `mass`. Needs no calibration.
-                             Selector squeezed, group mean, CPU only */
 } sqz_rule;               /* of squeezed and ideal; the others hold the budget by themselves */
-
-typedef enum sqz_group {
-  SQZ_GROUP_MEAN = 0, /* mean of S over the block's tokens and the heads of a GQA group */
-  SQZ_GROUP_MAX = 1,  /* max over heads of the mean over tokens */
-  SQZ_GROUP_ANY = 2   /* max over heads and tokens */
-} sqz_group; /* of squeezed and quest, where S is the bound of a page; ideal takes the mean */
 
 typedef struct sqz_session_options {
   uint32_t struct_size; /* sizeof(sqz_session_options) */
@@ -237,11 +226,9 @@ typedef struct sqz_session_options {
   int32_t device_id;
   int32_t selector; /* sqz_selector */
   int32_t rule;     /* sqz_rule */
-  int32_t group;    /* sqz_group */
   int32_t levels;   /* levels to use, finest last: 0 = all that the index has, 1 = flat lookup */
   int32_t uniform_layers; /* 1: all layers alike, whatever the index embeds */
-  /* How much to read: exactly one of the next three, or `mass`, unless dense. All in (0, 1]; 0 =
-   * not given. */
+  /* How much to read: exactly one of the next three, unless dense. All in (0, 1]; 0 = not given. */
   double budget; /* fraction of a sparse layer's KV bytes, centroids or page bounds, key codes and
                     value means (if they are read), sink and tail included */
   double keep;   /* fraction of the clustered keys to keep: 1 - sparsity */
@@ -264,7 +251,6 @@ typedef struct sqz_session_options {
   int64_t layer_scale_count;  /* entries of layer_scales; 0 without them */
   int64_t first_kv_head, kv_heads; /* the range to serve; kv_heads 0 = all from the first on. On
                                       CUDA both 0, or the range that was uploaded */
-  double mass; /* share of the attention, in (0, 1], with SQZ_RULE_MASS and only then */
 } sqz_session_options;
 
 /* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates
@@ -349,17 +335,9 @@ typedef struct sqz_stats {
                           "decode" (each request reads its own keys), "batch" (keys that several
                           want are read once), "prefill-sm90", "prefill-sm80" (prompts), "" (no
                           call yet). A static string */
-  /* With SQZ_RULE_MASS, else 0: shares of the attention to the fixed context, means over queries
-     and query heads. Sink and tail are part of what is read. */
-  double asked_mass;
-  double estimated_mass;  /* of what is read, by the centroids or codes that chose it */
-  double delivered_mass;  /* the same by the logits of the keys that were read, and the others still
-                             by centroids or codes; 0 if these are dropped */
-  double estimated_error; /* of ||out - dense|| / ||dense||: 1 less the lower of the two. Errors
-                             that were measured are .2 to 1.1 times that (docs/results.md) */
-  uint64_t read_whole;    /* selections in whose place everything was read: with "batch", where the
-                             requests of calls before wanted most of the keys between them, that is
-                             faster. Of 32 calls one selects in any case */
+  uint64_t read_whole; /* selections in whose place everything was read: with "batch", where the
+                          requests of calls before wanted most of the keys between them, that is
+                          faster. Of 32 calls one selects in any case */
 } sqz_stats;
 
 /* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a

@@ -116,17 +116,16 @@ struct CpuKernels {
   // and sum[j] = the sum of exp(y - maximum[j]) over all rows so far. Start: kLowest, 0.
   void (*add_rows)(const float* x, int64_t ld, const float* lse, int64_t rows, int64_t n,
                    float* maximum, float* sum);
-  // scores[j] = max(scores[j], maximum[j] + log(sum[j]) - log_count); n need not be a multiple.
+  // scores[j] = maximum[j] + log(sum[j]) - log_count; n need not be a multiple.
   void (*finish_mean)(const float* maximum, const float* sum, int64_t n, float log_count,
                       float* scores);
 
   // ---- pages (select/quest.cc).
-  // out[r * ld + j] = upper[r] . max[j] + lower[r] . min[j]; upper, lower: packed rows; min, max
-  // [n][dim] as stored. With upper = max(q, 0) and lower = min(q, 0) that is the sum over c of
+  // out[j] = upper . max[j] + lower . min[j]; upper, lower: packed rows; min, max [n][dim] as
+  // stored. With upper = max(q, 0) and lower = min(q, 0) that is the sum over c of
   // max(q[c] min[j][c], q[c] max[j][c]).
-  void (*page_bounds)(DType dtype, const float* upper, const float* lower, int64_t rows,
-                      const void* min, const void* max, int64_t n, int64_t dim, float* out,
-                      int64_t ld);
+  void (*page_bounds)(DType dtype, const float* upper, const float* lower, const void* min,
+                      const void* max, int64_t n, int64_t dim, float* out);
 
   // ---- rows of codes (attention/coded_products.h).
   // pack() and dots() with queries of 16 bits, in whole numbers. pack_i16(): out [padded_dim],

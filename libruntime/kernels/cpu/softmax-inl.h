@@ -176,13 +176,11 @@ void finish_mean(const float* maximum, const float* sum, int64_t n, float log_co
     return hn::IfThenElse(hn::Gt(total, hn::Zero(f)), log_mean, minus_infinity);
   };
   int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    hn::StoreU(hn::Max(mean(j), hn::LoadU(f, scores + j)), f, scores + j);
-  }
+  for (; j + kLanes <= n; j += kLanes) hn::StoreU(mean(j), f, scores + j);
   if (j == n) return;
   HWY_ALIGN float rest[kLanes];
   hn::Store(mean(j), f, rest);
-  for (int64_t i = 0; j + i < n; ++i) scores[j + i] = std::max(scores[j + i], rest[i]);
+  std::copy(rest, rest + (n - j), scores + j);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -299,58 +299,34 @@ void accumulate(DType dtype, const float* p, int64_t ld, int64_t rows, const voi
   });
 }
 
-// ---- Bounds of pages: query rows against the least and the greatest key of each page.
+// ---- Bounds of pages: a query against the least and the greatest key of each page.
 
-// kRows rows against one page.
-template <class S, int kRows>
-HWY_INLINE void bound_page(const float* upper, const float* lower, int64_t padded,
-                           const typename S::Element* min, const typename S::Element* max,
-                           int64_t dim, float* out, int64_t ld) {
+template <class S>
+HWY_INLINE float bound_page(const float* upper, const float* lower, const typename S::Element* min,
+                            const typename S::Element* max, int64_t dim) {
   const F f;
-  VF high[kRows], low[kRows];  // two chains a row: sums wait for each other half as long
-  for (int r = 0; r < kRows; ++r) high[r] = low[r] = hn::Zero(f);
+  VF high = hn::Zero(f), low = hn::Zero(f);  // two chains: sums wait for each other half as long
   const auto add = [&](int64_t c, const Pair& most, const Pair& least) HWY_ATTR {
-    for (int r = 0; r < kRows; ++r) {
-      const float* up = upper + r * padded + c;
-      const float* down = lower + r * padded + c;
-      high[r] = hn::MulAdd(hn::LoadU(f, up), most.a, high[r]);
-      low[r] = hn::MulAdd(hn::LoadU(f, down), least.a, low[r]);
-      high[r] = hn::MulAdd(hn::LoadU(f, up + kLanes), most.b, high[r]);
-      low[r] = hn::MulAdd(hn::LoadU(f, down + kLanes), least.b, low[r]);
-    }
+    high = hn::MulAdd(hn::LoadU(f, upper + c), most.a, high);
+    low = hn::MulAdd(hn::LoadU(f, lower + c), least.a, low);
+    high = hn::MulAdd(hn::LoadU(f, upper + c + kLanes), most.b, high);
+    low = hn::MulAdd(hn::LoadU(f, lower + c + kLanes), least.b, low);
   };
   int64_t c = 0;
   for (; c + kChunk <= dim; c += kChunk) add(c, load_pair<S>(max + c), load_pair<S>(min + c));
   if (c < dim) add(c, load_pair_tail<S>(max + c, dim - c), load_pair_tail<S>(min + c, dim - c));
-  for (int r = 0; r < kRows; ++r) {
-    out[r * ld] = hn::GetLane(hn::SumOfLanes(f, hn::Add(high[r], low[r])));
-  }
+  return hn::GetLane(hn::SumOfLanes(f, hn::Add(high, low)));
 }
 
-template <class S>
-void page_bounds_as(const float* upper, const float* lower, int64_t rows, const void* min,
-                    const void* max, int64_t n, int64_t dim, float* out, int64_t ld) {
-  const auto* least = static_cast<const typename S::Element*>(min);
-  const auto* most = static_cast<const typename S::Element*>(max);
-  const int64_t padded = padded_dim(dim);
-  for (int64_t j = 0; j < n; ++j) {
-    const int64_t at = j * dim;
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-      bound_page<S, 4>(upper + r * padded, lower + r * padded, padded, least + at, most + at, dim,
-                       out + r * ld + j, ld);
-    }
-    for (; r < rows; ++r) {
-      bound_page<S, 1>(upper + r * padded, lower + r * padded, padded, least + at, most + at, dim,
-                       out + r * ld + j, ld);
-    }
-  }
-}
-
-void page_bounds(DType dtype, const float* upper, const float* lower, int64_t rows, const void* min,
-                 const void* max, int64_t n, int64_t dim, float* out, int64_t ld) {
+void page_bounds(DType dtype, const float* upper, const float* lower, const void* min,
+                 const void* max, int64_t n, int64_t dim, float* out) {
   with_stored(dtype, [&](auto s) HWY_ATTR {
-    page_bounds_as<decltype(s)>(upper, lower, rows, min, max, n, dim, out, ld);
+    using Element = typename decltype(s)::Element;
+    const auto* least = static_cast<const Element*>(min);
+    const auto* most = static_cast<const Element*>(max);
+    for (int64_t j = 0; j < n; ++j, least += dim, most += dim) {
+      out[j] = bound_page<decltype(s)>(upper, lower, least, most, dim);
+    }
   });
 }
 

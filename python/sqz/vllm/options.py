@@ -10,8 +10,8 @@ from typing import Any
 import sqz
 
 # Arguments of sqz.Session that SQZ_<NAME> sets. The device, its share of the heads, and the most tokens are vLLM's.
-SESSION_ARGUMENTS = ("selector", "budget", "keep", "thresholds", "rule", "group", "levels", "block",
-                     "dense_layers", "layer_scales", "uniform_layers", "threads", "mass")
+SESSION_ARGUMENTS = ("selector", "budget", "keep", "thresholds", "rule", "levels", "block",
+                     "dense_layers", "layer_scales", "uniform_layers", "threads")
 
 
 @dataclass(frozen=True)

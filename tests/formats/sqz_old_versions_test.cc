@@ -1,0 +1,36 @@
+// Files that older versions wrote (tests/golden/index) are read as if they were new.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/common/tiny_index.h"
+
+namespace sqz {
+namespace {
+
+std::shared_ptr<const SqzFile> golden(int version) {
+  const auto file =
+      SqzFile::open(concat(SQZ_SOURCE_DIR "/tests/golden/index/version", version, ".sqz"));
+  EXPECT_TRUE(file.ok()) << file.status().message();
+  return file.ok() ? *file : nullptr;
+}
+
+// The file has the tiny index's calibration for the mean, and other numbers for the policies max
+// and any.
+TEST(OldVersions, TheCalibrationOfTheMeanIsRead) {
+  for (const int version : {1, 2}) {
+    SCOPED_TRACE(version);
+    const auto file = golden(version);
+    ASSERT_NE(file, nullptr);
+    EXPECT_EQ(file->metadata().version, version);
+    EXPECT_THAT(file->verify()->problems, ::testing::IsEmpty());
+    const auto found = file->calibration();
+    ASSERT_TRUE(found.ok()) << found.status().message();
+    const Calibration expected = testing::tiny::calibration(file->metadata());
+    EXPECT_EQ(found->thresholds, expected.thresholds);
+    EXPECT_EQ(found->coarse, expected.coarse);
+    EXPECT_EQ(found->shares, expected.shares);
+  }
+}
+
+}  // namespace
+}  // namespace sqz
