@@ -16,8 +16,8 @@ namespace po = boost::program_options;
 const std::map<std::string, int32_t> kSelectors = {{"auto", SQZ_SELECTOR_AUTO},
                                                    {"squeezed", SQZ_SELECTOR_SQUEEZED},
                                                    {"dense", SQZ_SELECTOR_DENSE}};
-const std::map<std::string, int32_t> kRules = {{"threshold", SQZ_RULE_THRESHOLD},
-                                               {"budget", SQZ_RULE_BUDGET}};
+const std::map<std::string, int32_t> kRules = {{"budget", SQZ_RULE_BUDGET},
+                                               {"threshold", SQZ_RULE_THRESHOLD}};
 
 int32_t named(const std::map<std::string, int32_t>& names, const po::variables_map& given,
               const std::string& option) {
@@ -44,8 +44,8 @@ po::options_description settings(bool on_command_line) {
        "layer to serve; -1: all of a capture, 0 from standard input")  //
       ("selector", po::value<std::string>()->default_value("auto"),
        "squeezed, dense, or auto: what the index was built for")  //
-      ("rule", po::value<std::string>()->default_value("threshold"),
-       "threshold or budget")  //
+      ("rule", po::value<std::string>()->default_value("budget"),
+       "budget or threshold")  //
       ("budget", po::value<double>()->default_value(0.125),
        "fraction of the fixed context's bytes to read")                                 //
       ("levels", po::value<int32_t>()->default_value(0), "levels of the tree; 0: all")  //

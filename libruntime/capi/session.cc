@@ -23,7 +23,7 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
   }
   const auto last_selector = static_cast<int32_t>(sqz::selector_types().size()) - 1;
   SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, last_selector));
-  SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_BUDGET));
+  SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_THRESHOLD));
   sqz::SessionOptions options;
   options.selection.selector = static_cast<sqz::SelectorKind>(o.selector);
   options.selection.rule = static_cast<sqz::RuleKind>(o.rule);
@@ -99,6 +99,7 @@ double ratio(uint64_t part, uint64_t whole) {
 }  // namespace
 
 // The ABI's numbers are the places in the list of selectors.
+static_assert(static_cast<int>(sqz::SelectorKind::kAuto) == SQZ_SELECTOR_AUTO);
 static_assert(static_cast<int>(sqz::SelectorKind::kSqueezed) == SQZ_SELECTOR_SQUEEZED);
 static_assert(static_cast<int>(sqz::SelectorKind::kDense) == SQZ_SELECTOR_DENSE);
 static_assert(static_cast<int>(sqz::SelectorKind::kQuest) == SQZ_SELECTOR_QUEST);

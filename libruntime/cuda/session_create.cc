@@ -114,6 +114,7 @@ SetLevels set_levels_of(SelectorKind selector) {
     case SelectorKind::kSaap:
       return set_buckets;
     case SelectorKind::kIdeal:
+    case SelectorKind::kAuto:
       return nullptr;
   }
   return nullptr;

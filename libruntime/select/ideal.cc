@@ -124,7 +124,7 @@ Result<PreparedSelector> prepare_ideal(const SelectorInputs& inputs,
     const std::array curves = {grid, grid + Calibration::kGrid};
     spread_thresholds(inputs.metadata, inputs.calibration.key_shares, curves, 1.0, plan);
   }
-  if (request.rule == RuleKind::kBudget) {
+  if (request.rule == RuleKind::kBudget && request.thresholds == nullptr) {
     fill_head_keep(inputs.metadata, inputs.calibration.key_shares, plan);
     spread_head_keep(inputs.metadata, plan);
   }

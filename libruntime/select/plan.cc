@@ -113,9 +113,6 @@ Status check_amount(const SelectionRequest& r) {
   if (r.thresholds != nullptr && !r.layer_scales.empty()) {
     return invalid("layer_scales take a budget or keep, found thresholds");
   }
-  if (r.thresholds != nullptr && r.rule == RuleKind::kBudget) {
-    return invalid("the rule budget takes a budget or keep, found thresholds");
-  }
   return {};
 }
 

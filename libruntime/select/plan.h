@@ -13,14 +13,24 @@
 namespace sqz {
 
 // As in sqz.h; each is an entry of selector_types() (select/registry.h).
-enum class SelectorKind { kSqueezed, kDense, kQuest, kIdeal, kStream, kWindow, kH2o, kSaap };
-enum class RuleKind { kThreshold, kBudget };
+enum class SelectorKind {
+  kAuto,  // becomes another one before it is prepared: fitting_selector()
+  kSqueezed,
+  kDense,
+  kQuest,
+  kIdeal,
+  kStream,
+  kWindow,
+  kH2o,
+  kSaap
+};
+enum class RuleKind { kBudget, kThreshold };
 
 // At most one of budget, keep and thresholds is given; see sqz_session_options for their meaning.
 struct SelectionRequest {
   SelectorKind selector = SelectorKind::kSqueezed;
-  RuleKind rule = RuleKind::kThreshold;
-  int levels = 0;  // 0 = all
+  RuleKind rule = RuleKind::kBudget;  // thresholds imply kThreshold
+  int levels = 0;                     // 0 = all
   double budget = 0;
   double keep = 0;
   const double* thresholds = nullptr;  // [levels in use], T

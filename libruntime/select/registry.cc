@@ -9,9 +9,9 @@ namespace {
 
 // Quest, section 3.4: attention of the first two layers is not sparse.
 constexpr SelectorType kSelectors[] = {
-    {"squeezed", prepare_squeezed, 0}, {"dense", prepare_dense, 0},   {"quest", prepare_quest, 2},
-    {"ideal", prepare_ideal, 0},       {"stream", prepare_stream, 0}, {"window", prepare_window, 0},
-    {"h2o", prepare_h2o, 0},           {"saap", prepare_saap, 0}};
+    {"auto", nullptr, 0},          {"squeezed", prepare_squeezed, 0}, {"dense", prepare_dense, 0},
+    {"quest", prepare_quest, 2},   {"ideal", prepare_ideal, 0},       {"stream", prepare_stream, 0},
+    {"window", prepare_window, 0}, {"h2o", prepare_h2o, 0},           {"saap", prepare_saap, 0}};
 
 }  // namespace
 

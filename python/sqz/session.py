@@ -16,14 +16,14 @@ from sqz.index import Index
 
 
 def _selectors() -> dict[str, int]:
-    names = {"auto": 255}
-    while name := lib.sqz_selector_name(len(names) - 1):
-        names[name.decode()] = len(names) - 1
+    names: dict[str, int] = {}
+    while name := lib.sqz_selector_name(len(names)):
+        names[name.decode()] = len(names)
     return names
 
 
 _SELECTORS = _selectors()
-_RULES = {"threshold": 0, "budget": 1}
+_RULES = {"budget": 0, "threshold": 1}
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Session(Handle):
         or "saap". Unless it is dense, give one of the next three.
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
         level in use, coarse to fine.
-    rule: "threshold" or "budget". What is not read
-        is dropped; "squeezed" approximates it if the index has key codes, which a GPU does not use.
+    rule: "budget" (the default) or "threshold", which thresholds imply. What is not read is dropped; "squeezed"
+        approximates it if the index has key codes, which a GPU does not use.
     levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
     layer_scales: each layer's keep as a multiple of the average. uniform_layers: all alike, whatever the index says.
@@ -64,26 +64,26 @@ class Session(Handle):
     """
 
     def __init__(self, index: Index, selector: str = "auto", budget: float | None = None, keep: float | None = None,
-                 thresholds: Sequence[float] | None = None, rule: str = "threshold",
-                 levels: int = 0, block: int = 0, dense_layers: int = 0,
-                 layer_scales: Sequence[float] | None = None, uniform_layers: bool = False, max_tokens: int = 0,
-                 max_request_tokens: int = 0, threads: int = 0, device: Device | None = None,
+                 thresholds: Sequence[float] | None = None, rule: str | None = None, levels: int = 0, block: int = 0,
+                 dense_layers: int = 0, layer_scales: Sequence[float] | None = None, uniform_layers: bool = False,
+                 max_tokens: int = 0, max_request_tokens: int = 0, threads: int = 0, device: Device | None = None,
                  kv_heads: tuple[int, int] | None = None) -> None:
         if not isinstance(index, Index):
             raise TypeError(f"index: found {type(index).__name__}, expected an Index")
         device_type, device_id = device_of(device)
         first, count = head_range(kv_heads)
         scales, limits = doubles("layer_scales", layer_scales), doubles("thresholds", thresholds)
+        if limits is not None and rule == "budget":
+            raise ValueError("rule: found 'budget' with thresholds, expected 'threshold' or none")
         used = 1 if selector == "ideal" else min(levels or index.info.levels, index.info.levels) or 1
         if limits is not None and len(limits) != used:
             raise ValueError(f"thresholds: found {len(limits)}, expected {used}, one for each level in use")
         options = _library.SessionOptions(
             device_type=device_type, device_id=device_id, selector=choice("selector", selector, _SELECTORS),
-            rule=choice("rule", rule, _RULES),
-            levels=levels, budget=budget or 0, keep=keep or 0,
-            thresholds=limits, block=block, max_tokens=max_tokens, threads=threads,
-            dense_layers=dense_layers, max_request_tokens=max_request_tokens, layer_scales=scales,
-            layer_scale_count=len(scales or ()), uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count)
+            rule=choice("rule", rule or "budget", _RULES), levels=levels, budget=budget or 0, keep=keep or 0,
+            thresholds=limits, block=block, max_tokens=max_tokens, threads=threads, dense_layers=dense_layers,
+            max_request_tokens=max_request_tokens, layer_scales=scales, layer_scale_count=len(scales or ()),
+            uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count)
         self.index = index
         on_gpu = index._uploaded.get(device_id) if device_type == CUDA else None
         self.kv_heads = count or on_gpu or index.info.kv_heads

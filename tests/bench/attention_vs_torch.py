@@ -128,7 +128,8 @@ def served(layer, sessions, sets, calls, indptr=None):
 def settings(sparsity, **more):
     yield "sqz dense", dict(selector="dense", **more)
     for levels in (1, 2):
-        yield f"sqz, {levels} level{'s'[:levels - 1]}", dict(selector="squeezed", levels=levels, keep=1 - sparsity, **more)
+        yield f"sqz, {levels} level{'s'[:levels - 1]}", dict(selector="squeezed", rule="threshold", levels=levels,
+                                                             keep=1 - sparsity, **more)
 
 
 def torch_rows(table, layer, sets, calls, tokens):

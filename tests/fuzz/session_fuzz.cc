@@ -73,7 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.threads = 1;
   options.max_tokens = 1 + tokens % 4;
   if (how & 32) options.first_kv_head = info.kv_heads - 1;
-  // Squeezed twice: by thresholds, and by the rule that holds the budget whatever they are.
+  // What the index was built for twice: by thresholds, and by the rule that holds the budget.
   for (int n = 0; sqz_selector_name(static_cast<sqz_selector>(std::max(n - 1, 0))); ++n) {
     const int selector = std::max(n - 1, 0);
     options.selector = selector;

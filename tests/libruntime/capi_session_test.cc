@@ -13,6 +13,7 @@ using testing::Call;
 using testing::CApi;
 
 TEST_F(CApi, SelectorsHaveNamesAndNumbers) {
+  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_AUTO), "auto");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_SQUEEZED), "squeezed");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_DENSE), "dense");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_QUEST), "quest");
@@ -175,7 +176,7 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.dense_layers = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.dense_layers = -2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_DENSE; }, SQZ_INVALID_ARGUMENT},  // with a budget
-      {[](auto& o) { o.rule = 3; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.rule = 2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.block = -1; }, SQZ_INVALID_ARGUMENT},

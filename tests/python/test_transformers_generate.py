@@ -64,7 +64,7 @@ def test_dense_is_transformers_over_the_whole_context(model, tokenizer, context,
 
 
 @pytest.mark.parametrize("session", [
-    {"budget": 0.25}, {"budget": 0.25, "rule": "budget"}, {"keep": 0.1, "levels": 1},
+    {"budget": 0.25}, {"budget": 0.25, "rule": "threshold"}, {"keep": 0.1, "levels": 1},
     {"budget": 0.3, "block": 4}])
 def test_sparse_is_sqz_generate(session, index, ask, tokenizer, model):
     options = [part for name, value in session.items() for part in (

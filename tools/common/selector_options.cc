@@ -16,7 +16,6 @@ std::string in_unit_interval(const std::string& text) {
 }
 
 Result<int32_t> selector_number(const std::string& name) {
-  if (name == kAutoSelector) return SQZ_SELECTOR_AUTO;
   const std::vector<std::string> names = selector_names();
   const auto at = std::find(names.begin(), names.end(), name);
   if (at != names.end()) return static_cast<int32_t>(at - names.begin());
@@ -29,12 +28,10 @@ Result<int32_t> selector_number(const std::string& name) {
 void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* dense) {
   std::optional<HelpSection> section;
   section.emplace(app, "Selection");
-  std::vector<std::string> names = selector_names();
-  names.insert(names.begin(), kAutoSelector);
   app.add_option("--selector", options.selector,
                  "What decides which keys are read; auto: what the index was built for (clusters "
                  "squeezed, pages quest, buckets saap, a pruned index its own)")
-      ->check(CLI::IsMember(names));
+      ->check(CLI::IsMember(selector_names()));
   auto* budget = app.add_option("--budget", options.budget,
                                 "Fraction of the fixed context's bytes to read (default 0.125)")
                      ->check(in_unit_interval);
@@ -50,8 +47,10 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
   sparsity->excludes(threshold);
   app.add_option("--levels", options.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->check(CLI::Range(0, 16));
-  app.add_option("--rule", options.rule, "One threshold for all heads, or the budget held by each")
-      ->check(CLI::IsMember({"threshold", "budget"}));
+  app.add_option("--rule", options.rule,
+                 "The budget held by each head, or one threshold for all (default: budget; with "
+                 "--threshold, threshold)")
+      ->check(CLI::IsMember({"budget", "threshold"}));
   app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
       ->check(whole_number(0));
   app.add_option("--layers", options.layers,
@@ -93,7 +92,7 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
   SQZ_ASSIGN_OR_RETURN(out.selector, selector_number(options.selector));
   if (options.dense_layers)
     out.dense_layers = *options.dense_layers > 0 ? *options.dense_layers : -1;
-  out.rule = options.rule == "budget" ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
+  out.rule = options.rule == "threshold" ? SQZ_RULE_THRESHOLD : SQZ_RULE_BUDGET;
   if (out.selector == SQZ_SELECTOR_DENSE) return out;
   out.uniform_layers = options.layers == kUniformLayers ? 1 : 0;
   if (!options.layer_scales.empty()) {
@@ -105,7 +104,7 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
       return Status(Code::kInvalidArgument,
                     "--threshold is one for all layers: pass --budget or --sparsity with --layers");
     }
-    if (out.rule == SQZ_RULE_BUDGET) {
+    if (options.rule == "budget") {
       return Status(Code::kInvalidArgument,
                     "--threshold sets thresholds, but --rule budget has none: pass --budget");
     }

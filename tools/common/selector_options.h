@@ -14,15 +14,13 @@
 
 namespace sqz {
 
-inline constexpr const char* kAutoSelector = "auto";  // the one that the index was built for
-
 struct SelectorOptions {
-  std::string selector = kAutoSelector;
-  std::optional<double> budget;  // at most one of the next three; none: kDefaultBudget
+  std::string selector = "auto";  // the one that the index was built for
+  std::optional<double> budget;   // at most one of the next three; none: kDefaultBudget
   std::optional<double> sparsity;
   std::vector<double> thresholds;  // coarse to fine
   int levels = 0;
-  std::string rule = "threshold";
+  std::string rule;  // empty: budget or, with thresholds, threshold
   int64_t block = 0;
   std::optional<int> dense_layers;  // none: what the selector wants
   std::string layers;  // a layer profile, or kUniformLayers; empty: what the index embeds

@@ -92,9 +92,9 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
   app.add_option("--levels", settings.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->delimiter(',')
       ->check(CLI::Range(0, 16));
-  app.add_option("--rule", settings.rules, "threshold, budget (of squeezed and ideal)")
+  app.add_option("--rule", settings.rules, "budget, threshold (of squeezed and ideal)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"threshold", "budget"}));
+      ->check(CLI::IsMember({"budget", "threshold"}));
   app.add_option("--rows", settings.rows,
                  "Rows of the index: bf16, q8 (of selectors that read clusters)")
       ->delimiter(',')

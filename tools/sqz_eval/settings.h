@@ -61,7 +61,7 @@ struct SettingOptions {
   std::vector<std::string> selectors = {"dense", "squeezed"};
   std::vector<double> budgets = {kDefaultBudget};
   std::vector<int> levels = {0};
-  std::vector<std::string> rules = {"threshold"};
+  std::vector<std::string> rules = {"budget"};
   std::vector<std::string> rows = {"bf16"};
   std::vector<int> key_codes = {0};
   bool gpu = false;  // serves: it does not use key codes

@@ -20,9 +20,9 @@ struct ProfileArguments {
   std::string p = "1";  // a number, or "auto"
   std::string allocate = "groups";
   std::string sweep;  // "p=1,0.9": values to measure; empty: none, or with `auto` kStandardSweep
-  std::string selector = "squeezed", rule = "threshold";  // of what is measured
-  int64_t held_out = 1024;                                // tokens behind each window
-  int64_t block = 0;                                      // of them that share a selection; 0: all
+  std::string selector = "squeezed", rule = "budget";  // of what is measured
+  int64_t held_out = 1024;                             // tokens behind each window
+  int64_t block = 0;                                   // of them that share a selection; 0: all
   std::string run_dtype;
 
   // Whether losses are measured on held-out text.

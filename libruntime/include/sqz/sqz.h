@@ -185,40 +185,41 @@ SQZ_API sqz_status sqz_index_unload(sqz_index* index, int32_t device_id);
 typedef struct sqz_session sqz_session;
 
 typedef enum sqz_selector {
-  SQZ_SELECTOR_SQUEEZED = 0, /* clusters scored by equations 1 to 3 of Squeezed Attention. If the
+  SQZ_SELECTOR_AUTO = 0,     /* the one that the index was built for: squeezed for clusters, quest
+                                for pages, saap for buckets, a pruned index's own */
+  SQZ_SELECTOR_SQUEEZED = 1, /* clusters scored by equations 1 to 3 of Squeezed Attention. If the
                                 index has key codes, these choose single keys, and what is not read
                                 is approximated: a key by its code and its cluster's mean value, a
                                 cluster of N keys by N keys equal to its centroid with the mean
                                 value. Without key codes, and on CUDA, which does not use them,
                                 what is not read counts nothing */
-  SQZ_SELECTOR_DENSE = 1,    /* every key: the reference */
-  SQZ_SELECTOR_QUEST = 2,    /* the pages with the greatest upper bound of q.k, as many as the
+  SQZ_SELECTOR_DENSE = 2,    /* every key: the reference */
+  SQZ_SELECTOR_QUEST = 3,    /* the pages with the greatest upper bound of q.k, as many as the
                                 budget pays; needs an index of pages */
-  SQZ_SELECTOR_IDEAL = 3,    /* single keys by their own attention weight, for each token by itself.
+  SQZ_SELECTOR_IDEAL = 4,    /* single keys by their own attention weight, for each token by itself.
                                 It looks at every key and does not count that: no selector does
                                 better. Needs an index built with --calibrate-keys, unless
                                 thresholds are given */
-  SQZ_SELECTOR_STREAM = 4,   /* sink and most recent keys only, whatever is asked */
-  SQZ_SELECTOR_WINDOW = 5,   /* the most recent keys only, without the sink */
-  SQZ_SELECTOR_H2O = 6,      /* half the most recent keys, half those that the context's own tokens
+  SQZ_SELECTOR_STREAM = 5,   /* sink and most recent keys only, whatever is asked */
+  SQZ_SELECTOR_WINDOW = 6,   /* the most recent keys only, without the sink */
+  SQZ_SELECTOR_H2O = 7,      /* half the most recent keys, half those that the context's own tokens
                                 attended to most; needs an index built with --heavy-hitters */
-  SQZ_SELECTOR_SAAP = 7,     /* the buckets that a trained network names from the queries before
+  SQZ_SELECTOR_SAAP = 8      /* the buckets that a trained network names from the queries before
                                 RoPE, best first until the keys asked for are read; needs an index
                                 of buckets, and q_before_rope or positions in sqz_attend_args.
                                 The networks' bytes are the model's, and not counted */
-  SQZ_SELECTOR_AUTO = 255    /* the one that the index was built for: squeezed for clusters, quest
-                                for pages, saap for buckets, a pruned index's own. It has no name */
 } sqz_selector;
 
-/* "squeezed", "dense", ...: static; null for a number that this library has no selector for. Counts
+/* "auto", "squeezed", ...: static; null for a number that this library has no selector for. Counts
  * from 0 without gaps. */
 SQZ_API const char* sqz_selector_name(sqz_selector selector);
 
 typedef enum sqz_rule {
-  SQZ_RULE_THRESHOLD = 0, /* score >= T, one T for all layers and heads (the paper's) */
-  SQZ_RULE_BUDGET = 1     /* per (layer, KV head) the calibrated share, filled best first: holds
-                             the asked number of keys, to half a cluster a head */
-} sqz_rule;               /* of squeezed and ideal; the others hold the budget by themselves */
+  SQZ_RULE_BUDGET = 0,   /* per (layer, KV head) the calibrated share, filled best first: holds the
+                            asked number of keys, to half a cluster a head */
+  SQZ_RULE_THRESHOLD = 1 /* score >= T, one T for all layers and heads (the paper's); implied by
+                            thresholds */
+} sqz_rule;              /* of squeezed and ideal; the others hold the budget by themselves */
 
 typedef struct sqz_session_options {
   uint32_t struct_size; /* sizeof(sqz_session_options) */

@@ -52,7 +52,6 @@ T make() {
 
 inline sqz_session_options options_for_budget(double budget) {
   auto options = make<sqz_session_options>();
-  options.selector = SQZ_SELECTOR_AUTO;
   options.budget = budget;
   return options;
 }
