@@ -163,7 +163,7 @@ def check_head(index, layer, head, clusters):
         first = first[offsets]
         for what, means in (("keys", "centroids"), ("values", "value_means")):
             mean_name = f"{prefix}level.{level}.{means}"
-            if what == "values" and meta.get("rows") == "q4" or prefix + what not in index.tensors:
+            if prefix + what not in index.tensors:
                 continue
             if mean_name in index.tensors:
                 rows, scales = decoded(index, layer, head, what, f"{prefix}level.{len(clusters)}.{means}")
