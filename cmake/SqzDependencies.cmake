@@ -10,15 +10,6 @@ find_path(SQZ_HIGHWAY_INCLUDE hwy/highway.h REQUIRED)  # header only (no libhwy 
 if(NOT SQZ_RUNTIME_ONLY)
   find_package(OpenMP REQUIRED)
   find_package(faiss REQUIRED)
-  # A FAISS with GPU support installs these headers, and its library has the code behind them.
-  get_target_property(SQZ_FAISS_INCLUDE faiss INTERFACE_INCLUDE_DIRECTORIES)
-  find_path(SQZ_FAISS_GPU_INCLUDE faiss/gpu/GpuIndexFlat.h PATHS ${SQZ_FAISS_INCLUDE}
-    NO_DEFAULT_PATH)
-  set(SQZ_FAISS_GPU OFF)
-  if(SQZ_FAISS_GPU_INCLUDE)
-    set(SQZ_FAISS_GPU ON)
-    find_package(CUDAToolkit REQUIRED)  # its config names CUDA::cudart without finding it, either
-  endif()
   find_package(HDF5 REQUIRED COMPONENTS C)
   find_package(CLI11 REQUIRED)
   find_package(spdlog REQUIRED)

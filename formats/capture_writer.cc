@@ -46,7 +46,7 @@ class Writer : public CaptureWriter {
     const Hdf5Quiet quiet;
     // The temporary file is there already: HDF5 truncates it and keeps its inode.
     const Hdf5Id access(H5Pcreate(H5P_FILE_ACCESS));
-    H5Pset_file_locking(access.get(), false, false);  // it is locked already, by AtomicFile
+    H5Pset_file_locking(access.get(), false, false);  // not every file system has locks
     file_ = Hdf5Id(
         H5Fcreate(output_.temporary_path().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()));
     if (!file_.ok()) return write_error("create");

@@ -21,20 +21,6 @@ Result<JsonDocument> parse_json_object(std::string_view text, std::string_view l
   return unexpected(json.root(), concat(label, ": top level"), "an object");
 }
 
-Status check_settings(const JsonValue& found, const JsonMembers& expected,
-                      const std::string& path) {
-  for (const auto& [name, value] : expected) {
-    const JsonValue* at = found.find(name);
-    if (at != nullptr && JsonText(*at) == value) continue;
-    return {Code::kMismatch,
-            bad_field(path, name, at == nullptr ? "nothing" : found_text(*at),
-                      concat(value.str(),
-                             ", as asked for now: resume with the options that it was begun with, "
-                             "or begin anew"))};
-  }
-  return {};
-}
-
 JsonFields::JsonFields(const JsonValue& object, std::string label, std::string prefix)
     : object_(object), label_(std::move(label)), prefix_(std::move(prefix)) {
   if (!object.is_object()) status_ = unexpected(object, label_, "an object");

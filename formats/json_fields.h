@@ -59,10 +59,6 @@ Result<JsonDocument> parse_json_object(std::string_view text, std::string_view l
 // kCorrupt "LABEL: found VALUE, expected EXPECTED".
 Status unexpected(const JsonValue& found, std::string_view label, std::string_view expected);
 
-// kMismatch, naming the first setting that is another in `found`, the object in the file PATH that
-// a piece of work would go on from.
-Status check_settings(const JsonValue& found, const JsonMembers& expected, const std::string& path);
-
 // A JSON value as a message may print it.
 std::string found_text(const JsonValue& value);
 

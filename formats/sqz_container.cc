@@ -17,10 +17,8 @@ struct Kind {
   const char* name;
   const char* words;
 };
-constexpr Kind kFileKinds[] = {{"index", "an index"},
-                               {"layers", "a layer profile"},
-                               {"qmodel", "a query classifier"},
-                               {"qmodel-checkpoint", "a checkpoint of a query classifier"}};
+constexpr Kind kFileKinds[] = {
+    {"index", "an index"}, {"layers", "a layer profile"}, {"qmodel", "a query classifier"}};
 const Kind& kind_of(FileKind kind) {
   return kFileKinds[static_cast<size_t>(kind)];
 }

@@ -16,8 +16,8 @@
 
 namespace sqz {
 
-enum class FileKind { kIndex, kLayers, kQmodel, kQmodelCheckpoint };
-// "index", "layers", "qmodel", "qmodel-checkpoint": the metadata's `kind`.
+enum class FileKind { kIndex, kLayers, kQmodel };
+// "index", "layers", "qmodel": the metadata's `kind`.
 const char* kind_name(FileKind kind);
 
 inline constexpr const char* kChecksumsKey = "checksums";  // of "__metadata__"

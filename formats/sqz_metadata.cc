@@ -238,6 +238,22 @@ void read_codes(MetadataStrings& in, IndexMetadata& m) {
   }
 }
 
+// The metadata by names that a message can say: "build.seed", "sink".
+JsonMembers settings_of(const std::map<std::string, std::string>& metadata) {
+  JsonMembers out;
+  for (const auto& [key, text] : metadata) {
+    if (key == kChecksumsKey || key == kCalibrationKey) continue;
+    const auto json = parse_json(text, key);
+    if (!json.ok() || !json->root().is_object()) {
+      out[key] = text;
+      continue;
+    }
+    for (const JsonValue& member : json->root().items())
+      out[concat(key, ".", member.key())] = JsonText(member);
+  }
+  return out;
+}
+
 }  // namespace
 
 JsonText to_json(const LayerBudgets& budgets) {
@@ -323,21 +339,6 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
   }
   if (m.layer_budgets) out["layer_budgets"] = to_json(*m.layer_budgets).str();
   if (!m.chat.is_null()) out["chat"] = m.chat.str();
-  return out;
-}
-
-JsonMembers settings_of(const std::map<std::string, std::string>& metadata) {
-  JsonMembers out;
-  for (const auto& [key, text] : metadata) {
-    if (key == kChecksumsKey || key == kCalibrationKey) continue;
-    const auto json = parse_json(text, key);
-    if (!json.ok() || !json->root().is_object()) {
-      out[key] = text;
-      continue;
-    }
-    for (const JsonValue& member : json->root().items())
-      out[concat(key, ".", member.key())] = JsonText(member);
-  }
   return out;
 }
 

@@ -27,9 +27,6 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
 // tensors, and of the calibration only `source`, where that is not the tail. 16 hexadecimal digits.
 std::string build_id(std::map<std::string, std::string> metadata, const std::string& source);
 
-// The same by names that a message can say: "build.seed", "sink".
-JsonMembers settings_of(const std::map<std::string, std::string>& metadata);
-
 // kMismatch, naming the first setting that differs. Neither hashes nor calibration are compared.
 Status check_same_build(const std::map<std::string, std::string>& found,
                         const std::map<std::string, std::string>& expected,

@@ -6,7 +6,6 @@
 #include "formats/sqz_container.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
-#include "formats/sqz_resume.h"
 
 namespace sqz {
 
@@ -74,9 +73,8 @@ struct SqzWriter::State {
   IndexMetadata metadata;
   FileLayout layout;
   AtomicFile file;
-  std::vector<uint64_t> hashes;        // of layout.tensors
-  std::vector<bool> written;           // layers
-  std::unique_ptr<ResumeFront> front;  // null if it cannot be gone on with
+  std::vector<uint64_t> hashes;  // of layout.tensors
+  std::vector<bool> written;     // layers
 
   // Puts contents(tensor) into each tensor of a layer that was not written yet.
   template <class Contents>
@@ -93,21 +91,6 @@ struct SqzWriter::State {
     }
     written[static_cast<size_t>(layer)] = true;
     return {};
-  }
-
-  // Of the hashes of a layer's tensors.
-  uint64_t output_of(int64_t layer) const {
-    Xxh3Stream hash;
-    for (size_t i = 0; i < hashes.size(); ++i) {
-      if (layout.tensors[i].layer == layer) hash.update(std::as_bytes(std::span(&hashes[i], 1)));
-    }
-    return hash.digest();
-  }
-
-  Result<std::vector<std::byte>> read(const PlannedTensor& tensor) const {
-    std::vector<std::byte> out(static_cast<size_t>(tensor.bytes));
-    SQZ_RETURN_IF_ERROR(front->before().read(layout.data_offset + tensor.offset, out));
-    return out;
   }
 
   // Of the one tensor of this name.
@@ -143,35 +126,20 @@ Result<uint64_t> SqzWriter::planned_bytes(const IndexMetadata& metadata,
 
 Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string& path,
                                                      bool replace, IndexMetadata metadata,
-                                                     std::vector<LayerShape> shapes,
-                                                     const JsonMembers* resume) {
+                                                     std::vector<LayerShape> shapes) {
   if (metadata.producer.empty()) metadata.producer = producer_name();
   metadata.version = kFormatVersion;
   SQZ_ASSIGN_OR_RETURN(FileLayout layout, lay_out(metadata, shapes, path));
   const size_t tensors = layout.tensors.size(), layers = metadata.layers.size();
-  JsonMembers settings;
-  if (resume != nullptr) {
-    settings = settings_of(metadata_to_strings(metadata));
-    settings.insert(resume->begin(), resume->end());
-  }
-  SQZ_ASSIGN_OR_RETURN(
-      AtomicFile file,
-      AtomicFile::create(env, path, replace, resume ? Temporary::kKept : Temporary::kUnnamed));
-  std::unique_ptr<ResumeFront> front;
-  uint64_t there = 0;  // bytes that the file has already
-  if (resume != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(
-        front, ResumeFront::open(env, file, replace, settings, layout.data_offset, layers));
-    there = std::min(front->before().size(), layout.bytes);
-  }
-  SQZ_RETURN_IF_ERROR(env.check_room(path, layout.bytes - there));  // before hours of work
+  SQZ_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(env, path, replace));
+  SQZ_RETURN_IF_ERROR(env.check_room(path, layout.bytes));  // before hours of work
   std::unique_ptr<State> state(new State{path, std::move(metadata), std::move(layout),
                                          std::move(file), std::vector<uint64_t>(tensors),
-                                         std::vector<bool>(layers), std::move(front)});
+                                         std::vector<bool>(layers)});
   return std::unique_ptr<SqzWriter>(new SqzWriter(std::move(state)));
 }
 
-Status SqzWriter::write_layer(int64_t layer, const LayerData& data, uint64_t input) {
+Status SqzWriter::write_layer(int64_t layer, const LayerData& data) {
   State& s = *state_;
   if (layer >= 0 && std::cmp_less(layer, s.written.size())) {
     const bool dense = s.metadata.layers[static_cast<size_t>(layer)].dense;
@@ -183,34 +151,10 @@ Status SqzWriter::write_layer(int64_t layer, const LayerData& data, uint64_t inp
   }
   const auto contents = contents_of(data, s.metadata);
   const size_t prefix = layer_prefix(layer).size();
-  SQZ_RETURN_IF_ERROR(s.put_layer(layer, [&](const PlannedTensor& tensor) {
+  return s.put_layer(layer, [&](const PlannedTensor& tensor) {
     const auto found = contents.find(tensor.name.substr(prefix));
     return found == contents.end() ? std::span<const std::byte>() : found->second;
-  }));
-  return s.front ? s.front->record(s.file, layer, {input, s.output_of(layer)}) : Status();
-}
-
-Result<bool> SqzWriter::take_over(int64_t layer, uint64_t input) {
-  State& s = *state_;
-  const LayerRecord* record = s.front ? s.front->find(layer, input) : nullptr;
-  if (record == nullptr) return false;
-  for (size_t i = 0; i < s.hashes.size(); ++i) {
-    if (s.layout.tensors[i].layer != layer) continue;
-    const auto data = s.read(s.layout.tensors[i]);
-    if (data.status().code() == Code::kCorrupt) return false;  // the file ends before
-    if (!data.ok()) return data.status();
-    s.hashes[i] = xxh3_64(*data);
-  }
-  const bool whole = s.output_of(layer) == record->output;
-  s.written[static_cast<size_t>(layer)] = whole;
-  return whole;
-}
-
-Result<std::vector<std::byte>> SqzWriter::read_tensor(const std::string& name) const {
-  for (const PlannedTensor& tensor : state_->layout.tensors) {
-    if (tensor.name == name) return state_->read(tensor);
-  }
-  return Status(Code::kInternal, concat(state_->path, ": no tensor ", name));
+  });
 }
 
 Status SqzWriter::copy_layer(int64_t layer, const SqzFile& from) {
@@ -234,9 +178,6 @@ Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
     SQZ_RETURN_IF_ERROR(s.put(kRotationName, std::as_bytes(std::span(rotation))));
   }
 
-  // The header overwrites the records: a build that is killed from here on has to begin anew. So
-  // what takes long, syncing the tensors, comes before.
-  if (s.front) SQZ_RETURN_IF_ERROR(s.file.file().sync());
   auto& metadata = s.layout.metadata;
   metadata[kCalibrationKey] = calibration_text(calibration);
   metadata[kChecksumsKey] = checksum_text(s.layout.tensors, s.hashes);

@@ -3,9 +3,6 @@
 // All shapes are known before the first key: create() lays out the whole file, write_layer() puts
 // one layer's tensors at their offsets, commit() adds calibration, checksums and header, and
 // publishes by AtomicFile. Nothing under the final name until commit() has succeeded.
-//
-// A file that can be gone on with is written as Temporary::kKept (formats/sqz_resume.h): a process
-// that was killed leaves it, and the next one takes over the layers that are whole.
 #pragma once
 
 #include <memory>
@@ -48,27 +45,18 @@ class SqzWriter {
  public:
   // `metadata.layers` and `shapes` have one entry a layer; an empty `metadata.producer` becomes
   // this build's. Fails before creating a file if something is inconsistent (kInvalidArgument) or
-  // PATH exists and `replace` is false (kExists). With `resume`, what the file depends on beside
-  // its metadata, it can be gone on with; kMismatch if what is there is of another build.
+  // PATH exists and `replace` is false (kExists).
   static Result<std::unique_ptr<SqzWriter>> create(Env& env, const std::string& path, bool replace,
                                                    IndexMetadata metadata,
-                                                   std::vector<LayerShape> shapes,
-                                                   const JsonMembers* resume = nullptr);
+                                                   std::vector<LayerShape> shapes);
   // The size that the file will have, without creating it (for --dry-run). Hashes and the producer
   // may be empty still.
   static Result<uint64_t> planned_bytes(const IndexMetadata& metadata,
                                         const std::vector<LayerShape>& shapes);
   ~SqzWriter();
 
-  // Each layer once, in any order. A span of the wrong size is kInternal. `input`: a hash of what
-  // the layer was made of.
-  Status write_layer(int64_t layer, const LayerData& data, uint64_t input = 0);
-
-  // Takes over a layer that is in the file already: true if it is whole and was made of `input`.
-  // False, and the layer is to be written, without `resume`.
-  Result<bool> take_over(int64_t layer, uint64_t input);
-  // A tensor of such a layer.
-  Result<std::vector<std::byte>> read_tensor(const std::string& name) const;
+  // Each layer once, in any order. A span of the wrong size is kInternal.
+  Status write_layer(int64_t layer, const LayerData& data);
 
   // The same from another index, tensor by tensor as they are. kInternal if a tensor that this file
   // will have is missing there or of another size. Nothing is checked: verify() `from` before, or

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "formats/base/checked.h"
 #include "formats/base/parallel.h"
-#include "formats/sqz_layout.h"
 #include "libindex/nearest.h"
 #include "libruntime/rope.h"
 
@@ -54,34 +52,6 @@ Result<BucketOrder> order_by_bucket(const QmodelFile& qmodel, int64_t layer, con
     for (int64_t i = 0; i < count; ++i) slots[next[bucket[i]]++] = static_cast<uint32_t>(i);
     return Status();
   }));
-  return out;
-}
-
-QmodelFile embedded_qmodel(const SqzFile& index) {
-  const IndexMetadata& metadata = index.metadata();
-  QmodelFile out;
-  out.model = metadata.model;
-  out.tokenizer_hash = metadata.tokenizer_hash;
-  out.buckets = metadata.buckets;
-  out.hidden = metadata.hidden;
-  const JsonDocument build = metadata.build.parsed();
-  if (const JsonValue* recent = build.root().find("trained_for_recent")) {
-    out.recent = recent->integer(0, INT64_MAX).value_or(0);
-  }
-  const auto parts = classifier_tensors(metadata.model, out.buckets, out.hidden);
-  out.layers.resize(static_cast<size_t>(metadata.model.layers));
-  for (int64_t l = 0; l < metadata.model.layers; ++l) {
-    const LayerView view = index.layer(l);
-    if (view.buckets == 0) {
-      if (metadata.layers[static_cast<size_t>(l)].window == 0) out.dense.push_back(l);
-      continue;
-    }
-    for (const ClassifierTensor& part : parts) {
-      const float* from = view.classifier.*part.view;
-      (out.layers[static_cast<size_t>(l)].*part.values)
-          .assign(from, from + *checked_elements(part.shape));
-    }
-  }
   return out;
 }
 

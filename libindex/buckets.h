@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "formats/qmodel_file.h"
-#include "formats/sqz_file.h"
 #include "libindex/order.h"
 
 namespace sqz {
@@ -18,8 +17,8 @@ struct BucketOrder {
   std::vector<uint32_t> offsets;  // [Hkv, C + 1]: first slot of each bucket, which may be empty
 };
 
-// Keys of one layer, after RoPE at positions 0 .. N - 1, and which of them go to buckets. They do
-// as `dtype` stores them: so an index has what it takes to put its keys there again.
+// Keys of one layer, after RoPE at positions 0 .. N - 1, and which of them go to buckets. They are
+// rounded to `dtype` first.
 struct BucketKeys {
   std::span<const float> keys;  // [Hkv, N, d]
   int64_t tokens = 0;           // N
@@ -27,11 +26,7 @@ struct BucketKeys {
   DType dtype = DType::kBF16;  // BF16 or F16
 };
 
-// Does not depend on what other tokens there are.
 Result<BucketOrder> order_by_bucket(const QmodelFile& qmodel, int64_t layer, const BucketKeys& keys,
                                     int threads);
-
-// The classifier that an index of buckets holds, of all its layers, to build another one with.
-QmodelFile embedded_qmodel(const SqzFile& index);
 
 }  // namespace sqz

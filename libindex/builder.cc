@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <future>
 #include <utility>
 
@@ -38,18 +37,6 @@ class Timer {
   Stopwatch watch_;
 };
 
-// Of what a layer is made of, as far as it is on the host.
-uint64_t hash_of(const LayerInput& input) {
-  Xxh3Stream hash;
-  for (const auto part : {input.keys, input.values, input.queries, input.attention})
-    hash.update(std::as_bytes(part));
-  return hash.digest();
-}
-
-std::string name_of(const KmeansEngine* engine) {
-  return engine == nullptr ? "none" : engine->name();
-}
-
 constexpr const char* kNoMemory = "not enough memory to build the index";
 
 LayerProblem problem_of(const BuildLayout& layout, const BuildOptions& options) {
@@ -66,14 +53,12 @@ LayerProblem problem_of(const BuildLayout& layout, const BuildOptions& options) 
 
 class Builder final : public IndexBuilder {
  public:
-  Builder(BuildLayout layout, const BuildOptions& options, std::unique_ptr<KmeansEngine> engine,
-          std::unique_ptr<SqzWriter> writer)
+  Builder(BuildLayout layout, const BuildOptions& options, std::unique_ptr<KmeansEngine> engine)
       : layout_(std::move(layout)),
         model_(layout_.metadata.model),
         options_(options),
         threads_(resolve_threads(options.threads)),
         engine_(std::move(engine)),
-        writer_(std::move(writer)),
         stores_{{{model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype},
                  {model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype}}},
         compressor_(layout_.metadata) {
@@ -89,13 +74,55 @@ class Builder final : public IndexBuilder {
     if (engine_ != nullptr) report_.engine = engine_->name();
   }
 
+  const BuildOptions& options() const override { return options_; }
+
+  Result<BuildPlan> plan(bool on_device) const override {
+    BuildPlan plan;
+    SQZ_ASSIGN_OR_RETURN(plan.bytes, SqzWriter::planned_bytes(layout_.metadata, layout_.shapes));
+    plan.peak_memory = peak_memory(layout_, options_);
+    plan.clusters = report_.clusters;
+    plan.pages = report_.pages;
+    if (!takes_device_rows()) return plan;
+    const DeviceRows rows;
+    LayerProblem problem = problem_of(layout_, options_);
+    problem.device = on_device ? &rows : nullptr;
+    SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, engine_->layer_engine()->memory(problem));
+    plan.gpu_memory = memory.whole;
+    plan.gpu_memory_least = memory.least;
+    return plan;
+  }
+
+  Result<BuildReport> find(Env& env, const std::string& path) const override {
+    SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path, OpenMode::kMmap, env));
+    SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
+    if (build_id(file->raw_metadata(), calibration.source) == report_.build_id) {
+      BuildReport report = report_;
+      report.bytes = file->file_bytes();
+      return report;
+    }
+    SQZ_RETURN_IF_ERROR(
+        check_same_build(file->raw_metadata(), metadata_to_strings(layout_.metadata), path));
+    return Refuse{path, Code::kMismatch}("calibration", concat('"', calibration.source, '"'),
+                                         kTailSource);
+  }
+
+  Status begin(Env& env, const std::string& path, bool replace) override {
+    if (writer_ != nullptr) return ended();
+    const auto make = [&]() -> Status {
+      SQZ_ASSIGN_OR_RETURN(writer_,
+                           SqzWriter::create(env, path, replace, layout_.metadata, layout_.shapes));
+      return {};
+    };
+    return within_memory(make, kNoMemory);
+  }
+
   bool takes_device_rows() const override {
     return engine_ != nullptr && engine_->layer_engine() != nullptr;
   }
 
   Status add_layer(int64_t layer, const LayerInput& input,
                    const std::function<void(int64_t, int64_t)>& progress) override {
-    if (!usable_) return ended();
+    if (!usable_ || writer_ == nullptr) return ended();
     usable_ = false;
     SQZ_RETURN_IF_ERROR(within_memory([&] { return add(layer, input, progress); }, kNoMemory));
     usable_ = true;
@@ -103,14 +130,15 @@ class Builder final : public IndexBuilder {
   }
 
   Result<BuildReport> finish() override {
-    if (!usable_) return ended();
+    if (!usable_ || writer_ == nullptr) return ended();
     usable_ = false;
     return within_memory([&] { return calibrate_and_publish(); }, kNoMemory);
   }
 
  private:
   static Status ended() {
-    return Status(Code::kInvalidArgument, "the build has failed or was finished before");
+    return Status(Code::kInvalidArgument,
+                  "the build was not begun, has failed or was finished before");
   }
 
   Status check_input(int64_t layer, const LayerInput& input) {
@@ -145,21 +173,6 @@ class Builder final : public IndexBuilder {
   Status add(int64_t layer, const LayerInput& input,
              const std::function<void(int64_t, int64_t)>& progress) {
     SQZ_RETURN_IF_ERROR(check_input(layer, input));
-    const uint64_t hash = options_.resume ? hash_of(input) : 0;
-    // Single keys are calibrated by 16-bit rows.
-    const bool usable = keys_ == nullptr || layout_.metadata.rows_of(layer) == RowKind::k16;
-    bool whole = false;
-    if (options_.resume) SQZ_RETURN_IF_ERROR(written());  // the file is read
-    if (usable) {
-      SQZ_ASSIGN_OR_RETURN(whole, writer_->take_over(layer, hash));
-    }
-    if (whole) {
-      SQZ_RETURN_IF_ERROR(take_over(layer, input));
-      if (progress) progress(model_.kv_heads, model_.kv_heads);
-      ++report_.resumed;
-      ++next_layer_;
-      return Status();
-    }
     const bool sparse = layout_.shapes[layer].slots > 0;
     if (sparse && (engine_ != nullptr || keys_ != nullptr)) {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
@@ -182,10 +195,9 @@ class Builder final : public IndexBuilder {
     LayerData data = store().data();
     SQZ_RETURN_IF_ERROR(compressor_.compress(layer, data, threads_));
     // Where no thread can be had, written() writes.
-    writing_ = std::async(std::launch::async | std::launch::deferred,
-                          [this, layer, hash, kept = std::move(data)] {
-                            return writer_->write_layer(layer, kept, hash);
-                          });
+    writing_ = std::async(
+        std::launch::async | std::launch::deferred,
+        [this, layer, kept = std::move(data)] { return writer_->write_layer(layer, kept); });
     ++next_layer_;
     return Status();
   }
@@ -200,25 +212,6 @@ class Builder final : public IndexBuilder {
     if (keys_ == nullptr) return Status();
     const Timer timer(report_.seconds.calibrate);
     return keys_->add_layer(layer, keys, calibration_.sparse.back().queries, {}, threads_);
-  }
-
-  // What calibration needs of a layer that is in the file already.
-  Status take_over(int64_t layer, const LayerInput& input) {
-    if (layout_.shapes[layer].slots == 0 || (engine_ == nullptr && keys_ == nullptr))
-      return Status();
-    SQZ_RETURN_IF_ERROR(take_queries(layer, input));
-    const std::string prefix = layer_prefix(layer);
-    for (size_t k = 1; k <= layout_.clusters.size(); ++k) {
-      CalibrationLayer::Level& level = calibration_.sparse.back().levels.emplace_back();
-      const std::string name = prefix + level_prefix(k);
-      SQZ_ASSIGN_OR_RETURN(level.centroids, writer_->read_tensor(name + "centroids"));
-      SQZ_ASSIGN_OR_RETURN(const auto offsets, writer_->read_tensor(name + "offsets"));
-      level.children.resize(offsets.size() / sizeof(uint32_t));
-      std::memcpy(level.children.data(), offsets.data(), offsets.size());
-    }
-    if (keys_ == nullptr) return Status();
-    SQZ_ASSIGN_OR_RETURN(const auto keys, writer_->read_tensor(prefix + "keys"));
-    return calibrate_keys(layer, keys);
   }
 
   Status store_pages(int64_t layer, const LayerInput& input) {
@@ -371,7 +364,7 @@ class Builder final : public IndexBuilder {
   const BuildOptions options_;
   const int threads_;
   std::unique_ptr<KmeansEngine> engine_;
-  std::unique_ptr<SqzWriter> writer_;
+  std::unique_ptr<SqzWriter> writer_;  // null before begin()
   std::array<LayerStore, 2> stores_;
   LayerCompressor compressor_;
   CalibrationInput calibration_;
@@ -382,44 +375,29 @@ class Builder final : public IndexBuilder {
   std::future<Status> writing_;  // last: its end is waited for before what it reads goes
 };
 
-struct PlannedBuild {
-  BuildLayout layout;
-  std::unique_ptr<KmeansEngine> engine;  // of clusters only
-};
-
-Result<PlannedBuild> plan_build(const ModelDescription& model, int64_t tokens,
-                                const BuildOptions& options) {
-  PlannedBuild out;
-  if (options.partition == Partition::kKmeans) {
-    SQZ_ASSIGN_OR_RETURN(out.engine,
-                         make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
-  }
-  SQZ_ASSIGN_OR_RETURN(out.layout, plan_layout(model, tokens, options, name_of(out.engine.get())));
-  return out;
-}
-
-Result<PlannedBuild> plan_build(const ModelDescription& model, std::span<const int32_t> tokens,
-                                const std::string& tokenizer_hash, const BuildOptions& options) {
-  SQZ_ASSIGN_OR_RETURN(PlannedBuild out, plan_build(model, std::ssize(tokens), options));
-  out.layout.metadata.tokenizer_hash = tokenizer_hash;
-  out.layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
-  out.layout.metadata.producer = producer_name();
-  return out;
-}
-
-Status plan_gpu(const PlannedBuild& build, const BuildOptions& options, bool on_device,
-                BuildPlan& plan) {
-  if (build.layout.clusters.empty() || build.engine->layer_engine() == nullptr) return Status();
-  const DeviceRows rows;
-  LayerProblem problem = problem_of(build.layout, options);
-  problem.device = on_device ? &rows : nullptr;
-  SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, build.engine->layer_engine()->memory(problem));
-  plan.gpu_memory = memory.whole;
-  plan.gpu_memory_least = memory.least;
-  return Status();
-}
-
 }  // namespace
+
+Result<std::unique_ptr<IndexBuilder>> IndexBuilder::prepare(const ModelDescription& model,
+                                                            std::span<const int32_t> tokens,
+                                                            const std::string& tokenizer_hash,
+                                                            const BuildOptions& options) {
+  const auto make = [&]() -> Result<std::unique_ptr<IndexBuilder>> {
+    std::unique_ptr<KmeansEngine> engine;
+    if (options.partition == Partition::kKmeans) {
+      SQZ_ASSIGN_OR_RETURN(engine,
+                           make_kmeans_engine({options.engine, model.head_dim, options.gpu}));
+    }
+    SQZ_ASSIGN_OR_RETURN(BuildLayout layout,
+                         plan_layout(model, std::ssize(tokens), options,
+                                     engine == nullptr ? "none" : engine->name()));
+    layout.metadata.tokenizer_hash = tokenizer_hash;
+    layout.metadata.tokens_hash = hex(xxh3_64(std::as_bytes(tokens)));
+    layout.metadata.producer = producer_name();
+    return std::unique_ptr<IndexBuilder>(
+        new Builder(std::move(layout), options, std::move(engine)));
+  };
+  return within_memory(make, kNoMemory);
+}
 
 Result<std::unique_ptr<IndexBuilder>> IndexBuilder::create(Env& env, const std::string& path,
                                                            bool replace,
@@ -427,57 +405,9 @@ Result<std::unique_ptr<IndexBuilder>> IndexBuilder::create(Env& env, const std::
                                                            std::span<const int32_t> tokens,
                                                            const std::string& tokenizer_hash,
                                                            const BuildOptions& options) {
-  const auto make = [&]() -> Result<std::unique_ptr<IndexBuilder>> {
-    SQZ_ASSIGN_OR_RETURN(PlannedBuild build, plan_build(model, tokens, tokenizer_hash, options));
-    // Said where they are as usual, too: a build may have been begun with others.
-    const JsonMembers resume = {{"engine", name_of(build.engine.get())}, {"pass", options.pass}};
-    SQZ_ASSIGN_OR_RETURN(
-        auto writer, SqzWriter::create(env, path, replace, build.layout.metadata,
-                                       build.layout.shapes, options.resume ? &resume : nullptr));
-    return std::unique_ptr<IndexBuilder>(
-        new Builder(std::move(build.layout), options, std::move(build.engine), std::move(writer)));
-  };
-  return within_memory(make, kNoMemory);
-}
-
-Result<BuildReport> IndexBuilder::find(Env& env, const std::string& path,
-                                       const ModelDescription& model,
-                                       std::span<const int32_t> tokens,
-                                       const std::string& tokenizer_hash,
-                                       const BuildOptions& options) {
-  SQZ_ASSIGN_OR_RETURN(const PlannedBuild build,
-                       plan_build(model, tokens, tokenizer_hash, options));
-  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path, OpenMode::kMmap, env));
-  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
-  BuildReport report = build.layout.report();
-  if (build_id(file->raw_metadata(), calibration.source) == report.build_id) {
-    report.resumed = model.layers;
-    report.bytes = file->file_bytes();
-    return report;
-  }
-  SQZ_RETURN_IF_ERROR(
-      check_same_build(file->raw_metadata(), metadata_to_strings(build.layout.metadata), path));
-  return Refuse{path, Code::kMismatch}("calibration", concat('"', calibration.source, '"'),
-                                       kTailSource);
-}
-
-Result<BuildPlan> IndexBuilder::plan(const ModelDescription& model, int64_t tokens,
-                                     const BuildOptions& options, bool on_device) {
-  const auto make = [&]() -> Result<BuildPlan> {
-    SQZ_ASSIGN_OR_RETURN(PlannedBuild build, plan_build(model, tokens, options));
-    BuildLayout& layout = build.layout;
-    // As long as the real ones: they are in the file.
-    layout.metadata.tokens_hash = layout.metadata.tokenizer_hash = hex(uint64_t{0});
-    BuildPlan plan;
-    SQZ_ASSIGN_OR_RETURN(plan.bytes, SqzWriter::planned_bytes(layout.metadata, layout.shapes));
-    plan.peak_memory = peak_memory(layout, options);
-    plan.kmeans_flop = kmeans_flop(layout, options);
-    plan.clusters = layout.parts();
-    plan.pages = layout.pages;
-    SQZ_RETURN_IF_ERROR(plan_gpu(build, options, on_device, plan));
-    return plan;
-  };
-  return within_memory(make, kNoMemory);
+  SQZ_ASSIGN_OR_RETURN(auto builder, prepare(model, tokens, tokenizer_hash, options));
+  SQZ_RETURN_IF_ERROR(builder->begin(env, path, replace));
+  return builder;
 }
 
 }  // namespace sqz

@@ -1,6 +1,6 @@
 // From the keys and values of a fixed context, layer by layer, to an index file.
 //
-//   IndexBuilder::create -> add_layer (0, 1, ... L-1) -> finish
+//   IndexBuilder::prepare -> begin -> add_layer (0, 1, ... L-1) -> finish
 //
 // Pages instead of clusters: keys stay in token order, and each page gets the range of its keys.
 // Buckets: keys go to those of a query classifier (buckets.h), which is stored with them.
@@ -48,16 +48,11 @@ struct BuildOptions {
   CompressOptions compress;                   // rows of fewer bits and key codes, of clusters alone
   std::optional<LayerBudgets> layer_budgets;  // to embed: sessions spread their budget by it
   JsonText chat;                              // as IndexMetadata::chat
-  std::string engine = "auto";  // of k-means: "auto", "faiss", "faiss-gpu" or "cuda" (kmeans.h)
-  int gpu = 0;                  // number of the CUDA device, for engines that use one
+  std::string engine = "auto";                // of k-means: "auto", "faiss" or "cuda" (kmeans.h)
+  int gpu = 0;                                // number of the CUDA device, for engines that use one
   // What computed the keys, for the file and for find(): "bf16, cuda". Empty: f32 on a CPU, or not
   // known, as of a capture.
   std::string pass;
-  // Leave whole layers in "PATH.tmp.resume" if the build is killed or fails, and take over those
-  // that are there. Every layer is still to be added: one is taken over, and neither clustered nor
-  // written, if it was made of the same keys, values and queries. Keys on a device are not
-  // compared, but the queries tell. kMismatch, naming the setting, if the file is of another build.
-  bool resume = false;
 };
 
 // One layer of a dense pass, float32, borrowed for the call.
@@ -86,47 +81,50 @@ struct BuildReport {
   std::vector<int64_t> clusters;      // per level, coarse to fine; of buckets their number; empty
                                       // for pages
   int64_t pages = 0;                  // a KV head; 0 for clusters
-  int64_t resumed = 0;                // layers that were taken over
   std::string engine;                 // that clustered: "faiss", "cuda (NVIDIA H200)"; else "none"
   std::string build_id;               // formats/sqz_metadata.h
   BuildSeconds seconds;
 };
 
-// What a build would take, without running it (--dry-run).
+// What a build will take.
 struct BuildPlan {
-  uint64_t bytes = 0;        // of the file
-  uint64_t peak_memory = 0;  // bytes, libindex's own
-  uint64_t gpu_memory = 0;   // bytes that the engine takes on its GPU where there is room; 0 on a
-                             // CPU, and for faiss-gpu, which does not say
+  uint64_t bytes = 0;             // of the file
+  uint64_t peak_memory = 0;       // bytes, libindex's own
+  uint64_t gpu_memory = 0;        // bytes that the engine takes on its GPU where there is room
   uint64_t gpu_memory_least = 0;  // and the least that it needs: one KV head at a time
-  double kmeans_flop = 0;         // for a time estimate
   std::vector<int64_t> clusters;
   int64_t pages = 0;
 };
 
 class IndexBuilder {
  public:
-  // Fails, before any file is made, with kInvalidArgument if an option is out of range or the text
-  // too short: N must be at least sink + tail + 2, two keys to cluster; the message says how many
-  // are needed. Layers with a sliding window are stored dense, with their last min(window, N)
-  // tokens. A build that is destroyed before finish() leaves no file, or with `resume` the one that
-  // is gone on with.
+  // Plans a build and makes its engine. No file is made. kInvalidArgument if an option is out of
+  // range or the text too short: N must be at least sink + tail + 2, two keys to cluster; the
+  // message says how many are needed. Layers with a sliding window are stored dense, with their
+  // last min(window, N) tokens.
+  static Result<std::unique_ptr<IndexBuilder>> prepare(const ModelDescription& model,
+                                                       std::span<const int32_t> tokens,
+                                                       const std::string& tokenizer_hash,
+                                                       const BuildOptions& options);
+  // prepare() and begin().
   static Result<std::unique_ptr<IndexBuilder>> create(Env& env, const std::string& path,
                                                       bool replace, const ModelDescription& model,
                                                       std::span<const int32_t> tokens,
                                                       const std::string& tokenizer_hash,
                                                       const BuildOptions& options);
-  // The report of the index at `path`, if a build with these arguments has made it: one of the same
-  // build id, which its tail calibrated. kNotFound if there is none, kMismatch naming what differs
-  // if it is another, or why it does not open. The keys are not looked at.
-  static Result<BuildReport> find(Env& env, const std::string& path, const ModelDescription& model,
-                                  std::span<const int32_t> tokens,
-                                  const std::string& tokenizer_hash, const BuildOptions& options);
-  // `on_device`: layers will come as LayerInput::device, if the engine takes such.
-  static Result<BuildPlan> plan(const ModelDescription& model, int64_t tokens,
-                                const BuildOptions& options, bool on_device = false);
   virtual ~IndexBuilder() = default;
 
+  virtual const BuildOptions& options() const = 0;
+  // `on_device`: layers will come as LayerInput::device, if the engine takes such.
+  virtual Result<BuildPlan> plan(bool on_device = false) const = 0;
+  // The report of the index at `path`, if this build has made it: one of the same build id, which
+  // its tail calibrated. kNotFound if there is none. kMismatch names what differs if it is another.
+  // The keys are not looked at.
+  virtual Result<BuildReport> find(Env& env, const std::string& path) const = 0;
+
+  // Makes the file, which has no name yet. kExists if `path` is there and `replace` is false; kIo
+  // if there is no room. A build that is destroyed before finish() leaves no file.
+  virtual Status begin(Env& env, const std::string& path, bool replace) = 0;
   // Whether layers may be given as LayerInput::device.
   virtual bool takes_device_rows() const = 0;
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "formats/base/parallel.h"
-#include "libindex/faiss_kmeans.h"
+#include "libindex/kmeans.h"
 #include "libindex/nearest.h"
 
 namespace sqz {
@@ -63,34 +63,9 @@ class FlatAssigner final : public faiss::Index {
   std::optional<NearestCentroids> centroids_;
 };
 
-class FaissKmeans final : public KmeansEngine {
- public:
-  std::string name() const override { return "faiss"; }
-
-  Status run(std::span<const KmeansProblem> problems, int threads,
-             const std::function<void()>& done) override {
-    std::mutex mutex;
-    auto solve_one = [&](const KmeansProblem& problem, int inner) {
-      const SingleThreadedOpenMp openmp;
-      FlatAssigner assigner(problem.dim, inner);
-      SQZ_RETURN_IF_ERROR(faiss_lloyd(problem, assigner));
-      const std::lock_guard lock(mutex);
-      if (done) done();
-      return Status();
-    };
-    // As many heads as fill all threads, a thread each; then the rest, all threads on each.
-    const int64_t count = static_cast<int64_t>(problems.size());
-    const int64_t whole = count - count % threads;
-    SQZ_RETURN_IF_ERROR(
-        parallel_for(whole, threads, [&](int64_t i) { return solve_one(problems[i], 1); }));
-    return parallel_for(count - whole, 1,
-                        [&](int64_t i) { return solve_one(problems[whole + i], threads); });
-  }
-};
-
-}  // namespace
-
-Status faiss_lloyd(const KmeansProblem& problem, faiss::Index& index) {
+// Spherical k-means by faiss::Clustering, without subsampling. `index` finds the centroid with the
+// largest inner product. May throw what FAISS throws.
+Status lloyd(const KmeansProblem& problem, faiss::Index& index) {
   const int64_t n = problem.count;
   if (problem.clusters < 1 || problem.clusters > n || problem.iterations < 1) {
     return Status(Code::kInternal, concat("k-means of ", n, " points into ", problem.clusters));
@@ -125,6 +100,33 @@ Status faiss_lloyd(const KmeansProblem& problem, faiss::Index& index) {
   refill_empty_clusters(unit.data(), n, problem.dim, problem.clusters, problem.assignment);
   return Status();
 }
+
+class FaissKmeans final : public KmeansEngine {
+ public:
+  std::string name() const override { return "faiss"; }
+
+  Status run(std::span<const KmeansProblem> problems, int threads,
+             const std::function<void()>& done) override {
+    std::mutex mutex;
+    auto solve_one = [&](const KmeansProblem& problem, int inner) {
+      const SingleThreadedOpenMp openmp;
+      FlatAssigner assigner(problem.dim, inner);
+      SQZ_RETURN_IF_ERROR(lloyd(problem, assigner));
+      const std::lock_guard lock(mutex);
+      if (done) done();
+      return Status();
+    };
+    // As many heads as fill all threads, a thread each; then the rest, all threads on each.
+    const int64_t count = static_cast<int64_t>(problems.size());
+    const int64_t whole = count - count % threads;
+    SQZ_RETURN_IF_ERROR(
+        parallel_for(whole, threads, [&](int64_t i) { return solve_one(problems[i], 1); }));
+    return parallel_for(count - whole, 1,
+                        [&](int64_t i) { return solve_one(problems[whole + i], threads); });
+  }
+};
+
+}  // namespace
 
 std::unique_ptr<KmeansEngine> make_faiss_kmeans() {
   return std::make_unique<FaissKmeans>();

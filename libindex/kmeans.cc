@@ -58,24 +58,18 @@ std::vector<int32_t> cut(const float* unit, int64_t dim, std::vector<int32_t>& m
 }  // namespace
 
 Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice) {
-  // What cannot run here was chosen: the choice is wrong, not a file.
-  const auto chosen = [](Result<std::unique_ptr<KmeansEngine>> engine) {
-    if (engine.ok() || engine.status().code() != Code::kUnsupported) return engine;
-    return Result<std::unique_ptr<KmeansEngine>>(
-        Status(Code::kInvalidArgument, engine.status().message()));
-  };
   if (choice.name == "faiss") return make_faiss_kmeans();
-  if (choice.name == "faiss-gpu") return chosen(make_faiss_gpu_kmeans(choice.gpu));
-  if (choice.name == "cuda") return chosen(make_cuda_kmeans(choice.dim, choice.gpu));
-  if (choice.name != "auto") {
+  if (choice.name != "auto" && choice.name != "cuda") {
     return Status(Code::kInvalidArgument,
-                  bad_field("options", "engine", concat('"', choice.name, '"'),
-                            "\"auto\", \"faiss\", \"faiss-gpu\" or \"cuda\""));
+                  bad_field("options", "engine", choice.name, "auto, faiss or cuda"));
   }
   auto engine = make_cuda_kmeans(choice.dim, choice.gpu);
-  if (!engine.ok()) engine = make_faiss_gpu_kmeans(choice.gpu);
-  if (!engine.ok()) return make_faiss_kmeans();
-  return engine;
+  if (engine.ok()) return engine;
+  if (choice.name == "auto") return make_faiss_kmeans();
+  // The choice is wrong, not a file.
+  const bool cannot = engine.status().code() == Code::kUnsupported;
+  return Status(cannot ? Code::kInvalidArgument : engine.status().code(),
+                engine.status().message());
 }
 
 uint64_t kmeans_seed(uint64_t seed, int64_t layer, int64_t head, int64_t level) {

@@ -223,16 +223,4 @@ uint64_t peak_memory(const BuildLayout& layout, const BuildOptions& options) {
   return static_cast<uint64_t>(stored + kept + queries + std::max(trees + working, sketches));
 }
 
-double kmeans_flop(const BuildLayout& layout, const BuildOptions& options) {
-  const ModelDescription& model = layout.metadata.model;
-  double pairs = 0;
-  for (size_t k = 0; k < layout.clusters.size(); ++k) {
-    const bool finest = k + 1 == layout.clusters.size();
-    const int64_t points = finest ? layout.clustered : layout.clusters[k + 1];
-    pairs += static_cast<double>(points) * static_cast<double>(layout.clusters[k]);
-  }
-  return 2 * pairs * static_cast<double>(model.head_dim) * (options.iterations + 1) *
-         static_cast<double>(model.kv_heads * layout.sparse_layers());
-}
-
 }  // namespace sqz

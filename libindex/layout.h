@@ -29,7 +29,4 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
 // Bytes that libindex holds at its peak, the writer's and the caller's own buffers not included.
 uint64_t peak_memory(const BuildLayout& layout, const BuildOptions& options);
 
-// Multiplications and additions of the k-means assignments of the whole build.
-double kmeans_flop(const BuildLayout& layout, const BuildOptions& options);
-
 }  // namespace sqz

@@ -5,12 +5,11 @@
 #include <numbers>
 
 #include "formats/base/hash.h"
-#include "formats/base/stopwatch.h"
 #include "formats/sqz_container.h"
 #include "libindex/kmeans.h"
 #include "training/model_runner.h"
 #include "training/qmodel_centroids.h"
-#include "training/qmodel_checkpoint.h"
+#include "training/qmodel_network.h"
 #include "training/qmodel_pool.h"
 #include "training/qmodel_recall.h"
 
@@ -43,6 +42,18 @@ double mean_recall(const std::vector<QmodelRecall>& rows) {
   return sum / static_cast<double>(rows.size());
 }
 
+struct TrainingState {
+  at::Tensor centroids;  // [n, C, d], before RoPE
+  Network network;
+  FoldedNetwork best;       // of the best check so far
+  double best_recall = -1;  // mean over the selectivities; -1: no check yet
+  int64_t best_step = 0;
+  int64_t last_better = 0;  // checks since
+  double loss_sum = 0;      // over the steps since the last check
+  int64_t loss_steps = 0;
+  double loss = 0;  // of the last check
+};
+
 class Training {
  public:
   Training(Runner& runner, const QmodelOptions& options)
@@ -58,7 +69,6 @@ class Training {
   Status start();
   Status train();
   Status check();
-  Status save();
   Status capture(int64_t window);
   Result<at::Tensor> cluster(bool roped, double from, double to, const char* phase);
   Result<QmodelTrained> finish();
@@ -94,7 +104,6 @@ class Training {
   std::vector<RecallSamples> held_out_samples_;
   TrainingState state_;
   at::Tensor loss_;  // on the device: sum since the last look at it
-  Stopwatch unsaved_;
 };
 
 Status Training::report(const char* phase, double done) {
@@ -199,17 +208,10 @@ Result<at::Tensor> Training::cluster(bool roped, double from, double to, const c
   return centroids.view({shape_.heads, shape_.buckets, shape_.dim}).to(device_);
 }
 
-// The state that training begins from: a checkpoint, or new buckets and weights.
 Status Training::start() {
-  if (o_.resume) {
-    SQZ_ASSIGN_OR_RETURN(state_,
-                         read_checkpoint(Env::posix(), o_.checkpoint, settings(), shape_, device_));
-  } else {
-    SQZ_ASSIGN_OR_RETURN(state_.centroids, cluster(false, 0, kClusterDone, "cluster"));
-    state_.network = make_network(shape_, seed(kWeights, 0), device_);
-    state_.best = fold(state_.network);
-    SQZ_RETURN_IF_ERROR(save());
-  }
+  SQZ_ASSIGN_OR_RETURN(state_.centroids, cluster(false, 0, kClusterDone, "cluster"));
+  state_.network = make_network(shape_, seed(kWeights, 0), device_);
+  state_.best = fold(state_.network);
   loss_ = at::zeros({}, at::TensorOptions(at::kDouble).device(device_));
   const uint64_t bytes = SamplePool::window_bytes(shape_, o_.queries);
   const auto fit = static_cast<int64_t>(std::max<uint64_t>(o_.memory / bytes, 1));
@@ -256,21 +258,12 @@ Status Training::capture(int64_t number) {
 Status Training::fetch_loss() {
   const double sum = loss_.item<double>();
   if (!std::isfinite(sum)) {
-    const std::string kept = o_.checkpoint.empty()
-                                 ? "nothing was kept"
-                                 : concat("the last good checkpoint is in ", o_.checkpoint);
-    return {Code::kNumeric, concat("the loss is not a number at step ", state_.network.step, "; ",
-                                   kept, "; use a smaller learning rate")};
+    return {Code::kNumeric, concat("the loss is not a number at step ", state_.network.step,
+                                   "; use a smaller learning rate")};
   }
   state_.loss_sum += sum;
   loss_.zero_();
   return {};
-}
-
-Status Training::save() {
-  if (o_.checkpoint.empty()) return {};
-  unsaved_ = {};
-  return write_checkpoint(Env::posix(), o_.checkpoint, settings(), state_);
 }
 
 Status Training::check() {
@@ -326,14 +319,9 @@ Status Training::train() {
     } else if (state_.network.step % kLossSync == 0) {
       SQZ_RETURN_IF_ERROR(fetch_loss());
     }
-    const Status go_on = report("train", kCaptureDone + (kTrainDone - kCaptureDone) * done);
-    if (!go_on.ok() || unsaved_.seconds() > o_.checkpoint_seconds) {
-      SQZ_RETURN_IF_ERROR(fetch_loss());
-      SQZ_RETURN_IF_ERROR(save());
-    }
-    SQZ_RETURN_IF_ERROR(go_on);
+    SQZ_RETURN_IF_ERROR(report("train", kCaptureDone + (kTrainDone - kCaptureDone) * done));
   }
-  return save();
+  return {};
 }
 
 Result<QmodelTrained> Training::finish() {
@@ -435,9 +423,6 @@ Status check_options(const QmodelOptions& o, const ModelDescription& model) {
   if (!(o.near_queries >= 0 && o.near_queries <= 1)) {
     return {Code::kInvalidArgument,
             concat("near queries: found ", o.near_queries, ", expected a share, 0 to 1")};
-  }
-  if (o.resume && o.checkpoint.empty()) {
-    return {Code::kInvalidArgument, "resume: no checkpoint to go on from"};
   }
   return {};
 }

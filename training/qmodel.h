@@ -60,14 +60,11 @@ struct QmodelOptions {
   uint64_t seed = 0;
   uint64_t memory = uint64_t{4} << 30;  // bytes of samples to train on, on the model's device
   std::string device = "cpu";           // where the network trains: the model's
-  std::string run_dtype;                // of the model, to tell checkpoints apart
+  std::string run_dtype;                // of the model
   int threads = 0;                      // of the clustering
 
-  std::string checkpoint;  // file that is rewritten as the training goes on; empty: none
-  double checkpoint_seconds = 60;
-  bool resume = false;                                    // go on from it
-  std::function<Status(const QmodelProgress&)> progress;  // may be empty; an error stops the
-                                                          // training, after a checkpoint
+  // May be empty. An error stops the training.
+  std::function<Status(const QmodelProgress&)> progress;
 };
 
 // Of which keys a selectivity is the share: those of the window, before and behind the query, as of
@@ -98,8 +95,7 @@ struct QmodelTrained {
 // out. `file.recall` is the classifier's, over all queries and of the windows' keys.
 //
 // kCorrupt if the texts are too short for so many buckets, and says how many tokens are needed;
-// kNumeric if the loss is not a number (the last checkpoint stays); kMismatch, naming the field, if
-// the checkpoint is of another training.
+// kNumeric if the loss is not a number.
 Result<QmodelTrained> train_qmodel(Runner& runner, std::span<const QmodelText> texts,
                                    std::span<const QmodelText> test, const QmodelOptions& options);
 

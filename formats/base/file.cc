@@ -1,15 +1,11 @@
 #include "formats/base/file.h"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -86,14 +82,6 @@ std::string proc_path(int fd) {
   return concat("/proc/self/fd/", fd);
 }
 
-// The open file is the one of this name, and a regular one.
-bool is_at(int fd, const std::string& path) {
-  struct stat own {
-  }, named{};
-  return ::fstat(fd, &own) == 0 && ::lstat(path.c_str(), &named) == 0 && S_ISREG(named.st_mode) &&
-         own.st_dev == named.st_dev && own.st_ino == named.st_ino;
-}
-
 class PosixWriteFile : public WriteFile {
  public:
   PosixWriteFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
@@ -161,26 +149,16 @@ class PosixEnv : public Env {
   }
 
   Result<std::unique_ptr<WriteFile>> create(const std::string& path, Temporary kind) override {
-    for (int tries = 0; tries < 100; ++tries) {
-      const int fd =
-          kind == Temporary::kUnnamed
-              ? ::open(directory_of(path).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666)
-              : ::open(path.c_str(),
-                       O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK |
-                           (kind == Temporary::kNamed ? O_EXCL : 0),
-                       0666);
-      if (fd < 0) return create_error(path, kind, errno);
-      auto file = std::make_unique<PosixWriteFile>(path, fd);
-      // Where the file system has no locks, none.
-      if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return Status(Code::kExists, concat(path, ": another process is writing it"));
-      if (kind == Temporary::kUnnamed && ::access(proc_path(fd).c_str(), F_OK) != 0)
-        return create_error(path, kind, EOPNOTSUPP);
-      // Before it was locked, another process may have published or removed it.
-      if (kind == Temporary::kUnnamed || is_at(fd, path))
-        return std::unique_ptr<WriteFile>(std::move(file));
-    }
-    return Status(Code::kIo, concat(path, ": no regular file, or others keep replacing it"));
+    const bool unnamed = kind == Temporary::kUnnamed;
+    const int fd = unnamed
+                       ? ::open(directory_of(path).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666)
+                       : ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) return create_error(path, kind, errno);
+    auto file = std::make_unique<PosixWriteFile>(path, fd);
+    // link() needs /proc.
+    if (unnamed && ::access(proc_path(fd).c_str(), F_OK) != 0)
+      return create_error(path, kind, EOPNOTSUPP);
+    return std::unique_ptr<WriteFile>(std::move(file));
   }
 
   Status rename(const std::string& from, const std::string& to, bool replace) override {
@@ -221,37 +199,21 @@ class PosixEnv : public Env {
   }
 
   std::string follow(const std::string& path) override {
-    struct stat info {};
+    struct stat info {
+    }, folder{};
     if (::lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
+    const bool trusted =
+        info.st_uid == ::geteuid() ||
+        (::stat(directory_of(path).c_str(), &folder) == 0 && info.st_uid == folder.st_uid);
+    if (!trusted) return path;
     const std::unique_ptr<char, decltype(&std::free)> end(::realpath(path.c_str(), nullptr),
                                                           &std::free);
     return end == nullptr ? path : end.get();
   }
 };
 
-constexpr char kTemporary[] = ".tmp.", kResume[] = "resume";
+constexpr char kTemporary[] = ".tmp.";
 constexpr int kMostLeftovers = 1000;  // of one output and process number
-
-bool is_number(std::string_view text) {
-  return !text.empty() && text.size() < 10 &&
-         text.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
-// A name that is a leftover unless it is locked: "NAME.tmp.resume" and "NAME.tmp.<pid>.<n>", which
-// their writers lock, or "NAME.tmp.<pid>.<word>" without such a process: one that tools give to
-// indexes of their own.
-bool may_be_left(std::string_view name) {
-  const size_t at = name.rfind(kTemporary);
-  if (at == std::string_view::npos || at == 0) return false;
-  const std::string kind(name.substr(at + sizeof(kTemporary) - 1));
-  const size_t dot = std::min(kind.find('.'), kind.size());
-  const std::string pid = kind.substr(0, dot), rest = kind.substr(dot);
-  if (kind == kResume) return true;
-  if (!is_number(pid) || rest.size() < 2) return false;
-  const pid_t process = std::atoi(pid.c_str());
-  return is_number(rest.substr(1)) || process == ::getpid() ||
-         (process > 0 && ::kill(process, 0) != 0 && errno == ESRCH);
-}
 
 // Calls take(name) with names for a temporary of `path` until one is free, and returns that. A
 // process of this number, in a container or long ago, may have left such a name.
@@ -316,12 +278,7 @@ Status AtomicFile::open(Temporary kind) {
     if (status.code() != Code::kUnsupported) return status;
     kind = Temporary::kNamed;
   }
-  if (kind == Temporary::kNamed) return take_free_name(path_, temporary_, take);
-  const std::string name = concat(path_, kTemporary, kResume);
-  SQZ_RETURN_IF_ERROR(take(name));
-  temporary_ = name;
-  kept_ = true;
-  return {};
+  return take_free_name(path_, temporary_, take);
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
@@ -329,18 +286,10 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
       path_(std::move(other.path_)),
       temporary_(std::exchange(other.temporary_, {})),
       replace_(other.replace_),
-      kept_(other.kept_),
       file_(std::move(other.file_)) {}
 
 AtomicFile::~AtomicFile() {
-  if (!temporary_.empty() && !kept_) (void)env_->remove(temporary_);
-}
-
-Status AtomicFile::restart() {
-  SQZ_RETURN_IF_ERROR(env_->remove(temporary_));
-  SQZ_RETURN_IF_ERROR(open(Temporary::kKept));
-  kept_ = false;
-  return file_->copy_mode(path_);
+  if (!temporary_.empty()) (void)env_->remove(temporary_);
 }
 
 Status AtomicFile::commit() {
@@ -350,7 +299,6 @@ Status AtomicFile::commit() {
   if (published.code() == Code::kExists) return exists_error(path_);
   SQZ_RETURN_IF_ERROR(published);
   temporary_.clear();
-  // Open until here: no other process may lock what is about to be published.
   SQZ_RETURN_IF_ERROR(file_->close());
   return env_->sync_directory(directory_of(path_));
 }
@@ -363,30 +311,6 @@ Status AtomicFile::publish() {
                                        [&](const std::string& name) { return file_->link(name); }));
   }
   return env_->rename(temporary_, path_, replace_);
-}
-
-Result<std::vector<std::string>> find_leftovers(const std::string& directory, bool remove) {
-  DIR* const entries = ::opendir(directory.c_str());
-  if (entries == nullptr) return io_error(directory, "opendir", errno);
-  std::vector<std::string> found;
-  while (const dirent* entry = ::readdir(entries)) {
-    if (!may_be_left(entry->d_name)) continue;
-    std::string path = concat(directory, "/", entry->d_name);
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (fd < 0) continue;
-    const bool left = ::flock(fd, LOCK_EX | LOCK_NB) == 0 && is_at(fd, path);
-    const bool failed = left && remove && ::unlink(path.c_str()) != 0;
-    const int error = errno;
-    ::close(fd);
-    if (failed) {
-      ::closedir(entries);
-      return io_error(path, "unlink", error);
-    }
-    if (left) found.push_back(std::move(path));
-  }
-  ::closedir(entries);
-  std::sort(found.begin(), found.end());
-  return found;
 }
 
 }  // namespace sqz

@@ -11,7 +11,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "formats/base/status.h"
 
@@ -44,12 +43,10 @@ class ReadFile {
   virtual Result<std::unique_ptr<Mapping>> map() const = 0;
 };
 
-// How a file comes to be that is not published yet. All are locked as long as they are open
-// (flock).
+// How a file comes to be that is not published yet.
 enum class Temporary {
   kUnnamed,  // no name (O_TMPFILE): gone with the process, however it ends
   kNamed,    // a name that is free
-  kKept,     // a name that may be taken: what is there is written on
 };
 
 // Writes at offsets. Not thread-safe. close() is called by the destructor if it was not before;
@@ -74,7 +71,7 @@ class Env {
 
   virtual Result<std::unique_ptr<ReadFile>> open_read(const std::string& path) = 0;
   // kNamed: kExists if `path` is there. kUnnamed: in the folder of `path`; kUnsupported if the file
-  // system has no such files. kKept: kExists if another process is writing it.
+  // system has no such files.
   virtual Result<std::unique_ptr<WriteFile>> create(const std::string& path, Temporary kind) = 0;
   // Without `replace`, kExists if `to` is there: the same step that renames finds out.
   virtual Status rename(const std::string& from, const std::string& to, bool replace) = 0;
@@ -84,7 +81,8 @@ class Env {
   virtual bool exists(const std::string& path) = 0;
   // kIo if the file system of `path`, which need not exist yet, has no room for `bytes` more.
   virtual Status check_room(const std::string&, uint64_t) { return {}; }
-  // Where a symbolic link to a file leads, at last; any other path as it is.
+  // Where a symbolic link to a file leads, at last; any other path as it is. Only links of the
+  // process's user and of the folder's owner are followed.
   virtual std::string follow(const std::string& path) { return path; }
 };
 
@@ -92,14 +90,14 @@ class Env {
 Result<std::string> read_text_file(Env& env, const std::string& path,
                                    uint64_t limit = uint64_t{1} << 32);
 
-// One file on its way to being published. Destroyed without commit(), it removes its temporary.
+// One file on its way to being published. Destroyed without commit(), it removes its temporary. A
+// process that is killed leaves a temporary that has a name.
 class AtomicFile {
  public:
   // Writes next to what PATH leads to if it is a symbolic link, with the permissions of the file
   // that it will replace. If PATH exists and `replace` is false: kExists, nothing created.
   //   kUnnamed  a file without a name; where the file system has none, kNamed
-  //   kNamed    "PATH.tmp.<pid>.<n>", for who opens it by its name
-  //   kKept     "PATH.tmp.resume", as it is, or new; it stays there
+  //   kNamed    "PATH.tmp.<pid>.<n>", for a writer that opens it by its name
   static Result<AtomicFile> create(Env& env, std::string path, bool replace,
                                    Temporary kind = Temporary::kUnnamed);
   AtomicFile(AtomicFile&&) noexcept;
@@ -108,9 +106,6 @@ class AtomicFile {
 
   WriteFile& file() { return *file_; }
   const std::string& temporary_path() const { return temporary_; }  // empty if it has no name
-  // Of kKept. Begins anew with an empty file, which is removed like any other until keep().
-  Status restart();
-  void keep() { kept_ = true; }
   // sync, link or rename, close, sync the directory. After an error the final name is as it was
   // before (after an error of the last two steps it may already be the new, whole file).
   Status commit();
@@ -123,12 +118,8 @@ class AtomicFile {
 
   Env* env_;
   std::string path_, temporary_;
-  bool replace_, kept_ = false;
+  bool replace_;
   std::unique_ptr<WriteFile> file_;
 };
-
-// Files in `directory` with names of AtomicFile, and "NAME.tmp.<pid>.<word>" of tools, whose
-// process is dead. With `remove` they are removed.
-Result<std::vector<std::string>> find_leftovers(const std::string& directory, bool remove);
 
 }  // namespace sqz

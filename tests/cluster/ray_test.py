@@ -3,36 +3,27 @@
 
   python -m venv v && v/bin/pip install ray && PYTHONPATH=python v/bin/python tests/cluster/ray_test.py build/cpu/tools
 
-Twelve documents of a novel, and one that is missing, with the small model in this checkout. Every index must have the
-bytes of a build alone, and nothing else may be left. Not part of ctest: it wants Ray.
+Twelve pieces of a novel, and a document that is missing, under a key that JSON lines must not be cut at. Every index
+must have the bytes of a build alone. Not part of ctest: it wants Ray.
 """
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 
+from corpus import MODEL, Corpus
 from ray.cluster_utils import Cluster
 
 import sqz.ray
 
-ROOT = pathlib.Path(__file__).parents[2]
-MODEL = ROOT / "examples" / "models" / "nano"
-
 
 def main() -> int:
-    tool = pathlib.Path(sys.argv[1]).resolve() / "sqz-index"
-    text = (ROOT / "examples" / "texts" / "dracula.txt").read_bytes()
     with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        entries = []
-        for i in range(12):
-            (folder / f"{i}.txt").write_bytes(text[20000 * i:20000 * (i + 1)])
-            entries.append({"key": f"part/{i}", "texts": [f"{i}.txt"]})
-        entries.append({"key": "lost", "texts": ["none.txt"]})
-        (folder / "corpus.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        corpus = Corpus(pathlib.Path(name), sys.argv[1], 12, 20000)
+        with corpus.manifest.open("a") as manifest:
+            manifest.write(json.dumps({"key": "lost\u2028\u0085", "texts": ["none.txt"]}, ensure_ascii=False) + "\n")
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         cluster.wait_for_nodes()
@@ -44,19 +35,11 @@ def main() -> int:
 
         threading.Thread(target=lose).start()
         start = time.monotonic()
-        code = sqz.ray.main(["build", "--address", cluster.address, "--manifest", str(folder / "corpus.jsonl"),
-                             "--tool", str(tool), "--model", str(MODEL), "-o", str(folder / "out")])
+        code = sqz.ray.main(["build", "--address", cluster.address, "--manifest", str(corpus.manifest),
+                             "--tool", str(corpus.tool), "--model", str(MODEL), "-o", str(corpus.out)])
         print(f"{time.monotonic() - start:.1f} s, exit code {code}", flush=True)
         assert code == 1, "one document is missing"
-        subprocess.run([tool, "corpus", "gc", folder / "out", "--manifest", folder / "corpus.jsonl"], check=True)
-        found = sorted(str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*") if path.is_file())
-        assert found == sorted(f"part/{i}.sqz" for i in range(12)), found
-        for i in range(12):
-            alone = folder / "alone.sqz"
-            subprocess.run([tool, "build", "--model", MODEL, folder / f"{i}.txt", "-o", alone, "--force", "-q"],
-                           check=True, stdout=subprocess.DEVNULL)
-            assert alone.read_bytes() == (folder / "out" / "part" / f"{i}.sqz").read_bytes(), i
-        print("twelve indexes, each as if built alone; nothing else is left")
+        corpus.check()
         cluster.shutdown()
     return 0
 

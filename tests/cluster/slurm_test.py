@@ -102,8 +102,9 @@ def main() -> int:
             def submit(tasks: str) -> str:
                 return output("sbatch", "--parsable", f"--array={tasks}", "--cpus-per-task=1", "--mem=0",
                               str(ROOT / "examples/slurm/build.sbatch"), str(MODEL), str(corpus.manifest),
-                              str(corpus.out), "--status", str(folder / "status"))
+                              str(corpus.out))
 
+            os.environ["SHARDS"] = "4"
             job = submit("0-3")
             wait(job, lambda all: all.get("0") == "RUNNING" and all.get("1") == "RUNNING")
             time.sleep(2)
@@ -113,7 +114,6 @@ def main() -> int:
             wait(job, lambda all: not all)
             built = len(list(corpus.out.rglob("*.sqz")))
             assert built < 12, "the cancelled task had documents left"
-            os.environ["SHARDS"] = "4"
             again = submit("1")
             wait(again, lambda all: not all)
             print(f"{built} indexes before task 1 was submitted again, {time.monotonic() - begin:.0f} s", flush=True)

@@ -12,7 +12,7 @@
 #include "formats/layers_file.h"
 #include "formats/npy.h"
 #include "formats/qmodel_file.h"
-#include "formats/sqz_container.h"
+#include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
 #include "tests/common/temporary_directory.h"
 
@@ -27,10 +27,6 @@ TEST(SpecialFiles, AreRefusedAtOnce) {
        [](const auto& path) { return SqzFile::open(path, OpenMode::kRead).status(); }},
       {"layer profile", [](const auto& path) { return read_layers_file(path).status(); }},
       {"query classifier", [](const auto& path) { return read_qmodel_file(path).status(); }},
-      {"training",
-       [&](const auto& path) {
-         return open_container(path, FileKind::kQmodelCheckpoint, OpenMode::kMmap, env).status();
-       }},
       {"npy", [&](const auto& path) { return read_npy_tokens(env, path).status(); }},
       {"capture", [](const auto& path) { return CaptureReader::open(path).status(); }},
       {"tokenizer.json", [](const auto& path) { return Tokenizer::load(path + ".json").status(); }},

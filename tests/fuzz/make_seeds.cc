@@ -5,7 +5,6 @@
 #include <set>
 
 #include "formats/checkpoint.h"
-#include "formats/sqz_container.h"
 #include "libindex/compress.h"
 #include "libindex/prune.h"
 #include "tests/common/npy_file.h"
@@ -69,23 +68,6 @@ Status write_indexes(const std::filesystem::path& folder) {
       prune_index(Env::posix(), index, h2o, at(folder, "pruned.sqz"), true, 1).status());
   std::filesystem::remove(whole);
   return {};
-}
-
-// What sqz-train-qmodel leaves when it is interrupted, with one tensor.
-Status write_training(const std::string& path) {
-  std::vector<PlannedTensor> tensors = {{"centroids", DType::kF32, {1, 2, 4}},
-                                        header_hash_tensor()};
-  SQZ_RETURN_IF_ERROR(size_tensors(tensors, path));
-  const std::vector<float> numbers(8, 0.5f);
-  return write_container(Env::posix(), path, true,
-                         {{"format", "sqz"},
-                          {"format_version", "1"},
-                          {"kind", kind_name(FileKind::kQmodelCheckpoint)},
-                          {"producer", producer_name()},
-                          {"settings", "{}"},
-                          {"progress", R"({"step":1,"loss":0.5})"}},
-                         tensors, {{"centroids", std::as_bytes(std::span(numbers))}})
-      .status();
 }
 
 // A capture as capture_fuzz writes it: 3 tokens, the queries of 2, one layer.
@@ -182,7 +164,6 @@ Status write_all(const std::filesystem::path& folder) {
   SQZ_RETURN_IF_ERROR(
       write_qmodel_file(env, at(seeds / "sqz_file_fuzz", "qmodel.sqz"), true, tiny_qmodel())
           .status());
-  SQZ_RETURN_IF_ERROR(write_training(at(seeds / "sqz_file_fuzz", "training.sqz")));
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5};
   SQZ_RETURN_IF_ERROR(testing::write_npy_tokens(env, at(seeds / "npy_fuzz", "ids.npy"), ids, true));
   write_capture(at(seeds / "capture_fuzz", "one_layer"));

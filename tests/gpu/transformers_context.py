@@ -58,7 +58,7 @@ def whole(model, context, questions, stored):
 def build(args, model, context, name, stored):
     capture, index = args.work / f"{name}.h5", args.work / f"{name}.sqz"
     sqz.transformers.capture(model, context, capture, overwrite=True)
-    subprocess.run([args.bin / "sqz-index", "build", "--capture", capture, "-o", index, "--force", "--dtype",
+    subprocess.run([args.bin / "sqz-index", "build", "--capture", capture, "-o", index, "--force", "--rows",
                     "bf16" if stored == torch.bfloat16 else "f16"], check=True, stdout=subprocess.DEVNULL)
     return index
 

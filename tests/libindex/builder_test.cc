@@ -1,54 +1,66 @@
-// Whole builds: what is in the file, and what happens to bad input and failing disks.
+// Whole builds of every kind: what is in the file, and what happens to bad input and failing disks.
 #include "libindex/builder.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <functional>
 #include <limits>
+#include <numeric>
 
+#include "libruntime/rope.h"
 #include "tests/common/check_index.h"
-#include "tests/common/tiny_model.h"
+#include "tests/common/temporary_directory.h"
+#include "tests/common/tiny_qmodel.h"
 #include "tests/formats/fault_env.h"
+#include "tests/formats/raw_safetensors.h"
 #include "tests/libindex/clustered_data.h"
 
 namespace sqz {
 namespace {
 
-constexpr int64_t kTokens = 700, kDim = 16, kHeads = 2, kQueryHeads = 4, kLayers = 3;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-ModelDescription make_model() {
-  return testing::tiny_model(kLayers, kQueryHeads, kHeads, kDim);
-}
+constexpr int64_t kTokens = 500, kDim = 8, kHeads = 2, kQueryHeads = 4, kLayers = 3;
+constexpr int64_t kSink = 4, kTail = 20, kWindow = 64, kSlots = kTokens - kSink - kTail;
 
-BuildOptions make_options() {
-  BuildOptions options;
-  options.sink = 4;
-  options.tail = 20;
-  options.threads = 2;
-  options.engine = "faiss";  // also where there is a GPU
-  return options;
+// The classifier's model is that of all builds: layer 1 has a window, and is stored dense.
+const QmodelFile& qmodel() {
+  static const QmodelFile file = [] {
+    testing::TinyQmodelOptions o;
+    o.head_dim = kDim;
+    o.layers = kLayers;
+    o.buckets = 7;
+    QmodelFile q = testing::tiny_qmodel(o);
+    q.model.hidden_size = 32;
+    q.model.vocab_size = 1000;
+    q.model.max_positions = 4096;
+    q.model.sliding_window = {0, kWindow, 0};
+    return q;
+  }();
+  return file;
 }
 
 struct Layer {
-  std::vector<float> keys, values, queries;
-  LayerInput input() const { return {keys, values, queries}; }
+  std::vector<float> keys, values, queries, attention;
+  LayerInput input() const { return {keys, values, queries, nullptr, attention}; }
 };
 
-Layer make_layer(uint64_t seed, int64_t queries = 20) {
-  Layer layer;
-  for (uint64_t h = 0; h < kHeads; ++h) {
-    const auto keys = test::clustered_points(kTokens, kDim, 30, 0.5f, 100 * seed + h);
-    layer.keys.insert(layer.keys.end(), keys.begin(), keys.end());
-  }
-  layer.values = test::clustered_points(kHeads * kTokens, kDim, 30, 0.5f, 100 * seed + 50);
-  layer.queries = test::clustered_points(kQueryHeads * queries, kDim, 5, 1.0f, 100 * seed + 51);
-  return layer;
+Layer make_layer(int64_t index, int64_t tokens = kTokens, int64_t queries = kTail) {
+  const auto seed = static_cast<uint64_t>(index) * 10;
+  Layer out{test::clustered_points(kHeads * tokens, kDim, 30, 0.5f, seed),
+            test::clustered_points(kHeads * tokens, kDim, 30, 0.5f, seed + 1),
+            test::clustered_points(kQueryHeads * queries, kDim, 5, 1.0f, seed + 2),
+            {}};
+  // Many tokens share an amount.
+  for (int64_t i = 0; i < kHeads * tokens; ++i)
+    out.attention.push_back(static_cast<float>(i * 7919 % 40));
+  return out;
 }
 
 std::vector<int32_t> make_tokens(int64_t count = kTokens) {
@@ -59,399 +71,424 @@ std::vector<int32_t> make_tokens(int64_t count = kTokens) {
 
 class BuilderTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              concat("sqz_builder_", getpid(), "_",
-                     ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  std::string path(const std::string& name = "a.sqz") const { return folder_ / name; }
-
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
-      names.push_back(entry.path().filename());
-    }
-    return names;
+  BuilderTest() {
+    options_.sink = kSink;
+    options_.tail = kTail;
+    options_.threads = 2;
+    options_.engine = "faiss";  // also where there is a GPU
   }
 
-  Result<BuildReport> build(const std::string& to, const ModelDescription& model,
-                            const BuildOptions& options, Env& env = Env::posix()) {
-    SQZ_ASSIGN_OR_RETURN(auto builder, IndexBuilder::create(env, to, false, model, make_tokens(),
-                                                            "00000000000000ab", options));
+  Result<std::unique_ptr<IndexBuilder>> prepare(const BuildOptions& options) const {
+    return IndexBuilder::prepare(model_, make_tokens(), "00000000000000ab", options);
+  }
+  Result<BuildReport> build(const BuildOptions& options, Env& env = Env::posix()) const {
+    SQZ_ASSIGN_OR_RETURN(const auto builder, prepare(options));
+    SQZ_RETURN_IF_ERROR(builder->begin(env, path_, true));
     for (int64_t l = 0; l < kLayers; ++l) {
-      const Layer layer = make_layer(static_cast<uint64_t>(l));
-      SQZ_RETURN_IF_ERROR(builder->add_layer(l, layer.input()));
+      SQZ_RETURN_IF_ERROR(builder->add_layer(l, make_layer(l).input()));
     }
     return builder->finish();
   }
-
-  // The Status of adding `layer` as the first of a build.
-  Status add_first(const Layer& layer, const BuildOptions& options = make_options()) {
-    auto builder =
-        IndexBuilder::create(Env::posix(), path(), false, make_model(), make_tokens(), "", options);
-    EXPECT_TRUE(builder.ok()) << builder.status().message();
-    return builder.value()->add_layer(0, layer.input());
+  // The status of adding `layer` as the first of a build.
+  Status add_first(const Layer& layer, const BuildOptions& options) const {
+    SQZ_ASSIGN_OR_RETURN(const auto builder, prepare(options));
+    SQZ_RETURN_IF_ERROR(builder->begin(Env::posix(), path_, true));
+    return builder->add_layer(0, layer.input());
   }
 
-  std::filesystem::path folder_;
+  testing::TemporaryDirectory dir_;
+  const std::string path_ = dir_.file("a.sqz");
+  ModelDescription model_ = qmodel().model;
+  BuildOptions options_;
 };
 
-std::string bytes_of(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
+struct Kind {
+  const char* name;
+  void (*change)(BuildOptions&);
+};
 
-float element(const void* data, DType dtype, int64_t index) {
-  uint16_t bits;
-  std::memcpy(&bits, static_cast<const char*>(data) + 2 * index, 2);
-  return dtype == DType::kF16 ? to_float(Float16{bits}) : to_float(BFloat16{bits});
-}
+class Builds : public BuilderTest, public ::testing::WithParamInterface<Kind> {
+ protected:
+  Builds() {
+    if (GetParam().change) GetParam().change(options_);
+  }
+  double element(const void* data, int64_t i) const {
+    return options_.dtype == DType::kF16 ? to_float(static_cast<const Float16*>(data)[i])
+                                         : to_float(static_cast<const BFloat16*>(data)[i]);
+  }
+  double rounded(float x) const {
+    return options_.dtype == DType::kF16 ? to_float(to_float16(x)) : to_float(to_bfloat16(x));
+  }
+  void expect_row(const void* rows, int64_t row, const std::vector<float>& from, int64_t head,
+                  int64_t token) const {
+    for (int64_t c = 0; c < kDim; ++c) {
+      ASSERT_EQ(element(rows, row * kDim + c), rounded(from[(head * kTokens + token) * kDim + c]));
+    }
+  }
+  void expect_clusters(const LayerView& view, const Layer& layer, int64_t head) const;
+  void expect_pages(const LayerView& view, int64_t head) const;
+  void expect_buckets(const LayerView& view, int64_t head) const;
+};
 
-float rounded(float x, DType dtype) {
-  return dtype == DType::kF16 ? to_float(to_float16(x)) : to_float(to_bfloat16(x));
-}
+constexpr Kind kKinds[] = {
+    {"Clusters", nullptr},
+    {"ThreeLevelsF16",
+     [](BuildOptions& o) {
+       o.level_fractions = {0.01, 0.03, 0.1};
+       o.dtype = DType::kF16;
+     }},
+    {"ClustersKeysHitters", [](BuildOptions& o) { o.calibrate_keys = o.heavy_hitters = true; }},
+    {"Pages", [](BuildOptions& o) { o.partition = Partition::kPages; }},
+    {"PagesOfOneF16",
+     [](BuildOptions& o) {
+       o.partition = Partition::kPages;
+       o.page_size = 1;
+       o.dtype = DType::kF16;
+     }},
+    {"OnePageKeysHitters",
+     [](BuildOptions& o) {
+       o.partition = Partition::kPages;
+       o.page_size = 1000;
+       o.calibrate_keys = o.heavy_hitters = true;
+     }},
+    {"Buckets", [](BuildOptions& o) {
+       o.partition = Partition::kBuckets;
+       o.qmodel = &qmodel();
+     }}};
+INSTANTIATE_TEST_SUITE_P(Kinds, Builds, ::testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return kind.param.name; });
 
-// Every tensor of a sparse layer against the input.
-void check_sparse_layer(const LayerView& view, const Layer& layer, const BuildOptions& options) {
-  ASSERT_EQ(view.slots, kTokens - options.sink - options.tail);
-  ASSERT_EQ(view.exact, options.sink + options.tail);
-  for (int64_t h = 0; h < kHeads; ++h) {
-    const float* keys = layer.keys.data() + h * kTokens * kDim;
-    const float* values = layer.values.data() + h * kTokens * kDim;
-    const uint32_t* positions = view.positions + h * view.slots;
-    std::vector<uint32_t> sorted(positions, positions + view.slots);
-    std::sort(sorted.begin(), sorted.end());
-    for (int64_t s = 0; s < view.slots; ++s) {
-      ASSERT_EQ(sorted[s], static_cast<uint32_t>(options.sink + s));
+// The mean of every cluster, of the slots that are below it: offsets followed to the finest level.
+void Builds::expect_clusters(const LayerView& view, const Layer& layer, int64_t head) const {
+  for (int k = 0; k < view.levels; ++k) {
+    const LevelView& level = view.level[k];
+    for (int64_t i = 0; i < level.clusters; ++i) {
+      int64_t first = i, last = i + 1;
+      for (int down = k; down < view.levels; ++down) {
+        const uint32_t* offsets = view.level[down].offsets + head * (view.level[down].clusters + 1);
+        first = offsets[first];
+        last = offsets[last];
+      }
+      ASSERT_LT(first, last);
       for (int64_t c = 0; c < kDim; ++c) {
-        const int64_t at = (h * view.slots + s) * kDim + c, from = positions[s] * kDim + c;
-        ASSERT_EQ(element(view.keys, view.dtype, at), rounded(keys[from], view.dtype));
-        ASSERT_EQ(element(view.values, view.dtype, at), rounded(values[from], view.dtype));
-      }
-    }
-    for (int64_t e = 0; e < view.exact; ++e) {
-      const int64_t token = e < options.sink ? e : kTokens - view.exact + e;
-      for (int64_t c = 0; c < kDim; ++c) {
-        const int64_t at = (h * view.exact + e) * kDim + c, from = token * kDim + c;
-        ASSERT_EQ(element(view.exact_keys, view.dtype, at), rounded(keys[from], view.dtype));
-        ASSERT_EQ(element(view.exact_values, view.dtype, at), rounded(values[from], view.dtype));
-      }
-    }
-    // Slots below cluster i of level k: offsets followed down to the finest level.
-    for (int k = 0; k < view.levels; ++k) {
-      const LevelView& level = view.level[k];
-      for (int64_t i = 0; i < level.clusters; ++i) {
-        int64_t first = i, last = i + 1;
-        for (int down = k; down < view.levels; ++down) {
-          const uint32_t* offsets = view.level[down].offsets + h * (view.level[down].clusters + 1);
-          first = offsets[first];
-          last = offsets[last];
+        double key = 0, value = 0;
+        for (int64_t s = head * view.slots + first; s < head * view.slots + last; ++s) {
+          const int64_t at = (head * kTokens + view.positions[s]) * kDim + c;
+          key += layer.keys[at] / static_cast<double>(last - first);
+          value += layer.values[at] / static_cast<double>(last - first);
         }
-        ASSERT_LT(first, last);
-        for (int64_t c = 0; c < kDim; ++c) {
-          double key = 0, value = 0;
-          for (int64_t s = first; s < last; ++s) {
-            key += keys[positions[s] * kDim + c];
-            value += values[positions[s] * kDim + c];
-          }
-          const auto size = static_cast<double>(last - first);
-          const int64_t at = (h * level.clusters + i) * kDim + c;
-          const double step = view.dtype == DType::kF16 ? 0x1p-10 : 0x1p-7;  // half a unit + sums
-          ASSERT_NEAR(element(level.centroids, view.dtype, at), key / size,
-                      std::abs(key / size) * step + 1e-6);
-          ASSERT_NEAR(element(level.value_means, view.dtype, at), value / size,
-                      std::abs(value / size) * step + 1e-6);
-        }
+        const int64_t at = (head * level.clusters + i) * kDim + c;
+        const double step = view.dtype == DType::kF16 ? 0x1p-10 : 0x1p-7;  // half a unit + sums
+        ASSERT_NEAR(element(level.centroids, at), key, std::abs(key) * step + 1e-6);
+        ASSERT_NEAR(element(level.value_means, at), value, std::abs(value) * step + 1e-6);
       }
     }
   }
 }
 
-TEST_F(BuilderTest, FileHoldsWhatWasBuilt) {
-  for (DType dtype : {DType::kBF16, DType::kF16}) {
-    BuildOptions options = make_options();
-    options.dtype = dtype;
-    options.level_fractions = {0.01, 0.03, 0.1};
-    const std::string to = path(std::string(dtype_name(dtype)));
-    const auto report = build(to, make_model(), options);
-    ASSERT_TRUE(report.ok()) << report.status().message();
-    EXPECT_EQ(report->tokens, kTokens);
-    EXPECT_EQ(report->clustered, 676);
-    EXPECT_EQ(report->clusters, (std::vector<int64_t>{7, 21, 70}));
-    EXPECT_EQ(report->engine, "faiss");
-    EXPECT_EQ(report->bytes, std::filesystem::file_size(to));
-
-    const auto file = SqzFile::open(to);
-    ASSERT_TRUE(file.ok()) << file.status().message();
-    const SqzFile& index = *file.value();
-    EXPECT_EQ(index.metadata().levels, 3);
-    EXPECT_EQ(index.metadata().tokens, kTokens);
-    EXPECT_EQ(index.metadata().model, make_model());
-    for (int64_t l = 0; l < kLayers; ++l) {
-      check_sparse_layer(index.layer(l), make_layer(static_cast<uint64_t>(l)), options);
+// In token order, with the range of each page's keys.
+void Builds::expect_pages(const LayerView& view, int64_t head) const {
+  for (int64_t s = 0; s < view.slots; ++s) {
+    ASSERT_EQ(view.positions[head * view.slots + s], kSink + s);
+    for (int64_t c = 0; c < kDim; ++c) {
+      const double key = element(view.keys, (head * view.slots + s) * kDim + c);
+      const int64_t bound = (head * view.pages + s / options_.page_size) * kDim + c;
+      ASSERT_LE(element(view.page_min, bound), key);
+      ASSERT_GE(element(view.page_max, bound), key);
     }
-    const auto calibration = index.calibration();
-    ASSERT_TRUE(calibration.ok());
-    EXPECT_EQ(calibration->queries, 20);
-    EXPECT_EQ(calibration->source, "tail");
-    const auto verified = index.verify();
-    ASSERT_TRUE(verified.ok());
-    EXPECT_EQ(verified->problems, std::vector<std::string>());
-    const auto [code, said] = testing::check_index(to);  // means, too
-    EXPECT_LE(code, 0) << said;
   }
 }
 
-TEST_F(BuilderTest, SameBytesForAnyThreadsAndEveryTime) {
-  BuildOptions options = make_options();
-  std::vector<std::string> built;
-  for (int threads : {1, 2, 2, 5}) {
-    options.threads = threads;
-    const std::string to = path(concat(built.size(), ".sqz"));
-    ASSERT_TRUE(build(to, make_model(), options).ok());
-    built.push_back(bytes_of(to));
-    EXPECT_TRUE(built.back() == built.front()) << threads << " threads";
+// Every key in the bucket of the nearest centroid before RoPE, in float64 and with the angles of
+// the definition; a bucket's keys in token order.
+void Builds::expect_buckets(const LayerView& view, int64_t head) const {
+  const auto frequencies = rope_frequencies(qmodel().model.rope, kDim);
+  const uint32_t* offsets = view.bucket_offsets + head * (view.buckets + 1);
+  ASSERT_EQ(offsets[view.buckets], kSlots);
+  for (int64_t b = 0; b < view.buckets; ++b) {
+    for (int64_t s = offsets[b]; s < offsets[b + 1]; ++s) {
+      const int64_t slot = head * view.slots + s, token = view.positions[slot];
+      ASSERT_TRUE(s == offsets[b] || token > view.positions[slot - 1]);
+      std::vector<double> back(kDim);
+      for (int64_t i = 0; i < kDim / 2; ++i) {
+        const double angle = static_cast<double>(token) * double{frequencies[i]};
+        const double x = element(view.keys, slot * kDim + i),
+                     y = element(view.keys, slot * kDim + i + kDim / 2);
+        back[i] = x * std::cos(angle) + y * std::sin(angle);
+        back[i + kDim / 2] = y * std::cos(angle) - x * std::sin(angle);
+      }
+      std::vector<double> products;
+      for (int64_t other = 0; other < view.buckets; ++other) {
+        const float* centroid = view.classifier.centroids + (head * view.buckets + other) * kDim;
+        products.push_back(std::inner_product(back.begin(), back.end(), centroid, 0.0));
+      }
+      ASSERT_EQ(std::max_element(products.begin(), products.end()) - products.begin(), b);
+    }
   }
-  options.seed = 1;
-  ASSERT_TRUE(build(path("other.sqz"), make_model(), options).ok());
-  EXPECT_FALSE(bytes_of(path("other.sqz")) == built.front()) << "the seed changed nothing";
 }
 
-TEST_F(BuilderTest, PlanIsWhatIsBuilt) {
-  const BuildOptions options = make_options();
-  const auto plan = IndexBuilder::plan(make_model(), kTokens, options);
-  ASSERT_TRUE(plan.ok()) << plan.status().message();
-  EXPECT_TRUE(files().empty());
-  const auto report = build(path(), make_model(), options);
+TEST_P(Builds, HoldEveryKeyOnce) {
+  const auto planned = prepare(options_);
+  ASSERT_TRUE(planned.ok()) << planned.status().message();
+  const auto plan = planned.value()->plan();
+  ASSERT_THAT(dir_.names(), IsEmpty());
+  const auto report = build(options_);
   ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report->bytes, std::filesystem::file_size(path_));
   EXPECT_EQ(plan->bytes, report->bytes);
-  EXPECT_EQ(plan->clusters, report->clusters);
-  // 676 keys to 35 clusters and these to 7, 16 dimensions, 11 assignments, 3 layers x 2 heads
-  EXPECT_DOUBLE_EQ(plan->kmeans_flop, 2.0 * (676 * 35 + 35 * 7) * 16 * 11 * 6);
   EXPECT_GT(plan->peak_memory, 4u * kHeads * kTokens * kDim);
-  const auto file = SqzFile::open(path());
-  ASSERT_TRUE(file.ok());
-  check_sparse_layer(file.value()->layer(1), make_layer(1), options);
-}
-
-TEST_F(BuilderTest, SlidingWindowLayersKeepTheirWindow) {
-  ModelDescription model = make_model();
-  model.sliding_window = {0, 128, 4096};
-  ASSERT_TRUE(build(path(), model, make_options()).ok());
-  const auto file = SqzFile::open(path());
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  check_sparse_layer(file.value()->layer(0), make_layer(0), make_options());
-  for (int64_t l : {1, 2}) {
-    const LayerView view = file.value()->layer(l);
-    const int64_t kept = l == 1 ? 128 : kTokens;
-    EXPECT_EQ(view.levels, 0);
-    EXPECT_EQ(view.slots, 0);
-    ASSERT_EQ(view.exact, kept);
-    const Layer layer = make_layer(static_cast<uint64_t>(l));
-    for (int64_t h = 0; h < kHeads; ++h) {
-      for (int64_t i = 0; i < kept * kDim; ++i) {
-        const int64_t from = (h * kTokens + kTokens - kept) * kDim + i;
-        ASSERT_EQ(element(view.exact_keys, view.dtype, h * kept * kDim + i),
-                  rounded(layer.keys[from], view.dtype));
-        ASSERT_EQ(element(view.exact_values, view.dtype, h * kept * kDim + i),
-                  rounded(layer.values[from], view.dtype));
+  const auto opened = SqzFile::open(path_);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  const SqzFile& file = **opened;
+  EXPECT_THAT(file.verify()->problems, IsEmpty());
+  const auto [code, said] = testing::check_index(path_);
+  EXPECT_LE(code, 0) << said;
+  EXPECT_EQ(file.metadata().model, model_);
+  EXPECT_EQ(file.calibration()->source,
+            options_.partition == Partition::kKmeans || options_.calibrate_keys ? "tail" : "");
+  for (int64_t l = 0; l < kLayers; ++l) {
+    const LayerView view = file.layer(l);
+    const Layer layer = make_layer(l);
+    // tiny_qmodel() trains no first layer: its buckets are dense there, as layers with a window.
+    const bool dense = l == 1 || (options_.qmodel != nullptr && l == 0);
+    ASSERT_EQ(view.slots, dense ? 0 : kSlots);
+    ASSERT_EQ(view.exact, l == 1 ? kWindow : dense ? kTokens : kSink + kTail);
+    EXPECT_EQ(view.heavy != nullptr, options_.heavy_hitters && !dense);
+    if (view.buckets > 0) {
+      const QmodelLayer& trained = qmodel().layers[static_cast<size_t>(l)];
+      for (const auto& [found, wanted] : {std::pair(view.classifier.centroids, &trained.centroids),
+                                          {view.classifier.hidden_weight, &trained.hidden_weight},
+                                          {view.classifier.hidden_bias, &trained.hidden_bias},
+                                          {view.classifier.output_weight, &trained.output_weight},
+                                          {view.classifier.output_bias, &trained.output_bias}}) {
+        EXPECT_TRUE(std::equal(wanted->begin(), wanted->end(), found));
       }
     }
+    for (int64_t h = 0; h < kHeads; ++h) {
+      for (int64_t e = 0; e < view.exact; ++e) {
+        const int64_t token = !dense && e < kSink ? e : kTokens - view.exact + e;
+        expect_row(view.exact_keys, h * view.exact + e, layer.keys, h, token);
+        expect_row(view.exact_values, h * view.exact + e, layer.values, h, token);
+      }
+      if (dense) continue;
+      const uint32_t* positions = view.positions + h * kSlots;
+      std::vector<uint32_t> sorted(positions, positions + kSlots);
+      std::sort(sorted.begin(), sorted.end());
+      for (int64_t s = 0; s < kSlots; ++s) {
+        ASSERT_EQ(sorted[s], kSink + s);
+        expect_row(view.keys, h * kSlots + s, layer.keys, h, positions[s]);
+        expect_row(view.values, h * kSlots + s, layer.values, h, positions[s]);
+      }
+      // Heavy hitters come by attention, of equal ones the earlier token first.
+      for (int64_t rank = 1; view.heavy != nullptr && rank < kSlots; ++rank) {
+        const uint32_t* heavy = view.heavy + h * kSlots + rank;
+        const uint32_t before = positions[heavy[-1]], after = positions[heavy[0]];
+        const float more = layer.attention[h * kTokens + before],
+                    less = layer.attention[h * kTokens + after];
+        ASSERT_TRUE(more > less || (more == less && before < after)) << "rank " << rank;
+      }
+      expect_clusters(view, layer, h);
+      if (view.pages > 0) expect_pages(view, h);
+      if (view.buckets > 0) expect_buckets(view, h);
+    }
   }
-  EXPECT_TRUE(file.value()->verify()->problems.empty());
+}
+
+TEST_P(Builds, AreTheSameBytesForAnyThreadsAndFoundAgain) {
+  ASSERT_TRUE(build(options_).ok());
+  const std::string bytes = testing::read_file(path_);
+  BuildOptions other = options_;
+  other.threads = 5;
+  ASSERT_TRUE(build(other).ok());
+  EXPECT_TRUE(testing::read_file(path_) == bytes);
+  const auto find = [&](const BuildOptions& options) {
+    return prepare(options).value()->find(Env::posix(), path_);
+  };
+  const auto found = find(other);
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_EQ(found->bytes, bytes.size());
+  QmodelFile classifier = qmodel();
+  classifier.layers[2].centroids[0] += 0.5f;
+  const std::pair<const char*, std::function<void(BuildOptions&)>> changes[] = {
+      {"sink", [](BuildOptions& o) { o.sink = 5; }},
+      {"build.pass", [](BuildOptions& o) { o.pass = "bf16, cuda"; }},
+      {"build.seed", [](BuildOptions& o) { o.seed = 3; }},
+      {"build.query_classifier", [&](BuildOptions& o) { o.qmodel = &classifier; }}};
+  for (const auto& [field, change] : changes) {
+    if (field == std::string("build.seed") && options_.partition != Partition::kKmeans) continue;
+    if (field == std::string("build.query_classifier") && options_.qmodel == nullptr) continue;
+    other = options_;
+    change(other);
+    const Status status = find(other).status();
+    EXPECT_EQ(status.code(), Code::kMismatch);
+    EXPECT_THAT(status.message(), HasSubstr(concat(path_, ": ", field, ": found ")));
+  }
+  std::filesystem::remove(path_);
+  EXPECT_EQ(find(options_).status().code(), Code::kNotFound);
 }
 
 TEST_F(BuilderTest, OnlySlidingWindowsNeedNoQueriesAndNoLength) {
-  ModelDescription model = make_model();
-  model.sliding_window.assign(kLayers, 64);
+  model_.sliding_window.assign(kLayers, 64);
   auto builder =
-      IndexBuilder::create(Env::posix(), path(), false, model, make_tokens(3), "", make_options());
+      IndexBuilder::create(Env::posix(), path_, false, model_, make_tokens(3), "", options_);
   ASSERT_TRUE(builder.ok()) << builder.status().message();
   const std::vector<float> data(kHeads * 3 * kDim, 1.0f);
   for (int64_t l = 0; l < kLayers; ++l) {
     ASSERT_TRUE(builder.value()->add_layer(l, {data, data, {}}).ok());
   }
-  const auto report = builder.value()->finish();
-  ASSERT_TRUE(report.ok()) << report.status().message();
-  const auto file = SqzFile::open(path());
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  EXPECT_EQ(file.value()->layer(2).exact, 3);
+  ASSERT_TRUE(builder.value()->finish().ok());
+  EXPECT_EQ(SqzFile::open(path_).value()->layer(2).exact, 3);
 }
 
 TEST_F(BuilderTest, ProgressCountsHeads) {
-  auto builder = IndexBuilder::create(Env::posix(), path(), false, make_model(), make_tokens(), "",
-                                      make_options());
-  ASSERT_TRUE(builder.ok());
+  const auto builder = prepare(options_).value();
+  ASSERT_TRUE(builder->begin(Env::posix(), path_, false).ok());
   std::vector<int64_t> seen;
-  ASSERT_TRUE(builder.value()
-                  ->add_layer(0, make_layer(0).input(),
-                              [&](int64_t done, int64_t total) {
-                                EXPECT_EQ(total, kHeads);
-                                seen.push_back(done);
-                              })
-                  .ok());
-  EXPECT_EQ(seen, (std::vector<int64_t>{1, 2}));
+  const auto progress = [&](int64_t done, int64_t total) {
+    EXPECT_EQ(total, kHeads);
+    seen.push_back(done);
+  };
+  ASSERT_TRUE(builder->add_layer(0, make_layer(0).input(), progress).ok());
+  EXPECT_THAT(seen, ElementsAre(1, 2));
 }
 
 TEST_F(BuilderTest, BadNumbersNameLayerHeadAndToken) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  Layer layer = make_layer(0);
-  layer.keys[(kTokens + 42) * kDim + 3] = std::nanf("");
-  Status status = add_first(layer);
-  EXPECT_EQ(status.code(), Code::kNumeric);
-  EXPECT_NE(status.message().find("layer 0, KV head 1, token 42: key"), std::string::npos)
-      << status.message();
-
-  layer = make_layer(0);
-  layer.values[699 * kDim] = -infinity;
-  status = add_first(layer);
-  EXPECT_EQ(status.code(), Code::kNumeric);
-  EXPECT_NE(status.message().find("layer 0, KV head 0, token 699: value"), std::string::npos)
-      << status.message();
-
-  layer = make_layer(0);
-  layer.queries[(3 * 20 + 7) * kDim] = infinity;
-  status = add_first(layer);
-  EXPECT_EQ(status.code(), Code::kNumeric);
-  EXPECT_NE(status.message().find("query head 3, token 7: query"), std::string::npos)
-      << status.message();
-
-  layer = make_layer(0);
-  layer.keys[0] = 70000.0f;  // finite, beyond float16
-  EXPECT_TRUE(add_first(layer).ok());
-  BuildOptions options = make_options();
-  options.dtype = DType::kF16;
-  status = add_first(layer, options);
-  EXPECT_EQ(status.code(), Code::kNumeric);
-  EXPECT_NE(status.message().find("F16"), std::string::npos) << status.message();
-  EXPECT_TRUE(files().empty()) << "a failed build left " << files()[0];
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  BuildOptions hitters = options_, half = options_;
+  hitters.heavy_hitters = true;
+  half.dtype = DType::kF16;
+  const struct {
+    std::vector<float> Layer::*member;
+    int64_t at;
+    float value;
+    const BuildOptions& options;
+    const char* says;
+  } cases[] = {
+      {&Layer::keys, (kTokens + 42) * kDim + 3, nan, options_, "KV head 1, token 42: key"},
+      {&Layer::values, 499 * kDim, -infinity, options_, "KV head 0, token 499: value"},
+      {&Layer::queries, (3 * kTail + 7) * kDim, infinity, options_, "query head 3, token 7: query"},
+      {&Layer::attention, kTokens + 17, nan, hitters, "attention to token 17, KV head 1"},
+      {&Layer::keys, 0, 70000.0f, half, "F16"}};  // finite, beyond float16
+  for (const auto& [member, at, value, options, says] : cases) {
+    Layer layer = make_layer(0);
+    (layer.*member)[static_cast<size_t>(at)] = value;
+    const Status status = add_first(layer, options);
+    EXPECT_EQ(status.code(), Code::kNumeric);
+    EXPECT_THAT(status.message(), HasSubstr("layer 0"));
+    EXPECT_THAT(status.message(), HasSubstr(says));
+    EXPECT_THAT(dir_.names(), IsEmpty());
+  }
+  Layer large = make_layer(0);
+  large.keys[0] = 70000.0f;
+  EXPECT_TRUE(add_first(large, options_).ok());
 }
 
 TEST_F(BuilderTest, TooShortTextSaysHowMuchIsNeeded) {
-  const auto create = [&](int64_t tokens) {
-    return IndexBuilder::create(Env::posix(), path(), false, make_model(), make_tokens(tokens), "",
-                                make_options())
-        .status();
+  const auto prepared = [&](int64_t tokens) {
+    return IndexBuilder::prepare(model_, make_tokens(tokens), "", options_);
   };
-  for (int64_t tokens : {1, 24, 25}) {
-    const Status status = create(tokens);
-    EXPECT_EQ(status.code(), Code::kInvalidArgument);
-    EXPECT_NE(status.message().find("at least 26"), std::string::npos) << status.message();
-    EXPECT_EQ(IndexBuilder::plan(make_model(), tokens, make_options()).status().message(),
-              status.message());
+  for (const int64_t tokens : {1, 24, 25}) {
+    EXPECT_EQ(prepared(tokens).status().code(), Code::kInvalidArgument);
+    EXPECT_THAT(prepared(tokens).status().message(), HasSubstr("at least 26"));
   }
-  EXPECT_FALSE(create(0).ok());
-  EXPECT_TRUE(files().empty());
-  EXPECT_TRUE(create(26).ok());
-}
-
-TEST_F(BuilderTest, ShortestTextBuilds) {
-  auto builder = IndexBuilder::create(Env::posix(), path(), false, make_model(), make_tokens(26),
-                                      "", make_options());
-  ASSERT_TRUE(builder.ok());
+  EXPECT_FALSE(prepared(0).ok());
+  auto builder = *prepared(26);
+  ASSERT_TRUE(builder->begin(Env::posix(), path_, false).ok());
   for (int64_t l = 0; l < kLayers; ++l) {
-    Layer layer = make_layer(0);
-    layer.keys.resize(kHeads * 26 * kDim);
-    layer.values.resize(kHeads * 26 * kDim);
-    ASSERT_TRUE(builder.value()->add_layer(l, layer.input()).ok());
+    ASSERT_TRUE(builder->add_layer(l, make_layer(l, 26).input()).ok());
   }
-  ASSERT_TRUE(builder.value()->finish().ok());
-  const auto file = SqzFile::open(path());
-  ASSERT_TRUE(file.ok());
-  EXPECT_TRUE(file.value()->verify()->problems.empty());
+  ASSERT_TRUE(builder->finish().ok());
+  EXPECT_THAT(SqzFile::open(path_).value()->verify()->problems, IsEmpty());
 }
 
 TEST_F(BuilderTest, OptionsAreChecked) {
-  const auto expect_bad = [&](const char* field, const auto& change) {
-    BuildOptions options = make_options();
+  const QmodelFile& q = qmodel();
+  const std::pair<const char*, std::function<void(BuildOptions&)>> cases[] = {
+      {"sink", [](BuildOptions& o) { o.sink = -1; }},
+      {"tail", [](BuildOptions& o) { o.tail = 0; }},
+      {"levels", [](BuildOptions& o) { o.level_fractions = {}; }},
+      {"levels",
+       [](BuildOptions& o) {
+         o.level_fractions = {.01, .02, .03, .04, .05};
+       }},
+      {"clusters per token",
+       [](BuildOptions& o) {
+         o.level_fractions = {0.05, 0.01};
+       }},
+      {"clusters per token", [](BuildOptions& o) { o.level_fractions = {1.5}; }},
+      {"clusters per token", [](BuildOptions& o) { o.level_fractions = {std::nan("")}; }},
+      {"coarse keep", [](BuildOptions& o) { o.coarse_keep = 0; }},
+      {"iterations", [](BuildOptions& o) { o.iterations = 0; }},
+      {"threads", [](BuildOptions& o) { o.threads = -2; }},
+      {"dtype", [](BuildOptions& o) { o.dtype = DType::kF32; }},
+      {"engine", [](BuildOptions& o) { o.engine = "abacus"; }},
+      {"page size: found 0",
+       [](BuildOptions& o) {
+         o.partition = Partition::kPages;
+         o.page_size = 0;
+       }},
+      {"query classifier: found none", [](BuildOptions& o) { o.partition = Partition::kBuckets; }},
+      {"query classifier: found one", [&](BuildOptions& o) { o.qmodel = &q; }}};
+  for (const auto& [field, change] : cases) {
+    BuildOptions options = options_;
     change(options);
-    const Status status =
-        IndexBuilder::create(Env::posix(), path(), false, make_model(), make_tokens(), "", options)
-            .status();
+    const Status status = prepare(options).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << field;
-    EXPECT_NE(status.message().find(field), std::string::npos) << status.message();
-  };
-  expect_bad("sink", [](BuildOptions& o) { o.sink = -1; });
-  expect_bad("tail", [](BuildOptions& o) { o.tail = 0; });
-  expect_bad("levels", [](BuildOptions& o) { o.level_fractions = {}; });
-  expect_bad("levels", [](BuildOptions& o) { o.level_fractions = {.01, .02, .03, .04, .05}; });
-  expect_bad("clusters per token", [](BuildOptions& o) { o.level_fractions = {0.05, 0.01}; });
-  expect_bad("clusters per token", [](BuildOptions& o) { o.level_fractions = {1.5}; });
-  expect_bad("clusters per token", [](BuildOptions& o) { o.level_fractions = {std::nan("")}; });
-  expect_bad("coarse keep", [](BuildOptions& o) { o.coarse_keep = 0; });
-  expect_bad("iterations", [](BuildOptions& o) { o.iterations = 0; });
-  expect_bad("threads", [](BuildOptions& o) { o.threads = -2; });
-  expect_bad("dtype", [](BuildOptions& o) { o.dtype = DType::kF32; });
-  expect_bad("engine", [](BuildOptions& o) { o.engine = "abacus"; });
-  EXPECT_TRUE(files().empty());
+    EXPECT_THAT(status.message(), HasSubstr(field));
+  }
+  BuildOptions buckets = options_;
+  buckets.partition = Partition::kBuckets;
+  buckets.qmodel = &q;
+  model_.weights_hash = "0000000000000009";
+  EXPECT_EQ(prepare(buckets).status().code(), Code::kMismatch);
 }
 
 TEST_F(BuilderTest, LayersComeInOrderAndComplete) {
   const Layer layer = make_layer(0);
   const auto fresh = [&] {
-    return IndexBuilder::create(Env::posix(), path(), false, make_model(), make_tokens(), "",
-                                make_options())
-        .value();
+    auto builder = prepare(options_).value();
+    EXPECT_TRUE(builder->begin(Env::posix(), path_, true).ok());
+    return builder;
   };
+  EXPECT_FALSE(prepare(options_).value()->add_layer(0, layer.input()).ok()) << "was not begun";
   EXPECT_EQ(fresh()->add_layer(1, layer.input()).code(), Code::kInvalidArgument);
   EXPECT_EQ(fresh()->finish().status().code(), Code::kInvalidArgument);
-  Layer cut = layer;
-  cut.keys.pop_back();
-  EXPECT_EQ(fresh()->add_layer(0, cut.input()).code(), Code::kInvalidArgument);
-  cut = layer;
-  cut.queries.clear();
-  EXPECT_EQ(fresh()->add_layer(0, cut.input()).code(), Code::kInvalidArgument);
+  for (auto member : {&Layer::keys, &Layer::values, &Layer::queries}) {
+    Layer cut = layer;
+    (cut.*member).pop_back();
+    EXPECT_EQ(fresh()->add_layer(0, cut.input()).code(), Code::kInvalidArgument);
+  }
+  const DeviceRows rows;
+  LayerInput on_device = layer.input();
+  on_device.device = &rows;
+  EXPECT_EQ(fresh()->add_layer(0, on_device).code(), Code::kInvalidArgument) << "faiss has none";
   auto builder = fresh();
   ASSERT_TRUE(builder->add_layer(0, layer.input()).ok());
-  EXPECT_EQ(builder->add_layer(1, make_layer(1, 19).input()).code(), Code::kInvalidArgument);
-  EXPECT_EQ(builder->add_layer(1, layer.input()).code(), Code::kInvalidArgument)
+  ASSERT_TRUE(builder->add_layer(1, make_layer(1).input()).ok());
+  EXPECT_EQ(builder->add_layer(2, make_layer(2, kTokens, 19).input()).code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(builder->add_layer(2, make_layer(2).input()).code(), Code::kInvalidArgument)
       << "a failed build goes on";
   builder.reset();
-  EXPECT_TRUE(files().empty());
-}
-
-TEST_F(BuilderTest, CpuEngineTakesNoRowsOnADevice) {
-  auto builder = IndexBuilder::create(Env::posix(), path(), false, make_model(), make_tokens(), "",
-                                      make_options())
-                     .value();
-  EXPECT_FALSE(builder->takes_device_rows());
-  const DeviceRows rows;
-  LayerInput input = make_layer(0).input();
-  input.device = &rows;
-  EXPECT_EQ(builder->add_layer(0, input).code(), Code::kInvalidArgument);
-}
-
-TEST_F(BuilderTest, ExistingFileIsKept) {
-  std::ofstream(path()) << "precious";
-  EXPECT_EQ(build(path(), make_model(), make_options()).status().code(), Code::kExists);
-  EXPECT_EQ(bytes_of(path()), "precious");
+  EXPECT_THAT(dir_.names(), IsEmpty());
 }
 
 TEST_F(BuilderTest, FailingDiskLeavesNothing) {
   testing::FailNth none;
   testing::FaultEnv counting(none.hook());
-  ASSERT_TRUE(build(path(), make_model(), make_options(), counting).ok());
-  std::filesystem::remove(path());
-  const auto calls = static_cast<int>(none.calls.size());
-  ASSERT_GT(calls, 10);
-  for (int n = 0; n < calls; ++n) {
+  ASSERT_TRUE(build(options_, counting).ok());
+  ASSERT_GT(none.calls.size(), 10u);
+  for (size_t n = 0; n < none.calls.size(); ++n) {
+    std::filesystem::remove(path_);
     testing::FailNth fail;
-    fail.fail_at = n;
+    fail.fail_at = static_cast<int>(n);
     testing::FaultEnv env(fail.hook());
-    const Status status = build(path(), make_model(), make_options(), env).status();
-    EXPECT_EQ(status.code(), Code::kIo) << "call " << n << " (" << none.calls[n] << ")";
-    if (testing::is_after_publishing(none.calls[n])) {
-      // The file is already in place then, and whole.
-      EXPECT_EQ(files(), std::vector<std::string>{"a.sqz"});
-      EXPECT_TRUE(SqzFile::open(path()).ok());
-    } else {
-      EXPECT_TRUE(files().empty())
-          << "call " << n << " (" << none.calls[n] << ") left " << files()[0];
+    EXPECT_EQ(build(options_, env).status().code(), Code::kIo) << none.calls[n];
+    const bool published = testing::is_after_publishing(none.calls[n]);
+    EXPECT_EQ(dir_.names().size(), published ? 1u : 0u) << none.calls[n];
+    if (published) {
+      EXPECT_TRUE(SqzFile::open(path_).ok());
     }
-    std::filesystem::remove(path());
   }
 }
 

@@ -81,25 +81,32 @@ TEST(EmbedLayerBudgets, RefusesWhatDoesNotFitOrIsDamaged) {
     EXPECT_FALSE(Env::posix().exists(output));
     return status.message();
   };
-  LayerBudgets three = budgets();
-  three.budget = {9, 31, 20};
-  EXPECT_THAT(embed(three), HasSubstr("layer_budgets: budget: found 3 values, expected 2"));
-  LayerBudgets sum = budgets();
-  sum.budget = {9, 30};
-  EXPECT_THAT(embed(sum), HasSubstr("budget: found a sum of 39, expected 40"));
-  LayerBudgets beyond = budgets();
-  beyond.budget = {-25, 65};
-  EXPECT_THAT(embed(beyond), HasSubstr("budget[0]: found -25"));
-  LayerBudgets cosine = budgets();
-  cosine.cosine = {0.25, 1.5};
-  EXPECT_THAT(embed(cosine), HasSubstr("cosine[1]: found 1.5"));
-  LayerBudgets p = budgets();
-  p.p = 0;
-  EXPECT_THAT(embed(p), HasSubstr("p: found 0"));
-  LayerBudgets uniform = budgets();
-  uniform.uniform_budget = 65;
-  EXPECT_THAT(embed(uniform), HasSubstr("uniform_budget: found 65"));
-
+  const struct {
+    void (*change)(LayerBudgets&);
+    const char* says;
+  } cases[] = {{[](auto& b) {
+                  b.budget = {9, 31, 20};
+                },
+                "budget: found 3 values, expected 2"},
+               {[](auto& b) {
+                  b.budget = {9, 30};
+                },
+                "budget: found a sum of 39, expected 40"},
+               {[](auto& b) {
+                  b.budget = {-25, 65};
+                },
+                "budget[0]: found -25"},
+               {[](auto& b) {
+                  b.cosine = {0.25, 1.5};
+                },
+                "cosine[1]: found 1.5"},
+               {[](auto& b) { b.p = 0; }, "p: found 0"},
+               {[](auto& b) { b.uniform_budget = 65; }, "uniform_budget: found 65"}};
+  for (const auto& [change, says] : cases) {
+    LayerBudgets wrong = budgets();
+    change(wrong);
+    EXPECT_THAT(embed(wrong), HasSubstr(says));
+  }
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(4096 * 3 + 7);
   file.put('\x55');

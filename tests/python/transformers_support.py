@@ -31,7 +31,7 @@ def tool(name):
 
 
 def build(capture, index, *options):
-    subprocess.run([tool("sqz-index"), "build", "--capture", capture, "-o", index, "--dtype", "f16", "--threads", "2",
+    subprocess.run([tool("sqz-index"), "build", "--capture", capture, "-o", index, "--rows", "f16", "--threads", "2",
                     *options], check=True, stdout=subprocess.DEVNULL)
     return index
 

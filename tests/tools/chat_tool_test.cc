@@ -120,8 +120,6 @@ TEST_F(ChatTool, CalibratesWithQuestionsInTheirTurn) {
   const Json calibrated = expect({"sqz-index calibrate a.sqz -m m --prompts q.txt"});
   EXPECT_THAT(calibrated["source"].get<std::string>(), HasSubstr(source));
   EXPECT_EQ(info("a.sqz")["chat"]["name"], "chatml");
-  const Json built = build("b.sqz", "a.txt --chat --calibrate-with q.txt");
-  EXPECT_THAT(built["calibration"].get<std::string>(), HasSubstr(source));
 }
 
 TEST_F(ChatTool, RefusesContextsWithoutTurns) {

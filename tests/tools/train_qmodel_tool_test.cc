@@ -10,7 +10,6 @@ namespace sqz {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 namespace fs = std::filesystem;
 
 const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
@@ -26,11 +25,9 @@ class TrainQmodelTool : public ToolTest {
   std::vector<std::string> arguments(std::vector<std::string> more) const {
     std::vector<std::string> out = {"--model", kModel, path("train.txt"), "--threads", "2"};
     const std::vector<std::pair<std::string, std::string>> small = {
-        {"--buckets", "16"},    {"--hidden", "32"},
-        {"--window", "512"},    {"--recent", "64"},
-        {"--positions", "128"}, {"--queries", "64"},
-        {"--batch", "64"},      {"--keys", "32"},
-        {"--lr", "3e-3"},       {"--checkpoint-seconds", "0"}};
+        {"--buckets", "16"}, {"--hidden", "32"},     {"--window", "512"},
+        {"--recent", "64"},  {"--positions", "128"}, {"--queries", "64"},
+        {"--batch", "64"},   {"--keys", "32"},       {"--lr", "3e-3"}};
     for (const auto& [option, value] : small) {
       const bool given = std::find(more.begin(), more.end(), option) != more.end();
       if (!given) out.insert(out.end(), {option, value});
@@ -61,7 +58,7 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   int checks = 0;
   for (const Json& event : run_.events()) checks += event["event"] == "check";
   EXPECT_EQ(checks, 2);
-  EXPECT_EQ(files(), "other.txt\nq.sqz\ntrain.txt\n") << "the checkpoint is gone";
+  EXPECT_EQ(files(), "other.txt\nq.sqz\ntrain.txt\n");
 
   const ToolRun info = run("sqz-index", {"info", path("q.sqz"), "--json"});
   ASSERT_EQ(info.code, 0) << info.err;
@@ -94,101 +91,6 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndIndexToolsReadIt) {
   EXPECT_EQ(run("sqz-index", {"verify", path("q.sqz"), "--json"}).code, 3);
 }
 
-TEST_F(TrainQmodelTool, AppendedIndexesAreThoseOfOneBuild) {
-  const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
-  write_all(path("more.txt"), book.substr(500000, 3000));
-  const ToolRun trained = train({"--steps", "5", "-o", path("q.sqz")});
-  ASSERT_EQ(trained.code, 0);
-  // Few steps are checked once, and the table has one row a method.
-  EXPECT_THAT(trained.err, HasSubstr("step 5: loss"));
-  EXPECT_THAT(trained.err, Not(HasSubstr("step 4: loss")));
-  EXPECT_THAT(trained.out, HasSubstr("recall of classifier-share  "));
-  EXPECT_THAT(trained.out, Not(HasSubstr("far queries")));
-  const auto index_tool = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.end(), {"--threads", "2", "--json"});
-    return run("sqz-index", arguments);
-  };
-  const auto build = [&](std::vector<std::string> texts, const std::string& output) {
-    std::vector<std::string> all = {"build"};
-    all.insert(all.end(), texts.begin(), texts.end());
-    all.insert(all.end(), {"--model", kModel, "--qmodel", path("q.sqz"), "--tail", "64", "--dtype",
-                           "f16", "--heavy-hitters", "-o", output});
-    return index_tool(all);
-  };
-  ASSERT_EQ(build({path("other.txt"), path("more.txt")}, path("whole.sqz")).code, 0);
-  const ToolRun part = build({path("other.txt")}, path("x.sqz"));
-  ASSERT_EQ(part.code, 0) << part.err;
-  const std::string before = read_all(path("x.sqz"));
-  fs::remove(path("q.sqz"));
-
-  const auto append = [&](std::vector<std::string> texts, std::vector<std::string> more) {
-    std::vector<std::string> all = {"append", path("x.sqz")};
-    all.insert(all.end(), texts.begin(), texts.end());
-    all.insert(all.end(), {"--model", kModel});
-    all.insert(all.end(), more.begin(), more.end());
-    return index_tool(all);
-  };
-  const auto refused = [&](const ToolRun& result, int code, const std::string& says) {
-    EXPECT_EQ(result.code, code) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(says));
-    EXPECT_EQ(read_all(path("x.sqz")), before);
-  };
-  refused(append({path("other.txt")}, {}), 3, "all tokens: found ");
-  refused(append({path("more.txt"), path("other.txt")}, {}), 3, "hash of the first ");
-
-  const ToolRun longer = append({path("other.txt"), path("more.txt")}, {"-o", path("longer.sqz")});
-  ASSERT_EQ(longer.code, 0) << longer.err;
-  EXPECT_EQ(longer.last()["appended"],
-            longer.last()["tokens"].get<int64_t>() - part.last()["tokens"].get<int64_t>());
-  EXPECT_TRUE(read_all(path("longer.sqz")) == read_all(path("whole.sqz")));
-  EXPECT_EQ(read_all(path("x.sqz")), before);
-  refused(append({path("other.txt"), path("more.txt")}, {"-o", path("longer.sqz")}), 1,
-          "longer.sqz");
-  ASSERT_EQ(append({path("other.txt"), path("more.txt")}, {}).code, 0);
-  EXPECT_TRUE(read_all(path("x.sqz")) == read_all(path("whole.sqz")));
-
-  std::string damaged = before;
-  damaged[damaged.size() / 2] = static_cast<char>(damaged[damaged.size() / 2] ^ 1);
-  write_all(path("x.sqz"), damaged);
-  EXPECT_EQ(append({path("other.txt"), path("more.txt")}, {}).code, 3);
-  EXPECT_EQ(read_all(path("x.sqz")), damaged);
-  const ToolRun clusters = index_tool(
-      {"build", path("more.txt"), "--model", kModel, "-o", path("k.sqz"), "--tail", "32"});
-  ASSERT_EQ(clusters.code, 0) << clusters.err;
-  const ToolRun other =
-      index_tool({"append", path("k.sqz"), path("more.txt"), path("other.txt"), "--model", kModel});
-  EXPECT_EQ(other.code, 3) << other.err;
-  EXPECT_THAT(other.err, HasSubstr("partition: found kmeans, expected buckets"));
-}
-
-TEST_F(TrainQmodelTool, InterruptedItGoesOnToTheSameFile) {
-  ASSERT_EQ(train({"--steps", "120", "-o", path("whole.sqz")}).code, 0);
-  const std::string checkpoint = path("q.sqz.checkpoint");
-  std::string first;
-  const auto begun = [&] {  // rewritten after the first step
-    if (!fs::exists(checkpoint)) return false;
-    const std::string now = read_all(checkpoint);
-    if (first.empty()) first = now;
-    return now != first;
-  };
-  const ToolRun stopped =
-      run(SQZ_TRAIN_QMODEL_TOOL, arguments({"--steps", "120", "-o", path("q.sqz")}), "", {},
-          [&](pid_t child) { signal_when(child, SIGINT, begun); });
-  EXPECT_EQ(stopped.code, 130) << stopped.err;
-  EXPECT_TRUE(fs::exists(checkpoint));
-  EXPECT_FALSE(fs::exists(path("q.sqz")));
-
-  const ToolRun again = train({"--steps", "120", "-o", path("q.sqz")});
-  EXPECT_EQ(again.code, 1);
-  EXPECT_THAT(again.err, HasSubstr("a checkpoint is there; go on from it with --resume"));
-  const ToolRun other = train({"--steps", "121", "-o", path("q.sqz"), "--resume"});
-  EXPECT_EQ(other.code, 3);
-  EXPECT_THAT(other.err, HasSubstr("steps: found 120, expected 121"));
-  const ToolRun resumed = train({"--steps", "120", "-o", path("q.sqz"), "--resume"});
-  ASSERT_EQ(resumed.code, 0) << resumed.err;
-  EXPECT_EQ(read_all(path("q.sqz")), read_all(path("whole.sqz")));
-}
-
 TEST_F(TrainQmodelTool, SqzEvalMeasuresTheClassifier) {
   ASSERT_EQ(train({"--steps", "40", "-o", path("q.sqz")}).code, 0);
   EXPECT_EQ(run("sqz-index", {"verify", path("q.sqz")}).code, 0);
@@ -219,7 +121,6 @@ TEST_F(TrainQmodelTool, SaysWhatIsWrong) {
     EXPECT_EQ(files(), before) << "nothing is left";
   };
   refused({"--buckets", "1024"}, 3, "expected at least 32768 for 1024 buckets");
-  refused({"--resume"}, 3, "no checkpoint to go on from");
   refused({"--preset", "other"}, 2, "--preset");
   // What the options take is what the training takes.
   refused({"--lr", "2"}, 2, "--lr: expected 1e-12 to 1, found 2");
@@ -234,17 +135,11 @@ TEST_F(TrainQmodelTool, SaysWhatIsWrong) {
     refused({"--memory", size}, 2, concat("--memory: Value ", size, " not in range 1 to "));
   }
   refused({"--dense", "0,7"}, 2, "dense: found 7");
-  refused({"--checkpoint", path("bad.sqz"), "--force"}, 2, "bad.sqz: is an input and the output");
   const std::string text = read_all(path("other.txt"));
-  for (const char* option : {"-o", "--checkpoint"}) {
-    std::vector<std::string> more = {"--test", path("other.txt"), "--force", option,
-                                     path("other.txt")};
-    if (std::string(option) != "-o") more.insert(more.end(), {"-o", path("bad.sqz")});
-    const ToolRun result = train(more);
-    EXPECT_EQ(result.code, 2);
-    EXPECT_THAT(result.err, HasSubstr("other.txt: is an input and the output"));
-    EXPECT_EQ(read_all(path("other.txt")), text);
-  }
+  const ToolRun result = train({"--test", path("other.txt"), "--force", "-o", path("other.txt")});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("other.txt: is an input and the output"));
+  EXPECT_EQ(read_all(path("other.txt")), text);
 }
 
 }  // namespace

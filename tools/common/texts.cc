@@ -45,7 +45,7 @@ Result<std::vector<Document>> find_in_folder(const fs::path& folder) {
   for (const fs::path& file : files) {
     SQZ_ASSIGN_OR_RETURN(const size_t zero, find_zero_byte(file.string()));
     if (zero == std::string::npos) {
-      out.push_back({file.string(), file.lexically_relative(folder).string()});
+      out.push_back({file.string()});
     } else {
       spdlog::warn("{}: not a text file (a zero byte at byte {}), left out", file.string(), zero);
     }
@@ -86,7 +86,7 @@ Result<std::vector<Document>> find_documents(const std::vector<std::string>& arg
   for (const std::string& argument : arguments) {
     std::error_code error;
     if (argument == "-") {
-      out.push_back({"-", "stdin"});
+      out.push_back({"-"});
     } else if (fs::is_directory(argument, error)) {
       SQZ_ASSIGN_OR_RETURN(const auto found, find_in_folder(argument));
       out.insert(out.end(), found.begin(), found.end());
@@ -96,15 +96,9 @@ Result<std::vector<Document>> find_documents(const std::vector<std::string>& arg
         return Status(Code::kCorrupt,
                       bad_field(argument, concat("byte ", zero), "a zero byte", "UTF-8 text"));
       }
-      out.push_back({argument, fs::path(argument).filename().string()});
+      out.push_back({argument});
     }
   }
-  return out;
-}
-
-std::vector<std::string> paths_of(std::span<const Document> documents) {
-  std::vector<std::string> out;
-  for (const Document& document : documents) out.push_back(document.path);
   return out;
 }
 

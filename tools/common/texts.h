@@ -16,7 +16,6 @@ namespace sqz {
 
 struct Document {
   std::string path;  // "-" for standard input
-  std::string name;  // relative to the argument that it came from: names an output of --separate
 };
 
 // Calls visit(line, number, "PATH: line NUMBER") for each line that is not empty, without its end.
@@ -28,8 +27,6 @@ Status each_line(Env& env, const std::string& path,
 // are not text (a zero byte in the first 64 KiB), of which a warning is logged. Fails for what does
 // not exist, for a folder without text files, and for a file given by name that is not text.
 Result<std::vector<Document>> find_documents(const std::vector<std::string>& arguments);
-
-std::vector<std::string> paths_of(std::span<const Document> documents);
 
 // The documents one after the other, with the tokenizer's special tokens (BOS) once, at the start.
 // `max_tokens` > 0: the first so many only. Text that is not UTF-8 is named with file and byte.

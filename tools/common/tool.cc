@@ -191,12 +191,11 @@ void Tool::add_common_options(CLI::App& app) {
                                     : concat("expected 0 to ", UINT64_MAX, ", found ", text);
       });
   app.add_option("--device", options_.device,
-                 "Where the model runs and indexes are served: cpu, cuda or cuda:N (of a manifest "
-                 "cuda:all, every GPU)")
+                 "Where the model runs and indexes are served: cpu, cuda or cuda:N")
       ->check([](const std::string& device) {
-        const bool known = device == "cpu" || device == "cuda" || device == "cuda:all" ||
+        const bool known = device == "cpu" || device == "cuda" ||
                            (device.starts_with("cuda:") && fits<uint16_t>(device.substr(5)));
-        return known ? std::string() : "expected cpu, cuda, cuda:N or cuda:all, found " + device;
+        return known ? std::string() : "expected cpu, cuda or cuda:N, found " + device;
       });
 }
 

@@ -126,7 +126,7 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
   app.add_option("--qmodel", arguments.qmodel,
                  "Query classifier (.sqz) for --selector saap, of this model");
   app.add_option("--engine", arguments.engine, "What clusters the indexes")
-      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}));
+      ->check(CLI::IsMember({"auto", "faiss", "cuda"}));
   app.add_option("--coarse-keep", arguments.coarse_keep,
                  "Fraction of the keys that the coarse levels of the indexes let through")
       ->check(real_number(1e-6, 1.0));

@@ -1,16 +1,17 @@
 #include "formats/tokenizer.h"
 #include "tools/common/calibration.h"
 #include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
+#include "tools/common/output_file.h"
 #include "tools/common/prompts.h"
 #include "tools/sqz_index/commands.h"
-#include "tools/sqz_index/source.h"
 
 namespace sqz {
 namespace {
 
 struct CalibrateArguments {
   std::string index, output;
-  SourceOptions source;  // model and run_dtype of it
+  std::string model, run_dtype;
   std::vector<std::string> prompts;
   int64_t answer_tokens = kAnswerTokens;
   bool force = false;
@@ -30,22 +31,20 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   const bool in_place = output == arguments.index;
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
   SQZ_RETURN_IF_ERROR(check_prompts_possible(*index));
-  SQZ_RETURN_IF_ERROR(check_model_folder(arguments.source.model));
+  SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto prompts, read_prompts(Env::posix(), arguments.prompts));
-  SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.source.model));
-  SQZ_RETURN_IF_ERROR(check_tokenizer(*index, *tokenizer, arguments.source.model));
+  SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
+  SQZ_RETURN_IF_ERROR(check_tokenizer(*index, *tokenizer, arguments.model));
   SQZ_ASSIGN_OR_RETURN(const std::optional<ChatFormat> chat, chat_of(*index));
   CalibrationPrompts calibration;
   calibration.answer_tokens = arguments.answer_tokens;
   SQZ_ASSIGN_OR_RETURN(
       calibration.prompts,
       encode_prompts(*tokenizer, prompts, index->metadata().model, index->metadata().tokens, chat));
-  std::vector<std::string> inputs = files_of(arguments.source);
-  inputs.insert(inputs.end(), arguments.prompts.begin(), arguments.prompts.end());
-  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, inputs));
+  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, arguments.prompts));
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
-      load_runner(arguments.source.model, runner_options(arguments.source, context.options)));
+      load_runner(arguments.model, runner_options(arguments.run_dtype, context.options)));
 
   Progress progress(context.progress_style(), "calibrate");
   const RecalibrateOptions options{arguments.force || in_place, context.options.threads};
@@ -89,8 +88,7 @@ void add_calibrate_command(Tool& tool) {
       "  sqz-index calibrate book.sqz --model MODEL --prompts chats.jsonl -o calibrated.sqz\n",
       [arguments](const ToolContext& context) { return run_calibrate(*arguments, context); });
   app->add_option("INDEX", arguments->index, "The index (.sqz)")->required();
-  app->add_option("-m,--model", arguments->source.model,
-                  "Model: a Hugging Face checkpoint directory")
+  app->add_option("-m,--model", arguments->model, "Model: a Hugging Face checkpoint directory")
       ->required();
   app->add_option("--prompts", arguments->prompts,
                   "Prompts, one a line; in F.jsonl objects with \"prompt\". May be repeated")
@@ -102,7 +100,7 @@ void add_calibrate_command(Tool& tool) {
                   "Tokens of each greedy answer that count beside the prompt")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  add_run_dtype_option(*app, arguments->source.run_dtype);
+  add_run_dtype_option(*app, arguments->run_dtype);
 }
 
 }  // namespace sqz

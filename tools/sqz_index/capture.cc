@@ -1,5 +1,3 @@
-#include <spdlog/spdlog.h>
-
 #include "formats/capture.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/signals.h"
@@ -22,12 +20,13 @@ std::vector<T> copy(std::span<const T> data) {
 }
 
 Status run_capture(const CaptureArguments& arguments, const ToolContext& context) {
-  SQZ_ASSIGN_OR_RETURN(const Source source, Source::open(arguments.source));
-  SQZ_ASSIGN_OR_RETURN(FixedTokens tokens, source.tokens(source.documents()));
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, source.files()));
-  SQZ_ASSIGN_OR_RETURN(
-      const auto runner,
-      load_runner(arguments.source.model, runner_options(arguments.source, context.options)));
+  std::optional<Source> source;
+  SQZ_ASSIGN_OR_RETURN(FixedTokens tokens, read_tokens(arguments.source, source));
+  SQZ_RETURN_IF_ERROR(
+      check_output(arguments.output, arguments.force, named_files(arguments.source)));
+  SQZ_ASSIGN_OR_RETURN(const auto runner,
+                       load_runner(arguments.source.model,
+                                   runner_options(arguments.source.run_dtype, context.options)));
 
   CaptureInfo info;
   info.model = runner->config().description;

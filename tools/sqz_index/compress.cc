@@ -10,13 +10,13 @@ namespace {
 struct CompressArguments {
   std::string index, output;
   bool force = false;
-  RowOptions rows;
+  CompressOptions options;
 };
 
 Status run_compress(const CompressArguments& arguments, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
-  SQZ_ASSIGN_OR_RETURN(const CompressOptions options,
-                       compress_options(arguments.rows, index->metadata().dtype, context.options));
+  CompressOptions options = arguments.options;
+  options.seed = context.options.seed;
   if (!options.any()) {
     return {Code::kInvalidArgument,
             "found neither --rows q8 nor --key-codes: there is nothing to do"};
@@ -57,7 +57,12 @@ void add_compress_command(Tool& tool) {
   app->add_option("INDEX", arguments->index, "The index (.sqz), with 16-bit rows")->required();
   app->add_option("-o,--output", arguments->output, "The index to write")->required();
   app->add_flag("--force", arguments->force, "Replace an existing output");
-  add_row_options(*app, arguments->rows);
+  app->add_option_function<std::string>(
+         "--rows",
+         [arguments](const std::string& name) { arguments->options.rows = rows_of(name); },
+         "Codes of 8 bits in place of 16-bit keys and values: q8")
+      ->check(CLI::IsMember({"q8"}));
+  add_code_options(*app, arguments->options);
 }
 
 }  // namespace sqz

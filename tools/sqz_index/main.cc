@@ -1,4 +1,4 @@
-// sqz-index: builds, calibrates, describes, checks and draws the index of a fixed context.
+// sqz-index: builds, calibrates, describes and checks the index of a fixed context.
 #include "tools/sqz_index/commands.h"
 
 int main(int argc, char** argv) {
@@ -10,22 +10,19 @@ int main(int argc, char** argv) {
       "  sqz-index verify book.sqz\n"
       "'sqz-index COMMAND --help' has the options of a command.\n"
       "\n"
-      "Every option --some-name may also be given as the variable SQZ_SOME_NAME; the\n"
-      "command line wins. Results go to standard output, everything else to standard\n"
-      "error. An output appears under its name when it is whole; one that is there is\n"
-      "refused without --force.\n"
+      "Results go to standard output, everything else to standard error. An output\n"
+      "appears under its name when it is whole; one that is there is refused without\n"
+      "--force.\n"
       "\n"
       "Built without LibTorch (-DSQZ_TRAINING=OFF) sqz-index builds from captures only,\n"
       "and of the other tools there is sqz-bench alone.\n");
-  sqz::add_append_command(tool);
   sqz::add_build_command(tool);
   sqz::add_calibrate_command(tool);
   sqz::add_capture_command(tool);
   sqz::add_compress_command(tool);
-  sqz::add_corpus_command(tool);
-  sqz::add_gc_command(tool);
   sqz::add_info_command(tool);
   sqz::add_prune_command(tool);
+  sqz::add_status_command(tool);
   sqz::add_verify_command(tool);
   return tool.run(argc, argv);
 }

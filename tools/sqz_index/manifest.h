@@ -20,24 +20,10 @@ struct ManifestEntry {
   std::string output(const std::string& folder) const;
 };
 
-// Part `index` of `count`.
-struct Shard {
-  int64_t index = 0, count = 1;
-
-  // By the hash of the key: a document that is added moves no other.
-  bool holds(const std::string& key) const;
-};
-
-// "I/N"; "auto/N": the task of a Slurm array (SLURM_ARRAY_TASK_ID) or the pod of a Kubernetes
-// Indexed Job (JOB_COMPLETION_INDEX) of N; "auto": the task of a Slurm array that tells its N. ""
-// is everything.
-Result<Shard> parse_shard(const std::string& text);
-
-// Those of the shard. kCorrupt names file and line: what is no JSON, a key that
-// is repeated or leads out of the folder, a line without a document.
-Result<std::vector<ManifestEntry>> read_manifest(const std::string& path, const Shard& shard);
-
-// kInvalidArgument if a link leads from `output` to a place outside of `folder`.
-Status check_inside(const std::string& folder, const std::string& output);
+// The documents of a shard, "I/N", which are chosen by the hash of their key: a document that is
+// added moves no other. "" is everything. kCorrupt names file and line if a line is not JSON or
+// names no document, or if a key is repeated or leads out of the folder. kInvalidArgument if
+// `shard` is malformed.
+Result<std::vector<ManifestEntry>> read_manifest(const std::string& path, const std::string& shard);
 
 }  // namespace sqz

@@ -2,62 +2,66 @@
 
 #include <algorithm>
 
-#include "formats/base/parallel.h"
-
 namespace sqz {
-namespace {
 
-// Round figures for one core of a current x86-64 server with AVX-512, the work around the matrix
-// products included; not measured on the machine at hand. docs/results.md has them beside builds.
-constexpr double kPassFlopPerSecond = 80e9;
-constexpr double kKmeansFlopPerSecond = 80e9;
-// And of a GPU of Hopper's size, in bfloat16, which docs/performance.md has beside a build.
-constexpr double kGpuPassFlopPerSecond = 380e12;
-constexpr double kGpuKmeansFlopPerSecond = 170e12;
-constexpr double kGpuStartSeconds = 4;  // model, driver, calibration
-
-}  // namespace
-
-PassPlan plan_pass(const ModelConfig& model, int64_t tokens, const RunnerOptions& options) {
+uint64_t pass_memory(const ModelConfig& model, int64_t tokens, const RunnerOptions& options) {
   const ModelDescription& m = model.description;
   const auto n = static_cast<double>(tokens);
   const auto hidden = static_cast<double>(m.hidden_size);
-  const auto layers = static_cast<double>(m.layers);
+  const auto inner = static_cast<double>(model.intermediate_size);
   const auto queries = static_cast<double>(m.query_heads * m.head_dim);
   const auto keys = static_cast<double>(m.kv_heads * m.head_dim);
-  const double projections = hidden * (2 * queries + 2 * keys);
-  const double mlp = 3 * hidden * static_cast<double>(model.intermediate_size);
+  const double layer = hidden * (2 * queries + 2 * keys) + 3 * hidden * inner;
   const double embeddings =
       hidden * static_cast<double>(m.vocab_size) * (model.tie_embeddings ? 1 : 2);
   const auto element = static_cast<double>(dtype_size(options.dtype));
-
-  PassPlan out;
   const bool stored = options.device == "cpu" && options.dtype == DType::kF32;
   const auto of_weight = stored ? static_cast<double>(dtype_size(model.dtype)) : element;
-  const double weights = of_weight * (embeddings + layers * (projections + mlp));
+  const double weights = of_weight * (embeddings + static_cast<double>(m.layers) * layer);
   // The residual stream, its norm and the attention output; queries; keys and values, and once
   // more as float32 for the consumer.
   double states = element * n * (3 * hidden + 2 * queries + 2 * keys) + 4 * n * 2 * keys;
   if (options.device != "cpu") {
     // Norms and the MLP take a block at a time. The attention's output is there as the kernel
     // wrote it, and twice as float32 while it is put in order.
-    const auto inner = static_cast<double>(model.intermediate_size);
     states = element * n * (hidden + 2 * queries + 2 * keys) + 8 * n * queries +
              element * static_cast<double>(std::min(tokens, kGpuChunk)) * (4 * inner + 2 * hidden);
   }
-  out.memory = static_cast<uint64_t>(weights + states);
-  // Causal: half of the N x N products of queries with keys, and of weights with values.
-  out.flop = layers * (2 * n * (projections + mlp) + 2 * n * n * queries);
-  return out;
+  return static_cast<uint64_t>(weights + states);
 }
 
-double estimate_seconds(double pass_flop, double kmeans_flop, int threads, bool gpu) {
-  if (gpu) {
-    return kGpuStartSeconds + pass_flop / kGpuPassFlopPerSecond +
-           kmeans_flop / kGpuKmeansFlopPerSecond;
+void PlanTotal::add(const BuildPlan& plan, int64_t tokens, uint64_t pass, bool gpu_pass) {
+  const uint64_t on_cpu = gpu_pass ? 0 : pass, on_gpu = gpu_pass ? pass : 0;
+  const bool first = indexes_++ == 0;
+  tokens_ += tokens;
+  sum_.bytes += plan.bytes;
+  sum_.peak_memory = std::max(sum_.peak_memory, plan.peak_memory + on_cpu);
+  sum_.gpu_memory = std::max(sum_.gpu_memory, plan.gpu_memory + on_gpu);
+  sum_.gpu_memory_least = std::max(sum_.gpu_memory_least, plan.gpu_memory_least + on_gpu);
+  sum_.clusters = first ? plan.clusters : std::vector<int64_t>();  // of one index only
+  sum_.pages = first ? plan.pages : 0;
+}
+
+void PlanTotal::print(const ToolContext& context) const {
+  const auto bytes = [](uint64_t count) { return bytes_text(static_cast<double>(count)); };
+  Rows rows = {{"indexes", concat(indexes_)},
+               {"tokens", concat(tokens_)},
+               {"size", concat(bytes(sum_.bytes), " (", sum_.bytes, " bytes)")},
+               {"peak memory", "about " + bytes(sum_.peak_memory)}};
+  if (sum_.gpu_memory > 0) {
+    rows.emplace_back("GPU memory", concat("about ", bytes(sum_.gpu_memory), ", at least ",
+                                           bytes(sum_.gpu_memory_least)));
   }
-  const double used = resolve_threads(threads);
-  return (pass_flop / kPassFlopPerSecond + kmeans_flop / kKmeansFlopPerSecond) / used;
+  context.output.result({{"dry_run", true},
+                         {"indexes", indexes_},
+                         {"tokens", tokens_},
+                         {"clusters", sum_.clusters},
+                         {"pages", sum_.pages},
+                         {"bytes", sum_.bytes},
+                         {"peak_memory", sum_.peak_memory},
+                         {"gpu_memory", sum_.gpu_memory},
+                         {"gpu_memory_least", sum_.gpu_memory_least}},
+                        rows);
 }
 
 }  // namespace sqz

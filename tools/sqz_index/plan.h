@@ -1,23 +1,29 @@
-// What a build would take, said before it is run (--dry-run).
+// What builds will take (--dry-run).
 #pragma once
 
 #include <cstdint>
 
 #include "formats/checkpoint.h"
 #include "libindex/builder.h"
+#include "tools/common/tool.h"
 #include "training/runner.h"
 
 namespace sqz {
 
-// Memory and arithmetic of the dense pass of a model over `tokens` tokens.
-struct PassPlan {
-  uint64_t memory = 0;  // bytes: weights, hidden states, one layer's keys, values and queries
-  double flop = 0;
-};
-PassPlan plan_pass(const ModelConfig& model, int64_t tokens, const RunnerOptions& options);
+// Bytes of a model's dense pass over `tokens` tokens: weights, hidden states, one layer's keys,
+// values and queries.
+uint64_t pass_memory(const ModelConfig& model, int64_t tokens, const RunnerOptions& options);
 
-// Seconds, from arithmetic rates that a core of a current server reaches, or an H200 in bfloat16;
-// right to about a factor of two, on another GPU as far as it is another.
-double estimate_seconds(double pass_flop, double kmeans_flop, int threads, bool gpu);
+// The sum over the indexes of a build: bytes of all, memory of the largest.
+class PlanTotal {
+ public:
+  // `pass`: pass_memory(), on the GPU if `gpu_pass`; 0 without a model.
+  void add(const BuildPlan& plan, int64_t tokens, uint64_t pass, bool gpu_pass);
+  void print(const ToolContext& context) const;
+
+ private:
+  int64_t indexes_ = 0, tokens_ = 0;
+  BuildPlan sum_;
+};
 
 }  // namespace sqz

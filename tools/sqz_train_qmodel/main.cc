@@ -12,12 +12,8 @@ int main(int argc, char** argv) {
   share of the attention each bucket holds (SAAP). Recall is the share of the attention mass
   beyond the last --recent tokens that is found where a given share of the keys is read.
 
-  Interrupted, it leaves a checkpoint and exits with 4; the same command with --resume goes
-  on and gives the same result.
-
-Refused: fewer than 32 tokens to train on for each bucket, or than two windows; a checkpoint
-of other options, texts or model; a loss that is not a number, which leaves the last good
-checkpoint.
+Refused: fewer than 32 tokens to train on for each bucket, or than two windows; a loss that is
+not a number.
 
 Result: path, bytes, steps, loss, windows, tokens, measured_windows, recall{} by
 selectivity, the file's metadata, and scores[] with method (classifier; classifier-share, by
@@ -29,7 +25,6 @@ far_recall{}.
 Examples:
   sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda
   sqz-train-qmodel --model MODEL books/ -o q.sqz --buckets 256 --test other.txt --json
-  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda --resume
 )");
   sqz::TrainQmodelArguments arguments;
   CLI::App* app = tool.only_command(

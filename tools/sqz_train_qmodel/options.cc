@@ -64,7 +64,7 @@ void add_data_options(CLI::App& app, QmodelOptions& options) {
 }
 
 void add_stopping_options(CLI::App& app, TrainQmodelArguments& arguments) {
-  const HelpSection section(app, "Checks and checkpoints");
+  const HelpSection section(app, "Checks");
   QmodelOptions& options = arguments.options;
   app.add_option("--checks", arguments.checks,
                  "Times that held-out recall is measured (default: every 100 steps, at most 20)")
@@ -74,14 +74,6 @@ void add_stopping_options(CLI::App& app, TrainQmodelArguments& arguments) {
                  "Checks without a better recall that end the training")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->type_name("N");
-  app.add_option("--checkpoint", options.checkpoint,
-                 "File that an interrupted training goes on from (default: OUTPUT.checkpoint); "
-                 "removed at the end");
-  app.add_option("--checkpoint-seconds", options.checkpoint_seconds,
-                 "Time between writes of the checkpoint")
-      ->check(real_number(0.0, 1e6))
-      ->type_name("S");
-  app.add_flag("--resume", options.resume, "Go on from the checkpoint, with the same options");
 }
 
 }  // namespace
@@ -97,7 +89,7 @@ void add_train_qmodel_options(CLI::App& app, TrainQmodelArguments& arguments) {
   app.add_option("--test", arguments.test,
                  "Texts to measure the result with (default: windows of TEXT that are held out)")
       ->type_name("TEXT");
-  app.add_flag("--force", arguments.force, "Replace an existing output, or checkpoint");
+  app.add_flag("--force", arguments.force, "Replace an existing output");
   add_network_options(app, arguments);
   add_data_options(app, arguments.options);
   add_stopping_options(app, arguments);

@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "formats/base/stopwatch.h"
 #include "formats/checkpoint.h"
@@ -35,24 +34,7 @@ QmodelOptions planned(const TrainQmodelArguments& a, const ToolContext& context)
   out.seed = context.options.seed;
   out.device = context.options.device;
   out.threads = context.options.threads;
-  if (out.checkpoint.empty()) out.checkpoint = a.output + ".checkpoint";
   return out;
-}
-
-Status check_checkpoint(const QmodelOptions& options, bool force) {
-  std::error_code error;
-  const bool there = std::filesystem::exists(options.checkpoint, error);
-  if (options.resume && !there) {
-    return {Code::kNotFound, concat(options.checkpoint,
-                                    ": no checkpoint to go on from; begin "
-                                    "without --resume")};
-  }
-  if (there && !options.resume && !force) {
-    return {Code::kExists, concat(options.checkpoint,
-                                  ": a checkpoint is there; go on from it with --resume, or begin "
-                                  "anew with --force")};
-  }
-  return there ? Status() : check_output(options.checkpoint, false);
 }
 
 Result<std::vector<QmodelText>> read_texts(std::span<const Document> documents,
@@ -90,11 +72,11 @@ JsonText scores_json(const QmodelTrained& trained) {
   return out;
 }
 
-// Tells the user, and the signals, how things stand.
+// Tells the user how things stand.
 class Reporter {
  public:
-  Reporter(const ToolContext& context, const std::string& checkpoint)
-      : context_(context), checkpoint_(checkpoint), bar_(context.progress_style(), "train") {}
+  explicit Reporter(const ToolContext& context)
+      : context_(context), bar_(context.progress_style(), "train") {}
 
   Status operator()(const QmodelProgress& now) {
     bar_.update(now.done);
@@ -111,7 +93,6 @@ class Reporter {
 
  private:
   const ToolContext& context_;
-  const std::string checkpoint_;
   Progress bar_;
 };
 
@@ -127,14 +108,9 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   if (!arguments.test.empty()) {
     SQZ_ASSIGN_OR_RETURN(test_documents, find_documents(arguments.test));
   }
-  std::vector<std::string> inputs;
-  for (const auto& read : {documents, test_documents}) {
-    for (std::string& path : paths_of(read)) inputs.push_back(std::move(path));
-  }
-  SQZ_RETURN_IF_ERROR(check_not_inputs({options.checkpoint}, inputs));
-  inputs.push_back(options.checkpoint);
+  std::vector<std::string> inputs = arguments.texts;
+  inputs.insert(inputs.end(), arguments.test.begin(), arguments.test.end());
   SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, inputs));
-  SQZ_RETURN_IF_ERROR(check_checkpoint(options, arguments.force));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
   options.first_token = tokenizer->bos_token().value_or(-1);
   SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(documents, *tokenizer, model, arguments.model));
@@ -146,7 +122,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   SQZ_ASSIGN_OR_RETURN(const auto runner, load_runner(arguments.model, run));
   const double load_seconds = watch.seconds();
 
-  Reporter reporter(context, options.checkpoint);
+  Reporter reporter(context);
   options.progress = [&](const QmodelProgress& now) { return reporter(now); };
   SQZ_ASSIGN_OR_RETURN(QmodelTrained trained, train_qmodel(*runner, texts, test, options));
   reporter.finish();
@@ -157,7 +133,6 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   trained.file.training["preset"] = arguments.preset;
   SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, write_qmodel_file(Env::posix(), arguments.output,
                                                                arguments.force, trained.file));
-  SQZ_RETURN_IF_ERROR(Env::posix().remove(options.checkpoint));
 
   JsonMembers result = qmodel_json(trained.file);
   result["path"] = arguments.output;

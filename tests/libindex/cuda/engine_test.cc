@@ -58,9 +58,7 @@ TEST(CudaEngine, MissingWithoutAGpu) {
 TEST(CudaEngine, AutoTakesItWhereItCan) {
   SQZ_SKIP_WITHOUT_GPU();
   EXPECT_EQ(make_kmeans_engine({"auto", 64, 0}).value()->name().rfind("cuda (", 0), 0u);
-  const bool with_faiss_gpu = make_faiss_gpu_kmeans(0).ok();
-  EXPECT_EQ(make_kmeans_engine({"auto", 300, 0}).value()->name(),
-            with_faiss_gpu ? "faiss-gpu" : "faiss");
+  EXPECT_EQ(make_kmeans_engine({"auto", 300, 0}).value()->name(), "faiss");
   EXPECT_EQ(make_kmeans_engine({"cuda", 300, 0}).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(make_kmeans_engine({"cuda", 64, 99}).status().code(), Code::kInvalidArgument);
 }
@@ -133,8 +131,6 @@ TEST(CudaEngine, ObjectiveIsThatOfFaiss) {
   const auto faiss = make_faiss_kmeans();
   std::vector<std::unique_ptr<KmeansEngine>> engines;
   engines.push_back(make_cuda_kmeans(64, 0).value());
-  auto faiss_gpu = make_faiss_gpu_kmeans(0);  // where FAISS has it
-  if (faiss_gpu.ok()) engines.push_back(std::move(faiss_gpu.value()));
   for (const bool weighted : {false, true}) {
     Heads heads{{}, {}, 64, 400};
     test::Rng rng(5);

@@ -1,15 +1,11 @@
-// Indexes of pages, and the calibration of single keys in either partition.
+// The calibration of single keys in indexes of clusters and of pages.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 
 #include "libindex/builder.h"
 #include "libindex/calibrate_keys.h"
-#include "tests/common/check_index.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
@@ -26,13 +22,13 @@ ModelDescription make_model() {
   return model;
 }
 
-BuildOptions page_options(int64_t page_size = 16) {
+BuildOptions key_options(Partition partition) {
   BuildOptions options;
   options.sink = 4;
   options.tail = kTail;
   options.threads = 2;
-  options.partition = Partition::kPages;
-  options.page_size = page_size;
+  options.partition = partition;
+  options.calibrate_keys = true;
   return options;
 }
 
@@ -47,92 +43,24 @@ Layer make_layer(int64_t index) {
           test::clustered_points(kQueryHeads * kTail, kDim, 9, 2.0f, seed + 2)};
 }
 
+std::vector<int32_t> make_tokens() {
+  return std::vector<int32_t>(kTokens, 7);
+}
+
 Result<BuildReport> build(const std::string& path, const BuildOptions& options) {
-  std::vector<int32_t> tokens(kTokens, 7);
+  const std::vector<int32_t> tokens = make_tokens();
   SQZ_ASSIGN_OR_RETURN(auto builder, IndexBuilder::create(Env::posix(), path, false, make_model(),
                                                           tokens, "", options));
   for (int64_t l = 0; l < kLayers; ++l) {
     const Layer layer = make_layer(l);
-    LayerInput input{layer.keys, layer.values, {}};
-    if (options.calibrate_keys || options.partition == Partition::kKmeans) {
-      input.queries = layer.queries;
-    }
-    SQZ_RETURN_IF_ERROR(builder->add_layer(l, input));
+    SQZ_RETURN_IF_ERROR(builder->add_layer(l, {layer.keys, layer.values, layer.queries}));
   }
   return builder->finish();
-}
-
-std::string bytes_of(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 double element(const LayerView& view, const void* data, int64_t i) {
   return view.dtype == DType::kF16 ? to_float(static_cast<const Float16*>(data)[i])
                                    : to_float(static_cast<const BFloat16*>(data)[i]);
-}
-
-TEST(Pages, AreInTokenOrderWithTheRangeOfTheirKeys) {
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    for (const int64_t page_size : {1, 16, 100, 1000}) {
-      const testing::TemporaryDirectory dir;
-      BuildOptions options = page_options(page_size);
-      options.dtype = dtype;
-      const auto report = build(dir.file("x"), options);
-      ASSERT_TRUE(report.ok()) << report.status().message();
-      const int64_t pages = (476 + page_size - 1) / page_size;
-      EXPECT_EQ(report->pages, pages);
-      EXPECT_EQ(report->engine, "none");
-      EXPECT_THAT(report->clusters, ::testing::IsEmpty());
-      const auto plan = IndexBuilder::plan(make_model(), kTokens, options);
-      EXPECT_EQ(report->bytes, plan->bytes);
-      EXPECT_EQ(plan->pages, pages);
-
-      const auto file = SqzFile::open(dir.file("x"));
-      ASSERT_TRUE(file.ok()) << file.status().message();
-      EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
-      const auto [code, said] = testing::check_index(dir.file("x"));  // bounds, too
-      EXPECT_LE(code, 0) << said;
-      EXPECT_EQ((*file)->layer(1).exact, kWindow);
-      EXPECT_EQ((*file)->layer(1).pages, 0);
-      const LayerView view = (*file)->layer(2);
-      ASSERT_EQ(view.slots, 476);
-      ASSERT_EQ(view.pages, pages);
-      const Layer layer = make_layer(2);
-      for (int64_t h = 0; h < kHeads; ++h) {
-        for (int64_t s = 0; s < view.slots; ++s) {
-          ASSERT_EQ(view.positions[h * view.slots + s], 4 + s);
-          for (int64_t c = 0; c < kDim; ++c) {
-            const double key = element(view, view.keys, (h * view.slots + s) * kDim + c);
-            ASSERT_NEAR(key, layer.keys[(h * kTokens + 4 + s) * kDim + c], 0.01 * std::abs(key));
-            const int64_t bound = (h * pages + s / page_size) * kDim + c;
-            ASSERT_LE(element(view, view.page_min, bound), key);
-            ASSERT_GE(element(view, view.page_max, bound), key);
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST(Pages, AreTheSameBytesForAnyNumberOfThreads) {
-  const testing::TemporaryDirectory dir;
-  BuildOptions options = page_options();
-  options.calibrate_keys = true;
-  options.threads = 1;
-  ASSERT_TRUE(build(dir.file("one"), options).ok());
-  options.threads = 3;
-  ASSERT_TRUE(build(dir.file("three"), options).ok());
-  EXPECT_EQ(bytes_of(dir.file("one")), bytes_of(dir.file("three")));
-}
-
-TEST(Pages, RefuseOptionsThatMakeNoSense) {
-  const auto refusal = [](const BuildOptions& options) {
-    return IndexBuilder::plan(make_model(), kTokens, options).status();
-  };
-  EXPECT_EQ(refusal(page_options(0)).code(), Code::kInvalidArgument);
-  EXPECT_NE(refusal(page_options(-1)).message().find("page size: found -1, expected 1 to"),
-            std::string::npos);
 }
 
 // log of each key's attention weight: mean over the heads of the group and `count` queries.
@@ -165,10 +93,7 @@ class KeyCalibration : public ::testing::TestWithParam<Partition> {};
 
 TEST_P(KeyCalibration, ThresholdsKeepTheirFractionOfAllKeys) {
   const testing::TemporaryDirectory dir;
-  BuildOptions options = page_options();
-  options.partition = GetParam();
-  options.calibrate_keys = true;
-  ASSERT_TRUE(build(dir.file("x"), options).ok());
+  ASSERT_TRUE(build(dir.file("x"), key_options(GetParam())).ok());
   const auto file = SqzFile::open(dir.file("x"));
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
@@ -214,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Partitions, KeyCalibration,
 
 // Recorded calls: those with one query make scope 0, the others, each as a block, scope 1; a scope
 // without any takes what there is.
-TEST(Pages, KeysAreCalibratedCallByCall) {
+TEST(KeyCalibrator, KeysAreCalibratedCallByCall) {
   const Layer layer = make_layer(0);
   std::vector<std::byte> keys;
   for (const float x : layer.keys) {
@@ -241,13 +166,10 @@ TEST(Pages, KeysAreCalibratedCallByCall) {
   EXPECT_NE(halves, block);
 }
 
-TEST(Pages, CalibratingKeysNeedsQueries) {
-  BuildOptions options = page_options();
-  options.calibrate_keys = true;
+TEST(KeyCalibrator, CalibratingKeysNeedsQueries) {
   const testing::TemporaryDirectory dir;
-  const std::vector<int32_t> tokens(kTokens, 7);
-  auto builder =
-      IndexBuilder::create(Env::posix(), dir.file("x"), false, make_model(), tokens, "", options);
+  auto builder = IndexBuilder::create(Env::posix(), dir.file("x"), false, make_model(),
+                                      make_tokens(), "", key_options(Partition::kPages));
   ASSERT_TRUE(builder.ok());
   const Layer layer = make_layer(0);
   const Status status = (*builder)->add_layer(0, {layer.keys, layer.values, {}});
