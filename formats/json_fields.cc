@@ -87,4 +87,34 @@ const JsonValue* JsonFields::array(std::string_view key) {
   return nullptr;
 }
 
+std::vector<int64_t> JsonFields::integers(std::string_view key, int64_t low, int64_t high) {
+  std::vector<int64_t> out;
+  const JsonValue* values = array(key);
+  if (values == nullptr) return out;
+  for (const JsonValue& value : values->items()) {
+    const auto number = value.integer(low, high);
+    if (!number) {
+      complain_of(concat(key, "[", out.size(), "]"), found_text(value),
+                  concat("an integer in [", low, ", ", high, "]"));
+    }
+    out.push_back(number.value_or(low));
+  }
+  return out;
+}
+
+std::vector<double> JsonFields::numbers(std::string_view key, double low, double high) {
+  std::vector<double> out;
+  const JsonValue* values = array(key);
+  if (values == nullptr) return out;
+  for (const JsonValue& value : values->items()) {
+    const double number = value.number();
+    if (!value.is_number() || !(low <= number && number <= high)) {
+      complain_of(concat(key, "[", out.size(), "]"), found_text(value),
+                  concat("a number in [", low, ", ", high, "]"));
+    }
+    out.push_back(number);
+  }
+  return out;
+}
+
 }  // namespace sqz

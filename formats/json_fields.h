@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/base/json.h"
 #include "formats/base/status.h"
@@ -39,6 +40,9 @@ class JsonFields {
   // find(), with a complaint if there is none, or no array.
   const JsonValue* value(std::string_view key);
   const JsonValue* array(std::string_view key);
+  // Arrays of integers, and of finite numbers, in [low, high].
+  std::vector<int64_t> integers(std::string_view key, int64_t low, int64_t high);
+  std::vector<double> numbers(std::string_view key, double low, double high);
 
   // Keeps a complaint about `key`, if none is kept yet: of what was found there, or of `found`.
   void complain(std::string_view key, std::string_view expected, Code code = Code::kCorrupt);

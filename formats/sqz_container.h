@@ -1,7 +1,7 @@
 // What .sqz files of every kind have in common (docs/format.md): a safetensors header with spaces
 // up to a page, the hash of that header as the last tensor, checksums, aligned tensors in a fixed
 // order. What is in the tensors is the business of the kind: formats/sqz_file.h has indexes,
-// formats/layers_file.h layer profiles, formats/qmodel_file.h query classifiers.
+// formats/qmodel_file.h query classifiers.
 #pragma once
 
 #include <map>
@@ -16,8 +16,13 @@
 
 namespace sqz {
 
+<<<<<<< HEAD
 enum class FileKind { kIndex, kLayers, kQmodel };
 // "index", "layers", "qmodel": the metadata's `kind`.
+=======
+enum class FileKind { kIndex, kQmodel, kQmodelCheckpoint };
+// "index", "qmodel", "qmodel-checkpoint": the metadata's `kind`.
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
 const char* kind_name(FileKind kind);
 
 inline constexpr const char* kChecksumsKey = "checksums";  // of "__metadata__"

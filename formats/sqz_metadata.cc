@@ -12,7 +12,7 @@ namespace sqz {
 namespace {
 
 constexpr int64_t kMaxTokens = int64_t{UINT32_MAX};  // positions are u32
-constexpr int64_t kMaxWidth = int64_t{1} << 20;      // of buckets and hidden units
+constexpr int64_t kMaxBuckets = int64_t{1} << 20;    // of buckets and hidden units
 
 constexpr int64_t kVersionOfCodes = 2;  // earlier readers do not know their tensors
 constexpr const char* kPartitions[] = {"kmeans", "pages", "pruned", "buckets"};
@@ -47,42 +47,6 @@ Result<std::vector<LayerPolicy>> layers_from_json(const JsonValue& json, bool pr
   return layers;
 }
 
-// The array `key`, each entry taken by `take(entry)`, which gives an optional.
-template <class T, class Take>
-std::vector<T> array_of(JsonFields& fields, const char* key, const char* expected, Take take) {
-  std::vector<T> out;
-  const JsonValue* array = fields.find(key);
-  if (array == nullptr || !array->is_array()) {
-    fields.complain_of(key, array == nullptr ? "none" : found_text(*array),
-                       "an array of one number a layer");
-    return out;
-  }
-  for (const JsonValue& entry : array->items()) {
-    const auto value = take(entry);
-    if (!value) {
-      fields.complain_of(concat(key, "[", out.size(), "]"), found_text(entry), expected);
-    }
-    out.push_back(value.value_or(T()));
-  }
-  return out;
-}
-
-Result<LayerBudgets> budgets_from_json(const JsonValue& json, const std::string& label) {
-  JsonFields fields(json, label);
-  LayerBudgets out;
-  out.allocation = fields.text("allocation");
-  out.context = fields.integer("context", 1, kMaxTokens);
-  out.uniform_budget = fields.integer("uniform_budget", 1, kMaxTokens);
-  out.p = fields.number("p", 0, 1);
-  out.budget = array_of<int64_t>(fields, "budget", "a number of keys",
-                                 [](const JsonValue& x) { return x.integer(1, kMaxTokens); });
-  out.cosine = array_of<double>(fields, "cosine", "a number", [](const JsonValue& x) {
-    return x.is_number() ? std::optional(x.number()) : std::nullopt;
-  });
-  if (!fields.status().ok()) return fields.status();
-  return out;
-}
-
 Result<PrunedPolicy> pruned_from_json(const JsonValue& json, const std::string& label) {
   JsonFields fields(json, label);
   PrunedPolicy out{.selector = fields.text("selector"),
@@ -90,35 +54,6 @@ Result<PrunedPolicy> pruned_from_json(const JsonValue& json, const std::string& 
                    .keep = fields.number("keep", 0, 1)};
   if (!fields.status().ok()) return fields.status();
   return out;
-}
-
-Status check_budgets(const LayerBudgets& b, int64_t layers, const std::string& label, Code code) {
-  const std::string prefix = label + ": layer_budgets";
-  const Refuse refuse{prefix, code};
-  const std::string in_context = concat("an integer in [1, ", b.context, "], the context");
-  if (b.allocation.empty()) return refuse("allocation", "none", "a name");
-  if (b.uniform_budget < 1 || b.uniform_budget > b.context || b.context > kMaxTokens) {
-    return refuse("uniform_budget", b.uniform_budget, in_context);
-  }
-  if (!(b.p > 0 && b.p <= 1)) return refuse("p", b.p, "a number in (0, 1]");
-  for (const auto& [field, size] :
-       {std::pair("budget", b.budget.size()), std::pair("cosine", b.cosine.size())}) {
-    if (std::cmp_equal(size, layers)) continue;
-    return refuse(field, concat(size, " values"), concat(layers, ", one a layer"));
-  }
-  int64_t sum = 0;
-  for (size_t l = 0; l < b.budget.size(); ++l) {
-    if (b.budget[l] < 1 || b.budget[l] > b.context) {
-      return refuse(concat("budget[", l, "]"), b.budget[l], in_context);
-    }
-    if (!(std::abs(b.cosine[l]) <= 1)) {
-      return refuse(concat("cosine[", l, "]"), b.cosine[l], "a number in [-1, 1]");
-    }
-    sum += b.budget[l];
-  }
-  if (sum == layers * b.uniform_budget) return {};
-  return refuse("budget", concat("a sum of ", sum),
-                concat(layers * b.uniform_budget, ", uniform_budget of every layer"));
 }
 
 // Each layer has the model's sliding window, and a layer that has one is dense.
@@ -198,8 +133,8 @@ Status check_partition(const IndexMetadata& m, const Refuse& refuse) {
     Partition owner;
   };
   for (const Field& f : {Field{"page_size", m.page_size, 1, kMaxPageSize, Partition::kPages},
-                         Field{"buckets", m.buckets, 2, kMaxWidth, Partition::kBuckets},
-                         Field{"hidden", m.hidden, 1, kMaxWidth, Partition::kBuckets}}) {
+                         Field{"buckets", m.buckets, 2, kMaxBuckets, Partition::kBuckets},
+                         Field{"hidden", m.hidden, 1, kMaxBuckets, Partition::kBuckets}}) {
     if (m.partition == f.owner) {
       SQZ_RETURN_IF_ERROR(check_range(refuse, f.name, f.value, f.low, f.high));
     } else if (f.value != 0) {
@@ -265,6 +200,46 @@ JsonText to_json(const LayerBudgets& budgets) {
           {"cosine", budgets.cosine}};
 }
 
+Result<LayerBudgets> budgets_from_json(const JsonValue& json, const std::string& label) {
+  JsonFields fields(json, label);
+  LayerBudgets out;
+  out.allocation = fields.text("allocation");
+  out.context = fields.integer("context", 1, kMaxTokens);
+  out.uniform_budget = fields.integer("uniform_budget", 1, kMaxTokens);
+  out.p = fields.number("p", 0, 1);
+  out.budget = fields.integers("budget", 1, kMaxTokens);
+  out.cosine = fields.numbers("cosine", -1, 1);
+  if (!fields.status().ok()) return fields.status();
+  return out;
+}
+
+Status check_budgets(const LayerBudgets& b, int64_t layers, const Refuse& refuse) {
+  const std::string in_context = concat("an integer in [1, ", b.context, "], the context");
+  if (b.allocation.empty()) return refuse("allocation", "none", "a name");
+  if (b.uniform_budget < 1 || b.uniform_budget > b.context || b.context > kMaxTokens) {
+    return refuse("uniform_budget", b.uniform_budget, in_context);
+  }
+  if (!(b.p > 0 && b.p <= 1)) return refuse("p", b.p, "a number in (0, 1]");
+  for (const auto& [field, size] :
+       {std::pair("budget", b.budget.size()), std::pair("cosine", b.cosine.size())}) {
+    if (std::cmp_equal(size, layers)) continue;
+    return refuse(field, concat(size, " values"), concat(layers, ", one a layer"));
+  }
+  int64_t sum = 0;
+  for (size_t l = 0; l < b.budget.size(); ++l) {
+    if (b.budget[l] < 1 || b.budget[l] > b.context) {
+      return refuse(concat("budget[", l, "]"), b.budget[l], in_context);
+    }
+    if (!(std::abs(b.cosine[l]) <= 1)) {
+      return refuse(concat("cosine[", l, "]"), b.cosine[l], "a number in [-1, 1]");
+    }
+    sum += b.budget[l];
+  }
+  if (sum == layers * b.uniform_budget) return {};
+  return refuse("budget", concat("a sum of ", sum),
+                concat(layers * b.uniform_budget, ", uniform_budget of every layer"));
+}
+
 const char* partition_name(Partition partition) {
   return kPartitions[static_cast<size_t>(partition)];
 }
@@ -304,7 +279,8 @@ Status check_metadata(const IndexMetadata& m, const std::string& label, Code cod
     return refuse("tokens", m.tokens, "more than sink and tail together");
   }
   SQZ_RETURN_IF_ERROR(check_windows(m, refuse));
-  return m.layer_budgets ? check_budgets(*m.layer_budgets, m.model.layers, label, code) : Status();
+  if (!m.layer_budgets) return {};
+  return check_budgets(*m.layer_budgets, m.model.layers, {label + ": layer_budgets", code});
 }
 
 std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
@@ -390,8 +366,8 @@ Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::str
   }
   if (m.partition == Partition::kPages) m.page_size = in.integer("page_size", 1, kMaxPageSize);
   if (m.partition == Partition::kBuckets) {
-    m.buckets = in.integer("buckets", 2, kMaxWidth);
-    m.hidden = in.integer("hidden", 1, kMaxWidth);
+    m.buckets = in.integer("buckets", 2, kMaxBuckets);
+    m.hidden = in.integer("hidden", 1, kMaxBuckets);
     check_logits(in, "train the query classifier again and build the index with it");
   }
   const auto element = dtype_from_name(dtype);

@@ -17,6 +17,9 @@ inline constexpr const char* kCalibrationKey = "calibration";
 Status check_metadata(const IndexMetadata& metadata, const std::string& label, Code code);
 
 JsonText to_json(const LayerBudgets& budgets);
+Result<LayerBudgets> budgets_from_json(const JsonValue& json, const std::string& label);
+// Ranges, and that the fields fit each other and `layers` of a model.
+Status check_budgets(const LayerBudgets& budgets, int64_t layers, const Refuse& refuse);
 
 std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& metadata);
 

@@ -83,7 +83,7 @@ Case field(const char* name, const char* from, const char* to, std::vector<std::
 std::vector<Case> refused_at_open() {
   return {
       field("NotJson", "{", "[", {"layer_budgets"}),
-      field("NoBudget", "\"budget\"", "\"budgets\"", {"layer_budgets: budget: found none"}),
+      field("NoBudget", "\"budget\"", "\"budgets\"", {"layer_budgets: budget: found nothing"}),
       field("TooFew", "[9,31]", "[40]", {"budget: found 1 values, expected 2, one a layer"}),
       field("TooMany", "[9,31]", "[9,11,20]", {"budget: found 3 values"}),
       field("OtherSum", "[9,31]", "[9,32]", {"budget: found a sum of 41, expected 40"}),

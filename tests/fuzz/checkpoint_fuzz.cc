@@ -1,8 +1,9 @@
 // Any bytes as a checkpoint folder, config.json, the index of its shards and a shard, with a zero
-// byte between: opened and every tensor touched, or refused.
+// byte between: opened and every tensor touched, or refused; and the first as a layer profile.
 #include <algorithm>
 
 #include "formats/checkpoint.h"
+#include "formats/layers_file.h"
 #include "tests/fuzz/memory_env.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -20,6 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   files.emplace_back("/model.safetensors.index.json", index);
   files.emplace_back("of-1", rest);  // every shard
   sqz::MemoryEnv env(files);
+  (void)sqz::read_layers_file("fuzz/config.json", env).ok();
   const auto checkpoint = sqz::Checkpoint::open("fuzz", env);
   if (!checkpoint.ok()) return 0;
   volatile unsigned sum = 0;

@@ -159,8 +159,7 @@ Status write_all(const std::filesystem::path& folder) {
   Env& env = Env::posix();
   SQZ_RETURN_IF_ERROR(write_indexes(seeds / "sqz_file_fuzz"));
   SQZ_RETURN_IF_ERROR(
-      write_layers_file(env, at(seeds / "sqz_file_fuzz", "layers.sqz"), true, four_layers())
-          .status());
+      write_layers_file(env, at(seeds / "checkpoint_fuzz", "layers.json"), true, four_layers()));
   SQZ_RETURN_IF_ERROR(
       write_qmodel_file(env, at(seeds / "sqz_file_fuzz", "qmodel.sqz"), true, tiny_qmodel())
           .status());

@@ -1,6 +1,5 @@
-// Any bytes as a .sqz file, index, layer profile or query classifier: opened, every view walked,
+// Any bytes as a .sqz file, index or query classifier: opened, every view walked,
 // verified; or refused.
-#include "formats/layers_file.h"
 #include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
 #include "tests/fuzz/sqz_input.h"
@@ -45,8 +44,6 @@ void walk(const sqz::LayerView& view) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sqz::SqzInput input({data, size});
   sqz::MemoryEnv env(input.file);
-  (void)sqz::read_layers_file("fuzz.sqz", env).ok();
-  (void)sqz::verify_layers_file("fuzz.sqz", env).ok();
   (void)sqz::read_qmodel_file("fuzz.sqz", env).ok();
   (void)sqz::verify_qmodel_file("fuzz.sqz", env).ok();
   auto file = sqz::SqzFile::open("fuzz.sqz", sqz::OpenMode::kMmap, env);

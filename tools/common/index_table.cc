@@ -159,9 +159,9 @@ Rows index_rows(const SqzFile& file, const Calibration& calibration) {
   if (metadata.heavy_hitters) rows.emplace_back("heavy hitters", "ordered, for --selector h2o");
   if (metadata.layer_budgets) {
     const LayerBudgets& budgets = *metadata.layer_budgets;
-    rows.emplace_back("layer budgets",
-                      concat(budgets.allocation, ", keys of ", budgets.context, ": ",
-                             list_text(budgets.budget), ", ", budgets.uniform_budget, " a layer"));
+    rows.emplace_back("layer budgets", concat(budgets.allocation, ", keys of ", budgets.context,
+                                              ": ", list_text(budgets.budget), "; ",
+                                              budgets.uniform_budget, " on average"));
   }
   if (!metadata.chat.is_null()) {
     const JsonDocument chat = metadata.chat.parsed();

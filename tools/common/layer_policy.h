@@ -1,4 +1,4 @@
-// Layer budgets as the tools take them: --layers L.sqz, a profile of sqz-profile-layers.
+// Layer budgets as the tools take them: --layers L.json, a profile of sqz-profile-layers.
 #pragma once
 
 #include <string>

@@ -54,9 +54,9 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
   app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
       ->check(whole_number(0));
   app.add_option("--layers", options.layers,
-                 "Spread the budget over the layers by a profile (L.sqz) of sqz-profile-layers; "
+                 "Spread the budget over the layers by a profile (L.json) of sqz-profile-layers; "
                  "uniform = all alike (default: what the index embeds)")
-      ->type_name("L.sqz");
+      ->type_name("L.json");
   app.add_option("--dense-layers", options.dense_layers,
                  "First layers that are read whole (default: what the selector wants, quest 2)")
       ->check(whole_number(0));

@@ -3,10 +3,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <mutex>
 
 #include "formats/base/stopwatch.h"
+#include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/signals.h"
 #include "tools/common/texts.h"
@@ -19,13 +18,12 @@ constexpr int64_t kQuestionTokens = 128;  // more than any question and its answ
 constexpr double kPassShare = 0.6;        // of a pass's time before its questions, roughly
 
 struct Work {
-  std::unique_ptr<EvalModel> model;
+  EvalModel model;
   std::vector<Haystack> haystacks;
   std::vector<Setting> settings;
   std::vector<Task> tasks;
-  IndexStore store;
-  EvalBuildOptions build;
-  std::unique_ptr<QmodelFile> qmodel, roped;  // what `build` points to
+  BuildOptions build;
+  std::unique_ptr<QmodelFile> qmodel;  // `build` points to it
 };
 
 // Passes of one context length.
@@ -48,30 +46,15 @@ Result<std::vector<Haystack>> read_haystacks(const std::vector<std::string>& tex
   return out;
 }
 
-std::string work_folder(const EvalArguments& arguments) {
-  if (!arguments.save.empty()) return arguments.save;
-  if (!arguments.work.empty()) return arguments.work;
-  std::error_code error;
-  return std::filesystem::temp_directory_path(error).string();
-}
-
 Status load_qmodel(const std::string& path, Work& work) {
   SQZ_ASSIGN_OR_RETURN(QmodelFile qmodel, read_qmodel_file(path));
-  SQZ_RETURN_IF_ERROR(check_same_model(qmodel.model, work.model->description(), path));
-  if (needs_roped(work.settings)) {
-    if (!qmodel.has_roped_centroids) {
-      return {Code::kMismatch,
-              bad_field(path, "roped_centroids", "none",
-                        "them, for selector kmeans-rope: train with --roped-centroids")};
-    }
-    work.roped = std::make_unique<QmodelFile>(roped_qmodel(qmodel));
-    work.build.roped = work.roped.get();
-  }
+  SQZ_RETURN_IF_ERROR(check_same_model(qmodel.model, work.model.description(), path));
   work.qmodel = std::make_unique<QmodelFile>(std::move(qmodel));
   work.build.qmodel = work.qmodel.get();
   return {};
 }
 
+<<<<<<< HEAD
 // What would fail only after the first dense pass.
 Status check_device(const CommonOptions& common) {
   if (!common.gpu()) return {};
@@ -79,6 +62,9 @@ Status check_device(const CommonOptions& common) {
 }
 
 // What every index or the model would refuse.
+=======
+// Refuses before the first dense pass what the model or every index would refuse after it.
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
 Status check_numbers(const EvalArguments& arguments, const ModelDescription& model) {
   const int dense = arguments.settings.dense_layers.value_or(0);
   if (dense > model.layers) {
@@ -96,9 +82,10 @@ Status check_numbers(const EvalArguments& arguments, const ModelDescription& mod
 Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common) {
   Work out;
   for (const std::string& name : arguments.tasks) {
-    SQZ_ASSIGN_OR_RETURN(const Task task, parse_task(name));
-    out.tasks.push_back(task);
+    const auto at = std::find(std::begin(kTaskNames), std::end(kTaskNames), name);
+    out.tasks.push_back(static_cast<Task>(at - std::begin(kTaskNames)));
   }
+<<<<<<< HEAD
   SettingOptions options = arguments.settings;
   options.gpu = common.gpu().has_value();
   SQZ_ASSIGN_OR_RETURN(out.settings, make_settings(options));
@@ -111,16 +98,26 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   const RunnerOptions runner = runner_options(arguments.run_dtype, common);
   SQZ_ASSIGN_OR_RETURN(out.model, EvalModel::load(arguments.model, runner));
   SQZ_RETURN_IF_ERROR(check_numbers(arguments, out.model->description()));
-  for (Setting& setting : out.settings) {
-    SQZ_RETURN_IF_ERROR(load_layers(setting.options, out.model->description()));
+=======
+  out.settings = make_settings(arguments.settings);
+  if (needs_selector(out.settings, "saap") == arguments.qmodel.empty()) {
+    return Status(Code::kInvalidArgument,
+                  "--selector saap and --qmodel F.sqz go together: found one without the other");
   }
-  SQZ_ASSIGN_OR_RETURN(out.haystacks, read_haystacks(arguments.texts, out.model->tokenizer()));
-  out.store = {work_folder(arguments), !arguments.save.empty(), arguments.reuse, arguments.force};
+  SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
+  SQZ_ASSIGN_OR_RETURN(out.model.tokenizer, Tokenizer::load(arguments.model));
+  SQZ_ASSIGN_OR_RETURN(out.model.runner,
+                       load_runner(arguments.model, runner_options(arguments.run_dtype, common)));
+  SQZ_RETURN_IF_ERROR(check_numbers(arguments, out.model.description()));
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
+  for (Setting& setting : out.settings) {
+    SQZ_RETURN_IF_ERROR(load_layers(setting.options, out.model.description()));
+  }
+  SQZ_ASSIGN_OR_RETURN(out.haystacks, read_haystacks(arguments.texts, *out.model.tokenizer));
   out.build.engine = arguments.engine;
-  out.build.coarse_keep = arguments.coarse_keep;
   out.build.level_fractions = arguments.level_fractions;
-  out.build.calibrate_keys = needs_keys(out.settings);
-  out.build.heavy_hitters = needs_heavy(out.settings);
+  out.build.calibrate_keys = needs_selector(out.settings, "ideal");
+  out.build.heavy_hitters = needs_selector(out.settings, "h2o");
   out.build.seed = common.seed;
   out.build.threads = common.threads;
   out.build.gpu = common.gpu().value_or(0);
@@ -132,7 +129,7 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
 
 Result<std::vector<Plan>> make_plans(const EvalArguments& arguments, const Work& work,
                                      uint64_t seed) {
-  const ModelDescription& model = work.model->description();
+  const ModelDescription& model = work.model.description();
   const bool windows = std::any_of(model.sliding_window.begin(), model.sliding_window.end(),
                                    [](int64_t window) { return window > 0; });
   std::vector<Plan> out;
@@ -162,61 +159,30 @@ Result<std::vector<Plan>> make_plans(const EvalArguments& arguments, const Work&
 Result<std::vector<Pass>> make_passes(const Plan& plan, const Work& work) {
   std::vector<Pass> out;
   for (size_t i = 0; i < plan.shapes.size(); ++i) {
-    SQZ_ASSIGN_OR_RETURN(
-        Pass pass, make_pass(work.model->tokenizer(), work.haystacks[i % work.haystacks.size()],
-                             plan.shapes[i], plan.options, static_cast<int64_t>(i)));
-    SQZ_RETURN_IF_ERROR(
-        check_tokens(pass.ids, work.model->description(), pass.source, "the model"));
+    SQZ_ASSIGN_OR_RETURN(Pass pass,
+                         make_pass(*work.model.tokenizer, work.haystacks[i % work.haystacks.size()],
+                                   plan.shapes[i], plan.options, static_cast<int64_t>(i)));
+    SQZ_RETURN_IF_ERROR(check_tokens(pass.ids, work.model.description(), pass.source, "the model"));
     out.push_back(std::move(pass));
   }
   return out;
 }
 
-// Rows as they grow. A stop may look at them from another thread.
-class RowsSoFar {
- public:
-  // Those of the context length at hand, which keep() says is done.
-  void set(std::vector<Row> rows) {
-    const std::lock_guard lock(mutex_);
-    current_ = std::move(rows);
-  }
-  void keep() {
-    const std::lock_guard lock(mutex_);
-    done_.insert(done_.end(), current_.begin(), current_.end());
-    current_.clear();
-  }
-  std::vector<Row> rows() const {
-    const std::lock_guard lock(mutex_);
-    std::vector<Row> out = done_;
-    out.insert(out.end(), current_.begin(), current_.end());
-    return out;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<Row> done_, current_;
-};
-
 // One pass: its indexes, then its views. `progress` gets 0 .. 1.
-Status run_pass(const Pass& pass, Work& work, Judge& judge, RowsSoFar& rows,
+Status run_pass(const Pass& pass, Work& work, Judge& judge,
                 const std::function<void(double)>& progress) {
   const Stopwatch watch;
-  SQZ_ASSIGN_OR_RETURN(
-      const PassIndexes indexes,
-      PassIndexes::make(*work.model, pass, index_kinds(work.settings), work.store, work.build,
-                        [&](double done) { progress(done * kPassShare); }));
+  PassIndexes indexes;
+  SQZ_RETURN_IF_ERROR(indexes.make(work.model, pass, index_kinds(work.settings), work.build,
+                                   [&](double done) { progress(done * kPassShare); }));
   const double building = watch.seconds();
   const auto views = static_cast<double>(pass.views.size());
   for (size_t view = 0; view < pass.views.size(); ++view) {
-    SQZ_RETURN_IF_ERROR(judge.judge(pass, view, indexes, [&](double done) {
-      const double part = (static_cast<double>(view) + done) / views;
-      progress(kPassShare + (1 - kPassShare) * part);
-    }));
-    rows.set(judge.rows());
+    SQZ_RETURN_IF_ERROR(judge.judge(pass, view, indexes));
+    progress(kPassShare + (1 - kPassShare) * static_cast<double>(view + 1) / views);
   }
-  spdlog::debug("{}: {} tokens, {} contexts: {} in {:.1f} s, measured in {:.1f} s", pass.source,
-                pass.ids.size(), pass.views.size(), indexes.built() ? "built" : "opened", building,
-                watch.seconds() - building);
+  spdlog::debug("{}: {} tokens, {} contexts: built in {:.1f} s, measured in {:.1f} s", pass.source,
+                pass.ids.size(), pass.views.size(), building, watch.seconds() - building);
   return {};
 }
 
@@ -234,8 +200,8 @@ double total_tokens(const std::vector<Plan>& plans) {
   return out;
 }
 
-Status measure(const std::vector<Plan>& plans, Work& work, const ToolContext& context,
-               RowsSoFar& rows) {
+Result<std::vector<Row>> measure(const std::vector<Plan>& plans, Work& work,
+                                 const ToolContext& context) {
   std::vector<std::vector<Pass>> passes;
   for (const Plan& plan : plans) {
     SQZ_ASSIGN_OR_RETURN(auto made, make_passes(plan, work));
@@ -244,13 +210,14 @@ Status measure(const std::vector<Plan>& plans, Work& work, const ToolContext& co
   Progress progress(context.progress_style(), "eval");
   const double total = total_tokens(plans);
   double done = 0;
+  std::vector<Row> out;
   for (size_t i = 0; i < plans.size(); ++i) {
-    Judge judge(*work.model, plans[i].options, work.settings, context.options.threads,
+    Judge judge(work.model, plans[i].options, work.settings, context.options.threads,
                 context.options.gpu());
     for (const Pass& pass : passes[i]) {
       SQZ_RETURN_IF_ERROR(check_stop());
       const auto length = static_cast<double>(pass.ids.size());
-      SQZ_RETURN_IF_ERROR(run_pass(pass, work, judge, rows, [&](double part) {
+      SQZ_RETURN_IF_ERROR(run_pass(pass, work, judge, [&](double part) {
         progress.update((done + part * length) / total);
       }));
       done += length;
@@ -258,11 +225,10 @@ Status measure(const std::vector<Plan>& plans, Work& work, const ToolContext& co
                                     {"tokens", pass.ids.size()},
                                     {"rows", rows_json(judge.rows())}});
     }
-    rows.keep();
-    for (const Row& row : judge.rows()) context.output.event("row", row_json(row));
+    for (Row& row : judge.rows()) out.push_back(std::move(row));
   }
   progress.finish();
-  return {};
+  return out;
 }
 
 }  // namespace
@@ -271,23 +237,15 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
   const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(Work work, prepare(arguments, context.options));
   SQZ_ASSIGN_OR_RETURN(const auto plans, make_plans(arguments, work, context.options.seed));
-  RowsSoFar so_far;
-  const auto say = [&](bool stopped) {
-    const std::vector<Row> rows = so_far.rows();
-    if (!stopped || !rows.empty()) context.output.text(table_text(rows));
-    if (!context.output.json()) return;
-    JsonMembers result = {{"rows", rows_json(rows)},
-                          {"model", arguments.model},
-                          {"fingerprint", fingerprint(work.model->description())},
-                          {"seed", context.options.seed},
-                          {"seconds", watch.seconds()}};
-    if (stopped) result["stopped"] = true;
-    context.output.result(result, {});
-  };
-  const Status status = measure(plans, work, context, so_far);
-  if (status.code() == Code::kCancelled) say(true);
-  SQZ_RETURN_IF_ERROR(status);
-  say(false);
+  SQZ_ASSIGN_OR_RETURN(const auto rows, measure(plans, work, context));
+  context.output.text(table_text(rows));
+  if (!context.output.json()) return {};
+  context.output.result({{"rows", rows_json(rows)},
+                         {"model", arguments.model},
+                         {"fingerprint", fingerprint(work.model.description())},
+                         {"seed", context.options.seed},
+                         {"seconds", watch.seconds()}},
+                        {});
   return {};
 }
 

@@ -15,15 +15,12 @@ struct EvalArguments {
   std::string model;
   std::vector<std::string> texts;
   std::vector<int64_t> tokens;
-  std::vector<std::string> tasks = {"needle1", "passkey", "loss", "error", "recall"};
+  std::vector<std::string> tasks = {"needle1", "loss", "error", "recall"};
   TrialOptions trials;  // tokens, tasks and seed are filled in by run_eval()
   SettingOptions settings;
   std::string run_dtype = "f32";
-  std::string engine = "auto";  // what clusters
-  double coarse_keep = BuildOptions().coarse_keep;
+  std::string engine = "auto";  // of the clustering
   std::vector<double> level_fractions = BuildOptions().level_fractions;
-  std::string work, save;  // folders; empty: the system's temporary one, none
-  bool reuse = false, force = false;
   std::string qmodel;  // F.sqz, for the selector saap
 };
 

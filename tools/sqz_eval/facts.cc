@@ -15,8 +15,8 @@ constexpr std::array kWords = {
     "forest",   "guitar",  "helmet",  "insect", "jungle", "kitchen", "lemon",   "monkey",
     "nickel",   "oyster",  "pencil",  "rabbit", "silver", "temple",  "unicorn", "vessel",
     "walnut",   "yellow",  "zebra",   "barrel", "canyon", "desert",  "ember",   "fountain"};
-constexpr std::array<int, 3> kNeedleDigits = {4, 5, 7};  // what the texts of README's models have
-constexpr int kPasskeyDigits = 5;
+static_assert(kWords.size() == kMostFacts + kMostCalibrationFacts);
+constexpr std::array<int, 3> kDigits = {4, 5, 7};  // as in the texts of README's models
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
@@ -45,43 +45,21 @@ std::string fresh_digits(Random& random, int digits, std::string_view text,
 
 Fact needle(const std::string& word, const std::string& digits) {
   const std::string asked = "special magic number for " + word + " mentioned in the provided text";
-  return {FactKind::kNeedle,
-          "\nOne of the special magic numbers for " + word + " is: " + digits + ".\n",
+  return {"\nOne of the special magic numbers for " + word + " is: " + digits + ".\n",
           "\nWhat is the " + asked + "? The " + asked + " is", digits};
-}
-
-Fact passkey(const std::string& digits) {
-  return {FactKind::kPasskey,
-          "\nThe pass key is " + digits + ". Remember it. " + digits + " is the pass key.\n",
-          "\nWhat is the pass key? The pass key is", digits};
 }
 
 }  // namespace
 
-int64_t most_facts() {
-  return 8;
-}
-
-int64_t most_more_facts() {
-  return static_cast<int64_t>(kWords.size()) - most_facts();
-}
-
-std::vector<Fact> random_facts(Random& random, int64_t count, bool passkeys, int64_t more,
-                               std::string_view text) {
+std::vector<Fact> random_facts(Random& random, int64_t count, std::string_view text) {
   std::vector<size_t> words(kWords.size());
   for (size_t i = 0; i < words.size(); ++i) words[i] = i;
   for (size_t i = words.size() - 1; i > 0; --i) std::swap(words[i], words[random.below(i + 1)]);
   std::vector<Fact> out;
-  const auto add_needle = [&](int64_t word) {
-    const int digits = kNeedleDigits[random.below(kNeedleDigits.size())];
-    out.push_back(
-        needle(kWords[words[static_cast<size_t>(word)]], fresh_digits(random, digits, text, out)));
-  };
-  for (int64_t i = 0; i < count; ++i) add_needle(i);
-  for (int64_t i = 0; passkeys && i < count; ++i) {
-    out.push_back(passkey(fresh_digits(random, kPasskeyDigits, text, out)));
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    const int digits = kDigits[random.below(kDigits.size())];
+    out.push_back(needle(kWords[words[i]], fresh_digits(random, digits, text, out)));
   }
-  for (int64_t i = 0; i < more; ++i) add_needle(count + i);
   return out;
 }
 

@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 
-#include "formats/base/hash.h"
 #include "formats/sqz_file.h"
 #include "tools/common/calibration.h"
 #include "tools/common/signals.h"
@@ -13,81 +13,11 @@
 namespace sqz::eval {
 namespace {
 
-constexpr const char* kTemporary = "/sqz-eval";
-
-std::string hash_of(std::span<const int32_t> ids) {
-  return hex(xxh3_64(std::as_bytes(ids)));
-}
-
-std::string file_path(const IndexStore& store, const Pass& pass, const View& view,
-                      const IndexKind& kind) {
-  const std::string name =
-      concat(pass.ids.size(), "-", hash_of(pass.ids), "-", view.name, "-", kind.name(), ".sqz");
-  if (store.keep) return store.folder + "/" + name;
-  return concat(store.folder, kTemporary, ".tmp.", ::getpid(), ".", name);
-}
-
-// What an index says that it was built with: of keys that go to buckets after RoPE, a model
-// without.
-const ModelDescription& described(const EvalModel& model, const BuildOptions& build) {
-  return build.qmodel != nullptr ? build.qmodel->model : model.description();
-}
-
-// An index that is to be reused is of this model, tokenizer and context.
-Status check_reused(const std::string& path, const EvalModel& model, const Pass& pass,
-                    const View& view, const BuildOptions& build) {
-  SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
-  const IndexMetadata& metadata = file->metadata();
-  SQZ_RETURN_IF_ERROR(check_same_model(metadata.model, described(model, build), path));
-  const std::string hash = hash_of(view_ids(pass, view));
-  if (metadata.tokens_hash != hash) {
-    return {Code::kMismatch, bad_field(path, "tokens_hash", metadata.tokens_hash, hash)};
-  }
-  if (metadata.partition != build.partition) {
-    return {Code::kMismatch, bad_field(path, "partition", partition_name(metadata.partition),
-                                       partition_name(build.partition))};
-  }
-  if (build.calibrate_keys && !metadata.key_calibration) {
-    return {Code::kMismatch, bad_field(path, "calibration of single keys", "none",
-                                       "one, for the selector ideal: pass --force to build again")};
-  }
-  if (build.heavy_hitters && !metadata.heavy_hitters) {
-    return {Code::kMismatch, bad_field(path, "order of heavy hitters", "none",
-                                       "one, for the selector h2o: pass --force to build again")};
-  }
-  const std::string& tokenizer = model.tokenizer().hash();
-  if (metadata.tokenizer_hash != tokenizer) {
-    return {Code::kMismatch, bad_field(path, "tokenizer_hash", metadata.tokenizer_hash, tokenizer)};
-  }
-  return {};
-}
-
-Result<bool> find_reusable(const std::string& path, const IndexStore& store, const EvalModel& model,
-                           const Pass& pass, const View& view, const BuildOptions& build) {
-  if (!Env::posix().exists(path)) return false;
-  if (store.reuse) {
-    SQZ_RETURN_IF_ERROR(check_reused(path, model, pass, view, build));
-    return true;
-  }
-  if (!store.keep || store.force) return false;
-  return Status(Code::kExists, path +
-                                   ": the index is there already; pass --reuse to take it as it "
-                                   "is, or --force to replace it");
-}
-
 // One index on its way.
 struct Build {
   const View* view;
   std::string path;
   std::unique_ptr<IndexBuilder> builder;
-};
-
-// One that is made of another.
-struct Compression {
-  size_t view;
-  IndexKind kind;
-  std::string path;
-  CompressOptions options;
 };
 
 Status add_layer(const LayerCapture& layer, const ModelDescription& model, int64_t tokens,
@@ -122,7 +52,7 @@ Status dense_pass(EvalModel& model, const Pass& pass, const BuildOptions& build,
   options.consumer = [&](const LayerCapture& layer) {
     return add_layer(layer, model.description(), tokens, builds);
   };
-  return model.runner().prefill(pass.ids, options).status();
+  return model.runner->prefill(pass.ids, options).status();
 }
 
 // With the questions of the facts that were planted for it; they stand where all questions do.
@@ -131,13 +61,13 @@ Status calibrate(EvalModel& model, const Pass& pass, const std::string& path, in
   if (!check_calibratable(*index).ok()) return {};  // a kind that has no thresholds
   CalibrationPrompts prompts;
   prompts.position = static_cast<int64_t>(pass.ids.size());
-  for (size_t i = pass.calibration; i < pass.facts.size(); ++i) {
+  for (size_t i = pass.views.size(); i < pass.facts.size(); ++i) {
     prompts.prompts.emplace_back();
     SQZ_RETURN_IF_ERROR(
-        model.tokenizer().encode(pass.facts[i].prompt, false, prompts.prompts.back()));
+        model.tokenizer->encode(pass.facts[i].prompt, false, prompts.prompts.back()));
   }
   const RecalibrateOptions in_place{true, threads};
-  return calibrate_with_prompts(model.runner(), path, prompts, path, in_place, [](double) {})
+  return calibrate_with_prompts(*model.runner, path, prompts, path, in_place, [](double) {})
       .status();
 }
 
@@ -156,60 +86,46 @@ std::vector<float> visible_rows(std::span<const float> all, const View& view, in
   return out;
 }
 
-Result<PassIndexes> PassIndexes::make(EvalModel& model, const Pass& pass,
-                                      const std::vector<IndexKind>& kinds, const IndexStore& store,
-                                      const EvalBuildOptions& build,
-                                      const std::function<void(double)>& progress) {
-  PassIndexes out;
-  out.temporary_ = !store.keep;
+Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<IndexKind>& kinds,
+                         const BuildOptions& build, const std::function<void(double)>& progress) {
+  const auto folder = std::filesystem::temp_directory_path();
   std::vector<Build> builds;
-  std::vector<Compression> coded;
   for (size_t v = 0; v < pass.views.size(); ++v) {
-    const View& view = pass.views[v];
     for (const IndexKind& kind : kinds) {
-      const std::string path = file_path(store, pass, view, kind);
+      const std::string path =
+          folder / concat("sqz-eval.tmp.", ::getpid(), ".", v, "-", kind.name(), ".sqz");
+      files_.push_back({v, kind, path});
       const BuildOptions options = index_options(kind, build);
-      SQZ_ASSIGN_OR_RETURN(const bool present,
-                           find_reusable(path, store, model, pass, view, options));
-      out.files_.push_back({v, kind, path, present});
-      if (present) continue;
-      if (options.compress.any()) {
-        coded.push_back({v, kind, path, options.compress});
-        continue;
-      }
-      SQZ_ASSIGN_OR_RETURN(auto builder,
-                           IndexBuilder::create(Env::posix(), path, store.force || out.temporary_,
-                                                described(model, options), view_ids(pass, view),
-                                                model.tokenizer().hash(), options));
-      builds.push_back({&view, path, std::move(builder)});
+      if (options.compress.any()) continue;
+      SQZ_ASSIGN_OR_RETURN(
+          auto builder,
+          IndexBuilder::create(Env::posix(), path, true, model.description(),
+                               view_ids(pass, pass.views[v]), model.tokenizer->hash(), options));
+      builds.push_back({&pass.views[v], path, std::move(builder)});
     }
   }
-  if (builds.empty() && coded.empty()) return out;
-  out.built_ = true;
-  if (!builds.empty()) SQZ_RETURN_IF_ERROR(dense_pass(model, pass, build, builds, progress));
+  SQZ_RETURN_IF_ERROR(dense_pass(model, pass, build, builds, progress));
   for (Build& one : builds) {
     SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_RETURN_IF_ERROR(one.builder->finish().status());
     one.builder.reset();
-    if (pass.calibration == pass.facts.size()) continue;
+    if (pass.views.size() == pass.facts.size()) continue;
     SQZ_RETURN_IF_ERROR(calibrate(model, pass, one.path, build.threads));
   }
-  for (const Compression& one : coded) {
+  for (const File& file : files_) {
+    const CompressOptions compress = index_options(file.kind, build).compress;
+    if (!compress.any()) continue;
     SQZ_RETURN_IF_ERROR(check_stop());
-    const std::string& whole = out.path(one.view, one.kind.uncompressed());
-    SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(whole));
-    SQZ_RETURN_IF_ERROR(compress_index(Env::posix(), *index, one.options, one.path,
-                                       store.force || out.temporary_, build.threads)
-                            .status());
+    SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path(file.view, {file.kind.partition})));
+    SQZ_RETURN_IF_ERROR(
+        compress_index(Env::posix(), *index, compress, file.path, true, build.threads).status());
   }
-  return out;
+  return {};
 }
 
 PassIndexes::~PassIndexes() {
-  if (!temporary_) return;
   for (const File& file : files_) {
-    // One that was never finished is not there.
-    const Status ignored = Env::posix().remove(file.path);
+    const Status ignored = Env::posix().remove(file.path);  // one that was not built is not there
     (void)ignored;
   }
 }

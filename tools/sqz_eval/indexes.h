@@ -12,40 +12,27 @@
 
 namespace sqz::eval {
 
-// Where indexes go.
-struct IndexStore {
-  std::string folder;
-  bool keep = false;   // false: temporaries, removed with PassIndexes
-  bool reuse = false;  // those in the folder that fit are taken as they are
-  bool force = false;  // those in the folder are replaced
-};
-
-// Keeps the files; removes them at the end if they are temporaries.
+// Temporary files, removed at the end.
 class PassIndexes {
  public:
-  // `progress(done)`, 0 .. 1. The dense pass is skipped if every index is there already.
-  static Result<PassIndexes> make(EvalModel& model, const Pass& pass,
-                                  const std::vector<IndexKind>& kinds, const IndexStore& store,
-                                  const EvalBuildOptions& build,
-                                  const std::function<void(double)>& progress);
+  PassIndexes() = default;
   ~PassIndexes();
-  PassIndexes(PassIndexes&& other) noexcept = default;
-  PassIndexes& operator=(PassIndexes&&) = delete;
+  PassIndexes(const PassIndexes&) = delete;
+  PassIndexes& operator=(const PassIndexes&) = delete;
+
+  // To be called once. `progress(done)`, 0 .. 1, is of the dense pass.
+  Status make(EvalModel& model, const Pass& pass, const std::vector<IndexKind>& kinds,
+              const BuildOptions& build, const std::function<void(double)>& progress);
 
   const std::string& path(size_t view, const IndexKind& kind) const;
-  bool built() const { return built_; }  // false: all were reused
 
  private:
   struct File {
     size_t view;
     IndexKind kind;
     std::string path;
-    bool present;  // to be reused
   };
-  PassIndexes() = default;
-
   std::vector<File> files_;
-  bool temporary_ = false, built_ = false;
 };
 
 // The rows of a view out of [heads, N, d].

@@ -21,24 +21,22 @@ class Judge {
         options_(options),
         settings_(std::move(settings)),
         threads_(threads),
-        gpu_(gpu),
-        skipped_(settings_.size()) {}
+        gpu_(gpu) {}
 
-  // All that a view is for. `progress(done)`, 0 .. 1.
-  Status judge(const Pass& pass, size_t view, const PassIndexes& indexes,
-               const std::function<void(double)>& progress);
+  // Everything that is measured with a view.
+  Status judge(const Pass& pass, size_t view, const PassIndexes& indexes);
 
   std::vector<Row> rows() const;
 
  private:
-  // What a row is about: a task and, of error and recall, what was attended from.
+  // A row is of a task and, of error and recall, of the text or the questions.
   struct Measure {
     Task task;
     std::string on;
     auto operator<=>(const Measure&) const = default;
   };
   struct Cell {
-    Samples value, context_error;
+    Samples value;
     Reads reads;
   };
   // One opened session of a setting.
@@ -48,13 +46,10 @@ class Judge {
     std::unique_ptr<PlacedContext> context;
   };
 
-  bool wants(Task task) const;
   Result<std::vector<Served>> open(const Pass& pass, size_t view, const PassIndexes& indexes);
-  Status ask(const Pass& pass, const Question& question, std::vector<Served>& served);
-  Result<bool> answered(const Fact& fact, const std::vector<int32_t>& prompt, Served& served);
-  Status probe_question(const Pass& pass, const Question& question, std::vector<Served>& served);
+  Status ask(const Fact& fact, std::span<const int32_t> prompt, std::vector<Served>& served);
+  Result<bool> answered(const Fact& fact, std::span<const int32_t> prompt, Served& served);
   Status measure_text(const Pass& pass, std::vector<Served>& served);
-  Status measure_losses(const Pass& pass, std::vector<Served>& served);
   // Error and recall of the tokens' attention, averaged over `block` tokens; the dense losses.
   Result<std::vector<double>> probe(std::span<const int32_t> tokens, bool losses, int64_t block,
                                     const std::string& on, std::vector<Served>& served);
@@ -66,7 +61,6 @@ class Judge {
   std::vector<Setting> settings_;
   int threads_;
   std::optional<int> gpu_;
-  std::vector<std::string> skipped_;  // of each setting: why it cannot be served, or ""
   std::map<Measure, std::map<size_t, Cell>> cells_;
 };
 

@@ -1,4 +1,4 @@
-// The model under evaluation and its tokenizer, and a context that stands where a trial needs it.
+// The model under evaluation, its tokenizer, and a context that stands where a trial needs it.
 #pragma once
 
 #include <memory>
@@ -10,21 +10,11 @@
 
 namespace sqz::eval {
 
-class EvalModel {
- public:
-  static Result<std::unique_ptr<EvalModel>> load(const std::string& directory,
-                                                 const RunnerOptions& options);
+struct EvalModel {
+  std::unique_ptr<Runner> runner;
+  std::unique_ptr<Tokenizer> tokenizer;
 
-  const ModelDescription& description() const { return runner_->config().description; }
-  const Tokenizer& tokenizer() const { return *tokenizer_; }
-  Runner& runner() { return *runner_; }
-
- private:
-  EvalModel(std::unique_ptr<Runner> runner, std::unique_ptr<Tokenizer> tokenizer)
-      : runner_(std::move(runner)), tokenizer_(std::move(tokenizer)) {}
-
-  std::unique_ptr<Runner> runner_;
-  std::unique_ptr<Tokenizer> tokenizer_;
+  const ModelDescription& description() const { return runner->config().description; }
 };
 
 // A context whose next token stands at `tokens`, whatever the length of the index behind it.

@@ -1,13 +1,11 @@
 // Attention outputs of several selectors against dense attention, for the same queries: the tokens
-// run through the model with dense attention, and at each layer the sparse sessions are asked what
-// they would have answered.
+// run through the model with dense attention, and at each layer the sparse sessions attend, too.
 //
-// output error   ||sparse - dense|| / ||dense|| of the attention output of a (layer, head, token):
-//                the state over the fixed context merged with the exact attention over the tokens
-//                since, which is what the layer goes on with
-// context error  the same for the state over the fixed context alone
-// recall         the part of the dense softmax's mass over the fixed context that is on keys that
-//                were read
+// error   ||sparse - dense|| / ||dense|| of the attention output of a (layer, head, token): the
+//         state over the fixed context merged with the exact attention over the tokens since, which
+//         is the input of the rest of the layer
+// recall  the part of the dense softmax's mass over the fixed context that is on keys that were
+//         read
 #pragma once
 
 #include <vector>
@@ -18,13 +16,17 @@ namespace sqz::eval {
 
 // Per token, means over layers and query heads.
 struct ProbeResult {
-  std::vector<double> error, context_error, recall;
+  std::vector<double> error, recall;
 };
 
 class Probe {
  public:
   // Borrows the contexts. `count` tokens will be run.
-  Probe(const ModelDescription& model, std::vector<FixedContext*> sparse, int64_t count);
+  Probe(const ModelDescription& model, std::vector<FixedContext*> sparse, int64_t count)
+      : model_(model), sparse_(std::move(sparse)) {
+    const std::vector<double> zeros(static_cast<size_t>(count));
+    sums_.assign(sparse_.size(), {zeros, zeros});
+  }
 
   // The observer of a run whose context is dense.
   Status observe(const ObservedAttention& dense);
@@ -33,17 +35,10 @@ class Probe {
   std::vector<ProbeResult> results() const;
 
  private:
-  struct State {
-    const float* out;  // [T, Hq, d]
-    const float* lse;  // [T, Hq]
-  };
-  void compare(const State& sparse, const State& dense, const State& own, ProbeResult& sums) const;
-
   const ModelDescription& model_;
   std::vector<FixedContext*> sparse_;
-  int64_t count_;
   std::vector<ProbeResult> sums_;  // over layers and heads
-  std::vector<float> out_, lse_;   // of one sparse context
+  int64_t first_ = -1;             // position of the first token
 };
 
 }  // namespace sqz::eval

@@ -1,11 +1,11 @@
 #include "tools/sqz_eval/settings.h"
 
 #include <algorithm>
-#include <array>
 
 namespace sqz::eval {
 namespace {
 
+<<<<<<< HEAD
 constexpr const char* kKmeans = "kmeans";
 constexpr const char* kPages = "pages";
 constexpr const char* kBuckets = "buckets";
@@ -86,117 +86,108 @@ void add_settings(const SelectorTraits& traits, const SettingOptions& options,
       add_settings(traits, options, setting, out);
     }
   }
+=======
+Partition partition_of(const std::string& selector) {
+  if (selector == "quest") return Partition::kPages;
+  return selector == "saap" ? Partition::kBuckets : Partition::kKmeans;
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
 }
 
 }  // namespace
 
-const SelectorTraits* find_selector(const std::string& name) {
-  const auto* found =
-      std::find_if(kSelectors.begin(), kSelectors.end(),
-                   [&](const SelectorTraits& traits) { return name == traits.name; });
-  return found == kSelectors.end() ? nullptr : found;
-}
-
-std::vector<std::string> known_selectors() {
-  std::vector<std::string> out;
-  for (const SelectorTraits& traits : kSelectors) out.emplace_back(traits.name);
-  return out;
-}
-
-bool SelectorTraits::qmodel() const {
-  return index == std::string_view(kBuckets) || index == std::string_view(kRoped);
-}
-
 std::string IndexKind::name() const {
-  if (rows == RowKind::k16 && key_codes == 0) return partition;
-  return concat(partition, "-", rows_name(rows), "-", key_codes);
+  const std::string out = partition_name(partition);
+  return rows == RowKind::k16 && key_codes == 0 ? out
+                                                : concat(out, "-", rows_name(rows), "-", key_codes);
 }
 
-BuildOptions index_options(const IndexKind& kind, const EvalBuildOptions& base) {
+BuildOptions index_options(const IndexKind& kind, const BuildOptions& base) {
   BuildOptions out = base;
-  if (kind.partition == kBuckets || kind.partition == kRoped) {
-    if (kind.partition == kRoped) out.qmodel = base.roped;
-    out.partition = Partition::kBuckets;
-    out.calibrate_keys = out.heavy_hitters = false;
-    return out;
-  }
-  out.qmodel = nullptr;  // the others have no use for it
+  out.partition = kind.partition;
   out.compress.rows = kind.rows;
   out.compress.key_codes = kind.key_codes;
-  if (kind.partition == kPages) {
-    out.partition = Partition::kPages;
-    out.calibrate_keys = out.heavy_hitters = false;  // its selector needs neither
-  }
+  if (kind.partition != Partition::kBuckets) out.qmodel = nullptr;
+  // Only indexes of clusters serve the selectors that need these.
+  if (kind.partition != Partition::kKmeans) out.calibrate_keys = out.heavy_hitters = false;
   return out;
-}
-
-QmodelFile roped_qmodel(QmodelFile qmodel) {
-  for (QmodelLayer& layer : qmodel.layers) layer.centroids = std::move(layer.roped_centroids);
-  qmodel.has_roped_centroids = false;
-  constexpr double kSlow =
-      1e30;  // radians of all positions together are less than any number tells
-  qmodel.model.rope = {};
-  qmodel.model.rope.kind = RopeDescription::Kind::kLinear;
-  qmodel.model.rope.factor = kSlow;
-  return qmodel;
-}
-
-bool needs_qmodel(const std::vector<Setting>& settings) {
-  return any(settings, [](const SelectorTraits& traits) { return traits.qmodel(); });
-}
-
-bool needs_roped(const std::vector<Setting>& settings) {
-  return any(settings,
-             [](const SelectorTraits& traits) { return traits.index == std::string_view(kRoped); });
-}
-
-bool needs_keys(const std::vector<Setting>& settings) {
-  return any(settings, [](const SelectorTraits& traits) { return traits.keys; });
-}
-
-bool needs_heavy(const std::vector<Setting>& settings) {
-  return any(settings, [](const SelectorTraits& traits) { return traits.heavy; });
 }
 
 std::string Setting::coding() const {
   std::string out;
-  if (rows != RowKind::k16) out += concat(" ", rows_name(rows));
-  if (key_codes > 0) out += concat(out.empty() ? "" : ",", " codes ", key_codes);
+  if (index.rows != RowKind::k16) out += concat(" ", rows_name(index.rows));
+  if (index.key_codes > 0) out += concat(out.empty() ? "" : ",", " codes ", index.key_codes);
   return out;
 }
 
 std::string Setting::text() const {
   std::string out = options.selector + coding();
+<<<<<<< HEAD
   if (traits->budget) out += concat(", budget ", *options.budget);
   if (traits->levels) out += concat(", levels ", options.levels);
   if (traits->rule) out += ", rule " + options.rule;
   if (traits->budget && options.layers != kUniformLayers) out += ", layers " + options.layers;
   if (options.dense_layers && !dense()) out += concat(", dense layers ", *options.dense_layers);
+=======
+  if (dense()) return out;
+  out += concat(", budget ", *options.budget);
+  if (has_levels()) out += concat(", levels ", options.levels);
+  if (has_rule()) out += ", rule " + options.rule;
+  if (options.layers != kUniformLayers) out += ", layers " + options.layers;
+  if (options.dense_layers) out += concat(", dense layers ", *options.dense_layers);
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
   return out;
 }
 
-Result<std::vector<Setting>> make_settings(const SettingOptions& options) {
-  std::vector<Setting> out;
-  add_settings(*find_selector("dense"), options, out);
-  for (size_t i = 0; i < options.selectors.size(); ++i) {
-    const std::string& name = options.selectors[i];
-    const SelectorTraits* traits = find_selector(name);
-    if (traits == nullptr) {
-      return Status(Code::kInvalidArgument, concat("--selector: found ", name, ", expected one of ",
-                                                   CLI::detail::join(known_selectors(), ", ")));
+std::vector<Setting> make_settings(const SettingOptions& o) {
+  Setting dense;
+  dense.options.selector = "dense";
+  std::vector<Setting> out = {dense};
+  const auto add = [&](const Setting& setting) {
+    const bool there = std::any_of(out.begin(), out.end(), [&](const Setting& other) {
+      return other.text() == setting.text();
+    });
+    if (!there) out.push_back(setting);
+  };
+  for (const std::string& selector : o.selectors) {
+    for (const auto& rows : o.rows) {
+      for (const int codes : o.key_codes) {
+        for (const int levels : o.levels) {
+          for (const auto& rule : o.rules) {
+            for (const double budget : o.budgets) {
+              for (const auto& layers : o.layers) {
+                if (selector == "dense") continue;
+                Setting setting;
+                setting.options.selector = selector;
+                setting.options.block = o.block;
+                setting.options.dense_layers = o.dense_layers;
+                setting.options.budget = budget;
+                setting.options.layers = layers;
+                setting.index.partition = partition_of(selector);
+                if (setting.has_rule()) setting.options.rule = rule;
+                if (setting.has_levels()) setting.options.levels = levels;
+                if (setting.has_levels()) setting.index.key_codes = codes;
+                const bool clusters = setting.index.partition == Partition::kKmeans;
+                if (clusters) setting.index.rows = rows_of(rows);
+                add(setting);
+              }
+            }
+          }
+        }
+      }
     }
-    const auto end = options.selectors.begin() + static_cast<int64_t>(i);
-    const bool again = std::find(options.selectors.begin(), end, name) != end;
-    if (name != "dense" && !again) add_settings(*traits, options, out);
   }
   return out;
+}
+
+bool needs_selector(const std::vector<Setting>& settings, const std::string& name) {
+  return std::any_of(settings.begin(), settings.end(),
+                     [&](const Setting& setting) { return setting.options.selector == name; });
 }
 
 std::vector<IndexKind> index_kinds(const std::vector<Setting>& settings) {
   std::vector<IndexKind> out;
   for (const Setting& setting : settings) {
-    const IndexKind kind = setting.index();
-    if (std::find(out.begin(), out.end(), kind) == out.end()) out.push_back(kind);
+    if (std::find(out.begin(), out.end(), setting.index) == out.end()) out.push_back(setting.index);
   }
   return out;
 }

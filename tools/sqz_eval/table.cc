@@ -11,7 +11,7 @@ namespace {
 using Line = std::vector<std::string>;
 
 constexpr const char* kNone = "-";
-constexpr size_t kTextColumns = 7;  // the first ones are text; the rest are numbers
+constexpr size_t kTextColumns = 5;  // the first columns are text, the others numbers
 
 std::string estimate_text(const Estimate& estimate) {
   return fixed_text(estimate.value, 4) + " +- " + fixed_text(estimate.error, 4);
@@ -27,32 +27,43 @@ Line header() {
 }
 
 Line line_of(const Row& row) {
-  const SelectorTraits& traits = *row.setting.traits;
-  const SelectorOptions& options = row.setting.options;
+  const Setting& setting = row.setting;
+  const SelectorOptions& options = setting.options;
+  const Reads& reads = row.reads;
   Line out = {row.on.empty() ? row.task : row.task + " " + row.on,
-              options.selector + row.setting.coding(),
-              !traits.levels        ? kNone
+              options.selector + setting.coding(),
+              !setting.has_levels() ? kNone
               : options.levels == 0 ? "all"
                                     : concat(options.levels),
+<<<<<<< HEAD
               traits.rule ? options.rule : kNone,
               traits.budget ? std::filesystem::path(options.layers).filename().string() : kNone,
+=======
+              setting.has_rule() ? options.rule : kNone,
+              setting.dense() ? kNone : std::filesystem::path(options.layers).filename().string(),
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
               concat(row.tokens)};
-  if (!row.skipped.empty()) {
-    out.insert(out.end(), {fixed_text(options.budget.value_or(1), 4), "skipped"});
-    out.resize(header().size(), kNone);
-    return out;
+  for (const double number : {reads.asked_budget, reads.delivered_budget(), reads.lowest,
+                              reads.highest, reads.delivered_keep()}) {
+    out.push_back(fixed_text(number, 4));
   }
   out.insert(out.end(),
-             {fixed_text(row.reads.asked_budget, 4), fixed_text(row.reads.delivered_budget(), 4),
-              fixed_text(row.reads.lowest, 4), fixed_text(row.reads.highest, 4),
-              fixed_text(row.reads.delivered_keep(), 4), estimate_text(row.value),
-              row.difference ? estimate_text(*row.difference) : kNone,
-              row.agreement ? concat(row.agreement->both, "/", row.agreement->dense) : kNone,
-              concat(row.trials)});
+<<<<<<< HEAD
+             {
+               fixed_text(row.reads.asked_budget, 4), fixed_text(row.reads.delivered_budget(), 4),
+                   fixed_text(row.reads.lowest, 4), fixed_text(row.reads.highest, 4),
+                   fixed_text(row.reads.delivered_keep(), 4), estimate_text(row.value),
+                   row.difference ? estimate_text(*row.difference) : kNone,
+=======
+             {estimate_text(row.value), row.difference ? estimate_text(*row.difference) : kNone,
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
+                   row.agreement ? concat(row.agreement->both, "/", row.agreement->dense) : kNone,
+                   concat(row.trials)
+             });
   return out;
 }
 
-// What the profile of --layers was made for.
+// The purpose of the profile of --layers.
 JsonText allocation_json(const LayerBudgets& budgets) {
   return {{"name", budgets.allocation},
           {"p", budgets.p},
@@ -63,23 +74,26 @@ JsonText allocation_json(const LayerBudgets& budgets) {
 }  // namespace
 
 JsonMembers row_json(const Row& row) {
-  const SelectorTraits& traits = *row.setting.traits;
-  const SelectorOptions& options = row.setting.options;
+  const Setting& setting = row.setting;
+  const SelectorOptions& options = setting.options;
   JsonMembers out = {{"task", row.task}, {"tokens", row.tokens}, {"selector", options.selector}};
   if (!row.on.empty()) out["on"] = row.on;
+<<<<<<< HEAD
   if (row.setting.rows != RowKind::k16) out["rows"] = rows_name(row.setting.rows);
   if (row.setting.key_codes > 0) out["key_codes"] = row.setting.key_codes;
   if (traits.levels) out["levels"] = options.levels;
   if (traits.rule) out["rule"] = options.rule;
   if (traits.budget) out["layers"] = options.layers;
+=======
+  if (setting.index.rows != RowKind::k16) out["rows"] = rows_name(setting.index.rows);
+  if (setting.index.key_codes > 0) out["key_codes"] = setting.index.key_codes;
+  if (setting.has_levels()) out["levels"] = options.levels;
+  if (setting.has_rule()) out["rule"] = options.rule;
+  if (!setting.dense()) out["layers"] = options.layers;
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
   if (options.layer_budgets) out["allocation"] = allocation_json(*options.layer_budgets);
   out["block"] = options.block;
-  if (options.dense_layers && !row.setting.dense()) out["dense_layers"] = *options.dense_layers;
-  if (!row.skipped.empty()) {
-    out["skipped"] = row.skipped;
-    out["budget"] = {{"asked", options.budget.value_or(1)}};
-    return out;
-  }
+  if (options.dense_layers) out["dense_layers"] = *options.dense_layers;
   out["trials"] = row.trials;
   out["value"] = row.value.value;
   out["stderr"] = row.value.error;
@@ -87,7 +101,6 @@ JsonMembers row_json(const Row& row) {
   if (row.agreement) {
     out["agreement"] = {{"dense", row.agreement->dense}, {"both", row.agreement->both}};
   }
-  if (row.context_error) out["context_error"] = estimate_json(*row.context_error);
   out["budget"] = {{"asked", row.reads.asked_budget},
                    {"delivered", row.reads.delivered_budget()},
                    {"lowest", row.reads.lowest},

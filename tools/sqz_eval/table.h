@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "formats/base/json.h"
-#include "tools/sqz_eval/metrics.h"
+#include "tools/common/metrics.h"
 #include "tools/sqz_eval/settings.h"
 
 namespace sqz::eval {
@@ -27,11 +27,9 @@ struct Row {
   Setting setting;
   int64_t trials = 0;
   Estimate value;
-  std::optional<Estimate> difference;     // to dense, pair by pair
-  std::optional<Agreement> agreement;     // of needles and passkeys
-  std::optional<Estimate> context_error;  // of error: see probe.h
+  std::optional<Estimate> difference;  // to dense, pair by pair
+  std::optional<Agreement> agreement;  // of needles
   Reads reads;
-  std::string skipped;  // why nothing was measured, or ""
 };
 
 JsonMembers row_json(const Row& row);

@@ -1,30 +1,22 @@
 #include "tools/sqz_eval/trials.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 namespace sqz::eval {
 namespace {
 
-constexpr std::array<const char*, 6> kTaskNames = {"needle1", "needle4", "passkey",
-                                                   "loss",    "error",   "recall"};
-constexpr int64_t kNeedlesOfFour = 4;
-constexpr int64_t kFactTokens = 50;  // a needle and a passkey, roughly
+constexpr int64_t kFactTokens = 50;  // of a fact, roughly
 constexpr int64_t kLineSearch = 64;  // tokens: how far a fact moves to stand at a line's end
-
-bool wants(const TrialOptions& options, Task task) {
-  return std::find(options.tasks.begin(), options.tasks.end(), task) != options.tasks.end();
-}
 
 int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Single views that one pass may carry without leaving out more than kMostLeftOut of each.
-int64_t most_singles(const TrialOptions& options) {
+// Views that one pass may carry without leaving out more than kMostLeftOut of each.
+int64_t most_views(const TrialOptions& options) {
   const auto room = static_cast<int64_t>(static_cast<double>(options.tokens) * kMostLeftOut);
-  return std::clamp<int64_t>(room / kFactTokens, 1, std::min(options.share, most_facts()));
+  return std::clamp<int64_t>(room / kFactTokens, 1, std::min(options.share, kMostFacts));
 }
 
 bool ends_line(const Tokenizer& tokenizer, int32_t id) {
@@ -51,25 +43,6 @@ std::vector<double> random_depths(Random& random, size_t count) {
   return out;
 }
 
-// Needles, passkeys and facts that calibrate are spread separately.
-std::vector<double> fact_depths(Random& random, const Pass& pass, const PassShape& shape) {
-  std::vector<double> out;
-  const auto needles = static_cast<size_t>(shape.needles);
-  for (const size_t count :
-       {needles, pass.calibration - needles, pass.facts.size() - pass.calibration}) {
-    const auto depths = random_depths(random, count);
-    out.insert(out.end(), depths.begin(), depths.end());
-  }
-  return out;
-}
-
-// Facts that a view shows: those that calibrate, to which it adds its own.
-std::vector<bool> shown_to_all(const Pass& pass) {
-  std::vector<bool> out(pass.facts.size());
-  std::fill(out.begin() + static_cast<int64_t>(pass.calibration), out.end(), true);
-  return out;
-}
-
 // Puts the facts into `text` (ids without special tokens) at `places`, and notes where they stand.
 void plant(std::span<const int32_t> text, const std::vector<std::vector<int32_t>>& fact_ids,
            const std::vector<int64_t>& places, Pass& pass) {
@@ -90,104 +63,43 @@ void plant(std::span<const int32_t> text, const std::vector<std::vector<int32_t>
   pass.ids.insert(pass.ids.end(), text.begin() + done, text.end());
 }
 
-// The pass without the facts that are not shown.
-std::vector<Range> visible_ranges(const Pass& pass, const std::vector<bool>& shown) {
+// The pass without the facts of views other than number `view`.
+std::vector<Range> visible_ranges(const Pass& pass, size_t view) {
   std::vector<Range> hidden;
-  for (size_t i = 0; i < pass.planted.size(); ++i) {
-    if (!shown[i]) hidden.push_back(pass.planted[i]);
+  for (size_t i = 0; i < pass.views.size(); ++i) {
+    if (i != view) hidden.push_back(pass.planted[i]);
   }
   std::sort(hidden.begin(), hidden.end(),
             [](const Range& a, const Range& b) { return a.first < b.first; });
+  hidden.push_back({std::ssize(pass.ids), 0});
   std::vector<Range> out;
   int64_t next = 0;
-  const auto add = [&](int64_t end) {
-    if (end > next) out.push_back({next, end - next});
-  };
   for (const Range& range : hidden) {
-    add(range.first);
+    if (range.first > next) out.push_back({next, range.first - next});
     next = range.first + range.count;
   }
-  add(static_cast<int64_t>(pass.ids.size()));
   return out;
-}
-
-void add_views(const PassShape& shape, const TrialOptions& options, Pass& pass) {
-  const auto needles = static_cast<size_t>(shape.needles);
-  for (size_t i = 0; i < static_cast<size_t>(shape.singles); ++i) {
-    View view{concat("single-", i), {}, {}, shape.text && i == 0};
-    std::vector<bool> shown = shown_to_all(pass);
-    shown[i] = true;
-    if (shape.questions) view.questions.push_back({Task::kNeedle1, i});
-    if (shape.passkeys) {
-      shown[needles + i] = true;
-      if (wants(options, Task::kPasskey)) view.questions.push_back({Task::kPasskey, needles + i});
-    }
-    view.visible = visible_ranges(pass, shown);
-    pass.views.push_back(std::move(view));
-  }
-  for (size_t i = 0; i < static_cast<size_t>(shape.fours); ++i) {
-    View view{concat("four-", i), {}, {}, false};
-    std::vector<bool> shown = shown_to_all(pass);
-    for (size_t k = 0; k < static_cast<size_t>(kNeedlesOfFour); ++k) {
-      const size_t fact = i + k * static_cast<size_t>(shape.fours);
-      shown[fact] = true;
-      view.questions.push_back({Task::kNeedle4, fact});
-    }
-    view.visible = visible_ranges(pass, shown);
-    pass.views.push_back(std::move(view));
-  }
 }
 
 }  // namespace
 
-const char* task_name(Task task) {
-  return kTaskNames[static_cast<size_t>(task)];
-}
-
-Result<Task> parse_task(const std::string& name) {
-  for (size_t i = 0; i < kTaskNames.size(); ++i) {
-    if (name == kTaskNames[i]) return static_cast<Task>(i);
-  }
-  return Status(Code::kInvalidArgument,
-                concat("--task: found ", name,
-                       ", expected needle1, needle4, passkey, loss, error or recall"));
+bool TrialOptions::wants(Task task) const {
+  return std::find(tasks.begin(), tasks.end(), task) != tasks.end();
 }
 
 std::vector<PassShape> plan_passes(const TrialOptions& options) {
-  const bool four = wants(options, Task::kNeedle4);
-  const bool passkeys = wants(options, Task::kPasskey);
-  const bool probes = wants(options, Task::kError) || wants(options, Task::kRecall);
-  const bool text = probes || wants(options, Task::kLoss);
-  const bool questions = wants(options, Task::kNeedle1) || probes;
-  const int64_t singles = questions || passkeys ? options.trials : 0;
-  const int64_t fours = four ? divide_up(options.trials, kNeedlesOfFour) : 0;
+  const bool probes = options.wants(Task::kError) || options.wants(Task::kRecall);
+  const bool questions = options.wants(Task::kNeedle1) || probes;
+  int64_t left = questions ? options.trials : 0;
   // A trial of the text tasks is a block of the continuation.
-  const int64_t texts = text ? divide_up(options.trials * kBlockTokens, options.continuation) : 0;
-
-  int64_t share = most_singles(options);
-  const bool together = share >= kNeedlesOfFour;
-  if (four && together) share = share / kNeedlesOfFour * kNeedlesOfFour;
+  int64_t texts = probes || options.wants(Task::kLoss)
+                      ? divide_up(options.trials * kBlockTokens, options.continuation)
+                      : 0;
   std::vector<PassShape> out;
-  int64_t single = 0, quad = 0;
-  while (single < singles || static_cast<int64_t>(out.size()) < texts ||
-         (together && quad < fours)) {
-    PassShape shape;
-    shape.text = static_cast<int64_t>(out.size()) < texts;
-    shape.singles = std::min(share, singles - single);
-    if (shape.singles == 0 && shape.text) shape.singles = 1;
-    shape.questions = questions && single < singles;
-    shape.passkeys = passkeys && single < singles;
-    if (together) shape.fours = std::min(share / kNeedlesOfFour, fours - quad);
-    shape.needles = std::max(shape.singles, shape.fours * kNeedlesOfFour);
-    single += std::min(shape.singles, singles - single);
-    quad += shape.fours;
-    out.push_back(shape);
-  }
-  for (; quad < fours; ++quad) {
-    PassShape shape;
-    shape.needles = kNeedlesOfFour;
-    shape.fours = 1;
-    out.push_back(shape);
+  for (; left > 0 || texts > 0; --texts) {
+    const int64_t asked = std::min(most_views(options), left);
+    out.push_back({std::max<int64_t>(asked, 1), asked > 0, texts > 0});
+    left -= asked;
   }
   return out;
 }
@@ -218,8 +130,7 @@ Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, con
 
   SQZ_ASSIGN_OR_RETURN(const std::string text,
                        tokenizer.decode(all.first(static_cast<size_t>(options.tokens + after))));
-  pass.facts = random_facts(random, shape.needles, shape.passkeys, options.calibration, text);
-  pass.calibration = pass.facts.size() - static_cast<size_t>(options.calibration);
+  pass.facts = random_facts(random, shape.views + options.calibration, text);
   std::vector<std::vector<int32_t>> fact_ids(pass.facts.size());
   int64_t length = options.tokens - specials;  // of the text that is not planted
   for (size_t i = 0; i < pass.facts.size(); ++i) {
@@ -233,14 +144,20 @@ Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, con
                          " facts, sink and tail leave no room for text; pass more tokens"));
   }
   std::vector<int64_t> places;
-  for (const double depth : fact_depths(random, pass, shape)) {
-    const auto place = lowest + static_cast<int64_t>(depth * static_cast<double>(highest - lowest));
-    places.push_back(after_line_end(tokenizer, all, place, highest));
+  for (const int64_t count : {shape.views, options.calibration}) {  // each spread over the text
+    for (const double depth : random_depths(random, static_cast<size_t>(count))) {
+      const auto place =
+          lowest + static_cast<int64_t>(depth * static_cast<double>(highest - lowest));
+      places.push_back(after_line_end(tokenizer, all, place, highest));
+    }
   }
   plant(all.first(static_cast<size_t>(length)), fact_ids, places, pass);
   const auto follows = all.subspan(static_cast<size_t>(length), static_cast<size_t>(after));
   pass.continuation.assign(follows.begin(), follows.end());
-  add_views(shape, options, pass);
+  pass.views.resize(static_cast<size_t>(shape.views));
+  for (size_t i = 0; i < pass.views.size(); ++i) {
+    pass.views[i] = {visible_ranges(pass, i), shape.questions, shape.text && i == 0};
+  }
   return pass;
 }
 

@@ -71,7 +71,7 @@ void add_prune_command(Tool& tool) {
       "\n"
       "Examples:\n"
       "  sqz-index prune book.sqz --selector h2o --budget 0.1 -o small.sqz\n"
-      "  sqz-index prune book.sqz --selector window --layers layers.sqz -o small.sqz\n",
+      "  sqz-index prune book.sqz --selector window --layers layers.json -o small.sqz\n",
       [arguments](const ToolContext& context) { return run_prune(*arguments, context); });
   app->add_option("INDEX", arguments->index, "The index (.sqz)")->required();
   app->add_option("-o,--output", arguments->output, "The index to write")->required();
@@ -84,7 +84,7 @@ void add_prune_command(Tool& tool) {
   app->add_option("--layers", arguments->layers,
                   "Spread the budget over the layers by a profile of sqz-profile-layers; uniform = "
                   "all alike (default: what the index embeds)")
-      ->type_name("L.sqz");
+      ->type_name("L.json");
 }
 
 }  // namespace sqz

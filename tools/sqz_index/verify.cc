@@ -1,6 +1,5 @@
 #include <spdlog/spdlog.h>
 
-#include "formats/layers_file.h"
 #include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
 #include "tools/sqz_index/commands.h"
@@ -9,7 +8,6 @@ namespace sqz {
 namespace {
 
 Result<VerifyReport> check(const std::string& path, const ToolContext& context) {
-  if (has_kind(path, FileKind::kLayers)) return verify_layers_file(path);
   if (has_kind(path, FileKind::kQmodel)) return verify_qmodel_file(path);
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   Progress progress(context.progress_style(), "verify");
@@ -39,16 +37,13 @@ Status run_verify(const std::string& path, const ToolContext& context) {
 
 void add_verify_command(Tool& tool) {
   const auto path = std::make_shared<std::string>();
-  CLI::App* app =
-      tool.command("verify",
-                   "Check every checksum and invariant of an index, a layer profile or a query "
-                   "classifier.",
-                   "Result: path, ok, checked, problems[]. Exit code 3 if there is a problem.\n"
-                   "\n"
-                   "Example:\n  sqz-index verify book.sqz && echo whole\n",
-                   [path](const ToolContext& context) { return run_verify(*path, context); });
-  app->add_option("INDEX", *path, "The index, layer profile or query classifier (.sqz)")
-      ->required();
+  CLI::App* app = tool.command(
+      "verify", "Check every checksum and invariant of an index or a query classifier.",
+      "Result: path, ok, checked, problems[]. Exit code 3 if there is a problem.\n"
+      "\n"
+      "Example:\n  sqz-index verify book.sqz && echo whole\n",
+      [path](const ToolContext& context) { return run_verify(*path, context); });
+  app->add_option("INDEX", *path, "The index or query classifier (.sqz)")->required();
 }
 
 }  // namespace sqz

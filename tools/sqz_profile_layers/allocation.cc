@@ -4,9 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "formats/layers_file.h"
-#include "tools/common/layer_policy.h"
-
 namespace sqz {
 namespace {
 
@@ -18,21 +15,6 @@ constexpr double kLeastScale = 1e-3;
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-Result<std::vector<Candidate>> group_candidates(const AllocationRequest& request) {
-  std::vector<Candidate> out;
-  for (const double p : request.sweep) {
-    if (p == 1) continue;  // uniform
-    BudgetRequest budget = request.budget;
-    budget.p = p;
-    Candidate candidate;
-    candidate.allocation = kAllocationGroups;
-    candidate.p = p;
-    SQZ_ASSIGN_OR_RETURN(candidate.budget, layer_budgets(request.groups, budget));
-    out.push_back(std::move(candidate));
-  }
-  return out;
 }
 
 Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
@@ -49,7 +31,6 @@ Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
       scales.push_back(std::pow(scale, strength));
     }
     Candidate candidate;
-    candidate.allocation = kAllocationMeasured;
     candidate.strength = strength;
     SQZ_ASSIGN_OR_RETURN(candidate.budget, scaled_budgets(scales, budget));
     out.push_back(std::move(candidate));
@@ -60,32 +41,33 @@ Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
 }  // namespace
 
 std::string Candidate::name() const {
-  if (allocation == kAllocationGroups) return concat("groups, p = ", p);
-  if (allocation == kAllocationMeasured && strength != 1) {
-    return concat("measured, strength ", strength);
-  }
-  return allocation;
+  if (strength == 0) return "uniform";
+  return strength == 1 ? "measured" : concat("measured, strength ", strength);
 }
 
-Result<Comparison> compare_allocations(const Trials& trials, const AllocationRequest& request,
+const Candidate& Comparison::best() const {
+  const Candidate* best = &candidates.front();
+  for (const Candidate& candidate : candidates) {
+    const bool sure = candidate.gain.mean() > candidate.gain.standard_error();
+    if (sure && candidate.loss < best->loss) best = &candidate;
+  }
+  return *best;
+}
+
+Result<Comparison> compare_allocations(const Trials& trials, const BudgetRequest& budget,
                                        const std::function<void(double)>& progress) {
+  constexpr double kPart = 0.6;  // of the time: the layers' own losses
   Comparison out;
   SQZ_RETURN_IF_ERROR(trials.check_budget());
   SQZ_ASSIGN_OR_RETURN(const TrialLosses dense, trials.dense_losses());
   out.dense_loss = mean(dense.nats);
+  SQZ_ASSIGN_OR_RETURN(const LayerLosses losses,
+                       trials.layer_losses(dense, [&](double done) { progress(kPart * done); }));
   Candidate uniform;
-  uniform.allocation = kUniformLayers;
-  uniform.budget.assign(request.groups.size(), request.budget.budget);
+  uniform.budget.assign(losses.kept.size(), budget.budget);
   out.candidates.push_back(std::move(uniform));
-  SQZ_ASSIGN_OR_RETURN(auto groups, group_candidates(request));
-  for (Candidate& candidate : groups) out.candidates.push_back(std::move(candidate));
-  const double part = request.measured ? 0.6 : 0;
-  if (request.measured) {
-    SQZ_ASSIGN_OR_RETURN(const LayerLosses losses,
-                         trials.layer_losses(dense, [&](double done) { progress(part * done); }));
-    SQZ_ASSIGN_OR_RETURN(auto measured, measured_candidates(losses, request.budget));
-    for (Candidate& candidate : measured) out.candidates.push_back(std::move(candidate));
-  }
+  SQZ_ASSIGN_OR_RETURN(auto measured, measured_candidates(losses, budget));
+  for (Candidate& candidate : measured) out.candidates.push_back(std::move(candidate));
   std::vector<double> uniform_nats;
   for (size_t i = 0; i < out.candidates.size(); ++i) {
     Candidate& candidate = out.candidates[i];
@@ -99,30 +81,17 @@ Result<Comparison> compare_allocations(const Trials& trials, const AllocationReq
     for (size_t t = 0; t < uniform_nats.size(); ++t) {
       gains.push_back(uniform_nats[t] - found.nats[t]);
     }
-    for (const double gain : eval::block_means(gains, kStretch)) candidate.gain.add(gain);
-    progress(part +
-             (1 - part) * static_cast<double>(i + 1) / static_cast<double>(out.candidates.size()));
+    for (const double gain : block_means(gains, kStretch)) candidate.gain.add(gain);
+    progress(kPart +
+             (1 - kPart) * static_cast<double>(i + 1) / static_cast<double>(out.candidates.size()));
   }
   return out;
-}
-
-size_t best_of(const Comparison& comparison, const std::string& allocation) {
-  size_t best = 0;
-  for (size_t i = 1; i < comparison.candidates.size(); ++i) {
-    const Candidate& candidate = comparison.candidates[i];
-    if (candidate.allocation != allocation) continue;
-    const bool sure = candidate.gain.mean() > candidate.gain.standard_error();
-    if (sure && candidate.loss < comparison.candidates[best].loss) best = i;
-  }
-  return best;
 }
 
 JsonText comparison_json(const Comparison& comparison) {
   std::vector<JsonText> out;
   for (const Candidate& candidate : comparison.candidates) {
-    out.push_back({{"allocation", candidate.allocation},
-                   {"p", candidate.p},
-                   {"strength", candidate.strength},
+    out.push_back({{"name", candidate.name()},
                    {"loss", candidate.loss},
                    {"gain", candidate.gain.mean()},
                    {"gain_stderr", candidate.gain.standard_error()},
@@ -132,16 +101,15 @@ JsonText comparison_json(const Comparison& comparison) {
   return out;
 }
 
-std::string comparison_table(const Comparison& comparison, size_t chosen) {
+std::string comparison_table(const Comparison& comparison) {
   std::string out = "allocation               loss    gain on uniform       delivered\n";
-  for (size_t i = 0; i < comparison.candidates.size(); ++i) {
-    const Candidate& candidate = comparison.candidates[i];
+  for (const Candidate& candidate : comparison.candidates) {
     std::string name = candidate.name();
     name.resize(22, ' ');
     out += name +
            printed("%7.4f  %8.4f +- %.4f      %.4f", candidate.loss, candidate.gain.mean(),
                    candidate.gain.standard_error(), candidate.delivered) +
-           (i == chosen ? "  <- chosen" : "") + "\n";
+           (&candidate == &comparison.best() ? "  <- chosen" : "") + "\n";
   }
   return out + "dense                 " + printed("%7.4f", comparison.dense_loss) + "\n";
 }

@@ -6,35 +6,30 @@ int main(int argc, char** argv) {
       "sqz-profile-layers",
       "Measures how much the attention of each layer changes the hidden state, and shares out a "
       "budget of keys by it.",
-      "Method\n"
-      "  The cosine of the hidden state before a layer's input norm with the state after the\n"
-      "  attention's residual add, averaged over tokens (SqueezeAttention). Layers are split into\n"
-      "  three groups by their cosines, the best split there is. Layers of group 2, which hardly\n"
-      "  change their input, keep p of the budget; the others share what that frees. The sum is\n"
-      "  that of the same budget for every layer, to the key.\n"
-      "\n"
-      "  --allocate measured shares it out by what each layer's own errors cost instead. Whatever\n"
-      "  is asked for, --sweep and --allocate measured run the model on held-out text and print "
-      "what\n"
-      "  each choice costs beside all layers alike.\n"
-      "\n"
-      "Prints a table with a line and a bar a layer. Refused: models of fewer than three layers, "
-      "or\n"
-      "whose layers have fewer than three different cosines; texts of fewer than 256 tokens\n"
-      "together.\n"
-      "\n"
-      "Result: path, bytes, layers, texts, windows, window, tokens, cosine[], cosine_error[],\n"
-      "group[], budget[] (keys), uniform_budget, context, p, allocation, fingerprint,\n"
-      "tokenizer_hash, producer, seconds{load, profile, measure}; recommendation and sweep[] with\n"
-      "allocation, p, strength, loss, gain, gain_stderr, delivered, budget[] of each that was\n"
-      "measured.\n"
-      "\n"
-      "Examples:\n"
-      "  sqz-profile-layers --model MODEL book.txt -o layers.sqz\n"
-      "  sqz-profile-layers --model MODEL texts/ --tokens 16000 --budget 0.1 --p 0.7 -o l.sqz\n"
-      "  sqz-profile-layers --model MODEL book.txt --selector stream --p auto -o l.sqz\n"
-      "  sqz-profile-layers --model MODEL book.txt --allocate measured --selector h2o -o l.sqz\n"
-      "  sqz-profile-layers --model MODEL book.txt --index book.sqz --allocate measured\n");
+      R"(Method
+  The cosine of the hidden state before a layer's input norm with the state after the
+  attention's residual add, averaged over tokens (SqueezeAttention). Layers are split into
+  three groups by their cosines, the best split there is. Layers of group 2, which hardly
+  change their input, keep p of the budget; the others share the rest. The sum is that of the
+  same budget for every layer, to the key.
+
+  Whether p < 1 helps depends on model, selector and text, and is not measured here: compare
+  with sqz-eval --layers uniform,layers.json. --allocate measured deals the budget by what each
+  layer's own errors cost on held-out text instead, and keeps every layer alike unless that
+  gains more than its standard error.
+
+Refused: models of fewer than three layers, or whose layers have fewer than three different
+cosines; texts of fewer than 256 tokens together.
+
+Result: the fields of the layer profile (docs/format.md), path, index, seconds{load, profile,
+measure}.
+
+Examples:
+  sqz-profile-layers --model MODEL book.txt -o layers.json
+  sqz-profile-layers --model MODEL texts/ --tokens 16000 --budget 0.1 --p 0.7 -o l.json
+  sqz-profile-layers --model MODEL book.txt --allocate measured --selector h2o -o l.json
+  sqz-profile-layers --model MODEL book.txt --index book.sqz --allocate measured
+)");
   sqz::ProfileArguments arguments;
   CLI::App* app = tool.only_command(
       [&](const sqz::ToolContext& context) { return sqz::run_profile(arguments, context); });

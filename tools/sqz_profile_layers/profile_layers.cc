@@ -7,16 +7,14 @@
 #include "formats/base/hash.h"
 #include "formats/base/stopwatch.h"
 #include "formats/checkpoint.h"
-#include "formats/layers_file.h"
 #include "libindex/copy_index.h"
-#include "tools/common/layers_table.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/signals.h"
 #include "tools/common/texts.h"
-#include "tools/sqz_eval/settings.h"
 #include "tools/sqz_profile_layers/allocation.h"
+#include "tools/sqz_profile_layers/table.h"
 #include "tools/sqz_profile_layers/trial_indexes.h"
 #include "training/profile.h"
 
@@ -27,7 +25,6 @@ constexpr int64_t kDefaultWindow = 16384;
 constexpr double kProfileShare = 0.5;  // of the time, roughly, where losses are measured
 
 struct Plan {
-  ProfileNumbers numbers;
   ProfileOptions options;  // without progress and consumer
   BudgetRequest request;
   int64_t behind = 0;                    // tokens behind each window that are needed
@@ -42,7 +39,6 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
                             concat("at least ", kLayerGroups, ", one a group")));
   }
   Plan out;
-  SQZ_ASSIGN_OR_RETURN(out.numbers, profile_numbers(arguments));
   out.behind = arguments.measures() ? arguments.held_out + 1 : 0;
   out.options.window = arguments.tokens > 0
                            ? arguments.tokens
@@ -69,14 +65,9 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
   }
   out.request.context = arguments.context > 0 ? arguments.context : out.options.window;
   out.request.budget = std::llround(arguments.budget * static_cast<double>(out.request.context));
-  out.request.p = out.numbers.p;
+  out.request.p = arguments.measures() ? 1 : arguments.p;
   constexpr std::array<int, kLayerGroups> kOneOfEach = {0, 1, 2};
   SQZ_RETURN_IF_ERROR(layer_budgets(kOneOfEach, out.request).status());
-  for (const double p : out.numbers.sweep) {
-    BudgetRequest request = out.request;
-    request.p = p;
-    SQZ_RETURN_IF_ERROR(layer_budgets(kOneOfEach, request).status());
-  }
   return out;
 }
 
@@ -132,21 +123,20 @@ int64_t trial_windows(const Plan& plan, const ProfileText& text) {
 }
 
 BuildOptions trial_options(const ProfileArguments& arguments, const CommonOptions& common) {
-  const eval::SelectorTraits& traits = *eval::find_selector(arguments.selector);
   BuildOptions out;
   out.threads = common.threads;
   out.seed = common.seed;
-  out.calibrate_keys = traits.keys;
-  out.heavy_hitters = traits.heavy;
-  // What scores no clusters reads the same from pages, which take no k-means.
-  if (!traits.levels && !traits.keys) out.partition = Partition::kPages;
+  out.calibrate_keys = arguments.selector == "ideal";
+  out.heavy_hitters = arguments.selector == "h2o";
+  // The other selectors read the same from pages, which take no k-means.
+  if (arguments.selector != "squeezed" && !out.calibrate_keys) out.partition = Partition::kPages;
   return out;
 }
 
 SelectorOptions trial_selector(const ProfileArguments& arguments) {
   SelectorOptions out;
   out.selector = arguments.selector;
-  out.rule = arguments.rule;
+  out.rule = "budget";
   out.block = arguments.block;
   out.budget = arguments.budget;
   return out;
@@ -156,7 +146,6 @@ struct Outcome {
   LayerProfile profile;
   std::vector<int> groups;
   Comparison comparison;  // empty if nothing was measured
-  size_t chosen = 0;
   double profile_seconds = 0, measure_seconds = 0;
 };
 
@@ -210,11 +199,8 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
   out.profile_seconds = watch.seconds();
   SQZ_ASSIGN_OR_RETURN(out.groups, groups_of(out.profile, arguments.model));
   if (arguments.measures()) {
-    const AllocationRequest request = {.budget = plan.request,
-                                       .groups = out.groups,
-                                       .sweep = plan.numbers.sweep,
-                                       .measured = arguments.allocate == "measured"};
-    SQZ_ASSIGN_OR_RETURN(out.comparison, compare_allocations(trials, request, [&](double done) {
+    SQZ_ASSIGN_OR_RETURN(out.comparison,
+                         compare_allocations(trials, plan.request, [&](double done) {
                            progress.update(share + (1 - share) * done);
                          }));
     out.measure_seconds = watch.seconds() - out.profile_seconds;
@@ -224,15 +210,18 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
 }
 
 JsonText measured_json(const ProfileArguments& arguments, const Comparison& comparison) {
-  return {{"selector", arguments.selector},      {"rule", arguments.rule},
-          {"budget", arguments.budget},          {"block", arguments.block},
-          {"dense_loss", comparison.dense_loss}, {"sweep", comparison_json(comparison)}};
+  return {{"selector", arguments.selector},
+          {"budget", arguments.budget},
+          {"block", arguments.block},
+          {"dense_loss", comparison.dense_loss},
+          {"allocations", comparison_json(comparison)}};
 }
 
-// The budgets that were asked for, or that are best.
+// With the budgets that follow from the groups, or the best of those that were measured.
 Result<LayersFile> layers_file(const ProfileArguments& arguments, const Plan& plan,
-                               Outcome& outcome) {
+                               const Outcome& outcome) {
   LayersFile out;
+  out.producer = producer_name();
   out.windows = outcome.profile.windows;
   out.window = plan.options.window;
   out.tokens = outcome.profile.tokens;
@@ -242,44 +231,34 @@ Result<LayersFile> layers_file(const ProfileArguments& arguments, const Plan& pl
   out.cosine_error = outcome.profile.cosine_error;
   out.group.assign(outcome.groups.begin(), outcome.groups.end());
   out.allocation = arguments.allocate;
-  out.p = plan.request.p;
-  SQZ_ASSIGN_OR_RETURN(out.budget, layer_budgets(outcome.groups, plan.request));
-  if (!arguments.measures()) return out;
-  out.measured = measured_json(arguments, outcome.comparison);
-  const auto& candidates = outcome.comparison.candidates;
-  if (arguments.p == "auto" || arguments.allocate == "measured") {
-    outcome.chosen = best_of(outcome.comparison, arguments.allocate);
-    out.p = candidates[outcome.chosen].p;
-    out.budget = candidates[outcome.chosen].budget;
-    return out;
-  }
-  outcome.chosen = candidates.size();  // none of the table's, unless --p is one of them
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    if (candidates[i].p == plan.request.p) outcome.chosen = i;
+  if (arguments.measures()) {
+    out.measured = measured_json(arguments, outcome.comparison);
+    out.budget = outcome.comparison.best().budget;
+  } else {
+    out.p = plan.request.p;
+    SQZ_ASSIGN_OR_RETURN(out.budget, layer_budgets(outcome.groups, plan.request));
   }
   return out;
-}
-
-// "measured: gains 0.0123 nats a token on uniform", or that nothing does.
-std::string recommendation(const Outcome& outcome) {
-  const auto& candidates = outcome.comparison.candidates;
-  size_t best = best_of(outcome.comparison, kAllocationGroups);
-  const size_t measured = best_of(outcome.comparison, kAllocationMeasured);
-  if (candidates[measured].loss < candidates[best].loss) best = measured;
-  if (best == 0) return "uniform is best: no other gains more than its standard error";
-  return concat(candidates[best].name(), ": ", candidates[best].gain.mean(),
-                " nats a token better than uniform");
 }
 
 }  // namespace
 
 Status run_profile(const ProfileArguments& arguments, const ToolContext& context) {
+  if (arguments.output.empty() && arguments.index.empty()) {
+    return {Code::kInvalidArgument,
+            "-o: found none, expected the layer profile to write, or --index"};
+  }
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
   SQZ_ASSIGN_OR_RETURN(Plan plan, make_plan(arguments, model));
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
+<<<<<<< HEAD
   std::vector<std::string> inputs = arguments.texts;
+=======
+  std::vector<std::string> inputs;
+  for (std::string& path : paths_of(documents)) inputs.push_back(std::move(path));
+>>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
   if (!arguments.index.empty()) {
     SQZ_RETURN_IF_ERROR(check_not_inputs({arguments.index}, inputs));
     inputs.push_back(arguments.index);
@@ -294,14 +273,13 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
       const auto runner,
       load_runner(arguments.model, runner_options(arguments.run_dtype, context.options)));
   const double load_seconds = watch.seconds();
-  SQZ_ASSIGN_OR_RETURN(Outcome outcome,
+  SQZ_ASSIGN_OR_RETURN(const Outcome outcome,
                        measure(arguments, plan, texts, tokenizer->hash(), *runner, context));
   SQZ_ASSIGN_OR_RETURN(LayersFile layers, layers_file(arguments, plan, outcome));
   layers.model = model;
   layers.tokenizer_hash = tokenizer->hash();
   layers.texts = std::ssize(texts);
 
-  JsonMembers result;
   Rows rows;
   if (!arguments.index.empty()) {
     SQZ_RETURN_IF_ERROR(embed_layer_budgets(Env::posix(), *plan.index, layers, arguments.index,
@@ -310,28 +288,18 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
     rows.emplace_back("embedded in", arguments.index);
   }
   if (!arguments.output.empty()) {
-    SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, write_layers_file(Env::posix(), arguments.output,
-                                                                 arguments.force, layers));
-    SQZ_ASSIGN_OR_RETURN(layers, read_layers_file(arguments.output));
+    SQZ_RETURN_IF_ERROR(write_layers_file(Env::posix(), arguments.output, arguments.force, layers));
     rows.emplace_back("layers", arguments.output);
-    result = layers_json(layers);
-    result["path"] = arguments.output;
-    result["bytes"] = bytes;
-  } else {
-    result = layers_json(layers);
   }
+  JsonMembers result = to_json(layers);
+  if (!arguments.output.empty()) result["path"] = arguments.output;
   if (!arguments.index.empty()) result["index"] = arguments.index;
-  result["sweep"] = comparison_json(outcome.comparison);
   result["seconds"] = {{"load", load_seconds},
                        {"profile", outcome.profile_seconds},
                        {"measure", outcome.measure_seconds}};
   for (auto& row : layers_rows(layers)) rows.push_back(std::move(row));
   context.output.text(layers_table(layers) + "\n");
-  if (arguments.measures()) {
-    context.output.text(comparison_table(outcome.comparison, outcome.chosen) + "\n");
-    result["recommendation"] = recommendation(outcome);
-    rows.emplace_back("recommendation", recommendation(outcome));
-  }
+  if (arguments.measures()) context.output.text(comparison_table(outcome.comparison) + "\n");
   rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
                                       seconds_text(outcome.profile_seconds), " to profile, ",
                                       seconds_text(outcome.measure_seconds), " to measure"));

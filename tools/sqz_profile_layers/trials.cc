@@ -45,7 +45,7 @@ struct Trials::Curve {
 
 Result<TrialLosses> Trials::run(const SelectorOptions& selector) const {
   TrialLosses out;
-  eval::Reads reads;
+  Reads reads;
   for (const Trial& trial : trials_) {
     SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_ASSIGN_OR_RETURN(const auto context, open(trial, selector, threads_));
@@ -95,7 +95,6 @@ Result<TrialLosses> Trials::dense_losses() const {
 
 Status Trials::measure_errors(const Trial& trial, double keep, std::vector<Curve>& curves) const {
   const ModelDescription& model = runner_.config().description;
-  const auto dim = static_cast<size_t>(model.head_dim);
   std::vector<std::unique_ptr<IndexContext>> sparse;
   for (const double times : kTimes) {
     SelectorOptions selector = selector_;
@@ -104,33 +103,20 @@ Status Trials::measure_errors(const Trial& trial, double keep, std::vector<Curve
     selector.sparsity = 1 - std::min(times * keep, 1.0);
     SQZ_ASSIGN_OR_RETURN(sparse.emplace_back(), open(trial, selector, threads_));
   }
-  std::vector<float> out, lse, merged(dim), exact;
   ScoreOptions options;
   options.losses = false;
   options.observer = [&](const ObservedAttention& dense) -> Status {
     SQZ_RETURN_IF_ERROR(check_stop());
     Curve& curve = curves[static_cast<size_t>(dense.layer)];
-    const auto rows = static_cast<size_t>(dense.count * model.query_heads);
-    out.resize(rows * dim);
-    exact.resize(rows * dim);
-    lse.resize(rows);
-    const auto row_of = [&](const float* all, size_t row) {
-      return std::span(all + row * dim, dim);
-    };
-    for (size_t row = 0; row < rows; ++row) {
-      eval::merge_out(row_of(dense.context_out, row), dense.context_lse[row],
-                      row_of(dense.own_out, row), dense.own_lse[row],
-                      std::span(exact).subspan(row * dim, dim));
-    }
+    const auto exact = merged_attention(dense, dense.context_out, dense.context_lse, model);
     for (const float x : exact) curve.norm += double{x} * double{x};
+    std::vector<float> out(exact.size());
+    std::vector<float> lse(static_cast<size_t>(dense.count * model.query_heads));
     for (size_t i = 0; i < sparse.size(); ++i) {
       SQZ_RETURN_IF_ERROR(sparse[i]->attend(dense.layer, dense.first, dense.count, dense.queries,
                                             out.data(), lse.data()));
-      for (size_t row = 0; row < rows; ++row) {
-        eval::merge_out(row_of(out.data(), row), lse[row], row_of(dense.own_out, row),
-                        dense.own_lse[row], merged);
-        curve.error[i] += squared_distance(merged, row_of(exact.data(), row));
-      }
+      curve.error[i] +=
+          squared_distance(merged_attention(dense, out.data(), lse.data(), model), exact);
     }
     return {};
   };

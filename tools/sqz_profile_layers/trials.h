@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "libindex/layer_budgets.h"
+#include "tools/common/metrics.h"
 #include "tools/common/selector_options.h"
-#include "tools/sqz_eval/metrics.h"
 #include "training/runner.h"
 
 namespace sqz {

@@ -1,11 +1,11 @@
-#include "tools/sqz_eval/metrics.h"
+#include "tools/common/metrics.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
-namespace sqz::eval {
+namespace sqz {
 namespace {
 
 double mean_of(std::span<const double> values) {
@@ -70,14 +70,22 @@ double relative_error(std::span<const float> a, std::span<const float> b) {
   return norm == 0 ? std::numeric_limits<double>::infinity() : std::sqrt(difference / norm);
 }
 
-void merge_out(std::span<const float> a, float lse_a, std::span<const float> b, float lse_b,
-               std::span<float> out) {
-  const float highest = std::max(lse_a, lse_b);
-  const bool none = std::isinf(highest) && highest < 0;
-  const float weight_a = none ? 0 : std::exp(lse_a - highest);
-  const float weight_b = none ? 0 : std::exp(lse_b - highest);
-  const float sum = none ? 1 : weight_a + weight_b;
-  for (size_t i = 0; i < out.size(); ++i) out[i] = (weight_a * a[i] + weight_b * b[i]) / sum;
+std::vector<float> merged_attention(const ObservedAttention& seen, const float* out,
+                                    const float* lse, const ModelDescription& model) {
+  const int64_t rows = seen.count * model.query_heads, dim = model.head_dim;
+  std::vector<float> merged;
+  merged.reserve(static_cast<size_t>(rows * dim));
+  for (int64_t row = 0; row < rows; ++row) {
+    const float highest = std::max(lse[row], seen.own_lse[row]);
+    const bool none = std::isinf(highest) && highest < 0;
+    const float weight = none ? 0 : std::exp(lse[row] - highest);
+    const float own_weight = none ? 0 : std::exp(seen.own_lse[row] - highest);
+    const float sum = none ? 1 : weight + own_weight;
+    for (int64_t i = row * dim; i < (row + 1) * dim; ++i) {
+      merged.push_back((weight * out[i] + own_weight * seen.own_out[i]) / sum);
+    }
+  }
+  return merged;
 }
 
 double recalled_mass(float lse, float dense_lse) {
@@ -106,4 +114,4 @@ double Reads::delivered_keep() const {
   return ratio(keys_read, keys_possible);
 }
 
-}  // namespace sqz::eval
+}  // namespace sqz

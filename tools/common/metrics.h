@@ -1,4 +1,4 @@
-// The numbers of a row: means with standard errors, losses, relative errors, what was read.
+// Figures of measurements: means with standard errors, relative errors, shares that were read.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "sqz/sqz.h"
+#include "training/runner.h"
 
-namespace sqz::eval {
+namespace sqz {
 
 // Values of independent trials.
 class Samples {
@@ -39,12 +40,13 @@ std::vector<double> block_means(std::span<const double> values, int64_t block);
 // ||a - b|| / ||b||; 0 if both are 0, infinity if only b is.
 double relative_error(std::span<const float> a, std::span<const float> b);
 
-// One state over all keys from two over disjoint keys: out [d], with their lse. -infinity: no key.
-void merge_out(std::span<const float> a, float lse_a, std::span<const float> b, float lse_b,
-               std::span<float> out);
+// [T, Hq, d]: attention over all keys, from a state over the context, `out` [T, Hq, d] with `lse`
+// [T, Hq], and the state over the tokens since in `seen`. An lse of -infinity means no key.
+std::vector<float> merged_attention(const ObservedAttention& seen, const float* out,
+                                    const float* lse, const ModelDescription& model);
 
-// exp(lse - dense_lse): the part of the dense softmax's mass on the keys that were read; 1 if there
-// is none.
+// exp(lse - dense_lse): the part of the dense softmax's mass on the keys that were read; 1 if no
+// key is there.
 double recalled_mass(float lse, float dense_lse);
 
 // Sums of sqz_stats over sessions.
@@ -60,4 +62,4 @@ struct Reads {
   double delivered_keep() const;
 };
 
-}  // namespace sqz::eval
+}  // namespace sqz
