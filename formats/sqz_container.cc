@@ -17,14 +17,7 @@ struct Kind {
   const char* name;
   const char* words;
 };
-<<<<<<< HEAD
-constexpr Kind kFileKinds[] = {
-    {"index", "an index"}, {"layers", "a layer profile"}, {"qmodel", "a query classifier"}};
-=======
-constexpr Kind kFileKinds[] = {{"index", "an index"},
-                               {"qmodel", "a query classifier"},
-                               {"qmodel-checkpoint", "a checkpoint of a query classifier"}};
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
+constexpr Kind kFileKinds[] = {{"index", "an index"}, {"qmodel", "a query classifier"}};
 const Kind& kind_of(FileKind kind) {
   return kFileKinds[static_cast<size_t>(kind)];
 }

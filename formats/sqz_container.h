@@ -16,13 +16,8 @@
 
 namespace sqz {
 
-<<<<<<< HEAD
-enum class FileKind { kIndex, kLayers, kQmodel };
-// "index", "layers", "qmodel": the metadata's `kind`.
-=======
-enum class FileKind { kIndex, kQmodel, kQmodelCheckpoint };
-// "index", "qmodel", "qmodel-checkpoint": the metadata's `kind`.
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
+enum class FileKind { kIndex, kQmodel };
+// "index", "qmodel": the metadata's `kind`.
 const char* kind_name(FileKind kind);
 
 inline constexpr const char* kChecksumsKey = "checksums";  // of "__metadata__"

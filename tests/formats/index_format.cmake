@@ -4,10 +4,6 @@ sqz_test(format_file_test file_test.cc LABELS unit LINK sqz_base)
 sqz_test(format_index_test
   model_description_test.cc sqz_malformed_test.cc sqz_pages_test.cc sqz_verify_test.cc
   qmodel_file_test.cc sqz_buckets_test.cc sqz_layer_budgets_test.cc sqz_publish_test.cc
-<<<<<<< HEAD
-  sqz_malformed_test.cc sqz_old_versions_test.cc sqz_pages_test.cc sqz_verify_test.cc
-=======
-  safetensors_test.cc sqz_file_test.cc
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
+  safetensors_test.cc sqz_file_test.cc sqz_old_versions_test.cc
   LABELS unit LINK sqz_index_format)
 set_target_properties(format_index_test PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)

@@ -54,17 +54,7 @@ Status load_qmodel(const std::string& path, Work& work) {
   return {};
 }
 
-<<<<<<< HEAD
-// What would fail only after the first dense pass.
-Status check_device(const CommonOptions& common) {
-  if (!common.gpu()) return {};
-  return {};
-}
-
-// What every index or the model would refuse.
-=======
 // Refuses before the first dense pass what the model or every index would refuse after it.
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
 Status check_numbers(const EvalArguments& arguments, const ModelDescription& model) {
   const int dense = arguments.settings.dense_layers.value_or(0);
   if (dense > model.layers) {
@@ -85,20 +75,6 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
     const auto at = std::find(std::begin(kTaskNames), std::end(kTaskNames), name);
     out.tasks.push_back(static_cast<Task>(at - std::begin(kTaskNames)));
   }
-<<<<<<< HEAD
-  SettingOptions options = arguments.settings;
-  options.gpu = common.gpu().has_value();
-  SQZ_ASSIGN_OR_RETURN(out.settings, make_settings(options));
-  if (needs_qmodel(out.settings) == arguments.qmodel.empty()) {
-    return Status(Code::kInvalidArgument, arguments.qmodel.empty()
-                                              ? "--selector saap needs --qmodel F.sqz"
-                                              : "--qmodel is for --selector saap: pass both");
-  }
-  SQZ_RETURN_IF_ERROR(check_device(common));
-  const RunnerOptions runner = runner_options(arguments.run_dtype, common);
-  SQZ_ASSIGN_OR_RETURN(out.model, EvalModel::load(arguments.model, runner));
-  SQZ_RETURN_IF_ERROR(check_numbers(arguments, out.model->description()));
-=======
   out.settings = make_settings(arguments.settings);
   if (needs_selector(out.settings, "saap") == arguments.qmodel.empty()) {
     return Status(Code::kInvalidArgument,
@@ -109,7 +85,6 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   SQZ_ASSIGN_OR_RETURN(out.model.runner,
                        load_runner(arguments.model, runner_options(arguments.run_dtype, common)));
   SQZ_RETURN_IF_ERROR(check_numbers(arguments, out.model.description()));
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
   for (Setting& setting : out.settings) {
     SQZ_RETURN_IF_ERROR(load_layers(setting.options, out.model.description()));
   }

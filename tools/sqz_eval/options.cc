@@ -29,20 +29,11 @@ Rows
   One a (context length, task, setting). asked, delivered: fraction of the context's bytes,
   metadata included; lowest, highest: delivered to one question or text; keys: fraction of the
   clustered keys that was read; +- standard error (binomial, or over trials); to dense: the
-<<<<<<< HEAD
-  difference, trial by trial.
-
-Result: rows[] with task, on, tokens, the setting, trials, value, stderr, difference,
-agreement, context_error, budget, keep, dense_fallback; model, fingerprint, seed, seconds.
-Events `pass` have the rows so far, events `row` those of a context length. A run that is
-stopped prints what it has measured, with "stopped": true.
-=======
   difference, trial by trial; agree: right answers of those that are right with dense attention.
 
 Result: rows[] with task, on, tokens, the setting, trials, value, stderr, difference,
 agreement, budget, keep, dense_fallback; model, fingerprint, seed, seconds.
 Events `pass` have the rows so far of a context length.
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
 
 Examples:
   sqz-eval --model MODEL --text book.txt --tokens 8000 --trials 24
@@ -92,16 +83,9 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
   app.add_option("--levels", settings.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->delimiter(',')
       ->check(CLI::Range(0, 16));
-<<<<<<< HEAD
   app.add_option("--rule", settings.rules, "budget, threshold (of squeezed and ideal)")
       ->delimiter(',')
       ->check(CLI::IsMember({"budget", "threshold"}));
-=======
-  app.add_option("--rule", settings.rules,
-                 "One threshold for all heads, or the budget held by each")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"threshold", "budget"}));
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
   app.add_option("--rows", settings.rows,
                  "Rows of the index: bf16, q8 (of selectors that read clusters)")
       ->delimiter(',')
@@ -131,18 +115,9 @@ void add_eval_options(CLI::App& app, EvalArguments& arguments) {
   app.add_option("--run-dtype", arguments.run_dtype, "What the model computes in")
       ->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--qmodel", arguments.qmodel,
-<<<<<<< HEAD
-                 "Query classifier (.sqz) for --selector saap, of this model");
-  app.add_option("--engine", arguments.engine, "What clusters the indexes")
-      ->check(CLI::IsMember({"auto", "faiss", "cuda"}));
-  app.add_option("--coarse-keep", arguments.coarse_keep,
-                 "Fraction of the keys that the coarse levels of the indexes let through")
-      ->check(real_number(1e-6, 1.0));
-=======
                  "Query classifier (.sqz) of this model, for --selector saap");
   app.add_option("--engine", arguments.engine, "Engine that clusters the indexes")
-      ->check(CLI::IsMember({"auto", "faiss", "faiss-gpu", "cuda"}));
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
+      ->check(CLI::IsMember({"auto", "faiss", "cuda"}));
   app.add_option("--level-fractions", arguments.level_fractions,
                  "Clusters a token of the indexes, coarse to fine (default: 0.01,0.05)")
       ->delimiter(',')

@@ -10,33 +10,7 @@
 
 namespace sqz::eval {
 
-<<<<<<< HEAD
-// What a selector takes and what index serves it. A new selector is one line of kSelectors.
-struct SelectorTraits {
-  const char* name;
-  const char* served;  // the selector of libruntime that it is
-  const char* index;   // kind of index: one is built of each view for every kind in use
-  bool budget = true, levels = false, rule = false;
-  bool keys = false;                 // needs the calibration of single keys
-  bool heavy = false;                // needs the order of heavy hitters
-  bool rows = false, codes = false;  // takes rows of codes; chooses by key codes
-
-  bool qmodel() const;  // serves from buckets, which a query classifier has
-};
-
-struct EvalBuildOptions : BuildOptions {
-  // `qmodel` as buckets of keys after RoPE, see roped_qmodel(); borrowed. Null: there is none.
-  const QmodelFile* roped = nullptr;
-};
-
-const SelectorTraits* find_selector(const std::string& name);
-std::vector<std::string> known_selectors();
-
-// What an index is: "kmeans", "pages", ... and, of clusters, its rows. One with rows of codes or
-// key codes is compressed from the one without.
-=======
 // An index with rows of codes or key codes is compressed from the one without.
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
 struct IndexKind {
   Partition partition = Partition::kKmeans;
   RowKind rows = RowKind::k16;

@@ -35,31 +35,17 @@ Line line_of(const Row& row) {
               !setting.has_levels() ? kNone
               : options.levels == 0 ? "all"
                                     : concat(options.levels),
-<<<<<<< HEAD
-              traits.rule ? options.rule : kNone,
-              traits.budget ? std::filesystem::path(options.layers).filename().string() : kNone,
-=======
               setting.has_rule() ? options.rule : kNone,
               setting.dense() ? kNone : std::filesystem::path(options.layers).filename().string(),
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
               concat(row.tokens)};
   for (const double number : {reads.asked_budget, reads.delivered_budget(), reads.lowest,
                               reads.highest, reads.delivered_keep()}) {
     out.push_back(fixed_text(number, 4));
   }
   out.insert(out.end(),
-<<<<<<< HEAD
-             {
-               fixed_text(row.reads.asked_budget, 4), fixed_text(row.reads.delivered_budget(), 4),
-                   fixed_text(row.reads.lowest, 4), fixed_text(row.reads.highest, 4),
-                   fixed_text(row.reads.delivered_keep(), 4), estimate_text(row.value),
-                   row.difference ? estimate_text(*row.difference) : kNone,
-=======
              {estimate_text(row.value), row.difference ? estimate_text(*row.difference) : kNone,
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
-                   row.agreement ? concat(row.agreement->both, "/", row.agreement->dense) : kNone,
-                   concat(row.trials)
-             });
+              row.agreement ? concat(row.agreement->both, "/", row.agreement->dense) : kNone,
+              concat(row.trials)});
   return out;
 }
 
@@ -78,19 +64,11 @@ JsonMembers row_json(const Row& row) {
   const SelectorOptions& options = setting.options;
   JsonMembers out = {{"task", row.task}, {"tokens", row.tokens}, {"selector", options.selector}};
   if (!row.on.empty()) out["on"] = row.on;
-<<<<<<< HEAD
-  if (row.setting.rows != RowKind::k16) out["rows"] = rows_name(row.setting.rows);
-  if (row.setting.key_codes > 0) out["key_codes"] = row.setting.key_codes;
-  if (traits.levels) out["levels"] = options.levels;
-  if (traits.rule) out["rule"] = options.rule;
-  if (traits.budget) out["layers"] = options.layers;
-=======
   if (setting.index.rows != RowKind::k16) out["rows"] = rows_name(setting.index.rows);
   if (setting.index.key_codes > 0) out["key_codes"] = setting.index.key_codes;
   if (setting.has_levels()) out["levels"] = options.levels;
   if (setting.has_rule()) out["rule"] = options.rule;
   if (!setting.dense()) out["layers"] = options.layers;
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
   if (options.layer_budgets) out["allocation"] = allocation_json(*options.layer_budgets);
   out["block"] = options.block;
   if (options.dense_layers) out["dense_layers"] = *options.dense_layers;

@@ -61,21 +61,13 @@ void add_index_options(CLI::App& app, BuildArguments& arguments) {
   app.add_option("--layers", arguments.layers,
                  "Embed a profile of sqz-profile-layers: sessions spread their budget over the "
                  "layers by it")
-<<<<<<< HEAD
-      ->type_name("L.sqz");
+      ->type_name("L.json");
   app.add_option_function<int>(
          "--levels", [&build](int levels) { build.level_fractions = default_fractions(levels); },
          "Levels of the centroid tree")
       ->check(CLI::Range(1, kMaxLevels))
       ->default_str("2");
   app.add_option("--level-fractions", build.level_fractions, "Clusters a token, coarse to fine")
-=======
-      ->type_name("L.json");
-  app.add_option("--levels", arguments.levels, "Levels of the centroid tree")
-      ->check(CLI::Range(1, kMaxLevels));
-  app.add_option("--level-fractions", arguments.level_fractions,
-                 "Clusters a token, coarse to fine (default for 2 levels: 0.01,0.05)")
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
       ->delimiter(',')
       ->check(real_number(1e-9, 1.0));
   app.add_option("--coarse-keep", build.coarse_keep,

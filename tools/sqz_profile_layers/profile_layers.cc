@@ -253,12 +253,7 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   const ModelDescription& model = checkpoint->config().description;
   SQZ_ASSIGN_OR_RETURN(Plan plan, make_plan(arguments, model));
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
-<<<<<<< HEAD
   std::vector<std::string> inputs = arguments.texts;
-=======
-  std::vector<std::string> inputs;
-  for (std::string& path : paths_of(documents)) inputs.push_back(std::move(path));
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
   if (!arguments.index.empty()) {
     SQZ_RETURN_IF_ERROR(check_not_inputs({arguments.index}, inputs));
     inputs.push_back(arguments.index);

@@ -18,20 +18,11 @@ struct ProfileArguments {
   int64_t windows = 1;  // of each text; 0: all of it
   int64_t context = 0;  // tokens that the budgets are for; 0: those of a window
   double budget = 0.125;
-<<<<<<< HEAD
-  std::string p = "1";  // a number, or "auto"
-  std::string allocate = "groups";
-  std::string sweep;  // "p=1,0.9": values to measure; empty: none, or with `auto` kStandardSweep
-  std::string selector = "squeezed", rule = "budget";  // of what is measured
-  int64_t held_out = 1024;                             // tokens behind each window
-  int64_t block = 0;                                   // of them that share a selection; 0: all
-=======
   double p = 0.35;  // the paper recommends 0.3 to 0.4
   std::string allocate = kAllocationGroups;
   std::string selector = "squeezed";  // whose losses are measured
   int64_t held_out = 1024;            // tokens behind each window
   int64_t block = 0;                  // of them that share a selection; 0: all
->>>>>>> 6ac341a (A layer profile is a JSON file with p = 0.35, the paper's, by default; --sweep and --p auto go. sqz-eval measures needle1, loss, error and recall; what it shares with sqz-profile-layers is in tools/common)
   std::string run_dtype;
 
   bool measures() const { return allocate == kAllocationMeasured; }
