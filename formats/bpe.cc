@@ -55,14 +55,14 @@ int32_t Bpe::character_id(std::string_view character, uint32_t code) const {
 Status Bpe::parse_options(const JsonObject& model) {
   // Files older than the field have no type; they are BPE if they have merges.
   SQZ_ASSIGN_OR_RETURN(const std::string type, model.string_or("type", "BPE"));
-  if (type != "BPE") return model.unsupported("type", concat("model ", quote_text(type)));
+  if (type != "BPE") return model.unsupported("type", concat("model ", in_quotes(type)));
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     SQZ_ASSIGN_OR_RETURN(const std::string affix, model.string_or(key, ""));
-    if (!affix.empty()) return model.unsupported(key, quote_text(affix));
+    if (!affix.empty()) return model.unsupported(key, in_quotes(affix));
   }
   if (model.has("dropout")) {
     const JsonValue& dropout = *model.value.find("dropout");
-    if (!dropout.is_number()) return model.bad("dropout", describe_json(dropout), "a number");
+    if (!dropout.is_number()) return model.bad("dropout", found_text(dropout), "a number");
     if (dropout.number() != 0) return model.unsupported("dropout", JsonText(dropout).str());
   }
   SQZ_ASSIGN_OR_RETURN(fuse_unk_, model.boolean("fuse_unk", false));
@@ -79,20 +79,20 @@ Status Bpe::parse_vocab(const JsonObject& model) {
   seen.reserve(vocab.value.size());
   for (const JsonValue& value : vocab.value.items()) {
     const std::string_view token = value.key();
-    const std::string field = concat("model.vocab[", quote_text(token), ']');
+    const std::string field = concat("model.vocab[", in_quotes(token), ']');
     SQZ_ASSIGN_OR_RETURN(const int32_t id, json_token_id(value, model.file, field));
     const auto stored = vocab_.emplace(token, id).first;
     const auto [other, fresh] = seen.emplace(id, stored->first);
     if (!fresh) {
       return Refuse{model.file}(
           field, concat("id ", id),
-          concat("an id of its own, but ", quote_text(other->second), " has it too"));
+          concat("an id of its own, but ", in_quotes(other->second), " has it too"));
     }
   }
   SQZ_ASSIGN_OR_RETURN(const std::string unk, model.string_or("unk_token", ""));
   if (!unk.empty()) {
     unk_ = id_of(unk);
-    if (*unk_ < 0) return model.bad("unk_token", quote_text(unk), "a token of the vocabulary");
+    if (*unk_ < 0) return model.bad("unk_token", in_quotes(unk), "a token of the vocabulary");
   }
   return {};
 }
@@ -107,7 +107,7 @@ void Bpe::add_joint(std::string_view left, std::string_view right) {
 Status Bpe::add_merge(const JsonObject& model, size_t i, std::string_view left,
                       std::string_view right) {
   const auto bad = [&](std::string_view token) {
-    return model.bad(concat("merges[", i, ']'), quote_text(token), "a token of the vocabulary");
+    return model.bad(concat("merges[", i, ']'), in_quotes(token), "a token of the vocabulary");
   };
   const std::string joined = concat(left, right);
   const int32_t a = id_of(left), b = id_of(right), both = id_of(joined);
@@ -126,15 +126,14 @@ Status Bpe::parse_merges(const JsonObject& model) {
       const std::string_view text = merge.string();
       const size_t space = text.find(' ');
       if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos) {
-        return model.bad(concat("merges[", i, ']'), quote_text(text), "two tokens and one space");
+        return model.bad(concat("merges[", i, ']'), in_quotes(text), "two tokens and one space");
       }
       SQZ_RETURN_IF_ERROR(add_merge(model, i, text.substr(0, space), text.substr(space + 1)));
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
                merge[1].is_string()) {
       SQZ_RETURN_IF_ERROR(add_merge(model, i, merge[0].string(), merge[1].string()));
     } else {
-      return model.bad(concat("merges[", i, ']'), describe_json(merge),
-                       "\"a b\" or [\"a\", \"b\"]");
+      return model.bad(concat("merges[", i, ']'), found_text(merge), "\"a b\" or [\"a\", \"b\"]");
     }
   }
   return {};

@@ -33,11 +33,11 @@ class Bpe {
  private:
   friend class BpeEncoder;
 
-  // Open addressing over (left, right); a third of the time of std::unordered_map.
+  // Open addressing over (left, right): it takes a third of the time of std::unordered_map.
   class MergeTable {
    public:
-    void reserve(size_t count);                             // at most so many pairs are inserted
-    void insert(int32_t left, int32_t right, Merge merge);  // a later one replaces
+    void reserve(size_t count);                             // of pairs, before the first insert()
+    void insert(int32_t left, int32_t right, Merge merge);  // replaces one of the same pair
     const Merge* find(int32_t left, int32_t right) const;
 
    private:

@@ -15,7 +15,7 @@ class ByteTrie {
 
   ByteTrie() { first_.fill(kNone); }
 
-  // `value` >= 0. A later one replaces.
+  // `value` >= 0. A later value of the same key replaces it.
   void insert(std::string_view key, int32_t value);
   bool empty() const { return nodes_.size() == 1; }
 

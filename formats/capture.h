@@ -1,9 +1,8 @@
 // Capture files (HDF5): the keys, values and queries of one dense pass over a fixed context, as any
 // engine can dump them and `sqz-index build --capture` reads them. docs/capture.md has the layout.
 //
-// The only file of the project that includes HDF5. Errors of the library are turned into Status
-// with file, dataset, found and expected. Reading and writing go layer by layer; never all in
-// memory.
+// Errors of HDF5 become a Status with file, dataset, found and expected. Layers are read and
+// written one at a time, so that only one is in memory.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ struct CapturedLayer {
   std::vector<float> keys;     // [Hkv, N, d]
   std::vector<float> values;   // [Hkv, N, d]
   std::vector<float> queries;  // [Hq, n, d]
-  std::vector<float> cosine;   // [N] or empty: see DESIGN of layer budgets (SqueezeAttention)
+  std::vector<float> cosine;   // [N], or empty: see docs/design.md, layer budgets
 };
 
 struct CaptureInfo {
@@ -42,8 +41,7 @@ class CaptureReader {
 
 class CaptureWriter {
  public:
-  // Published like every other output: temporary name, rename at commit(). kIo if the disk has no
-  // room for the layers.
+  // commit() publishes by AtomicFile. kIo if the disk has no room for the layers.
   static Result<std::unique_ptr<CaptureWriter>> create(const std::string& path, bool replace,
                                                        const CaptureInfo& info);
   virtual ~CaptureWriter() = default;

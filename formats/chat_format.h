@@ -3,9 +3,9 @@
 //
 //   before  CONTEXT  between  QUESTION  after  ANSWER  end
 //
-// They come from a table of families, which a model folder's chat template is recognised by (no
-// Jinja is run), or from a JSON object {"before", "between", "after", "end": [], "trim"}, the last
-// two of which may be left out. An index that was built with them stores that object
+// A table of families recognises the chat template of a model folder; no Jinja is run. For other
+// templates a JSON object {"before", "between", "after", "end": [], "trim"} has the texts; the last
+// two members are optional. An index that was built with a chat format stores this object
 // (docs/format.md).
 //
 // Special tokens are written out in the texts and recognised there. In context and question they
@@ -38,15 +38,16 @@ struct ChatFormat {
 // tokenizer_config.json; "" if there is none. kCorrupt for JSON that cannot be read.
 Result<std::string> read_chat_template(const std::string& folder, Env& env = Env::posix());
 
-// What the template of a model folder writes for a system turn with the context (Mistral before
-// version 7: the beginning of the user's turn) and a user's turn with the question. kNotFound
-// without a template; kUnsupported for one that is not recognised.
+// The texts that the template of a model folder writes around a system turn with the context and a
+// user's turn with the question. (Templates of Mistral before version 7 have no system turn; the
+// context begins the user's turn.) kNotFound without a template; kUnsupported for a template that
+// is not recognised.
 Result<ChatFormat> load_chat_format(const std::string& folder, Env& env = Env::posix());
 
 // From JSON text, which `label` names in messages, and back.
 Result<ChatFormat> parse_chat_format(std::string_view json, const std::string& label);
 JsonText to_json(const ChatFormat& chat);
-// What an index was built with; none if without.
+// The chat format that an index was built with, if any.
 Result<std::optional<ChatFormat>> chat_of(const SqzFile& index);
 
 // Append the ids of a context in its turn and of a question in its own. An empty text is

@@ -21,7 +21,7 @@
 
 namespace sqz {
 
-// config.json, decoded. What makes the model "the same" for an index is in `description`.
+// config.json, decoded. `description` identifies the model, for an index and for a capture.
 struct ModelConfig {
   ModelDescription description;
   int64_t intermediate_size = 0;
@@ -40,7 +40,7 @@ struct ModelConfig {
 // `text` is config.json's; `path` names it in messages. description.weights_hash is left empty.
 Result<ModelConfig> parse_model_config(const std::string& text, const std::string& path);
 
-// The ids of a field that is one id or an array of ids; none if it is absent.
+// The ids of a field, which is one id or an array of ids. Empty if it is absent.
 std::vector<int32_t> parse_tokens(JsonFields& config, std::string_view field);
 // The RoPE parameters in both spellings: "rope_theta" + "rope_scaling" ("type" or "rope_type"), and
 // the "rope_parameters" block that transformers 5 writes. `max_positions` is

@@ -1,5 +1,6 @@
-// What capture files need of HDF5's C API: handles that close themselves, errors as Status, and
-// checks of a dataset against the file before a byte is allocated for it. Private to sqz_capture.
+// The part of HDF5's C API that capture files need: handles that close themselves, errors as
+// Status, and checks of a dataset against the file before a byte is allocated for it. Private to
+// sqz_capture.
 //
 // HDF5 prints its errors to stderr by default; Hdf5Quiet silences that, and hdf5_error() puts the
 // innermost message of HDF5's error stack into ours. HDF5 as Debian builds it is not thread-safe:
@@ -43,14 +44,14 @@ class Hdf5Id {
 
   hid_t get() const { return id_; }
   bool ok() const { return id_ >= 0; }
-  bool reset();  // closes; whether HDF5 could
+  bool reset();  // closes; false if HDF5 failed to
 
  private:
   hid_t id_ = -1;
 };
 
-// Silences HDF5's printing while it lives. HDF5 does nothing when the process ends: what opens a
-// file closes it.
+// Silences HDF5's printing while it lives, and turns off HDF5's work at the end of the process, so
+// each reader and writer has to close its file.
 class Hdf5Quiet {
  public:
   Hdf5Quiet();
@@ -75,9 +76,10 @@ struct Hdf5Dataset {
   Status bad(const std::string& found, const std::string& expected) const;
 };
 
-// Opens `name`. Refused: a missing dataset; external files, virtual datasets and links that leave
-// the file; dimensions whose bytes the file does not hold (uncompressed data must be stored whole;
-// compressed data may be 1100 times larger than the file, above what deflate can reach).
+// Opens `name`. Refuses a missing dataset; external files, virtual datasets and links that leave
+// the file; and dimensions whose bytes the file does not hold. Uncompressed data must be stored
+// whole; compressed data may be 1100 times larger than the file, which is more than deflate can
+// reach.
 Result<Hdf5Dataset> open_dataset(hid_t file, const std::string& path, const std::string& name);
 
 // The element type of a dataset of floats: F32, F16, or BF16 for uint16 with the attribute

@@ -1,15 +1,6 @@
 #include "formats/json_fields.h"
 
-#include "formats/safetensors.h"
-
 namespace sqz {
-
-std::string found_text(const JsonValue& value) {
-  if (value.is_string()) return in_quotes(value.string());
-  if (value.is_object()) return "an object";
-  if (value.is_array()) return concat("an array of ", value.size());
-  return JsonText(value).str();
-}
 
 Status unexpected(const JsonValue& found, std::string_view label, std::string_view expected) {
   return {Code::kCorrupt, concat(label, ": found ", found_text(found), ", expected ", expected)};

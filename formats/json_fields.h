@@ -21,14 +21,14 @@ class JsonFields {
   // names of fields in it ("rope_scaling.").
   JsonFields(const JsonValue& object, std::string label, std::string prefix = "");
 
-  // The value whatever its type; null if there is none.
+  // The value of any type; a null pointer if the field is absent or null.
   const JsonValue* find(std::string_view key) const;
   bool has(std::string_view key) const { return find(key) != nullptr; }
-  // Present, though possibly null: some defaults of Hugging Face differ between the two.
+  // Whether the field is there, null or not: some defaults of Hugging Face tell the two apart.
   bool mentions(std::string_view key) const { return object_.find(key) != nullptr; }
   const std::string& label() const { return label_; }
 
-  // Without `fallback` the field must be there.
+  // Each returns `fallback` if the field is absent, and complains if there is no fallback.
   // An integer in [low, high].
   int64_t integer(std::string_view key, int64_t low, int64_t high,
                   std::optional<int64_t> fallback = std::nullopt);
@@ -37,14 +37,14 @@ class JsonFields {
                 std::optional<double> fallback = std::nullopt);
   bool boolean(std::string_view key, std::optional<bool> fallback = std::nullopt);
   std::string text(std::string_view key, std::optional<std::string> fallback = std::nullopt);
-  // find(), with a complaint if there is none, or no array.
+  // As find(), but complain if the field is absent, or is no array.
   const JsonValue* value(std::string_view key);
   const JsonValue* array(std::string_view key);
   // Arrays of integers, and of finite numbers, in [low, high].
   std::vector<int64_t> integers(std::string_view key, int64_t low, int64_t high);
   std::vector<double> numbers(std::string_view key, double low, double high);
 
-  // Keeps a complaint about `key`, if none is kept yet: of what was found there, or of `found`.
+  // Keep a complaint about `key`, if none is kept yet. complain() reads the value that was found.
   void complain(std::string_view key, std::string_view expected, Code code = Code::kCorrupt);
   void complain_of(std::string_view key, std::string_view found, std::string_view expected,
                    Code code = Code::kCorrupt);
@@ -63,7 +63,5 @@ Result<JsonDocument> parse_json_object(std::string_view text, std::string_view l
 // kCorrupt "LABEL: found VALUE, expected EXPECTED".
 Status unexpected(const JsonValue& found, std::string_view label, std::string_view expected);
 
-// A JSON value as a message may print it.
-std::string found_text(const JsonValue& value);
 
 }  // namespace sqz

@@ -49,11 +49,12 @@ class MetadataStrings {
   Status status_;
 };
 
-// What the logits of a query classifier tell, in files that hold one: the attention to a key of a
-// bucket (formats/qmodel_file.h). Earlier files say nothing of it; theirs were of whole buckets.
+// A file with a query classifier says what its logits stand for: the attention to one key of a
+// bucket (formats/qmodel_file.h). Earlier files do not have the key; their logits stood for whole
+// buckets.
 inline constexpr const char* kLogitsKey = "logits";
 inline constexpr const char* kLogitsOfKeys = "key";
-// in.fail() for others, with `remedy`.
+// Calls in.fail(), with `remedy`, for other logits.
 void check_logits(MetadataStrings& in, const char* remedy);
 
 // What files of every kind begin with: format, version, kind and origin.

@@ -1,6 +1,6 @@
-// What the project must know of a model, and what makes two models "the same": the architecture's
-// numbers, the RoPE parameters and a hash of the weights' index. It is written into every index and
-// capture as JSON text, and compared field by field before an index is used with a model.
+// The description of a model: the architecture's numbers, the RoPE parameters and a hash of the
+// weights. It is written into every index and capture as JSON text, and compared field by field
+// before an index is used with a model.
 #pragma once
 
 #include <cstdint>

@@ -14,100 +14,30 @@ namespace {
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr uint64_t kMaxHeader = 64 << 10;  // numpy's own headers are about a hundred bytes
 
-// What a header's Python dictionary may say of an array of ids.
-struct Header {
-  std::optional<std::string> descr;
-  std::optional<bool> fortran_order;
-  std::optional<std::vector<int64_t>> shape;
-};
-
-// The subset of Python literals that numpy writes: {'key': 'text' | True | False | (1, 2)}.
-class LiteralParser {
- public:
-  explicit LiteralParser(std::string_view text) : text_(text) {}
-
-  // Empty if all went well, else what is wrong.
-  std::string parse(Header& header) {
-    if (!take('{')) return "no '{' at the start";
-    while (!take('}')) {
-      const auto key = string();
-      if (!key || !take(':')) return concat("no 'key': at byte ", at_);
-      if (std::string problem = value(*key, header); !problem.empty()) return problem;
-      if (!take(',') && peek() != '}') return concat("no ',' or '}' at byte ", at_);
-    }
-    skip_space();
-    return at_ == text_.size() ? "" : concat("text after '}' at byte ", at_);
+// The text behind 'KEY': in the header, a Python dictionary that numpy writes with plain literals.
+std::string_view value_of(std::string_view header, std::string_view key) {
+  for (const char quote : {'\'', '"'}) {
+    const std::string name = concat(quote, key, quote);
+    const size_t at = header.find(name);
+    if (at == std::string_view::npos) continue;
+    const size_t value = header.find_first_not_of(" :", at + name.size());
+    return value == std::string_view::npos ? std::string_view() : header.substr(value);
   }
+  return {};
+}
 
- private:
-  std::string value(const std::string& key, Header& header) {
-    if (key == "descr") return set(key, header.descr, string());
-    if (key == "fortran_order") return set(key, header.fortran_order, boolean());
-    if (key == "shape") return set(key, header.shape, tuple());
-    return concat("unknown key '", key, "'");
-  }
-
-  template <class T>
-  std::string set(const std::string& key, std::optional<T>& field, std::optional<T> value) {
-    if (field) return concat("key '", key, "' twice");
-    if (!value) return concat("a value of '", key, "' that is not understood");
-    field = std::move(value);
-    return "";
-  }
-
-  void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
-  }
-  char peek() {
-    skip_space();
-    return at_ < text_.size() ? text_[at_] : '\0';
-  }
-  bool take(char c) {
-    if (peek() != c) return false;
-    ++at_;
-    return true;
-  }
-
-  std::optional<std::string> string() {
-    const char quote = peek();
-    if (quote != '\'' && quote != '"') return std::nullopt;
-    const size_t end = text_.find(quote, at_ + 1);
-    if (end == std::string_view::npos) return std::nullopt;
-    std::string out(text_.substr(at_ + 1, end - at_ - 1));
-    at_ = end + 1;
-    return out;
-  }
-
-  std::optional<bool> boolean() {
-    skip_space();
-    for (const bool value : {false, true}) {
-      const std::string_view word = value ? "True" : "False";
-      if (text_.substr(at_, word.size()) != word) continue;
-      at_ += word.size();
-      return value;
-    }
+// The number in "(3,)"; empty for anything else.
+std::optional<int64_t> only_number(std::string_view tuple) {
+  int64_t out = 0;
+  if (!tuple.starts_with('(')) return std::nullopt;
+  const char* end = tuple.data() + tuple.size();
+  const auto [rest, error] = std::from_chars(tuple.data() + 1, end, out);
+  const std::string_view after(rest, static_cast<size_t>(end - rest));
+  if (error != std::errc() || !(after.starts_with(",)") || after.starts_with(", )"))) {
     return std::nullopt;
   }
-
-  std::optional<std::vector<int64_t>> tuple() {
-    if (!take('(')) return std::nullopt;
-    std::vector<int64_t> out;
-    while (!take(')')) {
-      skip_space();
-      int64_t value = 0;
-      const char* begin = text_.data() + at_;
-      const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
-      if (error != std::errc()) return std::nullopt;
-      at_ += static_cast<size_t>(end - begin);
-      out.push_back(value);
-      if (!take(',') && peek() != ')') return std::nullopt;
-    }
-    return out;
-  }
-
-  std::string_view text_;
-  size_t at_ = 0;
-};
+  return out;
+}
 
 template <class T>
 Status append_ids(std::span<const std::byte> bytes, const std::string& path, int64_t first,
@@ -170,26 +100,25 @@ Result<Layout> read_layout(const ReadFile& file) {
   std::string text(length, '\0');
   SQZ_RETURN_IF_ERROR(file.read(start, std::as_writable_bytes(std::span(text))));
   const Refuse corrupt{file.path()}, unsupported{file.path(), Code::kUnsupported};
-  Header header;
-  if (std::string problem = LiteralParser(text).parse(header); !problem.empty()) {
-    return corrupt("header", problem, "a dictionary of descr, fortran_order and shape");
+  for (const char* key : {"descr", "fortran_order", "shape"}) {
+    if (value_of(text, key).empty()) return corrupt("header", concat("no '", key, "'"), "one");
   }
-  if (!header.descr || !header.fortran_order || !header.shape) {
-    const char* missing = !header.descr ? "descr" : !header.shape ? "shape" : "fortran_order";
-    return corrupt("header", concat("no '", missing, "'"), "descr, fortran_order and shape");
-  }
-  const ItemType* type = std::find_if(std::begin(kItemTypes), std::end(kItemTypes),
-                                      [&](const ItemType& t) { return t.descr == header.descr; });
+  const std::string_view descr = value_of(text, "descr"), shape = value_of(text, "shape");
+  const ItemType* type =
+      std::find_if(std::begin(kItemTypes), std::end(kItemTypes),
+                   [&](const ItemType& t) { return descr.substr(1).starts_with(t.descr); });
   if (type == std::end(kItemTypes)) {
-    return unsupported("descr", concat("'", *header.descr, "'"),
+    return unsupported("descr", in_quotes(descr.substr(0, 8)),
                        "'<i4', '<i8', '<u4' or '<u2' (little-endian integers)");
   }
-  if (*header.fortran_order) return unsupported("fortran_order", "True", "False");
-  if (header.shape->size() != 1) {
-    return unsupported("shape", concat(header.shape->size(), " dimensions"),
-                       "one: a list of token ids");
+  if (!value_of(text, "fortran_order").starts_with("False")) {
+    return unsupported("fortran_order", "another value", "False");
   }
-  const int64_t count = header.shape->front();
+  const auto number = only_number(shape);
+  if (!number) {
+    return unsupported("shape", in_quotes(shape.substr(0, 20)), "one number: a list of token ids");
+  }
+  const int64_t count = *number;
   const uint64_t rest = file.size() - start - length;
   const auto bytes = count < 0 ? std::nullopt : checked_mul(count, type->size);
   if (!bytes || static_cast<uint64_t>(*bytes) != rest) {

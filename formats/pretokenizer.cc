@@ -152,7 +152,7 @@ Result<SplitBehavior> parse_behavior(const JsonObject& object) {
   if (name == "MergedWithPrevious") return SplitBehavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return SplitBehavior::kMergedWithNext;
   if (name == "Contiguous") return SplitBehavior::kContiguous;
-  return object.unsupported("behavior", quote_text(name));
+  return object.unsupported("behavior", in_quotes(name));
 }
 
 Result<PreTokenizer> parse_split(const JsonObject& object) {
@@ -187,14 +187,14 @@ Result<PreTokenizer> parse_digits(const JsonObject& object) {
 Result<PreTokenizer> parse_metaspace(const JsonObject& object) {
   SQZ_ASSIGN_OR_RETURN(const std::string replacement, object.string("replacement"));
   if (replacement.empty() || utf8_length(replacement[0]) != replacement.size()) {
-    return object.bad("replacement", quote_text(replacement), "one character");
+    return object.bad("replacement", in_quotes(replacement), "one character");
   }
   // Files written before "prepend_scheme" existed have "add_prefix_space".
   SQZ_ASSIGN_OR_RETURN(const bool add_prefix_space, object.boolean("add_prefix_space", true));
   SQZ_ASSIGN_OR_RETURN(const std::string scheme,
                        object.string_or("prepend_scheme", add_prefix_space ? "always" : "never"));
   if (scheme != "first" && scheme != "never" && scheme != "always") {
-    return object.bad("prepend_scheme", quote_text(scheme), "\"always\", \"first\" or \"never\"");
+    return object.bad("prepend_scheme", in_quotes(scheme), "\"always\", \"first\" or \"never\"");
   }
   SQZ_ASSIGN_OR_RETURN(const bool split, object.boolean("split", true));
   SplitRule rule;
@@ -215,7 +215,7 @@ Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& object) {
   if (type == "Digits") return parse_digits(object);
   if (type == "Metaspace") return parse_metaspace(object);
   if (type != "Sequence") {
-    return object.unsupported("type", concat("pre-tokenizer ", quote_text(type)));
+    return object.unsupported("type", concat("pre-tokenizer ", in_quotes(type)));
   }
   SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("pretokenizers", parse_pre_tokenizer));
   return PreTokenizer([steps](std::vector<Piece>& pieces, TextStore& store) -> Status {

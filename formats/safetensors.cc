@@ -260,24 +260,6 @@ Result<SafetensorsHeader> read_safetensors_header(const ReadFile& file) {
   return parse_safetensors_header(bytes, file.size(), file.path());
 }
 
-std::string in_quotes(std::string_view text) {
-  constexpr size_t kMost = 80;
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string out = "\"";
-  for (const char c : text.substr(0, kMost)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      out += c;
-    } else {
-      out += "\\x";
-      out += kDigits[byte >> 4];
-      out += kDigits[byte & 15];
-    }
-  }
-  out += text.size() > kMost ? "\"..." : "\"";
-  return out;
-}
-
 std::string shape_text(std::span<const int64_t> shape) {
   std::string out = "[";
   for (const int64_t dim : shape) out += concat(out.size() > 1 ? ", " : "", dim);

@@ -1,6 +1,6 @@
 // The safetensors container: 8 bytes little-endian header length, a JSON header, then the tensors'
-// bytes. This file decodes the header and checks everything that the format promises; whoever holds
-// a SafetensorsHeader may use its offsets without checking again.
+// bytes. This file decodes the header and checks everything that the format promises, so the
+// offsets in a SafetensorsHeader may be used without another check.
 //
 // Refused, each with file, field, found and expected: a header longer than 100,000,000 bytes or
 // than the file; JSON that is not an object, duplicate keys, unknown dtype, negative or overflowing
@@ -47,13 +47,10 @@ struct SafetensorsHeader {
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> header,
                                                    uint64_t file_size, std::string_view path);
 
-// Reads and parses the header of an open file; allocates no more than a few times its length, which
-// the file must really have.
+// Reads and parses the header of an open file. Allocates at most a few times the header's length,
+// and nothing before the file is known to be as long.
 Result<SafetensorsHeader> read_safetensors_header(const ReadFile& file);
 
-// A string from a file as a message may print it: in double quotes, cut after 80 bytes, control and
-// non-ASCII bytes as \xNN.
-std::string in_quotes(std::string_view text);
 // "[8, 1024, 128]"
 std::string shape_text(std::span<const int64_t> shape);
 

@@ -90,7 +90,7 @@ Result<AddedTokens> AddedTokens::parse(const JsonObject& root, const Normalizer&
                         concat("at most ", kLongestToken));
       }
       if (token.pattern.empty()) {
-        return root.bad(concat("added_tokens[", i, "].content"), quote_text(token.content),
+        return root.bad(concat("added_tokens[", i, "].content"), in_quotes(token.content),
                         "a token that is not normalized away");
       }
     }

@@ -1,5 +1,5 @@
-// The "added_tokens" of tokenizer.json: tokens that are found in the text before it is split, and
-// that the model never cuts.
+// The "added_tokens" of tokenizer.json. They are found in the text before it is split, and the
+// model never cuts them.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace sqz {
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  std::string pattern;  // what is searched for: the content, normalised if `normalized`
+  std::string pattern;  // searched for: the content, normalised if `normalized`
   bool special = false;
   bool single_word = false;  // only where no word character is beside it
   bool lstrip = false;       // takes the white space before it along
@@ -33,8 +33,8 @@ class AddedTokens {
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
   // Cuts the text at the added tokens and normalises what is between them. No piece is empty.
-  // Special tokens are text where their part says so, and where they are looked for in normalised
-  // text that such a part belongs to.
+  // A special token is plain text in a part without `special`, and in normalised text that such a
+  // part belongs to.
   Status extract(std::span<const TextPart> parts, const Normalizer& normalizer,
                  std::vector<Piece>& pieces, TextStore& store) const;
 

@@ -129,7 +129,7 @@ Result<Decoder> parse_decoder(const JsonObject& object) {
   if (type == "Replace") return replace_decoder(object);
   if (type == "Strip") return strip_decoder(object);
   if (type == "Metaspace") return metaspace_decoder(object);
-  if (type != "Sequence") return object.unsupported("type", concat("decoder ", quote_text(type)));
+  if (type != "Sequence") return object.unsupported("type", concat("decoder ", in_quotes(type)));
   SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("decoders", parse_decoder));
   return Decoder([steps](Tokens& tokens) -> Status {
     for (const Decoder& step : steps) SQZ_RETURN_IF_ERROR(step(tokens));

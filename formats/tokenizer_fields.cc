@@ -4,20 +4,6 @@
 
 namespace sqz {
 
-std::string quote_text(std::string_view text) {
-  constexpr size_t kLongestQuote = 60;
-  if (text.size() <= kLongestQuote) return concat('"', text, '"');
-  return concat('"', text.substr(0, kLongestQuote), "...\"");
-}
-
-std::string describe_json(const JsonValue& value) {
-  if (value.is_object()) return "object";
-  if (value.is_array()) return "array";
-  if (value.is_string()) return concat("string ", quote_text(value.string()));
-  const char* type = value.is_number() ? "number " : value.is_boolean() ? "boolean " : "";
-  return type + JsonText(value).str();
-}
-
 std::string JsonObject::name_of(std::string_view key) const {
   return field.empty() ? std::string(key) : concat(field, '.', key);
 }
@@ -42,7 +28,7 @@ Result<const JsonValue*> JsonObject::expect(std::string_view key,
                                             const char* expected) const {
   const JsonValue* found = find(key);
   if (found != nullptr && (found->*is_right)()) return found;
-  return bad(key, found == nullptr ? "nothing" : describe_json(*found), expected);
+  return bad(key, found == nullptr ? "nothing" : found_text(*found), expected);
 }
 
 Result<bool> JsonObject::boolean(std::string_view key, bool fallback) const {
@@ -78,7 +64,7 @@ Result<JsonObject> JsonObject::element(std::string_view key, size_t i) const {
   SQZ_ASSIGN_OR_RETURN(const JsonValue* items, array(key));
   const std::string name = concat(key, '[', i, ']');
   const JsonValue& found = (*items)[i];
-  if (!found.is_object()) return bad(name, describe_json(found), "an object");
+  if (!found.is_object()) return bad(name, found_text(found), "an object");
   return JsonObject{found, file, name_of(name)};
 }
 
@@ -86,7 +72,7 @@ Result<int32_t> json_token_id(const JsonValue& value, std::string_view file,
                               std::string_view field) {
   const auto id = value.integer(0, std::numeric_limits<int32_t>::max());
   if (id) return static_cast<int32_t>(*id);
-  return Refuse{file}(field, describe_json(value), "a token id, an integer from 0 to 2147483647");
+  return Refuse{file}(field, found_text(value), "a token id, an integer from 0 to 2147483647");
 }
 
 }  // namespace sqz

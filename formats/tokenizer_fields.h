@@ -1,4 +1,4 @@
-// Typed access to the fields of tokenizer.json, with the project's message for what is wrong.
+// Typed access to the fields of tokenizer.json, with the project's error messages.
 #pragma once
 
 #include <functional>
@@ -62,10 +62,6 @@ struct JsonObject {
 // `value` as a token id: an integer of [0, 2^31).
 Result<int32_t> json_token_id(const JsonValue& value, std::string_view file,
                               std::string_view field);
-
-// "string \"x\"", "number 3", "array", ...: what a message calls a value; long strings are cut.
-std::string describe_json(const JsonValue& value);
-std::string quote_text(std::string_view text);
 
 struct StringHash {
   using is_transparent = void;

@@ -24,7 +24,7 @@ class JsonTokenizer : public Tokenizer {
  public:
   static Result<std::unique_ptr<Tokenizer>> make(const JsonObject& root, std::string hash) {
     SQZ_ASSIGN_OR_RETURN(const std::string version, root.string_or("version", "1.0"));
-    if (version != "1.0") return root.unsupported("version", quote_text(version));
+    if (version != "1.0") return root.unsupported("version", in_quotes(version));
     SQZ_ASSIGN_OR_RETURN(const JsonObject model, root.object("model"));
     SQZ_ASSIGN_OR_RETURN(Bpe bpe, Bpe::parse(model));
     std::unique_ptr<JsonTokenizer> self(new JsonTokenizer(std::move(bpe)));
@@ -92,13 +92,13 @@ class JsonTokenizer : public Tokenizer {
       const std::string field = concat("added_tokens[", i, "].id");
       if (const auto known = token_to_id(token.content); known && *known != token.id) {
         return root.bad(field, concat(token.id),
-                        concat(*known, ", the id of ", quote_text(token.content), " elsewhere"));
+                        concat(*known, ", the id of ", in_quotes(token.content), " elsewhere"));
       }
       const auto [it, fresh] = tokens_.try_emplace(token.id);
       if (!fresh && token_to_id(token.content) != token.id) {
         return root.bad(
             field, concat(token.id),
-            concat("an id of its own, but ", quote_text(it->second.text), " has it too"));
+            concat("an id of its own, but ", in_quotes(it->second.text), " has it too"));
       }
       it->second = {token.pattern, token.special};
       added_ids_[token.content] = token.id;
@@ -179,7 +179,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::parse(std::string_view json,
                                                     const std::string& label) {
   SQZ_ASSIGN_OR_RETURN(const JsonDocument document, parse_json(json, label));
   if (!document.root().is_object()) {
-    return Refuse{label}("the document", describe_json(document.root()), "an object");
+    return Refuse{label}("the document", found_text(document.root()), "an object");
   }
   return JsonTokenizer::make({document.root(), label, ""},
                              hex(xxh3_64(std::as_bytes(std::span(json)))));

@@ -52,13 +52,20 @@ void normalize_part(std::string_view part, int options, std::vector<int32_t>& co
     }
   }
   sort_marks(codes);
-  auto length = static_cast<utf8proc_ssize_t>(codes.size());
-  if (options & UTF8PROC_COMPOSE) {
-    length =
-        utf8proc_normalize_utf32(codes.data(), length, static_cast<utf8proc_option_t>(options));
-  }
-  for (utf8proc_ssize_t i = 0; i < length; ++i) {
-    append_utf8(static_cast<uint32_t>(codes[static_cast<size_t>(i)]), out);
+  // utf8proc drops U+11A7 behind a Hangul syllable. Nothing composes with it or across it.
+  constexpr int32_t kBeforeFinals = 0x11a7;
+  for (auto begin = codes.begin();; ++begin) {
+    const auto end = std::find(begin, codes.end(), kBeforeFinals);
+    utf8proc_ssize_t length = end - begin;
+    if ((options & UTF8PROC_COMPOSE) && length > 0) {
+      length = utf8proc_normalize_utf32(&*begin, length, static_cast<utf8proc_option_t>(options));
+    }
+    for (utf8proc_ssize_t i = 0; i < length; ++i) {
+      append_utf8(static_cast<uint32_t>(begin[i]), out);
+    }
+    if (end == codes.end()) return;
+    append_utf8(kBeforeFinals, out);
+    begin = end;
   }
 }
 
@@ -114,7 +121,7 @@ Result<Normalizer> parse_normalizer(const JsonObject& object) {
     return Normalizer([prefix](std::string text) { return text.empty() ? text : prefix + text; });
   }
   if (type != "Sequence") {
-    return object.unsupported("type", concat("normalizer ", quote_text(type)));
+    return object.unsupported("type", concat("normalizer ", in_quotes(type)));
   }
   SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("normalizers", parse_normalizer));
   return Normalizer([steps](std::string text) -> Result<std::string> {

@@ -40,7 +40,7 @@ Result<SpecialAffixes> parse_post_processor(const JsonObject& object) {
   if (type == "ByteLevel") return SpecialAffixes{};
   if (type == "TemplateProcessing") return parse_template(object);
   if (type != "Sequence") {
-    return object.unsupported("type", concat("post-processor ", quote_text(type)));
+    return object.unsupported("type", concat("post-processor ", in_quotes(type)));
   }
   SQZ_ASSIGN_OR_RETURN(const auto steps, object.each("processors", parse_post_processor));
   SpecialAffixes all;

@@ -1,9 +1,9 @@
 // Regular expressions as tokenizer.json writes them: Oniguruma's Ruby dialect, run by PCRE2.
 //
-// A pattern is first rewritten where the two engines differ (white space, \w, \v, {,n}) and refused
-// where the rewriting is not done, so that no pattern is silently read in another way. Characters
-// newer than PCRE2's Unicode version count as unassigned but in \p{L}, \p{N} and \w. A Regex is
-// immutable and may be used from several threads; a RegexMatcher belongs to one.
+// Where the two engines differ, a pattern is rewritten (white space, \w, \v, {,n}) or refused, so
+// that no pattern silently means something else. Characters newer than PCRE2's Unicode version are
+// unassigned, but \p{L}, \p{N} and \w know them. A Regex is immutable, and several threads may use
+// it; a RegexMatcher belongs to one.
 #pragma once
 
 #include <memory>

@@ -1,9 +1,9 @@
-// What tokenizer.json does to a text: the normalizer changes it, the pre-tokenizer cuts it into
-// words, the model (formats/bpe.h) cuts those into tokens, the post-processor adds special ones;
-// and the decoder goes from tokens back to text.
+// The steps of tokenizer.json: the normalizer changes a text, the pre-tokenizer cuts it into words,
+// the model (formats/bpe.h) cuts words into tokens, the post-processor adds special tokens; and the
+// decoder goes from tokens back to text.
 //
-// Each is a function that may be called from several threads, made from an object of the file. What
-// is not named here is kUnsupported.
+// Each step is a function, made from an object of the file, and several threads may call it. Types
+// that are not named here are kUnsupported.
 #pragma once
 
 #include <deque>
@@ -37,7 +37,7 @@ struct Piece {
   bool at_start = false;  // begins where the caller's text begins
   bool special = true;    // special tokens are looked for in it
 };
-// Owns text that steps make; what it holds stays where it is.
+// Owns the texts that steps make. They keep their addresses.
 using TextStore = std::deque<std::string>;
 
 // Sequence, Split, ByteLevel, Digits, Metaspace. Cuts every piece that is not an added token. Texts
@@ -47,8 +47,8 @@ Result<PreTokenizer> parse_pre_tokenizer(const JsonObject& object);
 
 // Byte-level text: each byte is written as one printable character, as GPT-2 does it.
 void append_byte_level(std::string_view bytes, std::string& out);
-// Appends the bytes that `text` stands for; false, and nothing appended, if it has a character that
-// stands for none.
+// Appends the bytes that `text` stands for. Returns false and appends nothing if a character of it
+// stands for no byte.
 bool append_byte_level_decoded(std::string_view text, std::string& out);
 
 // TemplateProcessing (its "single" template), ByteLevel (which moves offsets only), Sequence.

@@ -1,7 +1,6 @@
 // Keys and values of one layer in the memory of a CUDA device: how a dense pass hands them to an
-// index build without a trip through the host. A plain description; whoever made it owns the
-// memory, which stays valid and unchanged for the call that it is passed to, and has finished
-// writing it (the device was synchronised).
+// index build without a trip through the host. The caller owns the memory. It has been written (the
+// device was synchronised), and it stays valid and unchanged for the call.
 #pragma once
 
 #include <cstdint>

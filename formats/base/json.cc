@@ -221,4 +221,11 @@ void JsonText::add(std::string_view key, const JsonText& value) {
   text_ += value.text_;
 }
 
+std::string found_text(const JsonValue& value) {
+  if (value.is_string()) return in_quotes(value.string());
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return concat("an array of ", value.size());
+  return JsonText(value).str();
+}
+
 }  // namespace sqz

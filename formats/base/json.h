@@ -102,7 +102,7 @@ class JsonDocument {
 // that overflow a double, more than 64 levels of nesting, text after the value, invalid UTF-8.
 Result<JsonDocument> parse_json(std::string_view text, std::string_view label);
 
-// Is told of a text piece by piece while it is read; a Status that is not ok ends the reading.
+// Gets a text piece by piece while it is read. A Status that is not ok ends the reading.
 class JsonVisitor {
  public:
   virtual Status key(std::string_view name) = 0;  // of the value that comes next
@@ -116,12 +116,12 @@ class JsonVisitor {
   ~JsonVisitor() = default;
 };
 
-// What parse_json() refuses is not valid, but keys and depth, which are left to the visitor.
+// Refuses the same texts as parse_json(), but leaves duplicate keys and depth to the visitor.
 Status visit_json(std::string_view text, JsonVisitor& visitor);
 
 // A value as JSON text without spaces: members in the order of their keys, numbers as the shortest
-// text that reads back, U+FFFD for invalid UTF-8. Equal values have equal text. What has a JSON
-// counterpart converts by itself, so that objects are written as
+// text that reads back, U+FFFD for invalid UTF-8. Equal values have equal text. Values convert
+// implicitly, so that an object is written as
 // JsonText({{"name", "x"}, {"shape", std::vector{1, 2}}, {"inner", {{"yes", true}}}}).
 class JsonText {
  public:
@@ -142,7 +142,7 @@ class JsonText {
 
   bool is_null() const { return text_ == "null"; }
   const std::string& str() const { return text_; }
-  // The same to read; null if it has more levels than parse_json() takes.
+  // The document of this text; null if it has more levels than parse_json() takes.
   JsonDocument parsed() const;
   bool operator==(const JsonText&) const = default;
 
@@ -167,5 +167,8 @@ JsonText::JsonText(const std::map<std::string, T>& members) : text_("{") {
   for (const auto& [key, value] : members) add(key, value);
   text_ += '}';
 }
+
+// A JSON value as a message may print it.
+std::string found_text(const JsonValue& value);
 
 }  // namespace sqz

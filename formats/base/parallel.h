@@ -8,13 +8,13 @@
 
 namespace sqz {
 
-// The number of threads that an option means. 0: all cores that this process may use, by its
-// affinity and by the CPU quota of its cgroup.
+// The number of threads that an option asks for. 0 stands for all cores that this process may use
+// by its affinity and the CPU quota of its cgroup.
 int resolve_threads(int threads);
 
-// Calls task(0) .. task(count - 1), each once, on at most `threads` threads (the caller's among
-// them). After a failure no new piece is started, and the failure of the lowest index is returned:
-// the same one whatever the number of threads. What a task throws becomes a Status.
+// Calls task(0) .. task(count - 1), each once, on at most `threads` threads including the caller's.
+// After a failure no new task is started. Returns the failure of the lowest index, which does not
+// depend on the number of threads. An exception of a task becomes a Status.
 Status parallel_for(int64_t count, int threads, const std::function<Status(int64_t)>& task);
 
 }  // namespace sqz

@@ -12,4 +12,22 @@ const char* code_name(Code code) {
   return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
+std::string in_quotes(std::string_view text) {
+  constexpr size_t kMost = 80;
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text.substr(0, kMost)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      out += c;
+    } else {
+      out += "\\x";
+      out += kDigits[byte >> 4];
+      out += kDigits[byte & 15];
+    }
+  }
+  out += text.size() > kMost ? "\"..." : "\"";
+  return out;
+}
+
 }  // namespace sqz

