@@ -244,15 +244,14 @@ Status make_index(const MadeIndex& made, const std::string& path) {
   LayerStore store(made.kv_heads, made.tokens, made.head_dim, DType::kBF16);
   QmodelLayer classifier;
   if (metadata.levels > 0) {
-    SQZ_RETURN_IF_ERROR(
-        store.fill_sparse(keys, values, layer.order.heads, kSink, true, made.threads));
+    SQZ_RETURN_IF_ERROR(store.fill_sparse(keys, values, layer.order.heads, kSink, made.threads));
   } else if (metadata.page_size > 0) {
     SQZ_RETURN_IF_ERROR(
-        store.fill_pages(keys, values, kSink, made.slots(), kPageSize, true, made.threads));
+        store.fill_pages(keys, values, kSink, made.slots(), kPageSize, made.threads));
   } else {
     classifier = make_classifier(made);
     SQZ_RETURN_IF_ERROR(
-        store.fill_buckets(keys, values, layer.order, classifier, kSink, true, made.threads));
+        store.fill_buckets(keys, values, layer.order, classifier, kSink, made.threads));
   }
   SQZ_ASSIGN_OR_RETURN(const Calibration calibration,
                        calibration_of(made, metadata, store.buffers()));
