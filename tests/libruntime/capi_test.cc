@@ -75,18 +75,6 @@ TEST_F(CApi, VerifyWhileOpening) {
   }
 }
 
-TEST_F(CApi, DescribeTellsTheElementType) {
-  const testing::TemporaryDirectory dir;
-  for (const auto& [dtype, code] : {std::pair(DType::kBF16, 4), std::pair(DType::kF16, 2)}) {
-    testing::TinyIndexOptions options = testing::c_index_options();
-    options.dtype = dtype;
-    ASSERT_TRUE(testing::write_tiny_index(dir.file("index"), options).ok());
-    const sqz_index_info info = runtime::Index(dir.file("index")).describe();
-    EXPECT_EQ(info.dtype_code, code);
-    EXPECT_EQ(info.dtype_bits, 16);
-  }
-}
-
 TEST_F(CApi, OpenErrors) {
   const volatile int three = 3;  // C callers can pass anything
   sqz_index* index = reinterpret_cast<sqz_index*>(8);

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "tests/common/tiny_buckets.h"
 #include "tests/libruntime/c_index.h"
 
 namespace sqz {
@@ -150,90 +149,6 @@ TEST_F(Engine, SessionsOfOneCallAreAlike) {
     EXPECT_EQ(sqz_attend(nullptr, &call.args), status);
     EXPECT_NE(std::strstr(sqz_last_error(), "sessions[1]"), nullptr) << sqz_last_error();
   }
-}
-
-// Every rank reads of its heads what a session of all heads reads, and answers the same.
-void expect_ranks_agree(const std::string& path, sqz_session_options options, int64_t layer) {
-  SCOPED_TRACE(path);
-  const runtime::Index index(path);
-  constexpr int64_t kTokens = 3;
-  const std::vector<int64_t> positions = {5000, 5001, 5002};
-  options.threads = 1;
-  runtime::Session whole(index, options);
-  Call all(kTokens, 5, layer);
-  all.args.positions = positions.data();
-  whole.attend(all.args);
-  const auto selected = whole.select(all.args, 2);
-  const auto total = whole.stats(layer);
-  uint64_t bytes = 0;
-  for (int64_t head = 0; head < 2; ++head) {
-    options.first_kv_head = head;
-    options.kv_heads = head == 0 ? 1 : 0;  // 0: the rest
-    runtime::Session rank(index, options);
-    EXPECT_EQ(rank.stats().asked_budget, total.asked_budget);
-    Call own(kTokens, 5, layer);
-    own.out_shape[1] = own.lse_shape[1] = 2;
-    std::vector<float> q;
-    for (int64_t t = 0; t < kTokens; ++t) {
-      const float* from = all.q.data() + (t * 4 + head * 2) * 16;
-      q.insert(q.end(), from, from + 32);
-    }
-    own.q_tensor.data = q.data();
-    own.args.positions = positions.data();
-    rank.attend(own.args);
-    const auto mine = rank.select(own.args, 1);
-    ASSERT_EQ(mine[0].size(), selected[static_cast<size_t>(head)].size());
-    for (size_t i = 0; i < mine[0].size(); ++i) {
-      EXPECT_EQ(mine[0][i].first, selected[static_cast<size_t>(head)][i].first);
-      EXPECT_EQ(mine[0][i].length, selected[static_cast<size_t>(head)][i].length);
-    }
-    for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t h = 0; h < 2; ++h) {
-        EXPECT_NEAR(own.lse[t * 2 + h], all.lse[t * 4 + head * 2 + h], 1e-5f);
-        for (int64_t c = 0; c < 16; ++c) {
-          ASSERT_NEAR(own.out[(t * 2 + h) * 16 + c], all.out[(t * 4 + head * 2 + h) * 16 + c],
-                      1e-5f);
-        }
-      }
-    }
-    bytes += rank.stats(layer).bytes_read;
-  }
-  EXPECT_EQ(bytes, total.bytes_read);
-}
-
-TEST_F(Engine, RanksOfKvHeads) {
-  testing::TinyIndexOptions clusters = testing::c_index_options();
-  clusters.key_calibration = clusters.heavy_hitters = true;
-  clusters.windows = {};
-  ASSERT_NO_FATAL_FAILURE(write_other(clusters));
-  for (const sqz_selector selector : {SQZ_SELECTOR_SQUEEZED, SQZ_SELECTOR_DENSE, SQZ_SELECTOR_IDEAL,
-                                      SQZ_SELECTOR_STREAM, SQZ_SELECTOR_H2O}) {
-    SCOPED_TRACE(sqz_selector_name(selector));
-    auto options = selector == SQZ_SELECTOR_DENSE ? runtime::dense_options()
-                                                  : runtime::options_for_budget(0.2);
-    options.selector = selector;
-    expect_ranks_agree(other_path(), options, 1);
-    if (selector != SQZ_SELECTOR_SQUEEZED && selector != SQZ_SELECTOR_IDEAL) continue;
-    options.rule = SQZ_RULE_BUDGET;
-    expect_ranks_agree(other_path(), options, 1);
-  }
-  expect_ranks_agree(path(), testing::held_budget(0.2), 1);  // a sliding window
-
-  testing::TinyIndexOptions pages = clusters;
-  pages.clusters = {};
-  pages.page_size = 16;
-  pages.key_calibration = pages.heavy_hitters = false;
-  ASSERT_NO_FATAL_FAILURE(write_other(pages));
-  auto quest = runtime::options_for_budget(0.3);
-  quest.dense_layers = -1;
-  expect_ranks_agree(other_path(), quest, 1);
-
-  testing::TinyQmodelOptions buckets;
-  buckets.head_dim = 16;
-  buckets.buckets = 12;
-  const testing::TemporaryDirectory dir;
-  ASSERT_TRUE(testing::write_tiny_buckets(dir.file("b"), testing::tiny_qmodel(buckets), 5000).ok());
-  expect_ranks_agree(dir.file("b"), runtime::options_for_budget(0.3), 1);
 }
 
 TEST_F(Engine, RangesOfKvHeadsAreChecked) {

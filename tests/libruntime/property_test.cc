@@ -364,6 +364,7 @@ class Property {
   // Each range of KV heads gives its part of the whole.
   void check_ranks(int64_t layer) const {
     const Queries& q = queries_[layer];
+    uint64_t bytes = 0;
     const int64_t cut = 1 + static_cast<int64_t>(c_.seed) % (c_.model.kv_heads - 1);
     for (const auto& [first, count] :
          {std::pair{int64_t{0}, cut}, {cut, c_.model.kv_heads - cut}}) {
@@ -383,7 +384,9 @@ class Property {
                             whole.out.begin() + (row + heads) * q.dim);
       }
       expect_same_rows(found, expected, "rank");
+      bytes += rank.stats(layer).bytes_read;
     }
+    EXPECT_EQ(bytes, session_->stats(layer).bytes_read);
   }
 
   // A call over this session, another one and none gives what each gives alone.

@@ -49,28 +49,6 @@ inline std::vector<std::vector<bool>> selected_slots(Session& session, int64_t l
   return out;
 }
 
-// Attention of all tokens as one block against the reference with these slots.
-inline void expect_attention(const Served& served, Session& session, int64_t layer,
-                             const std::vector<float>& queries,
-                             const std::vector<std::vector<bool>>& slots) {
-  const auto output = attend(session, layer, queries);
-  ASSERT_TRUE(output.ok()) << output.status().message();
-  const int64_t dim = served.options.head_dim;
-  for (int64_t row = 0; row < std::ssize(output->lse); ++row) {
-    const int64_t head = row % served.options.query_heads / served.group();
-    reference::Selected selected;
-    selected.slots = slots[head];
-    const auto expected = reference::attend(queries.data() + row * dim, served.index->layers[layer],
-                                            head, served.scale(), selected, false);
-    ASSERT_NEAR(output->lse[row], expected.lse, 2e-5) << "row " << row;
-    for (int64_t c = 0; c < dim; ++c) {
-      ASSERT_NEAR(output->out[row * dim + c], expected.out[c],
-                  2e-5 * (1 + std::abs(expected.out[c])))
-          << "row " << row << " dim " << c;
-    }
-  }
-}
-
 inline double delivered(const Session& session, int64_t layer) {
   const Counters& counters = session.counters(layer);
   return static_cast<double>(counters.bytes_read) / static_cast<double>(counters.bytes_dense);
