@@ -224,7 +224,7 @@ TEST_F(ModelTools, RefusesTextsThatMakeNoContext) {
 TEST_F(ModelTools, RefusesAnIndexOfAnotherModelOrTokenizer) {
   build("a.sqz", "a.txt");
   const auto change = [&](const std::string& file, const std::string& from, const std::string& to) {
-    fs::copy(kModel, path("other"), fs::copy_options::overwrite_existing);
+    fs::copy(kModel, path("other"), fs::copy_options::recursive);
     fs::permissions(path(file), fs::perms::owner_write, fs::perm_options::add);
     std::string text = read_all(path(file));
     write_all(path(file), text.replace(text.find(from), from.size(), to));
