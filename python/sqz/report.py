@@ -201,7 +201,7 @@ class Report:
         self.body += "</table>\n"
 
     def read(self, path: str) -> None:
-        known = False
+        known, unfinished = False, dict[Any, Event]()
         for line_number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").split("\n"), 1):
             place = f"{path}: line {line_number}"
             try:
@@ -213,15 +213,27 @@ class Report:
             event["place"] = place
             if "cosine" in event:
                 self.add_profile(event, path)
-            elif event.get("event") == "row":
-                self.add_row(event)
+            elif event.get("event") == "pass":
+                unfinished[event.get("tokens")] = event  # its rows are of all passes so far
+            elif event.get("event") == "result" and "rows" in event:
+                unfinished.clear()
+                self.add_rows(event)
             elif "fingerprint" in event and "clusters" in event:
                 self.add_index(event)
             else:
                 continue
             known = True
+        for event in unfinished.values():  # of a run that was stopped
+            self.add_rows(event)
         if not known:
             raise InputError(path, "lines", "no result", "a layer profile, or what sqz-eval or sqz-index info prints with --json")
+
+    def add_rows(self, event: Event) -> None:
+        rows = member(event, "rows")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InputError(event["place"], "rows", rows, "an array of objects")
+        for i, row in enumerate(rows):
+            self.add_row(row | {"place": f"{event['place']}: rows[{i}]"})
 
     def add_row(self, row: Event) -> None:
         key = text(row, "task"), row.get("on", ""), number(row, "tokens")

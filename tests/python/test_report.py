@@ -16,8 +16,12 @@ INDEX = {"event": "result", "path": "a.sqz", "bytes": 2e6, "producer": "sqz", "f
 
 
 def row(selector="squeezed", value=.75, asked=.125, task="needle1", **more):
-    return {"event": "row", "task": task, "tokens": 8000, "selector": selector, "value": value, "stderr": .1,
+    return {"task": task, "tokens": 8000, "selector": selector, "value": value, "stderr": .1,
             "budget": {"asked": asked, "delivered": asked + .005}, "keep": {"asked": .1, "delivered": .1}} | more
+
+
+def rows(*rows, event="result"):
+    return {"event": event, "tokens": 8000, "rows": rows}
 
 
 def write(path, *events):
@@ -29,9 +33,9 @@ def test_leads_with_what_is_read_saved_and_lost(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(report, "svg_of", lambda plots: drawn.extend(plots) or "<?xml?><svg></svg>")
     lost = {"difference": {"value": -.125, "stderr": .05}}
-    file = write(tmp_path / "e.jsonl", row("dense", .875), row(asked=.25, value=.8), row(levels=2, rule="budget", **lost),
-                 row("quest", value=.5), {"event": "row", "task": "needle1", "tokens": 8000, "selector": "h2o",
-                                          "budget": {"asked": .1}, "skipped": "<no order>"})
+    file = write(tmp_path / "e.jsonl", rows(row(value=.1), event="pass"), rows(
+        row("dense", .875), row(asked=.25, value=.8), row(levels=2, rule="budget", **lost), row("quest", value=.5),
+        {"task": "needle1", "tokens": 8000, "selector": "h2o", "budget": {"asked": .1}, "skipped": "<no order>"}))
     files = [write(tmp_path / "i.json", INDEX), file, write(tmp_path / "l.json", PROFILE)]
     assert report.main([*files, "-o", str(tmp_path / "r.html")]) == 0
     page = (tmp_path / "r.html").read_text()
@@ -47,8 +51,8 @@ def test_leads_with_what_is_read_saved_and_lost(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("event, message", [
-    (row(value="much"), "line 1: value: found \"much\", expected a number"),
-    (row(budget={"asked": .1}), "line 1: budget.delivered: found null, expected a number"),
+    (rows(row(value="much")), "line 1: rows[0]: value: found \"much\", expected a number"),
+    (rows(row(), row(budget={"asked": .1})), "line 1: rows[1]: budget.delivered: found null, expected a number"),
     (PROFILE | {"group": [0]}, "line 1: group: found [0], expected 3 numbers"),
     ([1], "line 1: JSON: found \"[1]\", expected one object a line"),
     ({"event": "log"}, "lines: found \"no result\", expected a layer profile")])
@@ -63,5 +67,5 @@ def test_bad_input_is_named(tmp_path, capsys, monkeypatch, event, message):
 
 def test_figure(tmp_path):
     pytest.importorskip("matplotlib")
-    assert report.main([write(tmp_path / "e.jsonl", row(), row(asked=.5)), "-o", str(tmp_path / "f.svg")]) == 0
+    assert report.main([write(tmp_path / "e.jsonl", rows(row(), row(asked=.5), event="pass")), "-o", str(tmp_path / "f.svg")]) == 0
     assert "share of the needles found" in (tmp_path / "f.svg").read_text()

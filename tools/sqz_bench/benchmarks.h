@@ -36,8 +36,8 @@ struct KmeansOptions {
   // bfloat16 numbers. Of more than 8 heads some have the same points; clusters differ all the same.
   std::vector<float> points_of(int64_t head) const;
 };
-// Registers a benchmark for each engine that runs on the device (libindex/kmeans.h): points and
-// labels are in host memory.
+// Registers a benchmark of the device's engine (libindex/kmeans.h), with points and labels in host
+// memory, and on a GPU add_kmeans_kernels().
 Status add_kmeans(const KmeansOptions& options, const std::shared_ptr<const Device>& device);
 // The kernels of the engine `cuda` alone (libindex/cuda/kmeans.h), with points in GPU memory.
 void add_kmeans_kernels(const KmeansOptions& options, std::shared_ptr<const Device> gpu);

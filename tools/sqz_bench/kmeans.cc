@@ -78,21 +78,14 @@ Status add_kmeans(const KmeansOptions& options, const std::shared_ptr<const Devi
     points->push_back(options.points_of(head));
   }
   const bool gpu = device->number() >= 0;
-  const std::vector<std::string> names =
-      gpu ? std::vector<std::string>{"faiss-gpu", "cuda"} : std::vector<std::string>{"faiss"};
-  for (const std::string& name : names) {
-    auto made = make_kmeans_engine({name, options.dim, device->number()});
-    if (!made.ok()) {
-      benchmark::AddCustomContext("kmeans/" + name, made.status().message());
-      continue;
-    }
-    const std::shared_ptr<KmeansEngine> engine = std::move(made.value());
-    benchmark::RegisterBenchmark(
-        ("kmeans/" + name).c_str(),
-        [=](benchmark::State& state) { cluster(state, options, *points, *engine); })
-        ->UseRealTime()
-        ->Unit(benchmark::kMillisecond);
-  }
+  const std::string name = gpu ? "cuda" : "faiss";
+  SQZ_ASSIGN_OR_RETURN(const std::shared_ptr<KmeansEngine> engine,
+                       make_kmeans_engine({name, options.dim, std::max(device->number(), 0)}));
+  benchmark::RegisterBenchmark(
+      ("kmeans/" + name).c_str(),
+      [=](benchmark::State& state) { cluster(state, options, *points, *engine); })
+      ->UseRealTime()
+      ->Unit(benchmark::kMillisecond);
   if (gpu) add_kmeans_kernels(options, device);
   return {};
 }

@@ -195,7 +195,7 @@ int main_of(int argc, char** argv) {
   add_list(*sub, "--queries", prefill.attention.queries, whole_number(1), "Tokens of the prompt");
   add_list(*sub, "--block", prefill.attention.block, whole_number(0),
            "Tokens that share a selection; 0 = all");
-  sub = app.add_subcommand("kmeans", "The clustering of a layer's keys, by each engine");
+  sub = app.add_subcommand("kmeans", "The clustering of a layer's keys");
   KmeansOptions& k = kmeans.kmeans;
   add_common(*sub, kmeans, k.points, k.heads, k.dim);
   add_one(*sub, "--clusters", k.clusters, real_number(1e-6, 1), "Clusters a key");
