@@ -1,11 +1,11 @@
-"""Draws what sqz's tools measured as one HTML page, or as an SVG figure. Needs matplotlib: pip install 'sqz[report]'.
+"""Draws results of sqz's tools as one HTML page, or as an SVG figure. Needs matplotlib: pip install 'sqz[report]'.
 
     sqz-index info manual.sqz --json > index.json
     sqz-eval --model MODEL --text manual/ --tokens 16000 --budget 0.0625,0.125,0.25 --json > eval.jsonl
     python -m sqz.report index.json eval.jsonl layers.json -o report.html
     python -m sqz.report eval.jsonl -o figure.svg
 
-A FILE is a layer profile of sqz-profile-layers, or what sqz-eval or sqz-index info printed with --json. The page loads
+A FILE is a layer profile of sqz-profile-layers, or the output of sqz-eval or sqz-index info with --json. The page loads
 nothing else. Results of sqz-eval are drawn together, whichever files they come from. A figure has these drawings alone.
 """
 
@@ -27,7 +27,7 @@ Event = dict[str, Any]  # a line of an input; "place" is its file and line
 TASKS = {"needle1": ("One needle", "share of the needles found"), "loss": ("Loss", "loss in nats a token"),
          "error": ("Error of the attention output", "error relative to dense attention"),
          "recall": ("Recalled attention mass", "recalled share of the attention")}
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b5679a", "#a67c00", "#2f8fc4", "#8a8a00", "#555555"]  # after Okabe and Ito
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b5679a", "#a67c00", "#2f8fc4", "#8a8a00", "#555555"]
 STYLE = """:root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 3rem; overflow-wrap: break-word; }
@@ -45,7 +45,7 @@ class InputError(Exception):
 
 
 def member(event: Event, path: str) -> Any:
-    """What `path` names, e.g. "budget.asked"."""
+    """The member at `path`, e.g. "budget.asked"; None if there is none."""
     value: Any = event
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -114,8 +114,8 @@ def svg_of(plots: Sequence[Plot]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "sqz", "axes.titlelocation": "left", "axes.titlesize": "medium",
-                  "axes.spines.top": False, "axes.spines.right": False}
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "sqz", "axes.titlelocation": "left",
+                  "axes.titlesize": "medium", "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(7.5, 4.2 * len(plots)), layout="constrained")
         for plot, axes in zip(plots, figure.subplots(len(plots), 1, squeeze=False)[:, 0]):
@@ -157,7 +157,7 @@ class Eval:
         return plot
 
     def lead(self, token_bytes: float) -> str:
-        """What the first selector reads, saves and loses at the budget that is nearest to an eighth."""
+        """Says how much the first selector reads, saves and loses at the budget that is nearest to an eighth."""
         first = [row for row in self.rows if row["selector"] == self.rows[0]["selector"]]
         row = min(first, key=lambda row: abs(number(row, "budget.asked") - .125))
         read = number(row, "budget.delivered")
@@ -213,20 +213,21 @@ class Report:
             event["place"] = place
             if "cosine" in event:
                 self.add_profile(event, path)
+            elif "fingerprint" in event and "clusters" in event:
+                self.add_index(event)
             elif event.get("event") == "pass":
                 unfinished[event.get("tokens")] = event  # its rows are of all passes so far
             elif event.get("event") == "result" and "rows" in event:
                 unfinished.clear()
                 self.add_rows(event)
-            elif "fingerprint" in event and "clusters" in event:
-                self.add_index(event)
             else:
                 continue
             known = True
         for event in unfinished.values():  # of a run that was stopped
             self.add_rows(event)
         if not known:
-            raise InputError(path, "lines", "no result", "a layer profile, or what sqz-eval or sqz-index info prints with --json")
+            raise InputError(path, "lines", "no result",
+                             "a layer profile, or the output of sqz-eval or sqz-index info with --json")
 
     def add_rows(self, event: Event) -> None:
         rows = member(event, "rows")
@@ -246,14 +247,16 @@ class Report:
             group.rows.append(row)
 
     def add_index(self, index: Event) -> None:
-        shape = {name: round(number(index, "model." + name)) for name in ("layers", "query_heads", "kv_heads", "head_dim")}
+        names = ("layers", "query_heads", "kv_heads", "head_dim")
+        shape = {name: round(number(index, "model." + name)) for name in names}
+        shape_text = ", ".join(f"{name} {x}" for name, x in shape.items())
         self.token_bytes = 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"]
         self.add("h2", f"Index {text(index, 'path')}")
-        names = ("producer", "fingerprint", "partition", "dtype", "calibration.source")
+        texts = ("producer", "fingerprint", "partition", "dtype", "calibration.source")
         counts = ("tokens", "sink", "tail", "clustered", "calibration.queries")
         self.table([], [("size", f"{number(index, 'bytes') / 1e6:,.1f} MB"),
-                        ("model", f"{text(index, 'model.architecture')}, {', '.join(f'{name} {x}' for name, x in shape.items())}"),
-                        *((name, text(index, name)) for name in names),
+                        ("model", f"{text(index, 'model.architecture')}, {shape_text}"),
+                        *((name, text(index, name)) for name in texts),
                         *((name, f"{number(index, name):,.0f}") for name in counts),
                         ("clusters", ", ".join(f"{x:,.0f}" for x in numbers(index, "clusters")) + " a KV head"),
                         *(("build: " + name, value) for name, value in dict(index.get("build", {})).items())])
@@ -295,7 +298,8 @@ class Report:
             self.add("h2", "Skipped by sqz-eval")
             self.table(["task", "setting", "asked", "why"], self.skipped)
         return (f'<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width='
-                f'device-width">\n<title>sqz report</title>\n<style>{STYLE}</style>\n<h1>sqz report</h1>\n{self.body}{files}')
+                f'device-width">\n<title>sqz report</title>\n<style>{STYLE}</style>\n<h1>sqz report</h1>\n'
+                f"{self.body}{files}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""python -m sqz.report: what it reads and says. matplotlib draws where it is installed."""
+"""python -m sqz.report. matplotlib draws if it is installed."""
 
 import json
 import re
@@ -10,8 +10,8 @@ from sqz import report
 PROFILE = {"cosine": [.5, .9, .8], "cosine_error": [.01, 0, 0], "group": [0, 2, 2], "budget": [60, 20, 10],
            "uniform_budget": 30}
 INDEX = {"event": "result", "path": "a.sqz", "bytes": 2e6, "producer": "sqz", "fingerprint": "f", "partition": "kmeans",
-         "dtype": "BF16", "tokens": 8000, "sink": 16, "tail": 100, "clustered": 7884, "clusters": [80, 400],
-         "calibration": {"queries": 100, "source": "tail"}, "build": {"seed": 0},
+         "rows": "16", "dtype": "BF16", "tokens": 8000, "sink": 16, "tail": 100, "clustered": 7884,
+         "clusters": [80, 400], "calibration": {"queries": 100, "source": "tail"}, "build": {"seed": 0},
          "model": {"architecture": "Llama", "layers": 4, "query_heads": 4, "kv_heads": 2, "head_dim": 32}}
 
 
@@ -67,5 +67,6 @@ def test_bad_input_is_named(tmp_path, capsys, monkeypatch, event, message):
 
 def test_figure(tmp_path):
     pytest.importorskip("matplotlib")
-    assert report.main([write(tmp_path / "e.jsonl", rows(row(), row(asked=.5), event="pass")), "-o", str(tmp_path / "f.svg")]) == 0
+    file = write(tmp_path / "e.jsonl", rows(row(), row(asked=.5), event="pass"))
+    assert report.main([file, "-o", str(tmp_path / "f.svg")]) == 0
     assert "share of the needles found" in (tmp_path / "f.svg").read_text()

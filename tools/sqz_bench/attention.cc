@@ -12,11 +12,11 @@ namespace {
 
 using runtime::Index, runtime::Session;
 
-// Calls of a GPU go over copies of the layer in turn, so that the L2 cache holds nothing of what is
-// read next.
+// Calls of a GPU use copies of the layer in turn, so that the L2 cache holds nothing of the next
+// call.
 constexpr int kCopies = 4;
 
-// What the benchmarks of a run share.
+// The benchmarks of a run share this.
 struct Layer {
   std::shared_ptr<const Device> device;
   std::shared_ptr<const SqzFile> file;
@@ -186,7 +186,7 @@ DType dtype_of(const std::string& name) {
   return name == "f32" ? DType::kF32 : name == "f16" ? DType::kF16 : DType::kBF16;
 }
 
-// Opens --index, or makes one and removes it again unless it is to be saved: what is open stays.
+// Opens --index, or makes an index. An index that is not saved is removed once it is open.
 Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
                                           std::shared_ptr<const Device> device) {
   std::string path = options.index, temporary;

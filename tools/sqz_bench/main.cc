@@ -32,7 +32,7 @@ class Cpu final : public Device {
 };
 
 constexpr const char* kHelp =
-    R"(A benchmark is named by what it measures, e.g. attend/sparse/keep:0.1/rule:budget/levels:1/requests:1.
+    R"(A benchmark has a name like attend/sparse/keep:0.1/rule:budget/levels:1/requests:1.
 Options that begin with --benchmark_ are Google Benchmark's: --benchmark_filter=REGEX,
 --benchmark_repetitions=N, --benchmark_enable_random_interleaving=true,
 --benchmark_report_aggregates_only=true, --benchmark_format=json, --benchmark_out=FILE, and others.
@@ -89,7 +89,7 @@ void add_attention_options(CLI::App& app, Options& o) {
   add_one(app, "--heads", a.made.query_heads, whole_number(1), "Query heads");
   auto* selector =
       add_one(app, "--selector", a.made.selector, CLI::IsMember({"squeezed", "saap", "quest"}),
-              "What the index is made for: squeezed (clusters), saap (buckets of a "
+              "Selector of the index that is made: squeezed (clusters), saap (buckets of a "
               "classifier) or quest (pages)");
   add_one(app, "--buckets", a.made.buckets, CLI::Range(2, 1 << 20),
           "saap: buckets, and hidden units of the classifier");
@@ -98,7 +98,7 @@ void add_attention_options(CLI::App& app, Options& o) {
   add_list(app, "--budget", a.budget, share, "Shares of the bytes to read, instead of --keep")
       ->excludes(keep);
   add_list(app, "--rule", a.rules, CLI::IsMember({"budget", "threshold"}),
-           "How clusters are chosen; budget reads what is asked for");
+           "How clusters are chosen; budget reads the asked share");
   add_list(app, "--levels", a.levels, CLI::Range(1, 16), "Levels of the centroid tree to use");
   add_one(app, "--query-dtype", a.query_dtype, CLI::IsMember({"f32", "f16", "bf16"}),
           "Type of queries and outputs");
@@ -106,7 +106,7 @@ void add_attention_options(CLI::App& app, Options& o) {
   app.add_option("--save-index", a.save_index, "Leave the index that is made here")
       ->excludes("--index");
   app.add_option("--compute-capability", o.compute_capability,
-                 "Serve as from a GPU of this compute capability (default: what there is)")
+                 "Serve as from a GPU of this compute capability (default: that of the GPU)")
       ->check(CLI::IsMember({"8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}));
 }
 
