@@ -170,7 +170,7 @@ const Field kConfig[] = {
     {"/hidden_size", Type::kInteger, 1, 2147483648},
     {"/intermediate_size", Type::kInteger, 1, 2147483648},
     {"/vocab_size", Type::kInteger, 1, 2147483648},
-    {"/max_position_embeddings", Type::kInteger, 1, 1e12},
+    {"/max_position_embeddings", Type::kInteger, 1, 1099511627776},
     {"/rms_norm_eps", Type::kNumber, 0, 1, true},
     {"/rope_theta", Type::kNumber, 1, 1e19, true},
     {"/tie_word_embeddings", Type::kBoolean, 0, 0, true},

@@ -19,6 +19,7 @@ enum class Type {
   kInteger,  // low .. high
   kNumber,   // low .. high, if they differ
   kBoolean,
+  kAny,   // must be there
   kText,  // any
   kWord,  // one of a few; another is `code`
   kHash,
@@ -54,12 +55,15 @@ inline std::vector<Json> wrong_values(const Field& field, const Json& good) {
   const auto integer = [](double x) { return static_cast<int64_t>(x); };
   switch (field.type) {
     case Type::kInteger:
+      if (field.high >= 9e18) return {number, text, array, true, integer(field.low) - 1, 1e19};
       return {number, text, array, true, integer(field.low) - 1, integer(field.high) + 1, 1e19};
     case Type::kNumber:
       if (field.low == field.high) return {text, array, true};
       return {text, array, true, field.low - 1, field.high + 1};
     case Type::kBoolean:
       return {number, text, array};
+    case Type::kAny:
+      return {};
     case Type::kText:
       return {number, array};
     case Type::kWord:
