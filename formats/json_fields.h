@@ -63,5 +63,4 @@ Result<JsonDocument> parse_json_object(std::string_view text, std::string_view l
 // kCorrupt "LABEL: found VALUE, expected EXPECTED".
 Status unexpected(const JsonValue& found, std::string_view label, std::string_view expected);
 
-
 }  // namespace sqz

@@ -67,15 +67,6 @@ void check_logits(MetadataStrings& in, const char* remedy) {
           concat(in_quotes(kLogitsOfKeys), ": ", remedy));
 }
 
-std::map<std::string, std::string> origin_strings(FileKind kind, const FileOrigin& origin) {
-  return {{"format", "sqz"},
-          {"format_version", "1"},
-          {"kind", kind_name(kind)},
-          {"producer", origin.producer},
-          {"model", to_json(origin.model).str()},
-          {"tokenizer_hash", origin.tokenizer_hash}};
-}
-
 void read_origin(MetadataStrings& in, FileOrigin& origin) {
   origin.producer = in.string("producer");
   origin.tokenizer_hash = in.string("tokenizer_hash");

@@ -8,7 +8,7 @@
 
 #include "formats/base/json.h"
 #include "formats/base/status.h"
-#include "formats/sqz_file.h"
+#include "formats/sqz_container.h"
 
 namespace sqz {
 
@@ -57,8 +57,6 @@ inline constexpr const char* kLogitsOfKeys = "key";
 // Calls in.fail(), with `remedy`, for other logits.
 void check_logits(MetadataStrings& in, const char* remedy);
 
-// What files of every kind begin with: format, version, kind and origin.
-std::map<std::string, std::string> origin_strings(FileKind kind, const FileOrigin& origin);
 void read_origin(MetadataStrings& in, FileOrigin& origin);
 
 // 16 lower-case hexadecimal digits, as XXH3-64 is written; a tokenizer's may be empty.

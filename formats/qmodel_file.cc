@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 
 #include "formats/base/checked.h"
+#include "formats/container_writer.h"
 #include "formats/json_fields.h"
 #include "formats/metadata_strings.h"
 #include "formats/sqz_checksums.h"
@@ -21,43 +21,49 @@ constexpr double kUnitTolerance = 1e-3;  // of a centroid's length: float32 roun
 constexpr const char* kRopedCentroids = "roped_centroids";  // metadata: there, and "stored", or not
 constexpr const char* kStored = "stored";
 
-// The tensors of a layer with buckets, in file order.
-std::vector<ClassifierTensor> fields_of(const QmodelFile& f, bool roped) {
-  auto out = classifier_tensors(f.model, f.buckets, f.hidden);
-  if (!roped) return out;
-  out.push_back({kRopedCentroids, nullptr, &QmodelLayer::roped_centroids, out[0].shape});
-  return out;
+// Calls visit(name, values, dims) for each tensor of a layer with buckets, in file order.
+template <class Layer, class Visit>
+void each_field(const QmodelFile& f, Layer& layer, bool roped, const Visit& visit) {
+  const int64_t d = f.model.head_dim;
+  each_classifier_tensor(layer, f.buckets, f.hidden, d, visit);
+  if (roped) visit(kRopedCentroids, layer.roped_centroids, Dims{f.buckets, d});
 }
 
-std::string tensor_name(int64_t layer, const ClassifierTensor& field) {
-  return concat("layers.", layer, ".", field.name);
+std::string tensor_name(int64_t layer, const std::string& field) {
+  return concat("layers.", layer, ".", field);
 }
 
 bool is_dense(const QmodelFile& f, int64_t layer) {
   return std::binary_search(f.dense.begin(), f.dense.end(), layer);
 }
 
-// Calls visit(layer, field, name of the tensor) for each tensor, in file order.
-template <class Visit>
-void each_tensor(const QmodelFile& f, Visit visit) {
-  const auto fields = fields_of(f, f.has_roped_centroids);
-  for (int64_t layer = 0; layer < f.model.layers; ++layer) {
-    if (is_dense(f, layer)) continue;
-    for (const ClassifierTensor& field : fields) {
-      visit(static_cast<size_t>(layer), field, tensor_name(layer, field));
-    }
+// Calls visit(name, values, dims, layer) for each tensor of the file, in file order.
+template <class File, class Visit>
+void each_tensor(File& f, const Visit& visit) {
+  for (int64_t l = 0; l < f.model.layers; ++l) {
+    if (is_dense(f, l)) continue;
+    each_field(f, f.layers[static_cast<size_t>(l)], f.has_roped_centroids,
+               [&](const std::string& name, auto& values, const Dims& dims) {
+                 visit(name, values, dims, l);
+               });
   }
 }
 
-DType stored_type(const QmodelFile& f, const ClassifierTensor& field) {
-  return std::string_view(field.name).ends_with("weight") ? f.dtype : DType::kF32;
+DType stored_type(const QmodelFile& f, const std::string& field) {
+  return field.ends_with("weight") ? f.dtype : DType::kF32;
 }
 
+bool holds_centroids(const std::string& field) {
+  return field.ends_with("centroids");
+}
+
+// `f.layers` may be empty layers.
 Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& label) {
   std::vector<PlannedTensor> tensors;
-  each_tensor(f, [&](size_t, const ClassifierTensor& field, const std::string& name) {
-    const bool first = field.values == &QmodelLayer::centroids;
-    tensors.push_back({name, stored_type(f, field), field.shape, first ? kPage : kCacheLine});
+  each_tensor(f, [&](const std::string& name, const auto&, Dims dims, int64_t layer) {
+    dims.insert(dims.begin(), f.model.kv_heads);
+    tensors.push_back({tensor_name(layer, name), stored_type(f, name), std::move(dims),
+                       name == "centroids" ? kPage : kCacheLine});
   });
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
@@ -73,7 +79,7 @@ JsonText recall_json(const QmodelFile& f) {
 }
 
 std::map<std::string, std::string> to_strings(const QmodelFile& f) {
-  auto out = origin_strings(FileKind::kQmodel, f);
+  auto out = origin_strings(FileKind::kQmodel, 1, f);
   out["buckets"] = std::to_string(f.buckets);
   out["hidden"] = std::to_string(f.hidden);
   out["recent"] = std::to_string(f.recent);
@@ -176,38 +182,18 @@ Status check_fields(const QmodelFile& f, const Refuse& refuse) {
   return {};
 }
 
-void check_centroids(const QmodelFile& f, int64_t layer, const ClassifierTensor& field,
-                     Problems& problems) {
-  const std::vector<float>& centroids = f.layers[static_cast<size_t>(layer)].*field.values;
+// Every bucket's centroid has length 1.
+void check_centroids(const QmodelFile& f, const std::string& tensor,
+                     const std::vector<float>& centroids, Problems& problems) {
   const auto d = static_cast<size_t>(f.model.head_dim);
   for (size_t row = 0; row * d < centroids.size(); ++row) {
     double square = 0;
     for (size_t i = 0; i < d; ++i) square += std::pow(double{centroids[row * d + i]}, 2);
     if (std::abs(std::sqrt(square) - 1) <= kUnitTolerance) continue;
     const auto c = static_cast<size_t>(f.buckets);
-    note(problems, bad_field(tensor_name(layer, field),
-                             concat("KV head ", row / c, ", bucket ", row % c, ": length"),
-                             concat(std::sqrt(square)), "1"));
+    note(problems, bad_field(tensor, concat("KV head ", row / c, ", bucket ", row % c, ": length"),
+                             std::sqrt(square), "1"));
     return;
-  }
-}
-
-void check_contents(const QmodelFile& f, Problems& problems) {
-  const auto finite = [](float x) { return std::isfinite(x); };
-  for (int64_t l = 0; l < f.model.layers; ++l) {
-    const QmodelLayer& layer = f.layers[static_cast<size_t>(l)];
-    for (const ClassifierTensor& field : fields_of(f, f.has_roped_centroids)) {
-      const std::vector<float>& values = layer.*field.values;
-      const auto bad = std::find_if_not(values.begin(), values.end(), finite);
-      const bool directions =
-          field.values == &QmodelLayer::centroids || field.values == &QmodelLayer::roped_centroids;
-      if (bad != values.end()) {
-        note(problems, bad_field(tensor_name(l, field), concat("element ", bad - values.begin()),
-                                 concat(*bad), "a finite number"));
-      } else if (directions) {
-        check_centroids(f, l, field, problems);
-      }
-    }
   }
 }
 
@@ -216,17 +202,18 @@ Result<QmodelFile> open_qmodel(const std::string& path, Env& env, VerifyReport& 
                        open_container(path, FileKind::kQmodel, OpenMode::kMmap, env));
   SQZ_ASSIGN_OR_RETURN(QmodelFile f, qmodel_from_strings(container.header.metadata, path));
   SQZ_RETURN_IF_ERROR(check_fields(f, Refuse{path + ": __metadata__"}));
-  SQZ_RETURN_IF_ERROR(match_tensors(container.header, plan(f, path), path));
   f.layers.resize(static_cast<size_t>(f.model.layers));
-  each_tensor(f, [&](size_t layer, const ClassifierTensor& field, const std::string& name) {
-    const DType dtype = stored_type(f, field);
-    const std::span<const std::byte> bytes = container.tensor(name);
-    std::vector<float>& values = f.layers[layer].*field.values;
-    values.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
-    to_floats(bytes.data(), dtype, std::ssize(values), values.data());
-  });
+  SQZ_RETURN_IF_ERROR(match_tensors(container.header, plan(f, path), path));
   report = check_tensors(container);
-  check_contents(f, report.problems);
+  each_tensor(f,
+              [&](const std::string& name, std::vector<float>& values, const Dims&, int64_t layer) {
+                const DType dtype = stored_type(f, name);
+                const std::string tensor = tensor_name(layer, name);
+                const std::span<const std::byte> bytes = container.tensor(tensor);
+                values.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
+                to_floats(bytes.data(), dtype, std::ssize(values), values.data());
+                if (holds_centroids(name)) check_centroids(f, tensor, values, report.problems);
+              });
   return f;
 }
 
@@ -236,19 +223,24 @@ Status check_to_write(const QmodelFile& f, const std::string& path) {
   if (std::ssize(f.layers) != f.model.layers) {
     return refuse("layers", f.layers.size(), f.model.layers);
   }
-  for (int64_t l = 0; l < f.model.layers; ++l) {
-    for (const ClassifierTensor& field : fields_of(f, true)) {
-      const auto found = std::ssize(f.layers[static_cast<size_t>(l)].*field.values);
-      const auto count = checked_elements(field.shape);
-      const bool roped = field.values == &QmodelLayer::roped_centroids;
-      const bool none = is_dense(f, l) || (roped && !f.has_roped_centroids);
-      const int64_t expected = none ? 0 : count.value_or(-1);
-      if (found == expected) continue;
-      return refuse(tensor_name(l, field), concat(found, " values"), expected);
-    }
-  }
   Problems problems;
-  check_contents(f, problems);
+  for (int64_t l = 0; l < f.model.layers; ++l) {
+    const auto check = [&](const std::string& name, const std::vector<float>& values, Dims dims) {
+      const std::string tensor = tensor_name(l, name);
+      dims.push_back(f.model.kv_heads);
+      const bool none = is_dense(f, l) || (name == kRopedCentroids && !f.has_roped_centroids);
+      const int64_t expected = none ? 0 : checked_elements(dims).value_or(-1);
+      if (std::ssize(values) != expected) {
+        note(problems, bad_field(tensor, "values", values.size(), expected));
+      } else if (!std::all_of(values.begin(), values.end(),
+                              [](float x) { return std::isfinite(x); })) {
+        note(problems, bad_field(tensor, "values", "NaN or infinity", "finite numbers"));
+      } else if (holds_centroids(name)) {
+        check_centroids(f, tensor, values, problems);
+      }
+    };
+    each_field(f, f.layers[static_cast<size_t>(l)], true, check);
+  }
   return first_of(problems, path, Code::kInvalidArgument);
 }
 
@@ -258,21 +250,35 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
                                    QmodelFile qmodel) {
   if (qmodel.producer.empty()) qmodel.producer = producer_name();
   SQZ_RETURN_IF_ERROR(check_to_write(qmodel, path));
-  SQZ_ASSIGN_OR_RETURN(const auto tensors, plan(qmodel, path));
-  std::map<std::string, std::vector<BFloat16>> rounded;
-  std::set<std::string> names;  // what the views of `contents` look at
-  TensorContents contents;
-  each_tensor(qmodel, [&](size_t layer, const ClassifierTensor& field, const std::string& tensor) {
-    const std::string& name = *names.insert(tensor).first;
-    const std::vector<float>& values = qmodel.layers[layer].*field.values;
-    contents[name] = std::as_bytes(std::span(values));
-    if (stored_type(qmodel, field) == DType::kF32) return;
-    std::vector<BFloat16>& out = rounded[name];
-    out.resize(values.size());
-    std::transform(values.begin(), values.end(), out.begin(), to_bfloat16);
-    contents[name] = std::as_bytes(std::span(out));
+  SQZ_ASSIGN_OR_RETURN(auto tensors, plan(qmodel, path));
+  SQZ_ASSIGN_OR_RETURN(ContainerLayout layout,
+                       ContainerLayout::make(to_strings(qmodel), std::move(tensors)));
+  SQZ_ASSIGN_OR_RETURN(ContainerWriter file,
+                       ContainerWriter::create(env, path, replace, std::move(layout)));
+  Status status;
+  each_tensor(qmodel, [&](const std::string& name, const std::vector<float>& values, const Dims&,
+                          int64_t layer) {
+    if (!status.ok()) return;
+    std::vector<BFloat16> rounded;
+    if (stored_type(qmodel, name) == DType::kBF16) {
+      rounded.resize(values.size());
+      std::transform(values.begin(), values.end(), rounded.begin(), to_bfloat16);
+    }
+    status =
+        file.put(tensor_name(layer, name), rounded.empty() ? std::as_bytes(std::span(values))
+                                                           : std::as_bytes(std::span(rounded)));
   });
-  return write_container(env, path, replace, to_strings(qmodel), tensors, contents);
+  SQZ_RETURN_IF_ERROR(status);
+  return file.commit();
+}
+
+ClassifierView view_of(const QmodelLayer& layer, int64_t hidden) {
+  return {.hidden = hidden,
+          .centroids = layer.centroids.data(),
+          .hidden_weight = layer.hidden_weight.data(),
+          .hidden_bias = layer.hidden_bias.data(),
+          .output_weight = layer.output_weight.data(),
+          .output_bias = layer.output_bias.data()};
 }
 
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env) {

@@ -41,6 +41,9 @@ struct QmodelRecall {
   double recall = 0;       // in [0, 1]
 };
 
+// The layer's tensors, borrowed.
+ClassifierView view_of(const QmodelLayer& layer, int64_t hidden);
+
 struct QmodelFile : FileOrigin {
   int64_t buckets = 0;         // C, at least 2
   int64_t hidden = 0;          // H, at least 1

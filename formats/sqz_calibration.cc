@@ -64,13 +64,6 @@ void drop_old_policies(const IndexMetadata& metadata, Calibration& calibration) 
   keep_first_policy(calibration.coarse, std::max(metadata.levels - 1, 1));
 }
 
-std::string calibration_text(const Calibration& calibration) {
-  return JsonText({{"queries", calibration.queries},
-                   {"source", calibration.source},
-                   {"coarse_keep", calibration.coarse_keep}})
-      .str();
-}
-
 Status parse_calibration_text(const std::string& text, int levels, const std::string& path,
                               Calibration& calibration) {
   const std::string label = path + ": __metadata__: calibration";

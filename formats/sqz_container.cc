@@ -9,6 +9,7 @@
 #include "formats/base/hash.h"
 #include "formats/base/json.h"
 #include "formats/metadata_strings.h"
+#include "formats/sqz_file.h"
 
 namespace sqz {
 namespace {
@@ -20,10 +21,6 @@ struct Kind {
 constexpr Kind kFileKinds[] = {{"index", "an index"}, {"qmodel", "a query classifier"}};
 const Kind& kind_of(FileKind kind) {
   return kFileKinds[static_cast<size_t>(kind)];
-}
-
-bool has_checksum(std::string_view tensor) {
-  return !tensor.starts_with(kPaddingPrefix) && tensor != kHeaderHashName;
 }
 
 Result<std::shared_ptr<std::byte>> read_all(const ReadFile& file) {
@@ -166,10 +163,10 @@ Status match_tensors(const SafetensorsHeader& header,
       if (found.dtype == DType::kU8 && found.shape.size() == 1) continue;
       return refuse(field, type_of(found), "a padding: U8, one dimension");
     }
-    if (next == plan->size()) return refuse(field, "a tensor too many", "the end of the file");
+    if (next == plan->size()) return refuse("tensors", in_quotes(found.name), "their end");
     const PlannedTensor& want = (*plan)[next++];
     if (found.name != want.name) {
-      return refuse(field, "it", concat("tensor ", in_quotes(want.name), " here"));
+      return refuse("tensors", in_quotes(found.name), in_quotes(want.name) + " at this place");
     }
     if (found.dtype != want.dtype || found.shape != want.shape) {
       return refuse(field, type_of(found), type_of(want));
@@ -180,7 +177,7 @@ Status match_tensors(const SafetensorsHeader& header,
     }
   }
   if (next == plan->size()) return {};
-  return refuse("tensor " + in_quotes((*plan)[next].name), "nothing", "it");
+  return refuse("tensors", "their end", in_quotes((*plan)[next].name));
 }
 
 bool has_kind(const std::string& path, FileKind kind, Env& env) {
@@ -190,47 +187,6 @@ bool has_kind(const std::string& path, FileKind kind, Env& env) {
   if (!header.ok()) return false;
   const auto found = header->metadata.find("kind");
   return found != header->metadata.end() && found->second == kind_name(kind);
-}
-
-Result<uint64_t> write_container(Env& env, const std::string& path, bool replace,
-                                 std::map<std::string, std::string> metadata,
-                                 std::vector<PlannedTensor> unplaced,
-                                 const TensorContents& contents) {
-  SQZ_ASSIGN_OR_RETURN(const auto tensors, place_tensors(std::move(unplaced)));
-  std::vector<uint64_t> hashes(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (has_checksum(tensors[i].name)) hashes[i] = xxh3_64(contents.at(tensors[i].name));
-  }
-  metadata[kChecksumsKey] = checksum_text(tensors, hashes);
-  const std::string text = header_text(metadata, tensors);
-  const std::string header = sealed_header(text, data_start(text.size()));
-  const auto head = std::as_bytes(std::span(header));
-  const auto header_hash = xxh3_128(head);
-
-  SQZ_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(env, path, replace));
-  SQZ_RETURN_IF_ERROR(file.file().write(0, head));
-  const std::array<std::byte, kPage> zeros{};
-  for (const PlannedTensor& tensor : tensors) {
-    const auto bytes = has_checksum(tensor.name) ? contents.at(tensor.name)
-                       : tensor.name == kHeaderHashName
-                           ? std::span<const std::byte>(header_hash)
-                           : std::span(zeros).first(static_cast<size_t>(tensor.bytes));
-    SQZ_RETURN_IF_ERROR(file.file().write(head.size() + tensor.offset, bytes));
-  }
-  SQZ_RETURN_IF_ERROR(file.commit());
-  return head.size() + tensors.back().offset + tensors.back().bytes;
-}
-
-uint64_t data_start(uint64_t text_bytes) {
-  return (8 + text_bytes + kPage - 1) / kPage * kPage;
-}
-
-std::string sealed_header(std::string text, uint64_t data_offset) {
-  const uint64_t room = data_offset - 8;
-  text.resize(static_cast<size_t>(room), ' ');
-  std::string length(8, '\0');
-  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(room >> (8 * i) & 0xff);
-  return length + text;
 }
 
 PlannedTensor header_hash_tensor() {
@@ -248,56 +204,6 @@ Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& labe
     tensor.bytes = static_cast<uint64_t>(*bytes);
   }
   return {};
-}
-
-Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tensors) {
-  std::vector<PlannedTensor> placed;
-  placed.reserve(2 * tensors.size());
-  uint64_t end = 0;
-  int64_t paddings = 0;
-  for (PlannedTensor& tensor : tensors) {
-    const uint64_t gap = (tensor.alignment - end % tensor.alignment) % tensor.alignment;
-    if (gap > 0) {
-      placed.push_back({.name = concat(kPaddingPrefix, paddings++),
-                        .shape = {static_cast<int64_t>(gap)},
-                        .offset = end,
-                        .bytes = gap});
-    }
-    tensor.offset = end + gap;  // no overflow: end is at most 2^63, see below
-    end = tensor.offset + tensor.bytes;
-    if (end > uint64_t{INT64_MAX}) {
-      return Status(Code::kInvalidArgument,
-                    concat("the index would be larger than 2^63 bytes at ", tensor.name));
-    }
-    placed.push_back(std::move(tensor));
-  }
-  return placed;
-}
-
-std::string header_text(const std::map<std::string, std::string>& metadata,
-                        std::span<const PlannedTensor> tensors) {
-  std::string out = "{\"__metadata__\":" + JsonText(metadata).str();
-  for (const PlannedTensor& tensor : tensors) {
-    out += ',' + JsonText(tensor.name).str() +
-           ":{\"dtype\":" + JsonText(dtype_name(tensor.dtype)).str() +
-           ",\"shape\":" + JsonText(tensor.shape).str() + ",\"data_offsets\":" +
-           JsonText(std::vector{tensor.offset, tensor.offset + tensor.bytes}).str() + '}';
-  }
-  out += '}';
-  return out;
-}
-
-std::string checksum_text(std::span<const PlannedTensor> tensors,
-                          std::span<const uint64_t> hashes) {
-  std::string out = "{";
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!has_checksum(tensors[i].name)) continue;
-    if (out.size() > 1) out += ',';
-    out += JsonText(tensors[i].name).str() + ':' +
-           JsonText(hex(hashes.empty() ? uint64_t{0} : hashes[i])).str();
-  }
-  out += '}';
-  return out;
 }
 
 }  // namespace sqz

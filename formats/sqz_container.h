@@ -12,9 +12,17 @@
 #include <vector>
 
 #include "formats/base/file.h"
+#include "formats/model_description.h"
 #include "formats/safetensors.h"
 
 namespace sqz {
+
+// Where a file comes from, of every kind.
+struct FileOrigin {
+  std::string producer;  // "sqz 0.1.0"; empty when written: this build's
+  ModelDescription model;
+  std::string tokenizer_hash;  // XXH3-64 hex of the tokenizer file; empty if ids were given
+};
 
 enum class FileKind { kIndex, kQmodel };
 // "index", "qmodel": the metadata's `kind`.
@@ -61,23 +69,11 @@ struct PlannedTensor {
   uint64_t bytes = 0;
 };
 
-// The one that ends every file.
+// The tensor that ends every file.
 PlannedTensor header_hash_tensor();
 
 // Sets every tensor's bytes from its shape; kInvalidArgument if one overflows.
 Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label);
-
-// Tensors with bytes, in file order: with offsets, and with the paddings that the alignments ask
-// for.
-Result<std::vector<PlannedTensor>> place_tensors(std::vector<PlannedTensor> tensors);
-
-// The header's JSON text: metadata first, then the tensors in order.
-std::string header_text(const std::map<std::string, std::string>& metadata,
-                        std::span<const PlannedTensor> tensors);
-
-// JSON text of {name: hash}, of the tensors that have a checksum. `hashes`: one a tensor, those of
-// others are ignored; empty stands for zeros (the text has the same length).
-std::string checksum_text(std::span<const PlannedTensor> tensors, std::span<const uint64_t> hashes);
 
 // kCorrupt or kUnsupported, naming the field, for whatever is no whole file of this kind that this
 // build reads. The cost does not grow with the tensors, but in OpenMode::kRead.
@@ -91,20 +87,5 @@ Status match_tensors(const SafetensorsHeader& header,
 
 // Whether a file says that it is of this kind; false also where it cannot be read.
 bool has_kind(const std::string& path, FileKind kind, Env& env = Env::posix());
-
-// What each tensor of a file is to hold, by name.
-using TensorContents = std::map<std::string_view, std::span<const std::byte>>;
-
-// Publishes a whole file by AtomicFile and returns its size. `tensors`: sized, in file order, with
-// the header's hash last; all but the hash are in `contents`, with as many bytes as planned.
-Result<uint64_t> write_container(Env& env, const std::string& path, bool replace,
-                                 std::map<std::string, std::string> metadata,
-                                 std::vector<PlannedTensor> tensors,
-                                 const TensorContents& contents);
-
-// Where the data begin after a header of so many bytes of JSON text.
-uint64_t data_start(uint64_t text_bytes);
-// The first `data_offset` bytes of a file: length, text, spaces. The text must fit.
-std::string sealed_header(std::string text, uint64_t data_offset);
 
 }  // namespace sqz

@@ -10,86 +10,24 @@
 namespace sqz {
 namespace {
 
-// n_k of every sparse layer, from the centroids' shapes; the rest follows from the metadata.
-Result<std::vector<LayerShape>> layer_shapes(const IndexMetadata& metadata,
-                                             const SafetensorsHeader& header,
-                                             const std::string& path) {
-  std::vector<LayerShape> shapes;
-  for (int64_t l = 0; std::cmp_less(l, metadata.layers.size()); ++l) {
-    shapes.push_back(shape_without_clusters(metadata, l));
-    const bool dense = metadata.layers[static_cast<size_t>(l)].dense;
-    for (int k = 1; k <= metadata.levels && !dense; ++k) {
-      const std::string name = layer_prefix(l) + level_prefix(static_cast<size_t>(k)) + "centroids";
+// n_k of every sparse layer, from the centroids' shapes; the other sizes follow from the metadata.
+Result<ClusterCounts> cluster_counts(const IndexMetadata& metadata, const SafetensorsHeader& header,
+                                     const std::string& path) {
+  ClusterCounts out(metadata.layers.size());
+  for (size_t l = 0; l < out.size(); ++l) {
+    for (int k = 1; k <= metadata.levels && !metadata.layers[l].dense; ++k) {
+      const std::string name =
+          concat(layer_prefix(static_cast<int64_t>(l)), level_prefix(k), "centroids");
       const TensorInfo* centroids = header.find(name);
       if (!centroids || centroids->shape.size() != 3) {
         return Refuse{path}(
             "tensor " + in_quotes(name), centroids ? shape_text(centroids->shape) : "nothing",
             concat("[", metadata.model.kv_heads, ", clusters, ", metadata.model.head_dim, "]"));
       }
-      shapes.back().clusters.push_back(centroids->shape[1]);
+      out[l].push_back(centroids->shape[1]);
     }
   }
-  return shapes;
-}
-
-LayerView view_of(const IndexMetadata& metadata, int64_t layer, const LayerShape& shape,
-                  const SqzContainer& file) {
-  // Null if there is no such tensor. Alignment was checked against the file, whose bytes start on a
-  // page in memory.
-  const std::string prefix = layer_prefix(layer);
-  const auto set = [&]<class T>(const T*& pointer, const std::string& name) {
-    pointer = reinterpret_cast<const T*>(file.tensor(prefix + name).data());
-  };
-  LayerView view;
-  view.dtype = metadata.dtype;
-  view.kv_heads = metadata.model.kv_heads;
-  view.head_dim = metadata.model.head_dim;
-  view.slots = shape.slots;
-  view.exact = shape.exact;
-  view.levels = static_cast<int>(shape.clusters.size());
-  for (size_t k = 0; k < shape.clusters.size(); ++k) {
-    const std::string name = level_prefix(k + 1);
-    view.level[k].clusters = shape.clusters[k];
-    set(view.level[k].centroids, name + "centroids");
-    set(view.level[k].offsets, name + "offsets");
-    set(view.level[k].value_means, name + "value_means");
-  }
-  if (view.slots > 0 && metadata.partition == Partition::kPages) {
-    view.page_size = metadata.page_size;
-    view.pages = page_count(view.slots, view.page_size);
-    set(view.page_min, "pages.min");
-    set(view.page_max, "pages.max");
-  }
-  if (view.slots > 0 && metadata.partition == Partition::kBuckets) {
-    view.buckets = metadata.buckets;
-    view.classifier.hidden = metadata.hidden;
-    set(view.bucket_offsets, "buckets.offsets");
-    for (const auto& part : classifier_tensors(metadata.model, view.buckets, metadata.hidden)) {
-      set(view.classifier.*part.view, concat("buckets.", part.name));
-    }
-  }
-  set(view.positions, "positions");
-  set(view.heavy, "heavy");
-  view.rotation = reinterpret_cast<const float*>(file.tensor(kRotationName).data());
-  const RowKind layer_rows = metadata.rows_of(layer);
-  const auto set_codes = [&](CodedRows& rows, int bits, const std::string& name) {
-    rows.bits = bits;
-    set(rows.codes, name);
-    set(rows.scales, name + ".scales");
-  };
-  if (view.slots > 0 && layer_rows != RowKind::k16) {
-    set_codes(view.coded_keys, 8, "keys");
-    set_codes(view.coded_values, 8, "values");
-  } else {
-    set(view.keys, "keys");
-    set(view.values, "values");
-  }
-  if (view.slots > 0 && metadata.key_codes > 0) {
-    set_codes(view.key_codes, metadata.key_codes, "key_codes");
-  }
-  set(view.exact_keys, "exact.keys");
-  set(view.exact_values, "exact.values");
-  return view;
+  return out;
 }
 
 }  // namespace
@@ -105,10 +43,18 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
     return Refuse{path}(concat("__metadata__: ", kCalibrationKey), "nothing", "a value");
   }
 
-  SQZ_ASSIGN_OR_RETURN(const auto shapes, layer_shapes(s.metadata_, header, path));
-  SQZ_RETURN_IF_ERROR(match_tensors(header, plan_tensors(s.metadata_, shapes, path), path));
-  for (const LayerShape& shape : shapes) {
-    s.layers_.push_back(view_of(s.metadata_, std::ssize(s.layers_), shape, s.container_));
+  SQZ_ASSIGN_OR_RETURN(const ClusterCounts clusters, cluster_counts(s.metadata_, header, path));
+  SQZ_RETURN_IF_ERROR(match_tensors(header, plan_tensors(s.metadata_, clusters, path), path));
+  for (const std::vector<int64_t>& own : clusters) {
+    const int64_t layer = std::ssize(s.layers_);
+    LayerView view = layer_shape(s.metadata_, layer, own);
+    each_tensor(s.metadata_, view, [&](const std::string& name, auto& pointer, DType, const Dims&) {
+      // Aligned: match_tensors() saw to the place in the file, which starts on a page in memory.
+      pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(
+          s.tensor(layer_prefix(layer) + name).data());
+    });
+    view.rotation = reinterpret_cast<const float*>(s.tensor(kRotationName).data());
+    s.layers_.push_back(view);
   }
   if (mode == OpenMode::kVerify) SQZ_RETURN_IF_ERROR(file->check_whole());
   return std::shared_ptr<const SqzFile>(std::move(file));

@@ -109,13 +109,6 @@ struct LayerBudgets {
   std::vector<double> cosine;   // [layers], mean over tokens, in [-1, 1]
 };
 
-// What .sqz files of every kind say of themselves.
-struct FileOrigin {
-  std::string producer;  // "sqz 0.1.0"; empty when written: this build's
-  ModelDescription model;
-  std::string tokenizer_hash;  // XXH3-64 hex of the tokenizer file; empty if ids were given
-};
-
 // Everything in "__metadata__" but the checksums, decoded and range-checked.
 struct IndexMetadata : FileOrigin {
   int64_t version = kFormatVersion;  // of the file that was read

@@ -17,17 +17,6 @@ constexpr int64_t kMaxBuckets = int64_t{1} << 20;    // of buckets and hidden un
 constexpr int64_t kVersionOfCodes = 2;  // earlier readers do not know their tensors
 constexpr const char* kPartitions[] = {"kmeans", "pages", "pruned", "buckets"};
 
-JsonText layers_to_json(const IndexMetadata& metadata) {
-  std::vector<JsonText> out;
-  for (const LayerPolicy& layer : metadata.layers) {
-    JsonMembers members = {{"dense", layer.dense}, {"window", layer.window}};
-    if (metadata.pruned) members["kept"] = layer.kept;
-    if (layer.rows16) members["rows"] = rows_name(RowKind::k16);
-    out.push_back(members);
-  }
-  return out;
-}
-
 Result<std::vector<LayerPolicy>> layers_from_json(const JsonValue& json, bool pruned,
                                                   const std::string& label) {
   if (!json.is_array()) return unexpected(json, label, "an array of one object a layer");
@@ -281,41 +270,6 @@ Status check_metadata(const IndexMetadata& m, const std::string& label, Code cod
   SQZ_RETURN_IF_ERROR(check_windows(m, refuse));
   if (!m.layer_budgets) return {};
   return check_budgets(*m.layer_budgets, m.model.layers, {label + ": layer_budgets", code});
-}
-
-std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
-  auto out = origin_strings(FileKind::kIndex, m);
-  out["tokens_hash"] = m.tokens_hash;
-  out["tokens"] = std::to_string(m.tokens);
-  out["sink"] = std::to_string(m.sink);
-  out["tail"] = std::to_string(m.tail);
-  out["partition"] = partition_name(m.partition);
-  out["levels"] = std::to_string(m.levels);
-  out["dtype"] = dtype_name(m.dtype);
-  out["kv"] = "true";  // earlier readers want it
-  out["value_means"] = JsonText(m.has_value_means).str();
-  out["layers"] = layers_to_json(m).str();
-  out["build"] = m.build.str();
-  if (m.partition == Partition::kPages) out["page_size"] = std::to_string(m.page_size);
-  if (m.partition == Partition::kBuckets) {
-    out["buckets"] = std::to_string(m.buckets);
-    out["hidden"] = std::to_string(m.hidden);
-    out[kLogitsKey] = kLogitsOfKeys;
-  }
-  out["format_version"] = std::to_string(kFormatVersion);
-  if (m.rows != RowKind::k16) out["rows"] = rows_name(m.rows);
-  if (m.key_codes > 0) out["key_codes"] = std::to_string(m.key_codes);
-  if (m.has_rotation()) out["rotation_seed"] = std::to_string(m.rotation_seed);
-  if (m.key_calibration) out["key_calibration"] = "true";
-  if (m.heavy_hitters) out["heavy_hitters"] = "true";
-  if (m.pruned) {
-    const PrunedPolicy& p = *m.pruned;
-    out["pruned"] =
-        JsonText({{"selector", p.selector}, {"budget", p.budget}, {"keep", p.keep}}).str();
-  }
-  if (m.layer_budgets) out["layer_budgets"] = to_json(*m.layer_budgets).str();
-  if (!m.chat.is_null()) out["chat"] = m.chat.str();
-  return out;
 }
 
 std::string build_id(std::map<std::string, std::string> metadata, const std::string& source) {

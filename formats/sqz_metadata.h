@@ -21,8 +21,6 @@ Result<LayerBudgets> budgets_from_json(const JsonValue& json, const std::string&
 // Ranges, and that the fields fit each other and `layers` of a model.
 Status check_budgets(const LayerBudgets& budgets, int64_t layers, const Refuse& refuse);
 
-std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& metadata);
-
 Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::string>& strings,
                                             const std::string& path);
 
@@ -35,8 +33,7 @@ Status check_same_build(const std::map<std::string, std::string>& found,
                         const std::map<std::string, std::string>& expected,
                         const std::string& path);
 
-// The parameters (queries, source, coarse_keep) as JSON text, and back into `calibration`.
-std::string calibration_text(const Calibration& calibration);
+// Reads the parameters (queries, source, coarse_keep) of a calibration.
 Status parse_calibration_text(const std::string& text, int levels, const std::string& path,
                               Calibration& calibration);
 

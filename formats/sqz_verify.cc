@@ -28,8 +28,7 @@ class HeadCheck {
     for (int k = 0; k < layer_.levels; ++k) {
       const LevelView& level = layer_.level[static_cast<size_t>(k)];
       const bool finest = k + 1 == layer_.levels;
-      check_offsets(level_prefix(static_cast<size_t>(k) + 1) + "offsets", level.offsets,
-                    level.clusters,
+      check_offsets(level_prefix(k + 1) + "offsets", level.offsets, level.clusters,
                     finest ? layer_.slots : layer_.level[static_cast<size_t>(k) + 1].clusters, 1);
     }
     if (layer_.pages > 0) check_ascending(0, layer_.slots);

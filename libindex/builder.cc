@@ -78,7 +78,8 @@ class Builder final : public IndexBuilder {
 
   Result<BuildPlan> plan(bool on_device) const override {
     BuildPlan plan;
-    SQZ_ASSIGN_OR_RETURN(plan.bytes, SqzWriter::planned_bytes(layout_.metadata, layout_.shapes));
+    SQZ_ASSIGN_OR_RETURN(plan.bytes,
+                         SqzWriter::planned_bytes(layout_.metadata, layout_.cluster_counts));
     plan.peak_memory = peak_memory(layout_, options_);
     plan.clusters = report_.clusters;
     plan.pages = report_.pages;
@@ -109,8 +110,8 @@ class Builder final : public IndexBuilder {
   Status begin(Env& env, const std::string& path, bool replace) override {
     if (writer_ != nullptr) return ended();
     const auto make = [&]() -> Status {
-      SQZ_ASSIGN_OR_RETURN(writer_,
-                           SqzWriter::create(env, path, replace, layout_.metadata, layout_.shapes));
+      SQZ_ASSIGN_OR_RETURN(
+          writer_, SqzWriter::create(env, path, replace, layout_.metadata, layout_.cluster_counts));
       return {};
     };
     return within_memory(make, kNoMemory);
@@ -173,7 +174,7 @@ class Builder final : public IndexBuilder {
   Status add(int64_t layer, const LayerInput& input,
              const std::function<void(int64_t, int64_t)>& progress) {
     SQZ_RETURN_IF_ERROR(check_input(layer, input));
-    const bool sparse = layout_.shapes[layer].slots > 0;
+    const bool sparse = !layout_.metadata.layers[layer].dense;
     if (sparse && (engine_ != nullptr || keys_ != nullptr)) {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
     }
@@ -189,15 +190,15 @@ class Builder final : public IndexBuilder {
       SQZ_RETURN_IF_ERROR(check_attention(layer, input.attention));
       store().order_heavy(input.attention);
     }
-    if (sparse) SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store().data().keys));
+    if (sparse) SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store().buffers().keys));
     SQZ_RETURN_IF_ERROR(written());
     const Timer timer(report_.seconds.write);
-    LayerData data = store().data();
+    LayerView data = layout_.shape(layer);
+    store().point(data);
     SQZ_RETURN_IF_ERROR(compressor_.compress(layer, data, threads_));
     // Where no thread can be had, written() writes.
-    writing_ = std::async(
-        std::launch::async | std::launch::deferred,
-        [this, layer, kept = std::move(data)] { return writer_->write_layer(layer, kept); });
+    writing_ = std::async(std::launch::async | std::launch::deferred,
+                          [this, layer, data] { return writer_->write_layer(layer, data); });
     ++next_layer_;
     return Status();
   }
@@ -288,7 +289,7 @@ class Builder final : public IndexBuilder {
   }
 
   LayerProblem layer_problem(int64_t layer, const LayerInput& input) const {
-    const bool dense = layout_.shapes[layer].clusters.empty();
+    const bool dense = layout_.cluster_counts[layer].empty();
     LayerProblem problem = problem_of(layout_, options_);
     if (dense) {
       problem.sink = layout_.dense_first(layer);

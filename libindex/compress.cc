@@ -82,23 +82,18 @@ class RowEncoder {
   std::vector<float> rotated_;
 };
 
-struct Residuals {
-  std::span<const std::byte> rows;    // [Hkv, M, d]
-  std::span<const std::byte> means;   // [Hkv, n, d] of the finest level
-  std::span<const uint32_t> offsets;  // [Hkv, n + 1]
-  int64_t heads = 0, dim = 0;
-};
-
+// Codes of rows [Hkv, M, d] of a layer, as residuals of the means [Hkv, n, d] of its finest level.
 // codes, scales: [Hkv, M, ...].
 template <class T>
-Status encode(const Residuals& in, int bits, const std::vector<float>& rotation, int64_t layer,
-              const char* what, int threads, std::byte* codes, T* scales) {
-  const int64_t clusters = std::ssize(in.offsets) / in.heads - 1, d = in.dim;
-  const int64_t slots = std::ssize(in.rows) / (in.heads * d * dtype_size(DType::kBF16));
-  return parallel_for(in.heads, threads, [&](int64_t head) {
-    const uint32_t* offsets = in.offsets.data() + head * (clusters + 1);
-    const T* rows = reinterpret_cast<const T*>(in.rows.data()) + head * slots * d;
-    const T* means = reinterpret_cast<const T*>(in.means.data()) + head * clusters * d;
+Status encode(const LayerView& layer, const void* all_rows, const void* all_means, int bits,
+              const std::vector<float>& rotation, const std::string& what, int threads,
+              std::byte* codes, T* scales) {
+  const LevelView& finest = layer.level[static_cast<size_t>(layer.levels - 1)];
+  const int64_t clusters = finest.clusters, slots = layer.slots, d = layer.head_dim;
+  return parallel_for(layer.kv_heads, threads, [&](int64_t head) {
+    const uint32_t* offsets = finest.offsets + head * (clusters + 1);
+    const T* rows = static_cast<const T*>(all_rows) + head * slots * d;
+    const T* means = static_cast<const T*>(all_means) + head * clusters * d;
     RowEncoder<T> encoder(d, bits, rotation);
     std::vector<float> residual(static_cast<size_t>(d));
     for (int64_t c = 0; c < clusters; ++c) {
@@ -110,36 +105,12 @@ Status encode(const Residuals& in, int bits, const std::vector<float>& rotation,
         const int64_t row = head * slots + slot;
         scales[row] = encoder.encode(residual.data(), codes + row * code_bytes(d, bits));
         if (std::isfinite(to_float(scales[row]))) continue;
-        return Status(Code::kNumeric,
-                      concat("layer ", layer, ", KV head ", head, ", slot ", slot, ": the ", what,
-                             " is too far from its cluster's mean"));
+        return Status(Code::kNumeric, concat(what, ", KV head ", head, ", slot ", slot,
+                                             ": too far from its cluster's mean"));
       }
     }
     return Status();
   });
-}
-
-// The tensors of a layer that may get rows of codes.
-LayerData data_of(const SqzFile& index, int64_t layer) {
-  const std::string prefix = layer_prefix(layer);
-  const auto bytes = [&](const std::string& name) { return index.tensor(prefix + name); };
-  const auto numbers = [&](const std::string& name) {
-    const auto data = bytes(name);
-    return std::span(reinterpret_cast<const uint32_t*>(data.data()), data.size() / 4);
-  };
-  LayerData data;
-  for (int k = 1; k <= index.layer(layer).levels; ++k) {
-    const std::string level = level_prefix(static_cast<size_t>(k));
-    data.levels.push_back(
-        {bytes(level + "centroids"), bytes(level + "value_means"), numbers(level + "offsets")});
-  }
-  data.positions = numbers("positions");
-  data.heavy = numbers("heavy");
-  data.keys = bytes("keys");
-  data.values = bytes("values");
-  data.exact_keys = bytes("exact.keys");
-  data.exact_values = bytes("exact.values");
-  return data;
 }
 
 Status check_compressible(const SqzFile& index) {
@@ -205,36 +176,31 @@ LayerCompressor::LayerCompressor(const IndexMetadata& metadata) : metadata_(meta
   }
 }
 
-Status LayerCompressor::compress(int64_t layer, LayerData& data, int threads) {
-  const RowKind rows = metadata_.rows_of(layer);
-  if (data.levels.empty() || (rows == RowKind::k16 && metadata_.key_codes == 0)) return {};
-  const LayerData::Level& finest = data.levels.back();
-  const int64_t heads = metadata_.model.kv_heads, dim = metadata_.model.head_dim;
-  const auto slots = std::ssize(data.positions) / heads;
-  const auto make = [&](std::span<const std::byte> from, std::span<const std::byte> means,
-                        const char* what, int bits, Coded& out) {
-    out.codes.resize(static_cast<size_t>(heads * slots * code_bytes(dim, bits)));
-    out.scales.resize(static_cast<size_t>(heads * slots * dtype_size(metadata_.dtype)));
-    const Residuals in = {from, means, finest.offsets, heads, dim};
+Status LayerCompressor::compress(int64_t layer, LayerView& data, int threads) {
+  if (data.levels == 0) return {};
+  const LevelView& finest = data.level[static_cast<size_t>(data.levels - 1)];
+  const auto make = [&](const void* rows, const void* means, const char* what, Coded& out,
+                        CodedRows& coded) {
+    const auto count = data.kv_heads * data.slots;
+    out.codes.resize(static_cast<size_t>(count * code_bytes(data.head_dim, coded.bits)));
+    out.scales.resize(static_cast<size_t>(count * dtype_size(data.dtype)));
+    coded.codes = out.codes.data();
+    coded.scales = out.scales.data();
     const auto run = [&](auto* scales) {
-      return encode(in, bits, rotation_, layer, what, threads, out.codes.data(), scales);
+      return encode(data, rows, means, coded.bits, rotation_, concat("layer ", layer, ", ", what),
+                    threads, out.codes.data(), scales);
     };
-    return metadata_.dtype == DType::kBF16 ? run(reinterpret_cast<BFloat16*>(out.scales.data()))
-                                           : run(reinterpret_cast<Float16*>(out.scales.data()));
+    return data.dtype == DType::kBF16 ? run(reinterpret_cast<BFloat16*>(out.scales.data()))
+                                      : run(reinterpret_cast<Float16*>(out.scales.data()));
   };
+  data.key_codes.bits = metadata_.key_codes;
   if (metadata_.key_codes > 0) {
-    SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", metadata_.key_codes, key_codes_));
-    data.key_codes = key_codes_.codes;
-    data.key_code_scales = key_codes_.scales;
+    SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", key_codes_, data.key_codes));
   }
-  if (rows == RowKind::k16) return {};
-  SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", 8, keys_));
-  SQZ_RETURN_IF_ERROR(make(data.values, finest.value_means, "value", 8, values_));
-  data.keys = keys_.codes;
-  data.key_scales = keys_.scales;
-  data.values = values_.codes;
-  data.value_scales = values_.scales;
-  return {};
+  if (metadata_.rows_of(layer) == RowKind::k16) return {};
+  data.coded_keys.bits = data.coded_values.bits = 8;
+  SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", keys_, data.coded_keys));
+  return make(data.values, finest.value_means, "value", values_, data.coded_values);
 }
 
 Result<CompressReport> compress_index(Env& env, const SqzFile& index,
@@ -249,7 +215,7 @@ Result<CompressReport> compress_index(Env& env, const SqzFile& index,
     SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index.calibration());
     LayerCompressor compressor(metadata);
     const auto put = [&](SqzWriter& writer, int64_t layer) {
-      LayerData data = data_of(index, layer);
+      LayerView data = index.layer(layer);
       SQZ_RETURN_IF_ERROR(compressor.compress(layer, data, resolve_threads(threads)));
       return writer.write_layer(layer, data);
     };

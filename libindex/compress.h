@@ -30,10 +30,10 @@ class LayerCompressor {
   // Of a file with these metadata (set_rows()).
   explicit LayerCompressor(const IndexMetadata& metadata);
 
-  // Puts the layer's rows of codes in the place of its 16-bit rows, which `data` holds. They are
-  // borrowed from this object until the next layer. kNumeric, naming layer, KV head and slot, where
+  // Sets the pointers to the layer's rows of codes, which are made of the 16-bit rows that `data`
+  // points to. They are valid until the next layer. kNumeric, naming layer, KV head and slot, where
   // a residual is beyond the dtype.
-  Status compress(int64_t layer, LayerData& data, int threads);
+  Status compress(int64_t layer, LayerView& data, int threads);
 
  private:
   struct Coded {

@@ -8,18 +8,15 @@ Result<uint64_t> copy_index(Env& env, const SqzFile& index, IndexMetadata metada
                             const std::function<Status(SqzWriter&, int64_t)>& put) {
   metadata.producer.clear();  // this build's
   const int64_t layers = metadata.model.layers;
-  std::vector<LayerShape> shapes;
+  ClusterCounts clusters(static_cast<size_t>(layers));
   for (int64_t layer = 0; layer < layers; ++layer) {
     const LayerView view = index.layer(layer);
-    LayerShape& shape = shapes.emplace_back(LayerShape{{}, view.slots, view.exact});
-    for (const LevelView& level : std::span(view.level).first(static_cast<size_t>(view.levels))) {
-      shape.clusters.push_back(level.clusters);
-    }
+    for (int k = 0; k < view.levels; ++k) clusters[layer].push_back(view.level[k].clusters);
   }
   SQZ_ASSIGN_OR_RETURN(const auto writer,
-                       SqzWriter::create(env, output, replace, std::move(metadata), shapes));
+                       SqzWriter::create(env, output, replace, std::move(metadata), clusters));
   for (int64_t layer = 0; layer < layers; ++layer) {
-    SQZ_RETURN_IF_ERROR(put ? put(*writer, layer) : writer->copy_layer(layer, index));
+    SQZ_RETURN_IF_ERROR(put ? put(*writer, layer) : writer->write_layer(layer, index.layer(layer)));
     if (progress) progress(static_cast<double>(layer + 1) / static_cast<double>(layers));
   }
   return writer->commit(calibration);

@@ -187,22 +187,23 @@ void LayerStore::order_heavy(std::span<const float> attention) {
   }
 }
 
-LayerData LayerStore::data() const {
-  LayerData data;
-  for (const LayerBuffers::Level& level : buffers_.levels) {
-    data.levels.push_back({level.centroids, level.value_means, level.offsets});
+void LayerStore::point(LayerView& view) const {
+  for (size_t k = 0; k < buffers_.levels.size(); ++k) {
+    const LayerBuffers::Level& level = buffers_.levels[k];
+    view.level[k].centroids = level.centroids.data();
+    view.level[k].value_means = level.value_means.data();
+    view.level[k].offsets = level.offsets.data();
   }
-  data.positions = buffers_.positions;
-  data.heavy = buffers_.heavy;
-  data.page_min = page_min_;
-  data.page_max = page_max_;
-  data.bucket_offsets = bucket_offsets_;
-  data.classifier = classifier_;
-  data.keys = buffers_.keys;
-  data.values = buffers_.values;
-  data.exact_keys = buffers_.exact_keys;
-  data.exact_values = buffers_.exact_values;
-  return data;
+  view.positions = buffers_.positions.data();
+  view.heavy = buffers_.heavy.data();
+  view.page_min = page_min_.data();
+  view.page_max = page_max_.data();
+  view.bucket_offsets = bucket_offsets_.data();
+  if (classifier_ != nullptr) view.classifier = view_of(*classifier_, view.classifier.hidden);
+  view.keys = buffers_.keys.data();
+  view.values = buffers_.values.data();
+  view.exact_keys = buffers_.exact_keys.data();
+  view.exact_values = buffers_.exact_values.data();
 }
 
 }  // namespace sqz

@@ -56,8 +56,9 @@ class LayerStore {
   // first. attention: [Hkv, N], what each token got.
   void order_heavy(std::span<const float> attention);
 
-  LayerData data() const;  // borrows from this object until the next fill
-  // What data() borrows from: an engine that makes the tensors itself writes them here.
+  // Sets the pointers of a view with the layer's sizes; they are valid until the next fill.
+  void point(LayerView& view) const;
+  // The memory that they point to: an engine that makes the tensors itself writes them here.
   LayerBuffers& buffers() { return buffers_; }
 
  private:

@@ -74,9 +74,10 @@ bool is_dense(const QmodelFile* qmodel, int64_t layer) {
 std::string hash_of(const QmodelFile& qmodel) {
   Xxh3Stream hash;
   for (const QmodelLayer& layer : qmodel.layers) {
-    for (const auto& part : classifier_tensors(qmodel.model, qmodel.buckets, qmodel.hidden)) {
-      hash.update(std::as_bytes(std::span(layer.*part.values)));
-    }
+    each_classifier_tensor(layer, qmodel.buckets, qmodel.hidden, qmodel.model.head_dim,
+                           [&](const char*, const std::vector<float>& values, const Dims&) {
+                             hash.update(std::as_bytes(std::span(values)));
+                           });
   }
   return hex(hash.digest());
 }
@@ -107,8 +108,8 @@ JsonText build_parameters(const BuildOptions& options, const std::string& engine
 }  // namespace
 
 int64_t BuildLayout::sparse_layers() const {
-  return std::count_if(shapes.begin(), shapes.end(),
-                       [](const LayerShape& shape) { return shape.slots > 0; });
+  return std::count_if(metadata.layers.begin(), metadata.layers.end(),
+                       [](const LayerPolicy& layer) { return !layer.dense; });
 }
 
 std::vector<int64_t> BuildLayout::parts() const {
@@ -185,8 +186,8 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   }
   metadata.build = build_parameters(options, engine);
   for (int64_t l = 0; l < model.layers; ++l) {
-    layout.shapes.push_back(shape_without_clusters(metadata, l));
-    if (!metadata.layers[l].dense) layout.shapes.back().clusters = layout.clusters;
+    layout.cluster_counts.push_back(metadata.layers[l].dense ? std::vector<int64_t>()
+                                                             : layout.clusters);
   }
   SQZ_RETURN_IF_ERROR(set_rows(options.compress, metadata));
   return layout;

@@ -64,12 +64,16 @@ std::vector<T> gather(const void* rows, int64_t slots, int64_t width,
   return out;
 }
 
-Status write_layer(SqzWriter& writer, const SqzFile& index, const LayerView& view, int64_t layer,
+Status write_layer(SqzWriter& writer, LayerView view, int64_t layer,
                    std::span<const std::vector<KeyRun>> heads) {
   const int64_t row = view.head_dim * dtype_size(view.dtype);
-  LayerData data;
-  data.exact_keys = index.tensor(layer_prefix(layer) + "exact.keys");
-  data.exact_values = index.tensor(layer_prefix(layer) + "exact.values");
+  LayerView data;
+  data.dtype = view.dtype;
+  data.kv_heads = view.kv_heads;
+  data.head_dim = view.head_dim;
+  data.exact = view.exact;
+  data.exact_keys = view.exact_keys;
+  data.exact_values = view.exact_values;
   std::vector<std::byte> keys, values;
   std::vector<uint32_t> positions;
   if (view.slots > 0) {
@@ -77,9 +81,10 @@ Status write_layer(SqzWriter& writer, const SqzFile& index, const LayerView& vie
     values = gather<std::byte>(view.values, view.slots, row, heads);
     positions = gather<uint32_t>(view.positions, view.slots, 1, heads);
   }
-  data.keys = keys;
-  data.values = values;
-  data.positions = positions;
+  data.slots = std::ssize(positions) / view.kv_heads;
+  data.keys = keys.data();
+  data.values = values.data();
+  data.positions = positions.data();
   return writer.write_layer(layer, data);
 }
 
@@ -133,7 +138,6 @@ Result<PruneReport> prune_index(Env& env, std::shared_ptr<const SqzFile> index,
     metadata.layer_budgets.reset();
     metadata.pruned = {selector_types()[static_cast<size_t>(policy.selector)].name, report.budget,
                        report.keep};
-    std::vector<LayerShape> shapes;
     for (size_t l = 0; l < metadata.layers.size(); ++l) {
       const LayerView& view = served->layers[l];
       LayerPolicy& layer = metadata.layers[l];
@@ -145,12 +149,12 @@ Result<PruneReport> prune_index(Env& env, std::shared_ptr<const SqzFile> index,
                              "one at least"));
       }
       report.kept.push_back(layer.kept);
-      shapes.push_back({{}, layer.kept, view.exact});
     }
     SQZ_ASSIGN_OR_RETURN(const auto writer,
-                         SqzWriter::create(env, output, replace, std::move(metadata), shapes));
-    for (size_t l = 0; l < shapes.size(); ++l) {
-      SQZ_RETURN_IF_ERROR(write_layer(*writer, *index, served->layers[l], static_cast<int64_t>(l),
+                         SqzWriter::create(env, output, replace, std::move(metadata),
+                                           ClusterCounts(served->layers.size())));
+    for (size_t l = 0; l < served->layers.size(); ++l) {
+      SQZ_RETURN_IF_ERROR(write_layer(*writer, served->layers[l], static_cast<int64_t>(l),
                                       std::span(choice.runs).subspan(l * heads, heads)));
     }
     SQZ_ASSIGN_OR_RETURN(report.bytes, writer->commit({}));

@@ -1,5 +1,7 @@
 #include "libruntime/session/served_index.h"
 
+#include "formats/sqz_layout.h"
+
 namespace sqz {
 namespace {
 
@@ -8,45 +10,20 @@ class HeadRange {
  public:
   HeadRange(int64_t first, int64_t count) : first_(first), count_(count) {}
 
-  // each: elements of a head.
-  template <class T>
-  void narrow(const T*& array, int64_t each) const {
-    if (array != nullptr) array += first_ * each;
-  }
-  void narrow(const void*& array, int64_t bytes) const {
-    if (array != nullptr) array = static_cast<const std::byte*>(array) + first_ * bytes;
-  }
   template <class T>
   void narrow(std::vector<T>& array, int64_t heads) const {
     const auto each = std::ssize(array) / heads;
     array = {array.begin() + first_ * each, array.begin() + (first_ + count_) * each};
   }
 
-  void narrow(LayerView& v) const {
-    const int64_t row = v.head_dim * dtype_size(v.dtype);
-    for (int k = 0; k < v.levels; ++k) {
-      narrow(v.level[k].centroids, v.level[k].clusters * row);
-      narrow(v.level[k].value_means, v.level[k].clusters * row);
-      narrow(v.level[k].offsets, v.level[k].clusters + 1);
-    }
-    narrow(v.positions, v.slots);
-    narrow(v.heavy, v.slots);
-    narrow(v.page_min, v.pages * row);
-    narrow(v.page_max, v.pages * row);
-    narrow(v.bucket_offsets, v.buckets + 1);
-    ClassifierView& c = v.classifier;
-    narrow(c.centroids, v.buckets * v.head_dim);
-    narrow(c.hidden_weight, c.hidden * v.head_dim);
-    narrow(c.hidden_bias, c.hidden);
-    narrow(c.output_weight, v.buckets * c.hidden);
-    narrow(c.output_bias, v.buckets);
-    narrow(v.keys, v.slots * row);
-    narrow(v.values, v.slots * row);
-    for (CodedRows* rows : {&v.coded_keys, &v.coded_values, &v.key_codes})
-      *rows = rows->from_head(first_, v.slots, v.head_dim);
-    narrow(v.exact_keys, v.exact * row);
-    narrow(v.exact_values, v.exact * row);
-    v.kv_heads = count_;
+  void narrow(const IndexMetadata& metadata, LayerView& view) const {
+    each_tensor(metadata, view, [&](const std::string&, auto& pointer, DType dtype, Dims dims) {
+      int64_t bytes = dtype_size(dtype);  // of a head
+      for (const int64_t size : dims) bytes *= size;
+      pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(
+          reinterpret_cast<const std::byte*>(pointer) + first_ * bytes);
+    });
+    view.kv_heads = count_;
   }
 
   void narrow(LayerTable& table, int64_t heads) const {
@@ -86,7 +63,7 @@ Result<std::shared_ptr<const ServedIndex>> range_of_heads(std::shared_ptr<const 
   part->of = std::move(index);
   const HeadRange range(first, count);
   // Views point to the whole index, which `of` keeps.
-  for (LayerView& view : part->layers) range.narrow(view);
+  for (LayerView& view : part->layers) range.narrow(part->of->metadata(), view);
   for (LayerTable& table : part->tables) range.narrow(table, heads);
   return std::shared_ptr<const ServedIndex>(std::move(part));
 }

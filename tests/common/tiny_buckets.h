@@ -34,16 +34,15 @@ inline Result<uint64_t> write_tiny_buckets(const std::string& path, const Qmodel
   m.hidden = qmodel.hidden;
   std::mt19937_64 rng(7);
   std::vector<TinyIndex::Layer> layers;
-  std::vector<LayerShape> shapes;
   for (int64_t l = 0; l < o.layers; ++l) {
     layers.push_back(tiny::random_layer(m, o, l, rng));
-    shapes.push_back(layers.back().shape);
   }
-  SQZ_ASSIGN_OR_RETURN(const auto writer, SqzWriter::create(env, path, true, m, shapes));
+  SQZ_ASSIGN_OR_RETURN(const auto writer,
+                       SqzWriter::create(env, path, true, m, ClusterCounts(layers.size())));
   const int64_t buckets = qmodel.buckets, slots = tokens - o.sink - o.tail, d = o.head_dim;
   for (int64_t l = 0; l < o.layers; ++l) {
     TinyIndex::Layer& layer = layers[static_cast<size_t>(l)];
-    LayerData data;
+    LayerView data = layer_shape(m, l, {});
     std::vector<std::byte> keys, values, exact_keys, exact_values;
     std::vector<uint32_t> offsets;
     const bool dense = layer.shape.slots == 0;
@@ -71,13 +70,13 @@ inline Result<uint64_t> write_tiny_buckets(const std::string& path, const Qmodel
       }
       for (int64_t s = 0; s < slots; ++s) add(positions[s], keys, values);
     }
-    data.positions = layer.positions;
-    data.bucket_offsets = offsets;
-    data.classifier = &qmodel.layers[static_cast<size_t>(l)];
-    data.keys = keys;
-    data.values = values;
-    data.exact_keys = exact_keys;
-    data.exact_values = exact_values;
+    data.positions = layer.positions.data();
+    data.bucket_offsets = offsets.data();
+    data.classifier = view_of(qmodel.layers[static_cast<size_t>(l)], qmodel.hidden);
+    data.keys = keys.data();
+    data.values = values.data();
+    data.exact_keys = exact_keys.data();
+    data.exact_values = exact_values.data();
     SQZ_RETURN_IF_ERROR(writer->write_layer(l, data));
   }
   return writer->commit({});

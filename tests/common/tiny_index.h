@@ -45,7 +45,10 @@ struct TinyIndex {
     // As the file's dtype holds them, in token order.
     std::vector<float> keys;    // [Hkv, N, d]
     std::vector<float> values;  // [Hkv, N, d]
-    LayerShape shape;
+    struct {
+      std::vector<int64_t> clusters;  // of each level
+      int64_t slots = 0, exact = 0;
+    } shape;
     std::vector<std::vector<uint32_t>> offsets;  // per level [Hkv, n_k + 1]
     std::vector<uint32_t> positions;             // [Hkv, M]
     std::vector<uint32_t> heavy;                 // [Hkv, M], or empty
@@ -256,19 +259,20 @@ inline Status write_layer(SqzWriter& writer, const TinyIndexOptions& o, int64_t 
       add_token(t, exact_keys, exact_values);
     }
   }
-  LayerData data;
+  LayerView data = layer_shape(metadata(o), l, layer.shape.clusters);
   for (size_t level = 0; level < levels.size(); ++level) {
-    data.levels.push_back(
-        {levels[level].centroids, levels[level].value_means, layer.offsets[level]});
+    data.level[level].centroids = levels[level].centroids.data();
+    data.level[level].value_means = levels[level].value_means.data();
+    data.level[level].offsets = layer.offsets[level].data();
   }
-  data.page_min = page_min;
-  data.page_max = page_max;
-  data.positions = layer.positions;
-  data.heavy = layer.heavy;
-  data.keys = keys;
-  data.values = values;
-  data.exact_keys = exact_keys;
-  data.exact_values = exact_values;
+  data.page_min = page_min.data();
+  data.page_max = page_max.data();
+  data.positions = layer.positions.data();
+  data.heavy = layer.heavy.data();
+  data.keys = keys.data();
+  data.values = values.data();
+  data.exact_keys = exact_keys.data();
+  data.exact_values = exact_values.data();
   return writer.write_layer(l, data);
 }
 
@@ -319,13 +323,13 @@ inline Result<TinyIndex> write_tiny_index(const std::string& path,
   index.metadata = tiny::metadata(options);
   index.calibration = tiny::calibration(index.metadata);
   std::mt19937_64 rng(options.seed);
-  std::vector<LayerShape> shapes;
+  ClusterCounts clusters;
   for (int64_t l = 0; l < options.layers; ++l) {
     index.layers.push_back(tiny::random_layer(index.metadata, options, l, rng));
-    shapes.push_back(index.layers.back().shape);
+    clusters.push_back(index.layers.back().shape.clusters);
   }
   SQZ_ASSIGN_OR_RETURN(const auto writer,
-                       SqzWriter::create(env, path, replace, index.metadata, shapes));
+                       SqzWriter::create(env, path, replace, index.metadata, clusters));
   for (int64_t l = 0; l < options.layers; ++l) {
     SQZ_RETURN_IF_ERROR(
         tiny::write_layer(*writer, options, l, index.layers[static_cast<size_t>(l)]));

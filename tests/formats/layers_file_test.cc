@@ -9,7 +9,9 @@
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
-#include "tests/formats/malformed_file.h"
+#include "tests/formats/fault_env.h"
+#include "tests/formats/raw_safetensors.h"
+#include "tests/fuzz/memory_env.h"
 
 namespace sqz {
 namespace {

@@ -178,117 +178,79 @@ TEST(SqzPublish, AnAbandonedWriterLeavesNothing) {
   TemporaryDirectory dir;
   const auto index = testing::write_tiny_index(dir.file("good"));
   ASSERT_TRUE(index.ok());
+  const auto good = SqzFile::open(dir.file("good"));
   {
     auto writer = SqzWriter::create(Env::posix(), dir.file("x.sqz"), false, index->metadata,
-                                    {index->layers[0].shape, index->layers[1].shape});
+                                    ClusterCounts(2, index->options.clusters));
     ASSERT_TRUE(writer.ok());
-    ASSERT_TRUE(testing::tiny::write_layer(**writer, index->options, 0, index->layers[0]).ok());
-    EXPECT_THAT((*writer)->commit(index->calibration).status().message(),
-                HasSubstr("layer 1 was not written"));
+    ASSERT_TRUE((*writer)->write_layer(0, (*good)->layer(0)).ok());
+    EXPECT_THAT((*writer)->commit(index->calibration).status().message(), HasSubstr("layers.1."));
   }
   EXPECT_THAT(dir.names(), ElementsAre("good"));
 }
 
 // The caller's mistakes, each found before it can reach a reader.
-class SqzWriterMistakes : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto index = testing::write_tiny_index(dir_.file("good"));
-    ASSERT_TRUE(index.ok());
-    index_ = *std::move(index);
-    shapes_ = {index_.layers[0].shape, index_.layers[1].shape};
-  }
-  Status create() {
-    return SqzWriter::create(Env::posix(), dir_.file("x"), false, index_.metadata, shapes_)
-        .status();
-  }
-  void expect_refused(const std::string& says) {
-    const Status status = create();
-    EXPECT_EQ(status.code(), Code::kInvalidArgument);
-    EXPECT_THAT(status.message(), HasSubstr(says));
-    EXPECT_THAT(dir_.names(), ElementsAre("good"));
-  }
-
-  TemporaryDirectory dir_;
-  testing::TinyIndex index_;
-  std::vector<LayerShape> shapes_;
-};
-
-TEST_F(SqzWriterMistakes, TooFewShapes) {
-  shapes_.pop_back();
-  expect_refused("layers: found 1 shapes, expected 2");
-}
-TEST_F(SqzWriterMistakes, WrongSlots) {
-  shapes_[1].slots = 55;
-  expect_refused("layers.1: found 55 slots, expected 56");
-}
-TEST_F(SqzWriterMistakes, WrongExact) {
-  shapes_[1].exact = 9;
-  expect_refused("layers.1: found 9 exact keys, expected 8");
-}
-TEST_F(SqzWriterMistakes, WrongLevels) {
-  shapes_[0].clusters = {3};
-  expect_refused("layers.0: found 1 levels, expected 2");
-}
-TEST_F(SqzWriterMistakes, CoarserLevelWithMoreClusters) {
-  shapes_[0].clusters = {10, 9};
-  expect_refused("layers.0: clusters: found 9, expected at least 10");
-}
-TEST_F(SqzWriterMistakes, NoClusters) {
-  shapes_[0].clusters = {0, 9};
-  expect_refused("found 0, expected at least 1");
-}
-TEST_F(SqzWriterMistakes, SinkAndTailTakeAll) {
-  index_.metadata.tail = 62;
-  expect_refused("more than sink and tail");
-}
-TEST_F(SqzWriterMistakes, BadHash) {
-  index_.metadata.tokens_hash = "not a hash";
-  expect_refused("tokens_hash");
-}
-TEST_F(SqzWriterMistakes, UnwritableFolder) {
-  const Status status = SqzWriter::create(Env::posix(), dir_.file("no/such/folder/x"), false,
-                                          index_.metadata, shapes_)
-                            .status();
-  EXPECT_EQ(status.code(), Code::kNotFound);
-}
-
-TEST_F(SqzWriterMistakes, LayerOfTheWrongSizeOrTwice) {
-  auto writer = SqzWriter::create(Env::posix(), dir_.file("x"), false, index_.metadata, shapes_);
-  ASSERT_TRUE(writer.ok());
-  LayerData empty;
-  EXPECT_EQ((*writer)->write_layer(2, empty).code(), Code::kInternal);
-  EXPECT_EQ((*writer)->write_layer(-1, empty).code(), Code::kInternal);
-  EXPECT_THAT((*writer)->write_layer(0, empty).message(), HasSubstr("0 levels, expected 2"));
-  empty.levels.resize(2);
-  EXPECT_THAT((*writer)->write_layer(0, empty).message(),
-              HasSubstr("layers.0.level.1.centroids: found 0 bytes, expected 96"));
-  ASSERT_TRUE(testing::tiny::write_layer(**writer, index_.options, 0, index_.layers[0]).ok());
-  EXPECT_THAT(testing::tiny::write_layer(**writer, index_.options, 0, index_.layers[0]).message(),
-              HasSubstr("was written before"));
-}
-
-TEST_F(SqzWriterMistakes, CalibrationOfTheWrongShapeOrWithNan) {
-  const auto commit = [&](const Calibration& calibration) {
-    auto writer = SqzWriter::create(Env::posix(), dir_.file("x"), false, index_.metadata, shapes_);
-    EXPECT_TRUE(writer.ok());
-    for (const int64_t l : {0, 1}) {
-      EXPECT_TRUE(testing::tiny::write_layer(**writer, index_.options, l,
-                                             index_.layers[static_cast<size_t>(l)])
-                      .ok());
-    }
-    return (*writer)->commit(calibration).status();
+TEST(SqzWriterMistakes, AreNamed) {
+  TemporaryDirectory dir;
+  const auto index = testing::write_tiny_index(dir.file("good"));
+  ASSERT_TRUE(index.ok());
+  const auto good = SqzFile::open(dir.file("good"));
+  const ClusterCounts clusters(2, index->options.clusters);
+  const auto create = [&](const IndexMetadata& metadata, const ClusterCounts& counts) {
+    return SqzWriter::create(Env::posix(), dir.file("x"), false, metadata, counts);
   };
-  Calibration wrong = index_.calibration;
-  wrong.shares.pop_back();
-  EXPECT_THAT(commit(wrong).message(), HasSubstr("calibration.shares: found 8199 values"));
-  wrong = index_.calibration;
-  wrong.thresholds[4] = NAN;
-  EXPECT_THAT(commit(wrong).message(), HasSubstr("calibration.thresholds[4]"));
-  wrong = index_.calibration;
-  wrong.source = std::string(100000, 's');
-  EXPECT_EQ(commit(wrong).code(), Code::kInvalidArgument);
-  EXPECT_THAT(dir_.names(), ElementsAre("good"));
+  const auto refused = [&](const IndexMetadata& metadata, const ClusterCounts& counts,
+                           const char* field) {
+    const Status status = create(metadata, counts).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(field));
+  };
+  refused(index->metadata, {{3, 9}}, "layers");
+  refused(index->metadata, {{3}, {3, 9}}, "layers.0");
+  refused(index->metadata, {{3, 9}, {10, 9}}, "layers.1: clusters");
+  refused(index->metadata, {{0, 9}, {3, 9}}, "layers.0: clusters");
+  refused(index->metadata, {{3, 9}, {3, 57}}, "layers.1: clusters");
+  IndexMetadata wrong = index->metadata;
+  wrong.tail = 62;
+  refused(wrong, clusters, "tokens");
+  wrong = index->metadata;
+  wrong.tokens_hash = "not a hash";
+  refused(wrong, clusters, "tokens_hash");
+  EXPECT_EQ(
+      SqzWriter::create(Env::posix(), dir.file("no/folder/x"), false, index->metadata, clusters)
+          .status()
+          .code(),
+      Code::kNotFound);
+
+  const auto write = [&](int64_t layer, const auto& change) {
+    LayerView view = (*good)->layer(0);
+    change(view);
+    auto writer = create(index->metadata, clusters);
+    Status status = (*writer)->write_layer(layer, view);
+    if (status.ok()) status = (*writer)->write_layer(layer, view);  // once more
+    EXPECT_EQ(status.code(), Code::kInternal);
+    return status.message();
+  };
+  EXPECT_THAT(write(2, [](LayerView&) {}), HasSubstr("layers.2.level.1.centroids"));
+  EXPECT_THAT(write(0, [](LayerView&) {}), HasSubstr("layers.0.level.1.centroids"));
+  EXPECT_THAT(write(0, [](LayerView& v) { v.values = nullptr; }), HasSubstr("layers.0.values"));
+  EXPECT_THAT(write(0, [](LayerView& v) { v.level[1].clusters = 8; }),
+              HasSubstr("layers.0.level.2.centroids"));
+
+  const auto commit = [&](const auto& change) {
+    auto fresh = create(index->metadata, clusters);
+    for (const int64_t l : {0, 1}) EXPECT_TRUE((*fresh)->write_layer(l, (*good)->layer(l)).ok());
+    Calibration calibration = index->calibration;
+    change(calibration);
+    return (*fresh)->commit(calibration).status();
+  };
+  EXPECT_THAT(commit([](Calibration& c) { c.shares.pop_back(); }).message(),
+              HasSubstr("calibration.shares"));
+  EXPECT_THAT(commit([](Calibration& c) { c.thresholds[4] = NAN; }).message(),
+              HasSubstr("calibration.thresholds[4]"));
+  EXPECT_EQ(commit([](Calibration& c) { c.source = std::string(100000, 's'); }).code(),
+            Code::kInvalidArgument);
+  EXPECT_THAT(dir.names(), ::testing::Each(::testing::StartsWith("good")));
 }
 
 }  // namespace

@@ -152,11 +152,10 @@ TEST_F(Allocation, CheckingAFileTakesLittleMemory) {
     o.dense_layers.clear();
     for (int64_t l = 0; l < o.layers && shape.tokens == 1; ++l) o.dense_layers.insert(l);
     const IndexMetadata metadata = testing::tiny::metadata(o);
-    std::vector<LayerShape> layers;
-    for (int64_t l = 0; l < o.layers; ++l) layers.push_back(shape_without_clusters(metadata, l));
+    ClusterCounts layers(static_cast<size_t>(o.layers));
     std::map<std::string, std::string> contents;
     if (metadata.levels > 0) {
-      layers[0].clusters = o.clusters;
+      layers[0] = o.clusters;
       std::string offsets;
       for (uint32_t c = 0; c <= shape.clusters; ++c) {
         offsets.append(reinterpret_cast<const char*>(&c), sizeof(c));

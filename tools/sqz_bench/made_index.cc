@@ -255,13 +255,15 @@ Status make_index(const MadeIndex& made, const std::string& path) {
   }
   SQZ_ASSIGN_OR_RETURN(const Calibration calibration,
                        calibration_of(made, metadata, store.buffers()));
-  LayerShape shape{{}, made.slots(), kSink + kTail};
+  std::vector<int64_t> clusters;
   for (const LayerBuffers::Level& level : store.buffers().levels) {
-    shape.clusters.push_back(std::ssize(level.offsets) / made.kv_heads - 1);
+    clusters.push_back(std::ssize(level.offsets) / made.kv_heads - 1);
   }
+  LayerView data = layer_shape(metadata, 0, clusters);
+  store.point(data);
   SQZ_ASSIGN_OR_RETURN(const auto writer,
-                       SqzWriter::create(Env::posix(), path, false, metadata, {shape}));
-  SQZ_RETURN_IF_ERROR(writer->write_layer(0, store.data()));
+                       SqzWriter::create(Env::posix(), path, false, metadata, {clusters}));
+  SQZ_RETURN_IF_ERROR(writer->write_layer(0, data));
   return writer->commit(calibration).status();
 }
 
