@@ -1,6 +1,6 @@
-// What .sqz files of every kind have in common (docs/format.md): a safetensors header with spaces
-// up to a page, the hash of that header as the last tensor, checksums, aligned tensors in a fixed
-// order. What is in the tensors is the business of the kind: formats/sqz_file.h has indexes,
+// The common part of .sqz files of every kind (docs/format.md): a safetensors header with spaces up
+// to a page, the hash of that header as the last tensor, checksums, aligned tensors in a fixed
+// order. Each kind has its own tensors: formats/sqz_file.h has indexes,
 // formats/qmodel_file.h query classifiers.
 #pragma once
 
@@ -34,9 +34,9 @@ inline constexpr const char* kChecksumsKey = "checksums";  // of "__metadata__"
 std::string producer_name();
 
 enum class OpenMode {
-  kMmap,  // map the file. A file that is truncated, or a disk that fails, while mapped raises
-          // SIGBUS
-  kRead,  // read it all into memory at open: for hosts that must not meet SIGBUS, and remote disks
+  kMmap,    // map the file. A file that is truncated, or a disk that fails, while mapped raises
+            // SIGBUS
+  kRead,    // read it all into memory at open: no SIGBUS; also for remote disks
   kVerify,  // the same, and check_whole() of what was read
 };
 
@@ -75,13 +75,13 @@ PlannedTensor header_hash_tensor();
 // Sets every tensor's bytes from its shape; kInvalidArgument if one overflows.
 Status size_tensors(std::vector<PlannedTensor>& tensors, const std::string& label);
 
-// kCorrupt or kUnsupported, naming the field, for whatever is no whole file of this kind that this
-// build reads. The cost does not grow with the tensors, but in OpenMode::kRead.
+// kCorrupt or kUnsupported, naming the field, if the file is not a whole file of this kind and of a
+// version that this build reads. In OpenMode::kMmap the cost does not grow with the tensors.
 Result<SqzContainer> open_container(const std::string& path, FileKind kind, OpenMode mode,
                                     Env& env);
 
-// The file's tensors against the plan: same names, dtypes and shapes in the same order, aligned,
-// with paddings between them as it likes. A plan that failed is the file's fault, too.
+// Compares the file's tensors with the plan: names, dtypes, shapes, order and alignment. Paddings
+// may be anywhere. If the plan itself failed, that is an error of the file, too.
 Status match_tensors(const SafetensorsHeader& header,
                      const Result<std::vector<PlannedTensor>>& plan, const std::string& path);
 

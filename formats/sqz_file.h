@@ -3,9 +3,9 @@
 // A .sqz file is a legal safetensors file with page alignment and a hash of its own header. open()
 // reads and checks the header alone: its cost does not grow with the tensors. After open()
 // succeeds, every tensor that the metadata promises is there with the right dtype, shape and
-// alignment, so LayerView's pointers may be used unchecked; the *contents* (offsets that increase,
-// positions that are a permutation) are checked by verify() and, where a wrong one would read out
-// of bounds, by whoever follows them: libruntime checks all offsets when a session is created.
+// alignment, so LayerView's pointers may be used without a check. verify() checks the *contents*
+// (offsets that increase, positions that are a permutation). libruntime also checks all offsets
+// when a session is created, because a wrong offset would read out of bounds.
 //
 // An object is immutable after open() and may be used from several threads.
 #pragma once
@@ -34,17 +34,17 @@ inline constexpr int kMaxLevels = 4;
 // mean, is left.
 inline constexpr int64_t kFormatVersion = 3;
 
-// How the keys of a KV head are split: into clusters, by k-means, in cluster order; into pages,
-// runs of consecutive tokens, in token order; not at all: what is left of an index once the keys
-// that a policy never reads were left out of it; or into the buckets of a query classifier
-// (formats/qmodel_file.h), in bucket order.
+// How the keys of a KV head are split. kKmeans: into clusters, in cluster order. kPages: into runs
+// of consecutive tokens, in token order. kPruned: not at all; the index holds only the keys that
+// one policy reads. kBuckets: into the buckets of a query classifier (formats/qmodel_file.h), in
+// bucket order.
 enum class Partition { kKmeans, kPages, kPruned, kBuckets };
 const char* partition_name(Partition partition);  // "kmeans", "pages", "pruned", "buckets"
 
 inline constexpr int64_t kMaxPageSize = int64_t{1} << 20;  // tokens
 
-// How a level-k threshold and the rule `budget` get their numbers from any asked sparsity. Filled
-// by libindex/calibrate, used by libruntime. Everything is in the log domain (natural log).
+// The curves that turn a sparsity into thresholds, and a budget into the keys of each head.
+// libindex/calibrate makes them, libruntime reads them. All thresholds are natural logarithms.
 //
 // `thresholds[scope][path][i]`: log T such that, over all (sparse layer, KV head,
 // calibration query), the mean fraction of clustered keys in clusters with score >= T is i / (kGrid
@@ -67,7 +67,7 @@ struct Calibration {
   static constexpr int kScopes = 2, kPaths = 2;
 
   int64_t queries = 0;                // calibration queries per (layer, query head)
-  std::string source;                 // "tail", or what else the queries came from
+  std::string source;                 // "tail", or a description of the prompts
   std::vector<double> coarse_keep;    // [levels - 1]
   std::vector<float> thresholds;      // [kScopes, kPaths, kGrid]
   std::vector<float> coarse;          // [kScopes, max(levels - 1, 1)]
@@ -76,7 +76,7 @@ struct Calibration {
   std::vector<float> key_shares;      // [kScopes, layers, kv_heads, kGrid]
 };
 
-// What the calibration's source is where no prompts calibrated.
+// The calibration's source if no prompts calibrated the index.
 inline constexpr const char* kTailSource = "tail";
 
 struct LayerPolicy {
@@ -85,7 +85,7 @@ struct LayerPolicy {
                         // last min(window, N) tokens only
   int64_t kept = 0;     // keys a KV head that a pruned layer has left, sink and tail not counted;
                         // 0 if it is dense or the partition is another
-  bool rows16 = false;  // its rows are of 16 bits although those of the index are of fewer
+  bool rows16 = false;  // it has rows of 16 bits in an index of rows of codes
 };
 
 // The policy that an index was pruned for, the only one that it can serve.
@@ -98,12 +98,12 @@ struct PrunedPolicy {
 inline constexpr const char* kAllocationGroups = "groups";      // SqueezeAttention, Algorithm 1
 inline constexpr const char* kAllocationMeasured = "measured";  // by the layers' own errors
 
-// What each layer gets of a budget, from a layer profile (formats/layers_file.h) that an index
-// embeds: sessions spread their budget in these proportions.
+// The keys of each layer of a budget, from a layer profile (formats/layers_file.h) that an index
+// embeds: sessions spread their budget over the layers in these proportions.
 struct LayerBudgets {
   std::string allocation = kAllocationGroups;  // how they were found
   int64_t context = 0;                         // tokens that they are for
-  int64_t uniform_budget = 0;                  // keys of every layer, were all alike: 1 .. context
+  int64_t uniform_budget = 0;                  // mean keys of a layer, 1 .. context
   double p = 1;                                // share of it that layers of group 2 keep, in (0, 1]
   std::vector<int64_t> budget;  // [layers], keys, 1 .. context; sum = layers * uniform_budget
   std::vector<double> cosine;   // [layers], mean over tokens, in [-1, 1]
@@ -165,11 +165,11 @@ struct LayerView {
   int64_t head_dim = 0;  // d
   int levels = 0;        // 0: dense layer, or a layer of pages or buckets
   std::array<LevelView, kMaxLevels> level;
-  int64_t slots = 0;                    // M, clustered keys a head, or those that are left of
-                                        // them; 0 for a dense layer only
+  int64_t slots = 0;                    // M, clustered keys a head (of a pruned index, the keys
+                                        // that are left); 0 for a dense layer only
   const uint32_t* positions = nullptr;  // [Hkv, M] token position of each slot
-  const uint32_t* heavy = nullptr;      // [Hkv, M] slots, those that the context's tokens gave most
-                                        // attention to first; null without this order
+  const uint32_t* heavy = nullptr;      // [Hkv, M] slots by the attention that the context gave to
+                                        // them, most first; null without heavy hitters
   int64_t page_size = 0;                // slots of a page, the last one's excepted; 0: no pages
   int64_t pages = 0;                    // P = ceil(M / page_size)
   const void* page_min = nullptr;       // [Hkv, P, d] dtype: least of the page's keys, by dimension
@@ -186,7 +186,8 @@ struct LayerView {
   const void* exact_keys = nullptr;    // [Hkv, E, d]: sink then tail; dense: all tokens in order
   const void* exact_values = nullptr;  // [Hkv, E, d]
 
-  // Bytes of a clustered key and its value as they are stored, with their scales; of a key's codes.
+  // Bytes of a clustered key and its value as they are stored, with their scales; and of the key
+  // codes of a key.
   int64_t slot_bytes() const {
     if (coded_keys.bits == 0) return 2 * head_dim * dtype_size(dtype);
     return code_bytes(head_dim, coded_keys.bits) + code_bytes(head_dim, coded_values.bits) +
@@ -217,19 +218,19 @@ class SqzFile {
   // The bytes of a tensor; empty if there is none of this name. They live as long as the SqzFile.
   std::span<const std::byte> tensor(std::string_view name) const { return container_.tensor(name); }
   LayerView layer(int64_t index) const { return layers_[index]; }  // from 0 on
-  // Copies bytes of a tensor, which begin at `at`. Of a mapped file they are read, not touched:
-  // fast for many bytes, and what the disk or another process does to the file is a Status.
+  // Copies bytes of a tensor, from `at` on. A mapped file is read by a system call, which is fast
+  // for many bytes and returns a Status where touching the mapping would raise SIGBUS.
   Status copy(const void* at, std::span<std::byte> out) const;
   // Copies the calibration tensors out of the file; kCorrupt if a value is NaN or out of order.
   Result<Calibration> calibration() const;
 
-  // Checks every tensor's checksum and every invariant of docs/format.md. `progress` (may be empty)
-  // is called with bytes done and total, from any of the threads but one at a time. Problems of the
-  // file are in the report, the same for any number of threads (0 = all cores); the Status is for
+  // Checks every checksum, and the orders, offsets and ranges that docs/format.md lists. `progress`
+  // (may be empty) gets the bytes done and the total, from one thread at a time. The report has the
+  // problems of the file and does not depend on `threads` (0 = all cores); the Status is for
   // failures to read.
   Result<VerifyReport> verify(const std::function<void(uint64_t, uint64_t)>& progress = {},
                               int threads = 0) const;
-  // The same, for who reads all of the file: kCorrupt, with the first problem, if there is one.
+  // As verify(); kCorrupt with the first problem, if there is one.
   Status check_whole(const std::function<void(uint64_t, uint64_t)>& progress = {},
                      int threads = 0) const;
 

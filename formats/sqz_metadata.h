@@ -1,9 +1,7 @@
 // "__metadata__" of a .sqz index: to and from IndexMetadata, and the calibration's parameters.
 #pragma once
 
-#include <functional>
 #include <map>
-#include <span>
 #include <string>
 
 #include "formats/sqz_file.h"
@@ -24,8 +22,8 @@ Status check_budgets(const LayerBudgets& budgets, int64_t layers, const Refuse& 
 Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::string>& strings,
                                             const std::string& path);
 
-// What builds with the same bytes share: the hash of the metadata, but of the hashes of the
-// tensors, and of the calibration only `source`, where that is not the tail. 16 hexadecimal digits.
+// Equal for builds with the same bytes: the hash of the metadata, without the checksums, and of the
+// calibration only `source` if that is not the tail. 16 hexadecimal digits.
 std::string build_id(std::map<std::string, std::string> metadata, const std::string& source);
 
 // kMismatch, naming the first setting that differs. Neither hashes nor calibration are compared.
@@ -49,12 +47,7 @@ std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata);
 // Turns tables of the metadata's version into those of the newest one.
 void drop_old_policies(const IndexMetadata& metadata, Calibration& calibration);
 
-// Sizes and values of a whole calibration: its parameters, and `values` of each table. Nothing is
-// asked of it if every layer is dense.
-using CalibrationValues = std::function<std::span<const float>(const CalibrationTable&)>;
-Status check_calibration(const Calibration& parameters, const CalibrationValues& values,
-                         const IndexMetadata& metadata, const std::string& label, Code code);
-// The same of a calibration that has its tables.
+// Sizes and values of the tables. An index without tables accepts any calibration.
 Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
                          const std::string& label, Code code);
 
