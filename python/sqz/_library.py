@@ -62,7 +62,7 @@ class UploadOptions(Struct):
 class SessionOptions(Struct):
     c_name = "sqz_session_options"
     _fields_ = _fields(
-        "uint32 struct_size", "int32 device_type device_id selector rule group levels uniform_layers",
+        "uint32 struct_size", "int32 device_type device_id selector rule levels uniform_layers",
         "double budget keep", "doubles thresholds", "int64 block max_tokens", "int32 threads dense_layers", "int64 max_request_tokens",
         "doubles layer_scales", "int64 layer_scale_count first_kv_head kv_heads")
 

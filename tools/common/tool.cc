@@ -228,14 +228,14 @@ std::string Tool::problem(const CLI::ParseError& error) const {
   for (const CLI::App* sub : app_.get_subcommands({})) {
     commands += concat(commands.empty() ? "" : ", ", sub->get_name());
   }
-  const std::vector<std::string> extra = app_.remaining(true);
+  std::vector<std::string> extra = app_.remaining(true);
+  const bool lacks_command = chosen_ == &app_ && !commands.empty();
+  if (lacks_command) std::erase(extra, "--json");  // every command has it
   const auto option = std::find_if(extra.begin(), extra.end(),
                                    [](const std::string& word) { return word.starts_with("-"); });
   if (option != extra.end()) return concat("no option ", option->substr(0, option->find('=')));
   if (extra.empty()) return error.what();
-  if (chosen_ == &app_ && !commands.empty()) {
-    return concat("no command ", extra.front(), "; expected ", commands);
-  }
+  if (lacks_command) return concat("no command ", extra.front(), "; expected ", commands);
   return concat("unexpected argument ", extra.front());
 }
 

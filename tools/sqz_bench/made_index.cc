@@ -201,6 +201,9 @@ struct MadeLayer {
       slots.keys = permutation(made.slots(), random);
       const auto offsets = random_offsets(made.buckets, made.slots(), random);
       std::copy(offsets.begin(), offsets.end(), order.offsets.begin() + head * (made.buckets + 1));
+      for (int64_t b = 0; b < made.buckets; ++b) {
+        std::sort(slots.keys.begin() + offsets[b], slots.keys.begin() + offsets[b + 1]);
+      }
     }
   }
 
