@@ -486,7 +486,7 @@ Status CudaLayerEngine::fill_dense(const LayerProblem& problem, LayerBuffers& bu
   SQZ_RETURN_IF_ERROR(prepare());
   LayerProblem dense = problem;
   dense.tree.clusters.clear();
-  buffers.resize(dense.heads, dense.dim, {}, 0, tail_of(dense), false);
+  buffers.resize(dense.heads, dense.dim, {}, 0, tail_of(dense));
   SQZ_ASSIGN_OR_RETURN(const int64_t group, group_size(dense));
   for (int64_t first = 0; first < dense.heads; first += group) {
     const int64_t heads = std::min(group, dense.heads - first);

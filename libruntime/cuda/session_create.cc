@@ -194,9 +194,9 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   shape.scale = static_cast<float>(model.attention_scale) * kLog2E;
   shape.pages = request.selector == SelectorKind::kQuest;
   shape.device = gpu_;
-  shape.rule = shape.pages                                      ? LookupRule::kTop
-               : request.rule == RuleKind::kBudget || is_saap() ? LookupRule::kBudget
-                                                                : LookupRule::kThreshold;
+  shape.rule = shape.pages                             ? LookupRule::kTop
+               : !plan_.head_keep.empty() || is_saap() ? LookupRule::kBudget
+                                                       : LookupRule::kThreshold;
   if (model.kv_heads > kMostPairs || model.group_size() > kMostGroup ||
       !is_kernel_dim(model.head_dim)) {
     return {

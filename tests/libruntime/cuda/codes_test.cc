@@ -59,7 +59,9 @@ double compare(const Compressed& index, const SelectionRequest& selection, const
                                             .plain_queries = true,
                                             .lse_slack = how.lse_slack,
                                             .rounding = how.rounding});
-  if (selection.keep > 0) EXPECT_NEAR(read, selection.keep, 0.05);
+  if (selection.keep > 0) {
+    EXPECT_NEAR(read, selection.keep, 0.05);
+  }
   return read;
 }
 
