@@ -51,17 +51,6 @@ Result<std::unique_ptr<Runner>> Runner::load(const std::string& directory,
   });
 }
 
-Status FixedContext::attend_requests(int64_t layer, const ContextQueries& queries) {
-  const auto* q = static_cast<const float*>(queries.q);
-  auto* out = static_cast<float*>(queries.out);
-  for (size_t r = 0; r < queries.first.size(); ++r) {
-    const int64_t begin = queries.indptr[r], row = begin * queries.heads;
-    SQZ_RETURN_IF_ERROR(attend(layer, queries.first[r], queries.indptr[r + 1] - begin,
-                               q + row * queries.dim, out + row * queries.dim, queries.lse + row));
-  }
-  return {};
-}
-
 namespace training {
 
 Status check_tokens(const ModelDescription& model, std::span<const int32_t> tokens, int64_t first) {

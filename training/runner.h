@@ -88,7 +88,17 @@ class FixedContext {
                         float* lse) = 0;
   // The same for several requests in one call. Each gets the answer that it would get alone. By
   // default every request is one call of attend().
-  virtual Status attend_requests(int64_t layer, const ContextQueries& queries);
+  virtual Status attend_requests(int64_t layer, const ContextQueries& queries) {
+    const auto* q = static_cast<const float*>(queries.q);
+    auto* out = static_cast<float*>(queries.out);
+    for (size_t r = 0; r < queries.first.size(); ++r) {
+      const int64_t begin = queries.indptr[r], row = begin * queries.heads;
+      SQZ_RETURN_IF_ERROR(attend(layer, queries.first[r], queries.indptr[r + 1] - begin,
+                                 q + row * queries.dim, out + row * queries.dim,
+                                 queries.lse + row));
+    }
+    return {};
+  }
   // The CUDA device that attend_requests() works on. Then its tensors are in the memory of this
   // device, and it puts its work on the default stream without waiting. None: they are on the host.
   virtual std::optional<int> device() const { return {}; }
