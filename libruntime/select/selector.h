@@ -1,6 +1,6 @@
 // Selectors: what decides, per block of query tokens and KV head, which keys are read. A selector
 // is a scorer and a rule (select/rule.h). A new one is one class in one file and one line in
-// select/registry.cc: see docs/selectors.md.
+// select/registry.cc: see docs/runtime.md.
 #pragma once
 
 #include <algorithm>
