@@ -1,7 +1,7 @@
-// The keys and values of one layer, and causal attention over them. Never an N x N matrix: the CPU
-// cache runs the blocked kernel of libruntime/kernels/cpu/causal.h; the one for other devices
-// LibTorch's flash attention where it can (LibTorch 2.5, CUDA, bf16, all tokens in one call), and
-// else as many query rows at a time as fit 256 MiB of scores.
+// The keys and values of one layer, and causal attention over them, without an N x N matrix. The
+// CPU cache runs the blocked kernel of libruntime/kernels/cpu/causal.h. The cache for other devices
+// runs LibTorch's flash attention (LibTorch 2.5, CUDA, bf16, all tokens in one call), or it takes
+// as many query rows at a time as fit 256 MiB of scores.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,16 @@ class KvCache {
  public:
   virtual ~KvCache() = default;
   virtual int64_t size() const = 0;  // tokens held
-  // Grows or shrinks; memory is kept, tokens added are undefined until written. Like std::vector,
-  // growth moves what is there: not while others read or write.
+  // Grows or shrinks. New tokens are undefined until they are written. Growth moves the tokens, as
+  // in std::vector, so nobody may read or write meanwhile.
   virtual void resize(int64_t tokens) = 0;
   // k, v: [T, Hkv, d] of tokens first .. first + T - 1, keys after RoPE. Several threads may write
   // different tokens at once.
   virtual void write(int64_t first, const at::Tensor& k, const at::Tensor& v) = 0;
-  // q: [T, Hq, d] of tokens first .. first + T - 1. Each sees itself and the tokens before it, of
-  // those the last `window` only (itself counted) if window > 0. Thread-safe.
+  // q: [T, Hq, d] of tokens first .. first + T - 1. A token sees itself and the tokens before it;
+  // if window > 0, the last `window` of these. Thread-safe.
   virtual AttentionState attend(const at::Tensor& q, int64_t first, int64_t window) const = 0;
-  // The tokens held, [Hkv, size, d], or undefined tensors where they have no such form.
+  // All tokens as [Hkv, size, d], or undefined tensors if the cache has another layout.
   virtual at::Tensor keys() const { return {}; }
   virtual at::Tensor values() const { return {}; }
 };
@@ -40,10 +40,10 @@ class KvCache {
 // float32, in the layout of causal.h.
 std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model,
                                         const CpuKernels& kernels = cpu_kernels());
-// LibTorch operations only: any device and dtype.
+// By LibTorch's operations, on any device and in any dtype.
 std::unique_ptr<KvCache> make_torch_cache(const ModelDescription& model);
 
-// `b` merged into `a`.
+// Merges `b` into `a`.
 void merge_states(AttentionState& a, const AttentionState& b);
 
 }  // namespace sqz::training

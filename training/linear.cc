@@ -14,8 +14,8 @@ namespace {
 
 using SetBlasThreads = void (*)(int);
 
-// Null if LibTorch brings another BLAS. Looked up at run time: which BLAS a program gets is the
-// system's choice (update-alternatives), not the build's.
+// Null if LibTorch uses another BLAS. Looked up at run time, because the system chooses the BLAS
+// (update-alternatives), not the build.
 SetBlasThreads openblas_set_threads() {
   return reinterpret_cast<SetBlasThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
 }
@@ -26,7 +26,7 @@ bool must_split(const at::Tensor& x) {
   return openblas && x.device().is_cpu() && x.scalar_type() == at::kFloat;
 }
 
-// Products of a few rows, where a BLAS spends its time on copying the weights into panels.
+// Of a few rows: there a BLAS spends its time on copying the weights into panels.
 constexpr int64_t kMostRows = 64;
 
 bool few_rows(const at::Tensor& x) {
@@ -38,8 +38,8 @@ DType stored_type(const at::Tensor& weight) {
   return weight.scalar_type() == at::kHalf ? DType::kF16 : DType::kF32;
 }
 
-// kFewRows at a time meet weights that stay in the cache. A row's products do not depend on the
-// rows beside it, nor on the threads.
+// kFewRows rows at a time are multiplied with weights that stay in the cache. The products of a row
+// depend neither on the other rows nor on the threads.
 at::Tensor apply_to_few(const Linear& linear, const at::Tensor& x) {
   const CpuKernels& kernels = cpu_kernels();
   const DType dtype = stored_type(linear.weight);

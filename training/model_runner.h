@@ -1,4 +1,4 @@
-// The Runner that runner.h promises, on top of Transformer.
+// The implementation of Runner (runner.h).
 #pragma once
 
 #include "training/runner.h"
@@ -24,16 +24,16 @@ class ModelRunner final : public Runner {
   Transformer transformer_;
 };
 
-// `count` tokens from position `first` on fit the model, and every id its vocabulary.
+// Checks that the model has the positions first, first + 1, ... and the ids of these tokens.
 Status check_tokens(const ModelDescription& model, std::span<const int32_t> tokens, int64_t first);
 // kNumeric if a logit is NaN or infinite.
 Status check_finite(const at::Tensor& logits, int64_t first_position);
 
-// Tokens that one thread takes through a layer at a time, unless the caller says otherwise: their
-// activations stay in a core's cache. Never a function of the number of threads.
+// The default number of tokens that one thread takes through a layer at a time, so that their
+// activations stay in a core's cache. Results depend on it, so it does not depend on the threads.
 inline constexpr int64_t kDefaultChunk = 256;
 
-// Runs `body`, and turns what LibTorch and the allocator throw into a Status.
+// Runs `body`, and turns exceptions of LibTorch and the allocator into a Status.
 template <class Body>
 auto guarded(Body&& body) -> decltype(body()) {
   const c10::InferenceMode inference;

@@ -22,8 +22,8 @@ Status check_positions(const std::vector<int64_t>& positions, const char* what, 
   return {};
 }
 
-// The positions of an ascending list that lie in [first, last): where they start in the list, and
-// their offsets from `first`.
+// The positions of an ascending list that are in [first, last): the place of the first one in the
+// list, and their offsets from `first`.
 struct Hits {
   int64_t start;
   at::Tensor offsets;  // int64
@@ -36,7 +36,7 @@ Hits hits(const std::vector<int64_t>& positions, int64_t first, int64_t last, at
   return {begin - positions.begin(), offsets.to(device)};
 }
 
-// Collects what the consumer sees of one layer, block by block, on the host.
+// Collects a layer's capture for the consumer, block by block, on the host.
 class Collector final : public LayerObserver {
  public:
   // on_device: keys and values stay in the cache.
@@ -125,7 +125,7 @@ class Collector final : public LayerObserver {
 
  private:
   static DeviceRows device_rows(const at::Tensor& keys, const at::Tensor& values) {
-    // Reading an element waits for everything that was put on the stream before.
+    // Reading an element waits for all earlier work of the stream.
     values.select(0, 0).select(0, 0).select(0, 0).item();
     return {keys.data_ptr(), values.data_ptr(),
             keys.scalar_type() == at::kBFloat16 ? DType::kBF16 : DType::kF32, keys.stride(0),
@@ -147,7 +147,8 @@ class Collector final : public LayerObserver {
   at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, hidden_, cosine_;
 };
 
-// A stream of `device`, always the same for a thread: memory that a stream has used stays its own.
+// A stream of `device`, always the same for a thread, because LibTorch reuses memory within a
+// stream.
 c10::Stream stream_of_thread(at::Device device) {
   thread_local std::optional<c10::Stream> stream;
   if (!stream || stream->device() != device)

@@ -1,6 +1,6 @@
 // Rotary position embedding in its four kinds (libruntime/rope.h). Angles are computed in float32,
-// step by step as Hugging Face does: at position 30000 a float32 angle is off by 1e-3, and weights
-// were trained with that.
+// in the steps of Hugging Face, because weights were trained with their rounding (1e-3 at position
+// 30000).
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// Runs a Hugging Face checkpoint with LibTorch: the dense pass that feeds an index build or a
-// capture file, and generation on top of a fixed context whose attention comes from elsewhere.
+// Runs a Hugging Face checkpoint with LibTorch: the dense pass for an index build or a capture
+// file, and generation behind a fixed context.
 //
-// The dense pass goes layer by layer over the whole text: hidden states [N, hidden] of all tokens
-// and the keys and values of one layer are in memory, never those of all layers, never an N x N
-// matrix.
+// The dense pass goes layer by layer over the whole text. The hidden states [N, hidden] of all
+// tokens and the keys and values of one layer are in memory; the keys and values of the other
+// layers and an N x N matrix are not.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,14 @@ struct RunnerOptions {
 // One layer of a dense pass, float32 on the host, borrowed for the call of the consumer.
 struct LayerCapture {
   int64_t layer = 0;
-  const DeviceRows* device = nullptr;       // keys and values with PrefillOptions::on_device; then
-                                            // `keys` and `values` are empty
+  const DeviceRows* device = nullptr;       // with PrefillOptions::on_device: keys and values,
+                                            // instead of `keys` and `values`
   std::span<const float> keys;              // [Hkv, N, d], after RoPE
   std::span<const float> keys_pre_rope;     // [Hkv, N, d], empty unless asked for
   std::span<const float> values;            // [Hkv, N, d]
   std::span<const float> queries;           // [Hq, n, d], after RoPE, of the positions asked for
   std::span<const float> queries_pre_rope;  // [Hq, n, d], empty unless asked for
-  std::span<const float> hidden;  // [N, hidden] input of the layer's first norm, unless not asked
+  std::span<const float> hidden;  // [N, hidden] input of the layer's first norm; empty unless asked
   std::span<const float> cosine;  // [N] cosine of `hidden` with the state after the attention
                                   // residual (SqueezeAttention, section 3); empty unless asked
   std::span<const float> attention;  // [Hkv, N] attention that each token got from all tokens,

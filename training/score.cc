@@ -7,7 +7,8 @@ namespace {
 
 constexpr int64_t kLogitRows = 64;  // of the vocabulary's width, in memory at once
 
-// The context, and beside it the tokens' attention to each other, for an observer.
+// Passes calls on to a context, and shows an observer both states: over the context, and of the
+// tokens' attention to each other.
 class ObservedContext final : public FixedContext, public LayerObserver {
  public:
   ObservedContext(const Transformer& transformer, FixedContext& inner, const ScoreOptions& options,
@@ -36,7 +37,7 @@ class ObservedContext final : public FixedContext, public LayerObserver {
                                    .first = {&first, 1}});
   }
 
-  // One request. The observer gets float32 on the host.
+  // There is one request. The observer gets float32 on the host.
   Status attend_requests(int64_t layer, const ContextQueries& queries) override {
     SQZ_RETURN_IF_ERROR(inner_.attend_requests(layer, queries));
     const int64_t first = queries.first.front(), count = queries.indptr.back();
@@ -49,7 +50,7 @@ class ObservedContext final : public FixedContext, public LayerObserver {
     const at::Tensor q = tensor(queries.q, {count, queries.heads, queries.dim}, queries.dtype);
     const at::Tensor out = tensor(queries.out, q.sizes(), queries.dtype);
     const at::Tensor lse = tensor(queries.lse, {count, queries.heads}, DType::kF32);
-    const at::Tensor keys = own_->keys();  // where and of what type the cache computes, if not here
+    const at::Tensor keys = own_->keys();  // undefined in a CPU cache
     const AttentionState own =
         own_->attend(keys.defined() ? q.to(keys.options()) : q, first - inner_.tokens(),
                      model_.sliding_window[static_cast<size_t>(layer)]);

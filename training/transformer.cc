@@ -11,7 +11,7 @@ std::unique_ptr<KvCache> Transformer::make_cache() const {
 }
 
 void Transformer::wait_for_weights() const {
-  // The last to be loaded; reading an element waits for what is on the default stream.
+  // Reading an element of the last tensor waits for the default stream, which loads them.
   weights_.norm.select(0, 0).item();
 }
 
@@ -119,7 +119,7 @@ Status Transformer::run_layer(int64_t l, const Step& step, std::span<KvCache* co
       body(first, std::min(step.block, count - first));
     }
   };
-  // body(cache, first among its tokens, first, length) for what each request has of a block.
+  // Calls body(cache, first among its tokens, first, length) for each request's part of a block.
   const auto each_request = [&](int64_t first, int64_t length, const auto& body) {
     for (size_t r = 0; r < caches.size(); ++r) {
       const int64_t begin = std::max(first, indptr[r]);
@@ -160,7 +160,7 @@ Status Transformer::run_layer(int64_t l, const Step& step, std::span<KvCache* co
     }
     return AttentionState{at::cat(outs), at::cat(lses)};
   };
-  AttentionState all;  // of a GPU: one call for all tokens, which its kernels want
+  AttentionState all;  // on a GPU: one call for all tokens fills it better
   if (!on_cpu && needed(0, count)) all = attend_own(0, count);
   each_block([&](int64_t first, int64_t length) {
     if (!needed(first, length)) return;

@@ -1,5 +1,5 @@
-// One decoder layer of Llama, Mistral, Qwen2 and Qwen3, applied to a run of tokens. The dense pass
-// and generation are both loops over this: they differ in who keeps the caches.
+// One decoder layer of Llama, Mistral, Qwen2 and Qwen3, applied to consecutive tokens. The dense
+// pass and generation are loops over layers; they differ in the caches that they keep.
 #pragma once
 
 #include <span>
@@ -13,21 +13,21 @@
 
 namespace sqz::training {
 
-// What one block of tokens looks like on its way through a layer. [T, heads, d], model's dtype.
+// Queries, keys and values of a block of tokens in a layer: [T, heads, d], in the model's dtype.
 struct Projection {
   at::Tensor q, k, v;
   at::Tensor q_pre_rope, k_pre_rope;
 };
 
-// Sees a layer's insides, block by block. Called from several threads, each with other tokens.
+// Observes a layer, block by block. Several threads call it, each with other tokens.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
   // `x` [T, hidden]: the layer's input.
   virtual void projected(int64_t first, const at::Tensor& x, const Projection& projection) = 0;
-  // The state before attention and what attention adds to it, [T, hidden].
+  // The state before attention, and the output of attention that is added to it: [T, hidden].
   virtual void attended(int64_t first, const at::Tensor& before, const at::Tensor& delta) = 0;
-  // Whether anybody needs this block beyond its keys and values (asked in the last layer).
+  // Whether the layer's output of this block is needed. Asked in the last layer.
   virtual bool needs_output(int64_t layer, int64_t first, int64_t count) const = 0;
 };
 
@@ -38,7 +38,7 @@ struct Step {
   int64_t block = 0;                // tokens that one thread takes at a time
   FixedContext* context = nullptr;  // in front of all tokens of the caches; may be null
   LayerObserver* observer = nullptr;
-  // Of several requests: request r has tokens indptr[r] .. indptr[r + 1] - 1. Empty: one has all.
+  // Request r has tokens indptr[r] .. indptr[r + 1] - 1. Empty: one request has all tokens.
   std::vector<int64_t> indptr;
 };
 
@@ -51,13 +51,13 @@ class Transformer {
   const ModelWeights& weights() const { return weights_; }
   at::Device device() const { return weights_.embedding.device(); }
   std::unique_ptr<KvCache> make_cache() const;
-  void wait_for_weights() const;  // until they are there, on whatever stream they were loaded
+  void wait_for_weights() const;  // until they are loaded, for use on another stream
 
   at::Tensor embed(std::span<const int32_t> tokens) const;  // [T, hidden]
   RopeTable rope(int64_t first, int64_t count) const;       // on the model's device
 
-  // One layer for all tokens of `step`. caches[r] holds the earlier tokens of request r; these are
-  // added.
+  // Runs one layer for all tokens of `step`. caches[r] has the earlier tokens of request r, and
+  // gets the new ones.
   Status run_layer(int64_t layer, const Step& step, std::span<KvCache* const> caches) const;
 
   at::Tensor logits(const at::Tensor& x) const;  // [T, hidden] -> [T, vocab] float32, on the CPU
@@ -66,7 +66,7 @@ class Transformer {
   at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
   Projection project(const LayerWeights& layer, const at::Tensor& x, const RopeTable& rope) const;
   void mlp(const LayerWeights& layer, at::Tensor& x) const;
-  // The state of `q` [T, Hq, d] over the fixed context; request r begins at positions[r].
+  // Returns the state of `q` [T, Hq, d] over the fixed context. Request r begins at positions[r].
   static Result<AttentionState> attend_context(int64_t layer, FixedContext& context,
                                                std::span<const int64_t> indptr,
                                                std::span<const int64_t> positions,

@@ -18,7 +18,7 @@ class Loader {
   Loader(const Checkpoint& checkpoint, at::Device device, at::ScalarType dtype)
       : checkpoint_(checkpoint), device_(device), dtype_(dtype) {}
 
-  // The first failure is kept; tensors after it are undefined.
+  // The first failure. Tensors after it are undefined.
   const Status& status() const { return status_; }
 
   at::Tensor tensor(const std::string& name) { return joined({name}, dtype_); }
@@ -34,8 +34,8 @@ class Loader {
   }
 
  private:
-  // On a CPU 16-bit matrices stay as they are: a product of a few rows takes as long as reading
-  // them, and apply() widens them for one of many.
+  // On a CPU, 16-bit matrices keep their type: a product of a few rows takes as long as reading
+  // them. apply() widens them for a product of many rows.
   at::ScalarType matrix_type(const std::vector<std::string>& names) const {
     std::optional<at::ScalarType> type;
     for (const std::string& name : names) {
@@ -48,7 +48,7 @@ class Loader {
     return type.value_or(dtype_);
   }
 
-  // One below the other.
+  // Joins tensors along the first dimension.
   at::Tensor joined(const std::vector<std::string>& names, at::ScalarType dtype) {
     std::vector<Checkpoint::Tensor> parts;
     std::vector<int64_t> shape;

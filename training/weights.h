@@ -1,4 +1,4 @@
-// The tensors of a model, copied out of a checkpoint to a device and dtype.
+// Loads the tensors of a model from a checkpoint to a device, in a dtype.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace sqz::training {
 
-// LibTorch's name of BF16 and F16; F32 for any other.
+// LibTorch's name of BF16 and F16, and float32 for other types.
 at::ScalarType scalar_type(DType dtype);
 
 struct LayerWeights {
@@ -19,7 +19,7 @@ struct LayerWeights {
   Linear o, gate_up, down;                // gate_up: gate, up stacked
 };
 
-// In the type that the model computes in, but that on a CPU matrices keep the 16 bits of the file.
+// In the type that the model computes in. On a CPU, matrices keep the 16 bits of the file.
 struct ModelWeights {
   at::Tensor embedding;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
@@ -27,7 +27,7 @@ struct ModelWeights {
   at::Tensor lm_head;  // [vocab, hidden]; the embedding if tied
 };
 
-// Throws what LibTorch throws.
+// LibTorch may throw.
 Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device device,
                                   at::ScalarType dtype);
 

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "formats/base/temporaries.h"
+
 namespace sqz {
 namespace {
 
@@ -224,7 +226,10 @@ Status take_free_name(const std::string& path, std::string& name, Take take) {
     std::string next = concat(path, kTemporary, ::getpid(), ".", counter.fetch_add(1));
     const Status status = take(next);
     if (status.code() == Code::kExists && left > 0) continue;
-    if (status.ok()) name = std::move(next);
+    if (status.ok()) {
+      remember_temporary(next);
+      name = std::move(next);
+    }
     return status;
   }
 }
@@ -289,7 +294,9 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
       file_(std::move(other.file_)) {}
 
 AtomicFile::~AtomicFile() {
-  if (!temporary_.empty()) (void)env_->remove(temporary_);
+  if (temporary_.empty()) return;
+  (void)env_->remove(temporary_);
+  forget_temporary(temporary_);
 }
 
 Status AtomicFile::commit() {
@@ -298,6 +305,7 @@ Status AtomicFile::commit() {
   const Status published = publish();
   if (published.code() == Code::kExists) return exists_error(path_);
   SQZ_RETURN_IF_ERROR(published);
+  forget_temporary(temporary_);
   temporary_.clear();
   SQZ_RETURN_IF_ERROR(file_->close());
   return env_->sync_directory(directory_of(path_));

@@ -91,7 +91,7 @@ Result<std::string> read_text_file(Env& env, const std::string& path,
                                    uint64_t limit = uint64_t{1} << 32);
 
 // One file on its way to being published. Destroyed without commit(), it removes its temporary. A
-// process that is killed leaves a temporary that has a name.
+// process that SIGKILL ends leaves a temporary that has a name.
 class AtomicFile {
  public:
   // Writes next to what PATH leads to if it is a symbolic link, with the permissions of the file

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "formats/base/file.h"
+#include "formats/base/temporaries.h"
 #include "tests/common/temporary_directory.h"
 
 namespace sqz {
@@ -172,6 +173,22 @@ TEST(AtomicFile, HasNoNameBeforeItIsPublished) {
     EXPECT_EQ(contents(dir.file(name)), "new");
   }
   EXPECT_THAT(dir.names(), ::testing::UnorderedElementsAre("old", "new"));
+}
+
+TEST(AtomicFile, ASignalHandlerRemovesItsNameUntilItIsPublished) {
+  TemporaryDirectory dir;
+  {
+    auto lost = AtomicFile::create(Env::posix(), dir.file("lost"), false, Temporary::kNamed);
+    auto kept = AtomicFile::create(Env::posix(), dir.file("kept"), false, Temporary::kNamed);
+    ASSERT_TRUE(lost.ok() && kept.ok() && kept->commit().ok());
+    put(dir.file("scratch"), "");
+    const TemporaryName scratch(dir.file("scratch"));
+    remove_temporaries();
+    EXPECT_EQ(dir.names(), std::vector<std::string>{"kept"});
+    put(dir.file("scratch"), "");
+  }
+  remove_temporaries();
+  EXPECT_EQ(dir.names(), std::vector<std::string>{"kept"}) << "scratch ends with its object";
 }
 
 TEST(AtomicFile, OneOfTwoWritersWins) {

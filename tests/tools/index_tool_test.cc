@@ -235,7 +235,7 @@ TEST_F(IndexToolTest, MoreQueriesThanTheTailBuildTheSameIndex) {
   EXPECT_TRUE(read_all(path("x.sqz")) == read_all(path("y.sqz")));
 }
 
-// A clustering is stopped: it ends with the layer at hand, with the right code and without a trace.
+// A signal ends a build at once, with the right code and without a trace.
 TEST_F(IndexToolTest, SignalsStopABuildAndLeaveNothing) {
   write_small_capture(path("c.h5"), 4000, 120);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGKILL}) {

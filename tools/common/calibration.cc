@@ -1,7 +1,6 @@
 #include "tools/common/calibration.h"
 
 #include "tools/common/index_context.h"
-#include "tools/common/signals.h"
 
 namespace sqz {
 namespace {
@@ -23,7 +22,6 @@ class Recorder final : public FixedContext {
 
   Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                 float* lse) override {
-    SQZ_RETURN_IF_ERROR(check_stop());
     const auto l = static_cast<size_t>(layer);
     if (layer == 0) recorded_.calls.push_back(count);
     if (!index_.layers[l].dense) {
@@ -93,7 +91,6 @@ Result<uint64_t> calibrate_with_prompts(Runner& runner, const std::string& path,
   SQZ_ASSIGN_OR_RETURN(const RecordedQueries queries,
                        record_queries(runner, path, prompts, options.threads,
                                       [&](double done) { progress(kRecordShare * done); }));
-  SQZ_RETURN_IF_ERROR(check_stop());
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path));
   return recalibrate(Env::posix(), *index, queries, output, options,
                      [&](double done) { progress(kRecordShare + (1 - kRecordShare) * done); });

@@ -1,5 +1,5 @@
-// Calibrating an index with prompts: each is answered with dense attention to the index's own keys
-// and values, and every query on the way counts (libindex/recalibrate.h).
+// Calibrates an index with prompts. The model answers each prompt with dense attention to the
+// index's own keys and values, and the queries of this run calibrate (libindex/recalibrate.h).
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@ namespace sqz {
 inline constexpr int64_t kAnswerTokens = 16;
 
 struct CalibrationPrompts {
-  std::vector<std::vector<int32_t>> prompts;  // token ids, none empty
+  std::vector<std::vector<int32_t>> prompts;  // token ids; no prompt is empty
   int64_t answer_tokens = kAnswerTokens;      // of each greedy answer, 0 or more
-  int64_t position = 0;                       // of a prompt's first token; 0: right after the index
+  int64_t position = 0;  // of a prompt's first token; 0: the position behind the index
 };
 
-// The queries of the prompts and of their answers, over the index at `path`, which must hold keys
-// and values. A prompt is one call, as the runtime serves it; so is each token of an answer.
+// Records the queries of the prompts and of their answers over the index at `path`. A prompt is one
+// call, as in the runtime, and so is each token of an answer.
 Result<RecordedQueries> record_queries(Runner& runner, const std::string& path,
                                        const CalibrationPrompts& prompts, int threads,
                                        const std::function<void(double)>& progress);
 
-// Both steps: from the index at `path` to the calibrated one at `output`; returns its size.
-// kMismatch if the index is of another model. Stops where the tool is asked to.
+// Records the queries, and writes the calibrated index to `output`. Returns its size. kMismatch if
+// the index is of another model.
 Result<uint64_t> calibrate_with_prompts(Runner& runner, const std::string& path,
                                         const CalibrationPrompts& prompts,
                                         const std::string& output,

@@ -2,8 +2,6 @@
 
 #include <numeric>
 
-#include "tools/common/signals.h"
-
 namespace sqz {
 namespace {
 
@@ -73,7 +71,6 @@ Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const f
 }
 
 Status IndexContext::attend_requests(int64_t layer, const ContextQueries& queries) {
-  SQZ_RETURN_IF_ERROR(check_stop());
   const int64_t count = queries.indptr.back();
   positions_.resize(static_cast<size_t>(count));
   for (size_t r = 0; r < queries.first.size(); ++r) {

@@ -53,7 +53,6 @@ class IndexContext final : public FixedContext {
   int64_t tokens() const override { return info().tokens; }
   std::optional<int> device() const override { return index_->gpu(); }
   DType device_dtype() const override;
-  // Both return kCancelled after a signal.
   Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
                 float* lse) override;
   Status attend_requests(int64_t layer, const ContextQueries& queries) override;

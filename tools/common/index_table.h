@@ -1,4 +1,4 @@
-// An index as a tool prints it.
+// The description of an index, as JSON and as a table.
 #pragma once
 
 #include "formats/sqz_file.h"
@@ -6,10 +6,10 @@
 
 namespace sqz {
 
-// A source as people read it.
+// The source of a calibration, in words.
 std::string calibration_text(const std::string& source);
 
-// All metadata, decoded, and `metadata`, the file's own strings.
+// All metadata, decoded; the member `metadata` has the strings of the file.
 JsonMembers index_json(const SqzFile& file, const Calibration& calibration);
 Rows index_rows(const SqzFile& file, const Calibration& calibration);
 

@@ -1,4 +1,4 @@
-// Layer budgets as the tools take them: --layers L.json, a profile of sqz-profile-layers.
+// Reads the layer budgets of --layers L.json, a profile of sqz-profile-layers.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace sqz {
 
-// What --layers says for "every layer alike", whatever an index embeds.
+// The value of --layers that gives all layers the same budget, whatever the index embeds.
 inline constexpr const char* kUniformLayers = "uniform";
 
-// The budgets of a profile of this very model. kMismatch names what differs; else what
-// read_layers_file() refuses.
+// Returns the budgets of a profile. kMismatch, with the field that differs, if it is of another
+// model; other errors are those of read_layers_file().
 Result<LayerBudgets> read_layer_budgets(const std::string& path, const ModelDescription& model);
 
 }  // namespace sqz

@@ -1,5 +1,5 @@
-// The one place where a tool asks for LibTorch: built with training/ it loads the model, built
-// without (SQZ_TRAINING=OFF) it says how to get it.
+// The only place where a tool asks for LibTorch. In a build with training/ it loads the model. In a
+// build without (SQZ_TRAINING=OFF) it returns an error that says how to get LibTorch.
 #pragma once
 
 #include "training/runner.h"

@@ -1,6 +1,6 @@
-// How far a long piece of work is. On a terminal a bar, refreshed at most 6 times a second;
-// elsewhere one line every 30 seconds, so that short runs say nothing and logs stay readable. The
-// fraction shown never falls. Output goes to stderr: stdout is for results.
+// Shows on standard error how much of a long piece of work is done. On a terminal it is a bar that
+// is refreshed at most 6 times a second. Elsewhere it is a line every 30 seconds, so that short
+// runs print nothing and logs stay readable. The fraction never falls.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@ namespace sqz {
 
 enum class ProgressStyle { kNone, kBar, kLines };
 
-// `asked`: --progress (true: a bar even without a terminal), --no-progress (false), or neither.
+// `asked` is true for --progress (a bar even without a terminal) and false for --no-progress.
 ProgressStyle progress_style(std::optional<bool> asked, bool terminal, bool quiet);
 
 class Progress {
@@ -21,7 +21,7 @@ class Progress {
 
   Progress(ProgressStyle style, std::string label);  // stderr and the steady clock
   Progress(ProgressStyle style, std::string label, Write write, Clock clock);
-  ~Progress();  // ends the bar's line where it stands
+  ~Progress();  // ends the line of the bar
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 

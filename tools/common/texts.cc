@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kProbe = 64 << 10;
 
-// The offset of the first zero byte near the start, or npos: text has none.
+// The offset of the first zero byte near the start, or npos for text.
 Result<size_t> find_zero_byte(const std::string& path) {
   SQZ_ASSIGN_OR_RETURN(const auto file, Env::posix().open_read(path));
   std::string start(std::min<uint64_t>(kProbe, file->size()), '\0');
@@ -27,7 +27,7 @@ Result<size_t> find_zero_byte(const std::string& path) {
   return start.find('\0');
 }
 
-Result<std::vector<Document>> find_in_folder(const fs::path& folder) {
+Result<std::vector<std::string>> find_in_folder(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error), end;
@@ -41,11 +41,11 @@ Result<std::vector<Document>> find_in_folder(const fs::path& folder) {
   if (error) return Status(Code::kIo, concat(folder.string(), ": ", error.message()));
   std::sort(files.begin(), files.end());
 
-  std::vector<Document> out;
+  std::vector<std::string> out;
   for (const fs::path& file : files) {
     SQZ_ASSIGN_OR_RETURN(const size_t zero, find_zero_byte(file.string()));
     if (zero == std::string::npos) {
-      out.push_back({file.string()});
+      out.push_back(file.string());
     } else {
       spdlog::warn("{}: not a text file (a zero byte at byte {}), left out", file.string(), zero);
     }
@@ -60,8 +60,8 @@ Result<std::string> read_document(const std::string& path) {
   return read_text_file(Env::posix(), path);
 }
 
-Status no_text(std::span<const Document> documents) {
-  return {Code::kCorrupt, bad_field(documents.front().path, "text", "nothing", "some text")};
+Status no_text(std::span<const std::string> documents) {
+  return {Code::kCorrupt, bad_field(documents.front(), "text", "nothing", "some text")};
 }
 
 }  // namespace
@@ -81,12 +81,12 @@ Status each_line(Env& env, const std::string& path,
   return {};
 }
 
-Result<std::vector<Document>> find_documents(const std::vector<std::string>& arguments) {
-  std::vector<Document> out;
+Result<std::vector<std::string>> find_documents(const std::vector<std::string>& arguments) {
+  std::vector<std::string> out;
   for (const std::string& argument : arguments) {
     std::error_code error;
     if (argument == "-") {
-      out.push_back({"-"});
+      out.push_back(argument);
     } else if (fs::is_directory(argument, error)) {
       SQZ_ASSIGN_OR_RETURN(const auto found, find_in_folder(argument));
       out.insert(out.end(), found.begin(), found.end());
@@ -96,21 +96,21 @@ Result<std::vector<Document>> find_documents(const std::vector<std::string>& arg
         return Status(Code::kCorrupt,
                       bad_field(argument, concat("byte ", zero), "a zero byte", "UTF-8 text"));
       }
-      out.push_back({argument});
+      out.push_back(argument);
     }
   }
   return out;
 }
 
 Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
-                                              std::span<const Document> documents,
+                                              std::span<const std::string> documents,
                                               int64_t max_tokens) {
   std::vector<int32_t> ids;
   size_t text_bytes = 0;
-  for (const Document& document : documents) {
-    SQZ_ASSIGN_OR_RETURN(const std::string text, read_document(document.path));
+  for (const std::string& document : documents) {
+    SQZ_ASSIGN_OR_RETURN(const std::string text, read_document(document));
     const Status status = tokenizer.encode(text, ids.empty(), ids);
-    if (!status.ok()) return Status(Code::kCorrupt, concat(document.path, ": ", status.message()));
+    if (!status.ok()) return Status(Code::kCorrupt, concat(document, ": ", status.message()));
     text_bytes += text.size();
     if (max_tokens > 0 && static_cast<int64_t>(ids.size()) >= max_tokens) {
       ids.resize(static_cast<size_t>(max_tokens));
@@ -122,14 +122,13 @@ Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
 }
 
 Result<std::vector<int32_t>> encode_chat(const Tokenizer& tokenizer,
-                                         std::span<const Document> documents,
+                                         std::span<const std::string> documents,
                                          const ChatFormat& chat) {
   std::string all;
-  for (const Document& document : documents) {
-    SQZ_ASSIGN_OR_RETURN(const std::string text, read_document(document.path));
+  for (const std::string& document : documents) {
+    SQZ_ASSIGN_OR_RETURN(const std::string text, read_document(document));
     if (const auto bad = find_invalid_utf8(text)) {
-      return Status(Code::kCorrupt,
-                    concat(document.path, ": text: not valid UTF-8 at byte ", *bad));
+      return Status(Code::kCorrupt, concat(document, ": text: not valid UTF-8 at byte ", *bad));
     }
     all += text;
   }

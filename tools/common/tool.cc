@@ -271,7 +271,7 @@ int Tool::run(int argc, char** argv, bool sleeping_openmp) {
   const int code = parse(argc, argv, done);
   if (done) return code;
   if (sleeping_openmp) let_openmp_sleep(argv);
-  handle_signals(name_);
+  handle_signals();
   set_up_log(name_, options_);
   const int cores = resolve_threads(0);
   if (options_.threads > cores) {
@@ -294,9 +294,9 @@ int Tool::run(int argc, char** argv, bool sleeping_openmp) {
 
 int Tool::finish(const Status& found, const Output& output) const {
   const Status status = found.ok() ? finish_stdout() : found;
-  if (!status.ok()) output.error(status);
-  end_by_signal();
-  if (!status.ok()) say_error(status);
+  if (status.ok()) return kExitOk;
+  output.error(status);
+  say_error(status);
   return exit_code(status);
 }
 

@@ -7,7 +7,6 @@
 #include "formats/base/stopwatch.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
-#include "tools/common/signals.h"
 #include "tools/common/texts.h"
 #include "tools/sqz_eval/judge.h"
 
@@ -36,11 +35,11 @@ Result<std::vector<Haystack>> read_haystacks(const std::vector<std::string>& tex
                                              const Tokenizer& tokenizer) {
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(texts));
   std::vector<Haystack> out;
-  for (const Document& document : documents) {
-    Haystack haystack{document.path, {}};
-    SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(Env::posix(), document.path));
+  for (const std::string& document : documents) {
+    Haystack haystack{document, {}};
+    SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(Env::posix(), document));
     const Status status = tokenizer.encode(text, false, haystack.ids);
-    if (!status.ok()) return Status(Code::kCorrupt, concat(document.path, ": ", status.message()));
+    if (!status.ok()) return Status(Code::kCorrupt, concat(document, ": ", status.message()));
     out.push_back(std::move(haystack));
   }
   return out;
@@ -190,7 +189,6 @@ Result<std::vector<Row>> measure(const std::vector<Plan>& plans, Work& work,
     Judge judge(work.model, plans[i].options, work.settings, context.options.threads,
                 context.options.gpu());
     for (const Pass& pass : passes[i]) {
-      SQZ_RETURN_IF_ERROR(check_stop());
       const auto length = static_cast<double>(pass.ids.size());
       SQZ_RETURN_IF_ERROR(run_pass(pass, work, judge, [&](double part) {
         progress.update((done + part * length) / total);

@@ -8,7 +8,6 @@
 
 #include "formats/sqz_file.h"
 #include "tools/common/calibration.h"
-#include "tools/common/signals.h"
 
 namespace sqz::eval {
 namespace {
@@ -25,7 +24,6 @@ Status add_layer(const LayerCapture& layer, const ModelDescription& model, int64
   const View* gathered = nullptr;
   std::vector<float> keys, values, attention;
   for (const Build& build : builds) {
-    SQZ_RETURN_IF_ERROR(check_stop());
     if (build.view != gathered) {
       keys = visible_rows(layer.keys, *build.view, model.kv_heads, tokens, model.head_dim);
       values = visible_rows(layer.values, *build.view, model.kv_heads, tokens, model.head_dim);
@@ -94,7 +92,7 @@ Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<I
     for (const IndexKind& kind : kinds) {
       const std::string path =
           folder / concat("sqz-eval.tmp.", ::getpid(), ".", v, "-", kind.name(), ".sqz");
-      files_.push_back({v, kind, path});
+      files_.push_back({v, kind, TemporaryName(path)});
       const BuildOptions options = index_options(kind, build);
       if (options.compress.any()) continue;
       SQZ_ASSIGN_OR_RETURN(
@@ -106,7 +104,6 @@ Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<I
   }
   SQZ_RETURN_IF_ERROR(dense_pass(model, pass, build, builds, progress));
   for (Build& one : builds) {
-    SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_RETURN_IF_ERROR(one.builder->finish().status());
     one.builder.reset();
     if (pass.views.size() == pass.facts.size()) continue;
@@ -115,25 +112,18 @@ Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<I
   for (const File& file : files_) {
     const CompressOptions compress = index_options(file.kind, build).compress;
     if (!compress.any()) continue;
-    SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path(file.view, {file.kind.partition})));
     SQZ_RETURN_IF_ERROR(
-        compress_index(Env::posix(), *index, compress, file.path, true, build.threads).status());
+        compress_index(Env::posix(), *index, compress, file.name.path(), true, build.threads)
+            .status());
   }
   return {};
-}
-
-PassIndexes::~PassIndexes() {
-  for (const File& file : files_) {
-    const Status ignored = Env::posix().remove(file.path);  // one that was not built is not there
-    (void)ignored;
-  }
 }
 
 const std::string& PassIndexes::path(size_t view, const IndexKind& kind) const {
   return std::find_if(files_.begin(), files_.end(),
                       [&](const File& file) { return file.view == view && file.kind == kind; })
-      ->path;
+      ->name.path();
 }
 
 }  // namespace sqz::eval

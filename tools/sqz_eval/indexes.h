@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/base/temporaries.h"
 #include "libindex/builder.h"
 #include "tools/sqz_eval/model.h"
 #include "tools/sqz_eval/settings.h"
@@ -16,7 +17,6 @@ namespace sqz::eval {
 class PassIndexes {
  public:
   PassIndexes() = default;
-  ~PassIndexes();
   PassIndexes(const PassIndexes&) = delete;
   PassIndexes& operator=(const PassIndexes&) = delete;
 
@@ -30,7 +30,7 @@ class PassIndexes {
   struct File {
     size_t view;
     IndexKind kind;
-    std::string path;
+    TemporaryName name;
   };
   std::vector<File> files_;
 };

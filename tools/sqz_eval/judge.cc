@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tools/common/signals.h"
 #include "tools/sqz_eval/probe.h"
 
 namespace sqz::eval {
@@ -53,7 +52,6 @@ Status Judge::judge(const Pass& pass, size_t view, const PassIndexes& indexes) {
 
 Status Judge::ask(const Fact& fact, std::span<const int32_t> prompt, std::vector<Served>& served) {
   for (Served& one : served) {
-    SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_RETURN_IF_ERROR(one.index->reset_stats());
     SQZ_ASSIGN_OR_RETURN(const bool right, answered(fact, prompt, one));
     SQZ_RETURN_IF_ERROR(add({Task::kNeedle1, ""}, one, {right ? 1.0 : 0.0}));
@@ -123,7 +121,6 @@ Status Judge::measure_text(const Pass& pass, std::vector<Served>& served) {
   if (!options_.wants(Task::kLoss)) return {};
   SQZ_RETURN_IF_ERROR(add({Task::kLoss, ""}, served[0], block_means(dense, kBlockTokens)));
   for (size_t i = 1; i < served.size(); ++i) {
-    SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_RETURN_IF_ERROR(served[i].index->reset_stats());
     SQZ_ASSIGN_OR_RETURN(const auto losses,
                          model_.runner->score(pass.continuation, *served[i].context, {}));

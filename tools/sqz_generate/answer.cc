@@ -15,7 +15,7 @@ Answer::Answer(const Tokenizer& tokenizer, std::vector<std::string> stops,
 
 bool Answer::add(int32_t id) {
   ids_.push_back(id);
-  // The whole answer again: a token may complete a character of the one before.
+  // Decodes all tokens again, because a token may complete a character of the one before.
   auto decoded = tokenizer_.decode(ids_);
   if (!decoded.ok()) {
     status_ = decoded.status();
@@ -41,8 +41,8 @@ void Answer::finish() {
   shown_ = text_.size();
 }
 
-// Not safe to show: an unfinished character at the end, which decodes as U+FFFD for now, and what
-// may turn out to be the beginning of a stop string.
+// The length of the text that can be shown. The rest is an unfinished character, which decodes as
+// U+FFFD for now, or it may be the beginning of a stop string.
 size_t Answer::safe_length() const {
   std::string_view safe = text_;
   while (safe.ends_with(kReplacement)) safe.remove_suffix(kReplacement.size());

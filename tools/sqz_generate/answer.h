@@ -1,4 +1,5 @@
-// The text of an answer as its tokens come: what may be shown already, and where it ends.
+// Turns the tokens of an answer into text: decides how much can be shown, and where the answer
+// ends.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,14 @@ namespace sqz {
 
 class Answer {
  public:
-  // `show` (may be empty) receives the text in pieces; their concatenation is text(). `stops` are
-  // strings that end the answer and are no part of it.
+  // `show` (may be empty) receives the text in pieces, which together are text(). `stops` are
+  // strings that end the answer. The answer does not contain them.
   Answer(const Tokenizer& tokenizer, std::vector<std::string> stops,
          std::function<void(const std::string&)> show);
 
-  // Adds a token; false once a stop string is complete or decoding failed.
+  // Adds a token. Returns false once a stop string is complete or if decoding failed.
   bool add(int32_t id);
-  // Shows what was held back.
+  // Shows the rest of the text.
   void finish();
 
   const std::string& text() const { return text_; }
@@ -37,7 +38,7 @@ class Answer {
   Status status_;
 };
 
-// "\n", "\t", "\r" and "\\" as the characters that they name; any other backslash stays.
+// Replaces "\n", "\t", "\r" and "\\" by the characters that they name. Other backslashes stay.
 std::string unescape(const std::string& text);
 
 }  // namespace sqz

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "formats/base/stopwatch.h"
-#include "tools/common/signals.h"
 
 namespace sqz {
 namespace {
@@ -76,7 +75,6 @@ Status run_model(Runner& runner, std::span<const int32_t> tokens, IndexBuilder& 
   pass.own_stream = own_stream;
   pass.progress = [&](double done) { shown.pass(done); };
   pass.consumer = [&](const LayerCapture& layer) -> Status {
-    SQZ_RETURN_IF_ERROR(check_stop());
     const Stopwatch add;
     const Status status = builder.add_layer(
         layer.layer, {layer.keys, layer.values, layer.queries, layer.device, layer.attention},
@@ -91,7 +89,6 @@ Status read_capture(const CaptureReader& capture, IndexBuilder& builder, BuildPr
                     double& adding) {
   const CaptureInfo& info = capture.info();
   for (int64_t layer = 0; layer < info.model.layers; ++layer) {
-    SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_ASSIGN_OR_RETURN(const CapturedLayer data, capture.read_layer(layer));
     const std::vector<float> queries = last_queries(data, info, builder.options().tail);
     shown.pass(static_cast<double>(layer + 1) / static_cast<double>(info.model.layers));
@@ -144,7 +141,6 @@ Result<BuiltIndex> build_index(IndexBuilder& builder, const BuildInput& input, R
   BuiltIndex out;
   out.capture_seconds = watch.seconds() - adding;
   turn.reset();
-  SQZ_RETURN_IF_ERROR(check_stop());
   SQZ_ASSIGN_OR_RETURN(out.report, builder.finish());
   progress.finish();
   return out;

@@ -10,7 +10,6 @@
 #include "formats/base/parallel.h"
 #include "formats/base/stopwatch.h"
 #include "tools/common/load_runner.h"
-#include "tools/common/signals.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/manifest.h"
 #include "tools/sqz_index/plan.h"
@@ -196,17 +195,16 @@ Status build_from_manifest(const BuildArguments& arguments, const ToolContext& c
   const Stopwatch watch;
   std::atomic<size_t> next{0};
   const auto work = [&](int64_t) {
-    for (size_t i; check_stop().ok() && (i = next.fetch_add(1)) < entries.size();) {
+    for (size_t i; (i = next.fetch_add(1)) < entries.size();) {
       const Stopwatch one;
       const auto document =
           within_memory([&] { return corpus.build(entries[i]); }, "not enough memory");
-      if (check_stop().ok()) tally.add(entries[i], document, one.seconds());
+      tally.add(entries[i], document, one.seconds());
     }
     return Status();
   };
   const int together = arguments.together > 0 ? arguments.together : context.options.gpu() ? 4 : 2;
   SQZ_RETURN_IF_ERROR(parallel_for(together, together, work));
-  SQZ_RETURN_IF_ERROR(check_stop());
   if (arguments.dry_run) {
     corpus.print_plan();
   } else {

@@ -1,6 +1,5 @@
 #include "formats/capture.h"
 #include "tools/common/load_runner.h"
-#include "tools/common/signals.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/commands.h"
 
@@ -45,7 +44,6 @@ Status run_capture(const CaptureArguments& arguments, const ToolContext& context
   pass.cosine = arguments.cosine;
   pass.progress = [&](double done) { progress.update(done); };
   pass.consumer = [&](const LayerCapture& layer) -> Status {
-    SQZ_RETURN_IF_ERROR(check_stop());
     CapturedLayer data;
     data.keys = copy(arguments.pre_rope ? layer.keys_pre_rope : layer.keys);
     data.values = copy(layer.values);
@@ -54,7 +52,6 @@ Status run_capture(const CaptureArguments& arguments, const ToolContext& context
     return writer->write_layer(layer.layer, data);
   };
   SQZ_RETURN_IF_ERROR(runner->prefill(info.tokens, pass).status());
-  SQZ_RETURN_IF_ERROR(check_stop());
   SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, writer->commit());
   progress.finish();
   context.output.result({{"path", arguments.output},

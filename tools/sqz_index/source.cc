@@ -64,7 +64,7 @@ Result<FixedTokens> Source::read(const std::vector<std::string>& texts,
     SQZ_ASSIGN_OR_RETURN(out.ids, read_npy_tokens(Env::posix(), tokens));
     out.source = tokens;
   } else {
-    SQZ_ASSIGN_OR_RETURN(const std::vector<Document> documents, find_documents(texts));
+    SQZ_ASSIGN_OR_RETURN(const std::vector<std::string> documents, find_documents(texts));
     SQZ_ASSIGN_OR_RETURN(out.ids,
                          chat_ ? encode_chat(*tokenizer_, documents, *chat_)
                                : encode_documents(*tokenizer_, documents, options_.max_tokens));

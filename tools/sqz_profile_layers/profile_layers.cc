@@ -11,7 +11,6 @@
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
-#include "tools/common/signals.h"
 #include "tools/common/texts.h"
 #include "tools/sqz_profile_layers/allocation.h"
 #include "tools/sqz_profile_layers/table.h"
@@ -73,12 +72,12 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
 
 // Each text's windows, and what is held out behind the last one.
 Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments, const Plan& plan,
-                                            std::span<const Document> documents,
+                                            std::span<const std::string> documents,
                                             const Tokenizer& tokenizer,
                                             const ModelDescription& model) {
   const int64_t window = plan.options.window, windows = plan.options.windows;
   std::vector<ProfileText> out;
-  const auto add = [&](const std::string& name, std::span<const Document> part) -> Status {
+  const auto add = [&](const std::string& name, std::span<const std::string> part) -> Status {
     ProfileText text{name, {}};
     const int64_t most = windows == 0 ? 0 : windows * window + plan.behind;
     SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, part, most));
@@ -88,11 +87,11 @@ Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments, c
     return {};
   };
   if (plan.index == nullptr) {
-    for (const Document& document : documents) {
-      SQZ_RETURN_IF_ERROR(add(document.path, {&document, 1}));
+    for (const std::string& document : documents) {
+      SQZ_RETURN_IF_ERROR(add(document, {&document, 1}));
     }
   } else {  // as sqz-index build reads them
-    SQZ_RETURN_IF_ERROR(add(documents.front().path, documents));
+    SQZ_RETURN_IF_ERROR(add(documents.front(), documents));
     const auto tokens =
         std::as_bytes(std::span(out.front().tokens)
                           .first(std::min(out.front().tokens.size(), static_cast<size_t>(window))));
@@ -183,7 +182,7 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
   const double share = arguments.measures() ? kProfileShare : 1;
   plan.options.progress = [&](double done) {
     progress.update(share * done);
-    return check_stop();
+    return Status();
   };
   if (arguments.measures() && !plan.index) {
     const BuildOptions build = trial_options(arguments, context.options);

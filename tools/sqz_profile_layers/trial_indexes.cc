@@ -4,22 +4,16 @@
 
 namespace sqz {
 
-TrialIndexes::~TrialIndexes() {
-  for (const Window& window : windows_) {
-    const Status ignored = Env::posix().remove(window.path);
-    (void)ignored;
-  }
-}
-
 std::string TrialIndexes::add(std::span<const int32_t> tokens) {
-  windows_.push_back({concat(output_, ".tmp.", ::getpid(), ".trial", windows_.size()), tokens});
-  return windows_.back().path;
+  windows_.push_back(
+      {TemporaryName(concat(output_, ".tmp.", ::getpid(), ".trial", windows_.size())), tokens});
+  return windows_.back().name.path();
 }
 
 Status TrialIndexes::consume(int64_t window, const LayerCapture& layer) {
   const Window& own = windows_[static_cast<size_t>(window)];
   if (layer.layer == 0) {
-    SQZ_ASSIGN_OR_RETURN(builder_, IndexBuilder::create(Env::posix(), own.path, true, model_,
+    SQZ_ASSIGN_OR_RETURN(builder_, IndexBuilder::create(Env::posix(), own.name.path(), true, model_,
                                                         own.tokens, tokenizer_hash_, options_));
   }
   SQZ_RETURN_IF_ERROR(builder_->add_layer(

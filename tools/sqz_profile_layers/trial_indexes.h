@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/base/temporaries.h"
 #include "libindex/builder.h"
 #include "training/profile.h"
 #include "training/runner.h"
@@ -20,7 +21,6 @@ class TrialIndexes {
         model_(model),
         tokenizer_hash_(std::move(tokenizer_hash)),
         options_(std::move(options)) {}
-  ~TrialIndexes();
   TrialIndexes(const TrialIndexes&) = delete;
   TrialIndexes& operator=(const TrialIndexes&) = delete;
 
@@ -30,7 +30,7 @@ class TrialIndexes {
 
  private:
   struct Window {
-    std::string path;
+    TemporaryName name;
     std::span<const int32_t> tokens;
   };
 

@@ -7,7 +7,6 @@
 
 #include "tools/common/index_context.h"
 #include "tools/common/layer_policy.h"
-#include "tools/common/signals.h"
 
 namespace sqz {
 namespace {
@@ -47,7 +46,6 @@ Result<TrialLosses> Trials::run(const SelectorOptions& selector) const {
   TrialLosses out;
   Reads reads;
   for (const Trial& trial : trials_) {
-    SQZ_RETURN_IF_ERROR(check_stop());
     SQZ_ASSIGN_OR_RETURN(const auto context, open(trial, selector, threads_));
     SQZ_ASSIGN_OR_RETURN(const auto nats, runner_.score(trial.held_out, *context, {}));
     out.nats.insert(out.nats.end(), nats.begin(), nats.end());
@@ -106,7 +104,6 @@ Status Trials::measure_errors(const Trial& trial, double keep, std::vector<Curve
   ScoreOptions options;
   options.losses = false;
   options.observer = [&](const ObservedAttention& dense) -> Status {
-    SQZ_RETURN_IF_ERROR(check_stop());
     Curve& curve = curves[static_cast<size_t>(dense.layer)];
     const auto exact = merged_attention(dense, dense.context_out, dense.context_lse, model);
     for (const float x : exact) curve.norm += double{x} * double{x};

@@ -10,7 +10,6 @@
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/qmodel_table.h"
-#include "tools/common/signals.h"
 #include "tools/common/texts.h"
 
 namespace sqz {
@@ -37,15 +36,14 @@ QmodelOptions planned(const TrainQmodelArguments& a, const ToolContext& context)
   return out;
 }
 
-Result<std::vector<QmodelText>> read_texts(std::span<const Document> documents,
+Result<std::vector<QmodelText>> read_texts(std::span<const std::string> documents,
                                            const Tokenizer& tokenizer,
                                            const ModelDescription& model,
                                            const std::string& model_path) {
   std::vector<QmodelText> out;
-  for (const Document& document : documents) {
-    SQZ_RETURN_IF_ERROR(check_stop());
+  for (const std::string& document : documents) {
     QmodelText text;
-    text.name = document.path;
+    text.name = document;
     SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, {&document, 1}, 0));
     SQZ_RETURN_IF_ERROR(
         check_ids(text.tokens, model, "the tokenizer of " + model_path, model_path));
@@ -87,7 +85,7 @@ class Reporter {
                                       {"far_recall", recall_json(now.far_recall)}});
       spdlog::info("step {}: loss {:.4f}, recall {}", now.step, now.loss, recall_text(now.recall));
     }
-    return check_stop();
+    return {};
   }
   void finish() { bar_.finish(); }
 
@@ -104,7 +102,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   const ModelDescription& model = checkpoint->config().description;
   QmodelOptions options = planned(arguments, context);
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
-  std::vector<Document> test_documents;
+  std::vector<std::string> test_documents;
   if (!arguments.test.empty()) {
     SQZ_ASSIGN_OR_RETURN(test_documents, find_documents(arguments.test));
   }
