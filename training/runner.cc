@@ -25,10 +25,6 @@ Result<at::Device> parse_device(const std::string& name) {
 
 }  // namespace
 
-int gpu_count() {
-  return at::hasCUDA() ? static_cast<int>(at::getNumGPUs()) : 0;
-}
-
 Result<std::unique_ptr<Runner>> Runner::load(const std::string& directory,
                                              const RunnerOptions& options) {
   if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {

@@ -145,9 +145,6 @@ struct ScoreOptions {
   std::function<Status(const ObservedAttention&)> observer;
 };
 
-// CUDA devices that LibTorch can use.
-int gpu_count();
-
 // prefill() may be called from several threads at once.
 class Runner {
  public:

@@ -52,7 +52,7 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
   const std::string build = "sqz-index build -o y.sqz ", from = build + "--capture c.h5 ";
   const std::string before = files();
   expect_all({
-      {"sqz-index", 2, {"subcommand is required"}},
+      {"sqz-index", 2, {"a command is required"}},
       {"sqz-index bilud", 2, {"no command bilud; expected build,"}},
       {build + "--nonsense", 2, {"--nonsense"}},
       {build, 2, {"no fixed context was given"}},

@@ -70,7 +70,7 @@ TEST_F(Options, NumbersAreNumbers) {
 
 TEST_F(Options, WrongWordsAreNamed) {
   expect_all({
-      {"sqz-index", 2, {"subcommand is required"}},
+      {"sqz-index", 2, {"a command is required"}},
       {"sqz-index bilud", 2, {"no command bilud", "build"}},
       {"sqz-index info a.sqz --verbse", 2, {"no option --verbse"}},
       {"sqz-index info a.sqz --nothing-like-it=3", 2, {"no option --nothing-like-it"}},

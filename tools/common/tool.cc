@@ -224,25 +224,28 @@ std::vector<std::string> Tool::with_variables(std::vector<std::string> arguments
 }
 
 std::string Tool::problem(const CLI::ParseError& error) const {
+  const std::vector<std::string> extra = app_.remaining(true);
+  const auto is_option = [](const std::string& word) { return word.starts_with("-"); };
+  const auto option = std::find_if(extra.begin(), extra.end(), is_option);
+  const auto word = std::find_if_not(extra.begin(), extra.end(), is_option);
   std::string commands;
   for (const CLI::App* sub : app_.get_subcommands({})) {
     commands += concat(commands.empty() ? "" : ", ", sub->get_name());
   }
-  std::vector<std::string> extra = app_.remaining(true);
-  const bool lacks_command = chosen_ == &app_ && !commands.empty();
-  if (lacks_command) std::erase(extra, "--json");  // every command has it
-  const auto option = std::find_if(extra.begin(), extra.end(),
-                                   [](const std::string& word) { return word.starts_with("-"); });
+  if (chosen_ == &app_ && !commands.empty()) {
+    return word == extra.end() ? "a command is required: " + commands
+                               : concat("no command ", *word, "; expected ", commands);
+  }
   if (option != extra.end()) return concat("no option ", option->substr(0, option->find('=')));
-  if (extra.empty()) return error.what();
-  if (lacks_command) return concat("no command ", extra.front(), "; expected ", commands);
-  return concat("unexpected argument ", extra.front());
+  return word == extra.end() ? error.what() : "unexpected argument " + *word;
 }
 
 int Tool::parse(int argc, char** argv, bool& done) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
+  const auto word = std::find_if(arguments.begin(), arguments.end(),
+                                 [](const std::string& text) { return !text.starts_with("-"); });
   for (CLI::App* sub : app_.get_subcommands({})) {
-    if (!arguments.empty() && arguments.front() == sub->get_name()) chosen_ = sub;
+    if (word != arguments.end() && *word == sub->get_name()) chosen_ = sub;
   }
   arguments = with_variables(std::move(arguments));
   done = true;

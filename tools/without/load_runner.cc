@@ -3,10 +3,6 @@
 
 namespace sqz {
 
-int gpu_count() {
-  return 0;
-}
-
 Result<std::unique_ptr<Runner>> load_runner(const std::string& directory, const RunnerOptions&) {
   return Status(Code::kUnsupported,
                 concat(directory,
