@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/kernels/cpu/offline_kernels.h"
 
 namespace sqz {
 
@@ -19,7 +20,7 @@ NearestCentroids::NearestCentroids(const float* centroids, int64_t clusters, int
 
 void NearestCentroids::find(const float* points, int64_t n, float* products,
                             int64_t* labels) const {
-  cpu_kernels().nearest(points, n, dim_, panels_.data(), clusters_, products, labels);
+  offline_kernels().nearest(points, n, dim_, panels_.data(), clusters_, products, labels);
 }
 
 }  // namespace sqz

@@ -20,7 +20,7 @@ class NearestCentroids {
 
  private:
   int64_t clusters_, dim_;
-  std::vector<float> panels_;  // see CpuKernels::nearest
+  std::vector<float> panels_;  // see OfflineKernels::nearest
 };
 
 }  // namespace sqz

@@ -34,17 +34,18 @@ Result<KeptKeys> choose(const ServedIndex& index, const SelectionRequest& policy
   }
   const SelectorLimits limits = out.prepared.selector->limits();
   SelectWorkspace workspace = limits.workspace;
-  std::vector<KeyRun> room(static_cast<size_t>(limits.runs));
+  std::vector<KeyRun> room(static_cast<size_t>(limits.read));
   for (int64_t layer = 0; layer < model.layers; ++layer) {
     const LayerView& view = index.layers[static_cast<size_t>(layer)];
     for (int64_t head = 0; head < model.kv_heads; ++head) {
       HeadSelection selection;
-      selection.runs = room;
+      selection.read.room = room;
       if (view.slots > 0) {
         SQZ_RETURN_IF_ERROR(
             out.prepared.selector->select({.layer = layer, .kv_head = head}, workspace, selection));
       }
-      out.runs.emplace_back(room.begin(), room.begin() + selection.run_count);
+      const auto runs = selection.read.runs();
+      out.runs.emplace_back(runs.begin(), runs.end());
     }
   }
   return out;

@@ -1,5 +1,5 @@
-// What every session of an index needs and the file does not store ready-made: the number of keys
-// below each cluster, and the guarantee that no offset leads out of bounds.
+// Tables that every session of an index needs and the file does not store: the number of keys below
+// each cluster, and copies of the offsets that are known to stay in bounds.
 #pragma once
 
 #include <array>

@@ -76,7 +76,8 @@ std::vector<float> rope_frequencies(const RopeDescription& rope, int64_t head_di
 }
 
 RopeUndo::RopeUndo(const RopeDescription& rope, int64_t head_dim)
-    : frequencies_(rope_frequencies(rope, head_dim)),
+    : dim_(head_dim),
+      frequencies_(rope_frequencies(rope, head_dim)),
       shrink_(rope.kind == RopeDescription::Kind::kYarn
                   ? 1 / static_cast<float>(rope.attention_factor)
                   : 1) {}
@@ -92,13 +93,14 @@ void RopeUndo::apply(int64_t position, const float* rows, int64_t count, float* 
     sines[i] = std::sin(angle) * shrink_;
   }
   for (int64_t row = 0; row < count; ++row) {
-    const float* in = rows + row * 2 * half;
-    float* to = out + row * 2 * half;
+    const float* in = rows + row * dim_;
+    float* to = out + row * dim_;
     for (int64_t i = 0; i < half; ++i) {
       const float a = in[i], b = in[half + i];
       to[i] = a * cosines[i] + b * sines[i];
       to[half + i] = b * cosines[i] - a * sines[i];
     }
+    if (dim_ % 2 != 0) to[dim_ - 1] = in[dim_ - 1];  // it has no partner
   }
 }
 

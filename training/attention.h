@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "formats/model_description.h"
-#include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/kernels/cpu/offline_kernels.h"
 #include "training/aten.h"
 
 namespace sqz::training {
@@ -39,7 +39,7 @@ class KvCache {
 
 // float32, in the layout of causal.h.
 std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model,
-                                        const CpuKernels& kernels = cpu_kernels());
+                                        const OfflineKernels& kernels = offline_kernels());
 // By LibTorch's operations, on any device and in any dtype.
 std::unique_ptr<KvCache> make_torch_cache(const ModelDescription& model);
 

@@ -31,7 +31,7 @@ struct Head {
 
 class CpuCache final : public KvCache {
  public:
-  CpuCache(const ModelDescription& model, const CpuKernels& kernels)
+  CpuCache(const ModelDescription& model, const OfflineKernels& kernels)
       : kernels_(kernels),
         dim_(model.head_dim),
         group_(model.group_size()),
@@ -141,7 +141,7 @@ class CpuCache final : public KvCache {
     }
   }
 
-  const CpuKernels& kernels_;
+  const OfflineKernels& kernels_;
   int64_t dim_, group_;
   float scale_;
   int64_t size_ = 0;
@@ -150,7 +150,8 @@ class CpuCache final : public KvCache {
 
 }  // namespace
 
-std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model, const CpuKernels& kernels) {
+std::unique_ptr<KvCache> make_cpu_cache(const ModelDescription& model,
+                                        const OfflineKernels& kernels) {
   return std::make_unique<CpuCache>(model, kernels);
 }
 

@@ -21,16 +21,16 @@ class RowAttention {
                const PartialRows& out)
       : k_(kernels),
         work_(work),
-        list_(*work.list),
+        keys_(*work.sequence.keys),
         out_(out),
-        dim_(list_.dim),
+        dim_(keys_.dim),
         d32_(padded_dim(dim_)),
         b_(workspace.buffers_),
         spans_(workspace.spans_.data()),
         pointers_(workspace.pointers_.data()),
         slots_(workspace.slots_.data()),
-        products_(list_.coded_keys.coded() || list_.key_codes.coded() ? &*workspace.products_
-                                                                      : nullptr) {}
+        by_code_(!work.sequence.by_code().empty()),
+        products_(keys_.coded_keys.coded() || by_code_ ? &*workspace.products_ : nullptr) {}
 
   void run() {
     if (work_.rows <= kFewRows) {
@@ -47,7 +47,7 @@ class RowAttention {
     int64_t keys = 0;
     bool has_bias = false;
     bool has_exact = false;
-    bool estimated = false;            // all keys of the step are estimated, or all are read
+    bool approximated = false;         // all keys of the step are, or all are read
     const CodedHead* coded = nullptr;  // all keys of the step are its rows, or none is of codes
   };
 
@@ -55,9 +55,9 @@ class RowAttention {
   bool collect(KeyCursor& cursor, int64_t most, Step& step) {
     step = Step();
     step.coded = cursor.coded();
-    step.estimated = cursor.estimated();
+    step.approximated = cursor.approximated();
     while (step.keys < most && cursor.coded() == step.coded &&
-           cursor.estimated() == step.estimated) {
+           cursor.approximated() == step.approximated) {
       KeySpan& span = spans_[step.span_count];
       cursor.next(most - step.keys, span);
       if (span.count == 0) break;
@@ -99,7 +99,7 @@ class RowAttention {
 
   // Pointers to the step's rows: keys [step.keys], then values.
   void point(const Step& step) {
-    const int64_t row_bytes = dim_ * dtype_size(list_.dtype);
+    const int64_t row_bytes = dim_ * dtype_size(keys_.dtype);
     const void** key = pointers_;
     const void** value = pointers_ + step.keys;
     for (int s = 0; s < step.span_count; ++s) {
@@ -122,11 +122,11 @@ class RowAttention {
     std::fill(out_.maximum, out_.maximum + rows, kLowest);
     std::fill(out_.sum, out_.sum + rows, 0.0f);
     std::fill(b_.accumulator, b_.accumulator + rows * d32_, 0.0f);
-    KeyCursor cursor(list_, work_.begin, work_.end);
+    KeyCursor cursor(work_.sequence, work_.begin, work_.end);
     Step step;
     if (products_ != nullptr) {
-      std::fill(b_.residual, b_.residual + rows * d32_, 0.0f);
-      products_->load_few(work_.queries, rows, list_.dtype, list_.key_codes.rotation);
+      std::fill(b_.coded, b_.coded + rows * d32_, 0.0f);
+      products_->load_few(work_.queries, rows, keys_.dtype, rotation());
     }
     while (collect(cursor, kStreamKeys, step)) {
       if (step.coded != nullptr) {
@@ -135,40 +135,43 @@ class RowAttention {
       }
       point(step);
       stream_logits(step);
-      k_.accumulate(list_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
+      k_.accumulate(keys_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
                     dim_, b_.accumulator, ahead(step, step.keys));
     }
-    if (work_.end == list_.size()) add_rests();
-    k_.unpack(list_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
+    if (work_.end == work_.sequence.size()) add_weights();
+    k_.unpack(keys_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
-      k_.unpack(DType::kI8, b_.residual + r * d32_, 1, dim_, b_.shares, dim_);
-      add_residual(b_.shares, out_.values + r * dim_);
+      k_.unpack(DType::kI8, b_.coded + r * d32_, 1, dim_, b_.shares, dim_);
+      add_coded(b_.shares, out_.values + r * dim_);
     }
   }
 
   // Clusters whose logits are known, with their mean values.
-  void add_rests() {
-    std::span<const ClusterRest> left = list_.rests;
+  void add_weights() {
+    std::span<const ClusterWeight> left = work_.sequence.selection->weights();
     while (!left.empty()) {
       const auto some = left.first(std::min<size_t>(left.size(), kStreamKeys));
       for (size_t i = 0; i < some.size(); ++i) {
-        pointers_[i] = list_.coded_values.mean(some[i].cluster);
+        pointers_[i] = keys_.coded_values.mean(some[i].cluster);
         for (int64_t r = 0; r < work_.rows; ++r) {
           b_.logits[r * kStreamKeys + static_cast<int64_t>(i)] = some[i].logits[r];
         }
       }
       const Step step = {.keys = std::ssize(some)};
       stream_softmax(step, 1);
-      k_.accumulate(list_.dtype, b_.logits, kStreamKeys, work_.rows, pointers_, step.keys, dim_,
+      k_.accumulate(keys_.dtype, b_.logits, kStreamKeys, work_.rows, pointers_, step.keys, dim_,
                     b_.accumulator, {});
       left = left.subspan(some.size());
     }
   }
 
+  // Of the queries, as key codes need it.
+  const float* rotation() const { return by_code_ ? keys_.key_codes.rotation : nullptr; }
+
   // Adds what rows of codes contribute to a row of the output.
-  void add_residual(const float* residual, float* out) const {
-    for (int64_t c = 0; c < dim_; ++c) out[c] += residual[c];
+  void add_coded(const float* coded, float* out) const {
+    for (int64_t c = 0; c < dim_; ++c) out[c] += coded[c];
   }
 
   std::span<const CodedSpan> slots(const Step& step) const {
@@ -186,11 +189,11 @@ class RowAttention {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
-  // A key of codes is worth its cluster's mean value and, if it is read, its own residual.
+  // A key of codes counts with its cluster's mean value. If it is read, its own codes are added.
   void stream_coded(const Step& step) {
     const int64_t rows = work_.rows;
     const auto spans = slots(step);
-    products_->few(*step.coded, spans, b_.logits, kStreamKeys, &list_.coded_values);
+    products_->few(*step.coded, spans, b_.logits, kStreamKeys, &keys_.coded_values);
     stream_softmax(step, work_.scale);
     int64_t column = 0, cluster = 0;
     for_each_cluster(spans, [&](int64_t count) {
@@ -200,29 +203,29 @@ class RowAttention {
       column += count;
       ++cluster;
     });
-    const auto means = products_->stored_means(list_.coded_values, spans);
-    k_.accumulate(list_.dtype, b_.shares, kStreamKeys, rows, means.data(), std::ssize(means), dim_,
+    const auto means = products_->stored_means(keys_.coded_values, spans);
+    k_.accumulate(keys_.dtype, b_.shares, kStreamKeys, rows, means.data(), std::ssize(means), dim_,
                   b_.accumulator, {});
-    if (step.coded == &list_.key_codes) return;
-    const CodedProducts::Rows values = products_->rows_of(list_.coded_values, spans);
+    if (step.coded == &keys_.key_codes) return;
+    const CodedProducts::Rows values = products_->rows_of(keys_.coded_values, spans);
     for (int64_t r = 0; r < rows; ++r) {
       float* row = b_.logits + r * kStreamKeys;
       for (int64_t j = 0; j < values.count; ++j) row[j] *= values.scales[j];
     }
     k_.accumulate(DType::kI8, b_.logits, kStreamKeys, rows, values.numbers, values.count, dim_,
-                  b_.residual, {kAhead, values.count});
+                  b_.coded, {kAhead, values.count});
   }
 
   void pack_queries() {
     const int64_t rows = work_.rows;
-    bf16_ = k_.pack_bf16 != nullptr && list_.dtype == DType::kBF16;
+    bf16_ = k_.pack_bf16 != nullptr && keys_.dtype == DType::kBF16;
     for (int64_t r = 0; r < rows && bf16_; ++r) {
       // Half the length of a row of floats.
       bf16_ = k_.pack_bf16(work_.queries[r], dim_, 1, dim_, b_.queries + r * d32_ / 2);
     }
     if (bf16_) return;
     for (int64_t r = 0; r < rows; ++r) {
-      k_.pack(list_.dtype, work_.queries[r], dim_, 1, dim_, b_.queries + r * d32_);
+      k_.pack(keys_.dtype, work_.queries[r], dim_, 1, dim_, b_.queries + r * d32_);
     }
   }
 
@@ -232,7 +235,7 @@ class RowAttention {
     if (bf16_) {
       k_.dots_bf16(b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
     } else {
-      k_.dots(list_.dtype, b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
+      k_.dots(keys_.dtype, b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
     }
     hide(step, kStreamKeys, 1);
     stream_softmax(step, work_.scale);
@@ -246,7 +249,7 @@ class RowAttention {
                                           &out_.maximum[r], &out_.sum[r]);
       if (factor == 1.0f) continue;
       k_.scale(b_.accumulator + r * d32_, d32_, factor);
-      if (products_ != nullptr) k_.scale(b_.residual + r * d32_, d32_, factor);
+      if (products_ != nullptr) k_.scale(b_.coded + r * d32_, d32_, factor);
     }
   }
 
@@ -254,13 +257,13 @@ class RowAttention {
     float* to = b_.keys;
     for (int s = 0; s < step.span_count; ++s) {
       const KeySpan& span = spans_[s];
-      k_.to_float(list_.dtype, values ? span.rows.values : span.rows.keys, span.count, dim_, to);
+      k_.to_float(keys_.dtype, values ? span.rows.values : span.rows.keys, span.count, dim_, to);
       to += span.count * d32_;
     }
   }
 
   void transpose_queries(int64_t lanes) {
-    bf16_ = k_.pair_bf16 != nullptr && list_.dtype == DType::kBF16 &&
+    bf16_ = k_.pair_bf16 != nullptr && keys_.dtype == DType::kBF16 &&
             k_.pair_bf16(work_.queries, work_.rows, lanes, dim_, b_.queries);
     if (bf16_) return;
     for (int64_t c = 0; c < dim_; ++c) {
@@ -293,10 +296,10 @@ class RowAttention {
     std::fill(b_.sum, b_.sum + lanes, 0.0f);
     std::fill(b_.accumulator, b_.accumulator + dim_ * lanes, 0.0f);
     if (products_ != nullptr) {
-      std::fill(b_.residual, b_.residual + dim_ * lanes, 0.0f);
-      products_->load_many(work_.queries, rows, lanes, list_.key_codes.rotation);
+      std::fill(b_.coded, b_.coded + dim_ * lanes, 0.0f);
+      products_->load_many(work_.queries, rows, lanes, rotation());
     }
-    KeyCursor cursor(list_, work_.begin, work_.end);
+    KeyCursor cursor(work_.sequence, work_.begin, work_.end);
     Step step;
     while (collect(cursor, kTileKeys, step)) {
       const int64_t keys = step.keys;
@@ -307,7 +310,7 @@ class RowAttention {
       const bool same =
           std::all_of(b_.factor, b_.factor + lanes, [](float f) { return f == 1.0f; });
       if (!same) k_.scale_lanes(b_.accumulator, dim_, lanes, b_.factor);
-      if (!same && products_ != nullptr) k_.scale_lanes(b_.residual, dim_, lanes, b_.factor);
+      if (!same && products_ != nullptr) k_.scale_lanes(b_.coded, dim_, lanes, b_.factor);
       if (step.coded != nullptr) {
         tile_coded(step, lanes);
         continue;
@@ -322,8 +325,8 @@ class RowAttention {
         out_.values[r * dim_ + c] = b_.accumulator[c * lanes + r];
       }
       if (products_ == nullptr) continue;
-      for (int64_t c = 0; c < dim_; ++c) b_.shares[c] = b_.residual[c * lanes + r];
-      add_residual(b_.shares, out_.values + r * dim_);
+      for (int64_t c = 0; c < dim_; ++c) b_.shares[c] = b_.coded[c * lanes + r];
+      add_coded(b_.shares, out_.values + r * dim_);
     }
   }
 
@@ -338,16 +341,16 @@ class RowAttention {
       }
       share += lanes;
     }
-    k_.multiply(products_->means_of(list_.coded_values, spans), 1, d32_, b_.shares, b_.accumulator,
+    k_.multiply(products_->means_of(keys_.coded_values, spans), 1, d32_, b_.shares, b_.accumulator,
                 dim_, std::ssize(spans), lanes, true);
-    if (step.coded == &list_.key_codes) return;
-    k_.multiply(products_->scaled_rows(list_.coded_values, spans), 1, d32_, b_.logits, b_.residual,
+    if (step.coded == &keys_.key_codes) return;
+    k_.multiply(products_->scaled_rows(keys_.coded_values, spans), 1, d32_, b_.logits, b_.coded,
                 dim_, step.keys, lanes, true);
   }
 
   const CpuKernels& k_;
   const AttendRows& work_;
-  const KeyList& list_;
+  const HeadKeys& keys_;
   const PartialRows& out_;
   int64_t dim_;
   int64_t d32_;
@@ -355,7 +358,8 @@ class RowAttention {
   KeySpan* spans_;           // [kMostKeys] of the step
   const void** pointers_;    // [2 kMostKeys]
   CodedSpan* slots_;         // [kMostKeys] of the spans of a step of codes
-  CodedProducts* products_;  // null if the list has no rows of codes
+  bool by_code_;             // keys count by their key codes
+  CodedProducts* products_;  // null if no keys are rows of codes
   bool bf16_ = false;        // queries are packed as BF16
 };
 
@@ -375,7 +379,7 @@ AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool co
               .sum = take(kTileRows),
               .factor = take(kTileRows),
               .shares = take(logits),
-              .residual = take(rows)};
+              .coded = take(rows)};
   if (coded) products_.emplace(kernels, dim);
 }
 

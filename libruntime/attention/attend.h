@@ -1,4 +1,4 @@
-// Attention of up to kTileRows query rows over a part of a KeyList: one pass with an online
+// Attention of up to kTileRows query rows over a part of a KeySequence: one pass with an online
 // softmax. A row is one query head of one token; all rows of a call share one KV head.
 #pragma once
 
@@ -8,15 +8,15 @@
 #include <optional>
 #include <vector>
 
-#include "libruntime/attention/key_list.h"
+#include "libruntime/attention/head_keys.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz {
 
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// A state before normalisation: out = values / sum, lse = maximum + log(sum).
-// Of no keys: maximum kLowest, sum and values 0.
+// A state before normalisation: out = values / sum, lse = maximum + log(sum). Without keys maximum
+// is kLowest, and sum and values are 0.
 struct PartialRows {
   float* maximum = nullptr;  // [rows]
   float* sum = nullptr;      // [rows]
@@ -24,8 +24,8 @@ struct PartialRows {
 };
 
 struct AttendRows {
-  const KeyList* list = nullptr;
-  int64_t begin = 0, end = 0;  // of the list
+  KeySequence sequence;
+  int64_t begin = 0, end = 0;  // of the sequence
   float scale = 0;
   int64_t rows = 0;
   const float* const* queries = nullptr;   // [rows] pointers to [d]
@@ -35,7 +35,7 @@ struct AttendRows {
 
 class AttendWorkspace {
  public:
-  // `coded`: room for rows of codes.
+  // coded: with memory for rows of codes.
   AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded);
 
  private:
@@ -50,7 +50,7 @@ class AttendWorkspace {
     float* sum;          // [kTileRows]
     float* factor;       // [kTileRows]
     float* shares;       // weights of means, shaped as the logits
-    float* residual;     // accumulator of rows of codes, shaped as the other
+    float* coded;        // accumulator of rows of codes, shaped as the other
   };
   std::vector<std::unique_ptr<float[]>> floats_;
   Buffers buffers_{};
@@ -60,7 +60,7 @@ class AttendWorkspace {
   std::optional<CodedProducts> products_;
 };
 
-// Allocation-free. NaN shows as NaN in the state.
+// Allocation-free. A NaN among queries or keys makes the state NaN.
 void attend_rows(const CpuKernels& kernels, const AttendRows& work, AttendWorkspace& workspace,
                  const PartialRows& out);
 

@@ -15,7 +15,7 @@
 
 namespace sqz {
 
-// Rows of codes of one KV head and what they stand on.
+// Rows of codes of one KV head, and the means that they are differences to.
 struct CodedHead {
   CodedRows rows;
   DType dtype = DType::kBF16;         // of means and scales
@@ -27,10 +27,10 @@ struct CodedHead {
 
   bool coded() const { return rows.bits > 0; }
   const void* mean(int64_t cluster) const { return means + cluster * dim * dtype_size(dtype); }
-  // `from`: that cluster or one before it, best one near.
+  // The cluster of a slot. `from`: that cluster or an earlier one; the search starts there.
   int64_t cluster_of(int64_t slot, int64_t from = 0) const;
-  // f(cluster, first, last) for each cluster with slots in [first, end). Returns where the search
-  // for the next range may begin; `from`: what the range before returned, or 0.
+  // f(cluster, first, last) for each cluster with slots in [first, end). Returns `from` for the
+  // next range, if that begins behind this one; `from` is 0 for the first range.
   template <class Function>
   int64_t for_each_cluster(int64_t first, int64_t end, int64_t from, const Function& f) const {
     from = cluster_of(first, from);
@@ -43,8 +43,8 @@ struct CodedHead {
   }
 };
 
-// Of `rows` of a layer's keys, or of its values, which stand on mean values. Without codes it still
-// has the means. Empty for a layer without clusters.
+// The head's part of `rows`, which are a layer's keys or values. It has the means even if the rows
+// have no codes, and is empty for a layer without clusters.
 CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, int64_t head);
 
 // Slots of one cluster.
@@ -58,7 +58,7 @@ inline bool begins_cluster(std::span<const CodedSpan> spans, size_t s) {
   return s == 0 || spans[s].cluster != spans[s - 1].cluster;
 }
 
-// f(count) for each stretch of `count` keys of neighbours of one cluster.
+// f(count) for each group of neighbouring spans of one cluster, with `count` keys.
 template <class Function>
 void for_each_cluster(std::span<const CodedSpan> spans, const Function& f) {
   int64_t count = 0;
@@ -77,20 +77,20 @@ class CodedProducts {
 
   CodedProducts(const CpuKernels& kernels, int64_t dim);
 
-  // The queries of later calls: at most kFewRows for few(), kTileRows for many(), where `lanes` is
-  // their number rounded up to kLanePad. `rotation` may be null if no rows will be rotated.
+  // Sets the queries of later calls: at most kFewRows for few(), at most kTileRows for many().
+  // `lanes` is their number rounded up to kLanePad. `rotation` may be null if no rows are rotated.
   void load_few(const float* const* queries, int64_t rows, DType means, const float* rotation);
   void load_many(const float* const* queries, int64_t rows, int64_t lanes, const float* rotation);
 
-  // out[r * ld + j] = q_r . key j of the spans, one after the other. Allocation-free. `next`: of
-  // which the same rows are asked into the cache, if head has 8 bits; null = none.
+  // out[r * ld + j] = q_r . key j, over the keys of all spans. Allocation-free. `next`: prefetches
+  // its rows of the same slots, if head has 8 bits; null = none.
   void few(const CodedHead& head, std::span<const CodedSpan> spans, float* out, int64_t ld,
            const CodedHead* next = nullptr);
   // The same as [keys][lanes].
   void many(const CodedHead& head, std::span<const CodedSpan> spans, float* out);
 
-  // The rows' numbers (or the codes as stored), not scaled, and their scales, until the next call
-  // of any.
+  // The rows' numbers, or the codes as stored, without the scales, and the scales. They are valid
+  // until the next call of any function.
   struct Rows {
     int64_t count = 0;
     const void* const* numbers = nullptr;  // [count] pointers to int8 [d]
@@ -99,9 +99,9 @@ class CodedProducts {
   Rows rows_of(const CodedHead& head, std::span<const CodedSpan> spans, bool decoded = true);
   // The same as scaled floats, [count][padded_dim]: at most kTileKeys.
   const float* scaled_rows(const CodedHead& head, std::span<const CodedSpan> spans);
-  // The spans' means as floats, [spans][padded_dim], at most kTileKeys.
+  // The means of the spans as floats, [spans][padded_dim]: at most kTileKeys.
   const float* means_of(const CodedHead& head, std::span<const CodedSpan> spans);
-  // Where the mean of each stretch of for_each_cluster() is stored.
+  // Where the mean of each group of for_each_cluster() is stored.
   std::span<const void* const> stored_means(const CodedHead& head,
                                             std::span<const CodedSpan> spans);
 

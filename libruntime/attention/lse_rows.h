@@ -1,4 +1,4 @@
-// Where the lse of each row of a call is; row = token * Hq + query head. Host and device.
+// The places of the lse of each row of a call; row = token * Hq + query head. For host and device.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace sqz {
 template <class Float>
 struct BasicLseRows {
   Float* data = nullptr;
-  int64_t heads = 1;  // Hq, or 1: then every row is token_stride after the one before
+  int64_t heads = 1;  // Hq, or 1 if every row is token_stride after the one before
   int64_t token_stride = 1, head_stride = 0;  // in elements
 
   BasicLseRows() = default;

@@ -1,4 +1,4 @@
-// Partial states into one, and into what the caller sees.
+// Adds partial states, finishes them, and merges finished states.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace sqz {
 
-// Adds `part`, over other keys, to `into`. Row by row; the caller fixes the order.
+// Adds `part`, a state over other keys, to `into`. The result depends on the order of such calls,
+// which the caller fixes.
 void add_partial(const PartialRows& into, const PartialRows& part, int64_t rows, int64_t dim);
 
-// out[c] = values[c] / sum as dtype, *lse = maximum + log(sum); no keys: 0 and -infinity. False if
-// the state is NaN or infinite.
+// out[c] = values[c] / sum as dtype, *lse = maximum + log(sum). Without keys out is 0 and *lse
+// -infinity. False if the state is NaN or infinite.
 bool finish_row(const PartialRows& state, int64_t row, int64_t dim, DType dtype, void* out,
                 float* lse);
 
-// `count` numbers of F32, F16 or BF16 to float32 (`out` may be null); false if one is NaN or
-// infinite.
+// Converts `count` numbers of F32, F16 or BF16 to float32. `out` may be null. False if a number is
+// NaN or infinite.
 bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out);
 
 // Merges finished state b into a, [rows, dim]; lse -infinity means "no keys". False if a lse is NaN

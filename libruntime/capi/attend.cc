@@ -37,18 +37,18 @@ sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run
     SQZ_ASSIGN_OR_RETURN(const CheckedCall call, CheckedCall::check(session, args, false));
     SQZ_ASSIGN_OR_RETURN(const auto heads, call.select());
     int64_t need = 0;
-    for (const sqz::HeadSelection& head : heads) need += head.run_count;
+    for (const sqz::HeadSelection& head : heads) need += head.read.count;
     *count = need;
     if (need > capacity) {
       return invalid(concat("capacity: found ", capacity, ", expected at least ", need));
     }
     indptr[0] = 0;
     for (size_t h = 0; h < heads.size(); ++h) {
-      indptr[h + 1] = indptr[h] + heads[h].run_count;
-      std::transform(heads[h].runs.begin(), heads[h].runs.begin() + heads[h].run_count,
-                     runs + indptr[h], [](const sqz::KeyRun& run) {
-                       return sqz_run{run.first, run.length};
-                     });
+      const auto read = heads[h].read.runs();
+      indptr[h + 1] = indptr[h] + heads[h].read.count;
+      std::transform(read.begin(), read.end(), runs + indptr[h], [](const sqz::KeyRun& run) {
+        return sqz_run{run.first, run.length};
+      });
     }
     return {};
   });

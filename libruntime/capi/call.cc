@@ -42,23 +42,6 @@ const ModelDescription& model_of(const ServingSession& session) {
   return session.index().metadata().model;
 }
 
-// Sessions of one call look alike from outside.
-Status check_alike(const sqz_session& one, const sqz_session& other, int64_t request) {
-  const auto refuse = [&](Code code, const char* what) -> Status {
-    return {code, concat("sessions[", request, "]: found a session of another ", what,
-                         ", expected that of the sessions before it")};
-  };
-  SQZ_ASSIGN_OR_RETURN(const ServingSession* const a, session_here(&one));
-  SQZ_ASSIGN_OR_RETURN(const ServingSession* const b, session_here(&other));
-  if (one.model_fingerprint != other.model_fingerprint) return refuse(Code::kMismatch, "model");
-  if (a->device() != b->device()) return refuse(Code::kInvalidArgument, "device");
-  if (a->index().first_head != b->index().first_head ||
-      model_of(*a).kv_heads != model_of(*b).kv_heads) {
-    return refuse(Code::kInvalidArgument, "range of KV heads");
-  }
-  return {};
-}
-
 }  // namespace
 
 Result<CheckedCall> CheckedCall::check(sqz_session* session, const sqz_attend_args* in,
@@ -66,9 +49,7 @@ Result<CheckedCall> CheckedCall::check(sqz_session* session, const sqz_attend_ar
   sqz_attend_args args;
   SQZ_RETURN_IF_ERROR(read_struct(in, "args", args));
   CheckedCall checked;
-  checked.session_ = session;
-  checked.sessions_ = args.sessions;
-  SQZ_RETURN_IF_ERROR(checked.check_sessions(args));
+  SQZ_RETURN_IF_ERROR(checked.check_sessions(session, args));
   SQZ_RETURN_IF_ERROR(checked.check_tensors(args, outputs));
   AttendCall& call = checked.call_;
   SQZ_RETURN_IF_ERROR(check_indptr(args, call.tokens));
@@ -79,21 +60,39 @@ Result<CheckedCall> CheckedCall::check(sqz_session* session, const sqz_attend_ar
   call.requests = args.requests;
   SQZ_RETURN_IF_ERROR(checked.check_tokens());
   if (checked.session_ == nullptr) return checked;
-  SQZ_ASSIGN_OR_RETURN(const ServingSession* const here, session_here(checked.session_));
-  const IndexMetadata& metadata = here->index().metadata();
-  SQZ_RETURN_IF_ERROR(check_layer(call.layer, metadata.model.layers));
+  SQZ_RETURN_IF_ERROR(check_layer(call.layer, model_of(*checked.session_).layers));
   return checked;
 }
 
-Status CheckedCall::check_sessions(const sqz_attend_args& args) {
-  if (sessions_ == nullptr) {
-    return session_here(session_).status();
+// Sessions of one call are of one model, device and range of KV heads.
+Status CheckedCall::check_sessions(const sqz_session* session, const sqz_attend_args& args) {
+  if (args.sessions == nullptr) {
+    SQZ_ASSIGN_OR_RETURN(session_, session_here(session));
+    return {};
   }
-  session_ = nullptr;
+  sessions_ = args.sessions;
+  const sqz_session* first = nullptr;
   for (int64_t r = 0; r < std::max<int64_t>(args.requests, 1); ++r) {
-    if (sessions_[r] == nullptr) continue;
-    if (session_ == nullptr) session_ = sessions_[r];
-    SQZ_RETURN_IF_ERROR(check_alike(*session_, *sessions_[r], r));
+    const sqz_session* one = sessions_[r];
+    if (one == nullptr) continue;
+    SQZ_ASSIGN_OR_RETURN(ServingSession* const here, session_here(one));
+    if (first == nullptr) {
+      first = one;
+      session_ = here;
+      continue;
+    }
+    const auto refuse = [&](Code code, const char* what) -> Status {
+      return {code, concat("sessions[", r, "]: found a session of another ", what,
+                           ", expected that of the sessions before it")};
+    };
+    if (one->model_fingerprint != first->model_fingerprint) {
+      return refuse(Code::kMismatch, "model");
+    }
+    if (here->device() != session_->device()) return refuse(Code::kInvalidArgument, "device");
+    if (here->index().first_head != session_->index().first_head ||
+        model_of(*here).kv_heads != model_of(*session_).kv_heads) {
+      return refuse(Code::kInvalidArgument, "range of KV heads");
+    }
   }
   return {};
 }
@@ -101,10 +100,9 @@ Status CheckedCall::check_sessions(const sqz_attend_args& args) {
 Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
   heads_ = dim_ = -1;
   if (session_ != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(const ServingSession* const here, session_here(session_));
-    device_ = here->device();
-    heads_ = model_of(*here).query_heads;
-    dim_ = model_of(*here).head_dim;
+    device_ = session_->device();
+    heads_ = model_of(*session_).query_heads;
+    dim_ = model_of(*session_).head_dim;
   } else if (args.q != nullptr && args.q->device_type == kCuda) {
     device_ = args.q->device_id;
   }
@@ -143,16 +141,15 @@ Status CheckedCall::check_tokens() const {
   for (Neighbours n; n.end < call_.request_count();) {
     n = neighbours(n.end);
     if (n.session == nullptr) continue;
-    SQZ_ASSIGN_OR_RETURN(const ServingSession* const session, session_here(n.session));
     const int64_t tokens = call_.request_begin(n.end) - call_.request_begin(n.first);
-    if (tokens > session->max_tokens()) {
+    if (tokens > n.session->max_tokens()) {
       return invalid(concat("q: found ", tokens, " tokens, expected at most ",
-                            session->max_tokens(), ", the session's max_tokens"));
+                            n.session->max_tokens(), ", the session's max_tokens"));
     }
     for (int64_t r = n.first; r < n.end; ++r) {
-      if (call_.request_tokens(r) <= session->max_request_tokens()) continue;
+      if (call_.request_tokens(r) <= n.session->max_request_tokens()) continue;
       return invalid(concat("q: found ", call_.request_tokens(r), " tokens of request ", r,
-                            ", expected at most ", session->max_request_tokens(),
+                            ", expected at most ", n.session->max_request_tokens(),
                             ", the session's max_request_tokens"));
     }
   }
@@ -162,8 +159,9 @@ Status CheckedCall::check_tokens() const {
 CheckedCall::Neighbours CheckedCall::neighbours(int64_t first) const {
   const int64_t requests = call_.request_count();
   if (sessions_ == nullptr) return {session_, 0, requests};
-  Neighbours same{sessions_[first], first, first + 1};
-  while (same.end < requests && sessions_[same.end] == same.session) ++same.end;
+  sqz_session* const one = sessions_[first];
+  Neighbours same{one == nullptr ? nullptr : one->owned.get()->get(), first, first + 1};
+  while (same.end < requests && sessions_[same.end] == one) ++same.end;
   return same;
 }
 
@@ -207,8 +205,7 @@ Status CheckedCall::attend() const {
       SQZ_RETURN_IF_ERROR(clear(call));
       continue;
     }
-    SQZ_ASSIGN_OR_RETURN(ServingSession* const session, session_here(n.session));
-    SQZ_RETURN_IF_ERROR(session->attend(call));
+    SQZ_RETURN_IF_ERROR(n.session->attend(call));
   }
   return {};
 }
@@ -218,8 +215,7 @@ Result<std::span<const HeadSelection>> CheckedCall::select() const {
   if (n.session == nullptr) {
     return invalid("sessions[0]: found null, expected the session that selects");
   }
-  SQZ_ASSIGN_OR_RETURN(ServingSession* const session, session_here(n.session));
-  return session->select(part(n));
+  return n.session->select(part(n));
 }
 
 }  // namespace sqz::capi

@@ -1,4 +1,5 @@
-// Between the C ABI and C++: nothing is thrown across, every failure leaves a code and a sentence.
+// The border between the C ABI and C++. No exception crosses it; every failure leaves a code and a
+// sentence.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ inline Status invalid(std::string message) {
 // Remembers the message for sqz_last_error() on this thread and returns the code. Never allocates.
 sqz_status fail(Code code, const char* message) noexcept;
 
-// The number in an enum argument. A C caller can pass any, and loading one that the enum does not
-// have is undefined in C++.
+// The number in an enum argument. A C caller can pass any number, and in C++ loading a number that
+// the enum does not have is undefined.
 template <class E>
 int enum_number(const E& value) {
   static_assert(sizeof(E) == sizeof(int));
@@ -33,10 +34,10 @@ int enum_number(const E& value) {
   return number;
 }
 
-// No version of this library has larger structs: what says so was not initialised.
+// No version of this library has larger structs. A greater size was never initialised.
 inline constexpr uint32_t kLargestStruct = 4096;
 
-// The struct that a caller passed is there and says how large it is.
+// Checks that a caller's struct is there and has a plausible size.
 template <class T>
 Status check_struct_size(const T* in, const char* name) {
   if (in == nullptr) return {Code::kInvalidArgument, concat(name, ": found null")};
@@ -47,8 +48,8 @@ Status check_struct_size(const T* in, const char* name) {
   return {};
 }
 
-// Copies a struct that the caller filled. An older caller's is shorter: what it lacks is zero. A
-// newer caller's is longer: fine as long as the part that this library does not know is zero.
+// Copies a struct that the caller filled. The struct of an older caller is shorter; the fields that
+// it lacks become zero. The struct of a newer caller is longer; its unknown part must be zero.
 template <class T>
 Status read_struct(const T* in, const char* name, T& out) {
   SQZ_RETURN_IF_ERROR(check_struct_size(in, name));
@@ -64,7 +65,8 @@ Status read_struct(const T* in, const char* name, T& out) {
   return {};
 }
 
-// Copies a result to a struct whose size the caller told; what this library does not know is zero.
+// Copies a result to a struct of the size that the caller gave. Fields that this library does not
+// know become zero.
 template <class T>
 Status write_struct(const T& result, const char* name, T* out) {
   SQZ_RETURN_IF_ERROR(check_struct_size(out, name));

@@ -1,4 +1,4 @@
-// What the opaque handles of sqz.h are.
+// The contents of the opaque handles of sqz.h.
 #pragma once
 
 #include <unistd.h>
@@ -14,8 +14,8 @@
 
 namespace sqz::capi {
 
-// What belongs to the process that made it: in a forked child its threads and its GPU's memory do
-// not exist, so that there it is neither used nor destroyed.
+// An object with threads or with memory of a GPU. They do not exist in a forked child, so there the
+// object is neither used nor destroyed.
 template <class Owner>
 class OfThisProcess {
  public:

@@ -1,4 +1,4 @@
-// sqz_tensor, checked.
+// Checks of sqz_tensor.
 #pragma once
 
 #include <initializer_list>

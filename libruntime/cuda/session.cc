@@ -5,7 +5,6 @@
 #include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
-#include "libruntime/select/runs.h"
 
 namespace sqz::cuda {
 namespace {
@@ -188,9 +187,9 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   selections_.assign(heads, {});
   for (size_t h = 0; h < heads; ++h) {
     HeadSelection& to = selections_[h];
-    to.runs = found_[h];
-    to.run_count = std::ssize(to.runs);
-    for (const KeyRun& run : to.runs) to.keys += run.length;
+    to.read.room = found_[h];
+    to.read.count = std::ssize(found_[h]);
+    for (const KeyRun& run : found_[h]) to.read.total += run.length;
     if (selects(call.layer)) to.exact_skipped = exact_skipped_;
   }
   return std::span<const HeadSelection>(selections_);

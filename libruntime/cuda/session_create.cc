@@ -222,7 +222,7 @@ std::vector<LookupParams> CudaSession::lookups_of(const LookupParams& shape) con
 
 // What a selector reads that looks at no query.
 void CudaSession::list_static_runs(const Selector& selector) {
-  std::vector<KeyRun> runs(static_cast<size_t>(selector.limits().runs));
+  std::vector<KeyRun> runs(static_cast<size_t>(selector.limits().read));
   SelectWorkspace workspace;
   static_runs_.resize(index_->layers.size());
   static_means_.resize(index_->layers.size());
@@ -233,9 +233,9 @@ void CudaSession::list_static_runs(const Selector& selector) {
       query.layer = static_cast<int64_t>(l);
       query.kv_head = index_->first_head + h;
       HeadSelection found;
-      found.runs = runs;
+      found.read.room = runs;
       (void)selector.select(query, workspace, found);  // it has nothing that could fail
-      static_runs_[l].emplace_back(runs.begin(), runs.begin() + found.run_count);
+      static_runs_[l].emplace_back(runs.begin(), runs.begin() + found.read.count);
       exact_skipped_ = found.exact_skipped;
       if (view.coded_keys.bits == 0) continue;
       const LevelView& finest = view.level[view.levels - 1];

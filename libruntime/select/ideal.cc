@@ -8,7 +8,6 @@
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
-#include "libruntime/select/runs.h"
 #include "libruntime/select/score.h"
 
 namespace sqz {
@@ -61,9 +60,9 @@ class IdealSelector final : public Selector {
                    .scores = scores,
                    .sizes = std::span(ones_).first(view.slots)},
                   workspace.order, chosen);
-    clear(out);
+    out.clear();
     for (uint32_t slot = 0; slot < view.slots; ++slot) {
-      if (chosen[slot] != 0) append_run(out, slot, slot + 1);
+      if (chosen[slot] != 0) out.read.append({slot, 1});
     }
     return {};
   }

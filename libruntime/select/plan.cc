@@ -249,7 +249,6 @@ Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
   if (metadata.levels == 0) return nothing_sparse_plan(request);
   plan.levels = request.levels == 0 ? metadata.levels : request.levels;
   const bool codes = metadata.key_codes > 0;
-  plan.approximate = codes;
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
     if (codes) plan.alive = kAliveOfThresholds;

@@ -46,9 +46,8 @@ struct SelectionPlan {
   int64_t block = 0;        // query tokens that share a selection; 0 = as the session says
   double least_budget = 1;  // that selection could deliver; 1 if all layers are dense
   double asked_budget = 1;
-  double asked_keep = 1;     // both 0 with thresholds: what they read is not known before
-  bool approximate = false;  // keys and clusters that are not read are approximated
-  double alive = 0;          // share of the clustered keys whose codes are read; 0 without codes
+  double asked_keep = 1;  // both 0 with thresholds: what they read is not known before
+  double alive = 0;       // share of the clustered keys whose codes are read; 0 without codes
   LogThresholds log_thresholds;  // [scope][level in use]
   // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; rule
   // kBudget only.

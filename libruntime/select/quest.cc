@@ -11,7 +11,6 @@
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
-#include "libruntime/select/runs.h"
 #include "libruntime/select/score.h"
 
 namespace sqz {
@@ -39,13 +38,13 @@ class QuestSelector final : public Selector {
     const std::span<uint8_t> chosen = std::span(workspace.bytes).first(view.pages);
     rule_->choose({.layer = query.layer, .kv_head = query.kv_head, .scores = scores, .sizes = {}},
                   workspace.order, chosen);
-    clear(out);
+    out.clear();
     out.centroids = 2 * view.pages;
     for (int64_t page = 0; page < view.pages; ++page) {
       if (chosen[page] == 0) continue;
       const int64_t first = page * view.page_size;
-      append_run(out, static_cast<uint32_t>(first),
-                 static_cast<uint32_t>(std::min(first + view.page_size, view.slots)));
+      const int64_t end = std::min(first + view.page_size, view.slots);
+      out.read.append({static_cast<uint32_t>(first), static_cast<uint32_t>(end - first)});
     }
     return {};
   }

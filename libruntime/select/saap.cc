@@ -10,7 +10,6 @@
 #include "libruntime/select/classifier.h"
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
-#include "libruntime/select/runs.h"
 
 namespace sqz {
 namespace {
@@ -55,10 +54,10 @@ class BucketSelector final : public Selector {
                    .scores = scores,
                    .sizes = {sizes, static_cast<size_t>(buckets)}},
                   workspace.order, chosen);
-    clear(out);
+    out.clear();
     const uint32_t* offsets = view.bucket_offsets + query.kv_head * (buckets + 1);
     for (int64_t i = 0; i < buckets; ++i) {
-      if (chosen[i] != 0) append_run(out, offsets[i], offsets[i + 1]);
+      if (chosen[i] != 0) out.read.append({offsets[i], offsets[i + 1] - offsets[i]});
     }
     return {};
   }

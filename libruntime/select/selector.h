@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -16,28 +15,9 @@
 #include "libruntime/index_tables.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/select/score.h"
+#include "libruntime/selection.h"
 
 namespace sqz {
-
-// Contiguous slots.
-struct KeyRun {
-  uint32_t first = 0;
-  uint32_t length = 0;
-};
-
-// Contiguous clusters of one level that are not read but estimated.
-struct ClusterRun {
-  uint32_t level = 0;  // index into LayerView::level
-  uint32_t first = 0;
-  uint32_t length = 0;
-};
-
-// The keys of a finest cluster that are estimated by their codes, as one: for each query row the
-// log of the sum of exp over their logits.
-struct ClusterRest {
-  uint32_t cluster = 0;
-  std::array<float, kFewRows> logits = {};
-};
 
 // One block of query tokens against one KV head.
 struct SelectQuery {
@@ -46,25 +26,6 @@ struct SelectQuery {
   const float* queries = nullptr;  // [tokens][group, d], token_stride floats apart
   int64_t tokens = 0;
   int64_t token_stride = 0;
-};
-
-// The answer, in buffers whose capacity the selector told (SelectorLimits).
-struct HeadSelection {
-  std::span<KeyRun> runs;           // capacity
-  std::span<ClusterRun> estimated;  // capacity
-  std::span<KeyRun> guessed;        // capacity
-  std::span<ClusterRest> rests;     // capacity; may be empty
-  int64_t run_count = 0;            // ascending, disjoint, neighbours merged
-  int64_t estimated_count = 0;
-  int64_t rest_count = 0;     // of `guessed`; 0 for many rows, whose logits are not kept
-  int64_t guessed_count = 0;  // slots estimated by their key code: ascending, disjoint from runs
-  int64_t keys = 0;           // in runs
-  int64_t estimated_clusters = 0;  // in estimated
-  int64_t guessed_keys = 0;        // in guessed
-  int64_t codes = 0;               // key codes that were read to decide
-  int64_t means = 0;               // finest clusters whose mean value the guessed keys stand on
-  int64_t centroids = 0;           // vectors of d that were read to decide: centroids, page bounds
-  int64_t exact_skipped = 0;       // first exact keys that are not read
 };
 
 // Workspace of one thread.
@@ -79,15 +40,13 @@ struct SelectWorkspace {
 };
 
 struct SelectorLimits {
-  int64_t runs = 0;           // most runs of one HeadSelection
-  int64_t estimated = 0;      // most ClusterRuns
-  int64_t guessed = 0;        // most runs of guessed keys
-  int64_t rests = 0;          // most ClusterRests
+  // Most entries of the lists of a HeadSelection.
+  int64_t read = 0, clusters = 0, by_code = 0, weights = 0;
   SelectWorkspace workspace;  // sized; each thread copies it once
 
   // Room for a choice among n items of slots that follow each other.
   void choose_among(int64_t n) {
-    runs = std::max(runs, (n + 1) / 2);
+    read = std::max(read, (n + 1) / 2);
     workspace.scores.resize(std::max(workspace.scores.size(), static_cast<size_t>(n)));
     workspace.order.resize(workspace.scores.size());
     workspace.bytes.resize(workspace.scores.size());

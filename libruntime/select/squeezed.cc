@@ -11,16 +11,14 @@
 #include "libruntime/select/descend.h"
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
-#include "libruntime/select/runs.h"
 #include "libruntime/select/score.h"
 
 namespace sqz {
 namespace {
 
 struct SqueezedOptions {
-  int levels = 1;            // in use, the finest ones of the index
-  bool approximate = false;  // report clusters and keys that are not read
-  double alive = 0;          // share of the keys whose codes are read
+  int levels = 1;    // in use, the finest ones of the index
+  double alive = 0;  // share of the keys whose codes are read
 };
 
 class SqueezedSelector final : public Selector {
@@ -38,22 +36,21 @@ class SqueezedSelector final : public Selector {
   SelectorLimits limits() const override {
     SelectorLimits limits;
     for (const LayerView& view : index_.layers) {
-      int64_t estimated = 0;
+      int64_t clusters = 0;
       for (int k = first_level(view); k < view.levels; ++k) {
         limits.choose_among(view.level[k].clusters);
         limits.use_floats(most_score_workspace(problem_of(view, k)));
-        estimated += (view.level[k].clusters + 1) / 2;
+        clusters += (view.level[k].clusters + 1) / 2;
       }
-      if (options_.approximate) limits.estimated = std::max(limits.estimated, estimated);
       if (view.levels == 0 || view.key_codes.bits == 0) continue;
       ScoreProblem keys = problem_of(view, view.levels - 1);
       keys.clusters = view.slots;
       limits.choose_among(view.slots);
       limits.use_floats(most_score_workspace(keys));
       limits.workspace.products.emplace(*index_.kernels, view.head_dim);
-      if (!options_.approximate) continue;
-      limits.guessed = std::max(limits.guessed, (view.slots + 1) / 2);
-      limits.rests = std::max(limits.rests, view.level[view.levels - 1].clusters);
+      limits.clusters = std::max(limits.clusters, clusters);
+      limits.by_code = std::max(limits.by_code, (view.slots + 1) / 2);
+      limits.weights = std::max(limits.weights, view.level[view.levels - 1].clusters);
     }
     const size_t most = limits.workspace.scores.size();
     limits.workspace.sizes.resize(2 * most);
@@ -70,7 +67,7 @@ class SqueezedSelector final : public Selector {
     const auto half = [&](auto& all, int k) { return std::span(all).subspan(k % 2 * most, most); };
     const ClusterRange all = {0, static_cast<uint32_t>(view.level[first].clusters)};
     AliveClusters alive = {{&all, 1}, {sizes_of(query, first), all.count}};
-    clear(out);
+    out.clear();
     for (int k = first; k < view.levels; ++k) {
       const size_t n = alive.sizes.size();
       const std::span<float> scores = std::span(workspace.scores).first(n);
@@ -91,13 +88,13 @@ class SqueezedSelector final : public Selector {
       if (!finest && by_codes) let_through(choice, workspace.order, chosen);
       out.centroids += static_cast<int64_t>(n);
       if (finest && by_codes) return choose_keys(query, choice, alive, workspace, out);
-      if (options_.approximate) add_estimates(k, alive, chosen, out);
+      if (by_codes) add_unread(k, alive, chosen, out);
 
       const uint32_t* offsets =
           view.level[k].offsets + query.kv_head * (view.level[k].clusters + 1);
       if (finest) {
         for_each_chosen(alive.ranges, chosen, [&](size_t, uint32_t cluster) {
-          append_run(out, offsets[cluster], offsets[cluster + 1]);
+          out.read.append({offsets[cluster], offsets[cluster + 1] - offsets[cluster]});
         });
       } else {
         alive = children_of_chosen(alive.ranges, chosen, offsets, sizes_of(query, k + 1),
@@ -130,10 +127,8 @@ class SqueezedSelector final : public Selector {
     Choice through = clusters;
     through.finest = false;
     choose_best(through, std::max(wanted, alive_keys(clusters)), workspace.order, chosen);
-    if (options_.approximate) {
-      add_estimates(finest, alive, chosen, out);
-      out.means = std::count(chosen.begin(), chosen.end(), 1);
-    }
+    add_unread(finest, alive, chosen, out);
+    out.means = std::count(chosen.begin(), chosen.end(), 1);
     const size_t most = workspace.scores.size();
     const auto half = [&](auto& all) { return std::span(all).subspan(finest % 2 * most, most); };
     const LevelView& level = view.level[finest];
@@ -154,11 +149,11 @@ class SqueezedSelector final : public Selector {
     single.sizes = keys.sizes;
     choose_best(single, wanted, workspace.order, read);
     append_keys(keys, read, out);
-    if (options_.approximate) add_rests(problem, codes, read, workspace.floats, out);
+    add_weights(problem, codes, read, workspace.floats, out);
     return {};
   }
 
-  // Runs of keys that are read and, if there is an estimate, of those between them.
+  // Adds runs of the keys that are read, and of the keys between them.
   void append_keys(const AliveClusters& keys, std::span<const uint8_t> read,
                    HeadSelection& out) const {
     const uint8_t* at = read.data();
@@ -172,30 +167,31 @@ class SqueezedSelector final : public Selector {
         const auto* first =
             static_cast<const uint8_t*>(std::memchr(at, 1, static_cast<size_t>(end - at)));
         if (first == nullptr) first = end;
-        if (options_.approximate) append_guessed(out, slot(at), slot(first));
+        out.by_code.append({slot(at), slot(first) - slot(at)});
         for (at = first; at < end && *at != 0;) ++at;
-        append_run(out, slot(first), slot(at));
+        out.read.append({slot(first), slot(at) - slot(first)});
       }
     }
   }
 
-  // What the keys that are not read weigh in each of their clusters, by the logits of their codes.
-  void add_rests(const ScoreProblem& keys, const CodedHead& codes, std::span<const uint8_t> read,
-                 std::span<float> floats, HeadSelection& out) const {
+  // Adds the weights of the keys that are not read, cluster by cluster, from the logits of their
+  // codes.
+  void add_weights(const ScoreProblem& keys, const CodedHead& codes, std::span<const uint8_t> read,
+                   std::span<float> floats, HeadSelection& out) const {
     const ScoredRows scored = scored_rows(keys, floats);
-    if (scored.rows == 0 || out.rests.empty()) return;
+    if (scored.rows == 0) return;
     int64_t place = 0, before = 0;
     const auto add = [&](int64_t cluster, int64_t first, int64_t last) {
-      ClusterRest& rest = out.rests[static_cast<size_t>(out.rest_count)];
-      rest.cluster = static_cast<uint32_t>(cluster);
+      ClusterWeight& weight = out.weight_room[static_cast<size_t>(out.weight_count)];
+      weight.cluster = static_cast<uint32_t>(cluster);
       float most = -INFINITY;
       for (int64_t r = 0; r < scored.rows; ++r) {
         const float* weights = scored.weights + r * scored.ld + place;
-        const float sum = index_.kernels->rest_sum(weights, &read[place], last - first);
-        rest.logits[r] = scored.peaks[r] + std::log(sum);
-        most = std::max(most, rest.logits[r]);
+        const float sum = index_.kernels->unread_sum(weights, &read[place], last - first);
+        weight.logits[r] = scored.peaks[r] + std::log(sum);
+        most = std::max(most, weight.logits[r]);
       }
-      if (most > -INFINITY) ++out.rest_count;
+      if (most > -INFINITY) ++out.weight_count;
       place += last - first;
     };
     for (const ClusterRange& range : keys.ranges) {
@@ -239,16 +235,14 @@ class SqueezedSelector final : public Selector {
            query.kv_head * index_.layers[query.layer].level[level].clusters;
   }
 
-  static void add_estimates(int level, const AliveClusters& alive, std::span<const uint8_t> chosen,
-                            HeadSelection& out) {
+  static void add_unread(int level, const AliveClusters& alive, std::span<const uint8_t> chosen,
+                         HeadSelection& out) {
     size_t i = 0;
     for (const ClusterRange& range : alive.ranges) {
       const uint32_t end = range.first + range.count;
       for (uint32_t cluster = range.first; cluster < end; ++cluster, ++i) {
         if (chosen[i] != 0 || alive.sizes[i] == 0) continue;
-        ++out.estimated_clusters;
-        append_run(out.estimated, out.estimated_count,
-                   ClusterRun{static_cast<uint32_t>(level), cluster, 1});
+        out.clusters.append({static_cast<uint32_t>(level), cluster, 1});
       }
     }
   }
@@ -277,8 +271,7 @@ Result<PreparedSelector> prepare_squeezed(const SelectorInputs& inputs,
     spread_thresholds(inputs.metadata, inputs.calibration.shares, curves, most, out.plan);
     spread_head_keep(inputs.metadata, out.plan);
   }
-  const SqueezedOptions options = {
-      .levels = out.plan.levels, .approximate = out.plan.approximate, .alive = out.plan.alive};
+  const SqueezedOptions options = {.levels = out.plan.levels, .alive = out.plan.alive};
   out.selector = std::make_unique<SqueezedSelector>(
       inputs.index, options, make_planned_rule(out.plan, inputs.metadata.model.kv_heads));
   return out;

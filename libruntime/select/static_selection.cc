@@ -7,7 +7,6 @@
 
 #include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
-#include "libruntime/select/runs.h"
 
 namespace sqz {
 namespace {
@@ -39,17 +38,17 @@ class StaticSelector final : public Selector {
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
-    for (const HeadRuns& head : heads_) limits.runs = std::max(limits.runs, std::ssize(head.runs));
+    for (const HeadRuns& head : heads_) limits.read = std::max(limits.read, std::ssize(head.runs));
     return limits;
   }
 
   Status select(const SelectQuery& query, SelectWorkspace& /*workspace*/,
                 HeadSelection& out) const override {
     const HeadRuns& head = heads_[query.layer * kv_heads_ + query.kv_head];
-    clear(out);
-    std::copy(head.runs.begin(), head.runs.end(), out.runs.begin());
-    out.run_count = std::ssize(head.runs);
-    out.keys = head.keys;
+    out.clear();
+    std::copy(head.runs.begin(), head.runs.end(), out.read.room.begin());
+    out.read.count = std::ssize(head.runs);
+    out.read.total = head.keys;
     out.exact_skipped = exact_skipped_;
     return {};
   }
@@ -76,7 +75,7 @@ HeadRuns runs_of(std::span<const uint8_t> chosen) {
   for (uint32_t slot = 0; slot < chosen.size(); ++slot) {
     if (chosen[slot] == 0) continue;
     ++out.keys;
-    extend(out.runs, KeyRun{slot, 1});
+    extend(out.runs, {slot, 1});
   }
   return out;
 }

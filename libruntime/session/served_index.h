@@ -1,5 +1,5 @@
-// An open index with what sessions need of it: views of all layers, checked offsets, cluster sizes,
-// calibration. Made once per index, shared by its sessions, immutable.
+// An open index as sessions use it: views of all layers, checked offsets, cluster sizes,
+// calibration. It is made once for an index, shared by its sessions, and never changes.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,9 @@ struct ServedIndex {
   std::vector<LayerTable> tables;
   Calibration calibration;  // without the tables that the index does not have
 
-  // Of a range of KV heads: views, tables and the model are those of the range, and plans are made
-  // from the whole index, so that every rank makes the same. Null and 0 of a whole index.
+  // If this is a range of KV heads: the whole index, and the first head. Views, tables and the
+  // model are those of the range. Plans are made from the whole index, so that all ranks make the
+  // same.
   std::shared_ptr<const ServedIndex> of;
   int64_t first_head = 0;
   std::optional<IndexMetadata> of_range;

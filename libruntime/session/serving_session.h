@@ -1,5 +1,5 @@
-// What every backend's session is to the C ABI. One call at a time; see sqz.h, which sessions
-// implement. `session/session.h` is the CPU's, `cuda/session.h` the GPU's.
+// The interface between the C ABI and the sessions of the backends: session/session.h on the CPU,
+// cuda/session.h on a GPU. A session serves one call at a time; sqz.h describes the calls.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ struct SessionOptions {
   bool sm80_kernels = false;
 };
 
-// Validated by the C interface: shapes fit the index, tokens <= max_tokens, indptr in order,
-// tensors on the session's device.
+// A call whose arguments the C ABI has checked: shapes fit the index, tokens <= max_tokens, indptr
+// ascends, tensors are on the session's device.
 struct AttendCall {
   int64_t layer = 0;
   int64_t tokens = 0;                  // T
@@ -41,7 +41,7 @@ struct AttendCall {
   const void* q_before_rope = nullptr;  // [T, Hq, d] of `dtype`, or null
 
   int64_t request_count() const { return indptr == nullptr ? 1 : requests; }
-  // The first token of request r; of request_count(), T. indptr may be part of a longer one.
+  // The first token of request r; T for r = request_count(). indptr may be part of a longer one.
   int64_t request_begin(int64_t r) const {
     if (indptr == nullptr) return r == 0 ? 0 : tokens;
     return indptr[r] - indptr[0];
@@ -49,27 +49,27 @@ struct AttendCall {
   int64_t request_tokens(int64_t r) const { return request_begin(r + 1) - request_begin(r); }
 };
 
-// Sums over selections; see sqz_stats.
+// Sums over selections, as in sqz_stats.
 struct Counters {
   uint64_t selections = 0, keys_read = 0, keys_possible = 0, bytes_read = 0, bytes_dense = 0;
   uint64_t read_whole = 0;
-  void add(const Counters& other);
+  void add(const Counters& other, uint64_t times = 1);
 };
 
 class ServingSession {
  public:
   virtual ~ServingSession() = default;
   virtual Status attend(const AttendCall& call) = 0;
-  // The selection of the first block: one entry a KV head, valid until the next call.
+  // The selection of the first block, one entry a KV head. It is valid until the next call.
   virtual Result<std::span<const HeadSelection>> select(const AttendCall& call) = 0;
   virtual const ServedIndex& index() const = 0;
   virtual const SelectionPlan& plan() const = 0;
   virtual int64_t max_tokens() const = 0;          // of a call
   virtual int64_t max_request_tokens() const = 0;  // of one request of a call
   virtual int device() const = 0;                  // CUDA device; -1 = the CPU
-  // What served the last attend(), as sqz_stats says it: a static string.
+  // The kernels that served the last attend(), as in sqz_stats: a static string.
   virtual const char* route() const = 0;
-  // Of one layer, or (-1) of all, added up.
+  // The counters of one layer, or the sum of all with -1.
   virtual Result<Counters> totals(int64_t layer) = 0;
   virtual Status clear_totals() = 0;
 };

@@ -2,144 +2,213 @@
 
 #include <algorithm>
 
-#include "formats/base/parallel.h"
+#include "libruntime/attention/state.h"
 #include "libruntime/select/static_selection.h"
 
 namespace sqz {
 namespace {
 
-constexpr int64_t kWaveBytes = int64_t{32} << 20;
+constexpr int64_t kSelectionBytes = int64_t{32} << 20;  // of the blocks that are served at once
 constexpr int kMostThreads = 1024;
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 
-Status out_of_range(const char* field, int64_t found, int64_t low, int64_t high) {
-  return {Code::kInvalidArgument,
-          concat(field, ": found ", found, ", expected ", low, " to ", high)};
+Status check_range(const char* field, int64_t found, int64_t high) {
+  if (found >= 0 && found <= high) return {};
+  return {Code::kInvalidArgument, concat(field, ": found ", found, ", expected 0 to ", high)};
+}
+
+const CpuKernels& kernels_of(const SessionOptions& options) {
+  return options.kernels != nullptr ? *options.kernels : cpu_kernels();
+}
+
+// Selectors look at the whole index, so that every rank plans and selects the same.
+SelectableIndex selectable(const ServedIndex& index, const SessionOptions& options) {
+  const ModelDescription& model = index.metadata().model;
+  return {.layers = index.whole().layers,
+          .tables = index.whole().tables,
+          .group = model.group_size(),
+          .scale = static_cast<float>(model.attention_scale),
+          .kernels = &kernels_of(options)};
 }
 
 }  // namespace
 
-void Counters::add(const Counters& other) {
-  selections += other.selections;
-  keys_read += other.keys_read;
-  keys_possible += other.keys_possible;
-  bytes_read += other.bytes_read;
-  bytes_dense += other.bytes_dense;
-  read_whole += other.read_whole;
-}
-
 Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const ServedIndex> index,
                                                  const SessionOptions& options) {
-  if (options.block < 0) return out_of_range("block", options.block, 0, kMostTokens);
-  if (options.max_tokens < 0 || options.max_tokens > kMostTokens) {
-    return out_of_range("max_tokens", options.max_tokens, 0, kMostTokens);
-  }
-  if (options.threads < 0 || options.threads > kMostThreads) {
-    return out_of_range("threads", options.threads, 0, kMostThreads);
-  }
-  const int threads = std::min(resolve_threads(options.threads), kMostThreads);
-  std::unique_ptr<Session> session(new Session(std::move(index), options));
-  SQZ_RETURN_IF_ERROR(session->prepare(options.selection));
-  session->allocate(threads);
-  return session;
+  SQZ_RETURN_IF_ERROR(check_range("block", options.block, kMostTokens));
+  SQZ_RETURN_IF_ERROR(check_range("max_tokens", options.max_tokens, kMostTokens));
+  SQZ_RETURN_IF_ERROR(check_range("threads", options.threads, kMostThreads));
+  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared,
+                       prepare_selector({.metadata = index->whole().metadata(),
+                                         .calibration = index->whole().calibration,
+                                         .index = selectable(*index, options),
+                                         .path = index->file->path()},
+                                        options.selection));
+  return std::unique_ptr<Session>(new Session(std::move(index), options, std::move(prepared)));
 }
 
-Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions& options)
+Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions& options,
+                 PreparedSelector prepared)
     : index_(std::move(index)),
-      kernels_(options.kernels != nullptr ? *options.kernels : cpu_kernels()),
-      block_(options.block),
+      kernels_(kernels_of(options)),
+      plan_(std::move(prepared.plan)),
+      selector_(std::move(prepared.selector)),
+      dense_(make_dense_selector(selectable(*index_, options))),
       max_tokens_(options.max_tokens != 0 ? options.max_tokens : 4096),
       max_request_tokens_(options.max_request_tokens != 0 ? options.max_request_tokens
                                                           : max_tokens_),
-      rope_(index_->metadata().model.rope, index_->metadata().model.head_dim) {
+      account_(*index_) {
   const ModelDescription& model = index_->metadata().model;
   query_heads_ = model.query_heads;
   kv_heads_ = model.kv_heads;
   group_ = model.group_size();
   dim_ = model.head_dim;
   scale_ = static_cast<float>(model.attention_scale);
-  counters_.resize(static_cast<size_t>(model.layers));
+
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = options.threads > 0 ? options.threads : std::clamp(cores, 1, kMostThreads);
+  SelectorLimits limits = (selector_ != nullptr ? *selector_ : *dense_).limits();
+  limits.read = std::max<int64_t>(limits.read, 1);
+  int64_t blocks = 1;
+  if (selector_ != nullptr) {
+    const int64_t most = kSelectionBytes / WorkPlan::block_bytes(model, limits);
+    blocks = std::clamp<int64_t>(most, 1, max_tokens_);
+  }
+  pool_ = std::make_unique<ThreadPool>(threads);
+  queries_ = std::make_unique<QueryBlocks>(
+      model, plan_.block > 0 ? plan_.block : options.block, blocks, max_tokens_,
+      selector_ != nullptr && selector_->before_rope(), *pool_);
+  work_ = std::make_unique<WorkPlan>(model, limits, blocks, max_tokens_, threads);
+  for (int i = 0; i < threads; ++i) {
+    workers_.push_back(
+        {.select = limits.workspace, .attend = {kernels_, dim_, index_->metadata().has_codes()}});
+  }
 }
 
-Status Session::prepare(const SelectionRequest& request) {
-  const ServedIndex& whole = index_->whole();
-  const SelectableIndex selectable = {.layers = whole.layers,
-                                      .tables = whole.tables,
-                                      .group = group_,
-                                      .scale = scale_,
-                                      .kernels = &kernels_};
-  dense_ = make_dense_selector(selectable);
-  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared,
-                       prepare_selector({.metadata = whole.metadata(),
-                                         .calibration = whole.calibration,
-                                         .index = selectable,
-                                         .path = index_->file->path()},
-                                        request));
-  plan_ = std::move(prepared.plan);
-  selector_ = std::move(prepared.selector);
-  if (plan_.block > 0) block_ = plan_.block;
+Status Session::attend(const AttendCall& call) {
+  SQZ_RETURN_IF_ERROR(check_positions(call));
+  SQZ_RETURN_IF_ERROR(load(call, call.tokens));
+  const bool selecting = selects(call.layer);
+  // Layers that are read whole are read once for all tokens, but count like the others, once a
+  // block, so that totals over layers weigh them alike.
+  const int64_t times = selecting ? 1 : queries_->count(call);
+  while (true) {
+    const auto blocks = selecting ? queries_->next(call) : queries_->next_whole(call);
+    if (blocks.empty()) return {};
+    SQZ_RETURN_IF_ERROR(select_blocks(call, blocks));
+    SQZ_RETURN_IF_ERROR(attend_blocks(call, blocks));
+    account_.add(call.layer, work_->selections(std::ssize(blocks)), times);
+  }
+}
+
+Result<std::span<const HeadSelection>> Session::select(const AttendCall& call) {
+  const auto block = queries_->first(call);
+  if (!block) {
+    return Status(Code::kInvalidArgument,
+                  "q: found no tokens, expected at least one to select for");
+  }
+  SQZ_RETURN_IF_ERROR(load(call, block->first + block->tokens));
+  SQZ_RETURN_IF_ERROR(select_blocks(call, {&*block, 1}));
+  return std::span<const HeadSelection>(work_->selections(1));
+}
+
+Status Session::check_positions(const AttendCall& call) const {
+  const IndexMetadata& metadata = index_->metadata();
+  if (metadata.layers[call.layer].window == 0) return {};
+  if (call.positions == nullptr) {
+    return {Code::kInvalidArgument,
+            concat("positions: found null, expected the tokens' positions: layer ", call.layer,
+                   " has a sliding window")};
+  }
+  for (int64_t t = 0; t < call.tokens; ++t) {
+    if (call.positions[t] >= metadata.tokens) continue;
+    return {Code::kInvalidArgument,
+            concat("positions[", t, "]: found ", call.positions[t], ", expected at least ",
+                   metadata.tokens, ", the length of the fixed context")};
+  }
   return {};
 }
 
-void Session::allocate(int threads) {
-  SelectorLimits limits = dense_->limits();
-  if (selector_ != nullptr) {
-    limits = selector_->limits();
-    limits.runs = std::max<int64_t>(limits.runs, 1);
-  }
-  const int64_t block_bytes =
-      kv_heads_ * static_cast<int64_t>((limits.runs + limits.guessed) * sizeof(KeyRun) +
-                                       limits.estimated * sizeof(ClusterRun) +
-                                       limits.rests * sizeof(ClusterRest) + sizeof(HeadSelection) +
-                                       sizeof(KeyList));
-  chunk_blocks_ =
-      selector_ == nullptr ? 1 : std::clamp<int64_t>(kWaveBytes / block_bytes, 1, max_tokens_);
-  const auto entries = static_cast<size_t>(chunk_blocks_ * kv_heads_);
-  blocks_.reserve(static_cast<size_t>(chunk_blocks_));
-  selections_.resize(entries);
-  lists_.resize(entries);
-  const auto share_out = [&](auto& memory, int64_t each, auto HeadSelection::*capacity) {
-    const auto count = static_cast<size_t>(each);
-    memory.reset(new std::remove_reference_t<decltype(memory[0])>[entries * count]);
-    for (size_t i = 0; i < entries; ++i) {
-      selections_[i].*capacity = {memory.get() + i * count, count};
+Status Session::load(const AttendCall& call, int64_t tokens) {
+  SQZ_RETURN_IF_ERROR(queries_->load(call, tokens));
+  if (!selects(call.layer) || !selector_->before_rope()) return {};
+  return queries_->load_before_rope(call, tokens);
+}
+
+Status Session::select_blocks(const AttendCall& call, std::span<const QueryBlock> blocks) {
+  const Selector& selector = selects(call.layer) ? *selector_ : *dense_;
+  const std::span<HeadSelection> selections = work_->selections(std::ssize(blocks));
+  bad_.reset();
+  pool_->for_each(std::ssize(selections), [&](int64_t i, int thread) {
+    const QueryBlock& block = blocks[i / kv_heads_];
+    const int64_t head = i % kv_heads_, first_query = head * group_;
+    const SelectQuery query = {
+        .layer = call.layer,
+        .kv_head = index_->first_head + head,
+        .queries = selector.before_rope() ? queries_->query_before_rope(block.first, first_query)
+                                          : queries_->query(block.first, first_query),
+        .tokens = block.tokens,
+        .token_stride = queries_->token_stride()};
+    const Status status = selector.select(query, workers_[thread].select, selections[i]);
+    if (!status.ok()) bad_.note(block.first * query_heads_ + first_query);
+  });
+  return bad_.status("product of centroids and the queries of the block and group", call.layer,
+                     query_heads_);
+}
+
+Status Session::attend_blocks(const AttendCall& call, std::span<const QueryBlock> blocks) {
+  const auto tasks = work_->make(index_->layers[call.layer], index_->tables[call.layer], blocks);
+  bad_.reset();
+  pool_->for_each(std::ssize(tasks), [&](int64_t i, int thread) {
+    run(call, tasks[i], blocks[tasks[i].block], thread);
+  });
+  // Rows that were split: their parts, in order.
+  pool_->for_each(std::ssize(tasks), [&](int64_t i, int thread) {
+    const AttendTask& first = tasks[i];
+    if (first.parts == 1 || first.begin > 0) return;
+    const PartialRows state = work_->state_of(first, thread);
+    for (int64_t p = 1; p < first.parts; ++p) {
+      add_partial(state, work_->state_of(tasks[i + p], thread), first.rows, dim_);
     }
-  };
-  share_out(runs_, limits.runs, &HeadSelection::runs);
-  share_out(estimated_, limits.estimated, &HeadSelection::estimated);
-  share_out(guessed_, limits.guessed, &HeadSelection::guessed);
-  share_out(rests_, limits.rests, &HeadSelection::rests);
-
-  // A block of t tokens has ceil(t * group / kTileRows) items a head.
-  const int64_t items = kv_heads_ * (max_tokens_ * group_ / kTileRows + chunk_blocks_ + 1);
-  items_.reserve(static_cast<size_t>(items));
-  splits_.reserve(static_cast<size_t>(items + kTargetSplits));
-  // Not touched until used, so that what a short call does not need costs no memory.
-  converted_.reset(new float[static_cast<size_t>(max_tokens_ * query_heads_ * dim_)]);
-  if (selector_ != nullptr && selector_->before_rope()) {
-    unroped_.reset(new float[static_cast<size_t>(max_tokens_ * query_heads_ * dim_)]);
-  }
-  partials_.reset(new float[static_cast<size_t>((kMostSlots + threads) * kTileRows * (dim_ + 2))]);
-
-  for (int i = 0; i < threads; ++i) {
-    Worker worker;
-    worker.select = limits.workspace;
-    worker.attend =
-        std::make_unique<AttendWorkspace>(kernels_, dim_, index_->metadata().has_codes());
-    workers_.push_back(std::move(worker));
-  }
-  pool_ = std::make_unique<ThreadPool>(threads);
+    finish(call, first, blocks[first.block], state);
+  });
+  return bad_.status("attention", call.layer, query_heads_);
 }
 
-Result<Counters> Session::totals(int64_t layer) {
-  if (layer >= 0) return counters_[static_cast<size_t>(layer)];
-  Counters sum;
-  for (const Counters& of_layer : counters_) sum.add(of_layer);
-  return sum;
+void Session::run(const AttendCall& call, const AttendTask& task, const QueryBlock& block,
+                  int thread) {
+  const IndexMetadata& metadata = index_->metadata();
+  const int64_t window = metadata.layers[call.layer].window;
+  const int64_t first_stored = metadata.tokens - index_->layers[call.layer].exact;
+  const float* queries[kTileRows];
+  int64_t first_visible[kTileRows];
+  for (int64_t r = 0; r < task.rows; ++r) {
+    const int64_t token = block.first + (task.row + r) / group_;
+    queries[r] = queries_->query(token, task.head * group_ + (task.row + r) % group_);
+    // The query at position p sees keys p - window + 1 .. p.
+    if (window > 0) first_visible[r] = call.positions[token] - window + 1 - first_stored;
+  }
+  const PartialRows state = work_->state_of(task, thread);
+  attend_rows(kernels_,
+              {.sequence = work_->keys_of(task),
+               .begin = task.begin,
+               .end = task.end,
+               .scale = scale_,
+               .rows = task.rows,
+               .queries = queries,
+               .first_visible = window > 0 ? first_visible : nullptr},
+              workers_[thread].attend, state);
+  if (task.state < 0) finish(call, task, block, state);
 }
 
-void Session::reset_counters() {
-  std::fill(counters_.begin(), counters_.end(), Counters());
+void Session::finish(const AttendCall& call, const AttendTask& task, const QueryBlock& block,
+                     const PartialRows& state) {
+  for (int64_t r = 0; r < task.rows; ++r) {
+    const int64_t token = block.first + (task.row + r) / group_;
+    const int64_t row = token * query_heads_ + task.head * group_ + (task.row + r) % group_;
+    auto* out = static_cast<std::byte*>(call.out) + row * dim_ * dtype_size(call.dtype);
+    if (!finish_row(state, r, dim_, call.dtype, out, &call.lse[row])) bad_.note(row);
+  }
 }
 
 }  // namespace sqz

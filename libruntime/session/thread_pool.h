@@ -1,5 +1,5 @@
-// A fixed set of threads for loops over independent items. Which thread runs which item is not
-// determined; results must not depend on it.
+// A fixed set of threads for loops over independent items. Any thread may run any item, so results
+// must not depend on the thread.
 #pragma once
 
 #include <atomic>

@@ -7,6 +7,7 @@
 
 #include "formats/base/status.h"
 #include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/kernels/cpu/offline_kernels.h"
 #include "tests/libruntime/random_data.h"
 
 namespace sqz {
@@ -85,7 +86,7 @@ TEST(Nearest, SameBitsOnEveryProcessorWithFusedMultiplyAdd) {
   const std::vector<float> panels = random.normals(clusters * dim),
                            points = random.normals(n * dim);
   Found first;
-  for (const CpuKernels* kernels : available_cpu_kernels()) {
+  for (const OfflineKernels* kernels : available_offline_kernels()) {
     if (!std::string_view(kernels->name).starts_with("avx")) continue;
     Found found{std::vector<float>(n), std::vector<int64_t>(n)};
     kernels->nearest(points.data(), n, dim, panels.data(), clusters, found.products.data(),

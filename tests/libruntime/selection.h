@@ -37,14 +37,14 @@ inline std::vector<std::vector<bool>> selected_slots(Session& session, int64_t l
   for (const HeadSelection& head : *heads) {
     std::vector<bool>& slots = out.emplace_back(session.index().layers[layer].slots, false);
     int64_t keys = 0, end = -1;  // of the run before: runs ascend and do not touch
-    for (const KeyRun& run : head.runs.first(static_cast<size_t>(head.run_count))) {
+    for (const KeyRun& run : head.read.runs()) {
       EXPECT_GT(int64_t{run.first}, end);
       end = int64_t{run.first} + run.length;
       keys += run.length;
       EXPECT_LE(end, std::ssize(slots));
       for (int64_t s = run.first; s < std::min(end, std::ssize(slots)); ++s) slots[s] = true;
     }
-    EXPECT_EQ(head.keys, keys);
+    EXPECT_EQ(head.read.total, keys);
   }
   return out;
 }

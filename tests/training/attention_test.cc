@@ -125,7 +125,7 @@ class Attention : public testing::TestWithParam<Case> {
 };
 
 TEST_P(Attention, CpuKernelsEqualFloat64) {
-  for (const CpuKernels* kernels : available_cpu_kernels()) {
+  for (const OfflineKernels* kernels : available_offline_kernels()) {
     for (int64_t step : {GetParam().tokens, int64_t{33}}) {
       expect_exact(*make_cpu_cache(describe(GetParam()), *kernels), step, kernels->name);
     }
@@ -154,7 +154,7 @@ TEST(AttentionNan, Propagates) {
   const Case c{"nan", 40, 2, 1, 16, 0, 1};
   Input in = random_input(c);
   in.k.data_ptr<float>()[20 * 16] = NAN;
-  for (const CpuKernels* kernels : available_cpu_kernels()) {
+  for (const OfflineKernels* kernels : available_offline_kernels()) {
     const auto cache = make_cpu_cache(describe(c), *kernels);
     cache->resize(c.tokens);
     cache->write(0, in.k, in.v);

@@ -186,7 +186,7 @@ bool check_layer(const testing::Served& served, Session& session, int64_t layer,
     if (selected.margin < kCloseCall) return false;
     std::vector<bool> slots(view.slots, false);
     const HeadSelection& head_chosen = (*chosen)[head];
-    for (const KeyRun& run : head_chosen.runs.first(head_chosen.run_count)) {
+    for (const KeyRun& run : head_chosen.read.runs()) {
       std::fill_n(slots.begin() + run.first, run.length, true);
     }
     EXPECT_EQ(slots, selected.slots) << "KV head " << head;

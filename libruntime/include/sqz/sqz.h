@@ -20,29 +20,30 @@
  * use one session per thread (they share the index).
  *
  * Fork. A child process may use an index that was opened before fork(), as long as no other thread
- * was inside this library then: it shares the mapped pages with its parent. Sessions and
- * uploads belong to the process that made them. In a child they are refused with
- * SQZ_UNSUPPORTED, and destroying them there frees nothing; make new ones. CUDA itself does not
- * work in a child of a process that has used it.
+ * was inside this library then: it shares the mapped pages with its parent. Sessions and uploads
+ * belong to the process that made them. In a child they are refused with SQZ_UNSUPPORTED, and
+ * destroying them there frees nothing; make new ones. CUDA itself does not work in a child of a
+ * process that has used it.
  *
- * Memory. Everything is allocated when a session is created; a sqz_attend() that succeeds allocates
+ * Memory. Everything is allocated when a session is created. A sqz_attend() that succeeds allocates
  * nothing.
  *
- * Versions. Structs that you fill start with struct_size = sizeof(the struct): a library that is
- * newer or older than your header then knows which fields you have. New fields are only added at
- * the end; zero is always a valid default. A field that this library does not know must be zero.
+ * Versions. Structs that you fill start with struct_size = sizeof(the struct), so that another
+ * version of the library knows which fields you have. Versions with the same first two numbers only
+ * add fields at the end; zero is always a valid default. A field that this library does not know
+ * must be zero.
  *
  * Tensor parallelism. Upload and session take a range of KV heads. A rank then holds and serves its
- * own heads and the query heads that belong to them: wherever this header says Hkv and Hq, they are
- * those of the range. What is read of each head is what a session of all heads reads.
+ * own heads and the query heads that belong to them. Hkv and Hq below are the numbers of heads in
+ * the range. Each head reads the same keys as in a session of all heads.
  *
- * Null. A null pointer where one is required is SQZ_INVALID_ARGUMENT, never a crash. Closing or
- * destroying null does nothing.
+ * Null. A null pointer where a pointer is required is SQZ_INVALID_ARGUMENT, never a crash. Closing
+ * or destroying null does nothing.
  *
  * CUDA. After sqz_index_upload(), a session with device_type 2 serves from that GPU. Its tensors
  * are in the GPU's memory, and sqz_attend() only puts work on the caller's stream: it neither waits
  * nor allocates and can be captured in a CUDA graph. It cannot report a query or logit that is NaN
- * or infinite at once, so the rows of the result are NaN.
+ * or infinite, so the rows of the result are NaN instead.
  *
  * Results. The same call gives the same bits for any number of threads; another processor may
  * differ by float32 rounding. lse is the natural logarithm of the sum of exponentials, everywhere.
@@ -91,9 +92,9 @@ SQZ_API const char* sqz_version(void);
 /* ---- Tensors -------------------------------------------------------------------------------- */
 
 /* A borrowed view of memory, laid out like DLPack's DLTensor, so that a pointer to one may be cast
- * to the other. Contiguous in row-major order: strides is null or says so. `lse` alone may have
- * other strides, such as those of a [heads, tokens] array seen as [tokens, heads]. On CUDA, queries
- * and outputs begin at multiples of 16 bytes. */
+ * to the other. It is contiguous in row-major order; strides are null or agree with that. Only
+ * `lse` may have other strides, for example those of a [heads, tokens] array seen as [tokens,
+ * heads]. On CUDA, queries and outputs begin at multiples of 16 bytes. */
 typedef struct sqz_tensor {
   void* data;
   int32_t device_type; /* 1 = CPU, 2 = CUDA, as in DLPack */
@@ -112,23 +113,23 @@ typedef struct sqz_tensor {
 typedef struct sqz_index sqz_index;
 
 typedef enum sqz_open_mode {
-  SQZ_OPEN_MMAP = 0,  /* map the file: opening costs nothing that grows with it. A file that is cut,
-                         or a disk that fails, while mapped raises SIGBUS in the host */
-  SQZ_OPEN_READ = 1,  /* read it all into memory: for hosts that must not meet SIGBUS */
-  SQZ_OPEN_VERIFY = 2 /* the same, and sqz_index_verify() of what was read: SQZ_CORRUPT unless every
-                         checksum is right. What is served is what was checked */
+  SQZ_OPEN_MMAP = 0,  /* map the file: opening costs nothing that grows with it. If the file is cut
+                         or the disk fails later, the host gets SIGBUS */
+  SQZ_OPEN_READ = 1,  /* read it all into memory, for hosts that must not get SIGBUS */
+  SQZ_OPEN_VERIFY = 2 /* read it and check the bytes that were read, as sqz_index_verify() does:
+                         SQZ_CORRUPT unless every checksum is right */
 } sqz_open_mode;
 
-/* Opens and checks the header. Any sequence of bytes gives a handle or an error. */
+/* Opens the file and checks its header. Any sequence of bytes gives a handle or an error. */
 SQZ_API sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** index);
 SQZ_API void sqz_index_close(sqz_index* index);
 
 typedef enum sqz_partition {
   SQZ_PARTITION_KMEANS = 0, /* clusters of similar keys, under a tree of centroids */
   SQZ_PARTITION_PAGES = 1,  /* pages of consecutive tokens, with the range of their keys */
-  SQZ_PARTITION_PRUNED = 2, /* what one selector reads at one budget, and nothing else: sessions of
-                               that selector only, budget, keep and layers left as they are */
-  SQZ_PARTITION_BUCKETS = 3 /* buckets of a query classifier, which is in the index */
+  SQZ_PARTITION_PRUNED = 2, /* only the keys that one selector reads at one budget: it serves that
+                               selector alone, with budget, keep and layers as they are */
+  SQZ_PARTITION_BUCKETS = 3 /* buckets of a classifier, which is in the index */
 } sqz_partition;
 
 typedef struct sqz_index_info {
@@ -156,8 +157,8 @@ typedef struct sqz_index_info {
 
 SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
 
-/* Checks every checksum and invariant; reads the whole file, on all cores. SQZ_CORRUPT and the
- * first problem in sqz_last_error() if there is one. */
+/* Checks every checksum and invariant; reads the whole file, on all cores. If there is a problem,
+ * it returns SQZ_CORRUPT, and sqz_last_error() has the first one. */
 SQZ_API sqz_status sqz_index_verify(const sqz_index* index);
 
 /* ---- GPUs ----------------------------------------------------------------------------------- */
@@ -165,19 +166,19 @@ SQZ_API sqz_status sqz_index_verify(const sqz_index* index);
 typedef struct sqz_upload_options {
   uint32_t struct_size; /* sizeof(sqz_upload_options) */
   int32_t device_id;    /* CUDA device */
-  int32_t background;   /* 1: return as soon as memory is there; the first sqz_attend() of a layer
-                           that is not there yet waits for it. Layers come in order */
-  int32_t threads;      /* that copy; 0 = 12, or as many as the machine has */
+  int32_t background;   /* 1: return once the memory is allocated. Layers are copied in order, and
+                           sqz_attend() waits for a layer that is not there yet */
+  int32_t threads;      /* threads that copy; 0 = 12, or as many as the machine has */
   int64_t first_kv_head, kv_heads; /* the range to upload; kv_heads 0 = all from the first on */
 } sqz_upload_options;
 
-/* Puts the index in the memory of a GPU, where sessions with device_type 2 find it. null options
- * are device 0, everything. SQZ_UNSUPPORTED: no GPU that can be used, or a library without CUDA;
- * SQZ_OUT_OF_MEMORY; SQZ_INVALID_ARGUMENT: it is there already. After an error nothing is
- * allocated. */
+/* Copies the index to the memory of a GPU, where sessions with device_type 2 find it. Null options
+ * mean device 0 and all heads. SQZ_UNSUPPORTED if there is no GPU that can be used or the library
+ * has no CUDA; SQZ_OUT_OF_MEMORY; SQZ_INVALID_ARGUMENT if the index is there already. After an
+ * error nothing is allocated. */
 SQZ_API sqz_status sqz_index_upload(sqz_index* index, const sqz_upload_options* options);
 
-/* Frees it once the sessions that use it are destroyed. */
+/* Frees that memory once the sessions that use it are destroyed. */
 SQZ_API sqz_status sqz_index_unload(sqz_index* index, int32_t device_id);
 
 /* ---- Sessions ------------------------------------------------------------------------------- */
@@ -188,38 +189,39 @@ typedef enum sqz_selector {
   SQZ_SELECTOR_AUTO = 0,     /* the one that the index was built for: squeezed for clusters, quest
                                 for pages, saap for buckets, a pruned index's own */
   SQZ_SELECTOR_SQUEEZED = 1, /* clusters scored by equations 1 to 3 of Squeezed Attention. If the
-                                index has key codes, these choose single keys, and what is not read
-                                is approximated: a key by its code and its cluster's mean value, a
+                                index has key codes, they choose single keys, and unread keys are
+                                approximated: a key by its code and its cluster's mean value, a
                                 cluster of N keys by N keys equal to its centroid with the mean
                                 value. Without key codes, and on CUDA, which does not use them,
-                                what is not read counts nothing */
+                                unread keys are dropped */
   SQZ_SELECTOR_DENSE = 2,    /* every key: the reference */
   SQZ_SELECTOR_QUEST = 3,    /* the pages with the greatest upper bound of q.k, as many as the
                                 budget pays; needs an index of pages */
   SQZ_SELECTOR_IDEAL = 4,    /* single keys by their own attention weight, for each token by itself.
-                                It looks at every key and does not count that: no selector does
-                                better. Needs an index built with --calibrate-keys, unless
+                                It looks at every key and does not count that, so no selector does
+                                better. It needs an index built with --calibrate-keys, unless
                                 thresholds are given */
-  SQZ_SELECTOR_STREAM = 5,   /* sink and most recent keys only, whatever is asked */
-  SQZ_SELECTOR_WINDOW = 6,   /* the most recent keys only, without the sink */
-  SQZ_SELECTOR_H2O = 7,      /* half the most recent keys, half those that the context's own tokens
-                                attended to most; needs an index built with --heavy-hitters */
-  SQZ_SELECTOR_SAAP = 8      /* the buckets that a trained network names from the queries before
+  SQZ_SELECTOR_STREAM = 5,   /* sinks and most recent keys, for every query */
+  SQZ_SELECTOR_WINDOW = 6,   /* the most recent keys without the sinks, for every query */
+  SQZ_SELECTOR_H2O = 7,      /* half the most recent keys, half the keys that the context's own
+                                tokens attended to most; needs an index built with
+                                --heavy-hitters */
+  SQZ_SELECTOR_SAAP = 8      /* the buckets that a trained classifier names from the queries before
                                 RoPE, best first until the keys asked for are read; needs an index
-                                of buckets, and q_before_rope or positions in sqz_attend_args.
-                                The networks' bytes are the model's, and not counted */
+                                of buckets, and q_before_rope or positions in sqz_attend_args. The
+                                bytes of the classifier do not count */
 } sqz_selector;
 
-/* "auto", "squeezed", ...: static; null for a number that this library has no selector for. Counts
- * from 0 without gaps. */
+/* "auto", "squeezed", ...: a static string; null if this library has no such selector. The numbers
+ * have no gaps. */
 SQZ_API const char* sqz_selector_name(sqz_selector selector);
 
 typedef enum sqz_rule {
-  SQZ_RULE_BUDGET = 0,   /* per (layer, KV head) the calibrated share, filled best first: holds the
-                            asked number of keys, to half a cluster a head */
-  SQZ_RULE_THRESHOLD = 1 /* score >= T, one T for all layers and heads (the paper's); implied by
+  SQZ_RULE_BUDGET = 0,   /* each layer and KV head gets its calibrated share of the keys, best
+                            first: the asked number of keys, to half a cluster a head */
+  SQZ_RULE_THRESHOLD = 1 /* score >= T, one T for all layers and heads, as in the paper; implied by
                             thresholds */
-} sqz_rule;              /* of squeezed and ideal; the others hold the budget by themselves */
+} sqz_rule;              /* for squeezed and ideal; the other selectors always hold the budget */
 
 typedef struct sqz_session_options {
   uint32_t struct_size; /* sizeof(sqz_session_options) */
@@ -227,38 +229,37 @@ typedef struct sqz_session_options {
   int32_t device_id;
   int32_t selector; /* sqz_selector */
   int32_t rule;     /* sqz_rule */
-  int32_t levels;   /* levels to use, finest last: 0 = all that the index has, 1 = flat lookup */
-  int32_t uniform_layers; /* 1: all layers alike, whatever the index embeds */
+  int32_t levels;   /* levels of the tree to use, from the finest on: 0 = all, 1 = clusters alone */
+  int32_t uniform_layers; /* 1: all layers keep the same share, whatever the index embeds */
   /* How much to read: exactly one of the next three, unless dense. All in (0, 1]; 0 = not given. */
-  double budget; /* fraction of a sparse layer's KV bytes, centroids or page bounds, key codes and
-                    value means (if they are read), sink and tail included */
-  double keep;   /* fraction of the clustered keys to keep: 1 - sparsity */
+  double budget; /* bytes to read, as a fraction of a sparse layer's keys and values. They include
+                    sinks, recent window, centroids or page bounds, key codes and value means */
+  double keep;   /* clustered keys to read, as a fraction of all: 1 - sparsity */
   const double* thresholds; /* [levels used], coarse to fine: T itself, as in the paper */
-  int64_t block;            /* query tokens that share one selection in a call with several tokens;
-                               0 = all of the call's. A call with one token selects for that token */
+  int64_t block;            /* query tokens of a request that share one selection; 0 = all of a
+                               call's */
   int64_t max_tokens;       /* most query tokens in one call; 0 = 4096 */
   int32_t threads;          /* CPU threads; 0 = all cores */
-  int32_t dense_layers;     /* the model's first layers that are read whole: 0 = what the selector
-                               wants (quest 2, others none), -1 = none. Their bytes are not part of
-                               the budget, but count in the stats */
-  int64_t max_request_tokens; /* most query tokens of one request; 0 = max_tokens. 1 = only ever one
-                                 token a request: on CUDA that saves hundreds of MB */
+  int32_t dense_layers; /* how many of the model's first layers are read whole: 0 = the selector's
+                           default (quest 2, others none), -1 = none. Their bytes are not part
+                           of the budget, but count in the stats */
+  int64_t max_request_tokens; /* most query tokens of one request; 0 = max_tokens. 1 saves hundreds
+                                 of MB on CUDA */
   const double* layer_scales; /* [layers of the model] each layer's keep as a multiple of the
-                                 average, for every selector. Only the ratios count; the total is
-                                 that of the budget. Above 0; infinity = read whole, as by
-                                 dense_layers. A layer keeps at most all of its keys, and the others
-                                 get what is left over. null = what the index embeds, if it does,
-                                 else all alike. Not together with thresholds */
+                                 average, for every selector. Only the ratios matter; the total is
+                                 that of the budget. Above 0; infinity = read the layer whole. A
+                                 layer keeps at most all of its keys, and the others get the rest.
+                                 null = as the index embeds, else all alike. Not with thresholds */
   int64_t layer_scale_count;  /* entries of layer_scales; 0 without them */
   int64_t first_kv_head, kv_heads; /* the range to serve; kv_heads 0 = all from the first on. On
                                       CUDA both 0, or the range that was uploaded */
 } sqz_session_options;
 
 /* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates
- * everything, starts the threads. SQZ_INVALID_ARGUMENT if the budget cannot even pay for the
- * centroids, sink and tail: the message has the least budget that can be met. A budget or keep that
- * selection could not undercut, or that a context of less than 4096 tokens cannot meet, is served
- * densely: see dense_fallback in sqz_stats. */
+ * everything and starts the threads. If the budget cannot even pay for centroids, sinks and recent
+ * window, it returns SQZ_INVALID_ARGUMENT, and the message has the least budget that can be met.
+ * Two cases are served densely instead, see dense_fallback in sqz_stats: reading everything costs
+ * no more than selecting, or a context of less than 4096 tokens cannot meet the budget. */
 SQZ_API sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* options,
                                       sqz_session** session);
 SQZ_API void sqz_session_destroy(sqz_session* session);
@@ -269,25 +270,25 @@ typedef struct sqz_attend_args {
   const sqz_tensor* q;  /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
   sqz_tensor* out;      /* [T, Hq, d] dtype of q */
   sqz_tensor* lse; /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were read
-                      or approximated; -infinity and out = 0 where none was */
-  const int64_t* positions; /* [T] token positions of the queries: needed by layers with a sliding
-                               window (each >= N), else null is fine. Host memory, as indptr */
-  const int64_t* indptr; /* [requests + 1], requests' first tokens in q, first 0, last T; null = one
+                      or approximated. Without such keys it is -infinity, and out is 0 */
+  const int64_t* positions; /* [T] token positions of the queries, each >= N. Layers with a sliding
+                               window need them; else null is fine. Host memory, as indptr */
+  const int64_t* indptr; /* [requests + 1] first token of each request in q: 0, ..., T; null = one
                             request. Tokens of different requests never share a selection */
   int64_t requests;
   void* stream; /* cudaStream_t on CUDA (null = the default stream); null on the CPU */
   const sqz_tensor* q_before_rope; /* [T, Hq, d] dtype of q: the same queries before RoPE, for
-                                      selector saap; null = turn q back by `positions` and the
-                                      model's RoPE, which the index knows */
-  sqz_session* const* sessions; /* [requests] who serves each request, instead of `session`, which
-                                   may be null: sessions of one model and device, on one index or
-                                   several. A request whose entry is null has no context: lse =
-                                   -infinity, out = 0. Neighbours with the same session are served
-                                   together. null = `session` serves all */
+                                      selector saap; null = undo RoPE at `positions` */
+  sqz_session* const* sessions;    /* [requests] the session of each request, in place of `session`,
+                                      which may be null. They have one model and one device, and may
+                                      have several indexes. A request whose entry is null has no
+                                      context: lse = -infinity, out = 0. Neighbours with the same
+                                      session are served together. null = `session` serves all */
 } sqz_attend_args;
 
-/* The state (out, lse) of each query over the fixed context. q, out and lse must not share memory.
- * SQZ_NUMERIC, naming token and head, if a query or a logit is NaN or infinite. */
+/* Computes the state (out, lse) of each query over the fixed context. q, out and lse must not share
+ * memory. If a query or a logit is NaN or infinite, it returns SQZ_NUMERIC, and the message names
+ * token and head. */
 SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args);
 
 /* Merges two states of the same queries over disjoint keys, in place into a:
@@ -297,7 +298,7 @@ SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args)
 SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                                     const sqz_tensor* lse_b);
 /* The same on a stream, a cudaStream_t, with all four tensors on one CUDA device (sqz_merge_states
- * takes the default stream): it returns at once, and a row whose lse is NaN or +infinity becomes
+ * takes the default stream). It returns at once, and a row whose lse is NaN or +infinity becomes
  * NaN instead of an error. */
 SQZ_API sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a,
                                        const sqz_tensor* out_b, const sqz_tensor* lse_b,
@@ -309,17 +310,17 @@ typedef struct sqz_run {
   uint32_t length; /* slots */
 } sqz_run;
 
-/* The selection that sqz_attend() would read for the first block of `args` (out and lse are not
- * touched): for KV head h, runs[indptr[h]] .. runs[indptr[h + 1] - 1], ascending, neighbours
- * merged. `capacity` is the room in runs; SQZ_INVALID_ARGUMENT and the need in *count if it is too
- * small. indptr: [Hkv + 1]. For tests, and for engines that bring their own kernel. */
+/* Gives the runs that sqz_attend() would read for the first block of `args`, without touching out
+ * and lse: for KV head h, runs[indptr[h]] .. runs[indptr[h + 1] - 1], ascending, neighbours merged.
+ * `capacity` is the room in `runs`. If it is too small, it returns SQZ_INVALID_ARGUMENT, and *count
+ * is the need. indptr: [Hkv + 1]. For tests, and for engines that have their own kernel. */
 SQZ_API sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run* runs,
                               int64_t capacity, int64_t* indptr, int64_t* count);
 
 typedef struct sqz_stats {
   uint32_t struct_size;    /* in: sizeof(sqz_stats) */
-  int32_t dense_fallback;  /* 1: selection was asked for, but reading everything costs no more, or
-                              the context is too short for the budget: everything is read */
+  int32_t dense_fallback;  /* 1: selection was asked for, but everything is read, because that costs
+                              no more or because the context is too short for the budget */
   double asked_budget;     /* as given, or resolved from keep; 1 if dense; 0 with thresholds */
   double delivered_budget; /* bytes_read / bytes_dense, over all calls since the last reset */
   double asked_keep;       /* fraction of the clustered keys; 1 if dense; 0 with thresholds */
@@ -328,21 +329,21 @@ typedef struct sqz_stats {
   uint64_t keys_read;      /* clustered keys, summed over KV heads and selections */
   uint64_t keys_possible;
   uint64_t bytes_read;  /* keys and values as they are stored, centroids, value means, key codes,
-                           sink and tail */
-  uint64_t bytes_dense; /* what dense attention would have read */
-  double least_budget; /* a lower budget cannot be delivered: centroids, sink and tail cost it; 1 if
-                          nothing is to be selected, 0 with thresholds */
-  const char* route;   /* what served the session's last call: "cpu", or the kernels of a GPU:
-                          "decode" (each request reads its own keys), "batch" (keys that several
-                          want are read once), "prefill-sm90", "prefill-sm80" (prompts), "" (no
-                          call yet). A static string */
-  uint64_t read_whole; /* selections in whose place everything was read: with "batch", where the
-                          requests of calls before wanted most of the keys between them, that is
-                          faster. Of 32 calls one selects in any case */
+                           sinks and recent window */
+  uint64_t bytes_dense; /* bytes that dense attention would have read */
+  double least_budget;  /* the least budget that can be met, which pays for centroids, sinks and
+                           recent  window; 1 if nothing is to be selected, 0 with thresholds */
+  const char* route;   /* the kernels that served the last call, a static string: "cpu", or on a GPU
+                          "decode" (each request reads its own keys), "batch" (keys of several
+                          requests are read once), "prefill-sm90" or "prefill-sm80" (prompts); ""
+                          before the first call */
+  uint64_t read_whole; /* how often everything was read instead of a selection. A "batch" call does
+                          this when earlier calls selected most of the keys, because it is faster
+                          then. One call in 32 selects anyway, to see whether that has changed */
 } sqz_stats;
 
-/* Totals since creation or the last reset; `layer` >= 0 for one layer, -1 for all. A session on a
- * GPU waits for the device, once. */
+/* Totals since creation or the last reset, of one layer, or of all with layer = -1. A session on a
+ * GPU waits for the device. */
 SQZ_API sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats);
 SQZ_API sqz_status sqz_session_reset_stats(sqz_session* session);
 

@@ -17,8 +17,8 @@
 #include "formats/coded_rows.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
-// A function that is given whole numbers has none of BF16's instructions, which its processor may
-// lack: only their intrinsics make them.
+// Integer functions contain no BF16 instructions, because only the BF16 intrinsics emit them. So
+// they also run on processors without BF16.
 #define SQZ_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")))
 #define SQZ_AVX512_INLINE SQZ_AVX512 inline __attribute__((always_inline))
@@ -27,18 +27,18 @@ namespace sqz {
 namespace {
 
 constexpr int64_t kNumbers = 32;  // dimensions of one vector
-constexpr int kAtOnce = 4;        // at once
+constexpr int kAtOnce = 4;        // keys
 // A sum of products of 8 and 16 bits over more dimensions might not fit 32 bits.
 constexpr int64_t kMostNumbers = 512;
 
-// Of a vector, those of the `left` numbers of a row.
+// The lanes of a vector that hold one of the `left` numbers that a row still has.
 inline __mmask32 present(int64_t left) {
   return static_cast<__mmask32>((uint64_t{1} << std::min(kNumbers, left)) - 1);
 }
 
-// What dots4() needs to know of stored rows: chunk(), numbers [32 c, 32 c + 32) of one; what is
-// added up of their products with a query's, four bytes a lane; and what a sum of these is as a
-// float. Nothing beyond a row is touched: it may be the end of a mapping.
+// How dots4() reads a kind of stored rows. chunk() loads numbers [32 c, 32 c + 32) of a row.
+// add_products() and add() sum their products with a query, four bytes a lane. finish() turns sums
+// into floats. Nothing beyond a row is touched, because a mapping may end there.
 struct BFloat16Rows {
   int64_t dim;
   int64_t row_bytes() const { return 2 * dim; }
@@ -60,7 +60,7 @@ struct BFloat16Rows {
   }
 };
 
-// Whole numbers: the queries' are of 16 bits, times a scale a row.
+// Rows of integers. Queries have 16 bits a number and one scale a row.
 struct WholeNumbers {
   int64_t dim;
   const float* scales;
@@ -83,7 +83,7 @@ struct Rows8 : WholeNumbers {
   }
 };
 
-// ... of 1 or 2 bits, where 32 numbers next to each other are the same bits of 32 bytes.
+// Rows of 1 or 2 bits a number. 32 neighbours are the same bits of 32 bytes.
 struct Codes : WholeNumbers {
   int bits;
   int64_t bytes;   // of a row: a multiple of 32
@@ -99,7 +99,7 @@ struct Codes : WholeNumbers {
   }
 };
 
-// ... of rows of 16 bytes, where they are two fields of bits of all of them.
+// The same with rows of 16 bytes: 32 neighbours are two fields of bits of all bytes.
 struct ShortCodes : WholeNumbers {
   int bits;
   __m256i levels;
@@ -116,7 +116,7 @@ struct ShortCodes : WholeNumbers {
   }
 };
 
-// a and b side by side, pairs of lanes added: half of two horizontal sums, then the other half.
+// Adds pairs of lanes of a and b and puts the sums side by side: one step of two horizontal sums.
 template <class Stored>
 SQZ_AVX512_INLINE __m512i add_pairs(__m512i a, __m512i b) {
   return Stored::add(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -126,8 +126,8 @@ SQZ_AVX512_INLINE __m512i add_halves(__m512i a, __m512i b) {
   return Stored::add(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
 }
 
-// Query rows [first, first + kRows): in registers if the head dimension is known to be short enough
-// (kChunks > 0), else where they are.
+// Query rows [first, first + kRows). They are in registers if the head dimension is known to be
+// short enough (kChunks > 0), else in memory.
 template <int kRows, int kChunks>
 struct QueryRows {
   const int16_t* packed;
@@ -235,7 +235,7 @@ SQZ_AVX512 void dots_of(const Stored& stored, const int16_t* packed, int64_t row
 
 constexpr int64_t kLaneKeys = 16;  // keys of one vector, one a lane
 constexpr int64_t kShort = 32;     // bytes of their rows of codes
-// 16 bits in two: what is 256 times the higher number and the lower one, both of 8 bits.
+// The greatest 16-bit number that is 256 times one 8-bit number plus another.
 constexpr int kLargest = 127 * 256 + 127;
 
 // out[b]: bytes [4 b, 4 b + 4) of 16 rows of kShort bytes (`n` of them real: the others repeat the
@@ -266,8 +266,8 @@ SQZ_AVX512_INLINE void transpose16(const void* const* keys, int64_t n, __m512i o
   }
 }
 
-// Both halves of kRows queries, and 127 times the sums of their numbers: codes stand for numbers
-// that are 127 greater here, none below 0.
+// Both bytes of kRows queries, and 127 times the sums of their numbers. Codes stand for numbers
+// that are 127 greater here, so that none is below 0; the sums take that back.
 template <int kRows>
 struct SplitQueries {
   static constexpr int64_t kMost = kShort * 8;
@@ -292,7 +292,7 @@ SQZ_AVX512_INLINE __m512i four_bytes(const int8_t* from) {
   return _mm512_set1_epi32(bytes);
 }
 
-// Keys in lanes, so that no sum over lanes is needed.
+// Keys are in lanes, so that no sum over lanes is needed.
 template <int kRows, int kBits>
 SQZ_AVX512 void dots_lanes(const __m512i levels, const int16_t* packed, int64_t dim,
                            const float* scales, const void* const* keys, int64_t n, float* out,

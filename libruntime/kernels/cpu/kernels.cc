@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "libruntime/kernels/cpu/kernels.cc"
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "libruntime/kernels/cpu/offline_kernels.h"
 
 #ifndef HWY_DISABLED_TARGETS
 // Left on x86: EMU128 (what every x86-64 runs), SSE4, AVX2, AVX3.
@@ -41,14 +42,18 @@ const CpuKernels& table(const char* name) {
                                     .softmax_lanes = softmax_lanes,
                                     .scale_lanes = scale_lanes,
                                     .log_sum_exp = log_sum_exp,
-                                    .rest_sum = rest_sum,
+                                    .unread_sum = unread_sum,
                                     .log_sums = log_sums,
                                     .add_rows = add_rows,
                                     .finish_mean = finish_mean,
                                     .page_bounds = page_bounds,
-                                    .decode_codes = decode_codes,
-                                    .nearest = nearest,
-                                    .attend_causal = attend_causal};
+                                    .decode_codes = decode_codes};
+  return kTable;
+}
+
+const OfflineKernels& offline_table(const char* name) {
+  static const OfflineKernels kTable = {
+      .name = name, .nearest = nearest, .attend_causal = attend_causal};
   return kTable;
 }
 
@@ -70,8 +75,13 @@ namespace {
 
 struct Tables {
   std::array<const CpuKernels*, 6> all{};
-  size_t count = 0;
+  std::array<const OfflineKernels*, 4> offline{};
+  size_t count = 0, offline_count = 0;
   void add(const CpuKernels& kernels) { all[count++] = &kernels; }
+  void add(const CpuKernels& kernels, const OfflineKernels& beside) {
+    add(kernels);
+    offline[offline_count++] = &beside;
+  }
 };
 
 #if HWY_ARCH_X86
@@ -82,24 +92,25 @@ bool has_f16c() {
 
 Tables find_tables() {
   Tables tables;
-  tables.add(HWY_STATIC_DISPATCH(table)("baseline"));
+  tables.add(HWY_STATIC_DISPATCH(table)("baseline"),
+             HWY_STATIC_DISPATCH(offline_table)("baseline"));
 #if HWY_TARGETS & HWY_SSE4 & ~HWY_STATIC_TARGET
   const bool sse4 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") &&
                     __builtin_cpu_supports("aes");
   if (!sse4) return tables;
-  tables.add(N_SSE4::table("sse4"));
+  tables.add(N_SSE4::table("sse4"), N_SSE4::offline_table("sse4"));
 #endif
 #if HWY_TARGETS & HWY_AVX2 & ~HWY_STATIC_TARGET
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
   if (!avx2) return tables;
-  tables.add(N_AVX2::table("avx2"));
+  tables.add(N_AVX2::table("avx2"), N_AVX2::offline_table("avx2"));
 #endif
 #if HWY_TARGETS & HWY_AVX3 & ~HWY_STATIC_TARGET
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
   if (!avx512) return tables;
-  tables.add(N_AVX3::table("avx512"));
+  tables.add(N_AVX3::table("avx512"), N_AVX3::offline_table("avx512"));
   static const CpuKernels kWithVnni = [] {
     CpuKernels kernels = N_AVX3::table("avx512");
     kernels.name = "avx512_vnni";
@@ -125,7 +136,8 @@ Tables find_tables() {
 #else
 Tables find_tables() {
   Tables tables;
-  tables.add(HWY_STATIC_DISPATCH(table)("baseline"));
+  tables.add(HWY_STATIC_DISPATCH(table)("baseline"),
+             HWY_STATIC_DISPATCH(offline_table)("baseline"));
   return tables;
 }
 #endif
@@ -143,6 +155,14 @@ const CpuKernels& cpu_kernels() {
 
 std::span<const CpuKernels* const> available_cpu_kernels() {
   return {tables().all.data(), tables().count};
+}
+
+const OfflineKernels& offline_kernels() {
+  return *tables().offline[tables().offline_count - 1];
+}
+
+std::span<const OfflineKernels* const> available_offline_kernels() {
+  return {tables().offline.data(), tables().offline_count};
 }
 
 }  // namespace sqz

@@ -19,12 +19,9 @@
 
 namespace sqz {
 
-struct CausalTask;
-
 inline constexpr int64_t kLanePad = 16;   // floats: a multiple of every target's vector
 inline constexpr int64_t kFewRows = 8;    // up to here the stream kernels are the faster ones
 inline constexpr int64_t kTileRows = 64;  // most rows of a tile
-inline constexpr int64_t kPanel = 64;     // centroids of a panel, see `nearest`
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -33,10 +30,10 @@ constexpr int64_t padded_dim(int64_t dim) {
   return round_up(dim, 2 * kLanePad);
 }
 
-// A finite stand-in for minus infinity as the start of a running maximum: differences stay finite.
+// A running maximum starts here instead of at minus infinity, so that differences stay finite.
 inline constexpr float kLowest = -3.0e38f;
 
-// Rows asked into the cache early: while at row j, row j + distance, if there are as many pointers.
+// Which rows a kernel prefetches: while at row j, row j + distance, if there are as many pointers.
 struct Ahead {
   int64_t distance = 0;  // 0 = none
   int64_t rows = 0;      // pointers in the array, of which a kernel may use the first only
@@ -44,8 +41,9 @@ struct Ahead {
   bool has(int64_t row) const { return distance > 0 && row < rows; }
 };
 
-// Asks bytes [begin, end) of a row into L2, whose queue of misses is longer than L1's. Inline
-// always: gcc takes a function that only prefetches for one without effect, and drops calls of it.
+// Prefetches bytes [begin, end) of a row into L2, whose queue of misses is longer than L1's. It is
+// always inline, because gcc takes a function that only prefetches for one without effect and drops
+// calls of it.
 [[gnu::always_inline]] inline void prefetch_row(const void* row, int64_t begin, int64_t end) {
   for (int64_t b = begin; b < end; b += 64) {
     __builtin_prefetch(static_cast<const char*>(row) + b, 0, 2);
@@ -106,9 +104,8 @@ struct CpuKernels {
   // x *= scale; returns log sum_j weights[j] exp(x[j]): -infinity if all x are, NaN if one is NaN
   // or +infinity.
   float (*log_sum_exp)(float* x, const float* weights, int64_t n, float scale);
-  // Sum of x[j] over those of n with taken[j] = 0. x and taken have room for n rounded up to
-  // kLanePad.
-  float (*rest_sum)(const float* x, const uint8_t* taken, int64_t n);
+  // The sum of the x[j] with read[j] = 0. x and read have room for n rounded up to kLanePad.
+  float (*unread_sum)(const float* x, const uint8_t* read, int64_t n);
   // scores[j] = log of the sum over r of factors[r] x[r * ld + j]; n need not be a multiple.
   void (*log_sums)(const float* x, int64_t ld, const float* factors, int64_t rows, int64_t n,
                    float* scores);
@@ -138,18 +135,6 @@ struct CpuKernels {
                    Ahead ahead) = nullptr;
   // decode_row() of `n` rows of codes of 1 or 2 bits, one after the other: out [n][dim].
   void (*decode_codes)(int bits, const std::byte* codes, int64_t n, int64_t dim, int8_t* out);
-
-  // ---- assignment of keys (libindex/nearest.h).
-  // The centroid with the largest product x[i] . c, the lowest number among equals: products[i],
-  // labels[i]. x [n][dim]; panels: centroids in panels of kPanel, [ceil(clusters / kPanel)][dim]
-  // [kPanel], the last one filled up with copies of its last centroid, which never win. Each
-  // product is one chain of fused multiply-adds over dim, on all instruction sets that have them:
-  // the same bits. clusters < 2^31.
-  void (*nearest)(const float* x, int64_t n, int64_t dim, const float* panels, int64_t clusters,
-                  float* products, int64_t* labels);
-
-  // ---- dense passes: causal.h
-  void (*attend_causal)(const CausalTask& task);
 };
 
 // The best table for this machine.

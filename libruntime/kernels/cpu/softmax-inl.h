@@ -107,7 +107,7 @@ float log_sum_exp(float* x, const float* weights, int64_t n, float scale_by) {
   return peak + std::log(hn::GetLane(hn::SumOfLanes(f, total)));
 }
 
-float rest_sum(const float* x, const uint8_t* taken, int64_t n) {
+float unread_sum(const float* x, const uint8_t* taken, int64_t n) {
   const F f;
   const hn::Rebind<uint8_t, F> u8;
   const hn::Rebind<int32_t, F> i32;

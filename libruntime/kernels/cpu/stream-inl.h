@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace sqz {
 namespace HWY_NAMESPACE {
 
-// A whole chunk into packed order and back.
+// Puts a whole chunk into packed order; unpack_chunk() takes it back.
 template <class S>
 HWY_INLINE void pack_chunk(const float* from, float* to) {
 #if HWY_TARGET != HWY_SCALAR  // HWY_SCALAR lacks the operation
@@ -86,7 +86,7 @@ HWY_INLINE void store_sums(VF a, VF b, VF c, VF e, float* out) {
   for (int j = 0; j < 4; ++j) out[j] = hn::GetLane(sums[j]);
 }
 #else
-// Sums over 128-bit blocks, so that the lowest block holds the total of each of its four lanes.
+// Adds the 128-bit blocks, so that the lowest one holds the total of each of its four lanes.
 template <class D>
 HWY_INLINE hn::Vec<hn::Full128<float>> fold_blocks(D d, hn::Vec<D> v) {
   if constexpr (hn::MaxLanes(D()) > 4) {
@@ -98,7 +98,7 @@ HWY_INLINE hn::Vec<hn::Full128<float>> fold_blocks(D d, hn::Vec<D> v) {
   }
 }
 
-// The four horizontal sums of four vectors.
+// Stores the four horizontal sums of four vectors.
 HWY_INLINE void store_sums(VF a, VF b, VF c, VF e, float* out) {
   const F f;
   const hn::Repartition<double, F> f64;
@@ -179,8 +179,8 @@ void dots(DType dtype, const float* packed, int64_t rows, const void* const* key
   });
 }
 
-// What accumulate_block() asks into the cache while at value j: row j + ahead.distance, or `lines`
-// lines of the rows from `next` on, in their order.
+// The rows that accumulate_block() prefetches while at value j: row j + ahead.distance, or, if
+// `lines` is not 0, so many lines a value of the rows from `next` on.
 struct Asking {
   Ahead ahead;
   int64_t lines = 0;
@@ -258,9 +258,9 @@ void accumulate_rows(const float* p, int64_t ld, const void* const* values, int6
   }
 }
 
-// The first rows of p bring the values into the cache; the others leave memory idle, and ask for
-// the values that follow, no faster than memory delivers: what its queue has no room for is
-// dropped.
+// The first rows of p bring the values into the cache. While the other rows are computed, memory is
+// idle, so they prefetch the next values. They prefetch slowly, because the memory queue drops
+// requests that do not fit.
 template <class S>
 void accumulate_stretch(const float* p, int64_t ld, int64_t rows, const void* const* values,
                         int64_t n, int64_t dim, float* acc, Ahead ahead) {

@@ -12,6 +12,7 @@
 
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/kernels/cpu/load-inl.h"
+#include "libruntime/kernels/cpu/offline_kernels.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sqz {

@@ -157,7 +157,8 @@ inline std::vector<std::vector<KeyRun>> runs_of(ServingSession& session, const A
   std::vector<std::vector<KeyRun>> out;
   if (!heads.ok()) return out;
   for (const HeadSelection& head : *heads) {
-    out.emplace_back(head.runs.begin(), head.runs.begin() + head.run_count);
+    const auto read = head.read.runs();
+    out.emplace_back(read.begin(), read.end());
   }
   return out;
 }
