@@ -91,8 +91,6 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
   good.budget = 0;
   good.thresholds = thresholds;
   EXPECT_EQ(create(good), SQZ_OK) << sqz_last_error();
-  good.rule = SQZ_RULE_BUDGET;
-  EXPECT_EQ(create(good), SQZ_INVALID_ARGUMENT);
   sqz_session* session = nullptr;
   EXPECT_EQ(sqz_session_create(index_->handle(), nullptr, &session), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_session_create(nullptr, &good, &session), SQZ_INVALID_ARGUMENT);
