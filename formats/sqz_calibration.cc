@@ -111,15 +111,17 @@ std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata) 
   return out;
 }
 
-Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
-                         const std::string& label, Code code) {
+Status check_calibration(
+    const Calibration& calibration,
+    const std::function<std::span<const float>(const CalibrationTable&)>& table_of,
+    const IndexMetadata& metadata, const std::string& label, Code code) {
   const Refuse refuse{label, code};
   if (metadata.levels > 0 && std::ssize(calibration.coarse_keep) != metadata.levels - 1) {
     return refuse("calibration.coarse_keep", concat(calibration.coarse_keep.size(), " values"),
                   metadata.levels - 1);
   }
   for (const CalibrationTable& table : calibration_tables(metadata)) {
-    SQZ_RETURN_IF_ERROR(check_table(table, calibration.*table.values, refuse));
+    SQZ_RETURN_IF_ERROR(check_table(table, table_of(table), refuse));
   }
   return {};
 }

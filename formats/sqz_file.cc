@@ -30,6 +30,10 @@ Result<ClusterCounts> cluster_counts(const IndexMetadata& metadata, const Safete
   return out;
 }
 
+std::span<const float> floats_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, OpenMode mode,
@@ -69,17 +73,22 @@ Status SqzFile::copy(const void* at, std::span<std::byte> out) const {
   return {};
 }
 
-Result<Calibration> SqzFile::calibration() const {
+Result<Calibration> SqzFile::checked_calibration() const {
   Calibration calibration;
   SQZ_RETURN_IF_ERROR(parse_calibration_text(raw_metadata().at(kCalibrationKey), metadata().levels,
                                              path(), calibration));
+  SQZ_RETURN_IF_ERROR(check_calibration(
+      calibration, [&](const CalibrationTable& table) { return floats_of(tensor(table.name)); },
+      metadata(), path(), Code::kCorrupt));
+  return calibration;
+}
+
+Result<Calibration> SqzFile::calibration() const {
+  SQZ_ASSIGN_OR_RETURN(Calibration calibration, checked_calibration());
   for (const CalibrationTable& table : calibration_tables(metadata())) {
-    const std::span<const std::byte> bytes = tensor(table.name);
-    std::vector<float>& out = calibration.*table.values;
-    out.resize(bytes.size() / sizeof(float));
-    std::memcpy(out.data(), bytes.data(), out.size() * sizeof(float));
+    const std::span<const float> values = floats_of(tensor(table.name));
+    (calibration.*table.values).assign(values.begin(), values.end());
   }
-  SQZ_RETURN_IF_ERROR(check_calibration(calibration, metadata(), path(), Code::kCorrupt));
   drop_old_policies(metadata(), calibration);
   return calibration;
 }

@@ -223,6 +223,8 @@ class SqzFile {
   Status copy(const void* at, std::span<std::byte> out) const;
   // Copies the calibration tensors out of the file; kCorrupt if a value is NaN or out of order.
   Result<Calibration> calibration() const;
+  // The same without the tables, which are checked where they lie.
+  Result<Calibration> checked_calibration() const;
 
   // Checks every checksum, and the orders, offsets and ranges that docs/format.md lists. `progress`
   // (may be empty) gets the bytes done and the total, from one thread at a time. The report has the

@@ -1,7 +1,9 @@
 // "__metadata__" of a .sqz index: to and from IndexMetadata, and the calibration's parameters.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 
 #include "formats/sqz_file.h"
@@ -47,8 +49,11 @@ std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata);
 // Turns tables of the metadata's version into those of the newest one.
 void drop_old_policies(const IndexMetadata& metadata, Calibration& calibration);
 
-// Sizes and values of the tables. An index without tables accepts any calibration.
-Status check_calibration(const Calibration& calibration, const IndexMetadata& metadata,
-                         const std::string& label, Code code);
+// Sizes and values of the tables. An index without tables accepts any calibration. `table_of` says
+// where the values of a table lie: in `calibration`, or in a file.
+Status check_calibration(
+    const Calibration& calibration,
+    const std::function<std::span<const float>(const CalibrationTable&)>& table_of,
+    const IndexMetadata& metadata, const std::string& label, Code code);
 
 }  // namespace sqz

@@ -145,7 +145,7 @@ Result<VerifyReport> verify_index(const SqzFile& file, std::span<const std::byte
   for (Problems& problems : found) {
     for (std::string& text : problems) note(report.problems, std::move(text));
   }
-  const auto calibration = file.calibration();
+  const auto calibration = file.checked_calibration();
   if (!calibration.ok()) note(report.problems, calibration.status().message());
   return report;
 }

@@ -127,7 +127,11 @@ Status SqzWriter::write_layer(int64_t layer, const LayerView& data) {
 
 Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
   State& s = *state_;
-  SQZ_RETURN_IF_ERROR(check_calibration(calibration, s.metadata, s.file.path(), Code::kInternal));
+  const auto table_of = [&](const CalibrationTable& table) {
+    return std::span<const float>(calibration.*table.values);
+  };
+  SQZ_RETURN_IF_ERROR(
+      check_calibration(calibration, table_of, s.metadata, s.file.path(), Code::kInternal));
   for (const CalibrationTable& table : calibration_tables(s.metadata)) {
     SQZ_RETURN_IF_ERROR(
         s.file.put(table.name, std::as_bytes(std::span(calibration.*table.values))));
