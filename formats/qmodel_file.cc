@@ -18,15 +18,13 @@ constexpr int64_t kMaxKeys = int64_t{UINT32_MAX};
 constexpr int64_t kMaxUnits = int64_t{1} << 20;  // of buckets and hidden units
 constexpr double kUnitTolerance = 1e-3;  // of a centroid's length: float32 rounding, no more
 
-constexpr const char* kRopedCentroids = "roped_centroids";  // metadata: there, and "stored", or not
-constexpr const char* kStored = "stored";
+constexpr const char* kRopedCentroids = "roped_centroids";  // metadata of earlier files
+constexpr const char* kCentroids = "centroids";
 
 // Calls visit(name, values, dims) for each tensor of a layer with buckets, in file order.
 template <class Layer, class Visit>
-void each_field(const QmodelFile& f, Layer& layer, bool roped, const Visit& visit) {
-  const int64_t d = f.model.head_dim;
-  each_classifier_tensor(layer, f.buckets, f.hidden, d, visit);
-  if (roped) visit(kRopedCentroids, layer.roped_centroids, Dims{f.buckets, d});
+void each_field(const QmodelFile& f, Layer& layer, const Visit& visit) {
+  each_classifier_tensor(layer, f.buckets, f.hidden, f.model.head_dim, visit);
 }
 
 std::string tensor_name(int64_t layer, const std::string& field) {
@@ -42,7 +40,7 @@ template <class File, class Visit>
 void each_tensor(File& f, const Visit& visit) {
   for (int64_t l = 0; l < f.model.layers; ++l) {
     if (is_dense(f, l)) continue;
-    each_field(f, f.layers[static_cast<size_t>(l)], f.has_roped_centroids,
+    each_field(f, f.layers[static_cast<size_t>(l)],
                [&](const std::string& name, auto& values, const Dims& dims) {
                  visit(name, values, dims, l);
                });
@@ -53,17 +51,13 @@ DType stored_type(const QmodelFile& f, const std::string& field) {
   return field.ends_with("weight") ? f.dtype : DType::kF32;
 }
 
-bool holds_centroids(const std::string& field) {
-  return field.ends_with("centroids");
-}
-
 // `f.layers` may be empty layers.
 Result<std::vector<PlannedTensor>> plan(const QmodelFile& f, const std::string& label) {
   std::vector<PlannedTensor> tensors;
   each_tensor(f, [&](const std::string& name, const auto&, Dims dims, int64_t layer) {
     dims.insert(dims.begin(), f.model.kv_heads);
     tensors.push_back({tensor_name(layer, name), stored_type(f, name), std::move(dims),
-                       name == "centroids" ? kPage : kCacheLine});
+                       name == kCentroids ? kPage : kCacheLine});
   });
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
@@ -88,7 +82,6 @@ std::map<std::string, std::string> to_strings(const QmodelFile& f) {
   out["dense"] = JsonText(f.dense).str();
   out["training"] = JsonText(f.training).str();
   out["recall"] = recall_json(f).str();
-  if (f.has_roped_centroids) out[kRopedCentroids] = kStored;
   return out;
 }
 
@@ -134,11 +127,8 @@ Result<QmodelFile> qmodel_from_strings(const std::map<std::string, std::string>&
   if (!known) in.fail("dtype", in_quotes(dtype), "F32 or BF16");
   out.dtype = known.value_or(DType::kF32);
   if (in.has(kRopedCentroids)) {
-    const std::string roped = in.string(kRopedCentroids);
-    out.has_roped_centroids = roped == kStored;
-    if (roped != kStored) {
-      in.fail(kRopedCentroids, in_quotes(roped), concat(in_quotes(kStored), ", or no such key"));
-    }
+    in.fail(kRopedCentroids, in_quotes(in.string(kRopedCentroids)),
+            "no such key: train the query classifier again");
   }
   in.parse("dense", out.dense, parse_dense);
   in.parse("training", out.training, parse_training);
@@ -212,7 +202,7 @@ Result<QmodelFile> open_qmodel(const std::string& path, Env& env, VerifyReport& 
                 const std::span<const std::byte> bytes = container.tensor(tensor);
                 values.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
                 to_floats(bytes.data(), dtype, std::ssize(values), values.data());
-                if (holds_centroids(name)) check_centroids(f, tensor, values, report.problems);
+                if (name == kCentroids) check_centroids(f, tensor, values, report.problems);
               });
   return f;
 }
@@ -228,18 +218,17 @@ Status check_to_write(const QmodelFile& f, const std::string& path) {
     const auto check = [&](const std::string& name, const std::vector<float>& values, Dims dims) {
       const std::string tensor = tensor_name(l, name);
       dims.push_back(f.model.kv_heads);
-      const bool none = is_dense(f, l) || (name == kRopedCentroids && !f.has_roped_centroids);
-      const int64_t expected = none ? 0 : checked_elements(dims).value_or(-1);
+      const int64_t expected = is_dense(f, l) ? 0 : checked_elements(dims).value_or(-1);
       if (std::ssize(values) != expected) {
         note(problems, bad_field(tensor, "values", values.size(), expected));
       } else if (!std::all_of(values.begin(), values.end(),
                               [](float x) { return std::isfinite(x); })) {
         note(problems, bad_field(tensor, "values", "NaN or infinity", "finite numbers"));
-      } else if (holds_centroids(name)) {
+      } else if (name == kCentroids) {
         check_centroids(f, tensor, values, problems);
       }
     };
-    each_field(f, f.layers[static_cast<size_t>(l)], true, check);
+    each_field(f, f.layers[static_cast<size_t>(l)], check);
   }
   return first_of(problems, path, Code::kInvalidArgument);
 }

@@ -2,7 +2,7 @@
 // the buckets that its keys fall into, and a small network that says which buckets a query needs
 // (SAAP, section 4). Trained once a model; any index of that model may use it.
 //
-// Both see vectors before RoPE: where a token stands is no part of what it is.
+// Both see vectors before RoPE, without the position of the token.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,6 @@ struct QmodelLayer {
   std::vector<float> hidden_bias;    // [Hkv, H]
   std::vector<float> output_weight;  // [Hkv, C, H]
   std::vector<float> output_bias;    // [Hkv, C]
-  // [Hkv, C, d] the same of keys after RoPE, for a baseline that buckets keys as they are (sqz-eval
-  // --selector kmeans-rope). Optional: in all layers with buckets, or in none.
-  std::vector<float> roped_centroids;
 };
 
 // Mean share of the attention mass that the best buckets held, on texts that were not trained on.
@@ -45,13 +42,12 @@ struct QmodelRecall {
 ClassifierView view_of(const QmodelLayer& layer, int64_t hidden);
 
 struct QmodelFile : FileOrigin {
-  int64_t buckets = 0;         // C, at least 2
-  int64_t hidden = 0;          // H, at least 1
-  int64_t recent = 0;          // trained on keys further back than so many tokens; those nearer are
-                               // to be attended exactly
-  DType dtype = DType::kF32;   // of the two weights in the file: F32 or BF16; the rest is F32
-  std::vector<int64_t> dense;  // ascending: layers without buckets, which read everything
-  bool has_roped_centroids = false;
+  int64_t buckets = 0;  // C, at least 2
+  int64_t hidden = 0;   // H, at least 1
+  int64_t recent = 0;   // it was trained on keys further back than so many tokens; nearer keys
+                        // are to be attended exactly
+  DType dtype = DType::kF32;         // of the two weights in the file: F32 or BF16; the rest is F32
+  std::vector<int64_t> dense;        // ascending: layers without buckets, which read everything
   JsonMembers training;              // how it was made: names to numbers and strings
   std::vector<QmodelRecall> recall;  // ascending selectivity
 
@@ -63,11 +59,11 @@ struct QmodelFile : FileOrigin {
 Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool replace,
                                    QmodelFile qmodel);
 
-// kCorrupt or kUnsupported for what is no whole query classifier: the sentence names the field.
-// Everything is read and checked.
+// Reads and checks everything. kCorrupt or kUnsupported, naming the field, if the file is not a
+// whole query classifier.
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env = Env::posix());
 
-// All that is wrong with the contents of a file whose header is right.
+// Every problem of the contents of a file whose header is right.
 Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env = Env::posix());
 
 }  // namespace sqz

@@ -5,11 +5,9 @@
 #include <numbers>
 
 #include "formats/base/hash.h"
-#include "formats/sqz_container.h"
 #include "libindex/kmeans.h"
 #include "training/model_runner.h"
 #include "training/qmodel_centroids.h"
-#include "training/qmodel_network.h"
 #include "training/qmodel_pool.h"
 #include "training/qmodel_recall.h"
 
@@ -21,7 +19,6 @@ constexpr int64_t kClusterWindows = 16;  // windows that keys for the clustering
 constexpr int64_t kHeldOutShare = 10;    // one window in so many is held out,
 constexpr int64_t kMostHeldOut = 4;      // but no more than these
 constexpr int64_t kHeldOutPositions = 256;
-constexpr int64_t kLossSync = 64;  // steps between looks at the loss
 // Where each phase ends, of the whole.
 constexpr double kClusterDone = 0.1, kCaptureDone = 0.25, kTrainDone = 0.9;
 
@@ -42,18 +39,6 @@ double mean_recall(const std::vector<QmodelRecall>& rows) {
   return sum / static_cast<double>(rows.size());
 }
 
-struct TrainingState {
-  at::Tensor centroids;  // [n, C, d], before RoPE
-  Network network;
-  FoldedNetwork best;       // of the best check so far
-  double best_recall = -1;  // mean over the selectivities; -1: no check yet
-  int64_t best_step = 0;
-  int64_t last_better = 0;  // checks since
-  double loss_sum = 0;      // over the steps since the last check
-  int64_t loss_steps = 0;
-  double loss = 0;  // of the last check
-};
-
 class Training {
  public:
   Training(Runner& runner, const QmodelOptions& options)
@@ -70,13 +55,12 @@ class Training {
   Status train();
   Status check();
   Status capture(int64_t window);
-  Result<at::Tensor> cluster(bool roped, double from, double to, const char* phase);
+  Result<at::Tensor> cluster();
+  Status compare(QmodelTrained& out);
   Result<QmodelTrained> finish();
 
   Status report(const char* phase, double done);
   Status fetch_loss();
-  JsonMembers settings() const;
-  bool stopped_early() const { return state_.last_better >= o_.patience; }
   uint64_t seed(Stream stream, int64_t number) const {
     return kmeans_seed(o_.seed, stream, number, 0);
   }
@@ -102,8 +86,16 @@ class Training {
   std::string texts_hash_;
   std::unique_ptr<SamplePool> pool_;
   std::vector<RecallSamples> held_out_samples_;
-  TrainingState state_;
-  at::Tensor loss_;  // on the device: sum since the last look at it
+
+  at::Tensor centroids_;  // [n, C, d], before RoPE
+  std::unique_ptr<Network> network_;
+  FoldedNetwork best_;       // of the best check so far
+  double best_recall_ = -1;  // mean over the selectivities; -1: no check yet
+  int64_t best_step_ = 0;
+  int64_t last_better_ = 0;  // checks since
+  at::Tensor loss_sum_;      // on the device: over the steps since the last check
+  int64_t loss_steps_ = 0;
+  double loss_ = 0;  // of the last check
 };
 
 Status Training::report(const char* phase, double done) {
@@ -111,7 +103,7 @@ Status Training::report(const char* phase, double done) {
   QmodelProgress progress;
   progress.phase = phase;
   progress.done = done;
-  progress.step = state_.network.step;
+  progress.step = network_->steps();
   return o_.progress(progress);
 }
 
@@ -158,42 +150,15 @@ Status Training::prepare(std::span<const QmodelText> texts, std::span<const Qmod
   return {};
 }
 
-JsonMembers Training::settings() const {
-  return {{"model", fingerprint(model_)},
-          {"texts", texts_hash_},
-          {"buckets", o_.buckets},
-          {"hidden", o_.hidden},
-          {"window", o_.window},
-          {"recent", o_.recent},
-          {"sink", o_.sink},
-          {"first_token", o_.first_token},
-          {"dense", JsonText(dense_).str()},
-          {"steps", o_.steps},
-          {"batch", o_.batch},
-          {"lr", o_.learning_rate},
-          {"decay", o_.decay},
-          {"positions", o_.positions},
-          {"queries", o_.queries},
-          {"near_queries", o_.near_queries},
-          {"keys_per_bucket", o_.keys_per_bucket},
-          {"checks", o_.checks},
-          {"patience", o_.patience},
-          {"seed", o_.seed},
-          {"memory", o_.memory},
-          {"device", o_.device},
-          {"run_dtype", o_.run_dtype}};
-}
-
-Result<at::Tensor> Training::cluster(bool roped, double from, double to, const char* phase) {
+Result<at::Tensor> Training::cluster() {
   CentroidOptions options;
   options.buckets = o_.buckets;
-  options.roped = roped;
   options.sink = o_.sink;
   options.seed = seed(kClusterKeys, 0);
   options.threads = o_.threads;
   options.layers = layers_;
   options.device = device_;
-  options.progress = [&](double done) { return report(phase, from + (to - from) * done); };
+  options.progress = [&](double done) { return report("cluster", kClusterDone * done); };
   // As few windows as have enough keys, as long as there are several.
   int64_t windows = 0, keys = 0;
   const int64_t wanted = o_.keys_per_bucket * o_.buckets;
@@ -209,10 +174,10 @@ Result<at::Tensor> Training::cluster(bool roped, double from, double to, const c
 }
 
 Status Training::start() {
-  SQZ_ASSIGN_OR_RETURN(state_.centroids, cluster(false, 0, kClusterDone, "cluster"));
-  state_.network = make_network(shape_, seed(kWeights, 0), device_);
-  state_.best = fold(state_.network);
-  loss_ = at::zeros({}, at::TensorOptions(at::kDouble).device(device_));
+  network_ = std::make_unique<Network>(shape_, seed(kWeights, 0), device_);
+  best_ = network_->fold();
+  SQZ_ASSIGN_OR_RETURN(centroids_, cluster());
+  loss_sum_ = at::zeros({}, at::TensorOptions(at::kDouble).device(device_));
   const uint64_t bytes = SamplePool::window_bytes(shape_, o_.queries);
   const auto fit = static_cast<int64_t>(std::max<uint64_t>(o_.memory / bytes, 1));
   pool_ = std::make_unique<SamplePool>(shape_, std::min(fit, std::ssize(windows_)), o_.queries,
@@ -222,7 +187,7 @@ Status Training::start() {
     plan.seed = seed(kMeasure, static_cast<int64_t>(i));
     plan.progress = [&](double) { return report("capture", kClusterDone); };
     SQZ_ASSIGN_OR_RETURN(RecallSamples samples,
-                         window_recall_samples(runner_, held_out_[i], state_.centroids, plan));
+                         window_recall_samples(runner_, held_out_[i], centroids_, plan));
     held_out_samples_.push_back(std::move(samples));
   }
   return {};
@@ -230,8 +195,8 @@ Status Training::start() {
 
 Status Training::capture(int64_t number) {
   const QmodelWindow& window = windows_[static_cast<size_t>(number)];
-  const bool training = state_.network.step > 0 || number >= pool_->windows();
-  const double trained = static_cast<double>(state_.network.step) / static_cast<double>(o_.steps);
+  const bool training = network_->steps() > 0 || number >= pool_->windows();
+  const double trained = static_cast<double>(network_->steps()) / static_cast<double>(o_.steps);
   WindowPass pass;
   pass.layers = layers_;
   pass.device = device_;
@@ -245,7 +210,7 @@ Status Training::capture(int64_t number) {
   };
   const int64_t heads = model_.kv_heads;
   return run_window(runner_, window, pass, [&](int64_t i, const WindowLayer& layer) {
-    const at::Tensor centroids = state_.centroids.narrow(0, i * heads, heads);
+    const at::Tensor centroids = centroids_.narrow(0, i * heads, heads);
     pool_->put(
         number, i * heads,
         train_samples(layer, centroids, model_.attention_scale, far_,
@@ -254,42 +219,37 @@ Status Training::capture(int64_t number) {
   });
 }
 
-// Moves the loss to the host, and stops where it is no number.
-Status Training::fetch_loss() {
-  const double sum = loss_.item<double>();
-  if (!std::isfinite(sum)) {
-    return {Code::kNumeric, concat("the loss is not a number at step ", state_.network.step,
+Status Training::check() {
+  loss_ = loss_sum_.item<double>() / static_cast<double>(loss_steps_);
+  if (!std::isfinite(loss_)) {
+    return {Code::kNumeric, concat("the loss is not a number at step ", network_->steps(),
                                    "; use a smaller learning rate")};
   }
-  state_.loss_sum += sum;
-  loss_.zero_();
-  return {};
-}
-
-Status Training::check() {
-  SQZ_RETURN_IF_ERROR(fetch_loss());
+  loss_sum_.zero_();
+  loss_steps_ = 0;
   QmodelProgress progress;
-  const RecallSum held_out = held_out_recall(fold(state_.network), held_out_samples_);
-  progress.recall = held_out.mean(false, QmodelKeys::kWindow);
-  progress.far_recall = held_out.mean(true, QmodelKeys::kWindow);
+  const FoldedNetwork folded = network_->fold();
+  RecallSum held_out;
+  for (const RecallSamples& samples : held_out_samples_) {
+    held_out.add_window(classifier_scores(folded, samples), samples);
+  }
+  progress.recall = held_out.mean(false);
+  progress.far_recall = held_out.mean(true);
   // Of queries as they are learned from.
   const double mean = (1 - o_.near_queries) * mean_recall(progress.far_recall) +
                       o_.near_queries * mean_recall(progress.recall);
-  state_.loss = state_.loss_sum / static_cast<double>(std::max<int64_t>(state_.loss_steps, 1));
-  state_.loss_sum = 0;
-  state_.loss_steps = 0;
-  ++state_.last_better;
-  if (mean > state_.best_recall) {
-    state_.best_recall = mean;
-    state_.best_step = state_.network.step;
-    state_.last_better = 0;
-    state_.best = fold(state_.network);
+  ++last_better_;
+  if (mean > best_recall_) {
+    best_recall_ = mean;
+    best_step_ = network_->steps();
+    last_better_ = 0;
+    best_ = folded;
   }
   if (!o_.progress) return {};
   progress.phase = "train";
   progress.checked = true;
-  progress.step = state_.network.step;
-  progress.loss = state_.loss;
+  progress.step = network_->steps();
+  progress.loss = loss_;
   progress.done = kCaptureDone + (kTrainDone - kCaptureDone) * static_cast<double>(progress.step) /
                                      static_cast<double>(o_.steps);
   return o_.progress(progress);
@@ -301,48 +261,59 @@ Status Training::train() {
   // Each window beyond the pool's comes once, evenly over the steps.
   const int64_t pace = std::max<int64_t>(1, o_.steps / std::max<int64_t>(windows - pool, 1));
   const int64_t between_checks = (o_.steps + o_.checks - 1) / o_.checks;
-  const auto wanted = [&] { return std::min<int64_t>(windows, pool + state_.network.step / pace); };
+  const auto wanted = [&] { return std::min<int64_t>(windows, pool + network_->steps() / pace); };
   int64_t captured = std::max<int64_t>(0, wanted() - pool);
-  while (state_.network.step < o_.steps && !stopped_early()) {
+  while (network_->steps() < o_.steps && last_better_ < o_.patience) {
     for (; captured < wanted(); ++captured) SQZ_RETURN_IF_ERROR(capture(captured));
-    const int64_t step = state_.network.step;
+    const int64_t step = network_->steps();
     const double done = static_cast<double>(step) / static_cast<double>(o_.steps);
     const double rate =
         o_.learning_rate * (o_.decay ? (1 + std::cos(std::numbers::pi * done)) / 2 : 1);
     const NetworkBatch batch = pool_->draw(captured, o_.batch, seed(kBatch, step));
-    const NetworkGradient slope = gradient(state_.network.parameters, batch);
-    update(state_.network, slope, rate);
-    loss_ += slope.loss.mean(at::kDouble);
-    ++state_.loss_steps;
-    if (state_.network.step % between_checks == 0 || state_.network.step == o_.steps) {
+    loss_sum_ += network_->train(batch, rate).mean(at::kDouble);
+    ++loss_steps_;
+    if (network_->steps() % between_checks == 0 || network_->steps() == o_.steps) {
       SQZ_RETURN_IF_ERROR(check());
-    } else if (state_.network.step % kLossSync == 0) {
-      SQZ_RETURN_IF_ERROR(fetch_loss());
     }
     SQZ_RETURN_IF_ERROR(report("train", kCaptureDone + (kTrainDone - kCaptureDone) * done));
   }
   return {};
 }
 
-Result<QmodelTrained> Training::finish() {
+// Measures the classifier and k-means on windows that were not trained on.
+Status Training::compare(QmodelTrained& out) {
   const std::span<const QmodelWindow> measured = test_.empty() ? held_out_ : test_;
-  constexpr double kClusteredAgain = (kTrainDone + 1) / 2;
-  MethodTensors methods;
-  methods.centroids = state_.centroids;
-  methods.network = state_.best;
-  SQZ_ASSIGN_OR_RETURN(methods.roped_centroids, cluster(true, kTrainDone, kClusteredAgain, "test"));
-  RecallPlan plan = recall_plan();
-  plan.seed = seed(kMeasure, -1);
-  plan.progress = [&](double done) {
-    return report("test", kClusteredAgain + (1 - kClusteredAgain) * done);
-  };
+  const auto count = std::ssize(measured);
+  RecallSum classifier, kmeans;
+  for (int64_t w = 0; w < count; ++w) {
+    RecallPlan plan = recall_plan();
+    plan.seed = kmeans_seed(seed(kMeasure, -1), w, 0, 0);
+    plan.progress = [&](double done) {
+      return report("test", kTrainDone + (1 - kTrainDone) * (static_cast<double>(w) + done) /
+                                             static_cast<double>(count));
+    };
+    SQZ_ASSIGN_OR_RETURN(
+        const RecallSamples samples,
+        window_recall_samples(runner_, measured[static_cast<size_t>(w)], centroids_, plan));
+    classifier.add_window(classifier_scores(best_, samples), samples);
+    kmeans.add_window(centroid_scores(centroids_, samples), samples);
+  }
+  for (const bool far : {false, true}) {
+    out.scores.push_back(
+        {"classifier", far, classifier.mean(far), classifier.standard_errors(far)});
+    out.scores.push_back({"kmeans", far, kmeans.mean(far), kmeans.standard_errors(far)});
+  }
+  out.held_out = count;
+  return {};
+}
+
+Result<QmodelTrained> Training::finish() {
   QmodelTrained out;
-  SQZ_ASSIGN_OR_RETURN(out.scores, compare_methods(runner_, measured, methods, plan));
+  SQZ_RETURN_IF_ERROR(compare(out));
   out.windows = std::ssize(windows_);
   for (const QmodelWindow& window : windows_) out.tokens += std::ssize(window.tokens);
-  out.held_out = std::ssize(measured);
-  out.steps = state_.network.step;
-  out.loss = state_.loss;
+  out.steps = network_->steps();
+  out.loss = loss_;
 
   QmodelFile& f = out.file;
   f.model = model_;
@@ -351,14 +322,26 @@ Result<QmodelTrained> Training::finish() {
   f.recent = o_.recent;
   f.dense = dense_;
   f.recall = out.scores.front().recall;
-  f.training = settings();
-  for (const char* elsewhere : {"model", "buckets", "hidden", "recent", "dense"}) {
-    f.training.erase(elsewhere);
-  }
-  f.has_roped_centroids = o_.roped_centroids;
-  f.training["best_step"] = state_.best_step;
-  f.training["windows"] = out.windows;
-  f.training["tokens"] = out.tokens;
+  f.training = {{"texts", texts_hash_},
+                {"window", o_.window},
+                {"sink", o_.sink},
+                {"first_token", o_.first_token},
+                {"steps", o_.steps},
+                {"batch", o_.batch},
+                {"lr", o_.learning_rate},
+                {"decay", o_.decay},
+                {"positions", o_.positions},
+                {"queries", o_.queries},
+                {"near_queries", o_.near_queries},
+                {"keys_per_bucket", o_.keys_per_bucket},
+                {"checks", o_.checks},
+                {"patience", o_.patience},
+                {"seed", o_.seed},
+                {"memory", o_.memory},
+                {"device", o_.device},
+                {"best_step", best_step_},
+                {"windows", out.windows},
+                {"tokens", out.tokens}};
   f.layers.resize(static_cast<size_t>(model_.layers));
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto copy = [&](const at::Tensor& heads, std::vector<float>& to) {
@@ -369,12 +352,11 @@ Result<QmodelTrained> Training::finish() {
       to.assign(mine.data_ptr<float>(), mine.data_ptr<float>() + mine.numel());
     };
     QmodelLayer& layer = f.layers[static_cast<size_t>(layers_[i])];
-    copy(state_.centroids, layer.centroids);
-    if (f.has_roped_centroids) copy(methods.roped_centroids, layer.roped_centroids);
-    copy(state_.best.hidden_weight, layer.hidden_weight);
-    copy(state_.best.hidden_bias, layer.hidden_bias);
-    copy(state_.best.output_weight, layer.output_weight);
-    copy(state_.best.output_bias, layer.output_bias);
+    copy(centroids_, layer.centroids);
+    copy(best_.hidden_weight, layer.hidden_weight);
+    copy(best_.hidden_bias, layer.hidden_bias);
+    copy(best_.output_weight, layer.output_weight);
+    copy(best_.output_bias, layer.output_bias);
   }
   return out;
 }
@@ -429,11 +411,6 @@ Status check_options(const QmodelOptions& o, const ModelDescription& model) {
 
 }  // namespace
 }  // namespace training
-
-const char* qmodel_keys_name(QmodelKeys keys) {
-  constexpr const char* kNames[] = {"window", "seen", "far"};
-  return kNames[static_cast<size_t>(keys)];
-}
 
 Result<QmodelTrained> train_qmodel(Runner& runner, std::span<const QmodelText> texts,
                                    std::span<const QmodelText> test, const QmodelOptions& options) {

@@ -4,7 +4,7 @@
 //
 // Memory does not grow with the texts: samples of so many windows as fit QmodelOptions::memory are
 // held, and further windows replace the oldest as the training goes on. The same texts, options and
-// seed give the same result on the same kind of device, interrupted or not.
+// seed give the same result on the same kind of device.
 #pragma once
 
 #include <cstdint>
@@ -56,30 +56,19 @@ struct QmodelOptions {
   int64_t keys_per_bucket = 128;  // keys that are clustered, of each KV head, by bucket
   int64_t checks = 20;            // times that held-out recall is measured
   int64_t patience = 10;          // checks without a better one end the training
-  bool roped_centroids = false;   // keep those of the baseline in the file
   uint64_t seed = 0;
   uint64_t memory = uint64_t{4} << 30;  // bytes of samples to train on, on the model's device
   std::string device = "cpu";           // where the network trains: the model's
-  std::string run_dtype;                // of the model
   int threads = 0;                      // of the clustering
-
-  // May be empty. An error stops the training.
-  std::function<Status(const QmodelProgress&)> progress;
+  std::function<Status(const QmodelProgress&)>
+      progress;  // may be empty; an error stops the training
 };
-
-// Of which keys a selectivity is the share: those of the window, before and behind the query, as of
-// a fixed context in its middle; those up to the query; the far ones, which are all that an index
-// puts into buckets. Sinks are none of them.
-enum class QmodelKeys { kWindow, kSeen, kFar };
-const char* qmodel_keys_name(QmodelKeys keys);  // "window", "seen", "far"
 
 // Means over layers, heads and queries of the texts that were not trained on.
 struct QmodelScores {
-  std::string method;        // "classifier", "classifier-share", "kmeans", "kmeans-rope": what
-                             // orders the buckets (qmodel_recall.h)
+  std::string method;        // that orders the buckets: "classifier", "kmeans" (qmodel_recall.h)
   bool far_queries = false;  // of queries whose best key is far; else of all
-  QmodelKeys keys = QmodelKeys::kWindow;
-  std::vector<QmodelRecall> recall;
+  std::vector<QmodelRecall> recall;  // by the share of the window's keys that is read
   std::vector<double> errors;  // standard errors of the recalls, over windows; 0 of fewer than two
 };
 
@@ -92,7 +81,7 @@ struct QmodelTrained {
 };
 
 // `test`: texts to measure with, in windows of their own; empty: some windows of `texts` are held
-// out. `file.recall` is the classifier's, over all queries and of the windows' keys.
+// out. `file.recall` is the classifier's over all queries.
 //
 // kCorrupt if the texts are too short for so many buckets, and says how many tokens are needed;
 // kNumeric if the loss is not a number.

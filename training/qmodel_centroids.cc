@@ -34,8 +34,7 @@ Result<at::Tensor> draw_keys(Runner& runner, std::span<const QmodelWindow> windo
       };
     }
     SQZ_RETURN_IF_ERROR(run_window(runner, window, pass, [&](int64_t i, const WindowLayer& layer) {
-      const at::Tensor& keys = o.roped ? layer.roped_keys : layer.keys;
-      out.select(0, i).narrow(1, filled, rows.size(0)).copy_(keys.index_select(1, rows));
+      out.select(0, i).narrow(1, filled, rows.size(0)).copy_(layer.keys.index_select(1, rows));
       return Status();
     }));
     filled += rows.size(0);

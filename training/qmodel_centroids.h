@@ -12,9 +12,8 @@ namespace sqz::training {
 
 struct CentroidOptions {
   int64_t buckets = 0;
-  int64_t keys = 0;    // of each KV head, drawn evenly from the windows
-  bool roped = false;  // keys after RoPE
-  int64_t sink = 1;    // the first tokens of a window are left out
+  int64_t keys = 0;  // of each KV head, drawn evenly from the windows
+  int64_t sink = 1;  // the first tokens of a window are left out
   uint64_t seed = 0;
   int threads = 0;
   std::vector<int64_t> layers;

@@ -4,13 +4,16 @@
 //
 // Logits are of the mean attention to a key of each bucket (formats/qmodel_file.h): a bucket's
 // share of the attention is the softmax over them with the logs of the buckets' sizes added.
-//
-// Gradients are written out, so that nothing of LibTorch's autograd is needed.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "training/aten.h"
+
+namespace torch::optim {
+class Adam;
+}
 
 namespace sqz::training {
 
@@ -21,58 +24,55 @@ struct NetworkShape {
   int64_t buckets = 0;  // C
 };
 
-// One value a parameter, float32: the parameters themselves, their gradients, Adam's moments.
-struct NetworkTensors {
-  at::Tensor hidden_weight;  // [n, H, d]
-  at::Tensor scale, shift;   // [n, H]: batch norm's gamma and beta
-  at::Tensor output_weight;  // [n, C, H]
-  at::Tensor output_bias;    // [n, C]
-};
-
 // Batch norm folded into the first layer, as a .sqz of kind qmodel stores it.
 struct FoldedNetwork {
   at::Tensor hidden_weight, hidden_bias;  // [n, H, d], [n, H]
   at::Tensor output_weight, output_bias;  // [n, C, H], [n, C]
 };
 
-struct Network {
-  NetworkTensors parameters;
-  NetworkTensors first, second;  // Adam's moments
-  at::Tensor mean, variance;     // [n, H]: batch norm's running statistics
-  int64_t step = 0;              // updates made
-};
-
-// Random weights, the same for a seed on every device; zero moments.
-Network make_network(const NetworkShape& shape, uint64_t seed, at::Device device);
-
 struct NetworkBatch {
   at::Tensor queries;    // [n, B, d], before RoPE
   at::Tensor masses;     // [n, B, C], rows sum to 1
   at::Tensor log_sizes;  // [n, B, C], as log_sizes() makes them; masses are 0 where no key is
-  at::Tensor weights;    // [n, B]: 1, or 0 for a row that counts for nothing
+  at::Tensor weights;    // [n, B]: 1, or 0 for a row that does not count
 };
 
-// Logs of numbers of keys. That of none is finite, so that no mass times it is none.
+// Logs of numbers of keys. The log of 0 is finite, so that 0 times it is 0.
 at::Tensor log_sizes(const at::Tensor& sizes);
 
-struct NetworkGradient {
-  NetworkTensors of;
-  at::Tensor loss;            // [n]: mean KL divergence of each head's rows, in nats
-  at::Tensor mean, variance;  // [n, H] of the batch
+// [n]: mean KL divergence of each head's rows, in nats.
+at::Tensor divergence(const at::Tensor& logits, const NetworkBatch& batch);
+
+class Network {
+ public:
+  // Random weights, the same for a seed on every device.
+  Network(const NetworkShape& shape, uint64_t seed, at::Device device);
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  // One step of Adam. The running statistics follow the batch's. Returns the divergence before it.
+  // The tensors of the batch must be no inference tensors.
+  at::Tensor train(const NetworkBatch& batch, double learning_rate);
+
+  FoldedNetwork fold() const;
+  int64_t steps() const { return steps_; }
+
+ private:
+  at::Tensor hidden_weight_;    // [n, H, d]
+  at::Tensor scale_, shift_;    // [n, H]: batch norm's gamma and beta
+  at::Tensor output_weight_;    // [n, C, H]
+  at::Tensor output_bias_;      // [n, C]
+  at::Tensor mean_, variance_;  // [n, H]: batch norm's running statistics
+  std::unique_ptr<torch::optim::Adam> adam_;
+  int64_t steps_ = 0;
 };
-NetworkGradient gradient(const NetworkTensors& parameters, const NetworkBatch& batch);
-
-// One step of Adam (beta 0.9 and 0.999); the running statistics follow the batch's.
-void update(Network& network, const NetworkGradient& gradient, double learning_rate);
-
-FoldedNetwork fold(const Network& network);
 
 // Logits of every bucket: queries [n, B, d] -> [n, B, C].
 at::Tensor bucket_logits(const FoldedNetwork& network, const at::Tensor& queries);
-// The same by the network as it is trained, with the running statistics.
-at::Tensor bucket_logits(const Network& network, const at::Tensor& queries);
 
-// a [n, x, y] times b [n, y, z]; on the CPU the heads are shared out over the threads.
+// a [n, x, y] times b [n, y, z]. On a CPU each head is multiplied by one thread: the result does
+// not depend on the number of threads.
 at::Tensor head_products(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace sqz::training

@@ -30,6 +30,7 @@ void SamplePool::put(int64_t window, int64_t first, const TrainSamples& samples)
 }
 
 NetworkBatch SamplePool::draw(int64_t end, int64_t rows, uint64_t seed) const {
+  const c10::InferenceMode off(false);
   const int64_t heads = queries_.size(1), most = queries_.size(2);
   at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
   const at::Device device = queries_.device();

@@ -19,7 +19,7 @@ class SamplePool {
   void put(int64_t window, int64_t first, const TrainSamples& samples);
 
   // Windows up to number `end` were put. Rows of a batch come from windows drawn one by one; each
-  // head has queries of its own. Follows from the seed alone.
+  // head has queries of its own. Follows from the seed alone. Not inference tensors.
   NetworkBatch draw(int64_t end, int64_t rows, uint64_t seed) const;
 
   int64_t windows() const { return queries_.size(0); }

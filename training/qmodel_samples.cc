@@ -182,28 +182,23 @@ TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids
 }
 
 RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
-                             const FarKeys& far, bool roped) {
+                             const FarKeys& far) {
   const int64_t heads = layer.keys.size(0), n = layer.queries.size(1),
                 group = layer.queries.size(2), buckets = centroids.size(1);
-  const at::Tensor assigned = nearest_buckets(roped ? layer.roped_keys : layer.keys, centroids);
-  const int64_t behind = -layer.keys.size(1);  // so many tokens on, every key of the window is far
-  std::vector<at::Tensor> masses, is_far;
-  std::array<std::vector<at::Tensor>, 3> sizes;
+  const at::Tensor assigned = nearest_buckets(layer.keys, centroids);
+  // So many tokens behind its end, every key of the window is far.
+  const FarKeys all = {far.sink, -layer.keys.size(1)};
+  std::vector<at::Tensor> masses, is_far, window_sizes, far_sizes;
   for (int64_t head = 0; head < heads; ++head) {
     const HeadRows rows = head_rows(layer, head, scale, far);
     const at::Tensor of_head = assigned.select(0, head);
     masses.push_back(bucket_masses(rows, of_head, buckets).view({n, group, buckets}));
-    const std::array<FarKeys, 3> counted = {{{far.sink, behind}, {far.sink, -1}, far}};
-    for (size_t i = 0; i < counted.size(); ++i) {
-      sizes[i].push_back(bucket_sizes(layer.positions, of_head, buckets, counted[i]));
-    }
     is_far.push_back(best_is_far(rows).view({n, group}));
+    window_sizes.push_back(bucket_sizes(layer.positions, of_head, buckets, all));
+    far_sizes.push_back(bucket_sizes(layer.positions, of_head, buckets, far));
   }
-  const at::Tensor& queries = roped ? layer.roped_queries : layer.queries;
-  return {queries.reshape({heads, n * group, -1}),
-          at::stack(masses),
-          at::stack(is_far),
-          {at::stack(sizes[0]), at::stack(sizes[1]), at::stack(sizes[2])}};
+  return {layer.queries.reshape({heads, n * group, -1}), at::stack(masses), at::stack(is_far),
+          at::stack(window_sizes), at::stack(far_sizes)};
 }
 
 at::Tensor recall_at(double selectivity, const at::Tensor& scores, const at::Tensor& sizes,

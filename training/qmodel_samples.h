@@ -1,11 +1,10 @@
-// What a query classifier is trained on and measured with, from one window of text: queries before
+// Samples of one window of text, to train a query classifier and to measure it: queries before
 // RoPE, and the shares of their attention that the buckets of keys hold.
 //
 // Only keys that are further back than `recent` tokens count, and not the first `sink`: those are
 // attended exactly in any case (SAAP's "1 + 2047").
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -74,14 +73,11 @@ struct RecallSamples {
   at::Tensor queries;  // [Hkv, n G, d]
   at::Tensor masses;   // [Hkv, n, G, C]
   at::Tensor far;      // [Hkv, n, G] bool: the best key is far
-  // [QmodelKeys][Hkv, n, C]: such keys in each bucket, without the sink's.
-  std::array<at::Tensor, 3> sizes;
-
-  const at::Tensor& sizes_of(QmodelKeys keys) const { return sizes[static_cast<size_t>(keys)]; }
+  // [Hkv, n, C]: keys in each bucket without the sink's, of the whole window and far ones.
+  at::Tensor window_sizes, far_sizes;
 };
-// Partitions keys by `centroids`, before RoPE or (`roped`) after; `queries` are of the same side.
 RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
-                             const FarKeys& far, bool roped);
+                             const FarKeys& far);
 
 // Mass that is found where buckets are read by descending score until a share of the keys that
 // `sizes` counts is read, of the last bucket only the part that fits: scores, sizes [Hkv, n, C],

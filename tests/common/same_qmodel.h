@@ -15,7 +15,6 @@ inline void expect_same_layers(const QmodelFile& a, const QmodelFile& b) {
     EXPECT_EQ(a.layers[l].hidden_bias, b.layers[l].hidden_bias) << l;
     EXPECT_EQ(a.layers[l].output_weight, b.layers[l].output_weight) << l;
     EXPECT_EQ(a.layers[l].output_bias, b.layers[l].output_bias) << l;
-    EXPECT_EQ(a.layers[l].roped_centroids, b.layers[l].roped_centroids) << l;
   }
 }
 

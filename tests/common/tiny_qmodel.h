@@ -14,7 +14,6 @@ struct TinyQmodelOptions {
   int64_t layers = 2, query_heads = 4, kv_heads = 2, head_dim = 4;
   int64_t buckets = 3, hidden = 5, recent = 16;
   uint64_t seed = 1;
-  bool roped_centroids = false;
 };
 
 inline QmodelFile tiny_qmodel(const TinyQmodelOptions& o = {}) {
@@ -25,8 +24,7 @@ inline QmodelFile tiny_qmodel(const TinyQmodelOptions& o = {}) {
   f.hidden = o.hidden;
   f.recent = o.recent;
   f.dense = {0};
-  f.has_roped_centroids = o.roped_centroids;
-  f.training = {{"steps", 100}, {"preset", "small"}};
+  f.training = {{"steps", 100}, {"device", "cpu"}};
   f.recall = {{0.05, 0.25}, {0.2, 0.5}};
   std::mt19937_64 random(o.seed);
   std::normal_distribution<float> normal;
@@ -37,20 +35,16 @@ inline QmodelFile tiny_qmodel(const TinyQmodelOptions& o = {}) {
   f.layers.resize(static_cast<size_t>(o.layers));
   for (size_t l = 1; l < f.layers.size(); ++l) {
     QmodelLayer& layer = f.layers[l];
-    const auto directions = [&](std::vector<float>& out) {
-      fill(out, o.kv_heads * o.buckets * o.head_dim);
-      for (auto row = out.begin(); row != out.end(); row += o.head_dim) {
-        double square = 0;
-        for (int64_t i = 0; i < o.head_dim; ++i) square += double{row[i]} * double{row[i]};
-        for (int64_t i = 0; i < o.head_dim; ++i) row[i] /= static_cast<float>(std::sqrt(square));
-      }
-    };
-    directions(layer.centroids);
+    fill(layer.centroids, o.kv_heads * o.buckets * o.head_dim);
+    for (auto row = layer.centroids.begin(); row != layer.centroids.end(); row += o.head_dim) {
+      double square = 0;
+      for (int64_t i = 0; i < o.head_dim; ++i) square += double{row[i]} * double{row[i]};
+      for (int64_t i = 0; i < o.head_dim; ++i) row[i] /= static_cast<float>(std::sqrt(square));
+    }
     fill(layer.hidden_weight, o.kv_heads * o.hidden * o.head_dim);
     fill(layer.hidden_bias, o.kv_heads * o.hidden);
     fill(layer.output_weight, o.kv_heads * o.buckets * o.hidden);
     fill(layer.output_bias, o.kv_heads * o.buckets);
-    if (o.roped_centroids) directions(layer.roped_centroids);
   }
   return f;
 }

@@ -62,16 +62,6 @@ TEST(QmodelFile, ComesBackAsItWasWritten) {
   EXPECT_EQ(testing::read_file(path), first) << "the same contents, the same bytes";
 }
 
-TEST(QmodelFile, CentroidsAfterRopeMayBeThere) {
-  TemporaryDirectory dir;
-  const QmodelFile f = tiny_qmodel({.roped_centroids = true});
-  const auto back = read_qmodel_file(write(dir.file("q.sqz"), f));
-  ASSERT_TRUE(back.ok()) << back.status().message();
-  EXPECT_TRUE(back->has_roped_centroids);
-  EXPECT_EQ(back->layers[1].roped_centroids.size(), 24u);
-  testing::expect_same_layers(*back, f);
-}
-
 TEST(QmodelFile, Bf16RoundsTheWeightsAlone) {
   TemporaryDirectory dir;
   QmodelFile f = tiny_qmodel();
@@ -138,6 +128,16 @@ TEST(QmodelFile, AFailureAtAnyCallLeavesNothing) {
   });
 }
 
+TEST(QmodelFile, WithCentroidsAfterRopeItIsRefused) {
+  TemporaryDirectory dir;
+  const std::string path = write(dir.file("q.sqz"));
+  RawIndex raw = RawIndex::read(path);
+  raw.metadata["roped_centroids"] = "stored";
+  testing::write_file(path, raw.bytes());
+  EXPECT_THAT(read_qmodel_file(path).status().message(),
+              HasSubstr("roped_centroids: found \"stored\", expected no such key: train"));
+}
+
 TEST(QmodelFile, VerifyNamesAllThatIsWrong) {
   TemporaryDirectory dir;
   const std::string path = write(dir.file("q.sqz"));
@@ -159,7 +159,6 @@ TEST(QmodelFile, WhatIsOutOfRangeIsNotWritten) {
       {"layers.0.output.bias", [](auto& f) { f.layers[0].output_bias.push_back(1); }},
       {"layers.1.hidden.bias", [](auto& f) { f.layers[1].hidden_bias[0] = NAN; }},
       {"layers.1.centroids", [](auto& f) { f.layers[1].centroids[2] += 1; }},
-      {"layers.1.roped_centroids", [](auto& f) { f.has_roped_centroids = true; }},
       {"layers", [](auto& f) { f.layers.pop_back(); }},
       {"dtype", [](auto& f) { f.dtype = DType::kF16; }}};
   for (const auto& [field, change] : mistakes) {

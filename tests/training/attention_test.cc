@@ -1,12 +1,17 @@
 // The attention kernels against a plain float64 softmax.
 #include "training/attention.h"
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "tests/training/golden.h"
+#include "training/attention_mass.h"
+#include "training/runner.h"
 
 namespace sqz::training {
 namespace {
@@ -42,59 +47,55 @@ Input random_input(const Case& c) {
   return {tensor(c.query_heads, c.spread), tensor(c.kv_heads, c.spread), tensor(c.kv_heads, 1.0)};
 }
 
-// One row, in float64.
-struct Row {
-  std::vector<double> out;
-  double lse;
+// In float64: the state of each row [tokens * query heads], and the weights that each key gets.
+struct Reference {
+  std::vector<std::vector<double>> out;
+  std::vector<double> lse, mass;  // mass: [kv_heads, tokens]
 };
-Row reference(const Case& c, const Input& in, int64_t t, int64_t head) {
-  const int64_t kv = head / (c.query_heads / c.kv_heads);
-  const int64_t begin = c.window > 0 ? std::max<int64_t>(0, t + 1 - c.window) : 0;
-  const float* q = in.q.data_ptr<float>() + (t * c.query_heads + head) * c.dim;
-  const auto row = [&](const at::Tensor& x, int64_t i) {
-    return x.data_ptr<float>() + (i * c.kv_heads + kv) * c.dim;
-  };
-  std::vector<double> logits;
-  double top = -INFINITY;
-  for (int64_t i = begin; i <= t; ++i) {
-    double dot = 0;
-    for (int64_t j = 0; j < c.dim; ++j) dot += double{q[j]} * double{row(in.k, i)[j]};
-    logits.push_back(dot / std::sqrt(static_cast<double>(c.dim)));
-    top = std::max(top, logits.back());
-  }
-  Row out{std::vector<double>(static_cast<size_t>(c.dim)), 0};
-  double sum = 0;
-  for (int64_t i = begin; i <= t; ++i) {
-    const double weight = std::exp(logits[static_cast<size_t>(i - begin)] - top);
-    sum += weight;
-    for (int64_t j = 0; j < c.dim; ++j) {
-      out.out[static_cast<size_t>(j)] += weight * double{row(in.v, i)[j]};
+Reference reference(const Case& c, const Input& in) {
+  Reference ref;
+  ref.mass.resize(static_cast<size_t>(c.kv_heads * c.tokens));
+  for (int64_t row = 0; row < c.tokens * c.query_heads; ++row) {
+    const int64_t t = row / c.query_heads;
+    const int64_t kv = row % c.query_heads / (c.query_heads / c.kv_heads);
+    const int64_t begin = c.window > 0 ? std::max<int64_t>(0, t + 1 - c.window) : 0;
+    const float* q = in.q.data_ptr<float>() + row * c.dim;
+    const auto vector_of = [&](const at::Tensor& x, int64_t i) {
+      return x.data_ptr<float>() + (i * c.kv_heads + kv) * c.dim;
+    };
+    std::vector<double> weights;
+    for (int64_t i = begin; i <= t; ++i) {
+      double dot = 0;
+      for (int64_t j = 0; j < c.dim; ++j) dot += double{q[j]} * double{vector_of(in.k, i)[j]};
+      weights.push_back(dot / std::sqrt(static_cast<double>(c.dim)));
     }
+    const double top = *std::max_element(weights.begin(), weights.end());
+    double sum = 0;
+    for (double& weight : weights) sum += weight = std::exp(weight - top);
+    std::vector<double> out(static_cast<size_t>(c.dim));
+    for (int64_t i = begin; i <= t; ++i) {
+      const double weight = weights[static_cast<size_t>(i - begin)] / sum;
+      ref.mass[static_cast<size_t>(kv * c.tokens + i)] += weight;
+      for (int64_t j = 0; j < c.dim; ++j) {
+        out[static_cast<size_t>(j)] += weight * double{vector_of(in.v, i)[j]};
+      }
+    }
+    ref.out.push_back(std::move(out));
+    ref.lse.push_back(top + std::log(sum));
   }
-  for (double& x : out.out) x /= sum;
-  out.lse = top + std::log(sum);
-  return out;
+  return ref;
 }
 
-// [tokens * query heads]
-std::vector<Row> reference(const Case& c, const Input& in) {
-  std::vector<Row> rows;
-  for (int64_t t = 0; t < c.tokens; ++t) {
-    for (int64_t h = 0; h < c.query_heads; ++h) rows.push_back(reference(c, in, t, h));
-  }
-  return rows;
-}
-
-double worst_error(const Case& c, const std::vector<Row>& rows, const AttentionState& state,
+double worst_error(const Case& c, const Reference& ref, const AttentionState& state,
                    int64_t first) {
   double worst = 0;
   const auto note = [&](double error) { worst = error <= worst ? worst : error; };
   for (int64_t r = 0; r < state.lse.numel(); ++r) {
-    const Row& expected = rows[static_cast<size_t>(first * c.query_heads + r)];
-    note(std::abs(double{state.lse.data_ptr<float>()[r]} - expected.lse));
+    const auto expected = static_cast<size_t>(first * c.query_heads + r);
+    note(std::abs(double{state.lse.data_ptr<float>()[r]} - ref.lse[expected]));
     for (int64_t j = 0; j < c.dim; ++j) {
       note(std::abs(double{state.out.data_ptr<float>()[r * c.dim + j]} -
-                    expected.out[static_cast<size_t>(j)]));
+                    ref.out[expected][static_cast<size_t>(j)]));
     }
   }
   return worst;
@@ -104,7 +105,7 @@ class Attention : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     in_ = random_input(GetParam());
-    rows_ = reference(GetParam(), in_);
+    ref_ = reference(GetParam(), in_);
   }
 
   // Writes and attends in steps of `step` tokens, as a chunked pass does.
@@ -115,13 +116,13 @@ class Attention : public testing::TestWithParam<Case> {
       cache.resize(first + count);
       cache.write(first, in_.k.narrow(0, first, count), in_.v.narrow(0, first, count));
       const auto state = cache.attend(in_.q.narrow(0, first, count), first, c.window);
-      EXPECT_LT(worst_error(c, rows_, state, first), 2e-5 * std::max(1.0, c.spread * c.spread))
+      EXPECT_LT(worst_error(c, ref_, state, first), 2e-5 * std::max(1.0, c.spread * c.spread))
           << label << " from token " << first;
     }
   }
 
   Input in_;
-  std::vector<Row> rows_;
+  Reference ref_;
 };
 
 TEST_P(Attention, CpuKernelsEqualFloat64) {
@@ -138,12 +139,29 @@ TEST_P(Attention, TorchPathEqualsFloat64) {
   }
 }
 
+TEST_P(Attention, MassEqualsFloat64WhateverTheThreads) {
+  const Case& c = GetParam();
+  const double tolerance = 1e-4 * std::max(1.0, c.spread * c.spread);
+  std::vector<at::Tensor> found;
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    found.push_back(attention_mass(in_.q, in_.k, describe(c), c.window));
+  }
+  ASSERT_EQ(found[0].sizes(), at::IntArrayRef({c.kv_heads, c.tokens}));
+  for (size_t i = 0; i < ref_.mass.size(); ++i) {
+    ASSERT_NEAR(found[0].data_ptr<float>()[i], ref_.mass[i], tolerance * (1 + ref_.mass[i])) << i;
+  }
+  EXPECT_TRUE(found[0].equal(found[1]));
+  EXPECT_TRUE(found[0].equal(found[2]));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Shapes, Attention,
     testing::Values(Case{"one_token", 1, 4, 2, 64, 0, 1}, Case{"short", 7, 8, 2, 64, 0, 1},
                     Case{"many_blocks", 700, 4, 2, 64, 0, 1}, Case{"dim_128", 300, 4, 1, 128, 0, 1},
                     Case{"odd_dim", 300, 3, 3, 24, 0, 1}, Case{"window", 700, 4, 2, 32, 50, 1},
                     Case{"window_of_one", 40, 2, 2, 16, 1, 1},
+                    Case{"two_blocks_a_stripe", 2300, 2, 1, 16, 0, 1},
                     Case{"long_window", 700, 2, 1, 32, 400, 1},
                     Case{"group_above_a_task", 20, 100, 1, 16, 0, 1},
                     Case{"peaked", 600, 4, 2, 64, 0, 5}),
@@ -184,6 +202,42 @@ TEST(MergeStates, HalvesMakeAWhole) {
   AttentionState nothing{at::zeros_like(last), at::full({1, 4}, -INFINITY)};
   merge_states(recent, nothing);
   EXPECT_LT((recent.out - whole.out).abs().max().item<float>(), 1e-5f);
+}
+
+// Each query of a model gives away 1, and capturing changes nothing else.
+TEST(AttentionMassOfAPass, EveryQueryGivesOne) {
+  const auto runner = load_runner(nano_folder());
+  ASSERT_NE(runner, nullptr);
+  const ModelDescription& model = runner->config().description;
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < 300; ++i) tokens.push_back(100 + i * 37 % 4000);
+  int64_t layers = 0;
+  std::vector<float> keys;
+  PrefillOptions options;
+  options.logit_positions = {299};
+  options.attention = true;
+  options.consumer = [&](const LayerCapture& layer) -> Status {
+    ++layers;
+    EXPECT_EQ(std::ssize(layer.attention), model.kv_heads * 300);
+    for (int64_t h = 0; h < model.kv_heads; ++h) {
+      double sum = 0;
+      for (int64_t t = 0; t < 300; ++t) {
+        sum += double{layer.attention[static_cast<size_t>(h * 300 + t)]};
+      }
+      EXPECT_NEAR(sum, 300.0 * static_cast<double>(model.group_size()), 1e-2);
+    }
+    return {};
+  };
+  const auto with = runner->prefill(tokens, options);
+  ASSERT_TRUE(with.ok()) << with.status().message();
+  EXPECT_EQ(layers, model.layers);
+  options.attention = false;
+  options.consumer = [&](const LayerCapture& layer) -> Status {
+    EXPECT_TRUE(layer.attention.empty());
+    return {};
+  };
+  const auto without = runner->prefill(tokens, options);
+  EXPECT_EQ(*with, *without);
 }
 
 }  // namespace

@@ -150,75 +150,60 @@ TEST(QmodelWindows, AreCutBehindTheFirstToken) {
 }
 
 // Two heads with buckets of their own; one query token, in the middle of the window.
-TEST(QmodelSamples, RecallCountsTheKeysOfTheWindowUpToTheQueryAndFarOnes) {
+TEST(QmodelSamples, RecallCountsTheKeysOfTheWindowAndFarOnes) {
   WindowLayer layer;
   layer.keys = layer.roped_keys = random({2, kKeys, kDim}, 5);
   layer.queries = layer.roped_queries = random({2, 1, 3, kDim}, 6);
   layer.positions = at::tensor({25}, at::kLong);
   const at::Tensor centroids = random({2, kBuckets, kDim}, 7);
-  const RecallSamples samples =
-      recall_samples(layer, centroids, 0.7, {.sink = 2, .recent = 8}, false);
+  const RecallSamples samples = recall_samples(layer, centroids, 0.7, {.sink = 2, .recent = 8});
   const at::Tensor buckets = nearest_buckets(layer.keys, centroids);
-  const std::tuple<QmodelKeys, int64_t> ends[] = {
-      {QmodelKeys::kWindow, kKeys}, {QmodelKeys::kSeen, 26}, {QmodelKeys::kFar, 17}};
-  for (const auto& [keys, end] : ends) {
-    const at::Tensor& sizes = samples.sizes_of(keys);
+  for (const auto& [sizes, end] :
+       {std::pair(samples.window_sizes, kKeys), {samples.far_sizes, 17}}) {
     ASSERT_EQ(sizes.sizes(), at::IntArrayRef({2, 1, kBuckets}));
+    at::Tensor expected = at::zeros({2, kBuckets});
     for (int64_t head = 0; head < 2; ++head) {
-      std::vector<float> expected(kBuckets);
-      for (int64_t key = 2; key < end; ++key) {
-        expected[static_cast<size_t>(buckets[head][key].item<int64_t>())] += 1;
-      }
-      for (int64_t c = 0; c < kBuckets; ++c) {
-        EXPECT_EQ(sizes[head][0][c].item<float>(), expected[static_cast<size_t>(c)])
-            << qmodel_keys_name(keys) << " " << head << " " << c;
-      }
+      for (int64_t key = 2; key < end; ++key) expected[head][buckets[head][key]] += 1;
     }
+    EXPECT_TRUE(sizes.select(1, 0).equal(expected)) << end;
   }
 }
 
 TEST(QmodelRecall, MeansAreOfQueriesAndErrorsOfWindows) {
-  const auto window = [](double recalled, int64_t queries, bool far) {
-    const auto share = static_cast<float>(recalled);
-    RecallSamples out;
-    out.masses = at::tensor({share, 1 - share}, at::kFloat).expand({1, queries, 1, 2});
-    out.far = at::full({1, queries, 1}, far, at::kBool);
-    for (at::Tensor& sizes : out.sizes) {
-      sizes = at::tensor({1.0, 19.0}, at::kFloat).expand({1, queries, 2});
-    }
-    return out;
-  };
   RecallSum sum;
   // At 5 % exactly the bucket of one key is read.
   for (const auto& [recalled, queries, far] :
-       {std::tuple(0.25, 2, true), {0.5, 1, false}, {1.0, 1, false}}) {
-    sum.add(at::tensor({2.0, 1.0}, at::kFloat).expand({1, queries, 2}),
-            window(recalled, queries, far));
-    sum.end_window();
+       {std::tuple(0.25f, 2, true), {0.5f, 1, false}, {1.0f, 1, false}}) {
+    RecallSamples window;
+    window.masses = at::tensor({recalled, 1 - recalled}).expand({1, queries, 1, 2});
+    window.far = at::full({1, queries, 1}, far, at::kBool);
+    window.window_sizes = at::tensor({1.0f, 19.0f}).expand({1, queries, 2});
+    sum.add_window(at::tensor({2.0f, 1.0f}).expand({1, queries, 2}), window);
   }
-  EXPECT_NEAR(sum.mean(false, QmodelKeys::kFar)[0].recall, (2 * 0.25 + 0.5 + 1) / 4, 1e-6);
-  EXPECT_NEAR(sum.mean(true, QmodelKeys::kSeen)[0].recall, 0.25, 1e-6);
+  EXPECT_NEAR(sum.mean(false)[0].recall, (2 * 0.25 + 0.5 + 1) / 4, 1e-6);
+  EXPECT_NEAR(sum.mean(true)[0].recall, 0.25, 1e-6);
   // Off by 2 (.25 - .5), 0 and .5 in sums of queries.
-  EXPECT_NEAR(sum.standard_errors(false, QmodelKeys::kWindow)[0],
-              std::sqrt((0.25 + 0 + 0.25) * 3 / 2) / 4, 1e-6);
-  EXPECT_EQ(sum.standard_errors(true, QmodelKeys::kWindow)[0], 0) << "all from one window";
+  EXPECT_NEAR(sum.standard_errors(false)[0], std::sqrt((0.25 + 0 + 0.25) * 3 / 2) / 4, 1e-6);
+  EXPECT_EQ(sum.standard_errors(true)[0], 0) << "all from one window";
 }
 
-// A bucket's share is n exp(logit) over the sum of these; what a key gets of it orders buckets.
-TEST(QmodelRecall, SharesAreOfKeysTimesSizes) {
+TEST(QmodelRecall, ScoresOrderBucketsByTheAttentionToAKey) {
   FoldedNetwork network;
   network.hidden_weight = at::zeros({1, 1, 2});
   network.hidden_bias = at::zeros({1, 1});
   network.output_weight = at::zeros({1, 3, 1});
-  network.output_bias = at::tensor({1.0, 2.0, 4.0}, at::kFloat).log().view({1, 3});
-  const at::Tensor sizes = at::tensor({6.0, 2.0, 0.0}, at::kFloat).view({1, 1, 3});
-  const at::Tensor shares = classifier_shares(network, at::ones({1, 2, 2}), sizes, 2);
-  EXPECT_NEAR(shares[0][0][0].item<float>(), 2 * 0.6, 1e-6);
-  EXPECT_NEAR(shares[0][0][1].item<float>(), 2 * 0.4, 1e-6);
-  EXPECT_EQ(shares[0][0][2].item<float>(), 0) << "a bucket without keys";
-  const at::Tensor of_a_key = shares_of_a_key(shares, sizes);
-  EXPECT_NEAR(of_a_key[0][0][1].item<float>() / of_a_key[0][0][0].item<float>(), 2, 1e-5);
-  EXPECT_EQ(of_a_key[0][0][2].item<float>(), 0);
+  network.output_bias = at::tensor({1.0f, 2.0f, 4.0f}).log().view({1, 3});
+  RecallSamples samples;
+  samples.queries = at::tensor({1.0f, 0.0f, 1.0f, 1.0f}).view({1, 2, 2});
+  samples.masses = at::zeros({1, 1, 2, 3});
+  samples.far_sizes = at::tensor({6.0f, 2.0f, 0.0f}).view({1, 1, 3});
+  // A bucket's share is n exp(logit) over the sum of these: .6 and .4 for both queries.
+  const at::Tensor scores = classifier_scores(network, samples)[0][0];
+  EXPECT_NEAR(scores[0].item<float>(), 2 * 0.6 / 6, 1e-6);
+  EXPECT_NEAR(scores[1].item<float>(), 2 * 0.4 / 2, 1e-6);
+  EXPECT_EQ(scores[2].item<float>(), 0) << "a bucket without keys";
+  const at::Tensor centroids = at::tensor({1.0f, 0.0f, 0.0f, 1.0f, 3.0f, 0.0f}).view({1, 3, 2});
+  EXPECT_TRUE(centroid_scores(centroids, samples)[0][0].equal(at::tensor({2.0f, 1.0f, 6.0f})));
 }
 
 class QmodelCapture : public ::testing::Test {

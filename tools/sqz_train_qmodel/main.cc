@@ -11,16 +11,15 @@ int main(int argc, char** argv) {
   set for each KV head; a network for each KV head learns, from queries before RoPE, which
   share of the attention each bucket holds (SAAP). Recall is the share of the attention mass
   beyond the last --recent tokens that is found where a given share of the keys is read.
+  The paper's settings are --steps 40000 --batch 1000 --near 0 --lr 1e-5 --decay none.
 
 Refused: fewer than 32 tokens to train on for each bucket, or than two windows; a loss that is
 not a number.
 
 Result: path, bytes, steps, loss, windows, tokens, measured_windows, recall{} by
-selectivity, the file's metadata, and scores[] with method (classifier; classifier-share, by
-share alone; kmeans and kmeans-rope, by centroids before and after RoPE), queries (all; far:
-the best key is beyond --recent), keys (what selectivity is a share of: the window's, those
-seen, the far ones), recall{}, stderr{} over windows. Events `check`: step, loss, recall{},
-far_recall{}.
+selectivity, the file's metadata, and scores[] with method (classifier; kmeans, which reads
+buckets by the products of query and centroid), queries (all; far: the best key is beyond
+--recent), recall{}, stderr{} over windows. Events `check`: step, loss, recall{}, far_recall{}.
 
 Examples:
   sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda

@@ -4,57 +4,50 @@
 namespace sqz {
 namespace {
 
+void add_number(CLI::App& app, const char* name, int64_t& value, int64_t least, const char* text) {
+  app.add_option(name, value, text)->check(whole_number(least))->type_name("N");
+}
+
 void add_network_options(CLI::App& app, TrainQmodelArguments& arguments) {
   const HelpSection section(app, "Network");
-  const auto number = [&](const char* name, std::optional<int64_t>& value, int64_t least,
-                          const char* text) {
-    app.add_option(name, value, text)->check(whole_number(least))->type_name("N");
-  };
-  app.add_option("--preset", arguments.preset,
-                 "small: 4000 steps of 1024 queries, half of them near, rate 2e-3 falling to 0; "
-                 "paper: 40000 steps of 1000, none near, rate 1e-5. Both: 1024 buckets, 1024 "
-                 "hidden units")
-      ->check(CLI::IsMember({"small", "paper"}));
-  number("--buckets", arguments.buckets, 2, "Buckets of each KV head");
-  number("--hidden", arguments.hidden, 1, "Hidden units of each network");
-  number("--steps", arguments.steps, 1, "Updates of the weights at most");
-  number("--batch", arguments.batch, 2, "Queries of a step, of each KV head");
-  app.add_option("--near", arguments.near_queries,
+  QmodelOptions& options = arguments.options;
+  add_number(app, "--buckets", options.buckets, 2, "Buckets of each KV head");
+  add_number(app, "--hidden", options.hidden, 1, "Hidden units of each network");
+  add_number(app, "--steps", options.steps, 1, "Updates of the weights at most");
+  add_number(app, "--batch", options.batch, 2, "Queries of a step, of each KV head");
+  app.add_option("--near", options.near_queries,
                  "Share of the queries learned from whose best key is among the last --recent "
                  "tokens; of the others the best is further back")
       ->check(real_number(0.0, 1.0))
       ->type_name("X");
-  app.add_option("--lr", arguments.learning_rate, "Learning rate of Adam")
+  app.add_option("--lr", options.learning_rate, "Learning rate of Adam")
       ->check(real_number(1e-12, 1.0))
       ->type_name("X");
   app.add_option("--decay", arguments.decay, "How the learning rate falls: cosine, to 0, or none")
       ->check(CLI::IsMember({"cosine", "none"}));
-  app.add_option("--dense", arguments.options.dense,
+  app.add_option("--dense", options.dense,
                  "Layers without buckets, which read everything; layers with a sliding window "
                  "are added")
       ->delimiter(',')
       ->check(whole_number(0))
       ->type_name("LAYER");
-  app.add_flag("--roped-centroids", arguments.options.roped_centroids,
-               "Store the centroids of keys after RoPE, too, for sqz-eval's selector kmeans-rope");
   app.add_option("--dtype", arguments.dtype, "Of the weights in the file")
       ->check(CLI::IsMember({"F32", "BF16"}));
 }
 
 void add_data_options(CLI::App& app, QmodelOptions& options) {
   const HelpSection section(app, "Samples");
-  const auto number = [&](const char* name, int64_t& value, int64_t least, const char* text) {
-    app.add_option(name, value, text)->check(whole_number(least))->type_name("N");
-  };
-  number("--window", options.window, 1,
-         "Tokens of a window, which is one dense pass: more than four times --recent and --sink");
-  number("--recent", options.recent, 0,
-         "Last tokens that will be attended exactly: their keys do not count");
-  number("--sink", options.sink, 0, "First tokens that will be attended exactly");
-  number("--positions", options.positions, 1, "Tokens of a window whose queries are looked at");
-  number("--queries", options.queries, 1, "Of these, kept at most for each KV head");
-  number("--keys", options.keys_per_bucket, kLeastBucketKeys,
-         "Keys that are clustered, by bucket: 32 or more");
+  add_number(
+      app, "--window", options.window, 1,
+      "Tokens of a window, which is one dense pass: more than four times --recent and --sink");
+  add_number(app, "--recent", options.recent, 0,
+             "Last tokens that will be attended exactly: their keys do not count");
+  add_number(app, "--sink", options.sink, 0, "First tokens that will be attended exactly");
+  add_number(app, "--positions", options.positions, 1,
+             "Tokens of a window whose queries are looked at");
+  add_number(app, "--queries", options.queries, 1, "Of these, kept at most for each KV head");
+  add_number(app, "--keys", options.keys_per_bucket, kLeastBucketKeys,
+             "Keys that are clustered, by bucket: 32 or more");
   app.add_option("--memory", options.memory,
                  "Bytes of samples that are held to train on, one window's at least (units: K, M, "
                  "G)")
@@ -63,14 +56,13 @@ void add_data_options(CLI::App& app, QmodelOptions& options) {
       ->type_name("SIZE");
 }
 
-void add_stopping_options(CLI::App& app, TrainQmodelArguments& arguments) {
+void add_check_options(CLI::App& app, TrainQmodelArguments& arguments) {
   const HelpSection section(app, "Checks");
-  QmodelOptions& options = arguments.options;
   app.add_option("--checks", arguments.checks,
                  "Times that held-out recall is measured (default: every 100 steps, at most 20)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->type_name("N");
-  app.add_option("--patience", options.patience,
+  app.add_option("--patience", arguments.options.patience,
                  "Checks without a better recall that end the training")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->type_name("N");
@@ -92,7 +84,7 @@ void add_train_qmodel_options(CLI::App& app, TrainQmodelArguments& arguments) {
   app.add_flag("--force", arguments.force, "Replace an existing output");
   add_network_options(app, arguments);
   add_data_options(app, arguments.options);
-  add_stopping_options(app, arguments);
+  add_check_options(app, arguments);
   add_run_dtype_option(app, arguments.run_dtype);
 }
 

@@ -18,24 +18,6 @@ namespace {
 // A check takes as long as some ten steps do on a CPU.
 constexpr int64_t kStepsOfACheck = 100, kMostChecks = 20;
 
-// The paper's values (appendix A), and what models of a few million parameters learn best with.
-QmodelOptions planned(const TrainQmodelArguments& a, const ToolContext& context) {
-  const bool paper = a.preset == "paper";
-  QmodelOptions out = a.options;
-  out.buckets = a.buckets.value_or(1024);
-  out.hidden = a.hidden.value_or(1024);
-  out.steps = a.steps.value_or(paper ? 40000 : 4000);
-  out.checks = a.checks.value_or(std::clamp<int64_t>(out.steps / kStepsOfACheck, 1, kMostChecks));
-  out.batch = a.batch.value_or(paper ? 1000 : 1024);
-  out.learning_rate = a.learning_rate.value_or(paper ? 1e-5 : 2e-3);
-  out.near_queries = a.near_queries.value_or(paper ? 0 : 0.5);
-  out.decay = a.decay.empty() ? !paper : a.decay == "cosine";
-  out.seed = context.options.seed;
-  out.device = context.options.device;
-  out.threads = context.options.threads;
-  return out;
-}
-
 Result<std::vector<QmodelText>> read_texts(std::span<const std::string> documents,
                                            const Tokenizer& tokenizer,
                                            const ModelDescription& model,
@@ -63,36 +45,22 @@ JsonText scores_json(const QmodelTrained& trained) {
   for (const QmodelScores& row : trained.scores) {
     out.push_back({{"method", row.method},
                    {"queries", row.far_queries ? "far" : "all"},
-                   {"keys", qmodel_keys_name(row.keys)},
                    {"recall", recall_json(row.recall)},
                    {"stderr", recall_json(errors_of(row))}});
   }
   return out;
 }
 
-// Tells the user how things stand.
-class Reporter {
- public:
-  explicit Reporter(const ToolContext& context)
-      : context_(context), bar_(context.progress_style(), "train") {}
-
-  Status operator()(const QmodelProgress& now) {
-    bar_.update(now.done);
-    if (now.checked) {
-      context_.output.event("check", {{"step", now.step},
-                                      {"loss", now.loss},
-                                      {"recall", recall_json(now.recall)},
-                                      {"far_recall", recall_json(now.far_recall)}});
-      spdlog::info("step {}: loss {:.4f}, recall {}", now.step, now.loss, recall_text(now.recall));
-    }
-    return {};
-  }
-  void finish() { bar_.finish(); }
-
- private:
-  const ToolContext& context_;
-  Progress bar_;
-};
+Status show(const QmodelProgress& now, const Output& output, Progress& bar) {
+  bar.update(now.done);
+  if (!now.checked) return {};
+  output.event("check", {{"step", now.step},
+                         {"loss", now.loss},
+                         {"recall", recall_json(now.recall)},
+                         {"far_recall", recall_json(now.far_recall)}});
+  spdlog::info("step {}: loss {:.4f}, recall {}", now.step, now.loss, recall_text(now.recall));
+  return {};
+}
 
 }  // namespace
 
@@ -100,7 +68,6 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
-  QmodelOptions options = planned(arguments, context);
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
   std::vector<std::string> test_documents;
   if (!arguments.test.empty()) {
@@ -110,25 +77,31 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   inputs.insert(inputs.end(), arguments.test.begin(), arguments.test.end());
   SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, inputs));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
+  QmodelOptions options = arguments.options;
+  options.checks = arguments.checks.value_or(
+      std::clamp<int64_t>(options.steps / kStepsOfACheck, 1, kMostChecks));
+  options.decay = arguments.decay == "cosine";
+  options.seed = context.options.seed;
+  options.device = context.options.device;
+  options.threads = context.options.threads;
   options.first_token = tokenizer->bos_token().value_or(-1);
   SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(documents, *tokenizer, model, arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto test,
                        read_texts(test_documents, *tokenizer, model, arguments.model));
   const Stopwatch watch;
   const RunnerOptions run = runner_options(arguments.run_dtype, context.options);
-  options.run_dtype = std::string(dtype_name(run.dtype));
   SQZ_ASSIGN_OR_RETURN(const auto runner, load_runner(arguments.model, run));
   const double load_seconds = watch.seconds();
 
-  Reporter reporter(context);
-  options.progress = [&](const QmodelProgress& now) { return reporter(now); };
+  Progress bar(context.progress_style(), "train");
+  options.progress = [&](const QmodelProgress& now) { return show(now, context.output, bar); };
   SQZ_ASSIGN_OR_RETURN(QmodelTrained trained, train_qmodel(*runner, texts, test, options));
-  reporter.finish();
+  bar.finish();
   const double train_seconds = watch.seconds() - load_seconds;
 
   trained.file.tokenizer_hash = tokenizer->hash();
   trained.file.dtype = *dtype_from_name(arguments.dtype);
-  trained.file.training["preset"] = arguments.preset;
+  trained.file.training["run_dtype"] = dtype_name(run.dtype);
   SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, write_qmodel_file(Env::posix(), arguments.output,
                                                                arguments.force, trained.file));
 
@@ -145,7 +118,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   Rows rows = {{"query classifier", arguments.output}};
   for (auto& row : qmodel_rows(trained.file)) rows.push_back(std::move(row));
   for (const QmodelScores& score : trained.scores) {
-    if (score.far_queries || score.keys != QmodelKeys::kWindow) continue;  // --json has those, too
+    if (score.far_queries) continue;  // --json has those, too
     const bool errors = trained.held_out > 1;
     rows.emplace_back("recall of " + score.method,
                       recall_text(score.recall) +

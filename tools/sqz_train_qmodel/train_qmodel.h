@@ -14,13 +14,9 @@ struct TrainQmodelArguments {
   std::string model, output;
   std::vector<std::string> texts, test;
   bool force = false;
-  std::string preset = "small";
-  // Of these the preset has values of its own.
-  std::optional<int64_t> buckets, hidden, steps, batch;
+  QmodelOptions options;
   std::optional<int64_t> checks;  // none: one every kStepsOfACheck steps, at most kMostChecks
-  std::optional<double> learning_rate, near_queries;
-  std::string decay;      // "cosine", "none"; empty: the preset's
-  QmodelOptions options;  // everything else
+  std::string decay = "cosine";   // or "none"
   std::string dtype = "F32";
   std::string run_dtype;
 };
