@@ -21,9 +21,9 @@ bool ok(sqz_status status) {
   return status == SQZ_OK;
 }
 
-// A call with `tokens` queries, and the engine's own cache of zeros.
-void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens, bool own_cache) {
-  const int64_t rows = info.tokens * info.head_dim, heads = info.query_heads * tokens;
+// A call with `tokens` queries for each layer.
+void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens) {
+  const int64_t heads = info.query_heads * tokens;
   if (heads > (1 << 16) / info.head_dim) return;
   std::vector<float> q(static_cast<size_t>(heads * info.head_dim)), out(q.size());
   for (size_t i = 0; i < q.size(); ++i) q[i] = std::sin(static_cast<float>(i));
@@ -54,7 +54,7 @@ void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens, bo
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sqz::SqzInput input({data, size});
-  const auto [how, amount, rule, group, unused, levels, tokens, block] = input.settings;
+  const auto [how, amount, rule, unused, spare, levels, tokens, block] = input.settings;
   const sqz::InputFile file(input.file);
   sqz_index* index = nullptr;
   const sqz_open_mode mode = how & 128 ? SQZ_OPEN_VERIFY : how & 1 ? SQZ_OPEN_MMAP : SQZ_OPEN_READ;
@@ -67,7 +67,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto options = make<sqz_session_options>();
   options.dense_layers = how & 8 ? 0 : -1;
   options.uniform_layers = how >> 4 & 1;
-  options.group = group % 3;
   options.levels = levels % 5;
   options.block = block % 4;
   options.threads = 1;
