@@ -91,7 +91,7 @@ class Head {
   std::vector<std::vector<ClusterRange>> ranges_;
   std::vector<std::vector<uint32_t>> alive_sizes_;
   std::vector<std::vector<float>> scores_;
-  AliveClusters alive_;
+  Candidates alive_;
   std::vector<uint8_t> chosen_;
   std::vector<float> workspace_;
   uint64_t keys_ = 0;

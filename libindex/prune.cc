@@ -98,7 +98,7 @@ int64_t count(const std::vector<KeyRun>& runs) {
 Status check_prunable(const SqzFile& index, const SelectionRequest& policy) {
   if (!is_static(policy.selector)) {
     return {Code::kInvalidArgument,
-            concat("selector: found ", selector_types()[static_cast<size_t>(policy.selector)].name,
+            concat("selector: found ", selector_name(policy.selector),
                    ", expected window, stream or h2o: what others read depends on the question")};
   }
   if (policy.dense_layers > 0) {
@@ -137,8 +137,7 @@ Result<PruneReport> prune_index(Env& env, std::shared_ptr<const SqzFile> index,
     metadata.levels = 0;
     metadata.has_value_means = metadata.key_calibration = metadata.heavy_hitters = false;
     metadata.layer_budgets.reset();
-    metadata.pruned = {selector_types()[static_cast<size_t>(policy.selector)].name, report.budget,
-                       report.keep};
+    metadata.pruned = {selector_name(policy.selector), report.budget, report.keep};
     for (size_t l = 0; l < metadata.layers.size(); ++l) {
       const LayerView& view = served->layers[l];
       LayerPolicy& layer = metadata.layers[l];

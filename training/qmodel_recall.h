@@ -14,7 +14,7 @@ inline constexpr double kSelectivities[] = {0.05, 0.1, 0.2};
 
 // A score orders the buckets: [n, T, C], for the T tokens of a window and the group of each head.
 // The classifier's is the share of the attention in a bucket by its far keys, in the order of the
-// selector `saap` (libruntime/select/saap.cc).
+// selector `saap` (libruntime/select/scorers.cc).
 at::Tensor classifier_scores(const FoldedNetwork& network, const RecallSamples& samples);
 // The product of query and centroid [n, C, d], summed over the group.
 at::Tensor centroid_scores(const at::Tensor& centroids, const RecallSamples& samples);

@@ -21,7 +21,7 @@ Result<sqz::SessionOptions> read_options(const sqz_session_options& o) {
   if (o.device_type != kCuda && o.device_id != 0) {
     return invalid(concat("options.device_id: found ", o.device_id, ", expected 0 on the CPU"));
   }
-  const auto last_selector = static_cast<int32_t>(sqz::selector_types().size()) - 1;
+  const auto last_selector = sqz::kSelectorKinds - 1;
   SQZ_RETURN_IF_ERROR(check_choice("selector", o.selector, last_selector));
   SQZ_RETURN_IF_ERROR(check_choice("rule", o.rule, SQZ_RULE_THRESHOLD));
   sqz::SessionOptions options;
@@ -113,8 +113,8 @@ extern "C" {
 
 const char* sqz_selector_name(sqz_selector selector) {
   const int number = sqz::capi::enum_number(selector);
-  const auto types = sqz::selector_types();
-  return number < 0 || number >= std::ssize(types) ? nullptr : types[number].name;
+  if (number < 0 || number >= sqz::kSelectorKinds) return nullptr;
+  return sqz::selector_name(static_cast<sqz::SelectorKind>(number));
 }
 
 sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* options,

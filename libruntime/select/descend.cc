@@ -4,10 +4,10 @@
 
 namespace sqz {
 
-AliveClusters children_of_chosen(std::span<const ClusterRange> parents,
-                                 std::span<const uint8_t> chosen, const uint32_t* offsets,
-                                 const uint32_t* child_sizes, std::span<ClusterRange> ranges,
-                                 std::span<uint32_t> sizes) {
+Candidates children_of_chosen(std::span<const ClusterRange> parents,
+                              std::span<const uint8_t> chosen, const uint32_t* offsets,
+                              const uint32_t* child_sizes, std::span<ClusterRange> ranges,
+                              std::span<uint32_t> sizes) {
   size_t used = 0;
   for_each_chosen(parents, chosen, [&](size_t, uint32_t parent) {
     const uint32_t first = offsets[parent], count = offsets[parent + 1] - first;

@@ -11,7 +11,7 @@ namespace sqz {
 
 // The alive clusters of one level of one KV head: what a ScoreProblem scores. The i-th of them is
 // meant by `chosen[i]` of a rule.
-struct AliveClusters {
+struct Candidates {
   std::span<const ClusterRange> ranges;  // ascending, disjoint
   std::span<const uint32_t> sizes;       // [n] keys of each
 };
@@ -31,9 +31,9 @@ void for_each_chosen(std::span<const ClusterRange> ranges, std::span<const uint8
 // The children of the chosen clusters, neighbours in one range. offsets: of the parents' level,
 // [all + 1], the first child of each; child_sizes: keys of every child of the level. The answer
 // lies in `ranges` and `sizes`, which have room for all children.
-AliveClusters children_of_chosen(std::span<const ClusterRange> parents,
-                                 std::span<const uint8_t> chosen, const uint32_t* offsets,
-                                 const uint32_t* child_sizes, std::span<ClusterRange> ranges,
-                                 std::span<uint32_t> sizes);
+Candidates children_of_chosen(std::span<const ClusterRange> parents,
+                              std::span<const uint8_t> chosen, const uint32_t* offsets,
+                              const uint32_t* child_sizes, std::span<ClusterRange> ranges,
+                              std::span<uint32_t> sizes);
 
 }  // namespace sqz

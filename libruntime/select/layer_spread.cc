@@ -154,25 +154,25 @@ std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots) {
   return keys;
 }
 
-void spread_thresholds(const IndexMetadata& metadata, const std::vector<float>& shares,
-                       std::span<const float* const> curves, double most, SelectionPlan& plan) {
+void spread_thresholds(const IndexMetadata& metadata, const Curves& curves, SelectionPlan& plan) {
   if (!is_spread(plan.layer_keep)) return;
   const auto layers = static_cast<int64_t>(plan.layer_keep.size());
   for (int scope = 0; scope < C::kScopes; ++scope) {
     std::vector<double> natural, caps;
     for (int64_t l = 0; l < layers; ++l) {
-      const LayerCurve curve(metadata, shares, scope, l);
+      const LayerCurve curve(metadata, *curves.shares, scope, l);
       natural.push_back(curve(plan.asked_keep));
-      caps.push_back(curve(most));
+      caps.push_back(curve(curves.most));
     }
     const std::vector<double> kept = scaled(natural, caps, plan);
     std::vector<float> thresholds;
     for (int64_t l = 0; l < layers; ++l) {
-      const LayerCurve curve(metadata, shares, scope, l);
+      const LayerCurve curve(metadata, *curves.shares, scope, l);
       const bool spread = plan.layer_keep[static_cast<size_t>(l)] > 0;
-      const double place =
-          spread ? std::min(curve.place_of(kept[static_cast<size_t>(l)]), most) : plan.asked_keep;
-      thresholds.push_back(calibrated_threshold(curves[static_cast<size_t>(scope)], place));
+      const double place = spread
+                               ? std::min(curve.place_of(kept[static_cast<size_t>(l)]), curves.most)
+                               : plan.asked_keep;
+      thresholds.push_back(calibrated_threshold(curves.thresholds[scope], place));
     }
     plan.layer_thresholds.push_back(std::move(thresholds));
   }

@@ -35,11 +35,8 @@ std::vector<double> deal(double total, std::span<const double> weights,
 std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots);
 
 // layer_thresholds of the plan: what each layer keeps at its log_thresholds, times its scale, with
-// the same total. `shares` as Calibration::shares, `curves[scope]` [kGrid] the calibrated
-// thresholds of the finest level; at most `most` of the keys can be kept of all (those that coarser
-// levels let through). Nothing if all scales are alike.
-void spread_thresholds(const IndexMetadata& metadata, const std::vector<float>& shares,
-                       std::span<const float* const> curves, double most, SelectionPlan& plan);
+// the same total. Nothing if all scales are alike.
+void spread_thresholds(const IndexMetadata& metadata, const Curves& curves, SelectionPlan& plan);
 
 // The same for the plan's head_keep.
 void spread_head_keep(const IndexMetadata& metadata, SelectionPlan& plan);

@@ -8,26 +8,21 @@ namespace {
 
 using C = Calibration;
 
-constexpr double kAliveOfThresholds = 0.5;  // what they will read is not known
-
-Status invalid(std::string message) {
-  return {Code::kInvalidArgument, std::move(message)};
-}
-
-float coarse_of(const Calibration& c, int scope, int level, int index_levels) {
-  return c.coarse[static_cast<size_t>(scope * (index_levels - 1) + level)];
-}
-
 // In keys and values of 16 bits.
 double units(const LayerView& view, int64_t bytes) {
   return static_cast<double>(bytes) /
          static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
 }
 
+// What a clustered key and its value cost: 1 with 16-bit rows.
+double slot_units(const LayerView& view) {
+  return view.coded_keys.bits > 0 ? units(view, view.slot_bytes()) : 1;
+}
+
 // Of the tree with `levels` in use, where codes of `alive` of the keys are read. A centroid or a
 // value mean costs half a unit. See docs/runtime.md, "How much is read".
-ReadingCost tree_cost(std::span<const LayerView> layers, const Calibration& calibration, int levels,
-                      double alive) {
+ReadingCost cost_of_levels(std::span<const LayerView> layers, const Calibration& calibration,
+                           int levels, double alive) {
   std::vector<double> clusters(static_cast<size_t>(levels));  // averaged over layers
   double sparse = 0, slot_cost = 0, code_cost = 0, coded = 0;
   double slots = 0, exact = 0;
@@ -90,103 +85,6 @@ void resolve(const ReadingCost& cost, const SelectionRequest& request, Selection
 
 }  // namespace
 
-GridPoint grid_point(double keep) {
-  const double at = std::clamp(keep, 0.0, 1.0) * static_cast<double>(C::kGrid - 1);
-  const int64_t low = std::min(static_cast<int64_t>(at), C::kGrid - 2);
-  return {low, at - static_cast<double>(low)};
-}
-
-const float* threshold_curve(const Calibration& c, int scope, int levels) {
-  const int path = levels > 1 ? 1 : 0;
-  return c.thresholds.data() + (scope * C::kPaths + path) * C::kGrid;
-}
-
-Status check_amount(const SelectionRequest& r) {
-  const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr);
-  if (given != 1) {
-    return invalid(concat("found ", given, " of budget, keep and thresholds, expected one"));
-  }
-  for (const auto& [name, amount] : {std::pair("budget", r.budget), std::pair("keep", r.keep)}) {
-    if (amount == 0 || (amount > 0 && amount <= 1)) continue;
-    return invalid(concat(name, ": found ", amount, ", expected above 0 and at most 1"));
-  }
-  if (r.thresholds != nullptr && !r.layer_scales.empty()) {
-    return invalid("layer_scales take a budget or keep, found thresholds");
-  }
-  return {};
-}
-
-Status check_plain(const SelectionRequest& r, const char* selector, bool thresholds) {
-  const auto refuse = [&](const char* option, const std::string& found, const char* expected) {
-    return invalid(
-        concat("selector ", selector, ": ", option, ": found ", found, ", expected ", expected));
-  };
-  if (r.levels != 0) return refuse("levels", concat(r.levels), "0: it has no centroids");
-  if (r.thresholds != nullptr && !thresholds) {
-    return refuse("thresholds", "some", "a budget or keep");
-  }
-  return {};
-}
-
-void fill_head_keep(const IndexMetadata& metadata, const std::vector<float>& table,
-                    SelectionPlan& plan) {
-  const GridPoint at = grid_point(plan.asked_keep);
-  const int64_t heads = metadata.model.layers * metadata.model.kv_heads;
-  for (int scope = 0; scope < C::kScopes; ++scope) {
-    std::vector<float> shares;
-    for (int64_t i = 0; i < heads; ++i) {
-      const float* grid = table.data() + (scope * heads + i) * C::kGrid + at.low;
-      shares.push_back(static_cast<float>(grid[0] + at.fraction * (grid[1] - grid[0])));
-    }
-    plan.head_keep.push_back(std::move(shares));
-  }
-}
-
-Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
-  std::vector<float> logs;
-  for (int k = 0; k < plan.levels; ++k) {
-    if (!(thresholds[k] >= 0) || thresholds[k] > 1) {
-      return invalid(concat("thresholds[", k, "]: found ", thresholds[k], ", expected 0 to 1"));
-    }
-    logs.push_back(static_cast<float>(std::log(thresholds[k])));
-  }
-  plan.log_thresholds.assign(C::kScopes, logs);
-  plan.asked_budget = plan.asked_keep = plan.least_budget = 0;
-  return {};
-}
-
-std::unique_ptr<Rule> make_planned_rule(const SelectionPlan& plan, int64_t kv_heads) {
-  if (plan.head_keep.empty()) {
-    return make_threshold_rule(plan.log_thresholds, plan.layer_thresholds);
-  }
-  return make_budget_rule(plan.log_thresholds, plan.head_keep, kv_heads);
-}
-
-const LayerView* first_sparse(std::span<const LayerView> layers) {
-  const auto at = std::find_if(layers.begin(), layers.end(),
-                               [](const LayerView& view) { return view.slots > 0; });
-  return at == layers.end() ? nullptr : &*at;
-}
-
-SelectionPlan dense_plan(SelectionPlan plan, bool fallback) {
-  plan.dense = true;
-  plan.fallback = fallback;
-  plan.asked_budget = std::min(plan.asked_budget, 1.0);  // no centroids are read beside all keys
-  plan.asked_keep = std::clamp(plan.asked_keep, 0.0, 1.0);
-  return plan;
-}
-
-SelectionPlan nothing_sparse_plan(const SelectionRequest& request) {
-  SelectionPlan plan;
-  const double asked = request.budget + request.keep;  // one of them is given, or thresholds
-  plan.asked_budget = plan.asked_keep = asked;
-  return dense_plan(plan, true);
-}
-
-double slot_units(const LayerView& view) {
-  return view.coded_keys.bits > 0 ? units(view, view.slot_bytes()) : 1;
-}
-
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
   // Scattered keys of codes stand on the means of nearly every cluster.
   const int64_t means =
@@ -195,6 +93,39 @@ ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
           .fixed = static_cast<double>(view.exact - exact_skipped + means),
           .per_keep = static_cast<double>(view.slots) * slot_units(view),
           .fixed_names = exact_skipped > 0 ? "tail" : "sink and tail"};
+}
+
+ReadingCost pages_cost(const SelectorInputs& inputs, const SelectionRequest&, SelectionPlan&) {
+  const LayerView& view = *first_sparse(inputs.index.layers);
+  // A page's two bounds cost as much as one key and its value.
+  const auto slots = static_cast<double>(view.slots), page = static_cast<double>(view.page_size);
+  return {.tokens = slots + static_cast<double>(view.exact),
+          .fixed = static_cast<double>(view.exact + view.pages),
+          .per_keep = slots,
+          .least_keep = std::min(page / slots, 1.0),
+          .fixed_names = "bounds, one page, sink and tail"};
+}
+
+ReadingCost tree_cost(const SelectorInputs& inputs, const SelectionRequest& request,
+                      SelectionPlan& plan) {
+  const Calibration& calibration = inputs.calibration;
+  ReadingCost cost;
+  const auto plan_levels = [&](int levels) {
+    plan.levels = levels;
+    // Of a keep, the budget depends on the codes that it pays for: 32 steps settle both.
+    for (int i = 0; i < 32; ++i) {
+      cost = cost_of_levels(inputs.index.layers, calibration, levels, plan.alive);
+      resolve(cost, request, plan);
+      if (cost.all_codes == 0) break;
+      const double rest = plan.asked_budget * cost.tokens - cost.fixed;
+      plan.alive = alive_share(plan.alive + rest / cost.all_codes);
+    }
+  };
+  plan_levels(plan.levels);
+  if (plan.levels > 1 && std::max(plan.asked_keep, plan.alive) > calibration.coarse_keep.back()) {
+    plan_levels(1);
+  }
+  return cost;
 }
 
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
@@ -221,6 +152,76 @@ Status settle(const ReadingCost& cost, const SelectionRequest& request, const st
                         ", the cost of ", cost.fixed_names));
 }
 
+Status check_amount(const SelectionRequest& r) {
+  const int given = (r.budget != 0) + (r.keep != 0) + (r.thresholds != nullptr);
+  if (given != 1) {
+    return invalid(concat("found ", given, " of budget, keep and thresholds, expected one"));
+  }
+  for (const auto& [name, amount] : {std::pair("budget", r.budget), std::pair("keep", r.keep)}) {
+    if (amount == 0 || (amount > 0 && amount <= 1)) continue;
+    return invalid(concat(name, ": found ", amount, ", expected above 0 and at most 1"));
+  }
+  if (r.thresholds != nullptr && !r.layer_scales.empty()) {
+    return invalid("layer_scales take a budget or keep, found thresholds");
+  }
+  return {};
+}
+
+const LayerView* first_sparse(std::span<const LayerView> layers) {
+  const auto at = std::find_if(layers.begin(), layers.end(),
+                               [](const LayerView& view) { return view.slots > 0; });
+  return at == layers.end() ? nullptr : &*at;
+}
+
+SelectionPlan dense_plan(SelectionPlan plan, bool fallback) {
+  plan.dense = true;
+  plan.fallback = fallback;
+  plan.asked_budget = std::min(plan.asked_budget, 1.0);  // no centroids are read beside all keys
+  plan.asked_keep = std::clamp(plan.asked_keep, 0.0, 1.0);
+  return plan;
+}
+
+SelectionPlan nothing_sparse_plan(const SelectionRequest& request) {
+  SelectionPlan plan;
+  const double asked = request.budget + request.keep;  // one of them is given, or thresholds
+  plan.asked_budget = plan.asked_keep = asked;
+  return dense_plan(plan, true);
+}
+
+Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
+  std::vector<float> logs;
+  for (int k = 0; k < plan.levels; ++k) {
+    if (!(thresholds[k] >= 0) || thresholds[k] > 1) {
+      return invalid(concat("thresholds[", k, "]: found ", thresholds[k], ", expected 0 to 1"));
+    }
+    logs.push_back(static_cast<float>(std::log(thresholds[k])));
+  }
+  plan.log_thresholds.assign(C::kScopes, logs);
+  plan.asked_budget = plan.asked_keep = plan.least_budget = 0;
+  return {};
+}
+
+Curves cluster_curves(const Calibration& calibration, const SelectionPlan& plan) {
+  const int path = plan.levels > 1 ? 1 : 0;
+  Curves out{.shares = &calibration.shares};
+  for (int scope = 0; scope < C::kScopes; ++scope) {
+    out.thresholds[scope] = calibration.thresholds.data() + (scope * C::kPaths + path) * C::kGrid;
+  }
+  if (plan.levels > 1) out.most = calibration.coarse_keep.back();
+  return out;
+}
+
+Curves key_curves(const Calibration& calibration, const SelectionPlan&) {
+  const float* grid = calibration.key_thresholds.data();
+  return {.thresholds = {grid, grid + C::kGrid}, .shares = &calibration.key_shares};
+}
+
+GridPoint grid_point(double keep) {
+  const double at = std::clamp(keep, 0.0, 1.0) * static_cast<double>(C::kGrid - 1);
+  const int64_t low = std::min(static_cast<int64_t>(at), C::kGrid - 2);
+  return {low, at - static_cast<double>(low)};
+}
+
 float calibrated_threshold(const float* grid, double keep) {
   const GridPoint at = grid_point(keep);
   const float low = grid[at.low], high = grid[at.low + 1];
@@ -231,63 +232,30 @@ float calibrated_threshold(const float* grid, double keep) {
   return static_cast<float>(low + at.fraction * (high - low));
 }
 
-Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
-                                     std::span<const LayerView> layers,
-                                     const Calibration& calibration,
-                                     const SelectionRequest& request, const std::string& path) {
-  SQZ_RETURN_IF_ERROR(check_amount(request));
-  if (metadata.partition != Partition::kKmeans) {
-    return Status(Code::kUnsupported,
-                  bad_field(path, "partition", partition_name(metadata.partition),
-                            "kmeans: selector squeezed needs an index with clusters"));
-  }
-  if (request.levels < 0 || request.levels > metadata.levels) {
-    return invalid(concat("levels: found ", request.levels, ", expected 0 to ", metadata.levels,
-                          ", what the index has"));
-  }
-  SelectionPlan plan;
-  if (metadata.levels == 0) return nothing_sparse_plan(request);
-  plan.levels = request.levels == 0 ? metadata.levels : request.levels;
-  const bool codes = metadata.key_codes > 0;
-  if (request.thresholds != nullptr) {
-    SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
-    if (codes) plan.alive = kAliveOfThresholds;
-    return plan;
-  }
-
-  // The tree serves budgets below what its coarse levels let through; above, the finest level
-  // alone.
-  ReadingCost cost;
-  const auto plan_levels = [&](int levels) {
-    plan.levels = levels;
-    // Of a keep, the budget depends on the codes that it pays for: 32 steps settle both.
-    for (int i = 0; i < (codes ? 32 : 1); ++i) {
-      cost = tree_cost(layers, calibration, levels, plan.alive);
-      resolve(cost, request, plan);
-      if (cost.all_codes == 0) continue;
-      const double rest = plan.asked_budget * cost.tokens - cost.fixed;
-      plan.alive = alive_share(plan.alive + rest / cost.all_codes);
-    }
-  };
-  plan_levels(plan.levels);
-  if (plan.levels > 1 && std::max(plan.asked_keep, plan.alive) > calibration.coarse_keep.back()) {
-    plan_levels(1);
-  }
-  SQZ_RETURN_IF_ERROR(settle(cost, request, path, plan));
-  if (plan.dense) return plan;
-
+void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibration,
+                     const Curves& curves, RuleKind rule, SelectionPlan& plan) {
+  const GridPoint at = grid_point(plan.asked_keep);
+  const int64_t heads = metadata.model.layers * metadata.model.kv_heads;
   for (int scope = 0; scope < C::kScopes; ++scope) {
-    std::vector<float> logs;
+    std::vector<float>& logs = plan.log_thresholds.emplace_back();
     for (int k = 0; k + 1 < plan.levels; ++k) {
       const int level = metadata.levels - plan.levels + k;
-      logs.push_back(coarse_of(calibration, scope, level, metadata.levels));
+      logs.push_back(
+          calibration.coarse[static_cast<size_t>(scope * (metadata.levels - 1) + level)]);
     }
-    logs.push_back(
-        calibrated_threshold(threshold_curve(calibration, scope, plan.levels), plan.asked_keep));
-    plan.log_thresholds.push_back(std::move(logs));
+    logs.push_back(calibrated_threshold(curves.thresholds[scope], plan.asked_keep));
+    if (rule == RuleKind::kThreshold) continue;
+    std::vector<float>& shares = plan.head_keep.emplace_back();
+    for (int64_t i = 0; i < heads; ++i) {
+      const float* grid = curves.shares->data() + (scope * heads + i) * C::kGrid + at.low;
+      shares.push_back(static_cast<float>(grid[0] + at.fraction * (grid[1] - grid[0])));
+    }
   }
-  if (request.rule == RuleKind::kBudget) fill_head_keep(metadata, calibration.shares, plan);
-  return plan;
+}
+
+void fill_even(const IndexMetadata& metadata, SelectionPlan& plan) {
+  const auto heads = static_cast<size_t>(metadata.model.layers * metadata.model.kv_heads);
+  plan.head_keep.assign(C::kScopes, std::vector<float>(heads, static_cast<float>(plan.asked_keep)));
 }
 
 }  // namespace sqz

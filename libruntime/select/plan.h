@@ -2,17 +2,20 @@
 // selectors and rules work with.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "formats/sqz_file.h"
 #include "libruntime/select/rule.h"
+#include "libruntime/select/selector.h"
 
 namespace sqz {
 
-// As in sqz.h; each is an entry of selector_types() (select/registry.h).
+// As in sqz.h; each is a row of selector_types() (select/registry.h).
 enum class SelectorKind {
   kAuto,  // becomes another one before it is prepared: fitting_selector()
   kSqueezed,
@@ -39,6 +42,14 @@ struct SelectionRequest {
   bool uniform_layers = false;           // what the index embeds about layers is not used
 };
 
+// What a selector is made from. Borrowed: all of it outlives the selector but the path.
+struct SelectorInputs {
+  const IndexMetadata& metadata;
+  const Calibration& calibration;
+  SelectableIndex index;
+  std::string path;  // opens messages
+};
+
 struct SelectionPlan {
   bool dense = false;       // read everything
   bool fallback = false;    // dense although selection was asked for: there is nothing to gain
@@ -49,8 +60,8 @@ struct SelectionPlan {
   double asked_keep = 1;  // both 0 with thresholds: what they read is not known before
   double alive = 0;       // share of the clustered keys whose codes are read; 0 without codes
   LogThresholds log_thresholds;  // [scope][level in use]
-  // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; rule
-  // kBudget only.
+  // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; empty by
+  // the rule kThreshold and for selectors that count keys.
   std::vector<std::vector<float>> head_keep;
   // [layers] the fraction that a layer keeps, divided by the average one; 0: it is read whole.
   // Empty if the plan is dense. See select/layer_spread.h.
@@ -72,8 +83,10 @@ struct SelectionPlan {
 // A context below this many tokens for which a budget cannot be met runs dense instead.
 inline constexpr int64_t kShortContext = 4096;
 
-// What a sparse layer costs, in units of one key and its value, as a function of the fraction of
-// its clustered keys that are kept: fixed + keep * per_keep.
+// ---- What a sparse layer costs.
+
+// In units of one key and its value of 16 bits, as a function of the fraction of the clustered keys
+// that are kept: fixed + keep * per_keep. See docs/runtime.md, "How much is read".
 struct ReadingCost {
   double tokens = 0;  // of the layer: the cost of reading everything
   double fixed = 0;   // sink, tail, metadata
@@ -83,11 +96,16 @@ struct ReadingCost {
   const char* fixed_names = nullptr;  // "pages, sink and tail", for messages
 };
 
-// What a clustered key and its value cost in these units: 1 with 16-bit rows.
-double slot_units(const LayerView& view);
 // Of a selector that reads nothing to decide: what it keeps, and the exact keys but for the first
 // `exact_skipped`.
-ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped = 0);
+ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped);
+// Of pages: their bounds are read, and at least one page.
+ReadingCost pages_cost(const SelectorInputs& inputs, const SelectionRequest& request,
+                       SelectionPlan& plan);
+// Of the centroid tree. It serves budgets below what its coarse levels let through; above, the
+// finest level serves alone. So plan.levels, which are asked for, may become 1; plan.alive is set.
+ReadingCost tree_cost(const SelectorInputs& inputs, const SelectionRequest& request,
+                      SelectionPlan& plan);
 
 // asked_keep and asked_budget of the plan, from whichever of keep and budget is given, and whether
 // that pays: the plan becomes dense where reading everything costs no more, or where a short
@@ -96,27 +114,35 @@ ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped = 0);
 Status settle(const ReadingCost& cost, const SelectionRequest& request, const std::string& path,
               SelectionPlan& plan);
 
+// ---- Plans.
+
+inline Status invalid(std::string message) {
+  return {Code::kInvalidArgument, std::move(message)};
+}
 // Exactly one of budget, keep and thresholds, in range. kInvalidArgument otherwise.
 Status check_amount(const SelectionRequest& request);
-// For selectors without centroids: levels and (unless `thresholds`) thresholds are not
-// theirs. kInvalidArgument names selector and option.
-Status check_plain(const SelectionRequest& request, const char* selector, bool thresholds);
-// Thresholds as given, for every scope: kInvalidArgument if one is outside [0, 1].
-Status fill_explicit(const double* thresholds, SelectionPlan& plan);
-// head_keep of the plan, at asked_keep; table as Calibration::shares.
-void fill_head_keep(const IndexMetadata& metadata, const std::vector<float>& table,
-                    SelectionPlan& plan);
+SelectionPlan dense_plan(SelectionPlan plan, bool fallback);
+// Of an index whose layers are all dense: what was asked for stands in it as it was given.
+SelectionPlan nothing_sparse_plan(const SelectionRequest& request);
+// Null if every layer is dense; sparse layers have the same shape.
+const LayerView* first_sparse(std::span<const LayerView> layers);
 // Whole keys that asked_keep of `slots` pays for; what a rounding took is given back.
 inline int64_t whole_keys(const SelectionPlan& plan, int64_t slots) {
   return static_cast<int64_t>(plan.asked_keep * static_cast<double>(slots) + 1e-6);
 }
-// The rule that a plan with selection has: by head_keep or by thresholds.
-std::unique_ptr<Rule> make_planned_rule(const SelectionPlan& plan, int64_t kv_heads);
-// Null if every layer is dense; sparse layers have the same shape.
-const LayerView* first_sparse(std::span<const LayerView> layers);
-SelectionPlan dense_plan(SelectionPlan plan, bool fallback);
-// Of an index whose layers are all dense: what was asked for stands in it as it was given.
-SelectionPlan nothing_sparse_plan(const SelectionRequest& request);
+// Thresholds as given, for every scope: kInvalidArgument if one is outside [0, 1].
+Status fill_explicit(const double* thresholds, SelectionPlan& plan);
+
+// ---- Calibrated numbers.
+
+// Of clusters or of single keys.
+struct Curves {
+  std::array<const float*, Calibration::kScopes> thresholds = {};  // [kGrid] of the finest level
+  const std::vector<float>* shares = nullptr;                      // as Calibration::shares
+  double most = 1;  // of the keys can be kept: what coarser levels let through
+};
+Curves cluster_curves(const Calibration& calibration, const SelectionPlan& plan);
+Curves key_curves(const Calibration& calibration, const SelectionPlan& plan);
 
 // A place between two points of a calibrated table.
 struct GridPoint {
@@ -129,15 +155,10 @@ GridPoint grid_point(double keep);
 // one of the two stands for "beyond every score".
 float calibrated_threshold(const float* grid, double keep);
 
-// The calibrated thresholds of the finest level, [kGrid], with `levels` in use.
-const float* threshold_curve(const Calibration& calibration, int scope, int levels);
-
-// ---- The centroid tree (selector `squeezed`).
-
-// `path` opens messages.
-Result<SelectionPlan> plan_selection(const IndexMetadata& metadata,
-                                     std::span<const LayerView> layers,
-                                     const Calibration& calibration,
-                                     const SelectionRequest& request, const std::string& path);
+// log_thresholds and, by the rule kBudget, head_keep of the plan at asked_keep.
+void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibration,
+                     const Curves& curves, RuleKind rule, SelectionPlan& plan);
+// head_keep of heads that all keep asked_keep.
+void fill_even(const IndexMetadata& metadata, SelectionPlan& plan);
 
 }  // namespace sqz

@@ -277,28 +277,6 @@ class Scorer {
   Buffers b_{};
 };
 
-Status check(const ScoreProblem& p, size_t scores, size_t workspace) {
-  const bool known = p.dtype == DType::kBF16 || p.dtype == DType::kF16 || p.dtype == DType::kF32;
-  if (!known) return {Code::kUnsupported, "centroids are neither BF16, F16 nor F32"};
-  if (p.dim <= 0 || p.clusters < 0 || p.tokens <= 0 || p.group <= 0) {
-    return {Code::kInvalidArgument, "a score problem needs dim, tokens and group above zero"};
-  }
-  if (p.queries == nullptr ||
-      (p.clusters > 0 && ((p.centroids == nullptr && p.coded == nullptr) || p.sizes == nullptr))) {
-    return {Code::kInvalidArgument, "a score problem needs queries, centroids and sizes"};
-  }
-  int64_t in_ranges = 0;
-  for (const ClusterRange& range : p.ranges) in_ranges += range.count;
-  if (!p.ranges.empty() && in_ranges != p.clusters) {
-    return {Code::kInvalidArgument, "the ranges of a score problem do not hold its clusters"};
-  }
-  if (scores < static_cast<size_t>(p.clusters) ||
-      workspace < static_cast<size_t>(score_workspace(p))) {
-    return {Code::kInvalidArgument, "scores or workspace are too small for the score problem"};
-  }
-  return {};
-}
-
 }  // namespace
 
 int64_t score_workspace(const ScoreProblem& problem) {
@@ -322,7 +300,6 @@ ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace) 
 
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
                       std::span<float> workspace) {
-  SQZ_RETURN_IF_ERROR(check(problem, scores.size(), workspace.size()));
   return Scorer(problem, workspace).run(scores.first(static_cast<size_t>(problem.clusters)));
 }
 

@@ -1,6 +1,6 @@
-// Selectors: what decides, per block of query tokens and KV head, which keys are read. A selector
-// is a scorer and a rule (select/rule.h). A new one is one class in one file and one line in
-// select/registry.cc: see docs/runtime.md.
+// Selectors decide which keys are read, for each block of query tokens and KV head. There are two
+// kinds: those that score groups of keys (group_selector.h) and those whose keys no query changes
+// (static_selection.h). The table in registry.cc names them.
 #pragma once
 
 #include <algorithm>

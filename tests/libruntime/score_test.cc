@@ -186,26 +186,5 @@ TEST(Score, TokenStrideSkipsOtherHeads) {
   EXPECT_EQ(run(strided), run(c.problem));
 }
 
-TEST(Score, RefusesBadProblems) {
-  const Case c = make_case(DType::kBF16, 64, 40, 1, 2, 10);
-  std::vector<float> scores(40), workspace(score_workspace(c.problem));
-  const auto code = [&](const ScoreProblem& p, std::span<float> s, std::span<float> w) {
-    return score_clusters(p, s, w).code();
-  };
-  EXPECT_EQ(code(c.problem, std::span(scores).first(39), workspace), Code::kInvalidArgument);
-  EXPECT_EQ(code(c.problem, scores, std::span(workspace).first(workspace.size() - 1)),
-            Code::kInvalidArgument);
-  ScoreProblem bad = c.problem;
-  bad.dtype = DType::kI32;
-  EXPECT_EQ(code(bad, scores, workspace), Code::kUnsupported);
-  bad = c.problem;
-  const std::vector<ClusterRange> less = {{0, 10}, {12, 28}};
-  bad.ranges = less;
-  EXPECT_EQ(code(bad, scores, workspace), Code::kInvalidArgument);
-  bad = c.problem;
-  bad.queries = nullptr;
-  EXPECT_EQ(code(bad, scores, workspace), Code::kInvalidArgument);
-}
-
 }  // namespace
 }  // namespace sqz

@@ -15,9 +15,9 @@ struct PruneArguments {
 };
 
 Result<SelectorKind> kind_of(const std::string& name) {
-  const auto types = selector_types();
-  for (size_t i = 0; i < types.size(); ++i) {
-    if (name == types[i].name) return static_cast<SelectorKind>(i);
+  for (const SelectorKind kind :
+       {SelectorKind::kStream, SelectorKind::kWindow, SelectorKind::kH2o}) {
+    if (name == selector_name(kind)) return kind;
   }
   return Status(Code::kInvalidArgument,
                 concat("--selector: found ", name, ", expected window, stream or h2o"));

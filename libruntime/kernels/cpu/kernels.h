@@ -117,7 +117,7 @@ struct CpuKernels {
   void (*finish_mean)(const float* maximum, const float* sum, int64_t n, float log_count,
                       float* scores);
 
-  // ---- pages (select/quest.cc).
+  // ---- pages (select/scorers.cc).
   // out[j] = upper . max[j] + lower . min[j]; upper, lower: packed rows; min, max [n][dim] as
   // stored. With upper = max(q, 0) and lower = min(q, 0) that is the sum over c of
   // max(q[c] min[j][c], q[c] max[j][c]).

@@ -1,6 +1,6 @@
 // Lookup for decoding among the buckets of a query classifier: one query token a request through
 // the network of each KV head, the shares of the group's heads added up, and the runs of the best
-// buckets. Scores and rule are those of libruntime/select/saap.cc; weights are float16
+// buckets. Scores and rule are those of libruntime/select/scorers.cc; weights are float16
 // (weights.h), products those of 22-bit queries and hidden units, sums float32.
 #pragma once
 

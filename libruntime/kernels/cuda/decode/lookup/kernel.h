@@ -1,6 +1,6 @@
 // Lookup for decoding: one query token a request against the centroids of an index, level by level,
 // or against the bounds of its pages; the selected runs of every (request, KV head). The scores are
-// those of libruntime/select/score.h and quest.cc, the rules those of libruntime/select/rule.h.
+// those of libruntime/select/score.h and scorers.cc, the rules those of libruntime/select/rule.h.
 #pragma once
 
 #include <cuda_runtime_api.h>

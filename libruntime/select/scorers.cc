@@ -1,0 +1,218 @@
+// What groups of keys are worth to a query: by centroids (clusters, single keys), by bounds (pages)
+// and by a network (buckets).
+#include <algorithm>
+#include <cmath>
+
+#include "libruntime/select/classifier.h"
+#include "libruntime/select/group_selector.h"
+
+namespace sqz {
+namespace {
+
+class CentroidScorer final : public GroupScorer {
+ public:
+  CentroidScorer(const SelectableIndex& index, int levels) : index_(index), levels_(levels) {}
+
+  std::vector<GroupLevel> levels(const LayerView& view, const LayerTable& table) const override {
+    std::vector<GroupLevel> out;
+    for (int k = first_level(view); k < view.levels; ++k) {
+      out.push_back({.count = view.level[k].clusters,
+                     .offsets = view.level[k].offsets,
+                     .sizes = table.level[k].sizes.data()});
+    }
+    return out;
+  }
+
+  void reserve(const LayerView& view, int level, SelectorLimits& limits) const override {
+    const int64_t clusters = view.level[first_level(view) + level].clusters;
+    limits.use_floats(most_score_workspace(score_problem(index_, view, clusters)));
+  }
+
+  Status score(const SelectQuery& query, int level, const Candidates& candidates,
+               SelectWorkspace& workspace, std::span<float> scores) const override {
+    const LayerView& view = index_.layers[query.layer];
+    const LevelView& from = view.level[first_level(view) + level];
+    ScoreProblem problem = score_problem(index_, query, candidates);
+    problem.centroids = static_cast<const std::byte*>(from.centroids) +
+                        query.kv_head * from.clusters * view.head_dim * dtype_size(view.dtype);
+    return score_clusters(problem, scores, workspace.floats);
+  }
+
+  int64_t vectors() const override { return 1; }
+
+ private:
+  int first_level(const LayerView& view) const { return std::max(0, view.levels - levels_); }
+
+  SelectableIndex index_;
+  int levels_;
+};
+
+// The selector `ideal` looks at all keys, which is not counted: it bounds what a selector can reach
+// with the keys that it keeps.
+class KeyScorer final : public GroupScorer {
+ public:
+  explicit KeyScorer(const SelectableIndex& index) : index_(index) {}
+
+  std::vector<GroupLevel> levels(const LayerView& view, const LayerTable&) const override {
+    if (view.slots == 0) return {};
+    return {{.count = view.slots}};
+  }
+
+  void reserve(const LayerView& view, int, SelectorLimits& limits) const override {
+    limits.use_floats(most_score_workspace(score_problem(index_, view, view.slots)));
+    if (view.coded_keys.bits > 0) {
+      limits.workspace.products.emplace(*index_.kernels, view.head_dim);
+    }
+  }
+
+  Status score(const SelectQuery& query, int, const Candidates& candidates,
+               SelectWorkspace& workspace, std::span<float> scores) const override {
+    const LayerView& view = index_.layers[query.layer];
+    ScoreProblem problem = score_problem(index_, query, candidates);
+    const CodedHead codes = coded_head(view, view.coded_keys, false, query.kv_head);
+    if (codes.coded()) {
+      problem.coded = &codes;
+      problem.products = &*workspace.products;
+    } else {
+      problem.centroids = static_cast<const std::byte*>(view.keys) +
+                          query.kv_head * view.slots * view.head_dim * dtype_size(view.dtype);
+    }
+    return score_clusters(problem, scores, workspace.floats);
+  }
+
+  int64_t vectors() const override { return 0; }
+
+ private:
+  SelectableIndex index_;
+};
+
+// The bound of a query and a page is the sum over c of max(q_c min_c, q_c max_c), that is
+// max(q, 0) . max + min(q, 0) . min. It is linear in the two parts of q: so the mean of the bounds
+// of several queries is the bound of their mean parts.
+class BoundsScorer final : public GroupScorer {
+ public:
+  explicit BoundsScorer(const SelectableIndex& index) : index_(index) {}
+
+  std::vector<GroupLevel> levels(const LayerView& view, const LayerTable&) const override {
+    if (view.pages == 0) return {};
+    return {{.count = view.pages, .width = view.page_size}};
+  }
+
+  void reserve(const LayerView& view, int, SelectorLimits& limits) const override {
+    limits.use_floats(2 * (view.head_dim + padded_dim(view.head_dim)));
+  }
+
+  Status score(const SelectQuery& query, int, const Candidates&, SelectWorkspace& workspace,
+               std::span<float> scores) const override {
+    const LayerView& view = index_.layers[query.layer];
+    const int64_t dim = view.head_dim;
+    float* upper = workspace.floats.data();
+    float* lower = upper + dim;
+    std::fill(upper, lower + dim, 0.0f);
+    const float weight = 1.0f / static_cast<float>(query.tokens * index_.group);
+    for (int64_t t = 0; t < query.tokens; ++t) {
+      for (int64_t h = 0; h < index_.group; ++h) {
+        const float* q = query.queries + t * query.token_stride + h * dim;
+        for (int64_t c = 0; c < dim; ++c) {
+          upper[c] += weight * std::max(q[c], 0.0f);
+          lower[c] += weight * std::min(q[c], 0.0f);
+        }
+      }
+    }
+    float* packed_upper = lower + dim;
+    float* packed_lower = packed_upper + padded_dim(dim);
+    const CpuKernels& kernels = *index_.kernels;
+    kernels.pack(view.dtype, upper, dim, 1, dim, packed_upper);
+    kernels.pack(view.dtype, lower, dim, 1, dim, packed_lower);
+    const int64_t skip = query.kv_head * view.pages * dim * dtype_size(view.dtype);
+    kernels.page_bounds(
+        view.dtype, packed_upper, packed_lower, static_cast<const std::byte*>(view.page_min) + skip,
+        static_cast<const std::byte*>(view.page_max) + skip, view.pages, dim, scores.data());
+    const bool finite =
+        std::all_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); });
+    if (finite) return {};
+    return {Code::kNumeric, "the product of a query and a page's bounds is NaN or infinite"};
+  }
+
+  int64_t vectors() const override { return 2; }
+
+ private:
+  SelectableIndex index_;
+};
+
+// The network says from a query before RoPE how much attention a key of each bucket gets
+// (formats/qmodel_file.h). With the sizes of the buckets that makes shares of the attention, of
+// which a score is the mean over the queries. It is divided by the size: so equation 1 with the
+// network's logits in place of products with centroids. The network is part of the model, so that
+// it does not count in the budget.
+class NetworkScorer final : public GroupScorer {
+ public:
+  explicit NetworkScorer(const SelectableIndex& index) : index_(index) {}
+
+  std::vector<GroupLevel> levels(const LayerView& view, const LayerTable& table) const override {
+    if (view.buckets == 0) return {};
+    return {{.count = view.buckets,
+             .offsets = view.bucket_offsets,
+             .sizes = table.bucket_sizes.data()}};
+  }
+
+  void reserve(const LayerView& view, int, SelectorLimits& limits) const override {
+    limits.use_floats(classifier_floats(view.head_dim, view.classifier.hidden, view.buckets));
+  }
+
+  Status score(const SelectQuery& query, int, const Candidates& buckets, SelectWorkspace& workspace,
+               std::span<float> scores) const override {
+    const LayerView& view = index_.layers[query.layer];
+    const Classifier network = head_classifier(view, index_.tables[query.layer], query.kv_head);
+    const float* rows[kClassifierRows];
+    int64_t count = 0;
+    const auto flush = [&] {
+      add_bucket_shares(*index_.kernels, network, rows, count, workspace.floats.data(), scores);
+      count = 0;
+    };
+    std::fill(scores.begin(), scores.end(), 0.0f);
+    for (int64_t t = 0; t < query.tokens; ++t) {
+      for (int64_t head = 0; head < index_.group; ++head) {
+        rows[count++] = query.queries + t * query.token_stride + head * view.head_dim;
+        if (count == kClassifierRows) flush();
+      }
+    }
+    flush();
+    const float queries = static_cast<float>(query.tokens * index_.group);
+    for (size_t i = 0; i < scores.size(); ++i) {
+      const uint32_t size = buckets.sizes[i];
+      scores[i] = size == 0 ? -INFINITY
+                            : std::log(scores[i] / queries) - std::log(static_cast<float>(size));
+      if (std::isnan(scores[i]) || scores[i] == INFINITY) {
+        return {Code::kNumeric, "the score of a bucket is NaN or infinite"};
+      }
+    }
+    return {};
+  }
+
+  int64_t vectors() const override { return 0; }
+  bool before_rope() const override { return true; }
+
+ private:
+  SelectableIndex index_;
+};
+
+}  // namespace
+
+std::unique_ptr<GroupScorer> make_centroid_scorer(const SelectableIndex& index,
+                                                  const SelectionPlan& plan) {
+  return std::make_unique<CentroidScorer>(index, plan.levels);
+}
+std::unique_ptr<GroupScorer> make_key_scorer(const SelectableIndex& index, const SelectionPlan&) {
+  return std::make_unique<KeyScorer>(index);
+}
+std::unique_ptr<GroupScorer> make_bounds_scorer(const SelectableIndex& index,
+                                                const SelectionPlan&) {
+  return std::make_unique<BoundsScorer>(index);
+}
+std::unique_ptr<GroupScorer> make_network_scorer(const SelectableIndex& index,
+                                                 const SelectionPlan&) {
+  return std::make_unique<NetworkScorer>(index);
+}
+
+}  // namespace sqz
