@@ -144,8 +144,8 @@ Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockChunk& 
     LookupParams& to = scope == 0 ? lookup.token : lookup.block;
     // Selectors of pages and buckets count, and have none.
     for (int k = 0; k < setup_.plan->levels; ++k) {
-      to.level[k].threshold = setup_.plan->log_threshold(scope, call.layer, k) *
-                              static_cast<float>(std::numbers::log2e);
+      to.level[k].threshold =
+          setup_.plan->log_thresholds[scope][k] * static_cast<float>(std::numbers::log2e);
     }
     to.wanted = wanted_of(scope, call.layer);
   }
@@ -173,7 +173,7 @@ Result<RunLists> BlockServer::look_up_sm90(const AttendCall& call, const BlockCh
           .clusters = from.clusters,
           .finest = k + 1 == levels.levels};
     for (int scope = 0; scope < kScopes; ++scope) {
-      to.log_threshold[scope] = setup_.plan->log_threshold(scope, call.layer, k);
+      to.log_threshold[scope] = setup_.plan->log_thresholds[scope][k];
       if (!setup_.plan->head_keep.empty()) to.wanted[scope] = wanted_of(scope, call.layer);
     }
     lookup.alive = lookup.chosen;  // of the level before; at the first one all

@@ -41,8 +41,7 @@ void set_pages(const DeviceLayer& from, const SelectionPlan&, int64_t, LookupPar
   to.level[0].clusters = static_cast<int32_t>(from.pages);
 }
 
-void set_clusters(const DeviceLayer& from, const SelectionPlan& plan, int64_t layer,
-                  LookupParams& to) {
+void set_clusters(const DeviceLayer& from, const SelectionPlan& plan, int64_t, LookupParams& to) {
   to.levels = plan.levels;
   for (int k = 0; k < plan.levels; ++k) {
     const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - plan.levels + k)];
@@ -52,7 +51,7 @@ void set_clusters(const DeviceLayer& from, const SelectionPlan& plan, int64_t la
                    .sizes = level.sizes,
                    .log_sizes = level.log_sizes,
                    .clusters = static_cast<int32_t>(level.clusters),
-                   .threshold = plan.log_threshold(0, layer, k) * kLog2E};
+                   .threshold = plan.log_thresholds[0][k] * kLog2E};
   }
 }
 

@@ -34,11 +34,7 @@ std::vector<double> deal(double total, std::span<const double> weights,
 // the plan's layer_keep, at most all; their sum is exact. 0 for layers that are read whole.
 std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots);
 
-// layer_thresholds of the plan: what each layer keeps at its log_thresholds, times its scale, with
-// the same total. Nothing if all scales are alike.
-void spread_thresholds(const IndexMetadata& metadata, const Curves& curves, SelectionPlan& plan);
-
-// The same for the plan's head_keep.
+// Spreads head_keep of the plan by layer_keep, with the same total.
 void spread_head_keep(const IndexMetadata& metadata, SelectionPlan& plan);
 
 }  // namespace sqz

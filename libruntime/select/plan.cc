@@ -83,6 +83,18 @@ void resolve(const ReadingCost& cost, const SelectionRequest& request, Selection
   plan.asked_budget = request.keep != 0 ? budget_for(cost, request.keep) : request.budget;
 }
 
+// A place between two points of a calibrated table.
+struct GridPoint {
+  int64_t low = 0;
+  double fraction = 0;  // of the way to low + 1
+};
+
+GridPoint grid_point(double keep) {
+  const double at = std::clamp(keep, 0.0, 1.0) * static_cast<double>(C::kGrid - 1);
+  const int64_t low = std::min(static_cast<int64_t>(at), C::kGrid - 2);
+  return {low, at - static_cast<double>(low)};
+}
+
 }  // namespace
 
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
@@ -161,9 +173,6 @@ Status check_amount(const SelectionRequest& r) {
     if (amount == 0 || (amount > 0 && amount <= 1)) continue;
     return invalid(concat(name, ": found ", amount, ", expected above 0 and at most 1"));
   }
-  if (r.thresholds != nullptr && !r.layer_scales.empty()) {
-    return invalid("layer_scales take a budget or keep, found thresholds");
-  }
   return {};
 }
 
@@ -207,19 +216,12 @@ Curves cluster_curves(const Calibration& calibration, const SelectionPlan& plan)
   for (int scope = 0; scope < C::kScopes; ++scope) {
     out.thresholds[scope] = calibration.thresholds.data() + (scope * C::kPaths + path) * C::kGrid;
   }
-  if (plan.levels > 1) out.most = calibration.coarse_keep.back();
   return out;
 }
 
 Curves key_curves(const Calibration& calibration, const SelectionPlan&) {
   const float* grid = calibration.key_thresholds.data();
   return {.thresholds = {grid, grid + C::kGrid}, .shares = &calibration.key_shares};
-}
-
-GridPoint grid_point(double keep) {
-  const double at = std::clamp(keep, 0.0, 1.0) * static_cast<double>(C::kGrid - 1);
-  const int64_t low = std::min(static_cast<int64_t>(at), C::kGrid - 2);
-  return {low, at - static_cast<double>(low)};
 }
 
 float calibrated_threshold(const float* grid, double keep) {

@@ -66,17 +66,9 @@ struct SelectionPlan {
   // [layers] the fraction that a layer keeps, divided by the average one; 0: it is read whole.
   // Empty if the plan is dense. See select/layer_spread.h.
   std::vector<double> layer_keep;
-  // [scope][layer] log T of the finest level, if layers have different ones; else empty.
-  std::vector<std::vector<float>> layer_thresholds;
 
   bool selects(int64_t layer) const {
     return !dense && !layer_keep.empty() && layer_keep[static_cast<size_t>(layer)] > 0;
-  }
-  float log_threshold(int scope, int64_t layer, int level) const {
-    if (!layer_thresholds.empty() && level + 1 == levels) {
-      return layer_thresholds[static_cast<size_t>(scope)][static_cast<size_t>(layer)];
-    }
-    return log_thresholds[static_cast<size_t>(scope)][static_cast<size_t>(level)];
   }
 };
 
@@ -139,17 +131,9 @@ Status fill_explicit(const double* thresholds, SelectionPlan& plan);
 struct Curves {
   std::array<const float*, Calibration::kScopes> thresholds = {};  // [kGrid] of the finest level
   const std::vector<float>* shares = nullptr;                      // as Calibration::shares
-  double most = 1;  // of the keys can be kept: what coarser levels let through
 };
 Curves cluster_curves(const Calibration& calibration, const SelectionPlan& plan);
 Curves key_curves(const Calibration& calibration, const SelectionPlan& plan);
-
-// A place between two points of a calibrated table.
-struct GridPoint {
-  int64_t low = 0;
-  double fraction = 0;  // of the way to low + 1
-};
-GridPoint grid_point(double keep);
 
 // The value of a calibrated table at `keep`: linear between grid points, and the neighbour's where
 // one of the two stands for "beyond every score".

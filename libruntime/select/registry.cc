@@ -84,12 +84,22 @@ int64_t exact_skipped(const SelectorType& type, const IndexMetadata& metadata) {
   return type.sinks ? 0 : metadata.sink;
 }
 
+// One threshold for all layers and heads.
+bool has_one_threshold(const SelectorType& type, const SelectionRequest& r) {
+  return r.thresholds != nullptr || (type.curves != nullptr && r.rule == RuleKind::kThreshold);
+}
+
 // Options that the selector does not take.
 Status check_options(const SelectorType& type, const SelectionRequest& r, int levels) {
   const auto refuse = [&](const char* option, const std::string& found, const char* expected) {
     return invalid(
         concat("selector ", type.name, ": ", option, ": found ", found, ", expected ", expected));
   };
+  if (has_one_threshold(type, r) && !r.layer_scales.empty()) {
+    return invalid(
+        "layer_scales: found some, expected none with a threshold for all layers; take "
+        "the rule budget");
+  }
   if (type.tree) {
     if (r.levels >= 0 && r.levels <= levels) return {};
     return invalid(
@@ -108,7 +118,7 @@ std::unique_ptr<Rule> planned_rule(const SelectorInputs& inputs, const Selection
     return make_budget_rule(plan.log_thresholds, plan.head_keep, inputs.metadata.model.kv_heads);
   }
   if (!plan.log_thresholds.empty()) {
-    return make_threshold_rule(plan.log_thresholds, plan.layer_thresholds);
+    return make_threshold_rule(plan.log_thresholds);
   }
   const LayerView& view = *first_sparse(inputs.index.layers);
   std::vector<int64_t> pages = layer_keys(plan, view.slots);
@@ -193,8 +203,10 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
   }
   const int dense_layers =
       request.dense_layers == 0 ? type.dense_layers : std::max(request.dense_layers, 0);
+  SelectionRequest spread = request;
+  spread.uniform_layers |= has_one_threshold(type, request);
   SQZ_ASSIGN_OR_RETURN(std::vector<double> layer_keep,
-                       layer_scales(metadata, inputs.index.layers, request, dense_layers));
+                       layer_scales(metadata, inputs.index.layers, spread, dense_layers));
   if (metadata.pruned) return prepare_pruned(inputs, type, request);
   if (request.selector == SelectorKind::kDense) return prepare_dense(request);
   SQZ_RETURN_IF_ERROR(check_amount(request));
@@ -229,7 +241,6 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
   if (type.curves != nullptr && request.thresholds == nullptr) {
     const Curves curves = type.curves(inputs.calibration, plan);
     fill_calibrated(metadata, inputs.calibration, curves, request.rule, plan);
-    spread_thresholds(metadata, curves, plan);
   }
   spread_head_keep(metadata, plan);
   out.selector = type.scorer == nullptr

@@ -48,15 +48,12 @@ void fill_last_bucket(const Choice& choice, int64_t left, bool reach, std::span<
 
 class ThresholdRule final : public Rule {
  public:
-  ThresholdRule(LogThresholds log_thresholds, LogThresholds layer_thresholds)
-      : log_thresholds_(std::move(log_thresholds)),
-        layer_thresholds_(std::move(layer_thresholds)) {}
+  explicit ThresholdRule(LogThresholds log_thresholds)
+      : log_thresholds_(std::move(log_thresholds)) {}
 
   void choose(const Choice& choice, std::span<uint32_t> /*order*/,
               std::span<uint8_t> chosen) const override {
-    const float threshold = choice.finest && !layer_thresholds_.empty()
-                                ? layer_thresholds_[choice.scope][choice.layer]
-                                : log_thresholds_[choice.scope][choice.level];
+    const float threshold = log_thresholds_[choice.scope][choice.level];
     for (size_t i = 0; i < choice.scores.size(); ++i) {
       const float score = choice.scores[i];
       chosen[i] = score >= threshold && score > -INFINITY ? 1 : 0;
@@ -64,7 +61,7 @@ class ThresholdRule final : public Rule {
   }
 
  private:
-  LogThresholds log_thresholds_, layer_thresholds_;
+  LogThresholds log_thresholds_;
 };
 
 class BudgetRule final : public Rule {
@@ -144,9 +141,8 @@ int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen) {
   return keys;
 }
 
-std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds,
-                                          LogThresholds layer_thresholds) {
-  return std::make_unique<ThresholdRule>(std::move(log_thresholds), std::move(layer_thresholds));
+std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds) {
+  return std::make_unique<ThresholdRule>(std::move(log_thresholds));
 }
 
 std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,

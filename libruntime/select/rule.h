@@ -32,10 +32,8 @@ class Rule {
 // log T of each scope and level in use: log_thresholds[scope][level].
 using LogThresholds = std::vector<std::vector<float>>;
 
-// score >= T, one T for all layers and heads (the paper's rule), unless the finest level has one
-// for each layer: layer_thresholds[scope][layer], or empty.
-std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds,
-                                          LogThresholds layer_thresholds = {});
+// score >= T, one T for all layers and heads (the paper's rule).
+std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds);
 
 // The finest level is filled best first up to the fraction of its keys that the head keeps: the
 // prefix of the ranking whose number of keys is nearest to it. Coarser levels filter by threshold,

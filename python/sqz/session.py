@@ -57,7 +57,8 @@ class Session(Handle):
         approximates it if the index has key codes, which a GPU does not use.
     levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
-    layer_scales: each layer's keep as a multiple of the average. uniform_layers: all alike, whatever the index says.
+    layer_scales: each layer's keep as a multiple of the average; not with the rule "threshold". uniform_layers: all
+        alike, whatever the index says.
     max_tokens: most query tokens of a call, 0 = 4096. max_request_tokens: of one request, 0 = max_tokens.
     threads: of the CPU, 0 = all cores. device: None or "cpu", a number, "cuda", "cuda:1" or a torch.device.
     kv_heads: (first, count), those of one rank of tensor parallelism; None = all.

@@ -204,7 +204,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     } else {
       const double amount = chance(4) ? 1 : chance(4) ? 0.001 : real(0.08, chance(50) ? 0.9 : 0.4);
       (chance(60) ? c.budget : c.keep) = amount;
-      if (layers > 1 && chance(20)) {
+      if (layers > 1 && (!ruled || c.by_budget_rule) && chance(20)) {
         c.layer_scales = scales();
         if (chance(30)) c.layer_scales[0] = INFINITY;
       }

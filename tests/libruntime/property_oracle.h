@@ -70,7 +70,7 @@ class PropertyOracle {
       }
       single.levels = 1;
       single.level[0] = {view.slots, view.keys, offsets.data(), nullptr};
-      p.log_thresholds = {log_threshold(calibration_.key_shares, 0, layer)};
+      p.log_thresholds = {log_threshold(0)};
       p.share = head_share(calibration_.key_shares, 0, layer, head);
       auto out = reference::select(single, head, queries, tokens, c_.group(), scale(), p);
       out.centroids = 0;
@@ -86,7 +86,7 @@ class PropertyOracle {
                 ? std::log(c_.thresholds[k])
                 : double{calibration_.coarse[scope * row + metadata_.levels - levels_ + k]});
       }
-      p.log_thresholds.push_back(log_threshold(calibration_.shares, scope, layer));
+      p.log_thresholds.push_back(log_threshold(scope));
       p.share = head_share(calibration_.shares, scope, layer, head);
       if (c_.codes()) p.codes = codes(layer);
       p.alive = alive_;
@@ -168,9 +168,10 @@ class PropertyOracle {
   void find_scales() {
     if (c_.selector == SQZ_SELECTOR_DENSE) dense_ = true;
     scales_.assign(views_.size(), 1);
+    const bool ruled = c_.selector == SQZ_SELECTOR_SQUEEZED || c_.selector == SQZ_SELECTOR_IDEAL;
     if (!c_.layer_scales.empty()) {
       scales_ = c_.layer_scales;
-    } else if (c_.uniform_layers == 0 && metadata_.layer_budgets) {
+    } else if (c_.uniform_layers == 0 && metadata_.layer_budgets && (!ruled || c_.by_budget_rule)) {
       const auto& budget = metadata_.layer_budgets->budget;
       scales_.assign(budget.begin(), budget.end());
     }
@@ -305,18 +306,6 @@ class PropertyOracle {
     for (int64_t h = 0; h < c_.model.kv_heads; ++h) sum += share(table, scope, layer, h, keep);
     return sum / static_cast<double>(c_.model.kv_heads);
   }
-  // [layers] what each keeps, by its scale, of what all keep together.
-  std::vector<double> spread_shares(const std::vector<float>& table, int scope, double most) const {
-    std::vector<double> weights, caps;
-    double total = 0;
-    for (int64_t l = 0; l < c_.model.layers; ++l) {
-      const double natural = layer_share(table, scope, l, keep_);
-      weights.push_back(natural * scales_[l]);
-      caps.push_back(layer_share(table, scope, l, most));
-      if (scales_[l] > 0) total += natural;
-    }
-    return dealt(total, weights, caps);
-  }
   double head_share(const std::vector<float>& table, int scope, int64_t layer, int64_t head) const {
     if (!c_.by_budget_rule) return 0;
     const double own = share(table, scope, layer, head, keep_);
@@ -336,7 +325,7 @@ class PropertyOracle {
     return dealt(kept * static_cast<double>(c_.model.kv_heads), weights,
                  std::vector<double>(weights.size(), 1.0))[head];
   }
-  double log_threshold(const std::vector<float>& table, int scope, int64_t layer) const {
+  double log_threshold(int scope) const {
     if (!c_.thresholds.empty()) return std::log(c_.thresholds.back());
     if (c_.by_budget_rule) return 0;
     const bool keys = c_.selector == SQZ_SELECTOR_IDEAL;
@@ -344,18 +333,7 @@ class PropertyOracle {
     const int64_t curves = keys ? Calibration::kScopes : Calibration::kScopes * Calibration::kPaths;
     const int64_t curve = keys ? scope : scope * Calibration::kPaths + (levels_ > 1 ? 1 : 0);
     const float* grid = all.data() + curve * (std::ssize(all) / curves);
-    const double most = levels_ > 1 && !keys ? calibration_.coarse_keep.back() : 1;
-    double place = keep_;
-    if (spread_) {  // the least place of the layer's curve that keeps its part
-      const double part = spread_shares(table, scope, most)[layer];
-      double low = 0, high = 1;
-      for (int i = 0; i < 60; ++i) {
-        const double middle = (low + high) / 2;
-        (layer_share(table, scope, layer, middle) < part - 1e-12 ? low : high) = middle;
-      }
-      place = std::min(high, most);
-    }
-    const double at = place * static_cast<double>(kLast);
+    const double at = keep_ * static_cast<double>(kLast);
     const auto low = std::min(static_cast<int64_t>(at), kLast - 1);
     const float a = grid[low], b = grid[low + 1];
     if (at == static_cast<double>(low)) return a;

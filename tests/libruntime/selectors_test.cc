@@ -118,6 +118,10 @@ TEST_P(Selectors, RefusesRequestsThatMakeNoSense) {
   given.thresholds = thresholds;
   given.layer_scales = alike;
   EXPECT_EQ(testing::refusal(served(), given).code(), Code::kInvalidArgument);
+  SelectionRequest one = request(0.3);
+  one.rule = RuleKind::kThreshold;
+  one.layer_scales = alike;
+  EXPECT_EQ(testing::refusal(served(), one).ok(), !GetParam().thresholds);
   given.layer_scales = {};
   given.rule = RuleKind::kBudget;  // thresholds imply the rule
   EXPECT_EQ(testing::refusal(served(), given).ok(), GetParam().thresholds);

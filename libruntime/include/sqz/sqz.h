@@ -249,7 +249,9 @@ typedef struct sqz_session_options {
                                  average, for every selector. Only the ratios matter; the total is
                                  that of the budget. Above 0; infinity = read the layer whole. A
                                  layer keeps at most all of its keys, and the others get the rest.
-                                 null = as the index embeds, else all alike. Not with thresholds */
+                                 null = as the index embeds, else all alike. Not with
+                                 SQZ_RULE_THRESHOLD, whose thresholds are the same for all layers:
+                                 it ignores what the index embeds */
   int64_t layer_scale_count;  /* entries of layer_scales; 0 without them */
   int64_t first_kv_head, kv_heads; /* the range to serve; kv_heads 0 = all from the first on. On
                                       CUDA both 0, or the range that was uploaded */
