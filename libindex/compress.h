@@ -1,6 +1,6 @@
-// Rows of fewer bits: keys and values of clusters as codes of what is left after their cluster's
-// means, and key codes to choose single keys by (docs/format.md, "Rows of codes"). A build writes
-// its layers through the same functions, so that compressing an index gives the bytes of a build.
+// Rows of 8 bits: codes of the residuals of clustered keys and values to the means of their
+// cluster. Key codes: codes of 1 or 2 bits a dimension that choose single keys (docs/format.md,
+// "Rows of codes"). Builds use the same functions, so a compressed index has the bytes of a build.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,24 @@ namespace sqz {
 struct CompressOptions {
   RowKind rows = RowKind::k16;
   int key_codes = 0;              // bits a dimension: 0 (none), 1 or 2
-  std::vector<int64_t> layers16;  // whose rows stay of 16 bits; key codes they get all the same
+  std::vector<int64_t> layers16;  // layers whose rows stay at 16 bits; they get key codes, too
   uint64_t seed = 0;              // of the rotation
 
   bool any() const { return rows != RowKind::k16 || key_codes > 0; }
 };
 
-// What the metadata of an index say of it; nothing changes without options.any(). kInvalidArgument
-// names an option that is out of range; what does not fit the index, check_metadata() refuses.
+// Puts the options into the metadata of an index. kInvalidArgument names an option that is out of
+// range. check_metadata() refuses options that do not fit the index.
 Status set_rows(const CompressOptions& options, IndexMetadata& metadata);
 
 class LayerCompressor {
  public:
-  // Of a file with these metadata (set_rows()).
+  // `metadata`: after set_rows(). Borrowed.
   explicit LayerCompressor(const IndexMetadata& metadata);
 
-  // Sets the pointers to the layer's rows of codes, which are made of the 16-bit rows that `data`
-  // points to. They are valid until the next layer. kNumeric, naming layer, KV head and slot, where
-  // a residual is beyond the dtype.
+  // Sets the pointers to the rows of codes of the layer, made of the 16-bit rows that `data` points
+  // to. They are valid until the next layer. kNumeric names layer, KV head and slot of a residual
+  // that is beyond the dtype.
   Status compress(int64_t layer, LayerView& data, int threads);
 
  private:
@@ -48,15 +48,15 @@ struct CompressReport {
   uint64_t bytes = 0, bytes_before = 0;  // of the output and of the index
 };
 
-// Publishes at `output`, which may be the index's own path (with `replace`). kUnsupported for an
-// index without clusters, keys or values, or with rows of codes; kCorrupt if it is damaged: it is
-// read whole and checked first. `threads`: 0 = all cores. `progress` (may be empty) gets 0 .. 1.
+// Publishes at `output`, which may be the path of the index (with `replace`). Reads and checks the
+// whole index first: kCorrupt if it is damaged. kUnsupported if it has no clusters, or rows of
+// codes already. `threads`: 0 = all cores. `progress` (may be empty) gets 0 to 1.
 Result<CompressReport> compress_index(Env& env, const SqzFile& index,
                                       const CompressOptions& options, const std::string& output,
                                       bool replace, int threads,
                                       const std::function<void(double)>& progress = {});
 
-// The clustered keys of a layer, [Hkv, M, d], from whatever rows it has.
+// The clustered keys of a layer, [Hkv, M, d], from rows of any kind.
 std::vector<float> decoded_keys(const LayerView& view);
 
 }  // namespace sqz

@@ -1,11 +1,10 @@
-// Spherical k-means: what partitions the keys of one KV head, and what an engine for it must do.
+// Spherical k-means, which partitions the keys of a KV head.
 //
 // Points are compared by cosine: every engine L2-normalises them first, and its centroids are unit
-// vectors (paper 3.1). An engine returns assignments alone; the centroids that an index stores are
-// means of the raw keys and are computed elsewhere (libindex/tree.h), the same for every engine.
+// vectors (paper 3.1). An engine returns assignments only. The stored centroids are means of the
+// raw keys, and libindex/tree.h computes them for every engine.
 //
-// Deterministic: the same problem gives the same assignment whatever the number of threads and
-// whatever else is in the batch.
+// The same problem gives the same assignment, for any number of threads and in any batch.
 #pragma once
 
 #include <cstdint>
@@ -71,9 +70,9 @@ uint64_t kmeans_seed(uint64_t seed, int64_t layer, int64_t head, int64_t level);
 // out[i] = points[i] / |points[i]|; a zero row stays zero. May not alias.
 void normalise_rows(const float* points, int64_t count, int64_t dim, float* out);
 
-// Gives every empty cluster half of the largest one (most points, lowest number among equals), cut
-// along its two most distant points, or in the middle where all are alike. `unit`: [count, dim]
-// normalised points. Needs count >= clusters; afterwards no cluster is empty.
+// Gives every empty cluster a part of the largest cluster (most points, lowest number among
+// equals), which is cut between two distant points, or in the middle if all points are alike.
+// `unit`: [count, dim] normalised points, count >= clusters. No cluster is empty afterwards.
 void refill_empty_clusters(const float* unit, int64_t count, int64_t dim, int64_t clusters,
                            int32_t* assignment);
 

@@ -1,6 +1,6 @@
-// From the keys and values of one layer to everything that the file stores of it, in one step on an
-// engine's own device: clusters of every level, slot order, means, permuted rows. What comes out
-// has the meaning of build_trees(), depth_first_order() and LayerStore::fill_sparse() together.
+// Makes all tensors of a layer from its keys and values on the device of an engine: clusters of
+// every level, slot order, means, permuted rows. The result has the meaning of build_trees(),
+// depth_first_order() and LayerStore::fill_sparse() together.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace sqz {
 struct LayerProblem {
   int64_t heads = 0, tokens = 0, dim = 0;  // Hkv, N, d
   int64_t sink = 0;                        // first tokens that are not clustered
-  int64_t clustered = 0;                   // M: those after them that are; the rest is the tail
+  int64_t clustered = 0;                   // M: the tokens after them; the rest is the tail
   TreeOptions tree;                        // clusters, iterations, seed, layer
   DType dtype = DType::kBF16;              // of what is stored
 
@@ -27,8 +27,7 @@ struct LayerProblem {
   const DeviceRows* device = nullptr;   // null, or on the engine's device
 };
 
-// Bytes on the engine's device: with all KV heads of a layer at once, and with one by one, which is
-// the least that it needs.
+// Bytes on the engine's device with all KV heads of a layer at once, and with one at a time.
 struct LayerMemory {
   uint64_t whole = 0, least = 0;
 };

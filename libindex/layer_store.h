@@ -1,5 +1,5 @@
-// One layer on its way into the file: rows in slot order and means of clusters, in the stored
-// dtype. The buffers are reused from layer to layer.
+// Makes the tensors of one layer: rows in slot order and means of clusters, in the stored dtype.
+// Layers share the buffers.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@
 
 namespace sqz {
 
-// kNumeric where an element of [heads, N, d] is NaN, infinite or beyond `dtype`: the first such, by
-// head and token. `head_name` ("KV head") and `what` ("key") are for the message.
+// kNumeric names the first element of [heads, N, d], by head and token, that is NaN, infinite or
+// beyond `dtype`. The message calls a head `head_name` ("KV head") and the element `what` ("key").
 Status check_storable(std::span<const float> data, int64_t heads, int64_t dim, DType dtype,
                       int64_t layer, const char* head_name, const char* what, int threads);
 
-// The tensors of one layer as the file has them, in its dtype.
+// The tensors of one layer, as the file has them.
 struct LayerBuffers {
   struct Level {
     std::vector<std::byte> centroids, value_means;  // [Hkv, n_k, d]
@@ -26,10 +26,10 @@ struct LayerBuffers {
   std::vector<Level> levels;                        // coarse to fine
   std::vector<uint32_t> positions;                  // [Hkv, M]
   std::vector<uint32_t> heavy;                      // [Hkv, M] slots; empty without an order
-  std::vector<std::byte> keys, values;              // [Hkv, M, d]; empty if not kept
+  std::vector<std::byte> keys, values;              // [Hkv, M, d]
   std::vector<std::byte> exact_keys, exact_values;  // [Hkv, E, d]
 
-  // clusters: n_k; none for a layer without clusters. Memory is kept, contents are undefined.
+  // clusters: n_k, or empty. Does not clear the buffers.
   void resize(int64_t heads, int64_t dim, std::span<const int64_t> clusters, int64_t slots,
               int64_t exact);
 };
@@ -39,26 +39,27 @@ class LayerStore {
   LayerStore(int64_t kv_heads, int64_t tokens, int64_t dim, DType dtype)
       : kv_heads_(kv_heads), tokens_(tokens), dim_(dim), dtype_(dtype) {}
 
-  // A clustered layer. keys, values: [Hkv, N, d]; orders: one a head, over tokens sink .. sink + M.
+  // Fills a clustered layer. keys, values: [Hkv, N, d]. orders: one a head, over the tokens sink to
+  // sink + M - 1.
   Status fill_sparse(const float* keys, const float* values, std::span<const SlotOrder> orders,
                      int64_t sink, int threads);
-  // A layer of pages: tokens sink .. sink + slots in token order, and the range of each page's
-  // keys.
+  // Fills a layer of pages: `slots` tokens from `sink` on, in token order, and the range of the
+  // keys of each page.
   Status fill_pages(const float* keys, const float* values, int64_t sink, int64_t slots,
                     int64_t page_size, int threads);
-  // A layer of buckets, with the classifier of `layer`, which is borrowed.
+  // Fills a layer of buckets. Borrows the classifier `layer`.
   Status fill_buckets(const float* keys, const float* values, const BucketOrder& order,
                       const QmodelLayer& layer, int64_t sink, int threads);
-  // A dense layer: tokens first .. N - 1.
+  // Fills a dense layer: the tokens first to N - 1.
   Status fill_dense(const float* keys, const float* values, int64_t first, int threads);
 
-  // After a layer's fill: its slots by attention, most first, of equal ones the earlier token
-  // first. attention: [Hkv, N], what each token got.
+  // Sorts the slots of the layer that was filled by attention [Hkv, N], largest first. Among equals
+  // the earlier token comes first.
   void order_heavy(std::span<const float> attention);
 
-  // Sets the pointers of a view with the layer's sizes; they are valid until the next fill.
+  // Sets the pointers of a view that has the layer's sizes. They are valid until the next fill.
   void point(LayerView& view) const;
-  // The memory that they point to: an engine that makes the tensors itself writes them here.
+  // The buffers that they point to, for an engine that makes the tensors itself.
   LayerBuffers& buffers() { return buffers_; }
 
  private:

@@ -1,5 +1,4 @@
-// Which centroid is nearest to a key: the assignment step of k-means, and of keys to trained
-// buckets.
+// Finds the nearest centroid of a key, for k-means and for the buckets of a classifier.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +6,16 @@
 
 namespace sqz {
 
-// Centroids laid out for the search, a copy.
+// A copy of the centroids, in the layout that the search needs.
 class NearestCentroids {
  public:
   // centroids [clusters, dim], finite; at least one.
   NearestCentroids(const float* centroids, int64_t clusters, int64_t dim);
 
-  // For each point [n, dim], the largest inner product with a centroid and that centroid's number,
-  // the lowest among equals. On one thread, without allocating. A point's answer does not depend on
-  // the others, nor on the processor among those with fused multiply-add.
+  // For each point [n, dim]: the largest inner product with a centroid, and the number of that
+  // centroid, the lowest among equals. Uses one thread and allocates nothing. The answer for a
+  // point does not depend on the other points, and is the same on all processors with fused
+  // multiply-add.
   void find(const float* points, int64_t n, float* products, int64_t* labels) const;
 
  private:

@@ -1,8 +1,7 @@
-// The centroid tree of one KV head (paper 3.3): keys in clusters of the finest level, these in
-// clusters of the level above, and so on to level 1, the coarsest.
+// The centroid tree of one KV head (paper 3.3). The finest level clusters the keys. Every other
+// level clusters the centroids of the next finer level, weighted by the number of keys below each.
 //
-// Upper levels cluster the centroids of the level below, weighted by the number of keys below each.
-// Vectors over levels go from coarse to fine: [0] is level 1 of the paper, back() the finest.
+// Vectors over levels go from coarse to fine: [0] is level 1 of the paper.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +25,12 @@ struct TreeOptions {
   std::vector<int64_t> clusters;  // n_k, coarse to fine: as from cluster_counts()
   int iterations = 10;
   uint64_t seed = 0;
-  int64_t layer = 0;  // seeds alone depend on it
+  int64_t layer = 0;  // for the seeds
   int threads = 1;
 };
 
-// n_k = round(fraction x tokens) for each level, at least 1 and at most what is below it (`keys`
-// below the finest). fractions: coarse to fine.
+// n_k = round(fraction x tokens) for each level, coarse to fine. At least 1, and at most the number
+// of clusters of the next finer level, or `keys` for the finest.
 std::vector<int64_t> cluster_counts(std::span<const double> fractions, int64_t tokens,
                                     int64_t keys);
 

@@ -1,5 +1,5 @@
-// How much a device works on at a time: documents pass together as long as their tokens are no more
-// than a limit, in the order in which they came; one that is longer passes alone.
+// Limits the tokens that a device works on at a time. Documents enter in the order in which they
+// came, as long as their tokens together are within the limit. A longer document enters alone.
 #pragma once
 
 #include <algorithm>
