@@ -1,4 +1,5 @@
-// Files that must not outlive the process. A process that a signal ends removes them in its handler.
+// Files that must not outlive the process. A process that a signal ends removes them in its
+// handler.
 #pragma once
 
 #include <string>

@@ -129,7 +129,7 @@ class Call {
 double tolerance_of(const PropertyCase& c) {
   if (kGpu) {
     const bool bf16 = c.dtype == DType::kBF16 || c.build.dtype == DType::kBF16;
-    return (bf16 ? 1.2e-2 : 6e-3) * (c.build.compress.rows == RowKind::k16 ? 1 : 3);
+    return (bf16 ? 1.2e-2 : 6e-3) * (c.build.compress.rows == RowKind::k16 ? 1 : 5);
   }
   return c.dtype == DType::kF32 ? 3e-4 : c.dtype == DType::kF16 ? 1e-3 : 6e-3;
 }

@@ -1,8 +1,8 @@
 // Lookup for blocks of query tokens among the buckets of a query classifier: all queries of a
 // stretch of tokens through the networks of their KV heads, two products of matrices; the shares of
 // the attention that they give to each bucket, added up over the tokens and heads of a block; and
-// the runs of the best buckets. Scores and rule are those of libruntime/select/scorers.cc, weights and
-// precision those of decode_classify. Pairs are numbered pair = block * Hkv + head.
+// the runs of the best buckets. Scores and rule are those of libruntime/select/scorers.cc, weights
+// and precision those of decode_classify. Pairs are numbered pair = block * Hkv + head.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/classify/weights.h"
