@@ -93,15 +93,15 @@ Status check_format(const std::map<std::string, std::string>& strings, FileKind 
   const std::string producer = in.string("producer"), kind = in.string("kind");
   SQZ_RETURN_IF_ERROR(in.status());
   const int64_t newest = want == FileKind::kIndex ? kFormatVersion : 1;
+  if (kind != kind_name(want)) {
+    return Refuse{path, Code::kUnsupported}("__metadata__: kind", in_quotes(kind),
+                                            in_quotes(kind_name(want)));
+  }
   if (version > newest) {
     return {Code::kUnsupported,
             concat(path, ": format_version: found ", version, " (written by ", in_quotes(producer),
                    "), expected at most ", newest, ", which ", producer_name(),
                    " reads: use a newer sqz, or make the file again with this one")};
-  }
-  if (kind != kind_name(want)) {
-    return Refuse{path, Code::kUnsupported}("__metadata__: kind", in_quotes(kind),
-                                            in_quotes(kind_name(want)));
   }
   return {};
 }
