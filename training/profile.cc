@@ -9,7 +9,7 @@ namespace sqz {
 namespace {
 
 struct Window {
-  const ProfileText* text;
+  const TokenText* text;
   std::span<const int32_t> tokens;
 };
 
@@ -17,9 +17,9 @@ struct Block {
   double mean = 0, tokens = 0;
 };
 
-std::vector<Window> cut(std::span<const ProfileText> texts, const ProfileOptions& options) {
+std::vector<Window> cut(std::span<const TokenText> texts, const ProfileOptions& options) {
   std::vector<Window> out;
-  for (const ProfileText& text : texts) {
+  for (const TokenText& text : texts) {
     std::span<const int32_t> rest(text.tokens);
     for (int64_t i = 0; !rest.empty() && (options.windows == 0 || i < options.windows); ++i) {
       const size_t length = std::min(rest.size(), static_cast<size_t>(options.window));
@@ -66,7 +66,7 @@ void summarise(std::span<const Block> blocks, LayerProfile& profile) {
 
 }  // namespace
 
-Result<LayerProfile> profile_layers(Runner& runner, std::span<const ProfileText> texts,
+Result<LayerProfile> profile_layers(Runner& runner, std::span<const TokenText> texts,
                                     const ProfileOptions& options) {
   if (options.window < 1 || options.windows < 0) {
     return Status(Code::kInvalidArgument,
@@ -104,11 +104,11 @@ Result<LayerProfile> profile_layers(Runner& runner, std::span<const ProfileText>
       if (options.consumer) {
         SQZ_RETURN_IF_ERROR(options.consumer(static_cast<int64_t>(i), capture));
       }
-      if (!options.progress) return {};
       const double part = static_cast<double>(capture.layer + 1) / static_cast<double>(layers);
-      return options.progress(
+      options.progress(
           (static_cast<double>(before) + part * static_cast<double>(window.tokens.size())) /
           static_cast<double>(profile.tokens));
+      return {};
     };
     SQZ_RETURN_IF_ERROR(runner.prefill(window.tokens, pass).status());
     before += std::ssize(window.tokens);

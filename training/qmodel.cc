@@ -47,10 +47,10 @@ class Training {
         model_(runner.config().description),
         device_(options.device) {}
 
-  Result<QmodelTrained> run(std::span<const QmodelText> texts, std::span<const QmodelText> test);
+  Result<QmodelTrained> run(std::span<const TokenText> texts, std::span<const TokenText> test);
 
  private:
-  Status prepare(std::span<const QmodelText> texts, std::span<const QmodelText> test);
+  Status prepare(std::span<const TokenText> texts, std::span<const TokenText> test);
   Status start();
   Status train();
   Status check();
@@ -59,7 +59,7 @@ class Training {
   Status compare(QmodelTrained& out);
   Result<QmodelTrained> finish();
 
-  Status report(const char* phase, double done);
+  void report(const char* phase, double done) const;
   Status fetch_loss();
   uint64_t seed(Stream stream, int64_t number) const {
     return kmeans_seed(o_.seed, stream, number, 0);
@@ -81,7 +81,7 @@ class Training {
   FarKeys far_;
   std::vector<int64_t> layers_, dense_;
   NetworkShape shape_;
-  std::vector<QmodelWindow> windows_, held_out_, test_;
+  std::vector<TokenText> windows_, held_out_, test_;
   int64_t tokens_ = 0;
   std::string texts_hash_;
   std::unique_ptr<SamplePool> pool_;
@@ -98,17 +98,16 @@ class Training {
   double loss_ = 0;  // of the last check
 };
 
-Status Training::report(const char* phase, double done) {
-  if (!o_.progress) return {};
+void Training::report(const char* phase, double done) const {
   QmodelProgress progress;
   progress.phase = phase;
   progress.done = done;
   progress.step = network_->steps();
-  return o_.progress(progress);
+  o_.progress(progress);
 }
 
 // Everything that can be refused before the model runs is.
-Status Training::prepare(std::span<const QmodelText> texts, std::span<const QmodelText> test) {
+Status Training::prepare(std::span<const TokenText> texts, std::span<const TokenText> test) {
   far_ = {o_.sink, o_.recent};
   for (int64_t l = 0; l < model_.layers; ++l) {
     const bool listed = std::find(o_.dense.begin(), o_.dense.end(), l) != o_.dense.end();
@@ -120,11 +119,11 @@ Status Training::prepare(std::span<const QmodelText> texts, std::span<const Qmod
   }
   shape_ = {std::ssize(layers_) * model_.kv_heads, model_.head_dim, o_.hidden, o_.buckets};
 
-  std::vector<QmodelWindow> all = cut_windows(texts, o_);
+  std::vector<TokenText> all = cut_windows(texts, o_);
   test_ = cut_windows(test, o_);
   const auto count = std::ssize(all);
   const int64_t needed = std::max(kLeastBucketKeys * o_.buckets, o_.window);
-  for (const QmodelWindow& window : all) tokens_ += std::ssize(window.tokens);
+  for (const TokenText& window : all) tokens_ += std::ssize(window.tokens);
   const int64_t held_out = std::clamp<int64_t>(count / kHeldOutShare, 1, kMostHeldOut);
   if (count < 2 || tokens_ * (count - held_out) / count < needed) {
     return {Code::kCorrupt,
@@ -141,7 +140,7 @@ Status Training::prepare(std::span<const QmodelText> texts, std::span<const Qmod
                       concat("one of ", o_.window, " tokens (half of it at least)"))};
   }
   Xxh3Stream hash;
-  for (const QmodelWindow& window : all) hash.update(std::as_bytes(std::span(window.tokens)));
+  for (const TokenText& window : all) hash.update(std::as_bytes(std::span(window.tokens)));
   texts_hash_ = hex(hash.digest());
   for (const int64_t i : shuffled(count, seed(kOrder, 0))) {
     auto& to = std::ssize(held_out_) < held_out ? held_out_ : windows_;
@@ -158,11 +157,11 @@ Result<at::Tensor> Training::cluster() {
   options.threads = o_.threads;
   options.layers = layers_;
   options.device = device_;
-  options.progress = [&](double done) { return report("cluster", kClusterDone * done); };
+  options.progress = [&](double done) { report("cluster", kClusterDone * done); };
   // As few windows as have enough keys, as long as there are several.
   int64_t windows = 0, keys = 0;
   const int64_t wanted = o_.keys_per_bucket * o_.buckets;
-  for (const QmodelWindow& window : windows_) {
+  for (const TokenText& window : windows_) {
     if (windows >= kClusterWindows && keys >= wanted) break;
     keys += std::ssize(window.tokens) - o_.sink;
     ++windows;
@@ -185,7 +184,7 @@ Status Training::start() {
   for (size_t i = 0; i < held_out_.size(); ++i) {
     RecallPlan plan = recall_plan();
     plan.seed = seed(kMeasure, static_cast<int64_t>(i));
-    plan.progress = [&](double) { return report("capture", kClusterDone); };
+    plan.progress = [&](double) { report("capture", kClusterDone); };
     SQZ_ASSIGN_OR_RETURN(RecallSamples samples,
                          window_recall_samples(runner_, held_out_[i], centroids_, plan));
     held_out_samples_.push_back(std::move(samples));
@@ -194,7 +193,7 @@ Status Training::start() {
 }
 
 Status Training::capture(int64_t number) {
-  const QmodelWindow& window = windows_[static_cast<size_t>(number)];
+  const TokenText& window = windows_[static_cast<size_t>(number)];
   const bool training = network_->steps() > 0 || number >= pool_->windows();
   const double trained = static_cast<double>(network_->steps()) / static_cast<double>(o_.steps);
   WindowPass pass;
@@ -203,10 +202,13 @@ Status Training::capture(int64_t number) {
   pass.positions = draw_positions(o_.sink + o_.recent + 1, std::ssize(window.tokens), o_.positions,
                                   seed(kPositions, number));
   pass.progress = [&](double done) {
-    if (training) return report("train", kCaptureDone + (kTrainDone - kCaptureDone) * trained);
+    if (training) {
+      report("train", kCaptureDone + (kTrainDone - kCaptureDone) * trained);
+      return;
+    }
     const double part =
         (static_cast<double>(number) + done) / static_cast<double>(pool_->windows());
-    return report("capture", kClusterDone + (kCaptureDone - kClusterDone) * part);
+    report("capture", kClusterDone + (kCaptureDone - kClusterDone) * part);
   };
   const int64_t heads = model_.kv_heads;
   return run_window(runner_, window, pass, [&](int64_t i, const WindowLayer& layer) {
@@ -245,14 +247,14 @@ Status Training::check() {
     last_better_ = 0;
     best_ = folded;
   }
-  if (!o_.progress) return {};
   progress.phase = "train";
   progress.checked = true;
   progress.step = network_->steps();
   progress.loss = loss_;
   progress.done = kCaptureDone + (kTrainDone - kCaptureDone) * static_cast<double>(progress.step) /
                                      static_cast<double>(o_.steps);
-  return o_.progress(progress);
+  o_.progress(progress);
+  return {};
 }
 
 Status Training::train() {
@@ -275,22 +277,22 @@ Status Training::train() {
     if (network_->steps() % between_checks == 0 || network_->steps() == o_.steps) {
       SQZ_RETURN_IF_ERROR(check());
     }
-    SQZ_RETURN_IF_ERROR(report("train", kCaptureDone + (kTrainDone - kCaptureDone) * done));
+    report("train", kCaptureDone + (kTrainDone - kCaptureDone) * done);
   }
   return {};
 }
 
 // Measures the classifier and k-means on windows that were not trained on.
 Status Training::compare(QmodelTrained& out) {
-  const std::span<const QmodelWindow> measured = test_.empty() ? held_out_ : test_;
+  const std::span<const TokenText> measured = test_.empty() ? held_out_ : test_;
   const auto count = std::ssize(measured);
   RecallSum classifier, kmeans;
   for (int64_t w = 0; w < count; ++w) {
     RecallPlan plan = recall_plan();
     plan.seed = kmeans_seed(seed(kMeasure, -1), w, 0, 0);
     plan.progress = [&](double done) {
-      return report("test", kTrainDone + (1 - kTrainDone) * (static_cast<double>(w) + done) /
-                                             static_cast<double>(count));
+      report("test", kTrainDone + (1 - kTrainDone) * (static_cast<double>(w) + done) /
+                                      static_cast<double>(count));
     };
     SQZ_ASSIGN_OR_RETURN(
         const RecallSamples samples,
@@ -311,7 +313,7 @@ Result<QmodelTrained> Training::finish() {
   QmodelTrained out;
   SQZ_RETURN_IF_ERROR(compare(out));
   out.windows = std::ssize(windows_);
-  for (const QmodelWindow& window : windows_) out.tokens += std::ssize(window.tokens);
+  for (const TokenText& window : windows_) out.tokens += std::ssize(window.tokens);
   out.steps = network_->steps();
   out.loss = loss_;
 
@@ -361,8 +363,8 @@ Result<QmodelTrained> Training::finish() {
   return out;
 }
 
-Result<QmodelTrained> Training::run(std::span<const QmodelText> texts,
-                                    std::span<const QmodelText> test) {
+Result<QmodelTrained> Training::run(std::span<const TokenText> texts,
+                                    std::span<const TokenText> test) {
   SQZ_RETURN_IF_ERROR(prepare(texts, test));
   SQZ_RETURN_IF_ERROR(start());
   SQZ_RETURN_IF_ERROR(train());
@@ -412,8 +414,8 @@ Status check_options(const QmodelOptions& o, const ModelDescription& model) {
 }  // namespace
 }  // namespace training
 
-Result<QmodelTrained> train_qmodel(Runner& runner, std::span<const QmodelText> texts,
-                                   std::span<const QmodelText> test, const QmodelOptions& options) {
+Result<QmodelTrained> train_qmodel(Runner& runner, std::span<const TokenText> texts,
+                                   std::span<const TokenText> test, const QmodelOptions& options) {
   SQZ_RETURN_IF_ERROR(training::check_options(options, runner.config().description));
   return training::guarded([&] { return training::Training(runner, options).run(texts, test); });
 }

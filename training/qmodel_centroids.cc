@@ -11,7 +11,7 @@ namespace {
 constexpr double kCaptureShare = 0.5;  // of the work; the rest is clustering
 
 // [layers, Hkv, keys, d] on the CPU.
-Result<at::Tensor> draw_keys(Runner& runner, std::span<const QmodelWindow> windows,
+Result<at::Tensor> draw_keys(Runner& runner, std::span<const TokenText> windows,
                              const CentroidOptions& o) {
   const ModelDescription& model = runner.config().description;
   const auto count = static_cast<int64_t>(windows.size());
@@ -19,7 +19,7 @@ Result<at::Tensor> draw_keys(Runner& runner, std::span<const QmodelWindow> windo
       {static_cast<int64_t>(o.layers.size()), model.kv_heads, o.keys, model.head_dim}, at::kFloat);
   int64_t filled = 0;
   for (int64_t w = 0; w < count; ++w) {
-    const QmodelWindow& window = windows[static_cast<size_t>(w)];
+    const TokenText& window = windows[static_cast<size_t>(w)];
     const std::vector<int64_t> tokens =
         draw_positions(o.sink, static_cast<int64_t>(window.tokens.size()),
                        (o.keys * (w + 1)) / count - filled, kmeans_seed(o.seed, w, 0, 0));
@@ -27,12 +27,9 @@ Result<at::Tensor> draw_keys(Runner& runner, std::span<const QmodelWindow> windo
     WindowPass pass;
     pass.layers = o.layers;
     pass.device = o.device;
-    if (o.progress) {
-      pass.progress = [&](double done) {
-        return o.progress(kCaptureShare * (static_cast<double>(w) + done) /
-                          static_cast<double>(count));
-      };
-    }
+    pass.progress = [&](double done) {
+      o.progress(kCaptureShare * (static_cast<double>(w) + done) / static_cast<double>(count));
+    };
     SQZ_RETURN_IF_ERROR(run_window(runner, window, pass, [&](int64_t i, const WindowLayer& layer) {
       out.select(0, i).narrow(1, filled, rows.size(0)).copy_(layer.keys.index_select(1, rows));
       return Status();
@@ -70,7 +67,7 @@ Status mean_directions(const KmeansProblem& problem, int64_t layer, float* out) 
 
 }  // namespace
 
-Result<at::Tensor> find_centroids(Runner& runner, std::span<const QmodelWindow> windows,
+Result<at::Tensor> find_centroids(Runner& runner, std::span<const TokenText> windows,
                                   const CentroidOptions& o) {
   SQZ_ASSIGN_OR_RETURN(const at::Tensor keys, draw_keys(runner, windows, o));
   const int64_t layers = keys.size(0), heads = keys.size(1), count = keys.size(2),
@@ -96,10 +93,8 @@ Result<at::Tensor> find_centroids(Runner& runner, std::span<const QmodelWindow> 
           mean_directions(problems[static_cast<size_t>(head)], o.layers[static_cast<size_t>(i)],
                           out.data_ptr<float>() + (i * heads + head) * o.buckets * dim));
     }
-    if (!o.progress) continue;
-    SQZ_RETURN_IF_ERROR(
-        o.progress(kCaptureShare +
-                   (1 - kCaptureShare) * static_cast<double>(i + 1) / static_cast<double>(layers)));
+    o.progress(kCaptureShare +
+               (1 - kCaptureShare) * static_cast<double>(i + 1) / static_cast<double>(layers));
   }
   return out;
 }

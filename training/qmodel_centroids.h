@@ -1,4 +1,4 @@
-// The buckets of a query classifier: spherical k-means, by libindex, of keys from many windows.
+// The buckets of a classifier: spherical k-means, by libindex, of keys from many windows.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ struct CentroidOptions {
   int threads = 0;
   std::vector<int64_t> layers;
   at::Device device = at::kCPU;  // of the windows' tensors
-  std::function<Status(double done)> progress;
+  std::function<void(double done)> progress = [](double) {};
 };
 
 // [layers, Hkv, C, d] float32 unit vectors on the CPU. Runs the model over every window.
-Result<at::Tensor> find_centroids(Runner& runner, std::span<const QmodelWindow> windows,
+Result<at::Tensor> find_centroids(Runner& runner, std::span<const TokenText> windows,
                                   const CentroidOptions& options);
 
 }  // namespace sqz::training

@@ -1,4 +1,4 @@
-// Training samples of a bounded number of windows; a new window takes the place of the oldest.
+// Training samples of a bounded number of windows. A new window replaces the oldest one.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@ class SamplePool {
   SamplePool(const NetworkShape& shape, int64_t windows, int64_t rows, at::Device device);
   static uint64_t window_bytes(const NetworkShape& shape, int64_t rows);
 
-  // Of window number `window` (counted from 0, in the order of training): the heads of one layer,
-  // from head `first` of the network on.
+  // Puts the heads of one layer of a window, from head `first` of the network on. Windows are
+  // counted from 0, in the order of training.
   void put(int64_t window, int64_t first, const TrainSamples& samples);
 
-  // Windows up to number `end` were put. Rows of a batch come from windows drawn one by one; each
-  // head has queries of its own. Follows from the seed alone. Not inference tensors.
+  // Draws a batch from the windows before number `end`. Each row comes from a window of its own
+  // draw, and each head has its own queries. The batch follows from the seed alone. Its tensors are
+  // no inference tensors.
   NetworkBatch draw(int64_t end, int64_t rows, uint64_t seed) const;
 
   int64_t windows() const { return queries_.size(0); }
 
  private:
-  at::Tensor queries_;    // [windows, n, rows, d] float32
-  at::Tensor masses_;     // [windows, n, rows, C] float16, as are
-  at::Tensor log_sizes_;  // the sizes' logs
-  at::Tensor counts_;     // [windows, n] float64: rows that are there
+  at::Tensor queries_;             // [windows, n, rows, d] float32
+  at::Tensor masses_, log_sizes_;  // [windows, n, rows, C] float16
+  at::Tensor counts_;              // [windows, n] float64: number of rows
 };
 
 }  // namespace sqz::training

@@ -6,7 +6,7 @@
 namespace sqz::training {
 namespace {
 
-WindowPass pass_of(const RecallPlan& plan, const QmodelWindow& window) {
+WindowPass pass_of(const RecallPlan& plan, const TokenText& window) {
   WindowPass pass;
   pass.layers = plan.layers;
   pass.device = plan.device;
@@ -75,7 +75,7 @@ std::vector<double> RecallSum::standard_errors(bool far_queries) const {
   return out;
 }
 
-Result<RecallSamples> window_recall_samples(Runner& runner, const QmodelWindow& window,
+Result<RecallSamples> window_recall_samples(Runner& runner, const TokenText& window,
                                             const at::Tensor& centroids, const RecallPlan& plan) {
   const ModelDescription& model = runner.config().description;
   const int64_t heads = model.kv_heads;

@@ -42,10 +42,10 @@ struct RecallPlan {
   uint64_t seed = 0;
   std::vector<int64_t> layers;
   at::Device device = at::kCPU;
-  std::function<Status(double done)> progress;
+  std::function<void(double done)> progress = [](double) {};
 };
 // The heads of all layers of a window, one after the other.
-Result<RecallSamples> window_recall_samples(Runner& runner, const QmodelWindow& window,
+Result<RecallSamples> window_recall_samples(Runner& runner, const TokenText& window,
                                             const at::Tensor& centroids, const RecallPlan& plan);
 
 }  // namespace sqz::training

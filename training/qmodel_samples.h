@@ -1,8 +1,8 @@
 // Samples of one window of text, to train a query classifier and to measure it: queries before
 // RoPE, and the shares of their attention that the buckets of keys hold.
 //
-// Only keys that are further back than `recent` tokens count, and not the first `sink`: those are
-// attended exactly in any case (SAAP's "1 + 2047").
+// Only far keys count: they are further back than `recent` tokens and behind the first `sink`
+// tokens. The other keys are attended exactly in any case (SAAP's "1 + 2047").
 #pragma once
 
 #include <cstdint>
@@ -44,19 +44,19 @@ struct HeadRows {
   double scale = 1;      // logits are q.k * scale
   FarKeys far;
 };
-// Whether the key with the largest product, of all but the sink's, is a far one: [R] bool.
+// Whether the best key, the one with the largest product of all but the sinks, is far: [R] bool.
 at::Tensor best_is_far(const HeadRows& rows);
-// Share of the far keys' attention in each bucket: [R, C]; rows without a far key are zero.
+// The share of the far keys' attention in each bucket: [R, C]. Rows without a far key are zero.
 // `buckets`: [N] int64 in [0, count).
 at::Tensor bucket_masses(const HeadRows& rows, const at::Tensor& buckets, int64_t count);
 // Keys in each bucket that are far from the tokens at `positions` [n]: [n, C] float32.
 at::Tensor bucket_sizes(const at::Tensor& positions, const at::Tensor& buckets, int64_t count,
                         const FarKeys& far);
 
-// To train on: queries of a window, drawn at random.
+// Queries of a window to train on, drawn at random.
 struct SampleChoice {
   int64_t most = 0;  // of each KV head
-  double near = 0;   // share of these that is for queries whose best key is not far: 0 .. 1
+  double near = 0;   // share of these whose best key is not far: 0 .. 1
   uint64_t seed = 0;
 };
 struct TrainSamples {
@@ -68,7 +68,7 @@ struct TrainSamples {
 TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
                            const FarKeys& far, const SampleChoice& choice);
 
-// To measure with: every query of the window.
+// Every query of a window, to measure with.
 struct RecallSamples {
   at::Tensor queries;  // [Hkv, n G, d]
   at::Tensor masses;   // [Hkv, n, G, C]
@@ -79,9 +79,9 @@ struct RecallSamples {
 RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
                              const FarKeys& far);
 
-// Mass that is found where buckets are read by descending score until a share of the keys that
-// `sizes` counts is read, of the last bucket only the part that fits: scores, sizes [Hkv, n, C],
-// masses [Hkv, n, G, C] -> [Hkv, n, G].
+// The mass that is found if buckets are read by descending score until a share of the keys is read.
+// Of the last bucket only the part that fits is read. scores, sizes [Hkv, n, C], masses [Hkv, n, G,
+// C] -> [Hkv, n, G].
 at::Tensor recall_at(double selectivity, const at::Tensor& scores, const at::Tensor& sizes,
                      const at::Tensor& masses);
 

@@ -24,18 +24,17 @@ Status check_finite(const WindowLayer& layer, const std::string& window, int64_t
 
 }  // namespace
 
-std::vector<QmodelWindow> cut_windows(std::span<const QmodelText> texts,
-                                      const QmodelOptions& options) {
+std::vector<TokenText> cut_windows(std::span<const TokenText> texts, const QmodelOptions& options) {
   const int32_t first = options.first_token;
   const auto full = static_cast<size_t>(options.window);
-  std::vector<QmodelWindow> out;
-  for (const QmodelText& text : texts) {
+  std::vector<TokenText> out;
+  for (const TokenText& text : texts) {
     std::span<const int32_t> rest(text.tokens);
     if (first >= 0 && !rest.empty() && rest.front() == first) rest = rest.subspan(1);
     const size_t room = full - (first >= 0 ? 1 : 0);
     while (2 * rest.size() >= full) {
       const auto part = rest.first(std::min(room, rest.size()));
-      QmodelWindow window{text.name, {}};
+      TokenText window{text.name, {}};
       if (first >= 0) window.tokens.push_back(first);
       window.tokens.insert(window.tokens.end(), part.begin(), part.end());
       out.push_back(std::move(window));
@@ -61,7 +60,7 @@ std::vector<int64_t> draw_positions(int64_t first, int64_t tokens, int64_t most,
   return out;
 }
 
-Status run_window(Runner& runner, const QmodelWindow& window, const WindowPass& pass,
+Status run_window(Runner& runner, const TokenText& window, const WindowPass& pass,
                   const std::function<Status(int64_t, const WindowLayer&)>& body) {
   const ModelDescription& model = runner.config().description;
   const RopeTable host =
@@ -71,6 +70,7 @@ Status run_window(Runner& runner, const QmodelWindow& window, const WindowPass& 
   options.pre_rope = true;
   options.on_device = true;  // keys after RoPE are made from those before
   options.query_positions = pass.positions;
+  options.progress = pass.progress;
   options.consumer = [&](const LayerCapture& capture) -> Status {
     const auto at = std::lower_bound(pass.layers.begin(), pass.layers.end(), capture.layer);
     if (at != pass.layers.end() && *at == capture.layer) {
@@ -78,9 +78,7 @@ Status run_window(Runner& runner, const QmodelWindow& window, const WindowPass& 
       SQZ_RETURN_IF_ERROR(check_finite(layer, window.name, capture.layer));
       SQZ_RETURN_IF_ERROR(body(at - pass.layers.begin(), layer));
     }
-    if (!pass.progress) return {};
-    return pass.progress(static_cast<double>(capture.layer + 1) /
-                         static_cast<double>(model.layers));
+    return {};
   };
   return runner.prefill(window.tokens, options).status();
 }

@@ -35,7 +35,7 @@ class EvalTrials : public ::testing::Test {
       text += concat("On day ", line % 97, " the carrier walked to the mill and back.\n");
     }
     haystack_ = {"lines", {}};
-    ASSERT_TRUE(tokenizer_->encode(text, false, haystack_.ids).ok());
+    ASSERT_TRUE(tokenizer_->encode(text, false, haystack_.tokens).ok());
   }
 
   static TrialOptions options(int64_t tokens, int64_t trials, uint64_t seed = 7) {
@@ -57,7 +57,7 @@ class EvalTrials : public ::testing::Test {
   }
 
   inline static std::unique_ptr<Tokenizer> tokenizer_;
-  inline static Haystack haystack_;
+  inline static TokenText haystack_;
 };
 
 TEST_F(EvalTrials, PassHasTheLengthAskedAndFactsAllOverIt) {
@@ -91,8 +91,8 @@ TEST_F(EvalTrials, TextIsTheHaystackWithoutTheFacts) {
   std::vector<int32_t> rest(pass.ids.begin() + 1, pass.ids.end());
   rest.erase(rest.begin() + range.first - 1, rest.begin() + range.first - 1 + range.count);
   rest.insert(rest.end(), pass.continuation.begin(), pass.continuation.end());
-  EXPECT_NE(std::search(haystack_.ids.begin(), haystack_.ids.end(), rest.begin(), rest.end()),
-            haystack_.ids.end());
+  EXPECT_NE(std::search(haystack_.tokens.begin(), haystack_.tokens.end(), rest.begin(), rest.end()),
+            haystack_.tokens.end());
 }
 
 TEST_F(EvalTrials, ViewShowsItsOwnFactAndThoseThatCalibrate) {

@@ -178,8 +178,8 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   RunnerOptions one_thread;
   one_thread.threads = 1;
   EvalModel model{load_runner(kModel, one_thread).value(), Tokenizer::load(kModel).value()};
-  Haystack haystack{"lines", {}};
-  ASSERT_TRUE(model.tokenizer->encode(lines(150), false, haystack.ids).ok());
+  TokenText haystack{"lines", {}};
+  ASSERT_TRUE(model.tokenizer->encode(lines(150), false, haystack.tokens).ok());
   TrialOptions trials;
   trials.tokens = kTokens;
   trials.continuation = 128;

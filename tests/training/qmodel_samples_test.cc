@@ -138,7 +138,7 @@ TEST(QmodelWindows, AreCutBehindTheFirstToken) {
   QmodelOptions options;
   options.window = 4;
   options.first_token = 9;
-  const std::vector<QmodelText> texts = {{"a", {9, 1, 2, 3, 4, 5}}, {"b", {7}}, {"c", {1, 2}}};
+  const std::vector<TokenText> texts = {{"a", {9, 1, 2, 3, 4, 5}}, {"b", {7}}, {"c", {1, 2}}};
   const auto windows = cut_windows(texts, options);
   ASSERT_EQ(windows.size(), 3u);
   EXPECT_EQ(windows[0].tokens, (std::vector<int32_t>{9, 1, 2, 3}));
@@ -214,7 +214,7 @@ class QmodelCapture : public ::testing::Test {
     for (int32_t i = 0; i < 300; ++i) window_.tokens.push_back(100 + i * i % 3001);
   }
   std::unique_ptr<Runner> runner_;
-  QmodelWindow window_;
+  TokenText window_;
 };
 
 // Keys and queries after RoPE are made again from those before: they must be the model's own.

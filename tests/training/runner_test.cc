@@ -157,83 +157,6 @@ TEST_P(Model, CapturesDoNotDependOnTheChunk) {
   }
 }
 
-// Keys after RoPE at position 0 are the keys before it; later they are rotated, not stretched.
-TEST_P(Model, RopeRotates) {
-  PrefillOptions options;
-  options.pre_rope = true;
-  std::vector<Kept> kept;
-  ASSERT_TRUE(capture(*runner_, golden_.tokens, options, kept).ok());
-  const int64_t d = model().head_dim;
-  const auto head = [&](const std::vector<float>& keys, int64_t token) {
-    return std::span(keys).subspan(static_cast<size_t>(token * d), static_cast<size_t>(d));
-  };
-  const auto norm = [](std::span<const float> x) {
-    double sum = 0;
-    for (float value : x) sum += double{value} * double{value};
-    return std::sqrt(sum);
-  };
-  EXPECT_LT(largest_difference(head(kept[0].keys, 0), head(kept[0].keys_pre_rope, 0)), 1e-6);
-  for (int64_t t : {1, 100, 299}) {
-    EXPECT_GT(largest_difference(head(kept[0].keys, t), head(kept[0].keys_pre_rope, t)), 0.01);
-    EXPECT_NEAR(norm(head(kept[0].keys, t)), norm(head(kept[0].keys_pre_rope, t)), 1e-4);
-  }
-}
-
-// The last token's attention, from the captures alone, through o_proj as the checkpoint has it.
-std::vector<double> attention_delta(const Checkpoint& checkpoint, size_t layer, const Kept& kept,
-                                    int64_t tokens) {
-  const ModelDescription& model = checkpoint.config().description;
-  const int64_t width = model.query_heads * model.head_dim;
-  std::vector<float> out(static_cast<size_t>(width)), lse(static_cast<size_t>(model.query_heads));
-  ExactContext context(model, std::vector<Kept>(layer + 1, kept), tokens);
-  EXPECT_TRUE(context
-                  .attend(static_cast<int64_t>(layer), tokens - 1, 1, kept.queries.data(),
-                          out.data(), lse.data())
-                  .ok());
-  const std::string prefix = concat("model.layers.", layer, ".self_attn.o_proj.");
-  const auto element = [&](const Checkpoint::Tensor& tensor, int64_t i) {
-    if (tensor.dtype == DType::kF32) {
-      return double{reinterpret_cast<const float*>(tensor.data.data())[i]};
-    }
-    const uint16_t bits = reinterpret_cast<const uint16_t*>(tensor.data.data())[i];
-    return double{tensor.dtype == DType::kBF16 ? to_float(BFloat16{bits})
-                                               : to_float(Float16{bits})};
-  };
-  const auto weight = checkpoint.tensor(prefix + "weight");
-  std::vector<double> delta;
-  for (int64_t i = 0; i < model.hidden_size; ++i) {
-    double sum = 0;
-    if (checkpoint.has(prefix + "bias")) sum = element(*checkpoint.tensor(prefix + "bias"), i);
-    for (int64_t j = 0; j < width; ++j) {
-      sum += element(*weight, i * width + j) * double{out[static_cast<size_t>(j)]};
-    }
-    delta.push_back(sum);
-  }
-  return delta;
-}
-
-TEST_P(Model, CosineIsThatOfHiddenWithAttentionAdded) {
-  PrefillOptions options;
-  options.hidden = options.cosine = true;
-  options.query_positions = {count() - 1};
-  std::vector<Kept> kept;
-  ASSERT_TRUE(capture(*runner_, golden_.tokens, options, kept).ok());
-  const auto checkpoint = Checkpoint::open(golden_path(GetParam()));
-  ASSERT_TRUE(checkpoint.ok());
-  for (size_t l = 0; l < kept.size(); ++l) {
-    const std::vector<double> delta = attention_delta(**checkpoint, l, kept[l], count());
-    const float* hidden = kept[l].hidden.data() + (count() - 1) * model().hidden_size;
-    double dot = 0, before = 0, after = 0;
-    for (size_t i = 0; i < delta.size(); ++i) {
-      const double x = hidden[i], y = x + delta[i];
-      dot += x * y;
-      before += x * x;
-      after += y * y;
-    }
-    EXPECT_NEAR(kept[l].cosine.back(), dot / std::sqrt(before * after), 1e-5) << "layer " << l;
-  }
-}
-
 TEST_P(Model, ContextPlusPromptEqualsDense) {
   for (int64_t split : {1, 150, 297}) {
     std::vector<Kept> kept;
@@ -395,16 +318,6 @@ TEST_P(Llama, ConsumerErrorStopsThePass) {
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.status().code(), Code::kIo);
   EXPECT_EQ(calls, 1);
-}
-
-TEST_P(Llama, ProgressGrowsToOne) {
-  PrefillOptions options;
-  std::vector<double> seen;
-  options.progress = [&](double done) { seen.push_back(done); };
-  ASSERT_TRUE(runner_->prefill(golden_.tokens, options).ok());
-  ASSERT_FALSE(seen.empty());
-  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
-  EXPECT_EQ(seen.back(), 1.0);
 }
 
 TEST_P(Llama, BadInputIsNamed) {

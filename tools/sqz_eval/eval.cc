@@ -18,7 +18,7 @@ constexpr double kPassShare = 0.6;        // of a pass's time before its questio
 
 struct Work {
   EvalModel model;
-  std::vector<Haystack> haystacks;
+  std::vector<TokenText> haystacks;
   std::vector<Setting> settings;
   std::vector<Task> tasks;
   BuildOptions build;
@@ -31,14 +31,14 @@ struct Plan {
   std::vector<PassShape> shapes;
 };
 
-Result<std::vector<Haystack>> read_haystacks(const std::vector<std::string>& texts,
-                                             const Tokenizer& tokenizer) {
+Result<std::vector<TokenText>> read_haystacks(const std::vector<std::string>& texts,
+                                              const Tokenizer& tokenizer) {
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(texts));
-  std::vector<Haystack> out;
+  std::vector<TokenText> out;
   for (const std::string& document : documents) {
-    Haystack haystack{document, {}};
+    TokenText haystack{document, {}};
     SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(Env::posix(), document));
-    const Status status = tokenizer.encode(text, false, haystack.ids);
+    const Status status = tokenizer.encode(text, false, haystack.tokens);
     if (!status.ok()) return Status(Code::kCorrupt, concat(document, ": ", status.message()));
     out.push_back(std::move(haystack));
   }

@@ -104,18 +104,18 @@ std::vector<PassShape> plan_passes(const TrialOptions& options) {
   return out;
 }
 
-Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, const PassShape& shape,
-                       const TrialOptions& options, int64_t number) {
+Result<Pass> make_pass(const Tokenizer& tokenizer, const TokenText& haystack,
+                       const PassShape& shape, const TrialOptions& options, int64_t number) {
   Pass pass;
-  pass.source = haystack.path;
+  pass.source = haystack.name;
   SQZ_RETURN_IF_ERROR(tokenizer.encode("", true, pass.ids));
   const auto specials = static_cast<int64_t>(pass.ids.size());
-  const auto available = static_cast<int64_t>(haystack.ids.size());
+  const auto available = static_cast<int64_t>(haystack.tokens.size());
   const int64_t after = options.continuation + 1;
   const int64_t needed = options.tokens + after + kLineSearch;
   if (available < needed) {
     return Status(Code::kInvalidArgument,
-                  concat(haystack.path, ": the text has ", available, " tokens, but contexts of ",
+                  concat(haystack.name, ": the text has ", available, " tokens, but contexts of ",
                          options.tokens, " tokens and what follows them need ", needed,
                          "; pass a longer text or fewer --tokens"));
   }
@@ -125,8 +125,8 @@ Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, con
   }
   const int64_t any =
       static_cast<int64_t>(random.below(static_cast<uint64_t>(available - needed + 1)));
-  const int64_t start = after_line_end(tokenizer, haystack.ids, any, available);
-  const auto all = std::span(haystack.ids).subspan(static_cast<size_t>(start));
+  const int64_t start = after_line_end(tokenizer, haystack.tokens, any, available);
+  const auto all = std::span(haystack.tokens).subspan(static_cast<size_t>(start));
 
   SQZ_ASSIGN_OR_RETURN(const std::string text,
                        tokenizer.decode(all.first(static_cast<size_t>(options.tokens + after))));

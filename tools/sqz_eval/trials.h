@@ -15,6 +15,7 @@
 #include "formats/base/status.h"
 #include "formats/tokenizer.h"
 #include "tools/sqz_eval/facts.h"
+#include "training/token_text.h"
 
 namespace sqz::eval {
 
@@ -53,7 +54,7 @@ struct TrialOptions {
   int64_t share = 8;              // most trials that share a pass
   int64_t continuation = 1024;    // tokens whose loss is measured; one more is the last target
   int64_t sink = 16, tail = 100;  // no fact is planted there
-  int64_t calibration = 0;        // facts more a pass whose questions calibrate; 0: the tail does
+  int64_t calibration = 0;        // further facts of a pass, whose questions calibrate; 0: the tail
   uint64_t seed = 0;
 
   bool wants(Task task) const;
@@ -62,19 +63,13 @@ struct TrialOptions {
 inline constexpr double kMostLeftOut = 0.02;
 inline constexpr int64_t kBlockTokens = 128;  // of the continuation: one sample of loss and error
 
-// How many passes of which shape the options ask for.
+// The shapes of the passes that the options ask for.
 std::vector<PassShape> plan_passes(const TrialOptions& options);
 
-// One haystack: a text as token ids.
-struct Haystack {
-  std::string path;
-  std::vector<int32_t> ids;
-};
-
-// Pass `number` of a plan. The slice of text begins at a line's start; facts are planted at ends of
-// lines, at depths spread over the clustered part. Fails if the text is too short.
-Result<Pass> make_pass(const Tokenizer& tokenizer, const Haystack& haystack, const PassShape& shape,
-                       const TrialOptions& options, int64_t number);
+// Makes pass `number` of a plan. The slice of text begins at a line's start. Facts are planted at
+// ends of lines, at depths spread over the clustered part. Fails if the text is too short.
+Result<Pass> make_pass(const Tokenizer& tokenizer, const TokenText& haystack,
+                       const PassShape& shape, const TrialOptions& options, int64_t number);
 
 // The token ids of a view, of which its index is built.
 std::vector<int32_t> view_ids(const Pass& pass, const View& view);

@@ -71,14 +71,14 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
 }
 
 // Each text's windows, and what is held out behind the last one.
-Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments, const Plan& plan,
-                                            std::span<const std::string> documents,
-                                            const Tokenizer& tokenizer,
-                                            const ModelDescription& model) {
+Result<std::vector<TokenText>> read_texts(const ProfileArguments& arguments, const Plan& plan,
+                                          std::span<const std::string> documents,
+                                          const Tokenizer& tokenizer,
+                                          const ModelDescription& model) {
   const int64_t window = plan.options.window, windows = plan.options.windows;
-  std::vector<ProfileText> out;
+  std::vector<TokenText> out;
   const auto add = [&](const std::string& name, std::span<const std::string> part) -> Status {
-    ProfileText text{name, {}};
+    TokenText text{name, {}};
     const int64_t most = windows == 0 ? 0 : windows * window + plan.behind;
     SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, part, most));
     SQZ_RETURN_IF_ERROR(
@@ -103,7 +103,7 @@ Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments, c
                     hex(xxh3_64(tokens)), concat(expected, ", the context of ", arguments.index)));
     }
   }
-  for (const ProfileText& text : out) {
+  for (const TokenText& text : out) {
     const auto needed = window + plan.behind;
     if (plan.behind == 0 || std::ssize(text.tokens) >= needed) continue;
     return Status(Code::kCorrupt,
@@ -116,7 +116,7 @@ Result<std::vector<ProfileText>> read_texts(const ProfileArguments& arguments, c
 }
 
 // Windows of a text that have held-out tokens behind them: there is one at least.
-int64_t trial_windows(const Plan& plan, const ProfileText& text) {
+int64_t trial_windows(const Plan& plan, const TokenText& text) {
   const int64_t windows = (std::ssize(text.tokens) - plan.behind) / plan.options.window;
   return plan.options.windows == 0 ? windows : std::min(windows, plan.options.windows);
 }
@@ -155,14 +155,14 @@ Result<std::vector<int>> groups_of(const LayerProfile& profile, const std::strin
 }
 
 Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
-                        const std::vector<ProfileText>& texts, const std::string& tokenizer_hash,
+                        const std::vector<TokenText>& texts, const std::string& tokenizer_hash,
                         Runner& runner, const ToolContext& context) {
   const std::string& beside = arguments.output.empty() ? arguments.index : arguments.output;
   const ModelDescription& model = runner.config().description;
   TrialIndexes indexes(beside, model, tokenizer_hash, trial_options(arguments, context.options));
   Trials trials(runner, trial_selector(arguments), context.options.threads);
-  std::vector<ProfileText> windows;
-  for (const ProfileText& text : texts) {
+  std::vector<TokenText> windows;
+  for (const TokenText& text : texts) {
     if (!arguments.measures()) {
       windows.push_back({text.name, text.tokens});
       continue;
@@ -180,10 +180,7 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
   }
   Progress progress(context.progress_style(), "profile");
   const double share = arguments.measures() ? kProfileShare : 1;
-  plan.options.progress = [&](double done) {
-    progress.update(share * done);
-    return Status();
-  };
+  plan.options.progress = [&](double done) { progress.update(share * done); };
   if (arguments.measures() && !plan.index) {
     const BuildOptions build = trial_options(arguments, context.options);
     plan.options.attention = build.heavy_hitters;

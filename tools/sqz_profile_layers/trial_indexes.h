@@ -1,4 +1,5 @@
-// Indexes of the windows that a profile runs over, built from the same passes, for trials.
+// Indexes for trials, of the windows that a profile runs over. The passes of the profile build
+// them.
 #pragma once
 
 #include <memory>
@@ -12,7 +13,7 @@
 
 namespace sqz {
 
-// Temporaries beside `output`, removed at the end. Use consume() as the profile's consumer.
+// The files are beside `output`, and are removed at the end. consume() is the profile's consumer.
 class TrialIndexes {
  public:
   TrialIndexes(std::string output, const ModelDescription& model, std::string tokenizer_hash,
@@ -24,7 +25,7 @@ class TrialIndexes {
   TrialIndexes(const TrialIndexes&) = delete;
   TrialIndexes& operator=(const TrialIndexes&) = delete;
 
-  // A window that passes will come for, in their order; its path. `tokens` is borrowed.
+  // Adds the window of the next pass and returns the path of its index. `tokens` is borrowed.
   std::string add(std::span<const int32_t> tokens);
   Status consume(int64_t window, const LayerCapture& layer);
 

@@ -1,5 +1,5 @@
-// What a spread of the budget over the layers costs: the loss of held-out text behind fixed
-// contexts, and each layer's own part in it.
+// The losses that a spread of the budget over the layers causes on held-out text behind fixed
+// contexts, and the part of each layer in them.
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@
 
 namespace sqz {
 
-// One fixed context and what follows it.
+// A fixed context and the text that follows it.
 struct Trial {
   std::string index;              // path; with keys and values
   std::vector<int32_t> held_out;  // tokens; each but the first has a loss
@@ -24,7 +24,7 @@ struct TrialLosses {
   double budget = 0, keep = 0;  // delivered
 };
 
-// What each layer reads with all layers alike, and what it costs alone.
+// The keys that each layer reads with all layers alike, and the losses that it causes alone.
 struct LayerLosses {
   std::vector<double> kept;       // [layers] fraction of the clustered keys; 1: read whole
   std::vector<LayerLoss> losses;  // [layers] in nats a token, by fraction of the keys
@@ -32,23 +32,23 @@ struct LayerLosses {
 
 class Trials {
  public:
-  // `selector`: what reads, and its budget. Borrows the runner.
+  // Borrows the runner. `selector` has the budget.
   Trials(Runner& runner, SelectorOptions selector, int threads)
       : runner_(runner), selector_(std::move(selector)), threads_(threads) {}
 
   void add(Trial trial) { trials_.push_back(std::move(trial)); }
 
-  // kInvalidArgument, naming --budget, if it leaves no key beside what is read in any case.
+  // kInvalidArgument, naming --budget, if the budget leaves no keys to select.
   Status check_budget() const;
 
   // `scales`: [layers], as layer_scales of sqz.h; empty: all layers alike.
   Result<TrialLosses> losses(std::span<const double> scales) const;
   Result<TrialLosses> dense_losses() const;
 
-  // The relative squared error of each layer's attention output at several budgets, the other
-  // layers dense, in one pass; and for each layer a pass in which it alone selects, which tells
-  // what such an error costs: half the mean square of the losses' changes, which is the mean loss
-  // that small errors add, but far less noisy. `progress` gets 0 .. 1.
+  // One dense pass measures the relative squared error that each layer's attention output would
+  // have at several budgets. Then one pass for each layer, in which it alone selects, measures the
+  // cost of such an error: half the mean square of the changes of the losses. That is the mean loss
+  // that small errors add, with much less noise. `progress` gets 0 .. 1.
   Result<LayerLosses> layer_losses(const TrialLosses& dense,
                                    const std::function<void(double)>& progress) const;
 

@@ -18,13 +18,12 @@ namespace {
 // A check takes as long as some ten steps do on a CPU.
 constexpr int64_t kStepsOfACheck = 100, kMostChecks = 20;
 
-Result<std::vector<QmodelText>> read_texts(std::span<const std::string> documents,
-                                           const Tokenizer& tokenizer,
-                                           const ModelDescription& model,
-                                           const std::string& model_path) {
-  std::vector<QmodelText> out;
+Result<std::vector<TokenText>> read_texts(std::span<const std::string> documents,
+                                          const Tokenizer& tokenizer, const ModelDescription& model,
+                                          const std::string& model_path) {
+  std::vector<TokenText> out;
   for (const std::string& document : documents) {
-    QmodelText text;
+    TokenText text;
     text.name = document;
     SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, {&document, 1}, 0));
     SQZ_RETURN_IF_ERROR(
@@ -51,15 +50,14 @@ JsonText scores_json(const QmodelTrained& trained) {
   return out;
 }
 
-Status show(const QmodelProgress& now, const Output& output, Progress& bar) {
+void show(const QmodelProgress& now, const Output& output, Progress& bar) {
   bar.update(now.done);
-  if (!now.checked) return {};
+  if (!now.checked) return;
   output.event("check", {{"step", now.step},
                          {"loss", now.loss},
                          {"recall", recall_json(now.recall)},
                          {"far_recall", recall_json(now.far_recall)}});
   spdlog::info("step {}: loss {:.4f}, recall {}", now.step, now.loss, recall_text(now.recall));
-  return {};
 }
 
 }  // namespace
@@ -94,7 +92,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   const double load_seconds = watch.seconds();
 
   Progress bar(context.progress_style(), "train");
-  options.progress = [&](const QmodelProgress& now) { return show(now, context.output, bar); };
+  options.progress = [&](const QmodelProgress& now) { show(now, context.output, bar); };
   SQZ_ASSIGN_OR_RETURN(QmodelTrained trained, train_qmodel(*runner, texts, test, options));
   bar.finish();
   const double train_seconds = watch.seconds() - load_seconds;
