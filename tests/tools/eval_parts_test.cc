@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 
+#include "tests/common/json.h"
 #include "tools/common/metrics.h"
 #include "tools/sqz_eval/settings.h"
 #include "tools/sqz_eval/trials.h"
@@ -184,20 +185,13 @@ TEST(EvalFacts, AnswersDifferAndAreNotInTheText) {
   EXPECT_EQ(prompts.size(), 64u);
 }
 
-Samples samples(std::initializer_list<double> values) {
-  Samples out;
-  for (const double value : values) out.add(value);
-  return out;
-}
-
 TEST(Metrics, AreThoseComputedByHand) {
-  const Samples four = samples({1, 2, 3, 6});
-  EXPECT_DOUBLE_EQ(four.mean(), 3);
-  EXPECT_DOUBLE_EQ(four.standard_error(), std::sqrt(14.0 / 3 / 4));  // squares 4 + 1 + 0 + 9
-  EXPECT_EQ(samples({5}).standard_error(), 0);
+  const std::vector<double> four = {1, 2, 3, 6}, ones = {1, 1, 1, 1};
+  EXPECT_DOUBLE_EQ(mean(four), 3);
+  EXPECT_DOUBLE_EQ(standard_error(four), std::sqrt(14.0 / 3 / 4));  // squares 4 + 1 + 0 + 9
+  EXPECT_EQ(standard_error(std::span(four).first(1)), 0);
   EXPECT_DOUBLE_EQ(binomial_error(0.75, 48), 0.0625);
-  EXPECT_THAT(difference(four, samples({1, 1, 1, 1})).values(), ElementsAre(0, 1, 2, 5));
-  EXPECT_EQ(count_both(samples({1, 0, 1, 0}), samples({1, 1, 0, 0})), 1);
+  EXPECT_THAT(difference(four, ones), ElementsAre(0, 1, 2, 5));
   const std::vector<double> values = {1, 3, 5, 9, 100};
   EXPECT_THAT(block_means(values, 2), ElementsAre(2, 7));
   EXPECT_THAT(block_means(values, 6), ElementsAre(23.6));
@@ -245,9 +239,18 @@ TEST(Metrics, ReadsAddUp) {
   EXPECT_TRUE(reads.dense_fallback);
 }
 
+// A word for each option of a setting that is not the default.
 std::vector<std::string> texts_of(const SettingOptions& options) {
   std::vector<std::string> out;
-  for (const Setting& setting : make_settings(options)) out.push_back(setting.text());
+  for (const Setting& setting : make_settings(options)) {
+    std::string text = setting.options.selector + setting.coding();
+    if (setting.options.budget) text += concat(" ", *setting.options.budget);
+    const Json json = Json::parse(JsonText(to_json(setting)).str());
+    for (const char* option : {"levels", "rule", "layers", "dense_layers"}) {
+      if (json.contains(option)) text += " " + json[option].dump();
+    }
+    out.push_back(text);
+  }
   return out;
 }
 
@@ -256,40 +259,32 @@ TEST(EvalSettings, AreTheCrossProductOfTheOptionsThatASelectorTakes) {
   options.selectors = {"squeezed", "dense", "squeezed"};
   options.budgets = {0.1, 0.2};
   options.key_codes = {0, 2};
-  EXPECT_THAT(texts_of(options),
-              ElementsAre("dense", "squeezed, budget 0.1, levels 0, rule budget",
-                          "squeezed, budget 0.2, levels 0, rule budget",
-                          "squeezed codes 2, budget 0.1, levels 0, rule budget",
-                          "squeezed codes 2, budget 0.2, levels 0, rule budget"));
+  EXPECT_THAT(texts_of(options), ElementsAre("dense", R"(squeezed 0.1 0 "budget" "uniform")",
+                                             R"(squeezed 0.2 0 "budget" "uniform")",
+                                             R"(squeezed codes 2 0.1 0 "budget" "uniform")",
+                                             R"(squeezed codes 2 0.2 0 "budget" "uniform")"));
   options.selectors = {"quest", "ideal", "stream", "saap"};
-  options.budgets = {0.125};
+  options.budgets = {0.5};
   options.rules = {"threshold", "budget"};
   options.levels = {1, 2};
   options.rows = {"bf16", "q8"};
   options.dense_layers = 0;
   EXPECT_THAT(
       texts_of(options),
-      ElementsAre("dense", "quest, budget 0.125, dense layers 0",
-                  "ideal, budget 0.125, rule threshold, dense layers 0",
-                  "ideal, budget 0.125, rule budget, dense layers 0",
-                  "ideal q8, budget 0.125, rule threshold, dense layers 0",
-                  "ideal q8, budget 0.125, rule budget, dense layers 0",
-                  "stream, budget 0.125, dense layers 0", "stream q8, budget 0.125, dense layers 0",
-                  "saap, budget 0.125, dense layers 0"));
+      ElementsAre("dense", R"(quest 0.5 "uniform" 0)", R"(ideal 0.5 "threshold" "uniform" 0)",
+                  R"(ideal 0.5 "budget" "uniform" 0)", R"(ideal q8 0.5 "threshold" "uniform" 0)",
+                  R"(ideal q8 0.5 "budget" "uniform" 0)", R"(stream 0.5 "uniform" 0)",
+                  R"(stream q8 0.5 "uniform" 0)", R"(saap 0.5 "uniform" 0)"));
   std::vector<std::string> kinds;
   for (const IndexKind& kind : index_kinds(make_settings(options))) kinds.push_back(kind.name());
   EXPECT_THAT(kinds, ElementsAre("kmeans", "pages", "kmeans-q8-0", "buckets"));
+  options = {};
   options.selectors = {"h2o"};
-  options.rows = {"bf16"};
-  options.dense_layers.reset();
   options.layers = {"uniform", "a/l.json"};
   EXPECT_THAT(texts_of(options),
-              ElementsAre("dense", "h2o, budget 0.125", "h2o, budget 0.125, layers a/l.json"));
+              ElementsAre("dense", R"(h2o 0.125 "uniform")", R"(h2o 0.125 "a/l.json")"));
+  options = {};
   options.selectors = selector_names();
-  options.layers = {"uniform"};
-  options.rules = {"budget"};
-  options.levels = {0};
-  options.key_codes = {0};
   EXPECT_EQ(texts_of(options).size(), selector_names().size());
 }
 

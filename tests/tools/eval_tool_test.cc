@@ -6,6 +6,7 @@
 
 #include "formats/sqz_file.h"
 #include "tests/tools/run_tool.h"
+#include "tools/common/index_context.h"
 #include "tools/common/load_runner.h"
 #include "tools/sqz_eval/indexes.h"
 #include "tools/sqz_eval/probe.h"
@@ -213,10 +214,10 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   Probe probe(model.description(), {same.get(), &half, &nothing, squeezed.get()}, 128);
   ScoreOptions options;
   options.observer = [&](const ObservedAttention& attention) { return probe.observe(attention); };
-  PlacedContext placed(*dense, kTokens);
-  const auto losses = model.runner->score(pass.continuation, placed, options);
+  dense->place(kTokens);
+  const auto losses = model.runner->score(pass.continuation, *dense, options);
   ASSERT_TRUE(losses.ok()) << losses.status().message();
-  EXPECT_EQ(*losses, *model.runner->score(pass.continuation, placed, {}));
+  EXPECT_EQ(*losses, *model.runner->score(pass.continuation, *dense, {}));
   const auto results = probe.results();
   for (size_t t = 0; t < 128; ++t) {
     EXPECT_EQ(results[0].error[t], 0);

@@ -50,7 +50,9 @@ class IndexContext final : public FixedContext {
   ~IndexContext() override;
 
   const sqz_index_info& info() const { return index_->info(); }
-  int64_t tokens() const override { return info().tokens; }
+  int64_t tokens() const override { return tokens_; }
+  // The next token stands at this position, whatever the length of the index.
+  void place(int64_t tokens) { tokens_ = tokens; }
   std::optional<int> device() const override { return index_->gpu(); }
   DType device_dtype() const override;
   Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
@@ -62,9 +64,11 @@ class IndexContext final : public FixedContext {
   Status reset_stats();
 
  private:
-  explicit IndexContext(std::shared_ptr<const OpenIndex> index) : index_(std::move(index)) {}
+  explicit IndexContext(std::shared_ptr<const OpenIndex> index)
+      : index_(std::move(index)), tokens_(index_->info().tokens) {}
 
   std::shared_ptr<const OpenIndex> index_;
+  int64_t tokens_;
   sqz_session* session_ = nullptr;
   std::vector<int64_t> positions_;
 };

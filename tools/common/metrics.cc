@@ -8,26 +8,23 @@
 namespace sqz {
 namespace {
 
-double mean_of(std::span<const double> values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
 double ratio(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
 }  // namespace
 
-double Samples::mean() const {
-  return values_.empty() ? 0 : mean_of(values_);
+double mean(std::span<const double> values) {
+  if (values.empty()) return 0;
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-double Samples::standard_error() const {
-  if (values_.size() < 2) return 0;
-  const double center = mean();
+double standard_error(std::span<const double> values) {
+  if (values.size() < 2) return 0;
+  const double center = mean(values);
   double squares = 0;
-  for (const double value : values_) squares += (value - center) * (value - center);
-  const auto n = static_cast<double>(values_.size());
+  for (const double value : values) squares += (value - center) * (value - center);
+  const auto n = static_cast<double>(values.size());
   return std::sqrt(squares / (n - 1) / n);
 }
 
@@ -35,26 +32,18 @@ double binomial_error(double fraction, int64_t trials) {
   return trials == 0 ? 0 : std::sqrt(fraction * (1 - fraction) / static_cast<double>(trials));
 }
 
-Samples difference(const Samples& a, const Samples& b) {
-  Samples out;
-  for (size_t i = 0; i < a.values().size(); ++i) out.add(a.values()[i] - b.values()[i]);
-  return out;
-}
-
-int64_t count_both(const Samples& a, const Samples& b) {
-  int64_t out = 0;
-  for (size_t i = 0; i < a.values().size(); ++i) {
-    if (a.values()[i] != 0 && b.values()[i] != 0) ++out;
-  }
+std::vector<double> difference(std::span<const double> a, std::span<const double> b) {
+  std::vector<double> out;
+  for (size_t i = 0; i < a.size(); ++i) out.push_back(a[i] - b[i]);
   return out;
 }
 
 std::vector<double> block_means(std::span<const double> values, int64_t block) {
   const auto size = static_cast<size_t>(block);
-  if (!values.empty() && values.size() < size) return {mean_of(values)};
+  if (!values.empty() && values.size() < size) return {mean(values)};
   std::vector<double> out;
   for (; values.size() >= size; values = values.subspan(size)) {
-    out.push_back(mean_of(values.first(size)));
+    out.push_back(mean(values.first(size)));
   }
   return out;
 }

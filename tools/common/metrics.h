@@ -10,31 +10,18 @@
 
 namespace sqz {
 
-// Values of independent trials.
-class Samples {
- public:
-  void add(double value) { values_.push_back(value); }
-  int64_t count() const { return static_cast<int64_t>(values_.size()); }
-  double mean() const;  // 0 of nothing
-  // Of the mean: sample standard deviation / sqrt(n); 0 of fewer than two.
-  double standard_error() const;
-  const std::vector<double>& values() const { return values_; }
-
- private:
-  std::vector<double> values_;
-};
-
+// Of the values of independent trials; 0 if there are none.
+double mean(std::span<const double> values);
+// Of their mean: the sample's standard deviation / sqrt(n); 0 if there are fewer than two.
+double standard_error(std::span<const double> values);
 // Of a fraction p of n trials: sqrt(p (1 - p) / n).
 double binomial_error(double fraction, int64_t trials);
 
-// a - b, pair by pair. Both have the same count.
-Samples difference(const Samples& a, const Samples& b);
+// a - b, pair by pair. Both have the same size.
+std::vector<double> difference(std::span<const double> a, std::span<const double> b);
 
-// Of the trials where b is not 0, those where a is not either. Both have the same count.
-int64_t count_both(const Samples& a, const Samples& b);
-
-// The means of whole runs of `block` values; a shorter run at the end is left out unless it is all
-// that there is.
+// The means of whole runs of `block` values. A shorter run at the end is left out, unless it is the
+// only one.
 std::vector<double> block_means(std::span<const double> values, int64_t block);
 
 // ||a - b|| / ||b||; 0 if both are 0, infinity if only b is.

@@ -20,15 +20,8 @@ struct Work {
   EvalModel model;
   std::vector<TokenText> haystacks;
   std::vector<Setting> settings;
-  std::vector<Task> tasks;
   BuildOptions build;
   std::unique_ptr<QmodelFile> qmodel;  // `build` points to it
-};
-
-// Passes of one context length.
-struct Plan {
-  TrialOptions options;
-  std::vector<PassShape> shapes;
 };
 
 Result<std::vector<TokenText>> read_haystacks(const std::vector<std::string>& texts,
@@ -70,10 +63,6 @@ Status check_numbers(const EvalArguments& arguments, const ModelDescription& mod
 
 Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common) {
   Work out;
-  for (const std::string& name : arguments.tasks) {
-    const auto at = std::find(std::begin(kTaskNames), std::end(kTaskNames), name);
-    out.tasks.push_back(static_cast<Task>(at - std::begin(kTaskNames)));
-  }
   out.settings = make_settings(arguments.settings);
   if (needs_selector(out.settings, "saap") == arguments.qmodel.empty()) {
     return Status(Code::kInvalidArgument,
@@ -101,41 +90,37 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   return out;
 }
 
-Result<std::vector<Plan>> make_plans(const EvalArguments& arguments, const Work& work,
-                                     uint64_t seed) {
+Result<TrialOptions> trial_options(const EvalArguments& arguments, const Work& work,
+                                   uint64_t seed) {
   const ModelDescription& model = work.model.description();
+  TrialOptions out = arguments.trials;
+  for (const std::string& name : arguments.tasks) {
+    const auto at = std::find(std::begin(kTaskNames), std::end(kTaskNames), name);
+    out.tasks.push_back(static_cast<Task>(at - std::begin(kTaskNames)));
+  }
+  out.sink = work.build.sink;
+  out.tail = work.build.tail;
+  out.seed = seed;
+  // A window counts tokens, and RoPE is undone by their positions: none may be left out.
   const bool windows = std::any_of(model.sliding_window.begin(), model.sliding_window.end(),
                                    [](int64_t window) { return window > 0; });
-  std::vector<Plan> out;
-  for (const int64_t tokens : arguments.tokens) {
-    Plan plan{arguments.trials, {}};
-    plan.options.tokens = tokens;
-    plan.options.tasks = work.tasks;
-    plan.options.sink = work.build.sink;
-    plan.options.tail = work.build.tail;
-    plan.options.seed = seed;
-    // A window counts tokens, and RoPE is undone by their places: none may be left out.
-    if (windows || work.qmodel != nullptr) plan.options.share = 1;
-    const int64_t after = std::max(plan.options.continuation, kQuestionTokens);
-    if (tokens + after > model.max_positions) {
-      return Status(Code::kInvalidArgument,
-                    concat("--tokens ", tokens, ": with the ", after, " tokens that follow, ",
-                           arguments.model, " would need ", tokens + after, " positions, but has ",
-                           model.max_positions, "; pass fewer --tokens or --continuation"));
-    }
-    plan.shapes = plan_passes(plan.options);
-    out.push_back(std::move(plan));
-  }
-  return out;
+  if (windows || work.qmodel != nullptr) out.share = 1;
+  const int64_t after = std::max(out.continuation, kQuestionTokens);
+  if (out.tokens + after <= model.max_positions) return out;
+  return Status(Code::kInvalidArgument,
+                concat("--tokens ", out.tokens, ": with the ", after, " tokens that follow, ",
+                       arguments.model, " would need ", out.tokens + after, " positions, but has ",
+                       model.max_positions, "; pass fewer --tokens or --continuation"));
 }
 
 // Every slice is cut before the first dense pass: a text that is too short is refused at once.
-Result<std::vector<Pass>> make_passes(const Plan& plan, const Work& work) {
+Result<std::vector<Pass>> make_passes(const TrialOptions& options, const Work& work) {
+  const std::vector<PassShape> shapes = plan_passes(options);
   std::vector<Pass> out;
-  for (size_t i = 0; i < plan.shapes.size(); ++i) {
+  for (size_t i = 0; i < shapes.size(); ++i) {
     SQZ_ASSIGN_OR_RETURN(Pass pass,
                          make_pass(*work.model.tokenizer, work.haystacks[i % work.haystacks.size()],
-                                   plan.shapes[i], plan.options, static_cast<int64_t>(i)));
+                                   shapes[i], options, static_cast<int64_t>(i)));
     SQZ_RETURN_IF_ERROR(check_tokens(pass.ids, work.model.description(), pass.source, "the model"));
     out.push_back(std::move(pass));
   }
@@ -166,54 +151,28 @@ JsonText rows_json(const std::vector<Row>& rows) {
   return out;
 }
 
-double total_tokens(const std::vector<Plan>& plans) {
-  double out = 0;
-  for (const Plan& plan : plans) {
-    out += static_cast<double>(plan.options.tokens) * static_cast<double>(plan.shapes.size());
-  }
-  return out;
-}
-
-Result<std::vector<Row>> measure(const std::vector<Plan>& plans, Work& work,
-                                 const ToolContext& context) {
-  std::vector<std::vector<Pass>> passes;
-  for (const Plan& plan : plans) {
-    SQZ_ASSIGN_OR_RETURN(auto made, make_passes(plan, work));
-    passes.push_back(std::move(made));
-  }
-  Progress progress(context.progress_style(), "eval");
-  const double total = total_tokens(plans);
-  double done = 0;
-  std::vector<Row> out;
-  for (size_t i = 0; i < plans.size(); ++i) {
-    Judge judge(work.model, plans[i].options, work.settings, context.options.threads,
-                context.options.gpu());
-    for (const Pass& pass : passes[i]) {
-      const auto length = static_cast<double>(pass.ids.size());
-      SQZ_RETURN_IF_ERROR(run_pass(pass, work, judge, [&](double part) {
-        progress.update((done + part * length) / total);
-      }));
-      done += length;
-      context.output.event("pass", {{"source", pass.source},
-                                    {"tokens", pass.ids.size()},
-                                    {"rows", rows_json(judge.rows())}});
-    }
-    for (Row& row : judge.rows()) out.push_back(std::move(row));
-  }
-  progress.finish();
-  return out;
-}
-
 }  // namespace
 
 Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
   const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(Work work, prepare(arguments, context.options));
-  SQZ_ASSIGN_OR_RETURN(const auto plans, make_plans(arguments, work, context.options.seed));
-  SQZ_ASSIGN_OR_RETURN(const auto rows, measure(plans, work, context));
-  context.output.text(table_text(rows));
+  SQZ_ASSIGN_OR_RETURN(const TrialOptions options,
+                       trial_options(arguments, work, context.options.seed));
+  SQZ_ASSIGN_OR_RETURN(const auto passes, make_passes(options, work));
+  Judge judge(work.model, options, work.settings, context.options.threads, context.options.gpu());
+  Progress progress(context.progress_style(), "eval");
+  for (size_t i = 0; i < passes.size(); ++i) {
+    SQZ_RETURN_IF_ERROR(run_pass(passes[i], work, judge, [&](double part) {
+      progress.update((static_cast<double>(i) + part) / static_cast<double>(passes.size()));
+    }));
+    context.output.event("pass", {{"source", passes[i].source},
+                                  {"tokens", passes[i].ids.size()},
+                                  {"rows", rows_json(judge.rows())}});
+  }
+  progress.finish();
+  context.output.text(table_text(judge.rows()));
   if (!context.output.json()) return {};
-  context.output.result({{"rows", rows_json(rows)},
+  context.output.result({{"rows", rows_json(judge.rows())},
                          {"model", arguments.model},
                          {"fingerprint", fingerprint(work.model.description())},
                          {"seed", context.options.seed},

@@ -6,12 +6,21 @@
 #include <vector>
 
 #include "formats/base/temporaries.h"
+#include "formats/tokenizer.h"
 #include "libindex/builder.h"
-#include "tools/sqz_eval/model.h"
 #include "tools/sqz_eval/settings.h"
 #include "tools/sqz_eval/trials.h"
+#include "training/runner.h"
 
 namespace sqz::eval {
+
+// The model under evaluation.
+struct EvalModel {
+  std::unique_ptr<Runner> runner;
+  std::unique_ptr<Tokenizer> tokenizer;
+
+  const ModelDescription& description() const { return runner->config().description; }
+};
 
 // Temporary files, removed at the end.
 class PassIndexes {

@@ -1,6 +1,8 @@
 #include "tools/sqz_eval/judge.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "tools/sqz_eval/probe.h"
 
@@ -13,31 +15,26 @@ constexpr int64_t kSpareTokens = 2;  // of an answer: enough to see that no digi
 
 }  // namespace
 
-Result<std::vector<Judge::Served>> Judge::open(const Pass& pass, size_t view,
-                                               const PassIndexes& indexes) {
-  std::vector<Served> out;
-  std::map<std::string, std::shared_ptr<OpenIndex>> opened;  // settings share what they can
-  for (size_t i = 0; i < settings_.size(); ++i) {
-    SQZ_ASSIGN_OR_RETURN(sqz_session_options options,
-                         session_options(settings_[i].options, threads_));
+Result<Judge::Served> Judge::open(const Pass& pass, size_t view, const PassIndexes& indexes) {
+  Served out;
+  std::map<std::string, std::shared_ptr<OpenIndex>> opened;  // by path
+  for (const Setting& setting : settings_) {
+    SQZ_ASSIGN_OR_RETURN(sqz_session_options options, session_options(setting.options, threads_));
     options.max_tokens = std::max<int64_t>(4096, options_.continuation);
-    const std::string& path = indexes.path(view, settings_[i].index);
+    const std::string& path = indexes.path(view, setting.index);
     auto& file = opened[path];
     if (file == nullptr) {
       SQZ_ASSIGN_OR_RETURN(file, OpenIndex::open(path));
       if (gpu_) SQZ_RETURN_IF_ERROR(file->upload(*gpu_));
     }
-    SQZ_ASSIGN_OR_RETURN(auto index, IndexContext::create(file, options));
-    Served served{i, std::move(index), nullptr};
-    served.context =
-        std::make_unique<PlacedContext>(*served.index, static_cast<int64_t>(pass.ids.size()));
-    out.push_back(std::move(served));
+    SQZ_ASSIGN_OR_RETURN(out.emplace_back(), IndexContext::create(file, options));
+    out.back()->place(std::ssize(pass.ids));
   }
   return out;
 }
 
 Status Judge::judge(const Pass& pass, size_t view, const PassIndexes& indexes) {
-  SQZ_ASSIGN_OR_RETURN(std::vector<Served> served, open(pass, view, indexes));
+  SQZ_ASSIGN_OR_RETURN(const Served served, open(pass, view, indexes));
   if (pass.views[view].question) {
     const Fact& fact = pass.facts[view];
     std::vector<int32_t> prompt;
@@ -50,16 +47,17 @@ Status Judge::judge(const Pass& pass, size_t view, const PassIndexes& indexes) {
   return pass.views[view].text ? measure_text(pass, served) : Status();
 }
 
-Status Judge::ask(const Fact& fact, std::span<const int32_t> prompt, std::vector<Served>& served) {
-  for (Served& one : served) {
-    SQZ_RETURN_IF_ERROR(one.index->reset_stats());
-    SQZ_ASSIGN_OR_RETURN(const bool right, answered(fact, prompt, one));
-    SQZ_RETURN_IF_ERROR(add({Task::kNeedle1, ""}, one, {right ? 1.0 : 0.0}));
+Status Judge::ask(const Fact& fact, std::span<const int32_t> prompt, const Served& served) {
+  for (size_t i = 0; i < served.size(); ++i) {
+    SQZ_RETURN_IF_ERROR(served[i]->reset_stats());
+    SQZ_ASSIGN_OR_RETURN(const bool right, answered(fact, prompt, *served[i]));
+    SQZ_RETURN_IF_ERROR(add({Task::kNeedle1, ""}, i, *served[i], {right ? 1.0 : 0.0}));
   }
   return {};
 }
 
-Result<bool> Judge::answered(const Fact& fact, std::span<const int32_t> prompt, Served& served) {
+Result<bool> Judge::answered(const Fact& fact, std::span<const int32_t> prompt,
+                             IndexContext& context) {
   std::vector<int32_t> ids, expected;
   SQZ_RETURN_IF_ERROR(model_.tokenizer->encode(" " + fact.answer, false, expected));
   std::string text;
@@ -74,66 +72,65 @@ Result<bool> Judge::answered(const Fact& fact, std::span<const int32_t> prompt, 
     text = std::move(decoded).value();
     return !decided(fact, text);
   };
-  SQZ_RETURN_IF_ERROR(model_.runner->generate(prompt, options, served.context.get()).status());
+  SQZ_RETURN_IF_ERROR(model_.runner->generate(prompt, options, &context).status());
   SQZ_RETURN_IF_ERROR(failed);
   return answers(fact, text);
 }
 
 Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool losses,
                                          int64_t block, const std::string& on,
-                                         std::vector<Served>& served) {
-  // Dense is always the first setting.
+                                         const Served& served) {
   std::vector<FixedContext*> sparse;
   for (size_t i = 1; i < served.size(); ++i) {
-    SQZ_RETURN_IF_ERROR(served[i].index->reset_stats());
-    sparse.push_back(served[i].context.get());
+    SQZ_RETURN_IF_ERROR(served[i]->reset_stats());
+    sparse.push_back(served[i].get());
   }
   Probe probe(model_.description(), sparse, static_cast<int64_t>(tokens.size()) - (losses ? 1 : 0));
   ScoreOptions options;
   options.losses = losses;
   options.observer = [&](const ObservedAttention& dense) { return probe.observe(dense); };
-  SQZ_ASSIGN_OR_RETURN(auto dense_losses,
-                       model_.runner->score(tokens, *served[0].context, options));
+  SQZ_ASSIGN_OR_RETURN(auto dense_losses, model_.runner->score(tokens, *served[0], options));
   const auto results = probe.results();
-  for (size_t i = 0; i < results.size(); ++i) {
-    const Served& one = served[i + 1];
-    const Measure error{Task::kError, on}, recall{Task::kRecall, on};
+  for (size_t i = 1; i < served.size(); ++i) {
+    const ProbeResult& result = results[i - 1];
     if (options_.wants(Task::kError)) {
-      SQZ_RETURN_IF_ERROR(add(error, one, block_means(results[i].error, block)));
+      SQZ_RETURN_IF_ERROR(add({Task::kError, on}, i, *served[i], block_means(result.error, block)));
     }
     // With key codes on a CPU, the lse counts the approximated keys, too.
-    const bool drops = gpu_ || settings_[one.setting].index.key_codes == 0;
+    const bool drops = gpu_ || settings_[i].index.key_codes == 0;
     if (options_.wants(Task::kRecall) && drops) {
-      SQZ_RETURN_IF_ERROR(add(recall, one, block_means(results[i].recall, block)));
+      SQZ_RETURN_IF_ERROR(
+          add({Task::kRecall, on}, i, *served[i], block_means(result.recall, block)));
     }
   }
   return dense_losses;
 }
 
-Status Judge::measure_text(const Pass& pass, std::vector<Served>& served) {
-  SQZ_RETURN_IF_ERROR(served[0].index->reset_stats());
+Status Judge::measure_text(const Pass& pass, const Served& served) {
+  SQZ_RETURN_IF_ERROR(served[0]->reset_stats());
   std::vector<double> dense;
   if (options_.wants(Task::kError) || options_.wants(Task::kRecall)) {
     SQZ_ASSIGN_OR_RETURN(dense, probe(pass.continuation, true, kBlockTokens, kText, served));
   } else {
-    SQZ_ASSIGN_OR_RETURN(dense, model_.runner->score(pass.continuation, *served[0].context, {}));
+    SQZ_ASSIGN_OR_RETURN(dense, model_.runner->score(pass.continuation, *served[0], {}));
   }
-  if (!options_.wants(Task::kLoss)) return {};
-  SQZ_RETURN_IF_ERROR(add({Task::kLoss, ""}, served[0], block_means(dense, kBlockTokens)));
-  for (size_t i = 1; i < served.size(); ++i) {
-    SQZ_RETURN_IF_ERROR(served[i].index->reset_stats());
-    SQZ_ASSIGN_OR_RETURN(const auto losses,
-                         model_.runner->score(pass.continuation, *served[i].context, {}));
-    SQZ_RETURN_IF_ERROR(add({Task::kLoss, ""}, served[i], block_means(losses, kBlockTokens)));
+  for (size_t i = 0; i < served.size() && options_.wants(Task::kLoss); ++i) {
+    std::vector<double> losses = dense;
+    if (i > 0) {
+      SQZ_RETURN_IF_ERROR(served[i]->reset_stats());
+      SQZ_ASSIGN_OR_RETURN(losses, model_.runner->score(pass.continuation, *served[i], {}));
+    }
+    SQZ_RETURN_IF_ERROR(add({Task::kLoss, ""}, i, *served[i], block_means(losses, kBlockTokens)));
   }
   return {};
 }
 
-// Values of one session since its last reset.
-Status Judge::add(const Measure& measure, const Served& served, const std::vector<double>& values) {
-  Cell& cell = cells_[measure][served.setting];
-  for (const double value : values) cell.value.add(value);
-  SQZ_ASSIGN_OR_RETURN(const sqz_stats stats, served.index->stats());
+// Adds values of a session since its last reset.
+Status Judge::add(const Measure& measure, size_t setting, const IndexContext& context,
+                  const std::vector<double>& values) {
+  Cell& cell = cells_[measure][setting];
+  cell.values.insert(cell.values.end(), values.begin(), values.end());
+  SQZ_ASSIGN_OR_RETURN(const sqz_stats stats, context.stats());
   cell.reads.add(stats);
   return {};
 }
@@ -147,15 +144,17 @@ Row Judge::row(const Measure& measure, size_t setting) const {
   out.setting = settings_[setting];
   const auto& cells = cells_.at(measure);
   const Cell& cell = cells.at(setting);
-  const Samples& value = cell.value;
-  out.trials = value.count();
-  out.value = {value.mean(),
-               accuracy ? binomial_error(value.mean(), value.count()) : value.standard_error()};
+  const double value = mean(cell.values);
+  out.trials = std::ssize(cell.values);
+  out.value = {value, accuracy ? binomial_error(value, out.trials) : standard_error(cell.values)};
   if (setting > 0 && cells.contains(0)) {
-    const Samples& dense = cells.at(0).value;
-    const Samples change = difference(value, dense);
-    out.difference = {change.mean(), change.standard_error()};
-    if (accuracy) out.agreement = {count_both(dense, dense), count_both(value, dense)};
+    const std::vector<double>& dense = cells.at(0).values;
+    const auto change = difference(cell.values, dense);
+    out.difference = {mean(change), standard_error(change)};
+    const auto both = [&](const std::vector<double>& a) {
+      return std::llround(std::inner_product(a.begin(), a.end(), dense.begin(), 0.0));
+    };
+    if (accuracy) out.agreement = {both(dense), both(cell.values)};
   }
   out.reads = cell.reads;
   return out;

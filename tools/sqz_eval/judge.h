@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/common/index_context.h"
 #include "tools/sqz_eval/indexes.h"
 #include "tools/sqz_eval/table.h"
 
@@ -23,7 +24,7 @@ class Judge {
         threads_(threads),
         gpu_(gpu) {}
 
-  // Everything that is measured with a view.
+  // Measures everything with one view.
   Status judge(const Pass& pass, size_t view, const PassIndexes& indexes);
 
   std::vector<Row> rows() const;
@@ -36,24 +37,21 @@ class Judge {
     auto operator<=>(const Measure&) const = default;
   };
   struct Cell {
-    Samples value;
+    std::vector<double> values;  // of the trials
     Reads reads;
   };
-  // One opened session of a setting.
-  struct Served {
-    size_t setting;
-    std::unique_ptr<IndexContext> index;
-    std::unique_ptr<PlacedContext> context;
-  };
+  // The sessions of the settings, at first the dense one.
+  using Served = std::vector<std::unique_ptr<IndexContext>>;
 
-  Result<std::vector<Served>> open(const Pass& pass, size_t view, const PassIndexes& indexes);
-  Status ask(const Fact& fact, std::span<const int32_t> prompt, std::vector<Served>& served);
-  Result<bool> answered(const Fact& fact, std::span<const int32_t> prompt, Served& served);
-  Status measure_text(const Pass& pass, std::vector<Served>& served);
+  Result<Served> open(const Pass& pass, size_t view, const PassIndexes& indexes);
+  Status ask(const Fact& fact, std::span<const int32_t> prompt, const Served& served);
+  Result<bool> answered(const Fact& fact, std::span<const int32_t> prompt, IndexContext& context);
+  Status measure_text(const Pass& pass, const Served& served);
   // Error and recall of the tokens' attention, averaged over `block` tokens; the dense losses.
   Result<std::vector<double>> probe(std::span<const int32_t> tokens, bool losses, int64_t block,
-                                    const std::string& on, std::vector<Served>& served);
-  Status add(const Measure& measure, const Served& served, const std::vector<double>& values);
+                                    const std::string& on, const Served& served);
+  Status add(const Measure& measure, size_t setting, const IndexContext& context,
+             const std::vector<double>& values);
   Row row(const Measure& measure, size_t setting) const;
 
   EvalModel& model_;

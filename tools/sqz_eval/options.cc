@@ -26,18 +26,18 @@ const char* const kHelp =
   selectors and budgets are served from the same indexes.
 
 Rows
-  One a (context length, task, setting). asked, delivered: fraction of the context's bytes,
+  One a (task, setting). asked, delivered: fraction of the context's bytes,
   metadata included; lowest, highest: delivered to one question or text; keys: fraction of the
   clustered keys that was read; +- standard error (binomial, or over trials); to dense: the
   difference, trial by trial; agree: right answers of those that are right with dense attention.
 
 Result: rows[] with task, on, tokens, the setting, trials, value, stderr, difference,
 agreement, budget, keep, dense_fallback; model, fingerprint, seed, seconds.
-Events `pass` have the rows so far of a context length.
+Events `pass` have the rows so far.
 
 Examples:
   sqz-eval --model MODEL --text book.txt --tokens 8000 --trials 24
-  sqz-eval --model MODEL --text a.txt --text b.txt --tokens 16000,31000 \
+  sqz-eval --model MODEL --text a.txt --text b.txt --tokens 31000 \
     --selector squeezed --levels 1,2 --rule threshold,budget --budget 0.125,0.25 --json
 )";
 
@@ -50,9 +50,8 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
   app.add_option("--text", arguments.texts,
                  "Texts to take slices of: files or folders; passes take turns")
       ->required();
-  app.add_option("--tokens", arguments.tokens, "Lengths of the fixed context")
+  app.add_option("--tokens", arguments.trials.tokens, "Length of the fixed context")
       ->required()
-      ->delimiter(',')
       ->check(whole_number(1));
   app.add_option("--task", arguments.tasks, "What to measure")
       ->delimiter(',')

@@ -10,6 +10,14 @@ Partition partition_of(const std::string& selector) {
   return selector == "saap" ? Partition::kBuckets : Partition::kKmeans;
 }
 
+// The purpose of the profile of --layers.
+JsonText allocation_json(const LayerBudgets& budgets) {
+  return {{"name", budgets.allocation},
+          {"p", budgets.p},
+          {"budget",
+           static_cast<double>(budgets.uniform_budget) / static_cast<double>(budgets.context)}};
+}
+
 }  // namespace
 
 std::string IndexKind::name() const {
@@ -36,24 +44,27 @@ std::string Setting::coding() const {
   return out;
 }
 
-std::string Setting::text() const {
-  std::string out = options.selector + coding();
-  if (dense()) return out;
-  out += concat(", budget ", *options.budget);
-  if (has_levels()) out += concat(", levels ", options.levels);
-  if (has_rule()) out += ", rule " + options.rule;
-  if (options.layers != kUniformLayers) out += ", layers " + options.layers;
-  if (options.dense_layers) out += concat(", dense layers ", *options.dense_layers);
+JsonMembers to_json(const Setting& setting) {
+  const SelectorOptions& options = setting.options;
+  JsonMembers out = {{"selector", options.selector}, {"block", options.block}};
+  if (setting.index.rows != RowKind::k16) out["rows"] = rows_name(setting.index.rows);
+  if (setting.index.key_codes > 0) out["key_codes"] = setting.index.key_codes;
+  if (setting.has_levels()) out["levels"] = options.levels;
+  if (setting.has_rule()) out["rule"] = options.rule;
+  if (!setting.dense()) out["layers"] = options.layers;
+  if (options.layer_budgets) out["allocation"] = allocation_json(*options.layer_budgets);
+  if (options.dense_layers) out["dense_layers"] = *options.dense_layers;
   return out;
 }
 
 std::vector<Setting> make_settings(const SettingOptions& o) {
   Setting dense;
   dense.options.selector = "dense";
+  dense.options.block = o.block;
   std::vector<Setting> out = {dense};
   const auto add = [&](const Setting& setting) {
     const bool there = std::any_of(out.begin(), out.end(), [&](const Setting& other) {
-      return other.text() == setting.text();
+      return other.options.budget == setting.options.budget && to_json(other) == to_json(setting);
     });
     if (!there) out.push_back(setting);
   };

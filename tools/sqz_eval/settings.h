@@ -44,8 +44,10 @@ struct Setting {
   bool has_levels() const { return options.selector == "squeezed"; }
   bool has_rule() const { return has_levels() || options.selector == "ideal"; }
   std::string coding() const;  // " q8, codes 2"; empty of 16-bit rows without codes
-  std::string text() const;    // "squeezed, budget 0.125, levels 2, rule threshold, ..."
 };
+
+// The options as fields of a row.
+JsonMembers to_json(const Setting& setting);
 
 // Always begins with dense, the reference. No setting is there twice.
 std::vector<Setting> make_settings(const SettingOptions& options);

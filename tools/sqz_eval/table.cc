@@ -49,29 +49,13 @@ Line line_of(const Row& row) {
   return out;
 }
 
-// The purpose of the profile of --layers.
-JsonText allocation_json(const LayerBudgets& budgets) {
-  return {{"name", budgets.allocation},
-          {"p", budgets.p},
-          {"budget",
-           static_cast<double>(budgets.uniform_budget) / static_cast<double>(budgets.context)}};
-}
-
 }  // namespace
 
 JsonMembers row_json(const Row& row) {
-  const Setting& setting = row.setting;
-  const SelectorOptions& options = setting.options;
-  JsonMembers out = {{"task", row.task}, {"tokens", row.tokens}, {"selector", options.selector}};
+  JsonMembers out = to_json(row.setting);
+  out["task"] = row.task;
   if (!row.on.empty()) out["on"] = row.on;
-  if (setting.index.rows != RowKind::k16) out["rows"] = rows_name(setting.index.rows);
-  if (setting.index.key_codes > 0) out["key_codes"] = setting.index.key_codes;
-  if (setting.has_levels()) out["levels"] = options.levels;
-  if (setting.has_rule()) out["rule"] = options.rule;
-  if (!setting.dense()) out["layers"] = options.layers;
-  if (options.layer_budgets) out["allocation"] = allocation_json(*options.layer_budgets);
-  out["block"] = options.block;
-  if (options.dense_layers) out["dense_layers"] = *options.dense_layers;
+  out["tokens"] = row.tokens;
   out["trials"] = row.trials;
   out["value"] = row.value.value;
   out["stderr"] = row.value.error;

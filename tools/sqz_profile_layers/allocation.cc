@@ -13,10 +13,6 @@ constexpr std::array kStrengths = {1.0, 0.5};
 // Layers that keep no key at the least budget measured would never get one.
 constexpr double kLeastScale = 1e-3;
 
-double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
 Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
                                                    const BudgetRequest& budget) {
   const double total = std::accumulate(losses.kept.begin(), losses.kept.end(), 0.0);
@@ -48,7 +44,7 @@ std::string Candidate::name() const {
 const Candidate& Comparison::best() const {
   const Candidate* best = &candidates.front();
   for (const Candidate& candidate : candidates) {
-    const bool sure = candidate.gain.mean() > candidate.gain.standard_error();
+    const bool sure = mean(candidate.gain) > standard_error(candidate.gain);
     if (sure && candidate.loss < best->loss) best = &candidate;
   }
   return *best;
@@ -77,11 +73,7 @@ Result<Comparison> compare_allocations(const Trials& trials, const BudgetRequest
     candidate.loss = mean(found.nats);
     candidate.delivered = found.budget;
     if (i == 0) uniform_nats = found.nats;
-    std::vector<double> gains;
-    for (size_t t = 0; t < uniform_nats.size(); ++t) {
-      gains.push_back(uniform_nats[t] - found.nats[t]);
-    }
-    for (const double gain : block_means(gains, kStretch)) candidate.gain.add(gain);
+    candidate.gain = block_means(difference(uniform_nats, found.nats), kStretch);
     progress(kPart +
              (1 - kPart) * static_cast<double>(i + 1) / static_cast<double>(out.candidates.size()));
   }
@@ -93,8 +85,8 @@ JsonText comparison_json(const Comparison& comparison) {
   for (const Candidate& candidate : comparison.candidates) {
     out.push_back({{"name", candidate.name()},
                    {"loss", candidate.loss},
-                   {"gain", candidate.gain.mean()},
-                   {"gain_stderr", candidate.gain.standard_error()},
+                   {"gain", mean(candidate.gain)},
+                   {"gain_stderr", standard_error(candidate.gain)},
                    {"delivered", candidate.delivered},
                    {"budget", candidate.budget}});
   }
@@ -107,8 +99,8 @@ std::string comparison_table(const Comparison& comparison) {
     std::string name = candidate.name();
     name.resize(22, ' ');
     out += name +
-           printed("%7.4f  %8.4f +- %.4f      %.4f", candidate.loss, candidate.gain.mean(),
-                   candidate.gain.standard_error(), candidate.delivered) +
+           printed("%7.4f  %8.4f +- %.4f      %.4f", candidate.loss, mean(candidate.gain),
+                   standard_error(candidate.gain), candidate.delivered) +
            (&candidate == &comparison.best() ? "  <- chosen" : "") + "\n";
   }
   return out + "dense                 " + printed("%7.4f", comparison.dense_loss) + "\n";

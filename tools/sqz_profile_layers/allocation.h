@@ -15,7 +15,7 @@ struct Candidate {
   double strength = 0;          // 0: uniform; else measured, with the scales raised to it
   std::vector<int64_t> budget;  // [layers]
   double loss = 0;              // nats a token
-  Samples gain;                 // uniform's loss less this one, of runs of 128 tokens
+  std::vector<double> gain;     // uniform's loss less this one, of runs of 128 tokens
   double delivered = 0;         // budget
 
   std::string name() const;  // "uniform", "measured", "measured, strength 0.5"
