@@ -47,6 +47,10 @@ void Output::result(const JsonMembers& fields, const Rows& rows) const {
   }
 }
 
+void Output::result(const JsonMembers& fields) const {
+  result(fields, json_ ? Rows() : rows_of(fields));
+}
+
 void Output::text(const std::string& text) const {
   if (!json_) write_stdout(text);
 }
@@ -89,13 +93,24 @@ std::string columns_text(const std::vector<std::vector<std::string>>& lines, siz
   return out;
 }
 
-Rows member_rows(const std::string& prefix, const JsonText& object) {
+Rows rows_of(const JsonMembers& fields) {
+  constexpr size_t kWidest = 200;
   Rows rows;
-  const JsonDocument document = object.parsed();
-  if (!document.root().is_object()) return rows;
-  for (const JsonValue& member : document.root().items()) {
-    rows.emplace_back(concat(prefix, '.', member.key()),
-                      member.is_string() ? std::string(member.string()) : JsonText(member).str());
+  for (const auto& [key, text] : fields) {
+    const JsonDocument document = text.parsed();
+    const JsonValue& value = document.root();
+    if (value.is_null()) continue;
+    if (value.is_object()) {
+      JsonMembers members;
+      for (const JsonValue& member : value.items()) {
+        members[concat(key, ".", member.key())] = JsonText(member);
+      }
+      for (auto& row : rows_of(members)) rows.push_back(std::move(row));
+      continue;
+    }
+    std::string shown = value.is_string() ? std::string(value.string()) : text.str();
+    if (shown.size() > kWidest) shown = shown.substr(0, kWidest) + " ...";
+    rows.emplace_back(key, std::move(shown));
   }
   return rows;
 }

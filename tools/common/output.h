@@ -24,6 +24,8 @@ class Output {
   void event(const std::string& kind, const JsonMembers& fields) const;
   // The last line: `fields` with --json, else `rows` as an aligned table.
   void result(const JsonMembers& fields, const Rows& rows) const;
+  // The same with rows_of(fields).
+  void result(const JsonMembers& fields) const;
   // The last line {"event": "error", "code", "message"}, unless there was a result. A command that
   // fails after its result (verify, of a damaged file) has said why.
   void error(const Status& status) const;
@@ -46,8 +48,8 @@ std::string printable(const std::string& text);
 // A table. All lines have as many cells. A column is as wide as its widest cell, and two spaces
 // separate columns. The first `left` columns are aligned to the left, the others to the right.
 std::string columns_text(const std::vector<std::vector<std::string>>& lines, size_t left);
-// A row named PREFIX.KEY for each member of an object; no rows for other JSON.
-Rows member_rows(const std::string& prefix, const JsonText& object);
+// A row for each field. The members of an object get names with a dot: "calibration.queries".
+Rows rows_of(const JsonMembers& fields);
 // Numbers as printf writes them, at most 399 bytes.
 [[gnu::format(printf, 1, 2)]] std::string printed(const char* pattern, ...);
 // "0.125": `digits` digits behind the point.

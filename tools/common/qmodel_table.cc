@@ -30,19 +30,4 @@ JsonMembers qmodel_json(const QmodelFile& q) {
           {"training", q.training}};
 }
 
-Rows qmodel_rows(const QmodelFile& q) {
-  Rows rows = {{"model", concat(q.model.architecture, ", ", q.model.layers, " layers, ",
-                                q.model.query_heads, " query heads, ", q.model.kv_heads,
-                                " KV heads, head_dim ", q.model.head_dim)},
-               {"fingerprint", fingerprint(q.model)},
-               {"buckets", concat(q.buckets, " a KV head")},
-               {"classifier", concat(q.model.head_dim, " -> ", q.hidden, " -> ", q.buckets, ", ",
-                                     dtype_name(q.dtype))},
-               {"dense layers", q.dense.empty() ? "none" : list_text(q.dense)},
-               {"exact", concat("the last ", q.recent, " tokens, as trained")},
-               {"recall", q.recall.empty() ? "not measured" : recall_text(q.recall)}};
-  for (auto& row : member_rows("training", q.training)) rows.push_back(std::move(row));
-  return rows;
-}
-
 }  // namespace sqz

@@ -1,4 +1,4 @@
-// A query classifier as a tool prints it.
+// The description of a query classifier.
 #pragma once
 
 #include "formats/qmodel_file.h"
@@ -7,7 +7,6 @@
 namespace sqz {
 
 JsonMembers qmodel_json(const QmodelFile& qmodel);  // without the networks
-Rows qmodel_rows(const QmodelFile& qmodel);
 // {"0.05": 0.13, ...}: recall by selectivity.
 JsonMembers recall_json(const std::vector<QmodelRecall>& recall);
 // "0.130 at 5 %, 0.240 at 10 %".

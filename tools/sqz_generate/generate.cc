@@ -13,7 +13,6 @@
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
 #include "tools/common/index_context.h"
-#include "tools/common/index_table.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/prompts.h"

@@ -113,18 +113,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   result["measured_windows"] = trained.held_out;
   result["scores"] = scores_json(trained);
   result["seconds"] = {{"load", load_seconds}, {"train", train_seconds}};
-  Rows rows = {{"query classifier", arguments.output}};
-  for (auto& row : qmodel_rows(trained.file)) rows.push_back(std::move(row));
-  for (const QmodelScores& score : trained.scores) {
-    if (score.far_queries) continue;  // --json has those, too
-    const bool errors = trained.held_out > 1;
-    rows.emplace_back("recall of " + score.method,
-                      recall_text(score.recall) +
-                          (errors ? "; standard errors " + recall_text(errors_of(score)) : ""));
-  }
-  rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
-                                      seconds_text(train_seconds), " to train and measure"));
-  context.output.result(result, rows);
+  context.output.result(result);
   return {};
 }
 
