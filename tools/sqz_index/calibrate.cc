@@ -59,10 +59,7 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
                          {"bytes", bytes},
                          {"prompts", prompts.size()},
                          {"queries", result.queries},
-                         {"source", result.source}},
-                        {{"index", output},
-                         {"size", bytes_text(static_cast<double>(bytes))},
-                         {"calibration", result.source}});
+                         {"source", result.source}});
   return {};
 }
 

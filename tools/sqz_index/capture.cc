@@ -58,12 +58,7 @@ Status run_capture(const CaptureArguments& arguments, const ToolContext& context
                          {"tokens", info.tokens.size()},
                          {"layers", info.model.layers},
                          {"queries", info.query_positions.size()},
-                         {"bytes", bytes}},
-                        {{"capture", arguments.output},
-                         {"tokens", concat(info.tokens.size())},
-                         {"layers", concat(info.model.layers)},
-                         {"queries", concat(info.query_positions.size())},
-                         {"size", bytes_text(static_cast<double>(bytes))}});
+                         {"bytes", bytes}});
   return {};
 }
 

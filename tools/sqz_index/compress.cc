@@ -32,10 +32,7 @@ Status run_compress(const CompressArguments& arguments, const ToolContext& conte
                          {"bytes", report.bytes},
                          {"bytes_before", report.bytes_before},
                          {"rows", rows_name(options.rows)},
-                         {"key_codes", options.key_codes}},
-                        {{"index", arguments.output},
-                         {"size", concat(bytes_text(static_cast<double>(report.bytes)), ", was ",
-                                         bytes_text(static_cast<double>(report.bytes_before)))}});
+                         {"key_codes", options.key_codes}});
   return {};
 }
 

@@ -41,19 +41,13 @@ Status run_prune(const PruneArguments& arguments, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const PruneReport report,
                        prune_index(Env::posix(), index, policy, arguments.output, arguments.force,
                                    context.options.threads));
-  context.output.result(
-      {{"path", arguments.output},
-       {"bytes", report.bytes},
-       {"bytes_before", index->file_bytes()},
-       {"selector", arguments.selector},
-       {"budget", report.budget},
-       {"keep", report.keep},
-       {"kept", report.kept}},
-      {{"index", arguments.output},
-       {"size", concat(bytes_text(static_cast<double>(report.bytes)), ", was ",
-                       bytes_text(static_cast<double>(index->file_bytes())))},
-       {"kept", list_text(report.kept) + " keys a KV head, by layer"},
-       {"serves", concat("--selector ", arguments.selector, " --budget ", report.budget)}});
+  context.output.result({{"path", arguments.output},
+                         {"bytes", report.bytes},
+                         {"bytes_before", index->file_bytes()},
+                         {"selector", arguments.selector},
+                         {"budget", report.budget},
+                         {"keep", report.keep},
+                         {"kept", report.kept}});
   return {};
 }
 
